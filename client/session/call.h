@@ -1,0 +1,115 @@
+// One driver call on its way from the application to the server.
+//
+// Generated stubs and the hand-written bodies in client/custom use nothing of the client library but this class: it is
+// the admission gate, the session, the transport and the recorder behind one face. A Call lives on the stack of the
+// thread that made the driver call; it is not shared between threads.
+//
+// Order of use: Enter, check arguments, append the message to message(), Send or Transact, decode reply(), then
+// Created / Destroyed / Modified as the call's semantics row says.
+#ifndef CUDA_REMOTE_CLIENT_SESSION_CALL_H_
+#define CUDA_REMOTE_CLIENT_SESSION_CALL_H_
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include "proto/frame/frame.h"
+#include "proto/frame/handle.h"
+#include "replay/log/log.h"
+
+namespace cuda_remote::client {
+
+class Session;
+struct ThreadState;
+
+// What the generator knows of a call; one constant for each call, in generated code.
+struct CallInfo {
+  uint32_t id;         // call id on the wire
+  const char* name;    // the driver function's name, for messages and traces
+  bool async;          // returns nothing but a status: sent without waiting
+  bool needs_context;  // fails natively with CUDA_ERROR_INVALID_CONTEXT when no context is current
+};
+
+class Call {
+ public:
+  explicit Call(const CallInfo& info);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  // Passes the gate (waits while a checkpoint holds it) and makes sure that there is a live session. Returns the error
+  // that the driver call must return if not: not initialised, a forked child, the server is lost, no current context.
+  CUresult Enter();
+
+  // The request's message, empty at first; owned by the Call.
+  std::string& message();
+
+  // Bytes that follow the message. Must stay valid until Send or Transact returns. Any length.
+  void SetPayload(std::string_view payload);
+
+  // Where the reply's payload goes: at most `capacity` bytes at `out`.
+  void SetReplyPayload(void* out, size_t capacity);
+
+  // Whether `handle` is a live virtual handle of `kind`.
+  bool Valid(Kind kind, const void* handle) const;
+  bool Valid(Kind kind, uint64_t handle) const;
+
+  // The stream as it goes on the wire: 0 (NULL), 1 (legacy) or a virtual handle. The per-thread default stream - asked
+  // for by value, or by NULL through an entry point of the _ptsz/_ptds family - becomes this thread's hidden stream.
+  // Returns CUDA_ERROR_INVALID_HANDLE for an unknown stream.
+  CUresult StreamToWire(CUstream stream, bool per_thread_default, uint64_t* wire);
+
+  // Chooses a virtual handle for an object that this call creates. `parent` (a virtual handle, 0: the current context)
+  // is the object that it dies with. Given back by the destructor unless Created keeps it. 0 if the table is full.
+  uint64_t NewHandle(Kind kind, uint64_t parent);
+
+  // Sends the request without waiting (waits all the same under CUDA_REMOTE_SYNC=1). Returns CUDA_SUCCESS or what
+  // prevented the sending.
+  CUresult Send();
+
+  // Sends the request and waits for the reply. Returns the call's own result, or the pending error of an earlier
+  // fire-and-forget call when this one succeeded. reply() and reply_payload_bytes() are valid afterwards.
+  CUresult Transact();
+
+  std::string_view reply() const;
+  size_t reply_payload_bytes() const;
+
+  // Recording. `object` must be one from NewHandle, or an address object. `depends_on` names what it needs besides its
+  // parent; it is removed from the log with any of them. The record is the request just sent and its reply.
+  void Created(replay::ObjectKey object, std::initializer_list<replay::ObjectKey> depends_on = {});
+  // Removes the object and its descendants from the log, and frees their virtual handles.
+  void Destroyed(replay::ObjectKey object);
+  // Records the request as a modification of `object`; the last one with the same call and `key` wins.
+  void Modified(replay::ObjectKey object, uint64_t key);
+
+  Session& session() { return *session_; }
+  ThreadState& thread() { return *thread_; }
+  const CallInfo& info() const { return info_; }
+
+  // Logs the call's name and reason once and counts it. Returns CUDA_ERROR_NOT_SUPPORTED. Needs no Enter.
+  static CUresult Unsupported(const char* name, const char* reason);
+
+ private:
+  friend class Session;
+  const CallInfo& info_;
+  Session* session_ = nullptr;
+  ThreadState* thread_ = nullptr;
+  std::string* message_ = nullptr;
+  std::string* reply_ = nullptr;
+  std::string_view payload_;
+  void* reply_payload_ = nullptr;
+  size_t reply_payload_capacity_ = 0;
+  size_t reply_payload_bytes_ = 0;
+  FrameHeader header_;
+  uint64_t new_handles_[4] = {};
+  int new_handle_count_ = 0;
+  bool entered_ = false;
+};
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_SESSION_CALL_H_

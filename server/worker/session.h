@@ -1,0 +1,92 @@
+// A session on the worker's side: one client's contexts, handles and device memory on this server.
+//
+// Generated handlers and the hand-written ones in server/worker/custom use nothing of the worker but this class. All
+// handlers run on the executor thread unless they defer (see Deferred), so Session needs no lock for its own state.
+// Everything that came from the client is checked here or in the handler before the driver sees it.
+#ifndef CUDA_REMOTE_SERVER_WORKER_SESSION_H_
+#define CUDA_REMOTE_SERVER_WORKER_SESSION_H_
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "proto/frame/frame.h"
+#include "proto/frame/handle.h"
+#include "server/driver/driver_table.h"
+
+namespace cuda_remote::server {
+
+class Deferred;
+
+// The request being executed. The views are valid until the handler returns.
+struct Request {
+  FrameHeader header;
+  std::string_view message;
+  std::string_view payload;
+  bool replay() const { return header.flags & kFlagReplay; }
+};
+
+// What a handler fills in besides the CUresult it returns.
+struct ReplyBuilder {
+  std::string message;   // encoded reply message
+  std::string payload;   // bytes for the client's buffer
+  bool deferred = false; // set by Session::Defer: the reply is sent later
+};
+
+class Session {
+ public:
+  virtual ~Session() = default;
+
+  // The real driver's functions. Never null for functions that the loaded driver exports; a missing one is a stub that
+  // returns CUDA_ERROR_NOT_SUPPORTED after logging its name.
+  virtual const DriverTable& driver() const = 0;
+
+  // Real handle of a live virtual handle of `kind`. False if there is none: answer CUDA_ERROR_INVALID_HANDLE.
+  virtual bool Real(Kind kind, uint64_t handle, uint64_t* real) const = 0;
+  template <typename T>
+  bool Real(Kind kind, uint64_t handle, T* real) const {
+    uint64_t value;
+    if (!Real(kind, handle, &value)) return false;
+    *real = (T)value;
+    return true;
+  }
+
+  // Real stream for a value from the wire: 0, 1 (legacy) and 2 (per thread) pass, others must be live streams.
+  virtual bool RealStream(uint64_t wire, CUstream* real) const = 0;
+
+  // Virtual handle of a real one that the client knows; 0 if it does not.
+  virtual uint64_t Virtual(Kind kind, uint64_t real) const = 0;
+
+  // Whether the client may bind this virtual handle: right kind, sane slot, not in use. Check before the driver creates.
+  virtual bool MayBind(Kind kind, uint64_t handle) const = 0;
+  // Binds a virtual handle that MayBind accepted. `parent` is the virtual handle (0: none) that it dies with.
+  virtual void Bind(Kind kind, uint64_t handle, uint64_t real, uint64_t parent) = 0;
+  // Forgets the handle and all its descendants. The driver has destroyed them already.
+  virtual void Unbind(uint64_t handle) = 0;
+
+  // Whether [address, address + bytes) lies inside one live device allocation or module global of this session.
+  virtual bool OwnsDeviceRange(CUdeviceptr address, uint64_t bytes) const = 0;
+
+  // Virtual handle of the context that the request names; 0 for none.
+  virtual uint64_t CurrentContext() const = 0;
+
+  // Runs `wait` on a waiter thread with the request's context current and replies with what it returns; the executor goes
+  // on. `wait` may block on the GPU; it must not touch the Session. The request's views are not valid inside.
+  virtual void Defer(ReplyBuilder* reply, std::function<CUresult(std::string* message, std::string* payload)> wait) = 0;
+};
+
+// A handler executes one call. It decodes and checks, calls the driver, fills `reply`, and returns the call's result.
+using Handler = CUresult (*)(Session& session, const Request& request, ReplyBuilder* reply);
+
+// The handler of a call id or operation; null if the server does not know it. Generated (server/dispatch).
+Handler FindHandler(uint32_t call);
+// The name of a call id or operation, "?" if unknown. Generated.
+const char* CallName(uint32_t call);
+
+}  // namespace cuda_remote::server
+
+#endif  // CUDA_REMOTE_SERVER_WORKER_SESSION_H_
