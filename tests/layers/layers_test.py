@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Checks the shape of the source tree: who includes whom, what the client library may use, and that folders explain
+themselves.
+
+Reads the sources only; builds nothing. Exit code 0 and "ok" lines if everything holds, else every violation with file and
+line, and exit code 1.
+
+Usage: layers_test.py [ROOT]    ROOT: the workspace (default: the one that this file, links followed, is in)
+"""
+
+import os
+import re
+import sys
+
+# A folder may include itself and what stands here; `tests` may include everything.
+MAY_INCLUDE = {
+    "proto": set(),
+    "ckptfmt": {"proto"},
+    "replay": {"proto", "ckptfmt"},
+    "client": {"proto", "ckptfmt", "replay"},
+    "server": {"proto", "ckptfmt", "replay"},
+    "tests": {"proto", "ckptfmt", "replay", "client", "server", "tests"},
+    "bench": {"proto", "ckptfmt", "replay", "client", "server", "tests", "bench"},
+}
+
+# Folders whose code is linked into libcuda-remote.so, and what may not appear in it.
+IN_LIBRARY = (
+    "proto/frame",
+    "proto/ring",
+    "proto/channel",
+    "proto/codec",
+    "proto/driverabi",
+    "replay/handles",
+    "replay/log",
+    "client/session",
+    "client/custom",
+    "client/entry",
+)
+HEAVY = re.compile(r"^(absl|grpc|grpcpp|google/protobuf|spdlog|fmt|CLI)/|\.pb\.h$")
+
+# In the library a call that ends the process would end the application.
+ENDS_PROCESS = re.compile(r"(?<![\w.:>])(?:std::)?(abort|terminate|exit|_exit|quick_exit)\s*\(")
+
+SOURCE = (".h", ".cc", ".cpp", ".cu", ".inc")
+INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
+SKIP = {".git", ".cache", "third_party", "node_modules"}
+
+
+def workspace():
+    if len(sys.argv) > 1:
+        return os.path.abspath(sys.argv[1])
+    folder = os.path.dirname(os.path.realpath(__file__))
+    while folder != "/" and not os.path.exists(os.path.join(folder, "WORKSPACE")):
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def files(root, tops):
+    for top in tops:
+        for folder, names, leaves in os.walk(os.path.join(root, top)):
+            names[:] = sorted(n for n in names if n not in SKIP and not n.startswith("bazel-"))
+            for leaf in sorted(leaves):
+                yield os.path.relpath(os.path.join(folder, leaf), root)
+
+
+def lines_without_comments(path):
+    """Yields (number, line) with comments and string literals blanked, well enough for the checks here."""
+    text = open(path, encoding="utf-8", errors="replace").read()
+    blank = lambda match: re.sub(r"[^\n]", " ", match.group(0))
+    text = re.sub(r"/\*.*?\*/", blank, text, flags=re.S)
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.lstrip().startswith("#"):
+            line = re.sub(r'"(?:[^"\\]|\\.)*"', '""', line)
+        yield number, re.sub(r"//.*", "", line)
+
+
+def is_test(path):
+    name = os.path.basename(path)
+    return bool(re.search(r"(_test|_fuzz|_fuzzer|_benchmark|_testing|_tool)\.", name)) or "/testing/" in path
+
+
+def check_includes(root, problems):
+    count = 0
+    for path in files(root, MAY_INCLUDE):
+        if not path.endswith(SOURCE):
+            continue
+        top = path.split("/")[0]
+        in_library = path.startswith(tuple(folder + "/" for folder in IN_LIBRARY)) and not is_test(path)
+        for number, line in lines_without_comments(os.path.join(root, path)):
+            match = INCLUDE.match(line)
+            if match:
+                count += 1
+                target = match.group(2)
+                target_top = target.split("/")[0]
+                if target_top in MAY_INCLUDE and target_top != top and target_top not in MAY_INCLUDE[top]:
+                    # A test beside the code may use what tests/ offers.
+                    if not (is_test(path) and target_top == "tests"):
+                        problems.append(f"{path}:{number}: {top} must not include {target}")
+                if in_library and HEAVY.search(target):
+                    problems.append(f"{path}:{number}: the client library must not use {target}")
+                if match.group(1) == '"' and "/" not in target and os.path.dirname(path) and not path.startswith("tests/apps"):
+                    problems.append(f"{path}:{number}: include {target} by its path from the root of the workspace")
+            elif in_library and ENDS_PROCESS.search(line):
+                problems.append(f"{path}:{number}: the client library must never end the application: {line.strip()}")
+    return f"{count} includes"
+
+
+def check_readmes(root, problems):
+    count = 0
+    for top in list(MAY_INCLUDE) + ["docs"]:
+        if not os.path.isdir(os.path.join(root, top)):
+            continue
+        for folder, names, leaves in os.walk(os.path.join(root, top)):
+            names[:] = [n for n in names if n not in SKIP]
+            relative = os.path.relpath(folder, root)
+            # The top folder and each of its parts say what they are for; deeper ones may leave it to them.
+            if relative.count("/") > 1 or relative.startswith("docs/") or not leaves:
+                continue
+            count += 1
+            if not any(leaf.endswith(".md") for leaf in leaves) and relative != "docs":
+                problems.append(f"{relative}: has no README.md")
+    return f"{count} folders"
+
+
+def check_text(root, problems):
+    count = 0
+    for path in files(root, MAY_INCLUDE):
+        if not path.endswith(SOURCE + (".py", ".bzl", ".proto")) or "/golden/" in path or "generated" in path:
+            continue
+        count += 1
+        full = os.path.join(root, path)
+        lines = open(full, encoding="utf-8", errors="replace").read().split("\n")
+        for number, line in enumerate(lines, 1):
+            if len(line) > 140 and path.endswith((".h", ".cc")):
+                problems.append(f"{path}:{number}: {len(line)} columns; the limit is 120")
+        if path.endswith(".h"):
+            guard = "CUDA_REMOTE_" + re.sub(r"[^A-Z0-9]", "_", path.upper()) + "_"
+            if not any(line.startswith(f"#ifndef {guard}") for line in lines):
+                problems.append(f"{path}:1: the include guard must be {guard}")
+        if path.endswith((".h", ".cc", ".cu", ".cpp")) and not lines[0].startswith("//"):
+            problems.append(f"{path}:1: must start with a comment that says what the file is for")
+    return f"{count} files"
+
+
+def main():
+    root = workspace()
+    if not os.path.exists(os.path.join(root, "WORKSPACE")):
+        sys.exit(f"layers_test: no WORKSPACE in {root}; give the workspace's folder as argument")
+    problems = []
+    for check in (check_includes, check_readmes, check_text):
+        before = len(problems)
+        looked_at = check(root, problems)
+        if looked_at.startswith("0 "):
+            problems.append(f"{check.__name__}: found nothing to look at in {root}")
+        print(f"{'ok  ' if len(problems) == before else 'FAIL'} {check.__name__}: {looked_at}")
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()
