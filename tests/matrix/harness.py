@@ -1,0 +1,387 @@
+"""What the end-to-end tests share: finding the product's files, starting servers and jobs, and waiting with a limit.
+
+Python 3 standard library only, so that it also runs on a GPU machine that has nothing else. Every process that is started
+here is ended here, also after a failure; every wait has a limit; every failure says what was run and shows its output.
+
+Not thread-safe; one Lab for each test.
+"""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+TOOLS = ("cr-run", "cr-server", "cr-worker", "cr-relay", "cr-checkpoint", "cr-restart", "cr-migrate", "cr-inspect", "cr-ps")
+LIBRARIES = ("libcuda-remote.so", "libsoftgpu.so")
+
+
+class Failure(Exception):
+    """A test that did not go as it should; the text is for a person."""
+
+
+def find(root, name):
+    """The file called `name` under `root`, links followed; None if there is none."""
+    for folder, _, leaves in os.walk(root, followlinks=True):
+        if name in leaves:
+            return os.path.join(folder, name)
+    return None
+
+
+def stage_from_runfiles(root, into):
+    """Copies the product's files out of Bazel's runfiles into one folder, as an installation has them.
+
+    Real files, not links: the programs look for their companions beside themselves.
+    """
+    os.makedirs(into, exist_ok=True)
+    missing = []
+    for name in TOOLS + LIBRARIES:
+        source = find(root, name)
+        if source is None:
+            missing.append(name)
+            continue
+        target = os.path.join(into, name)
+        try:
+            os.link(os.path.realpath(source), target)
+        except OSError:
+            shutil.copy2(os.path.realpath(source), target)
+    return missing
+
+
+class Process:
+    """A process with its output in files, in a process group of its own."""
+
+    def __init__(self, lab, name, command, env=None, stdout=None):
+        self.name = name
+        self.command = command
+        self.log = os.path.join(lab.folder, name + ".err")
+        self.out = stdout or os.path.join(lab.folder, name + ".out")
+        full = dict(os.environ)
+        full.update(lab.env)
+        full.update(env or {})
+        full = {key: value for key, value in full.items() if value is not None}
+        with open(self.out, "ab") as out, open(self.log, "ab") as log:
+            self.child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, env=full, cwd=lab.folder, start_new_session=True
+            )
+
+    @property
+    def pid(self):
+        return self.child.pid
+
+    def running(self):
+        return self.child.poll() is None
+
+    def wait(self, limit):
+        """The exit code; raises Failure after `limit` seconds."""
+        try:
+            return self.child.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise Failure(f"{self.name} did not end within {limit} s\n{self.describe()}")
+
+    def expect_success(self, limit):
+        code = self.wait(limit)
+        if code != 0:
+            raise Failure(f"{self.name} ended with exit code {code}\n{self.describe()}")
+
+    def stdout(self):
+        with open(self.out, "rb") as f:
+            return f.read()
+
+    def stderr(self):
+        with open(self.log, "rb") as f:
+            return f.read().decode(errors="replace")
+
+    def describe(self):
+        tail = self.stderr()[-3000:]
+        return f"  command: {' '.join(self.command)}\n  stderr: {tail}\n  stdout: {self.stdout()[-1000:].decode(errors='replace')}"
+
+    def kill(self, sig=signal.SIGKILL):
+        try:
+            os.killpg(self.child.pid, sig)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+    def end(self):
+        if self.running():
+            self.kill(signal.SIGTERM)
+            try:
+                self.child.wait(3)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                self.child.wait(5)
+
+
+class Server(Process):
+    """A cr-server with its own folder; `address` is what clients are told."""
+
+    def __init__(self, lab, name, listen=False, tls=None, extra=()):
+        self.directory = os.path.join(lab.folder, name)
+        os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        command = [lab.tool("cr-server"), "--dir", self.directory]
+        self.unix = "unix:" + os.path.join(self.directory, "session.sock")
+        self.tcp = None
+        self.tls = tls
+        if listen:
+            self.tcp = f"127.0.0.1:{free_port()}"
+            command += ["--listen", self.tcp]
+            if tls:
+                command += ["--tls-cert", tls.server_cert, "--tls-key", tls.server_key, "--tls-ca", tls.ca]
+            else:
+                command += ["--insecure-tcp"]
+        if lab.driver:
+            command += ["--driver", lab.driver]
+        command += list(extra)
+        super().__init__(lab, name + "-server", command)
+        self.lab = lab
+        path = os.path.join(self.directory, "session.sock")
+        wait_for(lambda: connects(path) or not self.running(), 30, lambda: f"{self.name} does not answer\n{self.describe()}")
+        if not self.running():
+            raise Failure(f"{self.name} ended at once\n{self.describe()}")
+        if self.tcp:
+            host, port = self.tcp.split(":")
+            wait_for(lambda: tcp_connects(host, int(port)), 20, lambda: f"{self.tcp} does not answer\n{self.describe()}")
+
+    def workers(self):
+        """The PIDs of its worker processes."""
+        return children_of(self.pid, "cr-worker")
+
+
+def children_of(parent, name):
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat") as f:
+                text = f.read()
+        except OSError:
+            continue
+        comm = text[text.index("(") + 1 : text.rindex(")")]
+        fields = text[text.rindex(")") + 2 :].split()
+        if int(fields[1]) == parent and comm.startswith(name[:15]) and fields[0] != "Z":
+            found.append(int(entry))
+    return found
+
+
+def descendants(parent):
+    """The PIDs of all processes below `parent`, nearest first."""
+    children = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as f:
+                    text = f.read()
+            except OSError:
+                continue
+            children.setdefault(int(text[text.rindex(")") + 2 :].split()[1]), []).append(int(entry))
+    found, queue = [], [parent]
+    while queue:
+        below = children.get(queue.pop(0), [])
+        found += below
+        queue += below
+    return found
+
+
+def connects(path):
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+            s.settimeout(1)
+            s.connect(path)
+            return True
+    except OSError:
+        return False
+
+
+def tcp_connects(host, port):
+    try:
+        socket.create_connection((host, port), 1).close()
+        return True
+    except OSError:
+        return False
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def wait_for(condition, limit, message):
+    """Polls until `condition()` is true; raises Failure with `message()` after `limit` seconds."""
+    deadline = time.monotonic() + limit
+    pause = 0.005
+    while not condition():
+        if time.monotonic() > deadline:
+            raise Failure(f"after {limit} s: {message()}")
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.1)
+
+
+class Certificates:
+    """A certificate authority, a server's certificate for 127.0.0.1 and a client's, made by openssl."""
+
+    def __init__(self, folder):
+        os.makedirs(folder, exist_ok=True)
+        path = lambda name: os.path.join(folder, name)
+        self.ca, self.server_cert, self.server_key = path("ca.pem"), path("server.pem"), path("server.key")
+        self.client_cert, self.client_key = path("client.pem"), path("client.key")
+        run = lambda *args: subprocess.run(args, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+        run("openssl", "req", "-x509", *curve, "-keyout", path("ca.key"), "-out", self.ca, "-subj", "/CN=test authority")
+        for name, cert, key in (("server", self.server_cert, self.server_key), ("client", self.client_cert, self.client_key)):
+            run("openssl", "req", *curve, "-keyout", key, "-out", path(name + ".csr"), "-subj", f"/CN={name}")
+            with open(path(name + ".ext"), "w") as f:
+                f.write("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+            run("openssl", "x509", "-req", "-in", path(name + ".csr"), "-CA", self.ca, "-CAkey", path("ca.key"),
+                "-CAcreateserial", "-out", cert, "-days", "2", "-extfile", path(name + ".ext"))  # fmt: skip
+
+
+class Job(Process):
+    """A program under cr-run, with its hook's file."""
+
+    def __init__(self, lab, name, command, server, pause_at=(), step_ms=0, env=None, tls=None):
+        self.lab = lab
+        self.sync = os.path.join(lab.folder, name + ".sync")
+        self.directory = os.path.join(lab.folder, name + ".job")
+        variables = {"CR_TEST_SYNC_FILE": self.sync, "CUDA_REMOTE_JOB_DIR": self.directory}
+        if pause_at:
+            variables["CR_TEST_PAUSE_AT"] = ",".join(str(step) for step in pause_at)
+        if step_ms:
+            variables["CR_TEST_STEP_MS"] = str(step_ms)
+        variables.update(env or {})
+        full = [lab.tool("cr-run")]
+        if server:
+            full += ["--server", server]
+        if tls:
+            variables.update(tls_environment(tls))
+        super().__init__(lab, name, full + ["--"] + command, variables)
+
+    @property
+    def id(self):
+        """How the tools are told which job is meant."""
+        return self.directory
+
+    def steps(self):
+        try:
+            with open(self.sync) as f:
+                return f.read().split("\n")
+        except OSError:
+            return []
+
+    def wait_paused(self, step, limit, alive=None):
+        check = alive or self.running
+        wait_for(
+            lambda: f"paused {step}" in self.steps() or not check(),
+            limit,
+            lambda: f"{self.name} did not reach step {step}\n{self.describe()}",
+        )
+        if f"paused {step}" not in self.steps():
+            raise Failure(f"{self.name} ended before step {step}\n{self.describe()}")
+
+    def wait_steps(self, count, limit):
+        """Waits until the job has made at least `count` steps."""
+        reached = lambda: len(self.steps()) > count
+        wait_for(
+            lambda: reached() or not self.running(), limit, lambda: f"{self.name} did not make {count} steps\n{self.describe()}"
+        )
+        if not reached():
+            raise Failure(f"{self.name} ended before {count} steps\n{self.describe()}")
+
+    def go(self, step):
+        open(f"{self.sync}.go.{step}", "w").close()
+
+
+def tls_environment(tls):
+    return {
+        "CUDA_REMOTE_TLS_CA": tls.ca,
+        "CUDA_REMOTE_TLS_CERT": tls.client_cert,
+        "CUDA_REMOTE_TLS_KEY": tls.client_key,
+    }
+
+
+class Lab:
+    """A folder, the product's files, and everything that was started; use it in a `with`."""
+
+    def __init__(self, product, driver=None, keep=False):
+        self.product = product
+        # Short: the path of a Unix socket may have 107 characters.
+        self.folder = tempfile.mkdtemp(prefix="crt-", dir=os.environ.get("CR_TEST_DIR", "/tmp"))
+        self.driver = driver
+        self.keep = keep
+        self.processes = []
+        self.env = {"CUDA_REMOTE_LOG": os.environ.get("CUDA_REMOTE_LOG")}
+        self._paths = {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, trace):
+        for process in reversed(self.processes):
+            below = descendants(process.pid) if process.running() else []
+            process.end()
+            for pid in below:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        if self.keep or (kind is not None and os.environ.get("CR_TEST_KEEP")):
+            print(f"kept: {self.folder}", flush=True)
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def tool(self, name):
+        if name not in self._paths:
+            path = find(self.product, name)
+            if path is None:
+                raise Failure(f"{name} is not in {self.product}; build the product first")
+            self._paths[name] = path
+        return self._paths[name]
+
+    def start(self, process):
+        self.processes.append(process)
+        return process
+
+    def server(self, name="server", **options):
+        return self.start(Server(self, name, **options))
+
+    def job(self, name, command, server, **options):
+        return self.start(Job(self, name, command, server, **options))
+
+    def run(self, name, command, limit=120, env=None, expect=0):
+        """Runs a command to its end; Failure unless its exit code is `expect` (None: any but 0)."""
+        process = self.start(Process(self, name, command, env))
+        code = process.wait(limit)
+        if (expect is None and code == 0) or (expect is not None and code != expect):
+            raise Failure(f"{name} ended with exit code {code}\n{process.describe()}")
+        return process
+
+    def native_environment(self):
+        """What makes a program find the software GPU (or, with a real driver, nothing)."""
+        if self.driver and "softgpu" not in self.driver:
+            return {}
+        folder = os.path.join(self.folder, "native")
+        if not os.path.isdir(folder):
+            os.makedirs(folder)
+            os.symlink(os.path.realpath(self.tool("libsoftgpu.so")), os.path.join(folder, "libcuda.so.1"))
+        return {"LD_LIBRARY_PATH": folder}
+
+    def native(self, name, command, limit=120):
+        """The program's output without cuda-remote."""
+        return self.run(name, command, limit, self.native_environment()).stdout()
+
+
+def same(what, got, want):
+    if got == want:
+        return
+    show = lambda data: data.decode(errors="replace")[-1500:]
+    raise Failure(f"{what}: the output differs from the native run's\n--- native\n{show(want)}\n--- got\n{show(got)}")
+
+
+def parse_steps(command):
+    """The --steps value in a command."""
+    match = re.search(r"--steps (\d+)", " ".join(command))
+    return int(match.group(1)) if match else None

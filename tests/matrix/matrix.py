@@ -1,0 +1,355 @@
+#!/usr/bin/env python3
+"""Runs test programs in every way and compares the bytes that they print with those of a native run.
+
+Usage:
+  matrix.py --product DIR --apps DIR [--driver LIB] [--only APP,...] [--modes MODE,...] [--json FILE]
+            [--case-limit S] [--total-limit S] [--keep]
+
+  --product   a folder with the built product (cr-run, cr-server, libcuda-remote.so, ...), searched recursively
+  --apps      a folder with the test programs, searched recursively
+  --driver    the driver library for the servers: a path; default: the software GPU beside the product
+  --modes     any of: native ring grpc tls restart live restart_grpc migrate migrate_grpc clients   (default: all)
+
+Modes:
+  native        straight on the driver: what all others are compared with
+  ring          under cr-run, server on the same machine, shared-memory ring
+  embedded      under cr-run without --server
+  grpc          under cr-run through the relay and gRPC over TCP
+  tls           the same with TLS both ways
+  restart       checkpoint with --stop at three points of one run, each restarted against a new server: the second and
+                third are checkpoints of a restarted job; then the first image once more
+  live          checkpoint at a random time while the job goes on; the job and the restarted image both give the result
+  restart_grpc  checkpoint from the ring, restart through gRPC, checkpoint that, restart on the ring
+  migrate       to another server, which has other work, and back, while running
+  migrate_grpc  from the ring to gRPC and back, while running
+  clients       four jobs at once on one server
+
+Exit code: 0 all passed, 1 some failed, 2 wrong use.
+"""
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+import traceback
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import harness  # noqa: E402
+
+# Each program with the number of steps of a test run; the size is the program's own default.
+APPS = {
+    "stencil": 40,
+    "stencil_fat": 24,
+    "reduce": 24,
+    "histogram": 20,
+    "matmul": 12,
+    "nbody": 18,
+    "pipeline": 30,
+    "globals": 60,
+    "globals_plain": 30,
+    "driver_ptx": 40,
+    "memory": 24,
+    "threads": 24,
+    "threads_ptds": 18,
+    "printer": 12,
+    "mathmix": 15,
+}
+
+
+class Case:
+    """One program in one lab: its command and its native output, made once."""
+
+    def __init__(self, lab, app, path, limit):
+        self.lab = lab
+        self.app = app
+        self.path = path
+        self.steps = APPS[app]
+        self.command = [path, "--steps", str(self.steps)]
+        self.limit = limit
+        self._native = None
+        self.notes = {}
+
+    @property
+    def expected(self):
+        if self._native is None:
+            start = time.monotonic()
+            self._native = self.lab.native("native", self.command, self.limit)
+            self.notes["native_s"] = round(time.monotonic() - start, 3)
+            if not self._native.strip():
+                raise harness.Failure("the native run printed nothing")
+        return self._native
+
+    def points(self):
+        return [max(1, self.steps // 6), self.steps // 2, self.steps - 2]
+
+
+def native(case):
+    case.expected
+
+
+def finish(case, job, what):
+    job.expect_success(case.limit)
+    harness.same(what, job.stdout(), case.expected)
+
+
+def ring(case):
+    server = case.lab.server()
+    finish(case, case.lab.job("job", case.command, server.unix), "ring")
+
+
+def embedded(case):
+    finish(case, case.lab.job("job", case.command, None), "embedded server")
+
+
+def grpc(case):
+    server = case.lab.server(listen=True)
+    finish(case, case.lab.job("job", case.command, server.tcp), "gRPC")
+
+
+def tls(case):
+    certificates = harness.Certificates(os.path.join(case.lab.folder, "tls"))
+    server = case.lab.server(listen=True, tls=certificates)
+    finish(case, case.lab.job("job", case.command, server.tcp, tls=certificates), "gRPC with TLS")
+    # Without a certificate of its own nobody gets in.
+    stranger = case.lab.job("stranger", case.command, server.tcp)
+    if stranger.wait(case.limit) == 0:
+        raise harness.Failure("a client without a certificate was served")
+
+
+def checkpoint(case, job, image, stop=True, limit=None):
+    command = [case.lab.tool("cr-checkpoint")] + (["--stop"] if stop else []) + [job.id, image]
+    start = time.monotonic()
+    case.lab.run("checkpoint-" + os.path.basename(image), command, limit or case.limit)
+    case.notes.setdefault("checkpoint_s", []).append(round(time.monotonic() - start, 3))
+    if not os.path.isdir(image) or os.path.exists(image + ".partial"):
+        raise harness.Failure(f"cr-checkpoint succeeded but {image} is not there, or {image}.partial is still there")
+
+
+class Restarted(harness.Process):
+    """A job brought back by cr-restart, which stays in the foreground until the job ends."""
+
+    def __init__(self, case, job, image, address, name, tls=None):
+        self.job = job
+        command = [case.lab.tool("cr-restart"), image] + (["--server", address] if address else [])
+        super().__init__(case.lab, name, command, harness.tls_environment(tls) if tls else None)
+
+
+def restart(case, job, image, address, name):
+    return case.lab.start(Restarted(case, job, image, address, name))
+
+
+def finish_restarted(case, job, restarted, what):
+    restarted.expect_success(case.limit)
+    harness.same(what, job.stdout(), case.expected)
+
+
+def wait_stopped(case, job):
+    """After --stop the job's processes are gone."""
+    job.wait(30)
+
+
+def three_points(case, addresses):
+    """Stops at three points and goes on from each on the next of `addresses` (callables that start a server)."""
+    expected = case.expected
+    points = case.points()
+    job = case.lab.job("job", case.command, addresses[0](), pause_at=points)
+    carrier = job  # the process whose life stands for the job's
+    sizes = []
+    for number, step in enumerate(points):
+        job.wait_paused(step, case.limit, carrier.running)
+        image = os.path.join(case.lab.folder, f"image{number}")
+        checkpoint(case, job, image)
+        carrier.wait(30)
+        sizes.append(os.path.getsize(job.out))
+        carrier = restart(case, job, image, addresses[number + 1](), f"restart{number}")
+        job.go(step)
+    carrier.expect_success(case.limit)
+    harness.same("restarted three times", job.stdout(), expected)
+    return job, sizes
+
+
+def restart_mode(case):
+    servers = iter(range(100))
+    fresh = lambda: case.lab.server(f"server{next(servers)}").unix
+    job, sizes = three_points(case, [fresh, fresh, fresh, fresh])
+    # An image can be used again: the output is put back to what it was then.
+    os.truncate(job.out, sizes[0])
+    again = restart(case, job, os.path.join(case.lab.folder, "image0"), fresh(), "again")
+    finish_restarted(case, job, again, "the first image once more")
+    case.lab.run("verify", [case.lab.tool("cr-inspect"), "--verify", os.path.join(case.lab.folder, "image1")])
+
+
+def restart_grpc(case):
+    servers = iter(range(100))
+    local = lambda: case.lab.server(f"server{next(servers)}").unix
+    remote = lambda: case.lab.server(f"server{next(servers)}", listen=True).tcp
+    three_points(case, [local, remote, remote, local])
+
+
+def live(case):
+    """Checkpoints while the program computes, at a random time, and lets it go on."""
+    expected = case.expected
+    seed = int.from_bytes(os.urandom(4), "little")
+    pick = random.Random(seed)
+    server = case.lab.server()
+    step_ms = max(20, 1500 // case.steps)
+    job = case.lab.job("job", case.command, server.unix, step_ms=step_ms)
+    step = pick.randint(1, max(1, case.steps // 2))
+    job.wait_steps(step, case.limit)
+    time.sleep(pick.random() * 0.05)
+    print(f"    live: seed {seed}, after step {step}", flush=True)
+    image = os.path.join(case.lab.folder, "image")
+    checkpoint(case, job, image, stop=False)
+    finish(case, job, "checkpointed while running")
+    if case.app == "printer":
+        return  # it wrote output after the checkpoint: which bytes were there then is not known here
+    os.truncate(job.out, 0)
+    again = restart(case, job, image, case.lab.server("server2").unix, "again")
+    finish_restarted(case, job, again, "restarted from a checkpoint taken while running")
+    assert expected
+
+
+def migrate_between(case, first, second):
+    """Runs on `first`, moves to `second` (which has other work), and back."""
+    case.expected
+    step_ms = max(20, 2500 // case.steps)
+    job = case.lab.job("job", case.command, first, step_ms=step_ms)
+    # Longer than the job that moves, so that there is other work on the server all the time.
+    other = case.lab.job("other", case.command, second, step_ms=2 * step_ms)
+    move = lambda name, to: case.lab.run(name, [case.lab.tool("cr-migrate"), job.id, "--to", to], case.limit)
+    job.wait_steps(max(1, case.steps // 8), case.limit)
+    other.wait_steps(1, case.limit)
+    start = time.monotonic()
+    move("there", second)
+    case.notes["migrate_s"] = round(time.monotonic() - start, 3)
+    steps = len(job.steps())
+    if not job.running():
+        raise harness.Failure("the job ended before it could be moved back: the test proves nothing")
+    job.wait_steps(min(steps + 2, case.steps - 2), case.limit)
+    move("back", first)
+    finish(case, job, "moved there and back")
+    other.expect_success(case.limit)
+    harness.same("the other job on the second server", other.stdout(), case.expected)
+
+
+def migrate(case):
+    migrate_between(case, case.lab.server("first").unix, case.lab.server("second").unix)
+
+
+def migrate_grpc(case):
+    migrate_between(case, case.lab.server("first").unix, case.lab.server("second", listen=True).tcp)
+
+
+def clients(case):
+    case.expected
+    server = case.lab.server()
+    jobs = [case.lab.job(f"job{i}", case.command, server.unix) for i in range(4)]
+    for number, job in enumerate(jobs):
+        finish(case, job, f"client {number} of four")
+
+
+MODES = {
+    "native": native,
+    "ring": ring,
+    "embedded": embedded,
+    "grpc": grpc,
+    "tls": tls,
+    "restart": restart_mode,
+    "live": live,
+    "restart_grpc": restart_grpc,
+    "migrate": migrate,
+    "migrate_grpc": migrate_grpc,
+    "clients": clients,
+}
+
+
+def run_case(options, app, mode):
+    """Returns a result: app, mode, ok, seconds, error, notes."""
+    start = time.monotonic()
+    result = {"app": app, "mode": mode, "ok": False, "error": ""}
+    try:
+        path = harness.find(options.apps, app)
+        if path is None:
+            raise harness.Failure(f"the program {app} is not in {options.apps}")
+        with harness.Lab(options.product, options.driver, options.keep) as lab:
+            case = Case(lab, app, os.path.abspath(path), options.case_limit)
+            try:
+                MODES[mode](case)
+                result["ok"] = True
+            except Exception:
+                if options.logs:
+                    keep_logs(lab, options.logs, f"{app} {mode}")
+                raise
+            finally:
+                result["notes"] = case.notes
+    except harness.Failure as failure:
+        result["error"] = str(failure)
+    except Exception:
+        result["error"] = traceback.format_exc()
+    result["seconds"] = round(time.monotonic() - start, 2)
+    return result
+
+
+def keep_logs(lab, path, title):
+    """Appends the ends of all logs of a failed case to one file."""
+    with open(path, "ab") as out:
+        out.write(f"\n######## {title}\n".encode())
+        for process in lab.processes:
+            for kind, name in (("stderr", process.log), ("stdout", process.out)):
+                try:
+                    with open(name, "rb") as f:
+                        data = f.read()
+                except OSError:
+                    continue
+                if data:
+                    out.write(f"==== {process.name} {kind}\n".encode() + data[-6000:] + b"\n")
+        for folder, _, leaves in os.walk(lab.folder):
+            for leaf in leaves:
+                if leaf.endswith(".log"):
+                    with open(os.path.join(folder, leaf), "rb") as f:
+                        out.write(f"==== {os.path.join(folder, leaf)}\n".encode() + f.read()[-6000:] + b"\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--product", required=True)
+    parser.add_argument("--apps", required=True)
+    parser.add_argument("--driver")
+    parser.add_argument("--only", default=",".join(APPS))
+    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--json")
+    parser.add_argument("--logs", help="append the logs of failed cases to this file")
+    parser.add_argument("--case-limit", type=float, default=60)
+    parser.add_argument("--total-limit", type=float, default=1e9)
+    parser.add_argument("--keep", action="store_true", help="keep the folders of all cases")
+    options = parser.parse_args()
+    apps, modes = options.only.split(","), options.modes.split(",")
+    for name, known in [(app, APPS) for app in apps] + [(mode, MODES) for mode in modes]:
+        if name not in known:
+            parser.error(f"{name} is not one of: {' '.join(known)}")
+
+    started = time.monotonic()
+    results = []
+    for mode in modes:
+        for app in apps:
+            if time.monotonic() - started > options.total_limit:
+                results.append({"app": app, "mode": mode, "ok": False, "error": "not run: out of time", "seconds": 0})
+                continue
+            result = run_case(options, app, mode)
+            results.append(result)
+            print(f"{'ok  ' if result['ok'] else 'FAIL'} {app:14} {mode:13} {result['seconds']:7.2f} s", flush=True)
+            if not result["ok"]:
+                print("    " + result["error"].replace("\n", "\n    "), flush=True)
+            if options.json:
+                with open(options.json + ".tmp", "w") as f:
+                    json.dump(results, f, indent=1)
+                os.replace(options.json + ".tmp", options.json)
+    failed = [r for r in results if not r["ok"]]
+    print(f"{len(results) - len(failed)} of {len(results)} passed in {time.monotonic() - started:.0f} s")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
