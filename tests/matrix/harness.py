@@ -381,7 +381,21 @@ def same(what, got, want):
     raise Failure(f"{what}: the output differs from the native run's\n--- native\n{show(want)}\n--- got\n{show(got)}")
 
 
-def parse_steps(command):
-    """The --steps value in a command."""
-    match = re.search(r"--steps (\d+)", " ".join(command))
-    return int(match.group(1)) if match else None
+def keep_logs(lab, path, title):
+    """Appends the ends of all logs of a failed case to one file."""
+    with open(path, "ab") as out:
+        out.write(f"\n######## {title}\n".encode())
+        for process in lab.processes:
+            for kind, name in (("stderr", process.log), ("stdout", process.out)):
+                try:
+                    with open(name, "rb") as f:
+                        data = f.read()
+                except OSError:
+                    continue
+                if data:
+                    out.write(f"==== {process.name} {kind}\n".encode() + data[-6000:] + b"\n")
+        for folder, _, leaves in os.walk(lab.folder):
+            for leaf in leaves:
+                if leaf.endswith(".log"):
+                    with open(os.path.join(folder, leaf), "rb") as f:
+                        out.write(f"==== {os.path.join(folder, leaf)}\n".encode() + f.read()[-6000:] + b"\n")

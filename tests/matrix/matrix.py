@@ -280,7 +280,7 @@ def run_case(options, app, mode):
                 result["ok"] = True
             except Exception:
                 if options.logs:
-                    keep_logs(lab, options.logs, f"{app} {mode}")
+                    harness.keep_logs(lab, options.logs, f"{app} {mode}")
                 raise
             finally:
                 result["notes"] = case.notes
@@ -290,26 +290,6 @@ def run_case(options, app, mode):
         result["error"] = traceback.format_exc()
     result["seconds"] = round(time.monotonic() - start, 2)
     return result
-
-
-def keep_logs(lab, path, title):
-    """Appends the ends of all logs of a failed case to one file."""
-    with open(path, "ab") as out:
-        out.write(f"\n######## {title}\n".encode())
-        for process in lab.processes:
-            for kind, name in (("stderr", process.log), ("stdout", process.out)):
-                try:
-                    with open(name, "rb") as f:
-                        data = f.read()
-                except OSError:
-                    continue
-                if data:
-                    out.write(f"==== {process.name} {kind}\n".encode() + data[-6000:] + b"\n")
-        for folder, _, leaves in os.walk(lab.folder):
-            for leaf in leaves:
-                if leaf.endswith(".log"):
-                    with open(os.path.join(folder, leaf), "rb") as f:
-                        out.write(f"==== {os.path.join(folder, leaf)}\n".encode() + f.read()[-6000:] + b"\n")
 
 
 def main():

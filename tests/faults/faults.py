@@ -1,0 +1,543 @@
+#!/usr/bin/env python3
+"""Bad input and broken machines, end to end: each gives a clear error, harms nothing else, and loses nothing committed.
+
+Usage: faults.py --product DIR --apps DIR --programs DIR [--driver LIB] [--only CASE,...] [--keep] [--logs FILE]
+
+  --programs   a folder with the programs of this folder (forker, million, guest), searched recursively
+  --only       cases by name; default: all. `faults.py --list` prints them.
+
+Exit code: 0 all passed, 1 some failed, 2 wrong use.
+"""
+
+import argparse
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.join(HERE, "../matrix"), os.path.join(os.path.dirname(os.path.realpath(__file__)), "../matrix")]
+import harness  # noqa: E402
+from harness import Failure, wait_for  # noqa: E402
+
+CASES = {}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+class Context:
+    """The lab of one case and shorthands."""
+
+    def __init__(self, lab, options):
+        self.lab = lab
+        self.options = options
+
+    def app(self, name="globals", steps=40):
+        path = harness.find(self.options.apps, name)
+        if path is None:
+            raise Failure(f"the program {name} is not in {self.options.apps}")
+        return [os.path.abspath(path), "--steps", str(steps)]
+
+    def program(self, name):
+        path = harness.find(self.options.programs, name)
+        if path is None:
+            raise Failure(f"the program {name} is not in {self.options.programs}")
+        return os.path.abspath(path)
+
+    def path(self, name):
+        return os.path.join(self.lab.folder, name)
+
+    def expected(self, command):
+        if not hasattr(self, "_expected"):
+            self._expected = {}
+        key = tuple(command)
+        if key not in self._expected:
+            self._expected[key] = self.lab.native(f"native{len(self._expected)}", command)
+        return self._expected[key]
+
+    def check_works(self, server, name="afterwards"):
+        """A fresh job on `server` gives the right result."""
+        command = self.app()
+        job = self.lab.job(name, command, server.unix)
+        job.expect_success(60)
+        harness.same(name, job.stdout(), self.expected(command))
+
+    def stopped_image(self, command=None, step=10, name="image"):
+        """A job stopped at a checkpoint: the job, and the image's folder."""
+        command = command or self.app()
+        server = self.lab.server("first")
+        job = self.lab.job("job", command, server.unix, pause_at=[step])
+        job.wait_paused(step, 60)
+        image = self.path(name)
+        self.lab.run("checkpoint", [self.lab.tool("cr-checkpoint"), "--stop", job.id, image])
+        job.wait(30)
+        job.go(step)
+        server.end()
+        return job, image
+
+    def restart(self, image, server, name="restart"):
+        return self.lab.start(
+            harness.Process(self.lab, name, [self.lab.tool("cr-restart"), image, "--server", server.unix])
+        )
+
+
+def must_fail(process, limit=60, mention=None):
+    """The process ends with an error that says something, and does not crash."""
+    code = process.wait(limit)
+    text = process.stderr()
+    if code == 0:
+        raise Failure(f"{process.name} succeeded, though it must not\n{process.describe()}")
+    if code < 0:
+        raise Failure(f"{process.name} was killed by signal {-code}\n{process.describe()}")
+    if not text.strip():
+        raise Failure(f"{process.name} failed without a word\n{process.describe()}")
+    if mention and not re.search(mention, text, re.I):
+        raise Failure(f"{process.name} failed, but its message does not match {mention!r}\n{process.describe()}")
+    return text
+
+
+def files_of(image):
+    found = []
+    for folder, _, leaves in os.walk(image):
+        found += [os.path.join(folder, leaf) for leaf in leaves]
+    return sorted(path for path in found if os.path.getsize(path) > 0 and not os.path.islink(path))
+
+
+@case
+def damaged_image(context):
+    """Flipped bits, truncation and absence, for every file of an image; the undamaged image still works afterwards."""
+    lab = context.lab
+    command = context.app()
+    job, image = context.stopped_image(command)
+    size = os.path.getsize(job.out)
+    expected = context.expected(command)
+    server = lab.server("second")
+    verify = lambda name: lab.start(harness.Process(lab, name, [lab.tool("cr-inspect"), "--verify", image]))
+    verify("verify-good").expect_success(60)
+    pick = random.Random(1)
+    restarts = 0
+    for number, path in enumerate(files_of(image)):
+        with open(path, "rb") as f:
+            good = f.read()
+        for kind in ("flip", "truncate", "longer", "missing"):
+            if kind == "flip":
+                bad = bytearray(good)
+                for position in {0, len(bad) - 1, pick.randrange(len(bad))} if len(bad) < 64 else {pick.randrange(len(bad))}:
+                    bad[position] ^= 1 << pick.randrange(8)
+            elif kind == "truncate":
+                bad = good[: len(good) // 2]
+            elif kind == "longer":
+                bad = good + b"\0"
+            if kind == "missing":
+                os.rename(path, path + ".away")
+                shutil.move(path + ".away", context.path("away"))
+            else:
+                with open(path, "wb") as f:
+                    f.write(bad)
+            what = f"{os.path.relpath(path, image)}-{kind}".replace("/", "_")
+            try:
+                must_fail(verify(f"verify-{what}"))
+                # cr-restart does the same verification; it is slower, so not for every kind.
+                if kind == "flip" or number == 0:
+                    restarts += 1
+                    must_fail(context.restart(image, server, f"restart-{what}"))
+            except Failure as failure:
+                raise Failure(f"{os.path.relpath(path, image)}, {kind}: {failure}")
+            finally:
+                if kind == "missing":
+                    shutil.move(context.path("away"), path)
+                else:
+                    with open(path, "wb") as f:
+                        f.write(good)
+    if restarts < 3:
+        raise Failure(f"only {restarts} damaged images were tried: {files_of(image)}")
+    # Every one of those failures can be tried again with the good image.
+    os.truncate(job.out, size)
+    context.restart(image, server, "restart-good").expect_success(60)
+    harness.same("restarted after failed restarts", job.stdout(), expected)
+
+
+@case
+def restart_retry(context):
+    """A restart that fails because there is no server, or because it is stopped half way, can be tried again."""
+    lab = context.lab
+    command = context.app(steps=40)
+    job, image = context.stopped_image(command)
+    nowhere = ["--server", "unix:" + context.path("nowhere.sock")]
+    must_fail(lab.start(harness.Process(lab, "nowhere", [lab.tool("cr-restart"), image] + nowhere)), mention="nowhere.sock")
+    server = lab.server("second")
+    for number in range(4):
+        attempt = context.restart(image, server, f"killed{number}")
+        time.sleep(0.02 + 0.06 * number)
+        below = harness.descendants(attempt.pid)
+        attempt.kill()
+        for pid in below:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        attempt.wait(10)
+        time.sleep(0.2)
+        os.truncate(job.out, 0)
+    context.restart(image, server, "restart").expect_success(60)
+    harness.same("restarted after failed restarts", job.stdout(), context.expected(command))
+
+
+@case
+def no_image(context):
+    """Things that are no image."""
+    lab = context.lab
+    server = lab.server()
+    os.makedirs(context.path("empty"))
+    with open(context.path("a-file"), "w") as f:
+        f.write("nothing")
+    for name in ("does-not-exist", "empty", "a-file"):
+        must_fail(context.restart(context.path(name), server, f"restart-{name}"), mention=name)
+        inspect = [lab.tool("cr-inspect"), context.path(name)]
+        must_fail(lab.start(harness.Process(lab, f"inspect-{name}", inspect)), mention=name)
+    must_fail(lab.start(harness.Process(lab, "checkpoint", [lab.tool("cr-checkpoint"), "no-such-job", context.path("x")])))
+    must_fail(lab.start(harness.Process(lab, "migrate", [lab.tool("cr-migrate"), "no-such-job", "--to", server.unix])))
+
+
+@case
+def full_disk(context):
+    """A checkpoint onto a full disk fails with a clear message and leaves no image; the job goes on."""
+    lab = context.lab
+    command = context.app("stencil", 40)
+    server = lab.server()
+    job = lab.job("job", command, server.unix, pause_at=[10])
+    job.wait_paused(10, 60)
+    small = context.path("small")
+    os.makedirs(small)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", small], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        raise Failure(f"this test mounts a small tmpfs and needs root: {mounted.stderr}")
+    try:
+        for stop in ([], ["--stop"]):
+            checkpoint = [lab.tool("cr-checkpoint"), *stop, job.id, os.path.join(small, "image")]
+            must_fail(lab.start(harness.Process(lab, f"checkpoint{len(stop)}", checkpoint)), mention="space|full|criu")
+            if os.listdir(small):
+                raise Failure(f"left behind on the full disk: {os.listdir(small)}")
+            if not job.running():
+                raise Failure(f"the job did not survive the failed checkpoint\n{job.describe()}")
+    finally:
+        subprocess.run(["umount", "-l", small])
+    image = context.path("image")
+    lab.run("checkpoint-good", [lab.tool("cr-checkpoint"), job.id, image])
+    job.go(10)
+    job.expect_success(60)
+    harness.same("after failed checkpoints", job.stdout(), context.expected(command))
+
+
+@case
+def checkpoint_killed(context):
+    """cr-checkpoint killed at any moment: the job goes on, and there is a whole image or none."""
+    lab = context.lab
+    command = context.app("memory", 24)
+    expected = context.expected(command)
+    server = lab.server()
+    job = lab.job("job", command, server.unix, step_ms=150)
+    job.wait_steps(2, 60)
+    for number in range(5):
+        image = context.path(f"image{number}")
+        tool = lab.start(harness.Process(lab, f"checkpoint{number}", [lab.tool("cr-checkpoint"), job.id, image]))
+        time.sleep(0.01 + 0.05 * number)
+        below = harness.descendants(tool.pid)
+        tool.kill()
+        for pid in below:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        tool.wait(10)
+        if os.path.exists(image):
+            lab.run(f"verify{number}", [lab.tool("cr-inspect"), "--verify", image])
+        if not job.running():
+            if job.child.returncode == 0:
+                break
+            raise Failure(f"the job did not survive the killed checkpoint\n{job.describe()}")
+        steps = len(job.steps())
+        wait_for(
+            lambda: len(job.steps()) > steps or not job.running(),
+            20,
+            lambda: f"the job stands still after cr-checkpoint was killed\n{job.describe()}",
+        )
+    job.expect_success(60)
+    harness.same("after killed checkpoints", job.stdout(), expected)
+
+
+@case
+def migrate_to_nowhere(context):
+    """A migration that cannot work leaves the job where it is."""
+    lab = context.lab
+    command = context.app("reduce", 30)
+    server = lab.server()
+    job = lab.job("job", command, server.unix, step_ms=60)
+    job.wait_steps(3, 60)
+    for to in ("unix:" + context.path("nowhere.sock"), "127.0.0.1:1"):
+        tool = lab.start(harness.Process(lab, "migrate" + to[-1], [lab.tool("cr-migrate"), job.id, "--to", to]))
+        must_fail(tool)
+    job.expect_success(60)
+    harness.same("after failed migrations", job.stdout(), context.expected(command))
+
+
+@case
+def client_killed(context):
+    """kill -9 in mid-call: the server frees the session's worker; the other job is not disturbed."""
+    lab = context.lab
+    server = lab.server()
+    other_command = context.app("stencil", 60)
+    other = lab.job("other", other_command, server.unix, step_ms=30)
+    other.wait_steps(1, 60)
+    for number, name in enumerate(("nbody", "pipeline", "memory")):
+        victim = lab.job(f"victim{number}", context.app(name, 10000), server.unix)
+        victim.wait_steps(3, 60)
+        before = set(server.workers())
+        victim.kill()
+        victim.wait(10)
+        # The worker that served it must go; warm ones may stay or come.
+        wait_for(
+            lambda: len(set(server.workers()) & before) < len(before), 20, lambda: f"all of {before} still run after the kill"
+        )
+    other.expect_success(60)
+    harness.same("the other job", other.stdout(), context.expected(other_command))
+    context.check_works(server)
+
+
+@case
+def worker_killed(context):
+    """A worker killed: its client gets a clear error, the other job and the server go on."""
+    lab = context.lab
+    server = lab.server()
+    other_command = context.app("stencil", 60)
+    idle = set(server.workers())
+    other = lab.job("other", other_command, server.unix, step_ms=30)
+    other.wait_steps(1, 60)
+    victim = lab.job("victim", context.app("histogram", 10000), server.unix)
+    victim.wait_steps(2, 60)
+    ps = lab.run("ps", [lab.tool("cr-ps"), "--json", "--server", server.unix]).stdout().decode()
+    pids = [int(pid) for pid in re.findall(r'"worker_pid":\s*"?(\d+)', ps)]
+    programs = re.findall(r'"program":\s*"([^"]*)"', ps)
+    if len(pids) != 2 or len(programs) != 2:
+        raise Failure(f"cr-ps --json does not show two sessions with worker_pid and program:\n{ps}")
+    target = pids[[("histogram" in program) for program in programs].index(True)]
+    os.kill(target, signal.SIGKILL)
+    text = must_fail(victim, 30, mention="cuda-remote")
+    if "CUDA_ERROR" not in text and "cudaError" not in text:
+        raise Failure(f"the program saw no CUDA error:\n{text}")
+    other.expect_success(60)
+    harness.same("the other job", other.stdout(), context.expected(other_command))
+    context.check_works(server)
+    assert idle is not None
+
+
+@case
+def server_restarted(context):
+    """The server is killed: jobs get a clear error; a new server in the same folder serves at once."""
+    lab = context.lab
+    server = lab.server("server")
+    job = lab.job("job", context.app("histogram", 10000), server.unix)
+    job.wait_steps(2, 60)
+    workers = server.workers()
+    os.kill(server.pid, signal.SIGKILL)
+    server.wait(10)
+    must_fail(job, 30, mention="cuda-remote")
+    gone = lambda: not any(os.path.exists(f"/proc/{pid}") and "Z" not in state_of(pid) for pid in workers)
+    wait_for(gone, 20, lambda: f"the killed server's workers {workers} still run")
+    again = lab.start(harness.Server(lab, "server"))
+    context.check_works(again)
+    # A clean shutdown: no socket stays behind, no worker.
+    workers = again.workers()
+    again.kill(signal.SIGTERM)
+    code = again.wait(20)
+    if code != 0:
+        raise Failure(f"cr-server ended with {code} on SIGTERM\n{again.describe()}")
+    wait_for(gone, 20, lambda: f"the server's workers {workers} still run")
+    if os.path.exists(os.path.join(again.directory, "session.sock")):
+        raise Failure("session.sock is still there after a clean shutdown")
+
+
+def state_of(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            text = f.read()
+        return text[text.rindex(")") + 2]
+    except OSError:
+        return "Z"
+
+
+@case
+def garbage(context):
+    """Random bytes to every socket of the server; a client whose ring turns to garbage; nobody else notices."""
+    lab = context.lab
+    server = lab.server(listen=True)
+    command = context.app("stencil", 80)
+    other = lab.job("other", command, server.unix, step_ms=30)
+    other.wait_steps(1, 60)
+    pick = random.Random(7)
+    sockets = [os.path.join(server.directory, name) for name in os.listdir(server.directory) if name.endswith(".sock")]
+    if len(sockets) < 2:
+        raise Failure(f"expected session.sock and control.sock in {server.directory}: {sockets}")
+    for round_number in range(40):
+        data = pick.randbytes(pick.choice([1, 7, 24, 100, 4096, 60000]))
+        if round_number % 4 == 1:
+            data = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + data
+        for path in sockets:
+            for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
+                with socket.socket(socket.AF_UNIX, kind) as s:
+                    s.settimeout(2)
+                    try:
+                        s.connect(path)
+                        s.sendall(data)
+                        if round_number % 3 == 0:
+                            s.settimeout(0.05)
+                            s.recv(4096)
+                    except OSError:
+                        pass
+        host, port = server.tcp.split(":")
+        with socket.create_connection((host, int(port)), 2) as s:
+            try:
+                s.sendall(data)
+            except OSError:
+                pass
+    # Sessions that begin well and then write garbage all over their shared memory.
+    for seed in range(6):
+        victim = lab.job(f"victim{seed}", context.app("reduce", 100000), server.unix, step_ms=1)
+        victim.wait_steps(3, 60)
+        scribble(victim, pick, seed)
+        victim.kill()
+        victim.wait(10)
+    if not server.running():
+        raise Failure(f"the server died of garbage\n{server.describe()}")
+    other.expect_success(90)
+    harness.same("the other job", other.stdout(), context.expected(command))
+    context.check_works(server)
+
+
+def scribble(job, pick, seed):
+    """Writes random bytes into the shared ring of a running job, from outside."""
+    targets = []
+    for pid in [job.pid] + harness.descendants(job.pid):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                cmdline = f.read()
+            with open(f"/proc/{pid}/maps") as f:
+                maps = f.read()
+        except OSError:
+            continue
+        if b"cr-" in cmdline.split(b"\0")[0]:
+            continue
+        for line in maps.split("\n"):
+            if "memfd:" in line and " rw-s " in line:
+                start, end = (int(value, 16) for value in line.split()[0].split("-"))
+                targets.append((pid, start, end))
+    if not targets:
+        raise Failure(f"no shared memory found in {job.name}: is the ring not a memfd any more?\n{job.describe()}")
+    for pid, start, end in targets:
+        try:
+            with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+                for _ in range(200):
+                    # The header page with the positions, and the beginnings of the data areas.
+                    offset = pick.randrange(min(4096, end - start)) if seed % 2 == 0 else pick.randrange(end - start)
+                    memory.seek(start + offset)
+                    memory.write(pick.randbytes(min(pick.choice([1, 4, 8, 64]), end - start - offset)))
+        except OSError:
+            pass  # the job saw it and ended
+    time.sleep(0.2)
+
+
+@case
+def other_protobuf_and_grpc(context):
+    """The library in a process with another protobuf and gRPC; and it exports the driver's names and nothing else."""
+    lab = context.lab
+    library = lab.tool("libcuda-remote.so")
+    symbols = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True)
+    if symbols.returncode != 0:
+        raise Failure(f"nm failed: {symbols.stderr}")
+    names = [line.split()[-1].split("@")[0] for line in symbols.stdout.splitlines() if line.split()[-2] != "A"]
+    strangers = [name for name in names if not re.fullmatch(r"cu(da)?[A-Z][A-Za-z0-9_]*", name)]
+    if strangers or len(names) < 600:
+        raise Failure(f"{len(names)} symbols are exported; these are no driver calls: {strangers[:20]}")
+    needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True).stdout
+    heavy = re.findall(r"NEEDED.*\[(lib(?:grpc|protobuf|absl|stdc\+\+|spdlog)[^\]]*)\]", needed)
+    if heavy:
+        raise Failure(f"the client library needs {heavy}")
+    server = lab.server()
+    environment = {"CUDA_REMOTE_SERVER": server.unix}
+    guest = lab.run("guest", [context.program("guest"), library], env=environment)
+    if guest.stdout() != b"guest ok\n":
+        raise Failure(guest.describe())
+
+
+@case
+def fork(context):
+    """A forked child is inert; the parent goes on."""
+    server = context.lab.server()
+    job = context.lab.job("job", [context.program("forker")], server.unix)
+    job.expect_success(60)
+    harness.same("forker", job.stdout(), b"forker ok\n")
+
+
+@case
+def log_size(context):
+    """A million objects made and destroyed leave the client's memory, and the image's log, as they were."""
+    lab = context.lab
+    server = lab.server()
+    count = context.options.objects
+    job = lab.job("job", [context.program("million"), str(count)], server.unix)
+    job.expect_success(280)
+    print("    " + [line for line in job.stderr().splitlines() if line.startswith("million:")][0], flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--product", required="--list" not in sys.argv)
+    parser.add_argument("--apps", required="--list" not in sys.argv)
+    parser.add_argument("--programs", required="--list" not in sys.argv)
+    parser.add_argument("--driver")
+    parser.add_argument("--only", default=",".join(CASES))
+    parser.add_argument("--objects", type=int, default=1000000, help="for the case log_size")
+    parser.add_argument("--logs")
+    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    if options.list:
+        for name, function in CASES.items():
+            print(f"{name:24} {function.__doc__}")
+        return
+    failed = 0
+    for name in options.only.split(","):
+        if name not in CASES:
+            parser.error(f"{name} is not one of: {' '.join(CASES)}")
+        start = time.monotonic()
+        error = None
+        try:
+            with harness.Lab(options.product, options.driver, options.keep) as lab:
+                try:
+                    CASES[name](Context(lab, options))
+                except Exception:
+                    if options.logs:
+                        harness.keep_logs(lab, options.logs, name)
+                    raise
+        except Failure as failure:
+            error = str(failure)
+        except Exception:
+            error = traceback.format_exc()
+        failed += error is not None
+        print(f"{'FAIL' if error else 'ok  '} {name:24} {time.monotonic() - start:7.2f} s", flush=True)
+        if error:
+            print("    " + error.replace("\n", "\n    "), flush=True)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
