@@ -1,0 +1,76 @@
+// What generated stubs use besides Call: moving values between the caller's memory and messages.
+//
+// This header is part of the client library: no libprotobuf, no abseil, no logging.
+#ifndef CUDA_REMOTE_CLIENT_ENTRY_RUNTIME_H_
+#define CUDA_REMOTE_CLIENT_ENTRY_RUNTIME_H_
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+#include "client/session/call.h"
+#include "proto/api/attribute_sizes.h"
+#include "proto/frame/frame.h"
+
+// The exported symbols of the library; everything else is hidden by the version script.
+#define CR_EXPORT __attribute__((visibility("default")))
+
+namespace cuda_remote::client {
+
+// The reply of a call cannot be understood: the server is not what it says it is.
+inline constexpr CUresult kBadReply = CUDA_ERROR_UNKNOWN;
+
+// Whether an array fits into a message beside everything else.
+inline bool Fits(uint64_t count, size_t element) { return count <= kMaxMessageBytes / 4 / element; }
+
+// An array that does not: refused by name rather than cut.
+inline CUresult TooLong(const CallInfo& info) { return Call::Unsupported(info.name, "an array is longer than a message"); }
+
+template <typename T>
+std::string_view ArrayBytes(const T* values, uint64_t count) {
+  return {reinterpret_cast<const char*>(values), count * sizeof(T)};
+}
+
+// Copies a struct or value out of a reply; false if its length is not exactly `size`.
+inline bool TakeExactly(std::string_view bytes, void* to, size_t size) {
+  if (bytes.size() != size) return false;
+  std::memcpy(to, bytes.data(), size);
+  return true;
+}
+
+// Copies at most `count` elements out of a reply; false if there are more or a torn one.
+template <typename T>
+bool TakeArray(std::string_view bytes, uint64_t count, T* to) {
+  if (bytes.size() % sizeof(T) != 0 || bytes.size() / sizeof(T) > count) return false;
+  if (!bytes.empty()) std::memcpy(to, bytes.data(), bytes.size());
+  return true;
+}
+
+// Whether all handles of an array are live.
+template <typename T>
+bool AllValid(const Call& call, Kind kind, const T* handles, uint64_t count) {
+  for (uint64_t i = 0; i < count; ++i) {
+    if (!call.Valid(kind, handles[i])) return false;
+  }
+  return true;
+}
+
+// The key that tells modifications of one object by one call apart.
+inline uint64_t Key(uint64_t a) { return a; }
+inline uint64_t Key(uint64_t a, uint64_t b) { return a * 0x9E3779B97F4A7C15u + b; }
+
+// For modifications of which every single one counts.
+inline uint64_t UniqueKey() {
+  static std::atomic<uint64_t> next{uint64_t(1) << 63};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+// The log's name of the calling thread's current context.
+replay::ObjectKey CurrentContextKey(Call& call);
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_ENTRY_RUNTIME_H_
