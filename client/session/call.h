@@ -16,6 +16,7 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "proto/frame/frame.h"
 #include "proto/frame/handle.h"
@@ -34,6 +35,9 @@ struct CallInfo {
   bool needs_context;  // fails natively with CUDA_ERROR_INVALID_CONTEXT when no context is current
 };
 
+// As the parent of a new handle: the object outlives every context.
+inline constexpr uint64_t kNoParent = ~uint64_t(0);
+
 class Call {
  public:
   explicit Call(const CallInfo& info);
@@ -47,6 +51,9 @@ class Call {
 
   // The request's message, empty at first; owned by the Call.
   std::string& message();
+
+  // A buffer for putting the request together; its content is lost when the reply arrives.
+  std::string& scratch() { return *reply_; }
 
   // Bytes that follow the message. Must stay valid until Send or Transact returns. Any length.
   void SetPayload(std::string_view payload);
@@ -63,17 +70,24 @@ class Call {
   // Returns CUDA_ERROR_INVALID_HANDLE for an unknown stream.
   CUresult StreamToWire(CUstream stream, bool per_thread_default, uint64_t* wire);
 
-  // Chooses a virtual handle for an object that this call creates. `parent` (a virtual handle, 0: the current context)
-  // is the object that it dies with. Given back by the destructor unless Created keeps it. 0 if the table is full.
+  // Chooses a virtual handle for an object that this call creates. `parent` (a virtual handle, 0: the current context,
+  // kNoParent: none) is the object that it dies with. Given back by the destructor unless Created keeps it. 0 if the table is full.
   uint64_t NewHandle(Kind kind, uint64_t parent);
 
   // Sends the request without waiting (waits all the same under CUDA_REMOTE_SYNC=1). Returns CUDA_SUCCESS or what
   // prevented the sending.
   CUresult Send();
 
-  // Sends the request and waits for the reply. Returns the call's own result, or the pending error of an earlier
-  // fire-and-forget call when this one succeeded. reply() and reply_payload_bytes() are valid afterwards.
+  // Sends the request and waits for the reply. Returns the call's own result - or, from a call that synchronises and
+  // succeeds itself, the pending error of an earlier fire-and-forget call. Other calls leave that error pending, so a
+  // call that made or destroyed something never fails for another's sake. reply() and reply_payload_bytes() are valid
+  // afterwards.
   CUresult Transact();
+
+  // Transact in two halves, so that several pieces of a copy can be on their way at once. Begin sends message() and
+  // returns what Finish takes (0: the channel failed); the reply's payload goes to `out`.
+  uint64_t Begin(void* out, size_t bytes);
+  CUresult Finish(uint64_t sequence);
 
   std::string_view reply() const;
   size_t reply_payload_bytes() const;
@@ -81,10 +95,15 @@ class Call {
   // Recording. `object` must be one from NewHandle, or an address object. `depends_on` names what it needs besides its
   // parent; it is removed from the log with any of them. The record is the request just sent and its reply.
   void Created(replay::ObjectKey object, std::initializer_list<replay::ObjectKey> depends_on = {});
+  // Keeps a new handle without a record: of an object that cannot be alive at a checkpoint.
+  void Keep(uint64_t handle);
   // Removes the object and its descendants from the log, and frees their virtual handles.
   void Destroyed(replay::ObjectKey object);
   // Records the request as a modification of `object`; the last one with the same call and `key` wins.
   void Modified(replay::ObjectKey object, uint64_t key);
+
+  // Names this request's own call id, where one driver call makes several kinds of requests.
+  void set_id(uint32_t id) { header_.call = id; }
 
   Session& session() { return *session_; }
   ThreadState& thread() { return *thread_; }
@@ -95,6 +114,9 @@ class Call {
 
  private:
   friend class Session;
+  // The header to record for `object`, with what the record depends on besides. Under the session's lock.
+  FrameHeader RecordedHeaderUnlocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs);
+
   const CallInfo& info_;
   Session* session_ = nullptr;
   ThreadState* thread_ = nullptr;
@@ -105,7 +127,7 @@ class Call {
   size_t reply_payload_capacity_ = 0;
   size_t reply_payload_bytes_ = 0;
   FrameHeader header_;
-  uint64_t new_handles_[4] = {};
+  uint64_t new_handles_[8] = {};
   int new_handle_count_ = 0;
   bool entered_ = false;
 };

@@ -13,7 +13,7 @@
 namespace cuda_remote {
 
 // Kinds of object that have a handle. The numbers are on the wire and in the log: append only.
-// DEVICE_MEMORY, HOST_MEMORY and MAPPING objects are named by their address instead of a virtual handle.
+// Those from kDeviceMemory on are named by their address instead of a virtual handle.
 enum class Kind : uint8_t {
   kNone = 0,
   kContext = 1,
@@ -46,6 +46,7 @@ enum class Kind : uint8_t {
   kHostMemory = 65,      // named by its address
   kReservation = 66,     // named by its address
   kMapping = 67,         // named by its address
+  kVariable = 68,        // a module's __device__ or __constant__ variable, named by its address
 };
 
 // Layout of a virtual handle: kind in bits 48-55, generation in bits 28-43, slot in bits 4-27, the rest zero.

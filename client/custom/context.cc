@@ -1,0 +1,378 @@
+// Contexts. The stack of each thread lives here in the client; the server is asked only to make and destroy contexts.
+//
+// The current context goes along with every request (FrameHeader), so none of the stack calls needs a round trip.
+
+#include <cuda.h>
+
+#include <mutex>
+#include <shared_mutex>
+
+#include "client/custom/support.h"
+#include "client/entry/custom.gen.h"
+#include "client/session/call.h"
+#include "client/session/session.h"
+#include "proto/codec/codec.h"
+#include "proto/driverabi/export_tables.h"
+
+namespace cuda_remote::client {
+namespace {
+
+// Retain, release and reset of primary contexts: one at a time, since each is a check, a round trip and a change.
+std::mutex g_primary_mutex;
+
+CUcontext AsContext(uint64_t handle) { return reinterpret_cast<CUcontext>(handle); }
+uint64_t AsHandle(CUcontext context) { return reinterpret_cast<uint64_t>(context); }
+
+// What every call that only looks at this thread's stack needs.
+CUresult LocalState(Session** session, ThreadState** thread) {
+  *session = Session::Get();
+  if (!*session || !(*session)->initialized()) return CUDA_ERROR_NOT_INITIALIZED;
+  *thread = ThreadState::Get();
+  return *thread ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+bool IsContext(Session* session, uint64_t handle) {
+  std::shared_lock<std::shared_mutex> lock(session->mutex());
+  return session->handles().Find(Kind::kContext, handle) != nullptr;
+}
+
+CUresult CheckDevice(Session* session, CUdevice dev) {
+  return dev >= 0 && size_t(dev) < session->devices().size() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+void Describe(Session* session, uint64_t handle, CUdevice dev, unsigned flags, bool primary) {
+  std::unique_lock<std::shared_mutex> lock(session->mutex());
+  Object* object = session->handles().Find(Kind::kContext, handle);
+  object->device = dev;
+  object->flags = flags;
+  object->primary = primary;
+  object->id = session->NextId();
+}
+
+// Removes a context and all that lives in it, here and in context-local storage.
+void Forget(Call& call, uint64_t handle) {
+  driverabi::ContextDestroyed(AsContext(handle));
+  call.Destroyed({Kind::kContext, handle});
+}
+
+}  // namespace
+
+CUresult CreateContext(CUcontext* pctx, unsigned flags, CUdevice dev) {
+  static constexpr CallInfo kInfo{kCall_cuCtxCreate_v4, "cuCtxCreate", false, false};
+  if (!pctx) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = CheckDevice(&call.session(), dev); result != CUDA_SUCCESS) return result;
+  const uint64_t handle = call.NewHandle(Kind::kContext, kNoParent);
+  if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
+  wire::cuCtxCreate_v4_Request request;
+  request.context = handle;
+  request.flags = flags;
+  request.device = dev;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  Describe(&call.session(), handle, dev, flags, false);
+  call.Created({Kind::kContext, handle});
+  call.thread().context_stack.push_back(handle);  // a new context becomes current
+  *pctx = AsContext(handle);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuCtxCreate_v2(CUcontext* pctx, unsigned int flags, CUdevice dev) {
+  return CreateContext(pctx, flags, dev);
+}
+
+CUresult Custom_cuCtxCreate_v3(CUcontext* pctx, CUexecAffinityParam* paramsArray, int numParams, unsigned int flags,
+                               CUdevice dev) {
+  if (numParams != 0) return Call::Unsupported("cuCtxCreate_v3", "execution affinity needs MPS");
+  return CreateContext(pctx, flags, dev);
+}
+
+CUresult Custom_cuCtxCreate_v4(CUcontext* pctx, CUctxCreateParams* ctxCreateParams, unsigned int flags, CUdevice dev) {
+  if (ctxCreateParams && (ctxCreateParams->numExecAffinityParams != 0 || ctxCreateParams->cigParams)) {
+    return Call::Unsupported("cuCtxCreate_v4", "execution affinity and graphics contexts are not remoted");
+  }
+  return CreateContext(pctx, flags, dev);
+}
+
+CUresult Custom_cuCtxDestroy_v2(CUcontext ctx) {
+  static constexpr CallInfo kInfo{kCall_cuCtxDestroy_v2, "cuCtxDestroy", false, false};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  const uint64_t handle = AsHandle(ctx);
+  if (!handle || !call.Valid(Kind::kContext, handle)) return CUDA_ERROR_INVALID_CONTEXT;
+  {
+    std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+    // Primary contexts are released, not destroyed.
+    if (call.session().handles().Find(Kind::kContext, handle)->primary) return CUDA_ERROR_INVALID_CONTEXT;
+  }
+  wire::cuCtxDestroy_v2_Request request;
+  request.context = handle;
+  request.Encode(&call.message());
+  const CUresult result = call.Transact();
+  if (result != CUDA_SUCCESS) return result;
+  Forget(call, handle);
+  auto& stack = call.thread().context_stack;
+  if (!stack.empty() && stack.back() == handle) stack.pop_back();
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
+  static constexpr CallInfo kInfo{kCall_cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", false, false};
+  if (!pctx) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  if (const CUresult result = CheckDevice(&session, dev); result != CUDA_SUCCESS) return result;
+  std::lock_guard<std::mutex> one_at_a_time(g_primary_mutex);
+  {
+    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    if (session.primary_retains(dev) > 0) {
+      ++session.primary_retains(dev);
+      *pctx = AsContext(session.primary_context(dev));
+      return CUDA_SUCCESS;
+    }
+  }
+  const uint64_t handle = call.NewHandle(Kind::kContext, kNoParent);
+  if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
+  wire::cuDevicePrimaryCtxRetain_Request request;
+  request.context = handle;
+  request.device = dev;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  unsigned flags;
+  {
+    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    session.primary_retains(dev) = 1;
+    session.primary_context(dev) = handle;
+    flags = session.primary_flags(dev);
+  }
+  Describe(&session, handle, dev, flags, true);
+  call.Created({Kind::kContext, handle});
+  *pctx = AsContext(handle);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
+  static constexpr CallInfo kInfo{kCall_cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease", false, false};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  if (const CUresult result = CheckDevice(&session, dev); result != CUDA_SUCCESS) return result;
+  std::lock_guard<std::mutex> one_at_a_time(g_primary_mutex);
+  uint64_t handle;
+  {
+    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    int& retains = session.primary_retains(dev);
+    if (retains == 0) return CUDA_ERROR_INVALID_CONTEXT;
+    if (retains > 1) {
+      --retains;
+      return CUDA_SUCCESS;
+    }
+    handle = session.primary_context(dev);
+  }
+  wire::cuDevicePrimaryCtxRelease_v2_Request request;
+  request.context = handle;
+  request.device = dev;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  Forget(call, handle);
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  session.primary_retains(dev) = 0;
+  session.primary_context(dev) = 0;
+  return CUDA_SUCCESS;
+}
+
+// A reset destroys everything in the primary context but keeps its retain count; the context itself comes back, empty,
+// under the same handle.
+CUresult Custom_cuDevicePrimaryCtxReset_v2(CUdevice dev) {
+  static constexpr CallInfo kInfo{kCall_cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", false, false};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  if (const CUresult result = CheckDevice(&session, dev); result != CUDA_SUCCESS) return result;
+  std::lock_guard<std::mutex> one_at_a_time(g_primary_mutex);
+  uint64_t handle;
+  {
+    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    handle = session.primary_context(dev);
+  }
+  if (!handle) return CUDA_SUCCESS;  // nothing there to reset
+  wire::cuDevicePrimaryCtxReset_v2_Request request;
+  request.context = handle;
+  request.device = dev;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  driverabi::ContextDestroyed(AsContext(handle));
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  session.DropDependentsUnlocked({Kind::kContext, handle});
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) {
+  static constexpr CallInfo kInfo{kCall_cuDevicePrimaryCtxSetFlags_v2, "cuDevicePrimaryCtxSetFlags", false, false};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  if (const CUresult result = CheckDevice(&session, dev); result != CUDA_SUCCESS) return result;
+  std::lock_guard<std::mutex> one_at_a_time(g_primary_mutex);
+  wire::cuDevicePrimaryCtxSetFlags_v2_Request request;
+  request.dev = dev;
+  request.flags = flags;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  session.primary_flags(dev) = flags;
+  const uint64_t handle = session.primary_context(dev);
+  if (Object* object = handle ? session.handles().Find(Kind::kContext, handle) : nullptr) object->flags = flags;
+  lock.unlock();
+  if (handle) call.Modified({Kind::kContext, handle}, 0);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int* flags, int* active) {
+  Session* session;
+  ThreadState* thread;
+  if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
+  if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = CheckDevice(session, dev); result != CUDA_SUCCESS) return result;
+  std::unique_lock<std::shared_mutex> lock(session->mutex());
+  *flags = session->primary_flags(dev);
+  *active = session->primary_retains(dev) > 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuCtxGetCurrent(CUcontext* pctx) {
+  Session* session;
+  ThreadState* thread;
+  if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
+  if (!pctx) return CUDA_ERROR_INVALID_VALUE;
+  *pctx = AsContext(thread->current_context());
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuCtxSetCurrent(CUcontext ctx) {
+  Session* session;
+  ThreadState* thread;
+  if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
+  const uint64_t handle = AsHandle(ctx);
+  auto& stack = thread->context_stack;
+  if (!handle) {
+    if (!stack.empty()) stack.pop_back();
+    return CUDA_SUCCESS;
+  }
+  if (!IsContext(session, handle)) return CUDA_ERROR_INVALID_CONTEXT;
+  if (stack.empty()) {
+    stack.push_back(handle);
+  } else {
+    stack.back() = handle;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuCtxPushCurrent_v2(CUcontext ctx) {
+  Session* session;
+  ThreadState* thread;
+  if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
+  if (!IsContext(session, AsHandle(ctx))) return CUDA_ERROR_INVALID_CONTEXT;
+  thread->context_stack.push_back(AsHandle(ctx));
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuCtxPopCurrent_v2(CUcontext* pctx) {
+  Session* session;
+  ThreadState* thread;
+  if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
+  if (thread->context_stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (pctx) *pctx = AsContext(thread->context_stack.back());
+  thread->context_stack.pop_back();
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuCtxGetDevice(CUdevice* device) {
+  Session* session;
+  ThreadState* thread;
+  if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
+  if (!device) return CUDA_ERROR_INVALID_VALUE;
+  const uint64_t context = thread->current_context();
+  if (!context) return CUDA_ERROR_INVALID_CONTEXT;
+  const int ordinal = session->DeviceOf(context);
+  if (ordinal < 0) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  *device = ordinal;
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuCtxGetDevice_v2(CUdevice* device, CUcontext ctx) {
+  if (!ctx) return Custom_cuCtxGetDevice(device);
+  Session* session;
+  ThreadState* thread;
+  if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
+  if (!device) return CUDA_ERROR_INVALID_VALUE;
+  const int ordinal = session->DeviceOf(AsHandle(ctx));
+  if (ordinal < 0) return CUDA_ERROR_INVALID_CONTEXT;
+  *device = ordinal;
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuCtxGetFlags(unsigned int* flags) {
+  Session* session;
+  ThreadState* thread;
+  if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
+  if (!flags) return CUDA_ERROR_INVALID_VALUE;
+  std::shared_lock<std::shared_mutex> lock(session->mutex());
+  const Object* object = session->handles().Find(Kind::kContext, thread->current_context());
+  if (!object) return CUDA_ERROR_INVALID_CONTEXT;
+  *flags = object->flags;
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuCtxGetId(CUcontext ctx, unsigned long long* ctxId) {
+  Session* session;
+  ThreadState* thread;
+  if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
+  if (!ctxId) return CUDA_ERROR_INVALID_VALUE;
+  const uint64_t handle = ctx ? AsHandle(ctx) : thread->current_context();
+  std::shared_lock<std::shared_mutex> lock(session->mutex());
+  const Object* object = session->handles().Find(Kind::kContext, handle);
+  if (!object) return CUDA_ERROR_INVALID_CONTEXT;
+  *ctxId = object->id;
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuCtxSetFlags(unsigned int flags) {
+  static constexpr CallInfo kInfo{kCall_cuCtxSetFlags, "cuCtxSetFlags", false, true};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuCtxSetFlags_Request request;
+  request.flags = flags;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  const uint64_t handle = call.thread().current_context();
+  {
+    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+    if (Object* object = call.session().handles().Find(Kind::kContext, handle)) object->flags = flags;
+  }
+  call.Modified({Kind::kContext, handle}, 0);
+  return CUDA_SUCCESS;
+}
+
+// The version of the interface that the context was made with. The driver answers 3020 for every context that today's
+// entry points can make.
+CUresult Custom_cuCtxGetApiVersion(CUcontext ctx, unsigned int* version) {
+  Session* session;
+  ThreadState* thread;
+  if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
+  if (!version) return CUDA_ERROR_INVALID_VALUE;
+  if (!IsContext(session, ctx ? AsHandle(ctx) : thread->current_context())) return CUDA_ERROR_INVALID_CONTEXT;
+  *version = 3020;
+  return CUDA_SUCCESS;
+}
+
+// Usage counts of before CUDA 4: a context made by cuCtxCreate counts once, so one detach destroys it.
+CUresult Custom_cuCtxAttach(CUcontext* pctx, unsigned int flags) {
+  return Call::Unsupported("cuCtxAttach", "deprecated by the driver; use cuDevicePrimaryCtxRetain");
+}
+
+CUresult Custom_cuCtxDetach(CUcontext ctx) { return Custom_cuCtxDestroy_v2(ctx); }
+
+}  // namespace cuda_remote::client

@@ -1,0 +1,272 @@
+// Linear copies.
+//
+// Pageable memory goes through the channel in pieces of at most 1 MiB: to the device they are sent without waiting
+// (the bytes are out of the application's hands once they are in the channel), to the host several are on their way at
+// once. Pinned memory that the server shares is named by its address and never passes through the channel.
+
+#include "client/custom/copy.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <mutex>
+#include <shared_mutex>
+
+#include "client/custom/pointer.h"
+#include "client/entry/custom.gen.h"
+#include "client/session/session.h"
+#include "proto/codec/codec.h"
+
+namespace cuda_remote::client {
+namespace {
+
+// Requests of one copy to the host that may be outstanding.
+constexpr size_t kWindow = 16;
+
+constexpr CallInfo kToDevice{kCall_cuMemcpyHtoDAsync_v2, "cuMemcpyHtoD", true, true};
+constexpr CallInfo kToHost{kCall_cuMemcpyDtoHAsync_v2, "cuMemcpyDtoH", false, true};
+constexpr CallInfo kOnDevice{kCall_cuMemcpyAsync, "cuMemcpyDtoD", true, true};
+constexpr CallInfo kUnified{kCall_cuMemcpyAsync, "cuMemcpy", true, true};
+constexpr CallInfo kPeer{kCall_cuMemcpyPeerAsync, "cuMemcpyPeer", true, true};
+
+bool IsKnownDeviceRange(Session& session, CUdeviceptr address, size_t bytes) {
+  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  const auto* range = session.device_ranges().Find(address);
+  return range && range->Contains(address, bytes);
+}
+
+// A copy that the server does by addresses alone.
+CUresult CopyByAddress(Call& call, uint64_t dst, uint64_t src, size_t bytes, uint64_t stream, bool blocking) {
+  call.set_id(kCall_cuMemcpyAsync);
+  wire::cuMemcpyAsync_Request request;
+  request.dst = dst;
+  request.src = src;
+  request.bytes = bytes;
+  request.stream = stream;
+  request.blocking = blocking;
+  call.message().clear();
+  request.Encode(&call.message());
+  return blocking ? call.Transact() : call.Send();
+}
+
+CUresult CopyOnDevice(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream, bool per_thread) {
+  Call call(kOnDevice);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  uint64_t wire_stream;
+  if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS) return result;
+  if (bytes == 0) return CUDA_SUCCESS;
+  // An address that the client does not know is most likely an error, and must come back from this call.
+  const bool known = IsKnownDeviceRange(call.session(), dst, bytes) && IsKnownDeviceRange(call.session(), src, bytes);
+  return CopyByAddress(call, dst, src, bytes, wire_stream, !known);
+}
+
+CUresult ToDevice(CUdeviceptr dst, const void* src, size_t bytes, CUstream stream, bool per_thread, bool blocking) {
+  Call call(kToDevice);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  uint64_t wire_stream;
+  if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS) return result;
+  return CopyToDevice(call, dst, src, bytes, wire_stream, blocking);
+}
+
+CUresult ToHost(void* dst, CUdeviceptr src, size_t bytes, CUstream stream, bool per_thread, bool blocking) {
+  Call call(kToHost);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  uint64_t wire_stream;
+  if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS) return result;
+  return CopyToHost(call, dst, src, bytes, wire_stream, blocking);
+}
+
+// Pointers of either kind: the address maps say which.
+CUresult Unified(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream, bool per_thread, bool blocking) {
+  Call call(kUnified);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  uint64_t wire_stream;
+  if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS) return result;
+  if (bytes == 0) return CUDA_SUCCESS;
+  const bool to_device = IsDevicePointer(call.session(), dst);
+  const bool from_device = IsDevicePointer(call.session(), src);
+  void* const host_dst = reinterpret_cast<void*>(dst);
+  const void* const host_src = reinterpret_cast<const void*>(src);
+  if (to_device && from_device) return CopyByAddress(call, dst, src, bytes, wire_stream, false);
+  if (to_device) return CopyToDevice(call, dst, host_src, bytes, wire_stream, blocking);
+  if (from_device) return CopyToHost(call, host_dst, src, bytes, wire_stream, blocking);
+  // Host to host, in the stream's order.
+  if (const CUresult result = WaitForStream(call, wire_stream); result != CUDA_SUCCESS) return result;
+  memmove(host_dst, host_src, bytes);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+bool IsSharedHostMemory(Session& session, const void* address, size_t bytes) {
+  if (!session.shared_memory()) return false;
+  const uint64_t start = reinterpret_cast<uint64_t>(address);
+  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  const auto* range = session.host_ranges().Find(start);
+  return range && range->value.shared && range->Contains(start, bytes);
+}
+
+CUresult WaitForStream(Call& call, uint64_t stream) {
+  call.set_id(kCall_cuStreamSynchronize);
+  wire::cuStreamSynchronize_Request request;
+  request.hStream = stream;
+  call.message().clear();
+  request.Encode(&call.message());
+  return call.Transact();
+}
+
+CUresult SettleHostFunctions(Call& call, uint64_t stream) {
+  if (call.session().host_functions().outstanding() == 0) return CUDA_SUCCESS;
+  return WaitForStream(call, stream);
+}
+
+CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes, uint64_t stream, bool blocking) {
+  if (bytes == 0) return CUDA_SUCCESS;
+  Session& session = call.session();
+  if (IsSharedHostMemory(session, src, bytes)) {
+    return CopyByAddress(call, dst, reinterpret_cast<uint64_t>(src), bytes, stream, blocking);
+  }
+  if (const CUresult result = SettleHostFunctions(call, stream); result != CUDA_SUCCESS) return result;
+  call.set_id(kCall_cuMemcpyHtoDAsync_v2);
+  const bool known = IsKnownDeviceRange(session, dst, bytes);
+  const char* const from = static_cast<const char*>(src);
+  for (size_t done = 0; done < bytes;) {
+    const size_t piece = std::min<size_t>(bytes - done, kMaxPayloadBytes);
+    wire::cuMemcpyHtoDAsync_v2_Request request;
+    request.dst = dst + done;
+    request.bytes = piece;
+    request.stream = stream;
+    call.message().clear();
+    request.Encode(&call.message());
+    call.SetPayload({from + done, piece});
+    const CUresult result = known ? call.Send() : call.Transact();
+    if (result != CUDA_SUCCESS) return result;
+    done += piece;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult CopyToHost(Call& call, void* dst, CUdeviceptr src, size_t bytes, uint64_t stream, bool blocking) {
+  if (bytes == 0) return CUDA_SUCCESS;
+  Session& session = call.session();
+  if (IsSharedHostMemory(session, dst, bytes)) {
+    const CUresult result =
+        CopyByAddress(call, reinterpret_cast<uint64_t>(dst), src, bytes, stream, blocking);
+    return result == CUDA_SUCCESS && blocking ? session.TakePendingError() : result;
+  }
+  call.set_id(kCall_cuMemcpyDtoHAsync_v2);
+  char* const to = static_cast<char*>(dst);
+  std::array<uint64_t, kWindow> sequences;
+  size_t begun = 0, finished = 0;
+  CUresult first_error = CUDA_SUCCESS;
+  for (size_t done = 0; done < bytes || finished < begun;) {
+    if (done < bytes && begun - finished < kWindow && first_error == CUDA_SUCCESS) {
+      const size_t piece = std::min<size_t>(bytes - done, kMaxPayloadBytes);
+      wire::cuMemcpyDtoHAsync_v2_Request request;
+      request.src = src + done;
+      request.bytes = piece;
+      request.stream = stream;
+      request.blocking = true;
+      call.message().clear();
+      request.Encode(&call.message());
+      const uint64_t sequence = call.Begin(to + done, piece);
+      if (!sequence) return session.Lose(ChannelStatus::kClosed);
+      sequences[begun++ % kWindow] = sequence;
+      done += piece;
+      continue;
+    }
+    if (finished == begun) break;
+    // Also after an error: a reply must not find the application's buffer gone.
+    const CUresult result = call.Finish(sequences[finished++ % kWindow]);
+    if (result != CUDA_SUCCESS && first_error == CUDA_SUCCESS) first_error = result;
+  }
+  return first_error;
+}
+
+CUresult Custom_cuMemcpyHtoD_v2(CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount, bool per_thread) {
+  return ToDevice(dstDevice, srcHost, ByteCount, nullptr, per_thread, true);
+}
+
+CUresult Custom_cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount, CUstream hStream,
+                                     bool per_thread) {
+  return ToDevice(dstDevice, srcHost, ByteCount, hStream, per_thread, false);
+}
+
+CUresult Custom_cuMemcpyDtoH_v2(void* dstHost, CUdeviceptr srcDevice, size_t ByteCount, bool per_thread) {
+  return ToHost(dstHost, srcDevice, ByteCount, nullptr, per_thread, true);
+}
+
+CUresult Custom_cuMemcpyDtoHAsync_v2(void* dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream,
+                                     bool per_thread) {
+  return ToHost(dstHost, srcDevice, ByteCount, hStream, per_thread, false);
+}
+
+CUresult Custom_cuMemcpyDtoD_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, bool per_thread) {
+  return CopyOnDevice(dstDevice, srcDevice, ByteCount, nullptr, per_thread);
+}
+
+CUresult Custom_cuMemcpyDtoDAsync_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream,
+                                     bool per_thread) {
+  return CopyOnDevice(dstDevice, srcDevice, ByteCount, hStream, per_thread);
+}
+
+CUresult Custom_cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, bool per_thread) {
+  return Unified(dst, src, ByteCount, nullptr, per_thread, true);
+}
+
+CUresult Custom_cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream, bool per_thread) {
+  return Unified(dst, src, ByteCount, hStream, per_thread, false);
+}
+
+CUresult Custom_cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice,
+                                  CUcontext srcContext, size_t ByteCount, CUstream hStream, bool per_thread) {
+  Call call(kPeer);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (!call.Valid(Kind::kContext, dstContext) || !call.Valid(Kind::kContext, srcContext)) {
+    return CUDA_ERROR_INVALID_CONTEXT;
+  }
+  wire::cuMemcpyPeerAsync_Request request;
+  if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.stream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  request.dst = dstDevice;
+  request.dst_context = reinterpret_cast<uint64_t>(dstContext);
+  request.src = srcDevice;
+  request.src_context = reinterpret_cast<uint64_t>(srcContext);
+  request.bytes = ByteCount;
+  request.Encode(&call.message());
+  const bool known = IsKnownDeviceRange(call.session(), dstDevice, ByteCount) &&
+                     IsKnownDeviceRange(call.session(), srcDevice, ByteCount);
+  return known ? call.Send() : call.Transact();
+}
+
+CUresult Custom_cuMemcpyPeer(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext,
+                             size_t ByteCount, bool per_thread) {
+  return Custom_cuMemcpyPeerAsync(dstDevice, dstContext, srcDevice, srcContext, ByteCount, nullptr, per_thread);
+}
+
+CUresult Custom_cuMemcpyBatchAsync_v2(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count,
+                                      CUmemcpyAttributes* attrs, size_t* attrsIdxs, size_t numAttrs, CUstream hStream,
+                                      bool per_thread) {
+  if (!dsts || !srcs || !sizes || count == 0 || !hStream) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < count; ++i) {
+    const CUresult result = Unified(dsts[i], srcs[i], sizes[i], hStream, per_thread, false);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemcpyBatchAsync(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count,
+                                   CUmemcpyAttributes* attrs, size_t* attrsIdxs, size_t numAttrs, size_t* failIdx,
+                                   CUstream hStream, bool per_thread) {
+  if (!dsts || !srcs || !sizes || count == 0 || !hStream) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < count; ++i) {
+    const CUresult result = Unified(dsts[i], srcs[i], sizes[i], hStream, per_thread, false);
+    if (result == CUDA_SUCCESS) continue;
+    if (failIdx) *failIdx = i;
+    return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::client

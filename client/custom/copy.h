@@ -1,0 +1,31 @@
+// Linear copies between host and device, in the pieces that the channel likes.
+#ifndef CUDA_REMOTE_CLIENT_CUSTOM_COPY_H_
+#define CUDA_REMOTE_CLIENT_CUSTOM_COPY_H_
+
+#include <cuda.h>
+
+#include <cstddef>
+
+#include "client/session/call.h"
+
+namespace cuda_remote::client {
+
+// Both take a call that has entered. `stream` is from Call::StreamToWire. `blocking` says whether the driver call may
+// return before the copy is done: a copy that must go through the channel's own buffers is finished with the host memory
+// when these return, whatever it says.
+CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes, uint64_t stream, bool blocking);
+CUresult CopyToHost(Call& call, void* dst, CUdeviceptr src, size_t bytes, uint64_t stream, bool blocking);
+
+// Waits until all work in `stream` before this moment is done.
+CUresult WaitForStream(Call& call, uint64_t stream);
+
+// Whether the server reaches all of [address, address + bytes) at the same address as this process.
+bool IsSharedHostMemory(Session& session, const void* address, size_t bytes);
+
+// Host memory is about to be read for a copy that stands behind a host function in a stream: that function may still have
+// to write it. Waits for `stream` if any host function is outstanding.
+CUresult SettleHostFunctions(Call& call, uint64_t stream);
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_CUSTOM_COPY_H_

@@ -1,0 +1,305 @@
+// Copies of rectangles and boxes, and to and from arrays.
+//
+// A side that lies in this process's memory travels as packed rows in bands of about 1 MiB; all else is named by the
+// call's own struct. 3D copies are done slice by slice where a host side takes part.
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "client/custom/copy.h"
+#include "client/custom/pointer.h"
+#include "client/entry/custom.gen.h"
+#include "client/session/session.h"
+#include "proto/codec/codec.h"
+
+namespace cuda_remote::client {
+namespace {
+
+constexpr CallInfo kCopy2D{kCall_cuMemcpy2DAsync_v2, "cuMemcpy2D", true, true};
+constexpr CallInfo kCopy3D{kCall_cuMemcpy3DAsync_v2, "cuMemcpy3D", true, true};
+
+// A unified side becomes what its pointer says it is.
+template <typename Copy>
+void ResolveUnified(Session& session, Copy* copy) {
+  if (copy->srcMemoryType == CU_MEMORYTYPE_UNIFIED) {
+    copy->srcMemoryType =
+        IsDevicePointer(session, copy->srcDevice) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+    copy->srcHost = reinterpret_cast<const void*>(copy->srcDevice);
+  }
+  if (copy->dstMemoryType == CU_MEMORYTYPE_UNIFIED) {
+    copy->dstMemoryType =
+        IsDevicePointer(session, copy->dstDevice) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+    copy->dstHost = reinterpret_cast<void*>(copy->dstDevice);
+  }
+}
+
+template <typename Request, typename Copy>
+void Describe(const Copy& copy, uint64_t stream, bool unaligned, Request* request) {
+  request->copy = std::string_view(reinterpret_cast<const char*>(&copy), sizeof(copy));
+  request->stream = stream;
+  request->unaligned = unaligned;
+}
+
+// One rectangle; both host sides, if any, are in `copy` as pitch and offsets say.
+template <typename Request, typename Copy>
+CUresult CopyRectangle(Call& call, Copy copy, uint64_t stream, bool unaligned) {
+  const size_t width = copy.WidthInBytes;
+  const size_t height = copy.Height;
+  const bool from_host = copy.srcMemoryType == CU_MEMORYTYPE_HOST;
+  const bool to_host = copy.dstMemoryType == CU_MEMORYTYPE_HOST;
+  const size_t src_pitch = copy.srcPitch ? copy.srcPitch : width;
+  const size_t dst_pitch = copy.dstPitch ? copy.dstPitch : width;
+  const char* const src =
+      from_host ? static_cast<const char*>(copy.srcHost) + copy.srcY * src_pitch + copy.srcXInBytes : nullptr;
+  char* const dst = to_host ? static_cast<char*>(copy.dstHost) + copy.dstY * dst_pitch + copy.dstXInBytes : nullptr;
+  if (from_host && to_host) {
+    if (const CUresult result = WaitForStream(call, stream); result != CUDA_SUCCESS) return result;
+    for (size_t y = 0; y < height; ++y) memmove(dst + y * dst_pitch, src + y * src_pitch, width);
+    return CUDA_SUCCESS;
+  }
+  if (from_host) {
+    if (const CUresult result = SettleHostFunctions(call, stream); result != CUDA_SUCCESS) return result;
+  }
+  const size_t band = std::max<size_t>(1, kMaxPayloadBytes / width);
+  std::vector<char> rows;
+  for (size_t y = 0; y < height;) {
+    const size_t count = std::min(band, height - y);
+    Copy piece = copy;
+    piece.Height = count;
+    if (from_host) {
+      rows.resize(count * width);
+      for (size_t i = 0; i < count; ++i) memcpy(&rows[i * width], src + (y + i) * src_pitch, width);
+      piece.srcHost = nullptr;
+      piece.srcXInBytes = piece.srcY = 0;
+      piece.srcPitch = width;
+      piece.dstY += y;
+      call.SetPayload({rows.data(), rows.size()});
+    } else {
+      rows.resize(count * width);
+      piece.dstHost = nullptr;
+      piece.dstXInBytes = piece.dstY = 0;
+      piece.dstPitch = width;
+      piece.srcY += y;
+      call.SetReplyPayload(rows.data(), rows.size());
+    }
+    Request request;
+    Describe(piece, stream, unaligned, &request);
+    request.src_is_payload = from_host;
+    request.dst_is_payload = to_host;
+    request.blocking = true;
+    call.message().clear();
+    request.Encode(&call.message());
+    const CUresult result = call.Transact();
+    if (result != CUDA_SUCCESS) return result;
+    if (to_host) {
+      if (call.reply_payload_bytes() != rows.size()) return call.session().Lose(ChannelStatus::kProtocolError);
+      for (size_t i = 0; i < count; ++i) memcpy(dst + (y + i) * dst_pitch, &rows[i * width], width);
+    }
+    y += count;
+  }
+  return CUDA_SUCCESS;
+}
+
+// Between device memory and arrays only: the struct says it all.
+template <typename Request, typename Copy>
+CUresult CopyOnServer(Call& call, const Copy& copy, uint64_t stream, bool unaligned, bool blocking) {
+  Request request;
+  Describe(copy, stream, unaligned, &request);
+  request.blocking = blocking;
+  request.Encode(&call.message());
+  return call.Transact();
+}
+
+bool AlwaysOnServer(unsigned src, unsigned dst) { return src != CU_MEMORYTYPE_HOST && dst != CU_MEMORYTYPE_HOST; }
+
+CUresult Copy2D(const CUDA_MEMCPY2D* pCopy, CUstream stream, bool per_thread, bool blocking, bool unaligned) {
+  if (!pCopy) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kCopy2D);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  uint64_t wire_stream;
+  if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS) return result;
+  CUDA_MEMCPY2D copy = *pCopy;
+  if (copy.WidthInBytes == 0 || copy.Height == 0) return CUDA_SUCCESS;
+  ResolveUnified(call.session(), &copy);
+  if (AlwaysOnServer(copy.srcMemoryType, copy.dstMemoryType)) {
+    return CopyOnServer<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned, blocking);
+  }
+  return CopyRectangle<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned);
+}
+
+CUresult Copy3D(const CUDA_MEMCPY3D* pCopy, CUstream stream, bool per_thread, bool blocking) {
+  if (!pCopy) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kCopy3D);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  uint64_t wire_stream;
+  if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS) return result;
+  CUDA_MEMCPY3D copy = *pCopy;
+  if (copy.WidthInBytes == 0 || copy.Height == 0 || copy.Depth == 0) return CUDA_SUCCESS;
+  ResolveUnified(call.session(), &copy);
+  if (AlwaysOnServer(copy.srcMemoryType, copy.dstMemoryType)) {
+    return CopyOnServer<wire::cuMemcpy3DAsync_v2_Request>(call, copy, wire_stream, false, blocking);
+  }
+  const size_t src_pitch = copy.srcPitch ? copy.srcPitch : copy.WidthInBytes;
+  const size_t dst_pitch = copy.dstPitch ? copy.dstPitch : copy.WidthInBytes;
+  const size_t src_slice = src_pitch * (copy.srcHeight ? copy.srcHeight : copy.Height);
+  const size_t dst_slice = dst_pitch * (copy.dstHeight ? copy.dstHeight : copy.Height);
+  for (size_t z = 0; z < copy.Depth; ++z) {
+    CUDA_MEMCPY3D slice = copy;
+    slice.Depth = 1;
+    // A host side moves its pointer from slice to slice; the other side names the slice.
+    if (copy.srcMemoryType == CU_MEMORYTYPE_HOST) {
+      slice.srcHost = static_cast<const char*>(copy.srcHost) + (copy.srcZ + z) * src_slice;
+      slice.srcZ = 0;
+    } else {
+      slice.srcZ += z;
+    }
+    if (copy.dstMemoryType == CU_MEMORYTYPE_HOST) {
+      slice.dstHost = static_cast<char*>(copy.dstHost) + (copy.dstZ + z) * dst_slice;
+      slice.dstZ = 0;
+    } else {
+      slice.dstZ += z;
+    }
+    const CUresult result = CopyRectangle<wire::cuMemcpy3DAsync_v2_Request>(call, slice, wire_stream, false);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+// One row between an array and something else: how the 1D array calls are expressed.
+CUDA_MEMCPY2D Row(size_t bytes) {
+  CUDA_MEMCPY2D copy{};
+  copy.WidthInBytes = bytes;
+  copy.Height = 1;
+  return copy;
+}
+
+void FromHost(const void* src, CUDA_MEMCPY2D* copy) {
+  copy->srcMemoryType = CU_MEMORYTYPE_HOST;
+  copy->srcHost = src;
+}
+void FromDevice(CUdeviceptr src, CUDA_MEMCPY2D* copy) {
+  copy->srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy->srcDevice = src;
+}
+void FromArray(CUarray src, size_t offset, CUDA_MEMCPY2D* copy) {
+  copy->srcMemoryType = CU_MEMORYTYPE_ARRAY;
+  copy->srcArray = src;
+  copy->srcXInBytes = offset;
+}
+void ToHost(void* dst, CUDA_MEMCPY2D* copy) {
+  copy->dstMemoryType = CU_MEMORYTYPE_HOST;
+  copy->dstHost = dst;
+}
+void ToDevice(CUdeviceptr dst, CUDA_MEMCPY2D* copy) {
+  copy->dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy->dstDevice = dst;
+}
+void ToArray(CUarray dst, size_t offset, CUDA_MEMCPY2D* copy) {
+  copy->dstMemoryType = CU_MEMORYTYPE_ARRAY;
+  copy->dstArray = dst;
+  copy->dstXInBytes = offset;
+}
+
+}  // namespace
+
+CUresult Custom_cuMemcpy2D_v2(const CUDA_MEMCPY2D* pCopy, bool per_thread) {
+  return Copy2D(pCopy, nullptr, per_thread, true, false);
+}
+
+CUresult Custom_cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* pCopy, bool per_thread) {
+  return Copy2D(pCopy, nullptr, per_thread, true, true);
+}
+
+CUresult Custom_cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* pCopy, CUstream hStream, bool per_thread) {
+  return Copy2D(pCopy, hStream, per_thread, false, false);
+}
+
+CUresult Custom_cuMemcpy3D_v2(const CUDA_MEMCPY3D* pCopy, bool per_thread) {
+  return Copy3D(pCopy, nullptr, per_thread, true);
+}
+
+CUresult Custom_cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* pCopy, CUstream hStream, bool per_thread) {
+  return Copy3D(pCopy, hStream, per_thread, false);
+}
+
+CUresult Custom_cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hStream, bool per_thread) {
+  if (!pCopy) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kCopy3D);
+  call.set_id(kCall_cuMemcpy3DPeerAsync);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  uint64_t wire_stream;
+  if (const CUresult result = call.StreamToWire(hStream, per_thread, &wire_stream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  CUDA_MEMCPY3D_PEER copy = *pCopy;
+  ResolveUnified(call.session(), &copy);
+  if (!AlwaysOnServer(copy.srcMemoryType, copy.dstMemoryType)) {
+    return Call::Unsupported("cuMemcpy3DPeer", "between contexts only device memory and arrays are copied");
+  }
+  return CopyOnServer<wire::cuMemcpy3DPeerAsync_Request>(call, copy, wire_stream, false, true);
+}
+
+CUresult Custom_cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* pCopy, bool per_thread) {
+  return Custom_cuMemcpy3DPeerAsync(pCopy, nullptr, per_thread);
+}
+
+CUresult Custom_cuMemcpyHtoA_v2(CUarray dstArray, size_t dstOffset, const void* srcHost, size_t ByteCount,
+                                bool per_thread) {
+  CUDA_MEMCPY2D copy = Row(ByteCount);
+  FromHost(srcHost, &copy);
+  ToArray(dstArray, dstOffset, &copy);
+  return Copy2D(&copy, nullptr, per_thread, true, false);
+}
+
+CUresult Custom_cuMemcpyHtoAAsync_v2(CUarray dstArray, size_t dstOffset, const void* srcHost, size_t ByteCount,
+                                     CUstream hStream, bool per_thread) {
+  CUDA_MEMCPY2D copy = Row(ByteCount);
+  FromHost(srcHost, &copy);
+  ToArray(dstArray, dstOffset, &copy);
+  return Copy2D(&copy, hStream, per_thread, false, false);
+}
+
+CUresult Custom_cuMemcpyAtoH_v2(void* dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount, bool per_thread) {
+  CUDA_MEMCPY2D copy = Row(ByteCount);
+  FromArray(srcArray, srcOffset, &copy);
+  ToHost(dstHost, &copy);
+  return Copy2D(&copy, nullptr, per_thread, true, false);
+}
+
+CUresult Custom_cuMemcpyAtoHAsync_v2(void* dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount,
+                                     CUstream hStream, bool per_thread) {
+  CUDA_MEMCPY2D copy = Row(ByteCount);
+  FromArray(srcArray, srcOffset, &copy);
+  ToHost(dstHost, &copy);
+  return Copy2D(&copy, hStream, per_thread, false, false);
+}
+
+CUresult Custom_cuMemcpyDtoA_v2(CUarray dstArray, size_t dstOffset, CUdeviceptr srcDevice, size_t ByteCount,
+                                bool per_thread) {
+  CUDA_MEMCPY2D copy = Row(ByteCount);
+  FromDevice(srcDevice, &copy);
+  ToArray(dstArray, dstOffset, &copy);
+  return Copy2D(&copy, nullptr, per_thread, true, false);
+}
+
+CUresult Custom_cuMemcpyAtoD_v2(CUdeviceptr dstDevice, CUarray srcArray, size_t srcOffset, size_t ByteCount,
+                                bool per_thread) {
+  CUDA_MEMCPY2D copy = Row(ByteCount);
+  FromArray(srcArray, srcOffset, &copy);
+  ToDevice(dstDevice, &copy);
+  return Copy2D(&copy, nullptr, per_thread, true, false);
+}
+
+CUresult Custom_cuMemcpyAtoA_v2(CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset,
+                                size_t ByteCount, bool per_thread) {
+  CUDA_MEMCPY2D copy = Row(ByteCount);
+  FromArray(srcArray, srcOffset, &copy);
+  ToArray(dstArray, dstOffset, &copy);
+  return Copy2D(&copy, nullptr, per_thread, true, false);
+}
+
+}  // namespace cuda_remote::client

@@ -1,0 +1,245 @@
+// Functions and kernels: found by name once, attributes asked for once.
+
+#include <cuda.h>
+
+#include <mutex>
+#include <shared_mutex>
+
+#include "client/custom/call_names.h"
+#include "client/custom/function_info.h"
+#include "client/entry/custom.gen.h"
+#include "client/session/call.h"
+#include "client/session/session.h"
+#include "proto/codec/codec.h"
+
+namespace cuda_remote::client {
+namespace {
+
+// The child of `owner` under `name` if it was asked for before, as natively the same handle comes back; 0 if not.
+uint64_t FindChild(Session& session, Kind kind, uint64_t owner, const std::string& name) {
+  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  const Object* object = session.handles().Find(kind, owner);
+  if (!object || !object->children) return 0;
+  const auto it = object->children->find(name);
+  return it == object->children->end() ? 0 : it->second;
+}
+
+void AddChild(Session& session, Kind kind, uint64_t owner, const std::string& name, Kind child_kind, uint64_t child) {
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  Object* object = session.handles().Find(kind, owner);
+  if (!object) return;
+  if (!object->children) object->children = std::make_unique<NamedChildren>();
+  (*object->children)[name] = child;
+  session.handles().Find(child_kind, child)->owner = owner;
+}
+
+// A child that dies with its owner, and with the current context if it is `of_context`. The request has been filled in
+// but for the new handle, whose place `handle` names.
+template <typename Request>
+CUresult MakeChild(Call& call, Kind owner_kind, uint64_t owner, const std::string& name, Kind child_kind,
+                   Request& request, uint64_t Request::*handle, bool of_context, uint64_t* child) {
+  if (!call.Valid(owner_kind, owner)) return CUDA_ERROR_INVALID_HANDLE;
+  *child = FindChild(call.session(), owner_kind, owner, name);
+  if (*child && call.Valid(child_kind, *child)) return CUDA_SUCCESS;
+  *child = request.*handle = call.NewHandle(child_kind, owner);
+  if (!*child) return CUDA_ERROR_OUT_OF_MEMORY;
+  request.Encode(&call.message());
+  const CUresult result = call.Transact();
+  if (result != CUDA_SUCCESS) return result;
+  AddChild(call.session(), owner_kind, owner, name, child_kind, *child);
+  if (of_context) {
+    call.Created({child_kind, *child}, {{Kind::kContext, call.thread().current_context()}});
+  } else {
+    call.Created({child_kind, *child});
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult GetAttribute(const CallInfo& info, uint64_t function, Kind kind, CUfunction_attribute attrib, int* pi) {
+  if (!pi) return CUDA_ERROR_INVALID_VALUE;
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  std::shared_ptr<FunctionInfo> facts;
+  if (const CUresult result = FindFunctionInfo(call, function, &facts); result != CUDA_SUCCESS) return result;
+  std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+  if (int(attrib) < 0 || size_t(attrib) >= facts->attributes.size() || facts->attributes[attrib] == kRefused) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  *pi = facts->attributes[attrib];
+  return CUDA_SUCCESS;
+}
+
+// After the driver has accepted a new value: what the client answers from must say the same. Other attributes may have
+// changed with it (a larger dynamic shared size changes the carve-out), so they are asked for again.
+void ForgetInfo(Session& session, uint64_t function) {
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  if (Object* object = session.handles().Find(KindOf(function), function)) {
+    object->info.reset();
+    // A kernel's functions share its attributes.
+    if (object->children) {
+      for (auto& [name, child] : *object->children) {
+        if (Object* function_object = session.handles().Find(Kind::kFunction, child)) function_object->info.reset();
+      }
+    }
+  }
+}
+
+}  // namespace
+
+CUresult Custom_cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char* name) {
+  static constexpr CallInfo kInfo{kCall_cuModuleGetFunction, "cuModuleGetFunction", false, true};
+  if (!hfunc || !name) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuModuleGetFunction_Request request;
+  request.hmod = reinterpret_cast<uint64_t>(hmod);
+  request.name = name;
+  uint64_t handle;
+  const CUresult result = MakeChild(call, Kind::kModule, request.hmod, name, Kind::kFunction, request,
+                                    &wire::cuModuleGetFunction_Request::hfunc, false, &handle);
+  if (result == CUDA_SUCCESS) *hfunc = reinterpret_cast<CUfunction>(handle);
+  return result;
+}
+
+CUresult Custom_cuLibraryGetKernel(CUkernel* pKernel, CUlibrary library, const char* name) {
+  static constexpr CallInfo kInfo{kCall_cuLibraryGetKernel, "cuLibraryGetKernel", false, false};
+  if (!pKernel || !name) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuLibraryGetKernel_Request request;
+  request.library = reinterpret_cast<uint64_t>(library);
+  request.name = name;
+  uint64_t handle;
+  const CUresult result = MakeChild(call, Kind::kLibrary, request.library, name, Kind::kKernel, request,
+                                    &wire::cuLibraryGetKernel_Request::pKernel, false, &handle);
+  if (result == CUDA_SUCCESS) *pKernel = reinterpret_cast<CUkernel>(handle);
+  return result;
+}
+
+CUresult Custom_cuLibraryGetModule(CUmodule* pMod, CUlibrary library) {
+  static constexpr CallInfo kInfo{kCall_cuLibraryGetModule, "cuLibraryGetModule", false, true};
+  if (!pMod) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuLibraryGetModule_Request request;
+  request.library = reinterpret_cast<uint64_t>(library);
+  uint64_t handle;
+  // One module for each context; the slash keeps the name apart from any kernel's.
+  const std::string name = "/module/" + std::to_string(call.thread().current_context());
+  const CUresult result = MakeChild(call, Kind::kLibrary, request.library, name, Kind::kModule, request,
+                                    &wire::cuLibraryGetModule_Request::pMod, true, &handle);
+  if (result == CUDA_SUCCESS) *pMod = reinterpret_cast<CUmodule>(handle);
+  return result;
+}
+
+CUresult Custom_cuKernelGetFunction(CUfunction* pFunc, CUkernel kernel) {
+  static constexpr CallInfo kInfo{kCall_cuKernelGetFunction, "cuKernelGetFunction", false, true};
+  if (!pFunc) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuKernelGetFunction_Request request;
+  request.kernel = reinterpret_cast<uint64_t>(kernel);
+  uint64_t handle;
+  const std::string name = std::to_string(call.thread().current_context());
+  const CUresult result = MakeChild(call, Kind::kKernel, request.kernel, name, Kind::kFunction, request,
+                                    &wire::cuKernelGetFunction_Request::pFunc, true, &handle);
+  if (result == CUDA_SUCCESS) *pFunc = reinterpret_cast<CUfunction>(handle);
+  return result;
+}
+
+CUresult Custom_cuFuncGetAttribute(int* pi, CUfunction_attribute attrib, CUfunction hfunc) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuFuncGetAttribute", false, true};
+  return GetAttribute(kInfo, reinterpret_cast<uint64_t>(hfunc), Kind::kFunction, attrib, pi);
+}
+
+CUresult Custom_cuKernelGetAttribute(int* pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuKernelGetAttribute", false, false};
+  return GetAttribute(kInfo, reinterpret_cast<uint64_t>(kernel), Kind::kKernel, attrib, pi);
+}
+
+CUresult Custom_cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, int value) {
+  static constexpr CallInfo kInfo{kCall_cuFuncSetAttribute, "cuFuncSetAttribute", false, true};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuFuncSetAttribute_Request request;
+  request.hfunc = reinterpret_cast<uint64_t>(hfunc);
+  request.attrib = attrib;
+  request.value = value;
+  const Kind kind = KindOf(request.hfunc);  // the driver takes a kernel here too
+  if ((kind != Kind::kFunction && kind != Kind::kKernel) || !call.Valid(kind, request.hfunc)) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  request.Encode(&call.message());
+  const CUresult result = call.Transact();
+  if (result != CUDA_SUCCESS) return result;
+  ForgetInfo(call.session(), request.hfunc);
+  call.Modified({kind, request.hfunc}, uint64_t(attrib));
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel kernel, CUdevice dev) {
+  static constexpr CallInfo kInfo{kCall_cuKernelSetAttribute, "cuKernelSetAttribute", false, false};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuKernelSetAttribute_Request request;
+  request.attrib = attrib;
+  request.val = val;
+  request.kernel = reinterpret_cast<uint64_t>(kernel);
+  request.dev = dev;
+  if (!call.Valid(Kind::kKernel, request.kernel)) return CUDA_ERROR_INVALID_HANDLE;
+  request.Encode(&call.message());
+  const CUresult result = call.Transact();
+  if (result != CUDA_SUCCESS) return result;
+  ForgetInfo(call.session(), request.kernel);
+  call.Modified({Kind::kKernel, request.kernel}, uint64_t(dev) << 32 | uint32_t(attrib));
+  return CUDA_SUCCESS;
+}
+
+// The name is the client's own copy: it lives as long as the process, which is at least as long as the driver promises.
+CUresult Custom_cuFuncGetName(const char** name, CUfunction hfunc) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuFuncGetName", false, true};
+  if (!name) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  std::shared_ptr<FunctionInfo> info;
+  const CUresult result = FindFunctionInfo(call, reinterpret_cast<uint64_t>(hfunc), &info);
+  if (result == CUDA_SUCCESS) *name = call.session().Intern(info->name);
+  return result;
+}
+
+CUresult Custom_cuKernelGetName(const char** name, CUkernel hfunc) {
+  return Custom_cuFuncGetName(name, reinterpret_cast<CUfunction>(hfunc));
+}
+
+CUresult Custom_cuFuncGetModule(CUmodule* hmod, CUfunction hfunc) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuFuncGetModule", false, true};
+  if (!hmod) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  uint64_t owner = 0;
+  {
+    std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+    const Object* function = call.session().handles().Find(Kind::kFunction, reinterpret_cast<uint64_t>(hfunc));
+    if (!function) return CUDA_ERROR_INVALID_HANDLE;
+    owner = function->owner;
+    if (KindOf(owner) == Kind::kKernel) {
+      const Object* kernel = call.session().handles().Find(Kind::kKernel, owner);
+      owner = kernel ? kernel->owner : 0;
+    }
+  }
+  if (KindOf(owner) == Kind::kModule) {
+    *hmod = reinterpret_cast<CUmodule>(owner);
+    return CUDA_SUCCESS;
+  }
+  return Custom_cuLibraryGetModule(hmod, reinterpret_cast<CUlibrary>(owner));
+}
+
+CUresult Custom_cuModuleEnumerateFunctions(CUfunction* functions, unsigned int numFunctions, CUmodule mod) {
+  return Call::Unsupported("cuModuleEnumerateFunctions", "functions are found by name only");
+}
+
+CUresult Custom_cuLibraryEnumerateKernels(CUkernel* kernels, unsigned int numKernels, CUlibrary lib) {
+  return Call::Unsupported("cuLibraryEnumerateKernels", "kernels are found by name only");
+}
+
+}  // namespace cuda_remote::client

@@ -1,0 +1,73 @@
+#include "client/custom/function_info.h"
+
+#include <mutex>
+#include <shared_mutex>
+
+#include "client/session/log.h"
+#include "client/session/session.h"
+#include "proto/codec/operations.gen.h"
+
+namespace cuda_remote::client {
+namespace {
+
+// Largest parameter block that CUDA allows.
+constexpr uint64_t kMaxParameterBytes = 32764;
+
+Object* FindUnlocked(Session& session, uint64_t function) {
+  const Kind kind = KindOf(function);
+  if (kind != Kind::kFunction && kind != Kind::kKernel) return nullptr;
+  return session.handles().Find(kind, function);
+}
+
+}  // namespace
+
+CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<FunctionInfo>* info) {
+  Session& session = call.session();
+  int device = 0;
+  {
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    const Object* object = FindUnlocked(session, function);
+    if (!object) return CUDA_ERROR_INVALID_HANDLE;
+    if (object->info) {
+      *info = object->info;
+      return CUDA_SUCCESS;
+    }
+  }
+  device = session.DeviceOf(call.thread().current_context());
+  wire::OpFunctionInfo_Request request;
+  request.function = function;
+  request.device = device < 0 ? 0 : device;
+  std::string message;
+  request.Encode(&message);
+  Reply reply;
+  // The operation itself names no context; loading a kernel lazily needs one.
+  const CUresult result =
+      session.Operate(kOpFunctionInfo, message, &reply, SlotOf(call.thread().current_context()));
+  if (result != CUDA_SUCCESS) return result;
+  wire::OpFunctionInfo_Reply answer;
+  if (!answer.Decode(reply.message)) return session.Lose(ChannelStatus::kProtocolError);
+  auto fresh = std::make_shared<FunctionInfo>();
+  fresh->name = std::string(answer.name);
+  uint64_t block = 0;
+  for (const auto& parameter : answer.parameters) {
+    const uint64_t end = uint64_t(parameter.offset) + parameter.size;
+    if (end > kMaxParameterBytes) return session.Lose(ChannelStatus::kProtocolError);
+    fresh->params.push_back({parameter.offset, parameter.size});
+    if (end > block) block = end;
+  }
+  fresh->params_bytes = uint32_t(block);
+  fresh->attributes.assign(answer.attributes.begin(), answer.attributes.end());
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  Object* object = FindUnlocked(session, function);
+  if (!object) return CUDA_ERROR_INVALID_HANDLE;
+  if (!object->info) object->info = std::move(fresh);
+  *info = object->info;
+  return CUDA_SUCCESS;
+}
+
+const Device& CurrentDevice(Call& call) {
+  const int device = call.session().DeviceOf(call.thread().current_context());
+  return call.session().devices()[device < 0 ? 0 : device];
+}
+
+}  // namespace cuda_remote::client

@@ -1,0 +1,148 @@
+// Graph calls whose results do not fit the generator's rules.
+
+#include <cuda.h>
+
+#include "client/entry/custom.gen.h"
+#include "client/session/call.h"
+#include "client/session/session.h"
+#include "proto/codec/codec.h"
+
+namespace cuda_remote::client {
+namespace {
+
+// Instantiates; `error_node` and `outcome` may be null.
+CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t upload_stream, CUgraphNode* error_node,
+                     CUgraphInstantiateResult* outcome) {
+  static constexpr CallInfo kInfo{kCall_cuGraphInstantiateWithParams, "cuGraphInstantiate", false, true};
+  if (!exec) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphInstantiateWithParams_Request request;
+  request.graph = reinterpret_cast<uint64_t>(graph);
+  if (!call.Valid(Kind::kGraph, request.graph)) return CUDA_ERROR_INVALID_VALUE;
+  request.exec = call.NewHandle(Kind::kGraphExec, kNoParent);
+  if (!request.exec) return CUDA_ERROR_OUT_OF_MEMORY;
+  request.flags = flags;
+  request.upload_stream = upload_stream;
+  request.Encode(&call.message());
+  const CUresult result = call.Transact();
+  wire::cuGraphInstantiateWithParams_Reply reply;
+  if (reply.Decode(call.reply())) {
+    if (error_node) *error_node = reinterpret_cast<CUgraphNode>(reply.error_node);
+    if (outcome) *outcome = CUgraphInstantiateResult(reply.result);
+  }
+  if (result != CUDA_SUCCESS) return result;
+  call.Created({Kind::kGraphExec, request.exec}, {{Kind::kGraph, request.graph}});
+  *exec = reinterpret_cast<CUgraphExec>(request.exec);
+  return CUDA_SUCCESS;
+}
+
+CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* info) {
+  static constexpr CallInfo kInfo{kCall_cuGraphExecUpdate_v2, "cuGraphExecUpdate", false, true};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphExecUpdate_v2_Request request;
+  request.exec = reinterpret_cast<uint64_t>(exec);
+  request.graph = reinterpret_cast<uint64_t>(graph);
+  if (!call.Valid(Kind::kGraphExec, request.exec) || !call.Valid(Kind::kGraph, request.graph)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  request.Encode(&call.message());
+  const CUresult result = call.Transact();
+  wire::cuGraphExecUpdate_v2_Reply reply;
+  if (reply.Decode(call.reply())) {
+    info->result = CUgraphExecUpdateResult(reply.result);
+    info->errorNode = reinterpret_cast<CUgraphNode>(reply.error_node);
+    info->errorFromNode = reinterpret_cast<CUgraphNode>(reply.error_from_node);
+  }
+  if (result == CUDA_SUCCESS) call.Modified({Kind::kGraphExec, request.exec}, 0);
+  return result;
+}
+
+}  // namespace
+
+CUresult Custom_cuGraphInstantiateWithParams(CUgraphExec* phGraphExec, CUgraph hGraph,
+                                             CUDA_GRAPH_INSTANTIATE_PARAMS* instantiateParams, bool per_thread) {
+  static constexpr CallInfo kInfo{kCall_cuGraphInstantiateWithParams, "cuGraphInstantiateWithParams", false, true};
+  if (!instantiateParams) return CUDA_ERROR_INVALID_VALUE;
+  uint64_t stream;
+  {
+    Call call(kInfo);
+    if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = call.StreamToWire(instantiateParams->hUploadStream, per_thread, &stream);
+        result != CUDA_SUCCESS) {
+      return result;
+    }
+  }
+  return Instantiate(phGraphExec, hGraph, instantiateParams->flags, stream, &instantiateParams->hErrNode_out,
+                     &instantiateParams->result_out);
+}
+
+CUresult Custom_cuGraphInstantiate_v2(CUgraphExec* phGraphExec, CUgraph hGraph, CUgraphNode* phErrorNode,
+                                      char* logBuffer, size_t bufferSize) {
+  if (logBuffer && bufferSize) logBuffer[0] = 0;
+  return Instantiate(phGraphExec, hGraph, 0, 0, phErrorNode, nullptr);
+}
+
+CUresult Custom_cuGraphInstantiate(CUgraphExec* phGraphExec, CUgraph hGraph, CUgraphNode* phErrorNode, char* logBuffer,
+                                   size_t bufferSize) {
+  return Custom_cuGraphInstantiate_v2(phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize);
+}
+
+CUresult Custom_cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphExecUpdateResultInfo* resultInfo) {
+  if (!resultInfo) return CUDA_ERROR_INVALID_VALUE;
+  return Update(hGraphExec, hGraph, resultInfo);
+}
+
+CUresult Custom_cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode* hErrorNode_out,
+                                  CUgraphExecUpdateResult* updateResult_out) {
+  if (!updateResult_out) return CUDA_ERROR_INVALID_VALUE;
+  CUgraphExecUpdateResultInfo info{};
+  const CUresult result = Update(hGraphExec, hGraph, &info);
+  *updateResult_out = info.result;
+  if (hErrorNode_out) *hErrorNode_out = info.errorNode;
+  return result;
+}
+
+CUresult Custom_cuGraphNodeFindInClone(CUgraphNode* phNode, CUgraphNode hOriginalNode, CUgraph hClonedGraph) {
+  static constexpr CallInfo kInfo{kCall_cuGraphNodeFindInClone, "cuGraphNodeFindInClone", false, true};
+  if (!phNode) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphNodeFindInClone_Request request;
+  request.original = reinterpret_cast<uint64_t>(hOriginalNode);
+  request.clone = reinterpret_cast<uint64_t>(hClonedGraph);
+  if (!call.Valid(Kind::kGraphNode, request.original) || !call.Valid(Kind::kGraph, request.clone)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  request.node = call.NewHandle(Kind::kGraphNode, request.clone);
+  if (!request.node) return CUDA_ERROR_OUT_OF_MEMORY;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphNodeFindInClone_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  if (reply.node == request.node) call.Created({Kind::kGraphNode, request.node});
+  *phNode = reinterpret_cast<CUgraphNode>(reply.node);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph* phGraph) {
+  static constexpr CallInfo kInfo{kCall_cuGraphChildGraphNodeGetGraph, "cuGraphChildGraphNodeGetGraph", false, true};
+  if (!phGraph) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphChildGraphNodeGetGraph_Request request;
+  request.node = reinterpret_cast<uint64_t>(hNode);
+  if (!call.Valid(Kind::kGraphNode, request.node)) return CUDA_ERROR_INVALID_VALUE;
+  request.graph = call.NewHandle(Kind::kGraph, request.node);
+  if (!request.graph) return CUDA_ERROR_OUT_OF_MEMORY;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphChildGraphNodeGetGraph_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  if (reply.graph == request.graph) call.Created({Kind::kGraph, request.graph});
+  *phGraph = reinterpret_cast<CUgraph>(reply.graph);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::client

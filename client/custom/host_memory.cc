@@ -1,0 +1,153 @@
+// Pinned host memory. See client/session/host_arena.h for how it is shared with a server on the same machine.
+
+#include <cuda.h>
+#include <unistd.h>
+
+#include <mutex>
+#include <shared_mutex>
+
+#include "client/custom/call_names.h"
+#include "client/entry/custom.gen.h"
+#include "client/session/call.h"
+#include "client/session/session.h"
+
+namespace cuda_remote::client {
+namespace {
+
+constexpr unsigned kAllocFlags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
+constexpr unsigned kRegisterFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
+                                    CU_MEMHOSTREGISTER_IOMEMORY | CU_MEMHOSTREGISTER_READ_ONLY;
+
+CUresult Allocate(const CallInfo& info, void** pp, size_t bytesize, unsigned flags) {
+  if (!pp || bytesize == 0 || (flags & ~kAllocFlags)) return CUDA_ERROR_INVALID_VALUE;
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  void* const memory = session.host_arena().Allocate(bytesize);
+  if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
+  const uint64_t address = reinterpret_cast<uint64_t>(memory);
+  if (session.shared_memory()) {
+    if (const CUresult result = session.MapHostRange(address, bytesize, flags); result != CUDA_SUCCESS) {
+      session.host_arena().Free(memory, bytesize);
+      return result;
+    }
+  }
+  HostRange range;
+  range.shared = true;
+  range.flags = flags;
+  range.context = call.thread().current_context();
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  range.buffer_id = session.NextId();
+  session.host_ranges().Insert(address, bytesize, range);
+  *pp = memory;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult Custom_cuMemHostAlloc(void** pp, size_t bytesize, unsigned int Flags) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostAlloc", false, true};
+  return Allocate(kInfo, pp, bytesize, Flags);
+}
+
+CUresult Custom_cuMemAllocHost_v2(void** pp, size_t bytesize) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemAllocHost", false, true};
+  return Allocate(kInfo, pp, bytesize, 0);
+}
+
+CUresult Custom_cuMemFreeHost(void* p) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemFreeHost", false, false};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  const uint64_t address = reinterpret_cast<uint64_t>(p);
+  uint64_t bytes;
+  {
+    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    auto* range = session.host_ranges().At(address);
+    if (!range || range->value.registered) return CUDA_ERROR_INVALID_VALUE;
+    bytes = range->bytes;
+    session.host_ranges().Erase(address);
+  }
+  // The server unmaps first - and waits for copies in progress, as natively - so it never sees a hole in the file.
+  CUresult result = CUDA_SUCCESS;
+  if (session.shared_memory()) result = session.UnmapHostRange(address);
+  session.host_arena().Free(p, bytes);
+  return result;
+}
+
+// Registering changes nothing about how the application's own pages travel: their copies go through the channel. What a
+// kernel could do with such pages (reach them through their device pointer) is refused by name below.
+CUresult Custom_cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flags) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostRegister", false, true};
+  if (!p || bytesize == 0 || (Flags & ~kRegisterFlags)) return CUDA_ERROR_INVALID_VALUE;
+  if (Flags & CU_MEMHOSTREGISTER_IOMEMORY) return Call::Unsupported("cuMemHostRegister", "I/O memory is not remoted");
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  const uint64_t address = reinterpret_cast<uint64_t>(p);
+  // Natively an overlap with a registered or allocated range is refused.
+  if (session.host_ranges().Find(address) || session.host_ranges().Find(address + bytesize - 1)) {
+    return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  }
+  HostRange range;
+  range.registered = true;
+  range.flags = Flags;
+  range.context = call.thread().current_context();
+  range.buffer_id = session.NextId();
+  session.host_ranges().Insert(address, bytesize, range);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemHostUnregister(void* p) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostUnregister", false, true};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  const uint64_t address = reinterpret_cast<uint64_t>(p);
+  auto* range = session.host_ranges().At(address);
+  if (!range || !range->value.registered) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  session.host_ranges().Erase(address);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsigned int Flags) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostGetDevicePointer", false, true};
+  if (!pdptr || Flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  const uint64_t address = reinterpret_cast<uint64_t>(p);
+  {
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    const auto* range = session.host_ranges().Find(address);
+    if (!range) return CUDA_ERROR_INVALID_VALUE;
+    if (range->value.shared && session.shared_memory()) {
+      *pdptr = address;  // same address on both sides, as with unified addressing natively
+      return CUDA_SUCCESS;
+    }
+    if (range->value.registered) {
+      return Call::Unsupported("cuMemHostGetDevicePointer",
+                               "the GPU cannot reach pages that the program registered itself; allocate them pinned");
+    }
+  }
+  return Call::Unsupported("cuMemHostGetDevicePointer", "a GPU on another machine cannot reach host memory");
+}
+
+CUresult Custom_cuMemHostGetFlags(unsigned int* pFlags, void* p) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostGetFlags", false, true};
+  if (!pFlags) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  const auto* range = session.host_ranges().Find(reinterpret_cast<uint64_t>(p));
+  if (!range || range->value.registered) return CUDA_ERROR_INVALID_VALUE;
+  // The driver maps all pinned memory where addressing is unified, and says so.
+  *pFlags = range->value.flags | CU_MEMHOSTALLOC_DEVICEMAP;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::client

@@ -1,0 +1,171 @@
+// Kernel launches: the hot path. A launch that looks right is sent without waiting; one that looks wrong is sent and
+// waited for, so that the error is the driver's own and comes from the launch, as natively.
+
+#include <cuda.h>
+
+#include <cstring>
+
+#include "client/custom/function_info.h"
+#include "client/entry/custom.gen.h"
+#include "client/session/call.h"
+#include "client/session/session.h"
+#include "proto/codec/codec.h"
+
+namespace cuda_remote::client {
+namespace {
+
+struct Shape {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned dynamic_shared_bytes;
+};
+
+// Whether the driver can be expected to accept this. A "no" only costs the wait for the driver's own answer.
+bool LooksValid(const Device& device, const FunctionInfo& info, const Shape& shape) {
+  static constexpr CUdevice_attribute kGrid[3] = {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y,
+                                                  CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z};
+  static constexpr CUdevice_attribute kBlock[3] = {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X,
+                                                   CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y,
+                                                   CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z};
+  uint64_t threads = 1;
+  for (int i = 0; i < 3; ++i) {
+    if (shape.grid[i] == 0 || shape.grid[i] > unsigned(device.Attribute(kGrid[i]))) return false;
+    if (shape.block[i] == 0 || shape.block[i] > unsigned(device.Attribute(kBlock[i]))) return false;
+    threads *= shape.block[i];
+  }
+  const auto attribute = [&info](CUfunction_attribute which) -> int64_t {
+    return size_t(which) < info.attributes.size() ? info.attributes[which] : kRefused;
+  };
+  if (int64_t(threads) > attribute(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)) return false;
+  return int64_t(shape.dynamic_shared_bytes) <= attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+}
+
+// Gathers the parameters into one block as the kernel sees it. `block` keeps its storage between launches.
+CUresult PackParameters(const FunctionInfo& info, void** kernel_params, void** extra, std::string* block) {
+  block->clear();
+  if (kernel_params) {
+    if (extra) return CUDA_ERROR_INVALID_VALUE;  // one way or the other
+    block->resize(info.params_bytes);
+    for (size_t i = 0; i < info.params.size(); ++i) {
+      if (!kernel_params[i]) return CUDA_ERROR_INVALID_VALUE;
+      memcpy(&(*block)[info.params[i].offset], kernel_params[i], info.params[i].bytes);
+    }
+    return CUDA_SUCCESS;
+  }
+  const void* buffer = nullptr;
+  size_t bytes = 0;
+  for (void** item = extra; item && *item != CU_LAUNCH_PARAM_END; item += 2) {
+    if (item[0] == CU_LAUNCH_PARAM_BUFFER_POINTER) {
+      buffer = item[1];
+    } else if (item[0] == CU_LAUNCH_PARAM_BUFFER_SIZE) {
+      bytes = item[1] ? *static_cast<const size_t*>(item[1]) : 0;
+    } else {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+  }
+  if (buffer) block->assign(static_cast<const char*>(buffer), bytes);
+  // A kernel with parameters and none given: natively the same error.
+  if (block->size() < info.params_bytes) return CUDA_ERROR_INVALID_VALUE;
+  return CUDA_SUCCESS;
+}
+
+std::string& ParameterBlock(Call& call) {
+  // The reply buffer is not in use while the request is being made.
+  return call.scratch();
+}
+
+CUresult SendLaunch(Call& call, bool looks_valid) { return looks_valid ? call.Send() : call.Transact(); }
+
+}  // namespace
+
+CUresult Custom_cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
+                               unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
+                               unsigned int sharedMemBytes, CUstream hStream, void** kernelParams, void** extra,
+                               bool per_thread) {
+  static constexpr CallInfo kInfo{kCall_cuLaunchKernel, "cuLaunchKernel", true, true};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  std::shared_ptr<FunctionInfo> info;
+  if (const CUresult result = FindFunctionInfo(call, reinterpret_cast<uint64_t>(f), &info); result != CUDA_SUCCESS) {
+    return result;
+  }
+  wire::cuLaunchKernel_Request request;
+  if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.stream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  std::string& block = ParameterBlock(call);
+  if (const CUresult result = PackParameters(*info, kernelParams, extra, &block); result != CUDA_SUCCESS) return result;
+  const Shape shape{{gridDimX, gridDimY, gridDimZ}, {blockDimX, blockDimY, blockDimZ}, sharedMemBytes};
+  const Device& device = CurrentDevice(call);
+  request.f = reinterpret_cast<uint64_t>(f);
+  request.grid_x = gridDimX;
+  request.grid_y = gridDimY;
+  request.grid_z = gridDimZ;
+  request.block_x = blockDimX;
+  request.block_y = blockDimY;
+  request.block_z = blockDimZ;
+  request.shared_bytes = sharedMemBytes;
+  request.params = block;
+  request.Encode(&call.message());
+  return SendLaunch(call, LooksValid(device, *info, shape));
+}
+
+CUresult Custom_cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY,
+                                          unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY,
+                                          unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream,
+                                          void** kernelParams, bool per_thread) {
+  CUlaunchAttribute cooperative{};
+  cooperative.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+  cooperative.value.cooperative = 1;
+  CUlaunchConfig config{};
+  config.gridDimX = gridDimX;
+  config.gridDimY = gridDimY;
+  config.gridDimZ = gridDimZ;
+  config.blockDimX = blockDimX;
+  config.blockDimY = blockDimY;
+  config.blockDimZ = blockDimZ;
+  config.sharedMemBytes = sharedMemBytes;
+  config.hStream = hStream;
+  config.attrs = &cooperative;
+  config.numAttrs = 1;
+  return Custom_cuLaunchKernelEx(&config, f, kernelParams, nullptr, per_thread);
+}
+
+// Launch attributes are plain values but for those that name events; these go as virtual handles and the server
+// translates them.
+CUresult Custom_cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, void** kernelParams, void** extra,
+                                 bool per_thread) {
+  static constexpr CallInfo kInfo{kCall_cuLaunchKernel, "cuLaunchKernelEx", true, true};
+  if (!config || (config->numAttrs && !config->attrs)) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  std::shared_ptr<FunctionInfo> info;
+  if (const CUresult result = FindFunctionInfo(call, reinterpret_cast<uint64_t>(f), &info); result != CUDA_SUCCESS) {
+    return result;
+  }
+  wire::cuLaunchKernel_Request request;
+  if (const CUresult result = call.StreamToWire(config->hStream, per_thread, &request.stream);
+      result != CUDA_SUCCESS) {
+    return result;
+  }
+  std::string& block = ParameterBlock(call);
+  if (const CUresult result = PackParameters(*info, kernelParams, extra, &block); result != CUDA_SUCCESS) return result;
+  const Shape shape{{config->gridDimX, config->gridDimY, config->gridDimZ},
+                    {config->blockDimX, config->blockDimY, config->blockDimZ},
+                    config->sharedMemBytes};
+  request.f = reinterpret_cast<uint64_t>(f);
+  request.grid_x = config->gridDimX;
+  request.grid_y = config->gridDimY;
+  request.grid_z = config->gridDimZ;
+  request.block_x = config->blockDimX;
+  request.block_y = config->blockDimY;
+  request.block_z = config->blockDimZ;
+  request.shared_bytes = config->sharedMemBytes;
+  request.params = block;
+  request.attributes = std::string_view(reinterpret_cast<const char*>(config->attrs), config->numAttrs * sizeof(CUlaunchAttribute));
+  request.Encode(&call.message());
+  // With attributes (clusters, cooperative launches) the limits are more than a few comparisons: let the driver say.
+  return SendLaunch(call, config->numAttrs == 0 && LooksValid(CurrentDevice(call), *info, shape));
+}
+
+}  // namespace cuda_remote::client

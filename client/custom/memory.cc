@@ -1,0 +1,149 @@
+// Device memory. The server chooses addresses in its arena; the record of an allocation asks for exactly the address that
+// it got, so that a restart puts the same bytes at the same place.
+
+#include <cuda.h>
+
+#include <mutex>
+#include <shared_mutex>
+
+#include "client/custom/call_names.h"
+#include "client/entry/custom.gen.h"
+#include "client/session/call.h"
+#include "client/session/session.h"
+#include "proto/codec/codec.h"
+
+namespace cuda_remote::client {
+namespace {
+
+// OpMemAlloc's flag bits.
+constexpr uint32_t kStreamOrdered = 1;
+
+// Sends the request, records it with the address it got, and makes the range known.
+CUresult Allocate(Call& call, wire::OpMemAlloc_Request& request, CUdeviceptr* dptr, size_t* pitch) {
+  Session& session = call.session();
+  const uint64_t context = call.thread().current_context();
+  request.device = session.DeviceOf(context);
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::OpMemAlloc_Reply reply;
+  if (!reply.Decode(call.reply())) return session.Lose(ChannelStatus::kProtocolError);
+  *dptr = reply.address;
+  if (pitch) *pitch = reply.pitch;
+  DeviceRange range;
+  range.source = request.flags & kStreamOrdered ? DeviceRange::kStreamOrdered : DeviceRange::kAllocation;
+  range.device = request.device;
+  range.context = context;
+  {
+    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    range.buffer_id = session.NextId();
+    session.device_ranges().Insert(reply.address, reply.bytes, range);
+  }
+  request.at = reply.address;
+  request.stream = 0;  // the stream may be gone by the time of a restart, and then there is nothing to be in order with
+  call.message().clear();
+  request.Encode(&call.message());
+  call.Created({Kind::kDeviceMemory, reply.address});
+  return CUDA_SUCCESS;
+}
+
+CUresult AllocateStreamOrdered(const CallInfo& info, CUdeviceptr* dptr, size_t bytesize, CUmemoryPool pool,
+                               CUstream hStream, bool per_thread) {
+  if (!dptr || bytesize == 0) return CUDA_ERROR_INVALID_VALUE;
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::OpMemAlloc_Request request;
+  request.bytes = bytesize;
+  request.flags = kStreamOrdered;
+  if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.stream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (pool) {
+    request.pool = reinterpret_cast<uint64_t>(pool);
+    if (!call.Valid(Kind::kMemoryPool, request.pool)) return CUDA_ERROR_INVALID_HANDLE;
+  }
+  return Allocate(call, request, dptr, nullptr);
+}
+
+// Whether `address` is the start of a live allocation.
+bool IsAllocation(Session& session, uint64_t address) {
+  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  const auto* range = session.device_ranges().At(address);
+  return range && (range->value.source == DeviceRange::kAllocation || range->value.source == DeviceRange::kStreamOrdered);
+}
+
+}  // namespace
+
+CUresult Custom_cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
+  static constexpr CallInfo kInfo{kOpMemAlloc, "cuMemAlloc", false, true};
+  if (!dptr || bytesize == 0) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::OpMemAlloc_Request request;
+  request.bytes = bytesize;
+  return Allocate(call, request, dptr, nullptr);
+}
+
+CUresult Custom_cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t WidthInBytes, size_t Height,
+                                   unsigned int ElementSizeBytes) {
+  static constexpr CallInfo kInfo{kOpMemAlloc, "cuMemAllocPitch", false, true};
+  if (!dptr || !pPitch || WidthInBytes == 0 || Height == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (ElementSizeBytes != 4 && ElementSizeBytes != 8 && ElementSizeBytes != 16) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::OpMemAlloc_Request request;
+  request.pitch_width = WidthInBytes;
+  request.pitch_height = Height;
+  request.pitch_element = ElementSizeBytes;
+  return Allocate(call, request, dptr, pPitch);
+}
+
+CUresult Custom_cuMemFree_v2(CUdeviceptr dptr) {
+  static constexpr CallInfo kInfo{kOpMemFree, "cuMemFree", false, false};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (dptr == 0) return CUDA_SUCCESS;
+  if (!IsAllocation(call.session(), dptr)) return CUDA_ERROR_INVALID_VALUE;
+  wire::OpMemFree_Request request;
+  request.address = dptr;
+  request.Encode(&call.message());
+  const CUresult result = call.Transact();
+  if (result == CUDA_SUCCESS) call.Destroyed({Kind::kDeviceMemory, dptr});
+  return result;
+}
+
+CUresult Custom_cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream, bool per_thread) {
+  static constexpr CallInfo kInfo{kOpMemAlloc, "cuMemAllocAsync", false, true};
+  return AllocateStreamOrdered(kInfo, dptr, bytesize, nullptr, hStream, per_thread);
+}
+
+CUresult Custom_cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream,
+                                        bool per_thread) {
+  static constexpr CallInfo kInfo{kOpMemAlloc, "cuMemAllocFromPoolAsync", false, true};
+  if (!pool) return CUDA_ERROR_INVALID_VALUE;
+  return AllocateStreamOrdered(kInfo, dptr, bytesize, pool, hStream, per_thread);
+}
+
+CUresult Custom_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream, bool per_thread) {
+  static constexpr CallInfo kInfo{kOpMemFree, "cuMemFreeAsync", true, true};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (dptr == 0) return CUDA_SUCCESS;
+  if (!IsAllocation(call.session(), dptr)) return CUDA_ERROR_INVALID_VALUE;
+  wire::OpMemFree_Request request;
+  request.address = dptr;
+  request.stream_ordered = true;
+  if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.stream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  request.Encode(&call.message());
+  const CUresult result = call.Transact();
+  // A checkpoint drains the streams first, so by then the memory is free in the stream's order too.
+  if (result == CUDA_SUCCESS) call.Destroyed({Kind::kDeviceMemory, dptr});
+  return result;
+}
+
+CUresult Custom_cuMemAllocManaged(CUdeviceptr* dptr, size_t bytesize, unsigned int flags) {
+  return Call::Unsupported("cuMemAllocManaged", "managed memory is not carried over yet");
+}
+
+}  // namespace cuda_remote::client

@@ -1,0 +1,202 @@
+// What is behind a pointer: answered from the client's own address maps, because libraries ask at every call.
+
+#include <cuda.h>
+
+#include <cstring>
+#include <mutex>
+#include <shared_mutex>
+
+#include "client/custom/call_names.h"
+#include "client/custom/pointer.h"
+#include "client/entry/custom.gen.h"
+#include "client/session/call.h"
+#include "client/session/session.h"
+
+namespace cuda_remote::client {
+namespace {
+
+struct Facts {
+  bool known = false;
+  bool device = false;
+  uint64_t start = 0;
+  uint64_t bytes = 0;
+  uint64_t context = 0;
+  int ordinal = 0;
+  uint64_t buffer_id = 0;
+  bool mapped = false;
+  bool stream_ordered = false;
+};
+
+Facts Look(Session& session, uint64_t address) {
+  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  Facts facts;
+  if (const auto* range = session.device_ranges().Find(address)) {
+    facts.known = facts.device = true;
+    facts.start = range->start;
+    facts.bytes = range->bytes;
+    facts.context = range->value.context;
+    facts.ordinal = range->value.device;
+    facts.buffer_id = range->value.buffer_id;
+    facts.stream_ordered = range->value.source == DeviceRange::kStreamOrdered;
+  } else if (const auto* range = session.host_ranges().Find(address)) {
+    facts.known = true;
+    facts.start = range->start;
+    facts.bytes = range->bytes;
+    facts.context = range->value.context;
+    facts.buffer_id = range->value.buffer_id;
+    facts.mapped = range->value.shared && session.shared_memory();
+    if (const Object* context = session.handles().Find(Kind::kContext, range->value.context)) {
+      facts.ordinal = context->device;
+    }
+  }
+  return facts;
+}
+
+template <typename T>
+void Store(void* data, T value) {
+  memcpy(data, &value, sizeof(value));
+}
+
+// One attribute of a known pointer. Sets *data only on success.
+CUresult Answer(const Facts& facts, uint64_t address, CUpointer_attribute attribute, void* data) {
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+      Store(data, reinterpret_cast<CUcontext>(facts.stream_ordered ? 0 : facts.context));
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      Store(data, unsigned(facts.device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST));
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+      if (!facts.device && !facts.mapped) return CUDA_ERROR_INVALID_VALUE;
+      Store(data, CUdeviceptr(address));
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+      if (facts.device) return CUDA_ERROR_INVALID_VALUE;
+      Store(data, reinterpret_cast<void*>(address));
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+      Store(data, facts.buffer_id);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+      Store(data, 0);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      Store(data, facts.ordinal);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      Store(data, CUdeviceptr(facts.start));
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      Store(data, size_t(facts.bytes));
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+      Store(data, int(facts.device || facts.mapped));
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+      Store(data, uint64_t(0));
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+      Store(data, unsigned(CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE));
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+      if (facts.stream_ordered) {
+        return Call::Unsupported("cuPointerGetAttribute(MEMPOOL_HANDLE)", "the pool of an address is not kept");
+      }
+      Store(data, static_cast<void*>(nullptr));
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+      Store(data, 0);
+      return CUDA_SUCCESS;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+// Bytes that an attribute takes, for clearing the answers about unknown pointers; 0 for an unknown attribute.
+size_t AnswerBytes(CUpointer_attribute attribute) {
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+      return sizeof(int);
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+      return sizeof(uint64_t);
+    default:
+      return 0;
+  }
+}
+
+}  // namespace
+
+bool IsDevicePointer(Session& session, uint64_t address) { return Look(session, address).device; }
+
+CUresult Custom_cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr ptr) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuPointerGetAttribute", false, true};
+  if (!data) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  const Facts facts = Look(call.session(), ptr);
+  if (!facts.known) return CUDA_ERROR_INVALID_VALUE;  // ordinary host memory, as natively
+  return Answer(facts, ptr, attribute, data);
+}
+
+CUresult Custom_cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute* attributes, void** data,
+                                       CUdeviceptr ptr) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuPointerGetAttributes", false, true};
+  if (numAttributes == 0 || !attributes || !data) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  const Facts facts = Look(call.session(), ptr);
+  for (unsigned i = 0; i < numAttributes; ++i) {
+    if (!data[i]) return CUDA_ERROR_INVALID_VALUE;
+    const size_t bytes = AnswerBytes(attributes[i]);
+    if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    // This call, unlike the single one, succeeds for unknown pointers and gives zero, or -2 for the device.
+    memset(data[i], 0, bytes);
+    if (!facts.known) {
+      if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) Store(data[i], -2);
+      continue;
+    }
+    const CUresult result = Answer(facts, ptr, attributes[i], data[i]);
+    if (result == CUDA_ERROR_NOT_SUPPORTED) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr ptr) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuPointerSetAttribute", false, true};
+  if (!value) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  const Facts facts = Look(call.session(), ptr);
+  if (!facts.device || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
+  // Copies through the channel are already as synchronous as this asks for.
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemGetAddressRange_v2(CUdeviceptr* pbase, size_t* psize, CUdeviceptr dptr) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemGetAddressRange", false, true};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  const Facts facts = Look(call.session(), dptr);
+  if (!facts.device) return CUDA_ERROR_NOT_FOUND;
+  if (pbase) *pbase = facts.start;
+  if (psize) *psize = facts.bytes;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::client

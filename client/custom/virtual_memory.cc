@@ -1,0 +1,187 @@
+// Virtual memory management by the application itself: reservations, physical memory, and mappings between them.
+//
+// In the log a reservation and a mapping are objects named by their address. A mapping depends on its reservation and
+// its physical memory, and carries the access rights as modifications. Physical memory that the application has
+// released stays recorded while it is mapped, as it stays alive natively: the release is a modification of it.
+
+#include <cuda.h>
+
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "client/entry/custom.gen.h"
+#include "client/session/call.h"
+#include "client/session/session.h"
+#include "proto/codec/codec.h"
+
+namespace cuda_remote::client {
+namespace {
+
+// The physical memory is gone for good when its last mapping goes after the application's release.
+void DropIfUnusedUnlocked(Session& session, uint64_t handle) {
+  Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle);
+  if (memory && memory->released && memory->mappings == 0) session.DropUnlocked({Kind::kPhysicalMemory, handle});
+}
+
+}  // namespace
+
+CUresult Custom_cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignment, CUdeviceptr addr,
+                                    unsigned long long flags) {
+  static constexpr CallInfo kInfo{kCall_cuMemAddressReserve, "cuMemAddressReserve", false, false};
+  if (!ptr) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuMemAddressReserve_Request request;
+  request.size = size;
+  request.alignment = alignment;
+  request.address = addr;
+  request.flags = flags;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuMemAddressReserve_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  request.address = reply.address;
+  call.message().clear();
+  request.Encode(&call.message());
+  call.Created({Kind::kReservation, reply.address});
+  std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+  call.session().reservations().Insert(reply.address, size, 0);
+  *ptr = reply.address;
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemAddressFree(CUdeviceptr ptr, size_t size) {
+  static constexpr CallInfo kInfo{kCall_cuMemAddressFree, "cuMemAddressFree", false, false};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuMemAddressFree_Request request;
+  request.ptr = ptr;
+  request.size = size;
+  request.Encode(&call.message());
+  const CUresult result = call.Transact();
+  if (result != CUDA_SUCCESS) return result;
+  call.Destroyed({Kind::kReservation, ptr});
+  std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+  call.session().reservations().Erase(ptr);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                         unsigned long long flags) {
+  static constexpr CallInfo kInfo{kCall_cuMemMap, "cuMemMap", false, false};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  uint64_t reservation;
+  {
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    const Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle);
+    const auto* range = session.reservations().Find(ptr);
+    if (!memory || memory->released || !range || !range->Contains(ptr, size)) return CUDA_ERROR_INVALID_VALUE;
+    reservation = range->start;
+  }
+  wire::cuMemMap_Request request;
+  request.ptr = ptr;
+  request.size = size;
+  request.offset = offset;
+  request.handle = handle;
+  request.flags = flags;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  call.Created({Kind::kMapping, ptr}, {{Kind::kReservation, reservation}, {Kind::kPhysicalMemory, handle}});
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  if (Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle)) ++memory->mappings;
+  session.mappings().Insert(ptr, size, handle);
+  DeviceRange range;
+  range.source = DeviceRange::kMapped;
+  range.buffer_id = session.NextId();
+  session.device_ranges().Insert(ptr, size, range);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemUnmap(CUdeviceptr ptr, size_t size) {
+  static constexpr CallInfo kInfo{kCall_cuMemUnmap, "cuMemUnmap", false, false};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuMemUnmap_Request request;
+  request.ptr = ptr;
+  request.size = size;
+  request.Encode(&call.message());
+  const CUresult result = call.Transact();
+  if (result != CUDA_SUCCESS) return result;
+  // The driver has accepted the range, so it holds whole mappings: one or several.
+  Session& session = call.session();
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  std::vector<std::pair<uint64_t, uint64_t>> gone;  // start, physical memory
+  for (auto& [start, mapping] : session.mappings()) {
+    if (start >= ptr && start < ptr + size) gone.emplace_back(start, mapping.value);
+  }
+  for (const auto& [start, handle] : gone) {
+    session.mappings().Erase(start);
+    session.device_ranges().Erase(start);
+    session.DropUnlocked({Kind::kMapping, start});
+    if (Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle)) --memory->mappings;
+    DropIfUnusedUnlocked(session, handle);
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* desc, size_t count) {
+  static constexpr CallInfo kInfo{kCall_cuMemSetAccess, "cuMemSetAccess", false, false};
+  if (!desc || count == 0) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuMemSetAccess_Request request;
+  request.ptr = ptr;
+  request.size = size;
+  request.desc = std::string_view(reinterpret_cast<const char*>(desc), count * sizeof(*desc));
+  request.count = count;
+  request.Encode(&call.message());
+  const CUresult result = call.Transact();
+  if (result != CUDA_SUCCESS) return result;
+  // One record for each mapping, so that it goes when that mapping goes.
+  std::vector<std::pair<uint64_t, uint64_t>> mappings;
+  {
+    std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+    for (auto& [start, mapping] : call.session().mappings()) {
+      if (start >= ptr && start < ptr + size) mappings.emplace_back(start, mapping.bytes);
+    }
+  }
+  for (const auto& [start, bytes] : mappings) {
+    request.ptr = start;
+    request.size = bytes;
+    call.message().clear();
+    request.Encode(&call.message());
+    call.Modified({Kind::kMapping, start}, uint64_t(desc[0].location.id));
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemRelease(CUmemGenericAllocationHandle handle) {
+  static constexpr CallInfo kInfo{kCall_cuMemRelease, "cuMemRelease", false, false};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  {
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    const Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle);
+    if (!memory || memory->released) return CUDA_ERROR_INVALID_VALUE;
+  }
+  wire::cuMemRelease_Request request;
+  request.handle = handle;
+  request.Encode(&call.message());
+  const CUresult result = call.Transact();
+  if (result != CUDA_SUCCESS) return result;
+  call.Modified({Kind::kPhysicalMemory, handle}, 0);
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  if (Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle)) memory->released = true;
+  DropIfUnusedUnlocked(session, handle);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* addr) {
+  return Call::Unsupported("cuMemRetainAllocationHandle", "keep the handle that cuMemCreate gave");
+}
+
+}  // namespace cuda_remote::client

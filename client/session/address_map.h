@@ -1,0 +1,54 @@
+// Address ranges by start, without overlap: which allocation does a pointer lie in?
+//
+// Not thread-safe; the session's lock guards it.
+#ifndef CUDA_REMOTE_CLIENT_SESSION_ADDRESS_MAP_H_
+#define CUDA_REMOTE_CLIENT_SESSION_ADDRESS_MAP_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+
+namespace cuda_remote::client {
+
+template <typename T>
+class AddressMap {
+ public:
+  struct Range {
+    uint64_t start;
+    uint64_t bytes;
+    T value;
+    bool Contains(uint64_t address, uint64_t length) const {
+      return address >= start && length <= bytes && address - start <= bytes - length;
+    }
+  };
+
+  void Insert(uint64_t start, uint64_t bytes, T value) { ranges_[start] = Range{start, bytes, std::move(value)}; }
+  bool Erase(uint64_t start) { return ranges_.erase(start) != 0; }
+
+  // The range that `address` lies in, null if none. Valid until the next change of the map.
+  Range* Find(uint64_t address) {
+    auto it = ranges_.upper_bound(address);
+    if (it == ranges_.begin()) return nullptr;
+    --it;
+    // A zero-sized range still owns its start.
+    const Range& range = it->second;
+    return address - range.start < range.bytes || address == range.start ? &it->second : nullptr;
+  }
+
+  // The range that begins exactly at `start`.
+  Range* At(uint64_t start) {
+    auto it = ranges_.find(start);
+    return it == ranges_.end() ? nullptr : &it->second;
+  }
+
+  auto begin() { return ranges_.begin(); }
+  auto end() { return ranges_.end(); }
+  size_t size() const { return ranges_.size(); }
+
+ private:
+  std::map<uint64_t, Range> ranges_;
+};
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_SESSION_ADDRESS_MAP_H_

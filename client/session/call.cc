@@ -1,0 +1,214 @@
+#include "client/session/call.h"
+
+#include <pthread.h>
+
+#include <cstring>
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "client/session/coverage.h"
+#include "client/session/session.h"
+#include "proto/codec/codec.h"
+
+namespace cuda_remote::client {
+
+namespace {
+
+// Calls at which CUDA reports errors of work that was accepted earlier.
+bool Synchronises(uint32_t id) {
+  switch (id) {
+    case kCall_cuCtxSynchronize:
+    case kCall_cuCtxSynchronize_v2:
+    case kCall_cuStreamSynchronize:
+    case kCall_cuStreamQuery:
+    case kCall_cuEventSynchronize:
+    case kCall_cuEventQuery:
+    case kCall_cuMemcpyDtoHAsync_v2:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+Call::Call(const CallInfo& info) : info_(info) { header_.call = info.id; }
+
+Call::~Call() {
+  if (!entered_) return;
+  if (new_handle_count_ > 0) {
+    std::unique_lock<std::shared_mutex> lock(session_->mutex());
+    for (int i = 0; i < new_handle_count_; ++i) {
+      if (new_handles_[i]) session_->handles().Drop(new_handles_[i]);
+    }
+  }
+  if (--thread_->depth == 0) session_->gate().Leave();
+}
+
+CUresult Call::Enter() {
+  session_ = Session::Get();
+  if (!session_) return CUDA_ERROR_NOT_INITIALIZED;  // also in a forked child, as natively
+  thread_ = ThreadState::Get();
+  if (!thread_ || thread_->depth >= ThreadState::kMaxDepth) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (thread_->depth == 0) session_->gate().Enter();
+  message_ = &thread_->messages[thread_->depth];
+  reply_ = &thread_->replies[thread_->depth];
+  ++thread_->depth;
+  entered_ = true;
+  message_->clear();
+  reply_->clear();
+  if (!session_->initialized()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (session_->lost() != CUDA_SUCCESS) return session_->lost();
+  const uint64_t context = thread_->current_context();
+  if (context == 0) return info_.needs_context ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
+  header_.context_or_result = SlotOf(context);
+  if (!Valid(Kind::kContext, context)) {
+    if (info_.needs_context) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    header_.context_or_result = 0;
+  }
+  return CUDA_SUCCESS;
+}
+
+std::string& Call::message() { return *message_; }
+
+void Call::SetPayload(std::string_view payload) { payload_ = payload; }
+
+void Call::SetReplyPayload(void* out, size_t capacity) {
+  reply_payload_ = out;
+  reply_payload_capacity_ = capacity;
+}
+
+bool Call::Valid(Kind kind, uint64_t handle) const {
+  std::shared_lock<std::shared_mutex> lock(session_->mutex());
+  return session_->handles().Find(kind, handle) != nullptr;
+}
+
+bool Call::Valid(Kind kind, const void* handle) const { return Valid(kind, reinterpret_cast<uint64_t>(handle)); }
+
+CUresult Call::StreamToWire(CUstream stream, bool per_thread_default, uint64_t* wire) {
+  const bool hidden = stream == CU_STREAM_PER_THREAD || (stream == nullptr && per_thread_default);
+  if (!hidden) {
+    *wire = reinterpret_cast<uint64_t>(stream);
+    if (stream == nullptr || stream == CU_STREAM_LEGACY) return CUDA_SUCCESS;
+    return Valid(Kind::kStream, *wire) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+  }
+  const uint64_t context = thread_->current_context();
+  if (context == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  for (const auto& [owner, hidden_stream] : thread_->hidden_streams) {
+    if (owner != context) continue;
+    *wire = hidden_stream;
+    return Valid(Kind::kStream, hidden_stream) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  }
+  // An ordinary blocking stream keeps the per-thread default stream's one promise towards others: it and the legacy
+  // default stream wait for each other.
+  CUstream created = nullptr;
+  if (const CUresult result = cuStreamCreate(&created, CU_STREAM_DEFAULT); result != CUDA_SUCCESS) return result;
+  *wire = reinterpret_cast<uint64_t>(created);
+  thread_->hidden_streams.emplace_back(context, *wire);
+  return CUDA_SUCCESS;
+}
+
+uint64_t Call::NewHandle(Kind kind, uint64_t parent) {
+  if (new_handle_count_ == int(sizeof(new_handles_) / sizeof(new_handles_[0]))) return 0;
+  if (parent == 0) parent = thread_->current_context();
+  if (parent == kNoParent) parent = 0;
+  std::unique_lock<std::shared_mutex> lock(session_->mutex());
+  const uint64_t handle = session_->handles().New(kind, parent);
+  if (!handle) return 0;
+  session_->handles().Find(kind, handle)->parent = parent;
+  new_handles_[new_handle_count_++] = handle;
+  return handle;
+}
+
+CUresult Call::Send() {
+  if (session_->settings().sync) return Transact();
+  header_.flags |= kFlagNoReply;
+  const ChannelStatus status = session_->channel().Send(header_, *message_, payload_);
+  return status == ChannelStatus::kOk ? CUDA_SUCCESS : session_->Lose(status);
+}
+
+CUresult Call::Transact() {
+  const uint64_t sequence = Begin(reply_payload_, reply_payload_capacity_);
+  return sequence ? Finish(sequence) : session_->Lose(ChannelStatus::kClosed);
+}
+
+uint64_t Call::Begin(void* out, size_t bytes) {
+  header_.flags &= ~uint32_t(kFlagNoReply);
+  return session_->channel().Begin(header_, *message_, payload_, out, bytes);
+}
+
+CUresult Call::Finish(uint64_t sequence) {
+  Reply reply;
+  reply.message.swap(*reply_);  // reuse its storage
+  const ChannelStatus status = session_->channel().Wait(sequence, &reply);
+  reply_->swap(reply.message);
+  if (status != ChannelStatus::kOk) return session_->Lose(status);
+  reply_payload_bytes_ = reply.payload_bytes;
+  if (reply.pending_error != CUDA_SUCCESS) session_->SetPendingError(CUresult(reply.pending_error));
+  if (reply.result != CUDA_SUCCESS) return CUresult(reply.result);
+  return Synchronises(header_.call) ? session_->TakePendingError() : CUDA_SUCCESS;
+}
+
+std::string_view Call::reply() const { return *reply_; }
+size_t Call::reply_payload_bytes() const { return reply_payload_bytes_; }
+
+void Call::Created(replay::ObjectKey object, std::initializer_list<replay::ObjectKey> depends_on) {
+  Keep(object.id);
+  std::vector<replay::ObjectKey> needs(depends_on);
+  std::unique_lock<std::shared_mutex> lock(session_->mutex());
+  if (const Object* created = session_->handles().Find(object.kind, object.id); created && created->parent) {
+    needs.push_back({KindOf(created->parent), created->parent});
+  }
+  const FrameHeader recorded = RecordedHeaderUnlocked(object, &needs);
+  std::optional<replay::Hash128> image;
+  if (!payload_.empty()) image = session_->log().AddImage(payload_);
+  session_->log().Create(object, needs, recorded, *message_, *reply_, image);
+}
+
+void Call::Keep(uint64_t handle) {
+  for (uint64_t& reserved : new_handles_) {
+    if (reserved == handle) reserved = 0;
+  }
+}
+
+FrameHeader Call::RecordedHeaderUnlocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs) {
+  FrameHeader recorded = header_;
+  recorded.flags = 0;
+  const uint64_t context = thread_->current_context();
+  if (context == 0) return recorded;
+  // Replay makes a record's context current, so the record has to die with that context. An object that outlives it (a
+  // library's kernel, say) was only made while it happened to be current: its record names no context.
+  bool belongs = object.kind >= Kind::kDeviceMemory || object.id == context;
+  for (const replay::ObjectKey& need : *needs) belongs = belongs || need.id == context;
+  for (uint64_t ancestor = object.id; !belongs && ancestor != 0;) {
+    const Object* above = session_->handles().Find(KindOf(ancestor), ancestor);
+    ancestor = above ? above->parent : 0;
+    belongs = ancestor == context;
+  }
+  if (!belongs) {
+    recorded.context_or_result = 0;
+  } else if (object.id != context) {
+    needs->push_back({Kind::kContext, context});
+  }
+  return recorded;
+}
+
+void Call::Destroyed(replay::ObjectKey object) {
+  std::unique_lock<std::shared_mutex> lock(session_->mutex());
+  session_->DropUnlocked(object);
+}
+
+void Call::Modified(replay::ObjectKey object, uint64_t key) {
+  std::unique_lock<std::shared_mutex> lock(session_->mutex());
+  std::vector<replay::ObjectKey> needs;
+  const FrameHeader recorded = RecordedHeaderUnlocked(object, &needs);
+  session_->log().Modify(object, key, recorded, *message_, needs);
+}
+
+CUresult Call::Unsupported(const char* name, const char* reason) {
+  CountUnsupported(name, reason);
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+}  // namespace cuda_remote::client

@@ -1,0 +1,143 @@
+// The session's side of checkpoint, restart and migration: what the agent's requests do (see client/agent/agent.h).
+//
+// All of it runs on the agent's thread. Between Lock and Unlock no driver call is inside the library and the GPU is
+// idle, so nothing here races with the application.
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "client/session/log.h"
+#include "client/session/session.h"
+#include "proto/codec/operations.gen.h"
+
+namespace cuda_remote::client {
+namespace {
+
+// An anonymous file with `bytes` in it, positioned at its start; -1 and `error` on failure.
+int MakeMemfd(const char* name, const std::string& bytes, std::string* error) {
+  const int fd = memfd_create(name, MFD_CLOEXEC);
+  if (fd < 0) {
+    *error = std::string("memfd_create: ") + strerror(errno);
+    return -1;
+  }
+  for (size_t written = 0; written < bytes.size();) {
+    const ssize_t n = write(fd, bytes.data() + written, bytes.size() - written);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      *error = std::string("writing the replay log to memory: ") + strerror(errno);
+      close(fd);
+      return -1;
+    }
+    written += size_t(n);
+  }
+  lseek(fd, 0, SEEK_SET);
+  return fd;
+}
+
+}  // namespace
+
+agent::Info Session::GetInfo() {
+  agent::Info info;
+  info.pid = uint32_t(getpid());
+  info.server = settings_.server;
+  info.job = settings_.job;
+  if (channel_) {
+    info.session = channel_->welcome().session;
+    info.shared_memory = channel_->welcome().shared_memory;
+  }
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  info.log_records = log_.records();
+  info.log_bytes = log_.bytes();
+  return info;
+}
+
+bool Session::Lock(int timeout_ms, std::string* error) {
+  if (lost_.load() != CUDA_SUCCESS) {
+    *error = "the job has lost its GPU server; there is no GPU state left to save";
+    return false;
+  }
+  if (!gate_.Close(timeout_ms)) {
+    *error = "CUDA calls of the job did not finish in " + std::to_string(timeout_ms) +
+             " ms (a kernel or a host function that runs long?); try again with a longer --timeout";
+    return false;
+  }
+  if (!Drain(error)) {
+    gate_.Open();
+    return false;
+  }
+  return true;
+}
+
+bool Session::Drain(std::string* error) {
+  std::string message;
+  wire::OpDrain_Request{}.Encode(&message);
+  const CUresult result = Operate(kOpDrain, message, nullptr);
+  if (result == CUDA_SUCCESS) return true;
+  *error = lost_.load() != CUDA_SUCCESS
+               ? "the GPU server went away while its work was finishing"
+               : "the GPU's work did not finish cleanly: CUDA error " + std::to_string(result) +
+                     "; the job's GPU state is not worth saving";
+  return false;
+}
+
+void Session::Unlock() { gate_.Open(); }
+
+bool Session::Take(agent::Taken* taken, std::string* error) {
+  if (!channel_) {
+    *error = "the job holds no channel to a GPU server (it was released already)";
+    return false;
+  }
+  std::string log;
+  {
+    std::shared_lock<std::shared_mutex> lock(mutex_);
+    log_.Serialize(&log);
+  }
+  taken->log_fd = MakeMemfd("cuda-remote-log", log, error);
+  if (taken->log_fd < 0) return false;
+  host_functions_.SetChannel(nullptr);
+  taken->fds = channel_->DupFds();
+  taken->next_sequence = channel_->next_sequence();
+  taken->welcome = channel_->welcome();
+  return true;
+}
+
+void Session::Release() {
+  host_functions_.SetChannel(nullptr);
+  channel_.reset();
+}
+
+bool Session::Give(agent::Given given, std::string* error) {
+  std::unique_ptr<ClientChannel> adopted =
+      ClientChannel::Adopt(given.fds, given.next_sequence, given.welcome, error);
+  if (!adopted) return false;
+  host_functions_.SetChannel(nullptr);
+  channel_.swap(adopted);
+  channel_->SetStdoutSink(&WriteDeviceOutput);
+  if (given.new_worker && !ShareHostArena(error)) {
+    channel_.swap(adopted);
+    host_functions_.SetChannel(channel_.get());
+    return false;
+  }
+  if (!given.server.empty()) settings_.server = given.server;
+  lost_.store(CUDA_SUCCESS);
+  host_functions_.SetChannel(channel_.get());
+  return true;
+}
+
+bool Session::ShareHostArena(std::string* error) {
+  if (host_arena_.fd() < 0 || !shared_memory()) return true;
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  for (auto& [start, range] : host_ranges_) {
+    if (!range.value.shared) continue;
+    const CUresult result = MapHostRange(start, range.bytes, range.value.flags);
+    if (result != CUDA_SUCCESS) {
+      *error = "the new server cannot map the job's pinned memory (CUDA error " + std::to_string(result) + ")";
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace cuda_remote::client

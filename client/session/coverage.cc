@@ -1,0 +1,31 @@
+#include "client/session/coverage.h"
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "client/session/log.h"
+
+namespace cuda_remote::client {
+namespace {
+
+std::mutex g_mutex;
+std::map<std::string, uint64_t>* g_counts = nullptr;  // never freed: used from exit handlers
+std::atomic<uint64_t> g_total{0};
+
+}  // namespace
+
+void CountUnsupported(const char* name, const char* reason) {
+  g_total.fetch_add(1, std::memory_order_relaxed);
+  {
+    std::lock_guard<std::mutex> lock(g_mutex);
+    if (!g_counts) g_counts = new std::map<std::string, uint64_t>;
+    if ((*g_counts)[name]++ > 0) return;
+  }
+  LogLine("unsupported call %s (%s): it returns CUDA_ERROR_NOT_SUPPORTED", name, reason);
+}
+
+uint64_t UnsupportedCalls() { return g_total.load(std::memory_order_relaxed); }
+
+}  // namespace cuda_remote::client

@@ -1,0 +1,75 @@
+#include "client/session/host_arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <iterator>
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+
+namespace cuda_remote::client {
+
+void* HostArena::Allocate(size_t bytes) {
+  if (bytes == 0 || bytes > kMaxBytes) return nullptr;
+  const uint64_t wanted = RoundUp(bytes);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (fd_ < 0) {
+    fd_ = memfd_create("cuda-remote-pinned", MFD_CLOEXEC);
+    if (fd_ < 0) return nullptr;
+  }
+  // First fit keeps the file short; pinned allocations are few and long-lived.
+  uint64_t offset = end_;
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    if (it->second < wanted) continue;
+    offset = it->first;
+    const uint64_t rest = it->second - wanted;
+    free_.erase(it);
+    if (rest) free_[offset + wanted] = rest;
+    break;
+  }
+  if (offset == end_) {
+    if (end_ + wanted > kMaxBytes || ftruncate(fd_, off_t(end_ + wanted)) != 0) return nullptr;
+    end_ += wanted;
+  }
+  void* const hint = reinterpret_cast<void*>(kBase + offset);
+  void* const mapped =
+      mmap(hint, wanted, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd_, off_t(offset));
+  if (mapped == hint) return mapped;
+  // Somebody else's mapping stands there (or the kernel is too old for the flag and went elsewhere). The piece is not
+  // put back: it can never be used.
+  if (mapped != MAP_FAILED) munmap(mapped, wanted);
+  return nullptr;
+}
+
+void HostArena::Free(void* address, size_t bytes) {
+  const uint64_t length = RoundUp(bytes);
+  uint64_t offset = OffsetOf(reinterpret_cast<uint64_t>(address));
+  std::lock_guard<std::mutex> lock(mutex_);
+  munmap(address, length);
+  fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(offset), off_t(length));
+  uint64_t merged = length;
+  auto next = free_.lower_bound(offset);
+  if (next != free_.end() && next->first == offset + merged) {
+    merged += next->second;
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    auto previous = std::prev(next);
+    if (previous->first + previous->second == offset) {
+      offset = previous->first;
+      merged += previous->second;
+      free_.erase(previous);
+    }
+  }
+  if (offset + merged == end_) {
+    end_ = offset;
+    if (ftruncate(fd_, off_t(end_)) != 0) end_ = offset + merged;
+    if (end_ == offset) return;
+  }
+  free_[offset] = merged;
+}
+
+}  // namespace cuda_remote::client

@@ -1,0 +1,50 @@
+// Pinned host memory that the server can see: one memfd, mapped at the same fixed addresses in client and worker.
+//
+// cuMemHostAlloc takes page-granular pieces of the arena. Because the worker maps the same file at the same address and
+// registers it with the driver, a copy from or to pinned memory needs only addresses on the wire, runs at the GPU's
+// full speed, and a kernel may use the host pointer itself, as natively. Without shared memory (a remote server) the
+// same pieces are ordinary memory.
+//
+// Thread-safe. The memfd and its mapping are part of a snapshot of the process; after a restart the client sends the
+// same memfd to the new worker.
+#ifndef CUDA_REMOTE_CLIENT_SESSION_HOST_ARENA_H_
+#define CUDA_REMOTE_CLIENT_SESSION_HOST_ARENA_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+namespace cuda_remote::client {
+
+class HostArena {
+ public:
+  // Where the arena begins. The kernel hands out addresses from the top of the address space down, and device
+  // memory begins at 0x1000_0000_0000, so nothing else comes here unasked.
+  static constexpr uint64_t kBase = 0x200000000000;
+  // Most pinned memory that one process can have.
+  static constexpr uint64_t kMaxBytes = uint64_t(1) << 42;
+  static constexpr uint64_t kPage = 4096;
+
+  // Zeroed memory of at least `bytes`, page-aligned; null if there is none left.
+  void* Allocate(size_t bytes);
+  // Gives back what Allocate returned. The pages are released at once.
+  void Free(void* address, size_t bytes);
+
+  // The file behind the arena, -1 before the first allocation.
+  int fd() const { return fd_; }
+  // Offset of an arena address in that file.
+  static uint64_t OffsetOf(uint64_t address) { return address - kBase; }
+  static bool Contains(uint64_t address) { return address >= kBase && address < kBase + kMaxBytes; }
+  static uint64_t RoundUp(uint64_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
+
+ private:
+  std::mutex mutex_;
+  int fd_ = -1;
+  uint64_t end_ = 0;                      // bytes of the file in use, and its size
+  std::map<uint64_t, uint64_t> free_;     // offset -> bytes, never adjacent
+};
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_SESSION_HOST_ARENA_H_

@@ -1,0 +1,68 @@
+#include "client/session/host_arena.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cstring>
+
+namespace cuda_remote::client {
+namespace {
+
+off_t FileSize(int fd) {
+  struct stat facts;
+  return fstat(fd, &facts) == 0 ? facts.st_size : -1;
+}
+
+TEST(HostArenaTest, MemoryIsZeroedWritableAndInTheArena) {
+  HostArena arena;
+  char* memory = static_cast<char*>(arena.Allocate(10000));
+  ASSERT_NE(memory, nullptr);
+  EXPECT_TRUE(HostArena::Contains(reinterpret_cast<uint64_t>(memory)));
+  for (int i = 0; i < 10000; ++i) ASSERT_EQ(memory[i], 0);
+  memset(memory, 7, 10000);
+  arena.Free(memory, 10000);
+}
+
+// What makes sharing work: the same bytes are in the file, at the offset that the address says.
+TEST(HostArenaTest, AnotherMappingOfTheFileSeesTheBytes) {
+  HostArena arena;
+  void* first = arena.Allocate(4096);
+  char* memory = static_cast<char*>(arena.Allocate(4096));
+  ASSERT_NE(memory, nullptr);
+  strcpy(memory, "pinned");
+  const uint64_t offset = HostArena::OffsetOf(reinterpret_cast<uint64_t>(memory));
+  void* other = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, arena.fd(), off_t(offset));
+  ASSERT_NE(other, MAP_FAILED);
+  EXPECT_STREQ(static_cast<char*>(other), "pinned");
+  munmap(other, 4096);
+  arena.Free(memory, 4096);
+  arena.Free(first, 4096);
+}
+
+TEST(HostArenaTest, FreedPiecesAreReusedZeroedAndJoined) {
+  HostArena arena;
+  char* a = static_cast<char*>(arena.Allocate(4096));
+  char* b = static_cast<char*>(arena.Allocate(4096));
+  char* c = static_cast<char*>(arena.Allocate(4096));
+  ASSERT_TRUE(a && b && c);
+  memset(a, 1, 4096);
+  memset(b, 1, 4096);
+  arena.Free(a, 4096);
+  arena.Free(b, 4096);
+  char* joined = static_cast<char*>(arena.Allocate(8192));
+  EXPECT_EQ(joined, a);
+  for (int i = 0; i < 8192; ++i) ASSERT_EQ(joined[i], 0);
+  arena.Free(joined, 8192);
+  arena.Free(c, 4096);
+  EXPECT_EQ(FileSize(arena.fd()), 0) << "everything is free, so the file must be empty";
+}
+
+TEST(HostArenaTest, RefusesNothingAndTooMuch) {
+  HostArena arena;
+  EXPECT_EQ(arena.Allocate(0), nullptr);
+  EXPECT_EQ(arena.Allocate(HostArena::kMaxBytes + 1), nullptr);
+}
+
+}  // namespace
+}  // namespace cuda_remote::client

@@ -1,0 +1,78 @@
+// What the client library remembers of the objects behind virtual handles.
+#ifndef CUDA_REMOTE_CLIENT_SESSION_OBJECTS_H_
+#define CUDA_REMOTE_CLIENT_SESSION_OBJECTS_H_
+
+#include <cuda.h>
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace cuda_remote::client {
+
+// In the place of an attribute that the driver does not answer (INT32_MIN on the wire).
+inline constexpr int32_t kRefused = INT32_MIN;
+
+// One parameter of a kernel in its parameter block.
+struct KernelParam {
+  uint32_t offset;
+  uint32_t bytes;
+};
+
+// What the server told about a CUfunction or CUkernel. Immutable once made, but for the attributes that the application
+// sets, which Session updates under its lock.
+struct FunctionInfo {
+  std::string name;
+  std::vector<KernelParam> params;
+  uint32_t params_bytes = 0;               // size of the parameter block
+  std::vector<int32_t> attributes;  // by CUfunction_attribute; kRefused where the driver refuses it
+};
+
+// A function or kernel that was asked for by name, so that asking again gives the same handle, as natively.
+using NamedChildren = std::map<std::string, uint64_t>;
+
+// The client's part of an object. Only the members that fit its kind are set.
+struct Object {
+  uint64_t parent = 0;  // virtual handle that it dies with, 0 if none
+
+  // Context.
+  int device = 0;
+  unsigned flags = 0;
+  bool primary = false;
+  uint64_t id = 0;  // cuCtxGetId
+
+  // Function, kernel.
+  std::shared_ptr<FunctionInfo> info;
+  uint64_t owner = 0;  // module or library, or the kernel that a function came from
+
+  // Physical memory: mappings of it, and whether the application has released its handle.
+  int mappings = 0;
+  bool released = false;
+
+  // Module, library: functions and kernels by name. Kernel: functions by context.
+  std::unique_ptr<NamedChildren> children;
+};
+
+// One GPU of the session, asked for once.
+struct Device {
+  std::string name;
+  CUuuid uuid{};
+  std::array<char, 8> luid{};
+  unsigned luid_node_mask = 0;
+  bool has_luid = false;
+  uint64_t total_memory = 0;
+  std::string pci_bus_id;
+  std::vector<int32_t> attributes;  // by CUdevice_attribute; kRefused where the driver refuses it
+
+  // Value of an attribute that every driver has; 0 if it is missing.
+  int Attribute(CUdevice_attribute attribute) const {
+    return size_t(attribute) < attributes.size() && attributes[attribute] != kRefused ? attributes[attribute] : 0;
+  }
+};
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_SESSION_OBJECTS_H_

@@ -1,0 +1,16 @@
+// Starts a cr-relay for a program that was not started by cr-run but names a remote server.
+#ifndef CUDA_REMOTE_CLIENT_SESSION_RELAY_PROCESS_H_
+#define CUDA_REMOTE_CLIENT_SESSION_RELAY_PROCESS_H_
+
+#include <string>
+
+namespace cuda_remote::client {
+
+// Starts the cr-relay that stands beside the client library (in the same folder, or ../bin), connected to `address`
+// ("host:port"), and waits until it accepts sessions. It is no child of this process, and goes away by itself when its
+// last session ends. On success `socket_path` is its session socket. False with a message for a person otherwise.
+bool StartRelay(const std::string& address, std::string* socket_path, std::string* error);
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_SESSION_RELAY_PROCESS_H_

@@ -1,0 +1,209 @@
+#include "client/session/session.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "client/session/call.h"
+#include "client/session/log.h"
+#include "client/session/relay_process.h"
+#include "proto/codec/operations.gen.h"
+
+namespace cuda_remote::client {
+namespace {
+
+std::mutex g_connect_mutex;
+std::atomic<bool> g_forked{false};
+CUresult g_connect_result = CUDA_SUCCESS;
+
+std::string ProgramName() {
+  char path[4096];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
+  return length > 0 ? std::string(path, size_t(length)) : std::string("?");
+}
+
+}  // namespace
+
+std::atomic<Session*> Session::g_session{nullptr};
+
+// What the application prints and what the GPU prints share stdio's buffer, as natively.
+void WriteDeviceOutput(const char* bytes, size_t count) { fwrite(bytes, 1, count, stdout); }
+
+bool Session::InForkedChild() { return g_forked.load(std::memory_order_acquire); }
+
+CUresult Session::Connect(Session** session) {
+  *session = Get();
+  if (*session) return (*session)->lost();
+  // As the native driver: what a fork copied is unusable, and there is no second start in the same process.
+  if (InForkedChild()) return CUDA_ERROR_NOT_INITIALIZED;
+  std::lock_guard<std::mutex> lock(g_connect_mutex);
+  *session = Get();
+  if (*session) return (*session)->lost();
+  if (g_connect_result != CUDA_SUCCESS) return g_connect_result;
+  Session* const opened = new (std::nothrow) Session;
+  if (!opened) return CUDA_ERROR_OUT_OF_MEMORY;
+  g_connect_result = opened->Open();
+  if (g_connect_result != CUDA_SUCCESS) {
+    delete opened;
+    return g_connect_result;
+  }
+  g_session.store(opened, std::memory_order_release);
+  pthread_atfork(nullptr, nullptr, [] {
+    if (!Get()) return;
+    g_forked.store(true, std::memory_order_release);
+    g_session.store(nullptr, std::memory_order_release);
+  });
+  // The agent may be asked for a checkpoint at once, so it starts last.
+  if (!opened->settings_.job_dir.empty()) {
+    std::string error;
+    opened->agent_ = agent::Agent::Start(opened->settings_.job_dir, opened, &error);
+    if (!opened->agent_) LogLine("this job cannot be checkpointed: %s", error.c_str());
+  }
+  *session = opened;
+  return CUDA_SUCCESS;
+}
+
+CUresult Session::Open() {
+  settings_ = ReadSettings();
+  std::string error;
+  std::string path;
+  static constexpr char kUnix[] = "unix:";
+  if (settings_.server.empty()) {
+    LogLine("no GPU server: run the program with cr-run, or set CUDA_REMOTE_SERVER");
+    return CUDA_ERROR_NO_DEVICE;
+  }
+  if (settings_.server.compare(0, sizeof(kUnix) - 1, kUnix) == 0) {
+    path = settings_.server.substr(sizeof(kUnix) - 1);
+  } else if (!StartRelay(settings_.server, &path, &error)) {
+    LogLine("cannot reach the GPU server %s: %s", settings_.server.c_str(), error.c_str());
+    return CUDA_ERROR_SYSTEM_NOT_READY;
+  }
+  Hello hello;
+  hello.wire_version = kWireVersion;
+  hello.pid = uint32_t(getpid());
+  hello.program = ProgramName();
+  hello.job = settings_.job;
+  hello.gpu = settings_.gpu;
+  Welcome welcome;
+  channel_ = ClientChannel::Connect(path, hello, &welcome, &error);
+  if (!channel_) {
+    LogLine("cannot open a session with the GPU server %s: %s", settings_.server.c_str(), error.c_str());
+    return CUDA_ERROR_SYSTEM_NOT_READY;
+  }
+  channel_->SetStdoutSink(&WriteDeviceOutput);
+  host_functions_.SetChannel(channel_.get());
+  return FetchDevices();
+}
+
+CUresult Session::FetchDevices() {
+  std::string message;
+  wire::OpSessionInfo_Request{}.Encode(&message);
+  Reply reply;
+  const CUresult result = Operate(kOpSessionInfo, message, &reply);
+  if (result != CUDA_SUCCESS) return result;
+  wire::OpSessionInfo_Reply info;
+  if (!info.Decode(reply.message)) {
+    LogLine("the GPU server's answer about its devices is malformed");
+    return CUDA_ERROR_SYSTEM_NOT_READY;
+  }
+  driver_version_ = info.driver_version;
+  devices_.clear();
+  for (const auto& from : info.devices) {
+    Device device;
+    device.name = std::string(from.name);
+    if (from.uuid.size() == sizeof(device.uuid)) memcpy(&device.uuid, from.uuid.data(), sizeof(device.uuid));
+    if (from.luid.size() == device.luid.size()) {
+      memcpy(device.luid.data(), from.luid.data(), device.luid.size());
+      device.has_luid = true;
+    }
+    device.luid_node_mask = from.luid_node_mask;
+    device.total_memory = from.total_memory;
+    device.pci_bus_id = std::string(from.pci_bus_id);
+    device.attributes.assign(from.attributes.begin(), from.attributes.end());
+    devices_.push_back(std::move(device));
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult Session::Operate(uint32_t operation, const std::string& message, Reply* reply, uint32_t context) {
+  Reply unused;
+  if (!reply) reply = &unused;
+  FrameHeader header;
+  header.call = operation;
+  header.context_or_result = context;
+  const ChannelStatus status = channel_->Call(header, message, {}, nullptr, 0, reply);
+  return status == ChannelStatus::kOk ? CUresult(reply->result) : Lose(status);
+}
+
+CUresult Session::MapHostRange(uint64_t address, uint64_t bytes, unsigned flags) {
+  wire::OpHostMap_Request request;
+  request.tag = next_tag_.fetch_add(1);
+  request.address = address;
+  request.bytes = HostArena::RoundUp(bytes);
+  request.offset = HostArena::OffsetOf(address);
+  request.flags = flags;
+  const ChannelStatus status = channel_->SendFd(request.tag, host_arena_.fd());
+  if (status != ChannelStatus::kOk) return Lose(status);
+  std::string message;
+  request.Encode(&message);
+  return Operate(kOpHostMap, message, nullptr);
+}
+
+CUresult Session::UnmapHostRange(uint64_t address) {
+  wire::OpHostUnmap_Request request;
+  request.address = address;
+  std::string message;
+  request.Encode(&message);
+  return Operate(kOpHostUnmap, message, nullptr);
+}
+
+CUresult Session::Lose(ChannelStatus status) {
+  CUresult expected = CUDA_SUCCESS;
+  // What a program sees when its GPU falls off the bus is the closest native case.
+  if (lost_.compare_exchange_strong(expected, CUDA_ERROR_DEVICE_UNAVAILABLE)) {
+    LogLine("the session with the GPU server %s is lost (%s); every CUDA call fails from here on. Restart the job from its "
+            "last checkpoint with cr-restart",
+            settings_.server.c_str(), ChannelStatusName(status));
+  }
+  return CUDA_ERROR_DEVICE_UNAVAILABLE;
+}
+
+void Session::ThreadEnds(ThreadState* thread) {
+  if (!Get() || thread->hidden_streams.empty()) return;
+  for (const auto& [context, stream] : thread->hidden_streams) {
+    thread->context_stack.assign(1, context);
+    cuStreamDestroy(reinterpret_cast<CUstream>(stream));
+  }
+  thread->context_stack.clear();
+}
+
+int Session::DeviceOf(uint64_t context) {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  const Object* object = handles_.Find(Kind::kContext, context);
+  return object ? object->device : -1;
+}
+
+void Session::DropUnlocked(replay::ObjectKey key) {
+  auto drop = [this](const replay::ObjectKey& dead) {
+    switch (dead.kind) {
+      case Kind::kDeviceMemory:
+      case Kind::kVariable:
+        device_ranges_.Erase(dead.id);
+        break;
+      case Kind::kHostMemory:
+      case Kind::kReservation:
+      case Kind::kMapping:
+        break;
+      default:
+        handles_.Drop(dead.id);
+    }
+  };
+  for (const replay::ObjectKey& dead : log_.Destroy(key)) drop(dead);
+  // An object that needs no record has no entry in the log, but it has a handle.
+  drop(key);
+}
+
+}  // namespace cuda_remote::client

@@ -1,0 +1,192 @@
+// The application's session with a GPU server: the one object behind all driver calls of the process.
+//
+// It owns the channel, the handle table, the address maps, the replay log and the admission gate, and it is what the
+// checkpoint agent talks to. It is made at the first driver call that needs a server and never destroyed: the CUDA
+// runtime still calls the driver from its exit handlers.
+//
+// Locking: `mutex()` guards handles, ranges and log. It is held for table look-ups only, never while a call waits for
+// the server. The channel has its own locks; it is replaced only while the gate is closed.
+#ifndef CUDA_REMOTE_CLIENT_SESSION_SESSION_H_
+#define CUDA_REMOTE_CLIENT_SESSION_SESSION_H_
+
+#include <cuda.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "client/agent/agent.h"
+#include "client/session/address_map.h"
+#include "client/session/gate.h"
+#include "client/session/host_arena.h"
+#include "client/session/host_functions.h"
+#include "client/session/objects.h"
+#include "client/session/settings.h"
+#include "client/session/thread_state.h"
+#include "proto/channel/client_channel.h"
+#include "replay/handles/handle_table.h"
+#include "replay/log/log.h"
+
+namespace cuda_remote::client {
+
+// Device memory that the application knows of.
+struct DeviceRange {
+  enum Source : uint8_t { kAllocation, kStreamOrdered, kGlobal, kMapped };
+  Source source = kAllocation;
+  int device = 0;
+  uint64_t context = 0;    // virtual handle
+  uint64_t buffer_id = 0;  // CU_POINTER_ATTRIBUTE_BUFFER_ID
+};
+
+// Pinned host memory.
+struct HostRange {
+  bool registered = false;  // cuMemHostRegister: the application's own pages
+  bool shared = false;      // lies in the host arena: the server reaches it at the same address
+  unsigned flags = 0;
+  uint64_t context = 0;
+  uint64_t buffer_id = 0;
+};
+
+using ObjectTable = replay::HandleTable<Object>;
+
+class Session final : public agent::AgentHost {
+ public:
+  // The process's session. Null before the first Connect, and in a forked child.
+  static Session* Get() { return g_session.load(std::memory_order_acquire); }
+
+  // Connects if that has not happened yet. What cuInit and the calls that work before cuInit need.
+  static CUresult Connect(Session** session);
+
+  // A child made by fork from a process that had a session: every call returns what the native driver returns there.
+  static bool InForkedChild();
+
+  // A thread that used CUDA ends: its hidden streams are destroyed. Called by the thread's key destructor.
+  static void ThreadEnds(ThreadState* thread);
+
+  bool initialized() const { return initialized_.load(std::memory_order_acquire); }
+  void set_initialized() { initialized_.store(true, std::memory_order_release); }
+
+  // Set once the server is gone; every later call fails with this. CUDA_SUCCESS while all is well.
+  CUresult lost() const { return lost_.load(std::memory_order_acquire); }
+  // Notes that the channel failed, and says so once on stderr. Returns what the calls return from now on.
+  CUresult Lose(ChannelStatus status);
+
+  // The first error of a fire-and-forget call that no synchronising call has reported yet.
+  void SetPendingError(CUresult error) {
+    CUresult none = CUDA_SUCCESS;
+    pending_error_.compare_exchange_strong(none, error);
+  }
+  CUresult TakePendingError() {
+    if (pending_error_.load(std::memory_order_relaxed) == CUDA_SUCCESS) return CUDA_SUCCESS;
+    return pending_error_.exchange(CUDA_SUCCESS);
+  }
+
+  const Settings& settings() const { return settings_; }
+  const std::vector<Device>& devices() const { return devices_; }
+  int driver_version() const { return driver_version_; }
+  ClientChannel& channel() { return *channel_; }
+  // Whether the server shares memory with this process (ring), or only sees what is sent (relay).
+  bool shared_memory() const { return channel_->welcome().shared_memory; }
+
+  Gate& gate() { return gate_; }
+  std::shared_mutex& mutex() { return mutex_; }
+
+  // All of these: under mutex().
+  ObjectTable& handles() { return handles_; }
+  AddressMap<DeviceRange>& device_ranges() { return device_ranges_; }
+  AddressMap<HostRange>& host_ranges() { return host_ranges_; }
+  // The application's own virtual memory: reservations, and mappings with their physical memory's handle.
+  AddressMap<int>& reservations() { return reservations_; }
+  AddressMap<uint64_t>& mappings() { return mappings_; }
+  replay::Log& log() { return log_; }
+  uint64_t& primary_context(int device) { return primary_contexts_[device]; }
+  int& primary_retains(int device) { return primary_retains_[device]; }
+  unsigned& primary_flags(int device) { return primary_flags_[device]; }
+  // Drops all that depends on `key`, but not `key` itself.
+  void DropDependentsUnlocked(replay::ObjectKey key);
+  // Drops `key` from tables and log with all that depends on it.
+  void DropUnlocked(replay::ObjectKey key);
+  uint64_t NextId() { return next_id_++; }
+
+  // A copy of `text` that lives as long as the process. Takes its own lock.
+  const char* Intern(const std::string& text) {
+    std::lock_guard<std::mutex> lock(names_mutex_);
+    return names_.insert(text).first->c_str();
+  }
+
+  HostArena& host_arena() { return host_arena_; }
+  HostFunctions& host_functions() { return host_functions_; }
+
+  // Sends one of our own operations, which stands for no driver call of the application, and waits. Returns the
+  // operation's result; `reply` may be null. `context` is the slot of the context to make current, 0 for none.
+  CUresult Operate(uint32_t operation, const std::string& message, Reply* reply, uint32_t context = 0);
+
+  // Makes a piece of the host arena known to the server (its address space and its GPU), and takes it back. Only with
+  // shared memory.
+  CUresult MapHostRange(uint64_t address, uint64_t bytes, unsigned flags);
+  CUresult UnmapHostRange(uint64_t address);
+
+  // The context's device ordinal; -1 for an unknown context.
+  int DeviceOf(uint64_t context);
+
+  // agent::AgentHost, called on the agent's thread.
+  agent::Info GetInfo() override;
+  bool Lock(int timeout_ms, std::string* error) override;
+  void Unlock() override;
+  bool Take(agent::Taken* taken, std::string* error) override;
+  void Release() override;
+  bool Give(agent::Given given, std::string* error) override;
+
+ private:
+  friend class Call;
+  Session() = default;
+  CUresult Open();
+  CUresult FetchDevices();
+  // Tells the server of the host arena, after a connect or a move to another server.
+  bool ShareHostArena(std::string* error);
+  // Waits until the GPU is idle and all device output has arrived.
+  bool Drain(std::string* error);
+
+  static std::atomic<Session*> g_session;
+
+  Settings settings_;
+  std::unique_ptr<ClientChannel> channel_;
+  Gate gate_;
+  std::atomic<bool> initialized_{false};
+  std::atomic<CUresult> lost_{CUDA_SUCCESS};
+  std::atomic<CUresult> pending_error_{CUDA_SUCCESS};
+  std::vector<Device> devices_;
+  int driver_version_ = 0;
+
+  std::shared_mutex mutex_;
+  ObjectTable handles_;
+  AddressMap<DeviceRange> device_ranges_;
+  AddressMap<HostRange> host_ranges_;
+  AddressMap<int> reservations_;
+  AddressMap<uint64_t> mappings_;
+  replay::Log log_;
+  std::unordered_map<int, uint64_t> primary_contexts_;
+  std::unordered_map<int, int> primary_retains_;
+  std::unordered_map<int, unsigned> primary_flags_;
+  uint64_t next_id_ = 1;
+  std::atomic<uint64_t> next_tag_{1};
+
+  std::mutex names_mutex_;
+  std::set<std::string> names_;
+
+  HostArena host_arena_;
+  HostFunctions host_functions_;
+  std::unique_ptr<agent::Agent> agent_;
+};
+
+// Prints what a kernel printed. Called by the channel before the reply of the call that flushed it.
+void WriteDeviceOutput(const char* bytes, size_t count);
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_SESSION_SESSION_H_

@@ -1,0 +1,27 @@
+#include "client/session/settings.h"
+
+#include <stdlib.h>
+
+namespace cuda_remote::client {
+namespace {
+
+std::string Variable(const char* name) {
+  const char* value = getenv(name);
+  return value ? value : "";
+}
+
+}  // namespace
+
+Settings ReadSettings() {
+  Settings settings;
+  settings.server = Variable("CUDA_REMOTE_SERVER");
+  const std::string gpu = Variable("CUDA_REMOTE_GPU");
+  if (!gpu.empty()) settings.gpu = atoi(gpu.c_str());
+  const std::string sync = Variable("CUDA_REMOTE_SYNC");
+  settings.sync = !sync.empty() && sync != "0";
+  settings.job = Variable("CUDA_REMOTE_JOB");
+  settings.job_dir = Variable("CUDA_REMOTE_JOB_DIR");
+  return settings;
+}
+
+}  // namespace cuda_remote::client

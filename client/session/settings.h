@@ -1,0 +1,29 @@
+// What the environment tells the client library. Read once, at the first driver call that needs a session.
+//
+// docs/settings.md lists the same variables for users.
+#ifndef CUDA_REMOTE_CLIENT_SESSION_SETTINGS_H_
+#define CUDA_REMOTE_CLIENT_SESSION_SETTINGS_H_
+
+#include <string>
+
+namespace cuda_remote::client {
+
+struct Settings {
+  // CUDA_REMOTE_SERVER: "unix:/path/session.sock" (a cr-server or cr-relay on this machine) or "host:port" (the library
+  // starts a cr-relay). Empty: no server, cuInit fails and says so.
+  std::string server;
+  // CUDA_REMOTE_GPU: ordinal of the only GPU that the session may see, -1 for all.
+  int gpu = -1;
+  // CUDA_REMOTE_SYNC=1: every call waits for its reply, so each error comes from the call that caused it.
+  bool sync = false;
+  // CUDA_REMOTE_JOB: the job's name, as cr-ps shows it.
+  std::string job;
+  // CUDA_REMOTE_JOB_DIR: where agent.sock goes. Empty: no agent, the job cannot be checkpointed.
+  std::string job_dir;
+};
+
+Settings ReadSettings();
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_SESSION_SETTINGS_H_

@@ -1,0 +1,46 @@
+// What the driver keeps for each thread: the context stack, and the hidden stream behind the per-thread default stream.
+//
+// A ThreadState belongs to one thread and needs no lock. It outlives the thread's C++ thread_local objects on purpose:
+// the CUDA runtime makes driver calls from its own exit handlers, when those are gone already.
+#ifndef CUDA_REMOTE_CLIENT_SESSION_THREAD_STATE_H_
+#define CUDA_REMOTE_CLIENT_SESSION_THREAD_STATE_H_
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cuda_remote::client {
+
+struct ThreadState {
+  // The calling thread's state, made at its first call. Null only if memory is exhausted.
+  static ThreadState* Get();
+
+  uint64_t current_context() const { return context_stack.empty() ? 0 : context_stack.back(); }
+
+  // Virtual handles; the back is current. A 0 on the stack is a pushed NULL context.
+  std::vector<uint64_t> context_stack;
+
+  // (context, stream) pairs: the ordinary stream that stands for the per-thread default stream in that context.
+  std::vector<std::pair<uint64_t, uint64_t>> hidden_streams;
+
+  CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+  // What cuStreamGetCaptureInfo points the application at, until the thread asks again.
+  std::vector<CUgraphNode> capture_nodes;
+  std::vector<CUgraphEdgeData> capture_edges;
+
+  // Calls of this thread that are inside the library: a call's body may make other calls.
+  int depth = 0;
+
+  // Buffers of calls by depth, reused so that a call allocates nothing once warm.
+  static constexpr int kMaxDepth = 6;
+  std::string messages[kMaxDepth];
+  std::string replies[kMaxDepth];
+};
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_SESSION_THREAD_STATE_H_
