@@ -1,6 +1,7 @@
 // Reading and writing the protobuf wire format, for generated code only.
 //
-// The messages are those of proto/calls; wire_test compares with libprotobuf. Everything here is append-only writing into a
+// The messages are those of proto/calls; interop_test compares with libprotobuf, message by message. protozero would do
+// the same job but reports malformed input by exceptions, which the client library must not throw. Everything here is append-only writing into a
 // std::string and bounds-checked reading from bytes that may be hostile. Nothing throws: a malformed message makes the
 // reader return false for ever.
 //

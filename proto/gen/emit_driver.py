@@ -4,8 +4,8 @@ from proto_gen import text
 
 
 def emit(model, args):
-    head = ["// Functions of the driver, by exported symbol. Where cuda.h defines a macro of a symbol's name (cuMemAlloc), the",
-            "// member of that oldest version is called symbol_v1, so `driver.cuMemAlloc(...)` is what the macro makes of it.",
+    head = ["// Functions of the driver, by exported symbol. Where cuda.h defines a macro of a symbol's name, the",
+            "// member for the first version is called SYMBOL_v1; the plain name is what the macro makes of it.",
             "struct DriverTable {"]
     for c in model.calls:
         head.append(text.wrap(f"  CUresult (CUDAAPI* {c.member})(", [f"{p.type} {p.name}" for p in c.params], ");", "      "))

@@ -1,10 +1,10 @@
-"""proto/api/entry_points.gen.h: every entry point as macro lists, and the table behind cuGetProcAddress."""
+"""proto/api/entry_points.gen.h: every entry point as macro lists, and the table of addresses by name."""
 
 from proto_gen import text
 
 
 def emit(model, args):
-    lines = [text.BANNER + "// Every symbol that the driver exports, as lists for macros X, and the table behind cuGetProcAddress.",
+    lines = [text.BANNER + "// Every symbol that the driver exports, as lists for macros X, and a table of them by name and version.",
              "// Define __CUDA_API_VERSION_INTERNAL before cuda.h where the lists are used: its macros would rewrite the names.",
              "#ifndef CUDA_REMOTE_PROTO_API_ENTRY_POINTS_GEN_H_", "#define CUDA_REMOTE_PROTO_API_ENTRY_POINTS_GEN_H_", "",
              '#include "proto/api/proc_address.h"', "",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Generates code, message definitions and reports from the tables in proto/api.
 
-Usage: generate.py --api proto/api --emit EMITTER [--emit ...] --out DIR [--lock FILE]
+Usage: generate.py --api proto/api --emit EMITTER [--emit ...] --out DIR [--lock FILE] [--suffix .gen]
 
 Emitters: proto, codec, ids, driver, entry_points, client, server, replay, interop, coverage, lock, lint. Each writes
 its files into DIR. Nothing is written if the tables do not pass the lint.
@@ -37,6 +37,7 @@ def main():
     parser.add_argument("--emit", action="append", default=[])
     parser.add_argument("--out", required=True)
     parser.add_argument("--lock", help="the present field-number lock")
+    parser.add_argument("--suffix", default="", help="appended to the names of the files")
     args = parser.parse_args()
     model = model_module.load(args.api)
     problems = lint.check(model)
@@ -46,7 +47,7 @@ def main():
         return 1
     for name in args.emit:
         emitter = importlib.import_module("proto_gen.emit_" + name)
-        write(args.out, emitter.emit(model, args))
+        write(args.out, {n + args.suffix: t for n, t in emitter.emit(model, args).items()})
     return 0
 
 

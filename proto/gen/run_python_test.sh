@@ -1,0 +1,3 @@
+#!/bin/sh
+# Runs a Python test with the distribution's interpreter (the one that has python3-protobuf).
+exec /usr/bin/python3 "$@"
