@@ -68,6 +68,9 @@ inline uint64_t UniqueKey() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
+// The log's name of the object behind a virtual handle.
+inline replay::ObjectKey ObjectOf(uint64_t handle) { return {KindOf(handle), handle}; }
+
 // The log's name of the calling thread's current context.
 replay::ObjectKey CurrentContextKey(Call& call);
 

@@ -190,6 +190,8 @@ def assign_roles(model, call, row):
             p.optional = True
         if not p.role:
             default_role(model, call, p)
+        if p.role == "stream" and row is not None and row.destroys.param == p.name:
+            p.role = "handle"  # the default streams cannot be destroyed
         if p.role in ("struct", "out_struct", "inout", "array") and p.cls == "STRUCT":
             struct_rule(model, call, p)
         if p.role in ("handle", "stream") and p.base in model.handles:

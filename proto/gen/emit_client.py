@@ -10,6 +10,11 @@ def impl_name(call):
     return ("Custom_" if call.client_custom else "Call_") + call.symbol
 
 
+def object_key(p):
+    """The log's name of the object in a parameter. Some parameters accept two kinds; the handle says which it is."""
+    return f"ObjectOf({p.name + '_wire' if p.role == 'stream' else 'uint64_t(' + p.name + ')'})"
+
+
 def parameters(call):
     parts = [f"{p.type} {p.name}" for p in call.params]
     if call.per_thread:
@@ -116,7 +121,7 @@ def stub(model, call):
             depends = []
             for name in p.depends:
                 q = call.param(name)
-                depends.append(f"{{{KIND}{q.kind}, uint64_t({q.name})}}")
+                depends.append(object_key(q))
             extra = ", {" + ", ".join(depends) + "}" if depends else ""
             post.append(f"  *{n} = ({p.base}){n}_handle;")
             post.append(f"  call.Created({{{KIND}{p.kind}, {n}_handle}}{extra});")
@@ -126,7 +131,7 @@ def stub(model, call):
             raise SystemExit(f"{call.symbol}: role '{p.role}' of {n} has no client code")
     if row is not None and row.HasField("destroys"):
         q = call.param(row.destroys.param)
-        post.append(f"  call.Destroyed({{{KIND}{q.kind}, {q.name + '_wire' if q.role == 'stream' else 'uint64_t(' + q.name + ')'}}});")
+        post.append(f"  call.Destroyed({object_key(q)});")
     if row is not None and row.HasField("modifies"):
         keys = [k for k in row.modifies.key if k != "*"]
         key = "0"
@@ -138,7 +143,7 @@ def stub(model, call):
             post.append(f"  call.Modified(CurrentContextKey(call), {key});")
         else:
             q = call.param(row.modifies.param)
-            post.append(f"  call.Modified({{{KIND}{q.kind}, {q.name + '_wire' if q.role == 'stream' else 'uint64_t(' + q.name + ')'}}}, {key});")
+            post.append(f"  call.Modified({object_key(q)}, {key});")
     is_async = row is not None and getattr(row, "async")
     lines = []
     lines.append(f"constexpr CallInfo kInfo_{call.symbol}{{kCall_{call.symbol}, {text.c_string(call.symbol)}, "
