@@ -40,7 +40,8 @@ CUresult Custom_cuGetProcAddress_v2(const char* symbol, void** pfn, int cudaVers
 }
 
 CUresult Custom_cuGetProcAddress(const char* symbol, void** pfn, int driverVersion, cuuint64_t flags) {
-  return Custom_cuGetProcAddress_v2(symbol, pfn, driverVersion, flags, nullptr);
+  return FindProcFirstVersion(kProcTable, sizeof kProcTable / sizeof *kProcTable, symbol, driverVersion, flags,
+                              DriverVersion(), pfn);
 }
 
 }  // namespace cuda_remote::client

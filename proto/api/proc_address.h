@@ -23,10 +23,14 @@ struct ProcEntry {
 };
 
 // What cuGetProcAddress_v2 answers for `name` as of `cuda_version`. Sets *address (null if there is none) and *status (may
-// be null). Returns CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE for bad arguments (null pointers, unknown flags, a version
-// newer than the driver's), or CUDA_ERROR_NOT_FOUND.
+// be null). Returns CUDA_SUCCESS even if there is no such function, as the driver does, or CUDA_ERROR_INVALID_VALUE for bad
+// arguments (null pointers, unknown flags, a version newer than the driver's).
 CUresult FindProc(const ProcEntry* table, size_t entries, const char* name, int cuda_version, uint64_t flags,
                   int driver_version, void** address, CUdriverProcAddressQueryResult* status);
+
+// The first version of the call: CUDA_ERROR_NOT_FOUND where there is no function, and *address is left alone then.
+CUresult FindProcFirstVersion(const ProcEntry* table, size_t entries, const char* name, int cuda_version, uint64_t flags,
+                              int driver_version, void** address);
 
 }  // namespace cuda_remote
 

@@ -59,11 +59,15 @@ TEST(ProcAddressTest, PerThreadVariants) {
   EXPECT_EQ(Ask("cuMemcpyHtoD", 13000, kPerThread).symbol, "cuMemcpyHtoD_v2_ptds");
   EXPECT_EQ(Ask("cuMemAlloc", 13000, kPerThread).symbol, "cuMemAlloc_v2");  // has none
   EXPECT_EQ(Ask("cuStreamGetCaptureInfo", 12030, kPerThread).symbol, "cuStreamGetCaptureInfo_v3_ptsz");
-  EXPECT_EQ(Ask("cuLaunchKernel", 6000, kPerThread).symbol, "cuLaunchKernel");  // the variants came with 7.0
+  const Answer early = Ask("cuLaunchKernel", 6000, kPerThread);  // the variants came with 7.0
+  EXPECT_EQ(early.symbol, "");
+  EXPECT_EQ(early.status, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
+  EXPECT_EQ(Ask("cuLaunchKernel", 13000, 3).symbol, "cuLaunchKernel_ptsz");
 }
 
 TEST(ProcAddressTest, SaysWhyThereIsNone) {
   const Answer unknown = Ask("cuNoSuchCall", 13000);
+  EXPECT_EQ(unknown.result, CUDA_SUCCESS);  // as the driver answers since 12.0
   EXPECT_EQ(unknown.status, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
   EXPECT_EQ(unknown.symbol, "");
   EXPECT_EQ(Ask("cuMemAlloc_v2", 13000).status, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);  // not a base name
@@ -73,6 +77,15 @@ TEST(ProcAddressTest, SaysWhyThereIsNone) {
   EXPECT_EQ(Ask("cuInit", 13010).result, CUDA_ERROR_INVALID_VALUE);  // newer than the driver
   EXPECT_EQ(Ask("cuInit", 13000, 8).result, CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(Ask(nullptr, 13000).result, CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST(ProcAddressTest, FirstVersionOfTheCall) {
+  void* address = &address;
+  EXPECT_EQ(FindProcFirstVersion(kTable, kEntries, "cuNoSuchCall", 13000, 0, 13000, &address), CUDA_ERROR_NOT_FOUND);
+  EXPECT_EQ(address, &address);
+  EXPECT_EQ(FindProcFirstVersion(kTable, kEntries, "cuInit", 13000, 0, 13000, &address), CUDA_SUCCESS);
+  EXPECT_STREQ(static_cast<char*>(address), "cuInit");
+  EXPECT_EQ(FindProcFirstVersion(kTable, kEntries, "cuInit", 13000, 0, 13000, nullptr), CUDA_ERROR_INVALID_VALUE);
 }
 
 }  // namespace
