@@ -98,12 +98,18 @@ def define(message):
     return lines
 
 
-def files(name, messages, about):
+def uses_shared(messages, shared):
+    """Whether a field of these messages is of a message type of the operations."""
+    return any(f.type in shared for m in messages for f in m.fields)
+
+
+def files(name, messages, about, shared=()):
     head = [line for m in messages for line in declare(m)]
     body = [line for m in messages for line in define(m)]
     path = f"proto/codec/{name}.gen.h"
     return {
-        f"{name}.gen.h": text.header(path, ["<cstdint>", "<string>", "<string_view>", "<vector>", '"proto/api/call_ids.gen.h"'],
+        f"{name}.gen.h": text.header(path, ["<cstdint>", "<string>", "<string_view>", "<vector>", '"proto/api/call_ids.gen.h"'] +
+                                     (['"proto/codec/operations.gen.h"'] if uses_shared(messages, shared) else []),
                                      "\n".join(head), "cuda_remote::wire", about),
         f"{name}.gen.cc": text.source([f'"{path}"', '"proto/codec/wire.h"'], "\n".join(body), "cuda_remote::wire"),
     }
@@ -117,7 +123,8 @@ def emit(model, args):
     out.update(files("operations", shared, "Messages of our own operations (proto/api/operations.textproto)."))
     for family in model.families:
         messages = [m for c in model.family_calls(family.name) if c.has_wire for m in (c.request, c.reply)]
-        out.update(files(family.name, messages, f"Messages of the calls of the {family.name} family."))
+        out.update(files(family.name, messages, f"Messages of the calls of the {family.name} family.",
+                         {m.name for m in model.messages}))
     includes = "".join(f'#include "proto/codec/{f.name}.gen.h"\n' for f in model.families)
     g = text.guard("proto/codec/calls.gen.h")
     out["calls.gen.h"] = (text.BANNER + "// The messages of all calls. Prefer the family's header.\n" +

@@ -1,0 +1,484 @@
+// Graph nodes with parameters. The driver has a family of calls for each type of node, in several versions, and a general
+// one; here all of them fill in one message (NodeParams) and make one of three requests.
+//
+// What a node points to in this process's memory cannot be used by the server: copies to and from host memory, and
+// host functions, are refused by name.
+
+#include <cuda.h>
+
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "client/custom/function_info.h"
+#include "client/custom/pointer.h"
+#include "client/entry/custom.gen.h"
+#include "client/session/call.h"
+#include "client/session/session.h"
+#include "proto/codec/codec.h"
+
+namespace cuda_remote::client {
+namespace {
+
+// Parameters on their way into a message, with the storage that the message's views point to.
+struct NodeMessage {
+  wire::NodeParams params;
+  std::string block;
+  CUDA_MEMCPY3D copy = {};
+  CUDA_MEMSET_NODE_PARAMS_v1 memset = {};
+  std::vector<uint64_t> needs;  // handles that the node depends on, besides its graph
+};
+
+// What a kernel node's parameters look like to the application that asks for them: an array of pointers that must
+// stay valid for as long as the node. Replaced when the same node is asked for again.
+struct KernelParameters {
+  std::string block;
+  std::vector<void*> pointers;
+};
+
+std::mutex g_parameters_mutex;
+std::unordered_map<uint64_t, KernelParameters>& Parameters() {
+  static auto* parameters = new std::unordered_map<uint64_t, KernelParameters>;  // outlives exit handlers
+  return *parameters;
+}
+std::unordered_map<uint64_t, std::vector<CUstreamBatchMemOpParams>>& Batches() {
+  static auto* batches = new std::unordered_map<uint64_t, std::vector<CUstreamBatchMemOpParams>>;
+  return *batches;
+}
+
+CUresult CheckContext(Call& call, CUcontext context, NodeMessage* out) {
+  if (context == nullptr) return CUDA_SUCCESS;
+  if (!call.Valid(Kind::kContext, context)) return CUDA_ERROR_INVALID_CONTEXT;
+  out->params.context = reinterpret_cast<uint64_t>(context);
+  out->needs.push_back(out->params.context);
+  return CUDA_SUCCESS;
+}
+
+// Gathers a kernel's parameters into one block as the kernel sees it.
+CUresult PackParameters(const FunctionInfo& info, void** kernel_params, void** extra, std::string* block) {
+  if (kernel_params != nullptr) {
+    if (extra != nullptr) return CUDA_ERROR_INVALID_VALUE;  // one way or the other
+    block->resize(info.params_bytes);
+    for (size_t i = 0; i < info.params.size(); ++i) {
+      if (kernel_params[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;
+      std::memcpy(&(*block)[info.params[i].offset], kernel_params[i], info.params[i].bytes);
+    }
+    return CUDA_SUCCESS;
+  }
+  const void* buffer = nullptr;
+  size_t bytes = 0;
+  for (void** item = extra; item != nullptr && *item != CU_LAUNCH_PARAM_END; item += 2) {
+    if (item[0] == CU_LAUNCH_PARAM_BUFFER_POINTER) {
+      buffer = item[1];
+    } else if (item[0] == CU_LAUNCH_PARAM_BUFFER_SIZE && item[1] != nullptr) {
+      bytes = *static_cast<const size_t*>(item[1]);
+    } else {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+  }
+  if (buffer != nullptr) block->assign(static_cast<const char*>(buffer), bytes);
+  return block->size() < info.params_bytes ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+// The three versions of the kernel's struct begin alike.
+template <typename Kernel>
+CUresult FillKernel(Call& call, const Kernel& kernel, CUkernel kern, CUcontext context, NodeMessage* out) {
+  const uint64_t function = kernel.func != nullptr ? reinterpret_cast<uint64_t>(kernel.func) : reinterpret_cast<uint64_t>(kern);
+  std::shared_ptr<FunctionInfo> info;
+  if (const CUresult result = FindFunctionInfo(call, function, &info); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = PackParameters(*info, kernel.kernelParams, kernel.extra, &out->block); result != CUDA_SUCCESS) {
+    return result;
+  }
+  wire::NodeParams& p = out->params;
+  p.type = CU_GRAPH_NODE_TYPE_KERNEL;
+  p.function = function;
+  p.grid_x = kernel.gridDimX;
+  p.grid_y = kernel.gridDimY;
+  p.grid_z = kernel.gridDimZ;
+  p.block_x = kernel.blockDimX;
+  p.block_y = kernel.blockDimY;
+  p.block_z = kernel.blockDimZ;
+  p.shared_bytes = kernel.sharedMemBytes;
+  p.params = out->block;
+  out->needs.push_back(function);
+  return CheckContext(call, context, out);
+}
+
+// One side of a copy: device memory, an array, or something that only this process can read.
+CUresult FillSide(Call& call, CUmemorytype* type, CUdeviceptr* device, CUarray array, NodeMessage* out) {
+  if (*type == CU_MEMORYTYPE_ARRAY) {
+    if (!call.Valid(Kind::kArray, array)) return CUDA_ERROR_INVALID_HANDLE;
+    out->needs.push_back(reinterpret_cast<uint64_t>(array));
+    return CUDA_SUCCESS;
+  }
+  if (*type == CU_MEMORYTYPE_UNIFIED && IsDevicePointer(call.session(), *device)) *type = CU_MEMORYTYPE_DEVICE;
+  if (*type == CU_MEMORYTYPE_DEVICE) return CUDA_SUCCESS;
+  return Call::Unsupported(call.info().name, "a graph's copy to or from host memory is not carried over yet");
+}
+
+CUresult FillCopy(Call& call, const CUDA_MEMCPY3D& copy, CUcontext context, NodeMessage* out) {
+  out->copy = copy;
+  out->params.type = CU_GRAPH_NODE_TYPE_MEMCPY;
+  if (const CUresult result = FillSide(call, &out->copy.srcMemoryType, &out->copy.srcDevice, copy.srcArray, out);
+      result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (const CUresult result = FillSide(call, &out->copy.dstMemoryType, &out->copy.dstDevice, copy.dstArray, out);
+      result != CUDA_SUCCESS) {
+    return result;
+  }
+  out->params.copy = {reinterpret_cast<const char*>(&out->copy), sizeof out->copy};
+  return CheckContext(call, context, out);
+}
+
+template <typename Batch>
+CUresult FillBatch(Call& call, const Batch& batch, NodeMessage* out) {
+  if (batch.count != 0 && batch.paramArray == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (batch.count > 256) return CUDA_ERROR_INVALID_VALUE;  // the driver's own limit
+  out->params.type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
+  out->params.memory_operations = {reinterpret_cast<const char*>(batch.paramArray), batch.count * sizeof *batch.paramArray};
+  out->params.flags = batch.flags;
+  return CheckContext(call, batch.ctx, out);
+}
+
+CUresult FillEvent(Call& call, CUgraphNodeType type, CUevent event, NodeMessage* out) {
+  if (!call.Valid(Kind::kEvent, event)) return CUDA_ERROR_INVALID_HANDLE;
+  out->params.type = type;
+  out->params.event = reinterpret_cast<uint64_t>(event);
+  out->needs.push_back(out->params.event);
+  return CUDA_SUCCESS;
+}
+
+// The general struct: a node of any type.
+CUresult FillAny(Call& call, const CUgraphNodeParams& node, NodeMessage* out) {
+  out->params.type = node.type;
+  switch (node.type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+      return FillKernel(call, node.kernel, node.kernel.kern, node.kernel.ctx, out);
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+      return FillCopy(call, node.memcpy.copyParams, node.memcpy.copyCtx, out);
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+      out->memset = {node.memset.dst,         node.memset.pitch, node.memset.value,
+                     node.memset.elementSize, node.memset.width, node.memset.height};
+      out->params.memset = {reinterpret_cast<const char*>(&out->memset), sizeof out->memset};
+      return CheckContext(call, node.memset.ctx, out);
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+      if (!call.Valid(Kind::kGraph, node.graph.graph)) return CUDA_ERROR_INVALID_HANDLE;
+      out->params.graph = reinterpret_cast<uint64_t>(node.graph.graph);
+      out->needs.push_back(out->params.graph);
+      return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+      return FillEvent(call, node.type, node.eventWait.event, out);
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+      return FillEvent(call, node.type, node.eventRecord.event, out);
+    case CU_GRAPH_NODE_TYPE_EMPTY:
+      return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+      return FillBatch(call, node.memOp, out);
+    default:
+      return Call::Unsupported(call.info().name, "a node of this type is not carried over yet");
+  }
+}
+
+// Adds a node; `fill` makes its parameters.
+template <typename Fill>
+CUresult Add(const CallInfo& info, CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+             const CUgraphEdgeData* edges, size_t count, Fill fill) {
+  if (node == nullptr || (count != 0 && dependencies == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (!call.Valid(Kind::kGraph, graph)) return CUDA_ERROR_INVALID_HANDLE;
+  if (count > kMaxMessageBytes / 32) return Call::Unsupported(info.name, "more dependencies than a message holds");
+  NodeMessage message;
+  if (const CUresult result = fill(call, &message); result != CUDA_SUCCESS) return result;
+  wire::cuGraphAddNode_v2_Request request;
+  request.graph = reinterpret_cast<uint64_t>(graph);
+  for (size_t i = 0; i < count; ++i) {
+    if (!call.Valid(Kind::kGraphNode, dependencies[i])) return CUDA_ERROR_INVALID_HANDLE;
+    request.dependencies.push_back(reinterpret_cast<uint64_t>(dependencies[i]));
+  }
+  if (edges != nullptr) request.edges = {reinterpret_cast<const char*>(edges), count * sizeof *edges};
+  request.params = message.params;
+  request.node = call.NewHandle(Kind::kGraphNode, request.graph);
+  if (request.node == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  // A node has at most three needs: a function or two arrays, and a context.
+  const auto key = [&message](size_t i) {
+    const uint64_t handle = message.needs[i];
+    return replay::ObjectKey{KindOf(handle), handle};
+  };
+  const replay::ObjectKey made{Kind::kGraphNode, request.node};
+  switch (message.needs.size()) {
+    case 0:
+      call.Created(made);
+      break;
+    case 1:
+      call.Created(made, {key(0)});
+      break;
+    case 2:
+      call.Created(made, {key(0), key(1)});
+      break;
+    default:
+      call.Created(made, {key(0), key(1), key(2)});
+  }
+  *node = reinterpret_cast<CUgraphNode>(request.node);
+  return CUDA_SUCCESS;
+}
+
+// Changes a node of a graph.
+template <typename Fill>
+CUresult Set(const CallInfo& info, CUgraphNode node, Fill fill) {
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (!call.Valid(Kind::kGraphNode, node)) return CUDA_ERROR_INVALID_HANDLE;
+  NodeMessage message;
+  if (const CUresult result = fill(call, &message); result != CUDA_SUCCESS) return result;
+  wire::cuGraphNodeSetParams_Request request;
+  request.node = reinterpret_cast<uint64_t>(node);
+  request.params = message.params;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  call.Modified({Kind::kGraphNode, request.node}, 0);
+  return CUDA_SUCCESS;
+}
+
+// Changes a node of an executable graph.
+template <typename Fill>
+CUresult SetExec(const CallInfo& info, CUgraphExec exec, CUgraphNode node, Fill fill) {
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (!call.Valid(Kind::kGraphExec, exec) || !call.Valid(Kind::kGraphNode, node)) return CUDA_ERROR_INVALID_HANDLE;
+  NodeMessage message;
+  if (const CUresult result = fill(call, &message); result != CUDA_SUCCESS) return result;
+  wire::cuGraphExecNodeSetParams_Request request;
+  request.exec = reinterpret_cast<uint64_t>(exec);
+  request.node = reinterpret_cast<uint64_t>(node);
+  request.params = message.params;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  call.Modified({Kind::kGraphExec, request.exec}, request.node);
+  return CUDA_SUCCESS;
+}
+
+// Asks for a node's parameters; `take` reads them while the reply is there.
+template <typename Take>
+CUresult Get(const char* name, CUgraphNode node, CUgraphNodeType type, Take take) {
+  const CallInfo info{kOpGraphNodeParams, name, false, false};
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (!call.Valid(Kind::kGraphNode, node)) return CUDA_ERROR_INVALID_HANDLE;
+  wire::OpGraphNodeParams_Request request;
+  request.node = reinterpret_cast<uint64_t>(node);
+  request.type = type;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::OpGraphNodeParams_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  return take(call, reply.params);
+}
+
+template <typename Kernel>
+CUresult GetKernel(const char* name, CUgraphNode node, Kernel* out, CUkernel* kern, CUcontext* context) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return Get(name, node, CU_GRAPH_NODE_TYPE_KERNEL, [&](Call& call, const wire::NodeParams& p) {
+    const std::string block(p.params);
+    const uint64_t function = p.function, its_context = p.context;
+    std::shared_ptr<FunctionInfo> info;
+    *out = {};
+    if (KindOf(function) == Kind::kKernel && kern != nullptr) {
+      *kern = reinterpret_cast<CUkernel>(function);
+    } else {
+      out->func = reinterpret_cast<CUfunction>(function);
+    }
+    out->gridDimX = p.grid_x;
+    out->gridDimY = p.grid_y;
+    out->gridDimZ = p.grid_z;
+    out->blockDimX = p.block_x;
+    out->blockDimY = p.block_y;
+    out->blockDimZ = p.block_z;
+    out->sharedMemBytes = p.shared_bytes;
+    if (context != nullptr) *context = reinterpret_cast<CUcontext>(its_context);
+    if (const CUresult result = FindFunctionInfo(call, function, &info); result != CUDA_SUCCESS) return result;
+    if (block.size() < info->params_bytes) return CUDA_ERROR_UNKNOWN;
+    std::lock_guard<std::mutex> lock(g_parameters_mutex);
+    KernelParameters& kept = Parameters()[reinterpret_cast<uint64_t>(node)];
+    kept.block = block;
+    kept.pointers.clear();
+    for (const KernelParam& parameter : info->params) kept.pointers.push_back(&kept.block[parameter.offset]);
+    out->kernelParams = kept.pointers.empty() ? nullptr : kept.pointers.data();
+    return CUDA_SUCCESS;
+  });
+}
+
+const auto FromKernelV1 = [](const CUDA_KERNEL_NODE_PARAMS_v1* p) {
+  return [p](Call& call, NodeMessage* out) { return FillKernel(call, *p, nullptr, nullptr, out); };
+};
+const auto FromKernelV2 = [](const CUDA_KERNEL_NODE_PARAMS_v2* p) {
+  return [p](Call& call, NodeMessage* out) { return FillKernel(call, *p, p->kern, p->ctx, out); };
+};
+const auto FromCopy = [](const CUDA_MEMCPY3D* p, CUcontext context) {
+  return [p, context](Call& call, NodeMessage* out) { return FillCopy(call, *p, context, out); };
+};
+const auto FromBatch = [](const CUDA_BATCH_MEM_OP_NODE_PARAMS* p) {
+  return [p](Call& call, NodeMessage* out) { return FillBatch(call, *p, out); };
+};
+const auto FromAny = [](const CUgraphNodeParams* p) {
+  return [p](Call& call, NodeMessage* out) { return FillAny(call, *p, out); };
+};
+
+// The requests carry these ids whatever the application's call was named.
+constexpr CallInfo AddInfo(const char* name) { return {kCall_cuGraphAddNode_v2, name, false, true}; }
+constexpr CallInfo SetInfo(const char* name) { return {kCall_cuGraphNodeSetParams, name, false, true}; }
+constexpr CallInfo ExecInfo(const char* name) { return {kCall_cuGraphExecNodeSetParams, name, false, true}; }
+
+}  // namespace
+
+CUresult Custom_cuGraphAddNode_v2(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
+                                  const CUgraphEdgeData* dependencyData, size_t numDependencies,
+                                  CUgraphNodeParams* nodeParams) {
+  static constexpr CallInfo kInfo = AddInfo("cuGraphAddNode");
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return Add(kInfo, phGraphNode, hGraph, dependencies, dependencyData, numDependencies, FromAny(nodeParams));
+}
+
+CUresult Custom_cuGraphAddNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
+                               size_t numDependencies, CUgraphNodeParams* nodeParams) {
+  return Custom_cuGraphAddNode_v2(phGraphNode, hGraph, dependencies, nullptr, numDependencies, nodeParams);
+}
+
+CUresult Custom_cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams* nodeParams) {
+  static constexpr CallInfo kInfo = SetInfo("cuGraphNodeSetParams");
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return Set(kInfo, hNode, FromAny(nodeParams));
+}
+
+CUresult Custom_cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams* nodeParams) {
+  static constexpr CallInfo kInfo = ExecInfo("cuGraphExecNodeSetParams");
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return SetExec(kInfo, hGraphExec, hNode, FromAny(nodeParams));
+}
+
+CUresult Custom_cuGraphAddKernelNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
+                                     size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS_v1* nodeParams) {
+  static constexpr CallInfo kInfo = AddInfo("cuGraphAddKernelNode");
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return Add(kInfo, phGraphNode, hGraph, dependencies, nullptr, numDependencies, FromKernelV1(nodeParams));
+}
+
+CUresult Custom_cuGraphAddKernelNode_v2(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
+                                        size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS_v2* nodeParams) {
+  static constexpr CallInfo kInfo = AddInfo("cuGraphAddKernelNode");
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return Add(kInfo, phGraphNode, hGraph, dependencies, nullptr, numDependencies, FromKernelV2(nodeParams));
+}
+
+CUresult Custom_cuGraphKernelNodeGetParams(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS_v1* nodeParams) {
+  return GetKernel("cuGraphKernelNodeGetParams", hNode, nodeParams, nullptr, nullptr);
+}
+
+CUresult Custom_cuGraphKernelNodeGetParams_v2(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS_v2* nodeParams) {
+  CUkernel kernel = nullptr;
+  CUcontext context = nullptr;
+  const CUresult result = GetKernel("cuGraphKernelNodeGetParams", hNode, nodeParams, &kernel, &context);
+  if (result == CUDA_SUCCESS) {
+    nodeParams->kern = kernel;
+    nodeParams->ctx = context;
+  }
+  return result;
+}
+
+CUresult Custom_cuGraphKernelNodeSetParams(CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS_v1* nodeParams) {
+  static constexpr CallInfo kInfo = SetInfo("cuGraphKernelNodeSetParams");
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return Set(kInfo, hNode, FromKernelV1(nodeParams));
+}
+
+CUresult Custom_cuGraphKernelNodeSetParams_v2(CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS_v2* nodeParams) {
+  static constexpr CallInfo kInfo = SetInfo("cuGraphKernelNodeSetParams");
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return Set(kInfo, hNode, FromKernelV2(nodeParams));
+}
+
+CUresult Custom_cuGraphExecKernelNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
+                                               const CUDA_KERNEL_NODE_PARAMS_v1* nodeParams) {
+  static constexpr CallInfo kInfo = ExecInfo("cuGraphExecKernelNodeSetParams");
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return SetExec(kInfo, hGraphExec, hNode, FromKernelV1(nodeParams));
+}
+
+CUresult Custom_cuGraphExecKernelNodeSetParams_v2(CUgraphExec hGraphExec, CUgraphNode hNode,
+                                                  const CUDA_KERNEL_NODE_PARAMS_v2* nodeParams) {
+  static constexpr CallInfo kInfo = ExecInfo("cuGraphExecKernelNodeSetParams");
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return SetExec(kInfo, hGraphExec, hNode, FromKernelV2(nodeParams));
+}
+
+CUresult Custom_cuGraphAddMemcpyNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
+                                     size_t numDependencies, const CUDA_MEMCPY3D* copyParams, CUcontext ctx) {
+  static constexpr CallInfo kInfo = AddInfo("cuGraphAddMemcpyNode");
+  if (copyParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return Add(kInfo, phGraphNode, hGraph, dependencies, nullptr, numDependencies, FromCopy(copyParams, ctx));
+}
+
+CUresult Custom_cuGraphMemcpyNodeGetParams(CUgraphNode hNode, CUDA_MEMCPY3D* nodeParams) {
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return Get("cuGraphMemcpyNodeGetParams", hNode, CU_GRAPH_NODE_TYPE_MEMCPY, [&](Call& call, const wire::NodeParams& p) {
+    if (p.copy.size() != sizeof *nodeParams) return call.session().Lose(ChannelStatus::kProtocolError);
+    std::memcpy(nodeParams, p.copy.data(), sizeof *nodeParams);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult Custom_cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D* nodeParams) {
+  static constexpr CallInfo kInfo = SetInfo("cuGraphMemcpyNodeSetParams");
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return Set(kInfo, hNode, FromCopy(nodeParams, nullptr));
+}
+
+CUresult Custom_cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D* copyParams,
+                                               CUcontext ctx) {
+  static constexpr CallInfo kInfo = ExecInfo("cuGraphExecMemcpyNodeSetParams");
+  if (copyParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return SetExec(kInfo, hGraphExec, hNode, FromCopy(copyParams, ctx));
+}
+
+CUresult Custom_cuGraphAddBatchMemOpNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
+                                         size_t numDependencies, const CUDA_BATCH_MEM_OP_NODE_PARAMS* nodeParams) {
+  static constexpr CallInfo kInfo = AddInfo("cuGraphAddBatchMemOpNode");
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return Add(kInfo, phGraphNode, hGraph, dependencies, nullptr, numDependencies, FromBatch(nodeParams));
+}
+
+CUresult Custom_cuGraphBatchMemOpNodeGetParams(CUgraphNode hNode, CUDA_BATCH_MEM_OP_NODE_PARAMS* nodeParams_out) {
+  if (nodeParams_out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return Get("cuGraphBatchMemOpNodeGetParams", hNode, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+             [&](Call&, const wire::NodeParams& p) {
+               std::lock_guard<std::mutex> lock(g_parameters_mutex);
+               std::vector<CUstreamBatchMemOpParams>& kept = Batches()[reinterpret_cast<uint64_t>(hNode)];
+               kept.resize(p.memory_operations.size() / sizeof kept[0]);
+               std::memcpy(kept.data(), p.memory_operations.data(), kept.size() * sizeof kept[0]);
+               nodeParams_out->ctx = reinterpret_cast<CUcontext>(p.context);
+               nodeParams_out->count = unsigned(kept.size());
+               nodeParams_out->paramArray = kept.data();
+               nodeParams_out->flags = p.flags;
+               return CUDA_SUCCESS;
+             });
+}
+
+CUresult Custom_cuGraphBatchMemOpNodeSetParams(CUgraphNode hNode, const CUDA_BATCH_MEM_OP_NODE_PARAMS* nodeParams) {
+  static constexpr CallInfo kInfo = SetInfo("cuGraphBatchMemOpNodeSetParams");
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return Set(kInfo, hNode, FromBatch(nodeParams));
+}
+
+CUresult Custom_cuGraphExecBatchMemOpNodeSetParams(CUgraphExec graphExec, CUgraphNode node,
+                                                   const CUDA_BATCH_MEM_OP_NODE_PARAMS* nodeParams) {
+  static constexpr CallInfo kInfo = ExecInfo("cuGraphExecBatchMemOpNodeSetParams");
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return SetExec(kInfo, graphExec, node, FromBatch(nodeParams));
+}
+
+}  // namespace cuda_remote::client
