@@ -369,10 +369,6 @@ CUresult Custom_cuCtxGetApiVersion(CUcontext ctx, unsigned int* version) {
 }
 
 // Usage counts of before CUDA 4: a context made by cuCtxCreate counts once, so one detach destroys it.
-CUresult Custom_cuCtxAttach(CUcontext* pctx, unsigned int flags) {
-  return Call::Unsupported("cuCtxAttach", "deprecated by the driver; use cuDevicePrimaryCtxRetain");
-}
-
 CUresult Custom_cuCtxDetach(CUcontext ctx) { return Custom_cuCtxDestroy_v2(ctx); }
 
 }  // namespace cuda_remote::client

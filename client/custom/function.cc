@@ -234,12 +234,4 @@ CUresult Custom_cuFuncGetModule(CUmodule* hmod, CUfunction hfunc) {
   return Custom_cuLibraryGetModule(hmod, reinterpret_cast<CUlibrary>(owner));
 }
 
-CUresult Custom_cuModuleEnumerateFunctions(CUfunction* functions, unsigned int numFunctions, CUmodule mod) {
-  return Call::Unsupported("cuModuleEnumerateFunctions", "functions are found by name only");
-}
-
-CUresult Custom_cuLibraryEnumerateKernels(CUkernel* kernels, unsigned int numKernels, CUlibrary lib) {
-  return Call::Unsupported("cuLibraryEnumerateKernels", "kernels are found by name only");
-}
-
 }  // namespace cuda_remote::client

@@ -142,8 +142,4 @@ CUresult Custom_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream, bool per_thre
   return result;
 }
 
-CUresult Custom_cuMemAllocManaged(CUdeviceptr* dptr, size_t bytesize, unsigned int flags) {
-  return Call::Unsupported("cuMemAllocManaged", "managed memory is not carried over yet");
-}
-
 }  // namespace cuda_remote::client

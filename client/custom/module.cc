@@ -244,8 +244,4 @@ CUresult Custom_cuLibraryGetGlobal(CUdeviceptr* dptr, size_t* bytes, CUlibrary l
       });
 }
 
-CUresult Custom_cuLibraryGetManaged(CUdeviceptr* dptr, size_t* bytes, CUlibrary library, const char* name) {
-  return Call::Unsupported("cuLibraryGetManaged", "managed memory is not carried over yet");
-}
-
 }  // namespace cuda_remote::client

@@ -180,8 +180,4 @@ CUresult Custom_cuMemRelease(CUmemGenericAllocationHandle handle) {
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* addr) {
-  return Call::Unsupported("cuMemRetainAllocationHandle", "keep the handle that cuMemCreate gave");
-}
-
 }  // namespace cuda_remote::client

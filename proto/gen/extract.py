@@ -137,7 +137,9 @@ def extract(toolkit, exports_file=None, previous=None):
     include = toolkit + "/include/"
     header = strip_comments(read(include + "cuda.h"))
     version = int(re.search(r"#define\s+CUDA_VERSION\s+(\d+)", header).group(1))
-    macros = set(re.findall(r"(?m)^\s*#\s*define\s+(cu\w+)\s+\S", header))
+    # Macros that lead to another version; those that only append the per-thread suffix are inactive by default.
+    macros = {name for name, target in re.findall(r"(?m)^\s*#\s*define\s+(cu\w+)\s+(?:__CUDA_API_PT\w+\()?(cu\w+)", header)
+              if re.sub(r"_(ptsz|ptds)$", "", target) != name}
     numbers = {name: int(value, 0) for name, value in NUMBER.findall(read(include + "cupti_driver_cbid.h"))}
     exports = {s for s in dynamic_symbols(toolkit + "/lib64/stubs/libcuda.so") if s.startswith("cu")}
 

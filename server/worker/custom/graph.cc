@@ -1,0 +1,129 @@
+// Graph calls whose answers name objects that may be new to the client: it offers virtual handles, and those that are
+// needed get bound. (Nodes with parameters: server/dispatch/graph_nodes.cc.)
+
+#include <cuda.h>
+
+#include <string>
+#include <vector>
+
+#include "proto/codec/graph.gen.h"
+#include "proto/codec/stream.gen.h"
+#include "server/dispatch/custom.gen.h"
+#include "server/dispatch/malformed.h"
+
+namespace cuda_remote::server {
+namespace {
+
+// The virtual handle of a real object: the one it has, or `offered`, which becomes its own and dies with `parent`.
+uint64_t Name(Session& session, Kind kind, uint64_t real, uint64_t offered, uint64_t parent) {
+  if (real == 0) return 0;
+  if (const uint64_t known = session.Virtual(kind, real); known != 0) return known;
+  if (!session.MayBind(kind, offered)) return 0;
+  session.Bind(kind, offered, real, parent);
+  return offered;
+}
+
+}  // namespace
+
+CUresult Custom_cuGraphInstantiateWithParams(Session& session, const Request&,
+                                             const wire::cuGraphInstantiateWithParams_Request& in,
+                                             wire::cuGraphInstantiateWithParams_Reply* out, ReplyBuilder*) {
+  if (!session.MayBind(Kind::kGraphExec, in.exec)) return kMalformedRequest;
+  CUgraph graph;
+  CUDA_GRAPH_INSTANTIATE_PARAMS params = {};
+  if (!session.Real(Kind::kGraph, in.graph, &graph)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!session.RealStream(in.upload_stream, &params.hUploadStream)) return CUDA_ERROR_INVALID_HANDLE;
+  params.flags = in.flags;
+  CUgraphExec exec = nullptr;
+  const CUresult result = session.driver().cuGraphInstantiateWithParams(&exec, graph, &params);
+  out->result = int(params.result_out);
+  out->error_node = session.Virtual(Kind::kGraphNode, reinterpret_cast<uint64_t>(params.hErrNode_out));
+  if (result == CUDA_SUCCESS) session.Bind(Kind::kGraphExec, in.exec, reinterpret_cast<uint64_t>(exec), 0);
+  return result;
+}
+
+CUresult Custom_cuGraphExecUpdate_v2(Session& session, const Request&, const wire::cuGraphExecUpdate_v2_Request& in,
+                                     wire::cuGraphExecUpdate_v2_Reply* out, ReplyBuilder*) {
+  CUgraphExec exec;
+  CUgraph graph;
+  if (!session.Real(Kind::kGraphExec, in.exec, &exec) || !session.Real(Kind::kGraph, in.graph, &graph)) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  CUgraphExecUpdateResultInfo info = {};
+  const CUresult result = session.driver().cuGraphExecUpdate_v2(exec, graph, &info);
+  out->result = int(info.result);
+  out->error_node = session.Virtual(Kind::kGraphNode, reinterpret_cast<uint64_t>(info.errorNode));
+  out->error_from_node = session.Virtual(Kind::kGraphNode, reinterpret_cast<uint64_t>(info.errorFromNode));
+  return result;
+}
+
+CUresult Custom_cuGraphNodeFindInClone(Session& session, const Request&, const wire::cuGraphNodeFindInClone_Request& in,
+                                       wire::cuGraphNodeFindInClone_Reply* out, ReplyBuilder*) {
+  CUgraphNode original, node = nullptr;
+  CUgraph clone;
+  if (!session.Real(Kind::kGraphNode, in.original, &original) || !session.Real(Kind::kGraph, in.clone, &clone)) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  const CUresult result = session.driver().cuGraphNodeFindInClone(&node, original, clone);
+  if (result != CUDA_SUCCESS) return result;
+  out->node = Name(session, Kind::kGraphNode, reinterpret_cast<uint64_t>(node), in.node, in.clone);
+  return out->node != 0 ? CUDA_SUCCESS : kMalformedRequest;
+}
+
+CUresult Custom_cuGraphChildGraphNodeGetGraph(Session& session, const Request&,
+                                              const wire::cuGraphChildGraphNodeGetGraph_Request& in,
+                                              wire::cuGraphChildGraphNodeGetGraph_Reply* out, ReplyBuilder*) {
+  CUgraphNode node;
+  CUgraph graph = nullptr;
+  if (!session.Real(Kind::kGraphNode, in.node, &node)) return CUDA_ERROR_INVALID_HANDLE;
+  const CUresult result = session.driver().cuGraphChildGraphNodeGetGraph(node, &graph);
+  if (result != CUDA_SUCCESS) return result;
+  out->graph = Name(session, Kind::kGraph, reinterpret_cast<uint64_t>(graph), in.graph, in.node);
+  return out->graph != 0 ? CUDA_SUCCESS : kMalformedRequest;
+}
+
+CUresult Custom_cuStreamGetCaptureInfo_v3(Session& session, const Request&,
+                                          const wire::cuStreamGetCaptureInfo_v3_Request& in,
+                                          wire::cuStreamGetCaptureInfo_v3_Reply* out, ReplyBuilder* reply) {
+  CUstream stream;
+  if (!session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  CUgraph graph = nullptr;
+  const CUgraphNode* nodes = nullptr;
+  const CUgraphEdgeData* edges = nullptr;
+  size_t count = 0;
+  const DriverTable& driver = session.driver();
+  CUresult result = driver.cuStreamGetCaptureInfo_v3(stream, &status, &id, &graph, &nodes, &edges, &count);
+  if (result == CUDA_ERROR_LOSSY_QUERY) {
+    // Some edge carries data: the caller must take it.
+  } else if (result != CUDA_SUCCESS) {
+    return result;
+  }
+  out->status = int(status);
+  out->id = id;
+  std::string edge_bytes;
+  if (status == CU_STREAM_CAPTURE_STATUS_ACTIVE) {
+    out->dependency_count = count;
+    if (in.want_graph || in.want_dependencies) {
+      out->graph = Name(session, Kind::kGraph, reinterpret_cast<uint64_t>(graph), in.graph, 0);
+      if (out->graph == 0) return kMalformedRequest;
+    }
+    size_t offered = 0;
+    for (size_t i = 0; in.want_dependencies && i < count; ++i) {
+      const uint64_t next = offered < in.nodes.size() ? in.nodes[offered] : 0;
+      const uint64_t name = Name(session, Kind::kGraphNode, reinterpret_cast<uint64_t>(nodes[i]), next, out->graph);
+      if (name == 0) break;  // more than the client offered handles for: it sees the difference from the count
+      if (name == next) ++offered;
+      out->dependencies.push_back(name);
+    }
+    if (edges != nullptr && in.want_dependencies) {
+      edge_bytes.assign(reinterpret_cast<const char*>(edges), count * sizeof *edges);
+      out->edges = edge_bytes;
+    }
+  }
+  out->Encode(&reply->message);  // the view points to a local
+  return result;
+}
+
+}  // namespace cuda_remote::server
