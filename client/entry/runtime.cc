@@ -1,9 +1,12 @@
 #include "client/entry/runtime.h"
 
+#include "client/custom/pointer.h"
 #include "client/session/thread_state.h"
 
 namespace cuda_remote::client {
 
 replay::ObjectKey CurrentContextKey(Call& call) { return {Kind::kContext, call.thread().current_context()}; }
+
+bool LooksLikeDeviceMemory(Call& call, CUdeviceptr address) { return IsDevicePointer(call.session(), address); }
 
 }  // namespace cuda_remote::client

@@ -74,6 +74,9 @@ inline replay::ObjectKey ObjectOf(uint64_t handle) { return {KindOf(handle), han
 // The log's name of the calling thread's current context.
 replay::ObjectKey CurrentContextKey(Call& call);
 
+// Whether the client knows `address` to be device memory. A "no" only costs a wait for the driver's own answer.
+bool LooksLikeDeviceMemory(Call& call, CUdeviceptr address);
+
 }  // namespace cuda_remote::client
 
 #endif  // CUDA_REMOTE_CLIENT_ENTRY_RUNTIME_H_

@@ -159,7 +159,11 @@ def stub(model, call):
     lines.append(f"  wire::{call.symbol}_Request in;")
     lines += fill
     lines.append("  in.Encode(&call.message());")
-    lines.append(f"  const CUresult rc = call.{'Send' if is_async else 'Transact'}();")
+    if is_async and row.wait_unless_device:
+        # A wrong address fails natively at the call, so whatever looks wrong is waited for.
+        lines.append(f"  const CUresult rc = LooksLikeDeviceMemory(call, {row.wait_unless_device}) ? call.Send() : call.Transact();")
+    else:
+        lines.append(f"  const CUresult rc = call.{'Send' if is_async else 'Transact'}();")
     if call.reply.fields or post:
         lines.append("  if (rc != CUDA_SUCCESS) return rc;")
     if call.reply.fields:

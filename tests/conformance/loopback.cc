@@ -5,6 +5,7 @@
 #include <random>
 #include <string>
 
+#include "client/entry/runtime.h"
 #include "client/session/call.h"
 #include "client/session/thread_state.h"
 #include "server/dispatch/malformed.h"
@@ -170,6 +171,8 @@ CUresult Call::StreamToWire(CUstream stream, bool, uint64_t* wire) {
   return CUDA_SUCCESS;
 }
 uint64_t Call::NewHandle(Kind kind, uint64_t) { return MakeHandle(kind, loopback::g_next_slot++, 1); }
+bool LooksLikeDeviceMemory(Call&, CUdeviceptr address) { return address % 2 == 0; }
+replay::ObjectKey CurrentContextKey(Call&) { return {Kind::kContext, 0}; }
 CUresult Call::Send() { return loopback::Execute(info_.id, *message_, reply_); }
 CUresult Call::Transact() { return loopback::Execute(info_.id, *message_, reply_); }
 void Call::Created(replay::ObjectKey object, std::initializer_list<replay::ObjectKey>) { loopback::g_created.insert(object.id); }
