@@ -1,0 +1,601 @@
+#include "proto/channel/client_channel.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "proto/channel/handshake.h"
+#include "proto/ring/futex.h"
+#include "proto/ring/ring.h"
+
+namespace cuda_remote {
+namespace {
+
+using ring::RingStatus;
+
+// A cold worker loads the driver and makes a context first.
+constexpr int kHandshakeTimeoutMs = 60000;
+// How often a waiting thread looks whether the peer still lives.
+constexpr int kPeerCheckMs = 100;
+// How often fire-and-forget traffic looks.
+constexpr uint64_t kSendsPerPeerCheck = 4096;
+// How long a sender sleeps on a full ring before it reads replies again.
+constexpr int kFullRingFirstMs = 2;
+
+}  // namespace
+
+class ClientChannel::Impl {
+ public:
+  Impl(int socket, std::unique_ptr<ring::RingMemory> memory, uint64_t next_sequence, Welcome welcome)
+      : socket_(socket),
+        memory_(std::move(memory)),
+        request_(memory_.get(), ring::kRequestRing),
+        reply_(memory_.get(), ring::kReplyRing),
+        event_(memory_.get(), ring::kEventRing),
+        next_sequence_(next_sequence ? next_sequence : 1),
+        welcome_(std::move(welcome)) {
+    RegisterForFork(this);
+  }
+
+  ~Impl() {
+    UnregisterForFork(this);
+    if (socket_ >= 0) close(socket_);
+    for (Pending*& bucket : buckets_) FreeList(bucket);
+    FreeList(free_);
+  }
+
+  ChannelStatus Send(FrameHeader header, std::string_view message, std::string_view payload) {
+    if (const ChannelStatus status = CheckSizes(message, payload); status != ChannelStatus::kOk) return status;
+    header.flags |= kFlagNoReply;
+    std::lock_guard<std::mutex> lock(send_mutex_);
+    if (++sends_ % kSendsPerPeerCheck == 0) CheckPeer();
+    header.sequence = TakeSequence();
+    return Write(header, message, payload);
+  }
+
+  uint64_t Begin(FrameHeader header, std::string_view message, std::string_view payload, void* out, size_t out_bytes) {
+    if (CheckSizes(message, payload) != ChannelStatus::kOk) return 0;
+    header.flags &= ~uint32_t(kFlagNoReply);
+    std::lock_guard<std::mutex> lock(send_mutex_);
+    header.sequence = TakeSequence();
+    {
+      std::lock_guard<std::mutex> pending_lock(pending_mutex_);
+      if (!AddPending(header.sequence, header.call, out, out_bytes)) return 0;
+    }
+    if (Write(header, message, payload) == ChannelStatus::kOk) return header.sequence;
+    // The session is over; whoever reads replies will find nothing for this one.
+    std::unique_lock<std::mutex> pending_lock(pending_mutex_);
+    Pending* const pending = Find(header.sequence);
+    while (reader_active_) {
+      pending_lock.unlock();
+      sched_yield();
+      pending_lock.lock();
+    }
+    Remove(pending);
+    return 0;
+  }
+
+  ChannelStatus Wait(uint64_t sequence, Reply* reply) {
+    std::unique_lock<std::mutex> lock(pending_mutex_);
+    Pending* const pending = Find(sequence);
+    if (!pending) return ChannelStatus::kSystemError;
+    while (!pending->done) {
+      if (!reader_active_) {
+        // Nobody touches `pending` now, so this thread may give up if the session is over.
+        if (state() != ChannelStatus::kOk) break;
+        reader_active_ = true;
+        lock.unlock();
+        ReadUntil(pending);
+        lock.lock();
+        LeaveReaderRole();
+        continue;
+      }
+      pending->word.store(0, std::memory_order_relaxed);
+      AddWaiter(pending);
+      lock.unlock();
+      ring::FutexWait(&pending->word, 0, -1, false);
+      lock.lock();
+      RemoveWaiter(pending);
+    }
+    ChannelStatus status = state();
+    if (pending->done) {
+      status = ChannelStatus::kOk;
+      reply->result = pending->result;
+      reply->pending_error = pending->pending_error;
+      reply->payload_bytes = pending->received;
+      // Both strings keep a buffer, so that nothing is allocated in the long run.
+      reply->message.swap(pending->message);
+    }
+    Remove(pending);
+    return status;
+  }
+
+  ChannelStatus SendFd(uint64_t tag, int fd) {
+    if (!welcome_.shared_memory) return ChannelStatus::kProtocolError;
+    if (state() != ChannelStatus::kOk) return state();
+    std::string body;
+    EncodeTag(tag, &body);
+    const ChannelStatus status = SendPacket(socket_, PacketType::kFd, body, fd);
+    if (status == ChannelStatus::kClosed) CheckPeer();
+    return status;
+  }
+
+  ChannelStatus ReadEvent(FrameHeader* header, std::string* message, int timeout_ms) {
+    event_.Resync();
+    while (true) {
+      const char* frame;
+      switch (event_.Peek(header, &frame)) {
+        case RingStatus::kOk:
+          message->assign(frame + sizeof(FrameHeader), header->message_bytes);
+          event_.Pop(*header);
+          return ChannelStatus::kOk;
+        case RingStatus::kCorrupt:
+          return Fail(ChannelStatus::kProtocolError, "the server wrote an impossible event");
+        case RingStatus::kNotYet:
+          break;
+      }
+      if (state() != ChannelStatus::kOk) return state();
+      if (timeout_ms == 0) return ChannelStatus::kTimeout;
+      const int slice = timeout_ms < 0 ? kPeerCheckMs * 5 : std::min(timeout_ms, kPeerCheckMs * 5);
+      event_.Wait(slice);
+      if (event_.Ready()) continue;
+      if (timeout_ms > 0) timeout_ms -= slice;
+      if (CheckPeer() && !event_.Ready()) return Fail(ChannelStatus::kClosed, "");
+    }
+  }
+
+  ChannelFds DupFds() const {
+    ChannelFds fds;
+    fds.socket = fcntl(socket_, F_DUPFD_CLOEXEC, 0);
+    fds.ring = fcntl(memory_->fd(), F_DUPFD_CLOEXEC, 0);
+    if (fds.socket >= 0 && fds.ring >= 0) return fds;
+    if (fds.socket >= 0) close(fds.socket);
+    if (fds.ring >= 0) close(fds.ring);
+    return {};
+  }
+
+  uint64_t next_sequence() const { return next_sequence_.load(std::memory_order_relaxed); }
+  bool alive() const { return state() == ChannelStatus::kOk && !peer_gone_.load(std::memory_order_acquire); }
+  std::string end_reason() {
+    std::lock_guard<std::mutex> lock(reason_mutex_);
+    return reason_;
+  }
+  const Welcome& welcome() const { return welcome_; }
+  void SetStdoutSink(void (*sink)(const char*, size_t)) { sink_.store(sink, std::memory_order_release); }
+
+ private:
+  // One request whose reply is still to come. Everything but `word` is guarded by pending_mutex_, or belongs to the
+  // thread with the reader role while `done` is false.
+  struct Pending {
+    uint64_t sequence = 0;
+    uint32_t call = 0;
+    Pending* next = nullptr;          // in its bucket, or in the free list
+    Pending* waiter_next = nullptr;   // in the list of sleeping threads
+    Pending* waiter_before = nullptr;
+    bool waiting = false;
+    std::atomic<uint32_t> word{0};    // 0: sleep; 1: look again
+    bool done = false;
+    bool begun = false;               // the first frame of the reply was read
+    uint32_t result = 0;
+    uint32_t pending_error = 0;
+    char* out = nullptr;
+    size_t out_bytes = 0;
+    size_t received = 0;
+    std::string message;
+  };
+  static constexpr size_t kBuckets = 256;
+
+  // ------------------------------------------------------------------------------------------------- requests
+
+  ChannelStatus CheckSizes(std::string_view message, std::string_view payload) const {
+    if (message.size() > kMaxMessageBytes || payload.size() > kMaxTotalPayloadBytes) return ChannelStatus::kTooLarge;
+    if (ring::FrameBytes(message.size(), 0) > request_.max_frame() / 2) return ChannelStatus::kTooLarge;
+    return ChannelStatus::kOk;
+  }
+
+  uint64_t TakeSequence() { return next_sequence_.fetch_add(1, std::memory_order_relaxed); }
+
+  // Under send_mutex_. All frames of one request stand together in the ring.
+  ChannelStatus Write(FrameHeader header, std::string_view message, std::string_view payload) {
+    if (state() != ChannelStatus::kOk) return state();
+    request_.Resync();
+    const uint64_t limit = std::min<uint64_t>(kMaxPayloadBytes, request_.max_frame() / 2);
+    do {
+      const size_t piece = size_t(std::min<uint64_t>(payload.size(), limit));
+      header.message_bytes = uint32_t(message.size());
+      header.payload_bytes = uint32_t(piece);
+      if (payload.size() > piece) {
+        header.flags |= kFlagMorePayload;
+      } else {
+        header.flags &= ~uint32_t(kFlagMorePayload);
+      }
+      const uint64_t bytes = ring::FrameBytes(message.size(), piece);
+      char* where;
+      RingStatus room = request_.Reserve(bytes, &where);
+      if (room == RingStatus::kNotYet) room = WaitForRoom(bytes, &where);
+      if (room == RingStatus::kNotYet) return state();
+      if (room == RingStatus::kCorrupt) return Fail(ChannelStatus::kProtocolError, "the server moved the request ring impossibly");
+      memcpy(where, &header, sizeof(header));
+      if (!message.empty()) memcpy(where + sizeof(header), message.data(), message.size());
+      if (piece) memcpy(where + sizeof(header) + message.size(), payload.data(), piece);
+      request_.Commit(bytes);
+      message = {};
+      payload.remove_prefix(piece);
+    } while (!payload.empty());
+    return ChannelStatus::kOk;
+  }
+
+  // kNotYet: the session is over.
+  RingStatus WaitForRoom(uint64_t bytes, char** where) {
+    int sleep_ms = kFullRingFirstMs;
+    while (true) {
+      // The server may be waiting for room in the reply ring, and nobody else may be reading.
+      DrainReplies();
+      request_.WaitRoom(bytes, sleep_ms);
+      const RingStatus status = request_.Reserve(bytes, where);
+      if (status != RingStatus::kNotYet) return status;
+      if (state() != ChannelStatus::kOk) return RingStatus::kNotYet;
+      if (CheckPeer()) {
+        Fail(ChannelStatus::kClosed, "");
+        return RingStatus::kNotYet;
+      }
+      sleep_ms = std::min(sleep_ms * 2, kPeerCheckMs);
+    }
+  }
+
+  // -------------------------------------------------------------------------------------------------- replies
+
+  void DrainReplies() {
+    std::unique_lock<std::mutex> lock(pending_mutex_);
+    if (reader_active_) return;
+    reader_active_ = true;
+    lock.unlock();
+    reply_.Resync();
+    while (state() == ChannelStatus::kOk && ReadOne() == RingStatus::kOk) {
+    }
+    lock.lock();
+    LeaveReaderRole();
+  }
+
+  // With the reader role. Returns when `mine` is done or the session is over.
+  void ReadUntil(Pending* mine) {
+    reply_.Resync();
+    while (!mine->done) {
+      const RingStatus status = ReadOne();
+      if (status == RingStatus::kOk) continue;
+      if (status == RingStatus::kCorrupt || state() != ChannelStatus::kOk) return;
+      reply_.Wait(kPeerCheckMs);
+      if (reply_.Ready()) continue;
+      if (CheckPeer() && !reply_.Ready()) {
+        Fail(ChannelStatus::kClosed, "");
+        return;
+      }
+    }
+  }
+
+  // With the reader role: reads one frame, if there is one. kCorrupt: the session has failed.
+  RingStatus ReadOne() {
+    FrameHeader header;
+    const char* frame;
+    RingStatus status = reply_.Peek(&header, &frame);
+    if (status == RingStatus::kNotYet) return status;
+    const char* why = "the server moved the reply ring impossibly";
+    if (status == RingStatus::kOk) {
+      status = RingStatus::kCorrupt;
+      if ((header.flags & kFlagEvent) && !(header.flags & kFlagReply)) {
+        if (auto* sink = sink_.load(std::memory_order_acquire)) {
+          sink(frame + sizeof(header) + header.message_bytes, header.payload_bytes);
+        }
+        status = RingStatus::kOk;
+      } else if (!(header.flags & kFlagReply)) {
+        why = "the server wrote a frame that is neither reply nor event";
+      } else {
+        why = Deliver(header, frame);
+        if (!why) status = RingStatus::kOk;
+      }
+    }
+    if (status == RingStatus::kOk) {
+      reply_.Pop(header);
+    } else {
+      Fail(ChannelStatus::kProtocolError, why);
+    }
+    return status;
+  }
+
+  // Gives a reply to the request that it answers. Null, or what is wrong with it.
+  const char* Deliver(const FrameHeader& header, const char* frame) {
+    std::unique_lock<std::mutex> lock(pending_mutex_);
+    Pending* const pending = Find(header.sequence);
+    // A reply to a former holder of the session, or to one whose Begin failed.
+    if (!pending) return nullptr;
+    if (pending->done || pending->call != header.call) return "the server's reply does not fit its request";
+    lock.unlock();
+    // The owner cannot take `pending` away: it waits until done, or until nobody has the reader role.
+    if (!pending->begun) {
+      pending->begun = true;
+      pending->result = header.context_or_result;
+      pending->pending_error = header.aux;
+      try {
+        pending->message.assign(frame + sizeof(header), header.message_bytes);
+      } catch (...) {  // not further: the caller holds the reader role
+        return "out of memory for a reply";
+      }
+    } else if (header.message_bytes != 0) {
+      return "the server's reply has two messages";
+    }
+    if (header.payload_bytes > pending->out_bytes - pending->received) return "the server's reply is longer than was asked for";
+    if (header.payload_bytes) {
+      memcpy(pending->out + pending->received, frame + sizeof(header) + header.message_bytes, header.payload_bytes);
+      pending->received += header.payload_bytes;
+    }
+    if (header.flags & kFlagMorePayload) return nullptr;
+    lock.lock();
+    pending->done = true;
+    if (pending->waiting) Wake(pending);
+    return nullptr;
+  }
+
+  // ------------------------------------------------------------------- table of pending requests, under pending_mutex_
+
+  Pending* Find(uint64_t sequence) {
+    Pending* pending = buckets_[sequence % kBuckets];
+    while (pending && pending->sequence != sequence) pending = pending->next;
+    return pending;
+  }
+
+  bool AddPending(uint64_t sequence, uint32_t call, void* out, size_t out_bytes) {
+    Pending* pending = free_;
+    if (pending) {
+      free_ = pending->next;
+    } else {
+      pending = new (std::nothrow) Pending;
+      if (!pending) return false;
+    }
+    pending->sequence = sequence;
+    pending->call = call;
+    pending->done = pending->begun = pending->waiting = false;
+    pending->out = static_cast<char*>(out);
+    pending->out_bytes = out ? out_bytes : 0;
+    pending->received = 0;
+    pending->next = buckets_[sequence % kBuckets];
+    buckets_[sequence % kBuckets] = pending;
+    return true;
+  }
+
+  void Remove(Pending* pending) {
+    Pending** link = &buckets_[pending->sequence % kBuckets];
+    while (*link != pending) link = &(*link)->next;
+    *link = pending->next;
+    pending->next = free_;
+    free_ = pending;
+  }
+
+  static void FreeList(Pending* list) {
+    while (list) {
+      Pending* const next = list->next;
+      delete list;
+      list = next;
+    }
+  }
+
+  void AddWaiter(Pending* pending) {
+    pending->waiting = true;
+    pending->waiter_before = nullptr;
+    pending->waiter_next = waiters_;
+    if (waiters_) waiters_->waiter_before = pending;
+    waiters_ = pending;
+  }
+
+  void RemoveWaiter(Pending* pending) {
+    pending->waiting = false;
+    if (pending->waiter_before) {
+      pending->waiter_before->waiter_next = pending->waiter_next;
+    } else {
+      waiters_ = pending->waiter_next;
+    }
+    if (pending->waiter_next) pending->waiter_next->waiter_before = pending->waiter_before;
+  }
+
+  void Wake(Pending* pending) {
+    pending->word.store(1, std::memory_order_relaxed);
+    ring::FutexWake(&pending->word, false);
+  }
+
+  // One sleeper takes over; all of them if the session is over.
+  void LeaveReaderRole() {
+    reader_active_ = false;
+    const bool all = state() != ChannelStatus::kOk;
+    for (Pending* waiter = waiters_; waiter; waiter = waiter->waiter_next) {
+      if (waiter->done) continue;  // was woken already
+      Wake(waiter);
+      if (!all) return;
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------------ end of the session
+
+  ChannelStatus state() const { return state_.load(std::memory_order_acquire); }
+
+  ChannelStatus Fail(ChannelStatus status, const char* reason) {
+    ChannelStatus expected = ChannelStatus::kOk;
+    {
+      std::lock_guard<std::mutex> lock(reason_mutex_);
+      if (reason_.empty()) reason_ = *reason ? reason : "the connection to the server is closed";
+    }
+    // What was read from a broken session is not to be trusted, and the server has to know.
+    if (state_.compare_exchange_strong(expected, status) && status == ChannelStatus::kProtocolError) {
+      shutdown(socket_, SHUT_RDWR);
+    }
+    return state();
+  }
+
+  // Looks at the socket; true if the peer is gone.
+  bool CheckPeer() {
+    if (peer_gone_.load(std::memory_order_acquire)) return true;
+    std::lock_guard<std::mutex> lock(reason_mutex_);
+    Packet packet;
+    const ChannelStatus status = ReceivePacket(socket_, &packet, 0);
+    if (status == ChannelStatus::kTimeout) return false;
+    if (packet.fd >= 0) close(packet.fd);
+    if (status == ChannelStatus::kOk && packet.type == PacketType::kEnd) DecodeEnd(packet.body, &reason_);
+    if (reason_.empty()) {
+      reason_ = status == ChannelStatus::kClosed ? "the server's process for this session ended"
+                                                 : "the server sent something unexpected over the session's socket";
+    }
+    peer_gone_.store(true, std::memory_order_release);
+    return true;
+  }
+
+  // ------------------------------------------------------------------------------------------------------- fork
+
+  // The child of a fork gets copies of all descriptors; as long as they are open there, the server thinks that the client
+  // lives. So they are closed there at once.
+  static constexpr int kMaxForkEntries = 64;
+  static std::atomic<Impl*> fork_entries_[kMaxForkEntries];
+
+  static void RegisterForFork(Impl* impl) {
+    static std::once_flag once;
+    std::call_once(once, [] {
+      pthread_atfork(nullptr, nullptr, [] {
+        for (auto& entry : fork_entries_) {
+          Impl* const impl = entry.exchange(nullptr);
+          if (!impl) continue;
+          if (impl->socket_ >= 0) close(impl->socket_);
+          impl->socket_ = -1;
+          impl->memory_->CloseInForkedChild();
+        }
+      });
+    });
+    for (auto& entry : fork_entries_) {
+      Impl* expected = nullptr;
+      if (entry.compare_exchange_strong(expected, impl)) return;
+    }
+  }
+
+  static void UnregisterForFork(Impl* impl) {
+    for (auto& entry : fork_entries_) {
+      Impl* expected = impl;
+      if (entry.compare_exchange_strong(expected, nullptr)) return;
+    }
+  }
+
+  int socket_;
+  const std::unique_ptr<ring::RingMemory> memory_;
+
+  std::mutex send_mutex_;
+  ring::RingWriter request_;  // send_mutex_
+  uint64_t sends_ = 0;        // send_mutex_
+
+  ring::RingReader reply_;  // reader role
+  ring::RingReader event_;  // the thread in ReadEvent
+
+  mutable std::mutex pending_mutex_;  // taken under send_mutex_, never the other way round
+  bool reader_active_ = false;
+  Pending* buckets_[kBuckets] = {};
+  Pending* free_ = nullptr;
+  Pending* waiters_ = nullptr;
+
+  std::atomic<uint64_t> next_sequence_;
+  std::atomic<ChannelStatus> state_{ChannelStatus::kOk};
+  std::atomic<bool> peer_gone_{false};
+  std::mutex reason_mutex_;  // also: one thread at a time reads the socket
+  std::string reason_;
+  std::atomic<void (*)(const char*, size_t)> sink_{nullptr};
+  const Welcome welcome_;
+};
+
+std::atomic<ClientChannel::Impl*> ClientChannel::Impl::fork_entries_[kMaxForkEntries] = {};
+
+ClientChannel::ClientChannel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ClientChannel::~ClientChannel() = default;
+
+std::unique_ptr<ClientChannel> ClientChannel::Connect(const std::string& unix_path, const Hello& hello, Welcome* welcome,
+                                                      std::string* error) try {
+  const int socket = ConnectUnix(unix_path, error);
+  if (socket < 0) return nullptr;
+  int ring_fd;
+  if (!ClientHandshake(socket, hello, kHandshakeTimeoutMs, welcome, &ring_fd, error)) {
+    close(socket);
+    return nullptr;
+  }
+  return Adopt({socket, ring_fd}, 1, *welcome, error);
+} catch (...) {
+  return nullptr;
+}
+
+std::unique_ptr<ClientChannel> ClientChannel::Adopt(ChannelFds fds, uint64_t next_sequence, const Welcome& welcome,
+                                                    std::string* error) try {
+  if (fds.socket < 0 || fds.ring < 0) {
+    *error = "a channel needs a socket and the rings' memory";
+    if (fds.socket >= 0) close(fds.socket);
+    if (fds.ring >= 0) close(fds.ring);
+    return nullptr;
+  }
+  std::unique_ptr<ring::RingMemory> memory = ring::RingMemory::Map(fds.ring, error);
+  if (!memory) {
+    close(fds.socket);
+    return nullptr;
+  }
+  return std::unique_ptr<ClientChannel>(
+      new ClientChannel(std::make_unique<Impl>(fds.socket, std::move(memory), next_sequence, welcome)));
+} catch (...) {
+  return nullptr;
+}
+
+// Allocation failures are the only exceptions below; they must not reach the application.
+ChannelStatus ClientChannel::Send(FrameHeader header, std::string_view message, std::string_view payload) try {
+  return impl_->Send(header, message, payload);
+} catch (...) {
+  return ChannelStatus::kSystemError;
+}
+
+uint64_t ClientChannel::Begin(FrameHeader header, std::string_view message, std::string_view payload, void* payload_out,
+                              size_t payload_out_bytes) try {
+  return impl_->Begin(header, message, payload, payload_out, payload_out_bytes);
+} catch (...) {
+  return 0;
+}
+
+ChannelStatus ClientChannel::Wait(uint64_t sequence, Reply* reply) try {
+  return impl_->Wait(sequence, reply);
+} catch (...) {
+  return ChannelStatus::kSystemError;
+}
+
+ChannelStatus ClientChannel::Call(FrameHeader header, std::string_view message, std::string_view payload, void* payload_out,
+                                  size_t payload_out_bytes, Reply* reply) {
+  if (message.size() > kMaxMessageBytes || payload.size() > kMaxTotalPayloadBytes) return ChannelStatus::kTooLarge;
+  const uint64_t sequence = Begin(header, message, payload, payload_out, payload_out_bytes);
+  if (sequence == 0) return alive() ? ChannelStatus::kSystemError : ChannelStatus::kClosed;
+  return Wait(sequence, reply);
+}
+
+ChannelStatus ClientChannel::SendFd(uint64_t tag, int fd) try {
+  return impl_->SendFd(tag, fd);
+} catch (...) {
+  return ChannelStatus::kSystemError;
+}
+
+ChannelStatus ClientChannel::ReadEvent(FrameHeader* header, std::string* message, int timeout_ms) try {
+  return impl_->ReadEvent(header, message, timeout_ms);
+} catch (...) {
+  return ChannelStatus::kSystemError;
+}
+
+ChannelFds ClientChannel::DupFds() const { return impl_->DupFds(); }
+uint64_t ClientChannel::next_sequence() const { return impl_->next_sequence(); }
+bool ClientChannel::alive() const { return impl_->alive(); }
+std::string ClientChannel::end_reason() const { return impl_->end_reason(); }
+const Welcome& ClientChannel::welcome() const { return impl_->welcome(); }
+void ClientChannel::SetStdoutSink(void (*sink)(const char*, size_t)) { impl_->SetStdoutSink(sink); }
+
+}  // namespace cuda_remote

@@ -1,0 +1,349 @@
+#include "proto/channel/handshake.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "proto/codec/wire.h"
+
+namespace cuda_remote {
+namespace {
+
+struct PacketHead {
+  uint32_t magic;
+  uint32_t type;
+};
+
+int64_t NowMs() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t(now.tv_sec) * 1000 + now.tv_nsec / 1000000;
+}
+
+bool GetString(wire::Reader* reader, std::string* out) {
+  std::string_view value;
+  if (!reader->Get(&value) || value.size() > kMaxHandshakeString) return false;
+  out->assign(value);
+  return true;
+}
+
+bool FillAddress(const std::string& path, sockaddr_un* address, std::string* error) {
+  memset(address, 0, sizeof(*address));
+  address->sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof(address->sun_path)) {
+    *error = "the socket path " + path + " is " + (path.empty() ? "empty" : "longer than 107 bytes");
+    return false;
+  }
+  memcpy(address->sun_path, path.data(), path.size());
+  return true;
+}
+
+}  // namespace
+
+const char* ChannelStatusName(ChannelStatus status) {
+  switch (status) {
+    case ChannelStatus::kOk: return "ok";
+    case ChannelStatus::kClosed: return "closed";
+    case ChannelStatus::kProtocolError: return "protocol error";
+    case ChannelStatus::kTooLarge: return "too large";
+    case ChannelStatus::kTimeout: return "timeout";
+    case ChannelStatus::kSystemError: return "system error";
+  }
+  return "?";
+}
+
+void EncodeHello(const Hello& hello, std::string* out) {
+  wire::PutUint(out, 1, hello.wire_version);
+  wire::PutUint(out, 2, hello.pid);
+  wire::PutBytes(out, 3, std::string_view(hello.program).substr(0, kMaxHandshakeString));
+  wire::PutBytes(out, 4, std::string_view(hello.job).substr(0, kMaxHandshakeString));
+  wire::PutInt(out, 5, hello.gpu);
+  wire::PutBytes(out, 6, std::string_view(hello.resume_token).substr(0, kMaxHandshakeString));
+  wire::PutUint(out, 7, hello.replaying);
+}
+
+bool DecodeHello(std::string_view bytes, Hello* hello) {
+  *hello = Hello();
+  hello->wire_version = 0;
+  hello->gpu = 0;
+  wire::Reader reader(bytes);
+  while (reader.Next()) {
+    bool ok;
+    switch (reader.field()) {
+      case 1: ok = reader.Get(&hello->wire_version); break;
+      case 2: ok = reader.Get(&hello->pid); break;
+      case 3: ok = GetString(&reader, &hello->program); break;
+      case 4: ok = GetString(&reader, &hello->job); break;
+      case 5: ok = reader.Get(&hello->gpu); break;
+      case 6: ok = GetString(&reader, &hello->resume_token); break;
+      case 7: ok = reader.Get(&hello->replaying); break;
+      default: ok = reader.Skip();
+    }
+    if (!ok) return false;
+  }
+  return reader.ok();
+}
+
+void EncodeWelcome(const Welcome& welcome, std::string* out) {
+  wire::PutUint(out, 1, welcome.wire_version);
+  wire::PutUint(out, 2, welcome.session);
+  wire::PutUint(out, 3, welcome.shared_memory);
+  wire::PutBytes(out, 4, std::string_view(welcome.server).substr(0, kMaxHandshakeString));
+  wire::PutBytes(out, 5, std::string_view(welcome.error).substr(0, kMaxHandshakeString));
+}
+
+bool DecodeWelcome(std::string_view bytes, Welcome* welcome) {
+  *welcome = Welcome();
+  welcome->wire_version = 0;
+  wire::Reader reader(bytes);
+  while (reader.Next()) {
+    bool ok;
+    switch (reader.field()) {
+      case 1: ok = reader.Get(&welcome->wire_version); break;
+      case 2: ok = reader.Get(&welcome->session); break;
+      case 3: ok = reader.Get(&welcome->shared_memory); break;
+      case 4: ok = GetString(&reader, &welcome->server); break;
+      case 5: ok = GetString(&reader, &welcome->error); break;
+      default: ok = reader.Skip();
+    }
+    if (!ok) return false;
+  }
+  return reader.ok();
+}
+
+void EncodeTag(uint64_t tag, std::string* out) { wire::PutUint(out, 1, tag); }
+
+bool DecodeTag(std::string_view bytes, uint64_t* tag) {
+  *tag = 0;
+  wire::Reader reader(bytes);
+  while (reader.Next()) {
+    if (!(reader.field() == 1 ? reader.Get(tag) : reader.Skip())) return false;
+  }
+  return reader.ok();
+}
+
+void EncodeEnd(std::string_view reason, std::string* out) { wire::PutBytes(out, 1, reason.substr(0, kMaxHandshakeString)); }
+
+bool DecodeEnd(std::string_view bytes, std::string* reason) {
+  reason->clear();
+  wire::Reader reader(bytes);
+  while (reader.Next()) {
+    if (!(reader.field() == 1 ? GetString(&reader, reason) : reader.Skip())) return false;
+  }
+  return reader.ok();
+}
+
+bool ParsePacket(std::string_view bytes, PacketType* type, std::string_view* body) {
+  PacketHead head;
+  if (bytes.size() < sizeof(head) || bytes.size() > kMaxPacketBytes) return false;
+  memcpy(&head, bytes.data(), sizeof(head));
+  if (head.magic != kPacketMagic || head.type < 1 || head.type > 4) return false;
+  *type = PacketType(head.type);
+  *body = bytes.substr(sizeof(head));
+  return true;
+}
+
+std::string CheckWireVersion(uint32_t version) {
+  if (version == kWireVersion) return "";
+  return "the client speaks wire version " + std::to_string(version) + ", this server " + std::to_string(kWireVersion) +
+         "; install the same release of cuda-remote on both sides";
+}
+
+ChannelStatus SendPacket(int socket, PacketType type, std::string_view body, int fd) {
+  PacketHead head{kPacketMagic, uint32_t(type)};
+  if (body.size() > kMaxPacketBytes - sizeof(head)) return ChannelStatus::kTooLarge;
+  iovec pieces[2] = {{&head, sizeof(head)}, {const_cast<char*>(body.data()), body.size()}};
+  msghdr message{};
+  message.msg_iov = pieces;
+  message.msg_iovlen = 2;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  if (fd >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    cmsghdr* const rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(rights), &fd, sizeof(int));
+  }
+  while (sendmsg(socket, &message, MSG_NOSIGNAL) < 0) {
+    if (errno == EINTR) continue;
+    return errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN ? ChannelStatus::kClosed : ChannelStatus::kSystemError;
+  }
+  return ChannelStatus::kOk;
+}
+
+ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms) {
+  packet->body.clear();
+  packet->fd = -1;
+  const int64_t deadline = timeout_ms < 0 ? 0 : NowMs() + timeout_ms;
+  while (true) {
+    pollfd waiting{socket, POLLIN, 0};
+    int left = -1;
+    if (timeout_ms >= 0) {
+      const int64_t now = NowMs();
+      left = now < deadline ? int(deadline - now) : 0;
+    }
+    const int ready = poll(&waiting, 1, left);
+    if (ready > 0) break;
+    if (ready == 0) return ChannelStatus::kTimeout;
+    if (errno != EINTR) return ChannelStatus::kSystemError;
+  }
+  std::string buffer;
+  try {
+    buffer.resize(kMaxPacketBytes);
+  } catch (...) {
+    return ChannelStatus::kSystemError;
+  }
+  iovec piece{&buffer[0], buffer.size()};
+  // Room for more descriptors than allowed, so that all can be counted and closed.
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * 8)];
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  ssize_t received;
+  while ((received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC)) < 0) {
+    if (errno == EINTR) continue;
+    return errno == ECONNRESET || errno == ENOTCONN ? ChannelStatus::kClosed : ChannelStatus::kSystemError;
+  }
+  int fd = -1;
+  int descriptors = 0;
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int one;
+      memcpy(&one, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
+      if (descriptors++ == 0) {
+        fd = one;
+      } else {
+        close(one);
+      }
+    }
+  }
+  if (received == 0 && descriptors == 0) return ChannelStatus::kClosed;
+  std::string_view body;
+  if (descriptors > 1 || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) ||
+      !ParsePacket({buffer.data(), size_t(received)}, &packet->type, &body)) {
+    if (fd >= 0) close(fd);
+    return ChannelStatus::kProtocolError;
+  }
+  packet->body.assign(body);
+  packet->fd = fd;
+  return ChannelStatus::kOk;
+}
+
+int ConnectUnix(const std::string& path, std::string* error) {
+  sockaddr_un address;
+  if (!FillAddress(path, &address, error)) return -1;
+  const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  if (fd < 0) {
+    *error = std::string("cannot make a socket: ") + strerror(errno);
+    return -1;
+  }
+  while (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+    if (errno == EINTR) continue;
+    *error = "cannot connect to " + path + ": " + strerror(errno) +
+             (errno == ENOENT || errno == ECONNREFUSED ? "; is cr-server running, with this --dir?" : "");
+    close(fd);
+    return -1;
+  }
+  return fd;
+}
+
+int ListenUnix(const std::string& path, std::string* error) {
+  sockaddr_un address;
+  if (!FillAddress(path, &address, error)) return -1;
+  std::string ignored;
+  const int existing = ConnectUnix(path, &ignored);
+  if (existing >= 0) {
+    close(existing);
+    *error = "another process is listening on " + path;
+    return -1;
+  }
+  struct stat status;
+  if (lstat(path.c_str(), &status) == 0) {
+    if (!S_ISSOCK(status.st_mode)) {
+      *error = path + " exists and is not a socket";
+      return -1;
+    }
+    unlink(path.c_str());
+  }
+  const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) {
+    *error = std::string("cannot make a socket: ") + strerror(errno);
+    return -1;
+  }
+  // The socket file takes this mode over, so it is right from the first moment.
+  fchmod(fd, 0600);
+  if (bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 || listen(fd, 128) != 0) {
+    *error = "cannot listen on " + path + ": " + strerror(errno);
+    close(fd);
+    return -1;
+  }
+  return fd;
+}
+
+bool PeerUser(int socket, uint32_t* uid, uint32_t* pid) {
+  ucred credentials;
+  socklen_t length = sizeof(credentials);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 || length != sizeof(credentials)) return false;
+  *uid = credentials.uid;
+  *pid = uint32_t(credentials.pid);
+  return true;
+}
+
+bool SocketPair(int sockets[2]) { return socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) == 0; }
+
+bool ClientHandshake(int socket, const Hello& hello, int timeout_ms, Welcome* welcome, int* ring_fd, std::string* error) {
+  *ring_fd = -1;
+  std::string body;
+  EncodeHello(hello, &body);
+  if (SendPacket(socket, PacketType::kHello, body, -1) == ChannelStatus::kSystemError) {
+    *error = std::string("cannot send to the server: ") + strerror(errno);
+    return false;
+  }
+  // Also if sending failed: a server that refuses at once may have said why.
+  Packet packet;
+  const ChannelStatus status = ReceivePacket(socket, &packet, timeout_ms);
+  if (status != ChannelStatus::kOk) {
+    *error = status == ChannelStatus::kTimeout  ? "the server did not answer within " + std::to_string(timeout_ms / 1000) + " s"
+             : status == ChannelStatus::kClosed ? "the server closed the connection without an answer; its log says why"
+                                                : std::string("the server's answer is not a Welcome (") +
+                                                      ChannelStatusName(status) + ")";
+    return false;
+  }
+  const auto refuse = [&](std::string why) {
+    if (packet.fd >= 0) close(packet.fd);
+    *error = std::move(why);
+    return false;
+  };
+  if (packet.type == PacketType::kEnd) {
+    std::string reason;
+    DecodeEnd(packet.body, &reason);
+    return refuse("the server refused: " + reason);
+  }
+  if (packet.type != PacketType::kWelcome || !DecodeWelcome(packet.body, welcome)) {
+    return refuse("the server's answer is not a Welcome");
+  }
+  if (!welcome->error.empty()) return refuse("the server refused: " + welcome->error);
+  if (welcome->wire_version != kWireVersion) {
+    return refuse("the server speaks wire version " + std::to_string(welcome->wire_version) + ", this client " +
+                  std::to_string(kWireVersion) + "; install the same release of cuda-remote on both sides");
+  }
+  if (packet.fd < 0) return refuse("the server's Welcome came without shared memory");
+  *ring_fd = packet.fd;
+  return true;
+}
+
+}  // namespace cuda_remote

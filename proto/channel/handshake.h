@@ -1,0 +1,75 @@
+// Encoding of Hello and Welcome, and the packets of a session socket.
+//
+// The session socket is a Unix SOCK_SEQPACKET connection; it carries a few small packets and stays open as the sign that
+// both sides live. Every packet is an 8-byte head (magic, type) and a protobuf message:
+//
+//     client -> server   kHello    Hello
+//     server -> client   kWelcome  Welcome                 + the rings' descriptor (unless refused)
+//     client -> server   kFd       Tag                     + one descriptor
+//     server -> client   kEnd      End (why the session is over); the socket is closed after it
+//
+// Functions here never throw; whatever the peer sends is checked. Thread-safe: no state.
+//
+// This header is part of the client library: no libprotobuf, no abseil, no logging.
+#ifndef CUDA_REMOTE_PROTO_CHANNEL_HANDSHAKE_H_
+#define CUDA_REMOTE_PROTO_CHANNEL_HANDSHAKE_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "proto/channel/channel_types.h"
+
+namespace cuda_remote {
+
+inline constexpr uint32_t kPacketMagic = 0x50524355;  // "UCRP"
+inline constexpr size_t kMaxPacketBytes = 64u << 10;
+inline constexpr size_t kMaxHandshakeString = 4096;
+
+enum class PacketType : uint32_t { kHello = 1, kWelcome = 2, kFd = 3, kEnd = 4 };
+
+struct Packet {
+  PacketType type = PacketType::kEnd;
+  std::string body;
+  int fd = -1;  // the receiver owns it
+};
+
+void EncodeHello(const Hello& hello, std::string* out);
+bool DecodeHello(std::string_view bytes, Hello* hello);
+void EncodeWelcome(const Welcome& welcome, std::string* out);
+bool DecodeWelcome(std::string_view bytes, Welcome* welcome);
+void EncodeTag(uint64_t tag, std::string* out);
+bool DecodeTag(std::string_view bytes, uint64_t* tag);
+void EncodeEnd(std::string_view reason, std::string* out);
+bool DecodeEnd(std::string_view bytes, std::string* reason);
+
+// Takes a packet apart; false if it is none.
+bool ParsePacket(std::string_view bytes, PacketType* type, std::string_view* body);
+
+// Empty if a client of this version may be served, else the sentence that refuses it.
+std::string CheckWireVersion(uint32_t version);
+
+// Sends one packet, with `fd` unless that is -1; the caller keeps `fd`. kClosed if the peer is gone; never raises SIGPIPE.
+ChannelStatus SendPacket(int socket, PacketType type, std::string_view body, int fd);
+
+// Receives one packet; timeout_ms < 0: no limit. kProtocolError for anything that is not a packet (too long, several
+// descriptors, wrong magic); descriptors that came with it are closed then.
+ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms);
+
+// A connection to the socket at `path`; -1 and one sentence in *error on failure.
+int ConnectUnix(const std::string& path, std::string* error);
+// A listening socket at `path`, made with mode 0600; an old socket that nobody listens on is replaced. -1 and one sentence
+// in *error on failure, also if a live server has it.
+int ListenUnix(const std::string& path, std::string* error);
+// The user at the other end; false if that cannot be told.
+bool PeerUser(int socket, uint32_t* uid, uint32_t* pid);
+// A connected pair of session sockets, close-on-exec.
+bool SocketPair(int sockets[2]);
+
+// Client's half of the handshake on a connected socket: sends Hello, waits for Welcome and the rings' descriptor (the caller
+// owns it). False and one sentence in *error on failure; *welcome is filled in as far as known.
+bool ClientHandshake(int socket, const Hello& hello, int timeout_ms, Welcome* welcome, int* ring_fd, std::string* error);
+
+}  // namespace cuda_remote
+
+#endif  // CUDA_REMOTE_PROTO_CHANNEL_HANDSHAKE_H_

@@ -1,0 +1,243 @@
+#include "proto/channel/handshake.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <random>
+#include <thread>
+
+namespace cuda_remote {
+namespace {
+
+struct Sockets {
+  int fd[2];
+  Sockets() { EXPECT_TRUE(SocketPair(fd)); }
+  ~Sockets() {
+    close(fd[0]);
+    close(fd[1]);
+  }
+};
+
+TEST(Handshake, HelloAndWelcomeComeBack) {
+  Hello hello;
+  hello.pid = 77;
+  hello.program = "/usr/bin/python3";
+  hello.job = "training";
+  hello.gpu = -1;
+  hello.resume_token = std::string("\0\1\2", 3);
+  hello.replaying = true;
+  std::string bytes;
+  EncodeHello(hello, &bytes);
+  Hello got;
+  ASSERT_TRUE(DecodeHello(bytes, &got));
+  EXPECT_EQ(got.wire_version, kWireVersion);
+  EXPECT_EQ(got.pid, 77u);
+  EXPECT_EQ(got.program, hello.program);
+  EXPECT_EQ(got.job, "training");
+  EXPECT_EQ(got.gpu, -1);
+  EXPECT_EQ(got.resume_token, hello.resume_token);
+  EXPECT_TRUE(got.replaying);
+
+  Welcome welcome;
+  welcome.session = uint64_t{1} << 40;
+  welcome.shared_memory = true;
+  welcome.server = "gpu7";
+  bytes.clear();
+  EncodeWelcome(welcome, &bytes);
+  Welcome back;
+  ASSERT_TRUE(DecodeWelcome(bytes, &back));
+  EXPECT_EQ(back.session, welcome.session);
+  EXPECT_TRUE(back.shared_memory);
+  EXPECT_EQ(back.server, "gpu7");
+  EXPECT_EQ(back.error, "");
+}
+
+TEST(Handshake, FieldsOfANewerPeerAreSkipped) {
+  std::string bytes;
+  EncodeHello(Hello(), &bytes);
+  bytes += std::string("\xf8\x01\x05\xfa\x01\x03" "abc", 9);  // fields 31 (varint) and 31 (bytes)
+  Hello got;
+  EXPECT_TRUE(DecodeHello(bytes, &got));
+}
+
+TEST(Handshake, GarbageIsRefusedNotBelieved) {
+  std::mt19937 random(4);
+  std::string good;
+  Hello hello;
+  hello.program = "program";
+  EncodeHello(hello, &good);
+  for (int i = 0; i < 20000; ++i) {
+    std::string bytes = good;
+    for (int k = 0; k < 3; ++k) bytes[random() % bytes.size()] = char(random());
+    bytes.resize(random() % (bytes.size() + 1));
+    Hello got;
+    Welcome welcome;
+    uint64_t tag;
+    std::string reason;
+    DecodeHello(bytes, &got);
+    DecodeWelcome(bytes, &welcome);
+    DecodeTag(bytes, &tag);
+    DecodeEnd(bytes, &reason);
+    EXPECT_LE(got.program.size(), kMaxHandshakeString);
+  }
+}
+
+TEST(Handshake, OtherWireVersionIsRefusedByName) {
+  EXPECT_EQ(CheckWireVersion(kWireVersion), "");
+  const std::string why = CheckWireVersion(kWireVersion + 1);
+  EXPECT_NE(why.find(std::to_string(kWireVersion + 1)), std::string::npos);
+  EXPECT_NE(why.find("install"), std::string::npos);
+}
+
+TEST(Handshake, PacketsWithAndWithoutDescriptors) {
+  Sockets s;
+  ASSERT_EQ(SendPacket(s.fd[0], PacketType::kEnd, "body", -1), ChannelStatus::kOk);
+  Packet packet;
+  ASSERT_EQ(ReceivePacket(s.fd[1], &packet, 1000), ChannelStatus::kOk);
+  EXPECT_EQ(packet.body, "body");
+  EXPECT_EQ(packet.fd, -1);
+  ASSERT_EQ(SendPacket(s.fd[0], PacketType::kFd, "", s.fd[0]), ChannelStatus::kOk);
+  ASSERT_EQ(ReceivePacket(s.fd[1], &packet, 1000), ChannelStatus::kOk);
+  ASSERT_GE(packet.fd, 0);
+  EXPECT_TRUE(fcntl(packet.fd, F_GETFD) & FD_CLOEXEC);
+  close(packet.fd);
+  EXPECT_EQ(ReceivePacket(s.fd[1], &packet, 10), ChannelStatus::kTimeout);
+}
+
+int OpenDescriptors() {
+  int count = 0;
+  for (int fd = 0; fd < 200; ++fd) count += fcntl(fd, F_GETFD) >= 0;
+  return count;
+}
+
+TEST(Handshake, SmuggledDescriptorsAreClosed) {
+  Sockets s;
+  const int before = OpenDescriptors();
+  int many[20];
+  for (int& fd : many) fd = s.fd[0];
+  for (int count : {2, 8, 20}) {
+    char byte = 1;
+    iovec piece{&byte, 1};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(many))] = {};
+    msghdr message{};
+    message.msg_iov = &piece;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(sizeof(int) * size_t(count));
+    cmsghdr* rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int) * size_t(count));
+    memcpy(CMSG_DATA(rights), many, sizeof(int) * size_t(count));
+    ASSERT_EQ(sendmsg(s.fd[0], &message, 0), 1);
+    Packet packet;
+    EXPECT_EQ(ReceivePacket(s.fd[1], &packet, 1000), ChannelStatus::kProtocolError) << count;
+    EXPECT_EQ(OpenDescriptors(), before) << count;
+  }
+}
+
+TEST(Handshake, PacketsThatAreNone) {
+  Sockets s;
+  Packet packet;
+  for (size_t size : {size_t{1}, size_t{7}, size_t{8}, size_t{64}, kMaxPacketBytes, kMaxPacketBytes + 1}) {
+    const std::string noise(size, 'z');
+    ASSERT_EQ(send(s.fd[0], noise.data(), size, 0), ssize_t(size));
+    EXPECT_EQ(ReceivePacket(s.fd[1], &packet, 1000), ChannelStatus::kProtocolError) << size;
+  }
+  EXPECT_EQ(SendPacket(s.fd[0], PacketType::kHello, std::string(kMaxPacketBytes, 'x'), -1), ChannelStatus::kTooLarge);
+}
+
+TEST(Handshake, ClientExplainsEveryWayToFail) {
+  struct Case {
+    const char* expect;
+    void (*server)(int);
+  };
+  const Case cases[] = {
+      {"without an answer", [](int) {}},
+      {"not a Welcome", [](int fd) { send(fd, "what?", 5, 0); }},
+      {"full up", [](int fd) {
+         Welcome welcome;
+         welcome.error = "full up";
+         std::string body;
+         EncodeWelcome(welcome, &body);
+         SendPacket(fd, PacketType::kWelcome, body, -1);
+       }},
+      {"wire version 9", [](int fd) {
+         Welcome welcome;
+         welcome.wire_version = 9;
+         std::string body;
+         EncodeWelcome(welcome, &body);
+         SendPacket(fd, PacketType::kWelcome, body, fd);
+       }},
+      {"without shared memory", [](int fd) {
+         std::string body;
+         EncodeWelcome(Welcome(), &body);
+         SendPacket(fd, PacketType::kWelcome, body, -1);
+       }},
+      {"going down", [](int fd) {
+         std::string body;
+         EncodeEnd("going down", &body);
+         SendPacket(fd, PacketType::kEnd, body, -1);
+       }},
+  };
+  const int before = OpenDescriptors();
+  for (const Case& c : cases) {
+    int fd[2];
+    ASSERT_TRUE(SocketPair(fd));
+    c.server(fd[1]);
+    close(fd[1]);
+    Welcome welcome;
+    int ring;
+    std::string error;
+    EXPECT_FALSE(ClientHandshake(fd[0], Hello(), 1000, &welcome, &ring, &error));
+    EXPECT_NE(error.find(c.expect), std::string::npos) << error;
+    EXPECT_EQ(ring, -1);
+    close(fd[0]);
+  }
+  EXPECT_EQ(OpenDescriptors(), before);
+}
+
+TEST(Handshake, ListenReplacesADeadSocketOnly) {
+  char folder[] = "/tmp/cr-handshake-XXXXXX";
+  ASSERT_TRUE(mkdtemp(folder));
+  const std::string path = std::string(folder) + "/s.sock";
+  std::string error;
+  EXPECT_EQ(ConnectUnix(path, &error), -1);
+  EXPECT_NE(error.find(path), std::string::npos);
+  const int first = ListenUnix(path, &error);
+  ASSERT_GE(first, 0) << error;
+  struct stat status;
+  ASSERT_EQ(stat(path.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0600u);
+  EXPECT_EQ(ListenUnix(path, &error), -1) << "a live server has it";
+  const int client = ConnectUnix(path, &error);
+  ASSERT_GE(client, 0) << error;
+  close(client);
+  close(first);
+  const int second = ListenUnix(path, &error);
+  EXPECT_GE(second, 0) << error;
+  close(second);
+  unlink(path.c_str());
+  const int file = open(path.c_str(), O_CREAT | O_WRONLY, 0600);
+  close(file);
+  EXPECT_EQ(ListenUnix(path, &error), -1) << "not a socket";
+  unlink(path.c_str());
+  rmdir(folder);
+  EXPECT_EQ(ListenUnix(std::string(200, 'x'), &error), -1);
+  EXPECT_NE(error.find("107"), std::string::npos);
+}
+
+TEST(Handshake, PeerUserIsTold) {
+  Sockets s;
+  uint32_t uid = 1, pid = 0;
+  ASSERT_TRUE(PeerUser(s.fd[0], &uid, &pid));
+  EXPECT_EQ(uid, getuid());
+  EXPECT_EQ(pid, uint32_t(getpid()));
+}
+
+}  // namespace
+}  // namespace cuda_remote

@@ -1,0 +1,432 @@
+#include "proto/channel/server_channel.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "proto/channel/handshake.h"
+#include "proto/ring/ring.h"
+
+namespace cuda_remote {
+namespace {
+
+using ring::RingStatus;
+
+// Waits end early when the session ends; this is only the net below (a hostile client can undo a wake-up).
+constexpr int kWaitMs = 1000;
+// Descriptors that a client may pass before it uses them.
+constexpr size_t kMaxWaitingFds = 64;
+constexpr uint32_t kRequestFlags = kFlagNoReply | kFlagReplay | kFlagMorePayload;
+
+}  // namespace
+
+class ServerChannel::Impl {
+ public:
+  Impl(int socket, std::unique_ptr<ring::RingMemory> memory, std::function<void(const std::string&)> peer_gone)
+      : socket_(socket),
+        memory_(std::move(memory)),
+        request_(memory_.get(), ring::kRequestRing),
+        reply_(memory_.get(), ring::kReplyRing),
+        event_(memory_.get(), ring::kEventRing),
+        peer_gone_(std::move(peer_gone)),
+        stop_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+
+  ~Impl() {
+    Stop();
+    if (thread_.joinable()) thread_.join();
+    if (stop_fd_ >= 0) close(stop_fd_);
+    close(socket_);
+    for (auto& [tag, fd] : fds_) close(fd);
+  }
+
+  void Start() {
+    // Signals are for the worker's own threads.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    thread_ = std::thread([this] { SocketLoop(); });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  const ring::RingMemory& memory() const { return *memory_; }
+  int socket() const { return socket_; }
+
+  bool Next(FrameHeader* header, std::string* message, PayloadView* payload) {
+    FreeCurrent();
+    if (!Read(header)) return false;
+    const char* const frame = frame_;
+    message->assign(frame + sizeof(FrameHeader), header->message_bytes);
+    if (!(header->flags & kFlagMorePayload)) {
+      *payload = {frame + sizeof(FrameHeader) + header->message_bytes, header->payload_bytes, false};
+      return true;
+    }
+    // A long payload: its frames follow one another.
+    FrameHeader piece = *header;
+    while (true) {
+      assembled_.append(frame_ + sizeof(FrameHeader) + piece.message_bytes, piece.payload_bytes);
+      if (!(piece.flags & kFlagMorePayload)) break;
+      FreeCurrent(/*keep_assembled=*/true);
+      if (!Read(&piece)) return false;
+      if (piece.sequence != header->sequence || piece.call != header->call || piece.message_bytes != 0) {
+        Fail("a payload in several frames was interrupted by another frame");
+        return false;
+      }
+      if (assembled_.size() + piece.payload_bytes > kMaxTotalPayloadBytes) {
+        Fail("a payload is longer than 2 GiB");
+        return false;
+      }
+    }
+    header->flags &= ~uint32_t(kFlagMorePayload);
+    *payload = {assembled_.data(), assembled_.size(), true};
+    return true;
+  }
+
+  bool HasNext() { return request_.Ready() && !over(); }
+
+  uint64_t Hold() {
+    std::lock_guard<std::mutex> lock(hold_mutex_);
+    Held held;
+    held.id = ++last_hold_;
+    held.end = request_.position();
+    held.assembled = std::move(assembled_);
+    assembled_.clear();
+    held_.push_back(std::move(held));
+    has_current_ = false;
+    return last_hold_;
+  }
+
+  void Release(uint64_t hold) {
+    std::lock_guard<std::mutex> lock(hold_mutex_);
+    for (Held& held : held_) {
+      if (held.id != hold || held.released) continue;
+      held.released = true;
+      std::string().swap(held.assembled);
+      break;
+    }
+    uint64_t end = 0;
+    bool any = false;
+    while (!held_.empty() && held_.front().released) {
+      end = held_.front().end;
+      any = true;
+      held_.pop_front();
+    }
+    if (any) request_.FreeUntil(end);
+  }
+
+  ChannelStatus Reply(FrameHeader header, std::string_view message, const std::string_view* pieces, size_t count) {
+    std::lock_guard<std::mutex> lock(reply_mutex_);
+    return Write(&reply_, header, message, pieces, count);
+  }
+
+  ChannelStatus Event(FrameHeader header, std::string_view message) {
+    if (ring::FrameBytes(message.size(), 0) > event_.max_frame()) return ChannelStatus::kTooLarge;
+    std::lock_guard<std::mutex> lock(event_mutex_);
+    return Write(&event_, header, message, nullptr, 0);
+  }
+
+  int TakeFd(uint64_t tag, int timeout_ms) {
+    std::unique_lock<std::mutex> lock(fd_mutex_);
+    const auto there = [&] { return fds_.count(tag) != 0 || over(); };
+    if (!fd_arrived_.wait_for(lock, std::chrono::milliseconds(timeout_ms), there)) return -1;
+    const auto found = fds_.find(tag);
+    if (found == fds_.end()) return -1;
+    const int fd = found->second;
+    fds_.erase(found);
+    return fd;
+  }
+
+  void Stop() {
+    stopped_.store(true, std::memory_order_release);
+    Finish("stopped");
+  }
+
+  void End(const std::string& reason) {
+    std::string body;
+    EncodeEnd(reason, &body);
+    SendPacket(socket_, PacketType::kEnd, body, -1);
+    stopped_.store(true, std::memory_order_release);
+    Finish(reason);
+  }
+
+  std::string end_reason() const {
+    std::lock_guard<std::mutex> lock(reason_mutex_);
+    return reason_;
+  }
+
+ private:
+  struct Held {
+    uint64_t id = 0;
+    uint64_t end = 0;
+    bool released = false;
+    std::string assembled;
+  };
+
+  bool over() const { return over_.load(std::memory_order_acquire); }
+
+  // The next frame at frame_, checked. False: the session is over.
+  bool Read(FrameHeader* header) {
+    while (true) {
+      if (over()) return false;
+      switch (request_.Peek(header, &frame_)) {
+        case RingStatus::kNotYet:
+          request_.Wait(kWaitMs);
+          continue;
+        case RingStatus::kCorrupt:
+          Fail("the request ring holds something impossible");
+          return false;
+        case RingStatus::kOk:
+          break;
+      }
+      if ((header->flags & ~kRequestFlags) != 0 || header->sequence == 0) {
+        Fail("a request has a wrong header");
+        return false;
+      }
+      request_.Skip(*header);
+      has_current_ = true;
+      return true;
+    }
+  }
+
+  // The frame that was read last is used up.
+  void FreeCurrent(bool keep_assembled = false) {
+    if (!keep_assembled) {
+      // A long payload's memory is not kept for the short ones that usually follow.
+      if (assembled_.capacity() > kMaxPayloadBytes) std::string().swap(assembled_);
+      assembled_.clear();
+    }
+    if (!has_current_) return;
+    has_current_ = false;
+    std::lock_guard<std::mutex> lock(hold_mutex_);
+    if (held_.empty()) {
+      request_.FreeUntil(request_.position());
+      return;
+    }
+    // Room goes back in order: behind what is held.
+    if (!held_.back().released) {
+      Held between;
+      between.id = ++last_hold_;
+      between.released = true;
+      held_.push_back(std::move(between));
+    }
+    held_.back().end = request_.position();
+  }
+
+  // Under the ring's lock.
+  ChannelStatus Write(ring::RingWriter* out, FrameHeader header, std::string_view message, const std::string_view* pieces,
+                      size_t count) {
+    if (message.size() > kMaxMessageBytes || ring::FrameBytes(message.size(), 0) > out->max_frame() / 2) {
+      return ChannelStatus::kTooLarge;
+    }
+    uint64_t left = 0;
+    for (size_t i = 0; i < count; ++i) left += pieces[i].size();
+    if (left > kMaxTotalPayloadBytes) return ChannelStatus::kTooLarge;
+    const uint64_t limit = std::min<uint64_t>(kMaxPayloadBytes, out->max_frame() / 2);
+    size_t index = 0;
+    size_t offset = 0;
+    do {
+      const uint64_t part = std::min(left, limit);
+      const uint64_t bytes = ring::FrameBytes(message.size(), part);
+      char* where;
+      RingStatus room;
+      while ((room = out->Reserve(bytes, &where)) == RingStatus::kNotYet) {
+        if (over()) return ChannelStatus::kClosed;
+        out->WaitRoom(bytes, kWaitMs);
+      }
+      if (room == RingStatus::kCorrupt) {
+        Fail("the client moved a ring's position impossibly");
+        return ChannelStatus::kProtocolError;
+      }
+      left -= part;
+      header.message_bytes = uint32_t(message.size());
+      header.payload_bytes = uint32_t(part);
+      if (left) {
+        header.flags |= kFlagMorePayload;
+      } else {
+        header.flags &= ~uint32_t(kFlagMorePayload);
+      }
+      memcpy(where, &header, sizeof(header));
+      where += sizeof(header);
+      if (!message.empty()) memcpy(where, message.data(), message.size());
+      where += message.size();
+      for (uint64_t written = 0; written < part;) {
+        const size_t n = size_t(std::min<uint64_t>(pieces[index].size() - offset, part - written));
+        if (n) memcpy(where + written, pieces[index].data() + offset, n);
+        written += n;
+        offset += n;
+        if (offset == pieces[index].size()) {
+          ++index;
+          offset = 0;
+        }
+      }
+      out->Commit(bytes);
+      message = {};
+    } while (left);
+    return over() ? ChannelStatus::kClosed : ChannelStatus::kOk;
+  }
+
+  // The client broke the rules: it is told, and the session is over.
+  void Fail(const std::string& reason) {
+    std::string body;
+    EncodeEnd("protocol error: " + reason, &body);
+    SendPacket(socket_, PacketType::kEnd, body, -1);
+    Finish("protocol error: " + reason);
+  }
+
+  // The session is over for every thread. Wakes them.
+  void Finish(const std::string& reason) {
+    {
+      std::lock_guard<std::mutex> lock(reason_mutex_);
+      if (reason_.empty()) reason_ = reason;
+    }
+    {
+      std::lock_guard<std::mutex> lock(fd_mutex_);
+      over_.store(true, std::memory_order_release);
+    }
+    fd_arrived_.notify_all();
+    request_.Interrupt();
+    reply_.Interrupt();
+    event_.Interrupt();
+    const uint64_t one = 1;
+    if (write(stop_fd_, &one, sizeof(one)) < 0) return;  // full: it is awake anyway
+  }
+
+  void SocketLoop() {
+    while (!over()) {
+      pollfd waiting[2] = {{socket_, POLLIN, 0}, {stop_fd_, POLLIN, 0}};
+      if (poll(waiting, 2, -1) < 0) continue;
+      if (waiting[1].revents || !waiting[0].revents) continue;
+      Packet packet;
+      const ChannelStatus status = ReceivePacket(socket_, &packet, 0);
+      if (status == ChannelStatus::kTimeout) continue;
+      uint64_t tag;
+      if (status == ChannelStatus::kOk && packet.type == PacketType::kFd && packet.fd >= 0 && DecodeTag(packet.body, &tag)) {
+        std::unique_lock<std::mutex> lock(fd_mutex_);
+        if (fds_.size() < kMaxWaitingFds && fds_.emplace(tag, packet.fd).second) {
+          lock.unlock();
+          fd_arrived_.notify_all();
+          continue;
+        }
+      }
+      if (packet.fd >= 0) close(packet.fd);
+      if (status == ChannelStatus::kClosed) {
+        Finish("the client is gone");
+      } else {
+        Fail("unexpected packet on the session's socket");
+      }
+    }
+    if (peer_gone_ && !stopped_.load(std::memory_order_acquire)) peer_gone_(end_reason());
+  }
+
+  const int socket_;
+  const std::unique_ptr<ring::RingMemory> memory_;
+  ring::RingReader request_;  // executor; FreeUntil under hold_mutex_
+  std::mutex reply_mutex_;
+  ring::RingWriter reply_;  // reply_mutex_
+  std::mutex event_mutex_;
+  ring::RingWriter event_;  // event_mutex_
+  const std::function<void(const std::string&)> peer_gone_;
+  const int stop_fd_;
+  std::thread thread_;
+
+  // Executor only.
+  const char* frame_ = nullptr;
+  bool has_current_ = false;
+  std::string assembled_;
+
+  std::mutex hold_mutex_;
+  std::deque<Held> held_;
+  uint64_t last_hold_ = 0;
+
+  std::mutex fd_mutex_;
+  std::condition_variable fd_arrived_;
+  std::map<uint64_t, int> fds_;
+
+  std::atomic<bool> over_{false};
+  std::atomic<bool> stopped_{false};
+  mutable std::mutex reason_mutex_;
+  std::string reason_;
+};
+
+ServerChannel::ServerChannel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ServerChannel::~ServerChannel() = default;
+
+std::unique_ptr<ServerChannel> ServerChannel::Create(int client_socket, const Welcome& welcome,
+                                                     std::function<void(const std::string& reason)> peer_gone,
+                                                     std::string* error) {
+  std::unique_ptr<ring::RingMemory> memory = ring::RingMemory::Create(error);
+  if (!memory) {
+    close(client_socket);
+    return nullptr;
+  }
+  std::string body;
+  EncodeWelcome(welcome, &body);
+  const ChannelStatus sent = SendPacket(client_socket, PacketType::kWelcome, body, memory->fd());
+  if (sent != ChannelStatus::kOk) {
+    *error = std::string("the client was gone before it was welcomed (") + ChannelStatusName(sent) + ")";
+    close(client_socket);
+    return nullptr;
+  }
+  auto impl = std::make_unique<Impl>(client_socket, std::move(memory), std::move(peer_gone));
+  impl->Start();
+  return std::unique_ptr<ServerChannel>(new ServerChannel(std::move(impl)));
+}
+
+bool ServerChannel::Next(FrameHeader* header, std::string* message, PayloadView* payload) {
+  return impl_->Next(header, message, payload);
+}
+bool ServerChannel::HasNext() { return impl_->HasNext(); }
+uint64_t ServerChannel::Hold() { return impl_->Hold(); }
+void ServerChannel::Release(uint64_t hold) { impl_->Release(hold); }
+
+ChannelStatus ServerChannel::Reply(uint64_t sequence, uint32_t call, uint32_t result, uint32_t pending_error,
+                                   std::string_view message, const std::string_view* payload_pieces, size_t piece_count) {
+  FrameHeader header;
+  header.sequence = sequence;
+  header.call = call;
+  header.flags = kFlagReply;
+  header.context_or_result = result;
+  header.aux = pending_error;
+  return impl_->Reply(header, message, payload_pieces, piece_count);
+}
+
+ChannelStatus ServerChannel::Output(uint32_t operation, std::string_view bytes) {
+  FrameHeader header;
+  header.call = operation;
+  header.flags = kFlagEvent;
+  return impl_->Reply(header, {}, &bytes, 1);
+}
+
+ChannelStatus ServerChannel::Event(uint32_t operation, uint64_t sequence, std::string_view message) {
+  FrameHeader header;
+  header.call = operation;
+  header.flags = kFlagEvent;
+  header.sequence = sequence;
+  return impl_->Event(header, message);
+}
+
+int ServerChannel::TakeFd(uint64_t tag, int timeout_ms) { return impl_->TakeFd(tag, timeout_ms); }
+void ServerChannel::Stop() { impl_->Stop(); }
+void ServerChannel::End(const std::string& reason) { impl_->End(reason); }
+std::string ServerChannel::end_reason() const { return impl_->end_reason(); }
+
+ServerChannel::Range ServerChannel::request_memory() const {
+  return {impl_->memory().data(ring::kRequestRing), size_t(2 * impl_->memory().capacity(ring::kRequestRing))};
+}
+ServerChannel::Range ServerChannel::reply_memory() const {
+  return {impl_->memory().data(ring::kReplyRing), size_t(2 * impl_->memory().capacity(ring::kReplyRing))};
+}
+
+}  // namespace cuda_remote

@@ -1,0 +1,116 @@
+// The two ends of one ring: RingWriter produces frames, RingReader consumes them.
+//
+// Single producer, single consumer: each end belongs to one thread at a time (its owner's lock or role sees to that).
+// Neither trusts the other: a position is copied, then checked against the end's own, and a header is copied out before it
+// is checked. A wrong one yields kCorrupt for ever after; the caller ends the session. No memory outside the ring is ever
+// touched, whatever the peer writes.
+//
+// Non-owning: the RingMemory must outlive both. Nothing throws or allocates.
+//
+// This header is part of the client library: no libprotobuf, no abseil, no logging.
+#ifndef CUDA_REMOTE_PROTO_RING_RING_H_
+#define CUDA_REMOTE_PROTO_RING_RING_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "proto/frame/frame.h"
+#include "proto/ring/memory.h"
+#include "proto/ring/ring_abi.h"
+#include "proto/ring/spin.h"
+
+namespace cuda_remote::ring {
+
+enum class RingStatus {
+  kOk,
+  kNotYet,   // reader: no frame is there. writer: no room is there.
+  kCorrupt,  // the peer wrote something impossible
+};
+
+// Whether a header is within the limits of frames, whatever the rest means.
+bool SaneFrame(const FrameHeader& header);
+
+// Walks over the frames in [data, data + bytes). True if they are whole, sane and fill it exactly. *frames: how many.
+bool WholeFrames(const char* data, uint64_t bytes, uint64_t* frames);
+
+class RingWriter {
+ public:
+  RingWriter(RingMemory* memory, RingIndex index);
+
+  // Takes the position over from shared memory: after another process has written to this ring.
+  void Resync() { tail_ = control_->tail.load(std::memory_order_relaxed); }
+
+  // Room for `bytes` (a multiple of kFrameAlignment, at most max_frame()) in one piece at *where.
+  RingStatus Reserve(uint64_t bytes, char** where);
+  // Publishes what was written there, and wakes the reader if it sleeps.
+  void Commit(uint64_t bytes);
+  // Waits until Reserve(bytes) could succeed, at most timeout_ms; spins first.
+  void WaitRoom(uint64_t bytes, int timeout_ms);
+
+  // Position of the next byte: how many bytes were ever written.
+  uint64_t position() const { return tail_; }
+  uint64_t capacity() const { return capacity_; }
+  // Longest frame that this ring takes.
+  uint64_t max_frame() const { return capacity_ / 2; }
+  // Wakes this end's own waiter in WaitRoom, from another thread.
+  void Interrupt();
+
+ private:
+  RingControl* const control_;
+  char* const data_;
+  const uint64_t capacity_;
+  uint64_t tail_ = 0;
+  uint64_t seen_head_ = 0;
+  SpinBudget spin_;
+};
+
+class RingReader {
+ public:
+  RingReader(RingMemory* memory, RingIndex index);
+
+  // Takes the position over from shared memory: after another process has read from this ring.
+  void Resync() {
+    next_ = control_->head.load(std::memory_order_relaxed);
+    head_.store(next_, std::memory_order_relaxed);
+  }
+
+  // The next frame: *header is a copy, checked; *frame points to the frame in the ring (its header, which may have changed
+  // since, then message and payload).
+  RingStatus Peek(FrameHeader* header, const char** frame);
+  // Steps over the frame that Peek returned, leaving it in the ring.
+  void Skip(const FrameHeader& header) { next_ += FrameBytes(header.message_bytes, header.payload_bytes); }
+  // Gives the room before `position` back to the writer; between the last given back and position(). May be called from
+  // another thread than the rest, one at a time.
+  void FreeUntil(uint64_t position);
+  // Skip and give back.
+  void Pop(const FrameHeader& header) {
+    Skip(header);
+    FreeUntil(next_);
+  }
+  // Waits until Peek could find something, at most timeout_ms; spins first.
+  void Wait(int timeout_ms);
+  // Whether something is there.
+  bool Ready() const { return control_->tail.load(std::memory_order_acquire) != next_; }
+
+  // Position of the next frame to be looked at, and the oldest one not yet given back.
+  uint64_t position() const { return next_; }
+  uint64_t freed() const { return head_.load(std::memory_order_relaxed); }
+  // Goes back to an earlier position that was not given back: to send frames again.
+  void Rewind(uint64_t position) { next_ = position; }
+  uint64_t capacity() const { return capacity_; }
+  const char* at(uint64_t position) const { return data_ + (position & (capacity_ - 1)); }
+  // Wakes this end's own waiter in Wait, from another thread.
+  void Interrupt();
+
+ private:
+  RingControl* const control_;
+  char* const data_;
+  const uint64_t capacity_;
+  std::atomic<uint64_t> head_{0};
+  uint64_t next_ = 0;
+  SpinBudget spin_;
+};
+
+}  // namespace cuda_remote::ring
+
+#endif  // CUDA_REMOTE_PROTO_RING_RING_H_

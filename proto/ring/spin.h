@@ -1,0 +1,80 @@
+// Bounded, adaptive spinning: how long to look again and again before going to sleep.
+//
+// Spinning pays if the other side runs on another processor and answers within microseconds. So each waiting place keeps
+// a budget that grows when spinning met the event and shrinks when it did not, and on a machine with one or two usable
+// processors, where the spinner would take the time that the other side needs, there is next to none.
+//
+// Not thread-safe: one SpinBudget for each waiting place (a data race on the budget would only cost time, so callers
+// that share one use it under their own lock or role).
+//
+// This header is part of the client library: no libprotobuf, no abseil, no logging.
+#ifndef CUDA_REMOTE_PROTO_RING_SPIN_H_
+#define CUDA_REMOTE_PROTO_RING_SPIN_H_
+
+#include <sched.h>
+#include <time.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace cuda_remote::ring {
+
+inline void CpuPause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Processors that this process may run on.
+inline int UsableProcessors() {
+  static const int count = [] {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+    return CPU_COUNT(&set);
+  }();
+  return count;
+}
+
+class SpinBudget {
+ public:
+  explicit SpinBudget(int64_t max_ns = 50000) : max_ns_(UsableProcessors() <= 2 ? 0 : max_ns), budget_ns_(max_ns_) {}
+
+  // Looks until `ready()` is true or the budget is used up; returns the last answer.
+  template <typename Ready>
+  bool Spin(Ready ready) {
+    if (ready()) return true;
+    if (max_ns_ == 0) return false;
+    int64_t start = 0;
+    while (true) {
+      for (int i = 0; i < 32; ++i) {
+        CpuPause();
+        if (ready()) {
+          budget_ns_ = budget_ns_ * 2 < max_ns_ ? budget_ns_ * 2 : max_ns_;
+          return true;
+        }
+      }
+      const int64_t now = Now();
+      if (start == 0) start = now;
+      if (now - start >= budget_ns_) {
+        budget_ns_ = budget_ns_ / 2 > kMinNs ? budget_ns_ / 2 : kMinNs;
+        return false;
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kMinNs = 2000;
+  static int64_t Now() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
+  }
+  const int64_t max_ns_;
+  int64_t budget_ns_;
+};
+
+}  // namespace cuda_remote::ring
+
+#endif  // CUDA_REMOTE_PROTO_RING_SPIN_H_
