@@ -1,9 +1,9 @@
-// Reading and writing the protobuf wire format, for generated code only.
+// Reading and writing the protobuf wire format, for generated code and the few hand-written messages.
 //
-// The messages are those of proto/calls; interop_test compares with libprotobuf, message by message. protozero would do
-// the same job but reports malformed input by exceptions, which the client library must not throw. Everything here is append-only writing into a
-// std::string and bounds-checked reading from bytes that may be hostile. Nothing throws: a malformed message makes the
-// reader return false for ever.
+// The messages are those of proto/calls; interop_test compares with libprotobuf, message by message. protozero would
+// do the same job but reports malformed input by exceptions, which the client library must not throw. Everything here
+// is append-only writing into a std::string and bounds-checked reading from bytes that may be hostile. Nothing throws:
+// a malformed message makes the reader return false for ever.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.
 #ifndef CUDA_REMOTE_PROTO_CODEC_WIRE_H_
