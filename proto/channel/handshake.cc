@@ -145,7 +145,8 @@ bool ParsePacket(std::string_view bytes, PacketType* type, std::string_view* bod
   PacketHead head;
   if (bytes.size() < sizeof(head) || bytes.size() > kMaxPacketBytes) return false;
   memcpy(&head, bytes.data(), sizeof(head));
-  if (head.magic != kPacketMagic || head.type < 1 || head.type > 4) return false;
+  if (head.magic != kPacketMagic) return false;
+  if (head.type < 1 || (head.type > 4 && head.type < 16) || head.type > 20) return false;
   *type = PacketType(head.type);
   *body = bytes.substr(sizeof(head));
   return true;

@@ -26,7 +26,18 @@ inline constexpr uint32_t kPacketMagic = 0x50524355;  // "UCRP"
 inline constexpr size_t kMaxPacketBytes = 64u << 10;
 inline constexpr size_t kMaxHandshakeString = 4096;
 
-enum class PacketType : uint32_t { kHello = 1, kWelcome = 2, kFd = 3, kEnd = 4 };
+// From 16 on: between cr-server and its workers (server/worker_link), never on a session socket.
+enum class PacketType : uint32_t {
+  kHello = 1,
+  kWelcome = 2,
+  kFd = 3,
+  kEnd = 4,
+  kAssign = 16,
+  kReady = 17,
+  kStats = 18,
+  kEnded = 19,
+  kStop = 20,
+};
 
 struct Packet {
   PacketType type = PacketType::kEnd;

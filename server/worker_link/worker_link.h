@@ -1,0 +1,100 @@
+// The link between cr-server (supervisor) and one cr-worker: a SEQPACKET socket pair, the worker's end at a descriptor that
+// the command line names.
+//
+//     cr-worker --link-fd 3 [--driver PATH] [--gpu N] [--memory-limit BYTES] [--log-level LEVEL]
+//
+//     worker -> supervisor   Ready   the driver is loaded, a session may come (or: it cannot be loaded, and why)
+//     supervisor -> worker   Assign  a session: the client's Hello and connected socket
+//     worker -> supervisor   Stats   now and then while the session lives
+//     supervisor -> worker   Stop    end the session, tell the client why
+//     worker -> supervisor   Ended   the session is over; the worker exits after it
+//
+// A worker serves one session and exits. If the supervisor is gone (end of file), so is the worker's reason to be.
+// The packets have the form of the session socket's (proto/channel/handshake.h). Both ends come from the same
+// installation, but malformed packets are refused all the same.
+//
+// Thread-safe where noted. Nothing throws but std::bad_alloc.
+#ifndef CUDA_REMOTE_SERVER_WORKER_LINK_WORKER_LINK_H_
+#define CUDA_REMOTE_SERVER_WORKER_LINK_WORKER_LINK_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "proto/channel/channel_types.h"
+
+namespace cuda_remote::server {
+
+inline constexpr int kWorkerLinkFd = 3;
+
+struct WorkerReady {
+  int32_t gpu = 0;           // ordinal that is warm
+  std::string driver;        // for log lines: path and version, "softgpu", ...
+  uint32_t devices = 0;
+  bool software = false;
+  std::string error;         // not empty: this worker cannot serve; the session gets this sentence
+};
+
+struct WorkerAssign {
+  uint64_t session = 0;
+  bool shared_memory = false;
+  std::string server;  // for Welcome
+  Hello hello;
+  int client_socket = -1;  // the receiver owns it
+};
+
+struct WorkerStats {
+  uint64_t device_bytes = 0;   // device memory that the session holds now
+  uint64_t calls = 0;          // requests executed so far
+  uint64_t bytes_in = 0;       // payload bytes from and to the client so far
+  uint64_t bytes_out = 0;
+};
+
+void EncodeReady(const WorkerReady& ready, std::string* out);
+bool DecodeReady(std::string_view bytes, WorkerReady* ready);
+void EncodeAssign(const WorkerAssign& assign, std::string* out);
+bool DecodeAssign(std::string_view bytes, WorkerAssign* assign);
+void EncodeStats(const WorkerStats& stats, std::string* out);
+bool DecodeStats(std::string_view bytes, WorkerStats* stats);
+// Stop and Ended carry one reason: EncodeEnd and DecodeEnd of proto/channel/handshake.h.
+
+// The worker's end.
+class WorkerLink {
+ public:
+  // Takes `fd` over, also on failure. Null and *error if it is no socket.
+  static std::unique_ptr<WorkerLink> Open(int fd, std::string* error);
+  ~WorkerLink();
+  WorkerLink(const WorkerLink&) = delete;
+  WorkerLink& operator=(const WorkerLink&) = delete;
+
+  // All three: false if the supervisor is gone. Thread-safe.
+  bool SendReady(const WorkerReady& ready);
+  bool SendStats(const WorkerStats& stats);
+  bool SendEnded(const std::string& reason);
+
+  // Waits for a session, as long as it takes. False: the supervisor is gone or wants the worker to exit.
+  bool WaitAssign(WorkerAssign* assign);
+
+  // After WaitAssign: from a thread of the link's own, calls `stop` once when the supervisor wants the session to end
+  // (with the reason, to be given to ServerChannel::End) or is gone (empty reason).
+  void Watch(std::function<void(const std::string& reason)> stop);
+
+  // The Welcome that answers an assigned client.
+  static Welcome MakeWelcome(const WorkerAssign& assign);
+
+ private:
+  explicit WorkerLink(int fd) : fd_(fd) {}
+  bool Send(uint32_t type, const std::string& body);
+  int fd_;
+  int wake_fd_ = -1;
+  std::mutex mutex_;
+  std::thread watcher_;
+};
+
+}  // namespace cuda_remote::server
+
+#endif  // CUDA_REMOTE_SERVER_WORKER_LINK_WORKER_LINK_H_
