@@ -50,6 +50,8 @@ class RingWriter {
   // Position of the next byte: how many bytes were ever written.
   uint64_t position() const { return tail_; }
   uint64_t capacity() const { return capacity_; }
+  // What the reader claims to have given back; not checked.
+  uint64_t given_back() const { return control_->head.load(std::memory_order_acquire); }
   // Longest frame that this ring takes.
   uint64_t max_frame() const { return capacity_ / 2; }
   // Wakes this end's own waiter in WaitRoom, from another thread.

@@ -1,0 +1,190 @@
+// cr-relay: brings a cr-server on another host to this one. See --help.
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <chrono>
+#include <list>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "client/relay/relay_session.h"
+#include "proto/channel/handshake.h"
+#include "proto/control/credentials.h"
+
+namespace cuda_remote::client {
+namespace {
+
+constexpr int kExitUsage = 2;
+constexpr int kExitCannotListen = 3;
+
+constexpr char kExamples[] = R"(
+Examples:
+  cr-relay --connect gpu7:7070 --socket /run/user/1000/gpu7.sock --tls-cert me.pem --tls-key me.key --tls-ca ca.pem
+  CUDA_REMOTE_SERVER=unix:/run/user/1000/gpu7.sock ./program
+
+Usually cr-run --server gpu7:7070 starts it. Without --tls-* (or CUDA_REMOTE_TLS_CERT, CUDA_REMOTE_TLS_KEY, CUDA_REMOTE_TLS_CA)
+nothing is encrypted, which a server accepts only with --insecure-tcp.
+
+Exit codes: 0 ended by a signal, --idle-exit or --watch-fd, 2 wrong use, 3 cannot listen.
+)";
+
+struct Served {
+  std::unique_ptr<RelaySession> session;
+  std::thread thread;
+  std::atomic<bool> done{false};
+};
+
+int Main(int argc, char** argv) {
+  // First of all, so that every thread, gRPC's too, inherits it.
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, signal);
+  sigprocmask(SIG_BLOCK, &signals, nullptr);
+  std::string connect, path, log_level = "warn";
+  control::TlsFiles tls;
+  double idle_exit = 0;
+  int watch_fd = -1, ready_fd = -1;
+  CLI::App app("Brings a cr-server on another host to this one: programs connect to a socket here.", "cr-relay");
+  app.footer(kExamples);
+  app.set_version_flag("--version", "cr-relay, wire version " + std::to_string(kWireVersion));
+  app.add_option("--connect", connect, "the server, HOST:PORT")->required();
+  app.add_option("--socket", path, "where programs connect")->required();
+  app.add_option("--tls-cert", tls.cert, "own certificate, PEM");
+  app.add_option("--tls-key", tls.key, "its key");
+  app.add_option("--tls-ca", tls.ca, "who signs the server's certificate");
+  app.add_option("--idle-exit", idle_exit, "exit after this many seconds without a session")->check(CLI::NonNegativeNumber);
+  app.add_option("--watch-fd", watch_fd, "exit when this descriptor is closed at its other end");
+  app.add_option("--ready-fd", ready_fd, "write the address to this descriptor and close it once ready");
+  app.add_option("--log-level", log_level, "trace, debug, info, warn, error")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error"}));
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  const auto logger = std::make_shared<spdlog::logger>("cr-relay", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  logger->set_pattern("%Y-%m-%d %H:%M:%S.%e %l %n: %v");
+  logger->set_level(spdlog::level::from_str(log_level));
+  logger->flush_on(spdlog::level::trace);
+  spdlog::set_default_logger(logger);
+
+  control::FillFromEnvironment(&tls);
+  std::string error;
+  const std::shared_ptr<grpc::ChannelCredentials> credentials = control::ClientTls(tls, &error);
+  if (!credentials) {
+    spdlog::critical("{}", error);
+    return kExitUsage;
+  }
+  bool local;
+  const std::string target = control::ControlTarget(connect, &local);
+  if (tls.empty() && !local) spdlog::info("the connection to {} is not encrypted", connect);
+  signal(SIGPIPE, SIG_IGN);
+  const int signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+  const int listen_fd = ListenUnix(path, &error);
+  if (listen_fd < 0) {
+    spdlog::critical("{}", error);
+    return kExitCannotListen;
+  }
+  const std::string ready = "cr-relay ready: unix:" + path + "\n";
+  fputs(ready.c_str(), stdout);
+  fflush(stdout);
+  if (ready_fd >= 0) {
+    if (write(ready_fd, ready.data(), ready.size()) < 0) spdlog::warn("--ready-fd: {}", strerror(errno));
+    close(ready_fd);
+  }
+
+  std::list<Served> sessions;
+  const int done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  auto idle_since = std::chrono::steady_clock::now();
+  std::string why;
+  while (why.empty()) {
+    int timeout = -1;
+    if (idle_exit > 0 && sessions.empty()) {
+      const double idle = std::chrono::duration<double>(std::chrono::steady_clock::now() - idle_since).count();
+      if (idle >= idle_exit) {
+        why = "idle";
+        break;
+      }
+      timeout = int((idle_exit - idle) * 1000) + 1;
+    }
+    pollfd waiting[4] = {{listen_fd, POLLIN, 0}, {signal_fd, POLLIN, 0}, {done_fd, POLLIN, 0}, {watch_fd, 0, 0}};
+    if (poll(waiting, 4, timeout) < 0 && errno != EINTR) break;
+    if (waiting[1].revents) why = "a signal";
+    if (watch_fd >= 0 && waiting[3].revents) why = "the run that it served is over";
+    if (waiting[2].revents) {
+      uint64_t count;
+      if (read(done_fd, &count, sizeof(count)) < 0) continue;
+      for (auto served = sessions.begin(); served != sessions.end();) {
+        if (!served->done.load()) {
+          ++served;
+          continue;
+        }
+        served->thread.join();
+        served = sessions.erase(served);
+      }
+      if (sessions.empty()) idle_since = std::chrono::steady_clock::now();
+    }
+    if (waiting[0].revents) {
+      const int socket = accept4(listen_fd, nullptr, nullptr, SOCK_CLOEXEC);
+      uint32_t uid = 0, pid = 0;
+      if (socket < 0) continue;
+      if (!PeerUser(socket, &uid, &pid) || uid != geteuid()) {
+        spdlog::warn("refused a client of user {} (pid {})", uid, pid);
+        close(socket);
+        continue;
+      }
+      sessions.emplace_back();
+      Served* const served = &sessions.back();
+      served->session = std::make_unique<RelaySession>(socket, target, credentials);
+      served->thread = std::thread([served, done_fd] {
+        served->session->Run();
+        served->done.store(true);
+        const uint64_t one = 1;
+        if (write(done_fd, &one, sizeof(one)) < 0) spdlog::debug("done");
+      });
+    }
+  }
+  spdlog::info("ending: {}", why);
+  close(listen_fd);
+  unlink(path.c_str());
+  for (Served& served : sessions) served.session->Stop("cr-relay ends (" + why + ")");
+  // A session ends within seconds; a connection that hangs is not waited for.
+  for (int waited = 0; waited < 500; ++waited) {
+    bool all = true;
+    for (Served& served : sessions) all = all && served.done.load();
+    if (all) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  for (Served& served : sessions) {
+    if (!served.done.load()) _exit(0);
+    served.thread.join();
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace cuda_remote::client
+
+int main(int argc, char** argv) {
+  try {
+    return cuda_remote::client::Main(argc, argv);
+  } catch (const std::exception& error) {
+    fprintf(stderr, "cr-relay: %s\n", error.what());
+    return 1;
+  }
+}

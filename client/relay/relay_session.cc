@@ -1,0 +1,257 @@
+#include "client/relay/relay_session.h"
+
+#include <grpcpp/impl/rpc_method.h>
+#include <grpcpp/support/sync_stream.h>
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "proto/channel/handshake.h"
+#include "proto/control/credentials.h"
+#include "proto/control/tunnel_message.h"
+
+namespace cuda_remote::client {
+namespace {
+
+using control::TunnelEnd;
+using control::TunnelMessage;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kHelloTimeoutMs = 10000;
+// How long the first connection may take.
+constexpr auto kConnectTimeout = std::chrono::seconds(20);
+constexpr auto kFirstPause = std::chrono::milliseconds(100);
+constexpr auto kLongestPause = std::chrono::seconds(2);
+// How long an ended stream may take to end on the server's side.
+constexpr int kCloseMs = 3000;
+
+}  // namespace
+
+class RelaySession::Stream final : public control::TunnelStream {
+ public:
+  explicit Stream(grpc::Channel* channel) {
+    const grpc::internal::RpcMethod method(control::kTunnelMethod, grpc::internal::RpcMethod::BIDI_STREAMING);
+    stream_.reset(grpc::internal::ClientReaderWriterFactory<grpc::ByteBuffer, grpc::ByteBuffer>::Create(channel, method, &context_));
+  }
+  bool Read(grpc::ByteBuffer* buffer) override { return stream_->Read(buffer); }
+  bool Write(const grpc::ByteBuffer& buffer) override { return stream_->Write(buffer); }
+  void Cancel() override { context_.TryCancel(); }
+  grpc::ClientContext* context() { return &context_; }
+  grpc::Status Finish() { return stream_->Finish(); }
+  void WritesDone() { stream_->WritesDone(); }
+
+ private:
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>> stream_;
+};
+
+RelaySession::RelaySession(int client_socket, std::string address, std::shared_ptr<grpc::ChannelCredentials> credentials)
+    : socket_(client_socket),
+      address_(std::move(address)),
+      credentials_(std::move(credentials)),
+      wake_fd_(eventfd(0, EFD_CLOEXEC)) {}
+
+RelaySession::~RelaySession() {
+  close(socket_);
+  if (wake_fd_ >= 0) close(wake_fd_);
+}
+
+void RelaySession::Stop(const std::string& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (stop_reason_.empty()) stop_reason_ = reason;
+  stopped_.store(true);
+  if (end_) end_->End(reason);
+  const uint64_t one = 1;
+  if (write(wake_fd_, &one, sizeof(one)) < 0) return;
+}
+
+void RelaySession::Refuse(const std::string& why) {
+  spdlog::error("{}", why);
+  Welcome welcome;
+  welcome.error = why;
+  std::string body;
+  EncodeWelcome(welcome, &body);
+  SendPacket(socket_, PacketType::kWelcome, body, -1);
+}
+
+void RelaySession::Tell(const std::string& reason) {
+  std::string body;
+  EncodeEnd(reason, &body);
+  SendPacket(socket_, PacketType::kEnd, body, -1);
+  shutdown(socket_, SHUT_RDWR);
+}
+
+RelaySession::OpenResult RelaySession::Open(std::unique_ptr<Stream>* stream, const std::string& hello, std::string* error) {
+  auto opening = std::make_unique<Stream>(channel_.get());
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    context_ = opening->context();
+  }
+  control::OpenMessage open;
+  if (resume_token_.empty()) {
+    open.hello = hello;
+  } else {
+    open.resume_token = resume_token_;
+    const auto positions = end_->received_positions();
+    open.reply_position = positions[0];
+    open.event_position = positions[1];
+  }
+  TunnelMessage first;
+  first.open = control::EncodeTunnelOpen(open);
+  grpc::ByteBuffer buffer;
+  control::ReceivedFrames frames;
+  control::OpenedMessage opened;
+  if (opening->Write(control::EncodeTunnelMessage(first, nullptr)) && opening->Read(&buffer)) {
+    if (control::DecodeTunnelMessage(buffer, &first, &frames) && control::DecodeTunnelOpened(first.open, &opened) &&
+        !opened.resume_token.empty()) {
+      if (resume_token_.empty()) {
+        welcome_ = opened.welcome;
+        resume_token_ = opened.resume_token;
+      }
+      request_position_ = opened.request_position;
+      grace_seconds_ = opened.grace_seconds;
+      *stream = std::move(opening);
+      return OpenResult::kOk;
+    }
+    *error = "the server's answer makes no sense";
+    opening->Cancel();
+    opening->Finish();
+    std::lock_guard<std::mutex> lock(mutex_);
+    context_ = nullptr;
+    return OpenResult::kRefused;
+  }
+  const grpc::Status status = opening->Finish();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    context_ = nullptr;
+  }
+  *error = status.error_message();
+  switch (status.error_code()) {
+    case grpc::StatusCode::UNAVAILABLE:
+    case grpc::StatusCode::CANCELLED:
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+    case grpc::StatusCode::UNKNOWN:
+    case grpc::StatusCode::INTERNAL:
+      return OpenResult::kTryAgain;
+    case grpc::StatusCode::UNIMPLEMENTED:
+      *error = "what answers there is no cr-server of this release";
+      return OpenResult::kRefused;
+    default:
+      return OpenResult::kRefused;
+  }
+}
+
+void RelaySession::WatchClient() {
+  while (true) {
+    pollfd waiting[2] = {{socket_, POLLIN, 0}, {wake_fd_, POLLIN, 0}};
+    if (poll(waiting, 2, -1) < 0) continue;
+    if (waiting[1].revents) return;
+    Packet packet;
+    const ChannelStatus status = ReceivePacket(socket_, &packet, 0);
+    if (status == ChannelStatus::kTimeout) continue;
+    if (packet.fd >= 0) close(packet.fd);
+    // Descriptors cannot be sent on; a client that tries has not read the Welcome.
+    const std::string reason = status == ChannelStatus::kClosed ? "the client is gone" : "unexpected packet from the client";
+    stopped_.store(true);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stop_reason_.empty()) stop_reason_ = reason;
+    end_->End(reason);
+    return;
+  }
+}
+
+void RelaySession::Run() {
+  Packet packet;
+  Hello hello;
+  if (ReceivePacket(socket_, &packet, kHelloTimeoutMs) != ChannelStatus::kOk) return;  // just a look whether we are here
+  if (packet.fd >= 0) close(packet.fd);
+  if (packet.type != PacketType::kHello || !DecodeHello(packet.body, &hello)) return Refuse("not a Hello");
+  if (const std::string why = CheckWireVersion(hello.wire_version); !why.empty()) return Refuse(why);
+  channel_ = grpc::CreateCustomChannel(address_, credentials_, control::ClientArguments());
+  std::unique_ptr<Stream> stream;
+  std::string error;
+  const auto started = Clock::now();
+  auto pause = kFirstPause;
+  while (true) {
+    const OpenResult result = Open(&stream, packet.body, &error);
+    if (result == OpenResult::kOk) break;
+    if (result == OpenResult::kRefused) return Refuse("the server " + address_ + " refused: " + error);
+    if (Clock::now() - started > kConnectTimeout / 4 || stopped_.load()) {
+      return Refuse("cannot reach the server " + address_ + ": " + error +
+                    "; is cr-server running there with --listen, and do both sides use TLS, or both --insecure-tcp?");
+    }
+    std::this_thread::sleep_for(pause);
+    pause *= 2;
+  }
+  std::shared_ptr<ring::RingMemory> memory = ring::RingMemory::Create(&error);
+  Welcome welcome;
+  if (!memory || !DecodeWelcome(welcome_, &welcome)) {
+    stream->Cancel();
+    stream->Finish();
+    return Refuse(memory ? "the server's Welcome makes no sense" : error);
+  }
+  welcome.shared_memory = false;
+  std::string body;
+  EncodeWelcome(welcome, &body);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    end_ = std::make_unique<TunnelEnd>(TunnelEnd::Side::kRelay, memory);
+    if (stopped_.load()) end_->End(stop_reason_);
+  }
+  if (SendPacket(socket_, PacketType::kWelcome, body, memory->fd()) != ChannelStatus::kOk) end_->End("the client is gone");
+  spdlog::info("session {}: pid {} {} on {}", welcome.session, hello.pid, hello.program, address_);
+  std::thread watcher([this] { WatchClient(); });
+
+  std::string reason;
+  while (true) {
+    reason.clear();
+    const TunnelEnd::Outcome outcome = end_->Run(stream.get(), {request_position_}, &reason);
+    // The server answers a goodbye by ending the stream; it may also be gone.
+    stream->Cancel();
+    const grpc::Status status = stream->Finish();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      context_ = nullptr;
+    }
+    stream.reset();
+    if (outcome != TunnelEnd::Outcome::kBroken) break;
+    if (status.error_code() == grpc::StatusCode::INVALID_ARGUMENT || status.ok()) {
+      reason = status.ok() ? "the server ended the session" : status.error_message();
+      break;
+    }
+    spdlog::warn("session {}: the connection to {} broke ({}); trying again for {} s", welcome.session, address_,
+                 status.error_message(), grace_seconds_);
+    const auto broken = Clock::now();
+    pause = kFirstPause;
+    OpenResult result = OpenResult::kTryAgain;
+    while (result == OpenResult::kTryAgain && Clock::now() - broken < std::chrono::seconds(grace_seconds_) && !stopped_.load()) {
+      result = Open(&stream, "", &error);
+      if (result != OpenResult::kTryAgain) break;
+      for (auto slept = std::chrono::milliseconds(0); slept < pause && !stopped_.load(); slept += std::chrono::milliseconds(20)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      }
+      pause = std::min<std::chrono::milliseconds>(pause * 2, kLongestPause);
+    }
+    if (result == OpenResult::kOk) {
+      spdlog::info("session {}: connected again after {:.1f} s", welcome.session,
+                   std::chrono::duration<double>(Clock::now() - broken).count());
+      continue;
+    }
+    reason = stopped_.load() ? "the client left while the connection was broken"
+                             : "the connection to " + address_ + " broke and did not come back: " + error;
+    break;
+  }
+  spdlog::info("session {} ended: {}", welcome.session, reason);
+  Tell(reason);
+  const uint64_t one = 1;
+  if (write(wake_fd_, &one, sizeof(one)) < 0) spdlog::debug("wake");
+  watcher.join();
+}
+
+}  // namespace cuda_remote::client

@@ -1,0 +1,60 @@
+// One session of cr-relay: a client on this host, its rings, and the gRPC stream to the server.
+//
+// The client's frames are not looked at beyond their lengths. When the connection to the server breaks, the session opens a
+// new stream and goes on where it was, for as long as the server keeps its side; the client notices nothing but the time.
+// When the server ends the session, the client is told why.
+//
+// Run blocks the calling thread until the session is over; Stop may come from any other.
+#ifndef CUDA_REMOTE_CLIENT_RELAY_RELAY_SESSION_H_
+#define CUDA_REMOTE_CLIENT_RELAY_RELAY_SESSION_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "proto/channel/channel_types.h"
+#include "proto/control/tunnel_end.h"
+
+namespace cuda_remote::client {
+
+class RelaySession {
+ public:
+  // Takes `client_socket` over. `address` is for messages.
+  RelaySession(int client_socket, std::string address, std::shared_ptr<grpc::ChannelCredentials> credentials);
+  ~RelaySession();
+
+  void Run();
+  void Stop(const std::string& reason);
+
+ private:
+  class Stream;
+  enum class OpenResult { kOk, kTryAgain, kRefused };
+
+  // Opens a stream; the first one also makes the session on the server.
+  OpenResult Open(std::unique_ptr<Stream>* stream, const std::string& hello, std::string* error);
+  void Refuse(const std::string& why);
+  void WatchClient();
+  void Tell(const std::string& reason);
+
+  const int socket_;
+  const std::string address_;
+  const std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<control::TunnelEnd> end_;
+  std::string resume_token_;
+  uint64_t request_position_ = 0;
+  uint32_t grace_seconds_ = 0;
+  std::string welcome_;
+  std::mutex mutex_;
+  std::string stop_reason_;
+  grpc::ClientContext* context_ = nullptr;  // of the stream in use
+  std::atomic<bool> stopped_{false};
+  int wake_fd_ = -1;
+};
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_RELAY_RELAY_SESSION_H_

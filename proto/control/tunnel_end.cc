@@ -1,0 +1,295 @@
+#include "proto/control/tunnel_end.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace cuda_remote::control {
+namespace {
+
+using ring::RingStatus;
+
+// Frames up to this size are copied into the message; longer ones are sent from the ring's memory.
+constexpr uint64_t kCopyBytes = 4096;
+constexpr int kIdleWaitMs = 1000;
+// How often to look for progress of the local consumer while the other end may be waiting for an acknowledgement.
+constexpr int kAcknowledgeWaitMs = 2;
+constexpr int kGoodbyeMs = 2000;
+
+// Ring memory stays mapped as long as gRPC refers to it.
+grpc::Slice RingSlice(const std::shared_ptr<ring::RingMemory>& memory, const char* data, size_t bytes) {
+  if (bytes <= kCopyBytes) return grpc::Slice(data, bytes);
+  return grpc::Slice(const_cast<char*>(data), bytes,
+                     [](void* keep) { delete static_cast<std::shared_ptr<ring::RingMemory>*>(keep); },
+                     new std::shared_ptr<ring::RingMemory>(memory));
+}
+
+}  // namespace
+
+TunnelEnd::TunnelEnd(Side side, std::shared_ptr<ring::RingMemory> memory) : side_(side), memory_(std::move(memory)) {
+  const auto add_out = [&](ring::RingIndex index) {
+    out_.push_back(std::make_unique<Out>());
+    out_.back()->index = index;
+    out_.back()->reader = std::make_unique<ring::RingReader>(memory_.get(), index);
+  };
+  const auto add_in = [&](ring::RingIndex index) {
+    in_.push_back(std::make_unique<In>());
+    in_.back()->index = index;
+    in_.back()->writer = std::make_unique<ring::RingWriter>(memory_.get(), index);
+  };
+  if (side == Side::kRelay) {
+    add_out(ring::kRequestRing);
+    add_in(ring::kReplyRing);
+    add_in(ring::kEventRing);
+  } else {
+    add_out(ring::kReplyRing);
+    add_out(ring::kEventRing);
+    add_in(ring::kRequestRing);
+  }
+}
+
+std::vector<uint64_t> TunnelEnd::received_positions() const {
+  std::vector<uint64_t> positions;
+  for (const auto& in : in_) positions.push_back(in->position.load());
+  return positions;
+}
+
+std::string TunnelEnd::end_reason() const {
+  std::lock_guard<std::mutex> lock(reason_mutex_);
+  return reason_;
+}
+
+bool TunnelEnd::outstanding() const {
+  for (const auto& out : out_) {
+    if (out->reader->freed() != memory_->control(out->index)->tail.load(std::memory_order_acquire)) return true;
+  }
+  return false;
+}
+
+void TunnelEnd::InterruptAll() {
+  for (const auto& out : out_) out->reader->Interrupt();
+}
+
+void TunnelEnd::End(const std::string& reason) {
+  {
+    std::lock_guard<std::mutex> lock(reason_mutex_);
+    if (reason_.empty()) reason_ = reason.empty() ? "ended" : reason;
+  }
+  ended_.store(true, std::memory_order_release);
+  InterruptAll();
+}
+
+void TunnelEnd::Fail(const std::string& reason) {
+  failed_.store(true, std::memory_order_release);
+  End("protocol error: " + reason);
+}
+
+bool TunnelEnd::WriteMessage(TunnelStream* stream, const TunnelMessage& message, const grpc::Slice* frames) {
+  const grpc::ByteBuffer buffer = EncodeTunnelMessage(message, frames);
+  std::lock_guard<std::mutex> lock(write_mutex_);
+  return stream->Write(buffer);
+}
+
+void TunnelEnd::FillAcknowledgements(TunnelMessage* message) {
+  for (size_t i = 0; i < in_.size(); ++i) {
+    In& in = *in_[i];
+    // The consumer's claim, within what it can have consumed.
+    const uint64_t consumed = std::min(in.writer->given_back(), in.position.load());
+    if (consumed <= in.acknowledged.load()) continue;
+    in.acknowledged.store(consumed);
+    if (i == 0) {
+      message->acknowledged = consumed;
+    } else {
+      message->second = consumed;  // relay only: the event ring
+    }
+  }
+}
+
+// The other end must not run out of room because of what was consumed here and not told.
+bool TunnelEnd::AcknowledgementsDue() const {
+  for (const auto& in : in_) {
+    const uint64_t consumed = std::min(in->writer->given_back(), in->position.load());
+    if (consumed - in->acknowledged.load() >= in->writer->capacity() / 8 && consumed > in->acknowledged.load()) return true;
+  }
+  return false;
+}
+
+bool TunnelEnd::SendAcknowledgements(TunnelStream* stream, bool force) {
+  if (!force && !AcknowledgementsDue()) return true;
+  TunnelMessage message;
+  FillAcknowledgements(&message);
+  if (message.acknowledged == 0 && message.second == 0) return true;
+  return WriteMessage(stream, message, nullptr);
+}
+
+void TunnelEnd::SendLoop(Out* out, TunnelStream* stream, std::atomic<bool>* stop, Senders* senders) {
+  const bool first = out == out_.front().get();  // this thread also acknowledges
+  const uint64_t batch_limit = std::min<uint64_t>(kBatchBytes, out->reader->capacity() / 4);
+  while (!stop->load(std::memory_order_acquire)) {
+    const uint64_t start = out->reader->position();
+    RingStatus status = RingStatus::kOk;
+    while (out->reader->position() - start < batch_limit) {
+      FrameHeader header;
+      const char* frame;
+      status = out->reader->Peek(&header, &frame);
+      if (status != RingStatus::kOk) break;
+      out->reader->Skip(header);
+    }
+    if (status == RingStatus::kCorrupt) {
+      Fail("the ring of this session's process holds something impossible");
+      break;
+    }
+    const uint64_t bytes = out->reader->position() - start;
+    if (bytes > 0) {
+      out->sent.store(out->reader->position());
+      TunnelMessage message;
+      message.position = start;
+      if (side_ == Side::kServer) {
+        message.second = uint32_t(out->index);
+        // Acknowledgements of the request ring go along.
+        if (first) FillAcknowledgements(&message);
+      } else {
+        FillAcknowledgements(&message);
+      }
+      const grpc::Slice frames = RingSlice(memory_, out->reader->at(start), size_t(bytes));
+      if (!WriteMessage(stream, message, &frames)) break;
+      continue;
+    }
+    if (first && !SendAcknowledgements(stream, false)) break;
+    if (ended_.load(std::memory_order_acquire)) break;
+    bool backlog = false;
+    if (first) {
+      for (const auto& in : in_) backlog = backlog || in->position.load() - in->acknowledged.load() >= in->writer->capacity() / 4;
+    }
+    out->reader->Wait(backlog ? kAcknowledgeWaitMs : kIdleWaitMs);
+  }
+  // The last sender to leave says goodbye, behind all frames.
+  if (senders->sending.fetch_sub(1) == 1 && ended_.load(std::memory_order_acquire)) {
+    TunnelMessage message;
+    message.end = end_reason();
+    WriteMessage(stream, message, nullptr);
+  }
+  senders->present.fetch_sub(1);
+}
+
+bool TunnelEnd::Acknowledge(Out* out, uint64_t position) {
+  if (position == 0) return true;
+  // Never beyond what was sent; an old one (sent before a stream broke) says nothing new.
+  if (position > out->sent.load() || position % ring::kFrameAlignment != 0) return false;
+  if (position > out->reader->freed()) out->reader->FreeUntil(position);
+  return true;
+}
+
+bool TunnelEnd::Receive(const TunnelMessage& message, const ReceivedFrames& frames, std::string* error) {
+  if (side_ == Side::kRelay) {
+    if (!Acknowledge(out_[0].get(), message.acknowledged)) {
+      *error = "an impossible acknowledgement";
+      return false;
+    }
+  } else if (!Acknowledge(out_[0].get(), message.acknowledged) || !Acknowledge(out_[1].get(), message.second)) {
+    *error = "an impossible acknowledgement";
+    return false;
+  }
+  if (frames.size() == 0) return true;
+  In* in = in_[0].get();
+  if (side_ == Side::kRelay) {
+    if (message.second != ring::kReplyRing && message.second != ring::kEventRing) {
+      *error = "frames for a ring that there is not";
+      return false;
+    }
+    in = in_[message.second == ring::kReplyRing ? 0 : 1].get();
+  }
+  const uint64_t have = in->position.load();
+  if (message.position > have) {
+    *error = "frames are missing";
+    return false;
+  }
+  // Sent again after a broken stream: what is here already is skipped.
+  const uint64_t skip = have - message.position;
+  if (skip >= frames.size()) return true;
+  const uint64_t bytes = frames.size() - skip;
+  char* where;
+  const RingStatus status = in->writer->Reserve(bytes, &where);
+  if (status != RingStatus::kOk) {
+    *error = status == RingStatus::kNotYet ? "more frames than there is room for" : "a batch is too long, or the ring's process moved it impossibly";
+    return false;
+  }
+  frames.CopyTo(skip, where);
+  uint64_t count;
+  if (!ring::WholeFrames(where, bytes, &count)) {
+    *error = "a batch does not consist of whole frames";
+    return false;
+  }
+  // The position first: an acknowledgement is measured against it.
+  in->position.store(have + bytes);
+  in->writer->Commit(bytes);
+  return true;
+}
+
+TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64_t>& peer_positions, std::string* reason) {
+  if (failed_.load()) {
+    *reason = end_reason();
+    return Outcome::kFailed;
+  }
+  for (size_t i = 0; i < out_.size(); ++i) {
+    const uint64_t position = i < peer_positions.size() ? peer_positions[i] : 0;
+    ring::RingReader* const reader = out_[i]->reader.get();
+    if (position < reader->freed() || position > std::max(out_[i]->sent.load(), reader->freed()) ||
+        position % ring::kFrameAlignment != 0) {
+      Fail("the other end wants to resume at a position that there is not");
+      *reason = end_reason();
+      stream->Cancel();
+      return Outcome::kFailed;
+    }
+    reader->Rewind(position);
+  }
+  // What was acknowledged over a stream that then broke may not have arrived.
+  for (const auto& in : in_) in->acknowledged.store(0);
+
+  std::atomic<bool> stop{false};
+  Senders senders;
+  senders.sending = senders.present = int(out_.size());
+  std::vector<std::thread> threads;
+  for (const auto& out : out_) {
+    threads.emplace_back([this, &out, stream, &stop, &senders] { SendLoop(out.get(), stream, &stop, &senders); });
+  }
+  Outcome outcome = Outcome::kBroken;
+  grpc::ByteBuffer buffer;
+  while (stream->Read(&buffer)) {
+    TunnelMessage message;
+    ReceivedFrames frames;
+    std::string error;
+    if (!DecodeTunnelMessage(buffer, &message, &frames)) {
+      error = "not a tunnel message";
+    } else if (Receive(message, frames, &error) && !message.end.empty()) {
+      *reason = message.end;
+      outcome = Outcome::kPeerEnded;
+      break;
+    }
+    if (!error.empty()) {
+      Fail("the other end sent " + error);
+      break;
+    }
+    // With traffic in one direction only, nobody else would.
+    if (!SendAcknowledgements(stream, false)) break;
+  }
+  stop.store(true, std::memory_order_release);
+  InterruptAll();
+  // A sender may be stuck in a connection that does not move; a goodbye gets a moment.
+  for (int waited = 0; waited < kGoodbyeMs && senders.present.load() > 0; ++waited) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (senders.present.load() > 0) stream->Cancel();
+  for (std::thread& thread : threads) thread.join();
+  if (outcome == Outcome::kPeerEnded) return outcome;
+  if (failed_.load()) {
+    *reason = end_reason();
+    return Outcome::kFailed;
+  }
+  if (ended_.load()) {
+    *reason = end_reason();
+    return Outcome::kEnded;
+  }
+  return outcome;
+}
+
+}  // namespace cuda_remote::control

@@ -1,0 +1,110 @@
+// What both ends of a tunnelled session do: send the frames of local rings, write what arrives to local rings, acknowledge, and
+// go on after a broken stream.
+//
+//     application <-ring-> cr-relay [TunnelEnd] <--gRPC--> [TunnelEnd] cr-server <-ring-> worker
+//
+// A ring on one host and its counterpart on the other carry the same bytes at the same positions. The sender's ring is also
+// the store of what has not been acknowledged: room is given back to its producer only when the other end's consumer has
+// taken the bytes. So
+//   - nothing is copied for retransmission; after a broken stream the sender goes back to the receiver's position;
+//   - the sender never has more under way than the receiver's ring has room for: a receiver never waits, and
+//     acknowledgements are never stuck behind data.
+//
+// One TunnelEnd lives as long as the session; Run is called for each stream, one at a time. Frames that arrive are checked
+// for their shape (whole, within limits); what they mean is for the ring's consumer to check.
+//
+// Thread-safe: End, Interrupt, outstanding. Not part of the client library.
+#ifndef CUDA_REMOTE_PROTO_CONTROL_TUNNEL_END_H_
+#define CUDA_REMOTE_PROTO_CONTROL_TUNNEL_END_H_
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "proto/control/tunnel_message.h"
+#include "proto/ring/ring.h"
+
+namespace cuda_remote::control {
+
+// A stream, whichever side of gRPC it is seen from. Read: one thread. Write: one thread at a time.
+class TunnelStream {
+ public:
+  virtual ~TunnelStream() = default;
+  virtual bool Read(grpc::ByteBuffer* buffer) = 0;
+  virtual bool Write(const grpc::ByteBuffer& buffer) = 0;
+  // Makes Read and Write fail soon; any thread.
+  virtual void Cancel() = 0;
+};
+
+class TunnelEnd {
+ public:
+  enum class Side { kRelay, kServer };
+  enum class Outcome {
+    kBroken,    // the stream ended without a word: resume
+    kPeerEnded, // the other end ended the session
+    kEnded,     // this end did (End), and has said so
+    kFailed,    // the other end, or the local ring, broke the rules; both sides are over
+  };
+
+  TunnelEnd(Side side, std::shared_ptr<ring::RingMemory> memory);
+
+  // Serves one stream until it ends. `peer_positions` is where the other end is in the rings that this end sends (request ring
+  // for the relay; reply and event ring for the server). *reason: one sentence unless kBroken.
+  Outcome Run(TunnelStream* stream, const std::vector<uint64_t>& peer_positions, std::string* reason);
+
+  // Positions up to which the rings that this end receives have arrived: what the other end needs to resume.
+  std::vector<uint64_t> received_positions() const;
+
+  // Ends the session from this side: what is in the rings is still sent, then the reason. Any thread, once.
+  void End(const std::string& reason);
+  bool ended() const { return ended_.load(std::memory_order_acquire); }
+  std::string end_reason() const;
+
+  // Whether there is anything that the other end has not taken yet.
+  bool outstanding() const;
+
+ private:
+  struct Out {
+    ring::RingIndex index;
+    std::unique_ptr<ring::RingReader> reader;
+    std::atomic<uint64_t> sent{0};
+  };
+  struct In {
+    ring::RingIndex index;
+    std::unique_ptr<ring::RingWriter> writer;
+    std::atomic<uint64_t> position{0};      // received and published
+    std::atomic<uint64_t> acknowledged{0};  // told the other end
+  };
+
+  struct Senders {
+    std::atomic<int> sending;  // not yet through their ring
+    std::atomic<int> present;
+  };
+  void SendLoop(Out* out, TunnelStream* stream, std::atomic<bool>* stop, Senders* senders);
+  bool SendAcknowledgements(TunnelStream* stream, bool force);
+  bool AcknowledgementsDue() const;
+  void FillAcknowledgements(TunnelMessage* message);
+  bool Receive(const TunnelMessage& message, const ReceivedFrames& frames, std::string* error);
+  bool Acknowledge(Out* out, uint64_t position);
+  bool WriteMessage(TunnelStream* stream, const TunnelMessage& message, const grpc::Slice* frames);
+  void Fail(const std::string& reason);
+  void InterruptAll();
+
+  const Side side_;
+  const std::shared_ptr<ring::RingMemory> memory_;
+  std::vector<std::unique_ptr<Out>> out_;
+  std::vector<std::unique_ptr<In>> in_;
+  std::mutex write_mutex_;
+  std::atomic<bool> ended_{false};
+  std::atomic<bool> failed_{false};
+  mutable std::mutex reason_mutex_;
+  std::string reason_;
+};
+
+}  // namespace cuda_remote::control
+
+#endif  // CUDA_REMOTE_PROTO_CONTROL_TUNNEL_END_H_

@@ -1,0 +1,77 @@
+// Writing and reading tunnel messages (TunnelUp and TunnelDown of control.proto) as gRPC byte buffers, so that the frames go
+// from the ring to the network without being copied.
+//
+// Both messages have the same shape: fields 1 (bytes), 2 and 3 (integers), 4 (string), 5 (integer) and 6 (bytes, last); so has
+// the struct here. What arrives is not trusted; parsing allocates little and reads nothing beyond the message.
+//
+// Thread-safe: no state.
+#ifndef CUDA_REMOTE_PROTO_CONTROL_TUNNEL_MESSAGE_H_
+#define CUDA_REMOTE_PROTO_CONTROL_TUNNEL_MESSAGE_H_
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cuda_remote::control {
+
+inline constexpr char kTunnelMethod[] = "/cuda_remote.control.Sessions/Tunnel";
+
+// How many bytes of frames one message carries, unless a single frame is longer.
+inline constexpr uint64_t kBatchBytes = 1u << 20;
+// A batch stops growing at kBatchBytes, so it is at most this long.
+inline constexpr uint64_t kMaxBatchBytes = 4u << 20;
+
+struct TunnelMessage {
+  std::string open;            // field 1: TunnelOpen or TunnelOpened
+  uint64_t acknowledged = 0;   // field 2: reply ring (up) or request ring (down)
+  uint64_t second = 0;         // field 3: event ring acknowledged (up) or which ring the frames are of (down)
+  std::string end;             // field 4: close (up) or end (down)
+  uint64_t position = 0;       // field 5
+};
+
+// `frames` may be empty (no field 6 then). The buffer refers to the slice's memory.
+grpc::ByteBuffer EncodeTunnelMessage(const TunnelMessage& message, const grpc::Slice* frames);
+
+// The frames of a received message, still in the buffers that they arrived in.
+class ReceivedFrames {
+ public:
+  uint64_t size() const { return size_; }
+  // Copies bytes [from, size()) to `out`.
+  void CopyTo(uint64_t from, char* out) const;
+
+ private:
+  friend bool DecodeTunnelMessage(const grpc::ByteBuffer&, TunnelMessage*, ReceivedFrames*);
+  std::vector<grpc::Slice> slices_;
+  size_t first_ = 0;    // slice and offset in it where the frames begin
+  size_t offset_ = 0;
+  uint64_t size_ = 0;
+};
+
+// False if the bytes are no tunnel message.
+bool DecodeTunnelMessage(const grpc::ByteBuffer& buffer, TunnelMessage* message, ReceivedFrames* frames);
+
+// The first message of each direction.
+struct OpenMessage {
+  std::string hello;
+  std::string resume_token;
+  uint64_t reply_position = 0;
+  uint64_t event_position = 0;
+};
+struct OpenedMessage {
+  std::string welcome;
+  std::string resume_token;
+  uint64_t request_position = 0;
+  uint32_t grace_seconds = 0;
+};
+std::string EncodeTunnelOpen(const OpenMessage& open);
+bool DecodeTunnelOpen(std::string_view bytes, OpenMessage* open);
+std::string EncodeTunnelOpened(const OpenedMessage& opened);
+bool DecodeTunnelOpened(std::string_view bytes, OpenedMessage* opened);
+
+}  // namespace cuda_remote::control
+
+#endif  // CUDA_REMOTE_PROTO_CONTROL_TUNNEL_MESSAGE_H_

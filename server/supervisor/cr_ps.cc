@@ -1,0 +1,182 @@
+// cr-ps: what a cr-server is doing. See --help.
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cinttypes>
+#include <memory>
+#include <string>
+
+#include "proto/control/control.grpc.pb.h"
+#include "proto/control/credentials.h"
+
+namespace cuda_remote::server {
+namespace {
+
+constexpr int kExitNoServer = 1;
+constexpr int kExitUsage = 2;
+constexpr int kExitNoSession = 4;
+constexpr auto kDeadline = std::chrono::seconds(5);
+
+constexpr char kExamples[] = R"(
+Examples:
+  cr-ps                                     sessions of this user's cr-server on this machine
+  cr-ps --server gpu7:7070 --json
+  cr-ps --end 12 --reason "node goes down"  end session 12
+
+Exit codes: 0 ok, 1 no answer from the server, 2 wrong use, 4 no such session.
+)";
+
+std::string Quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (uint8_t(c) < 0x20) {
+      char escaped[8];
+      snprintf(escaped, sizeof(escaped), "\\u%04x", c);
+      out += escaped;
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+std::string Bytes(double bytes) {
+  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  int unit = 0;
+  while (bytes >= 1024 && unit < 4) {
+    bytes /= 1024;
+    ++unit;
+  }
+  char text[32];
+  snprintf(text, sizeof(text), unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
+  return text;
+}
+
+void PrintJson(const control::ServerInfo& server, const control::ListSessionsReply& list) {
+  printf("{\n  \"server\": {\"name\": %s, \"pid\": %u, \"wire_version\": %u, \"warm_workers\": %u, \"sessions\": %u, "
+         "\"sessions_ever\": %" PRIu64 ", \"seconds\": %.3f, \"driver\": %s, \"software_gpu\": %s, \"worker_error\": %s},\n",
+         Quoted(server.name()).c_str(), server.pid(), server.wire_version(), server.warm_workers(), server.sessions(),
+         server.sessions_ever(), server.seconds(), Quoted(server.driver()).c_str(), server.software_gpu() ? "true" : "false",
+         Quoted(server.worker_error()).c_str());
+  printf("  \"sessions\": [");
+  for (int i = 0; i < list.sessions_size(); ++i) {
+    const control::SessionInfo& s = list.sessions(i);
+    printf("%s\n    {\"id\": %" PRIu64 ", \"pid\": %u, \"program\": %s, \"job\": %s, \"transport\": %s, \"peer\": %s, "
+           "\"worker_pid\": %u, \"gpu\": %d, \"driver\": %s, \"seconds\": %.3f, \"device_bytes\": %" PRIu64 ", \"calls\": %" PRIu64
+           ", \"bytes_in\": %" PRIu64 ", \"bytes_out\": %" PRIu64 ", \"calls_per_second\": %.1f, \"bytes_per_second\": %.1f, "
+           "\"replaying\": %s}",
+           i ? "," : "", s.id(), s.pid(), Quoted(s.program()).c_str(), Quoted(s.job()).c_str(), Quoted(s.transport()).c_str(),
+           Quoted(s.peer()).c_str(), s.worker_pid(), s.gpu(), Quoted(s.driver()).c_str(), s.seconds(), s.device_bytes(), s.calls(),
+           s.bytes_in(), s.bytes_out(), s.calls_per_second(), s.bytes_per_second(), s.replaying() ? "true" : "false");
+  }
+  printf("%s]\n}\n", list.sessions_size() ? "\n  " : "");
+}
+
+void PrintTable(const control::ServerInfo& server, const control::ListSessionsReply& list) {
+  printf("%s: %s, %u session%s, %u warm worker%s, up %.0f s\n", server.name().c_str(),
+         server.driver().empty() ? "no worker was ready yet" : server.driver().c_str(), server.sessions(),
+         server.sessions() == 1 ? "" : "s", server.warm_workers(), server.warm_workers() == 1 ? "" : "s", server.seconds());
+  if (!server.worker_error().empty()) printf("workers cannot start: %s\n", server.worker_error().c_str());
+  if (list.sessions_size() == 0) return;
+  printf("%7s %8s %8s %3s %5s %10s %10s %11s %8s  %s\n", "SESSION", "PID", "WORKER", "GPU", "WAY", "MEMORY", "CALLS/S", "BYTES/S",
+         "SECONDS", "PROGRAM");
+  for (const control::SessionInfo& s : list.sessions()) {
+    const std::string job = s.job().empty() ? "" : " [" + s.job() + "]";
+    printf("%7" PRIu64 " %8u %8s %3d %5s %10s %10.0f %11s %8.0f  %s%s%s\n", s.id(), s.pid(),
+           s.worker_pid() ? std::to_string(s.worker_pid()).c_str() : "waits", s.gpu(), s.transport().c_str(),
+           Bytes(double(s.device_bytes())).c_str(), s.calls_per_second(), Bytes(s.bytes_per_second()).c_str(), s.seconds(),
+           s.program().c_str(), job.c_str(), s.peer().empty() ? "" : (" from " + s.peer()).c_str());
+  }
+}
+
+int Main(int argc, char** argv) {
+  std::string address, reason;
+  control::TlsFiles tls;
+  bool json = false;
+  uint64_t end = 0;
+  CLI::App app("Shows the sessions of a cr-server.", "cr-ps");
+  app.footer(kExamples);
+  app.add_option("--server", address, "unix:PATH of the server's socket or folder, or HOST:PORT (default: $CUDA_REMOTE_SERVER, "
+                                      "else this user's server here)");
+  app.add_flag("--json", json, "for programs");
+  app.add_option("--end", end, "end the session of this number");
+  app.add_option("--reason", reason, "with --end: what the program is told");
+  app.add_option("--tls-cert", tls.cert, "own certificate, PEM (or CUDA_REMOTE_TLS_CERT)");
+  app.add_option("--tls-key", tls.key, "its key (or CUDA_REMOTE_TLS_KEY)");
+  app.add_option("--tls-ca", tls.ca, "who signs the server's certificate (or CUDA_REMOTE_TLS_CA)");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  if (address.empty() && getenv("CUDA_REMOTE_SERVER")) address = getenv("CUDA_REMOTE_SERVER");
+  if (address.empty()) {
+    const char* const runtime = getenv("XDG_RUNTIME_DIR");
+    address = "unix:" + (runtime && *runtime ? std::string(runtime) + "/cuda-remote" : "/tmp/cuda-remote-" + std::to_string(geteuid())) +
+              "/session.sock";
+  }
+  bool local;
+  const std::string target = control::ControlTarget(address, &local);
+  std::string error;
+  if (!local) control::FillFromEnvironment(&tls);
+  const auto credentials = control::ClientTls(local ? control::TlsFiles() : tls, &error);
+  if (!credentials) {
+    fprintf(stderr, "cr-ps: %s\n", error.c_str());
+    return kExitUsage;
+  }
+  const auto stub = control::Control::NewStub(grpc::CreateCustomChannel(target, credentials, control::ClientArguments()));
+  const auto failed = [&](const grpc::Status& status) {
+    fprintf(stderr, "cr-ps: no answer from the server at %s: %s\n", address.c_str(), status.error_message().c_str());
+    return kExitNoServer;
+  };
+  if (end != 0) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kDeadline);
+    control::EndSessionRequest request;
+    request.set_id(end);
+    request.set_reason(reason);
+    control::EndSessionReply reply;
+    const grpc::Status status = stub->EndSession(&context, request, &reply);
+    if (!status.ok()) return failed(status);
+    if (reply.found()) return 0;
+    fprintf(stderr, "cr-ps: there is no session %" PRIu64 "\n", end);
+    return kExitNoSession;
+  }
+  control::ServerInfo server;
+  control::ListSessionsReply list;
+  {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kDeadline);
+    const grpc::Status status = stub->GetServerInfo(&context, control::ServerInfoRequest(), &server);
+    if (!status.ok()) return failed(status);
+  }
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kDeadline);
+  const grpc::Status status = stub->ListSessions(&context, control::ListSessionsRequest(), &list);
+  if (!status.ok()) return failed(status);
+  if (json) {
+    PrintJson(server, list);
+  } else {
+    PrintTable(server, list);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace cuda_remote::server
+
+int main(int argc, char** argv) {
+  try {
+    return cuda_remote::server::Main(argc, argv);
+  } catch (const std::exception& error) {
+    fprintf(stderr, "cr-ps: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,571 @@
+#include "server/supervisor/supervisor.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spdlog/spdlog.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/file.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "proto/channel/handshake.h"
+#include "server/supervisor/spawn.h"
+
+namespace cuda_remote::server {
+namespace {
+
+constexpr auto kHelloTimeout = std::chrono::seconds(10);
+constexpr auto kWorkerStartTimeout = std::chrono::seconds(60);
+// How long a worker may take to follow a Stop, or to exit after its session.
+constexpr auto kStopTimeout = std::chrono::seconds(3);
+constexpr auto kFailurePause = std::chrono::seconds(2);
+constexpr size_t kMaxNewClients = 256;
+
+double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+std::string DescribeStatus(int status) {
+  if (WIFEXITED(status)) return "exited with code " + std::to_string(WEXITSTATUS(status));
+  if (WIFSIGNALED(status)) {
+    const char* const name = sigabbrev_np(WTERMSIG(status));
+    return std::string("was killed by ") + (name ? std::string("SIG") + name : "signal " + std::to_string(WTERMSIG(status)));
+  }
+  return "ended";
+}
+
+sigset_t LoopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (int signal : {SIGCHLD, SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, signal);
+  return signals;
+}
+
+}  // namespace
+
+void Supervisor::BlockSignals() {
+  const sigset_t signals = LoopSignals();
+  sigprocmask(SIG_BLOCK, &signals, nullptr);
+}
+
+std::string SessionSocketPath(const std::string& directory) { return directory + "/session.sock"; }
+std::string ControlSocketPath(const std::string& directory) { return directory + "/control.sock"; }
+
+Supervisor::Supervisor(Options options) : options_(std::move(options)), started_(Clock::now()) {
+  char host[256] = "localhost";
+  gethostname(host, sizeof(host) - 1);
+  name_ = host;
+}
+
+Supervisor::~Supervisor() {
+  for (int fd : {listen_fd_, wake_fd_, signal_fd_, lock_fd_}) {
+    if (fd >= 0) close(fd);
+  }
+}
+
+bool Supervisor::MakeDirectory(std::string* error) {
+  const std::string& directory = options_.directory;
+  if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
+    *error = "cannot make the folder " + directory + ": " + strerror(errno);
+    return false;
+  }
+  struct stat status;
+  if (stat(directory.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) {
+    *error = directory + " is not a folder";
+    return false;
+  }
+  // Who can write to the folder can put a socket of his own in our place.
+  if (status.st_uid != geteuid() || (status.st_mode & 022) != 0) {
+    *error = directory + " must belong to the user who runs cr-server, and nobody else may write to it (chmod 700)";
+    return false;
+  }
+  lock_fd_ = open((directory + "/server.lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+  if (lock_fd_ < 0 || flock(lock_fd_, LOCK_EX | LOCK_NB) != 0) {
+    *error = errno == EWOULDBLOCK ? "another cr-server is running in " + directory
+                                  : "cannot lock " + directory + "/server.lock: " + strerror(errno);
+    return false;
+  }
+  return true;
+}
+
+bool Supervisor::Start(std::string* error) {
+  if (!MakeDirectory(error)) return false;
+  listen_fd_ = ListenUnix(SessionSocketPath(options_.directory), error);
+  if (listen_fd_ < 0) return false;
+  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  const sigset_t signals = LoopSignals();
+  signal(SIGPIPE, SIG_IGN);
+  signal_fd_ = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+  if (wake_fd_ < 0 || signal_fd_ < 0) {
+    *error = std::string("cannot set up the event loop: ") + strerror(errno);
+    return false;
+  }
+  return true;
+}
+
+void Supervisor::Wake() {
+  const uint64_t one = 1;
+  if (write(wake_fd_, &one, sizeof(one)) < 0) return;  // full: it is awake anyway
+}
+
+void Supervisor::Run() {
+  while (true) {
+    std::vector<pollfd> waiting;
+    int timeout = -1;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      std::vector<std::function<void()>> posted;
+      posted.swap(posted_);
+      for (auto& work : posted) work();
+      KillOverdue();
+      AssignWaiting();
+      KeepWarm();
+      if (stopping_ && workers_.empty()) break;
+      waiting.push_back({wake_fd_, POLLIN, 0});
+      waiting.push_back({signal_fd_, POLLIN, 0});
+      waiting.push_back({stopping_ ? -1 : listen_fd_, POLLIN, 0});
+      for (const NewClient& client : new_clients_) waiting.push_back({client.socket, POLLIN, 0});
+      for (const Worker& worker : workers_) waiting.push_back({worker.link, POLLIN, 0});
+      const bool clock = !new_clients_.empty() || stopping_ || (start_failures_ > 0 && start_failures_ < 3) ||
+                         std::any_of(workers_.begin(), workers_.end(), [](const Worker& worker) {
+                           return worker.state == Worker::kStarting || worker.kill_at != Clock::time_point::max();
+                         });
+      if (clock) timeout = 250;
+    }
+    if (poll(waiting.data(), waiting.size(), timeout) < 0 && errno != EINTR) {
+      spdlog::critical("poll: {}", strerror(errno));
+      break;
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    uint64_t count;
+    if (waiting[0].revents && read(wake_fd_, &count, sizeof(count)) < 0) continue;
+    signalfd_siginfo signal;
+    while (waiting[1].revents && read(signal_fd_, &signal, sizeof(signal)) == sizeof(signal)) {
+      if (signal.ssi_signo == SIGCHLD) continue;  // Reap looks for itself
+      spdlog::info("{}: shutting down", signal.ssi_signo == SIGTERM ? "SIGTERM" : signal.ssi_signo == SIGINT ? "SIGINT" : "SIGHUP");
+      if (stopping_) stop_deadline_ = Clock::now();
+      BeginShutdown();
+    }
+    size_t index = 3;
+    for (auto client = new_clients_.begin(); client != new_clients_.end();) {
+      const bool readable = index < waiting.size() && waiting[index].fd == client->socket && waiting[index].revents;
+      ++index;
+      if (readable) {
+        ReadHello(*client);
+        client = new_clients_.erase(client);
+      } else if (Clock::now() - client->since > kHelloTimeout) {
+        spdlog::debug("a client (pid {}) connected and said nothing", client->pid);
+        close(client->socket);
+        client = new_clients_.erase(client);
+      } else {
+        ++client;
+      }
+    }
+    for (Worker& worker : workers_) {
+      if (index < waiting.size() && waiting[index].fd == worker.link && waiting[index].revents) ReadLink(&worker);
+      ++index;
+    }
+    if (waiting[2].revents) AcceptClients();
+    Reap();
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const NewClient& client : new_clients_) close(client.socket);
+  new_clients_.clear();
+}
+
+void Supervisor::AcceptClients() {
+  while (true) {
+    const int socket = accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (socket < 0) {
+      if (errno == EMFILE || errno == ENFILE) spdlog::error("cannot accept a client: {}", strerror(errno));
+      return;
+    }
+    uint32_t uid = 0, pid = 0;
+    if (!PeerUser(socket, &uid, &pid) || uid != geteuid()) {
+      spdlog::warn("refused a client of user {} (pid {})", uid, pid);
+      Refuse(socket, "this cr-server serves user " + std::to_string(geteuid()) + " only");
+      continue;
+    }
+    if (new_clients_.size() >= kMaxNewClients) {
+      close(socket);
+      continue;
+    }
+    new_clients_.push_back({socket, Clock::now(), pid});
+  }
+}
+
+void Supervisor::ReadHello(const NewClient& client) {
+  Packet packet;
+  const ChannelStatus status = ReceivePacket(client.socket, &packet, 0);
+  if (packet.fd >= 0) close(packet.fd);
+  Hello hello;
+  if (status != ChannelStatus::kOk || packet.type != PacketType::kHello || !DecodeHello(packet.body, &hello)) {
+    if (status != ChannelStatus::kClosed) {
+      spdlog::warn("pid {} connected and did not send a Hello ({})", client.pid, ChannelStatusName(status));
+      Refuse(client.socket, "not a Hello");
+    } else {
+      close(client.socket);
+    }
+    return;
+  }
+  Admit(client.socket, hello, "ring", "");
+}
+
+uint64_t Supervisor::Admit(int socket, const Hello& hello, const std::string& transport, const std::string& peer) {
+  std::string why = CheckWireVersion(hello.wire_version);
+  if (why.empty() && stopping_) why = "the server is shutting down";
+  if (why.empty() && options_.max_sessions > 0 && int(sessions_.size()) >= options_.max_sessions) {
+    why = "the server has its " + std::to_string(options_.max_sessions) + " sessions (--max-sessions) already";
+  }
+  if (!why.empty()) {
+    spdlog::warn("refused pid {} ({}): {}", hello.pid, hello.program, why);
+    Refuse(socket, why);
+    return 0;
+  }
+  const uint64_t id = next_session_++;
+  Session& session = sessions_[id];
+  session.info.id = id;
+  session.info.hello = hello;
+  session.info.transport = transport;
+  session.info.peer = peer;
+  session.started = session.stats_at = Clock::now();
+  session.socket = socket;
+  waiting_.push_back(id);
+  AssignWaiting();
+  return id;
+}
+
+void Supervisor::Refuse(int socket, const std::string& why) {
+  Welcome welcome;
+  welcome.error = why;
+  welcome.server = name_;
+  std::string body;
+  EncodeWelcome(welcome, &body);
+  SendPacket(socket, PacketType::kWelcome, body, -1);
+  close(socket);
+}
+
+void Supervisor::AssignWaiting() {
+  while (!waiting_.empty()) {
+    const auto worker = std::find_if(workers_.begin(), workers_.end(), [](const Worker& w) { return w.state == Worker::kReady; });
+    if (worker == workers_.end()) return;
+    const uint64_t id = waiting_.front();
+    waiting_.pop_front();
+    const auto found = sessions_.find(id);
+    if (found == sessions_.end()) continue;
+    Session& session = found->second;
+    WorkerAssign assign;
+    assign.session = id;
+    assign.shared_memory = session.info.transport == "ring";
+    assign.server = name_;
+    assign.hello = session.info.hello;
+    std::string body;
+    EncodeAssign(assign, &body);
+    if (SendPacket(worker->link, PacketType::kAssign, body, session.socket) != ChannelStatus::kOk) {
+      // That worker is dying; another one will come.
+      worker->state = Worker::kEnding;
+      worker->kill_at = Clock::now();
+      waiting_.push_front(id);
+      continue;
+    }
+    close(session.socket);
+    session.socket = -1;
+    session.waiting = false;
+    session.info.worker_pid = worker->pid;
+    session.info.gpu = worker->ready.gpu;
+    session.info.driver = worker->ready.driver;
+    worker->state = Worker::kServing;
+    worker->session = id;
+    const Hello& hello = session.info.hello;
+    spdlog::info("session {} started: {} pid {} {}{}{} on worker {}, {}", id, session.info.transport, hello.pid, hello.program,
+                 hello.job.empty() ? "" : ", job " + hello.job, session.info.peer.empty() ? "" : ", from " + session.info.peer,
+                 worker->pid, worker->ready.driver);
+  }
+}
+
+void Supervisor::KeepWarm() {
+  if (stopping_) return;
+  int coming = 0;
+  for (const Worker& worker : workers_) coming += worker.state == Worker::kStarting || worker.state == Worker::kReady;
+  const int wanted = std::max(options_.workers, int(waiting_.size()));
+  if (coming >= wanted) return;
+  // After failures there is a pause, unless somebody waits for the answer.
+  if (start_failures_ > 0 && waiting_.empty() && Clock::now() < start_again_) return;
+  // Warm ones are not worth endless attempts.
+  if (start_failures_ >= 3 && waiting_.empty()) return;
+  while (coming < wanted) {
+    StartWorker();
+    ++coming;
+  }
+}
+
+void Supervisor::StartWorker() {
+  int sockets[2];
+  std::string error;
+  if (!SocketPair(sockets)) {
+    spdlog::error("cannot make a worker's socket: {}", strerror(errno));
+    ++start_failures_;
+    start_again_ = Clock::now() + kFailurePause;
+    return;
+  }
+  std::vector<std::string> command = {options_.worker, "--link-fd", std::to_string(kWorkerLinkFd), "--log-level", options_.log_level};
+  if (!options_.driver.empty()) command.insert(command.end(), {"--driver", options_.driver});
+  if (options_.gpu >= 0) command.insert(command.end(), {"--gpu", std::to_string(options_.gpu)});
+  if (options_.memory_limit > 0) command.insert(command.end(), {"--memory-limit", std::to_string(options_.memory_limit)});
+  const pid_t pid = SpawnWorker(command, sockets[1], &error);
+  close(sockets[1]);
+  if (pid < 0) {
+    close(sockets[0]);
+    spdlog::error("cannot start a worker: {}", error);
+    worker_error_ = error;
+    ++start_failures_;
+    start_again_ = Clock::now() + kFailurePause;
+    if (!waiting_.empty()) {
+      const uint64_t id = waiting_.front();
+      waiting_.pop_front();
+      EndOfSession(id, "no worker could be started: " + error, true);
+    }
+    return;
+  }
+  Worker worker;
+  worker.pid = pid;
+  worker.link = sockets[0];
+  worker.since = Clock::now();
+  worker.kill_at = worker.since + kWorkerStartTimeout;
+  workers_.push_back(std::move(worker));
+  spdlog::debug("worker {} starts", pid);
+}
+
+void Supervisor::ReadLink(Worker* worker) {
+  while (true) {
+    Packet packet;
+    const ChannelStatus status = ReceivePacket(worker->link, &packet, 0);
+    if (status == ChannelStatus::kTimeout) return;
+    if (packet.fd >= 0) close(packet.fd);
+    if (status != ChannelStatus::kOk) {
+      // The process is ending, or it is not a worker; either way it is of no more use.
+      close(worker->link);
+      worker->link = -1;
+      worker->kill_at = std::min(worker->kill_at, Clock::now() + std::chrono::milliseconds(500));
+      return;
+    }
+    switch (packet.type) {
+      case PacketType::kReady: {
+        WorkerReady ready;
+        if (!DecodeReady(packet.body, &ready) || worker->state != Worker::kStarting) break;
+        worker->ready = ready;
+        if (!ready.error.empty()) {
+          worker->end_reason = ready.error;  // it exits; WorkerGone tells whoever waits
+          worker->kill_at = Clock::now() + kStopTimeout;
+          break;
+        }
+        worker->state = Worker::kReady;
+        worker->kill_at = Clock::time_point::max();
+        start_failures_ = 0;
+        worker_error_.clear();
+        last_ready_ = ready;
+        spdlog::debug("worker {} is ready after {:.2f} s: {}", worker->pid, Seconds(Clock::now() - worker->since), ready.driver);
+        break;
+      }
+      case PacketType::kStats: {
+        WorkerStats stats;
+        const auto session = sessions_.find(worker->session);
+        if (!DecodeStats(packet.body, &stats) || session == sessions_.end()) break;
+        SessionInfo& info = session->second.info;
+        const double passed = Seconds(Clock::now() - session->second.stats_at);
+        if (passed > 0.01) {
+          info.calls_per_second = double(stats.calls - info.stats.calls) / passed;
+          info.bytes_per_second =
+              double(stats.bytes_in + stats.bytes_out - info.stats.bytes_in - info.stats.bytes_out) / passed;
+          session->second.stats_at = Clock::now();
+        }
+        info.stats = stats;
+        break;
+      }
+      case PacketType::kEnded:
+        DecodeEnd(packet.body, &worker->end_reason);
+        worker->state = Worker::kEnding;
+        worker->kill_at = std::min(worker->kill_at, Clock::now() + kStopTimeout);
+        EndOfSession(worker->session, worker->end_reason, false);
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+void Supervisor::Reap() {
+  while (true) {
+    int status;
+    const pid_t pid = waitpid(-1, &status, WNOHANG);
+    if (pid <= 0) return;
+    const auto worker = std::find_if(workers_.begin(), workers_.end(), [&](const Worker& w) { return w.pid == pid; });
+    if (worker == workers_.end()) continue;
+    // What it said last may still be in the socket.
+    if (worker->link >= 0) ReadLink(&*worker);
+    WorkerGone(&*worker, status);
+    if (worker->link >= 0) close(worker->link);
+    workers_.erase(worker);
+  }
+}
+
+void Supervisor::WorkerGone(Worker* worker, int status) {
+  // Whatever it started itself goes with it.
+  kill(-worker->pid, SIGKILL);
+  switch (worker->state) {
+    case Worker::kStarting:
+    case Worker::kReady: {
+      if (stopping_) break;
+      ++start_failures_;
+      start_again_ = Clock::now() + kFailurePause;
+      worker_error_ = !worker->end_reason.empty() ? worker->end_reason : "cr-worker " + DescribeStatus(status) + " while it started";
+      spdlog::error("worker {}: {}", worker->pid, worker_error_);
+      if (start_failures_ == 3) spdlog::error("no more warm workers are started until a client asks for one");
+      if (!waiting_.empty()) {
+        const uint64_t id = waiting_.front();
+        waiting_.pop_front();
+        EndOfSession(id, "no worker could be started: " + worker_error_, true);
+      }
+      break;
+    }
+    case Worker::kServing:
+      EndOfSession(worker->session,
+                   !worker->end_reason.empty() ? worker->end_reason
+                                               : "worker " + std::to_string(worker->pid) + " " + DescribeStatus(status),
+                   worker->end_reason.empty() && !(WIFEXITED(status) && WEXITSTATUS(status) == 0));
+      break;
+    case Worker::kEnding:
+      break;
+  }
+  spdlog::debug("worker {} {}", worker->pid, DescribeStatus(status));
+}
+
+void Supervisor::EndOfSession(uint64_t id, const std::string& reason, bool crashed) {
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end()) return;
+  Session& session = found->second;
+  if (session.socket >= 0) Refuse(session.socket, reason);
+  const std::string line = fmt::format("session {} ended after {:.1f} s: {} ({} calls, pid {})", id,
+                                       Seconds(Clock::now() - session.started), reason, session.info.stats.calls,
+                                       session.info.hello.pid);
+  if (crashed) {
+    spdlog::error("{}", line);
+  } else {
+    spdlog::info("{}", line);
+  }
+  sessions_.erase(found);
+}
+
+void Supervisor::StopWorker(Worker* worker, const std::string& reason) {
+  std::string body;
+  EncodeEnd(reason, &body);
+  if (worker->link >= 0) SendPacket(worker->link, PacketType::kStop, body, -1);
+  if (worker->end_reason.empty()) worker->end_reason = reason;
+  worker->kill_at = std::min(worker->kill_at, Clock::now() + kStopTimeout);
+}
+
+void Supervisor::KillOverdue() {
+  const auto now = Clock::now();
+  const bool all = stopping_ && now >= stop_deadline_;
+  for (Worker& worker : workers_) {
+    if (now < worker.kill_at && !all) continue;
+    if (worker.state == Worker::kStarting && worker.end_reason.empty()) {
+      worker.end_reason = "cr-worker was not ready within " + std::to_string(kWorkerStartTimeout.count()) + " s";
+    }
+    kill(-worker.pid, SIGKILL);
+    kill(worker.pid, SIGKILL);
+    worker.kill_at = now + std::chrono::seconds(1);
+  }
+}
+
+void Supervisor::BeginShutdown() {
+  if (stopping_) return;
+  stopping_ = true;
+  stop_deadline_ = Clock::now() + kStopTimeout;
+  unlink(SessionSocketPath(options_.directory).c_str());
+  for (Worker& worker : workers_) {
+    if (worker.state == Worker::kServing) {
+      StopWorker(&worker, "the server is shutting down");
+    } else {
+      kill(-worker.pid, SIGKILL);
+      kill(worker.pid, SIGKILL);
+    }
+  }
+  std::deque<uint64_t> waiting;
+  waiting.swap(waiting_);
+  for (uint64_t id : waiting) EndOfSession(id, "the server is shutting down", false);
+}
+
+uint64_t Supervisor::SubmitClient(int socket, const Hello& hello, const std::string& transport, const std::string& peer) {
+  uint64_t id;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    // This takes a ready worker if there is one. Workers are started by the event loop's thread only: their parent-death
+    // signal follows that thread.
+    id = Admit(socket, hello, transport, peer);
+  }
+  Wake();
+  return id;
+}
+
+bool Supervisor::EndSession(uint64_t id, const std::string& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end()) return false;
+  if (found->second.waiting) {
+    waiting_.erase(std::remove(waiting_.begin(), waiting_.end(), id), waiting_.end());
+    EndOfSession(id, reason, false);
+  } else {
+    for (Worker& worker : workers_) {
+      if (worker.session == id) StopWorker(&worker, reason);
+    }
+  }
+  Wake();
+  return true;
+}
+
+std::vector<SessionInfo> Supervisor::Sessions() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<SessionInfo> list;
+  for (const auto& [id, session] : sessions_) {
+    list.push_back(session.info);
+    list.back().seconds = Seconds(Clock::now() - session.started);
+    // A session that has not reported for a while does nothing.
+    if (Clock::now() - session.stats_at > std::chrono::seconds(5)) {
+      list.back().calls_per_second = list.back().bytes_per_second = 0;
+    }
+  }
+  return list;
+}
+
+ServerFacts Supervisor::Facts() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ServerFacts facts;
+  facts.name = name_;
+  facts.pid = getpid();
+  for (const Worker& worker : workers_) facts.warm_workers += worker.state == Worker::kReady;
+  facts.sessions = int(sessions_.size());
+  facts.sessions_ever = next_session_ - 1;
+  facts.seconds = Seconds(Clock::now() - started_);
+  facts.driver = last_ready_.driver;
+  facts.software = last_ready_.software;
+  facts.worker_error = worker_error_;
+  return facts;
+}
+
+void Supervisor::Shutdown() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    posted_.push_back([this] { BeginShutdown(); });
+  }
+  Wake();
+}
+
+}  // namespace cuda_remote::server

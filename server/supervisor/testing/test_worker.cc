@@ -1,0 +1,104 @@
+// A stand-in for cr-worker without CUDA: serves one session with a few calls of its own, for the tests of the supervisor, the
+// tunnel and the relay. Takes the same command line.
+//
+//   call 1  echo: message and payload come back          call 5  event: the message comes as an event
+//   call 2  count: the reply is how often it was called   call 6  die by SIGSEGV
+//   call 3  bytes: as many payload bytes as the message says, a pattern
+//   call 4  print: the message is device output           call 7  never answers
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "proto/channel/server_channel.h"
+#include "server/worker_link/worker_link.h"
+
+using namespace cuda_remote;          // NOLINT: a test program
+using namespace cuda_remote::server;  // NOLINT
+
+int main(int argc, char** argv) {
+  int link_fd = kWorkerLinkFd;
+  std::string driver;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    if (!strcmp(argv[i], "--link-fd")) link_fd = atoi(argv[i + 1]);
+    if (!strcmp(argv[i], "--driver")) driver = argv[i + 1];
+  }
+  std::string error;
+  auto link = WorkerLink::Open(link_fd, &error);
+  if (!link) {
+    fprintf(stderr, "%s\n", error.c_str());
+    return 2;
+  }
+  WorkerReady ready;
+  ready.driver = "test driver";
+  ready.devices = 1;
+  ready.software = true;
+  if (driver == "broken") ready.error = "the driver is broken";
+  if (driver == "crash") kill(getpid(), SIGSEGV);
+  if (!link->SendReady(ready) || !ready.error.empty()) return 1;
+  WorkerAssign assign;
+  if (!link->WaitAssign(&assign)) return 0;
+  auto channel = ServerChannel::Create(
+      assign.client_socket, WorkerLink::MakeWelcome(assign),
+      [&](const std::string& reason) {
+        link->SendEnded(reason);
+        _exit(0);
+      },
+      &error);
+  if (!channel) {
+    link->SendEnded(error);
+    return 0;
+  }
+  link->Watch([&](const std::string& reason) {
+    if (!reason.empty()) {
+      channel->End(reason);
+      link->SendEnded(reason);
+    }
+    _exit(0);
+  });
+  FrameHeader header;
+  std::string message;
+  PayloadView payload;
+  WorkerStats stats;
+  uint64_t count = 0;
+  while (channel->Next(&header, &message, &payload)) {
+    ++stats.calls;
+    stats.bytes_in += payload.bytes;
+    std::string reply, out;
+    uint64_t number = 0;
+    memcpy(&number, message.data(), message.size() < 8 ? message.size() : 8);
+    switch (header.call) {
+      case 1:
+        reply = message;
+        out.assign(payload.data, payload.bytes);
+        break;
+      case 2:
+        ++count;
+        reply.assign(reinterpret_cast<char*>(&count), 8);
+        break;
+      case 3:
+        out.resize(number);
+        for (size_t i = 0; i < number; ++i) out[i] = char(i * 131 + (i >> 13));
+        break;
+      case 4:
+        channel->Output(0x1000d, message);
+        break;
+      case 5:
+        channel->Event(0x1000e, 0, message);
+        break;
+      case 6:
+        kill(getpid(), SIGSEGV);
+        break;
+      case 7:
+        continue;
+    }
+    stats.bytes_out += out.size();
+    if (!(header.flags & kFlagNoReply)) channel->Reply(header.sequence, header.call, 0, 0, reply, out);
+    if (stats.calls % 16 == 1) link->SendStats(stats);
+  }
+  link->SendEnded(channel->end_reason());
+  _exit(0);
+}

@@ -1,0 +1,267 @@
+#include "server/supervisor/tunnel_service.h"
+
+#include <grpcpp/impl/rpc_service_method.h>
+#include <grpcpp/support/method_handler.h>
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <utility>
+#include <vector>
+
+#include "proto/channel/handshake.h"
+
+namespace cuda_remote::server {
+namespace {
+
+using control::ReceivedFrames;
+using control::TunnelEnd;
+using control::TunnelMessage;
+
+// A worker may have to start first.
+constexpr int kWelcomeTimeoutMs = 70000;
+
+class ServerStream final : public control::TunnelStream {
+ public:
+  ServerStream(grpc::ServerContext* context, TunnelService::Stream* stream) : context_(context), stream_(stream) {}
+  bool Read(grpc::ByteBuffer* buffer) override { return stream_->Read(buffer); }
+  bool Write(const grpc::ByteBuffer& buffer) override { return stream_->Write(buffer); }
+  void Cancel() override { context_->TryCancel(); }
+
+ private:
+  grpc::ServerContext* const context_;
+  TunnelService::Stream* const stream_;
+};
+
+std::string RandomToken() {
+  std::string token(16, 0);
+  while (getrandom(&token[0], token.size(), 0) != ssize_t(token.size())) {
+  }
+  return token;
+}
+
+}  // namespace
+
+struct TunnelService::Tunnel {
+  uint64_t session = 0;
+  std::string token;
+  int socket = -1;  // to the worker
+  std::unique_ptr<TunnelEnd> end;
+  // Under the service's mutex.
+  grpc::ServerContext* context = nullptr;  // of the stream that serves it now
+  uint64_t generation = 0;                 // counts streams
+  Clock::time_point expires = Clock::time_point::max();
+  bool worker_gone = false;
+  ~Tunnel() {
+    if (socket >= 0) close(socket);
+  }
+};
+
+TunnelService::TunnelService(Supervisor* supervisor) : supervisor_(supervisor) {
+  AddMethod(new grpc::internal::RpcServiceMethod(
+      control::kTunnelMethod, grpc::internal::RpcMethod::BIDI_STREAMING,
+      new grpc::internal::BidiStreamingHandler<TunnelService, grpc::ByteBuffer, grpc::ByteBuffer>(
+          [](TunnelService* service, grpc::ServerContext* context, Stream* stream) { return service->Serve(context, stream); },
+          this)));
+  janitor_ = std::thread([this] { JanitorLoop(); });
+}
+
+TunnelService::~TunnelService() {
+  Shutdown();
+  janitor_.join();
+}
+
+void TunnelService::Shutdown() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  stopping_ = true;
+  for (auto& [token, tunnel] : tunnels_) {
+    tunnel->end->End("the server is shutting down");
+    if (!tunnel->context) tunnel->expires = Clock::now();
+  }
+  changed_.notify_all();
+  // Watchers end with their workers, which the supervisor stops.
+  changed_.wait_for(lock, std::chrono::seconds(5), [this] { return watchers_ == 0; });
+}
+
+// Sessions whose connection did not come back.
+void TunnelService::JanitorLoop() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stopping_ || !tunnels_.empty()) {
+    Clock::time_point next = Clock::now() + std::chrono::seconds(60);
+    std::vector<std::shared_ptr<Tunnel>> expired;
+    for (const auto& [token, tunnel] : tunnels_) {
+      if (tunnel->expires <= Clock::now()) {
+        expired.push_back(tunnel);
+      } else if (tunnel->expires < next) {
+        next = tunnel->expires;
+      }
+    }
+    for (const auto& tunnel : expired) {
+      if (!tunnel->worker_gone && !stopping_) {
+        spdlog::warn("session {}: its connection did not come back within {} s", tunnel->session,
+                     supervisor_->options().grace_seconds);
+        lock.unlock();
+        supervisor_->EndSession(tunnel->session, "the connection to the client did not come back");
+        lock.lock();
+      }
+      tunnels_.erase(tunnel->token);
+    }
+    if (stopping_ && tunnels_.empty()) break;
+    changed_.wait_until(lock, next);
+    if (stopping_) changed_.wait_for(lock, std::chrono::milliseconds(50));
+  }
+}
+
+void TunnelService::Forget(const std::shared_ptr<Tunnel>& tunnel) {
+  // The worker sees the end of file and ends the session.
+  std::lock_guard<std::mutex> lock(mutex_);
+  tunnels_.erase(tunnel->token);
+  changed_.notify_all();
+}
+
+std::shared_ptr<TunnelService::Tunnel> TunnelService::Open(const std::string& hello_bytes, const std::string& peer,
+                                                           grpc::ServerContext* context, std::string* welcome_bytes,
+                                                           std::string* error) {
+  Hello hello;
+  if (!DecodeHello(hello_bytes, &hello)) {
+    *error = "not a Hello";
+    return nullptr;
+  }
+  int sockets[2];
+  if (!SocketPair(sockets)) {
+    *error = "the server has no descriptors left";
+    return nullptr;
+  }
+  supervisor_->SubmitClient(sockets[0], hello, "grpc", peer);
+  Packet packet;
+  ChannelStatus status = ChannelStatus::kTimeout;
+  for (int waited = 0; status == ChannelStatus::kTimeout && waited < kWelcomeTimeoutMs && !context->IsCancelled(); waited += 100) {
+    status = ReceivePacket(sockets[1], &packet, 100);
+  }
+  Welcome welcome;
+  if (status == ChannelStatus::kOk && packet.type == PacketType::kWelcome && DecodeWelcome(packet.body, &welcome)) {
+    if (!welcome.error.empty()) {
+      *error = welcome.error;
+    } else if (packet.fd >= 0) {
+      std::shared_ptr<ring::RingMemory> memory = ring::RingMemory::Map(std::exchange(packet.fd, -1), error);
+      if (memory) {
+        auto tunnel = std::make_shared<Tunnel>();
+        tunnel->session = welcome.session;
+        tunnel->token = RandomToken();
+        tunnel->socket = sockets[1];
+        tunnel->end = std::make_unique<TunnelEnd>(TunnelEnd::Side::kServer, std::move(memory));
+        welcome.shared_memory = false;
+        EncodeWelcome(welcome, welcome_bytes);
+        return tunnel;
+      }
+    }
+  } else {
+    *error = "the server's worker ended before it took the session";
+  }
+  if (packet.fd >= 0) close(packet.fd);
+  close(sockets[1]);
+  return nullptr;
+}
+
+void TunnelService::WatchWorker(std::shared_ptr<Tunnel> tunnel) {
+  std::string reason;
+  while (true) {
+    Packet packet;
+    const ChannelStatus status = ReceivePacket(tunnel->socket, &packet, 500);
+    if (packet.fd >= 0) close(packet.fd);
+    if (status == ChannelStatus::kTimeout) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (tunnels_.count(tunnel->token) != 0) continue;
+      break;  // the client left
+    }
+    if (status == ChannelStatus::kOk && packet.type == PacketType::kEnd) DecodeEnd(packet.body, &reason);
+    break;
+  }
+  tunnel->end->End(reason.empty() ? "the server's process for this session ended" : reason);
+  std::lock_guard<std::mutex> lock(mutex_);
+  tunnel->worker_gone = true;
+  if (!tunnel->context) tunnels_.erase(tunnel->token);
+  --watchers_;
+  changed_.notify_all();
+}
+
+grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) {
+  const auto fail = [](grpc::StatusCode code, const std::string& why) { return grpc::Status(code, why); };
+  grpc::ByteBuffer buffer;
+  TunnelMessage first;
+  ReceivedFrames frames;
+  control::OpenMessage open;
+  if (!stream->Read(&buffer) || !control::DecodeTunnelMessage(buffer, &first, &frames) || first.open.empty() ||
+      frames.size() != 0 || !control::DecodeTunnelOpen(first.open, &open)) {
+    spdlog::warn("{} opened a tunnel without a proper first message", context->peer());
+    return fail(grpc::StatusCode::INVALID_ARGUMENT, "the first message of a tunnel must be TunnelOpen");
+  }
+  std::shared_ptr<Tunnel> tunnel;
+  control::OpenedMessage opened;
+  opened.grace_seconds = uint32_t(supervisor_->options().grace_seconds);
+  std::vector<uint64_t> peer_positions = {0, 0};
+  uint64_t generation;
+  if (open.resume_token.empty()) {
+    std::string error;
+    tunnel = Open(open.hello, context->peer(), context, &opened.welcome, &error);
+    if (!tunnel) return fail(grpc::StatusCode::FAILED_PRECONDITION, error);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stopping_) return fail(grpc::StatusCode::UNAVAILABLE, "the server is shutting down");
+    tunnels_[tunnel->token] = tunnel;
+    tunnel->context = context;
+    generation = ++tunnel->generation;
+    ++watchers_;
+    std::thread([this, tunnel] { WatchWorker(tunnel); }).detach();
+  } else {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto found = tunnels_.find(open.resume_token);
+    if (found == tunnels_.end()) {
+      return fail(grpc::StatusCode::NOT_FOUND, "the server does not have this session any more");
+    }
+    tunnel = found->second;
+    // A connection that the server still believes in gives way to the new one.
+    generation = ++tunnel->generation;
+    if (tunnel->context) tunnel->context->TryCancel();
+    if (!changed_.wait_for(lock, std::chrono::seconds(20), [&] { return !tunnel->context || tunnel->generation != generation; }) ||
+        tunnel->generation != generation || tunnels_.count(tunnel->token) == 0) {
+      return fail(grpc::StatusCode::ABORTED, "another connection took this session over");
+    }
+    tunnel->context = context;
+    tunnel->expires = Clock::time_point::max();
+    peer_positions = {open.reply_position, open.event_position};
+    spdlog::info("session {}: its connection is back", tunnel->session);
+  }
+  opened.resume_token = tunnel->token;
+  opened.request_position = tunnel->end->received_positions()[0];
+  TunnelMessage answer;
+  answer.open = control::EncodeTunnelOpened(opened);
+  TunnelEnd::Outcome outcome = TunnelEnd::Outcome::kBroken;
+  std::string reason;
+  if (stream->Write(control::EncodeTunnelMessage(answer, nullptr))) {
+    ServerStream io(context, stream);
+    outcome = tunnel->end->Run(&io, peer_positions, &reason);
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    tunnel->context = nullptr;
+    if (outcome == TunnelEnd::Outcome::kBroken && !stopping_) {
+      if (!tunnel->worker_gone) {
+        spdlog::warn("session {}: its connection broke; waiting {} s for a new one", tunnel->session, opened.grace_seconds);
+      }
+      tunnel->expires = Clock::now() + std::chrono::seconds(supervisor_->options().grace_seconds);
+      changed_.notify_all();
+      return grpc::Status::CANCELLED;
+    }
+    changed_.notify_all();
+  }
+  if (outcome == TunnelEnd::Outcome::kFailed) spdlog::error("session {}: {}", tunnel->session, reason);
+  if (outcome == TunnelEnd::Outcome::kFailed || outcome == TunnelEnd::Outcome::kPeerEnded) {
+    // The worker is told why, for its own last words.
+    supervisor_->EndSession(tunnel->session, reason);
+  }
+  Forget(tunnel);
+  return outcome == TunnelEnd::Outcome::kFailed ? fail(grpc::StatusCode::INVALID_ARGUMENT, reason) : grpc::Status::OK;
+}
+
+}  // namespace cuda_remote::server

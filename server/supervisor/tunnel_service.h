@@ -1,0 +1,58 @@
+// The gRPC service Sessions: sessions whose client is behind a cr-relay on another host.
+//
+// For each one the supervisor plays the worker's client: it holds one end of a socket pair and the worker's rings, and a
+// TunnelEnd carries them over the stream. When the stream breaks, the session waits for a new one with its resume token;
+// after the grace period it is ended. When the worker ends, the relay is told why.
+//
+// The messages are gRPC byte buffers, so the handler is registered by hand, in the way that generated code does it.
+// Thread-safe. Shutdown ends all sessions and waits for the handlers.
+#ifndef CUDA_REMOTE_SERVER_SUPERVISOR_TUNNEL_SERVICE_H_
+#define CUDA_REMOTE_SERVER_SUPERVISOR_TUNNEL_SERVICE_H_
+
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/service_type.h>
+#include <grpcpp/support/sync_stream.h>
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "proto/control/tunnel_end.h"
+#include "server/supervisor/supervisor.h"
+
+namespace cuda_remote::server {
+
+class TunnelService final : public grpc::Service {
+ public:
+  using Stream = grpc::ServerReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>;
+
+  explicit TunnelService(Supervisor* supervisor);
+  ~TunnelService() override;
+
+  // Ends every session, and refuses new ones.
+  void Shutdown();
+
+ private:
+  struct Tunnel;
+  grpc::Status Serve(grpc::ServerContext* context, Stream* stream);
+  std::shared_ptr<Tunnel> Open(const std::string& hello, const std::string& peer, grpc::ServerContext* context, std::string* welcome,
+                               std::string* error);
+  void WatchWorker(std::shared_ptr<Tunnel> tunnel);
+  void Forget(const std::shared_ptr<Tunnel>& tunnel);
+  void JanitorLoop();
+
+  Supervisor* const supervisor_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::shared_ptr<Tunnel>> tunnels_;  // by resume token
+  bool stopping_ = false;
+  int watchers_ = 0;
+  std::thread janitor_;
+};
+
+}  // namespace cuda_remote::server
+
+#endif  // CUDA_REMOTE_SERVER_SUPERVISOR_TUNNEL_SERVICE_H_
