@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -75,7 +76,8 @@ void Serve(ServerChannel* channel) {
         break;
       }
       case kDie:
-        _exit(3);
+        kill(getpid(), SIGKILL);
+        break;
       case kHang:
         continue;
       case kSlow:
@@ -138,6 +140,7 @@ struct Pair {
     client.reset();
     if (server) server->Stop();
     if (executor.joinable()) executor.join();
+    server.reset();
   }
   std::string reason() {
     std::lock_guard<std::mutex> lock(mutex);
@@ -548,7 +551,9 @@ pid_t StartWorker(std::unique_ptr<ClientChannel>* client) {
     auto channel = ServerChannel::Create(sockets[0], welcome, nullptr, &error);
     if (!channel) _exit(8);
     Serve(channel.get());
-    _exit(channel->end_reason() == "the client is gone" ? 0 : 7);
+    const bool client_gone = channel->end_reason() == "the client is gone";
+    channel.reset();
+    _exit(client_gone ? 0 : 7);
   }
   close(sockets[0]);
   Welcome welcome;
