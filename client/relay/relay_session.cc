@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kHelloTimeoutMs = 10000;
 // How long the first connection may take.
-constexpr auto kConnectTimeout = std::chrono::seconds(20);
+constexpr auto kConnectTimeout = std::chrono::seconds(3);
 constexpr auto kFirstPause = std::chrono::milliseconds(100);
 constexpr auto kLongestPause = std::chrono::seconds(2);
 // How long an ended stream may take to end on the server's side.
@@ -182,7 +182,7 @@ void RelaySession::Run() {
     const OpenResult result = Open(&stream, packet.body, &error);
     if (result == OpenResult::kOk) break;
     if (result == OpenResult::kRefused) return Refuse("the server " + address_ + " refused: " + error);
-    if (Clock::now() - started > kConnectTimeout / 4 || stopped_.load()) {
+    if (Clock::now() - started > kConnectTimeout || stopped_.load()) {
       return Refuse("cannot reach the server " + address_ + ": " + error +
                     "; is cr-server running there with --listen, and do both sides use TLS, or both --insecure-tcp?");
     }
