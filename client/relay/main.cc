@@ -36,8 +36,9 @@ Examples:
   cr-relay --connect gpu7:7070 --socket /run/user/1000/gpu7.sock --tls-cert me.pem --tls-key me.key --tls-ca ca.pem
   CUDA_REMOTE_SERVER=unix:/run/user/1000/gpu7.sock ./program
 
-Usually cr-run --server gpu7:7070 starts it. Without --tls-* (or CUDA_REMOTE_TLS_CERT, CUDA_REMOTE_TLS_KEY, CUDA_REMOTE_TLS_CA)
-nothing is encrypted, which a server accepts only with --insecure-tcp.
+Usually cr-run --server gpu7:7070 starts it. Without --tls-* (or CUDA_REMOTE_TLS_CERT,
+CUDA_REMOTE_TLS_KEY, CUDA_REMOTE_TLS_CA) nothing is encrypted, which a server accepts only
+with --insecure-tcp.
 
 Exit codes: 0 ended by a signal, --idle-exit or --watch-fd, 2 wrong use, 3 cannot listen.
 )";
@@ -66,7 +67,8 @@ int Main(int argc, char** argv) {
   app.add_option("--tls-cert", tls.cert, "own certificate, PEM");
   app.add_option("--tls-key", tls.key, "its key");
   app.add_option("--tls-ca", tls.ca, "who signs the server's certificate");
-  app.add_option("--idle-exit", idle_exit, "exit after this many seconds without a session")->check(CLI::NonNegativeNumber);
+  app.add_option("--idle-exit", idle_exit, "exit after this many seconds without a session")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--watch-fd", watch_fd, "exit when this descriptor is closed at its other end");
   app.add_option("--ready-fd", ready_fd, "write the address to this descriptor and close it once ready");
   app.add_option("--log-level", log_level, "trace, debug, info, warn, error")

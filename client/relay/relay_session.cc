@@ -37,7 +37,8 @@ class RelaySession::Stream final : public control::TunnelStream {
  public:
   explicit Stream(grpc::Channel* channel) {
     const grpc::internal::RpcMethod method(control::kTunnelMethod, grpc::internal::RpcMethod::BIDI_STREAMING);
-    stream_.reset(grpc::internal::ClientReaderWriterFactory<grpc::ByteBuffer, grpc::ByteBuffer>::Create(channel, method, &context_));
+    stream_.reset(grpc::internal::ClientReaderWriterFactory<grpc::ByteBuffer, grpc::ByteBuffer>::Create(channel, method,
+                                                                                                        &context_));
   }
   bool Read(grpc::ByteBuffer* buffer) override { return stream_->Read(buffer); }
   bool Write(const grpc::ByteBuffer& buffer) override { return stream_->Write(buffer); }
@@ -51,7 +52,8 @@ class RelaySession::Stream final : public control::TunnelStream {
   std::unique_ptr<grpc::ClientReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>> stream_;
 };
 
-RelaySession::RelaySession(int client_socket, std::string address, std::shared_ptr<grpc::ChannelCredentials> credentials)
+RelaySession::RelaySession(int client_socket, std::string address,
+                           std::shared_ptr<grpc::ChannelCredentials> credentials)
     : socket_(client_socket),
       address_(std::move(address)),
       credentials_(std::move(credentials)),
@@ -87,7 +89,8 @@ void RelaySession::Tell(const std::string& reason) {
   shutdown(socket_, SHUT_RDWR);
 }
 
-RelaySession::OpenResult RelaySession::Open(std::unique_ptr<Stream>* stream, const std::string& hello, std::string* error) {
+RelaySession::OpenResult RelaySession::Open(std::unique_ptr<Stream>* stream, const std::string& hello,
+                                            std::string* error) {
   auto opening = std::make_unique<Stream>(channel_.get());
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -157,7 +160,8 @@ void RelaySession::WatchClient() {
     if (status == ChannelStatus::kTimeout) continue;
     if (packet.fd >= 0) close(packet.fd);
     // Descriptors cannot be sent on; a client that tries has not read the Welcome.
-    const std::string reason = status == ChannelStatus::kClosed ? "the client is gone" : "unexpected packet from the client";
+    const std::string reason =
+        status == ChannelStatus::kClosed ? "the client is gone" : "unexpected packet from the client";
     stopped_.store(true);
     std::lock_guard<std::mutex> lock(mutex_);
     if (stop_reason_.empty()) stop_reason_ = reason;
@@ -169,7 +173,8 @@ void RelaySession::WatchClient() {
 void RelaySession::Run() {
   Packet packet;
   Hello hello;
-  if (ReceivePacket(socket_, &packet, kHelloTimeoutMs) != ChannelStatus::kOk) return;  // just a look whether we are here
+  if (ReceivePacket(socket_, &packet, kHelloTimeoutMs) != ChannelStatus::kOk)
+    return;  // just a look whether we are here
   if (packet.fd >= 0) close(packet.fd);
   if (packet.type != PacketType::kHello || !DecodeHello(packet.body, &hello)) return Refuse("not a Hello");
   if (const std::string why = CheckWireVersion(hello.wire_version); !why.empty()) return Refuse(why);
@@ -204,7 +209,8 @@ void RelaySession::Run() {
     end_ = std::make_unique<TunnelEnd>(TunnelEnd::Side::kRelay, memory);
     if (stopped_.load()) end_->End(stop_reason_);
   }
-  if (SendPacket(socket_, PacketType::kWelcome, body, memory->fd()) != ChannelStatus::kOk) end_->End("the client is gone");
+  if (SendPacket(socket_, PacketType::kWelcome, body, memory->fd()) != ChannelStatus::kOk)
+    end_->End("the client is gone");
   spdlog::info("session {}: pid {} {} on {}", welcome.session, hello.pid, hello.program, address_);
   std::thread watcher([this] { WatchClient(); });
 
@@ -230,10 +236,12 @@ void RelaySession::Run() {
     const auto broken = Clock::now();
     pause = kFirstPause;
     OpenResult result = OpenResult::kTryAgain;
-    while (result == OpenResult::kTryAgain && Clock::now() - broken < std::chrono::seconds(grace_seconds_) && !stopped_.load()) {
+    while (result == OpenResult::kTryAgain && Clock::now() - broken < std::chrono::seconds(grace_seconds_) &&
+           !stopped_.load()) {
       result = Open(&stream, "", &error);
       if (result != OpenResult::kTryAgain) break;
-      for (auto slept = std::chrono::milliseconds(0); slept < pause && !stopped_.load(); slept += std::chrono::milliseconds(20)) {
+      for (auto slept = std::chrono::milliseconds(0); slept < pause && !stopped_.load();
+           slept += std::chrono::milliseconds(20)) {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
       }
       pause = std::min<std::chrono::milliseconds>(pause * 2, kLongestPause);

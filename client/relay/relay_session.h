@@ -1,8 +1,8 @@
 // One session of cr-relay: a client on this host, its rings, and the gRPC stream to the server.
 //
-// The client's frames are not looked at beyond their lengths. When the connection to the server breaks, the session opens a
-// new stream and goes on where it was, for as long as the server keeps its side; the client notices nothing but the time.
-// When the server ends the session, the client is told why.
+// The client's frames are not looked at beyond their lengths. When the connection to the server breaks, the session
+// opens a new stream and goes on where it was, for as long as the server keeps its side; the client notices nothing but
+// the time. When the server ends the session, the client is told why.
 //
 // Run blocks the calling thread until the session is over; Stop may come from any other.
 #ifndef CUDA_REMOTE_CLIENT_RELAY_RELAY_SESSION_H_

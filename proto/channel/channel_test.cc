@@ -25,7 +25,17 @@ namespace cuda_remote {
 namespace {
 
 // Calls of the test's own worker.
-enum : uint32_t { kEcho = 1, kCount = 2, kPayloadOut = 3, kPrint = 4, kEventPlease = 5, kFdSize = 6, kDie = 7, kHang = 8, kSlow = 9 };
+enum : uint32_t {
+  kEcho = 1,
+  kCount = 2,
+  kPayloadOut = 3,
+  kPrint = 4,
+  kEventPlease = 5,
+  kFdSize = 6,
+  kDie = 7,
+  kHang = 8,
+  kSlow = 9
+};
 
 uint64_t Number(std::string_view bytes) {
   uint64_t value = 0;
@@ -88,7 +98,8 @@ void Serve(ServerChannel* channel) {
         continue;
     }
     if (!(header.flags & kFlagNoReply)) {
-      const std::string_view pieces[] = {std::string_view(out).substr(0, out.size() / 3), {}, std::string_view(out).substr(out.size() / 3)};
+      const std::string_view pieces[] = {
+          std::string_view(out).substr(0, out.size() / 3), {}, std::string_view(out).substr(out.size() / 3)};
       channel->Reply(header.sequence, header.call, result, header.context_or_result, reply, pieces, 3);
     }
   }
@@ -163,7 +174,6 @@ bool Eventually(Condition condition) {
   return false;
 }
 
-
 TEST(Channel, CallsComeBack) {
   Pair pair;
   Reply reply;
@@ -171,7 +181,8 @@ TEST(Channel, CallsComeBack) {
   for (uint32_t i = 0; i < 1000; ++i) {
     FrameHeader header = Header(kEcho);
     header.context_or_result = i;
-    ASSERT_EQ(pair.client->Call(header, "message" + std::to_string(i), "payload", out, sizeof(out), &reply), ChannelStatus::kOk);
+    ASSERT_EQ(pair.client->Call(header, "message" + std::to_string(i), "payload", out, sizeof(out), &reply),
+              ChannelStatus::kOk);
     EXPECT_EQ(reply.message, "message" + std::to_string(i));
     EXPECT_EQ(reply.payload_bytes, 7u);
     EXPECT_EQ(std::string(out, 7), "payload");
@@ -196,7 +207,8 @@ TEST(Channel, LongPayloadsBothWays) {
     ASSERT_EQ(pair.client->Call(Header(kCount), "x", data, nullptr, 0, &reply), ChannelStatus::kOk) << size;
     EXPECT_EQ(reply.result, 0u) << "the bytes arrived changed, size " << size;
     std::string out(size, 0);
-    ASSERT_EQ(pair.client->Call(Header(kPayloadOut), Bytes(size), "", &out[0], size, &reply), ChannelStatus::kOk) << size;
+    ASSERT_EQ(pair.client->Call(Header(kPayloadOut), Bytes(size), "", &out[0], size, &reply), ChannelStatus::kOk)
+        << size;
     EXPECT_EQ(reply.payload_bytes, size);
     EXPECT_EQ(out, data);
   }
@@ -328,7 +340,8 @@ TEST(Channel, ReplyLongerThanAskedForEndsTheSession) {
   Pair pair;
   Reply reply;
   std::string out(101, 'x');
-  EXPECT_EQ(pair.client->Call(Header(kPayloadOut), Bytes(101), "", &out[0], 100, &reply), ChannelStatus::kProtocolError);
+  EXPECT_EQ(pair.client->Call(Header(kPayloadOut), Bytes(101), "", &out[0], 100, &reply),
+            ChannelStatus::kProtocolError);
   EXPECT_EQ(out, std::string(101, 'x'));
   EXPECT_FALSE(pair.client->alive());
   EXPECT_NE(pair.client->end_reason().find("longer"), std::string::npos);
@@ -465,7 +478,8 @@ TEST(Channel, TooManyUnusedDescriptorsEndTheSession) {
 TEST(Channel, HandOverAndBack) {
   Pair pair;
   Reply reply;
-  for (int i = 0; i < 10; ++i) ASSERT_EQ(pair.client->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+  for (int i = 0; i < 10; ++i)
+    ASSERT_EQ(pair.client->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
   // A reply to the first holder that nobody waits for any more must be dropped.
   std::string error;
   {

@@ -1,5 +1,5 @@
-// What both ends of a channel speak about: statuses, the two handshake messages, and the file descriptors that a channel
-// consists of.
+// What both ends of a channel speak about: statuses, the two handshake messages, and the file descriptors that a
+// channel consists of.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.
 #ifndef CUDA_REMOTE_PROTO_CHANNEL_CHANNEL_TYPES_H_
@@ -19,7 +19,7 @@ enum class ChannelStatus {
   kProtocolError,  // the peer wrote something that no correct peer writes; the session is over
   kTooLarge,       // the caller's message or payload is beyond the limits; nothing was sent
   kTimeout,
-  kSystemError,    // out of memory, or a system call failed
+  kSystemError,  // out of memory, or a system call failed
 };
 
 // "closed", "protocol error", ...: for messages to a person.

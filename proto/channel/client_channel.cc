@@ -178,13 +178,13 @@ class ClientChannel::Impl {
   struct Pending {
     uint64_t sequence = 0;
     uint32_t call = 0;
-    Pending* next = nullptr;          // in its bucket, or in the free list
-    Pending* waiter_next = nullptr;   // in the list of sleeping threads
+    Pending* next = nullptr;         // in its bucket, or in the free list
+    Pending* waiter_next = nullptr;  // in the list of sleeping threads
     Pending* waiter_before = nullptr;
     bool waiting = false;
-    std::atomic<uint32_t> word{0};    // 0: sleep; 1: look again
+    std::atomic<uint32_t> word{0};  // 0: sleep; 1: look again
     bool done = false;
-    bool begun = false;               // the first frame of the reply was read
+    bool begun = false;  // the first frame of the reply was read
     uint32_t result = 0;
     uint32_t pending_error = 0;
     char* out = nullptr;
@@ -223,7 +223,8 @@ class ClientChannel::Impl {
       RingStatus room = request_.Reserve(bytes, &where);
       if (room == RingStatus::kNotYet) room = WaitForRoom(bytes, &where);
       if (room == RingStatus::kNotYet) return state();
-      if (room == RingStatus::kCorrupt) return Fail(ChannelStatus::kProtocolError, "the server moved the request ring impossibly");
+      if (room == RingStatus::kCorrupt)
+        return Fail(ChannelStatus::kProtocolError, "the server moved the request ring impossibly");
       memcpy(where, &header, sizeof(header));
       if (!message.empty()) memcpy(where + sizeof(header), message.data(), message.size());
       if (piece) memcpy(where + sizeof(header) + message.size(), payload.data(), piece);
@@ -332,7 +333,8 @@ class ClientChannel::Impl {
     } else if (header.message_bytes != 0) {
       return "the server's reply has two messages";
     }
-    if (header.payload_bytes > pending->out_bytes - pending->received) return "the server's reply is longer than was asked for";
+    if (header.payload_bytes > pending->out_bytes - pending->received)
+      return "the server's reply is longer than was asked for";
     if (header.payload_bytes) {
       memcpy(pending->out + pending->received, frame + sizeof(header) + header.message_bytes, header.payload_bytes);
       pending->received += header.payload_bytes;
@@ -457,8 +459,8 @@ class ClientChannel::Impl {
 
   // ------------------------------------------------------------------------------------------------------- fork
 
-  // The child of a fork gets copies of all descriptors; as long as they are open there, the server thinks that the client
-  // lives. So they are closed there at once.
+  // The child of a fork gets copies of all descriptors; as long as they are open there, the server thinks that the
+  // client lives. So they are closed there at once.
   static constexpr int kMaxForkEntries = 64;
   static std::atomic<Impl*> fork_entries_[kMaxForkEntries];
 
@@ -518,8 +520,8 @@ std::atomic<ClientChannel::Impl*> ClientChannel::Impl::fork_entries_[kMaxForkEnt
 ClientChannel::ClientChannel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ClientChannel::~ClientChannel() = default;
 
-std::unique_ptr<ClientChannel> ClientChannel::Connect(const std::string& unix_path, const Hello& hello, Welcome* welcome,
-                                                      std::string* error) try {
+std::unique_ptr<ClientChannel> ClientChannel::Connect(const std::string& unix_path, const Hello& hello,
+                                                      Welcome* welcome, std::string* error) try {
   const int socket = ConnectUnix(unix_path, error);
   if (socket < 0) return nullptr;
   int ring_fd;
@@ -571,17 +573,15 @@ ChannelStatus ClientChannel::Wait(uint64_t sequence, Reply* reply) try {
   return ChannelStatus::kSystemError;
 }
 
-ChannelStatus ClientChannel::Call(FrameHeader header, std::string_view message, std::string_view payload, void* payload_out,
-                                  size_t payload_out_bytes, Reply* reply) {
+ChannelStatus ClientChannel::Call(FrameHeader header, std::string_view message, std::string_view payload,
+                                  void* payload_out, size_t payload_out_bytes, Reply* reply) {
   if (message.size() > kMaxMessageBytes || payload.size() > kMaxTotalPayloadBytes) return ChannelStatus::kTooLarge;
   const uint64_t sequence = Begin(header, message, payload, payload_out, payload_out_bytes);
   if (sequence == 0) return alive() ? ChannelStatus::kSystemError : ChannelStatus::kClosed;
   return Wait(sequence, reply);
 }
 
-ChannelStatus ClientChannel::SendFd(uint64_t tag, int fd) try {
-  return impl_->SendFd(tag, fd);
-} catch (...) {
+ChannelStatus ClientChannel::SendFd(uint64_t tag, int fd) try { return impl_->SendFd(tag, fd); } catch (...) {
   return ChannelStatus::kSystemError;
 }
 

@@ -2,17 +2,17 @@
 //
 // All threads of a process share one channel. Requests enter the ring under one short lock, so the order in the ring is
 // the order of the calls. Threads that wait for replies share the work: one of them takes the reader role, reads
-// whatever arrives, puts payloads straight into their destinations and wakes the owners; when its own reply is there, it
-// leaves the role to another waiter. A thread that finds the request ring full reads replies meanwhile, so the two
+// whatever arrives, puts payloads straight into their destinations and wakes the owners; when its own reply is there,
+// it leaves the role to another waiter. A thread that finds the request ring full reads replies meanwhile, so the two
 // directions cannot lock each other up.
 //
 // The server's bytes are never trusted: positions and headers are copied out of shared memory and checked, messages are
 // copied before anybody parses them. A violation ends the session (kProtocolError).
 //
 // Thread-safe, except ReadEvent (one thread at a time) and the destructor (no call may be inside). A child made by fork
-// has no channel: its copies of the descriptors are closed at once and the shared memory is not mapped there; it must not
-// use the object. Nothing throws; nothing ends the process; no signal is raised. Idle costs nothing: there is no thread
-// here.
+// has no channel: its copies of the descriptors are closed at once and the shared memory is not mapped there; it must
+// not use the object. Nothing throws; nothing ends the process; no signal is raised. Idle costs nothing: there is no
+// thread here.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.
 #ifndef CUDA_REMOTE_PROTO_CHANNEL_CLIENT_CHANNEL_H_
@@ -31,9 +31,9 @@ namespace cuda_remote {
 
 class ClientChannel {
  public:
-  // Opens a session with the cr-server or cr-relay that listens on `unix_path`. Blocks until a worker has answered, which
-  // takes seconds if none is warm (limit: 60 s). Null and *error (one sentence) on failure; *welcome is then filled in
-  // as far as it is known.
+  // Opens a session with the cr-server or cr-relay that listens on `unix_path`. Blocks until a worker has answered,
+  // which takes seconds if none is warm (limit: 60 s). Null and *error (one sentence) on failure; *welcome is then
+  // filled in as far as it is known.
   static std::unique_ptr<ClientChannel> Connect(const std::string& unix_path, const Hello& hello, Welcome* welcome,
                                                 std::string* error);
 

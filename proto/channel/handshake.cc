@@ -50,12 +50,18 @@ bool FillAddress(const std::string& path, sockaddr_un* address, std::string* err
 
 const char* ChannelStatusName(ChannelStatus status) {
   switch (status) {
-    case ChannelStatus::kOk: return "ok";
-    case ChannelStatus::kClosed: return "closed";
-    case ChannelStatus::kProtocolError: return "protocol error";
-    case ChannelStatus::kTooLarge: return "too large";
-    case ChannelStatus::kTimeout: return "timeout";
-    case ChannelStatus::kSystemError: return "system error";
+    case ChannelStatus::kOk:
+      return "ok";
+    case ChannelStatus::kClosed:
+      return "closed";
+    case ChannelStatus::kProtocolError:
+      return "protocol error";
+    case ChannelStatus::kTooLarge:
+      return "too large";
+    case ChannelStatus::kTimeout:
+      return "timeout";
+    case ChannelStatus::kSystemError:
+      return "system error";
   }
   return "?";
 }
@@ -78,14 +84,29 @@ bool DecodeHello(std::string_view bytes, Hello* hello) {
   while (reader.Next()) {
     bool ok;
     switch (reader.field()) {
-      case 1: ok = reader.Get(&hello->wire_version); break;
-      case 2: ok = reader.Get(&hello->pid); break;
-      case 3: ok = GetString(&reader, &hello->program); break;
-      case 4: ok = GetString(&reader, &hello->job); break;
-      case 5: ok = reader.Get(&hello->gpu); break;
-      case 6: ok = GetString(&reader, &hello->resume_token); break;
-      case 7: ok = reader.Get(&hello->replaying); break;
-      default: ok = reader.Skip();
+      case 1:
+        ok = reader.Get(&hello->wire_version);
+        break;
+      case 2:
+        ok = reader.Get(&hello->pid);
+        break;
+      case 3:
+        ok = GetString(&reader, &hello->program);
+        break;
+      case 4:
+        ok = GetString(&reader, &hello->job);
+        break;
+      case 5:
+        ok = reader.Get(&hello->gpu);
+        break;
+      case 6:
+        ok = GetString(&reader, &hello->resume_token);
+        break;
+      case 7:
+        ok = reader.Get(&hello->replaying);
+        break;
+      default:
+        ok = reader.Skip();
     }
     if (!ok) return false;
   }
@@ -107,12 +128,23 @@ bool DecodeWelcome(std::string_view bytes, Welcome* welcome) {
   while (reader.Next()) {
     bool ok;
     switch (reader.field()) {
-      case 1: ok = reader.Get(&welcome->wire_version); break;
-      case 2: ok = reader.Get(&welcome->session); break;
-      case 3: ok = reader.Get(&welcome->shared_memory); break;
-      case 4: ok = GetString(&reader, &welcome->server); break;
-      case 5: ok = GetString(&reader, &welcome->error); break;
-      default: ok = reader.Skip();
+      case 1:
+        ok = reader.Get(&welcome->wire_version);
+        break;
+      case 2:
+        ok = reader.Get(&welcome->session);
+        break;
+      case 3:
+        ok = reader.Get(&welcome->shared_memory);
+        break;
+      case 4:
+        ok = GetString(&reader, &welcome->server);
+        break;
+      case 5:
+        ok = GetString(&reader, &welcome->error);
+        break;
+      default:
+        ok = reader.Skip();
     }
     if (!ok) return false;
   }
@@ -130,7 +162,9 @@ bool DecodeTag(std::string_view bytes, uint64_t* tag) {
   return reader.ok();
 }
 
-void EncodeEnd(std::string_view reason, std::string* out) { wire::PutBytes(out, 1, reason.substr(0, kMaxHandshakeString)); }
+void EncodeEnd(std::string_view reason, std::string* out) {
+  wire::PutBytes(out, 1, reason.substr(0, kMaxHandshakeString));
+}
 
 bool DecodeEnd(std::string_view bytes, std::string* reason) {
   reason->clear();
@@ -177,7 +211,8 @@ ChannelStatus SendPacket(int socket, PacketType type, std::string_view body, int
   }
   while (sendmsg(socket, &message, MSG_NOSIGNAL) < 0) {
     if (errno == EINTR) continue;
-    return errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN ? ChannelStatus::kClosed : ChannelStatus::kSystemError;
+    return errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN ? ChannelStatus::kClosed
+                                                                      : ChannelStatus::kSystemError;
   }
   return ChannelStatus::kOk;
 }
@@ -298,7 +333,8 @@ int ListenUnix(const std::string& path, std::string* error) {
 bool PeerUser(int socket, uint32_t* uid, uint32_t* pid) {
   ucred credentials;
   socklen_t length = sizeof(credentials);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 || length != sizeof(credentials)) return false;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 || length != sizeof(credentials))
+    return false;
   *uid = credentials.uid;
   *pid = uint32_t(credentials.pid);
   return true;
@@ -306,7 +342,8 @@ bool PeerUser(int socket, uint32_t* uid, uint32_t* pid) {
 
 bool SocketPair(int sockets[2]) { return socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) == 0; }
 
-bool ClientHandshake(int socket, const Hello& hello, int timeout_ms, Welcome* welcome, int* ring_fd, std::string* error) {
+bool ClientHandshake(int socket, const Hello& hello, int timeout_ms, Welcome* welcome, int* ring_fd,
+                     std::string* error) {
   *ring_fd = -1;
   std::string body;
   EncodeHello(hello, &body);
@@ -318,10 +355,11 @@ bool ClientHandshake(int socket, const Hello& hello, int timeout_ms, Welcome* we
   Packet packet;
   const ChannelStatus status = ReceivePacket(socket, &packet, timeout_ms);
   if (status != ChannelStatus::kOk) {
-    *error = status == ChannelStatus::kTimeout  ? "the server did not answer within " + std::to_string(timeout_ms / 1000) + " s"
-             : status == ChannelStatus::kClosed ? "the server closed the connection without an answer; its log says why"
-                                                : std::string("the server's answer is not a Welcome (") +
-                                                      ChannelStatusName(status) + ")";
+    *error = status == ChannelStatus::kTimeout
+                 ? "the server did not answer within " + std::to_string(timeout_ms / 1000) + " s"
+             : status == ChannelStatus::kClosed
+                 ? "the server closed the connection without an answer; its log says why"
+                 : std::string("the server's answer is not a Welcome (") + ChannelStatusName(status) + ")";
     return false;
   }
   const auto refuse = [&](std::string why) {

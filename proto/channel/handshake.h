@@ -1,7 +1,7 @@
 // Encoding of Hello and Welcome, and the packets of a session socket.
 //
-// The session socket is a Unix SOCK_SEQPACKET connection; it carries a few small packets and stays open as the sign that
-// both sides live. Every packet is an 8-byte head (magic, type) and a protobuf message:
+// The session socket is a Unix SOCK_SEQPACKET connection; it carries a few small packets and stays open as the sign
+// that both sides live. Every packet is an 8-byte head (magic, type) and a protobuf message:
 //
 //     client -> server   kHello    Hello
 //     server -> client   kWelcome  Welcome                 + the rings' descriptor (unless refused)
@@ -60,7 +60,8 @@ bool ParsePacket(std::string_view bytes, PacketType* type, std::string_view* bod
 // Empty if a client of this version may be served, else the sentence that refuses it.
 std::string CheckWireVersion(uint32_t version);
 
-// Sends one packet, with `fd` unless that is -1; the caller keeps `fd`. kClosed if the peer is gone; never raises SIGPIPE.
+// Sends one packet, with `fd` unless that is -1; the caller keeps `fd`. kClosed if the peer is gone; never raises
+// SIGPIPE.
 ChannelStatus SendPacket(int socket, PacketType type, std::string_view body, int fd);
 
 // Receives one packet; timeout_ms < 0: no limit. kProtocolError for anything that is not a packet (too long, several
@@ -69,17 +70,18 @@ ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms);
 
 // A connection to the socket at `path`; -1 and one sentence in *error on failure.
 int ConnectUnix(const std::string& path, std::string* error);
-// A listening socket at `path`, made with mode 0600; an old socket that nobody listens on is replaced. -1 and one sentence
-// in *error on failure, also if a live server has it.
+// A listening socket at `path`, made with mode 0600; an old socket that nobody listens on is replaced. -1 and one
+// sentence in *error on failure, also if a live server has it.
 int ListenUnix(const std::string& path, std::string* error);
 // The user at the other end; false if that cannot be told.
 bool PeerUser(int socket, uint32_t* uid, uint32_t* pid);
 // A connected pair of session sockets, close-on-exec.
 bool SocketPair(int sockets[2]);
 
-// Client's half of the handshake on a connected socket: sends Hello, waits for Welcome and the rings' descriptor (the caller
-// owns it). False and one sentence in *error on failure; *welcome is filled in as far as known.
-bool ClientHandshake(int socket, const Hello& hello, int timeout_ms, Welcome* welcome, int* ring_fd, std::string* error);
+// Client's half of the handshake on a connected socket: sends Hello, waits for Welcome and the rings' descriptor (the
+// caller owns it). False and one sentence in *error on failure; *welcome is filled in as far as known.
+bool ClientHandshake(int socket, const Hello& hello, int timeout_ms, Welcome* welcome, int* ring_fd,
+                     std::string* error);
 
 }  // namespace cuda_remote
 

@@ -59,7 +59,10 @@ TEST(Handshake, HelloAndWelcomeComeBack) {
 TEST(Handshake, FieldsOfANewerPeerAreSkipped) {
   std::string bytes;
   EncodeHello(Hello(), &bytes);
-  bytes += std::string("\xf8\x01\x05\xfa\x01\x03" "abc", 9);  // fields 31 (varint) and 31 (bytes)
+  bytes += std::string(
+      "\xf8\x01\x05\xfa\x01\x03"
+      "abc",
+      9);  // fields 31 (varint) and 31 (bytes)
   Hello got;
   EXPECT_TRUE(DecodeHello(bytes, &got));
 }
@@ -159,26 +162,30 @@ TEST(Handshake, ClientExplainsEveryWayToFail) {
   const Case cases[] = {
       {"without an answer", [](int) {}},
       {"not a Welcome", [](int fd) { send(fd, "what?", 5, 0); }},
-      {"full up", [](int fd) {
+      {"full up",
+       [](int fd) {
          Welcome welcome;
          welcome.error = "full up";
          std::string body;
          EncodeWelcome(welcome, &body);
          SendPacket(fd, PacketType::kWelcome, body, -1);
        }},
-      {"wire version 9", [](int fd) {
+      {"wire version 9",
+       [](int fd) {
          Welcome welcome;
          welcome.wire_version = 9;
          std::string body;
          EncodeWelcome(welcome, &body);
          SendPacket(fd, PacketType::kWelcome, body, fd);
        }},
-      {"without shared memory", [](int fd) {
+      {"without shared memory",
+       [](int fd) {
          std::string body;
          EncodeWelcome(Welcome(), &body);
          SendPacket(fd, PacketType::kWelcome, body, -1);
        }},
-      {"going down", [](int fd) {
+      {"going down",
+       [](int fd) {
          std::string body;
          EncodeEnd("going down", &body);
          SendPacket(fd, PacketType::kEnd, body, -1);

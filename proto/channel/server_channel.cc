@@ -225,8 +225,8 @@ class ServerChannel::Impl {
   }
 
   // Under the ring's lock.
-  ChannelStatus Write(ring::RingWriter* out, FrameHeader header, std::string_view message, const std::string_view* pieces,
-                      size_t count) {
+  ChannelStatus Write(ring::RingWriter* out, FrameHeader header, std::string_view message,
+                      const std::string_view* pieces, size_t count) {
     if (message.size() > kMaxMessageBytes || ring::FrameBytes(message.size(), 0) > out->max_frame() / 2) {
       return ChannelStatus::kTooLarge;
     }
@@ -312,7 +312,8 @@ class ServerChannel::Impl {
       const ChannelStatus status = ReceivePacket(socket_, &packet, 0);
       if (status == ChannelStatus::kTimeout) continue;
       uint64_t tag;
-      if (status == ChannelStatus::kOk && packet.type == PacketType::kFd && packet.fd >= 0 && DecodeTag(packet.body, &tag)) {
+      if (status == ChannelStatus::kOk && packet.type == PacketType::kFd && packet.fd >= 0 &&
+          DecodeTag(packet.body, &tag)) {
         std::unique_lock<std::mutex> lock(fd_mutex_);
         if (fds_.size() < kMaxWaitingFds && fds_.emplace(tag, packet.fd).second) {
           lock.unlock();
@@ -392,7 +393,8 @@ uint64_t ServerChannel::Hold() { return impl_->Hold(); }
 void ServerChannel::Release(uint64_t hold) { impl_->Release(hold); }
 
 ChannelStatus ServerChannel::Reply(uint64_t sequence, uint32_t call, uint32_t result, uint32_t pending_error,
-                                   std::string_view message, const std::string_view* payload_pieces, size_t piece_count) {
+                                   std::string_view message, const std::string_view* payload_pieces,
+                                   size_t piece_count) {
   FrameHeader header;
   header.sequence = sequence;
   header.call = call;

@@ -6,8 +6,8 @@
 //
 // The client is hostile until proven otherwise: positions and headers are copied out of shared memory and checked,
 // messages are copied before anybody parses them. Payloads are used in place and may change while they are read, so
-// they are only to be copied from, or copied first and then parsed. A violation ends the session: Next returns false and
-// end_reason says why.
+// they are only to be copied from, or copied first and then parsed. A violation ends the session: Next returns false
+// and end_reason says why.
 //
 // Thread-safe except Next and the payload calls (executor only). Nothing throws.
 #ifndef CUDA_REMOTE_PROTO_CHANNEL_SERVER_CHANNEL_H_
@@ -29,8 +29,8 @@ namespace cuda_remote {
 struct PayloadView {
   const char* data = nullptr;
   size_t bytes = 0;
-  // False: the bytes lie in memory that the client can still write to; copy before parsing. True: assembled from several
-  // frames in memory of the worker's own.
+  // False: the bytes lie in memory that the client can still write to; copy before parsing. True: assembled from
+  // several frames in memory of the worker's own.
   bool is_private = false;
   std::string_view view() const { return {data, bytes}; }
 };
@@ -41,7 +41,8 @@ class ServerChannel {
   // `peer_gone` once, from the channel's thread, when the client is gone or broke the protocol (not after Stop); may be
   // null. It may end the process; it must not destroy the channel.
   static std::unique_ptr<ServerChannel> Create(int client_socket, const Welcome& welcome,
-                                               std::function<void(const std::string& reason)> peer_gone, std::string* error);
+                                               std::function<void(const std::string& reason)> peer_gone,
+                                               std::string* error);
 
   // Closes the socket: the client sees the end of the session. No other call may be inside.
   ~ServerChannel();
@@ -64,10 +65,11 @@ class ServerChannel {
 
   // Answers a request. The payload may be given in pieces, which are joined; above kMaxPayloadBytes it goes out in
   // several frames. Blocks while the reply ring is full. kClosed if the client is gone.
-  ChannelStatus Reply(uint64_t sequence, uint32_t call, uint32_t result, uint32_t pending_error, std::string_view message,
-                      const std::string_view* payload_pieces = nullptr, size_t piece_count = 0);
-  ChannelStatus Reply(uint64_t sequence, uint32_t call, uint32_t result, uint32_t pending_error, std::string_view message,
-                      std::string_view payload) {
+  ChannelStatus Reply(uint64_t sequence, uint32_t call, uint32_t result, uint32_t pending_error,
+                      std::string_view message, const std::string_view* payload_pieces = nullptr,
+                      size_t piece_count = 0);
+  ChannelStatus Reply(uint64_t sequence, uint32_t call, uint32_t result, uint32_t pending_error,
+                      std::string_view message, std::string_view payload) {
     return Reply(sequence, call, result, pending_error, message, &payload, 1);
   }
 

@@ -25,7 +25,8 @@ bool ReadFile(const std::string& path, const char* option, std::string* out, std
   std::ifstream in(path, std::ios::binary);
   out->assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
   if (!in || out->find("-----BEGIN") == std::string::npos) {
-    *error = "cannot read a PEM file from " + path + " (" + option + ")" + (in ? "" : std::string(": ") + strerror(errno));
+    *error =
+        "cannot read a PEM file from " + path + " (" + option + ")" + (in ? "" : std::string(": ") + strerror(errno));
     return false;
   }
   return true;
@@ -60,7 +61,8 @@ std::shared_ptr<grpc::ServerCredentials> ServerTls(const TlsFiles& files, std::s
 std::shared_ptr<grpc::ChannelCredentials> ClientTls(const TlsFiles& files, std::string* error) {
   if (files.empty()) return grpc::InsecureChannelCredentials();
   grpc::SslCredentialsOptions options;
-  if (!ReadAll(files, &options.pem_cert_chain, &options.pem_private_key, &options.pem_root_certs, error)) return nullptr;
+  if (!ReadAll(files, &options.pem_cert_chain, &options.pem_private_key, &options.pem_root_certs, error))
+    return nullptr;
   return grpc::SslCredentials(options);
 }
 

@@ -1,7 +1,7 @@
 // TLS from files, and how a server's address is written.
 //
-// Both sides show certificates: the server accepts clients whose certificate the given authority signed, the client checks
-// the server's the same way. Not part of the client library.
+// Both sides show certificates: the server accepts clients whose certificate the given authority signed, the client
+// checks the server's the same way. Not part of the client library.
 #ifndef CUDA_REMOTE_PROTO_CONTROL_CREDENTIALS_H_
 #define CUDA_REMOTE_PROTO_CONTROL_CREDENTIALS_H_
 
@@ -27,8 +27,8 @@ std::shared_ptr<grpc::ServerCredentials> ServerTls(const TlsFiles& files, std::s
 // Without any files: no encryption.
 std::shared_ptr<grpc::ChannelCredentials> ClientTls(const TlsFiles& files, std::string* error);
 
-// "unix:/path/session.sock" or "unix:/path" (a folder) or "host:port" as gRPC wants it, for cr-server's gRPC services: on a
-// local server these listen on control.sock beside session.sock. *local: nothing leaves the machine.
+// "unix:/path/session.sock" or "unix:/path" (a folder) or "host:port" as gRPC wants it, for cr-server's gRPC services:
+// on a local server these listen on control.sock beside session.sock. *local: nothing leaves the machine.
 std::string ControlTarget(const std::string& address, bool* local);
 
 // Channel settings that relay, cr-ps and server share: message size, keep-alive.

@@ -20,9 +20,9 @@ constexpr int kGoodbyeMs = 2000;
 // Ring memory stays mapped as long as gRPC refers to it.
 grpc::Slice RingSlice(const std::shared_ptr<ring::RingMemory>& memory, const char* data, size_t bytes) {
   if (bytes <= kCopyBytes) return grpc::Slice(data, bytes);
-  return grpc::Slice(const_cast<char*>(data), bytes,
-                     [](void* keep) { delete static_cast<std::shared_ptr<ring::RingMemory>*>(keep); },
-                     new std::shared_ptr<ring::RingMemory>(memory));
+  return grpc::Slice(
+      const_cast<char*>(data), bytes, [](void* keep) { delete static_cast<std::shared_ptr<ring::RingMemory>*>(keep); },
+      new std::shared_ptr<ring::RingMemory>(memory));
 }
 
 }  // namespace
@@ -110,7 +110,8 @@ void TunnelEnd::FillAcknowledgements(TunnelMessage* message) {
 bool TunnelEnd::AcknowledgementsDue() const {
   for (const auto& in : in_) {
     const uint64_t consumed = std::min(in->writer->given_back(), in->position.load());
-    if (consumed - in->acknowledged.load() >= in->writer->capacity() / 8 && consumed > in->acknowledged.load()) return true;
+    if (consumed - in->acknowledged.load() >= in->writer->capacity() / 8 && consumed > in->acknowledged.load())
+      return true;
   }
   return false;
 }
@@ -160,7 +161,8 @@ void TunnelEnd::SendLoop(Out* out, TunnelStream* stream, std::atomic<bool>* stop
     if (ended_.load(std::memory_order_acquire)) break;
     bool backlog = false;
     if (first) {
-      for (const auto& in : in_) backlog = backlog || in->position.load() - in->acknowledged.load() >= in->writer->capacity() / 4;
+      for (const auto& in : in_)
+        backlog = backlog || in->position.load() - in->acknowledged.load() >= in->writer->capacity() / 4;
     }
     out->reader->Wait(backlog ? kAcknowledgeWaitMs : kIdleWaitMs);
   }
@@ -212,7 +214,8 @@ bool TunnelEnd::Receive(const TunnelMessage& message, const ReceivedFrames& fram
   char* where;
   const RingStatus status = in->writer->Reserve(bytes, &where);
   if (status != RingStatus::kOk) {
-    *error = status == RingStatus::kNotYet ? "more frames than there is room for" : "a batch is too long, or the ring's process moved it impossibly";
+    *error = status == RingStatus::kNotYet ? "more frames than there is room for"
+                                           : "a batch is too long, or the ring's process moved it impossibly";
     return false;
   }
   frames.CopyTo(skip, where);
@@ -227,7 +230,8 @@ bool TunnelEnd::Receive(const TunnelMessage& message, const ReceivedFrames& fram
   return true;
 }
 
-TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64_t>& peer_positions, std::string* reason) {
+TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64_t>& peer_positions,
+                                  std::string* reason) {
   if (failed_.load()) {
     *reason = end_reason();
     return Outcome::kFailed;
@@ -277,7 +281,8 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
   stop.store(true, std::memory_order_release);
   InterruptAll();
   // A sender may be stuck in a connection that does not move; a goodbye gets a moment.
-  for (int waited = 0; waited < kGoodbyeMs && senders.present.load() > 0; ++waited) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int waited = 0; waited < kGoodbyeMs && senders.present.load() > 0; ++waited)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (senders.present.load() > 0) stream->Cancel();
   for (std::thread& thread : threads) thread.join();
   if (outcome == Outcome::kPeerEnded) return outcome;

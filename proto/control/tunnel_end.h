@@ -1,17 +1,17 @@
-// What both ends of a tunnelled session do: send the frames of local rings, write what arrives to local rings, acknowledge, and
-// go on after a broken stream.
+// What both ends of a tunnelled session do: send the frames of local rings, write what arrives to local rings,
+// acknowledge, and go on after a broken stream.
 //
 //     application <-ring-> cr-relay [TunnelEnd] <--gRPC--> [TunnelEnd] cr-server <-ring-> worker
 //
-// A ring on one host and its counterpart on the other carry the same bytes at the same positions. The sender's ring is also
-// the store of what has not been acknowledged: room is given back to its producer only when the other end's consumer has
-// taken the bytes. So
+// A ring on one host and its counterpart on the other carry the same bytes at the same positions. The sender's ring is
+// also the store of what has not been acknowledged: room is given back to its producer only when the other end's
+// consumer has taken the bytes. So
 //   - nothing is copied for retransmission; after a broken stream the sender goes back to the receiver's position;
 //   - the sender never has more under way than the receiver's ring has room for: a receiver never waits, and
 //     acknowledgements are never stuck behind data.
 //
-// One TunnelEnd lives as long as the session; Run is called for each stream, one at a time. Frames that arrive are checked
-// for their shape (whole, within limits); what they mean is for the ring's consumer to check.
+// One TunnelEnd lives as long as the session; Run is called for each stream, one at a time. Frames that arrive are
+// checked for their shape (whole, within limits); what they mean is for the ring's consumer to check.
 //
 // Thread-safe: End, Interrupt, outstanding. Not part of the client library.
 #ifndef CUDA_REMOTE_PROTO_CONTROL_TUNNEL_END_H_
@@ -44,16 +44,16 @@ class TunnelEnd {
  public:
   enum class Side { kRelay, kServer };
   enum class Outcome {
-    kBroken,    // the stream ended without a word: resume
-    kPeerEnded, // the other end ended the session
-    kEnded,     // this end did (End), and has said so
-    kFailed,    // the other end, or the local ring, broke the rules; both sides are over
+    kBroken,     // the stream ended without a word: resume
+    kPeerEnded,  // the other end ended the session
+    kEnded,      // this end did (End), and has said so
+    kFailed,     // the other end, or the local ring, broke the rules; both sides are over
   };
 
   TunnelEnd(Side side, std::shared_ptr<ring::RingMemory> memory);
 
-  // Serves one stream until it ends. `peer_positions` is where the other end is in the rings that this end sends (request ring
-  // for the relay; reply and event ring for the server). *reason: one sentence unless kBroken.
+  // Serves one stream until it ends. `peer_positions` is where the other end is in the rings that this end sends
+  // (request ring for the relay; reply and event ring for the server). *reason: one sentence unless kBroken.
   Outcome Run(TunnelStream* stream, const std::vector<uint64_t>& peer_positions, std::string* reason);
 
   // Positions up to which the rings that this end receives have arrived: what the other end needs to resume.

@@ -177,9 +177,14 @@ bool DecodeTunnelOpen(std::string_view bytes, OpenMessage* open) {
         ok = reader.Get(&text);
         open->resume_token.assign(text);
         break;
-      case 3: ok = reader.Get(&open->reply_position); break;
-      case 4: ok = reader.Get(&open->event_position); break;
-      default: ok = reader.Skip();
+      case 3:
+        ok = reader.Get(&open->reply_position);
+        break;
+      case 4:
+        ok = reader.Get(&open->event_position);
+        break;
+      default:
+        ok = reader.Skip();
     }
     if (!ok) return false;
   }
@@ -210,9 +215,14 @@ bool DecodeTunnelOpened(std::string_view bytes, OpenedMessage* opened) {
         ok = reader.Get(&text);
         opened->resume_token.assign(text);
         break;
-      case 3: ok = reader.Get(&opened->request_position); break;
-      case 4: ok = reader.Get(&opened->grace_seconds); break;
-      default: ok = reader.Skip();
+      case 3:
+        ok = reader.Get(&opened->request_position);
+        break;
+      case 4:
+        ok = reader.Get(&opened->grace_seconds);
+        break;
+      default:
+        ok = reader.Skip();
     }
     if (!ok) return false;
   }

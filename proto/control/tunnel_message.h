@@ -1,8 +1,8 @@
-// Writing and reading tunnel messages (TunnelUp and TunnelDown of control.proto) as gRPC byte buffers, so that the frames go
-// from the ring to the network without being copied.
+// Writing and reading tunnel messages (TunnelUp and TunnelDown of control.proto) as gRPC byte buffers, so that the
+// frames go from the ring to the network without being copied.
 //
-// Both messages have the same shape: fields 1 (bytes), 2 and 3 (integers), 4 (string), 5 (integer) and 6 (bytes, last); so has
-// the struct here. What arrives is not trusted; parsing allocates little and reads nothing beyond the message.
+// Both messages have the same shape: fields 1 (bytes), 2 and 3 (integers), 4 (string), 5 (integer) and 6 (bytes, last);
+// so has the struct here. What arrives is not trusted; parsing allocates little and reads nothing beyond the message.
 //
 // Thread-safe: no state.
 #ifndef CUDA_REMOTE_PROTO_CONTROL_TUNNEL_MESSAGE_H_
@@ -26,11 +26,11 @@ inline constexpr uint64_t kBatchBytes = 1u << 20;
 inline constexpr uint64_t kMaxBatchBytes = 4u << 20;
 
 struct TunnelMessage {
-  std::string open;            // field 1: TunnelOpen or TunnelOpened
-  uint64_t acknowledged = 0;   // field 2: reply ring (up) or request ring (down)
-  uint64_t second = 0;         // field 3: event ring acknowledged (up) or which ring the frames are of (down)
-  std::string end;             // field 4: close (up) or end (down)
-  uint64_t position = 0;       // field 5
+  std::string open;           // field 1: TunnelOpen or TunnelOpened
+  uint64_t acknowledged = 0;  // field 2: reply ring (up) or request ring (down)
+  uint64_t second = 0;        // field 3: event ring acknowledged (up) or which ring the frames are of (down)
+  std::string end;            // field 4: close (up) or end (down)
+  uint64_t position = 0;      // field 5
 };
 
 // `frames` may be empty (no field 6 then). The buffer refers to the slice's memory.
@@ -46,7 +46,7 @@ class ReceivedFrames {
  private:
   friend bool DecodeTunnelMessage(const grpc::ByteBuffer&, TunnelMessage*, ReceivedFrames*);
   std::vector<grpc::Slice> slices_;
-  size_t first_ = 0;    // slice and offset in it where the frames begin
+  size_t first_ = 0;  // slice and offset in it where the frames begin
   size_t offset_ = 0;
   uint64_t size_ = 0;
 };

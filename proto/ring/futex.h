@@ -21,7 +21,8 @@ inline void FutexWait(std::atomic<uint32_t>* word, uint32_t value, int timeout_m
   timespec limit;
   limit.tv_sec = timeout_ms / 1000;
   limit.tv_nsec = long(timeout_ms % 1000) * 1000000;
-  syscall(SYS_futex, word, shared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, value, timeout_ms < 0 ? nullptr : &limit, nullptr, 0);
+  syscall(SYS_futex, word, shared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, value, timeout_ms < 0 ? nullptr : &limit, nullptr,
+          0);
 }
 
 // Wakes everybody who sleeps on the word.

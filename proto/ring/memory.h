@@ -1,8 +1,8 @@
 // The shared memory of a session, mapped: made by the worker, or mapped from a descriptor that came over a socket.
 //
-// Not thread-safe (mapping and unmapping); the memory itself is shared by design. Owns its mapping and its descriptor. A
-// descriptor from outside is checked before it is used: sealed against shrinking (else the peer could make every access a
-// bus error), of the right size, with sane capacities. Not inherited by fork's child.
+// Not thread-safe (mapping and unmapping); the memory itself is shared by design. Owns its mapping and its descriptor.
+// A descriptor from outside is checked before it is used: sealed against shrinking (else the peer could make every
+// access a bus error), of the right size, with sane capacities. Not inherited by fork's child.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.
 #ifndef CUDA_REMOTE_PROTO_RING_MEMORY_H_

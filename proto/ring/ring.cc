@@ -95,14 +95,16 @@ RingStatus RingReader::Peek(FrameHeader* header, const char** frame) {
   const uint64_t tail = control_->tail.load(std::memory_order_acquire);
   if (tail == next_) return RingStatus::kNotYet;
   const uint64_t used = tail - next_;
-  if (tail - freed() > capacity_ || used > capacity_ || used < sizeof(FrameHeader) || (tail | next_) % kFrameAlignment != 0) {
+  if (tail - freed() > capacity_ || used > capacity_ || used < sizeof(FrameHeader) ||
+      (tail | next_) % kFrameAlignment != 0) {
     return RingStatus::kCorrupt;
   }
   const char* const at = data_ + (next_ & (capacity_ - 1));
   memcpy(header, at, sizeof(*header));
   // What is checked below must be the copy, not the memory that the peer can still change.
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  if (!SaneFrame(*header) || FrameBytes(header->message_bytes, header->payload_bytes) > used) return RingStatus::kCorrupt;
+  if (!SaneFrame(*header) || FrameBytes(header->message_bytes, header->payload_bytes) > used)
+    return RingStatus::kCorrupt;
   *frame = at;
   return RingStatus::kOk;
 }

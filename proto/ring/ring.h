@@ -1,9 +1,9 @@
 // The two ends of one ring: RingWriter produces frames, RingReader consumes them.
 //
 // Single producer, single consumer: each end belongs to one thread at a time (its owner's lock or role sees to that).
-// Neither trusts the other: a position is copied, then checked against the end's own, and a header is copied out before it
-// is checked. A wrong one yields kCorrupt for ever after; the caller ends the session. No memory outside the ring is ever
-// touched, whatever the peer writes.
+// Neither trusts the other: a position is copied, then checked against the end's own, and a header is copied out before
+// it is checked. A wrong one yields kCorrupt for ever after; the caller ends the session. No memory outside the ring is
+// ever touched, whatever the peer writes.
 //
 // Non-owning: the RingMemory must outlive both. Nothing throws or allocates.
 //
@@ -76,8 +76,8 @@ class RingReader {
     head_.store(next_, std::memory_order_relaxed);
   }
 
-  // The next frame: *header is a copy, checked; *frame points to the frame in the ring (its header, which may have changed
-  // since, then message and payload).
+  // The next frame: *header is a copy, checked; *frame points to the frame in the ring (its header, which may have
+  // changed since, then message and payload).
   RingStatus Peek(FrameHeader* header, const char** frame);
   // Steps over the frame that Peek returned, leaving it in the ring.
   void Skip(const FrameHeader& header) { next_ += FrameBytes(header.message_bytes, header.payload_bytes); }

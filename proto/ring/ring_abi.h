@@ -5,7 +5,7 @@
 //            + 64 MiB   data area of the reply ring     worker -> client   64 MiB
 //            + 64 MiB   data area of the event ring     worker -> client    1 MiB
 //
-//     data area of one ring (capacity C, a power of two); positions only ever rise, a position's place is position mod C:
+//     data area of one ring; its capacity C is a power of two; positions only rise, their place is position mod C:
 //
 //           head                 tail
 //            |                    |
@@ -17,13 +17,14 @@
 //       | data area           | data area again     |
 //                        [ frame ]
 //
-// `tail` is written by the producer only, `head` by the consumer only; each stands on cache lines of its own. A frame is
-// complete before `tail` moves over it: between head and tail there are whole frames only, each padded to kFrameAlignment.
+// `tail` is written by the producer only, `head` by the consumer only; each stands on cache lines of its own. A frame
+// is complete before `tail` moves over it: between head and tail there are whole frames only, each padded to
+// kFrameAlignment.
 //
 // Parking: a side that finds nothing to do sets its parked flag to 1, looks once more, and sleeps on the flag (futex).
-// The other side, after moving its position, clears a set flag and wakes the sleeper. Nobody makes a system call while both
-// sides are busy, and a sleeping side costs nothing. A consumer wakes the producer only when half the ring is free, so that a
-// full ring does not end in a switch of threads for each frame.
+// The other side, after moving its position, clears a set flag and wakes the sleeper. Nobody makes a system call while
+// both sides are busy, and a sleeping side costs nothing. A consumer wakes the producer only when half the ring is
+// free, so that a full ring does not end in a switch of threads for each frame.
 //
 // States of one side:   RUNNING --nothing to do--> SPINNING --budget used up--> PARKED --doorbell--> RUNNING
 //
@@ -47,8 +48,8 @@ inline constexpr size_t kFrameAlignment = 8;
 enum RingIndex : int { kRequestRing = 0, kReplyRing = 1, kEventRing = 2, kRingCount = 3 };
 
 inline constexpr uint64_t kDefaultCapacity[kRingCount] = {64u << 20, 64u << 20, 1u << 20};
-// What a peer may offer. A frame takes at most half a ring, so with the default capacities only event frames (1 MiB ring) are
-// limited further than by kMaxMessageBytes and kMaxPayloadBytes.
+// What a peer may offer. A frame takes at most half a ring, so with the default capacities only event frames (1 MiB
+// ring) are limited further than by kMaxMessageBytes and kMaxPayloadBytes.
 inline constexpr uint64_t kMinCapacity = 64u << 10;
 inline constexpr uint64_t kMaxCapacity = 1u << 30;
 
@@ -63,7 +64,7 @@ static_assert(sizeof(RingControl) == 512);
 struct MemoryHeader {
   uint64_t magic;
   uint32_t version;
-  uint32_t header_bytes;                // kPageBytes
+  uint32_t header_bytes;  // kPageBytes
   uint64_t capacity[kRingCount];
   uint8_t reserved[512 - 16 - 8 * kRingCount];
   RingControl rings[kRingCount];

@@ -1,4 +1,5 @@
-// Fuzz target: a hostile peer's control words and ring contents, and batches of frames. Nothing may leave the ring's memory.
+// Fuzz target: a hostile peer's control words and ring contents, and batches of frames. Nothing may leave the ring's
+// memory.
 
 #include <cstring>
 
@@ -75,7 +76,8 @@ std::vector<std::string> FuzzSeeds() {
     std::string frames;
     for (uint32_t n : {0u, 8u, 100u, 3000u}) frames += Frame(n, n * 2);
     const uint64_t tail = head + frames.size();
-    seeds.push_back(std::string(reinterpret_cast<const char*>(&head), 8) + std::string(reinterpret_cast<const char*>(&tail), 8) + frames);
+    seeds.push_back(std::string(reinterpret_cast<const char*>(&head), 8) +
+                    std::string(reinterpret_cast<const char*>(&tail), 8) + frames);
     seeds.push_back(frames);
   }
   return seeds;

@@ -176,7 +176,8 @@ TEST(Ring, RewindReadsAgain) {
 
 TEST(Ring, HostilePositionsAreCorrupt) {
   // Whatever the producer claims, the reader stays inside its rules: kOk only for a sane frame.
-  const uint64_t tails[] = {1, 4, 31, 16, 24, kMinCapacity + 8, kMinCapacity * 2, uint64_t(-8), uint64_t(-1), uint64_t{1} << 63};
+  const uint64_t tails[] = {
+      1, 4, 31, 16, 24, kMinCapacity + 8, kMinCapacity * 2, uint64_t(-8), uint64_t(-1), uint64_t{1} << 63};
   for (uint64_t tail : tails) {
     auto memory = Small();
     RingReader reader(memory.get(), kRequestRing);
@@ -201,7 +202,8 @@ TEST(Ring, HostileHeadersAreCorrupt) {
   struct Case {
     uint32_t message, payload;
   };
-  const Case cases[] = {{kMaxMessageBytes + 1, 0}, {0, kMaxPayloadBytes + 1}, {UINT32_MAX, UINT32_MAX}, {4096, 0}, {0, 4096}};
+  const Case cases[] = {
+      {kMaxMessageBytes + 1, 0}, {0, kMaxPayloadBytes + 1}, {UINT32_MAX, UINT32_MAX}, {4096, 0}, {0, 4096}};
   for (const Case& c : cases) {
     auto memory = Small();
     RingReader reader(memory.get(), kRequestRing);
@@ -224,14 +226,17 @@ TEST(Ring, RandomScribblingNeverLeavesTheRing) {
     char* control = reinterpret_cast<char*>(memory->control(kRequestRing));
     for (int i = 0; i < 8; ++i) control[random() % sizeof(RingControl)] = char(random());
     for (int i = 0; i < 64; ++i) memory->data(kRequestRing)[random() % kMinCapacity] = char(random());
-    if (round % 2) memory->control(kRequestRing)->tail.store((memory->control(kRequestRing)->head.load() & ~7ull) + random() % 4096 / 8 * 8);
+    if (round % 2)
+      memory->control(kRequestRing)
+          ->tail.store((memory->control(kRequestRing)->head.load() & ~7ull) + random() % 4096 / 8 * 8);
     RingReader reader(memory.get(), kRequestRing);
     RingWriter writer(memory.get(), kRequestRing);
     FrameHeader header;
     const char* frame;
     for (int i = 0; i < 10 && reader.Peek(&header, &frame) == RingStatus::kOk; ++i) {
       ASSERT_GE(frame, memory->data(kRequestRing));
-      ASSERT_LE(frame + FrameBytes(header.message_bytes, header.payload_bytes), memory->data(kRequestRing) + 2 * kMinCapacity);
+      ASSERT_LE(frame + FrameBytes(header.message_bytes, header.payload_bytes),
+                memory->data(kRequestRing) + 2 * kMinCapacity);
       reader.Pop(header);
     }
     char* where;

@@ -1,8 +1,8 @@
 // Bounded, adaptive spinning: how long to look again and again before going to sleep.
 //
-// Spinning pays if the other side runs on another processor and answers within microseconds. So each waiting place keeps
-// a budget that grows when spinning met the event and shrinks when it did not, and on a machine with one or two usable
-// processors, where the spinner would take the time that the other side needs, there is next to none.
+// Spinning pays if the other side runs on another processor and answers within microseconds. So each waiting place
+// keeps a budget that grows when spinning met the event and shrinks when it did not, and on a machine with one or two
+// usable processors, where the spinner would take the time that the other side needs, there is next to none.
 //
 // Not thread-safe: one SpinBudget for each waiting place (a data race on the budget would only cost time, so callers
 // that share one use it under their own lock or role).

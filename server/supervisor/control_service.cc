@@ -6,7 +6,8 @@
 
 namespace cuda_remote::server {
 
-grpc::Status ControlService::GetServerInfo(grpc::ServerContext*, const control::ServerInfoRequest*, control::ServerInfo* reply) {
+grpc::Status ControlService::GetServerInfo(grpc::ServerContext*, const control::ServerInfoRequest*,
+                                           control::ServerInfo* reply) {
   const ServerFacts facts = supervisor_->Facts();
   reply->set_name(facts.name);
   reply->set_pid(uint32_t(facts.pid));
@@ -48,7 +49,8 @@ grpc::Status ControlService::ListSessions(grpc::ServerContext*, const control::L
 
 grpc::Status ControlService::EndSession(grpc::ServerContext* context, const control::EndSessionRequest* request,
                                         control::EndSessionReply* reply) {
-  const std::string reason = request->reason().empty() ? "ended by the operator" : "ended by the operator: " + request->reason();
+  const std::string reason =
+      request->reason().empty() ? "ended by the operator" : "ended by the operator: " + request->reason();
   reply->set_found(supervisor_->EndSession(request->id(), reason));
   if (reply->found()) spdlog::info("session {} is ended by request of {}", request->id(), context->peer());
   return grpc::Status::OK;

@@ -60,21 +60,26 @@ std::string Bytes(double bytes) {
 }
 
 void PrintJson(const control::ServerInfo& server, const control::ListSessionsReply& list) {
-  printf("{\n  \"server\": {\"name\": %s, \"pid\": %u, \"wire_version\": %u, \"warm_workers\": %u, \"sessions\": %u, "
-         "\"sessions_ever\": %" PRIu64 ", \"seconds\": %.3f, \"driver\": %s, \"software_gpu\": %s, \"worker_error\": %s},\n",
-         Quoted(server.name()).c_str(), server.pid(), server.wire_version(), server.warm_workers(), server.sessions(),
-         server.sessions_ever(), server.seconds(), Quoted(server.driver()).c_str(), server.software_gpu() ? "true" : "false",
-         Quoted(server.worker_error()).c_str());
+  printf(
+      "{\n  \"server\": {\"name\": %s, \"pid\": %u, \"wire_version\": %u, \"warm_workers\": %u, \"sessions\": %u, "
+      "\"sessions_ever\": %" PRIu64
+      ", \"seconds\": %.3f, \"driver\": %s, \"software_gpu\": %s, \"worker_error\": %s},\n",
+      Quoted(server.name()).c_str(), server.pid(), server.wire_version(), server.warm_workers(), server.sessions(),
+      server.sessions_ever(), server.seconds(), Quoted(server.driver()).c_str(),
+      server.software_gpu() ? "true" : "false", Quoted(server.worker_error()).c_str());
   printf("  \"sessions\": [");
   for (int i = 0; i < list.sessions_size(); ++i) {
     const control::SessionInfo& s = list.sessions(i);
-    printf("%s\n    {\"id\": %" PRIu64 ", \"pid\": %u, \"program\": %s, \"job\": %s, \"transport\": %s, \"peer\": %s, "
-           "\"worker_pid\": %u, \"gpu\": %d, \"driver\": %s, \"seconds\": %.3f, \"device_bytes\": %" PRIu64 ", \"calls\": %" PRIu64
-           ", \"bytes_in\": %" PRIu64 ", \"bytes_out\": %" PRIu64 ", \"calls_per_second\": %.1f, \"bytes_per_second\": %.1f, "
+    printf("%s\n    {\"id\": %" PRIu64
+           ", \"pid\": %u, \"program\": %s, \"job\": %s, \"transport\": %s, \"peer\": %s, "
+           "\"worker_pid\": %u, \"gpu\": %d, \"driver\": %s, \"seconds\": %.3f, \"device_bytes\": %" PRIu64
+           ", \"calls\": %" PRIu64 ", \"bytes_in\": %" PRIu64 ", \"bytes_out\": %" PRIu64
+           ", \"calls_per_second\": %.1f, \"bytes_per_second\": %.1f, "
            "\"replaying\": %s}",
-           i ? "," : "", s.id(), s.pid(), Quoted(s.program()).c_str(), Quoted(s.job()).c_str(), Quoted(s.transport()).c_str(),
-           Quoted(s.peer()).c_str(), s.worker_pid(), s.gpu(), Quoted(s.driver()).c_str(), s.seconds(), s.device_bytes(), s.calls(),
-           s.bytes_in(), s.bytes_out(), s.calls_per_second(), s.bytes_per_second(), s.replaying() ? "true" : "false");
+           i ? "," : "", s.id(), s.pid(), Quoted(s.program()).c_str(), Quoted(s.job()).c_str(),
+           Quoted(s.transport()).c_str(), Quoted(s.peer()).c_str(), s.worker_pid(), s.gpu(), Quoted(s.driver()).c_str(),
+           s.seconds(), s.device_bytes(), s.calls(), s.bytes_in(), s.bytes_out(), s.calls_per_second(),
+           s.bytes_per_second(), s.replaying() ? "true" : "false");
   }
   printf("%s]\n}\n", list.sessions_size() ? "\n  " : "");
 }
@@ -82,17 +87,18 @@ void PrintJson(const control::ServerInfo& server, const control::ListSessionsRep
 void PrintTable(const control::ServerInfo& server, const control::ListSessionsReply& list) {
   printf("%s: %s, %u session%s, %u warm worker%s, up %.0f s\n", server.name().c_str(),
          server.driver().empty() ? "no worker was ready yet" : server.driver().c_str(), server.sessions(),
-         server.sessions() == 1 ? "" : "s", server.warm_workers(), server.warm_workers() == 1 ? "" : "s", server.seconds());
+         server.sessions() == 1 ? "" : "s", server.warm_workers(), server.warm_workers() == 1 ? "" : "s",
+         server.seconds());
   if (!server.worker_error().empty()) printf("workers cannot start: %s\n", server.worker_error().c_str());
   if (list.sessions_size() == 0) return;
-  printf("%7s %8s %8s %3s %5s %10s %10s %11s %8s  %s\n", "SESSION", "PID", "WORKER", "GPU", "WAY", "MEMORY", "CALLS/S", "BYTES/S",
-         "SECONDS", "PROGRAM");
+  printf("%7s %8s %8s %3s %5s %10s %10s %11s %8s  %s\n", "SESSION", "PID", "WORKER", "GPU", "WAY", "MEMORY", "CALLS/S",
+         "BYTES/S", "SECONDS", "PROGRAM");
   for (const control::SessionInfo& s : list.sessions()) {
     const std::string job = s.job().empty() ? "" : " [" + s.job() + "]";
     printf("%7" PRIu64 " %8u %8s %3d %5s %10s %10.0f %11s %8.0f  %s%s%s\n", s.id(), s.pid(),
            s.worker_pid() ? std::to_string(s.worker_pid()).c_str() : "waits", s.gpu(), s.transport().c_str(),
-           Bytes(double(s.device_bytes())).c_str(), s.calls_per_second(), Bytes(s.bytes_per_second()).c_str(), s.seconds(),
-           s.program().c_str(), job.c_str(), s.peer().empty() ? "" : (" from " + s.peer()).c_str());
+           Bytes(double(s.device_bytes())).c_str(), s.calls_per_second(), Bytes(s.bytes_per_second()).c_str(),
+           s.seconds(), s.program().c_str(), job.c_str(), s.peer().empty() ? "" : (" from " + s.peer()).c_str());
   }
 }
 
@@ -103,8 +109,9 @@ int Main(int argc, char** argv) {
   uint64_t end = 0;
   CLI::App app("Shows the sessions of a cr-server.", "cr-ps");
   app.footer(kExamples);
-  app.add_option("--server", address, "unix:PATH of the server's socket or folder, or HOST:PORT (default: $CUDA_REMOTE_SERVER, "
-                                      "else this user's server here)");
+  app.add_option("--server", address,
+                 "unix:PATH of the server's socket or folder, or HOST:PORT (default: $CUDA_REMOTE_SERVER, "
+                 "else this user's server here)");
   app.add_flag("--json", json, "for programs");
   app.add_option("--end", end, "end the session of this number");
   app.add_option("--reason", reason, "with --end: what the program is told");
@@ -119,7 +126,9 @@ int Main(int argc, char** argv) {
   if (address.empty() && getenv("CUDA_REMOTE_SERVER")) address = getenv("CUDA_REMOTE_SERVER");
   if (address.empty()) {
     const char* const runtime = getenv("XDG_RUNTIME_DIR");
-    address = "unix:" + (runtime && *runtime ? std::string(runtime) + "/cuda-remote" : "/tmp/cuda-remote-" + std::to_string(geteuid())) +
+    address = "unix:" +
+              (runtime && *runtime ? std::string(runtime) + "/cuda-remote"
+                                   : "/tmp/cuda-remote-" + std::to_string(geteuid())) +
               "/session.sock";
   }
   bool local;
@@ -131,7 +140,8 @@ int Main(int argc, char** argv) {
     fprintf(stderr, "cr-ps: %s\n", error.c_str());
     return kExitUsage;
   }
-  const auto stub = control::Control::NewStub(grpc::CreateCustomChannel(target, credentials, control::ClientArguments()));
+  const auto stub =
+      control::Control::NewStub(grpc::CreateCustomChannel(target, credentials, control::ClientArguments()));
   const auto failed = [&](const grpc::Status& status) {
     fprintf(stderr, "cr-ps: no answer from the server at %s: %s\n", address.c_str(), status.error_message().c_str());
     return kExitNoServer;

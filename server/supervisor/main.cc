@@ -38,7 +38,8 @@ Examples:
 
 Sockets: DIR/session.sock for jobs, DIR/control.sock for cr-ps. Both serve the same user only.
 
-Exit codes: 0 ended by SIGTERM or SIGINT, 1 failure while running, 2 wrong use, 3 cannot listen (folder or address in use).
+Exit codes: 0 ended by SIGTERM or SIGINT, 1 failure while running, 2 wrong use,
+3 cannot listen (folder or address in use).
 )";
 
 std::string DefaultDirectory() {
@@ -53,20 +54,26 @@ int Main(int argc, char** argv) {
   CLI::App app("Serves this machine's GPU to CUDA programs that run under cr-run.", "cr-server");
   app.footer(kExamples);
   app.set_version_flag("--version", "cr-server, wire version " + std::to_string(kWireVersion));
-  app.add_option("--dir", options.directory, "folder for the sockets (default: $XDG_RUNTIME_DIR/cuda-remote or /tmp/cuda-remote-UID)");
+  app.add_option("--dir", options.directory,
+                 "folder for the sockets (default: $XDG_RUNTIME_DIR/cuda-remote or /tmp/cuda-remote-UID)");
   app.add_option("--listen", options.listen, "also serve other hosts, at HOST:PORT (port 0: any free one)");
   app.add_option("--tls-cert", options.tls.cert, "this server's certificate, PEM (or CUDA_REMOTE_TLS_CERT)");
   app.add_option("--tls-key", options.tls.key, "its key (or CUDA_REMOTE_TLS_KEY)");
   app.add_option("--tls-ca", options.tls.ca, "who signs the clients' certificates (or CUDA_REMOTE_TLS_CA)");
   app.add_flag("--insecure-tcp", options.insecure_tcp,
                "listen without encryption and without asking who it is: anybody who reaches the port can use the GPU");
-  app.add_option("--workers", options.workers, "workers kept ready for new sessions")->capture_default_str()->check(CLI::Range(0, 64));
+  app.add_option("--workers", options.workers, "workers kept ready for new sessions")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 64));
   app.add_option("--gpu", options.gpu, "serve this GPU only (ordinal)")->check(CLI::Range(0, 255));
-  app.add_option("--driver", options.driver, "driver library (default: libcuda.so.1 if it finds a GPU, else the software GPU)");
+  app.add_option("--driver", options.driver,
+                 "driver library (default: libcuda.so.1 if it finds a GPU, else the software GPU)");
   app.add_option("--memory-limit", options.memory_limit, "device memory that one session may hold, as in 8GB")
       ->transform(CLI::AsSizeValue(false));
-  app.add_option("--max-sessions", options.max_sessions, "sessions at a time; 0: no limit")->check(CLI::NonNegativeNumber);
-  app.add_option("--grace", options.grace_seconds, "seconds that a remote session waits for its broken connection to come back")
+  app.add_option("--max-sessions", options.max_sessions, "sessions at a time; 0: no limit")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--grace", options.grace_seconds,
+                 "seconds that a remote session waits for its broken connection to come back")
       ->capture_default_str()
       ->check(CLI::Range(0, 86400));
   app.add_option("--worker", options.worker, "path of cr-worker (default: beside cr-server)");
@@ -148,7 +155,8 @@ int Main(int argc, char** argv) {
   std::string ready = "cr-server ready: unix:" + SessionSocketPath(options.directory);
   if (tcp_credentials) {
     ready += " tcp:" + options.listen.substr(0, options.listen.rfind(':')) + ":" + std::to_string(port);
-    if (options.insecure_tcp) spdlog::warn("--insecure-tcp: anybody who reaches port {} can use the GPU, and read what is sent", port);
+    if (options.insecure_tcp)
+      spdlog::warn("--insecure-tcp: anybody who reaches port {} can use the GPU, and read what is sent", port);
   }
   spdlog::info("serving {}", ready.substr(strlen("cr-server ready: ")));
   ready += "\n";

@@ -14,13 +14,13 @@ struct Options {
   std::string listen;     // --listen host:port; empty: Unix sockets only
   control::TlsFiles tls;  // --tls-cert, --tls-key, --tls-ca
   bool insecure_tcp = false;
-  int workers = 1;        // warm workers kept ready
+  int workers = 1;  // warm workers kept ready
   int gpu = -1;
   std::string driver;
-  std::string worker;     // path of cr-worker
+  std::string worker;  // path of cr-worker
   uint64_t memory_limit = 0;
-  int max_sessions = 0;   // 0: no limit
-  int grace_seconds = 60; // how long a session outlives its broken connection
+  int max_sessions = 0;    // 0: no limit
+  int grace_seconds = 60;  // how long a session outlives its broken connection
   std::string log_level = "info";
   int ready_fd = -1;
 };

@@ -36,7 +36,8 @@ std::string DescribeStatus(int status) {
   if (WIFEXITED(status)) return "exited with code " + std::to_string(WEXITSTATUS(status));
   if (WIFSIGNALED(status)) {
     const char* const name = sigabbrev_np(WTERMSIG(status));
-    return std::string("was killed by ") + (name ? std::string("SIG") + name : "signal " + std::to_string(WTERMSIG(status)));
+    return std::string("was killed by ") +
+           (name ? std::string("SIG") + name : "signal " + std::to_string(WTERMSIG(status)));
   }
   return "ended";
 }
@@ -149,7 +150,9 @@ void Supervisor::Run() {
     signalfd_siginfo signal;
     while (waiting[1].revents && read(signal_fd_, &signal, sizeof(signal)) == sizeof(signal)) {
       if (signal.ssi_signo == SIGCHLD) continue;  // Reap looks for itself
-      spdlog::info("{}: shutting down", signal.ssi_signo == SIGTERM ? "SIGTERM" : signal.ssi_signo == SIGINT ? "SIGINT" : "SIGHUP");
+      spdlog::info("{}: shutting down", signal.ssi_signo == SIGTERM  ? "SIGTERM"
+                                        : signal.ssi_signo == SIGINT ? "SIGINT"
+                                                                     : "SIGHUP");
       if (stopping_) stop_deadline_ = Clock::now();
       BeginShutdown();
     }
@@ -254,7 +257,8 @@ void Supervisor::Refuse(int socket, const std::string& why) {
 
 void Supervisor::AssignWaiting() {
   while (!waiting_.empty()) {
-    const auto worker = std::find_if(workers_.begin(), workers_.end(), [](const Worker& w) { return w.state == Worker::kReady; });
+    const auto worker =
+        std::find_if(workers_.begin(), workers_.end(), [](const Worker& w) { return w.state == Worker::kReady; });
     if (worker == workers_.end()) return;
     const uint64_t id = waiting_.front();
     waiting_.pop_front();
@@ -284,9 +288,9 @@ void Supervisor::AssignWaiting() {
     worker->state = Worker::kServing;
     worker->session = id;
     const Hello& hello = session.info.hello;
-    spdlog::info("session {} started: {} pid {} {}{}{} on worker {}, {}", id, session.info.transport, hello.pid, hello.program,
-                 hello.job.empty() ? "" : ", job " + hello.job, session.info.peer.empty() ? "" : ", from " + session.info.peer,
-                 worker->pid, worker->ready.driver);
+    spdlog::info("session {} started: {} pid {} {}{}{} on worker {}, {}", id, session.info.transport, hello.pid,
+                 hello.program, hello.job.empty() ? "" : ", job " + hello.job,
+                 session.info.peer.empty() ? "" : ", from " + session.info.peer, worker->pid, worker->ready.driver);
   }
 }
 
@@ -315,10 +319,12 @@ void Supervisor::StartWorker() {
     start_again_ = Clock::now() + kFailurePause;
     return;
   }
-  std::vector<std::string> command = {options_.worker, "--link-fd", std::to_string(kWorkerLinkFd), "--log-level", options_.log_level};
+  std::vector<std::string> command = {options_.worker, "--link-fd", std::to_string(kWorkerLinkFd), "--log-level",
+                                      options_.log_level};
   if (!options_.driver.empty()) command.insert(command.end(), {"--driver", options_.driver});
   if (options_.gpu >= 0) command.insert(command.end(), {"--gpu", std::to_string(options_.gpu)});
-  if (options_.memory_limit > 0) command.insert(command.end(), {"--memory-limit", std::to_string(options_.memory_limit)});
+  if (options_.memory_limit > 0)
+    command.insert(command.end(), {"--memory-limit", std::to_string(options_.memory_limit)});
   const pid_t pid = SpawnWorker(command, sockets[1], &error);
   close(sockets[1]);
   if (pid < 0) {
@@ -371,7 +377,8 @@ void Supervisor::ReadLink(Worker* worker) {
         start_failures_ = 0;
         worker_error_.clear();
         last_ready_ = ready;
-        spdlog::debug("worker {} is ready after {:.2f} s: {}", worker->pid, Seconds(Clock::now() - worker->since), ready.driver);
+        spdlog::debug("worker {} is ready after {:.2f} s: {}", worker->pid, Seconds(Clock::now() - worker->since),
+                      ready.driver);
         break;
       }
       case PacketType::kStats: {
@@ -425,7 +432,8 @@ void Supervisor::WorkerGone(Worker* worker, int status) {
       if (stopping_) break;
       ++start_failures_;
       start_again_ = Clock::now() + kFailurePause;
-      worker_error_ = !worker->end_reason.empty() ? worker->end_reason : "cr-worker " + DescribeStatus(status) + " while it started";
+      worker_error_ = !worker->end_reason.empty() ? worker->end_reason
+                                                  : "cr-worker " + DescribeStatus(status) + " while it started";
       spdlog::error("worker {}: {}", worker->pid, worker_error_);
       if (start_failures_ == 3) spdlog::error("no more warm workers are started until a client asks for one");
       if (!waiting_.empty()) {
@@ -452,9 +460,9 @@ void Supervisor::EndOfSession(uint64_t id, const std::string& reason, bool crash
   if (found == sessions_.end()) return;
   Session& session = found->second;
   if (session.socket >= 0) Refuse(session.socket, reason);
-  const std::string line = fmt::format("session {} ended after {:.1f} s: {} ({} calls, pid {})", id,
-                                       Seconds(Clock::now() - session.started), reason, session.info.stats.calls,
-                                       session.info.hello.pid);
+  const std::string line =
+      fmt::format("session {} ended after {:.1f} s: {} ({} calls, pid {})", id, Seconds(Clock::now() - session.started),
+                  reason, session.info.stats.calls, session.info.hello.pid);
   if (crashed) {
     spdlog::error("{}", line);
   } else {
@@ -503,12 +511,13 @@ void Supervisor::BeginShutdown() {
   for (uint64_t id : waiting) EndOfSession(id, "the server is shutting down", false);
 }
 
-uint64_t Supervisor::SubmitClient(int socket, const Hello& hello, const std::string& transport, const std::string& peer) {
+uint64_t Supervisor::SubmitClient(int socket, const Hello& hello, const std::string& transport,
+                                  const std::string& peer) {
   uint64_t id;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    // This takes a ready worker if there is one. Workers are started by the event loop's thread only: their parent-death
-    // signal follows that thread.
+    // This takes a ready worker if there is one. Workers are started by the event loop's thread only: their
+    // parent-death signal follows that thread.
     id = Admit(socket, hello, transport, peer);
   }
   Wake();

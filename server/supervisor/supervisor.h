@@ -1,14 +1,14 @@
 // The supervisor: listens, keeps workers warm, gives each session a worker, and cleans up after it.
 //
-// It never touches CUDA, and it reads nothing of a local session but its Hello: the client's socket goes to the worker. One
-// thread runs the event loop (Run) and does everything that concerns processes; the gRPC services call in from their own
-// threads through the functions marked so.
+// It never touches CUDA, and it reads nothing of a local session but its Hello: the client's socket goes to the worker.
+// One thread runs the event loop (Run) and does everything that concerns processes; the gRPC services call in from
+// their own threads through the functions marked so.
 //
 //     session:  waiting for a worker -> served -> ended      worker:  starting -> ready -> serving -> gone
 //
-// Each worker is a process group of its own with a link (server/worker_link). It is killed with its group when its session
-// ends, when the supervisor ends (also by SIGKILL: parent-death signal and end of file on the link), or when it does not
-// follow a Stop in time. A worker's crash ends its session and nothing else.
+// Each worker is a process group of its own with a link (server/worker_link). It is killed with its group when its
+// session ends, when the supervisor ends (also by SIGKILL: parent-death signal and end of file on the link), or when it
+// does not follow a Stop in time. A worker's crash ends its session and nothing else.
 #ifndef CUDA_REMOTE_SERVER_SUPERVISOR_SUPERVISOR_H_
 #define CUDA_REMOTE_SERVER_SUPERVISOR_SUPERVISOR_H_
 

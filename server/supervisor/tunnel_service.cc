@@ -62,7 +62,9 @@ TunnelService::TunnelService(Supervisor* supervisor) : supervisor_(supervisor) {
   AddMethod(new grpc::internal::RpcServiceMethod(
       control::kTunnelMethod, grpc::internal::RpcMethod::BIDI_STREAMING,
       new grpc::internal::BidiStreamingHandler<TunnelService, grpc::ByteBuffer, grpc::ByteBuffer>(
-          [](TunnelService* service, grpc::ServerContext* context, Stream* stream) { return service->Serve(context, stream); },
+          [](TunnelService* service, grpc::ServerContext* context, Stream* stream) {
+            return service->Serve(context, stream);
+          },
           this)));
   janitor_ = std::thread([this] { JanitorLoop(); });
 }
@@ -136,7 +138,8 @@ std::shared_ptr<TunnelService::Tunnel> TunnelService::Open(const std::string& he
   supervisor_->SubmitClient(sockets[0], hello, "grpc", peer);
   Packet packet;
   ChannelStatus status = ChannelStatus::kTimeout;
-  for (int waited = 0; status == ChannelStatus::kTimeout && waited < kWelcomeTimeoutMs && !context->IsCancelled(); waited += 100) {
+  for (int waited = 0; status == ChannelStatus::kTimeout && waited < kWelcomeTimeoutMs && !context->IsCancelled();
+       waited += 100) {
     status = ReceivePacket(sockets[1], &packet, 100);
   }
   Welcome welcome;
@@ -223,7 +226,8 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
     // A connection that the server still believes in gives way to the new one.
     generation = ++tunnel->generation;
     if (tunnel->context) tunnel->context->TryCancel();
-    if (!changed_.wait_for(lock, std::chrono::seconds(20), [&] { return !tunnel->context || tunnel->generation != generation; }) ||
+    if (!changed_.wait_for(lock, std::chrono::seconds(20),
+                           [&] { return !tunnel->context || tunnel->generation != generation; }) ||
         tunnel->generation != generation || tunnels_.count(tunnel->token) == 0) {
       return fail(grpc::StatusCode::ABORTED, "another connection took this session over");
     }
@@ -247,7 +251,8 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
     tunnel->context = nullptr;
     if (outcome == TunnelEnd::Outcome::kBroken && !stopping_) {
       if (!tunnel->worker_gone) {
-        spdlog::warn("session {}: its connection broke; waiting {} s for a new one", tunnel->session, opened.grace_seconds);
+        spdlog::warn("session {}: its connection broke; waiting {} s for a new one", tunnel->session,
+                     opened.grace_seconds);
       }
       tunnel->expires = Clock::now() + std::chrono::seconds(supervisor_->options().grace_seconds);
       changed_.notify_all();

@@ -1,8 +1,8 @@
 // The gRPC service Sessions: sessions whose client is behind a cr-relay on another host.
 //
-// For each one the supervisor plays the worker's client: it holds one end of a socket pair and the worker's rings, and a
-// TunnelEnd carries them over the stream. When the stream breaks, the session waits for a new one with its resume token;
-// after the grace period it is ended. When the worker ends, the relay is told why.
+// For each one the supervisor plays the worker's client: it holds one end of a socket pair and the worker's rings, and
+// a TunnelEnd carries them over the stream. When the stream breaks, the session waits for a new one with its resume
+// token; after the grace period it is ended. When the worker ends, the relay is told why.
 //
 // The messages are gRPC byte buffers, so the handler is registered by hand, in the way that generated code does it.
 // Thread-safe. Shutdown ends all sessions and waits for the handlers.
@@ -38,8 +38,8 @@ class TunnelService final : public grpc::Service {
  private:
   struct Tunnel;
   grpc::Status Serve(grpc::ServerContext* context, Stream* stream);
-  std::shared_ptr<Tunnel> Open(const std::string& hello, const std::string& peer, grpc::ServerContext* context, std::string* welcome,
-                               std::string* error);
+  std::shared_ptr<Tunnel> Open(const std::string& hello, const std::string& peer, grpc::ServerContext* context,
+                               std::string* welcome, std::string* error);
   void WatchWorker(std::shared_ptr<Tunnel> tunnel);
   void Forget(const std::shared_ptr<Tunnel>& tunnel);
   void JanitorLoop();

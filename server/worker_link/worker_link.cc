@@ -31,18 +31,25 @@ bool DecodeReady(std::string_view bytes, WorkerReady* ready) {
     bool ok;
     std::string_view text;
     switch (reader.field()) {
-      case 1: ok = reader.Get(&ready->gpu); break;
+      case 1:
+        ok = reader.Get(&ready->gpu);
+        break;
       case 2:
         ok = reader.Get(&text);
         ready->driver.assign(text);
         break;
-      case 3: ok = reader.Get(&ready->devices); break;
-      case 4: ok = reader.Get(&ready->software); break;
+      case 3:
+        ok = reader.Get(&ready->devices);
+        break;
+      case 4:
+        ok = reader.Get(&ready->software);
+        break;
       case 5:
         ok = reader.Get(&text);
         ready->error.assign(text);
         break;
-      default: ok = reader.Skip();
+      default:
+        ok = reader.Skip();
     }
     if (!ok) return false;
   }
@@ -65,14 +72,21 @@ bool DecodeAssign(std::string_view bytes, WorkerAssign* assign) {
     bool ok;
     std::string_view text;
     switch (reader.field()) {
-      case 1: ok = reader.Get(&assign->session); break;
-      case 2: ok = reader.Get(&assign->shared_memory); break;
+      case 1:
+        ok = reader.Get(&assign->session);
+        break;
+      case 2:
+        ok = reader.Get(&assign->shared_memory);
+        break;
       case 3:
         ok = reader.Get(&text);
         assign->server.assign(text);
         break;
-      case 4: ok = reader.Get(&text) && DecodeHello(text, &assign->hello); break;
-      default: ok = reader.Skip();
+      case 4:
+        ok = reader.Get(&text) && DecodeHello(text, &assign->hello);
+        break;
+      default:
+        ok = reader.Skip();
     }
     if (!ok) return false;
   }
@@ -92,11 +106,20 @@ bool DecodeStats(std::string_view bytes, WorkerStats* stats) {
   while (reader.Next()) {
     bool ok;
     switch (reader.field()) {
-      case 1: ok = reader.Get(&stats->device_bytes); break;
-      case 2: ok = reader.Get(&stats->calls); break;
-      case 3: ok = reader.Get(&stats->bytes_in); break;
-      case 4: ok = reader.Get(&stats->bytes_out); break;
-      default: ok = reader.Skip();
+      case 1:
+        ok = reader.Get(&stats->device_bytes);
+        break;
+      case 2:
+        ok = reader.Get(&stats->calls);
+        break;
+      case 3:
+        ok = reader.Get(&stats->bytes_in);
+        break;
+      case 4:
+        ok = reader.Get(&stats->bytes_out);
+        break;
+      default:
+        ok = reader.Skip();
     }
     if (!ok) return false;
   }

@@ -1,5 +1,5 @@
-// The link between cr-server (supervisor) and one cr-worker: a SEQPACKET socket pair, the worker's end at a descriptor that
-// the command line names.
+// The link between cr-server (supervisor) and one cr-worker: a SEQPACKET socket pair, the worker's end at a descriptor
+// that the command line names.
 //
 //     cr-worker --link-fd 3 [--driver PATH] [--gpu N] [--memory-limit BYTES] [--log-level LEVEL]
 //
@@ -32,11 +32,11 @@ namespace cuda_remote::server {
 inline constexpr int kWorkerLinkFd = 3;
 
 struct WorkerReady {
-  int32_t gpu = 0;           // ordinal that is warm
-  std::string driver;        // for log lines: path and version, "softgpu", ...
+  int32_t gpu = 0;     // ordinal that is warm
+  std::string driver;  // for log lines: path and version, "softgpu", ...
   uint32_t devices = 0;
   bool software = false;
-  std::string error;         // not empty: this worker cannot serve; the session gets this sentence
+  std::string error;  // not empty: this worker cannot serve; the session gets this sentence
 };
 
 struct WorkerAssign {
@@ -48,9 +48,9 @@ struct WorkerAssign {
 };
 
 struct WorkerStats {
-  uint64_t device_bytes = 0;   // device memory that the session holds now
-  uint64_t calls = 0;          // requests executed so far
-  uint64_t bytes_in = 0;       // payload bytes from and to the client so far
+  uint64_t device_bytes = 0;  // device memory that the session holds now
+  uint64_t calls = 0;         // requests executed so far
+  uint64_t bytes_in = 0;      // payload bytes from and to the client so far
   uint64_t bytes_out = 0;
 };
 

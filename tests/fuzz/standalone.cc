@@ -1,4 +1,5 @@
-// Driver for fuzz targets where libFuzzer is not: gives the target every seed, then mutations of seeds, for a bounded time.
+// Driver for fuzz targets where libFuzzer is not: gives the target every seed, then mutations of seeds, for a bounded
+// time.
 //
 // Usage: TARGET [--seconds N] [--seed N] [FILE ...]     FILEs: run just these inputs
 //
@@ -41,8 +42,22 @@ std::string Mutate(const std::vector<std::string>& seeds, Random& random) {
         break;
       case 5: {
         // Numbers that are limits of something.
-        static const uint64_t kLimits[] = {0, 1, 7, 8, 0x7f, 0x80, 0xff, 0xffff, 0x100000, 0x100001, 0x7fffffff, 0xffffffff,
-                                           uint64_t{1} << 32, uint64_t{1} << 63, UINT64_MAX, UINT64_MAX - 7};
+        static const uint64_t kLimits[] = {0,
+                                           1,
+                                           7,
+                                           8,
+                                           0x7f,
+                                           0x80,
+                                           0xff,
+                                           0xffff,
+                                           0x100000,
+                                           0x100001,
+                                           0x7fffffff,
+                                           0xffffffff,
+                                           uint64_t{1} << 32,
+                                           uint64_t{1} << 63,
+                                           UINT64_MAX,
+                                           UINT64_MAX - 7};
         const uint64_t value = kLimits[random() % (sizeof(kLimits) / sizeof(kLimits[0]))];
         const size_t bytes = size_t{1} << random() % 4;
         if (at + bytes <= input.size()) memcpy(&input[at], &value, bytes);
@@ -64,7 +79,9 @@ std::string Mutate(const std::vector<std::string>& seeds, Random& random) {
   return input;
 }
 
-void Run(const std::string& input) { LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(input.data()), input.size()); }
+void Run(const std::string& input) {
+  LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(input.data()), input.size());
+}
 
 }  // namespace
 

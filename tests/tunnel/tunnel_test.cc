@@ -1,5 +1,5 @@
-// cr-server, cr-relay and cr-ps as processes, with a worker that needs no CUDA. Programs are found in Bazel's runfiles, or in
-// the folder that CR_TEST_PROGRAMS names.
+// cr-server, cr-relay and cr-ps as processes, with a worker that needs no CUDA. Programs are found in Bazel's runfiles,
+// or in the folder that CR_TEST_PROGRAMS names.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -219,21 +219,28 @@ class Tunnel : public testing::Test {
   std::string Relay() const { return Path("relay.sock"); }
 
   void StartServer(std::vector<std::string> more = {}, bool tcp = true) {
-    std::vector<std::string> command = {Program("server/supervisor", "cr-server"), "--dir", Path("server"), "--worker",
-                                        Program("server/supervisor", "test_worker"), "--log-level", "debug"};
+    std::vector<std::string> command = {
+        Program("server/supervisor", "cr-server"),   "--dir",       Path("server"), "--worker",
+        Program("server/supervisor", "test_worker"), "--log-level", "debug"};
     if (tcp) {
       command.insert(command.end(), {"--listen", "127.0.0.1:0"});
       if (more.empty() || more[0] != "--tls-cert") command.push_back("--insecure-tcp");
     }
     command.insert(command.end(), more.begin(), more.end());
     server_ = std::make_unique<Process>(command, Path("server" + std::to_string(++starts_) + ".log"));
-    ASSERT_TRUE(Eventually([&] { return server_->log().find("cr-server ready: ") != std::string::npos; })) << server_->log();
+    ASSERT_TRUE(Eventually([&] { return server_->log().find("cr-server ready: ") != std::string::npos; }))
+        << server_->log();
     const std::string log = server_->log();
     if (tcp) port_ = atoi(log.c_str() + log.find("127.0.0.1:", log.find("cr-server ready: ")) + 10);
   }
   void StartRelay(int port, std::vector<std::string> more = {}) {
-    std::vector<std::string> command = {Program("client/relay", "cr-relay"), "--connect", "127.0.0.1:" + std::to_string(port),
-                                        "--socket", Relay(), "--log-level", "debug"};
+    std::vector<std::string> command = {Program("client/relay", "cr-relay"),
+                                        "--connect",
+                                        "127.0.0.1:" + std::to_string(port),
+                                        "--socket",
+                                        Relay(),
+                                        "--log-level",
+                                        "debug"};
     command.insert(command.end(), more.begin(), more.end());
     relay_ = std::make_unique<Process>(command, Path("relay" + std::to_string(++starts_) + ".log"));
     ASSERT_TRUE(Eventually([&] { return relay_->log().find("cr-relay ready") != std::string::npos; })) << relay_->log();
@@ -257,7 +264,8 @@ class Tunnel : public testing::Test {
   }
   std::vector<pid_t> Workers() const {
     std::vector<pid_t> found;
-    std::istringstream list(ReadFile("/proc/" + std::to_string(server_->pid()) + "/task/" + std::to_string(server_->pid()) + "/children"));
+    std::istringstream list(
+        ReadFile("/proc/" + std::to_string(server_->pid()) + "/task/" + std::to_string(server_->pid()) + "/children"));
     for (pid_t pid; list >> pid;) found.push_back(pid);
     return found;
   }
@@ -296,11 +304,13 @@ void Exercise(ClientChannel* channel) {
   char out[64];
   for (int i = 0; i < 200; ++i) {
     const std::string text = "text " + std::to_string(i);
-    ASSERT_EQ(channel->Call(Header(kEcho), text, text, out, sizeof(out), &reply), ChannelStatus::kOk) << channel->end_reason();
+    ASSERT_EQ(channel->Call(Header(kEcho), text, text, out, sizeof(out), &reply), ChannelStatus::kOk)
+        << channel->end_reason();
     ASSERT_EQ(reply.message, text);
     ASSERT_EQ(std::string(out, reply.payload_bytes), text);
   }
-  for (int i = 0; i < 5000; ++i) ASSERT_EQ(channel->Send(Header(kCount), std::string(100, 'x'), ""), ChannelStatus::kOk);
+  for (int i = 0; i < 5000; ++i)
+    ASSERT_EQ(channel->Send(Header(kCount), std::string(100, 'x'), ""), ChannelStatus::kOk);
   ASSERT_EQ(channel->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
   ASSERT_EQ(Number(reply.message), 5001u);
   const std::string big(20 << 20, 'b');
@@ -349,7 +359,8 @@ TEST_F(Tunnel, SeveralSessionsThroughOneRelay) {
     threads.emplace_back([&wrong, channel = std::move(channel)] {
       Reply reply;
       for (int i = 1; i <= 500; ++i) {
-        wrong += channel->Call(Header(kCount), "", "", nullptr, 0, &reply) != ChannelStatus::kOk || Number(reply.message) != uint64_t(i);
+        wrong += channel->Call(Header(kCount), "", "", nullptr, 0, &reply) != ChannelStatus::kOk ||
+                 Number(reply.message) != uint64_t(i);
       }
     });
   }
@@ -401,13 +412,15 @@ TEST_F(Tunnel, CutConnectionsAreResumed) {
   const auto start = std::chrono::steady_clock::now();
   bool ok = true;
   for (int round = 0; ok && (round < 15 || cuts < 5); ++round) {
-    for (int i = 0; i < 300; ++i) ok = ok && channel->Send(Header(kCount), std::string(size_t(i), 'x'), "") == ChannelStatus::kOk;
+    for (int i = 0; i < 300; ++i)
+      ok = ok && channel->Send(Header(kCount), std::string(size_t(i), 'x'), "") == ChannelStatus::kOk;
     ok = ok && channel->Send(Header(kCount), "", up) == ChannelStatus::kOk;
     ok = ok && channel->Call(Header(kCount), "", "", nullptr, 0, &reply) == ChannelStatus::kOk;
     count += 302;
     EXPECT_EQ(Number(reply.message), count);
     down.assign(down.size(), 0);
-    ok = ok && channel->Call(Header(kBytes), AsBytes(down.size()), "", &down[0], down.size(), &reply) == ChannelStatus::kOk;
+    ok = ok &&
+         channel->Call(Header(kBytes), AsBytes(down.size()), "", &down[0], down.size(), &reply) == ChannelStatus::kOk;
     EXPECT_TRUE(IsPattern(down));
     ok = ok && Number(reply.message) == 0 && std::chrono::steady_clock::now() - start < std::chrono::seconds(100);
     // Events are resumed as well.
@@ -435,8 +448,11 @@ TEST_F(Tunnel, ConnectionThatDoesNotComeBackEndsTheSession) {
   proxy.Cut();
   EXPECT_EQ(channel->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kClosed);
   EXPECT_NE(channel->end_reason().find("did not come back"), std::string::npos) << channel->end_reason();
-  EXPECT_TRUE(Eventually([&] { return server_->log().find("the connection to the client did not come back") != std::string::npos; }));
-  EXPECT_TRUE(Eventually([&] { return Ps({"--server", "unix:" + Session(), "--json"}).find("\"sessions\": []") != std::string::npos; }));
+  EXPECT_TRUE(Eventually(
+      [&] { return server_->log().find("the connection to the client did not come back") != std::string::npos; }));
+  EXPECT_TRUE(Eventually([&] {
+    return Ps({"--server", "unix:" + Session(), "--json"}).find("\"sessions\": []") != std::string::npos;
+  }));
 }
 
 TEST_F(Tunnel, ServerGoneForGoodIsReported) {
@@ -483,11 +499,13 @@ TEST_F(Tunnel, ClientKilledFreesItsWorker) {
     }
     char byte;
     ASSERT_EQ(read(ready[0], &byte, 1), 1);
-    EXPECT_NE(Ps({"--server", "unix:" + Path("server"), "--json"}).find("\"program\": \"/test/program\""), std::string::npos);
+    EXPECT_NE(Ps({"--server", "unix:" + Path("server"), "--json"}).find("\"program\": \"/test/program\""),
+              std::string::npos);
     kill(client, SIGKILL);
     waitpid(client, nullptr, 0);
-    EXPECT_TRUE(Eventually([&] { return Ps({"--server", "unix:" + Session(), "--json"}).find("\"sessions\": []") != std::string::npos; }))
-        << path;
+    EXPECT_TRUE(Eventually([&] {
+      return Ps({"--server", "unix:" + Session(), "--json"}).find("\"sessions\": []") != std::string::npos;
+    })) << path;
     EXPECT_TRUE(Eventually([&] { return Workers().size() == 1; })) << "only the warm worker stays";
     close(ready[0]);
     close(ready[1]);
@@ -590,14 +608,16 @@ TEST_F(Tunnel, PsShowsAndEnds) {
 
 TEST_F(Tunnel, SecondServerInTheSameFolderIsRefused) {
   StartServer();
-  Process second({Program("server/supervisor", "cr-server"), "--dir", Path("server"), "--worker", "/bin/true"}, Path("second.log"));
+  Process second({Program("server/supervisor", "cr-server"), "--dir", Path("server"), "--worker", "/bin/true"},
+                 Path("second.log"));
   EXPECT_EQ(second.Wait(), 3);
   EXPECT_NE(second.log().find("another cr-server"), std::string::npos) << second.log();
   ASSERT_TRUE(Connect(Session()));
 }
 
 TEST_F(Tunnel, PlainTcpNeedsItsName) {
-  Process server({Program("server/supervisor", "cr-server"), "--dir", Path("server"), "--worker", "/bin/true", "--listen", "127.0.0.1:0"},
+  Process server({Program("server/supervisor", "cr-server"), "--dir", Path("server"), "--worker", "/bin/true",
+                  "--listen", "127.0.0.1:0"},
                  Path("s.log"));
   EXPECT_EQ(server.Wait(), 2);
   EXPECT_NE(server.log().find("--insecure-tcp"), std::string::npos) << server.log();
@@ -609,8 +629,7 @@ class Tls : public Tunnel {
  protected:
   void SetUp() override {
     Tunnel::SetUp();
-    const std::string make =
-        "cd " + folder_ + R"( && {
+    const std::string make = "cd " + folder_ + R"( && {
       K="-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
       for ca in ca other; do openssl req -x509 $K -days 2 -keyout $ca.key -out $ca.pem -subj "/CN=$ca"; done
       printf 'subjectAltName=IP:127.0.0.1,DNS:localhost\n' > ext
@@ -663,7 +682,8 @@ TEST_F(Tls, CutConnectionIsResumed) {
       usleep(3000);
       proxy.Cut();
     });
-    for (int k = 0; k < 20; ++k) ASSERT_EQ(channel->Send(Header(kCount), "", std::string(500000, 'x')), ChannelStatus::kOk);
+    for (int k = 0; k < 20; ++k)
+      ASSERT_EQ(channel->Send(Header(kCount), "", std::string(500000, 'x')), ChannelStatus::kOk);
     ASSERT_EQ(channel->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk) << channel->end_reason();
     EXPECT_EQ(Number(reply.message), uint64_t(i) * 21);
     cutter.join();
@@ -705,13 +725,14 @@ TEST_F(Tunnel, GarbageOnEverySocket) {
 
 // Speaks gRPC properly and the tunnel wrongly. Returns the status that the server ends the stream with.
 grpc::Status BadTunnel(int port, const std::vector<grpc::ByteBuffer>& messages) {
-  const auto channel = grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(port), grpc::InsecureChannelCredentials(),
-                                                 control::ClientArguments());
+  const auto channel = grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(port),
+                                                 grpc::InsecureChannelCredentials(), control::ClientArguments());
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
   const grpc::internal::RpcMethod method(control::kTunnelMethod, grpc::internal::RpcMethod::BIDI_STREAMING);
   std::unique_ptr<grpc::ClientReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>> stream(
-      grpc::internal::ClientReaderWriterFactory<grpc::ByteBuffer, grpc::ByteBuffer>::Create(channel.get(), method, &context));
+      grpc::internal::ClientReaderWriterFactory<grpc::ByteBuffer, grpc::ByteBuffer>::Create(channel.get(), method,
+                                                                                            &context));
   grpc::ByteBuffer answer;
   bool first = true;
   for (const grpc::ByteBuffer& message : messages) {
@@ -754,13 +775,13 @@ TEST_F(Tunnel, GarbageInATunnelEndsThatSessionOnly) {
     return control::EncodeTunnelMessage(batch, &slice);
   };
   std::string frame(32, 0);
-  frame[16] = 1;                                                    // sequence number
-  seconds.push_back(frames(8, frame));                              // a gap
-  seconds.push_back(frames(0, frame.substr(0, 24)));                // half a frame
-  seconds.push_back(frames(0, std::string(4000, '\xff')));          // impossible lengths
-  seconds.push_back(frames(0, std::string(32, '\0')));              // a whole frame that the worker refuses: sequence 0
+  frame[16] = 1;                                            // sequence number
+  seconds.push_back(frames(8, frame));                      // a gap
+  seconds.push_back(frames(0, frame.substr(0, 24)));        // half a frame
+  seconds.push_back(frames(0, std::string(4000, '\xff')));  // impossible lengths
+  seconds.push_back(frames(0, std::string(32, '\0')));      // a whole frame that the worker refuses: sequence 0
   control::TunnelMessage acknowledgement;
-  acknowledgement.acknowledged = 4096;                              // of what was never sent
+  acknowledgement.acknowledged = 4096;  // of what was never sent
   seconds.push_back(control::EncodeTunnelMessage(acknowledgement, nullptr));
   for (size_t i = 0; i < seconds.size(); ++i) {
     const grpc::Status status = BadTunnel(port_, {good, seconds[i]});
@@ -771,11 +792,13 @@ TEST_F(Tunnel, GarbageInATunnelEndsThatSessionOnly) {
   EXPECT_FALSE(BadTunnel(port_, {Raw("garbage")}).ok());
   open.resume_token = "0123456789abcdef";
   message.open = control::EncodeTunnelOpen(open);
-  EXPECT_EQ(BadTunnel(port_, {control::EncodeTunnelMessage(message, nullptr)}).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(BadTunnel(port_, {control::EncodeTunnelMessage(message, nullptr)}).error_code(),
+            grpc::StatusCode::NOT_FOUND);
   Reply reply;
   EXPECT_EQ(local->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
-  EXPECT_TRUE(Eventually([&] { return Ps({"--server", "unix:" + Session(), "--json"}).find("\"transport\": \"grpc\"") == std::string::npos; }))
-      << "sessions of bad tunnels are still there";
+  EXPECT_TRUE(Eventually([&] {
+    return Ps({"--server", "unix:" + Session(), "--json"}).find("\"transport\": \"grpc\"") == std::string::npos;
+  })) << "sessions of bad tunnels are still there";
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A stand-in for cr-worker without CUDA: serves one session with a few calls of its own, for the tests of the supervisor, the
-// tunnel and the relay. Takes the same command line.
+// A stand-in for cr-worker without CUDA: serves one session with a few calls of its own, for the tests of the
+// supervisor, the tunnel and the relay. Takes the same command line.
 //
 //   call 1  echo: message and payload come back          call 5  event: the message comes as an event
 //   call 2  count: the reply is how often it was called   call 6  die by SIGSEGV
