@@ -19,6 +19,16 @@
 using namespace cuda_remote;          // NOLINT: a test program
 using namespace cuda_remote::server;  // NOLINT
 
+namespace {
+
+// As a real crash, also where a sanitizer would catch the signal.
+void Crash() {
+  signal(SIGSEGV, SIG_DFL);
+  kill(getpid(), SIGSEGV);
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   int link_fd = kWorkerLinkFd;
   std::string driver;
@@ -37,7 +47,7 @@ int main(int argc, char** argv) {
   ready.devices = 1;
   ready.software = true;
   if (driver == "broken") ready.error = "the driver is broken";
-  if (driver == "crash") kill(getpid(), SIGSEGV);
+  if (driver == "crash") Crash();
   if (!link->SendReady(ready) || !ready.error.empty()) return 1;
   WorkerAssign assign;
   if (!link->WaitAssign(&assign)) return 0;
@@ -90,7 +100,7 @@ int main(int argc, char** argv) {
         channel->Event(0x1000e, 0, message);
         break;
       case 6:
-        kill(getpid(), SIGSEGV);
+        Crash();
         break;
       case 7:
         continue;
