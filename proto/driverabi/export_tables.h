@@ -1,0 +1,44 @@
+// The driver's private export tables, as far as the CUDA runtime and the CUDA libraries need them.
+//
+// cuGetExportTable hands out tables of functions that no header describes. README.md says what is known of them and how
+// it was measured. The client library and the software GPU both answer from here; what differs between them is a Host.
+//
+// Part of the client library: libc and libstdc++ only. Thread-safe after SetHost.
+#ifndef CUDA_REMOTE_PROTO_DRIVERABI_EXPORT_TABLES_H_
+#define CUDA_REMOTE_PROTO_DRIVERABI_EXPORT_TABLES_H_
+
+#include <cuda.h>
+
+#include <vector>
+
+namespace cuda_remote::driverabi {
+
+// What the tables ask of the driver around them. All members must be set. The answers must be those that the program
+// gets through the public calls, else the runtime's driver check fails.
+struct Host {
+  CUresult (*driver_version)(int* version);
+  CUresult (*device_count)(int* count);
+  CUresult (*device_uuid)(CUdevice device, CUuuid* uuid);
+  CUresult (*device_attribute)(int* value, CUdevice_attribute attribute, CUdevice device);
+  // The device's primary context, neither retained nor made current.
+  CUresult (*primary_context)(CUcontext* context, CUdevice device);
+  // Current context of the calling thread, null if none.
+  CUcontext (*current_context)();
+  CUresult (*module_functions)(CUmodule module, std::vector<CUfunction>* functions);
+  // One line for a person, without a newline.
+  void (*log)(const char* line);
+};
+
+// Once, before the first GetExportTable.
+void SetHost(const Host& host);
+
+// What cuGetExportTable does. An unknown table is CUDA_ERROR_NOT_FOUND with *table null, as natively.
+CUresult GetExportTable(const void** table, const CUuuid* id);
+
+// Runs the destructors of everything that was put into the context's storage, and forgets it. To be called when a context
+// is destroyed and when a primary context is reset or released for the last time; without any lock held.
+void ContextDestroyed(CUcontext context);
+
+}  // namespace cuda_remote::driverabi
+
+#endif  // CUDA_REMOTE_PROTO_DRIVERABI_EXPORT_TABLES_H_
