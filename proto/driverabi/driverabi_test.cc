@@ -96,9 +96,7 @@ TEST_F(ExportTables, DriverCheckIsTheKeyedDigestOfWhatTheRuntimeSees) {
   EXPECT_EQ(result[0], 0x3341181C03CB675Cu);
   ASSERT_EQ(call(13002, 1234567890, result), CUDA_SUCCESS);
   std::string message;
-  auto add = [&message](const auto& value) {
-    message.append(reinterpret_cast<const char*>(&value), sizeof(value));
-  };
+  auto add = [&message](const auto& value) { message.append(reinterpret_cast<const char*>(&value), sizeof(value)); };
   add(uint32_t(13000));
   add(uint32_t(13002));
   add(uint32_t(getpid()));
@@ -174,11 +172,11 @@ TEST_F(ExportTables, StorageChangesAreSeenByOtherThreads) {
 
 TEST_F(ExportTables, ModulesFunctionsAreVisited) {
   const uint64_t* const table = TableOf("6e163fbeb958444d835ce182aff1991e");
-  const auto visit =
-      reinterpret_cast<int (*)(CUcontext, CUmodule, void (*)(void*, CUfunction), void*)>(table[7]);
+  const auto visit = reinterpret_cast<int (*)(CUcontext, CUmodule, void (*)(void*, CUfunction), void*)>(table[7]);
   std::vector<CUfunction> seen;
-  EXPECT_EQ(visit(nullptr, nullptr,
-                  [](void* user, CUfunction f) { static_cast<std::vector<CUfunction>*>(user)->push_back(f); }, &seen),
+  EXPECT_EQ(visit(
+                nullptr, nullptr,
+                [](void* user, CUfunction f) { static_cast<std::vector<CUfunction>*>(user)->push_back(f); }, &seen),
             1);
   EXPECT_EQ(seen, (std::vector<CUfunction>{CUfunction(0x1), CUfunction(0x2)}));
 }

@@ -104,7 +104,8 @@ CUresult DriverCheck(uint32_t version, uint64_t unix_seconds, uint64_t result[2]
     for (const CUdevice_attribute attribute :
          {CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID}) {
       int value = 0;
-      if (const CUresult error = g_host.device_attribute(&value, attribute, device); error != CUDA_SUCCESS) return error;
+      if (const CUresult error = g_host.device_attribute(&value, attribute, device); error != CUDA_SUCCESS)
+        return error;
       Append(&message, int32_t(value));
     }
   }

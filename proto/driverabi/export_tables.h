@@ -35,8 +35,8 @@ void SetHost(const Host& host);
 // What cuGetExportTable does. An unknown table is CUDA_ERROR_NOT_FOUND with *table null, as natively.
 CUresult GetExportTable(const void** table, const CUuuid* id);
 
-// Runs the destructors of everything that was put into the context's storage, and forgets it. To be called when a context
-// is destroyed and when a primary context is reset or released for the last time; without any lock held.
+// Runs the destructors of everything that was put into the context's storage, and forgets it. To be called when a
+// context is destroyed and when a primary context is reset or released for the last time; without any lock held.
 void ContextDestroyed(CUcontext context);
 
 }  // namespace cuda_remote::driverabi
