@@ -1,0 +1,120 @@
+// Tests of HandleTable.
+#include "replay/handles/handle_table.h"
+
+#include <random>
+#include <set>
+#include <string>
+
+#include <gtest/gtest.h>
+
+namespace cuda_remote::replay {
+namespace {
+
+struct Value {
+  int number = 7;
+  std::string text;
+};
+
+TEST(HandleTable, FindsOnlyLiveHandlesOfTheirKind) {
+  HandleTable<Value> table;
+  const uint64_t stream = table.New(Kind::kStream, 0);
+  ASSERT_NE(stream, 0u);
+  EXPECT_EQ(KindOf(stream), Kind::kStream);
+  ASSERT_NE(table.Find(Kind::kStream, stream), nullptr);
+  EXPECT_EQ(table.Find(Kind::kStream, stream)->number, 7);
+  EXPECT_EQ(table.Find(Kind::kEvent, stream), nullptr);
+  EXPECT_EQ(table.Find(Kind::kNone, 0), nullptr);
+  EXPECT_EQ(table.Find(Kind::kStream, stream + 1), nullptr);
+  EXPECT_EQ(table.Find(Kind::kStream, stream | 1ull << 63), nullptr);
+  EXPECT_EQ(table.Find(Kind::kStream, MakeHandle(Kind::kStream, 2, 0)), nullptr);
+  EXPECT_EQ(table.Find(Kind::kStream, MakeHandle(Kind::kStream, kMaxSlot, 0)), nullptr);
+  table.Drop(stream);
+  EXPECT_EQ(table.Find(Kind::kStream, stream), nullptr);
+  table.Drop(stream);
+  table.Drop(0);
+  EXPECT_EQ(table.size(), 0u);
+  EXPECT_EQ(table.New(Kind::kNone, 0), 0u);
+}
+
+TEST(HandleTable, DropsDescendants) {
+  HandleTable<Value> table;
+  const uint64_t context = table.New(Kind::kContext, 0);
+  const uint64_t module = table.New(Kind::kModule, context);
+  const uint64_t function = table.New(Kind::kFunction, module);
+  const uint64_t stream = table.New(Kind::kStream, context);
+  const uint64_t other = table.New(Kind::kContext, 0);
+  EXPECT_EQ(table.ParentOf(function), module);
+  EXPECT_EQ(table.ParentOf(context), 0u);
+  table.Drop(module);
+  EXPECT_EQ(table.Find(Kind::kFunction, function), nullptr);
+  EXPECT_NE(table.Find(Kind::kStream, stream), nullptr);
+  table.DropChildren(context);
+  EXPECT_EQ(table.Find(Kind::kStream, stream), nullptr);
+  EXPECT_NE(table.Find(Kind::kContext, context), nullptr);
+  EXPECT_NE(table.Find(Kind::kContext, other), nullptr);
+  EXPECT_EQ(table.size(), 2u);
+}
+
+TEST(HandleTable, AParentThatIsGoneIsNone) {
+  HandleTable<Value> table;
+  const uint64_t context = table.New(Kind::kContext, 0);
+  table.Drop(context);
+  const uint64_t stream = table.New(Kind::kStream, context);
+  EXPECT_NE(stream, 0u);
+  EXPECT_EQ(table.ParentOf(stream), 0u);
+}
+
+TEST(HandleTable, PointersStayWhileOthersComeAndGo) {
+  HandleTable<Value> table;
+  const uint64_t first = table.New(Kind::kStream, 0);
+  Value* value = table.Find(Kind::kStream, first);
+  for (int i = 0; i < 100000; ++i) table.New(Kind::kEvent, first);
+  EXPECT_EQ(table.Find(Kind::kStream, first), value);
+}
+
+TEST(HandleTable, AMillionObjectsTakeNoMoreRoomThanAThousand) {
+  HandleTable<Value> table;
+  const uint64_t context = table.New(Kind::kContext, 0);
+  const uint64_t stale = table.New(Kind::kEvent, context);
+  table.Drop(stale);
+  for (int i = 0; i < 1000000; ++i) {
+    const uint64_t event = table.New(Kind::kEvent, context);
+    ASSERT_NE(event, 0u);
+    ASSERT_NE(event, stale);
+    table.Drop(event);
+  }
+  EXPECT_LT(table.capacity(), 1100u);
+  EXPECT_EQ(table.size(), 1u);
+}
+
+TEST(HandleTable, RandomTreesKeepTheirBooks) {
+  HandleTable<int> table;
+  std::mt19937 random(1);
+  std::set<uint64_t> given;
+  std::vector<uint64_t> handles;
+  for (int i = 0; i < 200000; ++i) {
+    const uint64_t picked = handles.empty() ? 0 : handles[random() % handles.size()];
+    if (random() % 3 != 0) {
+      const uint64_t made = table.New(Kind::kGraphNode, random() % 4 ? picked : 0);
+      ASSERT_TRUE(given.insert(made).second || given.size() > 60000) << "handle given twice";
+      handles.push_back(made);
+    } else {
+      table.Drop(picked);
+      ASSERT_EQ(table.Find(Kind::kGraphNode, picked), nullptr);
+    }
+  }
+  for (uint64_t handle : handles) table.Drop(handle);
+  EXPECT_EQ(table.size(), 0u);
+}
+
+TEST(HandleTable, ADeepChainIsDroppedWithoutRecursion) {
+  HandleTable<int> table;
+  const uint64_t root = table.New(Kind::kGraphNode, 0);
+  uint64_t last = root;
+  for (int i = 0; i < 1000000; ++i) last = table.New(Kind::kGraphNode, last);
+  table.Drop(root);
+  EXPECT_EQ(table.size(), 0u);
+}
+
+}  // namespace
+}  // namespace cuda_remote::replay
