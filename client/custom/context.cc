@@ -7,7 +7,6 @@
 #include <mutex>
 #include <shared_mutex>
 
-#include "client/custom/support.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"

@@ -151,6 +151,16 @@ CUresult Custom_cuDeviceGetPCIBusId(char* pciBusId, int len, CUdevice dev) {
   return CUDA_SUCCESS;
 }
 
+CUresult Custom_cuDeviceCanAccessPeer(int* canAccessPeer, CUdevice dev, CUdevice peerDev) {
+  const Device* device;
+  const Device* peer;
+  if (!canAccessPeer) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = FindDevice(dev, &device); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = FindDevice(peerDev, &peer); result != CUDA_SUCCESS) return result;
+  *canAccessPeer = size_t(peerDev) < device->peers.size() ? int(device->peers[peerDev]) : 0;
+  return CUDA_SUCCESS;
+}
+
 // Takes [domain]:bus:device.function, domain and function optional, all hexadecimal.
 CUresult Custom_cuDeviceGetByPCIBusId(CUdevice* dev, const char* pciBusId) {
   if (!dev || !pciBusId) return CUDA_ERROR_INVALID_VALUE;

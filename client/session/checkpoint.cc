@@ -82,7 +82,11 @@ bool Session::Drain(std::string* error) {
   return false;
 }
 
-void Session::Unlock() { gate_.Open(); }
+void Session::Unlock() {
+  // After a Take that led nowhere, this process is the channel's user again.
+  if (channel_) host_functions_.SetChannel(channel_.get());
+  gate_.Open();
+}
 
 bool Session::Take(agent::Taken* taken, std::string* error) {
   if (!channel_) {

@@ -66,6 +66,7 @@ struct Device {
   uint64_t total_memory = 0;
   std::string pci_bus_id;
   std::vector<int32_t> attributes;  // by CUdevice_attribute; kRefused where the driver refuses it
+  std::vector<uint32_t> peers;      // cuDeviceCanAccessPeer by the other device
 
   // Value of an attribute that every driver has; 0 if it is missing.
   int Attribute(CUdevice_attribute attribute) const {

@@ -68,6 +68,10 @@ CUresult Session::Connect(Session** session) {
 
 CUresult Session::Open() {
   settings_ = ReadSettings();
+  if (!settings_.error.empty()) {
+    LogLine("%s", settings_.error.c_str());
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   std::string error;
   std::string path;
   static constexpr char kUnix[] = "unix:";
@@ -112,6 +116,7 @@ CUresult Session::FetchDevices() {
   driver_version_ = info.driver_version;
   devices_.clear();
   for (const auto& from : info.devices) {
+    if (settings_.visible_devices >= 0 && devices_.size() == size_t(settings_.visible_devices)) break;
     Device device;
     device.name = std::string(from.name);
     if (from.uuid.size() == sizeof(device.uuid)) memcpy(&device.uuid, from.uuid.data(), sizeof(device.uuid));
@@ -123,6 +128,7 @@ CUresult Session::FetchDevices() {
     device.total_memory = from.total_memory;
     device.pci_bus_id = std::string(from.pci_bus_id);
     device.attributes.assign(from.attributes.begin(), from.attributes.end());
+    device.peers.assign(from.peers.begin(), from.peers.end());
     devices_.push_back(std::move(device));
   }
   return CUDA_SUCCESS;
@@ -164,9 +170,10 @@ CUresult Session::Lose(ChannelStatus status) {
   CUresult expected = CUDA_SUCCESS;
   // What a program sees when its GPU falls off the bus is the closest native case.
   if (lost_.compare_exchange_strong(expected, CUDA_ERROR_DEVICE_UNAVAILABLE)) {
+    const std::string reason = channel_ ? channel_->end_reason() : std::string();
     LogLine("the session with the GPU server %s is lost (%s); every CUDA call fails from here on. Restart the job from its "
             "last checkpoint with cr-restart",
-            settings_.server.c_str(), ChannelStatusName(status));
+            settings_.server.c_str(), reason.empty() ? ChannelStatusName(status) : reason.c_str());
   }
   return CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
@@ -186,24 +193,29 @@ int Session::DeviceOf(uint64_t context) {
   return object ? object->device : -1;
 }
 
+void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
+  switch (dead.kind) {
+    case Kind::kDeviceMemory:
+    case Kind::kVariable:
+      device_ranges_.Erase(dead.id);
+      break;
+    case Kind::kHostMemory:
+    case Kind::kReservation:
+    case Kind::kMapping:
+      break;
+    default:
+      handles_.Drop(dead.id);
+  }
+}
+
 void Session::DropUnlocked(replay::ObjectKey key) {
-  auto drop = [this](const replay::ObjectKey& dead) {
-    switch (dead.kind) {
-      case Kind::kDeviceMemory:
-      case Kind::kVariable:
-        device_ranges_.Erase(dead.id);
-        break;
-      case Kind::kHostMemory:
-      case Kind::kReservation:
-      case Kind::kMapping:
-        break;
-      default:
-        handles_.Drop(dead.id);
-    }
-  };
-  for (const replay::ObjectKey& dead : log_.Destroy(key)) drop(dead);
+  for (const replay::ObjectKey& dead : log_.Destroy(key)) ForgetUnlocked(dead);
   // An object that needs no record has no entry in the log, but it has a handle.
-  drop(key);
+  ForgetUnlocked(key);
+}
+
+void Session::DropDependentsUnlocked(replay::ObjectKey key) {
+  for (const replay::ObjectKey& dead : log_.DestroyDependents(key)) ForgetUnlocked(dead);
 }
 
 }  // namespace cuda_remote::client

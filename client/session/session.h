@@ -146,6 +146,8 @@ class Session final : public agent::AgentHost {
   friend class Call;
   Session() = default;
   CUresult Open();
+  // Takes a dead object out of the tables.
+  void ForgetUnlocked(const replay::ObjectKey& dead);
   CUresult FetchDevices();
   // Tells the server of the host arena, after a connect or a move to another server.
   bool ShareHostArena(std::string* error);

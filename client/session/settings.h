@@ -14,12 +14,17 @@ struct Settings {
   std::string server;
   // CUDA_REMOTE_GPU: ordinal of the only GPU that the session may see, -1 for all.
   int gpu = -1;
+  // CUDA_VISIBLE_DEVICES: how many of the session's GPUs the program sees, -1 for all. Only the first ones in their own
+  // order can be asked for ("0", "0,1", empty for none); other selections set `error`.
+  int visible_devices = -1;
   // CUDA_REMOTE_SYNC=1: every call waits for its reply, so each error comes from the call that caused it.
   bool sync = false;
   // CUDA_REMOTE_JOB: the job's name, as cr-ps shows it.
   std::string job;
   // CUDA_REMOTE_JOB_DIR: where agent.sock goes. Empty: no agent, the job cannot be checkpointed.
   std::string job_dir;
+  // Not empty: a variable asks for something that cannot be had. One sentence; no session is opened.
+  std::string error;
 };
 
 Settings ReadSettings();
