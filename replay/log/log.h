@@ -1,0 +1,136 @@
+// The replay log: the calls whose objects are still alive, enough to make them all again on another server.
+//
+// One record for each live object (the call that made it), and for each live setting of an object (the last call that
+// made it). When an object goes, its records and those of everything that depended on it go too, so the log's size
+// follows what is alive, not how long the job ran. Module images are kept once each, by content.
+//
+// Part of the client library: no exceptions of its own, no abseil, no libprotobuf. Not thread-safe; the owner locks. The
+// log owns copies of all it is given.
+#ifndef CUDA_REMOTE_REPLAY_LOG_LOG_H_
+#define CUDA_REMOTE_REPLAY_LOG_LOG_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "proto/frame/frame.h"
+#include "proto/frame/handle.h"
+#include "replay/log/hash.h"
+
+namespace cuda_remote::replay {
+
+// Names an object: `id` is its virtual handle, or its address for the kinds that have no handle.
+struct ObjectKey {
+  Kind kind = Kind::kNone;
+  uint64_t id = 0;
+};
+inline bool operator==(const ObjectKey& a, const ObjectKey& b) { return a.kind == b.kind && a.id == b.id; }
+inline bool operator!=(const ObjectKey& a, const ObjectKey& b) { return !(a == b); }
+
+struct ObjectKeyHash {
+  size_t operator()(const ObjectKey& key) const {
+    return size_t((key.id ^ uint64_t(key.kind) << 56) * 0x9e3779b97f4a7c15u >> 7);
+  }
+};
+
+// One call to send again.
+struct Record {
+  ObjectKey object;
+  bool modifies = false;      // a setting of `object`; else the call that made it
+  uint64_t key = 0;           // of a setting: which one, together with the call
+  uint64_t order = 0;         // rising with time; replay goes by it
+  FrameHeader header;         // call and context count; flags, sequence and aux are 0
+  std::string message;
+  std::string reply;          // of a making call: what the server answered, and must answer again
+  std::optional<Hash128> image;         // the payload, in the log's store of images
+  std::vector<ObjectKey> depends_on;
+};
+
+class Log {
+ public:
+  Log();
+  ~Log();
+  Log(Log&&) noexcept;
+  Log& operator=(Log&&) noexcept;
+
+  // Notes that `object` was made by the call in `header` and `message`. It goes when any object of `depends_on` goes; those
+  // need not have records of their own. The same object made again by the same call changes nothing (a module's variable
+  // is looked up many times); by another call, the old object and its dependents are taken as gone.
+  void Create(ObjectKey object, const std::vector<ObjectKey>& depends_on, const FrameHeader& header,
+              std::string_view message, std::string_view reply_message, std::optional<Hash128> payload);
+
+  // Notes a setting of `object`; an earlier one by the same call with the same `key` is forgotten. It also goes when any
+  // object of `depends_on` goes.
+  void Modify(ObjectKey object, uint64_t key, const FrameHeader& header, std::string_view message,
+              const std::vector<ObjectKey>& depends_on = {});
+
+  // Forgets the object and everything that depended on it, directly or not. Returns all that the log knew of these, the
+  // object itself first.
+  std::vector<ObjectKey> Destroy(ObjectKey object);
+
+  // As Destroy, but `object`, its record and its settings stay.
+  std::vector<ObjectKey> DestroyDependents(ObjectKey object);
+
+  // Keeps one copy of a payload for records to name. It goes with the last record that names it; if none does, when the
+  // next one is added.
+  Hash128 AddImage(std::string_view bytes);
+
+  // The image's bytes; null if the log has none of this hash.
+  const std::string* FindImage(const Hash128& hash) const;
+
+  // The record that made `object`; null if there is none.
+  const Record* Find(ObjectKey object) const;
+
+  // All records in the order in which they must be sent. The pointers are good until the log changes.
+  std::vector<const Record*> InOrder() const;
+  // All images, by hash.
+  std::vector<std::pair<Hash128, const std::string*>> Images() const;
+
+  // Appends the log as bytes (README.md has the format).
+  void Serialize(std::string* out) const;
+
+  // Replaces `log` by what `bytes` describe. False and `error` for anything that Serialize did not write; `log` is
+  // unchanged then. Any input is safe.
+  static bool Parse(std::string_view bytes, Log* log, std::string* error);
+
+  // Memory that the records and images take, roughly.
+  size_t bytes() const { return bytes_; }
+  size_t records() const { return records_; }
+  size_t images() const { return images_.size(); }
+
+ private:
+  struct Node;
+  struct Stored;
+  struct Edge;
+  struct Image {
+    std::string bytes;
+    size_t users = 0;
+  };
+
+  Node* NodeOf(ObjectKey object);
+  void Add(Node* node, Stored* stored);
+  void Forget(Stored* stored);
+  // Adds a record that Parse read; false if there is such a one already.
+  bool Restore(Record record);
+  void RemoveIfUnused(Node* node);
+  std::vector<ObjectKey> DestroyAll(std::vector<Node*> doomed);
+  void DropPendingImage();
+
+  std::unordered_map<ObjectKey, std::unique_ptr<Node>, ObjectKeyHash> nodes_;
+  std::map<Hash128, Image> images_;
+  std::optional<Hash128> pending_image_;  // added, and named by no record yet
+  uint64_t next_order_ = 1;
+  size_t bytes_ = 0;
+  size_t records_ = 0;
+};
+
+}  // namespace cuda_remote::replay
+
+#endif  // CUDA_REMOTE_REPLAY_LOG_LOG_H_

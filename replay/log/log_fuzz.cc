@@ -1,0 +1,50 @@
+// Fuzz target: a replay log from a damaged or hostile image. The checksum is made right first, or nothing but it would be
+// tested.
+
+#include <cstring>
+#include <string>
+
+#include "replay/log/log.h"
+#include "tests/fuzz/seeds.h"
+
+using namespace cuda_remote;          // NOLINT: a test program
+using namespace cuda_remote::replay;  // NOLINT
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  std::string bytes(reinterpret_cast<const char*>(data), size);
+  std::string error;
+  Log log;
+  if (Log::Parse(bytes, &log, &error)) __builtin_trap();  // a seed without its trailer never parses
+  uint64_t total = bytes.size() + sizeof(Hash128);
+  if (bytes.size() >= 48) memcpy(&bytes[40], &total, sizeof(total));
+  const Hash128 hash = HashOf(bytes);
+  bytes.append(reinterpret_cast<const char*>(&hash), sizeof(hash));
+  if (!Log::Parse(bytes, &log, &error)) return 0;
+  // What parses must be what is written.
+  std::string again;
+  log.Serialize(&again);
+  if (again != bytes) __builtin_trap();
+  while (!log.InOrder().empty()) {
+    const ObjectKey object = log.InOrder().front()->object;
+    log.DestroyDependents(object);
+    log.Destroy(object);
+  }
+  if (log.records() != 0 || log.images() != 0 || log.bytes() != 0) __builtin_trap();
+  return 0;
+}
+
+std::vector<std::string> FuzzSeeds() {
+  Log log;
+  FrameHeader header;
+  header.call = 17;
+  header.context_or_result = 3;
+  log.Create({Kind::kContext, 16}, {}, header, "message", "reply", std::nullopt);
+  std::vector<std::string> seeds(1);
+  log.Serialize(&seeds.back());
+  log.Create({Kind::kModule, 32}, {{Kind::kContext, 16}}, header, "m", "", log.AddImage("the image"));
+  log.Modify({Kind::kModule, 32}, 5, header, "setting", {{Kind::kContext, 16}, {Kind::kStream, 48}});
+  seeds.emplace_back();
+  log.Serialize(&seeds.back());
+  for (std::string& seed : seeds) seed.resize(seed.size() - sizeof(Hash128));
+  return seeds;
+}

@@ -1,0 +1,241 @@
+// Tests of the replay log.
+#include "replay/log/log.h"
+
+#include <random>
+#include <set>
+
+#include <gtest/gtest.h>
+
+namespace cuda_remote::replay {
+namespace {
+
+FrameHeader Frame(uint32_t call, uint32_t context = 0) {
+  FrameHeader header;
+  header.call = call;
+  header.context_or_result = context;
+  header.sequence = 99;
+  header.flags = kFlagNoReply;
+  return header;
+}
+
+const ObjectKey kContext{Kind::kContext, 0x10};
+const ObjectKey kModule{Kind::kModule, 0x20};
+const ObjectKey kFunction{Kind::kFunction, 0x30};
+const ObjectKey kStream{Kind::kStream, 0x40};
+
+Log Sample() {
+  Log log;
+  log.Create(kContext, {}, Frame(1), "context", "reply", std::nullopt);
+  log.Create(kModule, {kContext}, Frame(2, 1), "module", "", log.AddImage(std::string(1000, 'i')));
+  log.Create(kFunction, {kModule, kContext}, Frame(3, 1), "function", "", std::nullopt);
+  log.Create(kStream, {kContext}, Frame(4, 1), "stream", "", std::nullopt);
+  log.Modify(kFunction, 8, Frame(5, 1), "carveout");
+  log.Modify(kFunction, 9, Frame(5, 1), "shared", {kStream});
+  return log;
+}
+
+std::vector<std::string> Messages(const Log& log) {
+  std::vector<std::string> messages;
+  for (const Record* record : log.InOrder()) messages.push_back(record->message);
+  return messages;
+}
+
+TEST(Log, KeepsRecordsInOrder) {
+  const Log log = Sample();
+  EXPECT_EQ(Messages(log), (std::vector<std::string>{"context", "module", "function", "stream", "carveout", "shared"}));
+  EXPECT_EQ(log.records(), 6u);
+  const Record* context = log.Find(kContext);
+  ASSERT_NE(context, nullptr);
+  EXPECT_EQ(context->reply, "reply");
+  EXPECT_EQ(context->header.flags, 0u);
+  EXPECT_EQ(context->header.sequence, 0u);
+  EXPECT_EQ(context->header.message_bytes, 7u);
+  ASSERT_TRUE(log.Find(kModule)->image.has_value());
+  EXPECT_EQ(*log.FindImage(*log.Find(kModule)->image), std::string(1000, 'i'));
+}
+
+TEST(Log, TheLastWriterWins) {
+  Log log = Sample();
+  log.Modify(kFunction, 8, Frame(5, 1), "carveout 2");
+  log.Modify(kFunction, 8, Frame(6, 1), "another call");
+  EXPECT_EQ(Messages(log), (std::vector<std::string>{"context", "module", "function", "stream", "shared", "carveout 2",
+                                                     "another call"}));
+}
+
+TEST(Log, DescendantsGoWithTheirAncestor) {
+  Log log = Sample();
+  std::vector<ObjectKey> gone = log.Destroy(kModule);
+  ASSERT_EQ(gone.size(), 2u);
+  EXPECT_EQ(gone[0], kModule);
+  EXPECT_EQ(gone[1], kFunction);
+  EXPECT_EQ(Messages(log), (std::vector<std::string>{"context", "stream"}));
+  EXPECT_EQ(log.images(), 0u);
+  EXPECT_TRUE(log.Destroy(kModule).empty());
+  log.Destroy(kContext);
+  EXPECT_EQ(log.records(), 0u);
+  EXPECT_EQ(log.bytes(), 0u);
+}
+
+TEST(Log, ASettingGoesWithWhatItNeeds) {
+  Log log = Sample();
+  EXPECT_EQ(log.Destroy(kStream).size(), 1u);
+  EXPECT_EQ(Messages(log), (std::vector<std::string>{"context", "module", "function", "carveout"}));
+}
+
+TEST(Log, DependentsGoAndTheObjectStays) {
+  Log log = Sample();
+  log.Modify(kContext, 0, Frame(7), "limit");
+  std::set<uint64_t> gone;
+  for (const ObjectKey& key : log.DestroyDependents(kContext)) gone.insert(key.id);
+  EXPECT_EQ(gone, (std::set<uint64_t>{kModule.id, kFunction.id, kStream.id}));
+  EXPECT_EQ(Messages(log), (std::vector<std::string>{"context", "limit"}));
+  EXPECT_TRUE(log.DestroyDependents(kContext).empty());
+  EXPECT_TRUE(log.DestroyDependents(kStream).empty());
+}
+
+TEST(Log, NeedsNoRecordOfWhatIsDependedOn) {
+  Log log;
+  log.Create(kFunction, {kModule}, Frame(3), "function", "", std::nullopt);
+  log.Create(kStream, {kModule, kFunction, kFunction}, Frame(3), "stream", "", std::nullopt);
+  EXPECT_EQ(log.records(), 2u);
+  std::vector<ObjectKey> gone = log.Destroy(kModule);
+  EXPECT_EQ(gone.size(), 3u);
+  EXPECT_EQ(log.bytes(), 0u);
+}
+
+TEST(Log, SettingsOfAnObjectWithoutRecord) {
+  Log log;
+  log.Modify(kContext, 1, Frame(3), "a");
+  log.Modify(kContext, 1, Frame(3), "b", {kStream});
+  EXPECT_EQ(Messages(log), (std::vector<std::string>{"b"}));
+  log.Destroy(kStream);
+  EXPECT_EQ(log.records(), 0u);
+  EXPECT_EQ(log.bytes(), 0u);
+}
+
+TEST(Log, MakingTheSameAgainChangesNothing) {
+  Log log = Sample();
+  log.Create(kModule, {kContext}, Frame(2, 1), "module", "", log.AddImage(std::string(1000, 'i')));
+  EXPECT_EQ(log.records(), 6u);
+  log.Create(kModule, {kContext}, Frame(2, 1), "other", "", log.AddImage(std::string(1000, 'i')));
+  EXPECT_EQ(Messages(log), (std::vector<std::string>{"context", "stream", "other"}));
+  EXPECT_EQ(log.images(), 1u);
+  log.Create(kModule, {kContext}, Frame(2, 1), "other", "", log.AddImage("new image"));
+  EXPECT_EQ(log.images(), 1u);
+  log.Destroy(kContext);
+  EXPECT_EQ(log.bytes(), 0u);
+}
+
+TEST(Log, ImagesAreKeptOnceAndGoWithTheirLastUser) {
+  Log log;
+  const std::string image(5000, 'x');
+  for (uint64_t i = 1; i <= 10; ++i) {
+    log.Create({Kind::kModule, i << 4}, {}, Frame(2), "module", "", log.AddImage(image));
+  }
+  EXPECT_EQ(log.images(), 1u);
+  const size_t full = log.bytes();
+  EXPECT_LT(full, 10000u + 10 * 1000);
+  for (uint64_t i = 1; i < 10; ++i) log.Destroy({Kind::kModule, i << 4});
+  EXPECT_EQ(log.images(), 1u);
+  log.Destroy({Kind::kModule, 10 << 4});
+  EXPECT_EQ(log.images(), 0u);
+  // A load that failed leaves an image without a user until the next one.
+  log.AddImage("abandoned");
+  log.AddImage("also abandoned");
+  EXPECT_EQ(log.images(), 1u);
+  std::string bytes, error;
+  log.Serialize(&bytes);
+  Log again;
+  ASSERT_TRUE(Log::Parse(bytes, &again, &error)) << error;
+  EXPECT_EQ(again.images(), 0u);
+}
+
+TEST(Log, AMillionObjectsLeaveItFlat) {
+  Log log = Sample();
+  const size_t before = log.bytes();
+  size_t most = 0;
+  for (uint64_t i = 1; i <= 1000000; ++i) {
+    const ObjectKey event{Kind::kEvent, 0x100 + (i << 4)};
+    log.Create(event, {kContext}, Frame(8, 1), "event", "", std::nullopt);
+    log.Modify(event, 1, Frame(9, 1), "setting", {kStream});
+    most = std::max(most, log.bytes());
+    log.Destroy(event);
+  }
+  EXPECT_EQ(log.bytes(), before);
+  EXPECT_LT(most, before + 4096);
+  EXPECT_EQ(log.records(), 6u);
+}
+
+TEST(Log, OneOfVeryManyIsForgottenAtOnce) {
+  Log log = Sample();
+  std::vector<ObjectKey> events;
+  for (uint64_t i = 1; i <= 200000; ++i) {
+    events.push_back({Kind::kEvent, 0x100 + (i << 4)});
+    log.Create(events.back(), {kContext}, Frame(8, 1), "event", "", std::nullopt);
+  }
+  std::shuffle(events.begin(), events.end(), std::mt19937(1));
+  for (const ObjectKey& event : events) log.Destroy(event);  // quadratic work would take hours
+  EXPECT_EQ(log.records(), 6u);
+}
+
+TEST(Log, WritesAndReads) {
+  const Log log = Sample();
+  std::string bytes = "before";
+  log.Serialize(&bytes);
+  bytes.erase(0, 6);
+  Log again;
+  std::string error;
+  ASSERT_TRUE(Log::Parse(bytes, &again, &error)) << error;
+  EXPECT_EQ(Messages(again), Messages(log));
+  EXPECT_EQ(again.records(), log.records());
+  std::string bytes2;
+  again.Serialize(&bytes2);
+  EXPECT_EQ(bytes, bytes2);
+  // It goes on as the first would have.
+  again.Create({Kind::kEvent, 0x50}, {kStream}, Frame(8), "event", "", std::nullopt);
+  EXPECT_EQ(Messages(again).back(), "event");
+  EXPECT_EQ(again.Destroy(kContext).size(), 5u);
+  EXPECT_EQ(again.bytes(), 0u);
+}
+
+TEST(Log, AnEmptyLogIsALog) {
+  std::string bytes, error;
+  Log().Serialize(&bytes);
+  Log log = Sample();
+  ASSERT_TRUE(Log::Parse(bytes, &log, &error)) << error;
+  EXPECT_EQ(log.records(), 0u);
+}
+
+TEST(Log, AnyDamageIsFound) {
+  std::string bytes, error;
+  Sample().Serialize(&bytes);
+  Log log;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string damaged = bytes;
+      damaged[i] ^= char(1 << bit);
+      error.clear();
+      ASSERT_FALSE(Log::Parse(damaged, &log, &error)) << "byte " << i << " bit " << bit;
+      ASSERT_FALSE(error.empty());
+    }
+    ASSERT_FALSE(Log::Parse(bytes.substr(0, i), &log, &error)) << "cut at " << i;
+  }
+  ASSERT_FALSE(Log::Parse(bytes + '\0', &log, &error));
+  EXPECT_EQ(log.records(), 0u);
+}
+
+TEST(Log, ANewerVersionIsNamed) {
+  std::string bytes, error;
+  Sample().Serialize(&bytes);
+  bytes[8] = 2;
+  Log log;
+  ASSERT_FALSE(Log::Parse(bytes, &log, &error));
+  EXPECT_NE(error.find("version 2"), std::string::npos) << error;
+}
+
+TEST(Hash, PrintsAsTheUsualTools) {
+  EXPECT_EQ(ToHex(HashOf("")), "99aa06d3014798d86001c324468d497f");
+}
+
+}  // namespace
+}  // namespace cuda_remote::replay
