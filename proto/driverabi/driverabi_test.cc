@@ -1,3 +1,5 @@
+// Tests of MD2, error names and the private export tables.
+
 #include <cuda.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
