@@ -1,0 +1,287 @@
+#include "client/agent/agent.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <new>
+#include <utility>
+
+#include "client/agent/message.h"
+#include "proto/channel/handshake.h"
+
+namespace cuda_remote::client::agent {
+namespace {
+
+// How often the socket's path is looked at.
+constexpr int kPathCheckMs = 5000;
+constexpr int kDefaultLockMs = 60000;
+
+// What a forked child closes: it has no agent, and must not keep the parent's connections open.
+std::atomic<int> g_inherited[3] = {{-1}, {-1}, {-1}};
+
+void CloseInChild() {
+  for (std::atomic<int>& fd : g_inherited) {
+    const int open = fd.exchange(-1);
+    if (open >= 0) close(open);
+  }
+}
+
+class AgentThread final : public Agent {
+ public:
+  AgentThread(std::string path, AgentHost* host) : path_(std::move(path)), host_(host) {}
+
+  ~AgentThread() override {
+    if (started_) {
+      const uint64_t one = 1;
+      while (write(wake_, &one, sizeof(one)) < 0 && errno == EINTR) {
+      }
+      pthread_join(thread_, nullptr);
+      unlink(path_.c_str());
+    }
+    for (std::atomic<int>& fd : g_inherited) fd.store(-1);
+    if (wake_ >= 0) close(wake_);
+    if (listen_ >= 0) close(listen_);
+  }
+
+  bool Open(std::string* error) {
+    static const int registered = pthread_atfork(nullptr, nullptr, CloseInChild);
+    (void)registered;
+    wake_ = eventfd(0, EFD_CLOEXEC);
+    if (wake_ < 0) {
+      *error = std::string("eventfd: ") + strerror(errno);
+      return false;
+    }
+    if (!Listen(error)) return false;
+    g_inherited[0].store(wake_);
+    // The application's signals are none of the agent's business.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int result = pthread_create(&thread_, nullptr, &Main, this);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (result != 0) {
+      *error = std::string("cannot start the agent's thread: ") + strerror(result);
+      return false;
+    }
+    started_ = true;
+    return true;
+  }
+
+ private:
+  enum class State { kRunning, kLocked, kTaken, kReleased };
+
+  static void* Main(void* self) {
+    prctl(PR_SET_NAME, "cr-agent");
+    static_cast<AgentThread*>(self)->Run();
+    return nullptr;
+  }
+
+  bool Listen(std::string* error) {
+    listen_ = ListenUnix(path_, error);
+    if (listen_ < 0) return false;
+    struct stat made;
+    if (stat(path_.c_str(), &made) == 0) inode_ = made.st_ino;
+    g_inherited[1].store(listen_);
+    return true;
+  }
+
+  // After a restore, or when somebody cleaned up the folder: the path may be gone, or be another one's.
+  void CheckPath() {
+    struct stat now;
+    if (stat(path_.c_str(), &now) == 0) {
+      inode_ = now.st_ino;
+      return;
+    }
+    close(listen_);
+    listen_ = -1;
+    std::string ignored;
+    Listen(&ignored);
+  }
+
+  void Run() {
+    while (true) {
+      pollfd waiting[3] = {{wake_, POLLIN, 0}, {listen_, POLLIN, 0}, {tool_, POLLIN, 0}};
+      const int ready = poll(waiting, 3, kPathCheckMs);
+      if (ready < 0 && errno != EINTR) return;
+      if (ready == 0) CheckPath();
+      if (ready <= 0) continue;
+      if (waiting[0].revents) break;
+      if (waiting[2].revents) ServeTool();
+      if (waiting[1].revents) Accept();
+    }
+    DropTool();
+  }
+
+  void Accept() {
+    const int socket = accept4(listen_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (socket < 0) return;
+    uint32_t user = 0, pid = 0;
+    if (!PeerUser(socket, &user, &pid) || (user != geteuid() && user != 0)) {
+      close(socket);
+      return;
+    }
+    // The tool that came first may be about to leave: its end must be seen before the next one is refused.
+    if (tool_ >= 0) {
+      pollfd first{tool_, POLLIN, 0};
+      if (poll(&first, 1, 0) > 0) ServeTool();
+    }
+    if (tool_ >= 0) {
+      Refuse(socket, "another tool is working on this job; try again when it is done");
+      close(socket);
+      return;
+    }
+    tool_ = socket;
+    g_inherited[2].store(socket);
+  }
+
+  // One message of the connected tool, or its end.
+  void ServeTool() {
+    Message request;
+    switch (ReceiveMessage(tool_, 0, &request)) {
+      case ReceiveStatus::kTimeout:
+        return;
+      case ReceiveStatus::kClosed:
+        DropTool();
+        return;
+      case ReceiveStatus::kOtherVersion:
+        Refuse(tool_, "the job's client library is of another version than this tool");
+        DropTool();
+        return;
+      case ReceiveStatus::kMalformed:
+        DropTool();
+        return;
+      case ReceiveStatus::kOk:
+        break;
+    }
+    std::string error;
+    Message reply;
+    reply.type = Type::kOk;
+    const bool ok = Handle(&request, &reply, &error);
+    for (int fd : request.fds) close(fd);
+    if (!ok) {
+      Refuse(tool_, error);
+      return;
+    }
+    const bool sent = SendMessage(tool_, reply);
+    for (int fd : reply.fds) close(fd);
+    // Released: no connection may stay open, or the process could not be snapshotted. The tool waits for this.
+    if (!sent || request.type == Type::kRelease) DropTool();
+  }
+
+  bool Handle(Message* request, Message* reply, std::string* error) {
+    switch (request->type) {
+      case Type::kInfo: {
+        Info info = host_->GetInfo();
+        info.released = state_ == State::kReleased;
+        EncodeInfo(info, &reply->body);
+        return true;
+      }
+      case Type::kLock: {
+        if (state_ != State::kRunning) return Refused("Lock", error);
+        FieldReader in(request->body);
+        const uint64_t timeout = in.Number();
+        if (!in.done() || timeout > INT32_MAX) return Malformed(error);
+        if (!host_->Lock(timeout ? int(timeout) : kDefaultLockMs, error)) return false;
+        state_ = State::kLocked;
+        return true;
+      }
+      case Type::kUnlock:
+        if (state_ != State::kLocked && state_ != State::kTaken) return Refused("Unlock", error);
+        host_->Unlock();
+        state_ = State::kRunning;
+        return true;
+      case Type::kTake: {
+        if (state_ != State::kLocked) return Refused("Take", error);
+        Taken taken;
+        if (!host_->Take(&taken, error)) return false;
+        EncodeTaken(taken, reply);
+        state_ = State::kTaken;
+        return true;
+      }
+      case Type::kRelease:
+        if (state_ != State::kTaken) return Refused("Release", error);
+        host_->Release();
+        state_ = State::kReleased;
+        return true;
+      case Type::kGive: {
+        if (state_ != State::kTaken && state_ != State::kReleased) return Refused("Give", error);
+        Given given;
+        if (!DecodeGiven(*request, &given)) return Malformed(error);
+        request->fds.clear();  // the host's now
+        if (!host_->Give(std::move(given), error)) return false;
+        state_ = State::kLocked;
+        return true;
+      }
+      default:
+        *error = "the job's client library does not know this request";
+        return false;
+    }
+  }
+
+  bool Malformed(std::string* error) {
+    *error = "the tool's request is malformed";
+    return false;
+  }
+
+  bool Refused(const char* what, std::string* error) {
+    static constexpr const char* kNames[] = {"running", "locked", "taken", "released"};
+    *error = std::string(what) + " is not possible while the job is " + kNames[int(state_)];
+    return false;
+  }
+
+  void Refuse(int socket, const std::string& why) {
+    Message reply;
+    reply.type = Type::kError;
+    reply.body = why.substr(0, kMaxMessageBytes);
+    SendMessage(socket, reply);
+  }
+
+  void DropTool() {
+    if (state_ == State::kLocked || state_ == State::kTaken) {
+      host_->Unlock();
+      state_ = State::kRunning;
+    }
+    if (tool_ < 0) return;
+    g_inherited[2].store(-1);
+    close(tool_);
+    tool_ = -1;
+  }
+
+  const std::string path_;
+  AgentHost* const host_;
+  pthread_t thread_{};
+  bool started_ = false;
+  int wake_ = -1;
+  // The thread's own.
+  int listen_ = -1;
+  ino_t inode_ = 0;
+  int tool_ = -1;
+  State state_ = State::kRunning;
+};
+
+}  // namespace
+
+std::unique_ptr<Agent> Agent::Start(const std::string& directory, AgentHost* host, std::string* error) {
+  if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
+    *error = "cannot make the job folder " + directory + ": " + strerror(errno);
+    return nullptr;
+  }
+  std::unique_ptr<AgentThread> agent(new (std::nothrow) AgentThread(directory + "/" + kSocketName, host));
+  if (!agent) {
+    *error = "out of memory";
+    return nullptr;
+  }
+  if (!agent->Open(error)) return nullptr;
+  return agent;
+}
+
+}  // namespace cuda_remote::client::agent

@@ -1,0 +1,60 @@
+// The checkpoint agent: a thread in the application that lets tools of the same user stop its CUDA calls, take its
+// channel and replay log, and give it another channel. README.md has the protocol.
+//
+// States and what ends them:
+//
+//     running --Lock--> locked --Take--> taken --Release--> released --Give--> locked --Unlock--> running
+//                                          `----------------Give------------^
+//
+// A tool that disappears in `locked` or `taken` leaves the process running with the channel that it had. In `released`
+// the agent holds no connection and the process no channel, so that the process can be snapshotted; the tool connects
+// again, to this process or to its restored copy, and gives it a channel. Nothing but Give ends that state.
+//
+// One tool at a time: another one is told so and sent away. The thread blocks all signals, sleeps in poll, and holds no
+// lock while it sleeps. It survives a snapshot of the process: a listening socket that was restored works on, and one
+// whose path has disappeared is made again within seconds.
+//
+// Part of the client library: no libprotobuf, no abseil, no logging; nothing throws.
+#ifndef CUDA_REMOTE_CLIENT_AGENT_AGENT_H_
+#define CUDA_REMOTE_CLIENT_AGENT_AGENT_H_
+
+#include <memory>
+#include <string>
+
+#include "client/agent/types.h"
+
+namespace cuda_remote::client::agent {
+
+// What the agent serves: the session. All calls come from the agent's thread. False: *error says why, in a sentence.
+class AgentHost {
+ public:
+  virtual ~AgentHost() = default;
+  virtual Info GetInfo() = 0;
+  // Lets no new CUDA call in and waits for those inside and for the GPU. On failure nothing is locked.
+  virtual bool Lock(int timeout_ms, std::string* error) = 0;
+  // Lets calls in again. Also after a Take that led nowhere: the process goes on with the channel that it has.
+  virtual void Unlock() = 0;
+  // Hands out duplicates of the channel's descriptors, and the log. The caller owns what *taken holds.
+  virtual bool Take(Taken* taken, std::string* error) = 0;
+  // Closes the process's own channel.
+  virtual void Release() = 0;
+  // Makes `given` the process's channel; it owns the descriptors. On failure the process has the channel it had.
+  virtual bool Give(Given given, std::string* error) = 0;
+};
+
+class Agent {
+ public:
+  // Listens on `directory`/agent.sock and serves `host`, which must outlive the agent. Makes the folder (mode 0700) if
+  // it is missing. Null and *error if that cannot be, for instance because another process of the job is there already.
+  static std::unique_ptr<Agent> Start(const std::string& directory, AgentHost* host, std::string* error);
+
+  // Ends the thread; a lock that a tool holds is released first.
+  virtual ~Agent() = default;
+
+ protected:
+  Agent() = default;
+};
+
+}  // namespace cuda_remote::client::agent
+
+#endif  // CUDA_REMOTE_CLIENT_AGENT_AGENT_H_
