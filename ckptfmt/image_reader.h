@@ -1,0 +1,74 @@
+// Reads a checkpoint image. Nothing in it is trusted: everything that is handed out has been compared with its checksum.
+//
+// Open checks the manifest and the memory index; Verify all the rest. Reads check each chunk again as they go, so damage that
+// happens in between is found too. Errors name the file and the offset (kDataLoss), a missing file, or the version that
+// is needed (kFailedPrecondition). Reading is thread-safe once open.
+#ifndef CUDA_REMOTE_CKPTFMT_IMAGE_READER_H_
+#define CUDA_REMOTE_CKPTFMT_IMAGE_READER_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ckptfmt/types.h"
+
+namespace cuda_remote::ckptfmt {
+
+// A file of the image, as the manifest lists it.
+struct FileFacts {
+  std::string path;  // below the image's folder
+  uint64_t bytes = 0;
+  std::string hash;  // XXH3-128, as xxh128sum prints it
+  uint32_t mode = 0;
+};
+
+// Where a piece of a region is.
+struct ChunkFacts {
+  uint64_t offset = 0;  // in the region
+  uint64_t bytes = 0;
+  bool zero = false;    // all zeros: not stored
+  std::string hash;     // of its bytes; equal chunks have equal hashes
+};
+
+class ImageReader {
+ public:
+  // Opens `dir`. If a checkpoint died in the instant of replacing it, puts the image back under its name first.
+  static absl::StatusOr<std::unique_ptr<ImageReader>> Open(const std::string& dir);
+  ~ImageReader();
+
+  const std::string& dir() const;
+  const ImageInfo& info() const;
+  const ImageSizes& sizes() const;
+  const std::vector<Region>& regions() const;
+  const std::vector<FileFacts>& files() const;
+
+  // Reads every file and compares it with its checksum, chunk by chunk for memory. The first damage ends it.
+  absl::Status Verify(const Progress& progress = nullptr) const;
+
+  // The replay log's bytes.
+  absl::StatusOr<std::string> ReadLog() const;
+
+  // Calls `use` with the region's bytes in order, a chunk (at most kChunkBytes) at a time, until it fails. `zero`: the bytes
+  // are all zeros; memory that is known to be zero need not be written.
+  using UseChunk = std::function<absl::Status(uint64_t offset, std::string_view bytes, bool zero)>;
+  absl::Status ReadRegion(size_t region, const UseChunk& use) const;
+
+  // The region's chunks, without reading them.
+  std::vector<ChunkFacts> ChunksOf(size_t region) const;
+
+  // The folder with the engine's own files.
+  std::string client_dir() const;
+
+ private:
+  struct State;
+  explicit ImageReader(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace cuda_remote::ckptfmt
+
+#endif  // CUDA_REMOTE_CKPTFMT_IMAGE_READER_H_

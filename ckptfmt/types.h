@@ -1,0 +1,93 @@
+// What a checkpoint image says of itself, and what is in it: shared by writer, reader and tools. FORMAT.md is the
+// specification of the files.
+#ifndef CUDA_REMOTE_CKPTFMT_TYPES_H_
+#define CUDA_REMOTE_CKPTFMT_TYPES_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace cuda_remote::ckptfmt {
+
+// The version of the files that this program writes, and the only one that it reads.
+inline constexpr uint32_t kFormatVersion = 1;
+
+// Memory is kept in chunks of this size, counted from the start of each region.
+inline constexpr uint64_t kChunkBytes = 2u << 20;
+
+// How device memory is named, as in the answer to kOpRegions.
+enum class RegionKind : uint32_t {
+  kAllocation = 1,     // by address
+  kModuleSymbol = 2,   // by module and symbol: its address may be another one after a restart
+  kLibrarySymbol = 3,  // by library, symbol and context
+};
+
+// One piece of saved memory. All but `bytes` is for the restart to find it again; the image only keeps it.
+struct Region {
+  RegionKind kind = RegionKind::kAllocation;
+  uint64_t address = 0;  // at the time of the checkpoint
+  uint64_t bytes = 0;
+  uint64_t object = 0;   // virtual handle of the module or library
+  std::string symbol;
+  uint64_t context = 0;  // virtual handle
+  int32_t device = 0;
+  uint32_t module_index = 0;
+  uint64_t flags = 0;    // free for the tools
+};
+
+// A GPU that the job could see.
+struct DeviceFacts {
+  std::string name;
+  std::string uuid;  // 16 bytes
+  int32_t compute_major = 0;
+  int32_t compute_minor = 0;
+  uint64_t total_memory = 0;
+  std::string pci_bus_id;
+};
+
+// The manifest's own statements.
+struct ImageInfo {
+  std::string product_version;
+  int64_t created_unix_ms = 0;  // 0: Commit fills it in
+  std::string host;             // empty: Commit fills it in
+  std::string job;
+  std::string program;
+  uint32_t pid = 0;             // of the client process
+  std::string server;           // address that the job used
+  int32_t driver_version = 0;   // as cuDriverGetVersion
+  std::vector<DeviceFacts> devices;
+
+  // The channel: what the client goes on with.
+  uint64_t next_sequence = 0;
+  uint32_t wire_version = 0;
+  uint64_t session = 0;
+  bool shared_memory = false;
+
+  uint64_t log_records = 0;
+  uint64_t log_images = 0;
+
+  // Who saved the client process into client/: "criu", or "none" if only the GPU's side was saved.
+  std::string engine = "none";
+  // Whatever else the engine or the tools want to find again.
+  std::map<std::string, std::string> client_info;
+};
+
+// Sizes, for the tools' messages.
+struct ImageSizes {
+  uint64_t region_bytes = 0;    // device memory that the image stands for
+  uint64_t zero_bytes = 0;      // of it, in chunks of zeros only (not stored)
+  uint64_t shared_bytes = 0;    // of it, in chunks equal to another one (stored once)
+  uint64_t stored_bytes = 0;    // in memory/ files
+  uint64_t log_bytes = 0;
+  uint64_t client_bytes = 0;    // the engine's files
+  uint64_t total_bytes = 0;     // all files, manifest too
+};
+
+// Called now and then with the bytes done and the bytes in all.
+using Progress = std::function<void(uint64_t done, uint64_t total)>;
+
+}  // namespace cuda_remote::ckptfmt
+
+#endif  // CUDA_REMOTE_CKPTFMT_TYPES_H_
