@@ -25,6 +25,7 @@ constexpr TypeSize kTypes[] = {
 
 // .align, .attribute, .v2 and the type, in any order; stops at the name.
 bool Parser::TypeOf(VarType* type) {
+  bool pointee = false;
   while (token_.kind == TokenKind::kDot) {
     const std::string name(token_.text);
     if (name == "align") {
@@ -33,7 +34,7 @@ bool Parser::TypeOf(VarType* type) {
           (token_.bits & (token_.bits - 1)) != 0) {
         return Fail("alignment must be a power of two");
       }
-      type->align = uint32_t(token_.bits);
+      if (!pointee) type->align = uint32_t(token_.bits);
     } else if (name == "v2" || name == "v4" || name == "v8") {
       type->vector = uint32_t(name[1] - '0');
     } else if (name == "pred") {
@@ -45,8 +46,10 @@ bool Parser::TypeOf(VarType* type) {
         if (token_.IsDot("managed")) type->managed = true;
         if (token_.kind == TokenKind::kEnd) return Fail("')' expected");
         if (!Advance()) return false;
-      }
-    } else if (name == "ptr" || name == "global" || name == "const" || name == "shared" || name == "local" ||
+      }  // the ')' itself is passed below
+    } else if (name == "ptr") {
+      pointee = true;  // an .align behind it is that of the memory pointed to
+    } else if (name == "global" || name == "const" || name == "shared" || name == "local" ||
                name == "param" || name == "noalias") {
       // .ptr .global of parameters: says what a pointer points to
     } else {
@@ -169,6 +172,7 @@ bool Parser::InitValue(const VarType& type, uint64_t at, GlobalInfo* global) {
   }
   if (token_.kind == TokenKind::kIdent) return InitSymbol(type, at, global);
   uint64_t bits = token_.bits;
+  bool passed = false;
   if (token_.kind == TokenKind::kF32 || token_.kind == TokenKind::kF64) {
     double value;
     if (token_.kind == TokenKind::kF32) {
@@ -189,6 +193,17 @@ bool Parser::InitValue(const VarType& type, uint64_t at, GlobalInfo* global) {
       if (negative) bits ^= uint64_t{1} << 63;
     }
   } else if (token_.kind == TokenKind::kInteger) {
+    if (bits != 0 && !negative) {
+      if (!Advance()) return false;
+      if (token_.Is('(')) {  // 0xFF00(name): one byte of an address
+        if (!Advance() || !InitSymbol(type, at, global)) return false;
+        auto& relocation = global->relocations.back();
+        while ((bits >> relocation.shift & 1) == 0) ++relocation.shift;
+        relocation.bytes = std::min<uint32_t>(type.bytes, 8);
+        return Expect(')');
+      }
+      passed = true;
+    }
     if (negative) bits = 0 - bits;
     if (type.is_float) {  // 1 stands for 1.0
       const double value = double(int64_t(bits));
@@ -209,8 +224,8 @@ bool Parser::InitValue(const VarType& type, uint64_t at, GlobalInfo* global) {
     if (at > global->initial.size() + (1 << 26)) return Fail("initializer too sparse");
     global->initial.resize(at + type.bytes, '\0');
   }
-  if (type.bytes <= 8) std::memcpy(&global->initial[at], &bits, type.bytes);
-  return Advance();
+  std::memcpy(&global->initial[at], &bits, std::min<uint32_t>(type.bytes, 8));
+  return passed || Advance();
 }
 
 // name, name+offset, generic(name)+offset, mask(any of these).
@@ -354,6 +369,7 @@ bool Parser::Registers() {
     } else {
       Symbol symbol;
       symbol.value = NewSlots(words * type.vector, type.bytes);
+      symbol.size = type.vector;
       if (!Declare(name, symbol)) return false;
     }
     if (!error_.empty()) return false;
