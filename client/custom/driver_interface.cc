@@ -56,11 +56,11 @@ CUresult Custom_cuGetErrorString(CUresult error, const char** pStr) {
 
 // Works before cuInit: the runtime fetches its tables first.
 CUresult Custom_cuGetExportTable(const void** ppExportTable, const CUuuid* pExportTableId) {
-  static std::once_flag once;
-  std::call_once(once, [] {
+  [[maybe_unused]] static const bool once = [] {
     driverabi::SetHost({&cuDriverGetVersion, &cuDeviceGetCount, &DeviceUuid, &cuDeviceGetAttribute, &PrimaryContext,
                         &CurrentContext, &ModuleFunctions, &Log});
-  });
+    return true;
+  }();
   return driverabi::GetExportTable(ppExportTable, pExportTableId);
 }
 

@@ -465,9 +465,9 @@ class ClientChannel::Impl {
   static std::atomic<Impl*> fork_entries_[kMaxForkEntries];
 
   static void RegisterForFork(Impl* impl) {
-    static std::once_flag once;
-    std::call_once(once, [] {
-      pthread_atfork(nullptr, nullptr, [] {
+    // Not std::call_once: its thread-local symbols would show among the client library's exports.
+    [[maybe_unused]] static const int once = [] {
+      return pthread_atfork(nullptr, nullptr, [] {
         for (auto& entry : fork_entries_) {
           Impl* const impl = entry.exchange(nullptr);
           if (!impl) continue;
@@ -476,7 +476,7 @@ class ClientChannel::Impl {
           impl->memory_->CloseInForkedChild();
         }
       });
-    });
+    }();
     for (auto& entry : fork_entries_) {
       Impl* expected = nullptr;
       if (entry.compare_exchange_strong(expected, impl)) return;

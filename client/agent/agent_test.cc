@@ -1,0 +1,352 @@
+// The agent with a host that only keeps count.
+
+#include "client/agent/agent.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+
+#include "client/agent/agent_client.h"
+#include "client/agent/message.h"
+#include "proto/channel/handshake.h"
+
+namespace cuda_remote::client::agent {
+namespace {
+
+int FileWith(const std::string& text) {
+  const int fd = memfd_create("test", MFD_CLOEXEC);
+  EXPECT_EQ(write(fd, text.data(), text.size()), ssize_t(text.size()));
+  lseek(fd, 0, SEEK_SET);
+  return fd;
+}
+
+std::string Contents(int fd) {
+  char text[64] = {};
+  EXPECT_GE(pread(fd, text, sizeof(text) - 1, 0), 0);
+  return text;
+}
+
+class FakeHost : public AgentHost {
+ public:
+  Info GetInfo() override {
+    Info info;
+    info.pid = 4711;
+    info.server = "unix:/somewhere";
+    info.job = "job";
+    info.session = 5;
+    info.shared_memory = true;
+    info.log_records = 6;
+    info.log_bytes = 7;
+    return info;
+  }
+  bool Lock(int timeout_ms, std::string* error) override {
+    last_timeout = timeout_ms;
+    if (refuse_lock) {
+      *error = "a kernel runs for ever";
+      return false;
+    }
+    locked = true;
+    return true;
+  }
+  void Unlock() override {
+    locked = false;
+    ++unlocks;
+  }
+  bool Take(Taken* taken, std::string*) override {
+    taken->log_fd = FileWith("the log");
+    taken->fds.socket = FileWith("the socket");
+    taken->fds.ring = FileWith("the ring");
+    taken->next_sequence = 1234567890123;
+    taken->welcome.session = 9;
+    taken->welcome.shared_memory = true;
+    taken->welcome.server = "name";
+    return true;
+  }
+  void Release() override { released = true; }
+  bool Give(Given got, std::string* error) override {
+    const std::string socket = Contents(got.fds.socket), ring = Contents(got.fds.ring);
+    close(got.fds.socket);
+    close(got.fds.ring);
+    if (refuse_give) {
+      *error = "no room";
+      return false;
+    }
+    given = std::move(got);
+    given_contents = socket + "|" + ring;
+    return true;
+  }
+
+  std::atomic<bool> locked{false}, released{false}, refuse_lock{false}, refuse_give{false};
+  std::atomic<int> unlocks{0}, last_timeout{0};
+  Given given;
+  std::string given_contents;
+};
+
+class AgentTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    char folder[] = "/tmp/agent-test-XXXXXX";
+    ASSERT_NE(mkdtemp(folder), nullptr);
+    parent_ = folder;
+    directory_ = parent_ + "/job";
+    agent_ = Agent::Start(directory_, &host_, &error_);
+    ASSERT_NE(agent_, nullptr) << error_;
+  }
+  void TearDown() override {
+    agent_.reset();
+    rmdir(directory_.c_str());
+    rmdir(parent_.c_str());
+  }
+  std::unique_ptr<AgentClient> Connect() {
+    std::unique_ptr<AgentClient> tool = AgentClient::Connect(directory_, &error_);
+    EXPECT_NE(tool, nullptr) << error_;
+    return tool;
+  }
+  static int OpenFiles() {
+    int count = 0;
+    for (int fd = 0; fd < 256; ++fd) count += fcntl(fd, F_GETFD) >= 0;
+    return count;
+  }
+  template <typename F>
+  static bool Eventually(F condition) {
+    for (int i = 0; i < 2000; ++i) {
+      if (condition()) return true;
+      usleep(1000);
+    }
+    return false;
+  }
+
+  FakeHost host_;
+  std::string parent_, directory_, error_;
+  std::unique_ptr<Agent> agent_;
+};
+
+TEST_F(AgentTest, FolderIsPrivate) {
+  struct stat folder;
+  ASSERT_EQ(stat(directory_.c_str(), &folder), 0);
+  EXPECT_EQ(folder.st_mode & 0777, 0700u);
+}
+
+TEST_F(AgentTest, Info) {
+  Info info;
+  ASSERT_TRUE(Connect()->GetInfo(&info, &error_)) << error_;
+  EXPECT_EQ(info.pid, 4711u);
+  EXPECT_EQ(info.server, "unix:/somewhere");
+  EXPECT_EQ(info.job, "job");
+  EXPECT_EQ(info.session, 5u);
+  EXPECT_TRUE(info.shared_memory);
+  EXPECT_EQ(info.log_records, 6u);
+  EXPECT_EQ(info.log_bytes, 7u);
+  EXPECT_FALSE(info.released);
+  EXPECT_FALSE(host_.locked);
+}
+
+TEST_F(AgentTest, WholeHandOver) {
+  const int files = OpenFiles();
+  Taken taken;
+  {
+    auto tool = Connect();
+    ASSERT_TRUE(tool->Lock(1500, &error_)) << error_;
+    EXPECT_TRUE(host_.locked);
+    EXPECT_EQ(host_.last_timeout, 1500);
+    ASSERT_TRUE(tool->Take(&taken, &error_)) << error_;
+    EXPECT_EQ(Contents(taken.log_fd), "the log");
+    EXPECT_EQ(Contents(taken.fds.socket), "the socket");
+    EXPECT_EQ(Contents(taken.fds.ring), "the ring");
+    EXPECT_EQ(taken.next_sequence, 1234567890123u);
+    EXPECT_EQ(taken.welcome.session, 9u);
+    EXPECT_EQ(taken.welcome.server, "name");
+    EXPECT_TRUE(taken.welcome.shared_memory);
+    ASSERT_TRUE(tool->Release(&error_)) << error_;
+    EXPECT_TRUE(host_.released);
+    EXPECT_FALSE(tool->Unlock(&error_));
+  }
+  // The end of the connection does not unlock now: there is no channel to go on with.
+  usleep(20000);
+  EXPECT_TRUE(host_.locked);
+  auto tool = Connect();
+  Info info;
+  ASSERT_TRUE(tool->GetInfo(&info, &error_));
+  EXPECT_TRUE(info.released);
+  EXPECT_FALSE(tool->Unlock(&error_));
+  EXPECT_NE(error_.find("released"), std::string::npos);
+  Given given;
+  given.fds = taken.fds;
+  given.next_sequence = 77;
+  given.new_worker = true;
+  given.server = "unix:/elsewhere";
+  given.welcome = taken.welcome;
+  ASSERT_TRUE(tool->Give(given, &error_)) << error_;
+  EXPECT_EQ(host_.given_contents, "the socket|the ring");
+  EXPECT_EQ(host_.given.next_sequence, 77u);
+  EXPECT_TRUE(host_.given.new_worker);
+  EXPECT_EQ(host_.given.server, "unix:/elsewhere");
+  EXPECT_TRUE(host_.locked);
+  ASSERT_TRUE(tool->Unlock(&error_)) << error_;
+  EXPECT_FALSE(host_.locked);
+  for (int fd : {taken.log_fd, taken.fds.socket, taken.fds.ring}) close(fd);
+  tool.reset();
+  EXPECT_TRUE(Eventually([&] { return OpenFiles() == files; })) << "descriptors were left open";
+}
+
+TEST_F(AgentTest, ToolThatDisappearsUnlocks) {
+  {
+    auto tool = Connect();
+    ASSERT_TRUE(tool->Lock(0, &error_));
+  }
+  EXPECT_TRUE(Eventually([&] { return host_.unlocks == 1; }));
+  Taken taken;
+  {
+    auto tool = Connect();
+    ASSERT_TRUE(tool->Lock(0, &error_));
+    ASSERT_TRUE(tool->Take(&taken, &error_));
+  }
+  EXPECT_TRUE(Eventually([&] { return host_.unlocks == 2; }));
+  for (int fd : {taken.log_fd, taken.fds.socket, taken.fds.ring}) close(fd);
+}
+
+TEST_F(AgentTest, WrongOrderIsRefused) {
+  auto tool = Connect();
+  Taken taken;
+  EXPECT_FALSE(tool->Take(&taken, &error_));
+  EXPECT_NE(error_.find("running"), std::string::npos) << error_;
+  EXPECT_FALSE(tool->Unlock(&error_));
+  Given given;
+  given.fds = {FileWith("a"), FileWith("b")};
+  EXPECT_FALSE(tool->Give(given, &error_));
+  close(given.fds.socket);
+  close(given.fds.ring);
+  EXPECT_TRUE(tool->Lock(0, &error_));
+  EXPECT_FALSE(tool->Lock(0, &error_));
+  EXPECT_FALSE(tool->Release(&error_));
+  EXPECT_TRUE(tool->Unlock(&error_));
+  EXPECT_EQ(host_.unlocks, 1);
+}
+
+TEST_F(AgentTest, HostsErrorsArrive) {
+  host_.refuse_lock = true;
+  auto tool = Connect();
+  EXPECT_FALSE(tool->Lock(0, &error_));
+  EXPECT_EQ(error_, "a kernel runs for ever");
+  host_.refuse_lock = false;
+  host_.refuse_give = true;
+  Taken taken;
+  ASSERT_TRUE(tool->Lock(0, &error_));
+  ASSERT_TRUE(tool->Take(&taken, &error_));
+  Given given;
+  given.fds = taken.fds;
+  EXPECT_FALSE(tool->Give(given, &error_));
+  EXPECT_EQ(error_, "no room");
+  EXPECT_TRUE(tool->Unlock(&error_));
+  for (int fd : {taken.log_fd, taken.fds.socket, taken.fds.ring}) close(fd);
+}
+
+TEST_F(AgentTest, OneToolAtATime) {
+  auto first = Connect();
+  ASSERT_TRUE(first->Lock(0, &error_));
+  auto second = Connect();
+  Info info;
+  EXPECT_FALSE(second->GetInfo(&info, &error_));
+  EXPECT_NE(error_.find("another tool"), std::string::npos) << error_;
+  second.reset();
+  EXPECT_TRUE(first->Unlock(&error_));
+  first.reset();
+  EXPECT_TRUE(Connect()->GetInfo(&info, &error_));
+}
+
+TEST_F(AgentTest, GarbageEndsTheConnectionOnly) {
+  unsigned seed = 1;
+  for (int round = 0; round < 200; ++round) {
+    const int socket = ConnectUnix(directory_ + "/" + kSocketName, &error_);
+    ASSERT_GE(socket, 0) << error_;
+    std::string bytes(rand_r(&seed) % 300 + 1, '\0');
+    for (char& byte : bytes) byte = char(rand_r(&seed));
+    // Often with a right head, so that the fields are reached.
+    const uint32_t head[4] = {kMagic, kVersion, uint32_t(rand_r(&seed) % 8), uint32_t(bytes.size())};
+    if (round % 2) bytes.insert(0, reinterpret_cast<const char*>(head), sizeof(head));
+    send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    Message reply;
+    ReceiveMessage(socket, 1000, &reply);
+    close(socket);
+  }
+  Info info;
+  auto tool = Connect();
+  EXPECT_TRUE(tool->GetInfo(&info, &error_)) << error_;
+  EXPECT_TRUE(Eventually([&] { return !host_.locked; }));
+}
+
+TEST_F(AgentTest, OtherVersionIsToldSo) {
+  const int socket = ConnectUnix(directory_ + "/" + kSocketName, &error_);
+  const uint32_t head[4] = {kMagic, kVersion + 1, uint32_t(Type::kInfo), 0};
+  ASSERT_EQ(send(socket, head, sizeof(head), 0), ssize_t(sizeof(head)));
+  Message reply;
+  ASSERT_EQ(ReceiveMessage(socket, 1000, &reply), ReceiveStatus::kOk);
+  EXPECT_EQ(reply.type, Type::kError);
+  EXPECT_NE(reply.body.find("version"), std::string::npos);
+  close(socket);
+}
+
+TEST_F(AgentTest, SecondAgentInTheSameFolderIsRefused) {
+  FakeHost other;
+  EXPECT_EQ(Agent::Start(directory_, &other, &error_), nullptr);
+  EXPECT_FALSE(error_.empty());
+  Info info;
+  EXPECT_TRUE(Connect()->GetInfo(&info, &error_));
+}
+
+TEST_F(AgentTest, SocketIsMadeAgainWhenItsPathIsGone) {
+  ASSERT_EQ(unlink((directory_ + "/" + kSocketName).c_str()), 0);
+  bool again = false;
+  for (int i = 0; i < 150 && !again; ++i) {
+    usleep(100000);
+    again = AgentClient::Connect(directory_, &error_) != nullptr;
+  }
+  EXPECT_TRUE(again);
+}
+
+TEST_F(AgentTest, ForkedChildHoldsNothing) {
+  const pid_t child = fork();
+  if (child == 0) {
+    usleep(500000);
+    _exit(0);
+  }
+  agent_.reset();
+  // Nobody listens any more, though the child lives.
+  EXPECT_EQ(AgentClient::Connect(directory_, &error_), nullptr);
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
+}
+
+TEST_F(AgentTest, ThreadTakesNoSignal) {
+  static std::atomic<pthread_t> ran{0};
+  static std::atomic<int> count{0};
+  ran = pthread_self();
+  signal(SIGUSR1, [](int) {
+    ran = pthread_self();
+    ++count;
+  });
+  sigset_t one, before;
+  sigemptyset(&one);
+  sigaddset(&one, SIGUSR1);
+  pthread_sigmask(SIG_BLOCK, &one, &before);
+  kill(getpid(), SIGUSR1);
+  usleep(50000);
+  EXPECT_EQ(count, 0) << "the agent's thread took the program's signal";
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  EXPECT_EQ(count, 1);
+  EXPECT_EQ(ran.load(), pthread_self());
+  signal(SIGUSR1, SIG_DFL);
+}
+
+}  // namespace
+}  // namespace cuda_remote::client::agent
