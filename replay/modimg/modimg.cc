@@ -1,0 +1,249 @@
+#include "replay/modimg/modimg.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+#include <utility>
+
+#include "replay/modimg/format.h"
+#include "replay/modimg/unpack.h"
+
+namespace cuda_remote::replay {
+namespace {
+
+bool IsElf(std::string_view image) {
+  return image.size() >= sizeof(format::ElfHeader) &&
+         memcmp(image.data(), format::kElfMagic, sizeof(format::kElfMagic)) == 0;
+}
+
+uint32_t MagicOf(std::string_view image) {
+  uint32_t magic = 0;
+  if (image.size() >= sizeof(magic)) memcpy(&magic, image.data(), sizeof(magic));
+  return magic;
+}
+
+std::string_view WithoutTrailingZeros(std::string_view text) {
+  while (!text.empty() && text.back() == '\0') text.remove_suffix(1);
+  return text;
+}
+
+bool CubinArch(std::string_view cubin, ImageEntry* entry, std::string* error) {
+  if (!IsElf(cubin)) {
+    *error = "a cubin that is no ELF file";
+    return false;
+  }
+  format::ElfHeader header;
+  memcpy(&header, cubin.data(), sizeof(header));
+  if (header.ident[4] != format::kElfClass64 || header.ident[5] != format::kElfLittleEndian ||
+      header.machine != format::kElfMachineCuda) {
+    *error = "an ELF file that is not for a GPU (machine " + std::to_string(header.machine) + ")";
+    return false;
+  }
+  entry->kind = ImageEntry::kSass;
+  if (header.ident[8] >= format::kElfAbiArchInSecondByte) {
+    entry->arch = header.flags >> 8 & 0xff;
+    entry->arch_specific = header.flags & 0x8;
+  } else {
+    entry->arch = header.flags & 0xff;
+    entry->arch_specific = header.flags & 0x800;
+  }
+  return true;
+}
+
+// Reads `.target sm_90a` of a text.
+bool PtxArch(std::string_view text, ImageEntry* entry, std::string* error) {
+  entry->kind = ImageEntry::kPtx;
+  for (size_t line = 0; line < text.size();) {
+    const size_t end = std::min(text.find('\n', line), text.size());
+    std::string_view here = text.substr(line, end - line);
+    line = end + 1;
+    here.remove_prefix(std::min(here.find_first_not_of(" \t\r"), here.size()));
+    if (here.substr(0, 7) != ".target") continue;
+    const size_t name = here.find("sm_");
+    if (name == std::string_view::npos) break;
+    size_t at = name + 3;
+    while (at < here.size() && here[at] >= '0' && here[at] <= '9' && entry->arch < 10000) {
+      entry->arch = entry->arch * 10 + uint32_t(here[at++] - '0');
+    }
+    entry->arch_specific = at < here.size() && here[at] == 'a';
+    entry->family_specific = at < here.size() && here[at] == 'f';
+    return true;
+  }
+  *error = "a PTX text without .target";
+  return false;
+}
+
+// Walks the image's entries. `use` gets the entry without its bytes, and a function that unpacks them.
+class Walker {
+ public:
+  using Use = std::function<bool(ImageEntry&, const std::function<bool(std::string*)>& unpack)>;
+
+  Walker(std::string_view image, uint64_t max_unpacked, std::string* error)
+      : image_(image), left_(max_unpacked), error_(error) {}
+
+  bool Walk(const Use& use, size_t* other_entries) {
+    if (MagicOf(image_) == format::kFatbinMagic) return WalkFatbins(use, other_entries);
+    ImageEntry entry;
+    const std::string_view bytes = IsElf(image_) ? image_ : WithoutTrailingZeros(image_);
+    if (IsElf(image_)) {
+      if (!CubinArch(image_, &entry, error_)) return false;
+    } else if (bytes.find(".version") == std::string_view::npos || bytes.find('\0') != std::string_view::npos) {
+      *error_ = "neither fat binary, cubin nor PTX";
+      return false;
+    } else if (!PtxArch(bytes, &entry, error_)) {
+      return false;
+    }
+    use(entry, [&](std::string* out) {
+      out->assign(bytes);
+      return true;
+    });
+    return true;
+  }
+
+ private:
+  bool Fail(size_t at, const std::string& what) {
+    *error_ = "the fat binary is damaged at offset " + std::to_string(at) + ": " + what;
+    return false;
+  }
+
+  bool WalkFatbins(const Use& use, size_t* other_entries) {
+    size_t at = 0;
+    while (at < image_.size()) {
+      format::FatbinHeader header;
+      if (image_.size() - at < sizeof(header)) {
+        // What pads the section that it lay in.
+        if (image_.find_first_not_of('\0', at) == std::string_view::npos) return true;
+        return Fail(at, "too short");
+      }
+      memcpy(&header, image_.data() + at, sizeof(header));
+      if (header.magic == 0 && image_.find_first_not_of('\0', at) == std::string_view::npos) return true;
+      if (header.magic != format::kFatbinMagic || header.version != 1 || header.header_bytes < sizeof(header) ||
+          header.header_bytes > image_.size() - at) {
+        return Fail(at, "no header of version 1");
+      }
+      if (header.body_bytes > image_.size() - at - header.header_bytes) return Fail(at, "it is cut off");
+      bool stopped = false;
+      if (!WalkEntries(at + header.header_bytes, header.body_bytes, use, other_entries, &stopped)) return false;
+      if (stopped) return true;
+      at += size_t(header.header_bytes + header.body_bytes);
+    }
+    return true;
+  }
+
+  bool WalkEntries(size_t at, uint64_t body, const Use& use, size_t* other_entries, bool* stopped) {
+    const size_t end = at + size_t(body);
+    while (at < end) {
+      format::FatbinEntry fixed;
+      if (end - at < sizeof(fixed)) return Fail(at, "an entry's header is cut off");
+      memcpy(&fixed, image_.data() + at, sizeof(fixed));
+      if (fixed.header_bytes < sizeof(fixed) || fixed.header_bytes > end - at) return Fail(at, "an entry's header size");
+      const size_t start = at + fixed.header_bytes;
+      if (fixed.padded_bytes > end - start) return Fail(at, "an entry's size");
+      std::string_view payload = image_.substr(start, size_t(fixed.padded_bytes));
+      const size_t entry_at = at;
+      at = start + size_t(fixed.padded_bytes);
+      if (fixed.kind != format::kEntryPtx && fixed.kind != format::kEntryElf) {
+        ++*other_entries;
+        continue;
+      }
+      ImageEntry entry;
+      entry.kind = fixed.kind == format::kEntryPtx ? ImageEntry::kPtx : ImageEntry::kSass;
+      entry.arch = fixed.arch;
+      entry.arch_specific = fixed.flags & format::kEntryArchSpecific;
+      entry.family_specific = fixed.flags & format::kEntryFamilySpecific;
+      entry.compressed = fixed.flags & (format::kEntryLz4 | format::kEntryZstd);
+      if (entry.compressed) {
+        if (fixed.packed_bytes > payload.size()) return Fail(entry_at, "an entry's compressed size");
+        payload = payload.substr(0, fixed.packed_bytes);
+      }
+      bool unpacked = true;
+      *stopped = !use(entry, [&](std::string* out) { return unpacked = Unpack(entry_at, fixed, payload, out); });
+      if (!unpacked) return false;
+      if (*stopped) return true;
+    }
+    return true;
+  }
+
+  bool Unpack(size_t at, const format::FatbinEntry& fixed, std::string_view payload, std::string* out) {
+    const bool packed = fixed.flags & (format::kEntryLz4 | format::kEntryZstd);
+    const uint64_t bytes = packed ? fixed.unpacked_bytes : payload.size();
+    if (bytes > left_) return Fail(at, "its entries are too large when unpacked");
+    left_ -= bytes;
+    std::string what;
+    if (!packed) {
+      out->assign(payload);
+    } else if (fixed.flags & format::kEntryLz4 ? !UnpackLz4(payload, bytes, out, &what)
+                                               : !UnpackZstd(payload, bytes, out, &what)) {
+      return Fail(at, what);
+    }
+    if (fixed.kind == format::kEntryPtx) out->resize(WithoutTrailingZeros(*out).size());
+    return true;
+  }
+
+  std::string_view image_;
+  uint64_t left_;
+  std::string* error_;
+};
+
+}  // namespace
+
+bool ForEachEntry(std::string_view image, const std::function<bool(ImageEntry&)>& use, std::string* error,
+                  uint64_t max_unpacked) {
+  size_t other = 0;
+  return Walker(image, max_unpacked, error).Walk([&](ImageEntry& entry, const auto& unpack) {
+    return unpack(&entry.bytes) && use(entry);
+  }, &other);
+}
+
+bool ParseImage(std::string_view image, ParsedImage* parsed, std::string* error, uint64_t max_unpacked) {
+  *parsed = {};
+  return Walker(image, max_unpacked, error).Walk([&](ImageEntry& entry, const auto& unpack) {
+    if (!unpack(&entry.bytes)) return false;
+    parsed->entries.push_back(std::move(entry));
+    return true;
+  }, &parsed->other_entries);
+}
+
+bool ListEntries(std::string_view image, ParsedImage* parsed, std::string* error) {
+  *parsed = {};
+  return Walker(image, 0, error).Walk([&](ImageEntry& entry, const auto&) {
+    parsed->entries.push_back(std::move(entry));
+    return true;
+  }, &parsed->other_entries);
+}
+
+bool CanRun(const ImageEntry& entry, uint32_t arch) {
+  if (entry.arch_specific) return entry.arch == arch;
+  const bool same_family = entry.arch / 10 == arch / 10 && entry.arch <= arch;
+  return entry.kind == ImageEntry::kSass || entry.family_specific ? same_family : entry.arch <= arch;
+}
+
+std::string NameOf(const ImageEntry& entry) {
+  return (entry.kind == ImageEntry::kPtx ? "PTX compute_" : "sm_") + std::to_string(entry.arch) +
+         (entry.arch_specific ? "a" : entry.family_specific ? "f" : "");
+}
+
+bool DataSymbols(std::string_view image, std::vector<DataSymbol>* symbols, std::string* error, uint64_t max_unpacked) {
+  symbols->clear();
+  std::unordered_map<std::string, size_t> seen;
+  bool ok = true;
+  const bool walked = ForEachEntry(image, [&](ImageEntry& entry) {
+    std::vector<DataSymbol> found;
+    ok = entry.kind == ImageEntry::kPtx ? PtxSymbols(entry.bytes, &found, error)
+                                        : CubinSymbols(entry.bytes, &found, error);
+    for (DataSymbol& symbol : found) {
+      const auto [place, is_new] = seen.emplace(symbol.name, symbols->size());
+      if (is_new) {
+        symbols->push_back(std::move(symbol));
+      } else {
+        DataSymbol& known = (*symbols)[place->second];
+        known.size = std::max(known.size, symbol.size);
+        known.managed = known.managed || symbol.managed;
+      }
+    }
+    return ok;
+  }, error, max_unpacked);
+  return walked && ok;
+}
+
+}  // namespace cuda_remote::replay

@@ -1,0 +1,74 @@
+// What is in a module image: the code for each architecture, and the variables in it.
+//
+// Takes what the driver takes: a fat binary (compressed or not), a cubin, or PTX text; also several fat binaries one after
+// the other. Pure functions, any thread. Any input is safe: sizes are checked before they are used, and what
+// unpacking may take is limited.
+#ifndef CUDA_REMOTE_REPLAY_MODIMG_MODIMG_H_
+#define CUDA_REMOTE_REPLAY_MODIMG_MODIMG_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cuda_remote::replay {
+
+// Most bytes that the unpacked entries of one image may take together.
+inline constexpr uint64_t kMaxUnpackedBytes = uint64_t{4} << 30;
+
+// Code for one architecture.
+struct ImageEntry {
+  enum Kind { kPtx, kSass };
+  Kind kind = kPtx;
+  uint32_t arch = 0;             // 90 for sm_90 and compute_90
+  bool compressed = false;       // in the image; `bytes` are not
+  bool arch_specific = false;    // sm_90a: for exactly this architecture
+  bool family_specific = false;  // sm_100f: for later ones of its family too
+  std::string bytes;             // PTX text without terminating zeros, or the cubin; empty from ListEntries
+};
+
+struct ParsedImage {
+  std::vector<ImageEntry> entries;
+  // Entries of other kinds (intermediate code for link-time optimisation), which no driver can load by themselves.
+  size_t other_entries = 0;
+};
+
+// Takes an image apart. False and `error` for anything damaged or unknown.
+bool ParseImage(std::string_view image, ParsedImage* parsed, std::string* error,
+                uint64_t max_unpacked = kMaxUnpackedBytes);
+
+// As ParseImage without unpacking anything.
+bool ListEntries(std::string_view image, ParsedImage* parsed, std::string* error);
+
+// Unpacks one entry after the other, so that only one is in memory. `use` returns false to stop early.
+bool ForEachEntry(std::string_view image, const std::function<bool(ImageEntry&)>& use, std::string* error,
+                  uint64_t max_unpacked = kMaxUnpackedBytes);
+
+// Whether a GPU of compute capability `arch` (90 for 9.0) can run this entry: machine code of the same major version for
+// the same or a lower minor one, PTX of the same or a lower version.
+bool CanRun(const ImageEntry& entry, uint32_t arch);
+
+// "sm_90a", "PTX compute_75".
+std::string NameOf(const ImageEntry& entry);
+
+// A __device__, __constant__ or __managed__ variable.
+struct DataSymbol {
+  std::string name;
+  uint64_t size = 0;
+  bool constant = false;
+  bool managed = false;
+};
+
+// The variables whose contents belong to a checkpoint, in the order in which they are found; a variable that several entries
+// have is listed once. String literals that the compiler made (`$str`) are left out: nothing can change them.
+bool DataSymbols(std::string_view image, std::vector<DataSymbol>* symbols, std::string* error,
+                 uint64_t max_unpacked = kMaxUnpackedBytes);
+
+// The same for one cubin, and for one PTX text; appended to `symbols` without looking for doubles.
+bool CubinSymbols(std::string_view cubin, std::vector<DataSymbol>* symbols, std::string* error);
+bool PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, std::string* error);
+
+}  // namespace cuda_remote::replay
+
+#endif  // CUDA_REMOTE_REPLAY_MODIMG_MODIMG_H_

@@ -1,0 +1,233 @@
+// Tests of the image parser with what nvcc writes.
+#include "replay/modimg/modimg.h"
+
+#include <lz4.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "replay/modimg/format.h"
+#include "replay/modimg/image_size.h"
+
+namespace cuda_remote::replay {
+namespace {
+
+std::string Image(const std::string& name) {
+  std::ifstream file("replay/modimg/" + name, std::ios::binary);
+  EXPECT_TRUE(file) << name;
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+const char* const kFatbins[] = {"plain.fatbin", "default.fatbin", "all.fatbin", "size.fatbin", "speed.fatbin"};
+
+// Every variable of testdata/variables.cu.
+void ExpectAllVariables(const std::string& image) {
+  std::vector<DataSymbol> symbols;
+  std::string error;
+  ASSERT_TRUE(DataSymbols(image, &symbols, &error)) << error;
+  std::map<std::string, DataSymbol> by_name;
+  for (const DataSymbol& symbol : symbols) {
+    EXPECT_TRUE(by_name.emplace(symbol.name, symbol).second) << symbol.name << " twice";
+  }
+  const std::map<std::string, uint64_t> expected = {
+      {"counter", 4},         {"table", 4000},    {"coefficients", 128}, {"filled", 6},
+      {"hidden", 8},          {"managed", 4},     {"vectors", 96},       {"pairs", 64},
+      {"_ZN5space5namedE", 3}, {"_Z9templatedILi3EE", 4}, {"_ZZ6KernelPiE5calls", 8}};
+  for (const auto& [name, size] : expected) {
+    // The names of static variables have a suffix in whole programs.
+    const auto found = std::find_if(by_name.begin(), by_name.end(), [&, &name = name](const auto& entry) {
+      return entry.first == name || entry.first.find("_" + name) != std::string::npos;
+    });
+    ASSERT_NE(found, by_name.end()) << name;
+    EXPECT_EQ(found->second.size, size) << name;
+    EXPECT_EQ(found->second.constant, name == "coefficients" || name == "filled") << name;
+    EXPECT_EQ(found->second.managed, name == "managed") << name;
+  }
+  EXPECT_EQ(by_name.size(), expected.size());
+}
+
+TEST(ParseImage, FatbinsInEveryPacking) {
+  std::vector<std::string> plain;
+  for (const char* name : kFatbins) {
+    SCOPED_TRACE(name);
+    const std::string image = Image(name);
+    ParsedImage parsed;
+    std::string error;
+    ASSERT_TRUE(ParseImage(image, &parsed, &error)) << error;
+    ASSERT_EQ(parsed.entries.size(), 4u);
+    EXPECT_EQ(parsed.other_entries, 0u);
+    std::multiset<std::string> names;
+    std::vector<std::string> contents;
+    for (const ImageEntry& entry : parsed.entries) {
+      names.insert(NameOf(entry));
+      contents.push_back(entry.bytes);
+      if (entry.kind == ImageEntry::kPtx) {
+        EXPECT_NE(entry.bytes.find(".version"), std::string::npos);
+        EXPECT_NE(entry.bytes.back(), '\0');
+      } else {
+        EXPECT_EQ(entry.bytes.substr(1, 3), "ELF");
+      }
+    }
+    EXPECT_EQ(names, (std::multiset<std::string>{"sm_75", "sm_90", "sm_90a", "PTX compute_90"}));
+    // Packed or not, it is the same code.
+    if (plain.empty()) plain = contents;
+    ASSERT_EQ(contents.size(), plain.size());
+    for (size_t i = 0; i < plain.size(); ++i) EXPECT_EQ(contents[i], plain[i]) << "entry " << i;
+    ExpectAllVariables(image);
+    ParsedImage listed;
+    ASSERT_TRUE(ListEntries(image, &listed, &error)) << error;
+    ASSERT_EQ(listed.entries.size(), 4u);
+    EXPECT_EQ(listed.entries[1].arch, parsed.entries[1].arch);
+    EXPECT_TRUE(listed.entries[1].bytes.empty());
+  }
+}
+
+TEST(ParseImage, BothCompressionsAreInUse) {
+  // Else the test above would not test what it says.
+  const auto flags = [](const std::string& image) {
+    format::FatbinEntry entry;
+    memcpy(&entry, image.data() + sizeof(format::FatbinHeader), sizeof(entry));
+    return entry.flags;
+  };
+  EXPECT_TRUE(flags(Image("size.fatbin")) & format::kEntryZstd);
+  EXPECT_TRUE(flags(Image("speed.fatbin")) & format::kEntryLz4);
+  EXPECT_FALSE(flags(Image("plain.fatbin")) & (format::kEntryLz4 | format::kEntryZstd));
+}
+
+TEST(ParseImage, CubinPtxAndMore) {
+  ParsedImage parsed;
+  std::string error;
+  ASSERT_TRUE(ParseImage(Image("variables.cubin"), &parsed, &error)) << error;
+  ASSERT_EQ(parsed.entries.size(), 1u);
+  EXPECT_EQ(NameOf(parsed.entries[0]), "sm_90");
+  ExpectAllVariables(Image("variables.cubin"));
+  for (const std::string& text : {Image("variables.ptx"), Image("variables.ptx") + '\0'}) {
+    ASSERT_TRUE(ParseImage(text, &parsed, &error)) << error;
+    ASSERT_EQ(parsed.entries.size(), 1u);
+    EXPECT_EQ(NameOf(parsed.entries[0]), "PTX compute_75");
+    EXPECT_EQ(parsed.entries[0].bytes, Image("variables.ptx"));
+    ExpectAllVariables(text);
+  }
+  ASSERT_TRUE(ParseImage(Image("family.fatbin"), &parsed, &error)) << error;
+  ASSERT_EQ(parsed.entries.size(), 2u);
+  EXPECT_TRUE(parsed.entries[0].family_specific);
+  ASSERT_TRUE(ParseImage(Image("lto.fatbin"), &parsed, &error)) << error;
+  EXPECT_EQ(parsed.other_entries, 1u);
+  // Several fat binaries in one section, and what pads it.
+  ASSERT_TRUE(ParseImage(Image("all.fatbin") + Image("plain.fatbin") + std::string(24, '\0'), &parsed, &error)) << error;
+  EXPECT_EQ(parsed.entries.size(), 8u);
+}
+
+TEST(ParseImage, LocateImageFindsTheirEnds) {
+  for (const char* name : {"variables.cubin", "plain.fatbin", "all.fatbin", "lto.fatbin", "variables.ptx"}) {
+    const std::string image = Image(name);
+    const std::string more = image + '\0' + std::string(100, 'x');
+    const void* start = nullptr;
+    size_t size = 0;
+    std::string error;
+    ASSERT_TRUE(LocateImage(more.data(), &start, &size, &error)) << error;
+    EXPECT_EQ(start, more.data());
+    EXPECT_EQ(size, image.size() + (std::string(name) == "variables.ptx")) << name;
+  }
+}
+
+TEST(ParseImage, RefusesWhatItCannotTake) {
+  ParsedImage parsed;
+  std::string error;
+  for (const std::string& image : {std::string(), std::string("hello"), std::string("\x7f" "ELF"), std::string(100, '\0'),
+                                   std::string(".version 8.0\n"), Image("plain.fatbin").substr(0, 5000)}) {
+    error.clear();
+    EXPECT_FALSE(ParseImage(image, &parsed, &error));
+    EXPECT_FALSE(error.empty());
+  }
+  EXPECT_FALSE(ParseImage(Image("size.fatbin"), &parsed, &error, 1000));
+  EXPECT_NE(error.find("too large"), std::string::npos) << error;
+}
+
+TEST(ParseImage, DamageIsHarmless) {
+  for (const char* name : {"all.fatbin", "speed.fatbin", "variables.cubin"}) {
+    const std::string image = Image(name);
+    for (size_t i = 0; i < image.size(); i += i < 600 ? 1 : 37) {
+      std::string damaged = image;
+      damaged[i] ^= char(1 << i % 8);
+      std::vector<DataSymbol> symbols;
+      std::string error;
+      if (!DataSymbols(damaged, &symbols, &error, 64 << 20)) EXPECT_FALSE(error.empty());
+      DataSymbols(image.substr(0, i), &symbols, &error, 64 << 20);
+    }
+  }
+}
+
+TEST(PtxSymbols, Declarations) {
+  std::vector<DataSymbol> symbols;
+  std::string error;
+  ASSERT_TRUE(PtxSymbols(R"(
+.version 8.0 // .global .u32 commented;
+.target sm_70
+.file 1 "a \" .global .u32 quoted;"
+/* .global .u32 commented; */
+.extern .global .u32 elsewhere;
+.visible .global .align 16 .v4 .f32 quad[2] = {1, 2, 3, 4, 5, 6, 7, 8};
+.weak .const .align 8 .u64 pointers[0x10][2] = {generic(quad), quad+4};
+.global .u8 text[] = {65, 66, 67};
+.global .attribute(.managed, .unified(1,2)) .s16 one = -1, two[3];
+.global .texref texture;
+.global .samplerref sampler = { addr_mode_0 = clamp_to_edge };
+.shared .align 4 .b8 shared[100];
+.global .b128 wide;
+.func (.param .b32 r) f(.param .b32 a) { .global .u32 inner; ret; }
+.entry k() { .reg .b32 %r; { .local .b8 depot[4]; } ret; }
+.global .f64 last;)",
+                         &symbols, &error))
+      << error;
+  std::map<std::string, uint64_t> sizes;
+  for (const DataSymbol& symbol : symbols) sizes[symbol.name] = symbol.size;
+  EXPECT_EQ(sizes, (std::map<std::string, uint64_t>{{"quad", 32}, {"pointers", 256}, {"text", 3}, {"one", 2}, {"two", 6},
+                                                    {"wide", 16}, {"last", 8}}));
+  EXPECT_TRUE(symbols[1].constant);
+  EXPECT_TRUE(symbols[3].managed);
+  EXPECT_TRUE(symbols[4].managed);
+}
+
+TEST(PtxSymbols, Nonsense) {
+  std::vector<DataSymbol> symbols;
+  std::string error;
+  for (const char* text : {".global .u32 a[x];", ".global .u32 a[99999999999999][9999999999999999];", ".global .u32 a",
+                           ".global .u32 a[3", ".global .u32 a b;"}) {
+    EXPECT_FALSE(PtxSymbols(text, &symbols, &error)) << text;
+    EXPECT_NE(error.find("line 1"), std::string::npos) << error;
+  }
+}
+
+TEST(CanRun, FollowsTheVendorsRules) {
+  ImageEntry sass;
+  sass.kind = ImageEntry::kSass;
+  sass.arch = 80;
+  EXPECT_TRUE(CanRun(sass, 80));
+  EXPECT_TRUE(CanRun(sass, 86));
+  EXPECT_FALSE(CanRun(sass, 75));
+  EXPECT_FALSE(CanRun(sass, 90));
+  ImageEntry ptx;
+  ptx.arch = 80;
+  EXPECT_TRUE(CanRun(ptx, 120));
+  EXPECT_FALSE(CanRun(ptx, 75));
+  sass.arch = ptx.arch = 90;
+  sass.arch_specific = ptx.arch_specific = true;
+  EXPECT_TRUE(CanRun(sass, 90));
+  EXPECT_FALSE(CanRun(ptx, 100));
+  ImageEntry family;
+  family.arch = 100;
+  family.family_specific = true;
+  EXPECT_TRUE(CanRun(family, 103));
+  EXPECT_FALSE(CanRun(family, 120));
+}
+
+}  // namespace
+}  // namespace cuda_remote::replay
