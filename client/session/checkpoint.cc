@@ -6,7 +6,10 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
+
+#include <algorithm>
 
 #include "client/session/log.h"
 #include "client/session/session.h"
@@ -14,6 +17,12 @@
 
 namespace cuda_remote::client {
 namespace {
+
+int64_t NowNs() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
+}
 
 // An anonymous file with `bytes` in it, positioned at its start; -1 and `error` on failure.
 int MakeMemfd(const char* name, const std::string& bytes, std::string* error) {
@@ -67,8 +76,53 @@ bool Session::Lock(int timeout_ms, std::string* error) {
     gate_.Open();
     return false;
   }
+  NoteEventTimes();
   return true;
 }
+
+void Session::NoteEventTimes() {
+  noted_event_ages_.clear();
+  std::vector<uint64_t> events;
+  {
+    std::shared_lock<std::shared_mutex> lock(mutex_);
+    for (const replay::Record* record : log_.InOrder()) {
+      if (record->object.kind == Kind::kEvent && !record->modifies) events.push_back(record->object.id);
+    }
+  }
+  // Pieces, so that no message comes near its limit.
+  constexpr size_t kPiece = 10000;
+  for (size_t first = 0; first < events.size(); first += kPiece) {
+    wire::OpEventTimes_Request request;
+    request.events.assign(events.begin() + first, events.begin() + std::min(events.size(), first + kPiece));
+    std::string message;
+    request.Encode(&message);
+    Reply reply;
+    wire::OpEventTimes_Reply times;
+    if (Operate(kOpEventTimes, message, &reply) != CUDA_SUCCESS || !times.Decode(reply.message) ||
+        times.microseconds.size() != request.events.size()) {
+      continue;
+    }
+    for (size_t i = 0; i < times.microseconds.size(); ++i) {
+      const uint64_t event = request.events[i];
+      double before = 0;
+      if (times.microseconds[i] >= 0) {
+        noted_event_ages_[event] = times.microseconds[i];
+      } else if (EventBeforeMove(event, &before)) {
+        noted_event_ages_[event] = MicrosecondsSinceMove() - before;
+      }
+    }
+  }
+}
+
+bool Session::EventBeforeMove(uint64_t event, double* microseconds) {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  const auto it = event_ages_.find(event);
+  if (it == event_ages_.end()) return false;
+  *microseconds = -it->second;
+  return true;
+}
+
+double Session::MicrosecondsSinceMove() const { return double(NowNs() - moved_at_ns_) / 1000; }
 
 bool Session::Drain(std::string* error) {
   std::string message;
@@ -123,6 +177,11 @@ bool Session::Give(agent::Given given, std::string* error) {
     channel_.swap(adopted);
     host_functions_.SetChannel(channel_.get());
     return false;
+  }
+  if (given.new_worker) {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    event_ages_.swap(noted_event_ages_);
+    moved_at_ns_ = NowNs();
   }
   if (!given.server.empty()) settings_.server = given.server;
   lost_.store(CUDA_SUCCESS);

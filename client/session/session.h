@@ -119,6 +119,12 @@ class Session final : public agent::AgentHost {
     return names_.insert(text).first->c_str();
   }
 
+  // Where an event that completed on an earlier server lies on the session's time line, in microseconds from the moment
+  // the session went on (so it is negative). False if the event is not known from there.
+  bool EventBeforeMove(uint64_t event, double* microseconds);
+  // The moment "now" on that time line.
+  double MicrosecondsSinceMove() const;
+
   HostArena& host_arena() { return host_arena_; }
   HostFunctions& host_functions() { return host_functions_; }
 
@@ -151,6 +157,9 @@ class Session final : public agent::AgentHost {
   CUresult FetchDevices();
   // Tells the server of the host arena, after a connect or a move to another server.
   bool ShareHostArena(std::string* error);
+  // Notes when the events of the log completed, for after a move to another server. Failure is not an error: elapsed
+  // times that begin before the move are then refused, not wrong.
+  void NoteEventTimes();
   // Waits until the GPU is idle and all device output has arrived.
   bool Drain(std::string* error);
 
@@ -176,6 +185,11 @@ class Session final : public agent::AgentHost {
   std::unordered_map<int, int> primary_retains_;
   std::unordered_map<int, unsigned> primary_flags_;
   uint64_t next_id_ = 1;
+  // Microseconds before the last move to another server at which events completed; and the same for a move that has not
+  // happened yet.
+  std::unordered_map<uint64_t, double> event_ages_;
+  std::unordered_map<uint64_t, double> noted_event_ages_;
+  int64_t moved_at_ns_ = 0;  // CLOCK_MONOTONIC
   std::atomic<uint64_t> next_tag_{1};
 
   std::mutex names_mutex_;
