@@ -1,0 +1,277 @@
+#include "server/worker/device_arena.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace cuda_remote::server {
+
+std::unique_ptr<DeviceArena> DeviceArena::Create(const DriverTable& driver, int devices, uint64_t memory_limit,
+                                                 std::string* error) {
+  CUresult result = CUDA_SUCCESS;
+  // Not every machine has 16 TiB of device addresses to give; what matters is that they begin where they always do.
+  for (uint64_t bytes = kArenaBytes; bytes >= (uint64_t{1} << 36); bytes /= 4) {
+    CUdeviceptr address = 0;
+    result = driver.cuMemAddressReserve(&address, bytes, 0, kArenaBase, 0);
+    if (result != CUDA_SUCCESS) continue;
+    if (address == kArenaBase) {
+      return std::unique_ptr<DeviceArena>(new DeviceArena(driver, devices, bytes, memory_limit));
+    }
+    driver.cuMemAddressFree(address, bytes);
+    result = CUDA_ERROR_ILLEGAL_ADDRESS;
+  }
+  *error = "the driver does not give device addresses at 0x100000000000 (CUDA error " + std::to_string(int(result)) +
+           "); device memory would not keep its addresses over a restart";
+  return nullptr;
+}
+
+DeviceArena::DeviceArena(const DriverTable& driver, int devices, uint64_t bytes, uint64_t memory_limit)
+    : driver_(driver), bytes_(bytes), memory_limit_(memory_limit) {
+  pages_.Give(kArenaBase, bytes);
+  for (int device = 0; device < devices; ++device) small_.emplace(device, AddressSpace(kUnit, kPage));
+}
+
+CUresult DeviceArena::Allocate(int device, uint64_t bytes, uint64_t at, uint64_t* address) {
+  if (bytes == 0 || small_.count(device) == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes > bytes_) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (at != 0 && (!Contains(at) || at % kUnit != 0 || bytes > kArenaBase + bytes_ - at)) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard<std::mutex> lock(mutex_);
+  const bool small = bytes < kSmall;
+  bytes = small ? (bytes + kUnit - 1) / kUnit * kUnit : (bytes + kPage - 1) / kPage * kPage;
+  const CUresult result =
+      small ? AllocateSmall(device, bytes, at, address) : AllocateLarge(device, bytes, at, address);
+  if (result != CUDA_SUCCESS) return result;
+  live_[*address] = Live{bytes, device, small};
+  live_bytes_ += bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult DeviceArena::AllocateSmall(int device, uint64_t bytes, uint64_t at, uint64_t* address) {
+  AddressSpace& space = small_.at(device);
+  if (at != 0) {
+    const uint64_t page = at & ~(kPage - 1);
+    if (at + bytes > page + kPage) return CUDA_ERROR_INVALID_VALUE;
+    if (slabs_.count(page) == 0) {
+      EvictOverlapping(page, kPage);
+      if (!pages_.TakeAt(page, kPage)) return CUDA_ERROR_INVALID_VALUE;
+      if (const CUresult result = Back(device, page, kPage); result != CUDA_SUCCESS) return result;
+      slabs_[page].device = device;
+      space.Give(page, kPage);
+    }
+    // Also where the page belongs to another device, whose free parts are not in `space`.
+    if (!space.TakeAt(at, bytes)) return CUDA_ERROR_INVALID_VALUE;
+    *address = at;
+  } else {
+    *address = space.Take(bytes);
+    if (*address == 0) {
+      const uint64_t page = pages_.Take(kPage);
+      if (page == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+      if (const CUresult result = Back(device, page, kPage); result != CUDA_SUCCESS) return result;
+      slabs_[page].device = device;
+      space.Give(page, kPage);
+      *address = space.Take(bytes);
+    }
+  }
+  slabs_[*address & ~(kPage - 1)].used += bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult DeviceArena::AllocateLarge(int device, uint64_t bytes, uint64_t at, uint64_t* address) {
+  if (at != 0) {
+    if (at % kPage != 0) return CUDA_ERROR_INVALID_VALUE;
+    EvictOverlapping(at, bytes);
+    if (!pages_.TakeAt(at, bytes)) return CUDA_ERROR_INVALID_VALUE;
+    *address = at;
+    return Back(device, at, bytes);
+  }
+  for (auto it = cached_.begin(); it != cached_.end(); ++it) {
+    if (it->bytes != bytes || it->device != device) continue;
+    *address = it->address;
+    cached_bytes_ -= bytes;
+    cached_.erase(it);
+    return CUDA_SUCCESS;
+  }
+  *address = pages_.Take(bytes);
+  if (*address == 0) {
+    TrimUnlocked();
+    *address = pages_.Take(bytes);
+  }
+  return *address != 0 ? Back(device, *address, bytes) : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult DeviceArena::Back(int device, uint64_t address, uint64_t bytes) {
+  CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+  while (true) {
+    const bool fits = memory_limit_ == 0 || backed_bytes_ + charged_bytes_ + bytes <= memory_limit_;
+    if (fits) result = MapOnce(device, address, bytes);
+    if (result != CUDA_ERROR_OUT_OF_MEMORY || cached_.empty()) break;
+    EvictOldest();
+  }
+  if (result != CUDA_SUCCESS) {
+    pages_.Give(address, bytes);
+    return result;
+  }
+  backed_[address] = {bytes, device};
+  backed_bytes_ += bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult DeviceArena::MapOnce(int device, uint64_t address, uint64_t bytes) {
+  CUmemAllocationProp prop = {};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  prop.location.id = device;
+  CUmemGenericAllocationHandle physical = 0;
+  CUresult result = driver_.cuMemCreate(&physical, bytes, &prop, 0);
+  if (result != CUDA_SUCCESS) return result;
+  result = driver_.cuMemMap(address, bytes, 0, physical, 0);
+  // The mapping keeps the memory alive; the handle is not needed any more.
+  driver_.cuMemRelease(physical);
+  if (result != CUDA_SUCCESS) return result;
+  result = SetAccess(device, address, bytes);
+  if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, bytes);
+  return result;
+}
+
+CUresult DeviceArena::SetAccess(int device, uint64_t address, uint64_t bytes) {
+  std::vector<CUmemAccessDesc> access;
+  CUmemAccessDesc one = {};
+  one.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  one.location.id = device;
+  one.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  access.push_back(one);
+  for (const int peer : accessors_[device]) {
+    one.location.id = peer;
+    access.push_back(one);
+  }
+  return driver_.cuMemSetAccess(address, bytes, access.data(), access.size());
+}
+
+void DeviceArena::Unback(uint64_t address, uint64_t bytes, int device) {
+  driver_.cuMemUnmap(address, bytes);
+  backed_.erase(address);
+  backed_bytes_ -= bytes;
+  pages_.Give(address, bytes);
+}
+
+void DeviceArena::Free(uint64_t address) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = live_.find(address);
+  if (it == live_.end()) return;
+  const Live dead = it->second;
+  live_.erase(it);
+  live_bytes_ -= dead.bytes;
+  if (!dead.small) {
+    if (dead.bytes > kMaxCachedBlock) {
+      Unback(address, dead.bytes, dead.device);
+      return;
+    }
+    while (cached_bytes_ + dead.bytes > kMaxCached) EvictOldest();
+    cached_.push_back({address, dead.bytes, dead.device});
+    cached_bytes_ += dead.bytes;
+    return;
+  }
+  AddressSpace& space = small_.at(dead.device);
+  space.Give(address, dead.bytes);
+  const uint64_t page = address & ~(kPage - 1);
+  Slab& slab = slabs_[page];
+  slab.used -= dead.bytes;
+  // One empty page for each device is kept, so that a single allocation that comes and goes costs nothing.
+  if (slab.used == 0 && space.free_bytes() > 2 * kPage) {
+    space.TakeAt(page, kPage);
+    slabs_.erase(page);
+    Unback(page, kPage, dead.device);
+  }
+}
+
+void DeviceArena::EvictOldest() {
+  const Cached oldest = cached_.front();
+  cached_.pop_front();
+  cached_bytes_ -= oldest.bytes;
+  Unback(oldest.address, oldest.bytes, oldest.device);
+}
+
+void DeviceArena::EvictOverlapping(uint64_t address, uint64_t bytes) {
+  for (auto it = cached_.begin(); it != cached_.end();) {
+    const Cached part = *it;
+    if (part.address + part.bytes <= address || address + bytes <= part.address) {
+      ++it;
+      continue;
+    }
+    it = cached_.erase(it);
+    cached_bytes_ -= part.bytes;
+    Unback(part.address, part.bytes, part.device);
+  }
+  // Empty pages of small allocations are in the way of large ones.
+  for (auto it = slabs_.lower_bound(address); it != slabs_.end() && it->first < address + bytes;) {
+    const auto slab = it++;
+    if (slab->second.used != 0) continue;
+    const uint64_t page = slab->first;
+    const int device = slab->second.device;
+    small_.at(device).TakeAt(page, kPage);
+    slabs_.erase(slab);
+    Unback(page, kPage, device);
+  }
+}
+
+void DeviceArena::TrimUnlocked() {
+  while (!cached_.empty()) EvictOldest();
+  for (auto it = slabs_.begin(); it != slabs_.end();) {
+    const auto slab = it++;
+    if (slab->second.used != 0) continue;
+    const uint64_t page = slab->first;
+    const int device = slab->second.device;
+    small_.at(device).TakeAt(page, kPage);
+    slabs_.erase(slab);
+    Unback(page, kPage, device);
+  }
+}
+
+void DeviceArena::Trim() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  TrimUnlocked();
+}
+
+CUresult DeviceArena::EnablePeer(int device, int peer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (device == peer || !accessors_[device].insert(peer).second) return CUDA_SUCCESS;
+  for (const auto& [address, part] : backed_) {
+    if (part.second != device) continue;
+    if (const CUresult result = SetAccess(device, address, part.first); result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+bool DeviceArena::Charge(uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (memory_limit_ != 0) {
+    while (!cached_.empty() && backed_bytes_ + charged_bytes_ + bytes > memory_limit_) EvictOldest();
+    if (bytes > memory_limit_ || backed_bytes_ + charged_bytes_ + bytes > memory_limit_) return false;
+  }
+  charged_bytes_ += bytes;
+  return true;
+}
+
+void DeviceArena::Discharge(uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  charged_bytes_ -= std::min(bytes, charged_bytes_);
+}
+
+void DeviceArena::Adjust(int device, size_t* free, size_t* total) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  uint64_t cached = 0;
+  for (const Cached& part : cached_) {
+    if (part.device == device) cached += part.bytes;
+  }
+  *free = std::min<uint64_t>(*free + cached, *total);
+  if (memory_limit_ == 0) return;
+  const uint64_t taken = backed_bytes_ - cached_bytes_ + charged_bytes_;
+  *free = std::min<uint64_t>(*free, memory_limit_ > taken ? memory_limit_ - taken : 0);
+  *total = std::min<uint64_t>(*total, memory_limit_);
+}
+
+uint64_t DeviceArena::used_bytes() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return live_bytes_ + charged_bytes_;
+}
+
+}  // namespace cuda_remote::server

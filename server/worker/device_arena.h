@@ -1,0 +1,124 @@
+// Device memory at addresses of our own choice.
+//
+// A range of device addresses is reserved once, at the same place in every worker. Allocations are placed in it by this
+// class and backed with physical memory (cuMemCreate, cuMemMap), so a restarted job gets the same bytes at the same
+// addresses. Large ones have pages (2 MiB) of their own; small ones share a page. Freed pages stay mapped for a while, up
+// to a limit, because mapping costs as much as it does natively and most programs ask for the same sizes again.
+//
+// Thread-safe. Frees are immediate: the caller makes sure that no work on the GPU uses the memory any more.
+#ifndef CUDA_REMOTE_SERVER_WORKER_DEVICE_ARENA_H_
+#define CUDA_REMOTE_SERVER_WORKER_DEVICE_ARENA_H_
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "server/driver/driver_table.h"
+#include "server/worker/address_space.h"
+
+namespace cuda_remote::server {
+
+// Device addresses of all allocations; host memory begins above (client/session/host_arena.h).
+inline constexpr uint64_t kArenaBase = 0x100000000000;
+inline constexpr uint64_t kArenaBytes = uint64_t{1} << 44;
+// Where the application's own reservations go.
+inline constexpr uint64_t kReservationBase = 0x300000000000;
+inline constexpr uint64_t kReservationBytes = uint64_t{1} << 45;
+
+class DeviceArena {
+ public:
+  static constexpr uint64_t kPage = 2 << 20;
+  static constexpr uint64_t kUnit = 512;
+  // Below this an allocation shares its page with others.
+  static constexpr uint64_t kSmall = 1 << 20;
+  // Longest freed allocation that stays mapped, and how much in all.
+  static constexpr uint64_t kMaxCachedBlock = 128 << 20;
+  static constexpr uint64_t kMaxCached = 512 << 20;
+
+  // Reserves the addresses. Null and *error if the driver gives none of them. `memory_limit`: most bytes that the
+  // session may have, 0: as many as the GPU has.
+  static std::unique_ptr<DeviceArena> Create(const DriverTable& driver, int devices, uint64_t memory_limit,
+                                             std::string* error);
+
+  // Memory on `device`, at exactly `at` if that is not 0. CUDA_ERROR_OUT_OF_MEMORY if there is none;
+  // CUDA_ERROR_INVALID_VALUE if `at` is not free, or no address of the arena.
+  CUresult Allocate(int device, uint64_t bytes, uint64_t at, uint64_t* address);
+
+  // Gives back what Allocate returned; other addresses are ignored.
+  void Free(uint64_t address);
+
+  // Unmaps all that is free.
+  void Trim();
+
+  // From now on `peer` may use the memory of `device`, also what is allocated already.
+  CUresult EnablePeer(int device, int peer);
+
+  // Physical memory made by the application itself counts against the limit. False if it does not fit.
+  bool Charge(uint64_t bytes);
+  void Discharge(uint64_t bytes);
+
+  // cuMemGetInfo as the session should see it: `free` and `total` come from the driver.
+  void Adjust(int device, size_t* free, size_t* total) const;
+
+  // Bytes that live allocations and the application's own physical memory take.
+  uint64_t used_bytes() const;
+  uint64_t base() const { return kArenaBase; }
+  uint64_t bytes() const { return bytes_; }
+  uint64_t memory_limit() const { return memory_limit_; }
+  bool Contains(uint64_t address) const { return address >= kArenaBase && address - kArenaBase < bytes_; }
+
+ private:
+  struct Live {
+    uint64_t bytes;  // rounded
+    int device;
+    bool small;
+  };
+  struct Slab {
+    int device;
+    uint64_t used = 0;
+  };
+  struct Cached {
+    uint64_t address;
+    uint64_t bytes;
+    int device;
+  };
+
+  DeviceArena(const DriverTable& driver, int devices, uint64_t bytes, uint64_t memory_limit);
+  CUresult AllocateSmall(int device, uint64_t bytes, uint64_t at, uint64_t* address);
+  CUresult AllocateLarge(int device, uint64_t bytes, uint64_t at, uint64_t* address);
+  // Backs pages that were taken from pages_; on failure they are given back.
+  CUresult Back(int device, uint64_t address, uint64_t bytes);
+  CUresult MapOnce(int device, uint64_t address, uint64_t bytes);
+  CUresult SetAccess(int device, uint64_t address, uint64_t bytes);
+  void Unback(uint64_t address, uint64_t bytes, int device);
+  void EvictOldest();
+  void TrimUnlocked();
+  // Unmaps cached parts that lie in the way of a request for exactly these addresses.
+  void EvictOverlapping(uint64_t address, uint64_t bytes);
+
+  const DriverTable driver_;
+  const uint64_t bytes_;
+  const uint64_t memory_limit_;
+  mutable std::mutex mutex_;
+  AddressSpace pages_{kPage};
+  std::map<uint64_t, Live> live_;
+  std::map<uint64_t, Slab> slabs_;
+  std::map<int, AddressSpace> small_;      // by device
+  std::map<int, std::set<int>> accessors_;  // by device: peers that may use its memory
+  std::map<uint64_t, std::pair<uint64_t, int>> backed_;  // address -> bytes, device
+  std::list<Cached> cached_;  // oldest first
+  uint64_t cached_bytes_ = 0;
+  uint64_t live_bytes_ = 0;     // of allocations, rounded
+  uint64_t backed_bytes_ = 0;   // physical memory of the arena
+  uint64_t charged_bytes_ = 0;  // physical memory of the application's own making
+};
+
+}  // namespace cuda_remote::server
+
+#endif  // CUDA_REMOTE_SERVER_WORKER_DEVICE_ARENA_H_

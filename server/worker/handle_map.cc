@@ -1,0 +1,108 @@
+#include "server/worker/handle_map.h"
+
+namespace cuda_remote::server {
+
+HandleMap::Entry* HandleMap::Slot(uint32_t slot) {
+  const uint32_t chunk = slot / kChunk;
+  if (slot == 0 || chunk >= chunks_.size() || !chunks_[chunk]) return nullptr;
+  return &chunks_[chunk][slot % kChunk];
+}
+
+HandleMap::Entry* HandleMap::Find(Kind kind, uint64_t handle) {
+  Entry* const entry = Slot(SlotOf(handle));
+  // Comparing whole numbers also refuses stale generations and bits that no handle has.
+  return entry && entry->handle == handle && handle != 0 && KindOf(handle) == kind ? entry : nullptr;
+}
+
+const HandleMap::Entry* HandleMap::At(uint32_t slot) const {
+  const Entry* const entry = const_cast<HandleMap*>(this)->Slot(slot);
+  return entry && entry->handle != 0 ? entry : nullptr;
+}
+
+uint64_t HandleMap::Virtual(Kind kind, uint64_t real) const {
+  const auto& map = virtual_[uint8_t(kind)];
+  const auto it = map.find(real);
+  return it == map.end() ? 0 : it->second;
+}
+
+bool HandleMap::MayBind(Kind kind, uint64_t handle) const {
+  const uint32_t slot = SlotOf(handle);
+  if (kind == Kind::kNone || kind >= Kind::kDeviceMemory || slot == 0) return false;
+  if (handle != MakeHandle(kind, slot, GenerationOf(handle))) return false;
+  return At(slot) == nullptr;
+}
+
+void HandleMap::Bind(Kind kind, uint64_t handle, uint64_t real, uint64_t parent) {
+  const uint32_t slot = SlotOf(handle);
+  const uint32_t chunk = slot / kChunk;
+  if (chunk >= chunks_.size()) chunks_.resize(chunk + 1);
+  if (!chunks_[chunk]) chunks_[chunk].reset(new Entry[kChunk]);
+  Entry* const entry = &chunks_[chunk][slot % kChunk];
+  *entry = Entry();
+  entry->handle = handle;
+  entry->real = real;
+  Entry* const above = parent != 0 ? Find(KindOf(parent), parent) : nullptr;
+  if (above != nullptr && above != entry) {
+    entry->parent = parent;
+    entry->next_sibling = above->first_child;
+    if (entry->next_sibling != 0) Slot(entry->next_sibling)->previous_sibling = slot;
+    above->first_child = slot;
+  }
+  virtual_[uint8_t(kind)][real] = handle;
+  ++live_;
+}
+
+void HandleMap::Drop(uint32_t slot, const std::function<void(const Entry&)>& gone) {
+  Entry* const entry = Slot(slot);
+  if (entry->parent != 0) {
+    if (entry->previous_sibling != 0) {
+      Slot(entry->previous_sibling)->next_sibling = entry->next_sibling;
+    } else if (Entry* const above = Slot(SlotOf(entry->parent))) {
+      above->first_child = entry->next_sibling;
+    }
+    if (entry->next_sibling != 0) Slot(entry->next_sibling)->previous_sibling = entry->previous_sibling;
+  }
+  auto& map = virtual_[uint8_t(KindOf(entry->handle))];
+  // Two handles may have named the same object; only the newer one is found from it.
+  if (const auto it = map.find(entry->real); it != map.end() && it->second == entry->handle) map.erase(it);
+  const Entry dead = *entry;
+  *entry = Entry();
+  --live_;
+  if (gone) gone(dead);
+}
+
+void HandleMap::DropChildren(uint32_t slot, const std::function<void(const Entry&)>& gone) {
+  // Leaves first, walking up again: no recursion, however deep a hostile client makes the tree.
+  for (uint32_t at = slot;;) {
+    const Entry* const entry = Slot(at);
+    if (entry->first_child != 0) {
+      at = entry->first_child;
+      continue;
+    }
+    if (at == slot) return;
+    const uint32_t above = SlotOf(entry->parent);
+    Drop(at, gone);
+    at = above;
+  }
+}
+
+void HandleMap::Unbind(uint64_t handle, const std::function<void(const Entry&)>& gone) {
+  if (!Find(KindOf(handle), handle)) return;
+  DropChildren(SlotOf(handle), gone);
+  Drop(SlotOf(handle), gone);
+}
+
+void HandleMap::UnbindChildren(uint64_t handle, const std::function<void(const Entry&)>& gone) {
+  if (Find(KindOf(handle), handle)) DropChildren(SlotOf(handle), gone);
+}
+
+void HandleMap::ForEach(Kind kind, const std::function<void(const Entry&)>& each) const {
+  for (const auto& chunk : chunks_) {
+    if (!chunk) continue;
+    for (uint32_t i = 0; i < kChunk; ++i) {
+      if (chunk[i].handle != 0 && KindOf(chunk[i].handle) == kind) each(chunk[i]);
+    }
+  }
+}
+
+}  // namespace cuda_remote::server
