@@ -1,0 +1,44 @@
+// Replay over a session's channel.
+#ifndef CUDA_REMOTE_REPLAY_REPLAYER_CHANNEL_TARGET_H_
+#define CUDA_REMOTE_REPLAY_REPLAYER_CHANNEL_TARGET_H_
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "proto/channel/client_channel.h"
+#include "replay/replayer/replayer.h"
+
+namespace cuda_remote::replay {
+
+// Borrows the channel, which nobody else uses meanwhile.
+class ChannelTarget final : public ReplayTarget {
+ public:
+  explicit ChannelTarget(ClientChannel& channel) : channel_(channel) {}
+
+  uint64_t Begin(const FrameHeader& header, std::string_view message, std::string_view payload) override {
+    return channel_.Begin(header, message, payload, nullptr, 0);
+  }
+
+  bool Finish(uint64_t ticket, Answer* answer, std::string* error) override {
+    Reply reply;
+    const ChannelStatus status = channel_.Wait(ticket, &reply);
+    if (status != ChannelStatus::kOk) {
+      *error = channel_.end_reason();
+      if (error->empty()) *error = ChannelStatusName(status);
+      return false;
+    }
+    answer->result = reply.result;
+    answer->message = std::move(reply.message);
+    return true;
+  }
+
+  size_t window() const override { return 64; }
+
+ private:
+  ClientChannel& channel_;
+};
+
+}  // namespace cuda_remote::replay
+
+#endif  // CUDA_REMOTE_REPLAY_REPLAYER_CHANNEL_TARGET_H_

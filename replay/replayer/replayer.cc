@@ -1,0 +1,143 @@
+#include "replay/replayer/replayer.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <deque>
+
+#include "proto/api/replay_policy.gen.h"
+
+namespace cuda_remote::replay {
+namespace {
+
+// Requests under way carry their images; this much of them at once is enough to keep the server busy.
+constexpr uint64_t kMaxPayloadUnderWay = 64u << 20;
+
+// Whether the answer says something that the application has built on, such as an address. A compiler's log and timings are
+// not that.
+bool AnswerMatters(uint32_t call) {
+  switch (call) {
+    case kCall_cuModuleLoadData:
+    case kCall_cuModuleLoadDataEx:
+    case kCall_cuModuleLoadFatBinary:
+    case kCall_cuLibraryLoadData:
+      return false;
+    default:
+      return true;
+  }
+}
+
+std::string Hex(uint64_t number) {
+  char text[24];
+  snprintf(text, sizeof(text), "0x%llx", static_cast<unsigned long long>(number));
+  return text;
+}
+
+std::string Describe(const Record& record) {
+  return std::string(CallIdName(record.header.call)) + " (object " + Hex(record.object.id) + ", record " +
+         std::to_string(record.order) + ")";
+}
+
+std::string HexBytes(std::string_view bytes) {
+  constexpr size_t kMost = 24;
+  std::string text;
+  char digits[4];
+  for (const char c : bytes.substr(0, kMost)) {
+    snprintf(digits, sizeof(digits), "%02x", uint8_t(c));
+    text += digits;
+  }
+  if (bytes.size() > kMost) text += "... (" + std::to_string(bytes.size()) + " bytes)";
+  return text.empty() ? "nothing" : text;
+}
+
+struct UnderWay {
+  const Record* record;
+  uint64_t ticket;
+  uint64_t payload_bytes;
+};
+
+bool Check(const Record& record, const ReplayTarget::Answer& answer, std::string* error) {
+  if (answer.result != 0) {
+    *error = "the new server cannot replay " + Describe(record) + ": CUDA error " + std::to_string(answer.result);
+    return false;
+  }
+  if (!record.modifies && AnswerMatters(record.header.call) && answer.message != record.reply) {
+    *error = "the replay diverged at " + Describe(record) + ": it answered " + HexBytes(answer.message) + ", but " +
+             HexBytes(record.reply) + " before";
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::vector<std::string> NotReplayable(const Log& log) {
+  std::vector<std::string> names;
+  for (const Record* record : log.InOrder()) {
+    if (Replayable(record->header.call)) continue;
+    const std::string name = CallIdName(record->header.call);
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  return names;
+}
+
+bool Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress, std::string* error) {
+  const std::vector<std::string> refused = NotReplayable(log);
+  if (!refused.empty()) {
+    *error = "the log has calls that cannot be replayed:";
+    for (const std::string& name : refused) *error += " " + name;
+    return false;
+  }
+  const std::vector<const Record*> records = log.InOrder();
+  std::deque<UnderWay> under_way;
+  uint64_t payload_under_way = 0;
+  uint64_t done = 0;
+  // Waits for the oldest request. After a failure the rest is still waited for: every Begin needs its Finish.
+  const auto finish_one = [&](bool still_good) {
+    const UnderWay oldest = under_way.front();
+    under_way.pop_front();
+    payload_under_way -= oldest.payload_bytes;
+    ReplayTarget::Answer answer;
+    std::string problem;
+    if (!target.Finish(oldest.ticket, &answer, &problem)) {
+      if (still_good) *error = "the new server was lost at " + Describe(*oldest.record) + ": " + problem;
+      return false;
+    }
+    if (!still_good) return false;
+    ++done;
+    if (progress) progress(done, records.size());
+    return Check(*oldest.record, answer, error);
+  };
+  bool good = true;
+  for (const Record* record : records) {
+    std::string_view payload;
+    if (record->image) {
+      const std::string* const image = log.FindImage(*record->image);
+      if (!image) {
+        *error = "the log has no module image for " + Describe(*record);
+        good = false;
+        break;
+      }
+      payload = *image;
+    }
+    while (good && !under_way.empty() &&
+           (under_way.size() >= std::max<size_t>(target.window(), 1) ||
+            payload_under_way + payload.size() > kMaxPayloadUnderWay)) {
+      good = finish_one(true);
+    }
+    if (!good) break;
+    FrameHeader header = record->header;
+    header.flags = kFlagReplay;
+    const uint64_t ticket = target.Begin(header, record->message, payload);
+    if (!ticket) {
+      *error = "the new server was lost before " + Describe(*record);
+      good = false;
+      break;
+    }
+    under_way.push_back({record, ticket, payload.size()});
+    payload_under_way += payload.size();
+  }
+  while (!under_way.empty()) good = finish_one(good) && good;
+  return good;
+}
+
+}  // namespace cuda_remote::replay

@@ -1,0 +1,152 @@
+// Tests of the replayer against a server made of a list.
+#include "replay/replayer/replayer.h"
+
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "proto/api/call_ids.gen.h"
+
+namespace cuda_remote::replay {
+namespace {
+
+struct Sent {
+  FrameHeader header;
+  std::string message;
+  std::string payload;
+};
+
+class FakeServer : public ReplayTarget {
+ public:
+  uint64_t Begin(const FrameHeader& header, std::string_view message, std::string_view payload) override {
+    if (sent.size() == gone_at) return 0;
+    sent.push_back({header, std::string(message), std::string(payload)});
+    most_under_way = std::max(most_under_way, sent.size() - finished);
+    return sent.size();
+  }
+  bool Finish(uint64_t ticket, Answer* answer, std::string* error) override {
+    EXPECT_EQ(ticket, ++finished);
+    if (ticket == lost_at) {
+      *error = "closed";
+      return false;
+    }
+    answer->result = results[ticket];
+    answer->message = answers[ticket];
+    return true;
+  }
+  size_t window() const override { return size; }
+
+  std::vector<Sent> sent;
+  std::map<uint64_t, uint32_t> results;
+  std::map<uint64_t, std::string> answers;
+  size_t size = 4;
+  size_t finished = 0;
+  size_t most_under_way = 0;
+  size_t gone_at = SIZE_MAX;
+  size_t lost_at = SIZE_MAX;
+};
+
+FrameHeader Frame(uint32_t call, uint32_t context = 0) {
+  FrameHeader header;
+  header.call = call;
+  header.context_or_result = context;
+  return header;
+}
+
+Log Sample() {
+  Log log;
+  log.Create({Kind::kContext, 0x10}, {}, Frame(kCall_cuCtxCreate_v4), "context", "", std::nullopt);
+  log.Create({Kind::kModule, 0x20}, {{Kind::kContext, 0x10}}, Frame(kCall_cuModuleLoadData, 1), "module", "log text",
+             log.AddImage("image"));
+  log.Create({Kind::kDeviceMemory, 0x1000}, {}, Frame(kOpMemAlloc, 1), "memory", "address", std::nullopt);
+  log.Modify({Kind::kContext, 0x10}, 1, Frame(kCall_cuCtxSetLimit, 1), "limit");
+  for (uint64_t i = 0; i < 10; ++i) {
+    log.Create({Kind::kStream, 0x100 + (i << 4)}, {{Kind::kContext, 0x10}}, Frame(kCall_cuStreamCreate, 1), "stream", "",
+               std::nullopt);
+  }
+  return log;
+}
+
+TEST(Replay, SendsAllInOrder) {
+  FakeServer server;
+  server.answers[3] = "address";
+  server.answers[2] = "another log text";  // a compiler may say what it likes
+  uint64_t last = 0;
+  std::string error;
+  ASSERT_TRUE(Replay(Sample(), server, [&](uint64_t done, uint64_t total) {
+    EXPECT_EQ(total, 14u);
+    EXPECT_EQ(done, last + 1);
+    last = done;
+  }, &error)) << error;
+  EXPECT_EQ(last, 14u);
+  ASSERT_EQ(server.sent.size(), 14u);
+  EXPECT_EQ(server.finished, 14u);
+  EXPECT_EQ(server.most_under_way, 4u);
+  EXPECT_EQ(server.sent[1].payload, "image");
+  EXPECT_EQ(server.sent[1].message, "module");
+  EXPECT_EQ(server.sent[1].header.context_or_result, 1u);
+  EXPECT_EQ(server.sent[3].message, "limit");
+  for (const Sent& sent : server.sent) EXPECT_EQ(sent.header.flags, uint32_t(kFlagReplay));
+}
+
+TEST(Replay, StopsWhereAnAnswerDiffers) {
+  FakeServer server;
+  server.answers[3] = "other address";
+  std::string error;
+  EXPECT_FALSE(Replay(Sample(), server, nullptr, &error));
+  EXPECT_NE(error.find("OpMemAlloc"), std::string::npos) << error;
+  EXPECT_NE(error.find("diverged"), std::string::npos) << error;
+  EXPECT_EQ(server.finished, server.sent.size());
+  EXPECT_LT(server.sent.size(), 14u);
+}
+
+TEST(Replay, StopsAtAnError) {
+  FakeServer server;
+  server.size = 1;
+  server.results[2] = 209;
+  std::string error;
+  EXPECT_FALSE(Replay(Sample(), server, nullptr, &error));
+  EXPECT_NE(error.find("cuModuleLoadData"), std::string::npos) << error;
+  EXPECT_NE(error.find("209"), std::string::npos) << error;
+  EXPECT_EQ(server.sent.size(), 2u);
+}
+
+TEST(Replay, NamesTheCallAtWhichTheServerWasLost) {
+  for (size_t at : {size_t{1}, size_t{4}, size_t{14}}) {
+    FakeServer server;
+    server.answers[3] = "address";
+    server.lost_at = at;
+    std::string error;
+    EXPECT_FALSE(Replay(Sample(), server, nullptr, &error));
+    EXPECT_NE(error.find("lost"), std::string::npos) << error;
+    EXPECT_EQ(server.finished, server.sent.size());
+    server = FakeServer();
+    server.answers[3] = "address";
+    server.gone_at = at - 1;
+    EXPECT_FALSE(Replay(Sample(), server, nullptr, &error));
+    EXPECT_EQ(server.finished, server.sent.size());
+  }
+}
+
+TEST(Replay, CallsThatCannotBeReplayedAreNamedBeforeAnythingIsSent) {
+  Log log = Sample();
+  EXPECT_TRUE(NotReplayable(log).empty());
+  for (uint64_t i = 1; i < 3; ++i) {
+    log.Create({Kind::kGraph, 0x1000 + (i << 4)}, {}, Frame(kCall_cuGraphClone), "", "", std::nullopt);
+  }
+  EXPECT_EQ(NotReplayable(log), std::vector<std::string>{"cuGraphClone"});
+  FakeServer server;
+  std::string error;
+  EXPECT_FALSE(Replay(log, server, nullptr, &error));
+  EXPECT_NE(error.find("cuGraphClone"), std::string::npos) << error;
+  EXPECT_TRUE(server.sent.empty());
+}
+
+TEST(Replay, AnEmptyLogIsDoneAtOnce) {
+  FakeServer server;
+  std::string error;
+  EXPECT_TRUE(Replay(Log(), server, nullptr, &error));
+}
+
+}  // namespace
+}  // namespace cuda_remote::replay
