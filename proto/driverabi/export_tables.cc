@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -21,10 +22,10 @@ Host g_host;
 using Word = const void*;
 
 // Order of kTables below.
-enum TableIndex { kDriverCheck, kRuntime, kTools, kCurrentContext, kStorage, kContextChecks, kModules, kTableCount };
+enum TableIndex { kDriverCheck, kRuntime, kTools, kCurrentContext, kStorage, kContextChecks, kModules, kStreams, kLayout, kTableCount };
 
 constexpr const char* kTableNames[kTableCount] = {"d4082055", "6bd5fb6c", "a094798c", "42d85a81",
-                                                  "c693336e", "263e8860", "6e163fbe"};
+                                                  "c693336e", "263e8860", "6e163fbe", "21318c60", "1734dc26"};
 
 // Every word that nothing was seen to call. Says so once, by table and word.
 template <int table, int word>
@@ -60,6 +61,8 @@ struct Tables {
   Table<kStorage, 4> storage;
   Table<kContextChecks, 15> context_checks;
   Table<kModules, 99> modules;
+  Table<kStreams, 93> streams;
+  Table<kLayout, 17> layout;
   Tables();
 };
 
@@ -165,6 +168,42 @@ int VisitFunctions(CUcontext, CUmodule module, void (*visit)(void* user, CUfunct
   return 1;
 }
 
+CUresult IsLive(CUcontext context, uint64_t* live) {
+  *live = context != nullptr;
+  return CUDA_SUCCESS;
+}
+
+// The object behind a stream is opaque to its user; the stream itself does. The default stream needs something not null.
+char g_default_stream;
+
+CUresult StreamObject(CUcontext, CUstream stream, void** object) {
+  *object = stream ? static_cast<void*>(stream) : &g_default_stream;
+  return CUDA_SUCCESS;
+}
+
+CUresult StreamValue(CUcontext context, void* object, uint64_t* value) {
+  const CUstream stream = object == &g_default_stream ? nullptr : static_cast<CUstream>(object);
+  return g_host.real->stream_value(context, stream, value);
+}
+
+// The caller gives both arrays back with the function below.
+CUresult PairLayout(uint8_t** clusters, uint8_t** numbers) {
+  std::vector<uint8_t> from[2];
+  if (const CUresult error = g_host.real->pair_layout(&from[0], &from[1]); error != CUDA_SUCCESS) return error;
+  uint8_t** const to[2] = {clusters, numbers};
+  for (int i = 0; i < 2; ++i) {
+    *to[i] = static_cast<uint8_t*>(malloc(from[i].size() + 1));
+    if (*to[i]) std::memcpy(*to[i], from[i].data(), from[i].size());
+  }
+  return *clusters && *numbers ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult FreePairLayout(uint8_t* clusters, uint8_t* numbers) {
+  free(clusters);
+  free(numbers);
+  return CUDA_SUCCESS;
+}
+
 Tables::Tables() {
   driver_check.Set(1, &DriverCheck);
   runtime.Set(2, &PrimaryContext);
@@ -178,6 +217,11 @@ Tables::Tables() {
   context_checks.Set(2, &ContextCheck);
   context_checks.Set(3, &NothingToCheck);
   modules.Set(7, &VisitFunctions);
+  streams.Set(4, &IsLive);
+  streams.Set(51, &StreamObject);
+  streams.Set(39, &StreamValue);
+  layout.Set(4, &PairLayout);
+  layout.Set(13, &FreePairLayout);
 }
 
 struct Entry {
@@ -200,6 +244,10 @@ constexpr Entry kTables[kTableCount] = {
      [] { return Word(TheTables().context_checks.word); }},
     {{0x6e, 0x16, 0x3f, 0xbe, 0xb9, 0x58, 0x44, 0x4d, 0x83, 0x5c, 0xe1, 0x82, 0xaf, 0xf1, 0x99, 0x1e},
      [] { return Word(TheTables().modules.word); }},
+    {{0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48, 0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8, 0xf2},
+     [] { return g_host.real ? Word(TheTables().streams.word) : nullptr; }},
+    {{0x17, 0x34, 0xdc, 0x26, 0x80, 0x0d, 0x47, 0x45, 0x87, 0x26, 0xc0, 0xf1, 0xe7, 0xdd, 0x8b, 0xca},
+     [] { return g_host.real ? Word(TheTables().layout.word) : nullptr; }},
 };
 
 }  // namespace
@@ -212,7 +260,7 @@ CUresult GetExportTable(const void** table, const CUuuid* id) {
   for (const Entry& entry : kTables) {
     if (std::memcmp(entry.id, id->bytes, sizeof(entry.id)) != 0) continue;
     *table = entry.table();
-    return CUDA_SUCCESS;
+    return *table ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
   }
   return CUDA_ERROR_NOT_FOUND;
 }

@@ -9,11 +9,21 @@
 
 #include <cuda.h>
 
+#include <cstdint>
 #include <vector>
 
 namespace cuda_remote::driverabi {
 
-// What the tables ask of the driver around them. All members must be set. The answers must be those that the program
+// What a table asks of the real driver: the two that cuBLASLt needs depend on the GPU.
+struct RealTables {
+  // The value that the driver keeps for a stream (table 21318c60, words 51 and 39).
+  CUresult (*stream_value)(CUcontext context, CUstream stream, uint64_t* value);
+  // For each pair of multiprocessors its cluster and its number therein (table 1734dc26, word 4): two arrays of the same
+  // length, one byte for each pair.
+  CUresult (*pair_layout)(std::vector<uint8_t>* clusters, std::vector<uint8_t>* numbers);
+};
+
+// What the tables ask of the driver around them. All members but the last must be set. The answers must be those that the program
 // gets through the public calls, else the runtime's driver check fails.
 struct Host {
   CUresult (*driver_version)(int* version);
@@ -27,6 +37,8 @@ struct Host {
   CUresult (*module_functions)(CUmodule module, std::vector<CUfunction>* functions);
   // One line for a person, without a newline.
   void (*log)(const char* line);
+  // Null where no real driver is behind: its two tables then do not exist.
+  const RealTables* real = nullptr;
 };
 
 // Once, before the first GetExportTable.
