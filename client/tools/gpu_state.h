@@ -1,0 +1,43 @@
+// The GPU's side of a job, through a channel: list, save, load and copy its memory, and make its objects again.
+//
+// Memory goes in pieces of 1 MiB, several on the way at a time. Functions return false and one sentence in *error. Not
+// thread-safe.
+#ifndef CUDA_REMOTE_CLIENT_TOOLS_GPU_STATE_H_
+#define CUDA_REMOTE_CLIENT_TOOLS_GPU_STATE_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ckptfmt/image_reader.h"
+#include "ckptfmt/image_writer.h"
+#include "ckptfmt/types.h"
+#include "proto/channel/client_channel.h"
+#include "replay/log/log.h"
+
+namespace cuda_remote::client::tools {
+
+// Gets bytes done and in all; false: the user has given up, stop.
+using Continue = std::function<bool(uint64_t done, uint64_t total)>;
+
+// Waits until the GPU is idle. Fails if the GPU has an error, or a stream capture is in progress.
+bool Drain(ClientChannel* channel, std::string* error);
+
+// What must be saved. Fails with the server's words if there is state that cannot be.
+bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, std::string* error);
+
+// The server's GPUs and driver, for the manifest.
+bool DescribeServer(ClientChannel* channel, ckptfmt::ImageInfo* info, std::string* error);
+
+bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
+                const Continue& go_on, std::string* error);
+bool LoadMemory(const ckptfmt::ImageReader& image, ClientChannel* channel, const Continue& go_on, std::string* error);
+bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
+                const Continue& go_on, std::string* error);
+
+// Makes all objects of the log again, in their order, and compares the answers with those of the first time.
+bool ReplayLog(const replay::Log& log, ClientChannel* channel, const Continue& go_on, std::string* error);
+
+}  // namespace cuda_remote::client::tools
+
+#endif  // CUDA_REMOTE_CLIENT_TOOLS_GPU_STATE_H_

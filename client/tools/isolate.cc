@@ -1,0 +1,318 @@
+#include "client/tools/isolate.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+
+namespace cuda_remote::client::tools {
+namespace {
+
+constexpr int kForwarded[] = {SIGHUP,  SIGINT,  SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2,
+                              SIGALRM, SIGCONT, SIGWINCH, SIGURG, SIGVTALRM, SIGPROF};
+
+sigset_t g_before;
+bool g_blocked = false;
+
+// From init to the tool.
+struct Report {
+  enum Kind { kFailed = 1, kStarted = 2, kEnded = 3 };
+  int kind;
+  int value;  // exit code of the tool, inner PID, wait status
+  char text[256];
+};
+
+void Send(int socket, int kind, int value, const std::string& text = {}) {
+  Report report{};
+  report.kind = kind;
+  report.value = value;
+  strncpy(report.text, text.c_str(), sizeof(report.text) - 1);
+  while (send(socket, &report, sizeof(report), MSG_NOSIGNAL) < 0 && errno == EINTR) {
+  }
+}
+
+sigset_t WaitedSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGCHLD);
+  for (int signal : kForwarded) sigaddset(&set, signal);
+  return set;
+}
+
+// In the child: the program instead of this one. Returns only if that fails.
+void Execute(const Plan& plan) {
+  std::vector<char*> arguments, environment;
+  for (const std::string& word : plan.command) arguments.push_back(const_cast<char*>(word.c_str()));
+  for (const std::string& word : plan.environment) environment.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  environment.push_back(nullptr);
+  execvpe(arguments[0], arguments.data(), environment.data());
+}
+
+// Forks and executes. Returns the child, or -1 with *failure = errno of fork or of the execution.
+pid_t Spawn(const Plan& plan, bool own_session, int* failure) {
+  int ready[2];
+  if (pipe2(ready, O_CLOEXEC) != 0) {
+    *failure = errno;
+    return -1;
+  }
+  const pid_t child = fork();
+  if (child == 0) {
+    close(ready[0]);
+    if (own_session) setsid();
+    if (plan.restored_pid) {
+      const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+      dup2(null, 0);
+      dup2(plan.restorer_output, 1);
+      dup2(plan.restorer_output, 2);
+    }
+    UnblockInChild();
+    Execute(plan);
+    const int code = errno;
+    const ssize_t ignored = write(ready[1], &code, sizeof(code));
+    _exit(ignored == sizeof(code) ? 127 : 126);
+  }
+  close(ready[1]);
+  int code = 0;
+  ssize_t got = 0;
+  if (child > 0) {
+    do {
+      got = read(ready[0], &code, sizeof(code));
+    } while (got < 0 && errno == EINTR);
+  } else {
+    code = errno;
+  }
+  close(ready[0]);
+  if (child > 0 && got == 0) return child;
+  if (child > 0) waitpid(child, nullptr, 0);
+  *failure = code;
+  return -1;
+}
+
+// What a tool that is killed, or other runs, must not find open here: all that would not survive an execution.
+void CloseToolsFiles(int keep) {
+  DIR* const list = opendir("/proc/self/fd");
+  if (!list) return;
+  std::vector<int> doomed;
+  while (const dirent* const entry = readdir(list)) {
+    const int fd = atoi(entry->d_name);
+    if (fd > 2 && fd != keep && fd != dirfd(list) && (fcntl(fd, F_GETFD) & FD_CLOEXEC)) doomed.push_back(fd);
+  }
+  closedir(list);
+  for (int fd : doomed) close(fd);
+}
+
+// Reads nothing and writes nothing any more: a pipe must end when the program closes it.
+void LetGoOfStreams(int keep) {
+  const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+  for (int fd : {0, 1, 2}) dup2(null, fd);
+  if (DIR* const list = opendir("/proc/self/fd")) {
+    std::vector<int> doomed;
+    while (const dirent* const entry = readdir(list)) {
+      const int fd = atoi(entry->d_name);
+      if (fd > 2 && fd != keep && fd != dirfd(list)) doomed.push_back(fd);
+    }
+    closedir(list);
+    for (int fd : doomed) close(fd);
+  }
+}
+
+std::string WithErrno(const std::string& what) { return what + ": " + strerror(errno); }
+
+bool SetUp(const Plan& plan, std::string* error) {
+  // Mounts made outside later are to be seen here as far as the system shares them; ours are not seen outside.
+  if (mount(nullptr, "/", nullptr, MS_REC | MS_SLAVE, nullptr) != 0) {
+    *error = WithErrno("cannot make the mounts of the job its own");
+    return false;
+  }
+  if (!plan.folder.empty() && mount(plan.folder.c_str(), plan.seen_as.c_str(), nullptr, MS_BIND, nullptr) != 0) {
+    *error = WithErrno("cannot show " + plan.folder + " as " + plan.seen_as);
+    return false;
+  }
+  if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr) != 0) {
+    *error = WithErrno("cannot mount /proc for the job");
+    return false;
+  }
+  if (plan.first_pid > 0) {
+    std::ofstream last("/proc/sys/kernel/ns_last_pid");
+    last << plan.first_pid - 1 << std::flush;
+    if (!last) {
+      *error = WithErrno("cannot set /proc/sys/kernel/ns_last_pid");
+      return false;
+    }
+  }
+  return true;
+}
+
+// The init process: number 1 of the namespace.
+[[noreturn]] void Init(const Plan& plan, int report) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  prctl(PR_SET_NAME, "cr-init");
+  CloseToolsFiles(report);
+  std::string error;
+  if (!SetUp(plan, &error)) {
+    Send(report, Report::kFailed, 125, error);
+    _exit(125);
+  }
+  int failure = 0;
+  pid_t main = Spawn(plan, true, &failure);
+  if (main < 0) {
+    Send(report, Report::kFailed, failure == ENOENT ? 127 : 126,
+         "cannot execute " + plan.command[0] + ": " + strerror(failure));
+    _exit(125);
+  }
+  if (plan.restored_pid) {
+    const int status = WaitForwarding(main, false, nullptr);
+    main = plan.restored_pid;
+    if (status != 0) {
+      Send(report, Report::kFailed, 125, "");
+      _exit(125);
+    }
+  }
+  LetGoOfStreams(report);
+  Send(report, Report::kStarted, main);
+  const int status = WaitForwarding(main, true, nullptr);
+  Send(report, Report::kEnded, status);
+  _exit(0);
+}
+
+// The number outside of the process that is `inner` for the namespace of `init`.
+pid_t OuterPid(pid_t init, pid_t inner) {
+  const std::string number = std::to_string(init);
+  std::ifstream children("/proc/" + number + "/task/" + number + "/children");
+  pid_t child;
+  while (children >> child) {
+    std::ifstream status("/proc/" + std::to_string(child) + "/status");
+    std::string line;
+    while (std::getline(status, line)) {
+      if (line.compare(0, 6, "NSpid:") != 0) continue;
+      std::istringstream numbers(line.substr(6));
+      pid_t last = 0, next;
+      while (numbers >> next) last = next;
+      if (last == inner) return child;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::string NoIsolation() {
+  if (geteuid() != 0) return "it was not started as root, so it has no process numbers of its own";
+  return {};
+}
+
+void BlockForwardedSignals() {
+  signal(SIGCHLD, SIG_DFL);
+  const sigset_t set = WaitedSignals();
+  sigprocmask(SIG_BLOCK, &set, &g_before);
+  g_blocked = true;
+}
+
+void UnblockInChild() {
+  if (g_blocked) sigprocmask(SIG_SETMASK, &g_before, nullptr);
+}
+
+bool StartIsolated(const Plan& plan, Isolated* isolated, std::string* error, int* code) {
+  *code = 125;
+  int report[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, report) != 0) {
+    *error = WithErrno("socketpair");
+    return false;
+  }
+  fflush(nullptr);
+  const pid_t init = pid_t(syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | SIGCHLD, nullptr, nullptr, nullptr, nullptr));
+  if (init == 0) {
+    close(report[0]);
+    Init(plan, report[1]);
+  }
+  const int failure = errno;
+  close(report[1]);
+  if (init < 0) {
+    close(report[0]);
+    *error = std::string("cannot make a PID namespace: ") + strerror(failure);
+    return false;
+  }
+  // A restore takes as long as reading the image takes; signals that come meanwhile end it.
+  Report got{};
+  ssize_t bytes = 0;
+  bool interrupted = false;
+  pollfd waiting{report[0], POLLIN, 0};
+  while (!interrupted && poll(&waiting, 1, 100) <= 0) {
+    sigset_t pending;
+    sigpending(&pending);
+    for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) interrupted = interrupted || sigismember(&pending, signal) == 1;
+  }
+  if (!interrupted) bytes = recv(report[0], &got, sizeof(got), 0);
+  if (bytes == ssize_t(sizeof(got)) && got.kind == Report::kStarted) {
+    isolated->init = init;
+    isolated->inner_pid = got.value;
+    isolated->pid = OuterPid(init, got.value);
+    isolated->report = report[0];
+    return true;
+  }
+  kill(init, SIGKILL);
+  waitpid(init, nullptr, 0);
+  close(report[0]);
+  *error = bytes > 0     ? std::string(got.text, strnlen(got.text, sizeof(got.text)))
+           : interrupted ? "interrupted"
+                         : "the job's init process died";
+  if (bytes > 0) *code = got.value;
+  return false;
+}
+
+bool StartPlain(const Plan& plan, pid_t* pid, std::string* error, int* code) {
+  int failure = 0;
+  fflush(nullptr);
+  *pid = Spawn(plan, false, &failure);
+  if (*pid > 0) return true;
+  *error = "cannot execute " + plan.command[0] + ": " + strerror(failure);
+  *code = failure == ENOENT ? 127 : 126;
+  return false;
+}
+
+int WaitForwarding(pid_t child, bool terminal_too, const std::function<void(pid_t, int)>& other) {
+  const sigset_t set = WaitedSignals();
+  while (true) {
+    int status;
+    pid_t ended;
+    while ((ended = waitpid(-1, &status, WNOHANG)) > 0) {
+      if (ended == child) return status;
+      if (other) other(ended, status);
+    }
+    if (ended < 0 && errno == ECHILD) return 0;
+    siginfo_t info;
+    const int signal = sigwaitinfo(&set, &info);
+    if (signal < 0 || signal == SIGCHLD) continue;
+    // What the terminal sends reaches a program in the same process group anyway.
+    if (info.si_code == SI_KERNEL && !terminal_too) continue;
+    kill(child, signal);
+  }
+}
+
+bool ProgramStatus(const Isolated& isolated, int* status) {
+  Report got{};
+  const ssize_t bytes = recv(isolated.report, &got, sizeof(got), MSG_DONTWAIT);
+  close(isolated.report);
+  if (bytes != ssize_t(sizeof(got)) || got.kind != Report::kEnded) return false;
+  *status = got.value;
+  return true;
+}
+
+int ExitCode(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
+
+}  // namespace cuda_remote::client::tools

@@ -1,0 +1,69 @@
+// Runs a program in a PID namespace of its own, under a small init process, so that its process numbers can be had again
+// wherever a snapshot of it is restored.
+//
+// The namespace has its own /proc; everything else is seen as outside. The init process forwards signals to the program,
+// reaps what it leaves behind, and ends with it (which ends whatever is left in the namespace). It ends with the tool that
+// started it, too. Needs root.
+//
+// For single-threaded tools: both functions fork.
+#ifndef CUDA_REMOTE_CLIENT_TOOLS_ISOLATE_H_
+#define CUDA_REMOTE_CLIENT_TOOLS_ISOLATE_H_
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace cuda_remote::client::tools {
+
+struct Plan {
+  std::vector<std::string> command;
+  std::vector<std::string> environment;  // NAME=VALUE, all of it
+
+  // Not 0: `command` is a restorer that makes the program with this number appear (in the namespace) and ends with 0
+  // then. Its output goes to `restorer_output`.
+  pid_t restored_pid = 0;
+  int restorer_output = -1;
+  // Where process numbers of the namespace begin; they go up from there. 0: at 2.
+  pid_t first_pid = 0;
+  // Not empty: this folder is seen as `seen_as` in the namespace.
+  std::string folder, seen_as;
+};
+
+struct Isolated {
+  pid_t init = 0;       // the init process, to forward signals to; a child of the caller
+  pid_t pid = 0;        // the program, seen from outside
+  pid_t inner_pid = 0;  // in the namespace
+  int report = -1;      // for WaitIsolated
+};
+
+// Why there can be no namespace here; empty if there can.
+std::string NoIsolation();
+
+// Starts `plan`; returns once the program was executed, or restored. On failure nothing is left, and *code is what a shell
+// would return for it (126: cannot be executed, 127: not there, 125: anything else).
+bool StartIsolated(const Plan& plan, Isolated* isolated, std::string* error, int* code);
+
+// Starts it without a namespace, as a child of the caller.
+bool StartPlain(const Plan& plan, pid_t* pid, std::string* error, int* code);
+
+// Blocks the signals that WaitForwarding waits for. Before anything is started, so that none is lost.
+void BlockForwardedSignals();
+// Restores what was blocked before, in a child.
+void UnblockInChild();
+
+// Waits until `child` ends, forwarding signals to it meanwhile. `terminal_too`: also those that the terminal has sent to
+// the whole process group. Other children that end are reported to `other`. Returns the wait status.
+int WaitForwarding(pid_t child, bool terminal_too, const std::function<void(pid_t, int)>& other);
+
+// After init has ended: the program's own wait status. False if init died without telling.
+bool ProgramStatus(const Isolated& isolated, int* status);
+
+// What a shell makes of a wait status.
+int ExitCode(int status);
+
+}  // namespace cuda_remote::client::tools
+
+#endif  // CUDA_REMOTE_CLIENT_TOOLS_ISOLATE_H_

@@ -1,0 +1,234 @@
+#include "client/tools/job.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <google/protobuf/util/json_util.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <iterator>
+
+namespace cuda_remote::client::tools {
+namespace {
+
+// From the program's folder: an installation with everything in one folder or with bin, lib and libexec, and Bazel's tree.
+constexpr const char* kPlaces[] = {"",          "../lib/",   "../bin/",  "../libexec/",
+                                   "../",       "../relay/", "../../server/supervisor/"};
+
+std::string OwnFolder() {
+  char path[4096];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
+  if (length <= 0) return "./";
+  const std::string whole(path, size_t(length));
+  return whole.substr(0, whole.rfind('/') + 1);
+}
+
+bool MakeFolders(const std::string& directory, std::string* error) {
+  for (size_t slash = 1; slash != std::string::npos;) {
+    slash = directory.find('/', slash);
+    const std::string part = directory.substr(0, slash);
+    if (mkdir(part.c_str(), 0700) != 0 && errno != EEXIST) {
+      *error = "cannot make the folder " + part + ": " + strerror(errno);
+      return false;
+    }
+    if (slash != std::string::npos) ++slash;
+  }
+  return true;
+}
+
+bool IsNumber(const std::string& text) {
+  return !text.empty() && text.size() < 10 && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+}  // namespace
+
+std::string JobsFolder() {
+  const char* const runtime = getenv("XDG_RUNTIME_DIR");
+  if (runtime && *runtime) return Absolute(runtime) + "/cuda-remote/jobs";
+  return "/tmp/cuda-remote-" + std::to_string(geteuid()) + "/jobs";
+}
+
+std::string Absolute(const std::string& path) {
+  std::string whole = path;
+  if (whole.empty() || whole[0] != '/') {
+    char folder[4096];
+    if (getcwd(folder, sizeof(folder))) whole = std::string(folder) + "/" + whole;
+  }
+  // The parts, without "." and "..", whose file may not exist yet.
+  std::vector<std::string> parts;
+  for (size_t at = 0; at < whole.size();) {
+    size_t end = whole.find('/', at);
+    if (end == std::string::npos) end = whole.size();
+    const std::string part = whole.substr(at, end - at);
+    at = end + 1;
+    if (part.empty() || part == ".") continue;
+    if (part == "..") {
+      if (!parts.empty()) parts.pop_back();
+    } else {
+      parts.push_back(part);
+    }
+  }
+  std::string out;
+  for (const std::string& part : parts) out += "/" + part;
+  return out.empty() ? "/" : out;
+}
+
+bool MakeJobFolder(const std::string& directory, std::string* error) {
+  if (!MakeFolders(directory, error)) return false;
+  struct stat facts;
+  if (stat(directory.c_str(), &facts) != 0 || !S_ISDIR(facts.st_mode)) {
+    *error = directory + " is not a folder";
+    return false;
+  }
+  if (facts.st_uid != geteuid()) {
+    *error = "the folder " + directory + " belongs to another user";
+    return false;
+  }
+  // Whoever may enter could take the program's GPU session over.
+  if ((facts.st_mode & 077) != 0 && chmod(directory.c_str(), 0700) != 0) {
+    *error = "cannot make " + directory + " private: " + strerror(errno);
+    return false;
+  }
+  return true;
+}
+
+bool LinkLibrary(const std::string& directory, std::string* library_folder, std::string* error) {
+  const std::string library = FindCompanion("libcuda-remote.so");
+  if (library.empty()) {
+    *error = "libcuda-remote.so is not beside cr-run: the installation is incomplete";
+    return false;
+  }
+  *library_folder = directory + "/lib";
+  const std::string link = *library_folder + "/libcuda.so.1";
+  if (mkdir(library_folder->c_str(), 0700) != 0 && errno != EEXIST) {
+    *error = "cannot make the folder " + *library_folder + ": " + strerror(errno);
+    return false;
+  }
+  unlink(link.c_str());
+  if (symlink(library.c_str(), link.c_str()) != 0) {
+    *error = "cannot make the link " + link + ": " + strerror(errno);
+    return false;
+  }
+  return true;
+}
+
+std::string JobToJson(const Job& job) {
+  std::string text;
+  google::protobuf::util::JsonPrintOptions options;
+  options.add_whitespace = true;
+  options.preserve_proto_field_names = true;
+  if (!google::protobuf::util::MessageToJsonString(job, &text, options).ok()) return {};
+  return text;
+}
+
+bool JobFromJson(const std::string& text, Job* job) {
+  google::protobuf::util::JsonParseOptions options;
+  options.ignore_unknown_fields = true;
+  return google::protobuf::util::JsonStringToMessage(text, job, options).ok();
+}
+
+bool WriteJob(const std::string& directory, const Job& job, std::string* error) {
+  const std::string path = directory + "/job.json", fresh = path + ".new";
+  const std::string text = JobToJson(job);
+  std::ofstream out(fresh, std::ios::trunc);
+  out << text;
+  out.close();
+  if (text.empty() || !out || rename(fresh.c_str(), path.c_str()) != 0) {
+    *error = "cannot write " + path + ": " + strerror(errno);
+    unlink(fresh.c_str());
+    return false;
+  }
+  return true;
+}
+
+bool ReadJob(const std::string& directory, Job* job, std::string* error) {
+  const std::string path = directory + "/job.json";
+  std::ifstream in(path);
+  if (!in) {
+    *error = "no job in " + directory + " (there is no job.json): it has ended, or cr-run did not start it";
+    return false;
+  }
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  if (!JobFromJson(text, job)) {
+    *error = path + " is damaged";
+    return false;
+  }
+  return true;
+}
+
+bool FindJob(const std::string& name, std::string* directory, Job* job, std::string* error) {
+  if (name.find('/') != std::string::npos) {
+    *directory = Absolute(name);
+    return ReadJob(*directory, job, error);
+  }
+  const std::string folder = JobsFolder();
+  *directory = folder + "/" + name;
+  std::string ignored;
+  if (access((*directory + "/job.json").c_str(), F_OK) == 0) return ReadJob(*directory, job, error);
+  // A folder of that name right here.
+  if (access((name + "/job.json").c_str(), F_OK) == 0) {
+    *directory = Absolute(name);
+    return ReadJob(*directory, job, error);
+  }
+  if (IsNumber(name)) {
+    if (DIR* const list = opendir(folder.c_str())) {
+      while (const dirent* const entry = readdir(list)) {
+        if (entry->d_name[0] == '.') continue;
+        Job candidate;
+        const std::string at = folder + "/" + entry->d_name;
+        if (!ReadJob(at, &candidate, &ignored)) continue;
+        const int pid = atoi(name.c_str());
+        if (pid != candidate.pid() && pid != candidate.runner_pid()) continue;
+        closedir(list);
+        *directory = at;
+        *job = candidate;
+        return true;
+      }
+      closedir(list);
+    }
+  }
+  *error = "there is no job \"" + name + "\": name its folder, or a job in " + folder;
+  return false;
+}
+
+void RemoveJobFolder(const std::string& directory) {
+  for (const char* name : {"/lib/libcuda.so.1", "/job.json", "/stopped", "/agent.sock", "/relay.sock",
+                           "/server/session.sock", "/server/control.sock", "/server/server.lock"})
+    unlink((directory + name).c_str());
+  rmdir((directory + "/lib").c_str());
+  rmdir((directory + "/server").c_str());
+  rmdir(directory.c_str());
+}
+
+std::string FindCompanion(const std::string& name) {
+  const std::string folder = OwnFolder();
+  for (const char* place : kPlaces) {
+    const std::string path = folder + place + name;
+    struct stat facts;
+    if (stat(path.c_str(), &facts) != 0 || !S_ISREG(facts.st_mode)) continue;
+    // Without links: the folder may be seen from another mount namespace, and the path is what a snapshot remembers.
+    char* const real = realpath(path.c_str(), nullptr);
+    const std::string found = real ? real : path;
+    free(real);
+    return found;
+  }
+  return {};
+}
+
+uint64_t PidNamespace(int pid) {
+  if (pid <= 0) return 0;
+  struct stat facts;
+  return stat(("/proc/" + std::to_string(pid) + "/ns/pid").c_str(), &facts) == 0 ? facts.st_ino : 0;
+}
+
+bool JobIsAlive(const Job& job) {
+  if (job.init_pid() > 0) return PidNamespace(job.init_pid()) == job.pid_namespace() && job.pid_namespace() != 0;
+  return job.pid() > 0 && kill(job.pid(), 0) == 0;
+}
+
+}  // namespace cuda_remote::client::tools

@@ -1,0 +1,58 @@
+// A job's folder: where it is, what is in it, and how a person names a job.
+//
+//     agent.sock   the checkpoint agent of the program (client/agent)
+//     job.json     Job (job.proto)
+//     lib/         libcuda.so.1, a link to the client library
+//     relay*.sock, server/   sockets of the relay or of the job's own server
+//     stopped      the image that cr-checkpoint --stop has left, while it ends the job
+//
+// Functions return false and one sentence in *error. No state.
+#ifndef CUDA_REMOTE_CLIENT_TOOLS_JOB_H_
+#define CUDA_REMOTE_CLIENT_TOOLS_JOB_H_
+
+#include <string>
+#include <vector>
+
+#include "client/tools/job.pb.h"
+
+namespace cuda_remote::client::tools {
+
+// Where job folders are made: $XDG_RUNTIME_DIR/cuda-remote/jobs or /tmp/cuda-remote-UID/jobs.
+std::string JobsFolder();
+
+// `path` without links to the current folder in it: absolute, no trailing slash.
+std::string Absolute(const std::string& path);
+
+// Makes `directory` (mode 0700) and what is missing above it. An existing one must be this user's.
+bool MakeJobFolder(const std::string& directory, std::string* error);
+
+// Puts lib/libcuda.so.1 there, pointing at the client library beside this program. *library_folder: the folder lib.
+bool LinkLibrary(const std::string& directory, std::string* library_folder, std::string* error);
+
+// Writes and reads job.json. Writing replaces it in one step.
+bool WriteJob(const std::string& directory, const Job& job, std::string* error);
+bool ReadJob(const std::string& directory, Job* job, std::string* error);
+
+// The job as text, and back; for images.
+std::string JobToJson(const Job& job);
+bool JobFromJson(const std::string& text, Job* job);
+
+// Finds the folder of the job that a person calls `name`: a folder, the name of one in JobsFolder(), or a PID.
+bool FindJob(const std::string& name, std::string* directory, Job* job, std::string* error);
+
+// Removes what the tools put into the folder, and the folder if nothing else is in it.
+void RemoveJobFolder(const std::string& directory);
+
+// The path of a file that belongs to the product, as installed beside this program or in the build tree; empty if it is
+// nowhere.
+std::string FindCompanion(const std::string& name);
+
+// A unique inode of a process's PID namespace; 0 if there is no such process.
+uint64_t PidNamespace(int pid);
+
+// Whether the job's processes are still there.
+bool JobIsAlive(const Job& job);
+
+}  // namespace cuda_remote::client::tools
+
+#endif  // CUDA_REMOTE_CLIENT_TOOLS_JOB_H_
