@@ -1,0 +1,174 @@
+// cr-run: runs a program with its GPU on a cr-server. See --help.
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "client/tools/foreground.h"
+#include "client/tools/gpu_host.h"
+#include "client/tools/isolate.h"
+#include "client/tools/job.h"
+#include "proto/frame/frame.h"
+
+extern char** environ;
+
+namespace cuda_remote::client::tools {
+namespace {
+
+constexpr char kTool[] = "cr-run";
+
+constexpr char kExamples[] = R"(
+Examples:
+  cr-run -- ./program --its options           a GPU server of its own, on this machine
+  cr-run --server unix:/run/user/1000/cuda-remote/session.sock -- ./program
+  cr-run --server gpu7:7070 --gpu 1 -- python3 train.py
+  cr-run --name train -- ./program &          then: cr-checkpoint train DIR, cr-migrate train --to gpu8:7070
+
+The program finds the GPU through LD_LIBRARY_PATH, as libcuda.so.1. Signals go to the program. As root, it runs in a PID
+namespace of its own, which cr-checkpoint needs. TLS: CUDA_REMOTE_TLS_CERT, CUDA_REMOTE_TLS_KEY, CUDA_REMOTE_TLS_CA.
+
+Exit codes: the program's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 cr-run failed;
+126 the program cannot be executed; 127 it was not found.
+)";
+
+// Our own options end at "--" or at the first word that is none. Returns how many words are ours.
+int OwnWords(int argc, char** argv) {
+  int at = 1;
+  while (at < argc && argv[at][0] == '-') {
+    if (strcmp(argv[at], "--") == 0) break;
+    const std::string word = argv[at];
+    const bool alone = word == "-h" || word == "--help" || word == "--version" || word == "--plain" ||
+                       word.find('=') != std::string::npos;
+    at += alone ? 1 : 2;
+  }
+  return at < argc ? at : argc;
+}
+
+void SetVariable(std::vector<std::string>* environment, const std::string& name, const std::string& value) {
+  for (std::string& variable : *environment) {
+    if (variable.compare(0, name.size() + 1, name + "=") != 0) continue;
+    variable = name + "=" + value;
+    return;
+  }
+  environment->push_back(name + "=" + value);
+}
+
+int64_t NowMs() {
+  using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
+  return duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
+}
+
+int Fail(const std::string& text, int code = kExitFailed) {
+  Say(kTool, text);
+  return code;
+}
+
+int Main(int argc, char** argv) {
+  std::string server, directory, name;
+  int gpu = -1;
+  bool plain = false;
+  CLI::App app("Runs a CUDA program with its GPU elsewhere: cr-run [OPTIONS] [--] PROGRAM [ARGUMENTS]", kTool);
+  app.footer(kExamples);
+  app.set_version_flag("--version", "cr-run, wire version " + std::to_string(kWireVersion));
+  app.add_option("--server", server,
+                 "the GPU server: unix:PATH or HOST:PORT (default: $CUDA_REMOTE_SERVER, else one of the job's own)");
+  app.add_option("--gpu", gpu, "the only GPU that the program sees (ordinal; default: all)")->check(CLI::Range(0, 255));
+  app.add_option("--job-dir", directory,
+                 "the job's folder (default: $CUDA_REMOTE_JOB_DIR, else one in $XDG_RUNTIME_DIR/cuda-remote/jobs or "
+                 "/tmp/cuda-remote-UID/jobs)");
+  app.add_option("--name", name, "the job's name, for the other tools (default: cr-run's PID)");
+  app.add_flag("--plain", plain, "no PID namespace, also as root; the job cannot be checkpointed then");
+  const int own = OwnWords(argc, argv);
+  try {
+    app.parse(own, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitFailed;
+  }
+  Plan plan;
+  int first = own;
+  if (first < argc && strcmp(argv[first], "--") == 0) ++first;
+  plan.command.assign(argv + first, argv + argc);
+  if (plan.command.empty()) return Fail("which program? (cr-run --help)");
+
+  const char* value;
+  if (server.empty() && (value = getenv("CUDA_REMOTE_SERVER"))) server = value;
+  if (directory.empty() && (value = getenv("CUDA_REMOTE_JOB_DIR"))) directory = value;
+  if (name.find('/') != std::string::npos) return Fail("a job's name has no slash in it");
+  if (directory.empty()) directory = JobsFolder() + "/" + (name.empty() ? std::to_string(getpid()) : name);
+  directory = Absolute(directory);
+  std::string error, library_folder;
+  Job job;
+  if (ReadJob(directory, &job, &error) && JobIsAlive(job))
+    return Fail("the job in " + directory + " is still running (PID " + std::to_string(job.pid()) + ")");
+  if (!MakeJobFolder(directory, &error) || !LinkLibrary(directory, &library_folder, &error)) return Fail(error);
+
+  // From here on everything that is started must be ended.
+  BlockForwardedSignals();
+  std::unique_ptr<GpuHost> host = GpuHost::Open(server, gpu, directory, /*detached=*/false, &error);
+  if (!host) {
+    RemoveJobFolder(directory);
+    return Fail(error);
+  }
+  const std::string program = plan.command[0].substr(plan.command[0].rfind('/') + 1);
+  for (char** variable = environ; *variable; ++variable) plan.environment.push_back(*variable);
+  SetVariable(&plan.environment, "CUDA_REMOTE_SERVER", host->server());
+  SetVariable(&plan.environment, "CUDA_REMOTE_JOB_DIR", directory);
+  SetVariable(&plan.environment, "CUDA_REMOTE_JOB",
+              !name.empty() ? name : (value = getenv("CUDA_REMOTE_JOB")) && *value ? value : program);
+  // An own server shows that GPU alone, as its first.
+  if (gpu >= 0 && !server.empty()) SetVariable(&plan.environment, "CUDA_REMOTE_GPU", std::to_string(gpu));
+  value = getenv("LD_LIBRARY_PATH");
+  SetVariable(&plan.environment, "LD_LIBRARY_PATH", library_folder + (value && *value ? std::string(":") + value : ""));
+
+  Isolated isolated;
+  int code = kExitFailed;
+  job.Clear();
+  job.set_no_checkpoint(plain ? "it was started with --plain" : NoIsolation());
+  bool started = false;
+  if (job.no_checkpoint().empty()) {
+    started = StartIsolated(plan, &isolated, &error, &code);
+    if (!started && code == kExitFailed) {
+      // A container may forbid it. The program still works.
+      job.set_no_checkpoint(error);
+      Say(kTool, error + "; the job runs, but cannot be checkpointed");
+      code = 0;
+    }
+  }
+  if (!job.no_checkpoint().empty()) started = StartPlain(plan, &isolated.pid, &error, &code);
+  if (!started) {
+    host.reset();
+    RemoveJobFolder(directory);
+    return Fail(error, code);
+  }
+  job.set_name(directory.substr(directory.rfind('/') + 1));
+  for (const std::string& word : plan.command) job.add_command(word);
+  job.set_server(server);
+  job.set_gpu(gpu);
+  job.set_runner_pid(getpid());
+  job.set_init_pid(isolated.init);
+  job.set_pid_namespace(PidNamespace(isolated.init));
+  job.set_pid(isolated.pid);
+  job.set_inner_pid(isolated.inner_pid);
+  job.set_started_unix_ms(NowMs());
+  job.set_directory(directory);
+  if (!WriteJob(directory, job, &error)) Say(kTool, error + "; the other tools will not find the job");
+  return FinishJob(kTool, isolated, directory, std::move(host));
+}
+
+}  // namespace
+}  // namespace cuda_remote::client::tools
+
+int main(int argc, char** argv) {
+  try {
+    return cuda_remote::client::tools::Main(argc, argv);
+  } catch (const std::exception& error) {
+    fprintf(stderr, "cr-run: %s\n", error.what());
+    return 125;
+  }
+}

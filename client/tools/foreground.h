@@ -1,0 +1,32 @@
+// What cr-run and cr-restart share: a job in the foreground, from its start to its exit code.
+#ifndef CUDA_REMOTE_CLIENT_TOOLS_FOREGROUND_H_
+#define CUDA_REMOTE_CLIENT_TOOLS_FOREGROUND_H_
+
+#include <memory>
+#include <string>
+
+#include "client/tools/gpu_host.h"
+#include "client/tools/isolate.h"
+#include "client/tools/job.h"
+
+namespace cuda_remote::client::tools {
+
+// Exit codes that are not the program's. As with env, nohup and other programs that run programs, 125 to 127 mean that the
+// program did not run.
+inline constexpr int kExitStopped = 121;
+inline constexpr int kExitFailed = 125;
+
+// Prints "cr-run: text" to stderr.
+void Say(const char* tool, const std::string& text);
+
+// Waits for the job in `isolated` (isolated.init != 0) or for the plain child isolated.pid, forwards signals, notices when
+// the job's own server ends, and cleans the job's folder up. Returns the exit code: the program's, 128 plus the number of the
+// signal that ended it, or kExitStopped if cr-checkpoint --stop did.
+int FinishJob(const char* tool, const Isolated& isolated, const std::string& directory, std::unique_ptr<GpuHost> host);
+
+// Lets go of standard input and output, so that a pipe ends when the program closes it.
+void LetGoOfStreams();
+
+}  // namespace cuda_remote::client::tools
+
+#endif  // CUDA_REMOTE_CLIENT_TOOLS_FOREGROUND_H_
