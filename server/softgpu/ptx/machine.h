@@ -1,0 +1,256 @@
+// The machine that runs decoded PTX: operations, threads, blocks.
+//
+// A decoded instruction is an Op: a handler and the slots of its operands in the frame of the running function. Immediate
+// operands are slots too, filled when the frame is made. A handler does its work and returns the next Op, or null when
+// the thread stops for now: it waits, has ended, or has failed.
+//
+// Thread-safety: Code and Op are immutable once prepared. A Block and its Threads belong to one host thread at a time.
+// A LaunchState is shared by the host threads of a launch.
+#ifndef CUDA_REMOTE_SERVER_SOFTGPU_PTX_MACHINE_H_
+#define CUDA_REMOTE_SERVER_SOFTGPU_PTX_MACHINE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "server/softgpu/ptx/ir.h"
+
+namespace cuda_remote::softgpu::ptx {
+
+struct Op;
+struct Thread;
+struct Block;
+struct LaunchState;
+struct Code;
+
+using Handler = const Op* (*)(const Op* op, uint64_t* r, Thread* t);
+
+struct Op {
+  Handler fn = nullptr;
+  int32_t d = 0, a = 0, b = 0, c = 0;  // slots
+  union {
+    int64_t imm = 0;
+    const Op* target;        // of a branch
+    const void* aux;         // owned by Code
+  };
+  const int32_t* more = nullptr;  // further slots, owned by Code
+  uint32_t line = 0;
+  uint16_t n = 1;            // elements of a vector, or a variant of the operation
+  uint16_t cache = 0;        // entry of the interval cache
+};
+
+// The slots of a frame below the function's own registers.
+constexpr int32_t kBaseSlot = 0;    // local address of the frame's memory
+constexpr int32_t kFirstRegister = 1;
+
+struct CallInfo;
+
+// A decoded function.
+struct Code {
+  const Function* function = nullptr;
+  const Program* program = nullptr;
+  std::string unsupported;             // not empty: why the function cannot run
+  std::vector<Op> ops;
+  std::vector<uint64_t> frame;         // first contents of the slots
+  uint32_t frame_bytes = 0;            // of local memory
+  std::vector<std::unique_ptr<int32_t[]>> lists;
+  std::vector<std::unique_ptr<CallInfo>> calls;
+  std::vector<std::unique_ptr<std::vector<const Op*>>> tables;
+};
+
+// One value that a call hands over.
+struct Passed {
+  int32_t slot = -1;     // register, else:
+  uint32_t offset = 0;   // in the frame's local memory
+  uint32_t bytes = 0;
+};
+
+enum class SystemCall : uint8_t { kNone, kPrintf, kAssert, kMalloc, kFree };
+
+struct CallInfo {
+  const Code* callee = nullptr;           // null: indirect or system
+  SystemCall system = SystemCall::kNone;
+  std::vector<Passed> args, results;      // of the caller
+};
+
+// A kernel and everything that it can reach, decoded for its layout of shared memory.
+struct Prepared {
+  Reachable reach;
+  std::vector<std::unique_ptr<Code>> codes;   // the kernel first
+  std::unordered_map<uint64_t, const Code*> by_address;
+  std::unordered_map<const Function*, Code*> by_function;
+  std::string error;
+};
+
+struct Frame {
+  const Op* back = nullptr;      // the call
+  const Code* code = nullptr;
+  uint32_t register_base = 0;
+  uint32_t local_base = 0;
+};
+
+enum class State : uint8_t { kReady, kWarp, kConverge, kBarrier, kDone };
+
+// Operations for which threads of a warp meet.
+enum class Meet : uint8_t { kShfl, kVote, kMatch, kRedux, kSync, kElect, kActive };
+
+struct Thread {
+  uint64_t* r = nullptr;         // the running function's frame
+  const Op* pc = nullptr;
+  Block* block = nullptr;
+  State state = State::kReady;
+  Meet meet = Meet::kSync;
+  bool yielded = false;
+  uint32_t carry = 0;
+  uint32_t lane = 0, warp = 0, linear = 0;
+  uint32_t tid[3] = {0, 0, 0};
+  uint32_t mask = 0;             // of the warp operation waited for
+  uint32_t barrier = 0;          // id of the barrier waited for
+  uint64_t value = 0;            // handed to the operation waited for
+  uint32_t pred = 0;
+  std::vector<uint64_t> registers;
+  std::vector<uint8_t> local;
+  std::vector<Frame> frames;
+};
+
+struct Barrier {
+  uint32_t arrived = 0;
+  uint32_t expected = 0;         // 0: all threads of the block
+  uint32_t ors = 0, count = 0;
+  bool ands = true;
+  std::vector<uint32_t> waiting;
+};
+
+// What one host thread keeps between blocks.
+struct Worker {
+  struct Entry {
+    uint64_t begin = 1, bytes = 0;
+    bool writable = false;
+  };
+  static constexpr uint32_t kEntries = 64;
+  Entry cache[kEntries];
+  uint64_t instructions = 0;
+};
+
+struct Block {
+  LaunchState* launch = nullptr;
+  Worker* worker = nullptr;
+  uint32_t ctaid[3] = {0, 0, 0};
+  uint8_t* shared = nullptr;
+  uint64_t shared_bytes = 0;
+  std::vector<uint8_t> shared_storage;
+  std::vector<Thread> threads;
+  std::vector<uint32_t> warp_live;    // threads of each warp that have not ended
+  Barrier barriers[16];
+  uint32_t live = 0;
+};
+
+struct LaunchState {
+  const Prepared* prepared = nullptr;
+  const Code* kernel = nullptr;
+  const LaunchOptions* options = nullptr;
+  const Program* program = nullptr;
+  const uint8_t* params = nullptr;
+  uint32_t param_bytes = 0;
+  uint32_t shared_total = 0;
+  uint32_t dynamic_shared = 0;
+  uint64_t blocks = 0;
+  std::atomic<uint64_t> next_block{0};
+  std::atomic<bool> stop{false};
+  std::mutex mutex;              // of result and of options->print
+  LaunchResult result;
+};
+
+// Ends the launch with a fault; returns null for the handler to return.
+const Op* Raise(Thread* t, const Op* op, Fault fault, const std::string& what);
+
+// Slow path of memory checks: asks the map; null after raising the fault.
+uint8_t* GlobalSlow(Thread* t, const Op* op, uint64_t address, uint32_t bytes, bool write);
+uint8_t* BadAddress(Thread* t, const Op* op, uint64_t address, uint32_t bytes, const char* space, bool misaligned);
+
+// How a thread's access names memory.
+enum class Where : uint8_t { kGeneric, kGlobal, kShared, kLocal, kParam };
+
+inline uint8_t* GlobalPointer(Thread* t, const Op* op, uint64_t address, uint32_t bytes, bool write) {
+  const auto& entry = t->block->worker->cache[op->cache % Worker::kEntries];
+  const uint64_t offset = address - entry.begin;
+  if (offset < entry.bytes && entry.bytes - offset >= bytes && (entry.writable || !write) &&
+      (address & (bytes - 1)) == 0) {
+    return reinterpret_cast<uint8_t*>(address);
+  }
+  return GlobalSlow(t, op, address, bytes, write);
+}
+
+inline uint8_t* SharedPointer(Thread* t, const Op* op, uint64_t offset, uint32_t bytes) {
+  const Block* block = t->block;
+  if (offset < block->shared_bytes && block->shared_bytes - offset >= bytes && (offset & (bytes - 1)) == 0) {
+    return block->shared + offset;
+  }
+  return BadAddress(t, op, offset, bytes, "shared", (offset & (bytes - 1)) != 0);
+}
+
+inline uint8_t* LocalPointer(Thread* t, const Op* op, uint64_t offset, uint32_t bytes) {
+  if (offset < t->local.size() && t->local.size() - offset >= bytes && (offset & (bytes - 1)) == 0) {
+    return t->local.data() + offset;
+  }
+  return BadAddress(t, op, offset, bytes, "local", (offset & (bytes - 1)) != 0);
+}
+
+uint8_t* ParamPointer(Thread* t, const Op* op, uint64_t offset, uint32_t bytes, bool write);
+
+// The host address of `bytes` (a power of two) bytes at `address`; null: the fault is raised.
+template <Where where>
+inline uint8_t* Pointer(Thread* t, const Op* op, uint64_t address, uint32_t bytes, bool write) {
+  if (where == Where::kGlobal) return GlobalPointer(t, op, address, bytes, write);
+  if (where == Where::kShared) return SharedPointer(t, op, address, bytes);
+  if (where == Where::kLocal) return LocalPointer(t, op, address, bytes);
+  if (where == Where::kParam) return ParamPointer(t, op, address, bytes, write);
+  switch (address >> 48) {
+    case 1:
+      return SharedPointer(t, op, address - kSharedWindow, bytes);
+    case 2:
+      return LocalPointer(t, op, address - kLocalWindow, bytes);
+    case 3:
+      return ParamPointer(t, op, address - kParamWindow, bytes, write);
+    default:
+      return GlobalPointer(t, op, address, bytes, write);
+  }
+}
+
+// Threads that stop: see exec.cc.
+void Exit(Thread* t);
+const Op* WaitForWarp(Thread* t, const Op* op, Meet meet, uint32_t mask, uint64_t value);
+void FinishMeeting(Block* block, uint32_t warp, const std::vector<uint32_t>& members);
+// Lets the threads go on that a barrier holds, where it is complete.
+void CheckBarrier(Block* block, uint32_t id);
+// Starts a function: frame, registers, local memory. False: the fault is raised.
+bool Enter(Thread* t, const Op* op, const Code* code, const Op* back);
+// vprintf and its kin; see system.cc.
+const Op* RunSystemCall(const Op* op, Thread* t, const CallInfo& call);
+bool FormatPrintf(Thread* t, const Op* op, uint64_t format, uint64_t args, std::string* out);
+
+// The low bytes of a slot as a T.
+template <class T>
+inline T Get(uint64_t bits) {
+  T value;
+  static_assert(sizeof(T) <= 8, "");
+  std::memcpy(&value, &bits, sizeof(T));  // little-endian hosts only, as CUDA's are
+  return value;
+}
+
+// A T as a slot, zeros above.
+template <class T>
+inline uint64_t Put(T value) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  return bits;
+}
+
+}  // namespace cuda_remote::softgpu::ptx
+
+#endif  // CUDA_REMOTE_SERVER_SOFTGPU_PTX_MACHINE_H_
