@@ -1,0 +1,177 @@
+#include "ckptfmt/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace cuda_remote::ckptfmt {
+
+ssize_t (*g_write_for_testing)(int fd, const void* data, size_t bytes) = nullptr;
+void (*g_step_for_testing)(const char* step) = nullptr;
+
+absl::Status SystemError(const std::string& doing, const std::string& path, int error) {
+  const std::string text = absl::StrCat("cannot ", doing, " ", path, ": ", strerror(error));
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+      return absl::ResourceExhaustedError(
+          absl::StrCat(text, "; free some space there, or write the image somewhere else"));
+    case ENOENT:
+    case ENOTDIR:
+      return absl::NotFoundError(text);
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return absl::PermissionDeniedError(text);
+    case EIO:
+      return absl::DataLossError(text);
+    default:
+      return absl::UnavailableError(text);
+  }
+}
+
+void Fd::Close() {
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+}
+
+void FileHasher::Add(std::string_view bytes) {
+  whole_.Add(bytes);
+  bytes_ += bytes.size();
+  while (!bytes.empty()) {
+    if (block_.empty() && bytes.size() >= kBlockBytes) {
+      blocks_.push_back(BlockHashOf(bytes.substr(0, kBlockBytes)));
+      bytes.remove_prefix(kBlockBytes);
+      continue;
+    }
+    const size_t take = std::min(bytes.size(), kBlockBytes - block_.size());
+    block_.append(bytes.substr(0, take));
+    bytes.remove_prefix(take);
+    if (block_.size() < kBlockBytes) break;
+    blocks_.push_back(BlockHashOf(block_));
+    block_.clear();
+  }
+}
+
+void FileHasher::Finish(FileRecord* record) {
+  if (!block_.empty()) blocks_.push_back(BlockHashOf(block_));
+  block_.clear();
+  record->bytes = bytes_;
+  record->hash = whole_.Get();
+  record->blocks = std::move(blocks_);
+}
+
+absl::StatusOr<OutputFile> OutputFile::Create(const std::string& folder, const std::string& path) {
+  OutputFile file;
+  file.path_ = path;
+  file.full_path_ = absl::StrCat(folder, "/", path);
+  file.fd_ = Fd(open(file.full_path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (file.fd_.get() < 0) return SystemError("create", file.full_path_, errno);
+  return file;
+}
+
+absl::Status OutputFile::Append(std::string_view bytes) {
+  const uint64_t end = hasher_.bytes() + bytes.size();
+  hasher_.Add(bytes);
+  while (!bytes.empty()) {
+    const ssize_t n = g_write_for_testing ? g_write_for_testing(fd_.get(), bytes.data(), bytes.size())
+                                          : write(fd_.get(), bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return SystemError("write", full_path_, n < 0 ? errno : ENOSPC);
+    bytes.remove_prefix(size_t(n));
+  }
+  // Lets the disk begin while memory is still being read, instead of all at the end.
+  constexpr uint64_t kStride = 64u << 20;
+  if (end - started_writeback_ >= kStride) {
+    sync_file_range(fd_.get(), off_t(started_writeback_), off_t(end - started_writeback_), SYNC_FILE_RANGE_WRITE);
+    started_writeback_ = end;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<FileRecord> OutputFile::Finish() {
+  if (fsync(fd_.get()) != 0) return SystemError("write", full_path_, errno);
+  fd_.Close();
+  FileRecord record;
+  record.path = path_;
+  hasher_.Finish(&record);
+  return record;
+}
+
+absl::StatusOr<Fd> OpenForReading(const std::string& full_path) {
+  // O_NONBLOCK: opening a pipe must not wait for its writer.
+  Fd fd(open(full_path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (fd.get() < 0) return SystemError("open", full_path, errno);
+  struct stat facts;
+  if (fstat(fd.get(), &facts) != 0) return SystemError("look at", full_path, errno);
+  if (!S_ISREG(facts.st_mode)) return absl::FailedPreconditionError(absl::StrCat(full_path, " is not a plain file"));
+  return fd;
+}
+
+absl::Status ReadAt(int fd, const std::string& full_path, uint64_t offset, char* out, size_t bytes) {
+  while (bytes > 0) {
+    const ssize_t n = pread(fd, out, bytes, off_t(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return SystemError("read", full_path, errno);
+    if (n == 0) return absl::DataLossError(absl::StrCat(full_path, " ends at ", offset, "; it has been cut off"));
+    out += n;
+    offset += uint64_t(n);
+    bytes -= size_t(n);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadWhole(const std::string& full_path, uint64_t limit) {
+  absl::StatusOr<Fd> fd = OpenForReading(full_path);
+  if (!fd.ok()) return fd.status();
+  struct stat facts;
+  if (fstat(fd->get(), &facts) != 0) return SystemError("look at", full_path, errno);
+  if (uint64_t(facts.st_size) > limit) {
+    return absl::DataLossError(absl::StrCat(full_path, " is ", facts.st_size, " bytes long, which it cannot be"));
+  }
+  std::string bytes(size_t(facts.st_size), '\0');
+  if (absl::Status read = ReadAt(fd->get(), full_path, 0, bytes.data(), bytes.size()); !read.ok()) return read;
+  return bytes;
+}
+
+absl::StatusOr<FileRecord> HashFile(const std::string& folder, const std::string& path, bool sync,
+                                    const std::function<void(uint64_t)>& seen) {
+  const std::string full_path = absl::StrCat(folder, "/", path);
+  absl::StatusOr<Fd> fd = OpenForReading(full_path);
+  if (!fd.ok()) return fd.status();
+  struct stat facts;
+  if (fstat(fd->get(), &facts) != 0) return SystemError("look at", full_path, errno);
+  if (sync && fsync(fd->get()) != 0) return SystemError("write", full_path, errno);
+  FileRecord record;
+  record.path = path;
+  record.mode = facts.st_mode & 07777;
+  FileHasher hasher;
+  std::string block(kBlockBytes, '\0');
+  for (;;) {
+    const ssize_t n = pread(fd->get(), block.data(), block.size(), off_t(hasher.bytes()));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return SystemError("read", full_path, errno);
+    if (n == 0) break;
+    hasher.Add({block.data(), size_t(n)});
+    if (seen) seen(uint64_t(n));
+  }
+  hasher.Finish(&record);
+  return record;
+}
+
+absl::Status SyncFolder(const std::string& path) {
+  Fd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd.get() < 0) return SystemError("open", path, errno);
+  // Some file systems cannot do that, and need not.
+  if (fsync(fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) return SystemError("write", path, errno);
+  return absl::OkStatus();
+}
+
+}  // namespace cuda_remote::ckptfmt

@@ -1,0 +1,108 @@
+// Files of an image: written with their checksums growing along, read with errors that name them.
+//
+// Not thread-safe, but ReadAt. Errors are absl::Status with the path and what the system said.
+#ifndef CUDA_REMOTE_CKPTFMT_FILE_H_
+#define CUDA_REMOTE_CKPTFMT_FILE_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ckptfmt/hash.h"
+
+namespace cuda_remote::ckptfmt {
+
+// Checksummed piece of a file, so that damage can be told with its place.
+inline constexpr size_t kBlockBytes = 2u << 20;
+
+// The last failed system call as a status: "cannot write PATH: No space left on device (...)".
+absl::Status SystemError(const std::string& doing, const std::string& path, int error);
+
+// A descriptor that closes itself.
+class Fd {
+ public:
+  explicit Fd(int fd = -1) : fd_(fd) {}
+  ~Fd() { Close(); }
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    Close();
+    fd_ = std::exchange(other.fd_, -1);
+    return *this;
+  }
+  int get() const { return fd_; }
+  void Close();
+
+ private:
+  int fd_;
+};
+
+// What the manifest says of a file.
+struct FileRecord {
+  std::string path;  // below the image's folder
+  uint64_t bytes = 0;
+  Hash hash;
+  std::vector<uint64_t> blocks;  // XXH3-64 of each kBlockBytes
+  uint32_t mode = 0600;
+};
+
+// Takes the checksums of a file's bytes as they pass.
+class FileHasher {
+ public:
+  void Add(std::string_view bytes);
+  // Fills in bytes, hash and blocks.
+  void Finish(FileRecord* record);
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  Hasher whole_;
+  std::string block_;  // the begun one
+  std::vector<uint64_t> blocks_;
+  uint64_t bytes_ = 0;
+};
+
+// A new file, written from its start to its end.
+class OutputFile {
+ public:
+  static absl::StatusOr<OutputFile> Create(const std::string& folder, const std::string& path);
+
+  absl::Status Append(std::string_view bytes);
+  uint64_t bytes() const { return hasher_.bytes(); }
+  // Flushes to the disk and closes.
+  absl::StatusOr<FileRecord> Finish();
+
+ private:
+  Fd fd_;
+  std::string full_path_;
+  std::string path_;
+  FileHasher hasher_;
+  uint64_t started_writeback_ = 0;
+};
+
+// An existing plain file; symbolic links are not followed.
+absl::StatusOr<Fd> OpenForReading(const std::string& full_path);
+// Reads exactly `bytes.size()` bytes; kDataLoss if the file ends before.
+absl::Status ReadAt(int fd, const std::string& full_path, uint64_t offset, char* out, size_t bytes);
+absl::StatusOr<std::string> ReadWhole(const std::string& full_path, uint64_t limit);
+// Its size, hash, blocks and mode. `sync`: flushes it to the disk too. `seen` is told the bytes as they pass.
+absl::StatusOr<FileRecord> HashFile(const std::string& folder, const std::string& path, bool sync,
+                                    const std::function<void(uint64_t)>& seen);
+// Flushes a folder's names to the disk.
+absl::Status SyncFolder(const std::string& path);
+
+// For tests: stands in for write(2), and is called between the steps of a commit. Null: as usual.
+extern ssize_t (*g_write_for_testing)(int fd, const void* data, size_t bytes);
+extern void (*g_step_for_testing)(const char* step);
+inline void Step(const char* step) {
+  if (g_step_for_testing) g_step_for_testing(step);
+}
+
+}  // namespace cuda_remote::ckptfmt
+
+#endif  // CUDA_REMOTE_CKPTFMT_FILE_H_

@@ -1,0 +1,250 @@
+#include "ckptfmt/image_reader.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "ckptfmt/file.h"
+#include "ckptfmt/folder.h"
+#include "ckptfmt/index.h"
+#include "ckptfmt/manifest.h"
+
+namespace cuda_remote::ckptfmt {
+
+struct ImageReader::State {
+  std::string dir;
+  ImageInfo info;
+  ImageSizes sizes;
+  std::vector<FileRecord> files;
+  std::vector<FileFacts> facts;
+  Index index;
+  std::vector<Region> regions;
+  std::vector<Fd> data;
+
+  std::string FullPath(const std::string& path) const { return absl::StrCat(dir, "/", path); }
+
+  const FileRecord* FindFile(const std::string& path) const {
+    const auto found = std::lower_bound(files.begin(), files.end(), path,
+                                        [](const FileRecord& file, const std::string& p) { return file.path < p; });
+    return found != files.end() && found->path == path ? &*found : nullptr;
+  }
+
+  // A whole file, compared with its checksum.
+  absl::StatusOr<std::string> ReadChecked(const std::string& path) const {
+    const FileRecord* const file = FindFile(path);
+    if (!file) return absl::DataLossError(absl::StrCat(FullPath(kManifestName), " lists no file ", path));
+    absl::StatusOr<std::string> bytes = ReadWhole(FullPath(path), file->bytes);
+    if (!bytes.ok()) return bytes.status();
+    if (bytes->size() != file->bytes || HashOf(*bytes) != file->hash) {
+      if (absl::Status status = VerifyFile(*file, nullptr); !status.ok()) return status;
+      return absl::DataLossError(absl::StrCat(FullPath(path), " is damaged"));
+    }
+    return bytes;
+  }
+
+  absl::Status VerifyFile(const FileRecord& file, const std::function<void(uint64_t)>& seen) const {
+    const std::string path = FullPath(file.path);
+    absl::StatusOr<Fd> fd = OpenForReading(path);
+    if (!fd.ok()) return fd.status();
+    std::string block(kBlockBytes, '\0');
+    Hasher whole;
+    for (uint64_t offset = 0, number = 0; offset < file.bytes; ++number) {
+      const size_t length = size_t(std::min<uint64_t>(kBlockBytes, file.bytes - offset));
+      if (absl::Status status = ReadAt(fd->get(), path, offset, block.data(), length); !status.ok()) return status;
+      const std::string_view bytes(block.data(), length);
+      if (BlockHashOf(bytes) != file.blocks[size_t(number)]) {
+        return absl::DataLossError(absl::StrCat(path, " is damaged: the ", length, " bytes from offset ", offset,
+                                                " are not those that were written"));
+      }
+      whole.Add(bytes);
+      offset += length;
+      if (seen) seen(length);
+    }
+    if (whole.Get() != file.hash) return absl::DataLossError(absl::StrCat(path, " is damaged"));
+    return absl::OkStatus();
+  }
+
+  // Whether all files are there with the sizes that they should have.
+  absl::Status CheckSizes() const {
+    for (const FileRecord& file : files) {
+      struct stat facts;
+      const std::string path = FullPath(file.path);
+      if (lstat(path.c_str(), &facts) != 0) {
+        if (errno == ENOENT || errno == ENOTDIR) {
+          return absl::DataLossError(absl::StrCat(path, " is missing; the image is not complete"));
+        }
+        return SystemError("look at", path, errno);
+      }
+      if (!S_ISREG(facts.st_mode)) return absl::DataLossError(absl::StrCat(path, " is not a plain file"));
+      if (uint64_t(facts.st_size) != file.bytes) {
+        return absl::DataLossError(absl::StrCat(path, " is damaged: it is ", facts.st_size, " bytes long instead of ",
+                                                file.bytes, " (from offset ",
+                                                std::min(uint64_t(facts.st_size), file.bytes), " on)"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status OpenData() {
+    for (uint32_t i = 0; i < index.data_files; ++i) {
+      const FileRecord* const file = FindFile(DataFileName(i));
+      if (!file) return absl::DataLossError(absl::StrCat(FullPath(kManifestName), " lists no file ", DataFileName(i)));
+      absl::StatusOr<Fd> fd = OpenForReading(FullPath(file->path));
+      if (!fd.ok()) return fd.status();
+      data.push_back(*std::move(fd));
+      sizes.stored_bytes += file->bytes;
+    }
+    for (const StoredChunk& chunk : index.chunks) {
+      const uint64_t end = FindFile(DataFileName(chunk.file))->bytes;
+      if (chunk.offset > end || chunk.stored_bytes > end - chunk.offset) {
+        return absl::DataLossError(absl::StrCat(FullPath(kIndexName), " is damaged: it names bytes behind the end of ",
+                                                DataFileName(chunk.file)));
+      }
+    }
+    return absl::OkStatus();
+  }
+};
+
+ImageReader::ImageReader(std::unique_ptr<State> state) : state_(std::move(state)) {}
+ImageReader::~ImageReader() = default;
+
+absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::Open(const std::string& dir) {
+  auto state = std::make_unique<State>();
+  state->dir = ImagePath(dir);
+  if (absl::Status status = PutBackOldImage(state->dir); !status.ok()) return status;
+  state->dir = ImagePath(dir);
+  struct stat facts;
+  if (stat(state->dir.c_str(), &facts) != 0) {
+    if (errno == ENOENT) return absl::NotFoundError(absl::StrCat("there is no checkpoint image ", state->dir));
+    return SystemError("look at", state->dir, errno);
+  }
+  const std::string manifest_path = state->FullPath(kManifestName);
+  absl::StatusOr<std::string> manifest = ReadWhole(manifest_path, kMaxManifestBytes);
+  if (absl::IsNotFound(manifest.status())) {
+    return absl::NotFoundError(absl::StrCat(
+        state->dir, " is not a checkpoint image: it has no ", kManifestName,
+        absl::EndsWith(state->dir, ".partial") ? " (a checkpoint that was not finished)" : ""));
+  }
+  if (!manifest.ok()) return manifest.status();
+  if (absl::Status status = DecodeManifest(*manifest, manifest_path, &state->info, &state->files); !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = state->CheckSizes(); !status.ok()) return status;
+  for (const char* needed : {kIndexName, kLogName}) {
+    if (!state->FindFile(needed)) return absl::DataLossError(absl::StrCat(manifest_path, " lists no file ", needed));
+  }
+  absl::StatusOr<std::string> index = state->ReadChecked(kIndexName);
+  if (!index.ok()) return index.status();
+  absl::StatusOr<Index> decoded = DecodeIndex(*index, state->FullPath(kIndexName));
+  if (!decoded.ok()) return decoded.status();
+  state->index = *std::move(decoded);
+  if (absl::Status status = state->OpenData(); !status.ok()) return status;
+
+  state->sizes.total_bytes = manifest->size();
+  for (const FileRecord& file : state->files) {
+    state->sizes.total_bytes += file.bytes;
+    if (file.path == kLogName) state->sizes.log_bytes = file.bytes;
+    if (absl::StartsWith(file.path, "client/")) state->sizes.client_bytes += file.bytes;
+    state->facts.push_back({file.path, file.bytes, ToHex(file.hash), file.mode});
+  }
+  std::vector<bool> used(state->index.chunks.size());
+  for (const IndexedRegion& indexed : state->index.regions) {
+    state->regions.push_back(indexed.region);
+    state->sizes.region_bytes += indexed.region.bytes;
+    for (size_t i = 0; i < indexed.chunks.size(); ++i) {
+      const uint64_t length = ChunkLength(indexed.region.bytes, i);
+      const uint32_t chunk = indexed.chunks[i];
+      if (chunk == 0) {
+        state->sizes.zero_bytes += length;
+      } else if (used[chunk - 1]) {
+        state->sizes.shared_bytes += length;
+      } else {
+        used[chunk - 1] = true;
+      }
+    }
+  }
+  return std::unique_ptr<ImageReader>(new ImageReader(std::move(state)));
+}
+
+const std::string& ImageReader::dir() const { return state_->dir; }
+const ImageInfo& ImageReader::info() const { return state_->info; }
+const ImageSizes& ImageReader::sizes() const { return state_->sizes; }
+const std::vector<Region>& ImageReader::regions() const { return state_->regions; }
+const std::vector<FileFacts>& ImageReader::files() const { return state_->facts; }
+std::string ImageReader::client_dir() const { return state_->FullPath(kClientFolder); }
+
+absl::Status ImageReader::Verify(const Progress& progress) const {
+  uint64_t total = 0;
+  for (const FileRecord& file : state_->files) total += file.bytes;
+  uint64_t done = 0;
+  if (absl::Status status = state_->CheckSizes(); !status.ok()) return status;
+  for (const FileRecord& file : state_->files) {
+    const absl::Status status = state_->VerifyFile(file, [&](uint64_t bytes) {
+      done += bytes;
+      if (progress) progress(done, total);
+    });
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ImageReader::ReadLog() const { return state_->ReadChecked(kLogName); }
+
+absl::Status ImageReader::ReadRegion(size_t region, const UseChunk& use) const {
+  if (region >= state_->index.regions.size()) return absl::InvalidArgumentError("no such region");
+  const IndexedRegion& indexed = state_->index.regions[region];
+  std::string bytes, packed, zeros;
+  for (size_t i = 0; i < indexed.chunks.size(); ++i) {
+    const uint64_t offset = i * kChunkBytes;
+    const size_t length = size_t(ChunkLength(indexed.region.bytes, i));
+    if (indexed.chunks[i] == 0) {
+      zeros.resize(std::max(zeros.size(), length));
+      if (absl::Status status = use(offset, {zeros.data(), length}, true); !status.ok()) return status;
+      continue;
+    }
+    const StoredChunk& chunk = state_->index.chunks[indexed.chunks[i] - 1];
+    const std::string path = state_->FullPath(DataFileName(chunk.file));
+    const auto damaged = [&] {
+      return absl::DataLossError(absl::StrCat(path, " is damaged: the ", chunk.stored_bytes, " bytes from offset ",
+                                              chunk.offset, " are not those that were written"));
+    };
+    std::string& stored = chunk.encoding == Encoding::kRaw ? bytes : packed;
+    stored.resize(chunk.stored_bytes);
+    if (absl::Status status =
+            ReadAt(state_->data[chunk.file].get(), path, chunk.offset, stored.data(), stored.size());
+        !status.ok()) {
+      return status;
+    }
+    if (chunk.encoding == Encoding::kZstd) {
+      bytes.resize(length);
+      const size_t unpacked = ZSTD_decompress(bytes.data(), length, packed.data(), packed.size());
+      if (ZSTD_isError(unpacked) || unpacked != length) return damaged();
+    }
+    if (HashOf(bytes) != chunk.hash) return damaged();
+    if (absl::Status status = use(offset, bytes, false); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+std::vector<ChunkFacts> ImageReader::ChunksOf(size_t region) const {
+  std::vector<ChunkFacts> facts;
+  if (region >= state_->index.regions.size()) return facts;
+  const IndexedRegion& indexed = state_->index.regions[region];
+  for (size_t i = 0; i < indexed.chunks.size(); ++i) {
+    ChunkFacts chunk;
+    chunk.offset = i * kChunkBytes;
+    chunk.bytes = ChunkLength(indexed.region.bytes, i);
+    chunk.zero = indexed.chunks[i] == 0;
+    if (!chunk.zero) chunk.hash = ToHex(state_->index.chunks[indexed.chunks[i] - 1].hash);
+    facts.push_back(std::move(chunk));
+  }
+  return facts;
+}
+
+}  // namespace cuda_remote::ckptfmt

@@ -1,0 +1,297 @@
+#include "ckptfmt/image_writer.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ckptfmt/file.h"
+#include "ckptfmt/folder.h"
+#include "ckptfmt/index.h"
+#include "ckptfmt/manifest.h"
+
+namespace cuda_remote::ckptfmt {
+namespace {
+
+bool AllZero(std::string_view bytes) {
+  return bytes.empty() || (bytes[0] == 0 && memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0);
+}
+
+std::string HostName() {
+  char name[256] = "?";
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+}  // namespace
+
+struct ImageWriter::State {
+  std::string dir;
+  std::string partial;
+  WriterOptions options;
+  Fd lock;  // DIR.partial's folder
+  bool committed = false;
+  bool failed = false;
+
+  Index index;
+  std::unordered_map<Hash, uint32_t, HashHash> chunk_numbers;
+  std::optional<OutputFile> data;  // the last data file
+  std::vector<FileRecord> files;   // finished ones
+  std::string chunk;               // the begun one
+  std::string packed;
+  std::unique_ptr<ZSTD_CCtx, size_t (*)(ZSTD_CCtx*)> compressor{nullptr, &ZSTD_freeCCtx};
+  bool in_region = false;
+  uint64_t received = 0;  // of the region
+  bool has_log = false;
+  ImageSizes sizes;
+
+  absl::Status Check() const {
+    if (failed) return absl::FailedPreconditionError("the image failed before; it cannot go on");
+    if (committed) return absl::FailedPreconditionError("the image is complete");
+    return absl::OkStatus();
+  }
+
+  // Notes the failure, so that nothing is committed after it.
+  absl::Status Fail(absl::Status status) {
+    if (!status.ok()) failed = true;
+    return status;
+  }
+
+  absl::Status FinishDataFile() {
+    if (!data) return absl::OkStatus();
+    absl::StatusOr<FileRecord> record = data->Finish();
+    data.reset();
+    if (!record.ok()) return record.status();
+    files.push_back(*std::move(record));
+    return absl::OkStatus();
+  }
+
+  absl::Status WriteSmallFile(const char* name, std::string_view bytes) {
+    absl::StatusOr<OutputFile> file = OutputFile::Create(partial, name);
+    if (!file.ok()) return file.status();
+    if (absl::Status status = file->Append(bytes); !status.ok()) return status;
+    absl::StatusOr<FileRecord> record = file->Finish();
+    if (!record.ok()) return record.status();
+    files.push_back(*std::move(record));
+    return absl::OkStatus();
+  }
+};
+
+ImageWriter::ImageWriter(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+absl::StatusOr<std::unique_ptr<ImageWriter>> ImageWriter::Create(const std::string& dir, const WriterOptions& options) {
+  auto state = std::make_unique<State>();
+  state->dir = ImagePath(dir);
+  state->partial = state->dir + ".partial";
+  state->options = options;
+  if (absl::Status status = PutBackOldImage(state->dir); !status.ok()) return status;
+  struct stat facts;
+  if (stat(state->dir.c_str(), &facts) == 0 && !IsImage(state->dir)) {
+    // rmdir tells an empty folder from others; it is made again at once, with the image's rights.
+    if (!S_ISDIR(facts.st_mode) || rmdir(state->dir.c_str()) != 0) {
+      return absl::AlreadyExistsError(
+          absl::StrCat(state->dir, " exists and is not a checkpoint image; choose another name, or move it away"));
+    }
+    if (mkdir(state->dir.c_str(), 0700) != 0) return SystemError("create", state->dir, errno);
+  }
+  absl::StatusOr<Fd> lock = MakePartial(state->dir);
+  if (!lock.ok()) return lock.status();
+  state->lock = *std::move(lock);
+  std::unique_ptr<ImageWriter> writer(new ImageWriter(std::move(state)));
+  for (const char* folder : {kMemoryFolder, kClientFolder}) {
+    const std::string path = absl::StrCat(writer->state_->partial, "/", folder);
+    if (mkdir(path.c_str(), 0700) != 0) return SystemError("create", path, errno);
+  }
+  if (options.zstd_level != 0) {
+    writer->state_->compressor.reset(ZSTD_createCCtx());
+    if (!writer->state_->compressor) return absl::ResourceExhaustedError("no memory for compression");
+  }
+  return writer;
+}
+
+ImageWriter::~ImageWriter() {
+  if (state_->committed) return;
+  state_->data.reset();
+  RemovePartial(state_->dir).IgnoreError();
+}
+
+absl::Status ImageWriter::BeginRegion(const Region& region) {
+  if (absl::Status status = state_->Check(); !status.ok()) return status;
+  if (state_->in_region) return state_->Fail(absl::FailedPreconditionError("the region before has not been ended"));
+  state_->index.regions.push_back({region, {}});
+  state_->in_region = true;
+  state_->received = 0;
+  return absl::OkStatus();
+}
+
+absl::Status ImageWriter::AddData(std::string_view bytes) {
+  if (absl::Status status = state_->Check(); !status.ok()) return status;
+  if (!state_->in_region) return state_->Fail(absl::FailedPreconditionError("data outside of a region"));
+  const uint64_t expected = state_->index.regions.back().region.bytes;
+  if (bytes.size() > expected - state_->received) {
+    return state_->Fail(absl::InvalidArgumentError(absl::StrCat("more than the region's ", expected, " bytes")));
+  }
+  state_->received += bytes.size();
+  while (!bytes.empty()) {
+    if (state_->chunk.empty() && bytes.size() >= kChunkBytes) {
+      if (absl::Status status = AddChunk(bytes.substr(0, kChunkBytes)); !status.ok()) return state_->Fail(status);
+      bytes.remove_prefix(kChunkBytes);
+      continue;
+    }
+    const size_t take = std::min<size_t>(bytes.size(), kChunkBytes - state_->chunk.size());
+    state_->chunk.append(bytes.substr(0, take));
+    bytes.remove_prefix(take);
+    if (state_->chunk.size() < kChunkBytes) break;
+    if (absl::Status status = FlushChunk(); !status.ok()) return state_->Fail(status);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ImageWriter::EndRegion() {
+  if (absl::Status status = state_->Check(); !status.ok()) return status;
+  if (!state_->in_region) return state_->Fail(absl::FailedPreconditionError("no region to end"));
+  const Region& region = state_->index.regions.back().region;
+  if (state_->received != region.bytes) {
+    return state_->Fail(absl::InvalidArgumentError(
+        absl::StrCat("a region of ", region.bytes, " bytes ended after ", state_->received)));
+  }
+  if (!state_->chunk.empty()) {
+    if (absl::Status status = FlushChunk(); !status.ok()) return state_->Fail(status);
+  }
+  state_->sizes.region_bytes += region.bytes;
+  state_->in_region = false;
+  return absl::OkStatus();
+}
+
+absl::Status ImageWriter::FlushChunk() {
+  const absl::Status status = AddChunk(state_->chunk);
+  state_->chunk.clear();
+  return status;
+}
+
+absl::Status ImageWriter::AddChunk(std::string_view bytes) {
+  State& state = *state_;
+  std::vector<uint32_t>& chunks = state.index.regions.back().chunks;
+  if (AllZero(bytes)) {
+    state.sizes.zero_bytes += bytes.size();
+    chunks.push_back(0);
+    return absl::OkStatus();
+  }
+  const Hash hash = HashOf(bytes);
+  const auto [place, is_new] = state.chunk_numbers.try_emplace(hash, uint32_t(state.index.chunks.size() + 1));
+  if (!is_new && state.index.chunks[place->second - 1].bytes == bytes.size()) {
+    state.sizes.shared_bytes += bytes.size();
+    chunks.push_back(place->second);
+    return absl::OkStatus();
+  }
+  StoredChunk stored;
+  stored.hash = hash;
+  stored.bytes = uint32_t(bytes.size());
+  std::string_view out = bytes;
+  if (state.compressor) {
+    state.packed.resize(ZSTD_compressBound(bytes.size()));
+    const size_t size = ZSTD_compressCCtx(state.compressor.get(), state.packed.data(), state.packed.size(), bytes.data(),
+                                          bytes.size(), state.options.zstd_level);
+    if (!ZSTD_isError(size) && size < bytes.size()) {
+      out = {state.packed.data(), size};
+      stored.encoding = Encoding::kZstd;
+    }
+  }
+  if (state.data && state.data->bytes() + out.size() > state.options.data_file_bytes) {
+    if (absl::Status status = state.FinishDataFile(); !status.ok()) return status;
+  }
+  if (!state.data) {
+    absl::StatusOr<OutputFile> file = OutputFile::Create(state.partial, DataFileName(state.index.data_files));
+    if (!file.ok()) return file.status();
+    state.data = *std::move(file);
+    ++state.index.data_files;
+  }
+  stored.file = state.index.data_files - 1;
+  stored.offset = state.data->bytes();
+  stored.stored_bytes = uint32_t(out.size());
+  if (absl::Status status = state.data->Append(out); !status.ok()) return status;
+  state.sizes.stored_bytes += out.size();
+  state.index.chunks.push_back(stored);
+  chunks.push_back(uint32_t(state.index.chunks.size()));
+  return absl::OkStatus();
+}
+
+absl::Status ImageWriter::WriteLog(std::string_view bytes) {
+  if (absl::Status status = state_->Check(); !status.ok()) return status;
+  if (state_->has_log) return state_->Fail(absl::FailedPreconditionError("the image has a log already"));
+  state_->has_log = true;
+  state_->sizes.log_bytes = bytes.size();
+  return state_->Fail(state_->WriteSmallFile(kLogName, bytes));
+}
+
+std::string ImageWriter::client_dir() const { return absl::StrCat(state_->partial, "/", kClientFolder); }
+
+ImageSizes ImageWriter::sizes() const { return state_->sizes; }
+
+absl::Status ImageWriter::Commit(ImageInfo info, const Progress& progress) {
+  if (absl::Status status = state_->Check(); !status.ok()) return status;
+  if (state_->in_region) return state_->Fail(absl::FailedPreconditionError("the last region has not been ended"));
+  if (!state_->has_log) return state_->Fail(absl::FailedPreconditionError("the image has no log"));
+  return state_->Fail(CommitFiles(std::move(info), progress));
+}
+
+absl::Status ImageWriter::CommitFiles(ImageInfo info, const Progress& progress) {
+  State& state = *state_;
+  Step("begin");
+  if (absl::Status status = state.FinishDataFile(); !status.ok()) return status;
+  if (absl::Status status = state.WriteSmallFile(kIndexName, EncodeIndex(state.index)); !status.ok()) return status;
+  Step("memory written");
+
+  // The engine's files: theirs are the only bytes that this process has not seen yet.
+  std::vector<std::string> folders;
+  absl::StatusOr<std::vector<std::string>> client = ListFiles(state.partial, kClientFolder, &folders);
+  if (!client.ok()) return client.status();
+  uint64_t total = 0;
+  for (const std::string& path : *client) {
+    struct stat facts;
+    if (lstat(absl::StrCat(state.partial, "/", path).c_str(), &facts) == 0) total += uint64_t(facts.st_size);
+  }
+  uint64_t done = 0;
+  for (const std::string& path : *client) {
+    absl::StatusOr<FileRecord> record = HashFile(state.partial, path, /*sync=*/true, [&](uint64_t bytes) {
+      done += bytes;
+      if (progress) progress(std::min(done, total), total);
+    });
+    if (!record.ok()) return record.status();
+    state.sizes.client_bytes += record->bytes;
+    state.files.push_back(*std::move(record));
+  }
+  folders.push_back(absl::StrCat(state.partial, "/", kMemoryFolder));
+  for (const std::string& folder : folders) {
+    if (absl::Status status = SyncFolder(folder); !status.ok()) return status;
+  }
+  Step("client checksummed");
+
+  if (info.created_unix_ms == 0) {
+    info.created_unix_ms = std::chrono::duration_cast<std::chrono::milliseconds>(
+                               std::chrono::system_clock::now().time_since_epoch())
+                               .count();
+  }
+  if (info.host.empty()) info.host = HostName();
+  for (const FileRecord& file : state.files) state.sizes.total_bytes += file.bytes;
+  const std::string manifest = EncodeManifest(info, state.files);
+  state.sizes.total_bytes += manifest.size();
+  if (absl::Status status = state.WriteSmallFile(kManifestName, manifest); !status.ok()) return status;
+  Step("manifest written");
+  if (absl::Status status = SyncFolder(state.partial); !status.ok()) return status;
+  Step("synced");
+  if (absl::Status status = Publish(state.dir); !status.ok()) return status;
+  state.committed = true;
+  return absl::OkStatus();
+}
+
+}  // namespace cuda_remote::ckptfmt

@@ -1,0 +1,61 @@
+// memory/index: which regions an image holds, and where the chunks of each are. FORMAT.md is the specification.
+#ifndef CUDA_REMOTE_CKPTFMT_INDEX_H_
+#define CUDA_REMOTE_CKPTFMT_INDEX_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ckptfmt/hash.h"
+#include "ckptfmt/types.h"
+
+namespace cuda_remote::ckptfmt {
+
+enum class Encoding : uint32_t { kRaw = 0, kZstd = 1 };
+
+// A chunk that is stored in a data file.
+struct StoredChunk {
+  Hash hash;  // of the unpacked bytes
+  uint32_t file = 0;
+  Encoding encoding = Encoding::kRaw;
+  uint64_t offset = 0;
+  uint32_t stored_bytes = 0;
+  uint32_t bytes = 0;
+};
+
+// A region's chunks: 0 for one of zeros, else a number of a stored chunk plus 1.
+struct IndexedRegion {
+  Region region;
+  std::vector<uint32_t> chunks;
+};
+
+struct Index {
+  std::vector<StoredChunk> chunks;
+  std::vector<IndexedRegion> regions;
+  uint32_t data_files = 0;
+};
+
+// Length of a region's chunk `number`.
+inline uint64_t ChunkLength(uint64_t region_bytes, uint64_t number) {
+  const uint64_t left = region_bytes - number * kChunkBytes;
+  return left < kChunkBytes ? left : kChunkBytes;
+}
+inline uint64_t ChunkCount(uint64_t region_bytes) {
+  return region_bytes / kChunkBytes + (region_bytes % kChunkBytes != 0);
+}
+
+std::string EncodeIndex(const Index& index);
+
+// Any input is safe. `name` is for messages. What comes out is consistent in itself: chunks exist and have the lengths that
+// regions need. Whether they lie inside the data files is the caller's to check.
+absl::StatusOr<Index> DecodeIndex(std::string_view bytes, const std::string& name);
+
+// Name of a data file: "memory/data-00000".
+std::string DataFileName(uint32_t number);
+
+}  // namespace cuda_remote::ckptfmt
+
+#endif  // CUDA_REMOTE_CKPTFMT_INDEX_H_
