@@ -1,0 +1,121 @@
+// Pinned memory that client and worker share, and host functions.
+
+#include <cuda.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "proto/codec/operations.gen.h"
+#include "server/dispatch/custom.gen.h"
+#include "server/dispatch/malformed.h"
+#include "server/worker/driver_hooks.h"
+#include "server/worker/worker_session.h"
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+
+namespace cuda_remote::server {
+namespace {
+
+// The host arena's addresses (client/session/host_arena.h): nothing of this process lies there.
+constexpr uint64_t kHostBase = 0x200000000000;
+constexpr uint64_t kHostBytes = uint64_t{1} << 42;
+constexpr uint64_t kHostPage = 4096;
+// The descriptor was sent before the request, on another way.
+constexpr int kDescriptorTimeoutMs = 5000;
+
+// Maps the file where the client has it. Null if it does not hold that range or something is there already.
+void* MapAt(int fd, const wire::OpHostMap_Request& in) {
+  struct stat facts;
+  if (fstat(fd, &facts) != 0 || !S_ISREG(facts.st_mode)) return nullptr;
+  const uint64_t size = uint64_t(facts.st_size);
+  if (in.offset > size || in.bytes > size - in.offset) return nullptr;
+  void* const wanted = reinterpret_cast<void*>(in.address);
+  void* const got = mmap(wanted, in.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, off_t(in.offset));
+  if (got == MAP_FAILED) return nullptr;
+  if (got != wanted) {  // a kernel that does not know the flag
+    munmap(got, in.bytes);
+    return nullptr;
+  }
+  return got;
+}
+
+}  // namespace
+
+CUresult OpHostMap(Session& session, const Request&, const wire::OpHostMap_Request& in, wire::OpHostMap_Reply* out,
+                   ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  const int fd = worker.channel().TakeFd(in.tag, kDescriptorTimeoutMs);
+  if (fd < 0) return CUDA_ERROR_INVALID_VALUE;
+  const bool aligned = in.address % kHostPage == 0 && in.bytes % kHostPage == 0 && in.offset % kHostPage == 0;
+  const bool inside = in.address >= kHostBase && in.bytes != 0 && in.bytes <= kHostBytes &&
+                      in.address - kHostBase <= kHostBytes - in.bytes;
+  if (!aligned || !inside) {
+    close(fd);
+    return kMalformedRequest;
+  }
+  void* const memory = MapAt(fd, in);
+  close(fd);
+  if (memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  HostRange& range = worker.host_ranges()[in.address];
+  range = HostRange();
+  range.bytes = in.bytes;
+  range.flags = in.flags;
+  const ContextRef context = worker.AnyContext();
+  MakeCurrent(session.driver(), context);
+  worker.RegisterHostRanges();
+  MakeCurrent(session.driver(), worker.current_ref());
+  if (context.id != 0 && range.registered_in == 0) {
+    worker.host_ranges().erase(in.address);
+    munmap(memory, in.bytes);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  out->device_pointer = in.address;
+  return CUDA_SUCCESS;
+}
+
+CUresult OpHostUnmap(Session& session, const Request&, const wire::OpHostUnmap_Request& in, wire::OpHostUnmap_Reply*,
+                     ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  const auto it = worker.host_ranges().find(in.address);
+  if (it == worker.host_ranges().end()) return CUDA_ERROR_INVALID_VALUE;
+  const HostRange range = it->second;
+  worker.host_ranges().erase(it);
+  const DriverTable* const driver = &session.driver();
+  void* const memory = reinterpret_cast<void*>(in.address);
+  const bool wait = CapturesInProgress() == 0 && !worker.idle();
+  if (range.registered_in == 0) {
+    munmap(memory, range.bytes);
+    return CUDA_SUCCESS;
+  }
+  // Copies in progress end first, as natively.
+  ContextRef context = worker.AnyContext();
+  for (const auto& [handle, info] : worker.contexts()) {
+    if (info.ref.id == range.registered_in) context = info.ref;
+  }
+  worker.DeferIn(context, reply, [driver, memory, range, wait](Answer*) {
+    if (wait) driver->cuCtxSynchronize();
+    driver->cuMemHostUnregister(memory);
+    munmap(memory, range.bytes);
+    return CUDA_SUCCESS;
+  });
+  return CUDA_SUCCESS;
+}
+
+CUresult OpLaunchHostFunc(Session& session, const Request&, const wire::OpLaunchHostFunc_Request& in,
+                          wire::OpLaunchHostFunc_Reply*, ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  CUstream stream;
+  if (!session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  return worker.host_functions().Launch(session.driver(), stream, in.id, in.callback, IsCaptured(stream));
+}
+
+CUresult OpHostFuncDone(Session& session, const Request&, const wire::OpHostFuncDone_Request& in,
+                        wire::OpHostFuncDone_Reply*, ReplyBuilder*) {
+  Worker(session).host_functions().Done(in.id);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::server

@@ -1,0 +1,91 @@
+// Kernel launches: the hot path.
+
+#include <cuda.h>
+
+#include <cstring>
+#include <vector>
+
+#include "proto/codec/launch.gen.h"
+#include "server/dispatch/custom.gen.h"
+#include "server/dispatch/malformed.h"
+#include "server/dispatch/runtime.h"
+#include "server/worker/worker_session.h"
+
+namespace cuda_remote::server {
+namespace {
+
+// The largest parameter block that CUDA allows.
+constexpr size_t kMaxParameters = 32764;
+
+// Handlers run on one thread. Twice as long as any kernel's parameters: a block that is shorter than the kernel's
+// makes the driver read on in here, not behind it.
+char g_parameters[2 * (kMaxParameters + 4)];
+
+// Events inside attributes are virtual handles. Attributes that hand memory of this process to the driver are refused.
+CUresult TranslateAttributes(Session& session, std::vector<CUlaunchAttribute>* attributes) {
+  for (CUlaunchAttribute& attribute : *attributes) {
+    CUevent* event = nullptr;
+    switch (attribute.id) {
+      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
+        event = &attribute.value.programmaticEvent.event;
+        break;
+      case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
+        event = &attribute.value.launchCompletionEvent.event;
+        break;
+      case CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
+        return CUDA_ERROR_NOT_SUPPORTED;
+      default:
+        continue;
+    }
+    if (!session.Real(Kind::kEvent, reinterpret_cast<uint64_t>(*event), event)) return CUDA_ERROR_INVALID_HANDLE;
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult Custom_cuLaunchKernel(Session& session, const Request&, const wire::cuLaunchKernel_Request& in,
+                               wire::cuLaunchKernel_Reply*, ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  // A kernel may stand for its function.
+  const HandleMap::Entry* entry = worker.handles().Find(Kind::kFunction, in.f);
+  if (entry == nullptr) entry = worker.handles().Find(Kind::kKernel, in.f);
+  if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (!entry->used) worker.NoteUse(in.f);
+  const CUfunction function = reinterpret_cast<CUfunction>(entry->real);
+  CUstream stream;
+  if (!session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (in.params.size() > kMaxParameters) return CUDA_ERROR_INVALID_VALUE;
+  std::memcpy(g_parameters, in.params.data(), in.params.size());
+  size_t bytes = in.params.size();
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, g_parameters, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
+                   CU_LAUNCH_PARAM_END};
+  const DriverTable& driver = session.driver();
+  if (in.attributes.empty() && !in.cooperative) {
+    return driver.cuLaunchKernel(function, in.grid_x, in.grid_y, in.grid_z, in.block_x, in.block_y, in.block_z,
+                                 in.shared_bytes, stream, nullptr, bytes != 0 ? extra : nullptr);
+  }
+  std::vector<CUlaunchAttribute> attributes;
+  if (!CopyArray(in.attributes, in.attributes.size() / sizeof(CUlaunchAttribute), &attributes)) return kMalformedRequest;
+  if (const CUresult result = TranslateAttributes(session, &attributes); result != CUDA_SUCCESS) return result;
+  if (in.cooperative) {
+    CUlaunchAttribute cooperative = {};
+    cooperative.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+    cooperative.value.cooperative = 1;
+    attributes.push_back(cooperative);
+  }
+  CUlaunchConfig config = {};
+  config.gridDimX = in.grid_x;
+  config.gridDimY = in.grid_y;
+  config.gridDimZ = in.grid_z;
+  config.blockDimX = in.block_x;
+  config.blockDimY = in.block_y;
+  config.blockDimZ = in.block_z;
+  config.sharedMemBytes = in.shared_bytes;
+  config.hStream = stream;
+  config.attrs = attributes.data();
+  config.numAttrs = unsigned(attributes.size());
+  return driver.cuLaunchKernelEx(&config, function, nullptr, bytes != 0 ? extra : nullptr);
+}
+
+}  // namespace cuda_remote::server

@@ -1,0 +1,146 @@
+// Device memory from the arena: plain, pitched and stream-ordered.
+//
+// A plain free waits, as natively, until the context is idle - but not here: a waiter does, unless nothing can be running.
+// A stream-ordered free leaves an event in its stream; the memory is free when the event has passed, and at once for an
+// allocation of the same size in the same stream.
+
+#include <cuda.h>
+
+#include "proto/codec/operations.gen.h"
+#include "server/dispatch/custom.gen.h"
+#include "server/dispatch/malformed.h"
+#include "server/worker/driver_hooks.h"
+#include "server/worker/worker_session.h"
+#include "spdlog/spdlog.h"
+
+namespace cuda_remote::server {
+namespace {
+
+constexpr uint32_t kStreamOrdered = 1;
+constexpr uint32_t kManaged = 2;
+// Row pitch of pitched memory: what the driver itself uses on all GPUs of the last decade.
+constexpr uint64_t kPitch = 512;
+
+// An allocation whose free stands in the same stream: by the time that the new owner's work runs, the old one's is done.
+uint64_t ReuseInStream(WorkerSession& worker, CUstream stream, uint64_t bytes, int device) {
+  auto& pending = worker.pending_frees();
+  for (auto it = pending.begin(); it != pending.end(); ++it) {
+    if (it->stream != stream || it->bytes != bytes || it->context.id != worker.current_ref().id) continue;
+    const ContextInfo* const context = worker.FindContext(worker.CurrentContext());
+    if (context == nullptr || context->device != device) continue;
+    const uint64_t address = it->address;
+    worker.driver().cuEventDestroy_v2(it->event);
+    pending.erase(it);
+    return address;
+  }
+  return 0;
+}
+
+}  // namespace
+
+CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Request& in, wire::OpMemAlloc_Reply* out,
+                    ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  if (in.flags & kManaged) return CUDA_ERROR_NOT_SUPPORTED;
+  if (in.flags & ~(kStreamOrdered | kManaged)) return kMalformedRequest;
+  if (in.device < 0 || size_t(in.device) >= worker.loaded().devices.size()) return CUDA_ERROR_INVALID_DEVICE;
+  uint64_t bytes = in.bytes;
+  uint64_t pitch = 0;
+  if (in.pitch_width != 0) {
+    if (in.bytes != 0 || in.pitch_height == 0) return kMalformedRequest;
+    if (in.pitch_width > kArenaBytes || in.pitch_height > kArenaBytes) return CUDA_ERROR_OUT_OF_MEMORY;
+    pitch = (in.pitch_width + kPitch - 1) / kPitch * kPitch;
+    if (pitch > kArenaBytes / in.pitch_height) return CUDA_ERROR_OUT_OF_MEMORY;
+    bytes = pitch * in.pitch_height;
+  }
+  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  const bool ordered = (in.flags & kStreamOrdered) != 0;
+  CUstream stream = nullptr;
+  if (ordered && !session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  uint64_t pool;
+  if (in.pool != 0 && !session.Real(Kind::kMemoryPool, in.pool, &pool)) return CUDA_ERROR_INVALID_HANDLE;
+  if (ordered && IsCaptured(stream)) {
+    spdlog::warn("cuMemAllocAsync in a stream that is being captured is not supported");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  uint64_t address = 0;
+  if (ordered && in.at == 0) address = ReuseInStream(worker, stream, bytes, in.device);
+  if (address == 0) {
+    if (!worker.pending_frees().empty() && CapturesInProgress() == 0) worker.CollectPendingFrees(false);
+    CUresult result = worker.arena().Allocate(in.device, bytes, in.at, &address);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && !worker.pending_frees().empty() && CapturesInProgress() == 0) {
+      worker.CollectPendingFrees(true);
+      result = worker.arena().Allocate(in.device, bytes, in.at, &address);
+    }
+    if (result != CUDA_SUCCESS) return result;
+  }
+  DeviceRange range;
+  range.bytes = bytes;
+  range.kind = ordered ? DeviceRange::kStreamOrdered : DeviceRange::kAllocation;
+  range.device = in.device;
+  range.context = session.CurrentContext();
+  worker.ranges().Insert(address, range);
+  out->address = address;
+  out->pitch = pitch;
+  out->bytes = bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult OpMemFree(Session& session, const Request&, const wire::OpMemFree_Request& in, wire::OpMemFree_Reply*,
+                   ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  const DeviceRange* const range = worker.ranges().At(in.address);
+  if (range == nullptr || (range->kind != DeviceRange::kAllocation && range->kind != DeviceRange::kStreamOrdered)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const DriverTable* const driver = &session.driver();
+  if (in.stream_ordered) {
+    CUstream stream;
+    if (!session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+    if (worker.current_ref().id == 0) return CUDA_ERROR_INVALID_CONTEXT;
+    if (IsCaptured(stream)) {
+      spdlog::warn("cuMemFreeAsync in a stream that is being captured is not supported");
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    CUevent event = nullptr;
+    CUresult result = driver->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    if (result != CUDA_SUCCESS) return result;
+    result = driver->cuEventRecord(event, stream);
+    if (result != CUDA_SUCCESS) {
+      driver->cuEventDestroy_v2(event);
+      return result;
+    }
+    worker.pending_frees().push_back({event, stream, worker.current_ref(), in.address, range->bytes});
+    worker.ranges().Erase(in.address);
+    return CUDA_SUCCESS;
+  }
+  // A capture forbids waiting for the context; the memory is given back with the next free that may.
+  if (!worker.idle() && CapturesInProgress() != 0) {
+    CUevent event = nullptr;
+    CUresult result = driver->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    if (result != CUDA_SUCCESS) return result;
+    worker.pending_frees().push_back({event, nullptr, worker.current_ref(), in.address, range->bytes});
+    worker.ranges().Erase(in.address);
+    return CUDA_SUCCESS;
+  }
+  const ContextInfo* const owner = worker.FindContext(range->context);
+  const ContextRef context = owner != nullptr ? owner->ref : worker.AnyContext();
+  worker.ranges().Erase(in.address);
+  if (worker.idle()) {
+    worker.arena().Free(in.address);
+    return CUDA_SUCCESS;
+  }
+  DeviceArena* const arena = &worker.arena();
+  WorkerSession* const self = &worker;
+  const uint64_t work = worker.work_now();
+  worker.DeferIn(context, reply, [driver, arena, self, work, address = in.address](Answer*) {
+    const CUresult result = driver->cuCtxSynchronize();
+    if (result != CUDA_SUCCESS) return result;
+    self->NoteSynchronized(work);
+    arena->Free(address);
+    return CUDA_SUCCESS;
+  });
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::server

@@ -1,0 +1,75 @@
+// Calls that wait for the GPU. The executor never does: short waits are watched for a moment, long ones are handed over.
+
+#include <cuda.h>
+
+#include "proto/codec/context.gen.h"
+#include "proto/codec/event.gen.h"
+#include "proto/codec/stream.gen.h"
+#include "server/dispatch/custom.gen.h"
+#include "server/worker/driver_hooks.h"
+#include "server/worker/worker_session.h"
+
+namespace cuda_remote::server {
+namespace {
+
+CUresult SynchronizeContext(WorkerSession& worker, ContextRef context, ReplyBuilder* reply) {
+  const DriverTable* const driver = &worker.driver();
+  const uint64_t work = worker.work_now();
+  WorkerSession* const session = &worker;
+  worker.DeferIn(context, reply, [driver, work, session](Answer*) {
+    const CUresult result = driver->cuCtxSynchronize();
+    if (result == CUDA_SUCCESS) session->NoteSynchronized(work);
+    return result;
+  });
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult Custom_cuCtxSynchronize(Session& session, const Request&, const wire::cuCtxSynchronize_Request&,
+                                 wire::cuCtxSynchronize_Reply*, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  if (worker.current_ref().id == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  return SynchronizeContext(worker, worker.current_ref(), reply);
+}
+
+CUresult Custom_cuCtxSynchronize_v2(Session& session, const Request&, const wire::cuCtxSynchronize_v2_Request& in,
+                                    wire::cuCtxSynchronize_v2_Reply*, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  const ContextInfo* const context = worker.FindContext(in.ctx != 0 ? in.ctx : session.CurrentContext());
+  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  return SynchronizeContext(worker, context->ref, reply);
+}
+
+CUresult Custom_cuStreamSynchronize(Session& session, const Request&, const wire::cuStreamSynchronize_Request& in,
+                                    wire::cuStreamSynchronize_Reply*, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  const DriverTable* const driver = &session.driver();
+  CUstream stream;
+  if (!session.RealStream(in.hStream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  // The driver's own answer for a stream being captured comes from its own wait.
+  if (!IsCaptured(stream)) {
+    CUresult state = CUDA_SUCCESS;
+    const bool done = worker.SpinUntil([&] { return (state = driver->cuStreamQuery(stream)) != CUDA_ERROR_NOT_READY; });
+    if (done) return state;
+  }
+  worker.DeferAnswer(reply, [driver, stream](Answer*) { return driver->cuStreamSynchronize(stream); });
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuEventSynchronize(Session& session, const Request&, const wire::cuEventSynchronize_Request& in,
+                                   wire::cuEventSynchronize_Reply*, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  const DriverTable* const driver = &session.driver();
+  CUevent event;
+  if (!session.Real(Kind::kEvent, in.hEvent, &event)) return CUDA_ERROR_INVALID_HANDLE;
+  if (CapturesInProgress() == 0) {
+    CUresult state = CUDA_SUCCESS;
+    const bool done = worker.SpinUntil([&] { return (state = driver->cuEventQuery(event)) != CUDA_ERROR_NOT_READY; });
+    if (done) return state;
+  }
+  worker.DeferAnswer(reply, [driver, event](Answer*) { return driver->cuEventSynchronize(event); });
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::server

@@ -1,0 +1,151 @@
+// Virtual memory management by the application itself. Its reservations get addresses from a range of their own, chosen
+// here, so that a restarted job gets them again.
+
+#include <cuda.h>
+
+#include <vector>
+
+#include "proto/codec/virtual.gen.h"
+#include "server/dispatch/custom.gen.h"
+#include "server/dispatch/malformed.h"
+#include "server/worker/driver_hooks.h"
+#include "server/worker/worker_session.h"
+
+namespace cuda_remote::server {
+namespace {
+
+// Whether the application reserved all of [address, address + bytes).
+bool IsReserved(WorkerSession& worker, uint64_t address, uint64_t bytes) {
+  auto& reservations = worker.reservations();
+  auto it = reservations.upper_bound(address);
+  if (it == reservations.begin()) return false;
+  --it;
+  const uint64_t offset = address - it->first;
+  return offset < it->second && bytes <= it->second - offset;
+}
+
+bool IsOurSpace(uint64_t address) {
+  return address >= kReservationBase && address - kReservationBase < kReservationBytes;
+}
+
+// The physical memory's last user is gone.
+void ReleaseIfUnused(WorkerSession& worker, uint64_t handle) {
+  const auto it = worker.physical().find(handle);
+  if (it == worker.physical().end()) return;
+  const PhysicalFacts& memory = it->second;
+  if (!memory.released || memory.mappings != 0 || memory.keep_unmapped) return;
+  worker.driver().cuMemRelease(memory.real);
+  PhysicalMemoryReleased(memory.real);
+  worker.physical().erase(it);
+  worker.Unbind(handle);
+}
+
+}  // namespace
+
+CUresult Custom_cuMemAddressReserve(Session& session, const Request& request,
+                                    const wire::cuMemAddressReserve_Request& in, wire::cuMemAddressReserve_Reply* out,
+                                    ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  const DriverTable& driver = session.driver();
+  constexpr uint64_t kPage = DeviceArena::kPage;
+  if (in.size == 0 || in.size % kPage != 0 || (in.alignment & (in.alignment - 1)) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (in.size > kReservationBytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  AddressSpace& space = worker.reservation_space();
+  uint64_t wanted = 0;
+  if (in.address != 0 && in.address % kPage == 0 && IsOurSpace(in.address) && space.TakeAt(in.address, in.size)) {
+    wanted = in.address;
+  } else if (request.replay()) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  // A hint elsewhere is a wish that the driver need not grant either.
+  for (int attempt = 0; attempt < 16; ++attempt) {
+    if (wanted == 0) wanted = space.Take(in.size, in.alignment);
+    if (wanted == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    CUdeviceptr address = 0;
+    const CUresult result = driver.cuMemAddressReserve(&address, in.size, 0, wanted, in.flags);
+    if (result != CUDA_SUCCESS) {
+      space.Give(wanted, in.size);
+      return result;
+    }
+    if (address == wanted) {
+      worker.reservations()[address] = in.size;
+      out->address = address;
+      return CUDA_SUCCESS;
+    }
+    // Something of this process lies there: that part stays taken, and the next one is tried.
+    driver.cuMemAddressFree(address, in.size);
+    if (request.replay()) return CUDA_ERROR_OUT_OF_MEMORY;
+    wanted = 0;
+  }
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult Custom_cuMemAddressFree(Session& session, const Request&, const wire::cuMemAddressFree_Request& in,
+                                 wire::cuMemAddressFree_Reply*, ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  const auto it = worker.reservations().find(in.ptr);
+  if (it == worker.reservations().end() || it->second != in.size) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult result = session.driver().cuMemAddressFree(in.ptr, in.size);
+  if (result != CUDA_SUCCESS) return result;
+  worker.reservations().erase(it);
+  worker.reservation_space().Give(in.ptr, in.size);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemMap(Session& session, const Request& request, const wire::cuMemMap_Request& in,
+                         wire::cuMemMap_Reply*, ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  const auto memory = worker.physical().find(in.handle);
+  CUmemGenericAllocationHandle real;
+  if (memory == worker.physical().end() || !session.Real(Kind::kPhysicalMemory, in.handle, &real)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  // In a replay the release may come before the mapping that it once followed.
+  if (memory->second.released && !request.replay()) return CUDA_ERROR_INVALID_VALUE;
+  if (in.size == 0 || !IsReserved(worker, in.ptr, in.size)) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult result = session.driver().cuMemMap(in.ptr, in.size, in.offset, real, in.flags);
+  if (result != CUDA_SUCCESS) return result;
+  ++memory->second.mappings;
+  memory->second.keep_unmapped = false;
+  DeviceRange range;
+  range.kind = DeviceRange::kMapped;
+  range.bytes = in.size;
+  range.owner = in.handle;
+  if (const ContextInfo* const context = worker.FindContext(session.CurrentContext())) range.device = context->device;
+  worker.ranges().Insert(in.ptr, range);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemUnmap(Session& session, const Request&, const wire::cuMemUnmap_Request& in,
+                           wire::cuMemUnmap_Reply*, ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  if (in.size == 0 || !IsReserved(worker, in.ptr, in.size)) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult result = session.driver().cuMemUnmap(in.ptr, in.size);
+  if (result != CUDA_SUCCESS) return result;
+  std::vector<std::pair<uint64_t, uint64_t>> gone;  // address, physical memory
+  const auto& all = worker.ranges().all();
+  for (auto it = all.lower_bound(in.ptr); it != all.end() && it->first < in.ptr + in.size; ++it) {
+    if (it->second.kind == DeviceRange::kMapped) gone.emplace_back(it->first, it->second.owner);
+  }
+  for (const auto& [address, handle] : gone) {
+    worker.ranges().Erase(address);
+    const auto memory = worker.physical().find(handle);
+    if (memory != worker.physical().end() && memory->second.mappings != 0) --memory->second.mappings;
+    ReleaseIfUnused(worker, handle);
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemRelease(Session& session, const Request& request, const wire::cuMemRelease_Request& in,
+                             wire::cuMemRelease_Reply*, ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  const auto memory = worker.physical().find(in.handle);
+  if (memory == worker.physical().end() || memory->second.released) return CUDA_ERROR_INVALID_VALUE;
+  // The driver keeps the memory until its last mapping is gone. So do we, with its handle: a replay may still need it.
+  memory->second.released = true;
+  memory->second.keep_unmapped = request.replay() && memory->second.mappings == 0;
+  ReleaseIfUnused(worker, in.handle);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::server

@@ -1,0 +1,28 @@
+// Driver calls that generated handlers make, where the worker has to know or add something: the session's own view of free
+// memory, the memory limit, peer access to the arena, captures in progress.
+#ifndef CUDA_REMOTE_SERVER_WORKER_DRIVER_HOOKS_H_
+#define CUDA_REMOTE_SERVER_WORKER_DRIVER_HOOKS_H_
+
+#include "server/driver/driver_table.h"
+#include "server/worker/device_arena.h"
+
+namespace cuda_remote::server {
+
+// A table like `real` with some functions replaced. One session for each process: the replacements refer to `arena`.
+DriverTable HookDriver(const DriverTable& real, DeviceArena* arena);
+
+// Streams with a capture in progress that was begun in them. Executor only.
+int CapturesInProgress();
+
+// Whether work that is put into `stream` now is captured instead of run.
+bool IsCaptured(CUstream stream);
+
+// A stream died with its context, and its capture with it.
+void ForgetCapture(CUstream stream);
+
+// Physical memory from cuMemCreate has been released: it no longer counts.
+void PhysicalMemoryReleased(CUmemGenericAllocationHandle handle);
+
+}  // namespace cuda_remote::server
+
+#endif  // CUDA_REMOTE_SERVER_WORKER_DRIVER_HOOKS_H_

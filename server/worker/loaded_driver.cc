@@ -1,0 +1,111 @@
+#include "server/worker/loaded_driver.h"
+
+#include <limits.h>
+#include <unistd.h>
+
+#include "spdlog/spdlog.h"
+
+namespace cuda_remote::server {
+namespace {
+
+constexpr char kSoftware[] = "libsoftgpu.so";
+
+// The folder of this program, with a slash.
+std::string Folder() {
+  char path[PATH_MAX];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof path);
+  if (length <= 0) return "./";
+  const std::string whole(path, size_t(length));
+  return whole.substr(0, whole.rfind('/') + 1);
+}
+
+// Loads one library and counts its devices.
+bool Try(const std::string& path, LoadedDriver* driver, int* devices, std::string* error) {
+  if (!LoadDriver(path, &driver->table, error)) return false;
+  CUresult result = driver->table.cuInit(0);
+  if (result != CUDA_SUCCESS) {
+    *error = path + ": cuInit fails with CUDA error " + std::to_string(int(result));
+    return false;
+  }
+  result = driver->table.cuDeviceGetCount(devices);
+  if (result != CUDA_SUCCESS || *devices <= 0) {
+    *error = path + ": no GPU (CUDA error " + std::to_string(int(result)) + ")";
+    return false;
+  }
+  driver->path = path;
+  return true;
+}
+
+void Look(const DriverTable& table, int device, int count, DeviceFacts* facts) {
+  char text[256] = {};
+  if (table.cuDeviceGetName(text, sizeof text, device) == CUDA_SUCCESS) facts->name = text;
+  CUuuid uuid = {};
+  if (table.cuDeviceGetUuid_v2(&uuid, device) == CUDA_SUCCESS) facts->uuid.assign(uuid.bytes, sizeof uuid.bytes);
+  char luid[8] = {};
+  if (table.cuDeviceGetLuid(luid, &facts->luid_node_mask, device) == CUDA_SUCCESS) facts->luid.assign(luid, sizeof luid);
+  size_t bytes = 0;
+  if (table.cuDeviceTotalMem_v2(&bytes, device) == CUDA_SUCCESS) facts->total_memory = bytes;
+  char bus[32] = {};
+  if (table.cuDeviceGetPCIBusId(bus, sizeof bus, device) == CUDA_SUCCESS) facts->pci_bus_id = bus;
+  facts->attributes.assign(CU_DEVICE_ATTRIBUTE_MAX, kRefusedAttribute);
+  for (int i = 1; i < CU_DEVICE_ATTRIBUTE_MAX; ++i) {
+    int value = 0;
+    if (table.cuDeviceGetAttribute(&value, CUdevice_attribute(i), device) == CUDA_SUCCESS) facts->attributes[i] = value;
+  }
+  // What this system does not offer, though the GPU could: memory that the host and the GPU both touch at will, and
+  // memory handed to other processes.
+  for (const CUdevice_attribute without :
+       {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
+        CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+        CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED,
+        CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
+        CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED}) {
+    if (facts->attributes[without] != kRefusedAttribute) facts->attributes[without] = 0;
+  }
+  if (facts->attributes[CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES] != kRefusedAttribute) {
+    facts->attributes[CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES] = 0;
+  }
+  for (int peer = 0; peer < count; ++peer) {
+    int can = 0;
+    if (peer != device) table.cuDeviceCanAccessPeer(&can, device, peer);
+    facts->peers.push_back(uint32_t(can));
+  }
+  int active = 0;
+  table.cuDevicePrimaryCtxGetState(device, &facts->primary_flags, &active);
+  facts->primary_active = active != 0;
+}
+
+}  // namespace
+
+std::string LoadedDriver::Describe() const {
+  return (software ? "software GPU, " : "driver ") + std::to_string(version / 1000) + "." +
+         std::to_string(version % 1000 / 10) + ", " + path;
+}
+
+bool ChooseDriver(const std::string& path, LoadedDriver* driver, std::string* error) {
+  int count = 0;
+  if (!path.empty()) {
+    if (!Try(path, driver, &count, error)) return false;
+  } else if (!Try("libcuda.so.1", driver, &count, error)) {
+    const std::string why = *error;
+    bool found = false;
+    for (const std::string& place : {Folder(), Folder() + "../lib/", Folder() + "../softgpu/"}) {
+      const std::string candidate = place + kSoftware;
+      if (access(candidate.c_str(), R_OK) != 0) continue;
+      found = Try(candidate, driver, &count, error);
+      break;
+    }
+    if (!found) {
+      *error = "no usable GPU (" + why + ") and no software GPU beside the worker (" + *error + ")";
+      return false;
+    }
+    spdlog::info("no usable GPU ({}): this worker computes with the software GPU", why);
+  }
+  driver->software = driver->path.find(kSoftware) != std::string::npos;
+  driver->table.cuDriverGetVersion(&driver->version);
+  driver->devices.resize(size_t(count));
+  for (int i = 0; i < count; ++i) Look(driver->table, i, count, &driver->devices[i]);
+  return true;
+}
+
+}  // namespace cuda_remote::server

@@ -1,0 +1,83 @@
+#include "server/worker/staging.h"
+
+#include <sys/mman.h>
+
+namespace cuda_remote::server {
+namespace {
+
+// Buffers of the pool's sizes that are kept when nobody uses them.
+constexpr size_t kMaxKept = 48;
+constexpr size_t kPage = 4096;
+
+size_t RoundUp(size_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
+
+}  // namespace
+
+StagingPool::~StagingPool() {
+  for (auto* list : {&small_, &large_}) {
+    for (Buffer& buffer : *list) munmap(buffer.data, buffer.bytes);
+  }
+}
+
+bool StagingPool::Make(size_t bytes, Buffer* buffer) {
+  void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) return false;
+  buffer->data = static_cast<char*>(data);
+  buffer->bytes = bytes;
+  buffer->registered = false;
+  return true;
+}
+
+void StagingPool::Register(Buffer* buffer) {
+  // Without a registration (no context, too much locked memory) the driver copies through buffers of its own.
+  if (buffer->registered) driver_.cuMemHostUnregister(buffer->data);
+  buffer->registered =
+      driver_.cuMemHostRegister_v2(buffer->data, buffer->bytes, CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS;
+  buffer->epoch = epoch_;
+}
+
+std::shared_ptr<char> StagingPool::Take(size_t bytes) {
+  Buffer buffer;
+  bool have = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto* const list = bytes <= kSmall ? &small_ : bytes <= kLarge ? &large_ : nullptr;
+    if (list != nullptr && !list->empty()) {
+      buffer = list->back();
+      list->pop_back();
+      have = true;
+    }
+  }
+  if (!have) {
+    const size_t size = bytes <= kSmall ? kSmall : bytes <= kLarge ? kLarge : RoundUp(bytes);
+    if (!Make(size, &buffer)) return nullptr;
+  }
+  if (!buffer.registered || buffer.epoch != epoch_) Register(&buffer);
+  return std::shared_ptr<char>(buffer.data, [this, buffer](char*) { Release(buffer); });
+}
+
+void StagingPool::Release(Buffer buffer) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto* const list = buffer.bytes == kSmall ? &small_ : buffer.bytes == kLarge ? &large_ : nullptr;
+    if (list != nullptr && list->size() < kMaxKept) {
+      list->push_back(buffer);
+      return;
+    }
+  }
+  if (buffer.registered) driver_.cuMemHostUnregister(buffer.data);
+  munmap(buffer.data, buffer.bytes);
+}
+
+void StagingPool::Prepare(size_t count) {
+  std::vector<std::shared_ptr<char>> taken;
+  for (size_t i = 0; i < count; ++i) taken.push_back(Take(kLarge));
+  for (size_t i = 0; i < count; ++i) taken.push_back(Take(kSmall));
+}
+
+void StagingPool::ContextDies() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++epoch_;
+}
+
+}  // namespace cuda_remote::server

@@ -1,0 +1,57 @@
+// Buffers between the GPU and the channel: registered with the driver, so that a copy to one returns at once and runs at
+// full speed. The memory is the worker's own: if the context that registered it dies, the buffer stays valid and is
+// only slower. Thread-safe.
+#ifndef CUDA_REMOTE_SERVER_WORKER_STAGING_H_
+#define CUDA_REMOTE_SERVER_WORKER_STAGING_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "server/driver/driver_table.h"
+
+namespace cuda_remote::server {
+
+class StagingPool {
+ public:
+  static constexpr size_t kLarge = 1 << 20;
+  static constexpr size_t kSmall = 64 << 10;
+
+  explicit StagingPool(const DriverTable& driver) : driver_(driver) {}
+  ~StagingPool();
+  StagingPool(const StagingPool&) = delete;
+  StagingPool& operator=(const StagingPool&) = delete;
+
+  // A buffer of at least `bytes`; goes back to the pool with its last reference. Null if there is no memory. With a
+  // context current: new buffers are registered in it.
+  std::shared_ptr<char> Take(size_t bytes);
+
+  // Makes sure that `count` large buffers are ready. With a context current.
+  void Prepare(size_t count);
+
+  // A context is about to die, and registrations made in it die too: those that are free are made anew when next taken.
+  void ContextDies();
+
+ private:
+  struct Buffer {
+    char* data = nullptr;
+    size_t bytes = 0;
+    bool registered = false;
+    uint64_t epoch = 0;  // of the registration
+  };
+  bool Make(size_t bytes, Buffer* buffer);
+  void Register(Buffer* buffer);
+  void Release(Buffer buffer);
+
+  const DriverTable& driver_;
+  std::mutex mutex_;
+  std::vector<Buffer> small_, large_;
+  std::atomic<uint64_t> epoch_{0};
+};
+
+}  // namespace cuda_remote::server
+
+#endif  // CUDA_REMOTE_SERVER_WORKER_STAGING_H_

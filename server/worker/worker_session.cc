@@ -1,0 +1,343 @@
+#include "server/worker/worker_session.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "proto/codec/codec.h"
+#include "server/dispatch/malformed.h"
+#include "server/worker/driver_hooks.h"
+#include "spdlog/spdlog.h"
+
+namespace cuda_remote::server {
+namespace {
+
+// Threads that may wait for the GPU at the same time; a client with more waits than that has them queued.
+constexpr size_t kMaxWaiters = 256;
+
+// How long the executor itself waits before it hands a wait over. On a small machine the time is better left to others.
+std::chrono::nanoseconds SpinLimit() {
+  const unsigned cores = std::thread::hardware_concurrency();
+  return std::chrono::microseconds(cores <= 2 ? 0 : cores <= 4 ? 20 : 60);
+}
+
+void RelaxCaptures(const DriverTable& driver) {
+  // The client keeps the capture mode of its threads; ours must not restrict them on top.
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  driver.cuThreadExchangeStreamCaptureMode(&mode);
+}
+
+}  // namespace
+
+WorkerSession::WorkerSession(const Parts& parts)
+    : parts_(parts),
+      table_(HookDriver(parts.driver->table, parts.arena)),
+      spin_limit_(SpinLimit()),
+      host_functions_([this](uint64_t id, CUresult status) {
+        wire::OpHostFunc_Request event;
+        event.id = id;
+        event.status = uint32_t(status);
+        std::string message;
+        event.Encode(&message);
+        parts_.channel->Event(kOpHostFunc, 0, message);
+      }),
+      waiters_(new Waiters(kMaxWaiters, [this] { RelaxCaptures(table_); })) {
+  reservation_space_.Give(kReservationBase, kReservationBytes);
+  RelaxCaptures(table_);
+}
+
+WorkerSession::~WorkerSession() {
+  Stop();
+  waiters_.reset();
+}
+
+void WorkerSession::Stop() { host_functions_.Stop(); }
+
+bool WorkerSession::Real(Kind kind, uint64_t handle, uint64_t* real) const {
+  const HandleMap::Entry* const entry = handles_.Find(kind, handle);
+  if (entry == nullptr) return false;
+  *real = entry->real;
+  return true;
+}
+
+bool WorkerSession::RealStream(uint64_t wire, CUstream* real) const {
+  if (wire <= 2) {
+    *real = reinterpret_cast<CUstream>(wire);
+    return true;
+  }
+  return Session::Real(Kind::kStream, wire, real);
+}
+
+void WorkerSession::Bind(Kind kind, uint64_t handle, uint64_t real, uint64_t parent) {
+  handles_.Bind(kind, handle, real, parent);
+  if (kind == Kind::kPhysicalMemory) physical_[handle].real = real;
+  if (kind == Kind::kModule && KindOf(parent) == Kind::kLibrary) NoteUse(parent);
+  if (kind == Kind::kFunction && KindOf(parent) == Kind::kKernel) NoteUse(parent);
+}
+
+void WorkerSession::Gone(const HandleMap::Entry& entry) {
+  switch (KindOf(entry.handle)) {
+    case Kind::kStream:
+      ForgetCapture(reinterpret_cast<CUstream>(entry.real));
+      break;
+    case Kind::kModule:
+    case Kind::kLibrary: {
+      modules_.erase(entry.handle);
+      std::vector<uint64_t> symbols;
+      for (const auto& [address, range] : ranges_.all()) {
+        if (range.kind == DeviceRange::kSymbol && range.owner == entry.handle) symbols.push_back(address);
+      }
+      for (const uint64_t address : symbols) ranges_.Erase(address);
+      break;
+    }
+    case Kind::kContext:
+      contexts_.erase(entry.handle);
+      break;
+    default:
+      break;
+  }
+}
+
+void WorkerSession::Unbind(uint64_t handle) {
+  handles_.Unbind(handle, [this](const HandleMap::Entry& entry) { Gone(entry); });
+}
+
+CUresult WorkerSession::Enter(const FrameHeader& header) {
+  header_ = header;
+  flush_ = false;
+  // Whatever it asks for may leave work on the GPU, until it is known to have none.
+  switch (header.call) {
+    case kOpMemAlloc:
+    case kOpMemFree:
+    case kOpPing:
+    case kOpFunctionInfo:
+    case kOpSessionInfo:
+    case kCall_cuMemGetInfo_v2:
+    case kCall_cuCtxSynchronize:
+    case kCall_cuStreamSynchronize:
+    case kCall_cuEventSynchronize:
+    case kCall_cuStreamQuery:
+    case kCall_cuEventQuery:
+    case kCall_cuEventCreate:
+    case kCall_cuEventDestroy_v2:
+      break;
+    default:
+      ++work_;
+  }
+  const uint32_t slot = header.context_or_result;
+  if (slot == SlotOf(current_) && (slot == 0 || current_ref_.id != 0)) return MakeCurrent(table_, current_ref_);
+  current_ = 0;
+  current_ref_ = {};
+  if (slot != 0) {
+    const HandleMap::Entry* const entry = handles_.At(slot);
+    const ContextInfo* const context = entry != nullptr ? FindContext(entry->handle) : nullptr;
+    if (context == nullptr) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    current_ = entry->handle;
+    current_ref_ = context->ref;
+  }
+  return MakeCurrent(table_, current_ref_);
+}
+
+void WorkerSession::Finish(CUresult result, const ReplyBuilder& reply) {
+  if (flush_) FlushOutput();
+  Answered(header_, result, reply.message, reply.payload);
+}
+
+void WorkerSession::Answered(const FrameHeader& header, CUresult result, std::string_view message,
+                             std::string_view payload) {
+  if (header.flags & kFlagNoReply) {
+    if (result != CUDA_SUCCESS) SetPendingError(result);
+    return;
+  }
+  bytes_out_.fetch_add(payload.size(), std::memory_order_relaxed);
+  const uint32_t pending = pending_error_.exchange(0, std::memory_order_acq_rel);
+  const ChannelStatus status =
+      parts_.channel->Reply(header.sequence, header.call, uint32_t(result), pending, message, payload);
+  if (status == ChannelStatus::kTooLarge) {
+    spdlog::error("the reply to call {} is too large ({} bytes)", header.call, message.size());
+    parts_.channel->Reply(header.sequence, header.call, CUDA_ERROR_UNKNOWN, 0, {}, std::string_view());
+  }
+}
+
+void WorkerSession::SetPendingError(CUresult result) {
+  uint32_t none = 0;
+  pending_error_.compare_exchange_strong(none, uint32_t(result), std::memory_order_acq_rel);
+}
+
+void WorkerSession::FlushOutput() {
+  if (parts_.output == nullptr) return;
+  parts_.output->Flush([this](std::string_view bytes) { parts_.channel->Output(kOpStdout, bytes); });
+}
+
+void WorkerSession::Defer(ReplyBuilder* reply, std::function<CUresult(std::string*, std::string*)> wait) {
+  DeferAnswer(reply, [wait = std::move(wait)](Answer* answer) { return wait(&answer->message, &answer->payload); });
+}
+
+void WorkerSession::DeferIn(ContextRef context, ReplyBuilder* reply, Wait wait) {
+  reply->deferred = true;
+  const FrameHeader header = header_;
+  waiters_->Run([this, header, context, wait = std::move(wait)] {
+    Answer answer;
+    CUresult result = MakeCurrent(table_, context);
+    if (result == CUDA_SUCCESS) {
+      try {
+        result = wait(&answer);
+      } catch (const std::bad_alloc&) {
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+      }
+    }
+    FlushOutput();
+    Answered(header, result, answer.message, answer.payload.empty() ? answer.view : std::string_view(answer.payload));
+  });
+}
+
+bool WorkerSession::SpinUntil(const std::function<bool()>& ready) {
+  if (ready()) {
+    flush_ = true;
+    return true;
+  }
+  if (spin_limit_.count() == 0) return false;
+  const auto end = std::chrono::steady_clock::now() + spin_limit_;
+  while (!parts_.channel->HasNext() && std::chrono::steady_clock::now() < end) {
+    if (!ready()) continue;
+    flush_ = true;
+    return true;
+  }
+  return false;
+}
+
+const ContextInfo* WorkerSession::FindContext(uint64_t handle) const {
+  const auto it = contexts_.find(handle);
+  return it == contexts_.end() ? nullptr : &it->second;
+}
+
+void WorkerSession::BindContext(uint64_t handle, CUcontext real, int device, bool primary) {
+  handles_.Bind(Kind::kContext, handle, reinterpret_cast<uint64_t>(real), 0);
+  ContextInfo& context = contexts_[handle];
+  context.ref.real = real;
+  context.ref.id = next_context_id_++;
+  context.device = device;
+  context.primary = primary;
+  if (std::any_of(host_ranges_.begin(), host_ranges_.end(),
+                  [](const auto& range) { return range.second.registered_in == 0; })) {
+    MakeCurrent(table_, context.ref);
+    RegisterHostRanges();
+    MakeCurrent(table_, current_ref_);
+  }
+}
+
+ContextRef WorkerSession::AnyContext() const {
+  if (current_ref_.id != 0) return current_ref_;
+  return contexts_.empty() ? ContextRef() : contexts_.begin()->second.ref;
+}
+
+std::vector<uint64_t> WorkerSession::ForgetContext(uint64_t handle, bool keep) {
+  std::vector<uint64_t> memory;
+  std::vector<uint64_t> symbols;
+  for (const auto& [address, range] : ranges_.all()) {
+    if (range.context != handle) continue;
+    if (range.kind == DeviceRange::kAllocation) memory.push_back(address);
+    if (range.kind == DeviceRange::kSymbol) symbols.push_back(address);
+  }
+  for (const uint64_t address : memory) ranges_.Erase(address);
+  for (const uint64_t address : symbols) ranges_.Erase(address);
+  const ContextInfo* const context = FindContext(handle);
+  const ContextRef dead = context != nullptr ? context->ref : ContextRef();
+  // Events of the context die with it; the memory that they stand for is free once it is idle.
+  for (auto it = pending_frees_.begin(); it != pending_frees_.end();) {
+    if (it->context.id != dead.id) {
+      ++it;
+      continue;
+    }
+    memory.push_back(it->address);
+    it = pending_frees_.erase(it);
+  }
+  for (auto& [address, range] : host_ranges_) {
+    if (range.registered_in == dead.id) range.registered_in = 0;
+  }
+  parts_.staging->ContextDies();
+  const auto gone = [this](const HandleMap::Entry& entry) { Gone(entry); };
+  if (keep) {
+    handles_.UnbindChildren(handle, gone);
+  } else {
+    handles_.Unbind(handle, gone);
+    if (current_ == handle) {
+      current_ = 0;
+      current_ref_ = {};
+    }
+  }
+  return memory;
+}
+
+CUcontext WorkerSession::TakeWarmContext(int device) {
+  if (warm_taken_ || device != parts_.warm_gpu) return nullptr;
+  warm_taken_ = true;
+  return parts_.warm_context;
+}
+
+bool WorkerSession::OwnsHostRange(uint64_t address, uint64_t bytes) const {
+  auto it = host_ranges_.upper_bound(address);
+  if (it == host_ranges_.begin()) return false;
+  --it;
+  const uint64_t offset = address - it->first;
+  return offset < it->second.bytes && bytes <= it->second.bytes - offset;
+}
+
+void WorkerSession::RegisterHostRanges() {
+  const ContextRef context = AnyContext();
+  if (context.id == 0) return;
+  for (auto& [address, range] : host_ranges_) {
+    if (range.registered_in != 0) continue;
+    const CUresult result = table_.cuMemHostRegister_v2(
+        reinterpret_cast<void*>(address), range.bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+    if (result == CUDA_SUCCESS) range.registered_in = context.id;
+    if (result != CUDA_SUCCESS) spdlog::warn("cannot register {} pinned bytes: CUDA error {}", range.bytes, int(result));
+  }
+}
+
+void WorkerSession::NoteModule(uint64_t handle, bool library, std::string_view image) {
+  ModuleFacts& module = modules_[handle];
+  module.library = library;
+  module.context = library ? 0 : current_;
+  module.index = next_module_++;
+  module.used = !library;
+  std::string error;
+  if (!replay::DataSymbols(image, &module.symbols, &error)) module.problem = error;
+}
+
+void WorkerSession::NoteUse(uint64_t handle) {
+  for (int depth = 0; depth < 4 && handle != 0; ++depth) {
+    HandleMap::Entry* const entry = handles_.Find(KindOf(handle), handle);
+    if (entry == nullptr || entry->used) return;
+    entry->used = true;
+    if (const auto it = modules_.find(handle); it != modules_.end()) it->second.used = true;
+    handle = entry->parent;
+  }
+}
+
+void WorkerSession::NoteSynchronized(uint64_t work) {
+  uint64_t before = synced_.load(std::memory_order_relaxed);
+  while (before < work && !synced_.compare_exchange_weak(before, work, std::memory_order_acq_rel)) {
+  }
+}
+
+void WorkerSession::CollectPendingFrees(bool wait) {
+  for (auto it = pending_frees_.begin(); it != pending_frees_.end();) {
+    if (MakeCurrent(table_, it->context) != CUDA_SUCCESS) {
+      ++it;
+      continue;
+    }
+    const CUresult state = wait ? table_.cuEventSynchronize(it->event) : table_.cuEventQuery(it->event);
+    if (state != CUDA_SUCCESS) {
+      ++it;
+      continue;
+    }
+    table_.cuEventDestroy_v2(it->event);
+    arena().Free(it->address);
+    it = pending_frees_.erase(it);
+  }
+  MakeCurrent(table_, current_ref_);
+}
+
+}  // namespace cuda_remote::server

@@ -1,0 +1,225 @@
+// The worker's Session: everything that one client has on this server.
+//
+// The hand-written handlers see this class (Worker(session)); the generated ones see Session. All members are the executor
+// thread's own unless they say otherwise; waiting work gets copies of what it needs (ContextRef, real handles).
+#ifndef CUDA_REMOTE_SERVER_WORKER_WORKER_SESSION_H_
+#define CUDA_REMOTE_SERVER_WORKER_WORKER_SESSION_H_
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "proto/channel/server_channel.h"
+#include "replay/modimg/modimg.h"
+#include "server/worker/address_space.h"
+#include "server/worker/current_context.h"
+#include "server/worker/device_arena.h"
+#include "server/worker/device_ranges.h"
+#include "server/worker/handle_map.h"
+#include "server/worker/host_functions.h"
+#include "server/worker/loaded_driver.h"
+#include "server/worker/output_capture.h"
+#include "server/worker/session.h"
+#include "server/worker/staging.h"
+#include "server/worker/waiters.h"
+
+namespace cuda_remote::server {
+
+// What a deferred call answers besides its result.
+struct Answer {
+  std::string message;
+  std::string payload;
+  std::string_view view;         // payload that lies elsewhere; used if `payload` is empty
+  std::shared_ptr<void> keeper;  // keeps that memory until the reply is sent
+};
+
+struct ContextInfo {
+  ContextRef ref;
+  int device = 0;
+  bool primary = false;
+};
+
+// Pinned memory of the client that is mapped here at the same address.
+struct HostRange {
+  uint64_t bytes = 0;
+  unsigned flags = 0;
+  uint64_t registered_in = 0;  // ContextRef::id, 0: not registered
+};
+
+// A module or library: its variables, for checkpoints.
+struct ModuleFacts {
+  bool library = false;
+  bool used = false;     // something in it was looked up or launched: its variables exist and may have changed
+  uint64_t context = 0;  // virtual handle; modules only
+  uint32_t index = 0;    // in the order of loading
+  std::vector<replay::DataSymbol> symbols;
+  std::string problem;   // not empty: the image could not be understood
+};
+
+// Physical memory of the application's own making.
+struct PhysicalFacts {
+  uint64_t real = 0;
+  uint64_t mappings = 0;
+  bool released = false;
+  bool keep_unmapped = false;  // released in a replay before it was mapped
+};
+
+class WorkerSession : public Session {
+ public:
+  struct Parts {
+    const LoadedDriver* driver = nullptr;
+    DeviceArena* arena = nullptr;
+    ServerChannel* channel = nullptr;
+    OutputCapture* output = nullptr;
+    StagingPool* staging = nullptr;
+    // A primary context that was retained ahead of need; the client's first retain takes it over.
+    int warm_gpu = -1;
+    CUcontext warm_context = nullptr;
+  };
+  explicit WorkerSession(const Parts& parts);
+  ~WorkerSession() override;
+
+  // Session.
+  const DriverTable& driver() const override { return table_; }
+  using Session::Real;
+  bool Real(Kind kind, uint64_t handle, uint64_t* real) const override;
+  bool RealStream(uint64_t wire, CUstream* real) const override;
+  uint64_t Virtual(Kind kind, uint64_t real) const override { return handles_.Virtual(kind, real); }
+  bool MayBind(Kind kind, uint64_t handle) const override { return handles_.MayBind(kind, handle); }
+  void Bind(Kind kind, uint64_t handle, uint64_t real, uint64_t parent) override;
+  void Unbind(uint64_t handle) override;
+  bool OwnsDeviceRange(CUdeviceptr address, uint64_t bytes) const override { return ranges_.Contains(address, bytes); }
+  uint64_t CurrentContext() const override { return current_; }
+  void Defer(ReplyBuilder* reply, std::function<CUresult(std::string*, std::string*)> wait) override;
+
+  // --- For the executor -------------------------------------------------------------------------------------------
+
+  // Makes the request's context current. An error is the call's result.
+  CUresult Enter(const FrameHeader& header);
+  // Answers the request that was entered last, or notes its failure if nobody waits for it.
+  void Finish(CUresult result, const ReplyBuilder& reply);
+  // Lets waiting host functions go, so that threads can end.
+  void Stop();
+
+  // --- For handlers -----------------------------------------------------------------------------------------------
+
+  // As Defer, with the current context, and with an answer that need not be copied. `wait` must not touch the session's
+  // members other than those that say that they may be used from any thread.
+  using Wait = std::function<CUresult(Answer*)>;
+  void DeferAnswer(ReplyBuilder* reply, Wait wait) { DeferIn(current_ref_, reply, std::move(wait)); }
+  void DeferIn(ContextRef context, ReplyBuilder* reply, Wait wait);
+
+  // Asks `ready` for a short while whether the GPU is done, as long as no other request is waiting. True once it is: the
+  // handler answers at once, which is faster than handing the wait over.
+  bool SpinUntil(const std::function<bool()>& ready);
+  // The reply of this request must follow the device output that exists by now.
+  void FlushBeforeReply() { flush_ = true; }
+
+  ServerChannel& channel() { return *parts_.channel; }
+  DeviceArena& arena() { return *parts_.arena; }
+  StagingPool& staging() { return *parts_.staging; }
+  const LoadedDriver& loaded() const { return *parts_.driver; }
+  HandleMap& handles() { return handles_; }
+  DeviceRanges& ranges() { return ranges_; }
+  HostFunctions& host_functions() { return host_functions_; }
+  std::map<uint64_t, HostRange>& host_ranges() { return host_ranges_; }
+  std::map<uint64_t, uint64_t>& reservations() { return reservations_; }
+  AddressSpace& reservation_space() { return reservation_space_; }
+  std::unordered_map<uint64_t, ModuleFacts>& modules() { return modules_; }
+  std::unordered_map<uint64_t, PhysicalFacts>& physical() { return physical_; }
+
+  // Contexts. `handle` is virtual; null if there is no such context.
+  const ContextInfo* FindContext(uint64_t handle) const;
+  ContextRef current_ref() const { return current_ref_; }
+  void BindContext(uint64_t handle, CUcontext real, int device, bool primary);
+  // Any live context, preferring the current one; id 0 if there is none.
+  ContextRef AnyContext() const;
+  const std::map<uint64_t, ContextInfo>& contexts() const { return contexts_; }
+  // Forgets what lived in a context (and the context itself, unless `keep`); returns the device memory to be freed once
+  // the context is idle.
+  std::vector<uint64_t> ForgetContext(uint64_t handle, bool keep);
+  // The primary context that was retained ahead, once; null if it is another GPU's or taken.
+  CUcontext TakeWarmContext(int device);
+
+  // Whether [address, address + bytes) lies in one pinned range of the client.
+  bool OwnsHostRange(uint64_t address, uint64_t bytes) const;
+  // Registers pinned memory that is not (no context yet, or its context died), as far as possible.
+  void RegisterHostRanges();
+
+  // A module or library was loaded: remembers its variables.
+  void NoteModule(uint64_t handle, bool library, std::string_view image);
+  // Something of a module or library is used. Takes the function, kernel, module or library.
+  void NoteUse(uint64_t handle);
+
+  // Work that the GPU may not have finished. Idle: everything that was asked for is known to be done.
+  bool idle() const { return work_ == synced_.load(std::memory_order_acquire); }
+  // For waits: what to pass to NoteSynchronized when the context has been synchronised. Any thread.
+  uint64_t work_now() const { return contexts_.size() <= 1 ? work_ : 0; }
+  void NoteSynchronized(uint64_t work);
+
+  // Memory whose free waits for an event in a stream.
+  struct PendingFree {
+    CUevent event;
+    CUstream stream;
+    ContextRef context;
+    uint64_t address;
+    uint64_t bytes;
+  };
+  std::list<PendingFree>& pending_frees() { return pending_frees_; }
+  // Frees what the streams have passed; `wait`: waits for all of it.
+  void CollectPendingFrees(bool wait);
+
+  // Sends output that has appeared. Any thread.
+  void FlushOutput();
+  // Remembers the first failure of a call that nobody waited for. Any thread.
+  void SetPendingError(CUresult result);
+
+  uint64_t payload_bytes_out() const { return bytes_out_.load(std::memory_order_relaxed); }
+
+ private:
+  void Gone(const HandleMap::Entry& entry);
+  void Answered(const FrameHeader& header, CUresult result, std::string_view message, std::string_view payload);
+
+  const Parts parts_;
+  DriverTable table_;
+  HandleMap handles_;
+  std::map<uint64_t, ContextInfo> contexts_;
+  uint64_t next_context_id_ = 1;
+  uint64_t current_ = 0;  // virtual handle of the request's context
+  ContextRef current_ref_;
+  bool warm_taken_ = false;
+
+  DeviceRanges ranges_;
+  std::map<uint64_t, HostRange> host_ranges_;
+  std::map<uint64_t, uint64_t> reservations_;  // address -> bytes
+  AddressSpace reservation_space_{DeviceArena::kPage};
+  std::unordered_map<uint64_t, ModuleFacts> modules_;
+  uint32_t next_module_ = 0;
+  std::unordered_map<uint64_t, PhysicalFacts> physical_;
+  std::list<PendingFree> pending_frees_;
+
+  FrameHeader header_;  // of the request being executed
+  bool flush_ = false;
+  uint64_t work_ = 0;
+  std::atomic<uint64_t> synced_{0};
+  std::atomic<uint32_t> pending_error_{0};
+  std::atomic<uint64_t> bytes_out_{0};
+  std::chrono::nanoseconds spin_limit_;
+  HostFunctions host_functions_;
+  std::unique_ptr<Waiters> waiters_;
+};
+
+// The worker behind a handler's session.
+inline WorkerSession& Worker(Session& session) { return static_cast<WorkerSession&>(session); }
+
+}  // namespace cuda_remote::server
+
+#endif  // CUDA_REMOTE_SERVER_WORKER_WORKER_SESSION_H_
