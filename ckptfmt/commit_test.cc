@@ -1,0 +1,216 @@
+// Tests of what may go wrong while an image is written: full disks, crashes at every step, other writers, other people's files.
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ckptfmt/file.h"
+#include "ckptfmt/folder.h"
+#include "ckptfmt/testing.h"
+
+namespace cuda_remote::ckptfmt {
+namespace {
+
+using testing::HasSubstr;
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+// The image's job, to tell one image from another.
+std::string JobOf(const std::string& dir) {
+  if (absl::Status status = ReadAll(dir); !status.ok()) return "error: " + Message(status);
+  return (*ImageReader::Open(dir))->info().job;
+}
+
+absl::Status WriteJob(const std::string& dir, const std::string& job) {
+  auto writer = ImageWriter::Create(dir);
+  if (!writer.ok()) return writer.status();
+  if (absl::Status status = FillSample(**writer, true); !status.ok()) return status;
+  ImageInfo info = SampleInfo();
+  info.job = job;
+  return (*writer)->Commit(info);
+}
+
+TEST(Commit, AnImageTakesAnOldOnesPlace) {
+  TestFolder folder;
+  ASSERT_TRUE(WriteJob(folder / "image", "old").ok());
+  ASSERT_TRUE(WriteJob(folder / "image", "new").ok());
+  EXPECT_EQ(JobOf(folder / "image"), "new");
+  EXPECT_FALSE(std::filesystem::exists(folder / "image.partial"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "image.old"));
+}
+
+TEST(Commit, OtherThingsAreNotTouched) {
+  TestFolder folder;
+  WriteFile(folder / "file", "mine");
+  std::filesystem::create_directory(folder / "folder");
+  WriteFile(folder / "folder/file", "mine");
+  for (const char* name : {"file", "folder"}) {
+    const absl::Status status = WriteJob(folder / name, "new");
+    EXPECT_TRUE(absl::IsAlreadyExists(status)) << status;
+  }
+  // Nor is a DIR.partial that is somebody's.
+  std::filesystem::create_directory(folder / "image.partial");
+  WriteFile(folder / "image.partial/thesis.tex", "mine");
+  EXPECT_THAT(Message(WriteJob(folder / "image", "new")), HasSubstr("thesis.tex"));
+  EXPECT_EQ(ReadFile(folder / "file"), "mine");
+  EXPECT_EQ(ReadFile(folder / "folder/file"), "mine");
+  EXPECT_EQ(ReadFile(folder / "image.partial/thesis.tex"), "mine");
+  // An empty folder may become an image; a folder that is not there is an error.
+  std::filesystem::create_directory(folder / "empty");
+  EXPECT_TRUE(WriteJob(folder / "empty", "new").ok());
+  EXPECT_EQ(JobOf(folder / "empty"), "new");
+  const absl::Status status = WriteJob(folder / "no/such/image", "new");
+  EXPECT_THAT(Message(status), HasSubstr("does not exist"));
+}
+
+TEST(Commit, OneWriterAtATime) {
+  TestFolder folder;
+  auto first = ImageWriter::Create(folder / "image");
+  ASSERT_TRUE(first.ok());
+  EXPECT_TRUE(absl::IsUnavailable(ImageWriter::Create(folder / "image").status()));
+  ASSERT_TRUE(FillSample(**first, true).ok());
+  ASSERT_TRUE((*first)->Commit(SampleInfo()).ok());
+  first->reset();
+  EXPECT_TRUE(ImageWriter::Create(folder / "image").ok());
+  EXPECT_EQ(JobOf(folder / "image"), "job-1") << "a writer that gives up leaves the image there";
+}
+
+TEST(Commit, ALinkToAnImageIsFollowed) {
+  TestFolder folder;
+  ASSERT_TRUE(WriteJob(folder / "image-1", "old").ok());
+  std::filesystem::create_directory_symlink("image-1", folder / "latest");
+  ASSERT_TRUE(WriteJob(folder / "latest", "new").ok());
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "latest"));
+  EXPECT_EQ(JobOf(folder / "image-1"), "new");
+}
+
+std::atomic<int64_t> g_room{0};
+
+ssize_t FullDisk(int fd, const void* data, size_t bytes) {
+  if (g_room <= 0) {
+    errno = ENOSPC;
+    return -1;
+  }
+  const size_t fits = size_t(std::min<int64_t>(g_room, int64_t(bytes)));
+  g_room -= int64_t(fits);
+  return write(fd, data, fits);
+}
+
+TEST(Commit, AFullDiskAtAnyMoment) {
+  TestFolder folder;
+  ASSERT_TRUE(WriteJob(folder / "image", "old").ok());
+  g_write_for_testing = &FullDisk;
+  bool finished = false;
+  int failures = 0;
+  for (int64_t room = 0; !finished; room += 97) {
+    g_room = room;
+    const absl::Status status = WriteJob(folder / "image", "new");
+    finished = status.ok();
+    if (finished) break;
+    ++failures;
+    ASSERT_TRUE(absl::IsResourceExhausted(status)) << status;
+    ASSERT_THAT(Message(status), HasSubstr("No space left"));
+    ASSERT_THAT(Message(status), HasSubstr("image.partial/"));
+    ASSERT_FALSE(std::filesystem::exists(folder / "image.partial"));
+  }
+  g_write_for_testing = nullptr;
+  EXPECT_GT(failures, 30);
+  EXPECT_EQ(JobOf(folder / "image"), "new");
+}
+
+TEST(Commit, AFileSizeLimitOfTheSystem) {
+  TestFolder folder;
+  const pid_t child = fork();
+  if (child == 0) {
+    signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{1 << 20, 1 << 20};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    const absl::Status status = WriteSample(folder / "image");
+    _exit(absl::IsResourceExhausted(status) ? 0 : 1);
+  }
+  int result = 0;
+  waitpid(child, &result, 0);
+  EXPECT_EQ(result, 0);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+int g_steps_left = 0;
+
+void CrashAtStep(const char*) {
+  if (g_steps_left-- == 0) _exit(42);
+}
+
+// Ends a writer in the middle of `step` steps, as kill -9 would. False once it ran to its end.
+bool CrashWhileWriting(const std::string& dir, int step) {
+  const pid_t child = fork();
+  if (child == 0) {
+    g_steps_left = step;
+    g_step_for_testing = &CrashAtStep;
+    _exit(WriteJob(dir, "new").ok() ? 0 : 1);
+  }
+  int result = 0;
+  waitpid(child, &result, 0);
+  EXPECT_TRUE(WIFEXITED(result));
+  EXPECT_NE(WEXITSTATUS(result), 1);
+  return WEXITSTATUS(result) == 42;
+}
+
+TEST(Commit, ACrashAtAnyStepLeavesNoneOrAWholeImage) {
+  TestFolder folder;
+  int step = 0;
+  int news = 0;
+  for (;; ++step) {
+    const std::string dir = folder / ("image" + std::to_string(step));
+    if (!CrashWhileWriting(dir, step)) break;
+    const bool there = std::filesystem::exists(dir);
+    if (there) {
+      EXPECT_EQ(JobOf(dir), "new") << step;
+      ++news;
+    } else {
+      EXPECT_TRUE(absl::IsNotFound(ImageReader::Open(dir).status()));
+    }
+    ASSERT_TRUE(WriteJob(dir, "after").ok()) << "what the crash left is in the way";
+    EXPECT_EQ(JobOf(dir), "after");
+  }
+  EXPECT_GE(step, 6);
+  EXPECT_EQ(news, 1);
+}
+
+TEST(Commit, ACrashAtAnyStepLeavesTheOldOrTheNewImage) {
+  TestFolder folder;
+  const std::string dir = folder / "image";
+  int step = 0;
+  int news = 0;
+  for (;; ++step) {
+    ASSERT_TRUE(WriteJob(dir, "old").ok());
+    if (!CrashWhileWriting(dir, step)) break;
+    const std::string job = JobOf(dir);
+    EXPECT_TRUE(job == "old" || job == "new") << job << " at step " << step;
+    news += job == "new";
+  }
+  EXPECT_GE(step, 6);
+  EXPECT_GE(news, 1);
+  EXPECT_EQ(JobOf(dir), "new");
+}
+
+TEST(Commit, AnImageThatWasMovedAsideComesBack) {
+  // Where names cannot be exchanged, a crash may leave the old image under DIR.old.
+  TestFolder folder;
+  ASSERT_TRUE(WriteJob(folder / "image", "old").ok());
+  std::filesystem::rename(folder / "image", folder / "image.old");
+  EXPECT_EQ(JobOf(folder / "image"), "old");
+  std::filesystem::rename(folder / "image", folder / "image.old");
+  EXPECT_TRUE(ImageWriter::Create(folder / "image").ok());
+  EXPECT_EQ(JobOf(folder / "image"), "old");
+}
+
+}  // namespace
+}  // namespace cuda_remote::ckptfmt

@@ -1,0 +1,78 @@
+// Fuzz target: manifest and memory index of a hostile image. Checksums are made right first, or nothing else would be
+// tested. First byte of the input: which of the two.
+
+#include <google/protobuf/message_lite.h>
+
+#include <cstring>
+
+#include "ckptfmt/index.h"
+#include "ckptfmt/manifest.h"
+#include "ckptfmt/manifest.pb.h"
+#include "ckptfmt/testing.h"
+#include "tests/fuzz/seeds.h"
+
+using namespace cuda_remote::ckptfmt;  // NOLINT: a test program
+
+namespace {
+
+void TryIndex(std::string bytes) {
+  (void)DecodeIndex(bytes, "index");
+  const uint64_t total = bytes.size() + 16;
+  if (bytes.size() >= 48) memcpy(&bytes[40], &total, sizeof(total));
+  const Hash hash = HashOf(bytes);
+  bytes.append(reinterpret_cast<const char*>(&hash), sizeof(hash));
+  const auto index = DecodeIndex(bytes, "index");
+  if (!index.ok()) return;
+  for (const IndexedRegion& indexed : index->regions) {
+    for (size_t i = 0; i < indexed.chunks.size(); ++i) {
+      if (indexed.chunks[i] > index->chunks.size()) __builtin_trap();
+    }
+  }
+  if (EncodeIndex(*index) != bytes) __builtin_trap();
+}
+
+void TryManifest(const std::string& bytes) {
+  ImageInfo info;
+  std::vector<FileRecord> files;
+  (void)DecodeManifest(bytes, "manifest", &info, &files);
+  ManifestFile file;
+  file.set_magic(0x4d465243);
+  file.set_format_version(1);
+  file.set_manifest(bytes);
+  const std::string covered = std::string("CRFM\1\0\0\0", 8) + bytes;
+  file.set_hash(ToBytes(HashOf(covered)));
+  if (!DecodeManifest(file.SerializeAsString(), "manifest", &info, &files).ok()) return;
+  for (const FileRecord& record : files) {
+    if (record.path.find("..") == 0 || record.path[0] == '/') __builtin_trap();
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  const std::string bytes(reinterpret_cast<const char*>(data + 1), size - 1);
+  data[0] & 1 ? TryIndex(bytes) : TryManifest(bytes);
+  return 0;
+}
+
+std::vector<std::string> FuzzSeeds() {
+  FileRecord file;
+  file.path = "client/core.img";
+  file.bytes = 10;
+  file.blocks = {1};
+  const std::string whole = EncodeManifest(SampleInfo(), {file});
+  ManifestFile parsed;
+  parsed.ParseFromString(whole);
+  Index index;
+  index.data_files = 1;
+  index.chunks.push_back({{1, 2}, 0, Encoding::kRaw, 0, 1000, 1000});
+  index.chunks.push_back({{3, 4}, 0, Encoding::kZstd, 1000, 500, uint32_t(kChunkBytes)});
+  for (const SampleRegion& sample : SampleRegions(true)) {
+    index.regions.push_back({sample.region, std::vector<uint32_t>(ChunkCount(sample.region.bytes))});
+  }
+  index.regions[0].chunks[0] = 1;
+  std::string encoded = EncodeIndex(index);
+  encoded.resize(encoded.size() - 16);
+  return {std::string(1, '\0') + whole, std::string(1, '\0') + parsed.manifest(), '\1' + encoded};
+}

@@ -1,0 +1,160 @@
+// What the tests of this folder share: a folder of their own, and a sample image.
+#ifndef CUDA_REMOTE_CKPTFMT_TESTING_H_
+#define CUDA_REMOTE_CKPTFMT_TESTING_H_
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "ckptfmt/image_reader.h"
+#include "ckptfmt/image_writer.h"
+
+namespace cuda_remote::ckptfmt {
+
+// A new empty folder; removed with all in it at the end.
+class TestFolder {
+ public:
+  TestFolder() {
+    const char* base = getenv("TEST_TMPDIR");
+    path_ = std::string(base ? base : "/tmp") + "/ckptfmt-XXXXXX";
+    if (!mkdtemp(path_.data())) abort();
+  }
+  ~TestFolder() { std::filesystem::remove_all(path_); }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+inline std::string ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+inline void WriteFile(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
+
+// Bytes that look random but are always the same.
+inline std::string Noise(size_t size, uint64_t seed) {
+  std::string bytes(size, '\0');
+  uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
+  for (char& c : bytes) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    c = char(state >> 32);
+  }
+  return bytes;
+}
+
+struct SampleRegion {
+  Region region;
+  std::string bytes;
+};
+
+// Regions of many sizes: empty, small, of zeros, with equal chunks, of several chunks with an odd end.
+inline std::vector<SampleRegion> SampleRegions(bool small = false) {
+  std::vector<SampleRegion> samples;
+  const auto add = [&](uint64_t address, std::string bytes) {
+    Region region;
+    region.address = address;
+    region.bytes = bytes.size();
+    region.context = 0x10;
+    samples.push_back({region, std::move(bytes)});
+  };
+  add(0x1000'0000'0000, Noise(1000, 1));
+  add(0x1000'0020'0000, std::string(5000, '\0'));
+  add(0x1000'0040'0000, "");
+  if (!small) {
+    std::string large = Noise(kChunkBytes, 2) + std::string(kChunkBytes, '\0') + Noise(kChunkBytes, 2);
+    large += std::string(kChunkBytes, 'x') + Noise(12345, 3);
+    add(0x1000'1000'0000, large);
+    add(0x1000'2000'0000, Noise(kChunkBytes, 2));
+  }
+  add(0x1000'3000'0000, std::string(3000, 'y'));
+  samples.back().region.kind = RegionKind::kModuleSymbol;
+  samples.back().region.object = 0x4000000000010;
+  samples.back().region.symbol = "_ZN5space7counterE";
+  samples.back().region.module_index = 2;
+  samples.back().region.device = 1;
+  samples.back().region.flags = 5;
+  return samples;
+}
+
+inline ImageInfo SampleInfo() {
+  ImageInfo info;
+  info.product_version = "0.1.0";
+  info.created_unix_ms = 1700000000123;
+  info.host = "host.example";
+  info.job = "job-1";
+  info.program = "/usr/bin/program";
+  info.pid = 4242;
+  info.server = "unix:/run/session.sock";
+  info.driver_version = 13000;
+  info.devices.push_back({"GPU name", std::string("\x01\x02\x00\x04", 4) + std::string(12, 'u'), 9, 0, uint64_t{141} << 30,
+                          "0000:1b:00.0"});
+  info.next_sequence = 77777;
+  info.wire_version = 1;
+  info.session = 12;
+  info.shared_memory = true;
+  info.log_records = 3;
+  info.log_images = 1;
+  info.engine = "criu";
+  info.client_info = {{"criu.version", "4.1"}, {"root_pid", "4242"}};
+  return info;
+}
+
+inline const char kSampleLog[] = "stands for a replay log";
+
+// Writes the sample up to, not including, Commit.
+inline absl::Status FillSample(ImageWriter& writer, bool small = false) {
+  for (const SampleRegion& sample : SampleRegions(small)) {
+    if (absl::Status status = writer.BeginRegion(sample.region); !status.ok()) return status;
+    // In pieces that fit nothing.
+    for (size_t at = 0; at < sample.bytes.size(); at += 700001) {
+      if (absl::Status status = writer.AddData(std::string_view(sample.bytes).substr(at, 700001)); !status.ok()) {
+        return status;
+      }
+    }
+    if (absl::Status status = writer.EndRegion(); !status.ok()) return status;
+  }
+  if (absl::Status status = writer.WriteLog(kSampleLog); !status.ok()) return status;
+  std::filesystem::create_directories(writer.client_dir() + "/sub");
+  WriteFile(writer.client_dir() + "/pages-1.img", Noise(small ? 3000 : 3000000, 9));
+  WriteFile(writer.client_dir() + "/sub/empty", "");
+  WriteFile(writer.client_dir() + "/sub/core.img", "core");
+  return absl::OkStatus();
+}
+
+inline absl::Status WriteSample(const std::string& dir, bool small = false, const WriterOptions& options = {}) {
+  auto writer = ImageWriter::Create(dir, options);
+  if (!writer.ok()) return writer.status();
+  if (absl::Status status = FillSample(**writer, small); !status.ok()) return status;
+  return (*writer)->Commit(SampleInfo());
+}
+
+// Reads everything: what opens and reads without an error must be the sample.
+inline absl::Status ReadAll(const std::string& dir, std::vector<std::string>* regions = nullptr) {
+  auto reader = ImageReader::Open(dir);
+  if (!reader.ok()) return reader.status();
+  if (absl::Status status = (*reader)->Verify(); !status.ok()) return status;
+  for (size_t i = 0; i < (*reader)->regions().size(); ++i) {
+    std::string bytes;
+    const absl::Status status = (*reader)->ReadRegion(i, [&](uint64_t, std::string_view chunk, bool) {
+      bytes += chunk;
+      return absl::OkStatus();
+    });
+    if (!status.ok()) return status;
+    if (regions) regions->push_back(std::move(bytes));
+  }
+  return (*reader)->ReadLog().status();
+}
+
+}  // namespace cuda_remote::ckptfmt
+
+#endif  // CUDA_REMOTE_CKPTFMT_TESTING_H_
