@@ -1,0 +1,297 @@
+#include "client/tools/criu.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <set>
+#include <sstream>
+
+#include "client/tools/job.h"
+
+namespace cuda_remote::client::tools {
+namespace {
+
+constexpr char kPrivateCriu[] = "/opt/cuda-remote/criu/criu";
+constexpr char kDumpLog[] = "criu-dump.log";
+constexpr char kRestoreLog[] = "criu-restore.log";
+// Between the job's numbers and those of CRIU's own processes during a restore.
+constexpr int kPidGap = 100;
+constexpr int kMaxLogLines = 3;
+
+// Descriptors that CRIU is to find again under the same numbers; not close-on-exec.
+int KeepOpen(int fd) { return fcntl(fd, F_DUPFD, 3); }
+
+std::string TerminalName(const Stdio& stream) {
+  char text[64];
+  snprintf(text, sizeof(text), "tty[%llx:%llx]", static_cast<unsigned long long>(stream.rdevice()),
+           static_cast<unsigned long long>(stream.device()));
+  return text;
+}
+
+// Runs `body` in a child that is inside the job's namespaces. Returns its exit code, -1 if it could not be started.
+int InsideJob(const Job& job, const std::function<int()>& body, std::string* error) {
+  const std::string proc = "/proc/" + std::to_string(job.init_pid()) + "/ns/";
+  const int pids = open((proc + "pid").c_str(), O_RDONLY | O_CLOEXEC);
+  const int mounts = open((proc + "mnt").c_str(), O_RDONLY | O_CLOEXEC);
+  if (pids < 0 || mounts < 0) {
+    *error = "the job has ended";
+    if (pids >= 0) close(pids);
+    if (mounts >= 0) close(mounts);
+    return -1;
+  }
+  fflush(nullptr);
+  const pid_t helper = fork();
+  if (helper == 0) {
+    if (setns(pids, CLONE_NEWPID) != 0 || setns(mounts, CLONE_NEWNS) != 0) _exit(254);
+    const pid_t inside = fork();
+    if (inside == 0) _exit(body());
+    int status = 0;
+    if (inside < 0 || waitpid(inside, &status, 0) != inside) _exit(254);
+    _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 253);
+  }
+  close(pids);
+  close(mounts);
+  int status = 0;
+  if (helper < 0) {
+    *error = std::string("fork: ") + strerror(errno);
+    return -1;
+  }
+  while (waitpid(helper, &status, 0) < 0 && errno == EINTR) {
+  }
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 253;
+  if (code == 254) {
+    *error = "cannot enter the job's namespaces: this needs root";
+    return -1;
+  }
+  return code;
+}
+
+// Signal to every process of the namespace but its init.
+bool SignalAll(const Job& job, int signal) {
+  std::string error;
+  return InsideJob(job, [signal] { return kill(-1, signal) == 0 || errno == ESRCH ? 0 : 1; }, &error) == 0;
+}
+
+// Process and thread numbers of the namespace, as seen inside.
+std::set<int> NumbersInside(const Job& job) {
+  std::set<int> numbers;
+  DIR* const list = opendir("/proc");
+  if (!list) return numbers;
+  while (const dirent* const entry = readdir(list)) {
+    const int pid = atoi(entry->d_name);
+    if (pid <= 0 || PidNamespace(pid) != job.pid_namespace()) continue;
+    const std::string tasks = "/proc/" + std::to_string(pid) + "/task";
+    DIR* const threads = opendir(tasks.c_str());
+    if (!threads) continue;
+    while (const dirent* const thread = readdir(threads)) {
+      if (thread->d_name[0] == '.') continue;
+      std::ifstream status(tasks + "/" + thread->d_name + "/status");
+      std::string line;
+      while (std::getline(status, line)) {
+        if (line.compare(0, 6, "NSpid:") != 0) continue;
+        std::istringstream fields(line.substr(6));
+        int last = 0, next;
+        while (fields >> next) last = next;
+        numbers.insert(last);
+      }
+    }
+    closedir(threads);
+  }
+  closedir(list);
+  return numbers;
+}
+
+}  // namespace
+
+bool FindCriu(std::string* criu, std::string* error) {
+  const char* const named = getenv("CUDA_REMOTE_CRIU");
+  if (named && *named) {
+    *criu = named;
+    if (access(named, X_OK) == 0) return true;
+    *error = std::string("CUDA_REMOTE_CRIU names ") + named + ", which cannot be executed";
+    return false;
+  }
+  if (access(kPrivateCriu, X_OK) == 0) {
+    *criu = kPrivateCriu;
+    return true;
+  }
+  std::istringstream folders(getenv("PATH") ? getenv("PATH") : "");
+  std::string folder;
+  std::vector<std::string> places{"/usr/sbin", "/usr/local/sbin"};
+  while (std::getline(folders, folder, ':')) places.push_back(folder);
+  for (const std::string& place : places) {
+    *criu = place + "/criu";
+    if (access(criu->c_str(), X_OK) == 0) return true;
+  }
+  *error = "CRIU, which saves the client process, is not installed: run tools/setup-criu, or set CUDA_REMOTE_CRIU";
+  return false;
+}
+
+bool DescribeProcesses(Job* job, std::string* error) {
+  if (job->init_pid() <= 0 || !job->no_checkpoint().empty()) {
+    *error = "this job cannot be checkpointed: " +
+             (job->no_checkpoint().empty() ? "it has no PID namespace" : job->no_checkpoint());
+    return false;
+  }
+  if (geteuid() != 0) {
+    *error = "saving and restoring processes needs root";
+    return false;
+  }
+  if (!JobIsAlive(*job)) {
+    *error = "the job has ended";
+    return false;
+  }
+  job->clear_stdio();
+  for (int fd = 0; fd <= 2; ++fd) {
+    const std::string path = "/proc/" + std::to_string(job->pid()) + "/fd/" + std::to_string(fd);
+    char target[4096];
+    const ssize_t length = readlink(path.c_str(), target, sizeof(target));
+    if (length < 0) continue;  // closed
+    Stdio* const stream = job->add_stdio();
+    stream->set_fd(fd);
+    stream->set_target(std::string(target, size_t(length)));
+    struct stat facts;
+    if (stat(path.c_str(), &facts) == 0 && S_ISCHR(facts.st_mode)) {
+      const unsigned kind = major(facts.st_rdev);
+      stream->set_terminal((kind >= 136 && kind <= 143) || kind == 4);
+      stream->set_device(facts.st_dev);
+      stream->set_rdevice(facts.st_rdev);
+    }
+    if (stream->target().compare(0, 7, "socket:") == 0) {
+      *error = "the job's descriptor " + std::to_string(fd) +
+               " is a socket, which cannot be restored: start the job with its output going to a file, a pipe or a terminal";
+      return false;
+    }
+  }
+  const std::set<int> numbers = NumbersInside(*job);
+  job->set_last_pid(numbers.empty() ? job->inner_pid() : *numbers.rbegin());
+  return true;
+}
+
+std::string CriuErrors(const std::string& path) {
+  std::ifstream log(path);
+  std::string line, found;
+  int count = 0;
+  while (count < kMaxLogLines && std::getline(log, line)) {
+    // CRIU says this wherever it lacks one privilege; it does no harm.
+    const size_t at = line.find("Error (");
+    if (at == std::string::npos || line.find("RLIMIT_NOFILE") != std::string::npos) continue;
+    const size_t colon = line.find("): ", at);
+    found += (count ? "; " : "") + (colon == std::string::npos ? line : line.substr(colon + 3));
+    ++count;
+  }
+  return found.empty() ? "see " + path : found;
+}
+
+bool DumpProcesses(const Job& job, const std::string& image_folder, const std::string& work_folder, bool leave_stopped,
+                   std::string* error) {
+  std::string criu;
+  if (!FindCriu(&criu, error)) return false;
+  // By descriptor: the job's mount namespace may not see where the image goes.
+  const int image = open(image_folder.c_str(), O_RDONLY | O_DIRECTORY);
+  const int work = open(work_folder.c_str(), O_RDONLY | O_DIRECTORY);
+  if (image < 0 || work < 0) {
+    *error = "cannot open " + (image < 0 ? image_folder : work_folder) + ": " + strerror(errno);
+    if (image >= 0) close(image);
+    return false;
+  }
+  std::vector<std::string> command = {criu,
+                                      "dump",
+                                      "--tree",
+                                      std::to_string(job.inner_pid()),
+                                      "--images-dir",
+                                      "/proc/self/fd/" + std::to_string(image),
+                                      "--work-dir",
+                                      "/proc/self/fd/" + std::to_string(work),
+                                      "--log-file",
+                                      kDumpLog,
+                                      leave_stopped ? "--leave-stopped" : "--leave-running",
+                                      "--manage-cgroups=ignore",
+                                      "--ext-unix-sk",
+                                      "--file-locks",
+                                      "--ghost-limit",
+                                      "1073741824"};
+  for (const Stdio& stream : job.stdio())
+    if (stream.terminal()) command.insert(command.end(), {"--external", TerminalName(stream)});
+  const std::string log = work_folder + "/" + kDumpLog;
+  unlink(log.c_str());
+  const int code = InsideJob(
+      job,
+      [&command] {
+        std::vector<char*> arguments;
+        for (std::string& word : command) arguments.push_back(&word[0]);
+        arguments.push_back(nullptr);
+        const int null = open("/dev/null", O_RDWR);
+        for (int fd : {0, 1, 2}) dup2(null, fd);
+        execv(arguments[0], arguments.data());
+        return 127;
+      },
+      error);
+  close(image);
+  close(work);
+  unlink((work_folder + "/stats-dump").c_str());
+  if (code == 0) {
+    unlink(log.c_str());
+    return true;
+  }
+  if (code > 0) *error = "CRIU could not save the job's processes: " + CriuErrors(log);
+  return false;
+}
+
+bool ContinueProcesses(const Job& job) { return SignalAll(job, SIGCONT); }
+bool KillProcesses(const Job& job) { return SignalAll(job, SIGKILL); }
+
+bool RestoreCommand(const Job& job, const std::string& image_folder, const std::string& work_folder,
+                    std::vector<std::string>* command, std::string* error) {
+  std::string criu;
+  if (!FindCriu(&criu, error)) return false;
+  *command = {criu,
+              "restore",
+              "--images-dir",
+              image_folder,
+              "--work-dir",
+              work_folder,
+              "--log-file",
+              kRestoreLog,
+              "--restore-detached",
+              "--manage-cgroups=ignore",
+              "--ext-unix-sk",
+              "--file-locks"};
+  std::set<std::string> named;
+  for (const Stdio& stream : job.stdio()) {
+    std::string name;
+    if (stream.terminal()) name = TerminalName(stream);
+    if (stream.target().compare(0, 5, "pipe:") == 0) name = stream.target();
+    if (name.empty() || !named.insert(name).second) continue;
+    const int fd = KeepOpen(stream.fd());
+    if (fd < 0) {
+      *error = "descriptor " + std::to_string(stream.fd()) + " is closed here, but the job needs it";
+      return false;
+    }
+    command->insert(command->end(), {"--inherit-fd", "fd[" + std::to_string(fd) + "]:" + name});
+  }
+  return true;
+}
+
+int FreePid(const Job& job) {
+  int most = 32768;
+  std::ifstream("/proc/sys/kernel/pid_max") >> most;
+  const int next = job.last_pid() + kPidGap;
+  // Past the end the numbers begin again at 300, where a job that used them all has long left room.
+  return next + 10 * kPidGap < most ? next : 300;
+}
+
+}  // namespace cuda_remote::client::tools

@@ -1,0 +1,43 @@
+// Saving and restoring the client process with CRIU.
+//
+// The dump runs inside the job's namespaces, so that CRIU sees an ordinary process tree; the restore is a command for the
+// init process of a new namespace (isolate.h). Functions return false and one sentence in *error.
+#ifndef CUDA_REMOTE_CLIENT_TOOLS_CRIU_H_
+#define CUDA_REMOTE_CLIENT_TOOLS_CRIU_H_
+
+#include <string>
+#include <vector>
+
+#include "client/tools/job.pb.h"
+
+namespace cuda_remote::client::tools {
+
+// The CRIU to use: $CUDA_REMOTE_CRIU, the private one of tools/setup-criu, criu on the path. False if there is none.
+bool FindCriu(std::string* criu, std::string* error);
+
+// Fills in what an image must remember of the job's processes: the standard streams and the highest process number. False
+// if there is something that cannot be saved.
+bool DescribeProcesses(Job* job, std::string* error);
+
+// Saves the job's processes into `image_folder`. Afterwards they run on, or are stopped (`leave_stopped`). CRIU's log goes
+// to `work_folder`.
+bool DumpProcesses(const Job& job, const std::string& image_folder, const std::string& work_folder, bool leave_stopped,
+                   std::string* error);
+
+// After a dump that left them stopped: lets them run on, or ends them.
+bool ContinueProcesses(const Job& job);
+bool KillProcesses(const Job& job);
+
+// The command that restores. Descriptors of this process's streams are duplicated for it; they survive execution.
+bool RestoreCommand(const Job& job, const std::string& image_folder, const std::string& work_folder,
+                    std::vector<std::string>* command, std::string* error);
+
+// A process number from which on none is used in the image.
+int FreePid(const Job& job);
+
+// The first errors in CRIU's log `path`, for a message.
+std::string CriuErrors(const std::string& path);
+
+}  // namespace cuda_remote::client::tools
+
+#endif  // CUDA_REMOTE_CLIENT_TOOLS_CRIU_H_
