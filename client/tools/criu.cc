@@ -34,6 +34,11 @@ constexpr int kMaxLogLines = 3;
 // Descriptors that CRIU is to find again under the same numbers; not close-on-exec.
 int KeepOpen(int fd) { return fcntl(fd, F_DUPFD, 3); }
 
+bool IsTerminal(dev_t device) {
+  const unsigned kind = major(device);
+  return (kind >= 136 && kind <= 143) || kind == 4;
+}
+
 std::string TerminalName(const Stdio& stream) {
   char text[64];
   snprintf(text, sizeof(text), "tty[%llx:%llx]", static_cast<unsigned long long>(stream.rdevice()),
@@ -85,14 +90,23 @@ bool SignalAll(const Job& job, int signal) {
   return InsideJob(job, [signal] { return kill(-1, signal) == 0 || errno == ESRCH ? 0 : 1; }, &error) == 0;
 }
 
-// Process and thread numbers of the namespace, as seen inside.
-std::set<int> NumbersInside(const Job& job) {
-  std::set<int> numbers;
+// The job's processes, seen from outside.
+std::vector<int> ProcessesOf(const Job& job) {
+  std::vector<int> pids;
   DIR* const list = opendir("/proc");
-  if (!list) return numbers;
+  if (!list) return pids;
   while (const dirent* const entry = readdir(list)) {
     const int pid = atoi(entry->d_name);
-    if (pid <= 0 || PidNamespace(pid) != job.pid_namespace()) continue;
+    if (pid > 0 && pid != job.init_pid() && PidNamespace(pid) == job.pid_namespace()) pids.push_back(pid);
+  }
+  closedir(list);
+  return pids;
+}
+
+// The highest process or thread number, as seen inside.
+int LastNumber(const Job& job) {
+  int highest = job.inner_pid();
+  for (int pid : ProcessesOf(job)) {
     const std::string tasks = "/proc/" + std::to_string(pid) + "/task";
     DIR* const threads = opendir(tasks.c_str());
     if (!threads) continue;
@@ -105,13 +119,65 @@ std::set<int> NumbersInside(const Job& job) {
         std::istringstream fields(line.substr(6));
         int last = 0, next;
         while (fields >> next) last = next;
-        numbers.insert(last);
+        highest = std::max(highest, last);
       }
     }
     closedir(threads);
   }
-  closedir(list);
-  return numbers;
+  return highest;
+}
+
+std::string ReadLink(const std::string& path) {
+  char target[4096];
+  const ssize_t length = readlink(path.c_str(), target, sizeof(target));
+  return length > 0 ? std::string(target, size_t(length)) : std::string();
+}
+
+// What the job has open on mounts that are not in its namespace: all that it inherited.
+bool FindInheritedFiles(Job* job, std::string* error) {
+  std::set<int> mounts;
+  std::ifstream mount_info("/proc/" + std::to_string(job->init_pid()) + "/mountinfo");
+  std::string line;
+  while (std::getline(mount_info, line)) mounts.insert(atoi(line.c_str()));
+  job->clear_files();
+  std::set<std::string> known;
+  for (int pid : ProcessesOf(*job)) {
+    const std::string proc = "/proc/" + std::to_string(pid);
+    DIR* const list = opendir((proc + "/fd").c_str());
+    if (!list) continue;
+    while (const dirent* const entry = readdir(list)) {
+      if (entry->d_name[0] == '.') continue;
+      const std::string path = proc + "/fd/" + entry->d_name;
+      const std::string target = ReadLink(path);
+      struct stat facts;
+      if (target.empty() || target[0] != '/' || stat(path.c_str(), &facts) != 0) continue;
+      std::ifstream fd_info(proc + "/fdinfo/" + entry->d_name);
+      int mount = -1;
+      unsigned flags = 0;
+      while (std::getline(fd_info, line)) {
+        if (line.compare(0, 7, "mnt_id:") == 0) mount = atoi(line.c_str() + 7);
+        if (line.compare(0, 6, "flags:") == 0) flags = unsigned(strtoul(line.c_str() + 6, nullptr, 8));
+      }
+      // Anonymous files (/memfd:...) are on mounts that no namespace has.
+      if (mount < 0 || mounts.count(mount) || target.compare(0, 7, "/memfd:") == 0) continue;
+      if (S_ISCHR(facts.st_mode) && IsTerminal(facts.st_rdev)) continue;
+      char id[64];
+      snprintf(id, sizeof(id), "file[%x:%llx]", mount, static_cast<unsigned long long>(facts.st_ino));
+      if (!known.insert(id).second) continue;
+      struct stat named;
+      if (stat(target.c_str(), &named) != 0 || named.st_ino != facts.st_ino || named.st_dev != facts.st_dev) {
+        *error = "the job has the file " + target + " open, which is gone or was replaced by another one";
+        closedir(list);
+        return false;
+      }
+      InheritedFile* const file = job->add_files();
+      file->set_id(id);
+      file->set_path(target);
+      file->set_flags(flags);
+    }
+    closedir(list);
+  }
+  return true;
 }
 
 }  // namespace
@@ -157,16 +223,14 @@ bool DescribeProcesses(Job* job, std::string* error) {
   job->clear_stdio();
   for (int fd = 0; fd <= 2; ++fd) {
     const std::string path = "/proc/" + std::to_string(job->pid()) + "/fd/" + std::to_string(fd);
-    char target[4096];
-    const ssize_t length = readlink(path.c_str(), target, sizeof(target));
-    if (length < 0) continue;  // closed
+    const std::string target = ReadLink(path);
+    if (target.empty()) continue;  // closed
     Stdio* const stream = job->add_stdio();
     stream->set_fd(fd);
-    stream->set_target(std::string(target, size_t(length)));
+    stream->set_target(target);
     struct stat facts;
     if (stat(path.c_str(), &facts) == 0 && S_ISCHR(facts.st_mode)) {
-      const unsigned kind = major(facts.st_rdev);
-      stream->set_terminal((kind >= 136 && kind <= 143) || kind == 4);
+      stream->set_terminal(IsTerminal(facts.st_rdev));
       stream->set_device(facts.st_dev);
       stream->set_rdevice(facts.st_rdev);
     }
@@ -176,9 +240,8 @@ bool DescribeProcesses(Job* job, std::string* error) {
       return false;
     }
   }
-  const std::set<int> numbers = NumbersInside(*job);
-  job->set_last_pid(numbers.empty() ? job->inner_pid() : *numbers.rbegin());
-  return true;
+  job->set_last_pid(LastNumber(*job));
+  return FindInheritedFiles(job, error);
 }
 
 std::string CriuErrors(const std::string& path) {
@@ -226,6 +289,7 @@ bool DumpProcesses(const Job& job, const std::string& image_folder, const std::s
                                       "1073741824"};
   for (const Stdio& stream : job.stdio())
     if (stream.terminal()) command.insert(command.end(), {"--external", TerminalName(stream)});
+  for (const InheritedFile& file : job.files()) command.insert(command.end(), {"--external", file.id()});
   const std::string log = work_folder + "/" + kDumpLog;
   unlink(log.c_str());
   const int code = InsideJob(
@@ -255,7 +319,7 @@ bool ContinueProcesses(const Job& job) { return SignalAll(job, SIGCONT); }
 bool KillProcesses(const Job& job) { return SignalAll(job, SIGKILL); }
 
 bool RestoreCommand(const Job& job, const std::string& image_folder, const std::string& work_folder,
-                    std::vector<std::string>* command, std::string* error) {
+                    std::vector<std::string>* command, std::vector<int>* opened, std::string* error) {
   std::string criu;
   if (!FindCriu(&criu, error)) return false;
   *command = {criu,
@@ -281,7 +345,18 @@ bool RestoreCommand(const Job& job, const std::string& image_folder, const std::
       *error = "descriptor " + std::to_string(stream.fd()) + " is closed here, but the job needs it";
       return false;
     }
+    opened->push_back(fd);
     command->insert(command->end(), {"--inherit-fd", "fd[" + std::to_string(fd) + "]:" + name});
+  }
+  for (const InheritedFile& file : job.files()) {
+    // CRIU opens what this names once more, with the right flags and position.
+    const int fd = open(file.path().c_str(), int(file.flags()) & O_ACCMODE);
+    if (fd < 0) {
+      *error = "the job needs the file " + file.path() + ": " + strerror(errno);
+      return false;
+    }
+    opened->push_back(fd);
+    command->insert(command->end(), {"--inherit-fd", "fd[" + std::to_string(fd) + "]:" + file.id()});
   }
   return true;
 }

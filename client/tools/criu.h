@@ -15,8 +15,8 @@ namespace cuda_remote::client::tools {
 // The CRIU to use: $CUDA_REMOTE_CRIU, the private one of tools/setup-criu, criu on the path. False if there is none.
 bool FindCriu(std::string* criu, std::string* error);
 
-// Fills in what an image must remember of the job's processes: the standard streams and the highest process number. False
-// if there is something that cannot be saved.
+// Fills in what an image must remember of the job's processes: standard streams, inherited files, the highest process
+// number. False if there is something that cannot be saved.
 bool DescribeProcesses(Job* job, std::string* error);
 
 // Saves the job's processes into `image_folder`. Afterwards they run on, or are stopped (`leave_stopped`). CRIU's log goes
@@ -28,9 +28,10 @@ bool DumpProcesses(const Job& job, const std::string& image_folder, const std::s
 bool ContinueProcesses(const Job& job);
 bool KillProcesses(const Job& job);
 
-// The command that restores. Descriptors of this process's streams are duplicated for it; they survive execution.
+// The command that restores. *opened: descriptors that it inherits, for this process's streams and the files that the job
+// needs; close them when it has run.
 bool RestoreCommand(const Job& job, const std::string& image_folder, const std::string& work_folder,
-                    std::vector<std::string>* command, std::string* error);
+                    std::vector<std::string>* command, std::vector<int>* opened, std::string* error);
 
 // A process number from which on none is used in the image.
 int FreePid(const Job& job);

@@ -141,11 +141,13 @@ class SnapshotTest : public testing::Test {
     const int before = fcntl(1, F_DUPFD_CLOEXEC, 10);
     fflush(stdout);
     dup2(out, 1);
-    const bool ok = RestoreCommand(job_, folder_ + image, folder_ + "/job", &plan.command, &error_);
+    std::vector<int> opened;
+    const bool ok = RestoreCommand(job_, folder_ + image, folder_ + "/job", &plan.command, &opened, &error_);
     dup2(before, 1);
     close(before);
     ASSERT_TRUE(ok) << error_;
     Start(plan, out, &isolated_);
+    for (int fd : opened) close(fd);
     EXPECT_EQ(isolated_.inner_pid, job_.inner_pid());
     Describe();
   }
@@ -238,9 +240,7 @@ TEST_F(SnapshotTest, OutputInAPipe) {
   EXPECT_GT(text.size(), 4u);
   Restore("/image", second[1]);
   close(second[1]);
-  // RestoreCommand has kept a duplicate of the pipe for CRIU.
   EXPECT_EQ(Wait(), kExit);
-  fcntl(second[0], F_SETFL, O_NONBLOCK);
   while ((got = read(second[0], buffer, sizeof(buffer))) > 0) text.append(buffer, size_t(got));
   EXPECT_EQ(text, Expected(40));
 }
