@@ -328,12 +328,14 @@ void WorkerSession::CollectPendingFrees(bool wait) {
       ++it;
       continue;
     }
-    const CUresult state = wait ? table_.cuEventSynchronize(it->event) : table_.cuEventQuery(it->event);
+    const CUresult state = it->event == nullptr ? table_.cuCtxSynchronize()
+                           : wait               ? table_.cuEventSynchronize(it->event)
+                                                : table_.cuEventQuery(it->event);
     if (state != CUDA_SUCCESS) {
       ++it;
       continue;
     }
-    table_.cuEventDestroy_v2(it->event);
+    if (it->event != nullptr) table_.cuEventDestroy_v2(it->event);
     arena().Free(it->address);
     it = pending_frees_.erase(it);
   }

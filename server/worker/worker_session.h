@@ -165,7 +165,7 @@ class WorkerSession : public Session {
   uint64_t work_now() const { return contexts_.size() <= 1 ? work_ : 0; }
   void NoteSynchronized(uint64_t work);
 
-  // Memory whose free waits for an event in a stream.
+  // Memory whose free waits for an event in a stream; without an event, for the whole context.
   struct PendingFree {
     CUevent event;
     CUstream stream;

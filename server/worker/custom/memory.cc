@@ -25,7 +25,7 @@ constexpr uint64_t kPitch = 512;
 uint64_t ReuseInStream(WorkerSession& worker, CUstream stream, uint64_t bytes, int device) {
   auto& pending = worker.pending_frees();
   for (auto it = pending.begin(); it != pending.end(); ++it) {
-    if (it->stream != stream || it->bytes != bytes || it->context.id != worker.current_ref().id) continue;
+    if (it->event == nullptr || it->stream != stream || it->bytes != bytes || it->context.id != worker.current_ref().id) continue;
     const ContextInfo* const context = worker.FindContext(worker.CurrentContext());
     if (context == nullptr || context->device != device) continue;
     const uint64_t address = it->address;
@@ -116,10 +116,8 @@ CUresult OpMemFree(Session& session, const Request&, const wire::OpMemFree_Reque
   }
   // A capture forbids waiting for the context; the memory is given back with the next free that may.
   if (!worker.idle() && CapturesInProgress() != 0) {
-    CUevent event = nullptr;
-    CUresult result = driver->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
-    if (result != CUDA_SUCCESS) return result;
-    worker.pending_frees().push_back({event, nullptr, worker.current_ref(), in.address, range->bytes});
+    const ContextRef any = worker.AnyContext();
+    worker.pending_frees().push_back({nullptr, nullptr, any, in.address, range->bytes});
     worker.ranges().Erase(in.address);
     return CUDA_SUCCESS;
   }

@@ -1,0 +1,274 @@
+// What checkpoints need: a quiet GPU, the list of memory to save, and reading and writing it.
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "proto/codec/operations.gen.h"
+#include "server/dispatch/custom.gen.h"
+#include "server/dispatch/malformed.h"
+#include "server/worker/driver_hooks.h"
+#include "server/worker/worker_session.h"
+
+namespace cuda_remote::server {
+namespace {
+
+constexpr uint32_t kAllocation = 1;
+constexpr uint32_t kModuleSymbol = 2;
+constexpr uint32_t kLibrarySymbol = 3;
+
+// Bytes of regions in one reply; well below the longest message.
+constexpr size_t kReplyBytes = 512 << 10;
+// Most bytes that one read may ask for.
+constexpr uint64_t kMaxRead = 256 << 20;
+
+// The context in which a module's or library's variable is looked up.
+ContextRef ContextFor(WorkerSession& worker, uint64_t context) {
+  if (const ContextInfo* const info = worker.FindContext(context)) return info->ref;
+  return worker.AnyContext();
+}
+
+CUresult Locate(WorkerSession& worker, uint64_t object, bool library, const std::string& name, CUdeviceptr* address,
+                size_t* bytes) {
+  Session& session = worker;
+  const DriverTable& driver = worker.driver();
+  if (library) {
+    CUlibrary real;
+    if (!session.Real(Kind::kLibrary, object, &real)) return CUDA_ERROR_INVALID_HANDLE;
+    return driver.cuLibraryGetGlobal(address, bytes, real, name.c_str());
+  }
+  CUmodule real;
+  if (!session.Real(Kind::kModule, object, &real)) return CUDA_ERROR_INVALID_HANDLE;
+  return driver.cuModuleGetGlobal_v2(address, bytes, real, name.c_str());
+}
+
+struct FoundSymbol {
+  wire::Region region;
+  std::string name;
+};
+
+// Adds the variables of one module in one context.
+void FindSymbols(WorkerSession& worker, uint64_t object, const ModuleFacts& module, uint64_t context_handle,
+                 const ContextInfo& context, std::vector<FoundSymbol>* found, std::vector<std::string>* refusals) {
+  if (MakeCurrent(worker.driver(), context.ref) != CUDA_SUCCESS) return;
+  for (const replay::DataSymbol& symbol : module.symbols) {
+    CUdeviceptr address = 0;
+    size_t bytes = 0;
+    const CUresult result = Locate(worker, object, module.library, symbol.name, &address, &bytes);
+    // Another architecture's code in the same image may have variables that this one's does not.
+    if (result == CUDA_ERROR_NOT_FOUND) continue;
+    if (result != CUDA_SUCCESS) {
+      refusals->push_back("variable " + symbol.name + " cannot be found (CUDA error " + std::to_string(int(result)) + ")");
+      continue;
+    }
+    if (address == 0 || bytes == 0) continue;
+    FoundSymbol one;
+    one.name = symbol.name;
+    one.region.address = address;
+    one.region.bytes = bytes;
+    one.region.kind = module.library ? kLibrarySymbol : kModuleSymbol;
+    one.region.object = object;
+    one.region.context = context_handle;
+    one.region.device = context.device;
+    one.region.module_index = module.index;
+    found->push_back(std::move(one));
+  }
+}
+
+std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::string>* refusals) {
+  std::vector<FoundSymbol> found;
+  for (const auto& [address, range] : worker.ranges().all()) {
+    if (range.kind == DeviceRange::kSymbol) continue;  // found below, named or not
+    FoundSymbol one;
+    one.region.address = address;
+    one.region.bytes = range.bytes;
+    one.region.kind = kAllocation;
+    one.region.context = range.context;
+    one.region.device = range.device;
+    found.push_back(std::move(one));
+  }
+  for (const auto& [object, module] : worker.modules()) {
+    if (!module.problem.empty()) {
+      refusals->push_back("a module's variables are unknown, since its image cannot be read: " + module.problem);
+      continue;
+    }
+    if (module.symbols.empty() || !module.used) continue;
+    for (const replay::DataSymbol& symbol : module.symbols) {
+      if (symbol.managed) refusals->push_back("variable " + symbol.name + " is managed memory");
+    }
+    if (!module.library) {
+      if (const ContextInfo* const context = worker.FindContext(module.context)) {
+        FindSymbols(worker, object, module, module.context, *context, &found, refusals);
+      }
+      continue;
+    }
+    // A library's variables exist once in each context.
+    for (const auto& [handle, context] : worker.contexts()) {
+      FindSymbols(worker, object, module, handle, context, &found, refusals);
+    }
+  }
+  MakeCurrent(worker.driver(), worker.current_ref());
+  size_t arrays = 0;
+  const auto count = [&arrays](const HandleMap::Entry&) { ++arrays; };
+  worker.handles().ForEach(Kind::kArray, count);
+  worker.handles().ForEach(Kind::kMipmappedArray, count);
+  if (arrays != 0) refusals->push_back(std::to_string(arrays) + " CUDA arrays, whose contents are not saved yet");
+  if (CapturesInProgress() != 0) refusals->push_back("a stream is being captured into a graph");
+  std::stable_sort(found.begin(), found.end(), [](const FoundSymbol& a, const FoundSymbol& b) {
+    return a.region.address < b.region.address;
+  });
+  return found;
+}
+
+// Where the bytes of a read or write are. `context` is the one in which they are to be copied.
+template <typename In>
+CUresult Resolve(WorkerSession& worker, const In& in, CUdeviceptr* address, ContextRef* context) {
+  *context = ContextFor(worker, in.context);
+  if (context->id == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  if (in.object == 0) {
+    *address = in.address;
+    return worker.OwnsDeviceRange(in.address, in.bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  }
+  const auto module = worker.modules().find(in.object);
+  if (module == worker.modules().end()) return CUDA_ERROR_INVALID_HANDLE;
+  CUdeviceptr start = 0;
+  size_t size = 0;
+  CUresult result = MakeCurrent(worker.driver(), *context);
+  if (result == CUDA_SUCCESS) {
+    result = Locate(worker, in.object, module->second.library, std::string(in.symbol), &start, &size);
+  }
+  MakeCurrent(worker.driver(), worker.current_ref());
+  if (result != CUDA_SUCCESS) return result;
+  // A restart that writes a library's variables makes them part of the next checkpoint.
+  module->second.used = true;
+  if (in.address > size || in.bytes > size - in.address) return CUDA_ERROR_INVALID_VALUE;
+  *address = start + in.address;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult OpDrain(Session& session, const Request&, const wire::OpDrain_Request&, wire::OpDrain_Reply*,
+                 ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  std::vector<ContextRef> contexts;
+  for (const auto& [handle, context] : worker.contexts()) contexts.push_back(context.ref);
+  const uint32_t captures = uint32_t(CapturesInProgress());
+  const DriverTable* const driver = &session.driver();
+  worker.DeferIn({}, reply, [driver, contexts, captures](Answer* answer) {
+    wire::OpDrain_Reply out;
+    out.captures = captures;
+    CUresult first = CUDA_SUCCESS;
+    // Waiting for a context would break the captures in it.
+    for (size_t i = 0; captures == 0 && i < contexts.size(); ++i) {
+      CUresult result = MakeCurrent(*driver, contexts[i]);
+      if (result == CUDA_SUCCESS) result = driver->cuCtxSynchronize();
+      if (result != CUDA_SUCCESS && first == CUDA_SUCCESS) first = result;
+    }
+    MakeCurrent(*driver, {});
+    out.sticky_error = uint32_t(first);
+    out.Encode(&answer->message);
+    return captures != 0 ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : first;
+  });
+  return CUDA_SUCCESS;
+}
+
+CUresult OpRegions(Session& session, const Request&, const wire::OpRegions_Request& in, wire::OpRegions_Reply* out,
+                   ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  // Memory that streams have freed is not to be saved; they are idle by now.
+  if (CapturesInProgress() == 0) worker.CollectPendingFrees(false);
+  std::vector<std::string> refusals;
+  const std::vector<FoundSymbol> all = CollectRegions(worker, &refusals);
+  size_t bytes = 0;
+  for (const std::string& refusal : refusals) {
+    if (bytes > kReplyBytes / 2) break;
+    bytes += refusal.size() + 8;
+    out->refusals.push_back(refusal);
+  }
+  for (uint64_t i = in.after; i < all.size(); ++i) {
+    if (bytes > kReplyBytes) {
+      out->more = true;
+      break;
+    }
+    wire::Region region = all[i].region;
+    region.symbol = all[i].name;
+    bytes += 80 + region.symbol.size();
+    out->regions.push_back(region);
+  }
+  out->Encode(&reply->message);
+  return CUDA_SUCCESS;
+}
+
+CUresult OpReadMemory(Session& session, const Request&, const wire::OpReadMemory_Request& in, wire::OpReadMemory_Reply*,
+                      ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  if (in.bytes == 0) return CUDA_SUCCESS;
+  if (in.bytes > kMaxRead) return CUDA_ERROR_INVALID_VALUE;
+  CUdeviceptr address;
+  ContextRef context;
+  if (const CUresult result = Resolve(worker, in, &address, &context); result != CUDA_SUCCESS) return result;
+  const DriverTable* const driver = &session.driver();
+  StagingPool* const staging = &worker.staging();
+  worker.DeferIn(context, reply, [driver, staging, address, bytes = size_t(in.bytes)](Answer* answer) {
+    std::shared_ptr<char> buffer = staging->Take(bytes);
+    if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
+    const CUresult result = driver->cuMemcpyDtoH_v2(buffer.get(), address, bytes);
+    if (result != CUDA_SUCCESS) return result;
+    answer->view = {buffer.get(), bytes};
+    answer->keeper = std::move(buffer);
+    return CUDA_SUCCESS;
+  });
+  return CUDA_SUCCESS;
+}
+
+CUresult OpWriteMemory(Session& session, const Request& request, const wire::OpWriteMemory_Request& in,
+                       wire::OpWriteMemory_Reply*, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  if (request.payload.size() != in.bytes) return kMalformedRequest;
+  if (in.bytes == 0) return CUDA_SUCCESS;
+  CUdeviceptr address;
+  ContextRef context;
+  if (const CUresult result = Resolve(worker, in, &address, &context); result != CUDA_SUCCESS) return result;
+  std::shared_ptr<char> buffer = worker.staging().Take(in.bytes);
+  if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::memcpy(buffer.get(), request.payload.data(), in.bytes);
+  const DriverTable* const driver = &session.driver();
+  worker.DeferIn(context, reply, [driver, buffer = std::move(buffer), address, bytes = size_t(in.bytes)](Answer*) {
+    return driver->cuMemcpyHtoD_v2(address, buffer.get(), bytes);
+  });
+  return CUDA_SUCCESS;
+}
+
+CUresult OpModuleGlobals(Session& session, const Request&, const wire::OpModuleGlobals_Request& in,
+                         wire::OpModuleGlobals_Reply* out, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  const auto it = worker.modules().find(in.object);
+  if (it == worker.modules().end()) return CUDA_ERROR_INVALID_HANDLE;
+  const ModuleFacts& module = it->second;
+  const ContextRef context = ContextFor(worker, module.context);
+  if (context.id == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  if (const CUresult result = MakeCurrent(session.driver(), context); result != CUDA_SUCCESS) return result;
+  size_t bytes = 0;
+  for (const replay::DataSymbol& symbol : module.symbols) {
+    CUdeviceptr address = 0;
+    size_t size = 0;
+    if (Locate(worker, in.object, module.library, symbol.name, &address, &size) != CUDA_SUCCESS) continue;
+    bytes += symbol.name.size() + 40;
+    if (bytes > kReplyBytes) break;
+    wire::Global global;
+    global.name = symbol.name;
+    global.address = address;
+    global.bytes = size;
+    global.constant = symbol.constant;
+    out->globals.push_back(global);
+  }
+  MakeCurrent(session.driver(), worker.current_ref());
+  out->Encode(&reply->message);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::server

@@ -1,0 +1,138 @@
+#include "server/worker/executor.h"
+
+#include <chrono>
+#include <exception>
+#include <new>
+#include <utility>
+
+#include "proto/codec/operations.gen.h"
+#include "server/dispatch/malformed.h"
+#include "spdlog/spdlog.h"
+
+namespace cuda_remote::server {
+namespace {
+
+constexpr auto kWatchPeriod = std::chrono::milliseconds(2);
+constexpr auto kReadAheadPause = std::chrono::microseconds(200);
+// Most that is read ahead; an application that is this far ahead of its own host functions waits, as it does natively.
+constexpr size_t kMaxKeptBytes = 256 << 20;
+
+bool IsHostFuncDone(const FrameHeader& header) { return header.call == kOpHostFuncDone; }
+
+}  // namespace
+
+Executor::Executor(WorkerSession* session, ServerChannel* channel)
+    : session_(session), channel_(channel), watcher_([this] { Watch(); }) {}
+
+Executor::~Executor() {
+  stop_ = true;
+  watcher_.join();
+}
+
+bool Executor::Execute(const FrameHeader& header, const std::string& message, std::string_view payload) {
+  const uint64_t number = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
+  bytes_in_.fetch_add(payload.size(), std::memory_order_relaxed);
+  executing_.store(number, std::memory_order_release);
+  ReplyBuilder reply;
+  CUresult result = CUDA_ERROR_NOT_SUPPORTED;
+  const Handler handler = FindHandler(header.call);
+  if (handler == nullptr) {
+    spdlog::warn("call {} is unknown to this version of the server", header.call);
+    session_->Enter(header);
+  } else {
+    result = session_->Enter(header);
+    if (result == CUDA_SUCCESS) {
+      try {
+        result = handler(*session_, Request{header, message, payload}, &reply);
+      } catch (const std::bad_alloc&) {
+        spdlog::error("out of memory in {}", CallName(header.call));
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+      }
+    }
+  }
+  executing_.store(0, std::memory_order_release);
+  if (result == kMalformedRequest) {
+    reason_ = std::string("malformed request: ") + CallName(header.call);
+    return false;
+  }
+  if (spdlog::should_log(spdlog::level::trace)) {
+    spdlog::trace("{} #{} -> {}{}", CallName(header.call), header.sequence, int(result), reply.deferred ? " (waits)" : "");
+  }
+  if (!reply.deferred) session_->Finish(result, reply);
+  return true;
+}
+
+std::string Executor::Run() {
+  FrameHeader header;
+  std::string message;
+  while (true) {
+    Kept kept;
+    bool is_kept = false;
+    PayloadView payload;
+    {
+      std::unique_lock<std::mutex> lock(reader_);
+      if (held_) {
+        channel_->Release(hold_);
+        held_ = false;
+      }
+      if (!kept_.empty()) {
+        kept = std::move(kept_.front());
+        kept_.pop_front();
+        kept_bytes_ -= kept.message.size() + kept.payload.size();
+        is_kept = true;
+      } else if (ended_ || !channel_->Next(&header, &message, &payload)) {
+        break;
+      }
+    }
+    const bool ok = is_kept ? Execute(kept.header, kept.message, kept.payload) : Execute(header, message, payload.view());
+    if (!ok) return reason_;
+  }
+  return channel_->end_reason();
+}
+
+void Executor::Watch() {
+  uint64_t seen = 0;
+  while (!stop_) {
+    std::this_thread::sleep_for(kWatchPeriod);
+    if (session_->host_functions().waiting() == 0) {
+      seen = 0;
+      continue;
+    }
+    const uint64_t now = executing_.load(std::memory_order_acquire);
+    if (now != 0 && now == seen) ReadAhead(now);
+    seen = now;
+  }
+}
+
+void Executor::ReadAhead(uint64_t stuck) {
+  std::unique_lock<std::mutex> lock(reader_);
+  while (!stop_ && !ended_ && executing_.load(std::memory_order_acquire) == stuck) {
+    if (!channel_->HasNext() || kept_bytes_ > kMaxKeptBytes) {
+      lock.unlock();
+      std::this_thread::sleep_for(kReadAheadPause);
+      lock.lock();
+      continue;
+    }
+    // The stuck call may still be reading its payload.
+    if (!held_) {
+      hold_ = channel_->Hold();
+      held_ = true;
+    }
+    Kept next;
+    PayloadView payload;
+    if (!channel_->Next(&next.header, &next.message, &payload)) {
+      ended_ = true;
+      return;
+    }
+    if (IsHostFuncDone(next.header)) {
+      wire::OpHostFuncDone_Request done;
+      if (done.Decode(next.message)) session_->host_functions().Done(done.id);
+      continue;
+    }
+    next.payload.assign(payload.data, payload.bytes);
+    kept_bytes_ += next.message.size() + next.payload.size();
+    kept_.push_back(std::move(next));
+  }
+}
+
+}  // namespace cuda_remote::server
