@@ -1,0 +1,186 @@
+// Tests of cr-inspect: its parts, and the program itself.
+
+#include <sys/wait.h>
+
+#include <cstdio>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ckptfmt/testing.h"
+#include "proto/api/call_ids.gen.h"
+#include "replay/inspect/print.h"
+#include "replay/inspect/summary.h"
+
+namespace cuda_remote::replay::inspect {
+namespace {
+
+using ckptfmt::TestFolder;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr char kPtx80[] =
+    ".version 7.0\n.target sm_80\n.address_size 64\n.global .b8 table[100];\n.const .u32 c;\n"
+    ".visible .entry k() { ret; }\n";
+constexpr char kPtx90[] = ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k() { ret; }\n";
+
+FrameHeader Frame(uint32_t call) {
+  FrameHeader header;
+  header.call = call;
+  return header;
+}
+
+Log SampleLog() {
+  Log log;
+  log.Create({Kind::kContext, 0x10}, {}, Frame(kCall_cuCtxCreate_v4), "context", "", std::nullopt);
+  log.Create({Kind::kModule, 0x20}, {}, Frame(kCall_cuModuleLoadData), "module", "", log.AddImage(kPtx80));
+  for (uint64_t i = 0; i < 3; ++i) {
+    log.Create({Kind::kStream, 0x100 + (i << 4)}, {}, Frame(kCall_cuStreamCreate), "stream", "", std::nullopt);
+  }
+  return log;
+}
+
+void Write(const std::string& dir, const Log& log, const std::string& memory = "memory") {
+  auto writer = ckptfmt::ImageWriter::Create(dir);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  ckptfmt::Region region;
+  region.address = 0x100000000000;
+  region.bytes = memory.size();
+  ASSERT_TRUE((*writer)->BeginRegion(region).ok());
+  ASSERT_TRUE((*writer)->AddData(memory).ok());
+  ASSERT_TRUE((*writer)->EndRegion().ok());
+  region.kind = ckptfmt::RegionKind::kModuleSymbol;
+  region.address = 0x7000;
+  region.object = 0x20;
+  region.symbol = "table";
+  region.bytes = 100;
+  ASSERT_TRUE((*writer)->BeginRegion(region).ok());
+  ASSERT_TRUE((*writer)->AddData(std::string(100, '\0')).ok());
+  ASSERT_TRUE((*writer)->EndRegion().ok());
+  std::string bytes;
+  log.Serialize(&bytes);
+  ASSERT_TRUE((*writer)->WriteLog(bytes).ok());
+  ASSERT_TRUE((*writer)->Commit(ckptfmt::SampleInfo()).ok());
+}
+
+struct Result {
+  int code;
+  std::string out;
+};
+
+Result Inspect(const std::string& arguments) {
+  FILE* pipe = popen(("replay/inspect/cr-inspect " + arguments + " 2>&1").c_str(), "r");
+  std::string out;
+  char buffer[4096];
+  for (size_t n; (n = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) out.append(buffer, n);
+  const int status = pclose(pipe);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, out};
+}
+
+TEST(Inspect, PrintsWhatIsInTheImage) {
+  TestFolder folder;
+  Write(folder / "image", SampleLog());
+  const Result result = Inspect(folder / "image");
+  EXPECT_EQ(result.code, 0) << result.out;
+  for (const char* text : {"job-1", "/usr/bin/program", "2023-11-14 22:13:20 UTC", "compute 9.0", "141.0 GiB",
+                           "GPU-01020004-7575-7575-7575-757575757575", "driver 13.0", "0x100000000000", "table", "cuStreamCreate",
+                           "3  cuStreamCreate", "PTX compute_80", "2 variables, 104 bytes", "5 records", "engine    criu"}) {
+    EXPECT_THAT(result.out, HasSubstr(text));
+  }
+  EXPECT_THAT(Inspect("--all " + folder / "image").out, HasSubstr("memory/index"));
+}
+
+TEST(Inspect, Verify) {
+  TestFolder folder;
+  Write(folder / "image", SampleLog());
+  EXPECT_EQ(Inspect("--verify " + (folder / "image")).code, 0);
+  EXPECT_THAT(Inspect("--verify " + (folder / "image")).out, HasSubstr("undamaged"));
+  const std::string data = folder / "image/memory/data-00000";
+  ckptfmt::WriteFile(data, "mEmory");
+  const Result result = Inspect("--verify " + (folder / "image"));
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(result.out, HasSubstr(data));
+  EXPECT_THAT(result.out, HasSubstr("offset 0"));
+  EXPECT_EQ(Inspect(folder / "image").code, 0) << "printing needs no memory";
+}
+
+TEST(Inspect, ThingsThatAreNoImage) {
+  TestFolder folder;
+  ckptfmt::WriteFile(folder / "file", "x");
+  std::filesystem::create_directory(folder / "empty");
+  for (const char* name : {"file", "empty", "nothing"}) {
+    const Result result = Inspect(folder / name);
+    EXPECT_EQ(result.code, 1) << result.out;
+    EXPECT_THAT(result.out, HasSubstr(folder / name));
+  }
+  EXPECT_EQ(Inspect("").code, 2);
+  EXPECT_EQ(Inspect("--no-such-option x").code, 2);
+  EXPECT_EQ(Inspect("--help").code, 0);
+  ASSERT_TRUE(ckptfmt::WriteSample(folder / "bad-log", true).ok());
+  EXPECT_THAT(Inspect(folder / "bad-log").out, HasSubstr("/log"));
+}
+
+TEST(Inspect, CanRunOn) {
+  TestFolder folder;
+  Log log = SampleLog();
+  Write(folder / "image", log);
+  EXPECT_EQ(Inspect("--can-run-on sm_90 " + (folder / "image")).code, 0);
+  EXPECT_EQ(Inspect("--can-run-on 7.5 " + (folder / "image")).code, 3);
+  EXPECT_EQ(Inspect("--can-run-on fast " + (folder / "image")).code, 2);
+  log.Create({Kind::kModule, 0x30}, {}, Frame(kCall_cuModuleLoadData), "module", "", log.AddImage(kPtx90));
+  Write(folder / "image", log);
+  const Result result = Inspect("--can-run-on sm_120 " + (folder / "image"));
+  EXPECT_EQ(result.code, 3);
+  EXPECT_THAT(result.out, HasSubstr("yes  0x20  with PTX compute_80"));
+  EXPECT_THAT(result.out, HasSubstr("NO   0x30  has only PTX compute_90a"));
+}
+
+TEST(Inspect, Compare) {
+  TestFolder folder;
+  Write(folder / "a", SampleLog());
+  Write(folder / "b", SampleLog());
+  EXPECT_EQ(Inspect("--compare " + (folder / "b") + " " + (folder / "a")).code, 0);
+  Log log = SampleLog();
+  log.Destroy({Kind::kStream, 0x110});
+  log.Modify({Kind::kContext, 0x10}, 1, Frame(kCall_cuCtxSetLimit), "limit");
+  Write(folder / "b", log, "mEmory");
+  Result result = Inspect("--compare " + (folder / "b") + " " + (folder / "a"));
+  EXPECT_EQ(result.code, 3);
+  EXPECT_THAT(result.out, HasSubstr("memory at 0x100000000000 (6 bytes): 1 of 1 chunks differ"));
+  EXPECT_THAT(result.out, HasSubstr("record cuStreamCreate of 0x110: only in the first"));
+  EXPECT_THAT(result.out, HasSubstr("record cuCtxSetLimit (setting) of 0x10: only in the second"));
+  EXPECT_THAT(result.out, HasSubstr("3 differences"));
+  EXPECT_THAT(result.out, Not(HasSubstr("table")));
+  Write(folder / "b", SampleLog(), "longer memory");
+  result = Inspect("--compare " + (folder / "b") + " " + (folder / "a"));
+  EXPECT_THAT(result.out, HasSubstr("6 bytes, 13 in the second"));
+  EXPECT_EQ(Inspect("--compare " + (folder / "nothing") + " " + (folder / "a")).code, 1);
+}
+
+TEST(Inspect, JsonIsJson) {
+  TestFolder folder;
+  Write(folder / "a", SampleLog());
+  Write(folder / "b", SampleLog(), "mEmory");
+  const std::string command = "--json --verify --can-run-on sm_90 --compare " + (folder / "b") + " " + (folder / "a");
+  const Result result = Inspect(command);
+  EXPECT_EQ(result.code, 3);
+  const std::string file = folder / "out.json";
+  ckptfmt::WriteFile(file, result.out);
+  const std::string check =
+      "python3 -c \"import json,sys; d=json.load(open(sys.argv[1]));"
+      "assert d['records_by_call']['cuStreamCreate']==3 and d['modules'][0]['code']==['PTX compute_80'];"
+      "assert d['modules'][0]['runs'] and len(d['differences'])==1 and d['sizes']['memory']==106\" " + file;
+  EXPECT_EQ(system(check.c_str()), 0) << result.out;
+}
+
+TEST(ParseArch, Spellings) {
+  EXPECT_EQ(ParseArch("sm_90"), 90u);
+  EXPECT_EQ(ParseArch("sm_90a"), 90u);
+  EXPECT_EQ(ParseArch("compute_120"), 120u);
+  EXPECT_EQ(ParseArch("12.0"), 120u);
+  EXPECT_EQ(ParseArch("75"), 75u);
+  for (const char* text : {"", "sm_", "9", "sm_x", "9.00", "sm_90b", "1234"}) EXPECT_EQ(ParseArch(text), 0u) << text;
+}
+
+}  // namespace
+}  // namespace cuda_remote::replay::inspect

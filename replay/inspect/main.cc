@@ -1,0 +1,160 @@
+// cr-inspect: prints, verifies and compares checkpoint images. README.md describes its output and exit codes.
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "replay/inspect/json.h"
+#include "replay/inspect/print.h"
+#include "replay/inspect/summary.h"
+
+namespace cuda_remote::replay::inspect {
+namespace {
+
+enum ExitCode { kFine = 0, kFailed = 1, kUsage = 2, kNo = 3 };
+
+// A bar with rate and time left on a terminal, a line every few seconds elsewhere.
+class ProgressLine {
+ public:
+  explicit ProgressLine(bool quiet) : quiet_(quiet), terminal_(isatty(STDERR_FILENO) != 0) {}
+  ~ProgressLine() {
+    if (open_) fputc('\n', stderr);
+  }
+
+  void Update(uint64_t done, uint64_t total) {
+    const Clock::time_point now = Clock::now();
+    if (quiet_ || total == 0) return;
+    if (now - shown_ < (terminal_ ? std::chrono::milliseconds(100) : std::chrono::seconds(5)) && done < total) return;
+    if (!terminal_ && now - start_ < std::chrono::seconds(5)) return;  // short work needs no lines
+    shown_ = now;
+    const double seconds = std::chrono::duration<double>(now - start_).count();
+    const double rate = seconds > 0 ? double(done) / seconds : 0;
+    const double part = double(done) / double(total);
+    const std::string facts = PrintBytes(done) + " of " + PrintBytes(total) + ", " + PrintBytes(uint64_t(rate)) + "/s, " +
+                              (rate > 0 ? std::to_string(uint64_t(double(total - done) / rate)) : "?") + " s left";
+    if (!terminal_) {
+      fprintf(stderr, "verifying: %d %% (%s)\n", int(part * 100), facts.c_str());
+      return;
+    }
+    constexpr int kWidth = 30;
+    const int full = int(part * kWidth);
+    fprintf(stderr, "\r\033[Kverifying [%s%s] %3d %% %s", std::string(size_t(full), '#').c_str(),
+            std::string(size_t(kWidth - full), ' ').c_str(), int(part * 100), facts.c_str());
+    open_ = true;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const bool quiet_;
+  const bool terminal_;
+  const Clock::time_point start_ = Clock::now();
+  Clock::time_point shown_;
+  bool open_ = false;
+};
+
+struct Options {
+  std::string dir;
+  std::string compare;
+  std::string arch;
+  bool verify = false;
+  bool json = false;
+  bool all = false;
+  bool quiet = false;
+};
+
+int Fail(const absl::Status& status) {
+  fprintf(stderr, "cr-inspect: %s\n", std::string(status.message()).c_str());
+  return kFailed;
+}
+
+int Run(const Options& options) {
+  const uint32_t arch = options.arch.empty() ? 0 : ParseArch(options.arch);
+  if (!options.arch.empty() && arch == 0) {
+    fprintf(stderr, "cr-inspect: %s is no GPU architecture; write it as sm_90 or 9.0\n", options.arch.c_str());
+    return kUsage;
+  }
+  absl::StatusOr<Summary> summary = Load(options.dir);
+  if (!summary.ok()) return Fail(summary.status());
+  if (options.verify) {
+    ProgressLine line(options.quiet || options.json);
+    const absl::Status status = Verify(*summary, [&](uint64_t done, uint64_t total) { line.Update(done, total); });
+    if (!status.ok()) return Fail(status);
+  }
+  bool all_run = true;
+  const std::string fits = arch ? PrintFits(*summary, arch, &all_run) : "";
+  std::vector<std::string> differences;
+  if (!options.compare.empty()) {
+    absl::StatusOr<Summary> other = Load(options.compare);
+    if (!other.ok()) return Fail(other.status());
+    differences = Compare(*summary, *other);
+  }
+  if (options.json) {
+    std::string text = PrintJson(*summary, arch);
+    if (!options.compare.empty()) {
+      Json list;
+      list.Begin('[');
+      for (const std::string& difference : differences) list.Text(difference);
+      list.End(']');
+      text.erase(text.rfind('}'));
+      text += ",\"differences\":" + list.text() + "}\n";
+    }
+    fputs(text.c_str(), stdout);
+  } else if (options.verify && !arch && options.compare.empty()) {
+    printf("%s: complete and undamaged, %s in %zu files\n", summary->reader->dir().c_str(),
+           PrintBytes(summary->reader->sizes().total_bytes).c_str(), summary->reader->files().size() + 1);
+  } else if (arch || !options.compare.empty()) {
+    fputs(fits.c_str(), stdout);
+    for (const std::string& difference : differences) printf("%s\n", difference.c_str());
+    if (!options.compare.empty()) printf("%zu differences\n", differences.size());
+  } else {
+    fputs(PrintText(*summary, options.all).c_str(), stdout);
+  }
+  if (fflush(stdout) != 0) {
+    perror("cr-inspect: cannot write the output");
+    return kFailed;
+  }
+  return all_run && differences.empty() ? kFine : kNo;
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app{"Prints, verifies and compares checkpoint images."};
+  Options options;
+  app.add_option("DIR", options.dir, "the image")->required();
+  app.add_flag("--verify", options.verify, "compare every file with its checksums");
+  app.add_option("--compare", options.compare, "tell what differs in another image")->type_name("DIR2");
+  app.add_option("--can-run-on", options.arch, "tell for each module whether such a GPU can run it")->type_name("sm_XX");
+  app.add_flag("--json", options.json, "print JSON");
+  app.add_flag("--all", options.all, "print all regions, modules and files");
+  app.add_flag("-q,--quiet", options.quiet, "no progress");
+  app.footer(
+      "Examples:\n"
+      "  cr-inspect /backup/job-7                    what is in it\n"
+      "  cr-inspect --verify /backup/job-7           is it undamaged?\n"
+      "  cr-inspect --can-run-on sm_120 /backup/job-7\n"
+      "  cr-inspect --compare /backup/job-8 /backup/job-7\n"
+      "Exit code: 0 fine; 1 the image is damaged, or cannot be read; 2 wrong use;\n"
+      "3 the images differ, or a module cannot run on that GPU.");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kFine : kUsage;
+  }
+  return Run(options);
+}
+
+}  // namespace
+}  // namespace cuda_remote::replay::inspect
+
+int main(int argc, char** argv) {
+  try {
+    return cuda_remote::replay::inspect::Main(argc, argv);
+  } catch (const std::exception& error) {
+    fprintf(stderr, "cr-inspect: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,280 @@
+#include "replay/inspect/print.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "replay/inspect/json.h"
+
+namespace cuda_remote::replay::inspect {
+namespace {
+
+// Lists longer than this are cut, unless all is asked for.
+constexpr size_t kShort = 20;
+
+std::string Hex(uint64_t number) { return absl::StrCat("0x", absl::Hex(number)); }
+
+// Text from the job, on a terminal: nothing that moves the cursor.
+std::string Clean(const std::string& text) {
+  std::string clean;
+  for (const char c : text) clean += uint8_t(c) < 0x20 || uint8_t(c) == 0x7f ? '?' : c;
+  return clean;
+}
+
+std::string Time(int64_t unix_ms) {
+  const time_t seconds = time_t(unix_ms / 1000);
+  struct tm parts;
+  char text[64] = "?";
+  if (gmtime_r(&seconds, &parts)) strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S UTC", &parts);
+  return text;
+}
+
+// As tools print it: GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx.
+std::string Uuid(const std::string& bytes) {
+  if (bytes.size() != 16) return "unknown";
+  std::string text = "GPU-";
+  char digits[4];
+  for (size_t i = 0; i < 16; ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    snprintf(digits, sizeof(digits), "%02x", uint8_t(bytes[i]));
+    text += digits;
+  }
+  return text;
+}
+
+std::string Version(int32_t version) { return absl::StrCat(version / 1000, ".", version % 1000 / 10); }
+
+const char* KindName(ckptfmt::RegionKind kind) {
+  switch (kind) {
+    case ckptfmt::RegionKind::kAllocation:
+      return "allocation";
+    case ckptfmt::RegionKind::kModuleSymbol:
+      return "module variable";
+    case ckptfmt::RegionKind::kLibrarySymbol:
+      return "library variable";
+  }
+  return "?";
+}
+
+std::string Row(const std::string& name, const std::string& value) {
+  return absl::StrCat("  ", name, std::string(name.size() < 10 ? 10 - name.size() : 1, ' '), value, "\n");
+}
+
+std::string Entries(const Module& module) {
+  std::vector<std::string> names;
+  for (const ImageEntry& entry : module.entries) names.push_back(NameOf(entry));
+  return names.empty() ? "no code" : absl::StrJoin(names, ", ");
+}
+
+}  // namespace
+
+std::string PrintBytes(uint64_t bytes) {
+  static constexpr const char* kUnits[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  double value = double(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < sizeof(kUnits) / sizeof(kUnits[0])) {
+    value /= 1024;
+    ++unit;
+  }
+  if (unit == 0) return absl::StrCat(bytes, " bytes");
+  char text[64];
+  snprintf(text, sizeof(text), "%.1f %s", value, kUnits[unit]);
+  return text;
+}
+
+std::string PrintText(const Summary& summary, bool all) {
+  const ckptfmt::ImageReader& reader = *summary.reader;
+  const ckptfmt::ImageInfo& info = reader.info();
+  const ckptfmt::ImageSizes& sizes = reader.sizes();
+  std::string out = absl::StrCat("checkpoint image ", reader.dir(), "\n");
+  out += Row("created", absl::StrCat(Time(info.created_unix_ms), " on ", Clean(info.host), " by cuda-remote ",
+                                     Clean(info.product_version), ", format ", ckptfmt::kFormatVersion));
+  out += Row("job", absl::StrCat(Clean(info.job), " (", Clean(info.program), ", pid ", info.pid, ")"));
+  out += Row("server", absl::StrCat(Clean(info.server), info.shared_memory ? " (same machine)" : " (over the network)",
+                                    ", driver ", Version(info.driver_version)));
+  for (size_t i = 0; i < info.devices.size(); ++i) {
+    const ckptfmt::DeviceFacts& device = info.devices[i];
+    out += Row(absl::StrCat("GPU ", i),
+               absl::StrCat(Clean(device.name), ", compute ", device.compute_major, ".", device.compute_minor, ", ",
+                            PrintBytes(device.total_memory), ", ", Uuid(device.uuid), ", ", Clean(device.pci_bus_id)));
+  }
+  out += Row("engine", info.engine == "none" ? "none (GPU side only)" : Clean(info.engine));
+  for (const auto& [key, value] : info.client_info) out += Row("", absl::StrCat(Clean(key), " = ", Clean(value)));
+  out += Row("size", absl::StrCat(PrintBytes(sizes.total_bytes), " in ", reader.files().size() + 1, " files: memory ",
+                                  PrintBytes(sizes.stored_bytes), ", client ", PrintBytes(sizes.client_bytes), ", log ",
+                                  PrintBytes(sizes.log_bytes)));
+  const auto& regions = reader.regions();
+  out += Row("memory", absl::StrCat(PrintBytes(sizes.region_bytes), " in ", regions.size(), " regions; not stored: ",
+                                    PrintBytes(sizes.zero_bytes), " of zeros, ", PrintBytes(sizes.shared_bytes),
+                                    " equal to other chunks"));
+  for (size_t i = 0; i < regions.size() && (all || i < kShort); ++i) {
+    const ckptfmt::Region& region = regions[i];
+    out += absl::StrCat("    ", Hex(region.address), "  ", PrintBytes(region.bytes), "  ", KindName(region.kind));
+    if (!region.symbol.empty()) absl::StrAppend(&out, " ", Clean(region.symbol), " of ", Hex(region.object));
+    absl::StrAppend(&out, ", GPU ", region.device, "\n");
+  }
+  if (!all && regions.size() > kShort) absl::StrAppend(&out, "    ... and ", regions.size() - kShort, " more (--all)\n");
+  out += Row("log", absl::StrCat(summary.log.records(), " records, ", summary.log.images(), " module images"));
+  std::vector<std::pair<std::string, uint64_t>> calls(summary.records_by_call.begin(), summary.records_by_call.end());
+  std::stable_sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  for (const auto& [name, count] : calls) absl::StrAppend(&out, "    ", count, "  ", name, "\n");
+  out += Row("modules", absl::StrCat(summary.modules.size()));
+  for (size_t i = 0; i < summary.modules.size() && (all || i < kShort); ++i) {
+    const Module& module = summary.modules[i];
+    absl::StrAppend(&out, "    ", Hex(module.object.id), "  ", PrintBytes(module.bytes), "  ", Entries(module), "; ",
+                    module.variables, " variables, ", PrintBytes(module.data_bytes));
+    if (!module.problem.empty()) absl::StrAppend(&out, "; ", Clean(module.problem));
+    out += "\n";
+  }
+  if (!all && summary.modules.size() > kShort) {
+    absl::StrAppend(&out, "    ... and ", summary.modules.size() - kShort, " more (--all)\n");
+  }
+  for (const std::string& name : summary.not_replayable) out += Row("warning", name + " cannot be replayed");
+  if (all) {
+    out += Row("files", "");
+    for (const ckptfmt::FileFacts& file : reader.files()) {
+      absl::StrAppend(&out, "    ", file.hash, "  ", file.bytes, "  ", Clean(file.path), "\n");
+    }
+  }
+  return out;
+}
+
+std::string PrintFits(const Summary& summary, uint32_t arch, bool* all_run) {
+  std::string out;
+  *all_run = true;
+  for (const Module& module : summary.modules) {
+    const Fit fit = FitOf(module, arch);
+    *all_run = *all_run && fit.runs;
+    absl::StrAppend(&out, fit.runs ? "yes  " : "NO   ", Hex(module.object.id), "  ",
+                    fit.runs ? absl::StrCat("with ", fit.with) : absl::StrCat("has only ", Entries(module)), "\n");
+  }
+  absl::StrAppend(&out, *all_run ? "all " : "not all ", summary.modules.size(), " modules can run on sm_", arch, "\n");
+  return out;
+}
+
+std::string PrintJson(const Summary& summary, uint32_t arch) {
+  const ckptfmt::ImageReader& reader = *summary.reader;
+  const ckptfmt::ImageInfo& info = reader.info();
+  const ckptfmt::ImageSizes& sizes = reader.sizes();
+  Json json;
+  const auto text = [&](const char* key, const std::string& value) {
+    json.Key(key);
+    json.Text(value);
+  };
+  const auto number = [&](const char* key, uint64_t value) {
+    json.Key(key);
+    json.Number(value);
+  };
+  json.Begin('{');
+  text("image", reader.dir());
+  number("format_version", ckptfmt::kFormatVersion);
+  text("product_version", info.product_version);
+  json.Key("created_unix_ms");
+  json.Signed(info.created_unix_ms);
+  text("host", info.host);
+  text("job", info.job);
+  text("program", info.program);
+  number("pid", info.pid);
+  text("server", info.server);
+  json.Key("shared_memory");
+  json.Bool(info.shared_memory);
+  json.Key("driver_version");
+  json.Signed(info.driver_version);
+  text("engine", info.engine);
+  json.Key("client_info");
+  json.Begin('{');
+  for (const auto& [key, value] : info.client_info) text(key.c_str(), value);
+  json.End('}');
+  json.Key("devices");
+  json.Begin('[');
+  for (const ckptfmt::DeviceFacts& device : info.devices) {
+    json.Begin('{');
+    text("name", device.name);
+    text("uuid", Uuid(device.uuid));
+    text("compute_capability", absl::StrCat(device.compute_major, ".", device.compute_minor));
+    number("total_memory", device.total_memory);
+    text("pci_bus_id", device.pci_bus_id);
+    json.End('}');
+  }
+  json.End(']');
+  json.Key("sizes");
+  json.Begin('{');
+  number("total", sizes.total_bytes);
+  number("memory", sizes.region_bytes);
+  number("memory_zero", sizes.zero_bytes);
+  number("memory_shared", sizes.shared_bytes);
+  number("memory_stored", sizes.stored_bytes);
+  number("client", sizes.client_bytes);
+  number("log", sizes.log_bytes);
+  json.End('}');
+  json.Key("regions");
+  json.Begin('[');
+  for (const ckptfmt::Region& region : reader.regions()) {
+    json.Begin('{');
+    text("kind", KindName(region.kind));
+    json.Key("address");
+    json.Hex(region.address);
+    number("bytes", region.bytes);
+    json.Key("device");
+    json.Signed(region.device);
+    if (region.kind != ckptfmt::RegionKind::kAllocation) {
+      text("symbol", region.symbol);
+      json.Key("object");
+      json.Hex(region.object);
+    }
+    json.End('}');
+  }
+  json.End(']');
+  number("records", summary.log.records());
+  json.Key("records_by_call");
+  json.Begin('{');
+  for (const auto& [name, count] : summary.records_by_call) number(name.c_str(), count);
+  json.End('}');
+  json.Key("not_replayable");
+  json.Begin('[');
+  for (const std::string& name : summary.not_replayable) json.Text(name);
+  json.End(']');
+  json.Key("modules");
+  json.Begin('[');
+  for (const Module& module : summary.modules) {
+    json.Begin('{');
+    json.Key("object");
+    json.Hex(module.object.id);
+    text("call", module.call);
+    text("hash", module.hash);
+    number("bytes", module.bytes);
+    json.Key("code");
+    json.Begin('[');
+    for (const ImageEntry& entry : module.entries) json.Text(NameOf(entry));
+    json.End(']');
+    number("variables", module.variables);
+    number("variable_bytes", module.data_bytes);
+    if (!module.problem.empty()) text("problem", module.problem);
+    if (arch) {
+      const Fit fit = FitOf(module, arch);
+      json.Key("runs");
+      json.Bool(fit.runs);
+      if (fit.runs) text("runs_with", fit.with);
+    }
+    json.End('}');
+  }
+  json.End(']');
+  json.Key("files");
+  json.Begin('[');
+  for (const ckptfmt::FileFacts& file : reader.files()) {
+    json.Begin('{');
+    text("path", file.path);
+    number("bytes", file.bytes);
+    text("xxh3_128", file.hash);
+    json.End('}');
+  }
+  json.End(']');
+  json.End('}');
+  return json.text() + "\n";
+}
+
+}  // namespace cuda_remote::replay::inspect

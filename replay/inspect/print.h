@@ -1,0 +1,25 @@
+// An image's summary for people and for programs.
+#ifndef CUDA_REMOTE_REPLAY_INSPECT_PRINT_H_
+#define CUDA_REMOTE_REPLAY_INSPECT_PRINT_H_
+
+#include <string>
+
+#include "replay/inspect/summary.h"
+
+namespace cuda_remote::replay::inspect {
+
+// "1.5 GiB (1610612736 bytes)" without the part in brackets below a KiB.
+std::string PrintBytes(uint64_t bytes);
+
+// Several lines. `all`: every region and file, else the first ones.
+std::string PrintText(const Summary& summary, bool all);
+
+// One JSON object; README.md lists its members. `arch`: adds whether each module runs there; 0: does not.
+std::string PrintJson(const Summary& summary, uint32_t arch);
+
+// A line for each module: whether a GPU of that architecture can run it. `all_run`: whether all can.
+std::string PrintFits(const Summary& summary, uint32_t arch, bool* all_run);
+
+}  // namespace cuda_remote::replay::inspect
+
+#endif  // CUDA_REMOTE_REPLAY_INSPECT_PRINT_H_
