@@ -138,29 +138,24 @@ CUresult OpExportTable(Session&, const Request&, const wire::OpExportTable_Reque
 CUresult OpEventTimes(Session& session, const Request&, const wire::OpEventTimes_Request& in,
                       wire::OpEventTimes_Reply* out, ReplyBuilder*) {
   const DriverTable& driver = session.driver();
-  out->microseconds.assign(in.events.size(), -1);
   // Against the first event that has a time, then moved so that the earliest is at 0.
+  std::vector<double> times(in.events.size());
+  std::vector<bool> known(in.events.size());
   CUevent reference = nullptr;
   double earliest = 0;
   for (size_t i = 0; i < in.events.size(); ++i) {
-    CUevent event;
+    CUevent event = nullptr;
     if (!session.Real(Kind::kEvent, in.events[i], &event)) return CUDA_ERROR_INVALID_HANDLE;
     float milliseconds = 0;
     // An event against itself: succeeds only if it was recorded, with timing, and has passed.
     if (driver.cuEventElapsedTime_v1(&milliseconds, event, event) != CUDA_SUCCESS) continue;
     if (reference == nullptr) reference = event;
     if (driver.cuEventElapsedTime_v1(&milliseconds, reference, event) != CUDA_SUCCESS) continue;
-    out->microseconds[i] = double(milliseconds) * 1000;
-    earliest = std::min(earliest, out->microseconds[i]);
+    known[i] = true;
+    times[i] = double(milliseconds) * 1000;
+    earliest = std::min(earliest, times[i]);
   }
-  // A negative number says "no time", so first see which ones have one.
-  for (size_t i = 0; i < in.events.size(); ++i) {
-    float milliseconds = 0;
-    CUevent event;
-    session.Real(Kind::kEvent, in.events[i], &event);
-    if (reference == nullptr || driver.cuEventElapsedTime_v1(&milliseconds, reference, event) != CUDA_SUCCESS) continue;
-    out->microseconds[i] -= earliest;
-  }
+  for (size_t i = 0; i < in.events.size(); ++i) out->microseconds.push_back(known[i] ? times[i] - earliest : -1);
   return CUDA_SUCCESS;
 }
 
