@@ -173,7 +173,7 @@ const Op* ReadSpecial(const Op* op, uint64_t* r, Thread* t) {
       value = t->warp;
       break;
     case kNwarpId:
-      value = t->block->warp_live.size();
+      value = t->block->warps.size();
       break;
     case kMaskEq:
       value = 1u << t->lane;

@@ -120,6 +120,8 @@ void AddAsyncOps(DecodeTable* table);      // decode_async.cc
 bool DecodeIntegerArithmetic(Decoder& d);
 bool DecodeHalf(Decoder& d);               // decode_half.cc: f16, bf16 and their pairs
 
+bool DecodeWarpBarrier(Decoder& d);        // decode_warp.cc: bar.warp.sync
+
 // A kernel with everything that it calls; Prepared::error says what is wrong.
 std::shared_ptr<const Prepared> Prepare(const Program& program, const Function& kernel);
 

@@ -137,6 +137,11 @@ struct Worker {
   uint64_t instructions = 0;
 };
 
+struct Warp {
+  uint32_t live = 0;                  // lanes that have not ended
+  uint32_t waiting = 0;               // lanes in State::kWarp
+};
+
 struct Block {
   LaunchState* launch = nullptr;
   Worker* worker = nullptr;
@@ -145,7 +150,7 @@ struct Block {
   uint64_t shared_bytes = 0;
   std::vector<uint8_t> shared_storage;
   std::vector<Thread> threads;
-  std::vector<uint32_t> warp_live;    // threads of each warp that have not ended
+  std::vector<Warp> warps;
   Barrier barriers[16];
   uint32_t live = 0;
 };
@@ -207,8 +212,9 @@ uint8_t* ParamPointer(Thread* t, const Op* op, uint64_t offset, uint32_t bytes, 
 template <Where where>
 inline uint8_t* Pointer(Thread* t, const Op* op, uint64_t address, uint32_t bytes, bool write) {
   if (where == Where::kGlobal) return GlobalPointer(t, op, address, bytes, write);
-  if (where == Where::kShared) return SharedPointer(t, op, address, bytes);
-  if (where == Where::kLocal) return LocalPointer(t, op, address, bytes);
+  // These spaces have 32-bit addresses; sums wrap around.
+  if (where == Where::kShared) return SharedPointer(t, op, uint32_t(address), bytes);
+  if (where == Where::kLocal) return LocalPointer(t, op, uint32_t(address), bytes);
   if (where == Where::kParam) return ParamPointer(t, op, address, bytes, write);
   switch (address >> 48) {
     case 1:
@@ -225,9 +231,14 @@ inline uint8_t* Pointer(Thread* t, const Op* op, uint64_t address, uint32_t byte
 // Threads that stop: see exec.cc.
 void Exit(Thread* t);
 const Op* WaitForWarp(Thread* t, const Op* op, Meet meet, uint32_t mask, uint64_t value);
-void FinishMeeting(Block* block, uint32_t warp, const std::vector<uint32_t>& members);
+// Gives the threads of `members`, lanes of one warp that wait for the same operation, their results.
+void FinishMeeting(Block* block, uint32_t warp, uint32_t members, Meet meet);
+// Stops the thread at `next` for now, so that others run.
+const Op* Yield(Thread* t, const Op* next);
 // Lets the threads go on that a barrier holds, where it is complete.
 void CheckBarrier(Block* block, uint32_t id);
+// The handler of bar.red, whose threads get the result; see decode_sync.cc.
+void GiveReduction(Thread* t, const Barrier& barrier);
 // Starts a function: frame, registers, local memory. False: the fault is raised.
 bool Enter(Thread* t, const Op* op, const Code* code, const Op* back);
 // vprintf and its kin; see system.cc.

@@ -1,0 +1,378 @@
+// Runs the threads of blocks in turn.
+//
+// A thread runs until it waits, ends, fails or has used its quantum. Threads of a warp are run one after the other, so
+// a spinning thread delays its block and never stops it. A host thread works on one block at a time; where a block makes
+// no end (it may wait for another one) the host thread takes further blocks in between. Cooperative launches have all
+// blocks under way from the start.
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <thread>
+
+#include "server/softgpu/ptx/machine.h"
+
+namespace cuda_remote::softgpu::ptx {
+namespace {
+
+constexpr uint32_t kQuantum = 4096;
+// A block that has run for so many instructions without an end may be waiting for blocks that have not started.
+constexpr uint64_t kPatience = 400 * 1000 * 1000;
+constexpr size_t kMaxResident = 32;
+// Helpers start when the first blocks have shown that there is enough to do.
+constexpr uint64_t kHelpAfter = 200 * 1000;
+constexpr size_t kMaxRegisters = 1 << 17;
+constexpr size_t kMaxDepth = 1 << 15;
+
+std::string Where_(const Thread* t, const Op* op) {
+  const LaunchState& launch = *t->block->launch;
+  const Code* code = t->frames.empty() ? launch.kernel : t->frames.back().code;
+  std::string text = "kernel " + launch.kernel->function->name;
+  if (code != launch.kernel) text += ", function " + code->function->name;
+  if (op != nullptr) {
+    text += ", line " + std::to_string(op->line) + " '" + std::string(code->program->LineText(op->line)) + "'";
+  }
+  const Block& block = *t->block;
+  auto triple = [](uint32_t x, uint32_t y, uint32_t z) {
+    return "(" + std::to_string(x) + "," + std::to_string(y) + "," + std::to_string(z) + ")";
+  };
+  return text + ", block " + triple(block.ctaid[0], block.ctaid[1], block.ctaid[2]) + ", thread " +
+         triple(t->tid[0], t->tid[1], t->tid[2]);
+}
+
+void SetFault(LaunchState* launch, Fault fault, const std::string& message) {
+  std::lock_guard<std::mutex> lock(launch->mutex);
+  if (launch->result.fault == Fault::kNone) {
+    launch->result.fault = fault;
+    launch->result.message = message;
+  }
+  launch->stop.store(true, std::memory_order_relaxed);
+}
+
+bool Cancelled(LaunchState* launch) {
+  if (launch->options->cancel != nullptr && launch->options->cancel->load(std::memory_order_relaxed)) {
+    SetFault(launch, Fault::kCancelled, "kernel " + launch->kernel->function->name + ": cancelled");
+  }
+  return launch->stop.load(std::memory_order_relaxed);
+}
+
+// The threads of a warp wait for the same meeting?
+void TryMeeting(Block* block, uint32_t warp, Thread* t) {
+  const Warp& state = block->warps[warp];
+  const uint32_t needed = t->mask & state.live;
+  if ((needed & ~state.waiting) != 0) return;
+  for (uint32_t lanes = needed; lanes != 0; lanes &= lanes - 1) {
+    const Thread& other = block->threads[warp * 32 + uint32_t(__builtin_ctz(lanes))];
+    if (other.mask != t->mask || other.meet != t->meet) return;
+  }
+  FinishMeeting(block, warp, needed, t->meet);
+}
+
+void StartBlock(Block* block, LaunchState* launch, Worker* worker, uint64_t index) {
+  const LaunchOptions& options = *launch->options;
+  block->launch = launch;
+  block->worker = worker;
+  block->ctaid[0] = uint32_t(index % options.grid.x);
+  block->ctaid[1] = uint32_t(index / options.grid.x % options.grid.y);
+  block->ctaid[2] = uint32_t(index / options.grid.x / options.grid.y);
+  const uint32_t count = options.block.x * options.block.y * options.block.z;
+  block->shared_storage.assign(size_t(launch->shared_total) + 1024, 0);
+  const uintptr_t storage = reinterpret_cast<uintptr_t>(block->shared_storage.data());
+  block->shared = reinterpret_cast<uint8_t*>((storage + 1023) / 1024 * 1024);
+  block->shared_bytes = launch->shared_total;
+  block->threads.resize(count);
+  block->warps.assign((count + 31) / 32, Warp());
+  for (auto& barrier : block->barriers) barrier = Barrier();
+  block->live = count;
+  for (uint32_t i = 0; i < count; ++i) {
+    Thread& t = block->threads[i];
+    t.block = block;
+    t.linear = i;
+    t.warp = i / 32;
+    t.lane = i % 32;
+    t.tid[0] = i % options.block.x;
+    t.tid[1] = i / options.block.x % options.block.y;
+    t.tid[2] = i / options.block.x / options.block.y;
+    t.state = State::kReady;
+    t.carry = 0;
+    t.frames.clear();
+    t.local.clear();
+    block->warps[t.warp].live |= 1u << t.lane;
+    if (!Enter(&t, nullptr, launch->kernel, nullptr)) return;
+    t.pc = launch->kernel->ops.data();
+  }
+}
+
+// Runs a thread; true: it used up its quantum.
+bool RunThread(Thread* t) {
+  const Op* op = t->pc;
+  uint32_t budget = kQuantum;
+  do {
+    op = op->fn(op, t->r, t);
+  } while (op != nullptr && --budget != 0);
+  t->block->worker->instructions += kQuantum - budget;
+  if (op == nullptr) return t->yielded;
+  t->pc = op;
+  return true;
+}
+
+// Gives every ready thread a turn or more; true: some thread did something.
+bool RunWarp(Block* block, uint32_t warp) {
+  const uint32_t base = warp * 32;
+  bool progress = false;
+  for (;;) {
+    bool ran = false, spins = false;
+    uint32_t converging = 0;
+    for (uint32_t lanes = block->warps[warp].live; lanes != 0; lanes &= lanes - 1) {
+      const uint32_t lane = uint32_t(__builtin_ctz(lanes));
+      Thread* t = &block->threads[base + lane];
+      if (t->state == State::kReady) {
+        ran = true;
+        t->yielded = false;
+        spins |= RunThread(t);
+        if (block->launch->stop.load(std::memory_order_relaxed)) return true;
+      }
+    }
+    progress |= ran;
+    if (ran && !spins) continue;
+    for (uint32_t lanes = block->warps[warp].live; lanes != 0; lanes &= lanes - 1) {
+      const uint32_t lane = uint32_t(__builtin_ctz(lanes));
+      if (block->threads[base + lane].state == State::kConverge) converging |= 1u << lane;
+    }
+    if (converging == 0) return progress;
+    while (converging != 0) {  // those at the same place are together
+      const Op* place = block->threads[base + uint32_t(__builtin_ctz(converging))].pc;
+      uint32_t together = 0;
+      for (uint32_t lanes = converging; lanes != 0; lanes &= lanes - 1) {
+        const uint32_t lane = uint32_t(__builtin_ctz(lanes));
+        if (block->threads[base + lane].pc == place) together |= 1u << lane;
+      }
+      FinishMeeting(block, warp, together, Meet::kActive);
+      converging &= ~together;
+    }
+    progress = true;
+    if (spins) return progress;
+  }
+}
+
+// One turn of every warp. False: the block has ended or failed.
+bool RunBlock(Block* block) {
+  bool progress = false;
+  for (uint32_t warp = 0; warp < block->warps.size(); ++warp) {
+    progress |= RunWarp(block, warp);
+    if (block->launch->stop.load(std::memory_order_relaxed)) return false;
+  }
+  if (block->live == 0) return false;
+  if (Cancelled(block->launch)) return false;
+  if (!progress) {
+    for (const auto& t : block->threads) {
+      if (t.state == State::kDone) continue;
+      SetFault(block->launch, Fault::kDeadlock,
+               std::string("threads wait for each other for ever, e.g. at ") +
+                   (t.state == State::kBarrier ? "a barrier of the block" : "an operation of the warp") + ": " +
+                   Where_(&t, t.pc));
+      break;
+    }
+    return false;
+  }
+  return true;
+}
+
+void RunBlocks(LaunchState* launch, const std::function<void()>& call_for_help) {
+  Worker worker;
+  std::vector<std::unique_ptr<Block>> resident, spare;
+  uint64_t last_end = 0;
+  bool called = false;
+  auto start = [&]() {
+    const uint64_t index = launch->next_block.fetch_add(1);
+    if (index >= launch->blocks) return false;
+    std::unique_ptr<Block> block;
+    if (spare.empty()) {
+      block = std::make_unique<Block>();
+    } else {
+      block = std::move(spare.back());
+      spare.pop_back();
+    }
+    StartBlock(block.get(), launch, &worker, index);
+    resident.push_back(std::move(block));
+    return true;
+  };
+  while (!launch->stop.load(std::memory_order_relaxed)) {
+    if (resident.empty() && !start()) break;
+    bool ended = false;
+    for (size_t i = 0; i < resident.size();) {
+      if (RunBlock(resident[i].get())) {
+        ++i;
+        continue;
+      }
+      ended = true;
+      spare.push_back(std::move(resident[i]));
+      resident.erase(resident.begin() + long(i));
+      if (launch->stop.load(std::memory_order_relaxed)) break;
+    }
+    if (ended) last_end = worker.instructions;
+    if (Cancelled(launch)) break;
+    if (!called && worker.instructions > kHelpAfter && launch->next_block.load() < launch->blocks) {
+      called = true;
+      call_for_help();
+    }
+    if (!resident.empty() && worker.instructions - last_end > kPatience && resident.size() < kMaxResident) {
+      last_end = worker.instructions;
+      start();
+    }
+    if (!resident.empty() && !ended && launch->blocks > 1) std::this_thread::yield();
+  }
+  std::lock_guard<std::mutex> lock(launch->mutex);
+  launch->result.instructions += worker.instructions;
+}
+
+// All blocks at once, a fixed share for each host thread.
+void RunCooperative(LaunchState* launch, uint64_t first, uint64_t step) {
+  Worker worker;
+  std::vector<std::unique_ptr<Block>> resident;
+  for (uint64_t index = first; index < launch->blocks; index += step) {
+    resident.push_back(std::make_unique<Block>());
+    StartBlock(resident.back().get(), launch, &worker, index);
+  }
+  while (!resident.empty() && !launch->stop.load(std::memory_order_relaxed)) {
+    for (size_t i = 0; i < resident.size();) {
+      if (RunBlock(resident[i].get())) {
+        ++i;
+      } else {
+        if (launch->stop.load(std::memory_order_relaxed)) break;
+        resident.erase(resident.begin() + long(i));
+      }
+    }
+    if (Cancelled(launch)) break;
+    std::this_thread::yield();
+  }
+  std::lock_guard<std::mutex> lock(launch->mutex);
+  launch->result.instructions += worker.instructions;
+}
+
+}  // namespace
+
+const Op* Raise(Thread* t, const Op* op, Fault fault, const std::string& what) {
+  SetFault(t->block->launch, fault, what + ": " + Where_(t, op));
+  t->state = State::kDone;
+  return nullptr;
+}
+
+uint8_t* GlobalSlow(Thread* t, const Op* op, uint64_t address, uint32_t bytes, bool write) {
+  if ((address & (bytes - 1)) != 0) return BadAddress(t, op, address, bytes, "global", true);
+  auto& worker = *t->block->worker;
+  for (auto& known : worker.cache) {
+    const uint64_t offset = address - known.begin;
+    if (offset >= known.bytes || known.bytes - offset < bytes || (write && !known.writable)) continue;
+    worker.cache[op->cache % Worker::kEntries] = known;
+    return reinterpret_cast<uint8_t*>(address);
+  }
+  Interval interval;
+  MemoryMap* memory = t->block->launch->options->memory;
+  if (memory == nullptr || address >= kSharedWindow || !memory->Lookup(address, &interval) ||
+      interval.begin > address || interval.end < address || interval.end - address < bytes ||
+      (write && !interval.writable)) {
+    return BadAddress(t, op, address, bytes, "global", false);
+  }
+  auto& entry = worker.cache[op->cache % Worker::kEntries];
+  entry.begin = interval.begin;
+  entry.bytes = interval.end - interval.begin;
+  entry.writable = interval.writable;
+  return reinterpret_cast<uint8_t*>(address);
+}
+
+uint8_t* BadAddress(Thread* t, const Op* op, uint64_t address, uint32_t bytes, const char* space, bool misaligned) {
+  char text[64];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(address));
+  Raise(t, op, misaligned ? Fault::kMisaligned : Fault::kIllegalAddress,
+        std::string(misaligned ? "misaligned " : "illegal ") + space + " access of " + std::to_string(bytes) +
+            " bytes at " + text);
+  return nullptr;
+}
+
+uint8_t* ParamPointer(Thread* t, const Op* op, uint64_t offset, uint32_t bytes, bool write) {
+  const LaunchState& launch = *t->block->launch;
+  if (!write && offset < launch.param_bytes && launch.param_bytes - offset >= bytes && (offset & (bytes - 1)) == 0) {
+    return const_cast<uint8_t*>(launch.params) + offset;
+  }
+  return BadAddress(t, op, offset, bytes, "parameter", (offset & (bytes - 1)) != 0);
+}
+
+const Op* Yield(Thread* t, const Op* next) {
+  t->pc = next;
+  t->yielded = true;
+  return nullptr;
+}
+
+void Exit(Thread* t) {
+  Block* block = t->block;
+  t->state = State::kDone;
+  Warp& warp = block->warps[t->warp];
+  warp.live &= ~(1u << t->lane);
+  --block->live;
+  for (uint32_t lanes = warp.waiting; lanes != 0; lanes &= lanes - 1) {
+    Thread& other = block->threads[t->warp * 32 + uint32_t(__builtin_ctz(lanes))];
+    if (other.state == State::kWarp && (other.mask >> t->lane & 1) != 0) TryMeeting(block, t->warp, &other);
+  }
+  for (uint32_t id = 0; id < 16; ++id) CheckBarrier(block, id);
+}
+
+const Op* WaitForWarp(Thread* t, const Op* op, Meet meet, uint32_t mask, uint64_t value) {
+  if ((mask >> t->lane & 1) == 0) {
+    return Raise(t, op, Fault::kInvalidCode, "a thread is not in the member mask that it gives");
+  }
+  Block* block = t->block;
+  t->pc = op;
+  t->state = State::kWarp;
+  t->meet = meet;
+  t->mask = mask;
+  t->value = value;
+  block->warps[t->warp].waiting |= 1u << t->lane;
+  TryMeeting(block, t->warp, t);
+  return t->state == State::kReady ? t->pc : nullptr;
+}
+
+bool Enter(Thread* t, const Op* op, const Code* code, const Op* back) {
+  Frame frame;
+  frame.back = back;
+  frame.code = code;
+  if (!t->frames.empty()) {
+    const Frame& last = t->frames.back();
+    frame.register_base = last.register_base + uint32_t(last.code->frame.size());
+  }
+  frame.local_base = uint32_t((t->local.size() + 15) / 16 * 16);
+  const size_t registers = frame.register_base + code->frame.size();
+  const size_t local = size_t(frame.local_base) + code->frame_bytes;
+  if (local > t->block->launch->options->stack_bytes || t->frames.size() >= kMaxDepth ||
+      (registers > kMaxRegisters && !t->frames.empty())) {
+    Raise(t, op, Fault::kStackOverflow, "stack overflow (" + std::to_string(t->frames.size()) + " calls)");
+    return false;
+  }
+  if (t->registers.size() < registers) {
+    t->registers.resize(t->frames.empty() ? registers : std::max(registers, 2 * t->registers.size()));
+  }
+  std::copy(code->frame.begin(), code->frame.end(), t->registers.begin() + long(frame.register_base));
+  t->local.resize(local);
+  t->frames.push_back(frame);
+  t->r = t->registers.data() + frame.register_base;
+  t->r[kBaseSlot] = frame.local_base;
+  return true;
+}
+
+// Runs all blocks of a prepared launch.
+void RunLaunch(LaunchState* launch) {
+  const LaunchOptions& options = *launch->options;
+  uint64_t workers = options.host_threads != 0 ? options.host_threads : std::max(1u, std::thread::hardware_concurrency());
+  workers = std::min(std::min<uint64_t>(workers, 256), launch->blocks);
+  std::vector<std::thread> helpers;
+  if (options.cooperative) {
+    for (uint64_t i = 1; i < workers; ++i) helpers.emplace_back(RunCooperative, launch, i, workers);
+    RunCooperative(launch, 0, workers);
+  } else {
+    RunBlocks(launch, [&] {
+      for (uint64_t i = 1; i < workers; ++i) helpers.emplace_back(RunBlocks, launch, [] {});
+    });
+  }
+  for (auto& helper : helpers) helper.join();
+}
+
+}  // namespace cuda_remote::softgpu::ptx
