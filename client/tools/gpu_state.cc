@@ -1,10 +1,14 @@
 #include "client/tools/gpu_state.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <deque>
 #include <memory>
 
 #include "proto/codec/operations.gen.h"
+#include "replay/replayer/channel_target.h"
+#include "replay/replayer/replayer.h"
 
 namespace cuda_remote::client::tools {
 namespace {
@@ -157,6 +161,20 @@ bool Write(ClientChannel* channel, const ckptfmt::Region& region, uint64_t offse
 
 }  // namespace
 
+std::unique_ptr<ClientChannel> OpenSession(const std::string& path, const std::string& program, const std::string& job,
+                                           int gpu, std::string* error) {
+  Hello hello;
+  hello.pid = uint32_t(getpid());
+  hello.program = program;
+  hello.job = job;
+  hello.gpu = gpu;
+  hello.replaying = true;
+  Welcome welcome;
+  std::unique_ptr<ClientChannel> channel = ClientChannel::Connect(path, hello, &welcome, error);
+  if (!channel) *error = "cannot open a session with the GPU server at " + path + ": " + *error;
+  return channel;
+}
+
 bool Drain(ClientChannel* channel, std::string* error) {
   Reply reply;
   if (!Ask(channel, kOpDrain, wire::OpDrain_Request{}, "finish its work", &reply, error)) return false;
@@ -275,6 +293,13 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
     return Write(to, regions[region], offset, bytes, error);
   };
   return ReadAll(from, regions, use, go_on, error) && Drain(to, error);
+}
+
+bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error) {
+  replay::ChannelTarget target(*channel);
+  if (replay::Replay(log, target, nullptr, error)) return Drain(channel, error);
+  *error = "the job's GPU objects cannot be made again on this server: " + *error;
+  return false;
 }
 
 }  // namespace cuda_remote::client::tools

@@ -6,6 +6,7 @@
 #define CUDA_REMOTE_CLIENT_TOOLS_GPU_STATE_H_
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,10 @@ namespace cuda_remote::client::tools {
 
 // Gets bytes done and in all; false: the user has given up, stop.
 using Continue = std::function<bool(uint64_t done, uint64_t total)>;
+
+// Opens a session for a job that is being restarted or moved. `path`: GpuHost::socket_path(); `gpu`: -1 for any.
+std::unique_ptr<ClientChannel> OpenSession(const std::string& path, const std::string& program, const std::string& job,
+                                           int gpu, std::string* error);
 
 // Waits until the GPU is idle. Fails if the GPU has an error, or a stream capture is in progress.
 bool Drain(ClientChannel* channel, std::string* error);
@@ -36,7 +41,7 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
                 const Continue& go_on, std::string* error);
 
 // Makes all objects of the log again, in their order, and compares the answers with those of the first time.
-bool ReplayLog(const replay::Log& log, ClientChannel* channel, const Continue& go_on, std::string* error);
+bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error);
 
 }  // namespace cuda_remote::client::tools
 

@@ -223,6 +223,14 @@ void BlockForwardedSignals() {
   g_blocked = true;
 }
 
+bool Interrupted() {
+  sigset_t pending;
+  sigpending(&pending);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT})
+    if (sigismember(&pending, signal) == 1) return true;
+  return false;
+}
+
 void UnblockInChild() {
   if (g_blocked) sigprocmask(SIG_SETMASK, &g_before, nullptr);
 }
@@ -253,9 +261,7 @@ bool StartIsolated(const Plan& plan, Isolated* isolated, std::string* error, int
   bool interrupted = false;
   pollfd waiting{report[0], POLLIN, 0};
   while (!interrupted && poll(&waiting, 1, 100) <= 0) {
-    sigset_t pending;
-    sigpending(&pending);
-    for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) interrupted = interrupted || sigismember(&pending, signal) == 1;
+    interrupted = Interrupted();
   }
   if (!interrupted) bytes = recv(report[0], &got, sizeof(got), 0);
   if (bytes == ssize_t(sizeof(got)) && got.kind == Report::kStarted) {

@@ -51,6 +51,8 @@ bool StartPlain(const Plan& plan, pid_t* pid, std::string* error, int* code);
 
 // Blocks the signals that WaitForwarding waits for. Before anything is started, so that none is lost.
 void BlockForwardedSignals();
+// Whether one of those that ask a program to end has come since.
+bool Interrupted();
 // Restores what was blocked before, in a child.
 void UnblockInChild();
 

@@ -1,0 +1,238 @@
+// cr-checkpoint: saves a running job. See --help.
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "ckptfmt/image_writer.h"
+#include "client/tools/background.h"
+#include "client/tools/criu.h"
+#include "client/tools/foreground.h"
+#include "client/tools/gpu_state.h"
+#include "client/tools/held_job.h"
+#include "client/tools/job.h"
+#include "client/tools/progress.h"
+#include "proto/frame/frame.h"
+
+namespace cuda_remote::client::tools {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr char kTool[] = "cr-checkpoint";
+constexpr int kExitFailure = 1;
+constexpr int kExitUsage = 2;
+constexpr int kExitNoJob = 4;
+
+constexpr char kExamples[] = R"(
+JOB is the job's folder, its name (cr-run --name), or the PID of the program or of its cr-run.
+
+Examples:
+  cr-checkpoint train /data/train.image           saves the job; it goes on
+  cr-checkpoint --stop train /data/train.image    saves it and ends it; later: cr-restart /data/train.image
+  cr-checkpoint --every 10m train /data/train.image   again and again; each image replaces the one before when it is whole
+
+The job stands still while its GPU memory and its process are saved. A checkpoint that fails, or is interrupted or killed,
+leaves the job running and no new image. Needs root, a job that was started as root, and CRIU (tools/setup-criu).
+
+Exit codes: 0 saved (--every: the job has ended), 1 failed, 2 wrong use, 4 no such job.
+)";
+
+struct Options {
+  std::string job, image;
+  bool stop = false, json = false, quiet = false;
+  double every = 0, timeout = 60;
+  int compress = 0;
+};
+
+struct Outcome {
+  double seconds = 0, paused = 0;
+  ckptfmt::ImageSizes sizes;
+};
+
+double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+std::string CommandOf(const Job& job) {
+  std::string text;
+  for (const std::string& word : job.command()) text += (text.empty() ? "" : " ") + word;
+  return text;
+}
+
+// One checkpoint. False and *error: there is no image, and the job goes on.
+bool Checkpoint(const Options& options, const std::string& directory, Job job, const std::function<bool()>& cancelled,
+                Outcome* outcome, std::string* error) {
+  const Clock::time_point start = Clock::now();
+  std::string criu;
+  if (!DescribeProcesses(&job, error) || !FindCriu(&criu, error)) return false;
+  ckptfmt::WriterOptions writer_options;
+  writer_options.zstd_level = options.compress;
+  auto created = ckptfmt::ImageWriter::Create(options.image, writer_options);
+  if (!created.ok()) {
+    *error = std::string(created.status().message());
+    return false;
+  }
+  const std::unique_ptr<ckptfmt::ImageWriter> image = std::move(*created);
+  const std::unique_ptr<HeldJob> held = HeldJob::Take(directory, int(options.timeout * 1000), error);
+  if (!held) return false;
+  const Clock::time_point paused = Clock::now();
+
+  ckptfmt::ImageInfo info;
+  std::vector<ckptfmt::Region> regions;
+  if (!Drain(held->channel(), error) || !DescribeServer(held->channel(), &info, error) ||
+      !ListRegions(held->channel(), &regions, error)) {
+    return false;
+  }
+  {
+    Progress progress("saving GPU memory", options.quiet);
+    const auto go_on = [&](uint64_t done, uint64_t total) {
+      progress.Update(done, total);
+      return !cancelled();
+    };
+    if (!SaveMemory(held->channel(), regions, image.get(), go_on, error)) return false;
+  }
+  const absl::Status logged = image->WriteLog(held->log_bytes());
+  if (!logged.ok()) {
+    *error = std::string(logged.message());
+    return false;
+  }
+  // Once more: threads and files may have come since.
+  if (!DescribeProcesses(&job, error)) return false;
+  if (cancelled()) {
+    *error = "interrupted";
+    return false;
+  }
+  info.product_version = "wire version " + std::to_string(kWireVersion);
+  info.job = held->info().job;
+  info.program = CommandOf(job);
+  info.pid = uint32_t(job.inner_pid());
+  info.server = job.server().empty() ? "of its own" : job.server();
+  info.next_sequence = held->next_sequence();
+  info.wire_version = kWireVersion;
+  info.session = held->info().session;
+  info.shared_memory = held->info().shared_memory;
+  info.log_records = held->log().records();
+  info.log_images = held->log().images();
+  info.engine = "criu";
+  info.client_info["job"] = JobToJson(job);
+
+  // From here on the job has no channel but ours. HeldJob's end gives it back.
+  if (!held->Release(error) ||
+      !DumpProcesses(job, image->client_dir(), directory, /*leave_stopped=*/options.stop, error)) {
+    return false;
+  }
+  std::string problem;
+  if (!options.stop) {
+    if (!held->GiveBack(error)) return false;
+    outcome->paused = Since(paused);
+  }
+  absl::Status committed;
+  if (cancelled()) {
+    committed = absl::CancelledError("interrupted");
+  } else {
+    Progress progress("writing to the disk", options.quiet);
+    committed = image->Commit(info, [&](uint64_t done, uint64_t total) { progress.Update(done, total); });
+  }
+  if (!committed.ok()) {
+    *error = std::string(committed.message());
+    if (options.stop) ContinueProcesses(job);
+    return false;
+  }
+  if (options.stop) {
+    std::ofstream(directory + "/stopped") << Absolute(options.image) << "\n";
+    if (!KillProcesses(job)) fprintf(stderr, "%s: the job could not be ended; it stands still\n", kTool);
+    held->Abandon();
+    outcome->paused = Since(paused);
+  }
+  outcome->sizes = image->sizes();
+  outcome->seconds = Since(start);
+  return true;
+}
+
+void Tell(const Options& options, const Outcome& outcome) {
+  const ckptfmt::ImageSizes& sizes = outcome.sizes;
+  if (options.json) {
+    printf("{\"image\": \"%s\", \"seconds\": %.3f, \"paused_seconds\": %.3f, \"gpu_bytes\": %llu, \"client_bytes\": %llu, "
+           "\"total_bytes\": %llu}\n",
+           options.image.c_str(), outcome.seconds, outcome.paused, static_cast<unsigned long long>(sizes.region_bytes),
+           static_cast<unsigned long long>(sizes.client_bytes), static_cast<unsigned long long>(sizes.total_bytes));
+  } else if (!options.quiet) {
+    fprintf(stderr, "%s: %s in %.1f s (the job stood still for %.1f s): GPU memory %s, client process %s, on the disk %s\n",
+            kTool, options.image.c_str(), outcome.seconds, outcome.paused, Bytes(double(sizes.region_bytes)).c_str(),
+            Bytes(double(sizes.client_bytes)).c_str(), Bytes(double(sizes.total_bytes)).c_str());
+  }
+  fflush(stdout);
+}
+
+int Work(const Options& options, const std::function<bool()>& cancelled) {
+  std::string directory, error;
+  Job job;
+  if (!FindJob(options.job, &directory, &job, &error)) {
+    Say(kTool, error);
+    return kExitNoJob;
+  }
+  while (true) {
+    Outcome outcome;
+    if (!Checkpoint(options, directory, job, cancelled, &outcome, &error)) {
+      if (options.every > 0 && !JobIsAlive(job)) return 0;
+      const char* const state = JobIsAlive(job) ? "; the job goes on" : "";
+      Say(kTool, "no checkpoint of " + options.job + ": " + error + state);
+      return kExitFailure;
+    }
+    Tell(options, outcome);
+    if (options.every <= 0 || options.stop) return 0;
+    const Clock::time_point next = Clock::now() + std::chrono::milliseconds(int64_t(options.every * 1000));
+    while (Clock::now() < next) {
+      if (cancelled() || !JobIsAlive(job)) return 0;
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  }
+}
+
+int Main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Saves a running job: its GPU memory, its GPU objects and its process.", kTool);
+  app.footer(kExamples);
+  app.set_version_flag("--version", "cr-checkpoint, wire version " + std::to_string(kWireVersion));
+  app.add_option("JOB", options.job, "which job")->required();
+  app.add_option("DIR", options.image, "the image, a folder; an older image there is replaced")->required();
+  app.add_flag("--stop", options.stop, "end the job once it is saved");
+  app.add_option("--every", options.every, "repeat after this time (as in 30s, 10m, 2h) until the job ends")
+      ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}},
+                                        CLI::AsNumberWithUnit::CASE_INSENSITIVE));
+  app.add_option("--timeout", options.timeout, "seconds to wait for CUDA calls that are in progress")
+      ->capture_default_str()
+      ->check(CLI::Range(0.001, 86400.0));
+  app.add_option("--compress", options.compress, "Zstandard level for GPU memory; 0: none")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 19));
+  app.add_flag("--json", options.json, "print times and sizes as JSON");
+  app.add_flag("--quiet", options.quiet, "print errors only");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  if (options.stop && options.every > 0) {
+    Say(kTool, "--stop and --every exclude each other");
+    return kExitUsage;
+  }
+  return RunInBackground([&](const std::function<bool()>& cancelled) { return Work(options, cancelled); });
+}
+
+}  // namespace
+}  // namespace cuda_remote::client::tools
+
+int main(int argc, char** argv) {
+  try {
+    return cuda_remote::client::tools::Main(argc, argv);
+  } catch (const std::exception& error) {
+    fprintf(stderr, "cr-checkpoint: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,234 @@
+// cr-restart: brings a saved job back. See --help.
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "ckptfmt/image_reader.h"
+#include "client/tools/criu.h"
+#include "client/tools/foreground.h"
+#include "client/tools/gpu_host.h"
+#include "client/tools/gpu_state.h"
+#include "client/tools/held_job.h"
+#include "client/tools/isolate.h"
+#include "client/tools/job.h"
+#include "client/tools/progress.h"
+#include "proto/frame/frame.h"
+#include "replay/replayer/replayer.h"
+
+extern char** environ;
+
+namespace cuda_remote::client::tools {
+namespace {
+
+constexpr char kTool[] = "cr-restart";
+
+constexpr char kExamples[] = R"(
+Examples:
+  cr-restart /data/train.image                        a GPU server of its own, on this machine
+  cr-restart /data/train.image --server gpu8:7070
+  cr-restart /data/train.image --server unix:/run/user/1000/cuda-remote/session.sock --gpu 1
+
+The image is verified first. The job then runs in the foreground, as under cr-run: signals go to it, and its output goes where
+it went before if that was a file, and to this program's output if it was a pipe or a terminal. Files that the job has open
+must be where they were. A restart that fails leaves the image as it is and can be tried again. Needs root and CRIU.
+
+Exit codes: the job's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 the restart failed.
+)";
+
+int Fail(const std::string& text) {
+  Say(kTool, text);
+  return kExitFailed;
+}
+
+struct Options {
+  std::string image, server, directory;
+  int gpu = -1;
+  bool quiet = false, no_verify = false;
+};
+
+// Opens and verifies the image, and reads what it says of the job and of its log.
+std::unique_ptr<ckptfmt::ImageReader> OpenImage(const Options& options, Job* job, replay::Log* log, std::string* error) {
+  auto opened = ckptfmt::ImageReader::Open(options.image);
+  if (!opened.ok()) {
+    *error = std::string(opened.status().message());
+    return nullptr;
+  }
+  std::unique_ptr<ckptfmt::ImageReader> image = std::move(*opened);
+  Progress progress("verifying the image", options.quiet);
+  const absl::Status verified = image->Verify([&](uint64_t done, uint64_t total) { progress.Update(done, total); });
+  if (!verified.ok()) {
+    *error = std::string(verified.message());
+    return nullptr;
+  }
+  const ckptfmt::ImageInfo& info = image->info();
+  if (info.wire_version != kWireVersion) {
+    *error = options.image + " was made by a version with wire version " + std::to_string(info.wire_version) +
+             "; this one has " + std::to_string(kWireVersion);
+    return nullptr;
+  }
+  const auto found = info.client_info.find("job");
+  if (info.engine != "criu" || found == info.client_info.end() || !JobFromJson(found->second, job)) {
+    *error = options.image + " has no client process that could be restored (engine " + info.engine + ")";
+    return nullptr;
+  }
+  const absl::StatusOr<std::string> bytes = image->ReadLog();
+  if (!bytes.ok() || !replay::Log::Parse(*bytes, log, error)) {
+    *error = options.image + ": the replay log cannot be read: " +
+             (bytes.ok() ? *error : std::string(bytes.status().message()));
+    return nullptr;
+  }
+  std::string calls;
+  for (const std::string& call : replay::NotReplayable(*log)) calls += (calls.empty() ? "" : ", ") + call;
+  if (!calls.empty()) {
+    *error = options.image + " has objects that cannot be made again here; they came from: " + calls;
+    return nullptr;
+  }
+  return image;
+}
+
+// A GPU session with everything that the job had.
+std::unique_ptr<ClientChannel> RestoreGpu(const Options& options, const GpuHost& host, const ckptfmt::ImageReader& image,
+                                          const replay::Log& log, std::string* error) {
+  const ckptfmt::ImageInfo& info = image.info();
+  std::unique_ptr<ClientChannel> channel =
+      OpenSession(host.socket_path(), info.program, info.job, options.server.empty() ? -1 : options.gpu, error);
+  if (!channel) return nullptr;
+  ckptfmt::ImageInfo here;
+  if (!DescribeServer(channel.get(), &here, error)) return nullptr;
+  if (here.devices.size() < info.devices.size()) {
+    *error = "the job saw " + std::to_string(info.devices.size()) + " GPUs; this server has " +
+             std::to_string(here.devices.size());
+    return nullptr;
+  }
+  for (size_t i = 0; i < info.devices.size(); ++i) {
+    if (here.devices[i].name != info.devices[i].name)
+      Say(kTool, "GPU " + std::to_string(i) + " was a " + info.devices[i].name + "; here it is a " + here.devices[i].name);
+  }
+  if (!ReplayLog(log, channel.get(), error)) return nullptr;
+  Progress progress("loading GPU memory", options.quiet);
+  const auto go_on = [&](uint64_t done, uint64_t total) {
+    progress.Update(done, total);
+    return !Interrupted();
+  };
+  if (!LoadMemory(image, channel.get(), go_on, error)) return nullptr;
+  return channel;
+}
+
+// Brings the process back in a new namespace.
+bool RestoreProcess(const Job& job, const std::string& image_folder, const std::string& directory, Isolated* isolated,
+                    std::string* error) {
+  Plan plan;
+  plan.restored_pid = job.inner_pid();
+  plan.first_pid = FreePid(job);
+  if (directory != job.directory()) {
+    plan.folder = directory;
+    plan.seen_as = job.directory();
+  }
+  for (char** variable = environ; *variable; ++variable) plan.environment.push_back(*variable);
+  std::vector<int> opened;
+  const std::string log = directory + "/criu-restore.log";
+  unlink(log.c_str());
+  // The path that the restorer sees.
+  const bool ready = RestoreCommand(job, image_folder, job.directory(), &plan.command, &opened, error);
+  FILE* const output = tmpfile();
+  plan.restorer_output = output ? fileno(output) : 2;
+  int code = 0;
+  const bool ok = ready && StartIsolated(plan, isolated, error, &code);
+  for (int fd : opened) close(fd);
+  if (ready && !ok && error->empty()) *error = "CRIU could not restore the job's processes: " + CriuErrors(log);
+  if (output) fclose(output);
+  unlink((directory + "/stats-restore").c_str());
+  if (ok) unlink(log.c_str());
+  return ok;
+}
+
+int Run(const Options& options) {
+  std::string error;
+  Job job;
+  replay::Log log;
+  const std::unique_ptr<ckptfmt::ImageReader> image = OpenImage(options, &job, &log, &error);
+  if (!image) return Fail(error);
+  const std::string why = NoIsolation();
+  if (!why.empty()) return Fail("restoring a process needs root");
+
+  std::string directory = options.directory.empty() ? job.directory() : Absolute(options.directory);
+  Job running;
+  std::string ignored;
+  if (ReadJob(directory, &running, &ignored) && JobIsAlive(running)) {
+    return Fail("there is a running job in " + directory + " (PID " + std::to_string(running.pid()) +
+                "): end it first, or give the restarted one another folder with --job-dir");
+  }
+  std::string library_folder;
+  if (!MakeJobFolder(directory, &error) || !LinkLibrary(directory, &library_folder, &error)) return Fail(error);
+  if (directory != job.directory() && !MakeJobFolder(job.directory(), &error)) return Fail(error);
+  unlink((directory + "/stopped").c_str());
+
+  BlockForwardedSignals();
+  std::unique_ptr<GpuHost> host = GpuHost::Open(options.server, options.gpu, directory, /*detached=*/false, &error);
+  std::unique_ptr<ClientChannel> channel;
+  if (host) channel = RestoreGpu(options, *host, *image, log, &error);
+  Isolated isolated;
+  bool ok = channel && RestoreProcess(job, Absolute(image->client_dir()), directory, &isolated, &error);
+  if (ok && !GiveChannel(directory, *channel, channel->next_sequence(), true, host->server(), &error)) {
+    error = "the restored process did not take its GPU session: " + error;
+    kill(isolated.init, SIGKILL);
+    WaitForwarding(isolated.init, true, nullptr);
+    ok = false;
+  }
+  channel.reset();
+  if (!ok) {
+    host.reset();
+    RemoveJobFolder(directory);
+    return Fail(error);
+  }
+  job.set_server(options.server);
+  job.set_gpu(options.gpu);
+  job.set_runner_pid(getpid());
+  job.set_init_pid(isolated.init);
+  job.set_pid_namespace(PidNamespace(isolated.init));
+  job.set_pid(isolated.pid);
+  job.set_image(Absolute(options.image));
+  job.clear_stdio();
+  job.clear_files();
+  if (!WriteJob(directory, job, &error)) Say(kTool, error + "; the other tools will not find the job");
+  return FinishJob(kTool, isolated, directory, std::move(host));
+}
+
+int Main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Brings a saved job back, on this machine and any GPU server.", kTool);
+  app.footer(kExamples);
+  app.set_version_flag("--version", "cr-restart, wire version " + std::to_string(kWireVersion));
+  app.add_option("DIR", options.image, "the image")->required();
+  app.add_option("--server", options.server,
+                 "the GPU server: unix:PATH or HOST:PORT (default: $CUDA_REMOTE_SERVER, else one of the job's own)");
+  app.add_option("--gpu", options.gpu, "the only GPU that the job gets (ordinal)")->check(CLI::Range(0, 255));
+  app.add_option("--job-dir", options.directory, "the job's folder (default: the one that it had)");
+  app.add_flag("--quiet", options.quiet, "print errors only");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitFailed;
+  }
+  const char* const server = getenv("CUDA_REMOTE_SERVER");
+  if (options.server.empty() && server) options.server = server;
+  return Run(options);
+}
+
+}  // namespace
+}  // namespace cuda_remote::client::tools
+
+int main(int argc, char** argv) {
+  try {
+    return cuda_remote::client::tools::Main(argc, argv);
+  } catch (const std::exception& error) {
+    fprintf(stderr, "cr-restart: %s\n", error.what());
+    return 125;
+  }
+}

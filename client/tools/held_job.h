@@ -1,0 +1,62 @@
+// A job that is locked, whose channel and log a tool holds. However this ends, the job gets a channel and goes on: the new one
+// that Give was called with, else its old one. Only Abandon leaves it as it is.
+//
+// Not thread-safe. Functions return false and one sentence in *error.
+#ifndef CUDA_REMOTE_CLIENT_TOOLS_HELD_JOB_H_
+#define CUDA_REMOTE_CLIENT_TOOLS_HELD_JOB_H_
+
+#include <memory>
+#include <string>
+
+#include "client/agent/agent_client.h"
+#include "proto/channel/client_channel.h"
+#include "replay/log/log.h"
+
+namespace cuda_remote::client::tools {
+
+class HeldJob {
+ public:
+  // Stops the CUDA calls of the job in `directory`, waiting up to lock_ms for those in progress, and takes channel and log.
+  // Refuses, with the job going on, if the log has calls that cannot be replayed.
+  static std::unique_ptr<HeldJob> Take(const std::string& directory, int lock_ms, std::string* error);
+  ~HeldJob();
+  HeldJob(const HeldJob&) = delete;
+  HeldJob& operator=(const HeldJob&) = delete;
+
+  // The job's channel, for the tool's own requests.
+  ClientChannel* channel() { return channel_.get(); }
+  const replay::Log& log() const { return log_; }
+  const std::string& log_bytes() const { return log_bytes_; }
+  const agent::Info& info() const { return info_; }
+  uint64_t next_sequence() const { return taken_.next_sequence; }
+
+  // Makes the process ready for a snapshot: it closes its channel, and the connection to the tool.
+  bool Release(std::string* error);
+  // The job goes on with its old channel.
+  bool GiveBack(std::string* error);
+  // The job goes on with another channel, which is behind `server`. The tool keeps its own hold on it.
+  bool Give(const ClientChannel& channel, const std::string& server, std::string* error);
+  // The job has been ended: its session may end too.
+  void Abandon();
+
+ private:
+  HeldJob() = default;
+  bool GiveAndUnlock(const agent::Given& given, std::string* error);
+
+  std::string directory_;
+  std::unique_ptr<agent::AgentClient> agent_;
+  agent::Info info_;
+  agent::Taken taken_;
+  std::unique_ptr<ClientChannel> channel_;
+  std::string log_bytes_;
+  replay::Log log_;
+  bool done_ = false;
+};
+
+// Gives a job that was restored, or released, a channel, and lets it go on.
+bool GiveChannel(const std::string& directory, const ClientChannel& channel, uint64_t next_sequence, bool new_worker,
+                 const std::string& server, std::string* error);
+
+}  // namespace cuda_remote::client::tools
+
+#endif  // CUDA_REMOTE_CLIENT_TOOLS_HELD_JOB_H_
