@@ -137,7 +137,20 @@ bool Session::Drain(std::string* error) {
 }
 
 void Session::Unlock() {
-  // After a Take that led nowhere, this process is the channel's user again.
+  // After a Take that led nowhere, this process is the channel's user again; the tool has moved the rings' positions on.
+  if (channel_ && taken_) {
+    std::string error;
+    std::unique_ptr<ClientChannel> again =
+        ClientChannel::Adopt(channel_->DupFds(), channel_->next_sequence(), channel_->welcome(), &error);
+    if (again) {
+      channel_ = std::move(again);
+      channel_->SetStdoutSink(&WriteDeviceOutput);
+    } else {
+      LogLine("%s", error.c_str());
+      Lose(ChannelStatus::kSystemError);
+    }
+  }
+  taken_ = false;
   if (channel_) host_functions_.SetChannel(channel_.get());
   gate_.Open();
 }
@@ -155,6 +168,7 @@ bool Session::Take(agent::Taken* taken, std::string* error) {
   taken->log_fd = MakeMemfd("cuda-remote-log", log, error);
   if (taken->log_fd < 0) return false;
   host_functions_.SetChannel(nullptr);
+  taken_ = true;
   taken->fds = channel_->DupFds();
   taken->next_sequence = channel_->next_sequence();
   taken->welcome = channel_->welcome();
@@ -164,6 +178,7 @@ bool Session::Take(agent::Taken* taken, std::string* error) {
 void Session::Release() {
   host_functions_.SetChannel(nullptr);
   channel_.reset();
+  taken_ = false;
 }
 
 bool Session::Give(agent::Given given, std::string* error) {
@@ -183,6 +198,7 @@ bool Session::Give(agent::Given given, std::string* error) {
     event_ages_.swap(noted_event_ages_);
     moved_at_ns_ = NowNs();
   }
+  taken_ = false;
   if (!given.server.empty()) settings_.server = given.server;
   lost_.store(CUDA_SUCCESS);
   host_functions_.SetChannel(channel_.get());

@@ -104,7 +104,8 @@ class Session final : public agent::AgentHost {
   AddressMap<int>& reservations() { return reservations_; }
   AddressMap<uint64_t>& mappings() { return mappings_; }
   replay::Log& log() { return log_; }
-  uint64_t& primary_context(int device) { return primary_contexts_[device]; }
+  // The device's primary context, which has a handle from the first question on, retained or not. 0: no handle is left.
+  uint64_t PrimaryContextUnlocked(int device);
   int& primary_retains(int device) { return primary_retains_[device]; }
   unsigned& primary_flags(int device) { return primary_flags_[device]; }
   // Drops all that depends on `key`, but not `key` itself.
@@ -167,6 +168,7 @@ class Session final : public agent::AgentHost {
 
   Settings settings_;
   std::unique_ptr<ClientChannel> channel_;
+  bool taken_ = false;  // a tool uses the channel; the agent's thread only
   Gate gate_;
   std::atomic<bool> initialized_{false};
   std::atomic<CUresult> lost_{CUDA_SUCCESS};
