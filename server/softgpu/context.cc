@@ -1,0 +1,214 @@
+#include "server/softgpu/context.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "proto/driverabi/export_tables.h"
+#include "server/softgpu/cleanup.h"
+#include "server/softgpu/stream.h"
+#include "server/softgpu/thread_state.h"
+
+namespace cuda_remote::softgpu {
+namespace {
+
+std::atomic<uint64_t> g_next_context_id{1};
+thread_local ThreadState* t_state = nullptr;
+
+pthread_key_t ThreadKey() {
+  static pthread_key_t key = [] {
+    pthread_key_t k;
+    pthread_key_create(&k, [](void* state) {
+      t_state = nullptr;
+      delete static_cast<ThreadState*>(state);
+    });
+    return k;
+  }();
+  return key;
+}
+
+constexpr size_t kPrintLimit = 1 << 20;
+
+}  // namespace
+
+ThreadState& GetThreadState() {
+  if (t_state == nullptr) {
+    t_state = new ThreadState;
+    pthread_setspecific(ThreadKey(), t_state);
+  }
+  return *t_state;
+}
+
+ThreadState::~ThreadState() {
+  for (auto& [context, stream] : streams) stream->context()->Retire(stream);
+}
+
+ContextPtr Context::Create(int device, unsigned flags, bool primary) {
+  ContextPtr context(new Context(device, flags, primary));
+  if (!primary) context->Activate();
+  return context;
+}
+
+Context::Context(int device, unsigned context_flags, bool primary)
+    : flags(context_flags), device_(device), primary_(primary), id_(g_next_context_id++) {
+  for (auto& limit : limits) limit = 0;
+}
+
+Context::~Context() = default;
+
+void Context::ResetState() {
+  error_ = CUDA_SUCCESS;
+  cancel_ = false;
+  cache_config = CU_FUNC_CACHE_PREFER_NONE;
+  limits[CU_LIMIT_STACK_SIZE] = 1024;
+  limits[CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20;
+  limits[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20;
+  limits[CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH] = 2;
+  limits[CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048;
+  limits[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;
+  limits[CU_LIMIT_PERSISTING_L2_CACHE_SIZE] = 0;
+}
+
+void Context::SetError(CUresult error) {
+  int none = CUDA_SUCCESS;
+  error_.compare_exchange_strong(none, error);
+}
+
+void Context::Activate() {
+  std::lock_guard<std::mutex> lock(submit_);
+  if (active_) return;
+  ResetState();
+  legacy_ = std::make_shared<Stream>(shared_from_this(), StreamKind::kLegacy, 0, 0);
+  active_.store(true, std::memory_order_release);
+}
+
+void Context::Deactivate() {
+  {
+    std::lock_guard<std::mutex> lock(submit_);
+    if (!active_) return;
+    // Failed or hanging kernels must not keep the caller waiting; those that run well are let finish.
+    if (error_ != CUDA_SUCCESS) cancel_ = true;
+  }
+  for (const TaskPtr& task : Pending()) task->Wait();
+  FlushOutput();
+  DestroyObjectsOf(shared_from_this());
+  StreamPtr legacy;
+  std::vector<StreamPtr> streams;
+  {
+    std::lock_guard<std::mutex> lock(submit_);
+    active_.store(false, std::memory_order_release);
+    legacy.swap(legacy_);
+    streams.swap(streams_);
+  }
+  if (legacy) legacy->Close();
+  for (const StreamPtr& stream : streams) {
+    Registry<Stream>::Get().Remove(stream.get());
+    stream->Close();
+  }
+}
+
+StreamPtr Context::legacy() {
+  std::lock_guard<std::mutex> lock(submit_);
+  return legacy_;
+}
+
+StreamPtr Context::PerThread() {
+  ThreadState& state = GetThreadState();
+  auto it = state.streams.find(this);
+  if (it != state.streams.end()) {
+    if (!it->second->retired()) return it->second;
+    state.streams.erase(it);
+  }
+  if (!active()) return nullptr;
+  auto stream = std::make_shared<Stream>(shared_from_this(), StreamKind::kPerThread, 0, 0);
+  Adopt(stream);
+  state.streams[this] = stream;
+  return stream;
+}
+
+void Context::Adopt(const StreamPtr& stream) {
+  std::lock_guard<std::mutex> lock(submit_);
+  Prune();
+  streams_.push_back(stream);
+}
+
+void Context::Retire(const StreamPtr& stream) {
+  stream->Close();
+  std::lock_guard<std::mutex> lock(submit_);
+  Prune();
+}
+
+// A destroyed stream stays in the list while it has work, for the legacy stream and Synchronize. Under the submit lock.
+void Context::Prune() {
+  streams_.erase(std::remove_if(streams_.begin(), streams_.end(),
+                                [](const StreamPtr& s) { return s->retired() && (!s->last_ || s->last_->done()); }),
+                 streams_.end());
+}
+
+std::vector<TaskPtr> Context::Pending() {
+  std::lock_guard<std::mutex> lock(submit_);
+  std::vector<TaskPtr> tasks;
+  if (legacy_ && legacy_->last_ && !legacy_->last_->done()) tasks.push_back(legacy_->last_);
+  for (const StreamPtr& stream : streams_) {
+    if (stream->last_ && !stream->last_->done()) tasks.push_back(stream->last_);
+  }
+  return tasks;
+}
+
+CUresult Context::Synchronize() {
+  for (const TaskPtr& task : Pending()) task->Wait();
+  FlushOutput();
+  return error();
+}
+
+CUresult Context::Query() { return Pending().empty() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY; }
+
+void Context::Print(std::string_view text) {
+  bool full;
+  {
+    std::lock_guard<std::mutex> lock(output_mutex_);
+    output_.append(text);
+    full = output_.size() > kPrintLimit;
+  }
+  if (full) FlushOutput();
+}
+
+void Context::FlushOutput() {
+  std::lock_guard<std::mutex> lock(output_mutex_);
+  if (output_.empty()) return;
+  // What the program itself has printed comes first.
+  fflush(stdout);
+  const char* p = output_.data();
+  size_t left = output_.size();
+  while (left != 0) {
+    ssize_t n = write(STDOUT_FILENO, p, left);
+    if (n <= 0) break;
+    p += n;
+    left -= n;
+  }
+  output_.clear();
+}
+
+ContextPtr CurrentContext() {
+  ThreadState& state = GetThreadState();
+  return state.contexts.empty() ? nullptr : state.contexts.back();
+}
+
+CUresult UsableContext(ContextPtr* context) {
+  *context = CurrentContext();
+  if (!*context) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!(*context)->active()) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  return (*context)->error();
+}
+
+CUresult ContextFor(CUcontext handle, ContextPtr* context) {
+  if (handle == nullptr) return UsableContext(context);
+  *context = Registry<Context>::Get().Find(handle);
+  if (!*context) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!(*context)->active()) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  return (*context)->error();
+}
+
+}  // namespace cuda_remote::softgpu

@@ -1,0 +1,118 @@
+// Contexts: the state that streams, modules and memory belong to, and the calling thread's stack of them.
+//
+// A CUcontext is the address of a Context. The primary context of a device is one object for the life of the process: it
+// goes from inactive to active and back. A failing kernel leaves its error in the context ("sticky"): every later call
+// that needs the context answers with it, and work that is already queued is dropped, as on a real GPU.
+//
+// Thread-safe.
+#ifndef CUDA_REMOTE_SERVER_SOFTGPU_CONTEXT_H_
+#define CUDA_REMOTE_SERVER_SOFTGPU_CONTEXT_H_
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/softgpu/registry.h"
+
+namespace cuda_remote::softgpu {
+
+class Context;
+class Stream;
+class Task;
+using ContextPtr = std::shared_ptr<Context>;
+using StreamPtr = std::shared_ptr<Stream>;
+using TaskPtr = std::shared_ptr<Task>;
+
+class Context : public std::enable_shared_from_this<Context> {
+ public:
+  // A new, active context. A primary one starts inactive.
+  static ContextPtr Create(int device, unsigned flags, bool primary);
+  ~Context();
+
+  CUcontext handle() { return reinterpret_cast<CUcontext>(this); }
+  int device() const { return device_; }
+  bool primary() const { return primary_; }
+  uint64_t id() const { return id_; }
+  bool active() const { return active_.load(std::memory_order_acquire); }
+
+  CUresult error() const { return static_cast<CUresult>(error_.load(std::memory_order_acquire)); }
+  // The first error stays.
+  void SetError(CUresult error);
+
+  // Makes an inactive primary context usable again.
+  void Activate();
+  // Ends all work, destroys everything that belongs to the context, and makes it inactive.
+  void Deactivate();
+
+  // The legacy default stream.
+  StreamPtr legacy();
+  // The calling thread's own default stream in this context, created at first use.
+  StreamPtr PerThread();
+
+  // Takes a new stream in; lets one go that gets no more work.
+  void Adopt(const StreamPtr& stream);
+  void Retire(const StreamPtr& stream);
+
+  // Waits for all work that was submitted before. Returns the sticky error, if any.
+  CUresult Synchronize();
+  // CUDA_ERROR_NOT_READY while any stream has work.
+  CUresult Query();
+
+  // Set while the context is being destroyed: running kernels end soon.
+  const std::atomic<bool>* cancel() const { return &cancel_; }
+
+  // Text of device printf: kept until FlushOutput, which the synchronising calls do.
+  void Print(std::string_view text);
+  void FlushOutput();
+
+  std::atomic<unsigned> flags{0};
+  std::atomic<CUfunc_cache> cache_config{CU_FUNC_CACHE_PREFER_NONE};
+  std::atomic<int> shared_config{0};
+  std::atomic<unsigned> api_version{3020};
+  std::atomic<size_t> limits[CU_LIMIT_MAX];
+
+ private:
+  friend class Stream;
+  friend TaskPtr SubmitLocked(Context& context, const StreamPtr& stream, TaskPtr task);
+
+  Context(int device, unsigned flags, bool primary);
+  void ResetState();
+  void Prune();
+  // Last tasks of all streams that are not done.
+  std::vector<TaskPtr> Pending();
+
+  const int device_;
+  const bool primary_;
+  const uint64_t id_;
+  std::atomic<bool> active_{false};
+  std::atomic<bool> cancel_{false};
+  std::atomic<int> error_{CUDA_SUCCESS};
+
+  // Guards the set of streams and the order of submissions to all of them.
+  std::mutex submit_;
+  StreamPtr legacy_;
+  std::vector<StreamPtr> streams_;  // all others
+
+  std::mutex output_mutex_;
+  std::string output_;
+};
+
+// Top of the calling thread's stack; null if none.
+ContextPtr CurrentContext();
+
+// The current context if it can be used: CUDA_ERROR_INVALID_CONTEXT without one, CUDA_ERROR_CONTEXT_IS_DESTROYED, or its
+// sticky error.
+CUresult UsableContext(ContextPtr* context);
+
+// The context for a handle that a caller passed: null means the current one.
+CUresult ContextFor(CUcontext handle, ContextPtr* context);
+
+}  // namespace cuda_remote::softgpu
+
+#endif  // CUDA_REMOTE_SERVER_SOFTGPU_CONTEXT_H_

@@ -1,0 +1,247 @@
+// Copies and fills.
+//
+// A synchronous copy with host memory waits; one between device addresses, and a fill, is only put into the stream, as the
+// driver does. An asynchronous copy from pageable memory takes the bytes at the call; one to pageable memory waits.
+#include "server/softgpu/api.h"
+
+#include "server/softgpu/copy.h"
+#include "server/softgpu/graph.h"
+#include "server/softgpu/memory_map.h"
+#include "server/softgpu/stream.h"
+#include "server/softgpu/work.h"
+
+using namespace cuda_remote::softgpu;
+
+namespace {
+
+// Up to here an asynchronous copy from pageable memory is staged; a larger one waits.
+constexpr uint64_t kStageBytes = 1 << 20;
+
+CUresult Copy(const CUDA_MEMCPY3D& copy, CUstream handle, bool synchronous) {
+  ContextPtr context;
+  if (CUresult result = UsableContext(&context); result != CUDA_SUCCESS) return result;
+  StreamPtr stream;
+  if (CUresult result = ResolveStream(context, handle, &stream); result != CUDA_SUCCESS) return result;
+  CopyWork work;
+  bool pageable_from, pageable_to;
+  if (CUresult result = MakeCopy(copy, &work, &pageable_from, &pageable_to); result != CUDA_SUCCESS) return result;
+  if (work.depth == 0) return CUDA_SUCCESS;
+  if (synchronous) {
+    bool host = copy.srcMemoryType == CU_MEMORYTYPE_HOST || copy.dstMemoryType == CU_MEMORYTYPE_HOST ||
+                copy.srcMemoryType == CU_MEMORYTYPE_UNIFIED || copy.dstMemoryType == CU_MEMORYTYPE_UNIFIED;
+    if (host) return IssueAndWait(stream, std::move(work));
+    if (CaptureOf(stream)) return ForbiddenInCapture(stream);
+    return Issue(stream, std::move(work));
+  }
+  if (CaptureOf(stream)) return Issue(stream, std::move(work));
+  if (pageable_to) return IssueAndWait(stream, std::move(work));
+  if (pageable_from) {
+    uint64_t bytes = work.width * work.height * work.depth;
+    if (bytes > kStageBytes) return IssueAndWait(stream, std::move(work));
+    work.staged = std::make_shared<std::string>();
+    work.staged->reserve(bytes);
+    for (uint64_t z = 0; z < work.depth; ++z) {
+      for (uint64_t y = 0; y < work.height; ++y) {
+        work.staged->append(
+            reinterpret_cast<const char*>(work.from + z * work.from_slice + y * work.from_pitch), work.width);
+      }
+    }
+  }
+  return Issue(stream, std::move(work));
+}
+
+CUresult CopyBytes(CUmemorytype to_type, uint64_t to, CUmemorytype from_type, uint64_t from, size_t bytes,
+                   CUstream stream, bool synchronous) {
+  CUDA_MEMCPY3D copy = {};
+  copy.srcMemoryType = from_type;
+  copy.srcHost = reinterpret_cast<const void*>(from);
+  copy.srcDevice = from;
+  copy.dstMemoryType = to_type;
+  copy.dstHost = reinterpret_cast<void*>(to);
+  copy.dstDevice = to;
+  copy.WidthInBytes = bytes;
+  copy.Height = copy.Depth = 1;
+  return Copy(copy, stream, synchronous);
+}
+
+CUDA_MEMCPY3D From2D(const CUDA_MEMCPY2D& c) {
+  CUDA_MEMCPY3D copy = {};
+  copy.srcXInBytes = c.srcXInBytes;
+  copy.srcY = c.srcY;
+  copy.srcMemoryType = c.srcMemoryType;
+  copy.srcHost = c.srcHost;
+  copy.srcDevice = c.srcDevice;
+  copy.srcArray = c.srcArray;
+  copy.srcPitch = c.srcPitch;
+  copy.dstXInBytes = c.dstXInBytes;
+  copy.dstY = c.dstY;
+  copy.dstMemoryType = c.dstMemoryType;
+  copy.dstHost = c.dstHost;
+  copy.dstDevice = c.dstDevice;
+  copy.dstArray = c.dstArray;
+  copy.dstPitch = c.dstPitch;
+  copy.WidthInBytes = c.WidthInBytes;
+  copy.Height = c.Height;
+  copy.Depth = 1;
+  return copy;
+}
+
+CUDA_MEMCPY3D FromPeer(const CUDA_MEMCPY3D_PEER& c) {
+  CUDA_MEMCPY3D copy = {};
+  copy.srcXInBytes = c.srcXInBytes;
+  copy.srcY = c.srcY;
+  copy.srcZ = c.srcZ;
+  copy.srcMemoryType = c.srcMemoryType;
+  copy.srcHost = c.srcHost;
+  copy.srcDevice = c.srcDevice;
+  copy.srcPitch = c.srcPitch;
+  copy.srcHeight = c.srcHeight;
+  copy.dstXInBytes = c.dstXInBytes;
+  copy.dstY = c.dstY;
+  copy.dstZ = c.dstZ;
+  copy.dstMemoryType = c.dstMemoryType;
+  copy.dstHost = c.dstHost;
+  copy.dstDevice = c.dstDevice;
+  copy.dstPitch = c.dstPitch;
+  copy.dstHeight = c.dstHeight;
+  copy.WidthInBytes = c.WidthInBytes;
+  copy.Height = c.Height;
+  copy.Depth = c.Depth;
+  return copy;
+}
+
+CUresult Set(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t element, size_t width, size_t height, CUstream handle) {
+  ContextPtr context;
+  if (CUresult result = UsableContext(&context); result != CUDA_SUCCESS) return result;
+  StreamPtr stream;
+  if (CUresult result = ResolveStream(context, handle, &stream); result != CUDA_SUCCESS) return result;
+  MemsetWork work;
+  if (CUresult result = MakeMemset(to, pitch, value, element, width, height, &work); result != CUDA_SUCCESS) return result;
+  return work.height == 0 ? CUDA_SUCCESS : Issue(stream, work);
+}
+
+constexpr CUmemorytype kHost = CU_MEMORYTYPE_HOST, kDevice = CU_MEMORYTYPE_DEVICE, kUnified = CU_MEMORYTYPE_UNIFIED;
+
+}  // namespace
+
+SOFTGPU_API cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  SOFTGPU_ENTER();
+  return CopyBytes(kUnified, to, kUnified, from, bytes, nullptr, true);
+}
+SOFTGPU_API cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  SOFTGPU_ENTER();
+  return CopyBytes(kUnified, to, kUnified, from, bytes, stream, false);
+}
+SOFTGPU_API cuMemcpyPeer(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t bytes) {
+  SOFTGPU_ENTER();
+  return CopyBytes(kDevice, to, kDevice, from, bytes, nullptr, true);
+}
+SOFTGPU_API cuMemcpyPeerAsync(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t bytes, CUstream stream) {
+  SOFTGPU_ENTER();
+  return CopyBytes(kDevice, to, kDevice, from, bytes, stream, false);
+}
+SOFTGPU_API cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t bytes) {
+  SOFTGPU_ENTER();
+  return CopyBytes(kDevice, to, kHost, reinterpret_cast<uint64_t>(from), bytes, nullptr, true);
+}
+SOFTGPU_API cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  SOFTGPU_ENTER();
+  return CopyBytes(kDevice, to, kHost, reinterpret_cast<uint64_t>(from), bytes, stream, false);
+}
+SOFTGPU_API cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) {
+  SOFTGPU_ENTER();
+  return CopyBytes(kHost, reinterpret_cast<uint64_t>(to), kDevice, from, bytes, nullptr, true);
+}
+SOFTGPU_API cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  SOFTGPU_ENTER();
+  return CopyBytes(kHost, reinterpret_cast<uint64_t>(to), kDevice, from, bytes, stream, false);
+}
+SOFTGPU_API cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  SOFTGPU_ENTER();
+  return CopyBytes(kDevice, to, kDevice, from, bytes, nullptr, true);
+}
+SOFTGPU_API cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  SOFTGPU_ENTER();
+  return CopyBytes(kDevice, to, kDevice, from, bytes, stream, false);
+}
+
+SOFTGPU_API cuMemcpy2D_v2(const CUDA_MEMCPY2D* copy) {
+  SOFTGPU_ENTER();
+  return copy == nullptr ? CUDA_ERROR_INVALID_VALUE : Copy(From2D(*copy), nullptr, true);
+}
+SOFTGPU_API cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* copy) {
+  SOFTGPU_ENTER();
+  return copy == nullptr ? CUDA_ERROR_INVALID_VALUE : Copy(From2D(*copy), nullptr, true);
+}
+SOFTGPU_API cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* copy, CUstream stream) {
+  SOFTGPU_ENTER();
+  return copy == nullptr ? CUDA_ERROR_INVALID_VALUE : Copy(From2D(*copy), stream, false);
+}
+SOFTGPU_API cuMemcpy3D_v2(const CUDA_MEMCPY3D* copy) {
+  SOFTGPU_ENTER();
+  return copy == nullptr ? CUDA_ERROR_INVALID_VALUE : Copy(*copy, nullptr, true);
+}
+SOFTGPU_API cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* copy, CUstream stream) {
+  SOFTGPU_ENTER();
+  return copy == nullptr ? CUDA_ERROR_INVALID_VALUE : Copy(*copy, stream, false);
+}
+SOFTGPU_API cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* copy) {
+  SOFTGPU_ENTER();
+  return copy == nullptr ? CUDA_ERROR_INVALID_VALUE : Copy(FromPeer(*copy), nullptr, true);
+}
+SOFTGPU_API cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* copy, CUstream stream) {
+  SOFTGPU_ENTER();
+  return copy == nullptr ? CUDA_ERROR_INVALID_VALUE : Copy(FromPeer(*copy), stream, false);
+}
+
+SOFTGPU_API cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count) {
+  SOFTGPU_ENTER();
+  return Set(to, 0, value, 1, count, 1, nullptr);
+}
+SOFTGPU_API cuMemsetD16_v2(CUdeviceptr to, unsigned short value, size_t count) {
+  SOFTGPU_ENTER();
+  return Set(to, 0, value, 2, count, 1, nullptr);
+}
+SOFTGPU_API cuMemsetD32_v2(CUdeviceptr to, unsigned int value, size_t count) {
+  SOFTGPU_ENTER();
+  return Set(to, 0, value, 4, count, 1, nullptr);
+}
+SOFTGPU_API cuMemsetD2D8_v2(CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height) {
+  SOFTGPU_ENTER();
+  return Set(to, pitch, value, 1, width, height, nullptr);
+}
+SOFTGPU_API cuMemsetD2D16_v2(CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height) {
+  SOFTGPU_ENTER();
+  return Set(to, pitch, value, 2, width, height, nullptr);
+}
+SOFTGPU_API cuMemsetD2D32_v2(CUdeviceptr to, size_t pitch, unsigned int value, size_t width, size_t height) {
+  SOFTGPU_ENTER();
+  return Set(to, pitch, value, 4, width, height, nullptr);
+}
+SOFTGPU_API cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
+  SOFTGPU_ENTER();
+  return Set(to, 0, value, 1, count, 1, stream);
+}
+SOFTGPU_API cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream stream) {
+  SOFTGPU_ENTER();
+  return Set(to, 0, value, 2, count, 1, stream);
+}
+SOFTGPU_API cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t count, CUstream stream) {
+  SOFTGPU_ENTER();
+  return Set(to, 0, value, 4, count, 1, stream);
+}
+SOFTGPU_API cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height,
+                              CUstream stream) {
+  SOFTGPU_ENTER();
+  return Set(to, pitch, value, 1, width, height, stream);
+}
+SOFTGPU_API cuMemsetD2D16Async(CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height,
+                               CUstream stream) {
+  SOFTGPU_ENTER();
+  return Set(to, pitch, value, 2, width, height, stream);
+}
+SOFTGPU_API cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned int value, size_t width, size_t height,
+                               CUstream stream) {
+  SOFTGPU_ENTER();
+  return Set(to, pitch, value, 4, width, height, stream);
+}

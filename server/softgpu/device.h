@@ -1,0 +1,67 @@
+// The devices: what they are said to be, their memory budget, their primary contexts.
+//
+// Thread-safe; devices exist from the first use to the end of the process.
+#ifndef CUDA_REMOTE_SERVER_SOFTGPU_DEVICE_H_
+#define CUDA_REMOTE_SERVER_SOFTGPU_DEVICE_H_
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+#include "server/softgpu/context.h"
+
+namespace cuda_remote::softgpu {
+
+constexpr int kDriverVersion = 13000;
+constexpr int kComputeMajor = 9;
+constexpr int kComputeMinor = 0;
+constexpr int kMultiprocessors = 4;
+constexpr int kThreadsPerMultiprocessor = 2048;
+constexpr int kBlocksPerMultiprocessor = 32;
+constexpr int kRegistersPerMultiprocessor = 65536;
+constexpr int kSharedPerMultiprocessor = 228 * 1024;
+constexpr int kSharedPerBlock = 48 * 1024;
+constexpr int kSharedPerBlockOptin = 227 * 1024;
+constexpr int kReservedSharedPerBlock = 1024;
+constexpr uint64_t kGranularity = 2 << 20;  // of cuMemCreate and cuMemMap
+constexpr uint64_t kAllocationAlignment = 512;
+constexpr uint64_t kPitchAlignment = 512;
+
+class Device {
+ public:
+  explicit Device(int ordinal);
+
+  int ordinal() const { return ordinal_; }
+  const CUuuid& uuid() const { return uuid_; }
+
+  uint64_t total() const { return total_; }
+  uint64_t used() const { return used_.load(); }
+  // Takes bytes from the budget; false if it does not have them.
+  bool TakeMemory(uint64_t bytes);
+  void GiveMemory(uint64_t bytes) { used_ -= bytes; }
+
+  const ContextPtr& primary() const { return primary_; }
+
+  std::recursive_mutex primary_mutex;  // what ends with a context may call the driver again
+  unsigned primary_retained = 0;
+
+ private:
+  const int ordinal_;
+  const uint64_t total_;
+  CUuuid uuid_;
+  std::atomic<uint64_t> used_{0};
+  ContextPtr primary_;
+};
+
+// Null if there is no such device.
+Device* GetDevice(CUdevice ordinal);
+int DeviceCount();
+
+// CUDA_ERROR_INVALID_VALUE for an attribute that the driver does not know.
+CUresult DeviceAttribute(int* value, CUdevice_attribute attribute, CUdevice device);
+
+}  // namespace cuda_remote::softgpu
+
+#endif  // CUDA_REMOTE_SERVER_SOFTGPU_DEVICE_H_

@@ -1,0 +1,32 @@
+#include "server/softgpu/event.h"
+
+namespace cuda_remote::softgpu {
+
+void Event::RecordNow() {
+  auto now = std::make_shared<EventRecord>();
+  now->nanoseconds = Now();
+  std::lock_guard<std::mutex> lock(mutex);
+  record = std::move(now);
+}
+
+void RecordEvent(const EventPtr& event, const StreamPtr& stream) {
+  auto record = std::make_shared<EventRecord>();
+  // The event's lock is held so that nobody sees the record before its task is known.
+  std::lock_guard<std::mutex> lock(event->mutex);
+  // Task and record own each other until the task is done.
+  record->task = stream->Submit(
+      [record] {
+        record->nanoseconds.store(Now(), std::memory_order_relaxed);
+        return CUDA_SUCCESS;
+      },
+      {}, true);
+  event->record = std::move(record);
+}
+
+void WaitEvent(const EventPtr& event, const StreamPtr& stream) {
+  std::shared_ptr<EventRecord> record = event->latest();
+  if (!record || record->done()) return;
+  stream->Submit(nullptr, {record->task}, true);
+}
+
+}  // namespace cuda_remote::softgpu

@@ -1,0 +1,50 @@
+// Events: the latest record of each is a task in a stream, with the time when it was done.
+#ifndef CUDA_REMOTE_SERVER_SOFTGPU_EVENT_H_
+#define CUDA_REMOTE_SERVER_SOFTGPU_EVENT_H_
+
+#include <cuda.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "server/softgpu/context.h"
+#include "server/softgpu/stream.h"
+
+namespace cuda_remote::softgpu {
+
+struct EventRecord {
+  TaskPtr task;  // null: done at once
+  std::atomic<uint64_t> nanoseconds{0};
+  bool done() const { return !task || task->done(); }
+};
+
+struct Event {
+  ContextPtr context;
+  unsigned flags = 0;
+
+  std::mutex mutex;
+  std::shared_ptr<EventRecord> record;  // null: never recorded
+
+  // Recorded into a capture: where work that waits for it comes after. Guarded by CaptureMutex().
+  std::shared_ptr<Capture> capture;
+  std::vector<GraphNode*> capture_nodes;
+
+  CUevent handle() { return reinterpret_cast<CUevent>(this); }
+  std::shared_ptr<EventRecord> latest() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return record;
+  }
+  // Recorded and done now (inside a graph, on the stream's thread).
+  void RecordNow();
+};
+using EventPtr = std::shared_ptr<Event>;
+
+// What cuEventRecord and cuStreamWaitEvent do to a stream that is not being captured.
+void RecordEvent(const EventPtr& event, const StreamPtr& stream);
+void WaitEvent(const EventPtr& event, const StreamPtr& stream);
+
+}  // namespace cuda_remote::softgpu
+
+#endif  // CUDA_REMOTE_SERVER_SOFTGPU_EVENT_H_

@@ -1,0 +1,232 @@
+#include "server/softgpu/graph.h"
+
+#include <algorithm>
+#include <atomic>
+
+namespace cuda_remote::softgpu {
+namespace {
+
+// Captures that run. Guarded by CaptureMutex(); the count can be read without it.
+std::vector<std::shared_ptr<Capture>>& Running() {
+  static auto* list = new std::vector<std::shared_ptr<Capture>>;
+  return *list;
+}
+std::atomic<int> g_running{0};
+
+void Invalidate(const std::shared_ptr<Capture>& capture) { capture->invalid = true; }
+
+CUgraphNodeType TypeOf(const Work& work) {
+  struct Visitor {
+    CUgraphNodeType operator()(const EmptyWork&) const { return CU_GRAPH_NODE_TYPE_EMPTY; }
+    CUgraphNodeType operator()(const KernelWork&) const { return CU_GRAPH_NODE_TYPE_KERNEL; }
+    CUgraphNodeType operator()(const CopyWork&) const { return CU_GRAPH_NODE_TYPE_MEMCPY; }
+    CUgraphNodeType operator()(const MemsetWork&) const { return CU_GRAPH_NODE_TYPE_MEMSET; }
+    CUgraphNodeType operator()(const HostWork&) const { return CU_GRAPH_NODE_TYPE_HOST; }
+    CUgraphNodeType operator()(const EventRecordWork&) const { return CU_GRAPH_NODE_TYPE_EVENT_RECORD; }
+    CUgraphNodeType operator()(const EventWaitWork&) const { return CU_GRAPH_NODE_TYPE_WAIT_EVENT; }
+    CUgraphNodeType operator()(const ChildGraphWork&) const { return CU_GRAPH_NODE_TYPE_GRAPH; }
+    CUgraphNodeType operator()(const ValueWork&) const { return CU_GRAPH_NODE_TYPE_BATCH_MEM_OP; }
+  };
+  return std::visit(Visitor{}, work);
+}
+
+}  // namespace
+
+std::recursive_mutex& CaptureMutex() {
+  static auto* mutex = new std::recursive_mutex;
+  return *mutex;
+}
+
+Graph::~Graph() {
+  for (const std::shared_ptr<GraphNode>& node : nodes) Registry<GraphNode>::Get().Remove(node.get());
+  for (const AllocationPtr& allocation : memory) {
+    MemoryMap::Get().Release(MemoryMap::Get().RemoveIf(
+        allocation->begin, [&](const Allocation& found) { return found.id == allocation->id; }));
+  }
+}
+
+GraphNode* Graph::Add(CUgraphNodeType type, Work work, std::vector<GraphNode*> dependencies) {
+  auto node = std::make_shared<GraphNode>();
+  node->graph = this;
+  node->type = type;
+  node->work = std::move(work);
+  std::sort(dependencies.begin(), dependencies.end());
+  dependencies.erase(std::unique(dependencies.begin(), dependencies.end()), dependencies.end());
+  node->dependencies = std::move(dependencies);
+  nodes.push_back(node);
+  Registry<GraphNode>::Get().Add(node);
+  return node.get();
+}
+
+std::shared_ptr<Graph> Graph::Clone(std::map<const GraphNode*, GraphNode*>* made) const {
+  std::map<const GraphNode*, GraphNode*> own;
+  if (made == nullptr) made = &own;
+  auto clone = std::make_shared<Graph>();
+  for (const std::shared_ptr<GraphNode>& node : nodes) {
+    GraphNode* copy = clone->Add(node->type, node->work, {});
+    copy->enabled = node->enabled;
+    copy->copy = node->copy;
+    copy->memset = node->memset;
+    copy->origin = node.get();
+    (*made)[node.get()] = copy;
+    if (auto* child = std::get_if<ChildGraphWork>(&copy->work)) child->graph = child->graph->Clone();
+  }
+  for (const std::shared_ptr<GraphNode>& node : nodes) {
+    for (GraphNode* dependency : node->dependencies) (*made)[node.get()]->dependencies.push_back((*made)[dependency]);
+  }
+  return clone;
+}
+
+bool Graph::Order(std::vector<GraphNode*>* order) const {
+  std::map<GraphNode*, size_t> missing;
+  std::map<GraphNode*, std::vector<GraphNode*>> dependents;
+  std::vector<GraphNode*> ready;
+  for (const std::shared_ptr<GraphNode>& node : nodes) {
+    missing[node.get()] = node->dependencies.size();
+    for (GraphNode* dependency : node->dependencies) dependents[dependency].push_back(node.get());
+    if (node->dependencies.empty()) ready.push_back(node.get());
+  }
+  for (size_t i = 0; i < ready.size(); ++i) {
+    order->push_back(ready[i]);
+    for (GraphNode* next : dependents[ready[i]]) {
+      if (--missing[next] == 0) ready.push_back(next);
+    }
+  }
+  return order->size() == nodes.size();
+}
+
+std::vector<Work> GraphExec::Works() const {
+  std::vector<Work> works;
+  for (GraphNode* node : order) {
+    if (node->enabled) works.push_back(node->work);
+  }
+  return works;
+}
+
+std::shared_ptr<Capture> CaptureOf(const StreamPtr& stream) {
+  if (g_running.load(std::memory_order_acquire) == 0) return nullptr;
+  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  return stream->capture;
+}
+
+CUresult CaptureWork(const StreamPtr& stream, const std::shared_ptr<Capture>& capture, Work work) {
+  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  if (capture->invalid || stream->capture != capture) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  CUgraphNodeType type = TypeOf(work);
+  GraphNode* node = capture->graph->Add(type, std::move(work), stream->capture_dependencies);
+  stream->capture_dependencies = {node};
+  return CUDA_SUCCESS;
+}
+
+CUresult ForbiddenInCapture(const StreamPtr& stream) {
+  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  if (stream->capture) Invalidate(stream->capture);
+  return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+CUresult CheckLegacyCapture(const StreamPtr& stream) {
+  if (g_running.load(std::memory_order_acquire) == 0 || stream->kind() != StreamKind::kLegacy) return CUDA_SUCCESS;
+  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  for (const std::shared_ptr<Capture>& capture : Running()) {
+    if (capture->origin->context() != stream->context() || capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED) continue;
+    for (const StreamPtr& captured : capture->streams) {
+      if (!captured->blocking()) continue;
+      Invalidate(capture);
+      return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult WaitEventInCapture(const StreamPtr& stream, const EventPtr& event) {
+  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  std::shared_ptr<Capture> capture = event->capture;
+  if (!capture) {
+    // An event from outside: the graph cannot depend on it.
+    Invalidate(stream->capture);
+    return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+  }
+  if (std::find(Running().begin(), Running().end(), capture) == Running().end()) {
+    if (stream->capture) Invalidate(stream->capture);
+    return CUDA_ERROR_CAPTURED_EVENT;
+  }
+  if (capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  if (stream->kind() == StreamKind::kLegacy) {
+    Invalidate(capture);
+    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  }
+  if (stream->capture && stream->capture != capture) {
+    Invalidate(stream->capture);
+    Invalidate(capture);
+    return CUDA_ERROR_STREAM_CAPTURE_MERGE;
+  }
+  if (!stream->capture) {
+    stream->capture = capture;
+    stream->capture_dependencies.clear();
+    capture->streams.push_back(stream);
+  }
+  for (GraphNode* node : event->capture_nodes) {
+    auto& list = stream->capture_dependencies;
+    if (std::find(list.begin(), list.end(), node) == list.end()) list.push_back(node);
+  }
+  return CUDA_SUCCESS;
+}
+
+void ForgetStreamCapture(const StreamPtr& stream) {
+  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  if (!stream->capture) return;
+  std::shared_ptr<Capture> capture = stream->capture;
+  if (capture->origin == stream) EndCapture(capture);
+}
+
+CUresult BeginCapture(const StreamPtr& stream, CUstreamCaptureMode mode, const GraphPtr& graph,
+                      std::vector<GraphNode*> dependencies) {
+  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  if (stream->kind() == StreamKind::kLegacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
+  static uint64_t next_id = 1;
+  auto capture = std::make_shared<Capture>();
+  capture->id = next_id++;
+  capture->own_graph = !graph;
+  capture->graph = graph ? graph : std::make_shared<Graph>();
+  // The graph can be asked for, and looked at, while it is being captured.
+  if (!graph) Registry<Graph>::Get().Add(capture->graph);
+  capture->origin = stream;
+  capture->mode = mode;
+  capture->streams = {stream};
+  stream->capture = capture;
+  stream->capture_dependencies = std::move(dependencies);
+  Running().push_back(capture);
+  g_running.store(static_cast<int>(Running().size()), std::memory_order_release);
+  return CUDA_SUCCESS;
+}
+
+CUresult EndCapture(const std::shared_ptr<Capture>& capture) {
+  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  CUresult result = capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+  // What every other stream did last must come before what the origin did last.
+  std::set<GraphNode*> before;
+  std::vector<GraphNode*> todo = capture->origin->capture_dependencies;
+  while (!todo.empty()) {
+    GraphNode* node = todo.back();
+    todo.pop_back();
+    if (!before.insert(node).second) continue;
+    todo.insert(todo.end(), node->dependencies.begin(), node->dependencies.end());
+  }
+  for (const StreamPtr& stream : capture->streams) {
+    for (GraphNode* node : stream->capture_dependencies) {
+      if (before.count(node) == 0 && result == CUDA_SUCCESS) result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+    }
+  }
+  for (const StreamPtr& stream : capture->streams) {
+    stream->capture = nullptr;
+    stream->capture_dependencies.clear();
+  }
+  if (result != CUDA_SUCCESS && capture->own_graph) Registry<Graph>::Get().Remove(capture->graph.get());
+  capture->streams.clear();
+  Running().erase(std::remove(Running().begin(), Running().end(), capture), Running().end());
+  g_running.store(static_cast<int>(Running().size()), std::memory_order_release);
+  return result;
+}
+
+}  // namespace cuda_remote::softgpu

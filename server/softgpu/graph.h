@@ -1,0 +1,103 @@
+// Graphs, their nodes, executable graphs, and streams being captured into graphs.
+//
+// One mutex (CaptureMutex) guards the structure of all graphs and all capture state: these calls are rare, and it keeps
+// captures that span several streams simple.
+#ifndef CUDA_REMOTE_SERVER_SOFTGPU_GRAPH_H_
+#define CUDA_REMOTE_SERVER_SOFTGPU_GRAPH_H_
+
+#include <cuda.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/softgpu/event.h"
+#include "server/softgpu/memory_map.h"
+#include "server/softgpu/stream.h"
+#include "server/softgpu/work.h"
+
+namespace cuda_remote::softgpu {
+
+std::recursive_mutex& CaptureMutex();
+
+struct GraphNode : std::enable_shared_from_this<GraphNode> {
+  Graph* graph = nullptr;
+  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+  Work work;
+  std::vector<GraphNode*> dependencies;
+  bool enabled = true;
+  // The parameters as the caller gave them, for the getters.
+  CUDA_MEMCPY3D copy = {};
+  CUDA_MEMSET_NODE_PARAMS memset = {};
+  std::vector<void*> param_pointers;  // of a kernel: into its parameter block
+  const GraphNode* origin = nullptr;  // in a clone: the node it was made from
+
+  CUgraphNode handle() { return reinterpret_cast<CUgraphNode>(this); }
+};
+
+struct Graph : std::enable_shared_from_this<Graph> {
+  std::vector<std::shared_ptr<GraphNode>> nodes;  // a node comes after its dependencies unless they were added later
+  std::vector<AllocationPtr> memory;              // of captured allocations
+
+  ~Graph();
+  CUgraph handle() { return reinterpret_cast<CUgraph>(this); }
+  GraphNode* Add(CUgraphNodeType type, Work work, std::vector<GraphNode*> dependencies);
+  std::shared_ptr<Graph> Clone(std::map<const GraphNode*, GraphNode*>* made = nullptr) const;
+  // Nodes so that each one comes after its dependencies; false if there is a circle.
+  bool Order(std::vector<GraphNode*>* order) const;
+};
+using GraphPtr = std::shared_ptr<Graph>;
+
+struct GraphExec {
+  ContextPtr context;
+  GraphPtr graph;                                   // a clone
+  std::map<const GraphNode*, GraphNode*> made;      // from the original's nodes to the clone's
+  std::vector<GraphNode*> order;
+  unsigned long long flags = 0;
+
+  CUgraphExec handle() { return reinterpret_cast<CUgraphExec>(this); }
+  // What a launch does: a copy, so that the graph can be changed while it runs.
+  std::vector<Work> Works() const;
+};
+using GraphExecPtr = std::shared_ptr<GraphExec>;
+
+struct Capture {
+  uint64_t id = 0;
+  GraphPtr graph;
+  StreamPtr origin;
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  bool invalid = false;
+  bool own_graph = true;  // else the caller's (cuStreamBeginCaptureToGraph)
+  std::vector<StreamPtr> streams;
+  std::vector<CUgraphEdgeData> edges;  // what cuStreamGetCaptureInfo points to
+};
+
+// The running capture of the stream; null if there is none.
+std::shared_ptr<Capture> CaptureOf(const StreamPtr& stream);
+
+// Adds an operation to the capture of `stream`. CUDA_ERROR_STREAM_CAPTURE_INVALIDATED.
+CUresult CaptureWork(const StreamPtr& stream, const std::shared_ptr<Capture>& capture, Work work);
+
+// For calls that a captured stream cannot do: invalidates the capture and says CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.
+CUresult ForbiddenInCapture(const StreamPtr& stream);
+
+// CUDA_ERROR_STREAM_CAPTURE_IMPLICIT if `stream` is the legacy stream and a capture of a blocking stream runs in its context.
+CUresult CheckLegacyCapture(const StreamPtr& stream);
+
+// Puts a stream into capture, into a new graph (null) or an existing one; takes all streams of a capture out of it.
+CUresult BeginCapture(const StreamPtr& stream, CUstreamCaptureMode mode, const GraphPtr& graph,
+                      std::vector<GraphNode*> dependencies);
+CUresult EndCapture(const std::shared_ptr<Capture>& capture);
+
+// cuStreamWaitEvent where the stream, the event or both belong to a capture: the stream joins the event's.
+CUresult WaitEventInCapture(const StreamPtr& stream, const EventPtr& event);
+
+// The stream is being destroyed: its capture can no longer be ended well.
+void ForgetStreamCapture(const StreamPtr& stream);
+
+}  // namespace cuda_remote::softgpu
+
+#endif  // CUDA_REMOTE_SERVER_SOFTGPU_GRAPH_H_

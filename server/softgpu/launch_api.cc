@@ -1,0 +1,150 @@
+// Kernel launches.
+#include "server/softgpu/api.h"
+
+#include <cstring>
+
+#include "server/softgpu/event.h"
+#include "server/softgpu/graph.h"
+#include "server/softgpu/launch.h"
+#include "server/softgpu/occupancy.h"
+#include "server/softgpu/stream.h"
+
+namespace cuda_remote::softgpu {
+namespace {
+
+CUresult CopyParams(const ptx::KernelInfo& info, void** params, void** extra, std::string* out) {
+  if (params != nullptr && extra != nullptr) return CUDA_ERROR_INVALID_VALUE;
+  out->assign(info.param_bytes, 0);
+  if (extra != nullptr) {
+    const char* buffer = nullptr;
+    size_t bytes = 0;
+    for (int i = 0; extra[i] != CU_LAUNCH_PARAM_END; i += 2) {
+      if (extra[i] == CU_LAUNCH_PARAM_BUFFER_POINTER) {
+        buffer = static_cast<const char*>(extra[i + 1]);
+      } else if (extra[i] == CU_LAUNCH_PARAM_BUFFER_SIZE) {
+        bytes = *static_cast<const size_t*>(extra[i + 1]);
+      } else {
+        return CUDA_ERROR_INVALID_VALUE;
+      }
+    }
+    if (bytes < info.param_bytes || (buffer == nullptr && info.param_bytes != 0)) return CUDA_ERROR_INVALID_VALUE;
+    if (info.param_bytes != 0) std::memcpy(out->data(), buffer, info.param_bytes);
+    return CUDA_SUCCESS;
+  }
+  if (info.params.empty()) return CUDA_SUCCESS;
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < info.params.size(); ++i) {
+    if (params[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    std::memcpy(out->data() + info.params[i].offset, params[i], info.params[i].size);
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult MakeLaunch(const ContextPtr& context, const LaunchRequest& request, KernelWork* work) {
+  FunctionPtr function;
+  if (CUresult result = ResolveFunction(context, request.function, &function); result != CUDA_SUCCESS) return result;
+  ModulePtr module = function->module.lock();
+  if (!module) return CUDA_ERROR_INVALID_HANDLE;
+  const ptx::Dim3 &grid = request.grid, &block = request.block;
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || block.x == 0 || block.y == 0 || block.z == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (grid.x > 2147483647u || grid.y > 65535 || grid.z > 65535) return CUDA_ERROR_INVALID_VALUE;
+  if (block.x > 1024 || block.y > 1024 || block.z > 64) return CUDA_ERROR_INVALID_VALUE;
+  uint64_t threads = uint64_t{block.x} * block.y * block.z;
+  if (threads > 1024 || threads > function->info->max_threads) return CUDA_ERROR_INVALID_VALUE;
+  if (request.shared_bytes > static_cast<uint32_t>(function->MaxDynamicShared())) return CUDA_ERROR_INVALID_VALUE;
+  if (request.cooperative) {
+    uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
+    uint64_t room = uint64_t{kMultiprocessors} *
+                    BlocksPerMultiprocessor(*function, static_cast<uint32_t>(threads), request.shared_bytes);
+    if (blocks > room) return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+  }
+  if (CUresult result = CopyParams(*function->info, request.params, request.extra, &work->params);
+      result != CUDA_SUCCESS) {
+    return result;
+  }
+  std::call_once(function->checked, [&] {
+    std::string error;
+    function->supported = module->code().Check(function->name, &error);
+    if (!function->supported) Log("kernel cannot be run: " + error);
+  });
+  if (!function->supported) return CUDA_ERROR_NOT_SUPPORTED;
+  work->function = std::move(function);
+  work->module = std::move(module);
+  work->grid = grid;
+  work->block = block;
+  work->shared_bytes = request.shared_bytes;
+  work->cooperative = request.cooperative;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::softgpu
+
+using namespace cuda_remote::softgpu;
+
+namespace {
+
+CUresult Launch(const LaunchRequest& request, CUstream handle) {
+  ContextPtr context;
+  if (CUresult result = UsableContext(&context); result != CUDA_SUCCESS) return result;
+  StreamPtr stream;
+  if (CUresult result = ResolveStream(context, handle, &stream); result != CUDA_SUCCESS) return result;
+  KernelWork work;
+  if (CUresult result = MakeLaunch(stream->context(), request, &work); result != CUDA_SUCCESS) return result;
+  if (work.module->context() != stream->context().get()) return CUDA_ERROR_INVALID_HANDLE;
+  return Issue(stream, std::move(work));
+}
+
+}  // namespace
+
+SOFTGPU_API cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                           unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared,
+                           CUstream stream, void** params, void** extra) {
+  SOFTGPU_ENTER();
+  return Launch({function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, params, extra, false}, stream);
+}
+
+SOFTGPU_API cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                                      unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                                      unsigned int block_z, unsigned int shared, CUstream stream, void** params) {
+  SOFTGPU_ENTER();
+  return Launch({function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, params, nullptr, true}, stream);
+}
+
+SOFTGPU_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** params, void** extra) {
+  SOFTGPU_ENTER();
+  if (config == nullptr || (config->numAttrs != 0 && config->attrs == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  LaunchRequest request = {function,
+                           {config->gridDimX, config->gridDimY, config->gridDimZ},
+                           {config->blockDimX, config->blockDimY, config->blockDimZ},
+                           config->sharedMemBytes,
+                           params,
+                           extra,
+                           false};
+  std::vector<CUevent> events;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const CUlaunchAttribute& attribute = config->attrs[i];
+    switch (attribute.id) {
+      case CU_LAUNCH_ATTRIBUTE_COOPERATIVE: request.cooperative = attribute.value.cooperative != 0; break;
+      case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+        if (attribute.value.clusterDim.x * attribute.value.clusterDim.y * attribute.value.clusterDim.z > 1) {
+          LogOnce("thread block clusters are not supported");
+          return CUDA_ERROR_NOT_SUPPORTED;
+        }
+        break;
+      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT: events.push_back(attribute.value.programmaticEvent.event); break;
+      case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
+        events.push_back(attribute.value.launchCompletionEvent.event);
+        break;
+      default: break;  // hints
+    }
+  }
+  if (CUresult result = Launch(request, config->hStream); result != CUDA_SUCCESS) return result;
+  for (CUevent event : events) {
+    if (CUresult result = cuEventRecord(event, config->hStream); result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}

@@ -1,0 +1,217 @@
+// Memory: device, pinned, registered and managed; what is known of an address.
+#include "server/softgpu/api.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "server/softgpu/allocate.h"
+#include "server/softgpu/graph.h"
+#include "server/softgpu/memory_map.h"
+#include "server/softgpu/pool.h"
+#include "server/softgpu/stream.h"
+
+using namespace cuda_remote::softgpu;
+
+namespace {
+
+bool CanFree(const Allocation& allocation) {
+  return (allocation.kind == MemoryKind::kDevice && allocation.flags != kDeviceHeapFlag) ||
+         allocation.kind == MemoryKind::kManaged || allocation.kind == MemoryKind::kPool;
+}
+
+// Frees wait for the work of the context, as the driver does, so that no kernel finds its memory gone.
+void WaitForUsers(const Allocation& allocation, const ContextPtr& current) {
+  current->Synchronize();
+  if (allocation.context != nullptr && allocation.context != current.get()) {
+    if (ContextPtr owner = Registry<Context>::Get().Find(allocation.context)) owner->Synchronize();
+  }
+}
+
+}  // namespace
+
+SOFTGPU_API cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  if (free_bytes == nullptr || total == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Device* device = GetDevice(context->device());
+  uint64_t used = device->used();
+  *total = device->total();
+  *free_bytes = used < device->total() ? device->total() - used : 0;
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  if (address == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  AllocationPtr allocation;
+  if (CUresult result = Allocate(context, bytes, MemoryKind::kDevice, true, &allocation); result != CUDA_SUCCESS) {
+    return result;
+  }
+  *address = allocation->begin;
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t width, size_t height, unsigned int element) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  if (address == nullptr || pitch == nullptr || width == 0 || height == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (element != 4 && element != 8 && element != 16) return CUDA_ERROR_INVALID_VALUE;
+  size_t row = (width + kPitchAlignment - 1) / kPitchAlignment * kPitchAlignment;
+  size_t bytes;
+  if (row < width || __builtin_mul_overflow(row, height, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  AllocationPtr allocation;
+  if (CUresult result = Allocate(context, bytes, MemoryKind::kDevice, true, &allocation); result != CUDA_SUCCESS) {
+    return result;
+  }
+  *address = allocation->begin;
+  *pitch = row;
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuMemAllocManaged(CUdeviceptr* address, size_t bytes, unsigned int flags) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  if (address == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST) return CUDA_ERROR_INVALID_VALUE;
+  AllocationPtr allocation;
+  if (CUresult result = Allocate(context, bytes, MemoryKind::kManaged, true, &allocation); result != CUDA_SUCCESS) {
+    return result;
+  }
+  // Fresh managed memory is zero on real systems (new pages); small blocks of ours are not.
+  if (bytes < (1 << 20)) std::memset(reinterpret_cast<void*>(allocation->begin), 0, bytes);
+  *address = allocation->begin;
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuMemFree_v2(CUdeviceptr address) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  if (address == 0) return CUDA_SUCCESS;
+  AllocationPtr allocation = MemoryMap::Get().Find(address);
+  if (!allocation || allocation->begin != address || !CanFree(*allocation)) return CUDA_ERROR_INVALID_VALUE;
+  WaitForUsers(*allocation, context);
+  allocation = MemoryMap::Get().RemoveIf(address, CanFree);
+  if (!allocation) return CUDA_ERROR_INVALID_VALUE;
+  GiveBack(std::move(allocation));
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdeviceptr address) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  AllocationPtr allocation = MemoryMap::Get().Find(address);
+  if (!allocation) return CUDA_ERROR_NOT_FOUND;
+  if (base != nullptr) *base = allocation->begin;
+  if (size != nullptr) *size = allocation->size;
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuMemHostAlloc(void** host, size_t bytes, unsigned int flags) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  constexpr unsigned kKnown = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
+  if (host == nullptr || (flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes == 0) {
+    *host = nullptr;
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  auto allocation = std::make_shared<Allocation>();
+  allocation->begin = reinterpret_cast<uint64_t>(memory);
+  allocation->size = bytes;
+  allocation->kind = MemoryKind::kPinned;
+  allocation->device = context->device();
+  allocation->context = context.get();
+  allocation->flags = flags | CU_MEMHOSTALLOC_DEVICEMAP;  // unified addressing: always
+  allocation->release = [memory, bytes] { munmap(memory, bytes); };
+  MemoryMap::Get().Add(allocation);
+  *host = memory;
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuMemAllocHost_v2(void** host, size_t bytes) { return cuMemHostAlloc(host, bytes, 0); }
+
+SOFTGPU_API cuMemFreeHost(void* host) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  auto pinned = [](const Allocation& allocation) { return allocation.kind == MemoryKind::kPinned; };
+  auto address = reinterpret_cast<uint64_t>(host);
+  AllocationPtr allocation = MemoryMap::Get().Find(address);
+  if (!allocation || allocation->begin != address || !pinned(*allocation)) return CUDA_ERROR_INVALID_VALUE;
+  WaitForUsers(*allocation, context);
+  MemoryMap::Get().Release(MemoryMap::Get().RemoveIf(address, pinned));
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuMemHostRegister_v2(void* host, size_t bytes, unsigned int flags) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  constexpr unsigned kKnown = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY;
+  if (flags & CU_MEMHOSTREGISTER_IOMEMORY) return CUDA_ERROR_NOT_SUPPORTED;
+  if (host == nullptr || bytes == 0 || (flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
+  auto begin = reinterpret_cast<uint64_t>(host);
+  // All of it must be mapped, which msync finds out without touching it.
+  uint64_t page = sysconf(_SC_PAGESIZE), first = begin / page * page;
+  uint64_t last = (begin + bytes + page - 1) / page * page;
+  if (begin + bytes < begin || (msync(reinterpret_cast<void*>(first), last - first, MS_ASYNC) != 0 && errno == ENOMEM)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  auto allocation = std::make_shared<Allocation>();
+  allocation->begin = begin;
+  allocation->size = bytes;
+  allocation->kind = MemoryKind::kRegistered;
+  allocation->device = context->device();
+  allocation->context = context.get();
+  allocation->flags = flags | CU_MEMHOSTREGISTER_DEVICEMAP;
+  allocation->kernel_writable = (flags & CU_MEMHOSTREGISTER_READ_ONLY) == 0;
+  return MemoryMap::Get().Add(allocation) ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+}
+SOFTGPU_API cuMemHostRegister(void* host, size_t bytes, unsigned int flags) {
+  return cuMemHostRegister_v2(host, bytes, flags);
+}
+
+SOFTGPU_API cuMemHostUnregister(void* host) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  auto registered = [](const Allocation& allocation) { return allocation.kind == MemoryKind::kRegistered; };
+  auto address = reinterpret_cast<uint64_t>(host);
+  AllocationPtr allocation = MemoryMap::Get().Find(address);
+  if (!allocation || allocation->begin != address || !registered(*allocation)) {
+    return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  }
+  WaitForUsers(*allocation, context);
+  MemoryMap::Get().RemoveIf(address, registered);
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuMemHostGetDevicePointer_v2(CUdeviceptr* address, void* host, unsigned int flags) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  if (address == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  AllocationPtr allocation = MemoryMap::Get().Find(reinterpret_cast<uint64_t>(host));
+  if (!allocation || !(allocation->host() || allocation->kind == MemoryKind::kManaged)) return CUDA_ERROR_INVALID_VALUE;
+  *address = reinterpret_cast<CUdeviceptr>(host);
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuMemHostGetFlags(unsigned int* flags, void* host) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  if (flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  AllocationPtr allocation = MemoryMap::Get().Find(reinterpret_cast<uint64_t>(host));
+  if (!allocation || !allocation->host()) return CUDA_ERROR_INVALID_VALUE;
+  *flags = allocation->flags;
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuMemAdvise(CUdeviceptr address, size_t bytes, CUmem_advise, CUdevice) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  return MemoryMap::Get().Covers(address, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+SOFTGPU_API cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUmemLocation location) {
+  return cuMemAdvise(address, bytes, advice, location.id);
+}
+
+SOFTGPU_API cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUdevice, CUstream stream) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  StreamPtr resolved;
+  if (CUresult result = ResolveStream(context, stream, &resolved); result != CUDA_SUCCESS) return result;
+  return MemoryMap::Get().Covers(address, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+SOFTGPU_API cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned int,
+                                  CUstream stream) {
+  return cuMemPrefetchAsync(address, bytes, location.id, stream);
+}

@@ -1,0 +1,105 @@
+// What is mapped where: every byte that kernels and copies may touch.
+//
+// A device address is a host address of this process. The map knows each allocation, pinned host range, module variable
+// and mapped piece of virtual memory. Kernels ask it through ptx::MemoryMap.
+//
+// Host memory that is taken out while kernels run is given back to the system when no launch that could have seen it is
+// left: a kernel that uses freed memory is wrong, but must not take the process with it.
+//
+// Thread-safe.
+#ifndef CUDA_REMOTE_SERVER_SOFTGPU_MEMORY_MAP_H_
+#define CUDA_REMOTE_SERVER_SOFTGPU_MEMORY_MAP_H_
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "server/softgpu/context.h"
+#include "server/softgpu/ptx/ptx.h"
+
+namespace cuda_remote::softgpu {
+
+enum class MemoryKind {
+  kDevice,      // cuMemAlloc
+  kPool,        // cuMemAllocAsync
+  kManaged,     // cuMemAllocManaged
+  kPinned,      // cuMemHostAlloc
+  kRegistered,  // cuMemHostRegister
+  kSymbol,      // a variable of a module
+  kMapped,      // cuMemMap
+};
+
+struct Allocation {
+  uint64_t begin = 0;
+  uint64_t size = 0;
+  MemoryKind kind = MemoryKind::kDevice;
+  int device = 0;
+  const Context* context = nullptr;
+  unsigned flags = 0;
+  uint64_t id = 0;            // CU_POINTER_ATTRIBUTE_BUFFER_ID
+  bool readable = true;       // mapped memory: after cuMemSetAccess
+  bool kernel_writable = true;
+  uint64_t budget = 0;        // bytes of the device's budget
+  CUmemoryPool pool = nullptr;
+  bool sync_memops = false;
+  std::function<void()> release;  // gives the host memory back
+
+  uint64_t end() const { return begin + size; }
+  bool host() const { return kind == MemoryKind::kPinned || kind == MemoryKind::kRegistered; }
+};
+using AllocationPtr = std::shared_ptr<Allocation>;
+
+class MemoryMap : public ptx::MemoryMap {
+ public:
+  static MemoryMap& Get();
+
+  // False if it overlaps with something that is there.
+  bool Add(AllocationPtr allocation);
+  // Takes out the allocation that begins at `begin`; null if there is none.
+  AllocationPtr Remove(uint64_t begin);
+  // The same, if `predicate` holds for it.
+  AllocationPtr RemoveIf(uint64_t begin, const std::function<bool(const Allocation&)>& predicate);
+  std::vector<AllocationPtr> RemoveAll(const std::function<bool(const Allocation&)>& predicate);
+  // The one that holds the address; null if there is none.
+  AllocationPtr Find(uint64_t address) const;
+  // Changes one under the map's lock.
+  void Update(const AllocationPtr& allocation, const std::function<void(Allocation&)>& change);
+  // All that overlap [begin, end), in order.
+  std::vector<AllocationPtr> Overlapping(uint64_t begin, uint64_t end) const;
+
+  // Whether every byte of the range is in readable memory. Neighbouring mapped pieces count as one; other allocations do not.
+  bool Covers(uint64_t begin, uint64_t size) const;
+
+  // ptx::MemoryMap
+  bool Lookup(uint64_t address, ptx::Interval* interval) override;
+
+  // Gives an allocation back: its budget at once, its memory when no launch runs.
+  void Release(AllocationPtr allocation);
+
+  // Around every launch.
+  void BeginLaunch();
+  void EndLaunch();
+
+ private:
+  mutable std::shared_mutex mutex_;
+  std::map<uint64_t, AllocationPtr> by_begin_;
+
+  std::mutex launch_mutex_;
+  int launches_ = 0;
+  std::vector<AllocationPtr> released_;
+};
+
+// Allocation::flags of memory that a kernel allocated.
+constexpr unsigned kDeviceHeapFlag = 0x80000000;
+
+uint64_t NextBufferId();
+
+}  // namespace cuda_remote::softgpu
+
+#endif  // CUDA_REMOTE_SERVER_SOFTGPU_MEMORY_MAP_H_

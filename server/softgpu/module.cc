@@ -1,0 +1,240 @@
+#include "server/softgpu/module.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "replay/modimg/image_size.h"
+#include "replay/modimg/modimg.h"
+#include "server/softgpu/settings.h"
+
+namespace cuda_remote::softgpu {
+
+int Function::MaxDynamicShared() const {
+  int set = settings->max_dynamic_shared;
+  return set >= 0 ? set : std::max(0, kSharedPerBlock - static_cast<int>(info->static_shared_bytes));
+}
+
+CUresult PtxFromImage(const void* image, std::string* ptx, std::string* log) {
+  const void* start = nullptr;
+  size_t size = 0;
+  std::string error;
+  if (!replay::LocateImage(image, &start, &size, &error)) {
+    *log = "the image cannot be read: " + error;
+    return CUDA_ERROR_INVALID_IMAGE;
+  }
+  // The newest PTX that this GPU could take; else the oldest of those that are too new, as it may still run.
+  uint32_t best = 0;
+  bool found = false, found_fitting = false, sass = false;
+  constexpr uint32_t kArch = kComputeMajor * 10 + kComputeMinor;
+  bool parsed = replay::ForEachEntry(
+      std::string_view(static_cast<const char*>(start), size),
+      [&](replay::ImageEntry& entry) {
+        if (entry.kind != replay::ImageEntry::kPtx) {
+          sass = true;
+          return true;
+        }
+        bool fits = entry.arch <= kArch;
+        bool better = !found || (fits ? !found_fitting || entry.arch > best : !found_fitting && entry.arch < best);
+        if (better) {
+          found = true;
+          found_fitting = fits;
+          best = entry.arch;
+          *ptx = std::move(entry.bytes);
+        }
+        return true;
+      },
+      &error);
+  if (!parsed && !found) {
+    *log = "the image cannot be read: " + error;
+    return CUDA_ERROR_INVALID_IMAGE;
+  }
+  if (!found) {
+    *log = sass ? "the image has machine code alone; the software GPU needs PTX "
+                  "(nvcc -gencode arch=compute_75,code=compute_75)"
+                : "the image has no code that the software GPU can run; it needs PTX "
+                  "(nvcc -gencode arch=compute_75,code=compute_75)";
+    LogOnce(*log);
+    return CUDA_ERROR_NO_BINARY_FOR_GPU;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult Module::Load(const ContextPtr& context, const std::string& ptx, ModulePtr* out, std::string* log) {
+  std::unique_ptr<ptx::Module> code = ptx::Module::Parse(ptx, log);
+  if (!code) {
+    LogOnce("PTX cannot be used: " + *log);
+    return CUDA_ERROR_INVALID_PTX;
+  }
+  // All variables in one piece of memory, each one with its own entry in the map.
+  uint64_t bytes = 0;
+  std::vector<uint64_t> offsets;
+  for (const ptx::GlobalInfo& global : code->globals()) {
+    uint64_t align = std::max<uint64_t>(global.align, 256);
+    bytes = (bytes + align - 1) / align * align;
+    offsets.push_back(bytes);
+    if (!global.external) bytes += std::max<uint64_t>(global.size, 1) + 64;  // a gap finds accesses past the end
+  }
+  Device* device = GetDevice(context->device());
+  std::shared_ptr<char> block;
+  if (bytes != 0) {
+    if (bytes > device->total()) return CUDA_ERROR_OUT_OF_MEMORY;
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+    block.reset(static_cast<char*>(memory), [bytes](char* p) { munmap(p, bytes); });
+  }
+  ptx::SymbolAddresses addresses;
+  for (size_t i = 0; i < offsets.size(); ++i) {
+    const ptx::GlobalInfo& global = code->globals()[i];
+    if (!global.external) addresses[global.name] = reinterpret_cast<uint64_t>(block.get()) + offsets[i];
+  }
+  if (!code->Bind(addresses, log)) {
+    LogOnce("PTX cannot be linked: " + *log);
+    return CUDA_ERROR_INVALID_PTX;
+  }
+
+  ModulePtr module(new Module);
+  module->context_ = context.get();
+  for (size_t i = 0; i < offsets.size(); ++i) {
+    const ptx::GlobalInfo& global = code->globals()[i];
+    if (global.external) continue;
+    std::string image = code->Image(global);
+    std::memcpy(block.get() + offsets[i], image.data(), std::min<uint64_t>(image.size(), global.size));
+    auto allocation = std::make_shared<Allocation>();
+    allocation->begin = reinterpret_cast<uint64_t>(block.get()) + offsets[i];
+    allocation->size = std::max<uint64_t>(global.size, 1);
+    allocation->kind = global.managed ? MemoryKind::kManaged : MemoryKind::kSymbol;
+    allocation->device = context->device();
+    allocation->context = context.get();
+    allocation->kernel_writable = global.space != ptx::Space::kConst;
+    allocation->release = [block]() mutable { block.reset(); };
+    MemoryMap::Get().Add(allocation);
+    module->globals_[global.name] = allocation;
+  }
+  for (const ptx::KernelInfo& info : code->kernels()) {
+    auto function = std::make_shared<Function>();
+    function->module = module;
+    function->info = &info;
+    function->name = info.name;
+    function->settings = std::make_shared<FunctionSettings>();
+    module->functions_.push_back(function);
+    Registry<Function>::Get().Add(function);
+  }
+  module->code_ = std::move(code);
+  *out = std::move(module);
+  return CUDA_SUCCESS;
+}
+
+Module::~Module() { Unload(); }
+
+void Module::Unload() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (unloaded_) return;
+    unloaded_ = true;
+  }
+  for (const FunctionPtr& function : functions_) Registry<Function>::Get().Remove(function.get());
+  for (const auto& [name, allocation] : globals_) {
+    MemoryMap::Get().Release(MemoryMap::Get().Remove(allocation->begin));
+  }
+}
+
+FunctionPtr Module::FindFunction(const std::string& name) const {
+  for (const FunctionPtr& function : functions_) {
+    if (function->name == name) return function;
+  }
+  return nullptr;
+}
+
+AllocationPtr Module::FindGlobal(const std::string& name, bool managed_only) const {
+  auto it = globals_.find(name);
+  if (it == globals_.end()) return nullptr;
+  for (const ptx::GlobalInfo& global : code_->globals()) {
+    if (global.name == name) return global.managed || !managed_only ? it->second : nullptr;
+  }
+  return nullptr;
+}
+
+CUresult Kernel::FunctionFor(const ContextPtr& context, FunctionPtr* function) {
+  LibraryPtr owner = library.lock();
+  if (!owner) return CUDA_ERROR_INVALID_HANDLE;
+  ModulePtr module;
+  if (CUresult result = owner->ModuleFor(context, &module); result != CUDA_SUCCESS) return result;
+  *function = module->FindFunction(name);
+  return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+KernelPtr Library::FindKernel(const std::string& name) const {
+  for (const KernelPtr& kernel : kernels) {
+    if (kernel->name == name) return kernel;
+  }
+  return nullptr;
+}
+
+CUresult Library::ModuleFor(const ContextPtr& context, ModulePtr* module) {
+  std::lock_guard<std::mutex> lock(mutex);
+  ModulePtr& slot = modules[context.get()];
+  if (!slot) {
+    std::string log;
+    ModulePtr loaded;
+    if (CUresult result = Module::Load(context, ptx, &loaded, &log); result != CUDA_SUCCESS) return result;
+    for (const FunctionPtr& function : loaded->functions()) {
+      if (KernelPtr kernel = FindKernel(function->name)) function->settings = kernel->settings[context->device()];
+    }
+    slot = loaded;
+    Registry<Module>::Get().Add(slot);
+  }
+  *module = slot;
+  return CUDA_SUCCESS;
+}
+
+CUresult ResolveFunction(const ContextPtr& context, CUfunction handle, FunctionPtr* function) {
+  *function = Registry<Function>::Get().Find(handle);
+  if (*function) return CUDA_SUCCESS;
+  KernelPtr kernel = Registry<Kernel>::Get().Find(handle);
+  if (!kernel) return CUDA_ERROR_INVALID_HANDLE;
+  return kernel->FunctionFor(context, function);
+}
+
+CUresult ModuleFunctions(CUmodule handle, std::vector<CUfunction>* functions) {
+  ModulePtr module = Registry<Module>::Get().Find(handle);
+  if (!module) return CUDA_ERROR_INVALID_HANDLE;
+  for (const FunctionPtr& function : module->functions()) functions->push_back(function->handle());
+  return CUDA_SUCCESS;
+}
+
+JitOptions::JitOptions(unsigned count, CUjit_option* options, void** values) {
+  if (options == nullptr || values == nullptr) return;
+  for (unsigned i = 0; i < count; ++i) {
+    switch (options[i]) {
+      case CU_JIT_ERROR_LOG_BUFFER: error_ = static_cast<char*>(values[i]); break;
+      case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: error_size_ = &values[i]; break;
+      case CU_JIT_INFO_LOG_BUFFER: info_ = static_cast<char*>(values[i]); break;
+      case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES: info_size_ = &values[i]; break;
+      case CU_JIT_WALL_TIME: {
+        float zero = 0;
+        std::memcpy(&values[i], &zero, sizeof zero);
+        break;
+      }
+      default: break;
+    }
+  }
+}
+
+void JitOptions::Fill(char* buffer, void** size, const std::string& text) {
+  if (size == nullptr) return;
+  size_t room = reinterpret_cast<uintptr_t>(*size) & 0xffffffff;
+  size_t used = 0;
+  if (buffer != nullptr && room != 0) {
+    used = std::min(room - 1, text.size());
+    std::memcpy(buffer, text.data(), used);
+    buffer[used] = 0;
+  }
+  *size = reinterpret_cast<void*>(used);
+}
+
+void JitOptions::SetErrorLog(const std::string& text) { Fill(error_, error_size_, text); }
+void JitOptions::SetInfoLog(const std::string& text) { Fill(info_, info_size_, text); }
+
+}  // namespace cuda_remote::softgpu

@@ -1,0 +1,43 @@
+// Settings of the software GPU, read from the environment once, and its messages.
+//
+// SOFTGPU_DEVICES, SOFTGPU_MEMORY (bytes, with K, M or G), SOFTGPU_UUID, SOFTGPU_THREADS, SOFTGPU_FAIL, SOFTGPU_DELAY_US:
+// README.md. Thread-safe.
+#ifndef CUDA_REMOTE_SERVER_SOFTGPU_SETTINGS_H_
+#define CUDA_REMOTE_SERVER_SOFTGPU_SETTINGS_H_
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <string>
+
+namespace cuda_remote::softgpu {
+
+struct Settings {
+  int devices = 1;
+  uint64_t memory_bytes = uint64_t{2} << 30;  // of each device
+  std::string uuid;                           // as given; empty: derived from the machine
+  uint32_t kernel_threads = 0;                // 0: as many as the machine has
+  uint32_t delay_us = 0;                      // before every kernel and copy
+};
+
+const Settings& GetSettings();
+
+// CUDA_SUCCESS, CUDA_ERROR_NOT_INITIALIZED before cuInit, or the failure that SOFTGPU_FAIL asks for at this call.
+CUresult Enter(const char* function);
+// Only the failure that SOFTGPU_FAIL asks for: for functions that work before cuInit.
+CUresult InjectedFailure(const char* function);
+
+// From cuInit on.
+void SetInitialized();
+
+// Sleeps for SOFTGPU_DELAY_US.
+void Delay();
+
+// One line on stderr, "softgpu: " before it.
+void Log(const std::string& line);
+// The same, but each distinct line once per process.
+void LogOnce(const std::string& line);
+
+}  // namespace cuda_remote::softgpu
+
+#endif  // CUDA_REMOTE_SERVER_SOFTGPU_SETTINGS_H_
