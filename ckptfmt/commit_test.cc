@@ -1,6 +1,9 @@
-// Tests of what may go wrong while an image is written: full disks, crashes at every step, other writers, other people's files.
+// Tests of what may go wrong while an image is written: full disks, crashes at every step, other writers, other
+// people's files.
 
 #include <errno.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -8,9 +11,6 @@
 #include <unistd.h>
 
 #include <atomic>
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "ckptfmt/file.h"
 #include "ckptfmt/folder.h"

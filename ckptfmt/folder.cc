@@ -82,7 +82,8 @@ absl::StatusOr<Fd> MakePartial(const std::string& dir) {
   for (int attempt = 0; attempt < 10; ++attempt) {
     const bool made = mkdir(partial.c_str(), 0700) == 0;
     if (!made && errno == ENOENT) {
-      return absl::NotFoundError(absl::StrCat("cannot create ", partial, ": the folder ", ParentOf(dir), " does not exist"));
+      return absl::NotFoundError(
+          absl::StrCat("cannot create ", partial, ": the folder ", ParentOf(dir), " does not exist"));
     }
     if (!made && errno != EEXIST) return SystemError("create", partial, errno);
     Fd fd(open(partial.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
@@ -92,8 +93,8 @@ absl::StatusOr<Fd> MakePartial(const std::string& dir) {
     }
     if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK) return SystemError("lock", partial, errno);
-      return absl::UnavailableError(absl::StrCat("another checkpoint is being written to ", partial,
-                                                 "; wait for it, or choose another folder"));
+      return absl::UnavailableError(
+          absl::StrCat("another checkpoint is being written to ", partial, "; wait for it, or choose another folder"));
     }
     struct stat locked, named;
     if (fstat(fd.get(), &locked) != 0) return SystemError("look at", partial, errno);

@@ -1,4 +1,5 @@
-// The folders that an image is written in: making DIR.partial, giving it the image's name, and what crashes leave behind.
+// The folders that an image is written in: making DIR.partial, giving it the image's name, and what crashes leave
+// behind.
 #ifndef CUDA_REMOTE_CKPTFMT_FOLDER_H_
 #define CUDA_REMOTE_CKPTFMT_FOLDER_H_
 

@@ -1,5 +1,5 @@
-// Writes the golden image of the present format version: golden_tool DIR. Run once for each version, by hand; the tests read
-// what it wrote.
+// Writes the golden image of the present format version: golden_tool DIR. Run once for each version, by hand; the tests
+// read what it wrote.
 
 #include <cstdio>
 

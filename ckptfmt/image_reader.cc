@@ -127,9 +127,9 @@ absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::Open(const std::string
   const std::string manifest_path = state->FullPath(kManifestName);
   absl::StatusOr<std::string> manifest = ReadWhole(manifest_path, kMaxManifestBytes);
   if (absl::IsNotFound(manifest.status())) {
-    return absl::NotFoundError(absl::StrCat(
-        state->dir, " is not a checkpoint image: it has no ", kManifestName,
-        absl::EndsWith(state->dir, ".partial") ? " (a checkpoint that was not finished)" : ""));
+    return absl::NotFoundError(
+        absl::StrCat(state->dir, " is not a checkpoint image: it has no ", kManifestName,
+                     absl::EndsWith(state->dir, ".partial") ? " (a checkpoint that was not finished)" : ""));
   }
   if (!manifest.ok()) return manifest.status();
   if (absl::Status status = DecodeManifest(*manifest, manifest_path, &state->info, &state->files); !status.ok()) {
@@ -216,8 +216,7 @@ absl::Status ImageReader::ReadRegion(size_t region, const UseChunk& use) const {
     };
     std::string& stored = chunk.encoding == Encoding::kRaw ? bytes : packed;
     stored.resize(chunk.stored_bytes);
-    if (absl::Status status =
-            ReadAt(state_->data[chunk.file].get(), path, chunk.offset, stored.data(), stored.size());
+    if (absl::Status status = ReadAt(state_->data[chunk.file].get(), path, chunk.offset, stored.data(), stored.size());
         !status.ok()) {
       return status;
     }

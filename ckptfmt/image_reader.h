@@ -1,8 +1,9 @@
-// Reads a checkpoint image. Nothing in it is trusted: everything that is handed out has been compared with its checksum.
+// Reads a checkpoint image. Nothing in it is trusted: everything that is handed out has been compared with its
+// checksum.
 //
-// Open checks the manifest and the memory index; Verify all the rest. Reads check each chunk again as they go, so damage that
-// happens in between is found too. Errors name the file and the offset (kDataLoss), a missing file, or the version that
-// is needed (kFailedPrecondition). Reading is thread-safe once open.
+// Open checks the manifest and the memory index; Verify all the rest. Reads check each chunk again as they go, so
+// damage that happens in between is found too. Errors name the file and the offset (kDataLoss), a missing file, or the
+// version that is needed (kFailedPrecondition). Reading is thread-safe once open.
 #ifndef CUDA_REMOTE_CKPTFMT_IMAGE_READER_H_
 #define CUDA_REMOTE_CKPTFMT_IMAGE_READER_H_
 
@@ -30,8 +31,8 @@ struct FileFacts {
 struct ChunkFacts {
   uint64_t offset = 0;  // in the region
   uint64_t bytes = 0;
-  bool zero = false;    // all zeros: not stored
-  std::string hash;     // of its bytes; equal chunks have equal hashes
+  bool zero = false;  // all zeros: not stored
+  std::string hash;   // of its bytes; equal chunks have equal hashes
 };
 
 class ImageReader {
@@ -52,8 +53,8 @@ class ImageReader {
   // The replay log's bytes.
   absl::StatusOr<std::string> ReadLog() const;
 
-  // Calls `use` with the region's bytes in order, a chunk (at most kChunkBytes) at a time, until it fails. `zero`: the bytes
-  // are all zeros; memory that is known to be zero need not be written.
+  // Calls `use` with the region's bytes in order, a chunk (at most kChunkBytes) at a time, until it fails. `zero`: the
+  // bytes are all zeros; memory that is known to be zero need not be written.
   using UseChunk = std::function<absl::Status(uint64_t offset, std::string_view bytes, bool zero)>;
   absl::Status ReadRegion(size_t region, const UseChunk& use) const;
 

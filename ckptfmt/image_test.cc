@@ -1,10 +1,9 @@
 // Tests of writing and reading images, and of everything that may be wrong with their files.
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "absl/strings/match.h"
 #include "ckptfmt/file.h"
@@ -47,12 +46,15 @@ void ExpectIsSample(const std::string& dir) {
     EXPECT_EQ(region.module_index, expected.module_index);
     EXPECT_EQ(region.flags, expected.flags);
     std::string bytes;
-    ASSERT_TRUE((*reader)->ReadRegion(i, [&](uint64_t offset, std::string_view chunk, bool zero) {
-      EXPECT_EQ(offset, bytes.size());
-      EXPECT_EQ(zero, chunk.find_first_not_of('\0') == std::string_view::npos);
-      bytes += chunk;
-      return absl::OkStatus();
-    }).ok());
+    ASSERT_TRUE((*reader)
+                    ->ReadRegion(i,
+                                 [&](uint64_t offset, std::string_view chunk, bool zero) {
+                                   EXPECT_EQ(offset, bytes.size());
+                                   EXPECT_EQ(zero, chunk.find_first_not_of('\0') == std::string_view::npos);
+                                   bytes += chunk;
+                                   return absl::OkStatus();
+                                 })
+                    .ok());
     EXPECT_TRUE(bytes == samples[i].bytes) << "region " << i;
   }
   EXPECT_EQ(*(*reader)->ReadLog(), kSampleLog);
@@ -273,8 +275,8 @@ TEST(Image, ANewerVersionIsRefusedByName) {
 }
 
 TEST(Image, HostilePathsInTheManifest) {
-  for (const char* path : {"/etc/passwd", "client/../../x", "client//x", "other", "client/./x", "", "manifest.pb", "memory",
-                           "client/"}) {
+  for (const char* path :
+       {"/etc/passwd", "client/../../x", "client//x", "other", "client/./x", "", "manifest.pb", "memory", "client/"}) {
     FileRecord file;
     file.path = path;
     const std::string bytes = EncodeManifest(SampleInfo(), {file});

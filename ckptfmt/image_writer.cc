@@ -199,8 +199,8 @@ absl::Status ImageWriter::AddChunk(std::string_view bytes) {
   std::string_view out = bytes;
   if (state.compressor) {
     state.packed.resize(ZSTD_compressBound(bytes.size()));
-    const size_t size = ZSTD_compressCCtx(state.compressor.get(), state.packed.data(), state.packed.size(), bytes.data(),
-                                          bytes.size(), state.options.zstd_level);
+    const size_t size = ZSTD_compressCCtx(state.compressor.get(), state.packed.data(), state.packed.size(),
+                                          bytes.data(), bytes.size(), state.options.zstd_level);
     if (!ZSTD_isError(size) && size < bytes.size()) {
       out = {state.packed.data(), size};
       stored.encoding = Encoding::kZstd;
@@ -277,9 +277,9 @@ absl::Status ImageWriter::CommitFiles(ImageInfo info, const Progress& progress) 
   Step("client checksummed");
 
   if (info.created_unix_ms == 0) {
-    info.created_unix_ms = std::chrono::duration_cast<std::chrono::milliseconds>(
-                               std::chrono::system_clock::now().time_since_epoch())
-                               .count();
+    info.created_unix_ms =
+        std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+            .count();
   }
   if (info.host.empty()) info.host = HostName();
   for (const FileRecord& file : state.files) state.sizes.total_bytes += file.bytes;

@@ -1,8 +1,8 @@
 // Writes a checkpoint image: into DIR.partial, and under its own name only when it is complete and on the disk.
 //
 // Not thread-safe. Errors say which file, what failed and what to do; after an error the writer is only good for being
-// destroyed, which removes what it wrote. An image that stood under DIR before stays there, whole, until the new one takes
-// its place in one step.
+// destroyed, which removes what it wrote. An image that stood under DIR before stays there, whole, until the new one
+// takes its place in one step.
 #ifndef CUDA_REMOTE_CKPTFMT_IMAGE_WRITER_H_
 #define CUDA_REMOTE_CKPTFMT_IMAGE_WRITER_H_
 
@@ -26,8 +26,8 @@ struct WriterOptions {
 class ImageWriter {
  public:
   // Starts an image that will be `dir`. Fails with kAlreadyExists if there is something under that name that is not an
-  // image, and with kUnavailable if another checkpoint is being written there. What a checkpoint that died left behind is
-  // removed first.
+  // image, and with kUnavailable if another checkpoint is being written there. What a checkpoint that died left behind
+  // is removed first.
   static absl::StatusOr<std::unique_ptr<ImageWriter>> Create(const std::string& dir, const WriterOptions& options = {});
 
   // Removes everything unless Commit succeeded.
@@ -35,8 +35,8 @@ class ImageWriter {
   ImageWriter(const ImageWriter&) = delete;
   ImageWriter& operator=(const ImageWriter&) = delete;
 
-  // Memory: for each region BeginRegion, then AddData with its bytes in order, in pieces of any size (nothing is copied if
-  // they are multiples of kChunkBytes), then EndRegion, which fails if the bytes were not exactly region.bytes.
+  // Memory: for each region BeginRegion, then AddData with its bytes in order, in pieces of any size (nothing is copied
+  // if they are multiples of kChunkBytes), then EndRegion, which fails if the bytes were not exactly region.bytes.
   absl::Status BeginRegion(const Region& region);
   absl::Status AddData(std::string_view bytes);
   absl::Status EndRegion();
@@ -44,8 +44,8 @@ class ImageWriter {
   // The replay log, as Log::Serialize wrote it. Exactly once.
   absl::Status WriteLog(std::string_view bytes);
 
-  // Where the engine writes its own files (DIR.partial/client): plain files, in subfolders if it likes. They may be written
-  // until Commit.
+  // Where the engine writes its own files (DIR.partial/client): plain files, in subfolders if it likes. They may be
+  // written until Commit.
   std::string client_dir() const;
 
   // Checksums the engine's files, writes the manifest, syncs everything and gives the image its name.

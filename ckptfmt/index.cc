@@ -156,8 +156,12 @@ absl::StatusOr<Index> DecodeIndex(std::string_view bytes, const std::string& nam
                       entry.stored_bytes <= entry.bytes &&
                       (entry.encoding != uint32_t(Encoding::kRaw) || entry.stored_bytes == entry.bytes);
     if (!sane) return damaged("a chunk's entry");
-    index.chunks.push_back({{entry.hash_low, entry.hash_high}, entry.file, Encoding(entry.encoding), entry.offset,
-                            entry.stored_bytes, entry.bytes});
+    index.chunks.push_back({{entry.hash_low, entry.hash_high},
+                            entry.file,
+                            Encoding(entry.encoding),
+                            entry.offset,
+                            entry.stored_bytes,
+                            entry.bytes});
   }
   for (uint64_t i = 0; i < header.regions; ++i) {
     at = reader.at();

@@ -96,8 +96,8 @@ inline ImageInfo SampleInfo() {
   info.pid = 4242;
   info.server = "unix:/run/session.sock";
   info.driver_version = 13000;
-  info.devices.push_back({"GPU name", std::string("\x01\x02\x00\x04", 4) + std::string(12, 'u'), 9, 0, uint64_t{141} << 30,
-                          "0000:1b:00.0"});
+  info.devices.push_back({"GPU name", std::string("\x01\x02\x00\x04", 4) + std::string(12, 'u'), 9, 0,
+                          uint64_t{141} << 30, "0000:1b:00.0"});
   info.next_sequence = 77777;
   info.wire_version = 1;
   info.session = 12;

@@ -29,12 +29,12 @@ struct Region {
   RegionKind kind = RegionKind::kAllocation;
   uint64_t address = 0;  // at the time of the checkpoint
   uint64_t bytes = 0;
-  uint64_t object = 0;   // virtual handle of the module or library
+  uint64_t object = 0;  // virtual handle of the module or library
   std::string symbol;
   uint64_t context = 0;  // virtual handle
   int32_t device = 0;
   uint32_t module_index = 0;
-  uint64_t flags = 0;    // free for the tools
+  uint64_t flags = 0;  // free for the tools
 };
 
 // A GPU that the job could see.
@@ -54,9 +54,9 @@ struct ImageInfo {
   std::string host;             // empty: Commit fills it in
   std::string job;
   std::string program;
-  uint32_t pid = 0;             // of the client process
-  std::string server;           // address that the job used
-  int32_t driver_version = 0;   // as cuDriverGetVersion
+  uint32_t pid = 0;            // of the client process
+  std::string server;          // address that the job used
+  int32_t driver_version = 0;  // as cuDriverGetVersion
   std::vector<DeviceFacts> devices;
 
   // The channel: what the client goes on with.
@@ -76,13 +76,13 @@ struct ImageInfo {
 
 // Sizes, for the tools' messages.
 struct ImageSizes {
-  uint64_t region_bytes = 0;    // device memory that the image stands for
-  uint64_t zero_bytes = 0;      // of it, in chunks of zeros only (not stored)
-  uint64_t shared_bytes = 0;    // of it, in chunks equal to another one (stored once)
-  uint64_t stored_bytes = 0;    // in memory/ files
+  uint64_t region_bytes = 0;  // device memory that the image stands for
+  uint64_t zero_bytes = 0;    // of it, in chunks of zeros only (not stored)
+  uint64_t shared_bytes = 0;  // of it, in chunks equal to another one (stored once)
+  uint64_t stored_bytes = 0;  // in memory/ files
   uint64_t log_bytes = 0;
-  uint64_t client_bytes = 0;    // the engine's files
-  uint64_t total_bytes = 0;     // all files, manifest too
+  uint64_t client_bytes = 0;  // the engine's files
+  uint64_t total_bytes = 0;   // all files, manifest too
 };
 
 // Called now and then with the bytes done and the bytes in all.

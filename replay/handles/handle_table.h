@@ -1,7 +1,8 @@
 // The table behind virtual handles: slots with generations, and who dies with whom.
 //
 // Part of the client library: no exceptions of its own, no abseil. Not thread-safe; the owner locks. The table owns the
-// values; a pointer from Find stays good until that very handle is dropped. Handles are made as proto/frame/handle.h says.
+// values; a pointer from Find stays good until that very handle is dropped. Handles are made as proto/frame/handle.h
+// says.
 #ifndef CUDA_REMOTE_REPLAY_HANDLES_HANDLE_TABLE_H_
 #define CUDA_REMOTE_REPLAY_HANDLES_HANDLE_TABLE_H_
 

@@ -1,11 +1,11 @@
 // Tests of HandleTable.
 #include "replay/handles/handle_table.h"
 
+#include <gtest/gtest.h>
+
 #include <random>
 #include <set>
 #include <string>
-
-#include <gtest/gtest.h>
 
 namespace cuda_remote::replay {
 namespace {

@@ -1,11 +1,10 @@
 // Tests of cr-inspect: its parts, and the program itself.
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <sys/wait.h>
 
 #include <cstdio>
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "ckptfmt/testing.h"
 #include "proto/api/call_ids.gen.h"
@@ -82,9 +81,10 @@ TEST(Inspect, PrintsWhatIsInTheImage) {
   Write(folder / "image", SampleLog());
   const Result result = Inspect(folder / "image");
   EXPECT_EQ(result.code, 0) << result.out;
-  for (const char* text : {"job-1", "/usr/bin/program", "2023-11-14 22:13:20 UTC", "compute 9.0", "141.0 GiB",
-                           "GPU-01020004-7575-7575-7575-757575757575", "driver 13.0", "0x100000000000", "table", "cuStreamCreate",
-                           "3  cuStreamCreate", "PTX compute_80", "2 variables, 104 bytes", "5 records", "engine    criu"}) {
+  for (const char* text :
+       {"job-1", "/usr/bin/program", "2023-11-14 22:13:20 UTC", "compute 9.0", "141.0 GiB",
+        "GPU-01020004-7575-7575-7575-757575757575", "driver 13.0", "0x100000000000", "table", "cuStreamCreate",
+        "3  cuStreamCreate", "PTX compute_80", "2 variables, 104 bytes", "5 records", "engine    criu"}) {
     EXPECT_THAT(result.out, HasSubstr(text));
   }
   EXPECT_THAT(Inspect("--all " + folder / "image").out, HasSubstr("memory/index"));
@@ -169,7 +169,8 @@ TEST(Inspect, JsonIsJson) {
   const std::string check =
       "python3 -c \"import json,sys; d=json.load(open(sys.argv[1]));"
       "assert d['records_by_call']['cuStreamCreate']==3 and d['modules'][0]['code']==['PTX compute_80'];"
-      "assert d['modules'][0]['runs'] and len(d['differences'])==1 and d['sizes']['memory']==106\" " + file;
+      "assert d['modules'][0]['runs'] and len(d['differences'])==1 and d['sizes']['memory']==106\" " +
+      file;
   EXPECT_EQ(system(check.c_str()), 0) << result.out;
 }
 

@@ -2,12 +2,11 @@
 
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 #include <exception>
 #include <string>
-
-#include <CLI/CLI.hpp>
 
 #include "replay/inspect/json.h"
 #include "replay/inspect/print.h"
@@ -35,8 +34,9 @@ class ProgressLine {
     const double seconds = std::chrono::duration<double>(now - start_).count();
     const double rate = seconds > 0 ? double(done) / seconds : 0;
     const double part = double(done) / double(total);
-    const std::string facts = PrintBytes(done) + " of " + PrintBytes(total) + ", " + PrintBytes(uint64_t(rate)) + "/s, " +
-                              (rate > 0 ? std::to_string(uint64_t(double(total - done) / rate)) : "?") + " s left";
+    const std::string facts = PrintBytes(done) + " of " + PrintBytes(total) + ", " + PrintBytes(uint64_t(rate)) +
+                              "/s, " + (rate > 0 ? std::to_string(uint64_t(double(total - done) / rate)) : "?") +
+                              " s left";
     if (!terminal_) {
       fprintf(stderr, "verifying: %d %% (%s)\n", int(part * 100), facts.c_str());
       return;
@@ -127,7 +127,8 @@ int Main(int argc, char** argv) {
   app.add_option("DIR", options.dir, "the image")->required();
   app.add_flag("--verify", options.verify, "compare every file with its checksums");
   app.add_option("--compare", options.compare, "tell what differs in another image")->type_name("DIR2");
-  app.add_option("--can-run-on", options.arch, "tell for each module whether such a GPU can run it")->type_name("sm_XX");
+  app.add_option("--can-run-on", options.arch, "tell for each module whether such a GPU can run it")
+      ->type_name("sm_XX");
   app.add_flag("--json", options.json, "print JSON");
   app.add_flag("--all", options.all, "print all regions, modules and files");
   app.add_flag("-q,--quiet", options.quiet, "no progress");

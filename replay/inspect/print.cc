@@ -108,16 +108,17 @@ std::string PrintText(const Summary& summary, bool all) {
                                   PrintBytes(sizes.stored_bytes), ", client ", PrintBytes(sizes.client_bytes), ", log ",
                                   PrintBytes(sizes.log_bytes)));
   const auto& regions = reader.regions();
-  out += Row("memory", absl::StrCat(PrintBytes(sizes.region_bytes), " in ", regions.size(), " regions; not stored: ",
-                                    PrintBytes(sizes.zero_bytes), " of zeros, ", PrintBytes(sizes.shared_bytes),
-                                    " equal to other chunks"));
+  out += Row("memory", absl::StrCat(PrintBytes(sizes.region_bytes), " in ", regions.size(),
+                                    " regions; not stored: ", PrintBytes(sizes.zero_bytes), " of zeros, ",
+                                    PrintBytes(sizes.shared_bytes), " equal to other chunks"));
   for (size_t i = 0; i < regions.size() && (all || i < kShort); ++i) {
     const ckptfmt::Region& region = regions[i];
     out += absl::StrCat("    ", Hex(region.address), "  ", PrintBytes(region.bytes), "  ", KindName(region.kind));
     if (!region.symbol.empty()) absl::StrAppend(&out, " ", Clean(region.symbol), " of ", Hex(region.object));
     absl::StrAppend(&out, ", GPU ", region.device, "\n");
   }
-  if (!all && regions.size() > kShort) absl::StrAppend(&out, "    ... and ", regions.size() - kShort, " more (--all)\n");
+  if (!all && regions.size() > kShort)
+    absl::StrAppend(&out, "    ... and ", regions.size() - kShort, " more (--all)\n");
   out += Row("log", absl::StrCat(summary.log.records(), " records, ", summary.log.images(), " module images"));
   std::vector<std::pair<std::string, uint64_t>> calls(summary.records_by_call.begin(), summary.records_by_call.end());
   std::stable_sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.second > b.second; });

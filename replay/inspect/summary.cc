@@ -58,7 +58,8 @@ void CompareRegions(const Summary& a, const Summary& b, std::vector<std::string>
     const size_t j = found->second;
     in_b.erase(found);
     if (regions_a[i].bytes != regions_b[j].bytes) {
-      differences->push_back(absl::StrCat(name, ": ", regions_a[i].bytes, " bytes, ", regions_b[j].bytes, " in the second"));
+      differences->push_back(
+          absl::StrCat(name, ": ", regions_a[i].bytes, " bytes, ", regions_b[j].bytes, " in the second"));
       continue;
     }
     const auto chunks_a = a.reader->ChunksOf(i);
@@ -70,8 +71,8 @@ void CompareRegions(const Summary& a, const Summary& b, std::vector<std::string>
       if (different++ == 0) first = chunks_a[c].offset;
     }
     if (different) {
-      differences->push_back(absl::StrCat(name, " (", regions_a[i].bytes, " bytes): ", different, " of ", chunks_a.size(),
-                                          " chunks differ, the first at offset ", first));
+      differences->push_back(absl::StrCat(name, " (", regions_a[i].bytes, " bytes): ", different, " of ",
+                                          chunks_a.size(), " chunks differ, the first at offset ", first));
     }
   }
   for (const auto& [name, j] : in_b) {
@@ -84,7 +85,8 @@ std::string Essence(const Record& record) {
   std::string text = absl::StrCat(CallIdName(record.header.call), record.modifies ? " (setting) of 0x" : " of 0x",
                                   absl::Hex(record.object.id));
   text += '\0';
-  text += absl::StrCat(record.header.context_or_result, "/", record.key, "/", record.image ? ToHex(*record.image) : "", "/");
+  text += absl::StrCat(record.header.context_or_result, "/", record.key, "/", record.image ? ToHex(*record.image) : "",
+                       "/");
   return text + record.message + '\0' + record.reply;
 }
 

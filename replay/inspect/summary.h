@@ -21,13 +21,13 @@ namespace cuda_remote::replay::inspect {
 // A module or library of the job.
 struct Module {
   ObjectKey object;
-  std::string call;      // that loaded it
-  std::string hash;      // of its image
-  uint64_t bytes = 0;    // of its image
+  std::string call;                 // that loaded it
+  std::string hash;                 // of its image
+  uint64_t bytes = 0;               // of its image
   std::vector<ImageEntry> entries;  // without their bytes
   uint64_t data_bytes = 0;          // of its variables
   size_t variables = 0;
-  std::string problem;   // why the image could not be read; else empty
+  std::string problem;  // why the image could not be read; else empty
 };
 
 struct Summary {
@@ -55,8 +55,8 @@ Fit FitOf(const Module& module, uint32_t arch);
 // "sm_90", "compute_90", "sm_90a", "9.0" or "90" as 90; 0 if it is none of these.
 uint32_t ParseArch(const std::string& text);
 
-// What differs between two images, a line each; empty if they hold the same state. Statements that differ from run to run
-// (times, process numbers) do not count.
+// What differs between two images, a line each; empty if they hold the same state. Statements that differ from run to
+// run (times, process numbers) do not count.
 std::vector<std::string> Compare(const Summary& a, const Summary& b);
 
 }  // namespace cuda_remote::replay::inspect

@@ -18,9 +18,7 @@ struct Hash128 {
 };
 inline bool operator==(const Hash128& a, const Hash128& b) { return a.low == b.low && a.high == b.high; }
 inline bool operator!=(const Hash128& a, const Hash128& b) { return !(a == b); }
-inline bool operator<(const Hash128& a, const Hash128& b) {
-  return a.high != b.high ? a.high < b.high : a.low < b.low;
-}
+inline bool operator<(const Hash128& a, const Hash128& b) { return a.high != b.high ? a.high < b.high : a.low < b.low; }
 
 // XXH3-128 with seed 0 of `size` bytes at `data`.
 Hash128 HashOf(const void* data, size_t size);

@@ -134,7 +134,8 @@ void Log::Create(ObjectKey object, const std::vector<ObjectKey>& depends_on, con
                  std::string_view message, std::string_view reply_message, std::optional<Hash128> payload) {
   if (auto found = nodes_.find(object); found != nodes_.end() && found->second->created) {
     const Record& old = found->second->created->record;
-    if (old.header.call == header.call && old.message == message && old.reply == reply_message && old.image == payload) {
+    if (old.header.call == header.call && old.message == message && old.reply == reply_message &&
+        old.image == payload) {
       DropPendingImage();
       return;
     }

@@ -4,8 +4,8 @@
 // made it). When an object goes, its records and those of everything that depended on it go too, so the log's size
 // follows what is alive, not how long the job ran. Module images are kept once each, by content.
 //
-// Part of the client library: no exceptions of its own, no abseil, no libprotobuf. Not thread-safe; the owner locks. The
-// log owns copies of all it is given.
+// Part of the client library: no exceptions of its own, no abseil, no libprotobuf. Not thread-safe; the owner locks.
+// The log owns copies of all it is given.
 #ifndef CUDA_REMOTE_REPLAY_LOG_LOG_H_
 #define CUDA_REMOTE_REPLAY_LOG_LOG_H_
 
@@ -43,13 +43,13 @@ struct ObjectKeyHash {
 // One call to send again.
 struct Record {
   ObjectKey object;
-  bool modifies = false;      // a setting of `object`; else the call that made it
-  uint64_t key = 0;           // of a setting: which one, together with the call
-  uint64_t order = 0;         // rising with time; replay goes by it
-  FrameHeader header;         // call and context count; flags, sequence and aux are 0
+  bool modifies = false;  // a setting of `object`; else the call that made it
+  uint64_t key = 0;       // of a setting: which one, together with the call
+  uint64_t order = 0;     // rising with time; replay goes by it
+  FrameHeader header;     // call and context count; flags, sequence and aux are 0
   std::string message;
-  std::string reply;          // of a making call: what the server answered, and must answer again
-  std::optional<Hash128> image;         // the payload, in the log's store of images
+  std::string reply;             // of a making call: what the server answered, and must answer again
+  std::optional<Hash128> image;  // the payload, in the log's store of images
   std::vector<ObjectKey> depends_on;
 };
 
@@ -60,14 +60,14 @@ class Log {
   Log(Log&&) noexcept;
   Log& operator=(Log&&) noexcept;
 
-  // Notes that `object` was made by the call in `header` and `message`. It goes when any object of `depends_on` goes; those
-  // need not have records of their own. The same object made again by the same call changes nothing (a module's variable
-  // is looked up many times); by another call, the old object and its dependents are taken as gone.
+  // Notes that `object` was made by the call in `header` and `message`. It goes when any object of `depends_on` goes;
+  // those need not have records of their own. The same object made again by the same call changes nothing (a module's
+  // variable is looked up many times); by another call, the old object and its dependents are taken as gone.
   void Create(ObjectKey object, const std::vector<ObjectKey>& depends_on, const FrameHeader& header,
               std::string_view message, std::string_view reply_message, std::optional<Hash128> payload);
 
-  // Notes a setting of `object`; an earlier one by the same call with the same `key` is forgotten. It also goes when any
-  // object of `depends_on` goes.
+  // Notes a setting of `object`; an earlier one by the same call with the same `key` is forgotten. It also goes when
+  // any object of `depends_on` goes.
   void Modify(ObjectKey object, uint64_t key, const FrameHeader& header, std::string_view message,
               const std::vector<ObjectKey>& depends_on = {});
 

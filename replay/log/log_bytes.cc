@@ -168,7 +168,8 @@ bool Log::Parse(std::string_view bytes, Log* log, std::string* error) {
     at = reader.at();
     ImageHeader fixed;
     std::string_view image;
-    if (!reader.Take(&fixed) || !reader.Take(fixed.bytes, &image) || !reader.TakePadding()) return fail("a module image");
+    if (!reader.Take(&fixed) || !reader.Take(fixed.bytes, &image) || !reader.TakePadding())
+      return fail("a module image");
     const Hash128 hash{fixed.hash_low, fixed.hash_high};
     if (HashOf(image) != hash) return fail("a module image's checksum");
     const auto [place, is_new] = parsed.images_.try_emplace(hash);

@@ -1,5 +1,5 @@
-// Fuzz target: a replay log from a damaged or hostile image. The checksum is made right first, or nothing but it would be
-// tested.
+// Fuzz target: a replay log from a damaged or hostile image. The checksum is made right first, or nothing but it would
+// be tested.
 
 #include <cstring>
 #include <string>

@@ -1,10 +1,10 @@
 // Tests of the replay log.
 #include "replay/log/log.h"
 
+#include <gtest/gtest.h>
+
 #include <random>
 #include <set>
-
-#include <gtest/gtest.h>
 
 namespace cuda_remote::replay {
 namespace {
@@ -233,9 +233,7 @@ TEST(Log, ANewerVersionIsNamed) {
   EXPECT_NE(error.find("version 2"), std::string::npos) << error;
 }
 
-TEST(Hash, PrintsAsTheUsualTools) {
-  EXPECT_EQ(ToHex(HashOf("")), "99aa06d3014798d86001c324468d497f");
-}
+TEST(Hash, PrintsAsTheUsualTools) { EXPECT_EQ(ToHex(HashOf("")), "99aa06d3014798d86001c324468d497f"); }
 
 }  // namespace
 }  // namespace cuda_remote::replay

@@ -28,18 +28,18 @@ static_assert(sizeof(FatbinHeader) == 16);
 
 // One piece of code in a fat binary. The payload follows after `header_bytes`, padded to `padded_bytes`.
 struct FatbinEntry {
-  uint16_t kind;           // EntryKind
-  uint16_t version;        // 0x101
-  uint32_t header_bytes;   // at least 64
+  uint16_t kind;          // EntryKind
+  uint16_t version;       // 0x101
+  uint32_t header_bytes;  // at least 64
   uint64_t padded_bytes;
-  uint32_t packed_bytes;   // compressed size without padding; 0 if not compressed
+  uint32_t packed_bytes;  // compressed size without padding; 0 if not compressed
   uint32_t options_offset;
-  uint16_t minor;          // PTX: of the ISA version
+  uint16_t minor;  // PTX: of the ISA version
   uint16_t major;
-  uint32_t arch;           // 90 for sm_90
+  uint32_t arch;  // 90 for sm_90
   uint32_t name_offset;
   uint32_t name_bytes;
-  uint64_t flags;          // EntryFlags
+  uint64_t flags;  // EntryFlags
   uint64_t reserved;
   uint64_t unpacked_bytes;  // 0 if not compressed
 };
@@ -110,13 +110,13 @@ struct ElfSymbol {
 static_assert(sizeof(ElfSymbol) == 24);
 
 inline constexpr uint8_t kElfMagic[4] = {0x7f, 'E', 'L', 'F'};
-inline constexpr uint8_t kElfClass64 = 2;         // ident[4]
-inline constexpr uint8_t kElfLittleEndian = 1;    // ident[5]
+inline constexpr uint8_t kElfClass64 = 2;       // ident[4]
+inline constexpr uint8_t kElfLittleEndian = 1;  // ident[5]
 inline constexpr uint16_t kElfMachineCuda = 190;
 inline constexpr uint32_t kSectionSymbols = 2;
 inline constexpr uint32_t kSectionNoBits = 8;
 inline constexpr uint8_t kSymbolObject = 1;
-inline constexpr uint8_t kSymbolManaged = 4;      // bit of `other`
+inline constexpr uint8_t kSymbolManaged = 4;  // bit of `other`
 // ident[8], the ABI version, says where in `flags` the architecture stands.
 inline constexpr uint8_t kElfAbiArchInSecondByte = 8;
 

@@ -123,7 +123,8 @@ bool LocateImage(const void* image, const void** start, size_t* size, std::strin
   }
   *start = image;
   if (four_bytes && IsFatbin(image)) return FatbinSize(image, size, error);
-  if (four_bytes && memcmp(image, format::kElfMagic, sizeof(format::kElfMagic)) == 0) return ElfSize(image, size, error);
+  if (four_bytes && memcmp(image, format::kElfMagic, sizeof(format::kElfMagic)) == 0)
+    return ElfSize(image, size, error);
   if (IsPtx(text)) {
     const size_t length = strnlen(text, kMaxImageBytes);
     if (length == kMaxImageBytes) {

@@ -12,10 +12,10 @@ namespace cuda_remote::replay {
 // No image is longer than this; one that says it is, is refused.
 inline constexpr size_t kMaxImageBytes = size_t{2} << 30;
 
-// Finds the bytes of the image that a module-loading call was given: a fat binary's wrapper (which is followed to the fat
-// binary), a fat binary, a cubin (ELF), or PTX text. The size of a text includes its terminating zero, since the driver
-// wants it there. As the driver itself, this believes the image's own headers: it reads nothing beyond what they span.
-// False and `error` if it is none of these.
+// Finds the bytes of the image that a module-loading call was given: a fat binary's wrapper (which is followed to the
+// fat binary), a fat binary, a cubin (ELF), or PTX text. The size of a text includes its terminating zero, since the
+// driver wants it there. As the driver itself, this believes the image's own headers: it reads nothing beyond what they
+// span. False and `error` if it is none of these.
 bool LocateImage(const void* image, const void** start, size_t* size, std::string* error);
 
 }  // namespace cuda_remote::replay

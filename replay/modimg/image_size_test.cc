@@ -1,9 +1,9 @@
 // Tests of LocateImage, with images made by hand; image_test.cc has the compiler's.
 #include "replay/modimg/image_size.h"
 
-#include <cstring>
-
 #include <gtest/gtest.h>
+
+#include <cstring>
 
 #include "replay/modimg/format.h"
 

@@ -136,7 +136,8 @@ class Walker {
       format::FatbinEntry fixed;
       if (end - at < sizeof(fixed)) return Fail(at, "an entry's header is cut off");
       memcpy(&fixed, image_.data() + at, sizeof(fixed));
-      if (fixed.header_bytes < sizeof(fixed) || fixed.header_bytes > end - at) return Fail(at, "an entry's header size");
+      if (fixed.header_bytes < sizeof(fixed) || fixed.header_bytes > end - at)
+        return Fail(at, "an entry's header size");
       const size_t start = at + fixed.header_bytes;
       if (fixed.padded_bytes > end - start) return Fail(at, "an entry's size");
       std::string_view payload = image_.substr(start, size_t(fixed.padded_bytes));
@@ -190,26 +191,31 @@ class Walker {
 bool ForEachEntry(std::string_view image, const std::function<bool(ImageEntry&)>& use, std::string* error,
                   uint64_t max_unpacked) {
   size_t other = 0;
-  return Walker(image, max_unpacked, error).Walk([&](ImageEntry& entry, const auto& unpack) {
-    return unpack(&entry.bytes) && use(entry);
-  }, &other);
+  return Walker(image, max_unpacked, error)
+      .Walk([&](ImageEntry& entry, const auto& unpack) { return unpack(&entry.bytes) && use(entry); }, &other);
 }
 
 bool ParseImage(std::string_view image, ParsedImage* parsed, std::string* error, uint64_t max_unpacked) {
   *parsed = {};
-  return Walker(image, max_unpacked, error).Walk([&](ImageEntry& entry, const auto& unpack) {
-    if (!unpack(&entry.bytes)) return false;
-    parsed->entries.push_back(std::move(entry));
-    return true;
-  }, &parsed->other_entries);
+  return Walker(image, max_unpacked, error)
+      .Walk(
+          [&](ImageEntry& entry, const auto& unpack) {
+            if (!unpack(&entry.bytes)) return false;
+            parsed->entries.push_back(std::move(entry));
+            return true;
+          },
+          &parsed->other_entries);
 }
 
 bool ListEntries(std::string_view image, ParsedImage* parsed, std::string* error) {
   *parsed = {};
-  return Walker(image, 0, error).Walk([&](ImageEntry& entry, const auto&) {
-    parsed->entries.push_back(std::move(entry));
-    return true;
-  }, &parsed->other_entries);
+  return Walker(image, 0, error)
+      .Walk(
+          [&](ImageEntry& entry, const auto&) {
+            parsed->entries.push_back(std::move(entry));
+            return true;
+          },
+          &parsed->other_entries);
 }
 
 bool CanRun(const ImageEntry& entry, uint32_t arch) {
@@ -220,29 +226,34 @@ bool CanRun(const ImageEntry& entry, uint32_t arch) {
 
 std::string NameOf(const ImageEntry& entry) {
   return (entry.kind == ImageEntry::kPtx ? "PTX compute_" : "sm_") + std::to_string(entry.arch) +
-         (entry.arch_specific ? "a" : entry.family_specific ? "f" : "");
+         (entry.arch_specific     ? "a"
+          : entry.family_specific ? "f"
+                                  : "");
 }
 
 bool DataSymbols(std::string_view image, std::vector<DataSymbol>* symbols, std::string* error, uint64_t max_unpacked) {
   symbols->clear();
   std::unordered_map<std::string, size_t> seen;
   bool ok = true;
-  const bool walked = ForEachEntry(image, [&](ImageEntry& entry) {
-    std::vector<DataSymbol> found;
-    ok = entry.kind == ImageEntry::kPtx ? PtxSymbols(entry.bytes, &found, error)
-                                        : CubinSymbols(entry.bytes, &found, error);
-    for (DataSymbol& symbol : found) {
-      const auto [place, is_new] = seen.emplace(symbol.name, symbols->size());
-      if (is_new) {
-        symbols->push_back(std::move(symbol));
-      } else {
-        DataSymbol& known = (*symbols)[place->second];
-        known.size = std::max(known.size, symbol.size);
-        known.managed = known.managed || symbol.managed;
-      }
-    }
-    return ok;
-  }, error, max_unpacked);
+  const bool walked = ForEachEntry(
+      image,
+      [&](ImageEntry& entry) {
+        std::vector<DataSymbol> found;
+        ok = entry.kind == ImageEntry::kPtx ? PtxSymbols(entry.bytes, &found, error)
+                                            : CubinSymbols(entry.bytes, &found, error);
+        for (DataSymbol& symbol : found) {
+          const auto [place, is_new] = seen.emplace(symbol.name, symbols->size());
+          if (is_new) {
+            symbols->push_back(std::move(symbol));
+          } else {
+            DataSymbol& known = (*symbols)[place->second];
+            known.size = std::max(known.size, symbol.size);
+            known.managed = known.managed || symbol.managed;
+          }
+        }
+        return ok;
+      },
+      error, max_unpacked);
   return walked && ok;
 }
 

@@ -1,7 +1,7 @@
 // What is in a module image: the code for each architecture, and the variables in it.
 //
-// Takes what the driver takes: a fat binary (compressed or not), a cubin, or PTX text; also several fat binaries one after
-// the other. Pure functions, any thread. Any input is safe: sizes are checked before they are used, and what
+// Takes what the driver takes: a fat binary (compressed or not), a cubin, or PTX text; also several fat binaries one
+// after the other. Pure functions, any thread. Any input is safe: sizes are checked before they are used, and what
 // unpacking may take is limited.
 #ifndef CUDA_REMOTE_REPLAY_MODIMG_MODIMG_H_
 #define CUDA_REMOTE_REPLAY_MODIMG_MODIMG_H_
@@ -45,8 +45,8 @@ bool ListEntries(std::string_view image, ParsedImage* parsed, std::string* error
 bool ForEachEntry(std::string_view image, const std::function<bool(ImageEntry&)>& use, std::string* error,
                   uint64_t max_unpacked = kMaxUnpackedBytes);
 
-// Whether a GPU of compute capability `arch` (90 for 9.0) can run this entry: machine code of the same major version for
-// the same or a lower minor one, PTX of the same or a lower version.
+// Whether a GPU of compute capability `arch` (90 for 9.0) can run this entry: machine code of the same major version
+// for the same or a lower minor one, PTX of the same or a lower version.
 bool CanRun(const ImageEntry& entry, uint32_t arch);
 
 // "sm_90a", "PTX compute_75".
@@ -60,8 +60,8 @@ struct DataSymbol {
   bool managed = false;
 };
 
-// The variables whose contents belong to a checkpoint, in the order in which they are found; a variable that several entries
-// have is listed once. String literals that the compiler made (`$str`) are left out: nothing can change them.
+// The variables whose contents belong to a checkpoint, in the order in which they are found; a variable that several
+// entries have is listed once. String literals that the compiler made (`$str`) are left out: nothing can change them.
 bool DataSymbols(std::string_view image, std::vector<DataSymbol>* symbols, std::string* error,
                  uint64_t max_unpacked = kMaxUnpackedBytes);
 

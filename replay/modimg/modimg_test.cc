@@ -1,6 +1,7 @@
 // Tests of the image parser with what nvcc writes.
 #include "replay/modimg/modimg.h"
 
+#include <gtest/gtest.h>
 #include <lz4.h>
 #include <zstd.h>
 
@@ -10,8 +11,6 @@
 #include <iterator>
 #include <map>
 #include <set>
-
-#include <gtest/gtest.h>
 
 #include "replay/modimg/format.h"
 #include "replay/modimg/image_size.h"
@@ -36,10 +35,17 @@ void ExpectAllVariables(const std::string& image) {
   for (const DataSymbol& symbol : symbols) {
     EXPECT_TRUE(by_name.emplace(symbol.name, symbol).second) << symbol.name << " twice";
   }
-  const std::map<std::string, uint64_t> expected = {
-      {"counter", 4},         {"table", 4000},    {"coefficients", 128}, {"filled", 6},
-      {"hidden", 8},          {"managed", 4},     {"vectors", 96},       {"pairs", 64},
-      {"_ZN5space5namedE", 3}, {"_Z9templatedILi3EE", 4}, {"_ZZ6KernelPiE5calls", 8}};
+  const std::map<std::string, uint64_t> expected = {{"counter", 4},
+                                                    {"table", 4000},
+                                                    {"coefficients", 128},
+                                                    {"filled", 6},
+                                                    {"hidden", 8},
+                                                    {"managed", 4},
+                                                    {"vectors", 96},
+                                                    {"pairs", 64},
+                                                    {"_ZN5space5namedE", 3},
+                                                    {"_Z9templatedILi3EE", 4},
+                                                    {"_ZZ6KernelPiE5calls", 8}};
   for (const auto& [name, size] : expected) {
     // The names of static variables have a suffix in whole programs.
     const auto found = std::find_if(by_name.begin(), by_name.end(), [&, &name = name](const auto& entry) {
@@ -121,7 +127,8 @@ TEST(ParseImage, CubinPtxAndMore) {
   ASSERT_TRUE(ParseImage(Image("lto.fatbin"), &parsed, &error)) << error;
   EXPECT_EQ(parsed.other_entries, 1u);
   // Several fat binaries in one section, and what pads it.
-  ASSERT_TRUE(ParseImage(Image("all.fatbin") + Image("plain.fatbin") + std::string(24, '\0'), &parsed, &error)) << error;
+  ASSERT_TRUE(ParseImage(Image("all.fatbin") + Image("plain.fatbin") + std::string(24, '\0'), &parsed, &error))
+      << error;
   EXPECT_EQ(parsed.entries.size(), 8u);
 }
 
@@ -141,8 +148,11 @@ TEST(ParseImage, LocateImageFindsTheirEnds) {
 TEST(ParseImage, RefusesWhatItCannotTake) {
   ParsedImage parsed;
   std::string error;
-  for (const std::string& image : {std::string(), std::string("hello"), std::string("\x7f" "ELF"), std::string(100, '\0'),
-                                   std::string(".version 8.0\n"), Image("plain.fatbin").substr(0, 5000)}) {
+  for (const std::string& image :
+       {std::string(), std::string("hello"),
+        std::string("\x7f"
+                    "ELF"),
+        std::string(100, '\0'), std::string(".version 8.0\n"), Image("plain.fatbin").substr(0, 5000)}) {
     error.clear();
     EXPECT_FALSE(ParseImage(image, &parsed, &error));
     EXPECT_FALSE(error.empty());
@@ -159,7 +169,9 @@ TEST(ParseImage, DamageIsHarmless) {
       damaged[i] ^= char(1 << i % 8);
       std::vector<DataSymbol> symbols;
       std::string error;
-      if (!DataSymbols(damaged, &symbols, &error, 64 << 20)) EXPECT_FALSE(error.empty());
+      if (!DataSymbols(damaged, &symbols, &error, 64 << 20)) {
+        EXPECT_FALSE(error.empty());
+      }
       DataSymbols(image.substr(0, i), &symbols, &error, 64 << 20);
     }
   }
@@ -189,8 +201,9 @@ TEST(PtxSymbols, Declarations) {
       << error;
   std::map<std::string, uint64_t> sizes;
   for (const DataSymbol& symbol : symbols) sizes[symbol.name] = symbol.size;
-  EXPECT_EQ(sizes, (std::map<std::string, uint64_t>{{"quad", 32}, {"pointers", 256}, {"text", 3}, {"one", 2}, {"two", 6},
-                                                    {"wide", 16}, {"last", 8}}));
+  EXPECT_EQ(sizes,
+            (std::map<std::string, uint64_t>{
+                {"quad", 32}, {"pointers", 256}, {"text", 3}, {"one", 2}, {"two", 6}, {"wide", 16}, {"last", 8}}));
   EXPECT_TRUE(symbols[1].constant);
   EXPECT_TRUE(symbols[3].managed);
   EXPECT_TRUE(symbols[4].managed);

@@ -8,7 +8,8 @@
 namespace cuda_remote::replay {
 namespace {
 
-// Gives the text's tokens: words (directives, names, numbers), single punctuation, strings as "\"". Comments are skipped.
+// Gives the text's tokens: words (directives, names, numbers), single punctuation, strings as "\"". Comments are
+// skipped.
 class Tokens {
  public:
   explicit Tokens(std::string_view text) : text_(text) { Next(); }
@@ -192,7 +193,8 @@ bool PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, std::st
           counted = true;
         }
       }
-      if (!is_extern && counted && symbol.size != 0 && symbol.name.compare(0, 4, "$str") != 0) symbols->push_back(symbol);
+      if (!is_extern && counted && symbol.size != 0 && symbol.name.compare(0, 4, "$str") != 0)
+        symbols->push_back(symbol);
       if (tokens.now() == ",") {
         tokens.Next();
       } else if (tokens.now() != ";") {

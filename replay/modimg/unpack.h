@@ -8,8 +8,8 @@
 
 namespace cuda_remote::replay {
 
-// Replaces `out` by exactly `bytes` unpacked bytes; false and `error` if `packed` does not hold just these. Memory is taken
-// as the data come, not as `bytes` says.
+// Replaces `out` by exactly `bytes` unpacked bytes; false and `error` if `packed` does not hold just these. Memory is
+// taken as the data come, not as `bytes` says.
 bool UnpackLz4(std::string_view packed, uint64_t bytes, std::string* out, std::string* error);   // one raw block
 bool UnpackZstd(std::string_view packed, uint64_t bytes, std::string* out, std::string* error);  // frames
 

@@ -12,8 +12,8 @@ namespace {
 // Requests under way carry their images; this much of them at once is enough to keep the server busy.
 constexpr uint64_t kMaxPayloadUnderWay = 64u << 20;
 
-// Whether the answer says something that the application has built on, such as an address. A compiler's log and timings are
-// not that.
+// Whether the answer says something that the application has built on, such as an address. A compiler's log and timings
+// are not that.
 bool AnswerMatters(uint32_t call) {
   switch (call) {
     case kCall_cuModuleLoadData:

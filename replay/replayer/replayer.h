@@ -1,7 +1,7 @@
 // Makes a job's objects again on another server, by sending the calls of its replay log.
 //
-// Not thread-safe: one replay uses its target alone. No exceptions, no abseil: messages are strings that say which call went
-// wrong and how.
+// Not thread-safe: one replay uses its target alone. No exceptions, no abseil: messages are strings that say which call
+// went wrong and how.
 #ifndef CUDA_REMOTE_REPLAY_REPLAYER_REPLAYER_H_
 #define CUDA_REMOTE_REPLAY_REPLAYER_REPLAYER_H_
 
@@ -26,12 +26,12 @@ class ReplayTarget {
 
   virtual ~ReplayTarget() = default;
 
-  // Sends a request that is answered. Returns a ticket for Finish, 0 if the server is gone. The views are only good during
-  // the call.
+  // Sends a request that is answered. Returns a ticket for Finish, 0 if the server is gone. The views are only good
+  // during the call.
   virtual uint64_t Begin(const FrameHeader& header, std::string_view message, std::string_view payload) = 0;
 
-  // Waits for the answer to a Begin. Called in the order of the Begins, once for each. False and `error` if the server is
-  // gone or makes no sense.
+  // Waits for the answer to a Begin. Called in the order of the Begins, once for each. False and `error` if the server
+  // is gone or makes no sense.
   virtual bool Finish(uint64_t ticket, Answer* answer, std::string* error) = 0;
 
   // How many requests may be under way at once.
@@ -41,12 +41,13 @@ class ReplayTarget {
 // Called now and then with the number of records done and in all.
 using ReplayProgress = std::function<void(uint64_t done, uint64_t total)>;
 
-// Names of the calls in the log that cannot be replayed, each once. Ask before a checkpoint starts, and before a restart.
+// Names of the calls in the log that cannot be replayed, each once. Ask before a checkpoint starts, and before a
+// restart.
 std::vector<std::string> NotReplayable(const Log& log);
 
-// Sends every record with kFlagReplay in the order of the log, images as payload. Each must succeed, and answer with the bytes
-// that were recorded (but for a compiler's messages). False and `error`, which names the call, at the first that does
-// not; the target is then only good for being thrown away.
+// Sends every record with kFlagReplay in the order of the log, images as payload. Each must succeed, and answer with
+// the bytes that were recorded (but for a compiler's messages). False and `error`, which names the call, at the first
+// that does not; the target is then only good for being thrown away.
 bool Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress, std::string* error);
 
 }  // namespace cuda_remote::replay

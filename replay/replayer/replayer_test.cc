@@ -1,9 +1,9 @@
 // Tests of the replayer against a server made of a list.
 #include "replay/replayer/replayer.h"
 
-#include <map>
-
 #include <gtest/gtest.h>
+
+#include <map>
 
 #include "proto/api/call_ids.gen.h"
 
@@ -61,8 +61,8 @@ Log Sample() {
   log.Create({Kind::kDeviceMemory, 0x1000}, {}, Frame(kOpMemAlloc, 1), "memory", "address", std::nullopt);
   log.Modify({Kind::kContext, 0x10}, 1, Frame(kCall_cuCtxSetLimit, 1), "limit");
   for (uint64_t i = 0; i < 10; ++i) {
-    log.Create({Kind::kStream, 0x100 + (i << 4)}, {{Kind::kContext, 0x10}}, Frame(kCall_cuStreamCreate, 1), "stream", "",
-               std::nullopt);
+    log.Create({Kind::kStream, 0x100 + (i << 4)}, {{Kind::kContext, 0x10}}, Frame(kCall_cuStreamCreate, 1), "stream",
+               "", std::nullopt);
   }
   return log;
 }
@@ -73,11 +73,15 @@ TEST(Replay, SendsAllInOrder) {
   server.answers[2] = "another log text";  // a compiler may say what it likes
   uint64_t last = 0;
   std::string error;
-  ASSERT_TRUE(Replay(Sample(), server, [&](uint64_t done, uint64_t total) {
-    EXPECT_EQ(total, 14u);
-    EXPECT_EQ(done, last + 1);
-    last = done;
-  }, &error)) << error;
+  ASSERT_TRUE(Replay(
+      Sample(), server,
+      [&](uint64_t done, uint64_t total) {
+        EXPECT_EQ(total, 14u);
+        EXPECT_EQ(done, last + 1);
+        last = done;
+      },
+      &error))
+      << error;
   EXPECT_EQ(last, 14u);
   ASSERT_EQ(server.sent.size(), 14u);
   EXPECT_EQ(server.finished, 14u);
