@@ -41,6 +41,10 @@ bool MakeFolders(const std::string& directory, std::string* error) {
   return true;
 }
 
+bool EndsWith(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
 bool IsNumber(const std::string& text) {
   return !text.empty() && text.size() < 10 && text.find_first_not_of("0123456789") == std::string::npos;
 }
@@ -197,9 +201,18 @@ bool FindJob(const std::string& name, std::string* directory, Job* job, std::str
 }
 
 void RemoveJobFolder(const std::string& directory) {
-  for (const char* name : {"/lib/libcuda.so.1", "/job.json", "/stopped", "/agent.sock", "/relay.sock",
+  for (const char* name : {"/lib/libcuda.so.1", "/job.json", "/stopped", "/agent.sock",
                            "/server/session.sock", "/server/control.sock", "/server/server.lock"})
     unlink((directory + name).c_str());
+  if (DIR* const list = opendir(directory.c_str())) {
+    while (const dirent* const entry = readdir(list)) {
+      const std::string name = entry->d_name;
+      const bool ours = (name.compare(0, 5, "relay") == 0 && EndsWith(name, ".sock")) ||
+                        (name.compare(0, 5, "criu-") == 0 && EndsWith(name, ".log"));
+      if (ours) unlink((directory + "/" + name).c_str());
+    }
+    closedir(list);
+  }
   rmdir((directory + "/lib").c_str());
   rmdir((directory + "/server").c_str());
   rmdir(directory.c_str());

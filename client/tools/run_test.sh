@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# cr-run as a shell sees it: exit codes, streams, signals, what it leaves behind. The server is never spoken to.
+set -uo pipefail
+run=$1
+folder=$(mktemp -d /tmp/run-test-XXXXXX)
+trap 'rm -rf "$folder"' EXIT
+export XDG_RUNTIME_DIR=$folder CUDA_REMOTE_SERVER=unix:$folder/none.sock
+unset CUDA_REMOTE_JOB_DIR CUDA_REMOTE_JOB
+failures=0
+
+expect() {
+  local what=$1 want=$2 got=$3
+  if [[ $got != "$want" ]]; then
+    echo "FAIL: $what: expected '$want', got '$got'"
+    failures=$((failures + 1))
+  fi
+}
+
+code() { "$run" "$@" >"$folder/out" 2>"$folder/err" </dev/null; echo $?; }
+
+expect "a program's exit code" 7 "$(code -- bash -c 'exit 7')"
+expect "without --" 3 "$(code bash -c 'exit 3')"
+expect "killed by a signal" 137 "$(code -- bash -c 'kill -9 $$')"
+expect "not there" 127 "$(code -- no-such-program)"
+expect "no program" 126 "$(code -- /etc/passwd)"
+expect "no command" 125 "$(code)"
+expect "unknown option" 125 "$(code --no-such-option x -- true)"
+expect "a server that is none" 125 "$(code --server nonsense -- true)"
+grep -q nonsense "$folder/err" || expect "the message names it" nonsense "$(cat "$folder/err")"
+expect "help" 0 "$(code --help)"
+expect "plain" 5 "$(code --plain -- bash -c 'exit 5')"
+expect "standard streams" "in-out" "$(echo -n in- | "$run" -- bash -c 'cat; echo out; echo err >&2' 2>"$folder/err")"
+expect "standard error" err "$(cat "$folder/err")"
+expect "arguments" "a b|--server|" "$("$run" -- printf '%s|' 'a b' --server)"
+expect "a descriptor of the caller's" "mine" "$("$run" -- cat /proc/self/fd/7 7< <(echo mine))"
+expect "job folder" "train" "$("$run" --name train -- bash -c 'basename "$CUDA_REMOTE_JOB_DIR"')"
+expect "named job folder" "$folder/else" "$("$run" --job-dir "$folder/else" -- bash -c 'echo $CUDA_REMOTE_JOB_DIR')"
+expect "the library is the driver" "libcuda-remote.so" \
+  "$("$run" -- bash -c 'basename "$(readlink "${LD_LIBRARY_PATH%%:*}/libcuda.so.1")"')"
+expect "the search path goes on" "/x:/y" "$(LD_LIBRARY_PATH=/x:/y "$run" -- bash -c 'echo "${LD_LIBRARY_PATH#*:}"')"
+expect "job.json" 1 "$("$run" -- bash -c 'sleep 0.3; grep -c "\"command\"" "$CUDA_REMOTE_JOB_DIR/job.json"')"
+expect "a gpu" 2 "$("$run" --server "$CUDA_REMOTE_SERVER" --gpu 2 -- bash -c 'echo $CUDA_REMOTE_GPU')"
+
+# Signals go to the program, once.
+"$run" --name signals -- bash -c 'trap "echo term; exit 9" TERM; trap "echo usr1" USR1; echo ready; while :; do sleep 0.05; done' \
+  >"$folder/signals" &
+child=$!
+until grep -q ready "$folder/signals"; do sleep 0.05; done
+kill -USR1 $child
+until grep -q usr1 "$folder/signals"; do sleep 0.05; done
+# One job per folder.
+expect "a job that runs already" 125 "$(code --name signals -- true)"
+kill -TERM $child
+wait $child
+expect "after a signal" 9 $?
+expect "signals" "ready usr1 term" "$(tr '\n' ' ' <"$folder/signals" | sed 's/ $//')"
+
+if [[ $(id -u) == 0 ]]; then
+  expect "own process numbers" 2 "$("$run" -- bash -c 'echo $$')"
+  expect "own /proc" "bash" "$("$run" -- bash -c 'cat /proc/$$/comm; true')"
+  # What the program leaves behind ends with it, and all ends with cr-run.
+  "$run" -- bash -c "sleep 4711 & echo started" >/dev/null
+  "$run" -- sleep 4712 &
+  child=$!
+  sleep 0.5
+  kill -9 $child
+  wait $child 2>/dev/null
+  sleep 0.3
+  expect "processes left behind" "" "$(pgrep -f 'sleep 471[12]$')"
+fi
+expect "job folders left behind" "$child" "$(ls "$folder/cuda-remote/jobs" | tr -d '\n')"
+
+[[ $failures == 0 ]] && echo "all passed"
+exit $((failures != 0))
