@@ -30,6 +30,8 @@ CUresult LocalState(Session** session, ThreadState** thread) {
   return *thread ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+// Also true for a primary context that nobody retains: it can be made current, and the calls that need it then fail with
+// CUDA_ERROR_CONTEXT_IS_DESTROYED until somebody does. The runtime relies on it.
 bool IsContext(Session* session, uint64_t handle) {
   std::shared_lock<std::shared_mutex> lock(session->mutex());
   return session->handles().Find(Kind::kContext, handle) != nullptr;
@@ -39,12 +41,11 @@ CUresult CheckDevice(Session* session, CUdevice dev) {
   return dev >= 0 && size_t(dev) < session->devices().size() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-void Describe(Session* session, uint64_t handle, CUdevice dev, unsigned flags, bool primary) {
+void Describe(Session* session, uint64_t handle, CUdevice dev, unsigned flags) {
   std::unique_lock<std::shared_mutex> lock(session->mutex());
   Object* object = session->handles().Find(Kind::kContext, handle);
   object->device = dev;
   object->flags = flags;
-  object->primary = primary;
   object->id = session->NextId();
 }
 
@@ -70,7 +71,7 @@ CUresult CreateContext(CUcontext* pctx, unsigned flags, CUdevice dev) {
   request.device = dev;
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
-  Describe(&call.session(), handle, dev, flags, false);
+  Describe(&call.session(), handle, dev, flags);
   call.Created({Kind::kContext, handle});
   call.thread().context_stack.push_back(handle);  // a new context becomes current
   *pctx = AsContext(handle);
@@ -124,29 +125,29 @@ CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
   Session& session = call.session();
   if (const CUresult result = CheckDevice(&session, dev); result != CUDA_SUCCESS) return result;
   std::lock_guard<std::mutex> one_at_a_time(g_primary_mutex);
+  uint64_t handle;
   {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
+    handle = session.PrimaryContextUnlocked(dev);
+    if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
     if (session.primary_retains(dev) > 0) {
       ++session.primary_retains(dev);
-      *pctx = AsContext(session.primary_context(dev));
+      *pctx = AsContext(handle);
       return CUDA_SUCCESS;
     }
   }
-  const uint64_t handle = call.NewHandle(Kind::kContext, kNoParent);
-  if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
   wire::cuDevicePrimaryCtxRetain_Request request;
   request.context = handle;
   request.device = dev;
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
-  unsigned flags;
   {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
     session.primary_retains(dev) = 1;
-    session.primary_context(dev) = handle;
-    flags = session.primary_flags(dev);
+    Object* const object = session.handles().Find(Kind::kContext, handle);
+    object->flags = session.primary_flags(dev);
+    object->active = true;
   }
-  Describe(&session, handle, dev, flags, true);
   call.Created({Kind::kContext, handle});
   *pctx = AsContext(handle);
   return CUDA_SUCCESS;
@@ -168,7 +169,7 @@ CUresult Custom_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
       --retains;
       return CUDA_SUCCESS;
     }
-    handle = session.primary_context(dev);
+    handle = session.PrimaryContextUnlocked(dev);
   }
   wire::cuDevicePrimaryCtxRelease_v2_Request request;
   request.context = handle;
@@ -178,7 +179,6 @@ CUresult Custom_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
   Forget(call, handle);
   std::unique_lock<std::shared_mutex> lock(session.mutex());
   session.primary_retains(dev) = 0;
-  session.primary_context(dev) = 0;
   return CUDA_SUCCESS;
 }
 
@@ -194,9 +194,9 @@ CUresult Custom_cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   uint64_t handle;
   {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
-    handle = session.primary_context(dev);
+    if (session.primary_retains(dev) == 0) return CUDA_SUCCESS;  // nothing there to reset
+    handle = session.PrimaryContextUnlocked(dev);
   }
-  if (!handle) return CUDA_SUCCESS;  // nothing there to reset
   wire::cuDevicePrimaryCtxReset_v2_Request request;
   request.context = handle;
   request.device = dev;
@@ -222,8 +222,8 @@ CUresult Custom_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) 
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   std::unique_lock<std::shared_mutex> lock(session.mutex());
   session.primary_flags(dev) = flags;
-  const uint64_t handle = session.primary_context(dev);
-  if (Object* object = handle ? session.handles().Find(Kind::kContext, handle) : nullptr) object->flags = flags;
+  const uint64_t handle = session.primary_retains(dev) > 0 ? session.PrimaryContextUnlocked(dev) : 0;
+  if (handle) session.handles().Find(Kind::kContext, handle)->flags = flags;
   lock.unlock();
   if (handle) call.Modified({Kind::kContext, handle}, 0);
   return CUDA_SUCCESS;

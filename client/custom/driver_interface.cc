@@ -24,7 +24,7 @@ CUresult PrimaryContext(CUcontext* context, CUdevice device) {
   if (!context) return CUDA_ERROR_INVALID_VALUE;
   if (device < 0 || size_t(device) >= session->devices().size()) return CUDA_ERROR_INVALID_DEVICE;
   std::unique_lock<std::shared_mutex> lock(session->mutex());
-  *context = reinterpret_cast<CUcontext>(session->primary_context(device));
+  *context = reinterpret_cast<CUcontext>(session->PrimaryContextUnlocked(device));
   return CUDA_SUCCESS;
 }
 

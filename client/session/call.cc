@@ -81,7 +81,8 @@ void Call::SetReplyPayload(void* out, size_t capacity) {
 
 bool Call::Valid(Kind kind, uint64_t handle) const {
   std::shared_lock<std::shared_mutex> lock(session_->mutex());
-  return session_->handles().Find(kind, handle) != nullptr;
+  const Object* const object = session_->handles().Find(kind, handle);
+  return object && object->active;
 }
 
 bool Call::Valid(Kind kind, const void* handle) const { return Valid(kind, reinterpret_cast<uint64_t>(handle)); }

@@ -42,6 +42,7 @@ struct Object {
   int device = 0;
   unsigned flags = 0;
   bool primary = false;
+  bool active = true;  // false: a primary context that nobody retains; its handle stays the same, as natively
   uint64_t id = 0;  // cuCtxGetId
 
   // Function, kernel.

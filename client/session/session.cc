@@ -193,6 +193,20 @@ int Session::DeviceOf(uint64_t context) {
   return object ? object->device : -1;
 }
 
+uint64_t Session::PrimaryContextUnlocked(int device) {
+  uint64_t& handle = primary_contexts_[device];
+  if (handle == 0) {
+    handle = handles_.New(Kind::kContext, 0);
+    if (handle == 0) return 0;
+    Object* const object = handles_.Find(Kind::kContext, handle);
+    object->device = device;
+    object->primary = true;
+    object->active = false;
+    object->id = NextId();
+  }
+  return handle;
+}
+
 void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
   switch (dead.kind) {
     case Kind::kDeviceMemory:
@@ -203,6 +217,13 @@ void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
     case Kind::kReservation:
     case Kind::kMapping:
       break;
+    case Kind::kContext:
+      if (Object* const object = handles_.Find(dead.kind, dead.id); object && object->primary) {
+        handles_.DropChildren(dead.id);
+        object->active = false;
+        break;
+      }
+      [[fallthrough]];
     default:
       handles_.Drop(dead.id);
   }
@@ -216,6 +237,7 @@ void Session::DropUnlocked(replay::ObjectKey key) {
 
 void Session::DropDependentsUnlocked(replay::ObjectKey key) {
   for (const replay::ObjectKey& dead : log_.DestroyDependents(key)) ForgetUnlocked(dead);
+  handles_.DropChildren(key.id);
 }
 
 }  // namespace cuda_remote::client
