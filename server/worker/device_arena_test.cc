@@ -1,0 +1,249 @@
+#include "server/worker/device_arena.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+namespace cuda_remote::server {
+namespace {
+
+constexpr uint64_t kPage = DeviceArena::kPage;
+
+// What the arena asked the driver for. The driver's functions carry no state, so this is global.
+struct FakeDriver {
+  uint64_t reserved = 0;
+  uint64_t most_reservable = kArenaBytes;
+  uint64_t move = 0;  // reservations come out this much higher
+  uint64_t capacity = 64 << 20;
+  uint64_t physical = 0;  // bytes in use
+  std::map<uint64_t, uint64_t> handles;
+  std::map<uint64_t, uint64_t> mapped;  // address -> bytes
+  std::map<uint64_t, std::set<int>> access;
+  uint64_t next = 1;
+  int creates = 0;
+} g;
+
+DriverTable MakeTable() {
+  g = FakeDriver();
+  DriverTable table = {};
+  table.cuMemAddressReserve = [](CUdeviceptr* p, size_t bytes, size_t, CUdeviceptr hint, unsigned long long) {
+    if (bytes > g.most_reservable) return CUDA_ERROR_OUT_OF_MEMORY;
+    g.reserved = bytes;
+    *p = hint + g.move;
+    return CUDA_SUCCESS;
+  };
+  table.cuMemAddressFree = [](CUdeviceptr, size_t) { return CUDA_SUCCESS; };
+  table.cuMemCreate = [](CUmemGenericAllocationHandle* h, size_t bytes, const CUmemAllocationProp*, unsigned long long) {
+    ++g.creates;
+    if (g.physical + bytes > g.capacity) return CUDA_ERROR_OUT_OF_MEMORY;
+    g.physical += bytes;
+    *h = g.next++;
+    g.handles[*h] = bytes;
+    return CUDA_SUCCESS;
+  };
+  table.cuMemRelease = [](CUmemGenericAllocationHandle h) {
+    g.handles.erase(h);
+    return CUDA_SUCCESS;
+  };
+  table.cuMemMap = [](CUdeviceptr p, size_t bytes, size_t, CUmemGenericAllocationHandle, unsigned long long) {
+    for (const auto& [address, length] : g.mapped) {
+      if (address < p + bytes && p < address + length) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    }
+    g.mapped[p] = bytes;
+    return CUDA_SUCCESS;
+  };
+  table.cuMemUnmap = [](CUdeviceptr p, size_t bytes) {
+    EXPECT_EQ(g.mapped[p], bytes);
+    g.mapped.erase(p);
+    g.access.erase(p);
+    g.physical -= bytes;
+    return CUDA_SUCCESS;
+  };
+  table.cuMemSetAccess = [](CUdeviceptr p, size_t, const CUmemAccessDesc* desc, size_t count) {
+    for (size_t i = 0; i < count; ++i) g.access[p].insert(desc[i].location.id);
+    return CUDA_SUCCESS;
+  };
+  return table;
+}
+
+class DeviceArenaTest : public testing::Test {
+ protected:
+  void Make(uint64_t limit = 0, int devices = 2) {
+    std::string error;
+    arena_ = DeviceArena::Create(MakeTable(), devices, limit, &error);
+    ASSERT_TRUE(arena_) << error;
+  }
+  uint64_t Allocate(uint64_t bytes, uint64_t at = 0, int device = 0) {
+    uint64_t address = 0;
+    last_ = arena_->Allocate(device, bytes, at, &address);
+    return last_ == CUDA_SUCCESS ? address : 0;
+  }
+  std::unique_ptr<DeviceArena> arena_;
+  CUresult last_ = CUDA_SUCCESS;
+};
+
+TEST_F(DeviceArenaTest, ReservesLessWhereThereIsLess) {
+  const DriverTable table = MakeTable();
+  g.most_reservable = uint64_t{1} << 41;
+  std::string error;
+  auto arena = DeviceArena::Create(table, 1, 0, &error);
+  ASSERT_TRUE(arena) << error;
+  EXPECT_EQ(arena->bytes(), uint64_t{1} << 40);
+}
+
+TEST_F(DeviceArenaTest, RefusesAnotherBase) {
+  const DriverTable table = MakeTable();
+  g.move = kPage;
+  std::string error;
+  EXPECT_FALSE(DeviceArena::Create(table, 1, 0, &error));
+  EXPECT_NE(error.find("0x100000000000"), std::string::npos);
+}
+
+TEST_F(DeviceArenaTest, SmallAllocationsShareAPage) {
+  Make();
+  const uint64_t a = Allocate(1), b = Allocate(600), c = Allocate(512);
+  EXPECT_EQ(a, kArenaBase);
+  EXPECT_EQ(b, a + 512);
+  EXPECT_EQ(c, b + 1024);
+  EXPECT_EQ(g.creates, 1);
+  EXPECT_EQ(arena_->used_bytes(), 512u + 1024 + 512);
+  arena_->Free(b);
+  EXPECT_EQ(Allocate(1024), b);
+}
+
+TEST_F(DeviceArenaTest, DevicesDoNotSharePages) {
+  Make();
+  const uint64_t a = Allocate(512), b = Allocate(512, 0, 1);
+  EXPECT_NE(a / kPage, b / kPage);
+  EXPECT_EQ(g.access[a], std::set<int>{0});
+  EXPECT_EQ(g.access[b], std::set<int>{1});
+  EXPECT_EQ(Allocate(512, b + 512, 0), 0u);  // another device's page
+}
+
+TEST_F(DeviceArenaTest, LargeOnesHavePagesOfTheirOwnAndComeBackWithoutTheDriver) {
+  Make();
+  const uint64_t a = Allocate(3 << 20);
+  EXPECT_EQ(a % kPage, 0u);
+  EXPECT_EQ(g.mapped[a], 2 * kPage);
+  arena_->Free(a);
+  EXPECT_EQ(g.creates, 1);
+  EXPECT_EQ(Allocate(4 << 20), a);
+  EXPECT_EQ(g.creates, 1);
+  arena_->Free(a);
+  EXPECT_NE(Allocate(5 << 20), 0u);
+  EXPECT_EQ(g.creates, 2);
+  arena_->Trim();
+  EXPECT_EQ(g.mapped.size(), 1u);
+  EXPECT_TRUE(g.handles.empty());
+}
+
+TEST_F(DeviceArenaTest, ExactAddressesForReplay) {
+  Make();
+  const uint64_t at = kArenaBase + 7 * kPage;
+  EXPECT_EQ(Allocate(600, at + 4096), at + 4096);
+  EXPECT_EQ(Allocate(600, at + 4096), 0u);
+  EXPECT_EQ(last_, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(Allocate(512, at + 5120), at + 5120);
+  EXPECT_EQ(Allocate(kPage, at), 0u);
+  EXPECT_EQ(Allocate(3 * kPage, at + kPage), at + kPage);
+  EXPECT_EQ(Allocate(kPage, at + kPage + 512), 0u);
+  EXPECT_EQ(Allocate(512, 0x1234), 0u);
+  EXPECT_EQ(Allocate(512, kArenaBase + kArenaBytes), 0u);
+  EXPECT_EQ(Allocate(kPage, kArenaBase + kArenaBytes - kPage / 2), 0u);
+}
+
+TEST_F(DeviceArenaTest, ExactAddressesPushCachedMemoryOut) {
+  Make();
+  const uint64_t a = Allocate(4 * kPage);
+  arena_->Free(a);
+  EXPECT_EQ(Allocate(kPage, a + kPage), a + kPage);
+  EXPECT_EQ(Allocate(512, a), a);
+  arena_->Free(a);
+  EXPECT_EQ(Allocate(kPage, a), a);  // the empty small page made room
+}
+
+TEST_F(DeviceArenaTest, SameOrderSameAddresses) {
+  std::vector<uint64_t> first, second;
+  for (auto* out : {&first, &second}) {
+    Make();
+    for (const uint64_t bytes : {100u, 5000000u, 4096u, 900000u, 900000u, 900000u, 2097152u}) {
+      out->push_back(Allocate(bytes));
+    }
+    arena_->Free((*out)[1]);
+    out->push_back(Allocate(200000));
+  }
+  EXPECT_EQ(first, second);
+}
+
+TEST_F(DeviceArenaTest, OutOfMemoryAfterTheCacheIsGone) {
+  Make();
+  g.capacity = 16 * kPage;
+  const uint64_t a = Allocate(8 * kPage);
+  arena_->Free(a);
+  EXPECT_NE(Allocate(12 * kPage), 0u);  // the cached pages gave way
+  EXPECT_EQ(Allocate(8 * kPage), 0u);
+  EXPECT_EQ(last_, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_NE(Allocate(4 * kPage), 0u);
+  EXPECT_EQ(Allocate(1), 0u);
+  EXPECT_EQ(Allocate(~uint64_t(0)), 0u);
+  EXPECT_EQ(last_, CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+TEST_F(DeviceArenaTest, TheLimitHoldsForEverything) {
+  Make(8 * kPage);
+  EXPECT_NE(Allocate(4 * kPage), 0u);
+  EXPECT_TRUE(arena_->Charge(3 * kPage));
+  EXPECT_EQ(Allocate(2 * kPage), 0u);
+  EXPECT_EQ(last_, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_FALSE(arena_->Charge(2 * kPage));
+  arena_->Discharge(3 * kPage);
+  EXPECT_NE(Allocate(2 * kPage), 0u);
+  size_t free = 100 * kPage, total = 200 * kPage;
+  arena_->Adjust(0, &free, &total);
+  EXPECT_EQ(total, 8 * kPage);
+  EXPECT_EQ(free, 2 * kPage);
+}
+
+TEST_F(DeviceArenaTest, CachedMemoryCountsAsFree) {
+  Make();
+  arena_->Free(Allocate(4 * kPage));
+  size_t free = 10 * kPage, total = 20 * kPage;
+  arena_->Adjust(0, &free, &total);
+  EXPECT_EQ(free, 14 * kPage);
+  size_t other = 10 * kPage;
+  arena_->Adjust(1, &other, &total);
+  EXPECT_EQ(other, 10 * kPage);
+}
+
+TEST_F(DeviceArenaTest, PeersReachOldAndNewMemory) {
+  Make();
+  const uint64_t before = Allocate(kPage);
+  ASSERT_EQ(arena_->EnablePeer(0, 1), CUDA_SUCCESS);
+  const uint64_t after = Allocate(kPage);
+  EXPECT_EQ(g.access[before], (std::set<int>{0, 1}));
+  EXPECT_EQ(g.access[after], (std::set<int>{0, 1}));
+}
+
+TEST_F(DeviceArenaTest, FreeOfNonsenseIsIgnored) {
+  Make();
+  const uint64_t a = Allocate(512);
+  arena_->Free(a + 512);
+  arena_->Free(0);
+  arena_->Free(a);
+  arena_->Free(a);
+  EXPECT_EQ(arena_->used_bytes(), 0u);
+}
+
+TEST_F(DeviceArenaTest, EmptyPagesGoExceptOne) {
+  Make();
+  std::vector<uint64_t> all;
+  for (int i = 0; i < 12; ++i) all.push_back(Allocate(512 << 10));
+  EXPECT_EQ(g.mapped.size(), 3u);
+  for (const uint64_t address : all) arena_->Free(address);
+  EXPECT_LE(g.mapped.size(), 2u);
+  EXPECT_GE(g.mapped.size(), 1u);
+}
+
+}  // namespace
+}  // namespace cuda_remote::server

@@ -1,0 +1,112 @@
+#include "server/worker/testing/worker_process.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+#include "proto/channel/handshake.h"
+
+namespace cuda_remote::server {
+namespace {
+
+constexpr int kReadyTimeoutMs = 60000;
+
+}  // namespace
+
+WorkerProcess::WorkerProcess(std::vector<std::string> arguments) {
+  int sockets[2];
+  if (!SocketPair(sockets)) return;
+  pid_ = fork();
+  if (pid_ == 0) {
+    if (sockets[1] == kWorkerLinkFd) {
+      fcntl(sockets[1], F_SETFD, 0);
+    } else {
+      dup2(sockets[1], kWorkerLinkFd);
+    }
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(&argument[0]);
+    argv.push_back(nullptr);
+    execv(argv[0], argv.data());
+    _exit(127);
+  }
+  close(sockets[1]);
+  link_ = sockets[0];
+  Packet packet;
+  if (ReceivePacket(link_, &packet, kReadyTimeoutMs) != ChannelStatus::kOk || packet.type != PacketType::kReady ||
+      !DecodeReady(packet.body, &ready_)) {
+    ready_.error = "no Ready from the worker";
+  }
+}
+
+WorkerProcess::~WorkerProcess() {
+  if (pid_ > 0) {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  if (link_ >= 0) close(link_);
+}
+
+std::unique_ptr<ClientChannel> WorkerProcess::Connect(ChannelFds* raw) {
+  int sockets[2];
+  if (!SocketPair(sockets)) return nullptr;
+  WorkerAssign assign;
+  assign.session = 1;
+  assign.shared_memory = true;
+  assign.server = "test";
+  std::string body;
+  EncodeAssign(assign, &body);
+  SendPacket(link_, PacketType::kAssign, body, sockets[1]);
+  close(sockets[1]);
+  Packet packet;
+  Welcome welcome;
+  if (ReceivePacket(sockets[0], &packet, kReadyTimeoutMs) != ChannelStatus::kOk ||
+      packet.type != PacketType::kWelcome || !DecodeWelcome(packet.body, &welcome)) {
+    close(sockets[0]);
+    return nullptr;
+  }
+  if (raw != nullptr) {
+    raw->socket = dup(sockets[0]);
+    raw->ring = dup(packet.fd);
+  }
+  std::string error;
+  return ClientChannel::Adopt({sockets[0], packet.fd}, 1, welcome, &error);
+}
+
+int WorkerProcess::WaitForEnd(int timeout_ms) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  while (std::chrono::steady_clock::now() < end) {
+    int status;
+    if (waitpid(pid_, &status, WNOHANG) == pid_) {
+      pid_ = -1;
+      return status;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return -1;
+}
+
+std::string WorkerProcess::EndReason() {
+  Packet packet;
+  std::string reason;
+  while (ReceivePacket(link_, &packet, 100) == ChannelStatus::kOk) {
+    if (packet.type == PacketType::kEnded) DecodeEnd(packet.body, &reason);
+  }
+  return reason;
+}
+
+std::string WorkerPath() {
+  const char* const path = getenv("CR_WORKER");
+  return path != nullptr ? path : "server/worker/cr-worker";
+}
+
+std::string DriverPath() {
+  const char* const path = getenv("CR_WORKER_DRIVER");
+  return path != nullptr ? path : "server/worker/libfake_driver.so";
+}
+
+}  // namespace cuda_remote::server

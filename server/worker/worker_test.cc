@@ -1,0 +1,647 @@
+// cr-worker from outside: a whole process with a small driver (testing/fake_driver.cc), driven over the session channel.
+
+#include <cuda.h>
+#include <gtest/gtest.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "server/worker/device_arena.h"
+#include "server/worker/testing/client.h"
+#include "server/worker/testing/worker_process.h"
+
+namespace cuda_remote::server {
+namespace {
+
+// Kernels and a variable that the test driver knows by name; a real one would compile them.
+constexpr char kImage[] = R"(.version 7.0
+.target sm_70
+.address_size 64
+.visible .global .align 4 .u32 counter;
+.visible .entry say() { ret; }
+)";
+
+class WorkerTest : public testing::Test {
+ protected:
+  void SetUp() override { Start({}); }
+  void Start(std::vector<std::string> more) {
+    std::vector<std::string> arguments = {WorkerPath(), "--driver", DriverPath(), "--log-level", "warn"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    client_.reset();
+    worker_ = std::make_unique<WorkerProcess>(arguments);
+    ASSERT_EQ(worker_->ready().error, "");
+    auto channel = worker_->Connect();
+    ASSERT_TRUE(channel);
+    client_ = std::make_unique<TestClient>(std::move(channel));
+    TestClient::Printed().clear();
+  }
+  TestClient& client() { return *client_; }
+
+  std::unique_ptr<WorkerProcess> worker_;
+  std::unique_ptr<TestClient> client_;
+};
+
+std::string FillParams(uint64_t address, uint32_t value, uint32_t words) {
+  std::string out(16, 0);
+  memcpy(&out[0], &address, 8);
+  memcpy(&out[8], &value, 4);
+  memcpy(&out[12], &words, 4);
+  return out;
+}
+std::string Number(uint32_t value) { return std::string(reinterpret_cast<char*>(&value), 4); }
+
+TEST_F(WorkerTest, TellsWhatItHas) {
+  EXPECT_EQ(worker_->ready().devices, 1u);
+  ASSERT_EQ(client().Call(kOpSessionInfo, wire::OpSessionInfo_Request()), CUDA_SUCCESS);
+  const auto info = client().Decode<wire::OpSessionInfo_Reply>();
+  ASSERT_EQ(info.devices.size(), 1u);
+  EXPECT_EQ(info.devices[0].name, "Fake GPU");
+  EXPECT_EQ(info.devices[0].attributes.size(), size_t(CU_DEVICE_ATTRIBUTE_MAX));
+  EXPECT_EQ(info.devices[0].attributes[CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY], 0);
+  EXPECT_EQ(info.devices[0].attributes[CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK], 1024);
+  EXPECT_EQ(info.driver_version, 13000);
+  EXPECT_EQ(info.arena_base, kArenaBase);
+  EXPECT_EQ(info.worker_pid, uint32_t(worker_->pid()));
+  wire::OpPing_Request ping;
+  ping.value = 77;
+  ASSERT_EQ(client().Call(kOpPing, ping), CUDA_SUCCESS);
+  EXPECT_EQ(client().Decode<wire::OpPing_Reply>().value, 77u);
+}
+
+TEST_F(WorkerTest, RefusesToStartWithoutADriver) {
+  WorkerProcess broken({WorkerPath(), "--driver", "/nonexistent/libcuda.so", "--log-level", "off"});
+  EXPECT_NE(broken.ready().error.find("/nonexistent/libcuda.so"), std::string::npos) << broken.ready().error;
+  WorkerProcess other({WorkerPath(), "--driver", DriverPath(), "--gpu", "5", "--log-level", "off"});
+  EXPECT_NE(other.ready().error.find("no GPU 5"), std::string::npos) << other.ready().error;
+}
+
+TEST_F(WorkerTest, CopiesAndKernels) {
+  client().OpenContext();
+  const uint64_t memory = client().Allocate(3 << 20);
+  ASSERT_NE(memory, 0u);
+  EXPECT_EQ(memory % DeviceArena::kPage, 0u);
+  std::string bytes(2500000, 0);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = char(i * 7 + i / 1000);
+  ASSERT_EQ(client().Write(memory, bytes), CUDA_SUCCESS);
+  EXPECT_EQ(client().Read(memory, bytes.size()), bytes);
+  const uint64_t module = client().LoadModule(kImage);
+  const uint64_t fill = client().Function(module, "fill");
+  ASSERT_NE(fill, 0u);
+  const std::string params = FillParams(memory + 4, 0x01020304, 2);
+  client().Send(kCall_cuLaunchKernel, client().Launch(fill, params));
+  EXPECT_EQ(client().Read(memory, 16), bytes.substr(0, 4) + "\x04\x03\x02\x01\x04\x03\x02\x01" + bytes.substr(12, 4));
+  // Device to device.
+  wire::cuMemcpyAsync_Request copy;
+  copy.dst = memory + 100;
+  copy.src = memory + 4;
+  copy.bytes = 4;
+  EXPECT_EQ(client().Call(kCall_cuMemcpyAsync, copy), CUDA_SUCCESS);
+  EXPECT_EQ(client().Read(memory + 100, 4), "\x04\x03\x02\x01");
+  EXPECT_EQ(client().Free(memory), CUDA_SUCCESS);
+  EXPECT_EQ(client().Free(memory), CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_F(WorkerTest, RectanglesTravelPacked) {
+  client().OpenContext();
+  const uint64_t memory = client().Allocate(4096);
+  ASSERT_EQ(client().Write(memory, std::string(4096, '.')), CUDA_SUCCESS);
+  CUDA_MEMCPY2D copy = {};
+  copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+  copy.srcPitch = copy.WidthInBytes = 3;
+  copy.Height = 2;
+  copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.dstDevice = memory;
+  copy.dstPitch = 64;
+  copy.dstXInBytes = 1;
+  copy.dstY = 1;
+  wire::cuMemcpy2DAsync_v2_Request in;
+  in.copy = std::string_view(reinterpret_cast<char*>(&copy), sizeof copy);
+  in.src_is_payload = in.blocking = true;
+  ASSERT_EQ(client().Call(kCall_cuMemcpy2DAsync_v2, in, "abcdef"), CUDA_SUCCESS);
+  EXPECT_EQ(client().Read(memory + 64, 5), ".abc.");
+  EXPECT_EQ(client().Read(memory + 128, 5), ".def.");
+  CUDA_MEMCPY2D back = {};
+  back.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  back.srcDevice = memory;
+  back.srcPitch = 64;
+  back.srcXInBytes = back.srcY = 1;
+  back.dstMemoryType = CU_MEMORYTYPE_HOST;
+  back.dstPitch = back.WidthInBytes = 3;
+  back.Height = 2;
+  in.copy = std::string_view(reinterpret_cast<char*>(&back), sizeof back);
+  in.src_is_payload = false;
+  in.dst_is_payload = true;
+  char out[6];
+  ASSERT_EQ(client().Call(kCall_cuMemcpy2DAsync_v2, in, {}, out, sizeof out), CUDA_SUCCESS);
+  EXPECT_EQ(std::string(out, 6), "abcdef");
+}
+
+TEST_F(WorkerTest, CopiesOutsideOwnMemoryAreRefused) {
+  client().OpenContext();
+  const uint64_t memory = client().Allocate(4096);
+  EXPECT_EQ(client().Write(memory + 4090, "1234567"), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(client().Write(memory + 4096, "1"), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(client().Write(memory - 1, "12"), CUDA_ERROR_INVALID_VALUE);
+  client().Read(0x400000, 16);
+  EXPECT_EQ(client().last, CUDA_ERROR_INVALID_VALUE);
+  wire::cuMemcpyHtoDAsync_v2_Request pinned;
+  pinned.dst = memory;
+  pinned.src = 0x400000;  // this process's own code, maybe
+  pinned.bytes = 16;
+  EXPECT_EQ(client().Call(kCall_cuMemcpyHtoDAsync_v2, pinned), CUDA_ERROR_INVALID_VALUE);
+  wire::cuMemcpyAsync_Request copy;
+  copy.dst = memory;
+  copy.src = ~uint64_t(0) - 4;
+  copy.bytes = 16;
+  EXPECT_EQ(client().Call(kCall_cuMemcpyAsync, copy), CUDA_ERROR_INVALID_VALUE);
+  copy.src = memory;
+  copy.bytes = ~uint64_t(0);
+  EXPECT_EQ(client().Call(kCall_cuMemcpyAsync, copy), CUDA_ERROR_INVALID_VALUE);
+  // A rectangle whose last row is outside, and one whose numbers overflow.
+  CUDA_MEMCPY2D shape = {};
+  shape.srcMemoryType = shape.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  shape.srcDevice = shape.dstDevice = memory;
+  shape.srcPitch = shape.dstPitch = 1024;
+  shape.WidthInBytes = 16;
+  shape.Height = 5;
+  wire::cuMemcpy2DAsync_v2_Request in;
+  in.copy = std::string_view(reinterpret_cast<char*>(&shape), sizeof shape);
+  EXPECT_EQ(client().Call(kCall_cuMemcpy2DAsync_v2, in), CUDA_ERROR_INVALID_VALUE);
+  shape.Height = 4;
+  EXPECT_EQ(client().Call(kCall_cuMemcpy2DAsync_v2, in), CUDA_SUCCESS);
+  shape.dstY = uint64_t(1) << 62;
+  EXPECT_EQ(client().Call(kCall_cuMemcpy2DAsync_v2, in), CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_F(WorkerTest, HandlesThatNobodyGaveOut) {
+  client().OpenContext();
+  wire::cuStreamSynchronize_Request stream;
+  stream.hStream = MakeHandle(Kind::kStream, 99, 0);
+  EXPECT_EQ(client().Call(kCall_cuStreamSynchronize, stream), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(client().Call(kCall_cuLaunchKernel, client().Launch(0x1234, {})), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(client().Call(kCall_cuCtxDestroy_v2, wire::cuCtxDestroy_v2_Request()), CUDA_ERROR_INVALID_CONTEXT);
+  client().context_slot = 4711;
+  EXPECT_EQ(client().Synchronize(), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  EXPECT_EQ(client().Raw(0xfffff, {}), CUDA_ERROR_NOT_SUPPORTED);
+}
+
+TEST_F(WorkerTest, FailuresThatNobodyWaitedForComeWithTheNextReply) {
+  client().OpenContext();
+  const uint64_t module = client().LoadModule(kImage);
+  auto launch = client().Launch(client().Function(module, "say"), {});
+  launch.grid_x = 0;
+  client().Send(kCall_cuLaunchKernel, launch);
+  EXPECT_EQ(client().Synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(client().pending, CUDA_ERROR_INVALID_VALUE);
+  client().pending = CUDA_SUCCESS;
+  EXPECT_EQ(client().Synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(client().pending, CUDA_SUCCESS);
+}
+
+TEST_F(WorkerTest, DeviceOutputComesBeforeTheReply) {
+  client().OpenContext();
+  const uint64_t say = client().Function(client().LoadModule(kImage), "say");
+  for (int i = 0; i < 3; ++i) client().Send(kCall_cuLaunchKernel, client().Launch(say, {}));
+  ASSERT_EQ(client().Synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(TestClient::Printed(), "hello from the GPU\nhello from the GPU\nhello from the GPU\n");
+  client().Send(kCall_cuLaunchKernel, client().Launch(say, {}));
+  const uint64_t memory = client().Allocate(16);
+  TestClient::Printed().clear();
+  client().Read(memory, 16);
+  EXPECT_EQ(TestClient::Printed(), "hello from the GPU\n");
+}
+
+TEST_F(WorkerTest, AWaitDoesNotHoldUpOthers) {
+  client().OpenContext();
+  const uint64_t nap = client().Function(client().LoadModule(kImage), "nap");
+  const std::string params = Number(300);
+  client().Send(kCall_cuLaunchKernel, client().Launch(nap, params));
+  FrameHeader header;
+  header.call = kCall_cuCtxSynchronize;
+  header.context_or_result = client().context_slot;
+  std::string message;
+  const uint64_t wait = client().channel().Begin(header, message, {}, nullptr, 0);
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(client().Call(kOpPing, wire::OpPing_Request()), CUDA_SUCCESS);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(150));
+  Reply reply;
+  EXPECT_EQ(client().channel().Wait(wait, &reply), ChannelStatus::kOk);
+  EXPECT_EQ(reply.result, 0u);
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(200));
+}
+
+// Runs the client's half of host functions.
+class HostFunctionThread {
+ public:
+  HostFunctionThread(ClientChannel* channel, int delay_ms)
+      : thread_([this, channel, delay_ms] {
+          FrameHeader header;
+          std::string message;
+          while (!stop_) {
+            if (channel->ReadEvent(&header, &message, 20) != ChannelStatus::kOk) continue;
+            wire::OpHostFunc_Request event;
+            if (header.call != kOpHostFunc || !event.Decode(message)) continue;
+            std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+            ++runs;
+            wire::OpHostFuncDone_Request done;
+            done.id = event.id;
+            std::string bytes;
+            done.Encode(&bytes);
+            FrameHeader request;
+            request.call = kOpHostFuncDone;
+            channel->Send(request, bytes, {});
+          }
+        }) {}
+  ~HostFunctionThread() {
+    stop_ = true;
+    thread_.join();
+  }
+  std::atomic<int> runs{0};
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+TEST_F(WorkerTest, HostFunctionsRunInTheirTurn) {
+  client().OpenContext();
+  HostFunctionThread functions(&client().channel(), 30);
+  const uint64_t stream = client().Stream();
+  for (uint64_t id = 1; id <= 3; ++id) {
+    wire::OpLaunchHostFunc_Request in;
+    in.stream = stream;
+    in.id = id;
+    in.callback = id == 2;
+    ASSERT_EQ(client().Call(kOpLaunchHostFunc, in), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(client().Synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(functions.runs, 3);
+}
+
+// The driver takes 16 operations and then blocks; the answer to the host function comes after 200 launches more.
+TEST_F(WorkerTest, AFullStreamBehindAHostFunctionDoesNotDeadlock) {
+  client().OpenContext();
+  HostFunctionThread functions(&client().channel(), 200);
+  const uint64_t memory = client().Allocate(4096);
+  const uint64_t fill = client().Function(client().LoadModule(kImage), "fill");
+  wire::OpLaunchHostFunc_Request in;
+  in.id = 5;
+  ASSERT_EQ(client().Call(kOpLaunchHostFunc, in), CUDA_SUCCESS);
+  for (uint32_t i = 0; i < 200; ++i) {
+    const std::string params = FillParams(memory, i, 1);
+    client().Send(kCall_cuLaunchKernel, client().Launch(fill, params));
+    wire::cuMemcpyHtoDAsync_v2_Request copy;
+    copy.dst = memory + 8;
+    copy.bytes = 4;
+    client().Send(kCall_cuMemcpyHtoDAsync_v2, copy, Number(i));
+  }
+  EXPECT_EQ(client().Read(memory, 4), Number(199));
+  EXPECT_EQ(client().Read(memory + 8, 4), Number(199));
+  EXPECT_EQ(functions.runs, 1);
+}
+
+TEST_F(WorkerTest, PinnedMemoryIsShared) {
+  client().OpenContext();
+  constexpr uint64_t kAddress = 0x200000000000, kBytes = 1 << 20;
+  const int fd = memfd_create("pinned", MFD_CLOEXEC);
+  ASSERT_EQ(ftruncate(fd, kBytes), 0);
+  char* const memory = static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+  memcpy(memory, "pinned bytes", 12);
+  ASSERT_EQ(client().channel().SendFd(3, fd), ChannelStatus::kOk);
+  wire::OpHostMap_Request map;
+  map.tag = 3;
+  map.address = kAddress;
+  map.bytes = kBytes;
+  ASSERT_EQ(client().Call(kOpHostMap, map), CUDA_SUCCESS);
+  EXPECT_EQ(client().Decode<wire::OpHostMap_Reply>().device_pointer, kAddress);
+  const uint64_t device = client().Allocate(4096);
+  wire::cuMemcpyAsync_Request copy;
+  copy.dst = device;
+  copy.src = kAddress;
+  copy.bytes = 12;
+  EXPECT_EQ(client().Call(kCall_cuMemcpyAsync, copy), CUDA_SUCCESS);
+  EXPECT_EQ(client().Read(device, 12), "pinned bytes");
+  copy.dst = kAddress + 100;
+  copy.src = device;
+  copy.blocking = true;
+  EXPECT_EQ(client().Call(kCall_cuMemcpyAsync, copy), CUDA_SUCCESS);
+  EXPECT_EQ(std::string(memory + 100, 12), "pinned bytes");
+  copy.dst = kAddress + kBytes - 4;
+  EXPECT_EQ(client().Call(kCall_cuMemcpyAsync, copy), CUDA_ERROR_INVALID_VALUE);
+  // Over a mapping that is there already, beyond the file, and without a descriptor.
+  ASSERT_EQ(client().channel().SendFd(4, fd), ChannelStatus::kOk);
+  map.tag = 4;
+  EXPECT_EQ(client().Call(kOpHostMap, map), CUDA_ERROR_OUT_OF_MEMORY);
+  ASSERT_EQ(client().channel().SendFd(5, fd), ChannelStatus::kOk);
+  map.tag = 5;
+  map.address = kAddress + (1 << 30);
+  map.offset = 4096;
+  EXPECT_EQ(client().Call(kOpHostMap, map), CUDA_ERROR_OUT_OF_MEMORY);
+  wire::OpHostUnmap_Request unmap;
+  unmap.address = kAddress;
+  EXPECT_EQ(client().Call(kOpHostUnmap, unmap), CUDA_SUCCESS);
+  EXPECT_EQ(client().Call(kOpHostUnmap, unmap), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(client().Call(kCall_cuMemcpyAsync, copy), CUDA_ERROR_INVALID_VALUE);
+  munmap(memory, kBytes);
+  close(fd);
+}
+
+TEST_F(WorkerTest, StreamOrderedMemoryComesBackInItsStream) {
+  client().OpenContext();
+  const uint64_t stream = client().Stream();
+  wire::OpMemAlloc_Request in;
+  in.bytes = 5 << 20;
+  in.flags = 1;
+  in.stream = stream;
+  ASSERT_EQ(client().Call(kOpMemAlloc, in), CUDA_SUCCESS);
+  const uint64_t address = client().Decode<wire::OpMemAlloc_Reply>().address;
+  wire::OpMemFree_Request free;
+  free.address = address;
+  free.stream = stream;
+  free.stream_ordered = true;
+  ASSERT_EQ(client().Call(kOpMemFree, free), CUDA_SUCCESS);
+  EXPECT_EQ(client().Call(kOpMemFree, free), CUDA_ERROR_INVALID_VALUE);
+  ASSERT_EQ(client().Call(kOpMemAlloc, in), CUDA_SUCCESS);
+  EXPECT_EQ(client().Decode<wire::OpMemAlloc_Reply>().address, address);
+}
+
+TEST_F(WorkerTest, PitchedMemory) {
+  client().OpenContext();
+  wire::OpMemAlloc_Request in;
+  in.pitch_width = 1000;
+  in.pitch_height = 10;
+  in.pitch_element = 4;
+  ASSERT_EQ(client().Call(kOpMemAlloc, in), CUDA_SUCCESS);
+  const auto out = client().Decode<wire::OpMemAlloc_Reply>();
+  EXPECT_EQ(out.pitch, 1024u);
+  EXPECT_EQ(out.bytes, 10240u);
+  in.pitch_height = uint64_t(1) << 40;
+  in.pitch_width = uint64_t(1) << 40;
+  EXPECT_EQ(client().Call(kOpMemAlloc, in), CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+TEST_F(WorkerTest, TheMemoryLimitIsTheSessionsMemory) {
+  Start({"--memory-limit", std::to_string(16 << 20)});
+  client().OpenContext();
+  EXPECT_NE(client().Allocate(8 << 20), 0u);
+  EXPECT_EQ(client().Allocate(16 << 20), 0u);
+  EXPECT_EQ(client().last, CUDA_ERROR_OUT_OF_MEMORY);
+  ASSERT_EQ(client().Call(kCall_cuMemGetInfo_v2, wire::cuMemGetInfo_v2_Request()), CUDA_SUCCESS);
+  const auto info = client().Decode<wire::cuMemGetInfo_v2_Reply>();
+  EXPECT_EQ(info.total, 16u << 20);
+  EXPECT_EQ(info.free, 8u << 20);
+}
+
+TEST_F(WorkerTest, ContextsTakeTheirMemoryAlong) {
+  wire::cuCtxCreate_v4_Request create;
+  create.context = client().NewHandle(Kind::kContext);
+  ASSERT_EQ(client().Call(kCall_cuCtxCreate_v4, create), CUDA_SUCCESS);
+  client().context_slot = SlotOf(create.context);
+  const uint64_t memory = client().Allocate(64 << 20);
+  ASSERT_NE(memory, 0u);
+  wire::cuCtxDestroy_v2_Request destroy;
+  destroy.context = create.context;
+  client().context_slot = 0;
+  ASSERT_EQ(client().Call(kCall_cuCtxDestroy_v2, destroy), CUDA_SUCCESS);
+  EXPECT_EQ(client().Call(kCall_cuCtxDestroy_v2, destroy), CUDA_ERROR_INVALID_CONTEXT);
+  client().OpenContext();
+  client().Read(memory, 16);
+  EXPECT_EQ(client().last, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(client().Allocate(64 << 20), memory);
+}
+
+TEST_F(WorkerTest, ReplayGetsTheSameAddressOrFails) {
+  client().OpenContext();
+  client().flags = kFlagReplay;
+  const uint64_t at = kArenaBase + 100 * DeviceArena::kPage + 1024;
+  EXPECT_EQ(client().Allocate(2000, at), at);
+  EXPECT_EQ(client().Allocate(2000, at), 0u);
+  EXPECT_EQ(client().last, CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_F(WorkerTest, RegionsListMemoryAndVariables) {
+  const uint64_t context = client().OpenContext();
+  const uint64_t memory = client().Allocate(5000);
+  const uint64_t module = client().LoadModule(kImage);
+  ASSERT_EQ(client().Call(kOpRegions, wire::OpRegions_Request()), CUDA_SUCCESS);
+  const std::string message = client().reply.message;
+  wire::OpRegions_Reply regions;
+  ASSERT_TRUE(regions.Decode(message));
+  ASSERT_EQ(regions.regions.size(), 2u);
+  EXPECT_FALSE(regions.more);
+  EXPECT_TRUE(regions.refusals.empty());
+  const wire::Region* symbol = nullptr;
+  const wire::Region* allocation = nullptr;
+  for (const auto& region : regions.regions) (region.kind == 1 ? allocation : symbol) = &region;
+  ASSERT_TRUE(symbol && allocation);
+  EXPECT_EQ(allocation->address, memory);
+  EXPECT_EQ(allocation->bytes, 5000u);
+  EXPECT_EQ(allocation->context, context);
+  EXPECT_EQ(symbol->kind, 2u);
+  EXPECT_EQ(symbol->symbol, "counter");
+  EXPECT_EQ(symbol->bytes, 4u);
+  EXPECT_EQ(symbol->object, module);
+
+  wire::OpWriteMemory_Request write;
+  write.object = module;
+  write.symbol = "counter";
+  write.bytes = 4;
+  ASSERT_EQ(client().Call(kOpWriteMemory, write, "wxyz"), CUDA_SUCCESS);
+  wire::OpReadMemory_Request read;
+  read.object = module;
+  read.symbol = "counter";
+  read.address = 1;  // offset
+  read.bytes = 3;
+  char out[4] = {};
+  ASSERT_EQ(client().Call(kOpReadMemory, read, {}, out, 3), CUDA_SUCCESS);
+  EXPECT_STREQ(out, "xyz");
+  read.bytes = 4;
+  EXPECT_EQ(client().Call(kOpReadMemory, read, {}, out, 4), CUDA_ERROR_INVALID_VALUE);
+  read.symbol = "nothing";
+  EXPECT_EQ(client().Call(kOpReadMemory, read, {}, out, 4), CUDA_ERROR_NOT_FOUND);
+  ASSERT_EQ(client().Call(kOpDrain, wire::OpDrain_Request()), CUDA_SUCCESS);
+  EXPECT_EQ(client().Decode<wire::OpDrain_Reply>().captures, 0u);
+}
+
+TEST_F(WorkerTest, RegionsComeInParts) {
+  client().OpenContext();
+  std::vector<uint64_t> all;
+  for (int i = 0; i < 20000; ++i) all.push_back(client().Allocate(512));
+  std::vector<uint64_t> listed;
+  wire::OpRegions_Request in;
+  int parts = 0;
+  while (true) {
+    ASSERT_EQ(client().Call(kOpRegions, in), CUDA_SUCCESS);
+    const std::string message = client().reply.message;
+    wire::OpRegions_Reply regions;
+    ASSERT_TRUE(regions.Decode(message));
+    for (const auto& region : regions.regions) listed.push_back(region.address);
+    ++parts;
+    if (!regions.more) break;
+    in.after = listed.size();
+  }
+  EXPECT_GT(parts, 1);
+  EXPECT_EQ(listed, all);  // first fit from the bottom: already in order
+}
+
+TEST_F(WorkerTest, DrainNamesCaptures) {
+  client().OpenContext();
+  const uint64_t stream = client().Stream();
+  wire::cuStreamBeginCapture_v2_Request begin;
+  begin.hStream = stream;
+  ASSERT_EQ(client().Call(kCall_cuStreamBeginCapture_v2, begin), CUDA_SUCCESS);
+  EXPECT_EQ(client().Call(kOpDrain, wire::OpDrain_Request()), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  EXPECT_EQ(client().Decode<wire::OpDrain_Reply>().captures, 1u);
+  // Pageable copies cannot be part of a graph.
+  const uint64_t memory = client().Allocate(64);
+  wire::cuMemcpyHtoDAsync_v2_Request copy;
+  copy.dst = memory;
+  copy.bytes = 4;
+  copy.stream = stream;
+  EXPECT_EQ(client().Call(kCall_cuMemcpyHtoDAsync_v2, copy, "abcd"), CUDA_ERROR_NOT_SUPPORTED);
+  wire::cuStreamEndCapture_Request end;
+  end.hStream = stream;
+  end.phGraph = client().NewHandle(Kind::kGraph);
+  EXPECT_EQ(client().Call(kCall_cuStreamEndCapture, end), CUDA_SUCCESS);
+  EXPECT_EQ(client().Call(kOpDrain, wire::OpDrain_Request()), CUDA_SUCCESS);
+}
+
+TEST_F(WorkerTest, FunctionFacts) {
+  client().OpenContext();
+  const uint64_t fill = client().Function(client().LoadModule(kImage), "fill");
+  wire::OpFunctionInfo_Request in;
+  in.function = fill;
+  ASSERT_EQ(client().Call(kOpFunctionInfo, in), CUDA_SUCCESS);
+  const auto info = client().Decode<wire::OpFunctionInfo_Reply>();
+  EXPECT_EQ(info.name, "fill");
+  ASSERT_EQ(info.parameters.size(), 3u);
+  EXPECT_EQ(info.parameters[2].offset, 12u);
+  EXPECT_EQ(info.parameters[2].size, 4u);
+  EXPECT_EQ(info.attributes.size(), size_t(CU_FUNC_ATTRIBUTE_MAX));
+  EXPECT_EQ(info.attributes.back(), INT32_MIN);
+  in.device = 3;
+  EXPECT_EQ(client().Call(kOpFunctionInfo, in), CUDA_ERROR_INVALID_DEVICE);
+}
+
+TEST_F(WorkerTest, EventTimes) {
+  client().OpenContext();
+  wire::OpEventTimes_Request times;
+  for (const unsigned flags : {0u, unsigned(CU_EVENT_DISABLE_TIMING), 0u, 0u}) {
+    wire::cuEventCreate_Request create;
+    create.phEvent = client().NewHandle(Kind::kEvent);
+    create.Flags = flags;
+    ASSERT_EQ(client().Call(kCall_cuEventCreate, create), CUDA_SUCCESS);
+    times.events.push_back(create.phEvent);
+  }
+  const uint64_t memory = client().Allocate(16);
+  for (const size_t i : {2, 1, 0}) {
+    client().Write(memory, "x");
+    wire::cuEventRecord_Request record;
+    record.hEvent = times.events[i];
+    ASSERT_EQ(client().Call(kCall_cuEventRecord, record), CUDA_SUCCESS);
+  }
+  ASSERT_EQ(client().Call(kOpEventTimes, times), CUDA_SUCCESS);
+  const auto out = client().Decode<wire::OpEventTimes_Reply>();
+  ASSERT_EQ(out.microseconds.size(), 4u);
+  EXPECT_EQ(out.microseconds[0], 2000);
+  EXPECT_EQ(out.microseconds[1], -1);
+  EXPECT_EQ(out.microseconds[2], 0);
+  EXPECT_EQ(out.microseconds[3], -1);
+}
+
+TEST_F(WorkerTest, VirtualMemoryOfTheApplicationsOwn) {
+  client().OpenContext();
+  wire::cuMemAddressReserve_Request reserve;
+  reserve.size = 4 * DeviceArena::kPage;
+  ASSERT_EQ(client().Call(kCall_cuMemAddressReserve, reserve), CUDA_SUCCESS);
+  const uint64_t address = client().Decode<wire::cuMemAddressReserve_Reply>().address;
+  EXPECT_EQ(address, kReservationBase);
+  std::vector<uint64_t> handles;
+  for (int i = 0; i < 2; ++i) {
+    wire::cuMemCreate_Request create;
+    create.handle = client().NewHandle(Kind::kPhysicalMemory);
+    create.size = DeviceArena::kPage;
+    CUmemAllocationProp prop = {};
+    create.prop = std::string_view(reinterpret_cast<char*>(&prop), sizeof prop);
+    ASSERT_EQ(client().Call(kCall_cuMemCreate, create), CUDA_SUCCESS);
+    handles.push_back(create.handle);
+    wire::cuMemMap_Request map;
+    map.ptr = address + i * DeviceArena::kPage;
+    map.size = DeviceArena::kPage;
+    map.handle = create.handle;
+    ASSERT_EQ(client().Call(kCall_cuMemMap, map), CUDA_SUCCESS);
+    map.ptr = kArenaBase;  // not reserved by the client
+    EXPECT_EQ(client().Call(kCall_cuMemMap, map), CUDA_ERROR_INVALID_VALUE);
+    wire::cuMemRelease_Request release;
+    release.handle = create.handle;
+    EXPECT_EQ(client().Call(kCall_cuMemRelease, release), CUDA_SUCCESS);
+    EXPECT_EQ(client().Call(kCall_cuMemRelease, release), CUDA_ERROR_INVALID_VALUE);
+  }
+  wire::cuMemSetAccess_Request access;
+  CUmemAccessDesc desc = {};
+  access.ptr = address;
+  access.size = 2 * DeviceArena::kPage;
+  access.desc = std::string_view(reinterpret_cast<char*>(&desc), sizeof desc);
+  access.count = 1;
+  ASSERT_EQ(client().Call(kCall_cuMemSetAccess, access), CUDA_SUCCESS);
+  // Across the seam of two mappings, but not beyond.
+  EXPECT_EQ(client().Write(address + DeviceArena::kPage - 2, "seam"), CUDA_SUCCESS);
+  EXPECT_EQ(client().Read(address + DeviceArena::kPage - 2, 4), "seam");
+  EXPECT_EQ(client().Write(address + 2 * DeviceArena::kPage - 2, "seam"), CUDA_ERROR_INVALID_VALUE);
+  wire::cuMemUnmap_Request unmap;
+  unmap.ptr = address;
+  unmap.size = 2 * DeviceArena::kPage;
+  EXPECT_EQ(client().Call(kCall_cuMemUnmap, unmap), CUDA_SUCCESS);
+  EXPECT_EQ(client().Write(address, "x"), CUDA_ERROR_INVALID_VALUE);
+  wire::cuMemAddressFree_Request free;
+  free.ptr = kArenaBase;
+  free.size = kArenaBytes;
+  EXPECT_EQ(client().Call(kCall_cuMemAddressFree, free), CUDA_ERROR_INVALID_VALUE);
+  free.ptr = address;
+  free.size = reserve.size;
+  EXPECT_EQ(client().Call(kCall_cuMemAddressFree, free), CUDA_SUCCESS);
+}
+
+TEST_F(WorkerTest, BadImagesAreAnErrorNotAnEnd) {
+  client().OpenContext();
+  EXPECT_EQ(client().LoadModule("bad image"), 0u);
+  EXPECT_EQ(client().last, CUDA_ERROR_INVALID_IMAGE);
+  EXPECT_EQ(client().LoadModule(""), 0u);
+  EXPECT_NE(client().LoadModule(kImage), 0u);
+}
+
+TEST_F(WorkerTest, AMalformedRequestEndsTheSession) {
+  client().OpenContext();
+  wire::cuMemcpyHtoDAsync_v2_Request copy;
+  copy.dst = client().Allocate(64);
+  copy.bytes = 5;
+  EXPECT_EQ(client().Call(kCall_cuMemcpyHtoDAsync_v2, copy, "1234"), CUresult(-1));
+  EXPECT_EQ(client().status, ChannelStatus::kClosed);
+  const int status = worker_->WaitForEnd(5000);
+  EXPECT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_NE(worker_->EndReason().find("malformed"), std::string::npos);
+}
+
+TEST_F(WorkerTest, TheWorkerEndsWithItsClientEvenWhileTheGpuIsBusy) {
+  client().OpenContext();
+  const uint64_t nap = client().Function(client().LoadModule(kImage), "nap");
+  const std::string params = Number(60000);
+  client().Send(kCall_cuLaunchKernel, client().Launch(nap, params));
+  FrameHeader header;
+  header.call = kCall_cuCtxSynchronize;
+  header.context_or_result = client().context_slot;
+  client().channel().Begin(header, {}, {}, nullptr, 0);
+  const auto start = std::chrono::steady_clock::now();
+  client_.reset();
+  const int status = worker_->WaitForEnd(5000);
+  EXPECT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
+}
+
+}  // namespace
+}  // namespace cuda_remote::server
