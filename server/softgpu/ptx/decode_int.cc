@@ -115,9 +115,10 @@ const Op* AddCarry(const Op* op, uint64_t* r, Thread* t) {
 template <class T>
 const Op* SubCarry(const Op* op, uint64_t* r, Thread* t) {
   using W = typename Wide<T>::type;
-  const W difference = W(Get<T>(r[op->a])) - W(Get<T>(r[op->b])) - W((op->n & 1) != 0 ? t->carry : 0);
-  r[op->d] = Put(T(difference));
-  if ((op->n & 2) != 0) t->carry = (difference >> (8 * sizeof(T))) != 0;
+  // The hardware adds the complement: the flag is set when nothing was borrowed. Division code mixes sub.cc with addc.
+  const W sum = W(Get<T>(r[op->a])) + W(T(~Get<T>(r[op->b]))) + W((op->n & 1) != 0 ? t->carry : 1);
+  r[op->d] = Put(T(sum));
+  if ((op->n & 2) != 0) t->carry = (sum >> (8 * sizeof(T))) != 0;
   return op + 1;
 }
 template <class T, bool high>

@@ -137,7 +137,7 @@ bool DecodeMov(Decoder& d) {
 enum Special : uint16_t {
   kTid, kNtid, kCtaid, kNctaid, kLaneId, kWarpId, kNwarpId, kMaskEq, kMaskLe, kMaskLt, kMaskGe, kMaskGt, kClock,
   kClockHigh, kTimer, kTimerLow, kTimerHigh, kSmId, kNsmId, kGridId, kDynamicShared, kTotalShared, kZero, kOne,
-  kIsExplicit,
+  kReserved,
 };
 
 uint64_t Nanoseconds() {
@@ -213,6 +213,9 @@ const Op* ReadSpecial(const Op* op, uint64_t* r, Thread* t) {
     case kDynamicShared:
       value = launch.options->dynamic_shared_bytes;
       break;
+    case kReserved:
+      value = launch.shared_total + uint64_t(op->imm);
+      break;
     case kTotalShared:
       value = launch.shared_total;
       break;
@@ -235,8 +238,9 @@ constexpr SpecialName kSpecials[] = {
     {"%globaltimer", kTimer, 0}, {"%globaltimer_lo", kTimerLow, 0}, {"%globaltimer_hi", kTimerHigh, 0},
     {"%smid", kSmId, 0}, {"%nsmid", kNsmId, 0}, {"%gridid", kGridId, 0}, {"%dynamic_smem_size", kDynamicShared, 0},
     {"%total_smem_size", kTotalShared, 0}, {"%aggr_smem_size", kTotalShared, 0}, {"%is_explicit_cluster", kZero, 0},
-    {"%cluster_ctarank", kZero, 0}, {"%cluster_nctarank", kOne, 0}, {"%reserved_smem_offset_begin", kZero, 0},
-    {"%reserved_smem_offset_end", kZero, 0}, {"%reserved_smem_offset_cap", kZero, 0},
+    {"%cluster_ctarank", kZero, 0}, {"%cluster_nctarank", kOne, 0}, {"%reserved_smem_offset_begin", kReserved, 0},
+    {"%reserved_smem_offset_end", kReserved, kReservedShared}, {"%reserved_smem_offset_cap", kReserved, kReservedShared},
+    {"%reserved_smem_offset_0", kReserved, 0}, {"%reserved_smem_offset_1", kReserved, 0},
     {"%current_graph_exec", kZero, 0},
 };
 
@@ -333,6 +337,7 @@ bool DecodeSpecial(Decoder& d, const std::string& name, int32_t slot) {
   }
   for (const auto& entry : kSpecials) {
     if (name != entry.name) continue;
+    if (entry.special == kReserved) d.prepared().reserved_shared = true;
     Op& op = d.Emit(ReadSpecial, slot);
     op.n = entry.special;
     op.imm = entry.imm;

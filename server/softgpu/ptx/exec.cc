@@ -75,10 +75,10 @@ void StartBlock(Block* block, LaunchState* launch, Worker* worker, uint64_t inde
   block->ctaid[1] = uint32_t(index / options.grid.x % options.grid.y);
   block->ctaid[2] = uint32_t(index / options.grid.x / options.grid.y);
   const uint32_t count = options.block.x * options.block.y * options.block.z;
-  block->shared_storage.assign(size_t(launch->shared_total) + 1024, 0);
+  block->shared_bytes = launch->shared_total + (launch->prepared->reserved_shared ? kReservedShared : 0);
+  block->shared_storage.assign(block->shared_bytes + 1024, 0);
   const uintptr_t storage = reinterpret_cast<uintptr_t>(block->shared_storage.data());
   block->shared = reinterpret_cast<uint8_t*>((storage + 1023) / 1024 * 1024);
-  block->shared_bytes = launch->shared_total;
   block->threads.resize(count);
   block->warps.assign((count + 31) / 32, Warp());
   for (auto& barrier : block->barriers) barrier = Barrier();

@@ -84,8 +84,11 @@ struct Prepared {
   std::vector<std::unique_ptr<Code>> codes;   // the kernel first
   std::unordered_map<uint64_t, const Code*> by_address;
   std::unordered_map<const Function*, Code*> by_function;
+  bool reserved_shared = false;   // the code asks for the part that the system keeps for cooperative groups
   std::string error;
 };
+
+constexpr uint32_t kReservedShared = 1024;
 
 struct Frame {
   const Op* back = nullptr;      // the call

@@ -288,7 +288,7 @@ LaunchResult Module::Launch(std::string_view kernel, const LaunchOptions& option
   std::memcpy(params.data(), options.params.data(), info->param_bytes);
   state.params = reinterpret_cast<const uint8_t*>(params.data());
   state.param_bytes = info->param_bytes;
-  state.shared_total = uint32_t(shared);
+  state.shared_total = uint32_t(prepared->reserved_shared ? (shared + 15) / 16 * 16 : shared);
   state.blocks = uint64_t(grid.x) * grid.y * grid.z;
   RunLaunch(&state);
   return state.result;
