@@ -26,9 +26,7 @@ class Tokens {
     }
     const size_t start = at_;
     if (text_[at_] == '"') {
-      ++at_;
-      while (at_ < text_.size() && text_[at_] != '"') at_ += text_[at_] == '\\' ? 2 : 1;
-      at_ = std::min(at_ + 1, text_.size());
+      SkipString();
       token_ = text_.substr(start, 1);
       return;
     }
@@ -37,20 +35,36 @@ class Tokens {
     token_ = text_.substr(start, at_ - start);
   }
 
-  // Skips a bracket with all in it; the current token is the opening one.
-  void SkipBracket() {
-    int depth = 0;
-    do {
-      if (token_ == "{" || token_ == "(" || token_ == "[") ++depth;
-      if (token_ == "}" || token_ == ")" || token_ == "]") --depth;
-      Next();
-    } while (depth > 0 && !done());
+  // Skips a block; the current token is its opening brace. Function bodies are nearly all of a text, so they are not
+  // cut into tokens.
+  void SkipBlock() {
+    for (int depth = 1; depth > 0;) {
+      if (at_ >= text_.size()) break;
+      const char c = text_[at_];
+      if (c == '"') {
+        SkipString();
+      } else if (c == '/' && at_ + 1 < text_.size() && (text_[at_ + 1] == '/' || text_[at_ + 1] == '*')) {
+        SkipBlanks();
+      } else {
+        depth += (c == '{') - (c == '}');
+        line_ += c == '\n';
+        ++at_;
+      }
+    }
+    Next();
   }
 
  private:
   static bool IsWord(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '$' ||
            c == '%' || c == '.';
+  }
+
+  void SkipString() {
+    for (++at_; at_ < text_.size() && text_[at_] != '"'; ++at_) {
+      if (text_[at_] == '\\') ++at_;
+    }
+    at_ = std::min(at_ + 1, text_.size());
   }
 
   void SkipBlanks() {
@@ -116,7 +130,7 @@ bool PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, std::st
   while (!tokens.done()) {
     const std::string_view token = tokens.now();
     if (token == "{") {
-      tokens.SkipBracket();
+      tokens.SkipBlock();
       is_extern = false;
       continue;
     }
