@@ -30,6 +30,7 @@ struct Event {
   // Recorded into a capture: where work that waits for it comes after. Guarded by CaptureMutex().
   std::shared_ptr<Capture> capture;
   std::vector<GraphNode*> capture_nodes;
+  std::atomic<bool> captured{false};  // whether `capture` is set, for readers without the lock
 
   CUevent handle() { return reinterpret_cast<CUevent>(this); }
   std::shared_ptr<EventRecord> latest() {

@@ -55,8 +55,12 @@ struct GraphExec {
   ContextPtr context;
   GraphPtr graph;                                   // a clone
   std::map<const GraphNode*, GraphNode*> made;      // from the original's nodes to the clone's
+  GraphPtr source;                                  // keeps the original's nodes, and captured memory, alive
   std::vector<GraphNode*> order;
   unsigned long long flags = 0;
+
+  std::mutex launch_mutex;
+  TaskPtr last;                                     // the latest launch, guarded by launch_mutex
 
   CUgraphExec handle() { return reinterpret_cast<CUgraphExec>(this); }
   // What a launch does: a copy, so that the graph can be changed while it runs.

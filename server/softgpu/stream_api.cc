@@ -48,11 +48,13 @@ CUresult Record(CUevent handle, CUstream stream_handle) {
   if (std::shared_ptr<Capture> capture = CaptureOf(stream)) {
     if (capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     event->capture = capture;
+    event->captured = true;
     event->capture_nodes = stream->capture_dependencies;
     return CUDA_SUCCESS;
   }
   if (CUresult result = CheckLegacyCapture(stream); result != CUDA_SUCCESS) return result;
   event->capture = nullptr;
+  event->captured = false;
   event->capture_nodes.clear();
   RecordEvent(event, stream);
   return CUDA_SUCCESS;
@@ -328,7 +330,7 @@ SOFTGPU_API cuEventQuery(CUevent handle) {
   SOFTGPU_ENTER();
   EventPtr event;
   if (CUresult result = FindEvent(handle, &event); result != CUDA_SUCCESS) return result;
-  if (event->capture) return CUDA_ERROR_CAPTURED_EVENT;
+  if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
   if (CUresult error = event->context->error(); error != CUDA_SUCCESS) return error;
   std::shared_ptr<EventRecord> record = event->latest();
   if (record && !record->done()) return CUDA_ERROR_NOT_READY;
@@ -339,7 +341,7 @@ SOFTGPU_API cuEventSynchronize(CUevent handle) {
   SOFTGPU_ENTER();
   EventPtr event;
   if (CUresult result = FindEvent(handle, &event); result != CUDA_SUCCESS) return result;
-  if (event->capture) return CUDA_ERROR_CAPTURED_EVENT;
+  if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
   if (std::shared_ptr<EventRecord> record = event->latest(); record && record->task) record->task->Wait();
   event->context->FlushOutput();
   return event->context->error();
