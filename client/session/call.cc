@@ -165,6 +165,9 @@ void Call::Created(replay::ObjectKey object, std::initializer_list<replay::Objec
   std::optional<replay::Hash128> image;
   if (!payload_.empty()) image = session_->log().AddImage(payload_);
   session_->log().Create(object, needs, recorded, *message_, *reply_, image);
+  for (const replay::ObjectKey& need : depends_on) {
+    if (object.kind == Kind::kGraphExec && need.kind == Kind::kGraph) session_->NoteGraphExecUnlocked(object.id, need.id);
+  }
 }
 
 void Call::Keep(uint64_t handle) {

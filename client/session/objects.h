@@ -42,7 +42,10 @@ struct Object {
   int device = 0;
   unsigned flags = 0;
   bool primary = false;
-  bool active = true;  // false: a primary context that nobody retains; its handle stays the same, as natively
+
+  // False: the application may not use the handle now, but it stays taken. A primary context that nobody retains (its
+  // handle is the same for ever, as natively), or a destroyed graph with live executables.
+  bool active = true;
   uint64_t id = 0;  // cuCtxGetId
 
   // Function, kernel.

@@ -217,6 +217,10 @@ void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
     case Kind::kReservation:
     case Kind::kMapping:
       break;
+    case Kind::kGraphExec:
+      handles_.Drop(dead.id);
+      DropGraphOfUnlocked(dead.id);
+      break;
     case Kind::kContext:
       if (Object* const object = handles_.Find(dead.kind, dead.id); object && object->primary) {
         handles_.DropChildren(dead.id);
@@ -229,7 +233,29 @@ void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
   }
 }
 
+void Session::NoteGraphExecUnlocked(uint64_t exec, uint64_t graph) {
+  exec_graphs_[exec] = graph;
+  ++graph_uses_[graph].executables;
+}
+
+void Session::DropGraphOfUnlocked(uint64_t exec) {
+  const auto it = exec_graphs_.find(exec);
+  if (it == exec_graphs_.end()) return;
+  const uint64_t graph = it->second;
+  exec_graphs_.erase(it);
+  const auto use = graph_uses_.find(graph);
+  if (use == graph_uses_.end() || --use->second.executables > 0) return;
+  const bool destroyed = use->second.destroyed;
+  graph_uses_.erase(use);
+  if (destroyed) DropUnlocked({Kind::kGraph, graph});
+}
+
 void Session::DropUnlocked(replay::ObjectKey key) {
+  if (const auto use = graph_uses_.find(key.id); key.kind == Kind::kGraph && use != graph_uses_.end()) {
+    use->second.destroyed = true;
+    if (Object* const graph = handles_.Find(Kind::kGraph, key.id)) graph->active = false;
+    return;
+  }
   for (const replay::ObjectKey& dead : log_.Destroy(key)) ForgetUnlocked(dead);
   // An object that needs no record has no entry in the log, but it has a handle.
   ForgetUnlocked(key);

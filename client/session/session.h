@@ -108,6 +108,9 @@ class Session final : public agent::AgentHost {
   uint64_t PrimaryContextUnlocked(int device);
   int& primary_retains(int device) { return primary_retains_[device]; }
   unsigned& primary_flags(int device) { return primary_flags_[device]; }
+  // Notes that `exec` was made from `graph`. The application may destroy the graph and go on using the executable; the
+  // log, and the graph's handle, then keep the graph for as long as it takes to make the executable again.
+  void NoteGraphExecUnlocked(uint64_t exec, uint64_t graph);
   // Drops all that depends on `key`, but not `key` itself.
   void DropDependentsUnlocked(replay::ObjectKey key);
   // Drops `key` from tables and log with all that depends on it.
@@ -153,6 +156,8 @@ class Session final : public agent::AgentHost {
   friend class Call;
   Session() = default;
   CUresult Open();
+  // Drops a graph that only its executables still needed, if `exec` was the last of them.
+  void DropGraphOfUnlocked(uint64_t exec);
   // Takes a dead object out of the tables.
   void ForgetUnlocked(const replay::ObjectKey& dead);
   CUresult FetchDevices();
@@ -187,6 +192,13 @@ class Session final : public agent::AgentHost {
   std::unordered_map<int, int> primary_retains_;
   std::unordered_map<int, unsigned> primary_flags_;
   uint64_t next_id_ = 1;
+  // Executables made from each graph, and the other way round.
+  struct GraphUse {
+    int executables = 0;
+    bool destroyed = false;  // by the application
+  };
+  std::unordered_map<uint64_t, GraphUse> graph_uses_;
+  std::unordered_map<uint64_t, uint64_t> exec_graphs_;
   // Microseconds before the last move to another server at which events completed; and the same for a move that has not
   // happened yet.
   std::unordered_map<uint64_t, double> event_ages_;
