@@ -184,7 +184,7 @@ TEST(Commit, ACrashAtAnyStepLeavesNoneOrAWholeImage) {
   EXPECT_EQ(news, 1);
 }
 
-TEST(Commit, ACrashAtAnyStepLeavesTheOldOrTheNewImage) {
+void CrashWhileReplacing() {
   TestFolder folder;
   const std::string dir = folder / "image";
   int step = 0;
@@ -199,6 +199,21 @@ TEST(Commit, ACrashAtAnyStepLeavesTheOldOrTheNewImage) {
   EXPECT_GE(step, 6);
   EXPECT_GE(news, 1);
   EXPECT_EQ(JobOf(dir), "new");
+}
+
+TEST(Commit, ACrashAtAnyStepLeavesTheOldOrTheNewImage) { CrashWhileReplacing(); }
+
+TEST(Commit, AlsoWhereNamesCannotBeExchanged) {
+  g_no_exchange_for_testing = true;
+  CrashWhileReplacing();
+  TestFolder folder;
+  // What a crash left as DIR.old behind a complete new image is in nobody's way.
+  ASSERT_TRUE(WriteJob(folder / "image.old", "older").ok());
+  ASSERT_TRUE(WriteJob(folder / "image", "old").ok());
+  ASSERT_TRUE(WriteJob(folder / "image", "new").ok());
+  EXPECT_EQ(JobOf(folder / "image"), "new");
+  EXPECT_FALSE(std::filesystem::exists(folder / "image.old"));
+  g_no_exchange_for_testing = false;
 }
 
 TEST(Commit, AnImageThatWasMovedAsideComesBack) {

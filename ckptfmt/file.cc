@@ -14,6 +14,7 @@ namespace cuda_remote::ckptfmt {
 
 ssize_t (*g_write_for_testing)(int fd, const void* data, size_t bytes) = nullptr;
 void (*g_step_for_testing)(const char* step) = nullptr;
+bool g_no_exchange_for_testing = false;
 
 absl::Status SystemError(const std::string& doing, const std::string& path, int error) {
   const std::string text = absl::StrCat("cannot ", doing, " ", path, ": ", strerror(error));

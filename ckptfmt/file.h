@@ -96,9 +96,11 @@ absl::StatusOr<FileRecord> HashFile(const std::string& folder, const std::string
 // Flushes a folder's names to the disk.
 absl::Status SyncFolder(const std::string& path);
 
-// For tests: stands in for write(2), and is called between the steps of a commit. Null: as usual.
+// For tests: stands in for write(2), is called between the steps of a commit, and plays a file system that cannot exchange
+// names. Null and false: as usual.
 extern ssize_t (*g_write_for_testing)(int fd, const void* data, size_t bytes);
 extern void (*g_step_for_testing)(const char* step);
+extern bool g_no_exchange_for_testing;
 inline void Step(const char* step) {
   if (g_step_for_testing) g_step_for_testing(step);
 }
