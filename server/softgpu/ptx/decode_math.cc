@@ -73,6 +73,9 @@ bool DecodeRoot(Decoder& d) {
   if (!IsFloat(type)) return d.Unsupported();
   const std::string& opcode = d.in().opcode;
   const bool approximate = d.Has("approx"), ftz = d.Has("ftz");
+  if (type == Type::kF64 && opcode == "rsqrt" && approximate && !ftz) {  // this form is precise
+    return d.Simple(RunUnary<double, Rsqrt>, type, 1);
+  }
   if (type == Type::kF64 && approximate && opcode != "sqrt") {
     return d.Simple(opcode == "rcp" ? ApproximateDouble<Rcp> : ApproximateDouble<Rsqrt>, type, 1);
   }

@@ -137,7 +137,7 @@ bool DecodeMov(Decoder& d) {
 enum Special : uint16_t {
   kTid, kNtid, kCtaid, kNctaid, kLaneId, kWarpId, kNwarpId, kMaskEq, kMaskLe, kMaskLt, kMaskGe, kMaskGt, kClock,
   kClockHigh, kTimer, kTimerLow, kTimerHigh, kSmId, kNsmId, kGridId, kDynamicShared, kTotalShared, kZero, kOne,
-  kReserved,
+  kReserved, kWorkspace,
 };
 
 uint64_t Nanoseconds() {
@@ -213,6 +213,9 @@ const Op* ReadSpecial(const Op* op, uint64_t* r, Thread* t) {
     case kDynamicShared:
       value = launch.options->dynamic_shared_bytes;
       break;
+    case kWorkspace:
+      if (launch.options->cooperative) value = uint32_t(reinterpret_cast<uint64_t>(launch.workspace) >> op->imm);
+      break;
     case kReserved:
       value = launch.shared_total + uint64_t(op->imm);
       break;
@@ -241,7 +244,7 @@ constexpr SpecialName kSpecials[] = {
     {"%cluster_ctarank", kZero, 0}, {"%cluster_nctarank", kOne, 0}, {"%reserved_smem_offset_begin", kReserved, 0},
     {"%reserved_smem_offset_end", kReserved, kReservedShared}, {"%reserved_smem_offset_cap", kReserved, kReservedShared},
     {"%reserved_smem_offset_0", kReserved, 0}, {"%reserved_smem_offset_1", kReserved, 0},
-    {"%current_graph_exec", kZero, 0},
+    {"%current_graph_exec", kZero, 0}, {"%envreg1", kWorkspace, 32}, {"%envreg2", kWorkspace, 0},
 };
 
 // cvta and isspacep

@@ -115,6 +115,15 @@ bool RunThread(Thread* t) {
   return true;
 }
 
+// Two threads are at the same instruction, called from the same places.
+bool SamePlace(const Thread& a, const Thread& b) {
+  if (a.pc != b.pc || a.frames.size() != b.frames.size()) return false;
+  for (size_t i = 0; i < a.frames.size(); ++i) {
+    if (a.frames[i].back != b.frames[i].back) return false;
+  }
+  return true;
+}
+
 // Gives every ready thread a turn or more; true: some thread did something.
 bool RunWarp(Block* block, uint32_t warp) {
   const uint32_t base = warp * 32;
@@ -140,11 +149,11 @@ bool RunWarp(Block* block, uint32_t warp) {
     }
     if (converging == 0) return progress;
     while (converging != 0) {  // those at the same place are together
-      const Op* place = block->threads[base + uint32_t(__builtin_ctz(converging))].pc;
+      const Thread& first = block->threads[base + uint32_t(__builtin_ctz(converging))];
       uint32_t together = 0;
       for (uint32_t lanes = converging; lanes != 0; lanes &= lanes - 1) {
         const uint32_t lane = uint32_t(__builtin_ctz(lanes));
-        if (block->threads[base + lane].pc == place) together |= 1u << lane;
+        if (SamePlace(first, block->threads[base + lane])) together |= 1u << lane;
       }
       FinishMeeting(block, warp, together, Meet::kActive);
       converging &= ~together;
@@ -267,7 +276,12 @@ uint8_t* GlobalSlow(Thread* t, const Op* op, uint64_t address, uint32_t bytes, b
     return reinterpret_cast<uint8_t*>(address);
   }
   Interval interval;
-  MemoryMap* memory = t->block->launch->options->memory;
+  LaunchState* launch = t->block->launch;
+  MemoryMap* memory = launch->options->memory;
+  const uint64_t workspace = reinterpret_cast<uint64_t>(launch->workspace);
+  if (launch->options->cooperative && address - workspace < sizeof launch->workspace) {
+    return reinterpret_cast<uint8_t*>(address);  // aligned, so all of the access is inside
+  }
   if (memory == nullptr || address >= kSharedWindow || !memory->Lookup(address, &interval) ||
       interval.begin > address || interval.end < address || interval.end - address < bytes ||
       (write && !interval.writable)) {

@@ -170,6 +170,8 @@ struct LaunchState {
   uint64_t blocks = 0;
   std::atomic<uint64_t> next_block{0};
   std::atomic<bool> stop{false};
+  // What grid.sync() works with: its size and a counter of arrivals. %envreg1 and %envreg2 say where, if cooperative.
+  alignas(64) uint32_t workspace[16] = {64};
   std::mutex mutex;              // of result and of options->print
   LaunchResult result;
 };
