@@ -42,6 +42,7 @@ WorkerSession::WorkerSession(const Parts& parts)
         event.Encode(&message);
         parts_.channel->Event(kOpHostFunc, 0, message);
       }),
+      ring_copies_(table_, parts.channel),
       waiters_(new Waiters(kMaxWaiters, [this] { RelaxCaptures(table_); })) {
   reservation_space_.Give(kReservationBase, kReservationBytes);
   RelaxCaptures(table_);
@@ -257,6 +258,7 @@ std::vector<uint64_t> WorkerSession::ForgetContext(uint64_t handle, bool keep) {
     if (range.registered_in == dead.id) range.registered_in = 0;
   }
   parts_.staging->ContextDies();
+  ring_copies_.ContextDies(dead.id);
   const auto gone = [this](const HandleMap::Entry& entry) { Gone(entry); };
   if (keep) {
     handles_.UnbindChildren(handle, gone);

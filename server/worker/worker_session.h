@@ -27,6 +27,7 @@
 #include "server/worker/host_functions.h"
 #include "server/worker/loaded_driver.h"
 #include "server/worker/output_capture.h"
+#include "server/worker/ring_copies.h"
 #include "server/worker/session.h"
 #include "server/worker/staging.h"
 #include "server/worker/waiters.h"
@@ -126,6 +127,7 @@ class WorkerSession : public Session {
   ServerChannel& channel() { return *parts_.channel; }
   DeviceArena& arena() { return *parts_.arena; }
   StagingPool& staging() { return *parts_.staging; }
+  RingCopies& ring_copies() { return ring_copies_; }
   const LoadedDriver& loaded() const { return *parts_.driver; }
   HandleMap& handles() { return handles_; }
   DeviceRanges& ranges() { return ranges_; }
@@ -214,6 +216,7 @@ class WorkerSession : public Session {
   std::atomic<uint64_t> bytes_out_{0};
   std::chrono::nanoseconds spin_limit_;
   HostFunctions host_functions_;
+  RingCopies ring_copies_;
   std::unique_ptr<Waiters> waiters_;
 };
 

@@ -106,6 +106,28 @@ TEST_F(WorkerTest, CopiesAndKernels) {
   EXPECT_EQ(client().Free(memory), CUDA_ERROR_INVALID_VALUE);
 }
 
+// Copies run from the channel's memory long after the executor has gone on: nothing may be overwritten before.
+TEST_F(WorkerTest, PayloadsStayUntilTheGpuHasReadThem) {
+  client().OpenContext();
+  constexpr size_t kPiece = 512 << 10, kPieces = 200;
+  const uint64_t memory = client().Allocate(kPiece * kPieces);
+  const uint64_t nap = client().Function(client().LoadModule(kImage), "nap");
+  for (size_t i = 0; i < kPieces; ++i) {
+    if (i % 40 == 0) {
+      const std::string params = Number(20);
+      client().Send(kCall_cuLaunchKernel, client().Launch(nap, params));
+    }
+    wire::cuMemcpyHtoDAsync_v2_Request copy;
+    copy.dst = memory + i * kPiece;
+    copy.bytes = kPiece;
+    client().Send(kCall_cuMemcpyHtoDAsync_v2, copy, std::string(kPiece, char(i)));
+  }
+  for (size_t i = 0; i < kPieces; i += 7) {
+    ASSERT_EQ(client().Read(memory + i * kPiece, kPiece), std::string(kPiece, char(i))) << i;
+  }
+  EXPECT_EQ(client().pending, CUDA_SUCCESS);
+}
+
 TEST_F(WorkerTest, RectanglesTravelPacked) {
   client().OpenContext();
   const uint64_t memory = client().Allocate(4096);

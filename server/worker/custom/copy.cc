@@ -66,8 +66,11 @@ CUresult Custom_cuMemcpyHtoDAsync_v2(Session& session, const Request& request,
   if (in.src != 0 && !worker.OwnsHostRange(in.src, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
   if (in.src == 0 && IsCaptured(stream)) return RefuseCapture("a copy");
   const void* const from = in.src != 0 ? reinterpret_cast<const void*>(in.src) : request.payload.data();
-  const CUresult result = session.driver().cuMemcpyHtoDAsync_v2(in.dst, from, in.bytes, stream);
-  if (result != CUDA_SUCCESS || !in.blocking) return result;
+  const bool hold =
+      in.src == 0 && worker.ring_copies().MayHold(worker.current_ref(), request.payload.data(), in.bytes);
+  CUresult result = session.driver().cuMemcpyHtoDAsync_v2(in.dst, from, in.bytes, stream);
+  if (result == CUDA_SUCCESS && hold) result = worker.ring_copies().HoldUntilDone(worker.current_ref(), stream, in.bytes);
+  if (result != CUDA_SUCCESS || !in.blocking || IsCaptured(stream)) return result;
   return AnswerBehind(worker, stream, nullptr, 0, reply);
 }
 
@@ -82,7 +85,7 @@ CUresult Custom_cuMemcpyDtoHAsync_v2(Session& session, const Request&, const wir
     if (!worker.OwnsHostRange(in.dst, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
     const CUresult result =
         session.driver().cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(in.dst), in.src, in.bytes, stream);
-    if (result != CUDA_SUCCESS || !in.blocking) return result;
+    if (result != CUDA_SUCCESS || !in.blocking || IsCaptured(stream)) return result;
     return AnswerBehind(worker, stream, nullptr, 0, reply);
   }
   if (in.bytes > kMaxTotalPayloadBytes) return CUDA_ERROR_INVALID_VALUE;

@@ -18,6 +18,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
@@ -60,6 +61,7 @@ uint64_t g_queued = 0, g_done = 0;
 size_t g_used = 0;
 std::map<uint64_t, Physical*> g_mapped;
 std::map<uint64_t, size_t> g_mapped_bytes;
+std::map<const char*, size_t> g_registered;
 Context g_primary{0};
 thread_local std::deque<CUcontext> t_stack;
 
@@ -97,6 +99,12 @@ uint64_t Now() {
 bool Reached(uint64_t position) {
   std::lock_guard<std::mutex> lock(g_mutex);
   return g_done >= position;
+}
+bool IsRegistered(const void* p) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  const char* const address = static_cast<const char*>(p);
+  auto it = g_registered.upper_bound(address);
+  return it != g_registered.begin() && address < std::prev(it)->first + std::prev(it)->second;
 }
 CUresult NeedContext() { return t_stack.empty() ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS; }
 void Unuse(Physical* physical) {
@@ -224,8 +232,15 @@ EXPORT CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
   *free = kTotal - g_used;
   return NeedContext();
 }
-EXPORT CUresult cuMemHostRegister_v2(void*, size_t, unsigned) { return NeedContext(); }
-EXPORT CUresult cuMemHostUnregister(void*) { return CUDA_SUCCESS; }
+EXPORT CUresult cuMemHostRegister_v2(void* p, size_t bytes, unsigned) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  g_registered[static_cast<char*>(p)] = bytes;
+  return NeedContext();
+}
+EXPORT CUresult cuMemHostUnregister(void* p) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  return g_registered.erase(static_cast<char*>(p)) == 1 ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+}
 
 EXPORT CUresult cuStreamCreate(CUstream* s, unsigned) {
   *s = reinterpret_cast<CUstream>(new Stream);
@@ -285,7 +300,11 @@ EXPORT CUresult cuEventElapsedTime(float* ms, CUevent a, CUevent b) {
 }
 
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void* src, size_t n, CUstream) {
-  // The source is pageable to this driver: it is out of the caller's hands on return.
+  if (IsRegistered(src)) {
+    Queue([=] { memcpy(reinterpret_cast<void*>(dst), src, n); });
+    return NeedContext();
+  }
+  // Pageable memory is out of the caller's hands on return.
   std::string bytes(static_cast<const char*>(src), n);
   Queue([dst, bytes = std::move(bytes)] { memcpy(reinterpret_cast<void*>(dst), bytes.data(), bytes.size()); });
   return NeedContext();
