@@ -61,6 +61,29 @@ CUresult PtxFromImage(const void* image, std::string* ptx, std::string* log) {
   return CUDA_SUCCESS;
 }
 
+namespace {
+
+// Memory for a module's variables. A program may keep their addresses anywhere, also in the memory of a checkpoint, so the
+// same module gets the same address in every process, whatever was loaded before: one that follows from its text.
+void* MapVariables(uint64_t bytes, const std::string& ptx) {
+  constexpr uint64_t kFirst = 0x300000000000, kSlotBytes = 4 << 20, kSlots = 1 << 18;
+  constexpr int kProt = PROT_READ | PROT_WRITE, kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (unsigned char c : ptx) hash = (hash ^ c) * 0x100000001b3;
+  // The same module in several contexts: the next place that is free.
+  for (uint64_t attempt = 0; attempt < 64; ++attempt) {
+    const uint64_t address = kFirst + ((hash >> 20) + attempt * 37) % kSlots * kSlotBytes;
+    void* const memory = mmap(reinterpret_cast<void*>(address), bytes, kProt, kFlags | MAP_FIXED_NOREPLACE, -1, 0);
+    if (memory == MAP_FAILED) continue;
+    if (memory == reinterpret_cast<void*>(address)) return memory;
+    munmap(memory, bytes);  // a kernel that does not know the flag
+  }
+  void* const anywhere = mmap(nullptr, bytes, kProt, kFlags, -1, 0);
+  return anywhere == MAP_FAILED ? nullptr : anywhere;
+}
+
+}  // namespace
+
 CUresult Module::Load(const ContextPtr& context, const std::string& ptx, ModulePtr* out, std::string* log) {
   std::unique_ptr<ptx::Module> code = ptx::Module::Parse(ptx, log);
   if (!code) {
@@ -80,8 +103,8 @@ CUresult Module::Load(const ContextPtr& context, const std::string& ptx, ModuleP
   std::shared_ptr<char> block;
   if (bytes != 0) {
     if (bytes > device->total()) return CUDA_ERROR_OUT_OF_MEMORY;
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+    void* memory = MapVariables(bytes, ptx);
+    if (memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
     block.reset(static_cast<char*>(memory), [bytes](char* p) { munmap(p, bytes); });
   }
   ptx::SymbolAddresses addresses;
