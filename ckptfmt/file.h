@@ -96,8 +96,8 @@ absl::StatusOr<FileRecord> HashFile(const std::string& folder, const std::string
 // Flushes a folder's names to the disk.
 absl::Status SyncFolder(const std::string& path);
 
-// For tests: stands in for write(2), is called between the steps of a commit, and plays a file system that cannot exchange
-// names. Null and false: as usual.
+// For tests: stands in for write(2), is called between the steps of a commit, and plays a file system that cannot
+// exchange names. Null and false: as usual.
 extern ssize_t (*g_write_for_testing)(int fd, const void* data, size_t bytes);
 extern void (*g_step_for_testing)(const char* step);
 extern bool g_no_exchange_for_testing;

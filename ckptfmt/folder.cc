@@ -119,8 +119,7 @@ absl::Status Publish(const std::string& dir) {
   const Fd old_folder(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   const bool locked = old_folder.get() >= 0 && flock(old_folder.get(), LOCK_EX | LOCK_NB) == 0;
   errno = EINVAL;
-  if (!g_no_exchange_for_testing &&
-      renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, dir.c_str(), RENAME_EXCHANGE) == 0) {
+  if (!g_no_exchange_for_testing && renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, dir.c_str(), RENAME_EXCHANGE) == 0) {
     Step("exchanged");
     if (absl::Status synced = SyncFolder(parent); !synced.ok()) return synced;
     // The new image is there. What may be left of the old one is in nobody's way: the next checkpoint removes it.

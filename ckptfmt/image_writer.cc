@@ -3,17 +3,18 @@
 #include <errno.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <zstd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <optional>
+#include <memory>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ckptfmt/chunk_store.h"
 #include "ckptfmt/file.h"
 #include "ckptfmt/folder.h"
 #include "ckptfmt/index.h"
@@ -43,12 +44,15 @@ struct ImageWriter::State {
   bool failed = false;
 
   Index index;
-  std::unordered_map<Hash, uint32_t, HashHash> chunk_numbers;
-  std::optional<OutputFile> data;  // the last data file
-  std::vector<FileRecord> files;   // finished ones
-  std::string chunk;               // the begun one
-  std::string packed;
-  std::unique_ptr<ZSTD_CCtx, size_t (*)(ZSTD_CCtx*)> compressor{nullptr, &ZSTD_freeCCtx};
+  struct Known {
+    uint32_t number;  // plus 1, as in the index
+    uint32_t bytes;
+  };
+  std::unordered_map<Hash, Known, HashHash> chunks;
+  std::unique_ptr<ChunkStore> store;
+  uint32_t stored = 0;            // chunks given to it
+  std::vector<FileRecord> files;  // finished ones
+  std::string chunk;              // the begun one
   bool in_region = false;
   uint64_t received = 0;  // of the region
   bool has_log = false;
@@ -64,15 +68,6 @@ struct ImageWriter::State {
   absl::Status Fail(absl::Status status) {
     if (!status.ok()) failed = true;
     return status;
-  }
-
-  absl::Status FinishDataFile() {
-    if (!data) return absl::OkStatus();
-    absl::StatusOr<FileRecord> record = data->Finish();
-    data.reset();
-    if (!record.ok()) return record.status();
-    files.push_back(*std::move(record));
-    return absl::OkStatus();
   }
 
   absl::Status WriteSmallFile(const char* name, std::string_view bytes) {
@@ -111,16 +106,18 @@ absl::StatusOr<std::unique_ptr<ImageWriter>> ImageWriter::Create(const std::stri
     const std::string path = absl::StrCat(writer->state_->partial, "/", folder);
     if (mkdir(path.c_str(), 0700) != 0) return SystemError("create", path, errno);
   }
-  if (options.zstd_level != 0) {
-    writer->state_->compressor.reset(ZSTD_createCCtx());
-    if (!writer->state_->compressor) return absl::ResourceExhaustedError("no memory for compression");
-  }
+  ChunkStoreOptions store;
+  store.zstd_level = options.zstd_level;
+  store.data_file_bytes = options.data_file_bytes;
+  store.writers = options.writers;
+  if (store.writers <= 0) store.writers = int(std::min(4u, std::max(1u, std::thread::hardware_concurrency() / 2)));
+  writer->state_->store = std::make_unique<ChunkStore>(writer->state_->partial, store);
   return writer;
 }
 
 ImageWriter::~ImageWriter() {
   if (state_->committed) return;
-  state_->data.reset();
+  state_->store.reset();
   RemovePartial(state_->dir).IgnoreError();
 }
 
@@ -187,41 +184,14 @@ absl::Status ImageWriter::AddChunk(std::string_view bytes) {
     return absl::OkStatus();
   }
   const Hash hash = HashOf(bytes);
-  const auto [place, is_new] = state.chunk_numbers.try_emplace(hash, uint32_t(state.index.chunks.size() + 1));
-  if (!is_new && state.index.chunks[place->second - 1].bytes == bytes.size()) {
+  const auto [place, is_new] = state.chunks.try_emplace(hash, State::Known{state.stored + 1, uint32_t(bytes.size())});
+  if (!is_new && place->second.bytes == bytes.size()) {
     state.sizes.shared_bytes += bytes.size();
-    chunks.push_back(place->second);
+    chunks.push_back(place->second.number);
     return absl::OkStatus();
   }
-  StoredChunk stored;
-  stored.hash = hash;
-  stored.bytes = uint32_t(bytes.size());
-  std::string_view out = bytes;
-  if (state.compressor) {
-    state.packed.resize(ZSTD_compressBound(bytes.size()));
-    const size_t size = ZSTD_compressCCtx(state.compressor.get(), state.packed.data(), state.packed.size(),
-                                          bytes.data(), bytes.size(), state.options.zstd_level);
-    if (!ZSTD_isError(size) && size < bytes.size()) {
-      out = {state.packed.data(), size};
-      stored.encoding = Encoding::kZstd;
-    }
-  }
-  if (state.data && state.data->bytes() + out.size() > state.options.data_file_bytes) {
-    if (absl::Status status = state.FinishDataFile(); !status.ok()) return status;
-  }
-  if (!state.data) {
-    absl::StatusOr<OutputFile> file = OutputFile::Create(state.partial, DataFileName(state.index.data_files));
-    if (!file.ok()) return file.status();
-    state.data = *std::move(file);
-    ++state.index.data_files;
-  }
-  stored.file = state.index.data_files - 1;
-  stored.offset = state.data->bytes();
-  stored.stored_bytes = uint32_t(out.size());
-  if (absl::Status status = state.data->Append(out); !status.ok()) return status;
-  state.sizes.stored_bytes += out.size();
-  state.index.chunks.push_back(stored);
-  chunks.push_back(uint32_t(state.index.chunks.size()));
+  if (absl::Status status = state.store->Add(bytes, hash); !status.ok()) return status;
+  chunks.push_back(++state.stored);
   return absl::OkStatus();
 }
 
@@ -235,7 +205,11 @@ absl::Status ImageWriter::WriteLog(std::string_view bytes) {
 
 std::string ImageWriter::client_dir() const { return absl::StrCat(state_->partial, "/", kClientFolder); }
 
-ImageSizes ImageWriter::sizes() const { return state_->sizes; }
+ImageSizes ImageWriter::sizes() const {
+  ImageSizes sizes = state_->sizes;
+  sizes.stored_bytes = state_->store->stored_bytes();
+  return sizes;
+}
 
 absl::Status ImageWriter::Commit(ImageInfo info, const Progress& progress) {
   if (absl::Status status = state_->Check(); !status.ok()) return status;
@@ -247,7 +221,8 @@ absl::Status ImageWriter::Commit(ImageInfo info, const Progress& progress) {
 absl::Status ImageWriter::CommitFiles(ImageInfo info, const Progress& progress) {
   State& state = *state_;
   Step("begin");
-  if (absl::Status status = state.FinishDataFile(); !status.ok()) return status;
+  if (absl::Status status = state.store->Finish(&state.index.chunks, &state.files); !status.ok()) return status;
+  state.index.data_files = state.store->data_files();
   if (absl::Status status = state.WriteSmallFile(kIndexName, EncodeIndex(state.index)); !status.ok()) return status;
   Step("memory written");
 

@@ -21,6 +21,8 @@ struct WriterOptions {
   int zstd_level = 0;
   // Data files are not longer than this.
   uint64_t data_file_bytes = uint64_t{4} << 30;
+  // Threads that write data files, each its own; 0: as many as the machine bears.
+  int writers = 0;
 };
 
 class ImageWriter {

@@ -131,7 +131,15 @@ inline absl::Status FillSample(ImageWriter& writer, bool small = false) {
   return absl::OkStatus();
 }
 
-inline absl::Status WriteSample(const std::string& dir, bool small = false, const WriterOptions& options = {}) {
+// One writer, unless told otherwise: the same bytes every time.
+inline WriterOptions OneWriter() {
+  WriterOptions options;
+  options.writers = 1;
+  return options;
+}
+
+inline absl::Status WriteSample(const std::string& dir, bool small = false,
+                                const WriterOptions& options = OneWriter()) {
   auto writer = ImageWriter::Create(dir, options);
   if (!writer.ok()) return writer.status();
   if (absl::Status status = FillSample(**writer, small); !status.ok()) return status;
