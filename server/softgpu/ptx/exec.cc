@@ -15,8 +15,10 @@ namespace cuda_remote::softgpu::ptx {
 namespace {
 
 constexpr uint32_t kQuantum = 4096;
+// A warp that meets itself again and again lets the others have a turn after so many times.
+constexpr int kRounds = 64;
 // A block that has run for so many instructions without an end may be waiting for blocks that have not started.
-constexpr uint64_t kPatience = 400 * 1000 * 1000;
+constexpr uint64_t kPatience = 50 * 1000 * 1000;
 constexpr size_t kMaxResident = 32;
 // Helpers start when the first blocks have shown that there is enough to do.
 constexpr uint64_t kHelpAfter = 200 * 1000;
@@ -48,7 +50,10 @@ void SetFault(LaunchState* launch, Fault fault, const std::string& message) {
   launch->stop.store(true, std::memory_order_relaxed);
 }
 
-bool Cancelled(LaunchState* launch) {
+bool Cancelled(LaunchState* launch, const Worker& worker) {
+  if (launch->options->instruction_limit != 0 && worker.instructions > launch->options->instruction_limit) {
+    SetFault(launch, Fault::kCancelled, "kernel " + launch->kernel->function->name + ": instruction limit");
+  }
   if (launch->options->cancel != nullptr && launch->options->cancel->load(std::memory_order_relaxed)) {
     SetFault(launch, Fault::kCancelled, "kernel " + launch->kernel->function->name + ": cancelled");
   }
@@ -128,7 +133,7 @@ bool SamePlace(const Thread& a, const Thread& b) {
 bool RunWarp(Block* block, uint32_t warp) {
   const uint32_t base = warp * 32;
   bool progress = false;
-  for (;;) {
+  for (int round = 0; round < kRounds; ++round) {
     bool ran = false, spins = false;
     uint32_t converging = 0;
     for (uint32_t lanes = block->warps[warp].live; lanes != 0; lanes &= lanes - 1) {
@@ -161,6 +166,7 @@ bool RunWarp(Block* block, uint32_t warp) {
     progress = true;
     if (spins) return progress;
   }
+  return true;
 }
 
 // One turn of every warp. False: the block has ended or failed.
@@ -171,7 +177,7 @@ bool RunBlock(Block* block) {
     if (block->launch->stop.load(std::memory_order_relaxed)) return false;
   }
   if (block->live == 0) return false;
-  if (Cancelled(block->launch)) return false;
+  if (Cancelled(block->launch, *block->worker)) return false;
   if (!progress) {
     for (const auto& t : block->threads) {
       if (t.state == State::kDone) continue;
@@ -219,7 +225,7 @@ void RunBlocks(LaunchState* launch, const std::function<void()>& call_for_help) 
       if (launch->stop.load(std::memory_order_relaxed)) break;
     }
     if (ended) last_end = worker.instructions;
-    if (Cancelled(launch)) break;
+    if (Cancelled(launch, worker)) break;
     if (!called && worker.instructions > kHelpAfter && launch->next_block.load() < launch->blocks) {
       called = true;
       call_for_help();
@@ -251,7 +257,7 @@ void RunCooperative(LaunchState* launch, uint64_t first, uint64_t step) {
         resident.erase(resident.begin() + long(i));
       }
     }
-    if (Cancelled(launch)) break;
+    if (Cancelled(launch, worker)) break;
     std::this_thread::yield();
   }
   std::lock_guard<std::mutex> lock(launch->mutex);

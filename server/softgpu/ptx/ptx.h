@@ -107,6 +107,7 @@ struct LaunchOptions {
   uint32_t stack_bytes = 1 << 20;     // local memory of one thread, call frames included
   uint32_t max_shared_bytes = 227 * 1024;
   uint64_t grid_id = 0;
+  uint64_t instruction_limit = 0;     // not 0: about so many on one host thread, then kCancelled (tests)
   // In-kernel malloc and free; absent: malloc returns null. Called from several threads at a time.
   std::function<uint64_t(uint64_t bytes)> device_malloc;
   std::function<void(uint64_t address)> device_free;
