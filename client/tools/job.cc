@@ -41,6 +41,15 @@ bool MakeFolders(const std::string& directory, std::string* error) {
   return true;
 }
 
+// A dead process that its parent has not noticed yet. It still has a namespace.
+bool IsZombie(int pid) {
+  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  std::getline(in, text);
+  const size_t name_end = text.rfind(')');
+  return name_end != std::string::npos && name_end + 2 < text.size() && (text[name_end + 2] == 'Z' || text[name_end + 2] == 'X');
+}
+
 bool EndsWith(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
@@ -240,7 +249,7 @@ uint64_t PidNamespace(int pid) {
 }
 
 bool JobIsAlive(const Job& job) {
-  if (job.init_pid() > 0) return PidNamespace(job.init_pid()) == job.pid_namespace() && job.pid_namespace() != 0;
+  if (job.init_pid() > 0) return !IsZombie(job.init_pid()) && PidNamespace(job.init_pid()) == job.pid_namespace() && job.pid_namespace() != 0;
   return job.pid() > 0 && kill(job.pid(), 0) == 0;
 }
 

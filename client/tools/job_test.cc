@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -129,6 +130,14 @@ TEST_F(JobTest, Liveness) {
   job.set_init_pid(getpid());
   job.set_pid_namespace(PidNamespace(getpid()));
   EXPECT_TRUE(JobIsAlive(job));
+  // Dead, but its parent has not looked yet.
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  usleep(100000);
+  job.set_init_pid(child);
+  EXPECT_FALSE(JobIsAlive(job));
+  waitpid(child, nullptr, 0);
+  job.set_init_pid(getpid());
   // The number now belongs to another process.
   job.set_pid_namespace(PidNamespace(getpid()) + 1);
   EXPECT_FALSE(JobIsAlive(job));
