@@ -22,7 +22,9 @@ bool IsHostFuncDone(const FrameHeader& header) { return header.call == kOpHostFu
 }  // namespace
 
 Executor::Executor(WorkerSession* session, ServerChannel* channel)
-    : session_(session), channel_(channel), watcher_([this] { Watch(); }) {}
+    : session_(session), channel_(channel), watcher_([this] { Watch(); }) {
+  session_->SetHolder([this] { return HoldPayload(); });
+}
 
 Executor::~Executor() {
   stop_ = true;
@@ -88,6 +90,14 @@ std::string Executor::Run() {
     if (!ok) return reason_;
   }
   return channel_->end_reason();
+}
+
+uint64_t Executor::HoldPayload() {
+  std::lock_guard<std::mutex> lock(reader_);
+  // If the watcher has read on, the payload is no longer the channel's last one, but the watcher holds it.
+  if (!held_) return channel_->Hold();
+  held_ = false;
+  return hold_;
 }
 
 void Executor::Watch() {

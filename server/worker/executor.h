@@ -41,6 +41,8 @@ class Executor {
 
   // Executes one request. False: the session must end, `reason_` says why.
   bool Execute(const FrameHeader& header, const std::string& message, std::string_view payload);
+  // Holds the payload of the request being executed, wherever the watcher is. Executor only.
+  uint64_t HoldPayload();
   void Watch();
   // Reads on in the executor's place, which is stuck in request number `stuck`.
   void ReadAhead(uint64_t stuck);
@@ -55,7 +57,7 @@ class Executor {
   std::mutex reader_;
   std::deque<Kept> kept_;
   size_t kept_bytes_ = 0;
-  uint64_t hold_ = 0;
+  uint64_t hold_ = 0;  // of the payload that the executor was working on when the watcher read on
   bool held_ = false;
   bool ended_ = false;  // the channel said so to the watcher
 

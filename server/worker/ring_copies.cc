@@ -31,16 +31,17 @@ bool RingCopies::MayHold(ContextRef context, const char* data, size_t bytes) {
   return true;
 }
 
-CUresult RingCopies::HoldUntilDone(ContextRef context, CUstream stream, size_t bytes) {
+CUresult RingCopies::ReleaseWhenDone(ContextRef context, CUstream stream, size_t bytes, uint64_t hold) {
   CUevent event = nullptr;
   CUresult result = driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
   if (result == CUDA_SUCCESS) result = driver_.cuEventRecord(event, stream);
   if (result != CUDA_SUCCESS) {
     // Without an event there is only one way to know.
     if (event != nullptr) driver_.cuEventDestroy_v2(event);
-    return driver_.cuStreamSynchronize(stream);
+    result = driver_.cuStreamSynchronize(stream);
+    channel_->Release(hold);
+    return result;
   }
-  const uint64_t hold = channel_->Hold();
   held_bytes_.fetch_add(bytes, std::memory_order_acq_rel);
   std::lock_guard<std::mutex> lock(mutex_);
   held_.push_back({hold, event, context, bytes});

@@ -39,8 +39,8 @@ class RingCopies {
   // Whether the payload of the current request, which begins at `data`, may be copied in place.
   bool MayHold(ContextRef context, const char* data, size_t bytes);
 
-  // The copy from the payload that MayHold accepted is in `stream`: holds the payload until it is done.
-  CUresult HoldUntilDone(ContextRef context, CUstream stream, size_t bytes);
+  // The copy from the payload that MayHold accepted is in `stream`: gives `hold` back when it is done.
+  CUresult ReleaseWhenDone(ContextRef context, CUstream stream, size_t bytes, uint64_t hold);
 
   // The registration dies with its context.
   void ContextDies(uint64_t context_id);

@@ -107,6 +107,8 @@ class WorkerSession : public Session {
   CUresult Enter(const FrameHeader& header);
   // Answers the request that was entered last, or notes its failure if nobody waits for it.
   void Finish(CUresult result, const ReplyBuilder& reply);
+  // How HoldPayload holds the payload of the request being executed.
+  void SetHolder(std::function<uint64_t()> holder) { holder_ = std::move(holder); }
   // Lets waiting host functions go, so that threads can end.
   void Stop();
 
@@ -121,6 +123,8 @@ class WorkerSession : public Session {
   // Asks `ready` for a short while whether the GPU is done, as long as no other request is waiting. True once it is: the
   // handler answers at once, which is faster than handing the wait over.
   bool SpinUntil(const std::function<bool()>& ready);
+  // Keeps this request's payload in the channel until ServerChannel::Release.
+  uint64_t HoldPayload() { return holder_(); }
   // The reply of this request must follow the device output that exists by now.
   void FlushBeforeReply() { flush_ = true; }
 
@@ -210,6 +214,7 @@ class WorkerSession : public Session {
 
   FrameHeader header_;  // of the request being executed
   bool flush_ = false;
+  std::function<uint64_t()> holder_;
   uint64_t work_ = 0;
   std::atomic<uint64_t> synced_{0};
   std::atomic<uint32_t> pending_error_{0};

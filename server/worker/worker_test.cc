@@ -309,21 +309,26 @@ TEST_F(WorkerTest, HostFunctionsRunInTheirTurn) {
 TEST_F(WorkerTest, AFullStreamBehindAHostFunctionDoesNotDeadlock) {
   client().OpenContext();
   HostFunctionThread functions(&client().channel(), 200);
-  const uint64_t memory = client().Allocate(4096);
+  constexpr uint32_t kPieces = 200;
+  constexpr size_t kPiece = 64 << 10;
+  const uint64_t memory = client().Allocate(kPieces * kPiece);
+  const uint64_t counter = client().Allocate(4096);
   const uint64_t fill = client().Function(client().LoadModule(kImage), "fill");
   wire::OpLaunchHostFunc_Request in;
   in.id = 5;
   ASSERT_EQ(client().Call(kOpLaunchHostFunc, in), CUDA_SUCCESS);
-  for (uint32_t i = 0; i < 200; ++i) {
-    const std::string params = FillParams(memory, i, 1);
+  for (uint32_t i = 0; i < kPieces; ++i) {
+    const std::string params = FillParams(counter, i, 1);
     client().Send(kCall_cuLaunchKernel, client().Launch(fill, params));
     wire::cuMemcpyHtoDAsync_v2_Request copy;
-    copy.dst = memory + 8;
-    copy.bytes = 4;
-    client().Send(kCall_cuMemcpyHtoDAsync_v2, copy, Number(i));
+    copy.dst = memory + i * kPiece;
+    copy.bytes = kPiece;
+    client().Send(kCall_cuMemcpyHtoDAsync_v2, copy, std::string(kPiece, char(i)));
   }
-  EXPECT_EQ(client().Read(memory, 4), Number(199));
-  EXPECT_EQ(client().Read(memory + 8, 4), Number(199));
+  EXPECT_EQ(client().Read(counter, 4), Number(kPieces - 1));
+  for (uint32_t i = 0; i < kPieces; ++i) {
+    ASSERT_EQ(client().Read(memory + i * kPiece, kPiece), std::string(kPiece, char(i))) << i;
+  }
   EXPECT_EQ(functions.runs, 1);
 }
 

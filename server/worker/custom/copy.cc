@@ -69,7 +69,9 @@ CUresult Custom_cuMemcpyHtoDAsync_v2(Session& session, const Request& request,
   const bool hold =
       in.src == 0 && worker.ring_copies().MayHold(worker.current_ref(), request.payload.data(), in.bytes);
   CUresult result = session.driver().cuMemcpyHtoDAsync_v2(in.dst, from, in.bytes, stream);
-  if (result == CUDA_SUCCESS && hold) result = worker.ring_copies().HoldUntilDone(worker.current_ref(), stream, in.bytes);
+  if (result == CUDA_SUCCESS && hold) {
+    result = worker.ring_copies().ReleaseWhenDone(worker.current_ref(), stream, in.bytes, worker.HoldPayload());
+  }
   if (result != CUDA_SUCCESS || !in.blocking || IsCaptured(stream)) return result;
   return AnswerBehind(worker, stream, nullptr, 0, reply);
 }

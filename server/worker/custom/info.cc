@@ -135,28 +135,31 @@ CUresult OpExportTable(Session&, const Request&, const wire::OpExportTable_Reque
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 
+// How long ago each event completed: the time to an event that is recorded now, in a stream that waits for no other. The
+// request names the context that the events belong to.
 CUresult OpEventTimes(Session& session, const Request&, const wire::OpEventTimes_Request& in,
                       wire::OpEventTimes_Reply* out, ReplyBuilder*) {
   const DriverTable& driver = session.driver();
-  // Against the first event that has a time, then moved so that the earliest is at 0.
-  std::vector<double> times(in.events.size());
-  std::vector<bool> known(in.events.size());
-  CUevent reference = nullptr;
-  double earliest = 0;
-  for (size_t i = 0; i < in.events.size(); ++i) {
+  CUstream stream = nullptr;
+  CUevent now = nullptr;
+  CUresult result = driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+  if (result == CUDA_SUCCESS) result = driver.cuEventCreate(&now, CU_EVENT_DEFAULT);
+  if (result == CUDA_SUCCESS) result = driver.cuEventRecord(now, stream);
+  if (result == CUDA_SUCCESS) result = driver.cuStreamSynchronize(stream);
+  for (size_t i = 0; result == CUDA_SUCCESS && i < in.events.size(); ++i) {
     CUevent event = nullptr;
-    if (!session.Real(Kind::kEvent, in.events[i], &event)) return CUDA_ERROR_INVALID_HANDLE;
+    if (!session.Real(Kind::kEvent, in.events[i], &event)) {
+      result = CUDA_ERROR_INVALID_HANDLE;
+      break;
+    }
+    // Fails for an event that was not recorded, has not passed, or has no timing.
     float milliseconds = 0;
-    // An event against itself: succeeds only if it was recorded, with timing, and has passed.
-    if (driver.cuEventElapsedTime_v1(&milliseconds, event, event) != CUDA_SUCCESS) continue;
-    if (reference == nullptr) reference = event;
-    if (driver.cuEventElapsedTime_v1(&milliseconds, reference, event) != CUDA_SUCCESS) continue;
-    known[i] = true;
-    times[i] = double(milliseconds) * 1000;
-    earliest = std::min(earliest, times[i]);
+    const bool known = driver.cuEventElapsedTime_v1(&milliseconds, event, now) == CUDA_SUCCESS;
+    out->microseconds.push_back(known ? std::max(0.0, double(milliseconds) * 1000) : -1);
   }
-  for (size_t i = 0; i < in.events.size(); ++i) out->microseconds.push_back(known[i] ? times[i] - earliest : -1);
-  return CUDA_SUCCESS;
+  if (now) driver.cuEventDestroy_v2(now);
+  if (stream) driver.cuStreamDestroy_v2(stream);
+  return result;
 }
 
 }  // namespace cuda_remote::server
