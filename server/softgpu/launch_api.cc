@@ -40,6 +40,23 @@ CUresult CopyParams(const ptx::KernelInfo& info, void** params, void** extra, st
   return CUDA_SUCCESS;
 }
 
+// Prepares the kernel when it is launched for the first time, and names what the interpreter cannot run. (No call_once: its
+// variables of the C++ library would be exported.)
+CUresult CheckSupported(Function* function, const Module& module) {
+  int state = function->supported.load(std::memory_order_acquire);
+  if (state == 0) {
+    std::lock_guard<std::mutex> lock(function->mutex);
+    state = function->supported.load(std::memory_order_relaxed);
+    if (state == 0) {
+      std::string error;
+      state = module.code().Check(function->name, &error) ? 1 : -1;
+      if (state < 0) Log("kernel cannot be run: " + error);
+      function->supported.store(state, std::memory_order_release);
+    }
+  }
+  return state > 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+}
+
 }  // namespace
 
 CUresult MakeLaunch(const ContextPtr& context, const LaunchRequest& request, KernelWork* work) {
@@ -66,12 +83,7 @@ CUresult MakeLaunch(const ContextPtr& context, const LaunchRequest& request, Ker
       result != CUDA_SUCCESS) {
     return result;
   }
-  std::call_once(function->checked, [&] {
-    std::string error;
-    function->supported = module->code().Check(function->name, &error);
-    if (!function->supported) Log("kernel cannot be run: " + error);
-  });
-  if (!function->supported) return CUDA_ERROR_NOT_SUPPORTED;
+  if (CUresult result = CheckSupported(function.get(), *module); result != CUDA_SUCCESS) return result;
   work->function = std::move(function);
   work->module = std::move(module);
   work->grid = grid;

@@ -44,8 +44,8 @@ struct Function {
   std::weak_ptr<Module> module;
   const ptx::KernelInfo* info = nullptr;  // of the module's code
   FunctionSettingsPtr settings;
-  std::once_flag checked;
-  bool supported = false;                 // after `checked`
+  std::mutex mutex;
+  std::atomic<int> supported{0};          // 1: yes, -1: no, 0: not looked at yet
   std::string name;
 
   CUfunction handle() { return reinterpret_cast<CUfunction>(this); }

@@ -1,0 +1,207 @@
+// Captures and graphs.
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "server/softgpu/testing/fixture.h"
+
+namespace cuda_remote::softgpu {
+namespace {
+
+class GraphTest : public SoftGpuTest {
+ protected:
+  void SetUp() override {
+    SoftGpuTest::SetUp();
+    CU_OK(cuMemAlloc_v2(&word_, 64));
+    CU_OK(cuMemsetD32_v2(word_, 0, 16));
+    CU_OK(cuStreamCreate(&a_, CU_STREAM_NON_BLOCKING));
+    CU_OK(cuStreamCreate(&b_, CU_STREAM_NON_BLOCKING));
+    CU_OK(cuCtxSynchronize());
+  }
+  uint32_t Word(int i = 0) {
+    uint32_t value = 0;
+    EXPECT_EQ(CUDA_SUCCESS, Cu().cuMemcpyDtoH_v2(&value, word_ + 4 * i, 4));
+    return value;
+  }
+  CUdeviceptr word_ = 0;
+  CUstream a_ = nullptr, b_ = nullptr;
+};
+
+TEST_F(GraphTest, CaptureAcrossStreams) {
+  CUevent fork, join;
+  CU_OK(cuEventCreate(&fork, CU_EVENT_DISABLE_TIMING));
+  CU_OK(cuEventCreate(&join, CU_EVENT_DISABLE_TIMING));
+  std::atomic<int> calls{0};
+  CU_OK(cuStreamBeginCapture_v2(a_, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  CU_OK(cuMemsetD32Async(word_, 5, 2, a_));
+  CU_OK(cuEventRecord(fork, a_));
+  CU_OK(cuStreamWaitEvent(b_, fork, 0));
+  CUstreamCaptureStatus status;
+  CU_OK(cuStreamIsCapturing(b_, &status));
+  EXPECT_EQ(CU_STREAM_CAPTURE_STATUS_ACTIVE, status);
+  ASSERT_EQ(CUDA_SUCCESS, Bump(word_, 10, a_));
+  ASSERT_EQ(CUDA_SUCCESS, Bump(word_ + 4, 20, b_));
+  CU_OK(cuEventRecord(join, b_));
+  CU_OK(cuStreamWaitEvent(a_, join, 0));
+  CU_OK(cuMemcpyDtoDAsync_v2(word_ + 8, word_, 8, a_));
+  CU_OK(cuLaunchHostFunc(a_, [](void* p) { ++*static_cast<std::atomic<int>*>(p); }, &calls));
+  const CUgraphNode* last;
+  size_t count;
+  cuuint64_t id;
+  CUgraph graph, seen;
+  CU_OK(cuStreamGetCaptureInfo_v2(a_, &status, &id, &seen, &last, &count));
+  EXPECT_EQ(1u, count);
+  CUgraphNodeType type;
+  CU_OK(cuGraphNodeGetType(last[0], &type));
+  EXPECT_EQ(CU_GRAPH_NODE_TYPE_HOST, type);
+  CU_OK(cuStreamEndCapture(a_, &graph));
+  EXPECT_EQ(seen, graph);
+  EXPECT_EQ(0u, Word(0));  // nothing has run yet
+  CU_OK(cuGraphGetNodes(graph, nullptr, &count));
+  EXPECT_EQ(5u, count);
+  CU_OK(cuGraphGetEdges_v2(graph, nullptr, nullptr, nullptr, &count));
+  EXPECT_EQ(5u, count);
+  CUgraphExec exec;
+  CU_OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+  CU_OK(cuGraphDestroy(graph));
+  for (int i = 1; i <= 3; ++i) {
+    CU_OK(cuMemsetD32_v2(word_, 0, 16));
+    CU_OK(cuCtxSynchronize());
+    CU_OK(cuGraphLaunch(exec, i % 2 ? a_ : nullptr));
+    CU_OK(cuCtxSynchronize());
+    EXPECT_EQ(15u, Word(2));
+    EXPECT_EQ(25u, Word(3));
+    EXPECT_EQ(i, calls);
+  }
+  CU_OK(cuGraphExecDestroy(exec));
+}
+
+TEST_F(GraphTest, CaptureErrors) {
+  CUgraph graph;
+  CU_IS(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamBeginCapture_v2(nullptr, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  CU_IS(CUDA_ERROR_ILLEGAL_STATE, cuStreamEndCapture(a_, &graph));
+  // A synchronisation spoils it.
+  CU_OK(cuStreamBeginCapture_v2(a_, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  CU_IS(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamSynchronize(a_));
+  EXPECT_EQ(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, Bump(word_, 1, a_));
+  CU_IS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture(a_, &graph));
+  EXPECT_EQ(nullptr, graph);
+  // A fork that does not come back.
+  CUevent fork;
+  CU_OK(cuEventCreate(&fork, 0));
+  CU_OK(cuStreamBeginCapture_v2(a_, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  CU_OK(cuEventRecord(fork, a_));
+  CU_IS(CUDA_ERROR_CAPTURED_EVENT, cuEventQuery(fork));
+  CU_OK(cuStreamWaitEvent(b_, fork, 0));
+  ASSERT_EQ(CUDA_SUCCESS, Bump(word_, 1, b_));
+  CU_IS(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, cuStreamEndCapture(b_, &graph));
+  CU_IS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture(a_, &graph));
+  CU_OK(cuStreamBeginCapture_v2(a_, CU_STREAM_CAPTURE_MODE_RELAXED));
+  CU_OK(cuEventRecord(fork, a_));
+  CU_OK(cuStreamWaitEvent(b_, fork, 0));
+  ASSERT_EQ(CUDA_SUCCESS, Bump(word_, 1, b_));
+  CU_IS(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, cuStreamEndCapture(a_, &graph));
+  // Both streams work as before.
+  ASSERT_EQ(CUDA_SUCCESS, Bump(word_, 1, b_));
+  CU_OK(cuStreamSynchronize(b_));
+  EXPECT_EQ(1u, Word());
+}
+
+TEST_F(GraphTest, BuiltByHandAndUpdated) {
+  CUgraph graph;
+  CU_OK(cuGraphCreate(&graph, 0));
+  CUgraphNode fill, kernel, copy, host, empty;
+  CUDA_MEMSET_NODE_PARAMS set = {word_, 0, 3, 4, 4, 1};
+  CU_OK(cuGraphAddMemsetNode(&fill, graph, nullptr, 0, &set, context_));
+  CUdeviceptr address = word_;
+  unsigned times = 4;
+  void* params[] = {&address, &times};
+  CUDA_KERNEL_NODE_PARAMS_v2 launch = {};
+  launch.func = bump_;
+  launch.gridDimX = launch.gridDimY = launch.gridDimZ = 1;
+  launch.blockDimX = launch.blockDimY = launch.blockDimZ = 1;
+  launch.kernelParams = params;
+  CU_OK(cuGraphAddKernelNode_v2(&kernel, graph, nullptr, 0, &launch));
+  CU_OK(cuGraphAddDependencies_v2(graph, &fill, &kernel, nullptr, 1));
+  CUDA_MEMCPY3D move = {};
+  move.srcMemoryType = move.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  move.srcDevice = word_;
+  move.dstDevice = word_ + 32;
+  move.WidthInBytes = 16;
+  move.Height = move.Depth = 1;
+  CU_OK(cuGraphAddMemcpyNode(&copy, graph, &kernel, 1, &move, context_));
+  std::atomic<int> calls{0};
+  CUDA_HOST_NODE_PARAMS call = {[](void* p) { ++*static_cast<std::atomic<int>*>(p); }, &calls};
+  CU_OK(cuGraphAddHostNode(&host, graph, &copy, 1, &call));
+  CU_OK(cuGraphAddEmptyNode(&empty, graph, &host, 1));
+  CUgraphExec exec;
+  CU_OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+  CU_OK(cuGraphLaunch(exec, a_));
+  CU_OK(cuStreamSynchronize(a_));
+  EXPECT_EQ(7u, Word(8));
+  EXPECT_EQ(3u, Word(9));
+  EXPECT_EQ(1, calls);
+  // New parameters for the executable graph alone.
+  times = 10;
+  CU_OK(cuGraphExecKernelNodeSetParams_v2(exec, kernel, &launch));
+  CU_OK(cuGraphNodeSetEnabled(exec, host, 0));
+  CU_OK(cuGraphLaunch(exec, a_));
+  CU_OK(cuStreamSynchronize(a_));
+  EXPECT_EQ(13u, Word(8));
+  EXPECT_EQ(1, calls);
+  CUDA_KERNEL_NODE_PARAMS_v2 got = {};
+  CU_OK(cuGraphKernelNodeGetParams_v2(kernel, &got));
+  EXPECT_EQ(4u, *static_cast<unsigned*>(got.kernelParams[1]));
+  // The whole graph at once.
+  CU_OK(cuGraphKernelNodeSetParams_v2(kernel, &launch));
+  CUgraphExecUpdateResultInfo info;
+  CU_OK(cuGraphExecUpdate_v2(exec, graph, &info));
+  EXPECT_EQ(CU_GRAPH_EXEC_UPDATE_SUCCESS, info.result);
+  CUgraphNode extra;
+  CU_OK(cuGraphAddEmptyNode(&extra, graph, nullptr, 0));
+  CU_IS(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, cuGraphExecUpdate_v2(exec, graph, &info));
+  EXPECT_EQ(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, info.result);
+  // As a child of another one.
+  CUgraph parent;
+  CUgraphNode child;
+  CU_OK(cuGraphCreate(&parent, 0));
+  CU_OK(cuGraphAddChildGraphNode(&child, parent, nullptr, 0, graph));
+  CUgraphExec parent_exec;
+  CU_OK(cuGraphInstantiateWithFlags(&parent_exec, parent, 0));
+  CU_OK(cuGraphLaunch(parent_exec, nullptr));
+  CU_OK(cuCtxSynchronize());
+  EXPECT_EQ(2, calls);
+  // Circles are found.
+  CU_OK(cuGraphAddDependencies_v2(graph, &empty, &fill, nullptr, 1));
+  CUgraphExec circle;
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuGraphInstantiateWithFlags(&circle, graph, 0));
+  CU_OK(cuGraphExecDestroy(exec));
+  CU_OK(cuGraphExecDestroy(parent_exec));
+  CU_OK(cuGraphDestroy(graph));
+  CU_OK(cuGraphDestroy(parent));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuGraphDestroy(parent));
+}
+
+TEST_F(GraphTest, ClonesKnowTheirOrigin) {
+  CUgraph graph, clone;
+  CUgraphNode first, second, found;
+  CU_OK(cuGraphCreate(&graph, 0));
+  CU_OK(cuGraphAddEmptyNode(&first, graph, nullptr, 0));
+  CU_OK(cuGraphAddEmptyNode(&second, graph, &first, 1));
+  CU_OK(cuGraphClone(&clone, graph));
+  CU_OK(cuGraphNodeFindInClone(&found, second, clone));
+  CUgraphNode before = nullptr;
+  size_t count = 1;
+  CU_OK(cuGraphNodeGetDependencies_v2(found, &before, nullptr, &count));
+  EXPECT_EQ(1u, count);
+  EXPECT_NE(first, before);
+  CU_OK(cuGraphDestroyNode(first));
+  count = 0;
+  CU_OK(cuGraphGetRootNodes(graph, nullptr, &count));
+  EXPECT_EQ(1u, count);
+  CU_OK(cuGraphDestroy(graph));
+  CU_OK(cuGraphDestroy(clone));
+}
+
+}  // namespace
+}  // namespace cuda_remote::softgpu

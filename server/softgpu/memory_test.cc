@@ -1,0 +1,358 @@
+// Memory of all kinds: device, pinned, registered, pools, virtual memory, copies, fills, what is known of addresses.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <vector>
+
+#include "server/softgpu/testing/fixture.h"
+
+namespace cuda_remote::softgpu {
+namespace {
+
+using MemoryTest = SoftGpuTest;
+
+TEST_F(MemoryTest, BudgetIsKept) {
+  size_t before, total, after;
+  CU_OK(cuMemGetInfo_v2(&before, &total));
+  EXPECT_EQ(size_t{2} << 30, total);
+  CUdeviceptr p;
+  CU_OK(cuMemAlloc_v2(&p, 1 << 20));
+  CU_OK(cuMemGetInfo_v2(&after, &total));
+  EXPECT_EQ(before - (1 << 20), after);
+  CUdeviceptr huge;
+  CU_IS(CUDA_ERROR_OUT_OF_MEMORY, cuMemAlloc_v2(&huge, total));
+  CU_IS(CUDA_ERROR_OUT_OF_MEMORY, cuMemAlloc_v2(&huge, ~size_t{0}));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemAlloc_v2(&huge, 0));
+  CU_OK(cuMemFree_v2(p));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemFree_v2(p));
+  CU_IS(CUDA_SUCCESS, cuMemFree_v2(0));
+  CU_OK(cuMemGetInfo_v2(&after, &total));
+  EXPECT_EQ(before, after);
+}
+
+TEST_F(MemoryTest, CopiesInAllDirections) {
+  std::vector<int> in(1000), out(1000);
+  for (int i = 0; i < 1000; ++i) in[i] = i * 3;
+  CUdeviceptr a, b;
+  CU_OK(cuMemAlloc_v2(&a, 4000));
+  CU_OK(cuMemAlloc_v2(&b, 4000));
+  EXPECT_EQ(0u, a % 256);
+  CU_OK(cuMemcpyHtoD_v2(a, in.data(), 4000));
+  CU_OK(cuMemcpyDtoD_v2(b, a, 4000));
+  CU_OK(cuMemcpyDtoH_v2(out.data(), b, 4000));
+  EXPECT_EQ(in, out);
+  // By address alone.
+  std::fill(out.begin(), out.end(), 0);
+  CU_OK(cuMemcpy(reinterpret_cast<CUdeviceptr>(out.data()), a, 4000));
+  EXPECT_EQ(in, out);
+  // Past the end, from nowhere.
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemcpyHtoD_v2(a + 1, in.data(), 4000));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoH_v2(out.data(), 0x1234, 4));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemcpyHtoD_v2(reinterpret_cast<CUdeviceptr>(out.data()), in.data(), 4));
+  CU_IS(CUDA_SUCCESS, cuMemcpyHtoD_v2(a, in.data(), 0));
+}
+
+TEST_F(MemoryTest, FillsOfAllWidths) {
+  CUdeviceptr p;
+  CU_OK(cuMemAlloc_v2(&p, 64));
+  unsigned char bytes[64];
+  CU_OK(cuMemsetD8_v2(p, 0xab, 64));
+  CU_OK(cuMemsetD16_v2(p + 16, 0x1234, 8));
+  CU_OK(cuMemsetD32_v2(p + 32, 0xdeadbeef, 2));
+  CU_OK(cuMemsetD2D8_v2(p + 48, 8, 0x77, 2, 2));
+  CU_OK(cuMemcpyDtoH_v2(bytes, p, 64));
+  EXPECT_EQ(0xab, bytes[15]);
+  EXPECT_EQ(0x34, bytes[16]);
+  EXPECT_EQ(0x12, bytes[31]);
+  EXPECT_EQ(0xef, bytes[32]);
+  EXPECT_EQ(0xde, bytes[39]);
+  EXPECT_EQ(0xab, bytes[40]);
+  EXPECT_EQ(0x77, bytes[49]);
+  EXPECT_EQ(0xab, bytes[50]);
+  EXPECT_EQ(0x77, bytes[57]);
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemsetD32_v2(p + 2, 0, 1));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemsetD8_v2(p, 0, 65));
+}
+
+TEST_F(MemoryTest, PitchedCopies) {
+  CUdeviceptr p;
+  size_t pitch;
+  CU_OK(cuMemAllocPitch_v2(&p, &pitch, 30, 5, 4));
+  EXPECT_EQ(0u, pitch % 256);
+  std::vector<char> in(30 * 5), out(30 * 5);
+  for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<char>(i);
+  CUDA_MEMCPY2D copy = {};
+  copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+  copy.srcHost = in.data();
+  copy.srcPitch = 30;
+  copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.dstDevice = p;
+  copy.dstPitch = pitch;
+  copy.WidthInBytes = 30;
+  copy.Height = 5;
+  CU_OK(cuMemcpy2D_v2(&copy));
+  CUDA_MEMCPY2D back = {};
+  back.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  back.srcDevice = p;
+  back.srcPitch = pitch;
+  back.dstMemoryType = CU_MEMORYTYPE_HOST;
+  back.dstHost = out.data();
+  back.dstPitch = 30;
+  back.WidthInBytes = 30;
+  back.Height = 5;
+  CU_OK(cuMemcpy2DAsync_v2(&back, nullptr));
+  EXPECT_EQ(in, out);  // to pageable memory: done at return
+  copy.Height = 6;
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D_v2(&copy));
+  copy.dstMemoryType = CU_MEMORYTYPE_ARRAY;
+  CU_IS(CUDA_ERROR_NOT_SUPPORTED, cuMemcpy2D_v2(&copy));
+}
+
+TEST_F(MemoryTest, VolumesCopy) {
+  CUdeviceptr p;
+  CU_OK(cuMemAlloc_v2(&p, 4 * 4 * 4));
+  CU_OK(cuMemsetD8_v2(p, 0, 64));
+  char in[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+  CUDA_MEMCPY3D copy = {};
+  copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+  copy.srcHost = in;
+  copy.srcPitch = 2;
+  copy.srcHeight = 2;
+  copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.dstDevice = p;
+  copy.dstPitch = 4;
+  copy.dstHeight = 4;
+  copy.dstXInBytes = copy.dstY = copy.dstZ = 1;
+  copy.WidthInBytes = copy.Height = copy.Depth = 2;
+  CU_OK(cuMemcpy3D_v2(&copy));
+  char out[64];
+  CU_OK(cuMemcpyDtoH_v2(out, p, 64));
+  EXPECT_EQ(1, out[16 + 4 + 1]);
+  EXPECT_EQ(4, out[16 + 8 + 2]);
+  EXPECT_EQ(8, out[32 + 8 + 2]);
+  EXPECT_EQ(0, out[0]);
+}
+
+TEST_F(MemoryTest, AsyncCopyFromPageableMemoryTakesTheBytesAtTheCall) {
+  CUdeviceptr p, flag;
+  CU_OK(cuMemAlloc_v2(&p, 4));
+  CU_OK(cuMemAlloc_v2(&flag, 4));
+  CU_OK(cuMemsetD32_v2(flag, 0, 1));
+  CU_OK(cuCtxSynchronize());
+  CUstream stream;
+  CU_OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  CU_OK(cuStreamWaitValue32_v2(stream, flag, 1, CU_STREAM_WAIT_VALUE_EQ));
+  int value = 5, back = 0;
+  CU_OK(cuMemcpyHtoDAsync_v2(p, &value, 4, stream));
+  value = 6;
+  *reinterpret_cast<volatile int*>(flag) = 1;  // device addresses are host addresses here
+  CU_OK(cuStreamSynchronize(stream));
+  CU_OK(cuMemcpyDtoH_v2(&back, p, 4));
+  EXPECT_EQ(5, back);
+}
+
+TEST_F(MemoryTest, PinnedAndRegistered) {
+  void* pinned;
+  CU_OK(cuMemHostAlloc(&pinned, 4096, CU_MEMHOSTALLOC_PORTABLE));
+  CUdeviceptr device;
+  CU_OK(cuMemHostGetDevicePointer_v2(&device, pinned, 0));
+  unsigned flags;
+  CU_OK(cuMemHostGetFlags(&flags, pinned));
+  EXPECT_TRUE(flags & CU_MEMHOSTALLOC_PORTABLE);
+  std::memset(pinned, 0, 4096);
+  ASSERT_EQ(CUDA_SUCCESS, Bump(device, 10, nullptr));
+  CU_OK(cuCtxSynchronize());
+  EXPECT_EQ(10, *static_cast<int*>(pinned));
+  CU_OK(cuMemFreeHost(pinned));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemFreeHost(pinned));
+
+  int fd = memfd_create("registered", MFD_CLOEXEC);
+  ASSERT_EQ(0, ftruncate(fd, 8192));
+  void* file = mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  CU_OK(cuMemHostRegister_v2(file, 8192, CU_MEMHOSTREGISTER_DEVICEMAP));
+  CU_IS(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, cuMemHostRegister_v2(file, 4096, 0));
+  ASSERT_EQ(CUDA_SUCCESS, Bump(reinterpret_cast<CUdeviceptr>(file) + 4096, 3, nullptr));
+  CU_OK(cuCtxSynchronize());
+  EXPECT_EQ(3, static_cast<int*>(file)[1024]);
+  CU_OK(cuMemHostUnregister(file));
+  CU_IS(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, cuMemHostUnregister(file));
+  munmap(file, 8192);
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemHostRegister_v2(file, 8192, 0));
+  close(fd);
+}
+
+TEST_F(MemoryTest, PointerAttributes) {
+  CUdeviceptr p;
+  CU_OK(cuMemAlloc_v2(&p, 1000));
+  unsigned type;
+  CU_OK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p + 999));
+  EXPECT_EQ(CU_MEMORYTYPE_DEVICE, static_cast<CUmemorytype>(type));
+  CUcontext context;
+  CU_OK(cuPointerGetAttribute(&context, CU_POINTER_ATTRIBUTE_CONTEXT, p));
+  EXPECT_EQ(context_, context);
+  CUdeviceptr base;
+  size_t size;
+  CU_OK(cuMemGetAddressRange_v2(&base, &size, p + 5));
+  EXPECT_EQ(p, base);
+  EXPECT_EQ(1000u, size);
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p + 1000));
+  int local = 0, ordinal = 0;
+  CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+  void* data[] = {&type, &ordinal};
+  CU_OK(cuPointerGetAttributes(2, attributes, data, reinterpret_cast<CUdeviceptr>(&local)));
+  EXPECT_EQ(0u, type);
+  EXPECT_EQ(-2, ordinal);
+}
+
+TEST_F(MemoryTest, StreamOrderedAllocation) {
+  CUmemoryPool pool, current;
+  CU_OK(cuDeviceGetDefaultMemPool(&pool, 0));
+  CU_OK(cuDeviceGetMemPool(&current, 0));
+  EXPECT_EQ(pool, current);
+  CUstream stream;
+  CU_OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  CUdeviceptr p;
+  CU_OK(cuMemAllocAsync(&p, 5000, stream));
+  CUmemoryPool of;
+  CU_OK(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, p));
+  EXPECT_EQ(pool, of);
+  cuuint64_t used;
+  CU_OK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
+  EXPECT_EQ(5000u, used);
+  CU_OK(cuMemsetD32Async(p, 1, 1250, stream));
+  ASSERT_EQ(CUDA_SUCCESS, Scale(p, 1250, 2, stream));
+  int last;
+  CU_OK(cuMemcpyDtoHAsync_v2(&last, p + 4996, 4, stream));
+  EXPECT_EQ(2 + 1249, last);
+  CU_OK(cuMemFreeAsync(p, stream));
+  CU_OK(cuStreamSynchronize(stream));
+  CU_OK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
+  EXPECT_EQ(0u, used);
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemFreeAsync(p, stream));
+
+  CUmemPoolProps props = {};
+  props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  props.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  CUmemoryPool own;
+  CU_OK(cuMemPoolCreate(&own, &props));
+  CU_OK(cuMemAllocFromPoolAsync(&p, 100, own, stream));
+  CU_OK(cuMemFree_v2(p));
+  CU_OK(cuMemPoolDestroy(own));
+}
+
+class VirtualMemoryTest : public SoftGpuTest {
+ protected:
+  CUmemAllocationProp Prop() {
+    CUmemAllocationProp prop = {};
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+    return prop;
+  }
+  CUmemAccessDesc Access(CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
+    return {{CU_MEM_LOCATION_TYPE_DEVICE, {0}}, flags};
+  }
+};
+
+TEST_F(VirtualMemoryTest, FixedArenaOfSixteenTebibytes) {
+  constexpr uint64_t kPage = 2 << 20;
+  CUmemAllocationProp prop = Prop();
+  size_t granularity;
+  CU_OK(cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+  EXPECT_EQ(kPage, granularity);
+  CUdeviceptr arena;
+  CU_OK(cuMemAddressReserve(&arena, uint64_t{16} << 40, 0, 0x100000000000, 0));
+#ifndef __SANITIZE_THREAD__
+  EXPECT_EQ(0x100000000000u, arena);
+#endif
+  CUmemGenericAllocationHandle first, second;
+  CU_OK(cuMemCreate(&first, kPage, &prop, 0));
+  CU_OK(cuMemCreate(&second, kPage, &prop, 0));
+  CU_OK(cuMemMap(arena, kPage, 0, first, 0));
+  CU_OK(cuMemMap(arena + kPage, kPage, 0, second, 0));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemMap(arena, kPage, 0, second, 0));
+  // No access yet.
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemsetD8_v2(arena, 1, 4));
+  CUmemAccessDesc access = Access();
+  CU_OK(cuMemSetAccess(arena, 2 * kPage, &access, 1));
+  // A copy across both pieces.
+  std::vector<int> in(1024), out(1024);
+  for (int i = 0; i < 1024; ++i) in[i] = i;
+  CU_OK(cuMemcpyHtoD_v2(arena + kPage - 2048, in.data(), 4096));
+  ASSERT_EQ(CUDA_SUCCESS, Scale(arena + kPage - 2048, 1024, 1, nullptr));
+  CU_OK(cuMemcpyDtoH_v2(out.data(), arena + kPage - 2048, 4096));
+  EXPECT_EQ(2 * 1023, out[1023]);
+  // A read-only piece cannot be written by kernels.
+  unsigned long long flags;
+  CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  CU_OK(cuMemGetAccess(&flags, &location, arena));
+  EXPECT_EQ(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, flags);
+  // The memory outlives its handle while it is mapped.
+  CU_OK(cuMemRelease(first));
+  CU_OK(cuMemRelease(second));
+  CUmemGenericAllocationHandle again;
+  CU_OK(cuMemRetainAllocationHandle(&again, reinterpret_cast<void*>(arena + 100)));
+  CU_OK(cuMemUnmap(arena, 2 * kPage));
+  CU_OK(cuMemMap(arena + 8 * kPage, kPage, 0, again, 0));
+  CU_OK(cuMemSetAccess(arena + 8 * kPage, kPage, &access, 1));
+  CU_OK(cuMemcpyDtoH_v2(out.data(), arena + 9 * kPage - 2048, 2048));
+  EXPECT_EQ(2, out[1]);
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemAddressFree(arena, uint64_t{16} << 40));
+  CU_OK(cuMemUnmap(arena + 8 * kPage, kPage));
+  CU_OK(cuMemRelease(again));
+  CU_OK(cuMemAddressFree(arena, uint64_t{16} << 40));
+}
+
+TEST_F(VirtualMemoryTest, ThousandsOfPieces) {
+  constexpr uint64_t kPage = 2 << 20;
+  CUmemAllocationProp prop = Prop();
+  CUmemAccessDesc access = Access();
+  CUdeviceptr base;
+  CU_OK(cuMemAddressReserve(&base, kPage * 512, 0, 0, 0));
+  size_t before, after, total;
+  CU_OK(cuMemGetInfo_v2(&before, &total));
+  for (int round = 0; round < 4; ++round) {
+    for (int i = 0; i < 512; ++i) {
+      CUmemGenericAllocationHandle handle;
+      CU_OK(cuMemCreate(&handle, kPage, &prop, 0));
+      CU_OK(cuMemMap(base + i * kPage, kPage, 0, handle, 0));
+      CU_OK(cuMemRelease(handle));
+    }
+    CU_OK(cuMemSetAccess(base, 512 * kPage, &access, 1));
+    CU_OK(cuMemsetD8_v2(base + 511 * kPage, 1, 16));
+    CU_OK(cuMemUnmap(base, 512 * kPage));
+  }
+  CU_OK(cuMemGetInfo_v2(&after, &total));
+  EXPECT_EQ(before, after);
+  CU_OK(cuMemAddressFree(base, kPage * 512));
+}
+
+TEST_F(VirtualMemoryTest, ExportAndImport) {
+  constexpr uint64_t kPage = 2 << 20;
+  CUmemAllocationProp prop = Prop();
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  CUmemGenericAllocationHandle handle, imported;
+  CU_OK(cuMemCreate(&handle, kPage, &prop, 0));
+  int fd = -1;
+  CU_OK(cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+  CU_OK(cuMemImportFromShareableHandle(&imported, reinterpret_cast<void*>(static_cast<intptr_t>(fd)),
+                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+  close(fd);
+  CUdeviceptr base;
+  CUmemAccessDesc access = Access();
+  CU_OK(cuMemAddressReserve(&base, 2 * kPage, 0, 0, 0));
+  CU_OK(cuMemMap(base, kPage, 0, handle, 0));
+  CU_OK(cuMemMap(base + kPage, kPage, 0, imported, 0));
+  CU_OK(cuMemSetAccess(base, 2 * kPage, &access, 1));
+  CU_OK(cuMemsetD32_v2(base, 0x55, 4));
+  int seen = 0;
+  CU_OK(cuMemcpyDtoH_v2(&seen, base + kPage, 4));
+  EXPECT_EQ(0x55, seen);
+  CU_OK(cuMemUnmap(base, 2 * kPage));
+  CU_OK(cuMemAddressFree(base, 2 * kPage));
+  CU_OK(cuMemRelease(handle));
+  CU_OK(cuMemRelease(imported));
+}
+
+}  // namespace
+}  // namespace cuda_remote::softgpu
