@@ -2,6 +2,9 @@
 
 #include <cuda.h>
 
+#include <shared_mutex>
+#include <vector>
+
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
@@ -35,19 +38,18 @@ CUresult Place(const CallInfo& info, uint64_t event, double* microseconds) {
     return Session::Get()->EventBeforeMove(event, microseconds) ? CUDA_SUCCESS : result;
   }
   if (result != CUDA_SUCCESS) return result;
-  static constexpr CallInfo kInfo{kOpEventTimes, "cuEventElapsedTime", false, false};
-  Call call(kInfo);
+  Call call(info);
   if (const CUresult error = call.Enter(); error != CUDA_SUCCESS) return error;
-  wire::OpEventTimes_Request request;
-  request.events.push_back(event);
-  request.Encode(&call.message());
-  if (const CUresult error = call.Transact(); error != CUDA_SUCCESS) return error;
-  wire::OpEventTimes_Reply reply;
-  if (!reply.Decode(call.reply()) || reply.microseconds.size() != 1) {
-    return call.session().Lose(ChannelStatus::kProtocolError);
+  Session& session = call.session();
+  uint64_t context = 0;
+  {
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    if (const Object* const object = session.handles().Find(Kind::kEvent, event)) context = object->parent;
   }
-  if (reply.microseconds[0] < 0) return CUDA_ERROR_INVALID_HANDLE;
-  *microseconds = call.session().MicrosecondsSinceMove() - reply.microseconds[0];
+  std::vector<double> ages;
+  if (const CUresult error = session.AskEventAges(context, {event}, &ages); error != CUDA_SUCCESS) return error;
+  if (ages[0] < 0) return CUDA_ERROR_INVALID_HANDLE;
+  *microseconds = session.MicrosecondsSinceMove() - ages[0];
   return CUDA_SUCCESS;
 }
 

@@ -82,36 +82,47 @@ bool Session::Lock(int timeout_ms, std::string* error) {
 
 void Session::NoteEventTimes() {
   noted_event_ages_.clear();
-  std::vector<uint64_t> events;
+  // A request asks for the events of one context.
+  std::unordered_map<uint64_t, std::vector<uint64_t>> events;
   {
     std::shared_lock<std::shared_mutex> lock(mutex_);
     for (const replay::Record* record : log_.InOrder()) {
-      if (record->object.kind == Kind::kEvent && !record->modifies) events.push_back(record->object.id);
+      if (record->object.kind != Kind::kEvent || record->modifies) continue;
+      const Object* const object = handles_.Find(Kind::kEvent, record->object.id);
+      if (object) events[object->parent].push_back(record->object.id);
     }
   }
-  // Pieces, so that no message comes near its limit.
-  constexpr size_t kPiece = 10000;
-  for (size_t first = 0; first < events.size(); first += kPiece) {
-    wire::OpEventTimes_Request request;
-    request.events.assign(events.begin() + first, events.begin() + std::min(events.size(), first + kPiece));
-    std::string message;
-    request.Encode(&message);
-    Reply reply;
-    wire::OpEventTimes_Reply times;
-    if (Operate(kOpEventTimes, message, &reply) != CUDA_SUCCESS || !times.Decode(reply.message) ||
-        times.microseconds.size() != request.events.size()) {
-      continue;
-    }
-    for (size_t i = 0; i < times.microseconds.size(); ++i) {
-      const uint64_t event = request.events[i];
-      double before = 0;
-      if (times.microseconds[i] >= 0) {
-        noted_event_ages_[event] = times.microseconds[i];
-      } else if (EventBeforeMove(event, &before)) {
-        noted_event_ages_[event] = MicrosecondsSinceMove() - before;
+  for (const auto& [context, all] : events) {
+    // Pieces, so that no message comes near its limit.
+    constexpr size_t kPiece = 10000;
+    for (size_t first = 0; first < all.size(); first += kPiece) {
+      const std::vector<uint64_t> piece(all.begin() + first, all.begin() + std::min(all.size(), first + kPiece));
+      std::vector<double> ages;
+      if (AskEventAges(context, piece, &ages) != CUDA_SUCCESS) continue;
+      for (size_t i = 0; i < piece.size(); ++i) {
+        double before = 0;
+        if (ages[i] >= 0) {
+          noted_event_ages_[piece[i]] = ages[i];
+        } else if (EventBeforeMove(piece[i], &before)) {
+          noted_event_ages_[piece[i]] = MicrosecondsSinceMove() - before;
+        }
       }
     }
   }
+}
+
+CUresult Session::AskEventAges(uint64_t context, const std::vector<uint64_t>& events, std::vector<double>* microseconds) {
+  wire::OpEventTimes_Request request;
+  request.events.assign(events.begin(), events.end());
+  std::string message;
+  request.Encode(&message);
+  Reply reply;
+  const CUresult result = Operate(kOpEventTimes, message, &reply, SlotOf(context));
+  if (result != CUDA_SUCCESS) return result;
+  wire::OpEventTimes_Reply ages;
+  if (!ages.Decode(reply.message) || ages.microseconds.size() != events.size()) return Lose(ChannelStatus::kProtocolError);
+  microseconds->assign(ages.microseconds.begin(), ages.microseconds.end());
+  return CUDA_SUCCESS;
 }
 
 bool Session::EventBeforeMove(uint64_t event, double* microseconds) {

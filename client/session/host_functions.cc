@@ -38,7 +38,7 @@ void HostFunctions::SetChannel(ClientChannel* channel) {
   std::unique_lock<std::mutex> lock(mutex_);
   channel_ = channel;
   changed_.notify_all();
-  changed_.wait(lock, [this] { return !reading_; });
+  changed_.wait(lock, [this, channel] { return !reading_ || reading_ == channel; });
 }
 
 void HostFunctions::StartThreadUnlocked() {
@@ -58,7 +58,7 @@ void HostFunctions::Loop() {
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait(lock, [this] { return channel_ != nullptr; });
       channel = channel_;
-      reading_ = true;
+      reading_ = channel;
     }
     FrameHeader header;
     std::string message;
@@ -99,7 +99,7 @@ void HostFunctions::Loop() {
       channel->Send(request, bytes, {});
     }
     std::lock_guard<std::mutex> lock(mutex_);
-    reading_ = false;
+    reading_ = nullptr;
     changed_.notify_all();
   }
 }

@@ -33,7 +33,7 @@ class HostFunctions {
   // Functions registered but not run yet.
   size_t outstanding() const { return outstanding_.load(std::memory_order_acquire); }
 
-  // From now on events come from this channel; null stops the reading and returns when no read is in progress.
+  // From now on events come from this channel (null: from none). Returns when no other channel is being read any more.
   void SetChannel(ClientChannel* channel);
 
  private:
@@ -43,7 +43,7 @@ class HostFunctions {
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   ClientChannel* channel_ = nullptr;
-  bool reading_ = false;
+  ClientChannel* reading_ = nullptr;  // what the thread reads from just now
   bool started_ = false;
   uint64_t next_number_ = 1;
   struct Entry {

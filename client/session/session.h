@@ -123,6 +123,8 @@ class Session final : public agent::AgentHost {
     return names_.insert(text).first->c_str();
   }
 
+  // How many microseconds ago events of one context completed on this server; negative for those that did not.
+  CUresult AskEventAges(uint64_t context, const std::vector<uint64_t>& events, std::vector<double>* microseconds);
   // Where an event that completed on an earlier server lies on the session's time line, in microseconds from the moment
   // the session went on (so it is negative). False if the event is not known from there.
   bool EventBeforeMove(uint64_t event, double* microseconds);
