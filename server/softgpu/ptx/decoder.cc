@@ -385,8 +385,8 @@ bool Decoder::Run() {
   }
   in_ = nullptr;
   starts_.push_back(uint32_t(code_.ops.size()));
-  // A kernel or function without a final ret ends as if it had one only when nothing can reach the end.
   Emit(EndOfCode);
+  code_.frame.resize(code_.frame.size() + 2);  // whatever takes two slots stays inside
   for (const auto& [op, index] : patches_) code_.ops[op].target = &code_.ops[starts_[index]];
   for (const auto& [table, labels] : table_patches_) {
     for (const uint32_t label : labels) table->push_back(&code_.ops[starts_[label]]);

@@ -5,8 +5,9 @@
 // no end (it may wait for another one) the host thread takes further blocks in between. Cooperative launches have all
 // blocks under way from the start.
 #include <algorithm>
-#include <chrono>
-#include <deque>
+#include <exception>
+#include <functional>
+#include <new>
 #include <thread>
 
 #include "server/softgpu/ptx/machine.h"
@@ -190,6 +191,17 @@ bool RunBlock(Block* block) {
     return false;
   }
   return true;
+}
+
+// Calls `run`; a lack of host memory becomes a fault.
+template <class F>
+void Guarded(LaunchState* launch, F run) {
+  try {
+    run();
+  } catch (const std::bad_alloc&) {
+    SetFault(launch, Fault::kStackOverflow,
+             "kernel " + launch->kernel->function->name + ": the host has no memory for its threads");
+  }
 }
 
 void RunBlocks(LaunchState* launch, const std::function<void()>& call_for_help) {
@@ -384,14 +396,35 @@ void RunLaunch(LaunchState* launch) {
   uint64_t workers = options.host_threads != 0 ? options.host_threads : std::max(1u, std::thread::hardware_concurrency());
   workers = std::min(std::min<uint64_t>(workers, 256), launch->blocks);
   std::vector<std::thread> helpers;
+  // Without helpers the launch is only slower, so a failure to start one is no failure.
+  auto help = [&](std::function<void()> run) {
+    try {
+      helpers.emplace_back([launch, run] { Guarded(launch, run); });
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
+  };
   if (options.cooperative) {
-    for (uint64_t i = 1; i < workers; ++i) helpers.emplace_back(RunCooperative, launch, i, workers);
-    RunCooperative(launch, 0, workers);
-  } else {
-    RunBlocks(launch, [&] {
-      for (uint64_t i = 1; i < workers; ++i) helpers.emplace_back(RunBlocks, launch, [] {});
-    });
+    std::atomic<uint64_t> next{0};
+    auto take = [&] { RunCooperative(launch, next.fetch_add(1), workers); };
+    for (uint64_t i = 1; i < workers; ++i) {
+      if (!help(take)) {
+        SetFault(launch, Fault::kStackOverflow, "the host has no threads for a cooperative launch");
+        break;
+      }
+    }
+    Guarded(launch, take);
+    for (auto& helper : helpers) helper.join();
+    return;
   }
+  Guarded(launch, [&] {
+    RunBlocks(launch, [&] {
+      for (uint64_t i = 1; i < workers; ++i) {
+        if (!help([launch] { RunBlocks(launch, [] {}); })) break;
+      }
+    });
+  });
   for (auto& helper : helpers) helper.join();
 }
 

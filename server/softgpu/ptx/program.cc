@@ -1,5 +1,6 @@
 // Module: parsing, binding, preparing and launching; what a kernel can reach.
 #include <algorithm>
+#include <new>
 #include <set>
 
 #include "server/softgpu/ptx/decoder.h"
@@ -14,6 +15,8 @@ namespace {
 // Code addresses lie above every memory window and depend on the module's text and the function's position alone: a
 // table of functions in device memory means the same in another process that has loaded the same module.
 constexpr uint64_t kCodeWindow = 0x0004000000000000;
+
+constexpr uint64_t kMaxThreadMemory = uint64_t{8} << 30;
 
 uint64_t Hash(std::string_view text) {
   uint64_t hash = 0xcbf29ce484222325;
@@ -172,7 +175,14 @@ std::unique_ptr<Module> Module::Parse(std::string_view text, std::string* error)
     if (program.text[i] == '\n') program.line_starts.push_back(uint32_t(i + 1));
   }
   Parser parser(&program);
-  if (!parser.Parse()) {
+  bool parsed = false;
+  try {
+    parsed = parser.Parse();
+  } catch (const std::bad_alloc&) {
+    *error = "not enough memory to parse the PTX";
+    return nullptr;
+  }
+  if (!parsed) {
     *error = parser.error().empty() ? "the PTX is not understood" : parser.error();
     return nullptr;
   }
@@ -277,6 +287,14 @@ LaunchResult Module::Launch(std::string_view kernel, const LaunchOptions& option
   }
   const uint64_t shared = uint64_t(prepared->reach.shared.dynamic_offset) + options.dynamic_shared_bytes;
   if (shared > options.max_shared_bytes) return invalid("too much shared memory");
+
+  // Memory of the threads that exist at a time; a hostile or mistaken kernel must not take the process down.
+  const uint64_t resident = options.cooperative ? uint64_t(grid.x) * grid.y * grid.z : 1;
+  const Code& code = *prepared->codes[0];
+  const uint64_t per_thread = sizeof(Thread) + code.frame.size() * 8 + code.frame_bytes;
+  if (uint64_t(block.x) * block.y * block.z * per_thread > kMaxThreadMemory / resident) {
+    return invalid("the threads need too much memory");
+  }
 
   LaunchState state;
   state.prepared = prepared.get();
