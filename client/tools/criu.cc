@@ -30,6 +30,8 @@ constexpr char kRestoreLog[] = "criu-restore.log";
 // Between the job's numbers and those of CRIU's own processes during a restore.
 constexpr int kPidGap = 100;
 constexpr int kMaxLogLines = 3;
+constexpr int kKillAttempts = 500;
+constexpr int kKillPauseUs = 10000;
 
 // Descriptors that CRIU is to find again under the same numbers; not close-on-exec.
 int KeepOpen(int fd) { return fcntl(fd, F_DUPFD, 3); }
@@ -316,7 +318,16 @@ bool DumpProcesses(const Job& job, const std::string& image_folder, const std::s
 }
 
 bool ContinueProcesses(const Job& job) { return SignalAll(job, SIGCONT); }
-bool KillProcesses(const Job& job) { return SignalAll(job, SIGKILL); }
+
+bool KillProcesses(const Job& job) {
+  // What it returns says nothing: with the program the namespace may end, and whoever is inside.
+  SignalAll(job, SIGKILL);
+  for (int i = 0; i < kKillAttempts; ++i) {
+    if (!JobIsAlive(job) || ProcessesOf(job).empty()) return true;
+    usleep(kKillPauseUs);
+  }
+  return false;
+}
 
 bool RestoreCommand(const Job& job, const std::string& image_folder, const std::string& work_folder,
                     std::vector<std::string>* command, std::vector<int>* opened, std::string* error) {
