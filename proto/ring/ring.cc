@@ -21,8 +21,10 @@ void Park(std::atomic<uint32_t>* parked, SpinBudget* spin, int timeout_ms, Ready
   if (spin->Spin(ready) || timeout_ms == 0) return;
   parked->store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
+  const int64_t start = SpinBudget::Now();
   if (!ready()) FutexWait(parked, 1, timeout_ms, true);
   parked->store(0, std::memory_order_relaxed);
+  spin->Slept(SpinBudget::Now() - start);
 }
 
 void WakeSelf(std::atomic<uint32_t>* parked) {

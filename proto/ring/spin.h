@@ -64,13 +64,20 @@ class SpinBudget {
     }
   }
 
- private:
-  static constexpr int64_t kMinNs = 2000;
+  // The sleep that followed a Spin in vain took this long, the waking included. If looking on would have met the event,
+  // the budget is too small, and would stay so: it grows only where spinning succeeds.
+  void Slept(int64_t ns) {
+    if (ns < max_ns_) budget_ns_ = max_ns_;
+  }
+
   static int64_t Now() {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
   }
+
+ private:
+  static constexpr int64_t kMinNs = 2000;
   const int64_t max_ns_;
   int64_t budget_ns_;
 };
