@@ -263,10 +263,12 @@ EXPORT CUresult cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus* status) {
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuStreamBeginCapture_v2(CUstream s, CUstreamCaptureMode) {
+  if (reinterpret_cast<uint64_t>(s) <= 2) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   As<Stream>(s)->capturing = true;
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuStreamEndCapture(CUstream s, CUgraph* graph) {
+  if (reinterpret_cast<uint64_t>(s) <= 2) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   As<Stream>(s)->capturing = false;
   *graph = reinterpret_cast<CUgraph>(new int);
   return CUDA_SUCCESS;
