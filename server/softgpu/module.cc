@@ -64,14 +64,20 @@ CUresult PtxFromImage(const void* image, std::string* ptx, std::string* log) {
 namespace {
 
 // Memory for a module's variables. A program may keep their addresses anywhere, also in the memory of a checkpoint, so the
-// same module gets the same address in every process, whatever was loaded before: one that follows from its text.
+// same module gets the same address in every process, whatever was loaded before: one that follows from its text. The range
+// is away from those of cr-worker (device memory, pinned memory, reservations).
 void* MapVariables(uint64_t bytes, const std::string& ptx) {
-  constexpr uint64_t kFirst = 0x300000000000, kSlotBytes = 4 << 20, kSlots = 1 << 18;
+  constexpr uint64_t kFirst = 0x500000000000, kSlotBytes = 4 << 20, kSlots = 1 << 18;
   constexpr int kProt = PROT_READ | PROT_WRITE, kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
   for (unsigned char c : ptx) hash = (hash ^ c) * 0x100000001b3;
+#ifdef __SANITIZE_THREAD__
+  constexpr uint64_t kAttempts = 0;  // these addresses are the sanitizer's
+#else
+  constexpr uint64_t kAttempts = 64;
+#endif
   // The same module in several contexts: the next place that is free.
-  for (uint64_t attempt = 0; attempt < 64; ++attempt) {
+  for (uint64_t attempt = 0; attempt < kAttempts; ++attempt) {
     const uint64_t address = kFirst + ((hash >> 20) + attempt * 37) % kSlots * kSlotBytes;
     void* const memory = mmap(reinterpret_cast<void*>(address), bytes, kProt, kFlags | MAP_FIXED_NOREPLACE, -1, 0);
     if (memory == MAP_FAILED) continue;

@@ -123,6 +123,9 @@ SOFTGPU_API cuMemAddressReserve(CUdeviceptr* out, size_t size, size_t alignment,
   if (alignment < kGranularity) alignment = kGranularity;
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   uint64_t begin = 0;
+#ifdef __SANITIZE_THREAD__
+  hint = 0;  // these addresses are the sanitizer's
+#endif
   // A hint is honoured where the driver does, if nothing is there; else any place will do.
   if (hint != 0 && hint % alignment == 0 && hint >= 0x100000000000) {
     void* got = mmap(reinterpret_cast<void*>(hint), size, PROT_NONE, kFlags | MAP_FIXED_NOREPLACE, -1, 0);
