@@ -1,5 +1,7 @@
 // Asynchronous copies, carried out at once.
-#include "server/softgpu/ptx/decoder.h"
+#include <algorithm>
+
+#include "server/softgpu/ptx/mbarrier.h"
 
 namespace cuda_remote::softgpu::ptx {
 namespace {
@@ -19,9 +21,66 @@ const Op* CopyAsync(const Op* op, uint64_t* r, Thread* t) {
   return op + 1;
 }
 
+// cp.async.bulk: [a + imm] from [b], r[c] bytes in pieces of 16.
+template <Where to_space, Where from_space>
+const Op* CopyBulk(const Op* op, uint64_t* r, Thread* t) {
+  const uint32_t bytes = uint32_t(r[op->c]);
+  if (bytes % 16 != 0) return Raise(t, op, Fault::kMisaligned, "the size of a bulk copy must be a multiple of 16");
+  for (uint32_t at = 0; at < bytes; at += 16) {
+    uint8_t* to = Pointer<to_space>(t, op, r[op->a] + uint64_t(op->imm) + at, 16, true);
+    if (to == nullptr) return nullptr;
+    const uint8_t* from = Pointer<from_space>(t, op, r[op->b] + r[op->more[0]] + at, 16, false);
+    if (from == nullptr) return nullptr;
+    std::memmove(to, from, 16);
+  }
+  return op + 1;
+}
+
+bool DecodeBulk(Decoder& d) {
+  if (d.Has("commit_group") || d.Has("wait_group")) return true;
+  if (!d.Allow("async bulk global shared shared::cta shared::cluster mbarrier::complete_tx::bytes bulk_group "
+               "L2::cache_hint")) {
+    return false;
+  }
+  const auto& modifiers = d.in().modifiers;
+  if (modifiers.size() < 4) return d.Unsupported();
+  const bool to_global = modifiers[2] == "global", from_global = modifiers[3] == "global";
+  const bool completes = d.Has("mbarrier::complete_tx::bytes");
+  const size_t count = (completes ? 4 : 3) + (d.Has("L2::cache_hint") ? 1 : 0);
+  if (to_global == completes || (to_global && from_global) || !d.Operands(count, count)) return d.Unsupported();
+  Decoder::Address to, from, barrier;
+  const auto& operands = d.in().operands;
+  if (!d.ResolveAddress(operands[0], to_global ? Where::kGlobal : Where::kShared, false, &to) ||
+      !d.ResolveAddress(operands[1], from_global ? Where::kGlobal : Where::kShared, false, &from) ||
+      (completes && !d.ResolveAddress(operands[3], Where::kShared, false, &barrier))) {
+    return false;
+  }
+  const int32_t bytes = d.Src(2, Type::kU32);
+  const int32_t* more = d.List({d.Const(uint64_t(from.offset))});
+  Op& op = d.Emit(to_global     ? CopyBulk<Where::kGlobal, Where::kShared>
+                  : from_global ? CopyBulk<Where::kShared, Where::kGlobal>
+                                : CopyBulk<Where::kShared, Where::kShared>,
+                  0, to.slot, from.slot, bytes);
+  op.imm = to.offset;
+  op.more = more;
+  op.cache = d.NextCache();
+  return !completes || EmitMbarrierComplete(d, barrier, bytes);
+}
+
 bool DecodeCpAsync(Decoder& d) {
-  if (!d.Has("async") || d.Has("bulk") || d.Has("reduce") || d.Has("mbarrier")) return d.Unsupported();
+  if (d.in().modifiers.empty() || d.in().modifiers[0] != "async" || d.Has("reduce") || d.Has("tensor")) {
+    return d.Unsupported();
+  }
+  if (d.Has("bulk")) return DecodeBulk(d);
   if (d.Has("commit_group") || d.Has("wait_group") || d.Has("wait_all")) return true;
+  if (d.Has("mbarrier")) {
+    // The copies are over: an arrival. Without .noinc it would be announced to the barrier first and change nothing.
+    if (!d.Allow("async mbarrier arrive noinc shared shared::cta") || !d.Operands(1, 1)) return false;
+    Decoder::Address barrier;
+    const bool shared = d.Has("shared") || d.Has("shared::cta");
+    if (!d.ResolveAddress(d.in().operands[0], shared ? Where::kShared : Where::kGeneric, false, &barrier)) return false;
+    return !d.Has("noinc") || EmitMbarrierArrive(d, barrier);
+  }
   if (!d.Allow("async ca cg shared shared::cta shared::cluster global L2::cache_hint L2::64B L2::128B L2::256B") ||
       !d.Operands(3, 5)) {
     return false;

@@ -206,6 +206,50 @@ bool DecodeTrap(Decoder& d) {
 }
 bool DecodeNothing(Decoder&) { return true; }
 
+// alloca: d the address in local memory, a the size, n the alignment.
+const Op* Alloca(const Op* op, uint64_t* r, Thread* t) {
+  const uint64_t base = (t->local.size() + op->n - 1) / op->n * op->n, bytes = r[op->a];
+  const uint64_t limit = t->block->launch->options->stack_bytes;
+  if (base > limit || bytes > limit - base) return Raise(t, op, Fault::kStackOverflow, "stack overflow in alloca");
+  t->local.resize(base + bytes);
+  r[op->d] = base;
+  return op + 1;
+}
+const Op* StackSave(const Op* op, uint64_t* r, Thread* t) {
+  r[op->d] = t->local.size();
+  return op + 1;
+}
+const Op* StackRestore(const Op* op, uint64_t* r, Thread* t) {
+  const Frame& frame = t->frames.back();
+  if (r[op->a] < uint64_t(frame.local_base) + frame.code->frame_bytes || r[op->a] > t->local.size()) {
+    return Raise(t, op, Fault::kInvalidCode, "stackrestore of something that was not saved");
+  }
+  t->local.resize(r[op->a]);
+  return op + 1;
+}
+
+bool DecodeAlloca(Decoder& d) {
+  if (!d.Allow("") || !d.Operands(2, 3)) return false;
+  uint64_t align = 8;
+  if (d.in().operands.size() == 3) {
+    if (d.in().operands[2].kind != Operand::Kind::kImm) return d.Fail("the alignment must be a number");
+    align = d.in().operands[2].bits;
+  }
+  if (align == 0 || align > 4096 || (align & (align - 1)) != 0) return d.Fail("the alignment must be a power of two");
+  const int32_t size = d.Src(1, d.TypeFromEnd());
+  d.Emit(Alloca, d.Dst(0), size).n = uint16_t(align);
+  return true;
+}
+bool DecodeStack(Decoder& d) {
+  if (!d.Allow("") || !d.Operands(1, 1)) return false;
+  if (d.in().opcode == "stacksave") {
+    d.Emit(StackSave, d.Dst(0));
+  } else {
+    d.Emit(StackRestore, 0, d.Src(0, Type::kU64));
+  }
+  return true;
+}
+
 }  // namespace
 
 void AddFlowOps(DecodeTable* table) {
@@ -216,6 +260,9 @@ void AddFlowOps(DecodeTable* table) {
   (*table)["exit"] = DecodeExit;
   (*table)["trap"] = DecodeTrap;
   (*table)["brkpt"] = DecodeTrap;
+  (*table)["alloca"] = DecodeAlloca;
+  (*table)["stacksave"] = DecodeStack;
+  (*table)["stackrestore"] = DecodeStack;
   for (const char* name : {"pmevent", "nop", "setmaxnreg", "griddepcontrol"}) (*table)[name] = DecodeNothing;
 }
 

@@ -70,6 +70,13 @@ struct Abs { template <class T> static T Do(T a) { return a < 0 ? T(U<T>(0) - U<
 struct Neg { template <class T> static T Do(T a) { return T(U<T>(0) - U<T>(a)); } };
 struct Min { template <class T> static T Do(T a, T b) { return a < b ? a : b; } };
 struct Max { template <class T> static T Do(T a, T b) { return a > b ? a : b; } };
+template <class F>
+struct Relu {
+  template <class T> static T Do(T a, T b) {
+    const T value = F::Do(a, b);
+    return value < 0 ? T(0) : value;
+  }
+};
 struct Sad {
   template <class T> static T Do(T a, T b, T c) {
     const U<T> difference = a < b ? U<T>(U<T>(b) - U<T>(a)) : U<T>(U<T>(a) - U<T>(b));
@@ -227,9 +234,13 @@ const Op* RunPair16(const Op* op, uint64_t* r, Thread*) {
 
 bool DecodePair16(Decoder& d) {
   const std::string& opcode = d.in().opcode;
-  const bool is_signed = d.in().modifiers.back() == "s16x2";
+  const bool is_signed = d.Has("s16x2");
   Handler fn = nullptr;
   if (opcode == "add") fn = RunPair16<uint16_t, Add>;
+  if (d.Has("relu") && d.in().modifiers.size() == 2) {
+    if (!is_signed || (opcode != "min" && opcode != "max")) return d.Unsupported();
+    return d.Simple(opcode == "min" ? RunPair16<int16_t, Relu<Min>> : RunPair16<int16_t, Relu<Max>>, Type::kB32, 2);
+  }
   if (opcode == "min") fn = is_signed ? RunPair16<int16_t, Min> : RunPair16<uint16_t, Min>;
   if (opcode == "max") fn = is_signed ? RunPair16<int16_t, Max> : RunPair16<uint16_t, Max>;
   return d.in().modifiers.size() == 1 ? d.Simple(fn, Type::kB32, 2) : d.Unsupported();
@@ -254,9 +265,7 @@ Handler PickWideHandler(Type type, bool mad) {
 
 bool DecodeIntegerArithmetic(Decoder& d) {
   const std::string& opcode = d.in().opcode;
-  if (!d.in().modifiers.empty() && (d.in().modifiers.back() == "u16x2" || d.in().modifiers.back() == "s16x2")) {
-    return DecodePair16(d);
-  }
+  if (d.Has("u16x2") || d.Has("s16x2")) return DecodePair16(d);
   const Type type = d.TypeFromEnd();
   if (opcode == "add" || opcode == "sub") {
     if (d.Has("cc")) return DecodeCarry(d);
@@ -282,7 +291,10 @@ bool DecodeIntegerArithmetic(Decoder& d) {
     return d.Simple(mad ? PickTernary<MadLo>(Unsigned(type)) : PickBinary<MulLo>(Unsigned(type)), type, sources);
   }
   if (!d.Allow(opcode == "min" || opcode == "max" ? "relu" : "")) return false;
-  if (d.Has("relu")) return d.Unsupported();
+  if (d.Has("relu")) {
+    if (type != Type::kS32) return d.Unsupported();
+    return d.Simple(opcode == "min" ? RunBinary<int32_t, Relu<Min>> : RunBinary<int32_t, Relu<Max>>, type, 2);
+  }
   if (opcode == "div") return d.Simple(PickBinary<Div>(type), type, 2);
   if (opcode == "abs") return d.Simple(PickUnary<Abs>(type), type, 1);
   if (opcode == "neg") return d.Simple(PickUnary<Neg>(type), type, 1);

@@ -7,12 +7,11 @@ namespace cuda_remote::softgpu::ptx {
 namespace {
 
 constexpr uint16_t kPopc = 1, kAnd = 2, kOr = 3;  // Op::n of bar.red
-constexpr uint32_t kBarriers = 16;
 
-// a: the barrier's number, b: the number of threads or, with more[1] 0, all.
+// a: the barrier's number, b: the number of threads or, with more[1] 0, all. more[0] 1: of the cluster.
 bool Arrive(const Op* op, uint64_t* r, Thread* t, uint32_t* id) {
   *id = uint32_t(r[op->a]);
-  if (*id >= kBarriers) {
+  if (*id >= kNamedBarriers && op->more[0] == 0) {
     Raise(t, op, Fault::kInvalidCode, "no such barrier");
     return false;
   }
@@ -65,8 +64,19 @@ const Op* Fence(const Op* op, uint64_t*, Thread*) {
 }
 const Op* Sleep(const Op* op, uint64_t*, Thread* t) { return Yield(t, op + 1); }
 
+// Clusters have one block, so the threads that wait are all there are; the arrival alone orders nothing that is seen.
+bool DecodeClusterBarrier(Decoder& d) {
+  if (!d.Allow("cluster arrive wait aligned release acquire relaxed") || !d.Operands(0, 0)) return false;
+  if (d.Has("arrive")) return true;
+  const int32_t* more = d.List({1, 0});
+  Op& op = d.Emit(BarrierSync, 0, d.Const(kClusterBarrier));
+  op.more = more;
+  op.n = 0;
+  return true;
+}
+
 bool DecodeBarrier(Decoder& d) {
-  if (d.Has("cluster")) return d.Unsupported();
+  if (d.Has("cluster")) return DecodeClusterBarrier(d);
   if (d.Has("warp")) return DecodeWarpBarrier(d);
   if (!d.Allow("cta sync arrive red aligned popc and or")) return false;
   const bool reduce = d.Has("red"), arrive = d.Has("arrive"), sync = d.Has("sync");

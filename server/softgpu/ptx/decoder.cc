@@ -37,6 +37,7 @@ const DecodeTable& Table() {
     AddSyncOps(made);
     AddWarpOps(made);
     AddAsyncOps(made);
+    AddMbarrierOps(made);
     return made;
   }();
   return *table;

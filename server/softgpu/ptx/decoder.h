@@ -115,6 +115,7 @@ void AddFlowOps(DecodeTable* table);       // decode_flow.cc
 void AddSyncOps(DecodeTable* table);       // decode_sync.cc
 void AddWarpOps(DecodeTable* table);       // decode_warp.cc
 void AddAsyncOps(DecodeTable* table);      // decode_async.cc
+void AddMbarrierOps(DecodeTable* table);   // decode_mbarrier.cc
 
 // add, sub, mul, ... of integers, when the opcode is shared with floats.
 bool DecodeIntegerArithmetic(Decoder& d);

@@ -345,7 +345,7 @@ void Exit(Thread* t) {
     Thread& other = block->threads[t->warp * 32 + uint32_t(__builtin_ctz(lanes))];
     if (other.state == State::kWarp && (other.mask >> t->lane & 1) != 0) TryMeeting(block, t->warp, &other);
   }
-  for (uint32_t id = 0; id < 16; ++id) CheckBarrier(block, id);
+  for (uint32_t id = 0; id < kBarriers; ++id) CheckBarrier(block, id);
 }
 
 const Op* WaitForWarp(Thread* t, const Op* op, Meet meet, uint32_t mask, uint64_t value) {

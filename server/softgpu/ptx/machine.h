@@ -121,6 +121,9 @@ struct Thread {
   std::vector<Frame> frames;
 };
 
+// Those that programs name, and one for barrier.cluster.
+constexpr uint32_t kNamedBarriers = 16, kClusterBarrier = 16, kBarriers = 17;
+
 struct Barrier {
   uint32_t arrived = 0;
   uint32_t expected = 0;         // 0: all threads of the block
@@ -154,7 +157,7 @@ struct Block {
   std::vector<uint8_t> shared_storage;
   std::vector<Thread> threads;
   std::vector<Warp> warps;
-  Barrier barriers[16];
+  Barrier barriers[kBarriers];
   uint32_t live = 0;
 };
 
