@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -18,6 +19,7 @@
 #include "client/tools/isolate.h"
 #include "client/tools/job.h"
 #include "client/tools/progress.h"
+#include "client/tools/terminal.h"
 #include "proto/frame/frame.h"
 #include "replay/replayer/replayer.h"
 
@@ -122,7 +124,7 @@ std::unique_ptr<ClientChannel> RestoreGpu(const Options& options, const GpuHost&
 
 // Brings the process back in a new namespace.
 bool RestoreProcess(const Job& job, const std::string& image_folder, const std::string& directory, Isolated* isolated,
-                    std::string* error) {
+                    pid_t* copier, std::string* error) {
   Plan plan;
   plan.restored_pid = job.inner_pid();
   plan.first_pid = FreePid(job);
@@ -132,15 +134,23 @@ bool RestoreProcess(const Job& job, const std::string& image_folder, const std::
   }
   for (char** variable = environ; *variable; ++variable) plan.environment.push_back(*variable);
   std::vector<int> opened;
+  int terminal = OwnTerminal();
+  TerminalCopy copy;
+  if (terminal < 0 && NeedsTerminal(job)) {
+    if (!CopyTerminal(&copy, error)) return false;
+    terminal = copy.terminal;
+    *copier = copy.copier;
+  }
   const std::string log = directory + "/criu-restore.log";
   unlink(log.c_str());
   // The path that the restorer sees.
-  const bool ready = RestoreCommand(job, image_folder, job.directory(), &plan.command, &opened, error);
+  const bool ready = RestoreCommand(job, image_folder, job.directory(), terminal, &plan.command, &opened, error);
   FILE* const output = tmpfile();
   plan.restorer_output = output ? fileno(output) : 2;
   int code = 0;
   const bool ok = ready && StartIsolated(plan, isolated, error, &code);
   for (int fd : opened) close(fd);
+  if (copy.terminal >= 0) close(copy.terminal);
   if (ready && !ok && error->empty()) *error = "CRIU could not restore the job's processes: " + CriuErrors(log);
   if (output) fclose(output);
   unlink((directory + "/stats-restore").c_str());
@@ -174,7 +184,8 @@ int Run(const Options& options) {
   std::unique_ptr<ClientChannel> channel;
   if (host) channel = RestoreGpu(options, *host, *image, log, &error);
   Isolated isolated;
-  bool ok = channel && RestoreProcess(job, Absolute(image->client_dir()), directory, &isolated, &error);
+  pid_t copier = 0;
+  bool ok = channel && RestoreProcess(job, Absolute(image->client_dir()), directory, &isolated, &copier, &error);
   if (ok && !GiveChannel(directory, *channel, channel->next_sequence(), true, host->server(), &error)) {
     error = "the restored process did not take its GPU session: " + error;
     kill(isolated.init, SIGKILL);
@@ -197,7 +208,10 @@ int Run(const Options& options) {
   job.clear_stdio();
   job.clear_files();
   if (!WriteJob(directory, job, &error)) Say(kTool, error + "; the other tools will not find the job");
-  return FinishJob(kTool, isolated, directory, std::move(host));
+  const int code = FinishJob(kTool, isolated, directory, std::move(host));
+  // What the job has written last is on its way through the terminal.
+  if (copier > 0) waitpid(copier, nullptr, 0);
+  return code;
 }
 
 int Main(int argc, char** argv) {

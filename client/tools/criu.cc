@@ -329,7 +329,13 @@ bool KillProcesses(const Job& job) {
   return false;
 }
 
-bool RestoreCommand(const Job& job, const std::string& image_folder, const std::string& work_folder,
+bool NeedsTerminal(const Job& job) {
+  for (const Stdio& stream : job.stdio())
+    if (stream.terminal()) return true;
+  return false;
+}
+
+bool RestoreCommand(const Job& job, const std::string& image_folder, const std::string& work_folder, int terminal,
                     std::vector<std::string>* command, std::vector<int>* opened, std::string* error) {
   std::string criu;
   if (!FindCriu(&criu, error)) return false;
@@ -351,9 +357,10 @@ bool RestoreCommand(const Job& job, const std::string& image_folder, const std::
     if (stream.terminal()) name = TerminalName(stream);
     if (stream.target().compare(0, 5, "pipe:") == 0) name = stream.target();
     if (name.empty() || !named.insert(name).second) continue;
-    const int fd = KeepOpen(stream.fd());
+    const int fd = KeepOpen(stream.terminal() ? terminal : stream.fd());
     if (fd < 0) {
-      *error = "descriptor " + std::to_string(stream.fd()) + " is closed here, but the job needs it";
+      *error = stream.terminal() ? "the job needs a terminal"
+                                 : "descriptor " + std::to_string(stream.fd()) + " is closed here, but the job needs it";
       return false;
     }
     opened->push_back(fd);

@@ -29,9 +29,12 @@ bool ContinueProcesses(const Job& job);
 bool KillProcesses(const Job& job);
 
 // The command that restores. *opened: descriptors that it inherits, for this process's streams and the files that the job
-// needs; close them when it has run.
-bool RestoreCommand(const Job& job, const std::string& image_folder, const std::string& work_folder,
+// needs; close them when it has run. `terminal`: for streams that were a terminal, -1 if there is none.
+bool RestoreCommand(const Job& job, const std::string& image_folder, const std::string& work_folder, int terminal,
                     std::vector<std::string>* command, std::vector<int>* opened, std::string* error);
+
+// Whether the restore needs a terminal.
+bool NeedsTerminal(const Job& job);
 
 // A process number from which on none is used in the image.
 int FreePid(const Job& job);
