@@ -1,6 +1,7 @@
 #include "server/worker/device_arena.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <vector>
 
 namespace cuda_remote::server {
@@ -19,7 +20,9 @@ std::unique_ptr<DeviceArena> DeviceArena::Create(const DriverTable& driver, int 
     driver.cuMemAddressFree(address, bytes);
     result = CUDA_ERROR_ILLEGAL_ADDRESS;
   }
-  *error = "the driver does not give device addresses at 0x100000000000 (CUDA error " + std::to_string(int(result)) +
+  char base[24];
+  snprintf(base, sizeof base, "0x%llx", static_cast<unsigned long long>(kArenaBase));
+  *error = std::string("the driver does not give device addresses at ") + base + " (CUDA error " + std::to_string(int(result)) +
            "); device memory would not keep its addresses over a restart";
   return nullptr;
 }

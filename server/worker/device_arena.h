@@ -25,7 +25,12 @@
 namespace cuda_remote::server {
 
 // Device addresses of all allocations; host memory begins above (client/session/host_arena.h).
+#if defined(__SANITIZE_ADDRESS__)
+// The usual place is the sanitizer's own.
+inline constexpr uint64_t kArenaBase = 0x500000000000;
+#else
 inline constexpr uint64_t kArenaBase = 0x100000000000;
+#endif
 inline constexpr uint64_t kArenaBytes = uint64_t{1} << 44;
 // Where the application's own reservations go.
 inline constexpr uint64_t kReservationBase = 0x300000000000;

@@ -233,10 +233,21 @@ CUresult OpWriteMemory(Session& session, const Request& request, const wire::OpW
   CUdeviceptr address;
   ContextRef context;
   if (const CUresult result = Resolve(worker, in, &address, &context); result != CUDA_SUCCESS) return result;
+  const DriverTable* const driver = &session.driver();
+  if (const CUresult result = MakeCurrent(*driver, context); result != CUDA_SUCCESS) return result;
+  if (worker.ring_copies().MayHold(context, request.payload.data(), in.bytes)) {
+    // In the default stream, so reads and Drain come after it.
+    CUresult result = driver->cuMemcpyHtoDAsync_v2(address, request.payload.data(), in.bytes, nullptr);
+    if (result == CUDA_SUCCESS) {
+      result = worker.ring_copies().ReleaseWhenDone(context, nullptr, in.bytes, worker.HoldPayload());
+    }
+    MakeCurrent(*driver, worker.current_ref());
+    return result;
+  }
+  MakeCurrent(*driver, worker.current_ref());
   std::shared_ptr<char> buffer = worker.staging().Take(in.bytes);
   if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
   std::memcpy(buffer.get(), request.payload.data(), in.bytes);
-  const DriverTable* const driver = &session.driver();
   worker.DeferIn(context, reply, [driver, buffer = std::move(buffer), address, bytes = size_t(in.bytes)](Answer*) {
     return driver->cuMemcpyHtoD_v2(address, buffer.get(), bytes);
   });
