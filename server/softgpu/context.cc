@@ -30,6 +30,8 @@ pthread_key_t ThreadKey() {
 }
 
 constexpr size_t kPrintLimit = 1 << 20;
+// How long the end of a context waits for kernels before it cancels them.
+constexpr uint64_t kPatienceNs = 10'000'000'000;
 
 }  // namespace
 
@@ -88,10 +90,15 @@ void Context::Deactivate() {
   {
     std::lock_guard<std::mutex> lock(submit_);
     if (!active_) return;
-    // Failed or hanging kernels must not keep the caller waiting; those that run well are let finish.
+    // Failed kernels must not keep the caller waiting; others are let finish, if they do in time.
     if (error_ != CUDA_SUCCESS) cancel_ = true;
   }
-  for (const TaskPtr& task : Pending()) task->Wait();
+  uint64_t patience = Now() + kPatienceNs;
+  for (const TaskPtr& task : Pending()) {
+    if (task->WaitUntil(patience)) continue;
+    cancel_ = true;
+    task->Wait();
+  }
   FlushOutput();
   DestroyObjectsOf(shared_from_this());
   StreamPtr legacy;
@@ -155,6 +162,16 @@ std::vector<TaskPtr> Context::Pending() {
     if (stream->last_ && !stream->last_->done()) tasks.push_back(stream->last_);
   }
   return tasks;
+}
+
+std::vector<StreamPtr> Context::AllStreams() {
+  std::lock_guard<std::mutex> lock(submit_);
+  std::vector<StreamPtr> streams;
+  if (legacy_) streams.push_back(legacy_);
+  for (const StreamPtr& stream : streams_) {
+    if (!stream->retired()) streams.push_back(stream);
+  }
+  return streams;
 }
 
 CUresult Context::Synchronize() {

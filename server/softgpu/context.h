@@ -64,6 +64,11 @@ class Context : public std::enable_shared_from_this<Context> {
   // CUDA_ERROR_NOT_READY while any stream has work.
   CUresult Query();
 
+  // Last tasks of all streams that are not done.
+  std::vector<TaskPtr> Pending();
+  // All streams that can get work, the legacy one too.
+  std::vector<StreamPtr> AllStreams();
+
   // Set while the context is being destroyed: running kernels end soon.
   const std::atomic<bool>* cancel() const { return &cancel_; }
 
@@ -75,6 +80,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::atomic<CUfunc_cache> cache_config{CU_FUNC_CACHE_PREFER_NONE};
   std::atomic<int> shared_config{0};
   std::atomic<unsigned> api_version{3020};
+  std::atomic<int> attached{1};  // cuCtxAttach
   std::atomic<size_t> limits[CU_LIMIT_MAX];
 
  private:
@@ -84,8 +90,6 @@ class Context : public std::enable_shared_from_this<Context> {
   Context(int device, unsigned flags, bool primary);
   void ResetState();
   void Prune();
-  // Last tasks of all streams that are not done.
-  std::vector<TaskPtr> Pending();
 
   const int device_;
   const bool primary_;

@@ -9,7 +9,7 @@ void Event::RecordNow() {
   record = std::move(now);
 }
 
-void RecordEvent(const EventPtr& event, const StreamPtr& stream) {
+void RecordEvent(const EventPtr& event, const StreamPtr& stream, std::vector<TaskPtr> wait_for) {
   auto record = std::make_shared<EventRecord>();
   // The event's lock is held so that nobody sees the record before its task is known.
   std::lock_guard<std::mutex> lock(event->mutex);
@@ -19,7 +19,7 @@ void RecordEvent(const EventPtr& event, const StreamPtr& stream) {
         record->nanoseconds.store(Now(), std::memory_order_relaxed);
         return CUDA_SUCCESS;
       },
-      {}, true);
+      std::move(wait_for), true);
   event->record = std::move(record);
 }
 

@@ -43,7 +43,8 @@ struct Event {
 using EventPtr = std::shared_ptr<Event>;
 
 // What cuEventRecord and cuStreamWaitEvent do to a stream that is not being captured.
-void RecordEvent(const EventPtr& event, const StreamPtr& stream);
+// `wait_for`: what has to be done besides.
+void RecordEvent(const EventPtr& event, const StreamPtr& stream, std::vector<TaskPtr> wait_for = {});
 void WaitEvent(const EventPtr& event, const StreamPtr& stream);
 
 }  // namespace cuda_remote::softgpu

@@ -62,11 +62,13 @@ std::shared_ptr<Graph> Graph::Clone(std::map<const GraphNode*, GraphNode*>* made
   std::map<const GraphNode*, GraphNode*> own;
   if (made == nullptr) made = &own;
   auto clone = std::make_shared<Graph>();
+  clone->user_objects = user_objects;
   for (const std::shared_ptr<GraphNode>& node : nodes) {
     GraphNode* copy = clone->Add(node->type, node->work, {});
     copy->enabled = node->enabled;
     copy->copy = node->copy;
-    copy->memset = node->memset;
+    copy->allocation = node->allocation;
+    copy->attributes = node->attributes;
     copy->origin = node.get();
     (*made)[node.get()] = copy;
     if (auto* child = std::get_if<ChildGraphWork>(&copy->work)) child->graph = child->graph->Clone();

@@ -17,6 +17,7 @@
 #include "server/softgpu/event.h"
 #include "server/softgpu/memory_map.h"
 #include "server/softgpu/stream.h"
+#include "server/softgpu/user_object.h"
 #include "server/softgpu/work.h"
 
 namespace cuda_remote::softgpu {
@@ -31,7 +32,8 @@ struct GraphNode : std::enable_shared_from_this<GraphNode> {
   bool enabled = true;
   // The parameters as the caller gave them, for the getters.
   CUDA_MEMCPY3D copy = {};
-  CUDA_MEMSET_NODE_PARAMS memset = {};
+  CUDA_MEM_ALLOC_NODE_PARAMS allocation = {};
+  std::map<CUkernelNodeAttrID, CUkernelNodeAttrValue> attributes;
   std::vector<void*> param_pointers;  // of a kernel: into its parameter block
   const GraphNode* origin = nullptr;  // in a clone: the node it was made from
 
@@ -41,6 +43,7 @@ struct GraphNode : std::enable_shared_from_this<GraphNode> {
 struct Graph : std::enable_shared_from_this<Graph> {
   std::vector<std::shared_ptr<GraphNode>> nodes;  // a node comes after its dependencies unless they were added later
   std::vector<AllocationPtr> memory;              // of captured allocations
+  std::vector<UserReference> user_objects;
 
   ~Graph();
   CUgraph handle() { return reinterpret_cast<CUgraph>(this); }

@@ -182,6 +182,51 @@ TEST_F(GraphTest, BuiltByHandAndUpdated) {
   CU_IS(CUDA_ERROR_INVALID_VALUE, cuGraphDestroy(parent));
 }
 
+TEST_F(GraphTest, MemoryAttributesAndUserObjects) {
+  CUgraph graph;
+  CU_OK(cuGraphCreate(&graph, 0));
+  CUDA_MEM_ALLOC_NODE_PARAMS memory = {};
+  memory.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  memory.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  memory.bytesize = 4096;
+  CUgraphNode allocate, kernel, give;
+  CU_OK(cuGraphAddMemAllocNode(&allocate, graph, nullptr, 0, &memory));
+  ASSERT_NE(0u, memory.dptr);
+  CU_OK(cuMemsetD32_v2(memory.dptr, 1, 1));
+  CU_OK(cuCtxSynchronize());
+  unsigned times = 6;
+  void* params[] = {&memory.dptr, &times};
+  CUDA_KERNEL_NODE_PARAMS_v2 launch = {bump_, 1, 1, 1, 1, 1, 1, 0, params, nullptr, nullptr, nullptr};
+  CU_OK(cuGraphAddKernelNode_v2(&kernel, graph, &allocate, 1, &launch));
+  CUkernelNodeAttrValue value = {};
+  value.cooperative = 1;
+  CU_OK(cuGraphKernelNodeSetAttribute(kernel, CU_LAUNCH_ATTRIBUTE_COOPERATIVE, &value));
+  value = {};
+  CU_OK(cuGraphKernelNodeGetAttribute(kernel, CU_LAUNCH_ATTRIBUTE_COOPERATIVE, &value));
+  EXPECT_EQ(1, value.cooperative);
+  CU_OK(cuGraphAddMemFreeNode(&give, graph, &kernel, 1, memory.dptr));
+  CUgraphNodeType type;
+  CU_OK(cuGraphNodeGetType(give, &type));
+  EXPECT_EQ(CU_GRAPH_NODE_TYPE_MEM_FREE, type);
+  std::atomic<int> destroyed{0};
+  CUuserObject object;
+  CU_OK(cuUserObjectCreate(
+      &object, &destroyed, [](void* p) { ++*static_cast<std::atomic<int>*>(p); }, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+  CU_OK(cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
+  CUgraphExec exec;
+  CU_OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+  CU_OK(cuGraphDestroy(graph));
+  EXPECT_EQ(0, destroyed);
+  CU_OK(cuGraphLaunch(exec, a_));
+  CU_OK(cuStreamSynchronize(a_));
+  uint32_t got;
+  CU_OK(cuMemcpyDtoH_v2(&got, memory.dptr, 4));
+  EXPECT_EQ(7u, got);
+  CU_OK(cuGraphExecDestroy(exec));
+  EXPECT_EQ(1, destroyed);
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoH_v2(&got, memory.dptr, 4));
+}
+
 TEST_F(GraphTest, ClonesKnowTheirOrigin) {
   CUgraph graph, clone;
   CUgraphNode first, second, found;

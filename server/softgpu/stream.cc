@@ -3,6 +3,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <chrono>
 #include <thread>
 
 namespace cuda_remote::softgpu {
@@ -29,6 +30,16 @@ void Task::Wait() {
   if (done()) return;
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [this] { return done_.load(std::memory_order_relaxed); });
+}
+
+bool Task::WaitUntil(uint64_t deadline) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!done_.load(std::memory_order_relaxed)) {
+    uint64_t now = Now();
+    if (now >= deadline) return false;
+    changed_.wait_for(lock, std::chrono::nanoseconds(deadline - now));
+  }
+  return true;
 }
 
 void Task::Execute(Context& context) {

@@ -35,6 +35,8 @@ class Task {
 
   bool done() const { return done_.load(std::memory_order_acquire); }
   void Wait();
+  // The same until Now() is `deadline`; false if it is not done then.
+  bool WaitUntil(uint64_t deadline);
 
   // Waits for `dependencies`, runs (unless the context failed; `always`: even then) and wakes who waits.
   void Execute(Context& context);

@@ -1,0 +1,154 @@
+// Calls on many things at once: batches of copies, events of whole contexts, pools by place, attributes of ranges.
+#include "server/softgpu/api.h"
+
+#include <cstring>
+
+#include "server/softgpu/event.h"
+#include "server/softgpu/graph.h"
+#include "server/softgpu/memory_map.h"
+#include "server/softgpu/stream.h"
+#include "server/softgpu/thread_state.h"
+
+using namespace cuda_remote::softgpu;
+
+SOFTGPU_API cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count, CUmemcpyAttributes*,
+                                  size_t*, size_t, CUstream stream) {
+  SOFTGPU_ENTER();
+  if (count == 0 || to == nullptr || from == nullptr || sizes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < count; ++i) {
+    if (CUresult result = cuMemcpyAsync(to[i], from[i], sizes[i], stream); result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+SOFTGPU_API cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count, CUmemcpyAttributes*,
+                               size_t*, size_t, size_t* failed, CUstream stream) {
+  SOFTGPU_ENTER();
+  if (count == 0 || to == nullptr || from == nullptr || sizes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < count; ++i) {
+    if (CUresult result = cuMemcpyAsync(to[i], from[i], sizes[i], stream); result != CUDA_SUCCESS) {
+      if (failed != nullptr) *failed = i;
+      return result;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuMemcpy3DBatchAsync_v2(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, unsigned long long flags, CUstream stream) {
+  SOFTGPU_ENTER();
+  if (count == 0 || list == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < count; ++i) {
+    const CUDA_MEMCPY3D_BATCH_OP& op = list[i];
+    if (op.src.type != CU_MEMCPY_OPERAND_TYPE_POINTER || op.dst.type != CU_MEMCPY_OPERAND_TYPE_POINTER) {
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    CUDA_MEMCPY3D copy = {};
+    copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+    copy.srcDevice = op.src.op.ptr.ptr;
+    copy.srcPitch = op.src.op.ptr.rowLength;  // of bytes: such copies have elements of one byte
+    copy.srcHeight = op.src.op.ptr.layerHeight;
+    copy.dstDevice = op.dst.op.ptr.ptr;
+    copy.dstPitch = op.dst.op.ptr.rowLength;
+    copy.dstHeight = op.dst.op.ptr.layerHeight;
+    copy.WidthInBytes = op.extent.width;
+    copy.Height = op.extent.height;
+    copy.Depth = op.extent.depth;
+    if (CUresult result = cuMemcpy3DAsync_v2(&copy, stream); result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+SOFTGPU_API cuMemcpy3DBatchAsync(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, size_t* failed, unsigned long long flags,
+                                 CUstream stream) {
+  if (failed != nullptr) *failed = 0;
+  return cuMemcpy3DBatchAsync_v2(count, list, flags, stream);
+}
+
+SOFTGPU_API cuMemPrefetchBatchAsync(CUdeviceptr* addresses, size_t* sizes, size_t count, CUmemLocation*, size_t*, size_t,
+                                    unsigned long long, CUstream) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  if (count == 0 || addresses == nullptr || sizes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < count; ++i) {
+    if (!MemoryMap::Get().Covers(addresses[i], sizes[i])) return CUDA_ERROR_INVALID_VALUE;
+  }
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuMemRangeGetAttributes(void** data, size_t* sizes, CUmem_range_attribute* attributes, size_t count,
+                                    CUdeviceptr address, size_t bytes) {
+  SOFTGPU_ENTER();
+  if (data == nullptr || sizes == nullptr || attributes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < count; ++i) {
+    CUresult result = cuMemRangeGetAttribute(data[i], sizes[i], attributes[i], address, bytes);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuCtxRecordEvent(CUcontext handle, CUevent event_handle) {
+  SOFTGPU_ENTER();
+  ContextPtr context;
+  if (CUresult result = ContextFor(handle, &context); result != CUDA_SUCCESS) return result;
+  EventPtr event = Registry<Event>::Get().Find(event_handle);
+  if (!event || event->context != context) return CUDA_ERROR_INVALID_HANDLE;
+  RecordEvent(event, context->legacy(), context->Pending());
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuCtxWaitEvent(CUcontext handle, CUevent event_handle) {
+  SOFTGPU_ENTER();
+  ContextPtr context;
+  if (CUresult result = ContextFor(handle, &context); result != CUDA_SUCCESS) return result;
+  EventPtr event = Registry<Event>::Get().Find(event_handle);
+  if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  for (const StreamPtr& stream : context->AllStreams()) WaitEvent(event, stream);
+  return CUDA_SUCCESS;
+}
+
+namespace {
+
+CUresult DeviceOf(CUmemoryPool* out, const CUmemLocation* location, CUmemAllocationType type, CUdevice* device) {
+  if (out == nullptr || location == nullptr || type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+  if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
+  *device = location->id;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+SOFTGPU_API cuMemGetDefaultMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
+  SOFTGPU_ENTER();
+  CUdevice device;
+  CUresult result = DeviceOf(out, location, type, &device);
+  return result == CUDA_SUCCESS ? cuDeviceGetDefaultMemPool(out, device) : result;
+}
+SOFTGPU_API cuMemGetMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
+  SOFTGPU_ENTER();
+  CUdevice device;
+  CUresult result = DeviceOf(out, location, type, &device);
+  return result == CUDA_SUCCESS ? cuDeviceGetMemPool(out, device) : result;
+}
+SOFTGPU_API cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) {
+  SOFTGPU_ENTER();
+  CUdevice device;
+  CUresult result = DeviceOf(&pool, location, type, &device);
+  return result == CUDA_SUCCESS ? cuDeviceSetMemPool(device, pool) : result;
+}
+
+// The oldest calls of contexts, which count who uses the current one.
+SOFTGPU_API cuCtxAttach(CUcontext* out, unsigned int flags) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  if (out == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  ++context->attached;
+  *out = context->handle();
+  return CUDA_SUCCESS;
+}
+SOFTGPU_API cuCtxDetach(CUcontext handle) {
+  SOFTGPU_ENTER();
+  ContextPtr context = Registry<Context>::Get().Find(handle);
+  if (!context || context != CurrentContext()) return CUDA_ERROR_INVALID_CONTEXT;
+  return --context->attached == 0 ? cuCtxDestroy_v2(handle) : CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuProfilerInitialize(const char*, const char*, CUoutput_mode) {
+  SOFTGPU_ENTER();
+  return CUDA_ERROR_NOT_SUPPORTED;  // as natively since CUDA 13
+}

@@ -1,0 +1,215 @@
+// Graphs: attributes of kernel nodes, events and children of nodes changed, memory nodes, user objects.
+#include "server/softgpu/api.h"
+
+#include <atomic>
+
+#include "server/softgpu/allocate.h"
+#include "server/softgpu/graph.h"
+#include "server/softgpu/user_object.h"
+
+using namespace cuda_remote::softgpu;
+
+namespace {
+
+using Lock = std::lock_guard<std::recursive_mutex>;
+using NodePtr = std::shared_ptr<GraphNode>;
+
+// The node of an executable graph that was made from `handle`, or null.
+GraphNode* ExecNode(CUgraphExec exec_handle, CUgraphNode handle, GraphExecPtr* exec) {
+  *exec = Registry<GraphExec>::Get().Find(exec_handle);
+  if (!*exec) return nullptr;
+  auto it = (*exec)->made.find(reinterpret_cast<const GraphNode*>(handle));
+  return it == (*exec)->made.end() ? nullptr : it->second;
+}
+
+template <typename EventWork>
+CUresult SetEvent(GraphNode* node, CUevent handle) {
+  EventPtr event = Registry<Event>::Get().Find(handle);
+  if (node == nullptr || !event || !std::holds_alternative<EventWork>(node->work)) return CUDA_ERROR_INVALID_VALUE;
+  node->work = EventWork{event};
+  return CUDA_SUCCESS;
+}
+
+KernelWork* KernelOf(const NodePtr& node) { return node ? std::get_if<KernelWork>(&node->work) : nullptr; }
+
+}  // namespace
+
+SOFTGPU_API cuGraphKernelNodeSetAttribute(CUgraphNode handle, CUkernelNodeAttrID id, const CUkernelNodeAttrValue* value) {
+  SOFTGPU_ENTER();
+  Lock lock(CaptureMutex());
+  NodePtr node = Registry<GraphNode>::Get().Find(handle);
+  KernelWork* work = KernelOf(node);
+  if (work == nullptr || value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) work->cooperative = value->cooperative != 0;
+  if (id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION &&
+      value->clusterDim.x * value->clusterDim.y * value->clusterDim.z > 1) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  node->attributes[id] = *value;
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuGraphKernelNodeGetAttribute(CUgraphNode handle, CUkernelNodeAttrID id, CUkernelNodeAttrValue* value) {
+  SOFTGPU_ENTER();
+  Lock lock(CaptureMutex());
+  NodePtr node = Registry<GraphNode>::Get().Find(handle);
+  KernelWork* work = KernelOf(node);
+  if (work == nullptr || value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  auto it = node->attributes.find(id);
+  *value = it == node->attributes.end() ? CUkernelNodeAttrValue{} : it->second;
+  if (id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) value->cooperative = work->cooperative;
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuGraphKernelNodeCopyAttributes(CUgraphNode to_handle, CUgraphNode from_handle) {
+  SOFTGPU_ENTER();
+  Lock lock(CaptureMutex());
+  NodePtr to = Registry<GraphNode>::Get().Find(to_handle), from = Registry<GraphNode>::Get().Find(from_handle);
+  if (KernelOf(to) == nullptr || KernelOf(from) == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  to->attributes = from->attributes;
+  KernelOf(to)->cooperative = KernelOf(from)->cooperative;
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuGraphEventRecordNodeSetEvent(CUgraphNode handle, CUevent event) {
+  SOFTGPU_ENTER();
+  Lock lock(CaptureMutex());
+  return SetEvent<EventRecordWork>(Registry<GraphNode>::Get().Find(handle).get(), event);
+}
+SOFTGPU_API cuGraphEventWaitNodeSetEvent(CUgraphNode handle, CUevent event) {
+  SOFTGPU_ENTER();
+  Lock lock(CaptureMutex());
+  return SetEvent<EventWaitWork>(Registry<GraphNode>::Get().Find(handle).get(), event);
+}
+SOFTGPU_API cuGraphExecEventRecordNodeSetEvent(CUgraphExec exec_handle, CUgraphNode handle, CUevent event) {
+  SOFTGPU_ENTER();
+  Lock lock(CaptureMutex());
+  GraphExecPtr exec;
+  return SetEvent<EventRecordWork>(ExecNode(exec_handle, handle, &exec), event);
+}
+SOFTGPU_API cuGraphExecEventWaitNodeSetEvent(CUgraphExec exec_handle, CUgraphNode handle, CUevent event) {
+  SOFTGPU_ENTER();
+  Lock lock(CaptureMutex());
+  GraphExecPtr exec;
+  return SetEvent<EventWaitWork>(ExecNode(exec_handle, handle, &exec), event);
+}
+SOFTGPU_API cuGraphExecChildGraphNodeSetParams(CUgraphExec exec_handle, CUgraphNode handle, CUgraph child_handle) {
+  SOFTGPU_ENTER();
+  Lock lock(CaptureMutex());
+  GraphExecPtr exec;
+  GraphNode* node = ExecNode(exec_handle, handle, &exec);
+  GraphPtr child = Registry<Graph>::Get().Find(child_handle);
+  if (node == nullptr || !child || !std::holds_alternative<ChildGraphWork>(node->work)) return CUDA_ERROR_INVALID_VALUE;
+  node->work = ChildGraphWork{child->Clone()};
+  return CUDA_SUCCESS;
+}
+
+// Memory of a graph is there from when the node is made until the graph and what was made from it are gone.
+SOFTGPU_API cuGraphAddMemAllocNode(CUgraphNode* out, CUgraph handle, const CUgraphNode* dependencies, size_t count,
+                                   CUDA_MEM_ALLOC_NODE_PARAMS* params) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  if (params == nullptr || params->bytesize == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (params->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
+  if (GetDevice(params->poolProps.location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  Lock lock(CaptureMutex());
+  GraphPtr graph = Registry<Graph>::Get().Find(handle);
+  if (!graph) return CUDA_ERROR_INVALID_VALUE;
+  AllocationPtr allocation;
+  CUresult result =
+      AllocateUnmapped(params->poolProps.location.id, params->bytesize, MemoryKind::kPool, true, &allocation);
+  if (result != CUDA_SUCCESS) return result;
+  MemoryMap::Get().Add(allocation);
+  result = cuGraphAddEmptyNode(out, handle, dependencies, count);
+  if (result != CUDA_SUCCESS) {
+    MemoryMap::Get().Release(MemoryMap::Get().Remove(allocation->begin));
+    return result;
+  }
+  graph->memory.push_back(allocation);
+  params->dptr = allocation->begin;
+  NodePtr node = Registry<GraphNode>::Get().Find(*out);
+  node->type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+  node->allocation = *params;
+  return CUDA_SUCCESS;
+}
+SOFTGPU_API cuGraphMemAllocNodeGetParams(CUgraphNode handle, CUDA_MEM_ALLOC_NODE_PARAMS* params) {
+  SOFTGPU_ENTER();
+  Lock lock(CaptureMutex());
+  NodePtr node = Registry<GraphNode>::Get().Find(handle);
+  if (!node || node->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *params = node->allocation;
+  return CUDA_SUCCESS;
+}
+SOFTGPU_API cuGraphAddMemFreeNode(CUgraphNode* out, CUgraph handle, const CUgraphNode* dependencies, size_t count,
+                                  CUdeviceptr address) {
+  SOFTGPU_ENTER();
+  Lock lock(CaptureMutex());
+  if (CUresult result = cuGraphAddEmptyNode(out, handle, dependencies, count); result != CUDA_SUCCESS) return result;
+  NodePtr node = Registry<GraphNode>::Get().Find(*out);
+  node->type = CU_GRAPH_NODE_TYPE_MEM_FREE;
+  node->allocation.dptr = address;
+  return CUDA_SUCCESS;
+}
+SOFTGPU_API cuGraphMemFreeNodeGetParams(CUgraphNode handle, CUdeviceptr* address) {
+  SOFTGPU_ENTER();
+  Lock lock(CaptureMutex());
+  NodePtr node = Registry<GraphNode>::Get().Find(handle);
+  if (!node || node->type != CU_GRAPH_NODE_TYPE_MEM_FREE || address == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *address = node->allocation.dptr;
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuUserObjectCreate(CUuserObject* out, void* data, CUhostFn destroy, unsigned int count, unsigned int flags) {
+  SOFTGPU_ENTER();
+  if (out == nullptr || destroy == nullptr || count == 0 || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  auto object = std::make_shared<UserObject>();
+  object->data = data;
+  object->destroy = destroy;
+  object->references = static_cast<int>(count);
+  *out = Registry<UserObject>::Get().Add(object)->handle();
+  return CUDA_SUCCESS;
+}
+SOFTGPU_API cuUserObjectRetain(CUuserObject handle, unsigned int count) {
+  SOFTGPU_ENTER();
+  std::shared_ptr<UserObject> object = Registry<UserObject>::Get().Find(handle);
+  if (!object || count == 0) return CUDA_ERROR_INVALID_VALUE;
+  object->references += static_cast<int>(count);
+  return CUDA_SUCCESS;
+}
+SOFTGPU_API cuUserObjectRelease(CUuserObject handle, unsigned int count) {
+  SOFTGPU_ENTER();
+  std::shared_ptr<UserObject> object = Registry<UserObject>::Get().Find(handle);
+  if (!object || count == 0) return CUDA_ERROR_INVALID_VALUE;
+  object->Release(static_cast<int>(count));
+  return CUDA_SUCCESS;
+}
+SOFTGPU_API cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject handle, unsigned int count, unsigned int flags) {
+  SOFTGPU_ENTER();
+  Lock lock(CaptureMutex());
+  GraphPtr graph = Registry<Graph>::Get().Find(graph_handle);
+  std::shared_ptr<UserObject> object = Registry<UserObject>::Get().Find(handle);
+  if (!graph || !object || count == 0 || (flags & ~unsigned{CU_GRAPH_USER_OBJECT_MOVE}) != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!(flags & CU_GRAPH_USER_OBJECT_MOVE)) object->references += static_cast<int>(count);
+  for (unsigned i = 0; i < count; ++i) graph->user_objects.emplace_back(object);
+  return CUDA_SUCCESS;
+}
+SOFTGPU_API cuGraphReleaseUserObject(CUgraph graph_handle, CUuserObject handle, unsigned int count) {
+  SOFTGPU_ENTER();
+  Lock lock(CaptureMutex());
+  GraphPtr graph = Registry<Graph>::Get().Find(graph_handle);
+  std::shared_ptr<UserObject> object = Registry<UserObject>::Get().Find(handle);
+  if (!graph || !object || count == 0) return CUDA_ERROR_INVALID_VALUE;
+  auto& list = graph->user_objects;
+  for (auto it = list.begin(); it != list.end() && count != 0;) {
+    if (it->object() != object) {
+      ++it;
+      continue;
+    }
+    it = list.erase(it);
+    --count;
+  }
+  return count == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
