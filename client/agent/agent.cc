@@ -101,10 +101,14 @@ class AgentThread final : public Agent {
       inode_ = now.st_ino;
       return;
     }
-    close(listen_);
-    listen_ = -1;
+    // If this fails, the old socket may still be reached by whoever has it under another path.
     std::string ignored;
-    Listen(&ignored);
+    const int old = listen_;
+    if (Listen(&ignored)) {
+      close(old);
+    } else {
+      listen_ = old;
+    }
   }
 
   void Run() {

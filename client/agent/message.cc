@@ -77,9 +77,11 @@ ReceiveStatus ReceiveMessage(int socket, int timeout_ms, Message* message) {
   packet.msg_control = control;
   packet.msg_controllen = sizeof(control);
   ssize_t got;
+  // A peer that closed without reading what we sent is reported first, once; what it had to say comes after that.
+  int resets = 0;
   do {
     got = recvmsg(socket, &packet, MSG_CMSG_CLOEXEC);
-  } while (got < 0 && errno == EINTR);
+  } while (got < 0 && (errno == EINTR || (errno == ECONNRESET && ++resets == 1)));
   if (got <= 0) return ReceiveStatus::kClosed;
   message->fds.clear();
   for (cmsghdr* at = CMSG_FIRSTHDR(&packet); at; at = CMSG_NXTHDR(&packet, at)) {

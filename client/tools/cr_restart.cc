@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <fstream>
 #include <string>
 
 #include "ckptfmt/image_reader.h"
@@ -18,6 +19,7 @@
 #include "client/tools/held_job.h"
 #include "client/tools/isolate.h"
 #include "client/tools/job.h"
+#include "client/tools/open_files.h"
 #include "client/tools/progress.h"
 #include "client/tools/terminal.h"
 #include "proto/frame/frame.h"
@@ -38,7 +40,7 @@ Examples:
 
 The image is verified first. The job then runs in the foreground, as under cr-run: signals go to it, and its output goes where
 it went before if that was a file, and to this program's output if it was a pipe or a terminal. Files that the job has open
-must be where they were. A restart that fails leaves the image as it is and can be tried again. Needs root and CRIU.
+must be where they were, as long as they were (--cut-back). A restart that fails leaves the image as it is and can be tried again. Needs root and CRIU.
 
 Exit codes: the job's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 the restart failed.
 )";
@@ -51,7 +53,7 @@ int Fail(const std::string& text) {
 struct Options {
   std::string image, server, directory;
   int gpu = -1;
-  bool quiet = false, no_verify = false;
+  bool quiet = false, cut_back = false;
 };
 
 // Opens and verifies the image, and reads what it says of the job and of its log.
@@ -92,6 +94,21 @@ std::unique_ptr<ckptfmt::ImageReader> OpenImage(const Options& options, Job* job
     return nullptr;
   }
   return image;
+}
+
+// Compares the job's open files with what is there.
+bool CheckFiles(const Options& options, const ckptfmt::ImageReader& image, const Job& job, std::vector<SavedFile>* longer,
+                std::string* error) {
+  std::ifstream in(image.client_dir() + "/files.img", std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+  std::vector<SavedFile> files;
+  // An image of a newer CRIU may look otherwise: then CRIU itself finds what differs.
+  if (!ParseFiles(bytes, job, &files)) return true;
+  if (!CompareFiles(files, longer, error)) return false;
+  if (longer->empty() || options.cut_back) return true;
+  *error = "the job has gone on writing since the checkpoint; --cut-back takes these files back to their length then:";
+  for (const SavedFile& file : *longer) *error += " " + file.path + " (" + std::to_string(file.bytes) + " bytes)";
+  return false;
 }
 
 // A GPU session with everything that the job had.
@@ -167,6 +184,8 @@ int Run(const Options& options) {
   const std::string why = NoIsolation();
   if (!why.empty()) return Fail("restoring a process needs root");
 
+  std::vector<SavedFile> longer;
+  if (!CheckFiles(options, *image, job, &longer, &error)) return Fail(error);
   std::string directory = options.directory.empty() ? job.directory() : Absolute(options.directory);
   Job running;
   std::string ignored;
@@ -178,6 +197,15 @@ int Run(const Options& options) {
   if (!MakeJobFolder(directory, &error) || !LinkLibrary(directory, &library_folder, &error)) return Fail(error);
   if (directory != job.directory() && !MakeJobFolder(job.directory(), &error)) return Fail(error);
   unlink((directory + "/stopped").c_str());
+  // The folder that the job knows is only where the other one is shown: it must stay as long as this job runs.
+  const std::string marker = job.directory() + "/.used-by-" + std::to_string(getpid());
+  if (directory != job.directory()) std::ofstream(marker) << directory << "\n";
+  const auto remove_folders = [&] {
+    RemoveJobFolder(directory);
+    if (directory == job.directory()) return;
+    unlink(marker.c_str());
+    rmdir(job.directory().c_str());
+  };
 
   BlockForwardedSignals();
   std::unique_ptr<GpuHost> host = GpuHost::Open(options.server, options.gpu, directory, /*detached=*/false, &error);
@@ -185,7 +213,8 @@ int Run(const Options& options) {
   if (host) channel = RestoreGpu(options, *host, *image, log, &error);
   Isolated isolated;
   pid_t copier = 0;
-  bool ok = channel && RestoreProcess(job, Absolute(image->client_dir()), directory, &isolated, &copier, &error);
+  bool ok = channel && CutBack(longer, &error) &&
+            RestoreProcess(job, Absolute(image->client_dir()), directory, &isolated, &copier, &error);
   if (ok && !GiveChannel(directory, *channel, channel->next_sequence(), true, host->server(), &error)) {
     error = "the restored process did not take its GPU session: " + error;
     kill(isolated.init, SIGKILL);
@@ -195,7 +224,7 @@ int Run(const Options& options) {
   channel.reset();
   if (!ok) {
     host.reset();
-    RemoveJobFolder(directory);
+    remove_folders();
     return Fail(error);
   }
   job.set_server(options.server);
@@ -211,6 +240,7 @@ int Run(const Options& options) {
   const int code = FinishJob(kTool, isolated, directory, std::move(host));
   // What the job has written last is on its way through the terminal.
   if (copier > 0) waitpid(copier, nullptr, 0);
+  remove_folders();
   return code;
 }
 
@@ -224,6 +254,8 @@ int Main(int argc, char** argv) {
                  "the GPU server: unix:PATH or HOST:PORT (default: $CUDA_REMOTE_SERVER, else one of the job's own)");
   app.add_option("--gpu", options.gpu, "the only GPU that the job gets (ordinal)")->check(CLI::Range(0, 255));
   app.add_option("--job-dir", options.directory, "the job's folder (default: the one that it had)");
+  app.add_flag("--cut-back", options.cut_back,
+               "cut files that the job went on writing after the checkpoint back to their length then; it writes the rest again");
   app.add_flag("--quiet", options.quiet, "print errors only");
   try {
     app.parse(argc, argv);
