@@ -226,6 +226,14 @@ TEST_P(Lang, Printf) {
       device_.printed);
 }
 
+TEST_P(Lang, PrintfReturnsTheNumberOfItsArguments) {
+  auto* out = device_.Array<int>(2);
+  ASSERT_TRUE(device_.Run("printed", {1}, {1}, out).ok());
+  EXPECT_EQ("5 and six%\nplain\n", device_.printed);
+  EXPECT_EQ(2, out[0]);
+  EXPECT_EQ(0, out[1]);
+}
+
 TEST_P(Lang, AssertAndTrap) {
   EXPECT_TRUE(device_.Run("asserts", {1}, {4}, 4).ok());
   const auto result = device_.Run("asserts", {1}, {4}, 2);

@@ -19,14 +19,15 @@ constexpr uint32_t kQuantum = 4096;
 // A warp that meets itself again and again lets the others have a turn after so many times.
 constexpr int kRounds = 64;
 // A block that has run for so many instructions without an end may be waiting for blocks that have not started.
-constexpr uint64_t kPatience = 50 * 1000 * 1000;
+constexpr uint64_t kPatience = 20 * 1000 * 1000;
 constexpr size_t kMaxResident = 32;
 // Helpers start when the first blocks have shown that there is enough to do.
 constexpr uint64_t kHelpAfter = 200 * 1000;
 constexpr size_t kMaxRegisters = 1 << 17;
 constexpr size_t kMaxDepth = 1 << 15;
 
-std::string Where_(const Thread* t, const Op* op) {
+// Kernel, function, line, block and thread.
+std::string Describe(const Thread* t, const Op* op) {
   const LaunchState& launch = *t->block->launch;
   const Code* code = t->frames.empty() ? launch.kernel : t->frames.back().code;
   std::string text = "kernel " + launch.kernel->function->name;
@@ -185,7 +186,7 @@ bool RunBlock(Block* block) {
       SetFault(block->launch, Fault::kDeadlock,
                std::string("threads wait for each other for ever, e.g. at ") +
                    (t.state == State::kBarrier ? "a barrier of the block" : "an operation of the warp") + ": " +
-                   Where_(&t, t.pc));
+                   Describe(&t, t.pc));
       break;
     }
     return false;
@@ -246,7 +247,6 @@ void RunBlocks(LaunchState* launch, const std::function<void()>& call_for_help) 
       last_end = worker.instructions;
       start();
     }
-    if (!resident.empty() && !ended && launch->blocks > 1) std::this_thread::yield();
   }
   std::lock_guard<std::mutex> lock(launch->mutex);
   launch->result.instructions += worker.instructions;
@@ -260,6 +260,7 @@ void RunCooperative(LaunchState* launch, uint64_t first, uint64_t step) {
     resident.push_back(std::make_unique<Block>());
     StartBlock(resident.back().get(), launch, &worker, index);
   }
+  uint32_t turns = 0;
   while (!resident.empty() && !launch->stop.load(std::memory_order_relaxed)) {
     for (size_t i = 0; i < resident.size();) {
       if (RunBlock(resident[i].get())) {
@@ -270,7 +271,9 @@ void RunCooperative(LaunchState* launch, uint64_t first, uint64_t step) {
       }
     }
     if (Cancelled(launch, worker)) break;
-    std::this_thread::yield();
+    // Where there are fewer cores than host threads, spinning keeps others from what it waits for. Not every turn: giving
+    // up the core may cost much more than a turn.
+    if (++turns % 16 == 0) std::this_thread::yield();
   }
   std::lock_guard<std::mutex> lock(launch->mutex);
   launch->result.instructions += worker.instructions;
@@ -279,7 +282,7 @@ void RunCooperative(LaunchState* launch, uint64_t first, uint64_t step) {
 }  // namespace
 
 const Op* Raise(Thread* t, const Op* op, Fault fault, const std::string& what) {
-  SetFault(t->block->launch, fault, what + ": " + Where_(t, op));
+  SetFault(t->block->launch, fault, what + ": " + Describe(t, op));
   t->state = State::kDone;
   return nullptr;
 }

@@ -115,7 +115,6 @@ struct Thread {
   uint32_t mask = 0;             // of the warp operation waited for
   uint32_t barrier = 0;          // id of the barrier waited for
   uint64_t value = 0;            // handed to the operation waited for
-  uint32_t pred = 0;
   std::vector<uint64_t> registers;
   std::vector<uint8_t> local;
   std::vector<Frame> frames;
@@ -165,11 +164,9 @@ struct LaunchState {
   const Prepared* prepared = nullptr;
   const Code* kernel = nullptr;
   const LaunchOptions* options = nullptr;
-  const Program* program = nullptr;
   const uint8_t* params = nullptr;
   uint32_t param_bytes = 0;
   uint32_t shared_total = 0;
-  uint32_t dynamic_shared = 0;
   uint64_t blocks = 0;
   std::atomic<uint64_t> next_block{0};
   std::atomic<bool> stop{false};
@@ -251,7 +248,7 @@ void GiveReduction(Thread* t, const Barrier& barrier);
 bool Enter(Thread* t, const Op* op, const Code* code, const Op* back);
 // vprintf and its kin; see system.cc.
 const Op* RunSystemCall(const Op* op, Thread* t, const CallInfo& call);
-bool FormatPrintf(Thread* t, const Op* op, uint64_t format, uint64_t args, std::string* out);
+bool FormatPrintf(Thread* t, const Op* op, uint64_t format, uint64_t args, std::string* out, int* count);
 
 // The low bytes of a slot as a T.
 template <class T>

@@ -300,7 +300,6 @@ LaunchResult Module::Launch(std::string_view kernel, const LaunchOptions& option
   state.prepared = prepared.get();
   state.kernel = prepared->codes[0].get();
   state.options = &options;
-  state.program = program_.get();
   // Aligned for every access, and a little longer for names at the very end.
   std::vector<uint64_t> params(info->param_bytes / 8 + 4);
   std::memcpy(params.data(), options.params.data(), info->param_bytes);

@@ -115,11 +115,13 @@ const Op* Assert(const Op* op, Thread* t, const CallInfo& call) {
 
 }  // namespace
 
-bool FormatPrintf(Thread* t, const Op* op, uint64_t format_address, uint64_t args_address, std::string* out) {
+bool FormatPrintf(Thread* t, const Op* op, uint64_t format_address, uint64_t args_address, std::string* out,
+                  int* count) {
   std::string format;
   if (!ReadString(t, op, format_address, &format)) return false;
   Args args(t, op, args_address);
   size_t at = 0;
+  *count = 0;
   while (at < format.size()) {
     const char c = format[at++];
     if (c != '%' || at >= format.size()) {
@@ -147,6 +149,7 @@ bool FormatPrintf(Thread* t, const Op* op, uint64_t format_address, uint64_t arg
       ++at;
     }
     if (at >= format.size()) break;
+    if (format[at] != '%') ++*count;
     const char conversion = format[at++];
     std::string spec = "%" + flags;
     if (width > 0) spec += std::to_string(width);
@@ -224,12 +227,14 @@ const Op* RunSystemCall(const Op* op, Thread* t, const CallInfo& call) {
   switch (call.system) {
     case SystemCall::kPrintf: {
       std::string text;
-      if (!FormatPrintf(t, op, Argument(t, call, 0), Argument(t, call, 1), &text)) return nullptr;
+      int count = -1;  // what CUDA's printf returns: how many arguments it took, -1 without a format
+      const uint64_t format = Argument(t, call, 0);
+      if (format != 0 && !FormatPrintf(t, op, format, Argument(t, call, 1), &text, &count)) return nullptr;
       if (launch->options->print) {
         std::lock_guard<std::mutex> lock(launch->mutex);
         launch->options->print(text);
       }
-      GiveResult(t, call, uint32_t(text.size()));
+      GiveResult(t, call, uint32_t(count));
       return op + 1;
     }
     case SystemCall::kAssert:

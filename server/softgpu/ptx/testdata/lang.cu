@@ -152,3 +152,4 @@ extern "C" __global__ void locals(int* out, int n) {
   for (int i = 0; i < 64; ++i) s += values[(i + n) % 64] * (i + 1);
   out[threadIdx.x] = s;
 }
+extern "C" __global__ void printed(int* out) { out[0] = printf("%d and %s%%\n", 5, "six"); out[1] = printf("plain\n"); }
