@@ -28,6 +28,14 @@ class DeviceRanges {
     return it == ranges_.end() ? nullptr : &it->second;
   }
 
+  // The range that `address` lies in; null if none.
+  const DeviceRange* Find(uint64_t address) const {
+    auto it = ranges_.upper_bound(address);
+    if (it == ranges_.begin()) return nullptr;
+    --it;
+    return address - it->first < it->second.bytes ? &it->second : nullptr;
+  }
+
   // Whether [address, address + bytes) lies in one range. Adjacent mappings of the application's own count as one, as
   // for the driver.
   bool Contains(uint64_t address, uint64_t bytes) const {

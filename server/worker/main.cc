@@ -2,6 +2,7 @@
 // (server/worker_link/worker_link.h).
 
 #include <signal.h>
+#include <sys/personality.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -143,6 +144,19 @@ int Serve(const Options& options) {
   _exit(0);
 }
 
+// The driver puts the variables of modules wherever the process's address space has room, and a program may have stored
+// their addresses: after a restart they must lie where they lay. So every worker's address space is laid out alike, which
+// takes a new start of the program. Returns if that cannot be, or has been done.
+void FixAddressLayout(char** argv) {
+  constexpr unsigned long kAsk = 0xffffffff;
+  const int now = personality(kAsk);
+  if (now >= 0 && (now & ADDR_NO_RANDOMIZE)) return;
+  if (now >= 0 && personality(unsigned(now) | ADDR_NO_RANDOMIZE) >= 0 && (personality(kAsk) & ADDR_NO_RANDOMIZE)) {
+    execv("/proc/self/exe", argv);
+  }
+  spdlog::warn("this system does not let a process fix its address layout: jobs with __device__ variables may not restart");
+}
+
 }  // namespace
 }  // namespace cuda_remote::server
 
@@ -161,5 +175,6 @@ int main(int argc, char** argv) {
   logger->set_pattern("cr-worker[%P] %l: %v");
   spdlog::set_default_logger(logger);
   spdlog::set_level(spdlog::level::from_str(options.log_level));
+  cuda_remote::server::FixAddressLayout(argv);
   return cuda_remote::server::Serve(options);
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "proto/codec/codec.h"
 #include "server/dispatch/malformed.h"
@@ -43,7 +44,8 @@ WorkerSession::WorkerSession(const Parts& parts)
         parts_.channel->Event(kOpHostFunc, 0, message);
       }),
       ring_copies_(table_, parts.channel),
-      waiters_(new Waiters(kMaxWaiters, [this] { RelaxCaptures(table_); })) {
+      waiters_(new Waiters(kMaxWaiters, [this] { RelaxCaptures(table_); })),
+      stream_waiter_(new Waiters(1, [this] { RelaxCaptures(table_); })) {
   reservation_space_.Give(kReservationBase, kReservationBytes);
   RelaxCaptures(table_);
 }
@@ -51,6 +53,7 @@ WorkerSession::WorkerSession(const Parts& parts)
 WorkerSession::~WorkerSession() {
   Stop();
   waiters_.reset();
+  stream_waiter_.reset();
 }
 
 void WorkerSession::Stop() { host_functions_.Stop(); }
@@ -176,9 +179,29 @@ void WorkerSession::Defer(ReplyBuilder* reply, std::function<CUresult(std::strin
 }
 
 void WorkerSession::DeferIn(ContextRef context, ReplyBuilder* reply, Wait wait) {
+  DeferTo(waiters_.get(), context, reply, std::move(wait));
+}
+
+void WorkerSession::DeferInStream(CUstream stream, ReplyBuilder* reply, Wait wait) {
+  if (stream_waits_.load(std::memory_order_acquire) != 0 && waited_stream_ != stream) {
+    DeferAnswer(reply, std::move(wait));
+    return;
+  }
+  waited_stream_ = stream;
+  stream_waits_.fetch_add(1, std::memory_order_acq_rel);
+  DeferTo(stream_waiter_.get(), current_ref_, reply, [this, wait = std::move(wait)](Answer* answer) {
+    struct Leave {
+      std::atomic<int>* waits;
+      ~Leave() { waits->fetch_sub(1, std::memory_order_acq_rel); }
+    } leave{&stream_waits_};
+    return wait(answer);
+  });
+}
+
+void WorkerSession::DeferTo(Waiters* waiters, ContextRef context, ReplyBuilder* reply, Wait wait) {
   reply->deferred = true;
   const FrameHeader header = header_;
-  waiters_->Run([this, header, context, wait = std::move(wait)] {
+  waiters->Run([this, header, context, wait = std::move(wait)] {
     Answer answer;
     CUresult result = MakeCurrent(table_, context);
     if (result == CUDA_SUCCESS) {
@@ -213,6 +236,34 @@ const ContextInfo* WorkerSession::FindContext(uint64_t handle) const {
   return it == contexts_.end() ? nullptr : &it->second;
 }
 
+// Copies reach the memory of every GPU from every context natively, peer access enabled or not. Memory of the arena must be
+// mapped for that, which costs time, so it is done for sessions that use several GPUs.
+void WorkerSession::ShareArena(int device) {
+  const std::vector<DeviceFacts>& facts = parts_.driver->devices;
+  const auto may_reach = [&facts](int from, int memory_of) {
+    return size_t(memory_of) < facts[from].peers.size() && facts[from].peers[memory_of] != 0;
+  };
+  for (const auto& [handle, context] : contexts_) {
+    const int other = context.device;
+    if (other == device) continue;
+    for (const auto& [from, memory_of] : {std::pair(device, other), std::pair(other, device)}) {
+      if (!may_reach(from, memory_of)) continue;
+      const CUresult result = arena().EnablePeer(memory_of, from);
+      if (result != CUDA_SUCCESS) spdlog::warn("GPU {} cannot reach GPU {}: CUDA error {}", from, memory_of, int(result));
+    }
+  }
+}
+
+ContextRef WorkerSession::ContextOn(int device) const {
+  if (const ContextInfo* const current = FindContext(current_); current != nullptr && current->device == device) {
+    return current->ref;
+  }
+  for (const auto& [handle, context] : contexts_) {
+    if (context.device == device) return context.ref;
+  }
+  return {};
+}
+
 void WorkerSession::BindContext(uint64_t handle, CUcontext real, int device, bool primary) {
   handles_.Bind(Kind::kContext, handle, reinterpret_cast<uint64_t>(real), 0);
   ContextInfo& context = contexts_[handle];
@@ -220,6 +271,7 @@ void WorkerSession::BindContext(uint64_t handle, CUcontext real, int device, boo
   context.ref.id = next_context_id_++;
   context.device = device;
   context.primary = primary;
+  ShareArena(device);
   if (std::any_of(host_ranges_.begin(), host_ranges_.end(),
                   [](const auto& range) { return range.second.registered_in == 0; })) {
     MakeCurrent(table_, context.ref);

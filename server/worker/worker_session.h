@@ -119,6 +119,9 @@ class WorkerSession : public Session {
   using Wait = std::function<CUresult(Answer*)>;
   void DeferAnswer(ReplyBuilder* reply, Wait wait) { DeferIn(current_ref_, reply, std::move(wait)); }
   void DeferIn(ContextRef context, ReplyBuilder* reply, Wait wait);
+  // For waits behind work in `stream`, which end in the order in which they were given: one thread does them one after the
+  // other, which is faster than many that look at the same stream. While it is busy with another stream, as DeferAnswer.
+  void DeferInStream(CUstream stream, ReplyBuilder* reply, Wait wait);
 
   // Asks `ready` for a short while whether the GPU is done, as long as no other request is waiting. True once it is: the
   // handler answers at once, which is faster than handing the wait over.
@@ -146,6 +149,8 @@ class WorkerSession : public Session {
   const ContextInfo* FindContext(uint64_t handle) const;
   ContextRef current_ref() const { return current_ref_; }
   void BindContext(uint64_t handle, CUcontext real, int device, bool primary);
+  // A context of the device, preferring the current one; id 0 if there is none.
+  ContextRef ContextOn(int device) const;
   // Any live context, preferring the current one; id 0 if there is none.
   ContextRef AnyContext() const;
   const std::map<uint64_t, ContextInfo>& contexts() const { return contexts_; }
@@ -191,7 +196,10 @@ class WorkerSession : public Session {
   uint64_t payload_bytes_out() const { return bytes_out_.load(std::memory_order_relaxed); }
 
  private:
+  void DeferTo(Waiters* waiters, ContextRef context, ReplyBuilder* reply, Wait wait);
   void Gone(const HandleMap::Entry& entry);
+  // Lets a device that the session now uses, and the others that it uses, reach each other's memory.
+  void ShareArena(int device);
   void Answered(const FrameHeader& header, CUresult result, std::string_view message, std::string_view payload);
 
   const Parts parts_;
@@ -223,6 +231,10 @@ class WorkerSession : public Session {
   HostFunctions host_functions_;
   RingCopies ring_copies_;
   std::unique_ptr<Waiters> waiters_;
+  // The thread of DeferInStream, the stream that it serves, and how many waits it has.
+  std::unique_ptr<Waiters> stream_waiter_;
+  CUstream waited_stream_ = nullptr;
+  std::atomic<int> stream_waits_{0};
 };
 
 // The worker behind a handler's session.

@@ -23,6 +23,21 @@ CUresult RefuseCapture(const char* what) {
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 
+// Both ends are device memory of the session, perhaps on two GPUs, which need not reach each other.
+CUresult CopyOnDevices(WorkerSession& worker, uint64_t dst, uint64_t src, size_t bytes, CUstream stream) {
+  const DriverTable& driver = worker.driver();
+  const int to = worker.ranges().Find(dst)->device;
+  const int from = worker.ranges().Find(src)->device;
+  if (to != from) {
+    const ContextRef to_context = worker.ContextOn(to);
+    const ContextRef from_context = worker.ContextOn(from);
+    if (to_context.id != 0 && from_context.id != 0) {
+      return driver.cuMemcpyPeerAsync(dst, to_context.real, src, from_context.real, bytes, stream);
+    }
+  }
+  return driver.cuMemcpyDtoDAsync_v2(dst, src, bytes, stream);
+}
+
 }  // namespace
 
 CUresult AnswerBehind(WorkerSession& worker, CUstream stream, std::shared_ptr<char> buffer, size_t bytes,
@@ -44,7 +59,7 @@ CUresult AnswerBehind(WorkerSession& worker, CUstream stream, std::shared_ptr<ch
       return state;
     }
   }
-  worker.DeferAnswer(reply, [driver, event, buffer = std::move(buffer), bytes](Answer* answer) {
+  worker.DeferInStream(stream, reply, [driver, event, buffer = std::move(buffer), bytes](Answer* answer) {
     const CUresult state = driver->cuEventSynchronize(event);
     driver->cuEventDestroy_v2(event);
     answer->keeper = buffer;
@@ -112,7 +127,7 @@ CUresult Custom_cuMemcpyAsync(Session& session, const Request&, const wire::cuMe
   const DriverTable& driver = session.driver();
   CUresult result;
   if (to_device && from_device) {
-    result = driver.cuMemcpyDtoDAsync_v2(in.dst, in.src, in.bytes, stream);
+    result = CopyOnDevices(worker, in.dst, in.src, in.bytes, stream);
   } else if (to_device) {
     result = driver.cuMemcpyHtoDAsync_v2(in.dst, reinterpret_cast<const void*>(in.src), in.bytes, stream);
   } else if (from_device) {

@@ -111,7 +111,13 @@ CUresult Custom_cuMemMap(Session& session, const Request& request, const wire::c
   range.kind = DeviceRange::kMapped;
   range.bytes = in.size;
   range.owner = in.handle;
-  if (const ContextInfo* const context = worker.FindContext(session.CurrentContext())) range.device = context->device;
+  CUmemAllocationProp prop = {};
+  if (session.driver().cuMemGetAllocationPropertiesFromHandle(&prop, real) == CUDA_SUCCESS &&
+      prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+    range.device = prop.location.id;
+  } else if (const ContextInfo* const context = worker.FindContext(session.CurrentContext())) {
+    range.device = context->device;
+  }
   worker.ranges().Insert(in.ptr, range);
   return CUDA_SUCCESS;
 }
