@@ -3,7 +3,7 @@
 
 Usage:
   matrix.py --product DIR --apps DIR [--driver LIB] [--only APP,...] [--modes MODE,...] [--json FILE]
-            [--case-limit S] [--total-limit S] [--keep]
+            [--case-limit S] [--total-limit S] [--run-seconds S] [--keep]
 
   --product   a folder with the built product (cr-run, cr-server, libcuda-remote.so, ...), searched recursively
   --apps      a folder with the test programs, searched recursively
@@ -61,13 +61,14 @@ APPS = {
 class Case:
     """One program in one lab: its command and its native output, made once."""
 
-    def __init__(self, lab, app, path, limit):
+    def __init__(self, lab, app, path, limit, run_seconds):
         self.lab = lab
         self.app = app
         self.path = path
         self.steps = APPS[app]
         self.command = [path, "--steps", str(self.steps)]
         self.limit = limit
+        self.run_seconds = run_seconds
         self._native = None
         self.notes = {}
 
@@ -80,6 +81,10 @@ class Case:
             if not self._native.strip():
                 raise harness.Failure("the native run printed nothing")
         return self._native
+
+    def step_ms(self, part):
+        """How long each step of a job lasts that is to be caught while it runs."""
+        return max(20, int(1000 * part * self.run_seconds) // self.steps)
 
     def points(self):
         return [max(1, self.steps // 6), self.steps // 2, self.steps - 2]
@@ -194,7 +199,7 @@ def live(case):
     seed = int.from_bytes(os.urandom(4), "little")
     pick = random.Random(seed)
     server = case.lab.server()
-    step_ms = max(20, 1500 // case.steps)
+    step_ms = case.step_ms(0.6)
     job = case.lab.job("job", case.command, server.unix, step_ms=step_ms)
     step = pick.randint(1, max(1, case.steps // 2))
     job.wait_steps(step, case.limit)
@@ -214,7 +219,7 @@ def live(case):
 def migrate_between(case, first, second):
     """Runs on `first`, moves to `second` (which has other work), and back."""
     case.expected
-    step_ms = max(20, 2500 // case.steps)
+    step_ms = case.step_ms(1)
     job = case.lab.job("job", case.command, first, step_ms=step_ms)
     # Longer than the job that moves, so that there is other work on the server all the time.
     other = case.lab.job("other", case.command, second, step_ms=2 * step_ms)
@@ -274,7 +279,7 @@ def run_case(options, app, mode):
         if path is None:
             raise harness.Failure(f"the program {app} is not in {options.apps}")
         with harness.Lab(options.product, options.driver, options.keep) as lab:
-            case = Case(lab, app, os.path.abspath(path), options.case_limit)
+            case = Case(lab, app, os.path.abspath(path), options.case_limit, options.run_seconds)
             try:
                 MODES[mode](case)
                 result["ok"] = True
@@ -303,6 +308,9 @@ def main():
     parser.add_argument("--logs", help="append the logs of failed cases to this file")
     parser.add_argument("--case-limit", type=float, default=60)
     parser.add_argument("--total-limit", type=float, default=1e9)
+    parser.add_argument(
+        "--run-seconds", type=float, default=2.5, help="how long a job takes that moves while it runs; a real GPU needs seconds to start"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the folders of all cases")
     options = parser.parse_args()
     apps, modes = options.only.split(","), options.modes.split(",")
