@@ -37,7 +37,8 @@ bool AgentClient::Call(const Message& request, int timeout_ms, Message* reply, s
     case ReceiveStatus::kOk:
       if (reply->type == Type::kOk && sent) return true;
       for (int fd : reply->fds) close(fd);
-      *error = reply->type == Type::kError && !reply->body.empty() ? reply->body : "the job gave an answer that makes no sense";
+      *error = reply->type == Type::kError && !reply->body.empty() ? reply->body
+                                                                   : "the job gave an answer that makes no sense";
       return false;
     case ReceiveStatus::kTimeout:
       *error = "the job does not answer";

@@ -1,14 +1,13 @@
 #include "client/tools/background.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <fcntl.h>
 
 namespace cuda_remote::client::tools {
 namespace {

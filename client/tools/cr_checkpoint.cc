@@ -36,10 +36,11 @@ JOB is the job's folder, its name (cr-run --name), or the PID of the program or 
 Examples:
   cr-checkpoint train /data/train.image           saves the job; it goes on
   cr-checkpoint --stop train /data/train.image    saves it and ends it; later: cr-restart /data/train.image
-  cr-checkpoint --every 10m train /data/train.image   again and again; each image replaces the one before when it is whole
+  cr-checkpoint --every 10m train /data/train.image   again and again; each whole image replaces the one before
 
-The job stands still while its GPU memory and its process are saved. A checkpoint that fails, or is interrupted or killed,
-leaves the job running and no new image. Needs root, a job that was started as root, and CRIU (tools/setup-criu).
+The job stands still while its GPU memory and its process are saved. A checkpoint that fails, or is interrupted or
+killed, leaves the job running and no new image. Needs root, a job that was started as root, and CRIU
+(tools/setup-criu).
 
 Exit codes: 0 saved (--every: the job has ended), 1 failed, 2 wrong use, 4 no such job.
 )";
@@ -157,12 +158,14 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
 void Tell(const Options& options, const Outcome& outcome) {
   const ckptfmt::ImageSizes& sizes = outcome.sizes;
   if (options.json) {
-    printf("{\"image\": \"%s\", \"seconds\": %.3f, \"paused_seconds\": %.3f, \"gpu_bytes\": %llu, \"client_bytes\": %llu, "
-           "\"total_bytes\": %llu}\n",
-           options.image.c_str(), outcome.seconds, outcome.paused, static_cast<unsigned long long>(sizes.region_bytes),
-           static_cast<unsigned long long>(sizes.client_bytes), static_cast<unsigned long long>(sizes.total_bytes));
+    printf(
+        "{\"image\": \"%s\", \"seconds\": %.3f, \"paused_seconds\": %.3f, \"gpu_bytes\": %llu, \"client_bytes\": %llu, "
+        "\"total_bytes\": %llu}\n",
+        options.image.c_str(), outcome.seconds, outcome.paused, static_cast<unsigned long long>(sizes.region_bytes),
+        static_cast<unsigned long long>(sizes.client_bytes), static_cast<unsigned long long>(sizes.total_bytes));
   } else if (!options.quiet) {
-    fprintf(stderr, "%s: %s in %.1f s (the job stood still for %.1f s): GPU memory %s, client process %s, on the disk %s\n",
+    fprintf(stderr,
+            "%s: %s in %.1f s (the job stood still for %.1f s): GPU memory %s, client process %s, on the disk %s\n",
             kTool, options.image.c_str(), outcome.seconds, outcome.paused, Bytes(double(sizes.region_bytes)).c_str(),
             Bytes(double(sizes.client_bytes)).c_str(), Bytes(double(sizes.total_bytes)).c_str());
   }

@@ -33,8 +33,8 @@ Examples:
   cr-migrate train --to gpu8:7070
   cr-migrate train --to unix:/run/user/1000/cuda-remote/session.sock --gpu 1
 
-The program itself stays where it is and runs on; its CUDA calls wait while its GPU memory is copied. A migration that fails,
-or is interrupted or killed, leaves the job on its old server. Needs no root.
+The program itself stays where it is and runs on; its CUDA calls wait while its GPU memory is copied. A migration that
+fails, or is interrupted or killed, leaves the job on its old server. Needs no root.
 
 Exit codes: 0 moved, 1 failed (the job goes on where it was), 2 wrong use, 4 no such job.
 )";
@@ -94,8 +94,8 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
            static_cast<unsigned long long>(bytes), held->log().records());
     fflush(stdout);
   } else if (!options.quiet) {
-    fprintf(stderr, "%s: moved to %s in %.1f s (CUDA calls waited for %.1f s): GPU memory %s\n", kTool, options.to.c_str(),
-            took, stood, Bytes(double(bytes)).c_str());
+    fprintf(stderr, "%s: moved to %s in %.1f s (CUDA calls waited for %.1f s): GPU memory %s\n", kTool,
+            options.to.c_str(), took, stood, Bytes(double(bytes)).c_str());
   }
   return true;
 }

@@ -38,9 +38,10 @@ Examples:
   cr-restart /data/train.image --server gpu8:7070
   cr-restart /data/train.image --server unix:/run/user/1000/cuda-remote/session.sock --gpu 1
 
-The image is verified first. The job then runs in the foreground, as under cr-run: signals go to it, and its output goes where
-it went before if that was a file, and to this program's output if it was a pipe or a terminal. Files that the job has open
-must be where they were, as long as they were (--cut-back). A restart that fails leaves the image as it is and can be tried again. Needs root and CRIU.
+The image is verified first. The job then runs in the foreground, as under cr-run: signals go to it, and its output goes
+where it went before if that was a file, and to this program's output if it was a pipe or a terminal. Files that the job
+has open must be where they were, as long as they were (--cut-back). A restart that fails leaves the image as it is and
+can be tried again. Needs root and CRIU.
 
 Exit codes: the job's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 the restart failed.
 )";
@@ -57,7 +58,8 @@ struct Options {
 };
 
 // Opens and verifies the image, and reads what it says of the job and of its log.
-std::unique_ptr<ckptfmt::ImageReader> OpenImage(const Options& options, Job* job, replay::Log* log, std::string* error) {
+std::unique_ptr<ckptfmt::ImageReader> OpenImage(const Options& options, Job* job, replay::Log* log,
+                                                std::string* error) {
   auto opened = ckptfmt::ImageReader::Open(options.image);
   if (!opened.ok()) {
     *error = std::string(opened.status().message());
@@ -83,8 +85,8 @@ std::unique_ptr<ckptfmt::ImageReader> OpenImage(const Options& options, Job* job
   }
   const absl::StatusOr<std::string> bytes = image->ReadLog();
   if (!bytes.ok() || !replay::Log::Parse(*bytes, log, error)) {
-    *error = options.image + ": the replay log cannot be read: " +
-             (bytes.ok() ? *error : std::string(bytes.status().message()));
+    *error = options.image +
+             ": the replay log cannot be read: " + (bytes.ok() ? *error : std::string(bytes.status().message()));
     return nullptr;
   }
   std::string calls;
@@ -97,8 +99,8 @@ std::unique_ptr<ckptfmt::ImageReader> OpenImage(const Options& options, Job* job
 }
 
 // Compares the job's open files with what is there.
-bool CheckFiles(const Options& options, const ckptfmt::ImageReader& image, const Job& job, std::vector<SavedFile>* longer,
-                std::string* error) {
+bool CheckFiles(const Options& options, const ckptfmt::ImageReader& image, const Job& job,
+                std::vector<SavedFile>* longer, std::string* error) {
   std::ifstream in(image.client_dir() + "/files.img", std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(in), {}};
   std::vector<SavedFile> files;
@@ -112,8 +114,9 @@ bool CheckFiles(const Options& options, const ckptfmt::ImageReader& image, const
 }
 
 // A GPU session with everything that the job had.
-std::unique_ptr<ClientChannel> RestoreGpu(const Options& options, const GpuHost& host, const ckptfmt::ImageReader& image,
-                                          const replay::Log& log, std::string* error) {
+std::unique_ptr<ClientChannel> RestoreGpu(const Options& options, const GpuHost& host,
+                                          const ckptfmt::ImageReader& image, const replay::Log& log,
+                                          std::string* error) {
   const ckptfmt::ImageInfo& info = image.info();
   std::unique_ptr<ClientChannel> channel =
       OpenSession(host.socket_path(), info.program, info.job, options.server.empty() ? -1 : options.gpu, error);
@@ -127,7 +130,8 @@ std::unique_ptr<ClientChannel> RestoreGpu(const Options& options, const GpuHost&
   }
   for (size_t i = 0; i < info.devices.size(); ++i) {
     if (here.devices[i].name != info.devices[i].name)
-      Say(kTool, "GPU " + std::to_string(i) + " was a " + info.devices[i].name + "; here it is a " + here.devices[i].name);
+      Say(kTool,
+          "GPU " + std::to_string(i) + " was a " + info.devices[i].name + "; here it is a " + here.devices[i].name);
   }
   if (!ReplayLog(log, channel.get(), error)) return nullptr;
   Progress progress("loading GPU memory", options.quiet);
@@ -255,7 +259,8 @@ int Main(int argc, char** argv) {
   app.add_option("--gpu", options.gpu, "the only GPU that the job gets (ordinal)")->check(CLI::Range(0, 255));
   app.add_option("--job-dir", options.directory, "the job's folder (default: the one that it had)");
   app.add_flag("--cut-back", options.cut_back,
-               "cut files that the job went on writing after the checkpoint back to their length then; it writes the rest again");
+               "cut files that the job went on writing after the checkpoint back to their length then; it writes the "
+               "rest again");
   app.add_flag("--quiet", options.quiet, "print errors only");
   try {
     app.parse(argc, argv);

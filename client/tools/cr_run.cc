@@ -120,7 +120,9 @@ int Main(int argc, char** argv) {
   SetVariable(&plan.environment, "CUDA_REMOTE_SERVER", host->server());
   SetVariable(&plan.environment, "CUDA_REMOTE_JOB_DIR", directory);
   SetVariable(&plan.environment, "CUDA_REMOTE_JOB",
-              !name.empty() ? name : (value = getenv("CUDA_REMOTE_JOB")) && *value ? value : program);
+              !name.empty()                                   ? name
+              : (value = getenv("CUDA_REMOTE_JOB")) && *value ? value
+                                                              : program);
   // An own server shows that GPU alone, as its first.
   if (gpu >= 0 && !server.empty()) SetVariable(&plan.environment, "CUDA_REMOTE_GPU", std::to_string(gpu));
   value = getenv("LD_LIBRARY_PATH");

@@ -89,7 +89,8 @@ int InsideJob(const Job& job, const std::function<int()>& body, std::string* err
 // Signal to every process of the namespace but its init.
 bool SignalAll(const Job& job, int signal) {
   std::string error;
-  return InsideJob(job, [signal] { return kill(-1, signal) == 0 || errno == ESRCH ? 0 : 1; }, &error) == 0;
+  return InsideJob(
+             job, [signal] { return kill(-1, signal) == 0 || errno == ESRCH ? 0 : 1; }, &error) == 0;
 }
 
 // The job's processes, seen from outside.
@@ -237,8 +238,9 @@ bool DescribeProcesses(Job* job, std::string* error) {
       stream->set_rdevice(facts.st_rdev);
     }
     if (stream->target().compare(0, 7, "socket:") == 0) {
-      *error = "the job's descriptor " + std::to_string(fd) +
-               " is a socket, which cannot be restored: start the job with its output going to a file, a pipe or a terminal";
+      *error =
+          "the job's descriptor " + std::to_string(fd) +
+          " is a socket, which cannot be restored: start the job with its output going to a file, a pipe or a terminal";
       return false;
     }
   }
@@ -359,8 +361,9 @@ bool RestoreCommand(const Job& job, const std::string& image_folder, const std::
     if (name.empty() || !named.insert(name).second) continue;
     const int fd = KeepOpen(stream.terminal() ? terminal : stream.fd());
     if (fd < 0) {
-      *error = stream.terminal() ? "the job needs a terminal"
-                                 : "descriptor " + std::to_string(stream.fd()) + " is closed here, but the job needs it";
+      *error = stream.terminal()
+                   ? "the job needs a terminal"
+                   : "descriptor " + std::to_string(stream.fd()) + " is closed here, but the job needs it";
       return false;
     }
     opened->push_back(fd);

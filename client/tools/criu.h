@@ -1,7 +1,7 @@
 // Saving and restoring the client process with CRIU.
 //
-// The dump runs inside the job's namespaces, so that CRIU sees an ordinary process tree; the restore is a command for the
-// init process of a new namespace (isolate.h). Functions return false and one sentence in *error.
+// The dump runs inside the job's namespaces, so that CRIU sees an ordinary process tree; the restore is a command for
+// the init process of a new namespace (isolate.h). Functions return false and one sentence in *error.
 #ifndef CUDA_REMOTE_CLIENT_TOOLS_CRIU_H_
 #define CUDA_REMOTE_CLIENT_TOOLS_CRIU_H_
 
@@ -19,8 +19,8 @@ bool FindCriu(std::string* criu, std::string* error);
 // number. False if there is something that cannot be saved.
 bool DescribeProcesses(Job* job, std::string* error);
 
-// Saves the job's processes into `image_folder`. Afterwards they run on, or are stopped (`leave_stopped`). CRIU's log goes
-// to `work_folder`.
+// Saves the job's processes into `image_folder`. Afterwards they run on, or are stopped (`leave_stopped`). CRIU's log
+// goes to `work_folder`.
 bool DumpProcesses(const Job& job, const std::string& image_folder, const std::string& work_folder, bool leave_stopped,
                    std::string* error);
 
@@ -28,8 +28,8 @@ bool DumpProcesses(const Job& job, const std::string& image_folder, const std::s
 bool ContinueProcesses(const Job& job);
 bool KillProcesses(const Job& job);
 
-// The command that restores. *opened: descriptors that it inherits, for this process's streams and the files that the job
-// needs; close them when it has run. `terminal`: for streams that were a terminal, -1 if there is none.
+// The command that restores. *opened: descriptors that it inherits, for this process's streams and the files that the
+// job needs; close them when it has run. `terminal`: for streams that were a terminal, -1 if there is none.
 bool RestoreCommand(const Job& job, const std::string& image_folder, const std::string& work_folder, int terminal,
                     std::vector<std::string>* command, std::vector<int>* opened, std::string* error);
 

@@ -11,17 +11,17 @@
 
 namespace cuda_remote::client::tools {
 
-// Exit codes that are not the program's. As with env, nohup and other programs that run programs, 125 to 127 mean that the
-// program did not run.
+// Exit codes that are not the program's. As with env, nohup and other programs that run programs, 125 to 127 mean that
+// the program did not run.
 inline constexpr int kExitStopped = 121;
 inline constexpr int kExitFailed = 125;
 
 // Prints "cr-run: text" to stderr.
 void Say(const char* tool, const std::string& text);
 
-// Waits for the job in `isolated` (isolated.init != 0) or for the plain child isolated.pid, forwards signals, notices when
-// the job's own server ends, and cleans the job's folder up. Returns the exit code: the program's, 128 plus the number of the
-// signal that ended it, or kExitStopped if cr-checkpoint --stop did.
+// Waits for the job in `isolated` (isolated.init != 0) or for the plain child isolated.pid, forwards signals, notices
+// when the job's own server ends, and cleans the job's folder up. Returns the exit code: the program's, 128 plus the
+// number of the signal that ended it, or kExitStopped if cr-checkpoint --stop did.
 int FinishJob(const char* tool, const Isolated& isolated, const std::string& directory, std::unique_ptr<GpuHost> host);
 
 // Lets go of standard input and output, so that a pipe ends when the program closes it.

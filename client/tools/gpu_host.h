@@ -1,5 +1,5 @@
-// The way to a GPU server for a tool: an address that a person gives becomes the path of a socket here. For another host
-// a cr-relay is started; without an address, a cr-server of the job's own.
+// The way to a GPU server for a tool: an address that a person gives becomes the path of a socket here. For another
+// host a cr-relay is started; without an address, a cr-server of the job's own.
 //
 // What is started ends with the GpuHost object, or with the tool if that is killed; unless it was left running.
 #ifndef CUDA_REMOTE_CLIENT_TOOLS_GPU_HOST_H_

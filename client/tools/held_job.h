@@ -1,5 +1,5 @@
-// A job that is locked, whose channel and log a tool holds. However this ends, the job gets a channel and goes on: the new one
-// that Give was called with, else its old one. Only Abandon leaves it as it is.
+// A job that is locked, whose channel and log a tool holds. However this ends, the job gets a channel and goes on: the
+// new one that Give was called with, else its old one. Only Abandon leaves it as it is.
 //
 // Not thread-safe. Functions return false and one sentence in *error.
 #ifndef CUDA_REMOTE_CLIENT_TOOLS_HELD_JOB_H_
@@ -16,8 +16,8 @@ namespace cuda_remote::client::tools {
 
 class HeldJob {
  public:
-  // Stops the CUDA calls of the job in `directory`, waiting up to lock_ms for those in progress, and takes channel and log.
-  // Refuses, with the job going on, if the log has calls that cannot be replayed.
+  // Stops the CUDA calls of the job in `directory`, waiting up to lock_ms for those in progress, and takes channel and
+  // log. Refuses, with the job going on, if the log has calls that cannot be replayed.
   static std::unique_ptr<HeldJob> Take(const std::string& directory, int lock_ms, std::string* error);
   ~HeldJob();
   HeldJob(const HeldJob&) = delete;

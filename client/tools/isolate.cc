@@ -22,8 +22,8 @@
 namespace cuda_remote::client::tools {
 namespace {
 
-constexpr int kForwarded[] = {SIGHUP,  SIGINT,  SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2,
-                              SIGALRM, SIGCONT, SIGWINCH, SIGURG, SIGVTALRM, SIGPROF};
+constexpr int kForwarded[] = {SIGHUP,  SIGINT,  SIGQUIT,  SIGTERM, SIGUSR1,   SIGUSR2,
+                              SIGALRM, SIGCONT, SIGWINCH, SIGURG,  SIGVTALRM, SIGPROF};
 
 sigset_t g_before;
 bool g_blocked = false;
@@ -243,7 +243,8 @@ bool StartIsolated(const Plan& plan, Isolated* isolated, std::string* error, int
     return false;
   }
   fflush(nullptr);
-  const pid_t init = pid_t(syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | SIGCHLD, nullptr, nullptr, nullptr, nullptr));
+  const pid_t init =
+      pid_t(syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | SIGCHLD, nullptr, nullptr, nullptr, nullptr));
   if (init == 0) {
     close(report[0]);
     Init(plan, report[1]);

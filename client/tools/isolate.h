@@ -1,9 +1,9 @@
-// Runs a program in a PID namespace of its own, under a small init process, so that its process numbers can be had again
-// wherever a snapshot of it is restored.
+// Runs a program in a PID namespace of its own, under a small init process, so that its process numbers can be had
+// again wherever a snapshot of it is restored.
 //
-// The namespace has its own /proc; everything else is seen as outside. The init process forwards signals to the program,
-// reaps what it leaves behind, and ends with it (which ends whatever is left in the namespace). It ends with the tool that
-// started it, too. Needs root.
+// The namespace has its own /proc; everything else is seen as outside. The init process forwards signals to the
+// program, reaps what it leaves behind, and ends with it (which ends whatever is left in the namespace). It ends with
+// the tool that started it, too. Needs root.
 //
 // For single-threaded tools: both functions fork.
 #ifndef CUDA_REMOTE_CLIENT_TOOLS_ISOLATE_H_
@@ -42,8 +42,8 @@ struct Isolated {
 // Why there can be no namespace here; empty if there can.
 std::string NoIsolation();
 
-// Starts `plan`; returns once the program was executed, or restored. On failure nothing is left, and *code is what a shell
-// would return for it (126: cannot be executed, 127: not there, 125: anything else).
+// Starts `plan`; returns once the program was executed, or restored. On failure nothing is left, and *code is what a
+// shell would return for it (126: cannot be executed, 127: not there, 125: anything else).
 bool StartIsolated(const Plan& plan, Isolated* isolated, std::string* error, int* code);
 
 // Starts it without a namespace, as a child of the caller.
@@ -56,8 +56,8 @@ bool Interrupted();
 // Restores what was blocked before, in a child.
 void UnblockInChild();
 
-// Waits until `child` ends, forwarding signals to it meanwhile. `terminal_too`: also those that the terminal has sent to
-// the whole process group. Other children that end are reported to `other`. Returns the wait status.
+// Waits until `child` ends, forwarding signals to it meanwhile. `terminal_too`: also those that the terminal has sent
+// to the whole process group. Other children that end are reported to `other`. Returns the wait status.
 int WaitForwarding(pid_t child, bool terminal_too, const std::function<void(pid_t, int)>& other);
 
 // After init has ended: the program's own wait status. False if init died without telling.

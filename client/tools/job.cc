@@ -16,9 +16,10 @@
 namespace cuda_remote::client::tools {
 namespace {
 
-// From the program's folder: an installation with everything in one folder or with bin, lib and libexec, and Bazel's tree.
-constexpr const char* kPlaces[] = {"",          "../lib/",   "../bin/",  "../libexec/",
-                                   "../",       "../relay/", "../../server/supervisor/"};
+// From the program's folder: an installation with everything in one folder or with bin, lib and libexec, and Bazel's
+// tree.
+constexpr const char* kPlaces[] = {
+    "", "../lib/", "../bin/", "../libexec/", "../", "../relay/", "../../server/supervisor/"};
 
 std::string OwnFolder() {
   char path[4096];
@@ -47,7 +48,8 @@ bool IsZombie(int pid) {
   std::string text;
   std::getline(in, text);
   const size_t name_end = text.rfind(')');
-  return name_end != std::string::npos && name_end + 2 < text.size() && (text[name_end + 2] == 'Z' || text[name_end + 2] == 'X');
+  return name_end != std::string::npos && name_end + 2 < text.size() &&
+         (text[name_end + 2] == 'Z' || text[name_end + 2] == 'X');
 }
 
 bool EndsWith(const std::string& text, const std::string& end) {
@@ -210,8 +212,8 @@ bool FindJob(const std::string& name, std::string* directory, Job* job, std::str
 }
 
 void RemoveJobFolder(const std::string& directory) {
-  for (const char* name : {"/lib/libcuda.so.1", "/job.json", "/stopped", "/agent.sock",
-                           "/server/session.sock", "/server/control.sock", "/server/server.lock"})
+  for (const char* name : {"/lib/libcuda.so.1", "/job.json", "/stopped", "/agent.sock", "/server/session.sock",
+                           "/server/control.sock", "/server/server.lock"})
     unlink((directory + name).c_str());
   if (DIR* const list = opendir(directory.c_str())) {
     while (const dirent* const entry = readdir(list)) {
@@ -249,7 +251,8 @@ uint64_t PidNamespace(int pid) {
 }
 
 bool JobIsAlive(const Job& job) {
-  if (job.init_pid() > 0) return !IsZombie(job.init_pid()) && PidNamespace(job.init_pid()) == job.pid_namespace() && job.pid_namespace() != 0;
+  if (job.init_pid() > 0)
+    return !IsZombie(job.init_pid()) && PidNamespace(job.init_pid()) == job.pid_namespace() && job.pid_namespace() != 0;
   return job.pid() > 0 && kill(job.pid(), 0) == 0;
 }
 

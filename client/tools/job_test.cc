@@ -64,8 +64,8 @@ TEST_F(JobTest, FoundByFolderNameAndPid) {
   const std::string directory = JobsFolder() + "/train";
   ASSERT_TRUE(MakeJobFolder(directory, &error_));
   ASSERT_TRUE(WriteJob(directory, Some(), &error_));
-  for (const std::string& name : {directory, directory + "/", std::string("train"), std::to_string(getpid()),
-                                  std::to_string(getppid())}) {
+  for (const std::string& name :
+       {directory, directory + "/", std::string("train"), std::to_string(getpid()), std::to_string(getppid())}) {
     Job job;
     std::string found;
     EXPECT_TRUE(FindJob(name, &found, &job, &error_)) << name << ": " << error_;

@@ -1,5 +1,6 @@
-// The files that a saved job has open, compared with what is there now. CRIU refuses a file whose length has changed; this
-// says so earlier and in better words, and can cut files back that the job has gone on writing after the checkpoint.
+// The files that a saved job has open, compared with what is there now. CRIU refuses a file whose length has changed;
+// this says so earlier and in better words, and can cut files back that the job has gone on writing after the
+// checkpoint.
 #ifndef CUDA_REMOTE_CLIENT_TOOLS_OPEN_FILES_H_
 #define CUDA_REMOTE_CLIENT_TOOLS_OPEN_FILES_H_
 

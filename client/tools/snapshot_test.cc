@@ -1,5 +1,5 @@
-// A program in its namespace is saved by CRIU, ended, and restored elsewhere: with threads, a shared mapping, a listening
-// socket, and each kind of standard output. Needs root and a CRIU that works (tools/setup-criu).
+// A program in its namespace is saved by CRIU, ended, and restored elsewhere: with threads, a shared mapping, a
+// listening socket, and each kind of standard output. Needs root and a CRIU that works (tools/setup-criu).
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
