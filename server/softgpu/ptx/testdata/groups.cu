@@ -71,7 +71,7 @@ extern "C" __global__ void atomics(int* i, unsigned* u, unsigned long long* l, f
   atomicInc(&u[3], 9); atomicDec(&u[4], 9); atomicExch(&u[5], 77u);
   atomicAdd(&l[0], (unsigned long long)t); atomicMax(&l[1], (unsigned long long)t << 33); atomicMin((long long*)&l[2], -(long long)t);
   atomicAdd(&f[0], 1.0f); atomicAdd(&d[0], 0.5);
-  unsigned old = u[6], seen;
+  unsigned old = *(volatile unsigned*)&u[6], seen;
   do { seen = old; old = atomicCAS(&u[6], seen, seen + 2); } while (old != seen);
   __shared__ int s;
   if (threadIdx.x == 0) s = 0;
