@@ -7,6 +7,7 @@
 
 #include "replay/modimg/image_size.h"
 #include "replay/modimg/modimg.h"
+#include "server/softgpu/allocate.h"
 #include "server/softgpu/settings.h"
 
 namespace cuda_remote::softgpu {
@@ -90,7 +91,8 @@ void* MapVariables(uint64_t bytes, const std::string& ptx) {
 
 }  // namespace
 
-CUresult Module::Load(const ContextPtr& context, const std::string& ptx, ModulePtr* out, std::string* log) {
+CUresult Module::Load(const ContextPtr& context, const std::string& ptx, const Variables& shared, ModulePtr* out,
+                      std::string* log) {
   std::unique_ptr<ptx::Module> code = ptx::Module::Parse(ptx, log);
   if (!code) {
     LogOnce("PTX cannot be used: " + *log);
@@ -103,7 +105,7 @@ CUresult Module::Load(const ContextPtr& context, const std::string& ptx, ModuleP
     uint64_t align = std::max<uint64_t>(global.align, 256);
     bytes = (bytes + align - 1) / align * align;
     offsets.push_back(bytes);
-    if (!global.external) bytes += std::max<uint64_t>(global.size, 1) + 64;  // a gap finds accesses past the end
+    if (!global.external && shared.count(global.name) == 0) bytes += std::max<uint64_t>(global.size, 1) + 64;  // a gap finds accesses past the end
   }
   Device* device = GetDevice(context->device());
   std::shared_ptr<char> block;
@@ -116,7 +118,10 @@ CUresult Module::Load(const ContextPtr& context, const std::string& ptx, ModuleP
   ptx::SymbolAddresses addresses;
   for (size_t i = 0; i < offsets.size(); ++i) {
     const ptx::GlobalInfo& global = code->globals()[i];
-    if (!global.external) addresses[global.name] = reinterpret_cast<uint64_t>(block.get()) + offsets[i];
+    if (global.external) continue;
+    auto existing = shared.find(global.name);
+    addresses[global.name] = existing != shared.end() ? existing->second->begin
+                                                      : reinterpret_cast<uint64_t>(block.get()) + offsets[i];
   }
   if (!code->Bind(addresses, log)) {
     LogOnce("PTX cannot be linked: " + *log);
@@ -125,9 +130,10 @@ CUresult Module::Load(const ContextPtr& context, const std::string& ptx, ModuleP
 
   ModulePtr module(new Module);
   module->context_ = context.get();
+  module->shared_ = shared;
   for (size_t i = 0; i < offsets.size(); ++i) {
     const ptx::GlobalInfo& global = code->globals()[i];
-    if (global.external) continue;
+    if (global.external || shared.count(global.name) != 0) continue;
     std::string image = code->Image(global);
     std::memcpy(block.get() + offsets[i], image.data(), std::min<uint64_t>(image.size(), global.size));
     auto allocation = std::make_shared<Allocation>();
@@ -176,13 +182,11 @@ FunctionPtr Module::FindFunction(const std::string& name) const {
   return nullptr;
 }
 
-AllocationPtr Module::FindGlobal(const std::string& name, bool managed_only) const {
+AllocationPtr Module::FindGlobal(const std::string& name) const {
   auto it = globals_.find(name);
-  if (it == globals_.end()) return nullptr;
-  for (const ptx::GlobalInfo& global : code_->globals()) {
-    if (global.name == name) return global.managed || !managed_only ? it->second : nullptr;
-  }
-  return nullptr;
+  if (it != globals_.end()) return it->second;
+  it = shared_.find(name);
+  return it == shared_.end() ? nullptr : it->second;
 }
 
 CUresult Kernel::FunctionFor(const ContextPtr& context, FunctionPtr* function) {
@@ -201,13 +205,35 @@ KernelPtr Library::FindKernel(const std::string& name) const {
   return nullptr;
 }
 
+CUresult Library::AllocateManaged() {
+  for (const ptx::GlobalInfo& global : code->globals()) {
+    if (!global.managed || global.external) continue;
+    AllocationPtr allocation;
+    uint64_t bytes = std::max<uint64_t>(global.size, 1);
+    if (CUresult result = AllocateUnmapped(0, bytes, MemoryKind::kManaged, false, &allocation); result != CUDA_SUCCESS) {
+      return result;
+    }
+    // Addresses in it would be those of one context: the language does not allow them.
+    auto* memory = reinterpret_cast<char*>(allocation->begin);
+    std::memset(memory, 0, bytes);
+    std::memcpy(memory, global.initial.data(), std::min<uint64_t>(global.initial.size(), global.size));
+    MemoryMap::Get().Add(allocation);
+    managed[global.name] = allocation;
+  }
+  return CUDA_SUCCESS;
+}
+
+void Library::ReleaseManaged() {
+  for (const auto& [name, allocation] : managed) MemoryMap::Get().Release(MemoryMap::Get().Remove(allocation->begin));
+}
+
 CUresult Library::ModuleFor(const ContextPtr& context, ModulePtr* module) {
   std::lock_guard<std::mutex> lock(mutex);
   ModulePtr& slot = modules[context.get()];
   if (!slot) {
     std::string log;
     ModulePtr loaded;
-    if (CUresult result = Module::Load(context, ptx, &loaded, &log); result != CUDA_SUCCESS) return result;
+    if (CUresult result = Module::Load(context, ptx, managed, &loaded, &log); result != CUDA_SUCCESS) return result;
     for (const FunctionPtr& function : loaded->functions()) {
       if (KernelPtr kernel = FindKernel(function->name)) function->settings = kernel->settings[context->device()];
     }

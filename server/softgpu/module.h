@@ -54,8 +54,13 @@ struct Function {
 
 class Module : public std::enable_shared_from_this<Module> {
  public:
-  // Parses PTX and gives its variables memory in `context`. CUDA_ERROR_INVALID_PTX: *log says why.
-  static CUresult Load(const ContextPtr& context, const std::string& ptx, ModulePtr* module, std::string* log);
+  // Variables that are there already, by name.
+  using Variables = std::map<std::string, AllocationPtr>;
+
+  // Parses PTX and gives its variables memory in `context`, except those that are in `shared`. CUDA_ERROR_INVALID_PTX: *log
+  // says why.
+  static CUresult Load(const ContextPtr& context, const std::string& ptx, const Variables& shared, ModulePtr* module,
+                       std::string* log);
   ~Module();
 
   CUmodule handle() { return reinterpret_cast<CUmodule>(this); }
@@ -63,8 +68,7 @@ class Module : public std::enable_shared_from_this<Module> {
   const ptx::Module& code() const { return *code_; }
   const std::vector<FunctionPtr>& functions() const { return functions_; }
   FunctionPtr FindFunction(const std::string& name) const;
-  // Null if there is no such visible variable.
-  AllocationPtr FindGlobal(const std::string& name, bool managed_only = false) const;
+  AllocationPtr FindGlobal(const std::string& name) const;
   // Takes the variables out of the memory map and the functions out of the registry. No kernel of the module may run.
   void Unload();
 
@@ -74,7 +78,8 @@ class Module : public std::enable_shared_from_this<Module> {
   const Context* context_ = nullptr;
   std::unique_ptr<ptx::Module> code_;
   std::vector<FunctionPtr> functions_;
-  std::map<std::string, AllocationPtr> globals_;
+  Variables globals_;
+  Variables shared_;  // somebody else's
   std::mutex mutex_;
   bool unloaded_ = false;
 };
@@ -94,7 +99,12 @@ struct Library : std::enable_shared_from_this<Library> {
   std::unique_ptr<ptx::Module> code;  // for names and parameters alone
   std::vector<KernelPtr> kernels;
 
+  Module::Variables managed;  // managed variables are the same in all contexts, and there before any
+
   CUlibrary handle() { return reinterpret_cast<CUlibrary>(this); }
+  // Gives the managed variables their memory.
+  CUresult AllocateManaged();
+  void ReleaseManaged();
   KernelPtr FindKernel(const std::string& name) const;
   CUresult ModuleFor(const ContextPtr& context, ModulePtr* module);
 

@@ -21,7 +21,7 @@ CUresult LoadModule(CUmodule* out, const void* image, JitOptions jit) {
     return result;
   }
   ModulePtr module;
-  if (CUresult result = Module::Load(context, ptx, &module, &log); result != CUDA_SUCCESS) {
+  if (CUresult result = Module::Load(context, ptx, {}, &module, &log); result != CUDA_SUCCESS) {
     jit.SetErrorLog(log);
     return result;
   }
@@ -67,6 +67,7 @@ CUresult LoadLibrary(CUlibrary* out, const void* image, JitOptions jit) {
     library->kernels.push_back(kernel);
     Registry<Kernel>::Get().Add(kernel);
   }
+  if (CUresult result = library->AllocateManaged(); result != CUDA_SUCCESS) return result;
   jit.SetErrorLog("");
   jit.SetInfoLog("");
   *out = Registry<Library>::Get().Add(library)->handle();
@@ -78,7 +79,7 @@ CUresult FindLibrary(CUlibrary handle, LibraryPtr* library) {
   return *library ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-CUresult LibraryVariable(CUdeviceptr* address, size_t* bytes, CUlibrary handle, const char* name, bool managed) {
+CUresult LibraryVariable(CUdeviceptr* address, size_t* bytes, CUlibrary handle, const char* name) {
   ContextPtr context;
   if (CUresult result = UsableContext(&context); result != CUDA_SUCCESS) return result;
   if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -86,7 +87,7 @@ CUresult LibraryVariable(CUdeviceptr* address, size_t* bytes, CUlibrary handle, 
   if (CUresult result = FindLibrary(handle, &library); result != CUDA_SUCCESS) return result;
   ModulePtr module;
   if (CUresult result = library->ModuleFor(context, &module); result != CUDA_SUCCESS) return result;
-  AllocationPtr variable = module->FindGlobal(name, managed);
+  AllocationPtr variable = module->FindGlobal(name);
   if (!variable) return CUDA_ERROR_NOT_FOUND;
   if (address != nullptr) *address = variable->begin;
   if (bytes != nullptr) *bytes = variable->size;
@@ -204,6 +205,7 @@ SOFTGPU_API cuLibraryUnload(CUlibrary handle) {
     Registry<Module>::Get().Remove(module.get());
     module->Unload();
   }
+  library->ReleaseManaged();
   return CUDA_SUCCESS;
 }
 
@@ -249,10 +251,18 @@ SOFTGPU_API cuLibraryGetModule(CUmodule* out, CUlibrary handle) {
 
 SOFTGPU_API cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary handle, const char* name) {
   SOFTGPU_ENTER();
-  return LibraryVariable(address, bytes, handle, name, false);
+  return LibraryVariable(address, bytes, handle, name);
 }
 
 SOFTGPU_API cuLibraryGetManaged(CUdeviceptr* address, size_t* bytes, CUlibrary handle, const char* name) {
   SOFTGPU_ENTER();
-  return LibraryVariable(address, bytes, handle, name, true);
+  // Without a context: the runtime asks when it registers variables.
+  LibraryPtr library;
+  if (CUresult result = FindLibrary(handle, &library); result != CUDA_SUCCESS) return result;
+  if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  auto it = library->managed.find(name);
+  if (it == library->managed.end()) return CUDA_ERROR_NOT_FOUND;
+  if (address != nullptr) *address = it->second->begin;
+  if (bytes != nullptr) *bytes = it->second->size;
+  return CUDA_SUCCESS;
 }

@@ -136,6 +136,25 @@ TEST_F(ModuleTest, LibrariesWithoutAContext) {
   CU_IS(CUDA_ERROR_INVALID_HANDLE, cuLibraryUnload(library));
 }
 
+TEST_F(ModuleTest, ManagedVariablesNeedNoContextAndAreSharedByAll) {
+  CUlibrary library;
+  CU_OK(cuLibraryLoadData(&library, kPtx, nullptr, nullptr, 0, nullptr, nullptr, 0));
+  CU_OK(cuCtxSetCurrent(nullptr));
+  CUdeviceptr word, again;
+  size_t bytes;
+  CU_OK(cuLibraryGetManaged(&word, &bytes, library, "managed_word"));
+  EXPECT_EQ(4u, bytes);
+  EXPECT_EQ(5, *reinterpret_cast<int*>(word));
+  CU_IS(CUDA_ERROR_NOT_FOUND, cuLibraryGetManaged(&again, &bytes, library, "counter"));
+  CU_OK(cuCtxSetCurrent(context_));
+  CU_OK(cuLibraryGetGlobal(&again, &bytes, library, "managed_word"));
+  EXPECT_EQ(word, again);
+  ASSERT_EQ(CUDA_SUCCESS, Bump(word, 2, nullptr));
+  CU_OK(cuCtxSynchronize());
+  EXPECT_EQ(7, *reinterpret_cast<int*>(word));
+  CU_OK(cuLibraryUnload(library));
+}
+
 TEST_F(ModuleTest, WrongImages) {
   CUmodule module;
   char log[256] = {};

@@ -36,6 +36,7 @@ inline constexpr char kPtx[] = R"(
 .target sm_75
 .address_size 64
 .visible .global .align 4 .u32 counter = 7;
+.visible .global .attribute(.managed) .align 4 .u32 managed_word = 5;
 .visible .const .align 4 .u32 table[2] = {3, 4};
 .visible .entry scale(.param .u64 data, .param .u32 count, .param .u32 factor)
 {
