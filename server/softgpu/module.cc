@@ -105,7 +105,8 @@ CUresult Module::Load(const ContextPtr& context, const std::string& ptx, const V
     uint64_t align = std::max<uint64_t>(global.align, 256);
     bytes = (bytes + align - 1) / align * align;
     offsets.push_back(bytes);
-    if (!global.external && shared.count(global.name) == 0) bytes += std::max<uint64_t>(global.size, 1) + 64;  // a gap finds accesses past the end
+    // A gap finds accesses past the end.
+    if (!global.external && shared.count(global.name) == 0) bytes += std::max<uint64_t>(global.size, 1) + 64;
   }
   Device* device = GetDevice(context->device());
   std::shared_ptr<char> block;
