@@ -12,7 +12,8 @@ uint64_t Eval(const std::string& body, const std::vector<uint64_t>& in, const st
   std::string loads;
   for (size_t i = 0; i < in.size(); ++i) {
     const std::string at = "[%rd2+" + std::to_string(8 * i) + "];\n", n = std::to_string(10 + i);
-    loads += "ld.global.b64 %rd" + n + ", " + at + "ld.global.b32 %r" + n + ", " + at + "ld.global.b16 %h" + n + ", " + at +
+    loads += "ld.global.b64 %rd" + n + ", " + at + "ld.global.b32 %r" + n + ", " + at;
+    loads += "ld.global.b16 %h" + n + ", " + at +
              "ld.global.f32 %f" + n + ", " + at + "ld.global.f64 %fd" + n + ", " + at;
   }
   const char* type = result.compare(0, 3, "%rd") == 0   ? "b64"

@@ -18,14 +18,16 @@ std::vector<uint32_t> RunBody(const std::string& body, uint32_t threads, const s
 
 TEST(Control, Loops) {
   const auto out = RunBody("mov.u32 %r2, 0;\nmov.u32 %r3, 0;\n"
-                           "loop: setp.ge.u32 %p1, %r3, %r1;\n@%p1 bra done;\nadd.u32 %r2, %r2, %r3;\nadd.u32 %r3, %r3, 1;\n"
+                           "loop: setp.ge.u32 %p1, %r3, %r1;\n@%p1 bra done;\nadd.u32 %r2, %r2, %r3;\n"
+                           "add.u32 %r3, %r3, 1;\n"
                            "bra loop;\ndone:", 50);
   for (uint32_t i = 0; i < 50; ++i) EXPECT_EQ(i * (i - 1) / 2, out[i]);
 }
 
 TEST(Control, BranchTables) {
   const auto out = RunBody("rem.u32 %r3, %r1, 3;\nts: .branchtargets a, b, c;\nbrx.idx %r3, ts;\n"
-                           "a: mov.u32 %r2, 10;\nbra end;\nb: mov.u32 %r2, 20;\nbra end;\nc: mov.u32 %r2, 30;\nend:", 9);
+                           "a: mov.u32 %r2, 10;\nbra end;\nb: mov.u32 %r2, 20;\nbra end;\nc: mov.u32 %r2, 30;\n"
+                           "end:", 9);
   for (uint32_t i = 0; i < 9; ++i) EXPECT_EQ(10 * (i % 3 + 1), out[i]);
 }
 
@@ -46,13 +48,15 @@ TEST(Control, CallsWithRegisterAndMemoryParameters) {
 }
 
 TEST(Control, GuardedInstructions) {
-  const auto out = RunBody("and.b32 %r3, %r1, 1;\nsetp.eq.u32 %p1, %r3, 0;\nmov.u32 %r2, 7;\n@%p1 add.u32 %r2, %r2, %r1;\n"
+  const auto out = RunBody("and.b32 %r3, %r1, 1;\nsetp.eq.u32 %p1, %r3, 0;\nmov.u32 %r2, 7;\n"
+                           "@%p1 add.u32 %r2, %r2, %r1;\n"
                            "@!%p1 mov.u32 %r2, %laneid;\n", 64);
   for (uint32_t i = 0; i < 64; ++i) EXPECT_EQ(i % 2 == 0 ? 7 + i : i % 32, out[i]);
 }
 
 TEST(Control, BarrierReductionsWithCounts) {
-  const auto out = RunBody("setp.lt.u32 %p1, %r1, 10;\nbar.red.popc.u32 %r2, 3, 64, %p1;\nbar.red.and.pred %p2, 0, %p1;\n"
+  const auto out = RunBody("setp.lt.u32 %p1, %r1, 10;\nbar.red.popc.u32 %r2, 3, 64, %p1;\n"
+                           "bar.red.and.pred %p2, 0, %p1;\n"
                            "bar.red.or.pred %p3, 0, !%p1;\nselp.u32 %r3, 1000, 0, %p2;\nselp.u32 %r4, 2000, 0, %p3;\n"
                            "add.u32 %r2, %r2, %r3;\nadd.u32 %r2, %r2, %r4;\n", 64);
   for (uint32_t i = 0; i < 64; ++i) EXPECT_EQ(2010u, out[i]);
@@ -79,7 +83,8 @@ TEST(Control, ElectAndWarpBarrier) {
 }
 
 TEST(Control, ThreadsThatEndDoNotHoldOthers) {
-  const auto out = RunBody("setp.eq.u32 %p1, %r1, 3;\n@%p1 exit;\nvote.sync.ballot.b32 %r2, 1, 0xffffffff;\nbar.sync 0;", 32);
+  const auto out = RunBody("setp.eq.u32 %p1, %r1, 3;\n@%p1 exit;\nvote.sync.ballot.b32 %r2, 1, 0xffffffff;\n"
+                           "bar.sync 0;", 32);
   EXPECT_EQ(0u, out[3]);
   EXPECT_EQ(~8u, out[4]);
 }
@@ -95,7 +100,8 @@ TEST(Control, Deadlock) {
 
 TEST(Control, SpinningOnAnotherThreadOfTheBlock) {
   const auto out = RunBody("setp.eq.u32 %p1, %r1, 63;\n@%p1 bra set;\nspin: ld.volatile.shared.u32 %r2, [flag];\n"
-                           "setp.eq.u32 %p2, %r2, 0;\n@%p2 bra spin;\nbra end;\nset: nanosleep.u32 100;\nmov.u32 %r2, 77;\n"
+                           "setp.eq.u32 %p2, %r2, 0;\n@%p2 bra spin;\nbra end;\nset: nanosleep.u32 100;\n"
+                           "mov.u32 %r2, 77;\n"
                            "st.volatile.shared.u32 [flag], %r2;\nend:", 64, ".shared .u32 flag;\n");
   for (const uint32_t v : out) EXPECT_EQ(77u, v);
 }
@@ -104,7 +110,8 @@ TEST(Control, BlocksThatWaitForLaterBlocks) {
   // Not a cooperative launch, yet the first block waits for the last one.
   TestDevice device;
   ASSERT_TRUE(device.Load(Kernel("mov.u32 %r1, %ctaid.x;\nsetp.eq.u32 %p1, %r1, 2;\n@%p1 st.global.u32 [%rd1], 1;\n"
-                                 "spin: ld.volatile.global.u32 %r2, [%rd1];\nsetp.eq.u32 %p2, %r2, 0;\n@%p2 bra spin;\n")));
+                                 "spin: ld.volatile.global.u32 %r2, [%rd1];\nsetp.eq.u32 %p2, %r2, 0;\n"
+                                 "@%p2 bra spin;\n")));
   auto* flag = device.Array<uint32_t>(1);
   device.options.host_threads = 1;
   const auto result = device.Run("test", {3}, {1}, flag, flag);

@@ -57,7 +57,8 @@ TEST(Mbarrier, ByHand) {
       "cp.async.bulk.global.shared::cta.bulk_group [%rd1+16], [%r2], 32;\ncp.async.bulk.commit_group;\n"
       "cp.async.bulk.wait_group 0;\n"
       "selp.u32 %r3, 1, 0, %p1;\nselp.u32 %r4, 1, 0, %p2;\nselp.u32 %r5, 1, 0, %p3;\nselp.u32 %r6, 1, 0, %p4;\n"
-      "st.global.v4.u32 [%rd1], {%r3, %r4, %r5, %r6};\nst.global.u32 [%rd1+48], %r1;\nmbarrier.inval.shared::cta.b64 [bar];\n")));
+      "st.global.v4.u32 [%rd1], {%r3, %r4, %r5, %r6};\nst.global.u32 [%rd1+48], %r1;\n"
+      "mbarrier.inval.shared::cta.b64 [bar];\n")));
   auto* in = device.Array<uint32_t>(8);
   auto* out = device.Array<uint32_t>(16);
   for (uint32_t i = 0; i < 8; ++i) in[i] = 100 + i;

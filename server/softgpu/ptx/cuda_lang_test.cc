@@ -98,7 +98,8 @@ TEST_P(Lang, Switches) {
 template <class T>
 void CheckIntegers(TestDevice* device, const char* kernel) {
   std::vector<T> interesting = {0, 1, 2, 3, 7, T(-1), T(-2), T(100), std::numeric_limits<T>::max(),
-                                std::numeric_limits<T>::min(), T(std::numeric_limits<T>::max() / 3), T(0x5a5a5a5a5a5a5a5aLL)};
+                                std::numeric_limits<T>::min(), T(std::numeric_limits<T>::max() / 3),
+                                T(0x5a5a5a5a5a5a5a5aLL)};
   auto* a = device->Array<T>(144);
   auto* b = device->Array<T>(144);
   auto* out = device->Array<T>(144 * 16);

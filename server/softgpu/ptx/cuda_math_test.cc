@@ -1,4 +1,5 @@
-// The CUDA math library, run from PTX, against the host's. The bounds are those of the CUDA C++ Programming Guide with one
+// The CUDA math library, run from PTX, against the host's. The bounds are those of the CUDA C++ Programming Guide
+// with one
 // more unit for the host's own error.
 #include <cmath>
 #include <limits>

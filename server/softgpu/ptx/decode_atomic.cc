@@ -156,8 +156,8 @@ Handler Pick(const std::string& operation, Type type) {
 }
 
 bool DecodeAtomic(Decoder& d) {
-  if (!d.Allow("relaxed acquire release acq_rel cta cluster gpu sys global shared shared::cta shared::cluster add and or "
-               "xor exch cas min max inc dec noftz L2::cache_hint")) {
+  if (!d.Allow("relaxed acquire release acq_rel cta cluster gpu sys global shared shared::cta shared::cluster add and "
+               "or xor exch cas min max inc dec noftz L2::cache_hint")) {
     return false;
   }
   const bool reduce = d.in().opcode == "red";

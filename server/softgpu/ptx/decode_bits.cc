@@ -224,9 +224,9 @@ bool DecodeLogic(Decoder& d) {
   if (!d.Allow("")) return false;
   const std::string& opcode = d.in().opcode;
   const Type type = d.TypeFromEnd();
-  if (opcode == "not") return d.Simple(type == Type::kPred ? RunUnary<uint8_t, NotPred> : PickUnary<Not>(type), type, 1);
-  if (opcode == "cnot") return d.Simple(PickUnary<Cnot>(type), type, 1);
   const bool pred = type == Type::kPred;
+  if (opcode == "not") return d.Simple(pred ? RunUnary<uint8_t, NotPred> : PickUnary<Not>(type), type, 1);
+  if (opcode == "cnot") return d.Simple(PickUnary<Cnot>(type), type, 1);
   if (opcode == "and") return d.Simple(pred ? RunBinary<uint8_t, And> : PickBinary<And>(type), type, 2);
   if (opcode == "or") return d.Simple(pred ? RunBinary<uint8_t, Or> : PickBinary<Or>(type), type, 2);
   return d.Simple(pred ? RunBinary<uint8_t, Xor> : PickBinary<Xor>(type), type, 2);

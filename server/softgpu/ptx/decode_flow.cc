@@ -179,7 +179,9 @@ bool DecodeCall(Decoder& d) {
     return true;
   }
   const auto known = d.prepared().by_function.find(function);
-  if (known == d.prepared().by_function.end() || function->entry) return d.Fail("'" + callee.name + "' cannot be called");
+  if (known == d.prepared().by_function.end() || function->entry) {
+    return d.Fail("'" + callee.name + "' cannot be called");
+  }
   if (function->params.size() != call->args.size() || function->returns.size() < call->results.size()) {
     return d.Fail("'" + callee.name + "' has other parameters");
   }

@@ -1,6 +1,7 @@
 // mbarrier: barriers that are objects in shared memory.
 //
-// The object's 64 bits, which programs treat as opaque: pending arrivals (20 bits), arrivals of a phase (20), bytes of copies
+// The object's 64 bits, which programs treat as opaque: pending arrivals (20 bits), arrivals of a phase (20), bytes
+// of copies
 // that are expected (22, signed), and on top the phase's parity. A token of a phase is the object as it was.
 #include "server/softgpu/ptx/mbarrier.h"
 

@@ -242,7 +242,8 @@ constexpr SpecialName kSpecials[] = {
     {"%smid", kSmId, 0}, {"%nsmid", kNsmId, 0}, {"%gridid", kGridId, 0}, {"%dynamic_smem_size", kDynamicShared, 0},
     {"%total_smem_size", kTotalShared, 0}, {"%aggr_smem_size", kTotalShared, 0}, {"%is_explicit_cluster", kZero, 0},
     {"%cluster_ctarank", kZero, 0}, {"%cluster_nctarank", kOne, 0}, {"%reserved_smem_offset_begin", kReserved, 0},
-    {"%reserved_smem_offset_end", kReserved, kReservedShared}, {"%reserved_smem_offset_cap", kReserved, kReservedShared},
+    {"%reserved_smem_offset_end", kReserved, kReservedShared},
+    {"%reserved_smem_offset_cap", kReserved, kReservedShared},
     {"%reserved_smem_offset_0", kReserved, 0}, {"%reserved_smem_offset_1", kReserved, 0},
     {"%current_graph_exec", kZero, 0}, {"%envreg1", kWorkspace, 32}, {"%envreg2", kWorkspace, 0},
 };

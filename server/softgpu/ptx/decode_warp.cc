@@ -1,6 +1,7 @@
 // Operations for which the threads of a warp meet.
 //
-// A thread that comes to one waits (State::kWarp) until every thread of its member mask that has not ended is there with
+// A thread that comes to one waits (State::kWarp) until every thread of its member mask that has not ended is there
+// with
 // the same mask; then all get their results at once.
 #include "server/softgpu/ptx/decoder.h"
 

@@ -17,7 +17,8 @@ constexpr TypeName kNames[] = {
     {"s32", Type::kS32, 4},       {"b64", Type::kB64, 8},       {"u64", Type::kU64, 8},     {"s64", Type::kS64, 8},
     {"b128", Type::kB128, 16},    {"f16", Type::kF16, 2},       {"bf16", Type::kBf16, 2},   {"f16x2", Type::kF16x2, 4},
     {"bf16x2", Type::kBf16x2, 4}, {"f32", Type::kF32, 4},       {"f64", Type::kF64, 8},     {"tf32", Type::kTf32, 4},
-    {"pred", Type::kPred, 1},     {"e4m3", Type::kE4m3, 1},     {"e5m2", Type::kE5m2, 1},   {"e4m3x2", Type::kE4m3x2, 2},
+    {"pred", Type::kPred, 1},     {"e4m3", Type::kE4m3, 1},     {"e5m2", Type::kE5m2, 1},
+    {"e4m3x2", Type::kE4m3x2, 2},
     {"e5m2x2", Type::kE5m2x2, 2},
 };
 

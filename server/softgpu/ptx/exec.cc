@@ -1,7 +1,8 @@
 // Runs the threads of blocks in turn.
 //
 // A thread runs until it waits, ends, fails or has used its quantum. Threads of a warp are run one after the other, so
-// a spinning thread delays its block and never stops it. A host thread works on one block at a time; where a block makes
+// a spinning thread delays its block and never stops it. A host thread works on one block at a time; where a block
+// makes
 // no end (it may wait for another one) the host thread takes further blocks in between. Cooperative launches have all
 // blocks under way from the start.
 #include <algorithm>
@@ -271,8 +272,8 @@ void RunCooperative(LaunchState* launch, uint64_t first, uint64_t step) {
       }
     }
     if (Cancelled(launch, worker)) break;
-    // Where there are fewer cores than host threads, spinning keeps others from what it waits for. Not every turn: giving
-    // up the core may cost much more than a turn.
+    // Where there are fewer cores than host threads, spinning keeps others from what it waits for. Not every turn:
+    // giving up the core may cost much more than a turn.
     if (++turns % 16 == 0) std::this_thread::yield();
   }
   std::lock_guard<std::mutex> lock(launch->mutex);
@@ -396,7 +397,8 @@ bool Enter(Thread* t, const Op* op, const Code* code, const Op* back) {
 // Runs all blocks of a prepared launch.
 void RunLaunch(LaunchState* launch) {
   const LaunchOptions& options = *launch->options;
-  uint64_t workers = options.host_threads != 0 ? options.host_threads : std::max(1u, std::thread::hardware_concurrency());
+  uint64_t workers = options.host_threads;
+  if (workers == 0) workers = std::max(1u, std::thread::hardware_concurrency());
   workers = std::min(std::min<uint64_t>(workers, 256), launch->blocks);
   std::vector<std::thread> helpers;
   // Without helpers the launch is only slower, so a failure to start one is no failure.

@@ -7,7 +7,9 @@
 namespace cuda_remote::softgpu::ptx {
 namespace {
 
-bool IsNameStart(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '$' || c == '%'; }
+bool IsNameStart(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '$' || c == '%';
+}
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsName(char c) { return (IsNameStart(c) && c != '%') || IsDigit(c); }
 

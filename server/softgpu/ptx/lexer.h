@@ -1,7 +1,7 @@
 // Tokens of PTX text.
 //
-// Not thread-safe. Keeps a view of the text, which must outlive it. Comments, `.loc` and `.file` lines are skipped. Text
-// that is no token gives kBad; nothing here reads outside the text.
+// Not thread-safe. Keeps a view of the text, which must outlive it. Comments, `.loc` and `.file` lines are skipped.
+// Text that is no token gives kBad; nothing here reads outside the text.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_PTX_LEXER_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_PTX_LEXER_H_
 

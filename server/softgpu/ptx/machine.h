@@ -1,8 +1,8 @@
 // The machine that runs decoded PTX: operations, threads, blocks.
 //
-// A decoded instruction is an Op: a handler and the slots of its operands in the frame of the running function. Immediate
-// operands are slots too, filled when the frame is made. A handler does its work and returns the next Op, or null when
-// the thread stops for now: it waits, has ended, or has failed.
+// A decoded instruction is an Op: a handler and the slots of its operands in the frame of the running function.
+// Immediate operands are slots too, filled when the frame is made. A handler does its work and returns the next Op, or
+// null when the thread stops for now: it waits, has ended, or has failed.
 //
 // Thread-safety: Code and Op are immutable once prepared. A Block and its Threads belong to one host thread at a time.
 // A LaunchState is shared by the host threads of a launch.

@@ -20,7 +20,8 @@ TEST(Memory, VectorsAndSignExtension) {
                               "st.global.v2.u32 [%rd1], {%r1, %r4};\n"
                               "ld.global.s8 %rd3, [%rd2];\nst.global.u64 [%rd1+8], %rd3;\n"
                               "ld.global.s16 %r5, [%rd2+60];\nst.global.u32 [%rd1+16], %r5;\n"
-                              "ld.volatile.global.v2.u64 {%rd4, %rd5}, [%rd2];\nst.global.v2.b64 [%rd1+32], {%rd5, %rd4};\n"
+                              "ld.volatile.global.v2.u64 {%rd4, %rd5}, [%rd2];\n"
+                              "st.global.v2.b64 [%rd1+32], {%rd5, %rd4};\n"
                               "ld.relaxed.gpu.global.u8 %h1, [%rd2+4];\nst.release.sys.global.u16 [%rd1+48], %h1;\n"
                               ".reg .b128 %q;\nld.global.b128 %q, [%rd2];\nst.global.b128 [%rd1+64], %q;\n",
                               uint64_t(out), uint64_t(in));

@@ -51,8 +51,8 @@ uint32_t Pack(double value, const Format& format, Round round, bool saturate) {
   // A carry out of the mantissa raises the exponent by itself; so does the hidden bit of normal numbers.
   uint64_t out = target > 0 ? (uint64_t(target - 1) << format.mantissa) + kept : kept;
   if (out > max_finite) {
-    const bool to_infinity = round == Round::kNearest || round == Round::kAway || (round == Round::kDown && sign != 0) ||
-                             (round == Round::kUp && sign == 0);
+    const bool to_infinity = round == Round::kNearest || round == Round::kAway ||
+                             (round == Round::kDown && sign != 0) || (round == Round::kUp && sign == 0);
     out = to_infinity && !saturate ? infinity : max_finite;
   }
   return sign | uint32_t(out);

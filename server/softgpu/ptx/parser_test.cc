@@ -6,15 +6,19 @@ namespace {
 
 const char kHead[] = ".version 8.7\n.target sm_90a, debug\n.address_size 64\n";
 
-std::unique_ptr<Module> Parse(const std::string& body, std::string* error) { return Module::Parse(kHead + body, error); }
+std::unique_ptr<Module> Parse(const std::string& body, std::string* error) {
+  return Module::Parse(kHead + body, error);
+}
 
 TEST(Parser, ModuleFacts) {
   std::string error;
   auto module = Parse(
       "/* comment */ // another\n"
-      ".visible .global .align 16 .b8 buffer[100];\n.extern .global .u32 elsewhere;\n.visible .const .f32 pi = 0f40490FDB;\n"
+      ".visible .global .align 16 .b8 buffer[100];\n.extern .global .u32 elsewhere;\n"
+      ".visible .const .f32 pi = 0f40490FDB;\n"
       ".global .attribute(.managed) .u32 shared_with_host;\n.weak .global .u64 w[3] = {1, 2};\n"
-      ".visible .entry k(.param .u8 a, .param .f64 b, .param .align 16 .b8 c[20]) .maxntid 128, 2, 1 .minnctapersm 2\n{\n"
+      ".visible .entry k(.param .u8 a, .param .f64 b, .param .align 16 .b8 c[20]) .maxntid 128, 2, 1 "
+      ".minnctapersm 2\n{\n"
       ".shared .align 4 .b8 s[10];\n.local .align 8 .b8 l[24];\n.reg .b32 %r<10>;\nret;\n}\n",
       &error);
   ASSERT_NE(nullptr, module) << error;
@@ -99,10 +103,12 @@ TEST(Parser, DebugSectionsAndOldLinesAreSkipped) {
 
 TEST(Parser, LinkedModules) {
   std::string error;
-  auto library = Parse(".visible .func (.param .b32 r) add_one(.param .b32 a)\n{\n.reg .b32 %r<2>;\nld.param.b32 %r1, [a];\n"
+  auto library = Parse(".visible .func (.param .b32 r) add_one(.param .b32 a)\n{\n.reg .b32 %r<2>;\n"
+                       "ld.param.b32 %r1, [a];\n"
                        "add.u32 %r1, %r1, 1;\nst.param.b32 [r], %r1;\nret;\n}\n", &error);
   ASSERT_NE(nullptr, library) << error;
-  auto module = Parse(".extern .func (.param .b32 r) add_one(.param .b32 a);\n.entry k()\n{\n.param .b32 p; .param .b32 q;\n"
+  auto module = Parse(".extern .func (.param .b32 r) add_one(.param .b32 a);\n.entry k()\n{\n"
+                      ".param .b32 p; .param .b32 q;\n"
                       "call (q), add_one, (p);\nret;\n}\n", &error);
   ASSERT_NE(nullptr, module) << error;
   module->LinkWith({library.get(), module.get()});

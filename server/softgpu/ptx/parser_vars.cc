@@ -170,7 +170,9 @@ bool Parser::InitValue(const VarType& type, uint64_t at, GlobalInfo* global) {
     negative ^= token_.Is('-');
     if (!Advance()) return false;
   }
-  if (token_.kind == TokenKind::kIdent) return negative ? Fail("a sign in front of a name") : InitSymbol(type, at, global);
+  if (token_.kind == TokenKind::kIdent) {
+    return negative ? Fail("a sign in front of a name") : InitSymbol(type, at, global);
+  }
   uint64_t bits = token_.bits;
   bool passed = false;
   if (token_.kind == TokenKind::kF32 || token_.kind == TokenKind::kF64) {

@@ -188,7 +188,9 @@ std::unique_ptr<Module> Module::Parse(std::string_view text, std::string* error)
   }
   const uint64_t hash = Hash(program.text) & 0xfffffff;
   uint64_t index = 0;
-  for (auto& function : program.functions) function->code_address = kCodeWindow + (hash << 20 | (++index & 0xffff) << 4);
+  for (auto& function : program.functions) {
+    function->code_address = kCodeWindow + (hash << 20 | (++index & 0xffff) << 4);
+  }
   for (auto& kernel : program.kernels) {
     kernel.static_shared_bytes = Reach(program, *program.function_names[kernel.name]).shared.static_bytes;
   }

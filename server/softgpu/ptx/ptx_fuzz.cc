@@ -18,11 +18,13 @@ const char kSeed[] = R"(.version 8.7
 .global .u64 table[2] = {generic(state)+8, f};
 .global .align 1 .b8 text[6] = {37, 100, 32, 37, 115, 0};
 .shared .align 16 .b8 tile[256];
-.func (.param .b32 r) f(.param .b32 a) { .reg .b32 %r<4>; ld.param.b32 %r1, [a]; add.s32 %r2, %r1, 1; st.param.b32 [r], %r2; ret; }
+.func (.param .b32 r) f(.param .b32 a) {
+  .reg .b32 %r<4>; ld.param.b32 %r1, [a]; add.s32 %r2, %r1, 1; st.param.b32 [r], %r2; ret; }
 .visible .entry k(.param .u64 p, .param .u32 n, .param .align 4 .b8 s[12]) .maxntid 64, 1, 1
 {
   .local .align 8 .b8 depot[16];
-  .reg .pred %p<5>; .reg .b16 %h<5>; .reg .b32 %r<20>; .reg .f32 %f<5>; .reg .f64 %fd<5>; .reg .b64 %rd<20>; .reg .b128 %q<2>;
+  .reg .pred %p<5>; .reg .b16 %h<5>; .reg .b32 %r<20>; .reg .f32 %f<5>; .reg .f64 %fd<5>;
+  .reg .b64 %rd<20>; .reg .b128 %q<2>;
   ld.param.u64 %rd1, [p];
   ld.param.u32 %r1, [s+4];
   mov.u32 %r2, %tid.x;
@@ -47,7 +49,8 @@ A:
   brx_: .branchtargets A, B;
   and.b32 %r9, %r2, 1;
   { .param .b32 a; .param .b32 r; st.param.b32 [a], %r9; call.uni (r), f, (a); ld.param.b32 %r10, [r]; }
-  { .param .b64 a; .param .b64 b; .param .b32 r; mov.u64 %rd9, text; st.param.b64 [a], %rd9; st.param.b64 [b], %rd6; call.uni (r), vprintf, (a, b); }
+  { .param .b64 a; .param .b64 b; .param .b32 r; mov.u64 %rd9, text;
+    st.param.b64 [a], %rd9; st.param.b64 [b], %rd6; call.uni (r), vprintf, (a, b); }
   ld.global.u64 %rd10, [table+8];
   { .param .b32 a; .param .b32 r; st.param.b32 [a], %r9; call (r), %rd10, (a), proto; }
   proto: .callprototype (.param .b32 _) _ (.param .b32 _);
@@ -72,7 +75,6 @@ class Memory : public MemoryMap {
   alignas(256) uint8_t bytes_[65536] = {};
 };
 
-// Ends launches that are not over soon: counts the questions of the memory map and the printed text instead of time.
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
