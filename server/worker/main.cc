@@ -2,7 +2,6 @@
 // (server/worker_link/worker_link.h).
 
 #include <signal.h>
-#include <sys/personality.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -12,6 +11,7 @@
 
 #include "CLI/CLI.hpp"
 #include "proto/channel/server_channel.h"
+#include "server/worker/address_layout.h"
 #include "server/worker/device_arena.h"
 #include "server/worker/executor.h"
 #include "server/worker/loaded_driver.h"
@@ -47,6 +47,7 @@ struct Warm {
 };
 
 bool WarmUp(const Options& options, Warm* warm, std::string* error) {
+  PreloadCompiler();
   if (!ChooseDriver(options.driver, &warm->driver, error)) return false;
   const DriverTable& driver = warm->driver.table;
   const int devices = int(warm->driver.devices.size());
@@ -63,6 +64,7 @@ bool WarmUp(const Options& options, Warm* warm, std::string* error) {
   }
   warm->staging = std::make_unique<StagingPool>(warm->driver.table);
   driver.cuCtxSetCurrent(warm->context);
+  if (!warm->driver.software) TakeFirstVariableBlock(driver);
   warm->staging->Prepare(kPreparedBuffers);
   driver.cuCtxSetCurrent(nullptr);
   return true;
@@ -142,19 +144,6 @@ int Serve(const Options& options) {
   pchannel->End(reason);
   link->SendEnded(reason);
   _exit(0);
-}
-
-// The driver puts the variables of modules wherever the process's address space has room, and a program may have stored
-// their addresses: after a restart they must lie where they lay. So every worker's address space is laid out alike, which
-// takes a new start of the program. Returns if that cannot be, or has been done.
-void FixAddressLayout(char** argv) {
-  constexpr unsigned long kAsk = 0xffffffff;
-  const int now = personality(kAsk);
-  if (now >= 0 && (now & ADDR_NO_RANDOMIZE)) return;
-  if (now >= 0 && personality(unsigned(now) | ADDR_NO_RANDOMIZE) >= 0 && (personality(kAsk) & ADDR_NO_RANDOMIZE)) {
-    execv("/proc/self/exe", argv);
-  }
-  spdlog::warn("this system does not let a process fix its address layout: jobs with __device__ variables may not restart");
 }
 
 }  // namespace

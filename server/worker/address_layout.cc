@@ -1,0 +1,54 @@
+#include "server/worker/address_layout.h"
+
+#include <cuda.h>
+#include <dlfcn.h>
+#include <malloc.h>
+#include <sys/personality.h>
+#include <unistd.h>
+
+#include "spdlog/spdlog.h"
+
+namespace cuda_remote::server {
+namespace {
+
+// For the oldest GPUs that today's drivers know.
+constexpr char kAnchor[] = R"(.version 6.3
+.target sm_75
+.address_size 64
+.visible .global .align 8 .b8 cuda_remote_anchor[8];
+.visible .entry cuda_remote_anchor_kernel() { ret; }
+)";
+
+}  // namespace
+
+void FixAddressLayout(char** argv) {
+  // One heap for all threads: a heap for each would be mapped when a thread first needs it, whenever that is.
+  mallopt(M_ARENA_MAX, 1);
+  constexpr unsigned long kAsk = 0xffffffff;
+  const int now = personality(kAsk);
+  if (now >= 0 && (now & ADDR_NO_RANDOMIZE)) return;
+  if (now >= 0 && personality(unsigned(now) | ADDR_NO_RANDOMIZE) >= 0 && (personality(kAsk) & ADDR_NO_RANDOMIZE)) {
+    execv("/proc/self/exe", argv);
+  }
+  spdlog::warn("this system does not let a process fix its address layout: jobs with __device__ variables may not restart");
+}
+
+void PreloadCompiler() {
+  // Never unloaded. Where it is missing, the driver cannot compile either.
+  if (!dlopen("libnvidia-ptxjitcompiler.so.1", RTLD_NOW | RTLD_LOCAL)) spdlog::debug("no PTX compiler: {}", dlerror());
+}
+
+void TakeFirstVariableBlock(const DriverTable& driver) {
+  // Never unloaded either.
+  CUmodule module = nullptr;
+  CUdeviceptr address = 0;
+  size_t bytes = 0;
+  CUresult result = driver.cuModuleLoadData(&module, kAnchor);
+  if (result == CUDA_SUCCESS) result = driver.cuModuleGetGlobal_v2(&address, &bytes, module, "cuda_remote_anchor");
+  if (result != CUDA_SUCCESS) {
+    spdlog::warn("the anchor module does not load (CUDA error {}): jobs with __device__ variables may not restart", int(result));
+  }
+  spdlog::debug("variables begin at {:#x}", address);
+}
+
+}  // namespace cuda_remote::server
