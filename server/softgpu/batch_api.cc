@@ -1,8 +1,7 @@
 // Calls on many things at once: batches of copies, events of whole contexts, pools by place, attributes of ranges.
-#include "server/softgpu/api.h"
-
 #include <cstring>
 
+#include "server/softgpu/api.h"
 #include "server/softgpu/event.h"
 #include "server/softgpu/graph.h"
 #include "server/softgpu/memory_map.h"
@@ -33,7 +32,8 @@ SOFTGPU_API cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes
   return CUDA_SUCCESS;
 }
 
-SOFTGPU_API cuMemcpy3DBatchAsync_v2(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, unsigned long long flags, CUstream stream) {
+SOFTGPU_API cuMemcpy3DBatchAsync_v2(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, unsigned long long flags,
+                                    CUstream stream) {
   SOFTGPU_ENTER();
   if (count == 0 || list == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
@@ -62,8 +62,8 @@ SOFTGPU_API cuMemcpy3DBatchAsync(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, siz
   return cuMemcpy3DBatchAsync_v2(count, list, flags, stream);
 }
 
-SOFTGPU_API cuMemPrefetchBatchAsync(CUdeviceptr* addresses, size_t* sizes, size_t count, CUmemLocation*, size_t*, size_t,
-                                    unsigned long long, CUstream) {
+SOFTGPU_API cuMemPrefetchBatchAsync(CUdeviceptr* addresses, size_t* sizes, size_t count, CUmemLocation*, size_t*,
+                                    size_t, unsigned long long, CUstream) {
   SOFTGPU_ENTER_CONTEXT(context);
   if (count == 0 || addresses == nullptr || sizes == nullptr) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {

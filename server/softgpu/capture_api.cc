@@ -1,8 +1,7 @@
 // Capturing streams into graphs.
-#include "server/softgpu/api.h"
-
 #include <algorithm>
 
+#include "server/softgpu/api.h"
 #include "server/softgpu/graph.h"
 #include "server/softgpu/stream.h"
 #include "server/softgpu/thread_state.h"
@@ -135,7 +134,8 @@ SOFTGPU_API cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus* st
   return CaptureInfo(handle, status, id, graph, dependencies, edges, count);
 }
 
-SOFTGPU_API cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode* dependencies, size_t count, unsigned int flags) {
+SOFTGPU_API cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode* dependencies, size_t count,
+                                              unsigned int flags) {
   SOFTGPU_ENTER();
   return UpdateDependencies(handle, dependencies, count, flags);
 }

@@ -12,7 +12,8 @@ namespace cuda_remote::softgpu {
 void DestroyObjectsOf(const ContextPtr& context) {
   const Context* raw = context.get();
   driverabi::ContextDestroyed(context->handle());
-  for (const ModulePtr& module : Registry<Module>::Get().RemoveIf([raw](const Module& m) { return m.context() == raw; })) {
+  for (const ModulePtr& module :
+       Registry<Module>::Get().RemoveIf([raw](const Module& m) { return m.context() == raw; })) {
     module->Unload();
   }
   // Libraries are loaded again where they are used again.

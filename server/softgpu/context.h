@@ -1,8 +1,8 @@
 // Contexts: the state that streams, modules and memory belong to, and the calling thread's stack of them.
 //
-// A CUcontext is the address of a Context. The primary context of a device is one object for the life of the process: it
-// goes from inactive to active and back. A failing kernel leaves its error in the context ("sticky"): every later call
-// that needs the context answers with it, and work that is already queued is dropped, as on a real GPU.
+// A CUcontext is the address of a Context. The primary context of a device is one object for the life of the process:
+// it goes from inactive to active and back. A failing kernel leaves its error in the context ("sticky"): every later
+// call that needs the context answers with it, and work that is already queued is dropped, as on a real GPU.
 //
 // Thread-safe.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_CONTEXT_H_
@@ -110,8 +110,8 @@ class Context : public std::enable_shared_from_this<Context> {
 // Top of the calling thread's stack; null if none.
 ContextPtr CurrentContext();
 
-// The current context if it can be used: CUDA_ERROR_INVALID_CONTEXT without one, CUDA_ERROR_CONTEXT_IS_DESTROYED, or its
-// sticky error.
+// The current context if it can be used: CUDA_ERROR_INVALID_CONTEXT without one, CUDA_ERROR_CONTEXT_IS_DESTROYED, or
+// its sticky error.
 CUresult UsableContext(ContextPtr* context);
 
 // The context for a handle that a caller passed: null means the current one.

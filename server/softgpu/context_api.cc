@@ -1,9 +1,8 @@
 // Contexts: primary ones, made ones, the thread's stack.
-#include "server/softgpu/api.h"
-
 #include <algorithm>
 
 #include "proto/driverabi/export_tables.h"
+#include "server/softgpu/api.h"
 #include "server/softgpu/cleanup.h"
 #include "server/softgpu/stream.h"
 #include "server/softgpu/thread_state.h"
@@ -12,8 +11,8 @@ using namespace cuda_remote::softgpu;
 
 namespace {
 
-constexpr unsigned kFlagsMask = CU_CTX_SCHED_MASK | CU_CTX_MAP_HOST | CU_CTX_LMEM_RESIZE_TO_MAX | CU_CTX_COREDUMP_ENABLE |
-                                CU_CTX_USER_COREDUMP_ENABLE | CU_CTX_SYNC_MEMOPS;
+constexpr unsigned kFlagsMask = CU_CTX_SCHED_MASK | CU_CTX_MAP_HOST | CU_CTX_LMEM_RESIZE_TO_MAX |
+                                CU_CTX_COREDUMP_ENABLE | CU_CTX_USER_COREDUMP_ENABLE | CU_CTX_SYNC_MEMOPS;
 
 bool ValidFlags(unsigned flags) {
   unsigned schedule = flags & CU_CTX_SCHED_MASK;
@@ -237,8 +236,10 @@ SOFTGPU_API cuCtxSetLimit(CUlimit limit, size_t value) {
     case CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH:
     case CU_LIMIT_SHMEM_SIZE:
     case CU_LIMIT_CIG_ENABLED:
-    case CU_LIMIT_CIG_SHMEM_FALLBACK_ENABLED: return CUDA_ERROR_UNSUPPORTED_LIMIT;
-    default: break;
+    case CU_LIMIT_CIG_SHMEM_FALLBACK_ENABLED:
+      return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    default:
+      break;
   }
   context->limits[limit] = value;
   return CUDA_SUCCESS;

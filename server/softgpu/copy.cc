@@ -9,7 +9,7 @@ namespace {
 struct Side {
   uint64_t address = 0;
   uint64_t pitch = 0, slice = 0;
-  bool device = false;    // must be known memory
+  bool device = false;  // must be known memory
   bool pageable = false;
 };
 
@@ -33,7 +33,8 @@ CUresult MakeSide(CUmemorytype type, const void* host, CUdeviceptr device, uint6
     case CU_MEMORYTYPE_ARRAY:
       LogOnce("copies from and to arrays are not supported");
       return CUDA_ERROR_NOT_SUPPORTED;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
   }
   if (base == 0) return CUDA_ERROR_INVALID_VALUE;
   // Zero pitches are allowed where there is one row or one slice.

@@ -1,9 +1,8 @@
 // Copies and fills.
 //
-// A synchronous copy with host memory waits; one between device addresses, and a fill, is only put into the stream, as the
-// driver does. An asynchronous copy from pageable memory takes the bytes at the call; one to pageable memory waits.
+// A synchronous copy with host memory waits; one between device addresses, and a fill, is only put into the stream, as
+// the driver does. An asynchronous copy from pageable memory takes the bytes at the call; one to pageable memory waits.
 #include "server/softgpu/api.h"
-
 #include "server/softgpu/copy.h"
 #include "server/softgpu/graph.h"
 #include "server/softgpu/memory_map.h"
@@ -42,8 +41,8 @@ CUresult Copy(const CUDA_MEMCPY3D& copy, CUstream handle, bool synchronous) {
     work.staged->reserve(bytes);
     for (uint64_t z = 0; z < work.depth; ++z) {
       for (uint64_t y = 0; y < work.height; ++y) {
-        work.staged->append(
-            reinterpret_cast<const char*>(work.from + z * work.from_slice + y * work.from_pitch), work.width);
+        work.staged->append(reinterpret_cast<const char*>(work.from + z * work.from_slice + y * work.from_pitch),
+                            work.width);
       }
     }
   }
@@ -110,13 +109,15 @@ CUDA_MEMCPY3D FromPeer(const CUDA_MEMCPY3D_PEER& c) {
   return copy;
 }
 
-CUresult Set(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t element, size_t width, size_t height, CUstream handle) {
+CUresult Set(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t element, size_t width, size_t height,
+             CUstream handle) {
   ContextPtr context;
   if (CUresult result = UsableContext(&context); result != CUDA_SUCCESS) return result;
   StreamPtr stream;
   if (CUresult result = ResolveStream(context, handle, &stream); result != CUDA_SUCCESS) return result;
   MemsetWork work;
-  if (CUresult result = MakeMemset(to, pitch, value, element, width, height, &work); result != CUDA_SUCCESS) return result;
+  if (CUresult result = MakeMemset(to, pitch, value, element, width, height, &work); result != CUDA_SUCCESS)
+    return result;
   return work.height == 0 ? CUDA_SUCCESS : Issue(stream, work);
 }
 

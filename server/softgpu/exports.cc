@@ -1,5 +1,4 @@
 // A weak stub for every name that the driver exports: what no other file defines is refused here, by name.
-#define __CUDA_API_VERSION_INTERNAL  // no macros over the exported names
 #include <cuda.h>
 #include <cudaProfiler.h>
 

@@ -46,7 +46,8 @@ TEST(Exports, NeedOnlyTheCLibrary) {
     soname = soname || (line.find("SONAME") != std::string::npos && line.find("[libcuda.so.1]") != std::string::npos);
     if (line.find("NEEDED") == std::string::npos) continue;
     bool c_library = false;
-    for (const char* name : {"[libc.", "[libm.", "[libpthread.", "[libdl.", "[ld-linux", "[libtsan", "[libasan", "[libubsan"}) {
+    for (const char* name :
+         {"[libc.", "[libm.", "[libpthread.", "[libdl.", "[ld-linux", "[libtsan", "[libasan", "[libubsan"}) {
       c_library = c_library || line.find(name) != std::string::npos;
     }
     EXPECT_TRUE(c_library) << line;

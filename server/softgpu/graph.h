@@ -56,14 +56,14 @@ using GraphPtr = std::shared_ptr<Graph>;
 
 struct GraphExec {
   ContextPtr context;
-  GraphPtr graph;                                   // a clone
-  std::map<const GraphNode*, GraphNode*> made;      // from the original's nodes to the clone's
-  GraphPtr source;                                  // keeps the original's nodes, and captured memory, alive
+  GraphPtr graph;                               // a clone
+  std::map<const GraphNode*, GraphNode*> made;  // from the original's nodes to the clone's
+  GraphPtr source;                              // keeps the original's nodes, and captured memory, alive
   std::vector<GraphNode*> order;
   unsigned long long flags = 0;
 
   std::mutex launch_mutex;
-  TaskPtr last;                                     // the latest launch, guarded by launch_mutex
+  TaskPtr last;  // the latest launch, guarded by launch_mutex
 
   CUgraphExec handle() { return reinterpret_cast<CUgraphExec>(this); }
   // What a launch does: a copy, so that the graph can be changed while it runs.
@@ -91,7 +91,8 @@ CUresult CaptureWork(const StreamPtr& stream, const std::shared_ptr<Capture>& ca
 // For calls that a captured stream cannot do: invalidates the capture and says CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.
 CUresult ForbiddenInCapture(const StreamPtr& stream);
 
-// CUDA_ERROR_STREAM_CAPTURE_IMPLICIT if `stream` is the legacy stream and a capture of a blocking stream runs in its context.
+// CUDA_ERROR_STREAM_CAPTURE_IMPLICIT if `stream` is the legacy stream and a capture of a blocking stream runs in its
+// context.
 CUresult CheckLegacyCapture(const StreamPtr& stream);
 
 // Puts a stream into capture, into a new graph (null) or an existing one; takes all streams of a capture out of it.

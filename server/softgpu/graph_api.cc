@@ -1,9 +1,8 @@
 // Graphs and executable graphs. Their nodes: graph_node_api.cc.
-#include "server/softgpu/api.h"
-
 #include <algorithm>
 #include <cstdio>
 
+#include "server/softgpu/api.h"
 #include "server/softgpu/graph.h"
 #include "server/softgpu/graph_node.h"
 #include "server/softgpu/stream.h"
@@ -183,7 +182,8 @@ SOFTGPU_API cuGraphGetEdges(CUgraph handle, CUgraphNode* from, CUgraphNode* to, 
   return CUDA_SUCCESS;
 }
 
-SOFTGPU_API cuGraphGetEdges_v2(CUgraph handle, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data, size_t* count) {
+SOFTGPU_API cuGraphGetEdges_v2(CUgraph handle, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data,
+                               size_t* count) {
   CUresult result = cuGraphGetEdges(handle, from, to, count);
   if (result == CUDA_SUCCESS && data != nullptr) std::fill(data, data + *count, CUgraphEdgeData{});
   return result;
@@ -199,7 +199,8 @@ SOFTGPU_API cuGraphInstantiate(CUgraphExec* out, CUgraph graph, CUgraphNode* err
   if (log != nullptr && log_bytes != 0) *log = 0;
   return Instantiate(out, graph, 0);
 }
-SOFTGPU_API cuGraphInstantiate_v2(CUgraphExec* out, CUgraph graph, CUgraphNode* error_node, char* log, size_t log_bytes) {
+SOFTGPU_API cuGraphInstantiate_v2(CUgraphExec* out, CUgraph graph, CUgraphNode* error_node, char* log,
+                                  size_t log_bytes) {
   SOFTGPU_ENTER();
   if (error_node != nullptr) *error_node = nullptr;
   if (log != nullptr && log_bytes != 0) *log = 0;
@@ -269,7 +270,8 @@ SOFTGPU_API cuGraphDebugDotPrint(CUgraph handle, const char* path, unsigned int)
                  kernel != nullptr ? kernel->function->name.c_str() : "");
   }
   for (const std::shared_ptr<GraphNode>& node : graph->nodes) {
-    for (GraphNode* from : node->dependencies) std::fprintf(file, "  node%zu -> node%zu;\n", index[from], index[node.get()]);
+    for (GraphNode* from : node->dependencies)
+      std::fprintf(file, "  node%zu -> node%zu;\n", index[from], index[node.get()]);
   }
   std::fprintf(file, "}\n");
   return std::fclose(file) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;

@@ -1,9 +1,8 @@
 // Graphs: attributes of kernel nodes, events and children of nodes changed, memory nodes, user objects.
-#include "server/softgpu/api.h"
-
 #include <atomic>
 
 #include "server/softgpu/allocate.h"
+#include "server/softgpu/api.h"
 #include "server/softgpu/graph.h"
 #include "server/softgpu/user_object.h"
 
@@ -34,7 +33,8 @@ KernelWork* KernelOf(const NodePtr& node) { return node ? std::get_if<KernelWork
 
 }  // namespace
 
-SOFTGPU_API cuGraphKernelNodeSetAttribute(CUgraphNode handle, CUkernelNodeAttrID id, const CUkernelNodeAttrValue* value) {
+SOFTGPU_API cuGraphKernelNodeSetAttribute(CUgraphNode handle, CUkernelNodeAttrID id,
+                                          const CUkernelNodeAttrValue* value) {
   SOFTGPU_ENTER();
   Lock lock(CaptureMutex());
   NodePtr node = Registry<GraphNode>::Get().Find(handle);
@@ -158,7 +158,8 @@ SOFTGPU_API cuGraphMemFreeNodeGetParams(CUgraphNode handle, CUdeviceptr* address
   return CUDA_SUCCESS;
 }
 
-SOFTGPU_API cuUserObjectCreate(CUuserObject* out, void* data, CUhostFn destroy, unsigned int count, unsigned int flags) {
+SOFTGPU_API cuUserObjectCreate(CUuserObject* out, void* data, CUhostFn destroy, unsigned int count,
+                               unsigned int flags) {
   SOFTGPU_ENTER();
   if (out == nullptr || destroy == nullptr || count == 0 || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) {
     return CUDA_ERROR_INVALID_VALUE;

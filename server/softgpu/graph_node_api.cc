@@ -1,8 +1,7 @@
 // Nodes of graphs: adding, asking, changing, in graphs and executable graphs.
-#include "server/softgpu/api.h"
-
 #include <algorithm>
 
+#include "server/softgpu/api.h"
 #include "server/softgpu/copy.h"
 #include "server/softgpu/graph.h"
 #include "server/softgpu/graph_node.h"
@@ -148,7 +147,9 @@ CUresult WorkFrom(const CUgraphNodeParams* params, Work* work) {
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
   CUresult result = CUDA_SUCCESS;
   switch (params->type) {
-    case CU_GRAPH_NODE_TYPE_EMPTY: *work = EmptyWork{}; break;
+    case CU_GRAPH_NODE_TYPE_EMPTY:
+      *work = EmptyWork{};
+      break;
     case CU_GRAPH_NODE_TYPE_KERNEL: {
       KernelWork kernel;
       result = KernelFrom(&params->kernel, params->kernel.kern, params->kernel.ctx, &kernel);
@@ -232,13 +233,15 @@ SOFTGPU_API cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_
   if (CUresult result = KernelFrom(params, &work); result != CUDA_SUCCESS) return result;
   return SetWork(node, CU_GRAPH_NODE_TYPE_KERNEL, std::move(work));
 }
-SOFTGPU_API cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v2* params) {
+SOFTGPU_API cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
+                                              const CUDA_KERNEL_NODE_PARAMS_v2* params) {
   SOFTGPU_ENTER();
   KernelWork work;
   if (CUresult result = KernelFrom(params, &work); result != CUDA_SUCCESS) return result;
   return SetExecWork(exec, node, CU_GRAPH_NODE_TYPE_KERNEL, std::move(work));
 }
-SOFTGPU_API cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1* params) {
+SOFTGPU_API cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                           const CUDA_KERNEL_NODE_PARAMS_v1* params) {
   SOFTGPU_ENTER();
   KernelWork work;
   if (CUresult result = KernelFrom(params, &work); result != CUDA_SUCCESS) return result;
@@ -281,7 +284,8 @@ SOFTGPU_API cuGraphMemcpyNodeSetParams(CUgraphNode handle, const CUDA_MEMCPY3D* 
   SOFTGPU_ENTER();
   CopyWork work;
   if (CUresult result = CopyFrom(params, &work); result != CUDA_SUCCESS) return result;
-  if (CUresult result = SetWork(handle, CU_GRAPH_NODE_TYPE_MEMCPY, std::move(work)); result != CUDA_SUCCESS) return result;
+  if (CUresult result = SetWork(handle, CU_GRAPH_NODE_TYPE_MEMCPY, std::move(work)); result != CUDA_SUCCESS)
+    return result;
   NodePtr node;
   if (CUresult result = FindNode(handle, &node); result != CUDA_SUCCESS) return result;
   Lock lock(CaptureMutex());
@@ -470,7 +474,8 @@ SOFTGPU_API cuGraphNodeGetDependentNodes(CUgraphNode handle, CUgraphNode* nodes,
   }
   return ListNodes(list, nodes, count);
 }
-SOFTGPU_API cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode* nodes, CUgraphEdgeData* data, size_t* count) {
+SOFTGPU_API cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode* nodes, CUgraphEdgeData* data,
+                                            size_t* count) {
   CUresult result = cuGraphNodeGetDependentNodes(node, nodes, count);
   if (result == CUDA_SUCCESS && data != nullptr) std::fill(data, data + *count, CUgraphEdgeData{});
   return result;

@@ -44,7 +44,8 @@ TEST_F(GraphTest, CaptureAcrossStreams) {
   CU_OK(cuEventRecord(join, b_));
   CU_OK(cuStreamWaitEvent(a_, join, 0));
   CU_OK(cuMemcpyDtoDAsync_v2(word_ + 8, word_, 8, a_));
-  CU_OK(cuLaunchHostFunc(a_, [](void* p) { ++*static_cast<std::atomic<int>*>(p); }, &calls));
+  CU_OK(cuLaunchHostFunc(
+      a_, [](void* p) { ++*static_cast<std::atomic<int>*>(p); }, &calls));
   const CUgraphNode* last;
   size_t count;
   cuuint64_t id;
@@ -211,7 +212,8 @@ TEST_F(GraphTest, MemoryAttributesAndUserObjects) {
   std::atomic<int> destroyed{0};
   CUuserObject object;
   CU_OK(cuUserObjectCreate(
-      &object, &destroyed, [](void* p) { ++*static_cast<std::atomic<int>*>(p); }, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+      &object, &destroyed, [](void* p) { ++*static_cast<std::atomic<int>*>(p); }, 1,
+      CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
   CU_OK(cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
   CUgraphExec exec;
   CU_OK(cuGraphInstantiateWithFlags(&exec, graph, 0));

@@ -1,6 +1,4 @@
 // cuInit, devices, errors, entry points by name, private tables.
-#include "server/softgpu/api.h"
-
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -8,6 +6,7 @@
 #include "proto/api/entry_points.gen.h"
 #include "proto/driverabi/error_names.h"
 #include "proto/driverabi/export_tables.h"
+#include "server/softgpu/api.h"
 #include "server/softgpu/module.h"
 
 using namespace cuda_remote;
@@ -132,8 +131,8 @@ SOFTGPU_API cuDeviceGetProperties(CUdevprop* prop, CUdevice ordinal) {
   SOFTGPU_ENTER();
   if (prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (GetDevice(ordinal) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  *prop = {1024, {1024, 1024, 64}, {2147483647, 65535, 65535}, kSharedPerBlock, 65536, 32, 2147483647,
-           kRegistersPerMultiprocessor, 1000000, 512};
+  *prop = {1024, {1024, 1024, 64}, {2147483647, 65535, 65535},  kSharedPerBlock, 65536,
+           32,   2147483647,       kRegistersPerMultiprocessor, 1000000,         512};
   return CUDA_SUCCESS;
 }
 

@@ -1,8 +1,7 @@
 // Kernel launches.
-#include "server/softgpu/api.h"
-
 #include <cstring>
 
+#include "server/softgpu/api.h"
 #include "server/softgpu/event.h"
 #include "server/softgpu/graph.h"
 #include "server/softgpu/launch.h"
@@ -40,8 +39,8 @@ CUresult CopyParams(const ptx::KernelInfo& info, void** params, void** extra, st
   return CUDA_SUCCESS;
 }
 
-// Prepares the kernel when it is launched for the first time, and names what the interpreter cannot run. (No call_once: its
-// variables of the C++ library would be exported.)
+// Prepares the kernel when it is launched for the first time, and names what the interpreter cannot run. (No call_once:
+// its variables of the C++ library would be exported.)
 CUresult CheckSupported(Function* function, const Module& module) {
   int state = function->supported.load(std::memory_order_acquire);
   if (state == 0) {
@@ -116,14 +115,16 @@ SOFTGPU_API cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned in
                            unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared,
                            CUstream stream, void** params, void** extra) {
   SOFTGPU_ENTER();
-  return Launch({function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, params, extra, false}, stream);
+  return Launch({function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, params, extra, false},
+                stream);
 }
 
 SOFTGPU_API cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
                                       unsigned int grid_z, unsigned int block_x, unsigned int block_y,
                                       unsigned int block_z, unsigned int shared, CUstream stream, void** params) {
   SOFTGPU_ENTER();
-  return Launch({function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, params, nullptr, true}, stream);
+  return Launch({function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, params, nullptr, true},
+                stream);
 }
 
 SOFTGPU_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** params, void** extra) {
@@ -140,18 +141,23 @@ SOFTGPU_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, 
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     const CUlaunchAttribute& attribute = config->attrs[i];
     switch (attribute.id) {
-      case CU_LAUNCH_ATTRIBUTE_COOPERATIVE: request.cooperative = attribute.value.cooperative != 0; break;
+      case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+        request.cooperative = attribute.value.cooperative != 0;
+        break;
       case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
         if (attribute.value.clusterDim.x * attribute.value.clusterDim.y * attribute.value.clusterDim.z > 1) {
           LogOnce("thread block clusters are not supported");
           return CUDA_ERROR_NOT_SUPPORTED;
         }
         break;
-      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT: events.push_back(attribute.value.programmaticEvent.event); break;
+      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
+        events.push_back(attribute.value.programmaticEvent.event);
+        break;
       case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
         events.push_back(attribute.value.launchCompletionEvent.event);
         break;
-      default: break;  // hints
+      default:
+        break;  // hints
     }
   }
   if (CUresult result = Launch(request, config->hStream); result != CUDA_SUCCESS) return result;

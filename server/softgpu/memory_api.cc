@@ -1,6 +1,4 @@
 // Memory: device, pinned, registered and managed; what is known of an address.
-#include "server/softgpu/api.h"
-
 #include <errno.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -8,6 +6,7 @@
 #include <cstring>
 
 #include "server/softgpu/allocate.h"
+#include "server/softgpu/api.h"
 #include "server/softgpu/graph.h"
 #include "server/softgpu/memory_map.h"
 #include "server/softgpu/pool.h"
@@ -149,7 +148,8 @@ SOFTGPU_API cuMemHostRegister_v2(void* host, size_t bytes, unsigned int flags) {
   // All of it must be mapped, which msync finds out without touching it.
   uint64_t page = sysconf(_SC_PAGESIZE), first = begin / page * page;
   uint64_t last = (begin + bytes + page - 1) / page * page;
-  if (begin + bytes < begin || (msync(reinterpret_cast<void*>(first), last - first, MS_ASYNC) != 0 && errno == ENOMEM)) {
+  if (begin + bytes < begin ||
+      (msync(reinterpret_cast<void*>(first), last - first, MS_ASYNC) != 0 && errno == ENOMEM)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   auto allocation = std::make_shared<Allocation>();

@@ -42,10 +42,10 @@ struct Allocation {
   int device = 0;
   const Context* context = nullptr;
   unsigned flags = 0;
-  uint64_t id = 0;            // CU_POINTER_ATTRIBUTE_BUFFER_ID
-  bool readable = true;       // mapped memory: after cuMemSetAccess
+  uint64_t id = 0;       // CU_POINTER_ATTRIBUTE_BUFFER_ID
+  bool readable = true;  // mapped memory: after cuMemSetAccess
   bool kernel_writable = true;
-  uint64_t budget = 0;        // bytes of the device's budget
+  uint64_t budget = 0;  // bytes of the device's budget
   CUmemoryPool pool = nullptr;
   bool sync_memops = false;
   std::function<void()> release;  // gives the host memory back
@@ -73,7 +73,8 @@ class MemoryMap : public ptx::MemoryMap {
   // All that overlap [begin, end), in order.
   std::vector<AllocationPtr> Overlapping(uint64_t begin, uint64_t end) const;
 
-  // Whether every byte of the range is in readable memory. Neighbouring mapped pieces count as one; other allocations do not.
+  // Whether every byte of the range is in readable memory. Neighbouring mapped pieces count as one; other allocations
+  // do not.
   bool Covers(uint64_t begin, uint64_t size) const;
 
   // ptx::MemoryMap

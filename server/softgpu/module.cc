@@ -64,9 +64,9 @@ CUresult PtxFromImage(const void* image, std::string* ptx, std::string* log) {
 
 namespace {
 
-// Memory for a module's variables. A program may keep their addresses anywhere, also in the memory of a checkpoint, so the
-// same module gets the same address in every process, whatever was loaded before: one that follows from its text. The range
-// is away from those of cr-worker (device memory, pinned memory, reservations).
+// Memory for a module's variables. A program may keep their addresses anywhere, also in the memory of a checkpoint, so
+// the same module gets the same address in every process, whatever was loaded before: one that follows from its text.
+// The range is away from those of cr-worker (device memory, pinned memory, reservations).
 void* MapVariables(uint64_t bytes, const std::string& ptx) {
   constexpr uint64_t kFirst = 0x500000000000, kSlotBytes = 4 << 20, kSlots = 1 << 18;
   constexpr int kProt = PROT_READ | PROT_WRITE, kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -105,8 +105,8 @@ CUresult Module::Load(const ContextPtr& context, const std::string& ptx, const V
     uint64_t align = std::max<uint64_t>(global.align, 256);
     bytes = (bytes + align - 1) / align * align;
     offsets.push_back(bytes);
-    // A gap finds accesses past the end.
-    if (!global.external && shared.count(global.name) == 0) bytes += std::max<uint64_t>(global.size, 1) + 64;
+    if (!global.external && shared.count(global.name) == 0)
+      bytes += std::max<uint64_t>(global.size, 1) + 64;  // a gap finds accesses past the end
   }
   Device* device = GetDevice(context->device());
   std::shared_ptr<char> block;
@@ -121,8 +121,8 @@ CUresult Module::Load(const ContextPtr& context, const std::string& ptx, const V
     const ptx::GlobalInfo& global = code->globals()[i];
     if (global.external) continue;
     auto existing = shared.find(global.name);
-    addresses[global.name] = existing != shared.end() ? existing->second->begin
-                                                      : reinterpret_cast<uint64_t>(block.get()) + offsets[i];
+    addresses[global.name] =
+        existing != shared.end() ? existing->second->begin : reinterpret_cast<uint64_t>(block.get()) + offsets[i];
   }
   if (!code->Bind(addresses, log)) {
     LogOnce("PTX cannot be linked: " + *log);
@@ -211,7 +211,8 @@ CUresult Library::AllocateManaged() {
     if (!global.managed || global.external) continue;
     AllocationPtr allocation;
     uint64_t bytes = std::max<uint64_t>(global.size, 1);
-    if (CUresult result = AllocateUnmapped(0, bytes, MemoryKind::kManaged, false, &allocation); result != CUDA_SUCCESS) {
+    if (CUresult result = AllocateUnmapped(0, bytes, MemoryKind::kManaged, false, &allocation);
+        result != CUDA_SUCCESS) {
       return result;
     }
     // Addresses in it would be those of one context: the language does not allow them.
@@ -264,16 +265,25 @@ JitOptions::JitOptions(unsigned count, CUjit_option* options, void** values) {
   if (options == nullptr || values == nullptr) return;
   for (unsigned i = 0; i < count; ++i) {
     switch (options[i]) {
-      case CU_JIT_ERROR_LOG_BUFFER: error_ = static_cast<char*>(values[i]); break;
-      case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: error_size_ = &values[i]; break;
-      case CU_JIT_INFO_LOG_BUFFER: info_ = static_cast<char*>(values[i]); break;
-      case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES: info_size_ = &values[i]; break;
+      case CU_JIT_ERROR_LOG_BUFFER:
+        error_ = static_cast<char*>(values[i]);
+        break;
+      case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES:
+        error_size_ = &values[i];
+        break;
+      case CU_JIT_INFO_LOG_BUFFER:
+        info_ = static_cast<char*>(values[i]);
+        break;
+      case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES:
+        info_size_ = &values[i];
+        break;
       case CU_JIT_WALL_TIME: {
         float zero = 0;
         std::memcpy(&values[i], &zero, sizeof zero);
         break;
       }
-      default: break;
+      default:
+        break;
     }
   }
 }

@@ -45,7 +45,7 @@ struct Function {
   const ptx::KernelInfo* info = nullptr;  // of the module's code
   FunctionSettingsPtr settings;
   std::mutex mutex;
-  std::atomic<int> supported{0};          // 1: yes, -1: no, 0: not looked at yet
+  std::atomic<int> supported{0};  // 1: yes, -1: no, 0: not looked at yet
   std::string name;
 
   CUfunction handle() { return reinterpret_cast<CUfunction>(this); }
@@ -57,8 +57,8 @@ class Module : public std::enable_shared_from_this<Module> {
   // Variables that are there already, by name.
   using Variables = std::map<std::string, AllocationPtr>;
 
-  // Parses PTX and gives its variables memory in `context`, except those that are in `shared`. CUDA_ERROR_INVALID_PTX: *log
-  // says why.
+  // Parses PTX and gives its variables memory in `context`, except those that are in `shared`. CUDA_ERROR_INVALID_PTX:
+  // *log says why.
   static CUresult Load(const ContextPtr& context, const std::string& ptx, const Variables& shared, ModulePtr* module,
                        std::string* log);
   ~Module();

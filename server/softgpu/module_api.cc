@@ -1,10 +1,9 @@
 // Modules and libraries.
-#include "server/softgpu/api.h"
-
 #include <cstring>
 #include <fstream>
 #include <iterator>
 
+#include "server/softgpu/api.h"
 #include "server/softgpu/module.h"
 
 using namespace cuda_remote::softgpu;
@@ -63,7 +62,8 @@ CUresult LoadLibrary(CUlibrary* out, const void* image, JitOptions jit) {
     auto kernel = std::make_shared<Kernel>();
     kernel->library = library;
     kernel->name = info.name;
-    for (int device = 0; device < DeviceCount(); ++device) kernel->settings[device] = std::make_shared<FunctionSettings>();
+    for (int device = 0; device < DeviceCount(); ++device)
+      kernel->settings[device] = std::make_shared<FunctionSettings>();
     library->kernels.push_back(kernel);
     Registry<Kernel>::Get().Add(kernel);
   }
@@ -159,7 +159,8 @@ SOFTGPU_API cuModuleEnumerateFunctions(CUfunction* functions, unsigned int count
   if (functions == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
   ModulePtr module;
   if (CUresult result = FindModule(handle, &module); result != CUDA_SUCCESS) return result;
-  for (unsigned i = 0; i < count && i < module->functions().size(); ++i) functions[i] = module->functions()[i]->handle();
+  for (unsigned i = 0; i < count && i < module->functions().size(); ++i)
+    functions[i] = module->functions()[i]->handle();
   return CUDA_SUCCESS;
 }
 

@@ -206,8 +206,7 @@ TEST_F(ModuleTest, LaunchChecks) {
   EXPECT_EQ(CUDA_SUCCESS, launch(1, 1, 1, 32, 1, 1, 49152));
   CU_OK(cuFuncSetAttribute(scale_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 100000));
   EXPECT_EQ(CUDA_SUCCESS, launch(1, 1, 1, 32, 1, 1, 100000));
-  CU_IS(CUDA_ERROR_INVALID_VALUE,
-        cuFuncSetAttribute(scale_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 300000));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuFuncSetAttribute(scale_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 300000));
   CU_IS(CUDA_ERROR_INVALID_HANDLE,
         cuLaunchKernel(reinterpret_cast<CUfunction>(&p), 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr));
   CU_IS(CUDA_ERROR_INVALID_VALUE, cuLaunchKernel(scale_, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr));

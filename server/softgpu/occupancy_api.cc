@@ -1,8 +1,7 @@
 // Occupancy.
-#include "server/softgpu/api.h"
-
 #include <algorithm>
 
+#include "server/softgpu/api.h"
 #include "server/softgpu/module.h"
 #include "server/softgpu/occupancy.h"
 

@@ -1,12 +1,12 @@
 // Stream-ordered allocation: cuMemAllocAsync and memory pools.
 //
-// An allocation is made when the call is made, so its address is usable at once; a free takes effect in the stream's order.
-#include "server/softgpu/api.h"
-
+// An allocation is made when the call is made, so its address is usable at once; a free takes effect in the stream's
+// order.
 #include <algorithm>
 #include <vector>
 
 #include "server/softgpu/allocate.h"
+#include "server/softgpu/api.h"
 #include "server/softgpu/graph.h"
 #include "server/softgpu/pool.h"
 #include "server/softgpu/stream.h"
@@ -49,7 +49,8 @@ DevicePools& PoolsOf(int device) {
   return entry;
 }
 
-CUresult AllocateFrom(const ContextPtr& context, const PoolPtr& pool, size_t bytes, CUstream handle, CUdeviceptr* address) {
+CUresult AllocateFrom(const ContextPtr& context, const PoolPtr& pool, size_t bytes, CUstream handle,
+                      CUdeviceptr* address) {
   if (address == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   StreamPtr stream;
   if (CUresult result = ResolveStream(context, handle, &stream); result != CUDA_SUCCESS) return result;
@@ -186,15 +187,28 @@ SOFTGPU_API cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attri
   auto* number = static_cast<int*>(value);
   auto* wide = static_cast<cuuint64_t*>(value);
   switch (attribute) {
-    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: *number = pool->reuse[0]; break;
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: *number = pool->reuse[1]; break;
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: *number = pool->reuse[2]; break;
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: *wide = pool->threshold; break;
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+      *number = pool->reuse[0];
+      break;
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+      *number = pool->reuse[1];
+      break;
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
+      *number = pool->reuse[2];
+      break;
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+      *wide = pool->threshold;
+      break;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
-    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: *wide = pool->used; break;
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+      *wide = pool->used;
+      break;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: *wide = pool->used_high; break;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+      *wide = pool->used_high;
+      break;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
   }
   return CUDA_SUCCESS;
 }
@@ -204,16 +218,25 @@ SOFTGPU_API cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attri
   PoolPtr pool = Registry<Pool>::Get().Find(handle);
   if (!pool || value == nullptr) return CUDA_ERROR_INVALID_VALUE;
   switch (attribute) {
-    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES: pool->reuse[0] = *static_cast<int*>(value); break;
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC: pool->reuse[1] = *static_cast<int*>(value); break;
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: pool->reuse[2] = *static_cast<int*>(value); break;
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: pool->threshold = *static_cast<cuuint64_t*>(value); break;
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+      pool->reuse[0] = *static_cast<int*>(value);
+      break;
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+      pool->reuse[1] = *static_cast<int*>(value);
+      break;
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
+      pool->reuse[2] = *static_cast<int*>(value);
+      break;
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+      pool->threshold = *static_cast<cuuint64_t*>(value);
+      break;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
       if (*static_cast<cuuint64_t*>(value) != 0) return CUDA_ERROR_INVALID_VALUE;
       pool->used_high = pool->used.load();
       break;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
   }
   return CUDA_SUCCESS;
 }

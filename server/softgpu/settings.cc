@@ -33,10 +33,17 @@ uint64_t ParseBytes(const char* text, uint64_t otherwise) {
   unsigned long long value = std::strtoull(text, &end, 10);
   if (end == text || value == 0) return otherwise;
   switch (*end) {
-    case 'k': case 'K': return value << 10;
-    case 'm': case 'M': return value << 20;
-    case 'g': case 'G': return value << 30;
-    default: return value;
+    case 'k':
+    case 'K':
+      return value << 10;
+    case 'm':
+    case 'M':
+      return value << 20;
+    case 'g':
+    case 'G':
+      return value << 30;
+    default:
+      return value;
   }
 }
 
@@ -71,7 +78,8 @@ State& GetState() {
       int n = std::atoi(v);
       if (n >= 0 && n <= 64) s->settings.devices = n;
     }
-    if (const char* v = std::getenv("SOFTGPU_MEMORY")) s->settings.memory_bytes = ParseBytes(v, s->settings.memory_bytes);
+    if (const char* v = std::getenv("SOFTGPU_MEMORY"))
+      s->settings.memory_bytes = ParseBytes(v, s->settings.memory_bytes);
     if (const char* v = std::getenv("SOFTGPU_UUID")) s->settings.uuid = v;
     if (const char* v = std::getenv("SOFTGPU_THREADS")) s->settings.kernel_threads = std::atoi(v);
     if (const char* v = std::getenv("SOFTGPU_DELAY_US")) s->settings.delay_us = std::atoi(v);

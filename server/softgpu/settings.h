@@ -1,7 +1,7 @@
 // Settings of the software GPU, read from the environment once, and its messages.
 //
-// SOFTGPU_DEVICES, SOFTGPU_MEMORY (bytes, with K, M or G), SOFTGPU_UUID, SOFTGPU_THREADS, SOFTGPU_FAIL, SOFTGPU_DELAY_US:
-// README.md. Thread-safe.
+// SOFTGPU_DEVICES, SOFTGPU_MEMORY (bytes, with K, M or G), SOFTGPU_UUID, SOFTGPU_THREADS, SOFTGPU_FAIL,
+// SOFTGPU_DELAY_US: README.md. Thread-safe.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_SETTINGS_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_SETTINGS_H_
 

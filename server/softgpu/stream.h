@@ -1,8 +1,9 @@
 // Streams and the tasks in them.
 //
-// Every stream that ever had work has a thread of its own, which runs the stream's tasks in order. What a task has to wait
-// for besides (the legacy default stream's rules, events) is settled when it is submitted: it keeps the tasks that must be
-// done first. Submissions to all streams of a context are serialised, so these dependencies cannot form a circle.
+// Every stream that ever had work has a thread of its own, which runs the stream's tasks in order. What a task has to
+// wait for besides (the legacy default stream's rules, events) is settled when it is submitted: it keeps the tasks that
+// must be done first. Submissions to all streams of a context are serialised, so these dependencies cannot form a
+// circle.
 //
 // Thread-safe.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_STREAM_H_

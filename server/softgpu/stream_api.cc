@@ -1,6 +1,5 @@
 // Streams, events, host functions, stream memory operations.
 #include "server/softgpu/api.h"
-
 #include "server/softgpu/event.h"
 #include "server/softgpu/graph.h"
 #include "server/softgpu/memory_map.h"
@@ -209,12 +208,18 @@ SOFTGPU_API cuStreamGetAttribute(CUstream handle, CUstreamAttrID attribute, CUst
   if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *value = {};
   switch (attribute) {
-    case CU_LAUNCH_ATTRIBUTE_PRIORITY: value->priority = stream->priority(); break;
-    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY: value->syncPolicy = CU_SYNC_POLICY_AUTO; break;
+    case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+      value->priority = stream->priority();
+      break;
+    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+      value->syncPolicy = CU_SYNC_POLICY_AUTO;
+      break;
     case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
     case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
-    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP: break;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+      break;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
   }
   return CUDA_SUCCESS;
 }
@@ -280,8 +285,12 @@ SOFTGPU_API cuStreamBatchMemOp_v2(CUstream stream, unsigned int count, CUstreamB
         result = Value(stream, op.writeValue.address, op.writeValue.value64, true, false, op.writeValue.flags);
         break;
       case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES:
-      case CU_STREAM_MEM_OP_BARRIER: result = CUDA_SUCCESS; break;
-      default: result = CUDA_ERROR_INVALID_VALUE; break;
+      case CU_STREAM_MEM_OP_BARRIER:
+        result = CUDA_SUCCESS;
+        break;
+      default:
+        result = CUDA_ERROR_INVALID_VALUE;
+        break;
     }
     if (result != CUDA_SUCCESS) return result;
   }

@@ -56,9 +56,9 @@ TEST_F(StreamTest, LegacyStreamWaitsForBlockingOnesAndTheyForIt) {
   CU_OK(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
   CU_OK(cuStreamCreate(&free_stream, CU_STREAM_NON_BLOCKING));
   CU_OK(cuStreamWaitValue32_v2(blocking, word_ + 4, 1, CU_STREAM_WAIT_VALUE_EQ));
-  ASSERT_EQ(CUDA_SUCCESS, Bump(word_, 1, nullptr));          // after the wait
-  ASSERT_EQ(CUDA_SUCCESS, Bump(word_ + 8, 1, blocking));     // after the legacy stream's kernel
-  ASSERT_EQ(CUDA_SUCCESS, Bump(word_ + 12, 1, free_stream)); // at once
+  ASSERT_EQ(CUDA_SUCCESS, Bump(word_, 1, nullptr));           // after the wait
+  ASSERT_EQ(CUDA_SUCCESS, Bump(word_ + 8, 1, blocking));      // after the legacy stream's kernel
+  ASSERT_EQ(CUDA_SUCCESS, Bump(word_ + 12, 1, free_stream));  // at once
   CU_OK(cuStreamSynchronize(free_stream));
   EXPECT_EQ(1u, Word(3));
   EXPECT_EQ(0u, Word(0));
@@ -90,6 +90,7 @@ TEST_F(StreamTest, EventsOrderStreamsAndMeasure) {
   CU_IS(CUDA_ERROR_NOT_READY, cuEventQuery(end));
   CU_IS(CUDA_ERROR_NOT_READY, cuEventElapsedTime(&ms, begin, end));
   CU_IS(CUDA_ERROR_NOT_READY, cuStreamQuery(b));
+  CU_OK(cuEventSynchronize(begin));
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   Open(1);
   CU_OK(cuStreamSynchronize(b));
@@ -112,7 +113,8 @@ TEST_F(StreamTest, HostFunctionsRunInOrder) {
   CUstream stream;
   CU_OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
   for (int i = 0; i < 10; ++i) {
-    CU_OK(cuLaunchHostFunc(stream, [](void* p) { ++static_cast<Seen*>(p)->functions; }, &seen));
+    CU_OK(cuLaunchHostFunc(
+        stream, [](void* p) { ++static_cast<Seen*>(p)->functions; }, &seen));
   }
   CU_OK(cuStreamAddCallback(
       stream, [](CUstream, CUresult status, void* p) { static_cast<Seen*>(p)->status = status; }, &seen, 0));
@@ -129,7 +131,8 @@ TEST_F(StreamTest, PerThreadDefaultStreams) {
     CU_OK(cuCtxSetCurrent(context_));
     CU_OK(cuStreamGetId(per_thread, &other));
     unsigned long long again;
-    auto get_id = reinterpret_cast<CUresult (*)(CUstream, unsigned long long*)>(server::DriverSymbol("cuStreamGetId_ptsz"));
+    auto get_id =
+        reinterpret_cast<CUresult (*)(CUstream, unsigned long long*)>(server::DriverSymbol("cuStreamGetId_ptsz"));
     ASSERT_EQ(CUDA_SUCCESS, get_id(nullptr, &again));
     EXPECT_EQ(other, again);
     ASSERT_EQ(CUDA_SUCCESS, Bump(word_, 5, per_thread));

@@ -15,8 +15,8 @@
 namespace cuda_remote::softgpu {
 
 struct ThreadState {
-  std::vector<ContextPtr> contexts;               // the last one is current
-  std::map<const Context*, StreamPtr> streams;    // default streams of this thread
+  std::vector<ContextPtr> contexts;             // the last one is current
+  std::map<const Context*, StreamPtr> streams;  // default streams of this thread
   CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
   ~ThreadState();

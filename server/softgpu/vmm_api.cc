@@ -1,16 +1,15 @@
 // Virtual memory: reserve addresses, make physical memory, map one to the other.
 //
-// A reservation is a piece of this process's address space without access. Physical memory is a range of one sparse memory
-// file per device (never used twice, so nothing fragments; holes are punched when it goes), or a file of its own if it
-// can be exported. Mapping is mmap at the reserved address; access is mprotect.
-#include "server/softgpu/api.h"
-
+// A reservation is a piece of this process's address space without access. Physical memory is a range of one sparse
+// memory file per device (never used twice, so nothing fragments; holes are punched when it goes), or a file of its own
+// if it can be exported. Mapping is mmap at the reserved address; access is mprotect.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <map>
 
+#include "server/softgpu/api.h"
 #include "server/softgpu/memory_map.h"
 
 using namespace cuda_remote::softgpu;
@@ -51,10 +50,10 @@ struct Mapping {
 
 struct VirtualMemory {
   std::mutex mutex;
-  std::map<uint64_t, uint64_t> reservations;                // begin -> size
+  std::map<uint64_t, uint64_t> reservations;                                    // begin -> size
   std::map<CUmemGenericAllocationHandle, std::pair<PhysicalPtr, int>> handles;  // handle -> what, references
-  std::map<uint64_t, Mapping> mappings;                     // begin -> what
-  std::map<int, MemoryFile> files;                          // device -> file
+  std::map<uint64_t, Mapping> mappings;                                         // begin -> what
+  std::map<int, MemoryFile> files;                                              // device -> file
   CUmemGenericAllocationHandle next_handle = 0x10001;
 };
 
@@ -203,7 +202,8 @@ SOFTGPU_API cuMemRelease(CUmemGenericAllocationHandle handle) {
 SOFTGPU_API cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
                      unsigned long long flags) {
   SOFTGPU_ENTER();
-  if (size == 0 || !Aligned(size) || !Aligned(address) || !Aligned(offset) || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (size == 0 || !Aligned(size) || !Aligned(address) || !Aligned(offset) || flags != 0)
+    return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard<std::mutex> lock(Vm().mutex);
   auto it = Vm().handles.find(handle);
   if (it == Vm().handles.end() || !Reserved(address, size)) return CUDA_ERROR_INVALID_VALUE;
@@ -263,7 +263,7 @@ SOFTGPU_API cuMemGetAccess(unsigned long long* flags, const CUmemLocation* locat
   if (flags == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
   AllocationPtr allocation = MemoryMap::Get().Find(address);
   if (!allocation || allocation->kind != MemoryKind::kMapped) return CUDA_ERROR_INVALID_VALUE;
-  *flags = !allocation->readable          ? CU_MEM_ACCESS_FLAGS_PROT_NONE
+  *flags = !allocation->readable         ? CU_MEM_ACCESS_FLAGS_PROT_NONE
            : allocation->kernel_writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
                                          : CU_MEM_ACCESS_FLAGS_PROT_READ;
   return CUDA_SUCCESS;

@@ -15,17 +15,28 @@ namespace {
 
 CUresult FaultResult(ptx::Fault fault) {
   switch (fault) {
-    case ptx::Fault::kNone: return CUDA_SUCCESS;
-    case ptx::Fault::kIllegalAddress: return CUDA_ERROR_ILLEGAL_ADDRESS;
-    case ptx::Fault::kMisaligned: return CUDA_ERROR_MISALIGNED_ADDRESS;
-    case ptx::Fault::kTrap: return CUDA_ERROR_LAUNCH_FAILED;
-    case ptx::Fault::kAssert: return CUDA_ERROR_ASSERT;
-    case ptx::Fault::kUnsupported: return CUDA_ERROR_NOT_SUPPORTED;
-    case ptx::Fault::kDeadlock: return CUDA_ERROR_LAUNCH_TIMEOUT;
-    case ptx::Fault::kStackOverflow: return CUDA_ERROR_LAUNCH_FAILED;
-    case ptx::Fault::kInvalidLaunch: return CUDA_ERROR_INVALID_VALUE;
-    case ptx::Fault::kInvalidCode: return CUDA_ERROR_INVALID_PC;
-    case ptx::Fault::kCancelled: return CUDA_ERROR_LAUNCH_FAILED;
+    case ptx::Fault::kNone:
+      return CUDA_SUCCESS;
+    case ptx::Fault::kIllegalAddress:
+      return CUDA_ERROR_ILLEGAL_ADDRESS;
+    case ptx::Fault::kMisaligned:
+      return CUDA_ERROR_MISALIGNED_ADDRESS;
+    case ptx::Fault::kTrap:
+      return CUDA_ERROR_LAUNCH_FAILED;
+    case ptx::Fault::kAssert:
+      return CUDA_ERROR_ASSERT;
+    case ptx::Fault::kUnsupported:
+      return CUDA_ERROR_NOT_SUPPORTED;
+    case ptx::Fault::kDeadlock:
+      return CUDA_ERROR_LAUNCH_TIMEOUT;
+    case ptx::Fault::kStackOverflow:
+      return CUDA_ERROR_LAUNCH_FAILED;
+    case ptx::Fault::kInvalidLaunch:
+      return CUDA_ERROR_INVALID_VALUE;
+    case ptx::Fault::kInvalidCode:
+      return CUDA_ERROR_INVALID_PC;
+    case ptx::Fault::kCancelled:
+      return CUDA_ERROR_LAUNCH_FAILED;
   }
   return CUDA_ERROR_UNKNOWN;
 }
@@ -107,8 +118,12 @@ CUresult PerformMemset(const MemsetWork& work) {
       }
       break;
     }
-    case 2: Fill<uint16_t>(work); break;
-    default: Fill<uint32_t>(work); break;
+    case 2:
+      Fill<uint16_t>(work);
+      break;
+    default:
+      Fill<uint32_t>(work);
+      break;
   }
   return CUDA_SUCCESS;
 }
@@ -117,17 +132,25 @@ bool ValueReached(uint64_t now, const ValueWork& work) {
   if (!work.wide) {
     uint32_t have = static_cast<uint32_t>(now), want = static_cast<uint32_t>(work.value);
     switch (work.flags & 3) {
-      case CU_STREAM_WAIT_VALUE_GEQ: return static_cast<int32_t>(have - want) >= 0;
-      case CU_STREAM_WAIT_VALUE_EQ: return have == want;
-      case CU_STREAM_WAIT_VALUE_AND: return (have & want) != 0;
-      default: return ~(have | want) != 0;
+      case CU_STREAM_WAIT_VALUE_GEQ:
+        return static_cast<int32_t>(have - want) >= 0;
+      case CU_STREAM_WAIT_VALUE_EQ:
+        return have == want;
+      case CU_STREAM_WAIT_VALUE_AND:
+        return (have & want) != 0;
+      default:
+        return ~(have | want) != 0;
     }
   }
   switch (work.flags & 3) {
-    case CU_STREAM_WAIT_VALUE_GEQ: return static_cast<int64_t>(now - work.value) >= 0;
-    case CU_STREAM_WAIT_VALUE_EQ: return now == work.value;
-    case CU_STREAM_WAIT_VALUE_AND: return (now & work.value) != 0;
-    default: return ~(now | work.value) != 0;
+    case CU_STREAM_WAIT_VALUE_GEQ:
+      return static_cast<int64_t>(now - work.value) >= 0;
+    case CU_STREAM_WAIT_VALUE_EQ:
+      return now == work.value;
+    case CU_STREAM_WAIT_VALUE_AND:
+      return (now & work.value) != 0;
+    default:
+      return ~(now | work.value) != 0;
   }
 }
 
