@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,6 +19,13 @@ void LetGoOfStreams() {
   close(null);
 }
 
+// Whether standard error is a file that was not opened for appending.
+static bool ErrorsGoToJobsFile() {
+  struct stat about;
+  const int flags = fcntl(STDERR_FILENO, F_GETFL);
+  return fstat(STDERR_FILENO, &about) == 0 && S_ISREG(about.st_mode) && flags >= 0 && !(flags & O_APPEND);
+}
+
 int FinishJob(const char* tool, const Isolated& isolated, const std::string& directory, std::unique_ptr<GpuHost> host) {
   LetGoOfStreams();
   const pid_t child = isolated.init ? isolated.init : isolated.pid;
@@ -30,7 +38,9 @@ int FinishJob(const char* tool, const Isolated& isolated, const std::string& dir
   std::ifstream stopped(directory + "/stopped");
   std::string image;
   if (WIFSIGNALED(status) && stopped && std::getline(stopped, image)) {
-    Say(tool, "the job was stopped at a checkpoint; continue it with: cr-restart " + image);
+    // Into a file that the job writes to at its own position, the line would stand where the restarted job goes on. The
+    // exit code says the same.
+    if (!ErrorsGoToJobsFile()) Say(tool, "the job was stopped at a checkpoint; continue it with: cr-restart " + image);
     code = kExitStopped;
   }
   host.reset();

@@ -128,6 +128,10 @@ CUresult ScratchBuffer(void** buffer, size_t* size) {
   return CUDA_SUCCESS;
 }
 
+// Words of the tools' table that the runtime calls without looking at what they return: profilers and debuggers put
+// something there. Refused as the other unused words, but not worth a line in every program's output.
+CUresult NoTools() { return CUDA_ERROR_NOT_SUPPORTED; }
+
 CUresult CurrentContext(CUcontext* context) {
   *context = g_host.current_context();
   return CUDA_SUCCESS;
@@ -207,6 +211,7 @@ CUresult FreePairLayout(uint8_t* clusters, uint8_t* numbers) {
 Tables::Tables() {
   driver_check.Set(1, &DriverCheck);
   runtime.Set(2, &PrimaryContext);
+  for (const int word : {1, 3, 4}) tools.Set(word, &NoTools);
   tools.Set(2, &ScratchBuffer<0x400>);
   tools.Set(6, &ScratchBuffer<0x0E>);
   current_context.Set(2, &CurrentContext);
