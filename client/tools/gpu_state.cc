@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <memory>
+#include <string>
+#include <tuple>
 
 #include "proto/codec/operations.gen.h"
 #include "replay/replayer/channel_target.h"
@@ -268,6 +271,30 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
   return open == regions.size() || check(image->EndRegion());
 }
 
+// The driver places variables; the program, and other variables, may hold their addresses. Those that the program asked for
+// by name are compared in the replay; this finds the others.
+static bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Region>& wanted, std::string* error) {
+  const auto is_variable = [](const ckptfmt::Region& region) { return region.kind != ckptfmt::RegionKind::kAllocation; };
+  if (std::none_of(wanted.begin(), wanted.end(), is_variable)) return true;
+  std::vector<ckptfmt::Region> found;
+  if (!ListRegions(channel, &found, error)) return false;
+  using Name = std::tuple<uint64_t, uint64_t, std::string>;
+  std::map<Name, uint64_t> addresses;
+  for (const ckptfmt::Region& region : found) {
+    if (is_variable(region)) addresses[Name(region.object, region.context, region.symbol)] = region.address;
+  }
+  for (const ckptfmt::Region& region : wanted) {
+    if (!is_variable(region)) continue;
+    const auto there = addresses.find(Name(region.object, region.context, region.symbol));
+    if (there != addresses.end() && there->second == region.address) continue;
+    *error = "the GPU variable " + region.symbol + " lies at " +
+             (there == addresses.end() ? std::string("no address") : Hex(there->second)) + " on this server, but at " +
+             Hex(region.address) + " before, and the job may have kept that address";
+    return false;
+  }
+  return true;
+}
+
 bool LoadMemory(const ckptfmt::ImageReader& image, ClientChannel* channel, const Continue& go_on, std::string* error) {
   const uint64_t total = TotalOf(image.regions());
   uint64_t done = 0;
@@ -284,7 +311,7 @@ bool LoadMemory(const ckptfmt::ImageReader& image, ClientChannel* channel, const
       return false;
     }
   }
-  return Drain(channel, error);
+  return Drain(channel, error) && CheckVariables(channel, image.regions(), error);
 }
 
 bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
@@ -292,7 +319,7 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
   const auto use = [&](size_t region, uint64_t offset, std::string_view bytes) {
     return Write(to, regions[region], offset, bytes, error);
   };
-  return ReadAll(from, regions, use, go_on, error) && Drain(to, error);
+  return ReadAll(from, regions, use, go_on, error) && Drain(to, error) && CheckVariables(to, regions, error);
 }
 
 bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error) {
