@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <malloc.h>
 #include <sys/personality.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "spdlog/spdlog.h"
@@ -26,7 +27,11 @@ void FixAddressLayout(char** argv) {
   mallopt(M_ARENA_MAX, 1);
   constexpr unsigned long kAsk = 0xffffffff;
   const int now = personality(kAsk);
-  if (now >= 0 && (now & ADDR_NO_RANDOMIZE)) return;
+  if (now >= 0 && (now & ADDR_NO_RANDOMIZE)) {
+    // The new start below is by another name, which is what ps and top would show.
+    prctl(PR_SET_NAME, "cr-worker");
+    return;
+  }
   if (now >= 0 && personality(unsigned(now) | ADDR_NO_RANDOMIZE) >= 0 && (personality(kAsk) & ADDR_NO_RANDOMIZE)) {
     execv("/proc/self/exe", argv);
   }
