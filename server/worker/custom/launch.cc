@@ -56,7 +56,7 @@ CUresult Custom_cuLaunchKernel(Session& session, const Request&, const wire::cuL
   CUstream stream;
   if (!session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (in.params.size() > kMaxParameters) return CUDA_ERROR_INVALID_VALUE;
-  std::memcpy(g_parameters, in.params.data(), in.params.size());
+  if (!in.params.empty()) std::memcpy(g_parameters, in.params.data(), in.params.size());
   size_t bytes = in.params.size();
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, g_parameters, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
                    CU_LAUNCH_PARAM_END};
