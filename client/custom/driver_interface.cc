@@ -40,18 +40,19 @@ CUresult ModuleFunctions(CUmodule module, std::vector<CUfunction>* functions) {
   return cuModuleEnumerateFunctions(functions->data(), count, module);
 }
 
-// Ids of the tables whose answers come from the server's driver.
-constexpr char kStreamTable[] = "\x21\x31\x8c\x60\x97\x14\x32\x48\x8c\xa6\x41\xff\x73\x24\xc8\xf2";
-constexpr char kLayoutTable[] = "\x17\x34\xdc\x26\x80\x0d\x47\x45\x87\x26\xc0\xf1\xe7\xdd\x8b\xca";
-
 // Asks one word of a table of the server's driver. `reply` views the call's reply.
-CUresult AskTable(Call* call, const char* table, uint32_t word, const uint64_t* stream, wire::OpExportTable_Reply* reply) {
+CUresult AskTable(Call* call, const driverabi::TableId& table, uint32_t word, const uint64_t* stream,
+                  wire::OpExportTable_Reply* reply) {
   wire::OpExportTable_Request request;
-  request.table = std::string_view(table, 16);
+  request.table = std::string_view(reinterpret_cast<const char*>(table.data()), table.size());
   request.word = word;
   if (stream) request.arguments.push_back(*stream);
   request.Encode(&call->message());
-  if (const CUresult result = call->Transact(); result != CUDA_SUCCESS) return result;
+  const CUresult result = call->Transact();
+  if (result == CUDA_ERROR_NOT_SUPPORTED) {
+    return Call::Unsupported("cuGetExportTable", "the server does not answer the private tables of cuBLASLt");
+  }
+  if (result != CUDA_SUCCESS) return result;
   return reply->Decode(call->reply()) ? CUDA_SUCCESS : call->session().Lose(ChannelStatus::kProtocolError);
 }
 
@@ -62,7 +63,9 @@ CUresult StreamValue(CUcontext, CUstream stream, uint64_t* value) {
   uint64_t wire_stream;
   if (const CUresult result = call.StreamToWire(stream, false, &wire_stream); result != CUDA_SUCCESS) return result;
   wire::OpExportTable_Reply reply;
-  if (const CUresult result = AskTable(&call, kStreamTable, 39, &wire_stream, &reply); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = AskTable(&call, driverabi::kStreamTable, 39, &wire_stream, &reply);
+      result != CUDA_SUCCESS)
+    return result;
   if (reply.values.size() != 1) return call.session().Lose(ChannelStatus::kProtocolError);
   *value = reply.values[0];
   return CUDA_SUCCESS;
@@ -73,7 +76,8 @@ CUresult PairLayout(std::vector<uint8_t>* clusters, std::vector<uint8_t>* number
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::OpExportTable_Reply reply;
-  if (const CUresult result = AskTable(&call, kLayoutTable, 4, nullptr, &reply); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = AskTable(&call, driverabi::kLayoutTable, 4, nullptr, &reply); result != CUDA_SUCCESS)
+    return result;
   const size_t pairs = reply.data.size() / 2;
   clusters->assign(reply.data.begin(), reply.data.begin() + pairs);
   numbers->assign(reply.data.begin() + pairs, reply.data.begin() + 2 * pairs);

@@ -171,9 +171,10 @@ CUresult Session::Lose(ChannelStatus status) {
   // What a program sees when its GPU falls off the bus is the closest native case.
   if (lost_.compare_exchange_strong(expected, CUDA_ERROR_DEVICE_UNAVAILABLE)) {
     const std::string reason = channel_ ? channel_->end_reason() : std::string();
-    LogLine("the session with the GPU server %s is lost (%s); every CUDA call fails from here on. Restart the job from its "
-            "last checkpoint with cr-restart",
-            settings_.server.c_str(), reason.empty() ? ChannelStatusName(status) : reason.c_str());
+    LogLine(
+        "the session with the GPU server %s is lost (%s); every CUDA call fails from here on. Restart the job from its "
+        "last checkpoint with cr-restart",
+        settings_.server.c_str(), reason.empty() ? ChannelStatusName(status) : reason.c_str());
   }
   return CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
@@ -251,10 +252,12 @@ void Session::DropGraphOfUnlocked(uint64_t exec) {
 }
 
 void Session::DropUnlocked(replay::ObjectKey key) {
-  if (const auto use = graph_uses_.find(key.id); key.kind == Kind::kGraph && use != graph_uses_.end()) {
-    use->second.destroyed = true;
-    if (Object* const graph = handles_.Find(Kind::kGraph, key.id)) graph->active = false;
-    return;
+  if (key.kind == Kind::kGraph) {
+    if (const auto use = graph_uses_.find(key.id); use != graph_uses_.end()) {
+      use->second.destroyed = true;
+      if (Object* const graph = handles_.Find(Kind::kGraph, key.id)) graph->active = false;
+      return;
+    }
   }
   for (const replay::ObjectKey& dead : log_.Destroy(key)) ForgetUnlocked(dead);
   // An object that needs no record has no entry in the log, but it has a handle.

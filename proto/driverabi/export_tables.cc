@@ -22,10 +22,21 @@ Host g_host;
 using Word = const void*;
 
 // Order of kTables below.
-enum TableIndex { kDriverCheck, kRuntime, kTools, kCurrentContext, kStorage, kContextChecks, kModules, kStreams, kLayout, kTableCount };
+enum TableIndex {
+  kDriverCheck,
+  kRuntime,
+  kTools,
+  kCurrentContext,
+  kStorage,
+  kContextChecks,
+  kModules,
+  kStreams,
+  kLayout,
+  kTableCount
+};
 
-constexpr const char* kTableNames[kTableCount] = {"d4082055", "6bd5fb6c", "a094798c", "42d85a81",
-                                                  "c693336e", "263e8860", "6e163fbe", "21318c60", "1734dc26"};
+constexpr const char* kTableNames[kTableCount] = {"d4082055", "6bd5fb6c", "a094798c", "42d85a81", "c693336e",
+                                                  "263e8860", "6e163fbe", "21318c60", "1734dc26"};
 
 // Every word that nothing was seen to call. Says so once, by table and word.
 template <int table, int word>
@@ -177,7 +188,8 @@ CUresult IsLive(CUcontext context, uint64_t* live) {
   return CUDA_SUCCESS;
 }
 
-// The object behind a stream is opaque to its user; the stream itself does. The default stream needs something not null.
+// The object behind a stream is opaque to its user; the stream itself does. The default stream needs something not
+// null.
 char g_default_stream;
 
 CUresult StreamObject(CUcontext, CUstream stream, void** object) {
@@ -230,7 +242,7 @@ Tables::Tables() {
 }
 
 struct Entry {
-  unsigned char id[16];
+  TableId id;
   Word (*table)();
 };
 
@@ -249,10 +261,8 @@ constexpr Entry kTables[kTableCount] = {
      [] { return Word(TheTables().context_checks.word); }},
     {{0x6e, 0x16, 0x3f, 0xbe, 0xb9, 0x58, 0x44, 0x4d, 0x83, 0x5c, 0xe1, 0x82, 0xaf, 0xf1, 0x99, 0x1e},
      [] { return Word(TheTables().modules.word); }},
-    {{0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48, 0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8, 0xf2},
-     [] { return g_host.real ? Word(TheTables().streams.word) : nullptr; }},
-    {{0x17, 0x34, 0xdc, 0x26, 0x80, 0x0d, 0x47, 0x45, 0x87, 0x26, 0xc0, 0xf1, 0xe7, 0xdd, 0x8b, 0xca},
-     [] { return g_host.real ? Word(TheTables().layout.word) : nullptr; }},
+    {kStreamTable, [] { return g_host.real ? Word(TheTables().streams.word) : nullptr; }},
+    {kLayoutTable, [] { return g_host.real ? Word(TheTables().layout.word) : nullptr; }},
 };
 
 }  // namespace
@@ -263,7 +273,7 @@ CUresult GetExportTable(const void** table, const CUuuid* id) {
   if (!table || !id) return CUDA_ERROR_INVALID_VALUE;
   *table = nullptr;
   for (const Entry& entry : kTables) {
-    if (std::memcmp(entry.id, id->bytes, sizeof(entry.id)) != 0) continue;
+    if (std::memcmp(entry.id.data(), id->bytes, entry.id.size()) != 0) continue;
     *table = entry.table();
     return *table ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
   }

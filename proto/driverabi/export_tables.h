@@ -9,22 +9,30 @@
 
 #include <cuda.h>
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
 namespace cuda_remote::driverabi {
 
+using TableId = std::array<unsigned char, 16>;
+// The two tables that RealTables is behind.
+inline constexpr TableId kStreamTable = {0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48,
+                                         0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8, 0xf2};
+inline constexpr TableId kLayoutTable = {0x17, 0x34, 0xdc, 0x26, 0x80, 0x0d, 0x47, 0x45,
+                                         0x87, 0x26, 0xc0, 0xf1, 0xe7, 0xdd, 0x8b, 0xca};
+
 // What a table asks of the real driver: the two that cuBLASLt needs depend on the GPU.
 struct RealTables {
   // The value that the driver keeps for a stream (table 21318c60, words 51 and 39).
   CUresult (*stream_value)(CUcontext context, CUstream stream, uint64_t* value);
-  // For each pair of multiprocessors its cluster and its number therein (table 1734dc26, word 4): two arrays of the same
-  // length, one byte for each pair.
+  // For each pair of multiprocessors its cluster and its number therein (table 1734dc26, word 4): two arrays of the
+  // same length, one byte for each pair.
   CUresult (*pair_layout)(std::vector<uint8_t>* clusters, std::vector<uint8_t>* numbers);
 };
 
-// What the tables ask of the driver around them. All members but the last must be set. The answers must be those that the program
-// gets through the public calls, else the runtime's driver check fails.
+// What the tables ask of the driver around them. All members but the last must be set. The answers must be those that
+// the program gets through the public calls, else the runtime's driver check fails.
 struct Host {
   CUresult (*driver_version)(int* version);
   CUresult (*device_count)(int* count);
