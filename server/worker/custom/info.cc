@@ -129,7 +129,8 @@ CUresult OpPointerAttribute(Session& session, const Request&, const wire::OpPoin
   return CUDA_SUCCESS;
 }
 
-// The client answers the tables that programs use by itself; what is left has no meaning outside this process.
+// Refused so far: the client answers most tables by itself, and what it would ask here (cuBLASLt's two tables) takes calls
+// of the driver's unnamed functions. The client says so by name.
 CUresult OpExportTable(Session&, const Request&, const wire::OpExportTable_Request&, wire::OpExportTable_Reply*,
                        ReplyBuilder*) {
   return CUDA_ERROR_NOT_SUPPORTED;
