@@ -110,24 +110,53 @@ void TunnelEnd::FillAcknowledgements(TunnelMessage* message) {
 bool TunnelEnd::AcknowledgementsDue() const {
   for (const auto& in : in_) {
     const uint64_t consumed = std::min(in->writer->given_back(), in->position.load());
-    if (consumed - in->acknowledged.load() >= in->writer->capacity() / 8 && consumed > in->acknowledged.load())
-      return true;
+    const uint64_t told = in->acknowledged.load();
+    if (consumed > told && consumed - told >= in->writer->capacity() / 8) return true;
   }
   return false;
 }
 
-bool TunnelEnd::SendAcknowledgements(TunnelStream* stream, bool force) {
-  if (!force && !AcknowledgementsDue()) return true;
-  TunnelMessage message;
-  FillAcknowledgements(&message);
-  if (message.acknowledged == 0 && message.second == 0) return true;
-  return WriteMessage(stream, message, nullptr);
+bool TunnelEnd::Backlog() const {
+  for (const auto& in : in_) {
+    if (in->position.load() - in->acknowledged.load() >= in->writer->capacity() / 8) return true;
+  }
+  return false;
 }
 
-void TunnelEnd::SendLoop(Out* out, TunnelStream* stream, std::atomic<bool>* stop, Senders* senders) {
-  const bool first = out == out_.front().get();  // this thread also acknowledges
+void TunnelEnd::WakeAcknowledgements() {
+  {
+    std::lock_guard<std::mutex> lock(acknowledge_mutex_);
+    received_ = true;
+  }
+  acknowledge_wake_.notify_one();
+}
+
+// Acknowledgements ride along with frames; this thread sends them where no frames go, or not soon enough. What the
+// local consumer takes is seen by looking, and only while there is a backlog: a quiet session wakes nobody.
+void TunnelEnd::AcknowledgeLoop(TunnelStream* stream, Writers* writers) {
+  while (!writers->stop.load(std::memory_order_acquire)) {
+    {
+      std::unique_lock<std::mutex> lock(acknowledge_mutex_);
+      const auto wake = [&] { return received_ || writers->stop.load(std::memory_order_acquire); };
+      if (Backlog()) {
+        acknowledge_wake_.wait_for(lock, std::chrono::milliseconds(kAcknowledgeWaitMs), wake);
+      } else {
+        acknowledge_wake_.wait(lock, wake);
+      }
+      received_ = false;
+    }
+    if (!AcknowledgementsDue()) continue;
+    TunnelMessage message;
+    FillAcknowledgements(&message);
+    if (message.acknowledged == 0 && message.second == 0) continue;  // a sender was faster
+    if (!WriteMessage(stream, message, nullptr)) break;
+  }
+  writers->present.fetch_sub(1);
+}
+
+void TunnelEnd::SendLoop(Out* out, TunnelStream* stream, Writers* writers) {
   const uint64_t batch_limit = std::min<uint64_t>(kBatchBytes, out->reader->capacity() / 4);
-  while (!stop->load(std::memory_order_acquire)) {
+  while (!writers->stop.load(std::memory_order_acquire)) {
     const uint64_t start = out->reader->position();
     RingStatus status = RingStatus::kOk;
     while (out->reader->position() - start < batch_limit) {
@@ -146,33 +175,23 @@ void TunnelEnd::SendLoop(Out* out, TunnelStream* stream, std::atomic<bool>* stop
       out->sent.store(out->reader->position());
       TunnelMessage message;
       message.position = start;
-      if (side_ == Side::kServer) {
-        message.second = uint32_t(out->index);
-        // Acknowledgements of the request ring go along.
-        if (first) FillAcknowledgements(&message);
-      } else {
-        FillAcknowledgements(&message);
-      }
+      // The relay's `second` is free for an acknowledgement; the server's names the ring.
+      FillAcknowledgements(&message);
+      if (side_ == Side::kServer) message.second = uint32_t(out->index);
       const grpc::Slice frames = RingSlice(memory_, out->reader->at(start), size_t(bytes));
       if (!WriteMessage(stream, message, &frames)) break;
       continue;
     }
-    if (first && !SendAcknowledgements(stream, false)) break;
     if (ended_.load(std::memory_order_acquire)) break;
-    bool backlog = false;
-    if (first) {
-      for (const auto& in : in_)
-        backlog = backlog || in->position.load() - in->acknowledged.load() >= in->writer->capacity() / 4;
-    }
-    out->reader->Wait(backlog ? kAcknowledgeWaitMs : kIdleWaitMs);
+    out->reader->Wait(kIdleWaitMs);
   }
   // The last sender to leave says goodbye, behind all frames.
-  if (senders->sending.fetch_sub(1) == 1 && ended_.load(std::memory_order_acquire)) {
+  if (writers->sending.fetch_sub(1) == 1 && ended_.load(std::memory_order_acquire)) {
     TunnelMessage message;
     message.end = end_reason();
     WriteMessage(stream, message, nullptr);
   }
-  senders->present.fetch_sub(1);
+  writers->present.fetch_sub(1);
 }
 
 bool TunnelEnd::Acknowledge(Out* out, uint64_t position) {
@@ -251,13 +270,13 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
   // What was acknowledged over a stream that then broke may not have arrived.
   for (const auto& in : in_) in->acknowledged.store(0);
 
-  std::atomic<bool> stop{false};
-  Senders senders;
-  senders.sending = senders.present = int(out_.size());
+  Writers writers;
+  writers.sending = int(out_.size());
+  writers.present = int(out_.size()) + 1;
   std::vector<std::thread> threads;
-  for (const auto& out : out_) {
-    threads.emplace_back([this, &out, stream, &stop, &senders] { SendLoop(out.get(), stream, &stop, &senders); });
-  }
+  for (const auto& out : out_)
+    threads.emplace_back([this, &out, stream, &writers] { SendLoop(out.get(), stream, &writers); });
+  threads.emplace_back([this, stream, &writers] { AcknowledgeLoop(stream, &writers); });
   Outcome outcome = Outcome::kBroken;
   grpc::ByteBuffer buffer;
   while (stream->Read(&buffer)) {
@@ -275,15 +294,15 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
       Fail("the other end sent " + error);
       break;
     }
-    // With traffic in one direction only, nobody else would.
-    if (!SendAcknowledgements(stream, false)) break;
+    if (Backlog()) WakeAcknowledgements();
   }
-  stop.store(true, std::memory_order_release);
+  writers.stop.store(true, std::memory_order_release);
   InterruptAll();
-  // A sender may be stuck in a connection that does not move; a goodbye gets a moment.
-  for (int waited = 0; waited < kGoodbyeMs && senders.present.load() > 0; ++waited)
+  WakeAcknowledgements();
+  // A writer may be stuck in a connection that does not move; a goodbye gets a moment.
+  for (int waited = 0; waited < kGoodbyeMs && writers.present.load() > 0; ++waited)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  if (senders.present.load() > 0) stream->Cancel();
+  if (writers.present.load() > 0) stream->Cancel();
   for (std::thread& thread : threads) thread.join();
   if (outcome == Outcome::kPeerEnded) return outcome;
   if (failed_.load()) {

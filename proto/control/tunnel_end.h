@@ -7,8 +7,9 @@
 // also the store of what has not been acknowledged: room is given back to its producer only when the other end's
 // consumer has taken the bytes. So
 //   - nothing is copied for retransmission; after a broken stream the sender goes back to the receiver's position;
-//   - the sender never has more under way than the receiver's ring has room for: a receiver never waits, and
-//     acknowledgements are never stuck behind data.
+//   - the sender never has more under way than the receiver's ring has room for: a receiver never waits for its ring.
+// The thread that reads a stream never writes to it: a writer may have to wait until the other end reads (the stream's
+// flow control), and two ends whose readers wait behind their own writers would never move again.
 //
 // One TunnelEnd lives as long as the session; Run is called for each stream, one at a time. Frames that arrive are
 // checked for their shape (whole, within limits); what they mean is for the ring's consumer to check.
@@ -20,6 +21,7 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -80,13 +82,19 @@ class TunnelEnd {
     std::atomic<uint64_t> acknowledged{0};  // told the other end
   };
 
-  struct Senders {
+  // The threads that write to one stream.
+  struct Writers {
+    std::atomic<bool> stop{false};
     std::atomic<int> sending;  // not yet through their ring
     std::atomic<int> present;
   };
-  void SendLoop(Out* out, TunnelStream* stream, std::atomic<bool>* stop, Senders* senders);
-  bool SendAcknowledgements(TunnelStream* stream, bool force);
+  void SendLoop(Out* out, TunnelStream* stream, Writers* writers);
+  void AcknowledgeLoop(TunnelStream* stream, Writers* writers);
+  // Whether so much was consumed here that the other end should hear of it.
   bool AcknowledgementsDue() const;
+  // Whether enough was received for acknowledgements to become due soon.
+  bool Backlog() const;
+  void WakeAcknowledgements();
   void FillAcknowledgements(TunnelMessage* message);
   bool Receive(const TunnelMessage& message, const ReceivedFrames& frames, std::string* error);
   bool Acknowledge(Out* out, uint64_t position);
@@ -99,6 +107,9 @@ class TunnelEnd {
   std::vector<std::unique_ptr<Out>> out_;
   std::vector<std::unique_ptr<In>> in_;
   std::mutex write_mutex_;
+  std::mutex acknowledge_mutex_;
+  std::condition_variable acknowledge_wake_;
+  bool received_ = false;  // acknowledge_mutex_: something arrived since the acknowledging thread last looked
   std::atomic<bool> ended_{false};
   std::atomic<bool> failed_{false};
   mutable std::mutex reason_mutex_;
