@@ -106,8 +106,11 @@ void TunnelService::JanitorLoop() {
         lock.unlock();
         supervisor_->EndSession(tunnel->session, "the connection to the client did not come back");
         lock.lock();
+        // Its watcher forgets it when the worker has gone, who would otherwise only see that the client is not there.
+        tunnel->expires = Clock::time_point::max();
+      } else {
+        tunnels_.erase(tunnel->token);
       }
-      tunnels_.erase(tunnel->token);
     }
     if (stopping_ && tunnels_.empty()) break;
     changed_.wait_until(lock, next);
