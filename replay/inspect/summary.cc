@@ -23,7 +23,7 @@ Module Describe(const Record& record, const std::string& image) {
   if (!ListEntries(image, &parsed, &module.problem)) return module;
   module.entries = std::move(parsed.entries);
   std::vector<DataSymbol> symbols;
-  if (!DataSymbols(image, &symbols, &module.problem)) return module;
+  if (!DataSymbols(image, {}, &symbols, &module.problem)) return module;
   module.variables = symbols.size();
   for (const DataSymbol& symbol : symbols) module.data_bytes += symbol.size;
   return module;

@@ -231,29 +231,34 @@ std::string NameOf(const ImageEntry& entry) {
                                   : "");
 }
 
-bool DataSymbols(std::string_view image, std::vector<DataSymbol>* symbols, std::string* error, uint64_t max_unpacked) {
+bool DataSymbols(std::string_view image, const std::vector<uint32_t>& arches, std::vector<DataSymbol>* symbols,
+                 std::string* error, uint64_t max_unpacked) {
   symbols->clear();
   std::unordered_map<std::string, size_t> seen;
   bool ok = true;
-  const bool walked = ForEachEntry(
-      image,
-      [&](ImageEntry& entry) {
-        std::vector<DataSymbol> found;
-        ok = entry.kind == ImageEntry::kPtx ? PtxSymbols(entry.bytes, &found, error)
-                                            : CubinSymbols(entry.bytes, &found, error);
-        for (DataSymbol& symbol : found) {
-          const auto [place, is_new] = seen.emplace(symbol.name, symbols->size());
-          if (is_new) {
-            symbols->push_back(std::move(symbol));
-          } else {
-            DataSymbol& known = (*symbols)[place->second];
-            known.size = std::max(known.size, symbol.size);
-            known.managed = known.managed || symbol.managed;
-          }
-        }
-        return ok;
-      },
-      error, max_unpacked);
+  size_t other = 0;
+  const bool walked = Walker(image, max_unpacked, error)
+                          .Walk(
+                              [&](ImageEntry& entry, const auto& unpack) {
+                                const auto can_run = [&entry](uint32_t arch) { return CanRun(entry, arch); };
+                                if (!arches.empty() && std::none_of(arches.begin(), arches.end(), can_run)) return true;
+                                if (!unpack(&entry.bytes)) return false;
+                                std::vector<DataSymbol> found;
+                                ok = entry.kind == ImageEntry::kPtx ? PtxSymbols(entry.bytes, &found, error)
+                                                                    : CubinSymbols(entry.bytes, &found, error);
+                                for (DataSymbol& symbol : found) {
+                                  const auto [place, is_new] = seen.emplace(symbol.name, symbols->size());
+                                  if (is_new) {
+                                    symbols->push_back(std::move(symbol));
+                                  } else {
+                                    DataSymbol& known = (*symbols)[place->second];
+                                    known.size = std::max(known.size, symbol.size);
+                                    known.managed = known.managed || symbol.managed;
+                                  }
+                                }
+                                return ok;
+                              },
+                              &other);
   return walked && ok;
 }
 

@@ -30,7 +30,7 @@ const char* const kFatbins[] = {"plain.fatbin", "default.fatbin", "all.fatbin", 
 void ExpectAllVariables(const std::string& image) {
   std::vector<DataSymbol> symbols;
   std::string error;
-  ASSERT_TRUE(DataSymbols(image, &symbols, &error)) << error;
+  ASSERT_TRUE(DataSymbols(image, {}, &symbols, &error)) << error;
   std::map<std::string, DataSymbol> by_name;
   for (const DataSymbol& symbol : symbols) {
     EXPECT_TRUE(by_name.emplace(symbol.name, symbol).second) << symbol.name << " twice";
@@ -93,6 +93,22 @@ TEST(ParseImage, FatbinsInEveryPacking) {
     EXPECT_EQ(listed.entries[1].arch, parsed.entries[1].arch);
     EXPECT_TRUE(listed.entries[1].bytes.empty());
   }
+}
+
+TEST(DataSymbols, OnlyOfWhatTheGpusCanRun) {
+  const std::string image = Image("default.fatbin");
+  std::vector<DataSymbol> all, some;
+  std::string error;
+  ASSERT_TRUE(DataSymbols(image, {}, &all, &error)) << error;
+  for (const std::vector<uint32_t>& arches : {std::vector<uint32_t>{90}, {50, 75}, {100}}) {
+    ASSERT_TRUE(DataSymbols(image, arches, &some, &error)) << error;
+    EXPECT_EQ(some.size(), all.size()) << arches[0];
+  }
+  ASSERT_TRUE(DataSymbols(image, {50, 70}, &some, &error)) << error;
+  EXPECT_TRUE(some.empty());
+  // What no GPU here can run is not unpacked either.
+  EXPECT_TRUE(DataSymbols(image, {70}, &some, &error, 1)) << error;
+  EXPECT_FALSE(DataSymbols(image, {75}, &some, &error, 1));
 }
 
 TEST(ParseImage, BothCompressionsAreInUse) {
@@ -169,10 +185,10 @@ TEST(ParseImage, DamageIsHarmless) {
       damaged[i] ^= char(1 << i % 8);
       std::vector<DataSymbol> symbols;
       std::string error;
-      if (!DataSymbols(damaged, &symbols, &error, 64 << 20)) {
+      if (!DataSymbols(damaged, {}, &symbols, &error, 64 << 20)) {
         EXPECT_FALSE(error.empty());
       }
-      DataSymbols(image.substr(0, i), &symbols, &error, 64 << 20);
+      DataSymbols(image.substr(0, i), {}, &symbols, &error, 64 << 20);
     }
   }
 }

@@ -23,7 +23,6 @@ class HandleMap {
     uint64_t handle = 0;  // virtual; 0: the slot is free
     uint64_t real = 0;
     uint64_t parent = 0;         // virtual; 0: none
-    bool used = false;           // function, kernel: launched before
     uint32_t first_child = 0;    // slots
     uint32_t next_sibling = 0;
     uint32_t previous_sibling = 0;

@@ -76,8 +76,6 @@ bool WorkerSession::RealStream(uint64_t wire, CUstream* real) const {
 void WorkerSession::Bind(Kind kind, uint64_t handle, uint64_t real, uint64_t parent) {
   handles_.Bind(kind, handle, real, parent);
   if (kind == Kind::kPhysicalMemory) physical_[handle].real = real;
-  if (kind == Kind::kModule && KindOf(parent) == Kind::kLibrary) NoteUse(parent);
-  if (kind == Kind::kFunction && KindOf(parent) == Kind::kKernel) NoteUse(parent);
 }
 
 void WorkerSession::Gone(const HandleMap::Entry& entry) {
@@ -236,8 +234,8 @@ const ContextInfo* WorkerSession::FindContext(uint64_t handle) const {
   return it == contexts_.end() ? nullptr : &it->second;
 }
 
-// Copies reach the memory of every GPU from every context natively, peer access enabled or not. Memory of the arena must be
-// mapped for that, which costs time, so it is done for sessions that use several GPUs.
+// Copies reach the memory of every GPU from every context natively, peer access enabled or not. Memory of the arena
+// must be mapped for that, which costs time, so it is done for sessions that use several GPUs.
 void WorkerSession::ShareArena(int device) {
   const std::vector<DeviceFacts>& facts = parts_.driver->devices;
   const auto may_reach = [&facts](int from, int memory_of) {
@@ -249,7 +247,8 @@ void WorkerSession::ShareArena(int device) {
     for (const auto& [from, memory_of] : {std::pair(device, other), std::pair(other, device)}) {
       if (!may_reach(from, memory_of)) continue;
       const CUresult result = arena().EnablePeer(memory_of, from);
-      if (result != CUDA_SUCCESS) spdlog::warn("GPU {} cannot reach GPU {}: CUDA error {}", from, memory_of, int(result));
+      if (result != CUDA_SUCCESS)
+        spdlog::warn("GPU {} cannot reach GPU {}: CUDA error {}", from, memory_of, int(result));
     }
   }
 }
@@ -278,6 +277,14 @@ void WorkerSession::BindContext(uint64_t handle, CUcontext real, int device, boo
     RegisterHostRanges();
     MakeCurrent(table_, current_ref_);
   }
+  // Libraries exist in every context.
+  std::vector<std::pair<uint64_t, const ModuleFacts*>> libraries;
+  for (const auto& [library, facts] : modules_) {
+    if (facts.library && !facts.symbols.empty()) libraries.emplace_back(library, &facts);
+  }
+  std::sort(libraries.begin(), libraries.end(),
+            [](const auto& a, const auto& b) { return a.second->index < b.second->index; });
+  for (const auto& [library, facts] : libraries) PlaceVariables(library, *facts, context.ref);
 }
 
 ContextRef WorkerSession::AnyContext() const {
@@ -343,10 +350,11 @@ void WorkerSession::RegisterHostRanges() {
   if (context.id == 0) return;
   for (auto& [address, range] : host_ranges_) {
     if (range.registered_in != 0) continue;
-    const CUresult result = table_.cuMemHostRegister_v2(
-        reinterpret_cast<void*>(address), range.bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+    const CUresult result = table_.cuMemHostRegister_v2(reinterpret_cast<void*>(address), range.bytes,
+                                                        CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
     if (result == CUDA_SUCCESS) range.registered_in = context.id;
-    if (result != CUDA_SUCCESS) spdlog::warn("cannot register {} pinned bytes: CUDA error {}", range.bytes, int(result));
+    if (result != CUDA_SUCCESS)
+      spdlog::warn("cannot register {} pinned bytes: CUDA error {}", range.bytes, int(result));
   }
 }
 
@@ -355,19 +363,38 @@ void WorkerSession::NoteModule(uint64_t handle, bool library, std::string_view i
   module.library = library;
   module.context = library ? 0 : current_;
   module.index = next_module_++;
-  module.used = !library;
+  std::vector<uint32_t> arches;
+  for (const DeviceFacts& facts : parts_.driver->devices) {
+    arches.push_back(uint32_t(facts.attributes[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR] * 10 +
+                              facts.attributes[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR]));
+  }
   std::string error;
-  if (!replay::DataSymbols(image, &module.symbols, &error)) module.problem = error;
+  if (!replay::DataSymbols(image, arches, &module.symbols, &error)) module.problem = error;
+  if (!library) {
+    PlaceVariables(handle, module, current_ref_);
+    return;
+  }
+  std::vector<ContextRef> contexts;
+  for (const auto& [context, info] : contexts_) contexts.push_back(info.ref);
+  std::sort(contexts.begin(), contexts.end(), [](const ContextRef& a, const ContextRef& b) { return a.id < b.id; });
+  for (const ContextRef& context : contexts) PlaceVariables(handle, module, context);
 }
 
-void WorkerSession::NoteUse(uint64_t handle) {
-  for (int depth = 0; depth < 4 && handle != 0; ++depth) {
-    HandleMap::Entry* const entry = handles_.Find(KindOf(handle), handle);
-    if (entry == nullptr || entry->used) return;
-    entry->used = true;
-    if (const auto it = modules_.find(handle); it != modules_.end()) it->second.used = true;
-    handle = entry->parent;
+void WorkerSession::PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context) {
+  if (module.symbols.empty() || MakeCurrent(table_, context) != CUDA_SUCCESS) return;
+  uint64_t real = 0;
+  Real(module.library ? Kind::kLibrary : Kind::kModule, handle, &real);
+  for (const replay::DataSymbol& symbol : module.symbols) {
+    CUdeviceptr address = 0;
+    size_t bytes = 0;
+    // Not every variable need be there: the driver chose one of the image's entries, or none for this context's GPU.
+    if (module.library) {
+      table_.cuLibraryGetGlobal(&address, &bytes, reinterpret_cast<CUlibrary>(real), symbol.name.c_str());
+    } else {
+      table_.cuModuleGetGlobal_v2(&address, &bytes, reinterpret_cast<CUmodule>(real), symbol.name.c_str());
+    }
   }
+  MakeCurrent(table_, current_ref_);
 }
 
 void WorkerSession::NoteSynchronized(uint64_t work) {

@@ -58,7 +58,6 @@ struct HostRange {
 // A module or library: its variables, for checkpoints.
 struct ModuleFacts {
   bool library = false;
-  bool used = false;     // something in it was looked up or launched: its variables exist and may have changed
   uint64_t context = 0;  // virtual handle; modules only
   uint32_t index = 0;    // in the order of loading
   std::vector<replay::DataSymbol> symbols;
@@ -165,10 +164,10 @@ class WorkerSession : public Session {
   // Registers pinned memory that is not (no context yet, or its context died), as far as possible.
   void RegisterHostRanges();
 
-  // A module or library was loaded: remembers its variables.
+  // A module or library was loaded: remembers its variables, and lets the driver place them at once. Left to itself it
+  // would place a library's when something of it is first used; so their order would not be that of the log, and a replay
+  // would find them elsewhere.
   void NoteModule(uint64_t handle, bool library, std::string_view image);
-  // Something of a module or library is used. Takes the function, kernel, module or library.
-  void NoteUse(uint64_t handle);
 
   // Work that the GPU may not have finished. Idle: everything that was asked for is known to be done.
   bool idle() const { return work_ == synced_.load(std::memory_order_acquire); }
@@ -200,6 +199,8 @@ class WorkerSession : public Session {
   void Gone(const HandleMap::Entry& entry);
   // Lets a device that the session now uses, and the others that it uses, reach each other's memory.
   void ShareArena(int device);
+  // Makes the variables of a library (in `context`) or module (in its own) exist.
+  void PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context);
   void Answered(const FrameHeader& header, CUresult result, std::string_view message, std::string_view payload);
 
   const Parts parts_;

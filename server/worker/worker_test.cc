@@ -1,4 +1,5 @@
-// cr-worker from outside: a whole process with a small driver (testing/fake_driver.cc), driven over the session channel.
+// cr-worker from outside: a whole process with a small driver (testing/fake_driver.cc), driven over the session
+// channel.
 
 #include <cuda.h>
 #include <gtest/gtest.h>
@@ -493,6 +494,37 @@ TEST_F(WorkerTest, RegionsListMemoryAndVariables) {
   EXPECT_EQ(client().Call(kOpReadMemory, read, {}, out, 4), CUDA_ERROR_NOT_FOUND);
   ASSERT_EQ(client().Call(kOpDrain, wire::OpDrain_Request()), CUDA_SUCCESS);
   EXPECT_EQ(client().Decode<wire::OpDrain_Reply>().captures, 0u);
+}
+
+// A replay finds a library's variables where they were only if their places do not depend on what is used first.
+TEST_F(WorkerTest, LibrariesPlaceTheirVariablesInTheOrderOfTheLog) {
+  const auto load = [&] {
+    wire::cuLibraryLoadData_Request in;
+    in.library = client().NewHandle(Kind::kLibrary);
+    EXPECT_EQ(client().Call(kCall_cuLibraryLoadData, in, kImage), CUDA_SUCCESS);
+    return in.library;
+  };
+  const auto counter = [&](uint64_t library) {
+    wire::cuLibraryGetGlobal_Request in;
+    in.library = library;
+    in.name = "counter";
+    EXPECT_EQ(client().Call(kCall_cuLibraryGetGlobal, in), CUDA_SUCCESS);
+    return client().Decode<wire::cuLibraryGetGlobal_Reply>().dptr;
+  };
+  const uint64_t before_any_context = load();
+  client().OpenContext();
+  const uint64_t first = load(), second = load();
+  const uint64_t of_second = counter(second), of_first = counter(first);
+  EXPECT_LT(counter(before_any_context), of_first);
+  EXPECT_LT(of_first, of_second);
+  // In a context that comes later they exist from its beginning.
+  wire::cuCtxCreate_v4_Request create;
+  create.context = client().NewHandle(Kind::kContext);
+  ASSERT_EQ(client().Call(kCall_cuCtxCreate_v4, create), CUDA_SUCCESS);
+  client().context_slot = SlotOf(create.context);
+  const uint64_t there = counter(second);
+  EXPECT_LT(of_second, there);
+  EXPECT_LT(counter(first), there);
 }
 
 // As a restart loads memory: nobody waits for the pieces, and a read afterwards finds them.

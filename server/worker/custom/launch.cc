@@ -46,12 +46,10 @@ CUresult TranslateAttributes(Session& session, std::vector<CUlaunchAttribute>* a
 
 CUresult Custom_cuLaunchKernel(Session& session, const Request&, const wire::cuLaunchKernel_Request& in,
                                wire::cuLaunchKernel_Reply*, ReplyBuilder*) {
-  WorkerSession& worker = Worker(session);
   // A kernel may stand for its function.
-  const HandleMap::Entry* entry = worker.handles().Find(Kind::kFunction, in.f);
-  if (entry == nullptr) entry = worker.handles().Find(Kind::kKernel, in.f);
+  const HandleMap::Entry* entry = Worker(session).handles().Find(Kind::kFunction, in.f);
+  if (entry == nullptr) entry = Worker(session).handles().Find(Kind::kKernel, in.f);
   if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (!entry->used) worker.NoteUse(in.f);
   const CUfunction function = reinterpret_cast<CUfunction>(entry->real);
   CUstream stream;
   if (!session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;

@@ -172,9 +172,7 @@ CUresult Custom_cuLibraryGetGlobal(Session& session, const Request&, const wire:
   const std::string name(in.name);
   const CUresult result = session.driver().cuLibraryGetGlobal(&address, &bytes, library, name.c_str());
   if (result != CUDA_SUCCESS) return result;
-  WorkerSession& worker = Worker(session);
-  worker.NoteUse(in.library);
-  NoteSymbol(worker, in.library, address, bytes);
+  NoteSymbol(Worker(session), in.library, address, bytes);
   out->dptr = address;
   out->bytes = bytes;
   return CUDA_SUCCESS;

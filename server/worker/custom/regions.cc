@@ -58,8 +58,9 @@ void FindSymbols(WorkerSession& worker, uint64_t object, const ModuleFacts& modu
     CUdeviceptr address = 0;
     size_t bytes = 0;
     const CUresult result = Locate(worker, object, module.library, symbol.name, &address, &bytes);
-    // Another architecture's code in the same image may have variables that this one's does not.
-    if (result == CUDA_ERROR_NOT_FOUND) continue;
+    // Another architecture's code in the same image may have variables that this one's does not, and a library may have
+    // nothing at all for this context's GPU.
+    if (result == CUDA_ERROR_NOT_FOUND || result == CUDA_ERROR_NO_BINARY_FOR_GPU) continue;
     if (result != CUDA_SUCCESS) {
       refusals->push_back("variable " + symbol.name + " cannot be found (CUDA error " + std::to_string(int(result)) + ")");
       continue;
@@ -95,7 +96,7 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
       refusals->push_back("a module's variables are unknown, since its image cannot be read: " + module.problem);
       continue;
     }
-    if (module.symbols.empty() || !module.used) continue;
+    if (module.symbols.empty()) continue;
     for (const replay::DataSymbol& symbol : module.symbols) {
       if (symbol.managed) refusals->push_back("variable " + symbol.name + " is managed memory");
     }
@@ -142,8 +143,6 @@ CUresult Resolve(WorkerSession& worker, const In& in, CUdeviceptr* address, Cont
   }
   MakeCurrent(worker.driver(), worker.current_ref());
   if (result != CUDA_SUCCESS) return result;
-  // A restart that writes a library's variables makes them part of the next checkpoint.
-  module->second.used = true;
   if (in.address > size || in.bytes > size - in.address) return CUDA_ERROR_INVALID_VALUE;
   *address = start + in.address;
   return CUDA_SUCCESS;

@@ -1,11 +1,12 @@
-// A driver library for tests of the worker, with host memory for device memory and one thread for all streams. It does the
-// few calls that the worker's handlers make and knows three kernels by name:
+// A driver library for tests of the worker, with host memory for device memory and one thread for all streams. It does
+// the few calls that the worker's handlers make and knows three kernels by name:
 //
 //   fill(u64 address, u32 value, u32 words)   writes `value` to `words` 32-bit words
 //   say()                                     prints "hello from the GPU\n"
 //   nap(u32 milliseconds)                     takes that long
 //
-// As with a real driver, at most kQueue operations may wait; the next call blocks. Modules have one variable, "counter".
+// As with a real driver, at most kQueue operations may wait; the next call blocks. Modules have one variable,
+// "counter".
 
 #include <cuda.h>
 #include <stdio.h>
@@ -45,6 +46,9 @@ struct Module {
   alignas(512) char counter[512] = {};
   std::map<std::string, Function> functions;
 };
+struct Library {
+  std::map<CUcontext, uint64_t> counters;
+};
 struct Physical {
   int fd;
   size_t bytes;
@@ -63,6 +67,8 @@ std::map<uint64_t, Physical*> g_mapped;
 std::map<uint64_t, size_t> g_mapped_bytes;
 std::map<const char*, size_t> g_registered;
 Context g_primary{0};
+// As a real driver does, a library's variable is placed when it is first asked for in a context, behind all others.
+uint64_t g_next_variable = uint64_t{1} << 40;
 thread_local std::deque<CUcontext> t_stack;
 
 void Loop() {
@@ -202,7 +208,8 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle h) {
   Unuse(reinterpret_cast<Physical*>(h));
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuMemMap(CUdeviceptr p, size_t bytes, size_t offset, CUmemGenericAllocationHandle h, unsigned long long) {
+EXPORT CUresult cuMemMap(CUdeviceptr p, size_t bytes, size_t offset, CUmemGenericAllocationHandle h,
+                         unsigned long long) {
   Physical* const physical = reinterpret_cast<Physical*>(h);
   if (p % kPage != 0 || offset + bytes > physical->bytes) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard<std::mutex> lock(g_mutex);
@@ -288,7 +295,9 @@ EXPORT CUresult cuEventRecord(CUevent e, CUstream) {
   As<Event>(e)->position = Now();
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuEventQuery(CUevent e) { return Reached(As<Event>(e)->position) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY; }
+EXPORT CUresult cuEventQuery(CUevent e) {
+  return Reached(As<Event>(e)->position) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
 EXPORT CUresult cuEventSynchronize(CUevent e) {
   Wait(As<Event>(e)->position);
   return CUDA_SUCCESS;
@@ -376,7 +385,26 @@ EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr* p, size_t* n, CUmodule m, cons
   *n = 4;
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuFuncGetName(const char** name, CUfunction f) { return *name = As<Function>(f)->name.c_str(), CUDA_SUCCESS; }
+EXPORT CUresult cuLibraryLoadData(CUlibrary* l, const void*, CUjit_option*, void**, unsigned, CUlibraryOption*, void**,
+                                  unsigned) {
+  return *l = reinterpret_cast<CUlibrary>(new Library), CUDA_SUCCESS;
+}
+EXPORT CUresult cuLibraryUnload(CUlibrary l) {
+  delete As<Library>(l);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr* p, size_t* n, CUlibrary l, const char* name) {
+  if (t_stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (strcmp(name, "counter") != 0) return CUDA_ERROR_NOT_FOUND;
+  uint64_t& address = As<Library>(l)->counters[t_stack.back()];
+  if (address == 0) address = g_next_variable += 512;
+  *p = address;
+  *n = 4;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuFuncGetName(const char** name, CUfunction f) {
+  return *name = As<Function>(f)->name.c_str(), CUDA_SUCCESS;
+}
 EXPORT CUresult cuFuncGetParamInfo(CUfunction f, size_t i, size_t* offset, size_t* size) {
   const std::string& name = As<Function>(f)->name;
   const size_t count = name == "fill" ? 3 : name == "nap" ? 1 : 0;
