@@ -50,7 +50,8 @@ CUresult AskTable(Call* call, const driverabi::TableId& table, uint32_t word, co
   request.Encode(&call->message());
   const CUresult result = call->Transact();
   if (result == CUDA_ERROR_NOT_SUPPORTED) {
-    return Call::Unsupported("cuGetExportTable", "the server does not answer the private tables of cuBLASLt");
+    return Call::Unsupported("cuGetExportTable",
+                             "the server's driver does not have this private table of cuBLASLt as it is known");
   }
   if (result != CUDA_SUCCESS) return result;
   return reply->Decode(call->reply()) ? CUDA_SUCCESS : call->session().Lose(ChannelStatus::kProtocolError);

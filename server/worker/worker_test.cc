@@ -12,6 +12,7 @@
 #include <chrono>
 #include <thread>
 
+#include "proto/driverabi/export_tables.h"
 #include "server/worker/device_arena.h"
 #include "server/worker/testing/client.h"
 #include "server/worker/testing/worker_process.h"
@@ -608,6 +609,33 @@ TEST_F(WorkerTest, FunctionFacts) {
   EXPECT_EQ(info.attributes.back(), INT32_MIN);
   in.device = 3;
   EXPECT_EQ(client().Call(kOpFunctionInfo, in), CUDA_ERROR_INVALID_DEVICE);
+}
+
+TEST_F(WorkerTest, PrivateTablesComeFromTheDriver) {
+  client().OpenContext();
+  const auto id = [](const driverabi::TableId& table) { return std::string(table.begin(), table.end()); };
+  wire::OpExportTable_Request in;
+  const std::string streams = id(driverabi::kStreamTable), layout = id(driverabi::kLayoutTable);
+  in.table = streams;
+  in.word = 39;
+  in.arguments = {client().Stream()};
+  ASSERT_EQ(client().Call(kOpExportTable, in), CUDA_SUCCESS);
+  EXPECT_EQ(client().Decode<wire::OpExportTable_Reply>().values, std::vector<uint64_t>{7});
+  in.arguments = {0};
+  ASSERT_EQ(client().Call(kOpExportTable, in), CUDA_SUCCESS);
+  EXPECT_EQ(client().Decode<wire::OpExportTable_Reply>().values, std::vector<uint64_t>{9});
+  in.arguments = {0x123456};
+  EXPECT_EQ(client().Call(kOpExportTable, in), CUDA_ERROR_INVALID_HANDLE);
+  in.table = layout;
+  in.word = 4;
+  in.arguments.clear();
+  ASSERT_EQ(client().Call(kOpExportTable, in), CUDA_SUCCESS);
+  const std::string message = client().reply.message;
+  wire::OpExportTable_Reply reply;
+  ASSERT_TRUE(reply.Decode(message));
+  ASSERT_EQ(reply.data.size(), 1024u);  // two arrays of a byte for each pair of the 1024 multiprocessors
+  EXPECT_EQ(reply.data[511], char(511 / 4));
+  EXPECT_EQ(reply.data[512 + 511], char(511 % 4));
 }
 
 TEST_F(WorkerTest, EventTimes) {

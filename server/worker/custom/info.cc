@@ -129,15 +129,8 @@ CUresult OpPointerAttribute(Session& session, const Request&, const wire::OpPoin
   return CUDA_SUCCESS;
 }
 
-// Refused so far: the client answers most tables by itself, and what it would ask here (cuBLASLt's two tables) takes calls
-// of the driver's unnamed functions. The client says so by name.
-CUresult OpExportTable(Session&, const Request&, const wire::OpExportTable_Request&, wire::OpExportTable_Reply*,
-                       ReplyBuilder*) {
-  return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-// How long ago each event completed: the time to an event that is recorded now, in a stream that waits for no other. The
-// request names the context that the events belong to.
+// How long ago each event completed: the time to an event that is recorded now, in a stream that waits for no other.
+// The request names the context that the events belong to.
 CUresult OpEventTimes(Session& session, const Request&, const wire::OpEventTimes_Request& in,
                       wire::OpEventTimes_Reply* out, ReplyBuilder*) {
   const DriverTable& driver = session.driver();

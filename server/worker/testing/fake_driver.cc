@@ -389,6 +389,27 @@ EXPORT CUresult cuLibraryLoadData(CUlibrary* l, const void*, CUjit_option*, void
                                   unsigned) {
   return *l = reinterpret_cast<CUlibrary>(new Library), CUDA_SUCCESS;
 }
+// The two private tables that cuBLASLt needs: a stream's value is what it points to, pairs lie in clusters of four.
+EXPORT CUresult cuGetExportTable(const void** table, const CUuuid* id) {
+  static uint64_t streams[93] = {sizeof(streams)}, layout[17] = {sizeof(layout)};
+  const auto set = [](uint64_t* word, auto function) { *word = reinterpret_cast<uint64_t>(function); };
+  set(
+      &streams[51], +[](CUcontext, CUstream s, void** object) { return *object = s, CUDA_SUCCESS; });
+  set(
+      &streams[39], +[](CUcontext, void* object, uint64_t* value) { return *value = object ? 7 : 9, CUDA_SUCCESS; });
+  set(
+      &layout[4], +[](uint8_t** clusters, uint8_t** numbers) {
+        *clusters = static_cast<uint8_t*>(malloc(512));
+        *numbers = static_cast<uint8_t*>(malloc(512));
+        for (int i = 0; i < 512; ++i) (*clusters)[i] = uint8_t(i / 4), (*numbers)[i] = uint8_t(i % 4);
+        return CUDA_SUCCESS;
+      });
+  set(
+      &layout[13], +[](uint8_t* clusters, uint8_t* numbers) { return free(clusters), free(numbers), CUDA_SUCCESS; });
+  const unsigned char first = static_cast<unsigned char>(id->bytes[0]);
+  *table = first == 0x21 ? streams : first == 0x17 ? layout : nullptr;
+  return *table ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
 EXPORT CUresult cuLibraryUnload(CUlibrary l) {
   delete As<Library>(l);
   return CUDA_SUCCESS;
