@@ -6,8 +6,8 @@ GROUPS = {
     "move": "migrate",
 }
 
-def matrix_test(name, app, modes, size = "medium"):
-    """Runs one program in several modes; see matrix.py."""
+def matrix_test(name, app, modes, size = "medium", program = None):
+    """Runs one program in several modes; see matrix.py. `program`: its target, unless that is //tests/apps:APP."""
     native.sh_test(
         name = name,
         size = size,
@@ -20,7 +20,7 @@ def matrix_test(name, app, modes, size = "medium"):
             "harness.py",
             "matrix.py",
             ":product",
-            "//tests/apps:" + app,
+            program or "//tests/apps:" + app,
         ],
         # Real processes, shared memory, and snapshots by CRIU, which needs root.
         tags = [
@@ -29,9 +29,9 @@ def matrix_test(name, app, modes, size = "medium"):
         ],
     )
 
-def matrix_tests(app, extra = {}):
-    """All groups for one program; `extra` maps names of further groups to modes."""
+def matrix_tests(app, extra = {}, program = None):
+    """All groups for one program; `extra` maps names of further groups to modes; `program` as for matrix_test."""
     groups = dict(GROUPS)
     groups.update(extra)
     for group, modes in groups.items():
-        matrix_test(name = "{}_{}_test".format(app, group), app = app, modes = modes)
+        matrix_test(name = "{}_{}_test".format(app, group), app = app, modes = modes, program = program)

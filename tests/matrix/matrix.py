@@ -6,9 +6,9 @@ Usage:
             [--case-limit S] [--total-limit S] [--run-seconds S] [--keep]
 
   --product   a folder with the built product (cr-run, cr-server, libcuda-remote.so, ...), searched recursively
-  --apps      a folder with the test programs, searched recursively
+  --apps      a folder with the test programs (executables, or NAME.py), searched recursively
   --driver    the driver library for the servers: a path; default: the software GPU beside the product
-  --modes     any of: native ring grpc tls restart live restart_grpc migrate migrate_grpc clients   (default: all)
+  --modes     any of those below (default: all)
 
 Modes:
   native        straight on the driver: what all others are compared with
@@ -22,6 +22,7 @@ Modes:
   restart_grpc  checkpoint from the ring, restart through gRPC, checkpoint that, restart on the ring
   migrate       to another server, which has other work, and back, while running
   migrate_grpc  from the ring to gRPC and back, while running
+  migrate_ten   ten moves between two servers in one run
   clients       four jobs at once on one server
 
 Exit code: 0 all passed, 1 some failed, 2 wrong use.
@@ -57,6 +58,25 @@ APPS = {
     "mathmix": 15,
 }
 
+# Python programs of tests/frameworks, and which modules each needs.
+FRAMEWORKS = {
+    "ctypes_ptx": (20, ()),
+    "torch_conv": (40, ("torch",)),
+    "torch_transformer": (40, ("torch",)),
+    "torch_gpt": (16, ("torch",)),
+    "torch_resnet": (12, ("torch", "torchvision")),
+    "torch_graph": (40, ("torch",)),
+    "torch_compile": (30, ("torch", "triton")),
+    "torch_libraries": (12, ("torch",)),
+    "torch_segments": (24, ("torch",)),
+    "torch_loader": (30, ("torch",)),
+    "cupy_mix": (20, ("cupy",)),
+    "jax_train": (30, ("jax",)),
+    "numba_mix": (20, ("numba", "numba_cuda")),
+    "triton_kernels": (20, ("torch", "triton")),
+    "nvml_questions": (2, ()),
+}
+
 
 class Case:
     """One program in one lab: its command and its native output, made once."""
@@ -65,8 +85,8 @@ class Case:
         self.lab = lab
         self.app = app
         self.path = path
-        self.steps = APPS[app]
-        self.command = [path, "--steps", str(self.steps)]
+        self.steps = FRAMEWORKS[app][0] if app in FRAMEWORKS else APPS[app]
+        self.command = ([sys.executable] if path.endswith(".py") else []) + [path, "--steps", str(self.steps)]
         self.limit = limit
         self.run_seconds = run_seconds
         self._native = None
@@ -247,6 +267,23 @@ def migrate_grpc(case):
     migrate_between(case, case.lab.server("first").unix, case.lab.server("second", listen=True).tcp)
 
 
+def migrate_ten(case):
+    case.expected
+    addresses = [case.lab.server("first").unix, case.lab.server("second").unix]
+    moves = 10
+    job = case.lab.job("job", case.command, addresses[0], step_ms=case.step_ms(2))
+    job.wait_steps(1, case.limit)
+    took = []
+    for move in range(moves):
+        if not job.running():
+            raise harness.Failure(f"the job ended after {move} of {moves} moves: the test proves too little")
+        start = time.monotonic()
+        case.lab.run(f"move{move}", [case.lab.tool("cr-migrate"), job.id, "--to", addresses[(move + 1) % 2]], case.limit)
+        took.append(round(time.monotonic() - start, 3))
+    case.notes["migrate_s"] = took
+    finish(case, job, "moved ten times")
+
+
 def clients(case):
     case.expected
     server = case.lab.server()
@@ -266,6 +303,7 @@ MODES = {
     "restart_grpc": restart_grpc,
     "migrate": migrate,
     "migrate_grpc": migrate_grpc,
+    "migrate_ten": migrate_ten,
     "clients": clients,
 }
 
@@ -275,7 +313,7 @@ def run_case(options, app, mode):
     start = time.monotonic()
     result = {"app": app, "mode": mode, "ok": False, "error": ""}
     try:
-        path = harness.find(options.apps, app)
+        path = harness.find(options.apps, app + ".py" if app in FRAMEWORKS else app)
         if path is None:
             raise harness.Failure(f"the program {app} is not in {options.apps}")
         with harness.Lab(options.product, options.driver, options.keep) as lab:
@@ -314,7 +352,7 @@ def main():
     parser.add_argument("--keep", action="store_true", help="keep the folders of all cases")
     options = parser.parse_args()
     apps, modes = options.only.split(","), options.modes.split(",")
-    for name, known in [(app, APPS) for app in apps] + [(mode, MODES) for mode in modes]:
+    for name, known in [(app, {**APPS, **FRAMEWORKS}) for app in apps] + [(mode, MODES) for mode in modes]:
         if name not in known:
             parser.error(f"{name} is not one of: {' '.join(known)}")
 

@@ -1,0 +1,22 @@
+"""124M parameters in bf16 with fused attention and fused AdamW."""
+
+import hook
+from torch_setup import torch
+from torch.nn import functional
+
+from gpt import Gpt
+
+options = hook.arguments(16)
+model = Gpt().cuda()
+optimizer = torch.optim.AdamW(model.parameters(), 3e-4, fused=True)
+data = torch.Generator().manual_seed(1)
+for step in range(1, options.steps + 1):
+    tokens = torch.randint(0, 50304, (4, 257), generator=data).cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        scores = model(tokens[:, :-1])
+        loss = functional.cross_entropy(scores.float().reshape(-1, scores.shape[-1]), tokens[:, 1:].reshape(-1))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, hook.exact(loss.item()))
+    hook.step(step)

@@ -1,0 +1,14 @@
+"""PyTorch, set up so that a run can be repeated bit by bit."""
+
+import os
+
+# Before the library is loaded: cuBLAS is deterministic only with a workspace of fixed size.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+# Compile in this process: no pool of processes beside the one that is saved.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+import torch  # noqa: E402
+
+torch.use_deterministic_algorithms(True)
+torch.backends.cudnn.benchmark = False
+torch.manual_seed(20)
