@@ -225,6 +225,26 @@ class AgentThread final : public Agent {
         state_ = State::kLocked;
         return true;
       }
+      case Type::kBeginTrace: {
+        if (state_ != State::kRunning) return Refused("BeginTrace", error);
+        FieldReader in(request->body);
+        const uint64_t events = in.Number(), milliseconds = in.Number();
+        if (!in.done() || events == 0 || events > kMaxTraceEvents || milliseconds > INT32_MAX) return Malformed(error);
+        return host_->BeginTrace(events, double(milliseconds) / 1000, error);
+      }
+      case Type::kEndTrace: {
+        if (state_ != State::kRunning) return Refused("EndTrace", error);
+        FieldReader in(request->body);
+        const uint64_t json = in.Number();
+        if (!in.done() || request->fds.size() != 2) return Malformed(error);
+        return host_->EndTrace(request->fds[0], request->fds[1], json != 0, error);
+      }
+      case Type::kTraceTotals: {
+        FieldReader in(request->body);
+        const uint64_t json = in.Number();
+        if (!in.done() || request->fds.size() != 1) return Malformed(error);
+        return host_->TraceTotals(request->fds[0], json != 0, error);
+      }
       default:
         *error = "the job's client library does not know this request";
         return false;

@@ -40,6 +40,10 @@ class AgentHost {
   virtual void Release() = 0;
   // Makes `given` the process's channel; it owns the descriptors. On failure the process has the channel it had.
   virtual bool Give(Given given, std::string* error) = 0;
+  // Records calls: see client/trace/control.h. The descriptors stay the caller's.
+  virtual bool BeginTrace(uint64_t events, double max_seconds, std::string* error) = 0;
+  virtual bool EndTrace(int timeline_fd, int table_fd, bool json, std::string* error) = 0;
+  virtual bool TraceTotals(int table_fd, bool json, std::string* error) = 0;
 };
 
 class Agent {

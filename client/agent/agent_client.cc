@@ -109,4 +109,28 @@ bool AgentClient::Give(const Given& given, std::string* error) {
   return Call(request, -1, &reply, error);
 }
 
+bool AgentClient::BeginTrace(uint64_t events, uint64_t milliseconds, std::string* error) {
+  Message request, reply;
+  request.type = Type::kBeginTrace;
+  FieldWriter(&request.body).Number(events).Number(milliseconds);
+  return Call(request, kAnswerMs, &reply, error);
+}
+
+bool AgentClient::EndTrace(int timeline_fd, int table_fd, bool json, std::string* error) {
+  Message request, reply;
+  request.type = Type::kEndTrace;
+  FieldWriter(&request.body).Number(json);
+  request.fds = {timeline_fd, table_fd};
+  // A long timeline takes its time to write.
+  return Call(request, -1, &reply, error);
+}
+
+bool AgentClient::TraceTotals(int table_fd, bool json, std::string* error) {
+  Message request, reply;
+  request.type = Type::kTraceTotals;
+  FieldWriter(&request.body).Number(json);
+  request.fds = {table_fd};
+  return Call(request, kAnswerMs, &reply, error);
+}
+
 }  // namespace cuda_remote::client::agent

@@ -31,6 +31,12 @@ class AgentClient {
   bool Release(std::string* error);
   // The caller keeps the descriptors in `given`.
   bool Give(const Given& given, std::string* error);
+  // Begins to record calls, at most `events` and `milliseconds`; another connection may end it.
+  bool BeginTrace(uint64_t events, uint64_t milliseconds, std::string* error);
+  // Ends that; the job writes the timeline and the table of calls into the descriptors, which the caller keeps.
+  bool EndTrace(int timeline_fd, int table_fd, bool json, std::string* error);
+  // The table of all calls so far, of a job that was started with CUDA_REMOTE_TRACE.
+  bool TraceTotals(int table_fd, bool json, std::string* error);
 
  private:
   explicit AgentClient(int socket) : socket_(socket) {}

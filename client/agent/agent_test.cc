@@ -63,6 +63,17 @@ class FakeHost : public AgentHost {
     locked = false;
     ++unlocks;
   }
+  bool BeginTrace(uint64_t events, double max_seconds, std::string* error) override {
+    trace_events = events;
+    trace_seconds = max_seconds;
+    if (events != 77) return true;
+    *error = "another recording";
+    return false;
+  }
+  bool EndTrace(int timeline_fd, int table_fd, bool json, std::string*) override {
+    return dprintf(timeline_fd, "timeline") == 8 && dprintf(table_fd, json ? "json" : "text") == 4;
+  }
+  bool TraceTotals(int table_fd, bool, std::string*) override { return dprintf(table_fd, "totals") == 6; }
   bool Take(Taken* taken, std::string*) override {
     taken->log_fd = FileWith("the log");
     taken->fds.socket = FileWith("the socket");
@@ -89,6 +100,8 @@ class FakeHost : public AgentHost {
 
   std::atomic<bool> locked{false}, released{false}, refuse_lock{false}, refuse_give{false};
   std::atomic<int> unlocks{0}, last_timeout{0};
+  std::atomic<uint64_t> trace_events{0};
+  std::atomic<double> trace_seconds{0};
   Given given;
   std::string given_contents;
 };
@@ -250,6 +263,31 @@ TEST_F(AgentTest, HostsErrorsArrive) {
   EXPECT_EQ(error_, "no room");
   EXPECT_TRUE(tool->Unlock(&error_));
   for (int fd : {taken.log_fd, taken.fds.socket, taken.fds.ring}) close(fd);
+}
+
+TEST_F(AgentTest, TraceGoesToTheToolsFiles) {
+  auto tool = Connect();
+  ASSERT_TRUE(tool->BeginTrace(1000, 1500, &error_)) << error_;
+  EXPECT_EQ(host_.trace_events, 1000u);
+  EXPECT_EQ(host_.trace_seconds, 1.5);
+  EXPECT_FALSE(tool->BeginTrace(77, 1500, &error_));
+  EXPECT_EQ(error_, "another recording");
+  EXPECT_FALSE(tool->BeginTrace(0, 1500, &error_));
+  const int timeline = FileWith(""), table = FileWith("");
+  // From another connection, as the tool does it.
+  tool.reset();
+  tool = Connect();
+  ASSERT_TRUE(tool->EndTrace(timeline, table, true, &error_)) << error_;
+  ASSERT_TRUE(tool->TraceTotals(table, false, &error_)) << error_;
+  EXPECT_EQ(Contents(timeline), "timeline");
+  EXPECT_EQ(Contents(table), "jsontotals");
+  // Not while a checkpoint has the channel.
+  ASSERT_TRUE(tool->Lock(0, &error_));
+  EXPECT_FALSE(tool->BeginTrace(1000, 1500, &error_));
+  EXPECT_FALSE(tool->EndTrace(timeline, table, true, &error_));
+  EXPECT_TRUE(tool->Unlock(&error_));
+  close(timeline);
+  close(table);
 }
 
 TEST_F(AgentTest, OneToolAtATime) {

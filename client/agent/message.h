@@ -19,6 +19,8 @@ inline constexpr uint32_t kMagic = 0x41524355;  // "UCRA"
 inline constexpr uint32_t kVersion = 1;
 inline constexpr size_t kMaxMessageBytes = 32u << 10;
 inline constexpr size_t kMaxFds = 3;
+// Most calls that a tool may ask to be recorded.
+inline constexpr uint64_t kMaxTraceEvents = 100000000;
 
 enum class Type : uint32_t {
   kInfo = 1,
@@ -27,6 +29,9 @@ enum class Type : uint32_t {
   kTake = 4,
   kRelease = 5,
   kGive = 6,
+  kBeginTrace = 7,
+  kEndTrace = 8,
+  kTraceTotals = 9,
   // Answers.
   kOk = 64,
   kError = 65,

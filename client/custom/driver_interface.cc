@@ -9,6 +9,7 @@
 #include "client/session/call.h"
 #include "client/session/log.h"
 #include "client/session/session.h"
+#include "client/trace/trace.h"
 #include "proto/codec/codec.h"
 #include "proto/driverabi/error_names.h"
 #include "proto/driverabi/export_tables.h"
@@ -89,6 +90,15 @@ constexpr driverabi::RealTables kRealTables{&StreamValue, &PairLayout};
 
 void Log(const char* line) { LogLine("%s", line); }
 
+CUresult RunTraced(uint32_t number, CUresult (*body)(void*), void* argument) {
+  trace::Span span(number);
+  const CUresult result = body(argument);
+  if (result == CUDA_ERROR_NOT_SUPPORTED) trace::Unsupported();
+  return span.End(result);
+}
+
+constexpr driverabi::CallTrace kCallTrace{&trace::On, &trace::Register, &RunTraced};
+
 }  // namespace
 
 CUresult Custom_cuGetErrorName(CUresult error, const char** pStr) {
@@ -107,7 +117,7 @@ CUresult Custom_cuGetErrorString(CUresult error, const char** pStr) {
 CUresult Custom_cuGetExportTable(const void** ppExportTable, const CUuuid* pExportTableId) {
   [[maybe_unused]] static const bool once = [] {
     driverabi::SetHost({&cuDriverGetVersion, &cuDeviceGetCount, &DeviceUuid, &cuDeviceGetAttribute, &PrimaryContext,
-                        &CurrentContext, &ModuleFunctions, &Log, &kRealTables});
+                        &CurrentContext, &ModuleFunctions, &Log, &kRealTables, &kCallTrace});
     return true;
   }();
   return driverabi::GetExportTable(ppExportTable, pExportTableId);

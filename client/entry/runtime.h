@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "client/session/call.h"
+#include "client/trace/trace.h"
 #include "proto/api/attribute_sizes.h"
 #include "proto/frame/frame.h"
 

@@ -9,6 +9,7 @@
 
 #include "client/session/coverage.h"
 #include "client/session/session.h"
+#include "client/trace/trace.h"
 #include "proto/codec/codec.h"
 
 namespace cuda_remote::client {
@@ -125,7 +126,9 @@ uint64_t Call::NewHandle(Kind kind, uint64_t parent) {
 CUresult Call::Send() {
   if (session_->settings().sync) return Transact();
   header_.flags |= kFlagNoReply;
-  const ChannelStatus status = session_->channel().Send(header_, *message_, payload_);
+  uint64_t sequence = 0;
+  const ChannelStatus status = session_->channel().Send(header_, *message_, payload_, &sequence);
+  if (trace::On()) trace::Sent(sizeof(FrameHeader) + message_->size() + payload_.size(), sequence);
   return status == ChannelStatus::kOk ? CUDA_SUCCESS : session_->Lose(status);
 }
 
@@ -136,7 +139,9 @@ CUresult Call::Transact() {
 
 uint64_t Call::Begin(void* out, size_t bytes) {
   header_.flags &= ~uint32_t(kFlagNoReply);
-  return session_->channel().Begin(header_, *message_, payload_, out, bytes);
+  const uint64_t sequence = session_->channel().Begin(header_, *message_, payload_, out, bytes);
+  if (trace::On()) trace::Sent(sizeof(FrameHeader) + message_->size() + payload_.size(), sequence);
+  return sequence;
 }
 
 CUresult Call::Finish(uint64_t sequence) {
@@ -146,6 +151,7 @@ CUresult Call::Finish(uint64_t sequence) {
   reply_->swap(reply.message);
   if (status != ChannelStatus::kOk) return session_->Lose(status);
   reply_payload_bytes_ = reply.payload_bytes;
+  if (trace::On()) trace::Received(sizeof(FrameHeader) + reply_->size() + reply.payload_bytes);
   if (reply.pending_error != CUDA_SUCCESS) session_->SetPendingError(CUresult(reply.pending_error));
   if (reply.result != CUDA_SUCCESS) return CUresult(reply.result);
   return Synchronises(header_.call) ? session_->TakePendingError() : CUDA_SUCCESS;
@@ -166,7 +172,8 @@ void Call::Created(replay::ObjectKey object, std::initializer_list<replay::Objec
   if (!payload_.empty()) image = session_->log().AddImage(payload_);
   session_->log().Create(object, needs, recorded, *message_, *reply_, image);
   for (const replay::ObjectKey& need : depends_on) {
-    if (object.kind == Kind::kGraphExec && need.kind == Kind::kGraph) session_->NoteGraphExecUnlocked(object.id, need.id);
+    if (object.kind == Kind::kGraphExec && need.kind == Kind::kGraph)
+      session_->NoteGraphExecUnlocked(object.id, need.id);
   }
 }
 
@@ -212,6 +219,7 @@ void Call::Modified(replay::ObjectKey object, uint64_t key) {
 
 CUresult Call::Unsupported(const char* name, const char* reason) {
   CountUnsupported(name, reason);
+  if (trace::On()) trace::Unsupported();
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 

@@ -67,13 +67,17 @@ bool Session::Lock(int timeout_ms, std::string* error) {
     *error = "the job has lost its GPU server; there is no GPU state left to save";
     return false;
   }
+  // Before the gate closes: a timeline that is being fetched uses the channel. What is open now would be in a snapshot.
+  trace::Pause();
   if (!gate_.Close(timeout_ms)) {
+    trace::Resume();
     *error = "CUDA calls of the job did not finish in " + std::to_string(timeout_ms) +
              " ms (a kernel or a host function that runs long?); try again with a longer --timeout";
     return false;
   }
   if (!Drain(error)) {
     gate_.Open();
+    trace::Resume();
     return false;
   }
   NoteEventTimes();
@@ -111,7 +115,8 @@ void Session::NoteEventTimes() {
   }
 }
 
-CUresult Session::AskEventAges(uint64_t context, const std::vector<uint64_t>& events, std::vector<double>* microseconds) {
+CUresult Session::AskEventAges(uint64_t context, const std::vector<uint64_t>& events,
+                               std::vector<double>* microseconds) {
   wire::OpEventTimes_Request request;
   request.events.assign(events.begin(), events.end());
   std::string message;
@@ -120,7 +125,8 @@ CUresult Session::AskEventAges(uint64_t context, const std::vector<uint64_t>& ev
   const CUresult result = Operate(kOpEventTimes, message, &reply, SlotOf(context));
   if (result != CUDA_SUCCESS) return result;
   wire::OpEventTimes_Reply ages;
-  if (!ages.Decode(reply.message) || ages.microseconds.size() != events.size()) return Lose(ChannelStatus::kProtocolError);
+  if (!ages.Decode(reply.message) || ages.microseconds.size() != events.size())
+    return Lose(ChannelStatus::kProtocolError);
   microseconds->assign(ages.microseconds.begin(), ages.microseconds.end());
   return CUDA_SUCCESS;
 }
@@ -140,15 +146,15 @@ bool Session::Drain(std::string* error) {
   wire::OpDrain_Request{}.Encode(&message);
   const CUresult result = Operate(kOpDrain, message, nullptr);
   if (result == CUDA_SUCCESS) return true;
-  *error = lost_.load() != CUDA_SUCCESS
-               ? "the GPU server went away while its work was finishing"
-               : "the GPU's work did not finish cleanly: CUDA error " + std::to_string(result) +
-                     "; the job's GPU state is not worth saving";
+  *error = lost_.load() != CUDA_SUCCESS ? "the GPU server went away while its work was finishing"
+                                        : "the GPU's work did not finish cleanly: CUDA error " +
+                                              std::to_string(result) + "; the job's GPU state is not worth saving";
   return false;
 }
 
 void Session::Unlock() {
-  // After a Take that led nowhere, this process is the channel's user again; the tool has moved the rings' positions on.
+  // After a Take that led nowhere, this process is the channel's user again; the tool has moved the rings' positions
+  // on.
   if (channel_ && taken_) {
     std::string error;
     std::unique_ptr<ClientChannel> again =
@@ -164,6 +170,7 @@ void Session::Unlock() {
   taken_ = false;
   if (channel_) host_functions_.SetChannel(channel_.get());
   gate_.Open();
+  trace::Resume();
 }
 
 bool Session::Take(agent::Taken* taken, std::string* error) {
@@ -193,8 +200,7 @@ void Session::Release() {
 }
 
 bool Session::Give(agent::Given given, std::string* error) {
-  std::unique_ptr<ClientChannel> adopted =
-      ClientChannel::Adopt(given.fds, given.next_sequence, given.welcome, error);
+  std::unique_ptr<ClientChannel> adopted = ClientChannel::Adopt(given.fds, given.next_sequence, given.welcome, error);
   if (!adopted) return false;
   host_functions_.SetChannel(nullptr);
   channel_.swap(adopted);

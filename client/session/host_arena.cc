@@ -35,8 +35,7 @@ void* HostArena::Allocate(size_t bytes) {
     end_ += wanted;
   }
   void* const hint = reinterpret_cast<void*>(kBase + offset);
-  void* const mapped =
-      mmap(hint, wanted, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd_, off_t(offset));
+  void* const mapped = mmap(hint, wanted, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd_, off_t(offset));
   if (mapped == hint) return mapped;
   // Somebody else's mapping stands there (or the kernel is too old for the flag and went elsewhere). The piece is not
   // put back: it can never be used.

@@ -65,8 +65,7 @@ void HostFunctions::Loop() {
     const ChannelStatus status = channel->ReadEvent(&header, &message, kReadTimeoutMs);
     Entry entry{nullptr, false};
     wire::OpHostFunc_Request event;
-    const bool is_event = status == ChannelStatus::kOk && header.call == kOpHostFunc &&
-                          event.Decode(message);
+    const bool is_event = status == ChannelStatus::kOk && header.call == kOpHostFunc && event.Decode(message);
     {
       std::unique_lock<std::mutex> lock(mutex_);
       if (is_event) {

@@ -10,6 +10,8 @@
 #include "client/session/call.h"
 #include "client/session/log.h"
 #include "client/session/relay_process.h"
+#include "client/trace/control.h"
+#include "client/trace/trace.h"
 #include "proto/codec/operations.gen.h"
 
 namespace cuda_remote::client {
@@ -56,6 +58,7 @@ CUresult Session::Connect(Session** session) {
     g_forked.store(true, std::memory_order_release);
     g_session.store(nullptr, std::memory_order_release);
   });
+  trace::SetServer(opened);
   // The agent may be asked for a checkpoint at once, so it starts last.
   if (!opened->settings_.job_dir.empty()) {
     std::string error;
@@ -141,6 +144,10 @@ CUresult Session::Operate(uint32_t operation, const std::string& message, Reply*
   header.call = operation;
   header.context_or_result = context;
   const ChannelStatus status = channel_->Call(header, message, {}, nullptr, 0, reply);
+  if (trace::On()) {
+    trace::Sent(sizeof(FrameHeader) + message.size(), 0);
+    trace::Received(sizeof(FrameHeader) + reply->message.size());
+  }
   return status == ChannelStatus::kOk ? CUresult(reply->result) : Lose(status);
 }
 

@@ -28,6 +28,7 @@
 #include "client/session/objects.h"
 #include "client/session/settings.h"
 #include "client/session/thread_state.h"
+#include "client/trace/control.h"
 #include "proto/channel/client_channel.h"
 #include "replay/handles/handle_table.h"
 #include "replay/log/log.h"
@@ -54,7 +55,7 @@ struct HostRange {
 
 using ObjectTable = replay::HandleTable<Object>;
 
-class Session final : public agent::AgentHost {
+class Session final : public agent::AgentHost, public trace::Server {
  public:
   // The process's session. Null before the first Connect, and in a forked child.
   static Session* Get() { return g_session.load(std::memory_order_acquire); }
@@ -153,6 +154,13 @@ class Session final : public agent::AgentHost {
   bool Take(agent::Taken* taken, std::string* error) override;
   void Release() override;
   bool Give(agent::Given given, std::string* error) override;
+  bool BeginTrace(uint64_t events, double max_seconds, std::string* error) override;
+  bool EndTrace(int timeline_fd, int table_fd, bool json, std::string* error) override;
+  bool TraceTotals(int table_fd, bool json, std::string* error) override;
+
+  // trace::Server. Any thread that is in no call.
+  bool BeginTimeline(uint64_t capacity) override;
+  void EndTimeline(trace::WorkerEvents* events) override;
 
  private:
   friend class Call;

@@ -11,8 +11,8 @@ std::string Variable(const char* name) {
   return value ? value : "";
 }
 
-// CUDA_VISIBLE_DEVICES, as far as it names the first GPUs in order. The driver's rules: the list ends at the first entry
-// that is no device, so an empty value and "-1" mean none.
+// CUDA_VISIBLE_DEVICES, as far as it names the first GPUs in order. The driver's rules: the list ends at the first
+// entry that is no device, so an empty value and "-1" mean none.
 void ReadVisibleDevices(Settings* settings) {
   const char* const value = getenv("CUDA_VISIBLE_DEVICES");
   if (!value) return;

@@ -53,12 +53,13 @@ class ClientChannel::Impl {
     FreeList(free_);
   }
 
-  ChannelStatus Send(FrameHeader header, std::string_view message, std::string_view payload) {
+  ChannelStatus Send(FrameHeader header, std::string_view message, std::string_view payload, uint64_t* sequence) {
     if (const ChannelStatus status = CheckSizes(message, payload); status != ChannelStatus::kOk) return status;
     header.flags |= kFlagNoReply;
     std::lock_guard<std::mutex> lock(send_mutex_);
     if (++sends_ % kSendsPerPeerCheck == 0) CheckPeer();
     header.sequence = TakeSequence();
+    if (sequence) *sequence = header.sequence;
     return Write(header, message, payload);
   }
 
@@ -554,8 +555,9 @@ std::unique_ptr<ClientChannel> ClientChannel::Adopt(ChannelFds fds, uint64_t nex
 }
 
 // Allocation failures are the only exceptions below; they must not reach the application.
-ChannelStatus ClientChannel::Send(FrameHeader header, std::string_view message, std::string_view payload) try {
-  return impl_->Send(header, message, payload);
+ChannelStatus ClientChannel::Send(FrameHeader header, std::string_view message, std::string_view payload,
+                                  uint64_t* sequence) try {
+  return impl_->Send(header, message, payload, sequence);
 } catch (...) {
   return ChannelStatus::kSystemError;
 }

@@ -50,8 +50,9 @@ class ClientChannel {
   ClientChannel& operator=(const ClientChannel&) = delete;
 
   // Sends a request that nobody waits for: kFlagNoReply and the sequence number are filled in. Blocks while the ring is
-  // full. A payload above kMaxPayloadBytes goes out in several frames, which stay together.
-  ChannelStatus Send(FrameHeader header, std::string_view message, std::string_view payload);
+  // full. A payload above kMaxPayloadBytes goes out in several frames, which stay together. `sequence`, if not null: the
+  // request's number.
+  ChannelStatus Send(FrameHeader header, std::string_view message, std::string_view payload, uint64_t* sequence = nullptr);
 
   // Sends a request that is answered; returns its sequence number, 0 on failure. The reply's payload is written to
   // payload_out, which must stay valid until Wait returns; a longer payload than payload_out_bytes is a protocol error.

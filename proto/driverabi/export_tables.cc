@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "proto/driverabi/context_storage.h"
@@ -50,18 +51,45 @@ CUresult Unused() {
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 
+// A table's function as the program sees it: the function itself, or in between who wants to know of the call.
+template <int table, int word, auto function>
+struct Traced;
+
+template <int table, int word, typename Result, typename... Arguments, Result (*function)(Arguments...)>
+struct Traced<table, word, function> {
+  static Result Call(Arguments... arguments) {
+    if (!g_host.trace || !g_host.trace->on()) return function(arguments...);
+    static const uint32_t number = [] {
+      char name[64];
+      snprintf(name, sizeof(name), "private table %s[%d]", kTableNames[table], word);
+      return g_host.trace->number(name);
+    }();
+    Result result{};
+    auto body = [&]() -> CUresult {
+      result = function(arguments...);
+      // Not all functions return a CUresult; the others cannot fail in a way that shows.
+      if constexpr (std::is_same_v<Result, CUresult>) return result;
+      return CUDA_SUCCESS;
+    };
+    g_host.trace->run(
+        number, [](void* call) { return (*static_cast<decltype(body)*>(call))(); }, &body);
+    return result;
+  }
+};
+
 template <int table, size_t words>
 struct Table {
   Word word[words];
   Table() : Table(std::make_index_sequence<words>()) { word[0] = reinterpret_cast<Word>(words * sizeof(Word)); }
-  template <typename F>
-  void Set(int index, F* function) {
-    word[index] = reinterpret_cast<Word>(function);
+  template <int index, auto function>
+  void Set() {
+    word[index] = reinterpret_cast<Word>(&Traced<table, index, function>::Call);
   }
 
  private:
   template <size_t... index>
-  explicit Table(std::index_sequence<index...>) : word{reinterpret_cast<Word>(&Unused<table, int(index)>)...} {}
+  explicit Table(std::index_sequence<index...>)
+      : word{reinterpret_cast<Word>(&Traced<table, int(index), &Unused<table, int(index)>>::Call)...} {}
 };
 
 struct Tables {
@@ -109,7 +137,8 @@ CUresult DriverCheck(uint32_t version, uint64_t unix_seconds, uint64_t result[2]
   Append(&message, uint32_t(pthread_self()));
   Append(&message, reinterpret_cast<uint64_t>(TheTables().runtime.word));
   Append(&message, reinterpret_cast<uint64_t>(TheTables().driver_check.word));
-  Append(&message, reinterpret_cast<uint64_t>(&DriverCheck));
+  Append(&message,
+         reinterpret_cast<uint64_t>(TheTables().driver_check.word[1]));  // this function, as the runtime sees it
   Append(&message, unix_seconds);
   for (CUdevice device = 0; device < devices; ++device) {
     CUuuid uuid{};
@@ -221,24 +250,26 @@ CUresult FreePairLayout(uint8_t* clusters, uint8_t* numbers) {
 }
 
 Tables::Tables() {
-  driver_check.Set(1, &DriverCheck);
-  runtime.Set(2, &PrimaryContext);
-  for (const int word : {1, 3, 4}) tools.Set(word, &NoTools);
-  tools.Set(2, &ScratchBuffer<0x400>);
-  tools.Set(6, &ScratchBuffer<0x0E>);
-  current_context.Set(2, &CurrentContext);
+  driver_check.Set<1, &DriverCheck>();
+  runtime.Set<2, &PrimaryContext>();
+  tools.Set<1, &NoTools>();
+  tools.Set<3, &NoTools>();
+  tools.Set<4, &NoTools>();
+  tools.Set<2, &ScratchBuffer<0x400>>();
+  tools.Set<6, &ScratchBuffer<0x0E>>();
+  current_context.Set<2, &CurrentContext>();
   // This table has no size word: its first word is a function already.
-  storage.Set(0, &Put);
-  storage.Set(1, &Delete);
-  storage.Set(2, &Get);
-  context_checks.Set(2, &ContextCheck);
-  context_checks.Set(3, &NothingToCheck);
-  modules.Set(7, &VisitFunctions);
-  streams.Set(4, &IsLive);
-  streams.Set(51, &StreamObject);
-  streams.Set(39, &StreamValue);
-  layout.Set(4, &PairLayout);
-  layout.Set(13, &FreePairLayout);
+  storage.Set<0, &Put>();
+  storage.Set<1, &Delete>();
+  storage.Set<2, &Get>();
+  context_checks.Set<2, &ContextCheck>();
+  context_checks.Set<3, &NothingToCheck>();
+  modules.Set<7, &VisitFunctions>();
+  streams.Set<4, &IsLive>();
+  streams.Set<51, &StreamObject>();
+  streams.Set<39, &StreamValue>();
+  layout.Set<4, &PairLayout>();
+  layout.Set<13, &FreePairLayout>();
 }
 
 struct Entry {

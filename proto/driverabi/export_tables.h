@@ -31,7 +31,16 @@ struct RealTables {
   CUresult (*pair_layout)(std::vector<uint8_t>* clusters, std::vector<uint8_t>* numbers);
 };
 
-// What the tables ask of the driver around them. All members but the last must be set. The answers must be those that
+// Tells somebody of every call of a table's function. All three are set.
+struct CallTrace {
+  bool (*on)();
+  // A number for the function of this name, "table d4082055[1]".
+  uint32_t (*number)(const char* name);
+  // Calls body(argument) and returns its result.
+  CUresult (*run)(uint32_t number, CUresult (*body)(void* argument), void* argument);
+};
+
+// What the tables ask of the driver around them. All members but the last two must be set. The answers must be those that
 // the program gets through the public calls, else the runtime's driver check fails.
 struct Host {
   CUresult (*driver_version)(int* version);
@@ -47,6 +56,8 @@ struct Host {
   void (*log)(const char* line);
   // Null where no real driver is behind: its two tables then do not exist.
   const RealTables* real = nullptr;
+  // Null: nobody wants to know.
+  const CallTrace* trace = nullptr;
 };
 
 // Once, before the first GetExportTable.

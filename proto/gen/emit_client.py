@@ -198,13 +198,13 @@ def entry_body(model, call, per_thread):
     return f"{impl_name(target)}({', '.join(args)})"
 
 
-def exported(model, call):
+def exported(model, call, numbers):
     lines = []
     suffixes = [("", False)] + ([("_" + call.per_thread, True)] if call.per_thread else [])
     for suffix, per_thread in suffixes:
         lines.append(text.wrap(f"CR_EXPORT CUresult CUDAAPI {call.symbol}{suffix}(", [f"{p.type} {p.name}" for p in call.params],
                                ") {", "    "))
-        lines.append(f"  return {entry_body(model, call, per_thread)};")
+        lines.append(f"  CR_RETURN_TRACED({numbers[call.symbol + suffix]}, {entry_body(model, call, per_thread)});")
         lines.append("}")
     return lines
 
@@ -231,7 +231,7 @@ def custom_header(model):
                        "\n".join(lines), "cuda_remote::client")
 
 
-def family_file(model, family):
+def family_file(model, family, numbers):
     calls = model.family_calls(family.name)
     generated = [c for c in calls if c.status in ("generated", "server")]
     lines = []
@@ -245,7 +245,7 @@ def family_file(model, family):
         lines += stub(model, c)
     lines += ["}  // namespace", "", 'extern "C" {', ""]
     for c in calls:
-        lines += exported(model, c)
+        lines += exported(model, c, numbers)
     lines += ["", '}  // extern "C"']
     includes = ["<cuda.h>", "<cudaProfiler.h>", '"client/entry/custom.gen.h"', '"client/entry/runtime.h"', '"client/session/call.h"',
                 '"proto/api/call_ids.gen.h"', f'"proto/codec/{family.name}.gen.h"', '"proto/codec/wire.h"']
@@ -253,23 +253,28 @@ def family_file(model, family):
 
 
 def emit(model, args):
+    symbols = exports(model)
+    # The number by which client/trace knows each entry point.
+    numbers = {symbol: number for number, symbol in enumerate(symbols)}
     out = {"custom.gen.h": custom_header(model)}
     for family in model.families:
-        out[f"entry_{family.name}.gen.cc"] = family_file(model, family)
+        out[f"entry_{family.name}.gen.cc"] = family_file(model, family, numbers)
     lines = ['extern "C" {', ""]
     for u in model.undocumented:
         lines.append(f"CR_EXPORT CUresult CUDAAPI {u.symbol}() {{")
-        lines.append(f"  return Call::Unsupported({text.c_string(u.symbol)}, \"no description of this entry point\");")
+        lines.append(f"  CR_RETURN_TRACED({numbers[u.symbol]}, "
+                     f"Call::Unsupported({text.c_string(u.symbol)}, \"no description of this entry point\"));")
         lines.append("}")
     lines += ["", '}  // extern "C"']
     out["entry_undocumented.gen.cc"] = text.source(['"client/entry/runtime.h"', '"client/session/call.h"'], "\n".join(lines),
                                                    "cuda_remote::client", ["__CUDA_API_VERSION_INTERNAL"])
-    symbols = exports(model)
+    # Declared first, or constants would be this file's own.
+    lines = ["extern const uint32_t kNameCount;", "extern const char* const kNames[];", "",
+             f"const uint32_t kNameCount = {len(symbols)};", "const char* const kNames[] = {"]
+    lines += [f"    {text.c_string(symbol)}," for symbol in symbols] + ["};"]
+    out["trace_names.gen.cc"] = text.source(["<cstdint>"], "\n".join(lines), "cuda_remote::client::trace")
     out["libcuda.lds"] = "{\n  global:\n" + "".join(f"    {s};\n" for s in symbols) + "  local:\n    *;\n};\n"
     out["exports.txt"] = "".join(s + "\n" for s in symbols)
-    lines = []
-    for c in model.calls:
-        lines.append(f'extern "C" void {c.symbol}();')
     return out
 
 

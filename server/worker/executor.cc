@@ -35,6 +35,7 @@ bool Executor::Execute(const FrameHeader& header, const std::string& message, st
   const uint64_t number = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
   bytes_in_.fetch_add(payload.size(), std::memory_order_relaxed);
   executing_.store(number, std::memory_order_release);
+  const uint64_t timed_from = session_->timeline().on() ? Timeline::NowNs() : 0;
   ReplyBuilder reply;
   CUresult result = CUDA_ERROR_NOT_SUPPORTED;
   const Handler handler = FindHandler(header.call);
@@ -61,6 +62,7 @@ bool Executor::Execute(const FrameHeader& header, const std::string& message, st
     spdlog::trace("{} #{} -> {}{}", CallName(header.call), header.sequence, int(result), reply.deferred ? " (waits)" : "");
   }
   if (!reply.deferred) session_->Finish(result, reply);
+  if (timed_from != 0) session_->timeline().Add(header.sequence, header.call, uint32_t(result), timed_from);
   return true;
 }
 

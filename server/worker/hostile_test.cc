@@ -81,7 +81,7 @@ class Chaos {
     return out;
   }
   uint32_t Call() {
-    if (Below(4) == 0) return kFirstOperation + uint32_t(Below(22));
+    if (Below(4) == 0) return kFirstOperation + uint32_t(Below(42));
     static const uint32_t kOften[] = {kCall_cuMemcpyHtoDAsync_v2, kCall_cuMemcpyDtoHAsync_v2, kCall_cuMemcpyAsync,
                                       kCall_cuMemcpy2DAsync_v2,   kCall_cuMemcpy3DAsync_v2,   kCall_cuLaunchKernel,
                                       kCall_cuMemMap,             kCall_cuMemUnmap,           kCall_cuModuleLoadData};
@@ -156,7 +156,7 @@ TEST_P(HostileTest, EmptyMessages) {
   std::unique_ptr<WorkerProcess> worker;
   std::unique_ptr<TestClient> client;
   for (const bool with_context : {true, false}) {
-    for (uint32_t i = 0; i < 880; ++i) {
+    for (uint32_t i = 0; i < 900; ++i) {
       const uint32_t call = i < 850 ? i : kFirstOperation + (i - 850);
       if (Stalls(call)) continue;
       if (!client || !client->channel().alive()) {

@@ -115,6 +115,7 @@ CUresult WorkerSession::Enter(const FrameHeader& header) {
     case kOpPing:
     case kOpFunctionInfo:
     case kOpSessionInfo:
+    case kOpTimeline:
     case kCall_cuMemGetInfo_v2:
     case kCall_cuCtxSynchronize:
     case kCall_cuStreamSynchronize:
@@ -200,6 +201,7 @@ void WorkerSession::DeferTo(Waiters* waiters, ContextRef context, ReplyBuilder* 
   reply->deferred = true;
   const FrameHeader header = header_;
   waiters->Run([this, header, context, wait = std::move(wait)] {
+    const uint64_t timed_from = timeline_.on() ? Timeline::NowNs() : 0;
     Answer answer;
     CUresult result = MakeCurrent(table_, context);
     if (result == CUDA_SUCCESS) {
@@ -210,6 +212,8 @@ void WorkerSession::DeferTo(Waiters* waiters, ContextRef context, ReplyBuilder* 
       }
     }
     FlushOutput();
+    // Before the answer: the client that has it may ask for the timeline at once.
+    if (timed_from != 0) timeline_.Add(header.sequence, header.call, uint32_t(result), timed_from);
     Answered(header, result, answer.message, answer.payload.empty() ? answer.view : std::string_view(answer.payload));
   });
 }

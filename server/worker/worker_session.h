@@ -30,6 +30,7 @@
 #include "server/worker/ring_copies.h"
 #include "server/worker/session.h"
 #include "server/worker/staging.h"
+#include "server/worker/timeline.h"
 #include "server/worker/waiters.h"
 
 namespace cuda_remote::server {
@@ -134,6 +135,8 @@ class WorkerSession : public Session {
   DeviceArena& arena() { return *parts_.arena; }
   StagingPool& staging() { return *parts_.staging; }
   RingCopies& ring_copies() { return ring_copies_; }
+  // Any thread.
+  Timeline& timeline() { return timeline_; }
   const LoadedDriver& loaded() const { return *parts_.driver; }
   HandleMap& handles() { return handles_; }
   DeviceRanges& ranges() { return ranges_; }
@@ -230,6 +233,7 @@ class WorkerSession : public Session {
   std::atomic<uint64_t> bytes_out_{0};
   std::chrono::nanoseconds spin_limit_;
   HostFunctions host_functions_;
+  Timeline timeline_;
   RingCopies ring_copies_;
   std::unique_ptr<Waiters> waiters_;
   // The thread of DeferInStream, the stream that it serves, and how many waits it has.

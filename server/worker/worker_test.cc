@@ -594,6 +594,49 @@ TEST_F(WorkerTest, DrainNamesCaptures) {
   EXPECT_EQ(client().Call(kOpDrain, wire::OpDrain_Request()), CUDA_SUCCESS);
 }
 
+TEST_F(WorkerTest, Timeline) {
+  client().OpenContext();
+  wire::OpTimeline_Request in;
+  in.action = 2;
+  EXPECT_EQ(client().Call(kOpTimeline, in), CUDA_ERROR_NOT_READY);  // nothing was begun
+  in.action = 17;
+  EXPECT_EQ(client().Call(kOpTimeline, in), CUDA_ERROR_INVALID_VALUE);
+  for (int round = 0; round < 2; ++round) {
+    in.action = 1;
+    in.capacity = 5;
+    ASSERT_EQ(client().Call(kOpTimeline, in), CUDA_SUCCESS);
+    for (int i = 0; i < 3; ++i) EXPECT_NE(client().Allocate(64), 0u);
+    EXPECT_EQ(client().Free(12345), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(client().Call(kCall_cuCtxSynchronize, wire::cuCtxSynchronize_Request()), CUDA_SUCCESS);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(client().Call(kOpPing, wire::OpPing_Request()), CUDA_SUCCESS);
+    in.action = 2;
+    ASSERT_EQ(client().Call(kOpTimeline, in), CUDA_SUCCESS);
+    EXPECT_EQ(client().Decode<wire::OpTimeline_Reply>().recorded, 5u);
+    EXPECT_GE(client().Decode<wire::OpTimeline_Reply>().dropped, 3u);
+    in.action = 3;
+    in.first = 1;
+    ASSERT_EQ(client().Call(kOpTimeline, in), CUDA_SUCCESS);
+    const auto out = client().Decode<wire::OpTimeline_Reply>();
+    ASSERT_EQ(out.sequences.size(), 4u);
+    const uint32_t calls[] = {kOpMemAlloc, kOpMemAlloc, kOpMemFree, kCall_cuCtxSynchronize};
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(out.calls[i], calls[i]) << i;
+      EXPECT_EQ(out.results[i], i == 2 ? 1u : 0u);
+      EXPECT_LE(out.starts[i] + out.durations[i], out.now);
+      if (i < 3) {
+        EXPECT_EQ(out.threads[i], out.worker_pid);
+      }
+    }
+    ASSERT_EQ(out.names.size(), 3u);
+    EXPECT_EQ(out.named_calls[1], uint32_t(kOpMemAlloc));
+    EXPECT_EQ(out.names[1], "OpMemAlloc");
+    in.first = ~uint64_t(0);
+    ASSERT_EQ(client().Call(kOpTimeline, in), CUDA_SUCCESS);
+    EXPECT_TRUE(client().Decode<wire::OpTimeline_Reply>().sequences.empty());
+    in.first = 0;
+  }
+}
+
 TEST_F(WorkerTest, FunctionFacts) {
   client().OpenContext();
   const uint64_t fill = client().Function(client().LoadModule(kImage), "fill");

@@ -35,6 +35,7 @@ IN_LIBRARY = (
     "client/session",
     "client/custom",
     "client/entry",
+    "client/trace",
 )
 HEAVY = re.compile(r"^(absl|grpc|grpcpp|google/protobuf|spdlog|fmt|CLI)/|\.pb\.h$")
 

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 
-TOOLS = ("cr-run", "cr-server", "cr-worker", "cr-relay", "cr-checkpoint", "cr-restart", "cr-migrate", "cr-inspect", "cr-ps")
+TOOLS = ("cr-run", "cr-server", "cr-worker", "cr-relay", "cr-checkpoint", "cr-restart", "cr-migrate", "cr-inspect", "cr-ps", "cr-trace")
 LIBRARIES = ("libcuda-remote.so", "libsoftgpu.so")
 
 

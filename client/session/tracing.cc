@@ -1,0 +1,122 @@
+// The session's part in tracing: what the agent's requests do, and the worker's side of a timeline.
+
+#include <string>
+
+#include "client/session/session.h"
+#include "proto/codec/operations.gen.h"
+
+namespace cuda_remote::client {
+namespace {
+
+// OpTimeline's actions.
+constexpr uint32_t kBegin = 1;
+constexpr uint32_t kEnd = 2;
+constexpr uint32_t kRead = 3;
+
+// More than a client ever asks for; a server that goes on for ever must not keep us.
+constexpr size_t kMaxEvents = 200000000;
+
+bool Ask(Session* session, uint32_t action, uint64_t argument, Reply* reply, wire::OpTimeline_Reply* out) {
+  wire::OpTimeline_Request request;
+  request.action = action;
+  (action == kBegin ? request.capacity : request.first) = argument;
+  std::string message;
+  request.Encode(&message);
+  return session->Operate(kOpTimeline, message, reply) == CUDA_SUCCESS && out->Decode(reply->message);
+}
+
+std::string Printable(std::string_view text) {
+  std::string out(text.substr(0, 200));
+  for (char& c : out) {
+    if (c < 0x20 || c > 0x7e) c = '?';
+  }
+  return out;
+}
+
+// Appends what a reply holds. False if it makes no sense.
+bool Append(const wire::OpTimeline_Reply& in, int64_t offset, trace::WorkerEvents* events) {
+  const size_t count = in.sequences.size();
+  if (in.calls.size() != count || in.starts.size() != count || in.durations.size() != count ||
+      in.results.size() != count || in.threads.size() != count || in.names.size() != in.named_calls.size()) {
+    return false;
+  }
+  for (size_t i = 0; i < in.names.size(); ++i) events->names[in.named_calls[i]] = Printable(in.names[i]);
+  for (size_t i = 0; i < count; ++i) {
+    trace::WorkerEvent event;
+    event.start_ns = in.starts[i] - uint64_t(offset);
+    event.end_ns = event.start_ns + (in.durations[i] >> 62 ? 0 : in.durations[i]);
+    event.sequence = in.sequences[i];
+    event.call = in.calls[i];
+    event.thread = in.threads[i];
+    event.result = in.results[i];
+    events->events.push_back(event);
+  }
+  return true;
+}
+
+// A checkpoint waits until the channel is not in use here.
+class GatePass {
+ public:
+  explicit GatePass(Gate* gate) : gate_(gate) { gate_->Enter(); }
+  ~GatePass() { gate_->Leave(); }
+
+ private:
+  Gate* const gate_;
+};
+
+}  // namespace
+
+bool Session::BeginTrace(uint64_t events, double max_seconds, std::string* error) {
+  return trace::BeginSlice(events, max_seconds, error);
+}
+
+bool Session::EndTrace(int timeline_fd, int table_fd, bool json, std::string* error) {
+  return trace::EndSlice(timeline_fd, table_fd, json, error);
+}
+
+bool Session::TraceTotals(int table_fd, bool json, std::string* error) {
+  return trace::WriteTotals(table_fd, json, error);
+}
+
+bool Session::BeginTimeline(uint64_t capacity) {
+  GatePass pass(&gate_);
+  Reply reply;
+  wire::OpTimeline_Reply out;
+  return lost() == CUDA_SUCCESS && Ask(this, kBegin, capacity, &reply, &out);
+}
+
+void Session::EndTimeline(trace::WorkerEvents* events) {
+  GatePass pass(&gate_);
+  events->problem = "the GPU server recorded nothing: the job was moved meanwhile, or the server is gone";
+  Reply reply;
+  wire::OpTimeline_Reply out;
+  const uint64_t before = trace::NowNs();
+  if (lost() != CUDA_SUCCESS || !Ask(this, kEnd, 0, &reply, &out)) return;
+  const uint64_t after = trace::NowNs();
+  // Worker and client on one machine have one clock. Else the worker's "now" was somewhere between ours.
+  int64_t offset = 0;
+  if (!shared_memory()) {
+    offset = int64_t(out.now - (before + (after - before) / 2));
+    const int64_t round_trip = int64_t(after - before);
+    if (offset >= -round_trip && offset <= round_trip) {
+      offset = 0;
+    } else {
+      events->clock_error_ns = round_trip / 2;
+    }
+  }
+  events->pid = out.worker_pid;
+  events->dropped = out.dropped;
+  const uint64_t recorded = out.recorded < kMaxEvents ? out.recorded : kMaxEvents;
+  while (events->events.size() < recorded) {
+    const size_t so_far = events->events.size();
+    wire::OpTimeline_Reply piece;
+    if (!Ask(this, kRead, so_far, &reply, &piece) || !Append(piece, offset, events) ||
+        events->events.size() == so_far) {
+      events->problem = "the GPU server did not give all that it recorded";
+      return;
+    }
+  }
+  events->problem.clear();
+}
+
+}  // namespace cuda_remote::client

@@ -1,0 +1,172 @@
+// cr-trace: records a running job's CUDA calls for some seconds. See --help.
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cmath>
+#include <string>
+#include <thread>
+
+#include "client/agent/agent_client.h"
+#include "client/tools/foreground.h"
+#include "client/tools/job.h"
+#include "proto/frame/frame.h"
+
+namespace cuda_remote::client::tools {
+namespace {
+
+constexpr char kTool[] = "cr-trace";
+constexpr int kExitFailure = 1;
+constexpr int kExitUsage = 2;
+constexpr int kExitNoJob = 4;
+
+constexpr char kExamples[] = R"(
+JOB is the job's folder, its name (cr-run --name), or the PID of the program or of its cr-run.
+
+Examples:
+  cr-trace train                              the table of five seconds of calls
+  cr-trace train --seconds 2 -o two.json      and the timeline, to be opened in ui.perfetto.dev
+  cr-trace train --totals                     all calls so far, of a job started with CUDA_REMOTE_TRACE
+
+The table has one line for each driver function that was called: how often, how many calls failed, bytes to and from the
+server, and the time in the caller. The timeline shows each call by thread and each request in the server's worker.
+
+Exit codes: 0 recorded, 1 failed (the job goes on), 2 wrong use, 4 no such job.
+)";
+
+struct Options {
+  std::string job, output;
+  double seconds = 5;
+  uint64_t events = 1000000;
+  bool totals = false, json = false;
+};
+
+// Prints what the job wrote into `fd`.
+bool Show(int fd, std::string* error) {
+  char bytes[65536];
+  off_t at = 0;
+  while (true) {
+    const ssize_t got = pread(fd, bytes, sizeof(bytes), at);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      *error = std::string("reading the table: ") + strerror(errno);
+      return false;
+    }
+    if (got == 0) break;
+    fwrite(bytes, 1, size_t(got), stdout);
+    at += got;
+  }
+  fflush(stdout);
+  return true;
+}
+
+// A file for the timeline that appears under its name only when it is whole.
+class NewFile {
+ public:
+  ~NewFile() {
+    if (fd_ >= 0) close(fd_);
+    if (!temporary_.empty()) unlink(temporary_.c_str());
+  }
+  bool Open(const std::string& path, std::string* error) {
+    path_ = path;
+    const std::string name = path + "." + std::to_string(getpid()) + ".new";
+    fd_ = path.empty() ? memfd_create("cr-trace", MFD_CLOEXEC)
+                       : open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd_ < 0) {
+      *error = "cannot write " + name + ": " + strerror(errno);
+      return false;
+    }
+    if (!path.empty()) temporary_ = name;
+    return true;
+  }
+  bool Commit(std::string* error) {
+    if (temporary_.empty()) return true;
+    if (rename(temporary_.c_str(), path_.c_str()) != 0) {
+      *error = "cannot write " + path_ + ": " + strerror(errno);
+      return false;
+    }
+    temporary_.clear();
+    return true;
+  }
+  int fd() const { return fd_; }
+
+ private:
+  std::string path_, temporary_;
+  int fd_ = -1;
+};
+
+bool Record(const Options& options, const std::string& directory, std::string* error) {
+  NewFile timeline, table;
+  if (!timeline.Open(options.output, error) || !table.Open("", error)) return false;
+  std::unique_ptr<agent::AgentClient> job = agent::AgentClient::Connect(directory, error);
+  if (!job) return false;
+  if (options.totals) return job->TraceTotals(table.fd(), options.json, error) && Show(table.fd(), error);
+  // A little longer than it is waited for; should this tool die, the job records no longer than that.
+  const uint64_t milliseconds = uint64_t(std::ceil(options.seconds * 1000)) + 2000;
+  if (!job->BeginTrace(options.events, milliseconds, error)) return false;
+  // Other tools may come meanwhile.
+  job.reset();
+  std::this_thread::sleep_for(std::chrono::duration<double>(options.seconds));
+  for (int attempt = 0; !job; ++attempt) {
+    job = agent::AgentClient::Connect(directory, error);
+    if (job && job->EndTrace(timeline.fd(), table.fd(), options.json, error)) break;
+    // A checkpoint may be in progress.
+    if (attempt == 20) return false;
+    job.reset();
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  }
+  return Show(table.fd(), error) && timeline.Commit(error);
+}
+
+int Main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Records a running job's CUDA calls for some seconds.", kTool);
+  app.footer(kExamples);
+  app.set_version_flag("--version", "cr-trace, wire version " + std::to_string(kWireVersion));
+  app.add_option("JOB", options.job, "which job")->required();
+  app.add_option("-s,--seconds", options.seconds, "for how long")
+      ->capture_default_str()
+      ->check(CLI::Range(0.001, 86400.0));
+  app.add_option("-o,--output", options.output, "the timeline's file (Chrome's JSON, for ui.perfetto.dev)");
+  app.add_option("--events", options.events, "most calls, and most requests, in the timeline")
+      ->capture_default_str()
+      ->check(CLI::Range(uint64_t(1), uint64_t(100000000)));
+  app.add_flag("--totals", options.totals, "record nothing; print the table of all calls so far");
+  app.add_flag("--json", options.json, "print the table as JSON");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  if (options.totals && !options.output.empty()) {
+    Say(kTool, "--totals has no timeline; leave --output away");
+    return kExitUsage;
+  }
+  std::string directory, error;
+  Job job;
+  if (!FindJob(options.job, &directory, &job, &error)) {
+    Say(kTool, error);
+    return kExitNoJob;
+  }
+  if (Record(options, directory, &error)) return 0;
+  Say(kTool, options.job + " was not traced: " + error);
+  return kExitFailure;
+}
+
+}  // namespace
+}  // namespace cuda_remote::client::tools
+
+int main(int argc, char** argv) {
+  try {
+    return cuda_remote::client::tools::Main(argc, argv);
+  } catch (const std::exception& error) {
+    fprintf(stderr, "cr-trace: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,424 @@
+#include "client/trace/control.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+
+#include "client/trace/recorder.h"
+#include "client/trace/trace.h"
+
+namespace cuda_remote::client::trace {
+namespace {
+
+constexpr uint64_t kSecond = 1000000000;
+// How old the table of a killed process may be: little at first, so that short ones leave one too.
+constexpr uint64_t kFirstWriteNs = kSecond / 100;
+constexpr uint64_t kLastWriteNs = kSecond / 2;
+constexpr double kDefaultSeconds = 10;
+constexpr uint64_t kDefaultEvents = 1000000;
+
+// What the environment asks for. Never freed: the process's exit handlers use it.
+struct Wanted {
+  std::string totals, timeline;  // patterns of paths
+  std::string directory;         // in which the process began
+  std::string job;
+  double start = 0;
+  double seconds = kDefaultSeconds;
+  uint64_t events = kDefaultEvents;
+};
+Wanted* g_wanted = nullptr;
+
+std::atomic<Server*> g_server{nullptr};
+
+// Guards what follows: who writes files, and the slice.
+std::mutex g_output;
+bool g_paused = false;
+bool g_complained = false;
+bool g_slice = false;         // begun and not ended
+bool g_server_slice = false;  // the worker records too
+uint64_t g_slice_capacity = 0;
+uint64_t g_slice_begin = 0;
+uint64_t g_slice_deadline = 0;
+std::vector<Row> g_before;     // totals at the slice's begin
+bool g_timeline_done = false;  // the environment's
+uint64_t g_written_calls = 0;
+
+std::string Variable(const char* name) {
+  const char* const value = getenv(name);
+  return value ? value : "";
+}
+
+double NumberOr(const char* name, double otherwise, double most) {
+  const std::string text = Variable(name);
+  if (text.empty()) return otherwise;
+  char* end;
+  const double value = strtod(text.c_str(), &end);
+  if (*end == '\0' && value >= 0) return std::min(value, most);
+  dprintf(STDERR_FILENO, "cuda-remote: %s=%s is not a number; %g it is\n", name, text.c_str(), otherwise);
+  return otherwise;
+}
+
+bool IsJson(const std::string& path) { return path.size() > 5 && path.compare(path.size() - 5, 5, ".json") == 0; }
+
+// The command line, as far as it helps to tell processes apart.
+std::string Program() {
+  char text[200];
+  const int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+  const ssize_t length = fd >= 0 ? read(fd, text, sizeof(text)) : 0;
+  if (fd >= 0) close(fd);
+  std::string program(text, size_t(std::max<ssize_t>(length, 0)));
+  while (!program.empty() && program.back() == '\0') program.pop_back();
+  for (char& c : program) {
+    if (static_cast<unsigned char>(c) < 0x20) c = ' ';
+  }
+  return program.empty() ? "?" : program;
+}
+
+std::vector<Row> Used(std::vector<Row> rows) {
+  rows.erase(std::remove_if(rows.begin(), rows.end(), [](const Row& row) { return row.count == 0; }), rows.end());
+  return rows;
+}
+
+Report MakeReport(bool finished) {
+  Report report;
+  report.pid = uint32_t(getpid());
+  report.program = Program();
+  report.seconds = FirstCallNs() ? double(NowNs() - FirstCallNs()) / kSecond : 0;
+  report.finished = finished;
+  report.rows = Used(Totals());
+  return report;
+}
+
+void Complain(const std::string& path) {
+  if (g_complained) return;
+  g_complained = true;
+  dprintf(STDERR_FILENO, "cuda-remote: cannot write %s: %s\n", path.c_str(), strerror(errno));
+}
+
+// A new file at `path`, whole or not at all; `write` fills it. Under g_output.
+template <typename Write>
+void ReplaceFile(const std::string& path, Write write) {
+  const std::string temporary = path + ".new";
+  const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0) {
+    Complain(temporary);
+    return;
+  }
+  const bool written = write(fd);
+  if (!written) Complain(temporary);
+  close(fd);
+  if (!written || rename(temporary.c_str(), path.c_str()) != 0) unlink(temporary.c_str());
+}
+
+// Makes the name that the user gave, if it is not the file's own, lead to the file last begun. A file of that name that
+// is not ours stays.
+void Point(const std::string& pattern, const std::string& path) {
+  std::string plain = pattern;
+  if (plain.find('%') != std::string::npos) return;
+  if (plain[0] != '/') plain = g_wanted->directory + "/" + plain;
+  struct stat there;
+  if (lstat(plain.c_str(), &there) == 0 && !S_ISLNK(there.st_mode)) return;
+  const std::string temporary = path + ".link";
+  unlink(temporary.c_str());
+  if (symlink(path.substr(path.rfind('/') + 1).c_str(), temporary.c_str()) != 0) return;
+  if (rename(temporary.c_str(), plain.c_str()) != 0) unlink(temporary.c_str());
+}
+
+std::string PathOf(const std::string& pattern) {
+  return ExpandPath(pattern, g_wanted->directory, g_wanted->job, uint32_t(getpid()));
+}
+
+// Under g_output.
+void WriteTotalsFile(bool finished) {
+  const uint64_t calls = TotalCalls();
+  if (g_paused || !g_wanted || g_wanted->totals.empty() || calls == 0 || (calls == g_written_calls && !finished))
+    return;
+  const std::string path = PathOf(g_wanted->totals);
+  ReplaceFile(path, [finished, &path](int fd) {
+    const Report report = MakeReport(finished);
+    const std::string text = IsJson(path) ? JsonReport(report) : TextReport(report);
+    return WriteAll(fd, text.data(), text.size());
+  });
+  if (g_written_calls == 0) Point(g_wanted->totals, path);
+  g_written_calls = calls;
+}
+
+void ForkPrepare() { g_output.lock(); }
+void ForkParent() { g_output.unlock(); }
+void ForkChild();
+
+// Before anything is recorded: a forked child starts with nothing.
+void WatchForks() {
+  static const int registered = pthread_atfork(ForkPrepare, ForkParent, ForkChild);
+  (void)registered;
+}
+
+bool BeginSliceLocked(uint64_t capacity, double max_seconds, std::string* error) {
+  const uint64_t now = NowNs();
+  if (g_slice && now < g_slice_deadline) {
+    *error = "another recording of this process is in progress";
+    return false;
+  }
+  if (!Events().Begin(capacity)) {
+    *error = "no memory for " + std::to_string(capacity) + " calls";
+    return false;
+  }
+  WatchForks();
+  g_slice = true;
+  g_slice_capacity = capacity;
+  g_before = Totals();
+  Server* const server = g_server.load();
+  g_server_slice = server && server->BeginTimeline(capacity);
+  g_slice_begin = NowNs();
+  g_slice_deadline = g_slice_begin + uint64_t(max_seconds * kSecond);
+  SetDeadline(g_slice_deadline);
+  g_recording.fetch_or(kTotals | kTimeline);
+  return true;
+}
+
+// The table of a slice: differences of the totals, but for the longest times, which come from the single calls.
+Report SliceReport(const Timeline& timeline) {
+  Report report;
+  report.pid = timeline.pid;
+  report.program = timeline.program;
+  report.seconds = double(timeline.end_ns - timeline.begin_ns) / kSecond;
+  report.finished = true;
+  std::vector<Row> rows = Totals();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    Row& row = rows[i];
+    if (i < g_before.size()) {
+      const Row& before = g_before[i];
+      row.count -= before.count;
+      row.errors -= before.errors;
+      row.unsupported -= before.unsupported;
+      row.sent -= before.sent;
+      row.received -= before.received;
+      row.total_ns -= before.total_ns;
+    }
+    row.max_ns = 0;
+  }
+  for (const ClientEvent& event : timeline.client) {
+    if (event.number < rows.size()) {
+      rows[event.number].max_ns = std::max(rows[event.number].max_ns, event.end_ns - event.start_ns);
+    }
+  }
+  report.rows = Used(std::move(rows));
+  return report;
+}
+
+bool TakeSliceLocked(Timeline* timeline, std::string* error) {
+  if (!g_slice) {
+    *error = "nothing is being recorded";
+    return false;
+  }
+  timeline->end_ns = std::min(NowNs(), g_slice_deadline);
+  g_recording.fetch_and(~kTimeline);
+  if (!g_wanted || g_wanted->totals.empty()) g_recording.fetch_and(~kTotals);
+  timeline->pid = uint32_t(getpid());
+  timeline->program = Program();
+  timeline->begin_ns = g_slice_begin;
+  timeline->names = Names();
+  timeline->client = Events().Take(&timeline->dropped);
+  Server* const server = g_server.load();
+  if (server && g_server_slice) {
+    server->EndTimeline(&timeline->worker);
+  } else {
+    timeline->worker.problem = "there was no session with a GPU server when the recording began";
+  }
+  g_slice = g_server_slice = false;
+  return true;
+}
+
+// Ends the environment's timeline. Under g_output.
+void WriteTimelineFile() {
+  if (g_paused || !g_slice || g_timeline_done) return;
+  g_timeline_done = true;
+  Timeline timeline;
+  std::string error;
+  if (!TakeSliceLocked(&timeline, &error)) return;
+  const std::string path = PathOf(g_wanted->timeline);
+  ReplaceFile(path, [&timeline](int fd) { return WriteChromeTrace(timeline, fd); });
+  Point(g_wanted->timeline, path);
+}
+
+void SleepUntil(uint64_t ns) {
+  const timespec until{time_t(ns / kSecond), long(ns % kSecond)};
+  while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, nullptr) == EINTR) {
+  }
+}
+
+void* WriterThread(void*) {
+  prctl(PR_SET_NAME, "cr-trace");
+  uint64_t pause = kFirstWriteNs;
+  const uint64_t begin = NowNs();
+  const uint64_t timeline_begin = begin + uint64_t(g_wanted->start * kSecond);
+  const uint64_t timeline_end = timeline_begin + uint64_t(g_wanted->seconds * kSecond);
+  bool to_begin = !g_wanted->timeline.empty() && g_wanted->start > 0, to_end = !g_wanted->timeline.empty();
+  while (to_begin || to_end || !g_wanted->totals.empty()) {
+    uint64_t next = g_wanted->totals.empty() ? UINT64_MAX : NowNs() + pause;
+    if (to_begin) {
+      next = std::min(next, timeline_begin);
+    } else if (to_end) {
+      next = std::min(next, timeline_end);
+    }
+    SleepUntil(next);
+    pause = std::min(pause * 2, kLastWriteNs);
+    std::lock_guard<std::mutex> lock(g_output);
+    WriteTotalsFile(false);
+    std::string error;
+    if (to_begin && NowNs() >= timeline_begin) {
+      to_begin = false;
+      to_end = BeginSliceLocked(g_wanted->events, g_wanted->seconds, &error);
+      if (!to_end) dprintf(STDERR_FILENO, "cuda-remote: no timeline: %s\n", error.c_str());
+    } else if (!to_begin && to_end && NowNs() >= timeline_end && !g_paused) {
+      to_end = false;
+      WriteTimelineFile();
+    }
+  }
+  return nullptr;
+}
+
+// The first traced call of the process, or of a forked child.
+void StartWriter() {
+  // The application's signals are none of this thread's business.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  pthread_t thread;
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  if (pthread_create(&thread, &attributes, WriterThread, nullptr) != 0) {
+    dprintf(STDERR_FILENO, "cuda-remote: no thread for traces; they are written at the end of the process only\n");
+  }
+  pthread_attr_destroy(&attributes);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void WriteLate() {
+  std::lock_guard<std::mutex> lock(g_output);
+  WriteTotalsFile(true);
+}
+
+void WriteAtExit() {
+  if (!g_wanted || g_recording.load() == 0) return;
+  for (int i = 0; i < 600; ++i) {
+    {
+      std::lock_guard<std::mutex> lock(g_output);
+      if (!g_paused) {
+        if (!g_wanted->timeline.empty()) WriteTimelineFile();
+        WriteTotalsFile(true);
+        break;
+      }
+    }
+    // A checkpoint is being made; what is open now would be in it.
+    usleep(100000);
+  }
+  // Other libraries' exit handlers may still make calls.
+  if (!g_wanted->totals.empty()) SetLateCallHook(&WriteLate);
+}
+
+// The child has the parent's numbers and no thread of ours.
+void ForkChild() {
+  ForgetAfterFork();
+  g_server.store(nullptr);
+  g_paused = g_slice = g_server_slice = false;
+  g_written_calls = 0;
+  g_recording.fetch_and(~kTimeline);
+  g_timeline_done = true;
+  if (g_wanted && !g_wanted->totals.empty()) {
+    SetFirstCallHook(&StartWriter);
+  } else {
+    g_recording.store(0);
+  }
+  g_output.unlock();
+}
+
+// Reads the environment when the library is loaded, so that the very first call is traced already.
+__attribute__((constructor)) void ReadEnvironment() {
+  const std::string totals = Variable("CUDA_REMOTE_TRACE"), timeline = Variable("CUDA_REMOTE_TIMELINE");
+  if (totals.empty() && timeline.empty()) return;
+  g_wanted = new (std::nothrow) Wanted;
+  if (!g_wanted) return;
+  g_wanted->totals = totals;
+  g_wanted->timeline = timeline;
+  char directory[4096];
+  g_wanted->directory = getcwd(directory, sizeof(directory)) ? directory : "";
+  const std::string job_directory = Variable("CUDA_REMOTE_JOB_DIR");
+  g_wanted->job = job_directory.substr(job_directory.rfind('/') + 1);
+  g_wanted->start = NumberOr("CUDA_REMOTE_TIMELINE_START", 0, 1e6);
+  g_wanted->seconds = NumberOr("CUDA_REMOTE_TIMELINE_SECONDS", kDefaultSeconds, 1e6);
+  g_wanted->events = uint64_t(std::max(1.0, NumberOr("CUDA_REMOTE_TIMELINE_EVENTS", double(kDefaultEvents), 1e8)));
+  SetFirstCallHook(&StartWriter);
+  WatchForks();
+  at_quick_exit(WriteAtExit);
+  g_recording.fetch_or(kTotals);
+  if (!timeline.empty() && g_wanted->start == 0) {
+    std::string error;
+    std::lock_guard<std::mutex> lock(g_output);
+    BeginSliceLocked(g_wanted->events, g_wanted->seconds, &error);
+  }
+}
+
+__attribute__((destructor)) void AtExit() { WriteAtExit(); }
+
+}  // namespace
+
+void SetServer(Server* server) {
+  std::lock_guard<std::mutex> lock(g_output);
+  g_server.store(server);
+  if (g_slice && !g_server_slice) g_server_slice = server->BeginTimeline(g_slice_capacity);
+}
+
+bool BeginSlice(uint64_t capacity, double max_seconds, std::string* error) {
+  std::lock_guard<std::mutex> lock(g_output);
+  return BeginSliceLocked(capacity, max_seconds, error);
+}
+
+bool EndSlice(int timeline_fd, int table_fd, bool json, std::string* error) {
+  std::lock_guard<std::mutex> lock(g_output);
+  Timeline timeline;
+  if (!TakeSliceLocked(&timeline, error)) return false;
+  const Report report = SliceReport(timeline);
+  const std::string table = json ? JsonReport(report) : TextReport(report);
+  if (WriteChromeTrace(timeline, timeline_fd) && WriteAll(table_fd, table.data(), table.size())) return true;
+  *error = std::string("cannot write the recording: ") + strerror(errno);
+  return false;
+}
+
+bool WriteTotals(int fd, bool json, std::string* error) {
+  if (!g_wanted || g_wanted->totals.empty()) {
+    *error = "the job was not started with CUDA_REMOTE_TRACE";
+    return false;
+  }
+  const Report report = MakeReport(false);
+  const std::string text = json ? JsonReport(report) : TextReport(report);
+  if (WriteAll(fd, text.data(), text.size())) return true;
+  *error = std::string("cannot write the table: ") + strerror(errno);
+  return false;
+}
+
+void Pause() {
+  std::lock_guard<std::mutex> lock(g_output);
+  WriteTotalsFile(false);
+  g_paused = true;
+}
+
+void Resume() {
+  std::lock_guard<std::mutex> lock(g_output);
+  g_paused = false;
+}
+
+}  // namespace cuda_remote::client::trace

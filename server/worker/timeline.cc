@@ -1,0 +1,54 @@
+#include "server/worker/timeline.h"
+
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace cuda_remote::server {
+
+uint64_t Timeline::NowNs() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return uint64_t(now.tv_sec) * 1000000000u + uint64_t(now.tv_nsec);
+}
+
+void Timeline::Begin(uint64_t capacity) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  events_.clear();
+  events_.shrink_to_fit();
+  capacity_ = std::min(capacity, kMaxEvents);
+  dropped_ = 0;
+  on_.store(true);
+}
+
+void Timeline::Add(uint64_t sequence, uint32_t call, uint32_t result, uint64_t start_ns) {
+  static thread_local const uint32_t thread = uint32_t(syscall(SYS_gettid));
+  const Event event{sequence, start_ns, NowNs() - start_ns, call, result, thread};
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (events_.size() < capacity_) {
+    events_.push_back(event);
+  } else {
+    ++dropped_;
+  }
+}
+
+std::vector<Timeline::Event> Timeline::Read(uint64_t first, size_t count) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (first >= events_.size()) return {};
+  const auto begin = events_.begin() + ptrdiff_t(first);
+  return std::vector<Event>(begin, begin + ptrdiff_t(std::min<uint64_t>(count, events_.size() - first)));
+}
+
+uint64_t Timeline::recorded() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return events_.size();
+}
+
+uint64_t Timeline::dropped() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return dropped_;
+}
+
+}  // namespace cuda_remote::server
