@@ -135,6 +135,41 @@ void SmallCopies() {
   if (device) cudaFree(device);
 }
 
+// What frameworks copy between steps: batches, scalars of many kinds, pieces of a checkpoint.
+void MiddleCopies() {
+  char* device = nullptr;
+  char* pinned = nullptr;
+  std::vector<char> pageable(1 << 20, 1);
+  struct Size {
+    const char* name;
+    size_t bytes;
+    int count;
+  };
+  for (const Size& size : {Size{"64 KB", 64 << 10, 400}, Size{"1 MB", 1 << 20, 100}}) {
+    for (const bool is_pinned : {false, true}) {
+      for (const bool to_device : {true, false}) {
+        const std::string name =
+            std::string(is_pinned ? "pinned copy " : "pageable copy ") + size.name + (to_device ? " to device" : " to host");
+        Row(name.c_str(), "us", 7, [&] {
+          if (!device) TRY(cudaMalloc(&device, 1 << 20));
+          if (!pinned) TRY(cudaMallocHost(&pinned, 1 << 20));
+          char* const host = is_pinned ? pinned : pageable.data();
+          return Microseconds(Scaled(size.count), [&] {
+            if (to_device) {
+              TRY(cudaMemcpyAsync(device, host, size.bytes, cudaMemcpyHostToDevice, stream));
+            } else {
+              TRY(cudaMemcpyAsync(host, device, size.bytes, cudaMemcpyDeviceToHost, stream));
+            }
+            Synchronize();
+          });
+        });
+      }
+    }
+  }
+  if (device) cudaFree(device);
+  if (pinned) cudaFreeHost(pinned);
+}
+
 void EventsAndQueries() {
   cudaEvent_t event = nullptr;
   auto made = [&] {
@@ -309,6 +344,7 @@ int main(int argc, char** argv) {
   cudaStreamSynchronize(stream);
   Launches();
   SmallCopies();
+  MiddleCopies();
   EventsAndQueries();
   MakeAndDestroy();
   BigCopies();

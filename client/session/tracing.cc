@@ -93,16 +93,14 @@ void Session::EndTimeline(trace::WorkerEvents* events) {
   const uint64_t before = trace::NowNs();
   if (lost() != CUDA_SUCCESS || !Ask(this, kEnd, 0, &reply, &out)) return;
   const uint64_t after = trace::NowNs();
-  // Worker and client on one machine have one clock. Else the worker's "now" was somewhere between ours.
-  int64_t offset = 0;
-  if (!shared_memory()) {
-    offset = int64_t(out.now - (before + (after - before) / 2));
-    const int64_t round_trip = int64_t(after - before);
-    if (offset >= -round_trip && offset <= round_trip) {
-      offset = 0;
-    } else {
-      events->clock_error_ns = round_trip / 2;
-    }
+  // Worker and client on one machine have one clock, unless the process was restored: then its clock goes on where it was.
+  // The worker's "now" was somewhere between ours.
+  const int64_t round_trip = int64_t(after - before);
+  int64_t offset = int64_t(out.now - (before + (after - before) / 2));
+  if (offset >= -round_trip && offset <= round_trip) {
+    offset = 0;
+  } else {
+    events->clock_error_ns = round_trip / 2;
   }
   events->pid = out.worker_pid;
   events->dropped = out.dropped;

@@ -1,0 +1,50 @@
+// The driver's own checkpoint of another process's GPU state (cuCheckpointProcess*), to compare with.
+//
+// Usage: native_checkpoint PID. Prints {"checkpoint_s": ..., "restore_s": ...}, or {"error": ...} where the driver
+// cannot.
+#include <cuda.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+namespace {
+
+double Now() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return double(now.tv_sec) + double(now.tv_nsec) / 1e9;
+}
+
+int Fail(const char* what, int code) {
+  printf("{\"error\": \"%s: CUDA error %d\"}\n", what, code);
+  return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  const int pid = atoi(argv[1]);
+  void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+  if (!library) return Fail("no libcuda.so.1", 0);
+  // Older drivers, and the software GPU, do not have all of them.
+  const auto init = reinterpret_cast<CUresult (*)(unsigned)>(dlsym(library, "cuInit"));
+  using Step = CUresult (*)(int, void*);
+  const char* const names[] = {"cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint", "cuCheckpointProcessRestore",
+                               "cuCheckpointProcessUnlock"};
+  Step steps[4];
+  for (int i = 0; i < 4; ++i) {
+    steps[i] = reinterpret_cast<Step>(dlsym(library, names[i]));
+    if (!steps[i]) return Fail(names[i], CUDA_ERROR_NOT_SUPPORTED);
+  }
+  if (!init) return Fail("cuInit", CUDA_ERROR_NOT_SUPPORTED);
+  if (const CUresult result = init(0)) return Fail("cuInit", result);
+  double at[5] = {Now()};
+  for (int i = 0; i < 4; ++i) {
+    if (const CUresult result = steps[i](pid, nullptr)) return Fail(names[i], result);
+    at[i + 1] = Now();
+  }
+  printf("{\"checkpoint_s\": %.4f, \"restore_s\": %.4f}\n", at[2] - at[0], at[4] - at[2]);
+  return 0;
+}

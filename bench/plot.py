@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Draws the ratios of a benchmark's JSON as SVG: one line for each row, native at 1, ring and gRPC as dots, bars as ticks.
+
+Usage: plot.py RESULTS.json PLOT.svg
+
+The scale is logarithmic. Rows of which less is better and rows of which more is better stand apart. Needs Python's standard
+library only; any browser shows the file.
+"""
+
+import html
+import json
+import math
+import sys
+
+WIDTH, LEFT, RIGHT, LINE = 1000, 340, 60, 20
+COLORS = {"ring": "#1f77b4", "grpc": "#d95f02"}
+NAMES = {"ring": "ring", "grpc": "gRPC, loopback"}
+
+
+def draw(results):
+    """The SVG's text for what run.py --json wrote."""
+    parts = {"lower": [], "higher": []}
+    for row in results["rows"]:
+        if row.get("ratios"):
+            parts[row["better"]].append(row)
+    ratios = [r for part in parts.values() for row in part for r in row["ratios"].values() if r > 0] or [1]
+    low = math.floor(math.log10(min(ratios + [0.5])))
+    high = math.ceil(math.log10(max(ratios + [2])))
+    where = lambda ratio: LEFT + (math.log10(max(ratio, 10.0**low)) - low) / (high - low) * (WIDTH - LEFT - RIGHT)
+    lines, y = [], 30
+
+    def text(x, at, what, size=12, anchor="start", color="#222", weight="normal"):
+        lines.append(f'<text x="{x:.1f}" y="{at:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{color}" '
+                     f'font-weight="{weight}">{html.escape(what)}</text>')  # fmt: skip
+
+    env = results["environment"]
+    text(10, y, "cuda-remote: cost of calls, ratio to native in the same run", 15, weight="bold")
+    y += 20
+    text(10, y, f"{env['gpu']}, commit {env['commit']}, {env['date']}", 11, color="#555")
+    for place, way in enumerate(("ring", "grpc")):
+        lines.append(f'<circle cx="{WIDTH - 330 + 90 * place}" cy="{y - 4}" r="5" fill="{COLORS[way]}"/>')
+        text(WIDTH - 320 + 90 * place, y, NAMES[way], 11)
+    lines.append(f'<line x1="{WIDTH - 110}" x2="{WIDTH - 110}" y1="{y - 10}" y2="{y + 2}" stroke="#222" stroke-width="2"/>')
+    text(WIDTH - 104, y, "bar", 11)
+    for better, title in (("lower", "Less is better"), ("higher", "More is better")):
+        rows = parts[better]
+        if not rows:
+            continue
+        y += 36
+        text(10, y, title, 13, weight="bold")
+        top = y + 10
+        bottom = top + LINE * len(rows)
+        for decade in range(low, high + 1):
+            x = where(10.0**decade)
+            lines.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}" stroke="#ddd"/>')
+            text(x, top - 2, f"{10.0**decade:g}x", 10, "middle", "#777")
+        lines.append(f'<line x1="{where(1):.1f}" x2="{where(1):.1f}" y1="{top}" y2="{bottom}" stroke="#333"/>')
+        y = top
+        for row in rows:
+            y += LINE
+            middle = y - LINE / 2
+            text(LEFT - 10, middle + 4, row["name"], 11, "end")
+            for way, ratio in row["ratios"].items():
+                missed = any(b["way"] == way and b["kind"] == "ratio" and b.get("met") is False for b in row["bars"])
+                ring = ' stroke="#c00" stroke-width="2.5"' if missed else ""
+                place = middle + (-3 if way == "ring" else 3)
+                lines.append(f'<circle cx="{where(ratio):.1f}" cy="{place:.1f}" r="5" fill="{COLORS[way]}"{ring}>'
+                             f"<title>{html.escape(row['name'])}, {NAMES[way]}: {ratio:.3g}x</title></circle>")  # fmt: skip
+            for bar in row["bars"]:
+                if bar["kind"] == "ratio":
+                    x = where(bar.get("max", bar.get("min")))
+                    lines.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{middle - 8:.1f}" y2="{middle + 8:.1f}" '
+                                 f'stroke="{COLORS[bar["way"]]}" stroke-width="2"/>')  # fmt: skip
+    height = y + 40
+    text(10, height - 12, "A red rim: the bar is missed.", 11, color="#555")
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif">'
+    return "\n".join([head, f'<rect width="{WIDTH}" height="{height}" fill="white"/>', *lines, "</svg>\n"])
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    with open(sys.argv[1]) as f:
+        results = json.load(f)
+    with open(sys.argv[2], "w") as f:
+        f.write(draw(results))
+
+
+if __name__ == "__main__":
+    main()
