@@ -4,10 +4,10 @@ import hook
 from torch_setup import torch
 from torch.nn import functional
 
-from gpt import Gpt
+from models import Transformer
 
 options = hook.arguments(16)
-model = Gpt().cuda()
+model = Transformer().cuda()
 optimizer = torch.optim.AdamW(model.parameters(), 3e-4, fused=True)
 data = torch.Generator().manual_seed(1)
 for step in range(1, options.steps + 1):

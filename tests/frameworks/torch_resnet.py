@@ -1,13 +1,13 @@
 """ResNet-50 with momentum, channels last."""
 
-import torchvision
-
 import hook
 from torch_setup import torch
 from torch.nn import functional
 
+from models import resnet50
+
 options = hook.arguments(12)
-model = torchvision.models.resnet50().cuda().to(memory_format=torch.channels_last)
+model = resnet50().cuda().to(memory_format=torch.channels_last)
 optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
 data = torch.Generator().manual_seed(1)
 for step in range(1, options.steps + 1):

@@ -65,7 +65,7 @@ FRAMEWORKS = {
     "torch_conv": (40, ("torch",)),
     "torch_transformer": (40, ("torch",)),
     "torch_gpt": (16, ("torch",)),
-    "torch_resnet": (12, ("torch", "torchvision")),
+    "torch_resnet": (12, ("torch",)),
     "torch_graph": (40, ("torch",)),
     "torch_compile": (30, ("torch", "triton")),
     "torch_libraries": (12, ("torch",)),
