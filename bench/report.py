@@ -46,7 +46,7 @@ def judge(rows, bars):
     values = {row["name"]: {way: row[way]["value"] for way in ("native", "ring", "grpc") if "value" in row.get(way, {})} for row in out}
     for row in out:
         mine = values[row["name"]]
-        if mine.get("native"):
+        if mine.get("native", 0) > 0:
             row["ratios"] = {way: mine[way] / mine["native"] for way in ("ring", "grpc") if way in mine}
         row["bars"] = []
         for way in ("ring", "grpc"):
@@ -60,7 +60,7 @@ def judge(rows, bars):
                     base = mine.get("native") if bar["kind"] == "ratio" else 1
                 if way in mine and base:
                     judged["is"] = mine[way] / base
-                    judged["met"] = judged["is"] <= bar[way].get("max", float("inf")) and judged["is"] >= bar[way].get("min", 0)
+                    judged["met"] = judged["is"] <= bar[way].get("max", float("inf")) and judged["is"] >= bar[way].get("min", float("-inf"))
                 row["bars"].append(judged)
     return out
 

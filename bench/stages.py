@@ -211,16 +211,28 @@ def time_of_start(bench, way, program, key, arguments=()):
     """Milliseconds from the start of a process, made directly, to the moment that it prints."""
     bench.limit(30)
     env = dict(os.environ, **bench.environment(way))
-    before = time.monotonic_ns()
-    done = subprocess.run([bench.program(program), *arguments], env=env, capture_output=True, timeout=bench.limit(60))
+    command = [bench.program(program), *arguments]
+    # Not a pipe: a relay that the library starts keeps standard error open for some seconds more.
+    with open(os.path.join(bench.lab.folder, "start.err"), "wb") as errors:
+        before = time.monotonic_ns()
+        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=errors, timeout=bench.limit(60))
     if done.returncode != 0:
-        raise harness.Failure(f"{program} failed: {(done.stdout + done.stderr).decode(errors='replace')[-300:]}")
+        with open(errors.name, errors="replace") as f:
+            raise harness.Failure(f"{program} failed: {done.stdout.decode(errors='replace')[-300:]} {f.read()[-300:]}")
     return (json.loads(done.stdout)[key] - before) / 1e6
 
 
 def warm_worker(bench):
-    """Waits until cr-server has a worker that waits for a client."""
-    time.sleep(0.2 if bench.options.smoke else 1.5)
+    """Waits until cr-server has a worker that waits for a client, and a moment more, so that nothing of it is still starting."""
+    command = [bench.lab.tool("cr-ps"), "--server", bench.server.unix, "--json"]
+    until = time.monotonic() + bench.limit(60)
+    while time.monotonic() < until:
+        done = subprocess.run(command, capture_output=True, timeout=bench.limit(30))
+        if done.returncode == 0 and json.loads(done.stdout)["server"]["warm_workers"] > 0:
+            time.sleep(0.05 if bench.options.smoke else 0.3)
+            return
+        time.sleep(0.05)
+    raise harness.Failure("cr-server has no warm worker")
 
 
 def start(bench):
@@ -329,6 +341,7 @@ def process_named(pids, name):
 
 
 PARTS = ("client", "worker", "server", "relay")
+OVERHEAD = ("memory over native, client", "memory over native, client and worker")
 
 
 def parts_of(bench, way, process):
@@ -352,6 +365,7 @@ def quiet(bench):
     for way in bench.ways:
         parts = {"client"} if way == "native" else set(PARTS) - ({"relay"} if way == "ring" else set())
         names = [f"memory, {part}" for part in parts] + [f"idle CPU, {part}" for part in parts]
+        names += [] if way == "native" else list(OVERHEAD)
         flag = os.path.join(bench.lab.folder, f"quiet-{way}")
         open(flag, "w").close()
         try:
@@ -359,8 +373,13 @@ def quiet(bench):
             wait_line(bench, process)
             time.sleep(0.3 if bench.options.smoke else 2)
             pids = parts_of(bench, way, process)
-            for part, pid in pids.items():
-                bench.add(f"memory, {part}", way, memory_mb(pid), "MB")
+            used = {part: memory_mb(pid) for part, pid in pids.items()}
+            for part, megabytes in used.items():
+                bench.add(f"memory, {part}", way, megabytes, "MB")
+            native = bench.row("memory, client", "MB").get("native")
+            if way != "native" and isinstance(native, list):
+                bench.add(OVERHEAD[0], way, used["client"] - native[0], "MB")
+                bench.add(OVERHEAD[1], way, used["client"] + used["worker"] - native[0], "MB")
             before = {part: cpu_seconds(pid) for part, pid in pids.items()}
             begin = time.monotonic()
             time.sleep(min(1 if bench.options.smoke else 10, max(0.1, bench.limit(60))))
@@ -561,7 +580,8 @@ def expected(bench, stage):
         return [(f"launches, {n} sessions", bench.ways) for n in options.session_counts]
     if stage == "quiet":
         ways = {"client": bench.ways, "worker": remote, "server": remote, "relay": grpc}
-        return [(f"{what}, {part}", ways[part]) for what in ("memory", "idle CPU") for part in PARTS]
+        rows = [(f"{what}, {part}", ways[part]) for what in ("memory", "idle CPU") for part in PARTS]
+        return rows + [(name, remote) for name in OVERHEAD if "native" in bench.ways]
     if stage == "objects":
         return [(n, remote if n.startswith("replay") else bench.ways) for names in OBJECTS.values() for n in names]
     if stage == "checkpoint":
