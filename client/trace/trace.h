@@ -20,7 +20,7 @@ namespace cuda_remote::client::trace {
 // What is being recorded, as bits.
 inline constexpr uint32_t kTotals = 1;
 inline constexpr uint32_t kTimeline = 2;
-extern std::atomic<uint32_t> g_recording;
+extern __attribute__((visibility("hidden"))) std::atomic<uint32_t> g_recording;
 
 inline bool On() { return __builtin_expect(g_recording.load(std::memory_order_relaxed) != 0, 0); }
 
@@ -66,13 +66,17 @@ void Received(size_t bytes);
 void Unsupported();
 
 // Evaluates `call`, a driver call's body, as entry point `number`, and returns its result from the enclosing function.
-#define CR_RETURN_TRACED(number, call)                           \
-  do {                                                           \
-    if (::cuda_remote::client::trace::On()) {                    \
-      ::cuda_remote::client::trace::Span cr_traced_span(number); \
-      return cr_traced_span.End(call);                           \
-    }                                                            \
-    return call;                                                 \
+// The traced way is a function of its own, so that the other one has no stack frame to make.
+#define CR_RETURN_TRACED(number, call)                             \
+  do {                                                             \
+    if (::cuda_remote::client::trace::On()) {                      \
+      return [=]() __attribute__((noinline, cold))->CUresult {     \
+        ::cuda_remote::client::trace::Span cr_traced_span(number); \
+        return cr_traced_span.End(call);                           \
+      }                                                            \
+      ();                                                          \
+    }                                                              \
+    return call;                                                   \
   } while (0)
 
 }  // namespace cuda_remote::client::trace

@@ -93,7 +93,8 @@ TEST_F(TraceTest, InnerCallsCountForTheOuterOne) {
     OneCall(NumberOf("cuStreamCreate"), CUDA_SUCCESS, 7, 5);
     return CUDA_SUCCESS;
   };
-  [&]() -> CUresult { CR_RETURN_TRACED(NumberOf("cuLaunchKernel"), outer()); }();
+  const uint32_t number = NumberOf("cuLaunchKernel");
+  [&]() -> CUresult { CR_RETURN_TRACED(number, outer()); }();
   EXPECT_EQ(Find("cuStreamCreate").count, 0u);
   EXPECT_EQ(Find("cuLaunchKernel").count, 1u);
   EXPECT_EQ(Find("cuLaunchKernel").sent, 7u);
@@ -159,7 +160,7 @@ class FakeServer : public Server {
 
 TEST_F(TraceTest, SliceHasCallsAndRequestsAndATable) {
   const uint32_t number = NumberOf("cuLaunchKernel");
-  OneCall(number);  // before the slice
+  OneCall(number);           // before the slice
   static FakeServer server;  // for the tests that follow, too
   SetServer(&server);
   ASSERT_TRUE(BeginSlice(100, 60, &error_)) << error_;
