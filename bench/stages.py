@@ -35,6 +35,7 @@ class Bench:
         self.group = ""
         self.gpu = None
         self.number = 0
+        self.has_torch = False
         # What a program needs that is started without cr-run: a folder with the client library under the driver's name.
         self.library = os.path.join(lab.folder, "lib")
         os.makedirs(self.library)
@@ -551,6 +552,7 @@ def pytorch(bench):
             for way in bench.ways:
                 bench.fail(name, way, "not run: this Python has no torch", "ms")
         return
+    bench.has_torch = True
     command = [python, os.path.join(HERE, "pytorch.py")] + (["--quick"] if bench.options.quick else [])
     # The script warms up by itself, and starting it takes as long as measuring.
     table_of_program(bench, command, 150, PYTORCH_ROWS, min(2, bench.options.rounds), False)
@@ -590,6 +592,8 @@ def expected(bench, stage):
         ways = ring + ([] if software else [way for way in bench.ways if way == "native"])
         rows = [(f"{what} {mib} MiB", ways) for what in ("checkpoint", "restore") for mib in options.checkpoint_mib]
         return rows + [(f"pause of a checkpoint, {mib} MiB", ring) for mib in options.checkpoint_mib]
+    if stage == "pytorch" and bench.has_torch:
+        return [(name, bench.ways) for name in PYTORCH_ROWS]
     return []
 
 
