@@ -311,7 +311,7 @@ TEST_F(AgentTest, GarbageEndsTheConnectionOnly) {
     std::string bytes(rand_r(&seed) % 300 + 1, '\0');
     for (char& byte : bytes) byte = char(rand_r(&seed));
     // Often with a right head, so that the fields are reached.
-    const uint32_t head[4] = {kMagic, kVersion, uint32_t(rand_r(&seed) % 8), uint32_t(bytes.size())};
+    const uint32_t head[4] = {kMagic, kVersion, uint32_t(rand_r(&seed) % 11), uint32_t(bytes.size())};
     if (round % 2) bytes.insert(0, reinterpret_cast<const char*>(head), sizeof(head));
     send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     Message reply;
