@@ -236,6 +236,19 @@ std::vector<Call> TheCalls() {
     CUdevice current;
     CHECK(cuCtxGetDevice(&current));
   });
+  // What the runtime asks at each of its calls: the context's storage, in a private table.
+  static const unsigned char kStorage[16] = {0xc6, 0x93, 0x33, 0x6e, 0x11, 0x21, 0xdf, 0x11,
+                                             0xa8, 0xc3, 0x68, 0xf3, 0x55, 0xd8, 0x95, 0x93};
+  CUuuid id;
+  memcpy(id.bytes, kStorage, sizeof(kStorage));
+  static void* const* storage = nullptr;
+  CHECK(cuGetExportTable(reinterpret_cast<const void**>(&storage), &id));
+  static char key;
+  CHECK(reinterpret_cast<CUresult (*)(CUcontext, void*, void*, void*)>(storage[0])(nullptr, &key, &key, nullptr));
+  add("context storage", [] {
+    void* value = nullptr;
+    CHECK(reinterpret_cast<CUresult (*)(void**, CUcontext, void*)>(storage[2])(&value, nullptr, &key));
+  });
   add("pointer attributes", [] {
     CUcontext of = nullptr;
     unsigned type = 0, managed = 0;

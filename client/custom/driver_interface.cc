@@ -97,7 +97,7 @@ CUresult RunTraced(uint32_t number, CUresult (*body)(void*), void* argument) {
   return span.End(result);
 }
 
-constexpr driverabi::CallTrace kCallTrace{&trace::On, &trace::Register, &RunTraced};
+constexpr driverabi::CallTrace kCallTrace{&trace::g_recording, &trace::Register, &RunTraced};
 
 }  // namespace
 

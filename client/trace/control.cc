@@ -235,7 +235,8 @@ bool TakeSliceLocked(Timeline* timeline, std::string* error) {
   if (server && g_server_slice) {
     server->EndTimeline(&timeline->worker);
   } else {
-    timeline->worker.problem = "there was no session with a GPU server when the recording began";
+    timeline->worker.problem =
+        server ? "the GPU server did not begin to record" : "there was no session with a GPU server";
   }
   g_slice = g_server_slice = false;
   return true;

@@ -58,7 +58,7 @@ struct Traced;
 template <int table, int word, typename Result, typename... Arguments, Result (*function)(Arguments...)>
 struct Traced<table, word, function> {
   static Result Call(Arguments... arguments) {
-    if (!g_host.trace || !g_host.trace->on()) return function(arguments...);
+    if (!g_host.trace || g_host.trace->on->load(std::memory_order_relaxed) == 0) return function(arguments...);
     static const uint32_t number = [] {
       char name[64];
       snprintf(name, sizeof(name), "private table %s[%d]", kTableNames[table], word);

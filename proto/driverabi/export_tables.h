@@ -10,6 +10,7 @@
 #include <cuda.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -31,17 +32,18 @@ struct RealTables {
   CUresult (*pair_layout)(std::vector<uint8_t>* clusters, std::vector<uint8_t>* numbers);
 };
 
-// Tells somebody of every call of a table's function. All three are set.
+// Tells somebody of every call of a table's function. All three are set; the runtime asks a table at each
+// of its own calls, so there is no function to call where nobody wants to know.
 struct CallTrace {
-  bool (*on)();
+  const std::atomic<uint32_t>* on;  // 0: at present nobody does
   // A number for the function of this name, "table d4082055[1]".
   uint32_t (*number)(const char* name);
   // Calls body(argument) and returns its result.
   CUresult (*run)(uint32_t number, CUresult (*body)(void* argument), void* argument);
 };
 
-// What the tables ask of the driver around them. All members but the last two must be set. The answers must be those that
-// the program gets through the public calls, else the runtime's driver check fails.
+// What the tables ask of the driver around them. All members but the last two must be set. The answers must be those
+// that the program gets through the public calls, else the runtime's driver check fails.
 struct Host {
   CUresult (*driver_version)(int* version);
   CUresult (*device_count)(int* count);
