@@ -1,6 +1,7 @@
 #include "client/trace/timeline.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -42,6 +43,18 @@ void NameProcess(std::string* out, int process, const std::string& name) {
 void NameThread(std::string* out, int process, uint32_t thread, const std::string& name) {
   Print(out, "{\"ph\":\"M\",\"pid\":%d,\"tid\":%u,\"name\":\"thread_name\",\"args\":{\"name\":\"", process, thread);
   *out += JsonEscaped(name) + "\"}},\n";
+}
+
+// A thread of this process, by the name that it has given itself, if it still lives.
+std::string ThreadName(uint32_t thread, uint32_t pid) {
+  std::string name = thread == pid ? "main thread" : "thread";
+  const std::string path = "/proc/self/task/" + std::to_string(thread) + "/comm";
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  char comm[32];
+  const ssize_t length = fd >= 0 ? read(fd, comm, sizeof(comm)) : 0;
+  if (fd >= 0) close(fd);
+  if (length > 1 && thread != pid) name.assign(comm, size_t(length) - 1);
+  return name + " " + std::to_string(thread);
 }
 
 void Arrow(std::string* out, char phase, int process, uint32_t thread, uint64_t ns, uint64_t sequence) {
@@ -133,8 +146,7 @@ bool WriteChromeTrace(const Timeline& timeline, int fd) {
   std::unordered_set<uint32_t> threads;
   for (const ClientEvent& event : timeline.client) {
     if (threads.insert(event.thread).second) {
-      NameThread(&out, kClient, event.thread,
-                 event.thread == timeline.pid ? "main thread" : "thread " + std::to_string(event.thread));
+      NameThread(&out, kClient, event.thread, ThreadName(event.thread, timeline.pid));
     }
   }
   std::unordered_set<uint64_t> executed;
