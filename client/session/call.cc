@@ -32,6 +32,28 @@ bool Synchronises(uint32_t id) {
   }
 }
 
+// Calls that leave nothing behind for a stream to do.
+bool OnlyAsks(uint32_t id) {
+  switch (id) {
+    case kCall_cuCtxSynchronize:
+    case kCall_cuCtxSynchronize_v2:
+    case kCall_cuStreamSynchronize:
+    case kCall_cuStreamQuery:
+    case kCall_cuEventSynchronize:
+    case kCall_cuEventQuery:
+    case kCall_cuEventElapsedTime:
+    case kCall_cuEventElapsedTime_v2:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Calls that record events which they do not name.
+bool RecordsEvents(uint32_t id) {
+  return id == kCall_cuGraphLaunch || id == kCall_cuCtxRecordEvent;
+}
+
 }  // namespace
 
 Call::Call(const CallInfo& info) : info_(info) { header_.call = info.id; }
@@ -129,6 +151,7 @@ CUresult Call::Send() {
   uint64_t sequence = 0;
   const ChannelStatus status = session_->channel().Send(header_, *message_, payload_, &sequence);
   if (trace::On()) trace::Sent(sizeof(FrameHeader) + message_->size() + payload_.size(), sequence);
+  Sent();
   return status == ChannelStatus::kOk ? CUDA_SUCCESS : session_->Lose(status);
 }
 
@@ -141,7 +164,14 @@ uint64_t Call::Begin(void* out, size_t bytes) {
   header_.flags &= ~uint32_t(kFlagNoReply);
   const uint64_t sequence = session_->channel().Begin(header_, *message_, payload_, out, bytes);
   if (trace::On()) trace::Sent(sizeof(FrameHeader) + message_->size() + payload_.size(), sequence);
+  Sent();
   return sequence;
+}
+
+void Call::Sent() {
+  if (OnlyAsks(header_.call)) return;
+  session_->completions().WorkSent();
+  if (RecordsEvents(header_.call)) session_->completions().SomeEventsRecorded();
 }
 
 CUresult Call::Finish(uint64_t sequence) {

@@ -114,6 +114,8 @@ class Call {
 
  private:
   friend class Session;
+  // The request is in the channel: notes that streams may have more to do.
+  void Sent();
   // The header to record for `object`, with what the record depends on besides. Under the session's lock.
   FrameHeader RecordedHeaderUnlocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs);
 

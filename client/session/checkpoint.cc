@@ -215,6 +215,7 @@ bool Session::Give(agent::Given given, std::string* error) {
     event_ages_.swap(noted_event_ages_);
     moved_at_ns_ = NowNs();
   }
+  completions_.ForgetAll();
   taken_ = false;
   if (!given.server.empty()) settings_.server = given.server;
   lost_.store(CUDA_SUCCESS);

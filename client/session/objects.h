@@ -5,6 +5,7 @@
 #include <cuda.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -55,6 +56,12 @@ struct Object {
   // Physical memory: mappings of it, and whether the application has released its handle.
   int mappings = 0;
   bool released = false;
+
+  // Event, stream, context (for its default stream): the stamp (completion.h) at which all was known to be done, and at
+  // which it was waited for. Set under the shared lock.
+  static constexpr uint64_t kNoStamp = ~uint64_t(0);
+  std::atomic<uint64_t> done_at{kNoStamp};
+  std::atomic<uint64_t> synchronized_at{kNoStamp};
 
   // Module, library: functions and kernels by name. Kernel: functions by context.
   std::unique_ptr<NamedChildren> children;

@@ -22,6 +22,7 @@
 
 #include "client/agent/agent.h"
 #include "client/session/address_map.h"
+#include "client/session/completion.h"
 #include "client/session/gate.h"
 #include "client/session/host_arena.h"
 #include "client/session/host_functions.h"
@@ -132,6 +133,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   // The moment "now" on that time line.
   double MicrosecondsSinceMove() const;
 
+  Completions& completions() { return completions_; }
   HostArena& host_arena() { return host_arena_; }
   HostFunctions& host_functions() { return host_functions_; }
 
@@ -219,6 +221,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   std::mutex names_mutex_;
   std::set<std::string> names_;
 
+  Completions completions_;
   HostArena host_arena_;
   HostFunctions host_functions_;
   std::unique_ptr<agent::Agent> agent_;

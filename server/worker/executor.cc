@@ -28,6 +28,7 @@ Executor::Executor(WorkerSession* session, ServerChannel* channel)
 
 Executor::~Executor() {
   stop_ = true;
+  session_->host_functions().Interrupt();
   watcher_.join();
 }
 
@@ -105,11 +106,13 @@ uint64_t Executor::HoldPayload() {
 void Executor::Watch() {
   uint64_t seen = 0;
   while (!stop_) {
-    std::this_thread::sleep_for(kWatchPeriod);
+    // Sleeps for as long as no host function waits: a quiet session wakes nobody.
     if (session_->host_functions().waiting() == 0) {
       seen = 0;
+      session_->host_functions().AwaitTurn(stop_);
       continue;
     }
+    std::this_thread::sleep_for(kWatchPeriod);
     const uint64_t now = executing_.load(std::memory_order_acquire);
     if (now != 0 && now == seen) ReadAhead(now);
     seen = now;

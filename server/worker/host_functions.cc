@@ -39,6 +39,7 @@ void HostFunctions::Turn(Record* record, CUresult status) {
     if (stop_) return;
     ++waiting_;
   }
+  turn_.notify_all();
   announce_(record->id, status);
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [this, record] { return stop_ || record->done > 0; });
@@ -59,6 +60,16 @@ void HostFunctions::Done(uint64_t id) {
 int HostFunctions::waiting() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return waiting_;
+}
+
+void HostFunctions::AwaitTurn(const std::atomic<bool>& stop) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  turn_.wait(lock, [&] { return stop || waiting_ != 0; });
+}
+
+void HostFunctions::Interrupt() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  turn_.notify_all();
 }
 
 void HostFunctions::Stop() {

@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -31,6 +32,10 @@ class HostFunctions {
   // Functions whose turn has come and that are not done.
   int waiting() const;
 
+  // Sleeps until the turn of a function has come, or `stop` is set and Interrupt called.
+  void AwaitTurn(const std::atomic<bool>& stop);
+  void Interrupt();
+
   // Lets everything that waits go on: the client is gone.
   void Stop();
 
@@ -46,6 +51,7 @@ class HostFunctions {
   const std::function<void(uint64_t, CUresult)> announce_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
+  std::condition_variable turn_;
   std::unordered_map<uint64_t, std::unique_ptr<Record>> records_;
   int waiting_ = 0;
   bool stop_ = false;
