@@ -2,7 +2,8 @@
 //
 // Pageable memory goes through the channel in pieces of at most 1 MiB: to the device they are sent without waiting
 // (the bytes are out of the application's hands once they are in the channel), to the host several are on their way at
-// once. Pinned memory that the server shares is named by its address and never passes through the channel.
+// once. Large copies take the buffers of staged_copy.h instead, if the server shares memory. Pinned memory that the server
+// shares is named by its address and never passes through the channel.
 
 #include "client/custom/copy.h"
 
@@ -13,6 +14,7 @@
 #include <shared_mutex>
 
 #include "client/custom/pointer.h"
+#include "client/custom/staged_copy.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"
@@ -127,6 +129,7 @@ CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes
     return CopyByAddress(call, dst, reinterpret_cast<uint64_t>(src), bytes, stream, blocking);
   }
   if (const CUresult result = SettleHostFunctions(call, stream); result != CUDA_SUCCESS) return result;
+  if (CUresult result; StagedCopyToDevice(call, dst, src, bytes, stream, &result)) return result;
   call.set_id(kCall_cuMemcpyHtoDAsync_v2);
   const bool known = IsKnownDeviceRange(session, dst, bytes);
   const char* const from = static_cast<const char*>(src);
@@ -154,6 +157,7 @@ CUresult CopyToHost(Call& call, void* dst, CUdeviceptr src, size_t bytes, uint64
         CopyByAddress(call, reinterpret_cast<uint64_t>(dst), src, bytes, stream, blocking);
     return result == CUDA_SUCCESS && blocking ? session.TakePendingError() : result;
   }
+  if (CUresult result; StagedCopyToHost(call, dst, src, bytes, stream, &result)) return result;
   call.set_id(kCall_cuMemcpyDtoHAsync_v2);
   char* const to = static_cast<char*>(dst);
   std::array<uint64_t, kWindow> sequences;

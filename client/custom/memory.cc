@@ -1,10 +1,11 @@
-// Device memory. The server chooses addresses in its arena; the record of an allocation asks for exactly the address that
-// it got, so that a restart puts the same bytes at the same place.
+// Device memory. The server chooses addresses in its arena; the record of an allocation asks for exactly the address
+// that it got, so that a restart puts the same bytes at the same place.
 
 #include <cuda.h>
 
 #include <mutex>
 #include <shared_mutex>
+#include <vector>
 
 #include "client/custom/call_names.h"
 #include "client/entry/custom.gen.h"
@@ -18,13 +19,80 @@ namespace {
 // OpMemAlloc's flag bits.
 constexpr uint32_t kStreamOrdered = 1;
 
+bool FreedMemoryIsKept(Session& session) {
+  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  return !session.freed_memory().empty();
+}
+
+// What freed_memory.h keeps is one stream's own; both names of the legacy default stream are the same stream. Captured
+// allocations and frees are nodes of a graph, and with CUDA_REMOTE_SYNC every call is to reach the server.
+bool MayKeepFreed(Session& session) { return session.captures() == 0 && !session.settings().sync; }
+uint64_t KeptStream(uint64_t stream) { return stream == 1 ? 0 : stream; }
+
+// An allocation from what the same stream has freed. True if there was such memory.
+bool TakeFreed(Call& call, const wire::OpMemAlloc_Request& request, CUdeviceptr* dptr) {
+  Session& session = call.session();
+  if (!MayKeepFreed(session)) return false;
+  FreedMemory::Block wanted;
+  wanted.bytes = request.bytes;
+  wanted.stream = KeptStream(request.stream);
+  wanted.context = call.thread().current_context();
+  wanted.pool = request.pool;
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  if (session.freed_memory().empty()) return false;
+  const Object* const context = session.handles().Find(Kind::kContext, wanted.context);
+  wanted.device = context ? context->device : -1;
+  const uint64_t address = session.freed_memory().Take(wanted);
+  if (address == 0) return false;
+  DeviceRange range;
+  range.source = DeviceRange::kStreamOrdered;
+  range.device = wanted.device;
+  range.context = wanted.context;
+  range.pool = wanted.pool;
+  range.buffer_id = session.NextId();
+  session.device_ranges().Insert(address, wanted.bytes, range);
+  *dptr = address;
+  return true;
+}
+
+// Keeps freed memory for the stream's next allocation. False if it is not of the kind that can be kept.
+bool KeepFreed(Call& call, CUdeviceptr dptr, uint64_t stream) {
+  Session& session = call.session();
+  if (!MayKeepFreed(session)) return false;
+  std::vector<FreedMemory::Block> out;
+  {
+    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    const auto* const range = session.device_ranges().At(dptr);
+    if (!range || range->value.source != DeviceRange::kStreamOrdered ||
+        range->value.context != call.thread().current_context()) {
+      return false;
+    }
+    FreedMemory::Block block;
+    block.address = dptr;
+    block.bytes = range->bytes;
+    block.stream = KeptStream(stream);
+    block.context = range->value.context;
+    block.pool = range->value.pool;
+    block.device = range->value.device;
+    session.device_ranges().Erase(dptr);
+    session.freed_memory().Keep(block, &out);
+  }
+  session.GiveBack(out);
+  return true;
+}
+
 // Sends the request, records it with the address it got, and makes the range known.
 CUresult Allocate(Call& call, wire::OpMemAlloc_Request& request, CUdeviceptr* dptr, size_t* pitch) {
   Session& session = call.session();
   const uint64_t context = call.thread().current_context();
   request.device = session.DeviceOf(context);
   request.Encode(&call.message());
-  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  CUresult result = call.Transact();
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && FreedMemoryIsKept(session)) {
+    session.GiveBackFreed();
+    result = call.Transact();
+  }
+  if (result != CUDA_SUCCESS) return result;
   wire::OpMemAlloc_Reply reply;
   if (!reply.Decode(call.reply())) return session.Lose(ChannelStatus::kProtocolError);
   *dptr = reply.address;
@@ -33,6 +101,7 @@ CUresult Allocate(Call& call, wire::OpMemAlloc_Request& request, CUdeviceptr* dp
   range.source = request.flags & kStreamOrdered ? DeviceRange::kStreamOrdered : DeviceRange::kAllocation;
   range.device = request.device;
   range.context = context;
+  range.pool = request.pool;
   {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
     range.buffer_id = session.NextId();
@@ -61,6 +130,7 @@ CUresult AllocateStreamOrdered(const CallInfo& info, CUdeviceptr* dptr, size_t b
     request.pool = reinterpret_cast<uint64_t>(pool);
     if (!call.Valid(Kind::kMemoryPool, request.pool)) return CUDA_ERROR_INVALID_HANDLE;
   }
+  if (TakeFreed(call, request, dptr)) return CUDA_SUCCESS;
   return Allocate(call, request, dptr, nullptr);
 }
 
@@ -68,7 +138,8 @@ CUresult AllocateStreamOrdered(const CallInfo& info, CUdeviceptr* dptr, size_t b
 bool IsAllocation(Session& session, uint64_t address) {
   std::shared_lock<std::shared_mutex> lock(session.mutex());
   const auto* range = session.device_ranges().At(address);
-  return range && (range->value.source == DeviceRange::kAllocation || range->value.source == DeviceRange::kStreamOrdered);
+  return range &&
+         (range->value.source == DeviceRange::kAllocation || range->value.source == DeviceRange::kStreamOrdered);
 }
 
 }  // namespace
@@ -123,18 +194,33 @@ CUresult Custom_cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t bytesize, CUme
   return AllocateStreamOrdered(kInfo, dptr, bytesize, pool, hStream, per_thread);
 }
 
+CUresult Custom_cuMemGetInfo_v2(size_t* free, size_t* total) {
+  Call call(info::k_cuMemGetInfo_v2);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  // What the application has freed is free.
+  call.session().GiveBackFreed();
+  wire::cuMemGetInfo_v2_Request{}.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuMemGetInfo_v2_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  if (free) *free = size_t(reply.free);
+  if (total) *total = size_t(reply.total);
+  return CUDA_SUCCESS;
+}
+
 CUresult Custom_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream, bool per_thread) {
   static constexpr CallInfo kInfo{kOpMemFree, "cuMemFreeAsync", true, true};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (dptr == 0) return CUDA_SUCCESS;
-  if (!IsAllocation(call.session(), dptr)) return CUDA_ERROR_INVALID_VALUE;
   wire::OpMemFree_Request request;
   request.address = dptr;
   request.stream_ordered = true;
   if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.stream); result != CUDA_SUCCESS) {
     return result;
   }
+  if (KeepFreed(call, dptr, request.stream)) return CUDA_SUCCESS;
+  if (!IsAllocation(call.session(), dptr)) return CUDA_ERROR_INVALID_VALUE;
   request.Encode(&call.message());
   const CUresult result = call.Transact();
   // A checkpoint drains the streams first, so by then the memory is free in the stream's order too.

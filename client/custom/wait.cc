@@ -27,8 +27,7 @@ bool Known(Session& session, Question* question) {
   const Object* const object = session.handles().Find(question->kind, question->object);
   if (!object) return false;
   const Completions& completions = session.completions();
-  question->stamp =
-      question->kind == Kind::kEvent ? completions.EventStamp(question->object) : completions.WorkStamp();
+  question->stamp = question->kind == Kind::kEvent ? completions.EventStamp(question->object) : completions.WorkStamp();
   if (session.settings().sync) return false;
   return (question->waits ? object->synchronized_at : object->done_at).load(std::memory_order_relaxed) ==
          question->stamp;

@@ -23,6 +23,7 @@
 
 #include "client/relay/relay_session.h"
 #include "proto/channel/handshake.h"
+#include "proto/control/buffer_memory.h"
 #include "proto/control/credentials.h"
 
 namespace cuda_remote::client {
@@ -50,6 +51,7 @@ struct Served {
 };
 
 int Main(int argc, char** argv) {
+  control::KeepBufferMemory();
   // First of all, so that every thread, gRPC's too, inherits it.
   sigset_t signals;
   sigemptyset(&signals);

@@ -50,9 +50,7 @@ bool OnlyAsks(uint32_t id) {
 }
 
 // Calls that record events which they do not name.
-bool RecordsEvents(uint32_t id) {
-  return id == kCall_cuGraphLaunch || id == kCall_cuCtxRecordEvent;
-}
+bool RecordsEvents(uint32_t id) { return id == kCall_cuGraphLaunch || id == kCall_cuCtxRecordEvent; }
 
 }  // namespace
 
@@ -168,6 +166,21 @@ uint64_t Call::Begin(void* out, size_t bytes) {
   return sequence;
 }
 
+// A capture that ends in another way (with its stream, or with an error) is believed to go on, which is never wrong.
+void Call::NoteCapture() {
+  switch (header_.call) {
+    case kCall_cuStreamBeginCapture_v2:
+    case kCall_cuStreamBeginCaptureToGraph:
+      session_->captures().fetch_add(1);
+      break;
+    case kCall_cuStreamEndCapture:
+      session_->captures().fetch_sub(1);
+      break;
+    default:
+      break;
+  }
+}
+
 void Call::Sent() {
   if (OnlyAsks(header_.call)) return;
   session_->completions().WorkSent();
@@ -184,6 +197,7 @@ CUresult Call::Finish(uint64_t sequence) {
   if (trace::On()) trace::Received(sizeof(FrameHeader) + reply_->size() + reply.payload_bytes);
   if (reply.pending_error != CUDA_SUCCESS) session_->SetPendingError(CUresult(reply.pending_error));
   if (reply.result != CUDA_SUCCESS) return CUresult(reply.result);
+  NoteCapture();
   return Synchronises(header_.call) ? session_->TakePendingError() : CUDA_SUCCESS;
 }
 

@@ -105,6 +105,9 @@ class Call {
   // Names this request's own call id, where one driver call makes several kinds of requests.
   void set_id(uint32_t id) { header_.call = id; }
 
+  // The header of the request, for those who put requests of this call into the channel themselves.
+  const FrameHeader& header() const { return header_; }
+
   Session& session() { return *session_; }
   ThreadState& thread() { return *thread_; }
   const CallInfo& info() const { return info_; }
@@ -116,6 +119,8 @@ class Call {
   friend class Session;
   // The request is in the channel: notes that streams may have more to do.
   void Sent();
+  // The call has succeeded: a stream's capture has begun or ended.
+  void NoteCapture();
   // The header to record for `object`, with what the record depends on besides. Under the session's lock.
   FrameHeader RecordedHeaderUnlocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs);
 

@@ -75,6 +75,9 @@ bool Session::Lock(int timeout_ms, std::string* error) {
              " ms (a kernel or a host function that runs long?); try again with a longer --timeout";
     return false;
   }
+  // What only this side knows of is settled before anybody looks.
+  staging_.GiveBack(this);
+  GiveBackFreed();
   if (!Drain(error)) {
     gate_.Open();
     trace::Resume();
@@ -162,6 +165,7 @@ void Session::Unlock() {
     if (again) {
       channel_ = std::move(again);
       channel_->SetStdoutSink(&WriteDeviceOutput);
+      channel_->SetEager(!wait_asleep_);
     } else {
       LogLine("%s", error.c_str());
       Lose(ChannelStatus::kSystemError);
@@ -205,6 +209,7 @@ bool Session::Give(agent::Given given, std::string* error) {
   host_functions_.SetChannel(nullptr);
   channel_.swap(adopted);
   channel_->SetStdoutSink(&WriteDeviceOutput);
+  channel_->SetEager(!wait_asleep_);
   if (given.new_worker && !ShareHostArena(error)) {
     channel_.swap(adopted);
     host_functions_.SetChannel(channel_.get());

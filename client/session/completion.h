@@ -1,13 +1,13 @@
 // What the client knows to be done, so that asking for it again needs no round trip.
 //
-// An event is asked for far more often than it is recorded, and a stream is waited for that has long been idle. Once the
-// server has said that an event or a stream is done, it stays done until the client itself sends something that changes
-// that. So there are counters of such sendings, called stamps here: the answer "done" is kept with the stamp from before
-// the question (Object::done_at), and holds for as long as the stamp is the same. "Not done" is never kept.
+// An event is asked for far more often than it is recorded, and a stream is waited for that has long been idle. Once
+// the server has said that an event or a stream is done, it stays done until the client itself sends something that
+// changes that. So there are counters of such sendings, called stamps here: the answer "done" is kept with the stamp
+// from before the question (Object::done_at), and holds for as long as the stamp is the same. "Not done" is never kept.
 //
-// Counters move after a request has been put into the channel and before the driver call returns. Then an answer that was
-// asked for before the request never counts for it: either it was asked with the old stamp, or the counter had moved, and
-// the request stood in the channel, before the question did.
+// Counters move after a request has been put into the channel and before the driver call returns. Then an answer that
+// was asked for before the request never counts for it: either it was asked with the old stamp, or the counter had
+// moved, and the request stood in the channel, before the question did.
 //
 // Thread-safe, without locks.
 //

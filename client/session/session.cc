@@ -71,6 +71,7 @@ CUresult Session::Connect(Session** session) {
 
 CUresult Session::Open() {
   settings_ = ReadSettings();
+  staging_.SetThreads(settings_.copy_threads);
   if (!settings_.error.empty()) {
     LogLine("%s", settings_.error.c_str());
     return CUDA_ERROR_INVALID_VALUE;
@@ -101,6 +102,7 @@ CUresult Session::Open() {
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
   channel_->SetStdoutSink(&WriteDeviceOutput);
+  channel_->SetEager(true);
   host_functions_.SetChannel(channel_.get());
   return FetchDevices();
 }
@@ -218,6 +220,8 @@ uint64_t Session::PrimaryContextUnlocked(int device) {
 void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
   switch (dead.kind) {
     case Kind::kDeviceMemory:
+      if (!freed_memory_.empty()) freed_memory_.Forget(dead.id);
+      [[fallthrough]];
     case Kind::kVariable:
       device_ranges_.Erase(dead.id);
       break;
@@ -269,6 +273,40 @@ void Session::DropUnlocked(replay::ObjectKey key) {
   for (const replay::ObjectKey& dead : log_.Destroy(key)) ForgetUnlocked(dead);
   // An object that needs no record has no entry in the log, but it has a handle.
   ForgetUnlocked(key);
+}
+
+void Session::GiveBack(const std::vector<FreedMemory::Block>& blocks) {
+  for (const FreedMemory::Block& block : blocks) {
+    wire::OpMemFree_Request request;
+    request.address = block.address;
+    {
+      std::unique_lock<std::shared_mutex> lock(mutex_);
+      DropUnlocked({Kind::kDeviceMemory, block.address});
+      // Without the stream, the server waits until the GPU is idle.
+      request.stream_ordered = KindOf(block.stream) != Kind::kStream || handles_.Find(Kind::kStream, block.stream);
+    }
+    if (request.stream_ordered) request.stream = block.stream;
+    std::string message;
+    request.Encode(&message);
+    FrameHeader header;
+    header.call = kOpMemFree;
+    header.context_or_result = SlotOf(block.context);
+    const ChannelStatus status = channel_->Send(header, message, {});
+    if (status != ChannelStatus::kOk) Lose(status);
+  }
+}
+
+void Session::WaitAsleep() {
+  if (!wait_asleep_.exchange(true)) channel_->SetEager(false);
+}
+
+void Session::GiveBackFreed() {
+  std::vector<FreedMemory::Block> blocks;
+  {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    blocks = freed_memory_.TakeAll();
+  }
+  GiveBack(blocks);
 }
 
 void Session::DropDependentsUnlocked(replay::ObjectKey key) {

@@ -23,11 +23,13 @@
 #include "client/agent/agent.h"
 #include "client/session/address_map.h"
 #include "client/session/completion.h"
+#include "client/session/freed_memory.h"
 #include "client/session/gate.h"
 #include "client/session/host_arena.h"
 #include "client/session/host_functions.h"
 #include "client/session/objects.h"
 #include "client/session/settings.h"
+#include "client/session/staging.h"
 #include "client/session/thread_state.h"
 #include "client/trace/control.h"
 #include "proto/channel/client_channel.h"
@@ -43,6 +45,7 @@ struct DeviceRange {
   int device = 0;
   uint64_t context = 0;    // virtual handle
   uint64_t buffer_id = 0;  // CU_POINTER_ATTRIBUTE_BUFFER_ID
+  uint64_t pool = 0;       // stream-ordered: virtual handle, 0 for the device's default
 };
 
 // Pinned host memory.
@@ -106,6 +109,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   AddressMap<int>& reservations() { return reservations_; }
   AddressMap<uint64_t>& mappings() { return mappings_; }
   replay::Log& log() { return log_; }
+  FreedMemory& freed_memory() { return freed_memory_; }
   // The device's primary context, which has a handle from the first question on, retained or not. 0: no handle is left.
   uint64_t PrimaryContextUnlocked(int device);
   int& primary_retains(int device) { return primary_retains_[device]; }
@@ -118,6 +122,10 @@ class Session final : public agent::AgentHost, public trace::Server {
   // Drops `key` from tables and log with all that depends on it.
   void DropUnlocked(replay::ObjectKey key);
   uint64_t NextId() { return next_id_++; }
+  // Tells the server, in the order of their streams, of frees that it has not heard of: of these blocks, or of all that
+  // are kept. Not under mutex().
+  void GiveBack(const std::vector<FreedMemory::Block>& blocks);
+  void GiveBackFreed();
 
   // A copy of `text` that lives as long as the process. Takes its own lock.
   const char* Intern(const std::string& text) {
@@ -133,6 +141,11 @@ class Session final : public agent::AgentHost, public trace::Server {
   // The moment "now" on that time line.
   double MicrosecondsSinceMove() const;
 
+  // The application asked for threads that sleep while they wait for the GPU.
+  void WaitAsleep();
+  // Captures of streams that may be in progress: begun, and not known to have ended.
+  std::atomic<int>& captures() { return captures_; }
+  Staging& staging() { return staging_; }
   Completions& completions() { return completions_; }
   HostArena& host_arena() { return host_arena_; }
   HostFunctions& host_functions() { return host_functions_; }
@@ -221,7 +234,11 @@ class Session final : public agent::AgentHost, public trace::Server {
   std::mutex names_mutex_;
   std::set<std::string> names_;
 
+  FreedMemory freed_memory_;
+  std::atomic<int> captures_{0};
+  std::atomic<bool> wait_asleep_{false};
   Completions completions_;
+  Staging staging_;
   HostArena host_arena_;
   HostFunctions host_functions_;
   std::unique_ptr<agent::Agent> agent_;

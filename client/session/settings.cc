@@ -47,6 +47,7 @@ Settings ReadSettings() {
   if (!gpu.empty()) settings.gpu = atoi(gpu.c_str());
   const std::string sync = Variable("CUDA_REMOTE_SYNC");
   settings.sync = !sync.empty() && sync != "0";
+  settings.copy_threads = atoi(Variable("CUDA_REMOTE_COPY_THREADS").c_str());
   settings.job = Variable("CUDA_REMOTE_JOB");
   settings.job_dir = Variable("CUDA_REMOTE_JOB_DIR");
   ReadVisibleDevices(&settings);

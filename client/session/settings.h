@@ -19,6 +19,8 @@ struct Settings {
   int visible_devices = -1;
   // CUDA_REMOTE_SYNC=1: every call waits for its reply, so each error comes from the call that caused it.
   bool sync = false;
+  // CUDA_REMOTE_COPY_THREADS: threads for a large copy of pageable memory, 0: by the number of processors.
+  int copy_threads = 0;
   // CUDA_REMOTE_JOB: the job's name, as cr-ps shows it.
   std::string job;
   // CUDA_REMOTE_JOB_DIR: where agent.sock goes. Empty: no agent, the job cannot be checkpointed.

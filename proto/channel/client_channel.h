@@ -84,6 +84,11 @@ class ClientChannel {
   std::string end_reason() const;
   const Welcome& welcome() const;
 
+  // Whether a thread that waits for a reply may look for it for as long as the native driver would, which is until it is
+  // there: up to 10 ms here, if that was long enough before and the machine has processors to spare. Otherwise it sleeps
+  // soon, and waking takes a while. Any thread.
+  void SetEager(bool eager);
+
   // Where device printf output goes; called by whichever thread reads, before the reply of the call that flushed it is
   // delivered. Default: it is dropped. Set it before the first request.
   void SetStdoutSink(void (*sink)(const char* bytes, size_t count));

@@ -89,6 +89,8 @@ class RingReader {
     Skip(header);
     FreeUntil(next_);
   }
+  // How long Wait looks before it sleeps, at most (see SpinBudget). Any thread.
+  void SpinAtMost(int64_t ns) { spin_.SetMax(ns); }
   // Waits until Peek could find something, at most timeout_ms; spins first.
   void Wait(int timeout_ms);
   // Whether something is there.

@@ -27,6 +27,9 @@ inline void CpuPause() {
 #endif
 }
 
+// From here on a machine has processors to spare.
+inline constexpr int kManyProcessors = 8;
+
 // Processors that this process may run on.
 inline int UsableProcessors() {
   static const int count = [] {
@@ -39,25 +42,39 @@ inline int UsableProcessors() {
 
 class SpinBudget {
  public:
-  explicit SpinBudget(int64_t max_ns = 50000) : max_ns_(UsableProcessors() <= 2 ? 0 : max_ns), budget_ns_(max_ns_) {}
+  explicit SpinBudget(int64_t max_ns = DefaultMaxNs())
+      : max_ns_(UsableProcessors() <= 2 ? 0 : max_ns), budget_ns_(max_ns) {}
+
+  // A round trip through a relay takes about 100 us, and each of the four places on its way that sleeps adds the time
+  // that a processor takes to wake. Machines with many processors can afford to look that long.
+  static int64_t DefaultMaxNs() { return UsableProcessors() >= kManyProcessors ? 200000 : 50000; }
+
+  // Another limit. Any thread.
+  void SetMax(int64_t max_ns) {
+    if (UsableProcessors() > 2) max_ns_.store(max_ns, std::memory_order_relaxed);
+  }
 
   // Looks until `ready()` is true or the budget is used up; returns the last answer.
   template <typename Ready>
   bool Spin(Ready ready) {
     if (ready()) return true;
-    if (max_ns_ == 0) return false;
+    const int64_t max_ns = max_ns_.load(std::memory_order_relaxed);
+    spent_ns_ = 0;
+    if (max_ns == 0) return false;
+    if (budget_ns_ > max_ns) budget_ns_ = max_ns;
     int64_t start = 0;
     while (true) {
       for (int i = 0; i < 32; ++i) {
         CpuPause();
         if (ready()) {
-          budget_ns_ = budget_ns_ * 2 < max_ns_ ? budget_ns_ * 2 : max_ns_;
+          budget_ns_ = budget_ns_ * 2 < max_ns ? budget_ns_ * 2 : max_ns;
           return true;
         }
       }
       const int64_t now = Now();
       if (start == 0) start = now;
       if (now - start >= budget_ns_) {
+        spent_ns_ = now - start;
         budget_ns_ = budget_ns_ / 2 > kMinNs ? budget_ns_ / 2 : kMinNs;
         return false;
       }
@@ -67,7 +84,8 @@ class SpinBudget {
   // The sleep that followed a Spin in vain took this long, the waking included. If looking on would have met the event,
   // the budget is too small, and would stay so: it grows only where spinning succeeds.
   void Slept(int64_t ns) {
-    if (ns < max_ns_) budget_ns_ = max_ns_;
+    const int64_t max_ns = max_ns_.load(std::memory_order_relaxed);
+    if (spent_ns_ + ns < max_ns) budget_ns_ = max_ns;
   }
 
   static int64_t Now() {
@@ -78,8 +96,9 @@ class SpinBudget {
 
  private:
   static constexpr int64_t kMinNs = 2000;
-  const int64_t max_ns_;
+  std::atomic<int64_t> max_ns_;
   int64_t budget_ns_;
+  int64_t spent_ns_ = 0;  // by the last Spin, in vain
 };
 
 }  // namespace cuda_remote::ring

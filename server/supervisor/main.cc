@@ -16,6 +16,7 @@
 #include <string>
 
 #include "proto/channel/handshake.h"
+#include "proto/control/buffer_memory.h"
 #include "proto/control/credentials.h"
 #include "server/supervisor/control_service.h"
 #include "server/supervisor/spawn.h"
@@ -49,6 +50,7 @@ std::string DefaultDirectory() {
 }
 
 int Main(int argc, char** argv) {
+  control::KeepBufferMemory();
   Supervisor::BlockSignals();
   Options options;
   CLI::App app("Serves this machine's GPU to CUDA programs that run under cr-run.", "cr-server");

@@ -60,7 +60,8 @@ bool Executor::Execute(const FrameHeader& header, const std::string& message, st
     return false;
   }
   if (spdlog::should_log(spdlog::level::trace)) {
-    spdlog::trace("{} #{} -> {}{}", CallName(header.call), header.sequence, int(result), reply.deferred ? " (waits)" : "");
+    spdlog::trace("{} #{} -> {}{}", CallName(header.call), header.sequence, int(result),
+                  reply.deferred ? " (waits)" : "");
   }
   if (!reply.deferred) session_->Finish(result, reply);
   if (timed_from != 0) session_->timeline().Add(header.sequence, header.call, uint32_t(result), timed_from);
@@ -89,7 +90,8 @@ std::string Executor::Run() {
         break;
       }
     }
-    const bool ok = is_kept ? Execute(kept.header, kept.message, kept.payload) : Execute(header, message, payload.view());
+    const bool ok =
+        is_kept ? Execute(kept.header, kept.message, kept.payload) : Execute(header, message, payload.view());
     if (!ok) return reason_;
   }
   return channel_->end_reason();

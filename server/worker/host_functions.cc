@@ -11,21 +11,20 @@ CUresult HostFunctions::Launch(const DriverTable& driver, CUstream stream, uint6
     slot = std::make_unique<Record>(Record{this, id, captured});
     record = slot.get();
   }
-  const CUresult result =
-      callback ? driver.cuStreamAddCallback(
-                     stream,
-                     [](CUstream, CUresult status, void* data) {
-                       Record* const self = static_cast<Record*>(data);
-                       self->owner->Turn(self, status);
-                     },
-                     record, 0)
-               : driver.cuLaunchHostFunc(
-                     stream,
-                     [](void* data) {
-                       Record* const self = static_cast<Record*>(data);
-                       self->owner->Turn(self, CUDA_SUCCESS);
-                     },
-                     record);
+  const CUresult result = callback ? driver.cuStreamAddCallback(
+                                         stream,
+                                         [](CUstream, CUresult status, void* data) {
+                                           Record* const self = static_cast<Record*>(data);
+                                           self->owner->Turn(self, status);
+                                         },
+                                         record, 0)
+                                   : driver.cuLaunchHostFunc(
+                                         stream,
+                                         [](void* data) {
+                                           Record* const self = static_cast<Record*>(data);
+                                           self->owner->Turn(self, CUDA_SUCCESS);
+                                         },
+                                         record);
   if (result != CUDA_SUCCESS) {
     std::lock_guard<std::mutex> lock(mutex_);
     records_.erase(id);

@@ -85,7 +85,11 @@ void WorkerSession::Gone(const HandleMap::Entry& entry) {
       break;
     case Kind::kModule:
     case Kind::kLibrary: {
+      const auto module = modules_.find(entry.handle);
+      const bool has_symbols = module == modules_.end() || !module->second.symbols.empty();
       modules_.erase(entry.handle);
+      // Looking through all memory for each of many modules takes quadratic time; most have no variables.
+      if (!has_symbols) break;
       std::vector<uint64_t> symbols;
       for (const auto& [address, range] : ranges_.all()) {
         if (range.kind == DeviceRange::kSymbol && range.owner == entry.handle) symbols.push_back(address);
@@ -408,7 +412,18 @@ void WorkerSession::NoteSynchronized(uint64_t work) {
 }
 
 void WorkerSession::CollectPendingFrees(bool wait) {
-  for (auto it = pending_frees_.begin(); it != pending_frees_.end();) {
+  // What a stream has freed is free in the order of the frees, so one that is not yet speaks for those behind it; and only so
+  // many are looked at, since this is done for every allocation.
+  constexpr int kMostBusy = 32;
+  CUstream busy_stream = nullptr;
+  uint64_t busy_context = 0;
+  int busy = 0;
+  for (auto it = pending_frees_.begin(); it != pending_frees_.end() && busy < kMostBusy;) {
+    if (!wait && busy > 0 && it->event != nullptr && it->stream == busy_stream && it->context.id == busy_context) {
+      ++busy;
+      ++it;
+      continue;
+    }
     if (MakeCurrent(table_, it->context) != CUDA_SUCCESS) {
       ++it;
       continue;
@@ -417,6 +432,11 @@ void WorkerSession::CollectPendingFrees(bool wait) {
                            : wait               ? table_.cuEventSynchronize(it->event)
                                                 : table_.cuEventQuery(it->event);
     if (state != CUDA_SUCCESS) {
+      if (!wait) {
+        busy_stream = it->stream;
+        busy_context = it->context.id;
+        ++busy;
+      }
       ++it;
       continue;
     }

@@ -41,6 +41,7 @@ import harness  # noqa: E402
 
 # Each program with the number of steps of a test run; the size is the program's own default.
 APPS = {
+    "shortcuts": 8,
     "stencil": 40,
     "stencil_fat": 24,
     "reduce": 24,
@@ -321,6 +322,8 @@ def run_case(options, app, mode):
         if path is None:
             raise harness.Failure(f"the program {app} is not in {options.apps}")
         with harness.Lab(options.product, options.driver, options.keep) as lab:
+            # As on a large machine, whatever this one has: threads for large copies.
+            lab.env["CUDA_REMOTE_COPY_THREADS"] = "3"
             case = Case(lab, app, os.path.abspath(path), options.case_limit, options.run_seconds)
             try:
                 MODES[mode](case)

@@ -1,0 +1,99 @@
+#include "client/session/staging.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "client/session/session.h"
+#include "proto/ring/spin.h"
+
+namespace cuda_remote::client {
+
+void Staging::SetThreads(int threads) {
+  if (threads <= 0) {
+    // Memory bandwidth grows little beyond three, and the rest of the machine is the application's.
+    const int processors = ring::UsableProcessors();
+    threads = processors >= 8 ? 3 : processors >= 4 ? 2 : 1;
+  }
+  threads_ = std::min(threads, kMostThreads);
+}
+
+bool Staging::Acquire(Session* session, bool make) {
+  if (!in_use_.try_lock()) return false;
+  if (memory_) return true;
+  if (make && !refused_) {
+    constexpr size_t kBytes = kPieces * kPieceBytes;
+    void* const memory = session->host_arena().Allocate(kBytes);
+    if (memory && session->MapHostRange(reinterpret_cast<uint64_t>(memory), kBytes, 0) == CUDA_SUCCESS) {
+      memory_ = static_cast<char*>(memory);
+      return true;
+    }
+    if (memory) session->host_arena().Free(memory, kBytes);
+    refused_ = true;
+  }
+  in_use_.unlock();
+  return false;
+}
+
+void Staging::GiveBack(Session* session) {
+  std::lock_guard<std::mutex> lock(in_use_);
+  refused_ = false;
+  if (!memory_) return;
+  session->UnmapHostRange(reinterpret_cast<uint64_t>(memory_));
+  session->host_arena().Free(memory_, kPieces * kPieceBytes);
+  memory_ = nullptr;
+}
+
+void Staging::Run(int count, const std::function<void(int)>& job) {
+  if (count > 1) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    StartHelpers(count - 1);
+    job_ = &job;
+    count_ = count;
+    ++generation_;
+    changed_.notify_all();
+  }
+  job(0);
+  if (count <= 1) return;
+  // Helpers that have not woken up by now are not needed any more.
+  std::unique_lock<std::mutex> lock(mutex_);
+  job_ = nullptr;
+  idle_.wait(lock, [this] { return inside_ == 0; });
+}
+
+void Staging::StartHelpers(int count) {
+  if (helpers_ >= count) return;
+  // The application's signals are for its own threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    while (helpers_ < count) {
+      std::thread([this, index = helpers_ + 1] { Help(index); }).detach();
+      ++helpers_;
+    }
+  } catch (...) {
+    // No more threads to be had: those that there are do it.
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Staging::Help(int index) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  uint64_t seen = 0;
+  while (true) {
+    changed_.wait(lock, [&] { return job_ && generation_ != seen; });
+    seen = generation_;
+    if (index >= count_) continue;
+    const std::function<void(int)>& job = *job_;
+    ++inside_;
+    lock.unlock();
+    job(index);
+    lock.lock();
+    if (--inside_ == 0) idle_.notify_all();
+  }
+}
+
+}  // namespace cuda_remote::client

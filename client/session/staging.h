@@ -1,0 +1,72 @@
+// Buffers that the server shares, and threads, for large copies of pageable memory.
+//
+// The application's own pages cannot be shared with the server, so their bytes are copied once more than natively - unless
+// the GPU itself reads and writes memory that both sides have mapped. These buffers are a piece of the host arena,
+// registered with the server's driver like pinned memory: the GPU copies a piece while the client empties the one before,
+// and large copies are emptied by several threads, which one thread's memory bandwidth does not limit.
+//
+// Nothing is made before the first large copy, and nothing runs between copies. One copy at a time uses the buffers;
+// another thread's goes through the channel meanwhile.
+//
+// Thread-safe. Only for sessions with shared memory.
+//
+// This header is part of the client library: no libprotobuf, no abseil, no logging.
+#ifndef CUDA_REMOTE_CLIENT_SESSION_STAGING_H_
+#define CUDA_REMOTE_CLIENT_SESSION_STAGING_H_
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+
+namespace cuda_remote::client {
+
+class Session;
+
+class Staging {
+ public:
+  static constexpr size_t kPieces = 12;
+  static constexpr size_t kPieceBytes = 1 << 20;
+  // Divides kPieces, so that each thread has as many pieces as the others.
+  static constexpr int kMostThreads = 4;
+
+  // How many threads a large copy uses, the caller's among them; 0: as many as this machine has processors for.
+  void SetThreads(int threads);
+  int threads() const { return threads_; }
+
+  // Takes the buffers, making them first if `make`. False if there are none or another copy has them.
+  bool Acquire(Session* session, bool make);
+  void Release() { in_use_.unlock(); }
+  // With the buffers: one of them.
+  char* piece(size_t index) const { return memory_ + index * kPieceBytes; }
+
+  // With the buffers: runs job(0) on the caller's thread and job(1) to job(count - 1) on others, as far as they can be
+  // had: a job must not rely on another one's running. Returns when all that began have ended. Jobs must not throw.
+  void Run(int count, const std::function<void(int)>& job);
+
+  // Gives the buffers back: to the server, which is about to be left, and to the system. With no copy in progress.
+  void GiveBack(Session* session);
+
+ private:
+  void StartHelpers(int count);
+  void Help(int index);
+
+  int threads_ = 1;
+  std::mutex in_use_;
+  char* memory_ = nullptr;
+  bool refused_ = false;  // the server could not map them; it is not asked again
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::condition_variable idle_;
+  const std::function<void(int)>* job_ = nullptr;  // while a job may be begun
+  int count_ = 0;
+  uint64_t generation_ = 0;
+  int inside_ = 0;
+  int helpers_ = 0;
+};
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_SESSION_STAGING_H_
