@@ -13,8 +13,10 @@
 #include <utility>
 
 #include "proto/channel/handshake.h"
+#include "proto/control/control.grpc.pb.h"
 #include "proto/control/credentials.h"
 #include "proto/control/tunnel_message.h"
+#include "proto/nvml/query.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -28,6 +30,8 @@ constexpr int kHelloTimeoutMs = 10000;
 constexpr auto kConnectTimeout = std::chrono::seconds(3);
 constexpr auto kFirstPause = std::chrono::milliseconds(100);
 constexpr auto kLongestPause = std::chrono::seconds(2);
+// A question, with the time that cr-nvml may need to start.
+constexpr auto kQueryTimeout = std::chrono::seconds(20);
 // How long an ended stream may take to end on the server's side.
 constexpr int kCloseMs = 3000;
 
@@ -69,6 +73,8 @@ void RelaySession::Stop(const std::string& reason) {
   if (stop_reason_.empty()) stop_reason_ = reason;
   stopped_.store(true);
   if (end_) end_->End(reason);
+  // Without an end, the context is a question's.
+  if (!end_ && context_) context_->TryCancel();
   const uint64_t one = 1;
   if (write(wake_fd_, &one, sizeof(one)) < 0) return;
 }
@@ -150,6 +156,34 @@ RelaySession::OpenResult RelaySession::Open(std::unique_ptr<Stream>* stream, con
   }
 }
 
+void RelaySession::Ask(const std::string& question) {
+  channel_ = grpc::CreateCustomChannel(address_, credentials_, control::ClientArguments());
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kQueryTimeout);
+  control::QueryRequest request;
+  request.set_question(question);
+  control::QueryReply reply;
+  grpc::Status status = grpc::Status::CANCELLED;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!stopped_.load()) context_ = &context;
+  }
+  if (context_) status = control::Control::NewStub(channel_)->Query(&context, request, &reply);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    context_ = nullptr;
+  }
+  std::string body = reply.answer();
+  if (!status.ok()) {
+    nvml::Answer answer;
+    answer.result = nvml::kDriverNotLoaded;
+    answer.error = "no answer from the server " + address_ + ": " + status.error_message();
+    body.clear();
+    EncodeAnswer(answer, &body);
+  }
+  SendPacket(socket_, PacketType::kAnswer, body, -1);
+}
+
 void RelaySession::WatchClient() {
   while (true) {
     pollfd waiting[2] = {{socket_, POLLIN, 0}, {wake_fd_, POLLIN, 0}};
@@ -176,6 +210,7 @@ void RelaySession::Run() {
   if (ReceivePacket(socket_, &packet, kHelloTimeoutMs) != ChannelStatus::kOk)
     return;  // just a look whether we are here
   if (packet.fd >= 0) close(packet.fd);
+  if (packet.type == PacketType::kQuery) return Ask(packet.body);
   if (packet.type != PacketType::kHello || !DecodeHello(packet.body, &hello)) return Refuse("not a Hello");
   if (const std::string why = CheckWireVersion(hello.wire_version); !why.empty()) return Refuse(why);
   channel_ = grpc::CreateCustomChannel(address_, credentials_, control::ClientArguments());

@@ -36,6 +36,8 @@ class RelaySession {
   // Opens a stream; the first one also makes the session on the server.
   OpenResult Open(std::unique_ptr<Stream>* stream, const std::string& hello, std::string* error);
   void Refuse(const std::string& why);
+  // A question about the server's GPUs instead of a session: one call, one answer.
+  void Ask(const std::string& question);
   void WatchClient();
   void Tell(const std::string& reason);
 

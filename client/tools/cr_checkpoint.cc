@@ -123,12 +123,14 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   info.client_info["job"] = JobToJson(job);
 
   // From here on the job has no channel but ours. HeldJob's end gives it back.
-  if (!held->Release(error) ||
+  NvmlPause pause;
+  if (!pause.Take(directory, int(options.timeout * 1000), error) || !held->Release(error) ||
       !DumpProcesses(job, image->client_dir(), directory, /*leave_stopped=*/options.stop, error)) {
     return false;
   }
   std::string problem;
   if (!options.stop) {
+    pause.Release();
     if (!held->GiveBack(error)) return false;
     outcome->paused = Since(paused);
   }

@@ -85,9 +85,10 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   }
   if (!held->Give(*channel, host->server(), error)) return false;
   const double stood = Since(paused), took = Since(start);
+  std::string problem;
+  if (!WriteGpuServer(directory, host->server(), options.gpu, &problem)) Say(kTool, problem);
   job->set_server(options.to);
   job->set_gpu(options.gpu);
-  std::string problem;
   if (!WriteJob(directory, *job, &problem)) Say(kTool, problem);
   if (options.json) {
     printf("{\"seconds\": %.3f, \"paused_seconds\": %.3f, \"gpu_bytes\": %llu, \"objects\": %zu}\n", took, stood,

@@ -218,6 +218,7 @@ int Run(const Options& options) {
   Isolated isolated;
   pid_t copier = 0;
   bool ok = channel && CutBack(longer, &error) &&
+            WriteGpuServer(directory, host->server(), options.server.empty() ? -1 : options.gpu, &error) &&
             RestoreProcess(job, Absolute(image->client_dir()), directory, &isolated, &copier, &error);
   if (ok && !GiveChannel(directory, *channel, channel->next_sequence(), true, host->server(), &error)) {
     error = "the restored process did not take its GPU session: " + error;

@@ -115,6 +115,13 @@ int Main(int argc, char** argv) {
     RemoveJobFolder(directory);
     return Fail(error);
   }
+  // An own server shows its one GPU as the first.
+  const int seen = server.empty() ? -1 : gpu;
+  if (!WriteGpuServer(directory, host->server(), seen, &error)) {
+    host.reset();
+    RemoveJobFolder(directory);
+    return Fail(error);
+  }
   const std::string program = plan.command[0].substr(plan.command[0].rfind('/') + 1);
   for (char** variable = environ; *variable; ++variable) plan.environment.push_back(*variable);
   SetVariable(&plan.environment, "CUDA_REMOTE_SERVER", host->server());
@@ -123,8 +130,7 @@ int Main(int argc, char** argv) {
               !name.empty()                                   ? name
               : (value = getenv("CUDA_REMOTE_JOB")) && *value ? value
                                                               : program);
-  // An own server shows that GPU alone, as its first.
-  if (gpu >= 0 && !server.empty()) SetVariable(&plan.environment, "CUDA_REMOTE_GPU", std::to_string(gpu));
+  if (seen >= 0) SetVariable(&plan.environment, "CUDA_REMOTE_GPU", std::to_string(seen));
   value = getenv("LD_LIBRARY_PATH");
   SetVariable(&plan.environment, "LD_LIBRARY_PATH", library_folder + (value && *value ? std::string(":") + value : ""));
 

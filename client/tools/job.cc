@@ -7,19 +7,21 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
 #include <iterator>
+#include <utility>
 
 namespace cuda_remote::client::tools {
 namespace {
 
 // From the program's folder: an installation with everything in one folder or with bin, lib and libexec, and Bazel's
 // tree.
-constexpr const char* kPlaces[] = {
-    "", "../lib/", "../bin/", "../libexec/", "../", "../relay/", "../../server/supervisor/"};
+constexpr const char* kPlaces[] = {"",    "../lib/",   "../bin/",  "../libexec/",
+                                   "../", "../relay/", "../nvml/", "../../server/supervisor/"};
 
 std::string OwnFolder() {
   char path[4096];
@@ -124,12 +126,58 @@ bool LinkLibrary(const std::string& directory, std::string* library_folder, std:
     *error = "cannot make the folder " + *library_folder + ": " + strerror(errno);
     return false;
   }
-  unlink(link.c_str());
-  if (symlink(library.c_str(), link.c_str()) != 0) {
-    *error = "cannot make the link " + link + ": " + strerror(errno);
+  const std::string nvml = FindCompanion("libcuda-remote-nvml.so");
+  if (nvml.empty()) {
+    *error = "libcuda-remote-nvml.so is not beside cr-run: the installation is incomplete";
+    return false;
+  }
+  const std::string nvml_link = *library_folder + "/libnvidia-ml.so.1";
+  for (const auto& [target, name] : {std::pair(library, link), std::pair(nvml, nvml_link)}) {
+    unlink(name.c_str());
+    if (symlink(target.c_str(), name.c_str()) == 0) continue;
+    *error = "cannot make the link " + name + ": " + strerror(errno);
     return false;
   }
   return true;
+}
+
+bool WriteGpuServer(const std::string& directory, const std::string& address, int gpu, std::string* error) {
+  const std::string path = directory + "/gpu-server", fresh = path + ".new";
+  std::ofstream out(fresh, std::ios::trunc);
+  out << address << "\n" << gpu << "\n";
+  out.close();
+  // The snapshot of a process that was about to take the lock has it open.
+  const int lock = open((directory + "/nvml.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (lock >= 0) close(lock);
+  if (!out || lock < 0 || rename(fresh.c_str(), path.c_str()) != 0) {
+    *error = "cannot write " + path + ": " + strerror(errno);
+    unlink(fresh.c_str());
+    return false;
+  }
+  return true;
+}
+
+bool NvmlPause::Take(const std::string& directory, int timeout_ms, std::string* error) {
+  const std::string path = directory + "/nvml.lock";
+  fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (fd_ < 0) {
+    *error = "cannot open " + path + ": " + strerror(errno);
+    return false;
+  }
+  for (int waited = 0; flock(fd_, LOCK_EX | LOCK_NB) != 0; ++waited) {
+    if (waited >= timeout_ms) {
+      *error = "a process of the job waits for an answer of NVML, which does not come";
+      Release();
+      return false;
+    }
+    usleep(1000);
+  }
+  return true;
+}
+
+void NvmlPause::Release() {
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
 }
 
 std::string JobToJson(const Job& job) {
@@ -212,8 +260,9 @@ bool FindJob(const std::string& name, std::string* directory, Job* job, std::str
 }
 
 void RemoveJobFolder(const std::string& directory) {
-  for (const char* name : {"/lib/libcuda.so.1", "/job.json", "/stopped", "/agent.sock", "/server/session.sock",
-                           "/server/control.sock", "/server/server.lock"})
+  for (const char* name :
+       {"/lib/libcuda.so.1", "/lib/libnvidia-ml.so.1", "/gpu-server", "/nvml.lock", "/job.json", "/stopped",
+        "/agent.sock", "/server/session.sock", "/server/control.sock", "/server/server.lock"})
     unlink((directory + name).c_str());
   if (DIR* const list = opendir(directory.c_str())) {
     while (const dirent* const entry = readdir(list)) {

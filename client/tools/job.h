@@ -2,7 +2,9 @@
 //
 //     agent.sock   the checkpoint agent of the program (client/agent)
 //     job.json     Job (job.proto)
-//     lib/         libcuda.so.1, a link to the client library
+//     lib/         libcuda.so.1 and libnvidia-ml.so.1, links to the client library and to our NVML
+//     gpu-server   which server the job uses now, for our NVML (client/nvml/job_server.h)
+//     nvml.lock    held while our NVML asks the server, and while a snapshot is taken
 //     relay*.sock, server/   sockets of the relay or of the job's own server
 //     stopped      the image that cr-checkpoint --stop has left, while it ends the job
 //
@@ -26,8 +28,29 @@ std::string Absolute(const std::string& path);
 // Makes `directory` (mode 0700) and what is missing above it. An existing one must be this user's.
 bool MakeJobFolder(const std::string& directory, std::string* error);
 
-// Puts lib/libcuda.so.1 there, pointing at the client library beside this program. *library_folder: the folder lib.
+// Puts lib/libcuda.so.1 and lib/libnvidia-ml.so.1 there, pointing at the libraries beside this program. *library_folder:
+// the folder lib.
 bool LinkLibrary(const std::string& directory, std::string* library_folder, std::string* error);
+
+// Tells our NVML in the job's processes which server they use from now on, and makes its lock. `address`: for
+// CUDA_REMOTE_SERVER; `gpu`: the only one, -1: all.
+bool WriteGpuServer(const std::string& directory, const std::string& address, int gpu, std::string* error);
+
+// Keeps our NVML in the job's processes from opening connections, so that a snapshot meets none. Released with it, or
+// with this process.
+class NvmlPause {
+ public:
+  NvmlPause() = default;
+  ~NvmlPause() { Release(); }
+  NvmlPause(const NvmlPause&) = delete;
+  NvmlPause& operator=(const NvmlPause&) = delete;
+  // Waits until open questions are answered, `timeout_ms` at most.
+  bool Take(const std::string& directory, int timeout_ms, std::string* error);
+  void Release();
+
+ private:
+  int fd_ = -1;
+};
 
 // Writes and reads job.json. Writing replaces it in one step.
 bool WriteJob(const std::string& directory, const Job& job, std::string* error);

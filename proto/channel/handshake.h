@@ -8,6 +8,11 @@
 //     client -> server   kFd       Tag                     + one descriptor
 //     server -> client   kEnd      End (why the session is over); the socket is closed after it
 //
+// A connection may carry one question instead, which needs no session (proto/nvml/query.h):
+//
+//     client -> server   kQuery    Question
+//     server -> client   kAnswer   Answer; the socket is closed after it
+//
 // Functions here never throw; whatever the peer sends is checked. Thread-safe: no state.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.
@@ -26,17 +31,21 @@ inline constexpr uint32_t kPacketMagic = 0x50524355;  // "UCRP"
 inline constexpr size_t kMaxPacketBytes = 64u << 10;
 inline constexpr size_t kMaxHandshakeString = 4096;
 
-// From 16 on: between cr-server and its workers (server/worker_link), never on a session socket.
+// From 16 on: between cr-server and its own processes (server/worker_link), never on a session socket.
 enum class PacketType : uint32_t {
   kHello = 1,
   kWelcome = 2,
   kFd = 3,
   kEnd = 4,
+  kQuery = 5,
+  kAnswer = 6,
   kAssign = 16,
   kReady = 17,
   kStats = 18,
   kEnded = 19,
   kStop = 20,
+  kAsk = 21,
+  kAsked = 22,
 };
 
 struct Packet {

@@ -1,10 +1,20 @@
 #include "server/supervisor/control_service.h"
 
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <string>
 
+#include "proto/channel/handshake.h"
+
 namespace cuda_remote::server {
+namespace {
+
+// cr-nvml may have to load the driver first.
+constexpr int kAnswerTimeoutMs = 30000;
+constexpr int kLookMs = 100;
+
+}  // namespace
 
 grpc::Status ControlService::GetServerInfo(grpc::ServerContext*, const control::ServerInfoRequest*,
                                            control::ServerInfo* reply) {
@@ -44,6 +54,25 @@ grpc::Status ControlService::ListSessions(grpc::ServerContext*, const control::L
     out->set_bytes_per_second(info.bytes_per_second);
     out->set_replaying(info.hello.replaying);
   }
+  return grpc::Status::OK;
+}
+
+grpc::Status ControlService::Query(grpc::ServerContext* context, const control::QueryRequest* request,
+                                   control::QueryReply* reply) {
+  int sockets[2];
+  if (!SocketPair(sockets)) return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "no descriptors left");
+  supervisor_->SubmitQuestion(sockets[0], request->question());
+  Packet packet;
+  ChannelStatus status = ChannelStatus::kTimeout;
+  for (int waited = 0; status == ChannelStatus::kTimeout && waited < kAnswerTimeoutMs && !context->IsCancelled();
+       waited += kLookMs) {
+    status = ReceivePacket(sockets[1], &packet, kLookMs);
+  }
+  if (packet.fd >= 0) close(packet.fd);
+  close(sockets[1]);
+  if (status != ChannelStatus::kOk || packet.type != PacketType::kAnswer)
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server's cr-nvml gave no answer");
+  reply->set_answer(packet.body);
   return grpc::Status::OK;
 }
 

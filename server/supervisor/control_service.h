@@ -17,6 +17,8 @@ class ControlService final : public control::Control::Service {
                              control::ServerInfo* reply) override;
   grpc::Status ListSessions(grpc::ServerContext* context, const control::ListSessionsRequest* request,
                             control::ListSessionsReply* reply) override;
+  grpc::Status Query(grpc::ServerContext* context, const control::QueryRequest* request,
+                     control::QueryReply* reply) override;
   grpc::Status EndSession(grpc::ServerContext* context, const control::EndSessionRequest* request,
                           control::EndSessionReply* reply) override;
 

@@ -105,6 +105,7 @@ int Main(int argc, char** argv) {
     spdlog::critical("cr-worker is not beside cr-server; name it with --worker");
     return kExitUsage;
   }
+  options.monitor = FindCompanion("cr-nvml", {"", "../nvml/", "../libexec/"});
   if (options.listen.empty() && (options.insecure_tcp || !options.tls.empty())) {
     spdlog::critical("--tls-* and --insecure-tcp are about --listen, which is missing");
     return kExitUsage;

@@ -18,6 +18,7 @@ struct Options {
   int gpu = -1;
   std::string driver;
   std::string worker;  // path of cr-worker
+  std::string monitor;  // path of cr-nvml; empty: questions about the GPUs are refused
   uint64_t memory_limit = 0;
   int max_sessions = 0;    // 0: no limit
   int grace_seconds = 60;  // how long a session outlives its broken connection

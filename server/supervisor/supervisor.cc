@@ -59,7 +59,7 @@ void Supervisor::BlockSignals() {
 std::string SessionSocketPath(const std::string& directory) { return directory + "/session.sock"; }
 std::string ControlSocketPath(const std::string& directory) { return directory + "/control.sock"; }
 
-Supervisor::Supervisor(Options options) : options_(std::move(options)), started_(Clock::now()) {
+Supervisor::Supervisor(Options options) : options_(std::move(options)), started_(Clock::now()), monitor_(options_) {
   char host[256] = "localhost";
   gethostname(host, sizeof(host) - 1);
   name_ = host;
@@ -126,15 +126,18 @@ void Supervisor::Run() {
       posted.swap(posted_);
       for (auto& work : posted) work();
       KillOverdue();
+      monitor_.KillOverdue();
       AssignWaiting();
       KeepWarm();
-      if (stopping_ && workers_.empty()) break;
+      if (stopping_ && workers_.empty() && !monitor_.running()) break;
       waiting.push_back({wake_fd_, POLLIN, 0});
       waiting.push_back({signal_fd_, POLLIN, 0});
       waiting.push_back({stopping_ ? -1 : listen_fd_, POLLIN, 0});
+      waiting.push_back({monitor_.link(), POLLIN, 0});
       for (const NewClient& client : new_clients_) waiting.push_back({client.socket, POLLIN, 0});
       for (const Worker& worker : workers_) waiting.push_back({worker.link, POLLIN, 0});
-      const bool clock = !new_clients_.empty() || stopping_ || (start_failures_ > 0 && start_failures_ < 3) ||
+      const bool clock = !new_clients_.empty() || stopping_ || monitor_.busy() ||
+                         (start_failures_ > 0 && start_failures_ < 3) ||
                          std::any_of(workers_.begin(), workers_.end(), [](const Worker& worker) {
                            return worker.state == Worker::kStarting || worker.kill_at != Clock::time_point::max();
                          });
@@ -156,7 +159,8 @@ void Supervisor::Run() {
       if (stopping_) stop_deadline_ = Clock::now();
       BeginShutdown();
     }
-    size_t index = 3;
+    if (waiting[3].revents && waiting[3].fd == monitor_.link()) monitor_.ReadLink();
+    size_t index = 4;
     for (auto client = new_clients_.begin(); client != new_clients_.end();) {
       const bool readable = index < waiting.size() && waiting[index].fd == client->socket && waiting[index].revents;
       ++index;
@@ -208,6 +212,10 @@ void Supervisor::ReadHello(const NewClient& client) {
   Packet packet;
   const ChannelStatus status = ReceivePacket(client.socket, &packet, 0);
   if (packet.fd >= 0) close(packet.fd);
+  if (status == ChannelStatus::kOk && packet.type == PacketType::kQuery) {
+    AskMonitor(client.socket, packet.body, /*remote=*/false);
+    return;
+  }
   Hello hello;
   if (status != ChannelStatus::kOk || packet.type != PacketType::kHello || !DecodeHello(packet.body, &hello)) {
     if (status != ChannelStatus::kClosed) {
@@ -219,6 +227,31 @@ void Supervisor::ReadHello(const NewClient& client) {
     return;
   }
   Admit(client.socket, hello, "ring", "");
+}
+
+void Supervisor::AskMonitor(int socket, const std::string& question, bool remote) {
+  Ask ask;
+  ask.question = question;
+  ask.remote = remote;
+  for (const auto& [id, session] : sessions_) {
+    const SessionInfo& info = session.info;
+    if (ask.sessions.size() == kMaxAskedSessions) break;
+    AskedSession one;
+    one.pid = info.hello.pid;
+    one.worker_pid = uint32_t(info.worker_pid);
+    one.gpu = info.gpu;
+    one.program = info.hello.program;
+    one.device_bytes = info.stats.gpu_bytes;
+    // What is not of any one GPU's count belongs to the one that the worker began with.
+    uint64_t rest = info.stats.device_bytes;
+    for (const uint64_t bytes : one.device_bytes) rest -= std::min(rest, bytes);
+    if (rest > 0 && info.gpu >= 0) {
+      if (one.device_bytes.size() <= size_t(info.gpu)) one.device_bytes.resize(size_t(info.gpu) + 1);
+      one.device_bytes[size_t(info.gpu)] += rest;
+    }
+    ask.sessions.push_back(std::move(one));
+  }
+  monitor_.Submit(socket, ask, stopping_);
 }
 
 uint64_t Supervisor::Admit(int socket, const Hello& hello, const std::string& transport, const std::string& peer) {
@@ -414,7 +447,10 @@ void Supervisor::Reap() {
     const pid_t pid = waitpid(-1, &status, WNOHANG);
     if (pid <= 0) return;
     const auto worker = std::find_if(workers_.begin(), workers_.end(), [&](const Worker& w) { return w.pid == pid; });
-    if (worker == workers_.end()) continue;
+    if (worker == workers_.end()) {
+      monitor_.Gone(pid, DescribeStatus(status));
+      continue;
+    }
     // What it said last may still be in the socket.
     if (worker->link >= 0) ReadLink(&*worker);
     WorkerGone(&*worker, status);
@@ -506,6 +542,7 @@ void Supervisor::BeginShutdown() {
       kill(worker.pid, SIGKILL);
     }
   }
+  monitor_.Stop();
   std::deque<uint64_t> waiting;
   waiting.swap(waiting_);
   for (uint64_t id : waiting) EndOfSession(id, "the server is shutting down", false);
@@ -522,6 +559,15 @@ uint64_t Supervisor::SubmitClient(int socket, const Hello& hello, const std::str
   }
   Wake();
   return id;
+}
+
+void Supervisor::SubmitQuestion(int socket, const std::string& question) {
+  {
+    // The monitor is started by the event loop's thread only, as workers are.
+    std::lock_guard<std::mutex> lock(mutex_);
+    posted_.push_back([this, socket, question] { AskMonitor(socket, question, /*remote=*/true); });
+  }
+  Wake();
 }
 
 bool Supervisor::EndSession(uint64_t id, const std::string& reason) {

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "proto/channel/channel_types.h"
+#include "server/supervisor/monitor.h"
 #include "server/supervisor/options.h"
 #include "server/worker_link/worker_link.h"
 
@@ -77,6 +78,8 @@ class Supervisor {
   // From any thread.
   // A client whose Hello has arrived some other way: gets a worker, which answers on `socket` (taken over).
   uint64_t SubmitClient(int socket, const Hello& hello, const std::string& transport, const std::string& peer);
+  // A question about the GPUs (proto/nvml) from another host; the answer comes on `socket` (taken over).
+  void SubmitQuestion(int socket, const std::string& question);
   // Ends a session; false if there is none of this number.
   bool EndSession(uint64_t id, const std::string& reason);
   std::vector<SessionInfo> Sessions();
@@ -112,6 +115,7 @@ class Supervisor {
   // Event loop only; all with mutex_ held.
   void AcceptClients();
   void ReadHello(const NewClient& client);
+  void AskMonitor(int socket, const std::string& question, bool remote);
   uint64_t Admit(int socket, const Hello& hello, const std::string& transport, const std::string& peer);
   void AssignWaiting();
   void KeepWarm();
@@ -137,6 +141,7 @@ class Supervisor {
   std::mutex mutex_;
   std::list<NewClient> new_clients_;
   std::list<Worker> workers_;
+  Monitor monitor_;
   std::map<uint64_t, Session> sessions_;
   std::deque<uint64_t> waiting_;
   std::vector<std::function<void()>> posted_;

@@ -45,6 +45,7 @@ CUresult DeviceArena::Allocate(int device, uint64_t bytes, uint64_t at, uint64_t
   if (result != CUDA_SUCCESS) return result;
   live_[*address] = Live{bytes, device, small};
   live_bytes_ += bytes;
+  live_by_device_[device] += bytes;
   return CUDA_SUCCESS;
 }
 
@@ -163,6 +164,7 @@ void DeviceArena::Free(uint64_t address) {
   const Live dead = it->second;
   live_.erase(it);
   live_bytes_ -= dead.bytes;
+  live_by_device_[dead.device] -= dead.bytes;
   if (!dead.small) {
     if (dead.bytes > kMaxCachedBlock) {
       Unback(address, dead.bytes, dead.device);
@@ -275,6 +277,16 @@ void DeviceArena::Adjust(int device, size_t* free, size_t* total) const {
 uint64_t DeviceArena::used_bytes() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return live_bytes_ + charged_bytes_;
+}
+
+std::vector<uint64_t> DeviceArena::used_by_device() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<uint64_t> bytes;
+  for (const auto& [device, live] : live_by_device_) {
+    if (size_t(device) >= bytes.size()) bytes.resize(size_t(device) + 1);
+    bytes[size_t(device)] = live;
+  }
+  return bytes;
 }
 
 }  // namespace cuda_remote::server

@@ -18,6 +18,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "server/driver/driver_table.h"
 #include "server/worker/address_space.h"
@@ -73,6 +74,8 @@ class DeviceArena {
 
   // Bytes that live allocations and the application's own physical memory take.
   uint64_t used_bytes() const;
+  // Of live allocations, by device; the last ones may be missing. Without the application's own physical memory.
+  std::vector<uint64_t> used_by_device() const;
   uint64_t base() const { return kArenaBase; }
   uint64_t bytes() const { return bytes_; }
   uint64_t memory_limit() const { return memory_limit_; }
@@ -120,6 +123,7 @@ class DeviceArena {
   std::list<Cached> cached_;  // oldest first
   uint64_t cached_bytes_ = 0;
   uint64_t live_bytes_ = 0;     // of allocations, rounded
+  std::map<int, uint64_t> live_by_device_;
   uint64_t backed_bytes_ = 0;   // physical memory of the arena
   uint64_t charged_bytes_ = 0;  // physical memory of the application's own making
 };

@@ -133,6 +133,7 @@ int Serve(const Options& options) {
       session.FlushOutput();
       WorkerStats stats;
       stats.device_bytes = warm.arena->used_bytes();
+      stats.gpu_bytes = warm.arena->used_by_device();
       stats.calls = executor.calls();
       stats.bytes_in = executor.bytes_in();
       stats.bytes_out = session.payload_bytes_out();

@@ -98,6 +98,7 @@ void EncodeStats(const WorkerStats& stats, std::string* out) {
   wire::PutUint(out, 2, stats.calls);
   wire::PutUint(out, 3, stats.bytes_in);
   wire::PutUint(out, 4, stats.bytes_out);
+  wire::PutPackedUnsigned(out, 5, stats.gpu_bytes);
 }
 
 bool DecodeStats(std::string_view bytes, WorkerStats* stats) {
@@ -117,6 +118,9 @@ bool DecodeStats(std::string_view bytes, WorkerStats* stats) {
         break;
       case 4:
         ok = reader.Get(&stats->bytes_out);
+        break;
+      case 5:
+        ok = reader.Add(&stats->gpu_bytes);
         break;
       default:
         ok = reader.Skip();

@@ -24,6 +24,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "proto/channel/channel_types.h"
 
@@ -52,6 +53,7 @@ struct WorkerStats {
   uint64_t calls = 0;         // requests executed so far
   uint64_t bytes_in = 0;      // payload bytes from and to the client so far
   uint64_t bytes_out = 0;
+  std::vector<uint64_t> gpu_bytes;  // device memory by GPU, as far as allocations go; the last ones may be missing
 };
 
 void EncodeReady(const WorkerReady& ready, std::string* out);

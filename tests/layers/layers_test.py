@@ -30,11 +30,13 @@ IN_LIBRARY = (
     "proto/channel",
     "proto/codec",
     "proto/driverabi",
+    "proto/nvml",
     "replay/handles",
     "replay/log",
     "client/session",
     "client/custom",
     "client/entry",
+    "client/nvml",
     "client/trace",
 )
 HEAVY = re.compile(r"^(absl|grpc|grpcpp|google/protobuf|spdlog|fmt|CLI)/|\.pb\.h$")

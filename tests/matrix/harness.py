@@ -15,8 +15,11 @@ import subprocess
 import tempfile
 import time
 
-TOOLS = ("cr-run", "cr-server", "cr-worker", "cr-relay", "cr-checkpoint", "cr-restart", "cr-migrate", "cr-inspect", "cr-ps", "cr-trace")
-LIBRARIES = ("libcuda-remote.so", "libsoftgpu.so")
+TOOLS = (
+    "cr-run", "cr-server", "cr-worker", "cr-nvml", "cr-relay", "cr-checkpoint", "cr-restart", "cr-migrate", "cr-inspect", "cr-ps",
+    "cr-trace",
+)  # fmt: skip
+LIBRARIES = ("libcuda-remote.so", "libcuda-remote-nvml.so", "libsoftgpu.so")
 
 
 class Failure(Exception):

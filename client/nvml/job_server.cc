@@ -1,0 +1,138 @@
+#include "client/nvml/job_server.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/session/relay_process.h"
+#include "proto/channel/handshake.h"
+
+namespace cuda_remote::client {
+namespace {
+
+// cr-nvml may have to load the driver first.
+constexpr int kAnswerTimeoutMs = 30000;
+constexpr long kLockPauseNs = 5000000;
+constexpr char kUnix[] = "unix:";
+
+std::string Variable(const char* name) {
+  const char* const value = getenv(name);
+  return value ? value : "";
+}
+
+bool ReadFile(const std::string& path, std::string* text, std::string* identity) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  char buffer[4096];
+  const ssize_t length = read(fd, buffer, sizeof(buffer));
+  struct stat facts = {};
+  fstat(fd, &facts);
+  close(fd);
+  if (length <= 0) return false;
+  text->assign(buffer, size_t(length));
+  // The same text may come again after a restart: the file does not.
+  *identity = *text + std::to_string(facts.st_ino) + "." + std::to_string(facts.st_mtim.tv_sec) + "." +
+              std::to_string(facts.st_mtim.tv_nsec);
+  return true;
+}
+
+// Held while a question is open; waits while a snapshot is taken. No descriptor is open while it waits.
+class QuestionLock {
+ public:
+  explicit QuestionLock(const std::string& folder) {
+    if (folder.empty()) return;
+    const std::string path = folder + "/nvml.lock";
+    while (true) {
+      fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+      if (fd_ < 0) return;  // no such folder any more: nobody takes snapshots either
+      if (flock(fd_, LOCK_SH | LOCK_NB) == 0) return;
+      const bool busy = errno == EWOULDBLOCK || errno == EINTR;
+      close(fd_);
+      fd_ = -1;
+      if (!busy) return;
+      const timespec pause = {0, kLockPauseNs};
+      nanosleep(&pause, nullptr);
+    }
+  }
+  ~QuestionLock() {
+    if (fd_ < 0) return;
+    // By name: a child that was forked meanwhile has a copy of the descriptor.
+    flock(fd_, LOCK_UN);
+    close(fd_);
+  }
+  QuestionLock(const QuestionLock&) = delete;
+  QuestionLock& operator=(const QuestionLock&) = delete;
+
+ private:
+  int fd_ = -1;
+};
+
+bool Exchange(const std::string& path, const std::string& body, nvml::Answer* answer, std::string* error) {
+  const int socket = ConnectUnix(path, error);
+  if (socket < 0) return false;
+  Packet packet;
+  ChannelStatus status = SendPacket(socket, PacketType::kQuery, body, -1);
+  if (status == ChannelStatus::kOk) status = ReceivePacket(socket, &packet, kAnswerTimeoutMs);
+  close(socket);
+  if (packet.fd >= 0) close(packet.fd);
+  if (status != ChannelStatus::kOk) {
+    *error = std::string("the server gave no answer (") + ChannelStatusName(status) + ")";
+    return false;
+  }
+  // A server of another release says Welcome and why not; it knows no questions.
+  Welcome welcome;
+  if (packet.type == PacketType::kWelcome && DecodeWelcome(packet.body, &welcome)) {
+    *error = "the server refuses questions: " + welcome.error;
+    return false;
+  }
+  if (packet.type != PacketType::kAnswer || !nvml::DecodeAnswer(packet.body, answer)) {
+    *error = "the server's answer is malformed";
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+JobServer FindJobServer() {
+  JobServer server;
+  server.folder = Variable("CUDA_REMOTE_JOB_DIR");
+  std::string text;
+  if (!server.folder.empty() && ReadFile(server.folder + "/gpu-server", &text, &server.identity)) {
+    const size_t end = text.find('\n');
+    if (end != std::string::npos && end > 0) {
+      server.address = text.substr(0, end);
+      server.gpu = atoi(text.c_str() + end + 1);
+      return server;
+    }
+  }
+  server.address = Variable("CUDA_REMOTE_SERVER");
+  const std::string gpu = Variable("CUDA_REMOTE_GPU");
+  if (!gpu.empty()) server.gpu = atoi(gpu.c_str());
+  server.identity = server.address + " " + gpu;
+  return server;
+}
+
+bool AskServer(const JobServer& server, const nvml::Question& question, std::string* relay, nvml::Answer* answer,
+               std::string* error) {
+  if (server.address.empty()) {
+    *error = "no GPU server: run the program with cr-run, or set CUDA_REMOTE_SERVER";
+    return false;
+  }
+  std::string body;
+  nvml::EncodeQuestion(question, &body);
+  const QuestionLock lock(server.folder);
+  if (server.address.compare(0, sizeof(kUnix) - 1, kUnix) == 0)
+    return Exchange(server.address.substr(sizeof(kUnix) - 1), body, answer, error);
+  // A relay of our own ends when it had no questions for a while; then another one is started.
+  if (!relay->empty() && Exchange(*relay, body, answer, error)) return true;
+  relay->clear();
+  return StartRelay(server.address, relay, error) && Exchange(*relay, body, answer, error);
+}
+
+}  // namespace cuda_remote::client

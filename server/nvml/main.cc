@@ -1,0 +1,91 @@
+// cr-nvml: answers NVML's questions about a cr-server's GPUs. Started by cr-server when the first question comes,
+// because cr-server itself loads no driver library; ends with it. Packets: server/nvml/ask.h.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "proto/channel/handshake.h"
+#include "server/nvml/answerer.h"
+#include "server/nvml/ask.h"
+#include "server/nvml/source.h"
+#include "server/worker/loaded_driver.h"
+#include "server/worker_link/worker_link.h"
+#include "spdlog/sinks/stdout_sinks.h"
+#include "spdlog/spdlog.h"
+
+namespace cuda_remote::server {
+namespace {
+
+struct Options {
+  int link_fd = kWorkerLinkFd;
+  std::string log_level = "info";
+  std::string driver;
+  std::string nvml = "libnvidia-ml.so.1";
+  int gpu = -1;
+};
+
+int Serve(const Options& options) {
+  signal(SIGPIPE, SIG_IGN);
+  fcntl(options.link_fd, F_SETFD, FD_CLOEXEC);
+  LoadedDriver driver;
+  std::unique_ptr<NvmlSource> source;
+  std::string error, why;
+  if (ChooseDriver(options.driver, &driver, &error)) {
+    if (!driver.software) source = OpenRealNvml(driver, options.nvml, &why);
+    if (!source) source = MakeDriverFacts(driver);
+    if (!why.empty()) spdlog::warn("no NVML ({}): questions are answered from the driver API", why);
+    spdlog::debug("answers come from {}", source->Describe());
+  } else {
+    spdlog::error("{}", error);
+  }
+  Answerer answerer(source.get(), int(driver.devices.size()), options.gpu);
+  while (true) {
+    Packet packet;
+    const ChannelStatus status = ReceivePacket(options.link_fd, &packet, -1);
+    if (status == ChannelStatus::kClosed || status == ChannelStatus::kSystemError) return 0;
+    Ask ask;
+    nvml::Answer answer;
+    if (status == ChannelStatus::kOk && packet.type == PacketType::kAsk && DecodeAsk(packet.body, &ask)) {
+      if (source) {
+        answer = answerer.Answer(ask);
+      } else {
+        answer.result = nvml::kDriverNotLoaded;
+        answer.error = error;
+      }
+    }
+    if (packet.fd >= 0) {
+      std::string body;
+      EncodeAnswer(answer, &body);
+      // A client that does not read its answer is no reason to wait.
+      fcntl(packet.fd, F_SETFL, O_NONBLOCK);
+      SendPacket(packet.fd, PacketType::kAnswer, body, -1);
+      close(packet.fd);
+    }
+    if (SendPacket(options.link_fd, PacketType::kAsked, "", -1) != ChannelStatus::kOk) return 0;
+  }
+}
+
+}  // namespace
+}  // namespace cuda_remote::server
+
+int main(int argc, char** argv) {
+  using cuda_remote::server::Options;
+  Options options;
+  CLI::App app("cr-nvml: answers questions about a cr-server's GPUs. Started by cr-server, not by hand.");
+  app.add_option("--link-fd", options.link_fd, "socket to cr-server");
+  app.add_option("--log-level", options.log_level, "trace, debug, info, warn, error or off");
+  app.add_option("--driver", options.driver, "CUDA driver library (default: the machine's own, else the software GPU)");
+  app.add_option("--nvml", options.nvml, "NVML library");
+  app.add_option("--gpu", options.gpu, "the only GPU that is served");
+  CLI11_PARSE(app, argc, argv);
+  auto logger = spdlog::stderr_logger_mt("nvml");
+  logger->set_pattern("cr-nvml[%P] %l: %v");
+  spdlog::set_default_logger(logger);
+  spdlog::set_level(spdlog::level::from_str(options.log_level));
+  return cuda_remote::server::Serve(options);
+}
