@@ -13,6 +13,7 @@
 #include "client/tools/gpu_state.h"
 #include "client/tools/held_job.h"
 #include "client/tools/job.h"
+#include "client/tools/modules.h"
 #include "client/tools/progress.h"
 #include "proto/frame/frame.h"
 
@@ -56,7 +57,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   if (!host) return false;
   const std::string program = job->command_size() > 0 ? job->command(0) : "";
   const std::unique_ptr<ClientChannel> channel =
-      OpenSession(host->socket_path(), program, job->name(), options.gpu, error);
+      OpenSession(host->socket_path(), OwnPid(*job), program, job->name(), options.gpu, error);
   if (!channel) return false;
   const std::unique_ptr<HeldJob> held = HeldJob::Take(directory, int(options.timeout * 1000), error);
   if (!held) return false;
@@ -72,6 +73,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
              std::to_string(after.devices.size());
     return false;
   }
+  if (!CheckModules(held->log(), before.devices, after.devices, error)) return false;
   if (!ReplayLog(held->log(), channel.get(), error)) return false;
   uint64_t bytes = 0;
   {

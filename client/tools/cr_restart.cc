@@ -19,6 +19,7 @@
 #include "client/tools/held_job.h"
 #include "client/tools/isolate.h"
 #include "client/tools/job.h"
+#include "client/tools/modules.h"
 #include "client/tools/open_files.h"
 #include "client/tools/progress.h"
 #include "client/tools/terminal.h"
@@ -114,12 +115,12 @@ bool CheckFiles(const Options& options, const ckptfmt::ImageReader& image, const
 }
 
 // A GPU session with everything that the job had.
-std::unique_ptr<ClientChannel> RestoreGpu(const Options& options, const GpuHost& host,
+std::unique_ptr<ClientChannel> RestoreGpu(const Options& options, const GpuHost& host, const Job& job,
                                           const ckptfmt::ImageReader& image, const replay::Log& log,
                                           std::string* error) {
   const ckptfmt::ImageInfo& info = image.info();
-  std::unique_ptr<ClientChannel> channel =
-      OpenSession(host.socket_path(), info.program, info.job, options.server.empty() ? -1 : options.gpu, error);
+  std::unique_ptr<ClientChannel> channel = OpenSession(host.socket_path(), OwnPid(job), info.program, info.job,
+                                                       options.server.empty() ? -1 : options.gpu, error);
   if (!channel) return nullptr;
   ckptfmt::ImageInfo here;
   if (!DescribeServer(channel.get(), &here, error)) return nullptr;
@@ -128,6 +129,7 @@ std::unique_ptr<ClientChannel> RestoreGpu(const Options& options, const GpuHost&
              std::to_string(here.devices.size());
     return nullptr;
   }
+  if (!CheckModules(log, info.devices, here.devices, error)) return nullptr;
   for (size_t i = 0; i < info.devices.size(); ++i) {
     if (here.devices[i].name != info.devices[i].name)
       Say(kTool,
@@ -214,7 +216,7 @@ int Run(const Options& options) {
   BlockForwardedSignals();
   std::unique_ptr<GpuHost> host = GpuHost::Open(options.server, options.gpu, directory, /*detached=*/false, &error);
   std::unique_ptr<ClientChannel> channel;
-  if (host) channel = RestoreGpu(options, *host, *image, log, &error);
+  if (host) channel = RestoreGpu(options, *host, job, *image, log, &error);
   Isolated isolated;
   pid_t copier = 0;
   bool ok = channel && CutBack(longer, &error) &&

@@ -1,7 +1,5 @@
 #include "client/tools/gpu_state.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -164,10 +162,10 @@ bool Write(ClientChannel* channel, const ckptfmt::Region& region, uint64_t offse
 
 }  // namespace
 
-std::unique_ptr<ClientChannel> OpenSession(const std::string& path, const std::string& program, const std::string& job,
-                                           int gpu, std::string* error) {
+std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid, const std::string& program,
+                                           const std::string& job, int gpu, std::string* error) {
   Hello hello;
-  hello.pid = uint32_t(getpid());
+  hello.pid = pid;
   hello.program = program;
   hello.job = job;
   hello.gpu = gpu;

@@ -299,6 +299,8 @@ uint64_t PidNamespace(int pid) {
   return stat(("/proc/" + std::to_string(pid) + "/ns/pid").c_str(), &facts) == 0 ? facts.st_ino : 0;
 }
 
+uint32_t OwnPid(const Job& job) { return uint32_t(job.inner_pid() > 0 ? job.inner_pid() : job.pid()); }
+
 bool JobIsAlive(const Job& job) {
   if (job.init_pid() > 0)
     return !IsZombie(job.init_pid()) && PidNamespace(job.init_pid()) == job.pid_namespace() && job.pid_namespace() != 0;

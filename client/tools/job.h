@@ -73,6 +73,9 @@ std::string FindCompanion(const std::string& name);
 // A unique inode of a process's PID namespace; 0 if there is no such process.
 uint64_t PidNamespace(int pid);
 
+// The program's PID as the program knows it.
+uint32_t OwnPid(const Job& job);
+
 // Whether the job's processes are still there.
 bool JobIsAlive(const Job& job);
 

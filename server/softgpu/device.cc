@@ -52,7 +52,7 @@ CUuuid MakeUuid(int ordinal) {
 const std::vector<Device*>& Devices() {
   static const auto* devices = [] {
     auto* list = new std::vector<Device*>;
-    for (int i = 0; i < GetSettings().devices; ++i) list->push_back(new Device(i));
+    for (const int number : GetSettings().visible) list->push_back(new Device(static_cast<int>(list->size()), number));
     return list;
   }();
   return *devices;
@@ -60,10 +60,11 @@ const std::vector<Device*>& Devices() {
 
 }  // namespace
 
-Device::Device(int ordinal)
+Device::Device(int ordinal, int number)
     : ordinal_(ordinal),
+      number_(number),
       total_(GetSettings().memory_bytes),
-      uuid_(MakeUuid(ordinal)),
+      uuid_(MakeUuid(number)),
       primary_(Context::Create(ordinal, CU_CTX_SCHED_AUTO, true)) {
   Registry<Context>::Get().Add(primary_);
 }
@@ -80,6 +81,9 @@ Device* GetDevice(CUdevice ordinal) {
   const std::vector<Device*>& devices = Devices();
   return ordinal >= 0 && static_cast<size_t>(ordinal) < devices.size() ? devices[ordinal] : nullptr;
 }
+
+int ComputeMajor() { return GetSettings().capability / 10; }
+int ComputeMinor() { return GetSettings().capability % 10; }
 
 int DeviceCount() { return static_cast<int>(Devices().size()); }
 
@@ -148,7 +152,7 @@ CUresult DeviceAttribute(int* value, CUdevice_attribute attribute, CUdevice devi
       *value = 1;
       break;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
-      *value = 0x50 + device;
+      *value = 0x50 + GetDevice(device)->number();
       break;
     case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE:
       *value = 1000000;
@@ -169,10 +173,10 @@ CUresult DeviceAttribute(int* value, CUdevice_attribute attribute, CUdevice devi
       *value = 1;
       break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-      *value = kComputeMajor;
+      *value = ComputeMajor();
       break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
-      *value = kComputeMinor;
+      *value = ComputeMinor();
       break;
     case CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED:
       *value = 1;

@@ -15,8 +15,6 @@
 namespace cuda_remote::softgpu {
 
 constexpr int kDriverVersion = 13000;
-constexpr int kComputeMajor = 9;
-constexpr int kComputeMinor = 0;
 constexpr int kMultiprocessors = 4;
 constexpr int kThreadsPerMultiprocessor = 2048;
 constexpr int kBlocksPerMultiprocessor = 32;
@@ -31,9 +29,11 @@ constexpr uint64_t kPitchAlignment = 512;
 
 class Device {
  public:
-  explicit Device(int ordinal);
+  // `number`: which one of the machine's, whatever CUDA_VISIBLE_DEVICES makes of it.
+  Device(int ordinal, int number);
 
   int ordinal() const { return ordinal_; }
+  int number() const { return number_; }
   const CUuuid& uuid() const { return uuid_; }
 
   uint64_t total() const { return total_; }
@@ -49,11 +49,16 @@ class Device {
 
  private:
   const int ordinal_;
+  const int number_;
   const uint64_t total_;
   CUuuid uuid_;
   std::atomic<uint64_t> used_{0};
   ContextPtr primary_;
 };
+
+// What the devices say that they are: SOFTGPU_CAPABILITY, or 9.0.
+int ComputeMajor();
+int ComputeMinor();
 
 // Null if there is no such device.
 Device* GetDevice(CUdevice ordinal);

@@ -41,7 +41,7 @@ CUresult GetAttribute(int* value, CUfunction_attribute attribute, const Function
       *value = module ? module->code().target() : 0;
       break;
     case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
-      *value = kComputeMajor * 10 + kComputeMinor;
+      *value = ComputeMajor() * 10 + ComputeMinor();
       break;
     case CU_FUNC_ATTRIBUTE_CACHE_MODE_CA:
       *value = 0;

@@ -122,8 +122,8 @@ SOFTGPU_API cuDeviceComputeCapability(int* major, int* minor, CUdevice ordinal) 
   SOFTGPU_ENTER();
   if (major == nullptr || minor == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (GetDevice(ordinal) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  *major = kComputeMajor;
-  *minor = kComputeMinor;
+  *major = ComputeMajor();
+  *minor = ComputeMinor();
   return CUDA_SUCCESS;
 }
 
@@ -140,7 +140,7 @@ SOFTGPU_API cuDeviceGetPCIBusId(char* text, int len, CUdevice ordinal) {
   SOFTGPU_ENTER();
   if (text == nullptr || len < 13) return CUDA_ERROR_INVALID_VALUE;
   if (GetDevice(ordinal) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  std::snprintf(text, len, "%04X:%02X:%02X.0", 0, 0x50 + ordinal, 0);
+  std::snprintf(text, len, "%04X:%02X:%02X.0", 0, 0x50 + GetDevice(ordinal)->number(), 0);
   return CUDA_SUCCESS;
 }
 
@@ -152,11 +152,12 @@ SOFTGPU_API cuDeviceGetByPCIBusId(CUdevice* device, const char* text) {
     domain = 0;
     if (std::sscanf(text, "%x:%x", &bus, &slot) < 2) return CUDA_ERROR_INVALID_VALUE;
   }
-  if (domain != 0 || slot != 0 || bus < 0x50 || GetDevice(static_cast<int>(bus - 0x50)) == nullptr) {
-    return CUDA_ERROR_INVALID_DEVICE;
+  for (int i = 0; domain == 0 && slot == 0 && i < DeviceCount(); ++i) {
+    if (bus != 0x50u + static_cast<unsigned>(GetDevice(i)->number())) continue;
+    *device = i;
+    return CUDA_SUCCESS;
   }
-  *device = static_cast<int>(bus - 0x50);
-  return CUDA_SUCCESS;
+  return CUDA_ERROR_INVALID_DEVICE;
 }
 
 SOFTGPU_API cuDeviceGetLuid(char*, unsigned int*, CUdevice) {

@@ -28,7 +28,8 @@ CUresult PtxFromImage(const void* image, std::string* ptx, std::string* log) {
   // The newest PTX that this GPU could take; else the oldest of those that are too new, as it may still run.
   uint32_t best = 0;
   bool found = false, found_fitting = false, sass = false;
-  constexpr uint32_t kArch = kComputeMajor * 10 + kComputeMinor;
+  const uint32_t own = static_cast<uint32_t>(GetSettings().capability);
+  bool newer = false;
   bool parsed = replay::ForEachEntry(
       std::string_view(static_cast<const char*>(start), size),
       [&](replay::ImageEntry& entry) {
@@ -36,7 +37,11 @@ CUresult PtxFromImage(const void* image, std::string* ptx, std::string* log) {
           sass = true;
           return true;
         }
-        bool fits = entry.arch <= kArch;
+        bool fits = entry.arch <= own;
+        if (!fits && GetSettings().strict_capability) {
+          newer = true;
+          return true;
+        }
         bool better = !found || (fits ? !found_fitting || entry.arch > best : !found_fitting && entry.arch < best);
         if (better) {
           found = true;
@@ -52,10 +57,11 @@ CUresult PtxFromImage(const void* image, std::string* ptx, std::string* log) {
     return CUDA_ERROR_INVALID_IMAGE;
   }
   if (!found) {
-    *log = sass ? "the image has machine code alone; the software GPU needs PTX "
-                  "(nvcc -gencode arch=compute_75,code=compute_75)"
-                : "the image has no code that the software GPU can run; it needs PTX "
-                  "(nvcc -gencode arch=compute_75,code=compute_75)";
+    *log = newer  ? "the image's code is for GPUs that are newer than SOFTGPU_CAPABILITY says"
+           : sass ? "the image has machine code alone; the software GPU needs PTX "
+                    "(nvcc -gencode arch=compute_75,code=compute_75)"
+                  : "the image has no code that the software GPU can run; it needs PTX "
+                    "(nvcc -gencode arch=compute_75,code=compute_75)";
     LogOnce(*log);
     return CUDA_ERROR_NO_BINARY_FOR_GPU;
   }

@@ -1,7 +1,7 @@
 // Settings of the software GPU, read from the environment once, and its messages.
 //
-// SOFTGPU_DEVICES, SOFTGPU_MEMORY (bytes, with K, M or G), SOFTGPU_UUID, SOFTGPU_THREADS, SOFTGPU_FAIL,
-// SOFTGPU_DELAY_US: README.md. Thread-safe.
+// CUDA_VISIBLE_DEVICES (ordinals), SOFTGPU_DEVICES, SOFTGPU_CAPABILITY (as in 8.0), SOFTGPU_MEMORY (bytes, with K, M or
+// G), SOFTGPU_UUID, SOFTGPU_THREADS, SOFTGPU_FAIL, SOFTGPU_DELAY_US: README.md. Thread-safe.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_SETTINGS_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_SETTINGS_H_
 
@@ -9,12 +9,16 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace cuda_remote::softgpu {
 
 struct Settings {
   int devices = 1;
+  std::vector<int> visible;                   // which of them, in this order (CUDA_VISIBLE_DEVICES)
   uint64_t memory_bytes = uint64_t{2} << 30;  // of each device
+  int capability = 90;                        // 90 for 9.0
+  bool strict_capability = false;             // it was set: code for newer GPUs is refused, as by a real one
   std::string uuid;                           // as given; empty: derived from the machine
   uint32_t kernel_threads = 0;                // 0: as many as the machine has
   uint32_t delay_us = 0;                      // before every kernel and copy

@@ -241,7 +241,9 @@ void Supervisor::AskMonitor(int socket, const std::string& question, bool remote
     one.worker_pid = uint32_t(info.worker_pid);
     one.gpu = info.gpu;
     one.program = info.hello.program;
-    one.device_bytes = info.stats.gpu_bytes;
+    // The worker numbers the GPUs that it was given.
+    one.device_bytes.assign(size_t(session.first_gpu), 0);
+    one.device_bytes.insert(one.device_bytes.end(), info.stats.gpu_bytes.begin(), info.stats.gpu_bytes.end());
     // What is not of any one GPU's count belongs to the one that the worker began with.
     uint64_t rest = info.stats.device_bytes;
     for (const uint64_t bytes : one.device_bytes) rest -= std::min(rest, bytes);
@@ -259,6 +261,10 @@ uint64_t Supervisor::Admit(int socket, const Hello& hello, const std::string& tr
   if (why.empty() && stopping_) why = "the server is shutting down";
   if (why.empty() && options_.max_sessions > 0 && int(sessions_.size()) >= options_.max_sessions) {
     why = "the server has its " + std::to_string(options_.max_sessions) + " sessions (--max-sessions) already";
+  }
+  if (why.empty() && (hello.gpu < -1 || (options_.gpu >= 0 && hello.gpu > 0))) {
+    why = "this server has no GPU " + std::to_string(hello.gpu) +
+          (options_.gpu >= 0 ? "; it serves one (--gpu), which is its 0" : "");
   }
   if (!why.empty()) {
     spdlog::warn("refused pid {} ({}): {}", hello.pid, hello.program, why);
@@ -288,16 +294,23 @@ void Supervisor::Refuse(int socket, const std::string& why) {
   close(socket);
 }
 
-void Supervisor::AssignWaiting() {
-  while (!waiting_.empty()) {
-    const auto worker =
-        std::find_if(workers_.begin(), workers_.end(), [](const Worker& w) { return w.state == Worker::kReady; });
-    if (worker == workers_.end()) return;
-    const uint64_t id = waiting_.front();
-    waiting_.pop_front();
+int Supervisor::WantedGpu(const Hello& hello) const { return options_.gpu >= 0 ? options_.gpu : hello.gpu; }
+
+std::deque<uint64_t>::iterator Supervisor::WaitingFor(int only) {
+  return std::find_if(waiting_.begin(), waiting_.end(), [&](uint64_t id) {
     const auto found = sessions_.find(id);
-    if (found == sessions_.end()) continue;
-    Session& session = found->second;
+    return found != sessions_.end() && WantedGpu(found->second.info.hello) == only;
+  });
+}
+
+void Supervisor::AssignWaiting() {
+  for (auto worker = workers_.begin(); worker != workers_.end(); ++worker) {
+    if (worker->state != Worker::kReady) continue;
+    const auto next = WaitingFor(worker->only);
+    if (next == waiting_.end()) continue;
+    const uint64_t id = *next;
+    waiting_.erase(next);
+    Session& session = sessions_.at(id);
     WorkerAssign assign;
     assign.session = id;
     assign.shared_memory = session.info.transport == "ring";
@@ -316,7 +329,8 @@ void Supervisor::AssignWaiting() {
     session.socket = -1;
     session.waiting = false;
     session.info.worker_pid = worker->pid;
-    session.info.gpu = worker->ready.gpu;
+    session.info.gpu = worker->only >= 0 ? worker->only : worker->ready.gpu;
+    session.first_gpu = std::max(worker->only, 0);
     session.info.driver = worker->ready.driver;
     worker->state = Worker::kServing;
     worker->session = id;
@@ -329,21 +343,34 @@ void Supervisor::AssignWaiting() {
 
 void Supervisor::KeepWarm() {
   if (stopping_) return;
-  int coming = 0;
-  for (const Worker& worker : workers_) coming += worker.state == Worker::kStarting || worker.state == Worker::kReady;
-  const int wanted = std::max(options_.workers, int(waiting_.size()));
-  if (coming >= wanted) return;
-  // After failures there is a pause, unless somebody waits for the answer.
-  if (start_failures_ > 0 && waiting_.empty() && Clock::now() < start_again_) return;
-  // Warm ones are not worth endless attempts.
-  if (start_failures_ >= 3 && waiting_.empty()) return;
-  while (coming < wanted) {
-    StartWorker();
-    ++coming;
+  // By the one GPU that they are given. Warm ones are kept for sessions without a choice.
+  std::map<int, int> missing;
+  missing[options_.gpu] = 0;
+  for (const uint64_t id : waiting_) {
+    const auto found = sessions_.find(id);
+    if (found != sessions_.end()) ++missing[WantedGpu(found->second.info.hello)];
+  }
+  // After failures there is a pause, unless somebody waits for the answer; and warm ones are not worth endless
+  // attempts.
+  const bool warm = start_failures_ == 0 || (start_failures_ < 3 && Clock::now() >= start_again_);
+  if (warm) missing[options_.gpu] = std::max(missing[options_.gpu], options_.workers);
+  for (Worker& worker : workers_) {
+    if (worker.state != Worker::kStarting && worker.state != Worker::kReady) continue;
+    const auto needed = missing.find(worker.only);
+    if (needed != missing.end()) {
+      --needed->second;
+    } else if (worker.state == Worker::kReady) {
+      // The session that it was started for has gone.
+      worker.state = Worker::kEnding;
+      worker.kill_at = Clock::now();
+    }
+  }
+  for (const auto& [only, count] : missing) {
+    for (int i = 0; i < count; ++i) StartWorker(only);
   }
 }
 
-void Supervisor::StartWorker() {
+void Supervisor::StartWorker(int only) {
   int sockets[2];
   std::string error;
   if (!SocketPair(sockets)) {
@@ -355,7 +382,7 @@ void Supervisor::StartWorker() {
   std::vector<std::string> command = {options_.worker, "--link-fd", std::to_string(kWorkerLinkFd), "--log-level",
                                       options_.log_level};
   if (!options_.driver.empty()) command.insert(command.end(), {"--driver", options_.driver});
-  if (options_.gpu >= 0) command.insert(command.end(), {"--gpu", std::to_string(options_.gpu)});
+  if (only >= 0) command.insert(command.end(), {"--gpu", std::to_string(only)});
   if (options_.memory_limit > 0)
     command.insert(command.end(), {"--memory-limit", std::to_string(options_.memory_limit)});
   const pid_t pid = SpawnWorker(command, sockets[1], &error);
@@ -366,15 +393,16 @@ void Supervisor::StartWorker() {
     worker_error_ = error;
     ++start_failures_;
     start_again_ = Clock::now() + kFailurePause;
-    if (!waiting_.empty()) {
-      const uint64_t id = waiting_.front();
-      waiting_.pop_front();
+    if (const auto next = WaitingFor(only); next != waiting_.end()) {
+      const uint64_t id = *next;
+      waiting_.erase(next);
       EndOfSession(id, "no worker could be started: " + error, true);
     }
     return;
   }
   Worker worker;
   worker.pid = pid;
+  worker.only = only;
   worker.link = sockets[0];
   worker.since = Clock::now();
   worker.kill_at = worker.since + kWorkerStartTimeout;
@@ -407,8 +435,10 @@ void Supervisor::ReadLink(Worker* worker) {
         }
         worker->state = Worker::kReady;
         worker->kill_at = Clock::time_point::max();
-        start_failures_ = 0;
-        worker_error_.clear();
+        if (worker->only == options_.gpu) {
+          start_failures_ = 0;
+          worker_error_.clear();
+        }
         last_ready_ = ready;
         spdlog::debug("worker {} is ready after {:.2f} s: {}", worker->pid, Seconds(Clock::now() - worker->since),
                       ready.driver);
@@ -466,16 +496,20 @@ void Supervisor::WorkerGone(Worker* worker, int status) {
     case Worker::kStarting:
     case Worker::kReady: {
       if (stopping_) break;
-      ++start_failures_;
-      start_again_ = Clock::now() + kFailurePause;
-      worker_error_ = !worker->end_reason.empty() ? worker->end_reason
-                                                  : "cr-worker " + DescribeStatus(status) + " while it started";
-      spdlog::error("worker {}: {}", worker->pid, worker_error_);
-      if (start_failures_ == 3) spdlog::error("no more warm workers are started until a client asks for one");
-      if (!waiting_.empty()) {
-        const uint64_t id = waiting_.front();
-        waiting_.pop_front();
-        EndOfSession(id, "no worker could be started: " + worker_error_, true);
+      const std::string why = !worker->end_reason.empty() ? worker->end_reason
+                                                          : "cr-worker " + DescribeStatus(status) + " while it started";
+      spdlog::error("worker {}: {}", worker->pid, why);
+      // A GPU that somebody asked for and that is not there says nothing of the others.
+      if (worker->only == options_.gpu) {
+        ++start_failures_;
+        start_again_ = Clock::now() + kFailurePause;
+        worker_error_ = why;
+        if (start_failures_ == 3) spdlog::error("no more warm workers are started until a client asks for one");
+      }
+      if (const auto next = WaitingFor(worker->only); next != waiting_.end()) {
+        const uint64_t id = *next;
+        waiting_.erase(next);
+        EndOfSession(id, "no worker could be started: " + why, true);
       }
       break;
     }

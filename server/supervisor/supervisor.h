@@ -91,6 +91,7 @@ class Supervisor {
     enum State { kStarting, kReady, kServing, kEnding };
     pid_t pid = 0;
     int link = -1;
+    int only = -1;  // the one GPU that it was given, -1: all
     State state = kStarting;
     Clock::time_point since;
     Clock::time_point kill_at = Clock::time_point::max();
@@ -102,7 +103,8 @@ class Supervisor {
     SessionInfo info;
     Clock::time_point started;
     Clock::time_point stats_at;
-    int socket = -1;  // until a worker has it
+    int first_gpu = 0;  // the worker's GPU 0, in the machine's numbers
+    int socket = -1;    // until a worker has it
     bool waiting = true;
   };
   struct NewClient {
@@ -119,7 +121,11 @@ class Supervisor {
   uint64_t Admit(int socket, const Hello& hello, const std::string& transport, const std::string& peer);
   void AssignWaiting();
   void KeepWarm();
-  void StartWorker();
+  void StartWorker(int only);
+  // Which one GPU a session sees, -1: all; in the machine's numbers.
+  int WantedGpu(const Hello& hello) const;
+  // The waiting session that such a worker would serve next; waiting_.end() if there is none.
+  std::deque<uint64_t>::iterator WaitingFor(int only);
   void ReadLink(Worker* worker);
   void Reap();
   void WorkerGone(Worker* worker, int status);

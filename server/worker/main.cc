@@ -2,8 +2,10 @@
 // (server/worker_link/worker_link.h).
 
 #include <signal.h>
+#include <stdlib.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -34,7 +36,7 @@ struct Options {
   int link_fd = kWorkerLinkFd;
   std::string log_level = "info";
   std::string driver;
-  int gpu = 0;
+  int gpu = -1;
   uint64_t memory_limit = 0;
 };
 
@@ -46,20 +48,44 @@ struct Warm {
   CUcontext context = nullptr;
 };
 
+// The GPU that is made ready; the only one, if the worker was given one.
+constexpr int kWarmGpu = 0;
+
+// Makes the driver, which is not loaded yet, have one GPU alone: the one that it would number so.
+void ShowOneGpu(int gpu) {
+  std::string value = std::to_string(gpu);
+  const char* const present = getenv("CUDA_VISIBLE_DEVICES");
+  if (present) {
+    // The server's own choice goes first; its list is taken apart.
+    std::string list = present;
+    for (int i = 0; i < gpu && !list.empty(); ++i) {
+      const size_t comma = list.find(',');
+      list = comma == std::string::npos ? "" : list.substr(comma + 1);
+    }
+    value = list.substr(0, list.find(','));
+  }
+  setenv("CUDA_VISIBLE_DEVICES", value.c_str(), 1);
+}
+
 bool WarmUp(const Options& options, Warm* warm, std::string* error) {
   PreloadCompiler();
-  if (!ChooseDriver(options.driver, &warm->driver, error)) return false;
+  if (options.gpu >= 0) ShowOneGpu(options.gpu);
+  if (!ChooseDriver(options.driver, &warm->driver, error)) {
+    if (options.gpu >= 0) *error = "there is no GPU " + std::to_string(options.gpu) + " (" + *error + ")";
+    return false;
+  }
   const DriverTable& driver = warm->driver.table;
   const int devices = int(warm->driver.devices.size());
-  if (options.gpu < 0 || options.gpu >= devices) {
-    *error = "there is no GPU " + std::to_string(options.gpu) + "; the driver has " + std::to_string(devices);
+  if (options.gpu >= 0 && devices != 1) {
+    *error = "the driver does not show GPU " + std::to_string(options.gpu) + " alone";
     return false;
   }
   warm->arena = DeviceArena::Create(driver, devices, options.memory_limit, error);
   if (!warm->arena) return false;
-  const CUresult result = driver.cuDevicePrimaryCtxRetain(&warm->context, options.gpu);
+  const CUresult result = driver.cuDevicePrimaryCtxRetain(&warm->context, kWarmGpu);
   if (result != CUDA_SUCCESS) {
-    *error = "GPU " + std::to_string(options.gpu) + " gives no context (CUDA error " + std::to_string(int(result)) + ")";
+    *error = "GPU " + std::to_string(std::max(options.gpu, 0)) + " gives no context (CUDA error " +
+             std::to_string(int(result)) + ")";
     return false;
   }
   warm->staging = std::make_unique<StagingPool>(warm->driver.table);
@@ -82,7 +108,7 @@ int Serve(const Options& options) {
   OutputCapture output;
   Warm warm;
   WorkerReady ready;
-  ready.gpu = options.gpu;
+  ready.gpu = kWarmGpu;
   if (!output.Install(&error) || !WarmUp(options, &warm, &error)) {
     spdlog::error("{}", error);
     ready.error = error;
@@ -123,7 +149,7 @@ int Serve(const Options& options) {
   parts.channel = pchannel;
   parts.output = &output;
   parts.staging = warm.staging.get();
-  parts.warm_gpu = options.gpu;
+  parts.warm_gpu = kWarmGpu;
   parts.warm_context = warm.context;
   WorkerSession session(parts);
   Executor executor(&session, pchannel);
@@ -157,7 +183,7 @@ int main(int argc, char** argv) {
   app.add_option("--link-fd", options.link_fd, "socket to cr-server");
   app.add_option("--log-level", options.log_level, "trace, debug, info, warn, error or off");
   app.add_option("--driver", options.driver, "CUDA driver library (default: the machine's own, else the software GPU)");
-  app.add_option("--gpu", options.gpu, "GPU to get ready ahead of need");
+  app.add_option("--gpu", options.gpu, "the only GPU of the session (default: all)");
   app.add_option("--memory-limit", options.memory_limit, "most bytes of device memory for the session (default: all)");
   CLI11_PARSE(app, argc, argv);
   // Standard output belongs to the GPU's printf.

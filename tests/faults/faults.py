@@ -291,6 +291,37 @@ def migrate_to_nowhere(context):
 
 
 @case
+def older_gpu(context):
+    """A GPU that cannot run the job's code is refused, and the module named, before anything is moved."""
+    lab = context.lab
+    if lab.driver and "softgpu" not in lab.driver:
+        return  # a real GPU is what it is
+    command = context.app("reduce", 30)
+    job = lab.job("job", command, lab.server().unix, step_ms=60)
+    job.wait_steps(3, 60)
+    image = context.path("image")
+    lab.run("checkpoint", [lab.tool("cr-checkpoint"), job.id, image], 60)
+    # nvcc's default code is for 7.5 and later.
+    lab.env["SOFTGPU_CAPABILITY"] = "7.0"
+    old = lab.server("old")
+    del lab.env["SOFTGPU_CAPABILITY"]
+    words = r"the job's module \w+ .*cannot run on the GPU there.*compute capability 7\.0"
+    moved = lab.start(harness.Process(lab, "migrate", [lab.tool("cr-migrate"), job.id, "--to", old.unix]))
+    must_fail(moved, mention=words + ".*the job goes on where it was")
+    inspected = lab.start(harness.Process(lab, "inspect", [lab.tool("cr-inspect"), "--can-run-on", "7.0", image]))
+    if inspected.wait(60) != 3:
+        raise Failure(f"cr-inspect --can-run-on does not say so\n{inspected.describe()}")
+    job.expect_success(60)
+    harness.same("after the refused migration", job.stdout(), context.expected(command))
+    os.truncate(job.out, 0)
+    refused = lab.start(harness.Process(lab, "restart", [lab.tool("cr-restart"), image, "--server", old.unix]))
+    must_fail(refused, mention=words)
+    fitting = lab.server("new")
+    again = lab.start(harness.Process(lab, "again", [lab.tool("cr-restart"), image, "--server", fitting.unix]))
+    again.expect_success(60)
+
+
+@case
 def client_killed(context):
     """kill -9 in mid-call: the server frees the session's worker; the other job is not disturbed."""
     lab = context.lab

@@ -38,15 +38,15 @@ def expect_lines(job, *lines):
         raise harness.Failure(f"expected {list(lines)}, got {got}\n{job.describe()}")
 
 
-def plain(lab, options, address):
-    job = lab.job("job", [options.probe], address, env={"CUDA_VISIBLE_DEVICES": "0"})
+def plain(lab, options, address, env=None):
+    job = lab.job("job", [options.probe], address, env=env)
     job.expect_success(LIMIT)
-    # NVML tells of all GPUs, whatever CUDA may see of them.
     expect_lines(job, f"before: 2 GPUs, first {uuid(1)}", f"after: 2 GPUs, first {uuid(1)}", "done")
 
 
 def ring(lab, options):
-    plain(lab, options, start_server(lab, 1, gpus=2).unix)
+    # NVML tells of all GPUs, whatever CUDA may see of them.
+    plain(lab, options, start_server(lab, 1, gpus=2).unix, env={"CUDA_VISIBLE_DEVICES": "0"})
 
 
 def grpc(lab, options):
@@ -100,10 +100,27 @@ def select(lab, options):
     )
     second.expect_success(LIMIT)
     expect_lines(second, "count 1", *gpu(0, 1), *end)
+    # CUDA sees the same one.
+    probe = lab.start(
+        harness.Process(lab, "probe", [lab.tool("cr-run"), "--server", server.unix, "--gpu", "1", "--", options.probe])
+    )
+    probe.expect_success(LIMIT)
+    expect_lines(probe, f"before: 1 GPUs, first {uuid(1, 1)}", f"after: 1 GPUs, first {uuid(1, 1)}", "done")
+    missing = lab.start(
+        harness.Process(lab, "missing", [lab.tool("cr-run"), "--server", server.unix, "--gpu", "7", "--", options.probe])
+    )
+    if missing.wait(LIMIT) == 0:
+        raise harness.Failure("a GPU that the server does not have was served")
+    # And the server goes on for others.
+    every = lab.job("again", [options.probe], server.unix)
+    every.expect_success(LIMIT)
     # A server that has been given one of its machine's GPUs.
     own = lab.start(harness.Process(lab, "own", [lab.tool("cr-run"), "--gpu", "2", "--"] + command))
     own.expect_success(LIMIT)
     expect_lines(own, "count 1", *gpu(0, 2), *end)
+    both = lab.start(harness.Process(lab, "both", [lab.tool("cr-run"), "--gpu", "2", "--", options.probe]))
+    both.expect_success(LIMIT)
+    expect_lines(both, f"before: 1 GPUs, first {uuid(1, 2)}", f"after: 1 GPUs, first {uuid(1, 2)}", "done")
 
 
 def no_server(lab, options):

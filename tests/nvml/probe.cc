@@ -119,6 +119,11 @@ int main() {
   CUdevice first;
   CU_CHECK(cuDeviceGet(&first, 0));
   APP_CHECK(Text("nvmlDeviceGetUUID", device) == CudaUuid(first));
+  int devices = 0;
+  uint32_t gpus = 0;
+  CU_CHECK(cuDeviceGetCount(&devices));
+  NVML_CHECK("nvmlDeviceGetCount_v2", &gpus);
+  APP_CHECK(getenv("CUDA_VISIBLE_DEVICES") || uint32_t(devices) == gpus);
   char name[96] = {}, bus[32] = {};
   CU_CHECK(cuDeviceGetName(name, sizeof(name), first));
   CU_CHECK(cuDeviceGetPCIBusId(bus, sizeof(bus), first));

@@ -131,7 +131,11 @@ extern "C" {
 
 EXPORT CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
 EXPORT CUresult cuDriverGetVersion(int* v) { return *v = 13000, CUDA_SUCCESS; }
-EXPORT CUresult cuDeviceGetCount(int* n) { return *n = 1, CUDA_SUCCESS; }
+// One GPU, if CUDA_VISIBLE_DEVICES lets it be seen.
+EXPORT CUresult cuDeviceGetCount(int* n) {
+  const char* const visible = getenv("CUDA_VISIBLE_DEVICES");
+  return *n = visible && strcmp(visible, "0") != 0 ? 0 : 1, CUDA_SUCCESS;
+}
 EXPORT CUresult cuDeviceGet(CUdevice* d, int n) { return *d = n, CUDA_SUCCESS; }
 EXPORT CUresult cuDeviceGetName(char* name, int n, CUdevice) {
   snprintf(name, size_t(n), "Fake GPU");
