@@ -59,6 +59,11 @@ struct Outcome {
 
 double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
+uint64_t NowMs() {
+  using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
+  return uint64_t(duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count());
+}
+
 std::string CommandOf(const Job& job) {
   std::string text;
   for (const std::string& word : job.command()) text += (text.empty() ? "" : " ") + word;
@@ -153,6 +158,14 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
     outcome->paused = Since(paused);
   }
   outcome->sizes = image->sizes();
+  // For cr-ps, now and after a move.
+  Job told;
+  if (!options.stop && ReadJob(directory, &told, &problem)) {
+    told.set_saved_unix_ms(NowMs());
+    told.set_saved_bytes(outcome->sizes.total_bytes);
+    if (!WriteJob(directory, told, &problem)) Say(kTool, problem);
+    TellSaved(GpuServerOf(directory), held->info().session, told.saved_unix_ms(), told.saved_bytes());
+  }
   outcome->seconds = Since(start);
   return true;
 }

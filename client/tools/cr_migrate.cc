@@ -87,6 +87,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   }
   if (!held->Give(*channel, host->server(), error)) return false;
   const double stood = Since(paused), took = Since(start);
+  TellSaved(host->server(), channel->welcome().session, job->saved_unix_ms(), job->saved_bytes());
   std::string problem;
   if (!WriteGpuServer(directory, host->server(), options.gpu, &problem)) Say(kTool, problem);
   job->set_server(options.to);

@@ -228,6 +228,11 @@ int Run(const Options& options) {
     WaitForwarding(isolated.init, true, nullptr);
     ok = false;
   }
+  if (ok) {
+    job.set_saved_unix_ms(uint64_t(image->info().created_unix_ms));
+    job.set_saved_bytes(image->sizes().total_bytes);
+    TellSaved(host->server(), channel->welcome().session, job.saved_unix_ms(), job.saved_bytes());
+  }
   channel.reset();
   if (!ok) {
     host.reset();

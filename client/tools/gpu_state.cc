@@ -1,5 +1,7 @@
 #include "client/tools/gpu_state.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -7,7 +9,9 @@
 #include <string>
 #include <tuple>
 
+#include "proto/channel/handshake.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/nvml/query.h"
 #include "replay/replayer/channel_target.h"
 #include "replay/replayer/replayer.h"
 
@@ -16,6 +20,7 @@ namespace {
 
 constexpr uint64_t kPiece = kMaxPayloadBytes;
 constexpr size_t kWindow = 16;
+constexpr int kTellMs = 3000;
 
 std::string Hex(uint64_t value) {
   char text[24];
@@ -176,6 +181,26 @@ std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid
   return channel;
 }
 
+void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes) {
+  static constexpr char kUnix[] = "unix:";
+  if (unix_ms == 0 || address.compare(0, sizeof(kUnix) - 1, kUnix) != 0) return;
+  std::string error, body;
+  const int socket = ConnectUnix(address.substr(sizeof(kUnix) - 1), &error);
+  if (socket < 0) return;
+  const nvml::SavedNote note = {session, unix_ms, bytes};
+  nvml::Question question;
+  question.pid = uint32_t(getpid());
+  question.call = nvml::kSaved;
+  question.input.assign(reinterpret_cast<const char*>(&note), sizeof(note));
+  EncodeQuestion(question, &body);
+  Packet answer;
+  if (SendPacket(socket, PacketType::kQuery, body, -1) == ChannelStatus::kOk &&
+      ReceivePacket(socket, &answer, kTellMs) == ChannelStatus::kOk && answer.fd >= 0) {
+    close(answer.fd);
+  }
+  close(socket);
+}
+
 bool Drain(ClientChannel* channel, std::string* error) {
   Reply reply;
   if (!Ask(channel, kOpDrain, wire::OpDrain_Request{}, "finish its work", &reply, error)) return false;
@@ -269,10 +294,12 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
   return open == regions.size() || check(image->EndRegion());
 }
 
-// The driver places variables; the program, and other variables, may hold their addresses. Those that the program asked for
-// by name are compared in the replay; this finds the others.
+// The driver places variables; the program, and other variables, may hold their addresses. Those that the program asked
+// for by name are compared in the replay; this finds the others.
 static bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Region>& wanted, std::string* error) {
-  const auto is_variable = [](const ckptfmt::Region& region) { return region.kind != ckptfmt::RegionKind::kAllocation; };
+  const auto is_variable = [](const ckptfmt::Region& region) {
+    return region.kind != ckptfmt::RegionKind::kAllocation;
+  };
   if (std::none_of(wanted.begin(), wanted.end(), is_variable)) return true;
   std::vector<ckptfmt::Region> found;
   if (!ListRegions(channel, &found, error)) return false;

@@ -21,10 +21,14 @@ namespace cuda_remote::client::tools {
 // Gets bytes done and in all; false: the user has given up, stop.
 using Continue = std::function<bool(uint64_t done, uint64_t total)>;
 
-// Opens a session for a job that is being restarted or moved. `path`: GpuHost::socket_path(); `pid`: of the program, as it
-// knows itself; `gpu`: -1 for any.
+// Opens a session for a job that is being restarted or moved. `path`: GpuHost::socket_path(); `pid`: of the program, as
+// it knows itself; `gpu`: -1 for any.
 std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid, const std::string& program,
                                            const std::string& job, int gpu, std::string* error);
+
+// Tells the server at `address` (GpuHost::server()) when and how large the session's job was saved last, for cr-ps.
+// Nothing depends on it, so failures are not told.
+void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes);
 
 // Waits until the GPU is idle. Fails if the GPU has an error, or a stream capture is in progress.
 bool Drain(ClientChannel* channel, std::string* error);

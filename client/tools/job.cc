@@ -157,6 +157,13 @@ bool WriteGpuServer(const std::string& directory, const std::string& address, in
   return true;
 }
 
+std::string GpuServerOf(const std::string& directory) {
+  std::ifstream in(directory + "/gpu-server");
+  std::string address;
+  std::getline(in, address);
+  return address;
+}
+
 bool NvmlPause::Take(const std::string& directory, int timeout_ms, std::string* error) {
   const std::string path = directory + "/nvml.lock";
   fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);

@@ -28,13 +28,16 @@ std::string Absolute(const std::string& path);
 // Makes `directory` (mode 0700) and what is missing above it. An existing one must be this user's.
 bool MakeJobFolder(const std::string& directory, std::string* error);
 
-// Puts lib/libcuda.so.1 and lib/libnvidia-ml.so.1 there, pointing at the libraries beside this program. *library_folder:
-// the folder lib.
+// Puts lib/libcuda.so.1 and lib/libnvidia-ml.so.1 there, pointing at the libraries beside this program.
+// *library_folder: the folder lib.
 bool LinkLibrary(const std::string& directory, std::string* library_folder, std::string* error);
 
 // Tells our NVML in the job's processes which server they use from now on, and makes its lock. `address`: for
 // CUDA_REMOTE_SERVER; `gpu`: the only one, -1: all.
 bool WriteGpuServer(const std::string& directory, const std::string& address, int gpu, std::string* error);
+
+// The address in it; empty if there is none.
+std::string GpuServerOf(const std::string& directory);
 
 // Keeps our NVML in the job's processes from opening connections, so that a snapshot meets none. Released with it, or
 // with this process.

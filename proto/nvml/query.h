@@ -51,6 +51,15 @@ inline constexpr char kCpuAffinityScope[] = "nvmlDeviceGetCpuAffinityWithinScope
 inline constexpr char kMemoryAffinity[] = "nvmlDeviceGetMemoryAffinity";
 inline constexpr uint32_t kMaxAffinityWords = 512;
 
+// Not NVML's, but the same way and just as little of a session: a tool tells the server that a session's job has been
+// saved, for cr-ps. Input: SavedNote. kNotFound if there is no such session.
+inline constexpr char kSaved[] = "cr-saved";
+struct SavedNote {
+  uint64_t session;
+  uint64_t unix_ms;  // when the image was complete
+  uint64_t bytes;    // of the image
+};
+
 struct Question {
   uint32_t wire_version = kWireVersion;
   uint32_t pid = 0;  // who asks, for log lines

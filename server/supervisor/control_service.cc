@@ -53,6 +53,8 @@ grpc::Status ControlService::ListSessions(grpc::ServerContext*, const control::L
     out->set_calls_per_second(info.calls_per_second);
     out->set_bytes_per_second(info.bytes_per_second);
     out->set_replaying(info.hello.replaying);
+    out->set_saved_unix_ms(info.saved_unix_ms);
+    out->set_saved_bytes(info.saved_bytes);
   }
   return grpc::Status::OK;
 }

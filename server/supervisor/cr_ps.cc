@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cinttypes>
 #include <memory>
@@ -59,6 +60,18 @@ std::string Bytes(double bytes) {
   return text;
 }
 
+// How long ago, in two figures or so.
+std::string Ago(uint64_t unix_ms) {
+  if (unix_ms == 0) return "-";
+  using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
+  const int64_t now = duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
+  const int64_t seconds = std::max<int64_t>(now - int64_t(unix_ms), 0) / 1000;
+  if (seconds < 120) return std::to_string(seconds) + " s ago";
+  if (seconds < 2 * 3600) return std::to_string(seconds / 60) + " min ago";
+  if (seconds < 48 * 3600) return std::to_string(seconds / 3600) + " h ago";
+  return std::to_string(seconds / 86400) + " d ago";
+}
+
 void PrintJson(const control::ServerInfo& server, const control::ListSessionsReply& list) {
   printf(
       "{\n  \"server\": {\"name\": %s, \"pid\": %u, \"wire_version\": %u, \"warm_workers\": %u, \"sessions\": %u, "
@@ -75,11 +88,11 @@ void PrintJson(const control::ServerInfo& server, const control::ListSessionsRep
            "\"worker_pid\": %u, \"gpu\": %d, \"driver\": %s, \"seconds\": %.3f, \"device_bytes\": %" PRIu64
            ", \"calls\": %" PRIu64 ", \"bytes_in\": %" PRIu64 ", \"bytes_out\": %" PRIu64
            ", \"calls_per_second\": %.1f, \"bytes_per_second\": %.1f, "
-           "\"replaying\": %s}",
+           "\"replaying\": %s, \"saved_unix_ms\": %" PRIu64 ", \"saved_bytes\": %" PRIu64 "}",
            i ? "," : "", s.id(), s.pid(), Quoted(s.program()).c_str(), Quoted(s.job()).c_str(),
            Quoted(s.transport()).c_str(), Quoted(s.peer()).c_str(), s.worker_pid(), s.gpu(), Quoted(s.driver()).c_str(),
            s.seconds(), s.device_bytes(), s.calls(), s.bytes_in(), s.bytes_out(), s.calls_per_second(),
-           s.bytes_per_second(), s.replaying() ? "true" : "false");
+           s.bytes_per_second(), s.replaying() ? "true" : "false", s.saved_unix_ms(), s.saved_bytes());
   }
   printf("%s]\n}\n", list.sessions_size() ? "\n  " : "");
 }
@@ -91,14 +104,15 @@ void PrintTable(const control::ServerInfo& server, const control::ListSessionsRe
          server.seconds());
   if (!server.worker_error().empty()) printf("workers cannot start: %s\n", server.worker_error().c_str());
   if (list.sessions_size() == 0) return;
-  printf("%7s %8s %8s %3s %5s %10s %10s %11s %8s  %s\n", "SESSION", "PID", "WORKER", "GPU", "WAY", "MEMORY", "CALLS/S",
-         "BYTES/S", "SECONDS", "PROGRAM");
+  printf("%7s %8s %8s %3s %5s %10s %10s %11s %11s %8s  %s\n", "SESSION", "PID", "WORKER", "GPU", "WAY", "MEMORY",
+         "CALLS/S", "BYTES/S", "SAVED", "SECONDS", "PROGRAM");
   for (const control::SessionInfo& s : list.sessions()) {
     const std::string job = s.job().empty() ? "" : " [" + s.job() + "]";
-    printf("%7" PRIu64 " %8u %8s %3d %5s %10s %10.0f %11s %8.0f  %s%s%s\n", s.id(), s.pid(),
+    printf("%7" PRIu64 " %8u %8s %3d %5s %10s %10.0f %11s %11s %8.0f  %s%s%s\n", s.id(), s.pid(),
            s.worker_pid() ? std::to_string(s.worker_pid()).c_str() : "waits", s.gpu(), s.transport().c_str(),
            Bytes(double(s.device_bytes())).c_str(), s.calls_per_second(), Bytes(s.bytes_per_second()).c_str(),
-           s.seconds(), s.program().c_str(), job.c_str(), s.peer().empty() ? "" : (" from " + s.peer()).c_str());
+           Ago(s.saved_unix_ms()).c_str(), s.seconds(), s.program().c_str(), job.c_str(),
+           s.peer().empty() ? "" : (" from " + s.peer()).c_str());
   }
 }
 

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "proto/channel/handshake.h"
+#include "proto/nvml/query.h"
 #include "server/supervisor/spawn.h"
 
 namespace cuda_remote::server {
@@ -229,7 +230,30 @@ void Supervisor::ReadHello(const NewClient& client) {
   Admit(client.socket, hello, "ring", "");
 }
 
+bool Supervisor::AnswerItself(int socket, const std::string& bytes) {
+  nvml::Question question;
+  if (!DecodeQuestion(bytes, &question) || question.call != nvml::kSaved) return false;
+  nvml::Answer answer;
+  nvml::SavedNote note;
+  answer.result = nvml::kInvalidArgument;
+  if (question.input.size() == sizeof(note)) {
+    memcpy(&note, question.input.data(), sizeof(note));
+    const auto found = sessions_.find(note.session);
+    answer.result = found == sessions_.end() ? nvml::kNotFound : nvml::kSuccess;
+    if (found != sessions_.end()) {
+      found->second.info.saved_unix_ms = note.unix_ms;
+      found->second.info.saved_bytes = note.bytes;
+    }
+  }
+  std::string body;
+  EncodeAnswer(answer, &body);
+  SendPacket(socket, PacketType::kAnswer, body, -1);
+  close(socket);
+  return true;
+}
+
 void Supervisor::AskMonitor(int socket, const std::string& question, bool remote) {
+  if (AnswerItself(socket, question)) return;
   Ask ask;
   ask.question = question;
   ask.remote = remote;

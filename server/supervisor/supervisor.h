@@ -46,6 +46,8 @@ struct SessionInfo {
   WorkerStats stats;
   double calls_per_second = 0;
   double bytes_per_second = 0;
+  uint64_t saved_unix_ms = 0;  // when the job's last image was complete; 0: none, as far as is known
+  uint64_t saved_bytes = 0;
 };
 
 struct ServerFacts {
@@ -117,6 +119,8 @@ class Supervisor {
   // Event loop only; all with mutex_ held.
   void AcceptClients();
   void ReadHello(const NewClient& client);
+  // A question that is for the supervisor itself. False: it is cr-nvml's.
+  bool AnswerItself(int socket, const std::string& question);
   void AskMonitor(int socket, const std::string& question, bool remote);
   uint64_t Admit(int socket, const Hello& hello, const std::string& transport, const std::string& peer);
   void AssignWaiting();

@@ -4,13 +4,18 @@
 Usage: nvml_test.py --product DIR --probe PROGRAM --ask SCRIPT [--only CASE,...]
 
 Cases: ring, grpc, embedded (the answers agree with CUDA's), restart, migrate (they come from the new server; a thread asks
-all the time while the job is checkpointed), select (pynvml's way, without CUDA; which GPUs are seen), no_server.
+all the time while the job is checkpointed), select (pynvml's way, without CUDA; which GPUs are seen), no_server, hostile.
 
 Exit code: 0 all passed, 1 some failed.
 """
 
 import argparse
+import json
 import os
+import random
+import signal
+import socket
+import struct
 import sys
 import traceback
 
@@ -20,6 +25,7 @@ import harness  # noqa: E402
 
 LIMIT = 90
 MEMORY = 1 << 30
+BYTES = 48 << 20  # what the probe allocates
 
 
 def uuid(number, ordinal=0):
@@ -58,20 +64,42 @@ def embedded(lab, options):
     plain(lab, options, None)
 
 
+def saved_session(lab, server):
+    """The server's only session as cr-ps shows it; it must have been saved."""
+    def look():
+        shown = lab.run("ps", [lab.tool("cr-ps"), "--server", server.unix, "--json"], LIMIT)
+        text = shown.stdout().decode()
+        os.remove(shown.out)
+        return json.loads(text)["sessions"]
+
+    good = lambda s: s["saved_unix_ms"] and s["saved_bytes"] >= BYTES and s["device_bytes"] >= BYTES
+    harness.wait_for(
+        lambda: [good(s) for s in look()] == [True],
+        LIMIT,
+        lambda: f"cr-ps does not show what the session holds and what was saved: {look()}",
+    )
+    table = lab.run("ps-table", [lab.tool("cr-ps"), "--server", server.unix], LIMIT)
+    if "s ago" not in table.stdout().decode():
+        raise harness.Failure(f"cr-ps's table does not show it\n{table.describe()}")
+
+
 def moved(job):
     expect_lines(job, f"before: 1 GPUs, first {uuid(1)}", f"after: 1 GPUs, first {uuid(2)}", "done")
 
 
 def restart(lab, options):
-    job = lab.job("job", [options.probe], start_server(lab, 1).unix, pause_at=[1])
+    first = start_server(lab, 1)
+    job = lab.job("job", [options.probe], first.unix, pause_at=[1])
     job.wait_paused(1, LIMIT)
     image = os.path.join(lab.folder, "image")
     # While it runs on: the thread that asks must not be hurt.
     lab.run("live", [lab.tool("cr-checkpoint"), job.id, image + ".live"], LIMIT)
+    saved_session(lab, first)
     lab.run("checkpoint", [lab.tool("cr-checkpoint"), "--stop", job.id, image], LIMIT)
     job.wait(LIMIT)
     server = start_server(lab, 2, listen=True)
     again = lab.start(harness.Process(lab, "restart", [lab.tool("cr-restart"), image, "--server", server.tcp]))
+    saved_session(lab, server)
     job.go(1)
     again.expect_success(LIMIT)
     moved(job)
@@ -80,8 +108,10 @@ def restart(lab, options):
 def migrate(lab, options):
     job = lab.job("job", [options.probe], start_server(lab, 1).unix, pause_at=[1])
     job.wait_paused(1, LIMIT)
+    lab.run("live", [lab.tool("cr-checkpoint"), job.id, os.path.join(lab.folder, "image")], LIMIT)
     server = start_server(lab, 2)
     lab.run("migrate", [lab.tool("cr-migrate"), job.id, "--to", server.unix], LIMIT)
+    saved_session(lab, server)
     job.go(1)
     job.expect_success(LIMIT)
     moved(job)
@@ -140,7 +170,36 @@ def no_server(lab, options):
         raise harness.Failure(f"no answer through a relay of its own\n{alone.describe()}")
 
 
-CASES = {case.__name__: case for case in (ring, grpc, embedded, restart, migrate, select, no_server)}
+def hostile(lab, options):
+    """Bytes that are no questions, a flood of connections, and a cr-nvml that dies: the server answers the next one."""
+    server = start_server(lab, 1)
+    path = os.path.join(server.directory, "session.sock")
+    pick = random.Random(5)
+    for round in range(60):
+        body = bytes(pick.randrange(256) for _ in range(pick.choice((0, 1, 40, 5000, 60000))))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+            s.settimeout(30)
+            s.connect(path)
+            s.send(struct.pack("<II", 0x50524355, 5) + body)
+            if round % 3 == 0:
+                continue  # and away
+            magic, kind = struct.unpack("<II", s.recv(65536)[:8])
+            if (magic, kind) != (0x50524355, 6):
+                raise harness.Failure(f"not an answer: {magic:x} {kind}")
+    command = ["/usr/bin/python3", options.ask]
+    for attempt in ("first", "second"):
+        job = lab.job(attempt, command, server.unix)
+        job.expect_success(LIMIT)
+        (monitor,) = harness.children_of(server.pid, "cr-nvml")
+        os.kill(monitor, signal.SIGKILL)
+        harness.wait_for(
+            lambda: monitor not in harness.children_of(server.pid, "cr-nvml"), LIMIT, lambda: "cr-nvml does not go away"
+        )
+    if not server.running():
+        raise harness.Failure(f"the server ended\n{server.describe()}")
+
+
+CASES = {case.__name__: case for case in (ring, grpc, embedded, restart, migrate, select, no_server, hostile)}
 
 
 def main():
