@@ -95,6 +95,10 @@ void RelaySession::Tell(const std::string& reason) {
   shutdown(socket_, SHUT_RDWR);
 }
 
+std::shared_ptr<grpc::Channel> RelaySession::NewChannel() const {
+  return grpc::CreateCustomChannel(address_, credentials_, control::ClientArguments());
+}
+
 RelaySession::OpenResult RelaySession::Open(std::unique_ptr<Stream>* stream, const std::string& hello,
                                             std::string* error) {
   auto opening = std::make_unique<Stream>(channel_.get());
@@ -157,7 +161,7 @@ RelaySession::OpenResult RelaySession::Open(std::unique_ptr<Stream>* stream, con
 }
 
 void RelaySession::Ask(const std::string& question) {
-  channel_ = grpc::CreateCustomChannel(address_, credentials_, control::ClientArguments());
+  channel_ = NewChannel();
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kQueryTimeout);
   control::QueryRequest request;
@@ -273,6 +277,9 @@ void RelaySession::Run() {
     OpenResult result = OpenResult::kTryAgain;
     while (result == OpenResult::kTryAgain && Clock::now() - broken < std::chrono::seconds(grace_seconds_) &&
            !stopped_.load()) {
+      // A new channel each time: gRPC's own may refuse to connect for half a minute after it was cut while it connected
+      // (it waits to be allowed to look the address up again).
+      channel_ = NewChannel();
       result = Open(&stream, "", &error);
       if (result != OpenResult::kTryAgain) break;
       for (auto slept = std::chrono::milliseconds(0); slept < pause && !stopped_.load();

@@ -34,6 +34,7 @@ class RelaySession {
   enum class OpenResult { kOk, kTryAgain, kRefused };
 
   // Opens a stream; the first one also makes the session on the server.
+  std::shared_ptr<grpc::Channel> NewChannel() const;
   OpenResult Open(std::unique_ptr<Stream>* stream, const std::string& hello, std::string* error);
   void Refuse(const std::string& why);
   // A question about the server's GPUs instead of a session: one call, one answer.
