@@ -122,11 +122,54 @@ CUresult SettleHostFunctions(Call& call, uint64_t stream) {
   return WaitForStream(call, stream);
 }
 
+// A host function in a captured stream.
+CUresult CaptureHostFunction(Call& call, uint64_t stream, CUhostFn function, void* data) {
+  call.set_id(kOpLaunchHostFunc);
+  wire::OpLaunchHostFunc_Request request;
+  request.stream = stream;
+  request.id = call.session().host_functions().RegisterForGraph(function, data);
+  call.message().clear();
+  request.Encode(&call.message());
+  return call.Transact();
+}
+
+// A copy of pageable memory in a captured stream: see client/session/staged_copies.h. `device` is the other side.
+CUresult CaptureCopy(Call& call, void* to_host, const void* from_host, CUdeviceptr device, size_t bytes,
+                     uint64_t stream) {
+  Session& session = call.session();
+  StagedCopy* copy = session.staged_copies().Take(bytes);
+  if (!copy) {
+    void* pinned = nullptr;
+    const CUresult result = Custom_cuMemHostAlloc(&pinned, bytes, CU_MEMHOSTALLOC_PORTABLE);
+    if (result != CUDA_SUCCESS) return result;
+    copy = new StagedCopy;
+    copy->pinned = static_cast<char*>(pinned);
+    copy->capacity = bytes;
+  }
+  copy->bytes = bytes;
+  copy->to = to_host ? to_host : copy->pinned;
+  copy->from = to_host ? copy->pinned : from_host;
+  if (!session.captures().AddStaged(stream, copy)) {
+    session.staged_copies().Give({copy});
+    return CUDA_ERROR_ILLEGAL_STATE;
+  }
+  const uint64_t pinned = reinterpret_cast<uint64_t>(copy->pinned);
+  if (to_host) {
+    const CUresult result = CopyByAddress(call, pinned, device, bytes, stream, false);
+    return result == CUDA_SUCCESS ? CaptureHostFunction(call, stream, &StagedCopy::Run, copy) : result;
+  }
+  const CUresult result = CaptureHostFunction(call, stream, &StagedCopy::Run, copy);
+  return result == CUDA_SUCCESS ? CopyByAddress(call, device, pinned, bytes, stream, false) : result;
+}
+
 CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes, uint64_t stream, bool blocking) {
   if (bytes == 0) return CUDA_SUCCESS;
   Session& session = call.session();
   if (IsSharedHostMemory(session, src, bytes)) {
     return CopyByAddress(call, dst, reinterpret_cast<uint64_t>(src), bytes, stream, blocking);
+  }
+  if (session.captures().IsCaptured(stream) && session.shared_memory() && !blocking) {
+    return CaptureCopy(call, nullptr, src, dst, bytes, stream);
   }
   if (const CUresult result = SettleHostFunctions(call, stream); result != CUDA_SUCCESS) return result;
   if (CUresult result; StagedCopyToDevice(call, dst, src, bytes, stream, &result)) return result;
@@ -156,6 +199,9 @@ CUresult CopyToHost(Call& call, void* dst, CUdeviceptr src, size_t bytes, uint64
     const CUresult result =
         CopyByAddress(call, reinterpret_cast<uint64_t>(dst), src, bytes, stream, blocking);
     return result == CUDA_SUCCESS && blocking ? session.TakePendingError() : result;
+  }
+  if (session.captures().IsCaptured(stream) && session.shared_memory() && !blocking) {
+    return CaptureCopy(call, dst, nullptr, src, bytes, stream);
   }
   if (CUresult result; StagedCopyToHost(call, dst, src, bytes, stream, &result)) return result;
   call.set_id(kCall_cuMemcpyDtoHAsync_v2);

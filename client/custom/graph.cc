@@ -32,6 +32,11 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
     if (outcome) *outcome = CUgraphInstantiateResult(reply.result);
   }
   if (result != CUDA_SUCCESS) return result;
+  // The record uploads nothing: the stream may be gone by the time of a replay.
+  request.flags &= ~uint64_t(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD);
+  request.upload_stream = 0;
+  call.message().clear();
+  request.Encode(&call.message());
   call.Created({Kind::kGraphExec, request.exec}, {{Kind::kGraph, request.graph}});
   *exec = reinterpret_cast<CUgraphExec>(request.exec);
   return CUDA_SUCCESS;
@@ -55,7 +60,7 @@ CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* in
     info->errorNode = reinterpret_cast<CUgraphNode>(reply.error_node);
     info->errorFromNode = reinterpret_cast<CUgraphNode>(reply.error_from_node);
   }
-  if (result == CUDA_SUCCESS) call.Modified({Kind::kGraphExec, request.exec}, 0);
+  if (result == CUDA_SUCCESS) call.Modified({Kind::kGraphExec, request.exec}, 0, {{Kind::kGraph, request.graph}});
   return result;
 }
 

@@ -1,8 +1,8 @@
 // Graph nodes with parameters. The driver has a family of calls for each type of node, in several versions, and a general
 // one; here all of them fill in one message (NodeParams) and make one of three requests.
 //
-// What a node points to in this process's memory cannot be used by the server: copies to and from host memory, and
-// host functions, are refused by name.
+// What a node points to in this process's memory cannot be used by the server: copies to and from host memory are refused
+// by name; a host function goes as a number.
 
 #include <cuda.h>
 
@@ -49,7 +49,8 @@ std::unordered_map<uint64_t, std::vector<CUstreamBatchMemOpParams>>& Batches() {
 }
 
 CUresult CheckContext(Call& call, CUcontext context, NodeMessage* out) {
-  if (context == nullptr) return CUDA_SUCCESS;
+  // None means the current one; a replay is told which that was.
+  if (context == nullptr) context = reinterpret_cast<CUcontext>(call.thread().current_context());
   if (!call.Valid(Kind::kContext, context)) return CUDA_ERROR_INVALID_CONTEXT;
   out->params.context = reinterpret_cast<uint64_t>(context);
   out->needs.push_back(out->params.context);
@@ -103,6 +104,8 @@ CUresult FillKernel(Call& call, const Kernel& kernel, CUkernel kern, CUcontext c
   p.shared_bytes = kernel.sharedMemBytes;
   p.params = out->block;
   out->needs.push_back(function);
+  // A function is of one context anyway.
+  if (context == nullptr && KindOf(function) == Kind::kFunction) return CUDA_SUCCESS;
   return CheckContext(call, context, out);
 }
 
@@ -131,6 +134,13 @@ CUresult FillCopy(Call& call, const CUDA_MEMCPY3D& copy, CUcontext context, Node
   }
   out->params.copy = {reinterpret_cast<const char*>(&out->copy), sizeof out->copy};
   return CheckContext(call, context, out);
+}
+
+CUresult FillHost(Call& call, CUhostFn function, void* data, NodeMessage* out) {
+  if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  out->params.type = CU_GRAPH_NODE_TYPE_HOST;
+  out->params.host_function = call.session().host_functions().RegisterForGraph(function, data);
+  return CUDA_SUCCESS;
 }
 
 template <typename Batch>
@@ -162,10 +172,12 @@ CUresult FillAny(Call& call, const CUgraphNodeParams& node, NodeMessage* out) {
     case CU_GRAPH_NODE_TYPE_MEMSET:
       out->memset = {node.memset.dst,         node.memset.pitch, node.memset.value,
                      node.memset.elementSize, node.memset.width, node.memset.height};
+      out->params.type = node.type;
       out->params.memset = {reinterpret_cast<const char*>(&out->memset), sizeof out->memset};
       return CheckContext(call, node.memset.ctx, out);
     case CU_GRAPH_NODE_TYPE_GRAPH:
       if (!call.Valid(Kind::kGraph, node.graph.graph)) return CUDA_ERROR_INVALID_HANDLE;
+      out->params.type = node.type;
       out->params.graph = reinterpret_cast<uint64_t>(node.graph.graph);
       out->needs.push_back(out->params.graph);
       return CUDA_SUCCESS;
@@ -174,11 +186,33 @@ CUresult FillAny(Call& call, const CUgraphNodeParams& node, NodeMessage* out) {
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
       return FillEvent(call, node.type, node.eventRecord.event, out);
     case CU_GRAPH_NODE_TYPE_EMPTY:
+      out->params.type = node.type;
       return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_HOST:
+      return FillHost(call, node.host.fn, node.host.userData, out);
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
       return FillBatch(call, node.memOp, out);
     default:
       return Call::Unsupported(call.info().name, "a node of this type is not carried over yet");
+  }
+}
+
+// A node has at most three needs: a function or two arrays, and a context.
+template <typename Record>
+void WithNeeds(const NodeMessage& message, Record record) {
+  const auto key = [&message](size_t i) {
+    const uint64_t handle = message.needs[i];
+    return replay::ObjectKey{KindOf(handle), handle};
+  };
+  switch (message.needs.size()) {
+    case 0:
+      return record({});
+    case 1:
+      return record({key(0)});
+    case 2:
+      return record({key(0), key(1)});
+    default:
+      return record({key(0), key(1), key(2)});
   }
 }
 
@@ -205,25 +239,9 @@ CUresult Add(const CallInfo& info, CUgraphNode* node, CUgraph graph, const CUgra
   if (request.node == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
-  // A node has at most three needs: a function or two arrays, and a context.
-  const auto key = [&message](size_t i) {
-    const uint64_t handle = message.needs[i];
-    return replay::ObjectKey{KindOf(handle), handle};
-  };
-  const replay::ObjectKey made{Kind::kGraphNode, request.node};
-  switch (message.needs.size()) {
-    case 0:
-      call.Created(made);
-      break;
-    case 1:
-      call.Created(made, {key(0)});
-      break;
-    case 2:
-      call.Created(made, {key(0), key(1)});
-      break;
-    default:
-      call.Created(made, {key(0), key(1), key(2)});
-  }
+  WithNeeds(message, [&call, &request](std::initializer_list<replay::ObjectKey> needs) {
+    call.Created({Kind::kGraphNode, request.node}, needs);
+  });
   *node = reinterpret_cast<CUgraphNode>(request.node);
   return CUDA_SUCCESS;
 }
@@ -241,7 +259,9 @@ CUresult Set(const CallInfo& info, CUgraphNode node, Fill fill) {
   request.params = message.params;
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
-  call.Modified({Kind::kGraphNode, request.node}, 0);
+  WithNeeds(message, [&call, &request](std::initializer_list<replay::ObjectKey> needs) {
+    call.Modified({Kind::kGraphNode, request.node}, 0, needs);
+  });
   return CUDA_SUCCESS;
 }
 
@@ -259,7 +279,9 @@ CUresult SetExec(const CallInfo& info, CUgraphExec exec, CUgraphNode node, Fill 
   request.params = message.params;
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
-  call.Modified({Kind::kGraphExec, request.exec}, request.node);
+  WithNeeds(message, [&call, &request](std::initializer_list<replay::ObjectKey> needs) {
+    call.Modified({Kind::kGraphExec, request.exec}, request.node, needs);
+  });
   return CUDA_SUCCESS;
 }
 
@@ -324,6 +346,9 @@ const auto FromCopy = [](const CUDA_MEMCPY3D* p, CUcontext context) {
 };
 const auto FromBatch = [](const CUDA_BATCH_MEM_OP_NODE_PARAMS* p) {
   return [p](Call& call, NodeMessage* out) { return FillBatch(call, *p, out); };
+};
+const auto FromHost = [](const CUDA_HOST_NODE_PARAMS* p) {
+  return [p](Call& call, NodeMessage* out) { return FillHost(call, p->fn, p->userData, out); };
 };
 const auto FromAny = [](const CUgraphNodeParams* p) {
   return [p](Call& call, NodeMessage* out) { return FillAny(call, *p, out); };
@@ -479,6 +504,35 @@ CUresult Custom_cuGraphExecBatchMemOpNodeSetParams(CUgraphExec graphExec, CUgrap
   static constexpr CallInfo kInfo = ExecInfo("cuGraphExecBatchMemOpNodeSetParams");
   if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return SetExec(kInfo, graphExec, node, FromBatch(nodeParams));
+}
+
+CUresult Custom_cuGraphAddHostNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
+                                   size_t numDependencies, const CUDA_HOST_NODE_PARAMS* nodeParams) {
+  static constexpr CallInfo kInfo = AddInfo("cuGraphAddHostNode");
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return Add(kInfo, phGraphNode, hGraph, dependencies, nullptr, numDependencies, FromHost(nodeParams));
+}
+
+CUresult Custom_cuGraphHostNodeGetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS* nodeParams) {
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return Get("cuGraphHostNodeGetParams", hNode, CU_GRAPH_NODE_TYPE_HOST, [&](Call& call, const wire::NodeParams& p) {
+    const bool found =
+        call.session().host_functions().FindForGraph(p.host_function, &nodeParams->fn, &nodeParams->userData);
+    return found ? CUDA_SUCCESS : call.session().Lose(ChannelStatus::kProtocolError);
+  });
+}
+
+CUresult Custom_cuGraphHostNodeSetParams(CUgraphNode hNode, const CUDA_HOST_NODE_PARAMS* nodeParams) {
+  static constexpr CallInfo kInfo = SetInfo("cuGraphHostNodeSetParams");
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return Set(kInfo, hNode, FromHost(nodeParams));
+}
+
+CUresult Custom_cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
+                                             const CUDA_HOST_NODE_PARAMS* nodeParams) {
+  static constexpr CallInfo kInfo = ExecInfo("cuGraphExecHostNodeSetParams");
+  if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return SetExec(kInfo, hGraphExec, hNode, FromHost(nodeParams));
 }
 
 }  // namespace cuda_remote::client

@@ -11,7 +11,13 @@
 namespace cuda_remote::client {
 namespace {
 
-CUresult Launch(const CallInfo& info, CUstream hStream, bool per_thread, bool callback,
+// `plain` is what cuLaunchHostFunc was given: in a captured stream it becomes part of the graph, and runs at every launch.
+struct PlainFunction {
+  CUhostFn function;
+  void* data;
+};
+
+CUresult Launch(const CallInfo& info, CUstream hStream, bool per_thread, const PlainFunction* plain,
                 std::function<void(CUresult)> function) {
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -20,11 +26,13 @@ CUresult Launch(const CallInfo& info, CUstream hStream, bool per_thread, bool ca
     return result;
   }
   HostFunctions& functions = call.session().host_functions();
-  request.id = functions.Register(std::move(function), false);
-  request.callback = callback;
+  const bool captured = plain && call.session().captures().IsCaptured(request.stream);
+  request.id =
+      captured ? functions.RegisterForGraph(plain->function, plain->data) : functions.Register(std::move(function));
+  request.callback = !plain;
   request.Encode(&call.message());
   const CUresult result = call.Transact();
-  if (result != CUDA_SUCCESS) functions.Forget(request.id);
+  if (result != CUDA_SUCCESS && !captured) functions.Forget(request.id);
   return result;
 }
 
@@ -33,14 +41,15 @@ CUresult Launch(const CallInfo& info, CUstream hStream, bool per_thread, bool ca
 CUresult Custom_cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void* userData, bool per_thread) {
   static constexpr CallInfo kInfo{kOpLaunchHostFunc, "cuLaunchHostFunc", false, true};
   if (!fn) return CUDA_ERROR_INVALID_VALUE;
-  return Launch(kInfo, hStream, per_thread, false, [fn, userData](CUresult) { fn(userData); });
+  const PlainFunction plain{fn, userData};
+  return Launch(kInfo, hStream, per_thread, &plain, [fn, userData](CUresult) { fn(userData); });
 }
 
 CUresult Custom_cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void* userData, unsigned int flags,
                                     bool per_thread) {
   static constexpr CallInfo kInfo{kOpLaunchHostFunc, "cuStreamAddCallback", false, true};
   if (!callback || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  return Launch(kInfo, hStream, per_thread, true,
+  return Launch(kInfo, hStream, per_thread, nullptr,
                 [callback, hStream, userData](CUresult status) { callback(hStream, status, userData); });
 }
 

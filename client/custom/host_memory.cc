@@ -68,6 +68,8 @@ CUresult Custom_cuMemFreeHost(void* p) {
     if (!range || range->value.registered) return CUDA_ERROR_INVALID_VALUE;
     bytes = range->bytes;
     session.host_ranges().Erase(address);
+    // Graphs that copy it go from the log.
+    session.DropUnlocked({Kind::kHostMemory, address});
   }
   // The server unmaps first - and waits for copies in progress, as natively - so it never sees a hole in the file.
   CUresult result = CUDA_SUCCESS;

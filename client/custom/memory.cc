@@ -26,7 +26,7 @@ bool FreedMemoryIsKept(Session& session) {
 
 // What freed_memory.h keeps is one stream's own; both names of the legacy default stream are the same stream. Captured
 // allocations and frees are nodes of a graph, and with CUDA_REMOTE_SYNC every call is to reach the server.
-bool MayKeepFreed(Session& session) { return session.captures() == 0 && !session.settings().sync; }
+bool MayKeepFreed(Session& session) { return !session.captures().active() && !session.settings().sync; }
 uint64_t KeptStream(uint64_t stream) { return stream == 1 ? 0 : stream; }
 
 // An allocation from what the same stream has freed. True if there was such memory.

@@ -115,7 +115,7 @@ bool Run(Call& call, Copy* copy, CUresult* result) {
   Session& session = call.session();
   Staging& staging = session.staging();
   // In a stream that is being captured, the buffers would become part of the graph.
-  if (!session.shared_memory() || session.captures() != 0) return false;
+  if (!session.shared_memory() || session.captures().active()) return false;
   const bool large = copy->bytes >= kLarge;
   if (!staging.Acquire(&session, large)) return false;
   const int threads = large ? staging.threads() : 1;

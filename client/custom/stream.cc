@@ -1,4 +1,4 @@
-// Questions about streams that the client answers, and capture state.
+// Questions about streams that the client answers.
 
 #include <cuda.h>
 
@@ -15,9 +15,6 @@
 namespace cuda_remote::client {
 namespace {
 
-// New handles for the nodes of one answer. More dependencies than this in one capture are refused by name.
-constexpr size_t kMaxNewNodes = 6;
-
 CUresult ContextOfStream(const CallInfo& info, CUstream hStream, bool per_thread, CUcontext* pctx) {
   if (!pctx) return CUDA_ERROR_INVALID_VALUE;
   Call call(info);
@@ -30,61 +27,6 @@ CUresult ContextOfStream(const CallInfo& info, CUstream hStream, bool per_thread
     if (const Object* object = call.session().handles().Find(Kind::kStream, stream)) context = object->parent;
   }
   *pctx = reinterpret_cast<CUcontext>(context);
-  return CUDA_SUCCESS;
-}
-
-CUresult CaptureInfo(CUstream hStream, bool per_thread, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
-                     const CUgraphNode** dependencies, const CUgraphEdgeData** edges, size_t* count) {
-  static constexpr CallInfo kInfo{kCall_cuStreamGetCaptureInfo_v3, "cuStreamGetCaptureInfo", false, true};
-  if (!status) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
-  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  wire::cuStreamGetCaptureInfo_v3_Request request;
-  if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.stream); result != CUDA_SUCCESS) {
-    return result;
-  }
-  request.want_graph = graph != nullptr;
-  request.want_dependencies = dependencies != nullptr;
-  if (request.want_graph || request.want_dependencies) {
-    request.graph = call.NewHandle(Kind::kGraph, kNoParent);
-    if (!request.graph) return CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  for (size_t i = 0; request.want_dependencies && i < kMaxNewNodes; ++i) {
-    const uint64_t node = call.NewHandle(Kind::kGraphNode, request.graph);
-    if (!node) return CUDA_ERROR_OUT_OF_MEMORY;
-    request.nodes.push_back(node);
-  }
-  request.Encode(&call.message());
-  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
-  wire::cuStreamGetCaptureInfo_v3_Reply reply;
-  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
-  *status = CUstreamCaptureStatus(reply.status);
-  if (id) *id = reply.id;
-  if (graph) *graph = reinterpret_cast<CUgraph>(reply.graph);
-  if (count) *count = size_t(reply.dependency_count);
-  // Handles that the server made use of live on; a capture in progress holds a checkpoint off, so they need no record.
-  if (reply.graph && reply.graph == request.graph) call.Keep(reply.graph);
-  if (dependencies) {
-    if (reply.dependencies.size() != reply.dependency_count) {
-      return Call::Unsupported("cuStreamGetCaptureInfo", "a capture with this many open dependencies");
-    }
-    ThreadState& thread = call.thread();
-    thread.capture_nodes.clear();
-    for (const uint64_t node : reply.dependencies) {
-      if (std::find(request.nodes.begin(), request.nodes.end(), node) != request.nodes.end()) call.Keep(node);
-      thread.capture_nodes.push_back(reinterpret_cast<CUgraphNode>(node));
-    }
-    // The array is the driver's own natively; it stays valid until the thread asks again.
-    *dependencies = thread.capture_nodes.data();
-    if (edges) {
-      thread.capture_edges.assign(reply.dependencies.size(), CUgraphEdgeData{});
-      const size_t bytes = thread.capture_edges.size() * sizeof(CUgraphEdgeData);
-      if (reply.edges.size() == bytes) {
-        std::copy_n(reply.edges.data(), bytes, reinterpret_cast<char*>(thread.capture_edges.data()));
-      }
-      *edges = thread.capture_edges.data();
-    }
-  }
   return CUDA_SUCCESS;
 }
 
@@ -122,21 +64,6 @@ CUresult Custom_cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   std::swap(call.thread().capture_mode, *mode);
   return CUDA_SUCCESS;
-}
-
-CUresult Custom_cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
-                                          CUgraph* graph_out, const CUgraphNode** dependencies_out,
-                                          size_t* numDependencies_out, bool per_thread) {
-  return CaptureInfo(hStream, per_thread, captureStatus_out, id_out, graph_out, dependencies_out, nullptr,
-                     numDependencies_out);
-}
-
-CUresult Custom_cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
-                                          CUgraph* graph_out, const CUgraphNode** dependencies_out,
-                                          const CUgraphEdgeData** edgeData_out, size_t* numDependencies_out,
-                                          bool per_thread) {
-  return CaptureInfo(hStream, per_thread, captureStatus_out, id_out, graph_out, dependencies_out, edgeData_out,
-                     numDependencies_out);
 }
 
 }  // namespace cuda_remote::client

@@ -1,11 +1,14 @@
 #include "client/entry/runtime.h"
 
+#include "client/custom/graph_names.h"
 #include "client/custom/pointer.h"
 #include "client/session/thread_state.h"
 
 namespace cuda_remote::client {
 
 replay::ObjectKey CurrentContextKey(Call& call) { return {Kind::kContext, call.thread().current_context()}; }
+
+CUresult NameNodesOf(Call& call, uint64_t graph_or_node) { return NameNodes(call.session(), graph_or_node); }
 
 bool LooksLikeDeviceMemory(Call& call, CUdeviceptr address) { return IsDevicePointer(call.session(), address); }
 

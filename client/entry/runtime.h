@@ -75,6 +75,9 @@ inline replay::ObjectKey ObjectOf(uint64_t handle) { return {KindOf(handle), han
 // The log's name of the calling thread's current context.
 replay::ObjectKey CurrentContextKey(Call& call);
 
+// Sees to it that all nodes of a graph, or of a node's graph, have handles, before a call whose answer names them.
+CUresult NameNodesOf(Call& call, uint64_t graph_or_node);
+
 // Whether the client knows `address` to be device memory. A "no" only costs a wait for the driver's own answer.
 bool LooksLikeDeviceMemory(Call& call, CUdeviceptr address);
 

@@ -10,6 +10,7 @@
 #include "client/session/coverage.h"
 #include "client/session/session.h"
 #include "client/trace/trace.h"
+#include "proto/api/captured_calls.h"
 #include "proto/codec/codec.h"
 
 namespace cuda_remote::client {
@@ -51,6 +52,9 @@ bool OnlyAsks(uint32_t id) {
 
 // Calls that record events which they do not name.
 bool RecordsEvents(uint32_t id) { return id == kCall_cuGraphLaunch || id == kCall_cuCtxRecordEvent; }
+
+// Graphs and what is made of them.
+bool IsOfGraphs(Kind kind) { return kind == Kind::kGraph || kind == Kind::kGraphNode || kind == Kind::kGraphExec; }
 
 }  // namespace
 
@@ -111,7 +115,7 @@ bool Call::Valid(Kind kind, const void* handle) const { return Valid(kind, reint
 CUresult Call::StreamToWire(CUstream stream, bool per_thread_default, uint64_t* wire) {
   const bool hidden = stream == CU_STREAM_PER_THREAD || (stream == nullptr && per_thread_default);
   if (!hidden) {
-    *wire = reinterpret_cast<uint64_t>(stream);
+    *wire = stream_ = reinterpret_cast<uint64_t>(stream);
     if (stream == nullptr || stream == CU_STREAM_LEGACY) return CUDA_SUCCESS;
     return Valid(Kind::kStream, *wire) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
   }
@@ -119,14 +123,14 @@ CUresult Call::StreamToWire(CUstream stream, bool per_thread_default, uint64_t* 
   if (context == 0) return CUDA_ERROR_INVALID_CONTEXT;
   for (const auto& [owner, hidden_stream] : thread_->hidden_streams) {
     if (owner != context) continue;
-    *wire = hidden_stream;
+    *wire = stream_ = hidden_stream;
     return Valid(Kind::kStream, hidden_stream) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
   }
   // An ordinary blocking stream keeps the per-thread default stream's one promise towards others: it and the legacy
   // default stream wait for each other.
   CUstream created = nullptr;
   if (const CUresult result = cuStreamCreate(&created, CU_STREAM_DEFAULT); result != CUDA_SUCCESS) return result;
-  *wire = reinterpret_cast<uint64_t>(created);
+  *wire = stream_ = reinterpret_cast<uint64_t>(created);
   thread_->hidden_streams.emplace_back(context, *wire);
   return CUDA_SUCCESS;
 }
@@ -150,7 +154,9 @@ CUresult Call::Send() {
   const ChannelStatus status = session_->channel().Send(header_, *message_, payload_, &sequence);
   if (trace::On()) trace::Sent(sizeof(FrameHeader) + message_->size() + payload_.size(), sequence);
   Sent();
-  return status == ChannelStatus::kOk ? CUDA_SUCCESS : session_->Lose(status);
+  if (status != ChannelStatus::kOk) return session_->Lose(status);
+  if (session_->captures().active()) NoteCaptured();
+  return CUDA_SUCCESS;
 }
 
 CUresult Call::Transact() {
@@ -167,20 +173,6 @@ uint64_t Call::Begin(void* out, size_t bytes) {
 }
 
 // A capture that ends in another way (with its stream, or with an error) is believed to go on, which is never wrong.
-void Call::NoteCapture() {
-  switch (header_.call) {
-    case kCall_cuStreamBeginCapture_v2:
-    case kCall_cuStreamBeginCaptureToGraph:
-      session_->captures().fetch_add(1);
-      break;
-    case kCall_cuStreamEndCapture:
-      session_->captures().fetch_sub(1);
-      break;
-    default:
-      break;
-  }
-}
-
 void Call::Sent() {
   if (OnlyAsks(header_.call)) return;
   session_->completions().WorkSent();
@@ -197,7 +189,7 @@ CUresult Call::Finish(uint64_t sequence) {
   if (trace::On()) trace::Received(sizeof(FrameHeader) + reply_->size() + reply.payload_bytes);
   if (reply.pending_error != CUDA_SUCCESS) session_->SetPendingError(CUresult(reply.pending_error));
   if (reply.result != CUDA_SUCCESS) return CUresult(reply.result);
-  NoteCapture();
+  if (session_->captures().active() || CaptureRoleOf(header_.call) == CaptureRole::kBegins) NoteCaptured();
   return Synchronises(header_.call) ? session_->TakePendingError() : CUDA_SUCCESS;
 }
 
@@ -206,8 +198,17 @@ size_t Call::reply_payload_bytes() const { return reply_payload_bytes_; }
 
 void Call::Created(replay::ObjectKey object, std::initializer_list<replay::ObjectKey> depends_on) {
   Keep(object.id);
-  std::vector<replay::ObjectKey> needs(depends_on);
+  std::vector<replay::ObjectKey> needs;
+  std::vector<uint64_t> retains;
+  for (const replay::ObjectKey& need : depends_on) {
+    if (IsOfGraphs(object.kind) && (need.kind == Kind::kGraph || need.kind == Kind::kGraphExec)) {
+      retains.push_back(need.id);
+    } else {
+      needs.push_back(need);
+    }
+  }
   std::unique_lock<std::shared_mutex> lock(session_->mutex());
+  if (NoteGraphUnlocked(object, needs, retains)) return;
   if (const Object* created = session_->handles().Find(object.kind, object.id); created && created->parent) {
     needs.push_back({KindOf(created->parent), created->parent});
   }
@@ -215,10 +216,30 @@ void Call::Created(replay::ObjectKey object, std::initializer_list<replay::Objec
   std::optional<replay::Hash128> image;
   if (!payload_.empty()) image = session_->log().AddImage(payload_);
   session_->log().Create(object, needs, recorded, *message_, *reply_, image);
-  for (const replay::ObjectKey& need : depends_on) {
-    if (object.kind == Kind::kGraphExec && need.kind == Kind::kGraph)
-      session_->NoteGraphExecUnlocked(object.id, need.id);
+  for (size_t i = 0; i < retains.size(); ++i) session_->RetainUnlocked(object.id, i, retains[i]);
+}
+
+void Call::NoteCaptured() {
+  session_->captures().Note(session_, header_, *message_, !payload_.empty(), stream_, thread_->current_context(),
+                            info_.name);
+}
+
+void Call::NamedInCapture(uint64_t stream, uint64_t graph) {
+  session_->captures().Named(stream, graph, header_, *message_, thread_->current_context());
+}
+
+bool Call::NoteGraphUnlocked(replay::ObjectKey object, const std::vector<replay::ObjectKey>& needs,
+                             const std::vector<uint64_t>& retains) {
+  if (!session_->captures().active() || !IsOfGraphs(object.kind)) return false;
+  for (uint64_t at = object.id; at != 0;) {
+    if (KindOf(at) == Kind::kGraph && session_->captures().NoteGraph(at, header_, *message_, thread_->current_context(),
+                                                                     needs, retains)) {
+      return true;
+    }
+    const Object* const here = session_->handles().Find(KindOf(at), at);
+    at = here ? here->parent : 0;
   }
+  return false;
 }
 
 void Call::Keep(uint64_t handle) {
@@ -234,7 +255,7 @@ FrameHeader Call::RecordedHeaderUnlocked(replay::ObjectKey object, std::vector<r
   if (context == 0) return recorded;
   // Replay makes a record's context current, so the record has to die with that context. An object that outlives it (a
   // library's kernel, say) was only made while it happened to be current: its record names no context.
-  bool belongs = object.kind >= Kind::kDeviceMemory || object.id == context;
+  bool belongs = object.kind >= Kind::kDeviceMemory || object.id == context || IsOfGraphs(object.kind);
   for (const replay::ObjectKey& need : *needs) belongs = belongs || need.id == context;
   for (uint64_t ancestor = object.id; !belongs && ancestor != 0;) {
     const Object* above = session_->handles().Find(KindOf(ancestor), ancestor);
@@ -251,14 +272,35 @@ FrameHeader Call::RecordedHeaderUnlocked(replay::ObjectKey object, std::vector<r
 
 void Call::Destroyed(replay::ObjectKey object) {
   std::unique_lock<std::shared_mutex> lock(session_->mutex());
+  if (session_->MarkDestroyedUnlocked(object)) {
+    // Something was made from it. Its record stays, and a replay destroys it again when it has served.
+    std::vector<replay::ObjectKey> needs;
+    const FrameHeader recorded = RecordedHeaderUnlocked(object, &needs);
+    session_->log().Modify(object, 0, recorded, *message_, needs);
+    return;
+  }
   session_->DropUnlocked(object);
 }
 
-void Call::Modified(replay::ObjectKey object, uint64_t key) {
-  std::unique_lock<std::shared_mutex> lock(session_->mutex());
+void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_list<replay::ObjectKey> depends_on) {
   std::vector<replay::ObjectKey> needs;
+  std::vector<uint64_t> retains;
+  for (const replay::ObjectKey& need : depends_on) {
+    if (need.kind == Kind::kGraph || need.kind == Kind::kGraphExec) {
+      retains.push_back(need.id);
+    } else {
+      needs.push_back(need);
+    }
+  }
+  std::unique_lock<std::shared_mutex> lock(session_->mutex());
+  if (NoteGraphUnlocked(object, needs, retains)) return;
   const FrameHeader recorded = RecordedHeaderUnlocked(object, &needs);
-  session_->log().Modify(object, key, recorded, *message_, needs);
+  if (object.kind == Kind::kGraphNode) {
+    session_->ModifyNodeUnlocked(object, key, recorded, *message_, needs);
+  } else {
+    session_->log().Modify(object, key, recorded, *message_, needs);
+  }
+  for (const uint64_t one : retains) session_->RetainUnlocked(object.id, Session::SlotOfSetting(header_.call, key), one);
 }
 
 CUresult Call::Unsupported(const char* name, const char* reason) {

@@ -94,13 +94,18 @@ class Call {
 
   // Recording. `object` must be one from NewHandle, or an address object. `depends_on` names what it needs besides its
   // parent; it is removed from the log with any of them. The record is the request just sent and its reply.
+  // Graphs and executables among these were copied as they are now: they may be destroyed, and changed, without harm to the
+  // object; the log keeps them for as long as it needs them.
   void Created(replay::ObjectKey object, std::initializer_list<replay::ObjectKey> depends_on = {});
   // Keeps a new handle without a record: of an object that cannot be alive at a checkpoint.
   void Keep(uint64_t handle);
+  // The request gave handles to the graph of a capture in progress, or to its nodes: it is part of the capture's record.
+  void NamedInCapture(uint64_t stream, uint64_t graph);
   // Removes the object and its descendants from the log, and frees their virtual handles.
   void Destroyed(replay::ObjectKey object);
-  // Records the request as a modification of `object`; the last one with the same call and `key` wins.
-  void Modified(replay::ObjectKey object, uint64_t key);
+  // Records the request as a modification of `object`; the last one with the same call and `key` wins. `depends_on` as in
+  // Created: a modification that cannot be made again takes its object's record with it only if that is a graph's.
+  void Modified(replay::ObjectKey object, uint64_t key, std::initializer_list<replay::ObjectKey> depends_on = {});
 
   // Names this request's own call id, where one driver call makes several kinds of requests.
   void set_id(uint32_t id) { header_.call = id; }
@@ -119,8 +124,12 @@ class Call {
   friend class Session;
   // The request is in the channel: notes that streams may have more to do.
   void Sent();
-  // The call has succeeded: a stream's capture has begun or ended.
-  void NoteCapture();
+  // Notes the request if it is part of a capture in progress.
+  void NoteCaptured();
+  // The same for a request about a graph: true if it belongs to a capture's record and not to the log. Under the session's
+  // lock.
+  bool NoteGraphUnlocked(replay::ObjectKey object, const std::vector<replay::ObjectKey>& needs,
+                         const std::vector<uint64_t>& retains);
   // The header to record for `object`, with what the record depends on besides. Under the session's lock.
   FrameHeader RecordedHeaderUnlocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs);
 
@@ -134,6 +143,7 @@ class Call {
   size_t reply_payload_capacity_ = 0;
   size_t reply_payload_bytes_ = 0;
   FrameHeader header_;
+  uint64_t stream_ = 0;  // the last one that StreamToWire translated
   uint64_t new_handles_[8] = {};
   int new_handle_count_ = 0;
   bool entered_ = false;

@@ -14,9 +14,14 @@
 #include "client/session/log.h"
 #include "client/session/session.h"
 #include "proto/codec/operations.gen.h"
+#include "replay/replayer/channel_target.h"
+#include "replay/replayer/replayer.h"
 
 namespace cuda_remote::client {
 namespace {
+
+// How often a lock looks whether a capture has ended.
+constexpr int kCapturePollUs = 2000;
 
 int64_t NowNs() {
   timespec now;
@@ -63,13 +68,32 @@ agent::Info Session::GetInfo() {
 }
 
 bool Session::Lock(int timeout_ms, std::string* error) {
+  bool closed = false;
   if (lost_.load() != CUDA_SUCCESS) {
     *error = "the job has lost its GPU server; there is no GPU state left to save";
     return false;
   }
   // Before the gate closes: a timeline that is being fetched uses the channel. What is open now would be in a snapshot.
   trace::Pause();
-  if (!gate_.Close(timeout_ms)) {
+  // A capture is over when it is ended; until then its calls must come through.
+  const int64_t deadline = NowNs() + int64_t(timeout_ms) * 1000000;
+  while (true) {
+    const int64_t left_ms = std::max<int64_t>(0, deadline - NowNs()) / 1000000;
+    if (!gate_.Close(int(left_ms))) break;
+    if (!captures_.active()) {
+      closed = true;
+      break;
+    }
+    gate_.Open();
+    if (left_ms == 0) {
+      *error = "a stream of the job is being captured into a graph, and the capture did not end in " +
+               std::to_string(timeout_ms) + " ms; try again with a longer --timeout";
+      trace::Resume();
+      return false;
+    }
+    usleep(kCapturePollUs);
+  }
+  if (!closed) {
     trace::Resume();
     *error = "CUDA calls of the job did not finish in " + std::to_string(timeout_ms) +
              " ms (a kernel or a host function that runs long?); try again with a longer --timeout";
@@ -210,7 +234,7 @@ bool Session::Give(agent::Given given, std::string* error) {
   channel_.swap(adopted);
   channel_->SetStdoutSink(&WriteDeviceOutput);
   channel_->SetEager(!wait_asleep_);
-  if (given.new_worker && !ShareHostArena(error)) {
+  if (given.new_worker && (!ShareHostArena(error) || !ReplayRest(error))) {
     channel_.swap(adopted);
     host_functions_.SetChannel(channel_.get());
     return false;
@@ -226,6 +250,14 @@ bool Session::Give(agent::Given given, std::string* error) {
   lost_.store(CUDA_SUCCESS);
   host_functions_.SetChannel(channel_.get());
   return true;
+}
+
+bool Session::ReplayRest(std::string* error) {
+  replay::ChannelTarget target(*channel_);
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  if (replay::Replay(log_, target, nullptr, error, replay::Part::kAfterPinned)) return true;
+  *error = "the job's graphs cannot be made again on this server: " + *error;
+  return false;
 }
 
 bool Session::ShareHostArena(std::string* error) {

@@ -2,10 +2,13 @@
 
 #include <signal.h>
 
+#include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <thread>
 
 #include "client/session/log.h"
+#include "client/session/session.h"
 #include "proto/channel/client_channel.h"
 #include "proto/codec/operations.gen.h"
 
@@ -17,21 +20,44 @@ constexpr int kReadTimeoutMs = 100;
 
 }  // namespace
 
-uint64_t HostFunctions::Register(std::function<void(CUresult)> function, bool keep) {
+uint64_t HostFunctions::Register(std::function<void(CUresult)> function) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!started_) StartThreadUnlocked();
   const uint64_t number = next_number_++;
-  functions_[number] = Entry{std::move(function), keep};
-  if (!keep) outstanding_.fetch_add(1, std::memory_order_acq_rel);
+  functions_[number] = std::move(function);
+  outstanding_.fetch_add(1, std::memory_order_acq_rel);
   return number;
+}
+
+uint64_t HostFunctions::RegisterForGraph(CUhostFn function, void* data) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!started_) StartThreadUnlocked();
+  uint64_t& number = numbers_[{function, data}];
+  if (number == 0) {
+    number = next_number_++;
+    of_graphs_[number] = {function, data};
+  }
+  return number;
+}
+
+bool HostFunctions::FindForGraph(uint64_t number, CUhostFn* function, void** data) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = of_graphs_.find(number);
+  if (it == of_graphs_.end()) return false;
+  *function = it->second.function;
+  *data = it->second.data;
+  return true;
+}
+
+void HostFunctions::RegisterObject(uint64_t handle, CUhostFn destroy, void* data) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!started_) StartThreadUnlocked();
+  objects_[handle] = {destroy, data};
 }
 
 void HostFunctions::Forget(uint64_t number) {
   std::lock_guard<std::mutex> lock(mutex_);
-  auto it = functions_.find(number);
-  if (it == functions_.end()) return;
-  if (!it->second.keep) outstanding_.fetch_sub(1, std::memory_order_acq_rel);
-  functions_.erase(it);
+  if (functions_.erase(number) != 0) outstanding_.fetch_sub(1, std::memory_order_acq_rel);
 }
 
 void HostFunctions::SetChannel(ClientChannel* channel) {
@@ -63,26 +89,44 @@ void HostFunctions::Loop() {
     FrameHeader header;
     std::string message;
     const ChannelStatus status = channel->ReadEvent(&header, &message, kReadTimeoutMs);
-    Entry entry{nullptr, false};
+    std::function<void(CUresult)> function;
+    bool once = false;
     wire::OpHostFunc_Request event;
+    wire::OpUserObjectGone_Request gone;
     const bool is_event = status == ChannelStatus::kOk && header.call == kOpHostFunc && event.Decode(message);
+    const bool is_gone = status == ChannelStatus::kOk && header.call == kOpUserObjectGone && gone.Decode(message);
+    Target destructor{nullptr, nullptr};
     {
       std::unique_lock<std::mutex> lock(mutex_);
       if (is_event) {
-        auto it = functions_.find(event.id);
-        if (it != functions_.end()) {
-          entry = it->second;
-          if (!entry.keep) functions_.erase(it);
+        if (auto it = functions_.find(event.id); it != functions_.end()) {
+          function = std::move(it->second);
+          once = true;
+          functions_.erase(it);
+        } else if (auto kept = of_graphs_.find(event.id); kept != of_graphs_.end()) {
+          function = [target = kept->second](CUresult) { target.function(target.data); };
+        }
+      }
+      if (is_gone) {
+        if (auto it = objects_.find(gone.object); it != objects_.end()) {
+          destructor = it->second;
+          objects_.erase(it);
         }
       }
       if (status == ChannelStatus::kClosed || status == ChannelStatus::kProtocolError) {
         if (channel_ == channel) channel_ = nullptr;
       }
     }
+    if (destructor.function) {
+      destructor.function(destructor.data);
+      Session* const session = Session::Get();
+      std::unique_lock<std::shared_mutex> lock(session->mutex());
+      session->DropUnlocked({Kind::kUserObject, gone.object});
+    }
     if (is_event) {
-      if (entry.function) {
-        entry.function(CUresult(event.status));
-        if (!entry.keep) outstanding_.fetch_sub(1, std::memory_order_acq_rel);
+      if (function) {
+        function(CUresult(event.status));
+        if (once) outstanding_.fetch_sub(1, std::memory_order_acq_rel);
       } else {
         LogLine("the server asked for host function %llu, which is not registered",
                 static_cast<unsigned long long>(event.id));
@@ -90,6 +134,7 @@ void HostFunctions::Loop() {
       // The stream waits for this, also when the function was unknown.
       wire::OpHostFuncDone_Request done;
       done.id = event.id;
+      done.turn = event.turn;
       std::string bytes;
       done.Encode(&bytes);
       FrameHeader request;

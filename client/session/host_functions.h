@@ -12,8 +12,10 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 namespace cuda_remote {
 class ClientChannel;
@@ -23,9 +25,17 @@ namespace cuda_remote::client {
 
 class HostFunctions {
  public:
-  // Remembers `function` and returns the number that stands for it, never 0. It runs once, with the status of the
-  // stream; `keep` keeps it for repeated runs (a graph's host node).
-  uint64_t Register(std::function<void(CUresult)> function, bool keep);
+  // Remembers `function` and returns the number that stands for it, never 0. It runs once, with the status of the stream.
+  uint64_t Register(std::function<void(CUresult)> function);
+
+  // The number of a function that a graph calls, any number of times, for as long as the process lives: the same number for
+  // the same function and data. (A graph that is gone may still be running, so there is no moment to forget one.)
+  uint64_t RegisterForGraph(CUhostFn function, void* data);
+  // What RegisterForGraph was told. False for any other number.
+  bool FindForGraph(uint64_t number, CUhostFn* function, void** data) const;
+
+  // Has `destroy(data)` called when the server says that the user object `handle` is gone; then Session forgets the object.
+  void RegisterObject(uint64_t handle, CUhostFn destroy, void* data);
 
   // Forgets a registration whose call failed.
   void Forget(uint64_t number);
@@ -40,17 +50,20 @@ class HostFunctions {
   void StartThreadUnlocked();
   void Loop();
 
-  std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   ClientChannel* channel_ = nullptr;
   ClientChannel* reading_ = nullptr;  // what the thread reads from just now
   bool started_ = false;
   uint64_t next_number_ = 1;
-  struct Entry {
-    std::function<void(CUresult)> function;
-    bool keep;
+  std::unordered_map<uint64_t, std::function<void(CUresult)>> functions_;
+  struct Target {
+    CUhostFn function;
+    void* data;
   };
-  std::unordered_map<uint64_t, Entry> functions_;
+  std::unordered_map<uint64_t, Target> of_graphs_;  // by number
+  std::map<std::pair<CUhostFn, void*>, uint64_t> numbers_;
+  std::unordered_map<uint64_t, Target> objects_;    // by handle
   std::atomic<size_t> outstanding_{0};
 };
 

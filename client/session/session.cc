@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "client/session/call.h"
@@ -25,6 +26,10 @@ std::string ProgramName() {
   char path[4096];
   const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
   return length > 0 ? std::string(path, size_t(length)) : std::string("?");
+}
+
+bool IsOfGraphs(Kind kind) {
+  return kind == Kind::kGraph || kind == Kind::kGraphNode || kind == Kind::kGraphExec || kind == Kind::kCapture;
 }
 
 }  // namespace
@@ -229,9 +234,17 @@ void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
     case Kind::kReservation:
     case Kind::kMapping:
       break;
-    case Kind::kGraphExec:
+    case Kind::kStream:
+      if (captures_.active()) captures_.StreamDied(dead.id);
       handles_.Drop(dead.id);
-      DropGraphOfUnlocked(dead.id);
+      break;
+    case Kind::kGraph:
+    case Kind::kGraphNode:
+    case Kind::kGraphExec:
+    case Kind::kCapture:
+      handles_.Drop(dead.id);
+      node_settings_.erase(dead.id);
+      ReleaseRetainedUnlocked(dead.id);
       break;
     case Kind::kContext:
       if (Object* const object = handles_.Find(dead.kind, dead.id); object && object->primary) {
@@ -245,32 +258,121 @@ void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
   }
 }
 
-void Session::NoteGraphExecUnlocked(uint64_t exec, uint64_t graph) {
-  exec_graphs_[exec] = graph;
-  ++graph_uses_[graph].executables;
+void Session::RetainUnlocked(uint64_t user, uint64_t slot, uint64_t used) {
+  uses_[used].users.push_back({user, log_.last_order()});
+  for (Retained& one : retained_[user]) {
+    if (one.slot != slot) continue;
+    const uint64_t before = one.used;
+    one.used = used;
+    RemoveUser(&uses_[before], user);
+    ReleaseUnlocked(before);
+    return;
+  }
+  retained_[user].push_back({slot, used});
 }
 
-void Session::DropGraphOfUnlocked(uint64_t exec) {
-  const auto it = exec_graphs_.find(exec);
-  if (it == exec_graphs_.end()) return;
-  const uint64_t graph = it->second;
-  exec_graphs_.erase(it);
-  const auto use = graph_uses_.find(graph);
-  if (use == graph_uses_.end() || --use->second.executables > 0) return;
+void Session::RemoveUser(Use* use, uint64_t user) {
+  // The oldest of several: a newer slot of the same user holds what it took later.
+  const auto mine = std::find_if(use->users.begin(), use->users.end(), [user](const User& u) { return u.handle == user; });
+  if (mine != use->users.end()) use->users.erase(mine);
+}
+
+void Session::ModifyNodeUnlocked(replay::ObjectKey node, uint64_t key, const FrameHeader& header,
+                                 const std::string& message, const std::vector<replay::ObjectKey>& needs) {
+  std::vector<uint64_t> taken;  // when the node's graphs were copied into something that is alive
+  for (uint64_t at = node.id; at != 0;) {
+    if (const auto use = uses_.find(at); use != uses_.end()) {
+      for (const User& user : use->second.users) taken.push_back(user.order);
+    }
+    const Object* const object = handles_.Find(KindOf(at), at);
+    at = object ? object->parent : 0;
+  }
+  std::vector<NodeSetting>& settings = node_settings_[node.id][{header.call, key}];
+  std::vector<NodeSetting> kept;
+  bool key_taken = false;
+  for (size_t i = 0; i < settings.size(); ++i) {
+    const uint64_t until = i + 1 < settings.size() ? settings[i + 1].order : log_.last_order() + 1;
+    const bool needed = std::any_of(taken.begin(), taken.end(), [&](uint64_t order) {
+      return settings[i].order < order && order < until;
+    });
+    if (needed) {
+      kept.push_back(settings[i]);
+      key_taken = key_taken || settings[i].key == key;
+    } else {
+      log_.ForgetSetting(node, header.call, settings[i].key);
+    }
+  }
+  const uint64_t log_key = key_taken ? next_setting_key_++ : key;
+  log_.Modify(node, log_key, header, message, needs);
+  kept.push_back({log_key, log_.last_order()});
+  settings = std::move(kept);
+}
+
+void Session::ReleaseUnlocked(uint64_t used) {
+  const auto use = uses_.find(used);
+  if (use == uses_.end() || !use->second.users.empty()) return;
   const bool destroyed = use->second.destroyed;
-  graph_uses_.erase(use);
-  if (destroyed) DropUnlocked({Kind::kGraph, graph});
+  uses_.erase(use);
+  if (destroyed) DropUnlocked({KindOf(used), used});
+}
+
+void Session::ReleaseRetainedUnlocked(uint64_t user) {
+  const auto it = retained_.find(user);
+  if (it == retained_.end()) return;
+  const std::vector<Retained> all = std::move(it->second);
+  retained_.erase(it);
+  for (const Retained& one : all) {
+    RemoveUser(&uses_[one.used], user);
+    ReleaseUnlocked(one.used);
+  }
+}
+
+bool Session::MarkDestroyedUnlocked(replay::ObjectKey object) {
+  if (!IsOfGraphs(object.kind)) return false;
+  const auto use = uses_.find(object.id);
+  if (use == uses_.end() || use->second.users.empty() || !log_.Find(object)) return false;
+  use->second.destroyed = true;
+  if (Object* const found = handles_.Find(object.kind, object.id)) found->active = false;
+  return true;
+}
+
+bool Session::IsUnderUnlocked(uint64_t handle, uint64_t ancestor) const {
+  while (handle != 0 && handle != ancestor) {
+    const Object* const object = handles_.Find(KindOf(handle), handle);
+    handle = object ? object->parent : 0;
+  }
+  return handle != 0;
+}
+
+void Session::BuryUnlocked(replay::ObjectKey root, std::vector<replay::ObjectKey> dead) {
+  bool graphs = false;
+  for (const replay::ObjectKey& one : dead) graphs = graphs || IsOfGraphs(one.kind);
+  if (!graphs) {
+    for (const replay::ObjectKey& one : dead) ForgetUnlocked(one);
+    return;
+  }
+  const auto more = [&](replay::ObjectKey key) {
+    for (const replay::ObjectKey& one : log_.Destroy(key)) dead.push_back(one);
+  };
+  std::vector<replay::ObjectKey> to_forget;
+  for (size_t i = 0; i < dead.size(); ++i) {  // it grows
+    const replay::ObjectKey one = dead[i];
+    if (!IsOfGraphs(one.kind) || IsUnderUnlocked(one.id, root.id)) {
+      to_forget.push_back(one);
+      continue;
+    }
+    // A graph without one of its nodes would be another graph.
+    const Object* const object = handles_.Find(one.kind, one.id);
+    if (one.kind != Kind::kGraph && object && object->parent) more({KindOf(object->parent), object->parent});
+    if (const auto use = uses_.find(one.id); use != uses_.end()) {
+      for (const User& user : std::vector<User>(use->second.users)) more({KindOf(user.handle), user.handle});
+    }
+  }
+  for (const replay::ObjectKey& one : to_forget) ForgetUnlocked(one);
 }
 
 void Session::DropUnlocked(replay::ObjectKey key) {
-  if (key.kind == Kind::kGraph) {
-    if (const auto use = graph_uses_.find(key.id); use != graph_uses_.end()) {
-      use->second.destroyed = true;
-      if (Object* const graph = handles_.Find(Kind::kGraph, key.id)) graph->active = false;
-      return;
-    }
-  }
-  for (const replay::ObjectKey& dead : log_.Destroy(key)) ForgetUnlocked(dead);
+  BuryUnlocked(key, log_.Destroy(key));
   // An object that needs no record has no entry in the log, but it has a handle.
   ForgetUnlocked(key);
 }
@@ -310,7 +412,7 @@ void Session::GiveBackFreed() {
 }
 
 void Session::DropDependentsUnlocked(replay::ObjectKey key) {
-  for (const replay::ObjectKey& dead : log_.DestroyDependents(key)) ForgetUnlocked(dead);
+  BuryUnlocked(key, log_.DestroyDependents(key));
   handles_.DropChildren(key.id);
 }
 

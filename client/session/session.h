@@ -12,16 +12,19 @@
 #include <cuda.h>
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "client/agent/agent.h"
 #include "client/session/address_map.h"
+#include "client/session/captures.h"
 #include "client/session/completion.h"
 #include "client/session/freed_memory.h"
 #include "client/session/gate.h"
@@ -29,6 +32,7 @@
 #include "client/session/host_functions.h"
 #include "client/session/objects.h"
 #include "client/session/settings.h"
+#include "client/session/staged_copies.h"
 #include "client/session/staging.h"
 #include "client/session/thread_state.h"
 #include "client/trace/control.h"
@@ -114,12 +118,22 @@ class Session final : public agent::AgentHost, public trace::Server {
   uint64_t PrimaryContextUnlocked(int device);
   int& primary_retains(int device) { return primary_retains_[device]; }
   unsigned& primary_flags(int device) { return primary_flags_[device]; }
-  // Notes that `exec` was made from `graph`. The application may destroy the graph and go on using the executable; the
-  // log, and the graph's handle, then keep the graph for as long as it takes to make the executable again.
-  void NoteGraphExecUnlocked(uint64_t exec, uint64_t graph);
+  // Notes that `user` (an executable, a graph or a node) has in it what `used` (a graph or an executable) was at this moment.
+  // The application may destroy `used` and go on with `user`; the log, and the handle of `used`, then stay for as long as
+  // it takes to make `user` again. Replaces what `user` had in `slot`.
+  void RetainUnlocked(uint64_t user, uint64_t slot, uint64_t used);
+  // Records a setting of a graph's node. An earlier one with the same call and key goes, unless something was made from the
+  // graph between the two that is still alive: that has the earlier one in it.
+  void ModifyNodeUnlocked(replay::ObjectKey node, uint64_t key, const FrameHeader& header, const std::string& message,
+                          const std::vector<replay::ObjectKey>& needs);
+  // The slot of what a setting made with this call and key put into an object.
+  static uint64_t SlotOfSetting(uint32_t call, uint64_t key) { return uint64_t(call) << 32 ^ key ^ uint64_t(1) << 63; }
+  // The application destroyed `object`. True if something was made from it: it stays in the log, and its handle stays taken.
+  bool MarkDestroyedUnlocked(replay::ObjectKey object);
   // Drops all that depends on `key`, but not `key` itself.
   void DropDependentsUnlocked(replay::ObjectKey key);
-  // Drops `key` from tables and log with all that depends on it.
+  // Drops `key` from tables and log with all that depends on it. Of a graph that had something of it in it only the record
+  // goes, and those of what was made from it: they cannot be made again, but the application has still to destroy them.
   void DropUnlocked(replay::ObjectKey key);
   uint64_t NextId() { return next_id_++; }
   // Tells the server, in the order of their streams, of frees that it has not heard of: of these blocks, or of all that
@@ -143,10 +157,10 @@ class Session final : public agent::AgentHost, public trace::Server {
 
   // The application asked for threads that sleep while they wait for the GPU.
   void WaitAsleep();
-  // Captures of streams that may be in progress: begun, and not known to have ended.
-  std::atomic<int>& captures() { return captures_; }
   Staging& staging() { return staging_; }
   Completions& completions() { return completions_; }
+  Captures& captures() { return captures_; }
+  StagedCopies& staged_copies() { return staged_copies_; }
   HostArena& host_arena() { return host_arena_; }
   HostFunctions& host_functions() { return host_functions_; }
 
@@ -181,13 +195,20 @@ class Session final : public agent::AgentHost, public trace::Server {
   friend class Call;
   Session() = default;
   CUresult Open();
-  // Drops a graph that only its executables still needed, if `exec` was the last of them.
-  void DropGraphOfUnlocked(uint64_t exec);
+  // Releases what `user` retained; drops what only it still needed.
+  void ReleaseRetainedUnlocked(uint64_t user);
+  void ReleaseUnlocked(uint64_t used);
+  // Takes the dead out of the tables; see DropUnlocked. `root` is what the application destroyed.
+  void BuryUnlocked(replay::ObjectKey root, std::vector<replay::ObjectKey> dead);
+  // Whether `handle` is `ancestor` or dies with it.
+  bool IsUnderUnlocked(uint64_t handle, uint64_t ancestor) const;
   // Takes a dead object out of the tables.
   void ForgetUnlocked(const replay::ObjectKey& dead);
   CUresult FetchDevices();
   // Tells the server of the host arena, after a connect or a move to another server.
   bool ShareHostArena(std::string* error);
+  // Makes again what the tool's replay left out because it needs this process's pinned memory.
+  bool ReplayRest(std::string* error);
   // Notes when the events of the log completed, for after a move to another server. Failure is not an error: elapsed
   // times that begin before the move are then refused, not wrong.
   void NoteEventTimes();
@@ -217,13 +238,31 @@ class Session final : public agent::AgentHost, public trace::Server {
   std::unordered_map<int, int> primary_retains_;
   std::unordered_map<int, unsigned> primary_flags_;
   uint64_t next_id_ = 1;
-  // Executables made from each graph, and the other way round.
-  struct GraphUse {
-    int executables = 0;
-    bool destroyed = false;  // by the application
+  // What graphs and executables others have in them, and the other way round.
+  struct User {
+    uint64_t handle;
+    uint64_t order;  // in the log: when it took what the graph was then
   };
-  std::unordered_map<uint64_t, GraphUse> graph_uses_;
-  std::unordered_map<uint64_t, uint64_t> exec_graphs_;
+  struct Use {
+    std::vector<User> users;  // one entry for each slot
+    bool destroyed = false;   // by the application
+  };
+  std::unordered_map<uint64_t, Use> uses_;
+  struct Retained {
+    uint64_t slot;
+    uint64_t used;
+  };
+  std::unordered_map<uint64_t, std::vector<Retained>> retained_;
+  static void RemoveUser(Use* use, uint64_t user);
+  // Settings of nodes that are in the log, by node, and by call and key as they were made; oldest first.
+  struct NodeSetting {
+    uint64_t key;  // in the log
+    uint64_t order;
+  };
+  std::unordered_map<uint64_t, std::map<std::pair<uint32_t, uint64_t>, std::vector<NodeSetting>>> node_settings_;
+  uint64_t next_setting_key_ = uint64_t(1) << 62;
+  Captures captures_;
+  StagedCopies staged_copies_;
   // Microseconds before the last move to another server at which events completed; and the same for a move that has not
   // happened yet.
   std::unordered_map<uint64_t, double> event_ages_;
@@ -235,7 +274,6 @@ class Session final : public agent::AgentHost, public trace::Server {
   std::set<std::string> names_;
 
   FreedMemory freed_memory_;
-  std::atomic<int> captures_{0};
   std::atomic<bool> wait_asleep_{false};
   Completions completions_;
   Staging staging_;

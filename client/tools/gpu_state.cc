@@ -349,7 +349,7 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
 
 bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error) {
   replay::ChannelTarget target(*channel);
-  if (replay::Replay(log, target, nullptr, error)) return Drain(channel, error);
+  if (replay::Replay(log, target, nullptr, error, replay::Part::kBeforePinned)) return Drain(channel, error);
   *error = "the job's GPU objects cannot be made again on this server: " + *error;
   return false;
 }

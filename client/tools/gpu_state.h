@@ -45,7 +45,8 @@ bool LoadMemory(const ckptfmt::ImageReader& image, ClientChannel* channel, const
 bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
                 const Continue& go_on, std::string* error);
 
-// Makes all objects of the log again, in their order, and compares the answers with those of the first time.
+// Makes the objects of the log again, in their order, and compares the answers with those of the first time. What needs the
+// process's pinned memory is left to the process (replay::Part).
 bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error);
 
 }  // namespace cuda_remote::client::tools

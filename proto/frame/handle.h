@@ -42,6 +42,7 @@ enum class Kind : uint8_t {
   kConditional = 24,     // CUgraphConditionalHandle
   kDevResourceDesc = 25,
   kAsyncCallback = 26,
+  kCapture = 40,         // what a capture added to a graph of the application's; the client's alone, never on the wire
   kDeviceMemory = 64,    // named by its address
   kHostMemory = 65,      // named by its address
   kReservation = 66,     // named by its address

@@ -92,6 +92,10 @@ def stub(model, call):
             else:
                 fill.append(f"  in.{n} = {value};")
         elif p.role in ("array", "handles"):
+            if p.role == "handles" and p.kind == "GraphNode" and "NameNodesOf" not in "".join(pre):
+                # The answer names nodes that the application may never have seen.
+                owner = next(q.name for q in call.params if q.role == "handle")
+                pre.append(f"  if (CUresult rc = NameNodesOf(call, uint64_t({owner})); rc != CUDA_SUCCESS) return rc;")
             if p.optional:
                 fill.append(f"  in.want_{n} = {n} != nullptr;")
             else:

@@ -123,7 +123,10 @@ absl::StatusOr<Summary> Load(const std::string& dir) {
   }
   for (const Record* record : summary.log.InOrder()) {
     ++summary.records_by_call[CallIdName(record->header.call)];
-    if (record->image) summary.modules.push_back(Describe(*record, *summary.log.FindImage(*record->image)));
+    // What a captured graph consists of is kept as an image too.
+    if (record->image && record->header.call != kOpGraphCapture) {
+      summary.modules.push_back(Describe(*record, *summary.log.FindImage(*record->image)));
+    }
   }
   summary.not_replayable = NotReplayable(summary.log);
   return summary;

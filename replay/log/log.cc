@@ -175,6 +175,17 @@ void Log::Modify(ObjectKey object, uint64_t key, const FrameHeader& header, std:
   if (stored) Forget(stored.get());
 }
 
+void Log::ForgetSetting(ObjectKey object, uint32_t call, uint64_t key) {
+  const auto found = nodes_.find(object);
+  if (found == nodes_.end()) return;
+  Node* const node = found->second.get();
+  const auto setting = node->settings.find({call, key});
+  if (setting == node->settings.end()) return;
+  Forget(setting->second.get());
+  node->settings.erase(setting);
+  RemoveIfUnused(node);
+}
+
 bool Log::Restore(Record record) {
   Node* const node = NodeOf(record.object);
   std::unique_ptr<Stored>* place = &node->created;
@@ -230,7 +241,10 @@ std::vector<ObjectKey> Log::DestroyAll(std::vector<Node*> doomed) {
       Stored* const user = edge->user;
       Node* const node = user->node;
       if (node->doomed) continue;
-      if (user->record.modifies) {
+      // A graph without one of its settings would be another graph.
+      const Kind kind = node->key.kind;
+      const bool of_graphs = kind == Kind::kGraph || kind == Kind::kGraphNode || kind == Kind::kGraphExec;
+      if (user->record.modifies && !of_graphs) {
         // Only the setting goes. One record has at most one edge to this node, so `next` stays.
         const std::pair<uint32_t, uint64_t> key{user->record.header.call, user->record.key};
         Forget(user);

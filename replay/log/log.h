@@ -67,9 +67,15 @@ class Log {
               std::string_view message, std::string_view reply_message, std::optional<Hash128> payload);
 
   // Notes a setting of `object`; an earlier one by the same call with the same `key` is forgotten. It also goes when
-  // any object of `depends_on` goes.
+  // any object of `depends_on` goes - and with it the object, if that is a graph, a node or an executable.
   void Modify(ObjectKey object, uint64_t key, const FrameHeader& header, std::string_view message,
               const std::vector<ObjectKey>& depends_on = {});
+
+  // Forgets one setting. Nothing happens if there is none.
+  void ForgetSetting(ObjectKey object, uint32_t call, uint64_t key);
+
+  // The order number of the latest record, 0 if there never was one.
+  uint64_t last_order() const { return next_order_ - 1; }
 
   // Forgets the object and everything that depended on it, directly or not. Returns all that the log knew of these, the
   // object itself first.

@@ -82,6 +82,30 @@ TEST(Log, ASettingGoesWithWhatItNeeds) {
   EXPECT_EQ(Messages(log), (std::vector<std::string>{"context", "module", "function", "carveout"}));
 }
 
+// Unlike others: a graph that has lost a setting is not the graph that was.
+TEST(Log, AGraphGoesWithASettingThatItLoses) {
+  Log log = Sample();
+  const ObjectKey graph{Kind::kGraph, 0x50}, node{Kind::kGraphNode, 0x60};
+  log.Create(graph, {}, Frame(7), "graph", "", std::nullopt);
+  log.Create(node, {graph}, Frame(8), "node", "", std::nullopt);
+  log.Modify(node, 0, Frame(9), "params", {kFunction});
+  EXPECT_EQ(log.records(), 9u);
+  const std::vector<ObjectKey> gone = log.Destroy(kModule);
+  EXPECT_EQ(gone, (std::vector<ObjectKey>{kModule, kFunction, node}));
+  EXPECT_EQ(log.Find(node), nullptr);
+  EXPECT_NE(log.Find(graph), nullptr);
+}
+
+TEST(Log, ForgetsOneSetting) {
+  Log log = Sample();
+  const uint64_t before = log.last_order();
+  log.ForgetSetting(kFunction, 5, 8);
+  log.ForgetSetting(kFunction, 5, 8);
+  log.ForgetSetting(kModule, 5, 8);
+  EXPECT_EQ(Messages(log), (std::vector<std::string>{"context", "module", "function", "stream", "shared"}));
+  EXPECT_EQ(log.last_order(), before);
+}
+
 TEST(Log, DependentsGoAndTheObjectStays) {
   Log log = Sample();
   log.Modify(kContext, 0, Frame(7), "limit");

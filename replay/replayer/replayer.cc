@@ -68,6 +68,27 @@ bool Check(const Record& record, const ReplayTarget::Answer& answer, std::string
   return true;
 }
 
+bool IsOfGraphs(Kind kind) {
+  return kind == Kind::kGraph || kind == Kind::kGraphNode || kind == Kind::kGraphExec || kind == Kind::kCapture;
+}
+
+// Nothing but graphs is made from graphs, so they can all wait, in their own order.
+std::vector<const Record*> RecordsOf(const Log& log, Part part) {
+  std::vector<const Record*> records = log.InOrder();
+  if (part == Part::kAll) return records;
+  const bool graphs_wait = std::any_of(records.begin(), records.end(), [](const Record* record) {
+    return IsOfGraphs(record->object.kind) &&
+           std::any_of(record->depends_on.begin(), record->depends_on.end(),
+                       [](const ObjectKey& key) { return key.kind == Kind::kHostMemory; });
+  });
+  const auto other_part = [&](const Record* record) {
+    const bool waits = graphs_wait && IsOfGraphs(record->object.kind);
+    return waits != (part == Part::kAfterPinned);
+  };
+  records.erase(std::remove_if(records.begin(), records.end(), other_part), records.end());
+  return records;
+}
+
 }  // namespace
 
 std::vector<std::string> NotReplayable(const Log& log) {
@@ -80,14 +101,14 @@ std::vector<std::string> NotReplayable(const Log& log) {
   return names;
 }
 
-bool Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress, std::string* error) {
+bool Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress, std::string* error, Part part) {
   const std::vector<std::string> refused = NotReplayable(log);
   if (!refused.empty()) {
     *error = "the log has calls that cannot be replayed:";
     for (const std::string& name : refused) *error += " " + name;
     return false;
   }
-  const std::vector<const Record*> records = log.InOrder();
+  const std::vector<const Record*> records = RecordsOf(log, part);
   std::deque<UnderWay> under_way;
   uint64_t payload_under_way = 0;
   uint64_t done = 0;

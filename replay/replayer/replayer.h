@@ -45,10 +45,19 @@ using ReplayProgress = std::function<void(uint64_t done, uint64_t total)>;
 // restart.
 std::vector<std::string> NotReplayable(const Log& log);
 
+// Pinned memory is the process's: it is shared with a new server only when the process is there again. If graphs copy such
+// memory, all of the log that has to do with graphs has to wait for that.
+enum class Part {
+  kAll,
+  kBeforePinned,  // all that needs no pinned memory
+  kAfterPinned,   // the rest: nothing for most jobs
+};
+
 // Sends every record with kFlagReplay in the order of the log, images as payload. Each must succeed, and answer with
 // the bytes that were recorded (but for a compiler's messages). False and `error`, which names the call, at the first
 // that does not; the target is then only good for being thrown away.
-bool Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress, std::string* error);
+bool Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress, std::string* error,
+            Part part = Part::kAll);
 
 }  // namespace cuda_remote::replay
 

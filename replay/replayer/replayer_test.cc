@@ -104,6 +104,32 @@ TEST(Replay, StopsWhereAnAnswerDiffers) {
   EXPECT_LT(server.sent.size(), 14u);
 }
 
+// Graphs that copy pinned memory wait for the process, and with them all graphs; without such a copy nothing waits.
+TEST(Replay, GraphsWaitForPinnedMemory) {
+  for (const bool pinned : {false, true}) {
+    Log log = Sample();
+    const ObjectKey copies{Kind::kGraph, 0x200}, other{Kind::kGraph, 0x210}, exec{Kind::kGraphExec, 0x220};
+    log.Create(copies, {pinned ? ObjectKey{Kind::kHostMemory, 0x5000} : ObjectKey{Kind::kDeviceMemory, 0x1000}},
+               Frame(kOpGraphCapture), "copies", "", std::nullopt);
+    log.Create(other, {}, Frame(kCall_cuGraphCreate), "other", "", std::nullopt);
+    log.Create({Kind::kEvent, 0x230}, {}, Frame(kCall_cuEventCreate), "event", "", std::nullopt);
+    log.Create(exec, {}, Frame(kCall_cuGraphInstantiateWithParams), "exec", "", std::nullopt);
+    log.Modify(exec, 7, Frame(kCall_cuGraphExecNodeSetParams), "node");
+    FakeServer before, after, all;
+    before.answers[3] = all.answers[3] = "address";
+    std::string error;
+    ASSERT_TRUE(Replay(log, before, nullptr, &error, Part::kBeforePinned)) << error;
+    ASSERT_TRUE(Replay(log, after, nullptr, &error, Part::kAfterPinned)) << error;
+    ASSERT_TRUE(Replay(log, all, nullptr, &error)) << error;
+    EXPECT_EQ(all.sent.size(), 19u);
+    EXPECT_EQ(before.sent.size(), pinned ? 15u : 19u);
+    EXPECT_EQ(before.sent.back().message, pinned ? "event" : "node");
+    std::vector<std::string> late;
+    for (const Sent& sent : after.sent) late.push_back(sent.message);
+    EXPECT_EQ(late, pinned ? (std::vector<std::string>{"copies", "other", "exec", "node"}) : std::vector<std::string>());
+  }
+}
+
 TEST(Replay, StopsAtAnError) {
   FakeServer server;
   server.size = 1;
@@ -136,13 +162,13 @@ TEST(Replay, CallsThatCannotBeReplayedAreNamedBeforeAnythingIsSent) {
   Log log = Sample();
   EXPECT_TRUE(NotReplayable(log).empty());
   for (uint64_t i = 1; i < 3; ++i) {
-    log.Create({Kind::kGraph, 0x1000 + (i << 4)}, {}, Frame(kCall_cuGraphClone), "", "", std::nullopt);
+    log.Create({Kind::kGraph, 0x1000 + (i << 4)}, {}, Frame(kCall_cuStreamEndCapture), "", "", std::nullopt);
   }
-  EXPECT_EQ(NotReplayable(log), std::vector<std::string>{"cuGraphClone"});
+  EXPECT_EQ(NotReplayable(log), std::vector<std::string>{"cuStreamEndCapture"});
   FakeServer server;
   std::string error;
   EXPECT_FALSE(Replay(log, server, nullptr, &error));
-  EXPECT_NE(error.find("cuGraphClone"), std::string::npos) << error;
+  EXPECT_NE(error.find("cuStreamEndCapture"), std::string::npos) << error;
   EXPECT_TRUE(server.sent.empty());
 }
 

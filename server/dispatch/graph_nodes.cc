@@ -25,6 +25,7 @@ struct NodeParameters {
   CUDA_MEMCPY3D copy = {};
   CUDA_MEMSET_NODE_PARAMS_v1 memset = {};
   CUDA_BATCH_MEM_OP_NODE_PARAMS_v1 batch = {};
+  CUDA_HOST_NODE_PARAMS_v1 host = {};
   CUevent event = nullptr;
   CUgraph graph = nullptr;
   CUcontext context = nullptr;
@@ -107,6 +108,10 @@ CUresult ReadParameters(Session& session, const wire::NodeParams& in, NodeParame
       return session.Real(Kind::kEvent, in.event, &out->event) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     case CU_GRAPH_NODE_TYPE_EMPTY:
       return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_HOST:
+      // What the driver calls is the worker's own function, which has the client call the application's.
+      out->host.fn = session.HostFunction(in.host_function, &out->host.userData);
+      return out->host.fn != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
       if (!CopyArray(in.memory_operations, in.memory_operations.size() / sizeof(CUstreamBatchMemOpParams),
                      &out->operations)) {
@@ -142,6 +147,8 @@ CUresult AddNode(const DriverTable& driver, CUgraphNode* node, CUgraph graph, co
       return driver.cuGraphAddEmptyNode(node, graph, dependencies, count);
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
       return driver.cuGraphAddBatchMemOpNode(node, graph, dependencies, count, &p.batch);
+    case CU_GRAPH_NODE_TYPE_HOST:
+      return driver.cuGraphAddHostNode(node, graph, dependencies, count, &p.host);
     default:
       return CUDA_ERROR_NOT_SUPPORTED;
   }
@@ -187,8 +194,10 @@ CUresult WriteKernel(Session& session, CUgraphNode node, wire::NodeParams* out, 
   if (const CUresult result = session.driver().cuGraphKernelNodeGetParams_v2(node, &kernel); result != CUDA_SUCCESS) {
     return result;
   }
-  out->function = kernel.func != nullptr ? session.Virtual(Kind::kFunction, reinterpret_cast<uint64_t>(kernel.func))
-                                         : session.Virtual(Kind::kKernel, reinterpret_cast<uint64_t>(kernel.kern));
+  out->function = session.Virtual(Kind::kKernel, reinterpret_cast<uint64_t>(kernel.kern));
+  if (out->function == 0) out->function = session.Virtual(Kind::kFunction, reinterpret_cast<uint64_t>(kernel.func));
+  // A kernel that was launched as such, and comes back as its function, which the client never asked for.
+  if (out->function == 0 && kernel.func != nullptr) out->function = session.KernelOfFunction(kernel.func);
   if (out->function == 0) return CUDA_ERROR_NOT_SUPPORTED;
   out->grid_x = kernel.gridDimX;
   out->grid_y = kernel.gridDimY;
@@ -254,6 +263,8 @@ CUresult Custom_cuGraphNodeSetParams(Session& session, const Request&, const wir
       return driver.cuGraphEventRecordNodeSetEvent(node, p.event);
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
       return driver.cuGraphBatchMemOpNodeSetParams(node, &p.batch);
+    case CU_GRAPH_NODE_TYPE_HOST:
+      return driver.cuGraphHostNodeSetParams(node, &p.host);
     default:
       return CUDA_ERROR_NOT_SUPPORTED;
   }
@@ -285,6 +296,8 @@ CUresult Custom_cuGraphExecNodeSetParams(Session& session, const Request&,
       return driver.cuGraphExecEventRecordNodeSetEvent(exec, node, p.event);
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
       return driver.cuGraphExecBatchMemOpNodeSetParams(exec, node, &p.batch);
+    case CU_GRAPH_NODE_TYPE_HOST:
+      return driver.cuGraphExecHostNodeSetParams(exec, node, &p.host);
     default:
       return CUDA_ERROR_NOT_SUPPORTED;
   }
@@ -302,6 +315,7 @@ CUresult OpGraphNodeParams(Session& session, const Request& request, const wire:
   std::string block;
   CUDA_MEMCPY3D copy = {};
   CUDA_BATCH_MEM_OP_NODE_PARAMS_v1 batch = {};
+  CUDA_HOST_NODE_PARAMS_v1 host = {};
   CUresult result = CUDA_ERROR_NOT_SUPPORTED;
   switch (type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
@@ -317,6 +331,12 @@ CUresult OpGraphNodeParams(Session& session, const Request& request, const wire:
         return UnknownHandle(request);
       }
       out->params.copy = wire::BytesOf(copy);
+      break;
+    case CU_GRAPH_NODE_TYPE_HOST:
+      result = driver.cuGraphHostNodeGetParams(node, &host);
+      if (result != CUDA_SUCCESS) break;
+      out->params.host_function = session.HostFunctionId(host.fn, host.userData);
+      if (out->params.host_function == 0) return UnknownHandle(request);
       break;
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
       result = driver.cuGraphBatchMemOpNodeGetParams(node, &batch);

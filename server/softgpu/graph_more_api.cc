@@ -190,7 +190,7 @@ SOFTGPU_API cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject handle, u
   Lock lock(CaptureMutex());
   GraphPtr graph = Registry<Graph>::Get().Find(graph_handle);
   std::shared_ptr<UserObject> object = Registry<UserObject>::Get().Find(handle);
-  if (!graph || !object || count == 0 || (flags & ~unsigned{CU_GRAPH_USER_OBJECT_MOVE}) != 0) {
+  if (!graph || !object || count == 0 || count > 65536 || (flags & ~unsigned{CU_GRAPH_USER_OBJECT_MOVE}) != 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (!(flags & CU_GRAPH_USER_OBJECT_MOVE)) object->references += static_cast<int>(count);

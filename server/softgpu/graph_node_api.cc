@@ -87,7 +87,8 @@ CUresult KernelTo(CUgraphNode handle, P* params) {
     node->param_pointers.push_back(work->params.data() + info.offset);
   }
   *params = {};
-  params->func = work->function->handle();
+  if constexpr (std::is_same_v<P, CUDA_KERNEL_NODE_PARAMS_v2>) params->kern = work->kernel;
+  if (std::is_same_v<P, CUDA_KERNEL_NODE_PARAMS_v1> || work->kernel == nullptr) params->func = work->function->handle();
   params->gridDimX = work->grid.x;
   params->gridDimY = work->grid.y;
   params->gridDimZ = work->grid.z;

@@ -83,6 +83,8 @@ CUresult MakeLaunch(const ContextPtr& context, const LaunchRequest& request, Ker
     return result;
   }
   if (CUresult result = CheckSupported(function.get(), *module); result != CUDA_SUCCESS) return result;
+  const KernelPtr kernel = Registry<Kernel>::Get().Find(reinterpret_cast<CUkernel>(request.function));
+  work->kernel = kernel ? kernel->handle() : nullptr;
   work->function = std::move(function);
   work->module = std::move(module);
   work->grid = grid;

@@ -26,7 +26,8 @@ struct EmptyWork {};
 
 struct KernelWork {
   FunctionPtr function;
-  ModulePtr module;  // kept alive
+  CUkernel kernel = nullptr;  // what it was launched by, if that was a kernel
+  ModulePtr module;           // kept alive
   ptx::Dim3 grid, block;
   uint32_t shared_bytes = 0;
   bool cooperative = false;

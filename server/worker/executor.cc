@@ -143,7 +143,7 @@ void Executor::ReadAhead(uint64_t stuck) {
     }
     if (IsHostFuncDone(next.header)) {
       wire::OpHostFuncDone_Request done;
-      if (done.Decode(next.message)) session_->host_functions().Done(done.id);
+      if (done.Decode(next.message)) session_->host_functions().Done(done.turn);
       continue;
     }
     next.payload.assign(payload.data, payload.bytes);

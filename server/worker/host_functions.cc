@@ -2,68 +2,97 @@
 
 namespace cuda_remote::server {
 
+HostFunctions::Record* HostFunctions::CapturedUnlocked(uint64_t id) {
+  std::unique_ptr<Record>& slot = records_[id];
+  if (slot && !slot->captured) return nullptr;
+  if (!slot) {
+    slot = std::make_unique<Record>(Record{this, id, true});
+    captured_.insert(slot.get());
+  }
+  return slot.get();
+}
+
 CUresult HostFunctions::Launch(const DriverTable& driver, CUstream stream, uint64_t id, bool callback, bool captured) {
   Record* record;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    std::unique_ptr<Record>& slot = records_[id];
-    if (slot) return CUDA_ERROR_INVALID_VALUE;  // ids are used once
-    slot = std::make_unique<Record>(Record{this, id, captured});
-    record = slot.get();
+    if (captured) {
+      record = CapturedUnlocked(id);
+      if (record == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    } else {
+      std::unique_ptr<Record>& slot = records_[id];
+      if (slot) return CUDA_ERROR_INVALID_VALUE;  // ids are used once
+      slot = std::make_unique<Record>(Record{this, id, false});
+      record = slot.get();
+    }
   }
-  const CUresult result = callback ? driver.cuStreamAddCallback(
-                                         stream,
-                                         [](CUstream, CUresult status, void* data) {
-                                           Record* const self = static_cast<Record*>(data);
-                                           self->owner->Turn(self, status);
-                                         },
-                                         record, 0)
-                                   : driver.cuLaunchHostFunc(
-                                         stream,
-                                         [](void* data) {
-                                           Record* const self = static_cast<Record*>(data);
-                                           self->owner->Turn(self, CUDA_SUCCESS);
-                                         },
-                                         record);
-  if (result != CUDA_SUCCESS) {
+  const CUresult result =
+      callback ? driver.cuStreamAddCallback(
+                     stream,
+                     [](CUstream, CUresult status, void* data) {
+                       Record* const self = static_cast<Record*>(data);
+                       self->owner->Turn(self, status);
+                     },
+                     record, 0)
+               : driver.cuLaunchHostFunc(
+                     stream,
+                     &HostFunctions::Call, record);
+  if (result != CUDA_SUCCESS && !captured) {
     std::lock_guard<std::mutex> lock(mutex_);
     records_.erase(id);
   }
   return result;
 }
 
+CUhostFn HostFunctions::ForNode(uint64_t id, void** data) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Record* const record = CapturedUnlocked(id);
+  if (record == nullptr) return nullptr;
+  *data = record;
+  return &HostFunctions::Call;
+}
+
+uint64_t HostFunctions::IdOf(CUhostFn function, void* data) const {
+  if (function != &HostFunctions::Call) return 0;
+  std::lock_guard<std::mutex> lock(mutex_);
+  return captured_.count(data) != 0 ? static_cast<const Record*>(data)->id : 0;
+}
+
+void HostFunctions::Call(void* data) {
+  Record* const self = static_cast<Record*>(data);
+  self->owner->Turn(self, CUDA_SUCCESS);
+}
+
 void HostFunctions::Turn(Record* record, CUresult status) {
+  uint64_t turn;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stop_) return;
-    ++waiting_;
+    turn = next_turn_++;
+    turns_.insert(turn);
   }
   turn_.notify_all();
-  announce_(record->id, status);
+  announce_(record->id, turn, status);
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this, record] { return stop_ || record->done > 0; });
-  --waiting_;
-  if (record->done > 0) --record->done;
+  changed_.wait(lock, [this, turn] { return stop_ || turns_.count(turn) == 0; });
+  turns_.erase(turn);
   // A captured function's record is in the graph and stays.
   if (!record->captured) records_.erase(record->id);
 }
 
-void HostFunctions::Done(uint64_t id) {
+void HostFunctions::Done(uint64_t turn) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto it = records_.find(id);
-  if (it == records_.end()) return;
-  ++it->second->done;
-  changed_.notify_all();
+  if (turns_.erase(turn) != 0) changed_.notify_all();
 }
 
 int HostFunctions::waiting() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return waiting_;
+  return int(turns_.size());
 }
 
 void HostFunctions::AwaitTurn(const std::atomic<bool>& stop) {
   std::unique_lock<std::mutex> lock(mutex_);
-  turn_.wait(lock, [&] { return stop || waiting_ != 0; });
+  turn_.wait(lock, [&] { return stop || !turns_.empty(); });
 }
 
 void HostFunctions::Interrupt() {

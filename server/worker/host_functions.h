@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "server/driver/driver_table.h"
 
@@ -19,15 +20,21 @@ namespace cuda_remote::server {
 
 class HostFunctions {
  public:
-  // `announce` sends the event (id, status of the stream); it may block, and is called on the driver's threads.
-  explicit HostFunctions(std::function<void(uint64_t id, CUresult status)> announce) : announce_(std::move(announce)) {}
+  // `announce` sends the event (id, turn, status of the stream); it may block, and is called on the driver's threads.
+  explicit HostFunctions(std::function<void(uint64_t id, uint64_t turn, CUresult status)> announce) : announce_(std::move(announce)) {}
 
   // Puts function `id` into the stream. `callback`: as cuStreamAddCallback, which also runs after errors. `captured`: the
-  // stream is being captured, so it may run any number of times.
+  // stream is being captured, so it may run any number of times, and more than once at a time.
   CUresult Launch(const DriverTable& driver, CUstream stream, uint64_t id, bool callback, bool captured);
 
-  // The client has run function `id`. Unknown ids are ignored.
-  void Done(uint64_t id);
+  // What a graph's host node is to call for function `id`, which the driver gives `*data`: null if the id is taken by a
+  // function that runs once.
+  CUhostFn ForNode(uint64_t id, void** data);
+  // The id of a function that a node calls; 0 for a function that is none of these.
+  uint64_t IdOf(CUhostFn function, void* data) const;
+
+  // The client has run a function's turn. Unknown turns are ignored.
+  void Done(uint64_t turn);
 
   // Functions whose turn has come and that are not done.
   int waiting() const;
@@ -43,17 +50,22 @@ class HostFunctions {
   struct Record {
     HostFunctions* owner;
     uint64_t id;
-    bool captured;
-    int done = 0;  // answers that no turn has used yet
+    bool captured;  // in a graph, for good
   };
+  static void CUDA_CB Call(void* data);
   void Turn(Record* record, CUresult status);
 
-  const std::function<void(uint64_t, CUresult)> announce_;
+  // The record of a captured function, the same for the same id. Null if the id is another's.
+  Record* CapturedUnlocked(uint64_t id);
+
+  const std::function<void(uint64_t, uint64_t, CUresult)> announce_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::condition_variable turn_;
   std::unordered_map<uint64_t, std::unique_ptr<Record>> records_;
-  int waiting_ = 0;
+  std::unordered_set<const void*> captured_;  // the records that graphs refer to
+  std::unordered_set<uint64_t> turns_;        // announced, and not done
+  uint64_t next_turn_ = 1;
   bool stop_ = false;
 };
 

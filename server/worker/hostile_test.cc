@@ -80,8 +80,43 @@ class Chaos {
     if (Below(20) == 0) out.resize(Below(out.size() + 1));
     return out;
   }
+  // A record of a capture, more or less: requests in frames, some of them such as a capture has.
+  std::string Frames() {
+    static const uint32_t kInside[] = {kCall_cuLaunchKernel,      kCall_cuMemsetD32Async, kCall_cuEventRecord,
+                                       kCall_cuStreamWaitEvent,   kCall_cuMemcpyAsync,    kCall_cuGraphLaunch,
+                                       kCall_cuGraphAddEmptyNode, kOpGraphNames};
+    std::string out;
+    for (uint64_t i = Below(6); i-- != 0;) {
+      FrameHeader header;
+      header.call = out.empty() && Below(8) != 0 ? uint32_t(kCall_cuStreamBeginCapture_v2)
+                    : Below(12) == 0             ? Call()
+                                                 : kInside[Below(8)];
+      header.context_or_result = Below(4) == 0 ? uint32_t(Value()) : context;
+      std::string message = Message();
+      header.message_bytes = Below(20) == 0 ? uint32_t(Value()) : uint32_t(message.size());
+      message.resize((message.size() + 7) / 8 * 8);
+      out.append(reinterpret_cast<const char*>(&header), sizeof header);
+      out += message;
+    }
+    if (Below(10) == 0) out.resize(Below(out.size() + 1));
+    return out;
+  }
+  // A request to make such a capture again, with streams and events that may exist.
+  std::string Capture() {
+    std::string out, stream, event;
+    wire::PutUint(&stream, 1, MakeHandle(Kind::kStream, 30, 1));
+    wire::PutUint(&stream, 2, handles.empty() ? 0 : handles[0]);
+    wire::PutUint(&event, 1, MakeHandle(Kind::kEvent, 31, 1));
+    wire::PutUint(&event, 2, handles.empty() ? 0 : handles[0]);
+    wire::PutUint(&out, 1, Value());
+    wire::PutUint(&out, 2, Below(8) != 0 ? MakeHandle(Kind::kStream, 30, 1) : Value());
+    wire::PutBytes(&out, 3, Below(10) != 0 ? stream : Message());
+    wire::PutBytes(&out, 4, Below(10) != 0 ? event : Message());
+    return out;
+  }
   uint32_t Call() {
-    if (Below(4) == 0) return kFirstOperation + uint32_t(Below(42));
+    if (Below(20) == 0) return kOpGraphCapture;
+    if (Below(4) == 0) return kFirstOperation + uint32_t(Below(60));
     static const uint32_t kOften[] = {kCall_cuMemcpyHtoDAsync_v2, kCall_cuMemcpyDtoHAsync_v2, kCall_cuMemcpyAsync,
                                       kCall_cuMemcpy2DAsync_v2,   kCall_cuMemcpy3DAsync_v2,   kCall_cuLaunchKernel,
                                       kCall_cuMemMap,             kCall_cuMemUnmap,           kCall_cuModuleLoadData};
@@ -90,6 +125,7 @@ class Chaos {
   }
 
   std::vector<uint64_t> handles, addresses;
+  uint32_t context = 0;
 
  private:
   std::mt19937_64 random_;
@@ -107,7 +143,7 @@ class HostileTest : public testing::TestWithParam<const char*> {
     ASSERT_TRUE(channel);
     TestClient client(std::move(channel));
     chaos.handles.push_back(client.OpenContext());
-    const uint32_t context = client.context_slot;
+    const uint32_t context = chaos.context = client.context_slot;
     chaos.addresses = {client.Allocate(100), client.Allocate(3 << 20), kArenaBase, kReservationBase, 0x200000000000};
     chaos.handles.push_back(client.Stream());
     const uint64_t module = client.LoadModule(kImage);
@@ -118,9 +154,10 @@ class HostileTest : public testing::TestWithParam<const char*> {
       header.call = chaos.Call();
       if (Stalls(header.call)) continue;
       header.context_or_result = chaos.Below(8) == 0 ? uint32_t(chaos.Value()) : context;
-      if (chaos.Below(8) == 0) header.flags = kFlagReplay;
-      const std::string message = chaos.Message();
-      const std::string payload = chaos.Below(2) ? std::string() : chaos.Bytes(5000);
+      const bool capture = header.call == kOpGraphCapture && chaos.Below(4) != 0;
+      if (capture || chaos.Below(8) == 0) header.flags = kFlagReplay;
+      const std::string message = capture ? chaos.Capture() : chaos.Message();
+      const std::string payload = capture ? chaos.Frames() : chaos.Below(2) ? std::string() : chaos.Bytes(5000);
       client.channel().Send(header, message, payload);
     }
     // Whatever has become of the session, it comes to an end in good time and not by a signal.

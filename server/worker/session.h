@@ -74,6 +74,23 @@ class Session {
   // Virtual handle of the context that the request names; 0 for none.
   virtual uint64_t CurrentContext() const = 0;
 
+  // Virtual handle of the kernel whose function in some context this is; 0 if it is none's.
+  virtual uint64_t KernelOfFunction(CUfunction function) const {
+    (void)function;
+    return 0;
+  }
+
+  // What a graph's host node calls, with which data, for the client's function `id`: null if there can be no such function.
+  virtual CUhostFn HostFunction(uint64_t id, void** data) {
+    (void)id, (void)data;
+    return nullptr;
+  }
+  // The id of what HostFunction gave; 0 for anything else.
+  virtual uint64_t HostFunctionId(CUhostFn function, void* data) const {
+    (void)function, (void)data;
+    return 0;
+  }
+
   // Runs `wait` on a waiter thread with the request's context current and replies with what it returns; the executor goes
   // on. `wait` may block on the GPU; it must not touch the Session. The request's views are not valid inside.
   virtual void Defer(ReplyBuilder* reply, std::function<CUresult(std::string* message, std::string* payload)> wait) = 0;

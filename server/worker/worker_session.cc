@@ -35,10 +35,11 @@ WorkerSession::WorkerSession(const Parts& parts)
     : parts_(parts),
       table_(HookDriver(parts.driver->table, parts.arena)),
       spin_limit_(SpinLimit()),
-      host_functions_([this](uint64_t id, CUresult status) {
+      host_functions_([this](uint64_t id, uint64_t turn, CUresult status) {
         wire::OpHostFunc_Request event;
         event.id = id;
         event.status = uint32_t(status);
+        event.turn = turn;
         std::string message;
         event.Encode(&message);
         parts_.channel->Event(kOpHostFunc, 0, message);
@@ -46,6 +47,7 @@ WorkerSession::WorkerSession(const Parts& parts)
       ring_copies_(table_, parts.channel),
       waiters_(new Waiters(kMaxWaiters, [this] { RelaxCaptures(table_); })),
       stream_waiter_(new Waiters(1, [this] { RelaxCaptures(table_); })) {
+  gone_objects_->session = this;
   reservation_space_.Give(kReservationBase, kReservationBytes);
   RelaxCaptures(table_);
 }
@@ -56,13 +58,50 @@ WorkerSession::~WorkerSession() {
   stream_waiter_.reset();
 }
 
-void WorkerSession::Stop() { host_functions_.Stop(); }
+void WorkerSession::GoneObjects::Announce(uint64_t handle) {
+  wire::OpUserObjectGone_Request event;
+  event.object = handle;
+  std::string message;
+  event.Encode(&message);
+  std::lock_guard<std::mutex> lock(mutex);
+  if (session == nullptr) return;
+  handles.push_back(handle);
+  any.store(true, std::memory_order_release);
+  session->channel().Event(kOpUserObjectGone, 0, message);
+}
+
+void WorkerSession::Stop() {
+  {
+    std::lock_guard<std::mutex> lock(gone_objects_->mutex);
+    gone_objects_->session = nullptr;
+  }
+  host_functions_.Stop();
+}
 
 bool WorkerSession::Real(Kind kind, uint64_t handle, uint64_t* real) const {
+  if (!substitutes_.empty()) {
+    const auto it = substitutes_.find(handle);
+    if (it != substitutes_.end() && KindOf(handle) == kind) {
+      *real = it->second;
+      return true;
+    }
+  }
   const HandleMap::Entry* const entry = handles_.Find(kind, handle);
   if (entry == nullptr) return false;
   *real = entry->real;
   return true;
+}
+
+uint64_t WorkerSession::KernelOfFunction(CUfunction function) const {
+  uint64_t found = 0;
+  handles_.ForEach(Kind::kKernel, [&](const HandleMap::Entry& entry) {
+    CUfunction its = nullptr;
+    if (found == 0 && table_.cuKernelGetFunction(&its, reinterpret_cast<CUkernel>(entry.real)) == CUDA_SUCCESS &&
+        its == function) {
+      found = entry.handle;
+    }
+  });
+  return found;
 }
 
 bool WorkerSession::RealStream(uint64_t wire, CUstream* real) const {
@@ -112,6 +151,15 @@ void WorkerSession::Unbind(uint64_t handle) {
 CUresult WorkerSession::Enter(const FrameHeader& header) {
   header_ = header;
   flush_ = false;
+  if (gone_objects_->any.load(std::memory_order_acquire)) {
+    std::vector<uint64_t> gone;
+    {
+      std::lock_guard<std::mutex> lock(gone_objects_->mutex);
+      gone.swap(gone_objects_->handles);
+      gone_objects_->any.store(false, std::memory_order_release);
+    }
+    for (const uint64_t handle : gone) Unbind(handle);
+  }
   // Whatever it asks for may leave work on the GPU, until it is known to have none.
   switch (header.call) {
     case kOpMemAlloc:
@@ -144,6 +192,29 @@ CUresult WorkerSession::Enter(const FrameHeader& header) {
     current_ref_ = context->ref;
   }
   return MakeCurrent(table_, current_ref_);
+}
+
+CUresult WorkerSession::EnterNested(uint32_t slot, Outer* outer) {
+  *outer = {header_, current_, current_ref_};
+  header_.flags |= kFlagNoReply;
+  if (slot == SlotOf(current_)) return CUDA_SUCCESS;
+  current_ = 0;
+  current_ref_ = {};
+  if (slot != 0) {
+    const HandleMap::Entry* const entry = handles_.At(slot);
+    const ContextInfo* const context = entry != nullptr ? FindContext(entry->handle) : nullptr;
+    if (context == nullptr) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    current_ = entry->handle;
+    current_ref_ = context->ref;
+  }
+  return MakeCurrent(table_, current_ref_);
+}
+
+void WorkerSession::LeaveNested(const Outer& outer) {
+  header_ = outer.header;
+  current_ = outer.context;
+  current_ref_ = outer.ref;
+  MakeCurrent(table_, current_ref_);
 }
 
 void WorkerSession::Finish(CUresult result, const ReplyBuilder& reply) {

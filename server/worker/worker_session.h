@@ -100,6 +100,9 @@ class WorkerSession : public Session {
   bool OwnsDeviceRange(CUdeviceptr address, uint64_t bytes) const override { return ranges_.Contains(address, bytes); }
   uint64_t CurrentContext() const override { return current_; }
   void Defer(ReplyBuilder* reply, std::function<CUresult(std::string*, std::string*)> wait) override;
+  uint64_t KernelOfFunction(CUfunction function) const override;
+  CUhostFn HostFunction(uint64_t id, void** data) override { return host_functions_.ForNode(id, data); }
+  uint64_t HostFunctionId(CUhostFn function, void* data) const override { return host_functions_.IdOf(function, data); }
 
   // --- For the executor -------------------------------------------------------------------------------------------
 
@@ -107,12 +110,37 @@ class WorkerSession : public Session {
   CUresult Enter(const FrameHeader& header);
   // Answers the request that was entered last, or notes its failure if nobody waits for it.
   void Finish(CUresult result, const ReplyBuilder& reply);
+  // For requests inside another: makes the context in `slot` current (0: none), and says that nobody waits for an answer.
+  // LeaveNested puts back what was before.
+  struct Outer {
+    FrameHeader header;
+    uint64_t context;
+    ContextRef ref;
+  };
+  CUresult EnterNested(uint32_t slot, Outer* outer);
+  void LeaveNested(const Outer& outer);
+
+  // Real handles of streams and events that take the places of others, by virtual handle. Empty in the end.
+  std::unordered_map<uint64_t, uint64_t>& substitutes() { return substitutes_; }
+
   // How HoldPayload holds the payload of the request being executed.
   void SetHolder(std::function<uint64_t()> holder) { holder_ = std::move(holder); }
   // Lets waiting host functions go, so that threads can end.
   void Stop();
 
   // --- For handlers -----------------------------------------------------------------------------------------------
+
+  // User objects whose destructors the driver has called: it may do so on any thread, at any time, and when this session is
+  // long over.
+  struct GoneObjects {
+    std::mutex mutex;
+    WorkerSession* session;  // null: over
+    std::vector<uint64_t> handles;
+    std::atomic<bool> any{false};
+    // Tells the client, and has the executor forget the handle before its next request.
+    void Announce(uint64_t handle);
+  };
+  const std::shared_ptr<GoneObjects>& gone_objects() const { return gone_objects_; }
 
   // As Defer, with the current context, and with an answer that need not be copied. `wait` must not touch the session's
   // members other than those that say that they may be used from any thread.
@@ -215,6 +243,8 @@ class WorkerSession : public Session {
   ContextRef current_ref_;
   bool warm_taken_ = false;
 
+  std::unordered_map<uint64_t, uint64_t> substitutes_;
+  std::shared_ptr<GoneObjects> gone_objects_ = std::make_shared<GoneObjects>();
   DeviceRanges ranges_;
   std::map<uint64_t, HostRange> host_ranges_;
   std::map<uint64_t, uint64_t> reservations_;  // address -> bytes

@@ -274,6 +274,7 @@ class HostFunctionThread {
             ++runs;
             wire::OpHostFuncDone_Request done;
             done.id = event.id;
+            done.turn = event.turn;
             std::string bytes;
             done.Encode(&bytes);
             FrameHeader request;

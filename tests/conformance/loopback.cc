@@ -172,12 +172,13 @@ CUresult Call::StreamToWire(CUstream stream, bool, uint64_t* wire) {
 }
 uint64_t Call::NewHandle(Kind kind, uint64_t) { return MakeHandle(kind, loopback::g_next_slot++, 1); }
 bool LooksLikeDeviceMemory(Call&, CUdeviceptr address) { return address % 2 == 0; }
+CUresult NameNodesOf(Call&, uint64_t) { return CUDA_SUCCESS; }
 replay::ObjectKey CurrentContextKey(Call&) { return {Kind::kContext, 0}; }
 CUresult Call::Send() { return loopback::Execute(info_.id, *message_, reply_); }
 CUresult Call::Transact() { return loopback::Execute(info_.id, *message_, reply_); }
 void Call::Created(replay::ObjectKey object, std::initializer_list<replay::ObjectKey>) { loopback::g_created.insert(object.id); }
 void Call::Destroyed(replay::ObjectKey object) { loopback::g_destroyed.insert(object.id); }
-void Call::Modified(replay::ObjectKey, uint64_t) { ++loopback::g_modified; }
+void Call::Modified(replay::ObjectKey, uint64_t, std::initializer_list<replay::ObjectKey>) { ++loopback::g_modified; }
 CUresult Call::Unsupported(const char*, const char*) { return CUDA_ERROR_NOT_SUPPORTED; }
 
 }  // namespace client

@@ -1,4 +1,4 @@
-// Makes and destroys a million objects (events, streams, memory, modules) and watches the process's own memory: what is
+// Makes and destroys a million objects (events, streams, memory, modules, captured graphs) and watches the process's own memory: what is
 // destroyed must leave nothing behind, neither in the replay log nor in the handle tables.
 //
 // Usage: million [COUNT (1000000)]. Prints the growth after a warm-up; exit code 1 if it is more than a few MiB.
@@ -28,6 +28,55 @@ long ResidentKiB() {
   return kib;
 }
 
+// A graph captured over two streams, made into an executable; an older executable, which goes on living, gets its content.
+void Capture(int i) {
+  static CUstream origin, side;
+  static CUdeviceptr memory;
+  static CUgraphExec kept;
+  if (!origin) {
+    CU_CHECK(cuStreamCreate(&origin, CU_STREAM_NON_BLOCKING));
+    CU_CHECK(cuMemAlloc(&memory, 4096));
+  }
+  CU_CHECK(cuStreamCreate(&side, CU_STREAM_NON_BLOCKING));
+  CUevent fork, join;
+  CU_CHECK(cuEventCreate(&fork, CU_EVENT_DISABLE_TIMING));
+  CU_CHECK(cuEventCreate(&join, CU_EVENT_DISABLE_TIMING));
+  CUgraph graph;
+  CUgraphExec exec;
+  CU_CHECK(cuStreamBeginCapture(origin, CU_STREAM_CAPTURE_MODE_RELAXED));
+  CU_CHECK(cuEventRecord(fork, origin));
+  CU_CHECK(cuStreamWaitEvent(side, fork, 0));
+  CU_CHECK(cuMemsetD32Async(memory, unsigned(i), 16, origin));
+  CU_CHECK(cuMemsetD32Async(memory + 1024, unsigned(i), 16, side));
+  CU_CHECK(cuEventRecord(join, side));
+  CU_CHECK(cuStreamWaitEvent(origin, join, 0));
+  CU_CHECK(cuStreamEndCapture(origin, &graph));
+  CU_CHECK(cuEventDestroy(fork));
+  CU_CHECK(cuEventDestroy(join));
+  CU_CHECK(cuStreamDestroy(side));
+  size_t count = 0;
+  CU_CHECK(cuGraphGetNodes(graph, nullptr, &count));
+  EXPECT(count == 2);
+  CUgraphNode nodes[2];
+  CU_CHECK(cuGraphGetNodes(graph, nodes, &count));
+  CUDA_MEMSET_NODE_PARAMS fill;
+  CU_CHECK(cuGraphMemsetNodeGetParams(nodes[0], &fill));
+  CU_CHECK(cuGraphInstantiate(&exec, graph, 0));
+  // What the executable has in it stays recorded for as long as there is one, and no longer.
+  for (int value = 0; value < 3; ++value) {
+    fill.value = unsigned(value);
+    CU_CHECK(cuGraphMemsetNodeSetParams(nodes[0], &fill));
+  }
+  if (!kept) CU_CHECK(cuGraphInstantiate(&kept, graph, 0));
+  CUgraphExecUpdateResultInfo info;
+  CU_CHECK(cuGraphExecUpdate(kept, graph, &info));
+  if (i % 2) CU_CHECK(cuGraphDestroy(graph));
+  CU_CHECK(cuGraphLaunch(exec, origin));
+  CU_CHECK(cuGraphLaunch(kept, origin));
+  CU_CHECK(cuGraphExecDestroy(exec));
+  if (i % 2 == 0) CU_CHECK(cuGraphDestroy(graph));
+}
+
 void Round(int i) {
   CUevent event;
   CU_CHECK(cuEventCreate(&event, i % 2 ? CU_EVENT_DISABLE_TIMING : CU_EVENT_DEFAULT));
@@ -49,6 +98,7 @@ void Round(int i) {
     CU_CHECK(cuModuleGetFunction(&function, module, "nothing"));
     CU_CHECK(cuModuleUnload(module));
   }
+  if (i % 512 == 0) Capture(i / 512);
   CU_CHECK(cuEventDestroy(event));
 }
 

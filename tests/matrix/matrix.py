@@ -52,6 +52,8 @@ APPS = {
     "globals": 60,
     "globals_plain": 30,
     "driver_ptx": 40,
+    "graph_copies": 20,
+    "graphs": 24,
     "memory": 24,
     "threads": 24,
     "threads_ptds": 18,

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -80,6 +81,52 @@ CUresult Custom_cuGraphChildGraphNodeGetGraph(Session& session, const Request&,
   if (result != CUDA_SUCCESS) return result;
   out->graph = Name(session, Kind::kGraph, reinterpret_cast<uint64_t>(graph), in.graph, in.node);
   return out->graph != 0 ? CUDA_SUCCESS : kMalformedRequest;
+}
+
+CUresult Custom_cuGraphKernelNodeSetAttribute(Session& session, const Request&,
+                                              const wire::cuGraphKernelNodeSetAttribute_Request& in,
+                                              wire::cuGraphKernelNodeSetAttribute_Reply*, ReplyBuilder*) {
+  CUgraphNode node;
+  CUkernelNodeAttrValue value;
+  if (!session.Real(Kind::kGraphNode, in.hNode, &node)) return CUDA_ERROR_INVALID_HANDLE;
+  if (in.value.size() != sizeof value) return kMalformedRequest;
+  std::memcpy(&value, in.value.data(), sizeof value);
+  const auto id = CUkernelNodeAttrID(in.attr);
+  CUevent* event = nullptr;
+  if (id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT) event = &value.programmaticEvent.event;
+  if (id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT) event = &value.launchCompletionEvent.event;
+  // What lies in the value would be memory of this process.
+  if (id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE) return CUDA_ERROR_NOT_SUPPORTED;
+  if (event != nullptr && !session.Real(Kind::kEvent, reinterpret_cast<uint64_t>(*event), event)) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  return session.driver().cuGraphKernelNodeSetAttribute(node, id, &value);
+}
+
+CUresult OpGraphNames(Session& session, const Request&, const wire::OpGraphNames_Request& in, wire::OpGraphNames_Reply* out,
+                      ReplyBuilder*) {
+  CUgraph graph;
+  if (!session.Real(Kind::kGraph, in.graph, &graph)) return CUDA_ERROR_INVALID_HANDLE;
+  const DriverTable& driver = session.driver();
+  size_t count = 0;
+  CUresult result = driver.cuGraphGetNodes(graph, nullptr, &count);
+  if (result != CUDA_SUCCESS) return result;
+  std::vector<CUgraphNode> nodes(count + 1);
+  result = driver.cuGraphGetNodes(graph, nodes.data(), &count);
+  if (result != CUDA_SUCCESS) return result;
+  if (count < nodes.size()) nodes.resize(count);
+  size_t used = 0;
+  for (CUgraphNode node : nodes) {
+    const uint64_t real = reinterpret_cast<uint64_t>(node);
+    if (real == 0 || session.Virtual(Kind::kGraphNode, real) != 0) continue;
+    if (used == in.nodes.size()) {
+      ++out->unnamed;
+      continue;
+    }
+    if (!session.MayBind(Kind::kGraphNode, in.nodes[used])) return kMalformedRequest;
+    session.Bind(Kind::kGraphNode, in.nodes[used++], real, in.graph);
+  }
+  return used == in.nodes.size() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult Custom_cuStreamGetCaptureInfo_v3(Session& session, const Request&,

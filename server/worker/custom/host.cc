@@ -114,7 +114,7 @@ CUresult OpLaunchHostFunc(Session& session, const Request&, const wire::OpLaunch
 
 CUresult OpHostFuncDone(Session& session, const Request&, const wire::OpHostFuncDone_Request& in,
                         wire::OpHostFuncDone_Reply*, ReplyBuilder*) {
-  Worker(session).host_functions().Done(in.id);
+  Worker(session).host_functions().Done(in.turn);
   return CUDA_SUCCESS;
 }
 

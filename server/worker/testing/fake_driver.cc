@@ -278,6 +278,15 @@ EXPORT CUresult cuStreamBeginCapture_v2(CUstream s, CUstreamCaptureMode) {
   As<Stream>(s)->capturing = true;
   return CUDA_SUCCESS;
 }
+// Its graphs have nothing in them.
+EXPORT CUresult cuGraphGetNodes(CUgraph, CUgraphNode*, size_t* count) {
+  *count = 0;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuGraphGetEdges_v2(CUgraph, CUgraphNode*, CUgraphNode*, CUgraphEdgeData*, size_t* count) {
+  *count = 0;
+  return CUDA_SUCCESS;
+}
 EXPORT CUresult cuStreamEndCapture(CUstream s, CUgraph* graph) {
   if (reinterpret_cast<uint64_t>(s) <= 2) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   As<Stream>(s)->capturing = false;

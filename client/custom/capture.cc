@@ -1,0 +1,229 @@
+// Capturing streams into graphs. What the record of a captured graph is: client/session/captures.h.
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/custom/call_names.h"
+#include "client/entry/custom.gen.h"
+#include "client/session/call.h"
+#include "client/session/log.h"
+#include "client/session/session.h"
+#include "proto/codec/codec.h"
+
+namespace cuda_remote::client {
+namespace {
+
+// New handles for the nodes of one answer. More dependencies than this in one capture are refused by name.
+constexpr size_t kMaxNewNodes = 6;
+
+CUresult CaptureInfo(CUstream hStream, bool per_thread, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
+                     const CUgraphNode** dependencies, const CUgraphEdgeData** edges, size_t* count) {
+  static constexpr CallInfo kInfo{kCall_cuStreamGetCaptureInfo_v3, "cuStreamGetCaptureInfo", false, true};
+  if (!status) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuStreamGetCaptureInfo_v3_Request request;
+  if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.stream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  request.want_graph = graph != nullptr;
+  request.want_dependencies = dependencies != nullptr;
+  // The nodes die with their graph, so its handle must be one that stays.
+  uint64_t known = call.session().captures().GraphOf(request.stream);
+  if (known == 0 && (request.want_graph || request.want_dependencies)) {
+    request.graph = known = call.NewHandle(Kind::kGraph, kNoParent);
+    if (!request.graph) return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  for (size_t i = 0; request.want_dependencies && i < kMaxNewNodes; ++i) {
+    const uint64_t node = call.NewHandle(Kind::kGraphNode, known);
+    if (!node) return CUDA_ERROR_OUT_OF_MEMORY;
+    request.nodes.push_back(node);
+  }
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuStreamGetCaptureInfo_v3_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  *status = CUstreamCaptureStatus(reply.status);
+  if (id) *id = reply.id;
+  if (graph) *graph = reinterpret_cast<CUgraph>(reply.graph);
+  if (count) *count = size_t(reply.dependency_count);
+  // Handles that the server made use of live on, and the request that bound them is part of the capture.
+  bool named = reply.graph && reply.graph == request.graph;
+  if (named) call.Keep(reply.graph);
+  if (dependencies) {
+    if (reply.dependencies.size() != reply.dependency_count) {
+      return Call::Unsupported("cuStreamGetCaptureInfo", "a capture with this many open dependencies");
+    }
+    ThreadState& thread = call.thread();
+    thread.capture_nodes.clear();
+    for (const uint64_t node : reply.dependencies) {
+      if (std::find(request.nodes.begin(), request.nodes.end(), node) != request.nodes.end()) {
+        call.Keep(node);
+        named = true;
+      }
+      thread.capture_nodes.push_back(reinterpret_cast<CUgraphNode>(node));
+    }
+    // The array is the driver's own natively; it stays valid until the thread asks again.
+    *dependencies = thread.capture_nodes.data();
+    if (edges) {
+      thread.capture_edges.assign(reply.dependencies.size(), CUgraphEdgeData{});
+      const size_t bytes = thread.capture_edges.size() * sizeof(CUgraphEdgeData);
+      if (reply.edges.size() == bytes) {
+        std::copy_n(reply.edges.data(), bytes, reinterpret_cast<char*>(thread.capture_edges.data()));
+      }
+      *edges = thread.capture_edges.data();
+    }
+  }
+  if (named) call.NamedInCapture(request.stream, reply.graph);
+  return CUDA_SUCCESS;
+}
+
+// Whether a capture goes on although ending it failed.
+bool GoesOn(CUresult result) {
+  switch (result) {
+    case CUDA_ERROR_STREAM_CAPTURE_UNMATCHED:  // asked of a stream that only joined it
+    case CUDA_ERROR_ILLEGAL_STATE:             // no capture there
+    case CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD:
+    case CUDA_ERROR_INVALID_HANDLE:
+    case CUDA_ERROR_INVALID_VALUE:
+    case CUDA_ERROR_INVALID_CONTEXT:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Leaves the pinned memory to the graph, and to what will be made from it.
+CUresult Own(CUgraph graph, std::vector<StagedCopy*> staged) {
+  const auto give_back = [](void* data) {
+    const std::unique_ptr<std::vector<StagedCopy*>> all(static_cast<std::vector<StagedCopy*>*>(data));
+    if (Session* const session = Session::Get()) session->staged_copies().Give(*all);
+  };
+  auto all = std::make_unique<std::vector<StagedCopy*>>(std::move(staged));
+  CUuserObject object;
+  const CUresult result = cuUserObjectCreate(&object, all.get(), give_back, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+  if (result != CUDA_SUCCESS) return result;
+  all.release();
+  return cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
+}
+
+}  // namespace
+
+CUresult Custom_cuStreamBeginCapture(CUstream hStream, bool per_thread) {
+  static constexpr CallInfo kInfo{kCall_cuStreamBeginCapture_v2, "cuStreamBeginCapture", false, true};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuStreamBeginCapture_v2_Request request;
+  if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.hStream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  // The first version had no mode; it behaved as the global one.
+  request.mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  request.Encode(&call.message());
+  return call.Transact();
+}
+
+CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_thread) {
+  static constexpr CallInfo kInfo{kCall_cuStreamEndCapture, "cuStreamEndCapture", false, true};
+  if (!phGraph) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  wire::cuStreamEndCapture_Request request;
+  if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.hStream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  request.phGraph = call.NewHandle(Kind::kGraph, kNoParent);
+  if (!request.phGraph) return CUDA_ERROR_OUT_OF_MEMORY;
+  request.streams = session.captures().StreamsOf(request.hStream);
+  request.Encode(&call.message());
+  const CUresult result = call.Transact();
+  if (result != CUDA_SUCCESS) {
+    *phGraph = nullptr;
+    if (GoesOn(result)) return result;
+    if (const auto failed = session.captures().End(request.hStream)) session.staged_copies().Give(failed->staged);
+    return result;
+  }
+  wire::cuStreamEndCapture_Reply reply;
+  const std::unique_ptr<CaptureRecord> record = session.captures().End(request.hStream);
+  if (!reply.Decode(call.reply()) || !record || reply.flags.size() != record->streams.size() ||
+      reply.priorities.size() != record->streams.size()) {
+    return session.Lose(ChannelStatus::kProtocolError);
+  }
+  const uint64_t graph = reply.graph;
+  if (graph == request.phGraph) {
+    call.Keep(graph);
+  } else if (KindOf(graph) != Kind::kGraph || graph != record->graph) {
+    return session.Lose(ChannelStatus::kProtocolError);
+  }
+  *phGraph = reinterpret_cast<CUgraph>(graph);
+
+  wire::OpGraphCapture_Request again;
+  wire::OpGraphCapture_Reply answer;
+  answer.shape = reply.shape;
+  again.graph = graph;
+  again.stream = request.hStream;
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  const auto parent_of = [&session](uint64_t handle) {
+    const Object* const object = session.handles().Find(KindOf(handle), handle);
+    return object ? object->parent : 0;
+  };
+  for (size_t i = 0; i < record->streams.size(); ++i) {
+    const uint64_t context = parent_of(record->streams[i]);
+    again.streams.push_back({record->streams[i], context, reply.flags[i], reply.priorities[i]});
+    if (context) record->needs.push_back({Kind::kContext, context});
+  }
+  for (const uint64_t event : record->events) again.events.push_back({event, parent_of(event)});
+  replay::ObjectKey object{Kind::kGraph, graph};
+  if (!record->own_graph) {
+    // What was added to a graph that has a record of its own.
+    const uint64_t added = session.handles().New(Kind::kCapture, graph);
+    if (!added) return CUDA_ERROR_OUT_OF_MEMORY;
+    session.handles().Find(Kind::kCapture, added)->parent = graph;
+    object = {Kind::kCapture, added};
+    record->needs.push_back({Kind::kGraph, graph});
+  }
+  FrameHeader header;
+  header.context_or_result = SlotOf(parent_of(request.hStream));
+  std::string message, expected;
+  if (record->obstacle.empty()) {
+    header.call = kOpGraphCapture;
+    again.Encode(&message);
+    answer.Encode(&expected);
+    const replay::Hash128 frames = session.log().AddImage(record->frames);
+    session.log().Create(object, record->needs, header, message, expected, frames);
+  } else {
+    LogLine("a captured graph has %s in it: it runs, but this job cannot be checkpointed while the graph exists",
+            record->obstacle.c_str());
+    header.call = kCall_cuStreamEndCapture;
+    session.log().Create(object, record->needs, header, call.message(), call.reply(), {});
+  }
+  for (size_t i = 0; i < record->retains.size(); ++i) session.RetainUnlocked(object.id, i, record->retains[i]);
+  lock.unlock();
+  return record->staged.empty() ? CUDA_SUCCESS : Own(*phGraph, std::move(record->staged));
+}
+
+CUresult Custom_cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus* captureStatus_out,
+                                          cuuint64_t* id_out, CUgraph* graph_out, const CUgraphNode** dependencies_out,
+                                          size_t* numDependencies_out, bool per_thread) {
+  return CaptureInfo(hStream, per_thread, captureStatus_out, id_out, graph_out, dependencies_out, nullptr,
+                     numDependencies_out);
+}
+
+CUresult Custom_cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus* captureStatus_out,
+                                          cuuint64_t* id_out, CUgraph* graph_out, const CUgraphNode** dependencies_out,
+                                          const CUgraphEdgeData** edgeData_out, size_t* numDependencies_out,
+                                          bool per_thread) {
+  return CaptureInfo(hStream, per_thread, captureStatus_out, id_out, graph_out, dependencies_out, edgeData_out,
+                     numDependencies_out);
+}
+
+}  // namespace cuda_remote::client

@@ -1,0 +1,114 @@
+// Handles for nodes that the application did not make one by one: those of captured graphs and of clones. And taking
+// nodes away.
+
+#include "client/custom/graph_names.h"
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "client/entry/custom.gen.h"
+#include "client/session/call.h"
+#include "client/session/session.h"
+#include "proto/codec/codec.h"
+
+namespace cuda_remote::client {
+namespace {
+
+// Handles in one request; well below the longest message.
+constexpr uint64_t kMostHandles = 50000;
+
+// New handles that die with `parent`; those that are not kept are given back.
+class NewHandles {
+ public:
+  NewHandles(Session* session, uint64_t count, uint64_t parent) : session_(session) {
+    std::unique_lock<std::shared_mutex> lock(session_->mutex());
+    for (uint64_t i = 0; i < count; ++i) {
+      const uint64_t handle = session_->handles().New(Kind::kGraphNode, parent);
+      if (handle == 0) break;
+      session_->handles().Find(Kind::kGraphNode, handle)->parent = parent;
+      handles_.push_back(handle);
+    }
+  }
+  ~NewHandles() {
+    std::unique_lock<std::shared_mutex> lock(session_->mutex());
+    for (size_t i = kept_; i < handles_.size(); ++i) session_->handles().Drop(handles_[i]);
+  }
+  const std::vector<uint64_t>& all() const { return handles_; }
+  void Keep(size_t first_ones) { kept_ = first_ones; }
+
+ private:
+  Session* const session_;
+  std::vector<uint64_t> handles_;
+  size_t kept_ = 0;
+};
+
+// Asks for the number of nodes without handles, after giving them these.
+CUresult Name(Call& call, uint64_t graph, const std::vector<uint64_t>& handles, uint64_t* unnamed) {
+  wire::OpGraphNames_Request request;
+  request.graph = graph;
+  request.nodes = handles;
+  call.message().clear();
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::OpGraphNames_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  *unnamed = reply.unnamed;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult NameNodes(Session& session, uint64_t graph_or_node) {
+  static constexpr CallInfo kInfo{kOpGraphNames, "cuGraphGetNodes", false, false};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  uint64_t graph = graph_or_node;
+  if (KindOf(graph) == Kind::kGraphNode) {
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    const Object* const node = session.handles().Find(Kind::kGraphNode, graph);
+    graph = node ? node->parent : 0;
+  }
+  if (!call.Valid(Kind::kGraph, graph)) return CUDA_ERROR_INVALID_HANDLE;
+  uint64_t unnamed = 0;
+  if (const CUresult result = Name(call, graph, {}, &unnamed); result != CUDA_SUCCESS) return result;
+  while (unnamed != 0) {
+    const uint64_t before = unnamed;
+    NewHandles handles(&session, std::min(unnamed, kMostHandles), graph);
+    if (handles.all().empty()) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (const CUresult result = Name(call, graph, handles.all(), &unnamed); result != CUDA_SUCCESS) return result;
+    if (unnamed + handles.all().size() != before) return session.Lose(ChannelStatus::kProtocolError);
+    handles.Keep(handles.all().size());
+    call.Modified({Kind::kGraph, graph}, handles.all().front());
+  }
+  return CUDA_SUCCESS;
+}
+
+// The record of a node stays while its graph lives: nodes that were made after it name it, and something may have been
+// made from the graph while it was there. A replay takes it away when its turn has come.
+CUresult Custom_cuGraphDestroyNode(CUgraphNode hNode) {
+  static constexpr CallInfo kInfo{kCall_cuGraphDestroyNode, "cuGraphDestroyNode", false, false};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphDestroyNode_Request request;
+  request.hNode = reinterpret_cast<uint64_t>(hNode);
+  if (!call.Valid(Kind::kGraphNode, request.hNode)) return CUDA_ERROR_INVALID_HANDLE;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  uint64_t graph = 0;
+  {
+    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+    Object* const node = call.session().handles().Find(Kind::kGraphNode, request.hNode);
+    if (node) {
+      node->active = false;
+      graph = node->parent;
+    }
+  }
+  call.Modified({Kind::kGraph, graph}, request.hNode);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::client

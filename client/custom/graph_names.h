@@ -1,0 +1,19 @@
+// Handles for a graph's nodes, so that calls can name them in their answers.
+#ifndef CUDA_REMOTE_CLIENT_CUSTOM_GRAPH_NAMES_H_
+#define CUDA_REMOTE_CLIENT_CUSTOM_GRAPH_NAMES_H_
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace cuda_remote::client {
+
+class Session;
+
+// Sees to it that every node of the graph (or of the graph that a node belongs to) has a virtual handle. Makes calls of
+// its own. Thread-safe.
+CUresult NameNodes(Session& session, uint64_t graph_or_node);
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_CUSTOM_GRAPH_NAMES_H_

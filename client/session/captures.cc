@@ -1,0 +1,232 @@
+#include "client/session/captures.h"
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <shared_mutex>
+
+#include "client/session/session.h"
+#include "proto/api/captured_calls.h"
+#include "proto/codec/codec.h"
+
+namespace cuda_remote::client {
+namespace {
+
+void AddOnce(uint64_t value, std::vector<uint64_t>* to) {
+  if (std::find(to->begin(), to->end(), value) == to->end()) to->push_back(value);
+}
+
+void AddOnce(const replay::ObjectKey& key, std::vector<replay::ObjectKey>* to) {
+  if (key.id != 0 && std::find(to->begin(), to->end(), key) == to->end()) to->push_back(key);
+}
+
+// Appends a request. Its flags and numbers are the log's: none.
+void Append(const FrameHeader& header, std::string_view message, uint64_t context, CaptureRecord* to) {
+  FrameHeader kept;
+  kept.call = header.call;
+  kept.context_or_result = context ? header.context_or_result : 0;
+  kept.message_bytes = uint32_t(message.size());
+  to->frames.append(reinterpret_cast<const char*>(&kept), sizeof kept);
+  to->frames.append(message);
+  to->frames.resize((to->frames.size() + 7) / 8 * 8);
+  if (context) AddOnce(replay::ObjectKey{Kind::kContext, context}, &to->needs);
+}
+
+// What the log calls the memory in which an address lies.
+replay::ObjectKey MemoryAt(Session* session, uint64_t address) {
+  std::shared_lock<std::shared_mutex> lock(session->mutex());
+  const auto* const range = session->device_ranges().Find(address);
+  if (!range) {
+    const auto* const pinned = session->host_ranges().Find(address);
+    return pinned ? replay::ObjectKey{Kind::kHostMemory, pinned->start} : replay::ObjectKey{};
+  }
+  switch (range->value.source) {
+    case DeviceRange::kGlobal:
+      return {Kind::kVariable, range->start};
+    case DeviceRange::kMapped:
+      return {Kind::kMapping, range->start};
+    default:
+      return {Kind::kDeviceMemory, range->start};
+  }
+}
+
+// What a request on a captured stream needs at its replay, besides its streams and events, for which others are used
+// then.
+std::vector<replay::ObjectKey> NeedsOf(Session* session, uint32_t call, std::string_view message) {
+  switch (call) {
+    case kCall_cuLaunchKernel: {
+      wire::cuLaunchKernel_Request request;
+      if (!request.Decode(message)) return {};
+      return {{KindOf(request.f), request.f}};
+    }
+    case kCall_cuMemcpyAsync: {
+      wire::cuMemcpyAsync_Request request;
+      if (!request.Decode(message)) return {};
+      return {MemoryAt(session, request.dst), MemoryAt(session, request.src)};
+    }
+    default:
+      return {};
+  }
+}
+
+bool IsExternal(std::string_view message, uint32_t call, uint64_t* event) {
+  if (call == kCall_cuEventRecord) {
+    wire::cuEventRecord_Request request;
+    if (request.Decode(message)) *event = request.hEvent;
+    return false;
+  }
+  if (call == kCall_cuEventRecordWithFlags) {
+    wire::cuEventRecordWithFlags_Request request;
+    if (!request.Decode(message)) return false;
+    *event = request.hEvent;
+    return (request.flags & CU_EVENT_RECORD_EXTERNAL) != 0;
+  }
+  wire::cuStreamWaitEvent_Request request;
+  if (!request.Decode(message)) return false;
+  *event = request.hEvent;
+  return (request.Flags & CU_EVENT_WAIT_EXTERNAL) != 0;
+}
+
+}  // namespace
+
+CaptureRecord* Captures::OfStreamUnlocked(uint64_t stream) const {
+  for (const auto& capture : captures_) {
+    if (std::find(capture->streams.begin(), capture->streams.end(), stream) != capture->streams.end()) {
+      return capture.get();
+    }
+  }
+  return nullptr;
+}
+
+void Captures::BeginUnlocked(uint64_t stream, uint64_t graph) {
+  auto capture = std::make_unique<CaptureRecord>();
+  capture->origin = stream;
+  capture->graph = graph;
+  capture->own_graph = graph == 0;
+  capture->streams.push_back(stream);
+  captures_.push_back(std::move(capture));
+  count_.store(int(captures_.size()), std::memory_order_release);
+}
+
+void Captures::Note(Session* session, const FrameHeader& header, std::string_view message, bool has_payload,
+                    uint64_t stream, uint64_t context, const char* name) {
+  if (KindOf(stream) != Kind::kStream) return;
+  const CaptureRole role = CaptureRoleOf(header.call);
+  if (role == CaptureRole::kQuestion) return;
+  // Before the lock: the session's tables have one of their own.
+  const std::vector<replay::ObjectKey> needs = NeedsOf(session, header.call, message);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (role == CaptureRole::kBegins) {
+    uint64_t graph = 0;
+    if (header.call == kCall_cuStreamBeginCaptureToGraph) {
+      wire::cuStreamBeginCaptureToGraph_Request request;
+      if (!request.Decode(message)) return;
+      graph = request.hGraph;
+    }
+    BeginUnlocked(stream, graph);
+  }
+  CaptureRecord* capture = OfStreamUnlocked(stream);
+  const bool records = header.call == kCall_cuEventRecord || header.call == kCall_cuEventRecordWithFlags;
+  const bool waits = header.call == kCall_cuStreamWaitEvent;
+  if (records || waits) {
+    uint64_t event = 0;
+    const bool external = IsExternal(message, header.call, &event);
+    if (records && !capture) of_event_.erase(event);
+    if (records && capture && !external) {
+      of_event_[event] = capture;
+      AddOnce(event, &capture->events);
+    }
+    if (waits && !external && !capture) {
+      const auto joined = of_event_.find(event);
+      if (joined != of_event_.end()) {
+        capture = joined->second;
+        capture->streams.push_back(stream);
+      }
+    }
+    if (capture && external) AddOnce(event, &capture->events);
+  }
+  // Questions that named nothing are no part of it; the others come by Named. Graphs in streams that are not captured
+  // run.
+  if (!capture || header.call == kCall_cuStreamGetCaptureInfo_v3) return;
+  if (role == CaptureRole::kOther || has_payload) {
+    if (capture->obstacle.empty()) capture->obstacle = name;
+    return;
+  }
+  if (header.call == kCall_cuGraphLaunch) {
+    wire::cuGraphLaunch_Request request;
+    if (request.Decode(message)) AddOnce(request.hGraph, &capture->retains);
+  }
+  for (const replay::ObjectKey& key : needs) AddOnce(key, &capture->needs);
+  Append(header, message, context, capture);
+}
+
+bool Captures::NoteGraph(uint64_t graph, const FrameHeader& header, std::string_view message, uint64_t context,
+                         const std::vector<replay::ObjectKey>& needs, const std::vector<uint64_t>& retains) {
+  if (graph == 0 || !active()) return false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& capture : captures_) {
+    if (capture->graph != graph) continue;
+    if (CaptureRoleOf(header.call) != CaptureRole::kRecorded && capture->obstacle.empty()) {
+      capture->obstacle = "a change to the graph of a capture in progress";
+    }
+    Append(header, message, context, capture.get());
+    for (const replay::ObjectKey& key : needs) {
+      if (key.id != graph) AddOnce(key, &capture->needs);
+    }
+    for (const uint64_t one : retains) AddOnce(one, &capture->retains);
+    return true;
+  }
+  return false;
+}
+
+void Captures::Named(uint64_t stream, uint64_t graph, const FrameHeader& header, std::string_view message,
+                     uint64_t context) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  CaptureRecord* const capture = OfStreamUnlocked(stream);
+  if (!capture) return;
+  if (capture->graph == 0) capture->graph = graph;
+  Append(header, message, context, capture);
+}
+
+std::vector<uint64_t> Captures::StreamsOf(uint64_t stream) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const CaptureRecord* const capture = OfStreamUnlocked(stream);
+  return capture && capture->origin == stream ? capture->streams : std::vector<uint64_t>();
+}
+
+bool Captures::AddStaged(uint64_t stream, StagedCopy* copy) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  CaptureRecord* const capture = OfStreamUnlocked(stream);
+  if (capture) capture->staged.push_back(copy);
+  return capture != nullptr;
+}
+
+bool Captures::IsCaptured(uint64_t stream) const {
+  if (!active()) return false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  return OfStreamUnlocked(stream) != nullptr;
+}
+
+uint64_t Captures::GraphOf(uint64_t stream) const {
+  if (!active()) return 0;
+  std::lock_guard<std::mutex> lock(mutex_);
+  const CaptureRecord* const capture = OfStreamUnlocked(stream);
+  return capture ? capture->graph : 0;
+}
+
+std::unique_ptr<CaptureRecord> Captures::End(uint64_t stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto it = captures_.begin(); it != captures_.end(); ++it) {
+    if ((*it)->origin != stream) continue;
+    std::unique_ptr<CaptureRecord> ended = std::move(*it);
+    captures_.erase(it);
+    for (auto event = of_event_.begin(); event != of_event_.end();) {
+      event = event->second == ended.get() ? of_event_.erase(event) : std::next(event);
+    }
+    count_.store(int(captures_.size()), std::memory_order_release);
+    return ended;
+  }
+  return nullptr;
+}
+
+}  // namespace cuda_remote::client

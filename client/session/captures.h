@@ -1,0 +1,92 @@
+// Streams that are being captured, and the requests that a capture consists of.
+//
+// A captured graph has no other description on this side than what was captured: the requests sent for the capture's
+// streams and graph between begin and end. They are kept here while the capture runs and become the graph's record when
+// it ends (proto/api/captured_calls.h says which). Streams join a capture as in the driver: by waiting for an event
+// that was recorded in it.
+//
+// Thread-safe. Requests that concurrent threads make in one capture are kept in some order that each thread could have
+// seen, which is all that the driver promises too.
+#ifndef CUDA_REMOTE_CLIENT_SESSION_CAPTURES_H_
+#define CUDA_REMOTE_CLIENT_SESSION_CAPTURES_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "client/session/staged_copies.h"
+#include "proto/frame/frame.h"
+#include "replay/log/log.h"
+
+namespace cuda_remote::client {
+
+class Session;
+
+// One capture.
+struct CaptureRecord {
+  uint64_t origin = 0;                   // the stream in which it was begun
+  uint64_t graph = 0;                    // virtual handle, 0: has none yet
+  bool own_graph = true;                 // else it adds to a graph of the application's
+  std::vector<uint64_t> streams;         // the origin first
+  std::vector<uint64_t> events;          // by which streams joined it
+  std::vector<replay::ObjectKey> needs;  // without which the record cannot be replayed; each once
+  std::vector<uint64_t> retains;         // graphs and executables that became part of the graph as they were then
+  std::string frames;                    // header, message, padding to 8 bytes, and so on
+  std::vector<StagedCopy*> staged;       // pinned memory that its copies go through
+  std::string obstacle;                  // name of a call that cannot be sent again; empty: none
+};
+
+class Captures {
+ public:
+  // Whether a capture is in progress.
+  bool active() const { return count_.load(std::memory_order_acquire) != 0; }
+
+  // Notes a request that was sent (and, if it was waited for, succeeded) on `stream` (0: on none that can be captured).
+  // `context` is the virtual handle of the thread's context, `name` the application's call. Called for every request
+  // while a capture is in progress, and for every request that begins one. Locks the session's tables for look-ups.
+  void Note(Session* session, const FrameHeader& header, std::string_view message, bool has_payload, uint64_t stream,
+            uint64_t context, const char* name);
+
+  // Adds a request about the graph of a capture in progress, or one of its nodes. False if it is none.
+  bool NoteGraph(uint64_t graph, const FrameHeader& header, std::string_view message, uint64_t context,
+                 const std::vector<replay::ObjectKey>& needs, const std::vector<uint64_t>& retains);
+
+  // The capture's graph got a virtual handle, by a request on one of its streams, which is part of the record.
+  void Named(uint64_t stream, uint64_t graph, const FrameHeader& header, std::string_view message, uint64_t context);
+
+  // The streams of the capture that was begun in `stream`.
+  std::vector<uint64_t> StreamsOf(uint64_t stream) const;
+
+  // Gives a copy's pinned memory to the capture of `stream`. False if there is none.
+  bool AddStaged(uint64_t stream, StagedCopy* copy);
+
+  // Whether what is put into `stream` now is captured instead of run.
+  bool IsCaptured(uint64_t stream) const;
+
+  // The graph of the capture of `stream`; 0 if it has no handle yet, or there is no capture.
+  uint64_t GraphOf(uint64_t stream) const;
+
+  // The capture that was begun in `stream` is over. Null if there is none.
+  std::unique_ptr<CaptureRecord> End(uint64_t stream);
+
+  // A stream died; a capture that was begun in it is over.
+  void StreamDied(uint64_t stream) { End(stream); }
+
+ private:
+  CaptureRecord* OfStreamUnlocked(uint64_t stream) const;
+  void BeginUnlocked(uint64_t stream, uint64_t graph);
+
+  mutable std::mutex mutex_;
+  std::atomic<int> count_{0};
+  std::vector<std::unique_ptr<CaptureRecord>> captures_;
+  std::unordered_map<uint64_t, CaptureRecord*> of_event_;  // the capture in which an event was recorded last
+};
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_SESSION_CAPTURES_H_

@@ -1,0 +1,288 @@
+// The end of a capture, and captures made again.
+//
+// A replay has other streams and events than those of the first time: they may be gone by then, and those that are not
+// must not change by it. For the duration of the capture fresh ones take their places (WorkerSession::substitutes).
+
+#include <cuda.h>
+
+#include <cstring>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "proto/api/captured_calls.h"
+#include "proto/codec/event.gen.h"
+#include "proto/codec/graph.gen.h"
+#include "proto/codec/launch.gen.h"
+#include "proto/codec/operations.gen.h"
+#include "proto/codec/stream.gen.h"
+#include "server/dispatch/custom.gen.h"
+#include "server/dispatch/malformed.h"
+#include "server/worker/driver_hooks.h"
+#include "server/worker/worker_session.h"
+#include "spdlog/spdlog.h"
+
+namespace cuda_remote::server {
+namespace {
+
+// What can be said of a graph without looking into its nodes' parameters.
+CUresult ShapeOf(const DriverTable& driver, CUgraph graph, wire::GraphShape* shape) {
+  size_t count = 0;
+  CUresult result = driver.cuGraphGetNodes(graph, nullptr, &count);
+  if (result != CUDA_SUCCESS) return result;
+  std::vector<CUgraphNode> nodes(count + 1);
+  result = driver.cuGraphGetNodes(graph, nodes.data(), &count);
+  if (result != CUDA_SUCCESS) return result;
+  size_t edges = 0;
+  result = driver.cuGraphGetEdges_v2(graph, nullptr, nullptr, nullptr, &edges);
+  // Lossy: edges have data, which nobody asked for.
+  if (result != CUDA_SUCCESS && result != CUDA_ERROR_LOSSY_QUERY) return result;
+  uint64_t hash = 0xcbf29ce484222325;
+  for (size_t i = 0; i < count && i < nodes.size(); ++i) {
+    CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+    result = driver.cuGraphNodeGetType(nodes[i], &type);
+    if (result != CUDA_SUCCESS) return result;
+    hash = (hash ^ uint64_t(type)) * 0x100000001b3;
+  }
+  shape->nodes = count;
+  shape->edges = edges;
+  shape->types = hash;
+  return CUDA_SUCCESS;
+}
+
+// The stand-ins of one replayed capture. Destroys them when it goes.
+class StandIns {
+ public:
+  explicit StandIns(WorkerSession* worker) : worker_(worker) {}
+  StandIns(const StandIns&) = delete;
+  StandIns& operator=(const StandIns&) = delete;
+  ~StandIns() {
+    worker_->substitutes().clear();
+    const DriverTable& driver = worker_->driver();
+    for (CUevent event : events_) driver.cuEventDestroy_v2(event);
+    for (CUstream stream : streams_) driver.cuStreamDestroy_v2(stream);
+  }
+
+  CUresult Add(const wire::CapturedStream& captured) {
+    if (KindOf(captured.stream) != Kind::kStream || Has(captured.stream)) return kMalformedRequest;
+    CUstream stream = nullptr;
+    const DriverTable& driver = worker_->driver();
+    CUresult result = In(captured.context,
+                         [&] { return driver.cuStreamCreateWithPriority(&stream, captured.flags, captured.priority); });
+    if (result != CUDA_SUCCESS) return result;
+    streams_.push_back(stream);
+    // What its attributes were at the time is not known; they rarely change.
+    CUstream original;
+    if (static_cast<Session*>(worker_)->Real(Kind::kStream, captured.stream, &original)) {
+      driver.cuStreamCopyAttributes(stream, original);
+    }
+    pending_[captured.stream] = reinterpret_cast<uint64_t>(stream);
+    return CUDA_SUCCESS;
+  }
+
+  CUresult Add(const wire::CapturedEvent& captured) {
+    if (KindOf(captured.event) != Kind::kEvent || Has(captured.event)) return kMalformedRequest;
+    CUevent event = nullptr;
+    const DriverTable& driver = worker_->driver();
+    const CUresult result = In(captured.context, [&] { return driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING); });
+    if (result != CUDA_SUCCESS) return result;
+    events_.push_back(event);
+    pending_[captured.event] = reinterpret_cast<uint64_t>(event);
+    return CUDA_SUCCESS;
+  }
+
+  void Use() { worker_->substitutes() = std::move(pending_); }
+  // Requests about nodes of event records and waits mean the events themselves.
+  void UseEvents(bool use) {
+    auto& now = worker_->substitutes();
+    if (use) {
+      now.insert(aside_.begin(), aside_.end());
+      aside_.clear();
+      return;
+    }
+    for (auto it = now.begin(); it != now.end();) {
+      if (KindOf(it->first) != Kind::kEvent) {
+        ++it;
+        continue;
+      }
+      aside_.insert(*it);
+      it = now.erase(it);
+    }
+  }
+
+ private:
+  bool Has(uint64_t handle) const { return pending_.count(handle) != 0; }
+
+  template <typename Make>
+  CUresult In(uint64_t context, Make make) {
+    WorkerSession::Outer outer;
+    CUresult result = worker_->EnterNested(SlotOf(context), &outer);
+    if (result == CUDA_SUCCESS && worker_->current_ref().id == 0) result = CUDA_ERROR_INVALID_CONTEXT;
+    if (result == CUDA_SUCCESS) result = make();
+    worker_->LeaveNested(outer);
+    return result;
+  }
+
+  WorkerSession* const worker_;
+  std::vector<CUstream> streams_;
+  std::vector<CUevent> events_;
+  std::unordered_map<uint64_t, uint64_t> pending_, aside_;
+};
+
+// Reads the next request of the record. False at the end, and for what no client writes (*malformed).
+bool NextRequest(std::string_view* frames, FrameHeader* header, std::string_view* message, bool* malformed) {
+  if (frames->empty()) return false;
+  *malformed = true;
+  if (frames->size() < sizeof *header) return false;
+  std::memcpy(header, frames->data(), sizeof *header);
+  frames->remove_prefix(sizeof *header);
+  const size_t padded = (size_t(header->message_bytes) + 7) / 8 * 8;
+  if (header->message_bytes > kMaxMessageBytes || frames->size() < padded || header->payload_bytes != 0 ||
+      header->flags != 0) {
+    return false;
+  }
+  *message = frames->substr(0, header->message_bytes);
+  frames->remove_prefix(padded);
+  *malformed = false;
+  return true;
+}
+
+// Kernels that a driver loads at their first use are loaded now: during a capture that might not be allowed.
+void LoadKernels(WorkerSession& worker, std::string_view frames) {
+  const DriverTable& driver = worker.driver();
+  Session& session = worker;
+  std::set<uint64_t> seen;
+  FrameHeader header;
+  std::string_view message;
+  bool malformed = false;
+  while (NextRequest(&frames, &header, &message, &malformed)) {
+    wire::cuLaunchKernel_Request launch;
+    if (header.call != kCall_cuLaunchKernel || !launch.Decode(message) || !seen.insert(launch.f).second) continue;
+    WorkerSession::Outer outer;
+    if (worker.EnterNested(header.context_or_result, &outer) == CUDA_SUCCESS) {
+      CUfunction function = nullptr;
+      CUkernel kernel = nullptr;
+      if (session.Real(Kind::kKernel, launch.f, &kernel)) driver.cuKernelGetFunction(&function, kernel);
+      if (function != nullptr || session.Real(Kind::kFunction, launch.f, &function)) driver.cuFuncLoad(function);
+    }
+    worker.LeaveNested(outer);
+  }
+}
+
+// Records of events for others than the capture's streams, and waits for such, become nodes that name the event itself.
+bool NamesEventItself(const FrameHeader& header, std::string_view message) {
+  switch (header.call) {
+    case kCall_cuEventRecordWithFlags: {
+      wire::cuEventRecordWithFlags_Request request;
+      return request.Decode(message) && (request.flags & CU_EVENT_RECORD_EXTERNAL) != 0;
+    }
+    case kCall_cuStreamWaitEvent: {
+      wire::cuStreamWaitEvent_Request request;
+      return request.Decode(message) && (request.Flags & CU_EVENT_WAIT_EXTERNAL) != 0;
+    }
+    case kCall_cuGraphAddEventRecordNode:
+    case kCall_cuGraphAddEventWaitNode:
+    case kCall_cuGraphAddNode_v2:
+    case kCall_cuGraphNodeSetParams:
+    case kCall_cuGraphEventRecordNodeSetEvent:
+    case kCall_cuGraphEventWaitNodeSetEvent:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+CUresult Custom_cuStreamEndCapture(Session& session, const Request&, const wire::cuStreamEndCapture_Request& in,
+                                   wire::cuStreamEndCapture_Reply* out, ReplyBuilder*) {
+  if (!session.MayBind(Kind::kGraph, in.phGraph)) return kMalformedRequest;
+  CUstream stream;
+  if (!session.RealStream(in.hStream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
+  const DriverTable& driver = session.driver();
+  CUgraph graph = nullptr;
+  CUresult result = driver.cuStreamEndCapture(stream, &graph);
+  if (result != CUDA_SUCCESS) return result;
+  const uint64_t real = reinterpret_cast<uint64_t>(graph);
+  out->graph = session.Virtual(Kind::kGraph, real);
+  if (out->graph == 0) {
+    session.Bind(Kind::kGraph, in.phGraph, real, 0);
+    out->graph = in.phGraph;
+  }
+  for (const uint64_t handle : in.streams) {
+    CUstream one;
+    unsigned flags = 0;
+    int priority = 0;
+    // One that was destroyed meanwhile had no more part in it.
+    if (session.RealStream(handle, &one)) {
+      driver.cuStreamGetFlags(one, &flags);
+      driver.cuStreamGetPriority(one, &priority);
+    }
+    out->flags.push_back(flags);
+    out->priorities.push_back(priority);
+  }
+  return ShapeOf(driver, graph, &out->shape);
+}
+
+CUresult OpGraphCapture(Session& session, const Request& request, const wire::OpGraphCapture_Request& in,
+                        wire::OpGraphCapture_Reply* out, ReplyBuilder*) {
+  if (!request.replay()) return kMalformedRequest;
+  WorkerSession& worker = Worker(session);
+  StandIns stand_ins(&worker);
+  for (const wire::CapturedStream& stream : in.streams) {
+    if (const CUresult result = stand_ins.Add(stream); result != CUDA_SUCCESS) return result;
+  }
+  for (const wire::CapturedEvent& event : in.events) {
+    const CUresult result = stand_ins.Add(event);
+    // The context of an event that had nothing to do with the capture's may be gone.
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_CONTEXT_IS_DESTROYED) return result;
+  }
+  stand_ins.Use();
+  CUstream origin;
+  if (!session.Real(Kind::kStream, in.stream, &origin)) return kMalformedRequest;
+
+  LoadKernels(worker, request.payload);
+  std::string_view frames = request.payload;
+  FrameHeader header;
+  std::string_view message;
+  bool malformed = false;
+  bool begun = false;
+  size_t failures = 0;
+  while (NextRequest(&frames, &header, &message, &malformed)) {
+    const CaptureRole role = CaptureRoleOf(header.call);
+    if (role != (begun ? CaptureRole::kRecorded : CaptureRole::kBegins)) return kMalformedRequest;
+    const Handler handler = FindHandler(header.call);
+    if (handler == nullptr) return kMalformedRequest;
+    const bool itself = NamesEventItself(header, message);
+    WorkerSession::Outer outer;
+    CUresult result = worker.EnterNested(header.context_or_result, &outer);
+    if (result == CUDA_SUCCESS) {
+      if (itself) stand_ins.UseEvents(false);
+      ReplyBuilder unused;
+      result = handler(session, Request{header, message, {}}, &unused);
+      if (itself) stand_ins.UseEvents(true);
+    }
+    worker.LeaveNested(outer);
+    if (result == kMalformedRequest) return result;
+    if (!begun && result != CUDA_SUCCESS) return result;
+    begun = true;
+    if (result != CUDA_SUCCESS) {
+      // It may have failed the first time too: the graph's shape will tell.
+      if (++failures == 1)
+        spdlog::warn("a capture made again: {} failed with CUDA error {}", CallName(header.call), int(result));
+    }
+  }
+  CUgraph graph = nullptr;
+  CUresult result = begun ? session.driver().cuStreamEndCapture(origin, &graph) : CUDA_ERROR_INVALID_VALUE;
+  if (malformed) return kMalformedRequest;
+  if (result != CUDA_SUCCESS) return result;
+  const uint64_t real = reinterpret_cast<uint64_t>(graph);
+  const uint64_t known = session.Virtual(Kind::kGraph, real);
+  if (known == 0 && !session.MayBind(Kind::kGraph, in.graph)) return kMalformedRequest;
+  if (known == 0) session.Bind(Kind::kGraph, in.graph, real, 0);
+  if (known != 0 && known != in.graph) return CUDA_ERROR_INVALID_VALUE;
+  return ShapeOf(session.driver(), graph, &out->shape);
+}
+
+}  // namespace cuda_remote::server
