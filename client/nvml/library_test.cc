@@ -381,6 +381,173 @@ TEST_F(NvmlLibrary, NonsenseIsAnErrorAndNoMore) {
   EXPECT_EQ(Call("nvmlDeviceGetPowerUsage", device, &power), nvml::kSuccess) << "and it goes on afterwards";
 }
 
+// nvidia-smi's table, as nvidia-smi uses it: the first word is its size, then come the entries.
+class NvmlTable : public NvmlLibrary {
+ protected:
+  static constexpr uint8_t kId[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e,
+                                      0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
+  struct Process {
+    uint32_t pid;
+    uint64_t used_bytes;
+    uint32_t gpu_instance, compute_instance;
+    uint64_t unknown;
+    char name[4096];
+  };
+  static_assert(sizeof(Process) == 4128);
+
+  const uintptr_t* Table() {
+    const void* table = nullptr;
+    EXPECT_EQ((Call<const void**, const uint8_t*>("nvmlInternalGetExportTable", &table, kId)), nvml::kSuccess);
+    return static_cast<const uintptr_t*>(table);
+  }
+  template <typename... Arguments>
+  int Entry(size_t number, Arguments... arguments) {
+    const uintptr_t* const table = Table();
+    if (!table || table[0] <= number * sizeof(*table) || table[number] == 0) return -1;
+    return reinterpret_cast<int (*)(Arguments...)>(table[number])(arguments...);
+  }
+};
+
+TEST_F(NvmlTable, IsFoundByItsIdentifierOnly) {
+  const uintptr_t* const table = Table();
+  ASSERT_NE(table, nullptr);
+  EXPECT_EQ(table, Table());
+  ASSERT_EQ(table[0], 264 * sizeof(*table));
+  for (size_t i = 1; i < 264; ++i) EXPECT_NE(table[i], 0u) << i;
+  FakeServer server(path_, GoodServer("gpu "));
+  ASSERT_EQ(Call("nvmlInit_v2"), nvml::kSuccess);
+  uint8_t other[16] = {};
+  for (size_t i = 0; i < 16; ++i) {
+    memcpy(other, kId, sizeof(other));
+    other[i] ^= 1;
+    const void* found = this;
+    EXPECT_EQ((Call<const void**, const uint8_t*>("nvmlInternalGetExportTable", &found, other)), nvml::kNotSupported);
+    EXPECT_EQ(found, nullptr);
+  }
+  EXPECT_EQ((Call<const void**, const uint8_t*>("nvmlInternalGetExportTable", nullptr, kId)), nvml::kInvalidArgument);
+}
+
+TEST_F(NvmlTable, EntriesThatAreNotHereSayTheirNumber) {
+  // In a process of its own, because the setting is looked at once.
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto ask = [this] {
+    setenv("CUDA_REMOTE_NVML_LOG", "1", 1);
+    bool good = Entry(72) == nvml::kUninitialized;
+    {
+      FakeServer server(path_, GoodServer("gpu "));
+      good &= Call("nvmlInit_v2") == nvml::kSuccess;
+      good &= Entry<void*, void*>(72, Device(0), &good) == nvml::kNotSupported;
+      good &= Entry(263) == nvml::kNotSupported;
+      good &= Entry(264) == -1;
+    }
+    TearDown();
+    _exit(good ? 0 : 1);
+  };
+  EXPECT_EXIT(ask(), ::testing::ExitedWithCode(0),
+              "entry 72 of nvidia-smi's table is not supported\ncuda-remote NVML: entry 263 of nvidia-smi's table");
+}
+
+TEST_F(NvmlTable, ListsProcessesWithTheirNames) {
+  FakeServer server(path_, [](const Question& question, std::string* body) {
+    Answer answer;
+    answer.result = nvml::kSuccess;
+    const auto put = [&](uint32_t pid, uint64_t bytes) {
+      const nvml::ProcessInfo info = {pid, bytes, 7, nvml::kNoInstance};
+      answer.output.append(reinterpret_cast<const char*>(&info), sizeof(info));
+    };
+    if (question.call == nvml::kCount) {
+      const uint32_t two = 2;
+      answer.output.assign(reinterpret_cast<const char*>(&two), sizeof(two));
+    } else if (question.call == nvml::kComputeProcesses) {
+      put(3000000001, 1000);
+      put(3000000002, 2000);
+    } else if (question.call == nvml::kGraphicsProcesses) {
+      put(3000000003, 3000);
+    } else if (question.call == nvml::kProcessName && question.a == 3000000002) {
+      answer.output = "/bin/trainer";
+    } else if (question.call != nvml::kMpsProcesses) {
+      answer.result = nvml::kNotFound;
+    }
+    return Say(body, answer);
+  });
+  std::vector<Process> list(4);
+  uint32_t count = 4;
+  EXPECT_EQ(Entry(213, static_cast<void*>(nullptr), &count, list.data()), nvml::kUninitialized);
+  ASSERT_EQ(Call("nvmlInit_v2"), nvml::kSuccess);
+  void* const device = Device(0);
+  memset(list.data(), 0x55, list.size() * sizeof(Process));
+  ASSERT_EQ(Entry(213, device, &count, list.data()), nvml::kSuccess);
+  ASSERT_EQ(count, 2u);
+  EXPECT_EQ(list[0].pid, 3000000001u);
+  EXPECT_STREQ(list[0].name, "") << "nobody knows it";
+  EXPECT_EQ(list[1].pid, 3000000002u);
+  EXPECT_EQ(list[1].used_bytes, 2000u);
+  EXPECT_EQ(list[1].gpu_instance, 7u);
+  EXPECT_EQ(list[1].compute_instance, nvml::kNoInstance);
+  EXPECT_STREQ(list[1].name, "/bin/trainer");
+  EXPECT_EQ(list[2].pid, 0x55555555u) << "no more than there are";
+  count = 1;
+  EXPECT_EQ(Entry(213, device, &count, list.data()), nvml::kInsufficientSize);
+  EXPECT_EQ(count, 2u);
+  count = 0xffffffff;
+  EXPECT_EQ(Entry(214, device, &count, list.data()), nvml::kSuccess);
+  EXPECT_EQ(count, 1u);
+  EXPECT_EQ(list[0].pid, 3000000003u);
+  count = 4;
+  EXPECT_EQ(Entry(215, device, &count, list.data()), nvml::kSuccess);
+  EXPECT_EQ(count, 0u);
+  EXPECT_EQ(Entry(213, device, static_cast<uint32_t*>(nullptr), list.data()), nvml::kInvalidArgument);
+  EXPECT_EQ(Entry(213, &count, &count, list.data()), nvml::kInvalidArgument) << "no handle";
+}
+
+TEST_F(NvmlTable, FindsGpusByTheirAddress) {
+  FakeServer server(path_, [](const Question& question, std::string* body) {
+    Answer answer;
+    answer.result = nvml::kSuccess;
+    if (question.call == nvml::kCount) {
+      const uint32_t two = 2;
+      answer.output.assign(reinterpret_cast<const char*>(&two), sizeof(two));
+    } else {
+      nvml::PciInfo info = {};
+      info.domain = 0x10000;
+      info.bus = 0x40 + question.device;
+      info.device = 3;
+      answer.output.assign(reinterpret_cast<const char*>(&info), sizeof(info));
+    }
+    return Say(body, answer);
+  });
+  uint32_t domain, bus, device, function;
+  EXPECT_EQ(Entry(75, 0u, &domain, &bus, &device), nvml::kUninitialized);
+  ASSERT_EQ(Call("nvmlInit_v2"), nvml::kSuccess);
+  EXPECT_EQ(Entry(75, 1u, &domain, &bus, &device), nvml::kSuccess);
+  EXPECT_EQ(domain, 0x10000u);
+  EXPECT_EQ(bus, 0x41u);
+  EXPECT_EQ(device, 3u);
+  EXPECT_EQ(Entry(75, 2u, &domain, &bus, &device), nvml::kInvalidArgument);
+  const auto parse = [&](const char* text) { return Entry(12, text, &domain, &bus, &device, &function); };
+  EXPECT_EQ(parse("0001000A:Cb:1f.7"), nvml::kSuccess);
+  EXPECT_EQ(domain, 0x1000au);
+  EXPECT_EQ(bus, 0xcbu);
+  EXPECT_EQ(device, 0x1fu);
+  EXPECT_EQ(function, 7u);
+  EXPECT_EQ(parse("c1:02.0"), nvml::kSuccess);
+  EXPECT_EQ(domain, 0u);
+  EXPECT_EQ(bus, 0xc1u);
+  EXPECT_EQ(device, 2u);
+  EXPECT_EQ(function, 0u);
+  for (const char* bad : {"", ":", "c1:02", "0000:c1:02", "0000:c1:02.0 ", "c1:02.0x", "0:0:0:0.0", "x:y:z.0"}) {
+    EXPECT_EQ(parse(bad), nvml::kInvalidArgument) << bad;
+  }
+}
+
+TEST_F(NvmlTable, NumbersAreTextsAndMessagesGoNowhere) {
+  char text[8] = {};
+  EXPECT_EQ(Entry(81, 12u, text, 3u), nvml::kSuccess);
+  EXPECT_STREQ(text, "12");
+  EXPECT_EQ(Entry(81, 12u, text, 2u), nvml::kInsufficientSize);
+  EXPECT_EQ(Entry(26, "part", "place", "text"), nvml::kSuccess);
+}
+
 TEST_F(NvmlLibrary, ErrorsHaveTexts) {
   const auto text = reinterpret_cast<const char* (*)(int)>(dlsym(Library(), "nvmlErrorString"));
   EXPECT_STREQ(text(nvml::kSuccess), "Success");

@@ -96,7 +96,8 @@ TEST(Calls, AreWellFormed) {
     if (call->shape == Call::kText) {
       EXPECT_EQ(call->output_bytes(), 0u) << call->name;
     } else {
-      EXPECT_GT(call->output_bytes(), 0u) << call->name;
+      const bool check_only = strcmp(call->name, "nvmlDeviceValidateInforom") == 0;
+      EXPECT_EQ(call->output_bytes() == 0, check_only) << call->name;
     }
   }
   EXPECT_GT(count, 100);

@@ -82,6 +82,15 @@ TEST_F(FromDriverFacts, TellsWhatTheDriverApiKnows) {
   EXPECT_EQ(pci.bus, 0x20u);
   EXPECT_STREQ(pci.bus_id, "00000000:20:00.0");
   EXPECT_STREQ(pci.bus_id_legacy, "0000:20:00.0");
+  nvml::PciInfoExt in = {};
+  in.version = nvml::VersionWord(sizeof(in), 1);
+  Question ext = Make("nvmlDeviceGetPciInfoExt", 1);
+  ext.input.assign(reinterpret_cast<const char*>(&in), sizeof(in));
+  const auto more = Value<nvml::PciInfoExt>(Answer(ext));
+  EXPECT_EQ(more.version, in.version);
+  EXPECT_EQ(more.bus, 0x20u);
+  EXPECT_STREQ(more.bus_id, "00000000:20:00.0");
+  EXPECT_EQ(Value<uint32_t>(Answer(Make("nvmlDeviceGetMaxMigDeviceCount"))), 0u);
   Question clock = Make("nvmlDeviceGetMaxClockInfo");
   clock.a = nvml::kSmClock;
   EXPECT_EQ(Value<uint32_t>(Answer(clock)), 1980u);
@@ -90,8 +99,9 @@ TEST_F(FromDriverFacts, TellsWhatTheDriverApiKnows) {
 }
 
 TEST_F(FromDriverFacts, WhatItDoesNotKnowIsNotSupported) {
-  for (const char* call : {"nvmlDeviceGetPowerUsage", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetEccMode",
-                           "nvmlDeviceGetMigMode", "nvmlDeviceGetSerial", "nvmlDeviceGetNvLinkState"}) {
+  for (const char* call :
+       {"nvmlDeviceGetPowerUsage", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetEccMode", "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetSerial", "nvmlDeviceGetNvLinkState", "nvmlDeviceValidateInforom"}) {
     const nvml::Answer answer = Answer(Make(call));
     EXPECT_EQ(answer.result, nvml::kNotSupported) << call;
     EXPECT_TRUE(answer.output.empty()) << call;
@@ -241,6 +251,8 @@ TEST_F(FromRealNvml, EveryShapeGoesThrough) {
   EXPECT_EQ(Answer(Make("nvmlDeviceGetSerial")).result, nvml::kFunctionNotFound);  // the library lacks it
   const nvml::Answer rows = Answer(Make("nvmlDeviceGetRemappedRows"));
   for (uint32_t i = 0; i < 4; ++i) EXPECT_EQ(Value<uint32_t>(rows, i), i + 1);
+  EXPECT_EQ(Answer(Make("nvmlDeviceValidateInforom", 0)).result, nvml::kSuccess);
+  EXPECT_EQ(Answer(Make("nvmlDeviceValidateInforom", 1)).result, nvml::kCorruptedInforom);
   Question clocks = Make("nvmlDeviceGetMinMaxClockOfPState");
   clocks.a = 2;
   clocks.b = 5;

@@ -95,6 +95,7 @@ class FromDriver final : public NvmlSource {
     if (name == "nvmlDeviceGetMemoryInfo") return PutMemory(facts, device, sessions, answer);
     if (name == "nvmlDeviceGetMemoryInfo_v2") return PutMemoryV2(facts, device, sessions, question, answer);
     if (name == "nvmlDeviceGetPciInfo_v3") return PutPci(facts, answer);
+    if (name == "nvmlDeviceGetPciInfoExt") return PutPciExt(facts, question, answer);
     if (name == "nvmlDeviceGetCudaComputeCapability") {
       put_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
       return put_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
@@ -108,6 +109,8 @@ class FromDriver final : public NvmlSource {
     if (name == "nvmlDeviceGetMemoryBusWidth") return put_attribute(CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH);
     if (name == "nvmlDeviceGetMultiGpuBoard") return put_attribute(CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD);
     if (name == "nvmlDeviceIsMigDeviceHandle") return Put(answer, uint32_t{0});
+    // A MIG device of the driver API is a GPU here.
+    if (name == "nvmlDeviceGetMaxMigDeviceCount") return Put(answer, uint32_t{0});
     if (name == "nvmlDeviceGetMaxClockInfo") return PutMaxClock(facts, question.a, answer);
   }
 
@@ -171,14 +174,34 @@ class FromDriver final : public NvmlSource {
     Put(answer, out);
   }
 
-  static void PutPci(const DeviceFacts& facts, nvml::Answer* answer) {
+  // The driver API says where the device is, not what its identifiers and class are: those stay zero.
+  static bool GetPci(const DeviceFacts& facts, nvml::PciInfo* out) {
     nvml::PciInfo pci = {};
     unsigned function = 0;
-    if (sscanf(facts.pci_bus_id.c_str(), "%x:%x:%x.%x", &pci.domain, &pci.bus, &pci.device, &function) < 3) return;
+    if (sscanf(facts.pci_bus_id.c_str(), "%x:%x:%x.%x", &pci.domain, &pci.bus, &pci.device, &function) < 3)
+      return false;
     snprintf(pci.bus_id_legacy, sizeof(pci.bus_id_legacy), "%04X:%02X:%02X.0", pci.domain & 0xffff, pci.bus & 0xff,
              pci.device & 0xff);
     snprintf(pci.bus_id, sizeof(pci.bus_id), "%08X:%02X:%02X.0", pci.domain, pci.bus & 0xff, pci.device & 0xff);
-    Put(answer, pci);
+    *out = pci;
+    return true;
+  }
+
+  static void PutPci(const DeviceFacts& facts, nvml::Answer* answer) {
+    nvml::PciInfo pci;
+    if (GetPci(facts, &pci)) Put(answer, pci);
+  }
+
+  static void PutPciExt(const DeviceFacts& facts, const Question& question, nvml::Answer* answer) {
+    nvml::PciInfo pci;
+    if (!GetPci(facts, &pci)) return;
+    nvml::PciInfoExt out = {};
+    memcpy(&out.version, question.input.data(), sizeof(out.version));
+    out.domain = pci.domain;
+    out.bus = pci.bus;
+    out.device = pci.device;
+    memcpy(out.bus_id, pci.bus_id, sizeof(out.bus_id));
+    Put(answer, out);
   }
 
   static void PutMaxClock(const DeviceFacts& facts, uint32_t type, nvml::Answer* answer) {

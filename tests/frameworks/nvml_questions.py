@@ -1,6 +1,7 @@
 """What monitoring tools ask NVML, by way of nvidia-smi (if there is one) and of the library itself. Prints what does not change."""
 
 import ctypes
+import re
 import shutil
 import subprocess
 
@@ -47,4 +48,8 @@ for step in range(1, options.steps + 1):
             print(done.stdout + done.stderr, end="")
         table = subprocess.run([smi], capture_output=True, text=True, timeout=60)
         print("nvidia-smi", table.returncode)
+        for line in table.stdout.splitlines():
+            # The heading, and the line of each GPU that its power and temperature are not in.
+            if "CUDA Version" in line or re.search(r"[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0", line):
+                print(line)
     hook.step(step)

@@ -59,6 +59,10 @@ int nvmlDeviceGetTotalEnergyConsumption(Device* device, uint64_t* energy) {
   *energy = uint64_t{1} << 40;
   return kSuccess;
 }
+int nvmlDeviceValidateInforom(Device* device) {
+  if (!Valid(device)) return kInvalidArgument;
+  return device == g_devices ? kCorruptedInforom : kSuccess;
+}
 int nvmlDeviceGetFanSpeed(Device*, uint32_t*) { return kNotSupported; }
 int nvmlDeviceGetRemappedRows(Device* device, uint32_t* a, uint32_t* b, uint32_t* c, uint32_t* d) {
   if (!Valid(device)) return kInvalidArgument;
