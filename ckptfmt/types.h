@@ -22,6 +22,7 @@ enum class RegionKind : uint32_t {
   kAllocation = 1,     // by address
   kModuleSymbol = 2,   // by module and symbol: its address may be another one after a restart
   kLibrarySymbol = 3,  // by library, symbol and context
+  kArray = 4,          // the contents of an array or mipmapped array, by its handle; no address
 };
 
 // One piece of saved memory. All but `bytes` is for the restart to find it again; the image only keeps it.
@@ -29,7 +30,7 @@ struct Region {
   RegionKind kind = RegionKind::kAllocation;
   uint64_t address = 0;  // at the time of the checkpoint
   uint64_t bytes = 0;
-  uint64_t object = 0;  // virtual handle of the module or library
+  uint64_t object = 0;  // virtual handle of the module, library or array
   std::string symbol;
   uint64_t context = 0;  // virtual handle
   int32_t device = 0;

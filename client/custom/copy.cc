@@ -13,6 +13,7 @@
 #include <mutex>
 #include <shared_mutex>
 
+#include "client/custom/managed.h"
 #include "client/custom/pointer.h"
 #include "client/custom/staged_copy.h"
 #include "client/entry/custom.gen.h"
@@ -51,7 +52,12 @@ CUresult CopyByAddress(Call& call, uint64_t dst, uint64_t src, size_t bytes, uin
   return blocking ? call.Transact() : call.Send();
 }
 
-CUresult CopyOnDevice(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream, bool per_thread) {
+// Whether either end is memory that the host may use as soon as a blocking copy has returned.
+bool TouchesManaged(Session& session, CUdeviceptr dst, CUdeviceptr src) {
+  return IsManaged(session, dst, 1) || IsManaged(session, src, 1);
+}
+
+CUresult CopyOnDevice(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream, bool per_thread, bool blocking) {
   Call call(kOnDevice);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   uint64_t wire_stream;
@@ -59,7 +65,8 @@ CUresult CopyOnDevice(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream s
   if (bytes == 0) return CUDA_SUCCESS;
   // An address that the client does not know is most likely an error, and must come back from this call.
   const bool known = IsKnownDeviceRange(call.session(), dst, bytes) && IsKnownDeviceRange(call.session(), src, bytes);
-  return CopyByAddress(call, dst, src, bytes, wire_stream, !known);
+  blocking = blocking && TouchesManaged(call.session(), dst, src);
+  return CopyByAddress(call, dst, src, bytes, wire_stream, !known || blocking);
 }
 
 CUresult ToDevice(CUdeviceptr dst, const void* src, size_t bytes, CUstream stream, bool per_thread, bool blocking) {
@@ -89,7 +96,9 @@ CUresult Unified(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream
   const bool from_device = IsDevicePointer(call.session(), src);
   void* const host_dst = reinterpret_cast<void*>(dst);
   const void* const host_src = reinterpret_cast<const void*>(src);
-  if (to_device && from_device) return CopyByAddress(call, dst, src, bytes, wire_stream, false);
+  if (to_device && from_device) {
+    return CopyByAddress(call, dst, src, bytes, wire_stream, blocking && TouchesManaged(call.session(), dst, src));
+  }
   if (to_device) return CopyToDevice(call, dst, host_src, bytes, wire_stream, blocking);
   if (from_device) return CopyToHost(call, host_dst, src, bytes, wire_stream, blocking);
   // Host to host, in the stream's order.
@@ -101,8 +110,9 @@ CUresult Unified(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream
 }  // namespace
 
 bool IsSharedHostMemory(Session& session, const void* address, size_t bytes) {
-  if (!session.shared_memory()) return false;
   const uint64_t start = reinterpret_cast<uint64_t>(address);
+  if (IsManaged(session, start, bytes)) return true;
+  if (!session.shared_memory()) return false;
   std::shared_lock<std::shared_mutex> lock(session.mutex());
   const auto* range = session.host_ranges().Find(start);
   return range && range->value.shared && range->Contains(start, bytes);
@@ -172,7 +182,9 @@ CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes
     return CaptureCopy(call, nullptr, src, dst, bytes, stream);
   }
   if (const CUresult result = SettleHostFunctions(call, stream); result != CUDA_SUCCESS) return result;
-  if (CUresult result; StagedCopyToDevice(call, dst, src, bytes, stream, &result)) return result;
+  // Memory that is kept in step travels with the calls of the ordinary way.
+  const bool staged = !session.managed_mirror().active();
+  if (CUresult result; staged && StagedCopyToDevice(call, dst, src, bytes, stream, &result)) return result;
   call.set_id(kCall_cuMemcpyHtoDAsync_v2);
   const bool known = IsKnownDeviceRange(session, dst, bytes);
   const char* const from = static_cast<const char*>(src);
@@ -189,7 +201,10 @@ CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes
     if (result != CUDA_SUCCESS) return result;
     done += piece;
   }
-  return CUDA_SUCCESS;
+  if (!blocking || !IsManaged(session, dst, 1)) return CUDA_SUCCESS;
+  // The host may look at managed memory when the call has returned.
+  call.SetPayload({});
+  return WaitForStream(call, stream);
 }
 
 CUresult CopyToHost(Call& call, void* dst, CUdeviceptr src, size_t bytes, uint64_t stream, bool blocking) {
@@ -203,7 +218,8 @@ CUresult CopyToHost(Call& call, void* dst, CUdeviceptr src, size_t bytes, uint64
   if (session.captures().IsCaptured(stream) && session.shared_memory() && !blocking) {
     return CaptureCopy(call, dst, nullptr, src, bytes, stream);
   }
-  if (CUresult result; StagedCopyToHost(call, dst, src, bytes, stream, &result)) return result;
+  const bool staged = !session.managed_mirror().active();
+  if (CUresult result; staged && StagedCopyToHost(call, dst, src, bytes, stream, &result)) return result;
   call.set_id(kCall_cuMemcpyDtoHAsync_v2);
   char* const to = static_cast<char*>(dst);
   std::array<uint64_t, kWindow> sequences;
@@ -252,12 +268,12 @@ CUresult Custom_cuMemcpyDtoHAsync_v2(void* dstHost, CUdeviceptr srcDevice, size_
 }
 
 CUresult Custom_cuMemcpyDtoD_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, bool per_thread) {
-  return CopyOnDevice(dstDevice, srcDevice, ByteCount, nullptr, per_thread);
+  return CopyOnDevice(dstDevice, srcDevice, ByteCount, nullptr, per_thread, true);
 }
 
 CUresult Custom_cuMemcpyDtoDAsync_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream,
                                      bool per_thread) {
-  return CopyOnDevice(dstDevice, srcDevice, ByteCount, hStream, per_thread);
+  return CopyOnDevice(dstDevice, srcDevice, ByteCount, hStream, per_thread, false);
 }
 
 CUresult Custom_cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, bool per_thread) {

@@ -11,9 +11,11 @@
 #include <vector>
 
 #include "client/custom/copy.h"
+#include "client/custom/managed.h"
 #include "client/custom/pointer.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/session.h"
+#include "proto/driverabi/array_format.h"
 #include "proto/codec/codec.h"
 
 namespace cuda_remote::client {
@@ -22,9 +24,18 @@ namespace {
 constexpr CallInfo kCopy2D{kCall_cuMemcpy2DAsync_v2, "cuMemcpy2D", true, true};
 constexpr CallInfo kCopy3D{kCall_cuMemcpy3DAsync_v2, "cuMemcpy3D", true, true};
 
-// A unified side becomes what its pointer says it is.
+// A unified side becomes what its pointer says it is. So does a host side in managed memory, which the server reaches in the
+// stream's order.
 template <typename Copy>
 void ResolveUnified(Session& session, Copy* copy) {
+  if (copy->srcMemoryType == CU_MEMORYTYPE_HOST && IsManaged(session, reinterpret_cast<uint64_t>(copy->srcHost), 1)) {
+    copy->srcMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy->srcDevice = reinterpret_cast<uint64_t>(copy->srcHost);
+  }
+  if (copy->dstMemoryType == CU_MEMORYTYPE_HOST && IsManaged(session, reinterpret_cast<uint64_t>(copy->dstHost), 1)) {
+    copy->dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy->dstDevice = reinterpret_cast<uint64_t>(copy->dstHost);
+  }
   if (copy->srcMemoryType == CU_MEMORYTYPE_UNIFIED) {
     copy->srcMemoryType =
         IsDevicePointer(session, copy->srcDevice) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
@@ -204,7 +215,97 @@ void ToArray(CUarray dst, size_t offset, CUDA_MEMCPY2D* copy) {
   copy->dstXInBytes = offset;
 }
 
+// One side of a copy in a batch: counts of elements become bytes.
+struct BatchSide {
+  CUmemorytype type;
+  CUdeviceptr address = 0;
+  CUarray array = nullptr;
+  size_t x = 0, y = 0, z = 0;
+  size_t pitch = 0, height = 0;
+};
+
+BatchSide SideOf(const CUmemcpy3DOperand& operand, size_t element) {
+  BatchSide side;
+  if (operand.type == CU_MEMCPY_OPERAND_TYPE_ARRAY) {
+    side.type = CU_MEMORYTYPE_ARRAY;
+    side.array = operand.op.array.array;
+    side.x = operand.op.array.offset.x * element;
+    side.y = operand.op.array.offset.y;
+    side.z = operand.op.array.offset.z;
+  } else {
+    side.type = CU_MEMORYTYPE_UNIFIED;
+    side.address = operand.op.ptr.ptr;
+    side.pitch = operand.op.ptr.rowLength * element;
+    side.height = operand.op.ptr.layerHeight;
+  }
+  return side;
+}
+
+// Bytes of an element of the copy: an array's, or 1 between pointers. 0: not a copy that can be done.
+size_t BatchElement(const CUDA_MEMCPY3D_BATCH_OP& op) {
+  for (const CUmemcpy3DOperand* operand : {&op.src, &op.dst}) {
+    if (operand->type == CU_MEMCPY_OPERAND_TYPE_POINTER) continue;
+    CUDA_ARRAY3D_DESCRIPTOR facts;
+    if (operand->type != CU_MEMCPY_OPERAND_TYPE_ARRAY ||
+        cuArray3DGetDescriptor(&facts, operand->op.array.array) != CUDA_SUCCESS) {
+      return 0;
+    }
+    return ArrayElementBytes(facts.Format, facts.NumChannels);
+  }
+  return 1;
+}
+
+CUresult CopyBatch(size_t count, const CUDA_MEMCPY3D_BATCH_OP* list, unsigned long long flags, CUstream stream,
+                   bool per_thread, size_t* failed) {
+  if (count == 0 || !list || flags != 0 || (!stream && !per_thread)) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < count; ++i) {
+    const CUDA_MEMCPY3D_BATCH_OP& op = list[i];
+    *failed = i;
+    const size_t element = BatchElement(op);
+    if (element == 0 || op.extent.width == 0 || op.extent.height == 0 || op.extent.depth == 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    const BatchSide from = SideOf(op.src, element), to = SideOf(op.dst, element);
+    CUDA_MEMCPY3D copy{};
+    copy.srcMemoryType = from.type;
+    copy.srcDevice = from.address;
+    copy.srcArray = from.array;
+    copy.srcXInBytes = from.x;
+    copy.srcY = from.y;
+    copy.srcZ = from.z;
+    copy.srcPitch = from.pitch;
+    copy.srcHeight = from.height;
+    copy.dstMemoryType = to.type;
+    copy.dstDevice = to.address;
+    copy.dstArray = to.array;
+    copy.dstXInBytes = to.x;
+    copy.dstY = to.y;
+    copy.dstZ = to.z;
+    copy.dstPitch = to.pitch;
+    copy.dstHeight = to.height;
+    copy.WidthInBytes = op.extent.width * element;
+    copy.Height = op.extent.height;
+    copy.Depth = op.extent.depth;
+    if (const CUresult result = Copy3D(&copy, stream, per_thread, false); result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
 }  // namespace
+
+CUresult Custom_cuMemcpy3DBatchAsync_v2(size_t numOps, CUDA_MEMCPY3D_BATCH_OP* opList, unsigned long long flags,
+                                        CUstream hStream, bool per_thread) {
+  size_t failed = 0;
+  return CopyBatch(numOps, opList, flags, hStream, per_thread, &failed);
+}
+
+CUresult Custom_cuMemcpy3DBatchAsync(size_t numOps, CUDA_MEMCPY3D_BATCH_OP* opList, size_t* failIdx,
+                                     unsigned long long flags, CUstream hStream, bool per_thread) {
+  size_t failed = SIZE_MAX;  // of no single one
+  const CUresult result = CopyBatch(numOps, opList, flags, hStream, per_thread, &failed);
+  if (result != CUDA_SUCCESS && failIdx) *failIdx = failed;
+  return result;
+}
 
 CUresult Custom_cuMemcpy2D_v2(const CUDA_MEMCPY2D* pCopy, bool per_thread) {
   return Copy2D(pCopy, nullptr, per_thread, true, false);

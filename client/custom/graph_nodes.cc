@@ -1,8 +1,8 @@
-// Graph nodes with parameters. The driver has a family of calls for each type of node, in several versions, and a general
-// one; here all of them fill in one message (NodeParams) and make one of three requests.
+// Graph nodes with parameters. The driver has a family of calls for each type of node, in several versions, and a
+// general one; here all of them fill in one message (NodeParams) and make one of three requests.
 //
-// What a node points to in this process's memory cannot be used by the server: copies to and from host memory are refused
-// by name; a host function goes as a number.
+// What a node points to in this process's memory can be used by the server only if it is managed memory, or pinned
+// memory that both share: other copies to and from host memory are refused by name. A host function goes as a number.
 
 #include <cuda.h>
 
@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "client/custom/copy.h"
 #include "client/custom/function_info.h"
 #include "client/custom/pointer.h"
 #include "client/entry/custom.gen.h"
@@ -86,10 +87,12 @@ CUresult PackParameters(const FunctionInfo& info, void** kernel_params, void** e
 // The three versions of the kernel's struct begin alike.
 template <typename Kernel>
 CUresult FillKernel(Call& call, const Kernel& kernel, CUkernel kern, CUcontext context, NodeMessage* out) {
-  const uint64_t function = kernel.func != nullptr ? reinterpret_cast<uint64_t>(kernel.func) : reinterpret_cast<uint64_t>(kern);
+  const uint64_t function =
+      kernel.func != nullptr ? reinterpret_cast<uint64_t>(kernel.func) : reinterpret_cast<uint64_t>(kern);
   std::shared_ptr<FunctionInfo> info;
   if (const CUresult result = FindFunctionInfo(call, function, &info); result != CUDA_SUCCESS) return result;
-  if (const CUresult result = PackParameters(*info, kernel.kernelParams, kernel.extra, &out->block); result != CUDA_SUCCESS) {
+  if (const CUresult result = PackParameters(*info, kernel.kernelParams, kernel.extra, &out->block);
+      result != CUDA_SUCCESS) {
     return result;
   }
   wire::NodeParams& p = out->params;
@@ -109,12 +112,18 @@ CUresult FillKernel(Call& call, const Kernel& kernel, CUkernel kern, CUcontext c
   return CheckContext(call, context, out);
 }
 
-// One side of a copy: device memory, an array, or something that only this process can read.
-CUresult FillSide(Call& call, CUmemorytype* type, CUdeviceptr* device, CUarray array, NodeMessage* out) {
+// One side of a copy: device memory, host memory that the server has at the same address, an array, or something that
+// only this process can read.
+CUresult FillSide(Call& call, CUmemorytype* type, CUdeviceptr* device, const void* host, CUarray array,
+                  NodeMessage* out) {
   if (*type == CU_MEMORYTYPE_ARRAY) {
     if (!call.Valid(Kind::kArray, array)) return CUDA_ERROR_INVALID_HANDLE;
     out->needs.push_back(reinterpret_cast<uint64_t>(array));
     return CUDA_SUCCESS;
+  }
+  if (*type == CU_MEMORYTYPE_HOST) *device = reinterpret_cast<CUdeviceptr>(host);
+  if (*type != CU_MEMORYTYPE_DEVICE && IsSharedHostMemory(call.session(), reinterpret_cast<const void*>(*device), 1)) {
+    *type = CU_MEMORYTYPE_DEVICE;
   }
   if (*type == CU_MEMORYTYPE_UNIFIED && IsDevicePointer(call.session(), *device)) *type = CU_MEMORYTYPE_DEVICE;
   if (*type == CU_MEMORYTYPE_DEVICE) return CUDA_SUCCESS;
@@ -124,11 +133,13 @@ CUresult FillSide(Call& call, CUmemorytype* type, CUdeviceptr* device, CUarray a
 CUresult FillCopy(Call& call, const CUDA_MEMCPY3D& copy, CUcontext context, NodeMessage* out) {
   out->copy = copy;
   out->params.type = CU_GRAPH_NODE_TYPE_MEMCPY;
-  if (const CUresult result = FillSide(call, &out->copy.srcMemoryType, &out->copy.srcDevice, copy.srcArray, out);
+  if (const CUresult result =
+          FillSide(call, &out->copy.srcMemoryType, &out->copy.srcDevice, copy.srcHost, copy.srcArray, out);
       result != CUDA_SUCCESS) {
     return result;
   }
-  if (const CUresult result = FillSide(call, &out->copy.dstMemoryType, &out->copy.dstDevice, copy.dstArray, out);
+  if (const CUresult result =
+          FillSide(call, &out->copy.dstMemoryType, &out->copy.dstDevice, copy.dstHost, copy.dstArray, out);
       result != CUDA_SUCCESS) {
     return result;
   }
@@ -148,7 +159,8 @@ CUresult FillBatch(Call& call, const Batch& batch, NodeMessage* out) {
   if (batch.count != 0 && batch.paramArray == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (batch.count > 256) return CUDA_ERROR_INVALID_VALUE;  // the driver's own limit
   out->params.type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
-  out->params.memory_operations = {reinterpret_cast<const char*>(batch.paramArray), batch.count * sizeof *batch.paramArray};
+  out->params.memory_operations = {reinterpret_cast<const char*>(batch.paramArray),
+                                   batch.count * sizeof *batch.paramArray};
   out->params.flags = batch.flags;
   return CheckContext(call, batch.ctx, out);
 }
@@ -450,11 +462,12 @@ CUresult Custom_cuGraphAddMemcpyNode(CUgraphNode* phGraphNode, CUgraph hGraph, c
 
 CUresult Custom_cuGraphMemcpyNodeGetParams(CUgraphNode hNode, CUDA_MEMCPY3D* nodeParams) {
   if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return Get("cuGraphMemcpyNodeGetParams", hNode, CU_GRAPH_NODE_TYPE_MEMCPY, [&](Call& call, const wire::NodeParams& p) {
-    if (p.copy.size() != sizeof *nodeParams) return call.session().Lose(ChannelStatus::kProtocolError);
-    std::memcpy(nodeParams, p.copy.data(), sizeof *nodeParams);
-    return CUDA_SUCCESS;
-  });
+  return Get("cuGraphMemcpyNodeGetParams", hNode, CU_GRAPH_NODE_TYPE_MEMCPY,
+             [&](Call& call, const wire::NodeParams& p) {
+               if (p.copy.size() != sizeof *nodeParams) return call.session().Lose(ChannelStatus::kProtocolError);
+               std::memcpy(nodeParams, p.copy.data(), sizeof *nodeParams);
+               return CUDA_SUCCESS;
+             });
 }
 
 CUresult Custom_cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D* nodeParams) {
@@ -463,8 +476,8 @@ CUresult Custom_cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3
   return Set(kInfo, hNode, FromCopy(nodeParams, nullptr));
 }
 
-CUresult Custom_cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D* copyParams,
-                                               CUcontext ctx) {
+CUresult Custom_cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
+                                               const CUDA_MEMCPY3D* copyParams, CUcontext ctx) {
   static constexpr CallInfo kInfo = ExecInfo("cuGraphExecMemcpyNodeSetParams");
   if (copyParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return SetExec(kInfo, hGraphExec, hNode, FromCopy(copyParams, ctx));

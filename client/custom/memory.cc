@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "client/custom/call_names.h"
+#include "client/custom/managed.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
@@ -173,6 +174,7 @@ CUresult Custom_cuMemFree_v2(CUdeviceptr dptr) {
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (dptr == 0) return CUDA_SUCCESS;
+  if (CUresult result; FreeManaged(call, dptr, &result)) return result;
   if (!IsAllocation(call.session(), dptr)) return CUDA_ERROR_INVALID_VALUE;
   wire::OpMemFree_Request request;
   request.address = dptr;

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <shared_mutex>
@@ -12,6 +13,7 @@
 
 #include "client/custom/call_names.h"
 #include "client/custom/jit_options.h"
+#include "client/custom/managed.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/log.h"
@@ -139,10 +141,14 @@ CUresult GetGlobal(const CallInfo& info, Kind kind, uint64_t owner, const char* 
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  if (reply.managed) {
+    if (const CUresult result = ShareVariable(call, reply.dptr, reply.bytes, info.name); result != CUDA_SUCCESS) return result;
+  }
   DeviceRange range;
   range.source = DeviceRange::kGlobal;
+  range.managed = reply.managed;
   range.context = call.thread().current_context();
-  range.device = call.session().DeviceOf(range.context);
+  range.device = std::max(0, call.session().DeviceOf(range.context));
   {
     std::unique_lock<std::shared_mutex> lock(call.session().mutex());
     range.buffer_id = call.session().NextId();
@@ -231,6 +237,17 @@ CUresult Custom_cuLibraryUnload(CUlibrary library) {
   if (result != CUDA_SUCCESS) return result;
   call.Destroyed({Kind::kLibrary, request.library});
   return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuLibraryGetManaged(CUdeviceptr* dptr, size_t* bytes, CUlibrary library, const char* name) {
+  static constexpr CallInfo kInfo{kCall_cuLibraryGetManaged, "cuLibraryGetManaged", false, false};
+  using Request = wire::cuLibraryGetManaged_Request;
+  return GetGlobal<Request, wire::cuLibraryGetManaged_Reply>(
+      kInfo, Kind::kLibrary, reinterpret_cast<uint64_t>(library), name, dptr, bytes,
+      [](Request* request, uint64_t owner, const char* symbol) {
+        request->library = owner;
+        request->name = symbol;
+      });
 }
 
 CUresult Custom_cuLibraryGetGlobal(CUdeviceptr* dptr, size_t* bytes, CUlibrary library, const char* name) {

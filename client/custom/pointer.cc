@@ -25,6 +25,7 @@ struct Facts {
   uint64_t buffer_id = 0;
   bool mapped = false;
   bool stream_ordered = false;
+  bool managed = false;
 };
 
 Facts Look(Session& session, uint64_t address) {
@@ -38,6 +39,7 @@ Facts Look(Session& session, uint64_t address) {
     facts.ordinal = range->value.device;
     facts.buffer_id = range->value.buffer_id;
     facts.stream_ordered = range->value.source == DeviceRange::kStreamOrdered;
+    facts.managed = range->value.managed;
   } else if (const auto* range = session.host_ranges().Find(address)) {
     facts.known = true;
     facts.start = range->start;
@@ -71,13 +73,15 @@ CUresult Answer(const Facts& facts, uint64_t address, CUpointer_attribute attrib
       Store(data, CUdeviceptr(address));
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-      if (facts.device) return CUDA_ERROR_INVALID_VALUE;
+      if (facts.device && !facts.managed) return CUDA_ERROR_INVALID_VALUE;
       Store(data, reinterpret_cast<void*>(address));
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
       Store(data, facts.buffer_id);
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+      Store(data, int(facts.managed));
+      return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
       Store(data, 0);

@@ -158,15 +158,49 @@ CUresult Custom_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDe
   return CUDA_SUCCESS;
 }
 
+// The handle of the memory behind an address, which is then to be released once more. One that the application has released
+// for good comes back to life: that is told to the server, and recorded after the release.
+CUresult Custom_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* addr) {
+  static constexpr CallInfo kInfo{kCall_cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle", false, false};
+  if (!handle) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  wire::cuMemRetainAllocationHandle_Request request;
+  {
+    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    const auto* mapping = session.mappings().Find(reinterpret_cast<uint64_t>(addr));
+    Object* memory = mapping ? session.handles().Find(Kind::kPhysicalMemory, mapping->value) : nullptr;
+    if (!memory) return CUDA_ERROR_INVALID_VALUE;
+    request.handle = mapping->value;
+    if (!memory->released) {
+      ++memory->retained;
+      *handle = request.handle;
+      return CUDA_SUCCESS;
+    }
+  }
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  call.Modified({Kind::kPhysicalMemory, request.handle}, 0);
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  if (Object* memory = session.handles().Find(Kind::kPhysicalMemory, request.handle)) memory->released = false;
+  *handle = request.handle;
+  return CUDA_SUCCESS;
+}
+
 CUresult Custom_cuMemRelease(CUmemGenericAllocationHandle handle) {
   static constexpr CallInfo kInfo{kCall_cuMemRelease, "cuMemRelease", false, false};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   {
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
-    const Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle);
+    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle);
     if (!memory || memory->released) return CUDA_ERROR_INVALID_VALUE;
+    if (memory->retained > 0) {
+      --memory->retained;
+      return CUDA_SUCCESS;
+    }
   }
   wire::cuMemRelease_Request request;
   request.handle = handle;

@@ -1,6 +1,7 @@
 #include "client/entry/runtime.h"
 
 #include "client/custom/graph_names.h"
+#include "client/custom/managed.h"
 #include "client/custom/pointer.h"
 #include "client/session/thread_state.h"
 
@@ -10,6 +11,9 @@ replay::ObjectKey CurrentContextKey(Call& call) { return {Kind::kContext, call.t
 
 CUresult NameNodesOf(Call& call, uint64_t graph_or_node) { return NameNodes(call.session(), graph_or_node); }
 
-bool LooksLikeDeviceMemory(Call& call, CUdeviceptr address) { return IsDevicePointer(call.session(), address); }
+bool LooksLikeDeviceMemory(Call& call, CUdeviceptr address) {
+  // What the host uses too is waited for: a fill of it has been done when the call returns.
+  return IsDevicePointer(call.session(), address) && !IsManaged(call.session(), address, 1);
+}
 
 }  // namespace cuda_remote::client

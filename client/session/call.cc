@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "client/session/coverage.h"
+#include "client/session/host_needs.h"
 #include "client/session/session.h"
 #include "client/trace/trace.h"
 #include "proto/api/captured_calls.h"
@@ -50,6 +51,60 @@ bool OnlyAsks(uint32_t id) {
   }
 }
 
+// Requests after whose answer the host may look at what the GPU has written to managed memory: those that wait for
+// work.
+bool ShowsManaged(uint32_t id) {
+  switch (id) {
+    case kCall_cuMemcpyHtoDAsync_v2:
+    case kCall_cuMemcpyAsync:
+    case kCall_cuMemcpyPeerAsync:
+    case kCall_cuMemcpy2DAsync_v2:
+    case kCall_cuMemcpy3DAsync_v2:
+    case kCall_cuMemcpy3DPeerAsync:
+    case kCall_cuMemsetD8_v2:
+    case kCall_cuMemsetD16_v2:
+    case kCall_cuMemsetD32_v2:
+    case kCall_cuMemsetD2D8_v2:
+    case kCall_cuMemsetD2D16_v2:
+    case kCall_cuMemsetD2D32_v2:
+    case kCall_cuEventElapsedTime:
+    case kCall_cuEventElapsedTime_v2:
+    case kCall_cuModuleUnload:
+    case kCall_cuLibraryUnload:
+    case kCall_cuCtxDestroy_v2:
+    case kCall_cuStreamDestroy_v2:
+    case kOpMemFree:
+      return true;
+    default:
+      return Synchronises(id);
+  }
+}
+
+// Requests that make nobody read managed memory. All others are taken to.
+bool LeavesManaged(uint32_t id) {
+  switch (id) {
+    case kCall_cuCtxSynchronize:
+    case kCall_cuCtxSynchronize_v2:
+    case kCall_cuStreamCreate:
+    case kCall_cuStreamCreateWithPriority:
+    case kCall_cuStreamDestroy_v2:
+    case kCall_cuStreamSynchronize:
+    case kCall_cuStreamQuery:
+    case kCall_cuStreamWaitEvent:
+    case kCall_cuEventCreate:
+    case kCall_cuEventDestroy_v2:
+    case kCall_cuEventRecord:
+    case kCall_cuEventRecordWithFlags:
+    case kCall_cuEventQuery:
+    case kCall_cuEventSynchronize:
+    case kOpFunctionInfo:
+    case kOpMemAlloc:
+      return true;
+    default:
+      return false;
+  }
+}
+
 // Calls that record events which they do not name.
 bool RecordsEvents(uint32_t id) { return id == kCall_cuGraphLaunch || id == kCall_cuCtxRecordEvent; }
 
@@ -62,6 +117,7 @@ Call::Call(const CallInfo& info) : info_(info) { header_.call = info.id; }
 
 Call::~Call() {
   if (!entered_) return;
+  if (show_managed_) ShowManaged();
   if (new_handle_count_ > 0) {
     std::unique_lock<std::shared_mutex> lock(session_->mutex());
     for (int i = 0; i < new_handle_count_; ++i) {
@@ -149,6 +205,7 @@ uint64_t Call::NewHandle(Kind kind, uint64_t parent) {
 
 CUresult Call::Send() {
   if (session_->settings().sync) return Transact();
+  if (const ChannelStatus status = HandOverManaged(); status != ChannelStatus::kOk) return session_->Lose(status);
   header_.flags |= kFlagNoReply;
   uint64_t sequence = 0;
   const ChannelStatus status = session_->channel().Send(header_, *message_, payload_, &sequence);
@@ -165,6 +222,7 @@ CUresult Call::Transact() {
 }
 
 uint64_t Call::Begin(void* out, size_t bytes) {
+  if (HandOverManaged() != ChannelStatus::kOk) return 0;
   header_.flags &= ~uint32_t(kFlagNoReply);
   const uint64_t sequence = session_->channel().Begin(header_, *message_, payload_, out, bytes);
   if (trace::On()) trace::Sent(sizeof(FrameHeader) + message_->size() + payload_.size(), sequence);
@@ -190,7 +248,24 @@ CUresult Call::Finish(uint64_t sequence) {
   if (reply.pending_error != CUDA_SUCCESS) session_->SetPendingError(CUresult(reply.pending_error));
   if (reply.result != CUDA_SUCCESS) return CUresult(reply.result);
   if (session_->captures().active() || CaptureRoleOf(header_.call) == CaptureRole::kBegins) NoteCaptured();
+  if (session_->managed_mirror().active() && ShowsManaged(header_.call)) {
+    // A copy to the host comes in many pieces: once, when the driver call is done.
+    show_managed_ = true;
+    if (header_.call != kCall_cuMemcpyDtoHAsync_v2) ShowManaged();
+  }
   return Synchronises(header_.call) ? session_->TakePendingError() : CUDA_SUCCESS;
+}
+
+ChannelStatus Call::HandOverManaged() {
+  ManagedMirror& mirror = session_->managed_mirror();
+  if (!mirror.active() || LeavesManaged(header_.call)) return ChannelStatus::kOk;
+  return mirror.Push(&session_->channel());
+}
+
+void Call::ShowManaged() {
+  show_managed_ = false;
+  const ChannelStatus status = session_->managed_mirror().Pull(&session_->channel());
+  if (status != ChannelStatus::kOk) session_->Lose(status);
 }
 
 std::string_view Call::reply() const { return *reply_; }
@@ -207,6 +282,7 @@ void Call::Created(replay::ObjectKey object, std::initializer_list<replay::Objec
       needs.push_back(need);
     }
   }
+  if (IsOfGraphs(object.kind)) AddHostNeeds(session_, header_.call, *message_, &needs);
   std::unique_lock<std::shared_mutex> lock(session_->mutex());
   if (NoteGraphUnlocked(object, needs, retains)) return;
   if (const Object* created = session_->handles().Find(object.kind, object.id); created && created->parent) {
@@ -232,8 +308,8 @@ bool Call::NoteGraphUnlocked(replay::ObjectKey object, const std::vector<replay:
                              const std::vector<uint64_t>& retains) {
   if (!session_->captures().active() || !IsOfGraphs(object.kind)) return false;
   for (uint64_t at = object.id; at != 0;) {
-    if (KindOf(at) == Kind::kGraph && session_->captures().NoteGraph(at, header_, *message_, thread_->current_context(),
-                                                                     needs, retains)) {
+    if (KindOf(at) == Kind::kGraph &&
+        session_->captures().NoteGraph(at, header_, *message_, thread_->current_context(), needs, retains)) {
       return true;
     }
     const Object* const here = session_->handles().Find(KindOf(at), at);
@@ -292,6 +368,7 @@ void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_lis
       needs.push_back(need);
     }
   }
+  if (IsOfGraphs(object.kind)) AddHostNeeds(session_, header_.call, *message_, &needs);
   std::unique_lock<std::shared_mutex> lock(session_->mutex());
   if (NoteGraphUnlocked(object, needs, retains)) return;
   const FrameHeader recorded = RecordedHeaderUnlocked(object, &needs);
@@ -300,7 +377,8 @@ void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_lis
   } else {
     session_->log().Modify(object, key, recorded, *message_, needs);
   }
-  for (const uint64_t one : retains) session_->RetainUnlocked(object.id, Session::SlotOfSetting(header_.call, key), one);
+  for (const uint64_t one : retains)
+    session_->RetainUnlocked(object.id, Session::SlotOfSetting(header_.call, key), one);
 }
 
 CUresult Call::Unsupported(const char* name, const char* reason) {

@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "proto/channel/channel_types.h"
 #include "proto/frame/frame.h"
 #include "proto/frame/handle.h"
 #include "replay/log/log.h"
@@ -130,6 +131,10 @@ class Call {
   // lock.
   bool NoteGraphUnlocked(replay::ObjectKey object, const std::vector<replay::ObjectKey>& needs,
                          const std::vector<uint64_t>& retains);
+  // Sends what the host has changed in managed memory, before work that may read it; and fetches what the GPU has changed,
+  // after work that was waited for. Only what the server does not share.
+  ChannelStatus HandOverManaged();
+  void ShowManaged();
   // The header to record for `object`, with what the record depends on besides. Under the session's lock.
   FrameHeader RecordedHeaderUnlocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs);
 
@@ -147,6 +152,7 @@ class Call {
   uint64_t new_handles_[8] = {};
   int new_handle_count_ = 0;
   bool entered_ = false;
+  bool show_managed_ = false;
 };
 
 }  // namespace cuda_remote::client

@@ -3,8 +3,8 @@
 #include <cuda.h>
 
 #include <algorithm>
-#include <shared_mutex>
 
+#include "client/session/host_needs.h"
 #include "client/session/session.h"
 #include "proto/api/captured_calls.h"
 #include "proto/codec/codec.h"
@@ -32,24 +32,6 @@ void Append(const FrameHeader& header, std::string_view message, uint64_t contex
   if (context) AddOnce(replay::ObjectKey{Kind::kContext, context}, &to->needs);
 }
 
-// What the log calls the memory in which an address lies.
-replay::ObjectKey MemoryAt(Session* session, uint64_t address) {
-  std::shared_lock<std::shared_mutex> lock(session->mutex());
-  const auto* const range = session->device_ranges().Find(address);
-  if (!range) {
-    const auto* const pinned = session->host_ranges().Find(address);
-    return pinned ? replay::ObjectKey{Kind::kHostMemory, pinned->start} : replay::ObjectKey{};
-  }
-  switch (range->value.source) {
-    case DeviceRange::kGlobal:
-      return {Kind::kVariable, range->start};
-    case DeviceRange::kMapped:
-      return {Kind::kMapping, range->start};
-    default:
-      return {Kind::kDeviceMemory, range->start};
-  }
-}
-
 // What a request on a captured stream needs at its replay, besides its streams and events, for which others are used
 // then.
 std::vector<replay::ObjectKey> NeedsOf(Session* session, uint32_t call, std::string_view message) {
@@ -64,8 +46,12 @@ std::vector<replay::ObjectKey> NeedsOf(Session* session, uint32_t call, std::str
       if (!request.Decode(message)) return {};
       return {MemoryAt(session, request.dst), MemoryAt(session, request.src)};
     }
-    default:
-      return {};
+    default: {
+      // Other memory that the application still has is there when graphs are made again.
+      std::vector<replay::ObjectKey> needs;
+      AddHostNeeds(session, call, message, &needs);
+      return needs;
+    }
   }
 }
 

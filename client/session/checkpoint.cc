@@ -107,6 +107,17 @@ bool Session::Lock(int timeout_ms, std::string* error) {
     trace::Resume();
     return false;
   }
+  // From here on both sides have the same bytes: the server's are saved with its memory, ours with the process.
+  if (managed_mirror_.active()) {
+    ChannelStatus status = managed_mirror_.Push(channel_.get());
+    if (status == ChannelStatus::kOk) status = managed_mirror_.Pull(channel_.get());
+    if (status != ChannelStatus::kOk || !Drain(error)) {
+      if (error->empty()) *error = "the GPU server went away while managed memory was fetched";
+      gate_.Open();
+      trace::Resume();
+      return false;
+    }
+  }
   NoteEventTimes();
   return true;
 }
@@ -234,7 +245,7 @@ bool Session::Give(agent::Given given, std::string* error) {
   channel_.swap(adopted);
   channel_->SetStdoutSink(&WriteDeviceOutput);
   channel_->SetEager(!wait_asleep_);
-  if (given.new_worker && (!ShareHostArena(error) || !ReplayRest(error))) {
+  if (given.new_worker && (!ShareHostArena(error) || !MapManaged(error) || !ReplayRest(error) || !MoveManaged(error))) {
     channel_.swap(adopted);
     host_functions_.SetChannel(channel_.get());
     return false;
@@ -257,6 +268,33 @@ bool Session::ReplayRest(std::string* error) {
   std::shared_lock<std::shared_mutex> lock(mutex_);
   if (replay::Replay(log_, target, nullptr, error, replay::Part::kAfterPinned)) return true;
   *error = "the job's graphs cannot be made again on this server: " + *error;
+  return false;
+}
+
+bool Session::MapManaged(std::string* error) {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  for (auto& [start, range] : device_ranges_) {
+    if (range.value.source != DeviceRange::kManaged) continue;
+    const CUresult result = MapManagedRange(start, range.bytes, range.value.device);
+    if (result != CUDA_SUCCESS) {
+      *error = "the new server has no room for the job's managed memory (CUDA error " + std::to_string(result) + ")";
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Session::MoveManaged(std::string* error) {
+  std::vector<ManagedMirror::Place> places;
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  for (auto& [start, range] : device_ranges_) {
+    if (!range.value.managed) continue;
+    const bool variable = range.value.source == DeviceRange::kGlobal;
+    if (variable || !shared_memory()) places.push_back({start, range.bytes, !variable});
+  }
+  const CUresult result = managed_mirror_.MoveTo(channel_.get(), places);
+  if (result == CUDA_SUCCESS) return true;
+  *error = "the new server cannot keep the job's managed memory in step (CUDA error " + std::to_string(result) + ")";
   return false;
 }
 

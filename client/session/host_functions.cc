@@ -125,7 +125,9 @@ void HostFunctions::Loop() {
     }
     if (is_event) {
       if (function) {
+        if (before_) before_(channel);
         function(CUresult(event.status));
+        if (after_) after_(channel);
         if (once) outstanding_.fetch_sub(1, std::memory_order_acq_rel);
       } else {
         LogLine("the server asked for host function %llu, which is not registered",

@@ -46,6 +46,12 @@ class HostFunctions {
   // From now on events come from this channel (null: from none). Returns when no other channel is being read any more.
   void SetChannel(ClientChannel* channel);
 
+  // What is done with the channel right before and after every host function. Once, before the first one is registered.
+  void SetAround(std::function<void(ClientChannel*)> before, std::function<void(ClientChannel*)> after) {
+    before_ = std::move(before);
+    after_ = std::move(after);
+  }
+
  private:
   void StartThreadUnlocked();
   void Loop();
@@ -65,6 +71,7 @@ class HostFunctions {
   std::map<std::pair<CUhostFn, void*>, uint64_t> numbers_;
   std::unordered_map<uint64_t, Target> objects_;    // by handle
   std::atomic<size_t> outstanding_{0};
+  std::function<void(ClientChannel*)> before_, after_;
 };
 
 }  // namespace cuda_remote::client

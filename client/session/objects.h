@@ -56,6 +56,7 @@ struct Object {
   // Physical memory: mappings of it, and whether the application has released its handle.
   int mappings = 0;
   bool released = false;
+  int retained = 0;  // by cuMemRetainAllocationHandle, besides the handle of cuMemCreate
 
   // Event, stream, context (for its default stream): the stamp (completion.h) at which all was known to be done, and at
   // which it was waited for. Set under the shared lock.
@@ -65,6 +66,15 @@ struct Object {
 
   // Module, library: functions and kernels by name. Kernel: functions by context.
   std::unique_ptr<NamedChildren> children;
+};
+
+// A texture or surface object as the application described it: arrays inside are virtual handles.
+struct ResourceObject {
+  uint64_t context = 0;  // virtual handle
+  CUDA_RESOURCE_DESC resource{};
+  CUDA_TEXTURE_DESC texture{};
+  CUDA_RESOURCE_VIEW_DESC view{};
+  bool has_view = false;
 };
 
 // One GPU of the session, asked for once.

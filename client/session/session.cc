@@ -108,6 +108,14 @@ CUresult Session::Open() {
   }
   channel_->SetStdoutSink(&WriteDeviceOutput);
   channel_->SetEager(true);
+  // A host function may use managed memory that earlier work in its stream has written, and later work what it writes.
+  host_functions_.SetAround(
+      [this](ClientChannel* channel) {
+        if (managed_mirror_.active()) managed_mirror_.Pull(channel);
+      },
+      [this](ClientChannel* channel) {
+        if (managed_mirror_.active()) managed_mirror_.Push(channel);
+      });
   host_functions_.SetChannel(channel_.get());
   return FetchDevices();
 }
@@ -138,6 +146,12 @@ CUresult Session::FetchDevices() {
     device.total_memory = from.total_memory;
     device.pci_bus_id = std::string(from.pci_bus_id);
     device.attributes.assign(from.attributes.begin(), from.attributes.end());
+    // What the GPU could do with the memory of the process that drives it, which is not the application.
+    for (const CUdevice_attribute local :
+         {CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+          CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST}) {
+      if (size_t(local) < device.attributes.size() && device.attributes[local] != kRefused) device.attributes[local] = 0;
+    }
     device.peers.assign(from.peers.begin(), from.peers.end());
     devices_.push_back(std::move(device));
   }
@@ -158,15 +172,19 @@ CUresult Session::Operate(uint32_t operation, const std::string& message, Reply*
   return status == ChannelStatus::kOk ? CUresult(reply->result) : Lose(status);
 }
 
-CUresult Session::MapHostRange(uint64_t address, uint64_t bytes, unsigned flags) {
+CUresult Session::MapHostRange(uint64_t address, uint64_t bytes, unsigned flags, bool managed, int device) {
   wire::OpHostMap_Request request;
-  request.tag = next_tag_.fetch_add(1);
+  if (shared_memory()) request.tag = next_tag_.fetch_add(1);
+  request.managed = managed;
+  request.device = device;
   request.address = address;
   request.bytes = HostArena::RoundUp(bytes);
   request.offset = HostArena::OffsetOf(address);
   request.flags = flags;
-  const ChannelStatus status = channel_->SendFd(request.tag, host_arena_.fd());
-  if (status != ChannelStatus::kOk) return Lose(status);
+  if (request.tag != 0) {
+    const ChannelStatus status = channel_->SendFd(request.tag, host_arena_.fd());
+    if (status != ChannelStatus::kOk) return Lose(status);
+  }
   std::string message;
   request.Encode(&message);
   return Operate(kOpHostMap, message, nullptr);
@@ -228,7 +246,14 @@ void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
       if (!freed_memory_.empty()) freed_memory_.Forget(dead.id);
       [[fallthrough]];
     case Kind::kVariable:
+      managed_mirror_.Remove(dead.id);
       device_ranges_.Erase(dead.id);
+      break;
+    case Kind::kTexture:
+      textures_.erase(dead.id);
+      break;
+    case Kind::kSurface:
+      surfaces_.erase(dead.id);
       break;
     case Kind::kHostMemory:
     case Kind::kReservation:

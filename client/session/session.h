@@ -30,6 +30,8 @@
 #include "client/session/gate.h"
 #include "client/session/host_arena.h"
 #include "client/session/host_functions.h"
+#include "client/session/managed_advice.h"
+#include "client/session/managed_mirror.h"
 #include "client/session/objects.h"
 #include "client/session/settings.h"
 #include "client/session/staged_copies.h"
@@ -44,12 +46,13 @@ namespace cuda_remote::client {
 
 // Device memory that the application knows of.
 struct DeviceRange {
-  enum Source : uint8_t { kAllocation, kStreamOrdered, kGlobal, kMapped };
+  enum Source : uint8_t { kAllocation, kStreamOrdered, kGlobal, kMapped, kManaged };
   Source source = kAllocation;
   int device = 0;
   uint64_t context = 0;    // virtual handle
   uint64_t buffer_id = 0;  // CU_POINTER_ATTRIBUTE_BUFFER_ID
   uint64_t pool = 0;       // stream-ordered: virtual handle, 0 for the device's default
+  bool managed = false;    // kManaged, or a __managed__ variable: the host uses it too
 };
 
 // Pinned host memory.
@@ -162,15 +165,29 @@ class Session final : public agent::AgentHost, public trace::Server {
   Captures& captures() { return captures_; }
   StagedCopies& staged_copies() { return staged_copies_; }
   HostArena& host_arena() { return host_arena_; }
+  ManagedMirror& managed_mirror() { return managed_mirror_; }
+  // Whether there has ever been managed memory: what every copy asks first.
+  bool uses_managed() const { return uses_managed_.load(std::memory_order_relaxed); }
+  void set_uses_managed() { uses_managed_.store(true, std::memory_order_relaxed); }
+  // Under mutex().
+  ManagedAdvice& managed_advice() { return managed_advice_; }
+  std::unordered_map<uint64_t, ResourceObject>& textures() { return textures_; }
+  std::unordered_map<uint64_t, ResourceObject>& surfaces() { return surfaces_; }
   HostFunctions& host_functions() { return host_functions_; }
 
   // Sends one of our own operations, which stands for no driver call of the application, and waits. Returns the
   // operation's result; `reply` may be null. `context` is the slot of the context to make current, 0 for none.
   CUresult Operate(uint32_t operation, const std::string& message, Reply* reply, uint32_t context = 0);
 
-  // Makes a piece of the host arena known to the server (its address space and its GPU), and takes it back. Only with
-  // shared memory.
-  CUresult MapHostRange(uint64_t address, uint64_t bytes, unsigned flags);
+  // Makes a piece of the host arena known to the server (its address space and its GPU), and takes it back. Pinned memory:
+  // only with shared memory. Managed memory: without shared memory the server has bytes of its own there, zero at first,
+  // which ManagedMirror then keeps in step.
+  CUresult MapHostRange(uint64_t address, uint64_t bytes, unsigned flags) {
+    return MapHostRange(address, bytes, flags, false, 0);
+  }
+  CUresult MapManagedRange(uint64_t address, uint64_t bytes, int device) {
+    return MapHostRange(address, bytes, 0, true, device);
+  }
   CUresult UnmapHostRange(uint64_t address);
 
   // The context's device ordinal; -1 for an unknown context.
@@ -205,10 +222,14 @@ class Session final : public agent::AgentHost, public trace::Server {
   // Takes a dead object out of the tables.
   void ForgetUnlocked(const replay::ObjectKey& dead);
   CUresult FetchDevices();
-  // Tells the server of the host arena, after a connect or a move to another server.
+  CUresult MapHostRange(uint64_t address, uint64_t bytes, unsigned flags, bool managed, int device);
+  // Tells another server of the host arena and of managed memory, after a move.
   bool ShareHostArena(std::string* error);
   // Makes again what the tool's replay left out because it needs this process's pinned memory.
   bool ReplayRest(std::string* error);
+  // The same for managed memory: that it is there, and then what is in it.
+  bool MapManaged(std::string* error);
+  bool MoveManaged(std::string* error);
   // Notes when the events of the log completed, for after a move to another server. Failure is not an error: elapsed
   // times that begin before the move are then refused, not wrong.
   void NoteEventTimes();
@@ -278,6 +299,11 @@ class Session final : public agent::AgentHost, public trace::Server {
   Completions completions_;
   Staging staging_;
   HostArena host_arena_;
+  ManagedMirror managed_mirror_;
+  std::atomic<bool> uses_managed_{false};
+  ManagedAdvice managed_advice_;
+  std::unordered_map<uint64_t, ResourceObject> textures_;
+  std::unordered_map<uint64_t, ResourceObject> surfaces_;
   HostFunctions host_functions_;
   std::unique_ptr<agent::Agent> agent_;
 };

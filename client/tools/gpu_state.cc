@@ -62,10 +62,10 @@ bool Malformed(std::string* error) {
 template <typename Request>
 Request Place(const ckptfmt::Region& region, uint64_t offset, uint64_t bytes) {
   Request request;
-  const bool symbol = region.kind != ckptfmt::RegionKind::kAllocation;
-  request.address = symbol ? offset : region.address + offset;
+  const bool named = region.kind != ckptfmt::RegionKind::kAllocation;
+  request.address = named ? offset : region.address + offset;
   request.bytes = bytes;
-  if (symbol) {
+  if (named) {
     request.object = region.object;
     request.symbol = region.symbol;
   }
@@ -74,6 +74,7 @@ Request Place(const ckptfmt::Region& region, uint64_t offset, uint64_t bytes) {
 }
 
 std::string NameOf(const ckptfmt::Region& region) {
+  if (region.kind == ckptfmt::RegionKind::kArray) return "the CUDA array " + Hex(region.object);
   return region.kind == ckptfmt::RegionKind::kAllocation ? "GPU memory at " + Hex(region.address)
                                                          : "the GPU variable " + region.symbol;
 }
@@ -235,7 +236,7 @@ bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, 
     }
     for (const wire::Region& from : listed.regions) {
       ckptfmt::Region region;
-      if (from.kind < 1 || from.kind > 3) return Malformed(error);
+      if (from.kind < 1 || from.kind > uint32_t(ckptfmt::RegionKind::kArray)) return Malformed(error);
       region.kind = ckptfmt::RegionKind(from.kind);
       region.address = from.address;
       region.bytes = from.bytes;
@@ -298,7 +299,7 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
 // for by name are compared in the replay; this finds the others.
 static bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Region>& wanted, std::string* error) {
   const auto is_variable = [](const ckptfmt::Region& region) {
-    return region.kind != ckptfmt::RegionKind::kAllocation;
+    return region.kind == ckptfmt::RegionKind::kModuleSymbol || region.kind == ckptfmt::RegionKind::kLibrarySymbol;
   };
   if (std::none_of(wanted.begin(), wanted.end(), is_variable)) return true;
   std::vector<ckptfmt::Region> found;

@@ -70,6 +70,8 @@ class InteropTest : public ::testing::Test {
           case Field::CPPTYPE_STRING: PUT(String, Bytes(f->type() == Field::TYPE_STRING)); break;
           case Field::CPPTYPE_MESSAGE:
             if (depth < 3) Fill(f->is_repeated() ? r->AddMessage(message, f) : r->MutableMessage(message, f), depth + 1);
+            // To the codec an empty one is none.
+            if (!f->is_repeated() && r->GetMessage(*message, f).ByteSizeLong() == 0) r->ClearField(message, f);
             break;
           default: FAIL() << "a field type that no message should have";
         }

@@ -126,9 +126,10 @@ class RealTablesTest(unittest.TestCase):
     def test_custom_calls_only_shrink(self):
         # The ratchet: more hand-written bodies need a reason and a new number here. The last ones: waits and queries of
         # events and streams, which the client answers itself once it knows that they are done; captures, host functions and
-        # user objects of graphs, which were refused before.
+        # user objects of graphs; managed memory with its advice and prefetches, which the client keeps and answers, texture
+        # and surface objects, which have no virtual handles, and batches of 3D copies: all refused before.
         count = sum(1 for c in self.model.calls if c.client_custom or c.server_custom)
-        self.assertLessEqual(count, 179)
+        self.assertLessEqual(count, 202)
 
     def test_parameters_do_not_shadow_generated_names(self):
         for call in self.model.calls:

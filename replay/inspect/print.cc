@@ -54,6 +54,8 @@ const char* KindName(ckptfmt::RegionKind kind) {
       return "allocation";
     case ckptfmt::RegionKind::kModuleSymbol:
       return "module variable";
+    case ckptfmt::RegionKind::kArray:
+      return "array";
     case ckptfmt::RegionKind::kLibrarySymbol:
       return "library variable";
   }

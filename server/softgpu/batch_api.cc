@@ -62,27 +62,6 @@ SOFTGPU_API cuMemcpy3DBatchAsync(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, siz
   return cuMemcpy3DBatchAsync_v2(count, list, flags, stream);
 }
 
-SOFTGPU_API cuMemPrefetchBatchAsync(CUdeviceptr* addresses, size_t* sizes, size_t count, CUmemLocation*, size_t*,
-                                    size_t, unsigned long long, CUstream) {
-  SOFTGPU_ENTER_CONTEXT(context);
-  if (count == 0 || addresses == nullptr || sizes == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  for (size_t i = 0; i < count; ++i) {
-    if (!MemoryMap::Get().Covers(addresses[i], sizes[i])) return CUDA_ERROR_INVALID_VALUE;
-  }
-  return CUDA_SUCCESS;
-}
-
-SOFTGPU_API cuMemRangeGetAttributes(void** data, size_t* sizes, CUmem_range_attribute* attributes, size_t count,
-                                    CUdeviceptr address, size_t bytes) {
-  SOFTGPU_ENTER();
-  if (data == nullptr || sizes == nullptr || attributes == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  for (size_t i = 0; i < count; ++i) {
-    CUresult result = cuMemRangeGetAttribute(data[i], sizes[i], attributes[i], address, bytes);
-    if (result != CUDA_SUCCESS) return result;
-  }
-  return CUDA_SUCCESS;
-}
-
 SOFTGPU_API cuCtxRecordEvent(CUcontext handle, CUevent event_handle) {
   SOFTGPU_ENTER();
   ContextPtr context;

@@ -1,6 +1,7 @@
 #include "server/softgpu/cleanup.h"
 
 #include "proto/driverabi/export_tables.h"
+#include "server/softgpu/array.h"
 #include "server/softgpu/event.h"
 #include "server/softgpu/graph.h"
 #include "server/softgpu/memory_map.h"
@@ -23,6 +24,7 @@ void DestroyObjectsOf(const ContextPtr& context) {
   });
   Registry<Event>::Get().RemoveIf([raw](const Event& event) { return event.context.get() == raw; });
   Registry<GraphExec>::Get().RemoveIf([raw](const GraphExec& exec) { return exec.context.get() == raw; });
+  DestroyArraysOf(raw);
   // Pool and mapped memory belong to the device and stay.
   std::vector<AllocationPtr> memory = MemoryMap::Get().RemoveAll([raw](const Allocation& allocation) {
     return allocation.context == raw && allocation.kind != MemoryKind::kMapped && allocation.kind != MemoryKind::kPool;

@@ -1,5 +1,6 @@
 #include "server/softgpu/copy.h"
 
+#include "server/softgpu/array.h"
 #include "server/softgpu/memory_map.h"
 #include "server/softgpu/settings.h"
 
@@ -13,8 +14,24 @@ struct Side {
   bool pageable = false;
 };
 
-CUresult MakeSide(CUmemorytype type, const void* host, CUdeviceptr device, uint64_t pitch, uint64_t rows, uint64_t x,
-                  uint64_t y, uint64_t z, const CUDA_MEMCPY3D& copy, Side* side) {
+// A side in an array, whose layout counts and not the copy's pitch.
+CUresult MakeArraySide(CUarray handle, uint64_t x, uint64_t y, uint64_t z, const CUDA_MEMCPY3D& copy, Side* side) {
+  ArrayPtr array = Registry<Array>::Get().Find(handle);
+  if (!array) return CUDA_ERROR_INVALID_HANDLE;
+  const auto inside = [](uint64_t at, uint64_t count, uint64_t size) { return at <= size && count <= size - at; };
+  if (!inside(x, copy.WidthInBytes, array->row_bytes()) || !inside(y, copy.Height, array->rows) ||
+      !inside(z, copy.Depth, array->slices) || x % array->element_bytes != 0 ||
+      copy.WidthInBytes % array->element_bytes != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  side->pitch = array->row_bytes();
+  side->slice = array->slice_bytes();
+  side->address = reinterpret_cast<uint64_t>(array->memory.get()) + z * side->slice + y * side->pitch + x;
+  return CUDA_SUCCESS;
+}
+
+CUresult MakeSide(CUmemorytype type, const void* host, CUdeviceptr device, CUarray array, uint64_t pitch, uint64_t rows,
+                  uint64_t x, uint64_t y, uint64_t z, const CUDA_MEMCPY3D& copy, Side* side) {
   uint64_t base;
   switch (type) {
     case CU_MEMORYTYPE_HOST:
@@ -31,8 +48,7 @@ CUresult MakeSide(CUmemorytype type, const void* host, CUdeviceptr device, uint6
       side->pageable = !side->device;
       break;
     case CU_MEMORYTYPE_ARRAY:
-      LogOnce("copies from and to arrays are not supported");
-      return CUDA_ERROR_NOT_SUPPORTED;
+      return MakeArraySide(array, x, y, z, copy, side);
     default:
       return CUDA_ERROR_INVALID_VALUE;
   }
@@ -68,12 +84,12 @@ CUresult MakeCopy(const CUDA_MEMCPY3D& copy, CopyWork* work, bool* pageable_from
   }
   if (copy.srcLOD != 0 || copy.dstLOD != 0) return CUDA_ERROR_INVALID_VALUE;
   Side from, to;
-  if (CUresult result = MakeSide(copy.srcMemoryType, copy.srcHost, copy.srcDevice, copy.srcPitch, copy.srcHeight,
+  if (CUresult result = MakeSide(copy.srcMemoryType, copy.srcHost, copy.srcDevice, copy.srcArray, copy.srcPitch, copy.srcHeight,
                                  copy.srcXInBytes, copy.srcY, copy.srcZ, copy, &from);
       result != CUDA_SUCCESS) {
     return result;
   }
-  if (CUresult result = MakeSide(copy.dstMemoryType, copy.dstHost, copy.dstDevice, copy.dstPitch, copy.dstHeight,
+  if (CUresult result = MakeSide(copy.dstMemoryType, copy.dstHost, copy.dstDevice, copy.dstArray, copy.dstPitch, copy.dstHeight,
                                  copy.dstXInBytes, copy.dstY, copy.dstZ, copy, &to);
       result != CUDA_SUCCESS) {
     return result;

@@ -9,7 +9,7 @@
 namespace cuda_remote::softgpu {
 
 // Checks a copy in its general form and makes the operation of it. *pageable_from and *pageable_to say which of the
-// sides is ordinary host memory. Arrays are refused: CUDA_ERROR_NOT_SUPPORTED.
+// sides is ordinary host memory.
 CUresult MakeCopy(const CUDA_MEMCPY3D& copy, CopyWork* work, bool* pageable_from, bool* pageable_to);
 
 // Checks a fill and makes the operation of it. `element` is 1, 2 or 4.

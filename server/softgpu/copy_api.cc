@@ -93,6 +93,7 @@ CUDA_MEMCPY3D FromPeer(const CUDA_MEMCPY3D_PEER& c) {
   copy.srcMemoryType = c.srcMemoryType;
   copy.srcHost = c.srcHost;
   copy.srcDevice = c.srcDevice;
+  copy.srcArray = c.srcArray;
   copy.srcPitch = c.srcPitch;
   copy.srcHeight = c.srcHeight;
   copy.dstXInBytes = c.dstXInBytes;
@@ -101,6 +102,7 @@ CUDA_MEMCPY3D FromPeer(const CUDA_MEMCPY3D_PEER& c) {
   copy.dstMemoryType = c.dstMemoryType;
   copy.dstHost = c.dstHost;
   copy.dstDevice = c.dstDevice;
+  copy.dstArray = c.dstArray;
   copy.dstPitch = c.dstPitch;
   copy.dstHeight = c.dstHeight;
   copy.WidthInBytes = c.WidthInBytes;
@@ -110,7 +112,7 @@ CUDA_MEMCPY3D FromPeer(const CUDA_MEMCPY3D_PEER& c) {
 }
 
 CUresult Set(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t element, size_t width, size_t height,
-             CUstream handle) {
+             CUstream handle, bool synchronous) {
   ContextPtr context;
   if (CUresult result = UsableContext(&context); result != CUDA_SUCCESS) return result;
   StreamPtr stream;
@@ -118,9 +120,33 @@ CUresult Set(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t element, siz
   MemsetWork work;
   if (CUresult result = MakeMemset(to, pitch, value, element, width, height, &work); result != CUDA_SUCCESS)
     return result;
-  return work.height == 0 ? CUDA_SUCCESS : Issue(stream, work);
+  if (work.height == 0) return CUDA_SUCCESS;
+  // A fill of memory that the host uses has been done when the call returns, if the call has no stream.
+  AllocationPtr allocation = synchronous ? MemoryMap::Get().Find(to) : nullptr;
+  const bool wait = allocation && (allocation->host() || allocation->kind == MemoryKind::kManaged);
+  return wait ? IssueAndWait(stream, work) : Issue(stream, work);
 }
 
+// One row between an array and something else; the other side is memory.
+CUresult CopyRow(CUmemorytype to_type, uint64_t to, CUarray to_array, size_t to_offset, CUmemorytype from_type,
+                 uint64_t from, CUarray from_array, size_t from_offset, size_t bytes, CUstream stream, bool synchronous) {
+  CUDA_MEMCPY3D copy = {};
+  copy.srcMemoryType = from_type;
+  copy.srcHost = reinterpret_cast<const void*>(from);
+  copy.srcDevice = from;
+  copy.srcArray = from_array;
+  copy.srcXInBytes = from_offset;
+  copy.dstMemoryType = to_type;
+  copy.dstHost = reinterpret_cast<void*>(to);
+  copy.dstDevice = to;
+  copy.dstArray = to_array;
+  copy.dstXInBytes = to_offset;
+  copy.WidthInBytes = bytes;
+  copy.Height = copy.Depth = 1;
+  return Copy(copy, stream, synchronous);
+}
+
+constexpr CUmemorytype kArray = CU_MEMORYTYPE_ARRAY;
 constexpr CUmemorytype kHost = CU_MEMORYTYPE_HOST, kDevice = CU_MEMORYTYPE_DEVICE, kUnified = CU_MEMORYTYPE_UNIFIED;
 
 }  // namespace
@@ -195,54 +221,83 @@ SOFTGPU_API cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* copy, CUstream stream)
   return copy == nullptr ? CUDA_ERROR_INVALID_VALUE : Copy(FromPeer(*copy), stream, false);
 }
 
+SOFTGPU_API cuMemcpyHtoA_v2(CUarray to, size_t offset, const void* from, size_t bytes) {
+  SOFTGPU_ENTER();
+  return CopyRow(kArray, 0, to, offset, kHost, reinterpret_cast<uint64_t>(from), nullptr, 0, bytes, nullptr, true);
+}
+SOFTGPU_API cuMemcpyHtoAAsync_v2(CUarray to, size_t offset, const void* from, size_t bytes, CUstream stream) {
+  SOFTGPU_ENTER();
+  return CopyRow(kArray, 0, to, offset, kHost, reinterpret_cast<uint64_t>(from), nullptr, 0, bytes, stream, false);
+}
+SOFTGPU_API cuMemcpyAtoH_v2(void* to, CUarray from, size_t offset, size_t bytes) {
+  SOFTGPU_ENTER();
+  return CopyRow(kHost, reinterpret_cast<uint64_t>(to), nullptr, 0, kArray, 0, from, offset, bytes, nullptr, true);
+}
+SOFTGPU_API cuMemcpyAtoHAsync_v2(void* to, CUarray from, size_t offset, size_t bytes, CUstream stream) {
+  SOFTGPU_ENTER();
+  return CopyRow(kHost, reinterpret_cast<uint64_t>(to), nullptr, 0, kArray, 0, from, offset, bytes, stream, false);
+}
+SOFTGPU_API cuMemcpyDtoA_v2(CUarray to, size_t offset, CUdeviceptr from, size_t bytes) {
+  SOFTGPU_ENTER();
+  return CopyRow(kArray, 0, to, offset, kDevice, from, nullptr, 0, bytes, nullptr, true);
+}
+SOFTGPU_API cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset, size_t bytes) {
+  SOFTGPU_ENTER();
+  return CopyRow(kDevice, to, nullptr, 0, kArray, 0, from, offset, bytes, nullptr, true);
+}
+SOFTGPU_API cuMemcpyAtoA_v2(CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t bytes) {
+  SOFTGPU_ENTER();
+  return CopyRow(kArray, 0, to, to_offset, kArray, 0, from, from_offset, bytes, nullptr, true);
+}
+
 SOFTGPU_API cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count) {
   SOFTGPU_ENTER();
-  return Set(to, 0, value, 1, count, 1, nullptr);
+  return Set(to, 0, value, 1, count, 1, nullptr, true);
 }
 SOFTGPU_API cuMemsetD16_v2(CUdeviceptr to, unsigned short value, size_t count) {
   SOFTGPU_ENTER();
-  return Set(to, 0, value, 2, count, 1, nullptr);
+  return Set(to, 0, value, 2, count, 1, nullptr, true);
 }
 SOFTGPU_API cuMemsetD32_v2(CUdeviceptr to, unsigned int value, size_t count) {
   SOFTGPU_ENTER();
-  return Set(to, 0, value, 4, count, 1, nullptr);
+  return Set(to, 0, value, 4, count, 1, nullptr, true);
 }
 SOFTGPU_API cuMemsetD2D8_v2(CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height) {
   SOFTGPU_ENTER();
-  return Set(to, pitch, value, 1, width, height, nullptr);
+  return Set(to, pitch, value, 1, width, height, nullptr, true);
 }
 SOFTGPU_API cuMemsetD2D16_v2(CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height) {
   SOFTGPU_ENTER();
-  return Set(to, pitch, value, 2, width, height, nullptr);
+  return Set(to, pitch, value, 2, width, height, nullptr, true);
 }
 SOFTGPU_API cuMemsetD2D32_v2(CUdeviceptr to, size_t pitch, unsigned int value, size_t width, size_t height) {
   SOFTGPU_ENTER();
-  return Set(to, pitch, value, 4, width, height, nullptr);
+  return Set(to, pitch, value, 4, width, height, nullptr, true);
 }
 SOFTGPU_API cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
   SOFTGPU_ENTER();
-  return Set(to, 0, value, 1, count, 1, stream);
+  return Set(to, 0, value, 1, count, 1, stream, false);
 }
 SOFTGPU_API cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream stream) {
   SOFTGPU_ENTER();
-  return Set(to, 0, value, 2, count, 1, stream);
+  return Set(to, 0, value, 2, count, 1, stream, false);
 }
 SOFTGPU_API cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t count, CUstream stream) {
   SOFTGPU_ENTER();
-  return Set(to, 0, value, 4, count, 1, stream);
+  return Set(to, 0, value, 4, count, 1, stream, false);
 }
 SOFTGPU_API cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height,
                               CUstream stream) {
   SOFTGPU_ENTER();
-  return Set(to, pitch, value, 1, width, height, stream);
+  return Set(to, pitch, value, 1, width, height, stream, false);
 }
 SOFTGPU_API cuMemsetD2D16Async(CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height,
                                CUstream stream) {
   SOFTGPU_ENTER();
-  return Set(to, pitch, value, 2, width, height, stream);
+  return Set(to, pitch, value, 2, width, height, stream, false);
 }
 SOFTGPU_API cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned int value, size_t width, size_t height,
                                CUstream stream) {
   SOFTGPU_ENTER();
-  return Set(to, pitch, value, 4, width, height, stream);
+  return Set(to, pitch, value, 4, width, height, stream, false);
 }

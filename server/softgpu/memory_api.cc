@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "server/softgpu/advice.h"
 #include "server/softgpu/allocate.h"
 #include "server/softgpu/api.h"
 #include "server/softgpu/graph.h"
@@ -78,6 +79,7 @@ SOFTGPU_API cuMemAllocManaged(CUdeviceptr* address, size_t bytes, unsigned int f
   }
   // Fresh managed memory is zero on real systems (new pages); small blocks of ours are not.
   if (bytes < (1 << 20)) std::memset(reinterpret_cast<void*>(allocation->begin), 0, bytes);
+  ForgetAdvice(allocation->begin, bytes);
   *address = allocation->begin;
   return CUDA_SUCCESS;
 }
@@ -195,23 +197,4 @@ SOFTGPU_API cuMemHostGetFlags(unsigned int* flags, void* host) {
   if (!allocation || !allocation->host()) return CUDA_ERROR_INVALID_VALUE;
   *flags = allocation->flags;
   return CUDA_SUCCESS;
-}
-
-SOFTGPU_API cuMemAdvise(CUdeviceptr address, size_t bytes, CUmem_advise, CUdevice) {
-  SOFTGPU_ENTER_CONTEXT(context);
-  return MemoryMap::Get().Covers(address, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-SOFTGPU_API cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUmemLocation location) {
-  return cuMemAdvise(address, bytes, advice, location.id);
-}
-
-SOFTGPU_API cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUdevice, CUstream stream) {
-  SOFTGPU_ENTER_CONTEXT(context);
-  StreamPtr resolved;
-  if (CUresult result = ResolveStream(context, stream, &resolved); result != CUDA_SUCCESS) return result;
-  return MemoryMap::Get().Covers(address, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-SOFTGPU_API cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned int,
-                                  CUstream stream) {
-  return cuMemPrefetchAsync(address, bytes, location.id, stream);
 }

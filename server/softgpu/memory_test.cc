@@ -105,8 +105,49 @@ TEST_F(MemoryTest, PitchedCopies) {
   EXPECT_EQ(in, out);  // to pageable memory: done at return
   copy.Height = 6;
   CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D_v2(&copy));
+}
+
+TEST_F(MemoryTest, ArraysCopyAndKeepTheirBounds) {
+  CUDA_ARRAY_DESCRIPTOR facts = {};
+  facts.Width = 5;
+  facts.Height = 3;
+  facts.Format = CU_AD_FORMAT_UNSIGNED_INT16;
+  facts.NumChannels = 2;
+  CUarray array;
+  CU_OK(cuArrayCreate_v2(&array, &facts));
+  std::vector<char> in(60), out(60);
+  for (int i = 0; i < 60; ++i) in[i] = char(i * 3);
+  CUDA_MEMCPY2D copy = {};
+  copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+  copy.srcHost = in.data();
+  copy.srcPitch = 20;
   copy.dstMemoryType = CU_MEMORYTYPE_ARRAY;
-  CU_IS(CUDA_ERROR_NOT_SUPPORTED, cuMemcpy2D_v2(&copy));
+  copy.dstArray = array;
+  copy.WidthInBytes = 20;
+  copy.Height = 3;
+  CU_OK(cuMemcpy2D_v2(&copy));
+  // A piece of the last row.
+  CU_OK(cuMemcpyAtoH_v2(out.data(), array, 0, 20));
+  EXPECT_EQ(std::vector<char>(in.begin(), in.begin() + 20), std::vector<char>(out.begin(), out.begin() + 20));
+  CUDA_MEMCPY2D back = {};
+  back.srcMemoryType = CU_MEMORYTYPE_ARRAY;
+  back.srcArray = array;
+  back.srcXInBytes = 8;
+  back.srcY = 2;
+  back.dstMemoryType = CU_MEMORYTYPE_HOST;
+  back.dstHost = out.data();
+  back.WidthInBytes = 12;
+  back.Height = 1;
+  CU_OK(cuMemcpy2D_v2(&back));
+  EXPECT_EQ(std::vector<char>(in.begin() + 48, in.end()), std::vector<char>(out.begin(), out.begin() + 12));
+  copy.Height = 4;
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D_v2(&copy));
+  copy.Height = 1;
+  copy.dstXInBytes = 4;
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D_v2(&copy));
+  CU_OK(cuArrayDestroy(array));
+  copy.dstXInBytes = 0;
+  CU_IS(CUDA_ERROR_INVALID_HANDLE, cuMemcpy2D_v2(&copy));
 }
 
 TEST_F(MemoryTest, VolumesCopy) {

@@ -213,20 +213,31 @@ KernelPtr Library::FindKernel(const std::string& name) const {
 }
 
 CUresult Library::AllocateManaged() {
+  // In one piece, at an address that follows from the text, as for other variables: cuda-remote's client has them at the
+  // same addresses.
+  std::vector<std::pair<const ptx::GlobalInfo*, uint64_t>> places;
+  uint64_t total = 0;
   for (const ptx::GlobalInfo& global : code->globals()) {
     if (!global.managed || global.external) continue;
-    AllocationPtr allocation;
-    uint64_t bytes = std::max<uint64_t>(global.size, 1);
-    if (CUresult result = AllocateUnmapped(0, bytes, MemoryKind::kManaged, false, &allocation);
-        result != CUDA_SUCCESS) {
-      return result;
-    }
+    const uint64_t align = std::max<uint64_t>(global.align, 256);
+    total = (total + align - 1) / align * align;
+    places.emplace_back(&global, total);
+    total += std::max<uint64_t>(global.size, 1) + 64;
+  }
+  if (places.empty()) return CUDA_SUCCESS;
+  void* const memory = MapVariables(total, "managed\n" + ptx);
+  if (memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::shared_ptr<char> block(static_cast<char*>(memory), [total](char* p) { munmap(p, total); });
+  for (const auto& [global, offset] : places) {
     // Addresses in it would be those of one context: the language does not allow them.
-    auto* memory = reinterpret_cast<char*>(allocation->begin);
-    std::memset(memory, 0, bytes);
-    std::memcpy(memory, global.initial.data(), std::min<uint64_t>(global.initial.size(), global.size));
+    std::memcpy(block.get() + offset, global->initial.data(), std::min<uint64_t>(global->initial.size(), global->size));
+    auto allocation = std::make_shared<Allocation>();
+    allocation->begin = reinterpret_cast<uint64_t>(block.get()) + offset;
+    allocation->size = std::max<uint64_t>(global->size, 1);
+    allocation->kind = MemoryKind::kManaged;
+    allocation->release = [block]() mutable { block.reset(); };
     MemoryMap::Get().Add(allocation);
-    managed[global.name] = allocation;
+    managed[global->name] = allocation;
   }
   return CUDA_SUCCESS;
 }

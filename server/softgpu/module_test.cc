@@ -53,9 +53,8 @@ TEST_F(ModuleTest, EntryPoints) {
   EXPECT_EQ(CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND, status);
   EXPECT_EQ(0, server::MissingFunctions());
   // Refused by name.
-  CUarray array;
-  CUDA_ARRAY_DESCRIPTOR descriptor = {4, 4, CU_AD_FORMAT_FLOAT, 1};
-  CU_IS(CUDA_ERROR_NOT_SUPPORTED, cuArrayCreate_v2(&array, &descriptor));
+  CUtexref reference;
+  CU_IS(CUDA_ERROR_NOT_SUPPORTED, cuTexRefCreate(&reference));
   const char* text;
   CU_OK(cuGetErrorName(CUDA_ERROR_NOT_SUPPORTED, &text));
   EXPECT_STREQ("CUDA_ERROR_NOT_SUPPORTED", text);

@@ -132,15 +132,3 @@ SOFTGPU_API cuPointerSetAttribute(const void* value, CUpointer_attribute attribu
   MemoryMap::Get().Update(allocation, [on](Allocation& a) { a.sync_memops = on; });
   return CUDA_SUCCESS;
 }
-
-SOFTGPU_API cuMemRangeGetAttribute(void* data, size_t bytes, CUmem_range_attribute attribute, CUdeviceptr address,
-                                   size_t count) {
-  SOFTGPU_ENTER_CONTEXT(context);
-  if (data == nullptr || bytes < 4 || !MemoryMap::Get().Covers(address, count)) return CUDA_ERROR_INVALID_VALUE;
-  std::memset(data, 0, bytes);
-  if (attribute == CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION ||
-      attribute == CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION) {
-    Put<int>(data, CU_DEVICE_INVALID);
-  }
-  return CUDA_SUCCESS;
-}

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "server/softgpu/array.h"
 #include "server/softgpu/event.h"
 #include "server/softgpu/graph.h"
 #include "server/softgpu/memory_map.h"
@@ -70,6 +71,7 @@ CUresult PerformKernel(const KernelWork& work, Context& context) {
   options.dynamic_shared_bytes = work.shared_bytes;
   options.params = work.params;
   options.memory = &MemoryMap::Get();
+  options.textures = &Textures();
   options.print = [&context](std::string_view text) { context.Print(text); };
   options.cancel = context.cancel();
   options.cooperative = work.cooperative;

@@ -9,12 +9,13 @@
 namespace cuda_remote::server {
 
 struct DeviceRange {
-  enum Kind { kAllocation, kStreamOrdered, kMapped, kSymbol };
+  enum Kind { kAllocation, kStreamOrdered, kMapped, kSymbol, kManaged };
   uint64_t bytes = 0;
   Kind kind = kAllocation;
   int device = 0;
   uint64_t context = 0;  // virtual handle
   uint64_t owner = 0;    // symbol: its module or library; mapping: the physical memory
+  bool managed = false;  // kManaged, or a __managed__ variable: this process may touch it too
 };
 
 class DeviceRanges {

@@ -395,6 +395,9 @@ std::vector<uint64_t> WorkerSession::ForgetContext(uint64_t handle, bool keep) {
   for (auto& [address, range] : host_ranges_) {
     if (range.registered_in == dead.id) range.registered_in = 0;
   }
+  for (ContextValues* values : {&textures_, &surfaces_}) {
+    values->erase(values->lower_bound({handle, 0}), values->upper_bound({handle, ~uint64_t{0}}));
+  }
   parts_.staging->ContextDies();
   ring_copies_.ContextDies(dead.id);
   const auto gone = [this](const HandleMap::Entry& entry) { Gone(entry); };

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -49,11 +50,20 @@ struct ContextInfo {
   bool primary = false;
 };
 
-// Pinned memory of the client that is mapped here at the same address.
+// Pinned or managed memory of the client that is mapped here at the same address.
 struct HostRange {
   uint64_t bytes = 0;
   unsigned flags = 0;
   uint64_t registered_in = 0;  // ContextRef::id, 0: not registered
+  bool own = false;            // memory of this process, not of the client's file
+};
+
+// Managed memory that the client does not share (proto/mirror): what its bytes were when both sides last agreed.
+struct Mirrored {
+  uint64_t bytes = 0;  // of the range
+  uint64_t shown = 0;  // those that are kept in step; the rest is its last page's
+  uint64_t owner = 0;  // of a variable: its module or library
+  std::shared_ptr<char> base;
 };
 
 // A module or library: its variables, for checkpoints.
@@ -170,6 +180,11 @@ class WorkerSession : public Session {
   DeviceRanges& ranges() { return ranges_; }
   HostFunctions& host_functions() { return host_functions_; }
   std::map<uint64_t, HostRange>& host_ranges() { return host_ranges_; }
+  std::map<uint64_t, Mirrored>& mirrored() { return mirrored_; }
+  // Texture and surface objects: context (virtual handle) and the driver's value.
+  using ContextValues = std::set<std::pair<uint64_t, uint64_t>>;
+  ContextValues& textures() { return textures_; }
+  ContextValues& surfaces() { return surfaces_; }
   std::map<uint64_t, uint64_t>& reservations() { return reservations_; }
   AddressSpace& reservation_space() { return reservation_space_; }
   std::unordered_map<uint64_t, ModuleFacts>& modules() { return modules_; }
@@ -247,6 +262,8 @@ class WorkerSession : public Session {
   std::shared_ptr<GoneObjects> gone_objects_ = std::make_shared<GoneObjects>();
   DeviceRanges ranges_;
   std::map<uint64_t, HostRange> host_ranges_;
+  std::map<uint64_t, Mirrored> mirrored_;
+  ContextValues textures_, surfaces_;
   std::map<uint64_t, uint64_t> reservations_;  // address -> bytes
   AddressSpace reservation_space_{DeviceArena::kPage};
   std::unordered_map<uint64_t, ModuleFacts> modules_;

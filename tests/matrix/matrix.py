@@ -59,6 +59,9 @@ APPS = {
     "threads_ptds": 18,
     "printer": 12,
     "mathmix": 15,
+    "managed": 20,
+    "textures": 16,
+    "vmm": 14,
 }
 
 # Python programs of tests/frameworks, and which modules each needs.

@@ -39,6 +39,7 @@ const DecodeTable& Table() {
     AddWarpOps(made);
     AddAsyncOps(made);
     AddMbarrierOps(made);
+    AddTextureOps(made);
     return made;
   }();
   return *table;

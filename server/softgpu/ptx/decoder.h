@@ -116,6 +116,7 @@ void AddSyncOps(DecodeTable* table);       // decode_sync.cc
 void AddWarpOps(DecodeTable* table);       // decode_warp.cc
 void AddAsyncOps(DecodeTable* table);      // decode_async.cc
 void AddMbarrierOps(DecodeTable* table);   // decode_mbarrier.cc
+void AddTextureOps(DecodeTable* table);    // decode_texture.cc
 
 // add, sub, mul, ... of integers, when the opcode is shared with floats.
 bool DecodeIntegerArithmetic(Decoder& d);

@@ -23,7 +23,7 @@ TEST(Errors, UnsupportedForms) {
         "barrier.cluster.leave;", "add.u32 %r1, %r2;", "cvt.rn.f32.f8 %f1, %h1;", "mov.u32 %r1, %nosuch;",
         "bra nowhere;",
         "call nothing, ();", "setp.approximately.u32 %p1, %r1, %r2;", "mov.b64 {%r1, %r2, %r3}, %rd1;",
-        "tex.2d.v4.f32.s32 {%f1,%f2,%f3,%f4}, [%rd1, {%r1, %r2}];", "mov.u64 %rd1, undefined_name;",
+        "tex.2d.v4.f16x2.s32 {%r1,%r2,%r3,%r4}, [%rd1, {%r1, %r2}];", "mov.u64 %rd1, undefined_name;",
         "ld.global.v2.u32 %r1, [%rd1];", "st.param.u32 [out], %r1;", "ld.param.u32 %r1, [in+64];",
         "lop3.b32 %r1, %r2, %r3, %r4, %r5;", "add.u32 5, %r1, %r2;"}) {
     const std::string error = CheckError(body);

@@ -94,11 +94,14 @@ struct Dim3 {
   uint32_t x = 1, y = 1, z = 1;
 };
 
+class TextureUnit;
+
 struct LaunchOptions {
   Dim3 grid, block;
   uint32_t dynamic_shared_bytes = 0;
   std::string_view params;            // the parameter block, at least KernelInfo::param_bytes
   MemoryMap* memory = nullptr;
+  TextureUnit* textures = nullptr;    // texture.h; absent: no handle is known
   // Text of printf and assert. Called by one thread at a time, whole messages.
   std::function<void(std::string_view)> print;
   const std::atomic<bool>* cancel = nullptr;  // set: the launch ends soon with kCancelled

@@ -26,8 +26,12 @@ CUresult RefuseCapture(const char* what) {
 // Both ends are device memory of the session, perhaps on two GPUs, which need not reach each other.
 CUresult CopyOnDevices(WorkerSession& worker, uint64_t dst, uint64_t src, size_t bytes, CUstream stream) {
   const DriverTable& driver = worker.driver();
-  const int to = worker.ranges().Find(dst)->device;
-  const int from = worker.ranges().Find(src)->device;
+  const DeviceRange* const target = worker.ranges().Find(dst);
+  const DeviceRange* const source = worker.ranges().Find(src);
+  // Every GPU reaches managed memory.
+  if (target->managed || source->managed) return driver.cuMemcpyAsync(dst, src, bytes, stream);
+  const int to = target->device;
+  const int from = source->device;
   if (to != from) {
     const ContextRef to_context = worker.ContextOn(to);
     const ContextRef from_context = worker.ContextOn(from);

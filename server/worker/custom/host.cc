@@ -26,13 +26,19 @@ constexpr uint64_t kHostPage = 4096;
 // The descriptor was sent before the request, on another way.
 constexpr int kDescriptorTimeoutMs = 5000;
 
-// Maps the file where the client has it. Null if it does not hold that range or something is there already.
+// Maps the file where the client has it, or memory of this process's own (fd -1). Null if the file does not hold that range
+// or something is there already.
 void* MapAt(int fd, const wire::OpHostMap_Request& in) {
+  void* const wanted = reinterpret_cast<void*>(in.address);
+  if (fd < 0) {
+    void* const own = mmap(wanted, in.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (own != MAP_FAILED && own != wanted) munmap(own, in.bytes);
+    return own == wanted ? own : nullptr;
+  }
   struct stat facts;
   if (fstat(fd, &facts) != 0 || !S_ISREG(facts.st_mode)) return nullptr;
   const uint64_t size = uint64_t(facts.st_size);
   if (in.offset > size || in.bytes > size - in.offset) return nullptr;
-  void* const wanted = reinterpret_cast<void*>(in.address);
   void* const got = mmap(wanted, in.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, off_t(in.offset));
   if (got == MAP_FAILED) return nullptr;
   if (got != wanted) {  // a kernel that does not know the flag
@@ -47,22 +53,30 @@ void* MapAt(int fd, const wire::OpHostMap_Request& in) {
 CUresult OpHostMap(Session& session, const Request&, const wire::OpHostMap_Request& in, wire::OpHostMap_Reply* out,
                    ReplyBuilder*) {
   WorkerSession& worker = Worker(session);
-  const int fd = worker.channel().TakeFd(in.tag, kDescriptorTimeoutMs);
-  if (fd < 0) return CUDA_ERROR_INVALID_VALUE;
+  // Without a descriptor it is the copy here of managed memory that a client behind a relay has.
+  if (in.tag == 0 && !in.managed) return kMalformedRequest;
+  if (in.managed && (in.device < 0 || size_t(in.device) >= worker.loaded().devices.size())) return CUDA_ERROR_INVALID_DEVICE;
+  const int fd = in.tag == 0 ? -1 : worker.channel().TakeFd(in.tag, kDescriptorTimeoutMs);
+  if (fd < 0 && in.tag != 0) return CUDA_ERROR_INVALID_VALUE;
   const bool aligned = in.address % kHostPage == 0 && in.bytes % kHostPage == 0 && in.offset % kHostPage == 0;
   const bool inside = in.address >= kHostBase && in.bytes != 0 && in.bytes <= kHostBytes &&
                       in.address - kHostBase <= kHostBytes - in.bytes;
   if (!aligned || !inside) {
-    close(fd);
+    if (fd >= 0) close(fd);
     return kMalformedRequest;
   }
+  if (fd < 0 && !worker.arena().Charge(in.bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   void* const memory = MapAt(fd, in);
-  close(fd);
-  if (memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (fd >= 0) close(fd);
+  if (memory == nullptr) {
+    if (fd < 0) worker.arena().Discharge(in.bytes);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   HostRange& range = worker.host_ranges()[in.address];
   range = HostRange();
   range.bytes = in.bytes;
   range.flags = in.flags;
+  range.own = fd < 0;
   const ContextRef context = worker.AnyContext();
   MakeCurrent(session.driver(), context);
   worker.RegisterHostRanges();
@@ -70,7 +84,17 @@ CUresult OpHostMap(Session& session, const Request&, const wire::OpHostMap_Reque
   if (context.id != 0 && range.registered_in == 0) {
     worker.host_ranges().erase(in.address);
     munmap(memory, in.bytes);
+    if (fd < 0) worker.arena().Discharge(in.bytes);
     return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  if (in.managed) {
+    DeviceRange managed;
+    managed.kind = DeviceRange::kManaged;
+    managed.managed = true;
+    managed.bytes = in.bytes;
+    managed.device = in.device;
+    managed.context = session.CurrentContext();
+    worker.ranges().Insert(in.address, managed);
   }
   out->device_pointer = in.address;
   return CUDA_SUCCESS;
@@ -83,6 +107,11 @@ CUresult OpHostUnmap(Session& session, const Request&, const wire::OpHostUnmap_R
   if (it == worker.host_ranges().end()) return CUDA_ERROR_INVALID_VALUE;
   const HostRange range = it->second;
   worker.host_ranges().erase(it);
+  if (const DeviceRange* const known = worker.ranges().At(in.address); known != nullptr && known->kind == DeviceRange::kManaged) {
+    worker.ranges().Erase(in.address);
+    worker.mirrored().erase(in.address);
+  }
+  if (range.own) worker.arena().Discharge(range.bytes);
   const DriverTable* const driver = &session.driver();
   void* const memory = reinterpret_cast<void*>(in.address);
   const bool wait = CapturesInProgress() == 0 && !worker.idle();

@@ -86,15 +86,27 @@ std::string PrivateImage(const Request& request) {
   return image;
 }
 
-void NoteSymbol(WorkerSession& worker, uint64_t owner, CUdeviceptr address, size_t bytes) {
-  if (address == 0 || bytes == 0) return;
+// Whether a module's image says that this variable is a managed one.
+bool IsManaged(WorkerSession& worker, uint64_t owner, const std::string& name) {
+  const auto module = worker.modules().find(owner);
+  if (module == worker.modules().end()) return false;
+  const auto& symbols = module->second.symbols;
+  return std::any_of(symbols.begin(), symbols.end(),
+                     [&name](const replay::DataSymbol& symbol) { return symbol.managed && symbol.name == name; });
+}
+
+// Returns whether the host may use the variable as well.
+bool NoteSymbol(WorkerSession& worker, uint64_t owner, const std::string& name, CUdeviceptr address, size_t bytes) {
+  if (address == 0 || bytes == 0) return false;
   DeviceRange range;
   range.kind = DeviceRange::kSymbol;
   range.bytes = bytes;
   range.context = worker.CurrentContext();
   range.owner = owner;
   if (const ContextInfo* const context = worker.FindContext(range.context)) range.device = context->device;
+  range.managed = IsManaged(worker, owner, name);
   worker.ranges().Insert(address, range);
+  return range.managed;
 }
 
 }  // namespace
@@ -157,7 +169,7 @@ CUresult Custom_cuModuleGetGlobal_v2(Session& session, const Request&, const wir
   const std::string name(in.name);
   const CUresult result = session.driver().cuModuleGetGlobal_v2(&address, &bytes, module, name.c_str());
   if (result != CUDA_SUCCESS) return result;
-  NoteSymbol(Worker(session), in.hmod, address, bytes);
+  out->managed = NoteSymbol(Worker(session), in.hmod, name, address, bytes);
   out->dptr = address;
   out->bytes = bytes;
   return CUDA_SUCCESS;
@@ -172,7 +184,26 @@ CUresult Custom_cuLibraryGetGlobal(Session& session, const Request&, const wire:
   const std::string name(in.name);
   const CUresult result = session.driver().cuLibraryGetGlobal(&address, &bytes, library, name.c_str());
   if (result != CUDA_SUCCESS) return result;
-  NoteSymbol(Worker(session), in.library, address, bytes);
+  WorkerSession& worker = Worker(session);
+  out->managed = NoteSymbol(worker, in.library, name, address, bytes);
+  out->dptr = address;
+  out->bytes = bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuLibraryGetManaged(Session& session, const Request&, const wire::cuLibraryGetManaged_Request& in,
+                                    wire::cuLibraryGetManaged_Reply* out, ReplyBuilder*) {
+  CUlibrary library;
+  if (!session.Real(Kind::kLibrary, in.library, &library)) return CUDA_ERROR_INVALID_HANDLE;
+  CUdeviceptr address = 0;
+  size_t bytes = 0;
+  const std::string name(in.name);
+  const CUresult result = session.driver().cuLibraryGetManaged(&address, &bytes, library, name.c_str());
+  if (result != CUDA_SUCCESS) return result;
+  WorkerSession& worker = Worker(session);
+  out->managed = NoteSymbol(worker, in.library, name, address, bytes);
+  // The driver says that it is one; an image that does not cannot be understood well enough.
+  if (!out->managed) return CUDA_ERROR_NOT_SUPPORTED;
   out->dptr = address;
   out->bytes = bytes;
   return CUDA_SUCCESS;

@@ -10,6 +10,7 @@
 #include "proto/codec/operations.gen.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/custom/array_contents.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/worker_session.h"
 
@@ -19,6 +20,7 @@ namespace {
 constexpr uint32_t kAllocation = 1;
 constexpr uint32_t kModuleSymbol = 2;
 constexpr uint32_t kLibrarySymbol = 3;
+constexpr uint32_t kArrayContents = 4;
 
 // Bytes of regions in one reply; well below the longest message.
 constexpr size_t kReplyBytes = 512 << 10;
@@ -38,7 +40,8 @@ CUresult Locate(WorkerSession& worker, uint64_t object, bool library, const std:
   if (library) {
     CUlibrary real;
     if (!session.Real(Kind::kLibrary, object, &real)) return CUDA_ERROR_INVALID_HANDLE;
-    return driver.cuLibraryGetGlobal(address, bytes, real, name.c_str());
+    const CUresult result = driver.cuLibraryGetGlobal(address, bytes, real, name.c_str());
+    return result == CUDA_ERROR_NOT_FOUND ? driver.cuLibraryGetManaged(address, bytes, real, name.c_str()) : result;
   }
   CUmodule real;
   if (!session.Real(Kind::kModule, object, &real)) return CUDA_ERROR_INVALID_HANDLE;
@@ -82,7 +85,8 @@ void FindSymbols(WorkerSession& worker, uint64_t object, const ModuleFacts& modu
 std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::string>* refusals) {
   std::vector<FoundSymbol> found;
   for (const auto& [address, range] : worker.ranges().all()) {
-    if (range.kind == DeviceRange::kSymbol) continue;  // found below, named or not
+    if (range.kind == DeviceRange::kSymbol) continue;   // found below, named or not
+    if (range.kind == DeviceRange::kManaged) continue;  // the client's process has it
     FoundSymbol one;
     one.region.address = address;
     one.region.bytes = range.bytes;
@@ -97,9 +101,6 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
       continue;
     }
     if (module.symbols.empty()) continue;
-    for (const replay::DataSymbol& symbol : module.symbols) {
-      if (symbol.managed) refusals->push_back("variable " + symbol.name + " is managed memory");
-    }
     if (!module.library) {
       if (const ContextInfo* const context = worker.FindContext(module.context)) {
         FindSymbols(worker, object, module, module.context, *context, &found, refusals);
@@ -111,12 +112,25 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
       FindSymbols(worker, object, module, handle, context, &found, refusals);
     }
   }
+  const auto add_array = [&](const HandleMap::Entry& entry) {
+    ArrayLayout layout;
+    std::string refusal;
+    if (!DescribeArray(worker, entry.handle, &layout, &refusal)) {
+      refusals->push_back(refusal);
+      return;
+    }
+    if (layout.bytes == 0) return;
+    FoundSymbol one;
+    one.region.bytes = layout.bytes;
+    one.region.kind = kArrayContents;
+    one.region.object = entry.handle;
+    one.region.context = layout.context;
+    one.region.device = layout.device;
+    found.push_back(std::move(one));
+  };
+  worker.handles().ForEach(Kind::kArray, add_array);
+  worker.handles().ForEach(Kind::kMipmappedArray, add_array);
   MakeCurrent(worker.driver(), worker.current_ref());
-  size_t arrays = 0;
-  const auto count = [&arrays](const HandleMap::Entry&) { ++arrays; };
-  worker.handles().ForEach(Kind::kArray, count);
-  worker.handles().ForEach(Kind::kMipmappedArray, count);
-  if (arrays != 0) refusals->push_back(std::to_string(arrays) + " CUDA arrays, whose contents are not saved yet");
   if (CapturesInProgress() != 0) refusals->push_back("a stream is being captured into a graph");
   std::stable_sort(found.begin(), found.end(), [](const FoundSymbol& a, const FoundSymbol& b) {
     return a.region.address < b.region.address;
@@ -146,6 +160,17 @@ CUresult Resolve(WorkerSession& worker, const In& in, CUdeviceptr* address, Cont
   if (in.address > size || in.bytes > size - in.address) return CUDA_ERROR_INVALID_VALUE;
   *address = start + in.address;
   return CUDA_SUCCESS;
+}
+
+// The same for an array's contents.
+CUresult ResolveArray(WorkerSession& worker, uint64_t handle, ArrayLayout* layout, ContextRef* context) {
+  std::string refusal;
+  const bool known = worker.handles().Find(KindOf(handle), handle) != nullptr &&
+                     DescribeArray(worker, handle, layout, &refusal);
+  MakeCurrent(worker.driver(), worker.current_ref());
+  if (!known) return CUDA_ERROR_INVALID_HANDLE;
+  *context = ContextFor(worker, layout->context);
+  return context->id == 0 ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -209,6 +234,22 @@ CUresult OpReadMemory(Session& session, const Request&, const wire::OpReadMemory
   if (in.bytes > kMaxRead) return CUDA_ERROR_INVALID_VALUE;
   CUdeviceptr address;
   ContextRef context;
+  if (IsArrayHandle(in.object)) {
+    ArrayLayout layout;
+    if (const CUresult result = ResolveArray(worker, in.object, &layout, &context); result != CUDA_SUCCESS) return result;
+    const DriverTable* const driver = &session.driver();
+    StagingPool* const staging = &worker.staging();
+    worker.DeferIn(context, reply, [driver, staging, layout, at = in.address, bytes = size_t(in.bytes)](Answer* answer) {
+      std::shared_ptr<char> buffer = staging->Take(bytes);
+      if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
+      const CUresult result = CopyArrayBytes(*driver, layout, at, buffer.get(), bytes, false);
+      if (result != CUDA_SUCCESS) return result;
+      answer->view = {buffer.get(), bytes};
+      answer->keeper = std::move(buffer);
+      return CUDA_SUCCESS;
+    });
+    return CUDA_SUCCESS;
+  }
   if (const CUresult result = Resolve(worker, in, &address, &context); result != CUDA_SUCCESS) return result;
   const DriverTable* const driver = &session.driver();
   StagingPool* const staging = &worker.staging();
@@ -231,6 +272,19 @@ CUresult OpWriteMemory(Session& session, const Request& request, const wire::OpW
   if (in.bytes == 0) return CUDA_SUCCESS;
   CUdeviceptr address;
   ContextRef context;
+  if (IsArrayHandle(in.object)) {
+    ArrayLayout layout;
+    if (const CUresult result = ResolveArray(worker, in.object, &layout, &context); result != CUDA_SUCCESS) return result;
+    std::shared_ptr<char> buffer = worker.staging().Take(in.bytes);
+    if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
+    std::memcpy(buffer.get(), request.payload.data(), in.bytes);
+    CUresult result = MakeCurrent(session.driver(), context);
+    if (result == CUDA_SUCCESS) {
+      result = CopyArrayBytes(session.driver(), layout, in.address, buffer.get(), in.bytes, true);
+    }
+    MakeCurrent(session.driver(), worker.current_ref());
+    return result;
+  }
   if (const CUresult result = Resolve(worker, in, &address, &context); result != CUDA_SUCCESS) return result;
   const DriverTable* const driver = &session.driver();
   if (const CUresult result = MakeCurrent(*driver, context); result != CUDA_SUCCESS) return result;

@@ -142,6 +142,18 @@ CUresult Custom_cuMemUnmap(Session& session, const Request&, const wire::cuMemUn
   return CUDA_SUCCESS;
 }
 
+CUresult Custom_cuMemRetainAllocationHandle(Session& session, const Request&,
+                                            const wire::cuMemRetainAllocationHandle_Request& in,
+                                            wire::cuMemRetainAllocationHandle_Reply*, ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  const auto memory = worker.physical().find(in.handle);
+  if (memory == worker.physical().end()) return CUDA_ERROR_INVALID_VALUE;
+  // The driver's own handle was kept for the sake of its mappings, so there is nothing to ask the driver for.
+  memory->second.released = false;
+  memory->second.keep_unmapped = false;
+  return CUDA_SUCCESS;
+}
+
 CUresult Custom_cuMemRelease(Session& session, const Request& request, const wire::cuMemRelease_Request& in,
                              wire::cuMemRelease_Reply*, ReplyBuilder*) {
   WorkerSession& worker = Worker(session);

@@ -1,0 +1,230 @@
+// Texture and surface objects. A kernel gets one by value, among its parameters or from memory, so the application
+// holds the driver's own values, not virtual handles; the record asks for the value that it got, and a replay gets that
+// or stops. Values of two contexts may be the same, so tables and log go by context and value.
+
+#include <cuda.h>
+
+#include <mutex>
+#include <shared_mutex>
+
+#include "client/custom/call_names.h"
+#include "client/entry/custom.gen.h"
+#include "client/session/call.h"
+#include "client/session/session.h"
+#include "proto/codec/codec.h"
+
+namespace cuda_remote::client {
+namespace {
+
+// Values from the driver are small: indices into its tables.
+constexpr uint64_t kValueBits = 40;
+
+uint64_t KeyOf(uint64_t context, uint64_t value) { return uint64_t(SlotOf(context)) << kValueBits | value; }
+
+// What a resource lies in, for the log; kNone if nothing that has a record.
+replay::ObjectKey ResourceKey(Session& session, const CUDA_RESOURCE_DESC& resource) {
+  uint64_t address = 0;
+  switch (resource.resType) {
+    case CU_RESOURCE_TYPE_ARRAY:
+      return {Kind::kArray, reinterpret_cast<uint64_t>(resource.res.array.hArray)};
+    case CU_RESOURCE_TYPE_MIPMAPPED_ARRAY:
+      return {Kind::kMipmappedArray, reinterpret_cast<uint64_t>(resource.res.mipmap.hMipmappedArray)};
+    case CU_RESOURCE_TYPE_LINEAR:
+      address = resource.res.linear.devPtr;
+      break;
+    default:
+      address = resource.res.pitch2D.devPtr;
+  }
+  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  const auto* range = session.device_ranges().Find(address);
+  if (!range) return {};
+  switch (range->value.source) {
+    case DeviceRange::kGlobal:
+      return {Kind::kVariable, range->start};
+    case DeviceRange::kMapped:
+      return {Kind::kMapping, range->start};
+    default:
+      return {Kind::kDeviceMemory, range->start};
+  }
+}
+
+CUresult CheckResource(const Call& call, const CUDA_RESOURCE_DESC& resource) {
+  switch (resource.resType) {
+    case CU_RESOURCE_TYPE_ARRAY:
+      return call.Valid(Kind::kArray, resource.res.array.hArray) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    case CU_RESOURCE_TYPE_MIPMAPPED_ARRAY:
+      return call.Valid(Kind::kMipmappedArray, resource.res.mipmap.hMipmappedArray) ? CUDA_SUCCESS
+                                                                                    : CUDA_ERROR_INVALID_HANDLE;
+    case CU_RESOURCE_TYPE_LINEAR:
+    case CU_RESOURCE_TYPE_PITCH2D:
+      return CUDA_SUCCESS;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+template <typename T>
+std::string_view BytesOf(const T& value) {
+  return std::string_view(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+// Records a new object, whose request is in the call's message with the value that it got.
+void Remember(Call& call, Kind kind, uint64_t value, const ResourceObject& object) {
+  Session& session = call.session();
+  const uint64_t key = KeyOf(object.context, value);
+  const replay::ObjectKey needs = ResourceKey(session, object.resource);
+  if (needs.kind == Kind::kNone) {
+    call.Created({kind, key});
+  } else {
+    call.Created({kind, key}, {needs});
+  }
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  (kind == Kind::kTexture ? session.textures() : session.surfaces())[key] = object;
+}
+
+// Looks an object of the current context up.
+CUresult Look(const CallInfo& info, Kind kind, uint64_t value, ResourceObject* object) {
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  const auto& all = kind == Kind::kTexture ? session.textures() : session.surfaces();
+  const auto it = all.find(KeyOf(call.thread().current_context(), value));
+  if (value >> kValueBits != 0 || it == all.end()) return CUDA_ERROR_INVALID_VALUE;
+  *object = it->second;
+  return CUDA_SUCCESS;
+}
+
+template <typename Request>
+CUresult Destroy(const CallInfo& info, Kind kind, uint64_t value, uint64_t Request::*member) {
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  const uint64_t key = KeyOf(call.thread().current_context(), value);
+  {
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    const auto& all = kind == Kind::kTexture ? session.textures() : session.surfaces();
+    if (value >> kValueBits != 0 || all.count(key) == 0) return CUDA_ERROR_INVALID_VALUE;
+  }
+  Request request;
+  request.*member = value;
+  request.Encode(&call.message());
+  const CUresult result = call.Transact();
+  if (result == CUDA_SUCCESS) call.Destroyed({kind, key});
+  return result;
+}
+
+// The driver's value is one that kernels can be given and that the tables can hold.
+CUresult CheckValue(uint64_t value) {
+  if (value >> kValueBits == 0) return CUDA_SUCCESS;
+  return Call::Unsupported("cuTexObjectCreate", "the driver numbers texture and surface objects in an unknown way");
+}
+
+}  // namespace
+
+CUresult Custom_cuTexObjectCreate(CUtexObject* pTexObject, const CUDA_RESOURCE_DESC* pResDesc,
+                                  const CUDA_TEXTURE_DESC* pTexDesc, const CUDA_RESOURCE_VIEW_DESC* pResViewDesc) {
+  static constexpr CallInfo kInfo{kCall_cuTexObjectCreate, "cuTexObjectCreate", false, true};
+  if (!pTexObject || !pResDesc) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = CheckResource(call, *pResDesc); result != CUDA_SUCCESS) return result;
+  wire::cuTexObjectCreate_Request request;
+  request.pResDesc = BytesOf(*pResDesc);
+  request.has_pTexDesc = pTexDesc != nullptr;
+  if (pTexDesc) request.pTexDesc = BytesOf(*pTexDesc);
+  request.has_pResViewDesc = pResViewDesc != nullptr;
+  if (pResViewDesc) request.pResViewDesc = BytesOf(*pResViewDesc);
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuTexObjectCreate_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  if (const CUresult result = CheckValue(reply.pTexObject); result != CUDA_SUCCESS) return result;
+  request.pTexObject = reply.pTexObject;
+  call.message().clear();
+  request.Encode(&call.message());
+  ResourceObject object;
+  object.context = call.thread().current_context();
+  object.resource = *pResDesc;
+  if (pTexDesc) object.texture = *pTexDesc;
+  if (pResViewDesc) object.view = *pResViewDesc;
+  object.has_view = pResViewDesc != nullptr;
+  Remember(call, Kind::kTexture, request.pTexObject, object);
+  *pTexObject = request.pTexObject;
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuTexObjectDestroy(CUtexObject texObject) {
+  static constexpr CallInfo kInfo{kCall_cuTexObjectDestroy, "cuTexObjectDestroy", false, true};
+  using Request = wire::cuTexObjectDestroy_Request;
+  return Destroy<Request>(kInfo, Kind::kTexture, texObject, &Request::texObject);
+}
+
+CUresult Custom_cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC* pResDesc, CUtexObject texObject) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuTexObjectGetResourceDesc", false, true};
+  if (!pResDesc) return CUDA_ERROR_INVALID_VALUE;
+  ResourceObject object;
+  if (const CUresult result = Look(kInfo, Kind::kTexture, texObject, &object); result != CUDA_SUCCESS) return result;
+  *pResDesc = object.resource;
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuTexObjectGetTextureDesc(CUDA_TEXTURE_DESC* pTexDesc, CUtexObject texObject) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuTexObjectGetTextureDesc", false, true};
+  if (!pTexDesc) return CUDA_ERROR_INVALID_VALUE;
+  ResourceObject object;
+  if (const CUresult result = Look(kInfo, Kind::kTexture, texObject, &object); result != CUDA_SUCCESS) return result;
+  *pTexDesc = object.texture;
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC* pResViewDesc, CUtexObject texObject) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuTexObjectGetResourceViewDesc", false, true};
+  if (!pResViewDesc) return CUDA_ERROR_INVALID_VALUE;
+  ResourceObject object;
+  if (const CUresult result = Look(kInfo, Kind::kTexture, texObject, &object); result != CUDA_SUCCESS) return result;
+  if (!object.has_view) return CUDA_ERROR_INVALID_VALUE;
+  *pResViewDesc = object.view;
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuSurfObjectCreate(CUsurfObject* pSurfObject, const CUDA_RESOURCE_DESC* pResDesc) {
+  static constexpr CallInfo kInfo{kCall_cuSurfObjectCreate, "cuSurfObjectCreate", false, true};
+  if (!pSurfObject || !pResDesc || pResDesc->resType != CU_RESOURCE_TYPE_ARRAY) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = CheckResource(call, *pResDesc); result != CUDA_SUCCESS) return result;
+  wire::cuSurfObjectCreate_Request request;
+  request.pResDesc = BytesOf(*pResDesc);
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuSurfObjectCreate_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  if (const CUresult result = CheckValue(reply.pSurfObject); result != CUDA_SUCCESS) return result;
+  request.pSurfObject = reply.pSurfObject;
+  call.message().clear();
+  request.Encode(&call.message());
+  ResourceObject object;
+  object.context = call.thread().current_context();
+  object.resource = *pResDesc;
+  Remember(call, Kind::kSurface, request.pSurfObject, object);
+  *pSurfObject = request.pSurfObject;
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuSurfObjectDestroy(CUsurfObject surfObject) {
+  static constexpr CallInfo kInfo{kCall_cuSurfObjectDestroy, "cuSurfObjectDestroy", false, true};
+  using Request = wire::cuSurfObjectDestroy_Request;
+  return Destroy<Request>(kInfo, Kind::kSurface, surfObject, &Request::surfObject);
+}
+
+CUresult Custom_cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC* pResDesc, CUsurfObject surfObject) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuSurfObjectGetResourceDesc", false, true};
+  if (!pResDesc) return CUDA_ERROR_INVALID_VALUE;
+  ResourceObject object;
+  if (const CUresult result = Look(kInfo, Kind::kSurface, surfObject, &object); result != CUDA_SUCCESS) return result;
+  *pResDesc = object.resource;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::client

@@ -1,0 +1,26 @@
+// Which host memory a request names that a graph keeps: a replay can make it only when the process is there again.
+#ifndef CUDA_REMOTE_CLIENT_SESSION_HOST_NEEDS_H_
+#define CUDA_REMOTE_CLIENT_SESSION_HOST_NEEDS_H_
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "replay/log/log.h"
+
+namespace cuda_remote::client {
+
+class Session;
+
+// What the log calls the memory in which an address lies: pinned and managed memory is Kind::kHostMemory. Id 0:
+// unknown. Locks the session's tables.
+replay::ObjectKey MemoryAt(Session* session, uint64_t address);
+
+// Appends the pinned and managed memory that a graph's node, or a captured request, copies, fills, waits for or writes
+// values to. Each once. Kernels are not looked into: what they are given is nobody's business. Locks the session's
+// tables.
+void AddHostNeeds(Session* session, uint32_t call, std::string_view message, std::vector<replay::ObjectKey>* needs);
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_SESSION_HOST_NEEDS_H_

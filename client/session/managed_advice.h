@@ -1,0 +1,97 @@
+// What the application has advised about managed memory (cuMemAdvise, prefetches). Nothing follows from it; it is kept
+// so that cuMemRangeGetAttribute answers what was set, page by page.
+//
+// Not thread-safe; the session's lock guards it.
+#ifndef CUDA_REMOTE_CLIENT_SESSION_MANAGED_ADVICE_H_
+#define CUDA_REMOTE_CLIENT_SESSION_MANAGED_ADVICE_H_
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <set>
+
+namespace cuda_remote::client {
+
+struct Advice {
+  // CU_MEM_LOCATION_TYPE_INVALID: none.
+  struct Place {
+    int type = CU_MEM_LOCATION_TYPE_INVALID;
+    int id = 0;
+    bool operator==(const Place& other) const { return type == other.type && id == other.id; }
+  };
+  bool read_mostly = false;
+  Place preferred;
+  Place last_prefetch;
+  std::set<int> accessed_by;  // devices; CU_DEVICE_CPU for the host
+};
+
+class ManagedAdvice {
+ public:
+  // Changes the advice of all pages of [address, address + bytes).
+  template <typename Change>
+  void Update(uint64_t address, uint64_t bytes, const Change& change) {
+    const uint64_t start = address & ~(kPage - 1);
+    const uint64_t end = (address + bytes + kPage - 1) & ~(kPage - 1);
+    Split(start);
+    Split(end);
+    // What has no entry yet gets one, piece by piece between those that are there.
+    for (uint64_t at = start; at < end;) {
+      auto it = pieces_.lower_bound(at);
+      if (it == pieces_.end() || it->first > at) {
+        const uint64_t next = it == pieces_.end() ? end : std::min(end, it->first);
+        it = pieces_.emplace(at, Piece{next, Advice()}).first;
+      }
+      change(it->second.advice);
+      at = it->second.end;
+    }
+  }
+
+  // Calls look(advice) for every piece of the range, a default one for pages of which nothing is known.
+  template <typename Look>
+  void Visit(uint64_t address, uint64_t bytes, const Look& look) const {
+    const uint64_t end = address + bytes;
+    for (uint64_t at = address; at < end;) {
+      auto it = pieces_.upper_bound(at);
+      if (it != pieces_.begin() && std::prev(it)->second.end > at) {
+        look(std::prev(it)->second.advice);
+        at = std::prev(it)->second.end;
+      } else {
+        look(Advice());
+        at = it == pieces_.end() ? end : it->first;
+      }
+    }
+  }
+
+  // The memory is gone.
+  void Forget(uint64_t address, uint64_t bytes) {
+    const uint64_t end = (address + bytes + kPage - 1) & ~(kPage - 1);
+    Split(address);
+    Split(end);
+    pieces_.erase(pieces_.lower_bound(address), pieces_.lower_bound(end));
+  }
+
+ private:
+  static constexpr uint64_t kPage = 4096;
+  struct Piece {
+    uint64_t end;
+    Advice advice;
+  };
+
+  void Split(uint64_t at) {
+    auto it = pieces_.upper_bound(at);
+    if (it == pieces_.begin()) return;
+    --it;
+    if (it->first == at || it->second.end <= at) return;
+    pieces_.emplace(at, Piece{it->second.end, it->second.advice});
+    it->second.end = at;
+  }
+
+  std::map<uint64_t, Piece> pieces_;
+};
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_SESSION_MANAGED_ADVICE_H_

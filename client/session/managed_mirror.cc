@@ -1,0 +1,182 @@
+#include "client/session/managed_mirror.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "proto/codec/operations.gen.h"
+#include "proto/mirror/mirror.h"
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+
+namespace cuda_remote::client {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+
+char* MapZeroes(size_t bytes) {
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return memory == MAP_FAILED ? nullptr : static_cast<char*>(memory);
+}
+
+}  // namespace
+
+void ManagedMirror::Unmapper::operator()(char* memory) const { munmap(memory, bytes); }
+
+bool ManagedMirror::MapVariable(uint64_t address, uint64_t bytes) {
+  if (bytes == 0 || address + bytes < address) return false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (uint64_t page = address & ~(kPage - 1); page < address + bytes; page += kPage) {
+    if (variable_pages_.count(page) != 0) continue;
+    void* const wanted = reinterpret_cast<void*>(page);
+    void* const got =
+        mmap(wanted, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (got == MAP_FAILED) return false;
+    if (got != wanted) {  // a kernel that does not know the flag
+      munmap(got, kPage);
+      return false;
+    }
+    variable_pages_.insert(page);
+  }
+  return true;
+}
+
+CUresult ManagedMirror::AddOnServer(ClientChannel* channel, uint64_t address, uint64_t bytes) {
+  wire::OpMirrorAdd_Request request;
+  request.address = address;
+  request.bytes = bytes;
+  std::string message;
+  request.Encode(&message);
+  FrameHeader header;
+  header.call = kOpMirrorAdd;
+  Reply reply;
+  const ChannelStatus status = channel->Call(header, message, {}, nullptr, 0, &reply);
+  return status == ChannelStatus::kOk ? CUresult(reply.result) : CUDA_ERROR_DEVICE_UNAVAILABLE;
+}
+
+CUresult ManagedMirror::Add(ClientChannel* channel, uint64_t address, uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return AddUnlocked(channel, address, bytes);
+}
+
+CUresult ManagedMirror::AddUnlocked(ClientChannel* channel, uint64_t address, uint64_t bytes) {
+  if (const auto it = ranges_.find(address); it != ranges_.end() && it->second.bytes == bytes) return CUDA_SUCCESS;
+  char* const base = MapZeroes(bytes);
+  if (!base) return CUDA_ERROR_OUT_OF_MEMORY;
+  Range range;
+  range.bytes = bytes;
+  range.base = std::unique_ptr<char, Unmapper>(base, Unmapper{bytes});
+  if (const CUresult result = AddOnServer(channel, address, bytes); result != CUDA_SUCCESS) return result;
+  ranges_[address] = std::move(range);
+  ranges_count_.store(ranges_.size(), std::memory_order_release);
+  return CUDA_SUCCESS;
+}
+
+void ManagedMirror::Remove(uint64_t address) {
+  if (!active()) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  ranges_.erase(address);
+  ranges_count_.store(ranges_.size(), std::memory_order_release);
+}
+
+ChannelStatus ManagedMirror::SendRuns(ClientChannel* channel, std::string* runs) {
+  if (runs->empty()) return ChannelStatus::kOk;
+  FrameHeader header;
+  header.call = kOpMirrorWrite;
+  header.flags = kFlagNoReply;
+  const ChannelStatus status = channel->Send(header, {}, *runs);
+  runs->clear();
+  return status;
+}
+
+ChannelStatus ManagedMirror::PushUnlocked(ClientChannel* channel) {
+  for (auto& [address, range] : ranges_) {
+    uint64_t at = 0;
+    // Exact: the GPU may be changing the bytes between at this moment.
+    while (!mirror::CollectChanges(address, reinterpret_cast<const char*>(address), range.base.get(), range.bytes, true,
+                                   &at, &runs_)) {
+      if (const ChannelStatus status = SendRuns(channel, &runs_); status != ChannelStatus::kOk) return status;
+    }
+  }
+  return SendRuns(channel, &runs_);
+}
+
+ChannelStatus ManagedMirror::Push(ClientChannel* channel) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return PushUnlocked(channel);
+}
+
+bool ManagedMirror::ApplyUnlocked(std::string_view runs) {
+  return mirror::ForEachRun(runs, [this](uint64_t address, std::string_view bytes) {
+    auto it = ranges_.upper_bound(address);
+    if (it == ranges_.begin()) return false;
+    --it;
+    const uint64_t offset = address - it->first;
+    if (offset > it->second.bytes || bytes.size() > it->second.bytes - offset) return false;
+    mirror::ApplyRun(bytes.data(), bytes.size(), reinterpret_cast<char*>(address), it->second.base.get() + offset);
+    return true;
+  });
+}
+
+ChannelStatus ManagedMirror::Pull(ClientChannel* channel) {
+  // Held over the wait: an answer must not cross what another thread sends, or it would bring old bytes back.
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (ranges_.empty()) return ChannelStatus::kOk;
+  pulled_.resize(mirror::kMostRuns);
+  wire::OpMirrorRead_Request request;
+  std::string message;
+  Reply reply;
+  do {
+    message.clear();
+    request.Encode(&message);
+    FrameHeader header;
+    header.call = kOpMirrorRead;
+    const ChannelStatus status = channel->Call(header, message, {}, &pulled_[0], pulled_.size(), &reply);
+    if (status != ChannelStatus::kOk) return status;
+    // A context that a kernel has broken: there is nothing to fetch, and the calls themselves say so.
+    if (reply.result != CUDA_SUCCESS) return ChannelStatus::kOk;
+    wire::OpMirrorRead_Reply answer;
+    if (!answer.Decode(reply.message) || reply.payload_bytes > pulled_.size() ||
+        !ApplyUnlocked(std::string_view(pulled_.data(), reply.payload_bytes))) {
+      return ChannelStatus::kProtocolError;
+    }
+    if (answer.next != 0 && answer.next <= request.from) return ChannelStatus::kProtocolError;
+    request.from = answer.next;
+  } while (request.from != 0);
+  return ChannelStatus::kOk;
+}
+
+CUresult ManagedMirror::MoveTo(ClientChannel* channel, const std::vector<Place>& places) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::map<uint64_t, Range> before;
+  before.swap(ranges_);
+  const CUresult result = MoveToUnlocked(channel, places);
+  // The other server stays the one to keep in step with: what it knows is what it knew.
+  if (result != CUDA_SUCCESS) ranges_.swap(before);
+  runs_.clear();
+  ranges_count_.store(ranges_.size(), std::memory_order_release);
+  return result;
+}
+
+CUresult ManagedMirror::MoveToUnlocked(ClientChannel* channel, const std::vector<Place>& places) {
+  for (const Place& place : places) {
+    if (const CUresult result = AddUnlocked(channel, place.address, place.bytes); result != CUDA_SUCCESS) return result;
+    if (place.fresh) continue;
+    // All bytes, whether they are zero or not.
+    char* const base = ranges_[place.address].base.get();
+    const char* const now = reinterpret_cast<const char*>(place.address);
+    constexpr uint64_t kPiece = 256 << 10;
+    for (uint64_t at = 0; at < place.bytes; at += kPiece) {
+      const uint64_t bytes = std::min(kPiece, place.bytes - at);
+      memcpy(base + at, now + at, bytes);
+      mirror::AppendRun(place.address + at, base + at, bytes, &runs_);
+      if (SendRuns(channel, &runs_) != ChannelStatus::kOk) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    }
+  }
+  return PushUnlocked(channel) == ChannelStatus::kOk ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
+}
+
+}  // namespace cuda_remote::client

@@ -1,0 +1,286 @@
+// Texture and surface objects.
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+
+#include "proto/driverabi/array_format.h"
+#include "server/softgpu/api.h"
+#include "server/softgpu/array.h"
+#include "server/softgpu/memory_map.h"
+
+namespace cuda_remote::softgpu {
+namespace {
+
+struct TextureObject {
+  ptx::Texture texture;
+  CUDA_RESOURCE_DESC resource = {};
+  CUDA_TEXTURE_DESC sampling = {};
+  CUDA_RESOURCE_VIEW_DESC view = {};
+  bool has_view = false;
+  const Context* context = nullptr;
+  std::vector<std::shared_ptr<char>> memory;  // keeps the elements alive
+};
+
+struct SurfaceObject {
+  ptx::Surface surface;
+  CUDA_RESOURCE_DESC resource = {};
+  const Context* context = nullptr;
+  std::shared_ptr<char> memory;
+};
+
+// Objects by number. What is found stays where it is until it is destroyed, which waits for the context's work.
+class Unit : public ptx::TextureUnit {
+ public:
+  const ptx::Texture* FindTexture(uint64_t handle) override {
+    std::shared_lock<std::shared_mutex> lock(mutex);
+    auto it = textures.find(handle);
+    return it == textures.end() ? nullptr : &it->second->texture;
+  }
+  const ptx::Surface* FindSurface(uint64_t handle) override {
+    std::shared_lock<std::shared_mutex> lock(mutex);
+    auto it = surfaces.find(handle);
+    return it == surfaces.end() ? nullptr : &it->second->surface;
+  }
+
+  std::shared_mutex mutex;
+  std::map<uint64_t, std::shared_ptr<TextureObject>> textures;
+  std::map<uint64_t, std::shared_ptr<SurfaceObject>> surfaces;
+};
+
+Unit& TheUnit() {
+  static Unit* unit = new Unit;
+  return *unit;
+}
+
+// Enters an object under the lowest free number.
+template <typename T>
+uint64_t Enter(std::map<uint64_t, std::shared_ptr<T>>* all, std::shared_ptr<T> object) {
+  std::unique_lock<std::shared_mutex> lock(TheUnit().mutex);
+  uint64_t number = 1;
+  for (const auto& [taken, other] : *all) {
+    if (taken != number) break;
+    ++number;
+  }
+  (*all)[number] = std::move(object);
+  return number;
+}
+
+template <typename T>
+std::shared_ptr<T> Look(const std::map<uint64_t, std::shared_ptr<T>>& all, uint64_t number) {
+  std::shared_lock<std::shared_mutex> lock(TheUnit().mutex);
+  auto it = all.find(number);
+  return it == all.end() ? nullptr : it->second;
+}
+
+template <typename T>
+void RemoveOf(std::map<uint64_t, std::shared_ptr<T>>* all, const Context* context) {
+  std::unique_lock<std::shared_mutex> lock(TheUnit().mutex);
+  for (auto it = all->begin(); it != all->end();) it = it->second->context == context ? all->erase(it) : std::next(it);
+}
+
+// Elements in device memory.
+CUresult FromMemory(CUdeviceptr address, CUarray_format format, unsigned channels, uint64_t width, uint64_t height,
+                    uint64_t pitch, TextureObject* object) {
+  ptx::Texture& texture = object->texture;
+  if (!ChannelOf(format, &texture.channel) || (channels != 1 && channels != 2 && channels != 4))
+    return CUDA_ERROR_INVALID_VALUE;
+  texture.channels = channels;
+  constexpr uint64_t kMost = uint64_t{1} << 40;
+  if (width == 0 || height == 0 || width > kMost || height > (1 << 20) || pitch > kMost)
+    return CUDA_ERROR_INVALID_VALUE;
+  const uint64_t row = width * texture.element_bytes();
+  if (height > 1 && pitch < row) return CUDA_ERROR_INVALID_VALUE;
+  if (!MemoryMap::Get().Covers(address, (height - 1) * pitch + row)) return CUDA_ERROR_INVALID_VALUE;
+  ptx::Image image;
+  image.data = reinterpret_cast<uint8_t*>(address);
+  image.width = width;
+  image.height = height;
+  image.row_bytes = pitch;
+  texture.levels.push_back(image);
+  return CUDA_SUCCESS;
+}
+
+CUresult AddLevel(const ArrayPtr& array, TextureObject* object) {
+  if (!array || !ChannelOf(array->facts.Format, &object->texture.channel)) return CUDA_ERROR_INVALID_HANDLE;
+  object->texture.channels = array->facts.NumChannels;
+  object->texture.layered = array->layered();
+  object->texture.levels.push_back(array->image());
+  object->memory.push_back(array->memory);
+  return CUDA_SUCCESS;
+}
+
+CUresult Resource(const CUDA_RESOURCE_DESC& resource, TextureObject* object) {
+  switch (resource.resType) {
+    case CU_RESOURCE_TYPE_ARRAY:
+      return AddLevel(Registry<Array>::Get().Find(resource.res.array.hArray), object);
+    case CU_RESOURCE_TYPE_MIPMAPPED_ARRAY: {
+      auto whole = Registry<MipmappedArray>::Get().Find(resource.res.mipmap.hMipmappedArray);
+      if (!whole) return CUDA_ERROR_INVALID_HANDLE;
+      for (const ArrayPtr& level : whole->levels) {
+        if (CUresult result = AddLevel(level, object); result != CUDA_SUCCESS) return result;
+      }
+      return CUDA_SUCCESS;
+    }
+    case CU_RESOURCE_TYPE_LINEAR: {
+      const auto& linear = resource.res.linear;
+      const uint64_t element = ArrayElementBytes(linear.format, linear.numChannels);
+      if (element == 0) return CUDA_ERROR_INVALID_VALUE;
+      object->texture.linear_memory = true;
+      return FromMemory(linear.devPtr, linear.format, linear.numChannels, linear.sizeInBytes / element, 1, 0, object);
+    }
+    case CU_RESOURCE_TYPE_PITCH2D: {
+      const auto& pitched = resource.res.pitch2D;
+      return FromMemory(pitched.devPtr, pitched.format, pitched.numChannels, pitched.width, pitched.height,
+                        pitched.pitchInBytes, object);
+    }
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+CUresult Sampling(const CUDA_TEXTURE_DESC& from, ptx::Texture* texture) {
+  constexpr unsigned kKnown = CU_TRSF_READ_AS_INTEGER | CU_TRSF_NORMALIZED_COORDINATES |
+                              CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION | CU_TRSF_SEAMLESS_CUBEMAP;
+  if (from.flags & ~kKnown) {
+    LogOnce("textures with flags " + std::to_string(from.flags) + " (sRGB) are not supported");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  texture->as_integer = (from.flags & CU_TRSF_READ_AS_INTEGER) != 0;
+  texture->normalized_coordinates = (from.flags & CU_TRSF_NORMALIZED_COORDINATES) != 0;
+  texture->linear_filter = from.filterMode == CU_TR_FILTER_MODE_LINEAR;
+  texture->linear_mipmaps = from.mipmapFilterMode == CU_TR_FILTER_MODE_LINEAR;
+  texture->level_bias = from.mipmapLevelBias;
+  texture->level_min = from.minMipmapLevelClamp;
+  texture->level_max = from.maxMipmapLevelClamp;
+  for (int i = 0; i < 3; ++i) {
+    switch (from.addressMode[i]) {
+      case CU_TR_ADDRESS_MODE_WRAP:
+        texture->address[i] = ptx::AddressMode::kWrap;
+        break;
+      case CU_TR_ADDRESS_MODE_CLAMP:
+        texture->address[i] = ptx::AddressMode::kClamp;
+        break;
+      case CU_TR_ADDRESS_MODE_MIRROR:
+        texture->address[i] = ptx::AddressMode::kMirror;
+        break;
+      case CU_TR_ADDRESS_MODE_BORDER:
+        texture->address[i] = ptx::AddressMode::kBorder;
+        break;
+      default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+  }
+  std::copy(from.borderColor, from.borderColor + 4, texture->border);
+  // Filtering is for numbers with a fraction.
+  return texture->linear_filter && !texture->gives_floats() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+// A view that shows the resource as it is changes nothing; others are refused.
+bool IsPlainView(const CUDA_RESOURCE_VIEW_DESC& view, const ptx::Texture& texture) {
+  const bool all_levels = view.firstMipmapLevel == 0 && view.lastMipmapLevel + 1 == texture.levels.size();
+  const bool all_layers = view.firstLayer == 0 && (!texture.layered || view.lastLayer + 1 == texture.levels[0].depth);
+  return view.width == texture.levels[0].width && all_levels && all_layers;
+}
+
+}  // namespace
+
+ptx::TextureUnit& Textures() { return TheUnit(); }
+
+void DestroyArraysOf(const Context* context) {
+  RemoveOf(&TheUnit().textures, context);
+  RemoveOf(&TheUnit().surfaces, context);
+  Registry<MipmappedArray>::Get().RemoveIf([context](const MipmappedArray& whole) { return whole.context == context; });
+  Registry<Array>::Get().RemoveIf([context](const Array& array) { return array.context == context; });
+}
+
+}  // namespace cuda_remote::softgpu
+
+using namespace cuda_remote::softgpu;
+
+SOFTGPU_API cuTexObjectCreate(CUtexObject* out, const CUDA_RESOURCE_DESC* resource, const CUDA_TEXTURE_DESC* sampling,
+                              const CUDA_RESOURCE_VIEW_DESC* view) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  if (out == nullptr || resource == nullptr || sampling == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  auto object = std::make_shared<TextureObject>();
+  object->context = context.get();
+  object->resource = *resource;
+  object->sampling = *sampling;
+  if (CUresult result = Resource(*resource, object.get()); result != CUDA_SUCCESS) return result;
+  if (CUresult result = Sampling(*sampling, &object->texture); result != CUDA_SUCCESS) return result;
+  if (view != nullptr) {
+    if (!IsPlainView(*view, object->texture)) {
+      LogOnce("texture views of a part or with another format are not supported");
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    object->view = *view;
+    object->has_view = true;
+  }
+  *out = Enter(&TheUnit().textures, std::move(object));
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuTexObjectDestroy(CUtexObject handle) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  if (!Look(TheUnit().textures, handle)) return CUDA_ERROR_INVALID_VALUE;
+  context->Synchronize();
+  std::unique_lock<std::shared_mutex> lock(TheUnit().mutex);
+  return TheUnit().textures.erase(handle) != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+SOFTGPU_API cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC* out, CUtexObject handle) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  auto object = Look(TheUnit().textures, handle);
+  if (out == nullptr || !object) return CUDA_ERROR_INVALID_VALUE;
+  *out = object->resource;
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuTexObjectGetTextureDesc(CUDA_TEXTURE_DESC* out, CUtexObject handle) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  auto object = Look(TheUnit().textures, handle);
+  if (out == nullptr || !object) return CUDA_ERROR_INVALID_VALUE;
+  *out = object->sampling;
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC* out, CUtexObject handle) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  auto object = Look(TheUnit().textures, handle);
+  if (out == nullptr || !object || !object->has_view) return CUDA_ERROR_INVALID_VALUE;
+  *out = object->view;
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuSurfObjectCreate(CUsurfObject* out, const CUDA_RESOURCE_DESC* resource) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  if (out == nullptr || resource == nullptr || resource->resType != CU_RESOURCE_TYPE_ARRAY)
+    return CUDA_ERROR_INVALID_VALUE;
+  ArrayPtr array = Registry<Array>::Get().Find(resource->res.array.hArray);
+  if (!array) return CUDA_ERROR_INVALID_HANDLE;
+  if ((array->facts.Flags & CUDA_ARRAY3D_SURFACE_LDST) == 0) return CUDA_ERROR_INVALID_VALUE;
+  auto object = std::make_shared<SurfaceObject>();
+  object->context = context.get();
+  object->resource = *resource;
+  object->surface.image = array->image();
+  object->surface.element_bytes = uint32_t(array->element_bytes);
+  object->memory = array->memory;
+  *out = Enter(&TheUnit().surfaces, std::move(object));
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuSurfObjectDestroy(CUsurfObject handle) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  if (!Look(TheUnit().surfaces, handle)) return CUDA_ERROR_INVALID_VALUE;
+  context->Synchronize();
+  std::unique_lock<std::shared_mutex> lock(TheUnit().mutex);
+  return TheUnit().surfaces.erase(handle) != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+SOFTGPU_API cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC* out, CUsurfObject handle) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  auto object = Look(TheUnit().surfaces, handle);
+  if (out == nullptr || !object) return CUDA_ERROR_INVALID_VALUE;
+  *out = object->resource;
+  return CUDA_SUCCESS;
+}

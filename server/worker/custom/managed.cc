@@ -1,0 +1,114 @@
+// Managed memory that the client does not share: the worker's end of proto/mirror.
+//
+// The bytes are this process's own: memory that it has registered with the driver, or a `__managed__` variable, which
+// the driver lets the host use. Both are touched while kernels may run; who touches the same bytes at the same time is
+// the application's affair, as natively.
+
+#include <cuda.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <map>
+
+#include "proto/codec/operations.gen.h"
+#include "proto/mirror/mirror.h"
+#include "server/dispatch/custom.gen.h"
+#include "server/dispatch/malformed.h"
+#include "server/worker/worker_session.h"
+#include "spdlog/spdlog.h"
+
+namespace cuda_remote::server {
+namespace {
+
+// The range that a mirror stands for, if it is still there: variables go with their modules.
+bool IsAlive(WorkerSession& worker, uint64_t address, const Mirrored& mirrored) {
+  const DeviceRange* const range = worker.ranges().At(address);
+  return range != nullptr && range->managed && range->bytes == mirrored.bytes && range->owner == mirrored.owner;
+}
+
+// Whether this process may touch managed variables while the GPU works.
+bool HostMayTouch(WorkerSession& worker, uint64_t address, const DeviceRange& range) {
+  if (range.kind == DeviceRange::kManaged) return true;
+  int concurrent = 0;
+  unsigned managed = 0;  // the driver's own word: the image, which said so first, came from the client
+  // It may want a context, and the runtime registers variables before there is one.
+  if (worker.driver().cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) == CUDA_SUCCESS &&
+      managed == 0) {
+    return false;
+  }
+  return worker.driver().cuDeviceGetAttribute(&concurrent, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
+                                              range.device) == CUDA_SUCCESS &&
+         concurrent != 0;
+}
+
+}  // namespace
+
+CUresult OpMirrorAdd(Session& session, const Request&, const wire::OpMirrorAdd_Request& in, wire::OpMirrorAdd_Reply*,
+                     ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  const DeviceRange* const range = worker.ranges().At(in.address);
+  // Managed memory is mapped in whole pages and mirrored as far as the application asked for it.
+  const bool fits = range != nullptr && range->managed && in.bytes != 0 && in.bytes <= range->bytes &&
+                    (range->kind == DeviceRange::kManaged || in.bytes == range->bytes);
+  if (!fits) return CUDA_ERROR_INVALID_VALUE;
+  if (range->kind == DeviceRange::kManaged && !worker.host_ranges()[in.address].own) return CUDA_ERROR_INVALID_VALUE;
+  if (!HostMayTouch(worker, in.address, *range)) {
+    spdlog::warn("the driver does not let the host use this variable while kernels run: not supported");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  const size_t bytes = in.bytes;
+  void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  Mirrored& mirrored = worker.mirrored()[in.address];
+  mirrored.bytes = range->bytes;
+  mirrored.shown = bytes;
+  mirrored.owner = range->owner;
+  mirrored.base = std::shared_ptr<char>(static_cast<char*>(base), [bytes](char* p) { munmap(p, bytes); });
+  return CUDA_SUCCESS;
+}
+
+CUresult OpMirrorWrite(Session& session, const Request& request, const wire::OpMirrorWrite_Request&,
+                       wire::OpMirrorWrite_Reply*, ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  std::map<uint64_t, Mirrored>& all = worker.mirrored();
+  const bool good = mirror::ForEachRun(request.payload, [&](uint64_t address, std::string_view bytes) {
+    auto it = all.upper_bound(address);
+    if (it == all.begin()) return false;
+    --it;
+    const Mirrored& mirrored = it->second;
+    const uint64_t offset = address - it->first;
+    if (offset > mirrored.shown || bytes.size() > mirrored.shown - offset) return false;
+    // A variable whose module has just been unloaded is nobody's error.
+    if (!IsAlive(worker, it->first, mirrored)) return true;
+    // The client can still change the payload: what goes into the memory is what goes into the base.
+    char* const base = mirrored.base.get() + offset;
+    std::memcpy(base, bytes.data(), bytes.size());
+    std::memcpy(reinterpret_cast<char*>(address), base, bytes.size());
+    return true;
+  });
+  return good ? CUDA_SUCCESS : kMalformedRequest;
+}
+
+CUresult OpMirrorRead(Session& session, const Request&, const wire::OpMirrorRead_Request& in,
+                      wire::OpMirrorRead_Reply* out, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  std::map<uint64_t, Mirrored>& all = worker.mirrored();
+  auto it = all.upper_bound(in.from);
+  if (it != all.begin() && std::prev(it)->first + std::prev(it)->second.shown > in.from) --it;
+  for (; it != all.end(); ++it) {
+    Mirrored& mirrored = it->second;
+    if (!IsAlive(worker, it->first, mirrored)) continue;
+    uint64_t at = std::max(in.from, it->first) - it->first;
+    if (mirror::CollectChanges(it->first, reinterpret_cast<const char*>(it->first), mirrored.base.get(), mirrored.shown,
+                               false, &at, &reply->payload)) {
+      continue;
+    }
+    out->next = it->first + at;
+    break;
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::server

@@ -1,0 +1,140 @@
+// Texture and surface objects. The client has the driver's own values. A replay asks for the value of before: the
+// driver numbers its objects from the lowest number on, so it is made again and again until that number comes, and the
+// others are given back.
+
+#include <cuda.h>
+
+#include <vector>
+
+#include "proto/codec/texture.gen.h"
+#include "proto/driverabi/array_format.h"
+#include "server/dispatch/custom.gen.h"
+#include "server/dispatch/malformed.h"
+#include "server/dispatch/runtime.h"
+#include "server/worker/worker_session.h"
+
+namespace cuda_remote::server {
+namespace {
+
+// Objects made in vain for one that must have a certain value. The driver's tables are not larger.
+constexpr int kMostAttempts = 1 << 16;
+
+// Checks the client's description and puts the driver's handles into it.
+CUresult TranslateResource(Session& session, CUDA_RESOURCE_DESC* resource) {
+  const auto element = [](CUarray_format format, unsigned channels) -> uint64_t {
+    return channels == 1 || channels == 2 || channels == 4 ? ArrayElementBytes(format, channels) : 0;
+  };
+  switch (resource->resType) {
+    case CU_RESOURCE_TYPE_ARRAY: {
+      CUarray& array = resource->res.array.hArray;
+      return session.Real(Kind::kArray, reinterpret_cast<uint64_t>(array), &array) ? CUDA_SUCCESS
+                                                                                   : CUDA_ERROR_INVALID_HANDLE;
+    }
+    case CU_RESOURCE_TYPE_MIPMAPPED_ARRAY: {
+      CUmipmappedArray& array = resource->res.mipmap.hMipmappedArray;
+      return session.Real(Kind::kMipmappedArray, reinterpret_cast<uint64_t>(array), &array) ? CUDA_SUCCESS
+                                                                                            : CUDA_ERROR_INVALID_HANDLE;
+    }
+    case CU_RESOURCE_TYPE_LINEAR: {
+      const auto& linear = resource->res.linear;
+      if (element(linear.format, linear.numChannels) == 0 || linear.sizeInBytes == 0) return CUDA_ERROR_INVALID_VALUE;
+      return session.OwnsDeviceRange(linear.devPtr, linear.sizeInBytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    }
+    case CU_RESOURCE_TYPE_PITCH2D: {
+      const auto& pitched = resource->res.pitch2D;
+      const uint64_t bytes = element(pitched.format, pitched.numChannels);
+      constexpr uint64_t kMost = uint64_t{1} << 40;
+      if (bytes == 0 || pitched.width == 0 || pitched.height == 0) return CUDA_ERROR_INVALID_VALUE;
+      if (pitched.width > kMost || pitched.height > (1 << 20) || pitched.pitchInBytes > kMost)
+        return CUDA_ERROR_INVALID_VALUE;
+      const uint64_t touched = (pitched.height - 1) * pitched.pitchInBytes + pitched.width * bytes;
+      return session.OwnsDeviceRange(pitched.devPtr, touched) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    }
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+// Makes an object, with the value `wanted` unless that is 0. `make` and `destroy` are the driver's.
+template <typename Make, typename Destroy>
+CUresult MakeNumbered(uint64_t wanted, const Make& make, const Destroy& destroy, uint64_t* value) {
+  std::vector<uint64_t> others;
+  CUresult result = CUDA_SUCCESS;
+  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
+    result = make(value);
+    if (result != CUDA_SUCCESS || wanted == 0 || *value == wanted) break;
+    others.push_back(*value);
+    // No lower number is free, and numbers only rise.
+    result = CUDA_ERROR_NOT_FOUND;
+    if (others.size() > 1 && *value > wanted && others[others.size() - 2] > wanted) break;
+  }
+  for (const uint64_t other : others) destroy(other);
+  return result;
+}
+
+}  // namespace
+
+CUresult Custom_cuTexObjectCreate(Session& session, const Request&, const wire::cuTexObjectCreate_Request& in,
+                                  wire::cuTexObjectCreate_Reply* out, ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  CUDA_RESOURCE_DESC resource;
+  CUDA_TEXTURE_DESC texture;
+  CUDA_RESOURCE_VIEW_DESC view;
+  if (!CopyExactly(in.pResDesc, &resource, sizeof resource)) return kMalformedRequest;
+  if (in.has_pTexDesc && !CopyExactly(in.pTexDesc, &texture, sizeof texture)) return kMalformedRequest;
+  if (in.has_pResViewDesc && !CopyExactly(in.pResViewDesc, &view, sizeof view)) return kMalformedRequest;
+  if (const CUresult result = TranslateResource(session, &resource); result != CUDA_SUCCESS) return result;
+  const DriverTable& driver = session.driver();
+  uint64_t value = 0;
+  const CUresult result = MakeNumbered(
+      in.pTexObject,
+      [&](uint64_t* made) {
+        CUtexObject object = 0;
+        const CUresult status = driver.cuTexObjectCreate(&object, &resource, in.has_pTexDesc ? &texture : nullptr,
+                                                         in.has_pResViewDesc ? &view : nullptr);
+        *made = object;
+        return status;
+      },
+      [&](uint64_t other) { driver.cuTexObjectDestroy(other); }, &value);
+  if (result != CUDA_SUCCESS) return result;
+  worker.textures().insert({session.CurrentContext(), value});
+  out->pTexObject = value;
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuTexObjectDestroy(Session& session, const Request&, const wire::cuTexObjectDestroy_Request& in,
+                                   wire::cuTexObjectDestroy_Reply*, ReplyBuilder*) {
+  if (Worker(session).textures().erase({session.CurrentContext(), in.texObject}) == 0) return CUDA_ERROR_INVALID_VALUE;
+  return session.driver().cuTexObjectDestroy(in.texObject);
+}
+
+CUresult Custom_cuSurfObjectCreate(Session& session, const Request&, const wire::cuSurfObjectCreate_Request& in,
+                                   wire::cuSurfObjectCreate_Reply* out, ReplyBuilder*) {
+  CUDA_RESOURCE_DESC resource;
+  if (!CopyExactly(in.pResDesc, &resource, sizeof resource)) return kMalformedRequest;
+  if (resource.resType != CU_RESOURCE_TYPE_ARRAY) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = TranslateResource(session, &resource); result != CUDA_SUCCESS) return result;
+  const DriverTable& driver = session.driver();
+  uint64_t value = 0;
+  const CUresult result = MakeNumbered(
+      in.pSurfObject,
+      [&](uint64_t* made) {
+        CUsurfObject object = 0;
+        const CUresult status = driver.cuSurfObjectCreate(&object, &resource);
+        *made = object;
+        return status;
+      },
+      [&](uint64_t other) { driver.cuSurfObjectDestroy(other); }, &value);
+  if (result != CUDA_SUCCESS) return result;
+  Worker(session).surfaces().insert({session.CurrentContext(), value});
+  out->pSurfObject = value;
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuSurfObjectDestroy(Session& session, const Request&, const wire::cuSurfObjectDestroy_Request& in,
+                                    wire::cuSurfObjectDestroy_Reply*, ReplyBuilder*) {
+  if (Worker(session).surfaces().erase({session.CurrentContext(), in.surfObject}) == 0) return CUDA_ERROR_INVALID_VALUE;
+  return session.driver().cuSurfObjectDestroy(in.surfObject);
+}
+
+}  // namespace cuda_remote::server

@@ -1,0 +1,130 @@
+// The program's own virtual memory, as allocators with growing segments use it: one large reservation in which pieces
+// of physical memory come and go at its end and in its middle, the same piece mapped at two addresses, handles that are
+// released while mapped and retained again by address, access rights set over several mappings at once. Kernels run
+// over the seams, and pointers into it are kept in device memory.
+#include <cuda.h>
+
+#include <deque>
+#include <vector>
+
+#include "tests/apps/support/app.h"
+
+#define DRIVER_CHECK(call)                                     \
+  do {                                                         \
+    CUresult driver_check_result = (call);                     \
+    if (driver_check_result != CUDA_SUCCESS) {                 \
+      const char* driver_check_name = "?";                     \
+      cuGetErrorName(driver_check_result, &driver_check_name); \
+      app::Fail(__FILE__, __LINE__, #call, driver_check_name); \
+    }                                                          \
+  } while (0)
+
+__device__ unsigned* segment;  // where the reservation begins
+
+// Every word of [first, first + count) in the segment.
+__global__ void Work(size_t first, size_t count, unsigned stride, unsigned step) {
+  for (size_t i = threadIdx.x + size_t(blockIdx.x) * blockDim.x; i * stride < count;
+       i += size_t(blockDim.x) * gridDim.x) {
+    segment[first + i * stride] = segment[first + i * stride] * 3u + step + unsigned(i);
+  }
+}
+
+int main(int argc, char** argv) {
+  app::Options options = app::Parse(argc, argv, {14, 4});
+  const int most = options.size + 1;
+  CUDA_CHECK(cudaFree(nullptr));
+  int device;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUmemAllocationProp prop = {};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  prop.location.id = device;
+  size_t piece = 0;
+  DRIVER_CHECK(cuMemGetAllocationGranularity(&piece, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+  const size_t words = piece / sizeof(unsigned);
+  CUmemAccessDesc access = {};
+  access.location = prop.location;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+
+  CUdeviceptr base = 0, alias = 0;
+  DRIVER_CHECK(cuMemAddressReserve(&base, piece * (most + 64), 0, 0, 0));
+  DRIVER_CHECK(cuMemAddressReserve(&alias, piece, 0, 0, 0));
+  CUDA_CHECK(cudaMemcpyToSymbol(segment, &base, sizeof(base)));
+  // One word in so many is touched: pieces are large.
+  const unsigned stride = 4096;
+
+  // Handles are released at once, as allocators do, except for those of even pieces.
+  struct Mapped {
+    CUmemGenericAllocationHandle handle;
+    bool released;
+    std::vector<unsigned> model;
+  };
+  std::deque<Mapped> pieces;
+  const auto grow = [&] {
+    Mapped mapped = {};
+    const CUdeviceptr at = base + piece * pieces.size();
+    DRIVER_CHECK(cuMemCreate(&mapped.handle, piece, &prop, 0));
+    DRIVER_CHECK(cuMemMap(at, piece, 0, mapped.handle, 0));
+    DRIVER_CHECK(cuMemSetAccess(at, piece, &access, 1));
+    mapped.released = pieces.size() % 2 == 1;
+    if (mapped.released) DRIVER_CHECK(cuMemRelease(mapped.handle));
+    CUDA_CHECK(cudaMemset(reinterpret_cast<void*>(at), 0, piece));
+    mapped.model.assign(words / stride, 0);
+    pieces.push_back(mapped);
+  };
+  const auto shrink = [&] {
+    const CUdeviceptr at = base + piece * (pieces.size() - 1);
+    DRIVER_CHECK(cuMemUnmap(at, piece));
+    if (!pieces.back().released) DRIVER_CHECK(cuMemRelease(pieces.back().handle));
+    pieces.pop_back();
+  };
+  grow();
+  grow();
+
+  for (int step = 1; step <= options.steps; ++step) {
+    if (step % 3 == 0 && int(pieces.size()) < most) grow();
+    if (step % 7 == 0 && pieces.size() > 2) shrink();
+    const size_t count = words * pieces.size();
+    Work<<<2, 64>>>(0, count, stride, step);
+    LAUNCH_CHECK();
+    unsigned i = 0;
+    for (Mapped& mapped : pieces) {
+      for (unsigned& word : mapped.model) word = word * 3u + step + i++;
+    }
+
+    // A piece whose handle is asked for by its address, mapped a second time elsewhere and changed there.
+    const int chosen = step % int(pieces.size());
+    CUmemGenericAllocationHandle again = 0;
+    DRIVER_CHECK(cuMemRetainAllocationHandle(&again, reinterpret_cast<void*>(base + piece * chosen + 4096)));
+    CUmemAllocationProp back = {};
+    DRIVER_CHECK(cuMemGetAllocationPropertiesFromHandle(&back, again));
+    APP_CHECK(back.location.id == device && back.type == CU_MEM_ALLOCATION_TYPE_PINNED);
+    DRIVER_CHECK(cuMemMap(alias, piece, 0, again, 0));
+    DRIVER_CHECK(cuMemSetAccess(alias, piece, &access, 1));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    DRIVER_CHECK(cuMemsetD32(alias, 17u * step, 1));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    pieces[chosen].model[0] = 17u * step;
+    // A checkpoint here finds two mappings of one piece; every other time the alias stays over the pause.
+    if (step % 2 == 0) app::Step(step);
+    DRIVER_CHECK(cuMemUnmap(alias, piece));
+    DRIVER_CHECK(cuMemRelease(again));
+
+    unsigned long long sum = 0;
+    std::vector<unsigned> got(words);
+    for (size_t p = 0; p < pieces.size(); ++p) {
+      CUDA_CHECK(cudaMemcpy(got.data(), reinterpret_cast<void*>(base + piece * p), piece, cudaMemcpyDefault));
+      for (size_t w = 0; w < pieces[p].model.size(); ++w) {
+        if (got[w * stride] != pieces[p].model[w]) app::Fail(__FILE__, __LINE__, "piece", "wrong contents");
+        sum = sum * 31 + got[w * stride];
+      }
+    }
+    printf("step %d pieces %d sum %llu\n", step, int(pieces.size()), sum);
+    fflush(stdout);
+    if (step % 2 == 1) app::Step(step);
+  }
+  while (!pieces.empty()) shrink();
+  DRIVER_CHECK(cuMemAddressFree(base, piece * (most + 64)));
+  DRIVER_CHECK(cuMemAddressFree(alias, piece));
+  return 0;
+}
