@@ -104,8 +104,9 @@ CUresult Custom_cuCtxDestroy_v2(CUcontext ctx) {
   if (!handle || !call.Valid(Kind::kContext, handle)) return CUDA_ERROR_INVALID_CONTEXT;
   {
     std::shared_lock<std::shared_mutex> lock(call.session().mutex());
-    // Primary contexts are released, not destroyed.
-    if (call.session().handles().Find(Kind::kContext, handle)->primary) return CUDA_ERROR_INVALID_CONTEXT;
+    // Primary contexts are released, not destroyed; a green context's goes with that.
+    const Object* const object = call.session().handles().Find(Kind::kContext, handle);
+    if (object->primary || object->green) return CUDA_ERROR_INVALID_CONTEXT;
   }
   wire::cuCtxDestroy_v2_Request request;
   request.context = handle;
@@ -370,6 +371,34 @@ CUresult Custom_cuCtxGetApiVersion(CUcontext ctx, unsigned int* version) {
 }
 
 // Usage counts of before CUDA 4: a context made by cuCtxCreate counts once, so one detach destroys it.
-CUresult Custom_cuCtxDetach(CUcontext ctx) { return Custom_cuCtxDestroy_v2(ctx); }
+CUresult Custom_cuCtxAttach(CUcontext* pctx, unsigned int flags) {
+  Session* session;
+  ThreadState* thread;
+  if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
+  if (!pctx || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  std::unique_lock<std::shared_mutex> lock(session->mutex());
+  Object* object = session->handles().Find(Kind::kContext, thread->current_context());
+  if (!object || !object->active) return CUDA_ERROR_INVALID_CONTEXT;
+  ++object->attached;
+  *pctx = AsContext(thread->current_context());
+  return CUDA_SUCCESS;
+}
+
+// Takes back what cuCtxAttach or cuCtxCreate counted; the last one destroys the context.
+CUresult Custom_cuCtxDetach(CUcontext ctx) {
+  Session* session;
+  ThreadState* thread;
+  if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
+  {
+    std::unique_lock<std::shared_mutex> lock(session->mutex());
+    Object* object = session->handles().Find(Kind::kContext, AsHandle(ctx));
+    if (!object || !object->active) return CUDA_ERROR_INVALID_CONTEXT;
+    if (object->attached > 0) {
+      --object->attached;
+      return CUDA_SUCCESS;
+    }
+  }
+  return Custom_cuCtxDestroy_v2(ctx);
+}
 
 }  // namespace cuda_remote::client

@@ -38,6 +38,7 @@ CUresult ModuleFunctions(CUmodule module, std::vector<CUfunction>* functions) {
   unsigned count = 0;
   if (const CUresult result = cuModuleGetFunctionCount(&count, module); result != CUDA_SUCCESS) return result;
   functions->resize(count);
+  if (count == 0) return CUDA_SUCCESS;
   return cuModuleEnumerateFunctions(functions->data(), count, module);
 }
 

@@ -4,6 +4,8 @@
 
 #include <mutex>
 #include <shared_mutex>
+#include <string>
+#include <vector>
 
 #include "client/custom/call_names.h"
 #include "client/custom/function_info.h"
@@ -232,6 +234,68 @@ CUresult Custom_cuFuncGetModule(CUmodule* hmod, CUfunction hfunc) {
     return CUDA_SUCCESS;
   }
   return Custom_cuLibraryGetModule(hmod, reinterpret_cast<CUlibrary>(owner));
+}
+
+namespace {
+
+// The names of all functions of a module, or all kernels of a library, in the driver's order.
+template <typename Request, typename Reply>
+CUresult AskNames(const CallInfo& info, Kind kind, uint64_t owner, size_t most, std::vector<std::string>* names) {
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (!call.Valid(kind, owner)) return CUDA_ERROR_INVALID_HANDLE;
+  Request request;
+  request.owner = owner;
+  while (names->size() < most) {
+    request.after = uint32_t(names->size());
+    call.message().clear();
+    request.Encode(&call.message());
+    if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+    Reply reply;
+    if (!reply.Decode(call.reply()) || (reply.more && reply.names.empty())) {
+      return call.session().Lose(ChannelStatus::kProtocolError);
+    }
+    for (const std::string_view name : reply.names) names->emplace_back(name);
+    if (!reply.more) break;
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+// Each one is looked up by its name, so that it is the same handle, and the same record, as cuModuleGetFunction's.
+CUresult Custom_cuModuleEnumerateFunctions(CUfunction* functions, unsigned int numFunctions, CUmodule mod) {
+  static constexpr CallInfo kInfo{kCall_cuModuleEnumerateFunctions, "cuModuleEnumerateFunctions", false, true};
+  if (!functions) return CUDA_ERROR_INVALID_VALUE;
+  std::vector<std::string> names;
+  CUresult result = AskNames<wire::cuModuleEnumerateFunctions_Request, wire::cuModuleEnumerateFunctions_Reply>(
+      kInfo, Kind::kModule, reinterpret_cast<uint64_t>(mod), numFunctions, &names);
+  for (size_t i = 0; result == CUDA_SUCCESS && i < names.size() && i < numFunctions; ++i) {
+    result = Custom_cuModuleGetFunction(&functions[i], mod, names[i].c_str());
+  }
+  return result;
+}
+
+CUresult Custom_cuLibraryEnumerateKernels(CUkernel* kernels, unsigned int numKernels, CUlibrary lib) {
+  static constexpr CallInfo kInfo{kCall_cuLibraryEnumerateKernels, "cuLibraryEnumerateKernels", false, false};
+  if (!kernels) return CUDA_ERROR_INVALID_VALUE;
+  std::vector<std::string> names;
+  CUresult result = AskNames<wire::cuLibraryEnumerateKernels_Request, wire::cuLibraryEnumerateKernels_Reply>(
+      kInfo, Kind::kLibrary, reinterpret_cast<uint64_t>(lib), numKernels, &names);
+  for (size_t i = 0; result == CUDA_SUCCESS && i < names.size() && i < numKernels; ++i) {
+    result = Custom_cuLibraryGetKernel(&kernels[i], lib, names[i].c_str());
+  }
+  return result;
+}
+
+// Needs a GPU that can call host functions by address. There is none: CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS is
+// 0.
+CUresult Custom_cuLibraryGetUnifiedFunction(void** fptr, CUlibrary library, const char* symbol) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuLibraryGetUnifiedFunction", false, false};
+  if (!fptr || !symbol) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  return call.Valid(Kind::kLibrary, library) ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_HANDLE;
 }
 
 }  // namespace cuda_remote::client

@@ -165,7 +165,10 @@ CUresult Custom_cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, voi
   request.attributes = std::string_view(reinterpret_cast<const char*>(config->attrs), config->numAttrs * sizeof(CUlaunchAttribute));
   request.Encode(&call.message());
   // With attributes (clusters, cooperative launches) the limits are more than a few comparisons: let the driver say.
-  return SendLaunch(call, config->numAttrs == 0 && LooksValid(CurrentDevice(call), *info, shape));
+  const CUresult result = SendLaunch(call, config->numAttrs == 0 && LooksValid(CurrentDevice(call), *info, shape));
+  // Some attributes record events.
+  if (config->numAttrs) call.session().completions().SomeEventsRecorded();
+  return result;
 }
 
 }  // namespace cuda_remote::client

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "client/custom/call_names.h"
+#include "client/custom/ipc.h"
 #include "client/custom/managed.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
@@ -171,6 +172,7 @@ CUresult Custom_cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t Wid
 
 CUresult Custom_cuMemFree_v2(CUdeviceptr dptr) {
   static constexpr CallInfo kInfo{kOpMemFree, "cuMemFree", false, false};
+  if (IsPoolImport(dptr)) return CloseImport(dptr);
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (dptr == 0) return CUDA_SUCCESS;
@@ -212,6 +214,11 @@ CUresult Custom_cuMemGetInfo_v2(size_t* free, size_t* total) {
 
 CUresult Custom_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream, bool per_thread) {
   static constexpr CallInfo kInfo{kOpMemFree, "cuMemFreeAsync", true, true};
+  if (IsPoolImport(dptr)) {
+    // Another session's memory: it is let go of at once, after the stream.
+    const CUresult result = cuStreamSynchronize(per_thread && !hStream ? CU_STREAM_PER_THREAD : hStream);
+    return result == CUDA_SUCCESS ? CloseImport(dptr) : result;
+  }
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (dptr == 0) return CUDA_SUCCESS;

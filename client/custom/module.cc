@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "client/custom/call_names.h"
+#include "client/custom/image_file.h"
 #include "client/custom/jit_options.h"
 #include "client/custom/managed.h"
 #include "client/entry/custom.gen.h"
@@ -26,27 +27,6 @@ namespace {
 
 constexpr CallInfo kLoadModule{kCall_cuModuleLoadData, "cuModuleLoadData", false, true};
 constexpr CallInfo kLoadLibrary{kCall_cuLibraryLoadData, "cuLibraryLoadData", false, false};
-
-// A whole file, as cuModuleLoad and cuLibraryLoadFromFile take it; one zero byte follows, so that PTX text ends.
-CUresult ReadImageFile(const char* path, std::string* image) {
-  const int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return CUDA_ERROR_FILE_NOT_FOUND;
-  struct stat facts;
-  if (fstat(fd, &facts) != 0 || !S_ISREG(facts.st_mode)) {
-    close(fd);
-    return CUDA_ERROR_FILE_NOT_FOUND;
-  }
-  image->resize(size_t(facts.st_size) + 1);
-  size_t done = 0;
-  while (done < size_t(facts.st_size)) {
-    const ssize_t n = read(fd, &(*image)[done], size_t(facts.st_size) - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    done += size_t(n);
-  }
-  close(fd);
-  return done == size_t(facts.st_size) ? CUDA_SUCCESS : CUDA_ERROR_FILE_NOT_FOUND;
-}
 
 // The image's own bytes: a fat binary's wrapper struct is resolved to what it points to.
 CUresult FindImage(const void* image, std::string_view* bytes) {
@@ -161,6 +141,26 @@ CUresult GetGlobal(const CallInfo& info, Kind kind, uint64_t owner, const char* 
 }
 
 }  // namespace
+
+CUresult ReadImageFile(const char* path, std::string* image) {
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return CUDA_ERROR_FILE_NOT_FOUND;
+  struct stat facts;
+  if (fstat(fd, &facts) != 0 || !S_ISREG(facts.st_mode)) {
+    close(fd);
+    return CUDA_ERROR_FILE_NOT_FOUND;
+  }
+  image->resize(size_t(facts.st_size) + 1);
+  size_t done = 0;
+  while (done < size_t(facts.st_size)) {
+    const ssize_t n = read(fd, &(*image)[done], size_t(facts.st_size) - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    done += size_t(n);
+  }
+  close(fd);
+  return done == size_t(facts.st_size) ? CUDA_SUCCESS : CUDA_ERROR_FILE_NOT_FOUND;
+}
 
 CUresult Custom_cuModuleLoadData(CUmodule* module, const void* image) {
   return LoadModule(module, image, 0, nullptr, nullptr);

@@ -15,17 +15,31 @@
 namespace cuda_remote::client {
 namespace {
 
-CUresult ContextOfStream(const CallInfo& info, CUstream hStream, bool per_thread, CUcontext* pctx) {
-  if (!pctx) return CUDA_ERROR_INVALID_VALUE;
+// The context and the green context (null: none) of a stream. A green context's CUcontext is made if nobody has asked
+// for it yet.
+CUresult ContextOfStream(const CallInfo& info, CUstream hStream, bool per_thread, CUcontext* pctx,
+                         CUgreenCtx* green_out) {
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   uint64_t stream;
   if (const CUresult result = call.StreamToWire(hStream, per_thread, &stream); result != CUDA_SUCCESS) return result;
   uint64_t context = call.thread().current_context();
-  if (KindOf(stream) == Kind::kStream) {
+  uint64_t green = 0;
+  {
     std::shared_lock<std::shared_mutex> lock(call.session().mutex());
-    if (const Object* object = call.session().handles().Find(Kind::kStream, stream)) context = object->parent;
+    if (KindOf(stream) == Kind::kStream) {
+      if (const Object* object = call.session().handles().Find(Kind::kStream, stream)) context = object->parent;
+    }
+    if (KindOf(context) == Kind::kGreenContext) {
+      green = context;
+    } else if (const Object* object = call.session().handles().Find(Kind::kContext, context)) {
+      green = object->green;
+    }
   }
+  if (green_out) *green_out = reinterpret_cast<CUgreenCtx>(green);
+  if (!pctx) return CUDA_SUCCESS;
+  if (KindOf(context) == Kind::kGreenContext)
+    return Custom_cuCtxFromGreenCtx(pctx, reinterpret_cast<CUgreenCtx>(context));
   *pctx = reinterpret_cast<CUcontext>(context);
   return CUDA_SUCCESS;
 }
@@ -34,24 +48,20 @@ CUresult ContextOfStream(const CallInfo& info, CUstream hStream, bool per_thread
 
 CUresult Custom_cuStreamGetCtx(CUstream hStream, CUcontext* pctx, bool per_thread) {
   static constexpr CallInfo kInfo{kLocalCall, "cuStreamGetCtx", false, true};
-  return ContextOfStream(kInfo, hStream, per_thread, pctx);
+  if (!pctx) return CUDA_ERROR_INVALID_VALUE;
+  return ContextOfStream(kInfo, hStream, per_thread, pctx, nullptr);
 }
 
 CUresult Custom_cuStreamGetCtx_v2(CUstream hStream, CUcontext* pctx, CUgreenCtx* pGreenCtx, bool per_thread) {
   static constexpr CallInfo kInfo{kLocalCall, "cuStreamGetCtx_v2", false, true};
-  if (!pGreenCtx) return CUDA_ERROR_INVALID_VALUE;
-  const CUresult result = ContextOfStream(kInfo, hStream, per_thread, pctx);
-  if (result == CUDA_SUCCESS) *pGreenCtx = nullptr;  // there are none
-  return result;
+  if (!pctx || !pGreenCtx) return CUDA_ERROR_INVALID_VALUE;
+  return ContextOfStream(kInfo, hStream, per_thread, pctx, pGreenCtx);
 }
 
 CUresult Custom_cuStreamGetGreenCtx(CUstream hStream, CUgreenCtx* phCtx) {
   static constexpr CallInfo kInfo{kLocalCall, "cuStreamGetGreenCtx", false, true};
-  CUcontext context;
   if (!phCtx) return CUDA_ERROR_INVALID_VALUE;
-  const CUresult result = ContextOfStream(kInfo, hStream, false, &context);
-  if (result == CUDA_SUCCESS) *phCtx = nullptr;  // there are none
-  return result;
+  return ContextOfStream(kInfo, hStream, false, nullptr, phCtx);
 }
 
 // The mode is each thread's own. The server never restricts its executor, which serves all threads.

@@ -25,7 +25,7 @@ struct Question {
 bool Known(Session& session, Question* question) {
   std::shared_lock<std::shared_mutex> lock(session.mutex());
   const Object* const object = session.handles().Find(question->kind, question->object);
-  if (!object) return false;
+  if (!object || object->between_processes) return false;
   const Completions& completions = session.completions();
   question->stamp = question->kind == Kind::kEvent ? completions.EventStamp(question->object) : completions.WorkStamp();
   if (session.settings().sync) return false;

@@ -106,7 +106,9 @@ bool LeavesManaged(uint32_t id) {
 }
 
 // Calls that record events which they do not name.
-bool RecordsEvents(uint32_t id) { return id == kCall_cuGraphLaunch || id == kCall_cuCtxRecordEvent; }
+bool RecordsEvents(uint32_t id) {
+  return id == kCall_cuGraphLaunch || id == kCall_cuCtxRecordEvent || id == kCall_cuGreenCtxRecordEvent;
+}
 
 // Graphs and what is made of them.
 bool IsOfGraphs(Kind kind) { return kind == Kind::kGraph || kind == Kind::kGraphNode || kind == Kind::kGraphExec; }

@@ -200,6 +200,7 @@ void Session::Unlock() {
     if (again) {
       channel_ = std::move(again);
       channel_->SetStdoutSink(&WriteDeviceOutput);
+      channel_->SetStderrSink(&WriteDeviceErrors);
       channel_->SetEager(!wait_asleep_);
     } else {
       LogLine("%s", error.c_str());
@@ -244,6 +245,7 @@ bool Session::Give(agent::Given given, std::string* error) {
   host_functions_.SetChannel(nullptr);
   channel_.swap(adopted);
   channel_->SetStdoutSink(&WriteDeviceOutput);
+  channel_->SetStderrSink(&WriteDeviceErrors);
   channel_->SetEager(!wait_asleep_);
   if (given.new_worker && (!ShareHostArena(error) || !MapManaged(error) || !ReplayRest(error) || !MoveManaged(error))) {
     channel_.swap(adopted);

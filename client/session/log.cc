@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/session/log_buffer.h"
+
 namespace cuda_remote::client {
 
 void LogLine(const char* format, ...) {
@@ -22,6 +24,7 @@ void LogLine(const char* format, ...) {
   va_end(args);
   size_t length = kPrefixBytes;
   if (wanted > 0) length += size_t(wanted) < room ? size_t(wanted) : room - 1;
+  LogBuffer::Add(line + kPrefixBytes, length - kPrefixBytes);
   line[length++] = '\n';
   for (size_t written = 0; written < length;) {
     const ssize_t n = write(STDERR_FILENO, line + written, length - written);

@@ -48,6 +48,10 @@ struct Object {
   // handle is the same for ever, as natively), or a destroyed graph with live executables.
   bool active = true;
   uint64_t id = 0;  // cuCtxGetId
+  int attached = 0;  // cuCtxAttach calls that no cuCtxDetach has taken back
+
+  // Context made from a green context: that one. Green context: the context made from it, 0 if none was.
+  uint64_t green = 0;
 
   // Function, kernel.
   std::shared_ptr<FunctionInfo> info;
@@ -57,6 +61,9 @@ struct Object {
   int mappings = 0;
   bool released = false;
   int retained = 0;  // by cuMemRetainAllocationHandle, besides the handle of cuMemCreate
+
+  // Event that other processes may record too: whether it is done is never known here. Set under the lock.
+  bool between_processes = false;
 
   // Event, stream, context (for its default stream): the stamp (completion.h) at which all was known to be done, and at
   // which it was waited for. Set under the shared lock.

@@ -14,6 +14,7 @@
 #include "client/trace/control.h"
 #include "client/trace/trace.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/driverabi/visible_devices.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -38,6 +39,7 @@ std::atomic<Session*> Session::g_session{nullptr};
 
 // What the application prints and what the GPU prints share stdio's buffer, as natively.
 void WriteDeviceOutput(const char* bytes, size_t count) { fwrite(bytes, 1, count, stdout); }
+void WriteDeviceErrors(const char* bytes, size_t count) { fwrite(bytes, 1, count, stderr); }
 
 bool Session::InForkedChild() { return g_forked.load(std::memory_order_acquire); }
 
@@ -77,10 +79,6 @@ CUresult Session::Connect(Session** session) {
 CUresult Session::Open() {
   settings_ = ReadSettings();
   staging_.SetThreads(settings_.copy_threads);
-  if (!settings_.error.empty()) {
-    LogLine("%s", settings_.error.c_str());
-    return CUDA_ERROR_INVALID_VALUE;
-  }
   std::string error;
   std::string path;
   static constexpr char kUnix[] = "unix:";
@@ -94,12 +92,49 @@ CUresult Session::Open() {
     LogLine("cannot reach the GPU server %s: %s", settings_.server.c_str(), error.c_str());
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
+  if (const CUresult result = OpenChannel(path, ""); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = FetchDevices(); result != CUDA_SUCCESS || !settings_.has_visible_devices) return result;
+  std::vector<std::string> uuids;
+  for (const Device& device : devices_) uuids.emplace_back(device.uuid.bytes, sizeof(device.uuid.bytes));
+  const std::vector<int> visible = driverabi::VisibleDevices(settings_.visible_devices, uuids);
+  visible_devices_ = int(visible.size());
+  bool first_ones = true;
+  for (size_t i = 0; i < visible.size(); ++i) first_ones = first_ones && visible[i] == int(i);
+  if (first_ones) {
+    devices_.resize(visible.size());
+    return CUDA_SUCCESS;
+  }
+  // Others, or in another order: a session that has been told so, since the order is the driver's own.
+  std::string names;
+  for (const int index : visible) {
+    // Parts of a GPU have names of their own.
+    std::string name = driverabi::UuidName(uuids[size_t(index)]);
+    if (devices_[size_t(index)].name.find(" MIG ") != std::string::npos) name.replace(0, 3, "MIG");
+    names += (names.empty() ? "" : ",") + name;
+  }
+  host_functions_.SetChannel(nullptr);
+  channel_.reset();
+  if (const CUresult result = OpenChannel(path, names); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = FetchDevices(); result != CUDA_SUCCESS) return result;
+  bool as_asked = devices_.size() == visible.size();
+  for (size_t i = 0; as_asked && i < visible.size(); ++i) {
+    as_asked = memcmp(devices_[i].uuid.bytes, uuids[size_t(visible[i])].data(), sizeof(devices_[i].uuid.bytes)) == 0;
+  }
+  if (as_asked) return CUDA_SUCCESS;
+  LogLine("the GPU server %s does not give the GPUs that CUDA_VISIBLE_DEVICES=%s asks for", settings_.server.c_str(),
+          settings_.visible_devices.c_str());
+  return CUDA_ERROR_SYSTEM_NOT_READY;
+}
+
+CUresult Session::OpenChannel(const std::string& path, const std::string& visible_devices) {
+  std::string error;
   Hello hello;
   hello.wire_version = kWireVersion;
   hello.pid = uint32_t(getpid());
   hello.program = ProgramName();
   hello.job = settings_.job;
   hello.gpu = settings_.gpu;
+  hello.visible_devices = visible_devices;
   Welcome welcome;
   channel_ = ClientChannel::Connect(path, hello, &welcome, &error);
   if (!channel_) {
@@ -107,6 +142,7 @@ CUresult Session::Open() {
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
   channel_->SetStdoutSink(&WriteDeviceOutput);
+  channel_->SetStderrSink(&WriteDeviceErrors);
   channel_->SetEager(true);
   // A host function may use managed memory that earlier work in its stream has written, and later work what it writes.
   host_functions_.SetAround(
@@ -117,7 +153,7 @@ CUresult Session::Open() {
         if (managed_mirror_.active()) managed_mirror_.Push(channel);
       });
   host_functions_.SetChannel(channel_.get());
-  return FetchDevices();
+  return CUDA_SUCCESS;
 }
 
 CUresult Session::FetchDevices() {
@@ -134,7 +170,7 @@ CUresult Session::FetchDevices() {
   driver_version_ = info.driver_version;
   devices_.clear();
   for (const auto& from : info.devices) {
-    if (settings_.visible_devices >= 0 && devices_.size() == size_t(settings_.visible_devices)) break;
+    if (visible_devices_ >= 0 && devices_.size() == size_t(visible_devices_)) break;
     Device device;
     device.name = std::string(from.name);
     if (from.uuid.size() == sizeof(device.uuid)) memcpy(&device.uuid, from.uuid.data(), sizeof(device.uuid));
@@ -153,6 +189,11 @@ CUresult Session::FetchDevices() {
       if (size_t(local) < device.attributes.size() && device.attributes[local] != kRefused) device.attributes[local] = 0;
     }
     device.peers.assign(from.peers.begin(), from.peers.end());
+    // Ways of sharing that end at the server's machine: programs ask first, and then take another one.
+    for (const CUdevice_attribute none :
+         {CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED}) {
+      if (size_t(none) < device.attributes.size()) device.attributes[none] = 0;
+    }
     devices_.push_back(std::move(device));
   }
   return CUDA_SUCCESS;

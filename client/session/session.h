@@ -46,7 +46,7 @@ namespace cuda_remote::client {
 
 // Device memory that the application knows of.
 struct DeviceRange {
-  enum Source : uint8_t { kAllocation, kStreamOrdered, kGlobal, kMapped, kManaged };
+  enum Source : uint8_t { kAllocation, kStreamOrdered, kGlobal, kMapped, kManaged, kImported, kPoolImported };
   Source source = kAllocation;
   int device = 0;
   uint64_t context = 0;    // virtual handle
@@ -222,6 +222,8 @@ class Session final : public agent::AgentHost, public trace::Server {
   // Takes a dead object out of the tables.
   void ForgetUnlocked(const replay::ObjectKey& dead);
   CUresult FetchDevices();
+  // Opens the session's channel. `visible_devices`: Hello's.
+  CUresult OpenChannel(const std::string& path, const std::string& visible_devices);
   CUresult MapHostRange(uint64_t address, uint64_t bytes, unsigned flags, bool managed, int device);
   // Tells another server of the host arena and of managed memory, after a move.
   bool ShareHostArena(std::string* error);
@@ -246,6 +248,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   std::atomic<CUresult> lost_{CUDA_SUCCESS};
   std::atomic<CUresult> pending_error_{CUDA_SUCCESS};
   std::vector<Device> devices_;
+  int visible_devices_ = -1;  // how many the program sees by CUDA_VISIBLE_DEVICES, -1: all
   int driver_version_ = 0;
 
   std::shared_mutex mutex_;
@@ -310,6 +313,8 @@ class Session final : public agent::AgentHost, public trace::Server {
 
 // Prints what a kernel printed. Called by the channel before the reply of the call that flushed it.
 void WriteDeviceOutput(const char* bytes, size_t count);
+// The same for what the driver prints to standard error.
+void WriteDeviceErrors(const char* bytes, size_t count);
 
 }  // namespace cuda_remote::client
 

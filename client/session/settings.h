@@ -14,9 +14,9 @@ struct Settings {
   std::string server;
   // CUDA_REMOTE_GPU: ordinal of the only GPU that the session may see, -1 for all.
   int gpu = -1;
-  // CUDA_VISIBLE_DEVICES: how many of the session's GPUs the program sees, -1 for all. Only the first ones in their own
-  // order can be asked for ("0", "0,1", empty for none); other selections set `error`.
-  int visible_devices = -1;
+  // CUDA_VISIBLE_DEVICES, about the server's GPUs; whether it is set at all.
+  bool has_visible_devices = false;
+  std::string visible_devices;
   // CUDA_REMOTE_SYNC=1: every call waits for its reply, so each error comes from the call that caused it.
   bool sync = false;
   // CUDA_REMOTE_COPY_THREADS: threads for a large copy of pageable memory, 0: by the number of processors.
@@ -25,8 +25,6 @@ struct Settings {
   std::string job;
   // CUDA_REMOTE_JOB_DIR: where agent.sock goes. Empty: no agent, the job cannot be checkpointed.
   std::string job_dir;
-  // Not empty: a variable asks for something that cannot be had. One sentence; no session is opened.
-  std::string error;
 };
 
 Settings ReadSettings();

@@ -44,6 +44,8 @@ pid_t StartDaemon(std::vector<std::string> command, bool detached, std::string* 
       setpgid(0, 0);  // the terminal's signals are for the program
     }
     UnblockInChild();
+    // It is about the machine's GPUs, and the program's session applies it: a server that did so too would do it twice.
+    unsetenv("CUDA_VISIBLE_DEVICES");
     const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     dup2(null, 0);
     dup2(null, 1);

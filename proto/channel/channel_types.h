@@ -42,6 +42,7 @@ struct Hello {
   int32_t gpu = -1;          // ordinal of the GPU that is wanted, -1: any
   std::string resume_token;  // unused on the local socket
   bool replaying = false;    // the session is opened by cr-restart or cr-migrate
+  std::string visible_devices;  // UUIDs as in CUDA_VISIBLE_DEVICES: the only GPUs that the session sees; empty: all
 };
 
 // Server to client, the answer. `error` not empty: refused, and the socket is closed after it.
@@ -52,6 +53,9 @@ struct Welcome {
   std::string server;          // name of the server, for messages to a person
   std::string error;
 };
+
+// In `aux` of an output frame: the bytes are for standard error; anything else: for standard output.
+inline constexpr uint32_t kOutputToStderr = 2;
 
 // What a channel consists of, to hand it to another process. -1: none. Plain values: whoever holds them closes them.
 struct ChannelFds {

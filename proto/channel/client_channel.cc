@@ -179,6 +179,7 @@ class ClientChannel::Impl {
     reply_.SpinAtMost(eager && many ? kEagerSpinNs : ring::SpinBudget::DefaultMaxNs());
   }
   void SetStdoutSink(void (*sink)(const char*, size_t)) { sink_.store(sink, std::memory_order_release); }
+  void SetStderrSink(void (*sink)(const char*, size_t)) { error_sink_.store(sink, std::memory_order_release); }
 
  private:
   // One request whose reply is still to come. Everything but `word` is guarded by pending_mutex_, or belongs to the
@@ -301,7 +302,8 @@ class ClientChannel::Impl {
     if (status == RingStatus::kOk) {
       status = RingStatus::kCorrupt;
       if ((header.flags & kFlagEvent) && !(header.flags & kFlagReply)) {
-        if (auto* sink = sink_.load(std::memory_order_acquire)) {
+        const auto& which = header.aux == kOutputToStderr ? error_sink_ : sink_;
+        if (auto* sink = which.load(std::memory_order_acquire)) {
           sink(frame + sizeof(header) + header.message_bytes, header.payload_bytes);
         }
         status = RingStatus::kOk;
@@ -520,6 +522,7 @@ class ClientChannel::Impl {
   std::mutex reason_mutex_;  // also: one thread at a time reads the socket
   std::string reason_;
   std::atomic<void (*)(const char*, size_t)> sink_{nullptr};
+  std::atomic<void (*)(const char*, size_t)> error_sink_{nullptr};
   const Welcome welcome_;
 };
 
@@ -607,5 +610,6 @@ std::string ClientChannel::end_reason() const { return impl_->end_reason(); }
 const Welcome& ClientChannel::welcome() const { return impl_->welcome(); }
 void ClientChannel::SetEager(bool eager) { impl_->SetEager(eager); }
 void ClientChannel::SetStdoutSink(void (*sink)(const char*, size_t)) { impl_->SetStdoutSink(sink); }
+void ClientChannel::SetStderrSink(void (*sink)(const char*, size_t)) { impl_->SetStderrSink(sink); }
 
 }  // namespace cuda_remote

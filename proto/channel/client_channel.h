@@ -92,6 +92,8 @@ class ClientChannel {
   // Where device printf output goes; called by whichever thread reads, before the reply of the call that flushed it is
   // delivered. Default: it is dropped. Set it before the first request.
   void SetStdoutSink(void (*sink)(const char* bytes, size_t count));
+  // The same for what the driver prints to standard error: the texts of device assertions.
+  void SetStderrSink(void (*sink)(const char* bytes, size_t count));
 
  private:
   class Impl;

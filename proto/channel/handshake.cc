@@ -74,6 +74,7 @@ void EncodeHello(const Hello& hello, std::string* out) {
   wire::PutInt(out, 5, hello.gpu);
   wire::PutBytes(out, 6, std::string_view(hello.resume_token).substr(0, kMaxHandshakeString));
   wire::PutUint(out, 7, hello.replaying);
+  wire::PutBytes(out, 8, std::string_view(hello.visible_devices).substr(0, kMaxHandshakeString));
 }
 
 bool DecodeHello(std::string_view bytes, Hello* hello) {
@@ -104,6 +105,9 @@ bool DecodeHello(std::string_view bytes, Hello* hello) {
         break;
       case 7:
         ok = reader.Get(&hello->replaying);
+        break;
+      case 8:
+        ok = GetString(&reader, &hello->visible_devices);
         break;
       default:
         ok = reader.Skip();

@@ -418,10 +418,11 @@ ChannelStatus ServerChannel::Reply(uint64_t sequence, uint32_t call, uint32_t re
   return impl_->Reply(header, message, payload_pieces, piece_count);
 }
 
-ChannelStatus ServerChannel::Output(uint32_t operation, std::string_view bytes) {
+ChannelStatus ServerChannel::Output(uint32_t operation, std::string_view bytes, bool to_stderr) {
   FrameHeader header;
   header.call = operation;
   header.flags = kFlagEvent;
+  header.aux = to_stderr ? kOutputToStderr : 0;
   return impl_->Reply(header, {}, &bytes, 1);
 }
 

@@ -74,8 +74,8 @@ class ServerChannel {
   }
 
   // Device printf output: the client prints it before it delivers any reply that is sent after this. `operation` is
-  // kOpStdout.
-  ChannelStatus Output(uint32_t operation, std::string_view bytes);
+  // kOpStdout; `to_stderr` for what the driver prints there.
+  ChannelStatus Output(uint32_t operation, std::string_view bytes, bool to_stderr = false);
 
   // An event for the client's callback thread. Blocks while the event ring is full: not for the executor if the client
   // might be waiting for it.

@@ -75,7 +75,7 @@ def case(model, call):
         elif p.role == "count":
             setup += [out, f"  {a} = 3;"]
             fills.append(f"    *{n} = 2;")
-            after.append(f"  EXPECT_EQ({a}, {t}(2));")
+            after.append(f"  EXPECT_EQ({a}, ({t})2);")
             args.append("&" + a)
         elif p.role in ("array", "handles"):
             length = "3"
@@ -138,9 +138,11 @@ def case(model, call):
                 after.append(f"  EXPECT_EQ({a}.{h.member}, (decltype({a}.{h.member}))VirtualFor({KIND}{h.kind}, {i}));")
             else:
                 fills.append(f"    Pattern({n}, sizeof *{n}, {i});")
-                after.append(f"  EXPECT_TRUE(HasPattern(&{a}, sizeof {a}, {i}));")
-            args.append("&" + a)
-            nulls.append(len(args) - 1)
+                check = f"EXPECT_TRUE(HasPattern(&{a}, sizeof {a}, {i}));"
+                after.append(f"  if (!g_null) {{ {check} }}" if p.optional else "  " + check)
+            args.append(nullable(p, "&" + a))
+            if not p.optional:
+                nulls.append(len(args) - 1)
         elif p.role == "creates":
             setup += [out, f"  {a} = {{}};"]
             fills.append(f"    *{n} = ({t})(uintptr_t(0x660000000000) + {i});")

@@ -20,6 +20,7 @@ bool AnswerMatters(uint32_t call) {
     case kCall_cuModuleLoadDataEx:
     case kCall_cuModuleLoadFatBinary:
     case kCall_cuLibraryLoadData:
+    case kCall_cuLinkAddData_v2:
       return false;
     default:
       return true;

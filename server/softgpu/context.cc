@@ -192,20 +192,28 @@ void Context::Print(std::string_view text) {
   if (full) FlushOutput();
 }
 
+void Context::Complain(std::string_view text) {
+  std::lock_guard<std::mutex> lock(output_mutex_);
+  complaints_.append(text);
+}
+
 void Context::FlushOutput() {
   std::lock_guard<std::mutex> lock(output_mutex_);
-  if (output_.empty()) return;
+  const auto write_out = [](int fd, std::string* text) {
+    const char* p = text->data();
+    size_t left = text->size();
+    while (left != 0) {
+      ssize_t n = write(fd, p, left);
+      if (n <= 0) break;
+      p += n;
+      left -= n;
+    }
+    text->clear();
+  };
   // What the program itself has printed comes first.
-  fflush(stdout);
-  const char* p = output_.data();
-  size_t left = output_.size();
-  while (left != 0) {
-    ssize_t n = write(STDOUT_FILENO, p, left);
-    if (n <= 0) break;
-    p += n;
-    left -= n;
-  }
-  output_.clear();
+  if (!output_.empty()) fflush(stdout);
+  write_out(STDOUT_FILENO, &output_);
+  write_out(STDERR_FILENO, &complaints_);
 }
 
 ContextPtr CurrentContext() {

@@ -42,6 +42,12 @@ class Context : public std::enable_shared_from_this<Context> {
   bool active() const { return active_.load(std::memory_order_acquire); }
 
   CUresult error() const { return static_cast<CUresult>(error_.load(std::memory_order_acquire)); }
+  // The context whose modules and variables this one uses: its own but for a green context's, which uses the primary
+  // one's.
+  ContextPtr Home() { return home_ ? home_ : shared_from_this(); }
+  // Before the context is handed out.
+  void SetHome(const ContextPtr& home) { home_ = home; }
+
   // The first error stays.
   void SetError(CUresult error);
 
@@ -74,6 +80,8 @@ class Context : public std::enable_shared_from_this<Context> {
 
   // Text of device printf: kept until FlushOutput, which the synchronising calls do.
   void Print(std::string_view text);
+  // The same for texts of assertions, which go to standard error.
+  void Complain(std::string_view text);
   void FlushOutput();
 
   std::atomic<unsigned> flags{0};
@@ -94,6 +102,7 @@ class Context : public std::enable_shared_from_this<Context> {
   const int device_;
   const bool primary_;
   const uint64_t id_;
+  ContextPtr home_;
   std::atomic<bool> active_{false};
   std::atomic<bool> cancel_{false};
   std::atomic<int> error_{CUDA_SUCCESS};
@@ -105,6 +114,7 @@ class Context : public std::enable_shared_from_this<Context> {
 
   std::mutex output_mutex_;
   std::string output_;
+  std::string complaints_;
 };
 
 // Top of the calling thread's stack; null if none.

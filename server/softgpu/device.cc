@@ -3,10 +3,12 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include "proto/driverabi/visible_devices.h"
 #include "server/softgpu/settings.h"
 
 namespace cuda_remote::softgpu {
@@ -52,7 +54,15 @@ CUuuid MakeUuid(int ordinal) {
 const std::vector<Device*>& Devices() {
   static const auto* devices = [] {
     auto* list = new std::vector<Device*>;
-    for (const int number : GetSettings().visible) list->push_back(new Device(static_cast<int>(list->size()), number));
+    std::vector<int> shown;
+    for (int i = 0; i < GetSettings().devices; ++i) shown.push_back(i);
+    if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
+      std::vector<std::string> uuids;
+      for (const int i : shown) uuids.emplace_back(MakeUuid(i).bytes, sizeof(CUuuid::bytes));
+      shown = driverabi::VisibleDevices(visible, uuids);
+    }
+    // A device keeps its UUID and its place on the bus, whatever its ordinal.
+    for (const int i : shown) list->push_back(new Device(int(list->size()), i));
     return list;
   }();
   return *devices;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "server/softgpu/context.h"
+#include "server/softgpu/shared_event.h"
 #include "server/softgpu/stream.h"
 
 namespace cuda_remote::softgpu {
@@ -23,6 +24,9 @@ struct EventRecord {
 struct Event {
   ContextPtr context;
   unsigned flags = 0;
+
+  // Of an event that other processes may see: what counts there and here in the record's place. Set when it is made.
+  std::shared_ptr<SharedEvent> shared;
 
   std::mutex mutex;
   std::shared_ptr<EventRecord> record;  // null: never recorded

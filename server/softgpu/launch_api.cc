@@ -107,7 +107,7 @@ CUresult Launch(const LaunchRequest& request, CUstream handle) {
   if (CUresult result = ResolveStream(context, handle, &stream); result != CUDA_SUCCESS) return result;
   KernelWork work;
   if (CUresult result = MakeLaunch(stream->context(), request, &work); result != CUDA_SUCCESS) return result;
-  if (work.module->context() != stream->context().get()) return CUDA_ERROR_INVALID_HANDLE;
+  if (work.module->context() != stream->context()->Home().get()) return CUDA_ERROR_INVALID_HANDLE;
   return Issue(stream, std::move(work));
 }
 

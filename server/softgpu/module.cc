@@ -246,7 +246,8 @@ void Library::ReleaseManaged() {
   for (const auto& [name, allocation] : managed) MemoryMap::Get().Release(MemoryMap::Get().Remove(allocation->begin));
 }
 
-CUresult Library::ModuleFor(const ContextPtr& context, ModulePtr* module) {
+CUresult Library::ModuleFor(const ContextPtr& user, ModulePtr* module) {
+  const ContextPtr context = user->Home();
   std::lock_guard<std::mutex> lock(mutex);
   ModulePtr& slot = modules[context.get()];
   if (!slot) {

@@ -20,7 +20,7 @@ CUresult LoadModule(CUmodule* out, const void* image, JitOptions jit) {
     return result;
   }
   ModulePtr module;
-  if (CUresult result = Module::Load(context, ptx, {}, &module, &log); result != CUDA_SUCCESS) {
+  if (CUresult result = Module::Load(context->Home(), ptx, {}, &module, &log); result != CUDA_SUCCESS) {
     jit.SetErrorLog(log);
     return result;
   }

@@ -125,7 +125,8 @@ SOFTGPU_API cuMemPoolCreate(CUmemoryPool* out, const CUmemPoolProps* props) {
   if (out == nullptr || props == nullptr || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (props->handleTypes != CU_MEM_HANDLE_TYPE_NONE || props->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+  if ((props->handleTypes & ~unsigned{CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR}) != 0 ||
+      props->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   if (GetDevice(props->location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;

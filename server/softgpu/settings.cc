@@ -72,27 +72,6 @@ void ParseInjections(const char* text, std::vector<Injection*>* out) {
   }
 }
 
-// As the driver reads it: the list ends at the first entry that is no device, and one that comes twice makes it empty.
-// Our devices have ordinals only.
-void ParseVisible(const char* text, int devices, std::vector<int>* out) {
-  if (text == nullptr) {
-    for (int i = 0; i < devices; ++i) out->push_back(i);
-    return;
-  }
-  while (*text >= '0' && *text <= '9') {
-    char* end = nullptr;
-    const long ordinal = std::strtol(text, &end, 10);
-    if (ordinal >= devices || (*end != ',' && *end != 0)) return;
-    if (std::count(out->begin(), out->end(), int(ordinal)) != 0) {
-      out->clear();
-      return;
-    }
-    out->push_back(int(ordinal));
-    if (*end == 0) return;
-    text = end + 1;
-  }
-}
-
 State& GetState() {
   // Never destroyed: worker threads may outlive the program's static objects.
   static State* state = [] {
@@ -107,7 +86,6 @@ State& GetState() {
       s->settings.capability = major * 10 + minor;
       s->settings.strict_capability = true;
     }
-    ParseVisible(std::getenv("CUDA_VISIBLE_DEVICES"), s->settings.devices, &s->settings.visible);
     if (const char* v = std::getenv("SOFTGPU_MEMORY"))
       s->settings.memory_bytes = ParseBytes(v, s->settings.memory_bytes);
     if (const char* v = std::getenv("SOFTGPU_UUID")) s->settings.uuid = v;

@@ -15,7 +15,6 @@ namespace cuda_remote::softgpu {
 
 struct Settings {
   int devices = 1;
-  std::vector<int> visible;                   // which of them, in this order (CUDA_VISIBLE_DEVICES)
   uint64_t memory_bytes = uint64_t{2} << 30;  // of each device
   int capability = 90;                        // 90 for 9.0
   bool strict_capability = false;             // it was set: code for newer GPUs is refused, as by a real one

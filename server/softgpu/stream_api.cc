@@ -142,7 +142,8 @@ SOFTGPU_API cuStreamGetCtx(CUstream handle, CUcontext* out) {
 }
 
 SOFTGPU_API cuStreamGetCtx_v2(CUstream handle, CUcontext* out, CUgreenCtx* green) {
-  if (green != nullptr) *green = nullptr;
+  if (green == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult result = cuStreamGetGreenCtx(handle, green); result != CUDA_SUCCESS) return result;
   return cuStreamGetCtx(handle, out);
 }
 
@@ -305,6 +306,32 @@ SOFTGPU_API cuEventCreate(CUevent* out, unsigned int flags) {
   auto event = std::make_shared<Event>();
   event->context = context;
   event->flags = flags;
+  if (flags & CU_EVENT_INTERPROCESS) {
+    event->shared = SharedEvent::Create();
+    if (!event->shared) return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  *out = Registry<Event>::Get().Add(event)->handle();
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuIpcGetEventHandle(CUipcEventHandle* out, CUevent handle) {
+  SOFTGPU_ENTER();
+  EventPtr event;
+  if (CUresult result = FindEvent(handle, &event); result != CUDA_SUCCESS) return result;
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!event->shared) return CUDA_ERROR_INVALID_HANDLE;
+  *out = event->shared->Handle();
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuIpcOpenEventHandle(CUevent* out, CUipcEventHandle handle) {
+  SOFTGPU_ENTER_CONTEXT(context);
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  auto event = std::make_shared<Event>();
+  event->context = context;
+  event->flags = CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING;
+  event->shared = SharedEvent::Open(handle);
+  if (!event->shared) return CUDA_ERROR_INVALID_HANDLE;
   *out = Registry<Event>::Get().Add(event)->handle();
   return CUDA_SUCCESS;
 }
@@ -341,6 +368,7 @@ SOFTGPU_API cuEventQuery(CUevent handle) {
   if (CUresult result = FindEvent(handle, &event); result != CUDA_SUCCESS) return result;
   if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
   if (CUresult error = event->context->error(); error != CUDA_SUCCESS) return error;
+  if (event->shared && !event->shared->Done(event->shared->Latest())) return CUDA_ERROR_NOT_READY;
   std::shared_ptr<EventRecord> record = event->latest();
   if (record && !record->done()) return CUDA_ERROR_NOT_READY;
   return event->context->error();
@@ -352,6 +380,7 @@ SOFTGPU_API cuEventSynchronize(CUevent handle) {
   if (CUresult result = FindEvent(handle, &event); result != CUDA_SUCCESS) return result;
   if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
   if (std::shared_ptr<EventRecord> record = event->latest(); record && record->task) record->task->Wait();
+  if (event->shared) event->shared->Wait(event->shared->Latest(), event->context->cancel());
   event->context->FlushOutput();
   return event->context->error();
 }

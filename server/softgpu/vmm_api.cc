@@ -7,7 +7,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <map>
+#include <string>
 
 #include "server/softgpu/api.h"
 #include "server/softgpu/memory_map.h"
@@ -63,6 +65,28 @@ VirtualMemory& Vm() {
 }
 
 bool Aligned(uint64_t value) { return value % kGranularity == 0; }
+
+// The name of a memory file that other processes may get says which GPU its memory is of.
+std::string SharedName(int device) {
+  std::string name = "softgpu-shared-";
+  char digits[3];
+  for (const char byte : GetDevice(device)->uuid().bytes) {
+    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(byte));
+    name += digits;
+  }
+  return name;
+}
+
+// The GPU that a memory file of SharedName is for; -1: none of this process, or no such file.
+int DeviceOfShared(int fd) {
+  char link[64], target[256] = {};
+  std::snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  if (readlink(link, target, sizeof target - 1) <= 0) return -1;
+  for (int device = 0; device < DeviceCount(); ++device) {
+    if (std::string(target).find(SharedName(device)) != std::string::npos) return device;
+  }
+  return -1;
+}
 
 CUresult CheckProp(const CUmemAllocationProp* prop) {
   if (prop == nullptr || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
@@ -174,10 +198,16 @@ SOFTGPU_API cuMemCreate(CUmemGenericAllocationHandle* out, size_t size, const CU
   physical->prop = *prop;
   std::lock_guard<std::mutex> lock(Vm().mutex);
   if (prop->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE) {
-    physical->fd = memfd_create("softgpu-shared", MFD_CLOEXEC);
+    physical->fd = memfd_create(SharedName(prop->location.id).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
     physical->own_file = physical->fd >= 0;
-    if (physical->fd < 0 || ftruncate(physical->fd, static_cast<off_t>(size)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  } else {
+    // What other processes get must not be cut short by one of them.
+    if (physical->own_file && (ftruncate(physical->fd, static_cast<off_t>(size)) != 0 ||
+                               fcntl(physical->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)) {
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+  }
+  // Without a descriptor to spare it is memory like other memory, which cannot be exported.
+  if (!physical->own_file) {
     MemoryFile& file = Vm().files[prop->location.id];
     if (file.fd < 0) file.fd = memfd_create("softgpu-memory", MFD_CLOEXEC);
     if (file.fd < 0 || ftruncate(file.fd, static_cast<off_t>(file.next + size)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -329,16 +359,20 @@ SOFTGPU_API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* out, vo
   if (out == nullptr || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
   int fd = fcntl(static_cast<int>(reinterpret_cast<intptr_t>(os_handle)), F_DUPFD_CLOEXEC, 0);
   off_t size = fd < 0 ? -1 : lseek(fd, 0, SEEK_END);
-  if (size <= 0 || !Aligned(static_cast<uint64_t>(size)) || !GetDevice(0)->TakeMemory(static_cast<uint64_t>(size))) {
+  const int device = fd < 0 ? -1 : DeviceOfShared(fd);
+  if (device < 0 || size <= 0 || !Aligned(static_cast<uint64_t>(size)) ||
+      !GetDevice(device)->TakeMemory(static_cast<uint64_t>(size))) {
     if (fd >= 0) close(fd);
     return CUDA_ERROR_INVALID_VALUE;
   }
   auto physical = std::make_shared<Physical>();
+  physical->device = device;
   physical->size = static_cast<uint64_t>(size);
   physical->fd = fd;
   physical->own_file = true;
   physical->prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  physical->prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  physical->prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  physical->prop.location.id = device;
   physical->prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   std::lock_guard<std::mutex> lock(Vm().mutex);
   *out = Vm().next_handle++;

@@ -73,6 +73,7 @@ CUresult PerformKernel(const KernelWork& work, Context& context) {
   options.memory = &MemoryMap::Get();
   options.textures = &Textures();
   options.print = [&context](std::string_view text) { context.Print(text); };
+  options.complain = [&context](std::string_view text) { context.Complain(text); };
   options.cancel = context.cancel();
   options.cooperative = work.cooperative;
   options.host_threads = GetSettings().kernel_threads;
@@ -87,6 +88,8 @@ CUresult PerformKernel(const KernelWork& work, Context& context) {
   MemoryMap::Get().BeginLaunch();
   ptx::LaunchResult result = work.module->code().Launch(work.function->name, options);
   MemoryMap::Get().EndLaunch();
+  // After this, calls give the error and wait for nothing: what the kernel has printed comes out now.
+  if (!result.ok()) context.FlushOutput();
   if (!result.ok() && result.fault != ptx::Fault::kCancelled) Log("kernel failed: " + result.message);
   return FaultResult(result.fault);
 }

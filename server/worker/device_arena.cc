@@ -124,8 +124,14 @@ CUresult DeviceArena::MapOnce(int device, uint64_t address, uint64_t bytes) {
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   prop.location.id = device;
+  if (shareable_) prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   CUmemGenericAllocationHandle physical = 0;
   CUresult result = driver_.cuMemCreate(&physical, bytes, &prop, 0);
+  if (result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY && shareable_) {
+    shareable_ = false;
+    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+    result = driver_.cuMemCreate(&physical, bytes, &prop, 0);
+  }
   if (result != CUDA_SUCCESS) return result;
   result = driver_.cuMemMap(address, bytes, 0, physical, 0);
   // The mapping keeps the memory alive; the handle is not needed any more.
@@ -186,6 +192,17 @@ void DeviceArena::Free(uint64_t address) {
     slabs_.erase(page);
     Unback(page, kPage, dead.device);
   }
+}
+
+bool DeviceArena::Backing(uint64_t address, uint64_t* start, uint64_t* bytes) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto it = backed_.upper_bound(address);
+  if (it == backed_.begin()) return false;
+  --it;
+  if (address - it->first >= it->second.first) return false;
+  *start = it->first;
+  *bytes = it->second.first;
+  return true;
 }
 
 void DeviceArena::EvictOldest() {

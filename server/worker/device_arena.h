@@ -59,6 +59,10 @@ class DeviceArena {
   // Gives back what Allocate returned; other addresses are ignored.
   void Free(uint64_t address);
 
+  // The physical memory behind an address of a live allocation: where it is mapped, and how long it is. It can be exported
+  // as a file descriptor, if the driver can do that at all.
+  bool Backing(uint64_t address, uint64_t* start, uint64_t* bytes) const;
+
   // Unmaps all that is free.
   void Trim();
 
@@ -125,6 +129,7 @@ class DeviceArena {
   uint64_t live_bytes_ = 0;     // of allocations, rounded
   std::map<int, uint64_t> live_by_device_;
   uint64_t backed_bytes_ = 0;   // physical memory of the arena
+  bool shareable_ = true;       // until the driver refuses to make physical memory that can be exported
   uint64_t charged_bytes_ = 0;  // physical memory of the application's own making
 };
 

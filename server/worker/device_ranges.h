@@ -9,7 +9,7 @@
 namespace cuda_remote::server {
 
 struct DeviceRange {
-  enum Kind { kAllocation, kStreamOrdered, kMapped, kSymbol, kManaged };
+  enum Kind { kAllocation, kStreamOrdered, kMapped, kSymbol, kManaged, kImported };
   uint64_t bytes = 0;
   Kind kind = kAllocation;
   int device = 0;

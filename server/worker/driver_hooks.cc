@@ -11,6 +11,7 @@ DriverTable g_real;
 DeviceArena* g_arena = nullptr;
 std::set<CUstream> g_captures;
 std::map<CUmemGenericAllocationHandle, uint64_t> g_physical;
+std::map<CUmemoryPool, CUmemPoolProps> g_pools;
 
 CUresult CUDAAPI MemGetInfo(size_t* free, size_t* total) {
   CUdevice device = 0;
@@ -33,6 +34,18 @@ CUresult CUDAAPI MemCreate(CUmemGenericAllocationHandle* handle, size_t size, co
   } else {
     g_arena->Discharge(size);
   }
+  return result;
+}
+
+CUresult CUDAAPI MemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* props) {
+  const CUresult result = g_real.cuMemPoolCreate(pool, props);
+  if (result == CUDA_SUCCESS) g_pools[*pool] = *props;
+  return result;
+}
+
+CUresult CUDAAPI MemPoolDestroy(CUmemoryPool pool) {
+  const CUresult result = g_real.cuMemPoolDestroy(pool);
+  if (result == CUDA_SUCCESS) g_pools.erase(pool);
   return result;
 }
 
@@ -85,6 +98,8 @@ DriverTable HookDriver(const DriverTable& real, DeviceArena* arena) {
   DriverTable table = real;
   table.cuMemGetInfo_v2 = &MemGetInfo;
   table.cuMemCreate = &MemCreate;
+  table.cuMemPoolCreate = &MemPoolCreate;
+  table.cuMemPoolDestroy = &MemPoolDestroy;
   table.cuCtxEnablePeerAccess = &CtxEnablePeerAccess;
   table.cuStreamBeginCapture_v2 = &StreamBeginCapture;
   table.cuStreamBeginCaptureToGraph = &StreamBeginCaptureToGraph;
@@ -103,6 +118,13 @@ bool IsCaptured(CUstream stream) {
 }
 
 void ForgetCapture(CUstream stream) { g_captures.erase(stream); }
+
+bool PropsOfPool(CUmemoryPool pool, CUmemPoolProps* props) {
+  const auto it = g_pools.find(pool);
+  if (it == g_pools.end()) return false;
+  *props = it->second;
+  return true;
+}
 
 void PhysicalMemoryReleased(CUmemGenericAllocationHandle handle) {
   const auto it = g_physical.find(handle);

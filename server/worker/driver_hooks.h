@@ -20,6 +20,9 @@ bool IsCaptured(CUstream stream);
 // A stream died with its context, and its capture with it.
 void ForgetCapture(CUstream stream);
 
+// What a pool of cuMemPoolCreate was made with; false for other pools.
+bool PropsOfPool(CUmemoryPool pool, CUmemPoolProps* props);
+
 // Physical memory from cuMemCreate has been released: it no longer counts.
 void PhysicalMemoryReleased(CUmemGenericAllocationHandle handle);
 

@@ -1,8 +1,13 @@
 // cr-worker: serves one session on a GPU, then exits. Started by cr-server, which talks to it over a socket pair
 // (server/worker_link/worker_link.h).
 
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,9 +15,12 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "CLI/CLI.hpp"
+#include "proto/channel/handshake.h"
 #include "proto/channel/server_channel.h"
+#include "proto/driverabi/visible_devices.h"
 #include "server/worker/address_layout.h"
 #include "server/worker/device_arena.h"
 #include "server/worker/executor.h"
@@ -21,7 +29,7 @@
 #include "server/worker/staging.h"
 #include "server/worker/worker_session.h"
 #include "server/worker_link/worker_link.h"
-#include "spdlog/sinks/stdout_sinks.h"
+#include "spdlog/sinks/base_sink.h"
 #include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
@@ -38,7 +46,47 @@ struct Options {
   std::string driver;
   int gpu = -1;
   uint64_t memory_limit = 0;
+  // A second start of this process for a session that sees some of the GPUs (Restart).
+  int assigned_fd = -1;
+  int client_fd = -1;
 };
+
+// Memory that can be shared takes a descriptor for each allocation of some drivers.
+void RaiseDescriptorLimit() {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// Where this process's standard error went before the driver's output was captured.
+class LogSink : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  explicit LogSink(int fd) : fd_(fd) {}
+
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    size_t done = 0;
+    while (done < line.size()) {
+      const ssize_t n = write(fd_, line.data() + done, line.size() - done);
+      if (n <= 0) break;
+      done += size_t(n);
+    }
+  }
+  void flush_() override {}
+
+ private:
+  const int fd_;
+};
+
+void LogTo(int fd, const std::string& level) {
+  auto logger = std::make_shared<spdlog::logger>("worker", std::make_shared<LogSink>(fd));
+  logger->set_pattern("cr-worker[%P] %l: %v");
+  spdlog::set_default_logger(logger);
+  spdlog::set_level(spdlog::level::from_str(level));
+}
 
 // All that is made ready before a client comes.
 struct Warm {
@@ -67,9 +115,88 @@ void ShowOneGpu(int gpu) {
   setenv("CUDA_VISIBLE_DEVICES", value.c_str(), 1);
 }
 
+// The driver reads which GPUs it shows before anything else, so a process that shows others is this one started again.
+// Returns only if that is impossible.
+void Restart(const std::string& visible_devices, const std::vector<std::string>& more_arguments, int log_fd,
+             char** argv) {
+  setenv("CUDA_VISIBLE_DEVICES", visible_devices.c_str(), 1);
+  std::vector<char*> arguments;
+  for (char** argument = argv; *argument != nullptr; ++argument) arguments.push_back(*argument);
+  for (const std::string& argument : more_arguments) arguments.push_back(const_cast<char*>(argument.c_str()));
+  arguments.push_back(nullptr);
+  if (log_fd != 2) dup2(log_fd, 2);  // the new start captures it again
+  execv("/proc/self/exe", arguments.data());
+  spdlog::error("cannot start again for other GPUs: {}", strerror(errno));
+}
+
+bool KeepOpen(int fd) { return fcntl(fd, F_SETFD, 0) == 0; }
+
+std::string NameOf(const DeviceFacts& device) {
+  std::string name = driverabi::UuidName(device.uuid);
+  if (device.name.find(" MIG ") != std::string::npos) name.replace(0, 3, "MIG");
+  return name;
+}
+
+// Which of the GPUs the session is to see, as CUDA_VISIBLE_DEVICES; empty: all. False and *error if it asks for one
+// that is not there.
+bool WantedDevices(const Hello& hello, const std::vector<DeviceFacts>& devices, std::string* names,
+                   std::string* error) {
+  std::vector<std::string> uuids;
+  for (const DeviceFacts& device : devices) uuids.push_back(device.uuid);
+  std::vector<int> wanted;
+  if (!hello.visible_devices.empty()) {
+    wanted = driverabi::VisibleDevices(hello.visible_devices, uuids);
+    const auto asked = size_t(std::count(hello.visible_devices.begin(), hello.visible_devices.end(), ',')) + 1;
+    if (wanted.size() != asked) {
+      *error = "the session asks for GPUs that are not here: " + hello.visible_devices;
+      return false;
+    }
+  }
+  names->clear();
+  bool all_in_order = wanted.size() == devices.size();
+  for (size_t i = 0; all_in_order && i < wanted.size(); ++i) all_in_order = wanted[i] == int(i);
+  if (all_in_order) return true;
+  for (const int index : wanted) *names += (names->empty() ? "" : ",") + NameOf(devices[size_t(index)]);
+  return true;
+}
+
+// Tells a client that was assigned to this worker already that there will be no session.
+void Refuse(const WorkerAssign& assign, WorkerLink* link, const std::string& error) {
+  Welcome welcome = WorkerLink::MakeWelcome(assign);
+  welcome.error = error;
+  std::string body;
+  EncodeWelcome(welcome, &body);
+  SendPacket(assign.client_socket, PacketType::kWelcome, body, -1);
+  link->SendEnded(error);
+}
+
+// The assignment of the process that this one was before.
+bool ReadAssign(const Options& options, WorkerAssign* assign) {
+  std::string body(kMaxPacketBytes, 0);
+  const ssize_t bytes = pread(options.assigned_fd, &body[0], body.size(), 0);
+  close(options.assigned_fd);
+  if (bytes < 0 || !DecodeAssign(std::string_view(body).substr(0, size_t(bytes)), assign)) return false;
+  assign->client_socket = options.client_fd;
+  return fcntl(options.client_fd, F_SETFD, FD_CLOEXEC) == 0;
+}
+
+// Starts again with the session's GPUs only. Returns if that is impossible.
+void RestartFor(const WorkerAssign& assign, const std::string& visible_devices, const Options& options, int log_fd,
+                char** argv) {
+  std::string body;
+  EncodeAssign(assign, &body);
+  const int fd = memfd_create("assign", 0);
+  if (fd < 0 || write(fd, body.data(), body.size()) != ssize_t(body.size())) return;
+  if (!KeepOpen(options.link_fd) || !KeepOpen(assign.client_socket)) return;
+  Restart(visible_devices, {"--assigned-fd", std::to_string(fd), "--client-fd", std::to_string(assign.client_socket)},
+          log_fd, argv);
+}
+
 bool WarmUp(const Options& options, Warm* warm, std::string* error) {
   PreloadCompiler();
-  if (options.gpu >= 0) ShowOneGpu(options.gpu);
+  // A second start for a session has its list already.
+  const bool assigned = options.assigned_fd >= 0;
+  if (options.gpu >= 0 && !assigned) ShowOneGpu(options.gpu);
   if (!ChooseDriver(options.driver, &warm->driver, error)) {
     if (options.gpu >= 0) *error = "there is no GPU " + std::to_string(options.gpu) + " (" + *error + ")";
     return false;
@@ -96,7 +223,7 @@ bool WarmUp(const Options& options, Warm* warm, std::string* error) {
   return true;
 }
 
-int Serve(const Options& options) {
+int Serve(const Options& options, char** argv) {
   // Threads of libraries must not die of a closed socket.
   signal(SIGPIPE, SIG_IGN);
   std::string error;
@@ -109,17 +236,40 @@ int Serve(const Options& options) {
   Warm warm;
   WorkerReady ready;
   ready.gpu = kWarmGpu;
-  if (!output.Install(&error) || !WarmUp(options, &warm, &error)) {
+  WorkerAssign assign;
+  const bool assigned = options.assigned_fd >= 0;
+  if (assigned && !ReadAssign(options, &assign)) {
+    spdlog::error("the session's assignment is lost");
+    return 1;
+  }
+  const bool captured = output.Install(&error);
+  if (captured) LogTo(output.log_fd(), options.log_level);
+  if (!captured || !WarmUp(options, &warm, &error)) {
     spdlog::error("{}", error);
-    ready.error = error;
-    link->SendReady(ready);
+    if (assigned) {
+      Refuse(assign, link.get(), error);
+    } else {
+      ready.error = error;
+      link->SendReady(ready);
+    }
     return 1;
   }
   ready.driver = warm.driver.Describe();
   ready.devices = uint32_t(warm.driver.devices.size());
   ready.software = warm.driver.software;
-  WorkerAssign assign;
-  if (!link->SendReady(ready) || !link->WaitAssign(&assign)) _exit(0);
+  if (!assigned) {
+    if (!link->SendReady(ready) || !link->WaitAssign(&assign)) _exit(0);
+    std::string names;
+    error.clear();  // of drivers that were tried in vain
+    if (WantedDevices(assign.hello, warm.driver.devices, &names, &error) && !names.empty()) {
+      RestartFor(assign, names, options, output.log_fd(), argv);
+      error = "cannot show some of the GPUs only";
+    }
+    if (!error.empty()) {
+      Refuse(assign, link.get(), error);
+      _exit(0);
+    }
+  }
 
   // The process's memory, threads and GPU contexts go with it: ending at once is the clean way and the fast one.
   WorkerLink* const plink = link.get();
@@ -183,14 +333,14 @@ int main(int argc, char** argv) {
   app.add_option("--link-fd", options.link_fd, "socket to cr-server");
   app.add_option("--log-level", options.log_level, "trace, debug, info, warn, error or off");
   app.add_option("--driver", options.driver, "CUDA driver library (default: the machine's own, else the software GPU)");
-  app.add_option("--gpu", options.gpu, "the only GPU of the session (default: all)");
+  app.add_option("--gpu", options.gpu, "serve this GPU only (ordinal; default: all)");
+  app.add_option("--assigned-fd", options.assigned_fd, "of cr-worker itself: the session that it was given");
+  app.add_option("--client-fd", options.client_fd, "of cr-worker itself: that session's client");
   app.add_option("--memory-limit", options.memory_limit, "most bytes of device memory for the session (default: all)");
   CLI11_PARSE(app, argc, argv);
   // Standard output belongs to the GPU's printf.
-  auto logger = spdlog::stderr_logger_mt("worker");
-  logger->set_pattern("cr-worker[%P] %l: %v");
-  spdlog::set_default_logger(logger);
-  spdlog::set_level(spdlog::level::from_str(options.log_level));
+  cuda_remote::server::LogTo(2, options.log_level);
   cuda_remote::server::FixAddressLayout(argv);
-  return cuda_remote::server::Serve(options);
+  cuda_remote::server::RaiseDescriptorLimit();
+  return cuda_remote::server::Serve(options, argv);
 }

@@ -16,38 +16,62 @@ constexpr size_t kPiece = 256 << 10;
 
 }  // namespace
 
-bool OutputCapture::Install(std::string* error) {
-  const int file = memfd_create("cuda-remote-stdout", MFD_CLOEXEC);
-  if (file < 0 || fcntl(file, F_SETFL, O_APPEND) != 0 || dup2(file, STDOUT_FILENO) < 0) {
-    *error = std::string("cannot capture standard output: ") + strerror(errno);
-    if (file >= 0) close(file);
+bool OutputCapture::Replace(int descriptor, const char* name, File* file, std::string* error) {
+  const int fd = memfd_create(name, MFD_CLOEXEC);
+  if (fd < 0 || fcntl(fd, F_SETFL, O_APPEND) != 0 || dup2(fd, descriptor) < 0) {
+    *error = std::string("cannot capture what the driver prints: ") + strerror(errno);
+    if (fd >= 0) close(fd);
     return false;
   }
-  // Two writers must not interleave inside stdio; a full buffer is cheaper than a line at a time.
-  setvbuf(stdout, nullptr, _IOFBF, 64 << 10);
-  fd_ = file;
+  file->fd = fd;
   return true;
 }
 
-void OutputCapture::Flush(const std::function<void(std::string_view)>& send) {
-  if (fd_ < 0) return;
-  std::lock_guard<std::mutex> lock(mutex_);
-  fflush(stdout);
+bool OutputCapture::Install(std::string* error) {
+  if (!Replace(STDOUT_FILENO, "cuda-remote-stdout", &out_, error)) return false;
+  // Two writers must not interleave inside stdio; a full buffer is cheaper than a line at a time.
+  setvbuf(stdout, nullptr, _IOFBF, 64 << 10);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  // A sanitizer's report would be lost with the process.
+  const int log = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
+  if (log < 0 || !Replace(STDERR_FILENO, "cuda-remote-stderr", &err_, error)) return false;
+  log_fd_ = log;
+#endif
+  return true;
+}
+
+void OutputCapture::Take(File* file, const std::function<void(std::string_view)>& send) {
   struct stat facts;
-  if (fstat(fd_, &facts) != 0 || uint64_t(facts.st_size) <= taken_) return;
+  if (file->fd < 0 || fstat(file->fd, &facts) != 0 || uint64_t(facts.st_size) <= file->taken) return;
   std::string piece;
-  while (taken_ < uint64_t(facts.st_size)) {
+  while (file->taken < uint64_t(facts.st_size)) {
     piece.resize(kPiece);
-    const ssize_t n = pread(fd_, &piece[0], piece.size(), off_t(taken_));
+    const ssize_t n = pread(file->fd, &piece[0], piece.size(), off_t(file->taken));
     if (n <= 0) break;
-    taken_ += uint64_t(n);
+    file->taken += uint64_t(n);
     send(std::string_view(piece).substr(0, size_t(n)));
   }
   // Bytes that arrive between the look and the cut would be lost: cut only where nobody can be printing, when all that
   // was there is taken and the file is long.
-  if (taken_ >= (64u << 20) && fstat(fd_, &facts) == 0 && uint64_t(facts.st_size) == taken_ && ftruncate(fd_, 0) == 0) {
-    taken_ = 0;
+  if (file->taken >= (64u << 20) && fstat(file->fd, &facts) == 0 && uint64_t(facts.st_size) == file->taken &&
+      ftruncate(file->fd, 0) == 0) {
+    file->taken = 0;
   }
+}
+
+void OutputCapture::Flush(const std::function<void(std::string_view, bool)>& send) {
+  if (out_.fd < 0) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  fflush(stdout);
+  Take(&out_, [&send](std::string_view bytes) { send(bytes, false); });
+  Take(&err_, [this, &send](std::string_view bytes) {
+    for (std::string_view left = bytes; !left.empty();) {
+      const ssize_t n = write(log_fd_, left.data(), left.size());
+      if (n <= 0) break;
+      left.remove_prefix(size_t(n));
+    }
+    send(bytes, true);
+  });
 }
 
 }  // namespace cuda_remote::server

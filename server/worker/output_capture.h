@@ -1,8 +1,10 @@
-// What device printf writes: the driver prints to this process's standard output, which is a file in memory from Install
-// on; the bytes go to the client before the reply of the call that made them appear. Thread-safe after Install.
+// What the driver prints: device printf to this process's standard output, the texts of device assertions to its standard
+// error. Both are files in memory from Install on; the bytes go to the client before the reply of the call that made them
+// appear. What goes to standard error is written to this worker's log too. Thread-safe after Install.
 #ifndef CUDA_REMOTE_SERVER_WORKER_OUTPUT_CAPTURE_H_
 #define CUDA_REMOTE_SERVER_WORKER_OUTPUT_CAPTURE_H_
 
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -12,16 +14,27 @@ namespace cuda_remote::server {
 
 class OutputCapture {
  public:
-  // Puts a memory file in the place of descriptor 1. Once for each process. False and *error if that fails.
+  // Puts memory files in the place of descriptors 1 and 2. Once for each process. False and *error if that fails.
   bool Install(std::string* error);
 
-  // Hands all bytes that were written since the last time to `send`, in order. Cheap if there are none.
-  void Flush(const std::function<void(std::string_view)>& send);
+  // The standard error of before, for messages of the worker itself.
+  int log_fd() const { return log_fd_; }
+
+  // Hands all bytes that were written since the last time to `send`, in order; those for standard error after the others.
+  // Cheap if there are none.
+  void Flush(const std::function<void(std::string_view bytes, bool to_stderr)>& send);
 
  private:
+  struct File {
+    int fd = -1;
+    uint64_t taken = 0;
+  };
+  static bool Replace(int descriptor, const char* name, File* file, std::string* error);
+  static void Take(File* file, const std::function<void(std::string_view)>& send);
+
   std::mutex mutex_;
-  int fd_ = -1;
-  uint64_t taken_ = 0;
+  File out_, err_;
+  int log_fd_ = 2;
 };
 
 }  // namespace cuda_remote::server

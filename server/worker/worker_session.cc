@@ -9,6 +9,7 @@
 #include "proto/codec/codec.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/driver_hooks.h"
+#include "server/worker/failures.h"
 #include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
@@ -138,6 +139,18 @@ void WorkerSession::Gone(const HandleMap::Entry& entry) {
     }
     case Kind::kContext:
       contexts_.erase(entry.handle);
+      if (current_ == entry.handle) {
+        current_ = 0;
+        current_ref_ = {};
+      }
+      break;
+    case Kind::kLinkState:
+      links_.erase(entry.handle);
+      break;
+    case Kind::kEvent:
+    case Kind::kPhysicalMemory:
+    case Kind::kMemoryPool:
+      ipc_.Forget(entry.handle);
       break;
     default:
       break;
@@ -224,6 +237,7 @@ void WorkerSession::Finish(CUresult result, const ReplyBuilder& reply) {
 
 void WorkerSession::Answered(const FrameHeader& header, CUresult result, std::string_view message,
                              std::string_view payload) {
+  if (result != CUDA_SUCCESS) NoteResult(result);
   if (header.flags & kFlagNoReply) {
     if (result != CUDA_SUCCESS) SetPendingError(result);
     return;
@@ -245,7 +259,8 @@ void WorkerSession::SetPendingError(CUresult result) {
 
 void WorkerSession::FlushOutput() {
   if (parts_.output == nullptr) return;
-  parts_.output->Flush([this](std::string_view bytes) { parts_.channel->Output(kOpStdout, bytes); });
+  parts_.output->Flush(
+      [this](std::string_view bytes, bool to_stderr) { parts_.channel->Output(kOpStdout, bytes, to_stderr); });
 }
 
 void WorkerSession::Defer(ReplyBuilder* reply, std::function<CUresult(std::string*, std::string*)> wait) {
@@ -342,8 +357,8 @@ ContextRef WorkerSession::ContextOn(int device) const {
   return {};
 }
 
-void WorkerSession::BindContext(uint64_t handle, CUcontext real, int device, bool primary) {
-  handles_.Bind(Kind::kContext, handle, reinterpret_cast<uint64_t>(real), 0);
+void WorkerSession::BindContext(uint64_t handle, CUcontext real, int device, bool primary, uint64_t parent) {
+  handles_.Bind(Kind::kContext, handle, reinterpret_cast<uint64_t>(real), parent);
   ContextInfo& context = contexts_[handle];
   context.ref.real = real;
   context.ref.id = next_context_id_++;
@@ -379,7 +394,10 @@ std::vector<uint64_t> WorkerSession::ForgetContext(uint64_t handle, bool keep) {
     if (range.kind == DeviceRange::kAllocation) memory.push_back(address);
     if (range.kind == DeviceRange::kSymbol) symbols.push_back(address);
   }
-  for (const uint64_t address : memory) ranges_.Erase(address);
+  for (const uint64_t address : memory) {
+    ranges_.Erase(address);
+    ipc_.Forget(address);
+  }
   for (const uint64_t address : symbols) ranges_.Erase(address);
   const ContextInfo* const context = FindContext(handle);
   const ContextRef dead = context != nullptr ? context->ref : ContextRef();

@@ -26,6 +26,8 @@
 #include "server/worker/device_ranges.h"
 #include "server/worker/handle_map.h"
 #include "server/worker/host_functions.h"
+#include "server/worker/ipc.h"
+#include "server/worker/jit_options.h"
 #include "server/worker/loaded_driver.h"
 #include "server/worker/output_capture.h"
 #include "server/worker/ring_copies.h"
@@ -81,6 +83,12 @@ struct PhysicalFacts {
   uint64_t mappings = 0;
   bool released = false;
   bool keep_unmapped = false;  // released in a replay before it was mapped
+};
+
+// A linker's state: the options that the driver goes on writing to, and what was linked, until the client has it.
+struct LinkFacts {
+  std::unique_ptr<JitOptions> options;
+  std::string image;
 };
 
 class WorkerSession : public Session {
@@ -189,11 +197,14 @@ class WorkerSession : public Session {
   AddressSpace& reservation_space() { return reservation_space_; }
   std::unordered_map<uint64_t, ModuleFacts>& modules() { return modules_; }
   std::unordered_map<uint64_t, PhysicalFacts>& physical() { return physical_; }
+  std::unordered_map<uint64_t, LinkFacts>& links() { return links_; }
+  Ipc& ipc() { return ipc_; }
 
   // Contexts. `handle` is virtual; null if there is no such context.
   const ContextInfo* FindContext(uint64_t handle) const;
   ContextRef current_ref() const { return current_ref_; }
-  void BindContext(uint64_t handle, CUcontext real, int device, bool primary);
+  // `parent`: virtual handle of the green context that it was made from, 0 for others.
+  void BindContext(uint64_t handle, CUcontext real, int device, bool primary, uint64_t parent = 0);
   // A context of the device, preferring the current one; id 0 if there is none.
   ContextRef ContextOn(int device) const;
   // Any live context, preferring the current one; id 0 if there is none.
@@ -270,6 +281,8 @@ class WorkerSession : public Session {
   uint32_t next_module_ = 0;
   std::unordered_map<uint64_t, PhysicalFacts> physical_;
   std::list<PendingFree> pending_frees_;
+  std::unordered_map<uint64_t, LinkFacts> links_;
+  Ipc ipc_;
 
   FrameHeader header_;  // of the request being executed
   bool flush_ = false;

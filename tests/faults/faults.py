@@ -520,6 +520,132 @@ def fork(context):
 
 
 @case
+def sharing(context):
+    """Two jobs share memory, events, pools and physical memory; neither can be moved while they do, and can afterwards."""
+    lab = context.lab
+    server, second = lab.server(), lab.server("second")
+    move = lambda job: [lab.tool("cr-migrate"), job.id, "--to", second.unix]
+    command = lambda role: [context.program("sharer"), context.path("s"), role]
+    exporter = lab.job("exporter", command("export"), server.unix, pause_at=[2, 4])
+    importer = lab.job("importer", command("import"), server.unix)
+    exporter.wait_paused(2, 60)
+    for job in (exporter, importer):
+        must_fail(lab.start(harness.Process(lab, f"refused-{job.name}", move(job))), mention="things of .*open")
+    exporter.go(2)
+    exporter.wait_paused(4, 60)
+    lab.run("move", move(exporter))
+    exporter.go(4)
+    for job in (exporter, importer):
+        job.expect_success(60)
+    # What the one wrote the other one read: the first two numbers are of memory that both change in turn.
+    lines = lambda job: [line.split() for line in job.stdout().decode().splitlines()]
+    wrote, read = lines(exporter), lines(importer)
+    if wrote[-1] != ["done"] or read[-1] != ["done"] or len(wrote) != 4 or len(read) != 4:
+        raise Failure(f"exporter: {wrote}\nimporter: {read}")
+    for mine, other in zip(wrote[:3], read[:3]):
+        if mine[4:] != other[4:] or mine[2:4] == other[2:4]:
+            raise Failure(f"exporter saw {mine}, importer {other}")
+    context.check_works(server)
+
+
+@case
+def sharing_relay(context):
+    """The same through the relay: what is shared is the server's."""
+    lab = context.lab
+    server = lab.server(listen=True)
+    jobs = [lab.job(role, [context.program("sharer"), context.path("s"), role], server.tcp) for role in ("export", "import")]
+    for job in jobs:
+        job.expect_success(60)
+        if not job.stdout().endswith(b"done\n"):
+            raise Failure(f"{job.name} did not end well\n{job.describe()}")
+
+
+@case
+def sharing_killed(context):
+    """The one who shares is killed: the other one gets errors or old memory, and the server goes on."""
+    lab = context.lab
+    server = lab.server()
+    command = lambda role: [context.program("sharer"), context.path("s"), role]
+    exporter = lab.job("exporter", command("export"), server.unix, pause_at=[2])
+    importer = lab.job("importer", command("import"), server.unix)
+    exporter.wait_paused(2, 60)
+    exporter.kill()
+    must_fail(importer)
+    context.check_works(server)
+
+
+@case
+def kernel_faults(context):
+    """Failing kernels give the errors that they give natively, print what they print, and harm no other job."""
+    lab = context.lab
+    server = lab.server()
+    other = lab.job("other", context.app(steps=200), server.unix, step_ms=10)
+    for kind in ("none", "assert", "illegal", "misaligned", "trap", "wild"):
+        command = [context.program("failing"), kind]
+        native = lab.run(f"native-{kind}", command, 60, lab.native_environment())
+        job = lab.job(f"job-{kind}", command, server.unix)
+        job.expect_success(60)
+        harness.same(kind, job.stdout(), native.stdout())
+        if kind == "assert":
+            for process in (native, job):
+                text = process.stderr()
+                if not re.search(r"failing\.cu:\d+: .*thread: \[2,0,0\] Assertion `data\[threadIdx\.x\] < 3` failed", text):
+                    raise Failure(f"{process.name}: the assertion's text is missing\n{process.describe()}")
+    other.expect_success(120)
+    harness.same("other", other.stdout(), context.expected(context.app(steps=200)))
+    context.check_works(server)
+
+
+@case
+def visible_devices(context):
+    """CUDA_VISIBLE_DEVICES, any list of ordinals and UUIDs, shows what it shows natively; so does choosing one GPU."""
+    lab = context.lab
+    machine = {"SOFTGPU_DEVICES": "3", "SOFTGPU_MEMORY": "256M", "SOFTGPU_UUID": "GPU-00112233-4455-6677-8899-aabbccddee00"}
+    os.environ.update(machine)
+    try:
+        server = lab.server()
+        command = [context.program("devices")]
+        uuid = lambda last: f"GPU-00112233-4455-6677-8899-aabbccddee0{last}"
+        values = ["0,1,2", "0", "2", "2,0", "1,7,0", "0,0", "", "-1", uuid(1), f"{uuid(2)},0", "GPU-0011", "GPU-ff"]
+        for number, value in enumerate(values):
+            native = lab.run(f"listed{number}", command, 60, dict(lab.native_environment(), CUDA_VISIBLE_DEVICES=value))
+            job = lab.job(f"job{number}", command, server.unix, env={"CUDA_VISIBLE_DEVICES": value})
+            job.expect_success(60)
+            harness.same(f"CUDA_VISIBLE_DEVICES={value}", job.stdout(), native.stdout())
+        one = lab.run("native-one", command, 60, dict(lab.native_environment(), CUDA_VISIBLE_DEVICES="1"))
+        job = lab.start(harness.Process(lab, "gpu1", [lab.tool("cr-run"), "--server", server.unix, "--gpu", "1", "--"] + command))
+        job.expect_success(60)
+        harness.same("--gpu 1", job.stdout(), one.stdout())
+        own = lab.start(harness.Process(lab, "own1", [lab.tool("cr-run"), "--gpu", "1", "--"] + command))
+        own.expect_success(60)
+        harness.same("--gpu 1 with an own server", own.stdout(), one.stdout())
+        listed = lab.run("native-listed", command, 60, dict(lab.native_environment(), CUDA_VISIBLE_DEVICES="2,0"))
+        own = lab.start(harness.Process(lab, "own2", [lab.tool("cr-run"), "--"] + command, {"CUDA_VISIBLE_DEVICES": "2,0"}))
+        own.expect_success(60)
+        harness.same("CUDA_VISIBLE_DEVICES with an own server", own.stdout(), listed.stdout())
+        missing = lab.start(harness.Process(lab, "gpu9", [lab.tool("cr-run"), "--server", server.unix, "--gpu", "9", "--"] + command))
+        missing.wait(60)
+        if "there is no GPU 9" not in missing.stderr():
+            raise Failure(f"a GPU that is not there is not named\n{missing.describe()}")
+        # A job that sees some GPUs only is checkpointed and restarted like any other.
+        app = context.app()
+        job = lab.job("job", app, server.unix, pause_at=[10], env={"CUDA_VISIBLE_DEVICES": "2,1"})
+        job.wait_paused(10, 60)
+        image = context.path("image")
+        size = os.path.getsize(job.out)
+        lab.run("checkpoint", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
+        job.wait(30)
+        job.go(10)
+        restarted = context.restart(image, server)
+        restarted.expect_success(60)
+        if not job.stdout()[size:] or job.stdout() != context.expected(app):
+            raise Failure(f"the restarted job's output is not right\n{job.describe()}")
+    finally:
+        for name in machine:
+            del os.environ[name]
+
+
+@case
 def log_size(context):
     """A million objects made and destroyed leave the client's memory, and the image's log, as they were."""
     lab = context.lab

@@ -52,6 +52,7 @@ APPS = {
     "globals": 60,
     "globals_plain": 30,
     "driver_ptx": 40,
+    "driver_link": 28,
     "graph_copies": 20,
     "graphs": 24,
     "memory": 24,

@@ -57,7 +57,7 @@ TEST(Memory, SharedLocalAndGenericAddresses) {
 
 TEST(Memory, BadAddressesAreNamed) {
   const struct { const char* body; Fault fault; const char* text; } cases[] = {
-      {"ld.global.u32 %r1, [%rd1+4096];", Fault::kIllegalAddress, "illegal global access of 4 bytes at 0x"},
+      {"ld.global.u32 %r1, [%rd1+1073741824];", Fault::kIllegalAddress, "illegal global access of 4 bytes at 0x"},
       {"mov.u64 %rd3, 0;\nld.global.u32 %r1, [%rd3];", Fault::kIllegalAddress, "at 0x0"},
       {"mov.u64 %rd3, -8;\nst.u64 [%rd3], %rd1;", Fault::kIllegalAddress, "line"},
       {"ld.global.u32 %r1, [%rd1+2];", Fault::kMisaligned, "misaligned"},

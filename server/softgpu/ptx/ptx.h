@@ -102,8 +102,10 @@ struct LaunchOptions {
   std::string_view params;            // the parameter block, at least KernelInfo::param_bytes
   MemoryMap* memory = nullptr;
   TextureUnit* textures = nullptr;    // texture.h; absent: no handle is known
-  // Text of printf and assert. Called by one thread at a time, whole messages.
+  // Text of printf. Called by one thread at a time, whole messages.
   std::function<void(std::string_view)> print;
+  // Texts of failed assertions; absent: print gets them.
+  std::function<void(std::string_view)> complain;
   const std::atomic<bool>* cancel = nullptr;  // set: the launch ends soon with kCancelled
   bool cooperative = false;           // all blocks are resident (grid.sync())
   uint32_t host_threads = 0;          // 0: as many as the machine has

@@ -108,7 +108,8 @@ const Op* Assert(const Op* op, Thread* t, const CallInfo& call) {
   LaunchState* launch = t->block->launch;
   {
     std::lock_guard<std::mutex> lock(launch->mutex);
-    if (launch->options->print) launch->options->print(text + "\n");
+    const auto& print = launch->options->complain ? launch->options->complain : launch->options->print;
+    if (print) print(text + "\n");
   }
   return Raise(t, op, Fault::kAssert, text);
 }

@@ -10,6 +10,7 @@
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/driver_hooks.h"
+#include "server/worker/failures.h"
 #include "server/worker/worker_session.h"
 #include "spdlog/spdlog.h"
 
@@ -59,10 +60,13 @@ CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Req
   if (ordered && !session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   uint64_t pool;
   if (in.pool != 0 && !session.Real(Kind::kMemoryPool, in.pool, &pool)) return CUDA_ERROR_INVALID_HANDLE;
+  if (in.pool != 0 && worker.ipc().Holds(in.pool)) return CUDA_ERROR_INVALID_VALUE;  // another session's
   if (ordered && IsCaptured(stream)) {
     spdlog::warn("cuMemAllocAsync in a stream that is being captured is not supported");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
+  // No call of the driver's would give the error of a kernel that failed.
+  if (const CUresult stuck = StickyError(session.driver()); stuck != CUDA_SUCCESS) return stuck;
   uint64_t address = 0;
   if (ordered && in.at == 0) address = ReuseInStream(worker, stream, bytes, in.device);
   if (address == 0) {
@@ -93,6 +97,7 @@ CUresult OpMemFree(Session& session, const Request&, const wire::OpMemFree_Reque
   if (range == nullptr || (range->kind != DeviceRange::kAllocation && range->kind != DeviceRange::kStreamOrdered)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  worker.ipc().Forget(in.address);
   const DriverTable* const driver = &session.driver();
   if (in.stream_ordered) {
     CUstream stream;

@@ -10,72 +10,11 @@
 #include "proto/codec/module.gen.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/jit_options.h"
 #include "server/worker/worker_session.h"
 
 namespace cuda_remote::server {
 namespace {
-
-// Longest compiler log that is made for a client; it must fit a reply.
-constexpr uint64_t kMaxLog = 256 << 10;
-constexpr size_t kMaxOptions = 64;
-
-// The client's JIT options with buffers of our own in place of its pointers.
-struct JitOptions {
-  std::vector<CUjit_option> names;
-  std::vector<void*> values;
-  std::string info_log, error_log;
-
-  // False if no correct client sends this.
-  bool Read(const std::vector<uint32_t>& options, const std::vector<uint64_t>& wire_values) {
-    if (options.size() != wire_values.size() || options.size() > kMaxOptions) return false;
-    uint64_t info_bytes = 0, error_bytes = 0;
-    for (size_t i = 0; i < options.size(); ++i) {
-      if (options[i] == CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES) info_bytes = std::min(wire_values[i], kMaxLog);
-      if (options[i] == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES) error_bytes = std::min(wire_values[i], kMaxLog);
-    }
-    info_log.assign(info_bytes + 1, 0);
-    error_log.assign(error_bytes + 1, 0);
-    for (size_t i = 0; i < options.size(); ++i) {
-      uint64_t value = wire_values[i];
-      switch (options[i]) {
-        case CU_JIT_INFO_LOG_BUFFER:
-          value = reinterpret_cast<uint64_t>(&info_log[0]);
-          break;
-        case CU_JIT_ERROR_LOG_BUFFER:
-          value = reinterpret_cast<uint64_t>(&error_log[0]);
-          break;
-        case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES:
-          value = info_bytes;
-          break;
-        case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES:
-          value = error_bytes;
-          break;
-        case CU_JIT_GLOBAL_SYMBOL_NAMES:
-        case CU_JIT_GLOBAL_SYMBOL_ADDRESSES:
-        case CU_JIT_REFERENCED_KERNEL_NAMES:
-        case CU_JIT_REFERENCED_VARIABLE_NAMES:
-          return false;  // pointers
-        default:
-          if (options[i] >= CU_JIT_NUM_OPTIONS) return false;
-      }
-      names.push_back(CUjit_option(options[i]));
-      values.push_back(reinterpret_cast<void*>(value));
-    }
-    return true;
-  }
-
-  // What the driver wrote into the values; addresses of buffers stay here.
-  std::vector<uint64_t> Outputs() const {
-    std::vector<uint64_t> out;
-    for (size_t i = 0; i < names.size(); ++i) {
-      const bool pointer = names[i] == CU_JIT_INFO_LOG_BUFFER || names[i] == CU_JIT_ERROR_LOG_BUFFER;
-      out.push_back(pointer ? 0 : reinterpret_cast<uint64_t>(values[i]));
-    }
-    return out;
-  }
-  std::string_view info() const { return info_log.c_str(); }
-  std::string_view error() const { return error_log.c_str(); }
-};
 
 // The driver takes images by address alone: a copy that cannot change, and zeros behind it where text would end.
 std::string PrivateImage(const Request& request) {
@@ -124,8 +63,8 @@ CUresult Custom_cuModuleLoadData(Session& session, const Request& request, const
   const CUresult result =
       options.names.empty()
           ? session.driver().cuModuleLoadData(&module, image.data())
-          : session.driver().cuModuleLoadDataEx(&module, image.data(), unsigned(options.names.size()),
-                                                options.names.data(), options.values.data());
+          : session.driver().cuModuleLoadDataEx(&module, image.data(), options.count(), options.name_array(),
+                                                options.value_array());
   out->option_values = options.Outputs();
   out->info_log = options.info();
   out->error_log = options.error();
@@ -146,10 +85,8 @@ CUresult Custom_cuLibraryLoadData(Session& session, const Request& request, cons
   if (request.payload.empty()) return CUDA_ERROR_INVALID_IMAGE;
   const std::string image = PrivateImage(request);
   CUlibrary library = nullptr;
-  const unsigned count = unsigned(options.names.size());
-  const CUresult result = session.driver().cuLibraryLoadData(&library, image.data(), count ? options.names.data() : nullptr,
-                                                             count ? options.values.data() : nullptr, count, nullptr,
-                                                             nullptr, 0);
+  const CUresult result = session.driver().cuLibraryLoadData(&library, image.data(), options.name_array(),
+                                                             options.value_array(), options.count(), nullptr, nullptr, 0);
   out->jit_option_values = options.Outputs();
   out->info_log = options.info();
   out->error_log = options.error();
@@ -207,6 +144,72 @@ CUresult Custom_cuLibraryGetManaged(Session& session, const Request&, const wire
   out->dptr = address;
   out->bytes = bytes;
   return CUDA_SUCCESS;
+}
+
+namespace {
+
+// Bytes of names in one reply; well below the longest message.
+constexpr size_t kNameBytes = 512 << 10;
+// A driver that counts wrong must not keep us here.
+constexpr unsigned kMaxFunctions = 1 << 20;
+
+// The part of `names` that one reply holds, beginning after the first `after`.
+template <typename Reply>
+void AnswerNames(const std::vector<std::string>& names, uint32_t after, Reply* out, ReplyBuilder* reply) {
+  size_t bytes = 0;
+  for (size_t i = after; i < names.size(); ++i) {
+    bytes += names[i].size() + 8;
+    if (bytes > kNameBytes && i != after) {
+      out->more = true;
+      break;
+    }
+    out->names.push_back(names[i]);
+  }
+  out->Encode(&reply->message);
+}
+
+}  // namespace
+
+CUresult Custom_cuModuleEnumerateFunctions(Session& session, const Request&,
+                                           const wire::cuModuleEnumerateFunctions_Request& in,
+                                           wire::cuModuleEnumerateFunctions_Reply* out, ReplyBuilder* reply) {
+  CUmodule module;
+  if (!session.Real(Kind::kModule, in.owner, &module)) return CUDA_ERROR_INVALID_HANDLE;
+  const DriverTable& driver = session.driver();
+  unsigned count = 0;
+  CUresult result = driver.cuModuleGetFunctionCount(&count, module);
+  if (result != CUDA_SUCCESS) return result;
+  std::vector<CUfunction> functions(std::min(count, kMaxFunctions));
+  if (!functions.empty()) result = driver.cuModuleEnumerateFunctions(functions.data(), unsigned(functions.size()), module);
+  std::vector<std::string> names;
+  for (size_t i = 0; result == CUDA_SUCCESS && i < functions.size(); ++i) {
+    const char* name = nullptr;
+    result = driver.cuFuncGetName(&name, functions[i]);
+    if (result == CUDA_SUCCESS && name != nullptr) names.push_back(name);
+  }
+  if (result == CUDA_SUCCESS) AnswerNames(names, in.after, out, reply);
+  return result;
+}
+
+CUresult Custom_cuLibraryEnumerateKernels(Session& session, const Request&,
+                                          const wire::cuLibraryEnumerateKernels_Request& in,
+                                          wire::cuLibraryEnumerateKernels_Reply* out, ReplyBuilder* reply) {
+  CUlibrary library;
+  if (!session.Real(Kind::kLibrary, in.owner, &library)) return CUDA_ERROR_INVALID_HANDLE;
+  const DriverTable& driver = session.driver();
+  unsigned count = 0;
+  CUresult result = driver.cuLibraryGetKernelCount(&count, library);
+  if (result != CUDA_SUCCESS) return result;
+  std::vector<CUkernel> kernels(std::min(count, kMaxFunctions));
+  if (!kernels.empty()) result = driver.cuLibraryEnumerateKernels(kernels.data(), unsigned(kernels.size()), library);
+  std::vector<std::string> names;
+  for (size_t i = 0; result == CUDA_SUCCESS && i < kernels.size(); ++i) {
+    const char* name = nullptr;
+    result = driver.cuKernelGetName(&name, kernels[i]);
+    if (result == CUDA_SUCCESS && name != nullptr) names.push_back(name);
+  }
+  if (result == CUDA_SUCCESS) AnswerNames(names, in.after, out, reply);
+  return result;
 }
 
 }  // namespace cuda_remote::server

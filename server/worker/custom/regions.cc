@@ -85,8 +85,9 @@ void FindSymbols(WorkerSession& worker, uint64_t object, const ModuleFacts& modu
 std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::string>* refusals) {
   std::vector<FoundSymbol> found;
   for (const auto& [address, range] : worker.ranges().all()) {
-    if (range.kind == DeviceRange::kSymbol) continue;   // found below, named or not
-    if (range.kind == DeviceRange::kManaged) continue;  // the client's process has it
+    if (range.kind == DeviceRange::kSymbol) continue;    // found below, named or not
+    if (range.kind == DeviceRange::kManaged) continue;   // the client's process has it
+    if (range.kind == DeviceRange::kImported) continue;  // another session's; Refusals names it
     FoundSymbol one;
     one.region.address = address;
     one.region.bytes = range.bytes;
@@ -131,10 +132,18 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
   worker.handles().ForEach(Kind::kArray, add_array);
   worker.handles().ForEach(Kind::kMipmappedArray, add_array);
   MakeCurrent(worker.driver(), worker.current_ref());
+  worker.ipc().Refusals(refusals);
   if (CapturesInProgress() != 0) refusals->push_back("a stream is being captured into a graph");
   std::stable_sort(found.begin(), found.end(), [](const FoundSymbol& a, const FoundSymbol& b) {
     return a.region.address < b.region.address;
   });
+  // A green context's variables may be its primary context's.
+  found.erase(std::unique(found.begin(), found.end(),
+                          [](const FoundSymbol& a, const FoundSymbol& b) {
+                            return a.region.address == b.region.address && a.region.kind == b.region.kind &&
+                                   a.region.object == b.region.object && a.name == b.name;
+                          }),
+              found.end());
   return found;
 }
 
@@ -180,15 +189,28 @@ CUresult OpDrain(Session& session, const Request&, const wire::OpDrain_Request&,
   WorkerSession& worker = Worker(session);
   std::vector<ContextRef> contexts;
   for (const auto& [handle, context] : worker.contexts()) contexts.push_back(context.ref);
+  // Streams of a green context are its own; its CUcontext waits for them, whether the client has asked for that or not.
+  std::vector<CUgreenCtx> greens;
+  worker.handles().ForEach(Kind::kGreenContext, [&greens](const HandleMap::Entry& entry) {
+    greens.push_back(reinterpret_cast<CUgreenCtx>(entry.real));
+  });
   const uint32_t captures = uint32_t(CapturesInProgress());
   const DriverTable* const driver = &session.driver();
-  worker.DeferIn({}, reply, [driver, contexts, captures](Answer* answer) {
+  worker.DeferIn({}, reply, [driver, contexts, greens, captures](Answer* answer) {
     wire::OpDrain_Reply out;
     out.captures = captures;
     CUresult first = CUDA_SUCCESS;
     // Waiting for a context would break the captures in it.
     for (size_t i = 0; captures == 0 && i < contexts.size(); ++i) {
       CUresult result = MakeCurrent(*driver, contexts[i]);
+      if (result == CUDA_SUCCESS) result = driver->cuCtxSynchronize();
+      if (result != CUDA_SUCCESS && first == CUDA_SUCCESS) first = result;
+    }
+    for (size_t i = 0; captures == 0 && i < greens.size(); ++i) {
+      CUcontext context = nullptr;
+      CUresult result = driver->cuCtxFromGreenCtx(&context, greens[i]);
+      if (result == CUDA_SUCCESS) result = driver->cuCtxSetCurrent(context);
+      ForgetCurrent();
       if (result == CUDA_SUCCESS) result = driver->cuCtxSynchronize();
       if (result != CUDA_SUCCESS && first == CUDA_SUCCESS) first = result;
     }

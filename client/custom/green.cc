@@ -1,0 +1,131 @@
+// Green contexts: a part of a GPU's multiprocessors, with streams of its own.
+//
+// A green context and what is made from it (a CUcontext, streams) are objects of the log; the CUcontext and the streams
+// go with it. Dividing multiprocessors into groups is computed by the server's driver.
+
+#include <cuda.h>
+
+#include <mutex>
+#include <shared_mutex>
+
+#include "client/custom/call_names.h"
+#include "client/entry/custom.gen.h"
+#include "client/session/call.h"
+#include "client/session/session.h"
+#include "proto/codec/codec.h"
+#include "proto/driverabi/export_tables.h"
+
+namespace cuda_remote::client {
+
+CUresult Custom_cuGreenCtxCreate(CUgreenCtx* phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags) {
+  static constexpr CallInfo kInfo{kCall_cuGreenCtxCreate, "cuGreenCtxCreate", false, false};
+  if (!phCtx) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  if (dev < 0 || size_t(dev) >= session.devices().size()) return CUDA_ERROR_INVALID_DEVICE;
+  wire::cuGreenCtxCreate_Request request;
+  request.desc = reinterpret_cast<uint64_t>(desc);
+  if (!call.Valid(Kind::kDevResourceDesc, request.desc)) return CUDA_ERROR_INVALID_VALUE;
+  request.dev = dev;
+  request.flags = flags;
+  request.phCtx = call.NewHandle(Kind::kGreenContext, kNoParent);
+  if (!request.phCtx) return CUDA_ERROR_OUT_OF_MEMORY;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  call.Created({Kind::kGreenContext, request.phCtx}, {{Kind::kDevResourceDesc, request.desc}});
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  Object* const object = session.handles().Find(Kind::kGreenContext, request.phCtx);
+  object->device = dev;
+  object->id = session.NextId();
+  *phCtx = reinterpret_cast<CUgreenCtx>(request.phCtx);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuGreenCtxDestroy(CUgreenCtx hCtx) {
+  static constexpr CallInfo kInfo{kCall_cuGreenCtxDestroy, "cuGreenCtxDestroy", false, false};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  wire::cuGreenCtxDestroy_Request request;
+  request.hCtx = reinterpret_cast<uint64_t>(hCtx);
+  if (!call.Valid(Kind::kGreenContext, request.hCtx)) return CUDA_ERROR_INVALID_CONTEXT;
+  uint64_t context;
+  {
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    context = session.handles().Find(Kind::kGreenContext, request.hCtx)->green;
+    // Natively such memory is the primary context's and lives on; here it is recorded with the context that was
+    // current.
+    for (auto& [start, range] : session.device_ranges()) {
+      if (context != 0 && range.value.context == context && range.value.source == DeviceRange::kAllocation) {
+        return Call::Unsupported("cuGreenCtxDestroy",
+                                 "memory that was allocated while its context was current must be "
+                                 "freed first");
+      }
+    }
+  }
+  request.Encode(&call.message());
+  const CUresult result = call.Transact();
+  if (result != CUDA_SUCCESS) return result;
+  if (context) driverabi::ContextDestroyed(reinterpret_cast<CUcontext>(context));
+  call.Destroyed({Kind::kGreenContext, request.hCtx});
+  return CUDA_SUCCESS;
+}
+
+// The number is the client's own, so it stays the same over a restart.
+CUresult Custom_cuGreenCtxGetId(CUgreenCtx greenCtx, unsigned long long* greenCtxId) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuGreenCtxGetId", false, false};
+  if (!greenCtxId) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  auto green = reinterpret_cast<uint64_t>(greenCtx);
+  if (!green) {
+    const Object* const current = session.handles().Find(Kind::kContext, call.thread().current_context());
+    green = current ? current->green : 0;
+  }
+  const Object* const object = session.handles().Find(Kind::kGreenContext, green);
+  if (!object) return CUDA_ERROR_INVALID_CONTEXT;
+  *greenCtxId = object->id;
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuCtxFromGreenCtx(CUcontext* pContext, CUgreenCtx hCtx) {
+  static constexpr CallInfo kInfo{kCall_cuCtxFromGreenCtx, "cuCtxFromGreenCtx", false, false};
+  if (!pContext) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  Session& session = call.session();
+  wire::cuCtxFromGreenCtx_Request request;
+  request.green = reinterpret_cast<uint64_t>(hCtx);
+  if (!call.Valid(Kind::kGreenContext, request.green)) return CUDA_ERROR_INVALID_CONTEXT;
+  static std::mutex* const one_at_a_time = new std::mutex;  // the context is made once
+  std::lock_guard<std::mutex> first(*one_at_a_time);
+  int device;
+  {
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    const Object* const green = session.handles().Find(Kind::kGreenContext, request.green);
+    if (!green) return CUDA_ERROR_INVALID_CONTEXT;
+    device = green->device;
+    if (green->green != 0) {
+      *pContext = reinterpret_cast<CUcontext>(green->green);
+      return CUDA_SUCCESS;
+    }
+  }
+  request.context = call.NewHandle(Kind::kContext, request.green);
+  if (!request.context) return CUDA_ERROR_OUT_OF_MEMORY;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  call.Created({Kind::kContext, request.context});
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  Object* const object = session.handles().Find(Kind::kContext, request.context);
+  object->device = device;
+  object->id = session.NextId();
+  object->green = request.green;
+  session.handles().Find(Kind::kGreenContext, request.green)->green = request.context;
+  *pContext = reinterpret_cast<CUcontext>(request.context);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::client

@@ -1,0 +1,322 @@
+// Sharing with other processes that have sessions on the same server. What goes from one to the other is a key of the
+// server's (64 bytes), in the driver's own handle types; where the driver gives a file descriptor, it is a sealed
+// memory file with the key in it, so it can be passed on, kept and closed as the driver's can.
+//
+// Nothing here is recorded: the server refuses a checkpoint while anything is open.
+
+#include "client/custom/ipc.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+
+#include "client/entry/custom.gen.h"
+#include "client/session/call.h"
+#include "client/session/session.h"
+#include "proto/codec/codec.h"
+
+namespace cuda_remote::client {
+namespace {
+
+constexpr size_t kKeyBytes = 64;
+
+// Whether this process has ever opened memory of another one's pool.
+std::atomic<bool> g_pool_imports{false};
+
+template <typename T>
+std::string_view BytesOf(const T& value) {
+  static_assert(sizeof(T) == kKeyBytes, "the driver's handles have the size of a key");
+  return {reinterpret_cast<const char*>(&value), sizeof(value)};
+}
+
+template <typename T>
+CUresult TakeKey(Call& call, std::string_view key, T* to) {
+  static_assert(sizeof(T) == kKeyBytes, "the driver's handles have the size of a key");
+  if (key.size() != kKeyBytes) return call.session().Lose(ChannelStatus::kProtocolError);
+  memcpy(to, key.data(), kKeyBytes);
+  return CUDA_SUCCESS;
+}
+
+// Only file descriptors can be carried over: a fabric handle is for the GPU's own network.
+CUresult CheckHandleType(const char* name, CUmemAllocationHandleType type) {
+  if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_SUCCESS;
+  if (type == CU_MEM_HANDLE_TYPE_FABRIC) {
+    return Call::Unsupported(name,
+                             "fabric handles are for the server's network; "
+                             "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED is 0");
+  }
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult KeyToDescriptor(Call& call, std::string_view key, void* out) {
+  if (key.size() != kKeyBytes) return call.session().Lose(ChannelStatus::kProtocolError);
+  const int fd = memfd_create("cuda-remote-shared", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+  if (pwrite(fd, key.data(), key.size(), 0) != ssize_t(key.size()) ||
+      fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) != 0) {
+    close(fd);
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+  *static_cast<int*>(out) = fd;
+  return CUDA_SUCCESS;
+}
+
+// The key in a descriptor that KeyToDescriptor made, here or in another process.
+CUresult KeyOfDescriptor(const char* name, void* os_handle, std::string* key) {
+  const int fd = int(reinterpret_cast<intptr_t>(os_handle));
+  if (fcntl(fd, F_GETFD) < 0) return CUDA_ERROR_INVALID_VALUE;
+  key->assign(kKeyBytes, 0);
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || !(seals & F_SEAL_WRITE) || pread(fd, &(*key)[0], kKeyBytes, 0) != ssize_t(kKeyBytes)) {
+    return Call::Unsupported(name, "only descriptors that another program under cuda-remote exported can be imported");
+  }
+  return CUDA_SUCCESS;
+}
+
+// Memory of another session is there: pointer attributes and copies know it. The same memory may be open already.
+void NoteImport(Call& call, uint64_t address, uint64_t bytes, int device, DeviceRange::Source source) {
+  Session& session = call.session();
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  if (session.device_ranges().At(address)) return;
+  DeviceRange range;
+  range.source = source;
+  range.device = device;
+  range.context = call.thread().current_context();
+  range.buffer_id = session.NextId();
+  session.device_ranges().Insert(address, bytes, range);
+}
+
+// From now on another process may record this event, or has done so.
+void NoteShared(Session& session, uint64_t event) {
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  if (Object* const object = session.handles().Find(Kind::kEvent, event)) object->between_processes = true;
+}
+
+bool IsImport(Session& session, uint64_t address, bool pools_too) {
+  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  const auto* const range = session.device_ranges().At(address);
+  return range && (range->value.source == DeviceRange::kImported ||
+                   (pools_too && range->value.source == DeviceRange::kPoolImported));
+}
+
+CUresult Close(const CallInfo& info, CUdeviceptr address, bool pools_too) {
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (!IsImport(call.session(), address, pools_too)) return CUDA_ERROR_INVALID_VALUE;
+  wire::cuIpcCloseMemHandle_Request request;
+  request.address = address;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuIpcCloseMemHandle_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  if (reply.left == 0) {
+    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+    call.session().device_ranges().Erase(address);
+    // What was made of it (textures, nodes of graphs) is good for nothing any more, and cannot be made again.
+    call.session().DropUnlocked({Kind::kDeviceMemory, address});
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+bool IsPoolImport(CUdeviceptr address) {
+  // Freeing is a hot call, and hardly any program imports.
+  if (!g_pool_imports.load(std::memory_order_relaxed)) return false;
+  Session* const session = Session::Get();
+  if (!session || address == 0) return false;
+  std::shared_lock<std::shared_mutex> lock(session->mutex());
+  const auto* const range = session->device_ranges().At(address);
+  return range && range->value.source == DeviceRange::kPoolImported;
+}
+
+CUresult CloseImport(CUdeviceptr address) {
+  static constexpr CallInfo kInfo{kCall_cuIpcCloseMemHandle, "cuMemFree", false, false};
+  return Close(kInfo, address, true);
+}
+
+CUresult Custom_cuIpcGetMemHandle(CUipcMemHandle* pHandle, CUdeviceptr dptr) {
+  static constexpr CallInfo kInfo{kCall_cuIpcGetMemHandle, "cuIpcGetMemHandle", false, true};
+  if (!pHandle) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuIpcGetMemHandle_Request request;
+  request.address = dptr;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuIpcGetMemHandle_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  return TakeKey(call, reply.key, pHandle);
+}
+
+CUresult Custom_cuIpcOpenMemHandle_v2(CUdeviceptr* pdptr, CUipcMemHandle handle, unsigned int Flags) {
+  static constexpr CallInfo kInfo{kCall_cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle", false, true};
+  if (!pdptr) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuIpcOpenMemHandle_v2_Request request;
+  request.key = BytesOf(handle);
+  request.flags = Flags;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuIpcOpenMemHandle_v2_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  NoteImport(call, reply.address, reply.bytes, reply.device, DeviceRange::kImported);
+  *pdptr = reply.address;
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuIpcCloseMemHandle(CUdeviceptr dptr) {
+  static constexpr CallInfo kInfo{kCall_cuIpcCloseMemHandle, "cuIpcCloseMemHandle", false, true};
+  return Close(kInfo, dptr, false);
+}
+
+CUresult Custom_cuIpcGetEventHandle(CUipcEventHandle* pHandle, CUevent event) {
+  static constexpr CallInfo kInfo{kCall_cuIpcGetEventHandle, "cuIpcGetEventHandle", false, true};
+  if (!pHandle) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuIpcGetEventHandle_Request request;
+  request.event = reinterpret_cast<uint64_t>(event);
+  if (!call.Valid(Kind::kEvent, request.event)) return CUDA_ERROR_INVALID_HANDLE;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuIpcGetEventHandle_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  NoteShared(call.session(), request.event);
+  return TakeKey(call, reply.key, pHandle);
+}
+
+CUresult Custom_cuIpcOpenEventHandle(CUevent* phEvent, CUipcEventHandle handle) {
+  static constexpr CallInfo kInfo{kCall_cuIpcOpenEventHandle, "cuIpcOpenEventHandle", false, true};
+  if (!phEvent) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuIpcOpenEventHandle_Request request;
+  request.event = call.NewHandle(Kind::kEvent, 0);
+  if (!request.event) return CUDA_ERROR_OUT_OF_MEMORY;
+  request.key = BytesOf(handle);
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  call.Keep(request.event);
+  NoteShared(call.session(), request.event);
+  *phEvent = reinterpret_cast<CUevent>(request.event);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemExportToShareableHandle(void* shareableHandle, CUmemGenericAllocationHandle handle,
+                                             CUmemAllocationHandleType handleType, unsigned long long flags) {
+  static constexpr CallInfo kInfo{kCall_cuMemExportToShareableHandle, "cuMemExportToShareableHandle", false, false};
+  if (!shareableHandle || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = CheckHandleType(kInfo.name, handleType); result != CUDA_SUCCESS) return result;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (!call.Valid(Kind::kPhysicalMemory, handle)) return CUDA_ERROR_INVALID_VALUE;
+  wire::cuMemExportToShareableHandle_Request request;
+  request.handle = handle;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuMemExportToShareableHandle_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  return KeyToDescriptor(call, reply.key, shareableHandle);
+}
+
+CUresult Custom_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* osHandle,
+                                               CUmemAllocationHandleType shHandleType) {
+  static constexpr CallInfo kInfo{kCall_cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", false, false};
+  if (!handle) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = CheckHandleType(kInfo.name, shHandleType); result != CUDA_SUCCESS) return result;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  std::string key;
+  if (const CUresult result = KeyOfDescriptor(kInfo.name, osHandle, &key); result != CUDA_SUCCESS) return result;
+  wire::cuMemImportFromShareableHandle_Request request;
+  request.handle = call.NewHandle(Kind::kPhysicalMemory, kNoParent);
+  if (!request.handle) return CUDA_ERROR_OUT_OF_MEMORY;
+  request.key = key;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  call.Keep(request.handle);
+  *handle = request.handle;
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemPoolExportToShareableHandle(void* handle_out, CUmemoryPool pool,
+                                                 CUmemAllocationHandleType handleType, unsigned long long flags) {
+  static constexpr CallInfo kInfo{kCall_cuMemPoolExportToShareableHandle, "cuMemPoolExportToShareableHandle", false,
+                                  false};
+  if (!handle_out || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = CheckHandleType(kInfo.name, handleType); result != CUDA_SUCCESS) return result;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuMemPoolExportToShareableHandle_Request request;
+  request.pool = reinterpret_cast<uint64_t>(pool);
+  if (!call.Valid(Kind::kMemoryPool, request.pool)) return CUDA_ERROR_INVALID_VALUE;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuMemPoolExportToShareableHandle_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  return KeyToDescriptor(call, reply.key, handle_out);
+}
+
+CUresult Custom_cuMemPoolImportFromShareableHandle(CUmemoryPool* pool_out, void* handle,
+                                                   CUmemAllocationHandleType handleType, unsigned long long flags) {
+  static constexpr CallInfo kInfo{kCall_cuMemPoolImportFromShareableHandle, "cuMemPoolImportFromShareableHandle", false,
+                                  false};
+  if (!pool_out || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = CheckHandleType(kInfo.name, handleType); result != CUDA_SUCCESS) return result;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  std::string key;
+  if (const CUresult result = KeyOfDescriptor(kInfo.name, handle, &key); result != CUDA_SUCCESS) return result;
+  wire::cuMemPoolImportFromShareableHandle_Request request;
+  request.pool = call.NewHandle(Kind::kMemoryPool, kNoParent);
+  if (!request.pool) return CUDA_ERROR_OUT_OF_MEMORY;
+  request.key = key;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  call.Keep(request.pool);
+  *pool_out = reinterpret_cast<CUmemoryPool>(request.pool);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemPoolExportPointer(CUmemPoolPtrExportData* shareData_out, CUdeviceptr ptr) {
+  static constexpr CallInfo kInfo{kCall_cuMemPoolExportPointer, "cuMemPoolExportPointer", false, false};
+  if (!shareData_out) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuMemPoolExportPointer_Request request;
+  request.address = ptr;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuMemPoolExportPointer_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  return TakeKey(call, reply.key, shareData_out);
+}
+
+CUresult Custom_cuMemPoolImportPointer(CUdeviceptr* ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData* shareData) {
+  static constexpr CallInfo kInfo{kCall_cuMemPoolImportPointer, "cuMemPoolImportPointer", false, true};
+  if (!ptr_out || !shareData) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuMemPoolImportPointer_Request request;
+  request.pool = reinterpret_cast<uint64_t>(pool);
+  if (!call.Valid(Kind::kMemoryPool, request.pool)) return CUDA_ERROR_INVALID_VALUE;
+  request.key = BytesOf(*shareData);
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuMemPoolImportPointer_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  g_pool_imports.store(true, std::memory_order_relaxed);
+  NoteImport(call, reply.address, reply.bytes, reply.device, DeviceRange::kPoolImported);
+  *ptr_out = reply.address;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::client

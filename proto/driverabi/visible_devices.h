@@ -1,0 +1,24 @@
+// CUDA_VISIBLE_DEVICES: which GPUs a program sees, and in which order. The client library applies it to the server's
+// GPUs, the software GPU to its own.
+//
+// Part of the client library: no exceptions of its own but std::bad_alloc, no logging. Thread-safe.
+#ifndef CUDA_REMOTE_PROTO_DRIVERABI_VISIBLE_DEVICES_H_
+#define CUDA_REMOTE_PROTO_DRIVERABI_VISIBLE_DEVICES_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cuda_remote::driverabi {
+
+// "GPU-12345678-9abc-...": how the list and nvidia-smi write a UUID of 16 bytes.
+std::string UuidName(std::string_view uuid);
+
+// The devices that a value of the variable names, as indices into `uuids` (16 bytes each), by the driver's rules:
+// ordinals, or UUIDs that may be cut short as long as they mean one device ("GPU-" or "MIG-" first); the list ends
+// before the first entry that is no device, and a device that is named twice makes it empty.
+std::vector<int> VisibleDevices(std::string_view value, const std::vector<std::string>& uuids);
+
+}  // namespace cuda_remote::driverabi
+
+#endif  // CUDA_REMOTE_PROTO_DRIVERABI_VISIBLE_DEVICES_H_

@@ -1,0 +1,17 @@
+// Several PTX texts as one: what a linker does, on text.
+#ifndef CUDA_REMOTE_SERVER_SOFTGPU_PTX_MERGE_H_
+#define CUDA_REMOTE_SERVER_SOFTGPU_PTX_MERGE_H_
+
+#include <string>
+#include <vector>
+
+namespace cuda_remote::softgpu::ptx {
+
+// Puts the texts after one another under one header (the newest version, the highest target). Names that are local to a
+// text and that an earlier one has too get a suffix. False: *error names what is declared and nowhere defined. What is
+// defined twice, parsing the result finds. Thread-safe; any text is safe.
+bool Merge(const std::vector<std::string>& texts, std::string* merged, std::string* error);
+
+}  // namespace cuda_remote::softgpu::ptx
+
+#endif  // CUDA_REMOTE_SERVER_SOFTGPU_PTX_MERGE_H_

@@ -1,0 +1,371 @@
+// Memory, events and pools that sessions of this server show each other (server/worker/ipc.h has the way between them).
+
+#include <cuda.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "proto/codec/memory.gen.h"
+#include "proto/codec/pool.gen.h"
+#include "proto/codec/virtual.gen.h"
+#include "server/dispatch/custom.gen.h"
+#include "server/dispatch/malformed.h"
+#include "server/worker/driver_hooks.h"
+#include "server/worker/worker_session.h"
+
+namespace cuda_remote::server {
+namespace {
+
+constexpr CUmemAllocationHandleType kDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+void SetDevice(const WorkerSession& worker, int device, IpcFacts* facts) {
+  const std::string& uuid = worker.loaded().devices[size_t(device)].uuid;
+  std::memcpy(facts->device.data(), uuid.data(), std::min(uuid.size(), facts->device.size()));
+}
+
+int FindDevice(const WorkerSession& worker, const IpcFacts& facts) {
+  const auto& devices = worker.loaded().devices;
+  for (size_t i = 0; i < devices.size(); ++i) {
+    if (devices[i].uuid == std::string(facts.device.data(), facts.device.size())) return int(i);
+  }
+  return -1;
+}
+
+// The key of an allocation of the arena. The whole of what lies behind it is shown, as natively: small ones have
+// neighbours.
+CUresult ShareAllocation(WorkerSession& worker, IpcKind kind, uint64_t address, std::string* key) {
+  // The driver natively takes any address in an allocation and shows all of it.
+  auto it = worker.ranges().all().upper_bound(address);
+  if (it == worker.ranges().all().begin()) return CUDA_ERROR_INVALID_VALUE;
+  --it;
+  const DeviceRange& range = it->second;
+  const auto wanted = kind == IpcKind::kMemory ? DeviceRange::kAllocation : DeviceRange::kStreamOrdered;
+  if (address - it->first >= range.bytes || range.kind != wanted) return CUDA_ERROR_INVALID_VALUE;
+  if (worker.ipc().Shared(kind, it->first, key)) return CUDA_SUCCESS;
+  IpcFacts facts;
+  uint64_t start = 0;
+  if (!worker.arena().Backing(it->first, &start, &facts.mapping_bytes)) return CUDA_ERROR_INVALID_VALUE;
+  facts.offset = it->first - start;
+  facts.bytes = range.bytes;
+  SetDevice(worker, range.device, &facts);
+  const DriverTable& driver = worker.driver();
+  CUmemGenericAllocationHandle physical = 0;
+  CUresult result = driver.cuMemRetainAllocationHandle(&physical, reinterpret_cast<void*>(start));
+  if (result != CUDA_SUCCESS) return result;
+  int fd = -1;
+  result = driver.cuMemExportToShareableHandle(&fd, physical, kDescriptor, 0);
+  driver.cuMemRelease(physical);
+  if (result != CUDA_SUCCESS) return result;
+  return worker.ipc().Share(kind, it->first, facts, fd, key) ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+}
+
+CUresult ReserveAnywhere(WorkerSession& worker, uint64_t bytes, CUdeviceptr* address) {
+  AddressSpace& space = worker.reservation_space();
+  for (const auto& [start, size] : worker.ipc().TakeReturned()) space.Give(start, size);
+  for (int attempt = 0; attempt < 16; ++attempt) {
+    const uint64_t wanted = space.Take(bytes, 0);
+    if (wanted == 0) break;
+    const CUresult result = worker.driver().cuMemAddressReserve(address, bytes, 0, wanted, 0);
+    if (result != CUDA_SUCCESS) {
+      space.Give(wanted, bytes);
+      return result;
+    }
+    if (*address == wanted) return CUDA_SUCCESS;
+    // Something of this process lies there: that part stays taken, and the next one is tried.
+    worker.driver().cuMemAddressFree(*address, bytes);
+  }
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+// Maps memory of another session. Takes neither `fd` nor a connection over.
+CUresult MapShared(WorkerSession& worker, const IpcFacts& facts, int fd, IpcImport* import, int* device) {
+  if (fd < 0 || facts.bytes == 0 || facts.mapping_bytes == 0 || facts.mapping_bytes > kReservationBytes ||
+      facts.mapping_bytes % DeviceArena::kPage != 0 || facts.offset >= facts.mapping_bytes ||
+      facts.bytes > facts.mapping_bytes - facts.offset) {
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  const DriverTable& driver = worker.driver();
+  CUmemGenericAllocationHandle physical = 0;
+  CUresult result =
+      driver.cuMemImportFromShareableHandle(&physical, reinterpret_cast<void*>(intptr_t(fd)), kDescriptor);
+  if (result != CUDA_SUCCESS) return result;
+  *device = FindDevice(worker, facts);
+  CUdeviceptr mapping = 0;
+  result = *device < 0 ? CUDA_ERROR_INVALID_DEVICE : ReserveAnywhere(worker, facts.mapping_bytes, &mapping);
+  if (result != CUDA_SUCCESS) {
+    driver.cuMemRelease(physical);
+    return result;
+  }
+  result = driver.cuMemMap(mapping, facts.mapping_bytes, 0, physical, 0);
+  driver.cuMemRelease(physical);  // the mapping keeps it
+  if (result == CUDA_SUCCESS) {
+    std::vector<CUmemAccessDesc> access(1);
+    access[0].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access[0].location.id = *device;
+    access[0].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    const ContextInfo* const current = worker.FindContext(worker.CurrentContext());
+    if (current != nullptr && current->device != *device) {
+      access.push_back(access[0]);
+      access[1].location.id = current->device;
+    }
+    result = driver.cuMemSetAccess(mapping, facts.mapping_bytes, access.data(), access.size());
+    if (result != CUDA_SUCCESS) driver.cuMemUnmap(mapping, facts.mapping_bytes);
+  }
+  if (result != CUDA_SUCCESS) {
+    driver.cuMemAddressFree(mapping, facts.mapping_bytes);
+    worker.reservation_space().Give(mapping, facts.mapping_bytes);
+    return result;
+  }
+  import->address = mapping + facts.offset;
+  import->mapping = mapping;
+  import->mapping_bytes = facts.mapping_bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult OpenMemory(WorkerSession& worker, IpcKind kind, std::string_view key, uint64_t* address, uint64_t* bytes,
+                    int32_t* device) {
+  if (worker.current_ref().id == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  auto& imports = worker.ipc().imports();
+  if (const auto it = imports.find(std::string(key)); it != imports.end()) {
+    const DeviceRange* const range = worker.ranges().At(it->second.address);
+    if (range == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    ++it->second.references;
+    *address = it->second.address;
+    *bytes = range->bytes;
+    *device = range->device;
+    return CUDA_SUCCESS;
+  }
+  IpcFacts facts;
+  int fd = -1;
+  IpcImport import;
+  CUresult result = worker.ipc().Open(key, kind, kind == IpcKind::kMemory, &facts, &fd, &import.connection);
+  if (result != CUDA_SUCCESS) return result;
+  result = MapShared(worker, facts, fd, &import, device);
+  if (fd >= 0) close(fd);
+  if (result != CUDA_SUCCESS) {
+    close(import.connection);
+    return result;
+  }
+  import.references = 1;
+  import.context = worker.CurrentContext();
+  DeviceRange range;
+  range.kind = DeviceRange::kImported;
+  range.bytes = facts.bytes;
+  range.device = *device;
+  range.context = import.context;
+  worker.ranges().Insert(import.address, range);
+  *address = import.address;
+  *bytes = facts.bytes;
+  imports[std::string(key)] = import;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult Custom_cuIpcGetMemHandle(Session& session, const Request&, const wire::cuIpcGetMemHandle_Request& in,
+                                  wire::cuIpcGetMemHandle_Reply* out, ReplyBuilder* reply) {
+  std::string key;
+  const CUresult result = ShareAllocation(Worker(session), IpcKind::kMemory, in.address, &key);
+  if (result != CUDA_SUCCESS) return result;
+  out->key = key;
+  out->Encode(&reply->message);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemPoolExportPointer(Session& session, const Request&, const wire::cuMemPoolExportPointer_Request& in,
+                                       wire::cuMemPoolExportPointer_Reply* out, ReplyBuilder* reply) {
+  std::string key;
+  const CUresult result = ShareAllocation(Worker(session), IpcKind::kPoolMemory, in.address, &key);
+  if (result != CUDA_SUCCESS) return result;
+  out->key = key;
+  out->Encode(&reply->message);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuIpcOpenMemHandle_v2(Session& session, const Request&, const wire::cuIpcOpenMemHandle_v2_Request& in,
+                                      wire::cuIpcOpenMemHandle_v2_Reply* out, ReplyBuilder*) {
+  if (in.flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) return CUDA_ERROR_INVALID_VALUE;
+  return OpenMemory(Worker(session), IpcKind::kMemory, in.key, &out->address, &out->bytes, &out->device);
+}
+
+CUresult Custom_cuMemPoolImportPointer(Session& session, const Request&, const wire::cuMemPoolImportPointer_Request& in,
+                                       wire::cuMemPoolImportPointer_Reply* out, ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  if (!worker.ipc().Holds(in.pool)) return CUDA_ERROR_INVALID_VALUE;
+  return OpenMemory(worker, IpcKind::kPoolMemory, in.key, &out->address, &out->bytes, &out->device);
+}
+
+// Work of this session may still use the memory: a waiter unmaps it once the context is idle.
+CUresult Custom_cuIpcCloseMemHandle(Session& session, const Request&, const wire::cuIpcCloseMemHandle_Request& in,
+                                    wire::cuIpcCloseMemHandle_Reply* out, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  auto& imports = worker.ipc().imports();
+  const auto it =
+      std::find_if(imports.begin(), imports.end(), [&in](const auto& one) { return one.second.address == in.address; });
+  if (it == imports.end()) return CUDA_ERROR_INVALID_VALUE;
+  if (--it->second.references != 0) {
+    out->left = it->second.references;
+    return CUDA_SUCCESS;
+  }
+  const IpcImport import = it->second;
+  imports.erase(it);
+  worker.ranges().Erase(import.address);
+  const ContextInfo* const owner = worker.FindContext(import.context);
+  const DriverTable* const driver = &session.driver();
+  Ipc* const ipc = &worker.ipc();
+  worker.DeferIn(owner != nullptr ? owner->ref : worker.AnyContext(), reply, [driver, ipc, import](Answer* answer) {
+    driver->cuCtxSynchronize();  // a context that is stuck with an error lets go all the same
+    const CUresult result = driver->cuMemUnmap(import.mapping, import.mapping_bytes);
+    if (result == CUDA_SUCCESS && driver->cuMemAddressFree(import.mapping, import.mapping_bytes) == CUDA_SUCCESS) {
+      ipc->Returned(import.mapping, import.mapping_bytes);
+    }
+    close(import.connection);
+    wire::cuIpcCloseMemHandle_Reply nothing_left;
+    nothing_left.Encode(&answer->message);
+    return result;
+  });
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuIpcGetEventHandle(Session& session, const Request&, const wire::cuIpcGetEventHandle_Request& in,
+                                    wire::cuIpcGetEventHandle_Reply* out, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  CUevent event;
+  if (!session.Real(Kind::kEvent, in.event, &event)) return CUDA_ERROR_INVALID_HANDLE;
+  std::string key;
+  if (!worker.ipc().Shared(IpcKind::kEvent, in.event, &key)) {
+    CUipcEventHandle handle = {};
+    const CUresult result = session.driver().cuIpcGetEventHandle(&handle, event);
+    if (result != CUDA_SUCCESS) return result;
+    IpcFacts facts;
+    static_assert(sizeof(handle) == sizeof(facts.handle));
+    std::memcpy(facts.handle.data(), &handle, sizeof(handle));
+    if (!worker.ipc().Share(IpcKind::kEvent, in.event, facts, -1, &key)) return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+  out->key = key;
+  out->Encode(&reply->message);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuIpcOpenEventHandle(Session& session, const Request&, const wire::cuIpcOpenEventHandle_Request& in,
+                                     wire::cuIpcOpenEventHandle_Reply*, ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  if (!session.MayBind(Kind::kEvent, in.event)) return kMalformedRequest;
+  IpcFacts facts;
+  int fd = -1, connection = -1;
+  CUresult result = worker.ipc().Open(in.key, IpcKind::kEvent, true, &facts, &fd, &connection);
+  if (result != CUDA_SUCCESS) return result;
+  if (fd >= 0) close(fd);
+  CUipcEventHandle handle;
+  std::memcpy(&handle, facts.handle.data(), sizeof(handle));
+  CUevent event = nullptr;
+  result = session.driver().cuIpcOpenEventHandle(&event, handle);
+  if (result != CUDA_SUCCESS) {
+    close(connection);
+    return result;
+  }
+  session.Bind(Kind::kEvent, in.event, reinterpret_cast<uint64_t>(event), session.CurrentContext());
+  worker.ipc().Hold(in.event, connection);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemExportToShareableHandle(Session& session, const Request&,
+                                             const wire::cuMemExportToShareableHandle_Request& in,
+                                             wire::cuMemExportToShareableHandle_Reply* out, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  const auto memory = worker.physical().find(in.handle);
+  CUmemGenericAllocationHandle real;
+  if (memory == worker.physical().end() || memory->second.released ||
+      !session.Real(Kind::kPhysicalMemory, in.handle, &real)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  std::string key;
+  if (!worker.ipc().Shared(IpcKind::kPhysical, in.handle, &key)) {
+    int fd = -1;
+    const CUresult result = session.driver().cuMemExportToShareableHandle(&fd, real, kDescriptor, 0);
+    if (result != CUDA_SUCCESS) return result;
+    if (!worker.ipc().Share(IpcKind::kPhysical, in.handle, {}, fd, &key)) return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+  out->key = key;
+  out->Encode(&reply->message);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemImportFromShareableHandle(Session& session, const Request&,
+                                               const wire::cuMemImportFromShareableHandle_Request& in,
+                                               wire::cuMemImportFromShareableHandle_Reply*, ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  if (!session.MayBind(Kind::kPhysicalMemory, in.handle)) return kMalformedRequest;
+  IpcFacts facts;
+  int fd = -1, connection = -1;
+  CUresult result = worker.ipc().Open(in.key, IpcKind::kPhysical, false, &facts, &fd, &connection);
+  if (result == CUDA_ERROR_INVALID_HANDLE) return CUDA_ERROR_INVALID_VALUE;
+  if (result != CUDA_SUCCESS) return result;
+  CUmemGenericAllocationHandle real = 0;
+  result = session.driver().cuMemImportFromShareableHandle(&real, reinterpret_cast<void*>(intptr_t(fd)), kDescriptor);
+  if (fd >= 0) close(fd);
+  if (result != CUDA_SUCCESS) {
+    close(connection);
+    return result;
+  }
+  session.Bind(Kind::kPhysicalMemory, in.handle, real, 0);
+  worker.ipc().Hold(in.handle, connection);
+  return CUDA_SUCCESS;
+}
+
+// Allocations of pools are the arena's, so there is nothing of the pool itself to show but which GPU it is for.
+CUresult Custom_cuMemPoolExportToShareableHandle(Session& session, const Request&,
+                                                 const wire::cuMemPoolExportToShareableHandle_Request& in,
+                                                 wire::cuMemPoolExportToShareableHandle_Reply* out,
+                                                 ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  CUmemoryPool pool;
+  if (!session.Real(Kind::kMemoryPool, in.pool, &pool)) return CUDA_ERROR_INVALID_VALUE;
+  std::string key;
+  if (!worker.ipc().Shared(IpcKind::kPool, in.pool, &key)) {
+    CUmemPoolProps props;
+    // Pools that are not meant to be shared cannot be, as natively.
+    if (!PropsOfPool(pool, &props) || (props.handleTypes & kDescriptor) == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (props.location.type != CU_MEM_LOCATION_TYPE_DEVICE || props.location.id < 0 ||
+        size_t(props.location.id) >= worker.loaded().devices.size()) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    IpcFacts facts;
+    SetDevice(worker, props.location.id, &facts);
+    if (!worker.ipc().Share(IpcKind::kPool, in.pool, facts, -1, &key)) return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+  out->key = key;
+  out->Encode(&reply->message);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemPoolImportFromShareableHandle(Session& session, const Request&,
+                                                   const wire::cuMemPoolImportFromShareableHandle_Request& in,
+                                                   wire::cuMemPoolImportFromShareableHandle_Reply*, ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  if (!session.MayBind(Kind::kMemoryPool, in.pool)) return kMalformedRequest;
+  IpcFacts facts;
+  int fd = -1, connection = -1;
+  CUresult result = worker.ipc().Open(in.key, IpcKind::kPool, false, &facts, &fd, &connection);
+  if (result == CUDA_ERROR_INVALID_HANDLE) return CUDA_ERROR_INVALID_VALUE;
+  if (result != CUDA_SUCCESS) return result;
+  if (fd >= 0) close(fd);
+  // A pool of this session's own stands for it, so that its attributes can be asked for and its access be set.
+  CUmemPoolProps props = {};
+  props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  props.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  props.location.id = FindDevice(worker, facts);
+  CUmemoryPool pool = nullptr;
+  result = props.location.id < 0 ? CUDA_ERROR_INVALID_DEVICE : session.driver().cuMemPoolCreate(&pool, &props);
+  if (result != CUDA_SUCCESS) {
+    close(connection);
+    return result;
+  }
+  session.Bind(Kind::kMemoryPool, in.pool, reinterpret_cast<uint64_t>(pool), 0);
+  worker.ipc().Hold(in.pool, connection);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::server

@@ -1,0 +1,36 @@
+// Prints which GPUs the program sees: UUID, place on the bus, and whether each one can be used.
+#include <cuda.h>
+
+#include <cstdio>
+#include <string>
+
+#include "tests/faults/driver.h"
+
+int main() {
+  const CUresult started = cuInit(0);
+  printf("cuInit: %s\n", cuda_remote::faults::NameOf(started));
+  int count = -1;
+  const CUresult counted = cuDeviceGetCount(&count);
+  printf("%s, %d\n", cuda_remote::faults::NameOf(counted), count);
+  for (int i = 0; i < count; ++i) {
+    CUdevice device;
+    CUuuid uuid;
+    char bus[32];
+    CU_CHECK(cuDeviceGet(&device, i));
+    CU_CHECK(cuDeviceGetUuid(&uuid, device));
+    CU_CHECK(cuDeviceGetPCIBusId(bus, sizeof(bus), device));
+    printf("%d: ", i);
+    for (const char byte : uuid.bytes) printf("%02x", (unsigned char)(byte));
+    CUcontext context;
+    CUdeviceptr memory;
+    unsigned word = 0;
+    CU_CHECK(cuDevicePrimaryCtxRetain(&context, device));
+    CU_CHECK(cuCtxSetCurrent(context));
+    CU_CHECK(cuMemAlloc(&memory, 4096));
+    CU_CHECK(cuMemsetD32(memory, 1000 + i, 4));
+    CU_CHECK(cuMemcpyDtoH(&word, memory, sizeof(word)));
+    printf(" %s %u\n", bus, word);
+    CU_CHECK(cuMemFree(memory));
+  }
+  return 0;
+}
