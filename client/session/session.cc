@@ -70,7 +70,7 @@ CUresult Session::Connect(Session** session) {
   if (!opened->settings_.job_dir.empty()) {
     std::string error;
     opened->agent_ = agent::Agent::Start(opened->settings_.job_dir, opened, &error);
-    if (!opened->agent_) LogLine("this job cannot be checkpointed: %s", error.c_str());
+    if (!opened->agent_) LogLine("this process cannot be saved or moved: %s", error.c_str());
   }
   *session = opened;
   return CUDA_SUCCESS;
