@@ -14,6 +14,7 @@
 #include <shared_mutex>
 
 #include "client/custom/managed.h"
+#include "client/custom/mapped_memory.h"
 #include "client/custom/pointer.h"
 #include "client/custom/staged_copy.h"
 #include "client/entry/custom.gen.h"
@@ -94,8 +95,8 @@ CUresult Unified(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream
   if (bytes == 0) return CUDA_SUCCESS;
   const bool to_device = IsDevicePointer(call.session(), dst);
   const bool from_device = IsDevicePointer(call.session(), src);
-  void* const host_dst = reinterpret_cast<void*>(dst);
-  const void* const host_src = reinterpret_cast<const void*>(src);
+  void* const host_dst = reinterpret_cast<void*>(HostAddressOf(call.session(), dst));
+  const void* const host_src = reinterpret_cast<const void*>(HostAddressOf(call.session(), src));
   if (to_device && from_device) {
     return CopyByAddress(call, dst, src, bytes, wire_stream, blocking && TouchesManaged(call.session(), dst, src));
   }
@@ -109,13 +110,16 @@ CUresult Unified(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream
 
 }  // namespace
 
-bool IsSharedHostMemory(Session& session, const void* address, size_t bytes) {
+bool IsSharedHostMemory(Session& session, const void* address, size_t bytes, uint64_t* device) {
   const uint64_t start = reinterpret_cast<uint64_t>(address);
+  *device = start;
   if (IsManaged(session, start, bytes)) return true;
-  if (!session.shared_memory()) return false;
+  if (!session.shared_memory() && !session.managed_mirror().active()) return false;
   std::shared_lock<std::shared_mutex> lock(session.mutex());
   const auto* range = session.host_ranges().Find(start);
-  return range && range->value.shared && range->Contains(start, bytes);
+  if (!range || !range->Contains(start, bytes) || !session.IsReachable(range->value)) return false;
+  if (range->value.on_device) *device = range->value.device + (start - range->start);
+  return true;
 }
 
 CUresult WaitForStream(Call& call, uint64_t stream) {
@@ -143,6 +147,18 @@ CUresult CaptureHostFunction(Call& call, uint64_t stream, CUhostFn function, voi
   return call.Transact();
 }
 
+// Pinned memory that a graph is to copy, which must be there when it runs. False for other memory.
+bool PinnedForGraph(Call& call, const void* address, size_t bytes, uint64_t* device) {
+  Session& session = call.session();
+  const uint64_t start = reinterpret_cast<uint64_t>(address);
+  {
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    const auto* const range = session.host_ranges().Find(start);
+    if (!range || range->value.registered || !range->Contains(start, bytes)) return false;
+  }
+  return MapForDevice(call, start, device) == CUDA_SUCCESS;
+}
+
 // A copy of pageable memory in a captured stream: see client/session/staged_copies.h. `device` is the other side.
 CUresult CaptureCopy(Call& call, void* to_host, const void* from_host, CUdeviceptr device, size_t bytes,
                      uint64_t stream) {
@@ -163,7 +179,9 @@ CUresult CaptureCopy(Call& call, void* to_host, const void* from_host, CUdevicep
     session.staged_copies().Give({copy});
     return CUDA_ERROR_ILLEGAL_STATE;
   }
-  const uint64_t pinned = reinterpret_cast<uint64_t>(copy->pinned);
+  uint64_t pinned;
+  const CUresult mapped = MapForDevice(call, reinterpret_cast<uint64_t>(copy->pinned), &pinned);
+  if (mapped != CUDA_SUCCESS) return mapped;
   if (to_host) {
     const CUresult result = CopyByAddress(call, pinned, device, bytes, stream, false);
     return result == CUDA_SUCCESS ? CaptureHostFunction(call, stream, &StagedCopy::Run, copy) : result;
@@ -175,10 +193,13 @@ CUresult CaptureCopy(Call& call, void* to_host, const void* from_host, CUdevicep
 CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes, uint64_t stream, bool blocking) {
   if (bytes == 0) return CUDA_SUCCESS;
   Session& session = call.session();
-  if (IsSharedHostMemory(session, src, bytes)) {
-    return CopyByAddress(call, dst, reinterpret_cast<uint64_t>(src), bytes, stream, blocking);
+  if (uint64_t from_device; IsSharedHostMemory(session, src, bytes, &from_device)) {
+    return CopyByAddress(call, dst, from_device, bytes, stream, blocking);
   }
-  if (session.captures().IsCaptured(stream) && session.shared_memory() && !blocking) {
+  if (!blocking && session.captures().IsCaptured(stream)) {
+    if (uint64_t pinned; PinnedForGraph(call, src, bytes, &pinned)) {
+      return CopyByAddress(call, dst, pinned, bytes, stream, false);
+    }
     return CaptureCopy(call, nullptr, src, dst, bytes, stream);
   }
   if (const CUresult result = SettleHostFunctions(call, stream); result != CUDA_SUCCESS) return result;
@@ -210,12 +231,14 @@ CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes
 CUresult CopyToHost(Call& call, void* dst, CUdeviceptr src, size_t bytes, uint64_t stream, bool blocking) {
   if (bytes == 0) return CUDA_SUCCESS;
   Session& session = call.session();
-  if (IsSharedHostMemory(session, dst, bytes)) {
-    const CUresult result =
-        CopyByAddress(call, reinterpret_cast<uint64_t>(dst), src, bytes, stream, blocking);
+  if (uint64_t to_device; IsSharedHostMemory(session, dst, bytes, &to_device)) {
+    const CUresult result = CopyByAddress(call, to_device, src, bytes, stream, blocking);
     return result == CUDA_SUCCESS && blocking ? session.TakePendingError() : result;
   }
-  if (session.captures().IsCaptured(stream) && session.shared_memory() && !blocking) {
+  if (!blocking && session.captures().IsCaptured(stream)) {
+    if (uint64_t pinned; PinnedForGraph(call, dst, bytes, &pinned)) {
+      return CopyByAddress(call, pinned, src, bytes, stream, false);
+    }
     return CaptureCopy(call, dst, nullptr, src, bytes, stream);
   }
   const bool staged = !session.managed_mirror().active();

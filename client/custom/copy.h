@@ -19,8 +19,8 @@ CUresult CopyToHost(Call& call, void* dst, CUdeviceptr src, size_t bytes, uint64
 // Waits until all work in `stream` before this moment is done.
 CUresult WaitForStream(Call& call, uint64_t stream);
 
-// Whether the server reaches all of [address, address + bytes) at the same address as this process.
-bool IsSharedHostMemory(Session& session, const void* address, size_t bytes);
+// Whether the server reaches all of [address, address + bytes); `*device` is then where.
+bool IsSharedHostMemory(Session& session, const void* address, size_t bytes, uint64_t* device);
 
 // Host memory is about to be read for a copy that stands behind a host function in a stream: that function may still have
 // to write it. Waits for `stream` if any host function is outstanding.

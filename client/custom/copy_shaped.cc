@@ -73,7 +73,12 @@ CUresult CopyRectangle(Call& call, Copy copy, uint64_t stream, bool unaligned) {
     return CUDA_SUCCESS;
   }
   if (from_host) {
-    if (const CUresult result = SettleHostFunctions(call, stream); result != CUDA_SUCCESS) return result;
+    // What the GPU can write, earlier work in the stream may still have to.
+    uint64_t device;
+    const CUresult result = IsSharedHostMemory(call.session(), src, 1, &device) ? WaitForStream(call, stream)
+                                                                                 : SettleHostFunctions(call, stream);
+    if (result != CUDA_SUCCESS) return result;
+    call.set_id(call.info().id);  // waiting was another request
   }
   const size_t band = std::max<size_t>(1, kMaxPayloadBytes / width);
   std::vector<char> rows;

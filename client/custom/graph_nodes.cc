@@ -1,8 +1,8 @@
 // Graph nodes with parameters. The driver has a family of calls for each type of node, in several versions, and a
 // general one; here all of them fill in one message (NodeParams) and make one of three requests.
 //
-// What a node points to in this process's memory can be used by the server only if it is managed memory, or pinned
-// memory that both share: other copies to and from host memory are refused by name. A host function goes as a number.
+// What a node points to in this process's memory can be used by the server only if it is managed, pinned or
+// registered: other copies to and from host memory are refused by name. A host function goes as a number.
 
 #include <cuda.h>
 
@@ -14,6 +14,7 @@
 
 #include "client/custom/copy.h"
 #include "client/custom/function_info.h"
+#include "client/custom/mapped_memory.h"
 #include "client/custom/pointer.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
@@ -95,6 +96,7 @@ CUresult FillKernel(Call& call, const Kernel& kernel, CUkernel kern, CUcontext c
       result != CUDA_SUCCESS) {
     return result;
   }
+  if (const CUresult result = MapParameters(call, out->block, true); result != CUDA_SUCCESS) return result;
   wire::NodeParams& p = out->params;
   p.type = CU_GRAPH_NODE_TYPE_KERNEL;
   p.function = function;
@@ -122,8 +124,14 @@ CUresult FillSide(Call& call, CUmemorytype* type, CUdeviceptr* device, const voi
     return CUDA_SUCCESS;
   }
   if (*type == CU_MEMORYTYPE_HOST) *device = reinterpret_cast<CUdeviceptr>(host);
-  if (*type != CU_MEMORYTYPE_DEVICE && IsSharedHostMemory(call.session(), reinterpret_cast<const void*>(*device), 1)) {
-    *type = CU_MEMORYTYPE_DEVICE;
+  if (*type != CU_MEMORYTYPE_DEVICE) {
+    const void* const address = reinterpret_cast<const void*>(*device);
+    uint64_t reached;
+    if (IsSharedHostMemory(call.session(), address, 1, &reached) ||
+        MapForDevice(call, *device, &reached) == CUDA_SUCCESS) {
+      *device = reached;
+      *type = CU_MEMORYTYPE_DEVICE;
+    }
   }
   if (*type == CU_MEMORYTYPE_UNIFIED && IsDevicePointer(call.session(), *device)) *type = CU_MEMORYTYPE_DEVICE;
   if (*type == CU_MEMORYTYPE_DEVICE) return CUDA_SUCCESS;

@@ -7,6 +7,7 @@
 #include <shared_mutex>
 
 #include "client/custom/call_names.h"
+#include "client/custom/mapped_memory.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
@@ -39,6 +40,15 @@ CUresult Allocate(const CallInfo& info, void** pp, size_t bytesize, unsigned fla
   std::unique_lock<std::shared_mutex> lock(session.mutex());
   range.buffer_id = session.NextId();
   session.host_ranges().Insert(address, bytesize, range);
+  lock.unlock();
+  // The application says that kernels will use it, perhaps through pointers that are not seen.
+  if (flags & CU_MEMHOSTALLOC_DEVICEMAP) {
+    uint64_t device;
+    if (const CUresult result = MapForDevice(call, address, &device); result != CUDA_SUCCESS) {
+      cuMemFreeHost(memory);
+      return result;
+    }
+  }
   *pp = memory;
   return CUDA_SUCCESS;
 }
@@ -63,6 +73,12 @@ CUresult Custom_cuMemFreeHost(void* p) {
   const uint64_t address = reinterpret_cast<uint64_t>(p);
   uint64_t bytes;
   {
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    const auto* range = session.host_ranges().At(address);
+    if (!range || range->value.registered) return CUDA_ERROR_INVALID_VALUE;
+  }
+  CUresult result = UnmapFromDevice(call, address);
+  {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
     auto* range = session.host_ranges().At(address);
     if (!range || range->value.registered) return CUDA_ERROR_INVALID_VALUE;
@@ -72,14 +88,13 @@ CUresult Custom_cuMemFreeHost(void* p) {
     session.DropUnlocked({Kind::kHostMemory, address});
   }
   // The server unmaps first - and waits for copies in progress, as natively - so it never sees a hole in the file.
-  CUresult result = CUDA_SUCCESS;
   if (session.shared_memory()) result = session.UnmapHostRange(address);
   session.host_arena().Free(p, bytes);
   return result;
 }
 
-// Registering changes nothing about how the application's own pages travel: their copies go through the channel. What a
-// kernel could do with such pages (reach them through their device pointer) is refused by name below.
+// Registering changes nothing about how the application's own pages travel: their copies go through the channel, until
+// it asks for their device pointer.
 CUresult Custom_cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flags) {
   static constexpr CallInfo kInfo{kLocalCall, "cuMemHostRegister", false, true};
   if (!p || bytesize == 0 || (Flags & ~kRegisterFlags)) return CUDA_ERROR_INVALID_VALUE;
@@ -107,12 +122,17 @@ CUresult Custom_cuMemHostUnregister(void* p) {
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
   const uint64_t address = reinterpret_cast<uint64_t>(p);
-  auto* range = session.host_ranges().At(address);
-  if (!range || !range->value.registered) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  {
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    const auto* range = session.host_ranges().At(address);
+    if (!range || !range->value.registered || range->value.alias_of) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  }
+  const CUresult result = UnmapFromDevice(call, address);
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
   session.host_ranges().Erase(address);
-  return CUDA_SUCCESS;
+  session.DropUnlocked({Kind::kHostMemory, address});
+  return result;
 }
 
 CUresult Custom_cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsigned int Flags) {
@@ -120,22 +140,11 @@ CUresult Custom_cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsign
   if (!pdptr || Flags != 0) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  Session& session = call.session();
-  const uint64_t address = reinterpret_cast<uint64_t>(p);
-  {
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
-    const auto* range = session.host_ranges().Find(address);
-    if (!range) return CUDA_ERROR_INVALID_VALUE;
-    if (range->value.shared && session.shared_memory()) {
-      *pdptr = address;  // same address on both sides, as with unified addressing natively
-      return CUDA_SUCCESS;
-    }
-    if (range->value.registered) {
-      return Call::Unsupported("cuMemHostGetDevicePointer",
-                               "the GPU cannot reach pages that the program registered itself; allocate them pinned");
-    }
-  }
-  return Call::Unsupported("cuMemHostGetDevicePointer", "a GPU on another machine cannot reach host memory");
+  // The same address on the server's machine, and for pinned memory everywhere, as with unified addressing natively.
+  uint64_t device;
+  const CUresult result = MapForDevice(call, reinterpret_cast<uint64_t>(p), &device);
+  if (result == CUDA_SUCCESS) *pdptr = device;
+  return result;
 }
 
 CUresult Custom_cuMemHostGetFlags(unsigned int* pFlags, void* p) {

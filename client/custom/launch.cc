@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "client/custom/function_info.h"
+#include "client/custom/mapped_memory.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
@@ -95,6 +96,7 @@ CUresult Custom_cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int
   }
   std::string& block = ParameterBlock(call);
   if (const CUresult result = PackParameters(*info, kernelParams, extra, &block); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = MapParameters(call, block, false); result != CUDA_SUCCESS) return result;
   const Shape shape{{gridDimX, gridDimY, gridDimZ}, {blockDimX, blockDimY, blockDimZ}, sharedMemBytes};
   const Device& device = CurrentDevice(call);
   request.f = reinterpret_cast<uint64_t>(f);
@@ -150,6 +152,7 @@ CUresult Custom_cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, voi
   }
   std::string& block = ParameterBlock(call);
   if (const CUresult result = PackParameters(*info, kernelParams, extra, &block); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = MapParameters(call, block, false); result != CUDA_SUCCESS) return result;
   const Shape shape{{config->gridDimX, config->gridDimY, config->gridDimZ},
                     {config->blockDimX, config->blockDimY, config->blockDimZ},
                     config->sharedMemBytes};

@@ -221,7 +221,7 @@ CUresult ShareVariable(Call& call, uint64_t address, uint64_t bytes, const char*
   if (!mirror.MapVariable(address, bytes)) {
     return Call::Unsupported(name, "this process has something else where the driver put the __managed__ variable");
   }
-  const CUresult result = mirror.Add(&session.channel(), address, bytes);
+  const CUresult result = mirror.Add(&session.channel(), address, bytes, address);
   if (result != CUDA_SUCCESS) return result;
   const ChannelStatus status = mirror.Pull(&session.channel());
   return status == ChannelStatus::kOk ? CUDA_SUCCESS : session.Lose(status);
@@ -246,7 +246,7 @@ CUresult Custom_cuMemAllocManaged(CUdeviceptr* dptr, size_t bytesize, unsigned i
   const uint64_t address = reinterpret_cast<uint64_t>(memory);
   CUresult result = session.MapManagedRange(address, bytesize, range.device);
   if (result == CUDA_SUCCESS && !session.shared_memory()) {
-    result = session.managed_mirror().Add(&session.channel(), address, bytesize);
+    result = session.managed_mirror().Add(&session.channel(), address, bytesize, address);
     if (result != CUDA_SUCCESS) session.UnmapHostRange(address);
   }
   if (result != CUDA_SUCCESS) {

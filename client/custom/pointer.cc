@@ -24,6 +24,8 @@ struct Facts {
   int ordinal = 0;
   uint64_t buffer_id = 0;
   bool mapped = false;
+  uint64_t device_address = 0;  // of `mapped` memory
+  uint64_t host_address = 0;
   bool stream_ordered = false;
   bool managed = false;
 };
@@ -46,7 +48,11 @@ Facts Look(Session& session, uint64_t address) {
     facts.bytes = range->bytes;
     facts.context = range->value.context;
     facts.buffer_id = range->value.buffer_id;
-    facts.mapped = range->value.shared && session.shared_memory();
+    // Pinned memory comes to the GPU when a kernel is given it, wherever the GPU is.
+    facts.mapped = range->value.shared || range->value.on_device;
+    const uint64_t offset = address - range->start;
+    facts.device_address = range->value.on_device ? range->value.device + offset : address;
+    facts.host_address = range->value.alias_of ? range->value.alias_of + offset : address;
     if (const Object* context = session.handles().Find(Kind::kContext, range->value.context)) {
       facts.ordinal = context->device;
     }
@@ -70,11 +76,11 @@ CUresult Answer(const Facts& facts, uint64_t address, CUpointer_attribute attrib
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
       if (!facts.device && !facts.mapped) return CUDA_ERROR_INVALID_VALUE;
-      Store(data, CUdeviceptr(address));
+      Store(data, CUdeviceptr(facts.device ? address : facts.device_address));
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
       if (facts.device && !facts.managed) return CUDA_ERROR_INVALID_VALUE;
-      Store(data, reinterpret_cast<void*>(address));
+      Store(data, reinterpret_cast<void*>(facts.device ? address : facts.host_address));
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
       Store(data, facts.buffer_id);

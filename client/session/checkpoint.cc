@@ -275,6 +275,15 @@ bool Session::ReplayRest(std::string* error) {
 
 bool Session::MapManaged(std::string* error) {
   std::shared_lock<std::shared_mutex> lock(mutex_);
+  for (auto& [start, range] : host_ranges_) {
+    if (range.value.alias_of || !IsKeptInStep(range.value)) continue;
+    const CUresult result = MapOwnRange(range.value.device, range.bytes);
+    if (result != CUDA_SUCCESS) {
+      *error =
+          "the new server has no room for host memory that kernels use (CUDA error " + std::to_string(result) + ")";
+      return false;
+    }
+  }
   for (auto& [start, range] : device_ranges_) {
     if (range.value.source != DeviceRange::kManaged) continue;
     const CUresult result = MapManagedRange(start, range.bytes, range.value.device);
@@ -292,7 +301,11 @@ bool Session::MoveManaged(std::string* error) {
   for (auto& [start, range] : device_ranges_) {
     if (!range.value.managed) continue;
     const bool variable = range.value.source == DeviceRange::kGlobal;
-    if (variable || !shared_memory()) places.push_back({start, range.bytes, !variable});
+    if (variable || !shared_memory()) places.push_back({start, range.bytes, start, !variable});
+  }
+  for (auto& [start, range] : host_ranges_) {
+    if (range.value.alias_of || !IsKeptInStep(range.value)) continue;
+    places.push_back({range.value.device, range.bytes, start, true});
   }
   const CUresult result = managed_mirror_.MoveTo(channel_.get(), places);
   if (result == CUDA_SUCCESS) return true;

@@ -35,6 +35,7 @@ class HostArena {
   int fd() const { return fd_; }
   // Offset of an arena address in that file.
   static uint64_t OffsetOf(uint64_t address) { return address - kBase; }
+  static uint64_t PageOf(uint64_t address) { return address & ~(kPage - 1); }
   static bool Contains(uint64_t address) { return address >= kBase && address < kBase + kMaxBytes; }
   static uint64_t RoundUp(uint64_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
 

@@ -130,11 +130,17 @@ Addresses AddressesOf(uint32_t call, std::string_view message) {
 }  // namespace
 
 replay::ObjectKey MemoryAt(Session* session, uint64_t address) {
-  std::shared_lock<std::shared_mutex> lock(session->mutex());
+  std::unique_lock<std::shared_mutex> lock(session->mutex());
   const auto* const range = session->device_ranges().Find(address);
   if (!range) {
-    const auto* const pinned = session->host_ranges().Find(address);
-    return pinned ? replay::ObjectKey{Kind::kHostMemory, pinned->start} : replay::ObjectKey{};
+    auto* const pinned = session->host_ranges().Find(address);
+    if (!pinned) return {};
+    // The server shares it now; the next one may have to make its own (client/custom/mapped_memory.h).
+    if (pinned->value.shared && !pinned->value.on_device && session->shared_memory()) {
+      pinned->value.on_device = true;
+      pinned->value.device = pinned->start;
+    }
+    return {Kind::kHostMemory, pinned->start};
   }
   switch (range->value.source) {
     case DeviceRange::kGlobal:

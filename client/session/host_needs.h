@@ -12,8 +12,9 @@ namespace cuda_remote::client {
 
 class Session;
 
-// What the log calls the memory in which an address lies: pinned and managed memory is Kind::kHostMemory. Id 0:
-// unknown. Locks the session's tables.
+// What the log calls the memory in which an address lies that a graph names: pinned and managed memory is
+// Kind::kHostMemory. Id 0: unknown. From then on pinned memory is the GPU's wherever the job goes. Locks the session's
+// tables.
 replay::ObjectKey MemoryAt(Session* session, uint64_t address);
 
 // Appends the pinned and managed memory that a graph's node, or a captured request, copies, fills, waits for or writes

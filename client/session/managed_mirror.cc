@@ -57,17 +57,18 @@ CUresult ManagedMirror::AddOnServer(ClientChannel* channel, uint64_t address, ui
   return status == ChannelStatus::kOk ? CUresult(reply.result) : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
-CUresult ManagedMirror::Add(ClientChannel* channel, uint64_t address, uint64_t bytes) {
+CUresult ManagedMirror::Add(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return AddUnlocked(channel, address, bytes);
+  return AddUnlocked(channel, address, bytes, memory);
 }
 
-CUresult ManagedMirror::AddUnlocked(ClientChannel* channel, uint64_t address, uint64_t bytes) {
+CUresult ManagedMirror::AddUnlocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory) {
   if (const auto it = ranges_.find(address); it != ranges_.end() && it->second.bytes == bytes) return CUDA_SUCCESS;
   char* const base = MapZeroes(bytes);
   if (!base) return CUDA_ERROR_OUT_OF_MEMORY;
   Range range;
   range.bytes = bytes;
+  range.memory = reinterpret_cast<char*>(memory);
   range.base = std::unique_ptr<char, Unmapper>(base, Unmapper{bytes});
   if (const CUresult result = AddOnServer(channel, address, bytes); result != CUDA_SUCCESS) return result;
   ranges_[address] = std::move(range);
@@ -96,8 +97,7 @@ ChannelStatus ManagedMirror::PushUnlocked(ClientChannel* channel) {
   for (auto& [address, range] : ranges_) {
     uint64_t at = 0;
     // Exact: the GPU may be changing the bytes between at this moment.
-    while (!mirror::CollectChanges(address, reinterpret_cast<const char*>(address), range.base.get(), range.bytes, true,
-                                   &at, &runs_)) {
+    while (!mirror::CollectChanges(address, range.memory, range.base.get(), range.bytes, true, &at, &runs_)) {
       if (const ChannelStatus status = SendRuns(channel, &runs_); status != ChannelStatus::kOk) return status;
     }
   }
@@ -116,7 +116,7 @@ bool ManagedMirror::ApplyUnlocked(std::string_view runs) {
     --it;
     const uint64_t offset = address - it->first;
     if (offset > it->second.bytes || bytes.size() > it->second.bytes - offset) return false;
-    mirror::ApplyRun(bytes.data(), bytes.size(), reinterpret_cast<char*>(address), it->second.base.get() + offset);
+    mirror::ApplyRun(bytes.data(), bytes.size(), it->second.memory + offset, it->second.base.get() + offset);
     return true;
   });
 }
@@ -163,11 +163,12 @@ CUresult ManagedMirror::MoveTo(ClientChannel* channel, const std::vector<Place>&
 
 CUresult ManagedMirror::MoveToUnlocked(ClientChannel* channel, const std::vector<Place>& places) {
   for (const Place& place : places) {
-    if (const CUresult result = AddUnlocked(channel, place.address, place.bytes); result != CUDA_SUCCESS) return result;
+    const CUresult result = AddUnlocked(channel, place.address, place.bytes, place.memory);
+    if (result != CUDA_SUCCESS) return result;
     if (place.fresh) continue;
     // All bytes, whether they are zero or not.
     char* const base = ranges_[place.address].base.get();
-    const char* const now = reinterpret_cast<const char*>(place.address);
+    const char* const now = reinterpret_cast<const char*>(place.memory);
     constexpr uint64_t kPiece = 256 << 10;
     for (uint64_t at = 0; at < place.bytes; at += kPiece) {
       const uint64_t bytes = std::min(kPiece, place.bytes - at);

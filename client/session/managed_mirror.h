@@ -1,10 +1,12 @@
-// Managed memory that the server does not share with this process, kept in step with it.
+// Memory that host and kernels use and that the server does not share with this process, kept in step with it.
 //
 // What is kept so: managed memory over a relay, and `__managed__` variables, which the driver places in the server's
-// process. Both lie at the same address here and there. What the host has changed is found by comparison (proto/mirror)
-// and sent before every request that may make the GPU read or write memory (Push); what the GPU has changed is fetched
-// after every call that waits for the GPU (Pull). There is no page protection, hence no signal handler, and system
-// calls may read and write the memory as they like. The price is a comparison of all of it at each such call.
+// process; both lie at the same address here and there. Pinned memory over a relay that kernels use, also at the same
+// address; and the application's own pages that it registered, which have another address there. What the host has
+// changed is found by comparison (proto/mirror) and sent before every request that may make the GPU read or write
+// memory (Push); what the GPU has changed is fetched after every call that waits for the GPU (Pull). There is no page
+// protection, hence no signal handler, and system calls may read and write the memory as they like. The price is a
+// comparison of all of it at each such call.
 //
 // The host must not wait, without a CUDA call, for a kernel to change such memory: devices report
 // CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS as 0 for this reason, over every channel, since a job can move.
@@ -41,7 +43,8 @@ class ManagedMirror {
 
   // Begins to keep a range in step, with the server's consent (kOpMirrorAdd). The range's bytes here and there are both
   // taken for zero so far. CUDA_SUCCESS if it is kept already.
-  CUresult Add(ClientChannel* channel, uint64_t address, uint64_t bytes);
+  // `memory` is where the bytes are here, `address` where they are there.
+  CUresult Add(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory);
   // Ends that; an unknown range is ignored. The server forgets its side with the memory.
   void Remove(uint64_t address);
 
@@ -54,6 +57,7 @@ class ManagedMirror {
   struct Place {
     uint64_t address;
     uint64_t bytes;
+    uint64_t memory;
     bool fresh;  // the server's bytes are zero
   };
   // Starts over with that server, this process's bytes being the right ones. The result is that of the first failure,
@@ -67,6 +71,7 @@ class ManagedMirror {
   };
   struct Range {
     uint64_t bytes = 0;
+    char* memory = nullptr;
     std::unique_ptr<char, Unmapper> base;
   };
 
@@ -74,12 +79,12 @@ class ManagedMirror {
   ChannelStatus PushUnlocked(ClientChannel* channel);
   ChannelStatus SendRuns(ClientChannel* channel, std::string* runs);
   CUresult MoveToUnlocked(ClientChannel* channel, const std::vector<Place>& places);
-  CUresult AddUnlocked(ClientChannel* channel, uint64_t address, uint64_t bytes);
+  CUresult AddUnlocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory);
   // Takes what the server sent. False for what no server sends.
   bool ApplyUnlocked(std::string_view runs);
 
   std::mutex mutex_;
-  std::map<uint64_t, Range> ranges_;
+  std::map<uint64_t, Range> ranges_;  // by the server's address
   std::atomic<size_t> ranges_count_{0};
   std::set<uint64_t> variable_pages_;
   std::string runs_;  // storage for Push

@@ -185,7 +185,8 @@ CUresult Session::FetchDevices() {
     // What the GPU could do with the memory of the process that drives it, which is not the application.
     for (const CUdevice_attribute local :
          {CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
-          CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST}) {
+          CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST,
+          CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM}) {
       if (size_t(local) < device.attributes.size() && device.attributes[local] != kRefused) device.attributes[local] = 0;
     }
     device.peers.assign(from.peers.begin(), from.peers.end());
@@ -213,9 +214,9 @@ CUresult Session::Operate(uint32_t operation, const std::string& message, Reply*
   return status == ChannelStatus::kOk ? CUresult(reply->result) : Lose(status);
 }
 
-CUresult Session::MapHostRange(uint64_t address, uint64_t bytes, unsigned flags, bool managed, int device) {
+CUresult Session::MapHostRange(uint64_t address, uint64_t bytes, unsigned flags, bool managed, int device, bool own) {
   wire::OpHostMap_Request request;
-  if (shared_memory()) request.tag = next_tag_.fetch_add(1);
+  if (!own) request.tag = next_tag_.fetch_add(1);
   request.managed = managed;
   request.device = device;
   request.address = address;

@@ -58,7 +58,10 @@ struct DeviceRange {
 // Pinned host memory.
 struct HostRange {
   bool registered = false;  // cuMemHostRegister: the application's own pages
-  bool shared = false;      // lies in the host arena: the server reaches it at the same address
+  bool shared = false;      // lies in the host arena: with shared memory the server has it at the same address
+  bool on_device = false;   // the application uses it from kernels: the GPU reaches it at `device`
+  uint64_t device = 0;
+  uint64_t alias_of = 0;  // these are addresses of the GPU's for registered pages, which begin here
   unsigned flags = 0;
   uint64_t context = 0;
   uint64_t buffer_id = 0;
@@ -183,12 +186,23 @@ class Session final : public agent::AgentHost, public trace::Server {
   // only with shared memory. Managed memory: without shared memory the server has bytes of its own there, zero at first,
   // which ManagedMirror then keeps in step.
   CUresult MapHostRange(uint64_t address, uint64_t bytes, unsigned flags) {
-    return MapHostRange(address, bytes, flags, false, 0);
+    return MapHostRange(address, bytes, flags, false, 0, false);
   }
   CUresult MapManagedRange(uint64_t address, uint64_t bytes, int device) {
-    return MapHostRange(address, bytes, 0, true, device);
+    return MapHostRange(address, bytes, 0, true, device, !shared_memory());
+  }
+  // Memory of the server's own at these addresses of the arena, whole pages; zero at first. Also with shared memory.
+  CUresult MapOwnRange(uint64_t address, uint64_t bytes) {
+    const uint64_t page = HostArena::PageOf(address);
+    return MapHostRange(page, address - page + bytes, 0, false, 0, true);
   }
   CUresult UnmapHostRange(uint64_t address);
+  // Whether the server has bytes of its own for this memory, which ManagedMirror keeps in step; and whether it reaches it
+  // at all, which is at range.device if it is on_device, and at the same address else.
+  bool IsKeptInStep(const HostRange& range) const {
+    return range.on_device && (range.registered || !shared_memory());
+  }
+  bool IsReachable(const HostRange& range) const { return (range.shared && shared_memory()) || range.on_device; }
 
   // The context's device ordinal; -1 for an unknown context.
   int DeviceOf(uint64_t context);
@@ -224,7 +238,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   CUresult FetchDevices();
   // Opens the session's channel. `visible_devices`: Hello's.
   CUresult OpenChannel(const std::string& path, const std::string& visible_devices);
-  CUresult MapHostRange(uint64_t address, uint64_t bytes, unsigned flags, bool managed, int device);
+  CUresult MapHostRange(uint64_t address, uint64_t bytes, unsigned flags, bool managed, int device, bool own);
   // Tells another server of the host arena and of managed memory, after a move.
   bool ShareHostArena(std::string* error);
   // Makes again what the tool's replay left out because it needs this process's pinned memory.

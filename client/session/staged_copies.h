@@ -1,7 +1,7 @@
 // Copies between ordinary memory of the application and the GPU inside a graph.
 //
 // Natively such a copy reads or writes the application's memory whenever the graph runs. Here it goes through pinned memory
-// that the server shares: a host function in the graph moves the bytes between the two, and the graph's own copy is one of
+// that the server reaches: a host function in the graph moves the bytes between the two, and the graph's own copy is one of
 // pinned memory. The pinned piece belongs to the graph and what is made from it (a user object says when they are gone) and
 // is used again by later graphs; it is never given back.
 //

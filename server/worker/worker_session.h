@@ -60,11 +60,12 @@ struct HostRange {
   bool own = false;            // memory of this process, not of the client's file
 };
 
-// Managed memory that the client does not share (proto/mirror): what its bytes were when both sides last agreed.
+// Managed or pinned memory that the client does not share (proto/mirror): what its bytes were when both sides last agreed.
 struct Mirrored {
   uint64_t bytes = 0;  // of the range
   uint64_t shown = 0;  // those that are kept in step; the rest is its last page's
   uint64_t owner = 0;  // of a variable: its module or library
+  bool pinned = false;  // lies in a HostRange of this process's own, and goes with it
   std::shared_ptr<char> base;
 };
 

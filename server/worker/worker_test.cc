@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "proto/driverabi/export_tables.h"
+#include "proto/mirror/mirror.h"
 #include "server/worker/device_arena.h"
 #include "server/worker/testing/client.h"
 #include "server/worker/testing/worker_process.h"
@@ -379,6 +380,67 @@ TEST_F(WorkerTest, PinnedMemoryIsShared) {
   EXPECT_EQ(client().Call(kCall_cuMemcpyAsync, copy), CUDA_ERROR_INVALID_VALUE);
   munmap(memory, kBytes);
   close(fd);
+}
+
+// Pinned memory of a client that cannot share it: the worker has bytes of its own, and both tell each other what changes.
+TEST_F(WorkerTest, MemoryOfItsOwnIsKeptInStep) {
+  client().OpenContext();
+  constexpr uint64_t kAddress = 0x200000000000, kStart = kAddress + 100, kBytes = 5000;
+  wire::OpHostMap_Request map;
+  map.address = kAddress;
+  map.bytes = 8192;
+  ASSERT_EQ(client().Call(kOpHostMap, map), CUDA_SUCCESS);
+  wire::OpMirrorAdd_Request add;
+  add.address = kStart;
+  add.bytes = kBytes;
+  EXPECT_EQ(client().Call(kOpMirrorAdd, add), CUDA_SUCCESS);
+  add.bytes = 8192;
+  EXPECT_EQ(client().Call(kOpMirrorAdd, add), CUDA_ERROR_INVALID_VALUE);
+  add.address = kAddress + 8192;
+  add.bytes = 1;
+  EXPECT_EQ(client().Call(kOpMirrorAdd, add), CUDA_ERROR_INVALID_VALUE);
+  add.address = client().Allocate(4096);
+  EXPECT_EQ(client().Call(kOpMirrorAdd, add), CUDA_ERROR_INVALID_VALUE);
+
+  // From the client to the GPU.
+  std::string runs;
+  mirror::AppendRun(kStart, "from the client", 15, &runs);
+  ASSERT_EQ(client().Call(kOpMirrorWrite, wire::OpMirrorWrite_Request(), runs), CUDA_SUCCESS);
+  const uint64_t device = client().Allocate(4096);
+  wire::cuMemcpyAsync_Request copy;
+  copy.dst = device;
+  copy.src = kStart;
+  copy.bytes = 15;
+  EXPECT_EQ(client().Call(kCall_cuMemcpyAsync, copy), CUDA_SUCCESS);
+  EXPECT_EQ(client().Read(device, 15), "from the client");
+
+  // And back: what the client sent is known to it and does not return.
+  client().Write(device, "by the GPU");
+  copy.dst = kStart + kBytes - 10;
+  copy.src = device;
+  copy.bytes = 10;
+  copy.blocking = true;
+  EXPECT_EQ(client().Call(kCall_cuMemcpyAsync, copy), CUDA_SUCCESS);
+  std::string changes(mirror::kMostRuns, 0);
+  ASSERT_EQ(client().Call(kOpMirrorRead, wire::OpMirrorRead_Request(), {}, &changes[0], changes.size()), CUDA_SUCCESS);
+  changes.resize(client().reply.payload_bytes);
+  int seen = 0;
+  EXPECT_TRUE(mirror::ForEachRun(changes, [&seen](uint64_t address, std::string_view bytes) {
+    EXPECT_EQ(address, kStart + kBytes - 10);
+    EXPECT_EQ(bytes, "by the GPU");
+    ++seen;
+    return true;
+  }));
+  EXPECT_EQ(seen, 1);
+
+  wire::OpHostUnmap_Request unmap;
+  unmap.address = kAddress;
+  EXPECT_EQ(client().Call(kOpHostUnmap, unmap), CUDA_SUCCESS);
+  ASSERT_EQ(client().Call(kOpMirrorRead, wire::OpMirrorRead_Request(), {}, &changes[0], changes.size()), CUDA_SUCCESS);
+  EXPECT_EQ(client().reply.payload_bytes, 0u);
+  add.address = kStart;
+  add.bytes = kBytes;
+  EXPECT_EQ(client().Call(kOpMirrorAdd, add), CUDA_ERROR_INVALID_VALUE);
 }
 
 TEST_F(WorkerTest, StreamOrderedMemoryComesBackInItsStream) {

@@ -61,6 +61,7 @@ APPS = {
     "printer": 12,
     "mathmix": 15,
     "managed": 20,
+    "mapped": 20,
     "textures": 16,
     "vmm": 14,
 }

@@ -53,8 +53,7 @@ void* MapAt(int fd, const wire::OpHostMap_Request& in) {
 CUresult OpHostMap(Session& session, const Request&, const wire::OpHostMap_Request& in, wire::OpHostMap_Reply* out,
                    ReplyBuilder*) {
   WorkerSession& worker = Worker(session);
-  // Without a descriptor it is the copy here of managed memory that a client behind a relay has.
-  if (in.tag == 0 && !in.managed) return kMalformedRequest;
+  // Without a descriptor it is the copy here of memory that the client has elsewhere (proto/mirror).
   if (in.managed && (in.device < 0 || size_t(in.device) >= worker.loaded().devices.size())) return CUDA_ERROR_INVALID_DEVICE;
   const int fd = in.tag == 0 ? -1 : worker.channel().TakeFd(in.tag, kDescriptorTimeoutMs);
   if (fd < 0 && in.tag != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -109,7 +108,10 @@ CUresult OpHostUnmap(Session& session, const Request&, const wire::OpHostUnmap_R
   worker.host_ranges().erase(it);
   if (const DeviceRange* const known = worker.ranges().At(in.address); known != nullptr && known->kind == DeviceRange::kManaged) {
     worker.ranges().Erase(in.address);
-    worker.mirrored().erase(in.address);
+  }
+  if (range.own) {
+    std::map<uint64_t, Mirrored>& mirrored = worker.mirrored();
+    mirrored.erase(mirrored.lower_bound(in.address), mirrored.lower_bound(in.address + range.bytes));
   }
   if (range.own) worker.arena().Discharge(range.bytes);
   const DriverTable* const driver = &session.driver();

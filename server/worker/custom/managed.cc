@@ -24,8 +24,18 @@ namespace {
 
 // The range that a mirror stands for, if it is still there: variables go with their modules.
 bool IsAlive(WorkerSession& worker, uint64_t address, const Mirrored& mirrored) {
+  if (mirrored.pinned) return true;
   const DeviceRange* const range = worker.ranges().At(address);
   return range != nullptr && range->managed && range->bytes == mirrored.bytes && range->owner == mirrored.owner;
+}
+
+// Whether this is pinned memory of this process's own, all of it in one piece.
+bool IsOwnPinned(WorkerSession& worker, uint64_t address, uint64_t bytes) {
+  auto it = worker.host_ranges().upper_bound(address);
+  if (it == worker.host_ranges().begin()) return false;
+  --it;
+  const uint64_t offset = address - it->first;
+  return it->second.own && bytes != 0 && offset < it->second.bytes && bytes <= it->second.bytes - offset;
 }
 
 // Whether this process may touch managed variables while the GPU works.
@@ -52,9 +62,12 @@ CUresult OpMirrorAdd(Session& session, const Request&, const wire::OpMirrorAdd_R
   // Managed memory is mapped in whole pages and mirrored as far as the application asked for it.
   const bool fits = range != nullptr && range->managed && in.bytes != 0 && in.bytes <= range->bytes &&
                     (range->kind == DeviceRange::kManaged || in.bytes == range->bytes);
-  if (!fits) return CUDA_ERROR_INVALID_VALUE;
-  if (range->kind == DeviceRange::kManaged && !worker.host_ranges()[in.address].own) return CUDA_ERROR_INVALID_VALUE;
-  if (!HostMayTouch(worker, in.address, *range)) {
+  const bool pinned = !fits && range == nullptr && IsOwnPinned(worker, in.address, in.bytes);
+  if (!fits && !pinned) return CUDA_ERROR_INVALID_VALUE;
+  if (fits && range->kind == DeviceRange::kManaged && !IsOwnPinned(worker, in.address, in.bytes)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (fits && !HostMayTouch(worker, in.address, *range)) {
     spdlog::warn("the driver does not let the host use this variable while kernels run: not supported");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
@@ -62,9 +75,10 @@ CUresult OpMirrorAdd(Session& session, const Request&, const wire::OpMirrorAdd_R
   void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   Mirrored& mirrored = worker.mirrored()[in.address];
-  mirrored.bytes = range->bytes;
+  mirrored.bytes = fits ? range->bytes : bytes;
   mirrored.shown = bytes;
-  mirrored.owner = range->owner;
+  mirrored.owner = fits ? range->owner : 0;
+  mirrored.pinned = pinned;
   mirrored.base = std::shared_ptr<char>(static_cast<char*>(base), [bytes](char* p) { munmap(p, bytes); });
   return CUDA_SUCCESS;
 }

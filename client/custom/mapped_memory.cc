@@ -1,0 +1,142 @@
+#include "client/custom/mapped_memory.h"
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <shared_mutex>
+
+#include "client/session/log.h"
+
+namespace cuda_remote::client {
+namespace {
+
+// One at a time: between looking and having mapped, nobody else may map the same.
+std::mutex& MappingMutex() {
+  static auto* mutex = new std::mutex;  // outlives exit handlers
+  return *mutex;
+}
+
+void SayOnce() {
+  static std::atomic<bool> said{false};
+  if (said.exchange(true)) return;
+  LogLine(
+      "kernels of this job use host memory that the server does not share; it is kept in step at calls that wait for "
+      "the GPU. A host that waits for a kernel by looking at such memory, without a CUDA call, would wait forever");
+}
+
+// Has the server make memory of its own at `range.device`, and keeps it in step with what is at `start`.
+CUresult KeepInStep(Session& session, uint64_t start, uint64_t bytes, const HostRange& range) {
+  const CUresult result = session.MapOwnRange(range.device, bytes);
+  if (result != CUDA_SUCCESS) return result;
+  const CUresult added = session.managed_mirror().Add(&session.channel(), range.device, bytes, start);
+  if (added != CUDA_SUCCESS) session.UnmapHostRange(HostArena::PageOf(range.device));
+  if (added == CUDA_SUCCESS) SayOnce();
+  return added;
+}
+
+}  // namespace
+
+CUresult MapForDevice(Call& call, uint64_t address, uint64_t* device) {
+  Session& session = call.session();
+  std::lock_guard<std::mutex> mapping(MappingMutex());
+  uint64_t start, bytes;
+  HostRange range;
+  {
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    const auto* const found = session.host_ranges().Find(address);
+    if (!found) return CUDA_ERROR_INVALID_VALUE;
+    start = found->start;
+    bytes = found->bytes;
+    range = found->value;
+  }
+  if (!range.on_device) {
+    range.on_device = true;
+    range.device = start;
+    const uint64_t offset = start % HostArena::kPage;
+    void* alias = nullptr;
+    if (range.registered) {
+      alias = session.host_arena().Allocate(bytes + offset);
+      if (!alias) return CUDA_ERROR_OUT_OF_MEMORY;
+      // It is the GPU's address only: a host that uses it has made a mistake, which natively it might get away with.
+      mprotect(alias, HostArena::RoundUp(bytes + offset), PROT_NONE);
+      range.device = reinterpret_cast<uint64_t>(alias) + offset;
+    }
+    CUresult result = CUDA_SUCCESS;
+    if (session.IsKeptInStep(range)) result = KeepInStep(session, start, bytes, range);
+    if (result != CUDA_SUCCESS) {
+      if (alias) session.host_arena().Free(alias, bytes + offset);
+      return result;
+    }
+    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    auto* const found = session.host_ranges().At(start);
+    // Freed by another thread meanwhile, which is the application's mistake: the server's memory stays till the end.
+    if (!found) return CUDA_ERROR_INVALID_VALUE;
+    found->value = range;
+    if (alias) {
+      HostRange other = range;
+      other.alias_of = start;
+      session.host_ranges().Insert(range.device, bytes, other);
+    }
+  }
+  // An address that is the GPU's already stays what it is.
+  *device = range.alias_of ? address : range.device + (address - start);
+  return CUDA_SUCCESS;
+}
+
+CUresult FindParameters(Call& call, const std::string& block) {
+  Session& session = call.session();
+  for (size_t at = 0; at + sizeof(uint64_t) <= block.size(); at += sizeof(uint64_t)) {
+    uint64_t value;
+    memcpy(&value, block.data() + at, sizeof value);
+    if (!HostArena::Contains(value)) continue;
+    {
+      std::shared_lock<std::shared_mutex> lock(session.mutex());
+      const auto* const range = session.host_ranges().Find(value);
+      if (!range || range->value.on_device) continue;
+    }
+    uint64_t device;
+    if (const CUresult result = MapForDevice(call, value, &device); result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult UnmapFromDevice(Call& call, uint64_t start) {
+  Session& session = call.session();
+  std::lock_guard<std::mutex> mapping(MappingMutex());
+  HostRange range;
+  uint64_t bytes;
+  {
+    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    auto* const found = session.host_ranges().At(start);
+    if (!found || !found->value.on_device) return CUDA_SUCCESS;
+    range = found->value;
+    bytes = found->bytes;
+    found->value.on_device = false;
+    if (range.registered) {
+      session.host_ranges().Erase(range.device);
+      session.DropUnlocked({Kind::kHostMemory, range.device});
+    }
+  }
+  if (!session.IsKeptInStep(range)) return CUDA_SUCCESS;
+  const ChannelStatus status = session.managed_mirror().Pull(&session.channel());
+  if (status != ChannelStatus::kOk) return session.Lose(status);
+  session.managed_mirror().Remove(range.device);
+  const uint64_t page = HostArena::PageOf(range.device);
+  // Waits for the GPU; only then may the addresses serve others.
+  const CUresult result = session.UnmapHostRange(page);
+  // The program may take the free for the wait that it is.
+  if (session.managed_mirror().active()) session.managed_mirror().Pull(&session.channel());
+  if (range.registered) session.host_arena().Free(reinterpret_cast<void*>(page), range.device - page + bytes);
+  return result;
+}
+
+uint64_t HostAddressOf(Session& session, uint64_t address) {
+  if (!HostArena::Contains(address)) return address;
+  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  const auto* const range = session.host_ranges().Find(address);
+  return range && range->value.alias_of ? range->value.alias_of + (address - range->start) : address;
+}
+
+}  // namespace cuda_remote::client

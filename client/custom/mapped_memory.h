@@ -1,0 +1,44 @@
+// Host memory that kernels use: pinned memory, and the application's own pages that it registered.
+//
+// Pinned memory on the server's machine is the same memory there. Everything else is kept in step from the moment on at
+// which the application wants it (client/session/managed_mirror.h): it asks for the device pointer, allocates it as
+// mapped, gives it to a kernel, or copies it in a graph. Pinned memory then has the same address there; registered
+// pages, which may lie anywhere, have another one, in the host arena.
+#ifndef CUDA_REMOTE_CLIENT_CUSTOM_MAPPED_MEMORY_H_
+#define CUDA_REMOTE_CLIENT_CUSTOM_MAPPED_MEMORY_H_
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "client/session/call.h"
+#include "client/session/session.h"
+
+namespace cuda_remote::client {
+
+// Makes pinned or registered memory such that the GPU reaches it, if it is not so already; all of the allocation or
+// registration that `address` lies in. On success `*device` is where the GPU finds what is at `address`.
+// CUDA_ERROR_INVALID_VALUE for other memory. `call` has entered; its messages are left alone.
+CUresult MapForDevice(Call& call, uint64_t address, uint64_t* device);
+
+// The same for all pinned memory whose addresses are among a kernel's parameters. A server that shares it has it
+// anyway: then only what goes into a graph is looked at, which may run on another server later.
+CUresult FindParameters(Call& call, const std::string& block);
+inline CUresult MapParameters(Call& call, const std::string& block, bool graph) {
+  Session& session = call.session();
+  if (session.shared_memory() && !graph && !session.captures().active()) return CUDA_SUCCESS;
+  return session.host_arena().fd() < 0 ? CUDA_SUCCESS : FindParameters(call, block);
+}
+
+// Ends it: `start` is where an allocation or registration begins, which still exists. Takes what the GPU has written
+// first.
+CUresult UnmapFromDevice(Call& call, uint64_t start);
+
+// Where the application has the bytes of which the GPU's address may be another: `address` itself for most.
+uint64_t HostAddressOf(Session& session, uint64_t address);
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_CUSTOM_MAPPED_MEMORY_H_
