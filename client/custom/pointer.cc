@@ -155,7 +155,7 @@ size_t AnswerBytes(CUpointer_attribute attribute) {
 bool IsDevicePointer(Session& session, uint64_t address) { return Look(session, address).device; }
 
 CUresult Custom_cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr ptr) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuPointerGetAttribute", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuPointerGetAttribute", false, false};
   if (!data) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -166,7 +166,7 @@ CUresult Custom_cuPointerGetAttribute(void* data, CUpointer_attribute attribute,
 
 CUresult Custom_cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute* attributes, void** data,
                                        CUdeviceptr ptr) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuPointerGetAttributes", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuPointerGetAttributes", false, false};
   if (numAttributes == 0 || !attributes || !data) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -188,7 +188,7 @@ CUresult Custom_cuPointerGetAttributes(unsigned int numAttributes, CUpointer_att
 }
 
 CUresult Custom_cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr ptr) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuPointerSetAttribute", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuPointerSetAttribute", false, false};
   if (!value) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;

@@ -122,6 +122,8 @@ void SynchronizeAll() {
   });
 }
 
+constexpr uint64_t kLeastHinted = 64 << 20;
+
 void* MapNothing(uint64_t begin, uint64_t size) {
   return mmap(reinterpret_cast<void*>(begin), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
               -1, 0);
@@ -149,8 +151,9 @@ SOFTGPU_API cuMemAddressReserve(CUdeviceptr* out, size_t size, size_t alignment,
 #ifdef __SANITIZE_THREAD__
   hint = 0;  // these addresses are the sanitizer's
 #endif
-  // A hint is honoured where the driver does, if nothing is there; else any place will do.
-  if (hint != 0 && hint % alignment == 0 && hint >= 0x100000000000) {
+  // A hint is honoured where the driver does, if nothing is there; else any place will do. The driver ignores those of
+  // small reservations.
+  if (hint != 0 && size >= kLeastHinted && hint % alignment == 0 && hint >= 0x100000000000) {
     void* got = mmap(reinterpret_cast<void*>(hint), size, PROT_NONE, kFlags | MAP_FIXED_NOREPLACE, -1, 0);
     if (got != MAP_FAILED && reinterpret_cast<uint64_t>(got) != hint) {
       munmap(got, size);  // a kernel that does not know MAP_FIXED_NOREPLACE

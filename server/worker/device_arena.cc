@@ -5,21 +5,31 @@
 #include <vector>
 
 namespace cuda_remote::server {
+namespace {
+
+// Fewer addresses than these are of no use.
+constexpr uint64_t kLeastReserved = uint64_t{1} << 36;
+
+}  // namespace
+
+uint64_t ReserveAddressesAt(const DriverTable& driver, uint64_t base, uint64_t most, CUresult* result) {
+  *result = CUDA_SUCCESS;
+  for (uint64_t bytes = most; bytes >= kLeastReserved; bytes /= 4) {
+    CUdeviceptr address = 0;
+    *result = driver.cuMemAddressReserve(&address, bytes, 0, base, 0);
+    if (*result != CUDA_SUCCESS) continue;
+    if (address == base) return bytes;
+    driver.cuMemAddressFree(address, bytes);
+    *result = CUDA_ERROR_ILLEGAL_ADDRESS;
+  }
+  return 0;
+}
 
 std::unique_ptr<DeviceArena> DeviceArena::Create(const DriverTable& driver, int devices, uint64_t memory_limit,
                                                  std::string* error) {
   CUresult result = CUDA_SUCCESS;
-  // Not every machine has 16 TiB of device addresses to give; what matters is that they begin where they always do.
-  for (uint64_t bytes = kArenaBytes; bytes >= (uint64_t{1} << 36); bytes /= 4) {
-    CUdeviceptr address = 0;
-    result = driver.cuMemAddressReserve(&address, bytes, 0, kArenaBase, 0);
-    if (result != CUDA_SUCCESS) continue;
-    if (address == kArenaBase) {
-      return std::unique_ptr<DeviceArena>(new DeviceArena(driver, devices, bytes, memory_limit));
-    }
-    driver.cuMemAddressFree(address, bytes);
-    result = CUDA_ERROR_ILLEGAL_ADDRESS;
-  }
+  const uint64_t bytes = ReserveAddressesAt(driver, kArenaBase, kArenaBytes, &result);
+  if (bytes != 0) return std::unique_ptr<DeviceArena>(new DeviceArena(driver, devices, bytes, memory_limit));
   char base[24];
   snprintf(base, sizeof base, "0x%llx", static_cast<unsigned long long>(kArenaBase));
   *error = std::string("the driver does not give device addresses at ") + base + " (CUDA error " + std::to_string(int(result)) +

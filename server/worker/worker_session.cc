@@ -49,8 +49,18 @@ WorkerSession::WorkerSession(const Parts& parts)
       waiters_(new Waiters(kMaxWaiters, [this] { RelaxCaptures(table_); })),
       stream_waiter_(new Waiters(1, [this] { RelaxCaptures(table_); })) {
   gone_objects_->session = this;
-  reservation_space_.Give(kReservationBase, kReservationBytes);
   RelaxCaptures(table_);
+}
+
+AddressSpace* WorkerSession::ReservationSpace() {
+  if (!reservation_space_) {
+    CUresult result;
+    const uint64_t bytes = ReserveAddressesAt(table_, kReservationBase, kReservationBytes, &result);
+    if (bytes == 0) return nullptr;
+    reservation_space_.emplace(DeviceArena::kPage);
+    reservation_space_->Give(kReservationBase, bytes);
+  }
+  return &*reservation_space_;
 }
 
 WorkerSession::~WorkerSession() {

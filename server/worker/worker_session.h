@@ -12,6 +12,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <mutex>
 #include <set>
 #include <string>
@@ -195,7 +196,8 @@ class WorkerSession : public Session {
   ContextValues& textures() { return textures_; }
   ContextValues& surfaces() { return surfaces_; }
   std::map<uint64_t, uint64_t>& reservations() { return reservations_; }
-  AddressSpace& reservation_space() { return reservation_space_; }
+  // Addresses for the application's own reservations, taken from the driver at the first call. Null if it gives none.
+  AddressSpace* ReservationSpace();
   std::unordered_map<uint64_t, ModuleFacts>& modules() { return modules_; }
   std::unordered_map<uint64_t, PhysicalFacts>& physical() { return physical_; }
   std::unordered_map<uint64_t, LinkFacts>& links() { return links_; }
@@ -277,7 +279,7 @@ class WorkerSession : public Session {
   std::map<uint64_t, Mirrored> mirrored_;
   ContextValues textures_, surfaces_;
   std::map<uint64_t, uint64_t> reservations_;  // address -> bytes
-  AddressSpace reservation_space_{DeviceArena::kPage};
+  std::optional<AddressSpace> reservation_space_;
   std::unordered_map<uint64_t, ModuleFacts> modules_;
   uint32_t next_module_ = 0;
   std::unordered_map<uint64_t, PhysicalFacts> physical_;

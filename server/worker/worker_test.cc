@@ -798,6 +798,10 @@ TEST_F(WorkerTest, VirtualMemoryOfTheApplicationsOwn) {
     EXPECT_EQ(client().Call(kCall_cuMemRelease, release), CUDA_SUCCESS);
     EXPECT_EQ(client().Call(kCall_cuMemRelease, release), CUDA_ERROR_INVALID_VALUE);
   }
+  wire::cuMemAddressFree_Request in_use;
+  in_use.ptr = address;
+  in_use.size = reserve.size;
+  EXPECT_EQ(client().Call(kCall_cuMemAddressFree, in_use), CUDA_ERROR_INVALID_VALUE);  // something is mapped there
   wire::cuMemSetAccess_Request access;
   CUmemAccessDesc desc = {};
   access.ptr = address;

@@ -36,7 +36,7 @@ PTX = b"""
   ret;
 }
 
-.visible .entry count()
+.visible .entry tally()
 {
   .reg .b32 %r<2>;
   ld.global.u32 %r0, [launches];
@@ -80,7 +80,7 @@ class Device:
         call("cuCtxSetCurrent", context)
         call("cuModuleLoadData", ctypes.byref(module), PTX)
         self.functions = {}
-        for name in ("mix", "count"):
+        for name in ("mix", "tally"):
             self.functions[name] = ctypes.c_void_p()
             call("cuModuleGetFunction", ctypes.byref(self.functions[name]), module, name.encode())
         call("cuStreamCreate", ctypes.byref(self.stream), 0)
@@ -92,7 +92,7 @@ class Device:
     def mix(self):
         """One step on the GPU; `reference` is what it does. Counts its calls in a variable of the module."""
         launch(self.functions["mix"], self.stream, (COUNT + 255) // 256, 256, self.memory, ctypes.c_uint(COUNT))
-        launch(self.functions["count"], self.stream, 1, 1)
+        launch(self.functions["tally"], self.stream, 1, 1)
         call("cuStreamSynchronize", self.stream)
 
     def read(self):

@@ -24,8 +24,11 @@ bool IsReserved(WorkerSession& worker, uint64_t address, uint64_t bytes) {
   return offset < it->second && bytes <= it->second - offset;
 }
 
-bool IsOurSpace(uint64_t address) {
-  return address >= kReservationBase && address - kReservationBase < kReservationBytes;
+// Whether anything is mapped in [address, address + bytes).
+bool HasMappings(WorkerSession& worker, uint64_t address, uint64_t bytes) {
+  const auto& all = worker.ranges().all();
+  const auto it = all.lower_bound(address);
+  return it != all.end() && it->first < address + bytes;
 }
 
 // The physical memory's last user is gone.
@@ -46,38 +49,19 @@ CUresult Custom_cuMemAddressReserve(Session& session, const Request& request,
                                     const wire::cuMemAddressReserve_Request& in, wire::cuMemAddressReserve_Reply* out,
                                     ReplyBuilder*) {
   WorkerSession& worker = Worker(session);
-  const DriverTable& driver = session.driver();
   constexpr uint64_t kPage = DeviceArena::kPage;
   if (in.size == 0 || in.size % kPage != 0 || (in.alignment & (in.alignment - 1)) != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (in.size > kReservationBytes) return CUDA_ERROR_OUT_OF_MEMORY;
-  AddressSpace& space = worker.reservation_space();
-  uint64_t wanted = 0;
-  if (in.address != 0 && in.address % kPage == 0 && IsOurSpace(in.address) && space.TakeAt(in.address, in.size)) {
-    wanted = in.address;
-  } else if (request.replay()) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
+  AddressSpace* const space = worker.ReservationSpace();
+  if (space == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   // A hint elsewhere is a wish that the driver need not grant either.
-  for (int attempt = 0; attempt < 16; ++attempt) {
-    if (wanted == 0) wanted = space.Take(in.size, in.alignment);
-    if (wanted == 0) return CUDA_ERROR_OUT_OF_MEMORY;
-    CUdeviceptr address = 0;
-    const CUresult result = driver.cuMemAddressReserve(&address, in.size, 0, wanted, in.flags);
-    if (result != CUDA_SUCCESS) {
-      space.Give(wanted, in.size);
-      return result;
-    }
-    if (address == wanted) {
-      worker.reservations()[address] = in.size;
-      out->address = address;
-      return CUDA_SUCCESS;
-    }
-    // Something of this process lies there: that part stays taken, and the next one is tried.
-    driver.cuMemAddressFree(address, in.size);
-    if (request.replay()) return CUDA_ERROR_OUT_OF_MEMORY;
-    wanted = 0;
+  if (in.address != 0 && space->TakeAt(in.address, in.size)) {
+    out->address = in.address;
+  } else if (!request.replay()) {
+    out->address = space->Take(in.size, in.alignment);
   }
-  return CUDA_ERROR_OUT_OF_MEMORY;
+  if (out->address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  worker.reservations()[out->address] = in.size;
+  return CUDA_SUCCESS;
 }
 
 CUresult Custom_cuMemAddressFree(Session& session, const Request&, const wire::cuMemAddressFree_Request& in,
@@ -85,10 +69,9 @@ CUresult Custom_cuMemAddressFree(Session& session, const Request&, const wire::c
   WorkerSession& worker = Worker(session);
   const auto it = worker.reservations().find(in.ptr);
   if (it == worker.reservations().end() || it->second != in.size) return CUDA_ERROR_INVALID_VALUE;
-  const CUresult result = session.driver().cuMemAddressFree(in.ptr, in.size);
-  if (result != CUDA_SUCCESS) return result;
+  if (HasMappings(worker, in.ptr, in.size)) return CUDA_ERROR_INVALID_VALUE;
   worker.reservations().erase(it);
-  worker.reservation_space().Give(in.ptr, in.size);
+  worker.ReservationSpace()->Give(in.ptr, in.size);
   return CUDA_SUCCESS;
 }
 

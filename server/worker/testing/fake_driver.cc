@@ -187,6 +187,7 @@ EXPORT CUresult cuCtxSynchronize() {
 EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode*) { return CUDA_SUCCESS; }
 
 EXPORT CUresult cuMemAddressReserve(CUdeviceptr* p, size_t bytes, size_t, CUdeviceptr hint, unsigned long long) {
+  if (bytes < (64 << 20)) hint = 0;  // as the real one does with small reservations
   void* const got = mmap(reinterpret_cast<void*>(hint), bytes, PROT_NONE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (hint ? MAP_FIXED_NOREPLACE : 0), -1, 0);
   if (got == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
