@@ -11,12 +11,15 @@
 namespace cuda_remote::client {
 namespace {
 
-// To the host: shorter copies are faster in one reply, up to what the server answers on the spot.
-constexpr size_t kLeastToHost = (64 << 10) + 1;
-// To the device: copies through the channel need not wait for the GPU, so only the threads' bandwidth makes up for it.
-constexpr size_t kLeastToDevice = 16 << 20;
-// From this size on, a copy is reason enough to make the buffers, and to wake other threads.
-constexpr size_t kLarge = 2 << 20;
+// To the host: a shorter reply is as fast through the channel.
+constexpr size_t kLeastToHost = 16 << 10;
+// To the device, where the caller waits for the GPU as it is. The buffers are in the processor's caches, the channel's
+// memory is not.
+constexpr size_t kLeastToDevice = 512 << 10;
+// To the device without waiting: through the channel it really need not wait, so only the threads' bandwidth makes up.
+constexpr size_t kLeastToDeviceAsync = 16 << 20;
+// From this size on, other threads are worth waking.
+constexpr size_t kLeastForThreads = 512 << 10;
 constexpr size_t kLeastPiece = 128 << 10;
 // Of a request for a piece: five integers and a truth value.
 constexpr size_t kMostMessageBytes = 128;
@@ -116,9 +119,8 @@ bool Run(Call& call, Copy* copy, CUresult* result) {
   Staging& staging = session.staging();
   // In a stream that is being captured, the buffers would become part of the graph.
   if (!session.shared_memory() || session.captures().active()) return false;
-  const bool large = copy->bytes >= kLarge;
-  if (!staging.Acquire(&session, large)) return false;
-  const int threads = large ? staging.threads() : 1;
+  if (!staging.Acquire(&session, copy->bytes)) return false;
+  const int threads = copy->bytes >= kLeastForThreads ? staging.threads() : 1;
   call.set_id(kCall_cuMemcpyAsync);
   copy->session = &session;
   copy->header = call.header();
@@ -152,8 +154,10 @@ bool StagedCopyToHost(Call& call, void* dst, CUdeviceptr src, size_t bytes, uint
   return Run(call, &copy, result);
 }
 
-bool StagedCopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes, uint64_t stream, CUresult* result) {
-  if (bytes < kLeastToDevice || call.session().staging().threads() == 1) return false;
+bool StagedCopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes, uint64_t stream, bool blocking,
+                        CUresult* result) {
+  if (bytes < (blocking ? kLeastToDevice : kLeastToDeviceAsync) || call.session().staging().threads() == 1)
+    return false;
   Copy copy{};
   copy.to_host = false;
   copy.host = const_cast<char*>(static_cast<const char*>(src));

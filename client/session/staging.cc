@@ -20,10 +20,11 @@ void Staging::SetThreads(int threads) {
   threads_ = std::min(threads, kMostThreads);
 }
 
-bool Staging::Acquire(Session* session, bool make) {
+bool Staging::Acquire(Session* session, size_t bytes) {
   if (!in_use_.try_lock()) return false;
   if (memory_) return true;
-  if (make && !refused_) {
+  missed_ += std::min(bytes, kWorth);
+  if (missed_ >= kWorth && !refused_) {
     constexpr size_t kBytes = kPieces * kPieceBytes;
     void* const memory = session->host_arena().Allocate(kBytes);
     if (memory && session->MapHostRange(reinterpret_cast<uint64_t>(memory), kBytes, 0) == CUDA_SUCCESS) {

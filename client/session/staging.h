@@ -1,12 +1,12 @@
 // Buffers that the server shares, and threads, for large copies of pageable memory.
 //
-// The application's own pages cannot be shared with the server, so their bytes are copied once more than natively - unless
-// the GPU itself reads and writes memory that both sides have mapped. These buffers are a piece of the host arena,
-// registered with the server's driver like pinned memory: the GPU copies a piece while the client empties the one before,
-// and large copies are emptied by several threads, which one thread's memory bandwidth does not limit.
+// The application's own pages cannot be shared with the server, so their bytes are copied once more than natively -
+// unless the GPU itself reads and writes memory that both sides have mapped. These buffers are a piece of the host
+// arena, registered with the server's driver like pinned memory: the GPU copies a piece while the client empties the
+// one before, and large copies are emptied by several threads, which one thread's memory bandwidth does not limit.
 //
-// Nothing is made before the first large copy, and nothing runs between copies. One copy at a time uses the buffers;
-// another thread's goes through the channel meanwhile.
+// Nothing is made before a large copy or many small ones, and nothing runs between copies. One copy at a time uses the
+// buffers; another thread's goes through the channel meanwhile.
 //
 // Thread-safe. Only for sessions with shared memory.
 //
@@ -35,8 +35,12 @@ class Staging {
   void SetThreads(int threads);
   int threads() const { return threads_; }
 
-  // Takes the buffers, making them first if `make`. False if there are none or another copy has them.
-  bool Acquire(Session* session, bool make);
+  // So many bytes of copies that could have used the buffers are reason enough to make them.
+  static constexpr size_t kWorth = 2 << 20;
+
+  // Takes the buffers for a copy of `bytes`, making them first once they would have been used for kWorth bytes. False
+  // if there are none or another copy has them.
+  bool Acquire(Session* session, size_t bytes);
   void Release() { in_use_.unlock(); }
   // With the buffers: one of them.
   char* piece(size_t index) const { return memory_ + index * kPieceBytes; }
@@ -55,6 +59,7 @@ class Staging {
   int threads_ = 1;
   std::mutex in_use_;
   char* memory_ = nullptr;
+  size_t missed_ = 0;     // bytes of copies that there were no buffers for
   bool refused_ = false;  // the server could not map them; it is not asked again
 
   std::mutex mutex_;

@@ -16,6 +16,11 @@ constexpr int kIdleWaitMs = 1000;
 // How often to look for progress of the local consumer while the other end may be waiting for an acknowledgement.
 constexpr int kAcknowledgeWaitMs = 2;
 constexpr int kGoodbyeMs = 2000;
+// Messages from this size on are copied by another thread than the one that reads.
+constexpr size_t kLongMessage = 256 << 10;
+// Requests that nobody waits for wait so long for company: a call that its caller waits for often follows at once, and
+// every message costs the other end a wake-up.
+constexpr int64_t kLingerNs = 4000;
 
 // Ring memory stays mapped as long as gRPC refers to it.
 grpc::Slice RingSlice(const std::shared_ptr<ring::RingMemory>& memory, const char* data, size_t bytes) {
@@ -159,11 +164,22 @@ void TunnelEnd::SendLoop(Out* out, TunnelStream* stream, Writers* writers) {
   while (!writers->stop.load(std::memory_order_acquire)) {
     const uint64_t start = out->reader->position();
     RingStatus status = RingStatus::kOk;
+    bool awaited = false;
+    int64_t linger_until = 0;
     while (out->reader->position() - start < batch_limit) {
       FrameHeader header;
       const char* frame;
       status = out->reader->Peek(&header, &frame);
+      if (status == RingStatus::kNotYet && !awaited && out->reader->position() != start) {
+        const int64_t now = ring::SpinBudget::Now();
+        if (linger_until == 0) linger_until = now + kLingerNs;
+        if (now < linger_until) {
+          ring::CpuPause();
+          continue;
+        }
+      }
       if (status != RingStatus::kOk) break;
+      awaited = awaited || side_ == Side::kServer || (header.flags & kFlagNoReply) == 0;
       out->reader->Skip(header);
     }
     if (status == RingStatus::kCorrupt) {
@@ -249,6 +265,74 @@ bool TunnelEnd::Receive(const TunnelMessage& message, const ReceivedFrames& fram
   return true;
 }
 
+bool TunnelEnd::Place(const grpc::ByteBuffer& buffer, Arrivals* arrivals) {
+  TunnelMessage message;
+  ReceivedFrames frames;
+  std::string error;
+  if (!DecodeTunnelMessage(buffer, &message, &frames)) {
+    error = "not a tunnel message";
+  } else if (Receive(message, frames, &error) && !message.end.empty()) {
+    arrivals->reason = message.end;
+    arrivals->outcome = Outcome::kPeerEnded;
+    return false;
+  }
+  if (!error.empty()) {
+    Fail("the other end sent " + error);
+    return false;
+  }
+  if (Backlog()) WakeAcknowledgements();
+  return true;
+}
+
+// A message is placed by the thread that read it, unless it is long or others are in front of it.
+void TunnelEnd::ReadLoop(TunnelStream* stream, Arrivals* arrivals) {
+  grpc::ByteBuffer buffer;
+  // With what messages are besides their frames.
+  uint64_t room = 0, most = 0;
+  for (const auto& in : in_) room += 2 * in->writer->capacity();
+  while (stream->Read(&buffer)) {
+    bool hand_over;
+    {
+      std::lock_guard<std::mutex> lock(arrivals->mutex);
+      if (arrivals->ended) return;
+      hand_over = buffer.Length() >= kLongMessage || arrivals->busy || !arrivals->waiting.empty();
+      if (hand_over) {
+        arrivals->waiting_bytes += buffer.Length();
+        arrivals->waiting.push_back(std::move(buffer));
+      }
+      most = arrivals->waiting_bytes;
+    }
+    if (most > room) return Fail("the other end sent more frames than there is room for");
+    if (hand_over) {
+      arrivals->changed.notify_one();
+      buffer = grpc::ByteBuffer();
+    } else if (!Place(buffer, arrivals)) {
+      return;
+    }
+  }
+}
+
+void TunnelEnd::PlaceLoop(TunnelStream* stream, Arrivals* arrivals) {
+  std::unique_lock<std::mutex> lock(arrivals->mutex);
+  while (true) {
+    arrivals->changed.wait(lock, [arrivals] { return arrivals->over || !arrivals->waiting.empty(); });
+    if (arrivals->waiting.empty()) return;
+    const grpc::ByteBuffer buffer = std::move(arrivals->waiting.front());
+    arrivals->waiting.pop_front();
+    arrivals->waiting_bytes -= buffer.Length();
+    arrivals->busy = true;
+    lock.unlock();
+    const bool more = Place(buffer, arrivals);
+    lock.lock();
+    arrivals->busy = false;
+    if (more) continue;
+    arrivals->ended = true;
+    // The reader may be waiting for a message that will not come.
+    stream->Cancel();
+    return;
+  }
+}
+
 TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64_t>& peer_positions,
                                   std::string* reason) {
   if (failed_.load()) {
@@ -277,25 +361,15 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
   for (const auto& out : out_)
     threads.emplace_back([this, &out, stream, &writers] { SendLoop(out.get(), stream, &writers); });
   threads.emplace_back([this, stream, &writers] { AcknowledgeLoop(stream, &writers); });
-  Outcome outcome = Outcome::kBroken;
-  grpc::ByteBuffer buffer;
-  while (stream->Read(&buffer)) {
-    TunnelMessage message;
-    ReceivedFrames frames;
-    std::string error;
-    if (!DecodeTunnelMessage(buffer, &message, &frames)) {
-      error = "not a tunnel message";
-    } else if (Receive(message, frames, &error) && !message.end.empty()) {
-      *reason = message.end;
-      outcome = Outcome::kPeerEnded;
-      break;
-    }
-    if (!error.empty()) {
-      Fail("the other end sent " + error);
-      break;
-    }
-    if (Backlog()) WakeAcknowledgements();
+  Arrivals arrivals;
+  std::thread placer([this, stream, &arrivals] { PlaceLoop(stream, &arrivals); });
+  ReadLoop(stream, &arrivals);
+  {
+    std::lock_guard<std::mutex> lock(arrivals.mutex);
+    arrivals.over = true;
   }
+  arrivals.changed.notify_all();
+  placer.join();
   writers.stop.store(true, std::memory_order_release);
   InterruptAll();
   WakeAcknowledgements();
@@ -304,7 +378,10 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (writers.present.load() > 0) stream->Cancel();
   for (std::thread& thread : threads) thread.join();
-  if (outcome == Outcome::kPeerEnded) return outcome;
+  if (arrivals.outcome == Outcome::kPeerEnded) {
+    *reason = arrivals.reason;
+    return arrivals.outcome;
+  }
   if (failed_.load()) {
     *reason = end_reason();
     return Outcome::kFailed;
@@ -313,7 +390,7 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
     *reason = end_reason();
     return Outcome::kEnded;
   }
-  return outcome;
+  return Outcome::kBroken;
 }
 
 }  // namespace cuda_remote::control

@@ -8,6 +8,8 @@
 // consumer has taken the bytes. So
 //   - nothing is copied for retransmission; after a broken stream the sender goes back to the receiver's position;
 //   - the sender never has more under way than the receiver's ring has room for: a receiver never waits for its ring.
+// Long messages are copied into their ring by a thread of their own, while the next one is read: either takes about as
+// long, and one thread doing both would halve the bandwidth.
 // The thread that reads a stream never writes to it: a writer may have to wait until the other end reads (the stream's
 // flow control), and two ends whose readers wait behind their own writers would never move again.
 //
@@ -22,6 +24,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -88,7 +91,24 @@ class TunnelEnd {
     std::atomic<int> sending;  // not yet through their ring
     std::atomic<int> present;
   };
+  // Messages that were read, on their way into the rings.
+  struct Arrivals {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<grpc::ByteBuffer> waiting;
+    uint64_t waiting_bytes = 0;
+    bool busy = false;   // one is being placed
+    bool over = false;   // no more will come
+    bool ended = false;  // placed the other end's last, or one that broke the rules
+    Outcome outcome = Outcome::kBroken;
+    std::string reason;
+  };
   void SendLoop(Out* out, TunnelStream* stream, Writers* writers);
+  // Reads the stream to its end; what it was goes to `arrivals`.
+  void ReadLoop(TunnelStream* stream, Arrivals* arrivals);
+  void PlaceLoop(TunnelStream* stream, Arrivals* arrivals);
+  // Takes one message. False if it is the last: the outcome is set.
+  bool Place(const grpc::ByteBuffer& buffer, Arrivals* arrivals);
   void AcknowledgeLoop(TunnelStream* stream, Writers* writers);
   // Whether so much was consumed here that the other end should hear of it.
   bool AcknowledgementsDue() const;
