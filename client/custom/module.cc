@@ -49,7 +49,8 @@ CUresult LoadModule(CUmodule* module, const void* image, unsigned numOptions, CU
   std::string_view bytes;
   if (const CUresult result = FindImage(image, &bytes); result != CUDA_SUCCESS) return result;
   wire::cuModuleLoadData_Request request;
-  if (const CUresult result = PackJitOptions(numOptions, options, optionValues, &request.options, &request.option_values);
+  if (const CUresult result =
+          PackJitOptions(numOptions, options, optionValues, &request.options, &request.option_values);
       result != CUDA_SUCCESS) {
     return result;
   }
@@ -63,6 +64,9 @@ CUresult LoadModule(CUmodule* module, const void* image, unsigned numOptions, CU
     UnpackJitOptions(numOptions, options, optionValues, reply.option_values, reply.info_log, reply.error_log);
   }
   if (result != CUDA_SUCCESS) return result;
+  request.variables_at = reply.variables_at;
+  call.message().clear();
+  request.Encode(&call.message());
   call.Created({Kind::kModule, request.module});
   *module = reinterpret_cast<CUmodule>(request.module);
   return CUDA_SUCCESS;
@@ -77,8 +81,8 @@ CUresult LoadLibrary(CUlibrary* library, const void* code, CUjit_option* jitOpti
   std::string_view bytes;
   if (const CUresult result = FindImage(code, &bytes); result != CUDA_SUCCESS) return result;
   wire::cuLibraryLoadData_Request request;
-  if (const CUresult result = PackJitOptions(numJitOptions, jitOptions, jitOptionsValues, &request.jit_options,
-                                             &request.jit_option_values);
+  if (const CUresult result =
+          PackJitOptions(numJitOptions, jitOptions, jitOptionsValues, &request.jit_options, &request.jit_option_values);
       result != CUDA_SUCCESS) {
     return result;
   }
@@ -101,6 +105,9 @@ CUresult LoadLibrary(CUlibrary* library, const void* code, CUjit_option* jitOpti
                      reply.error_log);
   }
   if (result != CUDA_SUCCESS) return result;
+  request.variables_at = reply.variables_at;
+  call.message().clear();
+  request.Encode(&call.message());
   call.Created({Kind::kLibrary, request.library});
   *library = reinterpret_cast<CUlibrary>(request.library);
   return CUDA_SUCCESS;
@@ -122,7 +129,8 @@ CUresult GetGlobal(const CallInfo& info, Kind kind, uint64_t owner, const char* 
   Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
   if (reply.managed) {
-    if (const CUresult result = ShareVariable(call, reply.dptr, reply.bytes, info.name); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = ShareVariable(call, reply.dptr, reply.bytes, info.name); result != CUDA_SUCCESS)
+      return result;
   }
   DeviceRange range;
   range.source = DeviceRange::kGlobal;
@@ -199,12 +207,12 @@ CUresult Custom_cuModuleUnload(CUmodule hmod) {
 CUresult Custom_cuModuleGetGlobal_v2(CUdeviceptr* dptr, size_t* bytes, CUmodule hmod, const char* name) {
   static constexpr CallInfo kInfo{kCall_cuModuleGetGlobal_v2, "cuModuleGetGlobal", false, true};
   using Request = wire::cuModuleGetGlobal_v2_Request;
-  return GetGlobal<Request, wire::cuModuleGetGlobal_v2_Reply>(
-      kInfo, Kind::kModule, reinterpret_cast<uint64_t>(hmod), name, dptr, bytes,
-      [](Request* request, uint64_t owner, const char* symbol) {
-        request->hmod = owner;
-        request->name = symbol;
-      });
+  return GetGlobal<Request, wire::cuModuleGetGlobal_v2_Reply>(kInfo, Kind::kModule, reinterpret_cast<uint64_t>(hmod),
+                                                              name, dptr, bytes,
+                                                              [](Request* request, uint64_t owner, const char* symbol) {
+                                                                request->hmod = owner;
+                                                                request->name = symbol;
+                                                              });
 }
 
 CUresult Custom_cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* jitOptions,
@@ -242,23 +250,23 @@ CUresult Custom_cuLibraryUnload(CUlibrary library) {
 CUresult Custom_cuLibraryGetManaged(CUdeviceptr* dptr, size_t* bytes, CUlibrary library, const char* name) {
   static constexpr CallInfo kInfo{kCall_cuLibraryGetManaged, "cuLibraryGetManaged", false, false};
   using Request = wire::cuLibraryGetManaged_Request;
-  return GetGlobal<Request, wire::cuLibraryGetManaged_Reply>(
-      kInfo, Kind::kLibrary, reinterpret_cast<uint64_t>(library), name, dptr, bytes,
-      [](Request* request, uint64_t owner, const char* symbol) {
-        request->library = owner;
-        request->name = symbol;
-      });
+  return GetGlobal<Request, wire::cuLibraryGetManaged_Reply>(kInfo, Kind::kLibrary, reinterpret_cast<uint64_t>(library),
+                                                             name, dptr, bytes,
+                                                             [](Request* request, uint64_t owner, const char* symbol) {
+                                                               request->library = owner;
+                                                               request->name = symbol;
+                                                             });
 }
 
 CUresult Custom_cuLibraryGetGlobal(CUdeviceptr* dptr, size_t* bytes, CUlibrary library, const char* name) {
   static constexpr CallInfo kInfo{kCall_cuLibraryGetGlobal, "cuLibraryGetGlobal", false, true};
   using Request = wire::cuLibraryGetGlobal_Request;
-  return GetGlobal<Request, wire::cuLibraryGetGlobal_Reply>(
-      kInfo, Kind::kLibrary, reinterpret_cast<uint64_t>(library), name, dptr, bytes,
-      [](Request* request, uint64_t owner, const char* symbol) {
-        request->library = owner;
-        request->name = symbol;
-      });
+  return GetGlobal<Request, wire::cuLibraryGetGlobal_Reply>(kInfo, Kind::kLibrary, reinterpret_cast<uint64_t>(library),
+                                                            name, dptr, bytes,
+                                                            [](Request* request, uint64_t owner, const char* symbol) {
+                                                              request->library = owner;
+                                                              request->name = symbol;
+                                                            });
 }
 
 }  // namespace cuda_remote::client

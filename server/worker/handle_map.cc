@@ -52,6 +52,15 @@ void HandleMap::Bind(Kind kind, uint64_t handle, uint64_t real, uint64_t parent)
   ++live_;
 }
 
+void HandleMap::Rebind(Kind kind, uint64_t handle, uint64_t real) {
+  Entry* const entry = Find(kind, handle);
+  if (entry == nullptr) return;
+  auto& map = virtual_[uint8_t(kind)];
+  map.erase(entry->real);
+  entry->real = real;
+  map[real] = handle;
+}
+
 void HandleMap::Drop(uint32_t slot, const std::function<void(const Entry&)>& gone) {
   Entry* const entry = Slot(slot);
   if (entry->parent != 0) {

@@ -1,7 +1,7 @@
 // From the client's virtual handles to the driver's real ones, and back.
 //
-// The client chooses the handles (proto/frame/handle.h), so the table trusts none of them: a slot is bound once, is found
-// only by exactly the handle that it was bound with, and falls free with its object or the object's ancestor.
+// The client chooses the handles (proto/frame/handle.h), so the table trusts none of them: a slot is bound once, is
+// found only by exactly the handle that it was bound with, and falls free with its object or the object's ancestor.
 //
 // Not thread-safe: the executor's own.
 #ifndef CUDA_REMOTE_SERVER_WORKER_HANDLE_MAP_H_
@@ -22,8 +22,8 @@ class HandleMap {
   struct Entry {
     uint64_t handle = 0;  // virtual; 0: the slot is free
     uint64_t real = 0;
-    uint64_t parent = 0;         // virtual; 0: none
-    uint32_t first_child = 0;    // slots
+    uint64_t parent = 0;       // virtual; 0: none
+    uint32_t first_child = 0;  // slots
     uint32_t next_sibling = 0;
     uint32_t previous_sibling = 0;
   };
@@ -43,6 +43,8 @@ class HandleMap {
 
   // Binds a handle that MayBind accepted. A parent that is not live counts as none.
   void Bind(Kind kind, uint64_t handle, uint64_t real, uint64_t parent);
+  // A bound handle, which has no descendants yet, stands for another real one from now on.
+  void Rebind(Kind kind, uint64_t handle, uint64_t real);
 
   // Forgets the handle and its descendants, deepest first; `gone` is told of each. Unknown handles are ignored.
   void Unbind(uint64_t handle, const std::function<void(const Entry&)>& gone);

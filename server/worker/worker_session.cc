@@ -468,7 +468,7 @@ void WorkerSession::RegisterHostRanges() {
   }
 }
 
-void WorkerSession::NoteModule(uint64_t handle, bool library, std::string_view image) {
+uint64_t WorkerSession::NoteModule(uint64_t handle, bool library, std::string_view image) {
   ModuleFacts& module = modules_[handle];
   module.library = library;
   module.context = library ? 0 : current_;
@@ -480,18 +480,60 @@ void WorkerSession::NoteModule(uint64_t handle, bool library, std::string_view i
   }
   std::string error;
   if (!replay::DataSymbols(image, arches, &module.symbols, &error)) module.problem = error;
-  if (!library) {
-    PlaceVariables(handle, module, current_ref_);
-    return;
-  }
+  return PlaceVariables(handle);
+}
+
+uint64_t WorkerSession::PlaceVariables(uint64_t handle) {
+  const ModuleFacts& module = modules_[handle];
+  if (!module.library) return PlaceVariables(handle, module, current_ref_);
   std::vector<ContextRef> contexts;
   for (const auto& [context, info] : contexts_) contexts.push_back(info.ref);
   std::sort(contexts.begin(), contexts.end(), [](const ContextRef& a, const ContextRef& b) { return a.id < b.id; });
-  for (const ContextRef& context : contexts) PlaceVariables(handle, module, context);
+  uint64_t first = 0;
+  for (const ContextRef& context : contexts) {
+    const uint64_t lowest = PlaceVariables(handle, module, context);
+    if (first == 0) first = lowest;
+  }
+  return first;
 }
 
-void WorkerSession::PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context) {
-  if (module.symbols.empty() || MakeCurrent(table_, context) != CUDA_SUCCESS) return;
+bool WorkerSession::MoveVariables(uint64_t handle, uint64_t* placed, uint64_t wanted,
+                                  const std::function<uint64_t()>& load) {
+  const bool library = modules_[handle].library;
+  const Kind kind = library ? Kind::kLibrary : Kind::kModule;
+  const auto unload = [&] {
+    uint64_t real = 0;
+    Real(kind, handle, &real);
+    if (library) {
+      table_.cuLibraryUnload(reinterpret_cast<CUlibrary>(real));
+    } else {
+      table_.cuModuleUnload(reinterpret_cast<CUmodule>(real));
+    }
+  };
+  const auto load_again = [&]() -> uint64_t {
+    const uint64_t real = load();
+    if (real == 0) return 0;
+    handles_.Rebind(kind, handle, real);
+    return PlaceVariables(handle);
+  };
+  // Pads are made in the current context; `wanted` is an address of the first.
+  const bool first = !library || std::none_of(contexts_.begin(), contexts_.end(),
+                                              [&](const auto& one) { return one.second.ref.id < current_ref_.id; });
+  if (first && MakeCurrent(table_, current_ref_) == CUDA_SUCCESS) {
+    *placed = variable_pads_.Move(*placed, wanted, unload, load_again);
+    MakeCurrent(table_, current_ref_);
+  }
+  if (*placed == wanted) return true;
+  if (*placed != 0) {
+    spdlog::warn("the variables of a replayed module are at {:#x}, not at {:#x}; a replay that names one stops",
+                 *placed, wanted);
+  }
+  return *placed != 0;
+}
+
+uint64_t WorkerSession::PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context) {
+  if (module.symbols.empty() || MakeCurrent(table_, context) != CUDA_SUCCESS) return 0;
+  uint64_t lowest = 0;
   uint64_t real = 0;
   Real(module.library ? Kind::kLibrary : Kind::kModule, handle, &real);
   for (const replay::DataSymbol& symbol : module.symbols) {
@@ -503,8 +545,10 @@ void WorkerSession::PlaceVariables(uint64_t handle, const ModuleFacts& module, C
     } else {
       table_.cuModuleGetGlobal_v2(&address, &bytes, reinterpret_cast<CUmodule>(real), symbol.name.c_str());
     }
+    if (address != 0 && !symbol.managed && (lowest == 0 || address < lowest)) lowest = address;
   }
   MakeCurrent(table_, current_ref_);
+  return lowest;
 }
 
 void WorkerSession::NoteSynchronized(uint64_t work) {
@@ -514,8 +558,8 @@ void WorkerSession::NoteSynchronized(uint64_t work) {
 }
 
 void WorkerSession::CollectPendingFrees(bool wait) {
-  // What a stream has freed is free in the order of the frees, so one that is not yet speaks for those behind it; and only so
-  // many are looked at, since this is done for every allocation.
+  // What a stream has freed is free in the order of the frees, so one that is not yet speaks for those behind it; and
+  // only so many are looked at, since this is done for every allocation.
   constexpr int kMostBusy = 32;
   CUstream busy_stream = nullptr;
   uint64_t busy_context = 0;

@@ -1,7 +1,8 @@
 // The worker's Session: everything that one client has on this server.
 //
-// The hand-written handlers see this class (Worker(session)); the generated ones see Session. All members are the executor
-// thread's own unless they say otherwise; waiting work gets copies of what it needs (ContextRef, real handles).
+// The hand-written handlers see this class (Worker(session)); the generated ones see Session. All members are the
+// executor thread's own unless they say otherwise; waiting work gets copies of what it needs (ContextRef, real
+// handles).
 #ifndef CUDA_REMOTE_SERVER_WORKER_WORKER_SESSION_H_
 #define CUDA_REMOTE_SERVER_WORKER_WORKER_SESSION_H_
 
@@ -12,8 +13,8 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <optional>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -35,6 +36,7 @@
 #include "server/worker/session.h"
 #include "server/worker/staging.h"
 #include "server/worker/timeline.h"
+#include "server/worker/variable_pads.h"
 #include "server/worker/waiters.h"
 
 namespace cuda_remote::server {
@@ -76,13 +78,14 @@ struct ModuleFacts {
   uint64_t context = 0;  // virtual handle; modules only
   uint32_t index = 0;    // in the order of loading
   std::vector<replay::DataSymbol> symbols;
-  std::string problem;   // not empty: the image could not be understood
+  std::string problem;  // not empty: the image could not be understood
 };
 
 // Physical memory of the application's own making.
 struct PhysicalFacts {
   uint64_t real = 0;
   uint64_t mappings = 0;
+  bool used = false;  // it was mapped once, so it may hold something
   bool released = false;
   bool keep_unmapped = false;  // released in a replay before it was mapped
 };
@@ -130,8 +133,8 @@ class WorkerSession : public Session {
   CUresult Enter(const FrameHeader& header);
   // Answers the request that was entered last, or notes its failure if nobody waits for it.
   void Finish(CUresult result, const ReplyBuilder& reply);
-  // For requests inside another: makes the context in `slot` current (0: none), and says that nobody waits for an answer.
-  // LeaveNested puts back what was before.
+  // For requests inside another: makes the context in `slot` current (0: none), and says that nobody waits for an
+  // answer. LeaveNested puts back what was before.
   struct Outer {
     FrameHeader header;
     uint64_t context;
@@ -150,8 +153,8 @@ class WorkerSession : public Session {
 
   // --- For handlers -----------------------------------------------------------------------------------------------
 
-  // User objects whose destructors the driver has called: it may do so on any thread, at any time, and when this session is
-  // long over.
+  // User objects whose destructors the driver has called: it may do so on any thread, at any time, and when this
+  // session is long over.
   struct GoneObjects {
     std::mutex mutex;
     WorkerSession* session;  // null: over
@@ -167,12 +170,13 @@ class WorkerSession : public Session {
   using Wait = std::function<CUresult(Answer*)>;
   void DeferAnswer(ReplyBuilder* reply, Wait wait) { DeferIn(current_ref_, reply, std::move(wait)); }
   void DeferIn(ContextRef context, ReplyBuilder* reply, Wait wait);
-  // For waits behind work in `stream`, which end in the order in which they were given: one thread does them one after the
-  // other, which is faster than many that look at the same stream. While it is busy with another stream, as DeferAnswer.
+  // For waits behind work in `stream`, which end in the order in which they were given: one thread does them one after
+  // the other, which is faster than many that look at the same stream. While it is busy with another stream, as
+  // DeferAnswer.
   void DeferInStream(CUstream stream, ReplyBuilder* reply, Wait wait);
 
-  // Asks `ready` for a short while whether the GPU is done, as long as no other request is waiting. True once it is: the
-  // handler answers at once, which is faster than handing the wait over.
+  // Asks `ready` for a short while whether the GPU is done, as long as no other request is waiting. True once it is:
+  // the handler answers at once, which is faster than handing the wait over.
   bool SpinUntil(const std::function<bool()>& ready);
   // Keeps this request's payload in the channel until ServerChannel::Release.
   uint64_t HoldPayload() { return holder_(); }
@@ -225,9 +229,13 @@ class WorkerSession : public Session {
   void RegisterHostRanges();
 
   // A module or library was loaded: remembers its variables, and lets the driver place them at once. Left to itself it
-  // would place a library's when something of it is first used; so their order would not be that of the log, and a replay
-  // would find them elsewhere.
-  void NoteModule(uint64_t handle, bool library, std::string_view image);
+  // would place a library's when something of it is first used; so their order would not be that of the log, and a
+  // replay would find them elsewhere. Returns where the lowest of its variables is, for a library in its first context;
+  // 0: none.
+  uint64_t NoteModule(uint64_t handle, bool library, std::string_view image);
+  // In a replay: a module whose lowest variable is at `placed` belongs at `wanted`. `load` loads it once more and gives
+  // the real handle, 0 on failure. False if it could not be loaded again; else it is loaded, and `*placed` is where.
+  bool MoveVariables(uint64_t handle, uint64_t* placed, uint64_t wanted, const std::function<uint64_t()>& load);
 
   // Work that the GPU may not have finished. Idle: everything that was asked for is known to be done.
   bool idle() const { return work_ == synced_.load(std::memory_order_acquire); }
@@ -259,8 +267,10 @@ class WorkerSession : public Session {
   void Gone(const HandleMap::Entry& entry);
   // Lets a device that the session now uses, and the others that it uses, reach each other's memory.
   void ShareArena(int device);
-  // Makes the variables of a library (in `context`) or module (in its own) exist.
-  void PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context);
+  // Makes the variables of a library (in `context`) or module (in its own) exist. Returns the lowest's address, or 0.
+  uint64_t PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context);
+  // In all contexts; the address is that of the first one.
+  uint64_t PlaceVariables(uint64_t handle);
   void Answered(const FrameHeader& header, CUresult result, std::string_view message, std::string_view payload);
 
   const Parts parts_;
@@ -280,6 +290,7 @@ class WorkerSession : public Session {
   ContextValues textures_, surfaces_;
   std::map<uint64_t, uint64_t> reservations_;  // address -> bytes
   std::optional<AddressSpace> reservation_space_;
+  VariablePads variable_pads_{table_};
   std::unordered_map<uint64_t, ModuleFacts> modules_;
   uint32_t next_module_ = 0;
   std::unordered_map<uint64_t, PhysicalFacts> physical_;

@@ -50,6 +50,20 @@ int main(int argc, char** argv) {
   DRIVER_CHECK(cuMemAddressReserve(&base, piece * (most + 64), 0, 0, 0));
   DRIVER_CHECK(cuMemAddressReserve(&alias, piece, 0, 0, 0));
   CUDA_CHECK(cudaMemcpyToSymbol(segment, &base, sizeof(base)));
+  // Written, then made inaccessible until the end; and mapped, but never made accessible.
+  CUdeviceptr closed = 0;
+  CUmemGenericAllocationHandle closed_memory[2];
+  DRIVER_CHECK(cuMemAddressReserve(&closed, 2 * piece, piece, 0, 0));
+  for (int i = 0; i < 2; ++i) {
+    DRIVER_CHECK(cuMemCreate(&closed_memory[i], piece, &prop, 0));
+    DRIVER_CHECK(cuMemMap(closed + i * piece, piece, 0, closed_memory[i], 0));
+  }
+  DRIVER_CHECK(cuMemSetAccess(closed, piece, &access, 1));
+  DRIVER_CHECK(cuMemsetD32(closed, 0x1234567, words));
+  CUDA_CHECK(cudaDeviceSynchronize());
+  CUmemAccessDesc none = access;
+  none.flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  DRIVER_CHECK(cuMemSetAccess(closed, piece, &none, 1));
   // One word in so many is touched: pieces are large.
   const unsigned stride = 4096;
 
@@ -124,6 +138,15 @@ int main(int argc, char** argv) {
     if (step % 2 == 1) app::Step(step);
   }
   while (!pieces.empty()) shrink();
+  std::vector<unsigned> kept(words);
+  DRIVER_CHECK(cuMemSetAccess(closed, 2 * piece, &access, 1));
+  CUDA_CHECK(cudaMemcpy(kept.data(), reinterpret_cast<void*>(closed), piece, cudaMemcpyDefault));
+  APP_CHECK(kept == std::vector<unsigned>(words, 0x1234567));
+  CUDA_CHECK(cudaMemset(reinterpret_cast<void*>(closed + piece), 1, piece));
+  CUDA_CHECK(cudaDeviceSynchronize());
+  DRIVER_CHECK(cuMemUnmap(closed, 2 * piece));
+  DRIVER_CHECK(cuMemAddressFree(closed, 2 * piece));
+  for (CUmemGenericAllocationHandle memory : closed_memory) DRIVER_CHECK(cuMemRelease(memory));
   DRIVER_CHECK(cuMemAddressFree(base, piece * (most + 64)));
   DRIVER_CHECK(cuMemAddressFree(alias, piece));
   return 0;

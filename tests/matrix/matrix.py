@@ -53,6 +53,7 @@ APPS = {
     "globals_plain": 30,
     "driver_ptx": 40,
     "driver_link": 28,
+    "unloads": 30,
     "graph_copies": 20,
     "graphs": 24,
     "memory": 24,

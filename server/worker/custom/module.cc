@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,15 @@ bool NoteSymbol(WorkerSession& worker, uint64_t owner, const std::string& name, 
   return range.managed;
 }
 
+// In a replay, a module's variables belong where they were: `wanted`, if that is known.
+CUresult Settle(WorkerSession& worker, const Request& request, uint64_t handle, uint64_t wanted, uint64_t* placed,
+                const std::function<uint64_t()>& load) {
+  if (!request.replay() || wanted == 0 || *placed == 0 || *placed == wanted) return CUDA_SUCCESS;
+  if (worker.MoveVariables(handle, placed, wanted, load)) return CUDA_SUCCESS;
+  worker.Unbind(handle);
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 }  // namespace
 
 CUresult Custom_cuModuleLoadData(Session& session, const Request& request, const wire::cuModuleLoadData_Request& in,
@@ -60,19 +70,24 @@ CUresult Custom_cuModuleLoadData(Session& session, const Request& request, const
   if (request.payload.empty()) return CUDA_ERROR_INVALID_IMAGE;
   const std::string image = PrivateImage(request);
   CUmodule module = nullptr;
-  const CUresult result =
-      options.names.empty()
-          ? session.driver().cuModuleLoadData(&module, image.data())
-          : session.driver().cuModuleLoadDataEx(&module, image.data(), options.count(), options.name_array(),
-                                                options.value_array());
+  const auto load = [&] {
+    return options.names.empty()
+               ? session.driver().cuModuleLoadData(&module, image.data())
+               : session.driver().cuModuleLoadDataEx(&module, image.data(), options.count(),
+                                                     options.name_array(), options.value_array());
+  };
+  CUresult result = load();
+  if (result == CUDA_SUCCESS) {
+    session.Bind(Kind::kModule, in.module, reinterpret_cast<uint64_t>(module), session.CurrentContext());
+    out->variables_at = worker.NoteModule(in.module, false, {image.data(), request.payload.size()});
+    result = Settle(worker, request, in.module, in.variables_at, &out->variables_at,
+                    [&]() -> uint64_t { return load() == CUDA_SUCCESS ? reinterpret_cast<uint64_t>(module) : 0; });
+  }
   out->option_values = options.Outputs();
   out->info_log = options.info();
   out->error_log = options.error();
   out->Encode(&reply->message);
-  if (result != CUDA_SUCCESS) return result;
-  session.Bind(Kind::kModule, in.module, reinterpret_cast<uint64_t>(module), session.CurrentContext());
-  worker.NoteModule(in.module, false, {image.data(), request.payload.size()});
-  return CUDA_SUCCESS;
+  return result;
 }
 
 CUresult Custom_cuLibraryLoadData(Session& session, const Request& request, const wire::cuLibraryLoadData_Request& in,
@@ -85,16 +100,22 @@ CUresult Custom_cuLibraryLoadData(Session& session, const Request& request, cons
   if (request.payload.empty()) return CUDA_ERROR_INVALID_IMAGE;
   const std::string image = PrivateImage(request);
   CUlibrary library = nullptr;
-  const CUresult result = session.driver().cuLibraryLoadData(&library, image.data(), options.name_array(),
-                                                             options.value_array(), options.count(), nullptr, nullptr, 0);
+  const auto load = [&] {
+    return session.driver().cuLibraryLoadData(&library, image.data(), options.name_array(), options.value_array(),
+                                              options.count(), nullptr, nullptr, 0);
+  };
+  CUresult result = load();
+  if (result == CUDA_SUCCESS) {
+    session.Bind(Kind::kLibrary, in.library, reinterpret_cast<uint64_t>(library), 0);
+    out->variables_at = worker.NoteModule(in.library, true, {image.data(), request.payload.size()});
+    result = Settle(worker, request, in.library, in.variables_at, &out->variables_at,
+                    [&]() -> uint64_t { return load() == CUDA_SUCCESS ? reinterpret_cast<uint64_t>(library) : 0; });
+  }
   out->jit_option_values = options.Outputs();
   out->info_log = options.info();
   out->error_log = options.error();
   out->Encode(&reply->message);
-  if (result != CUDA_SUCCESS) return result;
-  session.Bind(Kind::kLibrary, in.library, reinterpret_cast<uint64_t>(library), 0);
-  worker.NoteModule(in.library, true, {image.data(), request.payload.size()});
-  return CUDA_SUCCESS;
+  return result;
 }
 
 CUresult Custom_cuModuleGetGlobal_v2(Session& session, const Request&, const wire::cuModuleGetGlobal_v2_Request& in,

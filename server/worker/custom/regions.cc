@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "proto/codec/operations.gen.h"
@@ -133,6 +134,11 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
   worker.handles().ForEach(Kind::kMipmappedArray, add_array);
   MakeCurrent(worker.driver(), worker.current_ref());
   worker.ipc().Refusals(refusals);
+  for (const auto& [handle, memory] : worker.physical()) {
+    if (memory.mappings == 0 && memory.used && !memory.released) {
+      refusals->push_back("physical memory (cuMemCreate) that was mapped and is not any more: its contents have no address");
+    }
+  }
   if (CapturesInProgress() != 0) refusals->push_back("a stream is being captured into a graph");
   std::stable_sort(found.begin(), found.end(), [](const FoundSymbol& a, const FoundSymbol& b) {
     return a.region.address < b.region.address;
@@ -147,6 +153,30 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
   return found;
 }
 
+// Lets copies reach what the application has mapped and not made (quite) accessible, or not yet: a checkpoint may come in between.
+// Afterwards it stays accessible, which only programs notice that count on a fault.
+CUresult MakeAccessible(WorkerSession& worker, uint64_t address, uint64_t bytes, bool write) {
+  const DriverTable& driver = worker.driver();
+  const auto& all = worker.ranges().all();
+  auto it = all.upper_bound(address);
+  if (it != all.begin()) --it;
+  for (; it != all.end() && it->first < address + bytes; ++it) {
+    if (it->second.kind != DeviceRange::kMapped || it->first + it->second.bytes <= address) continue;
+    CUmemAccessDesc access = {};
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = it->second.device;
+    unsigned long long flags = 0;
+    CUresult result = driver.cuMemGetAccess(&flags, &access.location, it->first);
+    const bool enough = flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE || (flags == CU_MEM_ACCESS_FLAGS_PROT_READ && !write);
+    if (result == CUDA_SUCCESS && !enough) {
+      access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+      result = driver.cuMemSetAccess(it->first, it->second.bytes, &access, 1);
+    }
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
 // Where the bytes of a read or write are. `context` is the one in which they are to be copied.
 template <typename In>
 CUresult Resolve(WorkerSession& worker, const In& in, CUdeviceptr* address, ContextRef* context) {
@@ -154,7 +184,8 @@ CUresult Resolve(WorkerSession& worker, const In& in, CUdeviceptr* address, Cont
   if (context->id == 0) return CUDA_ERROR_INVALID_CONTEXT;
   if (in.object == 0) {
     *address = in.address;
-    return worker.OwnsDeviceRange(in.address, in.bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (!worker.OwnsDeviceRange(in.address, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
+    return MakeAccessible(worker, in.address, in.bytes, std::is_same_v<In, wire::OpWriteMemory_Request>);
   }
   const auto module = worker.modules().find(in.object);
   if (module == worker.modules().end()) return CUDA_ERROR_INVALID_HANDLE;

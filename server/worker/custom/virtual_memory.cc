@@ -89,6 +89,7 @@ CUresult Custom_cuMemMap(Session& session, const Request& request, const wire::c
   const CUresult result = session.driver().cuMemMap(in.ptr, in.size, in.offset, real, in.flags);
   if (result != CUDA_SUCCESS) return result;
   ++memory->second.mappings;
+  memory->second.used = true;
   memory->second.keep_unmapped = false;
   DeviceRange range;
   range.kind = DeviceRange::kMapped;

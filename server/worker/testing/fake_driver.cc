@@ -238,6 +238,9 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const CUmemAccessDes
   return mprotect(reinterpret_cast<void*>(p), bytes, PROT_READ | PROT_WRITE) == 0 ? CUDA_SUCCESS
                                                                                   : CUDA_ERROR_INVALID_VALUE;
 }
+EXPORT CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation*, CUdeviceptr) {
+  return *flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE, CUDA_SUCCESS;
+}
 EXPORT CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
   std::lock_guard<std::mutex> lock(g_mutex);
   *total = kTotal;

@@ -1,0 +1,125 @@
+// Modules with variables that come and go, so that the addresses of those alive follow from a history that no log
+// keeps: the driver puts a module's variables where there is room. Addresses of variables are kept in GPU memory and
+// followed there by a kernel, as a program's own tables of pointers would be. The driver API alone.
+#include <cuda.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/apps/support/app.h"
+
+#define CU_CHECK(call)                                                                 \
+  do {                                                                                 \
+    CUresult cu_check_result = (call);                                                 \
+    if (cu_check_result != CUDA_SUCCESS) {                                             \
+      const char* cu_check_name = nullptr;                                             \
+      cuGetErrorName(cu_check_result, &cu_check_name);                                 \
+      app::Fail(__FILE__, __LINE__, #call, cu_check_name ? cu_check_name : "unknown"); \
+    }                                                                                  \
+  } while (0)
+
+// Thread i: *table[i] += add + i; sums[0] += *table[i] for all.
+static const char kFollow[] = R"(
+.version 7.0
+.target sm_52
+.address_size 64
+.visible .entry follow(.param .u64 p_table, .param .u64 p_sum, .param .u32 p_add)
+{
+  .reg .b32 %r<8>;
+  .reg .b64 %rd<8>;
+  ld.param.u64 %rd1, [p_table];
+  ld.param.u64 %rd2, [p_sum];
+  ld.param.u32 %r1, [p_add];
+  mov.u32 %r2, %tid.x;
+  mul.wide.u32 %rd3, %r2, 8;
+  add.s64 %rd4, %rd1, %rd3;
+  ld.global.u64 %rd5, [%rd4];
+  ld.global.u32 %r3, [%rd5];
+  add.u32 %r4, %r3, %r1;
+  add.u32 %r5, %r4, %r2;
+  st.global.u32 [%rd5], %r5;
+  atom.global.add.u32 %r6, [%rd2], %r5;
+  ret;
+}
+)";
+
+// A module with a variable of `bytes` and, for every third number, a constant.
+static std::string Image(int number, size_t bytes) {
+  std::string text = ".version 7.0\n.target sm_52\n.address_size 64\n.visible .global .align 8 .b8 place[" +
+                     std::to_string(bytes) + "];\n";
+  if (number % 3 == 0) text += ".visible .const .align 4 .b32 table[4] = {1, 2, 3, 4};\n";
+  return text + ".visible .entry nothing_" + std::to_string(number) + "() { ret; }\n";
+}
+
+int main(int argc, char** argv) {
+  app::Options options = app::Parse(argc, argv, {40, 24});
+  const unsigned slots = options.size;
+  CU_CHECK(cuInit(0));
+  CUdevice device;
+  CUcontext context;
+  CU_CHECK(cuDeviceGet(&device, 0));
+  CU_CHECK(cuDevicePrimaryCtxRetain(&context, device));
+  CU_CHECK(cuCtxSetCurrent(context));
+  CUmodule follow_module;
+  CUfunction follow;
+  CU_CHECK(cuModuleLoadData(&follow_module, kFollow));
+  CU_CHECK(cuModuleGetFunction(&follow, follow_module, "follow"));
+
+  std::vector<CUmodule> modules(slots);
+  std::vector<CUdeviceptr> places(slots);
+  std::vector<unsigned> want(slots);
+  uint64_t random = 12345;
+  const auto next = [&random](uint64_t below) {
+    random = random * 6364136223846793005ull + 1442695040888963407ull;
+    return (random >> 33) % below;
+  };
+  int number = 0;
+  const auto load = [&](unsigned slot) {
+    // Most small, some large, a few with blocks of their own.
+    const uint64_t kind = next(12);
+    const size_t bytes = 4 * (1 + next(kind == 0 ? 1 << 20 : kind < 4 ? 1 << 16 : 1 << 9));
+    CU_CHECK(cuModuleLoadData(&modules[slot], Image(number++, bytes).c_str()));
+    size_t size = 0;
+    CU_CHECK(cuModuleGetGlobal(&places[slot], &size, modules[slot], "place"));
+    APP_CHECK(size == bytes);
+    want[slot] = 0;
+  };
+  for (unsigned slot = 0; slot < slots; ++slot) load(slot);
+  CUdeviceptr table, sum;
+  CU_CHECK(cuMemAlloc(&table, slots * sizeof(CUdeviceptr)));
+  CU_CHECK(cuMemAlloc(&sum, sizeof(unsigned)));
+  CU_CHECK(cuMemsetD32(sum, 0, 1));
+  unsigned want_sum = 0;
+  for (int step = 1; step <= options.steps; ++step) {
+    for (int i = 0; i < 3; ++i) {
+      const unsigned slot = unsigned(next(slots));
+      CU_CHECK(cuModuleUnload(modules[slot]));
+      // Another one goes before it comes again, so that places are taken by others.
+      const unsigned other = unsigned(next(slots));
+      if (other != slot) {
+        CU_CHECK(cuModuleUnload(modules[other]));
+        load(other);
+      }
+      load(slot);
+    }
+    CU_CHECK(cuMemcpyHtoD(table, places.data(), slots * sizeof(CUdeviceptr)));
+    app::Step(step);  // a restart here finds addresses in GPU memory that must still be right
+    unsigned add = unsigned(step);
+    void* parameters[] = {&table, &sum, &add};
+    CU_CHECK(cuLaunchKernel(follow, 1, 1, 1, slots, 1, 1, 0, nullptr, parameters, nullptr));
+    for (unsigned slot = 0; slot < slots; ++slot) want_sum += want[slot] += add + slot;
+  }
+  app::Digest digest;
+  for (unsigned slot = 0; slot < slots; ++slot) {
+    unsigned value = 0;
+    CU_CHECK(cuMemcpyDtoH(&value, places[slot], sizeof(value)));
+    APP_CHECK(value == want[slot]);
+    digest.Add(&value, sizeof(value));
+  }
+  unsigned total = 0;
+  CU_CHECK(cuMemcpyDtoH(&total, sum, sizeof(total)));
+  APP_CHECK(total == want_sum);
+  printf("unloads slots=%u steps=%d modules=%d sum=%u digest=%016" PRIx64 "\n", slots, options.steps, number, total,
+         digest.value());
+  return 0;
+}
