@@ -62,21 +62,11 @@ CUresult ShareAllocation(WorkerSession& worker, IpcKind kind, uint64_t address, 
 }
 
 CUresult ReserveAnywhere(WorkerSession& worker, uint64_t bytes, CUdeviceptr* address) {
-  AddressSpace& space = worker.reservation_space();
-  for (const auto& [start, size] : worker.ipc().TakeReturned()) space.Give(start, size);
-  for (int attempt = 0; attempt < 16; ++attempt) {
-    const uint64_t wanted = space.Take(bytes, 0);
-    if (wanted == 0) break;
-    const CUresult result = worker.driver().cuMemAddressReserve(address, bytes, 0, wanted, 0);
-    if (result != CUDA_SUCCESS) {
-      space.Give(wanted, bytes);
-      return result;
-    }
-    if (*address == wanted) return CUDA_SUCCESS;
-    // Something of this process lies there: that part stays taken, and the next one is tried.
-    worker.driver().cuMemAddressFree(*address, bytes);
-  }
-  return CUDA_ERROR_OUT_OF_MEMORY;
+  AddressSpace* const space = worker.ReservationSpace();
+  if (space == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  for (const auto& [start, size] : worker.ipc().TakeReturned()) space->Give(start, size);
+  *address = space->Take(bytes, 0);
+  return *address != 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 // Maps memory of another session. Takes neither `fd` nor a connection over.
@@ -114,8 +104,7 @@ CUresult MapShared(WorkerSession& worker, const IpcFacts& facts, int fd, IpcImpo
     if (result != CUDA_SUCCESS) driver.cuMemUnmap(mapping, facts.mapping_bytes);
   }
   if (result != CUDA_SUCCESS) {
-    driver.cuMemAddressFree(mapping, facts.mapping_bytes);
-    worker.reservation_space().Give(mapping, facts.mapping_bytes);
+    worker.ReservationSpace()->Give(mapping, facts.mapping_bytes);
     return result;
   }
   import->address = mapping + facts.offset;
@@ -218,9 +207,7 @@ CUresult Custom_cuIpcCloseMemHandle(Session& session, const Request&, const wire
   worker.DeferIn(owner != nullptr ? owner->ref : worker.AnyContext(), reply, [driver, ipc, import](Answer* answer) {
     driver->cuCtxSynchronize();  // a context that is stuck with an error lets go all the same
     const CUresult result = driver->cuMemUnmap(import.mapping, import.mapping_bytes);
-    if (result == CUDA_SUCCESS && driver->cuMemAddressFree(import.mapping, import.mapping_bytes) == CUDA_SUCCESS) {
-      ipc->Returned(import.mapping, import.mapping_bytes);
-    }
+    if (result == CUDA_SUCCESS) ipc->Returned(import.mapping, import.mapping_bytes);
     close(import.connection);
     wire::cuIpcCloseMemHandle_Reply nothing_left;
     nothing_left.Encode(&answer->message);
