@@ -205,9 +205,7 @@ CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes
   if (const CUresult result = SettleHostFunctions(call, stream); result != CUDA_SUCCESS) return result;
   // Memory that is kept in step travels with the calls of the ordinary way.
   const bool staged = !session.managed_mirror().active();
-  if (CUresult result; staged && StagedCopyToDevice(call, dst, src, bytes, stream, blocking, &result)) {
-    return result;
-  }
+  if (CUresult result; staged && StagedCopyToDevice(call, dst, src, bytes, stream, &result)) return result;
   call.set_id(kCall_cuMemcpyHtoDAsync_v2);
   const bool known = IsKnownDeviceRange(session, dst, bytes);
   const char* const from = static_cast<const char*>(src);

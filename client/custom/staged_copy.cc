@@ -13,11 +13,8 @@ namespace {
 
 // To the host: a shorter reply is as fast through the channel.
 constexpr size_t kLeastToHost = 16 << 10;
-// To the device, where the caller waits for the GPU as it is. The buffers are in the processor's caches, the channel's
-// memory is not.
-constexpr size_t kLeastToDevice = 512 << 10;
-// To the device without waiting: through the channel it really need not wait, so only the threads' bandwidth makes up.
-constexpr size_t kLeastToDeviceAsync = 16 << 20;
+// To the device: copies through the channel need not wait for the GPU, so only the threads' bandwidth makes up for it.
+constexpr size_t kLeastToDevice = 16 << 20;
 // From this size on, other threads are worth waking.
 constexpr size_t kLeastForThreads = 512 << 10;
 constexpr size_t kLeastPiece = 128 << 10;
@@ -154,10 +151,8 @@ bool StagedCopyToHost(Call& call, void* dst, CUdeviceptr src, size_t bytes, uint
   return Run(call, &copy, result);
 }
 
-bool StagedCopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes, uint64_t stream, bool blocking,
-                        CUresult* result) {
-  if (bytes < (blocking ? kLeastToDevice : kLeastToDeviceAsync) || call.session().staging().threads() == 1)
-    return false;
+bool StagedCopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes, uint64_t stream, CUresult* result) {
+  if (bytes < kLeastToDevice || call.session().staging().threads() == 1) return false;
   Copy copy{};
   copy.to_host = false;
   copy.host = const_cast<char*>(static_cast<const char*>(src));

@@ -9,8 +9,6 @@
 
 #include <new>
 
-#include "proto/ring/barriers.h"
-
 namespace cuda_remote::ring {
 namespace {
 
@@ -55,8 +53,6 @@ std::unique_ptr<RingMemory> RingMemory::Create(const uint64_t capacity[kRingCoun
   header->version = kMemoryVersion;
   header->header_bytes = kPageBytes;
   for (int i = 0; i < kRingCount; ++i) header->capacity[i] = capacity[i];
-  memory->request_consumer_barriers_ = CanBarrierInRegistered();
-  header->request_consumer_barriers = memory->request_consumer_barriers_;
   header->magic = kMemoryMagic;
   return memory;
 }
@@ -103,7 +99,6 @@ std::unique_ptr<RingMemory> RingMemory::Map(int fd, std::string* error) {
     return nullptr;
   }
   if (!memory->MapAll(error)) return nullptr;
-  memory->request_consumer_barriers_ = header.request_consumer_barriers == 1 && RegisterForBarriers();
   return memory;
 }
 

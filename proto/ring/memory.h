@@ -34,9 +34,6 @@ class RingMemory {
   // The data area; data()[i] and data()[i + capacity] are the same byte for i < capacity.
   char* data(RingIndex index) const { return data_[index]; }
   uint64_t capacity(RingIndex index) const { return capacity_[index]; }
-  // Whether this ring's consumer, before it sleeps, has a barrier done in its producer's threads: barriers.h. Both ends
-  // of one memory may answer differently only if the producer's end says no.
-  bool consumer_barriers(RingIndex index) const { return index == kRequestRing && request_consumer_barriers_; }
 
  private:
   RingMemory() = default;
@@ -48,7 +45,6 @@ class RingMemory {
   MemoryHeader* header_ = nullptr;
   char* data_[kRingCount] = {};
   uint64_t capacity_[kRingCount] = {};  // private copies, checked
-  bool request_consumer_barriers_ = false;
 };
 
 }  // namespace cuda_remote::ring

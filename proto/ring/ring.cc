@@ -2,32 +2,25 @@
 
 #include <cstring>
 
-#include "proto/ring/barriers.h"
 #include "proto/ring/futex.h"
 
 namespace cuda_remote::ring {
 namespace {
 
 // Wakes the side whose flag this is, if it sleeps. The fence orders the position that was just published before the
-// look at the flag; the sleeper does the same the other way round, so one of the two sees the other. Without a fence of
-// our own if the sleeper has one done here.
-void Doorbell(std::atomic<uint32_t>* parked, bool sleeper_barriers) {
-  if (sleeper_barriers) {
-    std::atomic_signal_fence(std::memory_order_seq_cst);
-  } else {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-  }
+// look at the flag; the sleeper does the same the other way round, so one of the two sees the other.
+void Doorbell(std::atomic<uint32_t>* parked) {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   if (parked->load(std::memory_order_relaxed) == 0) return;
   parked->store(0, std::memory_order_relaxed);
   FutexWake(parked, true);
 }
 
 template <typename Ready>
-void Park(std::atomic<uint32_t>* parked, SpinBudget* spin, int timeout_ms, bool barriers, Ready ready) {
+void Park(std::atomic<uint32_t>* parked, SpinBudget* spin, int timeout_ms, Ready ready) {
   if (spin->Spin(ready) || timeout_ms == 0) return;
   parked->store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (barriers) BarrierInRegistered();
   const int64_t start = SpinBudget::Now();
   if (!ready()) FutexWait(parked, 1, timeout_ms, true);
   parked->store(0, std::memory_order_relaxed);
@@ -62,10 +55,7 @@ bool WholeFrames(const char* data, uint64_t bytes, uint64_t* frames) {
 }
 
 RingWriter::RingWriter(RingMemory* memory, RingIndex index)
-    : control_(memory->control(index)),
-      data_(memory->data(index)),
-      capacity_(memory->capacity(index)),
-      consumer_barriers_(memory->consumer_barriers(index)) {
+    : control_(memory->control(index)), data_(memory->data(index)), capacity_(memory->capacity(index)) {
   Resync();
   seen_head_ = control_->head.load(std::memory_order_acquire);
 }
@@ -85,11 +75,11 @@ RingStatus RingWriter::Reserve(uint64_t bytes, char** where) {
 void RingWriter::Commit(uint64_t bytes) {
   tail_ += bytes;
   control_->tail.store(tail_, std::memory_order_release);
-  Doorbell(&control_->consumer_parked, consumer_barriers_);
+  Doorbell(&control_->consumer_parked);
 }
 
 void RingWriter::WaitRoom(uint64_t bytes, int timeout_ms) {
-  Park(&control_->producer_parked, &spin_, timeout_ms, false, [&] {
+  Park(&control_->producer_parked, &spin_, timeout_ms, [&] {
     // An impossible head counts as ready: Reserve reports it.
     return tail_ - control_->head.load(std::memory_order_acquire) <= capacity_ - bytes ||
            tail_ - control_->head.load(std::memory_order_relaxed) > capacity_;
@@ -99,10 +89,7 @@ void RingWriter::WaitRoom(uint64_t bytes, int timeout_ms) {
 void RingWriter::Interrupt() { WakeSelf(&control_->producer_parked); }
 
 RingReader::RingReader(RingMemory* memory, RingIndex index)
-    : control_(memory->control(index)),
-      data_(memory->data(index)),
-      capacity_(memory->capacity(index)),
-      barriers_(memory->consumer_barriers(index)) {
+    : control_(memory->control(index)), data_(memory->data(index)), capacity_(memory->capacity(index)) {
   Resync();
 }
 
@@ -128,12 +115,11 @@ void RingReader::FreeUntil(uint64_t position) {
   head_.store(position, std::memory_order_relaxed);
   control_->head.store(position, std::memory_order_release);
   // A frame takes at most half a ring, so a producer that has half a ring can always go on.
-  if (control_->tail.load(std::memory_order_relaxed) - position <= capacity_ / 2)
-    Doorbell(&control_->producer_parked, false);
+  if (control_->tail.load(std::memory_order_relaxed) - position <= capacity_ / 2) Doorbell(&control_->producer_parked);
 }
 
 void RingReader::Wait(int timeout_ms) {
-  Park(&control_->consumer_parked, &spin_, timeout_ms, barriers_, [this] { return Ready(); });
+  Park(&control_->consumer_parked, &spin_, timeout_ms, [this] { return Ready(); });
 }
 
 void RingReader::Interrupt() { WakeSelf(&control_->consumer_parked); }

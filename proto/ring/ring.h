@@ -61,7 +61,6 @@ class RingWriter {
   RingControl* const control_;
   char* const data_;
   const uint64_t capacity_;
-  const bool consumer_barriers_;
   uint64_t tail_ = 0;
   uint64_t seen_head_ = 0;
   SpinBudget spin_;
@@ -111,7 +110,6 @@ class RingReader {
   RingControl* const control_;
   char* const data_;
   const uint64_t capacity_;
-  const bool barriers_;  // before it sleeps, in the writer's threads
   std::atomic<uint64_t> head_{0};
   uint64_t next_ = 0;
   SpinBudget spin_;

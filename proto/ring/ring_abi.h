@@ -66,10 +66,7 @@ struct MemoryHeader {
   uint32_t version;
   uint32_t header_bytes;  // kPageBytes
   uint64_t capacity[kRingCount];
-  // 1: the request ring's consumer, who made the memory, does the sleeper's part of the doorbell for its producer too
-  // (barriers.h). 0 from a peer that does not know of it.
-  uint32_t request_consumer_barriers;
-  uint8_t reserved[512 - 20 - 8 * kRingCount];
+  uint8_t reserved[512 - 16 - 8 * kRingCount];
   RingControl rings[kRingCount];
 };
 static_assert(sizeof(MemoryHeader) == 2048 && sizeof(MemoryHeader) <= kPageBytes);

@@ -6,14 +6,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <chrono>
 #include <cstring>
 #include <random>
 #include <string>
 #include <thread>
-
-#include "proto/ring/barriers.h"
 
 namespace cuda_remote::ring {
 namespace {
@@ -313,47 +309,6 @@ TEST(Ring, TwoProcesses) {
   int status;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
-}
-
-// Both ways to order the doorbell: with fences on both sides, and with the sleeper's barriers.
-TEST(Ring, ASleeperMissesNoFrame) {
-  for (const RingIndex index : {kRequestRing, kReplyRing}) {
-    auto memory = Small();
-    auto mapped = MapCopy(*memory);
-    EXPECT_EQ(mapped->consumer_barriers(index), memory->consumer_barriers(index));
-    EXPECT_EQ(memory->consumer_barriers(index), index == kRequestRing && CanBarrierInRegistered());
-    constexpr uint64_t kFrames = 30000;
-    constexpr int kWaitMs = 20000;
-    std::atomic<uint64_t> taken{0};
-    std::thread consumer([&] {
-      RingReader reader(memory.get(), index);
-      reader.SpinAtMost(0);
-      while (taken.load() < kFrames) {
-        FrameHeader header;
-        const char* frame;
-        const RingStatus status = reader.Peek(&header, &frame);
-        if (status == RingStatus::kOk) {
-          reader.Pop(header);
-          taken.fetch_add(1);
-          continue;
-        }
-        const auto start = std::chrono::steady_clock::now();
-        reader.Wait(kWaitMs);
-        ASSERT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(kWaitMs)) << "overslept";
-      }
-    });
-    RingWriter writer(mapped.get(), index);
-    for (uint64_t i = 0; i < kFrames; ++i) {
-      ASSERT_TRUE(Put(&writer, i, 8, 0));
-      // Some while the consumer falls asleep, some while it is awake.
-      while (i % 3 != 0 && taken.load() <= i) CpuPause();
-      if (i % 64 == 0) {
-        while (taken.load() <= i) CpuPause();
-      }
-    }
-    consumer.join();
-    EXPECT_EQ(taken.load(), kFrames);
-  }
 }
 
 TEST(Ring, InterruptEndsAWait) {

@@ -1,62 +1,104 @@
 #include "server/worker/variable_pads.h"
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 namespace cuda_remote::server {
 namespace {
 
-// Each attempt fills a hole, or empties one.
-constexpr int kMostAttempts = 200;
+// Loads of the module, and of pads, before it is given up.
+constexpr int kMostMoves = 200;
+constexpr int kMostPads = 1000;
+// So many of one size before a smaller one is tried.
+constexpr int kSamePads = 6;
 // The driver's variables begin at multiples of it.
 constexpr uint64_t kUnit = 256;
+// The driver's blocks. Larger variables have blocks of their own, and a pad like that would take the addresses of a
+// block.
+constexpr uint64_t kBlock = 2 << 20;
 
-std::string PadImage(uint64_t bytes) {
-  return ".version 6.3\n.target sm_75\n.address_size 64\n.visible .global .align 256 .b8 cuda_remote_pad[" +
-         std::to_string(bytes) + "];\n";
-}
+class Pads {
+ public:
+  Pads(const DriverTable& driver, uint64_t wanted, uint64_t extent)
+      : driver_(driver), wanted_(wanted), extent_(extent) {}
+  ~Pads() {
+    for (const CUmodule module : modules_) driver_.cuModuleUnload(module);
+  }
 
-}  // namespace
+  // Takes `place`, where the module has just been, and what is free between that and the wanted place. False if it
+  // cannot be done.
+  bool Take(uint64_t place) {
+    if (place > wanted_) {
+      // A pad as long as the module goes where the module went; what it leaves there, or elsewhere, may suit a longer
+      // one.
+      const bool taken = Add(extent_, wanted_) == place;
+      for (uint64_t bytes = kBlock / 8; taken && bytes > extent_; bytes /= 2) Add(bytes, wanted_);
+      return taken;
+    }
+    const uint64_t gap = wanted_ - place;
+    if (gap >= extent_) {
+      // As much at once as possible.
+      uint64_t bytes = extent_ >= kBlock / 2 ? gap : std::min(gap, std::max(extent_, kBlock / 2));
+      for (;; bytes = std::max(bytes / 2 / kUnit * kUnit, extent_)) {
+        for (int again = 0; again < kSamePads; ++again) {
+          const uint64_t at = Add(bytes, wanted_);
+          if (at == place) return true;
+          if (at == 0) break;
+        }
+        if (bytes == extent_) return false;
+      }
+    }
+    // A pad that just fits may find room elsewhere that the module does not. All that is taken, by longer pads first.
+    for (uint64_t bytes = extent_; bytes > gap; bytes = std::max(bytes / 2 / kUnit * kUnit, gap)) {
+      while (Add(bytes, place) != 0) {
+      }
+    }
+    while (true) {
+      const uint64_t at = Add(gap, wanted_);
+      if (at == place) return true;
+      if (at == 0) return false;
+    }
+  }
 
-bool VariablePads::Fill(uint64_t bytes, uint64_t until) {
-  CUcontext context = nullptr;
-  if (driver_.cuCtxGetCurrent(&context) != CUDA_SUCCESS) return false;
-  // Something alive may lie in between; then a smaller pad fits in front of it.
-  for (; bytes >= kUnit; bytes = bytes / 2 / kUnit * kUnit) {
+ private:
+  // One more pad of `bytes`, which may not touch [from, the wanted place's end): where it is. 0 if it would, or there
+  // can be no more.
+  uint64_t Add(uint64_t bytes, uint64_t from) {
+    if (++tried_ > kMostPads) return 0;
+    const std::string image =
+        ".version 6.3\n.target sm_75\n.address_size 64\n.visible .global .align 256 .b8 cuda_remote_pad[" +
+        std::to_string(bytes) + "];\n";
     CUmodule module = nullptr;
-    if (driver_.cuModuleLoadData(&module, PadImage(bytes).c_str()) != CUDA_SUCCESS) return false;
+    if (driver_.cuModuleLoadData(&module, image.c_str()) != CUDA_SUCCESS) return 0;
     CUdeviceptr place = 0;
     size_t size = 0;
     driver_.cuModuleGetGlobal_v2(&place, &size, module, "cuda_remote_pad");
-    // A smaller one may find a hole further in front that the module itself does not fit into.
-    if (place != 0 && place < until) {
-      pads_.emplace(place, Pad{module, bytes, context});
-      return true;
+    if (place == 0 || (place < wanted_ + extent_ && from < place + bytes)) {
+      driver_.cuModuleUnload(module);
+      return 0;
     }
-    driver_.cuModuleUnload(module);
+    modules_.push_back(module);
+    return place;
   }
-  return false;
-}
 
-bool VariablePads::Uncover(uint64_t from, uint64_t until) {
-  CUcontext context = nullptr;
-  if (driver_.cuCtxGetCurrent(&context) != CUDA_SUCCESS) return false;
-  bool any = false;
-  for (auto it = pads_.begin(); it != pads_.end();) {
-    const bool there = it->second.context == context && it->first + it->second.bytes > from && it->first < until;
-    if (there) driver_.cuModuleUnload(it->second.module);
-    any = any || there;
-    it = there ? pads_.erase(it) : std::next(it);
-  }
-  return any;
-}
+  const DriverTable& driver_;
+  const uint64_t wanted_;
+  const uint64_t extent_;
+  std::vector<CUmodule> modules_;
+  int tried_ = 0;
+};
 
-uint64_t VariablePads::Move(uint64_t lowest, uint64_t wanted, const std::function<void()>& unload,
-                            const std::function<uint64_t()>& load) {
-  for (int attempt = 0; attempt < kMostAttempts && lowest != 0 && lowest != wanted; ++attempt) {
+}  // namespace
+
+uint64_t MoveVariablesTo(const DriverTable& driver, uint64_t lowest, uint64_t wanted, uint64_t extent,
+                         const std::function<void()>& unload, const std::function<uint64_t()>& load) {
+  Pads pads(driver, wanted, std::max(extent + kUnit - 1, kUnit) / kUnit * kUnit);
+  for (int move = 0; move < kMostMoves && lowest != 0 && lowest != wanted; ++move) {
     unload();
-    const bool changed = lowest < wanted ? Fill(wanted - lowest, wanted) : Uncover(wanted, lowest);
+    const bool taken = pads.Take(lowest);
     lowest = load();
-    if (!changed) break;
+    if (!taken) break;
   }
   return lowest;
 }

@@ -10,6 +10,7 @@
 #include "server/dispatch/malformed.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/failures.h"
+#include "server/worker/variable_pads.h"
 #include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
@@ -480,19 +481,19 @@ uint64_t WorkerSession::NoteModule(uint64_t handle, bool library, std::string_vi
   }
   std::string error;
   if (!replay::DataSymbols(image, arches, &module.symbols, &error)) module.problem = error;
-  return PlaceVariables(handle);
+  return PlaceVariables(handle).lowest;
 }
 
-uint64_t WorkerSession::PlaceVariables(uint64_t handle) {
+WorkerSession::VariablePlace WorkerSession::PlaceVariables(uint64_t handle) {
   const ModuleFacts& module = modules_[handle];
   if (!module.library) return PlaceVariables(handle, module, current_ref_);
   std::vector<ContextRef> contexts;
   for (const auto& [context, info] : contexts_) contexts.push_back(info.ref);
   std::sort(contexts.begin(), contexts.end(), [](const ContextRef& a, const ContextRef& b) { return a.id < b.id; });
-  uint64_t first = 0;
+  VariablePlace first;
   for (const ContextRef& context : contexts) {
-    const uint64_t lowest = PlaceVariables(handle, module, context);
-    if (first == 0) first = lowest;
+    const VariablePlace place = PlaceVariables(handle, module, context);
+    if (first.lowest == 0) first = place;
   }
   return first;
 }
@@ -514,13 +515,16 @@ bool WorkerSession::MoveVariables(uint64_t handle, uint64_t* placed, uint64_t wa
     const uint64_t real = load();
     if (real == 0) return 0;
     handles_.Rebind(kind, handle, real);
-    return PlaceVariables(handle);
+    return PlaceVariables(handle).lowest;
   };
   // Pads are made in the current context; `wanted` is an address of the first.
   const bool first = !library || std::none_of(contexts_.begin(), contexts_.end(),
                                               [&](const auto& one) { return one.second.ref.id < current_ref_.id; });
   if (first && MakeCurrent(table_, current_ref_) == CUDA_SUCCESS) {
-    *placed = variable_pads_.Move(*placed, wanted, unload, load_again);
+    // Asked for once more, they answer what they answered.
+    const uint64_t extent = PlaceVariables(handle).extent;
+    MakeCurrent(table_, current_ref_);
+    *placed = MoveVariablesTo(table_, *placed, wanted, extent, unload, load_again);
     MakeCurrent(table_, current_ref_);
   }
   if (*placed == wanted) return true;
@@ -531,9 +535,9 @@ bool WorkerSession::MoveVariables(uint64_t handle, uint64_t* placed, uint64_t wa
   return *placed != 0;
 }
 
-uint64_t WorkerSession::PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context) {
-  if (module.symbols.empty() || MakeCurrent(table_, context) != CUDA_SUCCESS) return 0;
-  uint64_t lowest = 0;
+WorkerSession::VariablePlace WorkerSession::PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context) {
+  if (module.symbols.empty() || MakeCurrent(table_, context) != CUDA_SUCCESS) return {};
+  uint64_t lowest = 0, end = 0;
   uint64_t real = 0;
   Real(module.library ? Kind::kLibrary : Kind::kModule, handle, &real);
   for (const replay::DataSymbol& symbol : module.symbols) {
@@ -545,10 +549,12 @@ uint64_t WorkerSession::PlaceVariables(uint64_t handle, const ModuleFacts& modul
     } else {
       table_.cuModuleGetGlobal_v2(&address, &bytes, reinterpret_cast<CUmodule>(real), symbol.name.c_str());
     }
-    if (address != 0 && !symbol.managed && (lowest == 0 || address < lowest)) lowest = address;
+    if (address == 0 || symbol.managed) continue;
+    if (lowest == 0 || address < lowest) lowest = address;
+    end = std::max<uint64_t>(end, address + bytes);
   }
   MakeCurrent(table_, current_ref_);
-  return lowest;
+  return {lowest, end - lowest};
 }
 
 void WorkerSession::NoteSynchronized(uint64_t work) {

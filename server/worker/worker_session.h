@@ -36,7 +36,6 @@
 #include "server/worker/session.h"
 #include "server/worker/staging.h"
 #include "server/worker/timeline.h"
-#include "server/worker/variable_pads.h"
 #include "server/worker/waiters.h"
 
 namespace cuda_remote::server {
@@ -267,10 +266,15 @@ class WorkerSession : public Session {
   void Gone(const HandleMap::Entry& entry);
   // Lets a device that the session now uses, and the others that it uses, reach each other's memory.
   void ShareArena(int device);
-  // Makes the variables of a library (in `context`) or module (in its own) exist. Returns the lowest's address, or 0.
-  uint64_t PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context);
-  // In all contexts; the address is that of the first one.
-  uint64_t PlaceVariables(uint64_t handle);
+  // Where variables lie: the lowest one's address (0: there are none), and the bytes from there to the highest one's end.
+  struct VariablePlace {
+    uint64_t lowest = 0;
+    uint64_t extent = 0;
+  };
+  // Makes the variables of a library (in `context`) or module (in its own) exist.
+  VariablePlace PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context);
+  // In all contexts; the place is that in the first one.
+  VariablePlace PlaceVariables(uint64_t handle);
   void Answered(const FrameHeader& header, CUresult result, std::string_view message, std::string_view payload);
 
   const Parts parts_;
@@ -290,7 +294,6 @@ class WorkerSession : public Session {
   ContextValues textures_, surfaces_;
   std::map<uint64_t, uint64_t> reservations_;  // address -> bytes
   std::optional<AddressSpace> reservation_space_;
-  VariablePads variable_pads_{table_};
   std::unordered_map<uint64_t, ModuleFacts> modules_;
   uint32_t next_module_ = 0;
   std::unordered_map<uint64_t, PhysicalFacts> physical_;

@@ -166,7 +166,7 @@ static void CheckTools() {
   CU_CHECK(cuCoredumpSetAttributeGlobal(CU_COREDUMP_FILE, name, &size));
   char back[1024] = {};
   size = sizeof(back);
-  CU_CHECK(cuCoredumpGetAttribute(CU_COREDUMP_FILE, back, &size));
+  CU_CHECK(cuCoredumpGetAttributeGlobal(CU_COREDUMP_FILE, back, &size));
   APP_CHECK(!strcmp(back, "dump.of.this"));
   CUlogIterator iterator;
   CU_CHECK(cuLogsCurrent(&iterator, 0));

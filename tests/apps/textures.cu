@@ -275,7 +275,8 @@ int main(int argc, char** argv) {
       CUDA_CHECK(
           cudaMemcpy2DToArray(plane, 0, 0, m.plane.data(), kWidth * 4, kWidth * 4, kHeight, cudaMemcpyHostToDevice));
     }
-    const float shift = 0.25f * (step % 4);
+    // Never on the border of two texels, where hardware may round either way.
+    const float shift = 0.25f * (1 + step % 3);
     Look<<<(n + 63) / 64, 64>>>(out, n, shift);
     LAUNCH_CHECK();
     CUDA_CHECK(cudaMemcpy(got.data(), out, got.size() * sizeof(float), cudaMemcpyDeviceToHost));
