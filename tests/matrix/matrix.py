@@ -87,12 +87,8 @@ FRAMEWORKS = {
     "nvml_questions": (2, ()),
 }
 
-# Programs for which the other modes mean nothing. Without CUDA there is no session: nothing to save or to move. And through
-# a relay there is no pinned memory that a graph could copy.
-LIMITED = {
-    "nvml_questions": ("native", "ring", "grpc"),
-    "graph_copies": ("native", "ring", "embedded", "restart", "live", "migrate", "clients"),
-}
+# Programs for which the other modes mean nothing. Without CUDA there is no session: nothing to save or to move.
+LIMITED = {"nvml_questions": ("native", "ring", "grpc")}
 
 # Python deletes the folder of its queues' sockets when it ends, so that an older image finds it gone: restarted no more than
 # once from each.
