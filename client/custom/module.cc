@@ -65,6 +65,7 @@ CUresult LoadModule(CUmodule* module, const void* image, unsigned numOptions, CU
   }
   if (result != CUDA_SUCCESS) return result;
   request.variables_at = reply.variables_at;
+  request.constants_at = reply.constants_at;
   call.message().clear();
   request.Encode(&call.message());
   call.Created({Kind::kModule, request.module});
@@ -106,6 +107,7 @@ CUresult LoadLibrary(CUlibrary* library, const void* code, CUjit_option* jitOpti
   }
   if (result != CUDA_SUCCESS) return result;
   request.variables_at = reply.variables_at;
+  request.constants_at = reply.constants_at;
   call.message().clear();
   request.Encode(&call.message());
   call.Created({Kind::kLibrary, request.library});

@@ -1,6 +1,7 @@
 #include "server/worker/variable_pads.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <vector>
 
@@ -8,8 +9,8 @@ namespace cuda_remote::server {
 namespace {
 
 // Loads of the module, and of pads, before it is given up.
-constexpr int kMostMoves = 200;
-constexpr int kMostPads = 1000;
+constexpr int kMostMoves = 100;
+constexpr int kMostPads = 300;
 // So many of one size before a smaller one is tried.
 constexpr int kSamePads = 6;
 // The driver's variables begin at multiples of it.
@@ -18,53 +19,66 @@ constexpr uint64_t kUnit = 256;
 // block.
 constexpr uint64_t kBlock = 2 << 20;
 
+uint64_t RoundUp(uint64_t bytes) { return std::max(bytes + kUnit - 1, kUnit) / kUnit * kUnit; }
+
+struct Range {
+  uint64_t begin = 0, end = 0;
+  bool Touches(uint64_t place, uint64_t bytes) const { return place < end && begin < place + bytes; }
+};
+
 class Pads {
  public:
-  Pads(const DriverTable& driver, uint64_t wanted, uint64_t extent)
-      : driver_(driver), wanted_(wanted), extent_(extent) {}
+  // No pad may touch where the parts of `wanted`, as long as those of `now`, belong.
+  Pads(const DriverTable& driver, const VariablePlace& now, const VariablePlace& wanted) : driver_(driver) {
+    for (size_t i = 0; i < kept_free_.size(); ++i) {
+      if (wanted.parts[i].lowest == 0) continue;
+      kept_free_[i] = {wanted.parts[i].lowest, wanted.parts[i].lowest + RoundUp(now.parts[i].extent)};
+    }
+  }
   ~Pads() {
     for (const CUmodule module : modules_) driver_.cuModuleUnload(module);
   }
 
-  // Takes `place`, where the module has just been, and what is free between that and the wanted place. False if it
-  // cannot be done.
-  bool Take(uint64_t place) {
-    if (place > wanted_) {
-      // A pad as long as the module goes where the module went; what it leaves there, or elsewhere, may suit a longer
-      // one.
-      const bool taken = Add(extent_, wanted_) == place;
-      for (uint64_t bytes = kBlock / 8; taken && bytes > extent_; bytes /= 2) Add(bytes, wanted_);
+  // Takes `place`, where a part of `extent` bytes has just been, and what is free between that and `wanted`. False if
+  // it cannot be done.
+  bool Take(uint64_t place, uint64_t wanted, uint64_t extent) {
+    extent = RoundUp(extent);
+    if (place > wanted) {
+      // A pad as long as the part goes where the part went; what it leaves there, or elsewhere, may suit a longer one.
+      const bool taken = Add(extent) == place;
+      for (uint64_t bytes = kBlock / 8; taken && bytes > extent; bytes /= 2) Add(bytes);
       return taken;
     }
-    const uint64_t gap = wanted_ - place;
-    if (gap >= extent_) {
+    const uint64_t gap = wanted - place;
+    if (gap >= extent) {
       // As much at once as possible.
-      uint64_t bytes = extent_ >= kBlock / 2 ? gap : std::min(gap, std::max(extent_, kBlock / 2));
-      for (;; bytes = std::max(bytes / 2 / kUnit * kUnit, extent_)) {
+      uint64_t bytes = extent >= kBlock / 2 ? gap : std::min(gap, std::max(extent, kBlock / 2));
+      for (;; bytes = std::max(bytes / 2 / kUnit * kUnit, extent)) {
         for (int again = 0; again < kSamePads; ++again) {
-          const uint64_t at = Add(bytes, wanted_);
+          const uint64_t at = Add(bytes);
           if (at == place) return true;
           if (at == 0) break;
         }
-        if (bytes == extent_) return false;
+        if (bytes == extent) return false;
       }
     }
-    // A pad that just fits may find room elsewhere that the module does not. All that is taken, by longer pads first.
-    for (uint64_t bytes = extent_; bytes > gap; bytes = std::max(bytes / 2 / kUnit * kUnit, gap)) {
-      while (Add(bytes, place) != 0) {
+    // A pad that just fits may find room elsewhere that the part does not. All that is taken, by longer pads first.
+    const Range in_between = {place, wanted + extent};
+    for (uint64_t bytes = extent; bytes > gap; bytes = std::max(bytes / 2 / kUnit * kUnit, gap)) {
+      while (Add(bytes, in_between) != 0) {
       }
     }
     while (true) {
-      const uint64_t at = Add(gap, wanted_);
+      const uint64_t at = Add(gap);
       if (at == place) return true;
       if (at == 0) return false;
     }
   }
 
  private:
-  // One more pad of `bytes`, which may not touch [from, the wanted place's end): where it is. 0 if it would, or there
-  // can be no more.
-  uint64_t Add(uint64_t bytes, uint64_t from) {
+  // One more pad of `bytes`, which may touch neither `not_here` nor what is kept free: where it is. 0 if it would, or
+  // there can be no more.
+  uint64_t Add(uint64_t bytes, const Range& not_here = {}) {
     if (++tried_ > kMostPads) return 0;
     const std::string image =
         ".version 6.3\n.target sm_75\n.address_size 64\n.visible .global .align 256 .b8 cuda_remote_pad[" +
@@ -74,7 +88,9 @@ class Pads {
     CUdeviceptr place = 0;
     size_t size = 0;
     driver_.cuModuleGetGlobal_v2(&place, &size, module, "cuda_remote_pad");
-    if (place == 0 || (place < wanted_ + extent_ && from < place + bytes)) {
+    bool in_the_way = place == 0 || not_here.Touches(place, bytes);
+    for (const Range& range : kept_free_) in_the_way = in_the_way || range.Touches(place, bytes);
+    if (in_the_way) {
       driver_.cuModuleUnload(module);
       return 0;
     }
@@ -83,24 +99,36 @@ class Pads {
   }
 
   const DriverTable& driver_;
-  const uint64_t wanted_;
-  const uint64_t extent_;
+  std::array<Range, 2> kept_free_;
   std::vector<CUmodule> modules_;
   int tried_ = 0;
 };
 
 }  // namespace
 
-uint64_t MoveVariablesTo(const DriverTable& driver, uint64_t lowest, uint64_t wanted, uint64_t extent,
-                         const std::function<void()>& unload, const std::function<uint64_t()>& load) {
-  Pads pads(driver, wanted, std::max(extent + kUnit - 1, kUnit) / kUnit * kUnit);
-  for (int move = 0; move < kMostMoves && lowest != 0 && lowest != wanted; ++move) {
+bool SamePlace(const VariablePlace& a, const VariablePlace& b) {
+  return a.parts[0].lowest == b.parts[0].lowest && a.parts[1].lowest == b.parts[1].lowest;
+}
+
+VariablePlace MoveVariablesTo(const DriverTable& driver, const VariablePlace& now, const VariablePlace& wanted,
+                              const std::function<void()>& unload, const std::function<VariablePlace()>& load) {
+  Pads pads(driver, now, wanted);
+  VariablePlace place = now;
+  for (int move = 0; move < kMostMoves && place.loaded && !SamePlace(place, wanted); ++move) {
     unload();
-    const bool taken = pads.Take(lowest);
-    lowest = load();
+    bool taken = true;
+    // Constants are placed first.
+    for (const size_t i : {1, 0}) {
+      const VariablePart& part = place.parts[i];
+      const uint64_t goal = wanted.parts[i].lowest;
+      if (part.lowest == goal) continue;
+      taken = part.lowest != 0 && goal != 0 && pads.Take(part.lowest, goal, part.extent);
+      break;  // the other part's place may depend on this one's
+    }
+    place = load();
     if (!taken) break;
   }
-  return lowest;
+  return place;
 }
 
 }  // namespace cuda_remote::server

@@ -97,12 +97,33 @@ class VariablePadsTest : public testing::TestWithParam<Policy> {
     g_loads = 0;
   }
   void SetUp() override { Clear(); }
-  // Loads a module in a replay that must end up at `wanted`; where it does.
-  uint64_t Replay(uint64_t bytes, uint64_t wanted) {
-    uint64_t at = g_space.Take(bytes);
-    return MoveVariablesTo(
-        table_, at, wanted, bytes, [&] { g_space.Give(at); }, [&] { return at = g_space.Take(bytes); });
+  // Loads a module of `bytes`, and `constants` of them apart (0: none), in a replay that must end up at `wanted`. Where
+  // it does.
+  using Places = std::pair<uint64_t, uint64_t>;
+  static Places TakeBoth(uint64_t bytes, uint64_t constants) {
+    const uint64_t second = constants != 0 ? g_space.Take(constants) : 0;
+    return {g_space.Take(bytes), second};
   }
+  static void GiveBoth(Places at) {
+    g_space.Give(at.first);
+    if (at.second != 0) g_space.Give(at.second);
+  }
+  Places Replay(uint64_t bytes, uint64_t constants, Places wanted) {
+    Places at = TakeBoth(bytes, constants);
+    const auto place = [&] {
+      return VariablePlace{true, {VariablePart{at.first, bytes}, VariablePart{at.second, constants}}};
+    };
+    const VariablePlace goal = {true, {VariablePart{wanted.first, 0}, VariablePart{wanted.second, 0}}};
+    MoveVariablesTo(
+        table_, place(), goal, [&] { GiveBoth(at); },
+        [&] {
+          at = TakeBoth(bytes, constants);
+          return place();
+        });
+    return at;
+  }
+  int Missed(unsigned seed, bool with_constants);
+  uint64_t Replay(uint64_t bytes, uint64_t wanted) { return Replay(bytes, 0, {wanted, 0}).first; }
   const DriverTable table_ = Table();
 };
 
@@ -122,26 +143,46 @@ TEST_P(VariablePadsTest, TakesThePlaceOfWhatIsGone) {
   EXPECT_EQ(g_space.taken.size(), log.size());  // no pads are left
 }
 
-TEST_P(VariablePadsTest, AnyHistory) {
-  for (unsigned seed = 1; seed <= 100; ++seed) {
-    Clear();
-    srand(seed);
-    std::vector<std::pair<uint64_t, uint64_t>> alive;  // in the order of loading
-    for (int i = 0; i < 60; ++i) {
-      if (rand() % 3 == 0 && !alive.empty()) {
-        const size_t which = size_t(rand()) % alive.size();
-        g_space.Give(alive[which].first);
-        alive.erase(alive.begin() + long(which));
-      } else {
-        const uint64_t bytes = 1 + uint64_t(rand()) % (rand() % 4 == 0 ? 200000 : 1000);
-        alive.emplace_back(g_space.Take(bytes), bytes);
-      }
+// A random history, and the replay of what is alive at its end. How many modules could not be put back.
+int VariablePadsTest::Missed(unsigned seed, bool with_constants) {
+  Clear();
+  srand(seed);
+  struct Module {
+    Places at;
+    uint64_t bytes, constants;
+  };
+  std::vector<Module> alive;  // in the order of loading
+  for (int i = 0; i < 60; ++i) {
+    if (rand() % 3 == 0 && !alive.empty()) {
+      const size_t which = size_t(rand()) % alive.size();
+      GiveBoth(alive[which].at);
+      alive.erase(alive.begin() + long(which));
+    } else {
+      const uint64_t bytes = 1 + uint64_t(rand()) % (rand() % 4 == 0 ? 200000 : 1000);
+      const uint64_t constants = with_constants && rand() % 3 == 0 ? 1 + uint64_t(rand()) % 3000 : 0;
+      alive.push_back({TakeBoth(bytes, constants), bytes, constants});
     }
-    Clear();
-    for (const auto& [wanted, bytes] : alive) ASSERT_EQ(Replay(bytes, wanted), wanted) << "seed " << seed;
-    EXPECT_EQ(g_space.taken.size(), alive.size());
-    EXPECT_LT(g_loads, 4000) << "seed " << seed;
   }
+  Clear();
+  size_t parts = 0;
+  int missed = 0;
+  for (const Module& module : alive) {
+    parts += module.constants != 0 ? 2 : 1;
+    if (Replay(module.bytes, module.constants, module.at) != module.at) ++missed;
+  }
+  EXPECT_EQ(g_space.taken.size(), parts);  // no pads are left
+  return missed;
+}
+
+TEST_P(VariablePadsTest, AnyHistory) {
+  for (unsigned seed = 1; seed <= 100; ++seed) EXPECT_EQ(Missed(seed, false), 0) << "seed " << seed;
+}
+
+// A module with both kinds has two places to come to at once, which pads cannot always bring about.
+TEST_P(VariablePadsTest, MostHistoriesWithConstants) {
+  int whole = 0;
+  for (unsigned seed = 1; seed <= 100; ++seed) whole += Missed(seed, true) == 0;
+  EXPECT_GE(whole, 25);
 }
 
 TEST_P(VariablePadsTest, GivesUpWhereItCannotBe) {

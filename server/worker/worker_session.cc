@@ -10,7 +10,6 @@
 #include "server/dispatch/malformed.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/failures.h"
-#include "server/worker/variable_pads.h"
 #include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
@@ -469,7 +468,7 @@ void WorkerSession::RegisterHostRanges() {
   }
 }
 
-uint64_t WorkerSession::NoteModule(uint64_t handle, bool library, std::string_view image) {
+VariablePlace WorkerSession::NoteModule(uint64_t handle, bool library, std::string_view image) {
   ModuleFacts& module = modules_[handle];
   module.library = library;
   module.context = library ? 0 : current_;
@@ -481,10 +480,10 @@ uint64_t WorkerSession::NoteModule(uint64_t handle, bool library, std::string_vi
   }
   std::string error;
   if (!replay::DataSymbols(image, arches, &module.symbols, &error)) module.problem = error;
-  return PlaceVariables(handle).lowest;
+  return PlaceVariables(handle);
 }
 
-WorkerSession::VariablePlace WorkerSession::PlaceVariables(uint64_t handle) {
+VariablePlace WorkerSession::PlaceVariables(uint64_t handle) {
   const ModuleFacts& module = modules_[handle];
   if (!module.library) return PlaceVariables(handle, module, current_ref_);
   std::vector<ContextRef> contexts;
@@ -493,12 +492,12 @@ WorkerSession::VariablePlace WorkerSession::PlaceVariables(uint64_t handle) {
   VariablePlace first;
   for (const ContextRef& context : contexts) {
     const VariablePlace place = PlaceVariables(handle, module, context);
-    if (first.lowest == 0) first = place;
+    if (first.parts[0].lowest == 0 && first.parts[1].lowest == 0) first = place;
   }
   return first;
 }
 
-bool WorkerSession::MoveVariables(uint64_t handle, uint64_t* placed, uint64_t wanted,
+bool WorkerSession::MoveVariables(uint64_t handle, VariablePlace* placed, const VariablePlace& wanted,
                                   const std::function<uint64_t()>& load) {
   const bool library = modules_[handle].library;
   const Kind kind = library ? Kind::kLibrary : Kind::kModule;
@@ -511,33 +510,30 @@ bool WorkerSession::MoveVariables(uint64_t handle, uint64_t* placed, uint64_t wa
       table_.cuModuleUnload(reinterpret_cast<CUmodule>(real));
     }
   };
-  const auto load_again = [&]() -> uint64_t {
+  const auto load_again = [&]() -> VariablePlace {
     const uint64_t real = load();
-    if (real == 0) return 0;
+    if (real == 0) return {};
     handles_.Rebind(kind, handle, real);
-    return PlaceVariables(handle).lowest;
+    return PlaceVariables(handle);
   };
-  // Pads are made in the current context; `wanted` is an address of the first.
-  const bool first = !library || std::none_of(contexts_.begin(), contexts_.end(),
-                                              [&](const auto& one) { return one.second.ref.id < current_ref_.id; });
+  // Pads are made in the current context; `wanted` is in the first.
+  const bool first = !library || std::none_of(contexts_.begin(), contexts_.end(), [&](const auto& one) {
+    return one.second.ref.id < current_ref_.id;
+  });
   if (first && MakeCurrent(table_, current_ref_) == CUDA_SUCCESS) {
-    // Asked for once more, they answer what they answered.
-    const uint64_t extent = PlaceVariables(handle).extent;
-    MakeCurrent(table_, current_ref_);
-    *placed = MoveVariablesTo(table_, *placed, wanted, extent, unload, load_again);
+    *placed = MoveVariablesTo(table_, *placed, wanted, unload, load_again);
     MakeCurrent(table_, current_ref_);
   }
-  if (*placed == wanted) return true;
-  if (*placed != 0) {
-    spdlog::warn("the variables of a replayed module are at {:#x}, not at {:#x}; a replay that names one stops",
-                 *placed, wanted);
+  if (placed->loaded && !SamePlace(*placed, wanted)) {
+    spdlog::warn("the variables of a replayed module are at {:#x} and {:#x}, not at {:#x} and {:#x}; a replay that names one stops",
+                 placed->parts[0].lowest, placed->parts[1].lowest, wanted.parts[0].lowest, wanted.parts[1].lowest);
   }
-  return *placed != 0;
+  return placed->loaded;
 }
 
-WorkerSession::VariablePlace WorkerSession::PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context) {
-  if (module.symbols.empty() || MakeCurrent(table_, context) != CUDA_SUCCESS) return {};
-  uint64_t lowest = 0, end = 0;
+VariablePlace WorkerSession::PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context) {
+  if (module.symbols.empty() || MakeCurrent(table_, context) != CUDA_SUCCESS) return {true, {}};
+  VariablePlace place{true, {}};
   uint64_t real = 0;
   Real(module.library ? Kind::kLibrary : Kind::kModule, handle, &real);
   for (const replay::DataSymbol& symbol : module.symbols) {
@@ -550,11 +546,13 @@ WorkerSession::VariablePlace WorkerSession::PlaceVariables(uint64_t handle, cons
       table_.cuModuleGetGlobal_v2(&address, &bytes, reinterpret_cast<CUmodule>(real), symbol.name.c_str());
     }
     if (address == 0 || symbol.managed) continue;
-    if (lowest == 0 || address < lowest) lowest = address;
-    end = std::max<uint64_t>(end, address + bytes);
+    VariablePart& part = place.parts[symbol.constant ? 1 : 0];
+    const uint64_t end = std::max<uint64_t>(part.lowest + part.extent, address + bytes);
+    if (part.lowest == 0 || address < part.lowest) part.lowest = address;
+    part.extent = end - part.lowest;
   }
   MakeCurrent(table_, current_ref_);
-  return {lowest, end - lowest};
+  return place;
 }
 
 void WorkerSession::NoteSynchronized(uint64_t work) {

@@ -35,6 +35,7 @@
 #include "server/worker/ring_copies.h"
 #include "server/worker/session.h"
 #include "server/worker/staging.h"
+#include "server/worker/variable_pads.h"
 #include "server/worker/timeline.h"
 #include "server/worker/waiters.h"
 
@@ -232,9 +233,10 @@ class WorkerSession : public Session {
   // replay would find them elsewhere. Returns where the lowest of its variables is, for a library in its first context;
   // 0: none.
   uint64_t NoteModule(uint64_t handle, bool library, std::string_view image);
-  // In a replay: a module whose lowest variable is at `placed` belongs at `wanted`. `load` loads it once more and gives
-  // the real handle, 0 on failure. False if it could not be loaded again; else it is loaded, and `*placed` is where.
-  bool MoveVariables(uint64_t handle, uint64_t* placed, uint64_t wanted, const std::function<uint64_t()>& load);
+  // In a replay: a module whose variables are at `*placed` belongs at `wanted`. `load` loads it once more and gives the
+  // real handle, 0 on failure. False if it could not be loaded again; else it is loaded, and `*placed` is where.
+  bool MoveVariables(uint64_t handle, VariablePlace* placed, const VariablePlace& wanted,
+                     const std::function<uint64_t()>& load);
 
   // Work that the GPU may not have finished. Idle: everything that was asked for is known to be done.
   bool idle() const { return work_ == synced_.load(std::memory_order_acquire); }
@@ -266,11 +268,6 @@ class WorkerSession : public Session {
   void Gone(const HandleMap::Entry& entry);
   // Lets a device that the session now uses, and the others that it uses, reach each other's memory.
   void ShareArena(int device);
-  // Where variables lie: the lowest one's address (0: there are none), and the bytes from there to the highest one's end.
-  struct VariablePlace {
-    uint64_t lowest = 0;
-    uint64_t extent = 0;
-  };
   // Makes the variables of a library (in `context`) or module (in its own) exist.
   VariablePlace PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context);
   // In all contexts; the place is that in the first one.

@@ -268,11 +268,12 @@ int main(int argc, char** argv) {
         break;
       }
       case 2: {
-        const std::string path = "/tmp/driver_link." + std::to_string(getpid()) + ".ptx";
-        FILE* const file = fopen(path.c_str(), "w");
+        // Process numbers repeat where each job has its own.
+        char path[] = "/tmp/driver_link.XXXXXX";
+        FILE* const file = fdopen(mkstemp(path), "w");
         APP_CHECK(file && fputs(kTwist, file) >= 0 && fclose(file) == 0);
-        CU_CHECK(cuLinkAddFile(state, CU_JIT_INPUT_PTX, path.c_str(), 0, nullptr, nullptr));
-        unlink(path.c_str());
+        CU_CHECK(cuLinkAddFile(state, CU_JIT_INPUT_PTX, path, 0, nullptr, nullptr));
+        unlink(path);
         void* image = nullptr;
         size_t bytes = 0;
         CU_CHECK(cuLinkComplete(state, &image, &bytes));

@@ -43,11 +43,10 @@ static const char kFollow[] = R"(
 }
 )";
 
-// A module with a variable of `bytes` and, for every third number, a constant.
+// A module with a variable of `bytes`.
 static std::string Image(int number, size_t bytes) {
-  std::string text = ".version 7.0\n.target sm_52\n.address_size 64\n.visible .global .align 8 .b8 place[" +
-                     std::to_string(bytes) + "];\n";
-  if (number % 3 == 0) text += ".visible .const .align 4 .b32 table[4] = {1, 2, 3, 4};\n";
+  const std::string text = ".version 7.0\n.target sm_52\n.address_size 64\n.visible .global .align 8 .b8 place[" +
+                           std::to_string(bytes) + "];\n";
   return text + ".visible .entry nothing_" + std::to_string(number) + "() { ret; }\n";
 }
 

@@ -49,13 +49,22 @@ bool NoteSymbol(WorkerSession& worker, uint64_t owner, const std::string& name, 
   return range.managed;
 }
 
-// In a replay, a module's variables belong where they were: `wanted`, if that is known.
-CUresult Settle(WorkerSession& worker, const Request& request, uint64_t handle, uint64_t wanted, uint64_t* placed,
-                const std::function<uint64_t()>& load) {
-  if (!request.replay() || wanted == 0 || *placed == 0 || *placed == wanted) return CUDA_SUCCESS;
-  if (worker.MoveVariables(handle, placed, wanted, load)) return CUDA_SUCCESS;
-  worker.Unbind(handle);
-  return CUDA_ERROR_OUT_OF_MEMORY;
+// Notes a module that was loaded. In a replay its variables belong where they were, if that is known.
+template <typename In, typename Out>
+CUresult Settle(WorkerSession& worker, const Request& request, uint64_t handle, bool library, std::string_view image,
+                const In& in, Out* out, const std::function<uint64_t()>& load) {
+  VariablePlace placed = worker.NoteModule(handle, library, image);
+  VariablePlace wanted;
+  wanted.parts[0].lowest = in.variables_at;
+  wanted.parts[1].lowest = in.constants_at;
+  const bool known = in.variables_at != 0 || in.constants_at != 0;
+  if (request.replay() && known && !SamePlace(placed, wanted) && !worker.MoveVariables(handle, &placed, wanted, load)) {
+    worker.Unbind(handle);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  out->variables_at = placed.parts[0].lowest;
+  out->constants_at = placed.parts[1].lowest;
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -71,16 +80,14 @@ CUresult Custom_cuModuleLoadData(Session& session, const Request& request, const
   const std::string image = PrivateImage(request);
   CUmodule module = nullptr;
   const auto load = [&] {
-    return options.names.empty()
-               ? session.driver().cuModuleLoadData(&module, image.data())
-               : session.driver().cuModuleLoadDataEx(&module, image.data(), options.count(),
-                                                     options.name_array(), options.value_array());
+    return options.names.empty() ? session.driver().cuModuleLoadData(&module, image.data())
+                                 : session.driver().cuModuleLoadDataEx(&module, image.data(), options.count(),
+                                                                       options.name_array(), options.value_array());
   };
   CUresult result = load();
   if (result == CUDA_SUCCESS) {
     session.Bind(Kind::kModule, in.module, reinterpret_cast<uint64_t>(module), session.CurrentContext());
-    out->variables_at = worker.NoteModule(in.module, false, {image.data(), request.payload.size()});
-    result = Settle(worker, request, in.module, in.variables_at, &out->variables_at,
+    result = Settle(worker, request, in.module, false, {image.data(), request.payload.size()}, in, out,
                     [&]() -> uint64_t { return load() == CUDA_SUCCESS ? reinterpret_cast<uint64_t>(module) : 0; });
   }
   out->option_values = options.Outputs();
@@ -107,8 +114,7 @@ CUresult Custom_cuLibraryLoadData(Session& session, const Request& request, cons
   CUresult result = load();
   if (result == CUDA_SUCCESS) {
     session.Bind(Kind::kLibrary, in.library, reinterpret_cast<uint64_t>(library), 0);
-    out->variables_at = worker.NoteModule(in.library, true, {image.data(), request.payload.size()});
-    result = Settle(worker, request, in.library, in.variables_at, &out->variables_at,
+    result = Settle(worker, request, in.library, true, {image.data(), request.payload.size()}, in, out,
                     [&]() -> uint64_t { return load() == CUDA_SUCCESS ? reinterpret_cast<uint64_t>(library) : 0; });
   }
   out->jit_option_values = options.Outputs();
@@ -201,7 +207,8 @@ CUresult Custom_cuModuleEnumerateFunctions(Session& session, const Request&,
   CUresult result = driver.cuModuleGetFunctionCount(&count, module);
   if (result != CUDA_SUCCESS) return result;
   std::vector<CUfunction> functions(std::min(count, kMaxFunctions));
-  if (!functions.empty()) result = driver.cuModuleEnumerateFunctions(functions.data(), unsigned(functions.size()), module);
+  if (!functions.empty())
+    result = driver.cuModuleEnumerateFunctions(functions.data(), unsigned(functions.size()), module);
   std::vector<std::string> names;
   for (size_t i = 0; result == CUDA_SUCCESS && i < functions.size(); ++i) {
     const char* name = nullptr;
