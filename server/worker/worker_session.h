@@ -230,9 +230,8 @@ class WorkerSession : public Session {
 
   // A module or library was loaded: remembers its variables, and lets the driver place them at once. Left to itself it
   // would place a library's when something of it is first used; so their order would not be that of the log, and a
-  // replay would find them elsewhere. Returns where the lowest of its variables is, for a library in its first context;
-  // 0: none.
-  uint64_t NoteModule(uint64_t handle, bool library, std::string_view image);
+  // replay would find them elsewhere. Returns where they are, for a library in its first context.
+  VariablePlace NoteModule(uint64_t handle, bool library, std::string_view image);
   // In a replay: a module whose variables are at `*placed` belongs at `wanted`. `load` loads it once more and gives the
   // real handle, 0 on failure. False if it could not be loaded again; else it is loaded, and `*placed` is where.
   bool MoveVariables(uint64_t handle, VariablePlace* placed, const VariablePlace& wanted,
