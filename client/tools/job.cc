@@ -271,8 +271,9 @@ bool FindJob(const std::string& name, std::string* directory, Job* job, std::str
 
 void RemoveJobFolder(const std::string& directory) {
   for (const char* name :
-       {"/lib/libcuda.so.1", "/lib/libcuda.so", "/lib/libnvidia-ml.so.1", "/lib/libnvidia-ml.so", "/gpu-server", "/nvml.lock", "/job.json", "/stopped",
-        "/agent.sock", "/server/session.sock", "/server/control.sock", "/server/server.lock"})
+       {"/lib/libcuda.so.1", "/lib/libcuda.so", "/lib/libnvidia-ml.so.1", "/lib/libnvidia-ml.so", "/gpu-server",
+        "/nvml.lock", "/job.json", "/stopped", "/agent.sock", "/server/session.sock", "/server/control.sock",
+        "/server/server.lock"})
     unlink((directory + name).c_str());
   if (DIR* const list = opendir(directory.c_str())) {
     while (const dirent* const entry = readdir(list)) {

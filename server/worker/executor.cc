@@ -7,6 +7,7 @@
 
 #include "proto/codec/operations.gen.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/mirror_requests.h"
 #include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
@@ -121,6 +122,20 @@ void Executor::Watch() {
   }
 }
 
+// A host function needs the memory that it shares with the GPU, and may be what the executor is stuck for.
+bool Executor::AnswerAhead(const FrameHeader& header, const std::string& message, std::string_view payload) {
+  // A wrong request is for the executor to complain about.
+  if (header.call == kOpMirrorWrite) return WriteMirrored(*session_, payload, false);
+  wire::OpMirrorRead_Request in;
+  if (header.call != kOpMirrorRead || !in.Decode(message)) return false;
+  wire::OpMirrorRead_Reply out;
+  std::string runs, answer;
+  out.next = ReadMirrored(*session_, in.from, false, &runs);
+  out.Encode(&answer);
+  channel_->Reply(header.sequence, header.call, CUDA_SUCCESS, 0, answer, runs);
+  return true;
+}
+
 void Executor::ReadAhead(uint64_t stuck) {
   std::unique_lock<std::mutex> lock(reader_);
   while (!stop_ && !ended_ && executing_.load(std::memory_order_acquire) == stuck) {
@@ -146,6 +161,7 @@ void Executor::ReadAhead(uint64_t stuck) {
       if (done.Decode(next.message)) session_->host_functions().Done(done.turn);
       continue;
     }
+    if (AnswerAhead(next.header, next.message, payload.view())) continue;
     next.payload.assign(payload.data, payload.bytes);
     kept_bytes_ += next.message.size() + next.payload.size();
     kept_.push_back(std::move(next));

@@ -44,6 +44,8 @@ class Executor {
   // Holds the payload of the request being executed, wherever the watcher is. Executor only.
   uint64_t HoldPayload();
   void Watch();
+  // Does at once what cannot wait until the executor is free. False if this is nothing of the kind.
+  bool AnswerAhead(const FrameHeader& header, const std::string& message, std::string_view payload);
   // Reads on in the executor's place, which is stuck in request number `stuck`.
   void ReadAhead(uint64_t stuck);
 

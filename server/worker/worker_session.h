@@ -194,7 +194,9 @@ class WorkerSession : public Session {
   DeviceRanges& ranges() { return ranges_; }
   HostFunctions& host_functions() { return host_functions_; }
   std::map<uint64_t, HostRange>& host_ranges() { return host_ranges_; }
+  // Memory that the client keeps in step. Under the mutex: mirror_requests.h.
   std::map<uint64_t, Mirrored>& mirrored() { return mirrored_; }
+  std::mutex& mirror_mutex() { return mirror_mutex_; }
   // Texture and surface objects: context (virtual handle) and the driver's value.
   using ContextValues = std::set<std::pair<uint64_t, uint64_t>>;
   ContextValues& textures() { return textures_; }
@@ -286,6 +288,7 @@ class WorkerSession : public Session {
   std::shared_ptr<GoneObjects> gone_objects_ = std::make_shared<GoneObjects>();
   DeviceRanges ranges_;
   std::map<uint64_t, HostRange> host_ranges_;
+  std::mutex mirror_mutex_;
   std::map<uint64_t, Mirrored> mirrored_;
   ContextValues textures_, surfaces_;
   std::map<uint64_t, uint64_t> reservations_;  // address -> bytes

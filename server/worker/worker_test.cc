@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <thread>
 
 #include "proto/driverabi/export_tables.h"
@@ -263,8 +264,9 @@ TEST_F(WorkerTest, AWaitDoesNotHoldUpOthers) {
 // Runs the client's half of host functions.
 class HostFunctionThread {
  public:
-  HostFunctionThread(ClientChannel* channel, int delay_ms)
-      : thread_([this, channel, delay_ms] {
+  // `body`: what the functions do after the delay.
+  HostFunctionThread(ClientChannel* channel, int delay_ms, std::function<void()> body = nullptr)
+      : thread_([this, channel, delay_ms, body = std::move(body)] {
           FrameHeader header;
           std::string message;
           while (!stop_) {
@@ -272,6 +274,7 @@ class HostFunctionThread {
             wire::OpHostFunc_Request event;
             if (header.call != kOpHostFunc || !event.Decode(message)) continue;
             std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+            if (body) body();
             ++runs;
             wire::OpHostFuncDone_Request done;
             done.id = event.id;
@@ -380,6 +383,53 @@ TEST_F(WorkerTest, PinnedMemoryIsShared) {
   EXPECT_EQ(client().Call(kCall_cuMemcpyAsync, copy), CUDA_ERROR_INVALID_VALUE);
   munmap(memory, kBytes);
   close(fd);
+}
+
+// The host function that the full stream waits for asks for memory that it shares with the GPU, and changes it.
+TEST_F(WorkerTest, AHostFunctionGetsItsMemoryFromAStuckServer) {
+  client().OpenContext();
+  constexpr uint64_t kAddress = 0x200000000000;
+  wire::OpHostMap_Request map;
+  map.address = kAddress;
+  map.bytes = 4096;
+  ASSERT_EQ(client().Call(kOpHostMap, map), CUDA_SUCCESS);
+  wire::OpMirrorAdd_Request add;
+  add.address = kAddress;
+  add.bytes = 4096;
+  ASSERT_EQ(client().Call(kOpMirrorAdd, add), CUDA_SUCCESS);
+  const uint64_t device = client().Allocate(4096);
+  client().Write(device, "by the GPU");
+  ClientChannel* const channel = &client().channel();
+  std::string seen;
+  HostFunctionThread functions(channel, 200, [&] {
+    std::string changes(mirror::kMostRuns, 0), message, runs;
+    FrameHeader read, write;
+    read.call = kOpMirrorRead;
+    write.call = kOpMirrorWrite;
+    Reply reply;
+    if (channel->Call(read, message, {}, &changes[0], changes.size(), &reply) != ChannelStatus::kOk) return;
+    mirror::ForEachRun({changes.data(), reply.payload_bytes}, [&](uint64_t, std::string_view bytes) {
+      seen = std::string(bytes);
+      return true;
+    });
+    mirror::AppendRun(kAddress + 100, "by the host", 11, &runs);
+    channel->Send(write, {}, runs);
+  });
+  wire::cuMemcpyAsync_Request copy;
+  copy.dst = kAddress;
+  copy.src = device;
+  copy.bytes = 10;
+  client().Send(kCall_cuMemcpyAsync, copy);
+  wire::OpLaunchHostFunc_Request in;
+  in.id = 5;
+  ASSERT_EQ(client().Call(kOpLaunchHostFunc, in), CUDA_SUCCESS);
+  copy.dst = device + 1000;
+  copy.src = kAddress + 100;
+  copy.bytes = 11;
+  for (int i = 0; i < 200; ++i) client().Send(kCall_cuMemcpyAsync, copy);
+  EXPECT_EQ(client().Read(device + 1000, 11), "by the host");
+  EXPECT_EQ(functions.runs, 1);
+  EXPECT_EQ(seen, "by the GPU");
 }
 
 // Pinned memory of a client that cannot share it: the worker has bytes of its own, and both tell each other what changes.

@@ -6,6 +6,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <map>
+#include <mutex>
+
 #include "proto/codec/operations.gen.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
@@ -110,6 +113,7 @@ CUresult OpHostUnmap(Session& session, const Request&, const wire::OpHostUnmap_R
     worker.ranges().Erase(in.address);
   }
   if (range.own) {
+    std::lock_guard<std::mutex> lock(worker.mirror_mutex());
     std::map<uint64_t, Mirrored>& mirrored = worker.mirrored();
     mirrored.erase(mirrored.lower_bound(in.address), mirrored.lower_bound(in.address + range.bytes));
   }

@@ -11,11 +11,13 @@
 #include <cstring>
 #include <iterator>
 #include <map>
+#include <mutex>
 
 #include "proto/codec/operations.gen.h"
 #include "proto/mirror/mirror.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/mirror_requests.h"
 #include "server/worker/worker_session.h"
 #include "spdlog/spdlog.h"
 
@@ -74,6 +76,7 @@ CUresult OpMirrorAdd(Session& session, const Request&, const wire::OpMirrorAdd_R
   const size_t bytes = in.bytes;
   void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::lock_guard<std::mutex> lock(worker.mirror_mutex());
   Mirrored& mirrored = worker.mirrored()[in.address];
   mirrored.bytes = fits ? range->bytes : bytes;
   mirrored.shown = bytes;
@@ -83,11 +86,10 @@ CUresult OpMirrorAdd(Session& session, const Request&, const wire::OpMirrorAdd_R
   return CUDA_SUCCESS;
 }
 
-CUresult OpMirrorWrite(Session& session, const Request& request, const wire::OpMirrorWrite_Request&,
-                       wire::OpMirrorWrite_Reply*, ReplyBuilder*) {
-  WorkerSession& worker = Worker(session);
+bool WriteMirrored(WorkerSession& worker, std::string_view runs, bool executor) {
+  std::lock_guard<std::mutex> lock(worker.mirror_mutex());
   std::map<uint64_t, Mirrored>& all = worker.mirrored();
-  const bool good = mirror::ForEachRun(request.payload, [&](uint64_t address, std::string_view bytes) {
+  return mirror::ForEachRun(runs, [&](uint64_t address, std::string_view bytes) {
     auto it = all.upper_bound(address);
     if (it == all.begin()) return false;
     --it;
@@ -95,33 +97,41 @@ CUresult OpMirrorWrite(Session& session, const Request& request, const wire::OpM
     const uint64_t offset = address - it->first;
     if (offset > mirrored.shown || bytes.size() > mirrored.shown - offset) return false;
     // A variable whose module has just been unloaded is nobody's error.
-    if (!IsAlive(worker, it->first, mirrored)) return true;
+    if (executor && !IsAlive(worker, it->first, mirrored)) return true;
     // The client can still change the payload: what goes into the memory is what goes into the base.
     char* const base = mirrored.base.get() + offset;
     std::memcpy(base, bytes.data(), bytes.size());
     std::memcpy(reinterpret_cast<char*>(address), base, bytes.size());
     return true;
   });
-  return good ? CUDA_SUCCESS : kMalformedRequest;
+}
+
+uint64_t ReadMirrored(WorkerSession& worker, uint64_t from, bool executor, std::string* runs) {
+  std::lock_guard<std::mutex> lock(worker.mirror_mutex());
+  std::map<uint64_t, Mirrored>& all = worker.mirrored();
+  auto it = all.upper_bound(from);
+  if (it != all.begin() && std::prev(it)->first + std::prev(it)->second.shown > from) --it;
+  for (; it != all.end(); ++it) {
+    Mirrored& mirrored = it->second;
+    if (executor && !IsAlive(worker, it->first, mirrored)) continue;
+    uint64_t at = std::max(from, it->first) - it->first;
+    if (mirror::CollectChanges(it->first, reinterpret_cast<const char*>(it->first), mirrored.base.get(), mirrored.shown,
+                               false, &at, runs)) {
+      continue;
+    }
+    return it->first + at;
+  }
+  return 0;
+}
+
+CUresult OpMirrorWrite(Session& session, const Request& request, const wire::OpMirrorWrite_Request&,
+                       wire::OpMirrorWrite_Reply*, ReplyBuilder*) {
+  return WriteMirrored(Worker(session), request.payload, true) ? CUDA_SUCCESS : kMalformedRequest;
 }
 
 CUresult OpMirrorRead(Session& session, const Request&, const wire::OpMirrorRead_Request& in,
                       wire::OpMirrorRead_Reply* out, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
-  std::map<uint64_t, Mirrored>& all = worker.mirrored();
-  auto it = all.upper_bound(in.from);
-  if (it != all.begin() && std::prev(it)->first + std::prev(it)->second.shown > in.from) --it;
-  for (; it != all.end(); ++it) {
-    Mirrored& mirrored = it->second;
-    if (!IsAlive(worker, it->first, mirrored)) continue;
-    uint64_t at = std::max(in.from, it->first) - it->first;
-    if (mirror::CollectChanges(it->first, reinterpret_cast<const char*>(it->first), mirrored.base.get(), mirrored.shown,
-                               false, &at, &reply->payload)) {
-      continue;
-    }
-    out->next = it->first + at;
-    break;
-  }
+  out->next = ReadMirrored(Worker(session), in.from, true, &reply->payload);
   return CUDA_SUCCESS;
 }
 

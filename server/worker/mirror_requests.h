@@ -1,0 +1,25 @@
+// What the executor, and the thread that reads ahead of it (executor.h), do with the requests of proto/mirror. Defined in
+// custom/managed.cc.
+#ifndef CUDA_REMOTE_SERVER_WORKER_MIRROR_REQUESTS_H_
+#define CUDA_REMOTE_SERVER_WORKER_MIRROR_REQUESTS_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "server/worker/worker_session.h"
+
+namespace cuda_remote::server {
+
+// `executor`: whether this is the executor's thread, which alone may look at the session's other tables. The reader ahead
+// takes every range for alive: what could end its life waits in the queue.
+
+// Writes a client's changes. False if no correct client sends them.
+bool WriteMirrored(WorkerSession& worker, std::string_view runs, bool executor);
+
+// Appends what has changed here since it was last told, from address `from` on. Returns where to go on, 0: that was all.
+uint64_t ReadMirrored(WorkerSession& worker, uint64_t from, bool executor, std::string* runs);
+
+}  // namespace cuda_remote::server
+
+#endif  // CUDA_REMOTE_SERVER_WORKER_MIRROR_REQUESTS_H_
