@@ -1,25 +1,16 @@
-// Rarer parts of the driver API: the JIT linker with its state open across steps, listing a module's functions and a library's
-// kernels, the launch interface of before CUDA 4, green contexts with streams of their own, the settings of GPU core dumps and
-// the driver's log.
+// Rarer parts of the driver API: the JIT linker with its state open across steps, listing a module's functions and a
+// library's kernels, the launch interface of before CUDA 4, green contexts with streams of their own, the settings of
+// GPU core dumps and the driver's log.
 #include <cuda.h>
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
-#include "tests/apps/support/app.h"
+#include "tests/apps/support/driver.h"
 
-#define CU_CHECK(call)                                                                 \
-  do {                                                                                 \
-    CUresult cu_check_result = (call);                                                 \
-    if (cu_check_result != CUDA_SUCCESS) {                                             \
-      const char* cu_check_name = nullptr;                                             \
-      cuGetErrorName(cu_check_result, &cu_check_name);                                 \
-      app::Fail(__FILE__, __LINE__, #call, cu_check_name ? cu_check_name : "unknown"); \
-    }                                                                                  \
-  } while (0)
-
-// data[i] = twist(data[i], step) + salt + own, where twist and salt are the other text's, and `own` is a name that both have.
+// data[i] = twist(data[i], step) + salt + own, where twist and salt are the other text's, and `own` is a name that both
+// have.
 static const char kMix[] = R"(.version 7.0
 .target sm_52
 .address_size 64
@@ -176,7 +167,8 @@ static void CheckTools() {
   APP_CHECK(size == 0);
 }
 
-// Launches as it was done before CUDA 4. Parameters stay from launch to launch, so `first` sets what `again` leaves as it is.
+// Launches as it was done before CUDA 4. Parameters stay from launch to launch, so `first` sets what `again` leaves as
+// it is.
 static void LaunchMix(CUfunction mix, CUdeviceptr data, unsigned n, unsigned block, int step, bool first) {
   if (cuFuncSetBlockShape(mix, int(block), 1, 1) == CUDA_ERROR_NOT_SUPPORTED) {
     void* parameters[] = {&data, &n, &step};
@@ -243,7 +235,8 @@ int main(int argc, char** argv) {
   CUkernel plus, flip;
   CU_CHECK(cuLibraryGetKernel(&plus, library, "plus"));
   CU_CHECK(cuLibraryGetKernel(&flip, library, "flip"));
-  APP_CHECK(std::count(kernels.begin(), kernels.end(), plus) == 1 && std::count(kernels.begin(), kernels.end(), flip) == 1);
+  APP_CHECK(std::count(kernels.begin(), kernels.end(), plus) == 1 &&
+            std::count(kernels.begin(), kernels.end(), flip) == 1);
 
   CUdeviceptr data;
   CU_CHECK(cuMemAlloc(&data, n * sizeof(unsigned)));

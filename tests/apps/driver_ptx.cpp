@@ -1,21 +1,11 @@
-// The driver API alone, without the runtime: a context of its own, PTX text loaded with cuModuleLoadData, module globals, kernel
-// parameters by pointer array and by packed buffer, a second module that comes and goes in every step, events and streams.
-// Linked with -lcuda, so the loader resolves the driver's symbols by name.
+// The driver API alone, without the runtime: a context of its own, PTX text loaded with cuModuleLoadData, module
+// globals, kernel parameters by pointer array and by packed buffer, a second module that comes and goes in every step,
+// events and streams. Linked with -lcuda, so the loader resolves the driver's symbols by name.
 #include <cuda.h>
 
 #include <vector>
 
-#include "tests/apps/support/app.h"
-
-#define CU_CHECK(call)                                                                    \
-  do {                                                                                    \
-    CUresult cu_check_result = (call);                                                    \
-    if (cu_check_result != CUDA_SUCCESS) {                                                \
-      const char* cu_check_name = nullptr;                                                \
-      cuGetErrorName(cu_check_result, &cu_check_name);                                    \
-      app::Fail(__FILE__, __LINE__, #call, cu_check_name ? cu_check_name : "unknown");    \
-    }                                                                                     \
-  } while (0)
+#include "tests/apps/support/driver.h"
 
 // data[i] = data[i] * factor + step + table[i & 3]; rounds += 1 by thread 0 of block 0.
 static const char kMain[] = R"(

@@ -6,17 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/apps/support/app.h"
-
-#define CU_CHECK(call)                                                                 \
-  do {                                                                                 \
-    CUresult cu_check_result = (call);                                                 \
-    if (cu_check_result != CUDA_SUCCESS) {                                             \
-      const char* cu_check_name = nullptr;                                             \
-      cuGetErrorName(cu_check_result, &cu_check_name);                                 \
-      app::Fail(__FILE__, __LINE__, #call, cu_check_name ? cu_check_name : "unknown"); \
-    }                                                                                  \
-  } while (0)
+#include "tests/apps/support/driver.h"
 
 // Thread i: *table[i] += add + i; sums[0] += *table[i] for all.
 static const char kFollow[] = R"(

@@ -7,17 +7,7 @@
 #include <deque>
 #include <vector>
 
-#include "tests/apps/support/app.h"
-
-#define DRIVER_CHECK(call)                                     \
-  do {                                                         \
-    CUresult driver_check_result = (call);                     \
-    if (driver_check_result != CUDA_SUCCESS) {                 \
-      const char* driver_check_name = "?";                     \
-      cuGetErrorName(driver_check_result, &driver_check_name); \
-      app::Fail(__FILE__, __LINE__, #call, driver_check_name); \
-    }                                                          \
-  } while (0)
+#include "tests/apps/support/driver.h"
 
 __device__ unsigned* segment;  // where the reservation begins
 
@@ -40,30 +30,30 @@ int main(int argc, char** argv) {
   prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   prop.location.id = device;
   size_t piece = 0;
-  DRIVER_CHECK(cuMemGetAllocationGranularity(&piece, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+  CU_CHECK(cuMemGetAllocationGranularity(&piece, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
   const size_t words = piece / sizeof(unsigned);
   CUmemAccessDesc access = {};
   access.location = prop.location;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 
   CUdeviceptr base = 0, alias = 0;
-  DRIVER_CHECK(cuMemAddressReserve(&base, piece * (most + 64), 0, 0, 0));
-  DRIVER_CHECK(cuMemAddressReserve(&alias, piece, 0, 0, 0));
+  CU_CHECK(cuMemAddressReserve(&base, piece * (most + 64), 0, 0, 0));
+  CU_CHECK(cuMemAddressReserve(&alias, piece, 0, 0, 0));
   CUDA_CHECK(cudaMemcpyToSymbol(segment, &base, sizeof(base)));
   // Written, then made inaccessible until the end; and mapped, but never made accessible.
   CUdeviceptr closed = 0;
   CUmemGenericAllocationHandle closed_memory[2];
-  DRIVER_CHECK(cuMemAddressReserve(&closed, 2 * piece, piece, 0, 0));
+  CU_CHECK(cuMemAddressReserve(&closed, 2 * piece, piece, 0, 0));
   for (int i = 0; i < 2; ++i) {
-    DRIVER_CHECK(cuMemCreate(&closed_memory[i], piece, &prop, 0));
-    DRIVER_CHECK(cuMemMap(closed + i * piece, piece, 0, closed_memory[i], 0));
+    CU_CHECK(cuMemCreate(&closed_memory[i], piece, &prop, 0));
+    CU_CHECK(cuMemMap(closed + i * piece, piece, 0, closed_memory[i], 0));
   }
-  DRIVER_CHECK(cuMemSetAccess(closed, piece, &access, 1));
-  DRIVER_CHECK(cuMemsetD32(closed, 0x1234567, words));
+  CU_CHECK(cuMemSetAccess(closed, piece, &access, 1));
+  CU_CHECK(cuMemsetD32(closed, 0x1234567, words));
   CUDA_CHECK(cudaDeviceSynchronize());
   CUmemAccessDesc none = access;
   none.flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
-  DRIVER_CHECK(cuMemSetAccess(closed, piece, &none, 1));
+  CU_CHECK(cuMemSetAccess(closed, piece, &none, 1));
   // One word in so many is touched: pieces are large.
   const unsigned stride = 4096;
 
@@ -77,19 +67,19 @@ int main(int argc, char** argv) {
   const auto grow = [&] {
     Mapped mapped = {};
     const CUdeviceptr at = base + piece * pieces.size();
-    DRIVER_CHECK(cuMemCreate(&mapped.handle, piece, &prop, 0));
-    DRIVER_CHECK(cuMemMap(at, piece, 0, mapped.handle, 0));
-    DRIVER_CHECK(cuMemSetAccess(at, piece, &access, 1));
+    CU_CHECK(cuMemCreate(&mapped.handle, piece, &prop, 0));
+    CU_CHECK(cuMemMap(at, piece, 0, mapped.handle, 0));
+    CU_CHECK(cuMemSetAccess(at, piece, &access, 1));
     mapped.released = pieces.size() % 2 == 1;
-    if (mapped.released) DRIVER_CHECK(cuMemRelease(mapped.handle));
+    if (mapped.released) CU_CHECK(cuMemRelease(mapped.handle));
     CUDA_CHECK(cudaMemset(reinterpret_cast<void*>(at), 0, piece));
     mapped.model.assign(words / stride, 0);
     pieces.push_back(mapped);
   };
   const auto shrink = [&] {
     const CUdeviceptr at = base + piece * (pieces.size() - 1);
-    DRIVER_CHECK(cuMemUnmap(at, piece));
-    if (!pieces.back().released) DRIVER_CHECK(cuMemRelease(pieces.back().handle));
+    CU_CHECK(cuMemUnmap(at, piece));
+    if (!pieces.back().released) CU_CHECK(cuMemRelease(pieces.back().handle));
     pieces.pop_back();
   };
   grow();
@@ -109,20 +99,20 @@ int main(int argc, char** argv) {
     // A piece whose handle is asked for by its address, mapped a second time elsewhere and changed there.
     const int chosen = step % int(pieces.size());
     CUmemGenericAllocationHandle again = 0;
-    DRIVER_CHECK(cuMemRetainAllocationHandle(&again, reinterpret_cast<void*>(base + piece * chosen + 4096)));
+    CU_CHECK(cuMemRetainAllocationHandle(&again, reinterpret_cast<void*>(base + piece * chosen + 4096)));
     CUmemAllocationProp back = {};
-    DRIVER_CHECK(cuMemGetAllocationPropertiesFromHandle(&back, again));
+    CU_CHECK(cuMemGetAllocationPropertiesFromHandle(&back, again));
     APP_CHECK(back.location.id == device && back.type == CU_MEM_ALLOCATION_TYPE_PINNED);
-    DRIVER_CHECK(cuMemMap(alias, piece, 0, again, 0));
-    DRIVER_CHECK(cuMemSetAccess(alias, piece, &access, 1));
+    CU_CHECK(cuMemMap(alias, piece, 0, again, 0));
+    CU_CHECK(cuMemSetAccess(alias, piece, &access, 1));
     CUDA_CHECK(cudaDeviceSynchronize());
-    DRIVER_CHECK(cuMemsetD32(alias, 17u * step, 1));
+    CU_CHECK(cuMemsetD32(alias, 17u * step, 1));
     CUDA_CHECK(cudaDeviceSynchronize());
     pieces[chosen].model[0] = 17u * step;
     // A checkpoint here finds two mappings of one piece; every other time the alias stays over the pause.
     if (step % 2 == 0) app::Step(step);
-    DRIVER_CHECK(cuMemUnmap(alias, piece));
-    DRIVER_CHECK(cuMemRelease(again));
+    CU_CHECK(cuMemUnmap(alias, piece));
+    CU_CHECK(cuMemRelease(again));
 
     unsigned long long sum = 0;
     std::vector<unsigned> got(words);
@@ -139,15 +129,15 @@ int main(int argc, char** argv) {
   }
   while (!pieces.empty()) shrink();
   std::vector<unsigned> kept(words);
-  DRIVER_CHECK(cuMemSetAccess(closed, 2 * piece, &access, 1));
+  CU_CHECK(cuMemSetAccess(closed, 2 * piece, &access, 1));
   CUDA_CHECK(cudaMemcpy(kept.data(), reinterpret_cast<void*>(closed), piece, cudaMemcpyDefault));
   APP_CHECK(kept == std::vector<unsigned>(words, 0x1234567));
   CUDA_CHECK(cudaMemset(reinterpret_cast<void*>(closed + piece), 1, piece));
   CUDA_CHECK(cudaDeviceSynchronize());
-  DRIVER_CHECK(cuMemUnmap(closed, 2 * piece));
-  DRIVER_CHECK(cuMemAddressFree(closed, 2 * piece));
-  for (CUmemGenericAllocationHandle memory : closed_memory) DRIVER_CHECK(cuMemRelease(memory));
-  DRIVER_CHECK(cuMemAddressFree(base, piece * (most + 64)));
-  DRIVER_CHECK(cuMemAddressFree(alias, piece));
+  CU_CHECK(cuMemUnmap(closed, 2 * piece));
+  CU_CHECK(cuMemAddressFree(closed, 2 * piece));
+  for (CUmemGenericAllocationHandle memory : closed_memory) CU_CHECK(cuMemRelease(memory));
+  CU_CHECK(cuMemAddressFree(base, piece * (most + 64)));
+  CU_CHECK(cuMemAddressFree(alias, piece));
   return 0;
 }
