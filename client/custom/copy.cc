@@ -26,6 +26,10 @@ namespace {
 
 // Requests of one copy to the host that may be outstanding.
 constexpr size_t kWindow = 16;
+// Longest copy to the device from which the driver, too, returns before it has ended (as its documentation says).
+constexpr size_t kUnawaited = 64 << 10;
+// Pieces of longer ones, where somebody counts on their end.
+constexpr size_t kAwaitedPiece = 256 << 10;
 
 constexpr CallInfo kToDevice{kCall_cuMemcpyHtoDAsync_v2, "cuMemcpyHtoD", true, true};
 constexpr CallInfo kToHost{kCall_cuMemcpyDtoHAsync_v2, "cuMemcpyDtoH", false, true};
@@ -209,20 +213,26 @@ CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes
   call.set_id(kCall_cuMemcpyHtoDAsync_v2);
   const bool known = IsKnownDeviceRange(session, dst, bytes);
   const char* const from = static_cast<const char*>(src);
+  // A stream that does not wait for the default one must find the bytes there when the call has returned; up to kUnawaited
+  // that is not promised natively either.
+  const bool wait = blocking && bytes > kUnawaited && session.has_streams();
   for (size_t done = 0; done < bytes;) {
-    const size_t piece = std::min<size_t>(bytes - done, kMaxPayloadBytes);
+    // Where the end is waited for, the GPU copies one piece while the next one is on its way.
+    const size_t piece = std::min<size_t>(bytes - done, wait ? kAwaitedPiece : kMaxPayloadBytes);
+    const bool last = done + piece == bytes;
     wire::cuMemcpyHtoDAsync_v2_Request request;
     request.dst = dst + done;
     request.bytes = piece;
     request.stream = stream;
+    request.blocking = wait && last;
     call.message().clear();
     request.Encode(&call.message());
     call.SetPayload({from + done, piece});
-    const CUresult result = known ? call.Send() : call.Transact();
+    const CUresult result = known && !(wait && last) ? call.Send() : call.Transact();
     if (result != CUDA_SUCCESS) return result;
     done += piece;
   }
-  if (!blocking || !IsManaged(session, dst, 1)) return CUDA_SUCCESS;
+  if (!blocking || wait || !IsManaged(session, dst, 1)) return CUDA_SUCCESS;
   // The host may look at managed memory when the call has returned.
   call.SetPayload({});
   return WaitForStream(call, stream);

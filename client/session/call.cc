@@ -274,6 +274,7 @@ std::string_view Call::reply() const { return *reply_; }
 size_t Call::reply_payload_bytes() const { return reply_payload_bytes_; }
 
 void Call::Created(replay::ObjectKey object, std::initializer_list<replay::ObjectKey> depends_on) {
+  if (object.kind == Kind::kStream) session_->NoteStream();
   Keep(object.id);
   std::vector<replay::ObjectKey> needs;
   std::vector<uint64_t> retains;

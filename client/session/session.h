@@ -166,6 +166,9 @@ class Session final : public agent::AgentHost, public trace::Server {
   Staging& staging() { return staging_; }
   Completions& completions() { return completions_; }
   Captures& captures() { return captures_; }
+  // Whether the application has ever made a stream, so that not everything is in the default stream's order.
+  bool has_streams() const { return has_streams_.load(std::memory_order_relaxed); }
+  void NoteStream() { has_streams_.store(true, std::memory_order_relaxed); }
   StagedCopies& staged_copies() { return staged_copies_; }
   HostArena& host_arena() { return host_arena_; }
   ManagedMirror& managed_mirror() { return managed_mirror_; }
@@ -299,6 +302,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   };
   std::unordered_map<uint64_t, std::map<std::pair<uint32_t, uint64_t>, std::vector<NodeSetting>>> node_settings_;
   uint64_t next_setting_key_ = uint64_t(1) << 62;
+  std::atomic<bool> has_streams_{false};
   Captures captures_;
   StagedCopies staged_copies_;
   // Microseconds before the last move to another server at which events completed; and the same for a move that has not

@@ -66,6 +66,7 @@ int main(int argc, char** argv) {
   Pieces here = {mapped_device, registered_device};
   CUDA_CHECK(cudaMalloc(&pieces, sizeof here));
   CUDA_CHECK(cudaMemcpy(pieces, &here, sizeof here, cudaMemcpyHostToDevice));
+  CUDA_CHECK(cudaDeviceSynchronize());  // short copies may return early, and the stream below does not wait for them
 
   std::vector<unsigned> m(n), p(n), r(n), back(n);
   for (int i = 0; i < n; ++i) {
