@@ -827,6 +827,13 @@ TEST_F(WorkerTest, VirtualMemoryOfTheApplicationsOwn) {
   ASSERT_EQ(client().Call(kCall_cuMemAddressReserve, reserve), CUDA_SUCCESS);
   const uint64_t address = client().Decode<wire::cuMemAddressReserve_Reply>().address;
   EXPECT_EQ(address, kReservationBase);
+  wire::cuMemAddressReserve_Request odd = reserve;
+  odd.flags = 1;
+  EXPECT_EQ(client().Call(kCall_cuMemAddressReserve, odd), CUDA_ERROR_INVALID_VALUE);
+  odd.flags = 0;
+  odd.address = kReservationBase + 100 * DeviceArena::kPage + 8;  // a wish that cannot be granted
+  ASSERT_EQ(client().Call(kCall_cuMemAddressReserve, odd), CUDA_SUCCESS);
+  EXPECT_EQ(client().Decode<wire::cuMemAddressReserve_Reply>().address, kReservationBase + 4 * DeviceArena::kPage);
   std::vector<uint64_t> handles;
   for (int i = 0; i < 2; ++i) {
     wire::cuMemCreate_Request create;

@@ -51,10 +51,11 @@ CUresult Custom_cuMemAddressReserve(Session& session, const Request& request,
   WorkerSession& worker = Worker(session);
   constexpr uint64_t kPage = DeviceArena::kPage;
   if (in.size == 0 || in.size % kPage != 0 || (in.alignment & (in.alignment - 1)) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (in.flags != 0) return CUDA_ERROR_INVALID_VALUE;  // there are none, and the driver is not asked any more
   AddressSpace* const space = worker.ReservationSpace();
   if (space == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   // A hint elsewhere is a wish that the driver need not grant either.
-  if (in.address != 0 && space->TakeAt(in.address, in.size)) {
+  if (in.address != 0 && in.address % kPage == 0 && space->TakeAt(in.address, in.size)) {
     out->address = in.address;
   } else if (!request.replay()) {
     out->address = space->Take(in.size, in.alignment);
