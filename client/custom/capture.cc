@@ -33,6 +33,10 @@ CUresult CaptureInfo(CUstream hStream, bool per_thread, CUstreamCaptureStatus* s
   if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.stream); result != CUDA_SUCCESS) {
     return result;
   }
+  if (!call.session().captures().active()) {
+    *status = CU_STREAM_CAPTURE_STATUS_NONE;  // and the rest is left alone, as by the driver
+    return CUDA_SUCCESS;
+  }
   request.want_graph = graph != nullptr;
   request.want_dependencies = dependencies != nullptr;
   // The nodes die with their graph, so its handle must be one that stays.
@@ -209,6 +213,28 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
   for (size_t i = 0; i < record->retains.size(); ++i) session.RetainUnlocked(object.id, i, record->retains[i]);
   lock.unlock();
   return record->staged.empty() ? CUDA_SUCCESS : Own(*phGraph, std::move(record->staged));
+}
+
+// Asked before every launch by some libraries. Captures are begun by this process alone, so without one there is nothing
+// to ask the server.
+CUresult Custom_cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus* captureStatus, bool per_thread) {
+  if (!captureStatus) return CUDA_ERROR_INVALID_VALUE;
+  Call call(info::k_cuStreamIsCapturing);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuStreamIsCapturing_Request request;
+  if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.hStream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (!call.session().captures().active()) {
+    *captureStatus = CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+  }
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuStreamIsCapturing_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  *captureStatus = CUstreamCaptureStatus(reply.captureStatus);
+  return CUDA_SUCCESS;
 }
 
 CUresult Custom_cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus* captureStatus_out,

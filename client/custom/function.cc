@@ -86,6 +86,19 @@ void ForgetInfo(Session& session, uint64_t function) {
   }
 }
 
+// Whether the kernel's attribute was set by this very message last. Libraries set the same before every launch. What
+// cuFuncSetAttribute sets is another record, also that of the kernel's functions, so kernels that may have both are
+// none of those.
+bool IsSetAlready(Session& session, uint64_t kernel, int attribute, uint64_t key, const std::string& message) {
+  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  const Object* const object = session.handles().Find(Kind::kKernel, kernel);
+  if (!object || (object->children && !object->children->empty())) return false;
+  const replay::ObjectKey recorded{Kind::kKernel, kernel};
+  if (session.log().FindSetting(recorded, kCall_cuFuncSetAttribute, uint64_t(attribute))) return false;
+  const replay::Record* const last = session.log().FindSetting(recorded, kCall_cuKernelSetAttribute, key);
+  return last && last->message == message;
+}
+
 }  // namespace
 
 CUresult Custom_cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char* name) {
@@ -190,10 +203,12 @@ CUresult Custom_cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUker
   request.dev = dev;
   if (!call.Valid(Kind::kKernel, request.kernel)) return CUDA_ERROR_INVALID_HANDLE;
   request.Encode(&call.message());
+  const uint64_t key = uint64_t(dev) << 32 | uint32_t(attrib);
+  if (IsSetAlready(call.session(), request.kernel, attrib, key, call.message())) return CUDA_SUCCESS;
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) return result;
   ForgetInfo(call.session(), request.kernel);
-  call.Modified({Kind::kKernel, request.kernel}, uint64_t(dev) << 32 | uint32_t(attrib));
+  call.Modified({Kind::kKernel, request.kernel}, key);
   return CUDA_SUCCESS;
 }
 

@@ -223,6 +223,18 @@ CUresult Call::Transact() {
   return sequence ? Finish(sequence) : session_->Lose(ChannelStatus::kClosed);
 }
 
+CUresult Call::Recall() {
+  Answers& answers = session_->answers();
+  std::string question(reinterpret_cast<const char*>(&header_.call), sizeof(header_.call));
+  question.append(reinterpret_cast<const char*>(&header_.context_or_result), sizeof(header_.context_or_result));
+  question += *message_;
+  if (answers.Find(question, reply_)) return CUDA_SUCCESS;
+  const uint64_t stamp = answers.stamp();
+  const CUresult result = Transact();
+  if (result == CUDA_SUCCESS) answers.Keep(stamp, question, *reply_);
+  return result;
+}
+
 uint64_t Call::Begin(void* out, size_t bytes) {
   if (HandOverManaged() != ChannelStatus::kOk) return 0;
   header_.flags &= ~uint32_t(kFlagNoReply);
@@ -247,8 +259,14 @@ CUresult Call::Finish(uint64_t sequence) {
   if (status != ChannelStatus::kOk) return session_->Lose(status);
   reply_payload_bytes_ = reply.payload_bytes;
   if (trace::On()) trace::Received(sizeof(FrameHeader) + reply_->size() + reply.payload_bytes);
-  if (reply.pending_error != CUDA_SUCCESS) session_->SetPendingError(CUresult(reply.pending_error));
-  if (reply.result != CUDA_SUCCESS) return CUresult(reply.result);
+  if (reply.pending_error != CUDA_SUCCESS) {
+    session_->SetPendingError(CUresult(reply.pending_error));
+    session_->answers().Forget();
+  }
+  if (reply.result != CUDA_SUCCESS) {
+    if (reply.result != CUDA_ERROR_NOT_READY) session_->answers().Forget();
+    return CUresult(reply.result);
+  }
   if (session_->captures().active() || CaptureRoleOf(header_.call) == CaptureRole::kBegins) NoteCaptured();
   if (session_->managed_mirror().active() && ShowsManaged(header_.call)) {
     // A copy to the host comes in many pieces: once, when the driver call is done.
@@ -371,6 +389,9 @@ void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_lis
       needs.push_back(need);
     }
   }
+  if (object.kind == Kind::kContext || object.kind == Kind::kFunction || object.kind == Kind::kKernel) {
+    session_->answers().Forget();
+  }
   if (IsOfGraphs(object.kind)) AddHostNeeds(session_, header_.call, *message_, &needs);
   std::unique_lock<std::shared_mutex> lock(session_->mutex());
   if (NoteGraphUnlocked(object, needs, retains)) return;
@@ -382,6 +403,11 @@ void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_lis
   }
   for (const uint64_t one : retains)
     session_->RetainUnlocked(object.id, Session::SlotOfSetting(header_.call, key), one);
+}
+
+void Call::Undone(replay::ObjectKey object, uint32_t id, uint64_t key) {
+  std::unique_lock<std::shared_mutex> lock(session_->mutex());
+  session_->log().ForgetSetting(object, id, key);
 }
 
 CUresult Call::Unsupported(const char* name, const char* reason) {

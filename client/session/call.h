@@ -85,6 +85,9 @@ class Call {
   // afterwards.
   CUresult Transact();
 
+  // Transact for a question whose answer stays true (a row's `cached`): answered from what is known if it can be.
+  CUresult Recall();
+
   // Transact in two halves, so that several pieces of a copy can be on their way at once. Begin sends message() and
   // returns what Finish takes (0: the channel failed); the reply's payload goes to `out`.
   uint64_t Begin(void* out, size_t bytes);
@@ -107,6 +110,8 @@ class Call {
   // Records the request as a modification of `object`; the last one with the same call and `key` wins. `depends_on` as in
   // Created: a modification that cannot be made again takes its object's record with it only if that is a graph's.
   void Modified(replay::ObjectKey object, uint64_t key, std::initializer_list<replay::ObjectKey> depends_on = {});
+  // The request took back what Modified recorded for a request of the call `id` with the same `key`: the log forgets it.
+  void Undone(replay::ObjectKey object, uint32_t id, uint64_t key);
 
   // Names this request's own call id, where one driver call makes several kinds of requests.
   void set_id(uint32_t id) { header_.call = id; }

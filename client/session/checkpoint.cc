@@ -258,6 +258,7 @@ bool Session::Give(agent::Given given, std::string* error) {
     moved_at_ns_ = NowNs();
   }
   completions_.ForgetAll();
+  answers_.Forget();  // the GPU may be another
   taken_ = false;
   if (!given.server.empty()) settings_.server = given.server;
   lost_.store(CUDA_SUCCESS);

@@ -96,7 +96,9 @@ CUresult Session::Open() {
   if (const CUresult result = FetchDevices(); result != CUDA_SUCCESS || !settings_.has_visible_devices) return result;
   std::vector<std::string> uuids;
   for (const Device& device : devices_) uuids.emplace_back(device.uuid.bytes, sizeof(device.uuid.bytes));
-  const std::vector<int> visible = driverabi::VisibleDevices(settings_.visible_devices, uuids);
+  bool twice = false;
+  const std::vector<int> visible = driverabi::VisibleDevices(settings_.visible_devices, uuids, &twice);
+  if (twice) return CUDA_ERROR_INVALID_DEVICE;
   visible_devices_ = int(visible.size());
   bool first_ones = true;
   for (size_t i = 0; i < visible.size(); ++i) first_ones = first_ones && visible[i] == int(i);
@@ -283,6 +285,7 @@ uint64_t Session::PrimaryContextUnlocked(int device) {
 }
 
 void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
+  if (AnswersName(dead.kind)) answers_.Forget();
   switch (dead.kind) {
     case Kind::kDeviceMemory:
       if (!freed_memory_.empty()) freed_memory_.Forget(dead.id);

@@ -25,6 +25,7 @@
 #include "client/agent/agent.h"
 #include "client/session/address_map.h"
 #include "client/session/captures.h"
+#include "client/session/answers.h"
 #include "client/session/completion.h"
 #include "client/session/freed_memory.h"
 #include "client/session/gate.h"
@@ -165,6 +166,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   void WaitAsleep();
   Staging& staging() { return staging_; }
   Completions& completions() { return completions_; }
+  Answers& answers() { return answers_; }
   Captures& captures() { return captures_; }
   // Whether the application has ever made a stream, so that not everything is in the default stream's order.
   bool has_streams() const { return has_streams_.load(std::memory_order_relaxed); }
@@ -318,6 +320,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   FreedMemory freed_memory_;
   std::atomic<bool> wait_asleep_{false};
   Completions completions_;
+  Answers answers_;
   Staging staging_;
   HostArena host_arena_;
   ManagedMirror managed_mirror_;

@@ -51,7 +51,8 @@ std::string UuidName(std::string_view uuid) {
   return name;
 }
 
-std::vector<int> VisibleDevices(std::string_view value, const std::vector<std::string>& uuids) {
+std::vector<int> VisibleDevices(std::string_view value, const std::vector<std::string>& uuids, bool* twice) {
+  if (twice) *twice = false;
   std::vector<int> devices;
   while (!value.empty()) {
     const size_t comma = std::min(value.find(','), value.size());
@@ -62,7 +63,10 @@ std::vector<int> VisibleDevices(std::string_view value, const std::vector<std::s
     const bool uuid = entry.substr(0, 4) == "GPU-" || entry.substr(0, 4) == "MIG-";
     const int device = uuid ? FindUuid(entry, uuids) : FindOrdinal(entry, uuids.size());
     if (device < 0) break;
-    if (std::find(devices.begin(), devices.end(), device) != devices.end()) return {};
+    if (std::find(devices.begin(), devices.end(), device) != devices.end()) {
+      if (twice) *twice = true;
+      return {};
+    }
     devices.push_back(device);
   }
   return devices;

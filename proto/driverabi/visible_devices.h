@@ -16,8 +16,9 @@ std::string UuidName(std::string_view uuid);
 
 // The devices that a value of the variable names, as indices into `uuids` (16 bytes each), by the driver's rules:
 // ordinals, or UUIDs that may be cut short as long as they mean one device ("GPU-" or "MIG-" first); the list ends
-// before the first entry that is no device, and a device that is named twice makes it empty.
-std::vector<int> VisibleDevices(std::string_view value, const std::vector<std::string>& uuids);
+// before the first entry that is no device. A device that is named twice makes it empty, and *twice true: cuInit then
+// fails with CUDA_ERROR_INVALID_DEVICE instead of CUDA_ERROR_NO_DEVICE (580 with two H200).
+std::vector<int> VisibleDevices(std::string_view value, const std::vector<std::string>& uuids, bool* twice = nullptr);
 
 }  // namespace cuda_remote::driverabi
 

@@ -36,6 +36,11 @@ TEST(VisibleDevices, EndsBeforeWhatIsNoDevice) {
 TEST(VisibleDevices, TwiceIsNothing) {
   EXPECT_EQ(VisibleDevices("0,1,0", kUuids), List{});
   EXPECT_EQ(VisibleDevices("GPU-ab,2", kUuids), List{});
+  bool twice = false;
+  EXPECT_EQ(VisibleDevices("1,1", kUuids, &twice), List{});
+  EXPECT_TRUE(twice);
+  EXPECT_EQ(VisibleDevices("1,7,1", kUuids, &twice), (List{1})) << "ends before";
+  EXPECT_FALSE(twice);
 }
 
 TEST(VisibleDevices, Uuids) {

@@ -143,11 +143,11 @@ def stub(model, call):
             key = "UniqueKey()"
         elif keys:
             key = "Key(" + ", ".join(f"uint64_t({k})" for k in keys) + ")"
-        if row.modifies.param == "context":
-            post.append(f"  call.Modified(CurrentContextKey(call), {key});")
+        modified = "CurrentContextKey(call)" if row.modifies.param == "context" else object_key(call.param(row.modifies.param))
+        if row.modifies.undoes:
+            post.append(f"  call.Undone({modified}, kCall_{row.modifies.undoes}, {key});")
         else:
-            q = call.param(row.modifies.param)
-            post.append(f"  call.Modified({object_key(q)}, {key});")
+            post.append(f"  call.Modified({modified}, {key});")
     is_async = row is not None and getattr(row, "async")
     lines = []
     lines.append(f"constexpr CallInfo kInfo_{call.symbol}{{kCall_{call.symbol}, {text.c_string(call.symbol)}, "
@@ -167,7 +167,8 @@ def stub(model, call):
         # A wrong address fails natively at the call, so whatever looks wrong is waited for.
         lines.append(f"  const CUresult rc = LooksLikeDeviceMemory(call, {row.wait_unless_device}) ? call.Send() : call.Transact();")
     else:
-        lines.append(f"  const CUresult rc = call.{'Send' if is_async else 'Transact'}();")
+        how = "Send" if is_async else "Recall" if row is not None and row.cached else "Transact"
+        lines.append(f"  const CUresult rc = call.{how}();")
     if call.reply.fields or post:
         lines.append("  if (rc != CUDA_SUCCESS) return rc;")
     if call.reply.fields:

@@ -49,6 +49,12 @@ def check(model):
             p = call.param(row.modifies.param)
             if p is None or (call.has_wire and p.role not in ("handle", "stream")):
                 problems.append(f"{call.symbol}: modifies {row.modifies.param}, which is no handle parameter")
+        if row.cached and (row.creates or row.refers or getattr(row, "async") or row.HasField("modifies")):
+            problems.append(f"{call.symbol}: cached, but it does more than to ask")
+        if row.modifies.undoes:
+            undone = model.by_symbol(row.modifies.undoes)
+            if undone is None or undone.row is None or undone.row.modifies.key != row.modifies.key:
+                problems.append(f"{call.symbol}: undoes {row.modifies.undoes}, which is no modification of the same key")
         if getattr(row, "async") and call.reply is not None and call.reply.fields:
             problems.append(f"{call.symbol}: async, but it has results")
         if row.wait_unless_device and (call.param(row.wait_unless_device) is None or not getattr(row, "async")):

@@ -175,6 +175,13 @@ void Log::Modify(ObjectKey object, uint64_t key, const FrameHeader& header, std:
   if (stored) Forget(stored.get());
 }
 
+const Record* Log::FindSetting(ObjectKey object, uint32_t call, uint64_t key) const {
+  const auto found = nodes_.find(object);
+  if (found == nodes_.end()) return nullptr;
+  const auto setting = found->second->settings.find({call, key});
+  return setting == found->second->settings.end() ? nullptr : &setting->second->record;
+}
+
 void Log::ForgetSetting(ObjectKey object, uint32_t call, uint64_t key) {
   const auto found = nodes_.find(object);
   if (found == nodes_.end()) return;

@@ -71,6 +71,9 @@ class Log {
   void Modify(ObjectKey object, uint64_t key, const FrameHeader& header, std::string_view message,
               const std::vector<ObjectKey>& depends_on = {});
 
+  // The record of one setting; null if there is none.
+  const Record* FindSetting(ObjectKey object, uint32_t call, uint64_t key) const;
+
   // Forgets one setting. Nothing happens if there is none.
   void ForgetSetting(ObjectKey object, uint32_t call, uint64_t key);
 

@@ -96,6 +96,15 @@ TEST(Log, AGraphGoesWithASettingThatItLoses) {
   EXPECT_NE(log.Find(graph), nullptr);
 }
 
+TEST(Log, FindsOneSetting) {
+  const Log log = Sample();
+  ASSERT_NE(log.FindSetting(kFunction, 5, 8), nullptr);
+  EXPECT_EQ(log.FindSetting(kFunction, 5, 8)->message, "carveout");
+  EXPECT_EQ(log.FindSetting(kFunction, 6, 8), nullptr);
+  EXPECT_EQ(log.FindSetting(kFunction, 5, 7), nullptr);
+  EXPECT_EQ(log.FindSetting({Kind::kFunction, 0x999}, 5, 8), nullptr);
+}
+
 TEST(Log, ForgetsOneSetting) {
   Log log = Sample();
   const uint64_t before = log.last_order();

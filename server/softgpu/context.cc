@@ -71,6 +71,18 @@ void Context::ResetState() {
   limits[CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048;
   limits[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;
   limits[CU_LIMIT_PERSISTING_L2_CACHE_SIZE] = 0;
+  std::lock_guard<std::mutex> lock(peers_mutex_);
+  peers_.clear();
+}
+
+bool Context::EnablePeer(uint64_t peer) {
+  std::lock_guard<std::mutex> lock(peers_mutex_);
+  return peers_.insert(peer).second;
+}
+
+bool Context::DisablePeer(uint64_t peer) {
+  std::lock_guard<std::mutex> lock(peers_mutex_);
+  return peers_.erase(peer) != 0;
 }
 
 void Context::SetError(CUresult error) {

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -91,6 +92,10 @@ class Context : public std::enable_shared_from_this<Context> {
   std::atomic<int> attached{1};  // cuCtxAttach
   std::atomic<size_t> limits[CU_LIMIT_MAX];
 
+  // Whether it was not as wanted before. `peer`: the id of a context of another device.
+  bool EnablePeer(uint64_t peer);
+  bool DisablePeer(uint64_t peer);
+
  private:
   friend class Stream;
   friend TaskPtr SubmitLocked(Context& context, const StreamPtr& stream, TaskPtr task);
@@ -111,6 +116,9 @@ class Context : public std::enable_shared_from_this<Context> {
   std::mutex submit_;
   StreamPtr legacy_;
   std::vector<StreamPtr> streams_;  // all others
+
+  std::mutex peers_mutex_;
+  std::set<uint64_t> peers_;  // whose memory is accessible: all is in one process, so only the answers differ
 
   std::mutex output_mutex_;
   std::string output_;

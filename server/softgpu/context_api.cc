@@ -300,11 +300,12 @@ SOFTGPU_API cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
   ContextPtr other = Registry<Context>::Get().Find(peer);
   if (!other || other->device() == context->device()) return CUDA_ERROR_INVALID_DEVICE;
-  // All memory is in one process: nothing to enable.
-  return CUDA_SUCCESS;
+  return context->EnablePeer(other->id()) ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
 }
 
 SOFTGPU_API cuCtxDisablePeerAccess(CUcontext peer) {
   SOFTGPU_ENTER_CONTEXT(context);
-  return Registry<Context>::Get().Find(peer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+  ContextPtr other = Registry<Context>::Get().Find(peer);
+  if (!other) return CUDA_ERROR_INVALID_CONTEXT;
+  return context->DisablePeer(other->id()) ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
 }

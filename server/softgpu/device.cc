@@ -51,6 +51,8 @@ CUuuid MakeUuid(int ordinal) {
   return uuid;
 }
 
+bool g_named_twice = false;
+
 const std::vector<Device*>& Devices() {
   static const auto* devices = [] {
     auto* list = new std::vector<Device*>;
@@ -59,7 +61,7 @@ const std::vector<Device*>& Devices() {
     if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
       std::vector<std::string> uuids;
       for (const int i : shown) uuids.emplace_back(MakeUuid(i).bytes, sizeof(CUuuid::bytes));
-      shown = driverabi::VisibleDevices(visible, uuids);
+      shown = driverabi::VisibleDevices(visible, uuids, &g_named_twice);
     }
     // A device keeps its UUID and its place on the bus, whatever its ordinal.
     for (const int i : shown) list->push_back(new Device(int(list->size()), i));
@@ -96,6 +98,8 @@ int ComputeMajor() { return GetSettings().capability / 10; }
 int ComputeMinor() { return GetSettings().capability % 10; }
 
 int DeviceCount() { return static_cast<int>(Devices().size()); }
+
+bool DeviceNamedTwice() { return Devices().empty() && g_named_twice; }
 
 CUresult DeviceAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
   if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;

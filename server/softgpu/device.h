@@ -63,6 +63,8 @@ int ComputeMinor();
 // Null if there is no such device.
 Device* GetDevice(CUdevice ordinal);
 int DeviceCount();
+// Whether CUDA_VISIBLE_DEVICES names one twice; there are none then.
+bool DeviceNamedTwice();
 
 // CUDA_ERROR_INVALID_VALUE for an attribute that the driver does not know.
 CUresult DeviceAttribute(int* value, CUdevice_attribute attribute, CUdevice device);

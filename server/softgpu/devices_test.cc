@@ -55,6 +55,10 @@ TEST(Devices, AreApart) {
   CU_OK(cuDeviceCanAccessPeer(&can, 0, 1));
   EXPECT_EQ(1, can);
   CU_OK(cuCtxEnablePeerAccess(contexts[0], 0));
+  CU_IS(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, cuCtxEnablePeerAccess(contexts[0], 0));
+  CU_OK(cuCtxDisablePeerAccess(contexts[0]));
+  CU_IS(CUDA_ERROR_PEER_ACCESS_NOT_ENABLED, cuCtxDisablePeerAccess(contexts[0]));
+  CU_OK(cuCtxEnablePeerAccess(contexts[0], 0));
   CU_OK(cuMemsetD32_v2(memory[1], 77, 4));
   CU_OK(cuMemcpyPeer(memory[0], contexts[0], memory[1], contexts[1], 16));
   CU_OK(cuCtxSynchronize());

@@ -55,7 +55,7 @@ void SetUpExportTables() {
 SOFTGPU_API cuInit(unsigned int flags) {
   if (CUresult injected = InjectedFailure(__func__); injected != CUDA_SUCCESS) return injected;
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (DeviceCount() == 0) return CUDA_ERROR_NO_DEVICE;
+  if (DeviceCount() == 0) return DeviceNamedTwice() ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_NO_DEVICE;
   static const bool once = [] {
     SetUpExportTables();
     SetInitialized();

@@ -9,12 +9,7 @@ def fault_test(name, cases, size = "medium"):
         args = [cases],
         data = [
             "faults.py",
-            ":devices",
-            ":failing",
-            ":forker",
-            ":guest",
-            ":million",
-            ":sharer",
+            ":programs",
             "//tests/apps:all_apps",
             "//tests/matrix:harness.py",
             "//tests/matrix:product",

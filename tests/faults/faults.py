@@ -10,6 +10,7 @@ Exit code: 0 all passed, 1 some failed, 2 wrong use.
 """
 
 import argparse
+import json
 import os
 import random
 import re
@@ -619,8 +620,8 @@ def visible_devices(context):
         own = lab.start(harness.Process(lab, "own1", [lab.tool("cr-run"), "--gpu", "1", "--"] + command))
         own.expect_success(60)
         harness.same("--gpu 1 with an own server", own.stdout(), one.stdout())
-        listed = lab.run("native-listed", command, 60, dict(lab.native_environment(), CUDA_VISIBLE_DEVICES="2,0"))
-        own = lab.start(harness.Process(lab, "own2", [lab.tool("cr-run"), "--"] + command, {"CUDA_VISIBLE_DEVICES": "2,0"}))
+        listed = lab.run("native-listed", command, 60, dict(lab.native_environment(), CUDA_VISIBLE_DEVICES="1,0"))
+        own = lab.start(harness.Process(lab, "own2", [lab.tool("cr-run"), "--"] + command, {"CUDA_VISIBLE_DEVICES": "1,0"}))
         own.expect_success(60)
         harness.same("CUDA_VISIBLE_DEVICES with an own server", own.stdout(), listed.stdout())
         missing = lab.start(harness.Process(lab, "gpu9", [lab.tool("cr-run"), "--server", server.unix, "--gpu", "9", "--"] + command))
@@ -629,7 +630,7 @@ def visible_devices(context):
             raise Failure(f"a GPU that is not there is not named\n{missing.describe()}")
         # A job that sees some GPUs only is checkpointed and restarted like any other.
         app = context.app()
-        job = lab.job("job", app, server.unix, pause_at=[10], env={"CUDA_VISIBLE_DEVICES": "2,1"})
+        job = lab.job("job", app, server.unix, pause_at=[10], env={"CUDA_VISIBLE_DEVICES": "1,0"})
         job.wait_paused(10, 60)
         image = context.path("image")
         size = os.path.getsize(job.out)
@@ -643,6 +644,42 @@ def visible_devices(context):
     finally:
         for name in machine:
             del os.environ[name]
+
+
+@case
+def across_gpus(context):
+    """A running job moves from one GPU of a server to the other and back, and restarts on the other. Needs two GPUs."""
+    lab = context.lab
+    lab.env["SOFTGPU_DEVICES"] = "2"
+    server = lab.server()
+    command = context.app(steps=60)
+
+    def move(job, gpu):
+        lab.run(f"move-to-{gpu}", [lab.tool("cr-migrate"), job.id, "--to", server.unix, "--gpu", str(gpu)])
+        check_gpu(f"after-{gpu}", gpu)
+
+    def check_gpu(when, gpu):
+        listed = lab.run(f"ps-{when}", [lab.tool("cr-ps"), "--server", server.unix, "--json"])
+        gpus = [session["gpu"] for session in json.loads(listed.stdout())["sessions"]]
+        if gpus != [gpu]:
+            raise Failure(f"the job is not on GPU {gpu} alone: {gpus}")
+
+    job = lab.job("job", command, server.unix, pause_at=[10, 20, 30], gpu=0)
+    job.wait_paused(10, 60)
+    check_gpu("first", 0)
+    move(job, 1)
+    job.go(10)
+    job.wait_paused(20, 60)
+    move(job, 0)
+    job.go(20)
+    job.wait_paused(30, 60)
+    image = context.path("image")
+    lab.run("checkpoint", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
+    job.wait(30)
+    job.go(30)
+    restarted = lab.start(harness.Process(lab, "restart", [lab.tool("cr-restart"), image, "--server", server.unix, "--gpu", "1"]))
+    restarted.expect_success(60)
+    harness.same("moved between GPUs", job.stdout(), context.expected(command))
 
 
 @case

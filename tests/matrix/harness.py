@@ -137,6 +137,8 @@ class Server(Process):
                 command += ["--insecure-tcp"]
         if lab.driver:
             command += ["--driver", lab.driver]
+        if lab.workers is not None:
+            command += ["--workers", str(lab.workers)]
         command += list(extra)
         super().__init__(lab, name + "-server", command)
         self.lab = lab
@@ -246,7 +248,7 @@ class Certificates:
 class Job(Process):
     """A program under cr-run, with its hook's file."""
 
-    def __init__(self, lab, name, command, server, pause_at=(), step_ms=0, env=None, tls=None):
+    def __init__(self, lab, name, command, server, pause_at=(), step_ms=0, env=None, tls=None, gpu=None):
         self.lab = lab
         self.sync = os.path.join(lab.folder, name + ".sync")
         self.directory = os.path.join(lab.folder, name + ".job")
@@ -259,6 +261,8 @@ class Job(Process):
         full = [lab.tool("cr-run")]
         if server:
             full += ["--server", server]
+        if gpu is not None:
+            full += ["--gpu", str(gpu)]
         if tls:
             variables.update(tls_environment(tls))
         super().__init__(lab, name, full + ["--"] + command, variables)
@@ -310,11 +314,12 @@ class Lab:
     """A folder, the product's files, and everything that was started; use it in a `with`."""
 
     def __init__(self, product, driver=None, keep=False):
-        self.product = product
+        self.product = os.path.abspath(product)
         # Short: the path of a Unix socket may have 107 characters.
         self.folder = tempfile.mkdtemp(prefix="crt-", dir=os.environ.get("CR_TEST_DIR", "/tmp"))
         self.driver = driver
         self.keep = keep
+        self.workers = None  # that servers keep ready; None: as many as they like
         self.processes = []
         self.env = {"CUDA_REMOTE_LOG": os.environ.get("CUDA_REMOTE_LOG")}
         self._paths = {}

@@ -48,6 +48,7 @@ APPS = {
     "histogram": 20,
     "matmul": 12,
     "nbody": 18,
+    "peers": 20,
     "pipeline": 30,
     "globals": 60,
     "globals_plain": 30,
@@ -93,6 +94,10 @@ LIMITED = {"nvml_questions": ("native", "ring", "grpc")}
 # Python deletes the folder of its queues' sockets when it ends, so that an older image finds it gone: restarted no more than
 # once from each.
 DELETES_ITS_FILES = ("torch_loader",)
+
+
+# Programs for several GPUs, and how many of them the software GPU then has.
+SOFTWARE_GPUS = {"peers": 2}
 
 
 class Case:
@@ -238,7 +243,8 @@ def live(case):
     pick = random.Random(seed)
     server = case.lab.server()
     step_ms = case.step_ms(0.6)
-    job = case.lab.job("job", case.command, server.unix, step_ms=step_ms)
+    last = case.steps - 1
+    job = case.lab.job("job", case.command, server.unix, step_ms=step_ms, pause_at=[last])
     step = pick.randint(1, max(1, case.steps // 2))
     job.wait_steps(step, case.limit)
     time.sleep(pick.random() * 0.05)
@@ -246,6 +252,7 @@ def live(case):
     image = os.path.join(case.lab.folder, "image")
     checkpoint(case, job, image, stop=False)
     written = os.path.getsize(job.out)
+    job.go(last)
     finish(case, job, "checkpointed while running")
     os.truncate(job.out, 0)
     again = restart(case, job, image, case.lab.server("server2").unix, "again")
@@ -261,9 +268,10 @@ def migrate_between(case, first, second):
     """Runs on `first`, moves to `second` (which has other work), and back."""
     case.expected
     step_ms = case.step_ms(1)
-    job = case.lab.job("job", case.command, first, step_ms=step_ms)
-    # Longer than the job that moves, so that there is other work on the server all the time.
-    other = case.lab.job("other", case.command, second, step_ms=2 * step_ms)
+    # Neither ends before the moves are made, however slow the machine is: there is other work on the server all the time.
+    last = case.steps - 1
+    job = case.lab.job("job", case.command, first, step_ms=step_ms, pause_at=[last])
+    other = case.lab.job("other", case.command, second, step_ms=2 * step_ms, pause_at=[last])
     move = lambda name, to: case.lab.run(name, [case.lab.tool("cr-migrate"), job.id, "--to", to], case.limit)
     job.wait_steps(max(1, case.steps // 8), case.limit)
     other.wait_steps(1, case.limit)
@@ -275,6 +283,8 @@ def migrate_between(case, first, second):
         raise harness.Failure("the job ended before it could be moved back: the test proves nothing")
     job.wait_steps(min(steps + 2, case.steps - 2), case.limit)
     move("back", first)
+    job.go(last)
+    other.go(last)
     finish(case, job, "moved there and back")
     other.expect_success(case.limit)
     harness.same("the other job on the second server", other.stdout(), case.expected)
@@ -292,7 +302,8 @@ def migrate_ten(case):
     case.expected
     addresses = [case.lab.server("first").unix, case.lab.server("second").unix]
     moves = 10
-    job = case.lab.job("job", case.command, addresses[0], step_ms=case.step_ms(2))
+    last = case.steps - 1
+    job = case.lab.job("job", case.command, addresses[0], step_ms=case.step_ms(2), pause_at=[last])
     job.wait_steps(1, case.limit)
     took = []
     for move in range(moves):
@@ -302,6 +313,7 @@ def migrate_ten(case):
         case.lab.run(f"move{move}", [case.lab.tool("cr-migrate"), job.id, "--to", addresses[(move + 1) % 2]], case.limit)
         took.append(round(time.monotonic() - start, 3))
     case.notes["migrate_s"] = took
+    job.go(last)
     finish(case, job, "moved ten times")
 
 
@@ -340,6 +352,9 @@ def run_case(options, app, mode):
         with harness.Lab(options.product, options.driver, options.keep) as lab:
             # As on a large machine, whatever this one has: threads for large copies.
             lab.env["CUDA_REMOTE_COPY_THREADS"] = "3"
+            lab.workers = options.workers
+            if app in SOFTWARE_GPUS:
+                lab.env["SOFTGPU_DEVICES"] = str(SOFTWARE_GPUS[app])
             case = Case(lab, app, os.path.abspath(path), options.case_limit, options.run_seconds)
             try:
                 MODES[mode](case)
@@ -363,6 +378,7 @@ def main():
     parser.add_argument("--product", required=True)
     parser.add_argument("--apps", required=True)
     parser.add_argument("--driver")
+    parser.add_argument("--workers", type=int, help="that servers keep ready (default: as cr-server does)")
     parser.add_argument("--only", default=",".join(APPS))
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--json")

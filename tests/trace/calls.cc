@@ -2,7 +2,8 @@
 // with.
 //
 // Usage: calls COUNT WAY
-//   COUNT  so many copies of 1000 bytes to the device, and so many questions for the current context
+//   COUNT  so many copies of 1000 bytes to the device, so many questions for the current context, and so many rounds of
+//          what libraries do before each launch
 //   WAY    exit, _exit, abort, kill: how the process ends (all but the first after a pause of 1.5 s)
 //          exec: first runs itself in a child with COUNT 3, then as exit
 //          fork: a child made by fork asks for the driver's version 5 times, and ends by exit
@@ -49,6 +50,59 @@ void AskTable() {
   EXPECT(current == context);
 }
 
+// What libraries ask, set and say again and again; the answers are as right as the first time.
+void Habits(int count) {
+  static const char kImage[] = ".version 7.0\n.target sm_52\n.address_size 64\n.visible .entry nothing() { ret; }\n";
+  CUlibrary library;
+  CUkernel kernel;
+  CU_CHECK(cuLibraryLoadData(&library, kImage, nullptr, nullptr, 0, nullptr, nullptr, 0));
+  CU_CHECK(cuLibraryGetKernel(&kernel, library, "nothing"));
+  CUdevice device;
+  CU_CHECK(cuCtxGetDevice(&device));
+  size_t before = 0, limit = 0;
+  CU_CHECK(cuCtxGetLimit(&before, CU_LIMIT_STACK_SIZE));
+  CUlaunchAttribute attribute{};
+  attribute.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+  attribute.value.cooperative = 1;
+  CUlaunchConfig config{};
+  config.gridDimX = config.gridDimY = config.gridDimZ = config.blockDimX = config.blockDimY = config.blockDimZ = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  for (int i = 0; i < count; ++i) {
+    CU_CHECK(cuCtxGetLimit(&limit, CU_LIMIT_STACK_SIZE));
+    EXPECT(limit == before);
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    CU_CHECK(cuStreamIsCapturing(CU_STREAM_LEGACY, &status));
+    EXPECT(status == CU_STREAM_CAPTURE_STATUS_NONE);
+    CU_CHECK(cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 8192, kernel, device));
+    CU_CHECK(cuLaunchKernelEx(&config, reinterpret_cast<CUfunction>(kernel), nullptr, nullptr));
+  }
+  // Another value: nothing of before may be answered.
+  CU_CHECK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 2 * before));
+  CU_CHECK(cuCtxGetLimit(&limit, CU_LIMIT_STACK_SIZE));
+  EXPECT(limit == 2 * before);
+  int bytes = 0;
+  for (const int wanted : {4096, 8192}) {
+    CU_CHECK(cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, wanted, kernel, device));
+    CU_CHECK(cuKernelGetAttribute(&bytes, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel, device));
+    EXPECT(bytes == wanted);
+  }
+  // A launch that cannot work fails at the call, whatever was accepted before.
+  config.blockDimX = 1 << 20;
+  EXPECT(cuLaunchKernelEx(&config, reinterpret_cast<CUfunction>(kernel), nullptr, nullptr) != CUDA_SUCCESS);
+  CUstream stream;
+  CU_CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  CU_CHECK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  CU_CHECK(cuStreamIsCapturing(stream, &status));
+  EXPECT(status == CU_STREAM_CAPTURE_STATUS_ACTIVE);
+  CUgraph graph;
+  CU_CHECK(cuStreamEndCapture(stream, &graph));
+  CU_CHECK(cuGraphDestroy(graph));
+  CU_CHECK(cuStreamDestroy(stream));
+  CU_CHECK(cuLibraryUnload(library));
+}
+
 void WaitFor(pid_t child) {
   int status = -1;
   EXPECT(waitpid(child, &status, 0) == child && status == 0);
@@ -82,6 +136,7 @@ int main(int argc, char** argv) {
   }
   Questions(count);
   AskTable();
+  Habits(count);
   EXPECT(cuMemFree(12345) == CUDA_ERROR_INVALID_VALUE);
   CUgraphicsResource none = nullptr;
   EXPECT(cuGraphicsMapResources(1, &none, nullptr) == CUDA_ERROR_NOT_SUPPORTED);

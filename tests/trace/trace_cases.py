@@ -62,6 +62,11 @@ def check_known_calls(calls, copies=COUNT, questions=COUNT):
     table = calls.get("private table 42d85a81[2]")
     check(table and table["count"] == 1 and table["errors"] == 0, "the private table's function", names)
     check(calls["cuMemFree_v2"]["errors"] == 1, "the wrong free", calls["cuMemFree_v2"])
+    # Known by habit, the server is asked once or twice (once more after the limit was changed).
+    for name, most in (("cuCtxGetLimit", 3), ("cuStreamIsCapturing", 1), ("cuKernelSetAttribute", 3), ("cuLaunchKernelEx", 3)):
+        habit = calls[name]
+        check(habit["count"] >= min(copies, COUNT) // 2, name, habit)
+        check(habit["received_bytes"] <= most * 64, f"{name} is answered by the server every time", habit)
     refused = calls[UNSUPPORTED]
     check(refused["count"] == refused["errors"] == refused["unsupported"] == 1, "the unsupported call", refused)
     check(calls["cuInit"]["count"] == 1 and calls["cuCtxCreate_v4"]["count"] == 1, "cuInit and cuCtxCreate", names)

@@ -1,9 +1,10 @@
 // Texture and surface objects. The client has the driver's own values. A replay asks for the value of before: the
-// driver numbers its objects from the lowest number on, so it is made again and again until that number comes, and the
-// others are given back. (A number that was given back comes again after one more call, not at once: 580 on an H200.)
+// driver gives numbers that were given back, in no particular order and not at once, and then the next higher ones (580
+// on an H200): it is made again and again until that number comes, and the others are given back.
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "proto/codec/texture.gen.h"
@@ -18,8 +19,8 @@ namespace {
 
 // Objects made in vain for one that must have a certain value. The driver's tables are not larger.
 constexpr int kMostAttempts = 1 << 16;
-// Higher numbers in a row after which the wanted one is not free.
-constexpr int kMostAbove = 8;
+// So many numbers above the wanted one, each higher than all before, mean that it is not free.
+constexpr int kMostAbove = 4096;
 
 // Checks the client's description and puts the driver's handles into it.
 CUresult TranslateResource(Session& session, CUDA_RESOURCE_DESC* resource) {
@@ -62,13 +63,15 @@ template <typename Make, typename Destroy>
 CUresult MakeNumbered(uint64_t wanted, const Make& make, const Destroy& destroy, uint64_t* value) {
   std::vector<uint64_t> others;
   int above = 0;
+  uint64_t highest = 0;
   CUresult result = CUDA_SUCCESS;
   for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
     result = make(value);
     if (result != CUDA_SUCCESS || wanted == 0 || *value == wanted) break;
     others.push_back(*value);
     result = CUDA_ERROR_NOT_FOUND;
-    above = *value > wanted ? above + 1 : 0;
+    above = *value <= wanted ? 0 : *value > highest ? above + 1 : above;
+    highest = std::max(highest, *value);
     if (above > kMostAbove) break;
   }
   for (const uint64_t other : others) destroy(other);
