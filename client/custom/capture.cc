@@ -25,7 +25,7 @@ constexpr size_t kMaxNewNodes = 6;
 
 CUresult CaptureInfo(CUstream hStream, bool per_thread, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
                      const CUgraphNode** dependencies, const CUgraphEdgeData** edges, size_t* count) {
-  static constexpr CallInfo kInfo{kCall_cuStreamGetCaptureInfo_v3, "cuStreamGetCaptureInfo", false, true};
+  static constexpr CallInfo kInfo{kCall_cuStreamGetCaptureInfo_v3, "cuStreamGetCaptureInfo", false, ContextOf::kObject};
   if (!status) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -122,7 +122,7 @@ CUresult Own(CUgraph graph, std::vector<StagedCopy*> staged) {
 }  // namespace
 
 CUresult Custom_cuStreamBeginCapture(CUstream hStream, bool per_thread) {
-  static constexpr CallInfo kInfo{kCall_cuStreamBeginCapture_v2, "cuStreamBeginCapture", false, true};
+  static constexpr CallInfo kInfo{kCall_cuStreamBeginCapture_v2, "cuStreamBeginCapture", false, ContextOf::kObject};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuStreamBeginCapture_v2_Request request;
@@ -136,7 +136,7 @@ CUresult Custom_cuStreamBeginCapture(CUstream hStream, bool per_thread) {
 }
 
 CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_thread) {
-  static constexpr CallInfo kInfo{kCall_cuStreamEndCapture, "cuStreamEndCapture", false, true};
+  static constexpr CallInfo kInfo{kCall_cuStreamEndCapture, "cuStreamEndCapture", false, ContextOf::kObject};
   if (!phGraph) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;

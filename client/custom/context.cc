@@ -59,7 +59,7 @@ void Forget(Call& call, uint64_t handle) {
 }  // namespace
 
 CUresult CreateContext(CUcontext* pctx, unsigned flags, CUdevice dev) {
-  static constexpr CallInfo kInfo{kCall_cuCtxCreate_v4, "cuCtxCreate", false, false};
+  static constexpr CallInfo kInfo{kCall_cuCtxCreate_v4, "cuCtxCreate", false, ContextOf::kNone};
   if (!pctx) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -97,7 +97,7 @@ CUresult Custom_cuCtxCreate_v4(CUcontext* pctx, CUctxCreateParams* ctxCreatePara
 }
 
 CUresult Custom_cuCtxDestroy_v2(CUcontext ctx) {
-  static constexpr CallInfo kInfo{kCall_cuCtxDestroy_v2, "cuCtxDestroy", false, false};
+  static constexpr CallInfo kInfo{kCall_cuCtxDestroy_v2, "cuCtxDestroy", false, ContextOf::kNone};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   const uint64_t handle = AsHandle(ctx);
@@ -120,7 +120,7 @@ CUresult Custom_cuCtxDestroy_v2(CUcontext ctx) {
 }
 
 CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
-  static constexpr CallInfo kInfo{kCall_cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", false, false};
+  static constexpr CallInfo kInfo{kCall_cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", false, ContextOf::kNone};
   if (!pctx) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -156,7 +156,8 @@ CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
 }
 
 CUresult Custom_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
-  static constexpr CallInfo kInfo{kCall_cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease", false, false};
+  static constexpr CallInfo kInfo{kCall_cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease", false,
+                                  ContextOf::kNone};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
@@ -187,7 +188,7 @@ CUresult Custom_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
 // A reset destroys everything in the primary context but keeps its retain count; the context itself comes back, empty,
 // under the same handle.
 CUresult Custom_cuDevicePrimaryCtxReset_v2(CUdevice dev) {
-  static constexpr CallInfo kInfo{kCall_cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", false, false};
+  static constexpr CallInfo kInfo{kCall_cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", false, ContextOf::kNone};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
@@ -211,7 +212,8 @@ CUresult Custom_cuDevicePrimaryCtxReset_v2(CUdevice dev) {
 }
 
 CUresult Custom_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) {
-  static constexpr CallInfo kInfo{kCall_cuDevicePrimaryCtxSetFlags_v2, "cuDevicePrimaryCtxSetFlags", false, false};
+  static constexpr CallInfo kInfo{kCall_cuDevicePrimaryCtxSetFlags_v2, "cuDevicePrimaryCtxSetFlags", false,
+                                  ContextOf::kNone};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
@@ -342,7 +344,7 @@ CUresult Custom_cuCtxGetId(CUcontext ctx, unsigned long long* ctxId) {
 }
 
 CUresult Custom_cuCtxSetFlags(unsigned int flags) {
-  static constexpr CallInfo kInfo{kCall_cuCtxSetFlags, "cuCtxSetFlags", false, true};
+  static constexpr CallInfo kInfo{kCall_cuCtxSetFlags, "cuCtxSetFlags", false, ContextOf::kThread};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuCtxSetFlags_Request request;

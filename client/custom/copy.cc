@@ -31,11 +31,11 @@ constexpr size_t kUnawaited = 64 << 10;
 // Pieces of longer ones, where somebody counts on their end.
 constexpr size_t kAwaitedPiece = 256 << 10;
 
-constexpr CallInfo kToDevice{kCall_cuMemcpyHtoDAsync_v2, "cuMemcpyHtoD", true, true};
-constexpr CallInfo kToHost{kCall_cuMemcpyDtoHAsync_v2, "cuMemcpyDtoH", false, true};
-constexpr CallInfo kOnDevice{kCall_cuMemcpyAsync, "cuMemcpyDtoD", true, true};
-constexpr CallInfo kUnified{kCall_cuMemcpyAsync, "cuMemcpy", true, true};
-constexpr CallInfo kPeer{kCall_cuMemcpyPeerAsync, "cuMemcpyPeer", true, true};
+constexpr CallInfo kToDevice{kCall_cuMemcpyHtoDAsync_v2, "cuMemcpyHtoD", true, ContextOf::kObject};
+constexpr CallInfo kToHost{kCall_cuMemcpyDtoHAsync_v2, "cuMemcpyDtoH", false, ContextOf::kObject};
+constexpr CallInfo kOnDevice{kCall_cuMemcpyAsync, "cuMemcpyDtoD", true, ContextOf::kObject};
+constexpr CallInfo kUnified{kCall_cuMemcpyAsync, "cuMemcpy", true, ContextOf::kObject};
+constexpr CallInfo kPeer{kCall_cuMemcpyPeerAsync, "cuMemcpyPeer", true, ContextOf::kObject};
 
 bool IsKnownDeviceRange(Session& session, CUdeviceptr address, size_t bytes) {
   std::shared_lock<std::shared_mutex> lock(session.mutex());

@@ -21,8 +21,8 @@
 namespace cuda_remote::client {
 namespace {
 
-constexpr CallInfo kCopy2D{kCall_cuMemcpy2DAsync_v2, "cuMemcpy2D", true, true};
-constexpr CallInfo kCopy3D{kCall_cuMemcpy3DAsync_v2, "cuMemcpy3D", true, true};
+constexpr CallInfo kCopy2D{kCall_cuMemcpy2DAsync_v2, "cuMemcpy2D", true, ContextOf::kObject};
+constexpr CallInfo kCopy3D{kCall_cuMemcpy3DAsync_v2, "cuMemcpy3D", true, ContextOf::kObject};
 
 // A unified side becomes what its pointer says it is. So does a host side in managed memory, which the server reaches in the
 // stream's order.

@@ -26,13 +26,16 @@ uint64_t FindChild(Session& session, Kind kind, uint64_t owner, const std::strin
   return it == object->children->end() ? 0 : it->second;
 }
 
-void AddChild(Session& session, Kind kind, uint64_t owner, const std::string& name, Kind child_kind, uint64_t child) {
+void AddChild(Session& session, Kind kind, uint64_t owner, const std::string& name, Kind child_kind, uint64_t child,
+              uint64_t context) {
   std::unique_lock<std::shared_mutex> lock(session.mutex());
   Object* object = session.handles().Find(kind, owner);
   if (!object) return;
   if (!object->children) object->children = std::make_unique<NamedChildren>();
   (*object->children)[name] = child;
-  session.handles().Find(child_kind, child)->owner = owner;
+  Object* const made = session.handles().Find(child_kind, child);
+  made->owner = owner;
+  made->context = context;
 }
 
 // A child that dies with its owner, and with the current context if it is `of_context`. The request has been filled in
@@ -48,27 +51,39 @@ CUresult MakeChild(Call& call, Kind owner_kind, uint64_t owner, const std::strin
   request.Encode(&call.message());
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) return result;
-  AddChild(call.session(), owner_kind, owner, name, child_kind, *child);
+  const uint64_t context = of_context ? call.thread().current_context() : 0;
+  AddChild(call.session(), owner_kind, owner, name, child_kind, *child, context);
   if (of_context) {
-    call.Created({child_kind, *child}, {{Kind::kContext, call.thread().current_context()}});
+    call.Created({child_kind, *child}, {{Kind::kContext, context}});
   } else {
     call.Created({child_kind, *child});
   }
   return CUDA_SUCCESS;
 }
 
-CUresult GetAttribute(const CallInfo& info, uint64_t function, Kind kind, CUfunction_attribute attrib, int* pi) {
+CUresult GetAttribute(const CallInfo& info, uint64_t function, int device, CUfunction_attribute attrib, int* pi) {
   if (!pi) return CUDA_ERROR_INVALID_VALUE;
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   std::shared_ptr<FunctionInfo> facts;
-  if (const CUresult result = FindFunctionInfo(call, function, &facts); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = FindFunctionInfo(call, function, &facts, device); result != CUDA_SUCCESS) return result;
   std::shared_lock<std::shared_mutex> lock(call.session().mutex());
   if (int(attrib) < 0 || size_t(attrib) >= facts->attributes.size() || facts->attributes[attrib] == kRefused) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   *pi = facts->attributes[attrib];
   return CUDA_SUCCESS;
+}
+
+// The name is the client's own copy: it lives as long as the process, which is at least as long as the driver promises.
+CUresult GetName(const CallInfo& info, uint64_t function, const char** name) {
+  if (!name) return CUDA_ERROR_INVALID_VALUE;
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  std::shared_ptr<FunctionInfo> facts;
+  const CUresult result = FindFunctionInfo(call, function, &facts);
+  if (result == CUDA_SUCCESS) *name = call.session().Intern(facts->name);
+  return result;
 }
 
 // After the driver has accepted a new value: what the client answers from must say the same. Other attributes may have
@@ -102,7 +117,7 @@ bool IsSetAlready(Session& session, uint64_t kernel, int attribute, uint64_t key
 }  // namespace
 
 CUresult Custom_cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char* name) {
-  static constexpr CallInfo kInfo{kCall_cuModuleGetFunction, "cuModuleGetFunction", false, true};
+  static constexpr CallInfo kInfo{kCall_cuModuleGetFunction, "cuModuleGetFunction", false, ContextOf::kObject};
   if (!hfunc || !name) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -117,7 +132,7 @@ CUresult Custom_cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char
 }
 
 CUresult Custom_cuLibraryGetKernel(CUkernel* pKernel, CUlibrary library, const char* name) {
-  static constexpr CallInfo kInfo{kCall_cuLibraryGetKernel, "cuLibraryGetKernel", false, false};
+  static constexpr CallInfo kInfo{kCall_cuLibraryGetKernel, "cuLibraryGetKernel", false, ContextOf::kNone};
   if (!pKernel || !name) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -132,7 +147,7 @@ CUresult Custom_cuLibraryGetKernel(CUkernel* pKernel, CUlibrary library, const c
 }
 
 CUresult Custom_cuLibraryGetModule(CUmodule* pMod, CUlibrary library) {
-  static constexpr CallInfo kInfo{kCall_cuLibraryGetModule, "cuLibraryGetModule", false, true};
+  static constexpr CallInfo kInfo{kCall_cuLibraryGetModule, "cuLibraryGetModule", false, ContextOf::kThread};
   if (!pMod) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -148,7 +163,7 @@ CUresult Custom_cuLibraryGetModule(CUmodule* pMod, CUlibrary library) {
 }
 
 CUresult Custom_cuKernelGetFunction(CUfunction* pFunc, CUkernel kernel) {
-  static constexpr CallInfo kInfo{kCall_cuKernelGetFunction, "cuKernelGetFunction", false, true};
+  static constexpr CallInfo kInfo{kCall_cuKernelGetFunction, "cuKernelGetFunction", false, ContextOf::kThread};
   if (!pFunc) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -163,17 +178,17 @@ CUresult Custom_cuKernelGetFunction(CUfunction* pFunc, CUkernel kernel) {
 }
 
 CUresult Custom_cuFuncGetAttribute(int* pi, CUfunction_attribute attrib, CUfunction hfunc) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuFuncGetAttribute", false, true};
-  return GetAttribute(kInfo, reinterpret_cast<uint64_t>(hfunc), Kind::kFunction, attrib, pi);
+  static constexpr CallInfo kInfo{kLocalCall, "cuFuncGetAttribute", false, ContextOf::kObject};
+  return GetAttribute(kInfo, reinterpret_cast<uint64_t>(hfunc), 0, attrib, pi);
 }
 
 CUresult Custom_cuKernelGetAttribute(int* pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuKernelGetAttribute", false, false};
-  return GetAttribute(kInfo, reinterpret_cast<uint64_t>(kernel), Kind::kKernel, attrib, pi);
+  static constexpr CallInfo kInfo{kLocalCall, "cuKernelGetAttribute", false, ContextOf::kNone};
+  return GetAttribute(kInfo, reinterpret_cast<uint64_t>(kernel), dev, attrib, pi);
 }
 
 CUresult Custom_cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, int value) {
-  static constexpr CallInfo kInfo{kCall_cuFuncSetAttribute, "cuFuncSetAttribute", false, true};
+  static constexpr CallInfo kInfo{kCall_cuFuncSetAttribute, "cuFuncSetAttribute", false, ContextOf::kObject};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuFuncSetAttribute_Request request;
@@ -193,7 +208,7 @@ CUresult Custom_cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib
 }
 
 CUresult Custom_cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel kernel, CUdevice dev) {
-  static constexpr CallInfo kInfo{kCall_cuKernelSetAttribute, "cuKernelSetAttribute", false, false};
+  static constexpr CallInfo kInfo{kCall_cuKernelSetAttribute, "cuKernelSetAttribute", false, ContextOf::kNone};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuKernelSetAttribute_Request request;
@@ -212,24 +227,18 @@ CUresult Custom_cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUker
   return CUDA_SUCCESS;
 }
 
-// The name is the client's own copy: it lives as long as the process, which is at least as long as the driver promises.
 CUresult Custom_cuFuncGetName(const char** name, CUfunction hfunc) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuFuncGetName", false, true};
-  if (!name) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
-  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  std::shared_ptr<FunctionInfo> info;
-  const CUresult result = FindFunctionInfo(call, reinterpret_cast<uint64_t>(hfunc), &info);
-  if (result == CUDA_SUCCESS) *name = call.session().Intern(info->name);
-  return result;
+  static constexpr CallInfo kInfo{kLocalCall, "cuFuncGetName", false, ContextOf::kObject};
+  return GetName(kInfo, reinterpret_cast<uint64_t>(hfunc), name);
 }
 
 CUresult Custom_cuKernelGetName(const char** name, CUkernel hfunc) {
-  return Custom_cuFuncGetName(name, reinterpret_cast<CUfunction>(hfunc));
+  static constexpr CallInfo kInfo{kLocalCall, "cuKernelGetName", false, ContextOf::kNone};
+  return GetName(kInfo, reinterpret_cast<uint64_t>(hfunc), name);
 }
 
 CUresult Custom_cuFuncGetModule(CUmodule* hmod, CUfunction hfunc) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuFuncGetModule", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuFuncGetModule", false, ContextOf::kObject};
   if (!hmod) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -248,6 +257,7 @@ CUresult Custom_cuFuncGetModule(CUmodule* hmod, CUfunction hfunc) {
     *hmod = reinterpret_cast<CUmodule>(owner);
     return CUDA_SUCCESS;
   }
+  call.Borrow(reinterpret_cast<uint64_t>(hfunc));
   return Custom_cuLibraryGetModule(hmod, reinterpret_cast<CUlibrary>(owner));
 }
 
@@ -280,7 +290,8 @@ CUresult AskNames(const CallInfo& info, Kind kind, uint64_t owner, size_t most, 
 
 // Each one is looked up by its name, so that it is the same handle, and the same record, as cuModuleGetFunction's.
 CUresult Custom_cuModuleEnumerateFunctions(CUfunction* functions, unsigned int numFunctions, CUmodule mod) {
-  static constexpr CallInfo kInfo{kCall_cuModuleEnumerateFunctions, "cuModuleEnumerateFunctions", false, true};
+  static constexpr CallInfo kInfo{kCall_cuModuleEnumerateFunctions, "cuModuleEnumerateFunctions", false,
+                                  ContextOf::kObject};
   if (!functions) return CUDA_ERROR_INVALID_VALUE;
   std::vector<std::string> names;
   CUresult result = AskNames<wire::cuModuleEnumerateFunctions_Request, wire::cuModuleEnumerateFunctions_Reply>(
@@ -292,7 +303,8 @@ CUresult Custom_cuModuleEnumerateFunctions(CUfunction* functions, unsigned int n
 }
 
 CUresult Custom_cuLibraryEnumerateKernels(CUkernel* kernels, unsigned int numKernels, CUlibrary lib) {
-  static constexpr CallInfo kInfo{kCall_cuLibraryEnumerateKernels, "cuLibraryEnumerateKernels", false, false};
+  static constexpr CallInfo kInfo{kCall_cuLibraryEnumerateKernels, "cuLibraryEnumerateKernels", false,
+                                  ContextOf::kNone};
   if (!kernels) return CUDA_ERROR_INVALID_VALUE;
   std::vector<std::string> names;
   CUresult result = AskNames<wire::cuLibraryEnumerateKernels_Request, wire::cuLibraryEnumerateKernels_Reply>(
@@ -306,7 +318,7 @@ CUresult Custom_cuLibraryEnumerateKernels(CUkernel* kernels, unsigned int numKer
 // Needs a GPU that can call host functions by address. There is none: CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS is
 // 0.
 CUresult Custom_cuLibraryGetUnifiedFunction(void** fptr, CUlibrary library, const char* symbol) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuLibraryGetUnifiedFunction", false, false};
+  static constexpr CallInfo kInfo{kLocalCall, "cuLibraryGetUnifiedFunction", false, ContextOf::kNone};
   if (!fptr || !symbol) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;

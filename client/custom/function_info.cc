@@ -1,5 +1,6 @@
 #include "client/custom/function_info.h"
 
+#include <algorithm>
 #include <mutex>
 #include <shared_mutex>
 
@@ -21,9 +22,10 @@ Object* FindUnlocked(Session& session, uint64_t function) {
 
 }  // namespace
 
-CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<FunctionInfo>* info) {
+CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<FunctionInfo>* info, int device) {
   Session& session = call.session();
-  int device = 0;
+  call.Borrow(function);
+  if (call.WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
   {
     std::shared_lock<std::shared_mutex> lock(session.mutex());
     const Object* object = FindUnlocked(session, function);
@@ -33,16 +35,20 @@ CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<Functio
       return CUDA_SUCCESS;
     }
   }
-  device = session.DeviceOf(call.thread().current_context());
+  // A kernel is of no context, but loading it lazily needs one.
+  uint64_t context = call.thread().current_context();
+  if (context) {
+    device = std::max(0, session.DeviceOf(context));
+  } else {
+    context = session.SomeContextOn(device);
+  }
   wire::OpFunctionInfo_Request request;
   request.function = function;
-  request.device = device < 0 ? 0 : device;
+  request.device = device;
   std::string message;
   request.Encode(&message);
   Reply reply;
-  // The operation itself names no context; loading a kernel lazily needs one.
-  const CUresult result =
-      session.Operate(kOpFunctionInfo, message, &reply, SlotOf(call.thread().current_context()));
+  const CUresult result = session.Operate(kOpFunctionInfo, message, &reply, SlotOf(context));
   if (result != CUDA_SUCCESS) return result;
   wire::OpFunctionInfo_Reply answer;
   if (!answer.Decode(reply.message)) return session.Lose(ChannelStatus::kProtocolError);

@@ -12,10 +12,11 @@
 namespace cuda_remote::client {
 
 // The facts of a live CUfunction or CUkernel (the driver takes either in a launch). Asks the server the first time.
-// CUDA_ERROR_INVALID_HANDLE for anything else.
-CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<FunctionInfo>* info);
+// CUDA_ERROR_INVALID_HANDLE for anything else. Borrows the function's context; a kernel, which has none, is looked at
+// on `device` where the thread has none either.
+CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<FunctionInfo>* info, int device = 0);
 
-// The device of the calling thread's current context. Precondition: call.Enter() found one.
+// The device of the context that the call is made in. Precondition: there is one.
 const Device& CurrentDevice(Call& call);
 
 }  // namespace cuda_remote::client

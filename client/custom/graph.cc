@@ -13,7 +13,7 @@ namespace {
 // Instantiates; `error_node` and `outcome` may be null.
 CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t upload_stream, CUgraphNode* error_node,
                      CUgraphInstantiateResult* outcome) {
-  static constexpr CallInfo kInfo{kCall_cuGraphInstantiateWithParams, "cuGraphInstantiate", false, true};
+  static constexpr CallInfo kInfo{kCall_cuGraphInstantiateWithParams, "cuGraphInstantiate", false, ContextOf::kThread};
   if (!exec) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -43,7 +43,7 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
 }
 
 CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* info) {
-  static constexpr CallInfo kInfo{kCall_cuGraphExecUpdate_v2, "cuGraphExecUpdate", false, true};
+  static constexpr CallInfo kInfo{kCall_cuGraphExecUpdate_v2, "cuGraphExecUpdate", false, ContextOf::kNone};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuGraphExecUpdate_v2_Request request;
@@ -68,7 +68,8 @@ CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* in
 
 CUresult Custom_cuGraphInstantiateWithParams(CUgraphExec* phGraphExec, CUgraph hGraph,
                                              CUDA_GRAPH_INSTANTIATE_PARAMS* instantiateParams, bool per_thread) {
-  static constexpr CallInfo kInfo{kCall_cuGraphInstantiateWithParams, "cuGraphInstantiateWithParams", false, true};
+  static constexpr CallInfo kInfo{kCall_cuGraphInstantiateWithParams, "cuGraphInstantiateWithParams", false,
+                                  ContextOf::kThread};
   if (!instantiateParams) return CUDA_ERROR_INVALID_VALUE;
   uint64_t stream;
   {
@@ -110,7 +111,7 @@ CUresult Custom_cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgrap
 }
 
 CUresult Custom_cuGraphNodeFindInClone(CUgraphNode* phNode, CUgraphNode hOriginalNode, CUgraph hClonedGraph) {
-  static constexpr CallInfo kInfo{kCall_cuGraphNodeFindInClone, "cuGraphNodeFindInClone", false, true};
+  static constexpr CallInfo kInfo{kCall_cuGraphNodeFindInClone, "cuGraphNodeFindInClone", false, ContextOf::kNone};
   if (!phNode) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -132,7 +133,8 @@ CUresult Custom_cuGraphNodeFindInClone(CUgraphNode* phNode, CUgraphNode hOrigina
 }
 
 CUresult Custom_cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph* phGraph) {
-  static constexpr CallInfo kInfo{kCall_cuGraphChildGraphNodeGetGraph, "cuGraphChildGraphNodeGetGraph", false, true};
+  static constexpr CallInfo kInfo{kCall_cuGraphChildGraphNodeGetGraph, "cuGraphChildGraphNodeGetGraph", false,
+                                  ContextOf::kNone};
   if (!phGraph) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;

@@ -63,7 +63,7 @@ CUresult Name(Call& call, uint64_t graph, const std::vector<uint64_t>& handles, 
 }  // namespace
 
 CUresult NameNodes(Session& session, uint64_t graph_or_node) {
-  static constexpr CallInfo kInfo{kOpGraphNames, "cuGraphGetNodes", false, false};
+  static constexpr CallInfo kInfo{kOpGraphNames, "cuGraphGetNodes", false, ContextOf::kNone};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   uint64_t graph = graph_or_node;
@@ -90,7 +90,7 @@ CUresult NameNodes(Session& session, uint64_t graph_or_node) {
 // The record of a node stays while its graph lives: nodes that were made after it name it, and something may have been
 // made from the graph while it was there. A replay takes it away when its turn has come.
 CUresult Custom_cuGraphDestroyNode(CUgraphNode hNode) {
-  static constexpr CallInfo kInfo{kCall_cuGraphDestroyNode, "cuGraphDestroyNode", false, false};
+  static constexpr CallInfo kInfo{kCall_cuGraphDestroyNode, "cuGraphDestroyNode", false, ContextOf::kNone};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuGraphDestroyNode_Request request;

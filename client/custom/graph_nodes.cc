@@ -308,7 +308,7 @@ CUresult SetExec(const CallInfo& info, CUgraphExec exec, CUgraphNode node, Fill 
 // Asks for a node's parameters; `take` reads them while the reply is there.
 template <typename Take>
 CUresult Get(const char* name, CUgraphNode node, CUgraphNodeType type, Take take) {
-  const CallInfo info{kOpGraphNodeParams, name, false, false};
+  const CallInfo info{kOpGraphNodeParams, name, false, ContextOf::kNone};
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (!call.Valid(Kind::kGraphNode, node)) return CUDA_ERROR_INVALID_HANDLE;
@@ -375,9 +375,11 @@ const auto FromAny = [](const CUgraphNodeParams* p) {
 };
 
 // The requests carry these ids whatever the application's call was named.
-constexpr CallInfo AddInfo(const char* name) { return {kCall_cuGraphAddNode_v2, name, false, true}; }
-constexpr CallInfo SetInfo(const char* name) { return {kCall_cuGraphNodeSetParams, name, false, true}; }
-constexpr CallInfo ExecInfo(const char* name) { return {kCall_cuGraphExecNodeSetParams, name, false, true}; }
+constexpr CallInfo AddInfo(const char* name) { return {kCall_cuGraphAddNode_v2, name, false, ContextOf::kNone}; }
+constexpr CallInfo SetInfo(const char* name) { return {kCall_cuGraphNodeSetParams, name, false, ContextOf::kNone}; }
+constexpr CallInfo ExecInfo(const char* name) {
+  return {kCall_cuGraphExecNodeSetParams, name, false, ContextOf::kNone};
+}
 
 }  // namespace
 

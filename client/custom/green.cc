@@ -18,7 +18,7 @@
 namespace cuda_remote::client {
 
 CUresult Custom_cuGreenCtxCreate(CUgreenCtx* phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags) {
-  static constexpr CallInfo kInfo{kCall_cuGreenCtxCreate, "cuGreenCtxCreate", false, false};
+  static constexpr CallInfo kInfo{kCall_cuGreenCtxCreate, "cuGreenCtxCreate", false, ContextOf::kNone};
   if (!phCtx) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -43,7 +43,7 @@ CUresult Custom_cuGreenCtxCreate(CUgreenCtx* phCtx, CUdevResourceDesc desc, CUde
 }
 
 CUresult Custom_cuGreenCtxDestroy(CUgreenCtx hCtx) {
-  static constexpr CallInfo kInfo{kCall_cuGreenCtxDestroy, "cuGreenCtxDestroy", false, false};
+  static constexpr CallInfo kInfo{kCall_cuGreenCtxDestroy, "cuGreenCtxDestroy", false, ContextOf::kNone};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
@@ -74,7 +74,7 @@ CUresult Custom_cuGreenCtxDestroy(CUgreenCtx hCtx) {
 
 // The number is the client's own, so it stays the same over a restart.
 CUresult Custom_cuGreenCtxGetId(CUgreenCtx greenCtx, unsigned long long* greenCtxId) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuGreenCtxGetId", false, false};
+  static constexpr CallInfo kInfo{kLocalCall, "cuGreenCtxGetId", false, ContextOf::kNone};
   if (!greenCtxId) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -92,7 +92,7 @@ CUresult Custom_cuGreenCtxGetId(CUgreenCtx greenCtx, unsigned long long* greenCt
 }
 
 CUresult Custom_cuCtxFromGreenCtx(CUcontext* pContext, CUgreenCtx hCtx) {
-  static constexpr CallInfo kInfo{kCall_cuCtxFromGreenCtx, "cuCtxFromGreenCtx", false, false};
+  static constexpr CallInfo kInfo{kCall_cuCtxFromGreenCtx, "cuCtxFromGreenCtx", false, ContextOf::kNone};
   if (!pContext) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;

@@ -39,7 +39,7 @@ CUresult Launch(const CallInfo& info, CUstream hStream, bool per_thread, const P
 }  // namespace
 
 CUresult Custom_cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void* userData, bool per_thread) {
-  static constexpr CallInfo kInfo{kOpLaunchHostFunc, "cuLaunchHostFunc", false, true};
+  static constexpr CallInfo kInfo{kOpLaunchHostFunc, "cuLaunchHostFunc", false, ContextOf::kObject};
   if (!fn) return CUDA_ERROR_INVALID_VALUE;
   const PlainFunction plain{fn, userData};
   return Launch(kInfo, hStream, per_thread, &plain, [fn, userData](CUresult) { fn(userData); });
@@ -47,7 +47,7 @@ CUresult Custom_cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void* userData, 
 
 CUresult Custom_cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void* userData, unsigned int flags,
                                     bool per_thread) {
-  static constexpr CallInfo kInfo{kOpLaunchHostFunc, "cuStreamAddCallback", false, true};
+  static constexpr CallInfo kInfo{kOpLaunchHostFunc, "cuStreamAddCallback", false, ContextOf::kObject};
   if (!callback || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   return Launch(kInfo, hStream, per_thread, nullptr,
                 [callback, hStream, userData](CUresult status) { callback(hStream, status, userData); });

@@ -56,17 +56,17 @@ CUresult Allocate(const CallInfo& info, void** pp, size_t bytesize, unsigned fla
 }  // namespace
 
 CUresult Custom_cuMemHostAlloc(void** pp, size_t bytesize, unsigned int Flags) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostAlloc", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostAlloc", false, ContextOf::kThread};
   return Allocate(kInfo, pp, bytesize, Flags);
 }
 
 CUresult Custom_cuMemAllocHost_v2(void** pp, size_t bytesize) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemAllocHost", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemAllocHost", false, ContextOf::kThread};
   return Allocate(kInfo, pp, bytesize, 0);
 }
 
 CUresult Custom_cuMemFreeHost(void* p) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemFreeHost", false, false};
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemFreeHost", false, ContextOf::kNone};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
@@ -96,7 +96,7 @@ CUresult Custom_cuMemFreeHost(void* p) {
 // Registering changes nothing about how the application's own pages travel: their copies go through the channel, until
 // it asks for their device pointer.
 CUresult Custom_cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flags) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostRegister", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostRegister", false, ContextOf::kThread};
   if (!p || bytesize == 0 || (Flags & ~kRegisterFlags)) return CUDA_ERROR_INVALID_VALUE;
   if (Flags & CU_MEMHOSTREGISTER_IOMEMORY) return Call::Unsupported("cuMemHostRegister", "I/O memory is not remoted");
   Call call(kInfo);
@@ -118,7 +118,7 @@ CUresult Custom_cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flag
 }
 
 CUresult Custom_cuMemHostUnregister(void* p) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostUnregister", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostUnregister", false, ContextOf::kNone};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
@@ -136,7 +136,7 @@ CUresult Custom_cuMemHostUnregister(void* p) {
 }
 
 CUresult Custom_cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsigned int Flags) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostGetDevicePointer", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostGetDevicePointer", false, ContextOf::kThread};
   if (!pdptr || Flags != 0) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -148,7 +148,7 @@ CUresult Custom_cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsign
 }
 
 CUresult Custom_cuMemHostGetFlags(unsigned int* pFlags, void* p) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostGetFlags", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostGetFlags", false, ContextOf::kThread};
   if (!pFlags) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;

@@ -137,12 +137,12 @@ bool IsPoolImport(CUdeviceptr address) {
 }
 
 CUresult CloseImport(CUdeviceptr address) {
-  static constexpr CallInfo kInfo{kCall_cuIpcCloseMemHandle, "cuMemFree", false, false};
+  static constexpr CallInfo kInfo{kCall_cuIpcCloseMemHandle, "cuMemFree", false, ContextOf::kNone};
   return Close(kInfo, address, true);
 }
 
 CUresult Custom_cuIpcGetMemHandle(CUipcMemHandle* pHandle, CUdeviceptr dptr) {
-  static constexpr CallInfo kInfo{kCall_cuIpcGetMemHandle, "cuIpcGetMemHandle", false, true};
+  static constexpr CallInfo kInfo{kCall_cuIpcGetMemHandle, "cuIpcGetMemHandle", false, ContextOf::kThread};
   if (!pHandle) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -156,7 +156,7 @@ CUresult Custom_cuIpcGetMemHandle(CUipcMemHandle* pHandle, CUdeviceptr dptr) {
 }
 
 CUresult Custom_cuIpcOpenMemHandle_v2(CUdeviceptr* pdptr, CUipcMemHandle handle, unsigned int Flags) {
-  static constexpr CallInfo kInfo{kCall_cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle", false, true};
+  static constexpr CallInfo kInfo{kCall_cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle", false, ContextOf::kThread};
   if (!pdptr) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -173,12 +173,12 @@ CUresult Custom_cuIpcOpenMemHandle_v2(CUdeviceptr* pdptr, CUipcMemHandle handle,
 }
 
 CUresult Custom_cuIpcCloseMemHandle(CUdeviceptr dptr) {
-  static constexpr CallInfo kInfo{kCall_cuIpcCloseMemHandle, "cuIpcCloseMemHandle", false, true};
+  static constexpr CallInfo kInfo{kCall_cuIpcCloseMemHandle, "cuIpcCloseMemHandle", false, ContextOf::kThread};
   return Close(kInfo, dptr, false);
 }
 
 CUresult Custom_cuIpcGetEventHandle(CUipcEventHandle* pHandle, CUevent event) {
-  static constexpr CallInfo kInfo{kCall_cuIpcGetEventHandle, "cuIpcGetEventHandle", false, true};
+  static constexpr CallInfo kInfo{kCall_cuIpcGetEventHandle, "cuIpcGetEventHandle", false, ContextOf::kObject};
   if (!pHandle) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -194,7 +194,7 @@ CUresult Custom_cuIpcGetEventHandle(CUipcEventHandle* pHandle, CUevent event) {
 }
 
 CUresult Custom_cuIpcOpenEventHandle(CUevent* phEvent, CUipcEventHandle handle) {
-  static constexpr CallInfo kInfo{kCall_cuIpcOpenEventHandle, "cuIpcOpenEventHandle", false, true};
+  static constexpr CallInfo kInfo{kCall_cuIpcOpenEventHandle, "cuIpcOpenEventHandle", false, ContextOf::kThread};
   if (!phEvent) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -212,7 +212,8 @@ CUresult Custom_cuIpcOpenEventHandle(CUevent* phEvent, CUipcEventHandle handle) 
 
 CUresult Custom_cuMemExportToShareableHandle(void* shareableHandle, CUmemGenericAllocationHandle handle,
                                              CUmemAllocationHandleType handleType, unsigned long long flags) {
-  static constexpr CallInfo kInfo{kCall_cuMemExportToShareableHandle, "cuMemExportToShareableHandle", false, false};
+  static constexpr CallInfo kInfo{kCall_cuMemExportToShareableHandle, "cuMemExportToShareableHandle", false,
+                                  ContextOf::kNone};
   if (!shareableHandle || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckHandleType(kInfo.name, handleType); result != CUDA_SUCCESS) return result;
   Call call(kInfo);
@@ -229,7 +230,8 @@ CUresult Custom_cuMemExportToShareableHandle(void* shareableHandle, CUmemGeneric
 
 CUresult Custom_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* osHandle,
                                                CUmemAllocationHandleType shHandleType) {
-  static constexpr CallInfo kInfo{kCall_cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", false, false};
+  static constexpr CallInfo kInfo{kCall_cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", false,
+                                  ContextOf::kNone};
   if (!handle) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckHandleType(kInfo.name, shHandleType); result != CUDA_SUCCESS) return result;
   Call call(kInfo);
@@ -250,7 +252,7 @@ CUresult Custom_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* han
 CUresult Custom_cuMemPoolExportToShareableHandle(void* handle_out, CUmemoryPool pool,
                                                  CUmemAllocationHandleType handleType, unsigned long long flags) {
   static constexpr CallInfo kInfo{kCall_cuMemPoolExportToShareableHandle, "cuMemPoolExportToShareableHandle", false,
-                                  false};
+                                  ContextOf::kNone};
   if (!handle_out || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckHandleType(kInfo.name, handleType); result != CUDA_SUCCESS) return result;
   Call call(kInfo);
@@ -268,7 +270,7 @@ CUresult Custom_cuMemPoolExportToShareableHandle(void* handle_out, CUmemoryPool 
 CUresult Custom_cuMemPoolImportFromShareableHandle(CUmemoryPool* pool_out, void* handle,
                                                    CUmemAllocationHandleType handleType, unsigned long long flags) {
   static constexpr CallInfo kInfo{kCall_cuMemPoolImportFromShareableHandle, "cuMemPoolImportFromShareableHandle", false,
-                                  false};
+                                  ContextOf::kNone};
   if (!pool_out || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckHandleType(kInfo.name, handleType); result != CUDA_SUCCESS) return result;
   Call call(kInfo);
@@ -287,7 +289,7 @@ CUresult Custom_cuMemPoolImportFromShareableHandle(CUmemoryPool* pool_out, void*
 }
 
 CUresult Custom_cuMemPoolExportPointer(CUmemPoolPtrExportData* shareData_out, CUdeviceptr ptr) {
-  static constexpr CallInfo kInfo{kCall_cuMemPoolExportPointer, "cuMemPoolExportPointer", false, false};
+  static constexpr CallInfo kInfo{kCall_cuMemPoolExportPointer, "cuMemPoolExportPointer", false, ContextOf::kNone};
   if (!shareData_out) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -301,7 +303,7 @@ CUresult Custom_cuMemPoolExportPointer(CUmemPoolPtrExportData* shareData_out, CU
 }
 
 CUresult Custom_cuMemPoolImportPointer(CUdeviceptr* ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData* shareData) {
-  static constexpr CallInfo kInfo{kCall_cuMemPoolImportPointer, "cuMemPoolImportPointer", false, true};
+  static constexpr CallInfo kInfo{kCall_cuMemPoolImportPointer, "cuMemPoolImportPointer", false, ContextOf::kThread};
   if (!ptr_out || !shareData) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;

@@ -38,7 +38,7 @@ std::unordered_map<uint64_t, LegacyState>& States() {
 // Lets `change` change what the function carries.
 template <typename Change>
 CUresult Update(const char* name, CUfunction function, Change change) {
-  const CallInfo info{kLocalCall, name, false, true};
+  const CallInfo info{kLocalCall, name, false, ContextOf::kObject};
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   const auto handle = reinterpret_cast<uint64_t>(function);
@@ -118,7 +118,7 @@ CUresult Custom_cuParamSetv(CUfunction hfunc, int offset, void* ptr, unsigned in
 // A texture reference of the function's own module is there for every launch, so there is nothing to add to the
 // parameters.
 CUresult Custom_cuParamSetTexRef(CUfunction hfunc, int texunit, CUtexref hTexRef) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuParamSetTexRef", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuParamSetTexRef", false, ContextOf::kObject};
   if (texunit != CU_PARAM_TR_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;

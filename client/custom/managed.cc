@@ -49,7 +49,7 @@ CUmemLocation PlaceOf(CUdevice device) {
 }
 
 CUresult Advise(CUdeviceptr address, size_t bytes, CUmem_advise advice, const CUmemLocation& place) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemAdvise", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemAdvise", false, ContextOf::kThread};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (advice < CU_MEM_ADVISE_SET_READ_MOSTLY || advice > CU_MEM_ADVISE_UNSET_ACCESSED_BY || bytes == 0) {
@@ -90,7 +90,7 @@ CUresult Advise(CUdeviceptr address, size_t bytes, CUmem_advise advice, const CU
 CUresult Prefetch(const char* name, const CUdeviceptr* addresses, const size_t* sizes, size_t count,
                   const CUmemLocation* places, const size_t* first, size_t place_count, CUstream stream,
                   bool per_thread) {
-  const CallInfo info{kLocalCall, name, false, true};
+  const CallInfo info{kLocalCall, name, false, ContextOf::kObject};
   if (!addresses || !sizes || count == 0) return CUDA_ERROR_INVALID_VALUE;
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -228,7 +228,7 @@ CUresult ShareVariable(Call& call, uint64_t address, uint64_t bytes, const char*
 }
 
 CUresult Custom_cuMemAllocManaged(CUdeviceptr* dptr, size_t bytesize, unsigned int flags) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemAllocManaged", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemAllocManaged", false, ContextOf::kThread};
   if (!dptr || bytesize == 0 || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -306,7 +306,7 @@ CUresult Custom_cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr* dptrs, size_t* si
 // Which streams may use the memory does not matter here: the host may use it at any time.
 CUresult Custom_cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags,
                                        bool per_thread) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuStreamAttachMemAsync", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuStreamAttachMemAsync", false, ContextOf::kObject};
   if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST && flags != CU_MEM_ATTACH_SINGLE) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -325,7 +325,7 @@ CUresult Custom_cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_
 
 CUresult Custom_cuMemRangeGetAttribute(void* data, size_t dataSize, CUmem_range_attribute attribute, CUdeviceptr devPtr,
                                        size_t count) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemRangeGetAttribute", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemRangeGetAttribute", false, ContextOf::kThread};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
@@ -336,7 +336,7 @@ CUresult Custom_cuMemRangeGetAttribute(void* data, size_t dataSize, CUmem_range_
 
 CUresult Custom_cuMemRangeGetAttributes(void** data, size_t* dataSizes, CUmem_range_attribute* attributes,
                                         size_t numAttributes, CUdeviceptr devPtr, size_t count) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemRangeGetAttributes", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemRangeGetAttributes", false, ContextOf::kThread};
   if (!data || !dataSizes || !attributes || numAttributes == 0) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;

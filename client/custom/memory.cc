@@ -147,7 +147,7 @@ bool IsAllocation(Session& session, uint64_t address) {
 }  // namespace
 
 CUresult Custom_cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
-  static constexpr CallInfo kInfo{kOpMemAlloc, "cuMemAlloc", false, true};
+  static constexpr CallInfo kInfo{kOpMemAlloc, "cuMemAlloc", false, ContextOf::kThread};
   if (!dptr || bytesize == 0) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -158,7 +158,7 @@ CUresult Custom_cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
 
 CUresult Custom_cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t WidthInBytes, size_t Height,
                                    unsigned int ElementSizeBytes) {
-  static constexpr CallInfo kInfo{kOpMemAlloc, "cuMemAllocPitch", false, true};
+  static constexpr CallInfo kInfo{kOpMemAlloc, "cuMemAllocPitch", false, ContextOf::kThread};
   if (!dptr || !pPitch || WidthInBytes == 0 || Height == 0) return CUDA_ERROR_INVALID_VALUE;
   if (ElementSizeBytes != 4 && ElementSizeBytes != 8 && ElementSizeBytes != 16) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
@@ -171,7 +171,7 @@ CUresult Custom_cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t Wid
 }
 
 CUresult Custom_cuMemFree_v2(CUdeviceptr dptr) {
-  static constexpr CallInfo kInfo{kOpMemFree, "cuMemFree", false, false};
+  static constexpr CallInfo kInfo{kOpMemFree, "cuMemFree", false, ContextOf::kNone};
   if (IsPoolImport(dptr)) return CloseImport(dptr);
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -187,13 +187,13 @@ CUresult Custom_cuMemFree_v2(CUdeviceptr dptr) {
 }
 
 CUresult Custom_cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream, bool per_thread) {
-  static constexpr CallInfo kInfo{kOpMemAlloc, "cuMemAllocAsync", false, true};
+  static constexpr CallInfo kInfo{kOpMemAlloc, "cuMemAllocAsync", false, ContextOf::kObject};
   return AllocateStreamOrdered(kInfo, dptr, bytesize, nullptr, hStream, per_thread);
 }
 
 CUresult Custom_cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream,
                                         bool per_thread) {
-  static constexpr CallInfo kInfo{kOpMemAlloc, "cuMemAllocFromPoolAsync", false, true};
+  static constexpr CallInfo kInfo{kOpMemAlloc, "cuMemAllocFromPoolAsync", false, ContextOf::kObject};
   if (!pool) return CUDA_ERROR_INVALID_VALUE;
   return AllocateStreamOrdered(kInfo, dptr, bytesize, pool, hStream, per_thread);
 }
@@ -213,7 +213,7 @@ CUresult Custom_cuMemGetInfo_v2(size_t* free, size_t* total) {
 }
 
 CUresult Custom_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream, bool per_thread) {
-  static constexpr CallInfo kInfo{kOpMemFree, "cuMemFreeAsync", true, true};
+  static constexpr CallInfo kInfo{kOpMemFree, "cuMemFreeAsync", true, ContextOf::kObject};
   if (IsPoolImport(dptr)) {
     // Another session's memory: it is let go of at once, after the stream.
     const CUresult result = cuStreamSynchronize(per_thread && !hStream ? CU_STREAM_PER_THREAD : hStream);

@@ -25,8 +25,8 @@
 namespace cuda_remote::client {
 namespace {
 
-constexpr CallInfo kLoadModule{kCall_cuModuleLoadData, "cuModuleLoadData", false, true};
-constexpr CallInfo kLoadLibrary{kCall_cuLibraryLoadData, "cuLibraryLoadData", false, false};
+constexpr CallInfo kLoadModule{kCall_cuModuleLoadData, "cuModuleLoadData", false, ContextOf::kThread};
+constexpr CallInfo kLoadLibrary{kCall_cuLibraryLoadData, "cuLibraryLoadData", false, ContextOf::kNone};
 
 // The image's own bytes: a fat binary's wrapper struct is resolved to what it points to.
 CUresult FindImage(const void* image, std::string_view* bytes) {
@@ -193,7 +193,7 @@ CUresult Custom_cuModuleLoad(CUmodule* module, const char* fname) {
 }
 
 CUresult Custom_cuModuleUnload(CUmodule hmod) {
-  static constexpr CallInfo kInfo{kCall_cuModuleUnload, "cuModuleUnload", false, true};
+  static constexpr CallInfo kInfo{kCall_cuModuleUnload, "cuModuleUnload", false, ContextOf::kObject};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuModuleUnload_Request request;
@@ -207,7 +207,7 @@ CUresult Custom_cuModuleUnload(CUmodule hmod) {
 }
 
 CUresult Custom_cuModuleGetGlobal_v2(CUdeviceptr* dptr, size_t* bytes, CUmodule hmod, const char* name) {
-  static constexpr CallInfo kInfo{kCall_cuModuleGetGlobal_v2, "cuModuleGetGlobal", false, true};
+  static constexpr CallInfo kInfo{kCall_cuModuleGetGlobal_v2, "cuModuleGetGlobal", false, ContextOf::kObject};
   using Request = wire::cuModuleGetGlobal_v2_Request;
   return GetGlobal<Request, wire::cuModuleGetGlobal_v2_Reply>(kInfo, Kind::kModule, reinterpret_cast<uint64_t>(hmod),
                                                               name, dptr, bytes,
@@ -236,7 +236,7 @@ CUresult Custom_cuLibraryLoadFromFile(CUlibrary* library, const char* fileName, 
 }
 
 CUresult Custom_cuLibraryUnload(CUlibrary library) {
-  static constexpr CallInfo kInfo{kCall_cuLibraryUnload, "cuLibraryUnload", false, false};
+  static constexpr CallInfo kInfo{kCall_cuLibraryUnload, "cuLibraryUnload", false, ContextOf::kNone};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuLibraryUnload_Request request;
@@ -250,7 +250,7 @@ CUresult Custom_cuLibraryUnload(CUlibrary library) {
 }
 
 CUresult Custom_cuLibraryGetManaged(CUdeviceptr* dptr, size_t* bytes, CUlibrary library, const char* name) {
-  static constexpr CallInfo kInfo{kCall_cuLibraryGetManaged, "cuLibraryGetManaged", false, false};
+  static constexpr CallInfo kInfo{kCall_cuLibraryGetManaged, "cuLibraryGetManaged", false, ContextOf::kNone};
   using Request = wire::cuLibraryGetManaged_Request;
   return GetGlobal<Request, wire::cuLibraryGetManaged_Reply>(kInfo, Kind::kLibrary, reinterpret_cast<uint64_t>(library),
                                                              name, dptr, bytes,
@@ -261,7 +261,7 @@ CUresult Custom_cuLibraryGetManaged(CUdeviceptr* dptr, size_t* bytes, CUlibrary 
 }
 
 CUresult Custom_cuLibraryGetGlobal(CUdeviceptr* dptr, size_t* bytes, CUlibrary library, const char* name) {
-  static constexpr CallInfo kInfo{kCall_cuLibraryGetGlobal, "cuLibraryGetGlobal", false, true};
+  static constexpr CallInfo kInfo{kCall_cuLibraryGetGlobal, "cuLibraryGetGlobal", false, ContextOf::kThread};
   using Request = wire::cuLibraryGetGlobal_Request;
   return GetGlobal<Request, wire::cuLibraryGetGlobal_Reply>(kInfo, Kind::kLibrary, reinterpret_cast<uint64_t>(library),
                                                             name, dptr, bytes,

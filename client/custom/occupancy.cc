@@ -49,7 +49,7 @@ CUresult Custom_cuOccupancyMaxPotentialBlockSizeWithFlags(int* minGridSize, int*
                                                           size_t dynamicSMemSize, int blockSizeLimit,
                                                           unsigned int flags) {
   static constexpr CallInfo kInfo{kCall_cuOccupancyMaxPotentialBlockSizeWithFlags, "cuOccupancyMaxPotentialBlockSize",
-                                  false, true};
+                                  false, ContextOf::kThread};
   if (!minGridSize || !blockSize) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -81,14 +81,15 @@ CUresult Custom_cuOccupancyMaxPotentialBlockSize(int* minGridSize, int* blockSiz
 }
 
 CUresult Custom_cuOccupancyMaxActiveClusters(int* numClusters, CUfunction func, const CUlaunchConfig* config) {
-  static constexpr CallInfo kInfo{kCall_cuOccupancyMaxActiveClusters, "cuOccupancyMaxActiveClusters", false, true};
+  static constexpr CallInfo kInfo{kCall_cuOccupancyMaxActiveClusters, "cuOccupancyMaxActiveClusters", false,
+                                  ContextOf::kThread};
   return Clusters<wire::cuOccupancyMaxActiveClusters_Request, wire::cuOccupancyMaxActiveClusters_Reply>(
       kInfo, numClusters, func, config);
 }
 
 CUresult Custom_cuOccupancyMaxPotentialClusterSize(int* clusterSize, CUfunction func, const CUlaunchConfig* config) {
   static constexpr CallInfo kInfo{kCall_cuOccupancyMaxPotentialClusterSize, "cuOccupancyMaxPotentialClusterSize", false,
-                                  true};
+                                  ContextOf::kThread};
   return Clusters<wire::cuOccupancyMaxPotentialClusterSize_Request, wire::cuOccupancyMaxPotentialClusterSize_Reply>(
       kInfo, clusterSize, func, config);
 }

@@ -155,7 +155,7 @@ size_t AnswerBytes(CUpointer_attribute attribute) {
 bool IsDevicePointer(Session& session, uint64_t address) { return Look(session, address).device; }
 
 CUresult Custom_cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr ptr) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuPointerGetAttribute", false, false};
+  static constexpr CallInfo kInfo{kLocalCall, "cuPointerGetAttribute", false, ContextOf::kNone};
   if (!data) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -166,7 +166,7 @@ CUresult Custom_cuPointerGetAttribute(void* data, CUpointer_attribute attribute,
 
 CUresult Custom_cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute* attributes, void** data,
                                        CUdeviceptr ptr) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuPointerGetAttributes", false, false};
+  static constexpr CallInfo kInfo{kLocalCall, "cuPointerGetAttributes", false, ContextOf::kNone};
   if (numAttributes == 0 || !attributes || !data) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -188,7 +188,7 @@ CUresult Custom_cuPointerGetAttributes(unsigned int numAttributes, CUpointer_att
 }
 
 CUresult Custom_cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr ptr) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuPointerSetAttribute", false, false};
+  static constexpr CallInfo kInfo{kLocalCall, "cuPointerSetAttribute", false, ContextOf::kNone};
   if (!value) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -199,7 +199,7 @@ CUresult Custom_cuPointerSetAttribute(const void* value, CUpointer_attribute att
 }
 
 CUresult Custom_cuMemGetAddressRange_v2(CUdeviceptr* pbase, size_t* psize, CUdeviceptr dptr) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemGetAddressRange", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuMemGetAddressRange", false, ContextOf::kThread};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   const Facts facts = Look(call.session(), dptr);

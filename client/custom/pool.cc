@@ -39,7 +39,8 @@ std::string_view LocationBytes(const CUmemLocation* location) {
 }  // namespace
 
 CUresult Custom_cuDeviceGetDefaultMemPool(CUmemoryPool* pool_out, CUdevice dev) {
-  static constexpr CallInfo kInfo{kCall_cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", false, false};
+  static constexpr CallInfo kInfo{kCall_cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", false,
+                                  ContextOf::kNone};
   wire::cuDeviceGetDefaultMemPool_Request request;
   request.device = dev;
   return GetPool<wire::cuDeviceGetDefaultMemPool_Request, wire::cuDeviceGetDefaultMemPool_Reply>(kInfo, pool_out,
@@ -47,14 +48,14 @@ CUresult Custom_cuDeviceGetDefaultMemPool(CUmemoryPool* pool_out, CUdevice dev) 
 }
 
 CUresult Custom_cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice dev) {
-  static constexpr CallInfo kInfo{kCall_cuDeviceGetMemPool, "cuDeviceGetMemPool", false, false};
+  static constexpr CallInfo kInfo{kCall_cuDeviceGetMemPool, "cuDeviceGetMemPool", false, ContextOf::kNone};
   wire::cuDeviceGetMemPool_Request request;
   request.device = dev;
   return GetPool<wire::cuDeviceGetMemPool_Request, wire::cuDeviceGetMemPool_Reply>(kInfo, pool, request);
 }
 
 CUresult Custom_cuMemGetDefaultMemPool(CUmemoryPool* pool_out, CUmemLocation* location, CUmemAllocationType type) {
-  static constexpr CallInfo kInfo{kCall_cuMemGetDefaultMemPool, "cuMemGetDefaultMemPool", false, false};
+  static constexpr CallInfo kInfo{kCall_cuMemGetDefaultMemPool, "cuMemGetDefaultMemPool", false, ContextOf::kNone};
   if (!location) return CUDA_ERROR_INVALID_VALUE;
   wire::cuMemGetDefaultMemPool_Request request;
   request.location = LocationBytes(location);
@@ -63,7 +64,7 @@ CUresult Custom_cuMemGetDefaultMemPool(CUmemoryPool* pool_out, CUmemLocation* lo
 }
 
 CUresult Custom_cuMemGetMemPool(CUmemoryPool* pool_out, CUmemLocation* location, CUmemAllocationType type) {
-  static constexpr CallInfo kInfo{kCall_cuMemGetMemPool, "cuMemGetMemPool", false, false};
+  static constexpr CallInfo kInfo{kCall_cuMemGetMemPool, "cuMemGetMemPool", false, ContextOf::kNone};
   if (!location) return CUDA_ERROR_INVALID_VALUE;
   wire::cuMemGetMemPool_Request request;
   request.location = LocationBytes(location);
@@ -73,7 +74,7 @@ CUresult Custom_cuMemGetMemPool(CUmemoryPool* pool_out, CUmemLocation* location,
 
 // The setting is recorded with the pool: it needs the pool, and the last one set wins.
 CUresult Custom_cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
-  static constexpr CallInfo kInfo{kCall_cuDeviceSetMemPool, "cuDeviceSetMemPool", false, false};
+  static constexpr CallInfo kInfo{kCall_cuDeviceSetMemPool, "cuDeviceSetMemPool", false, ContextOf::kNone};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuDeviceSetMemPool_Request request;
@@ -87,7 +88,7 @@ CUresult Custom_cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
 }
 
 CUresult Custom_cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) {
-  static constexpr CallInfo kInfo{kCall_cuMemSetMemPool, "cuMemSetMemPool", false, false};
+  static constexpr CallInfo kInfo{kCall_cuMemSetMemPool, "cuMemSetMemPool", false, ContextOf::kNone};
   if (!location) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;

@@ -48,7 +48,7 @@ replay::ObjectKey ResourceKey(Session& session, const CUDA_RESOURCE_DESC& resour
   }
 }
 
-CUresult CheckResource(const Call& call, const CUDA_RESOURCE_DESC& resource) {
+CUresult CheckResource(Call& call, const CUDA_RESOURCE_DESC& resource) {
   switch (resource.resType) {
     case CU_RESOURCE_TYPE_ARRAY:
       return call.Valid(Kind::kArray, resource.res.array.hArray) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
@@ -124,7 +124,7 @@ CUresult CheckValue(uint64_t value) {
 
 CUresult Custom_cuTexObjectCreate(CUtexObject* pTexObject, const CUDA_RESOURCE_DESC* pResDesc,
                                   const CUDA_TEXTURE_DESC* pTexDesc, const CUDA_RESOURCE_VIEW_DESC* pResViewDesc) {
-  static constexpr CallInfo kInfo{kCall_cuTexObjectCreate, "cuTexObjectCreate", false, true};
+  static constexpr CallInfo kInfo{kCall_cuTexObjectCreate, "cuTexObjectCreate", false, ContextOf::kThread};
   if (!pTexObject || !pResDesc) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -155,13 +155,13 @@ CUresult Custom_cuTexObjectCreate(CUtexObject* pTexObject, const CUDA_RESOURCE_D
 }
 
 CUresult Custom_cuTexObjectDestroy(CUtexObject texObject) {
-  static constexpr CallInfo kInfo{kCall_cuTexObjectDestroy, "cuTexObjectDestroy", false, true};
+  static constexpr CallInfo kInfo{kCall_cuTexObjectDestroy, "cuTexObjectDestroy", false, ContextOf::kThread};
   using Request = wire::cuTexObjectDestroy_Request;
   return Destroy<Request>(kInfo, Kind::kTexture, texObject, &Request::texObject);
 }
 
 CUresult Custom_cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC* pResDesc, CUtexObject texObject) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuTexObjectGetResourceDesc", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuTexObjectGetResourceDesc", false, ContextOf::kThread};
   if (!pResDesc) return CUDA_ERROR_INVALID_VALUE;
   ResourceObject object;
   if (const CUresult result = Look(kInfo, Kind::kTexture, texObject, &object); result != CUDA_SUCCESS) return result;
@@ -170,7 +170,7 @@ CUresult Custom_cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC* pResDesc, CUtexOb
 }
 
 CUresult Custom_cuTexObjectGetTextureDesc(CUDA_TEXTURE_DESC* pTexDesc, CUtexObject texObject) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuTexObjectGetTextureDesc", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuTexObjectGetTextureDesc", false, ContextOf::kThread};
   if (!pTexDesc) return CUDA_ERROR_INVALID_VALUE;
   ResourceObject object;
   if (const CUresult result = Look(kInfo, Kind::kTexture, texObject, &object); result != CUDA_SUCCESS) return result;
@@ -179,7 +179,7 @@ CUresult Custom_cuTexObjectGetTextureDesc(CUDA_TEXTURE_DESC* pTexDesc, CUtexObje
 }
 
 CUresult Custom_cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC* pResViewDesc, CUtexObject texObject) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuTexObjectGetResourceViewDesc", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuTexObjectGetResourceViewDesc", false, ContextOf::kThread};
   if (!pResViewDesc) return CUDA_ERROR_INVALID_VALUE;
   ResourceObject object;
   if (const CUresult result = Look(kInfo, Kind::kTexture, texObject, &object); result != CUDA_SUCCESS) return result;
@@ -189,7 +189,7 @@ CUresult Custom_cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC* pResView
 }
 
 CUresult Custom_cuSurfObjectCreate(CUsurfObject* pSurfObject, const CUDA_RESOURCE_DESC* pResDesc) {
-  static constexpr CallInfo kInfo{kCall_cuSurfObjectCreate, "cuSurfObjectCreate", false, true};
+  static constexpr CallInfo kInfo{kCall_cuSurfObjectCreate, "cuSurfObjectCreate", false, ContextOf::kThread};
   if (!pSurfObject || !pResDesc || pResDesc->resType != CU_RESOURCE_TYPE_ARRAY) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -213,13 +213,13 @@ CUresult Custom_cuSurfObjectCreate(CUsurfObject* pSurfObject, const CUDA_RESOURC
 }
 
 CUresult Custom_cuSurfObjectDestroy(CUsurfObject surfObject) {
-  static constexpr CallInfo kInfo{kCall_cuSurfObjectDestroy, "cuSurfObjectDestroy", false, true};
+  static constexpr CallInfo kInfo{kCall_cuSurfObjectDestroy, "cuSurfObjectDestroy", false, ContextOf::kThread};
   using Request = wire::cuSurfObjectDestroy_Request;
   return Destroy<Request>(kInfo, Kind::kSurface, surfObject, &Request::surfObject);
 }
 
 CUresult Custom_cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC* pResDesc, CUsurfObject surfObject) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuSurfObjectGetResourceDesc", false, true};
+  static constexpr CallInfo kInfo{kLocalCall, "cuSurfObjectGetResourceDesc", false, ContextOf::kThread};
   if (!pResDesc) return CUDA_ERROR_INVALID_VALUE;
   ResourceObject object;
   if (const CUresult result = Look(kInfo, Kind::kSurface, surfObject, &object); result != CUDA_SUCCESS) return result;

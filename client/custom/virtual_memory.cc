@@ -28,7 +28,7 @@ void DropIfUnusedUnlocked(Session& session, uint64_t handle) {
 
 CUresult Custom_cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignment, CUdeviceptr addr,
                                     unsigned long long flags) {
-  static constexpr CallInfo kInfo{kCall_cuMemAddressReserve, "cuMemAddressReserve", false, false};
+  static constexpr CallInfo kInfo{kCall_cuMemAddressReserve, "cuMemAddressReserve", false, ContextOf::kNone};
   if (!ptr) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -52,7 +52,7 @@ CUresult Custom_cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignm
 }
 
 CUresult Custom_cuMemAddressFree(CUdeviceptr ptr, size_t size) {
-  static constexpr CallInfo kInfo{kCall_cuMemAddressFree, "cuMemAddressFree", false, false};
+  static constexpr CallInfo kInfo{kCall_cuMemAddressFree, "cuMemAddressFree", false, ContextOf::kNone};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuMemAddressFree_Request request;
@@ -69,7 +69,7 @@ CUresult Custom_cuMemAddressFree(CUdeviceptr ptr, size_t size) {
 
 CUresult Custom_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
                          unsigned long long flags) {
-  static constexpr CallInfo kInfo{kCall_cuMemMap, "cuMemMap", false, false};
+  static constexpr CallInfo kInfo{kCall_cuMemMap, "cuMemMap", false, ContextOf::kNone};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
@@ -101,7 +101,7 @@ CUresult Custom_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGener
 }
 
 CUresult Custom_cuMemUnmap(CUdeviceptr ptr, size_t size) {
-  static constexpr CallInfo kInfo{kCall_cuMemUnmap, "cuMemUnmap", false, false};
+  static constexpr CallInfo kInfo{kCall_cuMemUnmap, "cuMemUnmap", false, ContextOf::kNone};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuMemUnmap_Request request;
@@ -128,7 +128,7 @@ CUresult Custom_cuMemUnmap(CUdeviceptr ptr, size_t size) {
 }
 
 CUresult Custom_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* desc, size_t count) {
-  static constexpr CallInfo kInfo{kCall_cuMemSetAccess, "cuMemSetAccess", false, false};
+  static constexpr CallInfo kInfo{kCall_cuMemSetAccess, "cuMemSetAccess", false, ContextOf::kNone};
   if (!desc || count == 0) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -161,7 +161,8 @@ CUresult Custom_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDe
 // The handle of the memory behind an address, which is then to be released once more. One that the application has released
 // for good comes back to life: that is told to the server, and recorded after the release.
 CUresult Custom_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* addr) {
-  static constexpr CallInfo kInfo{kCall_cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle", false, false};
+  static constexpr CallInfo kInfo{kCall_cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle", false,
+                                  ContextOf::kNone};
   if (!handle) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -189,7 +190,7 @@ CUresult Custom_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle
 }
 
 CUresult Custom_cuMemRelease(CUmemGenericAllocationHandle handle) {
-  static constexpr CallInfo kInfo{kCall_cuMemRelease, "cuMemRelease", false, false};
+  static constexpr CallInfo kInfo{kCall_cuMemRelease, "cuMemRelease", false, ContextOf::kNone};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();

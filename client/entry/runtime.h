@@ -52,7 +52,7 @@ bool TakeArray(std::string_view bytes, uint64_t count, T* to) {
 
 // Whether all handles of an array are live.
 template <typename T>
-bool AllValid(const Call& call, Kind kind, const T* handles, uint64_t count) {
+bool AllValid(Call& call, Kind kind, const T* handles, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i) {
     if (!call.Valid(kind, handles[i])) return false;
   }

@@ -120,6 +120,7 @@ Call::Call(const CallInfo& info) : info_(info) { header_.call = info.id; }
 Call::~Call() {
   if (!entered_) return;
   if (show_managed_) ShowManaged();
+  if (borrows_) thread_->borrowed_context = 0;
   if (new_handle_count_ > 0) {
     std::unique_lock<std::shared_mutex> lock(session_->mutex());
     for (int i = 0; i < new_handle_count_; ++i) {
@@ -144,10 +145,13 @@ CUresult Call::Enter() {
   if (!session_->initialized()) return CUDA_ERROR_NOT_INITIALIZED;
   if (session_->lost() != CUDA_SUCCESS) return session_->lost();
   const uint64_t context = thread_->current_context();
-  if (context == 0) return info_.needs_context ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
+  if (context == 0) {
+    borrows_ = info_.context == ContextOf::kObject;
+    return info_.context == ContextOf::kThread ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
+  }
   header_.context_or_result = SlotOf(context);
   if (!Valid(Kind::kContext, context)) {
-    if (info_.needs_context) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (info_.context != ContextOf::kNone) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     header_.context_or_result = 0;
   }
   return CUDA_SUCCESS;
@@ -162,23 +166,40 @@ void Call::SetReplyPayload(void* out, size_t capacity) {
   reply_payload_capacity_ = capacity;
 }
 
-bool Call::Valid(Kind kind, uint64_t handle) const {
-  std::shared_lock<std::shared_mutex> lock(session_->mutex());
-  const Object* const object = session_->handles().Find(kind, handle);
-  return object && object->active;
+bool Call::Valid(Kind kind, uint64_t handle) {
+  {
+    std::shared_lock<std::shared_mutex> lock(session_->mutex());
+    const Object* const object = session_->handles().Find(kind, handle);
+    if (!object || !object->active) return false;
+  }
+  Borrow(handle);
+  return true;
 }
 
-bool Call::Valid(Kind kind, const void* handle) const { return Valid(kind, reinterpret_cast<uint64_t>(handle)); }
+bool Call::Valid(Kind kind, const void* handle) { return Valid(kind, reinterpret_cast<uint64_t>(handle)); }
+
+void Call::BorrowFrom(uint64_t handle) {
+  uint64_t context = session_->ContextOfObject(handle);
+  if (KindOf(context) == Kind::kGreenContext) {
+    // What is made from it lies in the context that belongs to it.
+    CUcontext own = nullptr;
+    if (cuCtxFromGreenCtx(&own, reinterpret_cast<CUgreenCtx>(context)) != CUDA_SUCCESS) return;
+    context = reinterpret_cast<uint64_t>(own);
+  }
+  thread_->borrowed_context = context;
+  header_.context_or_result = SlotOf(context);
+}
 
 CUresult Call::StreamToWire(CUstream stream, bool per_thread_default, uint64_t* wire) {
   const bool hidden = stream == CU_STREAM_PER_THREAD || (stream == nullptr && per_thread_default);
-  if (!hidden) {
-    *wire = stream_ = reinterpret_cast<uint64_t>(stream);
-    if (stream == nullptr || stream == CU_STREAM_LEGACY) return CUDA_SUCCESS;
+  *wire = stream_ = reinterpret_cast<uint64_t>(stream);
+  if (!hidden && stream != nullptr && stream != CU_STREAM_LEGACY) {
     return Valid(Kind::kStream, *wire) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
   }
+  // Default streams are each context's own, and only of one that is current.
   const uint64_t context = thread_->current_context();
-  if (context == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  if (context == 0 || borrows_) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!hidden) return CUDA_SUCCESS;
   for (const auto& [owner, hidden_stream] : thread_->hidden_streams) {
     if (owner != context) continue;
     *wire = stream_ = hidden_stream;
@@ -207,6 +228,7 @@ uint64_t Call::NewHandle(Kind kind, uint64_t parent) {
 
 CUresult Call::Send() {
   if (session_->settings().sync) return Transact();
+  if (WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
   if (const ChannelStatus status = HandOverManaged(); status != ChannelStatus::kOk) return session_->Lose(status);
   header_.flags |= kFlagNoReply;
   uint64_t sequence = 0;
@@ -219,6 +241,7 @@ CUresult Call::Send() {
 }
 
 CUresult Call::Transact() {
+  if (WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
   const uint64_t sequence = Begin(reply_payload_, reply_payload_capacity_);
   return sequence ? Finish(sequence) : session_->Lose(ChannelStatus::kClosed);
 }

@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "client/session/thread_state.h"
 #include "proto/channel/channel_types.h"
 #include "proto/frame/frame.h"
 #include "proto/frame/handle.h"
@@ -26,14 +27,20 @@
 namespace cuda_remote::client {
 
 class Session;
-struct ThreadState;
+
+// The context that a call is made in.
+enum class ContextOf : uint8_t {
+  kNone,    // works without one
+  kThread,  // the thread's current one; natively CUDA_ERROR_INVALID_CONTEXT without
+  kObject,  // the thread's current one, or without it that of the first object that the call names, as in the driver
+};
 
 // What the generator knows of a call; one constant for each call, in generated code.
 struct CallInfo {
-  uint32_t id;         // call id on the wire
-  const char* name;    // the driver function's name, for messages and traces
-  bool async;          // returns nothing but a status: sent without waiting
-  bool needs_context;  // fails natively with CUDA_ERROR_INVALID_CONTEXT when no context is current
+  uint32_t id;       // call id on the wire
+  const char* name;  // the driver function's name, for messages and traces
+  bool async;        // returns nothing but a status: sent without waiting
+  ContextOf context;
 };
 
 // As the parent of a new handle: the object outlives every context.
@@ -47,7 +54,8 @@ class Call {
   Call& operator=(const Call&) = delete;
 
   // Passes the gate (waits while a checkpoint holds it) and makes sure that there is a live session. Returns the error
-  // that the driver call must return if not: not initialised, a forked child, the server is lost, no current context.
+  // that the driver call must return if not: not initialised, a forked child, the server is lost, no current context
+  // (ContextOf::kThread) or one that is gone.
   CUresult Enter();
 
   // The request's message, empty at first; owned by the Call.
@@ -62,13 +70,24 @@ class Call {
   // Where the reply's payload goes: at most `capacity` bytes at `out`.
   void SetReplyPayload(void* out, size_t capacity);
 
-  // Whether `handle` is a live virtual handle of `kind`.
-  bool Valid(Kind kind, const void* handle) const;
-  bool Valid(Kind kind, uint64_t handle) const;
+  // Whether `handle` is a live virtual handle of `kind`. If it is: Borrow.
+  bool Valid(Kind kind, const void* handle);
+  bool Valid(Kind kind, uint64_t handle);
+
+  // The call names this object, whose handle is valid: a ContextOf::kObject call on a thread without a current context
+  // is made in the object's context from here on. It is the thread's current one for the client library until the call
+  // ends. Does nothing for objects of no context, and for all but the first of a context. Not under the session's lock.
+  void Borrow(uint64_t handle) {
+    if (borrows_ && !thread_->borrowed_context) BorrowFrom(handle);
+  }
+
+  // A ContextOf::kObject call has named no object of a context so far, and the thread has no context either.
+  bool WithoutContext() const { return borrows_ && !thread_->borrowed_context; }
 
   // The stream as it goes on the wire: 0 (NULL), 1 (legacy) or a virtual handle. The per-thread default stream - asked
   // for by value, or by NULL through an entry point of the _ptsz/_ptds family - becomes this thread's hidden stream.
-  // Returns CUDA_ERROR_INVALID_HANDLE for an unknown stream.
+  // Returns CUDA_ERROR_INVALID_HANDLE for an unknown stream, and CUDA_ERROR_INVALID_CONTEXT for a default stream on a
+  // thread without a current context. A stream that the application made: Borrow.
   CUresult StreamToWire(CUstream stream, bool per_thread_default, uint64_t* wire);
 
   // Chooses a virtual handle for an object that this call creates. `parent` (a virtual handle, 0: the current context,
@@ -130,6 +149,7 @@ class Call {
   friend class Session;
   // The request is in the channel: notes that streams may have more to do.
   void Sent();
+  void BorrowFrom(uint64_t handle);
   // Notes the request if it is part of a capture in progress.
   void NoteCaptured();
   // The same for a request about a graph: true if it belongs to a capture's record and not to the log. Under the session's
@@ -157,6 +177,7 @@ class Call {
   uint64_t new_handles_[8] = {};
   int new_handle_count_ = 0;
   bool entered_ = false;
+  bool borrows_ = false;  // ContextOf::kObject, and no context was current
   bool show_managed_ = false;
 };
 

@@ -57,6 +57,9 @@ struct Object {
   std::shared_ptr<FunctionInfo> info;
   uint64_t owner = 0;  // module or library, or the kernel that a function came from
 
+  // Library's module, kernel's function: the context that it is for. (Others die with their context.)
+  uint64_t context = 0;
+
   // Physical memory: mappings of it, and whether the application has released its handle.
   int mappings = 0;
   bool released = false;

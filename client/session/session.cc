@@ -270,6 +270,25 @@ int Session::DeviceOf(uint64_t context) {
   return object ? object->device : -1;
 }
 
+uint64_t Session::ContextOfObject(uint64_t handle) {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  while (handle != 0 && KindOf(handle) != Kind::kContext && KindOf(handle) != Kind::kGreenContext) {
+    const Object* const object = handles_.Find(KindOf(handle), handle);
+    if (!object) return 0;
+    handle = object->context ? object->context : object->parent;
+  }
+  return handle;
+}
+
+uint64_t Session::SomeContextOn(int device) {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  uint64_t found = 0;
+  handles_.ForEach(Kind::kContext, [&](uint64_t handle, const Object& context) {
+    if (!found && context.active && context.device == device) found = handle;
+  });
+  return found;
+}
+
 uint64_t Session::PrimaryContextUnlocked(int device) {
   uint64_t& handle = primary_contexts_[device];
   if (handle == 0) {

@@ -121,6 +121,11 @@ class Session final : public agent::AgentHost, public trace::Server {
   AddressMap<uint64_t>& mappings() { return mappings_; }
   replay::Log& log() { return log_; }
   FreedMemory& freed_memory() { return freed_memory_; }
+  // The context (or green context) that an object was made in, or that it is itself; 0 if it is of none. Takes the
+  // lock.
+  uint64_t ContextOfObject(uint64_t handle);
+  // A live context of the device, for questions that any of them can answer; 0: there is none. Takes the lock.
+  uint64_t SomeContextOn(int device);
   // The device's primary context, which has a handle from the first question on, retained or not. 0: no handle is left.
   uint64_t PrimaryContextUnlocked(int device);
   int& primary_retains(int device) { return primary_retains_[device]; }

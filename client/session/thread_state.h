@@ -18,10 +18,17 @@ struct ThreadState {
   // The calling thread's state, made at its first call. Null only if memory is exhausted.
   static ThreadState* Get();
 
-  uint64_t current_context() const { return context_stack.empty() ? 0 : context_stack.back(); }
+  // The context that calls are made in; 0 if there is none.
+  uint64_t current_context() const {
+    const uint64_t top = context_stack.empty() ? 0 : context_stack.back();
+    return top ? top : borrowed_context;
+  }
 
   // Virtual handles; the back is current. A 0 on the stack is a pushed NULL context.
   std::vector<uint64_t> context_stack;
+
+  // Without a current context, while a call is being made that names an object: the object's (Call::Borrow). Else 0.
+  uint64_t borrowed_context = 0;
 
   // (context, stream) pairs: the ordinary stream that stands for the per-thread default stream in that context.
   std::vector<std::pair<uint64_t, uint64_t>> hidden_streams;

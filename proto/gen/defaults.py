@@ -42,13 +42,25 @@ def wire_type(model, base):
     return None
 
 
+# Objects whose context a call takes that names them, where the thread has none.
+OF_A_CONTEXT = ("Stream", "Event", "Function", "Module")
+
+
+def context_of(model, call):
+    """Whose context the call is made in, as far as its parameters say."""
+    if call.family.no_context:
+        return "none"
+    named = (model.handles[p.base].kind for p in call.params if p.stars == 0 and p.base in model.handles)
+    return "object" if any(kind in OF_A_CONTEXT for kind in named) else "thread"
+
+
 def plan(model, call, schema):
     """Decides status, roles and messages of one call."""
     from proto_gen.model import Field, Message, fields_from
     row = call.row
-    call.needs_context = not call.family.no_context
+    call.context = context_of(model, call)
     if row is not None and row.context:
-        call.needs_context = row.context == schema.Row.NEEDED
+        call.context = {schema.Row.NEEDED: "thread", schema.Row.NOT_NEEDED: "none", schema.Row.OF_OBJECT: "object"}[row.context]
     if row is not None and row.unsupported:
         call.status, call.reason = "unsupported", row.unsupported
         return

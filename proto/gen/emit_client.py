@@ -4,6 +4,7 @@ from proto_gen import text
 from proto_gen.emit_server import error_for, size_expression
 
 KIND = "Kind::k"
+CONTEXT = {"none": "ContextOf::kNone", "thread": "ContextOf::kThread", "object": "ContextOf::kObject"}
 
 
 def impl_name(call):
@@ -151,7 +152,7 @@ def stub(model, call):
     is_async = row is not None and getattr(row, "async")
     lines = []
     lines.append(f"constexpr CallInfo kInfo_{call.symbol}{{kCall_{call.symbol}, {text.c_string(call.symbol)}, "
-                 f"{'true' if is_async else 'false'}, {'true' if call.needs_context else 'false'}}};")
+                 f"{'true' if is_async else 'false'}, {CONTEXT[call.context]}}};")
     lines.append(text.wrap(f"CUresult Call_{call.symbol}(", parameters(call), ") {", "    "))
     lines.append(f"  const CallInfo& kInfo = kInfo_{call.symbol};")
     if row is not None and row.per_thread_forward:
@@ -225,12 +226,12 @@ def custom_header(model):
         if c.client_custom:
             is_async = c.row is not None and getattr(c.row, "async")
             lines.append(f"inline constexpr CallInfo k_{c.symbol}{{{c.id}, {text.c_string(c.symbol)}, "
-                         f"{'true' if is_async else 'false'}, {'true' if c.needs_context else 'false'}}};")
+                         f"{'true' if is_async else 'false'}, {CONTEXT[c.context]}}};")
     for op in model.operations:
         if not op.event:
             is_async = not op.reply.fields
             lines.append(f"inline constexpr CallInfo k_Op{op.name}{{0x{op.id:x}, {text.c_string('Op' + op.name)}, "
-                         f"{'true' if is_async else 'false'}, false}};")
+                         f"{'true' if is_async else 'false'}, {CONTEXT['none']}}};")
     lines += ["}  // namespace info"]
     return text.header("client/entry/custom.gen.h", ['"client/session/call.h"', '"proto/api/cuda_versions.h"'],
                        "\n".join(lines), "cuda_remote::client")

@@ -52,6 +52,19 @@ class DefaultsTest(unittest.TestCase):
     def tearDown(self):
         defaults.GETTER = self.saved
 
+    def test_context(self):
+        takes = 'param { type: "Thing" name: "thing" }'
+        of = lambda kind, family="", row="": join(  # noqa: E731
+            takes, row, structs=f'handle {{ type: "Other" kind: "{kind}" }} {family}').calls[0].context
+        self.assertEqual(of("Library"), "thread")  # an array by itself says nothing
+        self.assertEqual(of("Library", row='call { name: "xGetIt" context: OF_OBJECT }'), "object")
+        takes = 'param { type: "Other" name: "thing" }'
+        types = 'type { name: "Other" class: HANDLE repr: "void *" }'
+        takes += " } " + types + ' signature { name: "xGetThat" symbol: "xGetThat" abi: 1 since: 2000 id: 2'
+        self.assertEqual([of(kind) for kind in ("Stream", "Event", "Function", "Module", "Kernel")], ["object"] * 4 + ["thread"])
+        self.assertEqual(of("Stream", row='call { name: "xGetIt" context: NEEDED }'), "thread")
+        self.assertEqual(of("Stream", family='family { name: "y" prefix: "xGetI" no_context: true }'), "none")
+
     def test_plain_call(self):
         model = join('param { type: "int *" name: "value" } param { type: "Thing" name: "thing" } param { type: "Mode" name: "m" }')
         self.assertEqual(lint.check(model), [])

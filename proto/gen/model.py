@@ -81,7 +81,7 @@ class Call:
     errors: list = dataclasses.field(default_factory=list)
     request: Message = None
     reply: Message = None
-    needs_context: bool = True
+    context: str = "thread"  # whose context it is made in: none, thread, object
 
     @property
     def symbol(self):

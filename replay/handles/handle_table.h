@@ -76,6 +76,15 @@ class HandleTable {
     if (Lookup(KindOf(handle), handle)) DropChildrenOf(SlotOf(handle));
   }
 
+  // Calls `visit(handle, object)` for every live handle of `kind`. Looks at every slot: not for what happens often.
+  template <typename Visit>
+  void ForEach(Kind kind, Visit visit) const {
+    for (uint32_t index = 1; index <= used_; ++index) {
+      const Slot& slot = At(index);
+      if (slot.value && slot.kind == kind) visit(MakeHandle(kind, index, slot.generation), *slot.value);
+    }
+  }
+
   // Number of live handles.
   size_t size() const { return live_; }
   // Slots that have ever been used: what the table's memory follows.

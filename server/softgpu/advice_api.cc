@@ -124,9 +124,10 @@ SOFTGPU_API cuMemAdvise(CUdeviceptr address, size_t bytes, CUmem_advise what, CU
 
 SOFTGPU_API cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned int flags,
                                   CUstream stream) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER();
+  ContextPtr context;
   StreamPtr resolved;
-  if (CUresult result = ResolveStream(context, stream, &resolved); result != CUDA_SUCCESS) return result;
+  if (CUresult result = ResolveStream(stream, &context, &resolved); result != CUDA_SUCCESS) return result;
   return flags != 0 ? CUDA_ERROR_INVALID_VALUE : Prefetch(address, bytes, location);
 }
 SOFTGPU_API cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUdevice device, CUstream stream) {
@@ -135,9 +136,10 @@ SOFTGPU_API cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUdevice devic
 
 SOFTGPU_API cuMemPrefetchBatchAsync(CUdeviceptr* addresses, size_t* sizes, size_t count, CUmemLocation* locations,
                                     size_t* first, size_t location_count, unsigned long long flags, CUstream stream) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER();
+  ContextPtr context;
   StreamPtr resolved;
-  if (CUresult result = ResolveStream(context, stream, &resolved); result != CUDA_SUCCESS) return result;
+  if (CUresult result = ResolveStream(stream, &context, &resolved); result != CUDA_SUCCESS) return result;
   const bool missing = addresses == nullptr || sizes == nullptr || locations == nullptr || first == nullptr;
   if (count == 0 || missing || location_count == 0 || first[0] != 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   size_t location = 0;
@@ -151,9 +153,10 @@ SOFTGPU_API cuMemPrefetchBatchAsync(CUdeviceptr* addresses, size_t* sizes, size_
 // What is discarded may hold anything, also what it held.
 SOFTGPU_API cuMemDiscardBatchAsync(CUdeviceptr* addresses, size_t* sizes, size_t count, unsigned long long flags,
                                    CUstream stream) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER();
+  ContextPtr context;
   StreamPtr resolved;
-  if (CUresult result = ResolveStream(context, stream, &resolved); result != CUDA_SUCCESS) return result;
+  if (CUresult result = ResolveStream(stream, &context, &resolved); result != CUDA_SUCCESS) return result;
   if (count == 0 || addresses == nullptr || sizes == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
     if (CUresult result = CheckManaged(addresses[i], sizes[i]); result != CUDA_SUCCESS) return result;

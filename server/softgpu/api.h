@@ -34,4 +34,15 @@
       return softgpu_result;                                                                                       \
   } while (0)
 
+// The same for a call that names `object`, whose own context it is without a current one.
+#define SOFTGPU_ENTER_CONTEXT_OF(context, object)                                                  \
+  SOFTGPU_ENTER();                                                                                 \
+  ::cuda_remote::softgpu::ContextPtr context;                                                      \
+  do {                                                                                             \
+    if (CUresult softgpu_result =                                                                  \
+            ::cuda_remote::softgpu::UsableContextOr([&] { return OwnContext(object); }, &context); \
+        softgpu_result != CUDA_SUCCESS)                                                            \
+      return softgpu_result;                                                                       \
+  } while (0)
+
 #endif  // CUDA_REMOTE_SERVER_SOFTGPU_API_H_

@@ -46,6 +46,10 @@ struct MipmappedArray {
 // The channels of a format; false for formats that are not supported.
 bool ChannelOf(CUarray_format format, ptx::Channel* channel);
 
+// The context that an array was made in; null for what is none.
+ContextPtr OwnContext(CUarray handle);
+ContextPtr OwnContext(CUmipmappedArray handle);
+
 // What kernels ask.
 ptx::TextureUnit& Textures();
 

@@ -124,6 +124,20 @@ CUDA_ARRAY_DESCRIPTOR Flat(const CUDA_ARRAY3D_DESCRIPTOR& facts) {
 
 }  // namespace
 
+namespace cuda_remote::softgpu {
+
+ContextPtr OwnContext(CUarray handle) {
+  ArrayPtr array = Registry<Array>::Get().Find(handle);
+  return array ? Registry<Context>::Get().Find(array->context) : nullptr;
+}
+
+ContextPtr OwnContext(CUmipmappedArray handle) {
+  auto whole = Registry<MipmappedArray>::Get().Find(handle);
+  return whole ? Registry<Context>::Get().Find(whole->context) : nullptr;
+}
+
+}  // namespace cuda_remote::softgpu
+
 SOFTGPU_API cuArray3DCreate_v2(CUarray* out, const CUDA_ARRAY3D_DESCRIPTOR* facts) {
   SOFTGPU_ENTER_CONTEXT(context);
   if (out == nullptr || facts == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -147,7 +161,7 @@ SOFTGPU_API cuArrayCreate_v2(CUarray* out, const CUDA_ARRAY_DESCRIPTOR* flat) {
 }
 
 SOFTGPU_API cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR* facts, CUarray handle) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   if (facts == nullptr) return CUDA_ERROR_INVALID_VALUE;
   ArrayPtr array = Registry<Array>::Get().Find(handle);
   if (!array) return CUDA_ERROR_INVALID_HANDLE;
@@ -156,7 +170,7 @@ SOFTGPU_API cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR* facts, CUarray ha
 }
 
 SOFTGPU_API cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR* flat, CUarray handle) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   if (flat == nullptr) return CUDA_ERROR_INVALID_VALUE;
   ArrayPtr array = Registry<Array>::Get().Find(handle);
   if (!array) return CUDA_ERROR_INVALID_HANDLE;
@@ -165,7 +179,7 @@ SOFTGPU_API cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR* flat, CUarray handle)
 }
 
 SOFTGPU_API cuArrayDestroy(CUarray handle) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   ArrayPtr array = Registry<Array>::Get().Find(handle);
   if (!array || array->level) return CUDA_ERROR_INVALID_HANDLE;
   context->Synchronize();
@@ -205,7 +219,7 @@ SOFTGPU_API cuMipmappedArrayCreate(CUmipmappedArray* out, const CUDA_ARRAY3D_DES
 }
 
 SOFTGPU_API cuMipmappedArrayGetLevel(CUarray* out, CUmipmappedArray handle, unsigned int level) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   auto whole = Registry<MipmappedArray>::Get().Find(handle);
   if (!whole) return CUDA_ERROR_INVALID_HANDLE;
@@ -215,7 +229,7 @@ SOFTGPU_API cuMipmappedArrayGetLevel(CUarray* out, CUmipmappedArray handle, unsi
 }
 
 SOFTGPU_API cuMipmappedArrayDestroy(CUmipmappedArray handle) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   if (!Registry<MipmappedArray>::Get().Find(handle)) return CUDA_ERROR_INVALID_HANDLE;
   context->Synchronize();
   auto whole = Registry<MipmappedArray>::Get().Remove(handle);

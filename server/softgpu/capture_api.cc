@@ -12,8 +12,7 @@ namespace {
 
 CUresult StreamFor(CUstream handle, StreamPtr* stream) {
   ContextPtr context;
-  if (CUresult result = UsableContext(&context); result != CUDA_SUCCESS) return result;
-  return ResolveStream(context, handle, stream);
+  return ResolveStream(handle, &context, stream);
 }
 
 CUresult Nodes(const CUgraphNode* handles, size_t count, std::vector<GraphNode*>* nodes) {

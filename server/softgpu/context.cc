@@ -233,19 +233,16 @@ ContextPtr CurrentContext() {
   return state.contexts.empty() ? nullptr : state.contexts.back();
 }
 
-CUresult UsableContext(ContextPtr* context) {
-  *context = CurrentContext();
-  if (!*context) return CUDA_ERROR_INVALID_CONTEXT;
-  if (!(*context)->active()) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-  return (*context)->error();
+CUresult Usable(const ContextPtr& context) {
+  if (!context) return CUDA_ERROR_INVALID_CONTEXT;
+  return context->active() ? context->error() : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
+
+CUresult UsableContext(ContextPtr* context) { return Usable(*context = CurrentContext()); }
 
 CUresult ContextFor(CUcontext handle, ContextPtr* context) {
   if (handle == nullptr) return UsableContext(context);
-  *context = Registry<Context>::Get().Find(handle);
-  if (!*context) return CUDA_ERROR_INVALID_CONTEXT;
-  if (!(*context)->active()) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-  return (*context)->error();
+  return Usable(*context = Registry<Context>::Get().Find(handle));
 }
 
 }  // namespace cuda_remote::softgpu

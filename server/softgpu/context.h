@@ -128,9 +128,20 @@ class Context : public std::enable_shared_from_this<Context> {
 // Top of the calling thread's stack; null if none.
 ContextPtr CurrentContext();
 
+// CUDA_ERROR_INVALID_CONTEXT for none, CUDA_ERROR_CONTEXT_IS_DESTROYED, or the context's sticky error.
+CUresult Usable(const ContextPtr& context);
+
 // The current context if it can be used: CUDA_ERROR_INVALID_CONTEXT without one, CUDA_ERROR_CONTEXT_IS_DESTROYED, or
 // its sticky error.
 CUresult UsableContext(ContextPtr* context);
+
+// The same for a call that names an object: without a current context `own()`, the object's, is the call's, as in the
+// driver. It may be null.
+template <typename Own>
+CUresult UsableContextOr(Own own, ContextPtr* context) {
+  if (CurrentContext()) return UsableContext(context);
+  return Usable(*context = own());
+}
 
 // The context for a handle that a caller passed: null means the current one.
 CUresult ContextFor(CUcontext handle, ContextPtr* context);

@@ -18,9 +18,8 @@ constexpr uint64_t kStageBytes = 1 << 20;
 
 CUresult Copy(const CUDA_MEMCPY3D& copy, CUstream handle, bool synchronous) {
   ContextPtr context;
-  if (CUresult result = UsableContext(&context); result != CUDA_SUCCESS) return result;
   StreamPtr stream;
-  if (CUresult result = ResolveStream(context, handle, &stream); result != CUDA_SUCCESS) return result;
+  if (CUresult result = ResolveStream(handle, &context, &stream); result != CUDA_SUCCESS) return result;
   CopyWork work;
   bool pageable_from, pageable_to;
   if (CUresult result = MakeCopy(copy, &work, &pageable_from, &pageable_to); result != CUDA_SUCCESS) return result;
@@ -114,9 +113,8 @@ CUDA_MEMCPY3D FromPeer(const CUDA_MEMCPY3D_PEER& c) {
 CUresult Set(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t element, size_t width, size_t height,
              CUstream handle, bool synchronous) {
   ContextPtr context;
-  if (CUresult result = UsableContext(&context); result != CUDA_SUCCESS) return result;
   StreamPtr stream;
-  if (CUresult result = ResolveStream(context, handle, &stream); result != CUDA_SUCCESS) return result;
+  if (CUresult result = ResolveStream(handle, &context, &stream); result != CUDA_SUCCESS) return result;
   MemsetWork work;
   if (CUresult result = MakeMemset(to, pitch, value, element, width, height, &work); result != CUDA_SUCCESS)
     return result;

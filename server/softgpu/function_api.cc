@@ -133,33 +133,33 @@ CUresult KernelFunction(CUkernel handle, CUdevice ordinal, KernelPtr* kernel, Fu
 }  // namespace
 
 SOFTGPU_API cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction handle) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   FunctionPtr function;
   if (CUresult result = ResolveFunction(context, handle, &function); result != CUDA_SUCCESS) return result;
   return GetAttribute(value, attribute, *function);
 }
 
 SOFTGPU_API cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, int value) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   FunctionPtr function;
   if (CUresult result = ResolveFunction(context, handle, &function); result != CUDA_SUCCESS) return result;
   return SetAttribute(function->settings.get(), function->info->static_shared_bytes, attribute, value);
 }
 
 SOFTGPU_API cuFuncSetCacheConfig(CUfunction handle, CUfunc_cache) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   FunctionPtr function;
   return ResolveFunction(context, handle, &function);
 }
 
 SOFTGPU_API cuFuncSetSharedMemConfig(CUfunction handle, CUsharedconfig) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   FunctionPtr function;
   return ResolveFunction(context, handle, &function);
 }
 
 SOFTGPU_API cuFuncGetModule(CUmodule* out, CUfunction handle) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   FunctionPtr function;
   if (CUresult result = ResolveFunction(context, handle, &function); result != CUDA_SUCCESS) return result;
@@ -170,7 +170,7 @@ SOFTGPU_API cuFuncGetModule(CUmodule* out, CUfunction handle) {
 }
 
 SOFTGPU_API cuFuncGetName(const char** name, CUfunction handle) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
   FunctionPtr function;
   if (CUresult result = ResolveFunction(context, handle, &function); result != CUDA_SUCCESS) return result;
@@ -179,14 +179,14 @@ SOFTGPU_API cuFuncGetName(const char** name, CUfunction handle) {
 }
 
 SOFTGPU_API cuFuncGetParamInfo(CUfunction handle, size_t index, size_t* offset, size_t* size) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   FunctionPtr function;
   if (CUresult result = ResolveFunction(context, handle, &function); result != CUDA_SUCCESS) return result;
   return ParamInfo(*function->info, index, offset, size);
 }
 
 SOFTGPU_API cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction handle) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   if (state == nullptr) return CUDA_ERROR_INVALID_VALUE;
   FunctionPtr function;
   if (CUresult result = ResolveFunction(context, handle, &function); result != CUDA_SUCCESS) return result;
@@ -195,7 +195,7 @@ SOFTGPU_API cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction handle) {
 }
 
 SOFTGPU_API cuFuncLoad(CUfunction handle) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   FunctionPtr function;
   return ResolveFunction(context, handle, &function);
 }

@@ -33,9 +33,8 @@ CUresult Instantiate(CUgraphExec* out, CUgraph handle, unsigned long long flags)
 
 CUresult Launch(CUgraphExec handle, CUstream stream_handle) {
   ContextPtr context;
-  if (CUresult result = UsableContext(&context); result != CUDA_SUCCESS) return result;
   StreamPtr stream;
-  if (CUresult result = ResolveStream(context, stream_handle, &stream); result != CUDA_SUCCESS) return result;
+  if (CUresult result = ResolveStream(stream_handle, &context, &stream); result != CUDA_SUCCESS) return result;
   GraphExecPtr exec = Registry<GraphExec>::Get().Find(handle);
   if (!exec) return CUDA_ERROR_INVALID_VALUE;
   if (std::shared_ptr<Capture> capture = CaptureOf(stream)) {
@@ -229,9 +228,10 @@ SOFTGPU_API cuGraphLaunch(CUgraphExec exec, CUstream stream) {
 }
 
 SOFTGPU_API cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER();
+  ContextPtr context;
   StreamPtr stream;
-  if (CUresult result = ResolveStream(context, stream_handle, &stream); result != CUDA_SUCCESS) return result;
+  if (CUresult result = ResolveStream(stream_handle, &context, &stream); result != CUDA_SUCCESS) return result;
   return Registry<GraphExec>::Get().Find(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

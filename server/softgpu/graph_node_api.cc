@@ -56,8 +56,10 @@ CUresult Add(CUgraphNode* out, CUgraph handle, const CUgraphNode* dependencies, 
 template <typename P>
 CUresult KernelFrom(const P* params, CUkernel kernel, CUcontext context_handle, KernelWork* work) {
   ContextPtr context;
-  if (CUresult result = ContextFor(context_handle, &context); result != CUDA_SUCCESS) return result;
   CUfunction function = params->func != nullptr ? params->func : reinterpret_cast<CUfunction>(kernel);
+  CUresult result = context_handle ? ContextFor(context_handle, &context)
+                                   : UsableContextOr([function] { return OwnContext(function); }, &context);
+  if (result != CUDA_SUCCESS) return result;
   return MakeLaunch(context,
                     {function,
                      {params->gridDimX, params->gridDimY, params->gridDimZ},

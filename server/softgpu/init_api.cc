@@ -204,11 +204,11 @@ SOFTGPU_API cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget, CUflush
 }
 
 SOFTGPU_API cuProfilerStart() {
-  SOFTGPU_ENTER();
+  SOFTGPU_ENTER_CONTEXT(context);
   return CUDA_SUCCESS;
 }
 SOFTGPU_API cuProfilerStop() {
-  SOFTGPU_ENTER();
+  SOFTGPU_ENTER_CONTEXT(context);
   return CUDA_SUCCESS;
 }
 

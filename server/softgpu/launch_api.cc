@@ -102,9 +102,8 @@ namespace {
 
 CUresult Launch(const LaunchRequest& request, CUstream handle) {
   ContextPtr context;
-  if (CUresult result = UsableContext(&context); result != CUDA_SUCCESS) return result;
   StreamPtr stream;
-  if (CUresult result = ResolveStream(context, handle, &stream); result != CUDA_SUCCESS) return result;
+  if (CUresult result = ResolveStream(handle, &context, &stream); result != CUDA_SUCCESS) return result;
   KernelWork work;
   if (CUresult result = MakeLaunch(stream->context(), request, &work); result != CUDA_SUCCESS) return result;
   if (work.module->context() != stream->context()->Home().get()) return CUDA_ERROR_INVALID_HANDLE;

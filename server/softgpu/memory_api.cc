@@ -22,9 +22,16 @@ bool CanFree(const Allocation& allocation) {
          allocation.kind == MemoryKind::kManaged || allocation.kind == MemoryKind::kPool;
 }
 
+// Frees need no current context, but one that is gone or failed is said.
+CUresult CheckCurrent() {
+  const ContextPtr current = CurrentContext();
+  return current ? Usable(current) : CUDA_SUCCESS;
+}
+
 // Frees wait for the work of the context, as the driver does, so that no kernel finds its memory gone.
-void WaitForUsers(const Allocation& allocation, const ContextPtr& current) {
-  current->Synchronize();
+void WaitForUsers(const Allocation& allocation) {
+  const ContextPtr current = CurrentContext();
+  if (current) current->Synchronize();
   if (allocation.context != nullptr && allocation.context != current.get()) {
     if (ContextPtr owner = Registry<Context>::Get().Find(allocation.context)) owner->Synchronize();
   }
@@ -85,11 +92,12 @@ SOFTGPU_API cuMemAllocManaged(CUdeviceptr* address, size_t bytes, unsigned int f
 }
 
 SOFTGPU_API cuMemFree_v2(CUdeviceptr address) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER();
+  if (CUresult result = CheckCurrent(); result != CUDA_SUCCESS) return result;
   if (address == 0) return CUDA_SUCCESS;
   AllocationPtr allocation = MemoryMap::Get().Find(address);
   if (!allocation || allocation->begin != address || !CanFree(*allocation)) return CUDA_ERROR_INVALID_VALUE;
-  WaitForUsers(*allocation, context);
+  WaitForUsers(*allocation);
   allocation = MemoryMap::Get().RemoveIf(address, CanFree);
   if (!allocation) return CUDA_ERROR_INVALID_VALUE;
   GiveBack(std::move(allocation));
@@ -131,12 +139,13 @@ SOFTGPU_API cuMemHostAlloc(void** host, size_t bytes, unsigned int flags) {
 SOFTGPU_API cuMemAllocHost_v2(void** host, size_t bytes) { return cuMemHostAlloc(host, bytes, 0); }
 
 SOFTGPU_API cuMemFreeHost(void* host) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER();
+  if (CUresult result = CheckCurrent(); result != CUDA_SUCCESS) return result;
   auto pinned = [](const Allocation& allocation) { return allocation.kind == MemoryKind::kPinned; };
   auto address = reinterpret_cast<uint64_t>(host);
   AllocationPtr allocation = MemoryMap::Get().Find(address);
   if (!allocation || allocation->begin != address || !pinned(*allocation)) return CUDA_ERROR_INVALID_VALUE;
-  WaitForUsers(*allocation, context);
+  WaitForUsers(*allocation);
   MemoryMap::Get().Release(MemoryMap::Get().RemoveIf(address, pinned));
   return CUDA_SUCCESS;
 }
@@ -169,14 +178,15 @@ SOFTGPU_API cuMemHostRegister(void* host, size_t bytes, unsigned int flags) {
 }
 
 SOFTGPU_API cuMemHostUnregister(void* host) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER();
+  if (CUresult result = CheckCurrent(); result != CUDA_SUCCESS) return result;
   auto registered = [](const Allocation& allocation) { return allocation.kind == MemoryKind::kRegistered; };
   auto address = reinterpret_cast<uint64_t>(host);
   AllocationPtr allocation = MemoryMap::Get().Find(address);
   if (!allocation || allocation->begin != address || !registered(*allocation)) {
     return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   }
-  WaitForUsers(*allocation, context);
+  WaitForUsers(*allocation);
   MemoryMap::Get().RemoveIf(address, registered);
   return CUDA_SUCCESS;
 }

@@ -272,6 +272,17 @@ CUresult ResolveFunction(const ContextPtr& context, CUfunction handle, FunctionP
   return kernel->FunctionFor(context, function);
 }
 
+ContextPtr OwnContext(CUmodule handle) {
+  ModulePtr module = Registry<Module>::Get().Find(handle);
+  return module ? Registry<Context>::Get().Find(module->context()) : nullptr;
+}
+
+ContextPtr OwnContext(CUfunction handle) {
+  FunctionPtr function = Registry<Function>::Get().Find(handle);
+  ModulePtr module = function ? function->module.lock() : nullptr;
+  return module ? OwnContext(module->handle()) : nullptr;
+}
+
 CUresult ModuleFunctions(CUmodule handle, std::vector<CUfunction>* functions) {
   ModulePtr module = Registry<Module>::Get().Find(handle);
   if (!module) return CUDA_ERROR_INVALID_HANDLE;

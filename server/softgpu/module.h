@@ -118,6 +118,10 @@ CUresult PtxFromImage(const void* image, std::string* ptx, std::string* log);
 // The function that a caller's CUfunction means, which may be a CUkernel too. CUDA_ERROR_INVALID_HANDLE.
 CUresult ResolveFunction(const ContextPtr& context, CUfunction handle, FunctionPtr* function);
 
+// The context that a module or function lies in; null for what is neither, and for kernels, which lie in none.
+ContextPtr OwnContext(CUmodule handle);
+ContextPtr OwnContext(CUfunction handle);
+
 // What the private export tables ask.
 CUresult ModuleFunctions(CUmodule module, std::vector<CUfunction>* functions);
 

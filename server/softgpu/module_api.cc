@@ -118,7 +118,7 @@ SOFTGPU_API cuModuleLoadFatBinary(CUmodule* out, const void* image) {
 }
 
 SOFTGPU_API cuModuleUnload(CUmodule handle) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   ModulePtr module;
   if (CUresult result = FindModule(handle, &module); result != CUDA_SUCCESS) return result;
   if (ContextPtr owner = Registry<Context>::Get().Find(module->context())) owner->Synchronize();
@@ -135,7 +135,7 @@ SOFTGPU_API cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
 }
 
 SOFTGPU_API cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* name) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   if (out == nullptr || name == nullptr) return CUDA_ERROR_INVALID_VALUE;
   ModulePtr module;
   if (CUresult result = FindModule(handle, &module); result != CUDA_SUCCESS) return result;
@@ -146,7 +146,7 @@ SOFTGPU_API cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* na
 }
 
 SOFTGPU_API cuModuleGetFunctionCount(unsigned int* count, CUmodule handle) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
   ModulePtr module;
   if (CUresult result = FindModule(handle, &module); result != CUDA_SUCCESS) return result;
@@ -155,7 +155,7 @@ SOFTGPU_API cuModuleGetFunctionCount(unsigned int* count, CUmodule handle) {
 }
 
 SOFTGPU_API cuModuleEnumerateFunctions(CUfunction* functions, unsigned int count, CUmodule handle) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   if (functions == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
   ModulePtr module;
   if (CUresult result = FindModule(handle, &module); result != CUDA_SUCCESS) return result;
@@ -165,7 +165,7 @@ SOFTGPU_API cuModuleEnumerateFunctions(CUfunction* functions, unsigned int count
 }
 
 SOFTGPU_API cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* bytes, CUmodule handle, const char* name) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
   ModulePtr module;
   if (CUresult result = FindModule(handle, &module); result != CUDA_SUCCESS) return result;

@@ -87,7 +87,7 @@ bool IsPoolMemory(const Allocation& allocation) {
 }  // namespace
 
 SOFTGPU_API cuMemAllocAsync(CUdeviceptr* address, size_t bytes, CUstream stream) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, stream);
   PoolPtr pool;
   {
     std::lock_guard<std::mutex> lock(g_pools_mutex);
@@ -97,16 +97,17 @@ SOFTGPU_API cuMemAllocAsync(CUdeviceptr* address, size_t bytes, CUstream stream)
 }
 
 SOFTGPU_API cuMemAllocFromPoolAsync(CUdeviceptr* address, size_t bytes, CUmemoryPool handle, CUstream stream) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER_CONTEXT_OF(context, stream);
   PoolPtr pool = Registry<Pool>::Get().Find(handle);
   if (!pool) return CUDA_ERROR_INVALID_VALUE;
   return AllocateFrom(context, pool, bytes, stream, address);
 }
 
 SOFTGPU_API cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
-  SOFTGPU_ENTER_CONTEXT(context);
+  SOFTGPU_ENTER();
+  ContextPtr context;
   StreamPtr stream;
-  if (CUresult result = ResolveStream(context, handle, &stream); result != CUDA_SUCCESS) return result;
+  if (CUresult result = ResolveStream(handle, &context, &stream); result != CUDA_SUCCESS) return result;
   if (address == 0) return CUDA_ERROR_INVALID_VALUE;
   AllocationPtr allocation = MemoryMap::Get().Find(address);
   if (!allocation || allocation->begin != address || !IsPoolMemory(*allocation)) return CUDA_ERROR_INVALID_VALUE;

@@ -158,4 +158,14 @@ CUresult ResolveStream(const ContextPtr& current, CUstream value, StreamPtr* str
   return CUDA_SUCCESS;
 }
 
+ContextPtr OwnContext(CUstream value) {
+  StreamPtr stream = Registry<Stream>::Get().Find(value);
+  return stream ? stream->context() : nullptr;
+}
+
+CUresult ResolveStream(CUstream value, ContextPtr* context, StreamPtr* stream) {
+  CUresult result = UsableContextOr([value] { return OwnContext(value); }, context);
+  return result == CUDA_SUCCESS ? ResolveStream(*context, value, stream) : result;
+}
+
 }  // namespace cuda_remote::softgpu

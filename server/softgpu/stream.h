@@ -115,6 +115,12 @@ class PerThreadScope {
 // CUDA_ERROR_INVALID_HANDLE (or INVALID_CONTEXT) for what is no stream of a live context.
 CUresult ResolveStream(const ContextPtr& current, CUstream value, StreamPtr* stream);
 
+// The same, and `context` is the call's: the current one or, for a stream that somebody made, that stream's.
+CUresult ResolveStream(CUstream value, ContextPtr* context, StreamPtr* stream);
+
+// The context of a stream that somebody made; null for default streams and for what is no stream.
+ContextPtr OwnContext(CUstream value);
+
 // Nanoseconds of a monotonic clock.
 uint64_t Now();
 

@@ -232,9 +232,11 @@ SOFTGPU_API cuStreamSetAttribute(CUstream handle, CUstreamAttrID attribute, cons
   return value == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;  // hints
 }
 
-SOFTGPU_API cuStreamCopyAttributes(CUstream, CUstream) {
-  SOFTGPU_ENTER_CONTEXT(context);
-  return CUDA_SUCCESS;
+SOFTGPU_API cuStreamCopyAttributes(CUstream to, CUstream from) {
+  SOFTGPU_ENTER();
+  StreamPtr stream;
+  if (CUresult result = StreamFor(to, &stream); result != CUDA_SUCCESS) return result;
+  return StreamFor(from, &stream);
 }
 
 SOFTGPU_API cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags) {

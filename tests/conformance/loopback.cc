@@ -164,8 +164,8 @@ Call::~Call() {
 CUresult Call::Enter() { return CUDA_SUCCESS; }
 std::string& Call::message() { return *message_; }
 std::string_view Call::reply() const { return *reply_; }
-bool Call::Valid(Kind kind, const void* handle) const { return KindOf(reinterpret_cast<uint64_t>(handle)) == kind; }
-bool Call::Valid(Kind kind, uint64_t handle) const { return KindOf(handle) == kind; }
+bool Call::Valid(Kind kind, const void* handle) { return KindOf(reinterpret_cast<uint64_t>(handle)) == kind; }
+bool Call::Valid(Kind kind, uint64_t handle) { return KindOf(handle) == kind; }
 CUresult Call::StreamToWire(CUstream stream, bool, uint64_t* wire) {
   *wire = reinterpret_cast<uint64_t>(stream);
   return CUDA_SUCCESS;

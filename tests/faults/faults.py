@@ -10,6 +10,7 @@ Exit code: 0 all passed, 1 some failed, 2 wrong use.
 """
 
 import argparse
+import difflib
 import json
 import os
 import random
@@ -595,6 +596,22 @@ def kernel_faults(context):
     other.expect_success(120)
     harness.same("other", other.stdout(), context.expected(context.app(steps=200)))
     context.check_works(server)
+
+
+@case
+def no_context(context):
+    """On a thread without a current context every call answers as it does natively, and what is accepted is done."""
+    lab = context.lab
+    server = lab.server(listen=True)
+    command = [context.program("nocontext")]
+    native = lab.run("native", command, 60, lab.native_environment())
+    for name, address in (("ring", server.unix), ("grpc", server.tcp)):
+        job = lab.job(name, command, address)
+        job.expect_success(60)
+        answers = [output.decode().splitlines() for output in (native.stdout(), job.stdout())]
+        other = list(difflib.unified_diff(*answers, "native", name, n=0, lineterm=""))
+        if other:
+            raise Failure("\n".join(["other answers than natively", *other]))
 
 
 @case
