@@ -54,6 +54,8 @@ struct Objects {
   CUdevice device;
   CUcontext context;
   CUstream s;
+  CUgreenCtx green;
+  CUstream of_green;
   CUevent e, e2;
   CUmodule m;
   CUfunction f, w;
@@ -121,6 +123,16 @@ void Make(Objects* o) {
   CU_CHECK(cuCtxSynchronize());
 }
 
+// A green context: its streams lie in no CUcontext that anybody has asked for.
+void MakeGreen(Objects* o) {
+  CUdevResource all;
+  CUdevResourceDesc described;
+  CU_CHECK(cuDeviceGetDevResource(o->device, &all, CU_DEV_RESOURCE_TYPE_SM));
+  CU_CHECK(cuDevResourceGenerateDesc(&described, &all, 1));
+  CU_CHECK(cuGreenCtxCreate(&o->green, described, o->device, CU_GREEN_CTX_DEFAULT_STREAM));
+  CU_CHECK(cuGreenCtxStreamCreate(&o->of_green, o->green, CU_STREAM_NON_BLOCKING, 0));
+}
+
 void Contexts(const Objects& o) {
   CUcontext c;
   CUdevice device;
@@ -169,6 +181,8 @@ void Streams(const Objects& o) {
   ASK(cuStreamGetCtx(nullptr, &c));
   ASK(cuStreamGetCtx_v2(o.s, &c, &green));
   ASK(cuStreamGetGreenCtx(o.s, &green));
+  ASK(cuStreamGetGreenCtx(o.of_green, &green));
+  printf("the stream's green context: %s\n", green == o.green ? "right" : "wrong");
   ASK(cuStreamGetId(o.s, &id));
   ASK(cuStreamGetId(nullptr, &id));
   ASK(cuStreamGetDevice(o.s, &device));
@@ -335,6 +349,8 @@ void Memory(const Objects& o) {
   ASK(cuMemsetD8(o.p + 128, 3, 4));
   ASK(cuMemsetD8Async(o.p + 128, 3, 4, o.s));
   ASK(cuMemsetD8Async(o.p + 128, 4, 4, nullptr));
+  ASK(cuMemsetD8Async(o.p + 400, 6, 4, o.of_green));
+  ASK(cuStreamSynchronize(o.of_green));
   ASK(cuMemsetD32Async(o.p + 132, 0x01020304, 1, o.s));
   ASK(cuMemsetD2D8Async(o.p + 256, 64, 2, 8, 2, o.s));
   ASK(cuMemAllocAsync(&q, 64, nullptr));
@@ -404,6 +420,8 @@ void Destroy(const Objects& o) {
   ASK(cuEventDestroy(o.e2));
   ASK(cuStreamDestroy(o.s));
   ASK(cuStreamDestroy(nullptr));
+  ASK(cuStreamDestroy(o.of_green));
+  ASK(cuGreenCtxDestroy(o.green));
   ASK(cuLibraryUnload(o.library));
   ASK(cuModuleUnload(o.m));
 }
@@ -413,6 +431,7 @@ void Destroy(const Objects& o) {
 int main() {
   Objects o;
   Make(&o);
+  MakeGreen(&o);
   std::thread([&o] {
     CUcontext current;
     CU_CHECK(cuCtxGetCurrent(&current));
@@ -434,7 +453,7 @@ int main() {
   CU_CHECK(cuMemcpyDtoH(&v, o.v, sizeof(v)));
   CU_CHECK(cuMemcpyDtoH(p, o.p, sizeof(p)));
   printf("variable %u, memory", v);
-  for (const int at : {0, 15, 16, 32, 36, 64, 128, 132, 135, 256, 263, 264, 320, 384}) printf(" %d", p[at]);
+  for (const int at : {0, 15, 16, 32, 36, 64, 128, 132, 135, 256, 263, 264, 320, 384, 400}) printf(" %d", p[at]);
   printf("\n");
   // The kernel of the library has a variable of its own.
   CUdeviceptr other;
