@@ -5,7 +5,8 @@
 // and better in the driver's eyes, than those that the module had. Those are taken by modules of ours that hold nothing
 // but a variable - pads - until the driver has no better place left; then the pads go again. How exactly the driver
 // chooses is not assumed, only that it chooses the same way for the same room: each pad leaves less room in front of,
-// or instead of, the wanted place.
+// or instead of, the wanted place. Where a module has both parts, pads as long as these are brought to the two places
+// first, and the module then finds the room that they leave.
 #ifndef CUDA_REMOTE_SERVER_WORKER_VARIABLE_PADS_H_
 #define CUDA_REMOTE_SERVER_WORKER_VARIABLE_PADS_H_
 

@@ -33,10 +33,22 @@ static const char kFollow[] = R"(
 }
 )";
 
+// Whether a module has a constant, too, and its first word.
+#ifdef APP_CONSTANTS
+static bool HasConstant(int number) { return number % 3 == 0; }
+#else
+static bool HasConstant(int) { return false; }
+#endif
+static unsigned ConstantOf(int number) { return 1000u + unsigned(number); }
+
 // A module with a variable of `bytes`.
 static std::string Image(int number, size_t bytes) {
-  const std::string text = ".version 7.0\n.target sm_52\n.address_size 64\n.visible .global .align 8 .b8 place[" +
-                           std::to_string(bytes) + "];\n";
+  std::string text = ".version 7.0\n.target sm_52\n.address_size 64\n.visible .global .align 8 .b8 place[" +
+                     std::to_string(bytes) + "];\n";
+  if (HasConstant(number)) {
+    text += ".visible .const .align 4 .b32 fixed[" + std::to_string(1 + number * 7 % 500) + "] = {" +
+            std::to_string(ConstantOf(number)) + "};\n";
+  }
   return text + ".visible .entry nothing_" + std::to_string(number) + "() { ret; }\n";
 }
 
@@ -55,7 +67,8 @@ int main(int argc, char** argv) {
   CU_CHECK(cuModuleGetFunction(&follow, follow_module, "follow"));
 
   std::vector<CUmodule> modules(slots);
-  std::vector<CUdeviceptr> places(slots);
+  std::vector<CUdeviceptr> places(slots), constants(slots);
+  std::vector<int> numbers(slots);
   std::vector<unsigned> want(slots);
   uint64_t random = 12345;
   const auto next = [&random](uint64_t below) {
@@ -67,10 +80,12 @@ int main(int argc, char** argv) {
     // Most small, some large, a few with blocks of their own.
     const uint64_t kind = next(12);
     const size_t bytes = 4 * (1 + next(kind == 0 ? 1 << 20 : kind < 4 ? 1 << 16 : 1 << 9));
+    numbers[slot] = number;
     CU_CHECK(cuModuleLoadData(&modules[slot], Image(number++, bytes).c_str()));
     size_t size = 0;
     CU_CHECK(cuModuleGetGlobal(&places[slot], &size, modules[slot], "place"));
     APP_CHECK(size == bytes);
+    if (HasConstant(numbers[slot])) CU_CHECK(cuModuleGetGlobal(&constants[slot], &size, modules[slot], "fixed"));
     want[slot] = 0;
   };
   for (unsigned slot = 0; slot < slots; ++slot) load(slot);
@@ -103,6 +118,11 @@ int main(int argc, char** argv) {
     unsigned value = 0;
     CU_CHECK(cuMemcpyDtoH(&value, places[slot], sizeof(value)));
     APP_CHECK(value == want[slot]);
+    if (HasConstant(numbers[slot])) {
+      unsigned constant = 0;
+      CU_CHECK(cuMemcpyDtoH(&constant, constants[slot], sizeof(constant)));
+      APP_CHECK(constant == ConstantOf(numbers[slot]));
+    }
     digest.Add(&value, sizeof(value));
   }
   unsigned total = 0;

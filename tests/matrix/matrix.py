@@ -55,6 +55,7 @@ APPS = {
     "driver_ptx": 40,
     "driver_link": 28,
     "unloads": 30,
+    "unloads_constants": 30,
     "no_context": 20,
     "graph_copies": 20,
     "graphs": 24,
