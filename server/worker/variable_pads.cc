@@ -1,26 +1,30 @@
 #include "server/worker/variable_pads.h"
 
+#include <elf.h>
+
 #include <algorithm>
-#include <array>
+#include <cstring>
 #include <string>
 #include <vector>
 
 namespace cuda_remote::server {
 namespace {
 
-// Loads of the module, and of pads, before it is given up.
-constexpr int kMostMoves = 100;
-constexpr int kMostPads = 300;
-// So many of one size before a smaller one is tried.
-constexpr int kSamePads = 6;
-// The driver's variables begin at multiples of it.
+// Loads of pads for one module. A cubin takes 0.05 ms, a PTX text, which the driver compiles, 5 ms.
+constexpr int kMostCubinPads = 20000;
+constexpr int kMostPtxPads = 400;
+// GPU memory that fillers may take.
+constexpr uint64_t kMostBytes = uint64_t{1} << 30;
+// The driver's pieces begin at multiples of it, and are that long.
 constexpr uint64_t kUnit = 256;
-// The driver's blocks. Larger variables have blocks of their own, and a pad like that would take the addresses of a
-// block.
+// The driver's blocks. Longer pieces have blocks of their own.
 constexpr uint64_t kBlock = 2 << 20;
-
-// Bytes of constants that a module may have.
-constexpr uint64_t kMostConstants = 64 << 10;
+// Units by which a part may be longer than its variables that have names here.
+constexpr int kHiddenUnits = 16;
+// Holes of one length that are older than the one that a piece has just left.
+constexpr int kMostTies = 24;
+// Pads in a row that come to where none may be.
+constexpr int kMostTries = 4;
 
 uint64_t RoundUp(uint64_t bytes) { return std::max(bytes + kUnit - 1, kUnit) / kUnit * kUnit; }
 
@@ -29,130 +33,254 @@ struct Range {
   bool Touches(uint64_t place, uint64_t bytes) const { return place < end && begin < place + bytes; }
 };
 
-class Pads {
+// One part's piece and where it belongs.
+struct Piece {
+  uint64_t now = 0;
+  uint64_t goal = 0;
+  uint64_t bytes = 0;
+};
+
+// A pad that is loaded.
+struct Pad {
+  CUmodule module = nullptr;
+  uint64_t at = 0;  // 0: it could not be loaded
+};
+
+// Images of pads: a cubin of the driver's own linker whose size is then set, or a PTX text where that does not work.
+class PadImages {
  public:
-  // No pad may touch where the parts of `wanted`, as long as those of `now`, belong.
-  Pads(const DriverTable& driver, const VariablePlace& now, const VariablePlace& wanted) : driver_(driver) {
-    for (size_t i = 0; i < kept_free_.size(); ++i) {
-      if (wanted.parts[i].lowest == 0) continue;
-      kept_free_[i] = {wanted.parts[i].lowest, wanted.parts[i].lowest + RoundUp(now.parts[i].extent)};
+  explicit PadImages(const DriverTable& driver) {
+    const std::string text = Ptx(kUnit);
+    CUlinkState state = nullptr;
+    void* image = nullptr;
+    size_t bytes = 0;
+    if (!driver.cuLinkCreate_v2 || driver.cuLinkCreate_v2(0, nullptr, nullptr, &state) != CUDA_SUCCESS) return;
+    if (driver.cuLinkAddData_v2(state, CU_JIT_INPUT_PTX, const_cast<char*>(text.c_str()), text.size() + 1, "pad", 0,
+                                nullptr, nullptr) == CUDA_SUCCESS &&
+        driver.cuLinkComplete(state, &image, &bytes) == CUDA_SUCCESS) {
+      cubin_.assign(static_cast<const char*>(image), bytes);
+      if (!SetPadSize(&cubin_, kUnit)) cubin_.clear();
     }
+    driver.cuLinkDestroy(state);
   }
-  ~Pads() {
-    Release();
-    for (const CUmodule module : modules_) driver_.cuModuleUnload(module);
-  }
-
-  // Whether pads from here on are constants: whether the driver has blocks for these alone is not known.
-  void MakeConstants(bool constants) { constants_ = constants; }
-
-  // Brings a pad of `extent` bytes to `goal`, until Release. False if it cannot be done.
-  bool Hold(uint64_t goal, uint64_t extent) {
-    while (true) {
-      CUmodule module = nullptr;
-      const uint64_t at = Load(RoundUp(extent), &module);
-      if (at == goal) {
-        held_.push_back(module);
-        return true;
-      }
-      if (module != nullptr) driver_.cuModuleUnload(module);
-      if (at == 0 || !Take(at, goal, extent)) return false;
-    }
-  }
-  void Release() {
-    for (const CUmodule module : held_) driver_.cuModuleUnload(module);
-    held_.clear();
-  }
-
-  // Takes what room there is in small pieces.
-  void Fill() {
-    for (const bool constants : {true, false}) {
-      MakeConstants(constants);
-      for (uint64_t bytes = kBlock / 8; bytes >= kUnit; bytes /= 2) {
-        for (int again = 0; again < kSamePads && Add(bytes) != 0; ++again) {
-        }
-      }
-    }
-  }
-  // Pads that are there, but for those of Hold.
-  size_t count() const { return modules_.size(); }
-
-  // Takes `place`, where a part of `extent` bytes has just been, and what is free between that and `wanted`. False if
-  // it cannot be done.
-  bool Take(uint64_t place, uint64_t wanted, uint64_t extent) {
-    extent = RoundUp(extent);
-    if (place > wanted) {
-      // A pad as long as the part goes where the part went; what it leaves there, or elsewhere, may suit a longer one.
-      const bool taken = Add(extent) == place;
-      for (uint64_t bytes = kBlock / 8; taken && bytes > extent; bytes /= 2) Add(bytes);
-      return taken;
-    }
-    const uint64_t gap = wanted - place;
-    if (gap >= extent) {
-      // As much at once as possible.
-      uint64_t bytes = extent >= kBlock / 2 ? gap : std::min(gap, std::max(extent, kBlock / 2));
-      for (;; bytes = std::max(bytes / 2 / kUnit * kUnit, extent)) {
-        for (int again = 0; again < kSamePads; ++again) {
-          const uint64_t at = Add(bytes);
-          if (at == place) return true;
-          if (at == 0) break;
-        }
-        if (bytes == extent) return false;
-      }
-    }
-    // A pad that just fits may find room elsewhere that the part does not. All that is taken, by longer pads first.
-    const Range in_between = {place, wanted + extent};
-    for (uint64_t bytes = extent; bytes > gap; bytes = std::max(bytes / 2 / kUnit * kUnit, gap)) {
-      while (Add(bytes, in_between) != 0) {
-      }
-    }
-    while (true) {
-      const uint64_t at = Add(gap);
-      if (at == place) return true;
-      if (at == 0) return false;
-    }
+  bool compiled() const { return !cubin_.empty(); }
+  std::string Image(uint64_t bytes) const {
+    std::string image = cubin_;
+    return compiled() && SetPadSize(&image, bytes) ? image : Ptx(bytes);
   }
 
  private:
-  // One more pad of `bytes`, which may touch neither `not_here` nor what is kept free: where it is. 0 if it would, or
-  // there can be no more.
-  uint64_t Add(uint64_t bytes, const Range& not_here = {}) {
-    CUmodule module = nullptr;
-    const uint64_t place = Load(bytes, &module);
-    if (module == nullptr) return 0;
-    bool in_the_way = place == 0 || not_here.Touches(place, bytes);
-    for (const Range& range : kept_free_) in_the_way = in_the_way || range.Touches(place, bytes);
-    if (in_the_way) {
-      driver_.cuModuleUnload(module);
-      return 0;
-    }
-    modules_.push_back(module);
-    return place;
+  static std::string Ptx(uint64_t bytes) {
+    // With a kernel: without one, the assembler adds a table of the variable's address, which is a piece of its own.
+    return ".version 6.3\n.target sm_75\n.address_size 64\n.visible .global .align 256 .b8 cuda_remote_pad[" +
+           std::to_string(bytes) + "];\n.visible .entry cuda_remote_nothing() { ret; }\n";
+  }
+  std::string cubin_;
+};
+
+class Pads {
+ public:
+  Pads(const DriverTable& driver, const PadImages& images)
+      : driver_(driver), images_(images), left_(images.compiled() ? kMostCubinPads : kMostPtxPads) {}
+  ~Pads() {
+    Release();
+    for (const Pad& pad : fillers_) Unload(pad);
   }
 
-  // Loads a pad. Returns where it is; 0, and no module, if there can be no more.
-  uint64_t Load(uint64_t bytes, CUmodule* module) {
-    if (++tried_ > kMostPads || (constants_ && bytes > kMostConstants)) return 0;
-    const std::string image = std::string(".version 6.3\n.target sm_75\n.address_size 64\n.visible ") +
-                              (constants_ ? ".const" : ".global") + " .align 256 .b8 cuda_remote_pad[" +
-                              std::to_string(bytes) + "];\n";
-    if (driver_.cuModuleLoadData(module, image.c_str()) != CUDA_SUCCESS) {
-      *module = nullptr;
-      return 0;
+  // No filler may lie where these belong.
+  void KeepFree(const std::vector<Piece>& pieces) {
+    for (const Piece& piece : pieces) kept_free_.push_back({piece.goal, piece.goal + piece.bytes});
+  }
+
+  // How long the piece is that has just gone from `lowest`, where `extent` bytes of it have names, and where it began.
+  // One as long comes to the same place, unless another hole is as long and older.
+  Range Measure(uint64_t lowest, uint64_t extent) {
+    for (int more = 0; more < kHiddenUnits; ++more) {
+      const uint64_t bytes = RoundUp(lowest % kUnit + extent) + uint64_t(more) * kUnit;
+      std::vector<Pad> older;
+      Range found;
+      for (int tries = 0; tries < kMostTies && found.end == 0; ++tries) {
+        const Pad pad = Load(bytes);
+        if (pad.at == 0) break;
+        older.push_back(pad);
+        if (pad.at <= lowest && lowest + extent <= pad.at + bytes) found = {pad.at, pad.at + bytes};
+      }
+      for (const Pad& pad : older) Unload(pad);
+      if (found.end != 0) return found;
     }
+    return {lowest - lowest % kUnit, lowest - lowest % kUnit + RoundUp(lowest % kUnit + extent)};
+  }
+
+  // Brings a pad of `bytes` to `goal`, until Release. False if it cannot be done.
+  bool Hold(uint64_t goal, uint64_t bytes) {
+    Pad pad;
+    if (!Bring(goal, bytes, &pad)) return false;
+    // Once more: now the place is the youngest of its length, and must still be the one that is taken. Others as long
+    // are filled.
+    for (int tries = 0; tries < kMostTies; ++tries) {
+      Unload(pad);
+      pad = Load(bytes);
+      if (pad.at == goal) {
+        Unload(pad);
+        // With room behind it, a longer one would come there, too.
+        const bool room = PlaceOf(bytes + kUnit) == goal;
+        pad = Load(bytes);
+        if (pad.at == goal) {
+          held_.push_back({pad, {goal, goal + bytes}, room});
+          return true;
+        }
+      }
+      if (pad.at == 0 || !KeepFiller(pad, bytes) || !Bring(goal, bytes, &pad)) return false;
+    }
+    Unload(pad);
+    return false;
+  }
+
+  // Whether `pieces`, loaded in their order, all come to their goals. What comes elsewhere stays there, to be out of the
+  // way the next time.
+  bool Rehearse(const std::vector<Piece>& pieces) {
+    std::vector<Pad> loaded;
+    bool right = true;
+    for (const Piece& piece : pieces) {
+      const Pad pad = Load(piece.bytes);
+      right = pad.at == piece.goal;
+      if (!right) {
+        // The goals of others may suit it better than a longer hole of its own: that one gets an end, then.
+        if (pad.at != 0 && !KeepFiller(pad, piece.bytes)) limited_ = true;
+        break;
+      }
+      loaded.push_back(pad);
+    }
+    for (const Pad& pad : loaded) Unload(pad);
+    return right;
+  }
+  // Whether holes are to be made no longer than the pieces that belong there.
+  bool limited() const { return limited_; }
+  // A filler just behind what is held at `piece`, if there is room.
+  void Limit(const Piece& piece) {
+    Pad pad;
+    const uint64_t end = piece.goal + piece.bytes;
+    const auto held = std::find_if(held_.begin(), held_.end(), [&](const Held& h) { return h.range.begin == piece.goal; });
+    if (held == held_.end() || !held->room_behind || !MayLie(end, kUnit)) return;
+    if (Bring(end, kUnit, &pad)) KeepFiller(pad, kUnit);
+  }
+
+  // Gives the places free, in the order of `pieces`: of two holes of one length the older one is used first.
+  void Release(const std::vector<Piece>& pieces) {
+    for (const Piece& piece : pieces) {
+      for (const Held& held : held_) {
+        if (held.range.begin == piece.goal) Unload(held.pad);
+      }
+    }
+    held_.clear();
+  }
+  void Release() {
+    for (const Held& held : held_) Unload(held.pad);
+    held_.clear();
+  }
+
+ private:
+  struct Held {
+    Pad pad;
+    Range range;
+    bool room_behind;
+  };
+
+  // Fills what is in the way until a pad of `bytes` comes to `place`; that one is the caller's then.
+  bool Bring(uint64_t place, uint64_t bytes, Pad* pad) {
+    while (true) {
+      *pad = Load(bytes);
+      if (pad->at == place) return true;
+      if (pad->at == 0) return false;
+      Unload(*pad);
+      if (!TakeHole(pad->at, bytes, {place, place + bytes})) return false;
+    }
+  }
+
+  // Fills the hole at `place`, where a piece of `bytes` would go next, as far as it reaches or `goal` begins.
+  bool TakeHole(uint64_t place, uint64_t bytes, const Range& goal) {
+    kept_free_.push_back(goal);
+    const bool taken = TakeHoleBeside(place, bytes, goal);
+    kept_free_.pop_back();
+    return taken;
+  }
+  bool TakeHoleBeside(uint64_t place, uint64_t bytes, const Range& goal) {
+    Pad pad;
+    if (goal.Touches(place, bytes)) {
+      // The hole begins in front of the goal by less than a piece. (Or within it: then somebody else is there.)
+      return place < goal.begin && Bring(place, goal.begin - place, &pad) && KeepFiller(pad, goal.begin - place);
+    }
+    if (!MayLie(place, bytes)) return false;
+    // As much at once as will go there: all up to the goal, or ever twice as much.
+    uint64_t most = bytes;
+    if (bytes <= kBlock) {
+      const bool in_front = place < goal.begin && place / kBlock == goal.begin / kBlock;
+      if (in_front && GoesTo(place, goal.begin - place)) {
+        most = goal.begin - place;
+      } else {
+        while (2 * most <= kBlock && GoesTo(place, 2 * most)) most *= 2;
+      }
+    }
+    // It need not come to this place, now that this hole is the youngest of its length; then another one is full.
+    for (int tries = 0; tries < kMostTries; ++tries) {
+      pad = Load(most);
+      if (pad.at == 0) return false;
+      if (KeepFiller(pad, most)) return true;
+    }
+    return false;
+  }
+
+  bool MayLie(uint64_t place, uint64_t bytes) const {
+    return std::none_of(kept_free_.begin(), kept_free_.end(), [&](const Range& r) { return r.Touches(place, bytes); });
+  }
+  // Whether a filler may lie there and would.
+  bool GoesTo(uint64_t place, uint64_t bytes) { return MayLie(place, bytes) && PlaceOf(bytes) == place; }
+  uint64_t PlaceOf(uint64_t bytes) {
+    const Pad pad = Load(bytes);
+    if (pad.at) Unload(pad);
+    return pad.at;
+  }
+
+  // False, and it is gone, if it may not stay.
+  bool KeepFiller(const Pad& pad, uint64_t bytes) {
+    filled_bytes_ += bytes;
+    if (filled_bytes_ <= kMostBytes && MayLie(pad.at, bytes)) {
+      fillers_.push_back(pad);
+      return true;
+    }
+    Unload(pad);
+    return false;
+  }
+
+  Pad Load(uint64_t bytes) {
+    Pad pad;
+    if (left_-- <= 0) return pad;
+    if (driver_.cuModuleLoadData(&pad.module, images_.Image(bytes).c_str()) != CUDA_SUCCESS) return {};
     CUdeviceptr place = 0;
     size_t size = 0;
-    driver_.cuModuleGetGlobal_v2(&place, &size, *module, "cuda_remote_pad");
-    return place;
+    if (driver_.cuModuleGetGlobal_v2(&place, &size, pad.module, "cuda_remote_pad") != CUDA_SUCCESS || place == 0) {
+      Unload(pad);
+      return {};
+    }
+    pad.at = place;
+    return pad;
   }
+  void Unload(const Pad& pad) { driver_.cuModuleUnload(pad.module); }
 
   const DriverTable& driver_;
-  std::array<Range, 2> kept_free_;
-  std::vector<CUmodule> held_;
-  bool constants_ = false;
-  std::vector<CUmodule> modules_;
-  int tried_ = 0;
+  const PadImages& images_;
+  std::vector<Range> kept_free_;
+  std::vector<Held> held_;
+  std::vector<Pad> fillers_;
+  int left_;
+  uint64_t filled_bytes_ = 0;
+  bool limited_ = false;
 };
+
+Piece PieceOf(Pads* pads, const VariablePart& now, uint64_t wanted) {
+  const Range piece = pads->Measure(now.lowest, now.extent);
+  return {piece.begin, wanted - (now.lowest - piece.begin), piece.end - piece.begin};
+}
 
 }  // namespace
 
@@ -160,66 +288,91 @@ bool SamePlace(const VariablePlace& a, const VariablePlace& b) {
   return a.parts[0].lowest == b.parts[0].lowest && a.parts[1].lowest == b.parts[1].lowest;
 }
 
-namespace {
-
-// The same for a module with both parts: pads are brought to where they belong, one after the other, and the module
-// takes their places. Whatever it likes better than those has to be taken first.
-VariablePlace MoveBoth(const DriverTable& driver, const VariablePlace& now, const VariablePlace& wanted,
-                       const std::function<void()>& unload, const std::function<VariablePlace()>& load) {
-  Pads pads(driver, now, wanted);
-  const auto hold = [&](size_t part) {
-    pads.MakeConstants(part == 1);
-    return pads.Hold(wanted.parts[part].lowest, now.parts[part].extent);
+bool SetPadSize(std::string* cubin, uint64_t bytes) {
+  std::string changed = *cubin;
+  const auto at = [&changed](uint64_t offset, uint64_t count) -> char* {
+    return offset <= changed.size() && count <= changed.size() - offset ? &changed[offset] : nullptr;
   };
-  // One part's pads may not lie where the other belongs. Once that has its place, there is no more need.
-  const auto hold_both = [&] {
-    if (hold(1) && hold(0)) return true;
-    pads.Release();
-    if (hold(0) && hold(1)) return true;
-    pads.Release();
+  const auto* const head = reinterpret_cast<const Elf64_Ehdr*>(at(0, sizeof(Elf64_Ehdr)));
+  if (!head || memcmp(head->e_ident, ELFMAG, SELFMAG) != 0 || head->e_ident[EI_CLASS] != ELFCLASS64 ||
+      head->e_shentsize != sizeof(Elf64_Shdr) || head->e_phentsize != sizeof(Elf64_Phdr)) {
     return false;
-  };
-  VariablePlace place = now;
-  for (int move = 0; move < kMostMoves && place.loaded && !SamePlace(place, wanted); ++move) {
-    const VariablePlace before = place;
-    const size_t pads_before = pads.count();
-    unload();
-    const bool held = hold_both();
-    if (held && move > 0) pads.Fill();
-    pads.Release();
-    place = load();
-    const bool stuck = move > 0 && SamePlace(place, before) && pads.count() == pads_before;
-    if (!held || stuck) break;
   }
-  return place;
+  auto* const sections = reinterpret_cast<Elf64_Shdr*>(at(head->e_shoff, head->e_shnum * sizeof(Elf64_Shdr)));
+  auto* const segments = reinterpret_cast<Elf64_Phdr*>(at(head->e_phoff, head->e_phnum * sizeof(Elf64_Phdr)));
+  if (!sections || !segments) return false;
+  // Its only memory without contents is the variable, which a segment ends with.
+  int variable = 0, found = 0;
+  for (int i = 0; i < head->e_shnum; ++i) {
+    if (sections[i].sh_type != SHT_NOBITS || !(sections[i].sh_flags & SHF_ALLOC) || sections[i].sh_size == 0) continue;
+    if (variable) return false;
+    variable = i;
+  }
+  if (!variable) return false;
+  for (int i = 0; i < head->e_phnum; ++i) {
+    Elf64_Phdr& segment = segments[i];
+    if (segment.p_type != PT_LOAD || segment.p_offset + segment.p_filesz != sections[variable].sh_offset ||
+        segment.p_memsz != segment.p_filesz + sections[variable].sh_size) {
+      continue;
+    }
+    segment.p_memsz = segment.p_filesz + bytes;
+    ++found;
+  }
+  if (found != 1) return false;
+  sections[variable].sh_size = bytes;
+  for (int i = 0; i < head->e_shnum; ++i) {
+    if (sections[i].sh_type != SHT_SYMTAB) continue;
+    const uint64_t count = sections[i].sh_size / sizeof(Elf64_Sym);
+    auto* const symbols = reinterpret_cast<Elf64_Sym*>(at(sections[i].sh_offset, count * sizeof(Elf64_Sym)));
+    if (!symbols) return false;
+    for (uint64_t s = 0; s < count; ++s) {
+      if (symbols[s].st_shndx != variable || ELF64_ST_TYPE(symbols[s].st_info) != STT_OBJECT) continue;
+      symbols[s].st_size = bytes;
+      ++found;
+    }
+  }
+  if (found != 2) return false;
+  cubin->swap(changed);
+  return true;
 }
-
-}  // namespace
 
 VariablePlace MoveVariablesTo(const DriverTable& driver, const VariablePlace& now, const VariablePlace& wanted,
                               const std::function<void()>& unload, const std::function<VariablePlace()>& load) {
-  const auto has_both = [](const VariablePlace& place) {
-    return place.parts[0].lowest != 0 && place.parts[1].lowest != 0;
-  };
-  if (has_both(now) && has_both(wanted)) return MoveBoth(driver, now, wanted, unload, load);
-  Pads pads(driver, now, wanted);
-  VariablePlace place = now;
-  for (int move = 0; move < kMostMoves && place.loaded && !SamePlace(place, wanted); ++move) {
-    unload();
-    bool taken = true;
-    // Constants are placed first.
-    for (const size_t i : {1, 0}) {
-      const VariablePart& part = place.parts[i];
-      const uint64_t goal = wanted.parts[i].lowest;
-      if (part.lowest == goal) continue;
-      pads.MakeConstants(i == 1);
-      taken = part.lowest != 0 && goal != 0 && pads.Take(part.lowest, goal, part.extent);
-      break;  // the other part's place may depend on this one's
-    }
-    place = load();
-    if (!taken) break;
+  static const PadImages images(driver);
+  const bool has_constants = now.parts[1].lowest && wanted.parts[1].lowest;
+  const bool has_variables = now.parts[0].lowest && wanted.parts[0].lowest;
+  std::vector<Piece> pieces;  // the constants' first, as the driver places them
+  unload();
+  Pads pads(driver, images);
+  {
+    // What the second piece finds depends on the first.
+    Pads before(driver, images);
+    if (has_constants) pieces.push_back(PieceOf(&before, now.parts[1], wanted.parts[1].lowest));
+    if (has_constants && has_variables) before.Hold(pieces[0].now, pieces[0].bytes);
+    if (has_variables) pieces.push_back(PieceOf(&before, now.parts[0], wanted.parts[0].lowest));
   }
-  return place;
+  pads.KeepFree(pieces);
+  const auto hold_all = [&](auto begin, auto end) {
+    for (auto piece = begin; piece != end; ++piece) {
+      if (!pads.Hold(piece->goal, piece->bytes)) {
+        pads.Release();
+        return false;
+      }
+      if (pads.limited()) pads.Limit(*piece);
+    }
+    return true;
+  };
+  VariablePlace place;
+  for (int tries = 0; tries < kMostTies; ++tries) {
+    // What stands in for the one may come to where the other belongs; that one first, then.
+    if (!hold_all(pieces.begin(), pieces.end()) && !hold_all(pieces.rbegin(), pieces.rend())) break;
+    pads.Release(pieces);
+    if (!pads.Rehearse(pieces)) continue;
+    place = load();
+    if (!place.loaded || SamePlace(place, wanted)) return place;
+    unload();
+  }
+  return load();
 }
 
 }  // namespace cuda_remote::server
