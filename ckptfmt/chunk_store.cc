@@ -3,21 +3,82 @@
 #include <zstd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace cuda_remote::ckptfmt {
 namespace {
 
-// Chunks that wait for a writer, for each writer.
+// Copied chunks that are under way, for each writer.
 constexpr size_t kWaiting = 8;
+
+bool AllZero(std::string_view bytes) {
+  return bytes.empty() || (bytes[0] == 0 && memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0);
+}
 
 }  // namespace
 
+// One thread's compressor and data file.
+class ChunkStore::Writer {
+ public:
+  explicit Writer(ChunkStore* store)
+      : store_(store), compressor_(store->options_.zstd_level != 0 ? ZSTD_createCCtx() : nullptr, &ZSTD_freeCCtx) {}
+
+  // Fills in where the bytes are and how.
+  absl::Status Write(std::string_view bytes, StoredChunk* stored) {
+    std::string_view out = bytes;
+    if (compressor_) {
+      packed_.resize(ZSTD_compressBound(bytes.size()));
+      const size_t size = ZSTD_compressCCtx(compressor_.get(), packed_.data(), packed_.size(), bytes.data(),
+                                            bytes.size(), store_->options_.zstd_level);
+      if (!ZSTD_isError(size) && size < bytes.size()) {
+        out = {packed_.data(), size};
+        stored->encoding = Encoding::kZstd;
+      }
+    }
+    if (file_ && file_->bytes() + out.size() > store_->options_.data_file_bytes) {
+      if (absl::Status status = FinishFile(); !status.ok()) return status;
+    }
+    if (!file_) {
+      number_ = store_->next_file_.fetch_add(1);
+      absl::StatusOr<OutputFile> created = OutputFile::Create(store_->folder_, DataFileName(number_));
+      if (!created.ok()) return created.status();
+      file_ = *std::move(created);
+    }
+    stored->file = number_;
+    stored->offset = file_->bytes();
+    stored->stored_bytes = uint32_t(out.size());
+    return file_->Append(out);
+  }
+
+  // Flushes it to the disk.
+  absl::Status FinishFile() {
+    if (!file_) return absl::OkStatus();
+    absl::StatusOr<FileRecord> record = file_->Finish();
+    file_.reset();
+    if (!record.ok()) return record.status();
+    std::lock_guard<std::mutex> lock(store_->mutex_);
+    store_->files_.push_back(*std::move(record));
+    return absl::OkStatus();
+  }
+
+ private:
+  ChunkStore* const store_;
+  const std::unique_ptr<ZSTD_CCtx, size_t (*)(ZSTD_CCtx*)> compressor_;
+  std::string packed_;
+  std::optional<OutputFile> file_;
+  uint32_t number_ = 0;
+};
+
 ChunkStore::ChunkStore(std::string folder, const ChunkStoreOptions& options)
     : folder_(std::move(folder)), options_(options) {
+  // Held while they start: a thread may fail at once.
+  std::lock_guard<std::mutex> lock(mutex_);
   try {
     for (int i = 0; i < std::max(options.writers, 1); ++i) threads_.emplace_back([this] { Work(); });
   } catch (const std::system_error&) {
@@ -30,7 +91,7 @@ ChunkStore::~ChunkStore() {
   {
     // Whoever goes without Finish does not want the rest.
     std::lock_guard<std::mutex> lock(mutex_);
-    jobs_.clear();
+    if (failure_.ok()) failure_ = absl::CancelledError("the image was given up");
   }
   Stop();
 }
@@ -45,32 +106,90 @@ void ChunkStore::Stop() {
   threads_.clear();
 }
 
-absl::Status ChunkStore::Add(std::string_view bytes, const Hash& hash) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  space_.wait(lock, [this] { return jobs_.size() < kWaiting * threads_.size() || !failure_.ok(); });
-  if (!failure_.ok()) return failure_;
-  Job job;
-  job.number = added_++;
-  job.hash = hash;
-  if (!spare_.empty()) {
-    job.bytes = std::move(spare_.back());
-    spare_.pop_back();
+ChunkStore::Totals ChunkStore::totals() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return totals_;
+}
+
+uint32_t ChunkStore::AddRegion(uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const uint64_t count = ChunkCount(bytes);
+  regions_.push_back({bytes, count, std::vector<uint32_t>(size_t(count), kMissing)});
+  return uint32_t(regions_.size() - 1);
+}
+
+absl::Status ChunkStore::Add(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done) {
+  absl::Status status;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (failure_.ok() && (region >= regions_.size() || index >= regions_[region].numbers.size() ||
+                          bytes.size() != ChunkLength(regions_[region].bytes, index))) {
+      status = absl::InvalidArgumentError(absl::StrCat("region ", region, " has no such chunk: ", index));
+    } else if (failure_.ok() && regions_[region].numbers[size_t(index)] != kMissing) {
+      status = absl::InvalidArgumentError(absl::StrCat("chunk ", index, " of region ", region, " was given before"));
+    } else {
+      status = failure_;
+    }
+    if (status.ok()) {
+      regions_[region].numbers[size_t(index)] = kGiven;
+      --regions_[region].missing;
+      jobs_.push_back({region, index, bytes, std::move(done)});
+    }
   }
-  lock.unlock();
-  job.bytes.assign(bytes);
-  lock.lock();
-  jobs_.push_back(std::move(job));
-  lock.unlock();
-  work_.notify_one();
+  if (status.ok()) {
+    work_.notify_one();
+  } else if (done) {
+    done();
+  }
+  return status;
+}
+
+absl::Status ChunkStore::AddCopy(uint32_t region, uint64_t index, std::string_view bytes) {
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    space_.wait(lock, [this] { return copies_ < kWaiting * std::max<size_t>(threads_.size(), 1); });
+    ++copies_;
+  }
+  const auto copy = std::make_shared<std::string>(bytes);
+  return Add(region, index, *copy, [this, copy] {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      --copies_;
+    }
+    space_.notify_one();
+  });
+}
+
+absl::Status ChunkStore::Finish(std::vector<StoredChunk>* chunks, std::vector<std::vector<uint32_t>>* regions,
+                                std::vector<FileRecord>* files) {
+  Stop();
+  if (!failure_.ok()) return failure_;
+  for (size_t i = 0; i < regions_.size(); ++i) {
+    if (regions_[i].missing == 0) continue;
+    failure_ =
+        absl::InvalidArgumentError(absl::StrCat(regions_[i].missing, " chunks of region ", i, " were not given"));
+    return failure_;
+  }
+  Renumber(chunks);
+  for (RegionChunks& region : regions_) regions->push_back(std::move(region.numbers));
+  for (FileRecord& file : files_) files->push_back(std::move(file));
   return absl::OkStatus();
 }
 
-absl::Status ChunkStore::Finish(std::vector<StoredChunk>* chunks, std::vector<FileRecord>* files) {
-  Stop();
-  if (!failure_.ok()) return failure_;
-  *chunks = std::move(chunks_);
-  for (FileRecord& file : files_) files->push_back(std::move(file));
-  return absl::OkStatus();
+// So that the index is the same whichever thread was first.
+void ChunkStore::Renumber(std::vector<StoredChunk>* chunks) {
+  std::vector<uint32_t> final_numbers(chunks_.size() + 1);  // 0: none yet
+  for (RegionChunks& region : regions_) {
+    for (uint32_t& number : region.numbers) {
+      if (number == 0) continue;
+      uint32_t& final_number = final_numbers[number];
+      if (final_number == 0) {
+        chunks->push_back(chunks_[number - 1]);
+        final_number = uint32_t(chunks->size());
+      }
+      number = final_number;
+    }
+  }
 }
 
 void ChunkStore::Work() {
@@ -79,71 +198,67 @@ void ChunkStore::Work() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (failure_.ok()) failure_ = status;
-    ending_ = true;  // the others may stop as well
-    jobs_.clear();
   }
-  work_.notify_all();
-  space_.notify_all();
+  // Whoever gave the chunks that nobody will write any more may be waiting for their memory.
+  for (Job job; TakeJob(&job);) {
+    if (job.done) job.done();
+  }
+}
+
+// False: there is none, and there will be none.
+bool ChunkStore::TakeJob(Job* job) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  work_.wait(lock, [this] { return !jobs_.empty() || ending_; });
+  if (jobs_.empty()) return false;
+  *job = std::move(jobs_.front());
+  jobs_.pop_front();
+  return true;
 }
 
 absl::Status ChunkStore::WorkUntilDone() {
-  const std::unique_ptr<ZSTD_CCtx, size_t (*)(ZSTD_CCtx*)> compressor(
-      options_.zstd_level != 0 ? ZSTD_createCCtx() : nullptr, &ZSTD_freeCCtx);
-  std::string packed;
-  std::optional<OutputFile> file;
-  uint32_t file_number = 0;
-  const auto finish_file = [&]() -> absl::Status {
-    if (!file) return absl::OkStatus();
-    absl::StatusOr<FileRecord> record = file->Finish();
-    file.reset();
-    if (!record.ok()) return record.status();
-    std::lock_guard<std::mutex> lock(mutex_);
-    files_.push_back(*std::move(record));
-    return absl::OkStatus();
-  };
-  for (;;) {
-    Job job;
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      work_.wait(lock, [this] { return !jobs_.empty() || ending_; });
-      if (jobs_.empty()) break;
-      job = std::move(jobs_.front());
-      jobs_.pop_front();
-    }
-    space_.notify_one();
-    StoredChunk stored;
-    stored.hash = job.hash;
-    stored.bytes = uint32_t(job.bytes.size());
-    std::string_view out = job.bytes;
-    if (compressor) {
-      packed.resize(ZSTD_compressBound(job.bytes.size()));
-      const size_t size = ZSTD_compressCCtx(compressor.get(), packed.data(), packed.size(), job.bytes.data(),
-                                            job.bytes.size(), options_.zstd_level);
-      if (!ZSTD_isError(size) && size < job.bytes.size()) {
-        out = {packed.data(), size};
-        stored.encoding = Encoding::kZstd;
-      }
-    }
-    if (file && file->bytes() + out.size() > options_.data_file_bytes) {
-      if (absl::Status status = finish_file(); !status.ok()) return status;
-    }
-    if (!file) {
-      file_number = next_file_.fetch_add(1);
-      absl::StatusOr<OutputFile> created = OutputFile::Create(folder_, DataFileName(file_number));
-      if (!created.ok()) return created.status();
-      file = *std::move(created);
-    }
-    stored.file = file_number;
-    stored.offset = file->bytes();
-    stored.stored_bytes = uint32_t(out.size());
-    if (absl::Status status = file->Append(out); !status.ok()) return status;
-    stored_bytes_ += out.size();
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (chunks_.size() <= job.number) chunks_.resize(job.number + 1);
-    chunks_[job.number] = stored;
-    if (spare_.size() < kWaiting) spare_.push_back(std::move(job.bytes));
+  Writer writer(this);
+  for (Job job; TakeJob(&job);) {
+    const absl::Status status = Store(job, &writer);
+    if (job.done) job.done();
+    if (!status.ok()) return status;
   }
-  return finish_file();
+  return writer.FinishFile();
+}
+
+absl::Status ChunkStore::Store(const Job& job, Writer* writer) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_.ok()) return failure_;
+  }
+  StoredChunk stored;
+  const bool zero = AllZero(job.bytes);
+  if (!zero) stored.hash = HashOf(job.bytes);
+  stored.bytes = uint32_t(job.bytes.size());
+  uint32_t number;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    uint32_t& place = regions_[job.region].numbers[size_t(job.index)];
+    if (zero) {
+      totals_.zero_bytes += job.bytes.size();
+      place = 0;
+      return absl::OkStatus();
+    }
+    number = uint32_t(chunks_.size()) + 1;
+    const auto [known, is_new] = known_.try_emplace(stored.hash, Known{number, stored.bytes});
+    if (!is_new && known->second.bytes == stored.bytes) {
+      totals_.shared_bytes += job.bytes.size();
+      place = known->second.number;
+      return absl::OkStatus();
+    }
+    if (number >= kGiven) return absl::ResourceExhaustedError("more memory than an image can hold");
+    place = number;
+    chunks_.push_back(stored);
+  }
+  if (absl::Status status = writer->Write(job.bytes, &stored); !status.ok()) return status;
+  std::lock_guard<std::mutex> lock(mutex_);
+  chunks_[number - 1] = stored;
+  totals_.stored_bytes += stored.stored_bytes;
+  return absl::OkStatus();
 }
 
 }  // namespace cuda_remote::ckptfmt

@@ -1,7 +1,8 @@
-// Writes memory chunks into data files with threads of its own, so that the disk works while memory is still being
-// read.
+// Finds out which chunks of memory have to be stored, and writes those into data files, with threads of its own: what
+// takes time (looking for zeros, hashing, compressing, writing) is not done by whoever reads the memory.
 //
-// Add is for one thread; the work is done by several, each with its own data file. A failure is told by a later Add,
+// Chunks come in any order and from any thread; what the index says of them in the end depends on their order in the
+// image only. Where they lie depends on the threads: each writes its own data file. A failure is told by a later Add,
 // and by Finish. The destructor stops the threads and leaves the files as they are.
 #ifndef CUDA_REMOTE_CKPTFMT_CHUNK_STORE_H_
 #define CUDA_REMOTE_CKPTFMT_CHUNK_STORE_H_
@@ -10,10 +11,12 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -30,47 +33,79 @@ struct ChunkStoreOptions {
 
 class ChunkStore {
  public:
+  // What became of the chunks so far.
+  struct Totals {
+    uint64_t zero_bytes = 0;    // in chunks of zeros only
+    uint64_t shared_bytes = 0;  // in chunks equal to another one
+    uint64_t stored_bytes = 0;  // in the data files
+  };
+
   // `folder`: the image's; data files go below it.
   ChunkStore(std::string folder, const ChunkStoreOptions& options);
   ~ChunkStore();
   ChunkStore(const ChunkStore&) = delete;
   ChunkStore& operator=(const ChunkStore&) = delete;
 
-  // Takes a copy of a chunk (at most kChunkBytes); waits while too many are under way. Chunks are numbered from 0.
-  absl::Status Add(std::string_view bytes, const Hash& hash);
+  // One more region, of `bytes`; they are numbered from 0.
+  uint32_t AddRegion(uint64_t bytes);
 
-  // Waits for all, flushes the files to the disk. `chunks` by number.
-  absl::Status Finish(std::vector<StoredChunk>* chunks, std::vector<FileRecord>* files);
+  // Takes chunk `index` of a region, each exactly once. Does not wait and does not copy: `bytes` must stay as they are
+  // until `done` is called, by one of the threads or by this function, whether all went well or not.
+  absl::Status Add(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done);
+  // Takes a copy; waits while too many of those are under way.
+  absl::Status AddCopy(uint32_t region, uint64_t index, std::string_view bytes);
+
+  // Waits for all, flushes the files to the disk; once. `chunks`: the stored ones, numbered by their first use in the
+  // regions' order; `regions`: each one's chunks as in the index.
+  absl::Status Finish(std::vector<StoredChunk>* chunks, std::vector<std::vector<uint32_t>>* regions,
+                      std::vector<FileRecord>* files);
 
   uint32_t data_files() const { return next_file_; }
-  uint64_t stored_bytes() const { return stored_bytes_; }
+  Totals totals() const;
 
  private:
   struct Job {
-    uint32_t number = 0;
-    Hash hash;
-    std::string bytes;
+    uint32_t region = 0;
+    uint64_t index = 0;
+    std::string_view bytes;
+    std::function<void()> done;
   };
+  struct RegionChunks {
+    uint64_t bytes = 0;
+    uint64_t missing = 0;           // not given yet
+    std::vector<uint32_t> numbers;  // 0: zeros; n: the chunk stored as number n - 1; or one of the marks below
+  };
+  struct Known {
+    uint32_t number;  // plus 1
+    uint32_t bytes;
+  };
+  // Not numbers: there are never so many chunks.
+  static constexpr uint32_t kMissing = UINT32_MAX, kGiven = UINT32_MAX - 1;
 
+  class Writer;
   void Work();
   absl::Status WorkUntilDone();
+  absl::Status Store(const Job& job, Writer* writer);
+  bool TakeJob(Job* job);
   void Stop();
+  void Renumber(std::vector<StoredChunk>* chunks);
 
   const std::string folder_;
   const ChunkStoreOptions options_;
   std::atomic<uint32_t> next_file_{0};
-  std::atomic<uint64_t> stored_bytes_{0};
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable work_;   // there is a job, or the end
-  std::condition_variable space_;  // there is room for one, or a failure
+  std::condition_variable space_;  // a copy is done with
   std::deque<Job> jobs_;
-  std::vector<std::string> spare_;  // buffers to use again
+  size_t copies_ = 0;  // of AddCopy, under way
   bool ending_ = false;
   absl::Status failure_;
-  std::vector<StoredChunk> chunks_;
+  std::vector<RegionChunks> regions_;
+  std::unordered_map<Hash, Known, HashHash> known_;
+  std::vector<StoredChunk> chunks_;  // in the order in which they came
   std::vector<FileRecord> files_;
-  uint32_t added_ = 0;
+  Totals totals_;
 
   std::vector<std::thread> threads_;
 };

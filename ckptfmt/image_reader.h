@@ -47,8 +47,13 @@ class ImageReader {
   const std::vector<Region>& regions() const;
   const std::vector<FileFacts>& files() const;
 
-  // Reads every file and compares it with its checksum, chunk by chunk for memory. The first damage ends it.
-  absl::Status Verify(const Progress& progress = nullptr) const;
+  // Reads files and compares them with their checksums, several at a time. Damage ends it; of several damaged files
+  // that it came across, the first in files() is told. `progress` is called from several threads, one at a time.
+  enum class Files {
+    kAll,
+    kAllButMemory,  // for whoever reads the memory anyway: each chunk is compared as it is read
+  };
+  absl::Status Verify(const Progress& progress = nullptr, Files which = Files::kAll) const;
 
   // The replay log's bytes.
   absl::StatusOr<std::string> ReadLog() const;
@@ -57,6 +62,10 @@ class ImageReader {
   // bytes are all zeros; memory that is known to be zero need not be written.
   using UseChunk = std::function<absl::Status(uint64_t offset, std::string_view bytes, bool zero)>;
   absl::Status ReadRegion(size_t region, const UseChunk& use) const;
+
+  // Reads one chunk, as many bytes as the region has there, to `out`, and compares it with its hash; what `out` holds
+  // after a failure has no meaning. `zero`: as above.
+  absl::Status ReadChunk(size_t region, uint64_t index, char* out, bool* zero) const;
 
   // The region's chunks, without reading them.
   std::vector<ChunkFacts> ChunksOf(size_t region) const;

@@ -1,11 +1,12 @@
 // Writes a checkpoint image: into DIR.partial, and under its own name only when it is complete and on the disk.
 //
-// Not thread-safe. Errors say which file, what failed and what to do; after an error the writer is only good for being
-// destroyed, which removes what it wrote. An image that stood under DIR before stays there, whole, until the new one
-// takes its place in one step.
+// Not thread-safe, but AddChunk. Errors say which file, what failed and what to do; after an error the writer is only
+// good for being destroyed, which removes what it wrote. An image that stood under DIR before stays there, whole, until
+// the new one takes its place in one step.
 #ifndef CUDA_REMOTE_CKPTFMT_IMAGE_WRITER_H_
 #define CUDA_REMOTE_CKPTFMT_IMAGE_WRITER_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -21,7 +22,7 @@ struct WriterOptions {
   int zstd_level = 0;
   // Data files are not longer than this.
   uint64_t data_file_bytes = uint64_t{4} << 30;
-  // Threads that write data files, each its own; 0: as many as the machine bears.
+  // Threads that hash, compress and write data files, each its own; 0: as many as the machine bears.
   int writers = 0;
 };
 
@@ -37,8 +38,15 @@ class ImageWriter {
   ImageWriter(const ImageWriter&) = delete;
   ImageWriter& operator=(const ImageWriter&) = delete;
 
-  // Memory: for each region BeginRegion, then AddData with its bytes in order, in pieces of any size (nothing is copied
-  // if they are multiples of kChunkBytes), then EndRegion, which fails if the bytes were not exactly region.bytes.
+  // Memory, in any order: each region is announced, which gives it a number, and then each of its chunks (kChunkBytes,
+  // the last one shorter) is given exactly once. The image lists regions in the order of AddRegion.
+  absl::StatusOr<uint32_t> AddRegion(const Region& region);
+  // From any thread. Nothing is copied and nothing waits: `bytes` must stay as they are until `done` is called, on any
+  // thread, also if this or a later step fails. A failure to write is told by a later AddChunk or by Commit.
+  absl::Status AddChunk(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done);
+
+  // Memory, in order: for each region BeginRegion, then AddData with its bytes in pieces of any size, which are copied,
+  // then EndRegion, which fails if the bytes were not exactly region.bytes.
   absl::Status BeginRegion(const Region& region);
   absl::Status AddData(std::string_view bytes);
   absl::Status EndRegion();
@@ -59,7 +67,7 @@ class ImageWriter {
  private:
   struct State;
   explicit ImageWriter(std::unique_ptr<State> state);
-  absl::Status AddChunk(std::string_view bytes);
+  absl::Status CopyChunk(std::string_view bytes);
   absl::Status FlushChunk();
   absl::Status CommitFiles(ImageInfo info, const Progress& progress);
 

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -29,6 +30,7 @@ constexpr char kTool[] = "cr-checkpoint";
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitNoJob = 4;
+constexpr uint64_t kStopPool = uint64_t{1} << 30;
 
 constexpr char kExamples[] = R"(
 JOB is the job's folder, its name (cr-run --name), or the PID of the program or of its cr-run.
@@ -38,7 +40,10 @@ Examples:
   cr-checkpoint --stop train /data/train.image    saves it and ends it; later: cr-restart /data/train.image
   cr-checkpoint --every 10m train /data/train.image   again and again; each whole image replaces the one before
 
-The job stands still while its GPU memory and its process are saved. A checkpoint that fails, or is interrupted or
+The job stands still while its GPU memory goes to host memory and its process is saved; what must be hashed, compressed and
+written of the GPU memory is done behind it, while the job goes on. That takes as much host memory as the job has GPU
+memory, if that is there (--pool); of a job with more than that, the rest goes through it while the job stands still.
+With --stop the memory is written as it comes, through a small pool. A checkpoint that fails, or is interrupted or
 killed, leaves the job running and no new image. Needs root, a job that was started as root, and CRIU
 (tools/setup-criu).
 
@@ -50,6 +55,7 @@ struct Options {
   bool stop = false, json = false, quiet = false;
   double every = 0, timeout = 60;
   int compress = 0;
+  std::optional<uint64_t> pool;
 };
 
 struct Outcome {
@@ -70,6 +76,27 @@ std::string CommandOf(const Job& job) {
   return text;
 }
 
+// Host memory for the GPU memory of the job, as much of it ready to be written to as the job needs now.
+std::unique_ptr<ChunkPool> MakePool(const Options& options, const std::string& directory,
+                                    const std::function<bool()>& cancelled, std::string* error) {
+  uint64_t limit = options.pool ? *options.pool : SpareMemory();
+  // A job that ends does not wait for anything: then more memory saves no time.
+  if (options.stop && !options.pool) limit = std::min(limit, kStopPool);
+  auto pool = std::make_unique<ChunkPool>(limit);
+  if (!pool->ok()) {
+    *error = "there is no memory to save GPU memory through";
+    return nullptr;
+  }
+  agent::Info info;
+  std::string ignored;
+  if (!options.stop && AskJob(directory, &info, &ignored)) {
+    const uint64_t held = AskHeldBytes(GpuServerOf(directory), info.session);
+    // Regions end within a slot.
+    if (held > 0) pool->Prepare(held + held / 16, cancelled);
+  }
+  return pool;
+}
+
 // One checkpoint. False and *error: there is no image, and the job goes on.
 bool Checkpoint(const Options& options, const std::string& directory, Job job, const std::function<bool()>& cancelled,
                 Outcome* outcome, std::string* error) {
@@ -78,12 +105,16 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   if (!DescribeProcesses(&job, error) || !FindCriu(&criu, error)) return false;
   ckptfmt::WriterOptions writer_options;
   writer_options.zstd_level = options.compress;
+  // Outlives the image, whose threads write out of it.
+  const std::unique_ptr<ChunkPool> pool = MakePool(options, directory, cancelled, error);
+  if (!pool) return false;
   auto created = ckptfmt::ImageWriter::Create(options.image, writer_options);
   if (!created.ok()) {
     *error = std::string(created.status().message());
     return false;
   }
   const std::unique_ptr<ckptfmt::ImageWriter> image = std::move(*created);
+  const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
   const std::unique_ptr<HeldJob> held = HeldJob::Take(directory, int(options.timeout * 1000), error);
   if (!held) return false;
   const Clock::time_point paused = Clock::now();
@@ -100,7 +131,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
       progress.Update(done, total);
       return !cancelled();
     };
-    if (!SaveMemory(held->channel(), regions, image.get(), go_on, error)) return false;
+    if (!SaveMemory(held->channel(), regions, image.get(), pool.get(), shared.get(), go_on, error)) return false;
   }
   const absl::Status logged = image->WriteLog(held->log_bytes());
   if (!logged.ok()) {
@@ -229,6 +260,11 @@ int Main(int argc, char** argv) {
   app.add_option("--compress", options.compress, "Zstandard level for GPU memory; 0: none")
       ->capture_default_str()
       ->check(CLI::Range(0, 19));
+  app.add_option(
+         "--pool", options.pool,
+         "host memory for GPU memory that waits to be written, as in 16G; of more than this the job waits for the "
+         "files (default: half of what this machine and control group have left; with --stop 1 GiB at most)")
+      ->transform(CLI::AsSizeValue(false));
   app.add_flag("--json", options.json, "print times and sizes as JSON");
   app.add_flag("--quiet", options.quiet, "print errors only");
   try {

@@ -39,10 +39,10 @@ Examples:
   cr-restart /data/train.image --server gpu8:7070
   cr-restart /data/train.image --server unix:/run/user/1000/cuda-remote/session.sock --gpu 1
 
-The image is verified first. The job then runs in the foreground, as under cr-run: signals go to it, and its output goes
-where it went before if that was a file, and to this program's output if it was a pipe or a terminal. Files that the job
-has open must be where they were, as long as they were (--cut-back). A restart that fails leaves the image as it is and
-can be tried again. Needs root and CRIU.
+Every byte of the image is compared with its checksum before the job's process is restored. The job then runs in the
+foreground, as under cr-run: signals go to it, and its output goes where it went before if that was a file, and to this
+program's output if it was a pipe or a terminal. Files that the job has open must be where they were, as long as they
+were (--cut-back). A restart that fails leaves the image as it is and can be tried again. Needs root and CRIU.
 
 Exit codes: the job's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 the restart failed.
 )";
@@ -68,7 +68,9 @@ std::unique_ptr<ckptfmt::ImageReader> OpenImage(const Options& options, Job* job
   }
   std::unique_ptr<ckptfmt::ImageReader> image = std::move(*opened);
   Progress progress("verifying the image", options.quiet);
-  const absl::Status verified = image->Verify([&](uint64_t done, uint64_t total) { progress.Update(done, total); });
+  // The memory's chunks are compared as they are read, and the process is only restored after all of them.
+  const absl::Status verified = image->Verify([&](uint64_t done, uint64_t total) { progress.Update(done, total); },
+                                              ckptfmt::ImageReader::Files::kAllButMemory);
   if (!verified.ok()) {
     *error = std::string(verified.message());
     return nullptr;

@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <deque>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -18,25 +18,14 @@
 namespace cuda_remote::client::tools {
 namespace {
 
-constexpr uint64_t kPiece = kMaxPayloadBytes;
-constexpr size_t kWindow = 16;
+// For copies from server to server: enough for all that is on the way.
+constexpr uint64_t kCopyPool = uint64_t{64} * ChunkPool::kSlotBytes;
 constexpr int kTellMs = 3000;
 
 std::string Hex(uint64_t value) {
   char text[24];
   snprintf(text, sizeof(text), "0x%llx", static_cast<unsigned long long>(value));
   return text;
-}
-
-bool Gone(ClientChannel* channel, ChannelStatus status, std::string* error) {
-  const std::string reason = channel->end_reason();
-  *error = "the session with the GPU server was lost: " + (reason.empty() ? ChannelStatusName(status) : reason);
-  return false;
-}
-
-bool Failed(const std::string& what, uint32_t result, std::string* error) {
-  *error = "the GPU server could not " + what + ": CUDA error " + std::to_string(result);
-  return false;
 }
 
 // One request that is answered. The message of `reply` is what answers point into.
@@ -59,111 +48,26 @@ bool Malformed(std::string* error) {
   return false;
 }
 
-template <typename Request>
-Request Place(const ckptfmt::Region& region, uint64_t offset, uint64_t bytes) {
-  Request request;
-  const bool named = region.kind != ckptfmt::RegionKind::kAllocation;
-  request.address = named ? offset : region.address + offset;
-  request.bytes = bytes;
-  if (named) {
-    request.object = region.object;
-    request.symbol = region.symbol;
-  }
-  request.context = region.context;
-  return request;
-}
-
-std::string NameOf(const ckptfmt::Region& region) {
-  if (region.kind == ckptfmt::RegionKind::kArray) return "the CUDA array " + Hex(region.object);
-  return region.kind == ckptfmt::RegionKind::kAllocation ? "GPU memory at " + Hex(region.address)
-                                                         : "the GPU variable " + region.symbol;
-}
-
-uint64_t TotalOf(const std::vector<ckptfmt::Region>& regions) {
-  uint64_t total = 0;
-  for (const ckptfmt::Region& region : regions) total += region.bytes;
-  return total;
-}
-
-// Reads all regions in order with several requests on the way; `use` gets each piece.
-bool ReadAll(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions,
-             const std::function<bool(size_t region, uint64_t offset, std::string_view bytes)>& use,
-             const Continue& go_on, std::string* error) {
-  struct Piece {
-    size_t region;
-    uint64_t offset, bytes;
-    uint64_t sequence;
-    std::unique_ptr<char[]> buffer;
-  };
-  std::deque<Piece> on_the_way;
-  std::vector<std::unique_ptr<char[]>> free_buffers;
-  const uint64_t total = TotalOf(regions);
-  uint64_t done = 0;
-  size_t region = 0;
-  uint64_t offset = 0;
-  bool ok = true;
-  Reply reply;
-  while (true) {
-    while (ok && on_the_way.size() < kWindow && region < regions.size()) {
-      if (offset == regions[region].bytes) {
-        ++region;
-        offset = 0;
-        continue;
-      }
-      Piece piece{region, offset, std::min(kPiece, regions[region].bytes - offset), 0, nullptr};
-      if (free_buffers.empty()) {
-        piece.buffer.reset(new char[kPiece]);
-      } else {
-        piece.buffer = std::move(free_buffers.back());
-        free_buffers.pop_back();
-      }
-      FrameHeader header;
-      header.call = kOpReadMemory;
-      std::string message;
-      Place<wire::OpReadMemory_Request>(regions[region], offset, piece.bytes).Encode(&message);
-      piece.sequence = channel->Begin(header, message, {}, piece.buffer.get(), piece.bytes);
-      if (piece.sequence == 0) {
-        ok = Gone(channel, ChannelStatus::kClosed, error);
-        break;
-      }
-      offset += piece.bytes;
-      on_the_way.push_back(std::move(piece));
-    }
-    if (on_the_way.empty()) return ok;
-    // After a failure too: the channel writes into the buffers until each request is answered.
-    Piece piece = std::move(on_the_way.front());
-    on_the_way.pop_front();
-    const ChannelStatus status = channel->Wait(piece.sequence, &reply);
-    if (!ok) continue;
-    if (status != ChannelStatus::kOk) {
-      ok = Gone(channel, status, error);
-    } else if (reply.result != 0 || reply.payload_bytes != piece.bytes) {
-      ok = Failed("read " + NameOf(regions[piece.region]), reply.result, error);
-    } else {
-      ok = use(piece.region, piece.offset, std::string_view(piece.buffer.get(), piece.bytes));
-      done += piece.bytes;
-      free_buffers.push_back(std::move(piece.buffer));
-      if (ok && go_on && !go_on(done, total)) {
-        *error = "interrupted";
-        ok = false;
-      }
-    }
-  }
-}
-
-// Nobody waits for it; Drain tells whether all went well.
-bool Write(ClientChannel* channel, const ckptfmt::Region& region, uint64_t offset, std::string_view bytes,
-           std::string* error) {
-  for (uint64_t at = 0; at < bytes.size(); at += kPiece) {
-    const std::string_view piece = bytes.substr(at, kPiece);
-    FrameHeader header;
-    header.call = kOpWriteMemory;
-    std::string message;
-    Place<wire::OpWriteMemory_Request>(region, offset + at, piece.size()).Encode(&message);
-    const ChannelStatus status = channel->Send(header, message, piece);
-    if (status != ChannelStatus::kOk) return Gone(channel, status, error);
-  }
-  return true;
+// Asks the server at `address` something outside of sessions. False if it cannot be reached that way (only one on this
+// machine can), or says no.
+bool AskServer(const std::string& address, const char* call, const void* input, size_t bytes, nvml::Answer* answer) {
+  static constexpr char kUnix[] = "unix:";
+  if (address.compare(0, sizeof(kUnix) - 1, kUnix) != 0) return false;
+  std::string error, body;
+  const int socket = ConnectUnix(address.substr(sizeof(kUnix) - 1), &error);
+  if (socket < 0) return false;
+  nvml::Question question;
+  question.pid = uint32_t(getpid());
+  question.call = call;
+  question.input.assign(static_cast<const char*>(input), bytes);
+  EncodeQuestion(question, &body);
+  Packet packet;
+  const bool answered = SendPacket(socket, PacketType::kQuery, body, -1) == ChannelStatus::kOk &&
+                        ReceivePacket(socket, &packet, kTellMs) == ChannelStatus::kOk;
+  if (answered && packet.fd >= 0) close(packet.fd);
+  close(socket);
+  return answered && packet.type == PacketType::kAnswer && DecodeAnswer(packet.body, answer) &&
+         answer->result == nvml::kSuccess;
 }
 
 }  // namespace
@@ -183,23 +87,19 @@ std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid
 }
 
 void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes) {
-  static constexpr char kUnix[] = "unix:";
-  if (unix_ms == 0 || address.compare(0, sizeof(kUnix) - 1, kUnix) != 0) return;
-  std::string error, body;
-  const int socket = ConnectUnix(address.substr(sizeof(kUnix) - 1), &error);
-  if (socket < 0) return;
+  if (unix_ms == 0) return;
   const nvml::SavedNote note = {session, unix_ms, bytes};
-  nvml::Question question;
-  question.pid = uint32_t(getpid());
-  question.call = nvml::kSaved;
-  question.input.assign(reinterpret_cast<const char*>(&note), sizeof(note));
-  EncodeQuestion(question, &body);
-  Packet answer;
-  if (SendPacket(socket, PacketType::kQuery, body, -1) == ChannelStatus::kOk &&
-      ReceivePacket(socket, &answer, kTellMs) == ChannelStatus::kOk && answer.fd >= 0) {
-    close(answer.fd);
+  nvml::Answer ignored;
+  AskServer(address, nvml::kSaved, &note, sizeof(note), &ignored);
+}
+
+uint64_t AskHeldBytes(const std::string& address, uint64_t session) {
+  nvml::Answer answer;
+  uint64_t bytes = 0;
+  if (AskServer(address, nvml::kHeld, &session, sizeof(session), &answer) && answer.output.size() == sizeof(bytes)) {
+    memcpy(&bytes, answer.output.data(), sizeof(bytes));
   }
-  close(socket);
+  return bytes;
 }
 
 bool Drain(ClientChannel* channel, std::string* error) {
@@ -276,23 +176,26 @@ bool DescribeServer(ClientChannel* channel, ckptfmt::ImageInfo* info, std::strin
 }
 
 bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
-                const Continue& go_on, std::string* error) {
-  const auto check = [error](const absl::Status& status) {
-    if (!status.ok()) *error = std::string(status.message());
+                ChunkPool* pool, SharedBuffers* shared, const Continue& go_on, std::string* error) {
+  std::vector<uint32_t> numbers;
+  for (const ckptfmt::Region& region : regions) {
+    const absl::StatusOr<uint32_t> number = image->AddRegion(region);
+    if (!number.ok()) {
+      *error = std::string(number.status().message());
+      return false;
+    }
+    numbers.push_back(*number);
+  }
+  const auto use = [&](size_t region, uint64_t index, char* slot, size_t bytes, std::string* why) {
+    const absl::Status status =
+        image->AddChunk(numbers[region], index, {slot, bytes}, [pool, slot] { pool->Give(slot); });
+    if (!status.ok()) *why = std::string(status.message());
     return status.ok();
   };
-  size_t open = regions.size();  // none
-  const auto use = [&](size_t region, uint64_t offset, std::string_view bytes) {
-    if (open != region) {
-      if (open != regions.size() && !check(image->EndRegion())) return false;
-      if (!check(image->BeginRegion(regions[region]))) return false;
-      open = region;
-    }
-    (void)offset;
-    return check(image->AddData(bytes));
-  };
-  if (!ReadAll(channel, regions, use, go_on, error)) return false;
-  return open == regions.size() || check(image->EndRegion());
+  SharedBuffers* const attached = shared && shared->Attach(channel) ? shared : nullptr;
+  const bool ok = ReadMemory(channel, regions, pool, attached, use, go_on, error);
+  if (attached) attached->Detach();
+  return ok;
 }
 
 // The driver places variables; the program, and other variables, may hold their addresses. Those that the program asked
@@ -322,30 +225,36 @@ static bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Re
 }
 
 bool LoadMemory(const ckptfmt::ImageReader& image, ClientChannel* channel, const Continue& go_on, std::string* error) {
-  const uint64_t total = TotalOf(image.regions());
-  uint64_t done = 0;
-  for (size_t i = 0; i < image.regions().size(); ++i) {
-    const ckptfmt::Region& region = image.regions()[i];
-    const absl::Status status = image.ReadRegion(i, [&](uint64_t offset, std::string_view bytes, bool) -> absl::Status {
-      if (!Write(channel, region, offset, bytes, error)) return absl::UnavailableError(*error);
-      done += bytes.size();
-      if (go_on && !go_on(done, total)) return absl::CancelledError("interrupted");
-      return absl::OkStatus();
-    });
-    if (!status.ok()) {
-      *error = std::string(status.message());
-      return false;
-    }
-  }
-  return Drain(channel, error) && CheckVariables(channel, image.regions(), error);
+  const auto fill = [&](size_t region, uint64_t index, char* out, size_t, std::string* why) {
+    bool zero;
+    const absl::Status status = image.ReadChunk(region, index, out, &zero);
+    if (!status.ok()) *why = std::string(status.message());
+    return status.ok();
+  };
+  const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
+  SharedBuffers* const attached = shared && shared->Attach(channel) ? shared.get() : nullptr;
+  const bool ok = WriteMemory(channel, image.regions(), attached, fill, go_on, error);
+  if (attached) attached->Detach();
+  return ok && Drain(channel, error) && CheckVariables(channel, image.regions(), error);
 }
 
 bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
                 const Continue& go_on, std::string* error) {
-  const auto use = [&](size_t region, uint64_t offset, std::string_view bytes) {
-    return Write(to, regions[region], offset, bytes, error);
+  ChunkPool pool(kCopyPool);
+  if (!pool.ok()) {
+    *error = "there is no memory to copy through";
+    return false;
+  }
+  const auto use = [&](size_t region, uint64_t index, char* slot, size_t bytes, std::string* why) {
+    const bool sent = SendBytes(to, regions[region], index * ckptfmt::kChunkBytes, {slot, bytes}, why);
+    pool.Give(slot);
+    return sent;
   };
-  return ReadAll(from, regions, use, go_on, error) && Drain(to, error) && CheckVariables(to, regions, error);
+  const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
+  SharedBuffers* const attached = shared && shared->Attach(from) ? shared.get() : nullptr;
+  const bool ok = ReadMemory(from, regions, &pool, attached, use, go_on, error);
+  if (attached) attached->Detach();
+  return ok && Drain(to, error) && CheckVariables(to, regions, error);
 }
 
 bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error) {

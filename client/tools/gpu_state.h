@@ -1,11 +1,9 @@
 // The GPU's side of a job, through a channel: list, save, load and copy its memory, and make its objects again.
 //
-// Memory goes in pieces of 1 MiB, several on the way at a time. Functions return false and one sentence in *error. Not
-// thread-safe.
+// Memory goes as memory_transfer.h says. Functions return false and one sentence in *error. Not thread-safe.
 #ifndef CUDA_REMOTE_CLIENT_TOOLS_GPU_STATE_H_
 #define CUDA_REMOTE_CLIENT_TOOLS_GPU_STATE_H_
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,13 +11,13 @@
 #include "ckptfmt/image_reader.h"
 #include "ckptfmt/image_writer.h"
 #include "ckptfmt/types.h"
+#include "client/tools/chunk_pool.h"
+#include "client/tools/memory_transfer.h"
+#include "client/tools/shared_buffers.h"
 #include "proto/channel/client_channel.h"
 #include "replay/log/log.h"
 
 namespace cuda_remote::client::tools {
-
-// Gets bytes done and in all; false: the user has given up, stop.
-using Continue = std::function<bool(uint64_t done, uint64_t total)>;
 
 // Opens a session for a job that is being restarted or moved. `path`: GpuHost::socket_path(); `pid`: of the program, as
 // it knows itself; `gpu`: -1 for any.
@@ -30,6 +28,9 @@ std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid
 // Nothing depends on it, so failures are not told.
 void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes);
 
+// How much device memory the session held a moment ago, as the server at `address` knows it; 0 if it cannot be asked.
+uint64_t AskHeldBytes(const std::string& address, uint64_t session);
+
 // Waits until the GPU is idle. Fails if the GPU has an error, or a stream capture is in progress.
 bool Drain(ClientChannel* channel, std::string* error);
 
@@ -39,14 +40,18 @@ bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, 
 // The server's GPUs and driver, for the manifest.
 bool DescribeServer(ClientChannel* channel, ckptfmt::ImageInfo* info, std::string* error);
 
+// Reads the regions into `pool` and has the image's threads hash and write them. When it returns all is read, but not
+// all written: the pool must live as long as the image. `shared`: null, or not attached.
 bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
-                const Continue& go_on, std::string* error);
+                ChunkPool* pool, SharedBuffers* shared, const Continue& go_on, std::string* error);
+// Each chunk is compared with its checksum before it is sent.
 bool LoadMemory(const ckptfmt::ImageReader& image, ClientChannel* channel, const Continue& go_on, std::string* error);
+// From one server to another.
 bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
                 const Continue& go_on, std::string* error);
 
-// Makes the objects of the log again, in their order, and compares the answers with those of the first time. What needs the
-// process's pinned memory is left to the process (replay::Part).
+// Makes the objects of the log again, in their order, and compares the answers with those of the first time. What needs
+// the process's pinned memory is left to the process (replay::Part).
 bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error);
 
 }  // namespace cuda_remote::client::tools

@@ -55,6 +55,11 @@ void CloseFds(const agent::Given& given) {
 
 }  // namespace
 
+bool AskJob(const std::string& directory, agent::Info* info, std::string* error) {
+  const std::unique_ptr<agent::AgentClient> agent = agent::AgentClient::Connect(directory, error);
+  return agent && agent->GetInfo(info, error);
+}
+
 std::unique_ptr<HeldJob> HeldJob::Take(const std::string& directory, int lock_ms, std::string* error) {
   std::unique_ptr<HeldJob> job(new HeldJob);
   job->directory_ = directory;

@@ -14,6 +14,9 @@
 
 namespace cuda_remote::client::tools {
 
+// What the job's agent says of it, without holding it up. False and *error if it has none.
+bool AskJob(const std::string& directory, agent::Info* info, std::string* error);
+
 class HeldJob {
  public:
   // Stops the CUDA calls of the job in `directory`, waiting up to lock_ms for those in progress, and takes channel and

@@ -60,6 +60,10 @@ struct SavedNote {
   uint64_t bytes;    // of the image
 };
 
+// Likewise: how much device memory a session holds, for a tool that is about to save it. Input: uint64 session; result:
+// uint64 bytes, as its worker said last. kNotFound as above.
+inline constexpr char kHeld[] = "cr-held";
+
 struct Question {
   uint32_t wire_version = kWireVersion;
   uint32_t pid = 0;  // who asks, for log lines

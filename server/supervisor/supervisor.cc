@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "proto/channel/handshake.h"
@@ -232,17 +233,24 @@ void Supervisor::ReadHello(const NewClient& client) {
 
 bool Supervisor::AnswerItself(int socket, const std::string& bytes) {
   nvml::Question question;
-  if (!DecodeQuestion(bytes, &question) || question.call != nvml::kSaved) return false;
+  if (!DecodeQuestion(bytes, &question)) return false;
+  const bool saved = question.call == nvml::kSaved;
+  if (!saved && question.call != nvml::kHeld) return false;
   nvml::Answer answer;
-  nvml::SavedNote note;
+  nvml::SavedNote note = {};
+  static_assert(offsetof(nvml::SavedNote, session) == 0);
+  const size_t wanted = saved ? sizeof(note) : sizeof(note.session);
   answer.result = nvml::kInvalidArgument;
-  if (question.input.size() == sizeof(note)) {
-    memcpy(&note, question.input.data(), sizeof(note));
+  if (question.input.size() == wanted) {
+    memcpy(&note, question.input.data(), wanted);
     const auto found = sessions_.find(note.session);
     answer.result = found == sessions_.end() ? nvml::kNotFound : nvml::kSuccess;
-    if (found != sessions_.end()) {
+    if (found != sessions_.end() && saved) {
       found->second.info.saved_unix_ms = note.unix_ms;
       found->second.info.saved_bytes = note.bytes;
+    } else if (found != sessions_.end()) {
+      const uint64_t held = found->second.info.stats.device_bytes;
+      answer.output.assign(reinterpret_cast<const char*>(&held), sizeof(held));
     }
   }
   std::string body;
