@@ -25,6 +25,7 @@
 #include "proto/channel/handshake.h"
 #include "proto/control/buffer_memory.h"
 #include "proto/control/credentials.h"
+#include "proto/control/eager_poll.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -52,6 +53,7 @@ struct Served {
 
 int Main(int argc, char** argv) {
   control::KeepBufferMemory();
+  control::PollEagerly();
   // First of all, so that every thread, gRPC's too, inherits it.
   sigset_t signals;
   sigemptyset(&signals);

@@ -43,6 +43,8 @@ class TunnelStream {
   virtual bool Write(const grpc::ByteBuffer& buffer) = 0;
   // Makes Read and Write fail soon; any thread.
   virtual void Cancel() = 0;
+  // No Read will follow; the thread that reads.
+  virtual void DoneReading() {}
 };
 
 class TunnelEnd {
@@ -109,6 +111,8 @@ class TunnelEnd {
   void PlaceLoop(TunnelStream* stream, Arrivals* arrivals);
   // Takes one message. False if it is the last: the outcome is set.
   bool Place(const grpc::ByteBuffer& buffer, Arrivals* arrivals);
+  // After a message that arrived at that time was placed: waits for a moment for one that goes the other way.
+  void AwaitAnswer(int64_t arrived_ns);
   void AcknowledgeLoop(TunnelStream* stream, Writers* writers);
   // Whether so much was consumed here that the other end should hear of it.
   bool AcknowledgementsDue() const;
@@ -127,6 +131,10 @@ class TunnelEnd {
   std::vector<std::unique_ptr<Out>> out_;
   std::vector<std::unique_ptr<In>> in_;
   std::mutex write_mutex_;
+  std::atomic<int64_t> written_ns_{0};  // when the last message was written
+  // The reading thread's.
+  ring::SpinBudget answer_;
+  int64_t answer_missed_ns_ = 0;
   std::mutex acknowledge_mutex_;
   std::condition_variable acknowledge_wake_;
   bool received_ = false;  // acknowledge_mutex_: something arrived since the acknowledging thread last looked

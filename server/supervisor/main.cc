@@ -18,7 +18,9 @@
 #include "proto/channel/handshake.h"
 #include "proto/control/buffer_memory.h"
 #include "proto/control/credentials.h"
+#include "proto/control/eager_poll.h"
 #include "server/supervisor/control_service.h"
+#include "server/supervisor/server_poller.h"
 #include "server/supervisor/spawn.h"
 #include "server/supervisor/supervisor.h"
 #include "server/supervisor/tunnel_service.h"
@@ -51,6 +53,7 @@ std::string DefaultDirectory() {
 
 int Main(int argc, char** argv) {
   control::KeepBufferMemory();
+  control::PollEagerly();
   Supervisor::BlockSignals();
   Options options;
   CLI::App app("Serves this machine's GPU to CUDA programs that run under cr-run.", "cr-server");
@@ -134,11 +137,12 @@ int Main(int argc, char** argv) {
     spdlog::critical("{}", error);
     return kExitCannotListen;
   }
+  grpc::ServerBuilder builder;
+  ServerPoller poller(&builder);
   ControlService control_service(&supervisor);
-  TunnelService tunnel_service(&supervisor);
+  TunnelService tunnel_service(&supervisor, &poller);
   const std::string control_path = ControlSocketPath(options.directory);
   unlink(control_path.c_str());  // the folder is ours alone (server.lock)
-  grpc::ServerBuilder builder;
   control::SetServerArguments(&builder);
   int port = 0;
   builder.AddListeningPort("unix:" + control_path, grpc::InsecureServerCredentials());
@@ -148,6 +152,7 @@ int Main(int argc, char** argv) {
   const mode_t before = umask(0177);
   std::unique_ptr<grpc::Server> grpc_server = builder.BuildAndStart();
   umask(before);
+  if (grpc_server) poller.Start();
   if (!grpc_server || (tcp_credentials && port == 0)) {
     spdlog::critical("cannot listen on {}{}", control_path, tcp_credentials ? " and " + options.listen : "");
     if (grpc_server) grpc_server->Shutdown();
@@ -175,6 +180,7 @@ int Main(int argc, char** argv) {
   tunnel_service.Shutdown();
   grpc_server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
   grpc_server->Wait();
+  poller.Stop();
   unlink(control_path.c_str());
   spdlog::info("ended");
   return 0;

@@ -7,6 +7,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -24,14 +25,18 @@ constexpr int kWelcomeTimeoutMs = 70000;
 
 class ServerStream final : public control::TunnelStream {
  public:
-  ServerStream(grpc::ServerContext* context, TunnelService::Stream* stream) : context_(context), stream_(stream) {}
+  ServerStream(grpc::ServerContext* context, TunnelService::Stream* stream, ServerPoller* poller)
+      : context_(context), stream_(stream), reads_(std::in_place, poller) {}
   bool Read(grpc::ByteBuffer* buffer) override { return stream_->Read(buffer); }
   bool Write(const grpc::ByteBuffer& buffer) override { return stream_->Write(buffer); }
   void Cancel() override { context_->TryCancel(); }
+  // What is left to do may take a while, and the client may be connecting anew.
+  void DoneReading() override { reads_.reset(); }
 
  private:
   grpc::ServerContext* const context_;
   TunnelService::Stream* const stream_;
+  std::optional<ServerPoller::Substitute> reads_;
 };
 
 std::string RandomToken() {
@@ -58,7 +63,7 @@ struct TunnelService::Tunnel {
   }
 };
 
-TunnelService::TunnelService(Supervisor* supervisor) : supervisor_(supervisor) {
+TunnelService::TunnelService(Supervisor* supervisor, ServerPoller* poller) : supervisor_(supervisor), poller_(poller) {
   AddMethod(new grpc::internal::RpcServiceMethod(
       control::kTunnelMethod, grpc::internal::RpcMethod::BIDI_STREAMING,
       new grpc::internal::BidiStreamingHandler<TunnelService, grpc::ByteBuffer, grpc::ByteBuffer>(
@@ -246,7 +251,7 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
   TunnelEnd::Outcome outcome = TunnelEnd::Outcome::kBroken;
   std::string reason;
   if (stream->Write(control::EncodeTunnelMessage(answer, nullptr))) {
-    ServerStream io(context, stream);
+    ServerStream io(context, stream, poller_);
     outcome = tunnel->end->Run(&io, peer_positions, &reason);
   }
   {

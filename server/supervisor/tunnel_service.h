@@ -21,6 +21,7 @@
 #include <thread>
 
 #include "proto/control/tunnel_end.h"
+#include "server/supervisor/server_poller.h"
 #include "server/supervisor/supervisor.h"
 
 namespace cuda_remote::server {
@@ -29,7 +30,8 @@ class TunnelService final : public grpc::Service {
  public:
   using Stream = grpc::ServerReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>;
 
-  explicit TunnelService(Supervisor* supervisor);
+  // Both must outlive it.
+  TunnelService(Supervisor* supervisor, ServerPoller* poller);
   ~TunnelService() override;
 
   // Ends every session, and refuses new ones.
@@ -45,6 +47,7 @@ class TunnelService final : public grpc::Service {
   void JanitorLoop();
 
   Supervisor* const supervisor_;
+  ServerPoller* const poller_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, std::shared_ptr<Tunnel>> tunnels_;  // by resume token

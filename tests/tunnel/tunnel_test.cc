@@ -31,6 +31,7 @@
 
 #include "proto/channel/client_channel.h"
 #include "proto/channel/handshake.h"
+#include "proto/control/control.grpc.pb.h"
 #include "proto/control/credentials.h"
 #include "proto/control/tunnel_message.h"
 
@@ -604,6 +605,38 @@ TEST_F(Tunnel, PsShowsAndEnds) {
   EXPECT_EQ(remote->Call(Header(kHang), "", "", nullptr, 0, &reply), ChannelStatus::kClosed);
   EXPECT_NE(remote->end_reason().find("maintenance"), std::string::npos) << remote->end_reason();
   EXPECT_EQ(local->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+}
+
+// While a session is quiet its thread is the one that looks at all of gRPC's sockets in cr-server; nobody else's
+// connection may wait for that.
+TEST_F(Tunnel, OthersAreServedBesideQuietSessions) {
+  StartServer();
+  StartRelay(port_);
+  const auto ask = [this] {
+    const auto stub = control::Control::NewStub(grpc::CreateCustomChannel(
+        "127.0.0.1:" + std::to_string(port_), grpc::InsecureChannelCredentials(), control::ClientArguments()));
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    control::ServerInfo info;
+    const grpc::Status status = stub->GetServerInfo(&context, control::ServerInfoRequest(), &info);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return info.sessions();
+  };
+  EXPECT_EQ(ask(), 0u);
+  for (int round = 0; round < 2; ++round) {
+    auto first = Connect(Relay());
+    auto second = Connect(Relay());
+    ASSERT_TRUE(first && second);
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < 20; ++i) EXPECT_EQ(ask(), 2u);
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(4));
+    second.reset();
+    EXPECT_TRUE(Eventually([&] { return ask() == 1; }));
+    Reply reply;
+    EXPECT_EQ(first->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+    first.reset();
+    EXPECT_TRUE(Eventually([&] { return ask() == 0; }));
+  }
 }
 
 TEST_F(Tunnel, SecondServerInTheSameFolderIsRefused) {
