@@ -60,6 +60,8 @@ struct Options {
 
 struct Outcome {
   double seconds = 0, paused = 0;
+  // Parts of it: making memory ready beforehand, then reading GPU memory and CRIU's dump in the pause.
+  double preparing = 0, reading = 0, dumping = 0;
   ckptfmt::ImageSizes sizes;
 };
 
@@ -108,6 +110,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   // Outlives the image, whose threads write out of it.
   const std::unique_ptr<ChunkPool> pool = MakePool(options, directory, cancelled, error);
   if (!pool) return false;
+  outcome->preparing = Since(start);
   auto created = ckptfmt::ImageWriter::Create(options.image, writer_options);
   if (!created.ok()) {
     *error = std::string(created.status().message());
@@ -131,7 +134,9 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
       progress.Update(done, total);
       return !cancelled();
     };
+    const Clock::time_point reading = Clock::now();
     if (!SaveMemory(held->channel(), regions, image.get(), pool.get(), shared.get(), go_on, error)) return false;
+    outcome->reading = Since(reading);
   }
   const absl::Status logged = image->WriteLog(held->log_bytes());
   if (!logged.ok()) {
@@ -160,10 +165,12 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
 
   // From here on the job has no channel but ours. HeldJob's end gives it back.
   NvmlPause pause;
+  const Clock::time_point dumping = Clock::now();
   if (!pause.Take(directory, int(options.timeout * 1000), error) || !held->Release(error) ||
       !DumpProcesses(job, image->client_dir(), directory, /*leave_stopped=*/options.stop, error)) {
     return false;
   }
+  outcome->dumping = Since(dumping);
   std::string problem;
   if (!options.stop) {
     pause.Release();
@@ -205,10 +212,12 @@ void Tell(const Options& options, const Outcome& outcome) {
   const ckptfmt::ImageSizes& sizes = outcome.sizes;
   if (options.json) {
     printf(
-        "{\"image\": \"%s\", \"seconds\": %.3f, \"paused_seconds\": %.3f, \"gpu_bytes\": %llu, \"client_bytes\": %llu, "
+        "{\"image\": \"%s\", \"seconds\": %.3f, \"paused_seconds\": %.3f, \"preparing_seconds\": %.3f, "
+        "\"reading_seconds\": %.3f, \"dumping_seconds\": %.3f, \"gpu_bytes\": %llu, \"client_bytes\": %llu, "
         "\"total_bytes\": %llu}\n",
-        options.image.c_str(), outcome.seconds, outcome.paused, static_cast<unsigned long long>(sizes.region_bytes),
-        static_cast<unsigned long long>(sizes.client_bytes), static_cast<unsigned long long>(sizes.total_bytes));
+        options.image.c_str(), outcome.seconds, outcome.paused, outcome.preparing, outcome.reading, outcome.dumping,
+        static_cast<unsigned long long>(sizes.region_bytes), static_cast<unsigned long long>(sizes.client_bytes),
+        static_cast<unsigned long long>(sizes.total_bytes));
   } else if (!options.quiet) {
     fprintf(stderr,
             "%s: %s in %.1f s (the job stood still for %.1f s): GPU memory %s, client process %s, on the disk %s\n",

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <fstream>
 #include <string>
 
@@ -55,7 +56,25 @@ int Fail(const std::string& text) {
 struct Options {
   std::string image, server, directory;
   int gpu = -1;
-  bool quiet = false, cut_back = false;
+  bool quiet = false, cut_back = false, times = false;
+};
+
+// Tells how long each step took, if that was asked for.
+class Steps {
+ public:
+  explicit Steps(bool tell) : tell_(tell) {}
+  void Done(const char* step) {
+    const Clock::time_point now = Clock::now();
+    if (tell_) {
+      fprintf(stderr, "%s: %7.3f s  %s\n", kTool, std::chrono::duration<double>(now - last_).count(), step);
+    }
+    last_ = now;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const bool tell_;
+  Clock::time_point last_ = Clock::now();
 };
 
 // Opens and verifies the image, and reads what it says of the job and of its log.
@@ -118,7 +137,7 @@ bool CheckFiles(const Options& options, const ckptfmt::ImageReader& image, const
 
 // A GPU session with everything that the job had.
 std::unique_ptr<ClientChannel> RestoreGpu(const Options& options, const GpuHost& host, const Job& job,
-                                          const ckptfmt::ImageReader& image, const replay::Log& log,
+                                          const ckptfmt::ImageReader& image, const replay::Log& log, Steps* steps,
                                           std::string* error) {
   const ckptfmt::ImageInfo& info = image.info();
   std::unique_ptr<ClientChannel> channel = OpenSession(host.socket_path(), OwnPid(job), info.program, info.job,
@@ -137,13 +156,16 @@ std::unique_ptr<ClientChannel> RestoreGpu(const Options& options, const GpuHost&
       Say(kTool,
           "GPU " + std::to_string(i) + " was a " + info.devices[i].name + "; here it is a " + here.devices[i].name);
   }
+  steps->Done("opening a session with the GPU server");
   if (!ReplayLog(log, channel.get(), error)) return nullptr;
+  steps->Done("making the GPU objects again");
   Progress progress("loading GPU memory", options.quiet);
   const auto go_on = [&](uint64_t done, uint64_t total) {
     progress.Update(done, total);
     return !Interrupted();
   };
   if (!LoadMemory(image, channel.get(), go_on, error)) return nullptr;
+  steps->Done("comparing and loading GPU memory");
   return channel;
 }
 
@@ -187,7 +209,9 @@ int Run(const Options& options) {
   std::string error;
   Job job;
   replay::Log log;
+  Steps steps(options.times);
   const std::unique_ptr<ckptfmt::ImageReader> image = OpenImage(options, &job, &log, &error);
+  steps.Done("comparing the image but for GPU memory");
   if (!image) return Fail(error);
   const std::string why = NoIsolation();
   if (!why.empty()) return Fail("restoring a process needs root");
@@ -217,13 +241,15 @@ int Run(const Options& options) {
 
   BlockForwardedSignals();
   std::unique_ptr<GpuHost> host = GpuHost::Open(options.server, options.gpu, directory, /*detached=*/false, &error);
+  steps.Done("finding the job's files and the GPU server");
   std::unique_ptr<ClientChannel> channel;
-  if (host) channel = RestoreGpu(options, *host, job, *image, log, &error);
+  if (host) channel = RestoreGpu(options, *host, job, *image, log, &steps, &error);
   Isolated isolated;
   pid_t copier = 0;
   bool ok = channel && CutBack(longer, &error) &&
             WriteGpuServer(directory, host->server(), options.server.empty() ? -1 : options.gpu, &error) &&
             RestoreProcess(job, Absolute(image->client_dir()), directory, &isolated, &copier, &error);
+  if (ok) steps.Done("restoring the process");
   if (ok && !GiveChannel(directory, *channel, channel->next_sequence(), true, host->server(), &error)) {
     error = "the restored process did not take its GPU session: " + error;
     kill(isolated.init, SIGKILL);
@@ -231,6 +257,7 @@ int Run(const Options& options) {
     ok = false;
   }
   if (ok) {
+    steps.Done("giving it the session");
     job.set_saved_unix_ms(uint64_t(image->info().created_unix_ms));
     job.set_saved_bytes(image->sizes().total_bytes);
     TellSaved(host->server(), channel->welcome().session, job.saved_unix_ms(), job.saved_bytes());
@@ -271,6 +298,7 @@ int Main(int argc, char** argv) {
   app.add_flag("--cut-back", options.cut_back,
                "cut files that the job went on writing after the checkpoint back to their length then; it writes the "
                "rest again");
+  app.add_flag("--times", options.times, "tell how long each step took");
   app.add_flag("--quiet", options.quiet, "print errors only");
   try {
     app.parse(argc, argv);

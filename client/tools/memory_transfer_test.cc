@@ -82,9 +82,9 @@ class Server {
     return first_error_;
   }
 
-  bool refuse_map = false, refuse_copies = false;
-  int die_after = -1;                // requests
-  uint64_t unreadable = UINT64_MAX;  // an address
+  std::atomic<bool> refuse_map{false}, refuse_copies{false};
+  std::atomic<int> die_after{-1};                // requests
+  std::atomic<uint64_t> unreadable{UINT64_MAX};  // an address
   std::atomic<int> copies{0}, pieces{0}, maps{0};
   std::atomic<bool> too_early{false};  // a copy before the region's first bytes went through the channel
 
