@@ -3,6 +3,7 @@
 #include <zstd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -16,6 +17,7 @@ namespace {
 
 // Copied chunks that are under way, for each writer.
 constexpr size_t kWaiting = 8;
+constexpr std::chrono::milliseconds kTellEvery(100);
 
 bool AllZero(std::string_view bytes) {
   return bytes.empty() || (bytes[0] == 0 && memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0);
@@ -133,6 +135,7 @@ absl::Status ChunkStore::Add(uint32_t region, uint64_t index, std::string_view b
     if (status.ok()) {
       regions_[region].numbers[size_t(index)] = kGiven;
       --regions_[region].missing;
+      given_bytes_ += bytes.size();
       jobs_.push_back({region, index, bytes, std::move(done)});
     }
   }
@@ -158,6 +161,18 @@ absl::Status ChunkStore::AddCopy(uint32_t region, uint64_t index, std::string_vi
     }
     space_.notify_one();
   });
+}
+
+absl::Status ChunkStore::Wait(const std::function<bool(uint64_t, uint64_t)>& go_on) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (failure_.ok() && done_bytes_ < given_bytes_) {
+    idle_.wait_for(lock, kTellEvery, [this] { return !failure_.ok() || done_bytes_ == given_bytes_; });
+    const uint64_t done = done_bytes_, given = given_bytes_;
+    lock.unlock();
+    if (!go_on(done, given)) return absl::CancelledError("interrupted");
+    lock.lock();
+  }
+  return failure_;
 }
 
 absl::Status ChunkStore::Finish(std::vector<StoredChunk>* chunks, std::vector<std::vector<uint32_t>>* regions,
@@ -199,6 +214,7 @@ void ChunkStore::Work() {
     std::lock_guard<std::mutex> lock(mutex_);
     if (failure_.ok()) failure_ = status;
   }
+  idle_.notify_all();
   // Whoever gave the chunks that nobody will write any more may be waiting for their memory.
   for (Job job; TakeJob(&job);) {
     if (job.done) job.done();
@@ -221,6 +237,9 @@ absl::Status ChunkStore::WorkUntilDone() {
     const absl::Status status = Store(job, &writer);
     if (job.done) job.done();
     if (!status.ok()) return status;
+    std::lock_guard<std::mutex> lock(mutex_);
+    done_bytes_ += job.bytes.size();
+    if (done_bytes_ == given_bytes_) idle_.notify_all();
   }
   return writer.FinishFile();
 }

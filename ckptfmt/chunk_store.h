@@ -55,6 +55,10 @@ class ChunkStore {
   // Takes a copy; waits while too many of those are under way.
   absl::Status AddCopy(uint32_t region, uint64_t index, std::string_view bytes);
 
+  // Waits until all chunks that were given are done with, and tells how far that is ten times a second. kCancelled if
+  // `go_on` returns false. Not needed before Finish, which waits without asking.
+  absl::Status Wait(const std::function<bool(uint64_t done, uint64_t total)>& go_on);
+
   // Waits for all, flushes the files to the disk; once. `chunks`: the stored ones, numbered by their first use in the
   // regions' order; `regions`: each one's chunks as in the index.
   absl::Status Finish(std::vector<StoredChunk>* chunks, std::vector<std::vector<uint32_t>>* regions,
@@ -97,8 +101,10 @@ class ChunkStore {
   mutable std::mutex mutex_;
   std::condition_variable work_;   // there is a job, or the end
   std::condition_variable space_;  // a copy is done with
+  std::condition_variable idle_;   // all chunks are, or a failure
   std::deque<Job> jobs_;
   size_t copies_ = 0;  // of AddCopy, under way
+  uint64_t given_bytes_ = 0, done_bytes_ = 0;
   bool ending_ = false;
   absl::Status failure_;
   std::vector<RegionChunks> regions_;

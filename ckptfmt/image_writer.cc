@@ -129,6 +129,11 @@ absl::Status ImageWriter::AddChunk(uint32_t region, uint64_t index, std::string_
   return state_->store->Add(region, index, bytes, std::move(done));
 }
 
+absl::Status ImageWriter::WaitForChunks(const std::function<bool(uint64_t, uint64_t)>& go_on) {
+  if (absl::Status status = state_->Check(); !status.ok()) return status;
+  return state_->Fail(state_->store->Wait(go_on));
+}
+
 absl::Status ImageWriter::BeginRegion(const Region& region) {
   const absl::StatusOr<uint32_t> added = AddRegion(region);
   if (!added.ok()) return added.status();

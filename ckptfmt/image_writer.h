@@ -45,6 +45,10 @@ class ImageWriter {
   // thread, also if this or a later step fails. A failure to write is told by a later AddChunk or by Commit.
   absl::Status AddChunk(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done);
 
+  // Waits until the chunks given so far are in their files, and tells now and then how far that is; kCancelled if
+  // `go_on` returns false. For whoever wants to see it or to end it: Commit waits by itself.
+  absl::Status WaitForChunks(const std::function<bool(uint64_t done, uint64_t total)>& go_on);
+
   // Memory, in order: for each region BeginRegion, then AddData with its bytes in pieces of any size, which are copied,
   // then EndRegion, which fails if the bytes were not exactly region.bytes.
   absl::Status BeginRegion(const Region& region);

@@ -147,12 +147,13 @@ TEST(Parallel, AFailingWriterGivesAllChunksBackAndLeavesNothing) {
           EXPECT_THAT(Message(status), HasSubstr("No space left"));
         }
       }
+      status = (*writer)->WaitForChunks([](uint64_t, uint64_t) { return true; });
+      EXPECT_THAT(Message(status), HasSubstr("No space left"));
       // Whoever waits for memory must get it, without the writer's end.
       for (int i = 0; i < 5000 && done < kChunks; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(2));
       EXPECT_EQ(done, kChunks);
       g_write_for_testing = nullptr;
-      ASSERT_TRUE((*writer)->WriteLog("log").ok());
-      EXPECT_THAT(Message((*writer)->Commit({})), HasSubstr("No space left"));
+      EXPECT_FALSE((*writer)->Commit({}).ok());
     }
     EXPECT_FALSE(std::filesystem::exists(folder / "image"));
     EXPECT_FALSE(std::filesystem::exists(folder / "image.partial"));
@@ -178,6 +179,57 @@ TEST(Parallel, AnImageThatIsGivenUpGivesItsChunksBack) {
   }
   EXPECT_EQ(done, 30);
   EXPECT_FALSE(std::filesystem::exists(folder / "image.partial"));
+}
+
+std::atomic<bool> g_slow{false};
+ssize_t SlowDisk(int fd, const void* data, size_t bytes) {
+  while (g_slow) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return write(fd, data, bytes);
+}
+
+TEST(Parallel, WaitingForTheFilesTellsHowFarItIsAndCanBeCancelled) {
+  TestFolder folder;
+  const std::string memory = Noise(20 * kChunkBytes, 3);
+  for (const bool cancel : {false, true}) {
+    auto writer = ImageWriter::Create(folder / "image", OneWriter());
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    const auto never = [](uint64_t, uint64_t) { return false; };
+    EXPECT_TRUE((*writer)->WaitForChunks(never).ok()) << "there is nothing to wait for";
+    Region region;
+    region.bytes = memory.size();
+    ASSERT_TRUE((*writer)->AddRegion(region).ok());
+    g_slow = true;
+    g_write_for_testing = &SlowDisk;
+    for (uint64_t i = 0; i < 20; ++i) {
+      ASSERT_TRUE(
+          (*writer)->AddChunk(0, i, std::string_view(memory).substr(i * kChunkBytes, kChunkBytes), nullptr).ok());
+    }
+    uint64_t last = 0;
+    int asked = 0;
+    const absl::Status waited = (*writer)->WaitForChunks([&](uint64_t done, uint64_t total) {
+      EXPECT_EQ(total, memory.size());
+      EXPECT_GE(done, last);
+      last = done;
+      if (++asked < 2) return true;
+      g_slow = false;
+      return !cancel;
+    });
+    g_slow = false;
+    EXPECT_GE(asked, 2);
+    if (cancel) {
+      EXPECT_TRUE(absl::IsCancelled(waited)) << waited;
+      EXPECT_FALSE((*writer)->WriteLog("log").ok()) << "an image that was given up cannot go on";
+    } else {
+      EXPECT_TRUE(waited.ok()) << waited;
+      EXPECT_EQ(last, memory.size());
+      ASSERT_TRUE((*writer)->WriteLog("log").ok());
+      ASSERT_TRUE((*writer)->Commit({}).ok());
+    }
+    writer->reset();
+    g_write_for_testing = nullptr;
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder / "image.partial"));
+  EXPECT_TRUE(ReadAll(folder / "image").ok()) << "the first one, which the second did not replace";
 }
 
 TEST(Parallel, MisuseIsAnErrorAndGivesTheChunkBack) {

@@ -62,6 +62,7 @@ struct Outcome {
   double seconds = 0, paused = 0;
   // Parts of it: making memory ready beforehand, then reading GPU memory and CRIU's dump in the pause.
   double preparing = 0, reading = 0, dumping = 0;
+  uint64_t prepared_bytes = 0;
   ckptfmt::ImageSizes sizes;
 };
 
@@ -110,7 +111,12 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   // Outlives the image, whose threads write out of it.
   const std::unique_ptr<ChunkPool> pool = MakePool(options, directory, cancelled, error);
   if (!pool) return false;
+  if (cancelled()) {
+    *error = "interrupted";
+    return false;
+  }
   outcome->preparing = Since(start);
+  outcome->prepared_bytes = pool->prepared();
   auto created = ckptfmt::ImageWriter::Create(options.image, writer_options);
   if (!created.ok()) {
     *error = std::string(created.status().message());
@@ -178,9 +184,15 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
     outcome->paused = Since(paused);
   }
   absl::Status committed;
-  if (cancelled()) {
-    committed = absl::CancelledError("interrupted");
-  } else {
+  {
+    Progress progress("writing GPU memory", options.quiet);
+    committed = image->WaitForChunks([&](uint64_t done, uint64_t total) {
+      progress.Update(done, total);
+      return !cancelled();
+    });
+  }
+  if (committed.ok() && cancelled()) committed = absl::CancelledError("interrupted");
+  if (committed.ok()) {
     Progress progress("writing to the disk", options.quiet);
     committed = image->Commit(info, [&](uint64_t done, uint64_t total) { progress.Update(done, total); });
   }
@@ -213,11 +225,11 @@ void Tell(const Options& options, const Outcome& outcome) {
   if (options.json) {
     printf(
         "{\"image\": \"%s\", \"seconds\": %.3f, \"paused_seconds\": %.3f, \"preparing_seconds\": %.3f, "
-        "\"reading_seconds\": %.3f, \"dumping_seconds\": %.3f, \"gpu_bytes\": %llu, \"client_bytes\": %llu, "
-        "\"total_bytes\": %llu}\n",
+        "\"reading_seconds\": %.3f, \"dumping_seconds\": %.3f, \"prepared_bytes\": %llu, "
+        "\"gpu_bytes\": %llu, \"client_bytes\": %llu, \"total_bytes\": %llu}\n",
         options.image.c_str(), outcome.seconds, outcome.paused, outcome.preparing, outcome.reading, outcome.dumping,
-        static_cast<unsigned long long>(sizes.region_bytes), static_cast<unsigned long long>(sizes.client_bytes),
-        static_cast<unsigned long long>(sizes.total_bytes));
+        static_cast<unsigned long long>(outcome.prepared_bytes), static_cast<unsigned long long>(sizes.region_bytes),
+        static_cast<unsigned long long>(sizes.client_bytes), static_cast<unsigned long long>(sizes.total_bytes));
   } else if (!options.quiet) {
     fprintf(stderr,
             "%s: %s in %.1f s (the job stood still for %.1f s): GPU memory %s, client process %s, on the disk %s\n",

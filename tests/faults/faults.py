@@ -278,6 +278,39 @@ def checkpoint_killed(context):
 
 
 @case
+def memory_pool(context):
+    """GPU memory that fits into the pool of a checkpoint is waited for; more than fits goes through it; both images are right."""
+    lab = context.lab
+    command = context.app("stencil", 6) + ["--size", "1600"]
+    server = lab.server()
+    job = lab.job("job", command, server.unix, pause_at=[3])
+    job.wait_paused(3, 60)
+
+    def checkpoint(name, *options):
+        run = lab.run(name, [lab.tool("cr-checkpoint"), "--json", *options, job.id, context.path(name)])
+        lab.run(f"verify-{name}", [lab.tool("cr-inspect"), "--verify", context.path(name)])
+        return json.loads(run.stdout())
+
+    # The worker says twice a second what it holds.
+    time.sleep(1.5)
+    large = checkpoint("large")
+    small = checkpoint("small", "--pool", "1")
+    if not large["prepared_bytes"] >= large["gpu_bytes"] > 16 << 20:
+        raise Failure(f"not all memory was ready before the pause: {large}")
+    if not small["prepared_bytes"] <= 16 << 20 < small["gpu_bytes"]:
+        raise Failure(f"the pool took more than it was allowed: {small}")
+    size = os.path.getsize(job.out)
+    checkpoint("stopped", "--stop", "--pool", "1")
+    job.wait(30)
+    job.go(3)
+    expected = context.expected(command)
+    for name in ("stopped", "large", "small"):
+        os.truncate(job.out, size)
+        context.restart(context.path(name), server, f"restart-{name}").expect_success(60)
+        harness.same(f"restarted from {name}", job.stdout(), expected)
+
+
+@case
 def migrate_to_nowhere(context):
     """A migration that cannot work leaves the job where it is."""
     lab = context.lab
