@@ -8,7 +8,7 @@ namespace cuda_remote::server {
 namespace {
 
 // How often to look all the same, should a substitute be held up by other work.
-constexpr auto kLook = std::chrono::milliseconds(100);
+constexpr auto kLook = std::chrono::seconds(1);
 
 }  // namespace
 
