@@ -109,21 +109,23 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   ckptfmt::WriterOptions writer_options;
   writer_options.zstd_level = options.compress;
   // Outlives the image, whose threads write out of it.
-  const std::unique_ptr<ChunkPool> pool = MakePool(options, directory, cancelled, error);
-  if (!pool) return false;
-  if (cancelled()) {
-    *error = "interrupted";
-    return false;
-  }
-  outcome->preparing = Since(start);
-  outcome->prepared_bytes = pool->prepared();
+  std::unique_ptr<ChunkPool> pool;
   auto created = ckptfmt::ImageWriter::Create(options.image, writer_options);
   if (!created.ok()) {
     *error = std::string(created.status().message());
     return false;
   }
   const std::unique_ptr<ckptfmt::ImageWriter> image = std::move(*created);
+  const Clock::time_point preparing = Clock::now();
+  pool = MakePool(options, directory, cancelled, error);
+  if (!pool) return false;
+  if (cancelled()) {
+    *error = "interrupted";
+    return false;
+  }
   const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
+  outcome->preparing = Since(preparing);
+  outcome->prepared_bytes = pool->prepared();
   const std::unique_ptr<HeldJob> held = HeldJob::Take(directory, int(options.timeout * 1000), error);
   if (!held) return false;
   const Clock::time_point paused = Clock::now();
