@@ -23,6 +23,7 @@ constexpr uint64_t kBlock = 2 << 20;
 constexpr int kHiddenUnits = 16;
 // Holes of one length that are older than the one that a piece has just left.
 constexpr int kMostTies = 24;
+constexpr int kMostCubinTies = 1000;
 // Pads in a row that come to where none may be.
 constexpr int kMostTries = 4;
 
@@ -81,7 +82,10 @@ class PadImages {
 class Pads {
  public:
   Pads(const DriverTable& driver, const PadImages& images)
-      : driver_(driver), images_(images), left_(images.compiled() ? kMostCubinPads : kMostPtxPads) {}
+      : driver_(driver),
+        images_(images),
+        left_(images.compiled() ? kMostCubinPads : kMostPtxPads),
+        most_ties_(images.compiled() ? kMostCubinTies : kMostTies) {}
   ~Pads() {
     Release();
     for (const Pad& pad : fillers_) Unload(pad);
@@ -99,7 +103,7 @@ class Pads {
       const uint64_t bytes = RoundUp(lowest % kUnit + extent) + uint64_t(more) * kUnit;
       std::vector<Pad> older;
       Range found;
-      for (int tries = 0; tries < kMostTies && found.end == 0; ++tries) {
+      for (int tries = 0; tries < (more == 0 ? most_ties_ : 1) && found.end == 0; ++tries) {
         const Pad pad = Load(bytes);
         if (pad.at == 0) break;
         older.push_back(pad);
@@ -120,6 +124,11 @@ class Pads {
     for (int tries = 0; tries < kMostTies; ++tries) {
       Unload(pad);
       pad = Load(bytes);
+      if (pad.at != goal && pad.at != 0 && !MayLie(pad.at, bytes)) {
+        // Where another piece belongs, in a hole as long: Rehearse will tell.
+        Unload(pad);
+        pad = Load(bytes);
+      }
       if (pad.at == goal) {
         Unload(pad);
         // With room behind it, a longer one would come there, too.
@@ -188,13 +197,15 @@ class Pads {
 
   // Fills what is in the way until a pad of `bytes` comes to `place`; that one is the caller's then.
   bool Bring(uint64_t place, uint64_t bytes, Pad* pad) {
-    while (true) {
+    // What may not be filled has become the youngest hole of its length, so that another one may be next.
+    for (int refused = 0; refused < kMostTries;) {
       *pad = Load(bytes);
       if (pad->at == place) return true;
       if (pad->at == 0) return false;
       Unload(*pad);
-      if (!TakeHole(pad->at, bytes, {place, place + bytes})) return false;
+      if (!TakeHole(pad->at, bytes, {place, place + bytes})) ++refused;
     }
+    return false;
   }
 
   // Fills the hole at `place`, where a piece of `bytes` would go next, as far as it reaches or `goal` begins.
@@ -273,6 +284,7 @@ class Pads {
   std::vector<Held> held_;
   std::vector<Pad> fillers_;
   int left_;
+  const int most_ties_;
   uint64_t filled_bytes_ = 0;
   bool limited_ = false;
 };
@@ -338,6 +350,7 @@ bool SetPadSize(std::string* cubin, uint64_t bytes) {
 
 VariablePlace MoveVariablesTo(const DriverTable& driver, const VariablePlace& now, const VariablePlace& wanted,
                               const std::function<void()>& unload, const std::function<VariablePlace()>& load) {
+  if (SamePlace(now, wanted)) return now;
   static const PadImages images(driver);
   const bool has_constants = now.parts[1].lowest && wanted.parts[1].lowest;
   const bool has_variables = now.parts[0].lowest && wanted.parts[0].lowest;
