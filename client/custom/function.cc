@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <mutex>
 #include <shared_mutex>
 #include <string>
@@ -86,31 +87,87 @@ CUresult GetName(const CallInfo& info, uint64_t function, const char** name) {
   return result;
 }
 
+// A function or kernel, and a kernel's functions, which share its attributes.
+std::vector<Object*> WithFunctionsUnlocked(Session& session, uint64_t function) {
+  std::vector<Object*> objects;
+  Object* const object = session.handles().Find(KindOf(function), function);
+  if (!object) return objects;
+  objects.push_back(object);
+  if (!object->children) return objects;
+  for (const auto& [name, child] : *object->children) {
+    if (Object* const of_kernel = session.handles().Find(Kind::kFunction, child)) objects.push_back(of_kernel);
+  }
+  return objects;
+}
+
 // After the driver has accepted a new value: what the client answers from must say the same. Other attributes may have
 // changed with it (a larger dynamic shared size changes the carve-out), so they are asked for again.
 void ForgetInfo(Session& session, uint64_t function) {
   std::unique_lock<std::shared_mutex> lock(session.mutex());
-  if (Object* object = session.handles().Find(KindOf(function), function)) {
+  for (Object* const object : WithFunctionsUnlocked(session, function)) {
     object->info.reset();
-    // A kernel's functions share its attributes.
-    if (object->children) {
-      for (auto& [name, child] : *object->children) {
-        if (Object* function_object = session.handles().Find(Kind::kFunction, child)) function_object->info.reset();
-      }
-    }
+    object->other_infos.reset();
   }
 }
 
+// After the driver has accepted a kernel's new value: from now on what is known under the new settings counts.
+void NoteSetting(Session& session, uint64_t kernel, uint64_t key, int value) {
+  constexpr size_t kMostInfos = 64;
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  const std::vector<Object*> objects = WithFunctionsUnlocked(session, kernel);
+  if (objects.empty()) return;
+  std::unique_ptr<KernelSettings>& settings = objects[0]->settings;
+  if (!settings) settings = std::make_unique<KernelSettings>();
+  const std::string before = settings->text;
+  settings->values[key] = value;
+  settings->text.clear();
+  for (const auto& [place, set] : settings->values) {
+    settings->text.append(reinterpret_cast<const char*>(&place), sizeof(place));
+    settings->text.append(reinterpret_cast<const char*>(&set), sizeof(set));
+  }
+  for (Object* const object : objects) {
+    if (!object->other_infos) object->other_infos = std::make_unique<std::map<std::string, std::shared_ptr<FunctionInfo>>>();
+    auto& others = *object->other_infos;
+    if (others.size() > kMostInfos) others.clear();
+    if (object->info) others[before] = std::move(object->info);
+    const auto known = others.find(settings->text);
+    object->info = known == others.end() ? nullptr : known->second;
+  }
+}
+
+// cuFuncSetAttribute has changed what the kernel of `function` shares with its functions: settings that were noted
+// before are not those of now, even if they are noted again.
+void NoteForeignSetting(Session& session, uint64_t function) {
+  constexpr uint64_t kForeign = ~uint64_t{0};
+  static std::atomic<int> next{0};
+  uint64_t kernel = function;
+  if (KindOf(function) == Kind::kFunction) {
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    const Object* const object = session.handles().Find(Kind::kFunction, function);
+    kernel = object ? object->owner : 0;
+  }
+  if (KindOf(kernel) != Kind::kKernel) return;
+  NoteSetting(session, kernel, kForeign, next.fetch_add(1));
+  ForgetInfo(session, kernel);
+}
+
 // Whether the kernel's attribute was set by this very message last. Libraries set the same before every launch. What
-// cuFuncSetAttribute sets is another record, also that of the kernel's functions, so kernels that may have both are
-// none of those.
+// cuFuncSetAttribute sets, of the kernel or one of its functions, is another record.
 bool IsSetAlready(Session& session, uint64_t kernel, int attribute, uint64_t key, const std::string& message) {
   std::shared_lock<std::shared_mutex> lock(session.mutex());
   const Object* const object = session.handles().Find(Kind::kKernel, kernel);
-  if (!object || (object->children && !object->children->empty())) return false;
-  const replay::ObjectKey recorded{Kind::kKernel, kernel};
-  if (session.log().FindSetting(recorded, kCall_cuFuncSetAttribute, uint64_t(attribute))) return false;
-  const replay::Record* const last = session.log().FindSetting(recorded, kCall_cuKernelSetAttribute, key);
+  if (!object) return false;
+  const auto set_as_function = [&](Kind kind, uint64_t handle) {
+    return session.log().FindSetting({kind, handle}, kCall_cuFuncSetAttribute, uint64_t(attribute)) != nullptr;
+  };
+  if (set_as_function(Kind::kKernel, kernel)) return false;
+  if (object->children) {
+    for (const auto& [name, child] : *object->children) {
+      if (set_as_function(Kind::kFunction, child)) return false;
+    }
+  }
+  const replay::Record* const last =
+      session.log().FindSetting({Kind::kKernel, kernel}, kCall_cuKernelSetAttribute, key);
   return last && last->message == message;
 }
 
@@ -203,6 +260,7 @@ CUresult Custom_cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) return result;
   ForgetInfo(call.session(), request.hfunc);
+  NoteForeignSetting(call.session(), request.hfunc);
   call.Modified({kind, request.hfunc}, uint64_t(attrib));
   return CUDA_SUCCESS;
 }
@@ -219,10 +277,15 @@ CUresult Custom_cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUker
   if (!call.Valid(Kind::kKernel, request.kernel)) return CUDA_ERROR_INVALID_HANDLE;
   request.Encode(&call.message());
   const uint64_t key = uint64_t(dev) << 32 | uint32_t(attrib);
-  if (IsSetAlready(call.session(), request.kernel, attrib, key, call.message())) return CUDA_SUCCESS;
-  const CUresult result = call.Transact();
+  Session& session = call.session();
+  if (IsSetAlready(session, request.kernel, attrib, key, call.message())) return CUDA_SUCCESS;
+  // A value that the driver has accepted once is accepted again.
+  const std::string question = "set " + call.message();
+  const uint64_t stamp = session.answers().stamp();
+  const CUresult result = session.answers().Find(question, nullptr) ? call.Send() : call.Transact();
   if (result != CUDA_SUCCESS) return result;
-  ForgetInfo(call.session(), request.kernel);
+  session.answers().Keep(stamp, question, "");
+  NoteSetting(session, request.kernel, key, val);
   call.Modified({Kind::kKernel, request.kernel}, key);
   return CUDA_SUCCESS;
 }

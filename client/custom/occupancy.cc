@@ -35,7 +35,7 @@ CUresult Clusters(const CallInfo& info, int* value, CUfunction func, const CUlau
   request.attributes = std::string_view(reinterpret_cast<const char*>(config->attrs),
                                         config->numAttrs * sizeof(CUlaunchAttribute));
   request.Encode(&call.message());
-  if (const CUresult result = call.Recall(); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = call.Recall(request.func); result != CUDA_SUCCESS) return result;
   Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
   *value = reply.value;

@@ -246,11 +246,12 @@ CUresult Call::Transact() {
   return sequence ? Finish(sequence) : session_->Lose(ChannelStatus::kClosed);
 }
 
-CUresult Call::Recall() {
+CUresult Call::Recall(uint64_t function) {
   Answers& answers = session_->answers();
   std::string question(reinterpret_cast<const char*>(&header_.call), sizeof(header_.call));
   question.append(reinterpret_cast<const char*>(&header_.context_or_result), sizeof(header_.context_or_result));
   question += *message_;
+  if (function) session_->AppendSettings(function, &question);
   if (answers.Find(question, reply_)) return CUDA_SUCCESS;
   const uint64_t stamp = answers.stamp();
   const CUresult result = Transact();
@@ -412,9 +413,9 @@ void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_lis
       needs.push_back(need);
     }
   }
-  if (object.kind == Kind::kContext || object.kind == Kind::kFunction || object.kind == Kind::kKernel) {
-    session_->answers().Forget();
-  }
+  // What cuKernelSetAttribute sets is part of the questions.
+  const bool of_kernel = object.kind == Kind::kKernel && header_.call != kCall_cuKernelSetAttribute;
+  if (object.kind == Kind::kContext || object.kind == Kind::kFunction || of_kernel) session_->answers().Forget();
   if (IsOfGraphs(object.kind)) AddHostNeeds(session_, header_.call, *message_, &needs);
   std::unique_lock<std::shared_mutex> lock(session_->mutex());
   if (NoteGraphUnlocked(object, needs, retains)) return;

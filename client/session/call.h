@@ -105,7 +105,8 @@ class Call {
   CUresult Transact();
 
   // Transact for a question whose answer stays true (a row's `cached`): answered from what is known if it can be.
-  CUresult Recall();
+  // `function`: the function or kernel that it is about, since what was set of that matters, too; 0: none.
+  CUresult Recall(uint64_t function = 0);
 
   // Transact in two halves, so that several pieces of a copy can be on their way at once. Begin sends message() and
   // returns what Finish takes (0: the channel failed); the reply's payload goes to `out`.

@@ -32,6 +32,13 @@ struct FunctionInfo {
   std::vector<int32_t> attributes;  // by CUfunction_attribute; kRefused where the driver refuses it
 };
 
+// What cuKernelSetAttribute has set, which a kernel's functions share, and the same as bytes: as long as these are
+// equal, so is all that depends on it. Libraries set values anew before every launch, and back.
+struct KernelSettings {
+  std::map<uint64_t, int> values;  // by device and attribute
+  std::string text;
+};
+
 // A function or kernel that was asked for by name, so that asking again gives the same handle, as natively.
 using NamedChildren = std::map<std::string, uint64_t>;
 
@@ -55,6 +62,8 @@ struct Object {
 
   // Function, kernel.
   std::shared_ptr<FunctionInfo> info;
+  std::unique_ptr<std::map<std::string, std::shared_ptr<FunctionInfo>>> other_infos;  // by other settings' text
+  std::unique_ptr<KernelSettings> settings;  // kernel
   uint64_t owner = 0;  // module or library, or the kernel that a function came from
 
   // Library's module, kernel's function: the context that it is for. (Others die with their context.)

@@ -303,6 +303,15 @@ uint64_t Session::PrimaryContextUnlocked(int device) {
   return handle;
 }
 
+void Session::AppendSettings(uint64_t function, std::string* out) {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  const Object* object = handles_.Find(KindOf(function), function);
+  if (object && KindOf(function) == Kind::kFunction && KindOf(object->owner) == Kind::kKernel) {
+    object = handles_.Find(Kind::kKernel, object->owner);
+  }
+  if (object && object->settings) out->append(object->settings->text);
+}
+
 void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
   if (AnswersName(dead.kind)) answers_.Forget();
   switch (dead.kind) {

@@ -172,6 +172,8 @@ class Session final : public agent::AgentHost, public trace::Server {
   Staging& staging() { return staging_; }
   Completions& completions() { return completions_; }
   Answers& answers() { return answers_; }
+  // Appends what has been set of a kernel, or of the kernel that a function came from, as bytes.
+  void AppendSettings(uint64_t function, std::string* out);
   Captures& captures() { return captures_; }
   // Whether the application has ever made a stream, so that not everything is in the default stream's order.
   bool has_streams() const { return has_streams_.load(std::memory_order_relaxed); }

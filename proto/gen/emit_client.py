@@ -168,8 +168,11 @@ def stub(model, call):
         # A wrong address fails natively at the call, so whatever looks wrong is waited for.
         lines.append(f"  const CUresult rc = LooksLikeDeviceMemory(call, {row.wait_unless_device}) ? call.Send() : call.Transact();")
     else:
-        how = "Send" if is_async else "Recall" if row is not None and row.cached else "Transact"
-        lines.append(f"  const CUresult rc = call.{how}();")
+        how = "Send()" if is_async else "Transact()"
+        if row is not None and row.cached:
+            about = [p.name for p in call.params if p.role == "handle" and p.kind in ("Function", "Kernel")]
+            how = f"Recall(reinterpret_cast<uint64_t>({about[0]}))" if about else "Recall()"
+        lines.append(f"  const CUresult rc = call.{how};")
     if call.reply.fields or post:
         lines.append("  if (rc != CUDA_SUCCESS) return rc;")
     if call.reply.fields:

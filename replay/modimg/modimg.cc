@@ -232,8 +232,10 @@ std::string NameOf(const ImageEntry& entry) {
 }
 
 bool DataSymbols(std::string_view image, const std::vector<uint32_t>& arches, std::vector<DataSymbol>* symbols,
-                 std::string* error, uint64_t max_unpacked) {
+                 std::string* error, bool* prints, uint64_t max_unpacked) {
+  static constexpr char kPrint[] = "vprintf";
   symbols->clear();
+  if (prints) *prints = false;
   std::unordered_map<std::string, size_t> seen;
   bool ok = true;
   size_t other = 0;
@@ -243,6 +245,9 @@ bool DataSymbols(std::string_view image, const std::vector<uint32_t>& arches, st
                                 const auto can_run = [&entry](uint32_t arch) { return CanRun(entry, arch); };
                                 if (!arches.empty() && std::none_of(arches.begin(), arches.end(), can_run)) return true;
                                 if (!unpack(&entry.bytes)) return false;
+                                if (prints && !*prints) {
+                                  *prints = memmem(entry.bytes.data(), entry.bytes.size(), kPrint, sizeof(kPrint) - 1);
+                                }
                                 std::vector<DataSymbol> found;
                                 ok = entry.kind == ImageEntry::kPtx ? PtxSymbols(entry.bytes, &found, error)
                                                                     : CubinSymbols(entry.bytes, &found, error);

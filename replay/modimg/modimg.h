@@ -63,8 +63,9 @@ struct DataSymbol {
 // The variables whose contents belong to a checkpoint, in the order in which they are found; a variable that several
 // entries have is listed once. String literals that the compiler made (`$str`) are left out: nothing can change them.
 // Only entries that one of the GPUs `arches` (as for CanRun) can run are looked at, and unpacked; if `arches` is empty, all.
+// *prints, unless null: whether their kernels may print (they name `vprintf`).
 bool DataSymbols(std::string_view image, const std::vector<uint32_t>& arches, std::vector<DataSymbol>* symbols,
-                 std::string* error, uint64_t max_unpacked = kMaxUnpackedBytes);
+                 std::string* error, bool* prints = nullptr, uint64_t max_unpacked = kMaxUnpackedBytes);
 
 // The same for one cubin, and for one PTX text; appended to `symbols` without looking for doubles.
 bool CubinSymbols(std::string_view cubin, std::vector<DataSymbol>* symbols, std::string* error);

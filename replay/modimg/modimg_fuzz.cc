@@ -21,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (ParseImage(bytes, &parsed, &error, kLimit)) {
     if (!ListEntries(bytes, &listed, &error) || listed.entries.size() != parsed.entries.size()) __builtin_trap();
   }
-  DataSymbols(bytes, {}, &symbols, &error, kLimit);
+  DataSymbols(bytes, {}, &symbols, &error, nullptr, kLimit);
   symbols.clear();
   PtxSymbols(bytes, &symbols, &error);
   symbols.clear();

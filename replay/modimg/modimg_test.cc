@@ -107,8 +107,8 @@ TEST(DataSymbols, OnlyOfWhatTheGpusCanRun) {
   ASSERT_TRUE(DataSymbols(image, {50, 70}, &some, &error)) << error;
   EXPECT_TRUE(some.empty());
   // What no GPU here can run is not unpacked either.
-  EXPECT_TRUE(DataSymbols(image, {70}, &some, &error, 1)) << error;
-  EXPECT_FALSE(DataSymbols(image, {75}, &some, &error, 1));
+  EXPECT_TRUE(DataSymbols(image, {70}, &some, &error, nullptr, 1)) << error;
+  EXPECT_FALSE(DataSymbols(image, {75}, &some, &error, nullptr, 1));
 }
 
 TEST(ParseImage, BothCompressionsAreInUse) {
@@ -185,10 +185,10 @@ TEST(ParseImage, DamageIsHarmless) {
       damaged[i] ^= char(1 << i % 8);
       std::vector<DataSymbol> symbols;
       std::string error;
-      if (!DataSymbols(damaged, {}, &symbols, &error, 64 << 20)) {
+      if (!DataSymbols(damaged, {}, &symbols, &error, nullptr, 64 << 20)) {
         EXPECT_FALSE(error.empty());
       }
-      DataSymbols(image.substr(0, i), {}, &symbols, &error, 64 << 20);
+      DataSymbols(image.substr(0, i), {}, &symbols, &error, nullptr, 64 << 20);
     }
   }
 }
@@ -256,6 +256,18 @@ TEST(CanRun, FollowsTheVendorsRules) {
   family.family_specific = true;
   EXPECT_TRUE(CanRun(family, 103));
   EXPECT_FALSE(CanRun(family, 120));
+}
+
+TEST(Modimg, WhetherKernelsPrint) {
+  const std::string head = ".version 7.0\n.target sm_52\n.address_size 64\n";
+  std::vector<DataSymbol> symbols;
+  std::string error;
+  bool prints = true;
+  ASSERT_TRUE(DataSymbols(head + ".visible .entry k() { ret; }\n", {}, &symbols, &error, &prints)) << error;
+  EXPECT_FALSE(prints);
+  const std::string declared = ".extern .func (.param .b32 r) vprintf (.param .b64 f, .param .b64 a);\n";
+  ASSERT_TRUE(DataSymbols(head + declared, {}, &symbols, &error, &prints)) << error;
+  EXPECT_TRUE(prints);
 }
 
 }  // namespace

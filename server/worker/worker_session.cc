@@ -479,7 +479,9 @@ VariablePlace WorkerSession::NoteModule(uint64_t handle, bool library, std::stri
                               facts.attributes[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR]));
   }
   std::string error;
-  if (!replay::DataSymbols(image, arches, &module.symbols, &error)) module.problem = error;
+  bool prints = false;
+  if (!replay::DataSymbols(image, arches, &module.symbols, &error, &prints)) module.problem = error;
+  prints_ = prints_ || prints;
   return PlaceVariables(handle);
 }
 

@@ -230,6 +230,10 @@ class WorkerSession : public Session {
   // Registers pinned memory that is not (no context yet, or its context died), as far as possible.
   void RegisterHostRanges();
 
+  // Whether kernels that were loaded may print. The driver puts their text out in waits of its own, not where it is only
+  // asked whether work is done.
+  bool prints() const { return prints_; }
+
   // A module or library was loaded: remembers its variables, and lets the driver place them at once. Left to itself it
   // would place a library's when something of it is first used; so their order would not be that of the log, and a
   // replay would find them elsewhere. Returns where they are, for a library in its first context.
@@ -295,6 +299,7 @@ class WorkerSession : public Session {
   std::optional<AddressSpace> reservation_space_;
   std::unordered_map<uint64_t, ModuleFacts> modules_;
   uint32_t next_module_ = 0;
+  bool prints_ = false;
   std::unordered_map<uint64_t, PhysicalFacts> physical_;
   std::list<PendingFree> pending_frees_;
   std::unordered_map<uint64_t, LinkFacts> links_;

@@ -178,7 +178,7 @@ CUresult Call::Send() { return loopback::Execute(info_.id, *message_, reply_); }
 CUresult Call::Transact() { return loopback::Execute(info_.id, *message_, reply_); }
 void Call::Created(replay::ObjectKey object, std::initializer_list<replay::ObjectKey>) { loopback::g_created.insert(object.id); }
 void Call::Destroyed(replay::ObjectKey object) { loopback::g_destroyed.insert(object.id); }
-CUresult Call::Recall() { return Transact(); }
+CUresult Call::Recall(uint64_t) { return Transact(); }
 void Call::Undone(replay::ObjectKey, uint32_t, uint64_t) { ++loopback::g_modified; }
 void Call::Modified(replay::ObjectKey, uint64_t, std::initializer_list<replay::ObjectKey>) { ++loopback::g_modified; }
 CUresult Call::Unsupported(const char*, const char*) { return CUDA_ERROR_NOT_SUPPORTED; }

@@ -58,6 +58,7 @@ CUresult AnswerBehind(WorkerSession& worker, CUstream stream, std::shared_ptr<ch
   if (bytes <= kSmallReply) {
     CUresult state = CUDA_SUCCESS;
     if (worker.SpinUntil([&] { return (state = driver->cuEventQuery(event)) != CUDA_ERROR_NOT_READY; })) {
+      if (state == CUDA_SUCCESS && worker.prints()) driver->cuEventSynchronize(event);
       driver->cuEventDestroy_v2(event);
       if (state == CUDA_SUCCESS && bytes != 0) reply->payload.assign(buffer.get(), bytes);
       return state;

@@ -51,8 +51,8 @@ CUresult Custom_cuStreamSynchronize(Session& session, const Request&, const wire
   if (!IsCaptured(stream)) {
     CUresult state = CUDA_SUCCESS;
     const bool done = worker.SpinUntil([&] { return (state = driver->cuStreamQuery(stream)) != CUDA_ERROR_NOT_READY; });
-    // An error comes from the wait itself, which also makes the driver print what the failed kernel had printed.
-    if (done && state == CUDA_SUCCESS) return state;
+    // An error comes from the wait itself, which also makes the driver print what the kernels have printed.
+    if (done && state == CUDA_SUCCESS) return worker.prints() ? driver->cuStreamSynchronize(stream) : state;
   }
   worker.DeferAnswer(reply, [driver, stream](Answer*) { return driver->cuStreamSynchronize(stream); });
   return CUDA_SUCCESS;
@@ -67,8 +67,8 @@ CUresult Custom_cuEventSynchronize(Session& session, const Request&, const wire:
   if (CapturesInProgress() == 0) {
     CUresult state = CUDA_SUCCESS;
     const bool done = worker.SpinUntil([&] { return (state = driver->cuEventQuery(event)) != CUDA_ERROR_NOT_READY; });
-    // An error comes from the wait itself, which also makes the driver print what the failed kernel had printed.
-    if (done && state == CUDA_SUCCESS) return state;
+    // An error comes from the wait itself, which also makes the driver print what the kernels have printed.
+    if (done && state == CUDA_SUCCESS) return worker.prints() ? driver->cuEventSynchronize(event) : state;
   }
   worker.DeferAnswer(reply, [driver, event](Answer*) { return driver->cuEventSynchronize(event); });
   return CUDA_SUCCESS;
