@@ -429,6 +429,7 @@ void Destroy(const Objects& o) {
 }  // namespace
 
 int main() {
+  setvbuf(stdout, nullptr, _IOLBF, 0);  // what was printed by the time of a crash names the call
   Objects o;
   Make(&o);
   MakeGreen(&o);

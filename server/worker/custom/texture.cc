@@ -3,6 +3,7 @@
 // on an H200): it is made again and again until that number comes, and the others are given back.
 
 #include <cuda.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <vector>
@@ -75,6 +76,10 @@ CUresult MakeNumbered(uint64_t wanted, const Make& make, const Destroy& destroy,
     if (above > kMostAbove) break;
   }
   for (const uint64_t other : others) destroy(other);
+  if (result == CUDA_ERROR_NOT_FOUND && !others.empty()) {
+    spdlog::warn("a texture or surface object cannot be number {} again: the driver gave {} first, and up to {}", wanted,
+                 others.front(), highest);
+  }
   return result;
 }
 
