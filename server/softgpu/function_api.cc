@@ -255,7 +255,7 @@ SOFTGPU_API cuKernelGetFunction(CUfunction* out, CUkernel handle) {
 }
 
 SOFTGPU_API cuKernelGetParamInfo(CUkernel handle, size_t index, size_t* offset, size_t* size) {
-  SOFTGPU_ENTER();
+  SOFTGPU_ENTER_CONTEXT(context);
   KernelPtr kernel;
   if (CUresult result = FindKernel(handle, &kernel); result != CUDA_SUCCESS) return result;
   LibraryPtr library = kernel->library.lock();

@@ -21,7 +21,7 @@ namespace {
 // Objects made in vain for one that must have a certain value. The driver's tables are not larger.
 constexpr int kMostAttempts = 1 << 16;
 // So many numbers above the wanted one, each higher than all before, mean that it is not free.
-constexpr int kMostAbove = 4096;
+constexpr int kMostAbove = 256;
 
 // Checks the client's description and puts the driver's handles into it.
 CUresult TranslateResource(Session& session, CUDA_RESOURCE_DESC* resource) {
@@ -61,7 +61,9 @@ CUresult TranslateResource(Session& session, CUDA_RESOURCE_DESC* resource) {
 
 // Makes an object, with the value `wanted` unless that is 0. `make` and `destroy` are the driver's.
 template <typename Make, typename Destroy>
-CUresult MakeNumbered(uint64_t wanted, const Make& make, const Destroy& destroy, uint64_t* value) {
+CUresult MakeNumbered(WorkerSession& worker, uint64_t wanted, const Make& make, const Destroy& destroy,
+                      uint64_t* value) {
+  if (wanted) worker.texture_numbers().Release(worker.driver(), worker.current_ref().id, wanted);
   std::vector<uint64_t> others;
   int above = 0;
   uint64_t highest = 0;
@@ -98,7 +100,7 @@ CUresult Custom_cuTexObjectCreate(Session& session, const Request&, const wire::
   const DriverTable& driver = session.driver();
   uint64_t value = 0;
   const CUresult result = MakeNumbered(
-      in.pTexObject,
+      worker, in.pTexObject,
       [&](uint64_t* made) {
         CUtexObject object = 0;
         const CUresult status = driver.cuTexObjectCreate(&object, &resource, in.has_pTexDesc ? &texture : nullptr,
@@ -128,7 +130,7 @@ CUresult Custom_cuSurfObjectCreate(Session& session, const Request&, const wire:
   const DriverTable& driver = session.driver();
   uint64_t value = 0;
   const CUresult result = MakeNumbered(
-      in.pSurfObject,
+      Worker(session), in.pSurfObject,
       [&](uint64_t* made) {
         CUsurfObject object = 0;
         const CUresult status = driver.cuSurfObjectCreate(&object, &resource);
