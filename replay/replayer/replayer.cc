@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <deque>
+#include <iterator>
 
 #include "proto/api/replay_policy.gen.h"
 
@@ -73,9 +74,28 @@ bool IsOfGraphs(Kind kind) {
   return kind == Kind::kGraph || kind == Kind::kGraphNode || kind == Kind::kGraphExec || kind == Kind::kCapture;
 }
 
+// Texture and surface objects are numbers, which must come back. A driver gives them out from the lowest one on, and one
+// that was given back only when it likes (580 on an H200: not while there is work): in the order of the numbers, none is
+// needed that was given back before. Nothing is made from these objects, so all of them can wait for the last one.
+void OrderNumbers(std::vector<const Record*>* records) {
+  const auto is_number = [](const Record* record) {
+    return record->object.kind == Kind::kTexture || record->object.kind == Kind::kSurface;
+  };
+  std::vector<const Record*> numbers;
+  std::copy_if(records->begin(), records->end(), std::back_inserter(numbers), is_number);
+  if (numbers.empty()) return;
+  const auto last = std::find_if(records->rbegin(), records->rend(), is_number).base();
+  const auto rest = std::stable_partition(records->begin(), last, [&](const Record* r) { return !is_number(r); });
+  // The number is the lower part of the key, the context the upper one; both kinds share the numbers.
+  std::sort(numbers.begin(), numbers.end(),
+            [](const Record* a, const Record* b) { return a->object.id < b->object.id; });
+  std::copy(numbers.begin(), numbers.end(), rest);
+}
+
 // Nothing but graphs is made from graphs, so they can all wait, in their own order.
 std::vector<const Record*> RecordsOf(const Log& log, Part part) {
   std::vector<const Record*> records = log.InOrder();
+  OrderNumbers(&records);
   if (part == Part::kAll) return records;
   const bool graphs_wait = std::any_of(records.begin(), records.end(), [](const Record* record) {
     return IsOfGraphs(record->object.kind) &&

@@ -93,6 +93,28 @@ TEST(Replay, SendsAllInOrder) {
   for (const Sent& sent : server.sent) EXPECT_EQ(sent.header.flags, uint32_t(kFlagReplay));
 }
 
+TEST(Replay, TexturesAndSurfacesComeByTheirNumbers) {
+  Log log = Sample();
+  const auto make = [&log](Kind kind, uint64_t number, const char* message) {
+    const uint32_t call = kind == Kind::kTexture ? kCall_cuTexObjectCreate : kCall_cuSurfObjectCreate;
+    log.Create({kind, 0x10000000000 + number}, {{Kind::kContext, 0x10}}, Frame(call, 1), message, "", std::nullopt);
+  };
+  make(Kind::kTexture, 5, "5");
+  make(Kind::kTexture, 2, "2");
+  log.Create({Kind::kArray, 0x300}, {{Kind::kContext, 0x10}}, Frame(kCall_cuArray3DCreate_v2, 1), "array", "", std::nullopt);
+  make(Kind::kSurface, 4, "4");
+  make(Kind::kTexture, 1, "1");
+  log.Create({Kind::kEvent, 0x400}, {{Kind::kContext, 0x10}}, Frame(kCall_cuEventCreate, 1), "event", "", std::nullopt);
+  FakeServer server;
+  server.answers[3] = "address";
+  server.answers[2] = "log text";
+  std::string error;
+  ASSERT_TRUE(Replay(log, server, nullptr, &error)) << error;
+  std::vector<std::string> messages;
+  for (size_t i = 14; i < server.sent.size(); ++i) messages.push_back(server.sent[i].message);
+  EXPECT_EQ(messages, (std::vector<std::string>{"array", "1", "2", "4", "5", "event"}));
+}
+
 TEST(Replay, StopsWhereAnAnswerDiffers) {
   FakeServer server;
   server.answers[3] = "other address";

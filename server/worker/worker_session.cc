@@ -203,9 +203,6 @@ CUresult WorkerSession::Enter(const FrameHeader& header) {
     default:
       ++work_;
   }
-  if (!texture_numbers_.empty() && !(header.flags & kFlagReplay) && header.call < kFirstOperation) {
-    ReleaseTextureNumbers();
-  }
   const uint32_t slot = header.context_or_result;
   if (slot == SlotOf(current_) && (slot == 0 || current_ref_.id != 0)) return MakeCurrent(table_, current_ref_);
   current_ = 0;
@@ -216,35 +213,8 @@ CUresult WorkerSession::Enter(const FrameHeader& header) {
     if (context == nullptr) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     current_ = entry->handle;
     current_ref_ = context->ref;
-    if (header.flags & kFlagReplay) ReserveTextureNumbers(*context);
   }
   return MakeCurrent(table_, current_ref_);
-}
-
-void WorkerSession::ReserveTextureNumbers(const ContextInfo& context) {
-  const std::vector<uint64_t> known = texture_numbers_.contexts();
-  if (std::find(known.begin(), known.end(), context.ref.id) != known.end()) return;
-  if (MakeCurrent(table_, context.ref) != CUDA_SUCCESS) return;
-  uint64_t& memory = texture_memory_[context.device];
-  if (memory == 0) {
-    // At the arena's end, where no program's memory comes to lie.
-    const uint64_t at = arena().base() + arena().bytes() - uint64_t(context.device + 1) * DeviceArena::kPage;
-    if (arena().Allocate(context.device, DeviceArena::kPage, at, &memory) != CUDA_SUCCESS) memory = 0;
-  }
-  if (memory) texture_numbers_.Reserve(table_, context.ref.id, memory);
-}
-
-void WorkerSession::ReleaseTextureNumbers() {
-  for (const uint64_t id : texture_numbers_.contexts()) {
-    const auto context = std::find_if(contexts_.begin(), contexts_.end(),
-                                      [id](const auto& one) { return one.second.ref.id == id; });
-    const bool gone = context == contexts_.end() || MakeCurrent(table_, context->second.ref) != CUDA_SUCCESS;
-    texture_numbers_.ReleaseAll(table_, id, gone);
-  }
-  for (const auto& [device, memory] : texture_memory_) {
-    if (memory) arena().Free(memory);
-  }
-  texture_memory_.clear();
 }
 
 CUresult WorkerSession::EnterNested(uint32_t slot, Outer* outer) {

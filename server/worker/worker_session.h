@@ -37,7 +37,6 @@
 #include "server/worker/staging.h"
 #include "server/worker/variable_pads.h"
 #include "server/worker/timeline.h"
-#include "server/worker/texture_numbers.h"
 #include "server/worker/waiters.h"
 
 namespace cuda_remote::server {
@@ -201,7 +200,6 @@ class WorkerSession : public Session {
   // Texture and surface objects: context (virtual handle) and the driver's value.
   using ContextValues = std::set<std::pair<uint64_t, uint64_t>>;
   ContextValues& textures() { return textures_; }
-  TextureNumbers& texture_numbers() { return texture_numbers_; }
   ContextValues& surfaces() { return surfaces_; }
   std::map<uint64_t, uint64_t>& reservations() { return reservations_; }
   // Addresses for the application's own reservations, taken from the driver at the first call. Null if it gives none.
@@ -264,9 +262,6 @@ class WorkerSession : public Session {
   void CollectPendingFrees(bool wait);
 
   // Sends output that has appeared. Any thread.
-  // The first time in a context during a replay, and when the program goes on.
-  void ReserveTextureNumbers(const ContextInfo& context);
-  void ReleaseTextureNumbers();
   void FlushOutput();
   // Remembers the first failure of a call that nobody waited for. Any thread.
   void SetPendingError(CUresult result);
@@ -300,8 +295,6 @@ class WorkerSession : public Session {
   std::mutex mirror_mutex_;
   std::map<uint64_t, Mirrored> mirrored_;
   ContextValues textures_, surfaces_;
-  TextureNumbers texture_numbers_;
-  std::map<int, uint64_t> texture_memory_;  // by device: where reserved objects look
   std::map<uint64_t, uint64_t> reservations_;  // address -> bytes
   std::optional<AddressSpace> reservation_space_;
   std::unordered_map<uint64_t, ModuleFacts> modules_;

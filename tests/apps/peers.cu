@@ -99,7 +99,7 @@ int main(int argc, char** argv) {
       CUDA_CHECK(cudaSetDevice(d));
       CUDA_CHECK(cudaStreamWaitEvent(device.stream, next.computed, 0));
       const unsigned* plane = next.own;
-      if (!device.reaches_next && count > 1) {
+      if (!device.reaches_next) {
         CUDA_CHECK(cudaMemcpyPeerAsync(device.plane, d, next.own, (d + 1) % count, bytes, device.stream));
         plane = device.plane;
       }

@@ -1,6 +1,6 @@
 // Texture and surface objects. The client has the driver's own values. A replay asks for the value of before: the
-// driver gives numbers that were given back, in no particular order and not at once, and then the next higher ones (580
-// on an H200): it is made again and again until that number comes, and the others are given back.
+// driver gives the next higher ones, and such as were given back when it likes (580 on an H200): it is made again and
+// again until that number comes, and the others are given back. The replayer asks for them in their order.
 
 #include <cuda.h>
 #include <spdlog/spdlog.h>
@@ -61,9 +61,7 @@ CUresult TranslateResource(Session& session, CUDA_RESOURCE_DESC* resource) {
 
 // Makes an object, with the value `wanted` unless that is 0. `make` and `destroy` are the driver's.
 template <typename Make, typename Destroy>
-CUresult MakeNumbered(WorkerSession& worker, uint64_t wanted, const Make& make, const Destroy& destroy,
-                      uint64_t* value) {
-  if (wanted) worker.texture_numbers().Release(worker.driver(), worker.current_ref().id, wanted);
+CUresult MakeNumbered(uint64_t wanted, const Make& make, const Destroy& destroy, uint64_t* value) {
   std::vector<uint64_t> others;
   int above = 0;
   uint64_t highest = 0;
@@ -100,7 +98,7 @@ CUresult Custom_cuTexObjectCreate(Session& session, const Request&, const wire::
   const DriverTable& driver = session.driver();
   uint64_t value = 0;
   const CUresult result = MakeNumbered(
-      worker, in.pTexObject,
+      in.pTexObject,
       [&](uint64_t* made) {
         CUtexObject object = 0;
         const CUresult status = driver.cuTexObjectCreate(&object, &resource, in.has_pTexDesc ? &texture : nullptr,
@@ -130,7 +128,7 @@ CUresult Custom_cuSurfObjectCreate(Session& session, const Request&, const wire:
   const DriverTable& driver = session.driver();
   uint64_t value = 0;
   const CUresult result = MakeNumbered(
-      Worker(session), in.pSurfObject,
+      in.pSurfObject,
       [&](uint64_t* made) {
         CUsurfObject object = 0;
         const CUresult status = driver.cuSurfObjectCreate(&object, &resource);
