@@ -510,6 +510,7 @@ void Session::GiveBackFreed() {
 }
 
 void Session::DropDependentsUnlocked(replay::ObjectKey key) {
+  answers_.Forget();  // what was set of it is forgotten, too
   BuryUnlocked(key, log_.DestroyDependents(key));
   handles_.DropChildren(key.id);
 }

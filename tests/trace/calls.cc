@@ -101,6 +101,21 @@ void Habits(int count) {
   CU_CHECK(cuGraphDestroy(graph));
   CU_CHECK(cuStreamDestroy(stream));
   CU_CHECK(cuLibraryUnload(library));
+  // A reset takes the limit back.
+  CUcontext primary;
+  CU_CHECK(cuDevicePrimaryCtxRetain(&primary, device));
+  CU_CHECK(cuCtxPushCurrent(primary));
+  CU_CHECK(cuCtxGetLimit(&before, CU_LIMIT_STACK_SIZE));
+  CU_CHECK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 2 * before));
+  CU_CHECK(cuCtxGetLimit(&limit, CU_LIMIT_STACK_SIZE));
+  EXPECT(limit == 2 * before);
+  CU_CHECK(cuDevicePrimaryCtxReset(device));
+  CU_CHECK(cuDevicePrimaryCtxRetain(&primary, device));
+  CU_CHECK(cuCtxSetCurrent(primary));
+  CU_CHECK(cuCtxGetLimit(&limit, CU_LIMIT_STACK_SIZE));
+  EXPECT(limit == before);
+  CUcontext popped;
+  CU_CHECK(cuCtxPopCurrent(&popped));
 }
 
 void WaitFor(pid_t child) {
