@@ -74,7 +74,7 @@ int main(int argc, char** argv) {
       const int before = (d + count - 1) % count, next = (d + 1) % count;
       CUDA_CHECK(cudaSetDevice(d));
       CUDA_CHECK(cudaMemcpyPeerAsync(device.copy, d, devices[before].own, before, bytes, device.stream));
-      // Device to device by the addresses alone, or the other way around in rows.
+      // By the addresses alone, or as a copy between devices that the whole of both waits for.
       if (step % 2) {
         CUDA_CHECK(cudaMemcpyAsync(device.plane, devices[next].own, bytes, cudaMemcpyDefault, device.stream));
       } else {
