@@ -473,10 +473,31 @@ def checkpoint_rows(mib):
     return [f"checkpoint {mib} MiB, in all", f"checkpoint {mib} MiB, the job's pause", f"restore {mib} MiB"]
 
 
+def written_row(mib):
+    return f"file of {mib} MiB, written and flushed"
+
+
+def write_file(bench, mib):
+    """Seconds for as many bytes as a job of this size has in GPU memory, by write() and fsync(), where images go."""
+    path = os.path.join(bench.lab.folder, "written")
+    piece = os.urandom(2 << 20)
+    begin = time.monotonic()
+    try:
+        with open(path, "wb", buffering=0) as f:
+            for _ in range(-(-mib // 2)):
+                f.write(piece)
+            os.fsync(f.fileno())
+        return time.monotonic() - begin
+    finally:
+        os.unlink(path)
+
+
 def checkpoint(bench):
     for mib in bench.options.checkpoint_mib:
         names = checkpoint_rows(mib)
         gigabytes = mib * (1 << 20) / 1e9
+        # Belongs to the machine, as the raw TCP stream does: what no checkpoint that writes files can go beyond.
+        bench.rounds([written_row(mib)], "GB/s", lambda way: [gigabytes / write_file(bench, mib)], "higher", 1, ["native"], False)
         if "native" in bench.ways:
             bench.rounds(names, "GB/s", lambda way: native_checkpoint(bench, mib, gigabytes), "higher", 1, ["native"], False)
         if "ring" in bench.ways:
@@ -520,6 +541,8 @@ def own_checkpoint(bench, mib, gigabytes):
     restarted = None
     try:
         wait_line(bench, process)
+        # As long as it takes until the server has heard from the worker what the job holds by now.
+        time.sleep(1)
         going = bench.lab.run(f"pause-{number}", [bench.lab.tool("cr-checkpoint"), "--json", process.id, image], bench.limit(120))
         pause = json.loads(going.stdout())["paused_seconds"]
         begin = time.monotonic()
@@ -599,6 +622,7 @@ def expected(bench, stage):
         software = not options.driver or "softgpu" in options.driver
         ways = ring + ([] if software else [way for way in bench.ways if way == "native"])
         rows = [(name, ways) for mib in options.checkpoint_mib for name in checkpoint_rows(mib)]
+        rows += [(written_row(mib), ["native"]) for mib in options.checkpoint_mib]
         return rows + [(f"pause of a checkpoint, {mib} MiB", ring) for mib in options.checkpoint_mib]
     if stage == "pytorch" and bench.has_torch:
         return [(name, bench.ways) for name in PYTORCH_ROWS]

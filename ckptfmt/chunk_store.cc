@@ -163,8 +163,15 @@ absl::Status ChunkStore::AddCopy(uint32_t region, uint64_t index, std::string_vi
   });
 }
 
+void ChunkStore::Hold() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  held_ = true;
+}
+
 absl::Status ChunkStore::Wait(const std::function<bool(uint64_t, uint64_t)>& go_on) {
   std::unique_lock<std::mutex> lock(mutex_);
+  held_ = false;
+  work_.notify_all();
   while (failure_.ok() && done_bytes_ < given_bytes_) {
     idle_.wait_for(lock, kTellEvery, [this] { return !failure_.ok() || done_bytes_ == given_bytes_; });
     const uint64_t done = done_bytes_, given = given_bytes_;
@@ -224,7 +231,7 @@ void ChunkStore::Work() {
 // False: there is none, and there will be none.
 bool ChunkStore::TakeJob(Job* job) {
   std::unique_lock<std::mutex> lock(mutex_);
-  work_.wait(lock, [this] { return !jobs_.empty() || ending_; });
+  work_.wait(lock, [this] { return (!jobs_.empty() && !held_) || ending_; });
   if (jobs_.empty()) return false;
   *job = std::move(jobs_.front());
   jobs_.pop_front();

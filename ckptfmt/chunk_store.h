@@ -55,6 +55,9 @@ class ChunkStore {
   // Takes a copy; waits while too many of those are under way.
   absl::Status AddCopy(uint32_t region, uint64_t index, std::string_view bytes);
 
+  // From now on chunks are only kept; until Wait, Finish or the end.
+  void Hold();
+
   // Waits until all chunks that were given are done with, and tells how far that is ten times a second. kCancelled if
   // `go_on` returns false. Not needed before Finish, which waits without asking.
   absl::Status Wait(const std::function<bool(uint64_t done, uint64_t total)>& go_on);
@@ -105,7 +108,7 @@ class ChunkStore {
   std::deque<Job> jobs_;
   size_t copies_ = 0;  // of AddCopy, under way
   uint64_t given_bytes_ = 0, done_bytes_ = 0;
-  bool ending_ = false;
+  bool held_ = false, ending_ = false;
   absl::Status failure_;
   std::vector<RegionChunks> regions_;
   std::unordered_map<Hash, Known, HashHash> known_;

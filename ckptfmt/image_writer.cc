@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -47,10 +48,10 @@ struct ImageWriter::State {
   // The region that is given in order (BeginRegion).
   bool in_region = false;
   uint32_t region = 0;
-  uint64_t received = 0;  // of it
-  uint64_t given = 0;     // chunks of it
-  std::string chunk;      // the begun one
-  bool has_log = false;
+  uint64_t received = 0;          // of it
+  uint64_t given = 0;             // chunks of it
+  std::string chunk;              // the begun one
+  std::optional<OutputFile> log;  // written, not flushed
   ImageSizes sizes;
 
   absl::Status Check() const {
@@ -65,14 +66,23 @@ struct ImageWriter::State {
     return status;
   }
 
-  absl::Status WriteSmallFile(const char* name, std::string_view bytes) {
+  absl::StatusOr<OutputFile> Write(const char* name, std::string_view bytes) {
     absl::StatusOr<OutputFile> file = OutputFile::Create(partial, name);
-    if (!file.ok()) return file.status();
+    if (!file.ok()) return file;
     if (absl::Status status = file->Append(bytes); !status.ok()) return status;
+    return file;
+  }
+
+  absl::Status Flush(OutputFile* file) {
     absl::StatusOr<FileRecord> record = file->Finish();
     if (!record.ok()) return record.status();
     files.push_back(*std::move(record));
     return absl::OkStatus();
+  }
+
+  absl::Status WriteSmallFile(const char* name, std::string_view bytes) {
+    absl::StatusOr<OutputFile> file = Write(name, bytes);
+    return file.ok() ? Flush(&*file) : file.status();
   }
 };
 
@@ -128,6 +138,8 @@ absl::Status ImageWriter::AddChunk(uint32_t region, uint64_t index, std::string_
                                    std::function<void()> done) {
   return state_->store->Add(region, index, bytes, std::move(done));
 }
+
+void ImageWriter::HoldChunks() { state_->store->Hold(); }
 
 absl::Status ImageWriter::WaitForChunks(const std::function<bool(uint64_t, uint64_t)>& go_on) {
   if (absl::Status status = state_->Check(); !status.ok()) return status;
@@ -193,10 +205,13 @@ absl::Status ImageWriter::CopyChunk(std::string_view bytes) {
 
 absl::Status ImageWriter::WriteLog(std::string_view bytes) {
   if (absl::Status status = state_->Check(); !status.ok()) return status;
-  if (state_->has_log) return state_->Fail(absl::FailedPreconditionError("the image has a log already"));
-  state_->has_log = true;
+  if (state_->log) return state_->Fail(absl::FailedPreconditionError("the image has a log already"));
   state_->sizes.log_bytes = bytes.size();
-  return state_->Fail(state_->WriteSmallFile(kLogName, bytes));
+  // Flushing would wait for all that the file system has to write, while the job stands still.
+  absl::StatusOr<OutputFile> log = state_->Write(kLogName, bytes);
+  if (!log.ok()) return state_->Fail(log.status());
+  state_->log = *std::move(log);
+  return absl::OkStatus();
 }
 
 std::string ImageWriter::client_dir() const { return absl::StrCat(state_->partial, "/", kClientFolder); }
@@ -213,7 +228,7 @@ ImageSizes ImageWriter::sizes() const {
 absl::Status ImageWriter::Commit(ImageInfo info, const Progress& progress) {
   if (absl::Status status = state_->Check(); !status.ok()) return status;
   if (state_->in_region) return state_->Fail(absl::FailedPreconditionError("the last region has not been ended"));
-  if (!state_->has_log) return state_->Fail(absl::FailedPreconditionError("the image has no log"));
+  if (!state_->log) return state_->Fail(absl::FailedPreconditionError("the image has no log"));
   return state_->Fail(CommitFiles(std::move(info), progress));
 }
 
@@ -225,6 +240,7 @@ absl::Status ImageWriter::CommitFiles(ImageInfo info, const Progress& progress) 
     return status;
   for (size_t i = 0; i < chunks.size(); ++i) state.index.regions[i].chunks = std::move(chunks[i]);
   state.index.data_files = state.store->data_files();
+  if (absl::Status status = state.Flush(&*state.log); !status.ok()) return status;
   if (absl::Status status = state.WriteSmallFile(kIndexName, EncodeIndex(state.index)); !status.ok()) return status;
   Step("memory written");
 

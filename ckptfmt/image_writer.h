@@ -45,6 +45,10 @@ class ImageWriter {
   // thread, also if this or a later step fails. A failure to write is told by a later AddChunk or by Commit.
   absl::Status AddChunk(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done);
 
+  // Lets chunks wait where they are, so that nothing is hashed or written until WaitForChunks or Commit: for as long as
+  // the processor and the disk are needed for something else. Whoever gives them must have memory for all.
+  void HoldChunks();
+
   // Waits until the chunks given so far are in their files, and tells now and then how far that is; kCancelled if
   // `go_on` returns false. For whoever wants to see it or to end it: Commit waits by itself.
   absl::Status WaitForChunks(const std::function<bool(uint64_t done, uint64_t total)>& go_on);
@@ -55,7 +59,7 @@ class ImageWriter {
   absl::Status AddData(std::string_view bytes);
   absl::Status EndRegion();
 
-  // The replay log, as Log::Serialize wrote it. Exactly once.
+  // The replay log, as Log::Serialize wrote it. Exactly once. Commit flushes it to the disk.
   absl::Status WriteLog(std::string_view bytes);
 
   // Where the engine writes its own files (DIR.partial/client): plain files, in subfolders if it likes. They may be

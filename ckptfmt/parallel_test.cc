@@ -232,6 +232,66 @@ TEST(Parallel, WaitingForTheFilesTellsHowFarItIsAndCanBeCancelled) {
   EXPECT_TRUE(ReadAll(folder / "image").ok()) << "the first one, which the second did not replace";
 }
 
+// Bytes that have reached a file.
+std::atomic<uint64_t> g_written{0};
+ssize_t CountingWrite(int fd, const void* bytes, size_t count) {
+  g_written += count;
+  return write(fd, bytes, count);
+}
+
+TEST(Parallel, HeldChunksAreNotWrittenBeforeTheyAreWaitedFor) {
+  TestFolder folder;
+  const std::string memory = Noise(20 * kChunkBytes, 5);
+  for (const bool wait : {true, false}) {
+    const std::string dir = folder / (wait ? "waited" : "committed");
+    auto writer = ImageWriter::Create(dir);
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    Region region;
+    region.bytes = memory.size();
+    ASSERT_TRUE((*writer)->AddRegion(region).ok());
+    g_written = 0;
+    g_write_for_testing = &CountingWrite;
+    std::atomic<int> done{0};
+    (*writer)->HoldChunks();
+    for (uint64_t i = 0; i < 20; ++i) {
+      const std::string_view bytes = std::string_view(memory).substr(i * kChunkBytes, kChunkBytes);
+      ASSERT_TRUE((*writer)->AddChunk(0, i, bytes, [&] { ++done; }).ok());
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_EQ(g_written, 0u);
+    EXPECT_EQ(done, 0);
+    ASSERT_TRUE((*writer)->WriteLog("log").ok());
+    if (wait) {
+      const absl::Status waited = (*writer)->WaitForChunks([](uint64_t, uint64_t) { return true; });
+      EXPECT_TRUE(waited.ok()) << waited;
+      EXPECT_EQ(done, 20);
+    }
+    ASSERT_TRUE((*writer)->Commit({}).ok());
+    g_write_for_testing = nullptr;
+    EXPECT_EQ(done, 20);
+    EXPECT_TRUE(ReadAll(dir).ok());
+  }
+}
+
+TEST(Parallel, HeldChunksOfAnImageThatIsGivenUpComeBack) {
+  TestFolder folder;
+  const std::string memory = Noise(4 * kChunkBytes, 6);
+  auto writer = ImageWriter::Create(folder / "image");
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  Region region;
+  region.bytes = memory.size();
+  ASSERT_TRUE((*writer)->AddRegion(region).ok());
+  std::atomic<int> done{0};
+  (*writer)->HoldChunks();
+  for (uint64_t i = 0; i < 4; ++i) {
+    const std::string_view bytes = std::string_view(memory).substr(i * kChunkBytes, kChunkBytes);
+    ASSERT_TRUE((*writer)->AddChunk(0, i, bytes, [&] { ++done; }).ok());
+  }
+  writer->reset();
+  EXPECT_EQ(done, 4);
+  EXPECT_FALSE(std::filesystem::exists(folder / "image.partial"));
+}
+
 TEST(Parallel, MisuseIsAnErrorAndGivesTheChunkBack) {
   TestFolder folder;
   const std::string memory = Noise(kChunkBytes, 3);

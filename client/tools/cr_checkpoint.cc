@@ -19,6 +19,7 @@
 #include "client/tools/held_job.h"
 #include "client/tools/job.h"
 #include "client/tools/progress.h"
+#include "client/tools/steps.h"
 #include "proto/frame/frame.h"
 
 namespace cuda_remote::client::tools {
@@ -52,7 +53,7 @@ Exit codes: 0 saved (--every: the job has ended), 1 failed, 2 wrong use, 4 no su
 
 struct Options {
   std::string job, image;
-  bool stop = false, json = false, quiet = false;
+  bool stop = false, json = false, quiet = false, times = false;
   double every = 0, timeout = 60;
   int compress = 0;
   std::optional<uint64_t> pool;
@@ -100,10 +101,20 @@ std::unique_ptr<ChunkPool> MakePool(const Options& options, const std::string& d
   return pool;
 }
 
+// Of a pool that must hold all of these regions at once.
+uint64_t PoolBytesFor(const std::vector<ckptfmt::Region>& regions) {
+  uint64_t slots = 0;
+  for (const ckptfmt::Region& region : regions) {
+    slots += (region.bytes + ChunkPool::kSlotBytes - 1) / ChunkPool::kSlotBytes;
+  }
+  return slots * ChunkPool::kSlotBytes;
+}
+
 // One checkpoint. False and *error: there is no image, and the job goes on.
 bool Checkpoint(const Options& options, const std::string& directory, Job job, const std::function<bool()>& cancelled,
                 Outcome* outcome, std::string* error) {
   const Clock::time_point start = Clock::now();
+  Steps steps(kTool, options.times);
   std::string criu;
   if (!DescribeProcesses(&job, error) || !FindCriu(&criu, error)) return false;
   ckptfmt::WriterOptions writer_options;
@@ -126,9 +137,11 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
   outcome->preparing = Since(preparing);
   outcome->prepared_bytes = pool->prepared();
+  steps.Done("making host memory ready");
   const std::unique_ptr<HeldJob> held = HeldJob::Take(directory, int(options.timeout * 1000), error);
   if (!held) return false;
   const Clock::time_point paused = Clock::now();
+  steps.Done("locking the job");
 
   ckptfmt::ImageInfo info;
   std::vector<ckptfmt::Region> regions;
@@ -136,6 +149,9 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
       !ListRegions(held->channel(), &regions, error)) {
     return false;
   }
+  steps.Done("waiting for the GPU, and asking for its memory");
+  // The processor and the disk are for the job until it goes on.
+  if (!options.stop && PoolBytesFor(regions) <= pool->limit()) image->HoldChunks();
   {
     Progress progress("saving GPU memory", options.quiet);
     const auto go_on = [&](uint64_t done, uint64_t total) {
@@ -146,6 +162,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
     if (!SaveMemory(held->channel(), regions, image.get(), pool.get(), shared.get(), go_on, error)) return false;
     outcome->reading = Since(reading);
   }
+  steps.Done("reading GPU memory");
   const absl::Status logged = image->WriteLog(held->log_bytes());
   if (!logged.ok()) {
     *error = std::string(logged.message());
@@ -153,6 +170,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   }
   // Once more: threads and files may have come since.
   if (!DescribeProcesses(&job, error)) return false;
+  steps.Done("writing the log");
   if (cancelled()) {
     *error = "interrupted";
     return false;
@@ -179,11 +197,13 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
     return false;
   }
   outcome->dumping = Since(dumping);
+  steps.Done("saving the process");
   std::string problem;
   if (!options.stop) {
     pause.Release();
     if (!held->GiveBack(error)) return false;
     outcome->paused = Since(paused);
+    steps.Done("giving the job its session back");
   }
   absl::Status committed;
   {
@@ -193,6 +213,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
       return !cancelled();
     });
   }
+  steps.Done("hashing and writing GPU memory");
   if (committed.ok() && cancelled()) committed = absl::CancelledError("interrupted");
   if (committed.ok()) {
     Progress progress("writing to the disk", options.quiet);
@@ -203,11 +224,13 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
     if (options.stop) ContinueProcesses(job);
     return false;
   }
+  steps.Done("flushing to the disk");
   if (options.stop) {
     std::ofstream(directory + "/stopped") << Absolute(options.image) << "\n";
     if (!KillProcesses(job)) fprintf(stderr, "%s: the job could not be ended; it stands still\n", kTool);
     held->Abandon();
     outcome->paused = Since(paused);
+    steps.Done("ending the job");
   }
   outcome->sizes = image->sizes();
   // For cr-ps, now and after a move.
@@ -289,6 +312,7 @@ int Main(int argc, char** argv) {
          "files (default: half of what this machine and control group have left; with --stop 1 GiB at most)")
       ->transform(CLI::AsSizeValue(false));
   app.add_flag("--json", options.json, "print times and sizes as JSON");
+  app.add_flag("--times", options.times, "tell how long each step took");
   app.add_flag("--quiet", options.quiet, "print errors only");
   try {
     app.parse(argc, argv);

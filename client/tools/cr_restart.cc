@@ -23,6 +23,7 @@
 #include "client/tools/modules.h"
 #include "client/tools/open_files.h"
 #include "client/tools/progress.h"
+#include "client/tools/steps.h"
 #include "client/tools/terminal.h"
 #include "proto/frame/frame.h"
 #include "replay/replayer/replayer.h"
@@ -57,24 +58,6 @@ struct Options {
   std::string image, server, directory;
   int gpu = -1;
   bool quiet = false, cut_back = false, times = false;
-};
-
-// Tells how long each step took, if that was asked for.
-class Steps {
- public:
-  explicit Steps(bool tell) : tell_(tell) {}
-  void Done(const char* step) {
-    const Clock::time_point now = Clock::now();
-    if (tell_) {
-      fprintf(stderr, "%s: %7.3f s  %s\n", kTool, std::chrono::duration<double>(now - last_).count(), step);
-    }
-    last_ = now;
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  const bool tell_;
-  Clock::time_point last_ = Clock::now();
 };
 
 // Opens and verifies the image, and reads what it says of the job and of its log.
@@ -209,7 +192,7 @@ int Run(const Options& options) {
   std::string error;
   Job job;
   replay::Log log;
-  Steps steps(options.times);
+  Steps steps(kTool, options.times);
   const std::unique_ptr<ckptfmt::ImageReader> image = OpenImage(options, &job, &log, &error);
   steps.Done("comparing the image but for GPU memory");
   if (!image) return Fail(error);

@@ -28,7 +28,7 @@ constexpr uint64_t kPiece = kMaxPayloadBytes;
 constexpr size_t kPiecesPerChunk = (kChunkBytes + kPiece - 1) / kPiece;
 // Threads that only copy, and those that read files and hash as well; each has a few chunks on the way, and all have
 // kCount together.
-constexpr unsigned kMostCopying = 6, kMostFilling = 12;
+constexpr unsigned kMostCopying = 6, kMostFilling = 14;
 
 std::string NameOf(const Region& region) {
   char text[24];
@@ -428,7 +428,7 @@ bool WriteMemory(ClientChannel* channel, const std::vector<Region>& regions, Sha
                  const FillChunk& fill, const Continue& go_on, std::string* error) {
   Transfer transfer(channel, regions, shared, go_on);
   const auto share = [&](size_t thread, size_t count) { WriteShare(&transfer, fill, thread, count).Run(); };
-  return transfer.Run(Threads(6, kMostFilling), share, error);
+  return transfer.Run(Threads(7, kMostFilling), share, error);
 }
 
 bool SendBytes(ClientChannel* channel, const Region& region, uint64_t offset, std::string_view bytes,

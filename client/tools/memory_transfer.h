@@ -47,7 +47,7 @@ bool WriteMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& reg
 bool SendBytes(ClientChannel* channel, const ckptfmt::Region& region, uint64_t offset, std::string_view bytes,
                std::string* error);
 
-// For tests: so many threads, at most 24; 0: by the number of processors.
+// For tests: so many threads, at most SharedBuffers::kCount; 0: by the number of processors.
 extern unsigned g_transfer_threads_for_testing;
 
 }  // namespace cuda_remote::client::tools

@@ -17,7 +17,7 @@ namespace cuda_remote::client::tools {
 
 class SharedBuffers {
  public:
-  static constexpr size_t kCount = 24;
+  static constexpr size_t kCount = 28;
   static constexpr size_t kBytes = 2u << 20;  // of each
 
   // Takes the memory, all of it. Null if there is none.

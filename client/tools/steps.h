@@ -1,0 +1,32 @@
+// How long each step of a tool took, for --times.
+#ifndef CUDA_REMOTE_CLIENT_TOOLS_STEPS_H_
+#define CUDA_REMOTE_CLIENT_TOOLS_STEPS_H_
+
+#include <stdio.h>
+
+#include <chrono>
+
+namespace cuda_remote::client::tools {
+
+// Says on stderr how long each step took, if that was asked for. Not thread-safe.
+class Steps {
+ public:
+  Steps(const char* tool, bool tell) : tool_(tool), tell_(tell) {}
+
+  // The step that has just ended; it began when the one before ended, or with this object.
+  void Done(const char* step) {
+    const Clock::time_point now = Clock::now();
+    if (tell_) fprintf(stderr, "%s: %7.3f s  %s\n", tool_, std::chrono::duration<double>(now - last_).count(), step);
+    last_ = now;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const char* const tool_;
+  const bool tell_;
+  Clock::time_point last_ = Clock::now();
+};
+
+}  // namespace cuda_remote::client::tools
+
+#endif  // CUDA_REMOTE_CLIENT_TOOLS_STEPS_H_
