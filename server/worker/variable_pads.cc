@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -79,6 +80,14 @@ class PadImages {
   std::string cubin_;
 };
 
+// Those for the current context's GPU. Made once for each: executor only.
+const PadImages& ImagesForCurrent(const DriverTable& driver) {
+  static std::map<CUdevice, PadImages> images;
+  CUdevice device = 0;
+  driver.cuCtxGetDevice(&device);
+  return images.try_emplace(device, driver).first->second;
+}
+
 class Pads {
  public:
   Pads(const DriverTable& driver, const PadImages& images)
@@ -145,8 +154,8 @@ class Pads {
     return false;
   }
 
-  // Whether `pieces`, loaded in their order, all come to their goals. What comes elsewhere stays there, to be out of the
-  // way the next time.
+  // Whether `pieces`, loaded in their order, all come to their goals. What comes elsewhere stays there, to be out of
+  // the way the next time.
   bool Rehearse(const std::vector<Piece>& pieces) {
     std::vector<Pad> loaded;
     bool right = true;
@@ -169,21 +178,20 @@ class Pads {
   void Limit(const Piece& piece) {
     Pad pad;
     const uint64_t end = piece.goal + piece.bytes;
-    const auto held = std::find_if(held_.begin(), held_.end(), [&](const Held& h) { return h.range.begin == piece.goal; });
+    const auto held =
+        std::find_if(held_.begin(), held_.end(), [&](const Held& h) { return h.range.begin == piece.goal; });
     if (held == held_.end() || !held->room_behind || !MayLie(end, kUnit)) return;
     if (Bring(end, kUnit, &pad)) KeepFiller(pad, kUnit);
   }
 
-  // Gives the places free, in the order of `pieces`: of two holes of one length the older one is used first.
-  void Release(const std::vector<Piece>& pieces) {
-    for (const Piece& piece : pieces) {
-      for (const Held& held : held_) {
-        if (held.range.begin == piece.goal) Unload(held.pad);
-      }
-    }
-    held_.clear();
-  }
-  void Release() {
+  // Gives the places free, those of `pieces` first and in their order: of two holes of one length the older one is used
+  // first.
+  void Release(const std::vector<Piece>& pieces = {}) {
+    const auto rank = [&](const Held& held) {
+      const auto of_held = [&](const Piece& piece) { return piece.goal == held.range.begin; };
+      return std::find_if(pieces.begin(), pieces.end(), of_held) - pieces.begin();
+    };
+    std::stable_sort(held_.begin(), held_.end(), [&](const Held& a, const Held& b) { return rank(a) < rank(b); });
     for (const Held& held : held_) Unload(held.pad);
     held_.clear();
   }
@@ -351,7 +359,7 @@ bool SetPadSize(std::string* cubin, uint64_t bytes) {
 VariablePlace MoveVariablesTo(const DriverTable& driver, const VariablePlace& now, const VariablePlace& wanted,
                               const std::function<void()>& unload, const std::function<VariablePlace()>& load) {
   if (SamePlace(now, wanted)) return now;
-  static const PadImages images(driver);
+  const PadImages& images = ImagesForCurrent(driver);
   const bool has_constants = now.parts[1].lowest && wanted.parts[1].lowest;
   const bool has_variables = now.parts[0].lowest && wanted.parts[0].lowest;
   std::vector<Piece> pieces;  // the constants' first, as the driver places them
