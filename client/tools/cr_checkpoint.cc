@@ -28,14 +28,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr char kTool[] = "cr-checkpoint";
-constexpr int kExitFailure = 1;
-constexpr int kExitUsage = 2;
-constexpr int kExitNoJob = 4;
 constexpr uint64_t kStopPool = uint64_t{1} << 30;
 
 constexpr char kExamples[] = R"(
-JOB is the job's folder, its name (cr-run --name), or the PID of the program or of its cr-run.
-
 Examples:
   cr-checkpoint train /data/train.image           saves the job; it goes on
   cr-checkpoint --stop train /data/train.image    saves it and ends it; later: cr-restart /data/train.image
@@ -292,7 +287,7 @@ int Work(const Options& options, const std::function<bool()>& cancelled) {
 int Main(int argc, char** argv) {
   Options options;
   CLI::App app("Saves a running job: its GPU memory, its GPU objects and its process.", kTool);
-  app.footer(kExamples);
+  app.footer(std::string(kWhichJob) + kExamples);
   app.set_version_flag("--version", "cr-checkpoint, wire version " + std::to_string(kWireVersion));
   app.add_option("JOB", options.job, "which job")->required();
   app.add_option("DIR", options.image, "the image, a folder; an older image there is replaced")->required();

@@ -23,13 +23,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr char kTool[] = "cr-migrate";
-constexpr int kExitFailure = 1;
-constexpr int kExitUsage = 2;
-constexpr int kExitNoJob = 4;
 
 constexpr char kExamples[] = R"(
-JOB is the job's folder, its name (cr-run --name), or the PID of the program or of its cr-run.
-
 Examples:
   cr-migrate train --to gpu8:7070
   cr-migrate train --to unix:/run/user/1000/cuda-remote/session.sock --gpu 1
@@ -119,7 +114,7 @@ int Work(const Options& options, const std::function<bool()>& cancelled) {
 int Main(int argc, char** argv) {
   Options options;
   CLI::App app("Moves a running job's GPU side to another GPU server.", kTool);
-  app.footer(kExamples);
+  app.footer(std::string(kWhichJob) + kExamples);
   app.set_version_flag("--version", "cr-migrate, wire version " + std::to_string(kWireVersion));
   app.add_option("JOB", options.job, "which job")->required();
   app.add_option("--to", options.to, "the GPU server: unix:PATH or HOST:PORT")->required();

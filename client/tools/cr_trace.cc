@@ -22,13 +22,8 @@ namespace cuda_remote::client::tools {
 namespace {
 
 constexpr char kTool[] = "cr-trace";
-constexpr int kExitFailure = 1;
-constexpr int kExitUsage = 2;
-constexpr int kExitNoJob = 4;
 
 constexpr char kExamples[] = R"(
-JOB is the job's folder, its name (cr-run --name), or the PID of the program or of its cr-run.
-
 Examples:
   cr-trace train                              the table of five seconds of calls
   cr-trace train --seconds 2 -o two.json      and the timeline, to be opened in ui.perfetto.dev
@@ -127,7 +122,7 @@ bool Record(const Options& options, const std::string& directory, std::string* e
 int Main(int argc, char** argv) {
   Options options;
   CLI::App app("Records a running job's CUDA calls for some seconds.", kTool);
-  app.footer(kExamples);
+  app.footer(std::string(kWhichJob) + kExamples);
   app.set_version_flag("--version", "cr-trace, wire version " + std::to_string(kWireVersion));
   app.add_option("JOB", options.job, "which job")->required();
   app.add_option("-s,--seconds", options.seconds, "for how long")

@@ -19,6 +19,14 @@
 
 namespace cuda_remote::client::tools {
 
+// Exit codes of tools that take a JOB (cr-checkpoint, cr-migrate, cr-trace), besides 0; and what JOB may be, for
+// --help.
+inline constexpr int kExitFailure = 1;
+inline constexpr int kExitUsage = 2;
+inline constexpr int kExitNoJob = 4;
+inline constexpr char kWhichJob[] =
+    "\nJOB is the job's folder, its name (cr-run --name), or the PID of the program or of its cr-run.\n";
+
 // Where job folders are made: $XDG_RUNTIME_DIR/cuda-remote/jobs or /tmp/cuda-remote-UID/jobs.
 std::string JobsFolder();
 

@@ -519,35 +519,43 @@ bool WorkerSession::MoveVariables(uint64_t handle, VariablePlace* placed, const 
     return PlaceVariables(handle);
   };
   // Pads are made in the current context; `wanted` is in the first.
-  const bool first = !library || std::none_of(contexts_.begin(), contexts_.end(), [&](const auto& one) {
-    return one.second.ref.id < current_ref_.id;
-  });
+  const bool first = !library || std::none_of(contexts_.begin(), contexts_.end(),
+                                              [&](const auto& one) { return one.second.ref.id < current_ref_.id; });
   if (first && MakeCurrent(table_, current_ref_) == CUDA_SUCCESS) {
     *placed = MoveVariablesTo(table_, *placed, wanted, unload, load_again);
     MakeCurrent(table_, current_ref_);
   }
   if (placed->loaded && !SamePlace(*placed, wanted)) {
-    spdlog::warn("the variables of a replayed module are at {:#x} and {:#x}, not at {:#x} and {:#x}; a replay that names one stops",
-                 placed->parts[0].lowest, placed->parts[1].lowest, wanted.parts[0].lowest, wanted.parts[1].lowest);
+    spdlog::warn(
+        "the variables of a replayed module are at {:#x} and {:#x}, not at {:#x} and {:#x}; a replay that names one "
+        "stops",
+        placed->parts[0].lowest, placed->parts[1].lowest, wanted.parts[0].lowest, wanted.parts[1].lowest);
   }
   return placed->loaded;
+}
+
+CUresult WorkerSession::FindVariable(uint64_t handle, bool library, const std::string& name, CUdeviceptr* address,
+                                     size_t* bytes) {
+  if (!library) {
+    CUmodule module;
+    if (!Session::Real(Kind::kModule, handle, &module)) return CUDA_ERROR_INVALID_HANDLE;
+    return table_.cuModuleGetGlobal_v2(address, bytes, module, name.c_str());
+  }
+  CUlibrary real;
+  if (!Session::Real(Kind::kLibrary, handle, &real)) return CUDA_ERROR_INVALID_HANDLE;
+  const CUresult result = table_.cuLibraryGetGlobal(address, bytes, real, name.c_str());
+  return result == CUDA_ERROR_NOT_FOUND ? table_.cuLibraryGetManaged(address, bytes, real, name.c_str()) : result;
 }
 
 VariablePlace WorkerSession::PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context) {
   if (module.symbols.empty() || MakeCurrent(table_, context) != CUDA_SUCCESS) return {true, {}};
   VariablePlace place{true, {}};
-  uint64_t real = 0;
-  Real(module.library ? Kind::kLibrary : Kind::kModule, handle, &real);
   for (const replay::DataSymbol& symbol : module.symbols) {
     CUdeviceptr address = 0;
     size_t bytes = 0;
     // Not every variable need be there: the driver chose one of the image's entries, or none for this context's GPU.
-    if (module.library) {
-      table_.cuLibraryGetGlobal(&address, &bytes, reinterpret_cast<CUlibrary>(real), symbol.name.c_str());
-    } else {
-      table_.cuModuleGetGlobal_v2(&address, &bytes, reinterpret_cast<CUmodule>(real), symbol.name.c_str());
-    }
-    if (address == 0 || symbol.managed) continue;
+    const CUresult found = FindVariable(handle, module.library, symbol.name, &address, &bytes);
+    if (found != CUDA_SUCCESS || symbol.managed) continue;
     VariablePart& part = place.parts[symbol.constant ? 1 : 0];
     const uint64_t end = std::max<uint64_t>(part.lowest + part.extent, address + bytes);
     if (part.lowest == 0 || address < part.lowest) part.lowest = address;

@@ -35,8 +35,8 @@
 #include "server/worker/ring_copies.h"
 #include "server/worker/session.h"
 #include "server/worker/staging.h"
-#include "server/worker/variable_pads.h"
 #include "server/worker/timeline.h"
+#include "server/worker/variable_pads.h"
 #include "server/worker/waiters.h"
 
 namespace cuda_remote::server {
@@ -63,11 +63,12 @@ struct HostRange {
   bool own = false;            // memory of this process, not of the client's file
 };
 
-// Managed or pinned memory that the client does not share (proto/mirror): what its bytes were when both sides last agreed.
+// Managed or pinned memory that the client does not share (proto/mirror): what its bytes were when both sides last
+// agreed.
 struct Mirrored {
-  uint64_t bytes = 0;  // of the range
-  uint64_t shown = 0;  // those that are kept in step; the rest is its last page's
-  uint64_t owner = 0;  // of a variable: its module or library
+  uint64_t bytes = 0;   // of the range
+  uint64_t shown = 0;   // those that are kept in step; the rest is its last page's
+  uint64_t owner = 0;   // of a variable: its module or library
   bool pinned = false;  // lies in a HostRange of this process's own, and goes with it
   std::shared_ptr<char> base;
 };
@@ -230,8 +231,8 @@ class WorkerSession : public Session {
   // Registers pinned memory that is not (no context yet, or its context died), as far as possible.
   void RegisterHostRanges();
 
-  // Whether kernels that were loaded may print. The driver puts their text out in waits of its own, not where it is only
-  // asked whether work is done.
+  // Whether kernels that were loaded may print. The driver puts their text out in waits of its own, not where it is
+  // only asked whether work is done.
   bool prints() const { return prints_; }
 
   // A module or library was loaded: remembers its variables, and lets the driver place them at once. Left to itself it
@@ -242,6 +243,8 @@ class WorkerSession : public Session {
   // real handle, 0 on failure. False if it could not be loaded again; else it is loaded, and `*placed` is where.
   bool MoveVariables(uint64_t handle, VariablePlace* placed, const VariablePlace& wanted,
                      const std::function<uint64_t()>& load);
+  // Where a variable of a module or library lies in the current context, and how long it is.
+  CUresult FindVariable(uint64_t handle, bool library, const std::string& name, CUdeviceptr* address, size_t* bytes);
 
   // Work that the GPU may not have finished. Idle: everything that was asked for is known to be done.
   bool idle() const { return work_ == synced_.load(std::memory_order_acquire); }

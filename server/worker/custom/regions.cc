@@ -34,21 +34,6 @@ ContextRef ContextFor(WorkerSession& worker, uint64_t context) {
   return worker.AnyContext();
 }
 
-CUresult Locate(WorkerSession& worker, uint64_t object, bool library, const std::string& name, CUdeviceptr* address,
-                size_t* bytes) {
-  Session& session = worker;
-  const DriverTable& driver = worker.driver();
-  if (library) {
-    CUlibrary real;
-    if (!session.Real(Kind::kLibrary, object, &real)) return CUDA_ERROR_INVALID_HANDLE;
-    const CUresult result = driver.cuLibraryGetGlobal(address, bytes, real, name.c_str());
-    return result == CUDA_ERROR_NOT_FOUND ? driver.cuLibraryGetManaged(address, bytes, real, name.c_str()) : result;
-  }
-  CUmodule real;
-  if (!session.Real(Kind::kModule, object, &real)) return CUDA_ERROR_INVALID_HANDLE;
-  return driver.cuModuleGetGlobal_v2(address, bytes, real, name.c_str());
-}
-
 struct FoundSymbol {
   wire::Region region;
   std::string name;
@@ -61,12 +46,13 @@ void FindSymbols(WorkerSession& worker, uint64_t object, const ModuleFacts& modu
   for (const replay::DataSymbol& symbol : module.symbols) {
     CUdeviceptr address = 0;
     size_t bytes = 0;
-    const CUresult result = Locate(worker, object, module.library, symbol.name, &address, &bytes);
+    const CUresult result = worker.FindVariable(object, module.library, symbol.name, &address, &bytes);
     // Another architecture's code in the same image may have variables that this one's does not, and a library may have
     // nothing at all for this context's GPU.
     if (result == CUDA_ERROR_NOT_FOUND || result == CUDA_ERROR_NO_BINARY_FOR_GPU) continue;
     if (result != CUDA_SUCCESS) {
-      refusals->push_back("variable " + symbol.name + " cannot be found (CUDA error " + std::to_string(int(result)) + ")");
+      refusals->push_back("variable " + symbol.name + " cannot be found (CUDA error " + std::to_string(int(result)) +
+                          ")");
       continue;
     }
     if (address == 0 || bytes == 0) continue;
@@ -136,13 +122,13 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
   worker.ipc().Refusals(refusals);
   for (const auto& [handle, memory] : worker.physical()) {
     if (memory.mappings == 0 && memory.used && !memory.released) {
-      refusals->push_back("physical memory (cuMemCreate) that was mapped and is not any more: its contents have no address");
+      refusals->push_back(
+          "physical memory (cuMemCreate) that was mapped and is not any more: its contents have no address");
     }
   }
   if (CapturesInProgress() != 0) refusals->push_back("a stream is being captured into a graph");
-  std::stable_sort(found.begin(), found.end(), [](const FoundSymbol& a, const FoundSymbol& b) {
-    return a.region.address < b.region.address;
-  });
+  std::stable_sort(found.begin(), found.end(),
+                   [](const FoundSymbol& a, const FoundSymbol& b) { return a.region.address < b.region.address; });
   // A green context's variables may be its primary context's.
   found.erase(std::unique(found.begin(), found.end(),
                           [](const FoundSymbol& a, const FoundSymbol& b) {
@@ -153,8 +139,8 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
   return found;
 }
 
-// Lets copies reach what the application has mapped and not made (quite) accessible, or not yet: a checkpoint may come in between.
-// Afterwards it stays accessible, which only programs notice that count on a fault.
+// Lets copies reach what the application has mapped and not made (quite) accessible, or not yet: a checkpoint may come
+// in between. Afterwards it stays accessible, which only programs notice that count on a fault.
 CUresult MakeAccessible(WorkerSession& worker, uint64_t address, uint64_t bytes, bool write) {
   const DriverTable& driver = worker.driver();
   const auto& all = worker.ranges().all();
@@ -167,7 +153,8 @@ CUresult MakeAccessible(WorkerSession& worker, uint64_t address, uint64_t bytes,
     access.location.id = it->second.device;
     unsigned long long flags = 0;
     CUresult result = driver.cuMemGetAccess(&flags, &access.location, it->first);
-    const bool enough = flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE || (flags == CU_MEM_ACCESS_FLAGS_PROT_READ && !write);
+    const bool enough =
+        flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE || (flags == CU_MEM_ACCESS_FLAGS_PROT_READ && !write);
     if (result == CUDA_SUCCESS && !enough) {
       access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
       result = driver.cuMemSetAccess(it->first, it->second.bytes, &access, 1);
@@ -193,7 +180,7 @@ CUresult Resolve(WorkerSession& worker, const In& in, CUdeviceptr* address, Cont
   size_t size = 0;
   CUresult result = MakeCurrent(worker.driver(), *context);
   if (result == CUDA_SUCCESS) {
-    result = Locate(worker, in.object, module->second.library, std::string(in.symbol), &start, &size);
+    result = worker.FindVariable(in.object, module->second.library, std::string(in.symbol), &start, &size);
   }
   MakeCurrent(worker.driver(), worker.current_ref());
   if (result != CUDA_SUCCESS) return result;
@@ -205,8 +192,8 @@ CUresult Resolve(WorkerSession& worker, const In& in, CUdeviceptr* address, Cont
 // The same for an array's contents.
 CUresult ResolveArray(WorkerSession& worker, uint64_t handle, ArrayLayout* layout, ContextRef* context) {
   std::string refusal;
-  const bool known = worker.handles().Find(KindOf(handle), handle) != nullptr &&
-                     DescribeArray(worker, handle, layout, &refusal);
+  const bool known =
+      worker.handles().Find(KindOf(handle), handle) != nullptr && DescribeArray(worker, handle, layout, &refusal);
   MakeCurrent(worker.driver(), worker.current_ref());
   if (!known) return CUDA_ERROR_INVALID_HANDLE;
   *context = ContextFor(worker, layout->context);
@@ -289,18 +276,20 @@ CUresult OpReadMemory(Session& session, const Request&, const wire::OpReadMemory
   ContextRef context;
   if (IsArrayHandle(in.object)) {
     ArrayLayout layout;
-    if (const CUresult result = ResolveArray(worker, in.object, &layout, &context); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = ResolveArray(worker, in.object, &layout, &context); result != CUDA_SUCCESS)
+      return result;
     const DriverTable* const driver = &session.driver();
     StagingPool* const staging = &worker.staging();
-    worker.DeferIn(context, reply, [driver, staging, layout, at = in.address, bytes = size_t(in.bytes)](Answer* answer) {
-      std::shared_ptr<char> buffer = staging->Take(bytes);
-      if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
-      const CUresult result = CopyArrayBytes(*driver, layout, at, buffer.get(), bytes, false);
-      if (result != CUDA_SUCCESS) return result;
-      answer->view = {buffer.get(), bytes};
-      answer->keeper = std::move(buffer);
-      return CUDA_SUCCESS;
-    });
+    worker.DeferIn(context, reply,
+                   [driver, staging, layout, at = in.address, bytes = size_t(in.bytes)](Answer* answer) {
+                     std::shared_ptr<char> buffer = staging->Take(bytes);
+                     if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
+                     const CUresult result = CopyArrayBytes(*driver, layout, at, buffer.get(), bytes, false);
+                     if (result != CUDA_SUCCESS) return result;
+                     answer->view = {buffer.get(), bytes};
+                     answer->keeper = std::move(buffer);
+                     return CUDA_SUCCESS;
+                   });
     return CUDA_SUCCESS;
   }
   if (const CUresult result = Resolve(worker, in, &address, &context); result != CUDA_SUCCESS) return result;
@@ -327,7 +316,8 @@ CUresult OpWriteMemory(Session& session, const Request& request, const wire::OpW
   ContextRef context;
   if (IsArrayHandle(in.object)) {
     ArrayLayout layout;
-    if (const CUresult result = ResolveArray(worker, in.object, &layout, &context); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = ResolveArray(worker, in.object, &layout, &context); result != CUDA_SUCCESS)
+      return result;
     std::shared_ptr<char> buffer = worker.staging().Take(in.bytes);
     if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
     std::memcpy(buffer.get(), request.payload.data(), in.bytes);
@@ -373,7 +363,7 @@ CUresult OpModuleGlobals(Session& session, const Request&, const wire::OpModuleG
   for (const replay::DataSymbol& symbol : module.symbols) {
     CUdeviceptr address = 0;
     size_t size = 0;
-    if (Locate(worker, in.object, module.library, symbol.name, &address, &size) != CUDA_SUCCESS) continue;
+    if (worker.FindVariable(in.object, module.library, symbol.name, &address, &size) != CUDA_SUCCESS) continue;
     bytes += symbol.name.size() + 40;
     if (bytes > kReplyBytes) break;
     wire::Global global;
