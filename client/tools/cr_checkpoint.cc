@@ -182,7 +182,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   info.log_records = held->log().records();
   info.log_images = held->log().images();
   info.engine = "criu";
-  info.client_info["job"] = JobToJson(job);
+  info.client_info["job"] = JobToJson(job, /*one_line=*/true);
 
   // From here on the job has no channel but ours. HeldJob's end gives it back.
   NvmlPause pause;

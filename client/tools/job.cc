@@ -190,10 +190,10 @@ void NvmlPause::Release() {
   fd_ = -1;
 }
 
-std::string JobToJson(const Job& job) {
+std::string JobToJson(const Job& job, bool one_line) {
   std::string text;
   google::protobuf::util::JsonPrintOptions options;
-  options.add_whitespace = true;
+  options.add_whitespace = !one_line;
   options.preserve_proto_field_names = true;
   if (!google::protobuf::util::MessageToJsonString(job, &text, options).ok()) return {};
   return text;
@@ -207,7 +207,7 @@ bool JobFromJson(const std::string& text, Job* job) {
 
 bool WriteJob(const std::string& directory, const Job& job, std::string* error) {
   const std::string path = directory + "/job.json", fresh = path + ".new";
-  const std::string text = JobToJson(job);
+  const std::string text = JobToJson(job, /*one_line=*/false);
   std::ofstream out(fresh, std::ios::trunc);
   out << text;
   out.close();

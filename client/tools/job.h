@@ -67,8 +67,8 @@ class NvmlPause {
 bool WriteJob(const std::string& directory, const Job& job, std::string* error);
 bool ReadJob(const std::string& directory, Job* job, std::string* error);
 
-// The job as text, and back; for images.
-std::string JobToJson(const Job& job);
+// The job as text, for people to read or on one line, and back.
+std::string JobToJson(const Job& job, bool one_line);
 bool JobFromJson(const std::string& text, Job* job);
 
 // Finds the folder of the job that a person calls `name`: a folder, the name of one in JobsFolder(), or a PID.
