@@ -4,6 +4,7 @@
 // Usage: probe first                         first kernel; "ready_ns" is CLOCK_MONOTONIC when it had run
 //        probe idle FILE                     a context, a kernel, then nothing until FILE is gone
 //        probe threads N COUNT               N threads launch COUNT kernels each, in streams of their own
+//        probe streams N COUNT               one thread launches COUNT kernels, in N streams by turns
 //        probe rate FILE SECONDS             launches for so long, once FILE is gone
 //        probe allocations N FILE            N live allocations; then until FILE is gone
 //        probe modules N SECONDS FILE        N live modules, or as many as can be loaded in SECONDS; then until FILE is gone
@@ -125,6 +126,22 @@ void Threads(int threads, int count) {
   const double seconds = double(NowNs() - start) / 1e9;
   std::sort(issue.begin(), issue.end());
   printf("{\"issue_us\": %.4f, \"launches_per_s\": %.1f}\n", issue[threads / 2], double(threads) * count / seconds);
+}
+
+// What N threads would get if they cost nothing themselves: the driver in the worker has one thread and N streams, too.
+void Streams(int count, int launches) {
+  Kernel();
+  std::vector<cudaStream_t> streams(count);
+  for (cudaStream_t& stream : streams) {
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (int i = 0; i < 10; ++i) Nothing<<<1, 1, 0, stream>>>();
+    CHECK(cudaStreamSynchronize(stream));
+  }
+  const uint64_t start = NowNs();
+  for (int i = 0; i < launches; ++i) Nothing<<<1, 1, 0, streams[i % count]>>>();
+  CHECK(cudaGetLastError());
+  for (cudaStream_t stream : streams) CHECK(cudaStreamSynchronize(stream));
+  printf("{\"launches_per_s\": %.1f}\n", launches / (double(NowNs() - start) / 1e9));
 }
 
 void Rate(const char* file, double seconds) {
@@ -250,6 +267,8 @@ int main(int argc, char** argv) {
     while (access(argv[2], F_OK) == 0) usleep(200000);
   } else if (is("threads", 2)) {
     Threads(std::max(1, atoi(argv[2])), std::max(1, atoi(argv[3])));
+  } else if (is("streams", 2)) {
+    Streams(std::max(1, atoi(argv[2])), std::max(1, atoi(argv[3])));
   } else if (is("rate", 2)) {
     Rate(argv[2], atof(argv[3]));
   } else if (is("allocations", 2)) {

@@ -290,6 +290,15 @@ def threads(bench):
         names = [f"launches, {count} threads", f"launch issue, {count} threads"]
         bench.rounds(names, ["1/s", "us"], measure, ["higher", "lower"], rounds=1, warm_up=False)
 
+        # The same streams used by one thread: what of the difference is the driver's, whose one thread in the worker has
+        # them all.
+        def measure_streams(way, count=count):
+            launches = 400 if bench.options.smoke else 40000
+            command = [bench.program("probe"), "streams", str(count), str(launches)]
+            return [last_json(finish(bench, bench.start(way, command), 60))["launches_per_s"]]
+
+        bench.rounds([f"launches, 1 thread, {count} streams"], "1/s", measure_streams, "higher", rounds=1, warm_up=False)
+
 
 def sessions(bench):
     for count in bench.options.session_counts:
@@ -608,7 +617,8 @@ def expected(bench, stage):
     if stage == "tcp":
         return [("raw TCP, 1 stream", ["native"]), ("raw TCP, 4 streams", ["native"])]
     if stage == "threads":
-        return [(f"{what}, {n} threads", bench.ways) for n in options.thread_counts for what in ("launches", "launch issue")]
+        rows = ("launches, {} threads", "launch issue, {} threads", "launches, 1 thread, {} streams")
+        return [(row.format(n), bench.ways) for n in options.thread_counts for row in rows]
     if stage == "sessions":
         return [(f"launches, {n} sessions", bench.ways) for n in options.session_counts]
     if stage == "quiet":

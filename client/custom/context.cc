@@ -30,8 +30,8 @@ CUresult LocalState(Session** session, ThreadState** thread) {
   return *thread ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// Also true for a primary context that nobody retains: it can be made current, and the calls that need it then fail with
-// CUDA_ERROR_CONTEXT_IS_DESTROYED until somebody does. The runtime relies on it.
+// Also true for a primary context that nobody retains: it can be made current, and the calls that need it then fail
+// with CUDA_ERROR_CONTEXT_IS_DESTROYED until somebody does. The runtime relies on it.
 bool IsContext(Session* session, uint64_t handle) {
   std::shared_lock<std::shared_mutex> lock(session->mutex());
   return session->handles().Find(Kind::kContext, handle) != nullptr;
@@ -148,7 +148,7 @@ CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
     session.primary_retains(dev) = 1;
     Object* const object = session.handles().Find(Kind::kContext, handle);
     object->flags = session.primary_flags(dev);
-    object->active = true;
+    session.SetActiveUnlocked(handle, object, true);
   }
   call.Created({Kind::kContext, handle});
   *pctx = AsContext(handle);

@@ -108,6 +108,7 @@ void ForgetInfo(Session& session, uint64_t function) {
     object->info.reset();
     object->other_infos.reset();
   }
+  session.FunctionsChangedUnlocked();
 }
 
 // After the driver has accepted a kernel's new value: from now on what is known under the new settings counts.
@@ -126,13 +127,15 @@ void NoteSetting(Session& session, uint64_t kernel, uint64_t key, int value) {
     settings->text.append(reinterpret_cast<const char*>(&set), sizeof(set));
   }
   for (Object* const object : objects) {
-    if (!object->other_infos) object->other_infos = std::make_unique<std::map<std::string, std::shared_ptr<FunctionInfo>>>();
+    if (!object->other_infos)
+      object->other_infos = std::make_unique<std::map<std::string, std::shared_ptr<FunctionInfo>>>();
     auto& others = *object->other_infos;
     if (others.size() > kMostInfos) others.clear();
     if (object->info) others[before] = std::move(object->info);
     const auto known = others.find(settings->text);
     object->info = known == others.end() ? nullptr : known->second;
   }
+  session.FunctionsChangedUnlocked();
 }
 
 // cuFuncSetAttribute has changed what the kernel of `function` shares with its functions: settings that were noted

@@ -66,14 +66,41 @@ CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<Functio
   std::unique_lock<std::shared_mutex> lock(session.mutex());
   Object* object = FindUnlocked(session, function);
   if (!object) return CUDA_ERROR_INVALID_HANDLE;
-  if (!object->info) object->info = std::move(fresh);
+  if (!object->info) {
+    object->info = std::move(fresh);
+    session.FunctionsChangedUnlocked();
+  }
   *info = object->info;
   return CUDA_SUCCESS;
 }
 
+CUresult FindFunctionInfo(Call& call, uint64_t function, const FunctionInfo** info) {
+  Session& session = call.session();
+  ThreadState::Function& known = call.thread().functions[SlotOf(function) % ThreadState::kFunctions];
+  // First the number, then what it stands for: a change in between is noticed the next time.
+  const uint64_t epoch = session.function_epoch();
+  if (known.handle != function || known.epoch != epoch || !session.handles().Usable(KindOf(function), function)) {
+    std::shared_ptr<FunctionInfo> found;
+    if (const CUresult result = FindFunctionInfo(call, function, &found); result != CUDA_SUCCESS) return result;
+    known = {function, epoch, std::move(found)};
+  } else {
+    call.Borrow(function);
+    if (call.WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
+  }
+  *info = known.info.get();
+  return CUDA_SUCCESS;
+}
+
 const Device& CurrentDevice(Call& call) {
-  const int device = call.session().DeviceOf(call.thread().current_context());
-  return call.session().devices()[device < 0 ? 0 : device];
+  ThreadState& thread = call.thread();
+  const uint64_t context = thread.current_context();
+  if (thread.device_context != context) {
+    const int device = call.session().DeviceOf(context);
+    if (device < 0) return call.session().devices()[0];  // it is gone
+    thread.device = device;
+    thread.device_context = context;
+  }
+  return call.session().devices()[thread.device];
 }
 
 }  // namespace cuda_remote::client

@@ -16,6 +16,10 @@ namespace cuda_remote::client {
 // on `device` where the thread has none either.
 CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<FunctionInfo>* info, int device = 0);
 
+// The same for launches, without a lock if this thread has asked before. *info stays good until it asks for another
+// one.
+CUresult FindFunctionInfo(Call& call, uint64_t function, const FunctionInfo** info);
+
 // The device of the context that the call is made in. Precondition: there is one.
 const Device& CurrentDevice(Call& call);
 

@@ -103,7 +103,7 @@ CUresult Custom_cuGraphDestroyNode(CUgraphNode hNode) {
     std::unique_lock<std::shared_mutex> lock(call.session().mutex());
     Object* const node = call.session().handles().Find(Kind::kGraphNode, request.hNode);
     if (node) {
-      node->active = false;
+      call.session().SetActiveUnlocked(request.hNode, node, false);
       graph = node->parent;
     }
   }

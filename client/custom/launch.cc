@@ -23,11 +23,10 @@ struct Shape {
 
 // Whether the driver can be expected to accept this. A "no" only costs the wait for the driver's own answer.
 bool LooksValid(const Device& device, const FunctionInfo& info, const Shape& shape) {
-  static constexpr CUdevice_attribute kGrid[3] = {CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y,
-                                                  CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z};
-  static constexpr CUdevice_attribute kBlock[3] = {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X,
-                                                   CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y,
-                                                   CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z};
+  static constexpr CUdevice_attribute kGrid[3] = {
+      CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z};
+  static constexpr CUdevice_attribute kBlock[3] = {
+      CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z};
   uint64_t threads = 1;
   for (int i = 0; i < 3; ++i) {
     if (shape.grid[i] == 0 || shape.grid[i] > unsigned(device.Attribute(kGrid[i]))) return false;
@@ -135,7 +134,7 @@ CUresult Custom_cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int
   if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.stream); result != CUDA_SUCCESS) {
     return result;
   }
-  std::shared_ptr<FunctionInfo> info;
+  const FunctionInfo* info = nullptr;
   if (const CUresult result = FindFunctionInfo(call, reinterpret_cast<uint64_t>(f), &info); result != CUDA_SUCCESS) {
     return result;
   }
@@ -190,7 +189,7 @@ CUresult Custom_cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, voi
   if (const CUresult result = call.StreamToWire(config->hStream, per_thread, &request.stream); result != CUDA_SUCCESS) {
     return result;
   }
-  std::shared_ptr<FunctionInfo> info;
+  const FunctionInfo* info = nullptr;
   if (const CUresult result = FindFunctionInfo(call, reinterpret_cast<uint64_t>(f), &info); result != CUDA_SUCCESS) {
     return result;
   }
@@ -209,7 +208,8 @@ CUresult Custom_cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, voi
   request.block_z = config->blockDimZ;
   request.shared_bytes = config->sharedMemBytes;
   request.params = block;
-  request.attributes = std::string_view(reinterpret_cast<const char*>(config->attrs), config->numAttrs * sizeof(CUlaunchAttribute));
+  request.attributes =
+      std::string_view(reinterpret_cast<const char*>(config->attrs), config->numAttrs * sizeof(CUlaunchAttribute));
   request.Encode(&call.message());
   bool expected = LooksValid(CurrentDevice(call), *info, shape);
   if (config->numAttrs == 0) return SendLaunch(call, expected);

@@ -27,7 +27,8 @@ bool Known(Session& session, Question* question) {
   const Object* const object = session.handles().Find(question->kind, question->object);
   if (!object || object->between_processes) return false;
   const Completions& completions = session.completions();
-  question->stamp = question->kind == Kind::kEvent ? completions.EventStamp(question->object) : completions.WorkStamp();
+  question->stamp = question->kind == Kind::kEvent ? completions.EventStamp(question->object)
+                                                   : completions.WorkStamp(session.channel().last_marked());
   if (session.settings().sync) return false;
   return (question->waits ? object->synchronized_at : object->done_at).load(std::memory_order_relaxed) ==
          question->stamp;

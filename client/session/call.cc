@@ -127,7 +127,7 @@ Call::~Call() {
       if (new_handles_[i]) session_->handles().Drop(new_handles_[i]);
     }
   }
-  if (--thread_->depth == 0) session_->gate().Leave();
+  if (--thread_->depth == 0) session_->gate().Leave(thread_->lane);
 }
 
 CUresult Call::Enter() {
@@ -135,7 +135,7 @@ CUresult Call::Enter() {
   if (!session_) return CUDA_ERROR_NOT_INITIALIZED;  // also in a forked child, as natively
   thread_ = ThreadState::Get();
   if (!thread_ || thread_->depth >= ThreadState::kMaxDepth) return CUDA_ERROR_OUT_OF_MEMORY;
-  if (thread_->depth == 0) session_->gate().Enter();
+  if (thread_->depth == 0) session_->gate().Enter(thread_->lane);
   message_ = &thread_->messages[thread_->depth];
   reply_ = &thread_->replies[thread_->depth];
   ++thread_->depth;
@@ -167,11 +167,8 @@ void Call::SetReplyPayload(void* out, size_t capacity) {
 }
 
 bool Call::Valid(Kind kind, uint64_t handle) {
-  {
-    std::shared_lock<std::shared_mutex> lock(session_->mutex());
-    const Object* const object = session_->handles().Find(kind, handle);
-    if (!object || !object->active) return false;
-  }
+  // Without the session's lock, which every call of every thread would have to write to.
+  if (!session_->handles().Usable(kind, handle)) return false;
   Borrow(handle);
   return true;
 }
@@ -232,9 +229,10 @@ CUresult Call::Send() {
   if (const ChannelStatus status = HandOverManaged(); status != ChannelStatus::kOk) return session_->Lose(status);
   header_.flags |= kFlagNoReply;
   uint64_t sequence = 0;
-  const ChannelStatus status = session_->channel().Send(header_, *message_, payload_, &sequence);
+  const ChannelStatus status =
+      session_->channel().Send(header_, *message_, payload_, &sequence, !OnlyAsks(header_.call));
   if (trace::On()) trace::Sent(sizeof(FrameHeader) + message_->size() + payload_.size(), sequence);
-  Sent();
+  if (RecordsEvents(header_.call)) session_->completions().SomeEventsRecorded();
   if (status != ChannelStatus::kOk) return session_->Lose(status);
   if (session_->captures().active()) NoteCaptured();
   return CUDA_SUCCESS;
@@ -262,17 +260,11 @@ CUresult Call::Recall(uint64_t function) {
 uint64_t Call::Begin(void* out, size_t bytes) {
   if (HandOverManaged() != ChannelStatus::kOk) return 0;
   header_.flags &= ~uint32_t(kFlagNoReply);
-  const uint64_t sequence = session_->channel().Begin(header_, *message_, payload_, out, bytes);
+  const uint64_t sequence =
+      session_->channel().Begin(header_, *message_, payload_, out, bytes, !OnlyAsks(header_.call));
   if (trace::On()) trace::Sent(sizeof(FrameHeader) + message_->size() + payload_.size(), sequence);
-  Sent();
-  return sequence;
-}
-
-// A capture that ends in another way (with its stream, or with an error) is believed to go on, which is never wrong.
-void Call::Sent() {
-  if (OnlyAsks(header_.call)) return;
-  session_->completions().WorkSent();
   if (RecordsEvents(header_.call)) session_->completions().SomeEventsRecorded();
+  return sequence;
 }
 
 CUresult Call::Finish(uint64_t sequence) {

@@ -91,7 +91,8 @@ class Call {
   CUresult StreamToWire(CUstream stream, bool per_thread_default, uint64_t* wire);
 
   // Chooses a virtual handle for an object that this call creates. `parent` (a virtual handle, 0: the current context,
-  // kNoParent: none) is the object that it dies with. Given back by the destructor unless Created keeps it. 0 if the table is full.
+  // kNoParent: none) is the object that it dies with. Given back by the destructor unless Created keeps it. 0 if the
+  // table is full.
   uint64_t NewHandle(Kind kind, uint64_t parent);
 
   // Sends the request without waiting (waits all the same under CUDA_REMOTE_SYNC=1). Returns CUDA_SUCCESS or what
@@ -118,19 +119,21 @@ class Call {
 
   // Recording. `object` must be one from NewHandle, or an address object. `depends_on` names what it needs besides its
   // parent; it is removed from the log with any of them. The record is the request just sent and its reply.
-  // Graphs and executables among these were copied as they are now: they may be destroyed, and changed, without harm to the
-  // object; the log keeps them for as long as it needs them.
+  // Graphs and executables among these were copied as they are now: they may be destroyed, and changed, without harm to
+  // the object; the log keeps them for as long as it needs them.
   void Created(replay::ObjectKey object, std::initializer_list<replay::ObjectKey> depends_on = {});
   // Keeps a new handle without a record: of an object that cannot be alive at a checkpoint.
   void Keep(uint64_t handle);
-  // The request gave handles to the graph of a capture in progress, or to its nodes: it is part of the capture's record.
+  // The request gave handles to the graph of a capture in progress, or to its nodes: it is part of the capture's
+  // record.
   void NamedInCapture(uint64_t stream, uint64_t graph);
   // Removes the object and its descendants from the log, and frees their virtual handles.
   void Destroyed(replay::ObjectKey object);
-  // Records the request as a modification of `object`; the last one with the same call and `key` wins. `depends_on` as in
-  // Created: a modification that cannot be made again takes its object's record with it only if that is a graph's.
+  // Records the request as a modification of `object`; the last one with the same call and `key` wins. `depends_on` as
+  // in Created: a modification that cannot be made again takes its object's record with it only if that is a graph's.
   void Modified(replay::ObjectKey object, uint64_t key, std::initializer_list<replay::ObjectKey> depends_on = {});
-  // The request took back what Modified recorded for a request of the call `id` with the same `key`: the log forgets it.
+  // The request took back what Modified recorded for a request of the call `id` with the same `key`: the log forgets
+  // it.
   void Undone(replay::ObjectKey object, uint32_t id, uint64_t key);
 
   // Names this request's own call id, where one driver call makes several kinds of requests.
@@ -148,17 +151,15 @@ class Call {
 
  private:
   friend class Session;
-  // The request is in the channel: notes that streams may have more to do.
-  void Sent();
   void BorrowFrom(uint64_t handle);
   // Notes the request if it is part of a capture in progress.
   void NoteCaptured();
-  // The same for a request about a graph: true if it belongs to a capture's record and not to the log. Under the session's
-  // lock.
+  // The same for a request about a graph: true if it belongs to a capture's record and not to the log. Under the
+  // session's lock.
   bool NoteGraphUnlocked(replay::ObjectKey object, const std::vector<replay::ObjectKey>& needs,
                          const std::vector<uint64_t>& retains);
-  // Sends what the host has changed in managed memory, before work that may read it; and fetches what the GPU has changed,
-  // after work that was waited for. Only what the server does not share.
+  // Sends what the host has changed in managed memory, before work that may read it; and fetches what the GPU has
+  // changed, after work that was waited for. Only what the server does not share.
   ChannelStatus HandOverManaged();
   void ShowManaged();
   // The header to record for `object`, with what the record depends on besides. Under the session's lock.

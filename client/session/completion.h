@@ -5,9 +5,9 @@
 // changes that. So there are counters of such sendings, called stamps here: the answer "done" is kept with the stamp
 // from before the question (Object::done_at), and holds for as long as the stamp is the same. "Not done" is never kept.
 //
-// Counters move after a request has been put into the channel and before the driver call returns. Then an answer that
-// was asked for before the request never counts for it: either it was asked with the old stamp, or the counter had
-// moved, and the request stood in the channel, before the question did.
+// Counters move after a request has been put into the channel, or in the same step, and before the driver call returns.
+// Then an answer that was asked for before the request never counts for it: either it was asked with the old stamp, or
+// the counter had moved, and the request stood in the channel, before the question did.
 //
 // Thread-safe, without locks.
 //
@@ -31,28 +31,33 @@ class Completions {
     return any_event_.load(std::memory_order_acquire) + Counter(event).load(std::memory_order_acquire);
   }
   // Changes whenever any stream may have got something to do.
-  uint64_t WorkStamp() const { return work_.load(std::memory_order_acquire); }
+  // `last_marked`: the channel's, which is the number of the last such request that was sent in the ordinary way.
+  uint64_t WorkStamp(uint64_t last_marked) const { return last_marked + work_.load(std::memory_order_acquire); }
 
   // `event` was recorded by a request that is in the channel now.
   void EventRecorded(uint64_t event) { Counter(event).fetch_add(1, std::memory_order_acq_rel); }
   // A request is in the channel that may record any event (a graph's launch).
   void SomeEventsRecorded() { any_event_.fetch_add(1, std::memory_order_acq_rel); }
-  // A request is in the channel that may give a stream something to do.
+  // A request is in the channel, unmarked, that may give a stream something to do.
   void WorkSent() { work_.fetch_add(1, std::memory_order_acq_rel); }
-  // Another server: nothing is known.
+  // Another server, whose channel may number its requests in another way: nothing is known, and no stamp comes again.
   void ForgetAll() {
     SomeEventsRecorded();
-    WorkSent();
+    work_.fetch_add(kOtherServer, std::memory_order_acq_rel);
   }
 
  private:
   static constexpr size_t kCounters = 1024;
-  const std::atomic<uint64_t>& Counter(uint64_t event) const { return recorded_[SlotOf(event) % kCounters]; }
-  std::atomic<uint64_t>& Counter(uint64_t event) { return recorded_[SlotOf(event) % kCounters]; }
+  // More than the requests of any session.
+  static constexpr uint64_t kOtherServer = uint64_t(1) << 44;
+  // Events that were made one after the other, maybe for different threads, do not share a cache line.
+  static size_t IndexOf(uint64_t event) { return SlotOf(event) * 129 % kCounters; }
+  const std::atomic<uint64_t>& Counter(uint64_t event) const { return recorded_[IndexOf(event)]; }
+  std::atomic<uint64_t>& Counter(uint64_t event) { return recorded_[IndexOf(event)]; }
 
   std::atomic<uint64_t> work_{0};
   std::atomic<uint64_t> any_event_{0};
-  std::atomic<uint64_t> recorded_[kCounters] = {};
+  alignas(64) std::atomic<uint64_t> recorded_[kCounters] = {};
 };
 
 }  // namespace cuda_remote::client

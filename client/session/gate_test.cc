@@ -35,6 +35,16 @@ TEST(GateTest, CloseWaitsForCallsInside) {
   inside.join();
 }
 
+TEST(GateTest, CloseWaitsForEveryLane) {
+  for (unsigned lane = 0; lane < Gate::kLanes; ++lane) {
+    Gate gate;
+    gate.Enter(lane);
+    EXPECT_FALSE(gate.Close(1)) << lane;
+    gate.Leave(lane);
+    EXPECT_TRUE(gate.Close(10000)) << lane;
+  }
+}
+
 TEST(GateTest, CloseGivesUpAndOpensAgain) {
   Gate gate;
   gate.Enter();
@@ -67,13 +77,14 @@ TEST(GateTest, NoCallRunsWhileClosed) {
   std::atomic<bool> stop{false};
   std::atomic<int> inside{0};
   std::vector<std::thread> callers;
-  for (int i = 0; i < 4; ++i) {
-    callers.emplace_back([&] {
+  for (unsigned i = 0; i < 4; ++i) {
+    callers.emplace_back([&, i] {
+      const unsigned lane = i % 3 * (Gate::kLanes / 2 - 1);  // two of them share one
       while (!stop) {
-        gate.Enter();
+        gate.Enter(lane);
         inside.fetch_add(1);
         inside.fetch_sub(1);
-        gate.Leave();
+        gate.Leave(lane);
       }
     });
   }

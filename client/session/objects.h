@@ -28,7 +28,7 @@ struct KernelParam {
 struct FunctionInfo {
   std::string name;
   std::vector<KernelParam> params;
-  uint32_t params_bytes = 0;               // size of the parameter block
+  uint32_t params_bytes = 0;        // size of the parameter block
   std::vector<int32_t> attributes;  // by CUfunction_attribute; kRefused where the driver refuses it
 };
 
@@ -51,10 +51,11 @@ struct Object {
   unsigned flags = 0;
   bool primary = false;
 
-  // False: the application may not use the handle now, but it stays taken. A primary context that nobody retains (its
-  // handle is the same for ever, as natively), or a destroyed graph with live executables.
+  // Changed by Session::SetActiveUnlocked only. False: the application may not use the handle now, but it stays taken.
+  // A primary context that nobody retains (its handle is the same for ever, as natively), or a destroyed graph with
+  // live executables.
   bool active = true;
-  uint64_t id = 0;  // cuCtxGetId
+  uint64_t id = 0;   // cuCtxGetId
   int attached = 0;  // cuCtxAttach calls that no cuCtxDetach has taken back
 
   // Context made from a green context: that one. Green context: the context made from it, 0 if none was.
@@ -63,7 +64,7 @@ struct Object {
   // Function, kernel.
   std::shared_ptr<FunctionInfo> info;
   std::unique_ptr<std::map<std::string, std::shared_ptr<FunctionInfo>>> other_infos;  // by other settings' text
-  std::unique_ptr<KernelSettings> settings;  // kernel
+  std::unique_ptr<KernelSettings> settings;                                           // kernel
   uint64_t owner = 0;  // module or library, or the kernel that a function came from
 
   // Library's module, kernel's function: the context that it is for. (Others die with their context.)

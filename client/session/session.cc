@@ -189,7 +189,8 @@ CUresult Session::FetchDevices() {
          {CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
           CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST,
           CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM}) {
-      if (size_t(local) < device.attributes.size() && device.attributes[local] != kRefused) device.attributes[local] = 0;
+      if (size_t(local) < device.attributes.size() && device.attributes[local] != kRefused)
+        device.attributes[local] = 0;
     }
     device.peers.assign(from.peers.begin(), from.peers.end());
     // Ways of sharing that end at the server's machine: programs ask first, and then take another one.
@@ -297,7 +298,7 @@ uint64_t Session::PrimaryContextUnlocked(int device) {
     Object* const object = handles_.Find(Kind::kContext, handle);
     object->device = device;
     object->primary = true;
-    object->active = false;
+    SetActiveUnlocked(handle, object, false);
     object->id = NextId();
   }
   return handle;
@@ -347,7 +348,7 @@ void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
     case Kind::kContext:
       if (Object* const object = handles_.Find(dead.kind, dead.id); object && object->primary) {
         handles_.DropChildren(dead.id);
-        object->active = false;
+        SetActiveUnlocked(dead.id, object, false);
         break;
       }
       [[fallthrough]];
@@ -371,7 +372,8 @@ void Session::RetainUnlocked(uint64_t user, uint64_t slot, uint64_t used) {
 
 void Session::RemoveUser(Use* use, uint64_t user) {
   // The oldest of several: a newer slot of the same user holds what it took later.
-  const auto mine = std::find_if(use->users.begin(), use->users.end(), [user](const User& u) { return u.handle == user; });
+  const auto mine =
+      std::find_if(use->users.begin(), use->users.end(), [user](const User& u) { return u.handle == user; });
   if (mine != use->users.end()) use->users.erase(mine);
 }
 
@@ -390,9 +392,8 @@ void Session::ModifyNodeUnlocked(replay::ObjectKey node, uint64_t key, const Fra
   bool key_taken = false;
   for (size_t i = 0; i < settings.size(); ++i) {
     const uint64_t until = i + 1 < settings.size() ? settings[i + 1].order : log_.last_order() + 1;
-    const bool needed = std::any_of(taken.begin(), taken.end(), [&](uint64_t order) {
-      return settings[i].order < order && order < until;
-    });
+    const bool needed = std::any_of(taken.begin(), taken.end(),
+                                    [&](uint64_t order) { return settings[i].order < order && order < until; });
     if (needed) {
       kept.push_back(settings[i]);
       key_taken = key_taken || settings[i].key == key;
@@ -430,7 +431,7 @@ bool Session::MarkDestroyedUnlocked(replay::ObjectKey object) {
   const auto use = uses_.find(object.id);
   if (use == uses_.end() || use->second.users.empty() || !log_.Find(object)) return false;
   use->second.destroyed = true;
-  if (Object* const found = handles_.Find(object.kind, object.id)) found->active = false;
+  if (Object* const found = handles_.Find(object.kind, object.id)) SetActiveUnlocked(object.id, found, false);
   return true;
 }
 

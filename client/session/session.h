@@ -24,8 +24,8 @@
 
 #include "client/agent/agent.h"
 #include "client/session/address_map.h"
-#include "client/session/captures.h"
 #include "client/session/answers.h"
+#include "client/session/captures.h"
 #include "client/session/completion.h"
 #include "client/session/freed_memory.h"
 #include "client/session/gate.h"
@@ -121,6 +121,11 @@ class Session final : public agent::AgentHost, public trace::Server {
   AddressMap<uint64_t>& mappings() { return mappings_; }
   replay::Log& log() { return log_; }
   FreedMemory& freed_memory() { return freed_memory_; }
+  // Whether the application may use the object's handle (Object::active).
+  void SetActiveUnlocked(uint64_t handle, Object* object, bool active) {
+    object->active = active;
+    handles_.SetUsable(handle, active);
+  }
   // The context (or green context) that an object was made in, or that it is itself; 0 if it is of none. Takes the
   // lock.
   uint64_t ContextOfObject(uint64_t handle);
@@ -128,24 +133,29 @@ class Session final : public agent::AgentHost, public trace::Server {
   uint64_t SomeContextOn(int device);
   // The device's primary context, which has a handle from the first question on, retained or not. 0: no handle is left.
   uint64_t PrimaryContextUnlocked(int device);
+  // Changes with what is known of any function or kernel (Object::info), under mutex().
+  uint64_t function_epoch() const { return function_epoch_.load(std::memory_order_acquire); }
+  void FunctionsChangedUnlocked() { function_epoch_.fetch_add(1, std::memory_order_acq_rel); }
   int& primary_retains(int device) { return primary_retains_[device]; }
   unsigned& primary_flags(int device) { return primary_flags_[device]; }
-  // Notes that `user` (an executable, a graph or a node) has in it what `used` (a graph or an executable) was at this moment.
-  // The application may destroy `used` and go on with `user`; the log, and the handle of `used`, then stay for as long as
-  // it takes to make `user` again. Replaces what `user` had in `slot`.
+  // Notes that `user` (an executable, a graph or a node) has in it what `used` (a graph or an executable) was at this
+  // moment. The application may destroy `used` and go on with `user`; the log, and the handle of `used`, then stay for
+  // as long as it takes to make `user` again. Replaces what `user` had in `slot`.
   void RetainUnlocked(uint64_t user, uint64_t slot, uint64_t used);
-  // Records a setting of a graph's node. An earlier one with the same call and key goes, unless something was made from the
-  // graph between the two that is still alive: that has the earlier one in it.
+  // Records a setting of a graph's node. An earlier one with the same call and key goes, unless something was made from
+  // the graph between the two that is still alive: that has the earlier one in it.
   void ModifyNodeUnlocked(replay::ObjectKey node, uint64_t key, const FrameHeader& header, const std::string& message,
                           const std::vector<replay::ObjectKey>& needs);
   // The slot of what a setting made with this call and key put into an object.
   static uint64_t SlotOfSetting(uint32_t call, uint64_t key) { return uint64_t(call) << 32 ^ key ^ uint64_t(1) << 63; }
-  // The application destroyed `object`. True if something was made from it: it stays in the log, and its handle stays taken.
+  // The application destroyed `object`. True if something was made from it: it stays in the log, and its handle stays
+  // taken.
   bool MarkDestroyedUnlocked(replay::ObjectKey object);
   // Drops all that depends on `key`, but not `key` itself.
   void DropDependentsUnlocked(replay::ObjectKey key);
-  // Drops `key` from tables and log with all that depends on it. Of a graph that had something of it in it only the record
-  // goes, and those of what was made from it: they cannot be made again, but the application has still to destroy them.
+  // Drops `key` from tables and log with all that depends on it. Of a graph that had something of it in it only the
+  // record goes, and those of what was made from it: they cannot be made again, but the application has still to
+  // destroy them.
   void DropUnlocked(replay::ObjectKey key);
   uint64_t NextId() { return next_id_++; }
   // Tells the server, in the order of their streams, of frees that it has not heard of: of these blocks, or of all that
@@ -194,9 +204,9 @@ class Session final : public agent::AgentHost, public trace::Server {
   // operation's result; `reply` may be null. `context` is the slot of the context to make current, 0 for none.
   CUresult Operate(uint32_t operation, const std::string& message, Reply* reply, uint32_t context = 0);
 
-  // Makes a piece of the host arena known to the server (its address space and its GPU), and takes it back. Pinned memory:
-  // only with shared memory. Managed memory: without shared memory the server has bytes of its own there, zero at first,
-  // which ManagedMirror then keeps in step.
+  // Makes a piece of the host arena known to the server (its address space and its GPU), and takes it back. Pinned
+  // memory: only with shared memory. Managed memory: without shared memory the server has bytes of its own there, zero
+  // at first, which ManagedMirror then keeps in step.
   CUresult MapHostRange(uint64_t address, uint64_t bytes, unsigned flags) {
     return MapHostRange(address, bytes, flags, false, 0, false);
   }
@@ -209,11 +219,9 @@ class Session final : public agent::AgentHost, public trace::Server {
     return MapHostRange(page, address - page + bytes, 0, false, 0, true);
   }
   CUresult UnmapHostRange(uint64_t address);
-  // Whether the server has bytes of its own for this memory, which ManagedMirror keeps in step; and whether it reaches it
-  // at all, which is at range.device if it is on_device, and at the same address else.
-  bool IsKeptInStep(const HostRange& range) const {
-    return range.on_device && (range.registered || !shared_memory());
-  }
+  // Whether the server has bytes of its own for this memory, which ManagedMirror keeps in step; and whether it reaches
+  // it at all, which is at range.device if it is on_device, and at the same address else.
+  bool IsKeptInStep(const HostRange& range) const { return range.on_device && (range.registered || !shared_memory()); }
   bool IsReachable(const HostRange& range) const { return (range.shared && shared_memory()) || range.on_device; }
 
   // The context's device ordinal; -1 for an unknown context.
@@ -288,6 +296,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   std::unordered_map<int, int> primary_retains_;
   std::unordered_map<int, unsigned> primary_flags_;
   uint64_t next_id_ = 1;
+  std::atomic<uint64_t> function_epoch_{1};
   // What graphs and executables others have in them, and the other way round.
   struct User {
     uint64_t handle;

@@ -2,8 +2,10 @@
 
 #include <pthread.h>
 
+#include <atomic>
 #include <new>
 
+#include "client/session/gate.h"
 #include "client/session/session.h"
 
 namespace cuda_remote::client {
@@ -32,7 +34,9 @@ pthread_key_t StateKey() {
 
 ThreadState* ThreadState::Get() {
   if (!t_state) {
+    static std::atomic<unsigned> threads{0};
     t_state = new (std::nothrow) ThreadState;
+    if (t_state) t_state->lane = threads.fetch_add(1, std::memory_order_relaxed) % Gate::kLanes;
     // The key's only job is to run DestroyState when a thread other than the main one ends.
     if (t_state) pthread_setspecific(StateKey(), t_state);
   }

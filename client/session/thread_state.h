@@ -7,12 +7,16 @@
 
 #include <cuda.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace cuda_remote::client {
+
+struct FunctionInfo;
 
 struct ThreadState {
   // The calling thread's state, made at its first call. Null only if memory is exhausted.
@@ -41,6 +45,23 @@ struct ThreadState {
 
   // Calls of this thread that are inside the library: a call's body may make other calls.
   int depth = 0;
+
+  // Its counter at the gate.
+  unsigned lane = 0;
+
+  // The context that it asked about last, and that context's device: those of a handle never change.
+  uint64_t device_context = 0;
+  int device = 0;
+
+  // What it has found out about functions and kernels, so that a launch needs no lock: good while the session's
+  // function_epoch() is the same, and the handle is live.
+  struct Function {
+    uint64_t handle = 0;
+    uint64_t epoch = 0;
+    std::shared_ptr<const FunctionInfo> info;
+  };
+  static constexpr size_t kFunctions = 16;
+  Function functions[kFunctions];
 
   // Buffers of calls by depth, reused so that a call allocates nothing once warm.
   static constexpr int kMaxDepth = 6;

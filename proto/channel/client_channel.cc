@@ -16,6 +16,7 @@
 #include "proto/channel/handshake.h"
 #include "proto/ring/futex.h"
 #include "proto/ring/ring.h"
+#include "proto/ring/turn_lock.h"
 
 namespace cuda_remote {
 namespace {
@@ -42,9 +43,10 @@ class ClientChannel::Impl {
       : socket_(socket),
         memory_(std::move(memory)),
         request_(memory_.get(), ring::kRequestRing),
+        next_sequence_(next_sequence ? next_sequence : 1),
+        last_marked_(next_sequence ? next_sequence - 1 : 0),
         reply_(memory_.get(), ring::kReplyRing),
         event_(memory_.get(), ring::kEventRing),
-        next_sequence_(next_sequence ? next_sequence : 1),
         welcome_(std::move(welcome)) {
     RegisterForFork(this);
   }
@@ -56,26 +58,40 @@ class ClientChannel::Impl {
     FreeList(free_);
   }
 
-  ChannelStatus Send(FrameHeader header, std::string_view message, std::string_view payload, uint64_t* sequence) {
+  ChannelStatus Send(FrameHeader header, std::string_view message, std::string_view payload, uint64_t* sequence,
+                     bool mark) {
     if (const ChannelStatus status = CheckSizes(message, payload); status != ChannelStatus::kOk) return status;
     header.flags |= kFlagNoReply;
-    std::lock_guard<std::mutex> lock(send_mutex_);
-    if (++sends_ % kSendsPerPeerCheck == 0) CheckPeer();
-    header.sequence = TakeSequence();
-    if (sequence) *sequence = header.sequence;
-    return Write(header, message, payload);
+    ChannelStatus status;
+    {
+      std::lock_guard<ring::TurnLock> lock(send_mutex_);
+      if (++sends_ % kSendsPerPeerCheck == 0) CheckPeer();
+      header.sequence = TakeSequence();
+      if (sequence) *sequence = header.sequence;
+      if (mark) last_marked_.store(header.sequence, std::memory_order_release);
+      status = Write(header, message, payload);
+    }
+    // Waking the worker is a system call, for which no other thread should have to wait.
+    request_.Wake();
+    return status;
   }
 
-  uint64_t Begin(FrameHeader header, std::string_view message, std::string_view payload, void* out, size_t out_bytes) {
+  uint64_t Begin(FrameHeader header, std::string_view message, std::string_view payload, void* out, size_t out_bytes,
+                 bool mark) {
     if (CheckSizes(message, payload) != ChannelStatus::kOk) return 0;
     header.flags &= ~uint32_t(kFlagNoReply);
-    std::lock_guard<std::mutex> lock(send_mutex_);
+    std::unique_lock<ring::TurnLock> lock(send_mutex_);
     header.sequence = TakeSequence();
     {
       std::lock_guard<std::mutex> pending_lock(pending_mutex_);
       if (!AddPending(header.sequence, header.call, out, out_bytes)) return 0;
     }
-    if (Write(header, message, payload) == ChannelStatus::kOk) return header.sequence;
+    if (mark) last_marked_.store(header.sequence, std::memory_order_release);
+    if (Write(header, message, payload) == ChannelStatus::kOk) {
+      lock.unlock();
+      request_.Wake();
+      return header.sequence;
+    }
     // The session is over; whoever reads replies will find nothing for this one.
     std::unique_lock<std::mutex> pending_lock(pending_mutex_);
     Pending* const pending = Find(header.sequence);
@@ -168,6 +184,7 @@ class ClientChannel::Impl {
   }
 
   uint64_t next_sequence() const { return next_sequence_.load(std::memory_order_relaxed); }
+  uint64_t last_marked() const { return last_marked_.load(std::memory_order_acquire); }
   bool alive() const { return state() == ChannelStatus::kOk && !peer_gone_.load(std::memory_order_acquire); }
   std::string end_reason() {
     std::lock_guard<std::mutex> lock(reason_mutex_);
@@ -211,9 +228,14 @@ class ClientChannel::Impl {
     return ChannelStatus::kOk;
   }
 
-  uint64_t TakeSequence() { return next_sequence_.fetch_add(1, std::memory_order_relaxed); }
+  // Under send_mutex_, like all changes of the number.
+  uint64_t TakeSequence() {
+    const uint64_t sequence = next_sequence_.load(std::memory_order_relaxed);
+    next_sequence_.store(sequence + 1, std::memory_order_relaxed);
+    return sequence;
+  }
 
-  // Under send_mutex_. All frames of one request stand together in the ring.
+  // Under send_mutex_. All frames of one request stand together in the ring. The caller wakes the worker afterwards.
   ChannelStatus Write(FrameHeader header, std::string_view message, std::string_view payload) {
     if (state() != ChannelStatus::kOk) return state();
     request_.Resync();
@@ -237,9 +259,11 @@ class ClientChannel::Impl {
       memcpy(where, &header, sizeof(header));
       if (!message.empty()) memcpy(where + sizeof(header), message.data(), message.size());
       if (piece) memcpy(where + sizeof(header) + message.size(), payload.data(), piece);
-      request_.Commit(bytes);
+      request_.Publish(bytes);
       message = {};
       payload.remove_prefix(piece);
+      // The next piece may have to wait for the room of this one.
+      if (!payload.empty()) request_.Wake();
     } while (!payload.empty());
     return ChannelStatus::kOk;
   }
@@ -503,12 +527,15 @@ class ClientChannel::Impl {
   int socket_;
   const std::unique_ptr<ring::RingMemory> memory_;
 
-  std::mutex send_mutex_;
-  ring::RingWriter request_;  // send_mutex_
-  uint64_t sends_ = 0;        // send_mutex_
+  // Threads that wait look at the lock's line all the time.
+  alignas(64) ring::TurnLock send_mutex_;
+  alignas(64) ring::RingWriter request_;  // send_mutex_, but for Wake
+  uint64_t sends_ = 0;                    // send_mutex_
+  std::atomic<uint64_t> next_sequence_;   // send_mutex_ for changes, as the next one
+  std::atomic<uint64_t> last_marked_;
 
-  ring::RingReader reply_;  // reader role
-  ring::RingReader event_;  // the thread in ReadEvent
+  alignas(64) ring::RingReader reply_;  // reader role
+  ring::RingReader event_;              // the thread in ReadEvent
 
   mutable std::mutex pending_mutex_;  // taken under send_mutex_, never the other way round
   bool reader_active_ = false;
@@ -516,7 +543,6 @@ class ClientChannel::Impl {
   Pending* free_ = nullptr;
   Pending* waiters_ = nullptr;
 
-  std::atomic<uint64_t> next_sequence_;
   std::atomic<ChannelStatus> state_{ChannelStatus::kOk};
   std::atomic<bool> peer_gone_{false};
   std::mutex reason_mutex_;  // also: one thread at a time reads the socket
@@ -566,15 +592,15 @@ std::unique_ptr<ClientChannel> ClientChannel::Adopt(ChannelFds fds, uint64_t nex
 
 // Allocation failures are the only exceptions below; they must not reach the application.
 ChannelStatus ClientChannel::Send(FrameHeader header, std::string_view message, std::string_view payload,
-                                  uint64_t* sequence) try {
-  return impl_->Send(header, message, payload, sequence);
+                                  uint64_t* sequence, bool mark) try {
+  return impl_->Send(header, message, payload, sequence, mark);
 } catch (...) {
   return ChannelStatus::kSystemError;
 }
 
 uint64_t ClientChannel::Begin(FrameHeader header, std::string_view message, std::string_view payload, void* payload_out,
-                              size_t payload_out_bytes) try {
-  return impl_->Begin(header, message, payload, payload_out, payload_out_bytes);
+                              size_t payload_out_bytes, bool mark) try {
+  return impl_->Begin(header, message, payload, payload_out, payload_out_bytes, mark);
 } catch (...) {
   return 0;
 }
@@ -605,6 +631,7 @@ ChannelStatus ClientChannel::ReadEvent(FrameHeader* header, std::string* message
 
 ChannelFds ClientChannel::DupFds() const { return impl_->DupFds(); }
 uint64_t ClientChannel::next_sequence() const { return impl_->next_sequence(); }
+uint64_t ClientChannel::last_marked() const { return impl_->last_marked(); }
 bool ClientChannel::alive() const { return impl_->alive(); }
 std::string ClientChannel::end_reason() const { return impl_->end_reason(); }
 const Welcome& ClientChannel::welcome() const { return impl_->welcome(); }

@@ -50,15 +50,16 @@ class ClientChannel {
   ClientChannel& operator=(const ClientChannel&) = delete;
 
   // Sends a request that nobody waits for: kFlagNoReply and the sequence number are filled in. Blocks while the ring is
-  // full. A payload above kMaxPayloadBytes goes out in several frames, which stay together. `sequence`, if not null: the
-  // request's number.
-  ChannelStatus Send(FrameHeader header, std::string_view message, std::string_view payload, uint64_t* sequence = nullptr);
+  // full. A payload above kMaxPayloadBytes goes out in several frames, which stay together. `sequence`, if not null:
+  // the request's number. `mark`: last_marked() tells of it.
+  ChannelStatus Send(FrameHeader header, std::string_view message, std::string_view payload,
+                     uint64_t* sequence = nullptr, bool mark = false);
 
   // Sends a request that is answered; returns its sequence number, 0 on failure. The reply's payload is written to
   // payload_out, which must stay valid until Wait returns; a longer payload than payload_out_bytes is a protocol error.
-  // Every Begin needs one Wait.
+  // Every Begin needs one Wait. `mark`: as in Send.
   uint64_t Begin(FrameHeader header, std::string_view message, std::string_view payload, void* payload_out,
-                 size_t payload_out_bytes);
+                 size_t payload_out_bytes, bool mark = false);
 
   // Waits for the reply to Begin's request. `reply->message` keeps its storage from call to call.
   ChannelStatus Wait(uint64_t sequence, Reply* reply);
@@ -78,15 +79,19 @@ class ClientChannel {
   ChannelFds DupFds() const;
   // The sequence number that the next request gets.
   uint64_t next_sequence() const;
+  // The number of the last request that was sent with `mark`; of a channel without one, less than its first number, but
+  // not less than what a former holder with the same numbers was told. It changes as the request enters the ring: what
+  // is sent by somebody who has seen the new number comes after the request.
+  uint64_t last_marked() const;
   // False once the peer is known to be gone or the session has failed.
   bool alive() const;
   // Why the session ended, in the server's words if it said so; empty while it lives.
   std::string end_reason() const;
   const Welcome& welcome() const;
 
-  // Whether a thread that waits for a reply may look for it for as long as the native driver would, which is until it is
-  // there: up to 10 ms here, if that was long enough before and the machine has processors to spare. Otherwise it sleeps
-  // soon, and waking takes a while. Any thread.
+  // Whether a thread that waits for a reply may look for it for as long as the native driver would, which is until it
+  // is there: up to 10 ms here, if that was long enough before and the machine has processors to spare. Otherwise it
+  // sleeps soon, and waking takes a while. Any thread.
   void SetEager(bool eager);
 
   // Where device printf output goes; called by whichever thread reads, before the reply of the call that flushed it is

@@ -57,6 +57,36 @@ def encode_field(f):
     return [f"  {put}(out, {f.number}, {n});"]
 
 
+PUT_SCALAR = {"float": "Float", "double": "Double", "int32": "Int", "int64": "Int"}
+
+
+def is_scalar(f):
+    """Whether a field is one number, written only if it is not zero."""
+    return not f.repeated and not f.optional and DEFAULT.get(f.type) is not None
+
+
+def encode_fields(fields):
+    """Numbers that follow one another are put together first and appended at once."""
+    lines = []
+    group = 0
+    while fields:
+        run = 0
+        while run < len(fields) and is_scalar(fields[run]):
+            run += 1
+        if run < 2:
+            lines += encode_field(fields[0])
+            fields = fields[1:]
+            continue
+        group += 1
+        name = "numbers" if group == 1 else f"numbers{group}"
+        lines.append(f"  Numbers<{run}> {name};")
+        for f in fields[:run]:
+            lines.append(f"  {name}.{PUT_SCALAR.get(f.type, 'Uint')}({f.number}, {f.name});")
+        lines.append(f"  {name}.AppendTo(out);")
+        fields = fields[run:]
+    return lines
+
+
 def decode_field(f):
     n = f.name
     lines = [f"      case {f.number}:"]
@@ -84,8 +114,7 @@ def define(message):
     lines = [f"void {name}::Encode(std::string* out) const {{"]
     if not message.fields:
         lines.append("  (void)out;")
-    for f in message.fields:
-        lines += encode_field(f)
+    lines += encode_fields(message.fields)
     lines += ["}", "", f"bool {name}::Decode(std::string_view in) {{", "  Reader reader(in);", "  while (reader.Next()) {"]
     if message.fields:
         lines.append("    switch (reader.field()) {")
@@ -111,7 +140,7 @@ def files(name, messages, about, shared=()):
         f"{name}.gen.h": text.header(path, ["<cstdint>", "<string>", "<string_view>", "<vector>", '"proto/api/call_ids.gen.h"'] +
                                      (['"proto/codec/operations.gen.h"'] if uses_shared(messages, shared) else []),
                                      "\n".join(head), "cuda_remote::wire", about),
-        f"{name}.gen.cc": text.source([f'"{path}"', '"proto/codec/wire.h"'], "\n".join(body), "cuda_remote::wire"),
+        f"{name}.gen.cc": text.source([f'"{path}"', '"proto/codec/numbers.h"', '"proto/codec/wire.h"'], "\n".join(body), "cuda_remote::wire"),
     }
 
 

@@ -25,9 +25,9 @@ inline void FutexWait(std::atomic<uint32_t>* word, uint32_t value, int timeout_m
           0);
 }
 
-// Wakes everybody who sleeps on the word.
-inline void FutexWake(std::atomic<uint32_t>* word, bool shared) {
-  syscall(SYS_futex, word, shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+// Wakes everybody who sleeps on the word, or `most` of them.
+inline void FutexWake(std::atomic<uint32_t>* word, bool shared, int most = INT_MAX) {
+  syscall(SYS_futex, word, shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, most, nullptr, nullptr, 0);
 }
 
 }  // namespace cuda_remote::ring

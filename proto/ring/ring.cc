@@ -72,11 +72,7 @@ RingStatus RingWriter::Reserve(uint64_t bytes, char** where) {
   return RingStatus::kOk;
 }
 
-void RingWriter::Commit(uint64_t bytes) {
-  tail_ += bytes;
-  control_->tail.store(tail_, std::memory_order_release);
-  Doorbell(&control_->consumer_parked);
-}
+void RingWriter::Wake() { Doorbell(&control_->consumer_parked); }
 
 void RingWriter::WaitRoom(uint64_t bytes, int timeout_ms) {
   Park(&control_->producer_parked, &spin_, timeout_ms, [&] {
@@ -94,13 +90,16 @@ RingReader::RingReader(RingMemory* memory, RingIndex index)
 }
 
 RingStatus RingReader::Peek(FrameHeader* header, const char** frame) {
-  const uint64_t tail = control_->tail.load(std::memory_order_acquire);
-  if (tail == next_) return RingStatus::kNotYet;
-  const uint64_t used = tail - next_;
-  if (tail - freed() > capacity_ || used > capacity_ || used < sizeof(FrameHeader) ||
-      (tail | next_) % kFrameAlignment != 0) {
-    return RingStatus::kCorrupt;
+  if (seen_tail_ == next_) {
+    const uint64_t tail = control_->tail.load(std::memory_order_acquire);
+    if (tail == next_) return RingStatus::kNotYet;
+    if (tail - freed() > capacity_ || tail - next_ > capacity_ || (tail | next_) % kFrameAlignment != 0) {
+      return RingStatus::kCorrupt;
+    }
+    seen_tail_ = tail;
   }
+  const uint64_t used = seen_tail_ - next_;
+  if (used < sizeof(FrameHeader)) return RingStatus::kCorrupt;
   const char* const at = data_ + (next_ & (capacity_ - 1));
   memcpy(header, at, sizeof(*header));
   // What is checked below must be the copy, not the memory that the peer can still change.

@@ -43,7 +43,17 @@ class RingWriter {
   // Room for `bytes` (a multiple of kFrameAlignment, at most max_frame()) in one piece at *where.
   RingStatus Reserve(uint64_t bytes, char** where);
   // Publishes what was written there, and wakes the reader if it sleeps.
-  void Commit(uint64_t bytes);
+  void Commit(uint64_t bytes) {
+    Publish(bytes);
+    Wake();
+  }
+  // The two halves of Commit. Wake may be called from any thread, so also after giving up the lock that Publish was
+  // called under: it may be a system call. Until then the reader may sleep on.
+  void Publish(uint64_t bytes) {
+    tail_ += bytes;
+    control_->tail.store(tail_, std::memory_order_release);
+  }
+  void Wake();
   // Waits until Reserve(bytes) could succeed, at most timeout_ms; spins first.
   void WaitRoom(uint64_t bytes, int timeout_ms);
 
@@ -72,7 +82,7 @@ class RingReader {
 
   // Takes the position over from shared memory: after another process has read from this ring.
   void Resync() {
-    next_ = control_->head.load(std::memory_order_relaxed);
+    next_ = seen_tail_ = control_->head.load(std::memory_order_relaxed);
     head_.store(next_, std::memory_order_relaxed);
   }
 
@@ -80,7 +90,13 @@ class RingReader {
   // changed since, then message and payload).
   RingStatus Peek(FrameHeader* header, const char** frame);
   // Steps over the frame that Peek returned, leaving it in the ring.
-  void Skip(const FrameHeader& header) { next_ += FrameBytes(header.message_bytes, header.payload_bytes); }
+  void Skip(const FrameHeader& header) {
+    next_ += FrameBytes(header.message_bytes, header.payload_bytes);
+    // The next frame, if there is one, lies in another processor's cache. It comes while this one is being worked on.
+    if (seen_tail_ == next_) return;
+    __builtin_prefetch(at(next_));
+    __builtin_prefetch(at(next_) + 64);
+  }
   // Gives the room before `position` back to the writer; between the last given back and position(). May be called from
   // another thread than the rest, one at a time.
   void FreeUntil(uint64_t position);
@@ -94,7 +110,7 @@ class RingReader {
   // Waits until Peek could find something, at most timeout_ms; spins first.
   void Wait(int timeout_ms);
   // Whether something is there.
-  bool Ready() const { return control_->tail.load(std::memory_order_acquire) != next_; }
+  bool Ready() const { return seen_tail_ != next_ || control_->tail.load(std::memory_order_acquire) != next_; }
 
   // Position of the next frame to be looked at, and the oldest one not yet given back.
   uint64_t position() const { return next_; }
@@ -112,6 +128,9 @@ class RingReader {
   const uint64_t capacity_;
   std::atomic<uint64_t> head_{0};
   uint64_t next_ = 0;
+  // The tail when it was looked at last, checked. The producer writes to its line for each frame, so looking again
+  // while there still are frames would fetch it from another processor each time, and take it from the producer.
+  uint64_t seen_tail_ = 0;
   SpinBudget spin_;
 };
 

@@ -1,8 +1,8 @@
 // The table behind virtual handles: slots with generations, and who dies with whom.
 //
-// Part of the client library: no exceptions of its own, no abseil. Not thread-safe; the owner locks. The table owns the
-// values; a pointer from Find stays good until that very handle is dropped. Handles are made as proto/frame/handle.h
-// says.
+// Part of the client library: no exceptions of its own, no abseil. Not thread-safe but for Usable; the owner locks. The
+// table owns the values; a pointer from Find stays good until that very handle is dropped. Handles are made as
+// proto/frame/handle.h says.
 #ifndef CUDA_REMOTE_REPLAY_HANDLES_HANDLE_TABLE_H_
 #define CUDA_REMOTE_REPLAY_HANDLES_HANDLE_TABLE_H_
 
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "proto/frame/handle.h"
+#include "replay/handles/live_handles.h"
 
 namespace cuda_remote::replay {
 
@@ -40,9 +41,24 @@ class HandleTable {
     slot.value.emplace();
     slot.kind = kind;
     ++live_;
+    const uint64_t handle = MakeHandle(kind, index, slot.generation);
+    usable_.Set(handle);
     const Slot* above = parent ? Lookup(KindOf(parent), parent) : nullptr;
     if (above) Link(index, SlotOf(parent));
-    return MakeHandle(kind, index, slot.generation);
+    return handle;
+  }
+
+  // Whether `handle` is a live one of `kind` that has not been set aside. Any thread, without a lock.
+  bool Usable(Kind kind, uint64_t handle) const { return KindOf(handle) == kind && usable_.Contains(handle); }
+
+  // A live handle stays taken but may not be used for the time being, or may be used again. Ignores others.
+  void SetUsable(uint64_t handle, bool usable) {
+    if (!Lookup(KindOf(handle), handle)) return;
+    if (usable) {
+      usable_.Set(handle);
+    } else {
+      usable_.Clear(handle);
+    }
   }
 
   // The value of a live handle of `kind`; null for any other number, stale handles among them.
@@ -120,6 +136,7 @@ class HandleTable {
   uint32_t Grow() {
     if (used_ >= kMaxSlot) return 0;
     const uint32_t index = used_ + 1;  // slot 0 is never used
+    if (!usable_.Reserve(index)) return 0;
     if (index / kChunkSlots >= chunks_.size()) {
       std::unique_ptr<Slot[]> chunk(new (std::nothrow) Slot[kChunkSlots]);
       if (!chunk) return 0;
@@ -172,6 +189,7 @@ class HandleTable {
       }
       if (slot.next) At(slot.next).previous = slot.previous;
     }
+    usable_.Clear(MakeHandle(slot.kind, index, slot.generation));
     slot.value.reset();
     slot.kind = Kind::kNone;
     ++slot.generation;
@@ -187,6 +205,7 @@ class HandleTable {
     --live_;
   }
 
+  LiveHandles usable_;
   std::vector<std::unique_ptr<Slot[]>> chunks_;
   uint32_t used_ = 0;
   uint32_t first_free_ = 0;

@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <random>
 #include <set>
 #include <string>
+#include <thread>
+#include <vector>
 
 namespace cuda_remote::replay {
 namespace {
@@ -34,6 +37,73 @@ TEST(HandleTable, FindsOnlyLiveHandlesOfTheirKind) {
   table.Drop(0);
   EXPECT_EQ(table.size(), 0u);
   EXPECT_EQ(table.New(Kind::kNone, 0), 0u);
+}
+
+TEST(HandleTable, UsableIsLiveAndNotSetAside) {
+  HandleTable<Value> table;
+  EXPECT_FALSE(table.Usable(Kind::kNone, 0));
+  EXPECT_FALSE(table.Usable(Kind::kStream, MakeHandle(Kind::kStream, 1, 0)));
+  EXPECT_FALSE(table.Usable(Kind::kStream, MakeHandle(Kind::kStream, kMaxSlot, 0)));
+  const uint64_t context = table.New(Kind::kContext, 0), stream = table.New(Kind::kStream, context);
+  EXPECT_TRUE(table.Usable(Kind::kContext, context));
+  EXPECT_TRUE(table.Usable(Kind::kStream, stream));
+  EXPECT_FALSE(table.Usable(Kind::kEvent, stream));
+  EXPECT_FALSE(table.Usable(Kind::kStream, stream + 1));
+  EXPECT_FALSE(table.Usable(Kind::kStream, stream | 1ull << 63));
+  EXPECT_FALSE(table.Usable(Kind::kStream, MakeHandle(Kind::kStream, SlotOf(stream), 1)));
+  table.SetUsable(context, false);
+  EXPECT_FALSE(table.Usable(Kind::kContext, context));
+  EXPECT_TRUE(table.Usable(Kind::kStream, stream));
+  EXPECT_NE(table.Find(Kind::kContext, context), nullptr);
+  table.SetUsable(context, true);
+  EXPECT_TRUE(table.Usable(Kind::kContext, context));
+  table.Drop(context);
+  EXPECT_FALSE(table.Usable(Kind::kContext, context));
+  EXPECT_FALSE(table.Usable(Kind::kStream, stream));
+  table.SetUsable(stream, true);  // too late
+  EXPECT_FALSE(table.Usable(Kind::kStream, stream));
+}
+
+TEST(HandleTable, UsableInManySlotsAndGenerations) {
+  HandleTable<Value> table;
+  std::set<uint64_t> live;
+  std::vector<uint64_t> dropped;
+  for (int i = 0; i < 20000; ++i) {
+    const uint64_t handle = table.New(i % 2 ? Kind::kEvent : Kind::kStream, 0);
+    ASSERT_TRUE(table.Usable(KindOf(handle), handle));
+    live.insert(handle);
+    if (i % 3 == 0) {
+      dropped.push_back(*live.begin());
+      table.Drop(*live.begin());
+      live.erase(live.begin());
+    }
+  }
+  for (const uint64_t handle : live) ASSERT_TRUE(table.Usable(KindOf(handle), handle));
+  for (const uint64_t handle : dropped) ASSERT_FALSE(table.Usable(KindOf(handle), handle));
+}
+
+// For the thread sanitizer, too: readers take no lock.
+TEST(HandleTable, UsableWhileOthersMakeAndDrop) {
+  HandleTable<Value> table;
+  const uint64_t kept = table.New(Kind::kContext, 0);
+  std::atomic<uint64_t> last{0};
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> readers;
+  for (int i = 0; i < 2; ++i) {
+    readers.emplace_back([&] {
+      while (!stop) {
+        ASSERT_TRUE(table.Usable(Kind::kContext, kept));
+        table.Usable(Kind::kEvent, last.load(std::memory_order_relaxed));
+      }
+    });
+  }
+  for (int i = 0; i < 20000; ++i) {
+    const uint64_t made = table.New(Kind::kEvent, kept);
+    last.store(made, std::memory_order_relaxed);
+    if (i % 2) table.Drop(made);
+  }
+  stop = true;
+  for (std::thread& reader : readers) reader.join();
 }
 
 TEST(HandleTable, DropsDescendants) {
