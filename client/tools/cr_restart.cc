@@ -13,7 +13,6 @@
 #include <string>
 
 #include "ckptfmt/image_reader.h"
-#include "client/tools/criu.h"
 #include "client/tools/foreground.h"
 #include "client/tools/gpu_host.h"
 #include "client/tools/gpu_state.h"
@@ -22,13 +21,11 @@
 #include "client/tools/job.h"
 #include "client/tools/modules.h"
 #include "client/tools/open_files.h"
+#include "client/tools/process_restore.h"
 #include "client/tools/progress.h"
 #include "client/tools/steps.h"
-#include "client/tools/terminal.h"
 #include "proto/frame/frame.h"
 #include "replay/replayer/replayer.h"
-
-extern char** environ;
 
 namespace cuda_remote::client::tools {
 namespace {
@@ -41,7 +38,7 @@ Examples:
   cr-restart /data/train.image --server gpu8:7070
   cr-restart /data/train.image --server unix:/run/user/1000/cuda-remote/session.sock --gpu 1
 
-Every byte of the image is compared with its checksum before the job's process is restored. The job then runs in the
+Every byte of the image is compared with its checksum before the job's process runs. The job then runs in the
 foreground, as under cr-run: signals go to it, and its output goes where it went before if that was a file, and to this
 program's output if it was a pipe or a terminal. Files that the job has open must be where they were, as long as they
 were (--cut-back). A restart that fails leaves the image as it is and can be tried again. Needs root and CRIU.
@@ -70,7 +67,7 @@ std::unique_ptr<ckptfmt::ImageReader> OpenImage(const Options& options, Job* job
   }
   std::unique_ptr<ckptfmt::ImageReader> image = std::move(*opened);
   Progress progress("verifying the image", options.quiet);
-  // The memory's chunks are compared as they are read, and the process is only restored after all of them.
+  // The chunks of memory are compared as they are read, and the process only runs after all of them.
   const absl::Status verified = image->Verify([&](uint64_t done, uint64_t total) { progress.Update(done, total); },
                                               ckptfmt::ImageReader::Files::kAllButMemory);
   if (!verified.ok()) {
@@ -118,10 +115,10 @@ bool CheckFiles(const Options& options, const ckptfmt::ImageReader& image, const
   return false;
 }
 
-// A GPU session with everything that the job had.
-std::unique_ptr<ClientChannel> RestoreGpu(const Options& options, const GpuHost& host, const Job& job,
-                                          const ckptfmt::ImageReader& image, const replay::Log& log, Steps* steps,
-                                          std::string* error) {
+// A GPU session with all objects that the job had; their memory is still to be loaded.
+std::unique_ptr<ClientChannel> RestoreObjects(const Options& options, const GpuHost& host, const Job& job,
+                                              const ckptfmt::ImageReader& image, const replay::Log& log, Steps* steps,
+                                              std::string* error) {
   const ckptfmt::ImageInfo& info = image.info();
   std::unique_ptr<ClientChannel> channel = OpenSession(host.socket_path(), OwnPid(job), info.program, info.job,
                                                        options.server.empty() ? -1 : options.gpu, error);
@@ -142,50 +139,19 @@ std::unique_ptr<ClientChannel> RestoreGpu(const Options& options, const GpuHost&
   steps->Done("opening a session with the GPU server");
   if (!ReplayLog(log, channel.get(), error)) return nullptr;
   steps->Done("making the GPU objects again");
+  return channel;
+}
+
+bool RestoreMemory(const Options& options, const ckptfmt::ImageReader& image, ClientChannel* channel, Steps* steps,
+                   std::string* error) {
   Progress progress("loading GPU memory", options.quiet);
   const auto go_on = [&](uint64_t done, uint64_t total) {
     progress.Update(done, total);
     return !Interrupted();
   };
-  if (!LoadMemory(image, channel.get(), go_on, error)) return nullptr;
+  if (!LoadMemory(image, channel, go_on, error)) return false;
   steps->Done("comparing and loading GPU memory");
-  return channel;
-}
-
-// Brings the process back in a new namespace.
-bool RestoreProcess(const Job& job, const std::string& image_folder, const std::string& directory, Isolated* isolated,
-                    pid_t* copier, std::string* error) {
-  Plan plan;
-  plan.restored_pid = job.inner_pid();
-  plan.first_pid = FreePid(job);
-  if (directory != job.directory()) {
-    plan.folder = directory;
-    plan.seen_as = job.directory();
-  }
-  for (char** variable = environ; *variable; ++variable) plan.environment.push_back(*variable);
-  std::vector<int> opened;
-  int terminal = OwnTerminal();
-  TerminalCopy copy;
-  if (terminal < 0 && NeedsTerminal(job)) {
-    if (!CopyTerminal(&copy, error)) return false;
-    terminal = copy.terminal;
-    *copier = copy.copier;
-  }
-  const std::string log = directory + "/criu-restore.log";
-  unlink(log.c_str());
-  // The path that the restorer sees.
-  const bool ready = RestoreCommand(job, image_folder, job.directory(), terminal, &plan.command, &opened, error);
-  FILE* const output = tmpfile();
-  plan.restorer_output = output ? fileno(output) : 2;
-  int code = 0;
-  const bool ok = ready && StartIsolated(plan, isolated, error, &code);
-  for (int fd : opened) close(fd);
-  if (copy.terminal >= 0) close(copy.terminal);
-  if (ready && !ok && error->empty()) *error = "CRIU could not restore the job's processes: " + CriuErrors(log);
-  if (output) fclose(output);
-  unlink((directory + "/stats-restore").c_str());
-  if (ok) unlink(log.c_str());
-  return ok;
+  return true;
 }
 
 int Run(const Options& options) {
@@ -226,12 +192,16 @@ int Run(const Options& options) {
   std::unique_ptr<GpuHost> host = GpuHost::Open(options.server, options.gpu, directory, /*detached=*/false, &error);
   steps.Done("finding the job's files and the GPU server");
   std::unique_ptr<ClientChannel> channel;
-  if (host) channel = RestoreGpu(options, *host, job, *image, log, &steps, &error);
+  if (host) channel = RestoreObjects(options, *host, job, *image, log, &steps, &error);
+  bool ok = channel && WriteGpuServer(directory, host->server(), options.server.empty() ? -1 : options.gpu, &error);
   Isolated isolated;
-  pid_t copier = 0;
-  bool ok = channel && CutBack(longer, &error) &&
-            WriteGpuServer(directory, host->server(), options.server.empty() ? -1 : options.gpu, &error) &&
-            RestoreProcess(job, Absolute(image->client_dir()), directory, &isolated, &copier, &error);
+  auto process = std::make_unique<ProcessRestore>(job, directory);
+  const auto load = [&] { return RestoreMemory(options, *image, channel.get(), &steps, &error); };
+  const auto begin = [&] { return process->Begin(Absolute(image->client_dir()), &error); };
+  // Both at once, but for files that are to be cut back: the process needs them so, and they stay as they are if the
+  // memory cannot be loaded.
+  ok = ok && (longer.empty() ? begin() && load() : load() && CutBack(longer, &error) && begin());
+  ok = ok && process->Finish(&isolated, &error);
   if (ok) steps.Done("restoring the process");
   if (ok && !GiveChannel(directory, *channel, channel->next_sequence(), true, host->server(), &error)) {
     error = "the restored process did not take its GPU session: " + error;
@@ -247,6 +217,7 @@ int Run(const Options& options) {
   }
   channel.reset();
   if (!ok) {
+    process.reset();
     host.reset();
     remove_folders();
     return Fail(error);
@@ -263,7 +234,7 @@ int Run(const Options& options) {
   if (!WriteJob(directory, job, &error)) Say(kTool, error + "; the other tools will not find the job");
   const int code = FinishJob(kTool, isolated, directory, std::move(host));
   // What the job has written last is on its way through the terminal.
-  if (copier > 0) waitpid(copier, nullptr, 0);
+  if (process->copier() > 0) waitpid(process->copier(), nullptr, 0);
   remove_folders();
   return code;
 }

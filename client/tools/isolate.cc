@@ -237,6 +237,10 @@ void UnblockInChild() {
 
 bool StartIsolated(const Plan& plan, Isolated* isolated, std::string* error, int* code) {
   *code = 125;
+  return BeginIsolated(plan, isolated, error) && AwaitIsolated(isolated, error, code);
+}
+
+bool BeginIsolated(const Plan& plan, Isolated* isolated, std::string* error) {
   int report[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, report) != 0) {
     *error = WithErrno("socketpair");
@@ -256,25 +260,34 @@ bool StartIsolated(const Plan& plan, Isolated* isolated, std::string* error, int
     *error = std::string("cannot make a PID namespace: ") + strerror(failure);
     return false;
   }
+  isolated->init = init;
+  isolated->report = report[0];
+  return true;
+}
+
+void EndIsolated(Isolated* isolated) {
+  kill(isolated->init, SIGKILL);
+  waitpid(isolated->init, nullptr, 0);
+  close(isolated->report);
+}
+
+bool AwaitIsolated(Isolated* isolated, std::string* error, int* code) {
+  *code = 125;
   // A restore takes as long as reading the image takes; signals that come meanwhile end it.
   Report got{};
   ssize_t bytes = 0;
   bool interrupted = false;
-  pollfd waiting{report[0], POLLIN, 0};
+  pollfd waiting{isolated->report, POLLIN, 0};
   while (!interrupted && poll(&waiting, 1, 100) <= 0) {
     interrupted = Interrupted();
   }
-  if (!interrupted) bytes = recv(report[0], &got, sizeof(got), 0);
+  if (!interrupted) bytes = recv(isolated->report, &got, sizeof(got), 0);
   if (bytes == ssize_t(sizeof(got)) && got.kind == Report::kStarted) {
-    isolated->init = init;
     isolated->inner_pid = got.value;
-    isolated->pid = OuterPid(init, got.value);
-    isolated->report = report[0];
+    isolated->pid = OuterPid(isolated->init, got.value);
     return true;
   }
-  kill(init, SIGKILL);
-  waitpid(init, nullptr, 0);
-  close(report[0]);
+  EndIsolated(isolated);
   *error = bytes > 0     ? std::string(got.text, strnlen(got.text, sizeof(got.text)))
            : interrupted ? "interrupted"
                          : "the job's init process died";

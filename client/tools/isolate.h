@@ -5,7 +5,7 @@
 // program, reaps what it leaves behind, and ends with it (which ends whatever is left in the namespace). It ends with
 // the tool that started it, too. Needs root.
 //
-// For single-threaded tools: both functions fork.
+// For single-threaded tools: functions that start something fork.
 #ifndef CUDA_REMOTE_CLIENT_TOOLS_ISOLATE_H_
 #define CUDA_REMOTE_CLIENT_TOOLS_ISOLATE_H_
 
@@ -45,6 +45,11 @@ std::string NoIsolation();
 // Starts `plan`; returns once the program was executed, or restored. On failure nothing is left, and *code is what a
 // shell would return for it (126: cannot be executed, 127: not there, 125: anything else).
 bool StartIsolated(const Plan& plan, Isolated* isolated, std::string* error, int* code);
+// The same in two steps, for whoever has something to do meanwhile: either AwaitIsolated or EndIsolated must follow.
+bool BeginIsolated(const Plan& plan, Isolated* isolated, std::string* error);
+bool AwaitIsolated(Isolated* isolated, std::string* error, int* code);
+// Kills all that is in the namespace, and waits for that.
+void EndIsolated(Isolated* isolated);
 
 // Starts it without a namespace, as a child of the caller.
 bool StartPlain(const Plan& plan, pid_t* pid, std::string* error, int* code);

@@ -134,8 +134,8 @@ bool LinkLibrary(const std::string& directory, std::string* library_folder, std:
   const std::string nvml_link = *library_folder + "/libnvidia-ml.so.1";
   // Some programs (Numba) look for the names without a version first.
   const std::string plain = *library_folder + "/libcuda.so", nvml_plain = *library_folder + "/libnvidia-ml.so";
-  for (const auto& [target, name] : {std::pair(library, link), std::pair(library, plain), std::pair(nvml, nvml_link),
-                                     std::pair(nvml, nvml_plain)}) {
+  for (const auto& [target, name] :
+       {std::pair(library, link), std::pair(library, plain), std::pair(nvml, nvml_link), std::pair(nvml, nvml_plain)}) {
     unlink(name.c_str());
     if (symlink(target.c_str(), name.c_str()) == 0) continue;
     *error = "cannot make the link " + name + ": " + strerror(errno);
@@ -270,10 +270,9 @@ bool FindJob(const std::string& name, std::string* directory, Job* job, std::str
 }
 
 void RemoveJobFolder(const std::string& directory) {
-  for (const char* name :
-       {"/lib/libcuda.so.1", "/lib/libcuda.so", "/lib/libnvidia-ml.so.1", "/lib/libnvidia-ml.so", "/gpu-server",
-        "/nvml.lock", "/job.json", "/stopped", "/agent.sock", "/server/session.sock", "/server/control.sock",
-        "/server/server.lock"})
+  for (const char* name : {"/lib/libcuda.so.1", "/lib/libcuda.so", "/lib/libnvidia-ml.so.1", "/lib/libnvidia-ml.so",
+                           "/gpu-server", "/nvml.lock", "/job.json", "/stopped", "/restore-hold", "/agent.sock",
+                           "/server/session.sock", "/server/control.sock", "/server/server.lock"})
     unlink((directory + name).c_str());
   if (DIR* const list = opendir(directory.c_str())) {
     while (const dirent* const entry = readdir(list)) {

@@ -1,0 +1,96 @@
+#include "client/tools/process_restore.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "client/tools/criu.h"
+
+extern char** environ;
+
+namespace cuda_remote::client::tools {
+namespace {
+
+constexpr char kHoldName[] = "restore-hold";
+constexpr char kGo[] = "go\n";
+
+}  // namespace
+
+ProcessRestore::~ProcessRestore() {
+  if (begun_) EndIsolated(&isolated_);
+  CloseOpened();
+}
+
+void ProcessRestore::CloseOpened() {
+  for (int fd : opened_) close(fd);
+  opened_.clear();
+  if (copy_.terminal >= 0) close(copy_.terminal);
+  copy_.terminal = -1;
+  if (output_) fclose(output_);
+  output_ = nullptr;
+  if (hold_ >= 0) {
+    close(hold_);
+    unlink((directory_ + "/" + kHoldName).c_str());
+  }
+  hold_ = -1;
+}
+
+bool ProcessRestore::MakeHold(std::string* error) {
+  const std::string path = directory_ + "/" + kHoldName;
+  unlink(path.c_str());
+  // For reading, too: then opening waits for nobody, and what is written is there for whoever comes later.
+  if (mkfifo(path.c_str(), 0600) == 0) hold_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (hold_ < 0) *error = "cannot make the pipe " + path + ": " + strerror(errno);
+  return hold_ >= 0;
+}
+
+bool ProcessRestore::Begin(const std::string& image_folder, std::string* error) {
+  Plan plan;
+  plan.restored_pid = job_.inner_pid();
+  plan.first_pid = FreePid(job_);
+  if (directory_ != job_.directory()) {
+    plan.folder = directory_;
+    plan.seen_as = job_.directory();
+  }
+  for (char** variable = environ; *variable; ++variable) plan.environment.push_back(*variable);
+  plan.environment.push_back("CUDA_REMOTE_HOLD=" + job_.directory() + "/" + kHoldName);
+  int terminal = OwnTerminal();
+  if (terminal < 0 && NeedsTerminal(job_)) {
+    if (!CopyTerminal(&copy_, error)) return false;
+    terminal = copy_.terminal;
+  }
+  const std::string hold = FindCompanion("cr-hold");
+  if (hold.empty()) {
+    *error = "cr-hold is not beside cr-restart: the installation is incomplete";
+    return false;
+  }
+  unlink(LogPath().c_str());
+  // Paths as the restorer sees them.
+  if (!MakeHold(error) ||
+      !RestoreCommand(job_, image_folder, job_.directory(), terminal, &plan.command, &opened_, error)) {
+    return false;
+  }
+  plan.command.insert(plan.command.end(), {"--action-script", hold});
+  output_ = tmpfile();
+  plan.restorer_output = output_ ? fileno(output_) : 2;
+  begun_ = BeginIsolated(plan, &isolated_, error);
+  return begun_;
+}
+
+bool ProcessRestore::Finish(Isolated* isolated, std::string* error) {
+  const bool told = write(hold_, kGo, strlen(kGo)) == ssize_t(strlen(kGo));
+  int code = 0;
+  begun_ = false;
+  const bool ok = AwaitIsolated(&isolated_, error, &code);
+  if (!ok && error->empty()) *error = "CRIU could not restore the job's processes: " + CriuErrors(LogPath());
+  if (!told && !ok) *error += " (and could not be told to go on)";
+  CloseOpened();
+  unlink((directory_ + "/stats-restore").c_str());
+  if (ok) unlink(LogPath().c_str());
+  *isolated = isolated_;
+  return ok;
+}
+
+}  // namespace cuda_remote::client::tools
