@@ -14,16 +14,13 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
 
-HERE = os.path.dirname(os.path.realpath(__file__))
-for folder in (os.path.join(HERE, "../../tests/matrix"), os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tests/matrix")):
-    sys.path.insert(0, folder)
 sys.dont_write_bytecode = True
-import harness  # noqa: E402
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from alone import harness, run_alone  # noqa: E402
 
 OTHER_TOOLCHAIN_TOLERANCE = 20.0
 # So small that a percentage says nothing: this many instructions either way are no regression.
@@ -42,44 +39,9 @@ def count(lab, program):
     """{call: (instructions, requests, replies)} for one call each, as fractions where they vary inside a block."""
     if not shutil.which("valgrind"):
         raise harness.Failure("valgrind is not installed; tools/setup installs it")
-    server = lab.server()
-    libraries = os.path.join(lab.folder, "lib")
-    os.makedirs(libraries)
-    os.symlink(os.path.realpath(lab.tool("libcuda-remote.so")), os.path.join(libraries, "libcuda.so.1"))
-    environment = dict(os.environ, LD_LIBRARY_PATH=libraries, CUDA_REMOTE_SERVER=server.unix)
-    for name in ("CUDA_REMOTE_TRACE", "CUDA_REMOTE_TIMELINE", "CUDA_REMOTE_JOB_DIR", "CUDA_REMOTE_SYNC"):
-        environment.pop(name, None)
     command = ["valgrind", "--tool=callgrind", "--collect-atstart=no", f"--callgrind-out-file={lab.folder}/counts",
                "--quiet", os.path.abspath(program)]  # fmt: skip
-    before = set(server.workers())
-    with open(os.path.join(lab.folder, "errors"), "wb") as errors:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment)
-    try:
-        said = process.stdout.readline()
-        if said != b"ready\n":
-            process.wait(60)
-            with open(errors.name, errors="replace") as f:
-                raise harness.Failure(f"hot_calls did not get ready: {said!r}\n{f.read()[-3000:]}")
-        # All workers are idle; the client's is one of them.
-        for pid in set(server.workers()) | before:
-            try:
-                os.kill(pid, signal.SIGSTOP)
-            except ProcessLookupError:
-                pass
-        out, _ = process.communicate(b"go\n", timeout=300)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        for pid in set(server.workers()) | before:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-    if process.returncode != 0:
-        with open(errors.name, errors="replace") as f:
-            raise harness.Failure(f"hot_calls ended with exit code {process.returncode}\n{f.read()[-3000:]}")
-    result = json.loads(out)
+    result = json.loads(run_alone(lab, command, "hot_calls"))
     block = result["block"]
     counts = {}
     for path in glob.glob(os.path.join(lab.folder, "counts*")):

@@ -10,8 +10,6 @@
 // stopped, goes on after a line on standard input, and prints one JSON object. A count is one callgrind dump, named
 // after its call.
 #include <cuda.h>
-#include <dirent.h>
-#include <fcntl.h>
 #include <unistd.h>
 #include <valgrind/callgrind.h>
 
@@ -24,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/instructions/own_ring.h"
 #include "proto/frame/frame.h"
 #include "proto/ring/memory.h"
 #include "proto/ring/ring.h"
@@ -73,8 +72,9 @@ struct Call {
 class Server {
  public:
   Server() {
-    memory_ = Find();
-    Require(memory_ != nullptr, "no ring among this process's descriptors: is the server on this machine?");
+    std::string error;
+    memory_ = MapOwnRing(&error);
+    Require(memory_ != nullptr, error);
   }
 
   // Makes a block of calls and keeps its replies.
@@ -134,22 +134,6 @@ class Server {
   }
 
  private:
-  static std::unique_ptr<ring::RingMemory> Find() {
-    DIR* const directory = opendir("/proc/self/fd");
-    std::unique_ptr<ring::RingMemory> found;
-    while (const dirent* entry = directory ? readdir(directory) : nullptr) {
-      char target[256] = {};
-      const std::string path = std::string("/proc/self/fd/") + entry->d_name;
-      if (readlink(path.c_str(), target, sizeof(target) - 1) <= 0 || !strstr(target, "memfd:cuda-remote-ring"))
-        continue;
-      std::string error;
-      found = ring::RingMemory::Map(fcntl(atoi(entry->d_name), F_DUPFD_CLOEXEC, 100), &error);
-      Require(found != nullptr, error);
-    }
-    if (directory) closedir(directory);
-    return found;
-  }
-
   uint64_t Tail(ring::RingIndex index) const { return memory_->control(index)->tail.load(); }
 
   // All frames from a position to the ring's end; their bytes are still there when they have been read.

@@ -1,0 +1,36 @@
+// For programs that play their own session's server: the session's shared memory, as the worker has it.
+#ifndef CUDA_REMOTE_BENCH_INSTRUCTIONS_OWN_RING_H_
+#define CUDA_REMOTE_BENCH_INSTRUCTIONS_OWN_RING_H_
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "proto/ring/memory.h"
+
+namespace cuda_remote::bench {
+
+// Maps the rings that the client library has open in this process. Null and *error if there are none: no session, or a
+// server that shares no memory.
+inline std::unique_ptr<ring::RingMemory> MapOwnRing(std::string* error) {
+  DIR* const directory = opendir("/proc/self/fd");
+  std::unique_ptr<ring::RingMemory> found;
+  *error = "no ring among this process's descriptors: is the server on this machine?";
+  while (const dirent* entry = directory ? readdir(directory) : nullptr) {
+    char target[256] = {};
+    const std::string path = std::string("/proc/self/fd/") + entry->d_name;
+    if (readlink(path.c_str(), target, sizeof(target) - 1) <= 0 || !strstr(target, "memfd:cuda-remote-ring")) continue;
+    found = ring::RingMemory::Map(fcntl(atoi(entry->d_name), F_DUPFD_CLOEXEC, 100), error);
+  }
+  if (directory) closedir(directory);
+  return found;
+}
+
+}  // namespace cuda_remote::bench
+
+#endif  // CUDA_REMOTE_BENCH_INSTRUCTIONS_OWN_RING_H_
