@@ -40,15 +40,28 @@ bool LooksValid(const Device& device, const FunctionInfo& info, const Shape& sha
   return int64_t(shape.dynamic_shared_bytes) <= attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 }
 
+// memcpy for the sizes that parameters have, which the compiler then makes moves of.
+void CopyParameter(char* to, const void* from, uint32_t bytes) {
+  if (bytes == 8) {
+    memcpy(to, from, 8);
+  } else if (bytes == 4) {
+    memcpy(to, from, 4);
+  } else {
+    memcpy(to, from, bytes);
+  }
+}
+
 // Gathers the parameters into one block as the kernel sees it. `block` keeps its storage between launches.
 CUresult PackParameters(const FunctionInfo& info, void** kernel_params, void** extra, std::string* block) {
   block->clear();
   if (kernel_params) {
     if (extra) return CUDA_ERROR_INVALID_VALUE;  // one way or the other
     block->resize(info.params_bytes);
-    for (size_t i = 0; i < info.params.size(); ++i) {
-      if (!kernel_params[i]) return CUDA_ERROR_INVALID_VALUE;
-      memcpy(&(*block)[info.params[i].offset], kernel_params[i], info.params[i].bytes);
+    char* const to = block->data();
+    for (const KernelParam& param : info.params) {
+      const void* const from = *kernel_params++;
+      if (!from) return CUDA_ERROR_INVALID_VALUE;
+      CopyParameter(to + param.offset, from, param.bytes);
     }
     return CUDA_SUCCESS;
   }

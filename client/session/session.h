@@ -284,9 +284,11 @@ class Session final : public agent::AgentHost, public trace::Server {
   std::vector<Device> devices_;
   int visible_devices_ = -1;  // how many the program sees by CUDA_VISIBLE_DEVICES, -1: all
   int driver_version_ = 0;
+  std::atomic<uint64_t> function_epoch_{1};
 
-  std::shared_mutex mutex_;
-  ObjectTable handles_;
+  // The lock's line changes hands all the time. What the look-ups without it read lies on others.
+  alignas(64) std::shared_mutex mutex_;
+  alignas(64) ObjectTable handles_;
   AddressMap<DeviceRange> device_ranges_;
   AddressMap<HostRange> host_ranges_;
   AddressMap<int> reservations_;
@@ -296,7 +298,6 @@ class Session final : public agent::AgentHost, public trace::Server {
   std::unordered_map<int, int> primary_retains_;
   std::unordered_map<int, unsigned> primary_flags_;
   uint64_t next_id_ = 1;
-  std::atomic<uint64_t> function_epoch_{1};
   // What graphs and executables others have in them, and the other way round.
   struct User {
     uint64_t handle;

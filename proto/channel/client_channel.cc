@@ -42,9 +42,10 @@ class ClientChannel::Impl {
   Impl(int socket, std::unique_ptr<ring::RingMemory> memory, uint64_t next_sequence, Welcome welcome)
       : socket_(socket),
         memory_(std::move(memory)),
-        request_(memory_.get(), ring::kRequestRing),
+        longest_piece_(size_t(std::min<uint64_t>(kMaxPayloadBytes, memory_->capacity(ring::kRequestRing) / 4))),
         next_sequence_(next_sequence ? next_sequence : 1),
         last_marked_(next_sequence ? next_sequence - 1 : 0),
+        request_(memory_.get(), ring::kRequestRing),
         reply_(memory_.get(), ring::kReplyRing),
         event_(memory_.get(), ring::kEventRing),
         welcome_(std::move(welcome)) {
@@ -65,11 +66,11 @@ class ClientChannel::Impl {
     ChannelStatus status;
     {
       std::lock_guard<ring::TurnLock> lock(send_mutex_);
-      if (++sends_ % kSendsPerPeerCheck == 0) CheckPeer();
       header.sequence = TakeSequence();
+      if (header.sequence % kSendsPerPeerCheck == 0) CheckPeer();
       if (sequence) *sequence = header.sequence;
       if (mark) last_marked_.store(header.sequence, std::memory_order_release);
-      status = Write(header, message, payload);
+      status = Write(&header, message, payload);
     }
     // Waking the worker is a system call, for which no other thread should have to wait.
     request_.Wake();
@@ -87,7 +88,7 @@ class ClientChannel::Impl {
       if (!AddPending(header.sequence, header.call, out, out_bytes)) return 0;
     }
     if (mark) last_marked_.store(header.sequence, std::memory_order_release);
-    if (Write(header, message, payload) == ChannelStatus::kOk) {
+    if (Write(&header, message, payload) == ChannelStatus::kOk) {
       lock.unlock();
       request_.Wake();
       return header.sequence;
@@ -236,35 +237,38 @@ class ClientChannel::Impl {
   }
 
   // Under send_mutex_. All frames of one request stand together in the ring. The caller wakes the worker afterwards.
-  ChannelStatus Write(FrameHeader header, std::string_view message, std::string_view payload) {
+  ChannelStatus Write(FrameHeader* header, std::string_view message, std::string_view payload) {
     if (state() != ChannelStatus::kOk) return state();
     request_.Resync();
-    const uint64_t limit = std::min<uint64_t>(kMaxPayloadBytes, request_.max_frame() / 2);
-    do {
-      const size_t piece = size_t(std::min<uint64_t>(payload.size(), limit));
-      header.message_bytes = uint32_t(message.size());
-      header.payload_bytes = uint32_t(piece);
-      if (payload.size() > piece) {
-        header.flags |= kFlagMorePayload;
-      } else {
-        header.flags &= ~uint32_t(kFlagMorePayload);
-      }
-      const uint64_t bytes = ring::FrameBytes(message.size(), piece);
-      char* where;
-      RingStatus room = request_.Reserve(bytes, &where);
+    while (payload.size() > longest_piece_) {
+      header->flags |= kFlagMorePayload;
+      const ChannelStatus status = WriteFrame(header, message, payload.substr(0, longest_piece_));
+      if (status != ChannelStatus::kOk) return status;
+      message = {};
+      payload.remove_prefix(longest_piece_);
+      // The next piece may have to wait for the room of this one.
+      request_.Wake();
+    }
+    header->flags &= ~uint32_t(kFlagMorePayload);
+    return WriteFrame(header, message, payload);
+  }
+
+  ChannelStatus WriteFrame(FrameHeader* header, std::string_view message, std::string_view piece) {
+    header->message_bytes = uint32_t(message.size());
+    header->payload_bytes = uint32_t(piece.size());
+    const uint64_t bytes = ring::FrameBytes(message.size(), piece.size());
+    char* where;
+    RingStatus room = request_.Reserve(bytes, &where);
+    if (room != RingStatus::kOk) {
       if (room == RingStatus::kNotYet) room = WaitForRoom(bytes, &where);
       if (room == RingStatus::kNotYet) return state();
       if (room == RingStatus::kCorrupt)
         return Fail(ChannelStatus::kProtocolError, "the server moved the request ring impossibly");
-      memcpy(where, &header, sizeof(header));
-      if (!message.empty()) memcpy(where + sizeof(header), message.data(), message.size());
-      if (piece) memcpy(where + sizeof(header) + message.size(), payload.data(), piece);
-      request_.Publish(bytes);
-      message = {};
-      payload.remove_prefix(piece);
-      // The next piece may have to wait for the room of this one.
-      if (!payload.empty()) request_.Wake();
-    } while (!payload.empty());
+    }
+    memcpy(where, header, sizeof(*header));
+    if (!message.empty()) memcpy(where + sizeof(*header), message.data(), message.size());
+    if (!piece.empty()) memcpy(where + sizeof(*header) + message.size(), piece.data(), piece.size());
+    request_.Publish(bytes);
     return ChannelStatus::kOk;
   }
 
@@ -524,15 +528,19 @@ class ClientChannel::Impl {
     }
   }
 
+  // What every call reads and hardly anybody writes.
   int socket_;
   const std::unique_ptr<ring::RingMemory> memory_;
+  const size_t longest_piece_;  // of a payload, for one frame
+  std::atomic<ChannelStatus> state_{ChannelStatus::kOk};
+  std::atomic<bool> peer_gone_{false};
 
-  // Threads that wait look at the lock's line all the time.
+  // Threads that wait look at the lock's line all the time. What it guards and a request needs lies on one line: with many
+  // threads it comes from another processor each time.
   alignas(64) ring::TurnLock send_mutex_;
-  alignas(64) ring::RingWriter request_;  // send_mutex_, but for Wake
-  uint64_t sends_ = 0;                    // send_mutex_
-  std::atomic<uint64_t> next_sequence_;   // send_mutex_ for changes, as the next one
+  alignas(64) std::atomic<uint64_t> next_sequence_;  // send_mutex_ for changes, as the next one
   std::atomic<uint64_t> last_marked_;
+  ring::RingWriter request_;  // send_mutex_, but for Wake
 
   alignas(64) ring::RingReader reply_;  // reader role
   ring::RingReader event_;              // the thread in ReadEvent
@@ -543,8 +551,6 @@ class ClientChannel::Impl {
   Pending* free_ = nullptr;
   Pending* waiters_ = nullptr;
 
-  std::atomic<ChannelStatus> state_{ChannelStatus::kOk};
-  std::atomic<bool> peer_gone_{false};
   std::mutex reason_mutex_;  // also: one thread at a time reads the socket
   std::string reason_;
   std::atomic<void (*)(const char*, size_t)> sink_{nullptr};

@@ -42,11 +42,13 @@ class Numbers {
   static constexpr size_t kFieldBytes = 5 + 10;
 
   void Varint(uint64_t value) {
+    char* at = at_;  // bytes that are written through at_ itself might change it, for all that the compiler knows
     while (value >= 0x80) {
-      *at_++ = char(value | 0x80);
+      *at++ = char(value | 0x80);
       value >>= 7;
     }
-    *at_++ = char(value);
+    *at++ = char(value);
+    at_ = at;
   }
   template <typename Bits>
   void Fixed(uint32_t field, WireType type, Bits bits) {

@@ -60,14 +60,11 @@ RingWriter::RingWriter(RingMemory* memory, RingIndex index)
   seen_head_ = control_->head.load(std::memory_order_acquire);
 }
 
-RingStatus RingWriter::Reserve(uint64_t bytes, char** where) {
+RingStatus RingWriter::ReserveSlowly(uint64_t bytes, char** where) {
   if (bytes > capacity_ / 2) return RingStatus::kCorrupt;  // the caller checks max_frame() first
-  // The head that was seen last says how much room there is at least; usually that is enough.
-  if (tail_ - seen_head_ > capacity_ - bytes) {
-    seen_head_ = control_->head.load(std::memory_order_acquire);
-    if (tail_ - seen_head_ > capacity_ || (seen_head_ | tail_) % kFrameAlignment != 0) return RingStatus::kCorrupt;
-    if (tail_ - seen_head_ > capacity_ - bytes) return RingStatus::kNotYet;
-  }
+  seen_head_ = control_->head.load(std::memory_order_acquire);
+  if (tail_ - seen_head_ > capacity_ || (seen_head_ | tail_) % kFrameAlignment != 0) return RingStatus::kCorrupt;
+  if (tail_ - seen_head_ > capacity_ - bytes) return RingStatus::kNotYet;
   *where = data_ + (tail_ & (capacity_ - 1));
   return RingStatus::kOk;
 }

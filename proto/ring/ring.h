@@ -41,7 +41,12 @@ class RingWriter {
   void Resync() { tail_ = control_->tail.load(std::memory_order_relaxed); }
 
   // Room for `bytes` (a multiple of kFrameAlignment, at most max_frame()) in one piece at *where.
-  RingStatus Reserve(uint64_t bytes, char** where);
+  RingStatus Reserve(uint64_t bytes, char** where) {
+    // The head that was seen last says how much room there is at least; usually that is enough.
+    if (bytes > capacity_ / 2 || tail_ - seen_head_ > capacity_ - bytes) return ReserveSlowly(bytes, where);
+    *where = data_ + (tail_ & (capacity_ - 1));
+    return RingStatus::kOk;
+  }
   // Publishes what was written there, and wakes the reader if it sleeps.
   void Commit(uint64_t bytes) {
     Publish(bytes);
@@ -68,6 +73,8 @@ class RingWriter {
   void Interrupt();
 
  private:
+  RingStatus ReserveSlowly(uint64_t bytes, char** where);
+
   RingControl* const control_;
   char* const data_;
   const uint64_t capacity_;
