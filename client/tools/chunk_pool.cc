@@ -4,13 +4,12 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <atomic>
 #include <fstream>
 #include <iterator>
 #include <sstream>
 #include <string>
-#include <system_error>
-#include <thread>
+
+#include "client/tools/parallel.h"
 
 namespace cuda_remote::client::tools {
 namespace {
@@ -67,27 +66,14 @@ ChunkPool::~ChunkPool() {
 
 void ChunkPool::Prepare(uint64_t bytes, const std::function<bool()>& cancelled) {
   const size_t count = size_t(std::min<uint64_t>(slots_, (bytes + kSlotBytes - 1) / kSlotBytes));
-  std::atomic<size_t> next{0};
-  std::atomic<bool> stop{false};
-  const auto touch = [&](bool asks) {
-    for (size_t slot; !stop && (slot = next.fetch_add(1)) < count;) {
-      // Pages of any size: huge ones may have been refused.
-      volatile char* const start = memory_ + slot * kSlotBytes;
-      for (size_t at = 0; at < kSlotBytes; at += kPage) start[at] = 0;
-      if (asks && cancelled && cancelled()) stop = true;
-    }
-  };
-  std::vector<std::thread> threads;
-  try {
-    const unsigned most = std::clamp(std::thread::hardware_concurrency(), 1u, kMostThreads);
-    while (threads.size() + 1 < most && threads.size() + 1 < count) threads.emplace_back(touch, false);
-  } catch (const std::system_error&) {
-    // Fewer will do.
-  }
-  touch(true);
-  for (std::thread& thread : threads) thread.join();
+  const size_t begun = InParallel(count, kMostThreads, [&](size_t slot, bool here) {
+    // Pages of any size: huge ones may have been refused.
+    volatile char* const start = memory_ + slot * kSlotBytes;
+    for (size_t at = 0; at < kSlotBytes; at += kPage) start[at] = 0;
+    return !(here && cancelled && cancelled());
+  });
   std::lock_guard<std::mutex> lock(mutex_);
-  prepared_ = untouched_ = std::min<size_t>(next, count);
+  prepared_ = untouched_ = begun;
   for (size_t slot = prepared_; slot > 0; --slot) ready_.push_back(memory_ + (slot - 1) * kSlotBytes);
 }
 

@@ -4,9 +4,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <string>
 
+#include "client/tools/parallel.h"
 #include "proto/codec/operations.gen.h"
 
 namespace cuda_remote::client::tools {
@@ -16,6 +18,9 @@ constexpr size_t kAllBytes = SharedBuffers::kCount * SharedBuffers::kBytes;
 // The end of the addresses that a worker accepts for shared host memory. The job's own begins at the other end, 4 TiB
 // away.
 constexpr uint64_t kAddress = 0x200000000000 + (uint64_t{1} << 42) - kAllBytes;
+
+// More do not make the kernel's shared memory faster.
+constexpr unsigned kMostThreads = 8;
 
 // Names a descriptor. The job numbers its own from 1, and one that a tool sent just before it died must not be meant.
 uint64_t NewTag() {
@@ -44,13 +49,18 @@ bool Unmap(ClientChannel* channel) {
 std::unique_ptr<SharedBuffers> SharedBuffers::Make() {
   std::unique_ptr<SharedBuffers> buffers(new SharedBuffers);
   buffers->fd_ = memfd_create("cuda-remote-transfer", MFD_CLOEXEC);
-  // All of it now: the first touch of such memory is slow.
-  if (buffers->fd_ < 0 || ftruncate(buffers->fd_, kAllBytes) != 0 || posix_fallocate(buffers->fd_, 0, kAllBytes) != 0) {
-    return nullptr;
-  }
-  void* const memory = mmap(nullptr, kAllBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, buffers->fd_, 0);
+  if (buffers->fd_ < 0 || ftruncate(buffers->fd_, kAllBytes) != 0) return nullptr;
+  void* const memory = mmap(nullptr, kAllBytes, PROT_READ | PROT_WRITE, MAP_SHARED, buffers->fd_, 0);
   if (memory == MAP_FAILED) return nullptr;
   buffers->memory_ = static_cast<char*>(memory);
+  // All of it now: the first touch of such memory is slow, and a signal where there is none left. (Linux 5.14; before
+  // that the channel has to do.)
+  std::atomic<bool> there{true};
+  InParallel(kCount, kMostThreads, [&](size_t index, bool) {
+    if (madvise(buffers->data(index), kBytes, MADV_POPULATE_WRITE) != 0) there = false;
+    return there.load();
+  });
+  if (!there) return nullptr;
   return buffers;
 }
 
