@@ -1,18 +1,19 @@
 // The driver's own checkpoint of another process's GPU state (cuCheckpointProcess*), to compare with.
 //
-// Usage: native_checkpoint PID. Prints {"checkpoint_s": ..., "restore_s": ...}, or {"error": ...} where the driver
-// cannot.
+// Usage: native_checkpoint PID FILE. Removes FILE, which the process waits for, between the two. Prints {"checkpoint_s":
+// ..., "restore_began_unix_s": ...}, or {"error": ...} where the driver cannot.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 namespace {
 
 double Now() {
   timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
+  clock_gettime(CLOCK_REALTIME, &now);
   return double(now.tv_sec) + double(now.tv_nsec) / 1e9;
 }
 
@@ -24,7 +25,7 @@ int Fail(const char* what, int code) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) return 2;
+  if (argc != 3) return 2;
   const int pid = atoi(argv[1]);
   void* const library = dlopen("libcuda.so.1", RTLD_NOW);
   if (!library) return Fail("no libcuda.so.1", 0);
@@ -40,11 +41,16 @@ int main(int argc, char** argv) {
   }
   if (!init) return Fail("cuInit", CUDA_ERROR_NOT_SUPPORTED);
   if (const CUresult result = init(0)) return Fail("cuInit", result);
-  double at[5] = {Now()};
+  const double began = Now();
+  double restore_began = 0, saved = 0;
   for (int i = 0; i < 4; ++i) {
+    if (i == 2) {
+      saved = Now();
+      unlink(argv[2]);
+      restore_began = Now();
+    }
     if (const CUresult result = steps[i](pid, nullptr)) return Fail(names[i], result);
-    at[i + 1] = Now();
   }
-  printf("{\"checkpoint_s\": %.4f, \"restore_s\": %.4f}\n", at[2] - at[0], at[4] - at[2]);
+  printf("{\"checkpoint_s\": %.4f, \"restore_began_unix_s\": %.6f}\n", saved - began, restore_began);
   return 0;
 }
