@@ -28,8 +28,12 @@ namespace {
 constexpr size_t kWindow = 16;
 // Longest copy to the device from which the driver, too, returns before it has ended (as its documentation says).
 constexpr size_t kUnawaited = 64 << 10;
-// Pieces of longer ones, where somebody counts on their end.
-constexpr size_t kAwaitedPiece = 256 << 10;
+// Longer ones to the device go in about so many pieces of at least that many bytes: the GPU, or the network, is at work
+// on one while the next one is being put into the channel. Where somebody counts on their end, the last is short.
+constexpr size_t kPiecesToDevice = 8;
+constexpr size_t kLeastPiece = 128 << 10;
+constexpr size_t kMostAwaitedPiece = 256 << 10;
+constexpr size_t kPage = 4096;
 
 constexpr CallInfo kToDevice{kCall_cuMemcpyHtoDAsync_v2, "cuMemcpyHtoD", true, ContextOf::kObject};
 constexpr CallInfo kToHost{kCall_cuMemcpyDtoHAsync_v2, "cuMemcpyDtoH", false, ContextOf::kObject};
@@ -216,9 +220,10 @@ CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes
   // A stream that does not wait for the default one must find the bytes there when the call has returned; up to kUnawaited
   // that is not promised natively either.
   const bool wait = blocking && bytes > kUnawaited && session.has_streams();
+  const size_t longest = wait ? kMostAwaitedPiece : kMaxPayloadBytes;
+  const size_t piece_bytes = std::clamp(bytes / kPiecesToDevice, kLeastPiece, longest) / kPage * kPage;
   for (size_t done = 0; done < bytes;) {
-    // Where the end is waited for, the GPU copies one piece while the next one is on its way.
-    const size_t piece = std::min<size_t>(bytes - done, wait ? kAwaitedPiece : kMaxPayloadBytes);
+    const size_t piece = std::min(bytes - done, piece_bytes);
     const bool last = done + piece == bytes;
     wire::cuMemcpyHtoDAsync_v2_Request request;
     request.dst = dst + done;

@@ -5,6 +5,7 @@
 //   call 2  count: the reply is how often it was called   call 6  die by SIGSEGV
 //   call 3  bytes: as many payload bytes as the message says, a pattern
 //   call 4  print: the message is device output           call 7  never answers
+//   call 8  swallow: an empty answer, whatever came       call 9  as call 3, the same bytes each time, at once
 
 #include <signal.h>
 #include <stdlib.h>
@@ -74,6 +75,7 @@ int main(int argc, char** argv) {
   PayloadView payload;
   WorkerStats stats;
   uint64_t count = 0;
+  std::string ready_bytes;
   while (channel->Next(&header, &message, &payload)) {
     ++stats.calls;
     stats.bytes_in += payload.bytes;
@@ -104,9 +106,13 @@ int main(int argc, char** argv) {
         break;
       case 7:
         continue;
+      case 9:
+        if (number > ready_bytes.size()) ready_bytes.resize(number, 'r');
+        break;
     }
-    stats.bytes_out += out.size();
-    if (!(header.flags & kFlagNoReply)) channel->Reply(header.sequence, header.call, 0, 0, reply, out);
+    const std::string_view sent = header.call == 9 ? std::string_view(ready_bytes.data(), number) : out;
+    stats.bytes_out += sent.size();
+    if (!(header.flags & kFlagNoReply)) channel->Reply(header.sequence, header.call, 0, 0, reply, sent);
     if (stats.calls % 16 == 1) link->SendStats(stats);
   }
   link->SendEnded(channel->end_reason());
