@@ -1,17 +1,19 @@
 #include "client/relay/relay_session.h"
 
-#include <grpcpp/impl/rpc_method.h>
-#include <grpcpp/support/sync_stream.h>
 #include <poll.h>
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <optional>
 #include <thread>
 #include <utility>
 
+#include "client/relay/relay_lanes.h"
+#include "client/relay/relay_stream.h"
 #include "proto/channel/handshake.h"
 #include "proto/control/control.grpc.pb.h"
 #include "proto/control/credentials.h"
@@ -36,25 +38,6 @@ constexpr auto kQueryTimeout = std::chrono::seconds(20);
 constexpr int kCloseMs = 3000;
 
 }  // namespace
-
-class RelaySession::Stream final : public control::TunnelStream {
- public:
-  explicit Stream(grpc::Channel* channel) {
-    const grpc::internal::RpcMethod method(control::kTunnelMethod, grpc::internal::RpcMethod::BIDI_STREAMING);
-    stream_.reset(grpc::internal::ClientReaderWriterFactory<grpc::ByteBuffer, grpc::ByteBuffer>::Create(channel, method,
-                                                                                                        &context_));
-  }
-  bool Read(grpc::ByteBuffer* buffer) override { return stream_->Read(buffer); }
-  bool Write(const grpc::ByteBuffer& buffer) override { return stream_->Write(buffer); }
-  void Cancel() override { context_.TryCancel(); }
-  grpc::ClientContext* context() { return &context_; }
-  grpc::Status Finish() { return stream_->Finish(); }
-  void WritesDone() { stream_->WritesDone(); }
-
- private:
-  grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>> stream_;
-};
 
 RelaySession::RelaySession(int client_socket, std::string address,
                            std::shared_ptr<grpc::ChannelCredentials> credentials)
@@ -99,9 +82,9 @@ std::shared_ptr<grpc::Channel> RelaySession::NewChannel() const {
   return grpc::CreateCustomChannel(address_, credentials_, control::ClientArguments());
 }
 
-RelaySession::OpenResult RelaySession::Open(std::unique_ptr<Stream>* stream, const std::string& hello,
+RelaySession::OpenResult RelaySession::Open(std::unique_ptr<RelayStream>* stream, const std::string& hello,
                                             std::string* error) {
-  auto opening = std::make_unique<Stream>(channel_.get());
+  auto opening = std::make_unique<RelayStream>(channel_.get());
   {
     std::lock_guard<std::mutex> lock(mutex_);
     context_ = opening->context();
@@ -115,6 +98,7 @@ RelaySession::OpenResult RelaySession::Open(std::unique_ptr<Stream>* stream, con
     open.reply_position = positions[0];
     open.event_position = positions[1];
   }
+  open.takes_lanes = WantedLanes() > 0;
   TunnelMessage first;
   first.open = control::EncodeTunnelOpen(open);
   grpc::ByteBuffer buffer;
@@ -129,6 +113,8 @@ RelaySession::OpenResult RelaySession::Open(std::unique_ptr<Stream>* stream, con
       }
       request_position_ = opened.request_position;
       grace_seconds_ = opened.grace_seconds;
+      number_ = opened.number;
+      lanes_ = opened.number != 0 ? std::min(opened.lanes, WantedLanes()) : 0;
       *stream = std::move(opening);
       return OpenResult::kOk;
     }
@@ -218,7 +204,7 @@ void RelaySession::Run() {
   if (packet.type != PacketType::kHello || !DecodeHello(packet.body, &hello)) return Refuse("not a Hello");
   if (const std::string why = CheckWireVersion(hello.wire_version); !why.empty()) return Refuse(why);
   channel_ = grpc::CreateCustomChannel(address_, credentials_, control::ClientArguments());
-  std::unique_ptr<Stream> stream;
+  std::unique_ptr<RelayStream> stream;
   std::string error;
   const auto started = Clock::now();
   auto pause = kFirstPause;
@@ -256,7 +242,12 @@ void RelaySession::Run() {
   std::string reason;
   while (true) {
     reason.clear();
-    const TunnelEnd::Outcome outcome = end_->Run(stream.get(), {request_position_}, &reason);
+    std::optional<RelayLanes> lanes;
+    if (lanes_ > 0)
+      lanes.emplace(
+          end_.get(), [this] { return NewChannel(); }, resume_token_, number_, lanes_);
+    const TunnelEnd::Outcome outcome = end_->Run(stream.get(), {request_position_}, &reason, number_);
+    lanes.reset();
     // The server answers a goodbye by ending the stream; it may also be gone.
     stream->Cancel();
     const grpc::Status status = stream->Finish();

@@ -20,6 +20,8 @@
 
 namespace cuda_remote::client {
 
+class RelayStream;
+
 class RelaySession {
  public:
   // Takes `client_socket` over. `address` is for messages.
@@ -30,12 +32,11 @@ class RelaySession {
   void Stop(const std::string& reason);
 
  private:
-  class Stream;
   enum class OpenResult { kOk, kTryAgain, kRefused };
 
   // Opens a stream; the first one also makes the session on the server.
   std::shared_ptr<grpc::Channel> NewChannel() const;
-  OpenResult Open(std::unique_ptr<Stream>* stream, const std::string& hello, std::string* error);
+  OpenResult Open(std::unique_ptr<RelayStream>* stream, const std::string& hello, std::string* error);
   void Refuse(const std::string& why);
   // A question about the server's GPUs instead of a session: one call, one answer.
   void Ask(const std::string& question);
@@ -50,6 +51,8 @@ class RelaySession {
   std::string resume_token_;
   uint64_t request_position_ = 0;
   uint32_t grace_seconds_ = 0;
+  uint64_t number_ = 0;  // of the stream that was opened last
+  uint32_t lanes_ = 0;   // that it may have
   std::string welcome_;
   std::mutex mutex_;
   std::string stop_reason_;

@@ -31,6 +31,8 @@ constexpr int kWaitMs = 1000;
 constexpr size_t kMaxWaitingFds = 64;
 // Room is given back when this part of the ring has been read, or everything.
 constexpr uint64_t kGiveBackPart = 32;
+// Frames of a long reply: while one is being copied the one before is on its way, which through a relay takes longer.
+constexpr uint64_t kReplyPiece = 256 << 10;
 constexpr uint32_t kRequestFlags = kFlagNoReply | kFlagReplay | kFlagMorePayload;
 
 }  // namespace
@@ -245,7 +247,7 @@ class ServerChannel::Impl {
     uint64_t left = 0;
     for (size_t i = 0; i < count; ++i) left += pieces[i].size();
     if (left > kMaxTotalPayloadBytes) return ChannelStatus::kTooLarge;
-    const uint64_t limit = std::min<uint64_t>(kMaxPayloadBytes, out->max_frame() / 2);
+    const uint64_t limit = std::min<uint64_t>(kReplyPiece, out->max_frame() / 2);
     size_t index = 0;
     size_t offset = 0;
     do {

@@ -21,6 +21,10 @@ constexpr size_t kLongMessage = 256 << 10;
 // Requests that nobody waits for wait so long for company: a call that its caller waits for often follows at once, and
 // every message costs the other end a wake-up.
 constexpr int64_t kLingerNs = 4000;
+// Batches from this size on may go over a lane.
+constexpr uint64_t kLaneBytes = 64 << 10;
+// Pieces that wait for one in front of them; an honest peer has one or two for each lane.
+constexpr size_t kMostPieces = 1024;
 // How long the reading thread holds back for an answer, at most (see AwaitAnswer).
 constexpr int64_t kAnswerNs = 30000;
 
@@ -93,8 +97,7 @@ void TunnelEnd::Fail(const std::string& reason) {
   End("protocol error: " + reason);
 }
 
-bool TunnelEnd::WriteMessage(TunnelStream* stream, const TunnelMessage& message, const grpc::Slice* frames) {
-  const grpc::ByteBuffer buffer = EncodeTunnelMessage(message, frames);
+bool TunnelEnd::Write(TunnelStream* stream, const grpc::ByteBuffer& buffer) {
   std::lock_guard<std::mutex> lock(write_mutex_);
   const bool written = stream->Write(buffer);
   written_ns_.store(ring::SpinBudget::Now(), std::memory_order_release);
@@ -159,7 +162,7 @@ void TunnelEnd::AcknowledgeLoop(TunnelStream* stream, Writers* writers) {
     TunnelMessage message;
     FillAcknowledgements(&message);
     if (message.acknowledged == 0 && message.second == 0) continue;  // a sender was faster
-    if (!WriteMessage(stream, message, nullptr)) break;
+    if (!Write(stream, EncodeTunnelMessage(message, nullptr))) break;
   }
   writers->present.fetch_sub(1);
 }
@@ -194,13 +197,22 @@ void TunnelEnd::SendLoop(Out* out, TunnelStream* stream, Writers* writers) {
     const uint64_t bytes = out->reader->position() - start;
     if (bytes > 0) {
       out->sent.store(out->reader->position());
+      const Batch batch{out, start, bytes};
+      if (bytes >= kLaneBytes && out == out_[0].get()) {
+        CountBulk(bytes);
+        if (Dispatch(batch)) continue;
+      }
       TunnelMessage message;
-      message.position = start;
-      // The relay's `second` is free for an acknowledgement; the server's names the ring.
       FillAcknowledgements(&message);
-      if (side_ == Side::kServer) message.second = uint32_t(out->index);
-      const grpc::Slice frames = RingSlice(memory_, out->reader->at(start), size_t(bytes));
-      if (!WriteMessage(stream, message, &frames)) break;
+      if (out == out_[0].get()) message.lanes = TakeCounts();
+      if (!Write(stream, Encode(batch, message))) break;
+      continue;
+    }
+    if (counts_due_.load(std::memory_order_relaxed) && out == out_[0].get()) {
+      TunnelMessage message;
+      message.lanes = TakeCounts();
+      FillAcknowledgements(&message);
+      if (!Write(stream, EncodeTunnelMessage(message, nullptr))) break;
       continue;
     }
     if (ended_.load(std::memory_order_acquire)) break;
@@ -210,9 +222,18 @@ void TunnelEnd::SendLoop(Out* out, TunnelStream* stream, Writers* writers) {
   if (writers->sending.fetch_sub(1) == 1 && ended_.load(std::memory_order_acquire)) {
     TunnelMessage message;
     message.end = end_reason();
-    WriteMessage(stream, message, nullptr);
+    message.position = out_[0]->sent.load();
+    Write(stream, EncodeTunnelMessage(message, nullptr));
   }
   writers->present.fetch_sub(1);
+}
+
+grpc::ByteBuffer TunnelEnd::Encode(const Batch& batch, TunnelMessage message) const {
+  message.position = batch.position;
+  // The relay's `second` is free for an acknowledgement; the server's names the ring.
+  if (side_ == Side::kServer) message.second = uint32_t(batch.out->index);
+  const grpc::Slice frames = RingSlice(memory_, batch.out->reader->at(batch.position), size_t(batch.bytes));
+  return EncodeTunnelMessage(message, &frames);
 }
 
 bool TunnelEnd::Acknowledge(Out* out, uint64_t position) {
@@ -223,14 +244,23 @@ bool TunnelEnd::Acknowledge(Out* out, uint64_t position) {
   return true;
 }
 
-bool TunnelEnd::Receive(const TunnelMessage& message, const ReceivedFrames& frames, std::string* error) {
-  if (side_ == Side::kRelay) {
+bool TunnelEnd::Receive(const TunnelMessage& message, const ReceivedFrames& frames, bool lane, std::string* error) {
+  if (lane) {
+    if (message.acknowledged != 0 || !message.end.empty() || !message.lanes.empty() || (side_ == Side::kServer && message.second != 0)) {
+      *error = "something else than frames over a lane";
+      return false;
+    }
+  } else if (side_ == Side::kRelay) {
     if (!Acknowledge(out_[0].get(), message.acknowledged)) {
       *error = "an impossible acknowledgement";
       return false;
     }
   } else if (!Acknowledge(out_[0].get(), message.acknowledged) || !Acknowledge(out_[1].get(), message.second)) {
     *error = "an impossible acknowledgement";
+    return false;
+  }
+  if (!message.lanes.empty() && !LearnCounts(message.lanes)) {
+    *error = "impossible counts of lanes";
     return false;
   }
   if (frames.size() == 0) return true;
@@ -242,41 +272,72 @@ bool TunnelEnd::Receive(const TunnelMessage& message, const ReceivedFrames& fram
     }
     in = in_[message.second == ring::kReplyRing ? 0 : 1].get();
   }
-  const uint64_t have = in->position.load();
-  if (message.position > have) {
-    *error = "frames are missing";
+  if (frames.size() >= kLaneBytes) CountBulk(frames.size());
+  if (const char* const wrong = PutInPlace(in, message.position, frames)) {
+    *error = wrong;
     return false;
   }
-  // Sent again after a broken stream: what is here already is skipped.
-  const uint64_t skip = have - message.position;
-  if (skip >= frames.size()) return true;
-  const uint64_t bytes = frames.size() - skip;
-  char* where;
-  const RingStatus status = in->writer->Reserve(bytes, &where);
-  if (status != RingStatus::kOk) {
-    *error = status == RingStatus::kNotYet ? "more frames than there is room for"
-                                           : "a batch is too long, or the ring's process moved it impossibly";
-    return false;
-  }
-  frames.CopyTo(skip, where);
-  uint64_t count;
-  if (!ring::WholeFrames(where, bytes, &count)) {
-    *error = "a batch does not consist of whole frames";
-    return false;
-  }
-  // The position first: an acknowledgement is measured against it.
-  in->position.store(have + bytes);
-  in->writer->Commit(bytes);
   return true;
 }
 
-bool TunnelEnd::Place(const grpc::ByteBuffer& buffer, Arrivals* arrivals) {
+const char* TunnelEnd::PutInPlace(In* in, uint64_t position, const ReceivedFrames& frames) {
+  uint64_t bytes = frames.size(), skip = 0;
+  char* where;
+  {
+    std::lock_guard<std::mutex> lock(in->mutex);
+    const uint64_t have = in->position.load();
+    if (position < have) {
+      // Sent again after a broken stream: what is here already is skipped.
+      skip = have - position;
+      if (skip >= bytes) return nullptr;
+      position = have;
+      bytes -= skip;
+    } else if (position > have &&
+               (!takes_lanes_.load() || in != in_[0].get() || position % ring::kFrameAlignment != 0)) {
+      return "frames with a gap in front of them";
+    }
+    // As RingWriter::Reserve, but not only at the end of what there is.
+    const uint64_t capacity = in->writer->capacity(), head = in->writer->given_back();
+    if (bytes > in->writer->max_frame() || have - head > capacity || head % ring::kFrameAlignment != 0) {
+      return "a batch is too long, or the ring's process moved it impossibly";
+    }
+    if (position - have > capacity || position + bytes - head > capacity) return "more frames than there is room for";
+    where = memory_->data(in->index) + (position & (capacity - 1));
+    const auto behind = in->pieces.lower_bound(position);
+    if ((behind != in->pieces.end() && behind->first < position + bytes) ||
+        (behind != in->pieces.begin() && std::prev(behind)->second.end > position)) {
+      return "the same frames twice";
+    }
+    if (in->pieces.size() >= kMostPieces) return "too many pieces with gaps between them";
+    in->pieces.emplace_hint(behind, position, In::Piece{position + bytes, false});
+  }
+  // Nobody else has to do with this part of the ring now.
+  frames.CopyTo(skip, where);
+  uint64_t count;
+  if (!ring::WholeFrames(where, bytes, &count)) return "a batch that does not consist of whole frames";
+  std::lock_guard<std::mutex> lock(in->mutex);
+  in->pieces.find(position)->second.placed = true;
+  uint64_t whole = in->position.load();
+  for (auto first = in->pieces.begin(); first != in->pieces.end() && first->first == whole && first->second.placed;) {
+    whole = first->second.end;
+    first = in->pieces.erase(first);
+  }
+  if (const uint64_t more = whole - in->position.load(); more > 0) {
+    // The position first: an acknowledgement is measured against it.
+    in->position.store(whole);
+    in->writer->Commit(more);
+  }
+  return nullptr;
+}
+
+bool TunnelEnd::Place(const grpc::ByteBuffer& buffer, Arrivals* arrivals, bool lane) {
   TunnelMessage message;
   ReceivedFrames frames;
   std::string error;
   if (!DecodeTunnelMessage(buffer, &message, &frames)) {
     error = "not a tunnel message";
-  } else if (Receive(message, frames, &error) && !message.end.empty()) {
+  } else if (Receive(message, frames, lane, &error) && !message.end.empty()) {
+    AwaitLanes(message.position);
     arrivals->reason = message.end;
     arrivals->outcome = Outcome::kPeerEnded;
     return false;
@@ -302,12 +363,12 @@ void TunnelEnd::AwaitAnswer(int64_t arrived_ns) {
 }
 
 // A message is placed by the thread that read it, unless it is long or others are in front of it.
-void TunnelEnd::ReadLoop(TunnelStream* stream, Arrivals* arrivals) {
+void TunnelEnd::ReadLoop(TunnelStream* stream, Arrivals* arrivals, Lane* lane) {
   grpc::ByteBuffer buffer;
   // With what messages are besides their frames.
   uint64_t room = 0, most = 0;
   for (const auto& in : in_) room += 2 * in->writer->capacity();
-  while (stream->Read(&buffer)) {
+  while ((!lane || AwaitArrival(lane)) && stream->Read(&buffer)) {
     bool hand_over;
     {
       std::lock_guard<std::mutex> lock(arrivals->mutex);
@@ -325,13 +386,13 @@ void TunnelEnd::ReadLoop(TunnelStream* stream, Arrivals* arrivals) {
       buffer = grpc::ByteBuffer();
     } else {
       const int64_t arrived_ns = ring::SpinBudget::Now();
-      if (!Place(buffer, arrivals)) return;
-      AwaitAnswer(arrived_ns);
+      if (!Place(buffer, arrivals, lane != nullptr)) return;
+      if (!lane) AwaitAnswer(arrived_ns);
     }
   }
 }
 
-void TunnelEnd::PlaceLoop(TunnelStream* stream, Arrivals* arrivals) {
+void TunnelEnd::PlaceLoop(TunnelStream* stream, Arrivals* arrivals, bool lane) {
   std::unique_lock<std::mutex> lock(arrivals->mutex);
   while (true) {
     arrivals->changed.wait(lock, [arrivals] { return arrivals->over || !arrivals->waiting.empty(); });
@@ -341,7 +402,7 @@ void TunnelEnd::PlaceLoop(TunnelStream* stream, Arrivals* arrivals) {
     arrivals->waiting_bytes -= buffer.Length();
     arrivals->busy = true;
     lock.unlock();
-    const bool more = Place(buffer, arrivals);
+    const bool more = Place(buffer, arrivals, lane);
     lock.lock();
     arrivals->busy = false;
     if (more) continue;
@@ -353,7 +414,7 @@ void TunnelEnd::PlaceLoop(TunnelStream* stream, Arrivals* arrivals) {
 }
 
 TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64_t>& peer_positions,
-                                  std::string* reason) {
+                                  std::string* reason, uint64_t number) {
   if (failed_.load()) {
     *reason = end_reason();
     return Outcome::kFailed;
@@ -371,7 +432,23 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
     reader->Rewind(position);
   }
   // What was acknowledged over a stream that then broke may not have arrived.
-  for (const auto& in : in_) in->acknowledged.store(0);
+  for (const auto& in : in_) {
+    in->acknowledged.store(0);
+    std::lock_guard<std::mutex> lock(in->mutex);
+    in->pieces.clear();  // come again
+  }
+  takes_lanes_.store(number != 0);
+  {
+    std::lock_guard<std::mutex> lock(lanes_mutex_);
+    run_ = number;
+    main_ = stream;
+    counts_due_.store(false);
+    for (uint32_t i = 0; i < kMostLanes; ++i) {
+      given_[i] = 0;
+      announced_[i].store(0);
+    }
+  }
+  lanes_changed_.notify_all();
 
   Writers writers;
   writers.sending = int(out_.size());
@@ -381,8 +458,8 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
     threads.emplace_back([this, &out, stream, &writers] { SendLoop(out.get(), stream, &writers); });
   threads.emplace_back([this, stream, &writers] { AcknowledgeLoop(stream, &writers); });
   Arrivals arrivals;
-  std::thread placer([this, stream, &arrivals] { PlaceLoop(stream, &arrivals); });
-  ReadLoop(stream, &arrivals);
+  std::thread placer([this, stream, &arrivals] { PlaceLoop(stream, &arrivals, false); });
+  ReadLoop(stream, &arrivals, nullptr);
   stream->DoneReading();
   {
     std::lock_guard<std::mutex> lock(arrivals.mutex);
@@ -390,6 +467,7 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
   }
   arrivals.changed.notify_all();
   placer.join();
+  EndLanes();
   writers.stop.store(true, std::memory_order_release);
   InterruptAll();
   WakeAcknowledgements();

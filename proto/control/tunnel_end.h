@@ -10,13 +10,22 @@
 //   - the sender never has more under way than the receiver's ring has room for: a receiver never waits for its ring.
 // Long messages are copied into their ring by a thread of their own, while the next one is read: either takes about as
 // long, and one thread doing both would halve the bandwidth.
+// Bulk also goes over lanes: further streams of the same session, each over a connection of its own, which carry
+// nothing but batches of frames of the first ring. One connection carries what one processor can copy into it and
+// another one out of it; several carry more. A batch has its place in the ring, whichever way it comes; what has come
+// is published up to the first gap. The lanes belong to one run: with any of them the whole stream breaks, and is
+// resumed as ever. The stream says how many messages each lane was given, and only as many are read from it: a thread
+// that waited for more would take part in gRPC's polling, where it takes messages of the quiet stream away from the
+// thread that they are for, and has to wake it up each time.
+//
 // The thread that reads a stream never writes to it: a writer may have to wait until the other end reads (the stream's
 // flow control), and two ends whose readers wait behind their own writers would never move again.
 //
-// One TunnelEnd lives as long as the session; Run is called for each stream, one at a time. Frames that arrive are
-// checked for their shape (whole, within limits); what they mean is for the ring's consumer to check.
+// One TunnelEnd lives as long as the session; Run is called for each stream, one at a time, RunLane for its lanes.
+// Frames that arrive are checked for their shape (whole, within limits); what they mean is for the ring's consumer to
+// check.
 //
-// Thread-safe: End, Interrupt, outstanding. Not part of the client library.
+// Thread-safe: End, Interrupt, outstanding, RunLane, AwaitBulk, WakeWaiting. Not part of the client library.
 #ifndef CUDA_REMOTE_PROTO_CONTROL_TUNNEL_END_H_
 #define CUDA_REMOTE_PROTO_CONTROL_TUNNEL_END_H_
 
@@ -25,6 +34,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -60,8 +70,21 @@ class TunnelEnd {
   TunnelEnd(Side side, std::shared_ptr<ring::RingMemory> memory);
 
   // Serves one stream until it ends. `peer_positions` is where the other end is in the rings that this end sends
-  // (request ring for the relay; reply and event ring for the server). *reason: one sentence unless kBroken.
-  Outcome Run(TunnelStream* stream, const std::vector<uint64_t>& peer_positions, std::string* reason);
+  // (request ring for the relay; reply and event ring for the server). *reason: one sentence unless kBroken. `number`
+  // is what lanes of this stream call it, the same at both ends; 0: it has none.
+  Outcome Run(TunnelStream* stream, const std::vector<uint64_t>& peer_positions, std::string* reason,
+              uint64_t number = 0);
+
+  // Serves a lane of the run `number`, which may be about to begin; returns when either has ended. False if there is no
+  // such run. Each lane has a thread of its own, which calls this, and a number, below kMostLanes and the same at both
+  // ends.
+  bool RunLane(TunnelStream* stream, uint64_t number, uint32_t lane);
+  static constexpr uint32_t kMostLanes = 8;
+
+  // Waits until so much went through this end that lanes are worth their connections. False: *stop was set before, and
+  // WakeWaiting called.
+  bool AwaitBulk(const std::atomic<bool>* stop);
+  void WakeWaiting();
 
   // Positions up to which the rings that this end receives have arrived: what the other end needs to resume.
   std::vector<uint64_t> received_positions() const;
@@ -85,6 +108,34 @@ class TunnelEnd {
     std::unique_ptr<ring::RingWriter> writer;
     std::atomic<uint64_t> position{0};      // received and published
     std::atomic<uint64_t> acknowledged{0};  // told the other end
+    // Pieces behind `position` that have come, or are being put in place, by where they begin. They do not overlap.
+    struct Piece {
+      uint64_t end;
+      bool placed;
+    };
+    std::mutex mutex;  // also for `writer`
+    std::map<uint64_t, Piece> pieces;
+  };
+  // Frames on their way to a lane.
+  struct Batch {
+    Out* out;
+    uint64_t position;
+    uint64_t bytes;
+  };
+  struct Lane {
+    Lane(TunnelStream* lane_stream, uint32_t lane_index) : stream(lane_stream), index(lane_index) {}
+    TunnelStream* const stream;
+    const uint32_t index;
+    std::condition_variable changed;  // with lanes_mutex_
+    std::deque<Batch> waiting;        // lanes_mutex_
+    size_t load = 0;                  // lanes_mutex_: batches that wait or are being written
+    bool over = false;                // lanes_mutex_
+    std::atomic<bool> awake{false};   // something waits, or it is over
+    ring::SpinBudget spin;            // the writing thread's
+    // The reading thread's.
+    std::condition_variable arriving;  // with lanes_mutex_
+    uint64_t read = 0;                 // messages
+    ring::SpinBudget arriving_spin;
   };
 
   // The threads that write to one stream.
@@ -106,11 +157,26 @@ class TunnelEnd {
     std::string reason;
   };
   void SendLoop(Out* out, TunnelStream* stream, Writers* writers);
-  // Reads the stream to its end; what it was goes to `arrivals`.
-  void ReadLoop(TunnelStream* stream, Arrivals* arrivals);
-  void PlaceLoop(TunnelStream* stream, Arrivals* arrivals);
+  // Reads the stream, or the lane, to its end; what it was goes to `arrivals`.
+  void ReadLoop(TunnelStream* stream, Arrivals* arrivals, Lane* lane);
+  void PlaceLoop(TunnelStream* stream, Arrivals* arrivals, bool lane);
   // Takes one message. False if it is the last: the outcome is set.
-  bool Place(const grpc::ByteBuffer& buffer, Arrivals* arrivals);
+  bool Place(const grpc::ByteBuffer& buffer, Arrivals* arrivals, bool lane);
+  // Gives a batch to a lane that has little to do; false if there is none.
+  bool Dispatch(const Batch& batch);
+  void LaneLoop(Lane* lane);
+  // Waits until there is something to read from a lane; false: it is over.
+  bool AwaitArrival(Lane* lane);
+  // The counts for a message of the stream, if the other end does not know them yet; and what it sent of its own.
+  std::string TakeCounts();
+  bool LearnCounts(const std::string& counts);
+  // The message for a batch; `message` may hold acknowledgements.
+  grpc::ByteBuffer Encode(const Batch& batch, TunnelMessage message) const;
+  // Ends the lanes of the run and waits until they have left.
+  void EndLanes();
+  // After the other end's goodbye, which says how far it has come: what it sent before may still be on the lanes.
+  void AwaitLanes(uint64_t position);
+  void CountBulk(uint64_t bytes);
   // After a message that arrived at that time was placed: waits for a moment for one that goes the other way.
   void AwaitAnswer(int64_t arrived_ns);
   void AcknowledgeLoop(TunnelStream* stream, Writers* writers);
@@ -120,9 +186,12 @@ class TunnelEnd {
   bool Backlog() const;
   void WakeAcknowledgements();
   void FillAcknowledgements(TunnelMessage* message);
-  bool Receive(const TunnelMessage& message, const ReceivedFrames& frames, std::string* error);
+  bool Receive(const TunnelMessage& message, const ReceivedFrames& frames, bool lane, std::string* error);
+  // Puts frames where they belong and publishes what is whole. What is wrong with them, or null.
+  const char* PutInPlace(In* in, uint64_t position, const ReceivedFrames& frames);
   bool Acknowledge(Out* out, uint64_t position);
-  bool WriteMessage(TunnelStream* stream, const TunnelMessage& message, const grpc::Slice* frames);
+  // To the stream of Run, which has several writers.
+  bool Write(TunnelStream* stream, const grpc::ByteBuffer& buffer);
   void Fail(const std::string& reason);
   void InterruptAll();
 
@@ -138,6 +207,17 @@ class TunnelEnd {
   std::mutex acknowledge_mutex_;
   std::condition_variable acknowledge_wake_;
   bool received_ = false;  // acknowledge_mutex_: something arrived since the acknowledging thread last looked
+  std::mutex lanes_mutex_;
+  std::condition_variable lanes_changed_;
+  uint64_t run_ = 0;  // the number of the run that takes lanes; the following are its
+  TunnelStream* main_ = nullptr;
+  std::vector<Lane*> lanes_;
+  uint64_t given_[kMostLanes] = {};                  // messages to each lane
+  std::atomic<uint64_t> announced_[kMostLanes] = {};  // messages from each, by the other end's word
+  std::atomic<bool> counts_due_{false};              // the other end does not know all of given_
+  std::atomic<int> lane_count_{0};  // how many, for a look without the lock
+  std::atomic<bool> takes_lanes_{false};
+  std::atomic<uint64_t> bulk_bytes_{0};
   std::atomic<bool> ended_{false};
   std::atomic<bool> failed_{false};
   mutable std::mutex reason_mutex_;

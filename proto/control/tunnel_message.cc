@@ -78,6 +78,7 @@ grpc::ByteBuffer EncodeTunnelMessage(const TunnelMessage& message, const grpc::S
   wire::PutUint(&head, 3, message.second);
   wire::PutBytes(&head, 4, message.end);
   wire::PutUint(&head, 5, message.position);
+  wire::PutBytes(&head, 7, message.lanes);
   if (!frames || frames->size() == 0) {
     const grpc::Slice slice(head);
     return grpc::ByteBuffer(&slice, 1);
@@ -121,6 +122,9 @@ bool DecodeTunnelMessage(const grpc::ByteBuffer& buffer, TunnelMessage* message,
       case 5 << 3 | wire::kVarint:
         message->position = value;
         break;
+      case 7 << 3 | wire::kBytes:
+        if (!cursor.Bytes(value, &message->lanes)) return false;
+        break;
       default:
         // A field of a newer release: integers and bytes can be skipped.
         if (tag >> 3 == 0) return false;
@@ -159,6 +163,9 @@ std::string EncodeTunnelOpen(const OpenMessage& open) {
   wire::PutBytes(&out, 2, open.resume_token);
   wire::PutUint(&out, 3, open.reply_position);
   wire::PutUint(&out, 4, open.event_position);
+  wire::PutUint(&out, 5, open.takes_lanes);
+  wire::PutUint(&out, 6, open.lane_of);
+  wire::PutUint(&out, 7, open.lane);
   return out;
 }
 
@@ -183,6 +190,15 @@ bool DecodeTunnelOpen(std::string_view bytes, OpenMessage* open) {
       case 4:
         ok = reader.Get(&open->event_position);
         break;
+      case 5:
+        ok = reader.Get(&open->takes_lanes);
+        break;
+      case 6:
+        ok = reader.Get(&open->lane_of);
+        break;
+      case 7:
+        ok = reader.Get(&open->lane);
+        break;
       default:
         ok = reader.Skip();
     }
@@ -197,6 +213,8 @@ std::string EncodeTunnelOpened(const OpenedMessage& opened) {
   wire::PutBytes(&out, 2, opened.resume_token);
   wire::PutUint(&out, 3, opened.request_position);
   wire::PutUint(&out, 4, opened.grace_seconds);
+  wire::PutUint(&out, 5, opened.number);
+  wire::PutUint(&out, 6, opened.lanes);
   return out;
 }
 
@@ -220,6 +238,12 @@ bool DecodeTunnelOpened(std::string_view bytes, OpenedMessage* opened) {
         break;
       case 4:
         ok = reader.Get(&opened->grace_seconds);
+        break;
+      case 5:
+        ok = reader.Get(&opened->number);
+        break;
+      case 6:
+        ok = reader.Get(&opened->lanes);
         break;
       default:
         ok = reader.Skip();

@@ -2,7 +2,7 @@
 // frames go from the ring to the network without being copied.
 //
 // Both messages have the same shape: fields 1 (bytes), 2 and 3 (integers), 4 (string), 5 (integer) and 6 (bytes, last);
-// so has the struct here. What arrives is not trusted; parsing allocates little and reads nothing beyond the message.
+// so has the struct here. 7 (bytes) stands before 6. What arrives is not trusted; parsing allocates little and reads nothing beyond the message.
 //
 // Thread-safe: no state.
 #ifndef CUDA_REMOTE_PROTO_CONTROL_TUNNEL_MESSAGE_H_
@@ -31,6 +31,7 @@ struct TunnelMessage {
   uint64_t second = 0;        // field 3: event ring acknowledged (up) or which ring the frames are of (down)
   std::string end;            // field 4: close (up) or end (down)
   uint64_t position = 0;      // field 5
+  std::string lanes;          // field 7: how many messages each lane has been given so far
 };
 
 // `frames` may be empty (no field 6 then). The buffer refers to the slice's memory.
@@ -60,12 +61,17 @@ struct OpenMessage {
   std::string resume_token;
   uint64_t reply_position = 0;
   uint64_t event_position = 0;
+  bool takes_lanes = false;
+  uint64_t lane_of = 0;
+  uint32_t lane = 0;
 };
 struct OpenedMessage {
   std::string welcome;
   std::string resume_token;
   uint64_t request_position = 0;
   uint32_t grace_seconds = 0;
+  uint64_t number = 0;
+  uint32_t lanes = 0;
 };
 std::string EncodeTunnelOpen(const OpenMessage& open);
 bool DecodeTunnelOpen(std::string_view bytes, OpenMessage* open);

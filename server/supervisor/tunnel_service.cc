@@ -25,8 +25,11 @@ constexpr int kWelcomeTimeoutMs = 70000;
 
 class ServerStream final : public control::TunnelStream {
  public:
+  // `poller`: null if messages are not waited for all the time.
   ServerStream(grpc::ServerContext* context, TunnelService::Stream* stream, ServerPoller* poller)
-      : context_(context), stream_(stream), reads_(std::in_place, poller) {}
+      : context_(context), stream_(stream) {
+    if (poller) reads_.emplace(poller);
+  }
   bool Read(grpc::ByteBuffer* buffer) override { return stream_->Read(buffer); }
   bool Write(const grpc::ByteBuffer& buffer) override { return stream_->Write(buffer); }
   void Cancel() override { context_->TryCancel(); }
@@ -56,6 +59,7 @@ struct TunnelService::Tunnel {
   // Under the service's mutex.
   grpc::ServerContext* context = nullptr;  // of the stream that serves it now
   uint64_t generation = 0;                 // counts streams
+  uint32_t lanes = 0;
   Clock::time_point expires = Clock::time_point::max();
   bool worker_gone = false;
   ~Tunnel() {
@@ -197,6 +201,31 @@ void TunnelService::WatchWorker(std::shared_ptr<Tunnel> tunnel) {
   changed_.notify_all();
 }
 
+grpc::Status TunnelService::ServeLane(const control::OpenMessage& open, grpc::ServerContext* context, Stream* stream) {
+  std::shared_ptr<Tunnel> tunnel;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = tunnels_.find(open.resume_token);
+    if (stopping_ || found == tunnels_.end() || !found->second->context || found->second->generation != open.lane_of ||
+        found->second->lanes >= TunnelEnd::kMostLanes) {
+      return grpc::Status(grpc::StatusCode::NOT_FOUND, "the server has no stream that takes this lane");
+    }
+    tunnel = found->second;
+    ++tunnel->lanes;
+  }
+  control::OpenedMessage opened;
+  opened.resume_token = tunnel->token;
+  TunnelMessage answer;
+  answer.open = control::EncodeTunnelOpened(opened);
+  if (stream->Write(control::EncodeTunnelMessage(answer, nullptr))) {
+    ServerStream io(context, stream, nullptr);
+    tunnel->end->RunLane(&io, open.lane_of, open.lane);
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  --tunnel->lanes;
+  return grpc::Status::CANCELLED;
+}
+
 grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) {
   const auto fail = [](grpc::StatusCode code, const std::string& why) { return grpc::Status(code, why); };
   grpc::ByteBuffer buffer;
@@ -208,6 +237,7 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
     spdlog::warn("{} opened a tunnel without a proper first message", context->peer());
     return fail(grpc::StatusCode::INVALID_ARGUMENT, "the first message of a tunnel must be TunnelOpen");
   }
+  if (open.lane_of != 0) return ServeLane(open, context, stream);
   std::shared_ptr<Tunnel> tunnel;
   control::OpenedMessage opened;
   opened.grace_seconds = uint32_t(supervisor_->options().grace_seconds);
@@ -246,13 +276,17 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
   }
   opened.resume_token = tunnel->token;
   opened.request_position = tunnel->end->received_positions()[0];
+  if (open.takes_lanes) {
+    opened.number = generation;
+    opened.lanes = TunnelEnd::kMostLanes;
+  }
   TunnelMessage answer;
   answer.open = control::EncodeTunnelOpened(opened);
   TunnelEnd::Outcome outcome = TunnelEnd::Outcome::kBroken;
   std::string reason;
   if (stream->Write(control::EncodeTunnelMessage(answer, nullptr))) {
     ServerStream io(context, stream, poller_);
-    outcome = tunnel->end->Run(&io, peer_positions, &reason);
+    outcome = tunnel->end->Run(&io, peer_positions, &reason, opened.number);
   }
   {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -40,6 +40,8 @@ class TunnelService final : public grpc::Service {
  private:
   struct Tunnel;
   grpc::Status Serve(grpc::ServerContext* context, Stream* stream);
+  // A further connection of a stream that is being served (TunnelEnd::RunLane).
+  grpc::Status ServeLane(const control::OpenMessage& open, grpc::ServerContext* context, Stream* stream);
   std::shared_ptr<Tunnel> Open(const std::string& hello, const std::string& peer, grpc::ServerContext* context,
                                std::string* welcome, std::string* error);
   void WatchWorker(std::shared_ptr<Tunnel> tunnel);

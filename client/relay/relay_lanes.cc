@@ -1,0 +1,74 @@
+#include "client/relay/relay_lanes.h"
+
+#include <spdlog/spdlog.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "client/relay/relay_stream.h"
+#include "proto/control/tunnel_message.h"
+#include "proto/ring/spin.h"
+
+namespace cuda_remote::client {
+namespace {
+
+}  // namespace
+
+uint32_t WantedLanes() {
+  if (const char* const text = getenv("CUDA_REMOTE_TUNNEL_LANES")) {
+    return uint32_t(std::clamp<long>(strtol(text, nullptr, 10), 0, control::TunnelEnd::kMostLanes));
+  }
+  // Each connection takes about three processors here and as many there when it is busy.
+  const int processors = ring::UsableProcessors();
+  return processors >= ring::kManyProcessors ? 3 : processors >= 4 ? 1 : 0;
+}
+
+RelayLanes::RelayLanes(control::TunnelEnd* end, std::function<std::shared_ptr<grpc::Channel>()> channel,
+                       std::string resume_token, uint64_t number, uint32_t count)
+    : end_(end), channel_(std::move(channel)), resume_token_(std::move(resume_token)), number_(number) {
+  contexts_.resize(count);
+  for (size_t i = 0; i < count; ++i) threads_.emplace_back([this, i] { Serve(i); });
+}
+
+RelayLanes::~RelayLanes() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+    for (grpc::ClientContext* const context : contexts_) {
+      if (context) context->TryCancel();
+    }
+  }
+  end_->WakeWaiting();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void RelayLanes::Serve(size_t index) {
+  if (!end_->AwaitBulk(&stop_)) return;
+  const std::shared_ptr<grpc::Channel> channel = channel_();
+  RelayStream stream(channel.get());
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stop_) stream.Cancel();
+    contexts_[index] = stream.context();
+  }
+  control::OpenMessage open;
+  open.resume_token = resume_token_;
+  open.lane_of = number_;
+  open.lane = uint32_t(index);
+  control::TunnelMessage first;
+  first.open = control::EncodeTunnelOpen(open);
+  grpc::ByteBuffer buffer;
+  control::ReceivedFrames frames;
+  if (stream.Write(control::EncodeTunnelMessage(first, nullptr)) && stream.Read(&buffer) &&
+      control::DecodeTunnelMessage(buffer, &first, &frames) && !first.open.empty() && frames.size() == 0) {
+    end_->RunLane(&stream, number_, open.lane);
+  }
+  stream.Cancel();
+  const grpc::Status status = stream.Finish();
+  spdlog::debug("a lane ended: {}", status.error_message());
+  std::lock_guard<std::mutex> lock(mutex_);
+  contexts_[index] = nullptr;
+}
+
+}  // namespace cuda_remote::client
