@@ -11,17 +11,16 @@
 #include "proto/ring/spin.h"
 
 namespace cuda_remote::client {
-namespace {
-
-}  // namespace
+namespace {}  // namespace
 
 uint32_t WantedLanes() {
   if (const char* const text = getenv("CUDA_REMOTE_TUNNEL_LANES")) {
     return uint32_t(std::clamp<long>(strtol(text, nullptr, 10), 0, control::TunnelEnd::kMostLanes));
   }
-  // Each connection takes about three processors here and as many there when it is busy.
+  // Each connection takes about three processors at either end when it is busy. With two, the client's own copy into
+  // its ring is what bounds it.
   const int processors = ring::UsableProcessors();
-  return processors >= ring::kManyProcessors ? 3 : processors >= 4 ? 1 : 0;
+  return processors >= ring::kManyProcessors ? 2 : processors >= 4 ? 1 : 0;
 }
 
 RelayLanes::RelayLanes(control::TunnelEnd* end, std::function<std::shared_ptr<grpc::Channel>()> channel,
@@ -45,6 +44,7 @@ RelayLanes::~RelayLanes() {
 
 void RelayLanes::Serve(size_t index) {
   if (!end_->AwaitBulk(&stop_)) return;
+  spdlog::debug("opening lane {}", index);
   const std::shared_ptr<grpc::Channel> channel = channel_();
   RelayStream stream(channel.get());
   {
@@ -62,11 +62,12 @@ void RelayLanes::Serve(size_t index) {
   control::ReceivedFrames frames;
   if (stream.Write(control::EncodeTunnelMessage(first, nullptr)) && stream.Read(&buffer) &&
       control::DecodeTunnelMessage(buffer, &first, &frames) && !first.open.empty() && frames.size() == 0) {
+    spdlog::debug("lane {} is open", index);
     end_->RunLane(&stream, number_, open.lane);
   }
   stream.Cancel();
   const grpc::Status status = stream.Finish();
-  spdlog::debug("a lane ended: {}", status.error_message());
+  spdlog::debug("lane {} ended: {}", index, status.error_message());
   std::lock_guard<std::mutex> lock(mutex_);
   contexts_[index] = nullptr;
 }

@@ -246,7 +246,8 @@ bool TunnelEnd::Acknowledge(Out* out, uint64_t position) {
 
 bool TunnelEnd::Receive(const TunnelMessage& message, const ReceivedFrames& frames, bool lane, std::string* error) {
   if (lane) {
-    if (message.acknowledged != 0 || !message.end.empty() || !message.lanes.empty() || (side_ == Side::kServer && message.second != 0)) {
+    if (message.acknowledged != 0 || !message.end.empty() || !message.lanes.empty() ||
+        (side_ == Side::kServer && message.second != 0)) {
       *error = "something else than frames over a lane";
       return false;
     }
