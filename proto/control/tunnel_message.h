@@ -2,7 +2,8 @@
 // frames go from the ring to the network without being copied.
 //
 // Both messages have the same shape: fields 1 (bytes), 2 and 3 (integers), 4 (string), 5 (integer) and 6 (bytes, last);
-// so has the struct here. 7 (bytes) stands before 6. What arrives is not trusted; parsing allocates little and reads nothing beyond the message.
+// so has the struct here. 7 (bytes) stands before 6. What arrives is not trusted; parsing allocates little and reads
+// nothing beyond the message.
 //
 // Thread-safe: no state.
 #ifndef CUDA_REMOTE_PROTO_CONTROL_TUNNEL_MESSAGE_H_
