@@ -19,6 +19,7 @@
 #include "proto/codec/stream.gen.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/custom/graph_nodes.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/worker_session.h"
 #include "spdlog/spdlog.h"
@@ -28,24 +29,21 @@ namespace {
 
 // What can be said of a graph without looking into its nodes' parameters.
 CUresult ShapeOf(const DriverTable& driver, CUgraph graph, wire::GraphShape* shape) {
-  size_t count = 0;
-  CUresult result = driver.cuGraphGetNodes(graph, nullptr, &count);
-  if (result != CUDA_SUCCESS) return result;
-  std::vector<CUgraphNode> nodes(count + 1);
-  result = driver.cuGraphGetNodes(graph, nodes.data(), &count);
+  std::vector<CUgraphNode> nodes;
+  CUresult result = NodesOf(driver, graph, &nodes);
   if (result != CUDA_SUCCESS) return result;
   size_t edges = 0;
   result = driver.cuGraphGetEdges_v2(graph, nullptr, nullptr, nullptr, &edges);
   // Lossy: edges have data, which nobody asked for.
   if (result != CUDA_SUCCESS && result != CUDA_ERROR_LOSSY_QUERY) return result;
   uint64_t hash = 0xcbf29ce484222325;
-  for (size_t i = 0; i < count && i < nodes.size(); ++i) {
+  for (const CUgraphNode node : nodes) {
     CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-    result = driver.cuGraphNodeGetType(nodes[i], &type);
+    result = driver.cuGraphNodeGetType(node, &type);
     if (result != CUDA_SUCCESS) return result;
     hash = (hash ^ uint64_t(type)) * 0x100000001b3;
   }
-  shape->nodes = count;
+  shape->nodes = nodes.size();
   shape->edges = edges;
   shape->types = hash;
   return CUDA_SUCCESS;

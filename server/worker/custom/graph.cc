@@ -11,6 +11,7 @@
 #include "proto/codec/stream.gen.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/custom/graph_nodes.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -108,13 +109,8 @@ CUresult OpGraphNames(Session& session, const Request&, const wire::OpGraphNames
   CUgraph graph;
   if (!session.Real(Kind::kGraph, in.graph, &graph)) return CUDA_ERROR_INVALID_HANDLE;
   const DriverTable& driver = session.driver();
-  size_t count = 0;
-  CUresult result = driver.cuGraphGetNodes(graph, nullptr, &count);
-  if (result != CUDA_SUCCESS) return result;
-  std::vector<CUgraphNode> nodes(count + 1);
-  result = driver.cuGraphGetNodes(graph, nodes.data(), &count);
-  if (result != CUDA_SUCCESS) return result;
-  if (count < nodes.size()) nodes.resize(count);
+  std::vector<CUgraphNode> nodes;
+  if (const CUresult result = NodesOf(driver, graph, &nodes); result != CUDA_SUCCESS) return result;
   size_t used = 0;
   for (CUgraphNode node : nodes) {
     const uint64_t real = reinterpret_cast<uint64_t>(node);
