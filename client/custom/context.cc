@@ -132,7 +132,7 @@ CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
     handle = session.PrimaryContextUnlocked(dev);
     if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
-    if (session.primary_retains(dev) > 0) {
+    if (session.handles().Find(Kind::kContext, handle)->active) {
       ++session.primary_retains(dev);
       *pctx = AsContext(handle);
       return CUDA_SUCCESS;
@@ -145,9 +145,11 @@ CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
-    session.primary_retains(dev) = 1;
+    // More than 1 after a reset.
+    ++session.primary_retains(dev);
     Object* const object = session.handles().Find(Kind::kContext, handle);
     object->flags = session.primary_flags(dev);
+    object->id = session.NextId();
     session.SetActiveUnlocked(handle, object, true);
   }
   call.Created({Kind::kContext, handle});
@@ -168,11 +170,11 @@ CUresult Custom_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
     int& retains = session.primary_retains(dev);
     if (retains == 0) return CUDA_ERROR_INVALID_CONTEXT;
-    if (retains > 1) {
+    handle = session.PrimaryContextUnlocked(dev);
+    if (retains > 1 || !session.handles().Find(Kind::kContext, handle)->active) {
       --retains;
       return CUDA_SUCCESS;
     }
-    handle = session.PrimaryContextUnlocked(dev);
   }
   wire::cuDevicePrimaryCtxRelease_v2_Request request;
   request.context = handle;
@@ -185,8 +187,8 @@ CUresult Custom_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
   return CUDA_SUCCESS;
 }
 
-// A reset destroys everything in the primary context but keeps its retain count; the context itself comes back, empty,
-// under the same handle.
+// A reset destroys the primary context, and leaves the count of its retains. Calls in it fail until it is retained once
+// more: then it is there again, empty, under the same handle. (So the driver does, 580.)
 CUresult Custom_cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   static constexpr CallInfo kInfo{kCall_cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", false, ContextOf::kNone};
   Call call(kInfo);
@@ -197,17 +199,16 @@ CUresult Custom_cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   uint64_t handle;
   {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
-    if (session.primary_retains(dev) == 0) return CUDA_SUCCESS;  // nothing there to reset
     handle = session.PrimaryContextUnlocked(dev);
+    if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!session.handles().Find(Kind::kContext, handle)->active) return CUDA_SUCCESS;  // nothing there to reset
   }
   wire::cuDevicePrimaryCtxReset_v2_Request request;
   request.context = handle;
   request.device = dev;
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
-  driverabi::ContextDestroyed(AsContext(handle));
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
-  session.DropDependentsUnlocked({Kind::kContext, handle});
+  Forget(call, handle);
   return CUDA_SUCCESS;
 }
 
@@ -227,10 +228,12 @@ CUresult Custom_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) 
   std::unique_lock<std::shared_mutex> lock(session.mutex());
   session.primary_flags(dev) = flags;
   if ((flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC) session.WaitAsleep();
-  const uint64_t handle = session.primary_retains(dev) > 0 ? session.PrimaryContextUnlocked(dev) : 0;
-  if (handle) session.handles().Find(Kind::kContext, handle)->flags = flags;
+  const uint64_t handle = session.PrimaryContextUnlocked(dev);
+  Object* const object = handle ? session.handles().Find(Kind::kContext, handle) : nullptr;
+  const bool active = object && object->active;
+  if (active) object->flags = flags;
   lock.unlock();
-  if (handle) call.Modified({Kind::kContext, handle}, 0);
+  if (active) call.Modified({Kind::kContext, handle}, 0);
   return CUDA_SUCCESS;
 }
 
@@ -242,7 +245,8 @@ CUresult Custom_cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int* flags, in
   if (const CUresult result = CheckDevice(session, dev); result != CUDA_SUCCESS) return result;
   std::unique_lock<std::shared_mutex> lock(session->mutex());
   *flags = session->primary_flags(dev);
-  *active = session->primary_retains(dev) > 0;
+  const uint64_t handle = session->PrimaryContextUnlocked(dev);
+  *active = handle && session->handles().Find(Kind::kContext, handle)->active;
   return CUDA_SUCCESS;
 }
 

@@ -299,7 +299,6 @@ uint64_t Session::PrimaryContextUnlocked(int device) {
     object->device = device;
     object->primary = true;
     SetActiveUnlocked(handle, object, false);
-    object->id = NextId();
   }
   return handle;
 }

@@ -60,9 +60,9 @@ SOFTGPU_API cuDevicePrimaryCtxReset_v2(CUdevice ordinal) {
   Device* device = GetDevice(ordinal);
   if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
   std::lock_guard<std::recursive_mutex> lock(device->primary_mutex);
-  // Those who retained it go on with it, in its initial state.
+  // Those who retained it must still release it, but to go on they have to retain it once more, as with the real
+  // driver.
   device->primary()->Deactivate();
-  if (device->primary_retained != 0) device->primary()->Activate();
   return CUDA_SUCCESS;
 }
 SOFTGPU_API cuDevicePrimaryCtxReset(CUdevice ordinal) { return cuDevicePrimaryCtxReset_v2(ordinal); }

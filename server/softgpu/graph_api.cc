@@ -163,6 +163,7 @@ SOFTGPU_API cuGraphGetEdges(CUgraph handle, CUgraphNode* from, CUgraphNode* to, 
   SOFTGPU_ENTER();
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
   if (!graph || count == nullptr || (from == nullptr) != (to == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  if (from != nullptr && *count == 0) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(CaptureMutex());
   size_t found = 0;
   for (const std::shared_ptr<GraphNode>& node : graph->nodes) {

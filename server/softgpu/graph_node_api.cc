@@ -14,6 +14,8 @@ CUresult ListNodes(const std::vector<GraphNode*>& list, CUgraphNode* nodes, size
     *count = list.size();
     return CUDA_SUCCESS;
   }
+  // As the real driver.
+  if (*count == 0) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < *count; ++i) nodes[i] = i < list.size() ? list[i]->handle() : nullptr;
   *count = std::min(*count, list.size());
   return CUDA_SUCCESS;

@@ -213,11 +213,19 @@ TEST_F(StreamTest, PrimaryContextComesBackAfterAReset) {
   CU_OK(cuLaunchKernel(wild, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr));
   CU_IS(CUDA_ERROR_ILLEGAL_ADDRESS, cuCtxSynchronize());
   CU_OK(cuDevicePrimaryCtxReset_v2(0));
-  CU_IS(CUDA_SUCCESS, cuCtxSynchronize());
-  CU_IS(CUDA_ERROR_INVALID_HANDLE, cuModuleUnload(module));
-  CU_OK(cuDevicePrimaryCtxRelease_v2(0));
   unsigned flags;
   int active;
+  CU_OK(cuDevicePrimaryCtxGetState(0, &flags, &active));
+  EXPECT_EQ(0, active);
+  CU_IS(CUDA_ERROR_CONTEXT_IS_DESTROYED, cuCtxSynchronize());
+  CU_OK(cuDevicePrimaryCtxRetain(&again, 0));
+  EXPECT_EQ(primary, again);
+  CU_IS(CUDA_SUCCESS, cuCtxSynchronize());
+  CU_IS(CUDA_ERROR_INVALID_HANDLE, cuModuleUnload(module));
+  // Retained twice.
+  CU_OK(cuDevicePrimaryCtxRelease_v2(0));
+  CU_IS(CUDA_SUCCESS, cuCtxSynchronize());
+  CU_OK(cuDevicePrimaryCtxRelease_v2(0));
   CU_OK(cuDevicePrimaryCtxGetState(0, &flags, &active));
   EXPECT_EQ(0, active);
   CU_IS(CUDA_ERROR_CONTEXT_IS_DESTROYED, cuCtxSynchronize());

@@ -101,10 +101,6 @@ void HandleMap::Unbind(uint64_t handle, const std::function<void(const Entry&)>&
   Drop(SlotOf(handle), gone);
 }
 
-void HandleMap::UnbindChildren(uint64_t handle, const std::function<void(const Entry&)>& gone) {
-  if (Find(KindOf(handle), handle)) DropChildren(SlotOf(handle), gone);
-}
-
 void HandleMap::ForEach(Kind kind, const std::function<void(const Entry&)>& each) const {
   for (const auto& chunk : chunks_) {
     if (!chunk) continue;

@@ -48,8 +48,6 @@ class HandleMap {
 
   // Forgets the handle and its descendants, deepest first; `gone` is told of each. Unknown handles are ignored.
   void Unbind(uint64_t handle, const std::function<void(const Entry&)>& gone);
-  // The same for the descendants only.
-  void UnbindChildren(uint64_t handle, const std::function<void(const Entry&)>& gone);
 
   size_t size() const { return live_; }
 

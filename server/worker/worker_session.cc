@@ -396,7 +396,7 @@ ContextRef WorkerSession::AnyContext() const {
   return contexts_.empty() ? ContextRef() : contexts_.begin()->second.ref;
 }
 
-std::vector<uint64_t> WorkerSession::ForgetContext(uint64_t handle, bool keep) {
+std::vector<uint64_t> WorkerSession::ForgetContext(uint64_t handle) {
   std::vector<uint64_t> memory;
   std::vector<uint64_t> symbols;
   for (const auto& [address, range] : ranges_.all()) {
@@ -428,15 +428,10 @@ std::vector<uint64_t> WorkerSession::ForgetContext(uint64_t handle, bool keep) {
   }
   parts_.staging->ContextDies();
   ring_copies_.ContextDies(dead.id);
-  const auto gone = [this](const HandleMap::Entry& entry) { Gone(entry); };
-  if (keep) {
-    handles_.UnbindChildren(handle, gone);
-  } else {
-    handles_.Unbind(handle, gone);
-    if (current_ == handle) {
-      current_ = 0;
-      current_ref_ = {};
-    }
+  handles_.Unbind(handle, [this](const HandleMap::Entry& entry) { Gone(entry); });
+  if (current_ == handle) {
+    current_ = 0;
+    current_ref_ = {};
   }
   return memory;
 }

@@ -220,9 +220,8 @@ class WorkerSession : public Session {
   // Any live context, preferring the current one; id 0 if there is none.
   ContextRef AnyContext() const;
   const std::map<uint64_t, ContextInfo>& contexts() const { return contexts_; }
-  // Forgets what lived in a context (and the context itself, unless `keep`); returns the device memory to be freed once
-  // the context is idle.
-  std::vector<uint64_t> ForgetContext(uint64_t handle, bool keep);
+  // Forgets a context and what lived in it; returns the device memory to be freed once the context is idle.
+  std::vector<uint64_t> ForgetContext(uint64_t handle);
   // The primary context that was retained ahead, once; null if it is another GPU's or taken.
   CUcontext TakeWarmContext(int device);
 

@@ -57,6 +57,7 @@ APPS = {
     "unloads": 30,
     "unloads_constants": 30,
     "no_context": 20,
+    "resets": 24,
     "graph_copies": 20,
     "graphs": 24,
     "memory": 24,

@@ -18,8 +18,8 @@ bool IsDevice(const WorkerSession& worker, int device) {
   return device >= 0 && size_t(device) < worker.loaded().devices.size();
 }
 
-// Waits until the context is idle, lets `end` end it, then frees its memory. Runs on a waiter thread, since the wait may
-// be long and host functions must be answered meanwhile.
+// Waits until the context is idle, lets `end` end it, then frees its memory. Runs on a waiter thread, since the wait
+// may be long and host functions must be answered meanwhile.
 void EndContext(WorkerSession& worker, ReplyBuilder* reply, ContextRef context, std::vector<uint64_t> memory,
                 std::function<CUresult()> end) {
   const DriverTable* const driver = &worker.driver();
@@ -32,6 +32,21 @@ void EndContext(WorkerSession& worker, ReplyBuilder* reply, ContextRef context, 
     for (const uint64_t address : memory) arena->Free(address);
     return result;
   });
+}
+
+// Gives up the one retain that this process has of a primary context, which ends it.
+CUresult EndPrimary(Session& session, uint64_t handle, int device, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  const ContextInfo* const found = worker.FindContext(handle);
+  if (found == nullptr || !found->primary || found->device != device) return CUDA_ERROR_INVALID_CONTEXT;
+  const ContextRef context = found->ref;
+  std::vector<uint64_t> memory = worker.ForgetContext(handle);
+  worker.RegisterHostRanges();
+  MakeCurrent(session.driver(), {});
+  const DriverTable* const driver = &session.driver();
+  EndContext(worker, reply, context, std::move(memory),
+             [driver, device] { return driver->cuDevicePrimaryCtxRelease_v2(device); });
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -59,13 +74,12 @@ CUresult Custom_cuCtxDestroy_v2(Session& session, const Request&, const wire::cu
   const ContextInfo* const found = worker.FindContext(in.context);
   if (found == nullptr || found->primary) return CUDA_ERROR_INVALID_CONTEXT;
   const ContextRef context = found->ref;
-  std::vector<uint64_t> memory = worker.ForgetContext(in.context, false);
+  std::vector<uint64_t> memory = worker.ForgetContext(in.context);
   worker.RegisterHostRanges();
   MakeCurrent(session.driver(), {});
   const DriverTable* const driver = &session.driver();
-  EndContext(worker, reply, context, std::move(memory), [driver, context] {
-    return driver->cuCtxDestroy_v2(context.real);
-  });
+  EndContext(worker, reply, context, std::move(memory),
+             [driver, context] { return driver->cuCtxDestroy_v2(context.real); });
   return CUDA_SUCCESS;
 }
 
@@ -91,33 +105,14 @@ CUresult Custom_cuDevicePrimaryCtxRetain(Session& session, const Request&,
 CUresult Custom_cuDevicePrimaryCtxRelease_v2(Session& session, const Request&,
                                              const wire::cuDevicePrimaryCtxRelease_v2_Request& in,
                                              wire::cuDevicePrimaryCtxRelease_v2_Reply*, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
-  const ContextInfo* const found = worker.FindContext(in.context);
-  if (found == nullptr || !found->primary || found->device != in.device) return CUDA_ERROR_INVALID_CONTEXT;
-  const ContextRef context = found->ref;
-  std::vector<uint64_t> memory = worker.ForgetContext(in.context, false);
-  worker.RegisterHostRanges();
-  MakeCurrent(session.driver(), {});
-  const DriverTable* const driver = &session.driver();
-  EndContext(worker, reply, context, std::move(memory), [driver, device = in.device] {
-    return driver->cuDevicePrimaryCtxRelease_v2(device);
-  });
-  return CUDA_SUCCESS;
+  return EndPrimary(session, in.context, in.device, reply);
 }
 
+// Whoever has retained it may release it after a reset, too; the client counts that.
 CUresult Custom_cuDevicePrimaryCtxReset_v2(Session& session, const Request&,
                                            const wire::cuDevicePrimaryCtxReset_v2_Request& in,
                                            wire::cuDevicePrimaryCtxReset_v2_Reply*, ReplyBuilder* reply) {
-  WorkerSession& worker = Worker(session);
-  const ContextInfo* const found = worker.FindContext(in.context);
-  if (found == nullptr || !found->primary || found->device != in.device) return CUDA_ERROR_INVALID_CONTEXT;
-  const ContextRef context = found->ref;
-  std::vector<uint64_t> memory = worker.ForgetContext(in.context, true);
-  const DriverTable* const driver = &session.driver();
-  EndContext(worker, reply, context, std::move(memory), [driver, device = in.device] {
-    return driver->cuDevicePrimaryCtxReset_v2(device);
-  });
-  return CUDA_SUCCESS;
+  return EndPrimary(session, in.context, in.device, reply);
 }
 
 }  // namespace cuda_remote::server

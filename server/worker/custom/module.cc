@@ -57,7 +57,8 @@ CUresult Settle(WorkerSession& worker, const Request& request, uint64_t handle, 
   VariablePlace wanted;
   wanted.parts[0].lowest = in.variables_at;
   wanted.parts[1].lowest = in.constants_at;
-  const bool known = in.variables_at != 0 || in.constants_at != 0;
+  // A library that was loaded in a context that is gone, after a reset, finds its place with the next one.
+  const bool known = (in.variables_at != 0 || in.constants_at != 0) && !worker.contexts().empty();
   if (request.replay() && known && !SamePlace(placed, wanted) && !worker.MoveVariables(handle, &placed, wanted, load)) {
     worker.Unbind(handle);
     return CUDA_ERROR_OUT_OF_MEMORY;
