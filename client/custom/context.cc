@@ -343,6 +343,7 @@ CUresult Custom_cuCtxGetId(CUcontext ctx, unsigned long long* ctxId) {
   std::shared_lock<std::shared_mutex> lock(session->mutex());
   const Object* object = session->handles().Find(Kind::kContext, handle);
   if (!object) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!object->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   *ctxId = object->id;
   return CUDA_SUCCESS;
 }
@@ -371,7 +372,9 @@ CUresult Custom_cuCtxGetApiVersion(CUcontext ctx, unsigned int* version) {
   ThreadState* thread;
   if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
   if (!version) return CUDA_ERROR_INVALID_VALUE;
-  if (!IsContext(session, ctx ? AsHandle(ctx) : thread->current_context())) return CUDA_ERROR_INVALID_CONTEXT;
+  std::shared_lock<std::shared_mutex> lock(session->mutex());
+  const Object* const object = session->handles().Find(Kind::kContext, ctx ? AsHandle(ctx) : thread->current_context());
+  if (!object || !object->active) return CUDA_ERROR_INVALID_CONTEXT;
   *version = 3020;
   return CUDA_SUCCESS;
 }

