@@ -11,8 +11,6 @@
 #include "proto/ring/spin.h"
 
 namespace cuda_remote::client {
-namespace {}  // namespace
-
 uint32_t WantedLanes() {
   if (const char* const text = getenv("CUDA_REMOTE_TUNNEL_LANES")) {
     return uint32_t(std::clamp<long>(strtol(text, nullptr, 10), 0, control::TunnelEnd::kMostLanes));
