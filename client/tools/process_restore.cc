@@ -80,12 +80,14 @@ bool ProcessRestore::Begin(const std::string& image_folder, std::string* error) 
 }
 
 bool ProcessRestore::Finish(Isolated* isolated, std::string* error) {
-  const bool told = write(hold_, kGo, strlen(kGo)) == ssize_t(strlen(kGo));
+  if (write(hold_, kGo, strlen(kGo)) != ssize_t(strlen(kGo))) {
+    *error = std::string("the restored processes cannot be told to go on: ") + strerror(errno);
+    return false;
+  }
   int code = 0;
   begun_ = false;
   const bool ok = AwaitIsolated(&isolated_, error, &code);
   if (!ok && error->empty()) *error = "CRIU could not restore the job's processes: " + CriuErrors(LogPath());
-  if (!told && !ok) *error += " (and could not be told to go on)";
   CloseOpened();
   unlink((directory_ + "/stats-restore").c_str());
   if (ok) unlink(LogPath().c_str());
