@@ -177,6 +177,8 @@ class AgentThread final : public Agent {
     }
     const bool sent = SendMessage(tool_, reply);
     for (int fd : reply.fds) close(fd);
+    // After the answer: a job that goes on may end, and this thread with it, before the tool is told.
+    if (request.type == Type::kUnlock) host_->Unlock();
     // Released: no connection may stay open, or the process could not be snapshotted. The tool waits for this.
     if (!sent || request.type == Type::kRelease) DropTool();
   }
@@ -200,8 +202,7 @@ class AgentThread final : public Agent {
       }
       case Type::kUnlock:
         if (state_ != State::kLocked && state_ != State::kTaken) return Refused("Unlock", error);
-        host_->Unlock();
-        state_ = State::kRunning;
+        state_ = State::kRunning;  // ServeTool has the rest
         return true;
       case Type::kTake: {
         if (state_ != State::kLocked) return Refused("Take", error);

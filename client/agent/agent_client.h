@@ -24,6 +24,7 @@ class AgentClient {
   bool GetInfo(Info* info, std::string* error);
   // Waits up to `timeout_ms` for the CUDA calls that are in progress and for the GPU.
   bool Lock(int timeout_ms, std::string* error);
+  // True once the job has agreed; calls are let in right after that.
   bool Unlock(std::string* error);
   // The caller owns the descriptors in *taken.
   bool Take(Taken* taken, std::string* error);

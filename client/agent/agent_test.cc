@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <functional>
 #include <string>
 #include <thread>
 
@@ -60,6 +61,7 @@ class FakeHost : public AgentHost {
     return true;
   }
   void Unlock() override {
+    if (before_unlock) before_unlock();
     locked = false;
     ++unlocks;
   }
@@ -102,6 +104,7 @@ class FakeHost : public AgentHost {
   std::atomic<int> unlocks{0}, last_timeout{0};
   std::atomic<uint64_t> trace_events{0};
   std::atomic<double> trace_seconds{0};
+  std::function<void()> before_unlock;
   Given given;
   std::string given_contents;
 };
@@ -207,7 +210,7 @@ TEST_F(AgentTest, WholeHandOver) {
   EXPECT_EQ(host_.given.server, "unix:/elsewhere");
   EXPECT_TRUE(host_.locked);
   ASSERT_TRUE(tool->Unlock(&error_)) << error_;
-  EXPECT_FALSE(host_.locked);
+  EXPECT_TRUE(Eventually([&] { return !host_.locked; }));
   for (int fd : {taken.log_fd, taken.fds.socket, taken.fds.ring}) close(fd);
   tool.reset();
   EXPECT_TRUE(Eventually([&] { return OpenFiles() == files; })) << "descriptors were left open";
@@ -244,7 +247,19 @@ TEST_F(AgentTest, WrongOrderIsRefused) {
   EXPECT_FALSE(tool->Lock(0, &error_));
   EXPECT_FALSE(tool->Release(&error_));
   EXPECT_TRUE(tool->Unlock(&error_));
-  EXPECT_EQ(host_.unlocks, 1);
+  EXPECT_TRUE(Eventually([&] { return host_.unlocks == 1; }));
+}
+
+// A job whose last CUDA call is let in may end before the agent's thread runs again.
+TEST_F(AgentTest, UnlockIsAnsweredBeforeTheJobGoesOn) {
+  std::atomic<bool> answered{false}, was_answered{false};
+  host_.before_unlock = [&] { was_answered = Eventually([&] { return answered.load(); }); };
+  auto tool = Connect();
+  ASSERT_TRUE(tool->Lock(0, &error_)) << error_;
+  ASSERT_TRUE(tool->Unlock(&error_)) << error_;
+  answered = true;
+  EXPECT_TRUE(Eventually([&] { return host_.unlocks == 1; }));
+  EXPECT_TRUE(was_answered);
 }
 
 TEST_F(AgentTest, HostsErrorsArrive) {

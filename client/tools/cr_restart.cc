@@ -32,6 +32,9 @@ namespace {
 
 constexpr char kTool[] = "cr-restart";
 
+// How long a process that answers no more may take to end.
+constexpr int kEndMs = 2000;
+
 constexpr char kExamples[] = R"(
 Examples:
   cr-restart /data/train.image                        a GPU server of its own, on this machine
@@ -154,6 +157,37 @@ bool RestoreMemory(const Options& options, const ckptfmt::ImageReader& image, Cl
   return true;
 }
 
+// Gives the restored process its GPU session and lets it go on, known to the other tools by then. True also for a job
+// that has ended by itself meanwhile, as one may whose last call was made before the checkpoint.
+bool GiveSession(const Options& options, const ckptfmt::ImageReader& image, const Isolated& isolated,
+                 const std::string& directory, const GpuHost& host, const ClientChannel& channel, Job* job,
+                 std::string* error) {
+  const std::unique_ptr<agent::AgentClient> agent = GiveChannel(
+      directory, channel, host.server(), [&] { return HasEnded(isolated, 0); }, error);
+  if (agent) {
+    job->set_server(options.server);
+    job->set_gpu(options.gpu);
+    job->set_runner_pid(getpid());
+    job->set_init_pid(isolated.init);
+    job->set_pid_namespace(PidNamespace(isolated.init));
+    job->set_pid(isolated.pid);
+    job->set_image(Absolute(options.image));
+    job->set_saved_unix_ms(uint64_t(image.info().created_unix_ms));
+    job->set_saved_bytes(image.sizes().total_bytes);
+    job->clear_stdio();
+    job->clear_files();
+    if (!WriteJob(directory, *job, error)) Say(kTool, *error + "; the other tools will not find the job");
+    TellSaved(host.server(), channel.welcome().session, job->saved_unix_ms(), job->saved_bytes());
+    if (agent->Unlock(error)) return true;
+  }
+  if (HasEnded(isolated, kEndMs)) {
+    Say(kTool, "the job ended before it had its GPU session again");
+    return true;
+  }
+  *error = "the restored process did not take its GPU session: " + *error;
+  return false;
+}
+
 int Run(const Options& options) {
   std::string error;
   Job job;
@@ -203,18 +237,12 @@ int Run(const Options& options) {
   ok = ok && (longer.empty() ? begin() && load() : load() && CutBack(longer, &error) && begin());
   ok = ok && process->Finish(&isolated, &error);
   if (ok) steps.Done("restoring the process");
-  if (ok && !GiveChannel(directory, *channel, channel->next_sequence(), true, host->server(), &error)) {
-    error = "the restored process did not take its GPU session: " + error;
+  if (ok && !GiveSession(options, *image, isolated, directory, *host, *channel, &job, &error)) {
     kill(isolated.init, SIGKILL);
     WaitForwarding(isolated.init, true, nullptr);
     ok = false;
   }
-  if (ok) {
-    steps.Done("giving it the session");
-    job.set_saved_unix_ms(uint64_t(image->info().created_unix_ms));
-    job.set_saved_bytes(image->sizes().total_bytes);
-    TellSaved(host->server(), channel->welcome().session, job.saved_unix_ms(), job.saved_bytes());
-  }
+  if (ok) steps.Done("giving it the session");
   channel.reset();
   if (!ok) {
     process.reset();
@@ -222,16 +250,6 @@ int Run(const Options& options) {
     remove_folders();
     return Fail(error);
   }
-  job.set_server(options.server);
-  job.set_gpu(options.gpu);
-  job.set_runner_pid(getpid());
-  job.set_init_pid(isolated.init);
-  job.set_pid_namespace(PidNamespace(isolated.init));
-  job.set_pid(isolated.pid);
-  job.set_image(Absolute(options.image));
-  job.clear_stdio();
-  job.clear_files();
-  if (!WriteJob(directory, job, &error)) Say(kTool, error + "; the other tools will not find the job");
   const int code = FinishJob(kTool, isolated, directory, std::move(host));
   // What the job has written last is on its way through the terminal.
   if (process->copier() > 0) waitpid(process->copier(), nullptr, 0);

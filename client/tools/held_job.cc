@@ -28,11 +28,12 @@ bool ReadAll(int fd, std::string* bytes) {
   return true;
 }
 
-// A process that was just restored or continued needs a moment.
-std::unique_ptr<agent::AgentClient> ConnectPatiently(const std::string& directory, std::string* error) {
+// A process that was just restored or continued needs a moment. Stops early once `ended`.
+std::unique_ptr<agent::AgentClient> ConnectPatiently(const std::string& directory, const std::function<bool()>& ended,
+                                                     std::string* error) {
   for (int attempt = 0; attempt < kConnectAttempts; ++attempt) {
     std::unique_ptr<agent::AgentClient> client = agent::AgentClient::Connect(directory, error);
-    if (client) return client;
+    if (client || ended()) return client;
     usleep(kConnectPauseUs);
   }
   return nullptr;
@@ -48,9 +49,17 @@ agent::Given Make(const ClientChannel& channel, uint64_t next_sequence, bool new
   return given;
 }
 
-void CloseFds(const agent::Given& given) {
+// Gives `given` to the job behind `agent` (null: there is none, and *error says so already), and closes it here.
+bool GiveAndClose(agent::AgentClient* agent, const agent::Given& given, std::string* error) {
+  bool ok = agent != nullptr;
+  if (ok && given.fds.socket < 0) {
+    *error = std::string("cannot duplicate the channel: ") + strerror(errno);
+    ok = false;
+  }
+  ok = ok && agent->Give(given, error);
   if (given.fds.socket >= 0) close(given.fds.socket);
   if (given.fds.ring >= 0) close(given.fds.ring);
+  return ok;
 }
 
 }  // namespace
@@ -106,11 +115,10 @@ bool HeldJob::Release(std::string* error) {
 }
 
 bool HeldJob::GiveAndUnlock(const agent::Given& given, std::string* error) {
-  if (!agent_) agent_ = ConnectPatiently(directory_, error);
-  const bool ok = agent_ && given.fds.socket >= 0 && agent_->Give(given, error) && agent_->Unlock(error);
-  if (given.fds.socket < 0) *error = std::string("cannot duplicate the channel: ") + strerror(errno);
-  CloseFds(given);
-  return ok;
+  if (!agent_)
+    agent_ = ConnectPatiently(
+        directory_, [] { return false; }, error);
+  return GiveAndClose(agent_.get(), given, error) && agent_->Unlock(error);
 }
 
 bool HeldJob::GiveBack(std::string* error) {
@@ -133,14 +141,12 @@ void HeldJob::Abandon() {
   channel_.reset();
 }
 
-bool GiveChannel(const std::string& directory, const ClientChannel& channel, uint64_t next_sequence, bool new_worker,
-                 const std::string& server, std::string* error) {
-  const std::unique_ptr<agent::AgentClient> client = ConnectPatiently(directory, error);
-  if (!client) return false;
-  const agent::Given given = Make(channel, next_sequence, new_worker, server);
-  const bool ok = given.fds.socket >= 0 && client->Give(given, error) && client->Unlock(error);
-  CloseFds(given);
-  return ok;
+std::unique_ptr<agent::AgentClient> GiveChannel(const std::string& directory, const ClientChannel& channel,
+                                                const std::string& server, const std::function<bool()>& ended,
+                                                std::string* error) {
+  std::unique_ptr<agent::AgentClient> client = ConnectPatiently(directory, ended, error);
+  if (!GiveAndClose(client.get(), Make(channel, channel.next_sequence(), true, server), error)) client.reset();
+  return client;
 }
 
 }  // namespace cuda_remote::client::tools

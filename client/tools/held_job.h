@@ -5,6 +5,7 @@
 #ifndef CUDA_REMOTE_CLIENT_TOOLS_HELD_JOB_H_
 #define CUDA_REMOTE_CLIENT_TOOLS_HELD_JOB_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -56,9 +57,11 @@ class HeldJob {
   bool done_ = false;
 };
 
-// Gives a job that was restored, or released, a channel, and lets it go on.
-bool GiveChannel(const std::string& directory, const ClientChannel& channel, uint64_t next_sequence, bool new_worker,
-                 const std::string& server, std::string* error);
+// Gives a job that was restored a channel, behind `server`. The job goes on when the caller calls Unlock of what this
+// returns; null and *error if the job did not take it. A job that does not listen yet is waited for until `ended`.
+std::unique_ptr<agent::AgentClient> GiveChannel(const std::string& directory, const ClientChannel& channel,
+                                                const std::string& server, const std::function<bool()>& ended,
+                                                std::string* error);
 
 }  // namespace cuda_remote::client::tools
 

@@ -324,6 +324,16 @@ int WaitForwarding(pid_t child, bool terminal_too, const std::function<void(pid_
   }
 }
 
+bool HasEnded(const Isolated& isolated, int timeout_ms) {
+  constexpr int kPauseMs = 10;
+  for (int waited = 0;; waited += kPauseMs) {
+    siginfo_t ended{};
+    if (waitid(P_PID, id_t(isolated.init), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid != 0) return true;
+    if (waited >= timeout_ms) return false;
+    usleep(kPauseMs * 1000);
+  }
+}
+
 bool ProgramStatus(const Isolated& isolated, int* status) {
   Report got{};
   const ssize_t bytes = recv(isolated.report, &got, sizeof(got), MSG_DONTWAIT);

@@ -65,6 +65,9 @@ void UnblockInChild();
 // to the whole process group. Other children that end are reported to `other`. Returns the wait status.
 int WaitForwarding(pid_t child, bool terminal_too, const std::function<void(pid_t, int)>& other);
 
+// Whether everything in the namespace has ended, waiting up to `timeout_ms` for it. WaitForwarding must still follow.
+bool HasEnded(const Isolated& isolated, int timeout_ms);
+
 // After init has ended: the program's own wait status. False if init died without telling.
 bool ProgramStatus(const Isolated& isolated, int* status);
 

@@ -196,6 +196,25 @@ def restart_retry(context):
 
 
 @case
+def ends_in_restart(context):
+    """A job that ends by itself as soon as it is restored: its exit code is the restart's, whenever it ended."""
+    lab = context.lab
+    for name, arguments in (("at_once", []), ("after_a_call", ["--call"])):
+        server = lab.server(f"server_{name}")
+        job = lab.job(f"job_{name}", [context.program("leaver")] + arguments, server.unix, pause_at=[1])
+        job.wait_paused(1, 60)
+        image = context.path(f"image_{name}")
+        lab.run(f"checkpoint_{name}", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
+        job.wait(30)
+        job.go(1)
+        for number in range(4):
+            attempt = context.restart(image, server, f"restart_{name}{number}")
+            if attempt.wait(60) != 7:
+                raise Failure(f"the job's exit code was lost\n{attempt.describe()}")
+        server.end()
+
+
+@case
 def no_image(context):
     """Things that are no image."""
     lab = context.lab
