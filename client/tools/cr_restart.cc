@@ -226,15 +226,17 @@ int Run(const Options& options) {
   std::unique_ptr<GpuHost> host = GpuHost::Open(options.server, options.gpu, directory, /*detached=*/false, &error);
   steps.Done("finding the job's files and the GPU server");
   std::unique_ptr<ClientChannel> channel;
-  if (host) channel = RestoreObjects(options, *host, job, *image, log, &steps, &error);
-  bool ok = channel && WriteGpuServer(directory, host->server(), options.server.empty() ? -1 : options.gpu, &error);
   Isolated isolated;
   auto process = std::make_unique<ProcessRestore>(job, directory);
-  const auto load = [&] { return RestoreMemory(options, *image, channel.get(), &steps, &error); };
   const auto begin = [&] { return process->Begin(Absolute(image->client_dir()), &error); };
+  const auto load = [&] {
+    channel = RestoreObjects(options, *host, job, *image, log, &steps, &error);
+    return channel && WriteGpuServer(directory, host->server(), options.server.empty() ? -1 : options.gpu, &error) &&
+           RestoreMemory(options, *image, channel.get(), &steps, &error);
+  };
   // Both at once, but for files that are to be cut back: the process needs them so, and they stay as they are if the
   // memory cannot be loaded.
-  ok = ok && (longer.empty() ? begin() && load() : load() && CutBack(longer, &error) && begin());
+  bool ok = host && (longer.empty() ? begin() && load() : load() && CutBack(longer, &error) && begin());
   ok = ok && process->Finish(&isolated, &error);
   if (ok) steps.Done("restoring the process");
   if (ok && !GiveSession(options, *image, isolated, directory, *host, *channel, &job, &error)) {

@@ -40,7 +40,8 @@ class SharedBuffers {
   SharedBuffers() = default;
 
   int fd_ = -1;
-  char* memory_ = nullptr;
+  void* mapping_ = nullptr;
+  char* memory_ = nullptr;  // in it
   ClientChannel* attached_ = nullptr;
 };
 
