@@ -14,6 +14,7 @@
 
 #include "client/custom/copy.h"
 #include "client/custom/function_info.h"
+#include "client/custom/kernel_params.h"
 #include "client/custom/mapped_memory.h"
 #include "client/custom/pointer.h"
 #include "client/entry/custom.gen.h"
@@ -59,32 +60,6 @@ CUresult CheckContext(Call& call, CUcontext context, NodeMessage* out) {
   return CUDA_SUCCESS;
 }
 
-// Gathers a kernel's parameters into one block as the kernel sees it.
-CUresult PackParameters(const FunctionInfo& info, void** kernel_params, void** extra, std::string* block) {
-  if (kernel_params != nullptr) {
-    if (extra != nullptr) return CUDA_ERROR_INVALID_VALUE;  // one way or the other
-    block->resize(info.params_bytes);
-    for (size_t i = 0; i < info.params.size(); ++i) {
-      if (kernel_params[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;
-      std::memcpy(&(*block)[info.params[i].offset], kernel_params[i], info.params[i].bytes);
-    }
-    return CUDA_SUCCESS;
-  }
-  const void* buffer = nullptr;
-  size_t bytes = 0;
-  for (void** item = extra; item != nullptr && *item != CU_LAUNCH_PARAM_END; item += 2) {
-    if (item[0] == CU_LAUNCH_PARAM_BUFFER_POINTER) {
-      buffer = item[1];
-    } else if (item[0] == CU_LAUNCH_PARAM_BUFFER_SIZE && item[1] != nullptr) {
-      bytes = *static_cast<const size_t*>(item[1]);
-    } else {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-  }
-  if (buffer != nullptr) block->assign(static_cast<const char*>(buffer), bytes);
-  return block->size() < info.params_bytes ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-}
-
 // The three versions of the kernel's struct begin alike.
 template <typename Kernel>
 CUresult FillKernel(Call& call, const Kernel& kernel, CUkernel kern, CUcontext context, NodeMessage* out) {
@@ -96,6 +71,7 @@ CUresult FillKernel(Call& call, const Kernel& kernel, CUkernel kern, CUcontext c
       result != CUDA_SUCCESS) {
     return result;
   }
+  if (out->block.size() > info->params_bytes) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = MapParameters(call, out->block, true); result != CUDA_SUCCESS) return result;
   wire::NodeParams& p = out->params;
   p.type = CU_GRAPH_NODE_TYPE_KERNEL;

@@ -3,9 +3,8 @@
 
 #include <cuda.h>
 
-#include <cstring>
-
 #include "client/custom/function_info.h"
+#include "client/custom/kernel_params.h"
 #include "client/custom/mapped_memory.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
@@ -22,7 +21,8 @@ struct Shape {
 };
 
 // Whether the driver can be expected to accept this. A "no" only costs the wait for the driver's own answer.
-bool LooksValid(const Device& device, const FunctionInfo& info, const Shape& shape) {
+bool LooksValid(const Device& device, const FunctionInfo& info, const Shape& shape, const std::string& block) {
+  if (block.size() != info.params_bytes) return false;
   static constexpr CUdevice_attribute kGrid[3] = {
       CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z};
   static constexpr CUdevice_attribute kBlock[3] = {
@@ -38,48 +38,6 @@ bool LooksValid(const Device& device, const FunctionInfo& info, const Shape& sha
   };
   if (int64_t(threads) > attribute(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)) return false;
   return int64_t(shape.dynamic_shared_bytes) <= attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
-}
-
-// memcpy for the sizes that parameters have, which the compiler then makes moves of.
-void CopyParameter(char* to, const void* from, uint32_t bytes) {
-  if (bytes == 8) {
-    memcpy(to, from, 8);
-  } else if (bytes == 4) {
-    memcpy(to, from, 4);
-  } else {
-    memcpy(to, from, bytes);
-  }
-}
-
-// Gathers the parameters into one block as the kernel sees it. `block` keeps its storage between launches.
-CUresult PackParameters(const FunctionInfo& info, void** kernel_params, void** extra, std::string* block) {
-  block->clear();
-  if (kernel_params) {
-    if (extra) return CUDA_ERROR_INVALID_VALUE;  // one way or the other
-    block->resize(info.params_bytes);
-    char* const to = block->data();
-    for (const KernelParam& param : info.params) {
-      const void* const from = *kernel_params++;
-      if (!from) return CUDA_ERROR_INVALID_VALUE;
-      CopyParameter(to + param.offset, from, param.bytes);
-    }
-    return CUDA_SUCCESS;
-  }
-  const void* buffer = nullptr;
-  size_t bytes = 0;
-  for (void** item = extra; item && *item != CU_LAUNCH_PARAM_END; item += 2) {
-    if (item[0] == CU_LAUNCH_PARAM_BUFFER_POINTER) {
-      buffer = item[1];
-    } else if (item[0] == CU_LAUNCH_PARAM_BUFFER_SIZE) {
-      bytes = item[1] ? *static_cast<const size_t*>(item[1]) : 0;
-    } else {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-  }
-  if (buffer) block->assign(static_cast<const char*>(buffer), bytes);
-  // A kernel with parameters and none given: natively the same error.
-  if (block->size() < info.params_bytes) return CUDA_ERROR_INVALID_VALUE;
-  return CUDA_SUCCESS;
 }
 
 std::string& ParameterBlock(Call& call) {
@@ -166,7 +124,7 @@ CUresult Custom_cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int
   request.shared_bytes = sharedMemBytes;
   request.params = block;
   request.Encode(&call.message());
-  return SendLaunch(call, LooksValid(device, *info, shape));
+  return SendLaunch(call, LooksValid(device, *info, shape, block));
 }
 
 CUresult Custom_cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY,
@@ -224,7 +182,7 @@ CUresult Custom_cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, voi
   request.attributes =
       std::string_view(reinterpret_cast<const char*>(config->attrs), config->numAttrs * sizeof(CUlaunchAttribute));
   request.Encode(&call.message());
-  bool expected = LooksValid(CurrentDevice(call), *info, shape);
+  bool expected = LooksValid(CurrentDevice(call), *info, shape, block);
   if (config->numAttrs == 0) return SendLaunch(call, expected);
   // With attributes (clusters, cooperative launches) the limits are more than a few comparisons: the driver is asked
   // once for each launch that differs.

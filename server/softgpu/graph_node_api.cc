@@ -62,15 +62,17 @@ CUresult KernelFrom(const P* params, CUkernel kernel, CUcontext context_handle, 
   CUresult result = context_handle ? ContextFor(context_handle, &context)
                                    : UsableContextOr([function] { return OwnContext(function); }, &context);
   if (result != CUDA_SUCCESS) return result;
-  return MakeLaunch(context,
-                    {function,
-                     {params->gridDimX, params->gridDimY, params->gridDimZ},
-                     {params->blockDimX, params->blockDimY, params->blockDimZ},
-                     params->sharedMemBytes,
-                     params->kernelParams,
-                     params->extra,
-                     false},
-                    work);
+  result = MakeLaunch(context,
+                      {function,
+                       {params->gridDimX, params->gridDimY, params->gridDimZ},
+                       {params->blockDimX, params->blockDimY, params->blockDimZ},
+                       params->sharedMemBytes,
+                       params->kernelParams,
+                       params->extra,
+                       false},
+                      work);
+  // More parameters than the kernel has: the driver has another error for it than in a launch.
+  return result == CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES ? CUDA_ERROR_INVALID_VALUE : result;
 }
 CUresult KernelFrom(const CUDA_KERNEL_NODE_PARAMS_v1* params, KernelWork* work) {
   return params == nullptr ? CUDA_ERROR_INVALID_VALUE : KernelFrom(params, nullptr, nullptr, work);

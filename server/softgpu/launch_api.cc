@@ -26,8 +26,10 @@ CUresult CopyParams(const ptx::KernelInfo& info, void** params, void** extra, st
         return CUDA_ERROR_INVALID_VALUE;
       }
     }
-    if (bytes < info.param_bytes || (buffer == nullptr && info.param_bytes != 0)) return CUDA_ERROR_INVALID_VALUE;
-    if (info.param_bytes != 0) std::memcpy(out->data(), buffer, info.param_bytes);
+    // A shorter buffer leaves the rest zero; none at all, and a longer one, are refused.
+    if ((bytes == 0 || buffer == nullptr) && info.param_bytes != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (bytes > info.param_bytes) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+    if (bytes != 0) std::memcpy(out->data(), buffer, bytes);
     return CUDA_SUCCESS;
   }
   if (info.params.empty()) return CUDA_SUCCESS;

@@ -221,6 +221,15 @@ TEST_F(ModuleTest, LaunchChecks) {
   uint32_t last;
   CU_OK(cuMemcpyDtoH_v2(&last, p + 4092, 4));
   EXPECT_EQ(5u + 1023, last);
+  // Part of them: the rest is zero, as factor here. More than the kernel has, or none, is refused.
+  bytes = 12;
+  CU_OK(cuLaunchKernel(scale_, 16, 1, 1, 64, 1, 1, 0, nullptr, nullptr, extra));
+  CU_OK(cuMemcpyDtoH_v2(&last, p + 4092, 4));
+  EXPECT_EQ(1023u, last);
+  bytes = 32;
+  CU_IS(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, cuLaunchKernel(scale_, 16, 1, 1, 64, 1, 1, 0, nullptr, nullptr, extra));
+  bytes = 0;
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuLaunchKernel(scale_, 16, 1, 1, 64, 1, 1, 0, nullptr, nullptr, extra));
   // Launched through a config, with attributes.
   CUlaunchAttribute attribute = {};
   attribute.id = CU_LAUNCH_ATTRIBUTE_PRIORITY;

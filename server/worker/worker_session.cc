@@ -457,9 +457,12 @@ void WorkerSession::RegisterHostRanges() {
     if (range.registered_in != 0) continue;
     const CUresult result = table_.cuMemHostRegister_v2(reinterpret_cast<void*>(address), range.bytes,
                                                         CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
-    if (result == CUDA_SUCCESS) range.registered_in = context.id;
-    if (result != CUDA_SUCCESS)
+    // Portable: where another context had it registered and is gone, this one still has it.
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) {
+      range.registered_in = context.id;
+    } else {
       spdlog::warn("cannot register {} pinned bytes: CUDA error {}", range.bytes, int(result));
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 // events and streams. Linked with -lcuda, so the loader resolves the driver's symbols by name.
 #include <cuda.h>
 
+#include <cstddef>
 #include <vector>
 
 #include "tests/apps/support/driver.h"
@@ -88,6 +89,53 @@ static const char kGuest[] = R"(
   ret;
 }
 )";
+
+// A packed buffer that is shorter than the parameters leaves the rest of them zero, in a launch and in a graph's node;
+// a longer one and an empty one are refused. `values` are those at `data`.
+static void ShortBuffers(CUfunction advance, CUstream stream, CUdeviceptr data, std::vector<unsigned> values) {
+  const unsigned table[4] = {1, 20, 300, 4000};
+  struct {
+    CUdeviceptr data;
+    unsigned count, factor, step, more[20];
+  } packed = {data, unsigned(values.size()), 3, 1000, {}};
+  size_t bytes = offsetof(decltype(packed), step);
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &packed, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};
+  const unsigned block = 128, grid = (packed.count + block - 1) / block;
+  CU_CHECK(cuLaunchKernel(advance, grid, 1, 1, block, 1, 1, 0, stream, nullptr, extra));
+
+  CUDA_KERNEL_NODE_PARAMS node = {};
+  node.func = advance;
+  node.gridDimX = grid;
+  node.blockDimX = block;
+  node.gridDimY = node.gridDimZ = node.blockDimY = node.blockDimZ = 1;
+  node.extra = extra;
+  CUgraph graph;
+  CUgraphNode added;
+  CUgraphExec executable;
+  CU_CHECK(cuGraphCreate(&graph, 0));
+  CU_CHECK(cuGraphAddKernelNode(&added, graph, nullptr, 0, &node));
+  CU_CHECK(cuGraphInstantiate(&executable, graph, 0));
+  CU_CHECK(cuGraphLaunch(executable, stream));
+  CU_CHECK(cuStreamSynchronize(stream));
+
+  std::vector<unsigned> got(values.size());
+  CU_CHECK(cuMemcpyDtoH(got.data(), data, got.size() * sizeof(unsigned)));
+  for (size_t i = 0; i < values.size(); ++i) {
+    for (int round = 0; round < 2; ++round) values[i] = values[i] * packed.factor + table[i & 3];
+  }
+  APP_CHECK(got == values);
+
+  bytes = sizeof(packed);
+  APP_CHECK(cuLaunchKernel(advance, grid, 1, 1, block, 1, 1, 0, stream, nullptr, extra) ==
+            CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+  APP_CHECK(cuGraphAddKernelNode(&added, graph, nullptr, 0, &node) == CUDA_ERROR_INVALID_VALUE);
+  bytes = 0;
+  APP_CHECK(cuLaunchKernel(advance, grid, 1, 1, block, 1, 1, 0, stream, nullptr, extra) == CUDA_ERROR_INVALID_VALUE);
+  APP_CHECK(cuGraphAddKernelNode(&added, graph, nullptr, 0, &node) == CUDA_ERROR_INVALID_VALUE);
+  CU_CHECK(cuStreamSynchronize(stream));
+  CU_CHECK(cuGraphExecDestroy(executable));
+  CU_CHECK(cuGraphDestroy(graph));
+}
 
 int main(int argc, char** argv) {
   app::Options options = app::Parse(argc, argv, {40, 4096});
@@ -178,6 +226,8 @@ int main(int argc, char** argv) {
   digest.Add(result.data(), n * sizeof(unsigned));
   printf("driver_ptx n=%u steps=%d rounds=%llu visits=%u hidden=%u digest=%016" PRIx64 "\n", n, options.steps, counted,
          visits, hidden, digest.value());
+
+  ShortBuffers(advance, stream, data, result);
 
   CU_CHECK(cuEventDestroy(begin));
   CU_CHECK(cuEventDestroy(end));

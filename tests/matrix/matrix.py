@@ -89,10 +89,16 @@ FRAMEWORKS = {
     "numba_mix": (20, ("numba", "numba_cuda")),
     "triton_kernels": (20, ("torch", "triton")),
     "nvml_questions": (2, ()),
+    "torch_nccl": (24, ("torch",)),
+    "torch_ddp": (24, ("torch",)),
 }
 
-# Programs for which the other modes mean nothing. Without CUDA there is no session: nothing to save or to move.
-LIMITED = {"nvml_questions": ("native", "ring", "grpc")}
+# Frameworks' programs that need several GPUs, real ones.
+SEVERAL_GPUS = {"torch_nccl": 2, "torch_ddp": 2}
+
+# Programs for which the other modes mean nothing: without CUDA there is no session to save or to move, and two processes
+# that share GPU memory are not saved.
+LIMITED = {app: ("native", "ring", "grpc") for app in ("nvml_questions", "torch_ddp")}
 
 # Python deletes the folder of its queues' sockets when it ends, so that an older image finds it gone: restarted no more than
 # once from each.
