@@ -1,17 +1,12 @@
-// Checksums of an image's files: XXH3-128, and XXH3-64 for blocks of a file. They find damage, not forgery.
+// Checksums of an image's files: XXH3-128, and XXH3-64 for blocks of a file. They find damage, not forgery. With AVX2
+// where the processor has it, which is more than twice as fast.
 #ifndef CUDA_REMOTE_CKPTFMT_HASH_H_
 #define CUDA_REMOTE_CKPTFMT_HASH_H_
 
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
-
-#ifndef XXH_INLINE_ALL
-#define XXH_INLINE_ALL
-#endif
-#include <xxhash.h>
 
 namespace cuda_remote::ckptfmt {
 
@@ -26,11 +21,8 @@ struct HashHash {
   size_t operator()(const Hash& hash) const { return size_t(hash.low); }
 };
 
-inline Hash HashOf(std::string_view bytes) {
-  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
-  return {hash.low64, hash.high64};
-}
-inline uint64_t BlockHashOf(std::string_view bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+Hash HashOf(std::string_view bytes);
+uint64_t BlockHashOf(std::string_view bytes);
 
 // The 16 bytes in the order in which they are printed.
 inline std::string ToBytes(const Hash& hash) {
@@ -63,21 +55,13 @@ inline bool FromBytes(std::string_view bytes, Hash* hash) {
 // The hash of bytes that come in pieces.
 class Hasher {
  public:
-  Hasher() : state_(XXH3_createState(), &XXH3_freeState) { Reset(); }
-  void Reset() {
-    if (state_) XXH3_128bits_reset(state_.get());
-  }
-  void Add(std::string_view bytes) {
-    if (state_) XXH3_128bits_update(state_.get(), bytes.data(), bytes.size());
-  }
-  Hash Get() const {
-    if (!state_) return {};
-    const XXH128_hash_t hash = XXH3_128bits_digest(state_.get());
-    return {hash.low64, hash.high64};
-  }
+  Hasher();
+  void Reset();
+  void Add(std::string_view bytes);
+  Hash Get() const;
 
  private:
-  std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state_;
+  std::unique_ptr<void, void (*)(void*)> state_;  // xxHash's; null if there is no memory
 };
 
 }  // namespace cuda_remote::ckptfmt

@@ -60,26 +60,34 @@ struct ImageReader::State {
     return bytes;
   }
 
+  // `seen` gets how many bytes were compared.
   absl::Status VerifyFile(const FileRecord& file, const std::function<void(uint64_t)>& seen) const {
     const std::string path = FullPath(file.path);
     absl::StatusOr<Fd> fd = OpenForReading(path);
     if (!fd.ok()) return fd.status();
-    std::string block(kBlockBytes, '\0');
+    std::string block(size_t(std::min<uint64_t>(kBlockBytes, file.bytes)), '\0');
     Hasher whole;
-    for (uint64_t offset = 0, number = 0; offset < file.bytes; ++number) {
-      const size_t length = size_t(std::min<uint64_t>(kBlockBytes, file.bytes - offset));
-      if (absl::Status status = ReadAt(fd->get(), path, offset, block.data(), length); !status.ok()) return status;
-      const std::string_view bytes(block.data(), length);
-      if (BlockHashOf(bytes) != file.blocks[size_t(number)]) {
-        return absl::DataLossError(absl::StrCat(path, " is damaged: the ", length, " bytes from offset ", offset,
-                                                " are not those that were written"));
+    const auto each_block = [&](const std::function<absl::Status(std::string_view, uint64_t)>& use) {
+      for (uint64_t offset = 0; offset < file.bytes; offset += kBlockBytes) {
+        const size_t length = size_t(std::min<uint64_t>(kBlockBytes, file.bytes - offset));
+        if (absl::Status status = ReadAt(fd->get(), path, offset, block.data(), length); !status.ok()) return status;
+        if (absl::Status status = use({block.data(), length}, offset); !status.ok()) return status;
       }
+      return absl::OkStatus();
+    };
+    const absl::Status read = each_block([&](std::string_view bytes, uint64_t) {
       whole.Add(bytes);
-      offset += length;
-      if (seen) seen(length);
-    }
-    if (whole.Get() != file.hash) return absl::DataLossError(absl::StrCat(path, " is damaged"));
-    return absl::OkStatus();
+      if (seen) seen(bytes.size());
+      return absl::OkStatus();
+    });
+    if (!read.ok() || whole.Get() == file.hash) return read;
+    // Where?
+    const absl::Status found = each_block([&](std::string_view bytes, uint64_t offset) {
+      if (BlockHashOf(bytes) == file.blocks[size_t(offset / kBlockBytes)]) return absl::OkStatus();
+      return absl::DataLossError(absl::StrCat(path, " is damaged: the ", bytes.size(), " bytes from offset ", offset,
+                                              " are not those that were written"));
+    });
+    return found.ok() ? absl::DataLossError(absl::StrCat(path, " is damaged")) : found;
   }
 
   // Whether all files are there with the sizes that they should have.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -26,6 +27,9 @@ static_assert(kChunkBytes == ChunkPool::kSlotBytes && kChunkBytes == SharedBuffe
 // Of a chunk, in a request through the channel.
 constexpr uint64_t kPiece = kMaxPayloadBytes;
 constexpr size_t kPiecesPerChunk = (kChunkBytes + kPiece - 1) / kPiece;
+// So many bytes open a region that is written; one of less than kWorthSharing goes through the channel, where nobody
+// waits for answers.
+constexpr size_t kOpening = 4096, kWorthSharing = 256 << 10;
 // Threads that only copy, and those that read files and hash as well; each has a few chunks on the way, and all have
 // kCount together.
 constexpr unsigned kMostCopying = 6, kMostFilling = 14;
@@ -93,14 +97,20 @@ class Transfer {
     return index < chunks_.size() ? &chunks_[index] : nullptr;
   }
 
-  // A region's first chunk goes through the channel, and all that follow until that is on its way: the server then sees
-  // to it that copies reach all of the region (mappings without access).
-  bool MayShare(const Chunk& chunk) const {
+  // Whether a chunk may go through a shared buffer, once its region is open.
+  bool CanShare(const Chunk& chunk) const {
     const Region& region = RegionOf(chunk);
-    return shared_ && region.kind == RegionKind::kAllocation && region.context != 0 && chunk.index > 0 &&
-           opened_[chunk.region].load(std::memory_order_acquire);
+    return shared_ && region.kind == RegionKind::kAllocation && region.context != 0;
   }
+  // A region is open once a read or write of its first bytes is on its way through the channel: the server then sees to
+  // it that copies reach all of the region (mappings without access).
+  bool IsOpen(const Chunk& chunk) const { return opened_[chunk.region].load(std::memory_order_acquire); }
   void Opened(const Chunk& chunk) { opened_[chunk.region].store(true, std::memory_order_release); }
+  // Until the thread that has the region's first chunk has opened it, or the transfer has failed. Chunks are taken in
+  // order, and that thread waits for no other one.
+  void AwaitOpen(const Chunk& chunk) const {
+    while (!IsOpen(chunk) && !stopped()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
 
   // Begins a copy between the GPU and a shared buffer, which is answered when it is done. 0: the session is over.
   uint64_t BeginCopy(const Chunk& chunk, size_t buffer, bool to_host) {
@@ -228,7 +238,7 @@ class ReadShare {
   void Start(const Transfer::Chunk& chunk, char* slot) {
     flights_.push_back({&chunk, slot});
     Flight& flight = flights_.back();
-    if (transfer_->MayShare(chunk)) {
+    if (chunk.index > 0 && transfer_->CanShare(chunk) && transfer_->IsOpen(chunk)) {
       flight.buffer = free_buffers_.back();
       free_buffers_.pop_back();
       flight.sequences[0] = transfer_->BeginCopy(chunk, flight.buffer, true);
@@ -324,7 +334,7 @@ class WriteShare {
     for (size_t turn = 0; !transfer_->stopped(); turn = (turn + 1) % flights_.size()) {
       const Transfer::Chunk* const chunk = transfer_->Next();
       if (!chunk) break;
-      if (transfer_->MayShare(*chunk)) {
+      if (transfer_->CanShare(*chunk) && (chunk->index > 0 || chunk->bytes >= kWorthSharing)) {
         // The buffer's last copy, which must be done before it is filled again.
         Finish(turn);
         Share(*chunk, turn);
@@ -350,24 +360,33 @@ class WriteShare {
 
   void Share(const Transfer::Chunk& chunk, size_t turn) {
     const size_t buffer = first_buffer_ + turn;
-    if (!Fill(chunk, transfer_->shared()->data(buffer))) return;
+    char* const bytes = transfer_->shared()->data(buffer);
+    if (!Fill(chunk, bytes)) return;
+    if (chunk.index == 0) {
+      // The copy brings these bytes once more.
+      if (!SendFrom(chunk, bytes, kOpening)) return;
+      transfer_->Opened(chunk);
+    } else {
+      transfer_->AwaitOpen(chunk);
+      if (transfer_->stopped()) return;
+    }
     flights_[turn] = {&chunk, transfer_->BeginCopy(chunk, buffer, false)};
     if (flights_[turn].sequence == 0) transfer_->FailGone(ChannelStatus::kClosed);
   }
 
   void Send(const Transfer::Chunk& chunk) {
     if (!own_) own_.reset(new char[kChunkBytes]);
-    if (!Fill(chunk, own_.get())) return;
-    SendFrom(chunk, own_.get());
-    transfer_->Opened(chunk);
-    transfer_->Advance(chunk.bytes);
+    if (Fill(chunk, own_.get()) && SendFrom(chunk, own_.get(), chunk.bytes)) transfer_->Advance(chunk.bytes);
   }
 
-  void SendFrom(const Transfer::Chunk& chunk, const char* bytes) {
+  // The first `count` bytes of a chunk, through the channel.
+  bool SendFrom(const Transfer::Chunk& chunk, const char* bytes, size_t count) {
     std::string error;
-    if (!SendBytes(transfer_->channel(), transfer_->RegionOf(chunk), chunk.offset(), {bytes, chunk.bytes}, &error)) {
-      transfer_->Fail(error);
+    if (SendBytes(transfer_->channel(), transfer_->RegionOf(chunk), chunk.offset(), {bytes, count}, &error)) {
+      return true;
     }
+    transfer_->Fail(error);
+    return false;
   }
 
   void Finish(size_t turn) {
@@ -386,8 +405,10 @@ class WriteShare {
       return;
     }
     // Something that this way does not reach; if the other one does not either, the Drain tells.
-    if (reply_.result != 0) SendFrom(*flight.chunk, transfer_->shared()->data(first_buffer_ + turn));
-    transfer_->Advance(flight.chunk->bytes);
+    const char* const bytes = transfer_->shared()->data(first_buffer_ + turn);
+    if (reply_.result == 0 || SendFrom(*flight.chunk, bytes, flight.chunk->bytes)) {
+      transfer_->Advance(flight.chunk->bytes);
+    }
   }
 
   Transfer* const transfer_;

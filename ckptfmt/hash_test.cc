@@ -1,0 +1,38 @@
+// What is compiled for AVX2 and what is not must give the same.
+
+#include "ckptfmt/hash.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#ifndef XXH_INLINE_ALL
+#define XXH_INLINE_ALL
+#endif
+#include <xxhash.h>
+
+namespace cuda_remote::ckptfmt {
+namespace {
+
+TEST(Hash, IsXxh3WhateverTheProcessorHas) {
+  std::string bytes((2 << 20) + 17, '\0');
+  uint64_t state = 1;
+  for (char& byte : bytes) byte = char((state = state * 6364136223846793005u + 1442695040888963407u) >> 56);
+  for (const size_t size : {size_t{0}, size_t{1}, size_t{16}, size_t{200}, size_t{240}, size_t{241}, size_t{1024},
+                            size_t{4095}, size_t{1} << 20, size_t{2} << 20, bytes.size()}) {
+    const std::string_view part(bytes.data(), size);
+    // This file is compiled for any processor.
+    const XXH128_hash_t want = XXH3_128bits(part.data(), part.size());
+    EXPECT_TRUE(HashOf(part) == (Hash{want.low64, want.high64})) << size;
+    EXPECT_EQ(BlockHashOf(part), XXH3_64bits(part.data(), part.size())) << size;
+    Hasher hasher;
+    for (size_t at = 0, piece = 1; at < size; at += piece, piece = piece * 3 + 1) hasher.Add(part.substr(at, piece));
+    EXPECT_TRUE(hasher.Get() == HashOf(part)) << size;
+    hasher.Reset();
+    hasher.Add(part);
+    EXPECT_TRUE(hasher.Get() == HashOf(part)) << size;
+  }
+}
+
+}  // namespace
+}  // namespace cuda_remote::ckptfmt
