@@ -14,6 +14,7 @@
 #include "ckptfmt/image_writer.h"
 #include "client/tools/background.h"
 #include "client/tools/criu.h"
+#include "client/tools/criu_facts.h"
 #include "client/tools/foreground.h"
 #include "client/tools/gpu_state.h"
 #include "client/tools/held_job.h"
@@ -200,6 +201,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
     outcome->paused = Since(paused);
     steps.Done("giving the job its session back");
   }
+  const CriuFacts facts;  // beside the writing
   absl::Status committed;
   {
     Progress progress("writing GPU memory", options.quiet);

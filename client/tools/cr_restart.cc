@@ -13,6 +13,7 @@
 #include <string>
 
 #include "ckptfmt/image_reader.h"
+#include "client/tools/criu_facts.h"
 #include "client/tools/foreground.h"
 #include "client/tools/gpu_host.h"
 #include "client/tools/gpu_state.h"
@@ -252,6 +253,7 @@ int Run(const Options& options) {
     remove_folders();
     return Fail(error);
   }
+  const CriuFacts facts;
   const int code = FinishJob(kTool, isolated, directory, std::move(host));
   // What the job has written last is on its way through the terminal.
   if (process->copier() > 0) waitpid(process->copier(), nullptr, 0);

@@ -19,6 +19,7 @@
 #include <set>
 #include <sstream>
 
+#include "client/tools/criu_facts.h"
 #include "client/tools/job.h"
 
 namespace cuda_remote::client::tools {
@@ -296,9 +297,11 @@ bool DumpProcesses(const Job& job, const std::string& image_folder, const std::s
   for (const InheritedFile& file : job.files()) command.insert(command.end(), {"--external", file.id()});
   const std::string log = work_folder + "/" + kDumpLog;
   unlink(log.c_str());
+  const std::string facts = CriuFactsPath(criu);
   const int code = InsideJob(
       job,
-      [&command] {
+      [&command, &facts] {
+        ShowCriuFacts(facts);
         std::vector<char*> arguments;
         for (std::string& word : command) arguments.push_back(&word[0]);
         arguments.push_back(nullptr);

@@ -147,6 +147,7 @@ bool SetUp(const Plan& plan, std::string* error) {
     *error = WithErrno("cannot mount /proc for the job");
     return false;
   }
+  if (plan.prepare) plan.prepare();
   if (plan.first_pid > 0) {
     std::ofstream last("/proc/sys/kernel/ns_last_pid");
     last << plan.first_pid - 1 << std::flush;

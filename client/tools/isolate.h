@@ -30,6 +30,8 @@ struct Plan {
   pid_t first_pid = 0;
   // Not empty: this folder is seen as `seen_as` in the namespace.
   std::string folder, seen_as;
+  // What else is to be done in the namespace, by its init, before anything starts there.
+  std::function<void()> prepare;
 };
 
 struct Isolated {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "client/tools/criu.h"
+#include "client/tools/criu_facts.h"
 
 extern char** environ;
 
@@ -72,6 +73,8 @@ bool ProcessRestore::Begin(const std::string& image_folder, std::string* error) 
       !RestoreCommand(job_, image_folder, job_.directory(), terminal, &plan.command, &opened_, error)) {
     return false;
   }
+  const std::string facts = CriuFactsPath(plan.command[0]);
+  plan.prepare = [facts] { ShowCriuFacts(facts); };
   plan.command.insert(plan.command.end(), {"--action-script", hold});
   output_ = tmpfile();
   plan.restorer_output = output_ ? fileno(output_) : 2;
