@@ -3,12 +3,13 @@
 
 Usage:
   matrix.py --product DIR --apps DIR [--driver LIB] [--only APP,...] [--modes MODE,...] [--json FILE]
-            [--case-limit S] [--total-limit S] [--run-seconds S] [--keep]
+            [--case-limit S] [--total-limit S] [--run-seconds S] [--seed N] [--keep]
 
   --product   a folder with the built product (cr-run, cr-server, libcuda-remote.so, ...), searched recursively
   --apps      a folder with the test programs (executables, or NAME.py), searched recursively
   --driver    the driver library for the servers: a path; default: the software GPU beside the product
   --modes     any of those below (default: all)
+  --seed      a number from which every random choice of every case follows (default: another one in each run, which prints it)
 
 Modes:
   native        straight on the driver: what all others are compared with
@@ -16,10 +17,10 @@ Modes:
   embedded      under cr-run without --server
   grpc          under cr-run through the relay and gRPC over TCP
   tls           the same with TLS both ways
-  restart       checkpoint with --stop at three points of one run, each restarted against a new server: the second and
-                third are checkpoints of a restarted job; then the first image once more
+  restart       checkpoint with --stop at three random steps of one run, each restarted against a new server: the second
+                and third are checkpoints of a restarted job; then the first image once more
   live          checkpoint at a random time while the job goes on; the job and the restarted image both give the result
-  restart_grpc  checkpoint from the ring, restart through gRPC, checkpoint that, restart on the ring
+  restart_grpc  the same from the ring to gRPC, from gRPC to gRPC, and from there to the ring
   migrate       to another server, which has other work, and back, while running
   migrate_grpc  from the ring to gRPC and back, while running
   migrate_ten   ten moves between two servers in one run
@@ -112,8 +113,9 @@ SOFTWARE_GPUS = {"peers": 2}
 class Case:
     """One program in one lab: its command and its native output, made once."""
 
-    def __init__(self, lab, app, path, limit, run_seconds):
+    def __init__(self, lab, app, path, limit, run_seconds, pick):
         self.lab = lab
+        self.pick = pick  # every random choice
         self.app = app
         self.path = path
         self.steps = FRAMEWORKS[app][0] if app in FRAMEWORKS else APPS[app]
@@ -138,7 +140,8 @@ class Case:
         return max(20, int(1000 * part * self.run_seconds) // self.steps)
 
     def points(self):
-        return [max(1, self.steps // 6), self.steps // 2, self.steps - 2]
+        """Three steps in order, after each of which there is something left to do."""
+        return sorted(self.pick.sample(range(1, self.steps - 1), 3))
 
 
 def native(case):
@@ -209,7 +212,7 @@ def wait_stopped(case, job):
 def three_points(case, addresses):
     """Stops at three points and goes on from each on the next of `addresses` (callables that start a server)."""
     expected = case.expected
-    points = case.points()
+    points = case.notes["steps"] = case.points()
     job = case.lab.job("job", case.command, addresses[0](), pause_at=points)
     carrier = job  # the process whose life stands for the job's
     sizes = []
@@ -248,16 +251,14 @@ def restart_grpc(case):
 def live(case):
     """Checkpoints while the program computes, at a random time, and lets it go on."""
     expected = case.expected
-    seed = int.from_bytes(os.urandom(4), "little")
-    pick = random.Random(seed)
     server = case.lab.server()
     step_ms = case.step_ms(0.6)
     last = case.steps - 1
     job = case.lab.job("job", case.command, server.unix, step_ms=step_ms, pause_at=[last])
-    step = pick.randint(1, max(1, case.steps // 2))
+    step = case.pick.randint(1, max(1, case.steps // 2))
+    case.notes["steps"] = [step]
     job.wait_steps(step, case.limit)
-    time.sleep(pick.random() * 0.05)
-    print(f"    live: seed {seed}, after step {step}", flush=True)
+    time.sleep(case.pick.random() * 0.05)
     image = os.path.join(case.lab.folder, "image")
     checkpoint(case, job, image, stop=False)
     written = os.path.getsize(job.out)
@@ -364,7 +365,8 @@ def run_case(options, app, mode):
             lab.workers = options.workers
             if app in SOFTWARE_GPUS:
                 lab.env["SOFTGPU_DEVICES"] = str(SOFTWARE_GPUS[app])
-            case = Case(lab, app, os.path.abspath(path), options.case_limit, options.run_seconds)
+            pick = random.Random(f"{options.seed} {app} {mode}")
+            case = Case(lab, app, os.path.abspath(path), options.case_limit, options.run_seconds, pick)
             try:
                 MODES[mode](case)
                 result["ok"] = True
@@ -378,6 +380,8 @@ def run_case(options, app, mode):
         result["error"] = str(failure)
     except Exception:
         result["error"] = traceback.format_exc()
+    if result["error"] and "steps" in result.get("notes", {}):
+        result["error"] += f"\ncheckpoints after steps {result['notes']['steps']}; again with --seed {options.seed}"
     result["seconds"] = round(time.monotonic() - start, 2)
     return result
 
@@ -397,8 +401,10 @@ def main():
     parser.add_argument(
         "--run-seconds", type=float, default=2.5, help="how long a job takes that moves while it runs; a real GPU needs seconds to start"
     )
+    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "little"))
     parser.add_argument("--keep", action="store_true", help="keep the folders of all cases")
     options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
     apps, modes = options.only.split(","), options.modes.split(",")
     for name, known in [(app, {**APPS, **FRAMEWORKS}) for app in apps] + [(mode, MODES) for mode in modes]:
         if name not in known:
@@ -415,7 +421,9 @@ def main():
             continue
         result = run_case(options, app, mode)
         results.append(result)
-        print(f"{'ok  ' if result['ok'] else 'FAIL'} {app:14} {mode:13} {result['seconds']:7.2f} s", flush=True)
+        steps = ", ".join(str(step) for step in result.get("notes", {}).get("steps", []))
+        steps = f"  checkpoints after steps {steps}" if steps else ""
+        print(f"{'ok  ' if result['ok'] else 'FAIL'} {app:14} {mode:13} {result['seconds']:7.2f} s{steps}", flush=True)
         if not result["ok"]:
             print("    " + result["error"].replace("\n", "\n    "), flush=True)
         if options.json:
