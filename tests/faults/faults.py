@@ -177,6 +177,9 @@ def restart_retry(context):
     job, image = context.stopped_image(command)
     nowhere = ["--server", "unix:" + context.path("nowhere.sock")]
     must_fail(lab.start(harness.Process(lab, "nowhere", [lab.tool("cr-restart"), image] + nowhere)), mention="nowhere.sock")
+    # CRIU had begun by then.
+    if os.path.exists(job.directory):
+        raise Failure(f"the failed restart left {os.listdir(job.directory)} in the job's folder")
     server = lab.server("second")
     for number in range(4):
         attempt = context.restart(image, server, f"killed{number}")
