@@ -3,6 +3,8 @@
 
 #include <cuda.h>
 
+#include <atomic>
+
 #include "client/custom/function_info.h"
 #include "client/custom/kernel_params.h"
 #include "client/custom/mapped_memory.h"
@@ -19,6 +21,9 @@ struct Shape {
   unsigned block[3];
   unsigned dynamic_shared_bytes;
 };
+
+// Local memory of each thread that a context has from the beginning (CU_LIMIT_STACK_SIZE, unless it was changed).
+constexpr int64_t kLocalAtHand = 1024;
 
 // Whether the driver can be expected to accept this. A "no" only costs the wait for the driver's own answer.
 bool LooksValid(const Device& device, const FunctionInfo& info, const Shape& shape, const std::string& block) {
@@ -37,7 +42,9 @@ bool LooksValid(const Device& device, const FunctionInfo& info, const Shape& sha
     return size_t(which) < info.attributes.size() ? info.attributes[which] : kRefused;
   };
   if (int64_t(threads) > attribute(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)) return false;
-  return int64_t(shape.dynamic_shared_bytes) <= attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+  if (int64_t(shape.dynamic_shared_bytes) > attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)) return false;
+  // For the first launch the driver has to find local memory of that size for all threads that the GPU can run at once.
+  return attribute(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES) <= kLocalAtHand || info.accepted.load(std::memory_order_relaxed);
 }
 
 std::string& ParameterBlock(Call& call) {
@@ -89,7 +96,12 @@ bool DescribeLaunch(uint64_t function, const Shape& shape, const CUlaunchConfig&
   return true;
 }
 
-CUresult SendLaunch(Call& call, bool looks_valid) { return looks_valid ? call.Send() : call.Transact(); }
+CUresult SendLaunch(Call& call, const FunctionInfo& info, bool looks_valid) {
+  if (looks_valid) return call.Send();
+  const CUresult result = call.Transact();
+  if (result == CUDA_SUCCESS) info.accepted.store(true, std::memory_order_relaxed);
+  return result;
+}
 
 }  // namespace
 
@@ -124,7 +136,7 @@ CUresult Custom_cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int
   request.shared_bytes = sharedMemBytes;
   request.params = block;
   request.Encode(&call.message());
-  return SendLaunch(call, LooksValid(device, *info, shape, block));
+  return SendLaunch(call, *info, LooksValid(device, *info, shape, block));
 }
 
 CUresult Custom_cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY,
@@ -183,7 +195,7 @@ CUresult Custom_cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, voi
       std::string_view(reinterpret_cast<const char*>(config->attrs), config->numAttrs * sizeof(CUlaunchAttribute));
   request.Encode(&call.message());
   bool expected = LooksValid(CurrentDevice(call), *info, shape, block);
-  if (config->numAttrs == 0) return SendLaunch(call, expected);
+  if (config->numAttrs == 0) return SendLaunch(call, *info, expected);
   // With attributes (clusters, cooperative launches) the limits are more than a few comparisons: the driver is asked
   // once for each launch that differs.
   Answers& answers = call.session().answers();
@@ -192,7 +204,7 @@ CUresult Custom_cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, voi
   if (plain) call.session().AppendSettings(request.f, &description);
   expected = expected && plain && answers.Find(description, nullptr);
   const uint64_t stamp = answers.stamp();
-  const CUresult result = SendLaunch(call, expected);
+  const CUresult result = SendLaunch(call, *info, expected);
   if (plain) {
     if (result == CUDA_SUCCESS && !expected) answers.Keep(stamp, description, "");
   } else {

@@ -21,11 +21,6 @@ namespace {
 // OpMemAlloc's flag bits.
 constexpr uint32_t kStreamOrdered = 1;
 
-bool FreedMemoryIsKept(Session& session) {
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
-  return !session.freed_memory().empty();
-}
-
 // What freed_memory.h keeps is one stream's own; both names of the legacy default stream are the same stream. Captured
 // allocations and frees are nodes of a graph, and with CUDA_REMOTE_SYNC every call is to reach the server.
 bool MayKeepFreed(Session& session) { return !session.captures().active() && !session.settings().sync; }
@@ -89,12 +84,7 @@ CUresult Allocate(Call& call, wire::OpMemAlloc_Request& request, CUdeviceptr* dp
   const uint64_t context = call.thread().current_context();
   request.device = session.DeviceOf(context);
   request.Encode(&call.message());
-  CUresult result = call.Transact();
-  if (result == CUDA_ERROR_OUT_OF_MEMORY && FreedMemoryIsKept(session)) {
-    session.GiveBackFreed();
-    result = call.Transact();
-  }
-  if (result != CUDA_SUCCESS) return result;
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   wire::OpMemAlloc_Reply reply;
   if (!reply.Decode(call.reply())) return session.Lose(ChannelStatus::kProtocolError);
   *dptr = reply.address;

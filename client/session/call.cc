@@ -241,7 +241,11 @@ CUresult Call::Send() {
 CUresult Call::Transact() {
   if (WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
   const uint64_t sequence = Begin(reply_payload_, reply_payload_capacity_);
-  return sequence ? Finish(sequence) : session_->Lose(ChannelStatus::kClosed);
+  const CUresult result = sequence ? Finish(sequence) : session_->Lose(ChannelStatus::kClosed);
+  // What this process keeps for later allocations of its streams is free, and may be what is missing.
+  if (result != CUDA_ERROR_OUT_OF_MEMORY || !session_->GiveBackFreed()) return result;
+  const uint64_t again = Begin(reply_payload_, reply_payload_capacity_);
+  return again ? Finish(again) : session_->Lose(ChannelStatus::kClosed);
 }
 
 CUresult Call::Recall(uint64_t function) {

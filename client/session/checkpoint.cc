@@ -14,6 +14,7 @@
 #include "client/session/log.h"
 #include "client/session/session.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/driverabi/error_names.h"
 #include "replay/replayer/channel_target.h"
 #include "replay/replayer/replayer.h"
 
@@ -185,8 +186,8 @@ bool Session::Drain(std::string* error) {
   const CUresult result = Operate(kOpDrain, message, nullptr);
   if (result == CUDA_SUCCESS) return true;
   *error = lost_.load() != CUDA_SUCCESS ? "the GPU server went away while its work was finishing"
-                                        : "the GPU's work did not finish cleanly: CUDA error " +
-                                              std::to_string(result) + "; the job's GPU state is not worth saving";
+                                        : "the GPU's work did not finish cleanly: " + driverabi::DescribeError(result) +
+                                              "; the job's GPU state is not worth saving";
   return false;
 }
 
@@ -280,8 +281,7 @@ bool Session::MapManaged(std::string* error) {
     if (range.value.alias_of || !IsKeptInStep(range.value)) continue;
     const CUresult result = MapOwnRange(range.value.device, range.bytes);
     if (result != CUDA_SUCCESS) {
-      *error =
-          "the new server has no room for host memory that kernels use (CUDA error " + std::to_string(result) + ")";
+      *error = "the new server has no room for host memory that kernels use (" + driverabi::DescribeError(result) + ")";
       return false;
     }
   }
@@ -289,7 +289,7 @@ bool Session::MapManaged(std::string* error) {
     if (range.value.source != DeviceRange::kManaged) continue;
     const CUresult result = MapManagedRange(start, range.bytes, range.value.device);
     if (result != CUDA_SUCCESS) {
-      *error = "the new server has no room for the job's managed memory (CUDA error " + std::to_string(result) + ")";
+      *error = "the new server has no room for the job's managed memory (" + driverabi::DescribeError(result) + ")";
       return false;
     }
   }
@@ -310,7 +310,7 @@ bool Session::MoveManaged(std::string* error) {
   }
   const CUresult result = managed_mirror_.MoveTo(channel_.get(), places);
   if (result == CUDA_SUCCESS) return true;
-  *error = "the new server cannot keep the job's managed memory in step (CUDA error " + std::to_string(result) + ")";
+  *error = "the new server cannot keep the job's managed memory in step (" + driverabi::DescribeError(result) + ")";
   return false;
 }
 
@@ -321,7 +321,7 @@ bool Session::ShareHostArena(std::string* error) {
     if (!range.value.shared) continue;
     const CUresult result = MapHostRange(start, range.bytes, range.value.flags);
     if (result != CUDA_SUCCESS) {
-      *error = "the new server cannot map the job's pinned memory (CUDA error " + std::to_string(result) + ")";
+      *error = "the new server cannot map the job's pinned memory (" + driverabi::DescribeError(result) + ")";
       return false;
     }
   }

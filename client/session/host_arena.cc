@@ -6,14 +6,23 @@
 
 #include <iterator>
 
+#include "client/session/machine_memory.h"
+
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
 
 namespace cuda_remote::client {
+namespace {
+
+// From here on the machine is asked whether it has that much.
+constexpr size_t kMuch = size_t{64} << 20;
+
+}  // namespace
 
 void* HostArena::Allocate(size_t bytes) {
   if (bytes == 0 || bytes > kMaxBytes) return nullptr;
+  if (bytes >= kMuch && bytes > AvailableMemory()) return nullptr;
   const uint64_t wanted = RoundUp(bytes);
   std::lock_guard<std::mutex> lock(mutex_);
   if (fd_ < 0) {

@@ -26,7 +26,8 @@ class HostArena {
   static constexpr uint64_t kMaxBytes = uint64_t(1) << 42;
   static constexpr uint64_t kPage = 4096;
 
-  // Zeroed memory of at least `bytes`, page-aligned; null if there is none left.
+  // Zeroed memory of at least `bytes`, page-aligned; null if there is none left. Much of it is refused if the machine
+  // does not have that much to give: a server pins it, which takes all pages at once.
   void* Allocate(size_t bytes);
   // Gives back what Allocate returned. The pages are released at once.
   void Free(void* address, size_t bytes);

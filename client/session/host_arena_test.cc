@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstring>
 
@@ -62,6 +63,17 @@ TEST(HostArenaTest, RefusesNothingAndTooMuch) {
   HostArena arena;
   EXPECT_EQ(arena.Allocate(0), nullptr);
   EXPECT_EQ(arena.Allocate(HostArena::kMaxBytes + 1), nullptr);
+}
+
+// The server would pin it, and the kernel end a process to find the pages.
+TEST(HostArenaTest, MoreThanTheMachineHasIsRefused) {
+  HostArena arena;
+  const size_t machine = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+  EXPECT_EQ(arena.Allocate(machine + 1), nullptr);
+  EXPECT_EQ(arena.Allocate(size_t{1} << 62), nullptr);
+  void* const memory = arena.Allocate(size_t{64} << 20);
+  EXPECT_NE(memory, nullptr);
+  arena.Free(memory, size_t{64} << 20);
 }
 
 }  // namespace

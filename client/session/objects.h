@@ -30,6 +30,8 @@ struct FunctionInfo {
   std::vector<KernelParam> params;
   uint32_t params_bytes = 0;        // size of the parameter block
   std::vector<int32_t> attributes;  // by CUfunction_attribute; kRefused where the driver refuses it
+  // A launch of it was waited for and succeeded.
+  mutable std::atomic<bool> accepted{false};
 };
 
 // What cuKernelSetAttribute has set, which a kernel's functions share, and the same as bytes: as long as these are

@@ -303,6 +303,13 @@ uint64_t Session::PrimaryContextUnlocked(int device) {
   return handle;
 }
 
+Object* Session::LivePrimaryContextUnlocked(int device) {
+  const auto known = primary_contexts_.find(device);
+  if (known == primary_contexts_.end()) return nullptr;
+  Object* const object = handles_.Find(Kind::kContext, known->second);
+  return object && object->active ? object : nullptr;
+}
+
 void Session::AppendSettings(uint64_t function, std::string* out) {
   std::shared_lock<std::shared_mutex> lock(mutex_);
   const Object* object = handles_.Find(KindOf(function), function);
@@ -500,13 +507,14 @@ void Session::WaitAsleep() {
   if (!wait_asleep_.exchange(true)) channel_->SetEager(false);
 }
 
-void Session::GiveBackFreed() {
+bool Session::GiveBackFreed() {
   std::vector<FreedMemory::Block> blocks;
   {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     blocks = freed_memory_.TakeAll();
   }
   GiveBack(blocks);
+  return !blocks.empty();
 }
 
 void Session::DropDependentsUnlocked(replay::ObjectKey key) {

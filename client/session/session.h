@@ -133,6 +133,8 @@ class Session final : public agent::AgentHost, public trace::Server {
   uint64_t SomeContextOn(int device);
   // The device's primary context, which has a handle from the first question on, retained or not. 0: no handle is left.
   uint64_t PrimaryContextUnlocked(int device);
+  // The same context if it is there: retained, and not reset since. Null: it is not; no handle is made for it.
+  Object* LivePrimaryContextUnlocked(int device);
   // Changes with what is known of any function or kernel (Object::info), under mutex().
   uint64_t function_epoch() const { return function_epoch_.load(std::memory_order_acquire); }
   void FunctionsChangedUnlocked() { function_epoch_.fetch_add(1, std::memory_order_acq_rel); }
@@ -161,7 +163,8 @@ class Session final : public agent::AgentHost, public trace::Server {
   // Tells the server, in the order of their streams, of frees that it has not heard of: of these blocks, or of all that
   // are kept. Not under mutex().
   void GiveBack(const std::vector<FreedMemory::Block>& blocks);
-  void GiveBackFreed();
+  // Whether there were any.
+  bool GiveBackFreed();
 
   // A copy of `text` that lives as long as the process. Takes its own lock.
   const char* Intern(const std::string& text) {

@@ -4,11 +4,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
-#include <sstream>
-#include <string>
 
+#include "client/session/machine_memory.h"
 #include "client/tools/parallel.h"
 
 namespace cuda_remote::client::tools {
@@ -17,30 +14,6 @@ namespace {
 constexpr size_t kPage = 4096;
 // Touching does not get much faster beyond this.
 constexpr unsigned kMostThreads = 16;
-
-std::string Contents(const std::string& path) {
-  std::ifstream file(path);
-  return std::string(std::istreambuf_iterator<char>(file), {});
-}
-
-// The number after `key` in a text of "key number" lines; `none` if it is not there.
-uint64_t NumberAfter(const std::string& text, const std::string& key, uint64_t none) {
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    std::istringstream words(line);
-    std::string name;
-    uint64_t number;
-    if (words >> name && name == key && words >> number) return number;
-  }
-  return none;
-}
-
-// A file with one number; "max" and nothing at all are `none`.
-uint64_t NumberIn(const std::string& path, uint64_t none) {
-  std::istringstream text(Contents(path));
-  uint64_t number;
-  return text >> number ? number : none;
-}
 
 }  // namespace
 
@@ -105,48 +78,8 @@ void ChunkPool::Give(char* slot) {
   given_.notify_one();
 }
 
-uint64_t AvailableIn(const std::string& meminfo) {
-  const uint64_t kib = NumberAfter(meminfo, "MemAvailable:", UINT64_MAX);
-  return kib == UINT64_MAX ? kib : kib * 1024;
-}
-
-uint64_t LeftInGroup(std::string folder, const std::string& root, bool old_names) {
-  const char* const limit_name = old_names ? "/memory.limit_in_bytes" : "/memory.max";
-  const char* const used_name = old_names ? "/memory.usage_in_bytes" : "/memory.current";
-  const char* const cache_name = old_names ? "total_inactive_file" : "inactive_file";
-  uint64_t left = UINT64_MAX;
-  while (folder.size() >= root.size()) {
-    const uint64_t limit = NumberIn(folder + limit_name, UINT64_MAX);
-    // Version 1 writes "no limit" as a number near 2^63.
-    if (limit < uint64_t{1} << 62) {
-      const uint64_t used = NumberIn(folder + used_name, 0);
-      const uint64_t cache = NumberAfter(Contents(folder + "/memory.stat"), cache_name, 0);
-      const uint64_t needed = used > cache ? used - cache : 0;
-      left = std::min(left, limit > needed ? limit - needed : 0);
-    }
-    const size_t slash = folder.rfind('/');
-    if (slash == std::string::npos || slash == 0) break;
-    folder.resize(slash);
-  }
-  return left;
-}
-
 uint64_t SpareMemory() {
-  uint64_t left = AvailableIn(Contents("/proc/meminfo"));
-  // "0::/a/b" (version 2) or "5:memory:/a/b".
-  std::istringstream groups(Contents("/proc/self/cgroup"));
-  for (std::string line; std::getline(groups, line);) {
-    const size_t first = line.find(':');
-    const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    std::string path = line.substr(second + 1);
-    if (path == "/") path.clear();
-    if (controllers.empty()) left = std::min(left, LeftInGroup("/sys/fs/cgroup" + path, "/sys/fs/cgroup", false));
-    if (controllers == "memory") {
-      left = std::min(left, LeftInGroup("/sys/fs/cgroup/memory" + path, "/sys/fs/cgroup/memory", true));
-    }
-  }
+  const uint64_t left = AvailableMemory();
   // A kernel that says nothing gets the least that works.
   return left == UINT64_MAX ? 0 : left / 2;
 }

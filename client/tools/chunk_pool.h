@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
-#include <string>
 #include <vector>
 
 namespace cuda_remote::client::tools {
@@ -61,12 +60,6 @@ class ChunkPool {
 // What may be taken from this machine for a pool: half of what is available, of the memory control groups of this
 // process too.
 uint64_t SpareMemory();
-
-// The parts of it, for tests. MemAvailable of a /proc/meminfo; UINT64_MAX if it does not say.
-uint64_t AvailableIn(const std::string& meminfo);
-// What a control group's folder, and those above it up to `root`, leave: their limit less what is in use, page cache
-// that can go not counted. `old_names`: of version 1. UINT64_MAX: no limit.
-uint64_t LeftInGroup(std::string folder, const std::string& root, bool old_names);
 
 }  // namespace cuda_remote::client::tools
 

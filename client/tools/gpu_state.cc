@@ -11,6 +11,7 @@
 
 #include "proto/channel/handshake.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/driverabi/error_names.h"
 #include "proto/nvml/query.h"
 #include "replay/replayer/channel_target.h"
 #include "replay/replayer/replayer.h"
@@ -108,7 +109,7 @@ bool Drain(ClientChannel* channel, std::string* error) {
   wire::OpDrain_Reply drained;
   if (!drained.Decode(reply.message)) return Malformed(error);
   if (drained.sticky_error != 0) {
-    *error = "the job's GPU work has failed (CUDA error " + std::to_string(drained.sticky_error) + ")";
+    *error = "the job's GPU work has failed with " + driverabi::DescribeError(drained.sticky_error);
     return false;
   }
   if (drained.captures != 0) {

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "proto/codec/codec.h"
+#include "proto/driverabi/error_names.h"
 #include "proto/frame/handle.h"
 
 namespace cuda_remote::client::tools {
@@ -434,7 +435,7 @@ bool Gone(ClientChannel* channel, ChannelStatus status, std::string* error) {
 }
 
 bool Failed(const std::string& what, uint32_t result, std::string* error) {
-  *error = "the GPU server could not " + what + ": CUDA error " + std::to_string(result);
+  *error = "the GPU server could not " + what + ": " + driverabi::DescribeError(result);
   return false;
 }
 

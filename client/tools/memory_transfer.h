@@ -24,7 +24,7 @@ namespace cuda_remote::client::tools {
 // Gets bytes done and in all; false: the user has given up, stop. Called by several threads, one at a time.
 using Continue = std::function<bool(uint64_t done, uint64_t total)>;
 
-// "the session with the GPU server was lost: WHY", "the GPU server could not DO: CUDA error N"; both return false.
+// "the session with the GPU server was lost: WHY", "the GPU server could not DO: ERROR"; both return false.
 bool Gone(ClientChannel* channel, ChannelStatus status, std::string* error);
 bool Failed(const std::string& what, uint32_t result, std::string* error);
 

@@ -356,7 +356,7 @@ TEST_P(MemoryTransfer, ReadingStopsAtTheFirstFailure) {
     std::string error;
     EXPECT_FALSE(ReadMemory(server.channel(), sample.regions, &pool, attached, use, go_on, &error));
     static constexpr const char* kErrors[] = {"the disk is full", "interrupted",
-                                              "could not read GPU memory at 0x100060000000: CUDA error 1",
+                                              "could not read GPU memory at 0x100060000000: CUDA_ERROR_INVALID_VALUE (1, invalid argument)",
                                               "the session with the GPU server was lost: told to die"};
     EXPECT_THAT(error, HasSubstr(kErrors[kind]));
     EXPECT_EQ(FreeSlots(&pool), ChunkPool::kLeastSlots) << error;

@@ -43,6 +43,8 @@ TEST(ErrorNames, KnownAndUnknown) {
   EXPECT_STREQ(ErrorName(CUDA_ERROR_ILLEGAL_ADDRESS), "CUDA_ERROR_ILLEGAL_ADDRESS");
   EXPECT_STREQ(ErrorString(CUDA_ERROR_UNKNOWN), "unknown error");
   EXPECT_EQ(ErrorName(CUresult(3000)), nullptr);
+  EXPECT_EQ(DescribeError(CUDA_ERROR_OUT_OF_MEMORY), "CUDA_ERROR_OUT_OF_MEMORY (2, out of memory)");
+  EXPECT_EQ(DescribeError(3000), "CUDA error 3000");
   EXPECT_EQ(ErrorString(CUresult(-1)), nullptr);
 }
 

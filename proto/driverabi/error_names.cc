@@ -148,4 +148,11 @@ const char* ErrorString(CUresult result) {
   return row ? row->text : nullptr;
 }
 
+std::string DescribeError(uint32_t result) {
+  const char* const name = ErrorName(CUresult(result));
+  const char* const text = ErrorString(CUresult(result));
+  if (!name || !text) return "CUDA error " + std::to_string(result);
+  return std::string(name) + " (" + std::to_string(result) + ", " + text + ")";
+}
+
 }  // namespace cuda_remote::driverabi

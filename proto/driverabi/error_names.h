@@ -6,6 +6,9 @@
 
 #include <cuda.h>
 
+#include <cstdint>
+#include <string>
+
 namespace cuda_remote::driverabi {
 
 // "CUDA_ERROR_INVALID_VALUE"; null for a number that is no result.
@@ -13,6 +16,9 @@ const char* ErrorName(CUresult result);
 
 // "invalid argument", in driver 580's words; null for a number that is no result.
 const char* ErrorString(CUresult result);
+
+// For messages to people: "CUDA_ERROR_INVALID_VALUE (1, invalid argument)", or "CUDA error 12345".
+std::string DescribeError(uint32_t result);
 
 }  // namespace cuda_remote::driverabi
 

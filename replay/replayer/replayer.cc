@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "proto/api/replay_policy.gen.h"
+#include "proto/driverabi/error_names.h"
 
 namespace cuda_remote::replay {
 namespace {
@@ -59,7 +60,7 @@ struct UnderWay {
 
 bool Check(const Record& record, const ReplayTarget::Answer& answer, std::string* error) {
   if (answer.result != 0) {
-    *error = "the new server cannot replay " + Describe(record) + ": CUDA error " + std::to_string(answer.result);
+    *error = "the new server cannot replay " + Describe(record) + ": " + driverabi::DescribeError(answer.result);
     return false;
   }
   if (!record.modifies && AnswerMatters(record.header.call) && answer.message != record.reply) {

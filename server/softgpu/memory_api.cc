@@ -81,7 +81,8 @@ SOFTGPU_API cuMemAllocManaged(CUdeviceptr* address, size_t bytes, unsigned int f
   if (address == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST) return CUDA_ERROR_INVALID_VALUE;
   AllocationPtr allocation;
-  if (CUresult result = Allocate(context, bytes, MemoryKind::kManaged, true, &allocation); result != CUDA_SUCCESS) {
+  // There may be more of it than the device has.
+  if (CUresult result = Allocate(context, bytes, MemoryKind::kManaged, false, &allocation); result != CUDA_SUCCESS) {
     return result;
   }
   // Fresh managed memory is zero on real systems (new pages); small blocks of ours are not.
@@ -121,6 +122,8 @@ SOFTGPU_API cuMemHostAlloc(void** host, size_t bytes, unsigned int flags) {
     *host = nullptr;
     return CUDA_ERROR_INVALID_VALUE;
   }
+  // Not touched here, but what is more than the machine has could never be pinned.
+  if (bytes / sysconf(_SC_PAGESIZE) > size_t(sysconf(_SC_PHYS_PAGES))) return CUDA_ERROR_OUT_OF_MEMORY;
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   auto allocation = std::make_shared<Allocation>();

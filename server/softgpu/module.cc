@@ -117,10 +117,16 @@ CUresult Module::Load(const ContextPtr& context, const std::string& ptx, const V
   Device* device = GetDevice(context->device());
   std::shared_ptr<char> block;
   if (bytes != 0) {
-    if (bytes > device->total()) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!device->TakeMemory(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     void* memory = MapVariables(bytes, ptx);
-    if (memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
-    block.reset(static_cast<char*>(memory), [bytes](char* p) { munmap(p, bytes); });
+    if (memory == nullptr) {
+      device->GiveMemory(bytes);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    block.reset(static_cast<char*>(memory), [bytes, device](char* p) {
+      munmap(p, bytes);
+      device->GiveMemory(bytes);
+    });
   }
   ptx::SymbolAddresses addresses;
   for (size_t i = 0; i < offsets.size(); ++i) {
@@ -213,8 +219,8 @@ KernelPtr Library::FindKernel(const std::string& name) const {
 }
 
 CUresult Library::AllocateManaged() {
-  // In one piece, at an address that follows from the text, as for other variables: cuda-remote's client has them at the
-  // same addresses.
+  // In one piece, at an address that follows from the text, as for other variables: cuda-remote's client has them at
+  // the same addresses.
   std::vector<std::pair<const ptx::GlobalInfo*, uint64_t>> places;
   uint64_t total = 0;
   for (const ptx::GlobalInfo& global : code->globals()) {

@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <vector>
 
+#include "proto/driverabi/error_names.h"
+
 namespace cuda_remote::server {
 namespace {
 
@@ -32,8 +34,8 @@ std::unique_ptr<DeviceArena> DeviceArena::Create(const DriverTable& driver, int 
   if (bytes != 0) return std::unique_ptr<DeviceArena>(new DeviceArena(driver, devices, bytes, memory_limit));
   char base[24];
   snprintf(base, sizeof base, "0x%llx", static_cast<unsigned long long>(kArenaBase));
-  *error = std::string("the driver does not give device addresses at ") + base + " (CUDA error " + std::to_string(int(result)) +
-           "); device memory would not keep its addresses over a restart";
+  *error = std::string("the driver does not give device addresses at ") + base + ": " + driverabi::DescribeError(result) +
+           "; device memory would not keep its addresses over a restart";
   return nullptr;
 }
 
@@ -138,9 +140,9 @@ CUresult DeviceArena::MapOnce(int device, uint64_t address, uint64_t bytes) {
   CUmemGenericAllocationHandle physical = 0;
   CUresult result = driver_.cuMemCreate(&physical, bytes, &prop, 0);
   if (result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY && shareable_) {
-    shareable_ = false;
     prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
     result = driver_.cuMemCreate(&physical, bytes, &prop, 0);
+    shareable_ = result != CUDA_SUCCESS;  // it may have been something else
   }
   if (result != CUDA_SUCCESS) return result;
   result = driver_.cuMemMap(address, bytes, 0, physical, 0);

@@ -22,6 +22,8 @@ struct FakeDriver {
   std::map<uint64_t, std::set<int>> access;
   uint64_t next = 1;
   int creates = 0;
+  uint64_t largest = ~uint64_t(0);  // more than this in one piece is an invalid value
+  bool shareable = false;           // whether the last piece can be exported
 } g;
 
 DriverTable MakeTable() {
@@ -34,8 +36,11 @@ DriverTable MakeTable() {
     return CUDA_SUCCESS;
   };
   table.cuMemAddressFree = [](CUdeviceptr, size_t) { return CUDA_SUCCESS; };
-  table.cuMemCreate = [](CUmemGenericAllocationHandle* h, size_t bytes, const CUmemAllocationProp*, unsigned long long) {
+  table.cuMemCreate = [](CUmemGenericAllocationHandle* h, size_t bytes, const CUmemAllocationProp* prop,
+                         unsigned long long) {
     ++g.creates;
+    if (bytes > g.largest) return CUDA_ERROR_INVALID_VALUE;
+    g.shareable = prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     if (g.physical + bytes > g.capacity) return CUDA_ERROR_OUT_OF_MEMORY;
     g.physical += bytes;
     *h = g.next++;
@@ -188,6 +193,16 @@ TEST_F(DeviceArenaTest, OutOfMemoryAfterTheCacheIsGone) {
   EXPECT_EQ(Allocate(1), 0u);
   EXPECT_EQ(Allocate(~uint64_t(0)), 0u);
   EXPECT_EQ(last_, CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+// An absurd request may be refused in other ways than for want of memory; what comes after it is as before.
+TEST_F(DeviceArenaTest, ARefusedPieceLeavesTheOthersShareable) {
+  Make();
+  g.largest = 8 * kPage;
+  EXPECT_EQ(Allocate(9 * kPage), 0u);
+  EXPECT_EQ(last_, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_NE(Allocate(kPage), 0u);
+  EXPECT_TRUE(g.shareable);
 }
 
 TEST_F(DeviceArenaTest, TheLimitHoldsForEverything) {

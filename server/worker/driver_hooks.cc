@@ -2,6 +2,10 @@
 
 #include <map>
 #include <set>
+#include <thread>
+#include <utility>
+
+#include "server/worker/current_context.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -9,11 +13,48 @@ namespace {
 // C function pointers carry no state, and a worker serves one session.
 DriverTable g_real;
 DeviceArena* g_arena = nullptr;
+std::function<void(bool)> g_collect_frees;
+std::thread::id g_executor;
 std::set<CUstream> g_captures;
 std::map<CUmemGenericAllocationHandle, uint64_t> g_physical;
 std::map<CUmemoryPool, CUmemPoolProps> g_pools;
 
+// Memory that was freed in streams, as far as they have passed the free, or all of it. A handler may have made another
+// context current than its request's.
+void CollectFrees(bool wait) {
+  if (std::this_thread::get_id() != g_executor || !g_captures.empty()) return;
+  CUcontext before = nullptr, after = nullptr;
+  g_real.cuCtxGetCurrent(&before);
+  g_collect_frees(wait);
+  g_real.cuCtxGetCurrent(&after);
+  if (after == before) return;
+  g_real.cuCtxSetCurrent(before);
+  ForgetCurrent();
+}
+
+// A function of the driver's that takes device memory: if there is none, it is called again without the memory that is
+// kept here for later allocations.
+template <auto kFunction>
+struct WithRoom;
+
+template <typename... Args, CUresult (CUDAAPI* DriverTable::*kFunction)(Args...)>
+struct WithRoom<kFunction> {
+  static CUresult CUDAAPI Call(Args... args) {
+    const CUresult result = (g_real.*kFunction)(args...);
+    if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
+    CollectFrees(true);
+    g_arena->Trim();
+    return (g_real.*kFunction)(args...);
+  }
+};
+
+template <auto... kFunctions>
+void HookAllocating(DriverTable* table) {
+  ((table->*kFunctions = &WithRoom<kFunctions>::Call), ...);
+}
+
 CUresult CUDAAPI MemGetInfo(size_t* free, size_t* total) {
+  CollectFrees(false);
   CUdevice device = 0;
   if (const CUresult result = g_real.cuCtxGetDevice(&device); result != CUDA_SUCCESS) return result;
   const CUresult result = g_real.cuMemGetInfo_v2(free, total);
@@ -24,11 +65,7 @@ CUresult CUDAAPI MemGetInfo(size_t* free, size_t* total) {
 CUresult CUDAAPI MemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* prop,
                            unsigned long long flags) {
   if (!g_arena->Charge(size)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult result = g_real.cuMemCreate(handle, size, prop, flags);
-  if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-    g_arena->Trim();
-    result = g_real.cuMemCreate(handle, size, prop, flags);
-  }
+  const CUresult result = WithRoom<&DriverTable::cuMemCreate>::Call(handle, size, prop, flags);
   if (result == CUDA_SUCCESS) {
     g_physical[*handle] = size;
   } else {
@@ -92,10 +129,20 @@ CUresult CUDAAPI StreamDestroy(CUstream stream) {
 
 }  // namespace
 
-DriverTable HookDriver(const DriverTable& real, DeviceArena* arena) {
+DriverTable HookDriver(const DriverTable& real, DeviceArena* arena, std::function<void(bool wait)> collect_frees) {
   g_real = real;
   g_arena = arena;
+  g_collect_frees = std::move(collect_frees);
+  g_executor = std::this_thread::get_id();
   DriverTable table = real;
+  using T = DriverTable;
+  HookAllocating<&T::cuArrayCreate_v2, &T::cuArray3DCreate_v2, &T::cuMipmappedArrayCreate, &T::cuModuleLoadData,
+                 &T::cuModuleLoadDataEx, &T::cuModuleLoadFatBinary, &T::cuModuleGetGlobal_v2, &T::cuModuleGetFunction,
+                 &T::cuLibraryLoadData, &T::cuLibraryGetModule, &T::cuLibraryGetGlobal, &T::cuKernelGetFunction,
+                 &T::cuFuncLoad, &T::cuLaunchKernel, &T::cuLaunchKernelEx, &T::cuLaunchCooperativeKernel,
+                 &T::cuGraphInstantiateWithParams, &T::cuGraphUpload, &T::cuGraphLaunch, &T::cuStreamCreate,
+                 &T::cuStreamCreateWithPriority, &T::cuEventCreate, &T::cuCtxCreate_v4, &T::cuDevicePrimaryCtxRetain,
+                 &T::cuCtxSetLimit, &T::cuMemHostRegister_v2, &T::cuMemHostAlloc>(&table);
   table.cuMemGetInfo_v2 = &MemGetInfo;
   table.cuMemCreate = &MemCreate;
   table.cuMemPoolCreate = &MemPoolCreate;

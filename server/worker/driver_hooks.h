@@ -1,7 +1,9 @@
-// Driver calls that generated handlers make, where the worker has to know or add something: the session's own view of free
-// memory, the memory limit, peer access to the arena, captures in progress.
+// Driver calls that handlers make, where the worker has to know or add something: the session's own view of free memory,
+// the memory limit, memory that is kept although it is free, peer access to the arena, captures in progress.
 #ifndef CUDA_REMOTE_SERVER_WORKER_DRIVER_HOOKS_H_
 #define CUDA_REMOTE_SERVER_WORKER_DRIVER_HOOKS_H_
+
+#include <functional>
 
 #include "server/driver/driver_table.h"
 #include "server/worker/device_arena.h"
@@ -9,7 +11,9 @@
 namespace cuda_remote::server {
 
 // A table like `real` with some functions replaced. One session for each process: the replacements refer to `arena`.
-DriverTable HookDriver(const DriverTable& real, DeviceArena* arena);
+// `collect_frees` gives memory to the arena that the session has freed and that no stream uses any more, if true waiting
+// for streams; it is called on the thread that called HookDriver, and on no other.
+DriverTable HookDriver(const DriverTable& real, DeviceArena* arena, std::function<void(bool wait)> collect_frees);
 
 // Streams with a capture in progress that was begun in them. Executor only.
 int CapturesInProgress();

@@ -3,6 +3,7 @@
 #include <limits.h>
 #include <unistd.h>
 
+#include "proto/driverabi/error_names.h"
 #include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
@@ -24,12 +25,12 @@ bool Try(const std::string& path, LoadedDriver* driver, int* devices, std::strin
   if (!LoadDriver(path, &driver->table, error)) return false;
   CUresult result = driver->table.cuInit(0);
   if (result != CUDA_SUCCESS) {
-    *error = path + ": cuInit fails with CUDA error " + std::to_string(int(result));
+    *error = path + ": cuInit fails with " + driverabi::DescribeError(result);
     return false;
   }
   result = driver->table.cuDeviceGetCount(devices);
   if (result != CUDA_SUCCESS || *devices <= 0) {
-    *error = path + ": no GPU (CUDA error " + std::to_string(int(result)) + ")";
+    *error = path + ": no GPU: " + driverabi::DescribeError(result);
     return false;
   }
   driver->path = path;

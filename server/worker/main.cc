@@ -20,6 +20,7 @@
 #include "CLI/CLI.hpp"
 #include "proto/channel/handshake.h"
 #include "proto/channel/server_channel.h"
+#include "proto/driverabi/error_names.h"
 #include "proto/driverabi/visible_devices.h"
 #include "server/worker/address_layout.h"
 #include "server/worker/device_arena.h"
@@ -211,8 +212,7 @@ bool WarmUp(const Options& options, Warm* warm, std::string* error) {
   if (!warm->arena) return false;
   const CUresult result = driver.cuDevicePrimaryCtxRetain(&warm->context, kWarmGpu);
   if (result != CUDA_SUCCESS) {
-    *error = "GPU " + std::to_string(std::max(options.gpu, 0)) + " gives no context (CUDA error " +
-             std::to_string(int(result)) + ")";
+    *error = "GPU " + std::to_string(std::max(options.gpu, 0)) + " gives no context: " + driverabi::DescribeError(result);
     return false;
   }
   warm->staging = std::make_unique<StagingPool>(warm->driver.table);

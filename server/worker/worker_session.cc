@@ -34,7 +34,7 @@ void RelaxCaptures(const DriverTable& driver) {
 
 WorkerSession::WorkerSession(const Parts& parts)
     : parts_(parts),
-      table_(HookDriver(parts.driver->table, parts.arena)),
+      table_(HookDriver(parts.driver->table, parts.arena, [this](bool wait) { CollectPendingFrees(wait); })),
       spin_limit_(SpinLimit()),
       host_functions_([this](uint64_t id, uint64_t turn, CUresult status) {
         wire::OpHostFunc_Request event;

@@ -260,7 +260,7 @@ class WorkerSession : public Session {
     uint64_t bytes;
   };
   std::list<PendingFree>& pending_frees() { return pending_frees_; }
-  // Frees what the streams have passed; `wait`: waits for all of it.
+  // Frees what the streams have passed; `wait`: waits for all of it. Leaves the current context as it was.
   void CollectPendingFrees(bool wait);
 
   // Sends output that has appeared. Any thread.

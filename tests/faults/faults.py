@@ -10,6 +10,7 @@ Exit code: 0 all passed, 1 some failed, 2 wrong use.
 """
 
 import argparse
+import contextlib
 import difflib
 import json
 import os
@@ -54,6 +55,10 @@ class Context:
         if path is None:
             raise Failure(f"the program {name} is not in {self.options.programs}")
         return os.path.abspath(path)
+
+    def software(self):
+        """Whether the GPU is the software one."""
+        return not self.lab.driver or "softgpu" in self.lab.driver
 
     def path(self, name):
         return os.path.join(self.lab.folder, name)
@@ -352,7 +357,7 @@ def migrate_to_nowhere(context):
 def older_gpu(context):
     """A GPU that cannot run the job's code is refused, and the module named, before anything is moved."""
     lab = context.lab
-    if lab.driver and "softgpu" not in lab.driver:
+    if not context.software():
         return  # a real GPU is what it is
     command = context.app("reduce", 30)
     job = lab.job("job", command, lab.server().unix, step_ms=60)
@@ -753,6 +758,89 @@ def across_gpus(context):
     restarted = lab.start(harness.Process(lab, "restart", [lab.tool("cr-restart"), image, "--server", server.unix, "--gpu", "1"]))
     restarted.expect_success(60)
     harness.same("moved between GPUs", job.stdout(), context.expected(command))
+
+
+class SmallGpu:
+    """A GPU with little free memory: the software GPU is small, of a real one another process holds the rest.
+
+    `free_mib` holds for what is started in a `with` of it: each process's own on the software GPU, which it says so to
+    what is started by its environment; altogether on a real one, contexts included.
+    """
+
+    def __init__(self, context, free_mib):
+        self.context = context
+        self.free_mib = free_mib
+        self.before = None
+        self.holder = None
+
+    def __enter__(self):
+        lab = self.context.lab
+        if self.context.software():
+            self.before = lab.env.get("SOFTGPU_MEMORY")
+            lab.env["SOFTGPU_MEMORY"] = f"{self.free_mib}M"
+            return self
+        command = [self.context.program("exhaust"), "hold", str(self.free_mib)]
+        self.holder = lab.start(harness.Process(lab, f"holder{len(lab.processes)}", command))
+        wait_for(
+            lambda: self.holder.stdout() or not self.holder.running(), 60, lambda: f"no memory is held\n{self.holder.describe()}"
+        )
+        if self.holder.stdout() != b"holding\n":
+            raise Failure(f"no memory is held\n{self.holder.describe()}")
+        return self
+
+    def __exit__(self, kind, value, trace):
+        if self.holder:
+            self.holder.end()
+        elif self.before is None:
+            del self.context.lab.env["SOFTGPU_MEMORY"]
+        else:
+            self.context.lab.env["SOFTGPU_MEMORY"] = self.before
+
+
+@case
+def out_of_memory(context):
+    """A program that runs out of device memory in every way is told what it is told natively, over the ring and gRPC; it is
+    checkpointed with memory nearly full and restarted; a GPU with too little free memory is refused. Nothing else may use the GPU."""
+    lab = context.lab
+    lab.workers = 0  # each one takes memory for a context
+    # A real context takes about half a GiB.
+    enough, little, piece = (64, 32, 4) if context.software() else (2048, 1024, 64)
+    command = [context.program("exhaust"), "--size", str(piece)]
+    with SmallGpu(context, enough):
+        native = lab.run("native", command, 60, lab.native_environment()).stdout()
+
+        def compare(job):
+            answers = [output.decode().splitlines() for output in (native, job.stdout())]
+            other = list(difflib.unified_diff(*answers, "native", job.name, lineterm=""))
+            if other:
+                raise Failure("\n".join(["other answers than natively", *other, job.stderr()[-2000:]]))
+
+        server = lab.server(listen=True)
+        for name, address in (("ring", server.unix), ("grpc", server.tcp)):
+            job = lab.job(name, command, address)
+            job.expect_success(120)
+            compare(job)
+            wait_for(lambda: not server.workers(), 30, lambda: "the worker of a job that has ended keeps its memory")
+        job = lab.job("job", command, server.unix, pause_at=[1])
+        job.wait_paused(1, 120)
+        too_little = r"too little|out of memory"
+        # On a real GPU the job itself has taken it.
+        with SmallGpu(context, little) if context.software() else contextlib.nullcontext():
+            small = lab.server("small")
+            move = [lab.tool("cr-migrate"), job.id, "--to", small.unix]
+            must_fail(lab.start(harness.Process(lab, "move", move)), mention=too_little)
+            small.end()
+        image = context.path("image")
+        lab.run("checkpoint", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
+        job.wait(30)
+        job.go(1)
+        server.end()
+        with SmallGpu(context, little):
+            small = lab.server("small-too")
+            must_fail(context.restart(image, small, "refused"), mention=too_little)
+            small.end()
+        context.restart(image, lab.server("again"), "restart").expect_success(120)
+        compare(job)
 
 
 @case

@@ -1,8 +1,8 @@
 // Device memory from the arena: plain, pitched and stream-ordered.
 //
-// A plain free waits, as natively, until the context is idle - but not here: a waiter does, unless nothing can be running.
-// A stream-ordered free leaves an event in its stream; the memory is free when the event has passed, and at once for an
-// allocation of the same size in the same stream.
+// A plain free waits, as natively, until the context is idle - but not here: a waiter does, unless nothing can be
+// running. A stream-ordered free leaves an event in its stream; the memory is free when the event has passed, and at
+// once for an allocation of the same size in the same stream.
 
 #include <cuda.h>
 
@@ -22,11 +22,13 @@ constexpr uint32_t kManaged = 2;
 // Row pitch of pitched memory: what the driver itself uses on all GPUs of the last decade.
 constexpr uint64_t kPitch = 512;
 
-// An allocation whose free stands in the same stream: by the time that the new owner's work runs, the old one's is done.
+// An allocation whose free stands in the same stream: by the time that the new owner's work runs, the old one's is
+// done.
 uint64_t ReuseInStream(WorkerSession& worker, CUstream stream, uint64_t bytes, int device) {
   auto& pending = worker.pending_frees();
   for (auto it = pending.begin(); it != pending.end(); ++it) {
-    if (it->event == nullptr || it->stream != stream || it->bytes != bytes || it->context.id != worker.current_ref().id) continue;
+    if (it->event == nullptr || it->stream != stream || it->bytes != bytes || it->context.id != worker.current_ref().id)
+      continue;
     const ContextInfo* const context = worker.FindContext(worker.CurrentContext());
     if (context == nullptr || context->device != device) continue;
     const uint64_t address = it->address;
@@ -35,6 +37,17 @@ uint64_t ReuseInStream(WorkerSession& worker, CUstream stream, uint64_t bytes, i
     return address;
   }
   return 0;
+}
+
+// Whether a pool has room: it may have been made with a limit. Its memory is the arena's, so the driver does not count.
+bool FitsIntoPool(WorkerSession& worker, uint64_t pool, uint64_t bytes) {
+  CUmemPoolProps props;
+  if (pool == 0 || !PropsOfPool(reinterpret_cast<CUmemoryPool>(pool), &props) || props.maxSize == 0) return true;
+  uint64_t used = 0;
+  for (const auto& [address, range] : worker.ranges().all()) {
+    if (range.pool == pool) used += range.bytes;
+  }
+  return used <= props.maxSize && bytes <= props.maxSize - used;
 }
 
 }  // namespace
@@ -58,7 +71,7 @@ CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Req
   const bool ordered = (in.flags & kStreamOrdered) != 0;
   CUstream stream = nullptr;
   if (ordered && !session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
-  uint64_t pool;
+  uint64_t pool = 0;
   if (in.pool != 0 && !session.Real(Kind::kMemoryPool, in.pool, &pool)) return CUDA_ERROR_INVALID_HANDLE;
   if (in.pool != 0 && worker.ipc().Holds(in.pool)) return CUDA_ERROR_INVALID_VALUE;  // another session's
   if (ordered && IsCaptured(stream)) {
@@ -67,6 +80,7 @@ CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Req
   }
   // No call of the driver's would give the error of a kernel that failed.
   if (const CUresult stuck = StickyError(session.driver()); stuck != CUDA_SUCCESS) return stuck;
+  if (in.at == 0 && !FitsIntoPool(worker, pool, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t address = 0;
   if (ordered && in.at == 0) address = ReuseInStream(worker, stream, bytes, in.device);
   if (address == 0) {
@@ -83,6 +97,7 @@ CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Req
   range.kind = ordered ? DeviceRange::kStreamOrdered : DeviceRange::kAllocation;
   range.device = in.device;
   range.context = session.CurrentContext();
+  range.pool = pool;
   worker.ranges().Insert(address, range);
   out->address = address;
   out->pitch = pitch;
