@@ -132,7 +132,7 @@ CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
     handle = session.PrimaryContextUnlocked(dev);
     if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
-    if (session.handles().Find(Kind::kContext, handle)->active) {
+    if (session.LivePrimaryContextUnlocked(dev)) {
       ++session.primary_retains(dev);
       *pctx = AsContext(handle);
       return CUDA_SUCCESS;
@@ -171,7 +171,7 @@ CUresult Custom_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
     int& retains = session.primary_retains(dev);
     if (retains == 0) return CUDA_ERROR_INVALID_CONTEXT;
     handle = session.PrimaryContextUnlocked(dev);
-    if (retains > 1 || !session.handles().Find(Kind::kContext, handle)->active) {
+    if (retains > 1 || !session.LivePrimaryContextUnlocked(dev)) {
       --retains;
       return CUDA_SUCCESS;
     }
@@ -199,9 +199,8 @@ CUresult Custom_cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   uint64_t handle;
   {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
+    if (!session.LivePrimaryContextUnlocked(dev)) return CUDA_SUCCESS;  // nothing there to reset
     handle = session.PrimaryContextUnlocked(dev);
-    if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
-    if (!session.handles().Find(Kind::kContext, handle)->active) return CUDA_SUCCESS;  // nothing there to reset
   }
   wire::cuDevicePrimaryCtxReset_v2_Request request;
   request.context = handle;
@@ -228,12 +227,12 @@ CUresult Custom_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) 
   std::unique_lock<std::shared_mutex> lock(session.mutex());
   session.primary_flags(dev) = flags;
   if ((flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC) session.WaitAsleep();
+  Object* const context = session.LivePrimaryContextUnlocked(dev);
+  if (!context) return CUDA_SUCCESS;
+  context->flags = flags;
   const uint64_t handle = session.PrimaryContextUnlocked(dev);
-  Object* const object = handle ? session.handles().Find(Kind::kContext, handle) : nullptr;
-  const bool active = object && object->active;
-  if (active) object->flags = flags;
   lock.unlock();
-  if (active) call.Modified({Kind::kContext, handle}, 0);
+  call.Modified({Kind::kContext, handle}, 0);
   return CUDA_SUCCESS;
 }
 
@@ -245,8 +244,7 @@ CUresult Custom_cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int* flags, in
   if (const CUresult result = CheckDevice(session, dev); result != CUDA_SUCCESS) return result;
   std::unique_lock<std::shared_mutex> lock(session->mutex());
   *flags = session->primary_flags(dev);
-  const uint64_t handle = session->PrimaryContextUnlocked(dev);
-  *active = handle && session->handles().Find(Kind::kContext, handle)->active;
+  *active = session->LivePrimaryContextUnlocked(dev) != nullptr;
   return CUDA_SUCCESS;
 }
 

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -87,26 +88,39 @@ class FakeStream final : public TunnelStream {
   Pipe* const out_;
 };
 
-uint32_t Size(uint64_t sequence) { return uint32_t(sequence * 7919 % 3000); }
+// Frames of all sizes below `longest`, of which what a message may not have is payload.
+struct Frames {
+  static constexpr uint32_t kLongestMessage = 3000;
 
-void Produce(RingMemory* memory, ring::RingIndex index, uint64_t count) {
-  RingWriter writer(memory, index);
-  for (uint64_t sequence = 1; sequence <= count; ++sequence) {
+  uint64_t count;
+  uint32_t longest = kLongestMessage;
+
+  FrameHeader At(uint64_t sequence) const {
     FrameHeader header;
+    const uint32_t bytes = uint32_t(sequence * 7919 % longest);
     header.sequence = sequence;
-    header.message_bytes = Size(sequence);
-    const uint64_t bytes = ring::FrameBytes(header.message_bytes, 0);
+    header.message_bytes = std::min(bytes, kLongestMessage);
+    header.payload_bytes = bytes - header.message_bytes;
+    return header;
+  }
+};
+
+void Produce(RingMemory* memory, ring::RingIndex index, const Frames& frames) {
+  RingWriter writer(memory, index);
+  for (uint64_t sequence = 1; sequence <= frames.count; ++sequence) {
+    const FrameHeader header = frames.At(sequence);
+    const uint64_t bytes = ring::FrameBytes(header.message_bytes, header.payload_bytes);
     char* where;
     while (writer.Reserve(bytes, &where) != RingStatus::kOk) writer.WaitRoom(bytes, 100);
     memcpy(where, &header, sizeof(header));
-    memset(where + sizeof(header), int(sequence), header.message_bytes);
+    memset(where + sizeof(header), int(sequence), header.message_bytes + header.payload_bytes);
     writer.Commit(bytes);
   }
 }
 
-void Consume(RingMemory* memory, ring::RingIndex index, uint64_t count) {
+void Consume(RingMemory* memory, ring::RingIndex index, const Frames& frames) {
   RingReader reader(memory, index);
-  for (uint64_t sequence = 1; sequence <= count;) {
+  for (uint64_t sequence = 1; sequence <= frames.count;) {
     FrameHeader header;
     const char* frame;
     const RingStatus status = reader.Peek(&header, &frame);
@@ -115,138 +129,75 @@ void Consume(RingMemory* memory, ring::RingIndex index, uint64_t count) {
       reader.Wait(100);
       continue;
     }
+    const FrameHeader expected = frames.At(sequence);
     ASSERT_EQ(header.sequence, sequence) << "ring " << index;
-    ASSERT_EQ(header.message_bytes, Size(sequence));
-    for (uint32_t i = 0; i < header.message_bytes; ++i) ASSERT_EQ(frame[sizeof(header) + i], char(sequence));
+    ASSERT_EQ(header.message_bytes, expected.message_bytes);
+    ASSERT_EQ(header.payload_bytes, expected.payload_bytes);
+    const uint32_t bytes = header.message_bytes + header.payload_bytes;
+    for (uint32_t i = 0; i < bytes; ++i) ASSERT_EQ(frame[sizeof(header) + i], char(sequence));
     reader.Pop(header);
     ++sequence;
   }
 }
 
-TEST(TunnelEnd, NothingIsLostOverBreakingStreams) {
-  const auto relay_memory = Memory(), server_memory = Memory();
+struct Carried {
+  uint64_t streams = 0;
+  int over_lanes = 0;  // messages
+};
+
+// Carries frames both ways, to the relay in these rings, over one stream with its lanes after the other: each breaks
+// after some milliseconds, with a lane or by itself.
+Carried CarryOverBreakingStreams(uint32_t lanes, const uint64_t* capacity, const Frames& frames,
+                                 const std::vector<ring::RingIndex>& to_relay) {
+  const auto relay_memory = Memory(capacity), server_memory = Memory(capacity);
   TunnelEnd relay(TunnelEnd::Side::kRelay, relay_memory), server(TunnelEnd::Side::kServer, server_memory);
-  constexpr uint64_t kFrames = 8000;
-  std::vector<std::thread> ends;
-  ends.emplace_back([&] { Produce(relay_memory.get(), ring::kRequestRing, kFrames); });
-  ends.emplace_back([&] { Consume(server_memory.get(), ring::kRequestRing, kFrames); });
-  for (const ring::RingIndex index : {ring::kReplyRing, ring::kEventRing}) {
-    ends.emplace_back([&, index] { Produce(server_memory.get(), index, kFrames); });
-    ends.emplace_back([&, index] { Consume(relay_memory.get(), index, kFrames); });
+  std::vector<std::thread> users;
+  users.emplace_back([&] { Produce(relay_memory.get(), ring::kRequestRing, frames); });
+  users.emplace_back([&] { Consume(server_memory.get(), ring::kRequestRing, frames); });
+  for (const ring::RingIndex index : to_relay) {
+    users.emplace_back([&, index] { Produce(server_memory.get(), index, frames); });
+    users.emplace_back([&, index] { Consume(relay_memory.get(), index, frames); });
   }
   std::atomic<bool> done{false};
-  int streams = 0;
+  Carried carried;
   std::thread tunnels([&] {
-    std::mt19937 random(6);
+    std::mt19937 random(6 + lanes);
     while (!done) {
-      ++streams;
+      const uint64_t number = ++carried.streams;
       Pipe up, down;
       FakeStream relay_stream(&down, &up), server_stream(&up, &down);
       // As over the network: each side says how far it is, then both go on.
       const auto relay_has = relay.received_positions(), server_has = server.received_positions();
       TunnelEnd::Outcome relay_outcome = TunnelEnd::Outcome::kEnded, server_outcome = TunnelEnd::Outcome::kEnded;
       std::string relay_reason, server_reason;
-      std::thread relay_thread([&] { relay_outcome = relay.Run(&relay_stream, server_has, &relay_reason); });
-      std::thread server_thread([&] { server_outcome = server.Run(&server_stream, relay_has, &server_reason); });
-      for (unsigned waited = 0, limit = 1 + random() % 60; waited < limit && !done; ++waited) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
-      relay_stream.Cancel();
-      relay_thread.join();
-      server_thread.join();
-      EXPECT_EQ(relay_outcome, TunnelEnd::Outcome::kBroken) << relay_reason;
-      EXPECT_EQ(server_outcome, TunnelEnd::Outcome::kBroken) << server_reason;
-    }
-  });
-  for (std::thread& end : ends) end.join();
-  done = true;
-  tunnels.join();
-  EXPECT_GT(streams, 3);
-}
-
-// The same with lanes, each of which breaks by itself, too; the frames are long enough for them.
-TEST(TunnelEnd, NothingIsLostOverBreakingLanes) {
-  const auto relay_memory = Memory(kBulkCapacity), server_memory = Memory(kBulkCapacity);
-  TunnelEnd relay(TunnelEnd::Side::kRelay, relay_memory), server(TunnelEnd::Side::kServer, server_memory);
-  constexpr uint64_t kFrames = 3000;
-  constexpr uint32_t kLanes = 3;
-  const auto long_frames = [](RingMemory* memory, ring::RingIndex index, bool produce) {
-    RingWriter writer(memory, index);
-    RingReader reader(memory, index);
-    for (uint64_t sequence = 1; sequence <= kFrames;) {
-      const uint32_t payload = uint32_t(sequence * 7919 % 60000);
-      FrameHeader header;
-      if (produce) {
-        header.sequence = sequence;
-        header.payload_bytes = payload;
-        char* where;
-        const uint64_t bytes = ring::FrameBytes(0, payload);
-        while (writer.Reserve(bytes, &where) != RingStatus::kOk) writer.WaitRoom(bytes, 100);
-        memcpy(where, &header, sizeof(header));
-        memset(where + sizeof(header), int(sequence), payload);
-        writer.Commit(bytes);
-      } else {
-        const char* frame;
-        const RingStatus status = reader.Peek(&header, &frame);
-        ASSERT_NE(status, RingStatus::kCorrupt) << "ring " << index << " after frame " << sequence;
-        if (status == RingStatus::kNotYet) {
-          reader.Wait(100);
-          continue;
-        }
-        ASSERT_EQ(header.sequence, sequence) << "ring " << index;
-        ASSERT_EQ(header.payload_bytes, payload);
-        for (uint32_t i = 0; i < payload; ++i) ASSERT_EQ(frame[sizeof(header) + i], char(sequence));
-        reader.Pop(header);
-      }
-      ++sequence;
-    }
-  };
-  std::vector<std::thread> users;
-  users.emplace_back([&] { long_frames(relay_memory.get(), ring::kRequestRing, true); });
-  users.emplace_back([&] { long_frames(server_memory.get(), ring::kRequestRing, false); });
-  users.emplace_back([&] { long_frames(server_memory.get(), ring::kReplyRing, true); });
-  users.emplace_back([&] { long_frames(relay_memory.get(), ring::kReplyRing, false); });
-  std::atomic<bool> done{false};
-  std::atomic<int> over_lanes{0};
-  uint64_t number = 0;
-  std::thread tunnels([&] {
-    std::mt19937 random(7);
-    while (!done) {
-      ++number;
-      Pipe up, down;
-      FakeStream relay_stream(&down, &up), server_stream(&up, &down);
-      const auto relay_has = relay.received_positions(), server_has = server.received_positions();
-      TunnelEnd::Outcome relay_outcome = TunnelEnd::Outcome::kEnded, server_outcome = TunnelEnd::Outcome::kEnded;
-      std::string relay_reason, server_reason;
+      const uint64_t name = lanes != 0 ? number : 0;
       std::vector<std::thread> threads;
-      threads.emplace_back([&] { relay_outcome = relay.Run(&relay_stream, server_has, &relay_reason, number); });
-      threads.emplace_back([&] { server_outcome = server.Run(&server_stream, relay_has, &server_reason, number); });
-      Pipe lane_up[kLanes], lane_down[kLanes];
-      std::vector<std::unique_ptr<FakeStream>> lanes;
-      for (uint32_t i = 0; i < kLanes; ++i) {
-        lanes.push_back(std::make_unique<FakeStream>(&lane_down[i], &lane_up[i]));
-        lanes.push_back(std::make_unique<FakeStream>(&lane_up[i], &lane_down[i]));
-        FakeStream* const ends[2] = {lanes[2 * i].get(), lanes[2 * i + 1].get()};
-        threads.emplace_back([&, i, end = ends[0]] { relay.RunLane(end, number, i); });
-        threads.emplace_back([&, i, end = ends[1]] { server.RunLane(end, number, i); });
+      threads.emplace_back([&] { relay_outcome = relay.Run(&relay_stream, server_has, &relay_reason, name); });
+      threads.emplace_back([&] { server_outcome = server.Run(&server_stream, relay_has, &server_reason, name); });
+      std::deque<Pipe> lane_up(lanes), lane_down(lanes);
+      std::deque<FakeStream> ends;
+      for (uint32_t i = 0; i < lanes; ++i) {
+        FakeStream* const relay_lane = &ends.emplace_back(&lane_down[i], &lane_up[i]);
+        FakeStream* const server_lane = &ends.emplace_back(&lane_up[i], &lane_down[i]);
+        threads.emplace_back([&, i, relay_lane] { relay.RunLane(relay_lane, number, i); });
+        threads.emplace_back([&, i, server_lane] { server.RunLane(server_lane, number, i); });
       }
-      for (unsigned waited = 0, limit = 5 + random() % 60; waited < limit && !done; ++waited) {
+      const unsigned limit = (lanes != 0 ? 5 : 1) + random() % 60;
+      for (unsigned waited = 0; waited < limit && !done; ++waited) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
-      for (uint32_t i = 0; i < kLanes; ++i) over_lanes += lane_up[i].passed + lane_down[i].passed;
+      for (uint32_t i = 0; i < lanes; ++i) carried.over_lanes += lane_up[i].passed + lane_down[i].passed;
       // Now a lane breaks, now the stream; the rest has to follow.
-      const unsigned which = random() % (kLanes + 1);
-      if (which == kLanes || done) {
-        relay_stream.Cancel();
-      } else {
+      const unsigned which = random() % (lanes + 1);
+      if (which != lanes && !done) {
         lane_up[which].Break();
         lane_down[which].Break();
         // What breaks while nothing is under way shows with the next batch only.
         for (int waited = 0; waited < 200 && !up.IsBroken(); ++waited) {
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
-        relay_stream.Cancel();
       }
+      relay_stream.Cancel();
       for (std::thread& thread : threads) thread.join();
       EXPECT_EQ(relay_outcome, TunnelEnd::Outcome::kBroken) << relay_reason;
       EXPECT_EQ(server_outcome, TunnelEnd::Outcome::kBroken) << server_reason;
@@ -255,8 +206,18 @@ TEST(TunnelEnd, NothingIsLostOverBreakingLanes) {
   for (std::thread& user : users) user.join();
   done = true;
   tunnels.join();
-  EXPECT_GT(number, 3u);
-  EXPECT_GT(over_lanes.load(), 20);
+  return carried;
+}
+
+TEST(TunnelEnd, NothingIsLostOverBreakingStreams) {
+  EXPECT_GT(CarryOverBreakingStreams(0, kCapacity, {8000}, {ring::kReplyRing, ring::kEventRing}).streams, 3u);
+}
+
+// The same with lanes, each of which breaks by itself, too; the frames are long enough for them.
+TEST(TunnelEnd, NothingIsLostOverBreakingLanes) {
+  const Carried carried = CarryOverBreakingStreams(3, kBulkCapacity, {3000, 60000}, {ring::kReplyRing});
+  EXPECT_GT(carried.streams, 3u);
+  EXPECT_GT(carried.over_lanes, 20);
 }
 
 // What a lane must not bring, and what must not come with a gap.
@@ -343,12 +304,12 @@ TEST(TunnelEnd, FullInBothDirectionsIsNoDeadlock) {
   std::string relay_reason, server_reason;
   std::thread relay_thread([&] { relay.Run(&relay_stream, {0}, &relay_reason); });
   std::thread server_thread([&] { server.Run(&server_stream, {0, 0}, &server_reason); });
-  constexpr uint64_t kFrames = 20000;
+  const Frames frames{20000};
   std::vector<std::thread> users;
-  users.emplace_back([&] { Produce(relay_memory.get(), ring::kRequestRing, kFrames); });
-  users.emplace_back([&] { Consume(server_memory.get(), ring::kRequestRing, kFrames); });
-  users.emplace_back([&] { Produce(server_memory.get(), ring::kReplyRing, kFrames); });
-  users.emplace_back([&] { Consume(relay_memory.get(), ring::kReplyRing, kFrames); });
+  users.emplace_back([&] { Produce(relay_memory.get(), ring::kRequestRing, frames); });
+  users.emplace_back([&] { Consume(server_memory.get(), ring::kRequestRing, frames); });
+  users.emplace_back([&] { Produce(server_memory.get(), ring::kReplyRing, frames); });
+  users.emplace_back([&] { Consume(relay_memory.get(), ring::kReplyRing, frames); });
   for (std::thread& user : users) user.join();
   relay_stream.Cancel();
   relay_thread.join();
@@ -359,7 +320,7 @@ TEST(TunnelEnd, FullInBothDirectionsIsNoDeadlock) {
 TEST(TunnelEnd, TheEndComesBehindAllFrames) {
   const auto relay_memory = Memory(), server_memory = Memory();
   TunnelEnd relay(TunnelEnd::Side::kRelay, relay_memory), server(TunnelEnd::Side::kServer, server_memory);
-  Produce(server_memory.get(), ring::kReplyRing, 30);
+  Produce(server_memory.get(), ring::kReplyRing, {30});
   server.End("the worker is done");
   Pipe up, down;
   FakeStream relay_stream(&down, &up), server_stream(&up, &down);
@@ -371,7 +332,7 @@ TEST(TunnelEnd, TheEndComesBehindAllFrames) {
   relay_stream.Cancel();
   server_thread.join();
   EXPECT_EQ(server_outcome, TunnelEnd::Outcome::kEnded);
-  Consume(relay_memory.get(), ring::kReplyRing, 30);
+  Consume(relay_memory.get(), ring::kReplyRing, {30});
 }
 
 TEST(TunnelEnd, ImpossibleResumptionIsRefused) {
