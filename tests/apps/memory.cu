@@ -95,7 +95,18 @@ int main(int argc, char** argv) {
     LAUNCH_CHECK();
 
     unsigned* fresh;
-    CUDA_CHECK(cudaMallocAsync(reinterpret_cast<void**>(&fresh), n * sizeof(unsigned), stream));
+    if (step % 2 == 0) {
+      CUDA_CHECK(cudaMallocAsync(reinterpret_cast<void**>(&fresh), n * sizeof(unsigned), stream));
+    } else {
+      // From a pool that is destroyed at once: it lasts as long as its memory does.
+      cudaMemPoolProps props = {};
+      props.allocType = cudaMemAllocationTypePinned;
+      props.location.type = cudaMemLocationTypeDevice;
+      cudaMemPool_t pool;
+      CUDA_CHECK(cudaMemPoolCreate(&pool, &props));
+      CUDA_CHECK(cudaMallocFromPoolAsync(reinterpret_cast<void**>(&fresh), n * sizeof(unsigned), pool, stream));
+      CUDA_CHECK(cudaMemPoolDestroy(pool));
+    }
     Fill<<<(n + 127) / 128, 128, 0, stream>>>(fresh, n, step * 1000);
     LAUNCH_CHECK();
     if (carried) {

@@ -279,15 +279,16 @@ class Job(Process):
         except OSError:
             return []
 
-    def wait_paused(self, step, limit, alive=None):
-        check = alive or self.running
+    def wait_paused(self, step, limit, carrier=None):
+        """Waits until the job stands after `step`. `carrier`: the process that the job now depends on, a cr-restart."""
+        carrier = carrier or self
         wait_for(
-            lambda: f"paused {step}" in self.steps() or not check(),
+            lambda: f"paused {step}" in self.steps() or not carrier.running(),
             limit,
-            lambda: f"{self.name} did not reach step {step}\n{self.describe()}",
+            lambda: f"{carrier.name} did not reach step {step}\n{carrier.describe()}",
         )
         if f"paused {step}" not in self.steps():
-            raise Failure(f"{self.name} ended before step {step}\n{self.describe()}")
+            raise Failure(f"{carrier.name} ended before step {step}\n{carrier.describe()}")
 
     def wait_steps(self, count, limit):
         """Waits until the job has made at least `count` steps."""

@@ -217,7 +217,7 @@ def three_points(case, addresses):
     carrier = job  # the process whose life stands for the job's
     sizes = []
     for number, step in enumerate(points):
-        job.wait_paused(step, case.limit, carrier.running)
+        job.wait_paused(step, case.limit, carrier)
         image = os.path.join(case.lab.folder, f"image{number}")
         checkpoint(case, job, image)
         carrier.wait(30)

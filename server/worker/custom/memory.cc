@@ -72,7 +72,8 @@ CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Req
   CUstream stream = nullptr;
   if (ordered && !session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   uint64_t pool = 0;
-  if (in.pool != 0 && !session.Real(Kind::kMemoryPool, in.pool, &pool)) return CUDA_ERROR_INVALID_HANDLE;
+  // In a replay the pool may be gone, though its memory is not.
+  if (in.pool != 0 && !session.Real(Kind::kMemoryPool, in.pool, &pool) && in.at == 0) return CUDA_ERROR_INVALID_HANDLE;
   if (in.pool != 0 && worker.ipc().Holds(in.pool)) return CUDA_ERROR_INVALID_VALUE;  // another session's
   if (ordered && IsCaptured(stream)) {
     spdlog::warn("cuMemAllocAsync in a stream that is being captured is not supported");
