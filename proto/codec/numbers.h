@@ -43,6 +43,18 @@ class Numbers {
 
   void Varint(uint64_t value) {
     char* at = at_;  // bytes that are written through at_ itself might change it, for all that the compiler knows
+    if (value >> 49 != 0) {
+      // Eight bytes or more, as handles have: eight groups of seven bits, spread to one for each byte. (Little-endian,
+      // like all that goes over the wire as it lies in memory.)
+      uint64_t low = (value & 0x0fffffff) | (value & 0x00fffffff0000000) << 4;
+      low = (low & 0x00003fff00003fff) | (low & 0x0fffc0000fffc000) << 2;
+      low = (low & 0x007f007f007f007f) | (low & 0x3f803f803f803f80) << 1;
+      value >>= 56;
+      low |= value != 0 ? 0x8080808080808080 : 0x0080808080808080;
+      std::memcpy(at, &low, 8);
+      at_ = at += 8;
+      if (value == 0) return;
+    }
     while (value >= 0x80) {
       *at++ = char(value | 0x80);
       value >>= 7;

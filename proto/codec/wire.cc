@@ -2,6 +2,35 @@
 
 namespace cuda_remote::wire {
 
+const char* ReadVarint(const char* at, const char* end, uint64_t* value) {
+  if (end - at >= 8) {
+    // Those that end within eight bytes, as handles do, without a loop: eight groups of seven bits.
+    uint64_t word;
+    std::memcpy(&word, at, 8);
+    const uint64_t stops = ~word & 0x8080808080808080;
+    if (stops != 0) {
+      word &= stops ^ (stops - 1);  // up to the first byte that is the last one
+      word &= 0x7f7f7f7f7f7f7f7f;
+      word = (word & 0x007f007f007f007f) | (word & 0x7f007f007f007f00) >> 1;
+      word = (word & 0x00003fff00003fff) | (word & 0x3fff00003fff0000) >> 2;
+      *value = (word & 0x0fffffff) | (word & 0x0fffffff00000000) >> 4;
+      return at + (__builtin_ctzll(stops) + 1) / 8;
+    }
+  }
+  uint64_t result = 0;
+  for (int shift = 0; shift < 64; shift += 7) {
+    if (at == end) return nullptr;
+    const uint8_t byte = uint8_t(*at++);
+    if (shift == 63 && byte > 1) return nullptr;
+    result |= uint64_t(byte & 0x7f) << shift;
+    if (byte < 0x80) {
+      *value = result;
+      return at;
+    }
+  }
+  return nullptr;
+}
+
 void PutPackedDouble(std::string* out, uint32_t field, const std::vector<double>& values) {
   if (values.empty()) return;
   PutBytesAlways(out, field, {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)});

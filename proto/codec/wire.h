@@ -83,6 +83,10 @@ void PutPackedDouble(std::string* out, uint32_t field, const std::vector<double>
 
 // ------------------------------------------------------------------------------------------------------------- reading
 
+// Reads the varint at `at`; returns what is behind it, null if it is longer than it may be or does not end before
+// `end`.
+const char* ReadVarint(const char* at, const char* end, uint64_t* value);
+
 // Walks over the fields of one message. Not thread-safe; the bytes must outlive it and every view taken from it.
 class Reader {
  public:
@@ -152,20 +156,14 @@ class Reader {
     return false;
   }
   bool Varint(uint64_t* value) {
-    uint64_t result = 0;
-    const char* at = at_;
-    for (int shift = 0; shift < 64; shift += 7) {
-      if (at == end_) return Fail();
-      const uint8_t byte = uint8_t(*at++);
-      if (shift == 63 && byte > 1) return Fail();
-      result |= uint64_t(byte & 0x7f) << shift;
-      if (byte < 0x80) {
-        at_ = at;
-        *value = result;
-        return true;
-      }
+    if (at_ != end_ && uint8_t(*at_) < 0x80) {
+      *value = uint8_t(*at_++);
+      return true;
     }
-    return Fail();
+    const char* const behind = ReadVarint(at_, end_, value);
+    if (!behind) return Fail();
+    at_ = behind;
+    return true;
   }
   bool GetVarint(uint64_t* value) { return type_ == kVarint ? Varint(value) : Fail(); }
   template <typename T>

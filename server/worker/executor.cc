@@ -75,38 +75,49 @@ bool Executor::Execute(const FrameHeader& header, const std::string& message, st
 std::string Executor::Run() {
   FrameHeader header;
   std::string message;
+  PayloadView payload;
   while (true) {
-    Kept kept;
-    bool is_kept = false;
-    PayloadView payload;
-    {
-      std::unique_lock<std::mutex> lock(reader_);
-      if (held_) {
-        channel_->Release(hold_);
-        held_ = false;
+    turn_.Take();
+    if (has_read_ahead_) {
+      bool ok = true;
+      if (ExecuteKept(&ok)) {
+        if (!ok) return reason_;
+        continue;
       }
-      if (!kept_.empty()) {
-        kept = std::move(kept_.front());
-        kept_.pop_front();
-        kept_bytes_ -= kept.message.size() + kept.payload.size();
-        is_kept = true;
-      } else if (ended_ || !channel_->Next(&header, &message, &payload)) {
-        break;
-      }
+      if (ended_) break;
     }
-    const bool ok =
-        is_kept ? Execute(kept.header, kept.message, kept.payload) : Execute(header, message, payload.view());
-    if (!ok) return reason_;
+    if (!channel_->Next(&header, &message, &payload)) break;
+    turn_.GiveUp();
+    if (!Execute(header, message, payload.view())) return reason_;
   }
+  turn_.GiveUp();
   return channel_->end_reason();
 }
 
+bool Executor::ExecuteKept(bool* ok) {
+  if (held_) {
+    channel_->Release(hold_);
+    held_ = false;
+  }
+  if (kept_.empty()) {
+    has_read_ahead_ = ended_;
+    return false;
+  }
+  const Kept kept = std::move(kept_.front());
+  kept_.pop_front();
+  kept_bytes_ -= kept.message.size() + kept.payload.size();
+  turn_.GiveUp();
+  *ok = Execute(kept.header, kept.message, kept.payload);
+  return true;
+}
+
 uint64_t Executor::HoldPayload() {
-  std::lock_guard<std::mutex> lock(reader_);
+  turn_.Take();
   // If the watcher has read on, the payload is no longer the channel's last one, but the watcher holds it.
-  if (!held_) return channel_->Hold();
+  const uint64_t hold = held_ ? hold_ : channel_->Hold();
   held_ = false;
-  return hold_;
+  turn_.GiveUp();
+  return hold;
 }
 
 void Executor::Watch() {
@@ -140,35 +151,41 @@ bool Executor::AnswerAhead(const FrameHeader& header, const std::string& message
 }
 
 void Executor::ReadAhead(uint64_t stuck) {
-  std::unique_lock<std::mutex> lock(reader_);
-  while (!stop_ && !ended_ && executing_.load(std::memory_order_acquire) == stuck) {
-    if (!channel_->HasNext() || kept_bytes_ > kMaxKeptBytes) {
-      lock.unlock();
-      std::this_thread::sleep_for(kReadAheadPause);
-      lock.lock();
-      continue;
-    }
-    // The stuck call may still be reading its payload.
-    if (!held_) {
-      hold_ = channel_->Hold();
-      held_ = true;
-    }
-    Kept next;
-    PayloadView payload;
-    if (!channel_->Next(&next.header, &next.message, &payload)) {
-      ended_ = true;
-      return;
-    }
-    if (IsHostFuncDone(next.header)) {
-      wire::OpHostFuncDone_Request done;
-      if (done.Decode(next.message)) session_->host_functions().Done(done.turn);
-      continue;
-    }
-    if (AnswerAhead(next.header, next.message, payload.view())) continue;
-    next.payload.assign(payload.data, payload.bytes);
-    kept_bytes_ += next.message.size() + next.payload.size();
-    kept_.push_back(std::move(next));
+  while (!stop_ && executing_.load(std::memory_order_acquire) == stuck) {
+    if (!turn_.TryTake()) continue;  // between two requests, so it is not stuck any more
+    // With the turn, the executor stays where it is: in the request, or in front of the next one.
+    const bool more = executing_.load(std::memory_order_acquire) == stuck && ReadOneAhead();
+    const bool ended = ended_;
+    turn_.GiveBack();
+    if (ended) return;
+    if (!more) std::this_thread::sleep_for(kReadAheadPause);
   }
+}
+
+bool Executor::ReadOneAhead() {
+  if (ended_ || !channel_->HasNext() || kept_bytes_ > kMaxKeptBytes) return false;
+  has_read_ahead_ = true;
+  // The stuck call may still be reading its payload.
+  if (!held_) {
+    hold_ = channel_->Hold();
+    held_ = true;
+  }
+  Kept next;
+  PayloadView payload;
+  if (!channel_->Next(&next.header, &next.message, &payload)) {
+    ended_ = true;
+    return false;
+  }
+  if (IsHostFuncDone(next.header)) {
+    wire::OpHostFuncDone_Request done;
+    if (done.Decode(next.message)) session_->host_functions().Done(done.turn);
+    return true;
+  }
+  if (AnswerAhead(next.header, next.message, payload.view())) return true;
+  next.payload.assign(payload.data, payload.bytes);
+  kept_bytes_ += next.message.size() + next.payload.size();
+  kept_.push_back(std::move(next));
+  return true;
 }
 
 }  // namespace cuda_remote::server
