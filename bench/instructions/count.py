@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""Counts the instructions of the hot driver calls in the client library, with valgrind's callgrind; no GPU needed.
+"""Counts the instructions of the hot driver calls in the client library, and of their requests in the worker, with
+valgrind's callgrind; no GPU needed.
 
-Usage: count.py --product DIR --program hot_calls [--record FILE | --check FILE] [--tolerance PERCENT (3)]
+Usage: count.py --product DIR --programs DIR [--record FILE | --check FILE] [--tolerance PERCENT (3)]
+
+--programs: where hot_calls and hot_requests are.
 
 Without --record and --check the counts are printed. --check compares with recorded ones: exit code 1 if a call takes more than
 PERCENT more or less, or is missing in the file. Counts depend on the compiler and the C library; with others than those of
@@ -35,38 +38,56 @@ def toolchain(library):
     return f"{', '.join(compilers) or 'unknown compiler'}; {libc}"
 
 
-def count(lab, program):
-    """{call: (instructions, requests, replies)} for one call each, as fractions where they vary inside a block."""
-    if not shutil.which("valgrind"):
-        raise harness.Failure("valgrind is not installed; tools/setup installs it")
-    command = ["valgrind", "--tool=callgrind", "--collect-atstart=no", f"--callgrind-out-file={lab.folder}/counts",
-               "--quiet", os.path.abspath(program)]  # fmt: skip
-    result = json.loads(run_alone(lab, command, "hot_calls"))
-    block = result["block"]
-    counts = {}
-    for path in glob.glob(os.path.join(lab.folder, "counts*")):
+def valgrind(lab, name, *options):
+    """The beginning of a command that runs a program under callgrind, which puts its dumps into files called `name`."""
+    return ["valgrind", "--tool=callgrind", f"--callgrind-out-file={lab.folder}/{name}", "--quiet", *options]
+
+
+def dumps(lab, name):
+    """{name of the dump: instructions}"""
+    found = {}
+    for path in glob.glob(os.path.join(lab.folder, name + "*")):
         with open(path, errors="replace") as f:
             text = f.read()
         trigger = re.search(r"^desc: Trigger: Client Request: (.*)$", text, re.M)
         total = re.search(r"^(?:summary|totals): (\d+)", text, re.M)
         if trigger and total:
-            requests, replies = result["requests_and_replies"][trigger.group(1)]
-            counts[trigger.group(1)] = (int(total.group(1)) / block, requests / block, replies / block)
-    missing = sorted(set(result["requests_and_replies"]) - set(counts))
+            found[trigger.group(1)] = int(total.group(1))
+    return found
+
+
+def count(lab, programs):
+    """{call: (instructions, requests, replies, quiet requests)} for one call each, as fractions where they vary inside a block."""
+    if not shutil.which("valgrind"):
+        raise harness.Failure("valgrind is not installed; tools/setup installs it")
+    calls = [*valgrind(lab, "calls", "--collect-atstart=no"), os.path.abspath(os.path.join(programs, "hot_calls"))]
+    client = json.loads(run_alone(lab, calls, "hot_calls"))
+    requests = [*valgrind(lab, "requests", "--toggle-collect=*Executor::Run*"), os.path.join(programs, "hot_requests")]
+    ran = subprocess.run(requests, capture_output=True, text=True, timeout=120)
+    if ran.returncode != 0:
+        raise harness.Failure(f"hot_requests ended with exit code {ran.returncode}\n{ran.stderr[-3000:]}")
+    worker = json.loads(ran.stdout)
+    counted = {**dumps(lab, "calls"), **dumps(lab, "requests")}
+    numbers = {name: [number / client["block"] for number in all_of] for name, all_of in client["requests_replies_quiet"].items()}
+    numbers.update({name: [1.0, 0.0, 0.0] for name in worker["nanoseconds"]})
+    missing = sorted(set(numbers) - set(counted))
     if missing:
         raise harness.Failure(f"callgrind wrote nothing for: {', '.join(missing)}")
-    return {name: counts[name] for name in result["requests_and_replies"]}
+    blocks = {**{name: client["block"] for name in numbers}, **{name: worker["block"] for name in worker["nanoseconds"]}}
+    return {name: (counted[name] / blocks[name], *all_of) for name, all_of in numbers.items()}
 
 
 def compare(counts, recorded, tolerance):
     """The lines of what differs."""
     complaints = []
-    for name, (now, _, _) in counts.items():
+    for name, (now, _, _, quiet) in counts.items():
         then = recorded.get(name, {}).get("instructions")
         if then is None:
             complaints.append(f"{name}: not recorded")
         elif abs(now - then) > max(SLACK, then * tolerance / 100):
             complaints.append(f"{name}: {now:.1f} instructions, recorded {then:.1f} ({100 * (now / then - 1):+.1f} %)")
+        if then is not None and quiet != recorded[name].get("quiet", 0):
+            complaints.append(f"{name}: {quiet:g} requests are quiet, recorded {recorded[name].get('quiet', 0):g}")
     complaints += [f"{name}: recorded, but not counted any more" for name in recorded if name not in counts]
     return complaints
 
@@ -74,7 +95,7 @@ def compare(counts, recorded, tolerance):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--product", required=True)
-    parser.add_argument("--program", required=True)
+    parser.add_argument("--programs", required=True)
     parser.add_argument("--record")
     parser.add_argument("--check")
     parser.add_argument("--tolerance", type=float, default=3.0)
@@ -82,16 +103,17 @@ def main():
     begin = time.monotonic()
     try:
         with harness.Lab(options.product) as lab:
-            counts = count(lab, options.program)
+            counts = count(lab, options.programs)
             built = toolchain(os.path.realpath(lab.tool("libcuda-remote.so")))
     except harness.Failure as failure:
         sys.exit(f"count: {failure}")
-    print(f"{'instructions':>12} {'requests':>9} {'replies':>8}  call")
-    for name, (instructions, requests, replies) in counts.items():
-        print(f"{instructions:12.1f} {requests:9.2f} {replies:8.2f}  {name}")
+    print(f"{'instructions':>12} {'requests':>9} {'replies':>8} {'quiet':>6}  call")
+    for name, (instructions, requests, replies, quiet) in counts.items():
+        print(f"{instructions:12.1f} {requests:9.2f} {replies:8.2f} {quiet:6.2f}  {name}")
     print(f"counted in {time.monotonic() - begin:.0f} s; {built}")
     if options.record:
-        calls = {n: {"instructions": round(i, 1), "requests": q, "replies": r} for n, (i, q, r) in counts.items()}
+        calls = {n: {"instructions": round(i, 1), "requests": q, "replies": r, **({"quiet": s} if s else {})}
+                 for n, (i, q, r, s) in counts.items()}  # fmt: skip
         with open(options.record, "w") as f:
             json.dump({"toolchain": built, "calls": calls}, f, indent=1)
             f.write("\n")

@@ -82,7 +82,7 @@ class Reader {
       const ring::RingStatus status = reader_.Peek(&header, &frame);
       if (status == ring::RingStatus::kCorrupt) Fail("the ring holds something impossible");
       if (status == ring::RingStatus::kNotYet) {
-        if (last_look) return;
+        if (last_look && !reader_.ReadyAtAll()) return;
         reader_.Wait(10);
         continue;
       }
@@ -191,7 +191,7 @@ int Main(int argc, char** argv) {
   // The worker sleeps, and has read all.
   ring::RingControl* const control = memory->control(ring::kRequestRing);
   control->consumer_parked.store(0);
-  control->head.store(control->tail.load());
+  control->head.store(ring::WrittenUntil(*control));
   const struct {
     const char* name;
     std::function<void(int)> make;

@@ -90,6 +90,7 @@ CUresult Record(const CallInfo& info, CUevent event, CUstream stream, bool per_t
     return result;
   }
   request.Encode(&call.message());
+  if (call.session().RecordsQuietly(request.hEvent)) call.SendQuietly();
   const CUresult result = call.Send();
   call.session().completions().EventRecorded(request.hEvent);
   return result;

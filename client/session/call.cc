@@ -110,6 +110,10 @@ bool RecordsEvents(uint32_t id) {
   return id == kCall_cuGraphLaunch || id == kCall_cuCtxRecordEvent || id == kCall_cuGreenCtxRecordEvent;
 }
 
+// Requests that nobody gains anything from having executed at once, whatever they name: they neither start work nor
+// take the time, and what they hold up comes behind them in the channel.
+bool InNoHurry(uint32_t id) { return id == kCall_cuStreamWaitEvent || id == kCall_cuEventDestroy_v2; }
+
 // Graphs and what is made of them.
 bool IsOfGraphs(Kind kind) { return kind == Kind::kGraph || kind == Kind::kGraphNode || kind == Kind::kGraphExec; }
 
@@ -229,8 +233,8 @@ CUresult Call::Send() {
   if (const ChannelStatus status = HandOverManaged(); status != ChannelStatus::kOk) return session_->Lose(status);
   header_.flags |= kFlagNoReply;
   uint64_t sequence = 0;
-  const ChannelStatus status =
-      session_->channel().Send(header_, *message_, payload_, &sequence, !OnlyAsks(header_.call));
+  const ChannelStatus status = session_->channel().Send(header_, *message_, payload_, &sequence,
+                                                        !OnlyAsks(header_.call), quiet_ || InNoHurry(header_.call));
   if (trace::On()) trace::Sent(sizeof(FrameHeader) + message_->size() + payload_.size(), sequence);
   if (RecordsEvents(header_.call)) session_->completions().SomeEventsRecorded();
   if (status != ChannelStatus::kOk) return session_->Lose(status);
@@ -325,6 +329,7 @@ void Call::Created(replay::ObjectKey object, std::initializer_list<replay::Objec
   }
   if (IsOfGraphs(object.kind)) AddHostNeeds(session_, header_.call, *message_, &needs);
   std::unique_lock<std::shared_mutex> lock(session_->mutex());
+  if (header_.call == kCall_cuEventCreate) NoteEventUnlocked(object.id);
   if (NoteGraphUnlocked(object, needs, retains)) return;
   if (const Object* created = session_->handles().Find(object.kind, object.id); created && created->parent) {
     needs.push_back({KindOf(created->parent), created->parent});
@@ -334,6 +339,14 @@ void Call::Created(replay::ObjectKey object, std::initializer_list<replay::Objec
   if (!payload_.empty()) image = session_->log().AddImage(payload_);
   session_->log().Create(object, needs, recorded, *message_, *reply_, image);
   for (size_t i = 0; i < retains.size(); ++i) session_->RetainUnlocked(object.id, i, retains[i]);
+}
+
+void Call::NoteEventUnlocked(uint64_t event) {
+  wire::cuEventCreate_Request request;
+  // The time that a record takes down, and what another process waits for, should not be late.
+  const bool quiet = request.Decode(*message_) && (request.Flags & CU_EVENT_DISABLE_TIMING) != 0 &&
+                     (request.Flags & CU_EVENT_INTERPROCESS) == 0;
+  session_->NoteEventUnlocked(event, quiet);
 }
 
 void Call::NoteCaptured() {

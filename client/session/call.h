@@ -95,6 +95,9 @@ class Call {
   // table is full.
   uint64_t NewHandle(Kind kind, uint64_t parent);
 
+  // Send need not have the request executed at once: see ClientChannel::Send. (Some kinds of requests never need that.)
+  void SendQuietly() { quiet_ = true; }
+
   // Sends the request without waiting (waits all the same under CUDA_REMOTE_SYNC=1). Returns CUDA_SUCCESS or what
   // prevented the sending.
   CUresult Send();
@@ -152,6 +155,8 @@ class Call {
  private:
   friend class Session;
   void BorrowFrom(uint64_t handle);
+  // Remembers of a new event whether records of it may be sent quietly. Under the session's lock.
+  void NoteEventUnlocked(uint64_t event);
   // Notes the request if it is part of a capture in progress.
   void NoteCaptured();
   // The same for a request about a graph: true if it belongs to a capture's record and not to the log. Under the
@@ -181,6 +186,7 @@ class Call {
   bool entered_ = false;
   bool borrows_ = false;  // ContextOf::kObject, and no context was current
   bool show_managed_ = false;
+  bool quiet_ = false;
 };
 
 }  // namespace cuda_remote::client

@@ -41,6 +41,7 @@
 #include "client/trace/control.h"
 #include "proto/channel/client_channel.h"
 #include "replay/handles/handle_table.h"
+#include "replay/handles/live_handles.h"
 #include "replay/log/log.h"
 
 namespace cuda_remote::client {
@@ -188,6 +189,17 @@ class Session final : public agent::AgentHost, public trace::Server {
   // Appends what has been set of a kernel, or of the kernel that a function came from, as bytes.
   void AppendSettings(uint64_t function, std::string* out);
   Captures& captures() { return captures_; }
+  // Whether records of an event may be sent quietly: it takes no time down and is of this process alone. Any thread.
+  bool RecordsQuietly(uint64_t event) const { return quiet_events_.Contains(event); }
+  // Says so of a new event, under mutex().
+  void NoteEventUnlocked(uint64_t event, bool quiet) {
+    if (!quiet_events_.Reserve(SlotOf(event))) return;
+    if (quiet) {
+      quiet_events_.Set(event);
+    } else {
+      quiet_events_.Clear(event);
+    }
+  }
   // Whether the application has ever made a stream, so that not everything is in the default stream's order.
   bool has_streams() const { return has_streams_.load(std::memory_order_relaxed); }
   void NoteStream() { has_streams_.store(true, std::memory_order_relaxed); }
@@ -292,6 +304,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   // The lock's line changes hands all the time. What the look-ups without it read lies on others.
   alignas(64) std::shared_mutex mutex_;
   alignas(64) ObjectTable handles_;
+  replay::LiveHandles quiet_events_;
   AddressMap<DeviceRange> device_ranges_;
   AddressMap<HostRange> host_ranges_;
   AddressMap<int> reservations_;

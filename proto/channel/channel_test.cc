@@ -199,6 +199,71 @@ TEST(Channel, FireAndForgetKeepsOrder) {
   EXPECT_EQ(Number(reply.message), 20001u);
 }
 
+// Quiet requests are executed although nothing follows them, and in their place among the others.
+TEST(Channel, QuietRequestsAreNotLeftLying) {
+  Pair pair;
+  const ChannelFds fds = pair.client->DupFds();
+  close(fds.socket);
+  std::string error;
+  auto memory = ring::RingMemory::Map(fds.ring, &error);
+  ASSERT_TRUE(memory) << error;
+  const ring::RingControl& control = *memory->control(ring::kRequestRing);
+  const auto all_read = [&] { return control.head.load() == ring::WrittenUntil(control); };
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_EQ(pair.client->Send(Header(kCount), "", "", nullptr, false, true), ChannelStatus::kOk);
+    if (i % 10 == 0) {
+      ASSERT_TRUE(Eventually(all_read));
+    }
+  }
+  ASSERT_TRUE(Eventually(all_read));
+  EXPECT_EQ(control.tail.load(), 0u);
+  Reply reply;
+  ASSERT_EQ(pair.client->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+  EXPECT_EQ(Number(reply.message), 101u);
+  EXPECT_EQ(control.tail.load(), ring::WrittenUntil(control));
+}
+
+TEST(Channel, QuietRequestsOfManyThreads) {
+  Pair pair;
+  constexpr int kThreads = 4, kEach = 3000;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 random(unsigned(t) + 1);
+      Reply reply;
+      uint64_t before = 0;
+      for (int i = 0; i < kEach; ++i) {
+        if (random() % 50 != 0) {
+          const bool quiet = random() % 2 != 0;
+          ASSERT_EQ(pair.client->Send(Header(kCount), "", "", nullptr, false, quiet), ChannelStatus::kOk);
+          continue;
+        }
+        // All of this thread's before this one have been executed.
+        ASSERT_EQ(pair.client->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+        ASSERT_GT(Number(reply.message), uint64_t(i));
+        ASSERT_GT(Number(reply.message), before);
+        before = Number(reply.message);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Reply reply;
+  ASSERT_EQ(pair.client->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+  EXPECT_EQ(Number(reply.message), uint64_t(kThreads) * kEach + 1);
+}
+
+// A ring that is full of quiet requests is emptied like any other.
+TEST(Channel, QuietRequestsFillTheRing) {
+  Pair pair;
+  const std::string payload(1 << 20, 'x');
+  for (int i = 0; i < 150; ++i) {
+    ASSERT_EQ(pair.client->Send(Header(kHang), "", payload, nullptr, false, true), ChannelStatus::kOk);
+  }
+  Reply reply;
+  ASSERT_EQ(pair.client->Call(Header(kEcho), "behind all", "", nullptr, 0, &reply), ChannelStatus::kOk);
+  EXPECT_EQ(reply.message, "behind all");
+}
+
 TEST(Channel, LongPayloadsBothWays) {
   Pair pair;
   Reply reply;
@@ -494,12 +559,17 @@ TEST(Channel, HandOverAndBack) {
   // The tool failed; the first holder goes on with what it has.
   ASSERT_EQ(pair.client->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
   EXPECT_EQ(Number(reply.message), 21u);
+  // What the first holder has sent quietly is there for the worker, whoever goes on.
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_EQ(pair.client->Send(Header(kCount), "", "", nullptr, false, true), ChannelStatus::kOk);
+  }
   // The tool succeeds: the first holder lets go, and gets the channel back later.
   auto tool = ClientChannel::Adopt(pair.client->DupFds(), pair.client->next_sequence() + (uint64_t{1} << 32),
                                    pair.client->welcome(), &error);
   ASSERT_TRUE(tool) << error;
   pair.client.reset();
   ASSERT_EQ(tool->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+  EXPECT_EQ(Number(reply.message), 27u);
   EXPECT_EQ(pair.gone, 0);
   const uint64_t unread = tool->Begin(Header(kEcho), "nobody reads this", "", nullptr, 0);
   ASSERT_NE(unread, 0u);
@@ -507,7 +577,7 @@ TEST(Channel, HandOverAndBack) {
   ASSERT_TRUE(pair.client) << error;
   tool.reset();
   ASSERT_EQ(pair.client->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
-  EXPECT_EQ(Number(reply.message), 23u);
+  EXPECT_EQ(Number(reply.message), 28u);
 }
 
 TEST(Channel, HeldPayloadsStayValid) {

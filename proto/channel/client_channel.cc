@@ -44,9 +44,9 @@ constexpr size_t kBulk = 32 << 10;
 // How much of the ring is made present at a time.
 constexpr uint64_t kPopulate = 1 << 20;
 
-// As memcpy, past the caches where that can be had; ordered before later stores, too. What the GPU reads by itself need not
-// go through them: an ordinary copy first fetches each line that it is about to overwrite, which halves its rate, since the
-// ring is long and its lines have left the caches by the time they come round again.
+// As memcpy, past the caches where that can be had; ordered before later stores, too. What the GPU reads by itself need
+// not go through them: an ordinary copy first fetches each line that it is about to overwrite, which halves its rate,
+// since the ring is long and its lines have left the caches by the time they come round again.
 void CopyPastCaches(char* to, const char* from, size_t bytes) {
 #if defined(__x86_64__)
   constexpr size_t kLine = 64;
@@ -101,7 +101,7 @@ class ClientChannel::Impl {
   }
 
   ChannelStatus Send(FrameHeader header, std::string_view message, std::string_view payload, uint64_t* sequence,
-                     bool mark) {
+                     bool mark, bool quiet) {
     if (const ChannelStatus status = CheckSizes(message, payload); status != ChannelStatus::kOk) return status;
     header.flags |= kFlagNoReply;
     ChannelStatus status;
@@ -111,7 +111,7 @@ class ClientChannel::Impl {
       if (header.sequence % kSendsPerPeerCheck == 0) CheckPeer();
       if (sequence) *sequence = header.sequence;
       if (mark) last_marked_.store(header.sequence, std::memory_order_release);
-      status = Write(&header, message, payload);
+      status = Write(&header, message, payload, quiet);
     }
     // Waking the worker is a system call, for which no other thread should have to wait.
     request_.Wake();
@@ -129,7 +129,7 @@ class ClientChannel::Impl {
       if (!AddPending(header.sequence, header.call, out, out_bytes)) return 0;
     }
     if (mark) last_marked_.store(header.sequence, std::memory_order_release);
-    if (Write(&header, message, payload) == ChannelStatus::kOk) {
+    if (Write(&header, message, payload, false) == ChannelStatus::kOk) {
       lock.unlock();
       request_.Wake();
       return header.sequence;
@@ -278,12 +278,12 @@ class ClientChannel::Impl {
   }
 
   // Under send_mutex_. All frames of one request stand together in the ring. The caller wakes the worker afterwards.
-  ChannelStatus Write(FrameHeader* header, std::string_view message, std::string_view payload) {
+  ChannelStatus Write(FrameHeader* header, std::string_view message, std::string_view payload, bool quiet) {
     if (state() != ChannelStatus::kOk) return state();
     request_.Resync();
     while (payload.size() > longest_piece_) {
       header->flags |= kFlagMorePayload;
-      const ChannelStatus status = WriteFrame(header, message, payload.substr(0, longest_piece_));
+      const ChannelStatus status = WriteFrame(header, message, payload.substr(0, longest_piece_), false);
       if (status != ChannelStatus::kOk) return status;
       message = {};
       payload.remove_prefix(longest_piece_);
@@ -291,10 +291,10 @@ class ClientChannel::Impl {
       request_.Wake();
     }
     header->flags &= ~uint32_t(kFlagMorePayload);
-    return WriteFrame(header, message, payload);
+    return WriteFrame(header, message, payload, quiet);
   }
 
-  ChannelStatus WriteFrame(FrameHeader* header, std::string_view message, std::string_view piece) {
+  ChannelStatus WriteFrame(FrameHeader* header, std::string_view message, std::string_view piece, bool quiet) {
     header->message_bytes = uint32_t(message.size());
     header->payload_bytes = uint32_t(piece.size());
     const uint64_t bytes = ring::FrameBytes(message.size(), piece.size());
@@ -309,7 +309,11 @@ class ClientChannel::Impl {
     memcpy(where, header, sizeof(*header));
     if (!message.empty()) memcpy(where + sizeof(*header), message.data(), message.size());
     if (!piece.empty()) CopyPayload(where + sizeof(*header) + message.size(), piece.data(), piece.size());
-    request_.Publish(bytes);
+    if (quiet) {
+      request_.PublishQuietly(bytes);
+    } else {
+      request_.Publish(bytes);
+    }
     return ChannelStatus::kOk;
   }
 
@@ -607,8 +611,8 @@ class ClientChannel::Impl {
   std::atomic<ChannelStatus> state_{ChannelStatus::kOk};
   std::atomic<bool> peer_gone_{false};
 
-  // Threads that wait look at the lock's line all the time. What it guards and a request needs lies on one line: with many
-  // threads it comes from another processor each time.
+  // Threads that wait look at the lock's line all the time. What it guards and a request needs lies on one line: with
+  // many threads it comes from another processor each time.
   alignas(64) ring::TurnLock send_mutex_;
   alignas(64) std::atomic<uint64_t> next_sequence_;  // send_mutex_ for changes, as the next one
   std::atomic<uint64_t> last_marked_;
@@ -672,8 +676,8 @@ std::unique_ptr<ClientChannel> ClientChannel::Adopt(ChannelFds fds, uint64_t nex
 
 // Allocation failures are the only exceptions below; they must not reach the application.
 ChannelStatus ClientChannel::Send(FrameHeader header, std::string_view message, std::string_view payload,
-                                  uint64_t* sequence, bool mark) try {
-  return impl_->Send(header, message, payload, sequence, mark);
+                                  uint64_t* sequence, bool mark, bool quiet) try {
+  return impl_->Send(header, message, payload, sequence, mark, quiet);
 } catch (...) {
   return ChannelStatus::kSystemError;
 }

@@ -98,7 +98,7 @@ class ServerChannel::Impl {
     return true;
   }
 
-  bool HasNext() { return request_.Ready() && !over(); }
+  bool HasNext() { return request_.ReadyAtAll() && !over(); }
 
   uint64_t Hold() {
     std::lock_guard<std::mutex> lock(hold_mutex_);

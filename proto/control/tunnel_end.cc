@@ -74,7 +74,7 @@ std::string TunnelEnd::end_reason() const {
 
 bool TunnelEnd::outstanding() const {
   for (const auto& out : out_) {
-    if (out->reader->freed() != memory_->control(out->index)->tail.load(std::memory_order_acquire)) return true;
+    if (out->reader->freed() != ring::WrittenUntil(*memory_->control(out->index))) return true;
   }
   return false;
 }
@@ -215,7 +215,7 @@ void TunnelEnd::SendLoop(Out* out, TunnelStream* stream, Writers* writers) {
       if (!Write(stream, EncodeTunnelMessage(message, nullptr))) break;
       continue;
     }
-    if (ended_.load(std::memory_order_acquire)) break;
+    if (ended_.load(std::memory_order_acquire) && !out->reader->ReadyAtAll()) break;
     out->reader->Wait(kIdleWaitMs);
   }
   // The last sender to leave says goodbye, behind all frames.

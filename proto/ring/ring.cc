@@ -1,5 +1,6 @@
 #include "proto/ring/ring.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "proto/ring/futex.h"
@@ -16,9 +17,13 @@ void Doorbell(std::atomic<uint32_t>* parked) {
   FutexWake(parked, true);
 }
 
-template <typename Ready>
-void Park(std::atomic<uint32_t>* parked, SpinBudget* spin, int timeout_ms, Ready ready) {
-  if (spin->Spin(ready) || timeout_ms == 0) return;
+// How many times a reader looks at `tail` before it looks at `quiet_tail`: about a microsecond.
+constexpr unsigned kLooksPerQuietLook = 32;
+
+// `soon` is asked again and again for a while, `ready` before sleeping.
+template <typename Soon, typename Ready>
+void Park(std::atomic<uint32_t>* parked, SpinBudget* spin, int timeout_ms, Soon soon, Ready ready) {
+  if (spin->Spin(soon) || ready() || timeout_ms == 0) return;
   parked->store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   const int64_t start = SpinBudget::Now();
@@ -72,11 +77,12 @@ RingStatus RingWriter::ReserveSlowly(uint64_t bytes, char** where) {
 void RingWriter::Wake() { Doorbell(&control_->consumer_parked); }
 
 void RingWriter::WaitRoom(uint64_t bytes, int timeout_ms) {
-  Park(&control_->producer_parked, &spin_, timeout_ms, [&] {
+  const auto ready = [&] {
     // An impossible head counts as ready: Reserve reports it.
     return tail_ - control_->head.load(std::memory_order_acquire) <= capacity_ - bytes ||
            tail_ - control_->head.load(std::memory_order_relaxed) > capacity_;
-  });
+  };
+  Park(&control_->producer_parked, &spin_, timeout_ms, ready, ready);
 }
 
 void RingWriter::Interrupt() { WakeSelf(&control_->producer_parked); }
@@ -88,11 +94,18 @@ RingReader::RingReader(RingMemory* memory, RingIndex index)
 
 RingStatus RingReader::Peek(FrameHeader* header, const char** frame) {
   if (seen_tail_ == next_) {
-    const uint64_t tail = control_->tail.load(std::memory_order_acquire);
-    if (tail == next_) return RingStatus::kNotYet;
+    uint64_t tail = control_->tail.load(std::memory_order_acquire);
+    if (tail < told_) return RingStatus::kCorrupt;
+    const uint64_t told = tail;
+    if (look_for_quiet_) {
+      look_for_quiet_ = false;
+      tail = std::max(tail, control_->quiet_tail.load(std::memory_order_acquire));
+    }
+    if (tail <= next_) return RingStatus::kNotYet;
     if (tail - freed() > capacity_ || tail - next_ > capacity_ || (tail | next_) % kFrameAlignment != 0) {
       return RingStatus::kCorrupt;
     }
+    told_ = told;
     seen_tail_ = tail;
   }
   const uint64_t used = seen_tail_ - next_;
@@ -110,12 +123,20 @@ RingStatus RingReader::Peek(FrameHeader* header, const char** frame) {
 void RingReader::FreeUntil(uint64_t position) {
   head_.store(position, std::memory_order_relaxed);
   control_->head.store(position, std::memory_order_release);
-  // A frame takes at most half a ring, so a producer that has half a ring can always go on.
-  if (control_->tail.load(std::memory_order_relaxed) - position <= capacity_ / 2) Doorbell(&control_->producer_parked);
+  // A frame takes at most half a ring, so a producer that has half a ring can always go on. Quiet frames are not
+  // counted where the tail has not come over them: to look again once too often does no harm.
+  const uint64_t tail = control_->tail.load(std::memory_order_relaxed);
+  if (tail <= position || tail - position <= capacity_ / 2) Doorbell(&control_->producer_parked);
 }
 
 void RingReader::Wait(int timeout_ms) {
-  Park(&control_->consumer_parked, &spin_, timeout_ms, [this] { return Ready(); });
+  unsigned looks = 0;
+  const auto at_all = [this] { return ReadyAtAll(); };
+  Park(
+      &control_->consumer_parked, &spin_, timeout_ms,
+      [&] { return ++looks % kLooksPerQuietLook == 0 ? at_all() : Ready(); }, at_all);
+  // Also after a sleep, which does not say what ended it.
+  look_for_quiet_ = !Ready();
 }
 
 void RingReader::Interrupt() { WakeSelf(&control_->consumer_parked); }

@@ -38,7 +38,7 @@ class RingWriter {
   RingWriter(RingMemory* memory, RingIndex index);
 
   // Takes the position over from shared memory: after another process has written to this ring.
-  void Resync() { tail_ = control_->tail.load(std::memory_order_relaxed); }
+  void Resync() { tail_ = WrittenUntil(*control_); }
 
   // Room for `bytes` (a multiple of kFrameAlignment, at most max_frame()) in one piece at *where.
   RingStatus Reserve(uint64_t bytes, char** where) {
@@ -57,6 +57,12 @@ class RingWriter {
   void Publish(uint64_t bytes) {
     tail_ += bytes;
     control_->tail.store(tail_, std::memory_order_release);
+  }
+  // Publishes what was written there in a way that does not disturb a reader that keeps up: it finds it within
+  // microseconds, or with the next frame that is published in the other way. Wake afterwards, too.
+  void PublishQuietly(uint64_t bytes) {
+    tail_ += bytes;
+    control_->quiet_tail.store(tail_, std::memory_order_release);
   }
   void Wake();
   // Waits until Reserve(bytes) could succeed, at most timeout_ms; spins first.
@@ -94,7 +100,8 @@ class RingReader {
   }
 
   // The next frame: *header is a copy, checked; *frame points to the frame in the ring (its header, which may have
-  // changed since, then message and payload).
+  // changed since, then message and payload). Frames that were published quietly are found after a Wait, or with
+  // others.
   RingStatus Peek(FrameHeader* header, const char** frame);
   // Steps over the frame that Peek returned, leaving it in the ring.
   void Skip(const FrameHeader& header) {
@@ -116,8 +123,11 @@ class RingReader {
   void SpinAtMost(int64_t ns) { spin_.SetMax(ns); }
   // Waits until Peek could find something, at most timeout_ms; spins first.
   void Wait(int timeout_ms);
-  // Whether something is there.
-  bool Ready() const { return seen_tail_ != next_ || control_->tail.load(std::memory_order_acquire) != next_; }
+  // Whether something is there that was not published quietly.
+  bool Ready() const { return seen_tail_ != next_ || control_->tail.load(std::memory_order_acquire) > next_; }
+  // Whether anything is there, which Wait then finds at once. To be asked now and then only: the line that it looks at
+  // is the one that quiet frames are not to have taken away.
+  bool ReadyAtAll() const { return Ready() || control_->quiet_tail.load(std::memory_order_acquire) > next_; }
 
   // Position of the next frame to be looked at, and the oldest one not yet given back.
   uint64_t position() const { return next_; }
@@ -138,6 +148,8 @@ class RingReader {
   // The tail when it was looked at last, checked. The producer writes to its line for each frame, so looking again
   // while there still are frames would fetch it from another processor each time, and take it from the producer.
   uint64_t seen_tail_ = 0;
+  uint64_t told_ = 0;            // the last one read from `tail`, checked; quiet frames may lie behind it
+  bool look_for_quiet_ = false;  // Peek is to look at quiet_tail, too
   SpinBudget spin_;
 };
 

@@ -21,6 +21,12 @@
 // is complete before `tail` moves over it: between head and tail there are whole frames only, each padded to
 // kFrameAlignment.
 //
+// Frames that nobody is in a hurry for (a record of an event, say) are written *quietly*: only `quiet_tail` moves over
+// them. A consumer looks there when it has looked at `tail` in vain for a moment, and always before it sleeps; and
+// `tail` moves over them with the next frame that is not quiet. So a consumer that keeps up takes many of them at a
+// time, in place of having each one's cache lines, and that of `tail`, go from one processor to the other at once. All
+// frames up to the larger one of the two are complete.
+//
 // Parking: a side that finds nothing to do sets its parked flag to 1, looks once more, and sleeps on the flag (futex).
 // The other side, after moving its position, clears a set flag and wakes the sleeper. Nobody makes a system call while
 // both sides are busy, and a sleeping side costs nothing. A consumer wakes the producer only when half the ring is
@@ -41,7 +47,7 @@
 namespace cuda_remote::ring {
 
 inline constexpr uint64_t kMemoryMagic = 0x31474e4952524355;  // "UCRRING1"
-inline constexpr uint32_t kMemoryVersion = 1;
+inline constexpr uint32_t kMemoryVersion = 2;
 inline constexpr size_t kPageBytes = 4096;
 inline constexpr size_t kFrameAlignment = 8;
 
@@ -58,8 +64,18 @@ struct RingControl {
   alignas(128) std::atomic<uint64_t> head;             // written by the consumer
   alignas(128) std::atomic<uint32_t> consumer_parked;  // 1: sleeps until the tail moves
   alignas(128) std::atomic<uint32_t> producer_parked;  // 1: sleeps until the head moves
+  // Written by the producer. On a line whose neighbour nobody writes in the long run, as processors fetch them in
+  // pairs.
+  alignas(64) std::atomic<uint64_t> quiet_tail;
 };
-static_assert(sizeof(RingControl) == 512);
+static_assert(sizeof(RingControl) == 512 && offsetof(RingControl, quiet_tail) == 448);
+
+// How far the producer has written, quietly or not.
+inline uint64_t WrittenUntil(const RingControl& control) {
+  const uint64_t quiet = control.quiet_tail.load(std::memory_order_acquire);
+  const uint64_t tail = control.tail.load(std::memory_order_acquire);
+  return tail > quiet ? tail : quiet;
+}
 
 struct MemoryHeader {
   uint64_t magic;
