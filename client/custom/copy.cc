@@ -2,8 +2,8 @@
 //
 // Pageable memory goes through the channel in pieces of at most 1 MiB: to the device they are sent without waiting
 // (the bytes are out of the application's hands once they are in the channel), to the host several are on their way at
-// once. Large copies take the buffers of staged_copy.h instead, if the server shares memory. Pinned memory that the server
-// shares is named by its address and never passes through the channel.
+// once. Large copies take the buffers of staged_copy.h instead, if the server shares memory. Pinned memory that the
+// server shares is named by its address and never passes through the channel.
 
 #include "client/custom/copy.h"
 
@@ -66,54 +66,80 @@ bool TouchesManaged(Session& session, CUdeviceptr dst, CUdeviceptr src) {
   return IsManaged(session, dst, 1) || IsManaged(session, src, 1);
 }
 
-CUresult CopyOnDevice(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream, bool per_thread, bool blocking) {
-  Call call(kOnDevice);
-  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  uint64_t wire_stream;
-  if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS) return result;
-  if (bytes == 0) return CUDA_SUCCESS;
-  // An address that the client does not know is most likely an error, and must come back from this call.
-  const bool known = IsKnownDeviceRange(call.session(), dst, bytes) && IsKnownDeviceRange(call.session(), src, bytes);
-  blocking = blocking && TouchesManaged(call.session(), dst, src);
-  return CopyByAddress(call, dst, src, bytes, wire_stream, !known || blocking);
-}
-
-CUresult ToDevice(CUdeviceptr dst, const void* src, size_t bytes, CUstream stream, bool per_thread, bool blocking) {
-  Call call(kToDevice);
-  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  uint64_t wire_stream;
-  if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS) return result;
-  return CopyToDevice(call, dst, src, bytes, wire_stream, blocking);
-}
-
-CUresult ToHost(void* dst, CUdeviceptr src, size_t bytes, CUstream stream, bool per_thread, bool blocking) {
-  Call call(kToHost);
-  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  uint64_t wire_stream;
-  if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS) return result;
-  return CopyToHost(call, dst, src, bytes, wire_stream, blocking);
-}
-
 // Pointers of either kind: the address maps say which.
-CUresult Unified(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream, bool per_thread, bool blocking) {
-  Call call(kUnified);
-  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  uint64_t wire_stream;
-  if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS) return result;
+CUresult CopyUnified(Call& call, CUdeviceptr dst, CUdeviceptr src, size_t bytes, uint64_t stream, bool blocking) {
   if (bytes == 0) return CUDA_SUCCESS;
   const bool to_device = IsDevicePointer(call.session(), dst);
   const bool from_device = IsDevicePointer(call.session(), src);
   void* const host_dst = reinterpret_cast<void*>(HostAddressOf(call.session(), dst));
   const void* const host_src = reinterpret_cast<const void*>(HostAddressOf(call.session(), src));
   if (to_device && from_device) {
-    return CopyByAddress(call, dst, src, bytes, wire_stream, blocking && TouchesManaged(call.session(), dst, src));
+    return CopyByAddress(call, dst, src, bytes, stream, blocking && TouchesManaged(call.session(), dst, src));
   }
-  if (to_device) return CopyToDevice(call, dst, host_src, bytes, wire_stream, blocking);
-  if (from_device) return CopyToHost(call, host_dst, src, bytes, wire_stream, blocking);
+  if (to_device) return CopyToDevice(call, dst, host_src, bytes, stream, blocking);
+  if (from_device) return CopyToHost(call, host_dst, src, bytes, stream, blocking);
   // Host to host, in the stream's order.
-  if (const CUresult result = WaitForStream(call, wire_stream); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = WaitForStream(call, stream); result != CUDA_SUCCESS) return result;
   memmove(host_dst, host_src, bytes);
   return CUDA_SUCCESS;
+}
+
+// The driver takes pinned memory for the device's side of a copy. That is rare enough to be looked at only when the
+// server has refused the address: then this copies; else it returns `refused`.
+CUresult CopyPinned(Call& call, CUresult refused, CUdeviceptr device_side, CUdeviceptr dst, CUdeviceptr src,
+                    size_t bytes, uint64_t stream, bool blocking) {
+  if (refused != CUDA_ERROR_INVALID_VALUE) return refused;
+  {
+    std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+    const auto* const range = call.session().host_ranges().Find(device_side);
+    if (!range || !range->Contains(device_side, bytes)) return refused;
+  }
+  call.SetPayload({});
+  return CopyUnified(call, dst, src, bytes, stream, blocking);
+}
+
+CUresult CopyOnDevice(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream, bool per_thread, bool blocking) {
+  Call call(kOnDevice);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  uint64_t wire_stream;
+  if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS)
+    return result;
+  if (bytes == 0) return CUDA_SUCCESS;
+  // An address that the client does not know is most likely an error, and must come back from this call.
+  const bool known_dst = IsKnownDeviceRange(call.session(), dst, bytes);
+  const bool known = known_dst && IsKnownDeviceRange(call.session(), src, bytes);
+  const bool wait = !known || (blocking && TouchesManaged(call.session(), dst, src));
+  const CUresult result = CopyByAddress(call, dst, src, bytes, wire_stream, wait);
+  return CopyPinned(call, result, known_dst ? src : dst, dst, src, bytes, wire_stream, blocking);
+}
+
+CUresult ToDevice(CUdeviceptr dst, const void* src, size_t bytes, CUstream stream, bool per_thread, bool blocking) {
+  Call call(kToDevice);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  uint64_t wire_stream;
+  if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS)
+    return result;
+  const CUresult result = CopyToDevice(call, dst, src, bytes, wire_stream, blocking);
+  return CopyPinned(call, result, dst, dst, reinterpret_cast<CUdeviceptr>(src), bytes, wire_stream, blocking);
+}
+
+CUresult ToHost(void* dst, CUdeviceptr src, size_t bytes, CUstream stream, bool per_thread, bool blocking) {
+  Call call(kToHost);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  uint64_t wire_stream;
+  if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS)
+    return result;
+  const CUresult result = CopyToHost(call, dst, src, bytes, wire_stream, blocking);
+  return CopyPinned(call, result, src, reinterpret_cast<CUdeviceptr>(dst), src, bytes, wire_stream, blocking);
+}
+
+CUresult Unified(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream, bool per_thread, bool blocking) {
+  Call call(kUnified);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  uint64_t wire_stream;
+  if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS)
+    return result;
+  return CopyUnified(call, dst, src, bytes, wire_stream, blocking);
 }
 
 }  // namespace
@@ -217,8 +243,8 @@ CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes
   call.set_id(kCall_cuMemcpyHtoDAsync_v2);
   const bool known = IsKnownDeviceRange(session, dst, bytes);
   const char* const from = static_cast<const char*>(src);
-  // A stream that does not wait for the default one must find the bytes there when the call has returned; up to kUnawaited
-  // that is not promised natively either.
+  // A stream that does not wait for the default one must find the bytes there when the call has returned; up to
+  // kUnawaited that is not promised natively either.
   const bool wait = blocking && bytes > kUnawaited && session.has_streams();
   const size_t longest = wait ? kMostAwaitedPiece : kMaxPayloadBytes;
   const size_t piece_bytes = std::clamp(bytes / kPiecesToDevice, kLeastPiece, longest) / kPage * kPage;

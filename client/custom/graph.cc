@@ -15,6 +15,10 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
                      CUgraphInstantiateResult* outcome) {
   static constexpr CallInfo kInfo{kCall_cuGraphInstantiateWithParams, "cuGraphInstantiate", false, ContextOf::kThread};
   if (!exec) return CUDA_ERROR_INVALID_VALUE;
+  // Kernels would be given the handle, which means nothing on the GPU.
+  if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) {
+    return Call::Unsupported("cuGraphInstantiate(DEVICE_LAUNCH)", "graphs that kernels launch are not supported");
+  }
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuGraphInstantiateWithParams_Request request;
@@ -88,6 +92,10 @@ CUresult Custom_cuGraphInstantiate_v2(CUgraphExec* phGraphExec, CUgraph hGraph, 
                                       char* logBuffer, size_t bufferSize) {
   if (logBuffer && bufferSize) logBuffer[0] = 0;
   return Instantiate(phGraphExec, hGraph, 0, 0, phErrorNode, nullptr);
+}
+
+CUresult Custom_cuGraphInstantiateWithFlags(CUgraphExec* phGraphExec, CUgraph hGraph, unsigned long long flags) {
+  return Instantiate(phGraphExec, hGraph, flags, 0, nullptr, nullptr);
 }
 
 CUresult Custom_cuGraphInstantiate(CUgraphExec* phGraphExec, CUgraph hGraph, CUgraphNode* phErrorNode, char* logBuffer,

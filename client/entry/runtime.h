@@ -78,7 +78,8 @@ replay::ObjectKey CurrentContextKey(Call& call);
 // Sees to it that all nodes of a graph, or of a node's graph, have handles, before a call whose answer names them.
 CUresult NameNodesOf(Call& call, uint64_t graph_or_node);
 
-// Whether the client knows `address` to be device memory. A "no" only costs a wait for the driver's own answer.
+// Whether the client knows `address` to be device memory. A "no" only costs a wait for the driver's own answer. Has the
+// server map pinned memory that it does not have yet.
 bool LooksLikeDeviceMemory(Call& call, CUdeviceptr address);
 
 }  // namespace cuda_remote::client

@@ -27,10 +27,12 @@ inline bool CopyExactly(std::string_view bytes, void* to, size_t size) {
   return true;
 }
 
-// Copies an array of `count` plain elements. False if the length does not fit.
+// Copies an array of `count` plain elements. False if the length does not fit. An array without elements has an
+// address, too: the driver refuses null where the application gave one.
 template <typename T>
 bool CopyArray(std::string_view bytes, uint64_t count, std::vector<T>* to) {
   if (count > bytes.size() / sizeof(T) || bytes.size() != count * sizeof(T)) return false;
+  to->reserve(count + 1);
   to->resize(count);
   if (count != 0) std::memcpy(to->data(), bytes.data(), bytes.size());
   return true;

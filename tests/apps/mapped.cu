@@ -183,6 +183,23 @@ int main(int argc, char** argv) {
     }
     APP_CHECK(memcmp(in_graph, g.data(), bytes) == 0 && memcmp(in_built, b.data(), bytes) == 0 && back == b);
 
+    // Pinned memory as what copies and fills take for the device's side.
+    unsigned* spare;
+    CUDA_CHECK(cudaMallocHost(&spare, bytes));
+    CUDA_CHECK(cudaMemsetAsync(spare, step, bytes, stream));
+    CUDA_CHECK(cudaMemcpyAsync(spare + 8, back.data(), bytes / 2, cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaMemcpyAsync(device, spare, bytes, cudaMemcpyDeviceToDevice, stream));
+    CUDA_CHECK(cudaMemcpyAsync(spare, registered_device, 32, cudaMemcpyDeviceToDevice, stream));
+    std::vector<unsigned> from_pinned(n), from_device(n), expected(n, 0x01010101u * step);
+    CUDA_CHECK(cudaMemcpyAsync(from_pinned.data(), spare, bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(from_device.data(), device, bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    memcpy(expected.data() + 8, back.data(), bytes / 2);
+    APP_CHECK(from_device == expected);
+    memcpy(expected.data(), registered, 32);
+    APP_CHECK(from_pinned == expected && memcmp(spare, expected.data(), bytes) == 0);
+    CUDA_CHECK(cudaFreeHost(spare));
+
     // Ranges that come and go.
     std::vector<unsigned> short_lived(900, step);
     unsigned *there, *buffer;

@@ -1,6 +1,6 @@
 // Kinds of memory: a linked list whose device pointers are stored in device memory (so addresses must survive), pinned
-// buffers, stream-ordered allocations that live across steps, pitched rows, two-dimensional copies and fills, and pointer
-// attributes.
+// buffers, stream-ordered allocations that live across steps, pitched rows, two-dimensional copies and fills, and
+// pointer attributes.
 #include <vector>
 
 #include "tests/apps/support/app.h"
@@ -88,6 +88,15 @@ int main(int argc, char** argv) {
   APP_CHECK(attributes.type == cudaMemoryTypeUnregistered);
   CUDA_CHECK(cudaDeviceSynchronize());
 
+  // The pool that every device has, as CuPy uses it: found, set, given an attribute.
+  cudaMemPool_t pool, again;
+  uint64_t threshold = 3 << 20, kept = 0;
+  CUDA_CHECK(cudaDeviceGetMemPool(&pool, 0));
+  CUDA_CHECK(cudaDeviceSetMemPool(0, pool));
+  CUDA_CHECK(cudaDeviceGetDefaultMemPool(&again, 0));
+  APP_CHECK(again == pool);
+  CUDA_CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold));
+
   app::Digest digest;
   unsigned* carried = nullptr;  // a stream-ordered allocation that lives until the next step
   for (int step = 1; step <= options.steps; ++step) {
@@ -95,17 +104,19 @@ int main(int argc, char** argv) {
     LAUNCH_CHECK();
 
     unsigned* fresh;
-    if (step % 2 == 0) {
+    if (step % 3 == 0) {
       CUDA_CHECK(cudaMallocAsync(reinterpret_cast<void**>(&fresh), n * sizeof(unsigned), stream));
+    } else if (step % 3 == 1) {
+      CUDA_CHECK(cudaMallocFromPoolAsync(reinterpret_cast<void**>(&fresh), n * sizeof(unsigned), pool, stream));
     } else {
       // From a pool that is destroyed at once: it lasts as long as its memory does.
       cudaMemPoolProps props = {};
       props.allocType = cudaMemAllocationTypePinned;
       props.location.type = cudaMemLocationTypeDevice;
-      cudaMemPool_t pool;
-      CUDA_CHECK(cudaMemPoolCreate(&pool, &props));
-      CUDA_CHECK(cudaMallocFromPoolAsync(reinterpret_cast<void**>(&fresh), n * sizeof(unsigned), pool, stream));
-      CUDA_CHECK(cudaMemPoolDestroy(pool));
+      cudaMemPool_t brief;
+      CUDA_CHECK(cudaMemPoolCreate(&brief, &props));
+      CUDA_CHECK(cudaMallocFromPoolAsync(reinterpret_cast<void**>(&fresh), n * sizeof(unsigned), brief, stream));
+      CUDA_CHECK(cudaMemPoolDestroy(brief));
     }
     Fill<<<(n + 127) / 128, 128, 0, stream>>>(fresh, n, step * 1000);
     LAUNCH_CHECK();
@@ -125,11 +136,14 @@ int main(int argc, char** argv) {
     // Change one row on the host and send it back, so that host and device depend on each other.
     for (int x = 0; x < width; ++x) pinned[4 * width + x] ^= 0x55u * step;
     CUDA_CHECK(cudaMemcpy2DAsync(reinterpret_cast<char*>(image) + 4 * pitch, pitch, pinned + 4 * width,
-                                 width * sizeof(unsigned), width * sizeof(unsigned), 1, cudaMemcpyHostToDevice, stream));
+                                 width * sizeof(unsigned), width * sizeof(unsigned), 1, cudaMemcpyHostToDevice,
+                                 stream));
     app::Step(step);
   }
   CUDA_CHECK(cudaFreeAsync(carried, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
+  CUDA_CHECK(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept));
+  APP_CHECK(kept == threshold);
 
   unsigned long long got[2], visits = 0;
   CUDA_CHECK(cudaMemcpy(got, sums, sizeof(got), cudaMemcpyDeviceToHost));

@@ -27,13 +27,15 @@ CUresult Custom_cuDeviceGetDefaultMemPool(Session& session, const Request&,
                                           const wire::cuDeviceGetDefaultMemPool_Request& in,
                                           wire::cuDeviceGetDefaultMemPool_Reply* out, ReplyBuilder*) {
   CUmemoryPool pool = nullptr;
-  return NamePool(session, session.driver().cuDeviceGetDefaultMemPool(&pool, in.device), pool, in.pool, &out->pool);
+  const CUresult result = session.driver().cuDeviceGetDefaultMemPool(&pool, in.device);
+  return NamePool(session, result, pool, in.pool, &out->pool);
 }
 
 CUresult Custom_cuDeviceGetMemPool(Session& session, const Request&, const wire::cuDeviceGetMemPool_Request& in,
                                    wire::cuDeviceGetMemPool_Reply* out, ReplyBuilder*) {
   CUmemoryPool pool = nullptr;
-  return NamePool(session, session.driver().cuDeviceGetMemPool(&pool, in.device), pool, in.pool, &out->pool);
+  const CUresult result = session.driver().cuDeviceGetMemPool(&pool, in.device);
+  return NamePool(session, result, pool, in.pool, &out->pool);
 }
 
 CUresult Custom_cuMemGetDefaultMemPool(Session& session, const Request&, const wire::cuMemGetDefaultMemPool_Request& in,
