@@ -24,9 +24,9 @@ inline void CopyParameter(char* to, const void* from, uint32_t bytes) {
 }
 
 // Gathers the parameters into *block as the kernel sees them; it keeps its storage. CUDA_ERROR_INVALID_VALUE for what
-// the driver refuses so. A buffer in `extra` may be shorter than the parameters, as NCCL's are: the driver sets the
-// rest to zero (seen with 580.159.04), and so does this. A longer one is left as it is: *block is then longer than
-// info.params_bytes, and no launch takes it.
+// the driver refuses so. A buffer in `extra` may be shorter than the parameters, as NCCL's are: the driver takes it
+// (seen with 580.159.04), and the rest, which then is mostly zero, always is zero here. A longer one is left as it is:
+// *block is then longer than info.params_bytes, and no launch takes it.
 inline CUresult PackParameters(const FunctionInfo& info, void** kernel_params, void** extra, std::string* block) {
   block->clear();
   if (kernel_params) {

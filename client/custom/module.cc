@@ -28,6 +28,13 @@ namespace {
 constexpr CallInfo kLoadModule{kCall_cuModuleLoadData, "cuModuleLoadData", false, ContextOf::kThread};
 constexpr CallInfo kLoadLibrary{kCall_cuLibraryLoadData, "cuLibraryLoadData", false, ContextOf::kNone};
 
+// Held from a load's request to its record, so that the log has loads of several threads in the server's order: where
+// their variables lie depends on it.
+std::mutex& LoadOrder() {
+  static auto* const mutex = new std::mutex;  // outlives exit handlers
+  return *mutex;
+}
+
 // The image's own bytes: a fat binary's wrapper struct is resolved to what it points to.
 CUresult FindImage(const void* image, std::string_view* bytes) {
   const void* start = nullptr;
@@ -57,6 +64,7 @@ CUresult LoadModule(CUmodule* module, const void* image, unsigned numOptions, CU
   request.module = call.NewHandle(Kind::kModule, 0);
   if (!request.module) return CUDA_ERROR_OUT_OF_MEMORY;
   request.Encode(&call.message());
+  const std::lock_guard<std::mutex> in_order(LoadOrder());
   call.SetPayload(bytes);
   const CUresult result = call.Transact();
   wire::cuModuleLoadData_Reply reply;
@@ -98,6 +106,7 @@ CUresult LoadLibrary(CUlibrary* library, const void* code, CUjit_option* jitOpti
   request.library = call.NewHandle(Kind::kLibrary, kNoParent);
   if (!request.library) return CUDA_ERROR_OUT_OF_MEMORY;
   request.Encode(&call.message());
+  const std::lock_guard<std::mutex> in_order(LoadOrder());
   call.SetPayload(bytes);
   const CUresult result = call.Transact();
   wire::cuLibraryLoadData_Reply reply;
