@@ -172,6 +172,11 @@ CUresult Resolve(WorkerSession& worker, const In& in, CUdeviceptr* address, Cont
   if (in.object == 0) {
     *address = in.address;
     if (!worker.OwnsDeviceRange(in.address, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
+    // What the application has mapped is of no context; other GPUs' need not reach it.
+    if (in.context == 0) {
+      const ContextRef own = worker.ContextOn(worker.ranges().Find(in.address)->device);
+      if (own.id != 0) *context = own;
+    }
     return MakeAccessible(worker, in.address, in.bytes, std::is_same_v<In, wire::OpWriteMemory_Request>);
   }
   const auto module = worker.modules().find(in.object);
