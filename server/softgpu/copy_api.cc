@@ -16,10 +16,24 @@ namespace {
 // Up to here an asynchronous copy from pageable memory is staged; a larger one waits.
 constexpr uint64_t kStageBytes = 1 << 20;
 
+// Whether `device` may copy between the host and what is mapped at `address`.
+bool Reaches(int device, uint64_t address) {
+  const AllocationPtr allocation = MemoryMap::Get().Find(address);
+  return !allocation || (allocation->reached_by >> device & 1) != 0;
+}
+
 CUresult Copy(const CUDA_MEMCPY3D& copy, CUstream handle, bool synchronous) {
   ContextPtr context;
   StreamPtr stream;
   if (CUresult result = ResolveStream(handle, &context, &stream); result != CUDA_SUCCESS) return result;
+  if (copy.srcMemoryType == CU_MEMORYTYPE_HOST && copy.dstMemoryType == CU_MEMORYTYPE_DEVICE &&
+      !Reaches(context->device(), copy.dstDevice)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (copy.srcMemoryType == CU_MEMORYTYPE_DEVICE && copy.dstMemoryType == CU_MEMORYTYPE_HOST &&
+      !Reaches(context->device(), copy.srcDevice)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   CopyWork work;
   bool pageable_from, pageable_to;
   if (CUresult result = MakeCopy(copy, &work, &pageable_from, &pageable_to); result != CUDA_SUCCESS) return result;
@@ -127,7 +141,8 @@ CUresult Set(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t element, siz
 
 // One row between an array and something else; the other side is memory.
 CUresult CopyRow(CUmemorytype to_type, uint64_t to, CUarray to_array, size_t to_offset, CUmemorytype from_type,
-                 uint64_t from, CUarray from_array, size_t from_offset, size_t bytes, CUstream stream, bool synchronous) {
+                 uint64_t from, CUarray from_array, size_t from_offset, size_t bytes, CUstream stream,
+                 bool synchronous) {
   CUDA_MEMCPY3D copy = {};
   copy.srcMemoryType = from_type;
   copy.srcHost = reinterpret_cast<const void*>(from);

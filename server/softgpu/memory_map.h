@@ -45,6 +45,7 @@ struct Allocation {
   uint64_t id = 0;       // CU_POINTER_ATTRIBUTE_BUFFER_ID
   bool readable = true;  // mapped memory: after cuMemSetAccess
   bool kernel_writable = true;
+  uint64_t reached_by = ~uint64_t{0};  // mapped memory: the devices that have access, a bit for each
   uint64_t budget = 0;  // bytes of the device's budget
   CUmemoryPool pool = nullptr;
   bool sync_memops = false;

@@ -249,6 +249,7 @@ SOFTGPU_API cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGener
   allocation->device = physical->device;
   allocation->readable = false;
   allocation->kernel_writable = false;
+  allocation->reached_by = 0;
   allocation->flags = physical->prop.requestedHandleTypes;
   allocation->id = physical->id;
   if (!MemoryMap::Get().Add(allocation)) return CUDA_ERROR_INVALID_VALUE;
@@ -269,11 +270,17 @@ SOFTGPU_API cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDe
   std::lock_guard<std::mutex> lock(Vm().mutex);
   std::vector<uint64_t> pieces;
   if (!MappingsIn(address, size, &pieces)) return CUDA_ERROR_INVALID_VALUE;
-  // All devices see the same memory: the widest of the given rights.
+  // Kernels of all devices see the same memory: the widest of the given rights. Copies look whose they are.
   bool read = false, write = false;
+  uint64_t given = 0, granted = 0;
   for (size_t i = 0; i < count; ++i) {
     if (list[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE && GetDevice(list[i].location.id) == nullptr) {
       return CUDA_ERROR_INVALID_DEVICE;
+    }
+    if (list[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+      const uint64_t device = uint64_t{1} << list[i].location.id;
+      given |= device;
+      if (list[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) granted |= device;
     }
     read = read || list[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
     write = write || list[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
@@ -285,6 +292,7 @@ SOFTGPU_API cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDe
   for (uint64_t piece : pieces) {
     MemoryMap::Get().Update(Vm().mappings[piece].allocation, [&](Allocation& allocation) {
       allocation.readable = read;
+      allocation.reached_by = (allocation.reached_by & ~given) | granted;
       allocation.kernel_writable = write;
     });
   }

@@ -1,7 +1,8 @@
 // The program's own virtual memory, as allocators with growing segments use it: one large reservation in which pieces
 // of physical memory come and go at its end and in its middle, the same piece mapped at two addresses, handles that are
 // released while mapped and retained again by address, access rights set over several mappings at once. Kernels run
-// over the seams, and pointers into it are kept in device memory.
+// over the seams, and pointers into it are kept in device memory. With two GPUs, the other one has a piece that only it
+// reaches.
 #include <cuda.h>
 
 #include <deque>
@@ -18,6 +19,54 @@ __global__ void Work(size_t first, size_t count, unsigned stride, unsigned step)
     segment[first + i * stride] = segment[first + i * stride] * 3u + step + unsigned(i);
   }
 }
+
+// Memory of the last GPU's own, if there are several: mapped for that one alone. The first is current again afterwards.
+struct Far {
+  int device = 0;
+  CUdeviceptr at = 0;
+  size_t bytes = 0;
+  unsigned model = 0;
+
+  void Make() {
+    int count = 0;
+    CUDA_CHECK(cudaGetDeviceCount(&count));
+    device = count - 1;
+    if (device == 0) return;
+    CUmemAllocationProp prop = {};
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    prop.location.id = device;
+    CUmemAccessDesc access = {};
+    access.location = prop.location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    CUmemGenericAllocationHandle handle;
+    CUDA_CHECK(cudaSetDevice(device));
+    CUDA_CHECK(cudaFree(nullptr));
+    CU_CHECK(cuMemGetAllocationGranularity(&bytes, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+    CU_CHECK(cuMemAddressReserve(&at, bytes, 0, 0, 0));
+    CU_CHECK(cuMemCreate(&handle, bytes, &prop, 0));
+    CU_CHECK(cuMemMap(at, bytes, 0, handle, 0));
+    CU_CHECK(cuMemSetAccess(at, bytes, &access, 1));
+    CU_CHECK(cuMemRelease(handle));
+    CU_CHECK(cuMemcpyHtoD(at, &model, sizeof(model)));
+    CUDA_CHECK(cudaSetDevice(0));
+  }
+  void Step(unsigned step) {
+    if (device == 0) return;
+    CUDA_CHECK(cudaSetDevice(device));
+    unsigned got = ~model;
+    CU_CHECK(cuMemcpyDtoH(&got, at, sizeof(got)));
+    APP_CHECK(got == model);
+    model = model * 5 + step;
+    CU_CHECK(cuMemcpyHtoD(at, &model, sizeof(model)));
+    CUDA_CHECK(cudaSetDevice(0));
+  }
+  void End() {
+    if (device == 0) return;
+    CU_CHECK(cuMemUnmap(at, bytes));
+    CU_CHECK(cuMemAddressFree(at, bytes));
+  }
+};
 
 int main(int argc, char** argv) {
   app::Options options = app::Parse(argc, argv, {14, 4});
@@ -54,6 +103,8 @@ int main(int argc, char** argv) {
   CUmemAccessDesc none = access;
   none.flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
   CU_CHECK(cuMemSetAccess(closed, piece, &none, 1));
+  Far far;
+  far.Make();
   // One word in so many is touched: pieces are large.
   const unsigned stride = 4096;
 
@@ -88,6 +139,7 @@ int main(int argc, char** argv) {
   for (int step = 1; step <= options.steps; ++step) {
     if (step % 3 == 0 && int(pieces.size()) < most) grow();
     if (step % 7 == 0 && pieces.size() > 2) shrink();
+    far.Step(step);
     const size_t count = words * pieces.size();
     Work<<<2, 64>>>(0, count, stride, step);
     LAUNCH_CHECK();
@@ -127,6 +179,7 @@ int main(int argc, char** argv) {
     fflush(stdout);
     if (step % 2 == 1) app::Step(step);
   }
+  far.End();
   while (!pieces.empty()) shrink();
   std::vector<unsigned> kept(words);
   CU_CHECK(cuMemSetAccess(closed, 2 * piece, &access, 1));

@@ -110,7 +110,7 @@ DELETES_ITS_FILES = ("torch_loader",)
 
 
 # Programs for several GPUs, and how many of them the software GPU then has.
-SOFTWARE_GPUS = {"peers": 2}
+SOFTWARE_GPUS = {"peers": 2, "vmm": 2}
 
 
 class Case:
