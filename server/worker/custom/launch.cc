@@ -17,8 +17,8 @@ namespace {
 // The largest parameter block that CUDA allows.
 constexpr size_t kMaxParameters = 32764;
 
-// Handlers run on one thread. Twice as long as any kernel's parameters: a block that is shorter than the kernel's
-// makes the driver read on in here, not behind it.
+// Handlers run on one thread. Twice as long as any kernel's parameters: a driver that reads on behind a block that is
+// shorter than the kernel's, which 580 does not, reads in here.
 char g_parameters[2 * (kMaxParameters + 4)];
 
 // Events inside attributes are virtual handles. Attributes that hand memory of this process to the driver are refused.
