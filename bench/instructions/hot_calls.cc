@@ -37,15 +37,6 @@ constexpr int kBlock = 64;
 // Blocks made before, so that all buffers have their size.
 constexpr int kWarmUp = 3;
 
-#define CHECK(call)                                                                \
-  do {                                                                             \
-    const CUresult check_result = (call);                                          \
-    if (check_result != CUDA_SUCCESS) {                                            \
-      fprintf(stderr, "hot_calls: %s: CUDA error %d\n", #call, int(check_result)); \
-      _exit(1);                                                                    \
-    }                                                                              \
-  } while (0)
-
 void Require(bool condition, const std::string& what) {
   if (condition) return;
   fprintf(stderr, "hot_calls: %s\n", what.c_str());

@@ -1,17 +1,30 @@
-// For programs that play their own session's server: the session's shared memory, as the worker has it.
+// For programs that play their own session's server: the session's shared memory, as the worker has it, and a check of
+// driver calls. To be included behind cuda.h.
 #ifndef CUDA_REMOTE_BENCH_INSTRUCTIONS_OWN_RING_H_
 #define CUDA_REMOTE_BENCH_INSTRUCTIONS_OWN_RING_H_
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
 
 #include "proto/ring/memory.h"
+
+// Ends the program, with the call and the error's number, if a driver call fails. At once: its session may be over.
+#define CHECK(call)                                                                                        \
+  do {                                                                                                     \
+    const CUresult check_result = (call);                                                                  \
+    if (check_result != CUDA_SUCCESS) {                                                                    \
+      fprintf(stderr, "%s: %s: CUDA error %d\n", program_invocation_short_name, #call, int(check_result)); \
+      _exit(1);                                                                                            \
+    }                                                                                                      \
+  } while (0)
 
 namespace cuda_remote::bench {
 

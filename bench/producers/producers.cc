@@ -32,15 +32,6 @@
 namespace cuda_remote::bench {
 namespace {
 
-#define CHECK(call)                                                                \
-  do {                                                                             \
-    const CUresult check_result = (call);                                          \
-    if (check_result != CUDA_SUCCESS) {                                            \
-      fprintf(stderr, "producers: %s: CUDA error %d\n", #call, int(check_result)); \
-      _exit(1);                                                                    \
-    }                                                                              \
-  } while (0)
-
 constexpr int kRounds = 3;
 // Made by each thread before it is measured.
 constexpr int kWarmUp = 100;

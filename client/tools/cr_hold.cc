@@ -11,28 +11,31 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "client/tools/hold.h"
+
 namespace {
 
-constexpr char kGo[] = "go\n";
+using cuda_remote::client::tools::kHoldGo;
+using cuda_remote::client::tools::kHoldVariable;
 
 // Whether `path` can be opened, and says so.
 bool SaysGo(const char* path) {
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return false;
-  char answer[sizeof(kGo)] = {};
+  char answer[sizeof(kHoldGo)] = {};
   ssize_t got;
   do {
-    got = read(fd, answer, sizeof(kGo) - 1);
+    got = read(fd, answer, sizeof(kHoldGo) - 1);
   } while (got < 0 && errno == EINTR);
   close(fd);
-  return strcmp(answer, kGo) == 0;
+  return strcmp(answer, kHoldGo) == 0;
 }
 
 }  // namespace
 
 int main() {
   const char* const stage = getenv("CRTOOLS_SCRIPT_ACTION");
-  const char* const path = getenv("CUDA_REMOTE_HOLD");
+  const char* const path = getenv(kHoldVariable);
   if (!stage || !path) return 1;
   if (strcmp(stage, "post-restore") == 0) {
     struct stat facts;

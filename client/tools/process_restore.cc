@@ -8,6 +8,7 @@
 
 #include "client/tools/criu.h"
 #include "client/tools/criu_facts.h"
+#include "client/tools/hold.h"
 
 extern char** environ;
 
@@ -15,7 +16,6 @@ namespace cuda_remote::client::tools {
 namespace {
 
 constexpr char kHoldName[] = "restore-hold";
-constexpr char kGo[] = "go\n";
 
 }  // namespace
 
@@ -56,7 +56,7 @@ bool ProcessRestore::Begin(const std::string& image_folder, std::string* error) 
     plan.seen_as = job_.directory();
   }
   for (char** variable = environ; *variable; ++variable) plan.environment.push_back(*variable);
-  plan.environment.push_back("CUDA_REMOTE_HOLD=" + job_.directory() + "/" + kHoldName);
+  plan.environment.push_back(std::string(kHoldVariable) + "=" + job_.directory() + "/" + kHoldName);
   int terminal = OwnTerminal();
   if (terminal < 0 && NeedsTerminal(job_)) {
     if (!CopyTerminal(&copy_, error)) return false;
@@ -83,7 +83,7 @@ bool ProcessRestore::Begin(const std::string& image_folder, std::string* error) 
 }
 
 bool ProcessRestore::Finish(Isolated* isolated, std::string* error) {
-  if (write(hold_, kGo, strlen(kGo)) != ssize_t(strlen(kGo))) {
+  if (write(hold_, kHoldGo, strlen(kHoldGo)) != ssize_t(strlen(kHoldGo))) {
     *error = std::string("the restored processes cannot be told to go on: ") + strerror(errno);
     return false;
   }
