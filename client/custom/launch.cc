@@ -41,6 +41,15 @@ bool LooksValid(const Device& device, const FunctionInfo& info, const Shape& sha
   const auto attribute = [&info](CUfunction_attribute which) -> int64_t {
     return size_t(which) < info.attributes.size() ? info.attributes[which] : kRefused;
   };
+  // Clusters whose size the code gives have to fill the grid. One that leaves it to the launch is asked about.
+  static constexpr CUfunction_attribute kCluster[3] = {CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,
+                                                       CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT,
+                                                       CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH};
+  for (int i = 0; i < 3; ++i) {
+    const int64_t size = attribute(kCluster[i]);
+    if (size > 0 && shape.grid[i] % size != 0) return false;
+  }
+  if (attribute(CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET) > 0 && attribute(kCluster[0]) <= 0) return false;
   if (int64_t(threads) > attribute(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)) return false;
   if (int64_t(shape.dynamic_shared_bytes) > attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)) return false;
   // For the first launch the driver has to find local memory of that size for all threads that the GPU can run at once.

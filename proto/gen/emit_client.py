@@ -160,6 +160,8 @@ def stub(model, call):
         lines.append(f"  if (per_thread) return {impl_name(target)}({call.arguments('nullptr', 'true')});")
     lines.append("  Call call(kInfo);")
     lines.append("  if (CUresult rc = call.Enter(); rc != CUDA_SUCCESS) return rc;")
+    for expression in row.valid if row is not None else []:
+        lines.append(f"  if (!({expression})) return CUDA_ERROR_INVALID_VALUE;")
     lines += pre
     lines.append(f"  wire::{call.symbol}_Request in;")
     lines += fill
