@@ -192,6 +192,9 @@ CUresult DeviceAttribute(int* value, CUdevice_attribute attribute, CUdevice devi
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
       *value = ComputeMinor();
       break;
+    case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH:
+      *value = ComputeMajor() >= 9;
+      break;
     case CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED:
       *value = 1;
       break;

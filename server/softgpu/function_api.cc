@@ -53,17 +53,16 @@ CUresult GetAttribute(int* value, CUfunction_attribute attribute, const Function
       *value = settings.carveout;
       break;
     case CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET:
-      *value = 0;
+      *value = info.needs_cluster ? 1 : 0;
       break;
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH:
-      *value = settings.cluster[0];
-      break;
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT:
-      *value = settings.cluster[1];
+    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH: {
+      const int axis = attribute - CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH;
+      const int compiled = static_cast<int>(info.required_cluster[axis]);
+      *value = compiled != 0 ? compiled : settings.cluster[axis].load();
       break;
-    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH:
-      *value = settings.cluster[2];
-      break;
+    }
     case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
       *value = settings.non_portable_cluster;
       break;
@@ -76,10 +75,11 @@ CUresult GetAttribute(int* value, CUfunction_attribute attribute, const Function
   return CUDA_SUCCESS;
 }
 
-CUresult SetAttribute(FunctionSettings* settings, uint32_t static_shared, CUfunction_attribute attribute, int value) {
+CUresult SetAttribute(FunctionSettings* settings, const ptx::KernelInfo& info, CUfunction_attribute attribute,
+                      int value) {
   switch (attribute) {
     case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
-      if (value < 0 || value + static_cast<int64_t>(static_shared) > kSharedPerBlockOptin)
+      if (value < 0 || value + static_cast<int64_t>(info.static_shared_bytes) > kSharedPerBlockOptin)
         return CUDA_ERROR_INVALID_VALUE;
       settings->max_dynamic_shared = value;
       break;
@@ -88,13 +88,11 @@ CUresult SetAttribute(FunctionSettings* settings, uint32_t static_shared, CUfunc
       settings->carveout = value;
       break;
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH:
-      settings->cluster[0] = value;
-      break;
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT:
-      settings->cluster[1] = value;
-      break;
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH:
-      settings->cluster[2] = value;
+      if (info.required_cluster[0] != 0) return CUDA_ERROR_NOT_PERMITTED;
+      if (value < 0) return CUDA_ERROR_INVALID_VALUE;
+      settings->cluster[attribute - CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH] = value;
       break;
     case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
       settings->non_portable_cluster = value;
@@ -143,7 +141,7 @@ SOFTGPU_API cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute
   SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   FunctionPtr function;
   if (CUresult result = ResolveFunction(context, handle, &function); result != CUDA_SUCCESS) return result;
-  return SetAttribute(function->settings.get(), function->info->static_shared_bytes, attribute, value);
+  return SetAttribute(function->settings.get(), *function->info, attribute, value);
 }
 
 SOFTGPU_API cuFuncSetCacheConfig(CUfunction handle, CUfunc_cache) {
@@ -213,7 +211,7 @@ SOFTGPU_API cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUke
   KernelPtr kernel;
   FunctionPtr function;
   if (CUresult result = KernelFunction(handle, device, &kernel, &function); result != CUDA_SUCCESS) return result;
-  return SetAttribute(kernel->settings[device].get(), function->info->static_shared_bytes, attribute, value);
+  return SetAttribute(kernel->settings[device].get(), *function->info, attribute, value);
 }
 
 SOFTGPU_API cuKernelSetCacheConfig(CUkernel handle, CUfunc_cache, CUdevice device) {

@@ -45,6 +45,19 @@ Graph::~Graph() {
   }
 }
 
+CUgraphEdgeData GraphNode::EdgeFrom(const GraphNode* dependency) const {
+  const auto found = edges.find(dependency);
+  return found == edges.end() ? CUgraphEdgeData{} : found->second;
+}
+
+void GraphNode::SetEdge(const GraphNode* dependency, const CUgraphEdgeData& data) {
+  if (data.from_port == 0 && data.to_port == 0 && data.type == 0) {
+    edges.erase(dependency);
+  } else {
+    edges[dependency] = data;
+  }
+}
+
 GraphNode* Graph::Add(CUgraphNodeType type, Work work, std::vector<GraphNode*> dependencies) {
   auto node = std::make_shared<GraphNode>();
   node->graph = this;
@@ -68,13 +81,14 @@ std::shared_ptr<Graph> Graph::Clone(std::map<const GraphNode*, GraphNode*>* made
     copy->enabled = node->enabled;
     copy->copy = node->copy;
     copy->allocation = node->allocation;
-    copy->attributes = node->attributes;
     copy->origin = node.get();
     (*made)[node.get()] = copy;
     if (auto* child = std::get_if<ChildGraphWork>(&copy->work)) child->graph = child->graph->Clone();
   }
   for (const std::shared_ptr<GraphNode>& node : nodes) {
-    for (GraphNode* dependency : node->dependencies) (*made)[node.get()]->dependencies.push_back((*made)[dependency]);
+    GraphNode* copy = (*made)[node.get()];
+    for (GraphNode* dependency : node->dependencies) copy->dependencies.push_back((*made)[dependency]);
+    for (const auto& [dependency, data] : node->edges) copy->edges[(*made)[dependency]] = data;
   }
   return clone;
 }
@@ -115,7 +129,26 @@ CUresult CaptureWork(const StreamPtr& stream, const std::shared_ptr<Capture>& ca
   std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
   if (capture->invalid || stream->capture != capture) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   CUgraphNodeType type = TypeOf(work);
+  bool early = false;
+  if (auto* kernel = std::get_if<KernelWork>(&work)) {
+    // What a launch may do before the kernel ahead of it has ended is a property of the edge between the two.
+    const auto found = kernel->attributes.find(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+    if (found != kernel->attributes.end()) {
+      early = found->second.programmaticStreamSerializationAllowed != 0;
+      kernel->attributes.erase(found);
+    }
+    CUlaunchAttributeValue priority = {};
+    priority.priority = stream->priority();
+    kernel->attributes.emplace(CU_LAUNCH_ATTRIBUTE_PRIORITY, priority);  // unless the launch has its own
+  }
   GraphNode* node = capture->graph->Add(type, std::move(work), stream->capture_dependencies);
+  for (const GraphNode* dependency : node->dependencies) {
+    if (!early || dependency->type != CU_GRAPH_NODE_TYPE_KERNEL) continue;
+    CUgraphEdgeData edge = {};
+    edge.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
+    edge.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+    node->SetEdge(dependency, edge);
+  }
   stream->capture_dependencies = {node};
   return CUDA_SUCCESS;
 }

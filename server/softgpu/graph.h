@@ -29,15 +29,17 @@ struct GraphNode : std::enable_shared_from_this<GraphNode> {
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
   Work work;
   std::vector<GraphNode*> dependencies;
+  std::map<const GraphNode*, CUgraphEdgeData> edges;  // from dependencies whose edges are not plain ones
   bool enabled = true;
   // The parameters as the caller gave them, for the getters.
   CUDA_MEMCPY3D copy = {};
   CUDA_MEM_ALLOC_NODE_PARAMS allocation = {};
-  std::map<CUkernelNodeAttrID, CUkernelNodeAttrValue> attributes;
   std::vector<void*> param_pointers;  // of a kernel: into its parameter block
   const GraphNode* origin = nullptr;  // in a clone: the node it was made from
 
   CUgraphNode handle() { return reinterpret_cast<CUgraphNode>(this); }
+  CUgraphEdgeData EdgeFrom(const GraphNode* dependency) const;
+  void SetEdge(const GraphNode* dependency, const CUgraphEdgeData& data);
 };
 
 struct Graph : std::enable_shared_from_this<Graph> {

@@ -159,18 +159,21 @@ SOFTGPU_API cuGraphGetRootNodes(CUgraph handle, CUgraphNode* nodes, size_t* coun
   return ListNodes(list, nodes, count);
 }
 
-SOFTGPU_API cuGraphGetEdges(CUgraph handle, CUgraphNode* from, CUgraphNode* to, size_t* count) {
+SOFTGPU_API cuGraphGetEdges_v2(CUgraph handle, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data,
+                               size_t* count) {
   SOFTGPU_ENTER();
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
   if (!graph || count == nullptr || (from == nullptr) != (to == nullptr)) return CUDA_ERROR_INVALID_VALUE;
-  if (from != nullptr && *count == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (from == nullptr ? data != nullptr : *count == 0) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(CaptureMutex());
   size_t found = 0;
   for (const std::shared_ptr<GraphNode>& node : graph->nodes) {
+    if (from != nullptr && data == nullptr && !node->edges.empty()) return CUDA_ERROR_LOSSY_QUERY;
     for (GraphNode* dependency : node->dependencies) {
       if (from != nullptr && found < *count) {
         from[found] = dependency->handle();
         to[found] = node->handle();
+        if (data != nullptr) data[found] = node->EdgeFrom(dependency);
       }
       ++found;
     }
@@ -181,12 +184,8 @@ SOFTGPU_API cuGraphGetEdges(CUgraph handle, CUgraphNode* from, CUgraphNode* to, 
   *count = from == nullptr ? found : std::min(found, *count);
   return CUDA_SUCCESS;
 }
-
-SOFTGPU_API cuGraphGetEdges_v2(CUgraph handle, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data,
-                               size_t* count) {
-  CUresult result = cuGraphGetEdges(handle, from, to, count);
-  if (result == CUDA_SUCCESS && data != nullptr) std::fill(data, data + *count, CUgraphEdgeData{});
-  return result;
+SOFTGPU_API cuGraphGetEdges(CUgraph handle, CUgraphNode* from, CUgraphNode* to, size_t* count) {
+  return cuGraphGetEdges_v2(handle, from, to, nullptr, count);
 }
 
 SOFTGPU_API cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph graph, unsigned long long flags) {

@@ -4,6 +4,7 @@
 #include "server/softgpu/allocate.h"
 #include "server/softgpu/api.h"
 #include "server/softgpu/graph.h"
+#include "server/softgpu/launch.h"
 #include "server/softgpu/user_object.h"
 
 using namespace cuda_remote::softgpu;
@@ -40,13 +41,9 @@ SOFTGPU_API cuGraphKernelNodeSetAttribute(CUgraphNode handle, CUkernelNodeAttrID
   NodePtr node = Registry<GraphNode>::Get().Find(handle);
   KernelWork* work = KernelOf(node);
   if (work == nullptr || value == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) work->cooperative = value->cooperative != 0;
-  if (id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION &&
-      value->clusterDim.x * value->clusterDim.y * value->clusterDim.z > 1) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
-  node->attributes[id] = *value;
-  return CUDA_SUCCESS;
+  LaunchAttributes attributes = work->attributes;
+  attributes[id] = *value;
+  return SetAttributes(std::move(attributes), work);
 }
 
 SOFTGPU_API cuGraphKernelNodeGetAttribute(CUgraphNode handle, CUkernelNodeAttrID id, CUkernelNodeAttrValue* value) {
@@ -55,9 +52,11 @@ SOFTGPU_API cuGraphKernelNodeGetAttribute(CUgraphNode handle, CUkernelNodeAttrID
   NodePtr node = Registry<GraphNode>::Get().Find(handle);
   KernelWork* work = KernelOf(node);
   if (work == nullptr || value == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  auto it = node->attributes.find(id);
-  *value = it == node->attributes.end() ? CUkernelNodeAttrValue{} : it->second;
-  if (id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) value->cooperative = work->cooperative;
+  auto it = work->attributes.find(id);
+  *value = it == work->attributes.end() ? CUkernelNodeAttrValue{} : it->second;
+  if (id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION && work->explicit_cluster) {
+    value->clusterDim = {work->cluster.x, work->cluster.y, work->cluster.z};
+  }
   return CUDA_SUCCESS;
 }
 
@@ -66,9 +65,7 @@ SOFTGPU_API cuGraphKernelNodeCopyAttributes(CUgraphNode to_handle, CUgraphNode f
   Lock lock(CaptureMutex());
   NodePtr to = Registry<GraphNode>::Get().Find(to_handle), from = Registry<GraphNode>::Get().Find(from_handle);
   if (KernelOf(to) == nullptr || KernelOf(from) == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  to->attributes = from->attributes;
-  KernelOf(to)->cooperative = KernelOf(from)->cooperative;
-  return CUDA_SUCCESS;
+  return SetAttributes(KernelOf(from)->attributes, KernelOf(to));
 }
 
 SOFTGPU_API cuGraphEventRecordNodeSetEvent(CUgraphNode handle, CUevent event) {

@@ -69,7 +69,7 @@ CUresult KernelFrom(const P* params, CUkernel kernel, CUcontext context_handle, 
                        params->sharedMemBytes,
                        params->kernelParams,
                        params->extra,
-                       false},
+                       {}},
                       work);
   // More parameters than the kernel has: the driver has another error for it than in a launch.
   return result == CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES ? CUDA_ERROR_INVALID_VALUE : result;
@@ -120,13 +120,23 @@ CUresult MemsetFrom(const P* fill, MemsetWork* work) {
   return MakeMemset(fill->dst, fill->pitch, fill->value, fill->elementSize, fill->width, fill->height, work);
 }
 
+// A kernel's attributes stay when its parameters change.
+CUresult Replace(GraphNode* node, Work work) {
+  const auto* before = std::get_if<KernelWork>(&node->work);
+  auto* after = std::get_if<KernelWork>(&work);
+  if (before != nullptr && after != nullptr) {
+    if (CUresult result = SetAttributes(before->attributes, after); result != CUDA_SUCCESS) return result;
+  }
+  node->work = std::move(work);
+  return CUDA_SUCCESS;
+}
+
 CUresult SetWork(CUgraphNode handle, CUgraphNodeType type, Work work) {
   NodePtr node;
   if (CUresult result = FindNode(handle, &node); result != CUDA_SUCCESS) return result;
   Lock lock(CaptureMutex());
   if (node->type != type) return CUDA_ERROR_INVALID_VALUE;
-  node->work = std::move(work);
-  return CUDA_SUCCESS;
+  return Replace(node.get(), std::move(work));
 }
 
 // The executable graph's own node for a node of the graph that it was made from. Under the capture lock.
@@ -145,8 +155,7 @@ CUresult SetExecWork(CUgraphExec exec_handle, CUgraphNode handle, CUgraphNodeTyp
   GraphNode* node;
   if (CUresult result = ExecNode(exec_handle, handle, &exec, &node); result != CUDA_SUCCESS) return result;
   if (node->type != type) return CUDA_ERROR_INVALID_VALUE;
-  node->work = std::move(work);
-  return CUDA_SUCCESS;
+  return Replace(node, std::move(work));
 }
 
 // The operation that the general form of parameters means.
@@ -422,12 +431,18 @@ SOFTGPU_API cuGraphEventWaitNodeGetEvent(CUgraphNode handle, CUevent* event) {
   return CUDA_SUCCESS;
 }
 
-SOFTGPU_API cuGraphAddNode_v2(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies, const CUgraphEdgeData*,
-                              size_t count, CUgraphNodeParams* params) {
+SOFTGPU_API cuGraphAddNode_v2(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
+                              const CUgraphEdgeData* data, size_t count, CUgraphNodeParams* params) {
   SOFTGPU_ENTER();
   Work work;
   if (CUresult result = WorkFrom(params, &work); result != CUDA_SUCCESS) return result;
-  return Add(out, graph, dependencies, count, params->type, std::move(work));
+  Lock lock(CaptureMutex());
+  GraphNode* node = nullptr;
+  CUresult result = Add(out, graph, dependencies, count, params->type, std::move(work), &node);
+  for (size_t i = 0; result == CUDA_SUCCESS && data != nullptr && i < count; ++i) {
+    node->SetEdge(reinterpret_cast<const GraphNode*>(dependencies[i]), data[i]);
+  }
+  return result;
 }
 SOFTGPU_API cuGraphAddNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies, size_t count,
                            CUgraphNodeParams* params) {
@@ -455,40 +470,45 @@ SOFTGPU_API cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType* type) {
   return CUDA_SUCCESS;
 }
 
-SOFTGPU_API cuGraphNodeGetDependencies(CUgraphNode handle, CUgraphNode* nodes, size_t* count) {
+SOFTGPU_API cuGraphNodeGetDependencies_v2(CUgraphNode handle, CUgraphNode* nodes, CUgraphEdgeData* data,
+                                          size_t* count) {
   SOFTGPU_ENTER();
   NodePtr node;
   if (CUresult result = FindNode(handle, &node); result != CUDA_SUCCESS) return result;
-  if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (count == nullptr || (nodes == nullptr && data != nullptr)) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(CaptureMutex());
-  return ListNodes(node->dependencies, nodes, count);
+  if (nodes != nullptr && data == nullptr && !node->edges.empty()) return CUDA_ERROR_LOSSY_QUERY;
+  if (CUresult result = ListNodes(node->dependencies, nodes, count); result != CUDA_SUCCESS) return result;
+  for (size_t i = 0; data != nullptr && i < *count; ++i) data[i] = node->EdgeFrom(node->dependencies[i]);
+  return CUDA_SUCCESS;
 }
-SOFTGPU_API cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode* nodes, CUgraphEdgeData* data, size_t* count) {
-  CUresult result = cuGraphNodeGetDependencies(node, nodes, count);
-  if (result == CUDA_SUCCESS && data != nullptr) std::fill(data, data + *count, CUgraphEdgeData{});
-  return result;
+SOFTGPU_API cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode* nodes, size_t* count) {
+  return cuGraphNodeGetDependencies_v2(node, nodes, nullptr, count);
 }
-SOFTGPU_API cuGraphNodeGetDependentNodes(CUgraphNode handle, CUgraphNode* nodes, size_t* count) {
+SOFTGPU_API cuGraphNodeGetDependentNodes_v2(CUgraphNode handle, CUgraphNode* nodes, CUgraphEdgeData* data,
+                                            size_t* count) {
   SOFTGPU_ENTER();
   NodePtr node;
   if (CUresult result = FindNode(handle, &node); result != CUDA_SUCCESS) return result;
-  if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (count == nullptr || (nodes == nullptr && data != nullptr)) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(CaptureMutex());
   std::vector<GraphNode*> list;
   for (const NodePtr& other : node->graph->nodes) {
     const auto& before = other->dependencies;
-    if (std::find(before.begin(), before.end(), node.get()) != before.end()) list.push_back(other.get());
+    if (std::find(before.begin(), before.end(), node.get()) == before.end()) continue;
+    if (nodes != nullptr && data == nullptr && other->edges.count(node.get()) != 0) return CUDA_ERROR_LOSSY_QUERY;
+    list.push_back(other.get());
   }
-  return ListNodes(list, nodes, count);
+  if (CUresult result = ListNodes(list, nodes, count); result != CUDA_SUCCESS) return result;
+  for (size_t i = 0; data != nullptr && i < *count; ++i) data[i] = list[i]->EdgeFrom(node.get());
+  return CUDA_SUCCESS;
 }
-SOFTGPU_API cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode* nodes, CUgraphEdgeData* data,
-                                            size_t* count) {
-  CUresult result = cuGraphNodeGetDependentNodes(node, nodes, count);
-  if (result == CUDA_SUCCESS && data != nullptr) std::fill(data, data + *count, CUgraphEdgeData{});
-  return result;
+SOFTGPU_API cuGraphNodeGetDependentNodes(CUgraphNode node, CUgraphNode* nodes, size_t* count) {
+  return cuGraphNodeGetDependentNodes_v2(node, nodes, nullptr, count);
 }
 
-SOFTGPU_API cuGraphAddDependencies(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to, size_t count) {
+SOFTGPU_API cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to,
+                                      const CUgraphEdgeData* data, size_t count) {
   SOFTGPU_ENTER();
   if (!Registry<Graph>::Get().Find(graph) || (count != 0 && (from == nullptr || to == nullptr))) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -504,12 +524,12 @@ SOFTGPU_API cuGraphAddDependencies(CUgraph graph, const CUgraphNode* from, const
       return CUDA_ERROR_INVALID_VALUE;
     }
     before.push_back(first.get());
+    if (data != nullptr) second->SetEdge(first.get(), data[i]);
   }
   return CUDA_SUCCESS;
 }
-SOFTGPU_API cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to,
-                                      const CUgraphEdgeData*, size_t count) {
-  return cuGraphAddDependencies(graph, from, to, count);
+SOFTGPU_API cuGraphAddDependencies(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to, size_t count) {
+  return cuGraphAddDependencies_v2(graph, from, to, nullptr, count);
 }
 
 SOFTGPU_API cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to, size_t count) {
@@ -524,6 +544,7 @@ SOFTGPU_API cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode* from, co
     auto& before = second->dependencies;
     auto it = std::find(before.begin(), before.end(), reinterpret_cast<GraphNode*>(from[i]));
     if (it == before.end()) return CUDA_ERROR_INVALID_VALUE;
+    second->edges.erase(*it);
     before.erase(it);
   }
   return CUDA_SUCCESS;
@@ -542,6 +563,7 @@ SOFTGPU_API cuGraphDestroyNode(CUgraphNode handle) {
   for (const NodePtr& other : nodes) {
     auto& before = other->dependencies;
     before.erase(std::remove(before.begin(), before.end(), node.get()), before.end());
+    other->edges.erase(node.get());
   }
   nodes.erase(std::remove(nodes.begin(), nodes.end(), node), nodes.end());
   return CUDA_SUCCESS;

@@ -14,11 +14,23 @@ struct LaunchRequest {
   uint32_t shared_bytes = 0;
   void** params = nullptr;
   void** extra = nullptr;
-  bool cooperative = false;
+  LaunchAttributes attributes;
 };
 
 // The operation, with a copy of the parameters; or what the driver answers to a wrong launch.
 CUresult MakeLaunch(const ContextPtr& context, const LaunchRequest& request, KernelWork* work);
+
+// Replaces the attributes of an operation whose function and shape are known. What the driver answers to wrong ones;
+// the operation is then as before.
+CUresult SetAttributes(LaunchAttributes attributes, KernelWork* work);
+
+// Whether the attributes ask for that.
+bool Asked(const LaunchAttributes& attributes, CUlaunchAttributeID id);
+
+// The size of clusters that a launch of the function has: the code's, the function's or that of the attributes. What the
+// driver answers to a size that does not go with the grid, the function or the GPU.
+CUresult ClusterSize(const Function& function, const ptx::Dim3& grid, const LaunchAttributes& attributes,
+                     ptx::Dim3* size, bool* explicit_size);
 
 }  // namespace cuda_remote::softgpu
 

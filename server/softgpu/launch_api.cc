@@ -1,4 +1,5 @@
 // Kernel launches.
+#include <algorithm>
 #include <cstring>
 
 #include "server/softgpu/api.h"
@@ -74,12 +75,6 @@ CUresult MakeLaunch(const ContextPtr& context, const LaunchRequest& request, Ker
   uint64_t threads = uint64_t{block.x} * block.y * block.z;
   if (threads > 1024 || threads > function->info->max_threads) return CUDA_ERROR_INVALID_VALUE;
   if (request.shared_bytes > static_cast<uint32_t>(function->MaxDynamicShared())) return CUDA_ERROR_INVALID_VALUE;
-  if (request.cooperative) {
-    uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
-    uint64_t room = uint64_t{kMultiprocessors} *
-                    BlocksPerMultiprocessor(*function, static_cast<uint32_t>(threads), request.shared_bytes);
-    if (blocks > room) return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
-  }
   if (CUresult result = CopyParams(*function->info, request.params, request.extra, &work->params);
       result != CUDA_SUCCESS) {
     return result;
@@ -92,7 +87,60 @@ CUresult MakeLaunch(const ContextPtr& context, const LaunchRequest& request, Ker
   work->grid = grid;
   work->block = block;
   work->shared_bytes = request.shared_bytes;
-  work->cooperative = request.cooperative;
+  return SetAttributes(request.attributes, work);
+}
+
+bool Asked(const LaunchAttributes& attributes, CUlaunchAttributeID id) {
+  const auto found = attributes.find(id);
+  return found != attributes.end() && found->second.cooperative != 0;  // all yes or no attributes are an int
+}
+
+CUresult ClusterSize(const Function& function, const ptx::Dim3& grid, const LaunchAttributes& attributes,
+                     ptx::Dim3* size, bool* explicit_size) {
+  const ptx::KernelInfo& info = *function.info;
+  const FunctionSettings& settings = *function.settings;
+  ptx::Dim3 required{info.required_cluster[0], info.required_cluster[1], info.required_cluster[2]};
+  if (required.x == 0 && settings.cluster[0] > 0) {
+    required = {uint32_t(settings.cluster[0]), uint32_t(settings.cluster[1]), uint32_t(settings.cluster[2])};
+  }
+  const auto found = attributes.find(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+  const bool says = found != attributes.end();
+  ptx::Dim3 given;
+  if (says) given = {found->second.clusterDim.x, found->second.clusterDim.y, found->second.clusterDim.z};
+  if (says && (given.x == 0 || given.y == 0 || given.z == 0)) return CUDA_ERROR_INVALID_VALUE;
+  if (says && required.x != 0 && (given.x != required.x || given.y != required.y || given.z != required.z)) {
+    return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+  }
+  *explicit_size = says || required.x != 0;
+  *size = says ? given : required.x != 0 ? required : ptx::Dim3{1, 1, 1};
+  if (!*explicit_size && info.needs_cluster) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+  const uint64_t blocks = uint64_t{size->x} * size->y * size->z;
+  uint32_t most = settings.non_portable_cluster != 0 ? ptx::kMaxCluster : ptx::kPortableCluster;
+  if (info.max_cluster != 0) most = std::min(most, info.max_cluster);
+  if (blocks > 1 && ComputeMajor() < 9) return CUDA_ERROR_INVALID_VALUE;
+  if (blocks > most) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+  if (grid.x % size->x != 0 || grid.y % size->y != 0 || grid.z % size->z != 0) return CUDA_ERROR_INVALID_VALUE;
+  return CUDA_SUCCESS;
+}
+
+CUresult SetAttributes(LaunchAttributes attributes, KernelWork* work) {
+  ptx::Dim3 cluster;
+  bool explicit_cluster = false;
+  if (CUresult result = ClusterSize(*work->function, work->grid, attributes, &cluster, &explicit_cluster);
+      result != CUDA_SUCCESS) {
+    return result;
+  }
+  const ptx::Dim3 &grid = work->grid, &block = work->block;
+  const bool cooperative = Asked(attributes, CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
+  const uint64_t in_cluster = uint64_t{cluster.x} * cluster.y * cluster.z;
+  const uint64_t room = uint64_t{kMultiprocessors} *
+                        BlocksPerMultiprocessor(*work->function, block.x * block.y * block.z, work->shared_bytes);
+  if (cooperative && uint64_t{grid.x} * grid.y * grid.z > room) return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+  if (in_cluster > 1 && in_cluster > room) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+  work->cluster = cluster;
+  work->explicit_cluster = explicit_cluster;
+  work->cooperative = cooperative;
+  work->attributes = std::move(attributes);
   return CUDA_SUCCESS;
 }
 
@@ -118,15 +166,22 @@ SOFTGPU_API cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned in
                            unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared,
                            CUstream stream, void** params, void** extra) {
   SOFTGPU_ENTER();
-  return Launch({function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, params, extra, false},
-                stream);
+  return Launch({function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, params, extra, {}}, stream);
 }
 
 SOFTGPU_API cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
                                       unsigned int grid_z, unsigned int block_x, unsigned int block_y,
                                       unsigned int block_z, unsigned int shared, CUstream stream, void** params) {
   SOFTGPU_ENTER();
-  return Launch({function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, params, nullptr, true},
+  CUlaunchAttributeValue yes = {};
+  yes.cooperative = 1;
+  return Launch({function,
+                 {grid_x, grid_y, grid_z},
+                 {block_x, block_y, block_z},
+                 shared,
+                 params,
+                 nullptr,
+                 {{CU_LAUNCH_ATTRIBUTE_COOPERATIVE, yes}}},
                 stream);
 }
 
@@ -139,19 +194,12 @@ SOFTGPU_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, 
                            config->sharedMemBytes,
                            params,
                            extra,
-                           false};
+                           {}};
   std::vector<CUevent> events;
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     const CUlaunchAttribute& attribute = config->attrs[i];
     switch (attribute.id) {
-      case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
-        request.cooperative = attribute.value.cooperative != 0;
-        break;
-      case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
-        if (attribute.value.clusterDim.x * attribute.value.clusterDim.y * attribute.value.clusterDim.z > 1) {
-          LogOnce("thread block clusters are not supported");
-          return CUDA_ERROR_NOT_SUPPORTED;
-        }
+      case CU_LAUNCH_ATTRIBUTE_IGNORE:
         break;
       case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
         events.push_back(attribute.value.programmaticEvent.event);
@@ -159,8 +207,9 @@ SOFTGPU_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, 
       case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
         events.push_back(attribute.value.launchCompletionEvent.event);
         break;
-      default:
-        break;  // hints
+      default:  // those that are hints are kept too, for graphs
+        request.attributes[attribute.id] = attribute.value;
+        break;
     }
   }
   if (CUresult result = Launch(request, config->hStream); result != CUDA_SUCCESS) return result;

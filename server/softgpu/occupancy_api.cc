@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "server/softgpu/api.h"
+#include "server/softgpu/launch.h"
 #include "server/softgpu/module.h"
 #include "server/softgpu/occupancy.h"
 
@@ -89,23 +90,46 @@ SOFTGPU_API cuOccupancyAvailableDynamicSMemPerBlock(size_t* bytes, CUfunction ha
   return CUDA_SUCCESS;
 }
 
-SOFTGPU_API cuOccupancyMaxPotentialClusterSize(int* size, CUfunction handle, const CUlaunchConfig*) {
+namespace {
+
+// How many clusters of so many blocks fit on the GPU, any of whose multiprocessors may be in one.
+int Clusters(const Function& function, const CUlaunchConfig& config, uint64_t blocks) {
+  const uint64_t threads = uint64_t{config.blockDimX} * config.blockDimY * config.blockDimZ;
+  if (threads > 1024) return 0;
+  const int each = BlocksPerMultiprocessor(function, static_cast<uint32_t>(threads), config.sharedMemBytes);
+  return static_cast<int>(uint64_t(kMultiprocessors) * each / blocks);
+}
+
+}  // namespace
+
+SOFTGPU_API cuOccupancyMaxPotentialClusterSize(int* size, CUfunction handle, const CUlaunchConfig* config) {
   SOFTGPU_ENTER_CONTEXT(context);
-  if (size == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (size == nullptr || config == nullptr) return CUDA_ERROR_INVALID_VALUE;
   FunctionPtr function;
   if (CUresult result = ResolveFunction(context, handle, &function); result != CUDA_SUCCESS) return result;
-  *size = 1;  // no clusters
+  uint32_t most = function->settings->non_portable_cluster != 0 ? ptx::kMaxCluster : ptx::kPortableCluster;
+  if (function->info->max_cluster != 0) most = std::min(most, function->info->max_cluster);
+  if (ComputeMajor() < 9) most = 1;
+  while (most > 1 && Clusters(*function, *config, most) == 0) most /= 2;
+  *size = static_cast<int>(most);
   return CUDA_SUCCESS;
 }
 
 SOFTGPU_API cuOccupancyMaxActiveClusters(int* clusters, CUfunction handle, const CUlaunchConfig* config) {
   SOFTGPU_ENTER_CONTEXT(context);
-  if (clusters == nullptr || config == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (clusters == nullptr || config == nullptr || (config->numAttrs != 0 && config->attrs == nullptr)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   FunctionPtr function;
   if (CUresult result = ResolveFunction(context, handle, &function); result != CUDA_SUCCESS) return result;
-  uint64_t threads = uint64_t{config->blockDimX} * config->blockDimY * config->blockDimZ;
-  *clusters = threads > 1024 ? 0
-                             : kMultiprocessors * BlocksPerMultiprocessor(*function, static_cast<uint32_t>(threads),
-                                                                          config->sharedMemBytes);
+  LaunchAttributes attributes;
+  for (unsigned i = 0; i < config->numAttrs; ++i) attributes[config->attrs[i].id] = config->attrs[i].value;
+  const ptx::Dim3 grid{config->gridDimX, config->gridDimY, config->gridDimZ};
+  ptx::Dim3 size;
+  bool explicit_size = false;
+  if (CUresult result = ClusterSize(*function, grid, attributes, &size, &explicit_size); result != CUDA_SUCCESS) {
+    return result;
+  }
+  *clusters = Clusters(*function, *config, uint64_t{size.x} * size.y * size.z);
   return CUDA_SUCCESS;
 }

@@ -68,6 +68,8 @@ CUresult PerformKernel(const KernelWork& work, Context& context) {
   ptx::LaunchOptions options;
   options.grid = work.grid;
   options.block = work.block;
+  options.cluster = work.cluster;
+  options.explicit_cluster = work.explicit_cluster;
   options.dynamic_shared_bytes = work.shared_bytes;
   options.params = work.params;
   options.memory = &MemoryMap::Get();

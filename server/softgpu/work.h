@@ -8,6 +8,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <variant>
@@ -24,13 +25,19 @@ struct Event;
 
 struct EmptyWork {};
 
+// Attributes of a launch as they were given; of a node of a graph, those that nodes have.
+using LaunchAttributes = std::map<CUlaunchAttributeID, CUlaunchAttributeValue>;
+
 struct KernelWork {
   FunctionPtr function;
   CUkernel kernel = nullptr;  // what it was launched by, if that was a kernel
   ModulePtr module;           // kept alive
   ptx::Dim3 grid, block;
   uint32_t shared_bytes = 0;
+  ptx::Dim3 cluster;              // blocks of a cluster
+  bool explicit_cluster = false;  // its size was asked for, by the code or by the launch
   bool cooperative = false;
+  LaunchAttributes attributes;
   std::string params;
 };
 

@@ -487,6 +487,7 @@ int main(int argc, char** argv) {
   CUDA_CHECK(cudaMemset(work.between, 0, bytes));
   CUDA_CHECK(cudaMemset(work.bins, 0, kBins * sizeof(unsigned)));
   CUDA_CHECK(cudaMemset(work.sums, 0, work.blocks * sizeof(unsigned)));
+  CUDA_CHECK(cudaDeviceSynchronize());  // the stream below does not wait for the default one
 
   cudaStream_t stream;
   CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, least));

@@ -76,7 +76,6 @@ APPS = {
 
 # Programs for which there must be a GPU, and why the software GPU cannot run them yet.
 NEED_GPU = {
-    "clusters": "clusters of several blocks",
     "tensor_maps": "tensor maps",
 }
 

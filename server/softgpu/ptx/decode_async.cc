@@ -36,18 +36,35 @@ const Op* CopyBulk(const Op* op, uint64_t* r, Thread* t) {
   return op + 1;
 }
 
+// cp.async.bulk to all blocks of the cluster that are in the mask r[more[1]]: to the same place in each, and each one's
+// own barrier, at r[more[2]] + imm of the barrier in more[3], gets the bytes.
+const Op* CopyMulticast(const Op* op, uint64_t* r, Thread* t) {
+  const uint32_t bytes = uint32_t(r[op->c]);
+  if (bytes % 16 != 0) return Raise(t, op, Fault::kMisaligned, "the size of a bulk copy must be a multiple of 16");
+  std::vector<uint8_t> data(bytes);
+  for (uint32_t at = 0; at < bytes; at += 16) {
+    const uint8_t* from = Pointer<Where::kGlobal>(t, op, r[op->b] + r[op->more[0]] + at, 16, false);
+    if (from == nullptr) return nullptr;
+    std::memcpy(&data[at], from, 16);
+  }
+  const uint64_t to = r[op->a] + uint64_t(op->imm), barrier = r[op->more[2]] + r[op->more[3]];
+  return Multicast(t, op, uint16_t(r[op->more[1]]), to, barrier, data) ? op + 1 : nullptr;
+}
+
 bool DecodeBulk(Decoder& d) {
   if (d.Has("commit_group") || d.Has("wait_group")) return true;
   if (!d.Allow("async bulk global shared shared::cta shared::cluster mbarrier::complete_tx::bytes bulk_group "
-               "L2::cache_hint")) {
+               "multicast::cluster L2::cache_hint")) {
     return false;
   }
   const auto& modifiers = d.in().modifiers;
   if (modifiers.size() < 4) return d.Unsupported();
   const bool to_global = modifiers[2] == "global", from_global = modifiers[3] == "global";
   const bool completes = d.Has("mbarrier::complete_tx::bytes");
-  const size_t count = (completes ? 4 : 3) + (d.Has("L2::cache_hint") ? 1 : 0);
-  if (to_global == completes || (to_global && from_global) || !d.Operands(count, count)) return d.Unsupported();
+  const bool multicast = d.Has("multicast::cluster");
+  const size_t count = (completes ? 4 : 3) + (multicast ? 1 : 0) + (d.Has("L2::cache_hint") ? 1 : 0);
+  if ((multicast && !from_global) || to_global == completes || (to_global && from_global) || !d.Operands(count, count))
+    return d.Unsupported();
   Decoder::Address to, from, barrier;
   const auto& operands = d.in().operands;
   if (!d.ResolveAddress(operands[0], to_global ? Where::kGlobal : Where::kShared, false, &to) ||
@@ -56,6 +73,15 @@ bool DecodeBulk(Decoder& d) {
     return false;
   }
   const int32_t bytes = d.Src(2, Type::kU32);
+  if (multicast) {
+    const int32_t* more =
+        d.List({d.Const(uint64_t(from.offset)), d.Src(4, Type::kU16), barrier.slot, d.Const(uint64_t(barrier.offset))});
+    Op& op = d.Emit(CopyMulticast, 0, to.slot, from.slot, bytes);
+    op.imm = to.offset;
+    op.more = more;
+    op.cache = d.NextCache();
+    return true;
+  }
   const int32_t* more = d.List({d.Const(uint64_t(from.offset))});
   Op& op = d.Emit(to_global     ? CopyBulk<Where::kGlobal, Where::kShared>
                   : from_global ? CopyBulk<Where::kShared, Where::kGlobal>
@@ -108,6 +134,20 @@ bool DecodeCpAsync(Decoder& d) {
 }
 
 }  // namespace
+
+bool Multicast(Thread* t, const Op* op, uint32_t blocks, uint64_t to, uint64_t barrier,
+               const std::vector<uint8_t>& data) {
+  constexpr uint64_t kOffset = (1u << kRankShift) - 1;
+  for (; blocks != 0; blocks &= blocks - 1) {
+    const uint64_t rank = uint64_t(__builtin_ctz(blocks));
+    uint8_t* there = SharedOfBlock(t, op, rank, to & kOffset, uint32_t(data.size()), 16);
+    uint8_t* place = there == nullptr ? nullptr : SharedOfBlock(t, op, rank, barrier & kOffset, 8, 8);
+    if (place == nullptr) return false;
+    std::memcpy(there, data.data(), data.size());
+    CompleteMbarrier(place, uint32_t(data.size()));
+  }
+  return true;
+}
 
 void AddAsyncOps(DecodeTable* table) { (*table)["cp"] = DecodeCpAsync; }
 

@@ -1,7 +1,7 @@
 // atom and red.
 #include <cmath>
 
-#include "server/softgpu/ptx/decoder.h"
+#include "server/softgpu/ptx/mbarrier.h"
 #include "server/softgpu/ptx/number.h"
 
 namespace cuda_remote::softgpu::ptx {
@@ -10,15 +10,60 @@ bool SpaceOf(Decoder& d, Where* where, bool* param);  // decode_memory.cc
 
 namespace {
 
-struct Add { template <class T> static T Do(T old, T b) { return T(old + b); } };
-struct And { template <class T> static T Do(T old, T b) { return old & b; } };
-struct Or { template <class T> static T Do(T old, T b) { return old | b; } };
-struct Xor { template <class T> static T Do(T old, T b) { return old ^ b; } };
-struct Exch { template <class T> static T Do(T, T b) { return b; } };
-struct Min { template <class T> static T Do(T old, T b) { return b < old ? b : old; } };
-struct Max { template <class T> static T Do(T old, T b) { return b > old ? b : old; } };
-struct Inc { template <class T> static T Do(T old, T b) { return old >= b ? 0 : old + 1; } };
-struct Dec { template <class T> static T Do(T old, T b) { return old == 0 || old > b ? b : old - 1; } };
+struct Add {
+  template <class T>
+  static T Do(T old, T b) {
+    return T(old + b);
+  }
+};
+struct And {
+  template <class T>
+  static T Do(T old, T b) {
+    return old & b;
+  }
+};
+struct Or {
+  template <class T>
+  static T Do(T old, T b) {
+    return old | b;
+  }
+};
+struct Xor {
+  template <class T>
+  static T Do(T old, T b) {
+    return old ^ b;
+  }
+};
+struct Exch {
+  template <class T>
+  static T Do(T, T b) {
+    return b;
+  }
+};
+struct Min {
+  template <class T>
+  static T Do(T old, T b) {
+    return b < old ? b : old;
+  }
+};
+struct Max {
+  template <class T>
+  static T Do(T old, T b) {
+    return b > old ? b : old;
+  }
+};
+struct Inc {
+  template <class T>
+  static T Do(T old, T b) {
+    return old >= b ? 0 : old + 1;
+  }
+};
+struct Dec {
+  template <class T>
+  static T Do(T old, T b) {
+    return old == 0 || old > b ? b : old - 1;
+  }
+};
 // Floats travel as their bits.
 template <class F, class Bits>
 struct AddFloat {
@@ -156,11 +201,15 @@ Handler Pick(const std::string& operation, Type type) {
 }
 
 bool DecodeAtomic(Decoder& d) {
-  if (!d.Allow("relaxed acquire release acq_rel cta cluster gpu sys global shared shared::cta shared::cluster add and "
-               "or xor exch cas min max inc dec noftz L2::cache_hint")) {
+  const bool reduce = d.in().opcode == "red", async = reduce && d.Has("async");
+  if (async
+          ? !d.Allow(
+                "async relaxed cluster shared::cluster mbarrier::complete_tx::bytes inc dec min max add and or xor")
+          : !d.Allow(
+                "relaxed acquire release acq_rel cta cluster gpu sys global shared shared::cta shared::cluster add and "
+                "or xor exch cas min max inc dec noftz L2::cache_hint")) {
     return false;
   }
-  const bool reduce = d.in().opcode == "red";
   std::string operation;
   for (const char* name : {"add", "and", "or", "xor", "exch", "cas", "min", "max", "inc", "dec"}) {
     if (d.Has(name)) operation = name;
@@ -168,7 +217,7 @@ bool DecodeAtomic(Decoder& d) {
   const Type type = d.TypeFromEnd();
   const bool cas = operation == "cas";
   const size_t first = reduce ? 0 : 1;
-  const size_t count = first + (cas ? 3 : 2) + (d.Has("L2::cache_hint") ? 1 : 0);
+  const size_t count = first + (cas ? 3 : 2) + (async || d.Has("L2::cache_hint") ? 1 : 0);
   if (d.types().size() != 1 || !d.Operands(count, count)) return d.Unsupported();
   Where where;
   bool param = false;
@@ -198,7 +247,7 @@ bool DecodeAtomic(Decoder& d) {
   Op& op = d.Emit(fn, destination, address.slot, b, c);
   op.imm = address.offset;
   op.cache = d.NextCache();
-  return true;
+  return !async || EmitAsyncCompletion(d, SizeOf(type));
 }
 
 }  // namespace

@@ -1,8 +1,7 @@
 // mbarrier: barriers that are objects in shared memory.
 //
 // The object's 64 bits, which programs treat as opaque: pending arrivals (20 bits), arrivals of a phase (20), bytes
-// of copies
-// that are expected (22, signed), and on top the phase's parity. A token of a phase is the object as it was.
+// of copies that are expected (22, signed), and on top the phase's parity. A token of a phase is the object as it was.
 #include "server/softgpu/ptx/mbarrier.h"
 
 namespace cuda_remote::softgpu::ptx {
@@ -175,6 +174,20 @@ bool EmitMbarrierComplete(Decoder& d, const Decoder::Address& address, int32_t b
   op.imm = address.offset;
   op.n = 1;
   return true;
+}
+
+bool EmitAsyncCompletion(Decoder& d, uint32_t bytes) {
+  Decoder::Address barrier;
+  if (!d.Has("mbarrier::complete_tx::bytes")) return d.Unsupported();
+  return d.ResolveAddress(d.in().operands[2], d.Has("shared::cluster") ? Where::kShared : Where::kGeneric, false,
+                          &barrier) &&
+         EmitMbarrierComplete(d, barrier, d.Const(bytes));
+}
+
+void CompleteMbarrier(uint8_t* place, uint32_t bytes) {
+  Barrier64 b = Read(place);
+  b.bytes -= int64_t(bytes);
+  Write(place, b);
 }
 
 void AddMbarrierOps(DecodeTable* table) { (*table)["mbarrier"] = DecodeMbarrier; }

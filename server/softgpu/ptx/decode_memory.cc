@@ -1,5 +1,5 @@
 // ld, st and what goes with them.
-#include "server/softgpu/ptx/decoder.h"
+#include "server/softgpu/ptx/mbarrier.h"
 
 namespace cuda_remote::softgpu::ptx {
 namespace {
@@ -139,6 +139,7 @@ constexpr const char* kMemoryModifiers =
     "shared shared::cta shared::cluster nc ca cg cs lu cv wb wt v2 v4 v8 unified L1::evict_normal L1::evict_unchanged "
     "L1::evict_first L1::evict_last L1::no_allocate L2::evict_normal L2::evict_first L2::evict_last L2::cache_hint "
     "L2::64B L2::128B L2::256B";
+constexpr const char* kAsyncStoreModifiers = "async weak shared::cluster mbarrier::complete_tx::bytes v2 v4";
 
 }  // namespace
 
@@ -158,9 +159,9 @@ bool SpaceOf(Decoder& d, Where* where, bool* param) {
 namespace {
 
 bool DecodeAccess(Decoder& d) {
-  if (!d.Allow(kMemoryModifiers)) return false;
-  const bool load = d.in().opcode != "st";
-  const size_t least = d.Has("L2::cache_hint") ? 3 : 2;
+  const bool load = d.in().opcode != "st", async = !load && d.Has("async");
+  if (!d.Allow(async ? kAsyncStoreModifiers : kMemoryModifiers)) return false;
+  const size_t least = async || d.Has("L2::cache_hint") ? 3 : 2;
   if (!d.Operands(least, least)) return false;
   const Operand& place = d.in().operands[load ? 1 : 0];
   const Operand& data = d.in().operands[load ? 0 : 1];
@@ -212,7 +213,7 @@ bool DecodeAccess(Decoder& d) {
   op.n = count;
   op.more = more;
   op.cache = d.NextCache();
-  return true;
+  return !async || EmitAsyncCompletion(d, count * SizeOf(type));
 }
 
 // Hints change nothing; their addresses need not be valid.

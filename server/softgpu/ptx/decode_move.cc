@@ -135,14 +135,45 @@ bool DecodeMov(Decoder& d) {
 
 // Special registers; n says which.
 enum Special : uint16_t {
-  kTid, kNtid, kCtaid, kNctaid, kLaneId, kWarpId, kNwarpId, kMaskEq, kMaskLe, kMaskLt, kMaskGe, kMaskGt, kClock,
-  kClockHigh, kTimer, kTimerLow, kTimerHigh, kSmId, kNsmId, kGridId, kDynamicShared, kTotalShared, kZero, kOne,
-  kReserved, kWorkspace,
+  kTid,
+  kNtid,
+  kCtaid,
+  kNctaid,
+  kLaneId,
+  kWarpId,
+  kNwarpId,
+  kMaskEq,
+  kMaskLe,
+  kMaskLt,
+  kMaskGe,
+  kMaskGt,
+  kClock,
+  kClockHigh,
+  kTimer,
+  kTimerLow,
+  kTimerHigh,
+  kSmId,
+  kNsmId,
+  kGridId,
+  kDynamicShared,
+  kTotalShared,
+  kZero,
+  kOne,
+  kReserved,
+  kWorkspace,
+  kClusterPlace,
+  kClusterSize,
+  kClusterIndex,
+  kClusters,
+  kClusterRank,
+  kClusterBlocks,
+  kExplicitCluster,
 };
 
 uint64_t Nanoseconds() {
-  return uint64_t(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                      std::chrono::system_clock::now().time_since_epoch()).count());
+  return uint64_t(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+          .count());
 }
 
 uint32_t Axis(const Dim3& dim, int64_t axis) { return axis == 0 ? dim.x : axis == 1 ? dim.y : dim.z; }
@@ -207,6 +238,27 @@ const Op* ReadSpecial(const Op* op, uint64_t* r, Thread* t) {
     case kOne:
       value = 1;
       break;
+    case kClusterPlace:
+      value = t->block->place[op->imm];
+      break;
+    case kClusterSize:
+      value = Axis(launch.options->cluster, op->imm);
+      break;
+    case kClusterIndex:
+      value = t->block->cluster->index[op->imm];
+      break;
+    case kClusters:
+      value = Axis(launch.options->grid, op->imm) / Axis(launch.options->cluster, op->imm);
+      break;
+    case kClusterRank:
+      value = t->block->rank;
+      break;
+    case kClusterBlocks:
+      value = t->block->cluster->blocks.size();
+      break;
+    case kExplicitCluster:
+      value = launch.options->explicit_cluster ? 1 : 0;
+      break;
     case kGridId:
       value = launch.options->grid_id;
       break;
@@ -235,17 +287,37 @@ struct SpecialName {
   int64_t imm;
 };
 constexpr SpecialName kSpecials[] = {
-    {"%laneid", kLaneId, 0}, {"%warpid", kWarpId, 0}, {"%nwarpid", kNwarpId, 0}, {"%lanemask_eq", kMaskEq, 0},
-    {"%lanemask_le", kMaskLe, 0}, {"%lanemask_lt", kMaskLt, 0}, {"%lanemask_ge", kMaskGe, 0},
-    {"%lanemask_gt", kMaskGt, 0}, {"%clock", kClock, 0}, {"%clock64", kClock, 1}, {"%clock_hi", kClockHigh, 0},
-    {"%globaltimer", kTimer, 0}, {"%globaltimer_lo", kTimerLow, 0}, {"%globaltimer_hi", kTimerHigh, 0},
-    {"%smid", kSmId, 0}, {"%nsmid", kNsmId, 0}, {"%gridid", kGridId, 0}, {"%dynamic_smem_size", kDynamicShared, 0},
-    {"%total_smem_size", kTotalShared, 0}, {"%aggr_smem_size", kTotalShared, 0}, {"%is_explicit_cluster", kZero, 0},
-    {"%cluster_ctarank", kZero, 0}, {"%cluster_nctarank", kOne, 0}, {"%reserved_smem_offset_begin", kReserved, 0},
+    {"%laneid", kLaneId, 0},
+    {"%warpid", kWarpId, 0},
+    {"%nwarpid", kNwarpId, 0},
+    {"%lanemask_eq", kMaskEq, 0},
+    {"%lanemask_le", kMaskLe, 0},
+    {"%lanemask_lt", kMaskLt, 0},
+    {"%lanemask_ge", kMaskGe, 0},
+    {"%lanemask_gt", kMaskGt, 0},
+    {"%clock", kClock, 0},
+    {"%clock64", kClock, 1},
+    {"%clock_hi", kClockHigh, 0},
+    {"%globaltimer", kTimer, 0},
+    {"%globaltimer_lo", kTimerLow, 0},
+    {"%globaltimer_hi", kTimerHigh, 0},
+    {"%smid", kSmId, 0},
+    {"%nsmid", kNsmId, 0},
+    {"%gridid", kGridId, 0},
+    {"%dynamic_smem_size", kDynamicShared, 0},
+    {"%total_smem_size", kTotalShared, 0},
+    {"%aggr_smem_size", kTotalShared, 0},
+    {"%is_explicit_cluster", kExplicitCluster, 0},
+    {"%cluster_ctarank", kClusterRank, 0},
+    {"%cluster_nctarank", kClusterBlocks, 0},
+    {"%reserved_smem_offset_begin", kReserved, 0},
     {"%reserved_smem_offset_end", kReserved, kReservedShared},
     {"%reserved_smem_offset_cap", kReserved, kReservedShared},
-    {"%reserved_smem_offset_0", kReserved, 0}, {"%reserved_smem_offset_1", kReserved, 0},
-    {"%current_graph_exec", kZero, 0}, {"%envreg1", kWorkspace, 32}, {"%envreg2", kWorkspace, 0},
+    {"%reserved_smem_offset_0", kReserved, 0},
+    {"%reserved_smem_offset_1", kReserved, 0},
+    {"%current_graph_exec", kZero, 0},
+    {"%envreg1", kWorkspace, 32},
+    {"%envreg2", kWorkspace, 0},
 };
 
 // cvta and isspacep
@@ -256,6 +328,16 @@ const Op* ToGeneric(const Op* op, uint64_t* r, Thread*) {
 // n: the window's number; 0: global
 const Op* IsSpace(const Op* op, uint64_t* r, Thread*) {
   r[op->d] = r[op->a] >> 48 == op->n ? 1 : 0;
+  return op + 1;
+}
+// The rank of the block whose shared memory the address lies in.
+uint64_t RankOf(uint64_t address, const Thread* t) {
+  const uint64_t rank = (address & (kWindowBytes - 1)) >> kRankShift;
+  return rank == 0 ? t->block->rank : rank - 1;
+}
+const Op* IsOwnShared(const Op* op, uint64_t* r, Thread* t) {
+  const uint64_t address = r[op->a];
+  r[op->d] = address >> 48 == kSharedWindow >> 48 && RankOf(address, t) == t->block->rank ? 1 : 0;
   return op + 1;
 }
 
@@ -288,25 +370,42 @@ bool DecodeIsspacep(Decoder& d) {
   uint64_t window = 0;
   if (!d.Operands(2, 2) || !Window(d, &window)) return false;
   const int32_t a = d.Src(1, Type::kU64);
+  if (window == kSharedWindow && !d.Has("shared::cluster")) {
+    d.Emit(IsOwnShared, d.Dst(0), a);
+    return true;
+  }
   // Constant memory is ordinary memory here and counts as global.
   d.Emit(IsSpace, d.Dst(0), a).n = d.Has("const") ? 0xffff : uint16_t(window >> 48);
   return true;
 }
 
-// Clusters have one block: the address in block 0 is the own one.
+// The address in shared memory that a has, in the block of rank b. n 1: a is generic.
+const Op* Mapa(const Op* op, uint64_t* r, Thread* t) {
+  const uint64_t address = r[op->a], rank = uint32_t(r[op->b]);
+  if (op->n != 0 && address >> 48 != kSharedWindow >> 48) {
+    return Raise(t, op, Fault::kIllegalAddress, "mapa of an address that is not in shared memory");
+  }
+  if (rank >= t->block->cluster->blocks.size()) {
+    return Raise(t, op, Fault::kInvalidCode, "no block of this rank in the cluster");
+  }
+  const uint64_t offset = address & ((1u << kRankShift) - 1);
+  r[op->d] = (op->n != 0 ? kSharedWindow : 0) | (rank + 1) << kRankShift | offset;
+  return op + 1;
+}
 bool DecodeMapa(Decoder& d) {
   if (!d.Allow("shared::cluster") || !d.Operands(3, 3)) return false;
-  const int32_t a = d.Src(1, Type::kU64);
-  d.Emit(Move<uint64_t>, d.Dst(0), a);
+  const int32_t a = d.Src(1, Type::kU64), b = d.Src(2, Type::kU32);
+  d.Emit(Mapa, d.Dst(0), a, b).n = d.Has("shared::cluster") ? 0 : 1;
   return true;
 }
-const Op* Zero(const Op* op, uint64_t* r, Thread*) {
-  r[op->d] = 0;
+const Op* Getctarank(const Op* op, uint64_t* r, Thread* t) {
+  r[op->d] = RankOf(r[op->a], t);
   return op + 1;
 }
 bool DecodeGetctarank(Decoder& d) {
   if (!d.Allow("shared::cluster") || !d.Operands(2, 2)) return false;
-  d.Emit(Zero, d.Dst(0));
+  const int32_t a = d.Src(1, Type::kU64);
+  d.Emit(Getctarank, d.Dst(0), a);
   return true;
 }
 
@@ -321,16 +420,13 @@ bool DecodeSpecial(Decoder& d, const std::string& name, int32_t slot) {
         d.Emit(base == "%tid" ? ReadTid : ReadCtaid, slot).imm = int64_t(axis);
         return true;
       }
-      // Clusters of one block.
       Special special = kTid;
       if (base == "%ntid") special = kNtid;
-      if (base == "%nctaid" || base == "%nclusterid") special = kNctaid;
-      if (base == "%cluster_ctaid") special = kZero;
-      if (base == "%cluster_nctaid") special = kOne;
-      if (base == "%clusterid") {
-        d.Emit(ReadCtaid, slot).imm = int64_t(axis);
-        return true;
-      }
+      if (base == "%nctaid") special = kNctaid;
+      if (base == "%cluster_ctaid") special = kClusterPlace;
+      if (base == "%cluster_nctaid") special = kClusterSize;
+      if (base == "%clusterid") special = kClusterIndex;
+      if (base == "%nclusterid") special = kClusters;
       if (special != kTid) {
         Op& op = d.Emit(ReadSpecial, slot);
         op.n = special;

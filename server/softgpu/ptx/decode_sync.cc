@@ -8,16 +8,16 @@ namespace {
 
 constexpr uint16_t kPopc = 1, kAnd = 2, kOr = 3;  // Op::n of bar.red
 
-// a: the barrier's number, b: the number of threads or, with more[1] 0, all. more[0] 1: of the cluster.
+// a: the barrier's number, b: the number of threads or, with more[0] 0, all.
 bool Arrive(const Op* op, uint64_t* r, Thread* t, uint32_t* id) {
   *id = uint32_t(r[op->a]);
-  if (*id >= kNamedBarriers && op->more[0] == 0) {
+  if (*id >= kNamedBarriers) {
     Raise(t, op, Fault::kInvalidCode, "no such barrier");
     return false;
   }
   Barrier& barrier = t->block->barriers[*id];
   uint32_t expected = 0;
-  if (op->more[1] != 0) {
+  if (op->more[0] != 0) {
     expected = uint32_t(r[op->b]);
     if (expected == 0 || expected % 32 != 0) {
       Raise(t, op, Fault::kInvalidCode, "a barrier's number of threads must be a multiple of 32");
@@ -64,14 +64,36 @@ const Op* Fence(const Op* op, uint64_t*, Thread*) {
 }
 const Op* Sleep(const Op* op, uint64_t*, Thread* t) { return Yield(t, op + 1); }
 
-// Clusters have one block, so the threads that wait are all there are; the arrival alone orders nothing that is seen.
+const Op* ClusterArrive(const Op* op, uint64_t*, Thread* t) {
+  if (t->cluster_arrived) {
+    return Raise(t, op, Fault::kInvalidCode, "a thread arrives at the cluster's barrier again without waiting");
+  }
+  Cluster* cluster = t->block->cluster;
+  t->cluster_arrived = true;
+  t->cluster_phase = cluster->phase;
+  ++cluster->arrived;
+  CheckClusterBarrier(cluster);
+  return op + 1;
+}
+
+const Op* ClusterWait(const Op* op, uint64_t*, Thread* t) {
+  if (!t->cluster_arrived) {
+    return Raise(t, op, Fault::kInvalidCode, "a thread waits at the cluster's barrier without having arrived");
+  }
+  if (t->cluster_phase != t->block->cluster->phase) {
+    t->cluster_arrived = false;
+    return op + 1;
+  }
+  t->state = State::kBarrier;
+  t->barrier = kClusterBarrier;
+  t->pc = op;
+  return nullptr;
+}
+
 bool DecodeClusterBarrier(Decoder& d) {
   if (!d.Allow("cluster arrive wait aligned release acquire relaxed") || !d.Operands(0, 0)) return false;
-  if (d.Has("arrive")) return true;
-  const int32_t* more = d.List({1, 0});
-  Op& op = d.Emit(BarrierSync, 0, d.Const(kClusterBarrier));
-  op.more = more;
-  op.n = 0;
+  if (d.Has("arrive") == d.Has("wait")) return d.Unsupported();
+  d.Emit(d.Has("arrive") ? ClusterArrive : ClusterWait);
   return true;
 }
 
@@ -88,7 +110,7 @@ bool DecodeBarrier(Decoder& d) {
   const int32_t a = d.Src(first, Type::kU32);
   const int32_t b = counted ? d.Src(first + 1, Type::kU32) : 0;
   const int32_t c = reduce ? d.Src(d.in().operands.size() - 1, Type::kPred) : 0;
-  const int32_t* more = d.List({0, counted ? 1 : 0});
+  const int32_t* more = d.List({counted ? 1 : 0});
   Op& op = d.Emit(arrive ? BarrierArrive : BarrierSync, reduce ? d.Dst(0) : 0, a, b, c);
   op.more = more;
   op.n = !reduce ? 0 : d.Has("popc") ? kPopc : d.Has("and") ? kAnd : kOr;
@@ -103,6 +125,9 @@ bool DecodeSleep(Decoder& d) {
   d.Emit(Sleep);
   return true;
 }
+
+// A kernel starts when those before it have ended, so there is nothing to wait for.
+bool DecodeDependency(Decoder& d) { return d.Allow("wait launch_dependents") && d.Operands(0, 0); }
 
 // The threads that stand for `barrier` at a count: lanes that a warp does not have or that have ended count too, as
 // barriers with a count are counted in whole warps.
@@ -137,6 +162,20 @@ void CheckBarrier(Block* block, uint32_t id) {
   barrier.arrived = 0;
 }
 
+void CheckClusterBarrier(Cluster* cluster) {
+  if (cluster->arrived == 0 || cluster->arrived < cluster->live) return;
+  cluster->arrived = 0;
+  ++cluster->phase;
+  for (const auto& block : cluster->blocks) {
+    for (Thread& t : block->threads) {
+      if (t.state != State::kBarrier || t.barrier != kClusterBarrier) continue;
+      t.state = State::kReady;
+      t.cluster_arrived = false;
+      t.pc += 1;
+    }
+  }
+}
+
 void GiveReduction(Thread* t, const Barrier& barrier) {
   const Op* op = t->pc;
   if (op->n == kPopc) t->r[op->d] = barrier.count;
@@ -145,6 +184,7 @@ void GiveReduction(Thread* t, const Barrier& barrier) {
 }
 
 void AddSyncOps(DecodeTable* table) {
+  (*table)["griddepcontrol"] = DecodeDependency;
   (*table)["bar"] = DecodeBarrier;
   (*table)["barrier"] = DecodeBarrier;
   (*table)["membar"] = DecodeFence;

@@ -1,10 +1,9 @@
 // Runs the threads of blocks in turn.
 //
 // A thread runs until it waits, ends, fails or has used its quantum. Threads of a warp are run one after the other, so
-// a spinning thread delays its block and never stops it. A host thread works on one block at a time; where a block
-// makes
-// no end (it may wait for another one) the host thread takes further blocks in between. Cooperative launches have all
-// blocks under way from the start.
+// a spinning thread delays its block and never stops it. A host thread works on one cluster of blocks at a time, which
+// are one block each unless the launch says otherwise; where one makes no end (it may wait for another one) the host
+// thread takes further ones in between. Cooperative launches have all blocks under way from the start.
 #include <algorithm>
 #include <exception>
 #include <functional>
@@ -75,13 +74,19 @@ void TryMeeting(Block* block, uint32_t warp, Thread* t) {
   FinishMeeting(block, warp, needed, t->meet);
 }
 
-void StartBlock(Block* block, LaunchState* launch, Worker* worker, uint64_t index) {
+bool StartBlock(Block* block, Cluster* cluster, uint32_t rank, LaunchState* launch, Worker* worker) {
   const LaunchOptions& options = *launch->options;
+  const uint32_t size[3] = {options.cluster.x, options.cluster.y, options.cluster.z};
   block->launch = launch;
   block->worker = worker;
-  block->ctaid[0] = uint32_t(index % options.grid.x);
-  block->ctaid[1] = uint32_t(index / options.grid.x % options.grid.y);
-  block->ctaid[2] = uint32_t(index / options.grid.x / options.grid.y);
+  block->cluster = cluster;
+  block->rank = rank;
+  uint32_t rest = rank;
+  for (int i = 0; i < 3; ++i) {
+    block->place[i] = rest % size[i];
+    block->ctaid[i] = cluster->index[i] * size[i] + block->place[i];
+    rest /= size[i];
+  }
   const uint32_t count = options.block.x * options.block.y * options.block.z;
   block->shared_bytes = launch->shared_total + (launch->prepared->reserved_shared ? kReservedShared : 0);
   block->shared_storage.assign(block->shared_bytes + 1024, 0);
@@ -91,6 +96,7 @@ void StartBlock(Block* block, LaunchState* launch, Worker* worker, uint64_t inde
   block->warps.assign((count + 31) / 32, Warp());
   for (auto& barrier : block->barriers) barrier = Barrier();
   block->live = count;
+  cluster->live += count;
   for (uint32_t i = 0; i < count; ++i) {
     Thread& t = block->threads[i];
     t.block = block;
@@ -102,11 +108,29 @@ void StartBlock(Block* block, LaunchState* launch, Worker* worker, uint64_t inde
     t.tid[2] = i / options.block.x / options.block.y;
     t.state = State::kReady;
     t.carry = 0;
+    t.cluster_arrived = false;
     t.frames.clear();
     t.local.clear();
     block->warps[t.warp].live |= 1u << t.lane;
-    if (!Enter(&t, nullptr, launch->kernel, nullptr)) return;
+    if (!Enter(&t, nullptr, launch->kernel, nullptr)) return false;
     t.pc = launch->kernel->ops.data();
+  }
+  return true;
+}
+
+void StartCluster(Cluster* cluster, LaunchState* launch, Worker* worker, uint64_t index) {
+  const LaunchOptions& options = *launch->options;
+  const uint32_t across = options.grid.x / options.cluster.x, down = options.grid.y / options.cluster.y;
+  cluster->index[0] = uint32_t(index % across);
+  cluster->index[1] = uint32_t(index / across % down);
+  cluster->index[2] = uint32_t(index / across / down);
+  cluster->live = cluster->arrived = 0;
+  cluster->phase = 0;
+  cluster->blocks.resize(size_t(options.cluster.x) * options.cluster.y * options.cluster.z);
+  uint32_t rank = 0;
+  for (auto& block : cluster->blocks) {
+    if (block == nullptr) block = std::make_unique<Block>();
+    if (!StartBlock(block.get(), cluster, rank++, launch, worker)) return;
   }
 }
 
@@ -172,27 +196,35 @@ bool RunWarp(Block* block, uint32_t warp) {
   return true;
 }
 
-// One turn of every warp. False: the block has ended or failed.
-bool RunBlock(Block* block) {
-  bool progress = false;
-  for (uint32_t warp = 0; warp < block->warps.size(); ++warp) {
-    progress |= RunWarp(block, warp);
-    if (block->launch->stop.load(std::memory_order_relaxed)) return false;
-  }
-  if (block->live == 0) return false;
-  if (Cancelled(block->launch, *block->worker)) return false;
-  if (!progress) {
+// Nobody in the cluster can go on.
+void RaiseDeadlock(const Cluster& cluster) {
+  for (const auto& block : cluster.blocks) {
     for (const auto& t : block->threads) {
       if (t.state == State::kDone) continue;
+      const char* where = t.state != State::kBarrier     ? "an operation of the warp"
+                          : t.barrier == kClusterBarrier ? "the barrier of the cluster"
+                                                         : "a barrier of the block";
       SetFault(block->launch, Fault::kDeadlock,
-               std::string("threads wait for each other for ever, e.g. at ") +
-                   (t.state == State::kBarrier ? "a barrier of the block" : "an operation of the warp") + ": " +
-                   Describe(&t, t.pc));
-      break;
+               std::string("threads wait for each other for ever, e.g. at ") + where + ": " + Describe(&t, t.pc));
+      return;
     }
-    return false;
   }
-  return true;
+}
+
+// One turn of every warp. False: the cluster has ended or failed.
+bool RunCluster(Cluster* cluster) {
+  const Block& first = *cluster->blocks[0];
+  bool progress = false;
+  for (const auto& block : cluster->blocks) {
+    for (uint32_t warp = 0; warp < block->warps.size(); ++warp) {
+      progress |= RunWarp(block.get(), warp);
+      if (first.launch->stop.load(std::memory_order_relaxed)) return false;
+    }
+  }
+  if (cluster->live == 0) return false;
+  if (Cancelled(first.launch, *first.worker)) return false;
+  if (!progress) RaiseDeadlock(*cluster);
+  return progress;
 }
 
 // Calls `run`; a lack of host memory becomes a fault.
@@ -206,30 +238,30 @@ void Guarded(LaunchState* launch, F run) {
   }
 }
 
-void RunBlocks(LaunchState* launch, const std::function<void()>& call_for_help) {
+void RunClusters(LaunchState* launch, const std::function<void()>& call_for_help) {
   Worker worker;
-  std::vector<std::unique_ptr<Block>> resident, spare;
+  std::vector<std::unique_ptr<Cluster>> resident, spare;
   uint64_t last_end = 0;
   bool called = false;
   auto start = [&]() {
-    const uint64_t index = launch->next_block.fetch_add(1);
-    if (index >= launch->blocks) return false;
-    std::unique_ptr<Block> block;
+    const uint64_t index = launch->next_cluster.fetch_add(1);
+    if (index >= launch->clusters) return false;
+    std::unique_ptr<Cluster> cluster;
     if (spare.empty()) {
-      block = std::make_unique<Block>();
+      cluster = std::make_unique<Cluster>();
     } else {
-      block = std::move(spare.back());
+      cluster = std::move(spare.back());
       spare.pop_back();
     }
-    StartBlock(block.get(), launch, &worker, index);
-    resident.push_back(std::move(block));
+    StartCluster(cluster.get(), launch, &worker, index);
+    resident.push_back(std::move(cluster));
     return true;
   };
   while (!launch->stop.load(std::memory_order_relaxed)) {
     if (resident.empty() && !start()) break;
     bool ended = false;
     for (size_t i = 0; i < resident.size();) {
-      if (RunBlock(resident[i].get())) {
+      if (RunCluster(resident[i].get())) {
         ++i;
         continue;
       }
@@ -240,7 +272,7 @@ void RunBlocks(LaunchState* launch, const std::function<void()>& call_for_help) 
     }
     if (ended) last_end = worker.instructions;
     if (Cancelled(launch, worker)) break;
-    if (!called && worker.instructions > kHelpAfter && launch->next_block.load() < launch->blocks) {
+    if (!called && worker.instructions > kHelpAfter && launch->next_cluster.load() < launch->clusters) {
       called = true;
       call_for_help();
     }
@@ -256,15 +288,15 @@ void RunBlocks(LaunchState* launch, const std::function<void()>& call_for_help) 
 // All blocks at once, a fixed share for each host thread.
 void RunCooperative(LaunchState* launch, uint64_t first, uint64_t step) {
   Worker worker;
-  std::vector<std::unique_ptr<Block>> resident;
-  for (uint64_t index = first; index < launch->blocks; index += step) {
-    resident.push_back(std::make_unique<Block>());
-    StartBlock(resident.back().get(), launch, &worker, index);
+  std::vector<std::unique_ptr<Cluster>> resident;
+  for (uint64_t index = first; index < launch->clusters; index += step) {
+    resident.push_back(std::make_unique<Cluster>());
+    StartCluster(resident.back().get(), launch, &worker, index);
   }
   uint32_t turns = 0;
   while (!resident.empty() && !launch->stop.load(std::memory_order_relaxed)) {
     for (size_t i = 0; i < resident.size();) {
-      if (RunBlock(resident[i].get())) {
+      if (RunCluster(resident[i].get())) {
         ++i;
       } else {
         if (launch->stop.load(std::memory_order_relaxed)) break;
@@ -325,6 +357,25 @@ uint8_t* BadAddress(Thread* t, const Op* op, uint64_t address, uint32_t bytes, c
   return nullptr;
 }
 
+uint8_t* SharedOfBlock(Thread* t, const Op* op, uint64_t rank, uint64_t offset, uint32_t bytes, uint32_t align) {
+  const Cluster& cluster = *t->block->cluster;
+  if (rank < cluster.blocks.size()) {
+    const Block& block = *cluster.blocks[rank];
+    if (offset % align == 0 && offset < block.shared_bytes && block.shared_bytes - offset >= bytes) {
+      if (block.live != 0) return block.shared + offset;
+      Raise(t, op, Fault::kIllegalAddress, "access to the shared memory of a block that has ended");
+      return nullptr;
+    }
+  }
+  return BadAddress(t, op, offset, bytes, "shared", offset % align != 0);
+}
+
+uint8_t* SharedSlow(Thread* t, const Op* op, uint64_t address, uint32_t bytes) {
+  const uint64_t rank = address >> kRankShift, offset = address & ((1u << kRankShift) - 1);
+  if (rank == 0) return BadAddress(t, op, address, bytes, "shared", (address & (bytes - 1)) != 0);
+  return SharedOfBlock(t, op, rank - 1, offset, bytes, bytes);
+}
+
 uint8_t* ParamPointer(Thread* t, const Op* op, uint64_t offset, uint32_t bytes, bool write) {
   const LaunchState& launch = *t->block->launch;
   if (!write && offset < launch.param_bytes && launch.param_bytes - offset >= bytes && (offset & (bytes - 1)) == 0) {
@@ -345,11 +396,15 @@ void Exit(Thread* t) {
   Warp& warp = block->warps[t->warp];
   warp.live &= ~(1u << t->lane);
   --block->live;
+  Cluster* cluster = block->cluster;
+  --cluster->live;
+  if (t->cluster_arrived && t->cluster_phase == cluster->phase) --cluster->arrived;
   for (uint32_t lanes = warp.waiting; lanes != 0; lanes &= lanes - 1) {
     Thread& other = block->threads[t->warp * 32 + uint32_t(__builtin_ctz(lanes))];
     if (other.state == State::kWarp && (other.mask >> t->lane & 1) != 0) TryMeeting(block, t->warp, &other);
   }
-  for (uint32_t id = 0; id < kBarriers; ++id) CheckBarrier(block, id);
+  for (uint32_t id = 0; id < kNamedBarriers; ++id) CheckBarrier(block, id);
+  CheckClusterBarrier(cluster);
 }
 
 const Op* WaitForWarp(Thread* t, const Op* op, Meet meet, uint32_t mask, uint64_t value) {
@@ -399,7 +454,7 @@ void RunLaunch(LaunchState* launch) {
   const LaunchOptions& options = *launch->options;
   uint64_t workers = options.host_threads;
   if (workers == 0) workers = std::max(1u, std::thread::hardware_concurrency());
-  workers = std::min(std::min<uint64_t>(workers, 256), launch->blocks);
+  workers = std::min(std::min<uint64_t>(workers, 256), launch->clusters);
   std::vector<std::thread> helpers;
   // Without helpers the launch is only slower, so a failure to start one is no failure.
   auto help = [&](std::function<void()> run) {
@@ -424,9 +479,9 @@ void RunLaunch(LaunchState* launch) {
     return;
   }
   Guarded(launch, [&] {
-    RunBlocks(launch, [&] {
+    RunClusters(launch, [&] {
       for (uint64_t i = 1; i < workers; ++i) {
-        if (!help([launch] { RunBlocks(launch, [] {}); })) break;
+        if (!help([launch] { RunClusters(launch, [] {}); })) break;
       }
     });
   });

@@ -25,6 +25,7 @@ namespace cuda_remote::softgpu::ptx {
 struct Op;
 struct Thread;
 struct Block;
+struct Cluster;
 struct LaunchState;
 struct Code;
 
@@ -114,14 +115,16 @@ struct Thread {
   uint32_t tid[3] = {0, 0, 0};
   uint32_t mask = 0;             // of the warp operation waited for
   uint32_t barrier = 0;          // id of the barrier waited for
+  bool cluster_arrived = false;  // at the cluster's barrier, and has not waited there since
+  uint32_t cluster_phase = 0;    // in which phase of it
   uint64_t value = 0;            // handed to the operation waited for
   std::vector<uint64_t> registers;
   std::vector<uint8_t> local;
   std::vector<Frame> frames;
 };
 
-// Those that programs name, and one for barrier.cluster.
-constexpr uint32_t kNamedBarriers = 16, kClusterBarrier = 16, kBarriers = 17;
+// Those that programs name, and Thread::barrier of threads that wait at the cluster's.
+constexpr uint32_t kNamedBarriers = 16, kClusterBarrier = 16;
 
 struct Barrier {
   uint32_t arrived = 0;
@@ -150,15 +153,30 @@ struct Warp {
 struct Block {
   LaunchState* launch = nullptr;
   Worker* worker = nullptr;
+  Cluster* cluster = nullptr;
+  uint32_t rank = 0;                  // in the cluster
+  uint32_t place[3] = {0, 0, 0};      // in the cluster
   uint32_t ctaid[3] = {0, 0, 0};
   uint8_t* shared = nullptr;
   uint64_t shared_bytes = 0;
   std::vector<uint8_t> shared_storage;
   std::vector<Thread> threads;
   std::vector<Warp> warps;
-  Barrier barriers[kBarriers];
+  Barrier barriers[kNamedBarriers];
   uint32_t live = 0;
 };
+
+// Blocks that reach each other's shared memory; one host thread runs them in turn. Without clusters each block is one.
+struct Cluster {
+  std::vector<std::unique_ptr<Block>> blocks;  // by rank
+  uint32_t index[3] = {0, 0, 0};
+  uint32_t live = 0;                           // threads of all blocks that have not ended
+  uint32_t arrived = 0;                        // those of them that are at the barrier
+  uint32_t phase = 0;                          // of the barrier
+};
+
+// An address in another block's shared memory, as mapa makes it: rank + 1 above the offset. Without a rank: one's own.
+constexpr uint32_t kRankShift = 24;
 
 struct LaunchState {
   const Prepared* prepared = nullptr;
@@ -167,8 +185,8 @@ struct LaunchState {
   const uint8_t* params = nullptr;
   uint32_t param_bytes = 0;
   uint32_t shared_total = 0;
-  uint64_t blocks = 0;
-  std::atomic<uint64_t> next_block{0};
+  uint64_t clusters = 0;
+  std::atomic<uint64_t> next_cluster{0};
   std::atomic<bool> stop{false};
   // What grid.sync() works with: its size and a counter of arrivals. %envreg1 and %envreg2 say where, if cooperative.
   alignas(64) uint32_t workspace[16] = {64};
@@ -182,6 +200,12 @@ const Op* Raise(Thread* t, const Op* op, Fault fault, const std::string& what);
 // Slow path of memory checks: asks the map; null after raising the fault.
 uint8_t* GlobalSlow(Thread* t, const Op* op, uint64_t address, uint32_t bytes, bool write);
 uint8_t* BadAddress(Thread* t, const Op* op, uint64_t address, uint32_t bytes, const char* space, bool misaligned);
+
+// `bytes` bytes of the shared memory of the block of that rank in the thread's cluster, at offset `offset`, which is a
+// multiple of `align`.
+uint8_t* SharedOfBlock(Thread* t, const Op* op, uint64_t rank, uint64_t offset, uint32_t bytes, uint32_t align);
+// The same for an address that is not simply in one's own.
+uint8_t* SharedSlow(Thread* t, const Op* op, uint64_t address, uint32_t bytes);
 
 // How a thread's access names memory.
 enum class Where : uint8_t { kGeneric, kGlobal, kShared, kLocal, kParam };
@@ -201,7 +225,7 @@ inline uint8_t* SharedPointer(Thread* t, const Op* op, uint64_t offset, uint32_t
   if (offset < block->shared_bytes && block->shared_bytes - offset >= bytes && (offset & (bytes - 1)) == 0) {
     return block->shared + offset;
   }
-  return BadAddress(t, op, offset, bytes, "shared", (offset & (bytes - 1)) != 0);
+  return SharedSlow(t, op, offset, bytes);
 }
 
 inline uint8_t* LocalPointer(Thread* t, const Op* op, uint64_t offset, uint32_t bytes) {
@@ -242,6 +266,7 @@ void FinishMeeting(Block* block, uint32_t warp, uint32_t members, Meet meet);
 const Op* Yield(Thread* t, const Op* next);
 // Lets the threads go on that a barrier holds, where it is complete.
 void CheckBarrier(Block* block, uint32_t id);
+void CheckClusterBarrier(Cluster* cluster);
 // The handler of bar.red, whose threads get the result; see decode_sync.cc.
 void GiveReduction(Thread* t, const Barrier& barrier);
 // Starts a function: frame, registers, local memory. False: the fault is raised.

@@ -87,9 +87,20 @@ bool Parser::FunctionDirectives(Function* function, KernelInfo* kernel) {
       if (name == "reqntid") {
         for (int i = 0; i < 3; ++i) kernel->required_block[i] = uint32_t(values[i]);
       }
+    } else if (name == "reqnctapercluster") {
+      uint64_t product = 1;
+      for (int i = 0; i < 3; ++i) {
+        if (values[i] == 0 || values[i] > kMaxCluster) return Fail("cluster dimension out of range");
+        product *= values[i];
+        kernel->required_cluster[i] = uint32_t(values[i]);
+      }
+      if (product > kMaxCluster) return Fail("cluster too large");
+    } else if (name == "explicitcluster") {
+      kernel->needs_cluster = true;
+    } else if (name == "maxclusterrank") {
+      kernel->max_cluster = uint32_t(std::min<uint64_t>(values[0], kMaxCluster));
     } else if (name == "maxnreg" || name == "minnctapersm" || name == "maxnctapersm" || name == "noreturn" ||
-               name == "explicitcluster" || name == "reqnctapercluster" || name == "maxclusterrank" ||
-               name == "blocksareclusters" || name == "unified" || name == "abi_preserve" ||
+               name == "unified" || name == "abi_preserve" ||
                name == "abi_preserve_control" || name == "attribute" || name == "language") {
       if (name == "attribute" && (!Expect('(') || !SkipTo(')'))) return false;
     } else {

@@ -155,8 +155,8 @@ std::shared_ptr<const Prepared> Prepare(const Program& program, const Function& 
     if (decoder.Run()) continue;
     code->unsupported = decoder.error();
     if (prepared->error.empty() && prepared->reach.direct.count(code->function) != 0) {
-      prepared->error = (code->function == &kernel ? "kernel " : "function ") + code->function->name + ": " +
-                        decoder.error();
+      prepared->error =
+          (code->function == &kernel ? "kernel " : "function ") + code->function->name + ": " + decoder.error();
     }
   }
   cached = prepared;
@@ -280,6 +280,18 @@ LaunchResult Module::Launch(std::string_view kernel, const LaunchOptions& option
   if (required[0] != 0 && (required[0] != block.x || required[1] != block.y || required[2] != block.z)) {
     return invalid("the kernel is compiled for another block size");
   }
+  const Dim3& cluster = options.cluster;
+  if (cluster.x == 0 || cluster.y == 0 || cluster.z == 0 || cluster.x > kMaxCluster || cluster.y > kMaxCluster ||
+      cluster.z > kMaxCluster || cluster.x * cluster.y * cluster.z > kMaxCluster) {
+    return invalid("cluster dimensions out of range");
+  }
+  if (grid.x % cluster.x != 0 || grid.y % cluster.y != 0 || grid.z % cluster.z != 0) {
+    return invalid("the grid does not consist of whole clusters");
+  }
+  const uint32_t* asked = info->required_cluster;
+  if (asked[0] != 0 && (asked[0] != cluster.x || asked[1] != cluster.y || asked[2] != cluster.z)) {
+    return invalid("the kernel is compiled for another cluster size");
+  }
   if (options.params.size() < info->param_bytes) return invalid("parameters missing");
   const auto prepared = Prepare(*program_, *program_->function_names.at(std::string(kernel)));
   if (!prepared->error.empty()) {
@@ -291,7 +303,8 @@ LaunchResult Module::Launch(std::string_view kernel, const LaunchOptions& option
   if (shared > options.max_shared_bytes) return invalid("too much shared memory");
 
   // Memory of the threads that exist at a time; a hostile or mistaken kernel must not take the process down.
-  const uint64_t resident = options.cooperative ? uint64_t(grid.x) * grid.y * grid.z : 1;
+  const uint64_t in_cluster = uint64_t(cluster.x) * cluster.y * cluster.z;
+  const uint64_t resident = options.cooperative ? uint64_t(grid.x) * grid.y * grid.z : in_cluster;
   const Code& code = *prepared->codes[0];
   const uint64_t per_thread = sizeof(Thread) + code.frame.size() * 8 + code.frame_bytes;
   if (uint64_t(block.x) * block.y * block.z * per_thread > kMaxThreadMemory / resident) {
@@ -308,7 +321,7 @@ LaunchResult Module::Launch(std::string_view kernel, const LaunchOptions& option
   state.params = reinterpret_cast<const uint8_t*>(params.data());
   state.param_bytes = info->param_bytes;
   state.shared_total = uint32_t(prepared->reserved_shared ? (shared + 15) / 16 * 16 : shared);
-  state.blocks = uint64_t(grid.x) * grid.y * grid.z;
+  state.clusters = uint64_t(grid.x) * grid.y * grid.z / in_cluster;
   RunLaunch(&state);
   return state.result;
 }

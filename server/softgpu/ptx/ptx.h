@@ -46,6 +46,9 @@ struct KernelInfo {
   uint32_t register_estimate = 16;    // something plausible for CU_FUNC_ATTRIBUTE_NUM_REGS
   uint32_t max_threads = 1024;        // product of .maxntid or .reqntid, else 1024
   uint32_t required_block[3] = {0, 0, 0};  // .reqntid; zeros: none
+  uint32_t required_cluster[3] = {0, 0, 0};  // .reqnctapercluster; zeros: none
+  bool needs_cluster = false;         // .explicitcluster: a launch has to give a size if the code does not
+  uint32_t max_cluster = 0;           // .maxclusterrank; 0: not given
   uint32_t line = 0;
 };
 
@@ -96,8 +99,13 @@ struct Dim3 {
 
 class TextureUnit;
 
+// Blocks of a cluster at most; more than kPortableCluster not on every GPU.
+constexpr uint32_t kMaxCluster = 16, kPortableCluster = 8;
+
 struct LaunchOptions {
   Dim3 grid, block;
+  Dim3 cluster;                       // of blocks; the grid consists of whole ones. Its blocks run together
+  bool explicit_cluster = false;      // somebody asked for this size: %is_explicit_cluster
   uint32_t dynamic_shared_bytes = 0;
   std::string_view params;            // the parameter block, at least KernelInfo::param_bytes
   MemoryMap* memory = nullptr;
