@@ -81,6 +81,9 @@ double Microseconds(int count, const std::function<void()>& body, const std::fun
   return (Now() - start) / count * 1e6;
 }
 
+// Calls of a row about issuing: few enough that no queue on the way fills up.
+constexpr int kIssued = 400;
+
 void Synchronize() { TRY(cudaStreamSynchronize(stream)); }
 
 void Launches() {
@@ -100,10 +103,9 @@ void Launches() {
   };
   for (const Kind& kind : {Kind{"launch, no arguments: issue", "launch, no arguments: sustained", launch0},
                            Kind{"launch, 8 arguments: issue", "launch, 8 arguments: sustained", launch8}}) {
-    // Issue: few enough launches that no queue on the way fills up.
     Row(kind.issue, "us", 15, [&] {
       Synchronize();
-      double value = Microseconds(Scaled(400), kind.launch);
+      double value = Microseconds(Scaled(kIssued), kind.launch);
       Synchronize();
       return value;
     });
@@ -184,17 +186,26 @@ void EventsAndQueries() {
       if (result != cudaSuccess && result != cudaErrorNotReady) TRY(result);
     });
   });
-  Row("event record", "us", 7, [&] {
-    made();
-    return Microseconds(Scaled(5000), [&] { TRY(cudaEventRecord(event, stream)); }, Synchronize);
-  });
   if (event) cudaEventDestroy(event);
-  event = nullptr;
-  Row("event record, with timing", "us", 7, [&] {
-    if (!event) TRY(cudaEventCreate(&event));
-    return Microseconds(Scaled(5000), [&] { TRY(cudaEventRecord(event, stream)); }, Synchronize);
-  });
-  if (event) cudaEventDestroy(event);
+  struct Kind {
+    const char* issue;
+    const char* sustained;
+    unsigned flags;
+  };
+  for (const Kind& kind :
+       {Kind{"event record: issue", "event record: sustained", cudaEventDisableTiming},
+        Kind{"event record, with timing: issue", "event record, with timing: sustained", cudaEventDefault}}) {
+    TRY(cudaEventCreateWithFlags(&event, kind.flags));
+    const auto record = [&] { TRY(cudaEventRecord(event, stream)); };
+    Row(kind.issue, "us", 15, [&] {
+      Synchronize();
+      const double value = Microseconds(Scaled(kIssued), record);
+      Synchronize();
+      return value;
+    });
+    Row(kind.sustained, "us", 7, [&] { return Microseconds(Scaled(20000), record, Synchronize); });
+    TRY(cudaEventDestroy(event));
+  }
   Row("cudaGetDevice", "us", 7, [&] {
     int device;
     return Microseconds(Scaled(100000), [&] { TRY(cudaGetDevice(&device)); });

@@ -187,8 +187,9 @@ def table_of_program(bench, command, most, group_rows, rounds, warm_up):
 CALL_ROWS = [
     "first kernel, from cuInit", "launch, no arguments: issue", "launch, no arguments: sustained",
     "launch, 8 arguments: issue", "launch, 8 arguments: sustained", "launch + stream synchronize",
-    "memcpy 4 B device to host", "memcpy 4 B host to device", "memset 4 B", "event query", "event record",
-    "event record, with timing", "cudaGetDevice", "pointer attributes", "malloc+free 2 MB", "malloc+free 1 KB",
+    "memcpy 4 B device to host", "memcpy 4 B host to device", "memset 4 B", "event query",
+    "event record: issue", "event record: sustained", "event record, with timing: issue", "event record, with timing: sustained",
+    "cudaGetDevice", "pointer attributes", "malloc+free 2 MB", "malloc+free 1 KB",
     "mallocAsync+freeAsync 1 KB", "stream create+destroy", "pageable copy to device", "pageable copy to host",
     "pinned copy to device", "pinned copy to host", "graph of 100 kernels, launch + synchronize",
 ] + [f"{kind} copy {size} to {end}" for kind in ("pinned", "pageable") for size in ("64 KB", "1 MB")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the shape of the source tree: who includes whom, what the client library may use, and that folders explain
-themselves.
+"""Checks the shape of the source tree: who includes whom, what the client library may use, that tools/setup installs
+the packages whose headers are used, and that folders explain themselves.
 
 Reads the sources only; builds nothing. Exit code 0 and "ok" lines if everything holds, else every violation with file and
 line, and exit code 1.
@@ -40,6 +40,25 @@ IN_LIBRARY = (
     "client/trace",
 )
 HEAVY = re.compile(r"^(absl|grpc|grpcpp|google/protobuf|spdlog|fmt|CLI)/|\.pb\.h$")
+
+# Which package's headers these are; tools/setup must install it.
+PACKAGE_OF = {
+    "absl": "libabsl-dev",
+    "CLI": "libcli11-dev",
+    "gmock": "libgtest-dev",
+    "google": "libprotobuf-dev",
+    "grpcpp": "libgrpc++-dev",
+    "gtest": "libgtest-dev",
+    "lz4.h": "liblz4-dev",
+    "openssl": "libssl-dev",
+    "protozero": "libprotozero-dev",
+    "spdlog": "libspdlog-dev",
+    "valgrind": "valgrind",
+    "xxhash.h": "libxxhash-dev",
+    "zstd.h": "libzstd-dev",
+}
+# Folders of the C library's, the kernel's and the CUDA toolkit's headers.
+ALWAYS_THERE = {"arpa", "asm", "cooperative_groups", "cuda", "linux", "net", "netinet", "sys", "thrust", "cub"}
 
 # In the library a call that ends the process would end the application.
 ENDS_PROCESS = re.compile(r"(?<![\w.:>])(?:std::)?(abort|terminate|exit|_exit|quick_exit)\s*\(")
@@ -108,6 +127,29 @@ def check_includes(root, problems):
     return f"{count} includes"
 
 
+def check_packages(root, problems):
+    """A header that is here because somebody once installed its package would be missing on the next machine."""
+    setup = open(os.path.join(root, "tools/setup"), encoding="utf-8").read()
+    installed = set(re.search(r"packages=\((.*?)\n\)", setup, re.S).group(1).split())
+    found = set()
+    for path in files(root, MAY_INCLUDE):
+        if not path.endswith(SOURCE):
+            continue
+        for number, line in lines_without_comments(os.path.join(root, path)):
+            match = INCLUDE.match(line)
+            if not match or match.group(1) != "<":
+                continue
+            folder = match.group(2).split("/")[0]
+            package = PACKAGE_OF.get(folder)
+            if package:
+                found.add(package)
+                if package not in installed:
+                    problems.append(f"{path}:{number}: <{match.group(2)}> is of {package}, which tools/setup does not install")
+            elif "/" in match.group(2) and folder not in ALWAYS_THERE:
+                problems.append(f"{path}:{number}: PACKAGE_OF in layers_test.py does not say whose <{match.group(2)}> is")
+    return f"{len(found)} packages"
+
+
 def check_readmes(root, problems):
     count = 0
     for top in list(MAY_INCLUDE) + ["docs"]:
@@ -152,7 +194,7 @@ def main():
     if not os.path.exists(os.path.join(root, "WORKSPACE")):
         sys.exit(f"layers_test: no WORKSPACE in {root}; give the workspace's folder as argument")
     problems = []
-    for check in (check_includes, check_readmes, check_text):
+    for check in (check_includes, check_packages, check_readmes, check_text):
         before = len(problems)
         looked_at = check(root, problems)
         if looked_at.startswith("0 "):
