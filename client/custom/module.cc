@@ -72,8 +72,7 @@ CUresult LoadModule(CUmodule* module, const void* image, unsigned numOptions, CU
     UnpackJitOptions(numOptions, options, optionValues, reply.option_values, reply.info_log, reply.error_log);
   }
   if (result != CUDA_SUCCESS) return result;
-  request.variables_at = reply.variables_at;
-  request.constants_at = reply.constants_at;
+  request.places = reply.places;
   call.message().clear();
   request.Encode(&call.message());
   call.Created({Kind::kModule, request.module});
@@ -115,8 +114,7 @@ CUresult LoadLibrary(CUlibrary* library, const void* code, CUjit_option* jitOpti
                      reply.error_log);
   }
   if (result != CUDA_SUCCESS) return result;
-  request.variables_at = reply.variables_at;
-  request.constants_at = reply.constants_at;
+  request.places = reply.places;
   call.message().clear();
   request.Encode(&call.message());
   call.Created({Kind::kLibrary, request.library});

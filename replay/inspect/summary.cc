@@ -24,8 +24,11 @@ Module Describe(const Record& record, const std::string& image) {
   module.entries = std::move(parsed.entries);
   std::vector<DataSymbol> symbols;
   if (!DataSymbols(image, {}, &symbols, &module.problem)) return module;
-  module.variables = symbols.size();
-  for (const DataSymbol& symbol : symbols) module.data_bytes += symbol.size;
+  for (const DataSymbol& symbol : symbols) {
+    if (symbol.literal) continue;
+    ++module.variables;
+    module.data_bytes += symbol.size;
+  }
   return module;
 }
 

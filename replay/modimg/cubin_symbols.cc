@@ -90,9 +90,9 @@ bool CubinSymbols(std::string_view cubin, std::vector<DataSymbol>* symbols, std:
       }
       if ((symbol.info & 15) != format::kSymbolObject || section >= kinds.size() || kinds[section] == 0) continue;
       const std::string_view name = NameAt(names, symbol.name);
-      if (name.empty() || symbol.bytes == 0 || StartsWith(name, "$str")) continue;
-      symbols->push_back(
-          {std::string(name), symbol.bytes, kinds[section] == 2, (symbol.other & format::kSymbolManaged) != 0});
+      if (name.empty() || symbol.bytes == 0) continue;
+      symbols->push_back({std::string(name), symbol.bytes, kinds[section] == 2,
+                          (symbol.other & format::kSymbolManaged) != 0, format::IsLiteral(name)});
     }
   }
   return true;

@@ -5,6 +5,7 @@
 #define CUDA_REMOTE_REPLAY_MODIMG_FORMAT_H_
 
 #include <cstdint>
+#include <string_view>
 
 namespace cuda_remote::replay::format {
 
@@ -119,6 +120,9 @@ inline constexpr uint8_t kSymbolObject = 1;
 inline constexpr uint8_t kSymbolManaged = 4;  // bit of `other`
 // ident[8], the ABI version, says where in `flags` the architecture stands.
 inline constexpr uint8_t kElfAbiArchInSecondByte = 8;
+
+// Whether the compiler has made this variable for a string of the source.
+inline bool IsLiteral(std::string_view name) { return name.substr(0, 4) == "$str"; }
 
 }  // namespace cuda_remote::replay::format
 

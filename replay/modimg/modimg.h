@@ -58,10 +58,11 @@ struct DataSymbol {
   uint64_t size = 0;
   bool constant = false;
   bool managed = false;
+  bool literal = false;  // a string of the compiler's (`$str`): it has a place as others do, but nothing can change it
 };
 
-// The variables whose contents belong to a checkpoint, in the order in which they are found; a variable that several
-// entries have is listed once. String literals that the compiler made (`$str`) are left out: nothing can change them.
+// The variables, in the order in which they are found (that of the symbol table or the text); a variable that several
+// entries have is listed once.
 // Only entries that one of the GPUs `arches` (as for CanRun) can run are looked at, and unpacked; if `arches` is empty, all.
 // *prints, unless null: whether their kernels may print (they name `vprintf`).
 bool DataSymbols(std::string_view image, const std::vector<uint32_t>& arches, std::vector<DataSymbol>* symbols,

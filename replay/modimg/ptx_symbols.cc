@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "replay/modimg/format.h"
 #include "replay/modimg/modimg.h"
 
 namespace cuda_remote::replay {
@@ -207,8 +208,10 @@ bool PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, std::st
           counted = true;
         }
       }
-      if (!is_extern && counted && symbol.size != 0 && symbol.name.compare(0, 4, "$str") != 0)
+      if (!is_extern && counted && symbol.size != 0) {
+        symbol.literal = format::IsLiteral(symbol.name);
         symbols->push_back(symbol);
+      }
       if (tokens.now() == ",") {
         tokens.Next();
       } else if (tokens.now() != ";") {

@@ -20,11 +20,12 @@ constexpr uint64_t kMostBytes = uint64_t{1} << 30;
 constexpr uint64_t kUnit = 256;
 // The driver's blocks. Longer pieces have blocks of their own.
 constexpr uint64_t kBlock = 2 << 20;
-// Units by which a part may be longer than its variables that have names here.
+// Units by which a module's constants may be longer than those that have names.
 constexpr int kHiddenUnits = 16;
 // Holes of one length that are older than the one that a piece has just left.
 constexpr int kMostTies = 24;
-constexpr int kMostCubinTies = 1000;
+// Ways to leave holes for one module.
+constexpr int kMostArrangements = 100;
 // Pads in a row that come to where none may be.
 constexpr int kMostTries = 4;
 
@@ -35,11 +36,19 @@ struct Range {
   bool Touches(uint64_t place, uint64_t bytes) const { return place < end && begin < place + bytes; }
 };
 
-// One part's piece and where it belongs.
+// One part's piece: where it belongs.
 struct Piece {
-  uint64_t now = 0;
   uint64_t goal = 0;
   uint64_t bytes = 0;
+};
+
+// Pieces that belong directly behind each other, in the order in which they are placed: one hole for all of them.
+struct Run {
+  uint64_t goal = 0;
+  uint64_t bytes = 0;
+  uint64_t room = 0;     // bytes behind it that stay free as well, so that its hole is longer than another one
+  bool limited = false;  // its hole has an end: a filler just behind it
+  bool Has(uint64_t place) const { return place >= goal && place < goal + bytes + room; }
 };
 
 // A pad that is loaded.
@@ -91,80 +100,45 @@ const PadImages& ImagesForCurrent(const DriverTable& driver) {
 class Pads {
  public:
   Pads(const DriverTable& driver, const PadImages& images)
-      : driver_(driver),
-        images_(images),
-        left_(images.compiled() ? kMostCubinPads : kMostPtxPads),
-        most_ties_(images.compiled() ? kMostCubinTies : kMostTies) {}
+      : driver_(driver), images_(images), left_(images.compiled() ? kMostCubinPads : kMostPtxPads) {}
   ~Pads() {
     Release();
-    for (const Pad& pad : fillers_) Unload(pad);
+    GiveBack();
+    for (const Filler& filler : fillers_) Unload(filler.pad);
   }
 
-  // No filler may lie where these belong.
-  void KeepFree(const std::vector<Piece>& pieces) {
-    for (const Piece& piece : pieces) kept_free_.push_back({piece.goal, piece.goal + piece.bytes});
-  }
-
-  // How long the piece is that has just gone from `lowest`, where `extent` bytes of it have names, and where it began.
-  // One as long comes to the same place, unless another hole is as long and older.
-  Range Measure(uint64_t lowest, uint64_t extent) {
-    for (int more = 0; more < kHiddenUnits; ++more) {
-      const uint64_t bytes = RoundUp(lowest % kUnit + extent) + uint64_t(more) * kUnit;
-      std::vector<Pad> older;
-      Range found;
-      for (int tries = 0; tries < (more == 0 ? most_ties_ : 1) && found.end == 0; ++tries) {
-        const Pad pad = Load(bytes);
-        if (pad.at == 0) break;
-        older.push_back(pad);
-        if (pad.at <= lowest && lowest + extent <= pad.at + bytes) found = {pad.at, pad.at + bytes};
-      }
-      for (const Pad& pad : older) Unload(pad);
-      if (found.end != 0) return found;
+  // No filler may lie where these belong; those that do go.
+  void KeepFree(const std::vector<Run>& runs) {
+    kept_free_.clear();
+    for (const Run& run : runs) kept_free_.push_back({run.goal, run.goal + run.bytes + run.room});
+    const auto in_the_way = [&](const Filler& filler) { return !MayLie(filler.pad.at, filler.bytes); };
+    for (const Filler& filler : fillers_) {
+      if (in_the_way(filler)) Unload(filler.pad);
     }
-    return {lowest - lowest % kUnit, lowest - lowest % kUnit + RoundUp(lowest % kUnit + extent)};
+    fillers_.erase(std::remove_if(fillers_.begin(), fillers_.end(), in_the_way), fillers_.end());
   }
 
   // Brings a pad of `bytes` to `goal`, until Release. False if it cannot be done.
   bool Hold(uint64_t goal, uint64_t bytes) {
-    Pad pad;
-    if (!Bring(goal, bytes, &pad)) return false;
-    // Once more: now the place is the youngest of its length, and must still be the one that is taken. Others as long
-    // are filled.
-    for (int tries = 0; tries < kMostTies; ++tries) {
-      Unload(pad);
-      pad = Load(bytes);
-      if (pad.at != goal && pad.at != 0 && !MayLie(pad.at, bytes)) {
-        // Where another piece belongs, in a hole as long: Rehearse will tell.
-        Unload(pad);
-        pad = Load(bytes);
-      }
-      if (pad.at == goal) {
-        Unload(pad);
-        // With room behind it, a longer one would come there, too.
-        const bool room = PlaceOf(bytes + kUnit) == goal;
-        pad = Load(bytes);
-        if (pad.at == goal) {
-          held_.push_back({pad, {goal, goal + bytes}, room});
-          return true;
-        }
-      }
-      if (pad.at == 0 || !KeepFiller(pad, bytes) || !Bring(goal, bytes, &pad)) return false;
-    }
-    Unload(pad);
-    return false;
+    own_ = {goal, goal + bytes};
+    const bool held = TakeAndKeep(goal, bytes);
+    own_ = {};
+    GiveBack();
+    return held;
   }
 
-  // Whether `pieces`, loaded in their order, all come to their goals. What comes elsewhere stays there, to be out of
-  // the way the next time.
-  bool Rehearse(const std::vector<Piece>& pieces) {
+  // Loads `pieces` in their order. The first one that does not come to its goal, or their number; and where that one
+  // came to instead. If nothing belongs there, the place is filled.
+  size_t Rehearse(const std::vector<Piece>& pieces, uint64_t* instead) {
     std::vector<Pad> loaded;
-    bool right = true;
-    for (const Piece& piece : pieces) {
-      const Pad pad = Load(piece.bytes);
-      right = pad.at == piece.goal;
-      if (!right) {
-        // The goals of others may suit it better than a longer hole of its own: that one gets an end, then.
-        if (pad.at != 0 && !KeepFiller(pad, piece.bytes)) limited_ = true;
+    size_t right = 0;
+    for (; right < pieces.size(); ++right) {
+      const Pad pad = Load(pieces[right].bytes);
+      if (pad.at != pieces[right].goal) {
+        *instead = pad.at;
+        if (pad.at == 0) break;
+        Unload(pad);
+        TakeHoleBeside(pad.at, pieces[right].bytes, {});
         break;
       }
       loaded.push_back(pad);
@@ -172,24 +146,23 @@ class Pads {
     for (const Pad& pad : loaded) Unload(pad);
     return right;
   }
-  // Whether holes are to be made no longer than the pieces that belong there.
-  bool limited() const { return limited_; }
-  // A filler just behind what is held at `piece`, if there is room.
-  void Limit(const Piece& piece) {
+  // A filler just behind what is held at `run`, if there is room.
+  void Limit(const Run& run) {
     Pad pad;
-    const uint64_t end = piece.goal + piece.bytes;
+    const uint64_t end = run.goal + run.bytes + run.room;
     const auto held =
-        std::find_if(held_.begin(), held_.end(), [&](const Held& h) { return h.range.begin == piece.goal; });
+        std::find_if(held_.begin(), held_.end(), [&](const Held& h) { return h.range.begin == run.goal; });
     if (held == held_.end() || !held->room_behind || !MayLie(end, kUnit)) return;
     if (Bring(end, kUnit, &pad)) KeepFiller(pad, kUnit);
+    GiveBack();
   }
 
-  // Gives the places free, those of `pieces` first and in their order: of two holes of one length the older one is used
+  // Gives the places free, those of `runs` first and in their order: of two holes of one length the older one is used
   // first.
-  void Release(const std::vector<Piece>& pieces = {}) {
+  void Release(const std::vector<Run>& runs = {}) {
     const auto rank = [&](const Held& held) {
-      const auto of_held = [&](const Piece& piece) { return piece.goal == held.range.begin; };
-      return std::find_if(pieces.begin(), pieces.end(), of_held) - pieces.begin();
+      const auto of_held = [&](const Run& run) { return run.goal == held.range.begin; };
+      return std::find_if(runs.begin(), runs.end(), of_held) - runs.begin();
     };
     std::stable_sort(held_.begin(), held_.end(), [&](const Held& a, const Held& b) { return rank(a) < rank(b); });
     for (const Held& held : held_) Unload(held.pad);
@@ -202,6 +175,46 @@ class Pads {
     Range range;
     bool room_behind;
   };
+  struct Filler {
+    Pad pad;
+    uint64_t bytes;
+  };
+
+  bool TakeAndKeep(uint64_t goal, uint64_t bytes) {
+    Pad pad;
+    if (!Bring(goal, bytes, &pad)) return false;
+    // Once more: now the place is the youngest of its length, and must still be the one that is taken. Others as long
+    // are filled.
+    for (int tries = 0; tries < kMostTies; ++tries) {
+      Unload(pad);
+      pad = Load(bytes);
+      if (pad.at == goal) {
+        Unload(pad);
+        // With room behind it, a longer one would come there, too.
+        const bool room = PlaceOf(bytes + kUnit) == goal;
+        pad = Load(bytes);
+        if (pad.at == goal) {
+          held_.push_back({pad, {goal, goal + bytes}, room});
+          return true;
+        }
+      }
+      if (pad.at == 0 || (!Lend(pad, bytes) && !KeepFiller(pad, bytes)) || !Bring(goal, bytes, &pad)) return false;
+    }
+    Unload(pad);
+    return false;
+  }
+
+  // A pad that lies where another run belongs stays there until GiveBack, out of the way of this one. False if it does
+  // not lie in such a place.
+  bool Lend(const Pad& pad, uint64_t bytes) {
+    if (pad.at == 0 || MayLie(pad.at, bytes) || own_.Touches(pad.at, bytes)) return false;
+    lent_.push_back(pad);
+    return true;
+  }
+  void GiveBack() {
+    for (const Pad& pad : lent_) Unload(pad);
+    lent_.clear();
+  }
 
   // Fills what is in the way until a pad of `bytes` comes to `place`; that one is the caller's then.
   bool Bring(uint64_t place, uint64_t bytes, Pad* pad) {
@@ -210,6 +223,7 @@ class Pads {
       *pad = Load(bytes);
       if (pad->at == place) return true;
       if (pad->at == 0) return false;
+      if (Lend(*pad, bytes)) continue;
       Unload(*pad);
       if (!TakeHole(pad->at, bytes, {place, place + bytes})) ++refused;
     }
@@ -264,7 +278,7 @@ class Pads {
   bool KeepFiller(const Pad& pad, uint64_t bytes) {
     filled_bytes_ += bytes;
     if (filled_bytes_ <= kMostBytes && MayLie(pad.at, bytes)) {
-      fillers_.push_back(pad);
+      fillers_.push_back({pad, bytes});
       return true;
     }
     Unload(pad);
@@ -290,22 +304,33 @@ class Pads {
   const PadImages& images_;
   std::vector<Range> kept_free_;
   std::vector<Held> held_;
-  std::vector<Pad> fillers_;
+  std::vector<Pad> lent_;
+  Range own_;  // the run that is being held
+  std::vector<Filler> fillers_;
   int left_;
-  const int most_ties_;
   uint64_t filled_bytes_ = 0;
-  bool limited_ = false;
 };
 
-Piece PieceOf(Pads* pads, const VariablePart& now, uint64_t wanted) {
-  const Range piece = pads->Measure(now.lowest, now.extent);
-  return {piece.begin, wanted - (now.lowest - piece.begin), piece.end - piece.begin};
+// The runs that the pieces make, in the order of their first pieces.
+std::vector<Run> RunsOf(const std::vector<Piece>& pieces) {
+  std::vector<Run> runs;
+  for (const Piece& piece : pieces) {
+    const auto before =
+        std::find_if(runs.begin(), runs.end(), [&](const Run& run) { return run.goal + run.bytes == piece.goal; });
+    if (before != runs.end() && piece.goal % kBlock != 0) {
+      before->bytes += piece.bytes;
+    } else {
+      runs.push_back({piece.goal, piece.bytes});
+    }
+  }
+  return runs;
 }
 
 }  // namespace
 
 bool SamePlace(const VariablePlace& a, const VariablePlace& b) {
-  return a.parts[0].lowest == b.parts[0].lowest && a.parts[1].lowest == b.parts[1].lowest;
+  const auto same = [](const VariablePart& x, const VariablePart& y) { return x.lowest == y.lowest; };
+  return std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(), b.parts.end(), same);
 }
 
 bool SetPadSize(std::string* cubin, uint64_t bytes) {
@@ -360,38 +385,60 @@ VariablePlace MoveVariablesTo(const DriverTable& driver, const VariablePlace& no
                               const std::function<void()>& unload, const std::function<VariablePlace()>& load) {
   if (SamePlace(now, wanted)) return now;
   const PadImages& images = ImagesForCurrent(driver);
-  const bool has_constants = now.parts[1].lowest && wanted.parts[1].lowest;
-  const bool has_variables = now.parts[0].lowest && wanted.parts[0].lowest;
-  std::vector<Piece> pieces;  // the constants' first, as the driver places them
+  std::vector<Piece> pieces;  // in the order in which the driver places them
   unload();
   Pads pads(driver, images);
-  {
-    // What the second piece finds depends on the first.
-    Pads before(driver, images);
-    if (has_constants) pieces.push_back(PieceOf(&before, now.parts[1], wanted.parts[1].lowest));
-    if (has_constants && has_variables) before.Hold(pieces[0].now, pieces[0].bytes);
-    if (has_variables) pieces.push_back(PieceOf(&before, now.parts[0], wanted.parts[0].lowest));
+  for (size_t i = 0; i < now.parts.size() && i < wanted.parts.size(); ++i) {
+    if (now.parts[i].lowest == 0 || wanted.parts[i].lowest == 0) continue;
+    const uint64_t before = wanted.parts[i].lowest % kUnit;
+    pieces.push_back({wanted.parts[i].lowest - before, RoundUp(before + now.parts[i].extent)});
   }
-  pads.KeepFree(pieces);
+  const bool has_constants = !pieces.empty() && now.parts[0].lowest != 0 && wanted.parts[0].lowest != 0;
+  std::vector<Run> runs = RunsOf(pieces);
+  int hidden_units = 0;
+  const auto run_of = [&runs](uint64_t place) {
+    return std::find_if(runs.begin(), runs.end(), [place](const Run& run) { return run.Has(place); });
+  };
   const auto hold_all = [&](auto begin, auto end) {
-    for (auto piece = begin; piece != end; ++piece) {
-      if (!pads.Hold(piece->goal, piece->bytes)) {
+    for (auto run = begin; run != end; ++run) {
+      if (!pads.Hold(run->goal, run->bytes + run->room)) {
         pads.Release();
         return false;
       }
-      if (pads.limited()) pads.Limit(*piece);
+      if (run->limited) pads.Limit(*run);
     }
     return true;
   };
   VariablePlace place;
-  for (int tries = 0; tries < kMostTies; ++tries) {
+  for (int tries = 0; tries < kMostArrangements; ++tries) {
+    pads.KeepFree(runs);
     // What stands in for the one may come to where the other belongs; that one first, then.
-    if (!hold_all(pieces.begin(), pieces.end()) && !hold_all(pieces.rbegin(), pieces.rend())) break;
-    pads.Release(pieces);
-    if (!pads.Rehearse(pieces)) continue;
-    place = load();
-    if (!place.loaded || SamePlace(place, wanted)) return place;
-    unload();
+    if (!hold_all(runs.begin(), runs.end()) && !hold_all(runs.rbegin(), runs.rend())) break;
+    pads.Release(runs);
+    uint64_t instead = 0;
+    size_t right = pads.Rehearse(pieces, &instead);
+    // Once more: what has just been freed is the youngest now.
+    if (right == pieces.size()) right = pads.Rehearse(pieces, &instead);
+    if (right == pieces.size()) {
+      place = load();
+      if (!place.loaded || SamePlace(place, wanted)) return place;
+      // There may be more to its constants than those that have names.
+      if (!has_constants || ++hidden_units > kHiddenUnits) return place;
+      unload();
+      pieces[0].bytes += kUnit;
+      runs = RunsOf(pieces);
+      continue;
+    }
+    // Another one's hole suits it better: its own gets shorter, or that one longer.
+    const auto own = run_of(pieces[right].goal), other = run_of(instead);
+    if (other == runs.end()) continue;
+    if (own == other) break;  // they do not come in the order of their places
+    if (!own->limited) {
+      own->limited = true;
+    } else {
+      other->room = std::max(other->room + kUnit, own->bytes + own->room + kUnit - std::min(other->bytes, own->bytes));
+      other->limited = false;
+    }
   }
   return load();
 }

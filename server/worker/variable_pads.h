@@ -5,33 +5,33 @@
 // are taken by modules of ours that hold nothing but a variable - pads - until a pad as long as the module's part comes
 // to lie where the part belongs; the module then takes that pad's place, and all pads go.
 //
-// 580 on an H200: constants first, then the other variables, each in one piece of a multiple of 256 bytes; blocks of
-// 2 MiB that go when they are empty, longer pieces in blocks of their own; the shortest hole that is long enough, of
-// several the one that came to be first; neighbouring holes become one. (A simulation with these rules gave all
-// addresses of six histories of 300 to 500 loads.) The search relies on one thing only: the same request in the same
-// state gets the same place. The rules make it short.
+// 580 on an H200: all constants in one piece first, then each other variable in one of its own, in the order of the
+// image's symbols; a piece is a multiple of 256 bytes long; blocks of 2 MiB that go when they are empty, longer pieces
+// in blocks of their own; the shortest hole that is long enough, of several the one that came to be first; neighbouring
+// holes become one. (A simulation with these rules gave all addresses of six histories of 300 to 500 loads.) The search
+// relies on one thing only: the same request in the same state gets the same place. The rules make it short.
 #ifndef CUDA_REMOTE_SERVER_WORKER_VARIABLE_PADS_H_
 #define CUDA_REMOTE_SERVER_WORKER_VARIABLE_PADS_H_
 
 #include <cuda.h>
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "server/driver/driver_table.h"
 
 namespace cuda_remote::server {
 
-// What the driver places in one piece: a module's variables, or its constants.
+// What the driver places in one piece: a module's constants, or one of its other variables.
 struct VariablePart {
   uint64_t lowest = 0;  // 0: there is none
   uint64_t extent = 0;  // bytes from there to the highest one's end
 };
 struct VariablePlace {
   bool loaded = false;
-  std::array<VariablePart, 2> parts;  // variables, constants
+  std::vector<VariablePart> parts;  // in the order in which they are placed; empty: the module has none
 };
 
 // Moves a module, which lies at `now`, until its parts begin where those of `wanted` do. `unload` unloads the module,

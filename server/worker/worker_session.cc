@@ -486,21 +486,30 @@ VariablePlace WorkerSession::NoteModule(uint64_t handle, bool library, std::stri
 VariablePlace WorkerSession::PlaceVariables(uint64_t handle) {
   const ModuleFacts& module = modules_[handle];
   if (!module.library) return PlaceVariables(handle, module, current_ref_);
-  std::vector<ContextRef> contexts;
-  for (const auto& [context, info] : contexts_) contexts.push_back(info.ref);
-  std::sort(contexts.begin(), contexts.end(), [](const ContextRef& a, const ContextRef& b) { return a.id < b.id; });
-  VariablePlace first;
-  for (const ContextRef& context : contexts) {
+  VariablePlace first{true, {}};
+  for (const ContextRef& context : OldestFirst()) {
     const VariablePlace place = PlaceVariables(handle, module, context);
-    if (first.parts[0].lowest == 0 && first.parts[1].lowest == 0) first = place;
+    if (first.parts.empty()) first = place;
   }
   return first;
 }
 
-bool WorkerSession::MoveVariables(uint64_t handle, VariablePlace* placed, const VariablePlace& wanted,
-                                  const std::function<uint64_t()>& load) {
+std::vector<ContextRef> WorkerSession::OldestFirst() const {
+  std::vector<ContextRef> contexts;
+  for (const auto& [context, info] : contexts_) contexts.push_back(info.ref);
+  std::sort(contexts.begin(), contexts.end(), [](const ContextRef& a, const ContextRef& b) { return a.id < b.id; });
+  return contexts;
+}
+
+CUresult WorkerSession::MoveVariables(uint64_t handle, VariablePlace* placed, const std::vector<uint64_t>& places,
+                                      const std::function<uint64_t()>& load) {
+  VariablePlace wanted;
+  for (const uint64_t place : places) wanted.parts.push_back({place, 0});
+  if (SamePlace(*placed, wanted)) return CUDA_SUCCESS;
   const bool library = modules_[handle].library;
   const Kind kind = library ? Kind::kLibrary : Kind::kModule;
+  // The places are a library's in the oldest context; the thread that loaded it need not have had one.
+  const ContextRef context = library ? OldestFirst().front() : current_ref_;
   const auto unload = [&] {
     uint64_t real = 0;
     Real(kind, handle, &real);
@@ -514,22 +523,25 @@ bool WorkerSession::MoveVariables(uint64_t handle, VariablePlace* placed, const 
     const uint64_t real = load();
     if (real == 0) return {};
     handles_.Rebind(kind, handle, real);
-    return PlaceVariables(handle);
+    const VariablePlace place = PlaceVariables(handle);
+    MakeCurrent(table_, context);  // for the next pads
+    return place;
   };
-  // Pads are made in the current context; `wanted` is in the first.
-  const bool first = !library || std::none_of(contexts_.begin(), contexts_.end(),
-                                              [&](const auto& one) { return one.second.ref.id < current_ref_.id; });
-  if (first && MakeCurrent(table_, current_ref_) == CUDA_SUCCESS) {
-    *placed = MoveVariablesTo(table_, *placed, wanted, unload, load_again);
-    MakeCurrent(table_, current_ref_);
+  if (const CUresult result = MakeCurrent(table_, context); result != CUDA_SUCCESS) return result;
+  *placed = MoveVariablesTo(table_, *placed, wanted, unload, load_again);
+  MakeCurrent(table_, current_ref_);
+  if (!placed->loaded) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (SamePlace(*placed, wanted)) return CUDA_SUCCESS;
+  const size_t count = std::min(placed->parts.size(), wanted.parts.size());
+  for (size_t i = 0; i < count; ++i) {
+    if (placed->parts[i].lowest == wanted.parts[i].lowest) continue;
+    spdlog::error("{} of a module would be at {:#x} and not at {:#x}, where pointers to it lead", NameOfPart(handle, i),
+                  placed->parts[i].lowest, wanted.parts[i].lowest);
   }
-  if (placed->loaded && !SamePlace(*placed, wanted)) {
-    spdlog::warn(
-        "the variables of a replayed module are at {:#x} and {:#x}, not at {:#x} and {:#x}; a replay that names one "
-        "stops",
-        placed->parts[0].lowest, placed->parts[1].lowest, wanted.parts[0].lowest, wanted.parts[1].lowest);
+  if (placed->parts.size() != wanted.parts.size()) {
+    spdlog::error("a module had {} variables and has {}", wanted.parts.size(), placed->parts.size());
   }
-  return placed->loaded;
+  return CUDA_ERROR_INVALID_ADDRESS_SPACE;
 }
 
 CUresult WorkerSession::FindVariable(uint64_t handle, bool library, const std::string& name, CUdeviceptr* address,
@@ -547,20 +559,35 @@ CUresult WorkerSession::FindVariable(uint64_t handle, bool library, const std::s
 
 VariablePlace WorkerSession::PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context) {
   if (module.symbols.empty() || MakeCurrent(table_, context) != CUDA_SUCCESS) return {true, {}};
-  VariablePlace place{true, {}};
+  VariablePlace place{true, {VariablePart()}};
+  bool any = false;
   for (const replay::DataSymbol& symbol : module.symbols) {
+    if (symbol.managed) continue;
     CUdeviceptr address = 0;
     size_t bytes = 0;
     // Not every variable need be there: the driver chose one of the image's entries, or none for this context's GPU.
-    const CUresult found = FindVariable(handle, module.library, symbol.name, &address, &bytes);
-    if (found != CUDA_SUCCESS || symbol.managed) continue;
-    VariablePart& part = place.parts[symbol.constant ? 1 : 0];
-    const uint64_t end = std::max<uint64_t>(part.lowest + part.extent, address + bytes);
-    if (part.lowest == 0 || address < part.lowest) part.lowest = address;
-    part.extent = end - part.lowest;
+    if (FindVariable(handle, module.library, symbol.name, &address, &bytes) != CUDA_SUCCESS) address = bytes = 0;
+    any = any || address != 0;
+    if (!symbol.constant) {
+      place.parts.push_back({address, bytes});
+    } else if (address != 0) {
+      VariablePart& constants = place.parts[0];
+      const uint64_t end = std::max<uint64_t>(constants.lowest + constants.extent, address + bytes);
+      if (constants.lowest == 0 || address < constants.lowest) constants.lowest = address;
+      constants.extent = end - constants.lowest;
+    }
   }
+  if (!any) place.parts.clear();
   MakeCurrent(table_, current_ref_);
   return place;
+}
+
+std::string WorkerSession::NameOfPart(uint64_t handle, size_t part) {
+  if (part == 0) return "what is __constant__";
+  for (const replay::DataSymbol& symbol : modules_[handle].symbols) {
+    if (!symbol.managed && !symbol.constant && --part == 0) return "variable " + symbol.name;
+  }
+  return "a variable";
 }
 
 void WorkerSession::NoteSynchronized(uint64_t work) {

@@ -236,12 +236,13 @@ class WorkerSession : public Session {
 
   // A module or library was loaded: remembers its variables, and lets the driver place them at once. Left to itself it
   // would place a library's when something of it is first used; so their order would not be that of the log, and a
-  // replay would find them elsewhere. Returns where they are, for a library in its first context.
+  // replay would find them elsewhere. Returns where they are, for a library in the oldest context.
   VariablePlace NoteModule(uint64_t handle, bool library, std::string_view image);
-  // In a replay: a module whose variables are at `*placed` belongs at `wanted`. `load` loads it once more and gives the
-  // real handle, 0 on failure. False if it could not be loaded again; else it is loaded, and `*placed` is where.
-  bool MoveVariables(uint64_t handle, VariablePlace* placed, const VariablePlace& wanted,
-                     const std::function<uint64_t()>& load);
+  // In a replay: a module whose variables are at `*placed` and belong at `places`, one for each part (0: there was
+  // none). `load` loads it once more and gives the real handle, 0 on failure. Logs what is not where it belongs, and
+  // fails then; the module is loaded all the same unless it says CUDA_ERROR_OUT_OF_MEMORY.
+  CUresult MoveVariables(uint64_t handle, VariablePlace* placed, const std::vector<uint64_t>& places,
+                         const std::function<uint64_t()>& load);
   // Where a variable of a module or library lies in the current context, and how long it is.
   CUresult FindVariable(uint64_t handle, bool library, const std::string& name, CUdeviceptr* address, size_t* bytes);
 
@@ -277,8 +278,11 @@ class WorkerSession : public Session {
   void ShareArena(int device);
   // Makes the variables of a library (in `context`) or module (in its own) exist.
   VariablePlace PlaceVariables(uint64_t handle, const ModuleFacts& module, ContextRef context);
-  // In all contexts; the place is that in the first one.
+  // In all contexts; the place is that in the oldest one.
   VariablePlace PlaceVariables(uint64_t handle);
+  std::vector<ContextRef> OldestFirst() const;
+  // For messages: what VariablePlace::parts[part] of a module is.
+  std::string NameOfPart(uint64_t handle, size_t part);
   void Answered(const FrameHeader& header, CUresult result, std::string_view message, std::string_view payload);
 
   const Parts parts_;

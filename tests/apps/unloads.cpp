@@ -1,9 +1,11 @@
 // Modules with variables that come and go, so that the addresses of those alive follow from a history that no log
 // keeps: the driver puts a module's variables where there is room. Addresses of variables are kept in GPU memory and
-// followed there by a kernel, as a program's own tables of pointers would be. The driver API alone.
+// followed there by a kernel, as a program's own tables of pointers would be. Modules have one to three variables,
+// which the driver places one by one. The driver API alone.
 #include <cuda.h>
 
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/apps/support/driver.h"
@@ -41,10 +43,12 @@ static bool HasConstant(int) { return false; }
 #endif
 static unsigned ConstantOf(int number) { return 1000u + unsigned(number); }
 
-// A module with a variable of `bytes`.
-static std::string Image(int number, size_t bytes) {
-  std::string text = ".version 7.0\n.target sm_52\n.address_size 64\n.visible .global .align 8 .b8 place[" +
-                     std::to_string(bytes) + "];\n";
+// A module with variables of these lengths.
+static std::string Image(int number, const std::vector<size_t>& bytes) {
+  std::string text = ".version 7.0\n.target sm_52\n.address_size 64\n";
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    text += ".visible .global .align 8 .b8 place_" + std::to_string(i) + "[" + std::to_string(bytes[i]) + "];\n";
+  }
   if (HasConstant(number)) {
     text += ".visible .const .align 4 .b32 fixed[" + std::to_string(1 + number * 7 % 500) + "] = {" +
             std::to_string(ConstantOf(number)) + "};\n";
@@ -67,9 +71,10 @@ int main(int argc, char** argv) {
   CU_CHECK(cuModuleGetFunction(&follow, follow_module, "follow"));
 
   std::vector<CUmodule> modules(slots);
-  std::vector<CUdeviceptr> places(slots), constants(slots);
+  std::vector<std::vector<CUdeviceptr>> places(slots);
+  std::vector<CUdeviceptr> constants(slots);
   std::vector<int> numbers(slots);
-  std::vector<unsigned> want(slots);
+  std::vector<std::vector<unsigned>> want(slots);
   uint64_t random = 12345;
   const auto next = [&random](uint64_t below) {
     random = random * 6364136223846793005ull + 1442695040888963407ull;
@@ -77,20 +82,36 @@ int main(int argc, char** argv) {
   };
   int number = 0;
   const auto load = [&](unsigned slot) {
-    // Most small, some large, a few with blocks of their own.
-    const uint64_t kind = next(12);
-    const size_t bytes = 4 * (1 + next(kind == 0 ? 1 << 20 : kind < 4 ? 1 << 16 : 1 << 9));
+    std::vector<size_t> bytes(1 + next(3));
+    for (size_t& one : bytes) {
+      // Most small, some large, a few with blocks of their own.
+      const uint64_t kind = next(24);
+      one = 4 * (1 + next(kind == 0 ? 1 << 20 : kind < 6 ? 1 << 16 : 1 << 9));
+    }
     numbers[slot] = number;
     CU_CHECK(cuModuleLoadData(&modules[slot], Image(number++, bytes).c_str()));
     size_t size = 0;
-    CU_CHECK(cuModuleGetGlobal(&places[slot], &size, modules[slot], "place"));
-    APP_CHECK(size == bytes);
+    places[slot].resize(bytes.size());
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      CU_CHECK(cuModuleGetGlobal(&places[slot][i], &size, modules[slot], ("place_" + std::to_string(i)).c_str()));
+      APP_CHECK(size == bytes[i]);
+    }
     if (HasConstant(numbers[slot])) CU_CHECK(cuModuleGetGlobal(&constants[slot], &size, modules[slot], "fixed"));
-    want[slot] = 0;
+    want[slot].assign(bytes.size(), 0);
   };
-  for (unsigned slot = 0; slot < slots; ++slot) load(slot);
+  // One that a thread without a context loads; where its variable comes to lie is up to what was there before, too.
+  load(0);
+  CUlibrary library;
+  std::thread([&library] {
+    CU_CHECK(cuLibraryLoadData(&library, Image(1000000, {64}).c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0));
+  }).join();
+  CUdeviceptr in_library;
+  size_t in_library_bytes = 0;
+  CU_CHECK(cuLibraryGetGlobal(&in_library, &in_library_bytes, library, "place_0"));
+  CU_CHECK(cuMemsetD32(in_library, 4711, 1));
+  for (unsigned slot = 1; slot < slots; ++slot) load(slot);
   CUdeviceptr table, sum;
-  CU_CHECK(cuMemAlloc(&table, slots * sizeof(CUdeviceptr)));
+  CU_CHECK(cuMemAlloc(&table, 3 * slots * sizeof(CUdeviceptr)));
   CU_CHECK(cuMemAlloc(&sum, sizeof(unsigned)));
   CU_CHECK(cuMemsetD32(sum, 0, 1));
   unsigned want_sum = 0;
@@ -106,25 +127,35 @@ int main(int argc, char** argv) {
       }
       load(slot);
     }
-    CU_CHECK(cuMemcpyHtoD(table, places.data(), slots * sizeof(CUdeviceptr)));
+    std::vector<CUdeviceptr> all;
+    for (const auto& of_slot : places) all.insert(all.end(), of_slot.begin(), of_slot.end());
+    CU_CHECK(cuMemcpyHtoD(table, all.data(), all.size() * sizeof(CUdeviceptr)));
     app::Step(step);  // a restart here finds addresses in GPU memory that must still be right
     unsigned add = unsigned(step);
     void* parameters[] = {&table, &sum, &add};
-    CU_CHECK(cuLaunchKernel(follow, 1, 1, 1, slots, 1, 1, 0, nullptr, parameters, nullptr));
-    for (unsigned slot = 0; slot < slots; ++slot) want_sum += want[slot] += add + slot;
+    CU_CHECK(cuLaunchKernel(follow, 1, 1, 1, unsigned(all.size()), 1, 1, 0, nullptr, parameters, nullptr));
+    unsigned thread = 0;
+    for (auto& of_slot : want) {
+      for (unsigned& one : of_slot) want_sum += one += add + thread++;
+    }
   }
   app::Digest digest;
   for (unsigned slot = 0; slot < slots; ++slot) {
-    unsigned value = 0;
-    CU_CHECK(cuMemcpyDtoH(&value, places[slot], sizeof(value)));
-    APP_CHECK(value == want[slot]);
+    for (size_t i = 0; i < places[slot].size(); ++i) {
+      unsigned value = 0;
+      CU_CHECK(cuMemcpyDtoH(&value, places[slot][i], sizeof(value)));
+      APP_CHECK(value == want[slot][i]);
+      digest.Add(&value, sizeof(value));
+    }
     if (HasConstant(numbers[slot])) {
       unsigned constant = 0;
       CU_CHECK(cuMemcpyDtoH(&constant, constants[slot], sizeof(constant)));
       APP_CHECK(constant == ConstantOf(numbers[slot]));
     }
-    digest.Add(&value, sizeof(value));
   }
+  unsigned kept = 0;
+  CU_CHECK(cuMemcpyDtoH(&kept, in_library, sizeof(kept)));
+  APP_CHECK(kept == 4711);
   unsigned total = 0;
   CU_CHECK(cuMemcpyDtoH(&total, sum, sizeof(total)));
   APP_CHECK(total == want_sum);

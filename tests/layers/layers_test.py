@@ -45,7 +45,7 @@ HEAVY = re.compile(r"^(absl|grpc|grpcpp|google/protobuf|spdlog|fmt|CLI)/|\.pb\.h
 PACKAGE_OF = {
     "absl": "libabsl-dev",
     "CLI": "libcli11-dev",
-    "gmock": "libgtest-dev",
+    "gmock": "libgmock-dev",
     "google": "libprotobuf-dev",
     "grpcpp": "libgrpc++-dev",
     "gtest": "libgtest-dev",

@@ -49,22 +49,19 @@ bool NoteSymbol(WorkerSession& worker, uint64_t owner, const std::string& name, 
   return range.managed;
 }
 
-// Notes a module that was loaded. In a replay its variables belong where they were, if that is known.
+// Notes a module that was loaded. In a replay its variables belong where they were.
 template <typename In, typename Out>
 CUresult Settle(WorkerSession& worker, const Request& request, uint64_t handle, bool library, std::string_view image,
                 const In& in, Out* out, const std::function<uint64_t()>& load) {
   VariablePlace placed = worker.NoteModule(handle, library, image);
-  VariablePlace wanted;
-  wanted.parts[0].lowest = in.variables_at;
-  wanted.parts[1].lowest = in.constants_at;
   // A library that was loaded in a context that is gone, after a reset, finds its place with the next one.
-  const bool known = (in.variables_at != 0 || in.constants_at != 0) && !worker.contexts().empty();
-  if (request.replay() && known && !SamePlace(placed, wanted) && !worker.MoveVariables(handle, &placed, wanted, load)) {
-    worker.Unbind(handle);
-    return CUDA_ERROR_OUT_OF_MEMORY;
+  if (request.replay() && !in.places.empty() && !worker.contexts().empty()) {
+    if (const CUresult result = worker.MoveVariables(handle, &placed, in.places, load); result != CUDA_SUCCESS) {
+      worker.Unbind(handle);
+      return result;
+    }
   }
-  out->variables_at = placed.parts[0].lowest;
-  out->constants_at = placed.parts[1].lowest;
+  for (const VariablePart& part : placed.parts) out->places.push_back(part.lowest);
   return CUDA_SUCCESS;
 }
 

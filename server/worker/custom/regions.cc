@@ -44,6 +44,7 @@ void FindSymbols(WorkerSession& worker, uint64_t object, const ModuleFacts& modu
                  const ContextInfo& context, std::vector<FoundSymbol>* found, std::vector<std::string>* refusals) {
   if (MakeCurrent(worker.driver(), context.ref) != CUDA_SUCCESS) return;
   for (const replay::DataSymbol& symbol : module.symbols) {
+    if (symbol.literal) continue;
     CUdeviceptr address = 0;
     size_t bytes = 0;
     const CUresult result = worker.FindVariable(object, module.library, symbol.name, &address, &bytes);
@@ -366,6 +367,7 @@ CUresult OpModuleGlobals(Session& session, const Request&, const wire::OpModuleG
   if (const CUresult result = MakeCurrent(session.driver(), context); result != CUDA_SUCCESS) return result;
   size_t bytes = 0;
   for (const replay::DataSymbol& symbol : module.symbols) {
+    if (symbol.literal) continue;
     CUdeviceptr address = 0;
     size_t size = 0;
     if (worker.FindVariable(in.object, module.library, symbol.name, &address, &size) != CUDA_SUCCESS) continue;
