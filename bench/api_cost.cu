@@ -1,8 +1,8 @@
 // Measures what driver calls cost the caller, one row after another, and prints one JSON object to stdout.
 //
-// Every row has its own warm-up and is repeated; the value is the median of the repetitions. A row that the driver cannot do
-// carries "error" instead of a value, and the rest goes on. The program is an ordinary CUDA program: it is run natively and
-// under cuda-remote and the results are compared (see bench/run).
+// Every row has its own warm-up and is repeated; the value is the median of the repetitions. A row that the driver
+// cannot do carries "error" instead of a value, and the rest goes on. The program is an ordinary CUDA program: it is
+// run natively and under cuda-remote and the results are compared (see bench/run).
 //
 // Usage: api_cost [--quick] [--copy-mb N (256)] [--only SUBSTRING]
 #include <algorithm>
@@ -22,9 +22,7 @@ __global__ void Eight(int* out, int a, float b, double c, unsigned long long d, 
   if (out && a == 1 && b == 2.0f && c == 3.0 && d == 4 && e == 5 && f == 6) *out = g;
 }
 
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double Now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 struct Settings {
   bool quick = false;
@@ -41,9 +39,9 @@ struct RowError {
   std::string text;
 };
 
-#define TRY(call)                                                                   \
-  do {                                                                              \
-    cudaError_t try_error = (call);                                                 \
+#define TRY(call)                                                                                        \
+  do {                                                                                                   \
+    cudaError_t try_error = (call);                                                                      \
     if (try_error != cudaSuccess) throw RowError{std::string(#call ": ") + cudaGetErrorName(try_error)}; \
   } while (0)
 
@@ -128,11 +126,13 @@ void SmallCopies() {
   });
   Row("memcpy 4 B host to device", "us", 7, [&] {
     if (!device) TRY(cudaMalloc(&device, 4));
-    return Microseconds(Scaled(2000), [&] { TRY(cudaMemcpy(device, &host, 4, cudaMemcpyHostToDevice)); }, Synchronize);
+    return Microseconds(
+        Scaled(2000), [&] { TRY(cudaMemcpy(device, &host, 4, cudaMemcpyHostToDevice)); }, Synchronize);
   });
   Row("memset 4 B", "us", 7, [&] {
     if (!device) TRY(cudaMalloc(&device, 4));
-    return Microseconds(Scaled(2000), [&] { TRY(cudaMemsetAsync(device, 0, 4, stream)); }, Synchronize);
+    return Microseconds(
+        Scaled(2000), [&] { TRY(cudaMemsetAsync(device, 0, 4, stream)); }, Synchronize);
   });
   if (device) cudaFree(device);
 }
@@ -150,8 +150,8 @@ void MiddleCopies() {
   for (const Size& size : {Size{"64 KB", 64 << 10, 400}, Size{"1 MB", 1 << 20, 100}}) {
     for (const bool is_pinned : {false, true}) {
       for (const bool to_device : {true, false}) {
-        const std::string name =
-            std::string(is_pinned ? "pinned copy " : "pageable copy ") + size.name + (to_device ? " to device" : " to host");
+        const std::string name = std::string(is_pinned ? "pinned copy " : "pageable copy ") + size.name +
+                                 (to_device ? " to device" : " to host");
         Row(name.c_str(), "us", 7, [&] {
           if (!device) TRY(cudaMalloc(&device, 1 << 20));
           if (!pinned) TRY(cudaMallocHost(&pinned, 1 << 20));
@@ -238,11 +238,14 @@ void MakeAndDestroy() {
     });
   }
   Row("mallocAsync+freeAsync 1 KB", "us", 7, [&] {
-    return Microseconds(Scaled(2000), [&] {
-      void* p;
-      TRY(cudaMallocAsync(&p, 1024, stream));
-      TRY(cudaFreeAsync(p, stream));
-    }, Synchronize);
+    return Microseconds(
+        Scaled(2000),
+        [&] {
+          void* p;
+          TRY(cudaMallocAsync(&p, 1024, stream));
+          TRY(cudaFreeAsync(p, stream));
+        },
+        Synchronize);
   });
   if (company) cudaFree(company);
   Row("stream create+destroy", "us", 7, [&] {
