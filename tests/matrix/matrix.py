@@ -107,9 +107,8 @@ FRAMEWORKS = {
 SEVERAL_GPUS = {"torch_nccl": 2, "torch_ddp": 2}
 
 # Programs that the other modes are not for: without CUDA there is no session to save or to move; two processes that share GPU
-# memory are not saved; and what XLA's search has loaded and unloaded leaves variables where a replay cannot bring them yet, so
-# that restart and migration refuse (README.md).
-LIMITED = {app: ("native", "ring", "grpc") for app in ("nvml_questions", "torch_ddp", "jax_autotune")}
+# memory are not saved (README.md).
+LIMITED = {app: ("native", "ring", "grpc") for app in ("nvml_questions", "torch_ddp")}
 
 # Python deletes the folder of its queues' sockets when it ends, so that an older image finds it gone: restarted no more than
 # once from each.
