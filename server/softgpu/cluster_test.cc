@@ -96,9 +96,9 @@ TEST_F(ClusterTest, Launches) {
   EXPECT_EQ(3u, Word(0));
   EXPECT_EQ(3u, Word(1));
   // What cannot be.
-  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, Launch(any_, 6, {Cluster(4)}));
-  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, Launch(any_, 4, {Cluster(0)}));
-  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, Launch(pairs_, 5, {}));
+  EXPECT_EQ(CUDA_ERROR_INVALID_CLUSTER_SIZE, Launch(any_, 6, {Cluster(4)}));
+  EXPECT_EQ(CUDA_ERROR_INVALID_CLUSTER_SIZE, Launch(any_, 4, {Cluster(0)}));
+  EXPECT_EQ(CUDA_ERROR_INVALID_CLUSTER_SIZE, Launch(pairs_, 5, {}));
   EXPECT_EQ(CUDA_ERROR_INVALID_CLUSTER_SIZE, Launch(pairs_, 8, {Cluster(4)}));
   EXPECT_EQ(CUDA_ERROR_INVALID_CLUSTER_SIZE, Launch(any_, 16, {Cluster(16)}));
   CU_OK(cuFuncSetAttribute(any_, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1));
@@ -135,7 +135,7 @@ TEST_F(ClusterTest, Graphs) {
   early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
   early.value.programmaticStreamSerializationAllowed = 1;
   policy.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE;
-  policy.value.clusterSchedulingPolicyPreference = CU_CLUSTER_SCHEDULING_POLICY_SPREAD;
+  policy.value.clusterSchedulingPolicyPreference = CU_CLUSTER_SCHEDULING_POLICY_LOAD_BALANCING;
   CUgraph graph;
   CU_OK(cuStreamBeginCapture_v2(stream_, CU_STREAM_CAPTURE_MODE_GLOBAL));
   ASSERT_EQ(CUDA_SUCCESS, Launch(pairs_, 2, {}));
@@ -150,7 +150,9 @@ TEST_F(ClusterTest, Graphs) {
   CU_OK(cuGraphKernelNodeGetAttribute(nodes[1], CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &value));
   EXPECT_EQ(4u, value.clusterDim.x);
   CU_OK(cuGraphKernelNodeGetAttribute(nodes[1], CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE, &value));
-  EXPECT_EQ(CU_CLUSTER_SCHEDULING_POLICY_SPREAD, value.clusterSchedulingPolicyPreference);
+  EXPECT_EQ(CU_CLUSTER_SCHEDULING_POLICY_LOAD_BALANCING, value.clusterSchedulingPolicyPreference);
+  CU_OK(cuGraphKernelNodeGetAttribute(nodes[0], CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE, &value));
+  EXPECT_EQ(CU_CLUSTER_SCHEDULING_POLICY_SPREAD, value.clusterSchedulingPolicyPreference);  // the default's meaning
   // The edge says that the second kernel may start early; a question that cannot be told so is refused.
   CUgraphEdgeData edge = {};
   count = 1;
@@ -162,7 +164,7 @@ TEST_F(ClusterTest, Graphs) {
   CUDA_KERNEL_NODE_PARAMS params = {};
   CU_OK(cuGraphKernelNodeGetParams_v2(nodes[1], &params));
   params.gridDimX = 6;
-  CU_IS(CUDA_ERROR_INVALID_VALUE, cuGraphKernelNodeSetParams_v2(nodes[1], &params));
+  CU_IS(CUDA_ERROR_INVALID_CLUSTER_SIZE, cuGraphKernelNodeSetParams_v2(nodes[1], &params));
   params.gridDimX = 4;
   CU_OK(cuGraphKernelNodeSetParams_v2(nodes[1], &params));
   CU_IS(CUDA_ERROR_INVALID_CLUSTER_SIZE, cuGraphKernelNodeCopyAttributes(nodes[0], nodes[1]));

@@ -193,6 +193,7 @@ CUresult DeviceAttribute(int* value, CUdevice_attribute attribute, CUdevice devi
       *value = ComputeMinor();
       break;
     case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH:
+    case CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED:
       *value = ComputeMajor() >= 9;
       break;
     case CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED:

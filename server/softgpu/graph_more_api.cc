@@ -57,6 +57,10 @@ SOFTGPU_API cuGraphKernelNodeGetAttribute(CUgraphNode handle, CUkernelNodeAttrID
   if (id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION && work->explicit_cluster) {
     value->clusterDim = {work->cluster.x, work->cluster.y, work->cluster.z};
   }
+  if (id == CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE &&
+      value->clusterSchedulingPolicyPreference == CU_CLUSTER_SCHEDULING_POLICY_DEFAULT) {
+    value->clusterSchedulingPolicyPreference = CU_CLUSTER_SCHEDULING_POLICY_SPREAD;  // which is what it is on an H200
+  }
   return CUDA_SUCCESS;
 }
 

@@ -107,7 +107,7 @@ CUresult ClusterSize(const Function& function, const ptx::Dim3& grid, const Laun
   const bool says = found != attributes.end();
   ptx::Dim3 given;
   if (says) given = {found->second.clusterDim.x, found->second.clusterDim.y, found->second.clusterDim.z};
-  if (says && (given.x == 0 || given.y == 0 || given.z == 0)) return CUDA_ERROR_INVALID_VALUE;
+  if (says && (given.x == 0 || given.y == 0 || given.z == 0)) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
   if (says && required.x != 0 && (given.x != required.x || given.y != required.y || given.z != required.z)) {
     return CUDA_ERROR_INVALID_CLUSTER_SIZE;
   }
@@ -117,9 +117,9 @@ CUresult ClusterSize(const Function& function, const ptx::Dim3& grid, const Laun
   const uint64_t blocks = uint64_t{size->x} * size->y * size->z;
   uint32_t most = settings.non_portable_cluster != 0 ? ptx::kMaxCluster : ptx::kPortableCluster;
   if (info.max_cluster != 0) most = std::min(most, info.max_cluster);
-  if (blocks > 1 && ComputeMajor() < 9) return CUDA_ERROR_INVALID_VALUE;
+  if (blocks > 1 && ComputeMajor() < 9) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
   if (blocks > most) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
-  if (grid.x % size->x != 0 || grid.y % size->y != 0 || grid.z % size->z != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (grid.x % size->x != 0 || grid.y % size->y != 0 || grid.z % size->z != 0) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
   return CUDA_SUCCESS;
 }
 

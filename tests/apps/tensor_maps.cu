@@ -339,11 +339,8 @@ struct Description {
   CUresult Try(CUtensorMap* map) const {
     return g_encode(map, type, rank, address, dim, strides, box, steps, interleave, swizzle, promotion, fill);
   }
-  CUtensorMap Map() const {
-    CUtensorMap map;
-    MAP_CHECK(Try(&map));
-    return map;
-  }
+  // Not returned: compilers forget that temporaries of such types must be aligned.
+  void Map(CUtensorMap* map) const { MAP_CHECK(Try(map)); }
 };
 
 // A matrix of 32-bit numbers in device memory; rows are multiples of 16 bytes.
@@ -392,16 +389,11 @@ struct Matrix {
 
 // Maps that cannot be, and what the driver says.
 void TryWrongMaps(const Matrix& matrix) {
-  alignas(128) char room[2 * sizeof(CUtensorMap)];
-  CUtensorMap* map = reinterpret_cast<CUtensorMap*>(room);
+  CUtensorMap map;
   const Description good = matrix.Describe(32, 16);
-  const auto say = [&](const char* what, const Description& d) { printf("%s: %s\n", what, NameOf(d.Try(map))); };
+  const auto say = [&](const char* what, const Description& d) { printf("%s: %s\n", what, NameOf(d.Try(&map))); };
   Description d = good;
   say("plain", d);
-  d.rank = 0;
-  say("rank 0", d);
-  d.rank = 6;
-  say("rank 6", d);
   d = good;
   d.address = reinterpret_cast<char*>(d.address) + 8;
   say("address", d);
@@ -428,16 +420,6 @@ void TryWrongMaps(const Matrix& matrix) {
   d = good;
   d.fill = CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA;
   say("NaN in integers", d);
-  d = good;
-  d.interleave = CU_TENSOR_MAP_INTERLEAVE_16B;
-  say("interleaved in two dimensions", d);
-  d = good;
-  d.type = static_cast<CUtensorMapDataType>(77);
-  say("type", d);
-  // Of a map that is good.
-  MAP_CHECK(good.Try(map));
-  printf("replaced by a wrong address: %s\n", NameOf(g_replace(map, reinterpret_cast<char*>(matrix.data) + 8)));
-  printf("map at a wrong place: %s\n", NameOf(good.Try(reinterpret_cast<CUtensorMap*>(room + 16))));
 }
 
 // The same work on the host.
@@ -571,7 +553,8 @@ int main(int argc, char** argv) {
                                            CU_TENSOR_MAP_SWIZZLE_32B};
   CUtensorMap stencil_loads[2], stencil_stores[2], turn_loads[3][2], turn_stores[3];
   const auto pair = [](CUtensorMap* maps, const Description& description, void* other) {
-    maps[0] = maps[1] = description.Map();
+    description.Map(&maps[0]);
+    maps[1] = maps[0];
     MAP_CHECK(g_replace(&maps[1], other));
   };
   Description d = field[0].Describe(kRimX, kRimY);
@@ -585,11 +568,13 @@ int main(int argc, char** argv) {
     pair(turn_loads[i], d, field[1].data);
     d = turned.Describe(side, side);
     d.swizzle = kSwizzles[i];
-    turn_stores[i] = d.Map();
+    d.Map(&turn_stores[i]);
   }
   d = turned.Describe(kBandX, 2 * kBandRows);
   d.steps[1] = 2;
-  const CUtensorMap rows_load = d.Map(), rows_add = sums.Describe(kBandX, kBandRows).Map();
+  CUtensorMap rows_load, rows_add;
+  d.Map(&rows_load);
+  sums.Describe(kBandX, kBandRows).Map(&rows_add);
 
   Description v;
   v.type = CU_TENSOR_MAP_DATA_TYPE_UINT16;
@@ -619,7 +604,8 @@ int main(int argc, char** argv) {
   d.address = ribbon;
   d.dim[0] = model.ribbon.size();
   d.box[0] = kPiece;
-  const CUtensorMap ribbon_map = d.Map();
+  CUtensorMap ribbon_map;
+  d.Map(&ribbon_map);
   d = Description();
   d.type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   d.rank = 5;
@@ -632,7 +618,8 @@ int main(int argc, char** argv) {
     d.strides[k] = stride;
   }
   d.fill = CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA;
-  const CUtensorMap five_map = d.Map();
+  CUtensorMap five_map;
+  d.Map(&five_map);
 
   for (int step = 1; step <= options.steps; ++step) {
     const uint32_t salt = step * 0x9e3779b9u;

@@ -74,11 +74,6 @@ APPS = {
     "tensor_maps": 16,
 }
 
-# Programs for which there must be a GPU, and why the software GPU cannot run them yet.
-NEED_GPU = {
-    "tensor_maps": "tensor maps",
-}
-
 # Python programs of tests/frameworks, and which modules each needs.
 FRAMEWORKS = {
     "ctypes_ptx": (20, ()),
@@ -418,10 +413,6 @@ def main():
     for name, known in [(app, {**APPS, **FRAMEWORKS}) for app in apps] + [(mode, MODES) for mode in modes]:
         if name not in known:
             parser.error(f"{name} is not one of: {' '.join(known)}")
-    if not options.driver:
-        for app in NEED_GPU.keys() & set(apps):
-            print(f"{app} is left out: the software GPU has no {NEED_GPU[app]}", flush=True)
-            apps.remove(app)
     cases = [(app, mode) for mode in modes for app in apps if mode in LIMITED.get(app, modes)]
     if not cases:
         parser.error("none of these programs runs in these modes")

@@ -94,9 +94,8 @@ bool DecodeBulk(Decoder& d) {
 }
 
 bool DecodeCpAsync(Decoder& d) {
-  if (d.in().modifiers.empty() || d.in().modifiers[0] != "async" || d.Has("reduce") || d.Has("tensor")) {
-    return d.Unsupported();
-  }
+  if (d.Has("bulk") && d.Has("tensor")) return DecodeTensorCopy(d);
+  if (d.in().modifiers.empty() || d.in().modifiers[0] != "async") return d.Unsupported();
   if (d.Has("bulk")) return DecodeBulk(d);
   if (d.Has("commit_group") || d.Has("wait_group") || d.Has("wait_all")) return true;
   if (d.Has("mbarrier")) {

@@ -322,6 +322,10 @@ const Op* Raise(Thread* t, const Op* op, Fault fault, const std::string& what) {
 
 uint8_t* GlobalSlow(Thread* t, const Op* op, uint64_t address, uint32_t bytes, bool write) {
   if ((address & (bytes - 1)) != 0) return BadAddress(t, op, address, bytes, "global", true);
+  return GlobalRange(t, op, address, bytes, write);
+}
+
+uint8_t* GlobalRange(Thread* t, const Op* op, uint64_t address, uint64_t bytes, bool write) {
   auto& worker = *t->block->worker;
   for (auto& known : worker.cache) {
     const uint64_t offset = address - known.begin;
@@ -333,8 +337,10 @@ uint8_t* GlobalSlow(Thread* t, const Op* op, uint64_t address, uint32_t bytes, b
   LaunchState* launch = t->block->launch;
   MemoryMap* memory = launch->options->memory;
   const uint64_t workspace = reinterpret_cast<uint64_t>(launch->workspace);
-  if (launch->options->cooperative && address - workspace < sizeof launch->workspace) {
-    return reinterpret_cast<uint8_t*>(address);  // aligned, so all of the access is inside
+  const uint64_t in_workspace = address - workspace;
+  if (launch->options->cooperative && in_workspace < sizeof launch->workspace &&
+      sizeof launch->workspace - in_workspace >= bytes) {
+    return reinterpret_cast<uint8_t*>(address);
   }
   if (memory == nullptr || address >= kSharedWindow || !memory->Lookup(address, &interval) ||
       interval.begin > address || interval.end < address || interval.end - address < bytes ||
@@ -348,7 +354,7 @@ uint8_t* GlobalSlow(Thread* t, const Op* op, uint64_t address, uint32_t bytes, b
   return reinterpret_cast<uint8_t*>(address);
 }
 
-uint8_t* BadAddress(Thread* t, const Op* op, uint64_t address, uint32_t bytes, const char* space, bool misaligned) {
+uint8_t* BadAddress(Thread* t, const Op* op, uint64_t address, uint64_t bytes, const char* space, bool misaligned) {
   char text[64];
   std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(address));
   Raise(t, op, misaligned ? Fault::kMisaligned : Fault::kIllegalAddress,

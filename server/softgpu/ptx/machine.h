@@ -198,8 +198,9 @@ struct LaunchState {
 const Op* Raise(Thread* t, const Op* op, Fault fault, const std::string& what);
 
 // Slow path of memory checks: asks the map; null after raising the fault.
+uint8_t* GlobalRange(Thread* t, const Op* op, uint64_t address, uint64_t bytes, bool write);  // of any alignment
 uint8_t* GlobalSlow(Thread* t, const Op* op, uint64_t address, uint32_t bytes, bool write);
-uint8_t* BadAddress(Thread* t, const Op* op, uint64_t address, uint32_t bytes, const char* space, bool misaligned);
+uint8_t* BadAddress(Thread* t, const Op* op, uint64_t address, uint64_t bytes, const char* space, bool misaligned);
 
 // `bytes` bytes of the shared memory of the block of that rank in the thread's cluster, at offset `offset`, which is a
 // multiple of `align`.

@@ -21,6 +21,9 @@ void CompleteMbarrier(uint8_t* place, uint32_t bytes);
 bool Multicast(Thread* t, const Op* op, uint32_t blocks, uint64_t to, uint64_t barrier,
                const std::vector<uint8_t>& data);
 
+// The part of decode_async.cc that knows of tensor maps; see decode_tensor.cc.
+bool DecodeTensorCopy(Decoder& d);
+
 }  // namespace cuda_remote::softgpu::ptx
 
 #endif  // CUDA_REMOTE_SERVER_SOFTGPU_PTX_MBARRIER_H_

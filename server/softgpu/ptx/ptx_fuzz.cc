@@ -56,6 +56,18 @@ A:
   proto: .callprototype (.param .b32 _) _ (.param .b32 _);
   @!%p1 brx.idx %r9, brx_;
 B:
+  barrier.cluster.arrive.release;
+  barrier.cluster.wait.acquire;
+  mov.u32 %r11, tile;
+  mapa.shared::cluster.u32 %r12, %r11, 0;
+  ld.shared::cluster.u32 %r13, [%r12+4];
+  @%p3 bra C;
+  mbarrier.init.shared.b64 [tile], 1;
+  st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r12+16], %r9, [%r12];
+  cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r11], [%rd2], 16, [tile], %h1;
+  cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [tile], [%rd2, {%r1, %r2}], [tile];
+  cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%rd2, {%r1, %r2}], [tile];
+C:
   ret;
 }
 )";
