@@ -76,7 +76,7 @@ SOFTGPU_API cuTensorMapEncodeTiled(CUtensorMap* out, CUtensorMapDataType data_ty
   if (ComputeMajor() < 9) return CUDA_ERROR_NOT_SUPPORTED;
   ptx::TensorMap map;
   bool supported = false;
-  if (out == nullptr || reinterpret_cast<uintptr_t>(out) % 64 != 0 || rank == 0 || rank > ptx::kTensorDimensions ||
+  if (out == nullptr || rank == 0 || rank > ptx::kTensorDimensions ||
       dim == nullptr || box == nullptr || steps == nullptr || (strides == nullptr && rank > 1) ||
       !KnownType(data_type, &map.type, &supported) || interleave < CU_TENSOR_MAP_INTERLEAVE_NONE ||
       interleave > CU_TENSOR_MAP_INTERLEAVE_32B || swizzle < CU_TENSOR_MAP_SWIZZLE_NONE ||
@@ -121,10 +121,10 @@ SOFTGPU_API cuTensorMapEncodeTiled(CUtensorMap* out, CUtensorMapDataType data_ty
 
 SOFTGPU_API cuTensorMapReplaceAddress(CUtensorMap* out, void* address) {
   SOFTGPU_ENTER();
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (out == nullptr || reinterpret_cast<uintptr_t>(address) % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
+  // Whatever else is there is left to the kernels, as by the driver.
   ptx::TensorMap map;
   std::memcpy(static_cast<void*>(&map), out, sizeof map);
-  if (!ptx::IsTensorMap(map) || reinterpret_cast<uintptr_t>(address) % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
   map.address = reinterpret_cast<uint64_t>(address);
   std::memcpy(out, &map, sizeof map);
   return CUDA_SUCCESS;

@@ -394,6 +394,10 @@ void TryWrongMaps(const Matrix& matrix) {
   const auto say = [&](const char* what, const Description& d) { printf("%s: %s\n", what, NameOf(d.Try(&map))); };
   Description d = good;
   say("plain", d);
+  d.rank = 0;
+  say("rank 0", d);
+  d.rank = 6;
+  say("rank 6", d);
   d = good;
   d.address = reinterpret_cast<char*>(d.address) + 8;
   say("address", d);
@@ -420,6 +424,15 @@ void TryWrongMaps(const Matrix& matrix) {
   d = good;
   d.fill = CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA;
   say("NaN in integers", d);
+  d = good;
+  d.interleave = CU_TENSOR_MAP_INTERLEAVE_16B;
+  say("interleaved in two dimensions", d);
+  d = good;
+  d.type = static_cast<CUtensorMapDataType>(77);
+  say("type", d);
+  // Of a map that is good.
+  MAP_CHECK(good.Try(&map));
+  printf("replaced by a wrong address: %s\n", NameOf(g_replace(&map, reinterpret_cast<char*>(matrix.data) + 8)));
 }
 
 // The same work on the host.
