@@ -80,7 +80,8 @@ CUresult KeyOfDescriptor(const char* name, void* os_handle, std::string* key) {
 }
 
 // Memory of another session is there: pointer attributes and copies know it. The same memory may be open already.
-void NoteImport(Call& call, uint64_t address, uint64_t bytes, int device, DeviceRange::Source source) {
+void NoteImport(Call& call, uint64_t address, uint64_t bytes, int device, DeviceRange::Source source,
+                uint64_t pool = 0) {
   Session& session = call.session();
   std::unique_lock<std::shared_mutex> lock(session.mutex());
   if (session.device_ranges().At(address)) return;
@@ -89,7 +90,13 @@ void NoteImport(Call& call, uint64_t address, uint64_t bytes, int device, Device
   range.device = device;
   range.context = call.thread().current_context();
   range.buffer_id = session.NextId();
-  session.device_ranges().Insert(address, bytes, range);
+  range.pool = pool;
+  if (source == DeviceRange::kPoolImported) {
+    session.pools().Created(pool, device);
+    session.InsertPoolMemoryUnlocked(address, bytes, range);
+  } else {
+    session.device_ranges().Insert(address, bytes, range);
+  }
 }
 
 // From now on another process may record this event, or has done so.
@@ -117,7 +124,7 @@ CUresult Close(const CallInfo& info, CUdeviceptr address, bool pools_too) {
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
   if (reply.left == 0) {
     std::unique_lock<std::shared_mutex> lock(call.session().mutex());
-    call.session().device_ranges().Erase(address);
+    call.session().EraseDeviceRangeUnlocked(address);
     // What was made of it (textures, nodes of graphs) is good for nothing any more, and cannot be made again.
     call.session().DropUnlocked({Kind::kDeviceMemory, address});
   }
@@ -316,7 +323,7 @@ CUresult Custom_cuMemPoolImportPointer(CUdeviceptr* ptr_out, CUmemoryPool pool, 
   wire::cuMemPoolImportPointer_Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
   g_pool_imports.store(true, std::memory_order_relaxed);
-  NoteImport(call, reply.address, reply.bytes, reply.device, DeviceRange::kPoolImported);
+  NoteImport(call, reply.address, reply.bytes, reply.device, DeviceRange::kPoolImported, request.pool);
   *ptr_out = reply.address;
   return CUDA_SUCCESS;
 }

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <mutex>
 #include <shared_mutex>
 #include <vector>
@@ -26,19 +27,21 @@ constexpr uint32_t kStreamOrdered = 1;
 bool MayKeepFreed(Session& session) { return !session.captures().active() && !session.settings().sync; }
 uint64_t KeptStream(uint64_t stream) { return stream == 1 ? 0 : stream; }
 
-// An allocation from what the same stream has freed. True if there was such memory.
-bool TakeFreed(Call& call, const wire::OpMemAlloc_Request& request, CUdeviceptr* dptr) {
+// Says which device and pool the allocation comes from (the request names a pool, or none: the current one), and takes
+// it from what the same stream has freed. True if there was such memory.
+bool TakeFreed(Call& call, wire::OpMemAlloc_Request* request, CUdeviceptr* dptr) {
   Session& session = call.session();
-  if (!MayKeepFreed(session)) return false;
+  const bool may_keep = MayKeepFreed(session);
   FreedMemory::Block wanted;
-  wanted.bytes = request.bytes;
-  wanted.stream = KeptStream(request.stream);
+  wanted.bytes = request->bytes;
+  wanted.stream = KeptStream(request->stream);
   wanted.context = call.thread().current_context();
-  wanted.pool = request.pool;
   std::unique_lock<std::shared_mutex> lock(session.mutex());
-  if (session.freed_memory().empty()) return false;
   const Object* const context = session.handles().Find(Kind::kContext, wanted.context);
-  wanted.device = context ? context->device : -1;
+  const PoolAccounts::Place place = session.pools().PlaceOf(request->pool, context ? context->device : -1);
+  wanted.device = request->device = place.device;
+  wanted.pool = request->pool = place.pool;
+  if (!may_keep || session.freed_memory().empty()) return false;
   const uint64_t address = session.freed_memory().Take(wanted);
   if (address == 0) return false;
   DeviceRange range;
@@ -47,7 +50,7 @@ bool TakeFreed(Call& call, const wire::OpMemAlloc_Request& request, CUdeviceptr*
   range.context = wanted.context;
   range.pool = wanted.pool;
   range.buffer_id = session.NextId();
-  session.device_ranges().Insert(address, wanted.bytes, range);
+  session.InsertPoolMemoryUnlocked(address, wanted.bytes, range);
   *dptr = address;
   return true;
 }
@@ -71,7 +74,7 @@ bool KeepFreed(Call& call, CUdeviceptr dptr, uint64_t stream) {
     block.context = range->value.context;
     block.pool = range->value.pool;
     block.device = range->value.device;
-    session.device_ranges().Erase(dptr);
+    session.EraseDeviceRangeUnlocked(dptr);
     session.freed_memory().Keep(block, &out);
   }
   session.GiveBack(out);
@@ -81,8 +84,6 @@ bool KeepFreed(Call& call, CUdeviceptr dptr, uint64_t stream) {
 // Sends the request, records it with the address it got, and makes the range known.
 CUresult Allocate(Call& call, wire::OpMemAlloc_Request& request, CUdeviceptr* dptr, size_t* pitch) {
   Session& session = call.session();
-  const uint64_t context = call.thread().current_context();
-  request.device = session.DeviceOf(context);
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   wire::OpMemAlloc_Reply reply;
@@ -92,12 +93,16 @@ CUresult Allocate(Call& call, wire::OpMemAlloc_Request& request, CUdeviceptr* dp
   DeviceRange range;
   range.source = request.flags & kStreamOrdered ? DeviceRange::kStreamOrdered : DeviceRange::kAllocation;
   range.device = request.device;
-  range.context = context;
+  range.context = call.thread().current_context();
   range.pool = request.pool;
   {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
     range.buffer_id = session.NextId();
-    session.device_ranges().Insert(reply.address, reply.bytes, range);
+    if (range.source == DeviceRange::kStreamOrdered) {
+      session.InsertPoolMemoryUnlocked(reply.address, reply.bytes, range);
+    } else {
+      session.device_ranges().Insert(reply.address, reply.bytes, range);
+    }
   }
   request.at = reply.address;
   request.stream = 0;  // the stream may be gone by the time of a restart, and then there is nothing to be in order with
@@ -122,16 +127,16 @@ CUresult AllocateStreamOrdered(const CallInfo& info, CUdeviceptr* dptr, size_t b
     request.pool = reinterpret_cast<uint64_t>(pool);
     if (!call.Valid(Kind::kMemoryPool, request.pool)) return CUDA_ERROR_INVALID_HANDLE;
   }
-  if (TakeFreed(call, request, dptr)) return CUDA_SUCCESS;
+  if (TakeFreed(call, &request, dptr)) return CUDA_SUCCESS;
   return Allocate(call, request, dptr, nullptr);
 }
 
-// Whether `address` is the start of a live allocation.
-bool IsAllocation(Session& session, uint64_t address) {
+// Whether `address` is the start of a live allocation; sets *of_pool.
+bool IsAllocation(Session& session, uint64_t address, bool* of_pool) {
   std::shared_lock<std::shared_mutex> lock(session.mutex());
   const auto* range = session.device_ranges().At(address);
-  return range &&
-         (range->value.source == DeviceRange::kAllocation || range->value.source == DeviceRange::kStreamOrdered);
+  *of_pool = range && range->value.source == DeviceRange::kStreamOrdered;
+  return *of_pool || (range && range->value.source == DeviceRange::kAllocation);
 }
 
 }  // namespace
@@ -143,6 +148,7 @@ CUresult Custom_cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::OpMemAlloc_Request request;
   request.bytes = bytesize;
+  request.device = call.session().DeviceOf(call.thread().current_context());
   return Allocate(call, request, dptr, nullptr);
 }
 
@@ -157,6 +163,7 @@ CUresult Custom_cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t Wid
   request.pitch_width = WidthInBytes;
   request.pitch_height = Height;
   request.pitch_element = ElementSizeBytes;
+  request.device = call.session().DeviceOf(call.thread().current_context());
   return Allocate(call, request, dptr, pPitch);
 }
 
@@ -167,13 +174,16 @@ CUresult Custom_cuMemFree_v2(CUdeviceptr dptr) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (dptr == 0) return CUDA_SUCCESS;
   if (CUresult result; FreeManaged(call, dptr, &result)) return result;
-  if (!IsAllocation(call.session(), dptr)) return CUDA_ERROR_INVALID_VALUE;
+  bool of_pool = false;
+  if (!IsAllocation(call.session(), dptr, &of_pool)) return CUDA_ERROR_INVALID_VALUE;
   wire::OpMemFree_Request request;
   request.address = dptr;
   request.Encode(&call.message());
   const CUresult result = call.Transact();
-  if (result == CUDA_SUCCESS) call.Destroyed({Kind::kDeviceMemory, dptr});
-  return result;
+  if (result != CUDA_SUCCESS) return result;
+  call.Destroyed({Kind::kDeviceMemory, dptr});
+  if (of_pool) call.session().NoteWaited();
+  return CUDA_SUCCESS;
 }
 
 CUresult Custom_cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream, bool per_thread) {
@@ -197,7 +207,13 @@ CUresult Custom_cuMemGetInfo_v2(size_t* free, size_t* total) {
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   wire::cuMemGetInfo_v2_Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
-  if (free) *free = size_t(reply.free);
+  if (free) {
+    Session& session = call.session();
+    const int device = session.DeviceOf(call.thread().current_context());
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    // What pools keep by their threshold is theirs, though nothing holds it: an allocation that needs it has it.
+    *free = size_t(reply.free - std::min(reply.free, session.pools().IdleOn(device)));
+  }
   if (total) *total = size_t(reply.total);
   return CUDA_SUCCESS;
 }
@@ -219,7 +235,8 @@ CUresult Custom_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream, bool per_thre
     return result;
   }
   if (KeepFreed(call, dptr, request.stream)) return CUDA_SUCCESS;
-  if (!IsAllocation(call.session(), dptr)) return CUDA_ERROR_INVALID_VALUE;
+  bool of_pool = false;
+  if (!IsAllocation(call.session(), dptr, &of_pool)) return CUDA_ERROR_INVALID_VALUE;
   request.Encode(&call.message());
   const CUresult result = call.Transact();
   // A checkpoint drains the streams first, so by then the memory is free in the stream's order too.

@@ -1,5 +1,7 @@
 // What is behind a pointer: answered from the client's own address maps, because libraries ask at every call.
 
+#include "client/custom/pointer.h"
+
 #include <cuda.h>
 
 #include <cstring>
@@ -7,7 +9,6 @@
 #include <shared_mutex>
 
 #include "client/custom/call_names.h"
-#include "client/custom/pointer.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
@@ -27,6 +28,7 @@ struct Facts {
   uint64_t device_address = 0;  // of `mapped` memory
   uint64_t host_address = 0;
   bool stream_ordered = false;
+  uint64_t pool = 0;  // of stream-ordered memory; 0: the device's default, which may have no handle yet
   bool managed = false;
 };
 
@@ -41,6 +43,7 @@ Facts Look(Session& session, uint64_t address) {
     facts.ordinal = range->value.device;
     facts.buffer_id = range->value.buffer_id;
     facts.stream_ordered = range->value.source == DeviceRange::kStreamOrdered;
+    facts.pool = range->value.pool;
     facts.managed = range->value.managed;
   } else if (const auto* range = session.host_ranges().Find(address)) {
     facts.known = true;
@@ -111,10 +114,7 @@ CUresult Answer(const Facts& facts, uint64_t address, CUpointer_attribute attrib
       Store(data, unsigned(CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE));
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-      if (facts.stream_ordered) {
-        return Call::Unsupported("cuPointerGetAttribute(MEMPOOL_HANDLE)", "the pool of an address is not kept");
-      }
-      Store(data, static_cast<void*>(nullptr));
+      Store(data, facts.pool);
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
       Store(data, 0);
@@ -150,6 +150,25 @@ size_t AnswerBytes(CUpointer_attribute attribute) {
   }
 }
 
+// The pool that an address was allocated from. A device's default pool may have no handle yet: the server names it, in
+// a call of its own.
+CUresult PoolOf(const CallInfo& info, uint64_t address, void* data) {
+  Facts facts;
+  {
+    Call call(info);
+    if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+    facts = Look(call.session(), address);
+  }
+  if (!facts.known) return CUDA_ERROR_INVALID_VALUE;
+  CUmemoryPool pool = reinterpret_cast<CUmemoryPool>(facts.pool);
+  if (facts.stream_ordered && !pool) {
+    const CUresult result = Custom_cuDeviceGetDefaultMemPool(&pool, facts.ordinal);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  Store(data, pool);
+  return CUDA_SUCCESS;
+}
+
 }  // namespace
 
 bool IsDevicePointer(Session& session, uint64_t address) { return Look(session, address).device; }
@@ -157,6 +176,7 @@ bool IsDevicePointer(Session& session, uint64_t address) { return Look(session, 
 CUresult Custom_cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr ptr) {
   static constexpr CallInfo kInfo{kLocalCall, "cuPointerGetAttribute", false, ContextOf::kNone};
   if (!data) return CUDA_ERROR_INVALID_VALUE;
+  if (attribute == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE) return PoolOf(kInfo, ptr, data);
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   const Facts facts = Look(call.session(), ptr);
@@ -168,23 +188,26 @@ CUresult Custom_cuPointerGetAttributes(unsigned int numAttributes, CUpointer_att
                                        CUdeviceptr ptr) {
   static constexpr CallInfo kInfo{kLocalCall, "cuPointerGetAttributes", false, ContextOf::kNone};
   if (numAttributes == 0 || !attributes || !data) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
-  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  const Facts facts = Look(call.session(), ptr);
-  for (unsigned i = 0; i < numAttributes; ++i) {
-    if (!data[i]) return CUDA_ERROR_INVALID_VALUE;
-    const size_t bytes = AnswerBytes(attributes[i]);
-    if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-    // This call, unlike the single one, succeeds for unknown pointers and gives zero, or -2 for the device.
-    memset(data[i], 0, bytes);
-    if (!facts.known) {
-      if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) Store(data[i], -2);
-      continue;
+  void* pool = nullptr;  // where the handle of a default pool goes
+  {
+    Call call(kInfo);
+    if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+    const Facts facts = Look(call.session(), ptr);
+    for (unsigned i = 0; i < numAttributes; ++i) {
+      if (!data[i]) return CUDA_ERROR_INVALID_VALUE;
+      const size_t bytes = AnswerBytes(attributes[i]);
+      if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+      // This call, unlike the single one, succeeds for unknown pointers and gives zero, or -2 for the device.
+      memset(data[i], 0, bytes);
+      if (!facts.known) {
+        if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) Store(data[i], -2);
+        continue;
+      }
+      Answer(facts, ptr, attributes[i], data[i]);
+      if (attributes[i] == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE && facts.stream_ordered && !facts.pool) pool = data[i];
     }
-    const CUresult result = Answer(facts, ptr, attributes[i], data[i]);
-    if (result == CUDA_ERROR_NOT_SUPPORTED) return result;
   }
-  return CUDA_SUCCESS;
+  return pool ? PoolOf(kInfo, ptr, pool) : CUDA_SUCCESS;
 }
 
 CUresult Custom_cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr ptr) {

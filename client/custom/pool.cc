@@ -1,23 +1,28 @@
-// Memory pools that the driver owns: the default pool of a device, and which pool is a device's current one.
+// Memory pools: those of the application's own, the default pool of a device, which pool is a device's current one, and
+// what pools say of themselves.
 //
-// Pools of the application's own (cuMemPoolCreate) are ordinary objects and generated.
+// The driver has the pools, for their settings; memory and figures are ours (client/session/pool_accounts.h).
 
 #include <cuda.h>
 
+#include <cstring>
 #include <mutex>
 #include <shared_mutex>
 
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
+#include "proto/api/attribute_sizes.h"
 #include "proto/codec/codec.h"
+#include "proto/codec/wire.h"
 
 namespace cuda_remote::client {
 namespace {
 
 // Asks for a pool that may or may not have a handle yet: a new one is offered, and kept if the server used it.
+// `default_of`: the device whose default pool a pool without a handle is.
 template <typename Request, typename Reply>
-CUresult GetPool(const CallInfo& info, CUmemoryPool* pool, Request request) {
+CUresult GetPool(const CallInfo& info, CUmemoryPool* pool, Request request, int default_of) {
   if (!pool) return CUDA_ERROR_INVALID_VALUE;
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -27,16 +32,152 @@ CUresult GetPool(const CallInfo& info, CUmemoryPool* pool, Request request) {
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
-  if (reply.pool == request.pool) call.Created({Kind::kMemoryPool, request.pool});
+  if (reply.pool == request.pool) {
+    call.Created({Kind::kMemoryPool, request.pool});
+    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+    call.session().pools().IsDefault(request.pool, default_of);
+  }
   *pool = reinterpret_cast<CUmemoryPool>(reply.pool);
   return CUDA_SUCCESS;
 }
 
-std::string_view LocationBytes(const CUmemLocation* location) {
-  return {reinterpret_cast<const char*>(location), sizeof(*location)};
+// Memory of pools comes from the server's arena, which is a GPU's.
+CUresult CheckPlace(const char* name, const CUmemLocation& location, CUmemAllocationType type) {
+  if (location.type == CU_MEM_LOCATION_TYPE_HOST || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+      location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) {
+    return Call::Unsupported(name, "pools of the host's memory");
+  }
+  if (type == CU_MEM_ALLOCATION_TYPE_MANAGED) return Call::Unsupported(name, "pools of managed memory");
+  return CUDA_SUCCESS;
+}
+
+// Whether it is one of the figures that are kept here; with *high, one that may be set.
+bool IsFigure(CUmemPool_attribute attribute, bool* high) {
+  *high = attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH || attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
+  return *high || attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT || attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+}
+
+// Under the session's lock.
+driverabi::PoolFigures& FiguresOf(Session& session, CUmemoryPool pool) {
+  PoolAccounts& pools = session.pools();
+  return pools.FiguresOf(pools.PlaceOf(reinterpret_cast<uint64_t>(pool), 0));
+}
+
+uint64_t Answer(const driverabi::PoolFigures& figures, CUmemPool_attribute attribute) {
+  switch (attribute) {
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+      return figures.used();
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+      return figures.used_high();
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+      return figures.reserved();
+    default:
+      return figures.reserved_high();
+  }
+}
+
+// The setting is recorded with the pool: it needs the pool, and the last one set wins.
+void MadeCurrent(Call& call, uint64_t pool, int device) {
+  call.Modified({Kind::kMemoryPool, pool}, uint64_t(device));
+  std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+  call.session().pools().SetCurrent(device, pool);
 }
 
 }  // namespace
+
+CUresult Custom_cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* poolProps) {
+  Call call(info::k_cuMemPoolCreate);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (!pool || !poolProps) return CUDA_ERROR_INVALID_VALUE;
+  const char* const name = call.info().name;
+  if (poolProps->win32SecurityAttributes) {
+    return Call::Unsupported(name, "poolProps->win32SecurityAttributes is not carried over");
+  }
+  if (const CUresult result = CheckPlace(name, poolProps->location, poolProps->allocType); result != CUDA_SUCCESS) {
+    return result;
+  }
+  wire::cuMemPoolCreate_Request request;
+  request.pool = call.NewHandle(Kind::kMemoryPool, kNoParent);
+  if (!request.pool) return CUDA_ERROR_OUT_OF_MEMORY;
+  request.poolProps = wire::BytesOf(*poolProps);
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  call.Created({Kind::kMemoryPool, request.pool});
+  *pool = reinterpret_cast<CUmemoryPool>(request.pool);
+  std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+  call.session().pools().Created(request.pool, poolProps->location.id);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void* value) {
+  Call call(info::k_cuMemPoolGetAttribute);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (!call.Valid(Kind::kMemoryPool, pool)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!value) return CUDA_ERROR_INVALID_VALUE;
+  if (bool high; IsFigure(attr, &high)) {
+    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+    const cuuint64_t figure = Answer(FiguresOf(call.session(), pool), attr);
+    memcpy(value, &figure, sizeof(figure));
+    return CUDA_SUCCESS;
+  }
+  wire::cuMemPoolGetAttribute_Request request;
+  request.pool = reinterpret_cast<uint64_t>(pool);
+  request.attr = attr;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuMemPoolGetAttribute_Reply reply;
+  if (!reply.Decode(call.reply()) || reply.value.size() != PoolAttributeSize(attr)) {
+    return call.session().Lose(ChannelStatus::kProtocolError);
+  }
+  memcpy(value, reply.value.data(), reply.value.size());
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void* value) {
+  Call call(info::k_cuMemPoolSetAttribute);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (!call.Valid(Kind::kMemoryPool, pool)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!value) return CUDA_ERROR_INVALID_VALUE;
+  cuuint64_t number = 0;
+  memcpy(&number, value, PoolAttributeSize(attr));
+  if (bool high; IsFigure(attr, &high)) {
+    if (!high || number != 0) return CUDA_ERROR_INVALID_VALUE;
+    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+    driverabi::PoolFigures& figures = FiguresOf(call.session(), pool);
+    attr == CU_MEMPOOL_ATTR_USED_MEM_HIGH ? figures.ResetUsedHigh() : figures.ResetReservedHigh();
+    return CUDA_SUCCESS;
+  }
+  wire::cuMemPoolSetAttribute_Request request;
+  request.pool = reinterpret_cast<uint64_t>(pool);
+  request.attr = attr;
+  request.value = {static_cast<const char*>(value), PoolAttributeSize(attr)};
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  call.Modified({Kind::kMemoryPool, request.pool}, uint64_t(attr));
+  if (attr == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
+    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+    FiguresOf(call.session(), pool).set_threshold(number);
+    call.session().pools().NoteIdle();
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep) {
+  Call call(info::k_cuMemPoolTrimTo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (!call.Valid(Kind::kMemoryPool, pool)) return CUDA_ERROR_INVALID_HANDLE;
+  {
+    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+    FiguresOf(call.session(), pool).TrimTo(minBytesToKeep);
+  }
+  // What the application has freed is to be others' now, so the server must know of it.
+  call.session().GiveBackFreed();
+  wire::cuMemPoolTrimTo_Request request;
+  request.pool = reinterpret_cast<uint64_t>(pool);
+  request.minBytesToKeep = minBytesToKeep;
+  request.Encode(&call.message());
+  return call.Transact();
+}
 
 CUresult Custom_cuDeviceGetDefaultMemPool(CUmemoryPool* pool_out, CUdevice dev) {
   static constexpr CallInfo kInfo{kCall_cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", false,
@@ -44,35 +185,37 @@ CUresult Custom_cuDeviceGetDefaultMemPool(CUmemoryPool* pool_out, CUdevice dev) 
   wire::cuDeviceGetDefaultMemPool_Request request;
   request.device = dev;
   return GetPool<wire::cuDeviceGetDefaultMemPool_Request, wire::cuDeviceGetDefaultMemPool_Reply>(kInfo, pool_out,
-                                                                                                  request);
+                                                                                                 request, dev);
 }
 
 CUresult Custom_cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice dev) {
   static constexpr CallInfo kInfo{kCall_cuDeviceGetMemPool, "cuDeviceGetMemPool", false, ContextOf::kNone};
   wire::cuDeviceGetMemPool_Request request;
   request.device = dev;
-  return GetPool<wire::cuDeviceGetMemPool_Request, wire::cuDeviceGetMemPool_Reply>(kInfo, pool, request);
+  return GetPool<wire::cuDeviceGetMemPool_Request, wire::cuDeviceGetMemPool_Reply>(kInfo, pool, request, dev);
 }
 
 CUresult Custom_cuMemGetDefaultMemPool(CUmemoryPool* pool_out, CUmemLocation* location, CUmemAllocationType type) {
   static constexpr CallInfo kInfo{kCall_cuMemGetDefaultMemPool, "cuMemGetDefaultMemPool", false, ContextOf::kNone};
   if (!location) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = CheckPlace(kInfo.name, *location, type); result != CUDA_SUCCESS) return result;
   wire::cuMemGetDefaultMemPool_Request request;
-  request.location = LocationBytes(location);
+  request.location = wire::BytesOf(*location);
   request.allocation_type = type;
-  return GetPool<wire::cuMemGetDefaultMemPool_Request, wire::cuMemGetDefaultMemPool_Reply>(kInfo, pool_out, request);
+  return GetPool<wire::cuMemGetDefaultMemPool_Request, wire::cuMemGetDefaultMemPool_Reply>(kInfo, pool_out, request,
+                                                                                           location->id);
 }
 
 CUresult Custom_cuMemGetMemPool(CUmemoryPool* pool_out, CUmemLocation* location, CUmemAllocationType type) {
   static constexpr CallInfo kInfo{kCall_cuMemGetMemPool, "cuMemGetMemPool", false, ContextOf::kNone};
   if (!location) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = CheckPlace(kInfo.name, *location, type); result != CUDA_SUCCESS) return result;
   wire::cuMemGetMemPool_Request request;
-  request.location = LocationBytes(location);
+  request.location = wire::BytesOf(*location);
   request.allocation_type = type;
-  return GetPool<wire::cuMemGetMemPool_Request, wire::cuMemGetMemPool_Reply>(kInfo, pool_out, request);
+  return GetPool<wire::cuMemGetMemPool_Request, wire::cuMemGetMemPool_Reply>(kInfo, pool_out, request, location->id);
 }
 
-// The setting is recorded with the pool: it needs the pool, and the last one set wins.
 CUresult Custom_cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
   static constexpr CallInfo kInfo{kCall_cuDeviceSetMemPool, "cuDeviceSetMemPool", false, ContextOf::kNone};
   Call call(kInfo);
@@ -83,23 +226,24 @@ CUresult Custom_cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
   if (!call.Valid(Kind::kMemoryPool, request.pool)) return CUDA_ERROR_INVALID_VALUE;
   request.Encode(&call.message());
   const CUresult result = call.Transact();
-  if (result == CUDA_SUCCESS) call.Modified({Kind::kMemoryPool, request.pool}, uint64_t(dev));
+  if (result == CUDA_SUCCESS) MadeCurrent(call, request.pool, dev);
   return result;
 }
 
 CUresult Custom_cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) {
   static constexpr CallInfo kInfo{kCall_cuMemSetMemPool, "cuMemSetMemPool", false, ContextOf::kNone};
   if (!location) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = CheckPlace(kInfo.name, *location, type); result != CUDA_SUCCESS) return result;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuMemSetMemPool_Request request;
-  request.location = LocationBytes(location);
+  request.location = wire::BytesOf(*location);
   request.type = type;
   request.pool = reinterpret_cast<uint64_t>(pool);
   if (!call.Valid(Kind::kMemoryPool, request.pool)) return CUDA_ERROR_INVALID_VALUE;
   request.Encode(&call.message());
   const CUresult result = call.Transact();
-  if (result == CUDA_SUCCESS) call.Modified({Kind::kMemoryPool, request.pool}, uint64_t(location->id));
+  if (result == CUDA_SUCCESS) MadeCurrent(call, request.pool, location->id);
   return result;
 }
 

@@ -34,6 +34,12 @@ bool Known(Session& session, Question* question) {
          question->stamp;
 }
 
+// What is known to be done need not be asked about.
+CUresult Done(Session& session, const Question& question) {
+  if (question.waits) session.NoteWaited();
+  return session.TakePendingError();
+}
+
 // Asks the server with the call's message; an answer "done" is remembered.
 CUresult Ask(Call& call, const Question& question) {
   const CUresult result = call.Transact();
@@ -53,7 +59,7 @@ CUresult OfEvent(const CallInfo& info, CUevent event, bool waits) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Question question{Kind::kEvent, reinterpret_cast<uint64_t>(event), 0, waits};
   if (!call.Valid(question.kind, question.object)) return CUDA_ERROR_INVALID_HANDLE;
-  if (Known(call.session(), &question)) return call.session().TakePendingError();
+  if (Known(call.session(), &question)) return Done(call.session(), question);
   Request request;
   request.hEvent = question.object;
   request.Encode(&call.message());
@@ -74,7 +80,7 @@ CUresult OfStream(const CallInfo& info, CUstream stream, bool per_thread, bool w
     question.kind = Kind::kContext;
     question.object = call.thread().current_context();
   }
-  if (Known(call.session(), &question)) return call.session().TakePendingError();
+  if (Known(call.session(), &question)) return Done(call.session(), question);
   request.Encode(&call.message());
   return Ask(call, question);
 }

@@ -34,6 +34,12 @@ bool Synchronises(uint32_t id) {
   }
 }
 
+// Calls that wait for work and do nothing else.
+bool Waits(uint32_t id) {
+  return id == kCall_cuCtxSynchronize || id == kCall_cuCtxSynchronize_v2 || id == kCall_cuStreamSynchronize ||
+         id == kCall_cuEventSynchronize;
+}
+
 // Calls that leave nothing behind for a stream to do.
 bool OnlyAsks(uint32_t id) {
   switch (id) {
@@ -297,6 +303,7 @@ CUresult Call::Finish(uint64_t sequence) {
     show_managed_ = true;
     if (header_.call != kCall_cuMemcpyDtoHAsync_v2) ShowManaged();
   }
+  if (Waits(header_.call)) session_->NoteWaited();
   return Synchronises(header_.call) ? session_->TakePendingError() : CUDA_SUCCESS;
 }
 

@@ -327,7 +327,11 @@ void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
       [[fallthrough]];
     case Kind::kVariable:
       managed_mirror_.Remove(dead.id);
-      device_ranges_.Erase(dead.id);
+      EraseDeviceRangeUnlocked(dead.id);
+      break;
+    case Kind::kMemoryPool:
+      pools_.Destroyed(dead.id);
+      handles_.Drop(dead.id);
       break;
     case Kind::kTexture:
       textures_.erase(dead.id);
@@ -501,6 +505,16 @@ void Session::GiveBack(const std::vector<FreedMemory::Block>& blocks) {
     const ChannelStatus status = channel_->Send(header, message, {});
     if (status != ChannelStatus::kOk) Lose(status);
   }
+}
+
+void Session::EraseDeviceRangeUnlocked(uint64_t address) {
+  const auto* const range = device_ranges_.At(address);
+  if (!range) return;
+  const DeviceRange::Source source = range->value.source;
+  if (source == DeviceRange::kStreamOrdered || source == DeviceRange::kPoolImported) {
+    pools_.Freed({range->value.device, range->value.pool}, range->bytes);
+  }
+  device_ranges_.Erase(address);
 }
 
 void Session::WaitAsleep() {

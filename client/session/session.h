@@ -34,6 +34,7 @@
 #include "client/session/managed_advice.h"
 #include "client/session/managed_mirror.h"
 #include "client/session/objects.h"
+#include "client/session/pool_accounts.h"
 #include "client/session/settings.h"
 #include "client/session/staged_copies.h"
 #include "client/session/staging.h"
@@ -53,7 +54,7 @@ struct DeviceRange {
   int device = 0;
   uint64_t context = 0;    // virtual handle
   uint64_t buffer_id = 0;  // CU_POINTER_ATTRIBUTE_BUFFER_ID
-  uint64_t pool = 0;       // stream-ordered: virtual handle, 0 for the device's default
+  uint64_t pool = 0;       // stream-ordered, or imported from a pool: virtual handle, 0 for the device's default
   bool managed = false;    // kManaged, or a __managed__ variable: the host uses it too
 };
 
@@ -122,6 +123,13 @@ class Session final : public agent::AgentHost, public trace::Server {
   AddressMap<uint64_t>& mappings() { return mappings_; }
   replay::Log& log() { return log_; }
   FreedMemory& freed_memory() { return freed_memory_; }
+  PoolAccounts& pools() { return pools_; }
+  // Memory of a pool comes into the application's hands, and leaves them: device_ranges() and the pool's figures.
+  void InsertPoolMemoryUnlocked(uint64_t address, uint64_t bytes, const DeviceRange& range) {
+    device_ranges_.Insert(address, bytes, range);
+    pools_.Allocated({range.device, range.pool}, bytes);
+  }
+  void EraseDeviceRangeUnlocked(uint64_t address);
   // Whether the application may use the object's handle (Object::active).
   void SetActiveUnlocked(uint64_t handle, Object* object, bool active) {
     object->active = active;
@@ -166,6 +174,13 @@ class Session final : public agent::AgentHost, public trace::Server {
   void GiveBack(const std::vector<FreedMemory::Block>& blocks);
   // Whether there were any.
   bool GiveBackFreed();
+  // The host has waited for a stream, an event or a context: pools let go of what they keep. Takes the lock, if there
+  // is anything to do.
+  void NoteWaited() {
+    if (!pools_.MaySynchronize()) return;
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    pools_.Synchronized();
+  }
 
   // A copy of `text` that lives as long as the process. Takes its own lock.
   const char* Intern(const std::string& text) {
@@ -351,6 +366,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   std::set<std::string> names_;
 
   FreedMemory freed_memory_;
+  PoolAccounts pools_;
   std::atomic<bool> wait_asleep_{false};
   Completions completions_;
   Answers answers_;

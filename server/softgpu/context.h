@@ -92,6 +92,10 @@ class Context : public std::enable_shared_from_this<Context> {
   std::atomic<int> attached{1};  // cuCtxAttach
   std::atomic<size_t> limits[CU_LIMIT_MAX];
 
+  // The kernels' heap: what they have allocated, and whether any ever did (the limit is fixed then).
+  std::atomic<uint64_t> heap_used{0};
+  std::atomic<bool> heap_begun{false};
+
   // Whether it was not as wanted before. `peer`: the id of a context of another device.
   bool EnablePeer(uint64_t peer);
   bool DisablePeer(uint64_t peer);

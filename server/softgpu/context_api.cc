@@ -4,6 +4,7 @@
 #include "proto/driverabi/export_tables.h"
 #include "server/softgpu/api.h"
 #include "server/softgpu/cleanup.h"
+#include "server/softgpu/pool.h"
 #include "server/softgpu/stream.h"
 #include "server/softgpu/thread_state.h"
 
@@ -187,14 +188,18 @@ SOFTGPU_API cuCtxGetDevice_v2(CUdevice* device, CUcontext handle) {
 
 SOFTGPU_API cuCtxSynchronize() {
   SOFTGPU_ENTER_CONTEXT(context);
-  return context->Synchronize();
+  const CUresult result = context->Synchronize();
+  NotePoolsWaited();
+  return result;
 }
 
 SOFTGPU_API cuCtxSynchronize_v2(CUcontext handle) {
   SOFTGPU_ENTER();
   ContextPtr context;
   if (CUresult result = ContextFor(handle, &context); result != CUDA_SUCCESS) return result;
-  return context->Synchronize();
+  const CUresult result = context->Synchronize();
+  NotePoolsWaited();
+  return result;
 }
 
 SOFTGPU_API cuCtxGetFlags(unsigned int* flags) {
@@ -238,6 +243,15 @@ SOFTGPU_API cuCtxSetLimit(CUlimit limit, size_t value) {
     case CU_LIMIT_CIG_ENABLED:
     case CU_LIMIT_CIG_SHMEM_FALLBACK_ENABLED:
       return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    case CU_LIMIT_MALLOC_HEAP_SIZE: {
+      const ContextPtr home = context->Home();
+      if (home->heap_begun) return CUDA_ERROR_INVALID_VALUE;
+      // As the driver (580) rounds it.
+      constexpr size_t kLeast = 4 << 20, kUnit = 64 << 10;
+      if (value > SIZE_MAX - kUnit) return CUDA_ERROR_OUT_OF_MEMORY;
+      home->limits[limit] = std::max(kLeast, (value + kUnit - 1) / kUnit * kUnit);
+      return CUDA_SUCCESS;
+    }
     default:
       break;
   }
@@ -249,7 +263,8 @@ SOFTGPU_API cuCtxGetLimit(size_t* value, CUlimit limit) {
   SOFTGPU_ENTER_CONTEXT(context);
   if (value == nullptr || limit < 0 || limit >= CU_LIMIT_MAX) return CUDA_ERROR_INVALID_VALUE;
   if (limit >= CU_LIMIT_SHMEM_SIZE) return CUDA_ERROR_UNSUPPORTED_LIMIT;
-  *value = context->limits[limit];
+  // A green context's kernels have the heap of the primary one's.
+  *value = (limit == CU_LIMIT_MALLOC_HEAP_SIZE ? context->Home() : context)->limits[limit];
   return CUDA_SUCCESS;
 }
 

@@ -43,7 +43,7 @@ SOFTGPU_API cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
   SOFTGPU_ENTER_CONTEXT(context);
   if (free_bytes == nullptr || total == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Device* device = GetDevice(context->device());
-  uint64_t used = device->used();
+  const uint64_t used = device->used() + IdleInPools(context->device());
   *total = device->total();
   *free_bytes = used < device->total() ? device->total() - used : 0;
   return CUDA_SUCCESS;

@@ -282,6 +282,161 @@ TEST_F(MemoryTest, StreamOrderedAllocation) {
   CU_OK(cuMemPoolDestroy(own));
 }
 
+TEST_F(MemoryTest, PoolsSayWhatIsUsedAndReserved) {
+  constexpr cuuint64_t kMiB = 1 << 20;
+  CUmemPoolProps props = {};
+  props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  props.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  CUmemoryPool pool;
+  CU_OK(cuMemPoolCreate(&pool, &props));
+  const auto get = [pool](CUmemPool_attribute attribute) {
+    cuuint64_t value = ~cuuint64_t{0};
+    CU_IS(CUDA_SUCCESS, cuMemPoolGetAttribute(pool, attribute, &value));
+    return value;
+  };
+  const auto set = [pool](CUmemPool_attribute attribute, cuuint64_t value) {
+    return Cu().cuMemPoolSetAttribute(pool, attribute, &value);
+  };
+  CUstream stream;
+  CU_OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  CUdeviceptr p, q;
+  CU_OK(cuMemAllocFromPoolAsync(&p, 40 * kMiB, pool, stream));
+  CU_OK(cuMemAllocFromPoolAsync(&q, 7, pool, stream));
+  EXPECT_EQ(40 * kMiB + 7, get(CU_MEMPOOL_ATTR_USED_MEM_CURRENT));
+  EXPECT_LE(40 * kMiB + 7, get(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT));
+  size_t full, freed, waited, total;
+  CU_OK(cuMemGetInfo_v2(&full, &total));
+  // A free counts at once, in a stream that is busy.
+  CUdeviceptr number;
+  CU_OK(cuMemAlloc_v2(&number, 4));
+  ASSERT_EQ(CUDA_SUCCESS, Bump(number, 300000, stream));
+  CU_OK(cuMemFreeAsync(p, stream));
+  EXPECT_EQ(7u, get(CU_MEMPOOL_ATTR_USED_MEM_CURRENT));
+  EXPECT_EQ(40 * kMiB + 7, get(CU_MEMPOOL_ATTR_USED_MEM_HIGH));
+  EXPECT_LE(40 * kMiB, get(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT));
+  CU_OK(cuStreamSynchronize(stream));
+  EXPECT_GT(40 * kMiB, get(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT));
+  EXPECT_LE(40 * kMiB, get(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH));
+  CU_OK(cuMemGetInfo_v2(&waited, &total));
+  EXPECT_LT(full, waited);
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, set(CU_MEMPOOL_ATTR_USED_MEM_HIGH, 1));
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, set(CU_MEMPOOL_ATTR_USED_MEM_CURRENT, 0));
+  EXPECT_EQ(CUDA_SUCCESS, set(CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0));
+  EXPECT_EQ(7u, get(CU_MEMPOOL_ATTR_USED_MEM_HIGH));
+  EXPECT_EQ(CUDA_SUCCESS, set(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0));
+  EXPECT_EQ(get(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), get(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH));
+  // With a threshold it stays, and is not free for others, until it is trimmed.
+  EXPECT_EQ(CUDA_SUCCESS, set(CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, ~cuuint64_t{0}));
+  CU_OK(cuMemAllocFromPoolAsync(&p, 100 * kMiB, pool, stream));
+  CU_OK(cuMemFreeAsync(p, stream));
+  CU_OK(cuCtxSynchronize());
+  EXPECT_LE(100 * kMiB, get(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT));
+  CU_OK(cuMemGetInfo_v2(&freed, &total));
+  EXPECT_GT(waited, freed + 60 * kMiB);
+  CU_OK(cuMemPoolTrimTo(pool, 50 * kMiB));
+  EXPECT_LE(50 * kMiB, get(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT));
+  EXPECT_GT(100 * kMiB, get(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT));
+  CU_OK(cuMemFree_v2(q));
+  EXPECT_EQ(0u, get(CU_MEMPOOL_ATTR_USED_MEM_CURRENT));
+  CU_OK(cuMemPoolTrimTo(pool, 0));
+  EXPECT_EQ(0u, get(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT));
+  CU_OK(cuMemPoolDestroy(pool));
+}
+
+// Takes pieces of the heap until there are none, and says how many it got; gives the first `back` of them back.
+constexpr char kEat[] = R"(
+.version 7.0
+.target sm_75
+.address_size 64
+.extern .func (.param .b64 func_retval0) malloc(.param .b64 malloc_param_0);
+.extern .func free(.param .b64 free_param_0);
+.visible .entry eat(.param .u64 list, .param .u64 bytes, .param .u32 most, .param .u64 count, .param .u32 back)
+{
+  .reg .pred %p<4>;
+  .reg .b32 %r<8>;
+  .reg .b64 %rd<10>;
+  ld.param.u64 %rd1, [list];
+  ld.param.u64 %rd2, [bytes];
+  ld.param.u32 %r1, [most];
+  ld.param.u64 %rd3, [count];
+  ld.param.u32 %r2, [back];
+  mov.u32 %r3, 0;
+  mov.u64 %rd4, %rd1;
+TAKE:
+  setp.ge.u32 %p1, %r3, %r1;
+  @%p1 bra TAKEN;
+  { .param .b64 size; .param .b64 got;
+  st.param.b64 [size], %rd2;
+  call.uni (got), malloc, (size);
+  ld.param.b64 %rd5, [got]; }
+  setp.eq.u64 %p2, %rd5, 0;
+  @%p2 bra TAKEN;
+  st.global.u64 [%rd4], %rd5;
+  add.u64 %rd4, %rd4, 8;
+  add.u32 %r3, %r3, 1;
+  bra TAKE;
+TAKEN:
+  st.global.u32 [%rd3], %r3;
+GIVE:
+  setp.eq.u32 %p3, %r2, 0;
+  @%p3 bra DONE;
+  ld.global.u64 %rd6, [%rd1];
+  { .param .b64 what;
+  st.param.b64 [what], %rd6;
+  call.uni free, (what); }
+  add.u64 %rd1, %rd1, 8;
+  sub.u32 %r2, %r2, 1;
+  bra GIVE;
+DONE:
+  ret;
+}
+)";
+
+TEST_F(MemoryTest, TheKernelsHeapHasAnEnd) {
+  CUmodule module;
+  CUfunction eat;
+  CU_OK(cuModuleLoadData(&module, kEat));
+  CU_OK(cuModuleGetFunction(&eat, module, "eat"));
+  CUdeviceptr list, count;
+  CU_OK(cuMemAlloc_v2(&list, 8 << 12));
+  CU_OK(cuMemAlloc_v2(&count, 4));
+  const auto take = [&](uint64_t bytes, unsigned back) {
+    CUdeviceptr to = list, at = count;
+    unsigned most = 1 << 12, got = ~0u;
+    void* params[] = {&to, &bytes, &most, &at, &back};
+    CU_IS(CUDA_SUCCESS, cuLaunchKernel(eat, 1, 1, 1, 1, 1, 1, 0, nullptr, params, nullptr));
+    CU_IS(CUDA_SUCCESS, cuMemcpyDtoH_v2(&got, at, 4));
+    return got;
+  };
+  size_t limit = 0;
+  CU_OK(cuCtxGetLimit(&limit, CU_LIMIT_MALLOC_HEAP_SIZE));
+  EXPECT_EQ(size_t{8} << 20, limit);
+  CU_OK(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 1));
+  CU_OK(cuCtxGetLimit(&limit, CU_LIMIT_MALLOC_HEAP_SIZE));
+  EXPECT_EQ(size_t{4} << 20, limit);
+  CU_OK(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, (16 << 20) + 1));
+  CU_OK(cuCtxGetLimit(&limit, CU_LIMIT_MALLOC_HEAP_SIZE));
+  EXPECT_EQ(size_t{16448} << 10, limit);
+
+  EXPECT_EQ(0u, take(limit + 1, 0));
+  // It is a heap now, and cannot change its size.
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 64 << 20));
+  const unsigned all = take(1 << 20, 0);
+  EXPECT_EQ(16u, all);
+  EXPECT_EQ(0u, take(1 << 20, 0));
+  const unsigned small = take(10000, 3);
+  EXPECT_EQ(6u, small);  // of the last 64 KiB, each a multiple of 16 bytes
+  EXPECT_EQ(3u, take(10000, 3));
+  // A reset context has a new one; here, another context has its own.
+  CUcontext other;
+  CU_OK(cuCtxCreate_v2(&other, 0, 0));
+  CU_OK(cuModuleLoadData(&module, kEat));
+  CU_OK(cuModuleGetFunction(&eat, module, "eat"));
+  EXPECT_EQ(8u, take(1 << 20, 8));
+  EXPECT_EQ(8u, take(1 << 20, 8));
+  CU_OK(cuCtxDestroy_v2(other));
+}
+
 class VirtualMemoryTest : public SoftGpuTest {
  protected:
   CUmemAllocationProp Prop() {

@@ -4,10 +4,10 @@
 
 #include <cuda.h>
 
-#include <atomic>
 #include <memory>
 #include <mutex>
 
+#include "proto/driverabi/pool_figures.h"
 #include "server/softgpu/memory_map.h"
 
 namespace cuda_remote::softgpu {
@@ -17,10 +17,10 @@ struct Pool {
   int device = 0;
   bool is_default = false;
   CUmemPoolProps props = {};
-  std::atomic<uint64_t> threshold{0};
-  std::atomic<int> reuse[3] = {{1}, {1}, {1}};
-  std::atomic<uint64_t> used{0}, used_high{0};
+  // Under the mutex.
   std::mutex mutex;
+  int reuse[3] = {1, 1, 1};
+  driverabi::PoolFigures figures;
   CUmemAccess_flags access[64] = {};
 
   CUmemoryPool handle() { return reinterpret_cast<CUmemoryPool>(this); }
@@ -28,6 +28,12 @@ struct Pool {
 
 // Gives an allocation of any kind back; a pool's account is kept.
 void GiveBack(AllocationPtr allocation);
+
+// The host has waited for a stream, an event or a context.
+void NotePoolsWaited();
+
+// What the pools of a device say that they keep.
+uint64_t IdleInPools(int device);
 
 }  // namespace cuda_remote::softgpu
 

@@ -16,12 +16,42 @@ using PoolPtr = std::shared_ptr<Pool>;
 
 namespace cuda_remote::softgpu {
 
+namespace {
+
+// The pool's account is settled when the application frees, not when the memory goes.
+void Settle(const AllocationPtr& allocation, bool waited) {
+  CUmemoryPool handle = nullptr;
+  MemoryMap::Get().Update(allocation, [&handle](Allocation& one) { std::swap(handle, one.pool); });
+  const PoolPtr pool = handle != nullptr ? Registry<Pool>::Get().Find(handle) : nullptr;
+  if (!pool) return;
+  std::lock_guard<std::mutex> lock(pool->mutex);
+  pool->figures.Freed(allocation->size);
+  if (waited) pool->figures.Synchronized();
+}
+
+}  // namespace
+
 void GiveBack(AllocationPtr allocation) {
   if (!allocation) return;
-  if (allocation->pool != nullptr) {
-    if (PoolPtr pool = Registry<Pool>::Get().Find(allocation->pool)) pool->used -= allocation->size;
-  }
+  Settle(allocation, true);
   MemoryMap::Get().Release(std::move(allocation));
+}
+
+void NotePoolsWaited() {
+  Registry<Pool>::Get().ForEach([](Pool& pool) {
+    std::lock_guard<std::mutex> lock(pool.mutex);
+    pool.figures.Synchronized();
+  });
+}
+
+uint64_t IdleInPools(int device) {
+  uint64_t bytes = 0;
+  Registry<Pool>::Get().ForEach([&](Pool& pool) {
+    if (pool.device != device) return;
+    std::lock_guard<std::mutex> lock(pool.mutex);
+    bytes += pool.figures.idle();
+  });
+  return bytes;
 }
 
 }  // namespace cuda_remote::softgpu
@@ -54,7 +84,11 @@ CUresult AllocateFrom(const ContextPtr& context, const PoolPtr& pool, size_t byt
   if (address == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   StreamPtr stream;
   if (CUresult result = ResolveStream(context, handle, &stream); result != CUDA_SUCCESS) return result;
-  if (pool->props.maxSize != 0 && pool->used + bytes > pool->props.maxSize) return CUDA_ERROR_OUT_OF_MEMORY;
+  {
+    std::lock_guard<std::mutex> lock(pool->mutex);
+    const uint64_t used = pool->figures.used();
+    if (!cuda_remote::driverabi::PoolFigures::Fits(pool->props.maxSize, used, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   AllocationPtr allocation;
   if (CUresult result = AllocateUnmapped(pool->device, bytes, MemoryKind::kPool, true, &allocation);
       result != CUDA_SUCCESS) {
@@ -65,9 +99,9 @@ CUresult AllocateFrom(const ContextPtr& context, const PoolPtr& pool, size_t byt
   }
   allocation->context = context.get();
   allocation->pool = pool->handle();
-  uint64_t used = pool->used += bytes;
-  uint64_t high = pool->used_high;
-  while (high < used && !pool->used_high.compare_exchange_weak(high, used)) {
+  {
+    std::lock_guard<std::mutex> lock(pool->mutex);
+    pool->figures.Allocated(bytes);
   }
   if (std::shared_ptr<Capture> capture = CaptureOf(stream)) {
     // The graph owns it: every launch finds the same address.
@@ -112,6 +146,7 @@ SOFTGPU_API cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
   AllocationPtr allocation = MemoryMap::Get().Find(address);
   if (!allocation || allocation->begin != address || !IsPoolMemory(*allocation)) return CUDA_ERROR_INVALID_VALUE;
   if (std::shared_ptr<Capture> capture = CaptureOf(stream)) return CaptureWork(stream, capture, EmptyWork{});
+  Settle(allocation, false);
   stream->Submit(
       [address] {
         GiveBack(MemoryMap::Get().RemoveIf(address, IsPoolMemory));
@@ -177,9 +212,13 @@ SOFTGPU_API cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle) {
   return CUDA_SUCCESS;
 }
 
-SOFTGPU_API cuMemPoolTrimTo(CUmemoryPool handle, size_t) {
+SOFTGPU_API cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
   SOFTGPU_ENTER();
-  return Registry<Pool>::Get().Find(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  PoolPtr pool = Registry<Pool>::Get().Find(handle);
+  if (!pool) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard<std::mutex> lock(pool->mutex);
+  pool->figures.TrimTo(keep);
+  return CUDA_SUCCESS;
 }
 
 SOFTGPU_API cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
@@ -188,6 +227,7 @@ SOFTGPU_API cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attri
   if (!pool || value == nullptr) return CUDA_ERROR_INVALID_VALUE;
   auto* number = static_cast<int*>(value);
   auto* wide = static_cast<cuuint64_t*>(value);
+  std::lock_guard<std::mutex> lock(pool->mutex);
   switch (attribute) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
       *number = pool->reuse[0];
@@ -199,15 +239,19 @@ SOFTGPU_API cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attri
       *number = pool->reuse[2];
       break;
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
-      *wide = pool->threshold;
+      *wide = pool->figures.threshold();
       break;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+      *wide = pool->figures.reserved();
+      break;
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
-      *wide = pool->used;
+      *wide = pool->figures.used();
       break;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+      *wide = pool->figures.reserved_high();
+      break;
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
-      *wide = pool->used_high;
+      *wide = pool->figures.used_high();
       break;
     default:
       return CUDA_ERROR_INVALID_VALUE;
@@ -219,6 +263,7 @@ SOFTGPU_API cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attri
   SOFTGPU_ENTER();
   PoolPtr pool = Registry<Pool>::Get().Find(handle);
   if (!pool || value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard<std::mutex> lock(pool->mutex);
   switch (attribute) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
       pool->reuse[0] = *static_cast<int*>(value);
@@ -230,12 +275,15 @@ SOFTGPU_API cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attri
       pool->reuse[2] = *static_cast<int*>(value);
       break;
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
-      pool->threshold = *static_cast<cuuint64_t*>(value);
+      pool->figures.set_threshold(*static_cast<cuuint64_t*>(value));
       break;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+      if (*static_cast<cuuint64_t*>(value) != 0) return CUDA_ERROR_INVALID_VALUE;
+      pool->figures.ResetReservedHigh();
+      break;
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
       if (*static_cast<cuuint64_t*>(value) != 0) return CUDA_ERROR_INVALID_VALUE;
-      pool->used_high = pool->used.load();
+      pool->figures.ResetUsedHigh();
       break;
     default:
       return CUDA_ERROR_INVALID_VALUE;

@@ -3,6 +3,7 @@
 #include "server/softgpu/event.h"
 #include "server/softgpu/graph.h"
 #include "server/softgpu/memory_map.h"
+#include "server/softgpu/pool.h"
 #include "server/softgpu/stream.h"
 #include "server/softgpu/work.h"
 
@@ -94,7 +95,9 @@ SOFTGPU_API cuStreamSynchronize(CUstream handle) {
   if (CUresult result = StreamFor(handle, &stream); result != CUDA_SUCCESS) return result;
   if (CaptureOf(stream)) return ForbiddenInCapture(stream);
   if (CUresult result = CheckLegacyCapture(stream); result != CUDA_SUCCESS) return result;
-  return stream->Synchronize();
+  const CUresult result = stream->Synchronize();
+  NotePoolsWaited();
+  return result;
 }
 
 SOFTGPU_API cuStreamQuery(CUstream handle) {
@@ -384,6 +387,7 @@ SOFTGPU_API cuEventSynchronize(CUevent handle) {
   if (std::shared_ptr<EventRecord> record = event->latest(); record && record->task) record->task->Wait();
   if (event->shared) event->shared->Wait(event->shared->Latest(), event->context->cancel());
   event->context->FlushOutput();
+  NotePoolsWaited();
   return event->context->error();
 }
 

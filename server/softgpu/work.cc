@@ -42,14 +42,28 @@ CUresult FaultResult(ptx::Fault fault) {
   return CUDA_ERROR_UNKNOWN;
 }
 
-// In-kernel malloc: like cuMemAlloc of the context's device, freed with the context.
+// What an allocation of a kernel's takes of the heap.
+uint64_t HeapBytes(uint64_t bytes) { return (bytes + 15) / 16 * 16; }
+
+// In-kernel malloc: like cuMemAlloc of the context's device, freed with the context; no more than the heap has.
 uint64_t DeviceMalloc(Context& context, uint64_t bytes) {
-  if (bytes == 0) return 0;
+  context.heap_begun = true;
+  const uint64_t limit = context.limits[CU_LIMIT_MALLOC_HEAP_SIZE];
+  if (bytes == 0 || bytes > limit) return 0;
+  const uint64_t taken = HeapBytes(bytes);
+  uint64_t used = context.heap_used;
+  do {
+    if (used > limit || taken > limit - used) return 0;
+  } while (!context.heap_used.compare_exchange_weak(used, used + taken));
   Device* device = GetDevice(context.device());
-  if (bytes > device->total() || !device->TakeMemory(bytes)) return 0;
   void* memory = nullptr;
+  if (!device->TakeMemory(bytes)) {
+    context.heap_used -= taken;
+    return 0;
+  }
   if (posix_memalign(&memory, 16, bytes) != 0) {
     device->GiveMemory(bytes);
+    context.heap_used -= taken;
     return 0;
   }
   auto allocation = std::make_shared<Allocation>();
@@ -82,10 +96,13 @@ CUresult PerformKernel(const KernelWork& work, Context& context) {
   options.max_shared_bytes = kSharedPerBlockOptin;
   static std::atomic<uint64_t> grids{1};
   options.grid_id = grids++;
-  options.device_malloc = [&context](uint64_t bytes) { return DeviceMalloc(context, bytes); };
-  options.device_free = [](uint64_t address) {
-    MemoryMap::Get().Release(MemoryMap::Get().RemoveIf(
-        address, [](const Allocation& allocation) { return allocation.flags == kDeviceHeapFlag; }));
+  const ContextPtr home = context.Home();
+  options.device_malloc = [&home](uint64_t bytes) { return DeviceMalloc(*home, bytes); };
+  options.device_free = [&home](uint64_t address) {
+    AllocationPtr allocation = MemoryMap::Get().RemoveIf(
+        address, [](const Allocation& allocation) { return allocation.flags == kDeviceHeapFlag; });
+    if (allocation && allocation->context == home.get()) home->heap_used -= HeapBytes(allocation->size);
+    MemoryMap::Get().Release(std::move(allocation));
   };
   MemoryMap::Get().BeginLaunch();
   ptx::LaunchResult result = work.module->code().Launch(work.function->name, options);

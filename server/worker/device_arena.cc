@@ -34,8 +34,8 @@ std::unique_ptr<DeviceArena> DeviceArena::Create(const DriverTable& driver, int 
   if (bytes != 0) return std::unique_ptr<DeviceArena>(new DeviceArena(driver, devices, bytes, memory_limit));
   char base[24];
   snprintf(base, sizeof base, "0x%llx", static_cast<unsigned long long>(kArenaBase));
-  *error = std::string("the driver does not give device addresses at ") + base + ": " + driverabi::DescribeError(result) +
-           "; device memory would not keep its addresses over a restart";
+  *error = std::string("the driver does not give device addresses at ") + base + ": " +
+           driverabi::DescribeError(result) + "; device memory would not keep its addresses over a restart";
   return nullptr;
 }
 
@@ -48,12 +48,12 @@ DeviceArena::DeviceArena(const DriverTable& driver, int devices, uint64_t bytes,
 CUresult DeviceArena::Allocate(int device, uint64_t bytes, uint64_t at, uint64_t* address) {
   if (bytes == 0 || small_.count(device) == 0) return CUDA_ERROR_INVALID_VALUE;
   if (bytes > bytes_) return CUDA_ERROR_OUT_OF_MEMORY;
-  if (at != 0 && (!Contains(at) || at % kUnit != 0 || bytes > kArenaBase + bytes_ - at)) return CUDA_ERROR_INVALID_VALUE;
+  if (at != 0 && (!Contains(at) || at % kUnit != 0 || bytes > kArenaBase + bytes_ - at))
+    return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard<std::mutex> lock(mutex_);
   const bool small = bytes < kSmall;
   bytes = small ? (bytes + kUnit - 1) / kUnit * kUnit : (bytes + kPage - 1) / kPage * kPage;
-  const CUresult result =
-      small ? AllocateSmall(device, bytes, at, address) : AllocateLarge(device, bytes, at, address);
+  const CUresult result = small ? AllocateSmall(device, bytes, at, address) : AllocateLarge(device, bytes, at, address);
   if (result != CUDA_SUCCESS) return result;
   live_[*address] = Live{bytes, device, small};
   live_bytes_ += bytes;
@@ -247,8 +247,9 @@ void DeviceArena::EvictOverlapping(uint64_t address, uint64_t bytes) {
   }
 }
 
-void DeviceArena::TrimUnlocked() {
-  while (!cached_.empty()) EvictOldest();
+void DeviceArena::TrimUnlocked(uint64_t keep) {
+  while (cached_bytes_ > keep) EvictOldest();
+  if (keep != 0) return;
   for (auto it = slabs_.begin(); it != slabs_.end();) {
     const auto slab = it++;
     if (slab->second.used != 0) continue;
@@ -260,9 +261,9 @@ void DeviceArena::TrimUnlocked() {
   }
 }
 
-void DeviceArena::Trim() {
+void DeviceArena::Trim(uint64_t keep) {
   std::lock_guard<std::mutex> lock(mutex_);
-  TrimUnlocked();
+  TrimUnlocked(keep);
 }
 
 CUresult DeviceArena::EnablePeer(int device, int peer) {

@@ -2,8 +2,8 @@
 //
 // A range of device addresses is reserved once, at the same place in every worker. Allocations are placed in it by this
 // class and backed with physical memory (cuMemCreate, cuMemMap), so a restarted job gets the same bytes at the same
-// addresses. Large ones have pages (2 MiB) of their own; small ones share a page. Freed pages stay mapped for a while, up
-// to a limit, because mapping costs as much as it does natively and most programs ask for the same sizes again.
+// addresses. Large ones have pages (2 MiB) of their own; small ones share a page. Freed pages stay mapped for a while,
+// up to a limit, because mapping costs as much as it does natively and most programs ask for the same sizes again.
 //
 // Thread-safe. Frees are immediate: the caller makes sure that no work on the GPU uses the memory any more.
 #ifndef CUDA_REMOTE_SERVER_WORKER_DEVICE_ARENA_H_
@@ -38,8 +38,9 @@ inline constexpr uint64_t kArenaBytes = uint64_t{1} << 44;
 inline constexpr uint64_t kReservationBase = 0x300000000000;
 inline constexpr uint64_t kReservationBytes = uint64_t{1} << 45;
 
-// Reserves device addresses from `base` on: `most` bytes (a power of two), or a smaller power where the machine has not so
-// many to give; what matters is that they begin where they always do. Returns how many; 0 and *result: why there are none.
+// Reserves device addresses from `base` on: `most` bytes (a power of two), or a smaller power where the machine has not
+// so many to give; what matters is that they begin where they always do. Returns how many; 0 and *result: why there are
+// none.
 uint64_t ReserveAddressesAt(const DriverTable& driver, uint64_t base, uint64_t most, CUresult* result);
 
 class DeviceArena {
@@ -64,12 +65,12 @@ class DeviceArena {
   // Gives back what Allocate returned; other addresses are ignored.
   void Free(uint64_t address);
 
-  // The physical memory behind an address of a live allocation: where it is mapped, and how long it is. It can be exported
-  // as a file descriptor, if the driver can do that at all.
+  // The physical memory behind an address of a live allocation: where it is mapped, and how long it is. It can be
+  // exported as a file descriptor, if the driver can do that at all.
   bool Backing(uint64_t address, uint64_t* start, uint64_t* bytes) const;
 
-  // Unmaps all that is free.
-  void Trim();
+  // Unmaps what is free, all but `keep` bytes.
+  void Trim(uint64_t keep = 0);
 
   // From now on `peer` may use the memory of `device`, also what is allocated already.
   CUresult EnablePeer(int device, int peer);
@@ -115,7 +116,7 @@ class DeviceArena {
   CUresult SetAccess(int device, uint64_t address, uint64_t bytes);
   void Unback(uint64_t address, uint64_t bytes, int device);
   void EvictOldest();
-  void TrimUnlocked();
+  void TrimUnlocked(uint64_t keep = 0);
   // Unmaps cached parts that lie in the way of a request for exactly these addresses.
   void EvictOverlapping(uint64_t address, uint64_t bytes);
 
@@ -126,12 +127,12 @@ class DeviceArena {
   AddressSpace pages_{kPage};
   std::map<uint64_t, Live> live_;
   std::map<uint64_t, Slab> slabs_;
-  std::map<int, AddressSpace> small_;      // by device
-  std::map<int, std::set<int>> accessors_;  // by device: peers that may use its memory
+  std::map<int, AddressSpace> small_;                    // by device
+  std::map<int, std::set<int>> accessors_;               // by device: peers that may use its memory
   std::map<uint64_t, std::pair<uint64_t, int>> backed_;  // address -> bytes, device
-  std::list<Cached> cached_;  // oldest first
+  std::list<Cached> cached_;                             // oldest first
   uint64_t cached_bytes_ = 0;
-  uint64_t live_bytes_ = 0;     // of allocations, rounded
+  uint64_t live_bytes_ = 0;  // of allocations, rounded
   std::map<int, uint64_t> live_by_device_;
   uint64_t backed_bytes_ = 0;   // physical memory of the arena
   bool shareable_ = true;       // until the driver refuses to make physical memory that can be exported

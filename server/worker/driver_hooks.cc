@@ -1,10 +1,12 @@
 #include "server/worker/driver_hooks.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <thread>
 #include <utility>
 
+#include "proto/driverabi/array_format.h"
 #include "server/worker/current_context.h"
 
 namespace cuda_remote::server {
@@ -17,6 +19,7 @@ std::function<void(bool)> g_collect_frees;
 std::thread::id g_executor;
 std::set<CUstream> g_captures;
 std::map<CUmemGenericAllocationHandle, uint64_t> g_physical;
+std::map<uint64_t, uint64_t> g_arrays;  // their bytes
 std::map<CUmemoryPool, CUmemPoolProps> g_pools;
 
 // Memory that was freed in streams, as far as they have passed the free, or all of it. A handler may have made another
@@ -62,9 +65,63 @@ CUresult CUDAAPI MemGetInfo(size_t* free, size_t* total) {
   return result;
 }
 
+// What an array's elements take, at least; false if that is no number. Formats whose elements do not lie one after the
+// other have at least half a byte for each.
+bool ArrayBytes(const CUDA_ARRAY3D_DESCRIPTOR& array, unsigned levels, uint64_t* bytes) {
+  *bytes = 0;
+  // These get their memory from cuMemCreate.
+  if (array.Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) return true;
+  constexpr unsigned kMostLevels = 32;
+  const uint64_t element = ArrayElementBytes(array.Format, array.NumChannels);
+  const bool layers = (array.Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) != 0;
+  for (unsigned level = 0; level < std::min(levels, kMostLevels); ++level) {
+    uint64_t count = std::max<uint64_t>(array.Width >> level, 1);
+    const uint64_t height = std::max<uint64_t>(array.Height >> level, 1);
+    const uint64_t depth = std::max<uint64_t>(layers ? array.Depth : array.Depth >> level, 1);
+    if (__builtin_mul_overflow(count, height, &count) || __builtin_mul_overflow(count, depth, &count) ||
+        __builtin_mul_overflow(count, std::max<uint64_t>(element, 1), &count) ||
+        __builtin_add_overflow(*bytes, element == 0 ? count / 2 : count, bytes)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Makes an array by `create`, counted.
+template <typename Array, typename Create>
+CUresult CreateArray(Array* array, const CUDA_ARRAY3D_DESCRIPTOR& descriptor, unsigned levels, Create create) {
+  uint64_t bytes = 0;
+  // No driver makes one with more bytes than there are numbers.
+  if (!ArrayBytes(descriptor, levels, &bytes)) return create();
+  if (!ChargeWithRoom(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  const CUresult result = create();
+  if (result == CUDA_SUCCESS) {
+    g_arrays[reinterpret_cast<uint64_t>(*array)] = bytes;
+  } else {
+    g_arena->Discharge(bytes);
+  }
+  return result;
+}
+
+CUresult CUDAAPI ArrayCreate(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* flat) {
+  const CUDA_ARRAY3D_DESCRIPTOR descriptor = {flat->Width, flat->Height, 0, flat->Format, flat->NumChannels, 0};
+  return CreateArray(array, descriptor, 1, [&] { return WithRoom<&DriverTable::cuArrayCreate_v2>::Call(array, flat); });
+}
+
+CUresult CUDAAPI Array3DCreate(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* descriptor) {
+  return CreateArray(array, *descriptor, 1,
+                     [&] { return WithRoom<&DriverTable::cuArray3DCreate_v2>::Call(array, descriptor); });
+}
+
+CUresult CUDAAPI MipmappedArrayCreate(CUmipmappedArray* array, const CUDA_ARRAY3D_DESCRIPTOR* descriptor,
+                                      unsigned levels) {
+  return CreateArray(array, *descriptor, levels,
+                     [&] { return WithRoom<&DriverTable::cuMipmappedArrayCreate>::Call(array, descriptor, levels); });
+}
+
 CUresult CUDAAPI MemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* prop,
                            unsigned long long flags) {
-  if (!g_arena->Charge(size)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!ChargeWithRoom(size)) return CUDA_ERROR_OUT_OF_MEMORY;
   const CUresult result = WithRoom<&DriverTable::cuMemCreate>::Call(handle, size, prop, flags);
   if (result == CUDA_SUCCESS) {
     g_physical[*handle] = size;
@@ -76,13 +133,26 @@ CUresult CUDAAPI MemCreate(CUmemGenericAllocationHandle* handle, size_t size, co
 
 CUresult CUDAAPI MemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* props) {
   const CUresult result = g_real.cuMemPoolCreate(pool, props);
-  if (result == CUDA_SUCCESS) g_pools[*pool] = *props;
-  return result;
+  if (result != CUDA_SUCCESS) return result;
+  // Limits are in the driver's chunks.
+  constexpr size_t kChunk = size_t{32} << 20;
+  CUmemPoolProps& kept = g_pools[*pool] = *props;
+  kept.maxSize = kept.maxSize > SIZE_MAX - kChunk ? 0 : (kept.maxSize + kChunk - 1) / kChunk * kChunk;
+  return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI MemPoolDestroy(CUmemoryPool pool) {
   const CUresult result = g_real.cuMemPoolDestroy(pool);
   if (result == CUDA_SUCCESS) g_pools.erase(pool);
+  return result;
+}
+
+CUresult CUDAAPI MemPoolTrimTo(CUmemoryPool pool, size_t keep) {
+  const CUresult result = g_real.cuMemPoolTrimTo(pool, keep);
+  if (result != CUDA_SUCCESS) return result;
+  // What is kept for pools is not kept for each.
+  CollectFrees(false);
+  g_arena->Trim(keep);
   return result;
 }
 
@@ -136,17 +206,20 @@ DriverTable HookDriver(const DriverTable& real, DeviceArena* arena, std::functio
   g_executor = std::this_thread::get_id();
   DriverTable table = real;
   using T = DriverTable;
-  HookAllocating<&T::cuArrayCreate_v2, &T::cuArray3DCreate_v2, &T::cuMipmappedArrayCreate, &T::cuModuleLoadData,
-                 &T::cuModuleLoadDataEx, &T::cuModuleLoadFatBinary, &T::cuModuleGetGlobal_v2, &T::cuModuleGetFunction,
-                 &T::cuLibraryLoadData, &T::cuLibraryGetModule, &T::cuLibraryGetGlobal, &T::cuKernelGetFunction,
-                 &T::cuFuncLoad, &T::cuLaunchKernel, &T::cuLaunchKernelEx, &T::cuLaunchCooperativeKernel,
-                 &T::cuGraphInstantiateWithParams, &T::cuGraphUpload, &T::cuGraphLaunch, &T::cuStreamCreate,
-                 &T::cuStreamCreateWithPriority, &T::cuEventCreate, &T::cuCtxCreate_v4, &T::cuDevicePrimaryCtxRetain,
-                 &T::cuCtxSetLimit, &T::cuMemHostRegister_v2, &T::cuMemHostAlloc>(&table);
+  HookAllocating<&T::cuModuleLoadData, &T::cuModuleLoadDataEx, &T::cuModuleLoadFatBinary, &T::cuModuleGetGlobal_v2,
+                 &T::cuModuleGetFunction, &T::cuLibraryLoadData, &T::cuLibraryGetModule, &T::cuLibraryGetGlobal,
+                 &T::cuKernelGetFunction, &T::cuFuncLoad, &T::cuLaunchKernel, &T::cuLaunchKernelEx,
+                 &T::cuLaunchCooperativeKernel, &T::cuGraphInstantiateWithParams, &T::cuGraphUpload, &T::cuGraphLaunch,
+                 &T::cuStreamCreate, &T::cuStreamCreateWithPriority, &T::cuEventCreate, &T::cuCtxCreate_v4,
+                 &T::cuDevicePrimaryCtxRetain, &T::cuCtxSetLimit, &T::cuMemHostRegister_v2, &T::cuMemHostAlloc>(&table);
   table.cuMemGetInfo_v2 = &MemGetInfo;
+  table.cuArrayCreate_v2 = &ArrayCreate;
+  table.cuArray3DCreate_v2 = &Array3DCreate;
+  table.cuMipmappedArrayCreate = &MipmappedArrayCreate;
   table.cuMemCreate = &MemCreate;
   table.cuMemPoolCreate = &MemPoolCreate;
   table.cuMemPoolDestroy = &MemPoolDestroy;
+  table.cuMemPoolTrimTo = &MemPoolTrimTo;
   table.cuCtxEnablePeerAccess = &CtxEnablePeerAccess;
   table.cuStreamBeginCapture_v2 = &StreamBeginCapture;
   table.cuStreamBeginCaptureToGraph = &StreamBeginCaptureToGraph;
@@ -178,6 +251,20 @@ void PhysicalMemoryReleased(CUmemGenericAllocationHandle handle) {
   if (it == g_physical.end()) return;
   g_arena->Discharge(it->second);
   g_physical.erase(it);
+}
+
+void ArrayGone(uint64_t array) {
+  const auto it = g_arrays.find(array);
+  if (it == g_arrays.end()) return;
+  g_arena->Discharge(it->second);
+  g_arrays.erase(it);
+}
+
+bool ChargeWithRoom(uint64_t bytes) {
+  if (g_arena->Charge(bytes)) return true;
+  CollectFrees(true);
+  g_arena->Trim();
+  return g_arena->Charge(bytes);
 }
 
 }  // namespace cuda_remote::server

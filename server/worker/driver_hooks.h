@@ -1,5 +1,5 @@
-// Driver calls that handlers make, where the worker has to know or add something: the session's own view of free memory,
-// the memory limit, memory that is kept although it is free, peer access to the arena, captures in progress.
+// Driver calls that handlers make, where the worker has to know or add something: the session's own view of free
+// memory, the memory limit, memory that is kept although it is free, peer access to the arena, captures in progress.
 #ifndef CUDA_REMOTE_SERVER_WORKER_DRIVER_HOOKS_H_
 #define CUDA_REMOTE_SERVER_WORKER_DRIVER_HOOKS_H_
 
@@ -11,8 +11,8 @@
 namespace cuda_remote::server {
 
 // A table like `real` with some functions replaced. One session for each process: the replacements refer to `arena`.
-// `collect_frees` gives memory to the arena that the session has freed and that no stream uses any more, if true waiting
-// for streams; it is called on the thread that called HookDriver, and on no other.
+// `collect_frees` gives memory to the arena that the session has freed and that no stream uses any more, if true
+// waiting for streams; it is called on the thread that called HookDriver, and on no other.
 DriverTable HookDriver(const DriverTable& real, DeviceArena* arena, std::function<void(bool wait)> collect_frees);
 
 // Streams with a capture in progress that was begun in them. Executor only.
@@ -27,8 +27,14 @@ void ForgetCapture(CUstream stream);
 // What a pool of cuMemPoolCreate was made with; false for other pools.
 bool PropsOfPool(CUmemoryPool pool, CUmemPoolProps* props);
 
-// Physical memory from cuMemCreate has been released: it no longer counts.
+// Physical memory from cuMemCreate has been released, an array (of the plain kind or mipmapped) is gone: they no longer
+// count.
 void PhysicalMemoryReleased(CUmemGenericAllocationHandle handle);
+void ArrayGone(uint64_t array);
+
+// Counts memory that the driver is about to take for the session; what is kept although it is free makes room. False if
+// it does not fit. Executor only.
+bool ChargeWithRoom(uint64_t bytes);
 
 }  // namespace cuda_remote::server
 

@@ -137,6 +137,7 @@ void WorkerSession::Gone(const HandleMap::Entry& entry) {
     case Kind::kLibrary: {
       const auto module = modules_.find(entry.handle);
       const bool has_symbols = module == modules_.end() || !module->second.symbols.empty();
+      if (module != modules_.end()) arena().Discharge(module->second.charged);
       modules_.erase(entry.handle);
       // Looking through all memory for each of many modules takes quadratic time; most have no variables.
       if (!has_symbols) break;
@@ -156,6 +157,10 @@ void WorkerSession::Gone(const HandleMap::Entry& entry) {
       break;
     case Kind::kLinkState:
       links_.erase(entry.handle);
+      break;
+    case Kind::kArray:
+    case Kind::kMipmappedArray:
+      ArrayGone(entry.real);
       break;
     case Kind::kEvent:
     case Kind::kPhysicalMemory:
@@ -466,7 +471,7 @@ void WorkerSession::RegisterHostRanges() {
   }
 }
 
-VariablePlace WorkerSession::NoteModule(uint64_t handle, bool library, std::string_view image) {
+bool WorkerSession::NoteModule(uint64_t handle, bool library, std::string_view image, VariablePlace* placed) {
   ModuleFacts& module = modules_[handle];
   module.library = library;
   module.context = library ? 0 : current_;
@@ -480,7 +485,14 @@ VariablePlace WorkerSession::NoteModule(uint64_t handle, bool library, std::stri
   bool prints = false;
   if (!replay::DataSymbols(image, arches, &module.symbols, &error, &prints)) module.problem = error;
   prints_ = prints_ || prints;
-  return PlaceVariables(handle);
+  uint64_t bytes = 0;
+  for (const replay::DataSymbol& symbol : module.symbols) {
+    if (!symbol.managed && __builtin_add_overflow(bytes, symbol.size, &bytes)) return false;
+  }
+  if (!ChargeWithRoom(bytes)) return false;
+  module.charged = bytes;
+  *placed = PlaceVariables(handle);
+  return true;
 }
 
 VariablePlace WorkerSession::PlaceVariables(uint64_t handle) {

@@ -79,7 +79,8 @@ struct ModuleFacts {
   uint64_t context = 0;  // virtual handle; modules only
   uint32_t index = 0;    // in the order of loading
   std::vector<replay::DataSymbol> symbols;
-  std::string problem;  // not empty: the image could not be understood
+  uint64_t charged = 0;  // what the variables count as device memory: once, in however many contexts a library is
+  std::string problem;   // not empty: the image could not be understood
 };
 
 // Physical memory of the application's own making.
@@ -236,8 +237,9 @@ class WorkerSession : public Session {
 
   // A module or library was loaded: remembers its variables, and lets the driver place them at once. Left to itself it
   // would place a library's when something of it is first used; so their order would not be that of the log, and a
-  // replay would find them elsewhere. Returns where they are, for a library in the oldest context.
-  VariablePlace NoteModule(uint64_t handle, bool library, std::string_view image);
+  // replay would find them elsewhere. *placed is where they are, for a library in the oldest context. False if the
+  // session may not have as much memory: the caller unloads it.
+  bool NoteModule(uint64_t handle, bool library, std::string_view image, VariablePlace* placed);
   // In a replay: a module whose variables are at `*placed` and belong at `places`, one for each part (0: there was
   // none). `load` loads it once more and gives the real handle, 0 on failure. Logs what is not where it belongs, and
   // fails then; the module is loaded all the same unless it says CUDA_ERROR_OUT_OF_MEMORY.

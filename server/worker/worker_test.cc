@@ -13,6 +13,7 @@
 #include <functional>
 #include <thread>
 
+#include "proto/codec/wire.h"
 #include "proto/driverabi/export_tables.h"
 #include "proto/mirror/mirror.h"
 #include "server/worker/device_arena.h"
@@ -432,7 +433,8 @@ TEST_F(WorkerTest, AHostFunctionGetsItsMemoryFromAStuckServer) {
   EXPECT_EQ(seen, "by the GPU");
 }
 
-// Pinned memory of a client that cannot share it: the worker has bytes of its own, and both tell each other what changes.
+// Pinned memory of a client that cannot share it: the worker has bytes of its own, and both tell each other what
+// changes.
 TEST_F(WorkerTest, MemoryOfItsOwnIsKeptInStep) {
   client().OpenContext();
   constexpr uint64_t kAddress = 0x200000000000, kStart = kAddress + 100, kBytes = 5000;
@@ -537,6 +539,77 @@ TEST_F(WorkerTest, TheMemoryLimitIsTheSessionsMemory) {
   const auto info = client().Decode<wire::cuMemGetInfo_v2_Reply>();
   EXPECT_EQ(info.total, 16u << 20);
   EXPECT_EQ(info.free, 8u << 20);
+}
+
+TEST_F(WorkerTest, ArraysCountAgainstTheMemoryLimit) {
+  Start({"--memory-limit", std::to_string(16 << 20)});
+  client().OpenContext();
+  const auto create = [this](uint64_t width, uint64_t height, uint64_t* handle) {
+    CUDA_ARRAY_DESCRIPTOR descriptor = {width, height, CU_AD_FORMAT_FLOAT, 4};
+    wire::cuArrayCreate_v2_Request in;
+    in.pHandle = *handle = client().NewHandle(Kind::kArray);
+    in.pAllocateArray = wire::BytesOf(descriptor);
+    return client().Call(kCall_cuArrayCreate_v2, in);
+  };
+  uint64_t first = 0, second = 0;
+  ASSERT_EQ(create(1024, 512, &first), CUDA_SUCCESS);  // 8 MiB
+  EXPECT_EQ(create(1024, 768, &second), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(client().Allocate(12 << 20), 0u);
+  EXPECT_EQ(client().last, CUDA_ERROR_OUT_OF_MEMORY);
+  ASSERT_EQ(client().Call(kCall_cuMemGetInfo_v2, wire::cuMemGetInfo_v2_Request()), CUDA_SUCCESS);
+  EXPECT_EQ(client().Decode<wire::cuMemGetInfo_v2_Reply>().free, 8u << 20);
+  // What the driver refuses costs nothing.
+  EXPECT_EQ(create(1 << 18, 1, &second), CUDA_ERROR_INVALID_VALUE);
+
+  // Memory that was freed and is kept makes room.
+  const uint64_t memory = client().Allocate(8 << 20);
+  ASSERT_NE(memory, 0u);
+  ASSERT_EQ(client().Free(memory), CUDA_SUCCESS);
+  CUDA_ARRAY3D_DESCRIPTOR cube = {256, 256, 0, CU_AD_FORMAT_FLOAT, 4, 0};
+  wire::cuMipmappedArrayCreate_Request levels;
+  levels.pHandle = client().NewHandle(Kind::kMipmappedArray);
+  cube.Depth = 6, cube.Flags = CUDA_ARRAY3D_CUBEMAP;  // six faces of 1 MiB, and a third more for the levels: 8 MiB
+  levels.pMipmappedArrayDesc = wire::BytesOf(cube);
+  levels.numMipmapLevels = 9;
+  ASSERT_EQ(client().Call(kCall_cuMipmappedArrayCreate, levels), CUDA_SUCCESS);
+  wire::cuArray3DCreate_v2_Request solid;
+  cube = {64, 64, 64, CU_AD_FORMAT_UNSIGNED_INT8, 1, 0};  // 256 KiB
+  solid.pHandle = client().NewHandle(Kind::kArray);
+  solid.pAllocateArray = wire::BytesOf(cube);
+  EXPECT_EQ(client().Call(kCall_cuArray3DCreate_v2, solid), CUDA_ERROR_OUT_OF_MEMORY);
+
+  wire::cuMipmappedArrayDestroy_Request destroy_levels;
+  destroy_levels.hMipmappedArray = levels.pHandle;
+  ASSERT_EQ(client().Call(kCall_cuMipmappedArrayDestroy, destroy_levels), CUDA_SUCCESS);
+  EXPECT_EQ(client().Call(kCall_cuArray3DCreate_v2, solid), CUDA_SUCCESS);
+  for (const uint64_t array : {first, solid.pHandle}) {
+    wire::cuArrayDestroy_Request destroy;
+    destroy.hArray = array;
+    ASSERT_EQ(client().Call(kCall_cuArrayDestroy, destroy), CUDA_SUCCESS);
+  }
+  EXPECT_NE(client().Allocate(16 << 20), 0u);
+}
+
+TEST_F(WorkerTest, VariablesOfModulesCountAgainstTheMemoryLimit) {
+  Start({"--memory-limit", std::to_string(16 << 20)});
+  client().OpenContext();
+  const auto image = [](int bytes) {
+    return ".version 7.0\n.target sm_75\n.address_size 64\n.visible .global .align 8 .b8 big[" + std::to_string(bytes) +
+           "];\n";
+  };
+  const uint64_t module = client().LoadModule(image(10 << 20));
+  ASSERT_NE(module, 0u);
+  EXPECT_EQ(client().LoadModule(image(7 << 20)), 0u);
+  EXPECT_EQ(client().last, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(client().Allocate(8 << 20), 0u);
+  wire::cuLibraryLoadData_Request library;
+  library.library = client().NewHandle(Kind::kLibrary);
+  EXPECT_EQ(client().Call(kCall_cuLibraryLoadData, library, image(7 << 20)), CUDA_ERROR_OUT_OF_MEMORY);
+  ASSERT_EQ(client().Call(kCall_cuLibraryLoadData, library, image(5 << 20)), CUDA_SUCCESS);
+  wire::cuModuleUnload_Request unload;
+  unload.hmod = module;
+  ASSERT_EQ(client().Call(kCall_cuModuleUnload, unload), CUDA_SUCCESS);
+  EXPECT_NE(client().Allocate(10 << 20), 0u);
 }
 
 TEST_F(WorkerTest, ContextsTakeTheirMemoryAlong) {

@@ -241,16 +241,18 @@ void LimitedPool() {
   cudaMemPoolProps props = {};
   props.allocType = cudaMemAllocationTypePinned;
   props.location.type = cudaMemLocationTypeDevice;
-  props.maxSize = g_piece;
+  // Drivers have such limits in units of their own.
+  const size_t most = std::max(g_piece, 32 * kMiB);
+  props.maxSize = most;
   cudaMemPool_t pool;
   Say("cudaMemPoolCreate", cudaMemPoolCreate(&pool, &props));
   void *p = nullptr, *q = nullptr;
-  Say("more than its limit", cudaMallocFromPoolAsync(&p, 2 * g_piece, pool, nullptr));
-  Say("half of it", cudaMallocFromPoolAsync(&p, g_piece / 2, pool, nullptr));
-  Say("more than is left", cudaMallocFromPoolAsync(&q, g_piece, pool, nullptr));
+  Say("more than its limit", cudaMallocFromPoolAsync(&p, 2 * most, pool, nullptr));
+  Say("half of it", cudaMallocFromPoolAsync(&p, most / 2, pool, nullptr));
+  Say("more than is left", cudaMallocFromPoolAsync(&q, most, pool, nullptr));
   Say("free", cudaFreeAsync(p, nullptr));
   Say("synchronize", cudaStreamSynchronize(nullptr));
-  Say("all of it", cudaMallocFromPoolAsync(&q, g_piece, pool, nullptr));
+  Say("all of it", cudaMallocFromPoolAsync(&q, most, pool, nullptr));
   Say("free", cudaFreeAsync(q, nullptr));
   Say("synchronize", cudaStreamSynchronize(nullptr));
   Say("cudaMemPoolDestroy", cudaMemPoolDestroy(pool));

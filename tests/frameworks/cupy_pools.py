@@ -1,4 +1,4 @@
-"""CuPy with the driver's stream-ordered memory pool: a cooperative kernel, a captured stream, sparse matrices, filters."""
+"""CuPy with the driver's stream-ordered memory pool: its figures, a cooperative kernel, a captured stream, sparse matrices."""
 
 import cupy
 import numpy
@@ -7,7 +7,8 @@ from cupyx.scipy import ndimage, sparse
 import hook
 
 options = hook.arguments(20)
-cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc)
+pool = cupy.cuda.MemoryAsyncPool()
+cupy.cuda.set_allocator(pool.malloc)
 module = cupy.RawModule(
     code=r"""
 #include <cooperative_groups.h>
@@ -39,5 +40,11 @@ for step in range(1, options.steps + 1):
     graph.launch(stream)
     stream.synchronize()
     parts = [values, (matrix @ matrix).toarray(), picture, counted]
-    print(step, int(counted[7]), hook.digest(*[numpy.ascontiguousarray(cupy.asnumpy(part)) for part in parts]))
+    before = pool.used_bytes()
+    block = cupy.empty(1000 * step, dtype=cupy.uint8)
+    taken = pool.used_bytes() - before
+    del block
+    # Of what is reserved it is only promised that it is enough.
+    assert 0 < before == pool.used_bytes() <= pool.total_bytes() and pool.free_bytes() >= 0
+    print(step, taken, int(counted[7]), hook.digest(*[numpy.ascontiguousarray(cupy.asnumpy(part)) for part in parts]))
     hook.step(step)

@@ -62,6 +62,7 @@ APPS = {
     "graph_copies": 20,
     "graphs": 24,
     "memory": 24,
+    "pools": 24,
     "threads": 24,
     "threads_ptds": 18,
     "printer": 12,

@@ -377,6 +377,31 @@ EXPORT CUresult cuStreamAddCallback(CUstream s, CUstreamCallback fn, void* data,
   return NeedContext();
 }
 
+// Arrays are names only.
+#undef cuArrayCreate
+#undef cuArray3DCreate
+EXPORT CUresult cuArrayCreate_v2(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* descriptor) {
+  if (descriptor->Width > 131072) return CUDA_ERROR_INVALID_VALUE;
+  *array = reinterpret_cast<CUarray>(new char);
+  return NeedContext();
+}
+EXPORT CUresult cuArray3DCreate_v2(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR*) {
+  *array = reinterpret_cast<CUarray>(new char);
+  return NeedContext();
+}
+EXPORT CUresult cuArrayDestroy(CUarray array) {
+  delete As<char>(array);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray* array, const CUDA_ARRAY3D_DESCRIPTOR*, unsigned) {
+  *array = reinterpret_cast<CUmipmappedArray>(new char);
+  return NeedContext();
+}
+EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
+  delete As<char>(array);
+  return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuModuleLoadData(CUmodule* m, const void* image) {
   if (strncmp(static_cast<const char*>(image), "bad", 3) == 0) return CUDA_ERROR_INVALID_IMAGE;
   *m = reinterpret_cast<CUmodule>(new Module);
