@@ -46,8 +46,8 @@ class ClusterTest : public SoftGpuTest {
     CU_OK(cuModuleGetFunction(&any_, clusters_, "any"));
     CU_OK(cuModuleGetFunction(&pairs_, clusters_, "pairs"));
     CU_OK(cuMemAlloc_v2(&data_, 64));
-    CU_OK(cuMemsetD32_v2(data_, 0, 16));
     CU_OK(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
+    CU_OK(cuMemsetD32Async(data_, 0, 16, stream_));
   }
   uint32_t Word(int i) {
     uint32_t value = 0;
@@ -90,7 +90,7 @@ TEST_F(ClusterTest, Launches) {
   ASSERT_EQ(CUDA_SUCCESS, Launch(any_, 8, {Cluster(4)}));
   CU_OK(cuStreamSynchronize(stream_));
   for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(2u * rank + 4, Word(rank));
-  CU_OK(cuMemsetD32_v2(data_, 0, 16));
+  CU_OK(cuMemsetD32Async(data_, 0, 16, stream_));
   ASSERT_EQ(CUDA_SUCCESS, Launch(pairs_, 6, {}));
   CU_OK(cuStreamSynchronize(stream_));
   EXPECT_EQ(3u, Word(0));
