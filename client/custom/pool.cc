@@ -32,10 +32,12 @@ CUresult GetPool(const CallInfo& info, CUmemoryPool* pool, Request request, int 
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
-  if (reply.pool == request.pool) {
-    call.Created({Kind::kMemoryPool, request.pool});
+  if (reply.pool == request.pool) call.Created({Kind::kMemoryPool, request.pool});
+  {
+    // Pools of the application's own are known; another thread may have asked for this one at the same time.
     std::unique_lock<std::shared_mutex> lock(call.session().mutex());
-    call.session().pools().IsDefault(request.pool, default_of);
+    PoolAccounts& pools = call.session().pools();
+    if (pools.PlaceOf(reply.pool, -1).device < 0) pools.IsDefault(reply.pool, default_of);
   }
   *pool = reinterpret_cast<CUmemoryPool>(reply.pool);
   return CUDA_SUCCESS;

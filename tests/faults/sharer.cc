@@ -259,6 +259,13 @@ void Import(int socket, CUdevice device, int rounds) {
   CUstream stream;
   CU_CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
   EXPECT(cuMemAllocFromPoolAsync(&none, 64, pool, stream) == CUDA_ERROR_INVALID_VALUE);
+  // Of another process's pool the figures are about what is open here.
+  const auto used = [pool] {
+    cuuint64_t bytes = ~cuuint64_t{0};
+    CU_CHECK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &bytes));
+    return bytes;
+  };
+  EXPECT(used() == kFew * sizeof(unsigned));
 
   for (int round = 1; round <= rounds; ++round) {
     CU_CHECK(cuStreamWaitEvent(stream, event, 0));
@@ -282,6 +289,7 @@ void Import(int socket, CUdevice device, int rounds) {
   CU_CHECK(cuEventDestroy(event));
   CU_CHECK(cuMemFreeAsync(pooled, stream));
   CU_CHECK(cuStreamSynchronize(stream));
+  EXPECT(used() == 0);
   CU_CHECK(cuMemPoolDestroy(pool));
   Unmap(mapped);
   Tell(socket);
