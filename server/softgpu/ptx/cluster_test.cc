@@ -96,13 +96,18 @@ TEST_F(Clusters, CooperativeToo) {
   for (uint32_t i = 0; i < 8; ++i) EXPECT_EQ(i | 1, out_[i]);
 }
 
-// Whoever has ended is not waited for, whether it had arrived or not.
+// Whoever has ended is not waited for, whether it had arrived or not; and whoever had arrived does not stand for
+// others.
 TEST_F(Clusters, TheBarrierDoesNotWaitForThoseWhoHaveEnded) {
   const auto result = Run(std::string(kPlaces) +
-                              "setp.eq.u32 %p1, %r1, 5;\n@%p1 ret;\nsetp.ne.u32 %p2, %r1, 6;\n@%p2 bra on;\n"
-                              "barrier.cluster.arrive;\nret;\non:\n" +
-                              kSync + kSync + "st.global.u32 [%rd3], 7;\n",
-                          {2}, {2}, 40);
+                              "mapa.shared::cluster.u32 %r9, box, 0;\nsetp.eq.u32 %p1, %r1, 5;\n@%p1 ret;\n"
+                              "setp.ne.u32 %p2, %r1, 6;\n@%p2 bra on;\nbarrier.cluster.arrive;\nret;\non:\n"
+                              // the last one comes late, with what all wait for
+                              "setp.ne.u32 %p3, %r5, 79;\n@%p3 bra there;\nmov.u32 %r6, 30000;\n"
+                              "again: sub.u32 %r6, %r6, 1;\nsetp.ne.u32 %p4, %r6, 0;\n@%p4 bra again;\n"
+                              "st.shared::cluster.u32 [%r9], 7;\nthere:\n" +
+                              kSync + "ld.shared::cluster.u32 %r7, [%r9];\nst.global.u32 [%rd3], %r7;\n" + kSync,
+                          {2}, {2}, 40, ".shared .u32 box;\n");
   ASSERT_TRUE(result.ok()) << result.message;
   for (uint32_t i = 0; i < 80; ++i) EXPECT_EQ(i % 40 == 5 || i % 40 == 6 ? 0u : 7u, out_[i]) << i;
 }
