@@ -40,9 +40,9 @@ bool IsTensorMap(const TensorMap& map) {
         map.dim[i] == 0 || map.dim[i] > (used ? uint64_t{1} << 32 : 1)) {
       return false;
     }
-    if (i > 0 && map.stride[i - 1] >> 40 != 0) return false;
+    if (i > 0 && (map.stride[i - 1] >> 40 != 0 || map.stride[i - 1] % 16 != 0)) return false;
   }
-  return map.step[0] == 1 && (map.span == 0 || map.box[0] * TensorBytes(map.type) == map.span);
+  return map.address % 16 == 0 && map.step[0] == 1 && (map.span == 0 || map.box[0] * TensorBytes(map.type) == map.span);
 }
 
 namespace {
