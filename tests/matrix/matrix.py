@@ -103,8 +103,9 @@ FRAMEWORKS = {
 SEVERAL_GPUS = {"torch_nccl": 2, "torch_ddp": 2}
 
 # Programs that the other modes are not for: without CUDA there is no session to save or to move; two processes that share GPU
-# memory are not saved (README.md).
+# memory are not saved; and CRIU does not save the TCP connections that NCCL has with itself (README.md).
 LIMITED = {app: ("native", "ring", "grpc") for app in ("nvml_questions", "torch_ddp")}
+LIMITED["torch_nccl"] = ("native", "ring", "grpc", "migrate_ten")
 
 # Python deletes the folder of its queues' sockets when it ends, so that an older image finds it gone: restarted no more than
 # once from each.
