@@ -22,6 +22,8 @@ CUresult FaultResult(ptx::Fault fault) {
       return CUDA_ERROR_ILLEGAL_ADDRESS;
     case ptx::Fault::kMisaligned:
       return CUDA_ERROR_MISALIGNED_ADDRESS;
+    case ptx::Fault::kIllegalInstruction:
+      return CUDA_ERROR_ILLEGAL_INSTRUCTION;
     case ptx::Fault::kTrap:
       return CUDA_ERROR_LAUNCH_FAILED;
     case ptx::Fault::kAssert:

@@ -146,6 +146,10 @@ bool ReadBox(const Op* op, uint64_t* r, Thread* t, Box* box) {
   box->shared = uint32_t(r[op->more[kShared]] + r[op->more[kSharedOffset]]);
   box->offset = box->shared & ((1u << kRankShift) - 1);
   box->bytes = BoxBytes(box->map);
+  if (int64_t(box->at[0]) * TensorBytes(box->map.type) % 16 != 0) {
+    Raise(t, op, Fault::kIllegalInstruction, "a box must begin at a multiple of 16 bytes in the first dimension");
+    return false;
+  }
   if (box->offset % 128 != 0) {
     Raise(t, op, Fault::kMisaligned, "the place of a box in shared memory must be a multiple of 128");
     return false;
@@ -265,22 +269,34 @@ const Op* StoreBox(const Op* op, uint64_t* r, Thread* t) {
     std::memcpy(&packed[i], shared + Swizzled(box.map, box.offset, i), std::min<uint64_t>(16, box.bytes - i));
   }
   const auto reduction = Reduction(op->n >> 4);
+  // What is in the box goes to `place`.
+  const auto put = [&](uint8_t* place, const uint8_t* from, uint64_t count) {
+    if (reduction == kStore) {
+      std::memcpy(place, from, count);
+      return true;
+    }
+    for (uint64_t i = 0; i < count; i += bytes) {
+      if (Reduce(reduction, box.map.type, place + i, from + i)) continue;
+      Raise(t, op, Fault::kUnsupported, "this reduction of elements of the tensor's type is not supported");
+      return false;
+    }
+    return true;
+  };
   const bool written =
       ForEachRow(box.map, box.at, [&](uint64_t offset, uint64_t elements, uint64_t before, uint64_t to) {
         if (elements == 0) return true;
-        uint8_t* place = GlobalRange(t, op, to, elements * bytes, true);
-        if (place == nullptr) return false;
-        const uint8_t* from = &packed[offset + before * bytes];
-        if (reduction == kStore) {
-          std::memcpy(place, from, elements * bytes);
+        const uint64_t count = elements * bytes, first = offset + before * bytes;
+        uint8_t* place = GlobalRange(t, op, to, count, true);
+        if (place == nullptr || !put(place, &packed[first], count)) return false;
+        // The hardware writes pieces of 16 bytes, so a row that does not end with one is followed by more of the box,
+        // if there is memory.
+        const uint64_t more = (16 - count % 16) % 16;
+        Interval interval;
+        if (more == 0 || !t->block->launch->options->memory->Lookup(to + count, &interval) || !interval.writable ||
+            interval.end - (to + count) < more) {
           return true;
         }
-        for (uint64_t i = 0; i < elements * bytes; i += bytes) {
-          if (Reduce(reduction, box.map.type, place + i, from + i)) continue;
-          Raise(t, op, Fault::kUnsupported, "this reduction of elements of the tensor's type is not supported");
-          return false;
-        }
-        return true;
+        return put(place + count, &packed[first + count], more);
       });
   return written ? op + 1 : nullptr;
 }

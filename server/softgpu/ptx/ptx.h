@@ -130,6 +130,7 @@ enum class Fault : uint8_t {
   kNone,
   kIllegalAddress,      // CUDA_ERROR_ILLEGAL_ADDRESS
   kMisaligned,          // CUDA_ERROR_MISALIGNED_ADDRESS
+  kIllegalInstruction,  // a copy that the hardware cannot make: CUDA_ERROR_ILLEGAL_INSTRUCTION
   kTrap,                // trap, brkpt: CUDA_ERROR_LAUNCH_FAILED
   kAssert,              // __assertfail: CUDA_ERROR_ASSERT
   kUnsupported,         // an instruction or a function that is not implemented: CUDA_ERROR_NOT_SUPPORTED
