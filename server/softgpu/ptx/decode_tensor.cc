@@ -1,7 +1,7 @@
 // cp.async.bulk.tensor and cp.reduce.async.bulk.tensor, carried out at once: boxes of tensors in global memory, tiled
 // mode.
 #include <algorithm>
-#include <cmath>
+#include <iterator>
 
 #include "server/softgpu/ptx/mbarrier.h"
 #include "server/softgpu/ptx/tensor_map.h"
@@ -261,6 +261,9 @@ bool Reduce(Reduction reduction, TensorType type, uint8_t* place, const uint8_t*
 const Op* StoreBox(const Op* op, uint64_t* r, Thread* t) {
   Box box;
   if (!ReadBox(op, r, t, &box)) return nullptr;
+  if (*std::min_element(std::begin(box.at), std::end(box.at)) < 0) {
+    return Raise(t, op, Fault::kIllegalInstruction, "a box that is stored must not begin before the tensor");
+  }
   const uint32_t bytes = TensorBytes(box.map.type);
   const uint8_t* shared = SharedOfBlock(t, op, BlockOf(t, box.shared), box.offset, uint32_t(box.bytes), 128);
   if (shared == nullptr) return nullptr;

@@ -1,6 +1,6 @@
 // Copies of boxes of tensors, against a reference that goes element by element.
+#include <algorithm>
 #include <cmath>
-#include <limits>
 #include <random>
 
 #include "server/softgpu/ptx/tensor_map.h"
@@ -166,7 +166,8 @@ TEST_F(Tensors, Stores) {
     Make(shape.type, shape.dim, shape.box, shape.step, shape.span);
     const uint32_t bytes = TensorBytes(map_.type);
     for (int round = 0; round < 12; ++round) {
-      const std::vector<int> at = Somewhere();
+      std::vector<int> at = Somewhere();
+      for (int& c : at) c = std::max(c, 0);  // stores never begin outside
       for (uint64_t i = 0; i < BoxBytes(); ++i) out_[i] = uint8_t(random_());
       // Every element of the box that is inside, and what shares 16 bytes with it; nothing else.
       std::vector<uint8_t> expected(data_, data_ + bytes_);
@@ -291,10 +292,12 @@ TEST_F(Tensors, WrongUseIsAFault) {
   map_.box[0] = map_.box[1] = 256;
   expect(Fault::kIllegalAddress, "larger than the block's shared memory", Load({0, 0}, 64));
   expect(Fault::kIllegalInstruction, "a multiple of 16 bytes in the first dimension", Load({1, 0}, 64));
+  map_ = good;
+  expect(Fault::kIllegalInstruction, "before the tensor", Store({0, -1}));
   // Where there is nothing inside, nothing is touched.
   map_ = good;
   map_.address = 64;
-  EXPECT_TRUE(Run(Load({16, 0}, 64) + Store({0, -4})).ok());
+  EXPECT_TRUE(Run(Load({16, -4}, 64) + Store({0, 16})).ok());
 }
 
 // Any bytes may stand where a map should: the kernel fails, or copies something of its own memory.
