@@ -47,6 +47,13 @@ bool IsKnownDeviceRange(Session& session, CUdeviceptr address, size_t bytes) {
   return range && range->Contains(address, bytes);
 }
 
+// What the driver refuses before it has copied or looked at a byte. Of what goes in one piece the server says so
+// itself.
+CUresult CheckHostCopy(Session& session, CUdeviceptr device, const void* host, size_t bytes) {
+  if (bytes != 0 && !host) return CUDA_ERROR_INVALID_VALUE;
+  return bytes > kUnawaited && LeavesAllocation(session, device, bytes) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
 // A copy that the server does by addresses alone.
 CUresult CopyByAddress(Call& call, uint64_t dst, uint64_t src, size_t bytes, uint64_t stream, bool blocking) {
   call.set_id(kCall_cuMemcpyAsync);
@@ -69,13 +76,18 @@ bool TouchesManaged(Session& session, CUdeviceptr dst, CUdeviceptr src) {
 // Pointers of either kind: the address maps say which.
 CUresult CopyUnified(Call& call, CUdeviceptr dst, CUdeviceptr src, size_t bytes, uint64_t stream, bool blocking) {
   if (bytes == 0) return CUDA_SUCCESS;
+  if (dst == 0 || src == 0) return CUDA_ERROR_INVALID_VALUE;
   const bool to_device = IsDevicePointer(call.session(), dst);
   const bool from_device = IsDevicePointer(call.session(), src);
   void* const host_dst = reinterpret_cast<void*>(HostAddressOf(call.session(), dst));
   const void* const host_src = reinterpret_cast<const void*>(HostAddressOf(call.session(), src));
   if (to_device && from_device) {
-    return CopyByAddress(call, dst, src, bytes, stream, blocking && TouchesManaged(call.session(), dst, src));
+    const bool known = IsKnownDeviceRange(call.session(), dst, bytes) && IsKnownDeviceRange(call.session(), src, bytes);
+    return CopyByAddress(call, dst, src, bytes, stream,
+                         !known || (blocking && TouchesManaged(call.session(), dst, src)));
   }
+  if (bytes > kUnawaited && LeavesAllocation(call.session(), to_device ? dst : src, bytes))
+    return CUDA_ERROR_INVALID_VALUE;
   if (to_device) return CopyToDevice(call, dst, host_src, bytes, stream, blocking);
   if (from_device) return CopyToHost(call, host_dst, src, bytes, stream, blocking);
   // Host to host, in the stream's order.
@@ -119,6 +131,7 @@ CUresult ToDevice(CUdeviceptr dst, const void* src, size_t bytes, CUstream strea
   uint64_t wire_stream;
   if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS)
     return result;
+  if (const CUresult result = CheckHostCopy(call.session(), dst, src, bytes); result != CUDA_SUCCESS) return result;
   const CUresult result = CopyToDevice(call, dst, src, bytes, wire_stream, blocking);
   return CopyPinned(call, result, dst, dst, reinterpret_cast<CUdeviceptr>(src), bytes, wire_stream, blocking);
 }
@@ -129,6 +142,7 @@ CUresult ToHost(void* dst, CUdeviceptr src, size_t bytes, CUstream stream, bool 
   uint64_t wire_stream;
   if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS)
     return result;
+  if (const CUresult result = CheckHostCopy(call.session(), src, dst, bytes); result != CUDA_SUCCESS) return result;
   const CUresult result = CopyToHost(call, dst, src, bytes, wire_stream, blocking);
   return CopyPinned(call, result, src, reinterpret_cast<CUdeviceptr>(dst), src, bytes, wire_stream, blocking);
 }
@@ -143,6 +157,12 @@ CUresult Unified(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream
 }
 
 }  // namespace
+
+bool LeavesAllocation(Session& session, CUdeviceptr address, size_t bytes) {
+  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  const auto* const range = session.device_ranges().Find(address);
+  return range && range->value.source != DeviceRange::kMapped && !range->Contains(address, bytes);
+}
 
 bool IsSharedHostMemory(Session& session, const void* address, size_t bytes, uint64_t* device) {
   const uint64_t start = reinterpret_cast<uint64_t>(address);
@@ -365,9 +385,10 @@ CUresult Custom_cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, C
   request.src_context = reinterpret_cast<uint64_t>(srcContext);
   request.bytes = ByteCount;
   request.Encode(&call.message());
-  const bool known = IsKnownDeviceRange(call.session(), dstDevice, ByteCount) &&
-                     IsKnownDeviceRange(call.session(), srcDevice, ByteCount);
-  return known ? call.Send() : call.Transact();
+  const bool known_dst = IsKnownDeviceRange(call.session(), dstDevice, ByteCount);
+  if (known_dst && IsKnownDeviceRange(call.session(), srcDevice, ByteCount)) return call.Send();
+  return CopyPinned(call, call.Transact(), known_dst ? srcDevice : dstDevice, dstDevice, srcDevice, ByteCount,
+                    request.stream, !hStream);
 }
 
 CUresult Custom_cuMemcpyPeer(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext,

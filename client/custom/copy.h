@@ -19,6 +19,9 @@ CUresult CopyToHost(Call& call, void* dst, CUdeviceptr src, size_t bytes, uint64
 // Waits until all work in `stream` before this moment is done.
 CUresult WaitForStream(Call& call, uint64_t stream);
 
+// Whether `address` lies in an allocation that ends before [address, address + bytes) does.
+bool LeavesAllocation(Session& session, CUdeviceptr address, size_t bytes);
+
 // Whether the server reaches all of [address, address + bytes); `*device` is then where.
 bool IsSharedHostMemory(Session& session, const void* address, size_t bytes, uint64_t* device);
 

@@ -7,16 +7,19 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
 #include "client/custom/copy.h"
 #include "client/custom/managed.h"
+#include "client/custom/mapped_memory.h"
 #include "client/custom/pointer.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/session.h"
-#include "proto/driverabi/array_format.h"
 #include "proto/codec/codec.h"
+#include "proto/driverabi/array_format.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -24,10 +27,28 @@ namespace {
 constexpr CallInfo kCopy2D{kCall_cuMemcpy2DAsync_v2, "cuMemcpy2D", true, ContextOf::kObject};
 constexpr CallInfo kCopy3D{kCall_cuMemcpy3DAsync_v2, "cuMemcpy3D", true, ContextOf::kObject};
 
-// A unified side becomes what its pointer says it is. So does a host side in managed memory, which the server reaches in the
-// stream's order.
+// Longer rows go in pieces.
+constexpr size_t kLongestRow = size_t(64) << 20;
+// No row of an array is as long.
+constexpr size_t kLongestArrayRow = size_t(16) << 20;
+
+// Whether a device's address is that of pinned memory, which the driver takes for it.
+bool IsPinned(Session& session, CUdeviceptr address) {
+  if (IsDevicePointer(session, address)) return false;
+  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  return session.host_ranges().Find(address) != nullptr;
+}
+
+// A unified side becomes what its pointer says it is. So does a host side in managed memory, which the server reaches
+// in the stream's order, and a device side in pinned memory.
 template <typename Copy>
 void ResolveUnified(Session& session, Copy* copy) {
+  if (copy->srcMemoryType == CU_MEMORYTYPE_DEVICE && IsPinned(session, copy->srcDevice)) {
+    copy->srcMemoryType = CU_MEMORYTYPE_UNIFIED;
+  }
+  if (copy->dstMemoryType == CU_MEMORYTYPE_DEVICE && IsPinned(session, copy->dstDevice)) {
+    copy->dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+  }
   if (copy->srcMemoryType == CU_MEMORYTYPE_HOST && IsManaged(session, reinterpret_cast<uint64_t>(copy->srcHost), 1)) {
     copy->srcMemoryType = CU_MEMORYTYPE_DEVICE;
     copy->srcDevice = reinterpret_cast<uint64_t>(copy->srcHost);
@@ -37,15 +58,35 @@ void ResolveUnified(Session& session, Copy* copy) {
     copy->dstDevice = reinterpret_cast<uint64_t>(copy->dstHost);
   }
   if (copy->srcMemoryType == CU_MEMORYTYPE_UNIFIED) {
-    copy->srcMemoryType =
-        IsDevicePointer(session, copy->srcDevice) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
-    copy->srcHost = reinterpret_cast<const void*>(copy->srcDevice);
+    copy->srcMemoryType = IsDevicePointer(session, copy->srcDevice) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+    copy->srcHost = reinterpret_cast<const void*>(HostAddressOf(session, copy->srcDevice));
   }
   if (copy->dstMemoryType == CU_MEMORYTYPE_UNIFIED) {
-    copy->dstMemoryType =
-        IsDevicePointer(session, copy->dstDevice) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
-    copy->dstHost = reinterpret_cast<void*>(copy->dstDevice);
+    copy->dstMemoryType = IsDevicePointer(session, copy->dstDevice) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+    copy->dstHost = reinterpret_cast<void*>(HostAddressOf(session, copy->dstDevice));
   }
+}
+
+// What the driver refuses before it has copied or looked at a byte.
+CUresult CheckSides(CUmemorytype from, const void* from_host, CUmemorytype to, const void* to_host, size_t width) {
+  for (const CUmemorytype type : {from, to}) {
+    if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_ARRAY)
+      return CUDA_ERROR_INVALID_VALUE;
+    if (type == CU_MEMORYTYPE_ARRAY && width > kLongestArrayRow) return CUDA_ERROR_INVALID_VALUE;
+  }
+  const bool missing = (from == CU_MEMORYTYPE_HOST && !from_host) || (to == CU_MEMORYTYPE_HOST && !to_host);
+  return missing ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+template <typename Copy>
+CUresult Check(Session& session, const Copy& copy) {
+  if (copy.srcMemoryType == CU_MEMORYTYPE_DEVICE && LeavesAllocation(session, copy.srcDevice, copy.WidthInBytes)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (copy.dstMemoryType == CU_MEMORYTYPE_DEVICE && LeavesAllocation(session, copy.dstDevice, copy.WidthInBytes)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return CheckSides(copy.srcMemoryType, copy.srcHost, copy.dstMemoryType, copy.dstHost, copy.WidthInBytes);
 }
 
 template <typename Request, typename Copy>
@@ -55,9 +96,9 @@ void Describe(const Copy& copy, uint64_t stream, bool unaligned, Request* reques
   request->unaligned = unaligned;
 }
 
-// One rectangle; both host sides, if any, are in `copy` as pitch and offsets say.
+// One rectangle, whose rows fit a message; both host sides, if any, are in `copy` as pitch and offsets say.
 template <typename Request, typename Copy>
-CUresult CopyRectangle(Call& call, Copy copy, uint64_t stream, bool unaligned) {
+CUresult CopyNarrow(Call& call, Copy copy, uint64_t stream, bool unaligned) {
   const size_t width = copy.WidthInBytes;
   const size_t height = copy.Height;
   const bool from_host = copy.srcMemoryType == CU_MEMORYTYPE_HOST;
@@ -76,7 +117,7 @@ CUresult CopyRectangle(Call& call, Copy copy, uint64_t stream, bool unaligned) {
     // What the GPU can write, earlier work in the stream may still have to.
     uint64_t device;
     const CUresult result = IsSharedHostMemory(call.session(), src, 1, &device) ? WaitForStream(call, stream)
-                                                                                 : SettleHostFunctions(call, stream);
+                                                                                : SettleHostFunctions(call, stream);
     if (result != CUDA_SUCCESS) return result;
     call.set_id(call.info().id);  // waiting was another request
   }
@@ -120,6 +161,24 @@ CUresult CopyRectangle(Call& call, Copy copy, uint64_t stream, bool unaligned) {
   return CUDA_SUCCESS;
 }
 
+template <typename Request, typename Copy>
+CUresult CopyRectangle(Call& call, Copy copy, uint64_t stream, bool unaligned) {
+  const size_t width = copy.WidthInBytes;
+  // The pitches' default is the whole width. (Between two host sides the width does not matter.)
+  if (!copy.srcPitch && copy.Height > 1) copy.srcPitch = width;
+  if (!copy.dstPitch && copy.Height > 1) copy.dstPitch = width;
+  for (size_t x = 0; x < width;) {
+    Copy piece = copy;
+    piece.WidthInBytes = std::min(width - x, kLongestRow);
+    piece.srcXInBytes += x;
+    piece.dstXInBytes += x;
+    const CUresult result = CopyNarrow<Request>(call, piece, stream, unaligned);
+    if (result != CUDA_SUCCESS) return result;
+    x += piece.WidthInBytes;
+  }
+  return CUDA_SUCCESS;
+}
+
 // Between device memory and arrays only: the struct says it all.
 template <typename Request, typename Copy>
 CUresult CopyOnServer(Call& call, const Copy& copy, uint64_t stream, bool unaligned, bool blocking) {
@@ -137,10 +196,12 @@ CUresult Copy2D(const CUDA_MEMCPY2D* pCopy, CUstream stream, bool per_thread, bo
   Call call(kCopy2D);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   uint64_t wire_stream;
-  if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS)
+    return result;
   CUDA_MEMCPY2D copy = *pCopy;
   if (copy.WidthInBytes == 0 || copy.Height == 0) return CUDA_SUCCESS;
   ResolveUnified(call.session(), &copy);
+  if (const CUresult result = Check(call.session(), copy); result != CUDA_SUCCESS) return result;
   if (AlwaysOnServer(copy.srcMemoryType, copy.dstMemoryType)) {
     return CopyOnServer<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned, blocking);
   }
@@ -152,10 +213,12 @@ CUresult Copy3D(const CUDA_MEMCPY3D* pCopy, CUstream stream, bool per_thread, bo
   Call call(kCopy3D);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   uint64_t wire_stream;
-  if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = call.StreamToWire(stream, per_thread, &wire_stream); result != CUDA_SUCCESS)
+    return result;
   CUDA_MEMCPY3D copy = *pCopy;
   if (copy.WidthInBytes == 0 || copy.Height == 0 || copy.Depth == 0) return CUDA_SUCCESS;
   ResolveUnified(call.session(), &copy);
+  if (const CUresult result = Check(call.session(), copy); result != CUDA_SUCCESS) return result;
   if (AlwaysOnServer(copy.srcMemoryType, copy.dstMemoryType)) {
     return CopyOnServer<wire::cuMemcpy3DAsync_v2_Request>(call, copy, wire_stream, false, blocking);
   }
@@ -332,7 +395,9 @@ CUresult Custom_cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* pCopy, CUstream hStream,
   return Copy3D(pCopy, hStream, per_thread, false);
 }
 
-CUresult Custom_cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hStream, bool per_thread) {
+namespace {
+
+CUresult CopyPeer(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hStream, bool per_thread, bool blocking) {
   if (!pCopy) return CUDA_ERROR_INVALID_VALUE;
   Call call(kCopy3D);
   call.set_id(kCall_cuMemcpy3DPeerAsync);
@@ -342,15 +407,46 @@ CUresult Custom_cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hS
     return result;
   }
   CUDA_MEMCPY3D_PEER copy = *pCopy;
+  if (copy.WidthInBytes == 0 || copy.Height == 0 || copy.Depth == 0) return CUDA_SUCCESS;
   ResolveUnified(call.session(), &copy);
-  if (!AlwaysOnServer(copy.srcMemoryType, copy.dstMemoryType)) {
-    return Call::Unsupported("cuMemcpy3DPeer", "between contexts only device memory and arrays are copied");
+  if (const CUresult result = Check(call.session(), copy); result != CUDA_SUCCESS) return result;
+  if (AlwaysOnServer(copy.srcMemoryType, copy.dstMemoryType)) {
+    return CopyOnServer<wire::cuMemcpy3DPeerAsync_Request>(call, copy, wire_stream, false, true);
   }
-  return CopyOnServer<wire::cuMemcpy3DPeerAsync_Request>(call, copy, wire_stream, false, true);
+  // Host memory is in no context.
+  CUDA_MEMCPY3D one{};
+  one.srcXInBytes = copy.srcXInBytes;
+  one.srcY = copy.srcY;
+  one.srcZ = copy.srcZ;
+  one.srcMemoryType = copy.srcMemoryType;
+  one.srcHost = copy.srcHost;
+  one.srcDevice = copy.srcDevice;
+  one.srcArray = copy.srcArray;
+  one.srcPitch = copy.srcPitch;
+  one.srcHeight = copy.srcHeight;
+  one.dstXInBytes = copy.dstXInBytes;
+  one.dstY = copy.dstY;
+  one.dstZ = copy.dstZ;
+  one.dstMemoryType = copy.dstMemoryType;
+  one.dstHost = copy.dstHost;
+  one.dstDevice = copy.dstDevice;
+  one.dstArray = copy.dstArray;
+  one.dstPitch = copy.dstPitch;
+  one.dstHeight = copy.dstHeight;
+  one.WidthInBytes = copy.WidthInBytes;
+  one.Height = copy.Height;
+  one.Depth = copy.Depth;
+  return Copy3D(&one, hStream, per_thread, blocking);
+}
+
+}  // namespace
+
+CUresult Custom_cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hStream, bool per_thread) {
+  return CopyPeer(pCopy, hStream, per_thread, false);
 }
 
 CUresult Custom_cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* pCopy, bool per_thread) {
-  return Custom_cuMemcpy3DPeerAsync(pCopy, nullptr, per_thread);
+  return CopyPeer(pCopy, nullptr, per_thread, true);
 }
 
 CUresult Custom_cuMemcpyHtoA_v2(CUarray dstArray, size_t dstOffset, const void* srcHost, size_t ByteCount,

@@ -244,6 +244,8 @@ CUresult Custom_cuFuncGetAttribute(int* pi, CUfunction_attribute attrib, CUfunct
 
 CUresult Custom_cuKernelGetAttribute(int* pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev) {
   static constexpr CallInfo kInfo{kLocalCall, "cuKernelGetAttribute", false, ContextOf::kNone};
+  Session* const session = Session::Get();
+  if (session && (dev < 0 || size_t(dev) >= session->devices().size())) return CUDA_ERROR_INVALID_DEVICE;
   return GetAttribute(kInfo, reinterpret_cast<uint64_t>(kernel), dev, attrib, pi);
 }
 

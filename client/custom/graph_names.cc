@@ -72,7 +72,7 @@ CUresult NameNodes(Session& session, uint64_t graph_or_node) {
     const Object* const node = session.handles().Find(Kind::kGraphNode, graph);
     graph = node ? node->parent : 0;
   }
-  if (!call.Valid(Kind::kGraph, graph)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!call.Valid(Kind::kGraph, graph)) return CUDA_ERROR_INVALID_VALUE;
   uint64_t unnamed = 0;
   if (const CUresult result = Name(call, graph, {}, &unnamed); result != CUDA_SUCCESS) return result;
   while (unnamed != 0) {
@@ -95,7 +95,7 @@ CUresult Custom_cuGraphDestroyNode(CUgraphNode hNode) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuGraphDestroyNode_Request request;
   request.hNode = reinterpret_cast<uint64_t>(hNode);
-  if (!call.Valid(Kind::kGraphNode, request.hNode)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!call.Valid(Kind::kGraphNode, request.hNode)) return CUDA_ERROR_INVALID_VALUE;
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   uint64_t graph = 0;

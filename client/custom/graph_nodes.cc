@@ -172,7 +172,7 @@ CUresult FillAny(Call& call, const CUgraphNodeParams& node, NodeMessage* out) {
       out->params.memset = {reinterpret_cast<const char*>(&out->memset), sizeof out->memset};
       return CheckContext(call, node.memset.ctx, out);
     case CU_GRAPH_NODE_TYPE_GRAPH:
-      if (!call.Valid(Kind::kGraph, node.graph.graph)) return CUDA_ERROR_INVALID_HANDLE;
+      if (!call.Valid(Kind::kGraph, node.graph.graph)) return CUDA_ERROR_INVALID_VALUE;
       out->params.type = node.type;
       out->params.graph = reinterpret_cast<uint64_t>(node.graph.graph);
       out->needs.push_back(out->params.graph);
@@ -219,14 +219,14 @@ CUresult Add(const CallInfo& info, CUgraphNode* node, CUgraph graph, const CUgra
   if (node == nullptr || (count != 0 && dependencies == nullptr)) return CUDA_ERROR_INVALID_VALUE;
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  if (!call.Valid(Kind::kGraph, graph)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!call.Valid(Kind::kGraph, graph)) return CUDA_ERROR_INVALID_VALUE;
   if (count > kMaxMessageBytes / 32) return Call::Unsupported(info.name, "more dependencies than a message holds");
   NodeMessage message;
   if (const CUresult result = fill(call, &message); result != CUDA_SUCCESS) return result;
   wire::cuGraphAddNode_v2_Request request;
   request.graph = reinterpret_cast<uint64_t>(graph);
   for (size_t i = 0; i < count; ++i) {
-    if (!call.Valid(Kind::kGraphNode, dependencies[i])) return CUDA_ERROR_INVALID_HANDLE;
+    if (!call.Valid(Kind::kGraphNode, dependencies[i])) return CUDA_ERROR_INVALID_VALUE;
     request.dependencies.push_back(reinterpret_cast<uint64_t>(dependencies[i]));
   }
   if (edges != nullptr) request.edges = {reinterpret_cast<const char*>(edges), count * sizeof *edges};
@@ -247,7 +247,7 @@ template <typename Fill>
 CUresult Set(const CallInfo& info, CUgraphNode node, Fill fill) {
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  if (!call.Valid(Kind::kGraphNode, node)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!call.Valid(Kind::kGraphNode, node)) return CUDA_ERROR_INVALID_VALUE;
   NodeMessage message;
   if (const CUresult result = fill(call, &message); result != CUDA_SUCCESS) return result;
   wire::cuGraphNodeSetParams_Request request;
@@ -266,7 +266,7 @@ template <typename Fill>
 CUresult SetExec(const CallInfo& info, CUgraphExec exec, CUgraphNode node, Fill fill) {
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  if (!call.Valid(Kind::kGraphExec, exec) || !call.Valid(Kind::kGraphNode, node)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!call.Valid(Kind::kGraphExec, exec) || !call.Valid(Kind::kGraphNode, node)) return CUDA_ERROR_INVALID_VALUE;
   NodeMessage message;
   if (const CUresult result = fill(call, &message); result != CUDA_SUCCESS) return result;
   wire::cuGraphExecNodeSetParams_Request request;
@@ -287,7 +287,7 @@ CUresult Get(const char* name, CUgraphNode node, CUgraphNodeType type, Take take
   const CallInfo info{kOpGraphNodeParams, name, false, ContextOf::kNone};
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  if (!call.Valid(Kind::kGraphNode, node)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!call.Valid(Kind::kGraphNode, node)) return CUDA_ERROR_INVALID_VALUE;
   wire::OpGraphNodeParams_Request request;
   request.node = reinterpret_cast<uint64_t>(node);
   request.type = type;

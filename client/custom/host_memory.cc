@@ -1,6 +1,7 @@
 // Pinned host memory. See client/session/host_arena.h for how it is shared with a server on the same machine.
 
 #include <cuda.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <mutex>
@@ -18,6 +19,17 @@ namespace {
 constexpr unsigned kAllocFlags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
 constexpr unsigned kRegisterFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
                                     CU_MEMHOSTREGISTER_IOMEMORY | CU_MEMHOSTREGISTER_READ_ONLY;
+
+// Whether the process has memory from the first byte to the last, as far as their pages say.
+bool IsMemory(uint64_t address, size_t bytes) {
+  const uint64_t page = uint64_t(sysconf(_SC_PAGESIZE));
+  unsigned char there;
+  if (bytes > UINT64_MAX - address) return false;
+  for (const uint64_t byte : {address, address + bytes - 1}) {
+    if (mincore(reinterpret_cast<void*>(byte / page * page), page, &there) != 0) return false;
+  }
+  return true;
+}
 
 CUresult Allocate(const CallInfo& info, void** pp, size_t bytesize, unsigned flags) {
   if (!pp || bytesize == 0 || (flags & ~kAllocFlags)) return CUDA_ERROR_INVALID_VALUE;
@@ -104,6 +116,7 @@ CUresult Custom_cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flag
   Session& session = call.session();
   std::unique_lock<std::shared_mutex> lock(session.mutex());
   const uint64_t address = reinterpret_cast<uint64_t>(p);
+  if (!IsMemory(address, bytesize)) return CUDA_ERROR_INVALID_VALUE;
   // Natively an overlap with a registered or allocated range is refused.
   if (session.host_ranges().Find(address) || session.host_ranges().Find(address + bytesize - 1)) {
     return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;

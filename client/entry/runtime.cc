@@ -1,9 +1,12 @@
 #include "client/entry/runtime.h"
 
+#include <mutex>
+#include <shared_mutex>
+
 #include "client/custom/graph_names.h"
 #include "client/custom/managed.h"
 #include "client/custom/mapped_memory.h"
-#include "client/custom/pointer.h"
+#include "client/session/session.h"
 #include "client/session/thread_state.h"
 
 namespace cuda_remote::client {
@@ -12,12 +15,15 @@ replay::ObjectKey CurrentContextKey(Call& call) { return {Kind::kContext, call.t
 
 CUresult NameNodesOf(Call& call, uint64_t graph_or_node) { return NameNodes(call.session(), graph_or_node); }
 
-bool LooksLikeDeviceMemory(Call& call, CUdeviceptr address) {
+bool KnowsDeviceRange(Call& call, CUdeviceptr address, uint64_t bytes) {
   // Pinned memory is the GPU's as well; a server that does not share it must have it first.
   uint64_t device;
   if (HostArena::Contains(address)) MapForDevice(call, address, &device);
   // What the host uses too is waited for: a fill of it has been done when the call returns.
-  return IsDevicePointer(call.session(), address) && !IsManaged(call.session(), address, 1);
+  if (IsManaged(call.session(), address, 1)) return false;
+  std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+  const auto* const range = call.session().device_ranges().Find(address);
+  return range && range->Contains(address, bytes);
 }
 
 }  // namespace cuda_remote::client

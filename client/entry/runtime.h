@@ -28,7 +28,9 @@ inline constexpr CUresult kBadReply = CUDA_ERROR_UNKNOWN;
 inline bool Fits(uint64_t count, size_t element) { return count <= kMaxMessageBytes / 4 / element; }
 
 // An array that does not: refused by name rather than cut.
-inline CUresult TooLong(const CallInfo& info) { return Call::Unsupported(info.name, "an array is longer than a message"); }
+inline CUresult TooLong(const CallInfo& info) {
+  return Call::Unsupported(info.name, "an array is longer than a message");
+}
 
 template <typename T>
 std::string_view ArrayBytes(const T* values, uint64_t count) {
@@ -78,9 +80,9 @@ replay::ObjectKey CurrentContextKey(Call& call);
 // Sees to it that all nodes of a graph, or of a node's graph, have handles, before a call whose answer names them.
 CUresult NameNodesOf(Call& call, uint64_t graph_or_node);
 
-// Whether the client knows `address` to be device memory. A "no" only costs a wait for the driver's own answer. Has the
-// server map pinned memory that it does not have yet.
-bool LooksLikeDeviceMemory(Call& call, CUdeviceptr address);
+// Whether the client knows [address, address + bytes) to be device memory. A "no" only costs a wait for the server's
+// own answer. Has the server map pinned memory that it does not have yet.
+bool KnowsDeviceRange(Call& call, CUdeviceptr address, uint64_t bytes);
 
 }  // namespace cuda_remote::client
 

@@ -1,4 +1,4 @@
-// Sizes of untyped values whose type depends on an attribute; semantics rows name these functions.
+// Sizes that depend on arguments: of untyped values, and of the memory that calls use. Semantics rows name these functions.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.
 #ifndef CUDA_REMOTE_PROTO_API_ATTRIBUTE_SIZES_H_
@@ -7,6 +7,7 @@
 #include <cuda.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace cuda_remote {
 
@@ -21,6 +22,19 @@ inline size_t PoolAttributeSize(CUmemPool_attribute attribute) {
     default:
       return sizeof(cuuint64_t);
   }
+}
+
+// `count` things of `size` bytes; all there is, if that is too many.
+constexpr uint64_t ScaledBytes(uint64_t count, uint64_t size) {
+  return count > UINT64_MAX / size ? UINT64_MAX : count * size;
+}
+
+// From the first byte to the last of `height` rows of `width` things of `size` bytes, with `pitch` bytes from row to row.
+constexpr uint64_t PitchedBytes(uint64_t pitch, uint64_t width, uint64_t height, uint64_t size) {
+  if (width == 0 || height == 0) return 0;
+  const uint64_t row = ScaledBytes(width, size);
+  const uint64_t before = pitch == 0 ? 0 : ScaledBytes(height - 1, pitch);
+  return row > UINT64_MAX - before ? UINT64_MAX : before + row;
 }
 
 }  // namespace cuda_remote

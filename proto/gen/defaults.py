@@ -206,6 +206,8 @@ def assign_roles(model, call, row):
             p.role = "handle"  # the default streams cannot be destroyed
         if p.role in ("struct", "out_struct", "inout", "array") and p.cls == "STRUCT":
             struct_rule(model, call, p)
+        if p.base in model.handles and model.handles[p.base].error:
+            p.error = model.handles[p.base].error
         if p.role in ("handle", "stream") and p.base in model.handles:
             handle = model.handles[p.base]
             p.kind, p.also = handle.kind, handle.also

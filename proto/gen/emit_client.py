@@ -1,7 +1,7 @@
 """client/entry: one exported function for each entry point, the declarations of hand-written bodies, and the exports."""
 
 from proto_gen import text
-from proto_gen.emit_server import error_for, size_expression
+from proto_gen.emit_server import size_expression
 
 KIND = "Kind::k"
 CONTEXT = {"none": "ContextOf::kNone", "thread": "ContextOf::kThread", "object": "ContextOf::kObject"}
@@ -47,7 +47,7 @@ def stub(model, call):
                 bad += f" && !call.Valid({KIND}{p.also}, {n})"
             if p.optional:
                 bad = f"{n} != {none} && {bad}"
-            pre.append(f"  if ({bad}) return {error_for(p.kind)};")
+            pre.append(f"  if ({bad}) return {p.error};")
             fill.append(f"  in.{n} = (uint64_t){n};")
         elif p.role == "string":
             if p.optional:
@@ -86,7 +86,7 @@ def stub(model, call):
             pre.append(pre_check)
             if p.role == "handles":
                 guard = f"{n} != nullptr && " if p.optional else ""
-                pre.append(f"  if ({guard}!AllValid(call, {KIND}{p.kind}, {n}, {count})) return {error_for(p.kind)};")
+                pre.append(f"  if ({guard}!AllValid(call, {KIND}{p.kind}, {n}, {count})) return {p.error};")
             value = f"ArrayBytes({n}, {count})"
             if p.optional:
                 fill.append(f"  if ((in.has_{n} = {n} != nullptr)) in.{n} = {value};")
@@ -105,6 +105,9 @@ def stub(model, call):
             take = "TakeArray"
             guard = f"{n} != nullptr && " if p.optional else ""
             post.append(f"  if ({guard}!{take}(out.{n}, {p.count}, {n})) return kBadReply;")
+            if p.role == "handles" and p.count.startswith("*"):
+                # What is offered and not needed becomes NULL.
+                post.append(f"  if ({n} != nullptr) std::fill({n} + {p.count}, {n} + in.{p.count[1:]}, nullptr);")
         elif p.role == "bytes":
             size = size_expression(p)
             pre.append(f"  if ({n} == nullptr) return CUDA_ERROR_INVALID_VALUE;")
@@ -166,9 +169,10 @@ def stub(model, call):
     lines.append(f"  wire::{call.symbol}_Request in;")
     lines += fill
     lines.append("  in.Encode(&call.message());")
-    if is_async and row.wait_unless_device:
+    if is_async and row.HasField("device_range"):
         # A wrong address fails natively at the call, so whatever looks wrong is waited for.
-        lines.append(f"  const CUresult rc = LooksLikeDeviceMemory(call, {row.wait_unless_device}) ? call.Send() : call.Transact();")
+        memory = row.device_range
+        lines.append(f"  const CUresult rc = KnowsDeviceRange(call, {memory.address}, {memory.bytes}) ? call.Send() : call.Transact();")
     else:
         how = "Send()" if is_async else "Transact()"
         if row is not None and row.cached:
@@ -258,7 +262,7 @@ def family_file(model, family, numbers):
     for c in calls:
         lines += exported(model, c, numbers)
     lines += ["", '}  // extern "C"']
-    includes = ["<cuda.h>", "<cudaProfiler.h>", '"client/entry/custom.gen.h"', '"client/entry/runtime.h"', '"client/session/call.h"',
+    includes = ["<cuda.h>", "<cudaProfiler.h>", "<algorithm>", '"client/entry/custom.gen.h"', '"client/entry/runtime.h"', '"client/session/call.h"',
                 '"proto/api/call_ids.gen.h"', f'"proto/codec/{family.name}.gen.h"', '"proto/codec/wire.h"']
     return text.source(includes, "\n".join(lines), "cuda_remote::client", ["__CUDA_API_VERSION_INTERNAL  // no macros over the exported names"])
 

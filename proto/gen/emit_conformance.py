@@ -106,7 +106,11 @@ def case(model, call):
                 expect = expect.replace("LENGTH", f"size_t({size})")
                 loop = f"for (size_t i = 0; i < size_t({size}); ++i) " if p.role == "handles" else ""
                 after.append(f"  if (!(g_null && {'true' if p.optional else 'false'})) {{ {loop}{expect}; }}")
-                after.append(f"  EXPECT_TRUE(Untouched({a} + size_t({size}), sizeof *{a}));")
+                end = size
+                if p.role == "handles" and p.count.startswith("*"):
+                    end = "3"  # what was offered and not needed is NULL
+                    after.append(f"  if (!(g_null && {'true' if p.optional else 'false'})) {{ EXPECT_EQ({a}[2], nullptr); }}")
+                after.append(f"  EXPECT_TRUE(Untouched({a} + size_t({end}), sizeof *{a}));")
                 args.append(nullable(p, a))
             del length
         elif p.role == "bytes":

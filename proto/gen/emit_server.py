@@ -50,10 +50,6 @@ def handle_lookup(kind, also, source, target, ctype):
     return cond
 
 
-def error_for(kind):
-    return "CUDA_ERROR_INVALID_CONTEXT" if kind == "Context" else "CUDA_ERROR_INVALID_HANDLE"
-
-
 def struct_handles(p, n, to_real):
     """Statements that translate the handles inside a struct `n`."""
     lines = []
@@ -65,7 +61,7 @@ def struct_handles(p, n, to_real):
             if h.optional:
                 check = f"{member} != nullptr && {check}"
             cond_text = f"{cond} && {check}" if cond else check
-            lines.append(f"  if ({cond_text}) return {error_for(h.kind)};")
+            lines.append(f"  if ({cond_text}) return CUDA_ERROR_INVALID_HANDLE;")
         else:
             cond_text = f"if {cond} " if cond else ""
             lines.append(f"  {cond_text}{member} = (decltype({member}))session.Virtual({KIND}{h.kind}, uint64_t({member}));")
@@ -89,7 +85,7 @@ def handler(call):
         elif p.role == "handle":
             pre.append(f"  {value} {n} = {{}};")
             guard = f"in.{n} != 0 && " if p.optional else ""
-            pre.append(f"  if ({guard}!{handle_lookup(p.kind, p.also, 'in.' + n, n, value)}) return {error_for(p.kind)};")
+            pre.append(f"  if ({guard}!{handle_lookup(p.kind, p.also, 'in.' + n, n, value)}) return {p.error};")
             args.append(n)
         elif p.role == "string":
             pre.append(f"  const std::string {n}(in.{n});")
@@ -129,7 +125,7 @@ def handler(call):
             pre.append(f"  std::vector<{value}> {n};")
             copy = "CopyHandles(session, " + (f"{KIND}{p.kind}, " if p.role == "handles" else "") if p.role == "handles" else "CopyArray("
             guard = f"{has} && " if has else ""
-            result = error_for(p.kind) if p.role == "handles" else "kMalformedRequest"
+            result = p.error if p.role == "handles" else "kMalformedRequest"
             pre.append(f"  if ({guard}!{copy}in.{n}, {count_expression(call, p)}, &{n})) return {result};")
             args.append(f"{has} ? {n}.data() : nullptr" if has else f"{n}.data()")
         elif p.role in ("array", "handles"):
@@ -182,6 +178,9 @@ def handler(call):
     lines = [f"CUresult Handle_{name}(Session& session, const Request& request, ReplyBuilder* reply) {{",
              f"  wire::{name}_Request in;", "  if (!in.Decode(request.message)) return kMalformedRequest;"]
     lines += first + pre
+    if row is not None and row.HasField("device_range"):
+        # Small allocations share pages, so the driver does not see where one ends.
+        lines.append(f"  if (!session.MayUse({row.device_range.address}, {row.device_range.bytes})) return CUDA_ERROR_INVALID_VALUE;")
     lines.append(text.wrap(f"  const CUresult rc = session.driver().{call.member}(", args, ");", "      "))
     if call.reply.fields or post:
         lines.append("  if (rc != CUDA_SUCCESS) return rc;")

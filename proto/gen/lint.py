@@ -57,8 +57,8 @@ def check(model):
                 problems.append(f"{call.symbol}: undoes {row.modifies.undoes}, which is no modification of the same key")
         if getattr(row, "async") and call.reply is not None and call.reply.fields:
             problems.append(f"{call.symbol}: async, but it has results")
-        if row.wait_unless_device and (call.param(row.wait_unless_device) is None or not getattr(row, "async")):
-            problems.append(f"{call.symbol}: wait_unless_device names no parameter of an async call")
+        if row.HasField("device_range") and (call.param(row.device_range.address) is None or not getattr(row, "async")):
+            problems.append(f"{call.symbol}: device_range names no parameter of an async call")
         if row.per_thread_forward and model.by_symbol(row.per_thread_forward) is None:
             problems.append(f"{call.symbol}: per_thread_forward names no call")
     return problems

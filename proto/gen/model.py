@@ -57,6 +57,7 @@ class Param:
     role: str = ""       # see defaults.py
     kind: str = ""       # handles: kind of object
     also: str = ""
+    error: str = "CUDA_ERROR_INVALID_HANDLE"  # handles: the answer for one that is none
     parent: str = ""
     depends: tuple = ()
     optional: bool = False

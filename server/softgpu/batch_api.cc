@@ -10,10 +10,20 @@
 
 using namespace cuda_remote::softgpu;
 
+namespace {
+// Batches are not for the legacy default stream.
+bool IsLegacy(CUstream value) {
+  ContextPtr context;
+  StreamPtr stream;
+  return ResolveStream(value, &context, &stream) == CUDA_SUCCESS && context && stream == context->legacy();
+}
+}  // namespace
+
 SOFTGPU_API cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count, CUmemcpyAttributes*,
                                   size_t*, size_t, CUstream stream) {
   SOFTGPU_ENTER();
-  if (count == 0 || to == nullptr || from == nullptr || sizes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (count == 0 || to == nullptr || from == nullptr || sizes == nullptr || IsLegacy(stream))
+    return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
     if (CUresult result = cuMemcpyAsync(to[i], from[i], sizes[i], stream); result != CUDA_SUCCESS) return result;
   }
@@ -22,7 +32,8 @@ SOFTGPU_API cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, size_t* si
 SOFTGPU_API cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count, CUmemcpyAttributes*,
                                size_t*, size_t, size_t* failed, CUstream stream) {
   SOFTGPU_ENTER();
-  if (count == 0 || to == nullptr || from == nullptr || sizes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (count == 0 || to == nullptr || from == nullptr || sizes == nullptr || IsLegacy(stream))
+    return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
     if (CUresult result = cuMemcpyAsync(to[i], from[i], sizes[i], stream); result != CUDA_SUCCESS) {
       if (failed != nullptr) *failed = i;
@@ -35,7 +46,7 @@ SOFTGPU_API cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes
 SOFTGPU_API cuMemcpy3DBatchAsync_v2(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, unsigned long long flags,
                                     CUstream stream) {
   SOFTGPU_ENTER();
-  if (count == 0 || list == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (count == 0 || list == nullptr || flags != 0 || IsLegacy(stream)) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
     const CUDA_MEMCPY3D_BATCH_OP& op = list[i];
     if (op.src.type != CU_MEMCPY_OPERAND_TYPE_POINTER || op.dst.type != CU_MEMCPY_OPERAND_TYPE_POINTER) {
@@ -56,9 +67,8 @@ SOFTGPU_API cuMemcpy3DBatchAsync_v2(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, 
   }
   return CUDA_SUCCESS;
 }
-SOFTGPU_API cuMemcpy3DBatchAsync(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, size_t* failed, unsigned long long flags,
+SOFTGPU_API cuMemcpy3DBatchAsync(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, size_t*, unsigned long long flags,
                                  CUstream stream) {
-  if (failed != nullptr) *failed = 0;
   return cuMemcpy3DBatchAsync_v2(count, list, flags, stream);
 }
 

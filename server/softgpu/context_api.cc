@@ -305,8 +305,9 @@ SOFTGPU_API cuCtxResetPersistingL2Cache() {
   return CUDA_SUCCESS;
 }
 
-SOFTGPU_API cuCtxGetExecAffinity(CUexecAffinityParam*, CUexecAffinityType) {
+SOFTGPU_API cuCtxGetExecAffinity(CUexecAffinityParam* affinity, CUexecAffinityType) {
   SOFTGPU_ENTER_CONTEXT(context);
+  if (affinity == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
 }
 
@@ -314,7 +315,8 @@ SOFTGPU_API cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
   SOFTGPU_ENTER_CONTEXT(context);
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
   ContextPtr other = Registry<Context>::Get().Find(peer);
-  if (!other || other->device() == context->device()) return CUDA_ERROR_INVALID_DEVICE;
+  if (!other) return CUDA_ERROR_INVALID_CONTEXT;
+  if (other->device() == context->device()) return CUDA_ERROR_INVALID_DEVICE;
   return context->EnablePeer(other->id()) ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
 }
 

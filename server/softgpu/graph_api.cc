@@ -281,15 +281,17 @@ SOFTGPU_API cuDeviceGraphMemTrim(CUdevice device) {
   SOFTGPU_ENTER();
   return GetDevice(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
-SOFTGPU_API cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute, void* value) {
+SOFTGPU_API cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void* value) {
   SOFTGPU_ENTER();
-  if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (value == nullptr || attribute > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) return CUDA_ERROR_INVALID_VALUE;
   if (!GetDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
   *static_cast<cuuint64_t*>(value) = 0;
   return CUDA_SUCCESS;
 }
-SOFTGPU_API cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute, void* value) {
+SOFTGPU_API cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void* value) {
   SOFTGPU_ENTER();
-  if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  // Only the high-water marks can be set.
+  const bool high = attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
+  if (value == nullptr || !high) return CUDA_ERROR_INVALID_VALUE;
   return GetDevice(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }

@@ -18,6 +18,7 @@ using NodePtr = std::shared_ptr<GraphNode>;
 GraphNode* ExecNode(CUgraphExec exec_handle, CUgraphNode handle, GraphExecPtr* exec) {
   *exec = Registry<GraphExec>::Get().Find(exec_handle);
   if (!*exec) return nullptr;
+  if (!Registry<GraphNode>::Get().Find(handle)) return nullptr;  // taken out of its graph
   auto it = (*exec)->made.find(reinterpret_cast<const GraphNode*>(handle));
   return it == (*exec)->made.end() ? nullptr : it->second;
 }

@@ -142,7 +142,8 @@ CUresult SetWork(CUgraphNode handle, CUgraphNodeType type, Work work) {
 // The executable graph's own node for a node of the graph that it was made from. Under the capture lock.
 CUresult ExecNode(CUgraphExec exec_handle, CUgraphNode handle, GraphExecPtr* exec, GraphNode** node) {
   *exec = Registry<GraphExec>::Get().Find(exec_handle);
-  if (!*exec) return CUDA_ERROR_INVALID_VALUE;
+  // A node that was taken out of its graph since is none any more.
+  if (!*exec || !Registry<GraphNode>::Get().Find(handle)) return CUDA_ERROR_INVALID_VALUE;
   auto it = (*exec)->made.find(reinterpret_cast<const GraphNode*>(handle));
   if (it == (*exec)->made.end()) return CUDA_ERROR_INVALID_VALUE;
   *node = it->second;

@@ -1,5 +1,6 @@
 // cuInit, devices, errors, entry points by name, private tables.
 #include <algorithm>
+#include <climits>
 #include <cstdio>
 #include <cstring>
 
@@ -7,6 +8,7 @@
 #include "proto/driverabi/error_names.h"
 #include "proto/driverabi/export_tables.h"
 #include "server/softgpu/api.h"
+#include "server/softgpu/array.h"
 #include "server/softgpu/module.h"
 
 using namespace cuda_remote;
@@ -88,9 +90,9 @@ SOFTGPU_API cuDeviceGetCount(int* count) {
 
 SOFTGPU_API cuDeviceGetName(char* name, int len, CUdevice ordinal) {
   SOFTGPU_ENTER();
-  if (name == nullptr || len <= 0) return CUDA_ERROR_INVALID_VALUE;
+  if (name == nullptr || len == 0) return CUDA_ERROR_INVALID_VALUE;
   if (GetDevice(ordinal) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  std::snprintf(name, len, "cuda-remote software GPU");
+  std::snprintf(name, len < 0 ? INT_MAX : len, "cuda-remote software GPU");
   return CUDA_SUCCESS;
 }
 
@@ -182,9 +184,12 @@ SOFTGPU_API cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attribute,
   return CUDA_SUCCESS;
 }
 
-SOFTGPU_API cuDeviceGetTexture1DLinearMaxWidth(size_t* width, CUarray_format, unsigned, CUdevice ordinal) {
+SOFTGPU_API cuDeviceGetTexture1DLinearMaxWidth(size_t* width, CUarray_format format, unsigned channels,
+                                               CUdevice ordinal) {
   SOFTGPU_ENTER();
-  if (width == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  ptx::Channel channel;
+  if (width == nullptr || !ChannelOf(format, &channel)) return CUDA_ERROR_INVALID_VALUE;
+  if (channels != 1 && channels != 2 && channels != 4) return CUDA_ERROR_INVALID_VALUE;
   if (GetDevice(ordinal) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
   *width = 1 << 27;
   return CUDA_SUCCESS;

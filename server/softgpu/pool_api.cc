@@ -195,8 +195,7 @@ SOFTGPU_API cuDeviceGetDefaultMemPool(CUmemoryPool* out, CUdevice device) {
 
 SOFTGPU_API cuDeviceGetMemPool(CUmemoryPool* out, CUdevice device) {
   SOFTGPU_ENTER();
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (GetDevice(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  if (out == nullptr || GetDevice(device) == nullptr) return CUDA_ERROR_INVALID_VALUE;  // so says driver 580
   std::lock_guard<std::mutex> lock(g_pools_mutex);
   *out = PoolsOf(device).current->handle();
   return CUDA_SUCCESS;
@@ -205,8 +204,8 @@ SOFTGPU_API cuDeviceGetMemPool(CUmemoryPool* out, CUdevice device) {
 SOFTGPU_API cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle) {
   SOFTGPU_ENTER();
   PoolPtr pool = Registry<Pool>::Get().Find(handle);
-  if (!pool) return CUDA_ERROR_INVALID_VALUE;
-  if (GetDevice(device) == nullptr || pool->device != device) return CUDA_ERROR_INVALID_DEVICE;
+  if (!pool || GetDevice(device) == nullptr) return CUDA_ERROR_INVALID_VALUE;  // so says driver 580
+  if (pool->device != device) return CUDA_ERROR_INVALID_DEVICE;
   std::lock_guard<std::mutex> lock(g_pools_mutex);
   PoolsOf(device).current = pool;
   return CUDA_SUCCESS;

@@ -264,6 +264,9 @@ SOFTGPU_API cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t
 SOFTGPU_API cuStreamWaitValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned int flags) {
   return cuStreamWaitValue64_v2(stream, address, value, flags);
 }
+SOFTGPU_API cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatchMemOpParams* list, unsigned int flags) {
+  return cuStreamBatchMemOp_v2(stream, count, list, flags);
+}
 SOFTGPU_API cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags) {
   return cuStreamWriteValue32_v2(stream, address, value, flags);
 }

@@ -43,7 +43,8 @@ void Look(const DriverTable& table, int device, int count, DeviceFacts* facts) {
   CUuuid uuid = {};
   if (table.cuDeviceGetUuid_v2(&uuid, device) == CUDA_SUCCESS) facts->uuid.assign(uuid.bytes, sizeof uuid.bytes);
   char luid[8] = {};
-  if (table.cuDeviceGetLuid(luid, &facts->luid_node_mask, device) == CUDA_SUCCESS) facts->luid.assign(luid, sizeof luid);
+  if (table.cuDeviceGetLuid(luid, &facts->luid_node_mask, device) == CUDA_SUCCESS)
+    facts->luid.assign(luid, sizeof luid);
   size_t bytes = 0;
   if (table.cuDeviceTotalMem_v2(&bytes, device) == CUDA_SUCCESS) facts->total_memory = bytes;
   char bus[32] = {};
@@ -56,8 +57,8 @@ void Look(const DriverTable& table, int device, int count, DeviceFacts* facts) {
   // What this system does not offer, though the GPU could: memory that the host and the GPU both touch at will, and
   // memory handed to other processes.
   for (const CUdevice_attribute without :
-       {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
-        CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+       {CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
+        CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
         CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED,
         CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED}) {
     if (facts->attributes[without] != kRefusedAttribute) facts->attributes[without] = 0;

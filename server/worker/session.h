@@ -32,9 +32,9 @@ struct Request {
 
 // What a handler fills in besides the CUresult it returns.
 struct ReplyBuilder {
-  std::string message;   // encoded reply message
-  std::string payload;   // bytes for the client's buffer
-  bool deferred = false; // set by Session::Defer: the reply is sent later
+  std::string message;    // encoded reply message
+  std::string payload;    // bytes for the client's buffer
+  bool deferred = false;  // set by Session::Defer: the reply is sent later
 };
 
 class Session {
@@ -61,7 +61,8 @@ class Session {
   // Virtual handle of a real one that the client knows; 0 if it does not.
   virtual uint64_t Virtual(Kind kind, uint64_t real) const = 0;
 
-  // Whether the client may bind this virtual handle: right kind, sane slot, not in use. Check before the driver creates.
+  // Whether the client may bind this virtual handle: right kind, sane slot, not in use. Check before the driver
+  // creates.
   virtual bool MayBind(Kind kind, uint64_t handle) const = 0;
   // Binds a virtual handle that MayBind accepted. `parent` is the virtual handle (0: none) that it dies with.
   virtual void Bind(Kind kind, uint64_t handle, uint64_t real, uint64_t parent) = 0;
@@ -70,6 +71,8 @@ class Session {
 
   // Whether [address, address + bytes) lies inside one live device allocation or module global of this session.
   virtual bool OwnsDeviceRange(CUdeviceptr address, uint64_t bytes) const = 0;
+  // The same, or inside one piece of pinned memory.
+  virtual bool MayUse(CUdeviceptr address, uint64_t bytes) const = 0;
 
   // Virtual handle of the context that the request names; 0 for none.
   virtual uint64_t CurrentContext() const = 0;
@@ -80,7 +83,8 @@ class Session {
     return 0;
   }
 
-  // What a graph's host node calls, with which data, for the client's function `id`: null if there can be no such function.
+  // What a graph's host node calls, with which data, for the client's function `id`: null if there can be no such
+  // function.
   virtual CUhostFn HostFunction(uint64_t id, void** data) {
     (void)id, (void)data;
     return nullptr;
@@ -91,8 +95,8 @@ class Session {
     return 0;
   }
 
-  // Runs `wait` on a waiter thread with the request's context current and replies with what it returns; the executor goes
-  // on. `wait` may block on the GPU; it must not touch the Session. The request's views are not valid inside.
+  // Runs `wait` on a waiter thread with the request's context current and replies with what it returns; the executor
+  // goes on. `wait` may block on the GPU; it must not touch the Session. The request's views are not valid inside.
   virtual void Defer(ReplyBuilder* reply, std::function<CUresult(std::string* message, std::string* payload)> wait) = 0;
 };
 

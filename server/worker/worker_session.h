@@ -123,6 +123,9 @@ class WorkerSession : public Session {
   void Bind(Kind kind, uint64_t handle, uint64_t real, uint64_t parent) override;
   void Unbind(uint64_t handle) override;
   bool OwnsDeviceRange(CUdeviceptr address, uint64_t bytes) const override { return ranges_.Contains(address, bytes); }
+  bool MayUse(CUdeviceptr address, uint64_t bytes) const override {
+    return ranges_.Contains(address, bytes) || OwnsHostRange(address, bytes);
+  }
   uint64_t CurrentContext() const override { return current_; }
   void Defer(ReplyBuilder* reply, std::function<CUresult(std::string*, std::string*)> wait) override;
   uint64_t KernelOfFunction(CUfunction function) const override;

@@ -67,7 +67,7 @@ TEST_F(WorkerTest, TellsWhatItHas) {
   ASSERT_EQ(info.devices.size(), 1u);
   EXPECT_EQ(info.devices[0].name, "Fake GPU");
   EXPECT_EQ(info.devices[0].attributes.size(), size_t(CU_DEVICE_ATTRIBUTE_MAX));
-  EXPECT_EQ(info.devices[0].attributes[CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY], 0);
+  EXPECT_EQ(info.devices[0].attributes[CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS], 0);
   EXPECT_EQ(info.devices[0].attributes[CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK], 1024);
   EXPECT_EQ(info.driver_version, 13000);
   EXPECT_EQ(info.arena_base, kArenaBase);

@@ -89,6 +89,7 @@ class FakeSession : public server::Session {
   void Bind(Kind, uint64_t handle, uint64_t real, uint64_t) override { g_bound[handle] = real; }
   void Unbind(uint64_t handle) override { g_unbound.insert(handle); }
   bool OwnsDeviceRange(CUdeviceptr, uint64_t) const override { return true; }
+  bool MayUse(CUdeviceptr, uint64_t) const override { return true; }
   uint64_t CurrentContext() const override { return 0; }
   void Defer(server::ReplyBuilder*, std::function<CUresult(std::string*, std::string*)>) override {}
 };
@@ -156,7 +157,8 @@ ThreadState* ThreadState::Get() {
   return &state;
 }
 
-Call::Call(const CallInfo& info) : info_(info), thread_(ThreadState::Get()), message_(new std::string), reply_(new std::string) {}
+Call::Call(const CallInfo& info)
+    : info_(info), thread_(ThreadState::Get()), message_(new std::string), reply_(new std::string) {}
 Call::~Call() {
   delete message_;
   delete reply_;
@@ -171,12 +173,14 @@ CUresult Call::StreamToWire(CUstream stream, bool, uint64_t* wire) {
   return CUDA_SUCCESS;
 }
 uint64_t Call::NewHandle(Kind kind, uint64_t) { return MakeHandle(kind, loopback::g_next_slot++, 1); }
-bool LooksLikeDeviceMemory(Call&, CUdeviceptr address) { return address % 2 == 0; }
+bool KnowsDeviceRange(Call&, CUdeviceptr address, uint64_t) { return address % 2 == 0; }
 CUresult NameNodesOf(Call&, uint64_t) { return CUDA_SUCCESS; }
 replay::ObjectKey CurrentContextKey(Call&) { return {Kind::kContext, 0}; }
 CUresult Call::Send() { return loopback::Execute(info_.id, *message_, reply_); }
 CUresult Call::Transact() { return loopback::Execute(info_.id, *message_, reply_); }
-void Call::Created(replay::ObjectKey object, std::initializer_list<replay::ObjectKey>) { loopback::g_created.insert(object.id); }
+void Call::Created(replay::ObjectKey object, std::initializer_list<replay::ObjectKey>) {
+  loopback::g_created.insert(object.id);
+}
 void Call::Destroyed(replay::ObjectKey object) { loopback::g_destroyed.insert(object.id); }
 CUresult Call::Recall(uint64_t) { return Transact(); }
 void Call::Undone(replay::ObjectKey, uint32_t, uint64_t) { ++loopback::g_modified; }

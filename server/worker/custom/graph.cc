@@ -33,7 +33,7 @@ CUresult Custom_cuGraphInstantiateWithParams(Session& session, const Request&,
   if (!session.MayBind(Kind::kGraphExec, in.exec)) return kMalformedRequest;
   CUgraph graph;
   CUDA_GRAPH_INSTANTIATE_PARAMS params = {};
-  if (!session.Real(Kind::kGraph, in.graph, &graph)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!session.Real(Kind::kGraph, in.graph, &graph)) return CUDA_ERROR_INVALID_VALUE;
   if (!session.RealStream(in.upload_stream, &params.hUploadStream)) return CUDA_ERROR_INVALID_HANDLE;
   params.flags = in.flags;
   CUgraphExec exec = nullptr;
@@ -49,7 +49,7 @@ CUresult Custom_cuGraphExecUpdate_v2(Session& session, const Request&, const wir
   CUgraphExec exec;
   CUgraph graph;
   if (!session.Real(Kind::kGraphExec, in.exec, &exec) || !session.Real(Kind::kGraph, in.graph, &graph)) {
-    return CUDA_ERROR_INVALID_HANDLE;
+    return CUDA_ERROR_INVALID_VALUE;
   }
   CUgraphExecUpdateResultInfo info = {};
   const CUresult result = session.driver().cuGraphExecUpdate_v2(exec, graph, &info);
@@ -64,7 +64,7 @@ CUresult Custom_cuGraphNodeFindInClone(Session& session, const Request&, const w
   CUgraphNode original, node = nullptr;
   CUgraph clone;
   if (!session.Real(Kind::kGraphNode, in.original, &original) || !session.Real(Kind::kGraph, in.clone, &clone)) {
-    return CUDA_ERROR_INVALID_HANDLE;
+    return CUDA_ERROR_INVALID_VALUE;
   }
   const CUresult result = session.driver().cuGraphNodeFindInClone(&node, original, clone);
   if (result != CUDA_SUCCESS) return result;
@@ -77,7 +77,7 @@ CUresult Custom_cuGraphChildGraphNodeGetGraph(Session& session, const Request&,
                                               wire::cuGraphChildGraphNodeGetGraph_Reply* out, ReplyBuilder*) {
   CUgraphNode node;
   CUgraph graph = nullptr;
-  if (!session.Real(Kind::kGraphNode, in.node, &node)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!session.Real(Kind::kGraphNode, in.node, &node)) return CUDA_ERROR_INVALID_VALUE;
   const CUresult result = session.driver().cuGraphChildGraphNodeGetGraph(node, &graph);
   if (result != CUDA_SUCCESS) return result;
   out->graph = Name(session, Kind::kGraph, reinterpret_cast<uint64_t>(graph), in.graph, in.node);
@@ -89,7 +89,7 @@ CUresult Custom_cuGraphKernelNodeSetAttribute(Session& session, const Request&,
                                               wire::cuGraphKernelNodeSetAttribute_Reply*, ReplyBuilder*) {
   CUgraphNode node;
   CUkernelNodeAttrValue value;
-  if (!session.Real(Kind::kGraphNode, in.hNode, &node)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!session.Real(Kind::kGraphNode, in.hNode, &node)) return CUDA_ERROR_INVALID_VALUE;
   if (in.value.size() != sizeof value) return kMalformedRequest;
   std::memcpy(&value, in.value.data(), sizeof value);
   const auto id = CUkernelNodeAttrID(in.attr);
@@ -107,7 +107,7 @@ CUresult Custom_cuGraphKernelNodeSetAttribute(Session& session, const Request&,
 CUresult OpGraphNames(Session& session, const Request&, const wire::OpGraphNames_Request& in, wire::OpGraphNames_Reply* out,
                       ReplyBuilder*) {
   CUgraph graph;
-  if (!session.Real(Kind::kGraph, in.graph, &graph)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!session.Real(Kind::kGraph, in.graph, &graph)) return CUDA_ERROR_INVALID_VALUE;
   const DriverTable& driver = session.driver();
   std::vector<CUgraphNode> nodes;
   if (const CUresult result = NodesOf(driver, graph, &nodes); result != CUDA_SUCCESS) return result;

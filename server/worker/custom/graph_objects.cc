@@ -51,7 +51,7 @@ CUresult Custom_cuUserObjectCreate(Session& session, const Request&, const wire:
 CUresult Custom_cuGraphDebugDotPrint(Session& session, const Request&, const wire::cuGraphDebugDotPrint_Request& in,
                                      wire::cuGraphDebugDotPrint_Reply* out, ReplyBuilder* reply) {
   CUgraph graph;
-  if (!session.Real(Kind::kGraph, in.graph, &graph)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!session.Real(Kind::kGraph, in.graph, &graph)) return CUDA_ERROR_INVALID_VALUE;
   const int fd = memfd_create("graph", MFD_CLOEXEC);
   if (fd < 0) return CUDA_ERROR_OUT_OF_MEMORY;
   const std::string path = "/proc/self/fd/" + std::to_string(fd);
