@@ -114,7 +114,7 @@ CUresult Custom_cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* poolPr
 CUresult Custom_cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void* value) {
   Call call(info::k_cuMemPoolGetAttribute);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  if (!call.Valid(Kind::kMemoryPool, pool)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!call.Valid(Kind::kMemoryPool, pool)) return CUDA_ERROR_INVALID_VALUE;
   if (!value) return CUDA_ERROR_INVALID_VALUE;
   if (bool high; IsFigure(attr, &high)) {
     std::unique_lock<std::shared_mutex> lock(call.session().mutex());
@@ -138,7 +138,7 @@ CUresult Custom_cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute att
 CUresult Custom_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void* value) {
   Call call(info::k_cuMemPoolSetAttribute);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  if (!call.Valid(Kind::kMemoryPool, pool)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!call.Valid(Kind::kMemoryPool, pool)) return CUDA_ERROR_INVALID_VALUE;
   if (!value) return CUDA_ERROR_INVALID_VALUE;
   cuuint64_t number = 0;
   memcpy(&number, value, PoolAttributeSize(attr));
@@ -167,7 +167,7 @@ CUresult Custom_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute att
 CUresult Custom_cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep) {
   Call call(info::k_cuMemPoolTrimTo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  if (!call.Valid(Kind::kMemoryPool, pool)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!call.Valid(Kind::kMemoryPool, pool)) return CUDA_ERROR_INVALID_VALUE;
   {
     std::unique_lock<std::shared_mutex> lock(call.session().mutex());
     FiguresOf(call.session(), pool).TrimTo(minBytesToKeep);

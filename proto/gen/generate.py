@@ -2,9 +2,10 @@
 """Generates code, message definitions and reports from the tables in proto/api.
 
 Usage: generate.py --api proto/api --emit EMITTER [--emit ...] --out DIR [--lock FILE] [--suffix .gen]
+                   [--arguments FILE]
 
-Emitters: proto, codec, ids, driver, entry_points, client, server, replay, interop, coverage, lock, lint. Each writes
-its files into DIR. Nothing is written if the tables do not pass the lint.
+Emitters: proto, codec, ids, driver, entry_points, client, server, replay, interop, coverage, lock, lint,
+conformance, cases. Each writes its files into DIR. Nothing is written if the tables do not pass the lint.
 """
 
 import argparse
@@ -37,6 +38,7 @@ def main():
     parser.add_argument("--emit", action="append", default=[])
     parser.add_argument("--out", required=True)
     parser.add_argument("--lock", help="the present field-number lock")
+    parser.add_argument("--arguments", help="for cases: what the calls are given")
     parser.add_argument("--suffix", default="", help="appended to the names of the files")
     args = parser.parse_args()
     model = model_module.load(args.api)

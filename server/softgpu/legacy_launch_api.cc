@@ -24,13 +24,18 @@ struct Carried {
 
 std::mutex g_mutex;
 
-// Lets `change` change what a function carries. An entry of a function that is gone does no harm.
+// What each function carries. An entry of one that is gone does no harm. Under g_mutex.
+std::map<CUfunction, Carried>& AllCarried() {
+  static auto* const all = new std::map<CUfunction, Carried>;
+  return *all;
+}
+
+// Lets `change` change what a function carries.
 template <typename Change>
 CUresult Update(CUfunction function, Change change) {
-  static auto* const carried = new std::map<CUfunction, Carried>;
   if (!Registry<Function>::Get().Find(function)) return CUDA_ERROR_INVALID_HANDLE;
   std::lock_guard<std::mutex> lock(g_mutex);
-  change(&(*carried)[function]);
+  change(&AllCarried()[function]);
   return CUDA_SUCCESS;
 }
 

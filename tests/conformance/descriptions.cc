@@ -1,0 +1,424 @@
+// Arguments that are structs, lists and functions.
+#include <unistd.h>
+
+#include "tests/conformance/fixture.h"
+
+namespace cuda_remote::conformance {
+
+#define MAKE CONFORMANCE_MAKE
+
+CUmemLocation Case::Here(int id) const {
+  CUmemLocation location{};
+  location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  location.id = id < 0 ? device_ : id;
+  return location;
+}
+
+const char* Case::CodeFile() {
+  static std::string path;
+  if (path.empty()) {
+    path = "/tmp/crc-" + std::to_string(getpid()) + ".ptx";
+    FILE* file = fopen(path.c_str(), "w");
+    fputs(Code(), file);
+    fclose(file);
+    atexit([] { unlink(path.c_str()); });
+  }
+  return path.c_str();
+}
+
+const char* Case::ScratchFile(bool fresh) {
+  static std::string path;
+  if (path.empty()) {
+    path = "/tmp/crc-" + std::to_string(getpid()) + ".txt";
+    atexit([] { unlink(path.c_str()); });
+  }
+  if (fresh) unlink(path.c_str());
+  return path.c_str();
+}
+
+const CUuuid* Case::TableId() {
+  // What every CUDA runtime asks for.
+  static const unsigned char kRuntimeTable[16] = {0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a,
+                                                  0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9};
+  CUuuid* id = List<CUuuid>({CUuuid{}});
+  memcpy(id, kRuntimeTable, sizeof kRuntimeTable);
+  return id;
+}
+
+const char* Case::BusId() {
+  char* id = static_cast<char*>(Storage(64, false));
+  MAKE(cuDeviceGetPCIBusId(id, 64, device_));
+  return id;
+}
+
+CUatomicOperation* Case::AtomicOperations() {
+  return List<CUatomicOperation>({CU_ATOMIC_OPERATION_INTEGER_ADD, CU_ATOMIC_OPERATION_CAS});
+}
+
+CUjit_option* Case::JitOptions() { return List<CUjit_option>({CU_JIT_MAX_REGISTERS, CU_JIT_OPTIMIZATION_LEVEL}); }
+void** Case::JitValues() { return List<void*>({reinterpret_cast<void*>(32), reinterpret_cast<void*>(2)}); }
+
+CUpointer_attribute* Case::PointerAttributes() {
+  return List<CUpointer_attribute>(
+      {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, CU_POINTER_ATTRIBUTE_IS_MANAGED});
+}
+
+CUmem_range_attribute* Case::RangeAttributes() {
+  return List<CUmem_range_attribute>({CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION});
+}
+
+CUdevResource* Case::Resources() {
+  CUdevResource* all = List<CUdevResource>({CUdevResource{}});
+  MAKE(cuDeviceGetDevResource(device_, all, CU_DEV_RESOURCE_TYPE_SM));
+  return all;
+}
+
+CUlaunchConfig* Case::LaunchConfig() {
+  CUlaunchConfig shape{};
+  shape.gridDimX = shape.gridDimY = shape.gridDimZ = 1;
+  shape.blockDimX = 8;
+  shape.blockDimY = shape.blockDimZ = 1;
+  shape.hStream = Stream();
+  return List<CUlaunchConfig>({shape});
+}
+
+void** Case::KernelParams(unsigned by) { return List<void*>({List<CUdeviceptr>({Memory()}), List<unsigned>({by})}); }
+
+CUmemcpyAttributes* Case::CopyAttributes() {
+  CUmemcpyAttributes attributes{};
+  attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+  return List<CUmemcpyAttributes>({attributes});
+}
+
+CUDA_MEMCPY3D_BATCH_OP* Case::CopyOperations() {
+  CUDA_MEMCPY3D_BATCH_OP copy{};
+  copy.src.type = copy.dst.type = CU_MEMCPY_OPERAND_TYPE_POINTER;
+  copy.src.op.ptr.ptr = Memory();
+  copy.dst.op.ptr.ptr = Memory() + 2048;
+  copy.src.op.ptr.rowLength = copy.dst.op.ptr.rowLength = 64;
+  copy.src.op.ptr.layerHeight = copy.dst.op.ptr.layerHeight = 4;
+  copy.extent = {16, 3, 1};
+  copy.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+  return List<CUDA_MEMCPY3D_BATCH_OP>({copy});
+}
+
+// Copies of 3 rows of `width` bytes. The sides: (d)evice, (h)ost, (p)inned, (a)rray, (u)nified, an unknown type, NULL.
+namespace {
+template <class Copy>
+void Fill(Copy* copy, size_t width) {
+  memset(copy, 0, sizeof *copy);
+  copy->WidthInBytes = width;
+  copy->Height = 3;
+}
+}  // namespace
+
+#define SIDES(copy, from, to, array)                                        \
+  const auto type = [](char side) {                                         \
+    return side == 'd' || side == '0'   ? CU_MEMORYTYPE_DEVICE              \
+           : side == 'h' || side == 'p' ? CU_MEMORYTYPE_HOST                \
+           : side == 'a'                ? CU_MEMORYTYPE_ARRAY               \
+           : side == 'u'                ? CU_MEMORYTYPE_UNIFIED             \
+                                        : CUmemorytype(77);                                \
+  };                                                                        \
+  copy.srcMemoryType = type(from);                                          \
+  copy.dstMemoryType = type(to);                                            \
+  copy.srcPitch = copy.dstPitch = 64;                                       \
+  if (from == 'h') copy.srcHost = Pages();                                  \
+  if (to == 'h') copy.dstHost = Pages();                                    \
+  if (from == 'p') copy.srcHost = Pinned();                                 \
+  if (to == 'p') copy.dstHost = Pinned();                                   \
+  if (from == 'a') copy.srcArray = array(0);                                \
+  if (to == 'a') copy.dstArray = array(1);                                  \
+  if (from == 'd' || from == 'u' || from == '?') copy.srcDevice = Memory(); \
+  if (to == 'd' || to == 'u' || to == '?') copy.dstDevice = Memory() + 2048
+
+CUDA_MEMCPY2D* Case::Copy2D(char from, char to, size_t width) {
+  CUDA_MEMCPY2D copy;
+  Fill(&copy, width);
+  SIDES(copy, from, to, Array);
+  return List<CUDA_MEMCPY2D>({copy});
+}
+
+CUDA_MEMCPY3D* Case::Copy3D(char from, char to, size_t width) {
+  CUDA_MEMCPY3D copy;
+  Fill(&copy, width);
+  copy.Depth = 1;
+  copy.srcHeight = copy.dstHeight = 4;
+  SIDES(copy, from, to, Array);
+  return List<CUDA_MEMCPY3D>({copy});
+}
+
+CUDA_MEMCPY3D_PEER* Case::Copy3DPeer(char from, char to, size_t width) {
+  CUDA_MEMCPY3D_PEER copy;
+  Fill(&copy, width);
+  copy.Depth = 1;
+  copy.srcHeight = copy.dstHeight = 4;
+  copy.srcContext = copy.dstContext = current_;
+  SIDES(copy, from, to, Array);
+  return List<CUDA_MEMCPY3D_PEER>({copy});
+}
+
+CUmemAccessDesc* Case::Access(int id) {
+  CUmemAccessDesc access{};
+  access.location = Here(id);
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  return List<CUmemAccessDesc>({access});
+}
+
+CUmemPoolProps* Case::PoolProps(bool shared) {
+  CUmemPoolProps properties{};
+  properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = Here();
+  if (shared) properties.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  return List<CUmemPoolProps>({properties});
+}
+
+CUmemAllocationProp* Case::PhysicalProps(int id, bool shared) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = Here(id);
+  if (shared) properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  return List<CUmemAllocationProp>({properties});
+}
+
+CUmulticastObjectProp* Case::MulticastProps() {
+  CUmulticastObjectProp properties{};
+  properties.numDevices = 1;
+  properties.size = 2 << 20;
+  return List<CUmulticastObjectProp>({properties});
+}
+
+CUstreamBatchMemOpParams* Case::MemoryOperations() {
+  CUstreamBatchMemOpParams write{}, wait{};
+  write.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+  write.writeValue.address = Memory() + 64;
+  write.writeValue.value = 11;
+  wait.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+  wait.waitValue.address = Memory() + 64;
+  wait.waitValue.value = 11;
+  wait.waitValue.flags = CU_STREAM_WAIT_VALUE_EQ;
+  return List<CUstreamBatchMemOpParams>({write, wait});
+}
+
+CUlaunchAttributeValue* Case::StreamAttribute() {
+  CUlaunchAttributeValue value{};
+  value.syncPolicy = CU_SYNC_POLICY_YIELD;
+  return List<CUlaunchAttributeValue>({value});
+}
+
+CUlaunchAttributeValue* Case::KernelNodeAttribute() {
+  CUlaunchAttributeValue value{};
+  value.priority = -1;
+  return List<CUlaunchAttributeValue>({value});
+}
+
+namespace {
+template <class Params>
+Params Shape(CUfunction function, unsigned threads, void** arguments) {
+  Params params{};
+  params.func = function;
+  params.gridDimX = params.gridDimY = params.gridDimZ = 1;
+  params.blockDimX = threads;
+  params.blockDimY = params.blockDimZ = 1;
+  params.kernelParams = arguments;
+  return params;
+}
+}  // namespace
+
+CUDA_KERNEL_NODE_PARAMS_v1* Case::KernelNodeParams(unsigned threads) {
+  return List<CUDA_KERNEL_NODE_PARAMS_v1>({Shape<CUDA_KERNEL_NODE_PARAMS_v1>(Function(), threads, KernelParams(4))});
+}
+
+CUDA_KERNEL_NODE_PARAMS_v2* Case::KernelNodeParamsNew(unsigned threads) {
+  return List<CUDA_KERNEL_NODE_PARAMS_v2>({Shape<CUDA_KERNEL_NODE_PARAMS_v2>(Function(), threads, KernelParams(5))});
+}
+
+CUDA_MEMSET_NODE_PARAMS_v1* Case::MemsetNodeParams(unsigned element) {
+  CUDA_MEMSET_NODE_PARAMS_v1 params{};
+  params.dst = Memory() + 128;
+  params.value = 0x44;
+  params.elementSize = element;
+  params.width = 8;
+  params.height = 1;
+  return List<CUDA_MEMSET_NODE_PARAMS_v1>({params});
+}
+
+CUDA_HOST_NODE_PARAMS_v1* Case::HostNodeParams() {
+  return List<CUDA_HOST_NODE_PARAMS_v1>({CUDA_HOST_NODE_PARAMS_v1{HostFunction(), counter_}});
+}
+
+CUDA_BATCH_MEM_OP_NODE_PARAMS* Case::BatchNodeParams() {
+  CUDA_BATCH_MEM_OP_NODE_PARAMS params{};
+  params.ctx = current_;
+  params.count = 1;
+  params.paramArray = MemoryOperations();
+  return List<CUDA_BATCH_MEM_OP_NODE_PARAMS>({params});
+}
+
+CUgraphNodeParams* Case::NodeParams(CUgraphNodeType type) {
+  CUgraphNodeParams params{};
+  params.type = type;
+  switch (type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+      params.kernel = Shape<CUDA_KERNEL_NODE_PARAMS_v3>(Function(), 8, KernelParams(6));
+      break;
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+      params.memcpy.copyCtx = current_;
+      params.memcpy.copyParams = *Copy3D('d', 'd');
+      break;
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+      params.memset.dst = Memory() + 256;
+      params.memset.value = 0x66;
+      params.memset.elementSize = 1;
+      params.memset.width = 4;
+      params.memset.height = 1;
+      params.memset.ctx = current_;
+      break;
+    case CU_GRAPH_NODE_TYPE_HOST:
+      params.host.fn = HostFunction();
+      params.host.userData = counter_;
+      break;
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+      params.graph.graph = Graph(1);
+      break;
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+      params.eventWait.event = Event();
+      break;
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+      params.eventRecord.event = Event();
+      break;
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+      params.memOp.ctx = current_;
+      params.memOp.count = 1;
+      params.memOp.paramArray = MemoryOperations();
+      break;
+    default:
+      break;
+  }
+  return List<CUgraphNodeParams>({params});
+}
+
+CUDA_ARRAY_DESCRIPTOR* Case::ArrayDescriptor(unsigned channels) {
+  CUDA_ARRAY_DESCRIPTOR flat{};
+  flat.Width = 16;
+  flat.Height = 4;
+  flat.Format = CU_AD_FORMAT_FLOAT;
+  flat.NumChannels = channels;
+  return List<CUDA_ARRAY_DESCRIPTOR>({flat});
+}
+
+CUDA_ARRAY3D_DESCRIPTOR* Case::ArrayDescriptor3D(unsigned channels) {
+  CUDA_ARRAY3D_DESCRIPTOR deep{};
+  deep.Width = 16;
+  deep.Height = 4;
+  deep.Format = CU_AD_FORMAT_FLOAT;
+  deep.NumChannels = channels;
+  deep.Flags = CUDA_ARRAY3D_SURFACE_LDST;
+  return List<CUDA_ARRAY3D_DESCRIPTOR>({deep});
+}
+
+// (a)rray, (l)inear, (p)itched, (m)ipmapped, no array, an unknown type.
+CUDA_RESOURCE_DESC* Case::Resource(char kind) {
+  CUDA_RESOURCE_DESC resource{};
+  switch (kind) {
+    case 'a':
+    case '0':
+      resource.resType = CU_RESOURCE_TYPE_ARRAY;
+      if (kind == 'a') {
+        resource.res.array.hArray = Once<CUarray>("surface array", [&] {
+          CUarray array;
+          MAKE(cuArray3DCreate(&array, ArrayDescriptor3D()));
+          return array;
+        });
+      }
+      break;
+    case 'm':
+      resource.resType = CU_RESOURCE_TYPE_MIPMAPPED_ARRAY;
+      resource.res.mipmap.hMipmappedArray = MipmappedArray();
+      break;
+    case 'l':
+      resource.resType = CU_RESOURCE_TYPE_LINEAR;
+      resource.res.linear.devPtr = Memory();
+      resource.res.linear.format = CU_AD_FORMAT_FLOAT;
+      resource.res.linear.numChannels = 1;
+      resource.res.linear.sizeInBytes = 1024;
+      break;
+    case 'p':
+      resource.resType = CU_RESOURCE_TYPE_PITCH2D;
+      resource.res.pitch2D.devPtr = Memory();
+      resource.res.pitch2D.format = CU_AD_FORMAT_FLOAT;
+      resource.res.pitch2D.numChannels = 1;
+      resource.res.pitch2D.width = 16;
+      resource.res.pitch2D.height = 4;
+      resource.res.pitch2D.pitchInBytes = 512;
+      break;
+    default:
+      resource.resType = CUresourcetype(77);
+  }
+  return List<CUDA_RESOURCE_DESC>({resource});
+}
+
+CUDA_TEXTURE_DESC* Case::Sampling() { return List<CUDA_TEXTURE_DESC>({CUDA_TEXTURE_DESC{}}); }
+
+CUtensorMap* Case::EncodedTensorMap(const char* name) {
+  CUtensorMap* map = TensorMap(name);
+  const cuuint64_t sizes[] = {8, 8}, strides[] = {32};
+  const cuuint32_t box[] = {4, 4}, steps[] = {1, 1};
+  MAKE(cuTensorMapEncodeTiled(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, reinterpret_cast<void*>(Memory() + 1024), sizes,
+                              strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                              CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+  return map;
+}
+
+CUDA_GRAPH_INSTANTIATE_PARAMS* Case::InstantiateParams() {
+  CUDA_GRAPH_INSTANTIATE_PARAMS* params = Out<CUDA_GRAPH_INSTANTIATE_PARAMS>("instantiateParams");
+  params->flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
+  params->hUploadStream = Stream();
+  return params;
+}
+
+CUipcMemHandle Case::MemHandle() {
+  CUipcMemHandle handle;
+  MAKE(cuIpcGetMemHandle(&handle, Memory()));
+  return handle;
+}
+
+CUipcEventHandle Case::EventHandle() {
+  CUipcEventHandle handle;
+  MAKE(cuIpcGetEventHandle(&handle, SharedEvent()));
+  return handle;
+}
+
+CUmemPoolPtrExportData* Case::PointerExport() {
+  CUmemPoolPtrExportData* data = List<CUmemPoolPtrExportData>({CUmemPoolPtrExportData{}});
+  MAKE(cuMemPoolExportPointer(data, SharedPoolMemory()));
+  return data;
+}
+
+CUlogIterator* Case::LogsIterator() {
+  CUlogIterator* iterator = List<CUlogIterator>({0});
+  MAKE(cuLogsCurrent(iterator, 0));
+  return iterator;
+}
+
+CUhostFn Case::HostFunction() const {
+  return [](void* counter) { ++*static_cast<int*>(counter); };
+}
+CUhostFn Case::Destructor() const {
+  return [](void*) {};
+}
+CUstreamCallback Case::StreamCallback() const {
+  return
+      [](CUstream, CUresult result, void* counter) { *static_cast<int*>(counter) += result == CUDA_SUCCESS ? 1 : 100; };
+}
+CUoccupancyB2DSize Case::DynamicBytes() const {
+  return [](int threads) { return size_t(threads) * 4; };
+}
+CUasyncCallback Case::AsyncCallback() const {
+  return [](CUasyncNotificationInfo*, void*, CUasyncCallbackHandle) {};
+}
+CUlogsCallback Case::LogsCallback() const {
+  return [](void*, CUlogLevel, char*, size_t) {};
+}
+
+}  // namespace cuda_remote::conformance
