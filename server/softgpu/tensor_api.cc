@@ -76,13 +76,12 @@ SOFTGPU_API cuTensorMapEncodeTiled(CUtensorMap* out, CUtensorMapDataType data_ty
   if (ComputeMajor() < 9) return CUDA_ERROR_NOT_SUPPORTED;
   ptx::TensorMap map;
   bool supported = false;
-  if (out == nullptr || rank == 0 || rank > ptx::kTensorDimensions ||
-      dim == nullptr || box == nullptr || steps == nullptr || (strides == nullptr && rank > 1) ||
-      !KnownType(data_type, &map.type, &supported) || interleave < CU_TENSOR_MAP_INTERLEAVE_NONE ||
-      interleave > CU_TENSOR_MAP_INTERLEAVE_32B || swizzle < CU_TENSOR_MAP_SWIZZLE_NONE ||
-      swizzle > CU_TENSOR_MAP_SWIZZLE_128B_ATOM_64B || promotion < CU_TENSOR_MAP_L2_PROMOTION_NONE ||
-      promotion > CU_TENSOR_MAP_L2_PROMOTION_L2_256B || fill < CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE ||
-      fill > CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA) {
+  if (out == nullptr || rank == 0 || rank > ptx::kTensorDimensions || dim == nullptr || box == nullptr ||
+      steps == nullptr || (strides == nullptr && rank > 1) || !KnownType(data_type, &map.type, &supported) ||
+      interleave < CU_TENSOR_MAP_INTERLEAVE_NONE || interleave > CU_TENSOR_MAP_INTERLEAVE_32B ||
+      swizzle < CU_TENSOR_MAP_SWIZZLE_NONE || swizzle > CU_TENSOR_MAP_SWIZZLE_128B_ATOM_64B ||
+      promotion < CU_TENSOR_MAP_L2_PROMOTION_NONE || promotion > CU_TENSOR_MAP_L2_PROMOTION_L2_256B ||
+      fill < CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE || fill > CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   const bool interleaved = interleave != CU_TENSOR_MAP_INTERLEAVE_NONE;
@@ -94,7 +93,7 @@ SOFTGPU_API cuTensorMapEncodeTiled(CUtensorMap* out, CUtensorMapDataType data_ty
   if (fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE && !IsFloat(map.type)) return CUDA_ERROR_INVALID_VALUE;
   map.address = reinterpret_cast<uint64_t>(address);
   map.rank = static_cast<uint8_t>(rank);
-  map.nan = fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
+  map.nan = fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE ? 1 : 0;
   for (uint32_t i = 0; i < ptx::kTensorDimensions; ++i) {
     const bool used = i < rank;
     const uint64_t size = used ? dim[i] : 1, boxed = used ? box[i] : 1, step = used ? steps[i] : 1;

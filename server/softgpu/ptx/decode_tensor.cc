@@ -31,7 +31,8 @@ uint32_t TensorBytes(TensorType type) {
 
 bool IsTensorMap(const TensorMap& map) {
   if (map.magic != TensorMap::kMagic || map.rank == 0 || map.rank > kTensorDimensions ||
-      map.type >= TensorType::kCount || (map.span != 0 && map.span != 32 && map.span != 64 && map.span != 128)) {
+      map.type >= TensorType::kCount || map.nan > 1 ||
+      (map.span != 0 && map.span != 32 && map.span != 64 && map.span != 128)) {
     return false;
   }
   for (uint32_t i = 0; i < kTensorDimensions; ++i) {
@@ -120,7 +121,7 @@ uint64_t Swizzled(const TensorMap& map, uint64_t shared, uint64_t offset) {
 
 // Bits of what lies outside of the tensor.
 uint64_t Outside(const TensorMap& map) {
-  if (!map.nan) return 0;
+  if (map.nan == 0) return 0;
   switch (map.type) {
     case TensorType::kF16:
     case TensorType::kBf16:

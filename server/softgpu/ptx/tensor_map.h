@@ -23,7 +23,7 @@ struct TensorMap {
   TensorType type = TensorType::kU8;
   uint8_t rank = 0;
   uint8_t span = 0;  // swizzled in rows of so many bytes: 32, 64, 128; 0: not
-  bool nan = false;  // NaNs for what is outside, else zeros
+  uint8_t nan = 0;   // 1: NaNs for what is outside; 0: zeros (no bool: any byte may stand here)
   uint8_t unused[21] = {};
 };
 static_assert(sizeof(TensorMap) == 128, "as the driver API has it");

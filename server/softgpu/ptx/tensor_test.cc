@@ -228,7 +228,7 @@ TEST_F(Tensors, Reductions) {
 
 TEST_F(Tensors, NansOutside) {
   Make(TensorType::kF32, {6, 8}, {4, 4}, {1, 1});
-  map_.nan = true;
+  map_.nan = 1;
   const auto result = Run(Load({4, -1}, BoxBytes()) + Move(BoxBytes(), true));
   ASSERT_TRUE(result.ok()) << result.message;
   ForEach({4, -1}, [&](uint64_t place, const uint8_t* element) {
