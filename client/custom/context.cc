@@ -101,7 +101,8 @@ CUresult Custom_cuCtxDestroy_v2(CUcontext ctx) {
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   const uint64_t handle = AsHandle(ctx);
-  if (!handle || !call.Valid(Kind::kContext, handle)) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!handle) return CUDA_ERROR_INVALID_VALUE;
+  if (!call.Valid(Kind::kContext, handle)) return CUDA_ERROR_INVALID_CONTEXT;
   {
     std::shared_lock<std::shared_mutex> lock(call.session().mutex());
     // Primary contexts are released, not destroyed; a green context's goes with that.
@@ -280,6 +281,7 @@ CUresult Custom_cuCtxPushCurrent_v2(CUcontext ctx) {
   Session* session;
   ThreadState* thread;
   if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
+  if (!ctx) return CUDA_ERROR_INVALID_VALUE;
   if (!IsContext(session, AsHandle(ctx))) return CUDA_ERROR_INVALID_CONTEXT;
   thread->context_stack.push_back(AsHandle(ctx));
   return CUDA_SUCCESS;

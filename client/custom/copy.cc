@@ -20,6 +20,7 @@
 #include "client/entry/custom.gen.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"
+#include "proto/driverabi/copy_batch.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -399,24 +400,21 @@ CUresult Custom_cuMemcpyPeer(CUdeviceptr dstDevice, CUcontext dstContext, CUdevi
 CUresult Custom_cuMemcpyBatchAsync_v2(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count,
                                       CUmemcpyAttributes* attrs, size_t* attrsIdxs, size_t numAttrs, CUstream hStream,
                                       bool per_thread) {
-  if (!dsts || !srcs || !sizes || count == 0 || !hStream) return CUDA_ERROR_INVALID_VALUE;
-  for (size_t i = 0; i < count; ++i) {
-    const CUresult result = Unified(dsts[i], srcs[i], sizes[i], hStream, per_thread, false);
-    if (result != CUDA_SUCCESS) return result;
-  }
-  return CUDA_SUCCESS;
+  return Custom_cuMemcpyBatchAsync(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, nullptr, hStream, per_thread);
 }
 
 CUresult Custom_cuMemcpyBatchAsync(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count,
                                    CUmemcpyAttributes* attrs, size_t* attrsIdxs, size_t numAttrs, size_t* failIdx,
                                    CUstream hStream, bool per_thread) {
-  if (!dsts || !srcs || !sizes || count == 0 || !hStream) return CUDA_ERROR_INVALID_VALUE;
+  if (!hStream || !driverabi::IsBatch(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs))
+    return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
     const CUresult result = Unified(dsts[i], srcs[i], sizes[i], hStream, per_thread, false);
     if (result == CUDA_SUCCESS) continue;
     if (failIdx) *failIdx = i;
     return result;
   }
+  if (failIdx) *failIdx = SIZE_MAX;  // none of them
   return CUDA_SUCCESS;
 }
 

@@ -371,7 +371,7 @@ CUresult Custom_cuMemcpy3DBatchAsync(size_t numOps, CUDA_MEMCPY3D_BATCH_OP* opLi
                                      unsigned long long flags, CUstream hStream, bool per_thread) {
   size_t failed = SIZE_MAX;  // of no single one
   const CUresult result = CopyBatch(numOps, opList, flags, hStream, per_thread, &failed);
-  if (result != CUDA_SUCCESS && failIdx) *failIdx = failed;
+  if (failIdx) *failIdx = result == CUDA_SUCCESS ? SIZE_MAX : failed;
   return result;
 }
 

@@ -32,9 +32,13 @@ bool IsMemory(uint64_t address, size_t bytes) {
 }
 
 CUresult Allocate(const CallInfo& info, void** pp, size_t bytesize, unsigned flags) {
-  if (!pp || bytesize == 0 || (flags & ~kAllocFlags)) return CUDA_ERROR_INVALID_VALUE;
+  if (!pp || (flags & ~kAllocFlags)) return CUDA_ERROR_INVALID_VALUE;
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (bytesize == 0) {
+    *pp = nullptr;
+    return CUDA_SUCCESS;
+  }
   Session& session = call.session();
   void* const memory = session.host_arena().Allocate(bytesize);
   if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -81,6 +85,7 @@ CUresult Custom_cuMemFreeHost(void* p) {
   static constexpr CallInfo kInfo{kLocalCall, "cuMemFreeHost", false, ContextOf::kNone};
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (!p) return CUDA_SUCCESS;
   Session& session = call.session();
   const uint64_t address = reinterpret_cast<uint64_t>(p);
   uint64_t bytes;

@@ -163,13 +163,13 @@ CUresult RangeAttribute(Session& session, void* data, size_t data_bytes, CUmem_r
       value = preferred.type;
       break;
     case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID:
-      value = preferred.id;
+      value = preferred.type == CU_MEM_LOCATION_TYPE_INVALID ? CU_DEVICE_INVALID : preferred.id;
       break;
     case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE:
       value = last.type;
       break;
     case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID:
-      value = last.id;
+      value = last.type == CU_MEM_LOCATION_TYPE_INVALID ? CU_DEVICE_INVALID : last.id;
       break;
     case CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY: {
       std::vector<int> devices(accessed_by.begin(), accessed_by.end());

@@ -114,7 +114,7 @@ CUresult Allocate(Call& call, wire::OpMemAlloc_Request& request, CUdeviceptr* dp
 
 CUresult AllocateStreamOrdered(const CallInfo& info, CUdeviceptr* dptr, size_t bytesize, CUmemoryPool pool,
                                CUstream hStream, bool per_thread) {
-  if (!dptr || bytesize == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!dptr) return CUDA_ERROR_INVALID_VALUE;
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::OpMemAlloc_Request request;
@@ -126,6 +126,10 @@ CUresult AllocateStreamOrdered(const CallInfo& info, CUdeviceptr* dptr, size_t b
   if (pool) {
     request.pool = reinterpret_cast<uint64_t>(pool);
     if (!call.Valid(Kind::kMemoryPool, request.pool)) return CUDA_ERROR_INVALID_HANDLE;
+  }
+  if (bytesize == 0) {
+    *dptr = 0;
+    return CUDA_SUCCESS;
   }
   if (TakeFreed(call, &request, dptr)) return CUDA_SUCCESS;
   return Allocate(call, request, dptr, nullptr);

@@ -207,13 +207,13 @@ SOFTGPU_API cuMemRangeGetAttribute(void* data, size_t bytes, CUmem_range_attribu
       value = all.preferred.type;
       break;
     case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID:
-      value = all.preferred.id;
+      value = all.preferred.type == CU_MEM_LOCATION_TYPE_INVALID ? CU_DEVICE_INVALID : all.preferred.id;
       break;
     case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE:
       value = all.prefetched.type;
       break;
     case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID:
-      value = all.prefetched.id;
+      value = all.prefetched.type == CU_MEM_LOCATION_TYPE_INVALID ? CU_DEVICE_INVALID : all.prefetched.id;
       break;
     case CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY: {
       std::vector<int> devices(all.accessed_by.begin(), all.accessed_by.end());

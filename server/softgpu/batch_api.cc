@@ -1,6 +1,8 @@
 // Calls on many things at once: batches of copies, events of whole contexts, pools by place, attributes of ranges.
+#include <cstdint>
 #include <cstring>
 
+#include "proto/driverabi/copy_batch.h"
 #include "server/softgpu/api.h"
 #include "server/softgpu/event.h"
 #include "server/softgpu/graph.h"
@@ -19,28 +21,27 @@ bool IsLegacy(CUstream value) {
 }
 }  // namespace
 
-SOFTGPU_API cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count, CUmemcpyAttributes*,
-                                  size_t*, size_t, CUstream stream) {
+SOFTGPU_API cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
+                               CUmemcpyAttributes* attributes, size_t* firsts, size_t attribute_count, size_t* failed,
+                               CUstream stream) {
   SOFTGPU_ENTER();
-  if (count == 0 || to == nullptr || from == nullptr || sizes == nullptr || IsLegacy(stream))
+  if (IsLegacy(stream) ||
+      !cuda_remote::driverabi::IsBatch(to, from, sizes, count, attributes, firsts, attribute_count)) {
     return CUDA_ERROR_INVALID_VALUE;
-  for (size_t i = 0; i < count; ++i) {
-    if (CUresult result = cuMemcpyAsync(to[i], from[i], sizes[i], stream); result != CUDA_SUCCESS) return result;
   }
-  return CUDA_SUCCESS;
-}
-SOFTGPU_API cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count, CUmemcpyAttributes*,
-                               size_t*, size_t, size_t* failed, CUstream stream) {
-  SOFTGPU_ENTER();
-  if (count == 0 || to == nullptr || from == nullptr || sizes == nullptr || IsLegacy(stream))
-    return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
     if (CUresult result = cuMemcpyAsync(to[i], from[i], sizes[i], stream); result != CUDA_SUCCESS) {
       if (failed != nullptr) *failed = i;
       return result;
     }
   }
+  if (failed != nullptr) *failed = SIZE_MAX;  // none of them
   return CUDA_SUCCESS;
+}
+SOFTGPU_API cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
+                                  CUmemcpyAttributes* attributes, size_t* firsts, size_t attribute_count,
+                                  CUstream stream) {
+  return cuMemcpyBatchAsync(to, from, sizes, count, attributes, firsts, attribute_count, nullptr, stream);
 }
 
 SOFTGPU_API cuMemcpy3DBatchAsync_v2(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, unsigned long long flags,
@@ -67,9 +68,11 @@ SOFTGPU_API cuMemcpy3DBatchAsync_v2(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, 
   }
   return CUDA_SUCCESS;
 }
-SOFTGPU_API cuMemcpy3DBatchAsync(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, size_t*, unsigned long long flags,
+SOFTGPU_API cuMemcpy3DBatchAsync(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, size_t* failed, unsigned long long flags,
                                  CUstream stream) {
-  return cuMemcpy3DBatchAsync_v2(count, list, flags, stream);
+  const CUresult result = cuMemcpy3DBatchAsync_v2(count, list, flags, stream);
+  if (result == CUDA_SUCCESS && failed != nullptr) *failed = SIZE_MAX;  // none of them
+  return result;
 }
 
 SOFTGPU_API cuCtxRecordEvent(CUcontext handle, CUevent event_handle) {

@@ -113,6 +113,7 @@ SOFTGPU_API cuCtxCreate_v4(CUcontext* out, CUctxCreateParams* params, unsigned i
 
 SOFTGPU_API cuCtxDestroy_v2(CUcontext handle) {
   SOFTGPU_ENTER();
+  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
   ContextPtr context = Registry<Context>::Get().Find(handle);
   if (!context || context->primary()) return CUDA_ERROR_INVALID_CONTEXT;
   if (!Registry<Context>::Get().Remove(handle)) return CUDA_ERROR_INVALID_CONTEXT;
@@ -125,6 +126,7 @@ SOFTGPU_API cuCtxDestroy(CUcontext handle) { return cuCtxDestroy_v2(handle); }
 
 SOFTGPU_API cuCtxPushCurrent_v2(CUcontext handle) {
   SOFTGPU_ENTER();
+  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
   ContextPtr context = Registry<Context>::Get().Find(handle);
   if (!context || !context->active()) return CUDA_ERROR_INVALID_CONTEXT;
   GetThreadState().contexts.push_back(context);

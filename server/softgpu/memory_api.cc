@@ -120,7 +120,7 @@ SOFTGPU_API cuMemHostAlloc(void** host, size_t bytes, unsigned int flags) {
   if (host == nullptr || (flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
   if (bytes == 0) {
     *host = nullptr;
-    return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
   }
   // Not touched here, but what is more than the machine has could never be pinned.
   if (bytes / sysconf(_SC_PAGESIZE) > size_t(sysconf(_SC_PHYS_PAGES))) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -144,6 +144,7 @@ SOFTGPU_API cuMemAllocHost_v2(void** host, size_t bytes) { return cuMemHostAlloc
 SOFTGPU_API cuMemFreeHost(void* host) {
   SOFTGPU_ENTER();
   if (CUresult result = CheckCurrent(); result != CUDA_SUCCESS) return result;
+  if (host == nullptr) return CUDA_SUCCESS;
   auto pinned = [](const Allocation& allocation) { return allocation.kind == MemoryKind::kPinned; };
   auto address = reinterpret_cast<uint64_t>(host);
   AllocationPtr allocation = MemoryMap::Get().Find(address);

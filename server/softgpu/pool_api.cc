@@ -81,9 +81,13 @@ DevicePools& PoolsOf(int device) {
 
 CUresult AllocateFrom(const ContextPtr& context, const PoolPtr& pool, size_t bytes, CUstream handle,
                       CUdeviceptr* address) {
-  if (address == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
   StreamPtr stream;
   if (CUresult result = ResolveStream(context, handle, &stream); result != CUDA_SUCCESS) return result;
+  if (bytes == 0) {
+    *address = 0;
+    return CUDA_SUCCESS;
+  }
   {
     std::lock_guard<std::mutex> lock(pool->mutex);
     const uint64_t used = pool->figures.used();

@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -42,6 +43,22 @@ CUresult TranslateAttributes(Session& session, std::vector<CUlaunchAttribute>* a
   return CUDA_SUCCESS;
 }
 
+// Pointers to the parameters in a buffer of `bytes`; false if the driver does not tell where they are in it, or the
+// buffer is shorter than they are.
+bool PointToParameters(const DriverTable& driver, const HandleMap::Entry& function, char* buffer, size_t bytes,
+                       std::vector<void*>* pointers) {
+  while (true) {
+    size_t offset = 0, size = 0;
+    const CUresult result =
+        KindOf(function.handle) == Kind::kKernel
+            ? driver.cuKernelGetParamInfo(reinterpret_cast<CUkernel>(function.real), pointers->size(), &offset, &size)
+            : driver.cuFuncGetParamInfo(reinterpret_cast<CUfunction>(function.real), pointers->size(), &offset, &size);
+    if (result == CUDA_ERROR_INVALID_VALUE) return true;  // there are no more
+    if (result != CUDA_SUCCESS || offset > bytes || size > bytes - offset) return false;
+    pointers->push_back(buffer + offset);
+  }
+}
+
 }  // namespace
 
 CUresult Custom_cuLaunchKernel(Session& session, const Request&, const wire::cuLaunchKernel_Request& in,
@@ -64,7 +81,8 @@ CUresult Custom_cuLaunchKernel(Session& session, const Request&, const wire::cuL
                                  in.shared_bytes, stream, nullptr, bytes != 0 ? extra : nullptr);
   }
   std::vector<CUlaunchAttribute> attributes;
-  if (!CopyArray(in.attributes, in.attributes.size() / sizeof(CUlaunchAttribute), &attributes)) return kMalformedRequest;
+  if (!CopyArray(in.attributes, in.attributes.size() / sizeof(CUlaunchAttribute), &attributes))
+    return kMalformedRequest;
   if (const CUresult result = TranslateAttributes(session, &attributes); result != CUDA_SUCCESS) return result;
   if (in.cooperative) {
     CUlaunchAttribute cooperative = {};
@@ -83,6 +101,14 @@ CUresult Custom_cuLaunchKernel(Session& session, const Request&, const wire::cuL
   config.hStream = stream;
   config.attrs = attributes.data();
   config.numAttrs = unsigned(attributes.size());
+  // With its parameters in a buffer, 580 has answered CUDA_ERROR_INVALID_VALUE to one that was captured.
+  const bool cooperative = std::any_of(attributes.begin(), attributes.end(), [](const CUlaunchAttribute& attribute) {
+    return attribute.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && attribute.value.cooperative != 0;
+  });
+  std::vector<void*> pointers;
+  if (cooperative && bytes != 0 && PointToParameters(driver, *entry, g_parameters, bytes, &pointers)) {
+    return driver.cuLaunchKernelEx(&config, function, pointers.data(), nullptr);
+  }
   return driver.cuLaunchKernelEx(&config, function, nullptr, bytes != 0 ? extra : nullptr);
 }
 
