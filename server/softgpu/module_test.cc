@@ -54,7 +54,7 @@ TEST_F(ModuleTest, EntryPoints) {
   EXPECT_EQ(0, server::MissingFunctions());
   // Refused by name.
   CUtexref reference;
-  CU_IS(CUDA_ERROR_NOT_SUPPORTED, cuTexRefCreate(&reference));
+  CU_IS(CUDA_ERROR_NOT_SUPPORTED, cuModuleGetTexRef(&reference, module_, "counter"));
   const char* text;
   CU_OK(cuGetErrorName(CUDA_ERROR_NOT_SUPPORTED, &text));
   EXPECT_STREQ("CUDA_ERROR_NOT_SUPPORTED", text);
