@@ -78,9 +78,10 @@ class ReportTest(unittest.TestCase):
 
     def test_every_bar_names_rows_that_are_measured(self):
         options = types.SimpleNamespace(
-            thread_counts=[1, 2, 4, 8, 16, 32, 64], session_counts=[1, 2, 4, 8, 16], checkpoint_mib=[1024], driver="/libcuda.so.1"
+            thread_counts=[1, 2, 4, 8, 16, 32, 64], session_counts=[1, 2, 4, 8, 16], checkpoint_mib=[1024]
         )
-        bench = types.SimpleNamespace(ways=list(stages.WAYS), options=options, has_torch=True)
+        lab = types.SimpleNamespace(software=False)
+        bench = types.SimpleNamespace(ways=list(stages.WAYS), options=options, lab=lab, has_torch=True)
         names = [name for stage in stages.STAGES for name, _ in stages.expected(bench, stage)]
         for bar in report.load_bars():
             for pattern in bar["rows"] + ([bar["of"]] if "of" in bar else []):

@@ -640,8 +640,7 @@ def expected(bench, stage):
         return [(n, remote if n.startswith("replay") else bench.ways) for names in OBJECTS.values() for n in names]
     if stage == "checkpoint":
         # Natively only a real driver can.
-        software = not options.driver or "softgpu" in options.driver
-        ways = ring + ([] if software else [way for way in bench.ways if way == "native"])
+        ways = ring + ([] if bench.lab.software else [way for way in bench.ways if way == "native"])
         rows = [(name, ways) for mib in options.checkpoint_mib for name in checkpoint_rows(mib)]
         rows += [(written_row(mib), ["native"]) for mib in options.checkpoint_mib]
         return rows + [(f"pause of a checkpoint, {mib} MiB", ring) for mib in options.checkpoint_mib]

@@ -72,7 +72,8 @@ int Main(int argc, char** argv) {
       ->check(CLI::Range(0, 64));
   app.add_option("--gpu", options.gpu, "serve this GPU only (ordinal)")->check(CLI::Range(0, 255));
   app.add_option("--driver", options.driver,
-                 "driver library (default: libcuda.so.1 if it finds a GPU, else the software GPU)");
+                 "driver library (default: libcuda.so.1 if it finds a GPU, else the software GPU)")
+      ->envname("CUDA_REMOTE_DRIVER");
   app.add_option("--memory-limit", options.memory_limit, "device memory that one session may hold, as in 8GB")
       ->transform(CLI::AsSizeValue(false));
   app.add_option("--max-sessions", options.max_sessions, "sessions at a time; 0: no limit")

@@ -56,10 +56,6 @@ class Context:
             raise Failure(f"the program {name} is not in {self.options.programs}")
         return os.path.abspath(path)
 
-    def software(self):
-        """Whether the GPU is the software one."""
-        return not self.lab.driver or "softgpu" in self.lab.driver
-
     def path(self, name):
         return os.path.join(self.lab.folder, name)
 
@@ -357,7 +353,7 @@ def migrate_to_nowhere(context):
 def older_gpu(context):
     """A GPU that cannot run the job's code is refused, and the module named, before anything is moved."""
     lab = context.lab
-    if not context.software():
+    if not lab.software:
         return  # a real GPU is what it is
     command = context.app("reduce", 30)
     job = lab.job("job", command, lab.server().unix, step_ms=60)
@@ -775,7 +771,7 @@ class SmallGpu:
 
     def __enter__(self):
         lab = self.context.lab
-        if self.context.software():
+        if lab.software:
             self.before = lab.env.get("SOFTGPU_MEMORY")
             lab.env["SOFTGPU_MEMORY"] = f"{self.free_mib}M"
             return self
@@ -804,7 +800,7 @@ def out_of_memory(context):
     lab = context.lab
     lab.workers = 0  # each one takes memory for a context
     # A real context takes about half a GiB.
-    enough, little, piece = (64, 32, 4) if context.software() else (2048, 1024, 64)
+    enough, little, piece = (64, 32, 4) if lab.software else (2048, 1024, 64)
     command = [context.program("exhaust"), "--size", str(piece)]
     with SmallGpu(context, enough):
         native = lab.run("native", command, 60, lab.native_environment()).stdout()
@@ -825,7 +821,7 @@ def out_of_memory(context):
         job.wait_paused(1, 120)
         too_little = r"too little|out of memory"
         # On a real GPU the job itself has taken it.
-        with SmallGpu(context, little) if context.software() else contextlib.nullcontext():
+        with SmallGpu(context, little) if lab.software else contextlib.nullcontext():
             small = lab.server("small")
             move = [lab.tool("cr-migrate"), job.id, "--to", small.unix]
             must_fail(lab.start(harness.Process(lab, "move", move)), mention=too_little)

@@ -135,8 +135,6 @@ class Server(Process):
                 command += ["--tls-cert", tls.server_cert, "--tls-key", tls.server_key, "--tls-ca", tls.ca]
             else:
                 command += ["--insecure-tcp"]
-        if lab.driver:
-            command += ["--driver", lab.driver]
         if lab.workers is not None:
             command += ["--workers", str(lab.workers)]
         command += list(extra)
@@ -312,18 +310,23 @@ def tls_environment(tls):
 
 
 class Lab:
-    """A folder, the product's files, and everything that was started; use it in a `with`."""
+    """A folder, the product's files, and everything that was started; use it in a `with`.
+
+    All its servers use one driver library, also those that cr-run starts: `driver`, or the software GPU among the product's
+    files. Never the machine's own unless it is named: a machine with a GPU must test the same as one without.
+    """
 
     def __init__(self, product, driver=None, keep=False):
         self.product = os.path.abspath(product)
         # Short: the path of a Unix socket may have 107 characters.
         self.folder = tempfile.mkdtemp(prefix="crt-", dir=os.environ.get("CR_TEST_DIR", "/tmp"))
-        self.driver = driver
         self.keep = keep
         self.workers = None  # that servers keep ready; None: as many as they like
         self.processes = []
-        self.env = {"CUDA_REMOTE_LOG": os.environ.get("CUDA_REMOTE_LOG")}
         self._paths = {}
+        self.driver = driver or self.tool("libsoftgpu.so")
+        self.software = "softgpu" in os.path.basename(self.driver)
+        self.env = {"CUDA_REMOTE_LOG": os.environ.get("CUDA_REMOTE_LOG"), "CUDA_REMOTE_DRIVER": self.driver}
 
     def __enter__(self):
         return self
@@ -370,12 +373,12 @@ class Lab:
 
     def native_environment(self):
         """What makes a program find the software GPU (or, with a real driver, nothing)."""
-        if self.driver and "softgpu" not in self.driver:
+        if not self.software:
             return {}
         folder = os.path.join(self.folder, "native")
         if not os.path.isdir(folder):
             os.makedirs(folder)
-            os.symlink(os.path.realpath(self.tool("libsoftgpu.so")), os.path.join(folder, "libcuda.so.1"))
+            os.symlink(os.path.realpath(self.driver), os.path.join(folder, "libcuda.so.1"))
         return {"LD_LIBRARY_PATH": folder}
 
     def native(self, name, command, limit=120):
