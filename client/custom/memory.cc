@@ -135,12 +135,13 @@ CUresult AllocateStreamOrdered(const CallInfo& info, CUdeviceptr* dptr, size_t b
   return Allocate(call, request, dptr, nullptr);
 }
 
-// Whether `address` is the start of a live allocation; sets *of_pool.
-bool IsAllocation(Session& session, uint64_t address, bool* of_pool) {
+// Whether `address` is the start of a live allocation, and, where that is asked, whether of a pool.
+bool IsAllocation(Session& session, uint64_t address, bool* of_pool = nullptr) {
   std::shared_lock<std::shared_mutex> lock(session.mutex());
   const auto* range = session.device_ranges().At(address);
-  *of_pool = range && range->value.source == DeviceRange::kStreamOrdered;
-  return *of_pool || (range && range->value.source == DeviceRange::kAllocation);
+  const bool pool = range && range->value.source == DeviceRange::kStreamOrdered;
+  if (of_pool) *of_pool = pool;
+  return pool || (range && range->value.source == DeviceRange::kAllocation);
 }
 
 }  // namespace
@@ -239,8 +240,7 @@ CUresult Custom_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream, bool per_thre
     return result;
   }
   if (KeepFreed(call, dptr, request.stream)) return CUDA_SUCCESS;
-  bool of_pool = false;
-  if (!IsAllocation(call.session(), dptr, &of_pool)) return CUDA_ERROR_INVALID_VALUE;
+  if (!IsAllocation(call.session(), dptr)) return CUDA_ERROR_INVALID_VALUE;
   request.Encode(&call.message());
   const CUresult result = call.Transact();
   // A checkpoint drains the streams first, so by then the memory is free in the stream's order too.

@@ -522,15 +522,6 @@ CUresult WorkerSession::MoveVariables(uint64_t handle, VariablePlace* placed, co
   const Kind kind = library ? Kind::kLibrary : Kind::kModule;
   // The places are a library's in the oldest context; the thread that loaded it need not have had one.
   const ContextRef context = library ? OldestFirst().front() : current_ref_;
-  const auto unload = [&] {
-    uint64_t real = 0;
-    Real(kind, handle, &real);
-    if (library) {
-      table_.cuLibraryUnload(reinterpret_cast<CUlibrary>(real));
-    } else {
-      table_.cuModuleUnload(reinterpret_cast<CUmodule>(real));
-    }
-  };
   const auto load_again = [&]() -> VariablePlace {
     const uint64_t real = load();
     if (real == 0) return {};
@@ -540,7 +531,8 @@ CUresult WorkerSession::MoveVariables(uint64_t handle, VariablePlace* placed, co
     return place;
   };
   if (const CUresult result = MakeCurrent(table_, context); result != CUDA_SUCCESS) return result;
-  *placed = MoveVariablesTo(table_, *placed, wanted, unload, load_again);
+  *placed = MoveVariablesTo(
+      table_, *placed, wanted, [&] { UnloadModule(handle, library); }, load_again);
   MakeCurrent(table_, current_ref_);
   if (!placed->loaded) return CUDA_ERROR_OUT_OF_MEMORY;
   if (SamePlace(*placed, wanted)) return CUDA_SUCCESS;
@@ -554,6 +546,16 @@ CUresult WorkerSession::MoveVariables(uint64_t handle, VariablePlace* placed, co
     spdlog::error("a module had {} variables and has {}", wanted.parts.size(), placed->parts.size());
   }
   return CUDA_ERROR_INVALID_ADDRESS_SPACE;
+}
+
+void WorkerSession::UnloadModule(uint64_t handle, bool library) {
+  CUlibrary real_library;
+  CUmodule real_module;
+  if (library && Session::Real(Kind::kLibrary, handle, &real_library)) {
+    table_.cuLibraryUnload(real_library);
+  } else if (!library && Session::Real(Kind::kModule, handle, &real_module)) {
+    table_.cuModuleUnload(real_module);
+  }
 }
 
 CUresult WorkerSession::FindVariable(uint64_t handle, bool library, const std::string& name, CUdeviceptr* address,

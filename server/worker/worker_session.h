@@ -245,9 +245,11 @@ class WorkerSession : public Session {
   bool NoteModule(uint64_t handle, bool library, std::string_view image, VariablePlace* placed);
   // In a replay: a module whose variables are at `*placed` and belong at `places`, one for each part (0: there was
   // none). `load` loads it once more and gives the real handle, 0 on failure. Logs what is not where it belongs, and
-  // fails then; the module is loaded all the same unless it says CUDA_ERROR_OUT_OF_MEMORY.
+  // fails then; `placed->loaded` says whether the module is still loaded, and the caller unloads it.
   CUresult MoveVariables(uint64_t handle, VariablePlace* placed, const std::vector<uint64_t>& places,
                          const std::function<uint64_t()>& load);
+  // Unloads the driver's module or library behind a handle, which stays bound.
+  void UnloadModule(uint64_t handle, bool library);
   // Where a variable of a module or library lies in the current context, and how long it is.
   CUresult FindVariable(uint64_t handle, bool library, const std::string& name, CUdeviceptr* address, size_t* bytes);
 

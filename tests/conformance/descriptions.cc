@@ -103,59 +103,55 @@ CUDA_MEMCPY3D_BATCH_OP* Case::CopyOperations() {
 }
 
 // Copies of 3 rows of `width` bytes. The sides: (d)evice, (h)ost, (p)inned, (a)rray, (u)nified, an unknown type, NULL.
-namespace {
 template <class Copy>
-void Fill(Copy* copy, size_t width) {
-  memset(copy, 0, sizeof *copy);
-  copy->WidthInBytes = width;
-  copy->Height = 3;
+Copy* Case::FillCopy(Copy copy, char from, char to, size_t width) {
+  const auto type = [](char side) {
+    switch (side) {
+      case 'd':
+      case '0':
+        return CU_MEMORYTYPE_DEVICE;
+      case 'h':
+      case 'p':
+        return CU_MEMORYTYPE_HOST;
+      case 'a':
+        return CU_MEMORYTYPE_ARRAY;
+      case 'u':
+        return CU_MEMORYTYPE_UNIFIED;
+      default:
+        return CUmemorytype(77);
+    }
+  };
+  copy.WidthInBytes = width;
+  copy.Height = 3;
+  copy.srcMemoryType = type(from);
+  copy.dstMemoryType = type(to);
+  copy.srcPitch = copy.dstPitch = 64;
+  if (from == 'h') copy.srcHost = Pages();
+  if (to == 'h') copy.dstHost = Pages();
+  if (from == 'p') copy.srcHost = Pinned();
+  if (to == 'p') copy.dstHost = Pinned();
+  if (from == 'a') copy.srcArray = Array(0);
+  if (to == 'a') copy.dstArray = Array(1);
+  if (from == 'd' || from == 'u' || from == '?') copy.srcDevice = Memory();
+  if (to == 'd' || to == 'u' || to == '?') copy.dstDevice = Memory() + 2048;
+  return List<Copy>({copy});
 }
-}  // namespace
 
-#define SIDES(copy, from, to, array)                                        \
-  const auto type = [](char side) {                                         \
-    return side == 'd' || side == '0'   ? CU_MEMORYTYPE_DEVICE              \
-           : side == 'h' || side == 'p' ? CU_MEMORYTYPE_HOST                \
-           : side == 'a'                ? CU_MEMORYTYPE_ARRAY               \
-           : side == 'u'                ? CU_MEMORYTYPE_UNIFIED             \
-                                        : CUmemorytype(77);                                \
-  };                                                                        \
-  copy.srcMemoryType = type(from);                                          \
-  copy.dstMemoryType = type(to);                                            \
-  copy.srcPitch = copy.dstPitch = 64;                                       \
-  if (from == 'h') copy.srcHost = Pages();                                  \
-  if (to == 'h') copy.dstHost = Pages();                                    \
-  if (from == 'p') copy.srcHost = Pinned();                                 \
-  if (to == 'p') copy.dstHost = Pinned();                                   \
-  if (from == 'a') copy.srcArray = array(0);                                \
-  if (to == 'a') copy.dstArray = array(1);                                  \
-  if (from == 'd' || from == 'u' || from == '?') copy.srcDevice = Memory(); \
-  if (to == 'd' || to == 'u' || to == '?') copy.dstDevice = Memory() + 2048
-
-CUDA_MEMCPY2D* Case::Copy2D(char from, char to, size_t width) {
-  CUDA_MEMCPY2D copy;
-  Fill(&copy, width);
-  SIDES(copy, from, to, Array);
-  return List<CUDA_MEMCPY2D>({copy});
-}
+CUDA_MEMCPY2D* Case::Copy2D(char from, char to, size_t width) { return FillCopy(CUDA_MEMCPY2D{}, from, to, width); }
 
 CUDA_MEMCPY3D* Case::Copy3D(char from, char to, size_t width) {
-  CUDA_MEMCPY3D copy;
-  Fill(&copy, width);
+  CUDA_MEMCPY3D copy{};
   copy.Depth = 1;
   copy.srcHeight = copy.dstHeight = 4;
-  SIDES(copy, from, to, Array);
-  return List<CUDA_MEMCPY3D>({copy});
+  return FillCopy(copy, from, to, width);
 }
 
 CUDA_MEMCPY3D_PEER* Case::Copy3DPeer(char from, char to, size_t width) {
-  CUDA_MEMCPY3D_PEER copy;
-  Fill(&copy, width);
+  CUDA_MEMCPY3D_PEER copy{};
   copy.Depth = 1;
   copy.srcHeight = copy.dstHeight = 4;
   copy.srcContext = copy.dstContext = current_;
-  SIDES(copy, from, to, Array);
-  return List<CUDA_MEMCPY3D_PEER>({copy});
+  return FillCopy(copy, from, to, width);
 }
 
 CUmemAccessDesc* Case::Access(int id) {

@@ -303,6 +303,10 @@ class Case {
     bool device = false;       // to be read by a copy
   };
 
+  // What Copy2D and its kind have in common, in descriptions.cc.
+  template <class Copy>
+  Copy* FillCopy(Copy copy, char from, char to, size_t width);
+
   // Runs `make` the first time that the name is asked for; names the object.
   template <class T, class F>
   T Once(const std::string& name, F make) {

@@ -55,18 +55,14 @@ CUresult Settle(WorkerSession& worker, const Request& request, uint64_t handle, 
                 const In& in, Out* out, const std::function<uint64_t()>& load) {
   VariablePlace placed;
   if (!worker.NoteModule(handle, library, image, &placed)) {
-    uint64_t real = 0;
-    if (library && worker.Real(Kind::kLibrary, handle, &real)) {
-      worker.driver().cuLibraryUnload(reinterpret_cast<CUlibrary>(real));
-    } else if (worker.Real(Kind::kModule, handle, &real)) {
-      worker.driver().cuModuleUnload(reinterpret_cast<CUmodule>(real));
-    }
+    worker.UnloadModule(handle, library);
     worker.Unbind(handle);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   // A library that was loaded in a context that is gone, after a reset, finds its place with the next one.
   if (request.replay() && !in.places.empty() && !worker.contexts().empty()) {
     if (const CUresult result = worker.MoveVariables(handle, &placed, in.places, load); result != CUDA_SUCCESS) {
+      if (placed.loaded) worker.UnloadModule(handle, library);
       worker.Unbind(handle);
       return result;
     }
