@@ -4,6 +4,7 @@
 
 #include "client/session/session.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/codec/printable.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -15,6 +16,7 @@ constexpr uint32_t kRead = 3;
 
 // More than a client ever asks for; a server that goes on for ever must not keep us.
 constexpr size_t kMaxEvents = 200000000;
+constexpr size_t kMaxNameBytes = 200;
 
 bool Ask(Session* session, uint32_t action, uint64_t argument, Reply* reply, wire::OpTimeline_Reply* out) {
   wire::OpTimeline_Request request;
@@ -25,14 +27,6 @@ bool Ask(Session* session, uint32_t action, uint64_t argument, Reply* reply, wir
   return session->Operate(kOpTimeline, message, reply) == CUDA_SUCCESS && out->Decode(reply->message);
 }
 
-std::string Printable(std::string_view text) {
-  std::string out(text.substr(0, 200));
-  for (char& c : out) {
-    if (c < 0x20 || c > 0x7e) c = '?';
-  }
-  return out;
-}
-
 // Appends what a reply holds. False if it makes no sense.
 bool Append(const wire::OpTimeline_Reply& in, int64_t offset, trace::WorkerEvents* events) {
   const size_t count = in.sequences.size();
@@ -40,7 +34,7 @@ bool Append(const wire::OpTimeline_Reply& in, int64_t offset, trace::WorkerEvent
       in.results.size() != count || in.threads.size() != count || in.names.size() != in.named_calls.size()) {
     return false;
   }
-  for (size_t i = 0; i < in.names.size(); ++i) events->names[in.named_calls[i]] = Printable(in.names[i]);
+  for (size_t i = 0; i < in.names.size(); ++i) events->names[in.named_calls[i]] = Printable(in.names[i].substr(0, kMaxNameBytes));
   for (size_t i = 0; i < count; ++i) {
     trace::WorkerEvent event;
     event.start_ns = in.starts[i] - uint64_t(offset);

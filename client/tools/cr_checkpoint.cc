@@ -21,6 +21,7 @@
 #include "client/tools/job.h"
 #include "client/tools/progress.h"
 #include "client/tools/steps.h"
+#include "proto/codec/printable.h"
 #include "proto/frame/frame.h"
 
 namespace cuda_remote::client::tools {
@@ -172,7 +173,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
     return false;
   }
   info.product_version = "wire version " + std::to_string(kWireVersion);
-  info.job = held->info().job;
+  info.job = Printable(held->info().job);
   info.program = CommandOf(job);
   info.pid = uint32_t(job.inner_pid());
   info.server = job.server().empty() ? "of its own" : job.server();

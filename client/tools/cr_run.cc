@@ -14,6 +14,7 @@
 #include "client/tools/gpu_host.h"
 #include "client/tools/isolate.h"
 #include "client/tools/job.h"
+#include "proto/codec/printable.h"
 #include "proto/frame/frame.h"
 
 extern char** environ;
@@ -154,8 +155,8 @@ int Main(int argc, char** argv) {
     RemoveJobFolder(directory);
     return Fail(error, code);
   }
-  job.set_name(directory.substr(directory.rfind('/') + 1));
-  for (const std::string& word : plan.command) job.add_command(word);
+  job.set_name(Printable(directory.substr(directory.rfind('/') + 1)));
+  for (const std::string& word : plan.command) job.add_command(Printable(word));
   job.set_server(server);
   job.set_gpu(gpu);
   job.set_runner_pid(getpid());

@@ -12,6 +12,7 @@
 
 #include <utility>
 
+#include "proto/codec/printable.h"
 #include "proto/codec/wire.h"
 
 namespace cuda_remote {
@@ -93,9 +94,11 @@ bool DecodeHello(std::string_view bytes, Hello* hello) {
         break;
       case 3:
         ok = GetString(&reader, &hello->program);
+        hello->program = Printable(hello->program);
         break;
       case 4:
         ok = GetString(&reader, &hello->job);
+        hello->job = Printable(hello->job);
         break;
       case 5:
         ok = reader.Get(&hello->gpu);

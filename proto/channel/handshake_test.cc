@@ -67,6 +67,19 @@ TEST(Handshake, FieldsOfANewerPeerAreSkipped) {
   EXPECT_TRUE(DecodeHello(bytes, &got));
 }
 
+// They are shown to others, in protobuf strings among other places.
+TEST(Handshake, NamesArriveAsText) {
+  Hello hello;
+  hello.program = "/home/jos\xe9/a.out";
+  hello.job = "clear\x1b[2J";
+  std::string bytes;
+  EncodeHello(hello, &bytes);
+  Hello got;
+  ASSERT_TRUE(DecodeHello(bytes, &got));
+  EXPECT_EQ(got.program, "/home/jos?/a.out");
+  EXPECT_EQ(got.job, "clear?[2J");
+}
+
 TEST(Handshake, GarbageIsRefusedNotBelieved) {
   std::mt19937 random(4);
   std::string good;

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "proto/codec/printable.h"
 #include "replay/inspect/json.h"
 
 namespace cuda_remote::replay::inspect {
@@ -17,13 +18,6 @@ namespace {
 constexpr size_t kShort = 20;
 
 std::string Hex(uint64_t number) { return absl::StrCat("0x", absl::Hex(number)); }
-
-// Text from the job, on a terminal: nothing that moves the cursor.
-std::string Clean(const std::string& text) {
-  std::string clean;
-  for (const char c : text) clean += uint8_t(c) < 0x20 || uint8_t(c) == 0x7f ? '?' : c;
-  return clean;
-}
 
 std::string Time(int64_t unix_ms) {
   const time_t seconds = time_t(unix_ms / 1000);
@@ -93,19 +87,19 @@ std::string PrintText(const Summary& summary, bool all) {
   const ckptfmt::ImageInfo& info = reader.info();
   const ckptfmt::ImageSizes& sizes = reader.sizes();
   std::string out = absl::StrCat("checkpoint image ", reader.dir(), "\n");
-  out += Row("created", absl::StrCat(Time(info.created_unix_ms), " on ", Clean(info.host), " by cuda-remote ",
-                                     Clean(info.product_version), ", format ", ckptfmt::kFormatVersion));
-  out += Row("job", absl::StrCat(Clean(info.job), " (", Clean(info.program), ", pid ", info.pid, ")"));
-  out += Row("server", absl::StrCat(Clean(info.server), info.shared_memory ? " (same machine)" : " (over the network)",
+  out += Row("created", absl::StrCat(Time(info.created_unix_ms), " on ", Printable(info.host), " by cuda-remote ",
+                                     Printable(info.product_version), ", format ", ckptfmt::kFormatVersion));
+  out += Row("job", absl::StrCat(Printable(info.job), " (", Printable(info.program), ", pid ", info.pid, ")"));
+  out += Row("server", absl::StrCat(Printable(info.server), info.shared_memory ? " (same machine)" : " (over the network)",
                                     ", driver ", Version(info.driver_version)));
   for (size_t i = 0; i < info.devices.size(); ++i) {
     const ckptfmt::DeviceFacts& device = info.devices[i];
     out += Row(absl::StrCat("GPU ", i),
-               absl::StrCat(Clean(device.name), ", compute ", device.compute_major, ".", device.compute_minor, ", ",
-                            PrintBytes(device.total_memory), ", ", Uuid(device.uuid), ", ", Clean(device.pci_bus_id)));
+               absl::StrCat(Printable(device.name), ", compute ", device.compute_major, ".", device.compute_minor, ", ",
+                            PrintBytes(device.total_memory), ", ", Uuid(device.uuid), ", ", Printable(device.pci_bus_id)));
   }
-  out += Row("engine", info.engine == "none" ? "none (GPU side only)" : Clean(info.engine));
-  for (const auto& [key, value] : info.client_info) out += Row("", absl::StrCat(Clean(key), " = ", Clean(value)));
+  out += Row("engine", info.engine == "none" ? "none (GPU side only)" : Printable(info.engine));
+  for (const auto& [key, value] : info.client_info) out += Row("", absl::StrCat(Printable(key), " = ", Printable(value)));
   out += Row("size", absl::StrCat(PrintBytes(sizes.total_bytes), " in ", reader.files().size() + 1, " files: memory ",
                                   PrintBytes(sizes.stored_bytes), ", client ", PrintBytes(sizes.client_bytes), ", log ",
                                   PrintBytes(sizes.log_bytes)));
@@ -116,7 +110,7 @@ std::string PrintText(const Summary& summary, bool all) {
   for (size_t i = 0; i < regions.size() && (all || i < kShort); ++i) {
     const ckptfmt::Region& region = regions[i];
     out += absl::StrCat("    ", Hex(region.address), "  ", PrintBytes(region.bytes), "  ", KindName(region.kind));
-    if (!region.symbol.empty()) absl::StrAppend(&out, " ", Clean(region.symbol), " of ", Hex(region.object));
+    if (!region.symbol.empty()) absl::StrAppend(&out, " ", Printable(region.symbol), " of ", Hex(region.object));
     absl::StrAppend(&out, ", GPU ", region.device, "\n");
   }
   if (!all && regions.size() > kShort)
@@ -130,7 +124,7 @@ std::string PrintText(const Summary& summary, bool all) {
     const Module& module = summary.modules[i];
     absl::StrAppend(&out, "    ", Hex(module.object.id), "  ", PrintBytes(module.bytes), "  ", Entries(module), "; ",
                     module.variables, " variables, ", PrintBytes(module.data_bytes));
-    if (!module.problem.empty()) absl::StrAppend(&out, "; ", Clean(module.problem));
+    if (!module.problem.empty()) absl::StrAppend(&out, "; ", Printable(module.problem));
     out += "\n";
   }
   if (!all && summary.modules.size() > kShort) {
@@ -140,7 +134,7 @@ std::string PrintText(const Summary& summary, bool all) {
   if (all) {
     out += Row("files", "");
     for (const ckptfmt::FileFacts& file : reader.files()) {
-      absl::StrAppend(&out, "    ", file.hash, "  ", file.bytes, "  ", Clean(file.path), "\n");
+      absl::StrAppend(&out, "    ", file.hash, "  ", file.bytes, "  ", Printable(file.path), "\n");
     }
   }
   return out;

@@ -1,0 +1,19 @@
+// Names that somebody else chose - of programs, jobs, hosts - on their way to terminals, logs, JSON and protobuf
+// strings, which must be UTF-8: a process that cannot be listed because of its name would keep all others from being
+// listed.
+//
+// This header is part of the client library: no libprotobuf, no abseil, no logging.
+#ifndef CUDA_REMOTE_PROTO_CODEC_PRINTABLE_H_
+#define CUDA_REMOTE_PROTO_CODEC_PRINTABLE_H_
+
+#include <string>
+#include <string_view>
+
+namespace cuda_remote {
+
+// `text` with a '?' for each control character and for each byte that is no part of well-formed UTF-8. Any thread.
+std::string Printable(std::string_view text);
+
+}  // namespace cuda_remote
+
+#endif  // CUDA_REMOTE_PROTO_CODEC_PRINTABLE_H_

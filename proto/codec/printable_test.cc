@@ -1,0 +1,38 @@
+#include "proto/codec/printable.h"
+
+#include "gtest/gtest.h"
+
+namespace cuda_remote {
+namespace {
+
+TEST(Printable, LeavesWellFormedTextAlone) {
+  for (const char* text : {"", "/usr/bin/python3 train.py", "/home/jos\xc3\xa9/\xe8\xae\xad\xe7\xbb\x83",
+                           "\xf0\x9f\x9a\x80", "\xf4\x8f\xbf\xbf"}) {
+    EXPECT_EQ(Printable(text), text);
+  }
+}
+
+TEST(Printable, ReplacesControlCharacters) {
+  EXPECT_EQ(Printable("a\x1b[2Jb\nc\td\x7f"), "a?[2Jb?c?d?");
+  EXPECT_EQ(Printable(std::string_view("a\0b", 3)), "a?b");
+  EXPECT_EQ(Printable("\xc2\x9b"
+                      "2J"),
+            "?2J");
+  EXPECT_EQ(Printable("\xc2\xa0"), "\xc2\xa0");
+}
+
+TEST(Printable, ReplacesWhatIsNoUtf8ByteByByte) {
+  EXPECT_EQ(Printable("jos\xe9"), "jos?");
+  EXPECT_EQ(Printable("\xe9t\xe9"), "?t?");
+  EXPECT_EQ(Printable("\xc0\xaf"), "??");            // longer than needed
+  EXPECT_EQ(Printable("\xe0\x80\xaf"), "???");       // likewise
+  EXPECT_EQ(Printable("\xed\xa0\x80"), "???");       // a surrogate
+  EXPECT_EQ(Printable("\xf4\x90\x80\x80"), "????");  // beyond the last one
+  EXPECT_EQ(Printable("\xf0\x9f\x9a"), "???");       // cut
+  EXPECT_EQ(Printable("\xe8\xae"
+                      "a\xff"),
+            "??a?");
+}
+
+}  // namespace
+}  // namespace cuda_remote
