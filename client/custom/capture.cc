@@ -137,7 +137,8 @@ CUresult Custom_cuStreamBeginCapture(CUstream hStream, bool per_thread) {
 
 CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_thread) {
   static constexpr CallInfo kInfo{kCall_cuStreamEndCapture, "cuStreamEndCapture", false, ContextOf::kObject};
-  if (!phGraph) return CUDA_ERROR_INVALID_VALUE;
+  CUgraph unasked;
+  if (!phGraph) phGraph = &unasked;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();

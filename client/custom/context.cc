@@ -237,6 +237,14 @@ CUresult Custom_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) 
   return CUDA_SUCCESS;
 }
 
+// The first version takes flags for a context to come only.
+CUresult Custom_cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags) {
+  unsigned before;
+  int active = 0;
+  if (const CUresult result = cuDevicePrimaryCtxGetState(dev, &before, &active); result != CUDA_SUCCESS) return result;
+  return active ? CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE : Custom_cuDevicePrimaryCtxSetFlags_v2(dev, flags);
+}
+
 CUresult Custom_cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int* flags, int* active) {
   Session* session;
   ThreadState* thread;

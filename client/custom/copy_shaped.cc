@@ -86,6 +86,9 @@ CUresult Check(Session& session, const Copy& copy) {
   if (copy.dstMemoryType == CU_MEMORYTYPE_DEVICE && LeavesAllocation(session, copy.dstDevice, copy.WidthInBytes)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  const bool nowhere = (copy.srcMemoryType == CU_MEMORYTYPE_ARRAY && !copy.srcArray) ||
+                       (copy.dstMemoryType == CU_MEMORYTYPE_ARRAY && !copy.dstArray);
+  if (nowhere) return CUDA_ERROR_INVALID_VALUE;
   return CheckSides(copy.srcMemoryType, copy.srcHost, copy.dstMemoryType, copy.dstHost, copy.WidthInBytes);
 }
 

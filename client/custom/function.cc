@@ -78,7 +78,7 @@ CUresult GetAttribute(const CallInfo& info, uint64_t function, int device, CUfun
 
 // The name is the client's own copy: it lives as long as the process, which is at least as long as the driver promises.
 CUresult GetName(const CallInfo& info, uint64_t function, const char** name) {
-  if (!name) return CUDA_ERROR_INVALID_VALUE;
+  if (!name || !function) return CUDA_ERROR_INVALID_VALUE;
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   std::shared_ptr<FunctionInfo> facts;
@@ -307,7 +307,7 @@ CUresult Custom_cuKernelGetName(const char** name, CUkernel hfunc) {
 
 CUresult Custom_cuFuncGetModule(CUmodule* hmod, CUfunction hfunc) {
   static constexpr CallInfo kInfo{kLocalCall, "cuFuncGetModule", false, ContextOf::kObject};
-  if (!hmod) return CUDA_ERROR_INVALID_VALUE;
+  if (!hmod || !hfunc) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   uint64_t owner = 0;
@@ -390,7 +390,7 @@ CUresult Custom_cuLibraryGetUnifiedFunction(void** fptr, CUlibrary library, cons
   if (!fptr || !symbol) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  return call.Valid(Kind::kLibrary, library) ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_HANDLE;
+  return call.Valid(Kind::kLibrary, library) ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
 }
 
 }  // namespace cuda_remote::client

@@ -104,8 +104,8 @@ CUresult Custom_cuGraphInstantiate(CUgraphExec* phGraphExec, CUgraph hGraph, CUg
 }
 
 CUresult Custom_cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphExecUpdateResultInfo* resultInfo) {
-  if (!resultInfo) return CUDA_ERROR_INVALID_VALUE;
-  return Update(hGraphExec, hGraph, resultInfo);
+  CUgraphExecUpdateResultInfo unasked{};
+  return Update(hGraphExec, hGraph, resultInfo ? resultInfo : &unasked);
 }
 
 CUresult Custom_cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode* hErrorNode_out,

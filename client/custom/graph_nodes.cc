@@ -189,6 +189,7 @@ CUresult FillAny(Call& call, const CUgraphNodeParams& node, NodeMessage* out) {
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
       return FillBatch(call, node.memOp, out);
     default:
+      if (unsigned(node.type) > CU_GRAPH_NODE_TYPE_CONDITIONAL) return CUDA_ERROR_INVALID_VALUE;
       return Call::Unsupported(call.info().name, "a node of this type is not carried over yet");
   }
 }

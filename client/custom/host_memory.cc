@@ -122,9 +122,11 @@ CUresult Custom_cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flag
   std::unique_lock<std::shared_mutex> lock(session.mutex());
   const uint64_t address = reinterpret_cast<uint64_t>(p);
   if (!IsMemory(address, bytesize)) return CUDA_ERROR_INVALID_VALUE;
-  // Natively an overlap with a registered or allocated range is refused.
-  if (session.host_ranges().Find(address) || session.host_ranges().Find(address + bytesize - 1)) {
-    return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  // What overlaps is refused, and what the driver allocated itself is a wrong value.
+  for (const uint64_t byte : {address, address + bytesize - 1}) {
+    if (const auto* there = session.host_ranges().Find(byte)) {
+      return there->value.registered ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_ERROR_INVALID_VALUE;
+    }
   }
   HostRange range;
   range.registered = true;
@@ -143,8 +145,9 @@ CUresult Custom_cuMemHostUnregister(void* p) {
   const uint64_t address = reinterpret_cast<uint64_t>(p);
   {
     std::shared_lock<std::shared_mutex> lock(session.mutex());
-    const auto* range = session.host_ranges().At(address);
-    if (!range || !range->value.registered || range->value.alias_of) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    const auto* range = session.host_ranges().Find(address);
+    if (!p || (range && !range->value.registered)) return CUDA_ERROR_INVALID_VALUE;
+    if (!range || range->start != address || range->value.alias_of) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   }
   const CUresult result = UnmapFromDevice(call, address);
   std::unique_lock<std::shared_mutex> lock(session.mutex());

@@ -186,7 +186,7 @@ CUresult Custom_cuIpcCloseMemHandle(CUdeviceptr dptr) {
 
 CUresult Custom_cuIpcGetEventHandle(CUipcEventHandle* pHandle, CUevent event) {
   static constexpr CallInfo kInfo{kCall_cuIpcGetEventHandle, "cuIpcGetEventHandle", false, ContextOf::kObject};
-  if (!pHandle) return CUDA_ERROR_INVALID_VALUE;
+  if (!pHandle || !event) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuIpcGetEventHandle_Request request;

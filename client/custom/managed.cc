@@ -55,6 +55,7 @@ CUresult Advise(CUdeviceptr address, size_t bytes, CUmem_advise advice, const CU
   if (advice < CU_MEM_ADVISE_SET_READ_MOSTLY || advice > CU_MEM_ADVISE_UNSET_ACCESSED_BY || bytes == 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  if (unsigned(place.type) > CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) return CUDA_ERROR_INVALID_VALUE;
   const bool placed = advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION || advice == CU_MEM_ADVISE_SET_ACCESSED_BY ||
                       advice == CU_MEM_ADVISE_UNSET_ACCESSED_BY;
   Session& session = call.session();
@@ -284,6 +285,7 @@ CUresult Custom_cuMemPrefetchBatchAsync(CUdeviceptr* dptrs, size_t* sizes, size_
                                         size_t* prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags,
                                         CUstream hStream, bool per_thread) {
   if (flags != 0 || !prefetchLocs || !prefetchLocIdxs || numPrefetchLocs == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!hStream && !per_thread) return CUDA_ERROR_INVALID_VALUE;  // not the legacy default stream
   return Prefetch("cuMemPrefetchBatchAsync", dptrs, sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs,
                   hStream, per_thread);
 }
@@ -291,7 +293,7 @@ CUresult Custom_cuMemPrefetchBatchAsync(CUdeviceptr* dptrs, size_t* sizes, size_
 // What is discarded may hold anything afterwards, also what it held before.
 CUresult Custom_cuMemDiscardBatchAsync(CUdeviceptr* dptrs, size_t* sizes, size_t count, unsigned long long flags,
                                        CUstream hStream, bool per_thread) {
-  if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (flags != 0 || (!hStream && !per_thread)) return CUDA_ERROR_INVALID_VALUE;
   return Prefetch("cuMemDiscardBatchAsync", dptrs, sizes, count, nullptr, nullptr, 0, hStream, per_thread);
 }
 

@@ -16,7 +16,7 @@ namespace {
 // Both cluster questions have the same fields.
 template <typename Request, typename Reply>
 CUresult Clusters(const CallInfo& info, int* value, CUfunction func, const CUlaunchConfig* config) {
-  if (!value || !config || (config->numAttrs && !config->attrs)) return CUDA_ERROR_INVALID_VALUE;
+  if (!value || !func || !config || (config->numAttrs && !config->attrs)) return CUDA_ERROR_INVALID_VALUE;
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Request request;

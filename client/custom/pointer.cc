@@ -27,6 +27,7 @@ struct Facts {
   bool mapped = false;
   uint64_t device_address = 0;  // of `mapped` memory
   uint64_t host_address = 0;
+  bool allocated = false;  // by cuMemAlloc and its kind
   bool stream_ordered = false;
   uint64_t pool = 0;  // of stream-ordered memory; 0: the device's default, which may have no handle yet
   bool managed = false;
@@ -42,6 +43,7 @@ Facts Look(Session& session, uint64_t address) {
     facts.context = range->value.context;
     facts.ordinal = range->value.device;
     facts.buffer_id = range->value.buffer_id;
+    facts.allocated = range->value.source == DeviceRange::kAllocation;
     facts.stream_ordered = range->value.source == DeviceRange::kStreamOrdered;
     facts.pool = range->value.pool;
     facts.managed = range->value.managed;
@@ -93,6 +95,8 @@ CUresult Answer(const Facts& facts, uint64_t address, CUpointer_attribute attrib
       Store(data, int(facts.managed));
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+      Store(data, int(facts.allocated));  // cuIpcGetMemHandle takes it
+      return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
       Store(data, 0);

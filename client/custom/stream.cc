@@ -54,7 +54,6 @@ CUresult Custom_cuStreamGetCtx(CUstream hStream, CUcontext* pctx, bool per_threa
 
 CUresult Custom_cuStreamGetCtx_v2(CUstream hStream, CUcontext* pctx, CUgreenCtx* pGreenCtx, bool per_thread) {
   static constexpr CallInfo kInfo{kLocalCall, "cuStreamGetCtx_v2", false, ContextOf::kObject};
-  if (!pctx || !pGreenCtx) return CUDA_ERROR_INVALID_VALUE;
   return ContextOfStream(kInfo, hStream, per_thread, pctx, pGreenCtx);
 }
 

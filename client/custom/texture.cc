@@ -51,6 +51,7 @@ replay::ObjectKey ResourceKey(Session& session, const CUDA_RESOURCE_DESC& resour
 CUresult CheckResource(Call& call, const CUDA_RESOURCE_DESC& resource) {
   switch (resource.resType) {
     case CU_RESOURCE_TYPE_ARRAY:
+      if (!resource.res.array.hArray) return CUDA_ERROR_INVALID_VALUE;
       return call.Valid(Kind::kArray, resource.res.array.hArray) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     case CU_RESOURCE_TYPE_MIPMAPPED_ARRAY:
       return call.Valid(Kind::kMipmappedArray, resource.res.mipmap.hMipmappedArray) ? CUDA_SUCCESS
@@ -95,6 +96,7 @@ CUresult Look(const CallInfo& info, Kind kind, uint64_t value, ResourceObject* o
   return CUDA_SUCCESS;
 }
 
+// What is no object is destroyed as well as any other, natively, too.
 template <typename Request>
 CUresult Destroy(const CallInfo& info, Kind kind, uint64_t value, uint64_t Request::*member) {
   Call call(info);
@@ -104,7 +106,7 @@ CUresult Destroy(const CallInfo& info, Kind kind, uint64_t value, uint64_t Reque
   {
     std::shared_lock<std::shared_mutex> lock(session.mutex());
     const auto& all = kind == Kind::kTexture ? session.textures() : session.surfaces();
-    if (value >> kValueBits != 0 || all.count(key) == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (value >> kValueBits != 0 || all.count(key) == 0) return CUDA_SUCCESS;
   }
   Request request;
   request.*member = value;
@@ -183,8 +185,7 @@ CUresult Custom_cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC* pResView
   if (!pResViewDesc) return CUDA_ERROR_INVALID_VALUE;
   ResourceObject object;
   if (const CUresult result = Look(kInfo, Kind::kTexture, texObject, &object); result != CUDA_SUCCESS) return result;
-  if (!object.has_view) return CUDA_ERROR_INVALID_VALUE;
-  *pResViewDesc = object.view;
+  *pResViewDesc = object.view;  // zeros without one
   return CUDA_SUCCESS;
 }
 

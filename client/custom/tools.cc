@@ -166,13 +166,13 @@ CUresult Custom_cuLogsUnregisterCallback(CUlogsCallbackHandle callback) {
 }
 
 CUresult Custom_cuLogsCurrent(CUlogIterator* iterator_out, unsigned int flags) {
-  if (!iterator_out || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!iterator_out) return CUDA_ERROR_INVALID_VALUE;
   *iterator_out = LogBuffer::Next();
   return CUDA_SUCCESS;
 }
 
 CUresult Custom_cuLogsDumpToFile(CUlogIterator* iterator, const char* pathToFile, unsigned int flags) {
-  if (!pathToFile || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!pathToFile) return CUDA_ERROR_INVALID_VALUE;
   bool lost;
   const uint32_t next = LogBuffer::Next();
   const std::vector<std::string> messages = LogBuffer::Since(iterator ? *iterator : 0, &lost);
@@ -187,7 +187,7 @@ CUresult Custom_cuLogsDumpToFile(CUlogIterator* iterator, const char* pathToFile
 
 // The newest messages that fit; a line at the head says if some are missing.
 CUresult Custom_cuLogsDumpToMemory(CUlogIterator* iterator, char* buffer, size_t* size, unsigned int flags) {
-  if (!buffer || !size || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!buffer || !size) return CUDA_ERROR_INVALID_VALUE;
   bool lost;
   const uint32_t next = LogBuffer::Next();
   const std::vector<std::string> messages = LogBuffer::Since(iterator ? *iterator : 0, &lost);

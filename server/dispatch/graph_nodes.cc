@@ -35,6 +35,7 @@ struct NodeParameters {
   NodeParameters& operator=(const NodeParameters&) = delete;
 
   std::string block;  // the kernel's parameters
+  std::vector<void*> pointers;  // into it
   size_t block_bytes = 0;
   void* extra[5] = {};
   std::vector<CUstreamBatchMemOpParams> operations;
@@ -44,6 +45,20 @@ struct NodeParameters {
 CUresult FindContext(Session& session, uint64_t handle, CUcontext* context) {
   const uint64_t wanted = handle != 0 ? handle : session.CurrentContext();
   return session.Real(Kind::kContext, wanted, context) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+// The layout of a function's or kernel's parameters, as far as the driver tells it.
+std::vector<std::pair<size_t, size_t>> ParameterLayout(const DriverTable& driver, const CUDA_KERNEL_NODE_PARAMS_v2& kernel) {
+  std::vector<std::pair<size_t, size_t>> layout;
+  for (size_t i = 0; i < 4096; ++i) {
+    size_t offset = 0;
+    size_t bytes = 0;
+    const CUresult result = kernel.func != nullptr ? driver.cuFuncGetParamInfo(kernel.func, i, &offset, &bytes)
+                                                   : driver.cuKernelGetParamInfo(kernel.kern, i, &offset, &bytes);
+    if (result != CUDA_SUCCESS) break;
+    layout.push_back({offset, bytes});
+  }
+  return layout;
 }
 
 CUresult ReadKernel(Session& session, const wire::NodeParams& in, NodeParameters* out) {
@@ -62,6 +77,15 @@ CUresult ReadKernel(Session& session, const wire::NodeParams& in, NodeParameters
     if (const CUresult result = FindContext(session, in.context, &out->kernel.ctx); result != CUDA_SUCCESS) return result;
   }
   out->block.assign(in.params);
+  // One pointer for each parameter: a node that was given a buffer cannot be made cooperative later (580).
+  for (const auto& [offset, bytes] : ParameterLayout(session.driver(), out->kernel)) {
+    if (offset > out->block.size() || bytes > out->block.size() - offset) return CUDA_ERROR_INVALID_VALUE;
+    out->pointers.push_back(&out->block[offset]);
+  }
+  if (!out->pointers.empty()) {
+    out->kernel.kernelParams = out->pointers.data();
+    return CUDA_SUCCESS;
+  }
   out->block_bytes = out->block.size();
   out->extra[0] = CU_LAUNCH_PARAM_BUFFER_POINTER;
   out->extra[1] = out->block.data();
@@ -152,20 +176,6 @@ CUresult AddNode(const DriverTable& driver, CUgraphNode* node, CUgraph graph, co
     default:
       return CUDA_ERROR_NOT_SUPPORTED;
   }
-}
-
-// The layout of a function's or kernel's parameters, as far as the driver tells it.
-std::vector<std::pair<size_t, size_t>> ParameterLayout(const DriverTable& driver, const CUDA_KERNEL_NODE_PARAMS_v2& kernel) {
-  std::vector<std::pair<size_t, size_t>> layout;
-  for (size_t i = 0; i < 4096; ++i) {
-    size_t offset = 0;
-    size_t bytes = 0;
-    const CUresult result = kernel.func != nullptr ? driver.cuFuncGetParamInfo(kernel.func, i, &offset, &bytes)
-                                                   : driver.cuKernelGetParamInfo(kernel.kern, i, &offset, &bytes);
-    if (result != CUDA_SUCCESS) break;
-    layout.push_back({offset, bytes});
-  }
-  return layout;
 }
 
 // The parameters of a kernel node as one block.

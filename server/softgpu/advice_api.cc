@@ -92,10 +92,11 @@ using namespace cuda_remote::softgpu;
 SOFTGPU_API cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advise what, CUmemLocation location) {
   SOFTGPU_ENTER_CONTEXT(context);
   if (CUresult result = CheckManaged(address, bytes); result != CUDA_SUCCESS) return result;
-  if (what == CU_MEM_ADVISE_SET_PREFERRED_LOCATION || what == CU_MEM_ADVISE_SET_ACCESSED_BY ||
-      what == CU_MEM_ADVISE_UNSET_ACCESSED_BY) {
-    if (CUresult result = CheckLocation(location); result != CUDA_SUCCESS) return result;
-  }
+  // Other advice takes no place, but not every value for one either.
+  const bool placed = what == CU_MEM_ADVISE_SET_PREFERRED_LOCATION || what == CU_MEM_ADVISE_SET_ACCESSED_BY ||
+                      what == CU_MEM_ADVISE_UNSET_ACCESSED_BY;
+  if (CUresult result = placed ? CheckLocation(location) : CUDA_SUCCESS; result != CUDA_SUCCESS) return result;
+  if (unsigned(location.type) > CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) return CUDA_ERROR_INVALID_VALUE;
   const Place place = PlaceOf(location);
   switch (what) {
     case CU_MEM_ADVISE_SET_READ_MOSTLY:
@@ -139,6 +140,7 @@ SOFTGPU_API cuMemPrefetchBatchAsync(CUdeviceptr* addresses, size_t* sizes, size_
   SOFTGPU_ENTER();
   ContextPtr context;
   StreamPtr resolved;
+  if (stream == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (CUresult result = ResolveStream(stream, &context, &resolved); result != CUDA_SUCCESS) return result;
   const bool missing = addresses == nullptr || sizes == nullptr || locations == nullptr || first == nullptr;
   if (count == 0 || missing || location_count == 0 || first[0] != 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -156,6 +158,7 @@ SOFTGPU_API cuMemDiscardBatchAsync(CUdeviceptr* addresses, size_t* sizes, size_t
   SOFTGPU_ENTER();
   ContextPtr context;
   StreamPtr resolved;
+  if (stream == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (CUresult result = ResolveStream(stream, &context, &resolved); result != CUDA_SUCCESS) return result;
   if (count == 0 || addresses == nullptr || sizes == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {

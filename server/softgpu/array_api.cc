@@ -240,7 +240,7 @@ SOFTGPU_API cuMipmappedArrayDestroy(CUmipmappedArray handle) {
 
 SOFTGPU_API cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS* out, CUarray handle, CUdevice device) {
   SOFTGPU_ENTER();
-  if (out == nullptr || device < 0 || device >= DeviceCount()) return CUDA_ERROR_INVALID_VALUE;
+  if (out == nullptr || handle == nullptr || device < 0 || device >= DeviceCount()) return CUDA_ERROR_INVALID_VALUE;
   ArrayPtr array = Registry<Array>::Get().Find(handle);
   if (!array) return CUDA_ERROR_INVALID_HANDLE;
   *out = {};

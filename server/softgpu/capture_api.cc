@@ -99,7 +99,6 @@ SOFTGPU_API cuStreamEndCapture(CUstream handle, CUgraph* out) {
   SOFTGPU_ENTER();
   StreamPtr stream;
   if (CUresult result = StreamFor(handle, &stream); result != CUDA_SUCCESS) return result;
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
   std::shared_ptr<Capture> capture = CaptureOf(stream);
   if (!capture) return CUDA_ERROR_ILLEGAL_STATE;
@@ -107,9 +106,9 @@ SOFTGPU_API cuStreamEndCapture(CUstream handle, CUgraph* out) {
     capture->invalid = true;
     return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
   }
-  *out = nullptr;
+  if (out != nullptr) *out = nullptr;
   if (CUresult result = EndCapture(capture); result != CUDA_SUCCESS) return result;
-  *out = capture->graph->handle();
+  if (out != nullptr) *out = capture->graph->handle();
   return CUDA_SUCCESS;
 }
 

@@ -16,6 +16,7 @@ struct Side {
 
 // A side in an array, whose layout counts and not the copy's pitch.
 CUresult MakeArraySide(CUarray handle, uint64_t x, uint64_t y, uint64_t z, const CUDA_MEMCPY3D& copy, Side* side) {
+  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
   ArrayPtr array = Registry<Array>::Get().Find(handle);
   if (!array) return CUDA_ERROR_INVALID_HANDLE;
   const auto inside = [](uint64_t at, uint64_t count, uint64_t size) { return at <= size && count <= size - at; };

@@ -158,7 +158,7 @@ SOFTGPU_API cuFuncSetSharedMemConfig(CUfunction handle, CUsharedconfig) {
 
 SOFTGPU_API cuFuncGetModule(CUmodule* out, CUfunction handle) {
   SOFTGPU_ENTER_CONTEXT_OF(context, handle);
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (out == nullptr || handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
   FunctionPtr function;
   if (CUresult result = ResolveFunction(context, handle, &function); result != CUDA_SUCCESS) return result;
   ModulePtr module = function->module.lock();
@@ -169,7 +169,7 @@ SOFTGPU_API cuFuncGetModule(CUmodule* out, CUfunction handle) {
 
 SOFTGPU_API cuFuncGetName(const char** name, CUfunction handle) {
   SOFTGPU_ENTER_CONTEXT_OF(context, handle);
-  if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (name == nullptr || handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
   FunctionPtr function;
   if (CUresult result = ResolveFunction(context, handle, &function); result != CUDA_SUCCESS) return result;
   *name = function->name.c_str();
@@ -178,6 +178,7 @@ SOFTGPU_API cuFuncGetName(const char** name, CUfunction handle) {
 
 SOFTGPU_API cuFuncGetParamInfo(CUfunction handle, size_t index, size_t* offset, size_t* size) {
   SOFTGPU_ENTER_CONTEXT_OF(context, handle);
+  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
   FunctionPtr function;
   if (CUresult result = ResolveFunction(context, handle, &function); result != CUDA_SUCCESS) return result;
   return ParamInfo(*function->info, index, offset, size);
@@ -223,7 +224,7 @@ SOFTGPU_API cuKernelSetCacheConfig(CUkernel handle, CUfunc_cache, CUdevice devic
 
 SOFTGPU_API cuKernelGetName(const char** name, CUkernel handle) {
   SOFTGPU_ENTER();
-  if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (name == nullptr || handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
   KernelPtr kernel;
   if (CUresult result = FindKernel(handle, &kernel); result != CUDA_SUCCESS) return result;
   *name = kernel->name.c_str();
@@ -254,6 +255,7 @@ SOFTGPU_API cuKernelGetFunction(CUfunction* out, CUkernel handle) {
 
 SOFTGPU_API cuKernelGetParamInfo(CUkernel handle, size_t index, size_t* offset, size_t* size) {
   SOFTGPU_ENTER_CONTEXT(context);
+  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
   KernelPtr kernel;
   if (CUresult result = FindKernel(handle, &kernel); result != CUDA_SUCCESS) return result;
   LibraryPtr library = kernel->library.lock();

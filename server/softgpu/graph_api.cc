@@ -65,7 +65,9 @@ CUresult Launch(CUgraphExec handle, CUstream stream_handle) {
 CUresult Update(CUgraphExec handle, CUgraph graph_handle, CUgraphExecUpdateResultInfo* info) {
   GraphExecPtr exec = Registry<GraphExec>::Get().Find(handle);
   GraphPtr graph = Registry<Graph>::Get().Find(graph_handle);
-  if (!exec || !graph || info == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!exec || !graph) return CUDA_ERROR_INVALID_VALUE;
+  CUgraphExecUpdateResultInfo unasked;
+  if (info == nullptr) info = &unasked;
   *info = {};
   auto fail = [info](CUgraphExecUpdateResult why, GraphNode* node) {
     info->result = why;

@@ -208,6 +208,7 @@ CUresult WorkFrom(const CUgraphNodeParams* params, Work* work) {
       break;
     }
     default:
+      if (unsigned(params->type) > CU_GRAPH_NODE_TYPE_CONDITIONAL) return CUDA_ERROR_INVALID_VALUE;
       LogOnce("graph nodes of type " + std::to_string(params->type) + " are not supported");
       return CUDA_ERROR_NOT_SUPPORTED;
   }

@@ -175,7 +175,11 @@ SOFTGPU_API cuMemHostRegister_v2(void* host, size_t bytes, unsigned int flags) {
   allocation->context = context.get();
   allocation->flags = flags | CU_MEMHOSTREGISTER_DEVICEMAP;
   allocation->kernel_writable = (flags & CU_MEMHOSTREGISTER_READ_ONLY) == 0;
-  return MemoryMap::Get().Add(allocation) ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  if (MemoryMap::Get().Add(allocation)) return CUDA_SUCCESS;
+  AllocationPtr there = MemoryMap::Get().Find(begin);
+  // What the driver allocated itself is a wrong value.
+  return there && there->kind != MemoryKind::kRegistered ? CUDA_ERROR_INVALID_VALUE
+                                                         : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 }
 SOFTGPU_API cuMemHostRegister(void* host, size_t bytes, unsigned int flags) {
   return cuMemHostRegister_v2(host, bytes, flags);
@@ -187,9 +191,8 @@ SOFTGPU_API cuMemHostUnregister(void* host) {
   auto registered = [](const Allocation& allocation) { return allocation.kind == MemoryKind::kRegistered; };
   auto address = reinterpret_cast<uint64_t>(host);
   AllocationPtr allocation = MemoryMap::Get().Find(address);
-  if (!allocation || allocation->begin != address || !registered(*allocation)) {
-    return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-  }
+  if (host == nullptr || (allocation && !registered(*allocation))) return CUDA_ERROR_INVALID_VALUE;
+  if (!allocation || allocation->begin != address) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   WaitForUsers(*allocation);
   MemoryMap::Get().RemoveIf(address, registered);
   return CUDA_SUCCESS;

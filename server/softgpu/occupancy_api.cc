@@ -104,7 +104,7 @@ int Clusters(const Function& function, const CUlaunchConfig& config, uint64_t bl
 
 SOFTGPU_API cuOccupancyMaxPotentialClusterSize(int* size, CUfunction handle, const CUlaunchConfig* config) {
   SOFTGPU_ENTER_CONTEXT(context);
-  if (size == nullptr || config == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (size == nullptr || handle == nullptr || config == nullptr) return CUDA_ERROR_INVALID_VALUE;
   FunctionPtr function;
   if (CUresult result = ResolveFunction(context, handle, &function); result != CUDA_SUCCESS) return result;
   uint32_t most = function->settings->non_portable_cluster != 0 ? ptx::kMaxCluster : ptx::kPortableCluster;
@@ -117,9 +117,8 @@ SOFTGPU_API cuOccupancyMaxPotentialClusterSize(int* size, CUfunction handle, con
 
 SOFTGPU_API cuOccupancyMaxActiveClusters(int* clusters, CUfunction handle, const CUlaunchConfig* config) {
   SOFTGPU_ENTER_CONTEXT(context);
-  if (clusters == nullptr || config == nullptr || (config->numAttrs != 0 && config->attrs == nullptr)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  if (clusters == nullptr || handle == nullptr || config == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (config->numAttrs != 0 && config->attrs == nullptr) return CUDA_ERROR_INVALID_VALUE;
   FunctionPtr function;
   if (CUresult result = ResolveFunction(context, handle, &function); result != CUDA_SUCCESS) return result;
   LaunchAttributes attributes;

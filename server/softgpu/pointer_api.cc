@@ -53,7 +53,7 @@ CUresult Attribute(void* data, CUpointer_attribute attribute, CUdeviceptr addres
       Put<int>(data, a ? a->device : -2);
       break;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-      Put<unsigned>(data, 0);
+      Put<unsigned>(data, a && a->kind == MemoryKind::kDevice);
       break;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
       Put<CUdeviceptr>(data, a ? a->begin : 0);

@@ -145,9 +145,13 @@ SOFTGPU_API cuStreamGetCtx(CUstream handle, CUcontext* out) {
 }
 
 SOFTGPU_API cuStreamGetCtx_v2(CUstream handle, CUcontext* out, CUgreenCtx* green) {
-  if (green == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (CUresult result = cuStreamGetGreenCtx(handle, green); result != CUDA_SUCCESS) return result;
-  return cuStreamGetCtx(handle, out);
+  CUgreenCtx its_green = nullptr;
+  CUcontext its_context = nullptr;
+  if (CUresult result = cuStreamGetGreenCtx(handle, &its_green); result != CUDA_SUCCESS) return result;
+  if (CUresult result = cuStreamGetCtx(handle, &its_context); result != CUDA_SUCCESS) return result;
+  if (green != nullptr) *green = its_green;
+  if (out != nullptr) *out = its_context;
+  return CUDA_SUCCESS;
 }
 
 SOFTGPU_API cuStreamGetDevice(CUstream handle, CUdevice* device) {
@@ -324,6 +328,7 @@ SOFTGPU_API cuEventCreate(CUevent* out, unsigned int flags) {
 
 SOFTGPU_API cuIpcGetEventHandle(CUipcEventHandle* out, CUevent handle) {
   SOFTGPU_ENTER();
+  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
   EventPtr event;
   if (CUresult result = FindEvent(handle, &event); result != CUDA_SUCCESS) return result;
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;

@@ -113,6 +113,7 @@ CUresult AddLevel(const ArrayPtr& array, TextureObject* object) {
 CUresult Resource(const CUDA_RESOURCE_DESC& resource, TextureObject* object) {
   switch (resource.resType) {
     case CU_RESOURCE_TYPE_ARRAY:
+      if (resource.res.array.hArray == nullptr) return CUDA_ERROR_INVALID_VALUE;
       return AddLevel(Registry<Array>::Get().Find(resource.res.array.hArray), object);
     case CU_RESOURCE_TYPE_MIPMAPPED_ARRAY: {
       auto whole = Registry<MipmappedArray>::Get().Find(resource.res.mipmap.hMipmappedArray);
@@ -220,12 +221,14 @@ SOFTGPU_API cuTexObjectCreate(CUtexObject* out, const CUDA_RESOURCE_DESC* resour
   return CUDA_SUCCESS;
 }
 
+// What is none destroys as well as any other, with the real driver, too.
 SOFTGPU_API cuTexObjectDestroy(CUtexObject handle) {
   SOFTGPU_ENTER_CONTEXT(context);
-  if (!Look(TheUnit().textures, handle)) return CUDA_ERROR_INVALID_VALUE;
+  if (!Look(TheUnit().textures, handle)) return CUDA_SUCCESS;
   context->Synchronize();
   std::unique_lock<std::shared_mutex> lock(TheUnit().mutex);
-  return TheUnit().textures.erase(handle) != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  TheUnit().textures.erase(handle);
+  return CUDA_SUCCESS;
 }
 
 SOFTGPU_API cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC* out, CUtexObject handle) {
@@ -247,8 +250,8 @@ SOFTGPU_API cuTexObjectGetTextureDesc(CUDA_TEXTURE_DESC* out, CUtexObject handle
 SOFTGPU_API cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC* out, CUtexObject handle) {
   SOFTGPU_ENTER_CONTEXT(context);
   auto object = Look(TheUnit().textures, handle);
-  if (out == nullptr || !object || !object->has_view) return CUDA_ERROR_INVALID_VALUE;
-  *out = object->view;
+  if (out == nullptr || !object) return CUDA_ERROR_INVALID_VALUE;
+  *out = object->view;  // zeros without one
   return CUDA_SUCCESS;
 }
 
@@ -256,6 +259,7 @@ SOFTGPU_API cuSurfObjectCreate(CUsurfObject* out, const CUDA_RESOURCE_DESC* reso
   SOFTGPU_ENTER_CONTEXT(context);
   if (out == nullptr || resource == nullptr || resource->resType != CU_RESOURCE_TYPE_ARRAY)
     return CUDA_ERROR_INVALID_VALUE;
+  if (resource->res.array.hArray == nullptr) return CUDA_ERROR_INVALID_VALUE;
   ArrayPtr array = Registry<Array>::Get().Find(resource->res.array.hArray);
   if (!array) return CUDA_ERROR_INVALID_HANDLE;
   if ((array->facts.Flags & CUDA_ARRAY3D_SURFACE_LDST) == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -271,10 +275,11 @@ SOFTGPU_API cuSurfObjectCreate(CUsurfObject* out, const CUDA_RESOURCE_DESC* reso
 
 SOFTGPU_API cuSurfObjectDestroy(CUsurfObject handle) {
   SOFTGPU_ENTER_CONTEXT(context);
-  if (!Look(TheUnit().surfaces, handle)) return CUDA_ERROR_INVALID_VALUE;
+  if (!Look(TheUnit().surfaces, handle)) return CUDA_SUCCESS;
   context->Synchronize();
   std::unique_lock<std::shared_mutex> lock(TheUnit().mutex);
-  return TheUnit().surfaces.erase(handle) != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  TheUnit().surfaces.erase(handle);
+  return CUDA_SUCCESS;
 }
 
 SOFTGPU_API cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC* out, CUsurfObject handle) {

@@ -142,8 +142,8 @@ SOFTGPU_API cuTexRefGetMipmappedArray(CUmipmappedArray* array, CUtexref handle) 
 }
 SOFTGPU_API cuTexRefGetAddress_v2(CUdeviceptr* address, CUtexref handle) {
   REFERENCE(reference, handle);
-  if (address == nullptr || reference->address == 0) return CUDA_ERROR_INVALID_VALUE;
-  *address = reference->address;
+  if (reference->address == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (address != nullptr) *address = reference->address;
   return CUDA_SUCCESS;
 }
 
@@ -157,9 +157,8 @@ SOFTGPU_API cuTexRefSetFormat(CUtexref handle, CUarray_format format, int channe
 }
 SOFTGPU_API cuTexRefGetFormat(CUarray_format* format, int* channels, CUtexref handle) {
   REFERENCE(reference, handle);
-  if (format == nullptr || channels == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *format = reference->format;
-  *channels = reference->channels;
+  if (format != nullptr) *format = reference->format;
+  if (channels != nullptr) *channels = reference->channels;
   return CUDA_SUCCESS;
 }
 

@@ -145,6 +145,7 @@ SOFTGPU_API cuMemAddressReserve(CUdeviceptr* out, size_t size, size_t alignment,
   SOFTGPU_ENTER();
   if (out == nullptr || size == 0 || !Aligned(size) || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (alignment != 0 && (alignment & (alignment - 1)) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (hint % sysconf(_SC_PAGESIZE) != 0) return CUDA_ERROR_INVALID_VALUE;
   if (alignment < kGranularity) alignment = kGranularity;
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   uint64_t begin = 0;

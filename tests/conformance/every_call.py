@@ -7,8 +7,8 @@ Usage: every_call.py --product DIR --program FILE [--driver LIB] [--parallel N] 
   --program   every_call, which makes the calls and prints a line for each case
   --except    cases (patterns for their names, which begin with their call's) that are left out
   --limit     after so many seconds nothing new is begun, and what there is is compared
-  --lists     a folder with differences.txt and not_natively.txt (default: this file's). With the software GPU both are exact:
-              a line that is not true any more is a failure.
+  --lists     a folder with not_natively.txt, differences.txt and differences_software.txt or differences_driver.txt (default: this
+              file's). With the software GPU they are exact: a line that is not true any more is a failure.
   --results   MODE, tab, CASE, tab, ANSWER of every case go there
 
 A case in which the driver itself crashes is not compared: with the software GPU that is a failure, with another one it is said.
@@ -31,6 +31,7 @@ sys.path[:0] = [os.path.join(HERE, "../matrix"), os.path.join(os.path.dirname(os
 import harness  # noqa: E402
 from harness import Failure  # noqa: E402
 
+MODES = ("native", "ring", "grpc")
 START_AGAIN = 3
 PIECE = 400  # cases of one process
 LIMIT = 240  # seconds for it
@@ -146,9 +147,9 @@ def main():
 
 def check(lab, options):
     """Runs everything; returns what is wrong."""
-    software = not options.driver or "softgpu" in options.driver
     program = os.path.abspath(options.program)
-    differences = read_list(os.path.join(options.lists, "differences.txt"))
+    of_driver = "differences_software.txt" if lab.software else "differences_driver.txt"
+    differences = [row for name in ("differences.txt", of_driver) for row in read_list(os.path.join(options.lists, name))]
     not_natively = dict(read_list(os.path.join(options.lists, "not_natively.txt")))
 
     listed = lab.run("list", [program, "--list"], 20, lab.native_environment()).stdout().decode().split("\n")
@@ -168,35 +169,42 @@ def check(lab, options):
     skip = [word for pattern in left_out for word in ("--skip", pattern)]
     native_environment = lab.native_environment()
 
-    def start(mode):
+    def start(mode, prefix=""):
+        command = [program] + skip
         if mode == "native":
-            return lambda name, arguments: lab.start(harness.Process(lab, name, [program] + skip + arguments, native_environment))
-        return lambda name, arguments: lab.job(name, [program] + skip + arguments, addresses[mode])
+            return lambda name, arguments: lab.start(harness.Process(lab, prefix + name, command + arguments, native_environment))
+        return lambda name, arguments: lab.job(prefix + name, command + arguments, addresses[mode])
 
     # The modes of one piece after each other: what there is when the time is up can be compared.
     pieces = [
         Piece(mode, family, first, min(first + PIECE, sizes[family]))
         for family in families
         for first in range(0, sizes[family], PIECE)
-        for mode in ("native", "ring", "grpc")
+        for mode in MODES
     ]
-    answers = collections.defaultdict(dict)
+    answers, home = collections.defaultdict(dict), {}
     deadline = time.monotonic() + options.limit
     with concurrent.futures.ThreadPoolExecutor(options.parallel) as pool, open(options.results or os.devnull, "w") as results:
         runs = {pool.submit(piece.run, start(piece.mode), deadline): piece for piece in pieces}
         for run in concurrent.futures.as_completed(runs):
             mode, got = runs[run].mode, run.result()
             answers[mode].update(got)
+            home.update((case, (runs[run].family, runs[run].first)) for case in got)
             results.writelines(f"{mode}\t{case}\t{answer}\n" for case, answer in got.items())
             results.flush()
+    # A GPU has room for so many contexts: what had none beside the others is asked again alone.
+    crowded = {home[case] for case in home if len({"CUDA_ERROR_OUT_OF_MEMORY" in answers[mode].get(case, "") for mode in MODES}) > 1}
+    for piece in pieces:
+        if (piece.family, piece.first) in crowded:
+            answers[piece.mode].update(piece.run(start(piece.mode, "again-"), deadline))
     late = time.monotonic() >= deadline
     if late:
         print("the time was up before the last case", flush=True)
     native = answers["native"]
 
     problems, used = [], set()
-    for mode in ("ring", "grpc"):
-        other, compared, without = compare(native, answers[mode], differences, used, late, software)
+    for mode in MODES[1:]:
+        other, compared, without = compare(native, answers[mode], differences, used, late, lab.software)
         problems += [f"{mode}: {text}" for text in other]
         if without > MOST_WITHOUT_ANSWER:
             problems.append(f"{mode}: {without} cases without an answer of the software GPU, up from {MOST_WITHOUT_ANSWER}")
@@ -204,7 +212,7 @@ def check(lab, options):
     crashed = [case for case, answer in native.items() if answer.startswith("crashed")]
     for case in crashed:
         text = f"{case}: the driver itself {native[case]}, so there is nothing to compare"
-        problems.append(text) if software else print(text, flush=True)
+        problems.append(text) if lab.software else print(text, flush=True)
     succeeded = [symbol for symbol in calls if native.get(symbol + " valid", "").startswith("CUDA_SUCCESS")]
     print(f"{len(calls)} calls in {len(native)} cases; {len(succeeded)} of them succeed natively with valid arguments", flush=True)
     without = [symbol for symbol in calls if symbol + " valid" not in native and not late]
@@ -213,11 +221,11 @@ def check(lab, options):
         answer = native.get(symbol + " valid", "")
         if symbol in succeeded or not answer:
             continue
-        if not software:
+        if not lab.software:
             print(f"not natively: {symbol} {answer}", flush=True)
         elif symbol not in not_natively:
             problems.append(f"{symbol}: does not succeed natively with valid arguments, and not_natively.txt does not say why: {answer}")
-    if software and not options.only:
+    if lab.software and not options.only:
         problems += [f"not_natively.txt: {symbol} succeeds: take the line out" for symbol in not_natively if symbol in succeeded]
         problems += [f"not_natively.txt: {symbol} is no call that is handled" for symbol in not_natively if symbol not in calls]
         problems += [f"differences.txt: nothing differs any more in {pattern}" for pattern, _ in differences if pattern not in used]
