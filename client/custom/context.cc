@@ -242,6 +242,7 @@ CUresult Custom_cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags) {
   unsigned before;
   int active = 0;
   if (const CUresult result = cuDevicePrimaryCtxGetState(dev, &before, &active); result != CUDA_SUCCESS) return result;
+  if (flags & ~unsigned(CU_CTX_FLAGS_MASK)) return CUDA_ERROR_INVALID_VALUE;
   return active ? CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE : Custom_cuDevicePrimaryCtxSetFlags_v2(dev, flags);
 }
 

@@ -110,10 +110,9 @@ CUresult Custom_cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUg
 
 CUresult Custom_cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode* hErrorNode_out,
                                   CUgraphExecUpdateResult* updateResult_out) {
-  if (!updateResult_out) return CUDA_ERROR_INVALID_VALUE;
   CUgraphExecUpdateResultInfo info{};
   const CUresult result = Update(hGraphExec, hGraph, &info);
-  *updateResult_out = info.result;
+  if (updateResult_out) *updateResult_out = info.result;
   if (hErrorNode_out) *hErrorNode_out = info.errorNode;
   return result;
 }

@@ -150,7 +150,7 @@ CUresult FillBatch(Call& call, const Batch& batch, NodeMessage* out) {
 }
 
 CUresult FillEvent(Call& call, CUgraphNodeType type, CUevent event, NodeMessage* out) {
-  if (!call.Valid(Kind::kEvent, event)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!call.Valid(Kind::kEvent, event)) return CUDA_ERROR_INVALID_VALUE;
   out->params.type = type;
   out->params.event = reinterpret_cast<uint64_t>(event);
   out->needs.push_back(out->params.event);

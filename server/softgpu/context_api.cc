@@ -89,7 +89,7 @@ SOFTGPU_API cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned int flags) 
 SOFTGPU_API cuDevicePrimaryCtxSetFlags(CUdevice ordinal, unsigned int flags) {
   SOFTGPU_ENTER();
   Device* device = GetDevice(ordinal);
-  if (device != nullptr && device->primary()->active()) return CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE;
+  if (ValidFlags(flags) && device != nullptr && device->primary()->active()) return CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE;
   return cuDevicePrimaryCtxSetFlags_v2(ordinal, flags);
 }
 

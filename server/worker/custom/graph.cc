@@ -99,7 +99,7 @@ CUresult Custom_cuGraphKernelNodeSetAttribute(Session& session, const Request&,
   // What lies in the value would be memory of this process.
   if (id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE) return CUDA_ERROR_NOT_SUPPORTED;
   if (event != nullptr && !session.Real(Kind::kEvent, reinterpret_cast<uint64_t>(*event), event)) {
-    return CUDA_ERROR_INVALID_HANDLE;
+    return CUDA_ERROR_INVALID_VALUE;
   }
   return session.driver().cuGraphKernelNodeSetAttribute(node, id, &value);
 }
