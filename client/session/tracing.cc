@@ -4,7 +4,7 @@
 
 #include "client/session/session.h"
 #include "proto/codec/operations.gen.h"
-#include "proto/codec/printable.h"
+#include "proto/codec/text.h"
 
 namespace cuda_remote::client {
 namespace {

@@ -21,7 +21,7 @@
 #include "client/tools/job.h"
 #include "client/tools/progress.h"
 #include "client/tools/steps.h"
-#include "proto/codec/printable.h"
+#include "proto/codec/text.h"
 #include "proto/frame/frame.h"
 
 namespace cuda_remote::client::tools {

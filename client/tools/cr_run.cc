@@ -14,7 +14,7 @@
 #include "client/tools/gpu_host.h"
 #include "client/tools/isolate.h"
 #include "client/tools/job.h"
-#include "proto/codec/printable.h"
+#include "proto/codec/text.h"
 #include "proto/frame/frame.h"
 
 extern char** environ;

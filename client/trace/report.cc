@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "proto/codec/text.h"
+
 namespace cuda_remote::client::trace {
 namespace {
 
@@ -25,21 +27,6 @@ void Print(std::string* out, const char* format, Values... values) {
 using Number = unsigned long long;
 
 }  // namespace
-
-std::string JsonEscaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      Print(&out, "\\u%04x", unsigned(c));
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
 
 std::string TextReport(const Report& report) {
   std::string out = "cuda-remote: driver calls of " + report.program;
@@ -67,13 +54,13 @@ std::string TextReport(const Report& report) {
 }
 
 std::string JsonReport(const Report& report) {
-  std::string out = "{\"program\": \"" + JsonEscaped(report.program) + "\", ";
+  std::string out = "{\"program\": " + JsonQuoted(report.program) + ", ";
   Print(&out, "\"pid\": %u, \"seconds\": %.6f, \"finished\": %s, \"calls\": [", report.pid, report.seconds,
         report.finished ? "true" : "false");
   const char* separator = "\n";
   for (const Row& row : Sorted(report)) {
     out += separator;
-    out += "{\"name\": \"" + JsonEscaped(row.name) + "\", ";
+    out += "{\"name\": " + JsonQuoted(row.name) + ", ";
     Print(&out,
           "\"count\": %llu, \"errors\": %llu, \"unsupported\": %llu, \"sent_bytes\": %llu, \"received_bytes\": %llu, ",
           Number(row.count), Number(row.errors), Number(row.unsupported), Number(row.sent), Number(row.received));

@@ -34,9 +34,6 @@ struct Report {
 std::string TextReport(const Report& report);
 std::string JsonReport(const Report& report);
 
-// `text` with what JSON needs escaped, without quotes around it.
-std::string JsonEscaped(const std::string& text);
-
 // Replaces %p by the PID, %j by the job's name and %% by %. In a pattern without %p and %j both are put in before the
 // suffix, so that processes never write over each other's file: "t.json" becomes "t.JOB.PID.json", or "t.PID.json"
 // without a job. A relative pattern is taken from `directory`.

@@ -12,7 +12,7 @@
 #include <new>
 #include <unordered_set>
 
-#include "client/trace/report.h"
+#include "proto/codec/text.h"
 
 namespace cuda_remote::client::trace {
 namespace {
@@ -34,15 +34,15 @@ void PrintTime(std::string* out, const char* key, uint64_t ns) {
 }
 
 void NameProcess(std::string* out, int process, const std::string& name) {
-  Print(out, "{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"", process);
-  *out += JsonEscaped(name) + "\"}},\n";
+  Print(out, "{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_name\",\"args\":{\"name\":", process);
+  *out += JsonQuoted(name) + "}},\n";
   Print(out, "{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_sort_index\",\"args\":{\"sort_index\":%d}},\n",
         process, process);
 }
 
 void NameThread(std::string* out, int process, uint32_t thread, const std::string& name) {
-  Print(out, "{\"ph\":\"M\",\"pid\":%d,\"tid\":%u,\"name\":\"thread_name\",\"args\":{\"name\":\"", process, thread);
-  *out += JsonEscaped(name) + "\"}},\n";
+  Print(out, "{\"ph\":\"M\",\"pid\":%d,\"tid\":%u,\"name\":\"thread_name\",\"args\":{\"name\":", process, thread);
+  *out += JsonQuoted(name) + "}},\n";
 }
 
 // A thread of this process, by the name that it has given itself, if it still lives.
@@ -135,12 +135,12 @@ bool WriteChromeTrace(const Timeline& timeline, int fd) {
     text->clear();
   };
   constexpr size_t kPiece = 1 << 20;
-  std::string out = "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"program\":\"" + JsonEscaped(timeline.program) + "\",";
+  std::string out = "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"program\":" + JsonQuoted(timeline.program) + ",";
   Print(&out, "\"pid\":%u,\"worker_pid\":%u,\"seconds\":%.6f,", timeline.pid, timeline.worker.pid,
         (timeline.end_ns - timeline.begin_ns) / 1e9);
   Print(&out, "\"dropped_calls\":%" PRIu64 ",\"dropped_requests\":%" PRIu64 ",\"server_clock_error_us\":%.3f",
         timeline.dropped, timeline.worker.dropped, timeline.worker.clock_error_ns / 1e3);
-  if (!timeline.worker.problem.empty()) out += ",\"problem\":\"" + JsonEscaped(timeline.worker.problem) + "\"";
+  if (!timeline.worker.problem.empty()) out += ",\"problem\":" + JsonQuoted(timeline.worker.problem);
   out += "},\n\"traceEvents\":[\n";
   NameProcess(&out, kClient, timeline.program + " (process " + std::to_string(timeline.pid) + ")");
   std::unordered_set<uint32_t> threads;
@@ -164,9 +164,9 @@ bool WriteChromeTrace(const Timeline& timeline, int fd) {
   for (const ClientEvent& event : timeline.client) sent.insert(event.sequence);
   for (const WorkerEvent& event : timeline.worker.events) {
     const auto name = timeline.worker.names.find(event.call);
-    out += "{\"ph\":\"X\",\"cat\":\"worker\",\"name\":\"";
-    out += JsonEscaped(name != timeline.worker.names.end() ? name->second : "call " + std::to_string(event.call));
-    Print(&out, "\",\"pid\":%d,\"tid\":%u,", kWorker, event.thread);
+    out += "{\"ph\":\"X\",\"cat\":\"worker\",\"name\":";
+    out += JsonQuoted(name != timeline.worker.names.end() ? name->second : "call " + std::to_string(event.call));
+    Print(&out, ",\"pid\":%d,\"tid\":%u,", kWorker, event.thread);
     PrintTime(&out, "ts", event.start_ns);
     out += ",";
     PrintTime(&out, "dur", event.end_ns - event.start_ns);
@@ -177,9 +177,9 @@ bool WriteChromeTrace(const Timeline& timeline, int fd) {
     flush(&out, kPiece);
   }
   for (const ClientEvent& event : timeline.client) {
-    out += "{\"ph\":\"X\",\"cat\":\"client\",\"name\":\"";
-    out += event.number < timeline.names.size() ? JsonEscaped(timeline.names[event.number]) : "?";
-    Print(&out, "\",\"pid\":%d,\"tid\":%u,", kClient, event.thread);
+    out += "{\"ph\":\"X\",\"cat\":\"client\",\"name\":";
+    out += JsonQuoted(event.number < timeline.names.size() ? timeline.names[event.number] : "?");
+    Print(&out, ",\"pid\":%d,\"tid\":%u,", kClient, event.thread);
     PrintTime(&out, "ts", event.start_ns);
     out += ",";
     PrintTime(&out, "dur", event.end_ns - event.start_ns);

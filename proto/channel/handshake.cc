@@ -12,7 +12,7 @@
 
 #include <utility>
 
-#include "proto/codec/printable.h"
+#include "proto/codec/text.h"
 #include "proto/codec/wire.h"
 
 namespace cuda_remote {

@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "proto/codec/text.h"
+
 namespace cuda_remote::replay::inspect {
 
 class Json {
@@ -22,13 +24,13 @@ class Json {
   }
   void Key(std::string_view key) {
     Separate();
-    Quote(key);
+    text_ += JsonQuoted(key);
     text_ += ':';
     fresh_ = true;
   }
   void Text(std::string_view value) {
     Separate();
-    Quote(value);
+    text_ += JsonQuoted(value);
   }
   void Number(uint64_t value) {
     Separate();
@@ -55,23 +57,6 @@ class Json {
   void Separate() {
     if (!fresh_) text_ += ',';
     fresh_ = false;
-  }
-  // Bytes that are no text (names are whatever the program made them) come out as \u00xx.
-  void Quote(std::string_view value) {
-    text_ += '"';
-    for (const char c : value) {
-      if (c == '"' || c == '\\') {
-        text_ += '\\';
-        text_ += c;
-      } else if (uint8_t(c) < 0x20 || uint8_t(c) >= 0x7f) {
-        char code[8];
-        snprintf(code, sizeof(code), "\\u%04x", uint8_t(c));
-        text_ += code;
-      } else {
-        text_ += c;
-      }
-    }
-    text_ += '"';
   }
 
   std::string text_;

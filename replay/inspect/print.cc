@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "proto/codec/printable.h"
+#include "proto/codec/text.h"
 #include "replay/inspect/json.h"
 
 namespace cuda_remote::replay::inspect {

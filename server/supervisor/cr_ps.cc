@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "proto/codec/text.h"
 #include "proto/control/control.grpc.pb.h"
 #include "proto/control/credentials.h"
 
@@ -30,23 +31,6 @@ Examples:
 
 Exit codes: 0 ok, 1 no answer from the server, 2 wrong use, 4 no such session.
 )";
-
-std::string Quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (uint8_t(c) < 0x20) {
-      char escaped[8];
-      snprintf(escaped, sizeof(escaped), "\\u%04x", c);
-      out += escaped;
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
-}
 
 std::string Bytes(double bytes) {
   const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
@@ -77,9 +61,9 @@ void PrintJson(const control::ServerInfo& server, const control::ListSessionsRep
       "{\n  \"server\": {\"name\": %s, \"pid\": %u, \"wire_version\": %u, \"warm_workers\": %u, \"sessions\": %u, "
       "\"sessions_ever\": %" PRIu64
       ", \"seconds\": %.3f, \"driver\": %s, \"software_gpu\": %s, \"worker_error\": %s},\n",
-      Quoted(server.name()).c_str(), server.pid(), server.wire_version(), server.warm_workers(), server.sessions(),
-      server.sessions_ever(), server.seconds(), Quoted(server.driver()).c_str(),
-      server.software_gpu() ? "true" : "false", Quoted(server.worker_error()).c_str());
+      JsonQuoted(server.name()).c_str(), server.pid(), server.wire_version(), server.warm_workers(), server.sessions(),
+      server.sessions_ever(), server.seconds(), JsonQuoted(server.driver()).c_str(),
+      server.software_gpu() ? "true" : "false", JsonQuoted(server.worker_error()).c_str());
   printf("  \"sessions\": [");
   for (int i = 0; i < list.sessions_size(); ++i) {
     const control::SessionInfo& s = list.sessions(i);
@@ -89,10 +73,11 @@ void PrintJson(const control::ServerInfo& server, const control::ListSessionsRep
            ", \"calls\": %" PRIu64 ", \"bytes_in\": %" PRIu64 ", \"bytes_out\": %" PRIu64
            ", \"calls_per_second\": %.1f, \"bytes_per_second\": %.1f, "
            "\"replaying\": %s, \"saved_unix_ms\": %" PRIu64 ", \"saved_bytes\": %" PRIu64 "}",
-           i ? "," : "", s.id(), s.pid(), Quoted(s.program()).c_str(), Quoted(s.job()).c_str(),
-           Quoted(s.transport()).c_str(), Quoted(s.peer()).c_str(), s.worker_pid(), s.gpu(), Quoted(s.driver()).c_str(),
-           s.seconds(), s.device_bytes(), s.calls(), s.bytes_in(), s.bytes_out(), s.calls_per_second(),
-           s.bytes_per_second(), s.replaying() ? "true" : "false", s.saved_unix_ms(), s.saved_bytes());
+           i ? "," : "", s.id(), s.pid(), JsonQuoted(s.program()).c_str(), JsonQuoted(s.job()).c_str(),
+           JsonQuoted(s.transport()).c_str(), JsonQuoted(s.peer()).c_str(), s.worker_pid(), s.gpu(),
+           JsonQuoted(s.driver()).c_str(), s.seconds(), s.device_bytes(), s.calls(), s.bytes_in(), s.bytes_out(),
+           s.calls_per_second(), s.bytes_per_second(), s.replaying() ? "true" : "false", s.saved_unix_ms(),
+           s.saved_bytes());
   }
   printf("%s]\n}\n", list.sessions_size() ? "\n  " : "");
 }

@@ -3,8 +3,8 @@
 // listed.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.
-#ifndef CUDA_REMOTE_PROTO_CODEC_PRINTABLE_H_
-#define CUDA_REMOTE_PROTO_CODEC_PRINTABLE_H_
+#ifndef CUDA_REMOTE_PROTO_CODEC_TEXT_H_
+#define CUDA_REMOTE_PROTO_CODEC_TEXT_H_
 
 #include <string>
 #include <string_view>
@@ -14,6 +14,10 @@ namespace cuda_remote {
 // `text` with a '?' for each control character and for each byte that is no part of well-formed UTF-8. Any thread.
 std::string Printable(std::string_view text);
 
+// `text` as a JSON string, quotes included. Bytes that are no part of well-formed UTF-8, as names in modules may be,
+// come out as \u00xx. Any thread.
+std::string JsonQuoted(std::string_view text);
+
 }  // namespace cuda_remote
 
-#endif  // CUDA_REMOTE_PROTO_CODEC_PRINTABLE_H_
+#endif  // CUDA_REMOTE_PROTO_CODEC_TEXT_H_

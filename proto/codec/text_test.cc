@@ -1,4 +1,4 @@
-#include "proto/codec/printable.h"
+#include "proto/codec/text.h"
 
 #include "gtest/gtest.h"
 
@@ -32,6 +32,13 @@ TEST(Printable, ReplacesWhatIsNoUtf8ByteByByte) {
   EXPECT_EQ(Printable("\xe8\xae"
                       "a\xff"),
             "??a?");
+}
+
+TEST(JsonQuoted, IsAJsonString) {
+  EXPECT_EQ(JsonQuoted(""), "\"\"");
+  EXPECT_EQ(JsonQuoted("say \"hi\" \\ jos\xc3\xa9"), "\"say \\\"hi\\\" \\\\ jos\xc3\xa9\"");
+  EXPECT_EQ(JsonQuoted("a\nb\x1b\x7f"), "\"a\\u000ab\\u001b\\u007f\"");
+  EXPECT_EQ(JsonQuoted("jos\xe9"), "\"jos\\u00e9\"");
 }
 
 }  // namespace
