@@ -13,6 +13,7 @@
 #include "proto/codec/operations.gen.h"
 #include "proto/codec/wire.h"
 #include "server/dispatch/custom.gen.h"
+#include "server/dispatch/kernel_parameters.h"
 #include "server/dispatch/runtime.h"
 
 namespace cuda_remote::server {
@@ -47,20 +48,6 @@ CUresult FindContext(Session& session, uint64_t handle, CUcontext* context) {
   return session.Real(Kind::kContext, wanted, context) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-// The layout of a function's or kernel's parameters, as far as the driver tells it.
-std::vector<std::pair<size_t, size_t>> ParameterLayout(const DriverTable& driver, const CUDA_KERNEL_NODE_PARAMS_v2& kernel) {
-  std::vector<std::pair<size_t, size_t>> layout;
-  for (size_t i = 0; i < 4096; ++i) {
-    size_t offset = 0;
-    size_t bytes = 0;
-    const CUresult result = kernel.func != nullptr ? driver.cuFuncGetParamInfo(kernel.func, i, &offset, &bytes)
-                                                   : driver.cuKernelGetParamInfo(kernel.kern, i, &offset, &bytes);
-    if (result != CUDA_SUCCESS) break;
-    layout.push_back({offset, bytes});
-  }
-  return layout;
-}
-
 CUresult ReadKernel(Session& session, const wire::NodeParams& in, NodeParameters* out) {
   if (!session.Real(Kind::kFunction, in.function, &out->kernel.func) &&
       !session.Real(Kind::kKernel, in.function, &out->kernel.kern)) {
@@ -77,12 +64,8 @@ CUresult ReadKernel(Session& session, const wire::NodeParams& in, NodeParameters
     if (const CUresult result = FindContext(session, in.context, &out->kernel.ctx); result != CUDA_SUCCESS) return result;
   }
   out->block.assign(in.params);
-  // One pointer for each parameter: a node that was given a buffer cannot be made cooperative later (580).
-  for (const auto& [offset, bytes] : ParameterLayout(session.driver(), out->kernel)) {
-    if (offset > out->block.size() || bytes > out->block.size() - offset) return CUDA_ERROR_INVALID_VALUE;
-    out->pointers.push_back(&out->block[offset]);
-  }
-  if (!out->pointers.empty()) {
+  if (PointToParameters(session.driver(), out->kernel.func, out->kernel.kern, out->block.data(), out->block.size(),
+                        &out->pointers)) {
     out->kernel.kernelParams = out->pointers.data();
     return CUDA_SUCCESS;
   }
@@ -183,7 +166,7 @@ std::string ParameterBlock(const DriverTable& driver, const CUDA_KERNEL_NODE_PAR
   std::string block;
   if (kernel.kernelParams != nullptr) {
     size_t index = 0;
-    for (const auto& [offset, bytes] : ParameterLayout(driver, kernel)) {
+    for (const auto& [offset, bytes] : ParameterLayout(driver, kernel.func, kernel.kern)) {
       if (block.size() < offset + bytes) block.resize(offset + bytes);
       std::memcpy(&block[offset], kernel.kernelParams[index++], bytes);
     }

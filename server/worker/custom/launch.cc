@@ -8,6 +8,7 @@
 
 #include "proto/codec/launch.gen.h"
 #include "server/dispatch/custom.gen.h"
+#include "server/dispatch/kernel_parameters.h"
 #include "server/dispatch/malformed.h"
 #include "server/dispatch/runtime.h"
 #include "server/worker/worker_session.h"
@@ -41,22 +42,6 @@ CUresult TranslateAttributes(Session& session, std::vector<CUlaunchAttribute>* a
     if (!session.Real(Kind::kEvent, reinterpret_cast<uint64_t>(*event), event)) return CUDA_ERROR_INVALID_HANDLE;
   }
   return CUDA_SUCCESS;
-}
-
-// Pointers to the parameters in a buffer of `bytes`; false if the driver does not tell where they are in it, or the
-// buffer is shorter than they are.
-bool PointToParameters(const DriverTable& driver, const HandleMap::Entry& function, char* buffer, size_t bytes,
-                       std::vector<void*>* pointers) {
-  while (true) {
-    size_t offset = 0, size = 0;
-    const CUresult result =
-        KindOf(function.handle) == Kind::kKernel
-            ? driver.cuKernelGetParamInfo(reinterpret_cast<CUkernel>(function.real), pointers->size(), &offset, &size)
-            : driver.cuFuncGetParamInfo(reinterpret_cast<CUfunction>(function.real), pointers->size(), &offset, &size);
-    if (result == CUDA_ERROR_INVALID_VALUE) return true;  // there are no more
-    if (result != CUDA_SUCCESS || offset > bytes || size > bytes - offset) return false;
-    pointers->push_back(buffer + offset);
-  }
 }
 
 }  // namespace
@@ -106,7 +91,10 @@ CUresult Custom_cuLaunchKernel(Session& session, const Request&, const wire::cuL
     return attribute.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && attribute.value.cooperative != 0;
   });
   std::vector<void*> pointers;
-  if (cooperative && bytes != 0 && PointToParameters(driver, *entry, g_parameters, bytes, &pointers)) {
+  const bool is_kernel = KindOf(entry->handle) == Kind::kKernel;
+  const CUkernel kernel = is_kernel ? reinterpret_cast<CUkernel>(entry->real) : nullptr;
+  if (cooperative &&
+      PointToParameters(driver, is_kernel ? nullptr : function, kernel, g_parameters, bytes, &pointers)) {
     return driver.cuLaunchKernelEx(&config, function, pointers.data(), nullptr);
   }
   return driver.cuLaunchKernelEx(&config, function, nullptr, bytes != 0 ? extra : nullptr);
