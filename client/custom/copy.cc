@@ -373,10 +373,8 @@ CUresult Custom_cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, C
                                   CUcontext srcContext, size_t ByteCount, CUstream hStream, bool per_thread) {
   Call call(kPeer);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  // None means the current one.
-  const auto current = reinterpret_cast<CUcontext>(call.thread().current_context());
-  if (!dstContext) dstContext = current;
-  if (!srcContext) srcContext = current;
+  dstContext = call.OrCurrent(dstContext);
+  srcContext = call.OrCurrent(srcContext);
   if (!call.Valid(Kind::kContext, dstContext) || !call.Valid(Kind::kContext, srcContext)) {
     return CUDA_ERROR_INVALID_CONTEXT;
   }

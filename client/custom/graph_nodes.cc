@@ -52,8 +52,7 @@ std::unordered_map<uint64_t, std::vector<CUstreamBatchMemOpParams>>& Batches() {
 }
 
 CUresult CheckContext(Call& call, CUcontext context, NodeMessage* out) {
-  // None means the current one; a replay is told which that was.
-  if (context == nullptr) context = reinterpret_cast<CUcontext>(call.thread().current_context());
+  context = call.OrCurrent(context);  // a replay is told which that was
   if (!call.Valid(Kind::kContext, context)) return CUDA_ERROR_INVALID_CONTEXT;
   out->params.context = reinterpret_cast<uint64_t>(context);
   out->needs.push_back(out->params.context);

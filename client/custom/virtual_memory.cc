@@ -18,8 +18,6 @@
 namespace cuda_remote::client {
 namespace {
 
-constexpr uint64_t kPage = 4096;
-
 // The physical memory is gone for good when its last mapping goes after the application's release.
 void DropIfUnusedUnlocked(Session& session, uint64_t handle) {
   Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle);
@@ -32,7 +30,7 @@ CUresult Custom_cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignm
                                     unsigned long long flags) {
   static constexpr CallInfo kInfo{kCall_cuMemAddressReserve, "cuMemAddressReserve", false, ContextOf::kNone};
   // The driver ignores wishes that it cannot fulfil, but refuses an address in the middle of a page.
-  if (!ptr || addr % kPage != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!ptr || addr % HostArena::kPage != 0) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuMemAddressReserve_Request request;

@@ -70,6 +70,11 @@ class Call {
   // Where the reply's payload goes: at most `capacity` bytes at `out`.
   void SetReplyPayload(void* out, size_t capacity);
 
+  // `context`, or the thread's current one, which many calls mean by none; null if there is none either. Not checked.
+  CUcontext OrCurrent(CUcontext context) const {
+    return context ? context : reinterpret_cast<CUcontext>(thread_->current_context());
+  }
+
   // Whether `handle` is a live virtual handle of `kind`. If it is: Borrow.
   bool Valid(Kind kind, const void* handle);
   bool Valid(Kind kind, uint64_t handle);

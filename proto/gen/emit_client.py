@@ -47,8 +47,8 @@ def stub(model, call):
                 bad += f" && !call.Valid({KIND}{p.also}, {n})"
             if p.optional:
                 bad = f"{n} != {none} && {bad}"
-            if p.optional and p.kind == "Context":  # none means the current one, also in a replay
-                pre.append(f"  if ({n} == {none}) {n} = reinterpret_cast<{p.type}>(call.thread().current_context());")
+            if p.optional and p.kind == "Context":  # a replay is told which is the current one
+                pre.append(f"  {n} = call.OrCurrent({n});")
             pre.append(f"  if ({bad}) return {p.error};")
             fill.append(f"  in.{n} = (uint64_t){n};")
         elif p.role == "string":

@@ -294,23 +294,26 @@ CUgraphNodeParams* Case::NodeParams(CUgraphNodeType type) {
   return List<CUgraphNodeParams>({params});
 }
 
+namespace {
+template <class Descriptor>
+Descriptor Floats(unsigned channels) {
+  Descriptor array{};
+  array.Width = 16;
+  array.Height = 4;
+  array.Format = CU_AD_FORMAT_FLOAT;
+  array.NumChannels = channels;
+  return array;
+}
+}  // namespace
+
 CUDA_ARRAY_DESCRIPTOR* Case::ArrayDescriptor(unsigned channels) {
-  CUDA_ARRAY_DESCRIPTOR flat{};
-  flat.Width = 16;
-  flat.Height = 4;
-  flat.Format = CU_AD_FORMAT_FLOAT;
-  flat.NumChannels = channels;
-  return List<CUDA_ARRAY_DESCRIPTOR>({flat});
+  return List<CUDA_ARRAY_DESCRIPTOR>({Floats<CUDA_ARRAY_DESCRIPTOR>(channels)});
 }
 
 CUDA_ARRAY3D_DESCRIPTOR* Case::ArrayDescriptor3D(unsigned channels) {
-  CUDA_ARRAY3D_DESCRIPTOR deep{};
-  deep.Width = 16;
-  deep.Height = 4;
-  deep.Format = CU_AD_FORMAT_FLOAT;
-  deep.NumChannels = channels;
-  deep.Flags = CUDA_ARRAY3D_SURFACE_LDST;
-  return List<CUDA_ARRAY3D_DESCRIPTOR>({deep});
+  auto array = Floats<CUDA_ARRAY3D_DESCRIPTOR>(channels);
+  array.Flags = CUDA_ARRAY3D_SURFACE_LDST;
+  return List<CUDA_ARRAY3D_DESCRIPTOR>({array});
 }
 
 // (a)rray, (l)inear, (p)itched, (m)ipmapped, no array, an unknown type.
