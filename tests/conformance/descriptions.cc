@@ -1,4 +1,6 @@
 // Arguments that are structs, lists and functions.
+#include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "tests/conformance/fixture.h"
@@ -14,10 +16,27 @@ CUmemLocation Case::Here(int id) const {
   return location;
 }
 
+namespace {
+
+// An empty file that no other process has: under cr-run each is process 2 of a PID namespace, so its id makes no name.
+std::string NewFile() {
+  const char* folder = getenv("TMPDIR");
+  std::string path = std::string(folder ? folder : "/tmp") + "/every_call-XXXXXX";
+  const int fd = mkstemp(path.data());
+  if (fd < 0) {
+    perror(path.c_str());
+    exit(1);
+  }
+  close(fd);
+  return path;
+}
+
+}  // namespace
+
 const char* Case::CodeFile() {
   static std::string path;
   if (path.empty()) {
-    path = "/tmp/crc-" + std::to_string(getpid()) + ".ptx";
+    path = NewFile();
     FILE* file = fopen(path.c_str(), "w");
     fputs(Code(), file);
     fclose(file);
@@ -29,7 +48,7 @@ const char* Case::CodeFile() {
 const char* Case::ScratchFile(bool fresh) {
   static std::string path;
   if (path.empty()) {
-    path = "/tmp/crc-" + std::to_string(getpid()) + ".txt";
+    path = NewFile();
     atexit([] { unlink(path.c_str()); });
   }
   if (fresh) unlink(path.c_str());

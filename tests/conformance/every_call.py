@@ -136,6 +136,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("every_call: ended from outside"))  # with what was started
     started = time.monotonic()
     with harness.Lab(options.product, options.driver) as lab:
+        os.environ["TMPDIR"] = lab.folder  # the files of cases that end their process go with it
         problems = check(lab, options)
     print(f"{'FAIL' if problems else 'ok  '} every_call, {time.monotonic() - started:.1f} s", flush=True)
     for problem in problems[:400]:
