@@ -29,13 +29,6 @@ int64_t NowMs() {
   return int64_t(now.tv_sec) * 1000 + now.tv_nsec / 1000000;
 }
 
-bool GetString(wire::Reader* reader, std::string* out) {
-  std::string_view value;
-  if (!reader->Get(&value) || value.size() > kMaxHandshakeString) return false;
-  out->assign(value);
-  return true;
-}
-
 bool FillAddress(const std::string& path, sockaddr_un* address, std::string* error) {
   memset(address, 0, sizeof(*address));
   address->sun_family = AF_UNIX;
@@ -82,42 +75,31 @@ bool DecodeHello(std::string_view bytes, Hello* hello) {
   *hello = Hello();
   hello->wire_version = 0;
   hello->gpu = 0;
-  wire::Reader reader(bytes);
-  while (reader.Next()) {
-    bool ok;
+  const bool ok = wire::ReadMessage(bytes, [&](wire::Reader& reader) {
     switch (reader.field()) {
       case 1:
-        ok = reader.Get(&hello->wire_version);
-        break;
+        return reader.Get(&hello->wire_version);
       case 2:
-        ok = reader.Get(&hello->pid);
-        break;
+        return reader.Get(&hello->pid);
       case 3:
-        ok = GetString(&reader, &hello->program);
-        hello->program = Printable(hello->program);
-        break;
+        return reader.Get(&hello->program, kMaxHandshakeString);
       case 4:
-        ok = GetString(&reader, &hello->job);
-        hello->job = Printable(hello->job);
-        break;
+        return reader.Get(&hello->job, kMaxHandshakeString);
       case 5:
-        ok = reader.Get(&hello->gpu);
-        break;
+        return reader.Get(&hello->gpu);
       case 6:
-        ok = GetString(&reader, &hello->resume_token);
-        break;
+        return reader.Get(&hello->resume_token, kMaxHandshakeString);
       case 7:
-        ok = reader.Get(&hello->replaying);
-        break;
+        return reader.Get(&hello->replaying);
       case 8:
-        ok = GetString(&reader, &hello->visible_devices);
-        break;
+        return reader.Get(&hello->visible_devices, kMaxHandshakeString);
       default:
-        ok = reader.Skip();
+        return reader.Skip();
     }
-    if (!ok) return false;
-  }
-  return reader.ok();
+  });
+  hello->program = Printable(hello->program);
+  hello->job = Printable(hello->job);
+  return ok;
 }
 
 void EncodeWelcome(const Welcome& welcome, std::string* out) {
@@ -131,42 +113,30 @@ void EncodeWelcome(const Welcome& welcome, std::string* out) {
 bool DecodeWelcome(std::string_view bytes, Welcome* welcome) {
   *welcome = Welcome();
   welcome->wire_version = 0;
-  wire::Reader reader(bytes);
-  while (reader.Next()) {
-    bool ok;
+  return wire::ReadMessage(bytes, [&](wire::Reader& reader) {
     switch (reader.field()) {
       case 1:
-        ok = reader.Get(&welcome->wire_version);
-        break;
+        return reader.Get(&welcome->wire_version);
       case 2:
-        ok = reader.Get(&welcome->session);
-        break;
+        return reader.Get(&welcome->session);
       case 3:
-        ok = reader.Get(&welcome->shared_memory);
-        break;
+        return reader.Get(&welcome->shared_memory);
       case 4:
-        ok = GetString(&reader, &welcome->server);
-        break;
+        return reader.Get(&welcome->server, kMaxHandshakeString);
       case 5:
-        ok = GetString(&reader, &welcome->error);
-        break;
+        return reader.Get(&welcome->error, kMaxHandshakeString);
       default:
-        ok = reader.Skip();
+        return reader.Skip();
     }
-    if (!ok) return false;
-  }
-  return reader.ok();
+  });
 }
 
 void EncodeTag(uint64_t tag, std::string* out) { wire::PutUint(out, 1, tag); }
 
 bool DecodeTag(std::string_view bytes, uint64_t* tag) {
   *tag = 0;
-  wire::Reader reader(bytes);
-  while (reader.Next()) {
-    if (!(reader.field() == 1 ? reader.Get(tag) : reader.Skip())) return false;
-  }
-  return reader.ok();
+  return wire::ReadMessage(bytes,
+                           [&](wire::Reader& reader) { return reader.field() == 1 ? reader.Get(tag) : reader.Skip(); });
 }
 
 void EncodeEnd(std::string_view reason, std::string* out) {
@@ -175,11 +145,9 @@ void EncodeEnd(std::string_view reason, std::string* out) {
 
 bool DecodeEnd(std::string_view bytes, std::string* reason) {
   reason->clear();
-  wire::Reader reader(bytes);
-  while (reader.Next()) {
-    if (!(reader.field() == 1 ? GetString(&reader, reason) : reader.Skip())) return false;
-  }
-  return reader.ok();
+  return wire::ReadMessage(bytes, [&](wire::Reader& reader) {
+    return reader.field() == 1 ? reader.Get(reason, kMaxHandshakeString) : reader.Skip();
+  });
 }
 
 bool ParsePacket(std::string_view bytes, PacketType* type, std::string_view* body) {

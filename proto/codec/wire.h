@@ -136,6 +136,13 @@ class Reader {
   bool Get(float* value);
   bool Get(double* value);
   bool Get(std::string_view* value);
+  // A copy; false also if there are more than `most` bytes.
+  bool Get(std::string* value, size_t most = SIZE_MAX) {
+    std::string_view view;
+    if (!Get(&view) || view.size() > most) return false;
+    value->assign(view);
+    return true;
+  }
   // Repeated integers, packed or one at a time.
   bool Add(std::vector<uint32_t>* values);
   bool Add(std::vector<int32_t>* values);
@@ -175,6 +182,18 @@ class Reader {
   uint32_t type_ = 0;
   bool ok_ = true;
 };
+
+// Reads a whole message: calls `field`, as bool(Reader&), on each field, which takes the value or skips it and returns
+// what Get, Add or Skip did. False if the message is malformed, or a call has returned false; what was taken until then
+// stays.
+template <typename OnField>
+bool ReadMessage(std::string_view message, OnField field) {
+  Reader reader(message);
+  while (reader.Next()) {
+    if (!field(reader)) return false;
+  }
+  return reader.ok();
+}
 
 // The bytes of an object, as the wire carries plain structs and arrays.
 template <typename T>

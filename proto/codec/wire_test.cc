@@ -22,6 +22,43 @@ void ExpectRead(uint64_t value, const std::string& behind) {
   ASSERT_EQ(read, value);
 }
 
+TEST(ReadMessage, TakesAndSkipsFieldsUntilOneIsRefused) {
+  std::string message;
+  PutUint(&message, 1, 7);
+  PutBytes(&message, 9, "unknown");
+  PutBytes(&message, 2, "abcdef");
+  PutUint(&message, 3, 8);
+  uint32_t one, three;
+  std::string two;
+  const auto read = [&](std::string_view bytes, size_t most) {
+    one = three = 0;
+    two.clear();
+    return ReadMessage(bytes, [&](Reader& reader) {
+      switch (reader.field()) {
+        case 1:
+          return reader.Get(&one);
+        case 2:
+          return reader.Get(&two, most);
+        case 3:
+          return reader.Get(&three);
+        default:
+          return reader.Skip();
+      }
+    });
+  };
+  EXPECT_TRUE(read(message, 6));
+  EXPECT_EQ(one, 7u);
+  EXPECT_EQ(two, "abcdef");
+  EXPECT_EQ(three, 8u);
+  EXPECT_FALSE(read(message, 5)) << "longer than it may be";
+  EXPECT_EQ(one, 7u);
+  EXPECT_EQ(two, "");
+  EXPECT_EQ(three, 0u) << "nothing is read behind a field that was refused";
+  EXPECT_FALSE(read(message + "\x08", 6)) << "ends in a field";
+  EXPECT_FALSE(read("\x0a" + message, 6)) << "a field of another wire type";
+  EXPECT_TRUE(read("", 6));
+}
+
 TEST(ReadVarint, EveryLength) {
   for (size_t behind = 0; behind < 12; ++behind) {
     for (const char byte : {'\0', '\x7f', '\xff'}) {

@@ -171,40 +171,26 @@ std::string EncodeTunnelOpen(const OpenMessage& open) {
 
 bool DecodeTunnelOpen(std::string_view bytes, OpenMessage* open) {
   *open = OpenMessage();
-  wire::Reader reader(bytes);
-  while (reader.Next()) {
-    bool ok;
-    std::string_view text;
+  return wire::ReadMessage(bytes, [&](wire::Reader& reader) {
     switch (reader.field()) {
       case 1:
-        ok = reader.Get(&text);
-        open->hello.assign(text);
-        break;
+        return reader.Get(&open->hello);
       case 2:
-        ok = reader.Get(&text);
-        open->resume_token.assign(text);
-        break;
+        return reader.Get(&open->resume_token);
       case 3:
-        ok = reader.Get(&open->reply_position);
-        break;
+        return reader.Get(&open->reply_position);
       case 4:
-        ok = reader.Get(&open->event_position);
-        break;
+        return reader.Get(&open->event_position);
       case 5:
-        ok = reader.Get(&open->takes_lanes);
-        break;
+        return reader.Get(&open->takes_lanes);
       case 6:
-        ok = reader.Get(&open->lane_of);
-        break;
+        return reader.Get(&open->lane_of);
       case 7:
-        ok = reader.Get(&open->lane);
-        break;
+        return reader.Get(&open->lane);
       default:
-        ok = reader.Skip();
+        return reader.Skip();
     }
-    if (!ok) return false;
-  }
-  return reader.ok();
+  });
 }
 
 std::string EncodeTunnelOpened(const OpenedMessage& opened) {
@@ -220,37 +206,24 @@ std::string EncodeTunnelOpened(const OpenedMessage& opened) {
 
 bool DecodeTunnelOpened(std::string_view bytes, OpenedMessage* opened) {
   *opened = OpenedMessage();
-  wire::Reader reader(bytes);
-  while (reader.Next()) {
-    bool ok;
-    std::string_view text;
+  return wire::ReadMessage(bytes, [&](wire::Reader& reader) {
     switch (reader.field()) {
       case 1:
-        ok = reader.Get(&text);
-        opened->welcome.assign(text);
-        break;
+        return reader.Get(&opened->welcome);
       case 2:
-        ok = reader.Get(&text);
-        opened->resume_token.assign(text);
-        break;
+        return reader.Get(&opened->resume_token);
       case 3:
-        ok = reader.Get(&opened->request_position);
-        break;
+        return reader.Get(&opened->request_position);
       case 4:
-        ok = reader.Get(&opened->grace_seconds);
-        break;
+        return reader.Get(&opened->grace_seconds);
       case 5:
-        ok = reader.Get(&opened->number);
-        break;
+        return reader.Get(&opened->number);
       case 6:
-        ok = reader.Get(&opened->lanes);
-        break;
+        return reader.Get(&opened->lanes);
       default:
-        ok = reader.Skip();
+        return reader.Skip();
     }
-    if (!ok) return false;
-  }
-  return reader.ok();
+  });
 }
 
 }  // namespace cuda_remote::control

@@ -5,13 +5,6 @@
 namespace cuda_remote::nvml {
 namespace {
 
-bool GetText(wire::Reader* reader, size_t most, std::string* out) {
-  std::string_view value;
-  if (!reader->Get(&value) || value.size() > most) return false;
-  out->assign(value);
-  return true;
-}
-
 constexpr Life kStill = Life::kStill;
 constexpr Life kFresh = Life::kFresh;
 
@@ -69,40 +62,29 @@ bool DecodeQuestion(std::string_view bytes, Question* question) {
   *question = Question();
   question->wire_version = 0;
   question->gpu = 0;
-  wire::Reader reader(bytes);
-  while (reader.Next()) {
-    bool ok;
+  const bool read = wire::ReadMessage(bytes, [&](wire::Reader& reader) {
     switch (reader.field()) {
       case 1:
-        ok = reader.Get(&question->wire_version);
-        break;
+        return reader.Get(&question->wire_version);
       case 2:
-        ok = reader.Get(&question->pid);
-        break;
+        return reader.Get(&question->pid);
       case 3:
-        ok = reader.Get(&question->gpu);
-        break;
+        return reader.Get(&question->gpu);
       case 4:
-        ok = GetText(&reader, kMaxNameBytes, &question->call);
-        break;
+        return reader.Get(&question->call, kMaxNameBytes);
       case 5:
-        ok = reader.Get(&question->device);
-        break;
+        return reader.Get(&question->device);
       case 6:
-        ok = reader.Get(&question->a);
-        break;
+        return reader.Get(&question->a);
       case 7:
-        ok = reader.Get(&question->b);
-        break;
+        return reader.Get(&question->b);
       case 8:
-        ok = GetText(&reader, kMaxInputBytes, &question->input);
-        break;
+        return reader.Get(&question->input, kMaxInputBytes);
       default:
-        ok = reader.Skip();
+        return reader.Skip();
     }
-    if (!ok) return false;
-  }
-  return reader.ok() && !question->call.empty();
+  });
+  return read && !question->call.empty();
 }
 
 void EncodeAnswer(const Answer& answer, std::string* out) {
@@ -114,25 +96,18 @@ void EncodeAnswer(const Answer& answer, std::string* out) {
 bool DecodeAnswer(std::string_view bytes, Answer* answer) {
   *answer = Answer();
   answer->result = kSuccess;
-  wire::Reader reader(bytes);
-  while (reader.Next()) {
-    bool ok;
+  return wire::ReadMessage(bytes, [&](wire::Reader& reader) {
     switch (reader.field()) {
       case 1:
-        ok = reader.Get(&answer->result);
-        break;
+        return reader.Get(&answer->result);
       case 2:
-        ok = GetText(&reader, kMaxOutputBytes, &answer->output);
-        break;
+        return reader.Get(&answer->output, kMaxOutputBytes);
       case 3:
-        ok = GetText(&reader, kMaxErrorBytes, &answer->error);
-        break;
+        return reader.Get(&answer->error, kMaxErrorBytes);
       default:
-        ok = reader.Skip();
+        return reader.Skip();
     }
-    if (!ok) return false;
-  }
-  return reader.ok();
+  });
 }
 
 }  // namespace cuda_remote::nvml

@@ -6,33 +6,22 @@ namespace cuda_remote::server {
 namespace {
 
 bool DecodeSession(std::string_view bytes, AskedSession* session) {
-  wire::Reader reader(bytes);
-  while (reader.Next()) {
-    bool ok;
-    std::string_view text;
+  return wire::ReadMessage(bytes, [&](wire::Reader& reader) {
     switch (reader.field()) {
       case 1:
-        ok = reader.Get(&session->pid);
-        break;
+        return reader.Get(&session->pid);
       case 2:
-        ok = reader.Get(&session->worker_pid);
-        break;
+        return reader.Get(&session->worker_pid);
       case 3:
-        ok = reader.Get(&session->gpu);
-        break;
+        return reader.Get(&session->gpu);
       case 4:
-        ok = reader.Get(&text);
-        session->program.assign(text);
-        break;
+        return reader.Get(&session->program);
       case 5:
-        ok = reader.Add(&session->device_bytes);
-        break;
+        return reader.Add(&session->device_bytes);
       default:
-        ok = reader.Skip();
+        return reader.Skip();
     }
-    if (!ok) return false;
-  }
-  return reader.ok();
+  });
 }
 
 }  // namespace
@@ -57,28 +46,20 @@ void EncodeAsk(const Ask& ask, std::string* out) {
 
 bool DecodeAsk(std::string_view bytes, Ask* ask) {
   *ask = Ask();
-  wire::Reader reader(bytes);
-  while (reader.Next()) {
-    bool ok;
+  return wire::ReadMessage(bytes, [&](wire::Reader& reader) {
     std::string_view text;
     switch (reader.field()) {
       case 1:
-        ok = reader.Get(&text);
-        ask->question.assign(text);
-        break;
+        return reader.Get(&ask->question);
       case 2:
-        ok = reader.Get(&ask->remote);
-        break;
+        return reader.Get(&ask->remote);
       case 3:
         ask->sessions.emplace_back();
-        ok = reader.Get(&text) && DecodeSession(text, &ask->sessions.back());
-        break;
+        return reader.Get(&text) && DecodeSession(text, &ask->sessions.back());
       default:
-        ok = reader.Skip();
+        return reader.Skip();
     }
-    if (!ok) return false;
-  }
-  return reader.ok();
+  });
 }
 
 }  // namespace cuda_remote::server

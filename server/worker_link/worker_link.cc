@@ -26,34 +26,22 @@ void EncodeReady(const WorkerReady& ready, std::string* out) {
 
 bool DecodeReady(std::string_view bytes, WorkerReady* ready) {
   *ready = WorkerReady();
-  wire::Reader reader(bytes);
-  while (reader.Next()) {
-    bool ok;
-    std::string_view text;
+  return wire::ReadMessage(bytes, [&](wire::Reader& reader) {
     switch (reader.field()) {
       case 1:
-        ok = reader.Get(&ready->gpu);
-        break;
+        return reader.Get(&ready->gpu);
       case 2:
-        ok = reader.Get(&text);
-        ready->driver.assign(text);
-        break;
+        return reader.Get(&ready->driver);
       case 3:
-        ok = reader.Get(&ready->devices);
-        break;
+        return reader.Get(&ready->devices);
       case 4:
-        ok = reader.Get(&ready->software);
-        break;
+        return reader.Get(&ready->software);
       case 5:
-        ok = reader.Get(&text);
-        ready->error.assign(text);
-        break;
+        return reader.Get(&ready->error);
       default:
-        ok = reader.Skip();
+        return reader.Skip();
     }
-    if (!ok) return false;
-  }
-  return reader.ok();
+  });
 }
 
 void EncodeAssign(const WorkerAssign& assign, std::string* out) {
@@ -67,30 +55,21 @@ void EncodeAssign(const WorkerAssign& assign, std::string* out) {
 
 bool DecodeAssign(std::string_view bytes, WorkerAssign* assign) {
   *assign = WorkerAssign();
-  wire::Reader reader(bytes);
-  while (reader.Next()) {
-    bool ok;
+  return wire::ReadMessage(bytes, [&](wire::Reader& reader) {
     std::string_view text;
     switch (reader.field()) {
       case 1:
-        ok = reader.Get(&assign->session);
-        break;
+        return reader.Get(&assign->session);
       case 2:
-        ok = reader.Get(&assign->shared_memory);
-        break;
+        return reader.Get(&assign->shared_memory);
       case 3:
-        ok = reader.Get(&text);
-        assign->server.assign(text);
-        break;
+        return reader.Get(&assign->server);
       case 4:
-        ok = reader.Get(&text) && DecodeHello(text, &assign->hello);
-        break;
+        return reader.Get(&text) && DecodeHello(text, &assign->hello);
       default:
-        ok = reader.Skip();
+        return reader.Skip();
     }
-    if (!ok) return false;
-  }
-  return reader.ok();
+  });
 }
 
 void EncodeStats(const WorkerStats& stats, std::string* out) {
@@ -103,31 +82,22 @@ void EncodeStats(const WorkerStats& stats, std::string* out) {
 
 bool DecodeStats(std::string_view bytes, WorkerStats* stats) {
   *stats = WorkerStats();
-  wire::Reader reader(bytes);
-  while (reader.Next()) {
-    bool ok;
+  return wire::ReadMessage(bytes, [&](wire::Reader& reader) {
     switch (reader.field()) {
       case 1:
-        ok = reader.Get(&stats->device_bytes);
-        break;
+        return reader.Get(&stats->device_bytes);
       case 2:
-        ok = reader.Get(&stats->calls);
-        break;
+        return reader.Get(&stats->calls);
       case 3:
-        ok = reader.Get(&stats->bytes_in);
-        break;
+        return reader.Get(&stats->bytes_in);
       case 4:
-        ok = reader.Get(&stats->bytes_out);
-        break;
+        return reader.Get(&stats->bytes_out);
       case 5:
-        ok = reader.Add(&stats->gpu_bytes);
-        break;
+        return reader.Add(&stats->gpu_bytes);
       default:
-        ok = reader.Skip();
+        return reader.Skip();
     }
-    if (!ok) return false;
-  }
-  return reader.ok();
+  });
 }
 
 std::unique_ptr<WorkerLink> WorkerLink::Open(int fd, std::string* error) {
