@@ -169,6 +169,8 @@ static void CheckTools() {
 
 // Launches as it was done before CUDA 4. Parameters stay from launch to launch, so `first` sets what `again` leaves as
 // it is.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 static void LaunchMix(CUfunction mix, CUdeviceptr data, unsigned n, unsigned block, int step, bool first) {
   if (cuFuncSetBlockShape(mix, int(block), 1, 1) == CUDA_ERROR_NOT_SUPPORTED) {
     void* parameters[] = {&data, &n, &step};
@@ -184,6 +186,7 @@ static void LaunchMix(CUfunction mix, CUdeviceptr data, unsigned n, unsigned blo
   CU_CHECK(cuParamSeti(mix, 12, unsigned(step)));
   CU_CHECK(first ? cuLaunchGrid(mix, int(n / block), 1) : cuLaunchGridAsync(mix, int(n / block), 1, nullptr));
 }
+#pragma GCC diagnostic pop
 
 struct Green {
   CUgreenCtx context = nullptr;
