@@ -62,6 +62,7 @@ int Main(int argc, char** argv) {
   std::string connect, path, log_level = "warn";
   control::TlsFiles tls;
   double idle_exit = 0;
+  bool remove_folder = false;
   int watch_fd = -1, ready_fd = -1;
   CLI::App app("Brings a cr-server on another host to this one: programs connect to a socket here.", "cr-relay");
   app.footer(kExamples);
@@ -73,6 +74,7 @@ int Main(int argc, char** argv) {
   app.add_option("--tls-ca", tls.ca, "who signs the server's certificate");
   app.add_option("--idle-exit", idle_exit, "exit after this many seconds without a session")
       ->check(CLI::NonNegativeNumber);
+  app.add_flag("--remove-folder", remove_folder, "remove the socket's folder, too, at the end");
   app.add_option("--watch-fd", watch_fd, "exit when this descriptor is closed at its other end");
   app.add_option("--ready-fd", ready_fd, "write the address to this descriptor and close it once ready");
   app.add_option("--log-level", log_level, "trace, debug, info, warn, error")
@@ -168,6 +170,7 @@ int Main(int argc, char** argv) {
   spdlog::info("ending: {}", why);
   close(listen_fd);
   unlink(path.c_str());
+  if (remove_folder) rmdir(path.substr(0, path.rfind('/')).c_str());
   for (Served& served : sessions) served.session->Stop("cr-relay ends (" + why + ")");
   // A session ends within seconds; a connection that hangs is not waited for.
   for (int waited = 0; waited < 500; ++waited) {

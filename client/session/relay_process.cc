@@ -70,12 +70,13 @@ bool StartRelay(const std::string& address, std::string* socket_path, std::strin
   // `sh -c '... &'` is the double fork: the shell ends at once and init inherits the relay, in a session of its own, so
   // that neither the program's signals nor a snapshot of its process tree reach it.
   const std::string script =
-      "exec setsid \"$0\" --connect \"$1\" --socket \"$2\" --idle-exit 10 </dev/null >/dev/null &";
+      "exec setsid \"$0\" --connect \"$1\" --socket \"$2\" --idle-exit 10 --remove-folder </dev/null >/dev/null &";
   std::vector<const char*> arguments = {
       "/bin/sh", "-c", script.c_str(), relay.c_str(), address.c_str(), socket_path->c_str(), nullptr};
   pid_t child = 0;
   const int spawned = posix_spawn(&child, "/bin/sh", nullptr, nullptr, const_cast<char**>(arguments.data()), environ);
   if (spawned != 0) {
+    rmdir(folder);
     *error = std::string("cannot start cr-relay: ") + strerror(spawned);
     return false;
   }
@@ -85,6 +86,7 @@ bool StartRelay(const std::string& address, std::string* socket_path, std::strin
     if (Accepts(*socket_path)) return true;
     usleep(kPollMs * 1000);
   }
+  rmdir(folder);  // the relay removes it if it is there after all
   *error = "cr-relay did not accept sessions within 10 seconds; its messages stand above";
   return false;
 }

@@ -19,6 +19,7 @@
 #include <set>
 #include <sstream>
 
+#include "client/tools/connections.h"
 #include "client/tools/criu_facts.h"
 #include "client/tools/job.h"
 
@@ -184,6 +185,41 @@ bool FindInheritedFiles(Job* job, std::string* error) {
   return true;
 }
 
+// CRIU must not keep others from sending meanwhile, for which it would need iptables: there are no others.
+std::vector<std::string> TcpOptions(const Job& job) {
+  if (job.tcp() == TCP_KEPT) return {"--tcp-established", "--network-lock", "skip"};
+  if (job.tcp() == TCP_CLOSED) return {"--tcp-close"};
+  return {};
+}
+
+// False if a connection has no second end that would come back with it.
+bool DescribeConnections(Job* job, std::string* error) {
+  if (job->tcp() == TCP_CLOSED) return true;
+  const std::vector<Connection> connections = OpenConnections(ProcessesOf(*job));
+  job->set_tcp(connections.empty() ? TCP_NONE : TCP_KEPT);
+  const std::vector<Connection> others = WithOthers(connections);
+  if (others.empty()) return true;
+  *error = "the job has TCP connections with others, which cannot come back after a restart: " + ToText(others[0]) +
+           (others.size() > 1 ? " and " + std::to_string(others.size() - 1) + " more" : "") +
+           "; with --tcp-close it is saved, and finds all its connections closed then";
+  return false;
+}
+
+// Whether the image, of a job whose connections are kept, has both ends of each.
+bool VerifyConnections(const std::string& image_folder, std::string* error) {
+  std::ifstream in(image_folder + "/files.img", std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+  std::vector<Connection> connections;
+  if (!SavedConnections(bytes, &connections)) {
+    *error = "CRIU's image says in no known way which TCP connections it has; with --tcp-close the job can be saved";
+    return false;
+  }
+  const std::vector<Connection> others = WithOthers(connections);
+  if (others.empty()) return true;
+  *error = "the job has opened or lost a TCP connection while it was saved (" + ToText(others[0]) + "); try again";
+  return false;
+}
+
 }  // namespace
 
 bool FindCriu(std::string* criu, std::string* error) {
@@ -246,7 +282,7 @@ bool DescribeProcesses(Job* job, std::string* error) {
     }
   }
   job->set_last_pid(LastNumber(*job));
-  return FindInheritedFiles(job, error);
+  return FindInheritedFiles(job, error) && DescribeConnections(job, error);
 }
 
 std::string CriuErrors(const std::string& path) {
@@ -295,6 +331,7 @@ bool DumpProcesses(const Job& job, const std::string& image_folder, const std::s
   for (const Stdio& stream : job.stdio())
     if (stream.terminal()) command.insert(command.end(), {"--external", TerminalName(stream)});
   for (const InheritedFile& file : job.files()) command.insert(command.end(), {"--external", file.id()});
+  for (const std::string& option : TcpOptions(job)) command.push_back(option);
   const std::string log = work_folder + "/" + kDumpLog;
   unlink(log.c_str());
   const std::string facts = CriuFactsPath(criu);
@@ -316,13 +353,18 @@ bool DumpProcesses(const Job& job, const std::string& image_folder, const std::s
   unlink((work_folder + "/stats-dump").c_str());
   if (code == 0) {
     unlink(log.c_str());
-    return true;
+    if (job.tcp() != TCP_KEPT || VerifyConnections(image_folder, error)) return true;
+    if (leave_stopped) ContinueProcesses(job);
+    return false;
   }
   if (code > 0) *error = "CRIU could not save the job's processes: " + CriuErrors(log);
   return false;
 }
 
-bool ContinueProcesses(const Job& job) { return SignalAll(job, SIGCONT); }
+bool ContinueProcesses(const Job& job) {
+  if (job.tcp() == TCP_KEPT) ResumeConnections(ProcessesOf(job));
+  return SignalAll(job, SIGCONT);
+}
 
 bool KillProcesses(const Job& job) {
   // What it returns says nothing: with the program the namespace may end, and whoever is inside.
@@ -356,6 +398,7 @@ bool RestoreCommand(const Job& job, const std::string& image_folder, const std::
               "--manage-cgroups=ignore",
               "--ext-unix-sk",
               "--file-locks"};
+  for (const std::string& option : TcpOptions(job)) command->push_back(option);
   std::set<std::string> named;
   for (const Stdio& stream : job.stdio()) {
     std::string name;

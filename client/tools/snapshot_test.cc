@@ -1,9 +1,11 @@
 // A program in its namespace is saved by CRIU, ended, and restored elsewhere: with threads, a shared mapping, a
-// listening socket, and each kind of standard output. Needs root and a CRIU that works (tools/setup-criu).
+// listening socket, TCP connections, and each kind of standard output. Needs root and a CRIU that works
+// (tools/setup-criu).
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <limits.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -17,6 +19,7 @@
 
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,8 +33,53 @@ namespace {
 constexpr char kSubject[] = "--subject";
 constexpr int kExit = 9;
 
-// The program that is saved: counts on standard output, in a shared mapping, while a thread serves a socket.
-int Subject(const char* folder, int steps) {
+// A TCP socket that listens at the loopback interface, at a port of the kernel's choice.
+int Listen(sockaddr_in* address) {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int on = 1;
+  setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  *address = {};
+  address->sin_family = AF_INET;
+  address->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(*address);
+  if (bind(listener, reinterpret_cast<sockaddr*>(address), length) != 0 || listen(listener, 4) != 0 ||
+      getsockname(listener, reinterpret_cast<sockaddr*>(address), &length) != 0) {
+    return -1;
+  }
+  return listener;
+}
+
+int Connect(const sockaddr_in& address) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  return connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ? fd : -1;
+}
+
+// A connection of the program's with itself, and one with a port of somebody else's (0: none).
+struct Connections {
+  explicit Connections(int port) {
+    sockaddr_in address;
+    const int listener = Listen(&address);
+    near = Connect(address);
+    far = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    address.sin_port = htons(uint16_t(port));
+    if (port > 0) other = Connect(address);
+  }
+  // What a message through each of them has come to.
+  std::string Use(int number) {
+    int got = -1;
+    std::string text = send(near, &number, sizeof(number), MSG_NOSIGNAL) == sizeof(number) &&
+                               recv(far, &got, sizeof(got), MSG_WAITALL) == sizeof(got) && got == number
+                           ? " self"
+                           : " lost";
+    if (other >= 0) text += send(other, &number, sizeof(number), MSG_NOSIGNAL) == sizeof(number) ? " other" : " lost";
+    return text;
+  }
+  int near, far, other = -1;
+};
+
+// The program that is saved: counts on standard output, in a shared mapping, while a thread serves a socket. `port`:
+// see Connections; -1: without them.
+int Subject(const char* folder, int steps, int port) {
   static std::string path;
   path = std::string(folder) + "/agent.sock";
   pthread_t thread;
@@ -56,9 +104,11 @@ int Subject(const char* folder, int steps) {
   if (ftruncate(memory, 1 << 20) != 0) return 1;
   auto* const count = static_cast<volatile int*>(mmap(nullptr, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0));
   const pid_t pid = getpid();
+  std::optional<Connections> connections;
+  if (port >= 0) connections.emplace(port);
   while (*count < steps) {
     *count = *count + 1;
-    printf("%d %d\n", int(*count), getpid() == pid);
+    printf("%d %d%s\n", int(*count), getpid() == pid, connections ? connections->Use(*count).c_str() : "");
     fflush(stdout);
     usleep(20000);
   }
@@ -70,9 +120,9 @@ std::string Contents(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-std::string Expected(int steps) {
+std::string Expected(int steps, const std::string& behind = "") {
   std::string text;
-  for (int i = 1; i <= steps; ++i) text += std::to_string(i) + " 1\n";
+  for (int i = 1; i <= steps; ++i) text += std::to_string(i) + " 1" + behind + "\n";
   return text;
 }
 
@@ -104,11 +154,11 @@ class SnapshotTest : public testing::Test {
     ASSERT_TRUE(ok) << error << CriuErrors(folder_ + "/job/criu-restore.log");
   }
 
-  void StartSubject(int steps, int out) {
+  void StartSubject(int steps, int out, int port = -1) {
     char self[PATH_MAX] = {};
     ASSERT_GT(readlink("/proc/self/exe", self, sizeof(self) - 1), 0);
     Plan plan;
-    plan.command = {self, kSubject, folder_ + "/job", std::to_string(steps)};
+    plan.command = {self, kSubject, folder_ + "/job", std::to_string(steps), std::to_string(port)};
     plan.environment = {"A=B"};
     Start(plan, out, &isolated_);
     job_.set_inner_pid(isolated_.inner_pid);
@@ -245,6 +295,59 @@ TEST_F(SnapshotTest, OutputInAPipe) {
   EXPECT_EQ(text, Expected(40));
 }
 
+TEST_F(SnapshotTest, ConnectionsWithItselfAreKept) {
+  const std::string path = folder_ + "/out";
+  const int out = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  StartSubject(80, out, 0);
+  close(out);
+  usleep(200000);
+  Save("/image", false);
+  EXPECT_EQ(job_.tcp(), TCP_KEPT);
+  usleep(200000);
+  Save("/image2", true);
+  EXPECT_TRUE(ContinueProcesses(job_)) << "as after a checkpoint --stop that has failed at last";
+  usleep(200000);
+  ASSERT_EQ(system(("rm -r " + folder_ + "/image2/*").c_str()), 0);
+  Save("/image2", true);
+  Kill();
+  Restore("/image2", 2);
+  EXPECT_EQ(Wait(), kExit);
+  EXPECT_EQ(Contents(path), Expected(80, " self"));
+}
+
+TEST_F(SnapshotTest, ConnectionsWithOthersAreRefusedOrClosed) {
+  sockaddr_in address;
+  const int listener = Listen(&address);
+  ASSERT_GE(listener, 0);
+  const std::string path = folder_ + "/out";
+  const int out = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  StartSubject(60, out, ntohs(address.sin_port));
+  close(out);
+  const int peer = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+  ASSERT_GE(peer, 0);
+  usleep(200000);
+  EXPECT_FALSE(DescribeProcesses(&job_, &error_));
+  EXPECT_NE(error_.find("-> 127.0.0.1:" + std::to_string(ntohs(address.sin_port)) + ";"), std::string::npos) << error_;
+  EXPECT_NE(error_.find("--tcp-close"), std::string::npos) << error_;
+  job_.set_tcp(TCP_CLOSED);
+  Save("/image", false);
+  usleep(200000);
+  const std::string before = Contents(path);
+  EXPECT_EQ(before.find("lost"), std::string::npos) << "the saved job goes on as if nothing had been\n" << before;
+  job_.set_tcp(TCP_CLOSED);
+  ASSERT_EQ(system(("rm -r " + folder_ + "/image/*").c_str()), 0);
+  Save("/image", true);
+  Kill();
+  Restore("/image", 2);
+  EXPECT_EQ(Wait(), kExit);
+  close(peer);
+  close(listener);
+  const std::string text = Contents(path), last = "60 1 lost lost\n";
+  ASSERT_GT(text.size(), last.size());
+  EXPECT_EQ(text.substr(text.size() - last.size()), last) << text;
+  EXPECT_EQ(text.compare(0, 9, "1 1 self "), 0) << text;
+}
+
 TEST_F(SnapshotTest, EndedJobIsRefused) {
   const int out = open("/dev/null", O_WRONLY | O_CLOEXEC);
   StartSubject(1, out);
@@ -261,8 +364,8 @@ TEST_F(SnapshotTest, EndedJobIsRefused) {
 }  // namespace cuda_remote::client::tools
 
 int main(int argc, char** argv) {
-  if (argc == 4 && strcmp(argv[1], cuda_remote::client::tools::kSubject) == 0)
-    return cuda_remote::client::tools::Subject(argv[2], atoi(argv[3]));
+  if (argc == 5 && strcmp(argv[1], cuda_remote::client::tools::kSubject) == 0)
+    return cuda_remote::client::tools::Subject(argv[2], atoi(argv[3]), atoi(argv[4]));
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

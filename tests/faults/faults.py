@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 
@@ -332,6 +333,48 @@ def memory_pool(context):
         os.truncate(job.out, size)
         context.restart(context.path(name), server, f"restart-{name}").expect_success(60)
         harness.same(f"restarted from {name}", job.stdout(), expected)
+
+
+@case
+def connections(context):
+    """A job with a TCP connection to somebody else is saved with --tcp-close only; it goes on, and is without it after a restart."""
+    lab = context.lab
+    command = context.app("sockets", 12)
+    heard = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def listen():
+            while True:
+                try:
+                    peer = listener.accept()[0]
+                except OSError:
+                    return
+                heard.append(0)
+                while data := peer.recv(4096):
+                    heard[-1] += len(data)
+                peer.close()
+
+        threading.Thread(target=listen, daemon=True).start()
+        server = lab.server()
+        port = listener.getsockname()[1]
+        job = lab.job("job", command, server.unix, pause_at=[4], env={"CR_TEST_CONNECT": str(port)})
+        job.wait_paused(4, 60)
+        checkpoint = [lab.tool("cr-checkpoint"), job.id, context.path("image")]
+        must_fail(lab.start(harness.Process(lab, "refused", checkpoint)), mention=f"-> 127.0.0.1:{port}; with --tcp-close")
+        if os.path.exists(context.path("image")):
+            raise Failure("the refused checkpoint left an image")
+        lab.run("checkpoint", checkpoint + ["--tcp-close"])
+        size = os.path.getsize(job.out)
+        job.go(4)
+        job.expect_success(60)
+        expected = context.expected(command)
+        harness.same("after the checkpoint", job.stdout(), expected)
+        tell = lambda: f"{heard} bytes were heard, by connection"
+        wait_for(lambda: heard == [12 * 4], 10, tell)
+        os.truncate(job.out, size)
+        context.restart(context.path("image"), server, "restart").expect_success(60)
+        harness.same("restarted", job.stdout(), expected)
+        wait_for(lambda: heard == [12 * 4, 9 * 4], 10, tell)
 
 
 @case

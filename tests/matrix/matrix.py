@@ -43,6 +43,7 @@ import harness  # noqa: E402
 # Each program with the number of steps of a test run; the size is the program's own default.
 APPS = {
     "shortcuts": 8,
+    "sockets": 30,
     "stencil": 40,
     "stencil_fat": 24,
     "reduce": 24,

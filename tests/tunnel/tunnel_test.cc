@@ -571,6 +571,12 @@ TEST_F(Tunnel, RelayEndsWithTheRunAndWhenIdle) {
   StartRelay(port_, {"--idle-exit", "0.5"});
   EXPECT_EQ(relay_->Wait(), 0);
   EXPECT_NE(access(Relay().c_str(), F_OK), 0);
+  mkdir(Path("own").c_str(), 0700);
+  Process own({Program("client/relay", "cr-relay"), "--connect", "127.0.0.1:" + std::to_string(port_), "--socket",
+               Path("own/relay.sock"), "--idle-exit", "0.5", "--remove-folder"},
+              Path("own.log"));
+  EXPECT_EQ(own.Wait(), 0) << own.log();
+  EXPECT_NE(access(Path("own").c_str(), F_OK), 0);
   int run[2];
   ASSERT_EQ(pipe(run), 0);
   fcntl(run[1], F_SETFD, FD_CLOEXEC);

@@ -1,0 +1,56 @@
+// The TCP connections of a job, at a checkpoint. CRIU can save both ends of a connection that the job has with itself,
+// and they work after a restart as before. A connection with somebody else has no second end in the image: its bytes
+// would not fit what the other has seen since.
+#ifndef CUDA_REMOTE_CLIENT_TOOLS_CONNECTIONS_H_
+#define CUDA_REMOTE_CLIENT_TOOLS_CONNECTIONS_H_
+
+#include <array>
+#include <cstdint>
+#include <istream>
+#include <map>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+namespace cuda_remote::client::tools {
+
+struct Endpoint {
+  // In network order, as the kernel has it; IPv4 mapped into IPv6, as one end may see the other.
+  std::array<uint32_t, 4> address{};
+  uint16_t port = 0;
+
+  bool operator<(const Endpoint& other) const { return std::tie(address, port) < std::tie(other.address, other.port); }
+};
+
+struct Connection {
+  Endpoint local, remote;
+
+  bool operator<(const Connection& other) const {
+    return std::tie(local, remote) < std::tie(other.local, other.remote);
+  }
+};
+
+// As in "10.0.0.2:41000 -> 10.0.0.7:443".
+std::string ToText(const Connection& connection);
+
+// What /proc/PID/net/tcp and tcp6 list, by the inode of the socket: connections of any state, but no sockets that
+// listen, and none that are closed. Lines that are no such thing are left out.
+std::map<uint64_t, Connection> ParseProcTcp(std::istream& lines);
+
+// The connections that these processes, of one network namespace, have open; numbers as seen here.
+std::vector<Connection> OpenConnections(const std::vector<int>& pids);
+
+// The connections in CRIU's files.img. False if `image` is not such a file. Any input is safe.
+bool SavedConnections(std::string_view image, std::vector<Connection>* connections);
+
+// Those whose other end is not among them.
+std::vector<Connection> WithOthers(const std::vector<Connection>& connections);
+
+// Makes the connections of stopped processes usable again that a dump has left as CRIU needs them ("repair mode"), in
+// which nothing is sent or received. To be called before they run on. Needs root.
+void ResumeConnections(const std::vector<int>& pids);
+
+}  // namespace cuda_remote::client::tools
+
+#endif  // CUDA_REMOTE_CLIENT_TOOLS_CONNECTIONS_H_

@@ -1,0 +1,50 @@
+#include "client/tools/criu_image.h"
+
+#include <string.h>
+
+namespace cuda_remote::client::tools {
+namespace {
+
+// CRIU's images: two magic numbers, then entries of a length and a message each.
+constexpr uint32_t kCommonMagic = 0x54564319, kFilesMagic = 0x56303138;
+
+uint32_t Word(std::string_view bytes, size_t at) {
+  uint32_t word;
+  memcpy(&word, bytes.data() + at, sizeof(word));
+  return word;
+}
+
+// The field of a FileEntry (images/fdinfo.proto) that a file of this kind is in.
+protozero::pbf_tag_type FieldOf(FileKind kind) { return kind == FileKind::kRegular ? 3 : 4; }
+
+}  // namespace
+
+bool ReadFilesImage(std::string_view image, FileKind kind, const std::function<void(protozero::pbf_reader)>& entry) {
+  if (image.size() < 8 || Word(image, 0) != kCommonMagic || Word(image, 4) != kFilesMagic) return false;
+  try {
+    for (size_t at = 8; at < image.size();) {
+      if (image.size() - at < 4) return false;
+      const uint32_t bytes = Word(image, at);
+      at += 4;
+      if (bytes > image.size() - at) return false;
+      protozero::pbf_reader file(image.data() + at, bytes);
+      at += bytes;
+      bool of_this_kind = false;
+      while (file.next()) {
+        if (file.tag() == 1 && file.wire_type() == protozero::pbf_wire_type::varint) {
+          of_this_kind = uint32_t(file.get_enum()) == uint32_t(kind);
+        } else if (of_this_kind && file.tag() == FieldOf(kind) &&
+                   file.wire_type() == protozero::pbf_wire_type::length_delimited) {
+          entry(file.get_message());
+        } else {
+          file.skip();
+        }
+      }
+    }
+  } catch (const protozero::exception&) {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace cuda_remote::client::tools

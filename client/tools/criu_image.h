@@ -1,0 +1,22 @@
+// Reading CRIU's own image files, as far as the tools must: they say better than CRIU what hinders a restore, and look
+// whether what was saved is what should have been.
+#ifndef CUDA_REMOTE_CLIENT_TOOLS_CRIU_IMAGE_H_
+#define CUDA_REMOTE_CLIENT_TOOLS_CRIU_IMAGE_H_
+
+#include <cstdint>
+#include <functional>
+#include <protozero/pbf_reader.hpp>
+#include <string_view>
+
+namespace cuda_remote::client::tools {
+
+// The kinds of open files that are read, by their numbers in CRIU (FdTypes in its images/fdinfo.proto).
+enum class FileKind : uint32_t { kRegular = 1, kInternetSocket = 4 };
+
+// Calls `entry` with the message of each open file of this kind in CRIU's files.img: RegFileEntry or InetSkEntry. False
+// if `image` is not such a file, or `entry` has thrown what protozero throws. Any input is safe.
+bool ReadFilesImage(std::string_view image, FileKind kind, const std::function<void(protozero::pbf_reader)>& entry);
+
+}  // namespace cuda_remote::client::tools
+
+#endif  // CUDA_REMOTE_CLIENT_TOOLS_CRIU_IMAGE_H_
