@@ -7,8 +7,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <protozero/pbf_writer.hpp>
 #include <sstream>
+
+#include "client/tools/testing/files_image.h"
 
 namespace cuda_remote::client::tools {
 namespace {
@@ -58,13 +59,8 @@ struct Pair {
   uint16_t port;
 };
 
-std::string Image() {
-  const uint32_t magic[2] = {0x54564319, 0x56303138};
-  return std::string(reinterpret_cast<const char*>(magic), sizeof(magic));
-}
-
 void Add(std::string* image, uint32_t protocol, uint32_t state, uint16_t from, uint16_t to) {
-  std::string facts, entry;
+  std::string facts;
   protozero::pbf_writer socket(facts);
   socket.add_uint32(1, 5);
   socket.add_uint32(5, protocol);
@@ -73,13 +69,7 @@ void Add(std::string* image, uint32_t protocol, uint32_t state, uint16_t from, u
   socket.add_uint32(8, to);
   socket.add_uint32(11, htonl(INADDR_LOOPBACK));
   socket.add_uint32(12, htonl(INADDR_LOOPBACK));
-  protozero::pbf_writer file(entry);
-  file.add_enum(1, 4);
-  file.add_uint32(2, 5);
-  file.add_message(4, facts);
-  const uint32_t bytes = uint32_t(entry.size());
-  image->append(reinterpret_cast<const char*>(&bytes), sizeof(bytes));
-  image->append(entry);
+  AddFile(image, 4, 4, facts);
 }
 
 TEST(Connections, ReadsTheKernelsTables) {
@@ -120,7 +110,7 @@ TEST(Connections, FindsThoseOfAProcess) {
 }
 
 TEST(Connections, ReadsCriusImage) {
-  std::string image = Image();
+  std::string image = EmptyFilesImage();
   Add(&image, IPPROTO_TCP, 1, 8080, 41000);
   Add(&image, IPPROTO_TCP, 1, 41000, 8080);
   Add(&image, IPPROTO_TCP, 10, 8080, 0);

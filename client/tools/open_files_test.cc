@@ -8,19 +8,15 @@
 
 #include <cstring>
 #include <fstream>
-#include <protozero/pbf_writer.hpp>
+
+#include "client/tools/testing/files_image.h"
 
 namespace cuda_remote::client::tools {
 namespace {
 
-std::string Image() {
-  const uint32_t magic[2] = {0x54564319, 0x56303138};
-  return std::string(reinterpret_cast<const char*>(magic), sizeof(magic));
-}
-
 void Add(std::string* image, const std::string& name, int flags, bool has_size, uint64_t size, bool external,
          int type = 1) {
-  std::string facts, entry;
+  std::string facts;
   protozero::pbf_writer reg(facts);
   reg.add_uint32(1, 7);
   reg.add_uint32(2, uint32_t(flags));
@@ -28,17 +24,11 @@ void Add(std::string* image, const std::string& name, int flags, bool has_size, 
   reg.add_string(6, name);
   if (has_size) reg.add_uint64(8, size);
   if (external) reg.add_bool(9, true);
-  protozero::pbf_writer file(entry);
-  file.add_enum(1, type);
-  file.add_uint32(2, 7);
-  file.add_message(3, facts);
-  const uint32_t bytes = uint32_t(entry.size());
-  image->append(reinterpret_cast<const char*>(&bytes), sizeof(bytes));
-  image->append(entry);
+  AddFile(image, type, 3, facts);
 }
 
 TEST(OpenFilesTest, Parses) {
-  std::string image = Image();
+  std::string image = EmptyFilesImage();
   Add(&image, "/a", O_RDONLY, true, 5, false);
   Add(&image, "/log", O_WRONLY | O_APPEND, false, 0, false);
   Add(&image, "file[1a:2b]", O_WRONLY, true, 9, true);
