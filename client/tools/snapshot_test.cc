@@ -298,7 +298,7 @@ TEST_F(SnapshotTest, OutputInAPipe) {
 TEST_F(SnapshotTest, ConnectionsWithItselfAreKept) {
   const std::string path = folder_ + "/out";
   const int out = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-  StartSubject(80, out, 0);
+  StartSubject(150, out, 0);
   close(out);
   usleep(200000);
   Save("/image", false);
@@ -312,7 +312,7 @@ TEST_F(SnapshotTest, ConnectionsWithItselfAreKept) {
   Kill();
   Restore("/image2", 2);
   EXPECT_EQ(Wait(), kExit);
-  EXPECT_EQ(Contents(path), Expected(80, " self"));
+  EXPECT_EQ(Contents(path), Expected(150, " self"));
 }
 
 TEST_F(SnapshotTest, ConnectionsWithOthersAreRefusedOrClosed) {
@@ -321,7 +321,7 @@ TEST_F(SnapshotTest, ConnectionsWithOthersAreRefusedOrClosed) {
   ASSERT_GE(listener, 0);
   const std::string path = folder_ + "/out";
   const int out = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-  StartSubject(60, out, ntohs(address.sin_port));
+  StartSubject(120, out, ntohs(address.sin_port));
   close(out);
   const int peer = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
   ASSERT_GE(peer, 0);
@@ -342,7 +342,7 @@ TEST_F(SnapshotTest, ConnectionsWithOthersAreRefusedOrClosed) {
   EXPECT_EQ(Wait(), kExit);
   close(peer);
   close(listener);
-  const std::string text = Contents(path), last = "60 1 lost lost\n";
+  const std::string text = Contents(path), last = "120 1 lost lost\n";
   ASSERT_GT(text.size(), last.size());
   EXPECT_EQ(text.substr(text.size() - last.size()), last) << text;
   EXPECT_EQ(text.compare(0, 9, "1 1 self "), 0) << text;
