@@ -130,16 +130,21 @@ bool SavedConnections(std::string_view image, std::vector<Connection>* connectio
   return ReadFilesImage(image, FileKind::kInternetSocket, [&](protozero::pbf_reader facts) {
     uint32_t protocol = 0, state = 0, ports[2] = {};
     std::vector<uint32_t> addresses[2];
+    Connection connection;
+    const auto here = [&] { return size_t(facts.data().data() - image.data()); };
     while (facts.next()) {
       switch (facts.tag_and_type()) {
         case tag_and_type(5, pbf_wire_type::varint):
           protocol = facts.get_uint32();
           break;
         case tag_and_type(6, pbf_wire_type::varint):
+          connection.state_at = here();
           state = facts.get_uint32();
           break;
         case tag_and_type(7, pbf_wire_type::varint):
+          connection.port_at = here();
           ports[0] = facts.get_uint32();
+          connection.port_bytes = here() - connection.port_at;
           break;
         case tag_and_type(8, pbf_wire_type::varint):
           ports[1] = facts.get_uint32();
@@ -155,24 +160,42 @@ bool SavedConnections(std::string_view image, std::vector<Connection>* connectio
       }
     }
     if (protocol != IPPROTO_TCP || !IsConnection(state)) return;
-    connections->push_back({FromWords(addresses[0], uint16_t(ports[0])), FromWords(addresses[1], uint16_t(ports[1]))});
+    connection.local = FromWords(addresses[0], uint16_t(ports[0]));
+    connection.remote = FromWords(addresses[1], uint16_t(ports[1]));
+    connections->push_back(connection);
   });
+}
+
+void CloseSaved(const std::vector<Connection>& connections, std::string* image) {
+  for (const Connection& connection : connections) {
+    (*image)[connection.state_at] = char(kClosed);
+    // Zero, in as many bytes as before: all but the last say that there are more.
+    for (size_t i = 0; i < connection.port_bytes; ++i) {
+      (*image)[connection.port_at + i] = i + 1 < connection.port_bytes ? '\x80' : '\0';
+    }
+  }
 }
 
 std::vector<Connection> WithOthers(const std::vector<Connection>& connections) {
   const std::set<Connection> all(connections.begin(), connections.end());
   std::vector<Connection> found;
   for (const Connection& connection : connections) {
-    if (!all.count({connection.remote, connection.local})) found.push_back(connection);
+    Connection other_end;
+    other_end.local = connection.remote;
+    other_end.remote = connection.local;
+    if (!all.count(other_end)) found.push_back(connection);
   }
   return found;
 }
 
-void ResumeConnections(const std::vector<int>& pids) {
+void ResumeConnections(const std::vector<int>& pids, bool others_only) {
   if (pids.empty()) return;
   const std::map<uint64_t, Connection> all = ConnectionsSeenBy(pids[0]);
+  const std::vector<Connection> others = WithOthers(OpenConnections(pids));
+  const std::set<Connection> chosen(others.begin(), others.end());
   ForEachSocket(pids, [&](int pid, int number, uint64_t inode) {
-    if (!all.count(inode)) return;
+    const auto connection = all.find(inode);
+    if (connection == all.end() || (others_only && !chosen.count(connection->second))) return;
     const int process = int(syscall(SYS_pidfd_open, pid, 0));
     if (process < 0) return;
     const int socket = int(syscall(SYS_pidfd_getfd, process, number, 0));

@@ -1,6 +1,6 @@
 // The TCP connections of a job, at a checkpoint. CRIU can save both ends of a connection that the job has with itself,
-// and they work after a restart as before. A connection with somebody else has no second end in the image: its bytes
-// would not fit what the other has seen since.
+// and they work after a restart as before. A connection with somebody else has no second end in the image, and its
+// bytes would not fit what the other has seen since: it can only be closed then.
 #ifndef CUDA_REMOTE_CLIENT_TOOLS_CONNECTIONS_H_
 #define CUDA_REMOTE_CLIENT_TOOLS_CONNECTIONS_H_
 
@@ -25,6 +25,8 @@ struct Endpoint {
 
 struct Connection {
   Endpoint local, remote;
+  // In an image: where the state is, one byte, and the local port, of so many bytes.
+  size_t state_at = 0, port_at = 0, port_bytes = 0;
 
   bool operator<(const Connection& other) const {
     return std::tie(local, remote) < std::tie(other.local, other.remote);
@@ -47,9 +49,13 @@ bool SavedConnections(std::string_view image, std::vector<Connection>* connectio
 // Those whose other end is not among them.
 std::vector<Connection> WithOthers(const std::vector<Connection>& connections);
 
+// Makes these, of SavedConnections, closed sockets in the image, which CRIU then makes without an address.
+void CloseSaved(const std::vector<Connection>& connections, std::string* image);
+
 // Makes the connections of stopped processes usable again that a dump has left as CRIU needs them ("repair mode"), in
-// which nothing is sent or received. To be called before they run on. Needs root.
-void ResumeConnections(const std::vector<int>& pids);
+// which nothing is sent or received. To be called before they run on or end. `others_only`: those within the job stay
+// as they are. Needs root.
+void ResumeConnections(const std::vector<int>& pids, bool others_only);
 
 }  // namespace cuda_remote::client::tools
 

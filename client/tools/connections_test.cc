@@ -9,6 +9,7 @@
 
 #include <sstream>
 
+#include "client/tools/criu_image.h"
 #include "client/tools/testing/files_image.h"
 
 namespace cuda_remote::client::tools {
@@ -123,6 +124,27 @@ TEST(Connections, ReadsCriusImage) {
   const std::vector<Connection> others = WithOthers(found);
   ASSERT_EQ(others.size(), 1u);
   EXPECT_EQ(ToText(others[0]), "127.0.0.1:41003 -> 127.0.0.1:443");
+  // Closed, without an address, and nothing else has changed.
+  std::string closed = image;
+  CloseSaved(others, &closed);
+  ASSERT_TRUE(SavedConnections(closed, &found));
+  EXPECT_EQ(found.size(), 2u);
+  EXPECT_TRUE(WithOthers(found).empty());
+  std::vector<std::pair<uint32_t, uint32_t>> seen;
+  ASSERT_TRUE(ReadFilesImage(closed, FileKind::kInternetSocket, [&](protozero::pbf_reader socket) {
+    uint32_t state = 0, port = 0;
+    while (socket.next()) {
+      if (socket.tag() == 6) {
+        state = socket.get_uint32();
+      } else if (socket.tag() == 7) {
+        port = socket.get_uint32();
+      } else {
+        socket.skip();
+      }
+    }
+    seen.emplace_back(state, port);
+  }));
+  EXPECT_EQ(seen, (decltype(seen){{1, 8080}, {1, 41000}, {10, 8080}, {7, 8080}, {1, 53}, {7, 0}}));
   // Nothing that is damaged is more than refused.
   for (size_t bytes = 0; bytes < image.size(); ++bytes) SavedConnections(image.substr(0, bytes), &found);
   for (size_t at = 0; at < image.size(); ++at) {
@@ -140,7 +162,14 @@ TEST(Connections, GoOnAfterARepair) {
   for (int end : {pair.first, pair.second}) {
     ASSERT_EQ(setsockopt(end, IPPROTO_TCP, TCP_REPAIR, &on, sizeof(on)), 0) << strerror(errno);
   }
-  ResumeConnections({getpid()});
+  ResumeConnections({getpid()}, true);
+  for (int end : {pair.first, pair.second}) {
+    int repair = 0;
+    socklen_t length = sizeof(repair);
+    ASSERT_EQ(getsockopt(end, IPPROTO_TCP, TCP_REPAIR, &repair, &length), 0);
+    EXPECT_EQ(repair, 1) << "both ends are this process's";
+  }
+  ResumeConnections({getpid()}, false);
   ASSERT_EQ(send(pair.first, "abc", 3, MSG_NOSIGNAL), 3);
   pollfd waiting{pair.second, POLLIN, 0};
   ASSERT_EQ(poll(&waiting, 1, 10000), 1);

@@ -113,7 +113,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   const Clock::time_point start = Clock::now();
   Steps steps(kTool, options.times);
   std::string criu;
-  if (options.tcp_close) job.set_tcp(TCP_CLOSED);
+  job.set_tcp_close(options.tcp_close);
   if (!DescribeProcesses(&job, error) || !FindCriu(&criu, error)) return false;
   ckptfmt::WriterOptions writer_options;
   writer_options.zstd_level = options.compress;
@@ -296,10 +296,8 @@ int Main(int argc, char** argv) {
   app.add_option("JOB", options.job, "which job")->required();
   app.add_option("DIR", options.image, "the image, a folder; an older image there is replaced")->required();
   app.add_flag("--stop", options.stop, "end the job once it is saved");
-  app.add_flag(
-      "--tcp-close", options.tcp_close,
-      "save a job that has TCP connections with others; after a restart it finds all its TCP connections closed "
-      "(those of the job with itself are kept without this)");
+  app.add_flag("--tcp-close", options.tcp_close,
+               "save a job that has TCP connections with others; after a restart it finds those closed");
   app.add_option("--every", options.every, "repeat after this time (as in 30s, 10m, 2h) until the job ends")
       ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}},
                                         CLI::AsNumberWithUnit::CASE_INSENSITIVE));

@@ -178,6 +178,7 @@ bool GiveSession(const Options& options, const ckptfmt::ImageReader& image, cons
     job->clear_stdio();
     job->clear_files();
     job->clear_tcp();
+    job->clear_tcp_close();
     if (!WriteJob(directory, *job, error)) Say(kTool, *error + "; the other tools will not find the job");
     TellSaved(host.server(), channel.welcome().session, job->saved_unix_ms(), job->saved_bytes());
     if (agent->Unlock(error)) return true;

@@ -185,38 +185,50 @@ bool FindInheritedFiles(Job* job, std::string* error) {
   return true;
 }
 
-// CRIU must not keep others from sending meanwhile, for which it would need iptables: there are no others.
+// Nobody is kept from sending meanwhile, for which CRIU would need iptables: what others send is not in the image
+// anyway.
 std::vector<std::string> TcpOptions(const Job& job) {
-  if (job.tcp() == TCP_KEPT) return {"--tcp-established", "--network-lock", "skip"};
-  if (job.tcp() == TCP_CLOSED) return {"--tcp-close"};
+  if (job.tcp()) return {"--tcp-established", "--network-lock", "skip"};
   return {};
 }
 
-// False if a connection has no second end that would come back with it.
+std::string Several(const std::vector<Connection>& connections) {
+  std::string text = ToText(connections[0]);
+  if (connections.size() > 1) text += " and " + std::to_string(connections.size() - 1) + " more";
+  return text;
+}
+
+// False if a connection has no second end that would come back with it, and is not to be closed.
 bool DescribeConnections(Job* job, std::string* error) {
-  if (job->tcp() == TCP_CLOSED) return true;
   const std::vector<Connection> connections = OpenConnections(ProcessesOf(*job));
-  job->set_tcp(connections.empty() ? TCP_NONE : TCP_KEPT);
+  job->set_tcp(!connections.empty());
   const std::vector<Connection> others = WithOthers(connections);
-  if (others.empty()) return true;
-  *error = "the job has TCP connections with others, which cannot come back after a restart: " + ToText(others[0]) +
-           (others.size() > 1 ? " and " + std::to_string(others.size() - 1) + " more" : "") +
-           "; with --tcp-close it is saved, and finds all its connections closed then";
+  if (others.empty() || job->tcp_close()) return true;
+  *error = "the job has TCP connections with others, which cannot come back after a restart: " + Several(others) +
+           "; with --tcp-close it is saved, and finds them closed then";
   return false;
 }
 
-// Whether the image, of a job whose connections are kept, has both ends of each.
-bool VerifyConnections(const std::string& image_folder, std::string* error) {
-  std::ifstream in(image_folder + "/files.img", std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+// Looks which connections the image has after all. Those with others are closed in it, if that is wanted.
+bool SettleConnections(const Job& job, const std::string& image_folder, std::string* error) {
+  const std::string path = image_folder + "/files.img";
+  std::ifstream in(path, std::ios::binary);
+  std::string image{std::istreambuf_iterator<char>(in), {}};
   std::vector<Connection> connections;
-  if (!SavedConnections(bytes, &connections)) {
-    *error = "CRIU's image says in no known way which TCP connections it has; with --tcp-close the job can be saved";
+  if (!SavedConnections(image, &connections)) {
+    *error = "this CRIU's image says in no known way which TCP connections it has";
     return false;
   }
   const std::vector<Connection> others = WithOthers(connections);
   if (others.empty()) return true;
-  *error = "the job has opened or lost a TCP connection while it was saved (" + ToText(others[0]) + "); try again";
+  if (!job.tcp_close()) {
+    *error = "the job has opened or lost a TCP connection while it was saved: " + Several(others) + "; try again";
+    return false;
+  }
+  CloseSaved(others, &image);
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  if (out.write(image.data(), std::streamsize(image.size())).flush()) return true;
+  *error = "cannot write " + path + ": " + strerror(errno);
   return false;
 }
 
@@ -353,7 +365,7 @@ bool DumpProcesses(const Job& job, const std::string& image_folder, const std::s
   unlink((work_folder + "/stats-dump").c_str());
   if (code == 0) {
     unlink(log.c_str());
-    if (job.tcp() != TCP_KEPT || VerifyConnections(image_folder, error)) return true;
+    if (!job.tcp() || SettleConnections(job, image_folder, error)) return true;
     if (leave_stopped) ContinueProcesses(job);
     return false;
   }
@@ -362,11 +374,13 @@ bool DumpProcesses(const Job& job, const std::string& image_folder, const std::s
 }
 
 bool ContinueProcesses(const Job& job) {
-  if (job.tcp() == TCP_KEPT) ResumeConnections(ProcessesOf(job));
+  if (job.tcp()) ResumeConnections(ProcessesOf(job), /*others_only=*/false);
   return SignalAll(job, SIGCONT);
 }
 
 bool KillProcesses(const Job& job) {
+  // So that others are told. The job's own connections end without a word, and leave their ports free for a restart.
+  if (job.tcp()) ResumeConnections(ProcessesOf(job), /*others_only=*/true);
   // What it returns says nothing: with the program the namespace may end, and whoever is inside.
   SignalAll(job, SIGKILL);
   for (int i = 0; i < kKillAttempts; ++i) {

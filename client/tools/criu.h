@@ -16,8 +16,8 @@ namespace cuda_remote::client::tools {
 bool FindCriu(std::string* criu, std::string* error);
 
 // Fills in what an image must remember of the job's processes: standard streams, inherited files, the highest process
-// number, and whether it has TCP connections (unless tcp is TCP_CLOSED already). False if there is something that
-// cannot be saved.
+// number, and whether it has TCP connections. Set tcp_close before if those with others are to be closed in the image.
+// False if there is something that cannot be saved.
 bool DescribeProcesses(Job* job, std::string* error);
 
 // Saves the job's processes into `image_folder`. Afterwards they run on, or are stopped (`leave_stopped`). CRIU's log

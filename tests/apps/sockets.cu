@@ -2,8 +2,8 @@
 // itself, as those of frameworks whose processes meet at a server in one of them, and is in the kernel's queues when
 // the hook is called. A UDP socket and one that listens are open as well.
 //
-// CR_TEST_CONNECT=PORT: a connection with somebody else on this machine, who hears of every step; once that is lost, it
-// is opened again. What the GPU has computed then goes through a pair of Unix sockets.
+// CR_TEST_CONNECT=PORT: also a connection with somebody else on this machine, who hears of every step; once that is lost, it
+// is opened again.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -75,14 +75,8 @@ int main(int argc, char** argv) {
   int listener = Bind(SOCK_STREAM, &port), datagrams = Bind(SOCK_DGRAM, &udp_port);
   APP_CHECK(listen(listener, 1) == 0);
   Other other(getenv("CR_TEST_CONNECT"));
-  int ends[2];
-  if (getenv("CR_TEST_CONNECT")) {
-    APP_CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
-  } else {
-    ends[0] = Connect(port);
-    ends[1] = accept(listener, nullptr, nullptr);
-    APP_CHECK(ends[1] >= 0);
-  }
+  int near = Connect(port), far = accept(listener, nullptr, nullptr);
+  APP_CHECK(far >= 0);
 
   std::vector<unsigned> state(n), sums(n, 0), host(n);
   for (int i = 0; i < n; ++i) host[i] = state[i] = 40503u * unsigned(i);
@@ -96,7 +90,7 @@ int main(int argc, char** argv) {
   for (int step = 1; step <= options.steps; ++step) {
     Advance<<<blocks, kBlock>>>(on_gpu, n);
     CUDA_CHECK(cudaMemcpy(state.data(), on_gpu, bytes, cudaMemcpyDeviceToHost));
-    APP_CHECK(send(ends[0], state.data(), bytes, MSG_NOSIGNAL) == bytes);
+    APP_CHECK(send(near, state.data(), bytes, MSG_NOSIGNAL) == bytes);
     const sockaddr_in address = Loopback(udp_port);
     APP_CHECK(sendto(datagrams, &step, sizeof(step), 0, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) ==
               sizeof(step));
@@ -104,7 +98,7 @@ int main(int argc, char** argv) {
     APP_CHECK(recv(datagrams, &heard, sizeof(heard), 0) == sizeof(heard) && heard == step);
     app::Step(step);
     other.Tell(step);
-    APP_CHECK(recv(ends[1], state.data(), bytes, MSG_WAITALL) == bytes);
+    APP_CHECK(recv(far, state.data(), bytes, MSG_WAITALL) == bytes);
     CUDA_CHECK(cudaMemcpy(arrived, state.data(), bytes, cudaMemcpyHostToDevice));
     Add<<<blocks, kBlock>>>(sums_on_gpu, arrived, n);
     LAUNCH_CHECK();
