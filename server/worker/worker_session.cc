@@ -283,7 +283,11 @@ void WorkerSession::Defer(ReplyBuilder* reply, std::function<CUresult(std::strin
 }
 
 void WorkerSession::DeferIn(ContextRef context, ReplyBuilder* reply, Wait wait) {
-  DeferTo(waiters_.get(), context, reply, std::move(wait));
+  waiters_->Run(Deferrable(context, reply, std::move(wait)));
+}
+
+void WorkerSession::DeferBehindAll(ReplyBuilder* reply, Wait wait) {
+  waiters_->RunBehind(Deferrable({}, reply, std::move(wait)));
 }
 
 void WorkerSession::DeferInStream(CUstream stream, ReplyBuilder* reply, Wait wait) {
@@ -293,19 +297,19 @@ void WorkerSession::DeferInStream(CUstream stream, ReplyBuilder* reply, Wait wai
   }
   waited_stream_ = stream;
   stream_waits_.fetch_add(1, std::memory_order_acq_rel);
-  DeferTo(stream_waiter_.get(), current_ref_, reply, [this, wait = std::move(wait)](Answer* answer) {
+  stream_waiter_->Run(Deferrable(current_ref_, reply, [this, wait = std::move(wait)](Answer* answer) {
     struct Leave {
       std::atomic<int>* waits;
       ~Leave() { waits->fetch_sub(1, std::memory_order_acq_rel); }
     } leave{&stream_waits_};
     return wait(answer);
-  });
+  }));
 }
 
-void WorkerSession::DeferTo(Waiters* waiters, ContextRef context, ReplyBuilder* reply, Wait wait) {
+std::function<void()> WorkerSession::Deferrable(ContextRef context, ReplyBuilder* reply, Wait wait) {
   reply->deferred = true;
   const FrameHeader header = header_;
-  waiters->Run([this, header, context, wait = std::move(wait)] {
+  return [this, header, context, wait = std::move(wait)] {
     const uint64_t timed_from = timeline_.on() ? Timeline::NowNs() : 0;
     Answer answer;
     CUresult result = MakeCurrent(table_, context);
@@ -320,7 +324,7 @@ void WorkerSession::DeferTo(Waiters* waiters, ContextRef context, ReplyBuilder* 
     // Before the answer: the client that has it may ask for the timeline at once.
     if (timed_from != 0) timeline_.Add(header.sequence, header.call, uint32_t(result), timed_from);
     Answered(header, result, answer.message, answer.payload.empty() ? answer.view : std::string_view(answer.payload));
-  });
+  };
 }
 
 bool WorkerSession::SpinUntil(const std::function<bool()>& ready) {

@@ -175,6 +175,8 @@ class WorkerSession : public Session {
   using Wait = std::function<CUresult(Answer*)>;
   void DeferAnswer(ReplyBuilder* reply, Wait wait) { DeferIn(current_ref_, reply, std::move(wait)); }
   void DeferIn(ContextRef context, ReplyBuilder* reply, Wait wait);
+  // In no context, and begun when all that these two have deferred before has ended, also what nobody waits for.
+  void DeferBehindAll(ReplyBuilder* reply, Wait wait);
   // For waits behind work in `stream`, which end in the order in which they were given: one thread does them one after
   // the other, which is faster than many that look at the same stream. While it is busy with another stream, as
   // DeferAnswer.
@@ -279,7 +281,7 @@ class WorkerSession : public Session {
   uint64_t payload_bytes_out() const { return bytes_out_.load(std::memory_order_relaxed); }
 
  private:
-  void DeferTo(Waiters* waiters, ContextRef context, ReplyBuilder* reply, Wait wait);
+  std::function<void()> Deferrable(ContextRef context, ReplyBuilder* reply, Wait wait);
   void Gone(const HandleMap::Entry& entry);
   // Lets a device that the session now uses, and the others that it uses, reach each other's memory.
   void ShareArena(int device);

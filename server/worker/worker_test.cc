@@ -714,7 +714,7 @@ TEST_F(WorkerTest, LibrariesPlaceTheirVariablesInTheOrderOfTheLog) {
   EXPECT_LT(counter(first), there);
 }
 
-// As a restart loads memory: nobody waits for the pieces, and a read afterwards finds them.
+// As a restart loads memory: nobody waits for the pieces, but Drain does, and a read afterwards finds them.
 TEST_F(WorkerTest, MemoryIsWrittenAndReadInPieces) {
   client().OpenContext();
   constexpr size_t kPiece = 1 << 20, kPieces = 100;
@@ -726,8 +726,9 @@ TEST_F(WorkerTest, MemoryIsWrittenAndReadInPieces) {
     write.bytes = i % 10 == 9 ? 1000 : kPiece;
     client().Send(kOpWriteMemory, write, std::string(write.bytes, char(i + 1)));
   }
+  ASSERT_EQ(client().Call(kOpDrain, wire::OpDrain_Request()), CUDA_SUCCESS);
   std::string out(kPiece, 0);
-  for (size_t i = 0; i < kPieces; ++i) {
+  for (size_t i = kPieces; i-- > 0;) {
     wire::OpReadMemory_Request read;
     read.address = memory + i * kPiece;
     read.bytes = i % 10 == 9 ? 1000 : kPiece;
@@ -735,6 +736,27 @@ TEST_F(WorkerTest, MemoryIsWrittenAndReadInPieces) {
     ASSERT_EQ(out.substr(0, read.bytes), std::string(read.bytes, char(i + 1))) << i;
   }
   EXPECT_EQ(client().pending, CUDA_SUCCESS);
+}
+
+// A small piece goes to the driver in a thread of its own, which may be held up (as the fake driver does).
+TEST_F(WorkerTest, DrainWaitsForMemoryThatNobodyWaitsFor) {
+  client().OpenContext();
+  constexpr size_t kBytes = 1000;
+  const uint64_t memory = client().Allocate(kBytes);
+  client().context_slot = 0;
+  std::string out(kBytes, 0);
+  for (int i = 1; i <= 10; ++i) {
+    wire::OpWriteMemory_Request write;
+    write.address = memory;
+    write.bytes = kBytes;
+    client().Send(kOpWriteMemory, write, std::string(kBytes, char(i)));
+    ASSERT_EQ(client().Call(kOpDrain, wire::OpDrain_Request()), CUDA_SUCCESS);
+    wire::OpReadMemory_Request read;
+    read.address = memory;
+    read.bytes = kBytes;
+    ASSERT_EQ(client().Call(kOpReadMemory, read, {}, &out[0], kBytes), CUDA_SUCCESS);
+    ASSERT_EQ(out, std::string(kBytes, char(i)));
+  }
 }
 
 TEST_F(WorkerTest, RegionsComeInParts) {

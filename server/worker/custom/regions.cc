@@ -220,7 +220,8 @@ CUresult OpDrain(Session& session, const Request&, const wire::OpDrain_Request&,
   });
   const uint32_t captures = uint32_t(CapturesInProgress());
   const DriverTable* const driver = &session.driver();
-  worker.DeferIn({}, reply, [driver, contexts, greens, captures](Answer* answer) {
+  // Contents of memory that nobody waits for may still be on their way to the driver (OpWriteMemory).
+  worker.DeferBehindAll(reply, [driver, contexts, greens, captures](Answer* answer) {
     wire::OpDrain_Reply out;
     out.captures = captures;
     CUresult first = CUDA_SUCCESS;
