@@ -72,6 +72,11 @@ std::map<uint64_t, Connection> ConnectionsSeenBy(int pid) {
   return found;
 }
 
+// An integer in as many bytes as before: all but the last say that there are more.
+void PutZero(size_t at, size_t bytes, std::string* image) {
+  for (size_t i = 0; i < bytes; ++i) (*image)[at + i] = i + 1 < bytes ? '\x80' : '\0';
+}
+
 std::string ToText(const Endpoint& endpoint) {
   char text[INET6_ADDRSTRLEN] = "?";
   const bool mapped = endpoint.address[0] == 0 && endpoint.address[1] == 0 && endpoint.address[2] == htonl(0xffff);
@@ -122,6 +127,26 @@ std::vector<Connection> OpenConnections(const std::vector<int>& pids) {
   return found;
 }
 
+bool CallAllSent(std::string* image) {
+  using protozero::pbf_wire_type;
+  using protozero::tag_and_type;
+  size_t at = 0, bytes = 0;
+  const bool known = ReadStreamImage(*image, [&](protozero::pbf_reader facts) {
+    // A TcpStreamEntry (CRIU's images/tcp-stream.proto); what was not sent yet is a length.
+    while (facts.next()) {
+      if (facts.tag_and_type() == tag_and_type(12, pbf_wire_type::varint)) {
+        at = size_t(facts.data().data() - image->data());
+        facts.skip();
+        bytes = size_t(facts.data().data() - image->data()) - at;
+      } else {
+        facts.skip();
+      }
+    }
+  });
+  PutZero(at, bytes, image);
+  return known;
+}
+
 bool SavedConnections(std::string_view image, std::vector<Connection>* connections) {
   using protozero::pbf_wire_type;
   using protozero::tag_and_type;
@@ -169,10 +194,7 @@ bool SavedConnections(std::string_view image, std::vector<Connection>* connectio
 void CloseSaved(const std::vector<Connection>& connections, std::string* image) {
   for (const Connection& connection : connections) {
     (*image)[connection.state_at] = char(kClosed);
-    // Zero, in as many bytes as before: all but the last say that there are more.
-    for (size_t i = 0; i < connection.port_bytes; ++i) {
-      (*image)[connection.port_at + i] = i + 1 < connection.port_bytes ? '\x80' : '\0';
-    }
+    PutZero(connection.port_at, connection.port_bytes, image);
   }
 }
 

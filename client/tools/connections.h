@@ -49,6 +49,11 @@ bool SavedConnections(std::string_view image, std::vector<Connection>* connectio
 // Those whose other end is not among them.
 std::vector<Connection> WithOthers(const std::vector<Connection>& connections);
 
+// Has CRIU's image of a TCP stream (tcp-stream-*.img) say that all of its data was sent, which is sent again if the
+// other end does not have it. CRIU sends what was not while the other end may not be there yet, which would be the
+// connection's end. False if `image` is not such a file. Any input is safe.
+bool CallAllSent(std::string* image);
+
 // Makes these, of SavedConnections, closed sockets in the image, which CRIU then makes without an address.
 void CloseSaved(const std::vector<Connection>& connections, std::string* image);
 

@@ -155,6 +155,30 @@ TEST(Connections, ReadsCriusImage) {
   EXPECT_FALSE(SavedConnections("", &found));
 }
 
+TEST(Connections, CallsAllDataSent) {
+  std::string facts;
+  protozero::pbf_writer stream(facts);
+  stream.add_uint32(3, 300);
+  stream.add_uint32(12, 300);
+  stream.add_uint32(13, 7);
+  const uint32_t head[3] = {0x54564319, 0x51465506, uint32_t(facts.size())};
+  const std::string image =
+      std::string(reinterpret_cast<const char*>(head), sizeof(head)) + facts + std::string(300, 'd');
+  std::string settled = image;
+  ASSERT_TRUE(CallAllSent(&settled));
+  std::vector<uint32_t> values;
+  ASSERT_TRUE(ReadStreamImage(settled, [&](protozero::pbf_reader read) {
+    while (read.next()) values.push_back(read.get_uint32());
+  }));
+  EXPECT_EQ(values, (std::vector<uint32_t>{300, 0, 7}));
+  EXPECT_EQ(settled.size(), image.size());
+  EXPECT_EQ(settled.substr(settled.size() - 300), std::string(300, 'd'));
+  for (size_t bytes = 0; bytes < image.size() - 300; ++bytes) {
+    std::string cut = image.substr(0, bytes);
+    EXPECT_FALSE(CallAllSent(&cut)) << bytes;
+  }
+}
+
 TEST(Connections, GoOnAfterARepair) {
   ASSERT_EQ(geteuid(), 0u) << "a connection is only repaired by root";
   const Pair pair;

@@ -209,13 +209,42 @@ bool DescribeConnections(Job* job, std::string* error) {
   return false;
 }
 
+bool ReadBytes(const std::string& path, std::string* bytes) {
+  std::ifstream in(path, std::ios::binary);
+  bytes->assign(std::istreambuf_iterator<char>(in), {});
+  return bool(in);
+}
+
+bool WriteBytes(const std::string& path, const std::string& bytes, std::string* error) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  if (out.write(bytes.data(), std::streamsize(bytes.size())).flush()) return true;
+  *error = "cannot write " + path + ": " + strerror(errno);
+  return false;
+}
+
+bool SettleStreams(const std::string& image_folder, std::string* error) {
+  DIR* const list = opendir(image_folder.c_str());
+  bool ok = list != nullptr;
+  if (!ok) *error = "cannot read " + image_folder + ": " + strerror(errno);
+  while (const dirent* const entry = ok ? readdir(list) : nullptr) {
+    if (strncmp(entry->d_name, "tcp-stream-", 11) != 0) continue;
+    const std::string path = image_folder + "/" + entry->d_name;
+    std::string image;
+    ok = ReadBytes(path, &image) && CallAllSent(&image);
+    if (!ok) *error = "this CRIU's image of a TCP connection is unknown here: " + path;
+    ok = ok && WriteBytes(path, image, error);
+  }
+  if (list) closedir(list);
+  return ok;
+}
+
 // Looks which connections the image has after all. Those with others are closed in it, if that is wanted.
 bool SettleConnections(const Job& job, const std::string& image_folder, std::string* error) {
   const std::string path = image_folder + "/files.img";
-  std::ifstream in(path, std::ios::binary);
-  std::string image{std::istreambuf_iterator<char>(in), {}};
+  std::string image;
   std::vector<Connection> connections;
-  if (!SavedConnections(image, &connections)) {
+  if (!SettleStreams(image_folder, error)) return false;
+  if (!ReadBytes(path, &image) || !SavedConnections(image, &connections)) {
     *error = "this CRIU's image says in no known way which TCP connections it has";
     return false;
   }
@@ -226,10 +255,7 @@ bool SettleConnections(const Job& job, const std::string& image_folder, std::str
     return false;
   }
   CloseSaved(others, &image);
-  std::ofstream out(path, std::ios::binary | std::ios::trunc);
-  if (out.write(image.data(), std::streamsize(image.size())).flush()) return true;
-  *error = "cannot write " + path + ": " + strerror(errno);
-  return false;
+  return WriteBytes(path, image, error);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@ namespace cuda_remote::client::tools {
 namespace {
 
 // CRIU's images: two magic numbers, then entries of a length and a message each.
-constexpr uint32_t kCommonMagic = 0x54564319, kFilesMagic = 0x56303138;
+constexpr uint32_t kCommonMagic = 0x54564319, kFilesMagic = 0x56303138, kStreamMagic = 0x51465506;
 
 uint32_t Word(std::string_view bytes, size_t at) {
   uint32_t word;
@@ -41,6 +41,19 @@ bool ReadFilesImage(std::string_view image, FileKind kind, const std::function<v
         }
       }
     }
+  } catch (const protozero::exception&) {
+    return false;
+  }
+  return true;
+}
+
+bool ReadStreamImage(std::string_view image, const std::function<void(protozero::pbf_reader)>& entry) {
+  // The data follows the entry.
+  if (image.size() < 12 || Word(image, 0) != kCommonMagic || Word(image, 4) != kStreamMagic) return false;
+  const uint32_t bytes = Word(image, 8);
+  if (bytes > image.size() - 12) return false;
+  try {
+    entry(protozero::pbf_reader(image.data() + 12, bytes));
   } catch (const protozero::exception&) {
     return false;
   }

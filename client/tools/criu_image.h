@@ -17,6 +17,9 @@ enum class FileKind : uint32_t { kRegular = 1, kInternetSocket = 4 };
 // if `image` is not such a file, or `entry` has thrown what protozero throws. Any input is safe.
 bool ReadFilesImage(std::string_view image, FileKind kind, const std::function<void(protozero::pbf_reader)>& entry);
 
+// Calls `entry` with the TcpStreamEntry of CRIU's tcp-stream-*.img, as above.
+bool ReadStreamImage(std::string_view image, const std::function<void(protozero::pbf_reader)>& entry);
+
 }  // namespace cuda_remote::client::tools
 
 #endif  // CUDA_REMOTE_CLIENT_TOOLS_CRIU_IMAGE_H_

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <limits.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -54,6 +55,39 @@ int Connect(const sockaddr_in& address) {
   return connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ? fd : -1;
 }
 
+// A connection in which the kernel holds back what is sent for a while, so that there is something not sent at any
+// time.
+struct HeldBack {
+  HeldBack() {
+    sockaddr_in address;
+    const int listener = Listen(&address);
+    near = Connect(address);
+    far = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    Hold(1);
+  }
+  void Hold(int on) { setsockopt(near, IPPROTO_TCP, TCP_CORK, &on, sizeof(on)); }
+  void Use() {
+    ++sent;
+    send(near, &sent, sizeof(sent), MSG_NOSIGNAL);
+    while (Receive(MSG_DONTWAIT)) {
+    }
+  }
+  bool Receive(int how) {
+    int number = 0;
+    if (recv(far, &number, sizeof(number), how) != sizeof(number)) return false;
+    return number == ++got;
+  }
+  // Whether everything came, in its order.
+  bool End() {
+    Hold(0);
+    while (got < sent) {
+      if (!Receive(MSG_WAITALL)) return false;
+    }
+    return got == sent;
+  }
+  int near, far, sent = 0, got = 0;
+};
+
 // A connection of the program's with itself, and one with a port of somebody else's (0: none).
 struct Connections {
   explicit Connections(int port) {
@@ -72,8 +106,10 @@ struct Connections {
                            ? " self"
                            : " lost";
     if (other >= 0) text += send(other, &number, sizeof(number), MSG_NOSIGNAL) == sizeof(number) ? " other" : " lost";
+    held_back.Use();
     return text;
   }
+  HeldBack held_back;
   int near, far, other = -1;
 };
 
@@ -112,6 +148,7 @@ int Subject(const char* folder, int steps, int port) {
     fflush(stdout);
     usleep(20000);
   }
+  if (connections) printf("%s\n", connections->held_back.End() ? "all came" : "something was lost");
   return kExit;
 }
 
@@ -312,7 +349,7 @@ TEST_F(SnapshotTest, ConnectionsWithItselfAreKept) {
   Kill();
   Restore("/image2", 2);
   EXPECT_EQ(Wait(), kExit);
-  EXPECT_EQ(Contents(path), Expected(150, " self"));
+  EXPECT_EQ(Contents(path), Expected(150, " self") + "all came\n");
 }
 
 TEST_F(SnapshotTest, ConnectionsWithOthersAreRefusedOrClosed) {
@@ -341,7 +378,7 @@ TEST_F(SnapshotTest, ConnectionsWithOthersAreRefusedOrClosed) {
   EXPECT_EQ(Wait(), kExit);
   close(peer);
   close(listener);
-  const std::string text = Contents(path), last = "120 1 self lost\n";
+  const std::string text = Contents(path), last = "120 1 self lost\nall came\n";
   ASSERT_GT(text.size(), last.size());
   EXPECT_EQ(text.substr(text.size() - last.size()), last) << text;
   EXPECT_EQ(text.compare(0, 9, "1 1 self "), 0) << text;
