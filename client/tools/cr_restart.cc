@@ -14,6 +14,7 @@
 
 #include "ckptfmt/image_reader.h"
 #include "client/tools/criu_facts.h"
+#include "client/tools/criu_image.h"
 #include "client/tools/foreground.h"
 #include "client/tools/gpu_host.h"
 #include "client/tools/gpu_state.h"
@@ -107,11 +108,10 @@ std::unique_ptr<ckptfmt::ImageReader> OpenImage(const Options& options, Job* job
 // Compares the job's open files with what is there.
 bool CheckFiles(const Options& options, const ckptfmt::ImageReader& image, const Job& job,
                 std::vector<SavedFile>* longer, std::string* error) {
-  std::ifstream in(image.client_dir() + "/files.img", std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+  std::string bytes;
   std::vector<SavedFile> files;
   // An image of a newer CRIU may look otherwise: then CRIU itself finds what differs.
-  if (!ParseFiles(bytes, job, &files)) return true;
+  if (!ReadImageFile(image.client_dir() + "/files.img", &bytes) || !ParseFiles(bytes, job, &files)) return true;
   if (!CompareFiles(files, longer, error)) return false;
   if (longer->empty() || options.cut_back) return true;
   *error = "the job has gone on writing since the checkpoint; --cut-back takes these files back to their length then:";

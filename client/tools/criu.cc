@@ -21,6 +21,7 @@
 
 #include "client/tools/connections.h"
 #include "client/tools/criu_facts.h"
+#include "client/tools/criu_image.h"
 #include "client/tools/job.h"
 
 namespace cuda_remote::client::tools {
@@ -209,12 +210,6 @@ bool DescribeConnections(Job* job, std::string* error) {
   return false;
 }
 
-bool ReadBytes(const std::string& path, std::string* bytes) {
-  std::ifstream in(path, std::ios::binary);
-  bytes->assign(std::istreambuf_iterator<char>(in), {});
-  return bool(in);
-}
-
 bool WriteBytes(const std::string& path, const std::string& bytes, std::string* error) {
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
   if (out.write(bytes.data(), std::streamsize(bytes.size())).flush()) return true;
@@ -222,6 +217,7 @@ bool WriteBytes(const std::string& path, const std::string& bytes, std::string* 
   return false;
 }
 
+// What the image has of the connections themselves, so that CRIU sends nothing before both ends are there.
 bool SettleStreams(const std::string& image_folder, std::string* error) {
   DIR* const list = opendir(image_folder.c_str());
   bool ok = list != nullptr;
@@ -230,7 +226,7 @@ bool SettleStreams(const std::string& image_folder, std::string* error) {
     if (strncmp(entry->d_name, "tcp-stream-", 11) != 0) continue;
     const std::string path = image_folder + "/" + entry->d_name;
     std::string image;
-    ok = ReadBytes(path, &image) && CallAllSent(&image);
+    ok = ReadImageFile(path, &image) && CallAllSent(&image);
     if (!ok) *error = "this CRIU's image of a TCP connection is unknown here: " + path;
     ok = ok && WriteBytes(path, image, error);
   }
@@ -244,7 +240,7 @@ bool SettleConnections(const Job& job, const std::string& image_folder, std::str
   std::string image;
   std::vector<Connection> connections;
   if (!SettleStreams(image_folder, error)) return false;
-  if (!ReadBytes(path, &image) || !SavedConnections(image, &connections)) {
+  if (!ReadImageFile(path, &image) || !SavedConnections(image, &connections)) {
     *error = "this CRIU's image says in no known way which TCP connections it has";
     return false;
   }

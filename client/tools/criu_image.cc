@@ -2,6 +2,9 @@
 
 #include <string.h>
 
+#include <fstream>
+#include <iterator>
+
 namespace cuda_remote::client::tools {
 namespace {
 
@@ -18,6 +21,12 @@ uint32_t Word(std::string_view bytes, size_t at) {
 protozero::pbf_tag_type FieldOf(FileKind kind) { return kind == FileKind::kRegular ? 3 : 4; }
 
 }  // namespace
+
+bool ReadImageFile(const std::string& path, std::string* bytes) {
+  std::ifstream in(path, std::ios::binary);
+  bytes->assign(std::istreambuf_iterator<char>(in), {});
+  return bool(in);
+}
 
 bool ReadFilesImage(std::string_view image, FileKind kind, const std::function<void(protozero::pbf_reader)>& entry) {
   if (image.size() < 8 || Word(image, 0) != kCommonMagic || Word(image, 4) != kFilesMagic) return false;

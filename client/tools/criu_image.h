@@ -6,12 +6,16 @@
 #include <cstdint>
 #include <functional>
 #include <protozero/pbf_reader.hpp>
+#include <string>
 #include <string_view>
 
 namespace cuda_remote::client::tools {
 
 // The kinds of open files that are read, by their numbers in CRIU (FdTypes in its images/fdinfo.proto).
 enum class FileKind : uint32_t { kRegular = 1, kInternetSocket = 4 };
+
+// The bytes of one of those files. False if there is none.
+bool ReadImageFile(const std::string& path, std::string* bytes);
 
 // Calls `entry` with the message of each open file of this kind in CRIU's files.img: RegFileEntry or InetSkEntry. False
 // if `image` is not such a file, or `entry` has thrown what protozero throws. Any input is safe.

@@ -55,16 +55,20 @@ int Connect(const sockaddr_in& address) {
   return connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ? fd : -1;
 }
 
-// A connection in which the kernel holds back what is sent for a while, so that there is something not sent at any
-// time.
-struct HeldBack {
-  HeldBack() {
+// A connection of the program's with itself. What was listened at for it stays open.
+struct Pair {
+  Pair() {
     sockaddr_in address;
     const int listener = Listen(&address);
     near = Connect(address);
     far = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-    Hold(1);
   }
+  int near, far;
+};
+
+// One in which the kernel holds back what is sent for a while, so that there is something not sent at any time.
+struct HeldBack : Pair {
+  HeldBack() { Hold(1); }
   void Hold(int on) { setsockopt(near, IPPROTO_TCP, TCP_CORK, &on, sizeof(on)); }
   void Use() {
     ++sent;
@@ -85,16 +89,15 @@ struct HeldBack {
     }
     return got == sent;
   }
-  int near, far, sent = 0, got = 0;
+  int sent = 0, got = 0;
 };
 
-// A connection of the program's with itself, and one with a port of somebody else's (0: none).
-struct Connections {
+// Two of the program's with itself, and one with a port of somebody else's (0: none).
+struct Connections : Pair {
   explicit Connections(int port) {
-    sockaddr_in address;
-    const int listener = Listen(&address);
-    near = Connect(address);
-    far = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     address.sin_port = htons(uint16_t(port));
     if (port > 0) other = Connect(address);
   }
@@ -110,7 +113,7 @@ struct Connections {
     return text;
   }
   HeldBack held_back;
-  int near, far, other = -1;
+  int other = -1;
 };
 
 // The program that is saved: counts on standard output, in a shared mapping, while a thread serves a socket. `port`:
