@@ -1,6 +1,7 @@
 #include "client/custom/mapped_memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
@@ -8,6 +9,7 @@
 #include <shared_mutex>
 
 #include "client/session/log.h"
+#include "client/session/shared_pages.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -36,6 +38,28 @@ CUresult KeepInStep(Session& session, uint64_t start, uint64_t bytes, const Host
   return added;
 }
 
+// Shares the application's own pages with a server on this machine; range->sharing stays kNone if that cannot be done.
+// `page` and `length`: the whole pages that the registration lies on; `alias`: the GPU's addresses for them.
+CUresult ShareRegistered(Session& session, uint64_t start, uint64_t bytes, uint64_t page, uint64_t length, void* alias,
+                         HostRange* range) {
+  const PageBacking backing = FindBacking(page, length, session.host_arena().fd());
+  if (backing.fd >= 0) close(backing.fd);
+  const uint64_t offset = HostArena::OffsetOf(reinterpret_cast<uint64_t>(alias));
+  if (backing.kind == PageBacking::kFile) {
+    range->sharing = HostRange::kFile;
+  } else if (backing.kind == PageBacking::kPrivate &&
+             MovePages(page, length, session.host_arena().fd(), offset, alias)) {
+    range->sharing = HostRange::kMoved;
+  } else {
+    return CUDA_SUCCESS;
+  }
+  const CUresult result = session.MapRegisteredRange(start, bytes, *range);
+  if (result == CUDA_SUCCESS) return result;
+  if (range->sharing == HostRange::kMoved && !MovePagesBack(page, length)) return result;
+  range->sharing = HostRange::kNone;
+  return result;
+}
+
 }  // namespace
 
 CUresult MapForDevice(Call& call, uint64_t address, uint64_t* device) {
@@ -54,19 +78,22 @@ CUresult MapForDevice(Call& call, uint64_t address, uint64_t* device) {
   if (!range.on_device) {
     range.on_device = true;
     range.device = start;
-    const uint64_t offset = start % HostArena::kPage;
+    const uint64_t page = HostArena::PageOf(start);
+    const uint64_t length = HostArena::RoundUp(start - page + bytes);
     void* alias = nullptr;
-    if (range.registered) {
-      alias = session.host_arena().Allocate(bytes + offset);
-      if (!alias) return CUDA_ERROR_OUT_OF_MEMORY;
-      // It is the GPU's address only: a host that uses it has made a mistake, which natively it might get away with.
-      mprotect(alias, HostArena::RoundUp(bytes + offset), PROT_NONE);
-      range.device = reinterpret_cast<uint64_t>(alias) + offset;
-    }
     CUresult result = CUDA_SUCCESS;
-    if (session.IsKeptInStep(range)) result = KeepInStep(session, start, bytes, range);
+    if (range.registered) {
+      alias = session.host_arena().Allocate(length);
+      if (!alias) return CUDA_ERROR_OUT_OF_MEMORY;
+      range.device = reinterpret_cast<uint64_t>(alias) + (start - page);
+      if (session.shared_memory()) result = ShareRegistered(session, start, bytes, page, length, alias, &range);
+      // It is the GPU's address only: a host that uses it has made a mistake, which natively it might get away with.
+      mprotect(alias, length, PROT_NONE);
+    }
+    if (result == CUDA_SUCCESS && session.IsKeptInStep(range)) result = KeepInStep(session, start, bytes, range);
     if (result != CUDA_SUCCESS) {
-      if (alias) session.host_arena().Free(alias, bytes + offset);
+      // Pages that have moved and cannot be moved back need it.
+      if (alias && range.sharing != HostRange::kMoved) session.host_arena().Free(alias, length);
       return result;
     }
     std::unique_lock<std::shared_mutex> lock(session.mutex());
@@ -119,16 +146,27 @@ CUresult UnmapFromDevice(Call& call, uint64_t start) {
       session.DropUnlocked({Kind::kHostMemory, range.device});
     }
   }
-  if (!session.IsKeptInStep(range)) return CUDA_SUCCESS;
-  const ChannelStatus status = session.managed_mirror().Pull(&session.channel());
-  if (status != ChannelStatus::kOk) return session.Lose(status);
-  session.managed_mirror().Remove(range.device);
-  const uint64_t page = HostArena::PageOf(range.device);
-  // Waits for the GPU; only then may the addresses serve others.
-  const CUresult result = session.UnmapHostRange(page);
-  // The program may take the free for the wait that it is.
-  if (session.managed_mirror().active()) session.managed_mirror().Pull(&session.channel());
-  if (range.registered) session.host_arena().Free(reinterpret_cast<void*>(page), range.device - page + bytes);
+  const uint64_t page = HostArena::PageOf(start), alias = HostArena::PageOf(range.device);
+  const uint64_t length = HostArena::RoundUp(start - page + bytes);
+  CUresult result = CUDA_SUCCESS;
+  if (session.IsKeptInStep(range)) {
+    const ChannelStatus status = session.managed_mirror().Pull(&session.channel());
+    if (status != ChannelStatus::kOk) return session.Lose(status);
+    session.managed_mirror().Remove(range.device);
+    // Waits for the GPU; only then may the addresses serve others.
+    result = session.UnmapHostRange(alias);
+    // The program may take the free for the wait that it is.
+    if (session.managed_mirror().active()) session.managed_mirror().Pull(&session.channel());
+  } else if (range.registered) {
+    result = session.UnmapHostRange(alias);
+  }
+  if (!range.registered) return result;
+  if (range.sharing == HostRange::kMoved && !MovePagesBack(page, length)) {
+    LogLine("memory that the program no longer registers stays shared with the arena of pinned memory, since the kernel "
+            "refuses userfaultfd; its addresses are not used again");
+    return result;
+  }
+  session.host_arena().Free(reinterpret_cast<void*>(alias), length);
   return result;
 }
 

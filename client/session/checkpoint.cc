@@ -318,10 +318,13 @@ bool Session::ShareHostArena(std::string* error) {
   if (host_arena_.fd() < 0 || !shared_memory()) return true;
   std::shared_lock<std::shared_mutex> lock(mutex_);
   for (auto& [start, range] : host_ranges_) {
-    if (!range.value.shared) continue;
-    const CUresult result = MapHostRange(start, range.bytes, range.value.flags);
+    const bool registered = range.value.on_device && range.value.sharing != HostRange::kNone && !range.value.alias_of;
+    if (!range.value.shared && !registered) continue;
+    const CUresult result = registered ? MapRegisteredRange(start, range.bytes, range.value)
+                                       : MapHostRange(start, range.bytes, range.value.flags);
     if (result != CUDA_SUCCESS) {
-      *error = "the new server cannot map the job's pinned memory (" + driverabi::DescribeError(result) + ")";
+      *error = std::string("the new server cannot map the job's ") + (registered ? "registered" : "pinned") +
+               " memory (" + driverabi::DescribeError(result) + ")";
       return false;
     }
   }

@@ -11,6 +11,7 @@
 #include "client/session/call.h"
 #include "client/session/log.h"
 #include "client/session/relay_process.h"
+#include "client/session/shared_pages.h"
 #include "client/trace/control.h"
 #include "client/trace/trace.h"
 #include "proto/codec/operations.gen.h"
@@ -217,22 +218,33 @@ CUresult Session::Operate(uint32_t operation, const std::string& message, Reply*
   return status == ChannelStatus::kOk ? CUresult(reply->result) : Lose(status);
 }
 
-CUresult Session::MapHostRange(uint64_t address, uint64_t bytes, unsigned flags, bool managed, int device, bool own) {
+CUresult Session::MapHostRange(const Mapping& mapping) {
   wire::OpHostMap_Request request;
-  if (!own) request.tag = next_tag_.fetch_add(1);
-  request.managed = managed;
-  request.device = device;
-  request.address = address;
-  request.bytes = HostArena::RoundUp(bytes);
-  request.offset = HostArena::OffsetOf(address);
-  request.flags = flags;
+  if (mapping.fd >= 0) request.tag = next_tag_.fetch_add(1);
+  request.managed = mapping.managed;
+  request.device = mapping.device;
+  request.address = mapping.address;
+  request.bytes = HostArena::RoundUp(mapping.bytes);
+  request.offset = mapping.offset;
+  request.flags = mapping.flags;
   if (request.tag != 0) {
-    const ChannelStatus status = channel_->SendFd(request.tag, host_arena_.fd());
+    const ChannelStatus status = channel_->SendFd(request.tag, mapping.fd);
     if (status != ChannelStatus::kOk) return Lose(status);
   }
   std::string message;
   request.Encode(&message);
   return Operate(kOpHostMap, message, nullptr);
+}
+
+CUresult Session::MapRegisteredRange(uint64_t start, uint64_t bytes, const HostRange& range) {
+  const uint64_t page = HostArena::PageOf(start), length = HostArena::RoundUp(start - page + bytes);
+  const uint64_t device = HostArena::PageOf(range.device);
+  if (range.sharing == HostRange::kMoved) return MapHostRange(device, length, range.flags);
+  const PageBacking backing = FindBacking(page, length, host_arena_.fd());
+  if (backing.kind != PageBacking::kFile) return CUDA_ERROR_OUT_OF_MEMORY;
+  const CUresult result = MapHostRange({device, length, backing.fd, backing.offset, range.flags, false, 0});
+  close(backing.fd);
+  return result;
 }
 
 CUresult Session::UnmapHostRange(uint64_t address) {

@@ -63,6 +63,10 @@ struct HostRange {
   bool registered = false;  // cuMemHostRegister: the application's own pages
   bool shared = false;      // lies in the host arena: with shared memory the server has it at the same address
   bool on_device = false;   // the application uses it from kernels: the GPU reaches it at `device`
+  // Registered pages that a server on this machine shares (client/session/shared_pages.h): moved into the host arena, or
+  // a file's own. kNone: a server has a copy of them.
+  enum Sharing : uint8_t { kNone, kMoved, kFile };
+  Sharing sharing = kNone;
   uint64_t device = 0;
   uint64_t alias_of = 0;  // these are addresses of the GPU's for registered pages, which begin here
   unsigned flags = 0;
@@ -238,20 +242,27 @@ class Session final : public agent::AgentHost, public trace::Server {
   // memory: only with shared memory. Managed memory: without shared memory the server has bytes of its own there, zero
   // at first, which ManagedMirror then keeps in step.
   CUresult MapHostRange(uint64_t address, uint64_t bytes, unsigned flags) {
-    return MapHostRange(address, bytes, flags, false, 0, false);
+    return MapHostRange({address, bytes, host_arena_.fd(), HostArena::OffsetOf(address), flags, false, 0});
   }
   CUresult MapManagedRange(uint64_t address, uint64_t bytes, int device) {
-    return MapHostRange(address, bytes, 0, true, device, !shared_memory());
+    const int fd = shared_memory() ? host_arena_.fd() : -1;
+    return MapHostRange({address, bytes, fd, HostArena::OffsetOf(address), 0, true, device});
   }
   // Memory of the server's own at these addresses of the arena, whole pages; zero at first. Also with shared memory.
   CUresult MapOwnRange(uint64_t address, uint64_t bytes) {
     const uint64_t page = HostArena::PageOf(address);
-    return MapHostRange(page, address - page + bytes, 0, false, 0, true);
+    return MapHostRange({page, address - page + bytes, -1, 0, 0, false, 0});
   }
   CUresult UnmapHostRange(uint64_t address);
+  // Has a server on this machine map registered pages that can be shared (range.sharing is not kNone) at range.device.
+  // `start` and `bytes` are the registration's.
+  CUresult MapRegisteredRange(uint64_t start, uint64_t bytes, const HostRange& range);
   // Whether the server has bytes of its own for this memory, which ManagedMirror keeps in step; and whether it reaches
   // it at all, which is at range.device if it is on_device, and at the same address else.
-  bool IsKeptInStep(const HostRange& range) const { return range.on_device && (range.registered || !shared_memory()); }
+  bool IsKeptInStep(const HostRange& range) const {
+    const bool can_share = !range.registered || range.sharing != HostRange::kNone;
+    return range.on_device && !(shared_memory() && can_share);
+  }
   bool IsReachable(const HostRange& range) const { return (range.shared && shared_memory()) || range.on_device; }
 
   // The context's device ordinal; -1 for an unknown context.
@@ -288,7 +299,17 @@ class Session final : public agent::AgentHost, public trace::Server {
   CUresult FetchDevices();
   // Opens the session's channel. `visible_devices`: Hello's.
   CUresult OpenChannel(const std::string& path, const std::string& visible_devices);
-  CUresult MapHostRange(uint64_t address, uint64_t bytes, unsigned flags, bool managed, int device, bool own);
+  // What MapHostRange and its like ask the server for. `fd` is the file to map at `offset`, -1: bytes of the server's
+  // own.
+  struct Mapping {
+    uint64_t address, bytes;  // whole pages
+    int fd;
+    uint64_t offset;
+    unsigned flags;
+    bool managed;
+    int device;
+  };
+  CUresult MapHostRange(const Mapping& mapping);
   // Tells another server of the host arena and of managed memory, after a move.
   bool ShareHostArena(std::string* error);
   // Makes again what the tool's replay left out because it needs this process's pinned memory.

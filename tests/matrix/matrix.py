@@ -70,6 +70,7 @@ APPS = {
     "mathmix": 15,
     "managed": 20,
     "mapped": 20,
+    "polling": 12,
     "textures": 16,
     "vmm": 14,
     "clusters": 16,
@@ -106,6 +107,8 @@ SEVERAL_GPUS = {"torch_nccl": 2, "torch_ddp": 2}
 # Programs that the other modes are not for: without CUDA there is no session to save or to move; two processes that share GPU
 # memory are not saved; and CRIU does not save the TCP connections that NCCL has with itself (README.md).
 LIMITED = {app: ("native", "ring", "grpc") for app in ("nvml_questions", "torch_ddp")}
+# Host and kernels look at each other's writes, which the relay does not carry while a kernel runs.
+LIMITED["polling"] = ("native", "ring", "restart", "live", "migrate")
 LIMITED["torch_nccl"] = ("native", "ring", "grpc", "migrate_ten")
 
 # Python deletes the folder of its queues' sockets when it ends, so that an older image finds it gone: restarted no more than

@@ -1,0 +1,211 @@
+#include "client/session/shared_pages.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/userfaultfd.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+
+namespace cuda_remote::client {
+namespace {
+
+constexpr int kReadWrite = PROT_READ | PROT_WRITE;
+
+// One line of /proc/self/maps (proc(5)).
+struct MapsLine {
+  uint64_t start = 0, end = 0, offset = 0, inode = 0;
+  unsigned major = 0, minor = 0;
+  char rights[5] = "";
+  char name[512] = "";
+
+  bool Parse(const char* line) {
+    return sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %" SCNx64 " %x:%x %" SCNu64 " %511[^\n]", &start, &end, rights,
+                  &offset, &major, &minor, &inode, name) >= 7;
+  }
+  bool ReadWrite() const { return rights[0] == 'r' && rights[1] == 'w'; }
+};
+
+bool IsFile(int fd, const MapsLine& line) {
+  struct stat facts;
+  return fstat(fd, &facts) == 0 && S_ISREG(facts.st_mode) && facts.st_ino == line.inode &&
+         major(facts.st_dev) == line.major && minor(facts.st_dev) == line.minor;
+}
+
+// A descriptor of the file that the line names. The kernel's own link to it needs CAP_CHECKPOINT_RESTORE
+// (proc_pid_map_files(5)); without that, the path has to lead there still.
+int OpenMapped(const MapsLine& line) {
+  char path[96];
+  snprintf(path, sizeof path, "/proc/self/map_files/%" PRIx64 "-%" PRIx64, line.start, line.end);
+  for (const char* const candidate : {static_cast<const char*>(path), line.name}) {
+    if (candidate[0] != '/') continue;
+    const int fd = open(candidate, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd < 0) continue;
+    if (IsFile(fd, line)) return fd;
+    close(fd);
+  }
+  return -1;
+}
+
+// While it lives, writes to the pages wait. They go on when it goes, to whatever is mapped there by then.
+class WriteStop {
+ public:
+  ~WriteStop() {
+    if (fd_ >= 0) close(fd_);
+  }
+  // `shared`: the pages are a file's.
+  bool Stop(uint64_t start, uint64_t bytes, bool shared) {
+    fd_ = int(syscall(SYS_userfaultfd, O_CLOEXEC));
+    if (fd_ < 0) return false;
+    uffdio_api api = {};
+    api.api = UFFD_API;
+    api.features = UFFD_FEATURE_PAGEFAULT_FLAG_WP;
+    if (shared) api.features |= UFFD_FEATURE_WP_HUGETLBFS_SHMEM;
+    if (ioctl(fd_, UFFDIO_API, &api) != 0) return false;
+    uffdio_register registration = {};
+    registration.range = {start, bytes};
+    registration.mode = UFFDIO_REGISTER_MODE_WP;
+    if (ioctl(fd_, UFFDIO_REGISTER, &registration) != 0) return false;
+    uffdio_writeprotect protection = {};
+    protection.range = {start, bytes};
+    protection.mode = UFFDIO_WRITEPROTECT_MODE_WP;
+    return ioctl(fd_, UFFDIO_WRITEPROTECT, &protection) == 0;
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+// Replaces the mapping by private memory with the same contents.
+bool MakePrivate(uint64_t start, uint64_t bytes) {
+  void* const there = reinterpret_cast<void*>(start);
+  void* const copy = mmap(nullptr, bytes, kReadWrite, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (copy == MAP_FAILED) return false;
+  memcpy(copy, there, bytes);
+  if (mremap(copy, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there) return true;
+  munmap(copy, bytes);
+  return false;
+}
+
+// The pages that are moved at the moment: start and length.
+struct Moved {
+  std::mutex mutex;
+  std::map<uint64_t, uint64_t> pages;
+  // While a fork is under way: what the child says on it is that it has its copies.
+  int copied[2] = {-1, -1};
+};
+Moved& AllMoved() {
+  static auto* moved = new Moved;  // outlives exit handlers
+  return *moved;
+}
+
+void BeforeFork() {
+  Moved& moved = AllMoved();
+  moved.mutex.lock();
+  if (moved.pages.empty() || pipe2(moved.copied, O_CLOEXEC) != 0) moved.copied[0] = moved.copied[1] = -1;
+}
+
+// The child would go on sharing the pages with its parent, and each would see what the other writes.
+void InChild() {
+  Moved& moved = AllMoved();
+  for (const auto& [start, bytes] : moved.pages) {
+    // Without memory for a copy: a fault is better than contents that change, here or in the parent.
+    if (!MakePrivate(start, bytes)) munmap(reinterpret_cast<void*>(start), bytes);
+  }
+  moved.pages.clear();
+  if (moved.copied[0] >= 0) {
+    close(moved.copied[0]);
+    close(moved.copied[1]);
+  }
+  moved.mutex.unlock();
+}
+
+// The thread that forked goes on when the child has its copies, or is gone. (Other threads that write in between do so
+// at the time of the fork, which might have been after it.)
+void InParent() {
+  Moved& moved = AllMoved();
+  if (moved.copied[0] >= 0) {
+    close(moved.copied[1]);
+    char none;
+    while (read(moved.copied[0], &none, 1) < 0 && errno == EINTR) {
+    }
+    close(moved.copied[0]);
+  }
+  moved.mutex.unlock();
+}
+
+void WatchForks() {
+  static const int registered = pthread_atfork(BeforeFork, InParent, InChild);
+  (void)registered;
+}
+
+}  // namespace
+
+PageBacking FindBacking(uint64_t start, uint64_t bytes, int except) {
+  PageBacking found;
+  FILE* const maps = fopen("/proc/self/maps", "re");
+  if (!maps) return found;
+  const uint64_t end = start + bytes;
+  uint64_t at = start;  // what is before is known to be of one kind
+  MapsLine first;
+  char text[1024];
+  while (at < end && fgets(text, sizeof text, maps)) {
+    MapsLine line;
+    if (!line.Parse(text) || line.end <= at) continue;
+    if (line.start > at || !line.ReadWrite()) break;
+    const bool file = line.rights[3] == 's' && line.inode != 0;
+    const bool anonymous = line.rights[3] == 'p' && line.inode == 0 && strcmp(line.name, "[stack]") != 0;
+    if (at == start) {
+      first = line;
+      found.kind = file ? PageBacking::kFile : anonymous ? PageBacking::kPrivate : PageBacking::kOther;
+      found.offset = line.offset + (start - line.start);
+    }
+    if (found.kind == PageBacking::kOther || (found.kind == PageBacking::kPrivate && !anonymous)) break;
+    if (found.kind == PageBacking::kFile) {
+      const bool same = file && line.inode == first.inode && line.major == first.major && line.minor == first.minor;
+      if (!same || line.offset + (at - line.start) != found.offset + (at - start)) break;
+    }
+    at = line.end;
+  }
+  fclose(maps);
+  if (at < end) found.kind = PageBacking::kOther;
+  if (found.kind != PageBacking::kFile) return found;
+  if ((except >= 0 && IsFile(except, first)) || (found.fd = OpenMapped(first)) < 0) found.kind = PageBacking::kOther;
+  return found;
+}
+
+bool MovePages(uint64_t start, uint64_t bytes, int fd, uint64_t offset, void* window) {
+  void* const there = reinterpret_cast<void*>(start);
+  WatchForks();
+  std::lock_guard<std::mutex> lock(AllMoved().mutex);
+  // Pages that do not exist yet cannot be stopped on older kernels.
+  if (madvise(there, bytes, MADV_POPULATE_WRITE) != 0) return false;
+  WriteStop stop;
+  if (!stop.Stop(start, bytes, false)) return false;
+  memcpy(window, there, bytes);
+  if (mmap(there, bytes, kReadWrite, MAP_SHARED | MAP_FIXED, fd, off_t(offset)) != there) return false;
+  AllMoved().pages[start] = bytes;
+  return true;
+}
+
+bool MovePagesBack(uint64_t start, uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(AllMoved().mutex);
+  const auto moved = AllMoved().pages.find(start);
+  if (moved == AllMoved().pages.end() || moved->second != bytes) return false;
+  WriteStop stop;
+  if (!stop.Stop(start, bytes, true) || !MakePrivate(start, bytes)) return false;
+  AllMoved().pages.erase(moved);
+  return true;
+}
+
+}  // namespace cuda_remote::client
