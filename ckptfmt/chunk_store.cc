@@ -48,7 +48,7 @@ class ChunkStore::Writer {
     }
     if (!file_) {
       number_ = store_->next_file_.fetch_add(1);
-      absl::StatusOr<OutputFile> created = OutputFile::Create(store_->folder_, DataFileName(number_));
+      absl::StatusOr<OutputFile> created = OutputFile::Create(*store_->folder_, DataFileName(number_));
       if (!created.ok()) return created.status();
       file_ = *std::move(created);
     }
@@ -77,8 +77,8 @@ class ChunkStore::Writer {
   uint32_t number_ = 0;
 };
 
-ChunkStore::ChunkStore(std::string folder, const ChunkStoreOptions& options)
-    : folder_(std::move(folder)), options_(options) {
+ChunkStore::ChunkStore(const OpenedFolder* folder, const ChunkStoreOptions& options)
+    : folder_(folder), options_(options) {
   // Held while they start: a thread may fail at once.
   std::lock_guard<std::mutex> lock(mutex_);
   try {

@@ -40,8 +40,8 @@ class ChunkStore {
     uint64_t stored_bytes = 0;  // in the data files
   };
 
-  // `folder`: the image's; data files go below it.
-  ChunkStore(std::string folder, const ChunkStoreOptions& options);
+  // `folder`: the image's, which outlives this; data files go below it.
+  ChunkStore(const OpenedFolder* folder, const ChunkStoreOptions& options);
   ~ChunkStore();
   ChunkStore(const ChunkStore&) = delete;
   ChunkStore& operator=(const ChunkStore&) = delete;
@@ -97,7 +97,7 @@ class ChunkStore {
   void Stop();
   void Renumber(std::vector<StoredChunk>* chunks);
 
-  const std::string folder_;
+  const OpenedFolder* const folder_;
   const ChunkStoreOptions options_;
   std::atomic<uint32_t> next_file_{0};
 

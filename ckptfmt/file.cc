@@ -43,6 +43,24 @@ void Fd::Close() {
   fd_ = -1;
 }
 
+absl::StatusOr<OpenedFolder> OpenedFolder::Open(const std::string& path) {
+  Fd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (fd.get() < 0) return SystemError("open the folder", path, errno);
+  return OpenedFolder(std::move(fd), path);
+}
+
+absl::StatusOr<OpenedFolder> OpenedFolder::OpenBelow(const std::string& path) const {
+  Fd fd(openat(fd_.get(), path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (fd.get() < 0) return SystemError("open the folder", FullPath(path), errno);
+  return OpenedFolder(std::move(fd), FullPath(path));
+}
+
+bool OpenedFolder::IsInPlace() const {
+  struct stat opened, named;
+  return fstat(fd_.get(), &opened) == 0 && lstat(path_.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
+         opened.st_dev == named.st_dev;
+}
+
 void FileHasher::Add(std::string_view bytes) {
   whole_.Add(bytes);
   bytes_ += bytes.size();
@@ -69,11 +87,11 @@ void FileHasher::Finish(FileRecord* record) {
   record->blocks = std::move(blocks_);
 }
 
-absl::StatusOr<OutputFile> OutputFile::Create(const std::string& folder, const std::string& path) {
+absl::StatusOr<OutputFile> OutputFile::Create(const OpenedFolder& folder, const std::string& path) {
   OutputFile file;
   file.path_ = path;
-  file.full_path_ = absl::StrCat(folder, "/", path);
-  file.fd_ = Fd(open(file.full_path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  file.full_path_ = folder.FullPath(path);
+  file.fd_ = Fd(openat(folder.fd(), path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (file.fd_.get() < 0) return SystemError("create", file.full_path_, errno);
   return file;
 }
@@ -106,9 +124,10 @@ absl::StatusOr<FileRecord> OutputFile::Finish() {
   return record;
 }
 
-absl::StatusOr<Fd> OpenForReading(const std::string& full_path) {
+absl::StatusOr<Fd> OpenForReading(const OpenedFolder& folder, const std::string& path) {
+  const std::string full_path = folder.FullPath(path);
   // O_NONBLOCK: opening a pipe must not wait for its writer.
-  Fd fd(open(full_path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  Fd fd(openat(folder.fd(), path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (fd.get() < 0) return SystemError("open", full_path, errno);
   struct stat facts;
   if (fstat(fd.get(), &facts) != 0) return SystemError("look at", full_path, errno);
@@ -129,8 +148,9 @@ absl::Status ReadAt(int fd, const std::string& full_path, uint64_t offset, char*
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> ReadWhole(const std::string& full_path, uint64_t limit) {
-  absl::StatusOr<Fd> fd = OpenForReading(full_path);
+absl::StatusOr<std::string> ReadWhole(const OpenedFolder& folder, const std::string& path, uint64_t limit) {
+  const std::string full_path = folder.FullPath(path);
+  absl::StatusOr<Fd> fd = OpenForReading(folder, path);
   if (!fd.ok()) return fd.status();
   struct stat facts;
   if (fstat(fd->get(), &facts) != 0) return SystemError("look at", full_path, errno);
@@ -142,10 +162,10 @@ absl::StatusOr<std::string> ReadWhole(const std::string& full_path, uint64_t lim
   return bytes;
 }
 
-absl::StatusOr<FileRecord> HashFile(const std::string& folder, const std::string& path, bool sync,
+absl::StatusOr<FileRecord> HashFile(const OpenedFolder& folder, const std::string& path, bool sync,
                                     const std::function<void(uint64_t)>& seen) {
-  const std::string full_path = absl::StrCat(folder, "/", path);
-  absl::StatusOr<Fd> fd = OpenForReading(full_path);
+  const std::string full_path = folder.FullPath(path);
+  absl::StatusOr<Fd> fd = OpenForReading(folder, path);
   if (!fd.ok()) return fd.status();
   struct stat facts;
   if (fstat(fd->get(), &facts) != 0) return SystemError("look at", full_path, errno);
@@ -170,9 +190,13 @@ absl::StatusOr<FileRecord> HashFile(const std::string& folder, const std::string
 absl::Status SyncFolder(const std::string& path) {
   Fd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd.get() < 0) return SystemError("open", path, errno);
+  return SyncFolder(OpenedFolder(std::move(fd), path));
+}
+
+absl::Status SyncFolder(const OpenedFolder& folder) {
   // Some file systems cannot do that, and need not.
-  if (fsync(fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) return SystemError("write", path, errno);
-  return absl::OkStatus();
+  if (fsync(folder.fd()) == 0 || errno == EINVAL || errno == ENOTSUP) return absl::OkStatus();
+  return SystemError("write", folder.path(), errno);
 }
 
 }  // namespace cuda_remote::ckptfmt

@@ -43,6 +43,30 @@ class Fd {
   int fd_;
 };
 
+// A folder that is open. What is in it is reached through the descriptor, so that nobody can put another folder in its
+// place meanwhile; its path is for messages.
+class OpenedFolder {
+ public:
+  OpenedFolder() = default;
+  OpenedFolder(Fd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
+  // The last part of `path` is not followed if it is a symbolic link.
+  static absl::StatusOr<OpenedFolder> Open(const std::string& path);
+  // A folder below this one.
+  absl::StatusOr<OpenedFolder> OpenBelow(const std::string& path) const;
+
+  int fd() const { return fd_.get(); }
+  const std::string& path() const { return path_; }
+  std::string FullPath(const std::string& path) const { return path_ + "/" + path; }
+  // For programs that take a path: leads here as long as this process has it open.
+  std::string DescriptorPath() const { return "/proc/self/fd/" + std::to_string(fd_.get()); }
+  // Whether this is what stands at path().
+  bool IsInPlace() const;
+
+ private:
+  Fd fd_;
+  std::string path_;
+};
+
 // What the manifest says of a file.
 struct FileRecord {
   std::string path;  // below the image's folder
@@ -70,7 +94,7 @@ class FileHasher {
 // A new file, written from its start to its end.
 class OutputFile {
  public:
-  static absl::StatusOr<OutputFile> Create(const std::string& folder, const std::string& path);
+  static absl::StatusOr<OutputFile> Create(const OpenedFolder& folder, const std::string& path);
 
   absl::Status Append(std::string_view bytes);
   uint64_t bytes() const { return hasher_.bytes(); }
@@ -85,16 +109,17 @@ class OutputFile {
   uint64_t started_writeback_ = 0;
 };
 
-// An existing plain file; symbolic links are not followed.
-absl::StatusOr<Fd> OpenForReading(const std::string& full_path);
+// An existing plain file in the folder; symbolic links are not followed.
+absl::StatusOr<Fd> OpenForReading(const OpenedFolder& folder, const std::string& path);
 // Reads exactly `bytes.size()` bytes; kDataLoss if the file ends before.
 absl::Status ReadAt(int fd, const std::string& full_path, uint64_t offset, char* out, size_t bytes);
-absl::StatusOr<std::string> ReadWhole(const std::string& full_path, uint64_t limit);
+absl::StatusOr<std::string> ReadWhole(const OpenedFolder& folder, const std::string& path, uint64_t limit);
 // Its size, hash, blocks and mode. `sync`: flushes it to the disk too. `seen` is told the bytes as they pass.
-absl::StatusOr<FileRecord> HashFile(const std::string& folder, const std::string& path, bool sync,
+absl::StatusOr<FileRecord> HashFile(const OpenedFolder& folder, const std::string& path, bool sync,
                                     const std::function<void(uint64_t)>& seen);
 // Flushes a folder's names to the disk.
 absl::Status SyncFolder(const std::string& path);
+absl::Status SyncFolder(const OpenedFolder& folder);
 
 // For tests: stands in for write(2), is called between the steps of a commit, and plays a file system that cannot
 // exchange names. Null and false: as usual.

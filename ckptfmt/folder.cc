@@ -1,5 +1,6 @@
 #include "ckptfmt/folder.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -12,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ckptfmt/manifest.h"
+#include "proto/folder/private_folder.h"
 
 namespace cuda_remote::ckptfmt {
 namespace {
@@ -29,30 +31,101 @@ std::string ParentOf(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
+// The names in a folder.
+absl::StatusOr<std::vector<std::string>> NamesIn(const OpenedFolder& folder) {
+  const int fd = openat(folder.fd(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* const list = fd >= 0 ? fdopendir(fd) : nullptr;
+  if (!list) return SystemError("read", folder.path(), errno);
+  std::vector<std::string> names;
+  errno = 0;
+  while (const dirent* const entry = readdir(list)) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+    errno = 0;
+  }
+  const int failure = errno;
+  closedir(list);
+  if (failure != 0) return SystemError("read", folder.path(), failure);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 // Whether all in the folder is what images have; else it is somebody's.
-absl::Status CheckIsOurs(const std::string& folder) {
-  std::error_code error;
-  fs::directory_iterator entries(folder, error);
-  if (error) return SystemError("read", folder, error.value());
-  for (const fs::directory_entry& entry : entries) {
-    const std::string name = entry.path().filename().string();
+absl::Status CheckIsOurs(const OpenedFolder& folder) {
+  const absl::StatusOr<std::vector<std::string>> names = NamesIn(folder);
+  if (!names.ok()) return names.status();
+  for (const std::string& name : *names) {
     if (name != kManifestName && name != kLogName && name != kMemoryFolder && name != kClientFolder) {
       return absl::FailedPreconditionError(absl::StrCat(
-          folder, " holds something that is not part of a checkpoint image (", name, "); move or remove it"));
+          folder.path(), " holds something that is not part of a checkpoint image (", name, "); move or remove it"));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status RemoveAllIn(const std::string& folder) {
+// Removes what has this name in the folder, with all in it. Symbolic links are removed and not followed.
+absl::Status RemoveBelow(const OpenedFolder& folder, const std::string& name) {
+  if (unlinkat(folder.fd(), name.c_str(), 0) == 0 || errno == ENOENT) return absl::OkStatus();
+  if (errno != EISDIR && errno != EPERM) return SystemError("remove", folder.FullPath(name), errno);
+  const absl::StatusOr<OpenedFolder> below = folder.OpenBelow(name);
+  if (!below.ok()) return below.status();
+  const absl::StatusOr<std::vector<std::string>> names = NamesIn(*below);
+  if (!names.ok()) return names.status();
+  for (const std::string& inner : *names) {
+    if (absl::Status removed = RemoveBelow(*below, inner); !removed.ok()) return removed;
+  }
+  if (unlinkat(folder.fd(), name.c_str(), AT_REMOVEDIR) == 0) return absl::OkStatus();
+  return SystemError("remove", folder.FullPath(name), errno);
+}
+
+absl::Status RemoveAllIn(const OpenedFolder& folder) {
   if (absl::Status ours = CheckIsOurs(folder); !ours.ok()) return ours;
   // The manifest first: half an image must not look like one.
-  unlink(absl::StrCat(folder, "/", kManifestName).c_str());
-  std::error_code error;
-  for (const char* name : {kLogName, kMemoryFolder, kClientFolder}) {
-    const std::string path = absl::StrCat(folder, "/", name);
-    fs::remove_all(path, error);
-    if (error) return SystemError("remove", path, error.value());
+  for (const char* name : {kManifestName, kLogName, kMemoryFolder, kClientFolder}) {
+    if (absl::Status removed = RemoveBelow(folder, name); !removed.ok()) return removed;
+  }
+  return absl::OkStatus();
+}
+
+// Removes the folder with all in it, if it is an image's.
+absl::Status RemoveFolder(const OpenedFolder& folder) {
+  if (absl::Status removed = RemoveAllIn(folder); !removed.ok()) return removed;
+  if (!folder.IsInPlace() || rmdir(folder.path().c_str()) != 0) return SystemError("remove", folder.path(), errno);
+  return absl::OkStatus();
+}
+
+absl::Status NotOwn(const std::string& path, uid_t owner, const std::string& what_to_do) {
+  return absl::PermissionDeniedError(
+      absl::StrCat(path, " belongs to user ", owner, ", not to the user of this program (", geteuid(), "); ", what_to_do));
+}
+
+absl::Status CheckOwner(const std::string& path, const struct stat& facts) {
+  const std::string why = WhyNotTrusted(facts);
+  if (why.empty()) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat(path, " ", why, ", who can make a restarted job do what they want; take only images that you trust"));
+}
+
+absl::Status CheckBelow(const OpenedFolder& folder, bool owner) {
+  const absl::StatusOr<std::vector<std::string>> names = NamesIn(folder);
+  if (!names.ok()) return names.status();
+  struct stat facts;
+  for (const std::string& name : *names) {
+    // By descriptor: what is looked at is what was opened.
+    const Fd fd(openat(folder.fd(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+    if (fd.get() < 0 || fstat(fd.get(), &facts) != 0) return SystemError("look at", folder.FullPath(name), errno);
+    if (!S_ISREG(facts.st_mode) && !S_ISDIR(facts.st_mode)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          folder.FullPath(name), S_ISLNK(facts.st_mode) ? " is a symbolic link" : " is neither a file nor a folder",
+          ", which no image has; somebody has changed the image"));
+    }
+    if (owner) {
+      if (absl::Status status = CheckOwner(folder.FullPath(name), facts); !status.ok()) return status;
+    }
+    if (!S_ISDIR(facts.st_mode)) continue;
+    const absl::StatusOr<OpenedFolder> below = folder.OpenBelow(name);
+    if (!below.ok()) return below.status();
+    if (absl::Status status = CheckBelow(*below, owner); !status.ok()) return status;
   }
   return absl::OkStatus();
 }
@@ -71,12 +144,21 @@ bool IsImage(const std::string& dir) { return Exists(absl::StrCat(dir, "/", kMan
 
 absl::Status PutBackOldImage(const std::string& dir) {
   const std::string old = dir + ".old";
-  if (Exists(dir) || !IsImage(old)) return absl::OkStatus();
+  struct stat facts;
+  if (Exists(dir) || !IsImage(old) || lstat(old.c_str(), &facts) != 0 || facts.st_uid != geteuid()) {
+    return absl::OkStatus();
+  }
   if (rename(old.c_str(), dir.c_str()) != 0) return SystemError("put back the image that a crash left as", old, errno);
   return SyncFolder(ParentOf(dir));
 }
 
-absl::StatusOr<Fd> MakePartial(const std::string& dir) {
+absl::Status CheckMayReplace(const std::string& dir) {
+  struct stat facts;
+  if (lstat(dir.c_str(), &facts) != 0 || facts.st_uid == geteuid()) return absl::OkStatus();
+  return NotOwn(dir, facts.st_uid, "choose another name for the image");
+}
+
+absl::StatusOr<OpenedFolder> MakePartial(const std::string& dir) {
   const std::string partial = dir + ".partial";
   // A few times, since another writer may finish or give up in between.
   for (int attempt = 0; attempt < 10; ++attempt) {
@@ -86,29 +168,44 @@ absl::StatusOr<Fd> MakePartial(const std::string& dir) {
           absl::StrCat("cannot create ", partial, ": the folder ", ParentOf(dir), " does not exist"));
     }
     if (!made && errno != EEXIST) return SystemError("create", partial, errno);
+    struct stat facts;
+    if (lstat(partial.c_str(), &facts) == 0 && facts.st_uid != geteuid()) {
+      return NotOwn(partial, facts.st_uid, "remove it, or choose another name for the image");
+    }
     Fd fd(open(partial.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
     if (fd.get() < 0) {
       if (errno == ENOENT) continue;
       return SystemError("open", partial, errno);
     }
-    if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    OpenedFolder folder(std::move(fd), partial);
+    if (flock(folder.fd(), LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK) return SystemError("lock", partial, errno);
       return absl::UnavailableError(
           absl::StrCat("another checkpoint is being written to ", partial, "; wait for it, or choose another folder"));
     }
-    struct stat locked, named;
-    if (fstat(fd.get(), &locked) != 0) return SystemError("look at", partial, errno);
-    if (lstat(partial.c_str(), &named) != 0 || named.st_ino != locked.st_ino || named.st_dev != locked.st_dev) continue;
-    if (absl::Status removed = RemoveAllIn(partial); !removed.ok()) return removed;
-    return fd;
+    if (fstat(folder.fd(), &facts) != 0) return SystemError("look at", partial, errno);
+    if (!folder.IsInPlace()) continue;
+    // What the image holds is for this user only; others may have left files and links in an open folder.
+    if (facts.st_uid != geteuid()) {
+      return NotOwn(partial, facts.st_uid, "remove it, or choose another name for the image");
+    }
+    if (const std::string why = WhyNotTrusted(facts); !why.empty()) {
+      return absl::PermissionDeniedError(
+          absl::StrCat(partial, " ", why, "; remove it, or choose another name for the image"));
+    }
+    if (absl::Status removed = RemoveAllIn(folder); !removed.ok()) return removed;
+    return folder;
   }
   return absl::UnavailableError(absl::StrCat("cannot get hold of ", partial, ": others keep using it"));
 }
 
-absl::Status Publish(const std::string& dir) {
+absl::Status Publish(const OpenedFolder& folder, const std::string& dir) {
   const std::string partial = dir + ".partial";
   const std::string old = dir + ".old";
   const std::string parent = ParentOf(dir);
+  if (!folder.IsInPlace()) {
+    return absl::PermissionDeniedError(absl::StrCat("another user has put something else in the place of ", partial));
+  }
   if (!IsImage(dir)) {
     // Nothing there, or an empty folder; anything else makes rename fail.
     if (rename(partial.c_str(), dir.c_str()) != 0) return SystemError("give the image its name", dir, errno);
@@ -116,21 +213,25 @@ absl::Status Publish(const std::string& dir) {
     return SyncFolder(parent);
   }
   // The old image will lie in DIR.partial for a moment; the lock keeps the next writer from starting in it meanwhile.
-  const Fd old_folder(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  const bool locked = old_folder.get() >= 0 && flock(old_folder.get(), LOCK_EX | LOCK_NB) == 0;
+  if (absl::Status status = CheckMayReplace(dir); !status.ok()) return status;
+  Fd old_fd(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+  const OpenedFolder replaced(std::move(old_fd), partial);
+  const bool locked = replaced.fd() >= 0 && flock(replaced.fd(), LOCK_EX | LOCK_NB) == 0;
   errno = EINVAL;
   if (!g_no_exchange_for_testing && renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, dir.c_str(), RENAME_EXCHANGE) == 0) {
     Step("exchanged");
     if (absl::Status synced = SyncFolder(parent); !synced.ok()) return synced;
     // The new image is there. What may be left of the old one is in nobody's way: the next checkpoint removes it.
-    if (locked) RemovePartial(dir).IgnoreError();
+    if (locked) RemoveFolder(replaced).IgnoreError();
     return absl::OkStatus();
   }
   if (errno != EINVAL && errno != ENOSYS) return SystemError("give the image its name", dir, errno);
   // The file system cannot exchange names.
   if (Exists(old)) {
-    if (absl::Status removed = RemoveAllIn(old); !removed.ok()) return removed;
-    if (rmdir(old.c_str()) != 0) return SystemError("remove", old, errno);
+    if (absl::Status status = CheckMayReplace(old); !status.ok()) return status;
+    const absl::StatusOr<OpenedFolder> before = OpenedFolder::Open(old);
+    if (!before.ok()) return before.status();
+    if (absl::Status removed = RemoveFolder(*before); !removed.ok()) return removed;
   }
   if (rename(dir.c_str(), old.c_str()) != 0) return SystemError("move the old image to", old, errno);
   Step("old moved away");
@@ -141,40 +242,50 @@ absl::Status Publish(const std::string& dir) {
   }
   Step("renamed");
   if (absl::Status synced = SyncFolder(parent); !synced.ok()) return synced;
-  if (RemoveAllIn(old).ok()) rmdir(old.c_str());
+  if (const absl::StatusOr<OpenedFolder> moved = OpenedFolder::Open(old); moved.ok()) {
+    RemoveFolder(*moved).IgnoreError();
+  }
   return absl::OkStatus();
 }
 
-absl::Status RemovePartial(const std::string& dir) {
-  const std::string partial = dir + ".partial";
-  if (absl::Status removed = RemoveAllIn(partial); !removed.ok()) return removed;
-  if (rmdir(partial.c_str()) != 0) return SystemError("remove", partial, errno);
-  return absl::OkStatus();
-}
+absl::Status RemovePartial(const OpenedFolder& partial) { return RemoveFolder(partial); }
 
-absl::StatusOr<std::vector<std::string>> ListFiles(const std::string& folder, const std::string& sub,
+absl::StatusOr<std::vector<std::string>> ListFiles(const OpenedFolder& folder, const std::string& sub,
                                                    std::vector<std::string>* folders) {
   std::vector<std::string> files;
-  folders->push_back(absl::StrCat(folder, "/", sub));
-  std::error_code error;
-  fs::directory_iterator entries(absl::StrCat(folder, "/", sub), error);
-  if (error) return SystemError("read", absl::StrCat(folder, "/", sub), error.value());
-  for (const fs::directory_entry& entry : entries) {
-    const std::string path = absl::StrCat(sub, "/", entry.path().filename().string());
-    const fs::file_status status = entry.symlink_status(error);
-    if (status.type() == fs::file_type::regular) {
+  folders->push_back(sub);
+  const absl::StatusOr<OpenedFolder> below = folder.OpenBelow(sub);
+  if (!below.ok()) return below.status();
+  const absl::StatusOr<std::vector<std::string>> names = NamesIn(*below);
+  if (!names.ok()) return names.status();
+  for (const std::string& name : *names) {
+    const std::string path = absl::StrCat(sub, "/", name);
+    struct stat facts;
+    if (fstatat(below->fd(), name.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) {
+      return SystemError("look at", below->FullPath(name), errno);
+    }
+    if (S_ISREG(facts.st_mode)) {
       files.push_back(path);
-    } else if (status.type() == fs::file_type::directory) {
-      absl::StatusOr<std::vector<std::string>> below = ListFiles(folder, path, folders);
-      if (!below.ok()) return below.status();
-      files.insert(files.end(), below->begin(), below->end());
+    } else if (S_ISDIR(facts.st_mode)) {
+      absl::StatusOr<std::vector<std::string>> more = ListFiles(folder, path, folders);
+      if (!more.ok()) return more.status();
+      files.insert(files.end(), more->begin(), more->end());
     } else {
       return absl::FailedPreconditionError(
-          absl::StrCat(folder, "/", path, " is neither a file nor a folder; an image cannot keep it"));
+          absl::StrCat(below->FullPath(name), " is neither a file nor a folder; an image cannot keep it"));
     }
   }
   std::sort(files.begin(), files.end());
   return files;
+}
+
+absl::Status CheckTree(const OpenedFolder& folder, bool owner) {
+  struct stat facts;
+  if (fstat(folder.fd(), &facts) != 0) return SystemError("look at", folder.path(), errno);
+  if (owner) {
+    if (absl::Status status = CheckOwner(folder.path(), facts); !status.ok()) return status;
+  }
+  return CheckBelow(folder, owner);
 }
 
 }  // namespace cuda_remote::ckptfmt

@@ -1,5 +1,5 @@
 // The folders that an image is written in: making DIR.partial, giving it the image's name, and what crashes leave
-// behind.
+// behind. What is in them, and whose they are.
 #ifndef CUDA_REMOTE_CKPTFMT_FOLDER_H_
 #define CUDA_REMOTE_CKPTFMT_FOLDER_H_
 
@@ -18,21 +18,31 @@ std::string ImagePath(const std::string& dir);
 // Whether `dir` is an image: a folder with a manifest.
 bool IsImage(const std::string& dir);
 
-// If a crash left the image that was to be replaced under DIR.old and nothing under DIR, puts it back.
+// If a crash left the image that was to be replaced under DIR.old and nothing under DIR, puts it back. Does nothing to
+// an image of another user.
 absl::Status PutBackOldImage(const std::string& dir);
 
-// Makes an empty DIR.partial, locked until the descriptor is closed. Removes a dead one first.
-absl::StatusOr<Fd> MakePartial(const std::string& dir);
+// kPermissionDenied if `dir` is there and not this user's: a new image would take the place of somebody else's.
+absl::Status CheckMayReplace(const std::string& dir);
 
-// Gives DIR.partial the name DIR, in place of an image or an empty folder that has it. On the disk when it returns.
-absl::Status Publish(const std::string& dir);
+// Makes an empty DIR.partial, locked until the descriptor is closed. Removes a dead one of this user's first, and
+// refuses one that somebody else has made or may write to (kPermissionDenied).
+absl::StatusOr<OpenedFolder> MakePartial(const std::string& dir);
 
-// Removes DIR.partial with all in it; only its own kind of files.
-absl::Status RemovePartial(const std::string& dir);
+// Gives `partial`, which is DIR.partial, the name DIR, in place of an image or an empty folder that has it. On the disk
+// when it returns.
+absl::Status Publish(const OpenedFolder& partial, const std::string& dir);
+
+// Removes `partial`, which is DIR.partial, with all in it; only its own kind of files.
+absl::Status RemovePartial(const OpenedFolder& partial);
 
 // Plain files below `folder`/`sub`, as paths from `folder`, sorted. Fails for anything that is neither file nor folder.
-absl::StatusOr<std::vector<std::string>> ListFiles(const std::string& folder, const std::string& sub,
+absl::StatusOr<std::vector<std::string>> ListFiles(const OpenedFolder& folder, const std::string& sub,
                                                    std::vector<std::string>* folders);
+
+// Fails for anything in the image's folder that is neither file nor folder. With `owner`, also unless the folder and
+// all in it belong to root or this user, and nobody else may write to it (kPermissionDenied).
+absl::Status CheckTree(const OpenedFolder& folder, bool owner);
 
 }  // namespace cuda_remote::ckptfmt
 

@@ -1,7 +1,9 @@
 #include "ckptfmt/image_reader.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include <zstd.h>
 
 #include <algorithm>
@@ -31,6 +33,8 @@ constexpr uint64_t kWorthAThread = 4 << 20;
 
 struct ImageReader::State {
   std::string dir;
+  OpenedFolder folder;
+  OpenedFolder client;  // the engine's folder in it, if there is one
   ImageInfo info;
   ImageSizes sizes;
   std::vector<FileRecord> files;
@@ -51,7 +55,7 @@ struct ImageReader::State {
   absl::StatusOr<std::string> ReadChecked(const std::string& path) const {
     const FileRecord* const file = FindFile(path);
     if (!file) return absl::DataLossError(absl::StrCat(FullPath(kManifestName), " lists no file ", path));
-    absl::StatusOr<std::string> bytes = ReadWhole(FullPath(path), file->bytes);
+    absl::StatusOr<std::string> bytes = ReadWhole(folder, path, file->bytes);
     if (!bytes.ok()) return bytes.status();
     if (bytes->size() != file->bytes || HashOf(*bytes) != file->hash) {
       if (absl::Status status = VerifyFile(*file, nullptr); !status.ok()) return status;
@@ -63,7 +67,7 @@ struct ImageReader::State {
   // `seen` gets how many bytes were compared.
   absl::Status VerifyFile(const FileRecord& file, const std::function<void(uint64_t)>& seen) const {
     const std::string path = FullPath(file.path);
-    absl::StatusOr<Fd> fd = OpenForReading(path);
+    absl::StatusOr<Fd> fd = OpenForReading(folder, file.path);
     if (!fd.ok()) return fd.status();
     std::string block(size_t(std::min<uint64_t>(kBlockBytes, file.bytes)), '\0');
     Hasher whole;
@@ -95,7 +99,7 @@ struct ImageReader::State {
     for (const FileRecord& file : files) {
       struct stat facts;
       const std::string path = FullPath(file.path);
-      if (lstat(path.c_str(), &facts) != 0) {
+      if (fstatat(folder.fd(), file.path.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) {
         if (errno == ENOENT || errno == ENOTDIR) {
           return absl::DataLossError(absl::StrCat(path, " is missing; the image is not complete"));
         }
@@ -115,7 +119,7 @@ struct ImageReader::State {
     for (uint32_t i = 0; i < index.data_files; ++i) {
       const FileRecord* const file = FindFile(DataFileName(i));
       if (!file) return absl::DataLossError(absl::StrCat(FullPath(kManifestName), " lists no file ", DataFileName(i)));
-      absl::StatusOr<Fd> fd = OpenForReading(FullPath(file->path));
+      absl::StatusOr<Fd> fd = OpenForReading(folder, file->path);
       if (!fd.ok()) return fd.status();
       data.push_back(*std::move(fd));
       sizes.stored_bytes += file->bytes;
@@ -134,24 +138,26 @@ struct ImageReader::State {
 ImageReader::ImageReader(std::unique_ptr<State> state) : state_(std::move(state)) {}
 ImageReader::~ImageReader() = default;
 
-absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::Open(const std::string& dir) {
+absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::Open(const std::string& dir, Owner owner) {
   auto state = std::make_unique<State>();
   state->dir = ImagePath(dir);
   if (absl::Status status = PutBackOldImage(state->dir); !status.ok()) return status;
   state->dir = ImagePath(dir);
-  struct stat facts;
-  if (stat(state->dir.c_str(), &facts) != 0) {
-    if (errno == ENOENT) return absl::NotFoundError(absl::StrCat("there is no checkpoint image ", state->dir));
-    return SystemError("look at", state->dir, errno);
+  absl::StatusOr<OpenedFolder> folder = OpenedFolder::Open(state->dir);
+  if (absl::IsNotFound(folder.status()) && access(state->dir.c_str(), F_OK) != 0) {
+    return absl::NotFoundError(absl::StrCat("there is no checkpoint image ", state->dir));
   }
+  if (!folder.ok()) return folder.status();
+  state->folder = *std::move(folder);
   const std::string manifest_path = state->FullPath(kManifestName);
-  absl::StatusOr<std::string> manifest = ReadWhole(manifest_path, kMaxManifestBytes);
+  absl::StatusOr<std::string> manifest = ReadWhole(state->folder, kManifestName, kMaxManifestBytes);
   if (absl::IsNotFound(manifest.status())) {
     return absl::NotFoundError(
         absl::StrCat(state->dir, " is not a checkpoint image: it has no ", kManifestName,
                      absl::EndsWith(state->dir, ".partial") ? " (a checkpoint that was not finished)" : ""));
   }
   if (!manifest.ok()) return manifest.status();
+  if (absl::Status status = CheckTree(state->folder, owner == Owner::kTrusted); !status.ok()) return status;
   if (absl::Status status = DecodeManifest(*manifest, manifest_path, &state->info, &state->files); !status.ok()) {
     return status;
   }
@@ -165,6 +171,12 @@ absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::Open(const std::string
   if (!decoded.ok()) return decoded.status();
   state->index = *std::move(decoded);
   if (absl::Status status = state->OpenData(); !status.ok()) return status;
+
+  if (absl::StatusOr<OpenedFolder> client = state->folder.OpenBelow(kClientFolder); client.ok()) {
+    state->client = *std::move(client);
+  } else if (!absl::IsNotFound(client.status())) {
+    return client.status();
+  }
 
   state->sizes.total_bytes = manifest->size();
   for (const FileRecord& file : state->files) {
@@ -197,7 +209,7 @@ const ImageInfo& ImageReader::info() const { return state_->info; }
 const ImageSizes& ImageReader::sizes() const { return state_->sizes; }
 const std::vector<Region>& ImageReader::regions() const { return state_->regions; }
 const std::vector<FileFacts>& ImageReader::files() const { return state_->facts; }
-std::string ImageReader::client_dir() const { return state_->FullPath(kClientFolder); }
+std::string ImageReader::client_dir() const { return state_->client.DescriptorPath(); }
 
 absl::Status ImageReader::Verify(const Progress& progress, Files which) const {
   std::vector<const FileRecord*> files;

@@ -37,8 +37,15 @@ struct ChunkFacts {
 
 class ImageReader {
  public:
-  // Opens `dir`. If a checkpoint died in the instant of replacing it, puts the image back under its name first.
-  static absl::StatusOr<std::unique_ptr<ImageReader>> Open(const std::string& dir);
+  // Who may own and write the image's folder and what is in it. A restart runs what an image says.
+  enum class Owner {
+    kAnyone,   // to look at it
+    kTrusted,  // root and this user only; kPermissionDenied otherwise
+  };
+  // Opens `dir`. If a checkpoint died in the instant of replacing it, puts the image back under its name first. What is
+  // neither file nor folder, such as a symbolic link, is refused. Everything is read through the folder that was opened
+  // here, whatever stands under its name later.
+  static absl::StatusOr<std::unique_ptr<ImageReader>> Open(const std::string& dir, Owner owner = Owner::kAnyone);
   ~ImageReader();
 
   const std::string& dir() const;
@@ -70,7 +77,7 @@ class ImageReader {
   // The region's chunks, without reading them.
   std::vector<ChunkFacts> ChunksOf(size_t region) const;
 
-  // The folder with the engine's own files.
+  // The folder with the engine's own files, by descriptor: the path leads there in this process and its children.
   std::string client_dir() const;
 
  private:

@@ -1,6 +1,7 @@
 #include "ckptfmt/image_writer.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -36,9 +37,9 @@ std::string HostName() {
 
 struct ImageWriter::State {
   std::string dir;
-  std::string partial;
   WriterOptions options;
-  Fd lock;  // DIR.partial's folder
+  OpenedFolder folder;  // DIR.partial, locked
+  OpenedFolder client;  // the engine's folder in it
   bool committed = false;
   bool failed = false;
 
@@ -67,7 +68,7 @@ struct ImageWriter::State {
   }
 
   absl::StatusOr<OutputFile> Write(const char* name, std::string_view bytes) {
-    absl::StatusOr<OutputFile> file = OutputFile::Create(partial, name);
+    absl::StatusOr<OutputFile> file = OutputFile::Create(folder, name);
     if (!file.ok()) return file;
     if (absl::Status status = file->Append(bytes); !status.ok()) return status;
     return file;
@@ -91,39 +92,44 @@ ImageWriter::ImageWriter(std::unique_ptr<State> state) : state_(std::move(state)
 absl::StatusOr<std::unique_ptr<ImageWriter>> ImageWriter::Create(const std::string& dir, const WriterOptions& options) {
   auto state = std::make_unique<State>();
   state->dir = ImagePath(dir);
-  state->partial = state->dir + ".partial";
   state->options = options;
   if (absl::Status status = PutBackOldImage(state->dir); !status.ok()) return status;
   struct stat facts;
   if (stat(state->dir.c_str(), &facts) == 0 && !IsImage(state->dir)) {
     // rmdir tells an empty folder from others; it is made again at once, with the image's rights.
+    if (absl::Status status = CheckMayReplace(state->dir); !status.ok()) return status;
     if (!S_ISDIR(facts.st_mode) || rmdir(state->dir.c_str()) != 0) {
       return absl::AlreadyExistsError(
           absl::StrCat(state->dir, " exists and is not a checkpoint image; choose another name, or move it away"));
     }
     if (mkdir(state->dir.c_str(), 0700) != 0) return SystemError("create", state->dir, errno);
   }
-  absl::StatusOr<Fd> lock = MakePartial(state->dir);
-  if (!lock.ok()) return lock.status();
-  state->lock = *std::move(lock);
+  if (absl::Status status = CheckMayReplace(state->dir); !status.ok()) return status;
+  absl::StatusOr<OpenedFolder> folder = MakePartial(state->dir);
+  if (!folder.ok()) return folder.status();
+  state->folder = *std::move(folder);
   std::unique_ptr<ImageWriter> writer(new ImageWriter(std::move(state)));
-  for (const char* folder : {kMemoryFolder, kClientFolder}) {
-    const std::string path = absl::StrCat(writer->state_->partial, "/", folder);
-    if (mkdir(path.c_str(), 0700) != 0) return SystemError("create", path, errno);
+  const OpenedFolder& partial = writer->state_->folder;
+  for (const char* name : {kMemoryFolder, kClientFolder}) {
+    if (mkdirat(partial.fd(), name, 0700) != 0) return SystemError("create", partial.FullPath(name), errno);
   }
+  absl::StatusOr<OpenedFolder> client = partial.OpenBelow(kClientFolder);
+  if (!client.ok()) return client.status();
+  writer->state_->client = *std::move(client);
   ChunkStoreOptions store;
   store.zstd_level = options.zstd_level;
   store.data_file_bytes = options.data_file_bytes;
   store.writers = options.writers;
   if (store.writers <= 0) store.writers = int(std::clamp(std::thread::hardware_concurrency() / 2, 1u, kMostWriters));
-  writer->state_->store = std::make_unique<ChunkStore>(writer->state_->partial, store);
+  writer->state_->store = std::make_unique<ChunkStore>(&partial, store);
   return writer;
 }
 
 ImageWriter::~ImageWriter() {
   if (state_->committed) return;
   state_->store.reset();
-  RemovePartial(state_->dir).IgnoreError();
+  state_->client = OpenedFolder();
+  RemovePartial(state_->folder).IgnoreError();
 }
 
 absl::StatusOr<uint32_t> ImageWriter::AddRegion(const Region& region) {
@@ -214,7 +220,7 @@ absl::Status ImageWriter::WriteLog(std::string_view bytes) {
   return absl::OkStatus();
 }
 
-std::string ImageWriter::client_dir() const { return absl::StrCat(state_->partial, "/", kClientFolder); }
+std::string ImageWriter::client_dir() const { return state_->client.DescriptorPath(); }
 
 ImageSizes ImageWriter::sizes() const {
   ImageSizes sizes = state_->sizes;
@@ -246,16 +252,16 @@ absl::Status ImageWriter::CommitFiles(ImageInfo info, const Progress& progress) 
 
   // The engine's files: theirs are the only bytes that this process has not seen yet.
   std::vector<std::string> folders;
-  absl::StatusOr<std::vector<std::string>> client = ListFiles(state.partial, kClientFolder, &folders);
+  absl::StatusOr<std::vector<std::string>> client = ListFiles(state.folder, kClientFolder, &folders);
   if (!client.ok()) return client.status();
   uint64_t total = 0;
   for (const std::string& path : *client) {
     struct stat facts;
-    if (lstat(absl::StrCat(state.partial, "/", path).c_str(), &facts) == 0) total += uint64_t(facts.st_size);
+    if (fstatat(state.folder.fd(), path.c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0) total += uint64_t(facts.st_size);
   }
   uint64_t done = 0;
   for (const std::string& path : *client) {
-    absl::StatusOr<FileRecord> record = HashFile(state.partial, path, /*sync=*/true, [&](uint64_t bytes) {
+    absl::StatusOr<FileRecord> record = HashFile(state.folder, path, /*sync=*/true, [&](uint64_t bytes) {
       done += bytes;
       if (progress) progress(std::min(done, total), total);
     });
@@ -263,9 +269,11 @@ absl::Status ImageWriter::CommitFiles(ImageInfo info, const Progress& progress) 
     state.sizes.client_bytes += record->bytes;
     state.files.push_back(*std::move(record));
   }
-  folders.push_back(absl::StrCat(state.partial, "/", kMemoryFolder));
-  for (const std::string& folder : folders) {
-    if (absl::Status status = SyncFolder(folder); !status.ok()) return status;
+  folders.push_back(kMemoryFolder);
+  for (const std::string& name : folders) {
+    const absl::StatusOr<OpenedFolder> folder = state.folder.OpenBelow(name);
+    if (!folder.ok()) return folder.status();
+    if (absl::Status status = SyncFolder(*folder); !status.ok()) return status;
   }
   Step("client checksummed");
 
@@ -280,9 +288,9 @@ absl::Status ImageWriter::CommitFiles(ImageInfo info, const Progress& progress) 
   state.sizes.total_bytes += manifest.size();
   if (absl::Status status = state.WriteSmallFile(kManifestName, manifest); !status.ok()) return status;
   Step("manifest written");
-  if (absl::Status status = SyncFolder(state.partial); !status.ok()) return status;
+  if (absl::Status status = SyncFolder(state.folder); !status.ok()) return status;
   Step("synced");
-  if (absl::Status status = Publish(state.dir); !status.ok()) return status;
+  if (absl::Status status = Publish(state.folder, state.dir); !status.ok()) return status;
   state.committed = true;
   return absl::OkStatus();
 }

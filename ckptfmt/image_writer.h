@@ -29,8 +29,8 @@ struct WriterOptions {
 class ImageWriter {
  public:
   // Starts an image that will be `dir`. Fails with kAlreadyExists if there is something under that name that is not an
-  // image, and with kUnavailable if another checkpoint is being written there. What a checkpoint that died left behind
-  // is removed first.
+  // image, with kPermissionDenied if it or DIR.partial belongs to another user, and with kUnavailable if another
+  // checkpoint is being written there. What a checkpoint that died left behind is removed first.
   static absl::StatusOr<std::unique_ptr<ImageWriter>> Create(const std::string& dir, const WriterOptions& options = {});
 
   // Removes everything unless Commit succeeded.
@@ -62,8 +62,9 @@ class ImageWriter {
   // The replay log, as Log::Serialize wrote it. Exactly once. Commit flushes it to the disk.
   absl::Status WriteLog(std::string_view bytes);
 
-  // Where the engine writes its own files (DIR.partial/client): plain files, in subfolders if it likes. They may be
-  // written until Commit.
+  // Where the engine writes its own files (DIR.partial/client, by descriptor): plain files, in subfolders if it likes.
+  // They may be written until Commit. The path leads there in this process and its children as long as this object
+  // lives.
   std::string client_dir() const;
 
   // Checksums the engine's files, writes the manifest, syncs everything and gives the image its name.

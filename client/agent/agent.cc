@@ -17,6 +17,7 @@
 
 #include "client/agent/message.h"
 #include "proto/channel/handshake.h"
+#include "proto/folder/private_folder.h"
 
 namespace cuda_remote::client::agent {
 namespace {
@@ -296,10 +297,7 @@ class AgentThread final : public Agent {
 }  // namespace
 
 std::unique_ptr<Agent> Agent::Start(const std::string& directory, AgentHost* host, std::string* error) {
-  if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
-    *error = "cannot make the job folder " + directory + ": " + strerror(errno);
-    return nullptr;
-  }
+  if (!CheckFolder(directory, FolderUse::kServe, error)) return nullptr;
   std::unique_ptr<AgentThread> agent(new (std::nothrow) AgentThread(directory + "/" + kSocketName, host));
   if (!agent) {
     *error = "out of memory";

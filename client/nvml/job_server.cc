@@ -73,7 +73,7 @@ class QuestionLock {
 };
 
 bool Exchange(const std::string& path, const std::string& body, nvml::Answer* answer, std::string* error) {
-  const int socket = ConnectUnix(path, error);
+  const int socket = ConnectServer(path, error);
   if (socket < 0) return false;
   Packet packet;
   ChannelStatus status = SendPacket(socket, PacketType::kQuery, body, -1);

@@ -46,7 +46,8 @@ Examples:
 Every byte of the image is compared with its checksum before the job's process runs. The job then runs in the
 foreground, as under cr-run: signals go to it, and its output goes where it went before if that was a file, and to this
 program's output if it was a pipe or a terminal. Files that the job has open must be where they were, as long as they
-were (--cut-back). A restart that fails leaves the image as it is and can be tried again. Needs root and CRIU.
+were (--cut-back). A restart that fails leaves the image as it is and can be tried again. The image must belong to root or
+to this user, and nobody else may be able to write to it (--trust-owner). Needs root and CRIU.
 
 Exit codes: the job's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 the restart failed.
 )";
@@ -59,15 +60,17 @@ int Fail(const std::string& text) {
 struct Options {
   std::string image, server, directory;
   int gpu = -1;
-  bool quiet = false, cut_back = false, times = false;
+  bool quiet = false, cut_back = false, times = false, trust_owner = false;
 };
 
 // Opens and verifies the image, and reads what it says of the job and of its log.
 std::unique_ptr<ckptfmt::ImageReader> OpenImage(const Options& options, Job* job, replay::Log* log,
                                                 std::string* error) {
-  auto opened = ckptfmt::ImageReader::Open(options.image);
+  using Owner = ckptfmt::ImageReader::Owner;
+  auto opened = ckptfmt::ImageReader::Open(options.image, options.trust_owner ? Owner::kAnyone : Owner::kTrusted);
   if (!opened.ok()) {
     *error = std::string(opened.status().message());
+    if (absl::IsPermissionDenied(opened.status()) && !options.trust_owner) *error += " (--trust-owner)";
     return nullptr;
   }
   std::unique_ptr<ckptfmt::ImageReader> image = std::move(*opened);
@@ -206,13 +209,13 @@ int Run(const Options& options) {
   if (!CheckFiles(options, *image, job, &longer, &error)) return Fail(error);
   std::string directory = options.directory.empty() ? job.directory() : Absolute(options.directory);
   Job running;
-  std::string ignored;
+  std::string ignored, library_folder;
+  if (!MakeJobFolder(directory, &error)) return Fail(error + " (--job-dir)");
   if (ReadJob(directory, &running, &ignored) && JobIsAlive(running)) {
     return Fail("there is a running job in " + directory + " (PID " + std::to_string(running.pid()) +
                 "): end it first, or give the restarted one another folder with --job-dir");
   }
-  std::string library_folder;
-  if (!MakeJobFolder(directory, &error) || !LinkLibrary(directory, &library_folder, &error)) return Fail(error);
+  if (!LinkLibrary(directory, &library_folder, &error)) return Fail(error);
   if (directory != job.directory() && !MakeJobFolder(job.directory(), &error)) return Fail(error);
   unlink((directory + "/stopped").c_str());
   // The folder that the job knows is only where the other one is shown: it must stay as long as this job runs.
@@ -231,7 +234,7 @@ int Run(const Options& options) {
   std::unique_ptr<ClientChannel> channel;
   Isolated isolated;
   auto process = std::make_unique<ProcessRestore>(job, directory);
-  const auto begin = [&] { return process->Begin(Absolute(image->client_dir()), &error); };
+  const auto begin = [&] { return process->Begin(image->client_dir(), &error); };
   const auto load = [&] {
     channel = RestoreObjects(options, *host, job, *image, log, &steps, &error);
     return channel && WriteGpuServer(directory, host->server(), options.server.empty() ? -1 : options.gpu, &error) &&
@@ -276,6 +279,8 @@ int Main(int argc, char** argv) {
   app.add_flag("--cut-back", options.cut_back,
                "cut files that the job went on writing after the checkpoint back to their length then; it writes the "
                "rest again");
+  app.add_flag("--trust-owner", options.trust_owner,
+               "also take an image that another user owns or may write: he can make the job do what he wants");
   app.add_flag("--times", options.times, "tell how long each step took");
   app.add_flag("--quiet", options.quiet, "print errors only");
   try {

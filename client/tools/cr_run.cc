@@ -81,8 +81,8 @@ int Main(int argc, char** argv) {
                  "the GPU server: unix:PATH or HOST:PORT (default: $CUDA_REMOTE_SERVER, else one of the job's own)");
   app.add_option("--gpu", gpu, "the only GPU that the program sees (ordinal; default: all)")->check(CLI::Range(0, 255));
   app.add_option("--job-dir", directory,
-                 "the job's folder (default: $CUDA_REMOTE_JOB_DIR, else one in $XDG_RUNTIME_DIR/cuda-remote/jobs or "
-                 "/tmp/cuda-remote-UID/jobs)");
+                 "the job's folder (default: $CUDA_REMOTE_JOB_DIR, else one in $XDG_RUNTIME_DIR/cuda-remote/jobs, "
+                 "/run/cuda-remote/jobs (root), /run/user/UID/cuda-remote/jobs or /tmp/cuda-remote-UID/jobs)");
   app.add_option("--name", name, "the job's name, for the other tools (default: cr-run's PID)");
   app.add_flag("--plain", plain, "no PID namespace, also as root; the job cannot be checkpointed then");
   const int own = OwnWords(argc, argv);
@@ -105,9 +105,10 @@ int Main(int argc, char** argv) {
   directory = Absolute(directory);
   std::string error, library_folder;
   Job job;
+  if (!MakeJobFolder(directory, &error)) return Fail(error + " (cr-run --job-dir, XDG_RUNTIME_DIR)");
   if (ReadJob(directory, &job, &error) && JobIsAlive(job))
     return Fail("the job in " + directory + " is still running (PID " + std::to_string(job.pid()) + ")");
-  if (!MakeJobFolder(directory, &error) || !LinkLibrary(directory, &library_folder, &error)) return Fail(error);
+  if (!LinkLibrary(directory, &library_folder, &error)) return Fail(error);
 
   // From here on everything that is started must be ended.
   BlockForwardedSignals();

@@ -55,7 +55,7 @@ bool AskServer(const std::string& address, const char* call, const void* input, 
   static constexpr char kUnix[] = "unix:";
   if (address.compare(0, sizeof(kUnix) - 1, kUnix) != 0) return false;
   std::string error, body;
-  const int socket = ConnectUnix(address.substr(sizeof(kUnix) - 1), &error);
+  const int socket = ConnectServer(address.substr(sizeof(kUnix) - 1), &error);
   if (socket < 0) return false;
   nvml::Question question;
   question.pid = uint32_t(getpid());

@@ -15,6 +15,8 @@
 #include <iterator>
 #include <utility>
 
+#include "proto/folder/private_folder.h"
+
 namespace cuda_remote::client::tools {
 namespace {
 
@@ -29,19 +31,6 @@ std::string OwnFolder() {
   if (length <= 0) return "./";
   const std::string whole(path, size_t(length));
   return whole.substr(0, whole.rfind('/') + 1);
-}
-
-bool MakeFolders(const std::string& directory, std::string* error) {
-  for (size_t slash = 1; slash != std::string::npos;) {
-    slash = directory.find('/', slash);
-    const std::string part = directory.substr(0, slash);
-    if (mkdir(part.c_str(), 0700) != 0 && errno != EEXIST) {
-      *error = "cannot make the folder " + part + ": " + strerror(errno);
-      return false;
-    }
-    if (slash != std::string::npos) ++slash;
-  }
-  return true;
 }
 
 // A dead process that its parent has not noticed yet. It still has a namespace.
@@ -64,10 +53,12 @@ bool IsNumber(const std::string& text) {
 
 }  // namespace
 
-std::string JobsFolder() {
-  const char* const runtime = getenv("XDG_RUNTIME_DIR");
-  if (runtime && *runtime) return Absolute(runtime) + "/cuda-remote/jobs";
-  return "/tmp/cuda-remote-" + std::to_string(geteuid()) + "/jobs";
+std::string JobsFolder() { return RuntimeFolders().front() + "/jobs"; }
+
+std::vector<std::string> JobsFolders() {
+  std::vector<std::string> folders = RuntimeFolders();
+  for (std::string& folder : folders) folder += "/jobs";
+  return folders;
 }
 
 std::string Absolute(const std::string& path) {
@@ -96,22 +87,8 @@ std::string Absolute(const std::string& path) {
 }
 
 bool MakeJobFolder(const std::string& directory, std::string* error) {
-  if (!MakeFolders(directory, error)) return false;
-  struct stat facts;
-  if (stat(directory.c_str(), &facts) != 0 || !S_ISDIR(facts.st_mode)) {
-    *error = directory + " is not a folder";
-    return false;
-  }
-  if (facts.st_uid != geteuid()) {
-    *error = "the folder " + directory + " belongs to another user";
-    return false;
-  }
-  // Whoever may enter could take the program's GPU session over.
-  if ((facts.st_mode & 077) != 0 && chmod(directory.c_str(), 0700) != 0) {
-    *error = "cannot make " + directory + " private: " + strerror(errno);
-    return false;
-  }
-  return true;
+  // Whoever may enter could take the program's GPU session over; whoever may write, give it a library of his own.
+  return CheckFolder(directory, FolderUse::kMake, error);
 }
 
 bool LinkLibrary(const std::string& directory, std::string* library_folder, std::string* error) {
@@ -221,9 +198,15 @@ bool WriteJob(const std::string& directory, const Job& job, std::string* error) 
 
 bool ReadJob(const std::string& directory, Job* job, std::string* error) {
   const std::string path = directory + "/job.json";
+  if (access(path.c_str(), F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
+    *error = "no job in " + directory + " (there is no job.json): it has ended, or cr-run did not start it";
+    return false;
+  }
+  // What stands there decides which processes and files the tools touch.
+  if (!CheckFolder(directory, FolderUse::kLook, error)) return false;
   std::ifstream in(path);
   if (!in) {
-    *error = "no job in " + directory + " (there is no job.json): it has ended, or cr-run did not start it";
+    *error = "cannot read " + path + ": " + strerror(errno);
     return false;
   }
   const std::string text{std::istreambuf_iterator<char>(in), {}};
@@ -239,34 +222,44 @@ bool FindJob(const std::string& name, std::string* directory, Job* job, std::str
     *directory = Absolute(name);
     return ReadJob(*directory, job, error);
   }
-  const std::string folder = JobsFolder();
-  *directory = folder + "/" + name;
-  std::string ignored;
-  if (access((*directory + "/job.json").c_str(), F_OK) == 0) return ReadJob(*directory, job, error);
+  const std::vector<std::string> folders = JobsFolders();
+  for (const std::string& folder : folders) {
+    *directory = folder + "/" + name;
+    if (!name.empty() && access((*directory + "/job.json").c_str(), F_OK) == 0) return ReadJob(*directory, job, error);
+  }
   // A folder of that name right here.
   if (access((name + "/job.json").c_str(), F_OK) == 0) {
     *directory = Absolute(name);
     return ReadJob(*directory, job, error);
   }
   if (IsNumber(name)) {
-    if (DIR* const list = opendir(folder.c_str())) {
-      while (const dirent* const entry = readdir(list)) {
-        if (entry->d_name[0] == '.') continue;
-        Job candidate;
-        const std::string at = folder + "/" + entry->d_name;
-        if (!ReadJob(at, &candidate, &ignored)) continue;
-        const int pid = atoi(name.c_str());
-        if (pid != candidate.pid() && pid != candidate.runner_pid()) continue;
-        closedir(list);
-        *directory = at;
-        *job = candidate;
-        return true;
-      }
-      closedir(list);
+    const int pid = atoi(name.c_str());
+    for (const FoundJob& found : AllJobs()) {
+      if (pid != found.job.pid() && pid != found.job.runner_pid()) continue;
+      *directory = found.directory;
+      *job = found.job;
+      return true;
     }
   }
-  *error = "there is no job \"" + name + "\": name its folder, or a job in " + folder;
+  *error = "there is no job \"" + name + "\": name its folder, or a job in " + folders.front();
   return false;
+}
+
+std::vector<FoundJob> AllJobs() {
+  std::vector<FoundJob> jobs;
+  std::string ignored;
+  for (const std::string& folder : JobsFolders()) {
+    DIR* const list = CheckFolder(folder, FolderUse::kLook, &ignored) ? opendir(folder.c_str()) : nullptr;
+    if (!list) continue;
+    while (const dirent* const entry = readdir(list)) {
+      if (entry->d_name[0] == '.') continue;
+      FoundJob found;
+      found.directory = folder + "/" + entry->d_name;
+      if (ReadJob(found.directory, &found.job, &ignored)) jobs.push_back(std::move(found));
+    }
+    closedir(list);
+  }
+  return jobs;
 }
 
 void RemoveJobFolder(const std::string& directory) {

@@ -28,13 +28,16 @@ inline constexpr int kExitNoJob = 4;
 inline constexpr char kWhichJob[] =
     "\nJOB is the job's folder, its name (cr-run --name), or the PID of the program or of its cr-run.\n";
 
-// Where job folders are made: $XDG_RUNTIME_DIR/cuda-remote/jobs or /tmp/cuda-remote-UID/jobs.
+// Where job folders are made: "jobs" in the first of RuntimeFolders (proto/folder).
 std::string JobsFolder();
+// All folders that may hold jobs of this user: the settings of who started them may have differed.
+std::vector<std::string> JobsFolders();
 
 // `path` without links to the current folder in it: absolute, no trailing slash.
 std::string Absolute(const std::string& path);
 
-// Makes `directory` (mode 0700) and what is missing above it. An existing one must be this user's.
+// Makes `directory` (mode 0700) and what is missing above it. An existing one must be this user's, and nobody else may be
+// able to change it or a folder above it.
 bool MakeJobFolder(const std::string& directory, std::string* error);
 
 // Puts lib/libcuda.so.1 and lib/libnvidia-ml.so.1 there, pointing at the libraries beside this program.
@@ -64,7 +67,8 @@ class NvmlPause {
   int fd_ = -1;
 };
 
-// Writes and reads job.json. Writing replaces it in one step.
+// Writes and reads job.json. Writing replaces it in one step. Reading fails if somebody else could have written it: then
+// a tool would do to processes and files of its own user what another user wants.
 bool WriteJob(const std::string& directory, const Job& job, std::string* error);
 bool ReadJob(const std::string& directory, Job* job, std::string* error);
 
@@ -72,7 +76,15 @@ bool ReadJob(const std::string& directory, Job* job, std::string* error);
 std::string JobToJson(const Job& job, bool one_line);
 bool JobFromJson(const std::string& text, Job* job);
 
-// Finds the folder of the job that a person calls `name`: a folder, the name of one in JobsFolder(), or a PID.
+struct FoundJob {
+  std::string directory;
+  Job job;
+};
+
+// The jobs in JobsFolders(), also those that have ended without removing their folder.
+std::vector<FoundJob> AllJobs();
+
+// Finds the folder of the job that a person calls `name`: a folder, the name of one in JobsFolders(), or a PID.
 bool FindJob(const std::string& name, std::string* directory, Job* job, std::string* error);
 
 // Removes what the tools put into the folder, and the folder if nothing else is in it.

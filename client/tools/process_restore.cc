@@ -68,9 +68,15 @@ bool ProcessRestore::Begin(const std::string& image_folder, std::string* error) 
     return false;
   }
   unlink(LogPath().c_str());
-  // Paths as the restorer sees them.
-  if (!MakeHold(error) ||
-      !RestoreCommand(job_, image_folder, job_.directory(), terminal, &plan.command, &opened_, error)) {
+  // By descriptor: what was verified is what CRIU reads. Other paths as the restorer sees them.
+  const int image = open(image_folder.c_str(), O_RDONLY | O_DIRECTORY);
+  if (image < 0) {
+    *error = "cannot open the saved processes' files: " + std::string(strerror(errno));
+    return false;
+  }
+  opened_.push_back(image);
+  if (!MakeHold(error) || !RestoreCommand(job_, "/proc/self/fd/" + std::to_string(image), job_.directory(), terminal,
+                                          &plan.command, &opened_, error)) {
     return false;
   }
   const std::string facts = CriuFactsPath(plan.command[0]);

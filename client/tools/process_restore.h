@@ -24,7 +24,8 @@ class ProcessRestore {
   ProcessRestore(const ProcessRestore&) = delete;
   ProcessRestore& operator=(const ProcessRestore&) = delete;
 
-  // Starts CRIU on the files in `image_folder`, and does not wait for it. While the caller has one thread only.
+  // Starts CRIU on the files in `image_folder`, which is opened here, and does not wait for it. While the caller has one
+  // thread only.
   bool Begin(const std::string& image_folder, std::string* error);
 
   // Waits until the processes are restored, and lets them run.

@@ -643,7 +643,7 @@ ClientChannel::~ClientChannel() = default;
 
 std::unique_ptr<ClientChannel> ClientChannel::Connect(const std::string& unix_path, const Hello& hello,
                                                       Welcome* welcome, std::string* error) try {
-  const int socket = ConnectUnix(unix_path, error);
+  const int socket = ConnectServer(unix_path, error);
   if (socket < 0) return nullptr;
   int ring_fd;
   if (!ClientHandshake(socket, hello, kHandshakeTimeoutMs, welcome, &ring_fd, error)) {

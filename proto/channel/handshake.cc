@@ -14,6 +14,7 @@
 
 #include "proto/codec/text.h"
 #include "proto/codec/wire.h"
+#include "proto/folder/private_folder.h"
 
 namespace cuda_remote {
 namespace {
@@ -270,6 +271,17 @@ int ConnectUnix(const std::string& path, std::string* error) {
     return -1;
   }
   return fd;
+}
+
+int ConnectServer(const std::string& path, std::string* error) {
+  const int fd = ConnectUnix(path, error);
+  uint32_t user = 0, pid = 0;
+  if (fd < 0 || (PeerUser(fd, &user, &pid) && IsTrustedUser(user, path))) return fd;
+  *error = "the server at " + path + " runs as user " + std::to_string(user) +
+           ", who would see all that the program does; name a server that runs as root or as user " +
+           std::to_string(geteuid());
+  close(fd);
+  return -1;
 }
 
 int ListenUnix(const std::string& path, std::string* error) {

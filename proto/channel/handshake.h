@@ -79,6 +79,8 @@ ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms);
 
 // A connection to the socket at `path`; -1 and one sentence in *error on failure.
 int ConnectUnix(const std::string& path, std::string* error);
+// The same, to a GPU server: one that runs as root or as this user, since the program's data goes there.
+int ConnectServer(const std::string& path, std::string* error);
 // A listening socket at `path`, made with mode 0600; an old socket that nobody listens on is replaced. -1 and one
 // sentence in *error on failure, also if a live server has it.
 int ListenUnix(const std::string& path, std::string* error);

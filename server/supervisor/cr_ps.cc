@@ -14,6 +14,7 @@
 #include "proto/codec/text.h"
 #include "proto/control/control.grpc.pb.h"
 #include "proto/control/credentials.h"
+#include "proto/folder/private_folder.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -102,7 +103,7 @@ void PrintTable(const control::ServerInfo& server, const control::ListSessionsRe
 }
 
 int Main(int argc, char** argv) {
-  std::string address, reason;
+  std::string address, reason, error;
   control::TlsFiles tls;
   bool json = false;
   uint64_t end = 0;
@@ -124,15 +125,16 @@ int Main(int argc, char** argv) {
   }
   if (address.empty() && getenv("CUDA_REMOTE_SERVER")) address = getenv("CUDA_REMOTE_SERVER");
   if (address.empty()) {
-    const char* const runtime = getenv("XDG_RUNTIME_DIR");
-    address = "unix:" +
-              (runtime && *runtime ? std::string(runtime) + "/cuda-remote"
-                                   : "/tmp/cuda-remote-" + std::to_string(geteuid())) +
-              "/session.sock";
+    const std::string folder = RuntimeFolders().front();
+    // Not a server that somebody else has put in its place.
+    if (access(folder.c_str(), F_OK) == 0 && !CheckFolder(folder, FolderUse::kLook, &error)) {
+      fprintf(stderr, "cr-ps: %s\n", error.c_str());
+      return kExitNoServer;
+    }
+    address = "unix:" + folder + "/session.sock";
   }
   bool local;
   const std::string target = control::ControlTarget(address, &local);
-  std::string error;
   if (!local) control::FillFromEnvironment(&tls);
   const auto credentials = control::ClientTls(local ? control::TlsFiles() : tls, &error);
   if (!credentials) {

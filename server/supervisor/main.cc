@@ -19,6 +19,7 @@
 #include "proto/control/buffer_memory.h"
 #include "proto/control/credentials.h"
 #include "proto/control/eager_poll.h"
+#include "proto/folder/private_folder.h"
 #include "server/supervisor/control_service.h"
 #include "server/supervisor/server_poller.h"
 #include "server/supervisor/spawn.h"
@@ -45,12 +46,6 @@ Exit codes: 0 ended by SIGTERM or SIGINT, 1 failure while running, 2 wrong use,
 3 cannot listen (folder or address in use).
 )";
 
-std::string DefaultDirectory() {
-  const char* const runtime = getenv("XDG_RUNTIME_DIR");
-  if (runtime && *runtime) return std::string(runtime) + "/cuda-remote";
-  return "/tmp/cuda-remote-" + std::to_string(geteuid());
-}
-
 int Main(int argc, char** argv) {
   control::KeepBufferMemory();
   control::PollEagerly();
@@ -60,7 +55,8 @@ int Main(int argc, char** argv) {
   app.footer(kExamples);
   app.set_version_flag("--version", "cr-server, wire version " + std::to_string(kWireVersion));
   app.add_option("--dir", options.directory,
-                 "folder for the sockets (default: $XDG_RUNTIME_DIR/cuda-remote or /tmp/cuda-remote-UID)");
+                 "folder for the sockets (default: $XDG_RUNTIME_DIR/cuda-remote, /run/cuda-remote (root), "
+                 "/run/user/UID/cuda-remote or /tmp/cuda-remote-UID)");
   app.add_option("--listen", options.listen, "also serve other hosts, at HOST:PORT (port 0: any free one)");
   app.add_option("--tls-cert", options.tls.cert, "this server's certificate, PEM (or CUDA_REMOTE_TLS_CERT)");
   app.add_option("--tls-key", options.tls.key, "its key (or CUDA_REMOTE_TLS_KEY)");
@@ -98,7 +94,7 @@ int Main(int argc, char** argv) {
   logger->flush_on(spdlog::level::trace);
   spdlog::set_default_logger(logger);
 
-  if (options.directory.empty()) options.directory = DefaultDirectory();
+  if (options.directory.empty()) options.directory = RuntimeFolders().front();
   if (options.directory[0] != '/') {
     char folder[4096];
     if (getcwd(folder, sizeof(folder))) options.directory = std::string(folder) + "/" + options.directory;

@@ -10,7 +10,6 @@
 #include <sys/file.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +18,7 @@
 #include <utility>
 
 #include "proto/channel/handshake.h"
+#include "proto/folder/private_folder.h"
 #include "proto/nvml/query.h"
 #include "server/supervisor/spawn.h"
 
@@ -75,20 +75,8 @@ Supervisor::~Supervisor() {
 
 bool Supervisor::MakeDirectory(std::string* error) {
   const std::string& directory = options_.directory;
-  if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
-    *error = "cannot make the folder " + directory + ": " + strerror(errno);
-    return false;
-  }
-  struct stat status;
-  if (stat(directory.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) {
-    *error = directory + " is not a folder";
-    return false;
-  }
-  // Who can write to the folder can put a socket of his own in our place.
-  if (status.st_uid != geteuid() || (status.st_mode & 022) != 0) {
-    *error = directory + " must belong to the user who runs cr-server, and nobody else may write to it (chmod 700)";
-    return false;
-  }
+  // Who can write to the folder, or to one above it, can put a socket of his own in our place.
+  if (!CheckFolder(directory, FolderUse::kServe, error)) return false;
   lock_fd_ = open((directory + "/server.lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
   if (lock_fd_ < 0 || flock(lock_fd_, LOCK_EX | LOCK_NB) != 0) {
     *error = errno == EWOULDBLOCK ? "another cr-server is running in " + directory

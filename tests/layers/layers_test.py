@@ -30,6 +30,7 @@ IN_LIBRARY = (
     "proto/channel",
     "proto/codec",
     "proto/driverabi",
+    "proto/folder",
     "proto/nvml",
     "replay/handles",
     "replay/log",

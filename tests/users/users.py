@@ -1,0 +1,481 @@
+#!/usr/bin/env python3
+"""Several users of one machine: what an attacker prepares must not reach the victim's or root's programs.
+
+Needs root: the users are played by processes with their numbers. Python 3 standard library only.
+
+Usage: users.py --product FOLDER --apps FOLDER [--only CASE,CASE] [--keep] [--list]
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+import traceback
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "matrix"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "matrix"))
+import harness  # noqa: E402
+from harness import Failure  # noqa: E402
+
+# Numbers that no machine gives to its users. A run takes its own ones, so that two runs do not meet in /tmp.
+VICTIM = 1_500_000_000 + os.getpid() * 2
+ATTACKER = VICTIM + 1
+LIMIT = 60
+PYTHON = "/usr/bin/python3"  # one that other users can run, too
+CASES = {}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+class Context:
+    def __init__(self, lab, options):
+        self.lab = lab
+        # Others must be able to read it. Folders below are as a case makes them.
+        os.chmod(lab.folder, 0o755)
+        self.product = os.path.join(lab.folder, "product")
+        shutil.copytree(options.product, self.product, symlinks=False)
+        for folder, _, leaves in os.walk(self.product):
+            os.chmod(folder, 0o755)
+            for leaf in leaves:
+                os.chmod(os.path.join(folder, leaf), 0o755)
+        program = harness.find(options.apps, "globals")
+        if program is None:
+            raise Failure(f"the program globals is not in {options.apps}")
+        self.program = os.path.join(self.product, "globals")
+        shutil.copy(program, self.program)
+        self.shared = self.folder("shared", 0o1777)
+
+    def folder(self, name, mode, owner=0):
+        path = os.path.join(self.lab.folder, name)
+        os.mkdir(path)
+        os.chown(path, owner, owner)
+        os.chmod(path, mode)
+        return path
+
+    def tool(self, name):
+        return os.path.join(self.product, name)
+
+    def command(self, steps=40):
+        return [self.program, "--steps", str(steps)]
+
+    def environment(self, variables):
+        full = {key: value for key, value in os.environ.items() if not key.startswith(("CUDA_REMOTE", "XDG_"))}
+        full["CUDA_REMOTE_DRIVER"] = self.tool("libsoftgpu.so")
+        full.update(variables)
+        return full
+
+    def run(self, user, command, limit=LIMIT, umask=0o022, **variables):
+        """The ended process, with its output as text."""
+        try:
+            return subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=limit,
+                env=self.environment(variables), cwd="/", user=user, group=user, extra_groups=[], umask=umask,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as ended:
+            raise Failure(f"{' '.join(command)} did not end within {limit} s: {ended.stderr}")
+
+    def start(self, user, command, **variables):
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=self.environment(variables), cwd="/", user=user, group=user, extra_groups=[], start_new_session=True,
+        )  # fmt: skip
+        self.lab.processes.append(Started(child))
+        return child
+
+    def python(self, user, text, *arguments):
+        """Runs `text` as `user`, with no umask."""
+        ended = self.run(user, [PYTHON, "-c", text, *arguments], umask=0)
+        if ended.returncode != 0:
+            raise Failure(f"the other user's part failed: {ended.stderr}")
+
+
+class Started:
+    """A process for the lab to end."""
+
+    def __init__(self, child):
+        self.child = child
+        self.pid = child.pid
+        self.log = self.out = os.devnull
+        self.name = "process"
+
+    def running(self):
+        return self.child.poll() is None
+
+    def end(self):
+        if self.running():
+            os.killpg(self.pid, signal.SIGTERM)
+            try:
+                self.child.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.pid, signal.SIGKILL)
+                self.child.wait(10)
+
+
+def refused(ended, *words):
+    """The process ended by itself with an error that has all of these words."""
+    if ended.returncode <= 0:
+        raise Failure(f"{ended.args} ended with {ended.returncode}, but must refuse:\n{ended.stdout}\n{ended.stderr}")
+    for word in words:
+        if word not in ended.stderr:
+            raise Failure(f"{ended.args} does not say {word!r}:\n{ended.stderr}")
+
+
+def worked(ended):
+    if ended.returncode != 0:
+        raise Failure(f"{ended.args} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
+    return ended
+
+
+PREPARE = """
+import os, sys
+for path in sys.argv[1:]:
+    os.mkdir(path, 0o777)
+"""
+
+
+@case
+def job_folder(context):
+    """The folder in /tmp where a user's jobs will be is made beforehand by somebody else, openly or as a link."""
+    base = f"/tmp/cuda-remote-{VICTIM}"
+    run = [context.tool("cr-run"), "--", "/bin/echo", "it ran"]
+    try:
+        context.python(ATTACKER, PREPARE, base, base + "/jobs")
+        refused(context.run(VICTIM, run), base, f"belongs to user {ATTACKER}")
+        if os.listdir(base + "/jobs"):
+            raise Failure("cr-run has made something in the attacker's folder")
+        # The victim can name another place.
+        home = context.folder("home", 0o700, VICTIM)
+        worked(context.run(VICTIM, run, XDG_RUNTIME_DIR=home))
+        worked(context.run(VICTIM, run[:1] + ["--job-dir", home + "/job"] + run[1:]))
+        # A link of the attacker's, to a folder that is the victim's own.
+        shutil.rmtree(base)
+        context.python(ATTACKER, "import os, sys; os.symlink(sys.argv[1], sys.argv[2])", home, base)
+        refused(context.run(VICTIM, run), base, f"belongs to user {ATTACKER}")
+        os.unlink(base)
+        # With nothing there it works, and what it makes is closed.
+        worked(context.run(VICTIM, run))
+        facts = os.lstat(base)
+        if facts.st_uid != VICTIM or facts.st_mode & 0o077:
+            raise Failure(f"{base} is open to others: {stat.filemode(facts.st_mode)}")
+    finally:
+        if os.path.islink(base):
+            os.unlink(base)
+        shutil.rmtree(base, ignore_errors=True)
+
+
+@case
+def renamed_folder(context):
+    """A folder above the job's that others may write to: they could rename the job's folder and put theirs there."""
+    for user, mode in ((VICTIM, 0o777), (VICTIM, 0o770), (0, 0o777), (0, 0o775)):
+        base = context.folder(f"base-{user}-{mode:o}", mode, user)
+        os.mkdir(base + "/jobs", 0o700)
+        os.chown(base + "/jobs", user, user)
+        ended = context.run(user, [context.tool("cr-run"), "--job-dir", base + "/jobs/one", "--", "/bin/echo", "it ran"])
+        refused(ended, base, "may be written by other users")
+        # As it is often made: by hand, and open.
+        inner = context.folder(f"inner-{user}-{mode:o}", 0o755, user)
+        os.mkdir(inner + "/cuda-remote")
+        os.mkdir(inner + "/cuda-remote/jobs")
+        for path in (inner + "/cuda-remote", inner + "/cuda-remote/jobs"):
+            os.chown(path, user, user)
+        os.chmod(inner + "/cuda-remote/jobs", mode)
+        ended = context.run(user, [context.tool("cr-run"), "--", "/bin/echo", "it ran"], XDG_RUNTIME_DIR=inner)
+        refused(ended, inner + "/cuda-remote/jobs", "may be written by other users")
+
+
+@case
+def own_library(context):
+    """The attack itself: somebody else's libcuda.so.1 in the job's folder is never loaded, however he tries."""
+    source = os.path.join(context.lab.folder, "bad.c")
+    library = os.path.join(context.lab.folder, "bad.so")
+    with open(source, "w") as f:
+        f.write(
+            '#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void Run(void) '
+            '{ dprintf(1, "ATTACKED %d\\n", (int)geteuid()); }\n'
+        )
+    subprocess.run(["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, source], check=True)
+    os.chmod(library, 0o755)
+    attack = """
+import os, shutil, sys
+base, library = sys.argv[1:]
+while True:
+    for step in (lambda: os.mkdir(base), lambda: os.mkdir(base + "/jobs"), lambda: os.chmod(base, 0o777),
+                 lambda: os.chmod(base + "/jobs", 0o777)):
+        try: step()
+        except OSError: pass
+    for folder, names, _ in os.walk(base):
+        for name in names:
+            if name == "lib":
+                path = os.path.join(folder, name, "libcuda.so.1")
+                try:
+                    os.unlink(path); os.symlink(library, path)
+                except OSError: pass
+            else:
+                path = os.path.join(folder, name)
+                try:
+                    os.rename(path, path + ".away"); os.makedirs(path + "/lib"); os.symlink(library, path + "/lib/libcuda.so.1")
+                except OSError: pass
+    try:
+        if os.stat(base).st_uid == os.geteuid(): shutil.rmtree(base, ignore_errors=True)
+    except OSError: pass
+"""
+    for user in (VICTIM, 0):
+        base = os.path.join(context.shared, f"runtime-{user}")
+        attacker = context.start(ATTACKER, [PYTHON, "-c", attack, base + "/cuda-remote", library])
+        attempts, ran = 0, 0
+        deadline = time.monotonic() + 8
+        while time.monotonic() < deadline or ran + attempts < 3:
+            os.makedirs(base, exist_ok=True)
+            os.chown(base, user, user)
+            os.chmod(base, 0o1777)
+            attempts += 1
+            ended = context.run(
+                user,
+                [context.tool("cr-run"), "--server", "unix:/none", "--", PYTHON, "-c",
+                 "import ctypes, time; time.sleep(0.05); ctypes.CDLL('libcuda.so.1'); print('loaded')"],
+                XDG_RUNTIME_DIR=base,
+            )  # fmt: skip
+            if "ATTACKED" in ended.stdout:
+                raise Failure(f"attempt {attempts} as user {user} ran the attacker's code:\n{ended.stdout}")
+            if ended.returncode == 0:
+                ran += 1
+            elif "cr-run:" not in ended.stderr:
+                raise Failure(f"attempt {attempts} failed in another way:\n{ended.stdout}\n{ended.stderr}")
+            shutil.rmtree(base + "/cuda-remote", ignore_errors=True)
+        if attacker.poll() is not None:
+            raise Failure(f"the attacker has ended by itself: {attacker.stderr.read()}")
+        attacker.kill()
+        attacker.wait()
+        print(f"    user {user}: {attempts} attempts, {ran} ran with their own library", flush=True)
+
+
+@case
+def server_folder(context):
+    """cr-server makes no sockets where somebody else could replace them, and cr-ps asks nobody there."""
+    base = f"/tmp/cuda-remote-{VICTIM}"
+    server = [context.tool("cr-server"), "--workers", "0"]
+    try:
+        context.python(ATTACKER, PREPARE, base)
+        refused(context.run(VICTIM, server), base, f"belongs to user {ATTACKER}")
+        refused(context.run(VICTIM, [context.tool("cr-ps")]), base, f"belongs to user {ATTACKER}")
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    open_one = context.folder("open", 0o777, VICTIM)
+    refused(context.run(VICTIM, server + ["--dir", open_one]), open_one, "may be written by other users")
+    below = context.folder("above", 0o777, VICTIM) + "/server"
+    os.mkdir(below, 0o700)
+    os.chown(below, VICTIM, VICTIM)
+    refused(context.run(VICTIM, server + ["--dir", below]), "may be written by other users")
+
+
+@case
+def foreign_server(context):
+    """A server of another user is not given a program's data."""
+    theirs = context.folder("theirs", 0o711, ATTACKER)
+    path = theirs + "/session.sock"
+    # It takes whatever comes.
+    listen = "import os, socket, sys, time; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); " \
+             "s.bind(sys.argv[1]); os.chmod(sys.argv[1], 0o777); s.listen(8); time.sleep(600)"  # fmt: skip
+    context.start(ATTACKER, [PYTHON, "-c", listen, path])
+    harness.wait_for(lambda: harness.connects(path), LIMIT, lambda: "the attacker's server does not listen")
+    home = context.folder("home", 0o700, VICTIM)
+    for user in (VICTIM, 0):
+        ended = context.run(
+            user, [context.tool("cr-run"), "--server", "unix:" + path, "--job-dir", f"{home if user else context.lab.folder}/job", "--"]
+            + context.command(),
+        )  # fmt: skip
+        refused(ended, f"runs as user {ATTACKER}")
+
+
+@case
+def foreign_job(context):
+    """A job folder that another user has made: root's tools and the victim's neither believe nor touch what is in it."""
+    job = os.path.join(context.shared, "job")
+    precious = os.path.join(context.lab.folder, "precious")
+    with open(precious, "w") as f:
+        f.write("as it was\n")
+    facts = {
+        "name": "job", "command": ["x"], "pid": os.getpid(), "inner_pid": 2, "runner_pid": os.getpid(), "gpu": -1,
+        "init_pid": os.getpid(), "pid_namespace": str(os.stat("/proc/self/ns/pid").st_ino), "directory": job,
+    }  # fmt: skip
+    context.python(
+        ATTACKER,
+        "import os, sys; job, facts, precious = sys.argv[1:]; os.mkdir(job, 0o755); "
+        "open(job + '/job.json', 'w').write(facts); "
+        "[os.symlink(precious, job + '/' + name) for name in "
+        "('gpu-server', 'gpu-server.new', 'job.json.new', 'nvml.lock', 'stopped', 'criu-dump.log')]",
+        job, json.dumps(facts), precious,
+    )  # fmt: skip
+    image = os.path.join(context.lab.folder, "image")
+    for user in (0, VICTIM):
+        for command in (
+            [context.tool("cr-checkpoint"), job, image],
+            [context.tool("cr-checkpoint"), "--stop", job, image],
+            [context.tool("cr-migrate"), job, "--to", "unix:/none"],
+            [context.tool("cr-trace"), "--seconds", "1", job],
+            [context.tool("cr-run"), "--job-dir", job, "--", "/bin/echo", "it ran"],
+        ):
+            refused(context.run(user, command), job, f"belongs to user {ATTACKER}")
+    with open(precious) as f:
+        if f.read() != "as it was\n":
+            raise Failure("a file of root's was changed through the attacker's links")
+    if os.path.exists(image) or os.path.exists(image + ".partial"):
+        raise Failure("an image of the attacker's job was begun")
+
+
+def image_of_root(context, name="image"):
+    """A stopped job of root's: its image."""
+    job = os.path.join(context.lab.folder, name + ".job")
+    image = os.path.join(context.lab.folder, name)
+    sync = os.path.join(context.lab.folder, name + ".sync")
+    child = context.start(
+        0, [context.tool("cr-run"), "--job-dir", job, "--"] + context.command(), CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="3"
+    )  # fmt: skip
+    paused = lambda: os.path.exists(sync) and "paused 3" in open(sync).read()
+    harness.wait_for(lambda: paused() or child.poll() is not None, LIMIT, lambda: "the job did not come to step 3")
+    worked(context.run(0, [context.tool("cr-checkpoint"), "--stop", job, image]))
+    child.wait(LIMIT)
+    open(sync + ".go.3", "w").close()
+    return image
+
+
+@case
+def partial_folder(context):
+    """A DIR.partial, DIR or DIR.old in a folder that all may write to, made beforehand by somebody else."""
+    job = os.path.join(context.lab.folder, "job")
+    sync = os.path.join(context.lab.folder, "sync")
+    child = context.start(
+        0, [context.tool("cr-run"), "--job-dir", job, "--"] + context.command(), CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="3"
+    )  # fmt: skip
+    paused = lambda: os.path.exists(sync) and "paused 3" in open(sync).read()
+    harness.wait_for(lambda: paused() or child.poll() is not None, LIMIT, lambda: "the job did not come to step 3")
+    image = os.path.join(context.shared, "image")
+    save = [context.tool("cr-checkpoint"), job, image]
+    context.python(ATTACKER, PREPARE, image + ".partial")
+    refused(context.run(0, save), image + ".partial", f"belongs to user {ATTACKER}")
+    os.rmdir(image + ".partial")
+    # A link to a folder of root's own.
+    kept = context.folder("kept", 0o700)
+    os.mkdir(kept + "/memory")
+    context.python(ATTACKER, "import os, sys; os.symlink(sys.argv[1], sys.argv[2])", kept, image + ".partial")
+    refused(context.run(0, save), image + ".partial")
+    if not os.path.isdir(kept + "/memory"):
+        raise Failure("what the attacker's link leads to was removed")
+    os.unlink(image + ".partial")
+    # Something that looks like an image, to be replaced, or to be put back.
+    for name in (image, image + ".old"):
+        context.python(ATTACKER, PREPARE, name)
+        context.python(ATTACKER, "import sys; open(sys.argv[1] + '/manifest.pb', 'w')", name)
+        ended = context.run(0, save)
+        if name == image:
+            refused(ended, image, f"belongs to user {ATTACKER}")
+        else:
+            worked(ended)
+            shutil.rmtree(image)
+        shutil.rmtree(name)
+    # A folder of root's own that others may write to: they may have put links there.
+    os.mkdir(image + ".partial")
+    os.chmod(image + ".partial", 0o777)
+    refused(context.run(0, save), image + ".partial", "may be written by other users")
+    os.rmdir(image + ".partial")
+    # With nothing in the way the image is root's, and closed.
+    worked(context.run(0, save))
+    for folder, names, leaves in os.walk(image):
+        for path in [folder] + [os.path.join(folder, name) for name in names + leaves]:
+            facts = os.lstat(path)
+            if facts.st_uid != 0 or facts.st_mode & 0o022:
+                raise Failure(f"{path} is open to others: user {facts.st_uid}, {stat.filemode(facts.st_mode)}")
+
+
+@case
+def foreign_image(context):
+    """An image that another user owns, or may write to in any part of it, is not run by root unless told so."""
+    image = image_of_root(context)
+    restart = [context.tool("cr-restart"), image]
+    parts = [image] + [os.path.join(f, name) for f, names, leaves in os.walk(image) for name in names + leaves]
+    for path in parts[:3] + [p for p in parts if "/client/" in p][:2] + [image + "/memory/index", image + "/client"]:
+        before = os.lstat(path)
+        os.chown(path, ATTACKER, ATTACKER)
+        refused(context.run(0, restart), path, f"belongs to user {ATTACKER}", "--trust-owner")
+        os.chown(path, 0, 0)
+        os.chmod(path, before.st_mode | 0o020)
+        refused(context.run(0, restart), path, "may be written by other users", "--trust-owner")
+        os.chmod(path, before.st_mode & 0o7777)
+    # Others may look at it.
+    for path in parts:
+        os.chown(path, ATTACKER, ATTACKER)
+    worked(context.run(0, [context.tool("cr-inspect"), "--verify", image]))
+    refused(context.run(0, restart), f"belongs to user {ATTACKER}")
+    worked(context.run(0, restart + ["--trust-owner"]))
+
+
+@case
+def links_in_image(context):
+    """A symbolic link in an image, or in the place of one of its folders, is refused."""
+    image = image_of_root(context)
+    restart = [context.tool("cr-restart"), "--trust-owner", image]
+    for path in (image + "/more", image + "/client/more.img", image + "/memory/more"):
+        os.symlink("/etc/passwd", path)
+        refused(context.run(0, restart), path, "symbolic link")
+        os.unlink(path)
+    for name in ("client", "memory"):
+        moved = os.path.join(context.lab.folder, "moved")
+        os.rename(f"{image}/{name}", moved)
+        os.symlink(moved, f"{image}/{name}")
+        refused(context.run(0, restart), f"{image}/{name}", "symbolic link")
+        os.unlink(f"{image}/{name}")
+        os.rename(moved, f"{image}/{name}")
+    os.mkfifo(image + "/client/pipe")
+    refused(context.run(0, restart), "neither a file nor a folder")
+    os.unlink(image + "/client/pipe")
+    # A link to the image is the user's own way to name it.
+    link = os.path.join(context.lab.folder, "link")
+    os.symlink(image, link)
+    worked(context.run(0, restart[:-1] + [link]))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--product", required="--list" not in sys.argv)
+    parser.add_argument("--apps", required="--list" not in sys.argv)
+    parser.add_argument("--only", default=",".join(CASES))
+    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    if options.list:
+        for name, function in CASES.items():
+            print(f"{name:24} {function.__doc__}")
+        return
+    if os.geteuid() != 0:
+        sys.exit("users.py plays several users, which needs root")
+    failed = 0
+    for name in options.only.split(","):
+        if name not in CASES:
+            parser.error(f"{name} is not one of: {' '.join(CASES)}")
+        start = time.monotonic()
+        error = None
+        try:
+            with harness.Lab(options.product, keep=options.keep) as lab:
+                CASES[name](Context(lab, options))
+        except Failure as failure:
+            error = str(failure)
+        except Exception:
+            error = traceback.format_exc()
+        failed += error is not None
+        print(f"{'FAIL' if error else 'ok  '} {name:24} {time.monotonic() - start:7.2f} s", flush=True)
+        if error:
+            print("    " + error.replace("\n", "\n    "), flush=True)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

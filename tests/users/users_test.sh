@@ -1,0 +1,5 @@
+#!/bin/sh
+# Runs cases of users.py on what Bazel built: users_test.sh CASE,CASE...
+here="$(dirname "$0")"
+product="$(dirname "$(readlink -f "$here/../matrix/product/cr-run")")"
+exec /usr/bin/python3 "$here/users.py" --product "$product" --apps "$here/../apps" --only "$1"
