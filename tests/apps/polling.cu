@@ -1,6 +1,7 @@
 // Host and kernels that look at each other's writes in registered memory while a kernel runs, without a CUDA call in
-// between: memory of malloc, registered in the middle of a page, and shared memory whose name is gone by then. NCCL's
-// transport through shared memory works so. A forked child goes on with what was there at the fork.
+// between: memory of malloc, registered in the middle of a page, and shared memory whose name is gone by then and whose
+// size is no whole number of pages. NCCL's transport through shared memory works so. A forked child goes on with what
+// was there at the fork.
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -44,8 +45,8 @@ int main(int argc, char** argv) {
   char name[64];
   snprintf(name, sizeof name, "/dev/shm/polling-%d-%p", int(getpid()), static_cast<void*>(block));
   const int fd = open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
-  APP_CHECK(fd >= 0 && ftruncate(fd, 3 * 4096) == 0);
-  void* const mapping = mmap(nullptr, 2 * 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 4096);
+  APP_CHECK(fd >= 0 && ftruncate(fd, 4096 + sizeof(Court)) == 0);
+  void* const mapping = mmap(nullptr, sizeof(Court), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 4096);
   APP_CHECK(mapping != MAP_FAILED);
   close(fd);
   unlink(name);

@@ -40,7 +40,8 @@ void* MapAt(int fd, const wire::OpHostMap_Request& in) {
   }
   struct stat facts;
   if (fstat(fd, &facts) != 0 || !S_ISREG(facts.st_mode)) return nullptr;
-  const uint64_t size = uint64_t(facts.st_size);
+  // The last page of a file can be mapped whole.
+  const uint64_t size = (uint64_t(facts.st_size) + kHostPage - 1) / kHostPage * kHostPage;
   if (in.offset > size || in.bytes > size - in.offset) return nullptr;
   void* const got = mmap(wanted, in.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, off_t(in.offset));
   if (got == MAP_FAILED) return nullptr;
