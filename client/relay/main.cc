@@ -26,6 +26,7 @@
 #include "proto/control/buffer_memory.h"
 #include "proto/control/credentials.h"
 #include "proto/control/eager_poll.h"
+#include "proto/frame/version.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -66,7 +67,7 @@ int Main(int argc, char** argv) {
   int watch_fd = -1, ready_fd = -1;
   CLI::App app("Brings a cr-server on another host to this one: programs connect to a socket here.", "cr-relay");
   app.footer(kExamples);
-  app.set_version_flag("--version", "cr-relay, wire version " + std::to_string(kWireVersion));
+  app.set_version_flag("--version", VersionLine("cr-relay"));
   app.add_option("--connect", connect, "the server, HOST:PORT")->required();
   app.add_option("--socket", path, "where programs connect")->required();
   app.add_option("--tls-cert", tls.cert, "own certificate, PEM");

@@ -23,6 +23,7 @@
 #include "client/tools/steps.h"
 #include "proto/codec/text.h"
 #include "proto/frame/frame.h"
+#include "proto/frame/version.h"
 
 namespace cuda_remote::client::tools {
 namespace {
@@ -173,7 +174,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
     *error = "interrupted";
     return false;
   }
-  info.product_version = "wire version " + std::to_string(kWireVersion);
+  info.product_version = kVersion;
   info.job = Printable(held->info().job);
   info.program = CommandOf(job);
   info.pid = uint32_t(job.inner_pid());
@@ -292,7 +293,7 @@ int Main(int argc, char** argv) {
   Options options;
   CLI::App app("Saves a running job: its GPU memory, its GPU objects and its process.", kTool);
   app.footer(std::string(kWhichJob) + kExamples);
-  app.set_version_flag("--version", "cr-checkpoint, wire version " + std::to_string(kWireVersion));
+  app.set_version_flag("--version", VersionLine("cr-checkpoint"));
   app.add_option("JOB", options.job, "which job")->required();
   app.add_option("DIR", options.image, "the image, a folder; an older image there is replaced")->required();
   app.add_flag("--stop", options.stop, "end the job once it is saved");

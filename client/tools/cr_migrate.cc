@@ -15,7 +15,7 @@
 #include "client/tools/job.h"
 #include "client/tools/modules.h"
 #include "client/tools/progress.h"
-#include "proto/frame/frame.h"
+#include "proto/frame/version.h"
 
 namespace cuda_remote::client::tools {
 namespace {
@@ -115,7 +115,7 @@ int Main(int argc, char** argv) {
   Options options;
   CLI::App app("Moves a running job's GPU side to another GPU server.", kTool);
   app.footer(std::string(kWhichJob) + kExamples);
-  app.set_version_flag("--version", "cr-migrate, wire version " + std::to_string(kWireVersion));
+  app.set_version_flag("--version", VersionLine("cr-migrate"));
   app.add_option("JOB", options.job, "which job")->required();
   app.add_option("--to", options.to, "the GPU server: unix:PATH or HOST:PORT")->required();
   app.add_option("--gpu", options.gpu, "the only GPU that the job gets there (ordinal)")->check(CLI::Range(0, 255));

@@ -15,7 +15,7 @@
 #include "client/tools/isolate.h"
 #include "client/tools/job.h"
 #include "proto/codec/text.h"
-#include "proto/frame/frame.h"
+#include "proto/frame/version.h"
 
 extern char** environ;
 
@@ -76,7 +76,7 @@ int Main(int argc, char** argv) {
   bool plain = false;
   CLI::App app("Runs a CUDA program with its GPU elsewhere: cr-run [OPTIONS] [--] PROGRAM [ARGUMENTS]", kTool);
   app.footer(kExamples);
-  app.set_version_flag("--version", "cr-run, wire version " + std::to_string(kWireVersion));
+  app.set_version_flag("--version", VersionLine("cr-run"));
   app.add_option("--server", server,
                  "the GPU server: unix:PATH or HOST:PORT (default: $CUDA_REMOTE_SERVER, else one of the job's own)");
   app.add_option("--gpu", gpu, "the only GPU that the program sees (ordinal; default: all)")->check(CLI::Range(0, 255));

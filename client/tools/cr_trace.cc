@@ -16,7 +16,7 @@
 #include "client/agent/agent_client.h"
 #include "client/tools/foreground.h"
 #include "client/tools/job.h"
-#include "proto/frame/frame.h"
+#include "proto/frame/version.h"
 
 namespace cuda_remote::client::tools {
 namespace {
@@ -123,7 +123,7 @@ int Main(int argc, char** argv) {
   Options options;
   CLI::App app("Records a running job's CUDA calls for some seconds.", kTool);
   app.footer(std::string(kWhichJob) + kExamples);
-  app.set_version_flag("--version", "cr-trace, wire version " + std::to_string(kWireVersion));
+  app.set_version_flag("--version", VersionLine("cr-trace"));
   app.add_option("JOB", options.job, "which job")->required();
   app.add_option("-s,--seconds", options.seconds, "for how long")
       ->capture_default_str()

@@ -8,6 +8,7 @@
 #include <exception>
 #include <string>
 
+#include "proto/frame/version.h"
 #include "replay/inspect/json.h"
 #include "replay/inspect/print.h"
 #include "replay/inspect/summary.h"
@@ -123,6 +124,7 @@ int Run(const Options& options) {
 
 int Main(int argc, char** argv) {
   CLI::App app{"Prints, verifies and compares checkpoint images."};
+  app.set_version_flag("--version", VersionLine("cr-inspect"));
   Options options;
   app.add_option("DIR", options.dir, "the image")->required();
   app.add_flag("--verify", options.verify, "compare every file with its checksums");

@@ -10,6 +10,7 @@
 
 #include "CLI/CLI.hpp"
 #include "proto/channel/handshake.h"
+#include "proto/frame/version.h"
 #include "server/nvml/answerer.h"
 #include "server/nvml/ask.h"
 #include "server/nvml/source.h"
@@ -77,6 +78,7 @@ int main(int argc, char** argv) {
   using cuda_remote::server::Options;
   Options options;
   CLI::App app("cr-nvml: answers questions about a cr-server's GPUs. Started by cr-server, not by hand.");
+  app.set_version_flag("--version", cuda_remote::VersionLine("cr-nvml"));
   app.add_option("--link-fd", options.link_fd, "socket to cr-server");
   app.add_option("--log-level", options.log_level, "trace, debug, info, warn, error or off");
   app.add_option("--driver", options.driver, "CUDA driver library (default: the machine's own, else the software GPU)");

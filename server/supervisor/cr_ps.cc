@@ -15,6 +15,7 @@
 #include "proto/control/control.grpc.pb.h"
 #include "proto/control/credentials.h"
 #include "proto/folder/private_folder.h"
+#include "proto/frame/version.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -108,6 +109,7 @@ int Main(int argc, char** argv) {
   bool json = false;
   uint64_t end = 0;
   CLI::App app("Shows the sessions of a cr-server.", "cr-ps");
+  app.set_version_flag("--version", VersionLine("cr-ps"));
   app.footer(kExamples);
   app.add_option("--server", address,
                  "unix:PATH of the server's socket or folder, or HOST:PORT (default: $CUDA_REMOTE_SERVER, "

@@ -20,6 +20,7 @@
 #include "proto/control/credentials.h"
 #include "proto/control/eager_poll.h"
 #include "proto/folder/private_folder.h"
+#include "proto/frame/version.h"
 #include "server/supervisor/control_service.h"
 #include "server/supervisor/server_poller.h"
 #include "server/supervisor/spawn.h"
@@ -53,7 +54,7 @@ int Main(int argc, char** argv) {
   Options options;
   CLI::App app("Serves this machine's GPU to CUDA programs that run under cr-run.", "cr-server");
   app.footer(kExamples);
-  app.set_version_flag("--version", "cr-server, wire version " + std::to_string(kWireVersion));
+  app.set_version_flag("--version", VersionLine("cr-server"));
   app.add_option("--dir", options.directory,
                  "folder for the sockets (default: $XDG_RUNTIME_DIR/cuda-remote, /run/cuda-remote (root), "
                  "/run/user/UID/cuda-remote or /tmp/cuda-remote-UID)");

@@ -22,6 +22,7 @@
 #include "proto/channel/server_channel.h"
 #include "proto/driverabi/error_names.h"
 #include "proto/driverabi/visible_devices.h"
+#include "proto/frame/version.h"
 #include "server/worker/address_layout.h"
 #include "server/worker/device_arena.h"
 #include "server/worker/executor.h"
@@ -330,6 +331,7 @@ int main(int argc, char** argv) {
   using cuda_remote::server::Options;
   Options options;
   CLI::App app("cr-worker: serves one cuda-remote session. Started by cr-server, not by hand.");
+  app.set_version_flag("--version", cuda_remote::VersionLine("cr-worker"));
   app.add_option("--link-fd", options.link_fd, "socket to cr-server");
   app.add_option("--log-level", options.log_level, "trace, debug, info, warn, error or off");
   app.add_option("--driver", options.driver, "CUDA driver library (default: the machine's own, else the software GPU)");
