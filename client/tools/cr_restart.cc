@@ -10,6 +10,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <fstream>
+#include <set>
 #include <string>
 
 #include "ckptfmt/image_reader.h"
@@ -23,10 +24,12 @@
 #include "client/tools/job.h"
 #include "client/tools/modules.h"
 #include "client/tools/open_files.h"
+#include "client/tools/ports.h"
 #include "client/tools/process_restore.h"
 #include "client/tools/progress.h"
 #include "client/tools/steps.h"
 #include "proto/frame/frame.h"
+#include "proto/frame/version.h"
 #include "replay/replayer/replayer.h"
 
 namespace cuda_remote::client::tools {
@@ -122,6 +125,27 @@ bool CheckFiles(const Options& options, const ckptfmt::ImageReader& image, const
   return false;
 }
 
+// Sees to it that no connection that ended a moment ago, such as the stopped job's own, holds a port of the job.
+bool CheckPorts(const ckptfmt::ImageReader& image, std::string* error) {
+  std::string bytes;
+  std::set<uint16_t> ports;
+  if (!ReadImageFile(image.client_dir() + "/files.img", &bytes) || !SavedPorts(bytes, &ports)) return true;
+  bool said = false;
+  uint16_t last = 0;
+  const auto waiting = [&](uint16_t port) {
+    last = port;
+    if (!said) {
+      Say(kTool, "TCP port " + std::to_string(port) +
+                     " of the job is held by a connection that has ended; the kernel frees it within a minute");
+    }
+    said = true;
+    return !Interrupted();
+  };
+  if (FreePorts(ports, waiting) || last == 0) return true;
+  *error = "interrupted while waiting for TCP port " + std::to_string(last);
+  return false;
+}
+
 // A GPU session with all objects that the job had; their memory is still to be loaded.
 std::unique_ptr<ClientChannel> RestoreObjects(const Options& options, const GpuHost& host, const Job& job,
                                               const ckptfmt::ImageReader& image, const replay::Log& log, Steps* steps,
@@ -206,7 +230,7 @@ int Run(const Options& options) {
   if (!why.empty()) return Fail("restoring a process needs root");
 
   std::vector<SavedFile> longer;
-  if (!CheckFiles(options, *image, job, &longer, &error)) return Fail(error);
+  if (!CheckFiles(options, *image, job, &longer, &error) || !CheckPorts(*image, &error)) return Fail(error);
   std::string directory = options.directory.empty() ? job.directory() : Absolute(options.directory);
   Job running;
   std::string ignored, library_folder;
@@ -270,7 +294,7 @@ int Main(int argc, char** argv) {
   Options options;
   CLI::App app("Brings a saved job back, on this machine and any GPU server.", kTool);
   app.footer(kExamples);
-  app.set_version_flag("--version", "cr-restart, wire version " + std::to_string(kWireVersion));
+  app.set_version_flag("--version", VersionLine("cr-restart"));
   app.add_option("DIR", options.image, "the image")->required();
   app.add_option("--server", options.server,
                  "the GPU server: unix:PATH or HOST:PORT (default: $CUDA_REMOTE_SERVER, else one of the job's own)");

@@ -1,6 +1,7 @@
 // A program with internet sockets: what the GPU has computed goes through a TCP connection that the program has with
 // itself, as those of frameworks whose processes meet at a server in one of them, and is in the kernel's queues when
-// the hook is called. A UDP socket and one that listens are open as well.
+// the hook is called. A UDP socket and two that listen are open as well, and connections to one of those have just
+// ended.
 //
 // CR_TEST_CONNECT=PORT: also a connection with somebody else on this machine, who hears of every step; once that is lost, it
 // is opened again.
@@ -40,8 +41,8 @@ static int Connect(int port) {
 }
 
 // A socket of this type that is bound to a free port.
-static int Bind(int type, int* port) {
-  int fd = socket(AF_INET, type, 0), on = 1;
+static int Bind(int type, int* port, bool reuse = true) {
+  int fd = socket(AF_INET, type, 0), on = reuse;
   sockaddr_in address = Loopback(0);
   socklen_t length = sizeof(address);
   APP_CHECK(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0);
@@ -74,6 +75,9 @@ int main(int argc, char** argv) {
   int port, udp_port;
   int listener = Bind(SOCK_STREAM, &port), datagrams = Bind(SOCK_DGRAM, &udp_port);
   APP_CHECK(listen(listener, 1) == 0);
+  // One that is bound without SO_REUSEADDR, whose connections end at this side first: their ports stay taken.
+  int strict_port, strict = Bind(SOCK_STREAM, &strict_port, false);
+  APP_CHECK(listen(strict, 1) == 0);
   Other other(getenv("CR_TEST_CONNECT"));
   int near = Connect(port), far = accept(listener, nullptr, nullptr);
   APP_CHECK(far >= 0);
@@ -96,6 +100,8 @@ int main(int argc, char** argv) {
               sizeof(step));
     int heard = 0;
     APP_CHECK(recv(datagrams, &heard, sizeof(heard), 0) == sizeof(heard) && heard == step);
+    const int visitor = Connect(strict_port), host_side = accept(strict, nullptr, nullptr);
+    APP_CHECK(host_side >= 0 && close(host_side) == 0 && recv(visitor, &heard, 1, 0) == 0 && close(visitor) == 0);
     app::Step(step);
     other.Tell(step);
     APP_CHECK(recv(far, state.data(), bytes, MSG_WAITALL) == bytes);
