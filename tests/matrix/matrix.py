@@ -89,6 +89,7 @@ FRAMEWORKS = {
     "torch_compile": (30, ("torch", "triton")),
     "torch_libraries": (12, ("torch",)),
     "torch_segments": (24, ("torch",)),
+    "torch_memory": (16, ("torch",)),
     "torch_loader": (30, ("torch",)),
     "cupy_mix": (20, ("cupy",)),
     "cupy_pools": (20, ("cupy",)),
