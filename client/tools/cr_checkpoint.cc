@@ -21,6 +21,7 @@
 #include "client/tools/job.h"
 #include "client/tools/progress.h"
 #include "client/tools/steps.h"
+#include "proto/codec/json.h"
 #include "proto/codec/text.h"
 #include "proto/frame/frame.h"
 #include "proto/frame/version.h"
@@ -248,13 +249,20 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
 void Tell(const Options& options, const Outcome& outcome) {
   const ckptfmt::ImageSizes& sizes = outcome.sizes;
   if (options.json) {
-    printf(
-        "{\"image\": \"%s\", \"seconds\": %.3f, \"paused_seconds\": %.3f, \"preparing_seconds\": %.3f, "
-        "\"reading_seconds\": %.3f, \"dumping_seconds\": %.3f, \"prepared_bytes\": %llu, "
-        "\"gpu_bytes\": %llu, \"client_bytes\": %llu, \"total_bytes\": %llu}\n",
-        options.image.c_str(), outcome.seconds, outcome.paused, outcome.preparing, outcome.reading, outcome.dumping,
-        static_cast<unsigned long long>(outcome.prepared_bytes), static_cast<unsigned long long>(sizes.region_bytes),
-        static_cast<unsigned long long>(sizes.client_bytes), static_cast<unsigned long long>(sizes.total_bytes));
+    JsonWriter json(JsonWriter::kSpaced);
+    json.Begin('{');
+    json.Member("image", options.image);
+    json.RealMember("seconds", outcome.seconds, 3);
+    json.RealMember("paused_seconds", outcome.paused, 3);
+    json.RealMember("preparing_seconds", outcome.preparing, 3);
+    json.RealMember("reading_seconds", outcome.reading, 3);
+    json.RealMember("dumping_seconds", outcome.dumping, 3);
+    json.Member("prepared_bytes", outcome.prepared_bytes);
+    json.Member("gpu_bytes", sizes.region_bytes);
+    json.Member("client_bytes", sizes.client_bytes);
+    json.Member("total_bytes", sizes.total_bytes);
+    json.End('}');
+    puts(json.text().c_str());
   } else if (!options.quiet) {
     fprintf(stderr,
             "%s: %s in %.1f s (the job stood still for %.1f s): GPU memory %s, client process %s, on the disk %s\n",

@@ -15,6 +15,7 @@
 #include "client/tools/job.h"
 #include "client/tools/modules.h"
 #include "client/tools/progress.h"
+#include "proto/codec/json.h"
 #include "proto/frame/version.h"
 
 namespace cuda_remote::client::tools {
@@ -89,8 +90,14 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   job->set_gpu(options.gpu);
   if (!WriteJob(directory, *job, &problem)) Say(kTool, problem);
   if (options.json) {
-    printf("{\"seconds\": %.3f, \"paused_seconds\": %.3f, \"gpu_bytes\": %llu, \"objects\": %zu}\n", took, stood,
-           static_cast<unsigned long long>(bytes), held->log().records());
+    JsonWriter json(JsonWriter::kSpaced);
+    json.Begin('{');
+    json.RealMember("seconds", took, 3);
+    json.RealMember("paused_seconds", stood, 3);
+    json.Member("gpu_bytes", bytes);
+    json.Member("objects", held->log().records());
+    json.End('}');
+    puts(json.text().c_str());
     fflush(stdout);
   } else if (!options.quiet) {
     fprintf(stderr, "%s: moved to %s in %.1f s (CUDA calls waited for %.1f s): GPU memory %s\n", kTool,

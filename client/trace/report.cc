@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "proto/codec/text.h"
+#include "proto/codec/json.h"
 
 namespace cuda_remote::client::trace {
 namespace {
@@ -54,21 +54,30 @@ std::string TextReport(const Report& report) {
 }
 
 std::string JsonReport(const Report& report) {
-  std::string out = "{\"program\": " + JsonQuoted(report.program) + ", ";
-  Print(&out, "\"pid\": %u, \"seconds\": %.6f, \"finished\": %s, \"calls\": [", report.pid, report.seconds,
-        report.finished ? "true" : "false");
-  const char* separator = "\n";
+  JsonWriter json(JsonWriter::kSpaced);
+  json.Begin('{');
+  json.Member("program", report.program);
+  json.Member("pid", report.pid);
+  json.RealMember("seconds", report.seconds, 6);
+  json.Member("finished", report.finished);
+  json.Begin("calls", '[');
   for (const Row& row : Sorted(report)) {
-    out += separator;
-    out += "{\"name\": " + JsonQuoted(row.name) + ", ";
-    Print(&out,
-          "\"count\": %llu, \"errors\": %llu, \"unsupported\": %llu, \"sent_bytes\": %llu, \"received_bytes\": %llu, ",
-          Number(row.count), Number(row.errors), Number(row.unsupported), Number(row.sent), Number(row.received));
-    Print(&out, "\"total_us\": %.3f, \"mean_us\": %.3f, \"max_us\": %.3f}", row.total_ns / 1e3,
-          row.count ? row.total_ns / 1e3 / row.count : 0.0, row.max_ns / 1e3);
-    separator = ",\n";
+    json.Line();
+    json.Begin('{');
+    json.Member("name", row.name);
+    json.Member("count", row.count);
+    json.Member("errors", row.errors);
+    json.Member("unsupported", row.unsupported);
+    json.Member("sent_bytes", row.sent);
+    json.Member("received_bytes", row.received);
+    json.RealMember("total_us", row.total_ns / 1e3, 3);
+    json.RealMember("mean_us", row.count ? row.total_ns / 1e3 / row.count : 0.0, 3);
+    json.RealMember("max_us", row.max_ns / 1e3, 3);
+    json.End('}');
   }
-  return out + "\n]}\n";
+  json.End(']');
+  json.End('}');
+  return json.text() + "\n";
 }
 
 std::string ExpandPath(const std::string& pattern, const std::string& directory, const std::string& job, uint32_t pid) {

@@ -2,8 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -12,7 +10,7 @@
 #include <new>
 #include <unordered_set>
 
-#include "proto/codec/text.h"
+#include "proto/codec/json.h"
 
 namespace cuda_remote::client::trace {
 namespace {
@@ -21,28 +19,42 @@ namespace {
 constexpr int kClient = 1;
 constexpr int kWorker = 2;
 
-template <typename... Values>
-void Print(std::string* out, const char* format, Values... values) {
-  char line[512];
-  const int length = snprintf(line, sizeof(line), format, values...);
-  if (length > 0) out->append(line, std::min(size_t(length), sizeof(line) - 1));
-}
-
 // Microseconds with all digits of the nanoseconds.
-void PrintTime(std::string* out, const char* key, uint64_t ns) {
-  Print(out, "\"%s\":%" PRIu64 ".%03u", key, ns / 1000, unsigned(ns % 1000));
+void TimeMember(JsonWriter* json, std::string_view key, uint64_t ns) {
+  json->Key(key);
+  json->Thousandths(ns);
 }
 
-void NameProcess(std::string* out, int process, const std::string& name) {
-  Print(out, "{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_name\",\"args\":{\"name\":", process);
-  *out += JsonQuoted(name) + "}},\n";
-  Print(out, "{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_sort_index\",\"args\":{\"sort_index\":%d}},\n",
-        process, process);
+// A line that names a process or a thread.
+void Name(JsonWriter* json, int process, uint32_t thread, const char* what, const std::string& name) {
+  json->Line();
+  json->Begin('{');
+  json->Member("ph", "M");
+  json->Member("pid", process);
+  json->Member("tid", thread);
+  json->Member("name", what);
+  json->Begin("args", '{');
+  json->Member("name", name);
+  json->End('}');
+  json->End('}');
 }
 
-void NameThread(std::string* out, int process, uint32_t thread, const std::string& name) {
-  Print(out, "{\"ph\":\"M\",\"pid\":%d,\"tid\":%u,\"name\":\"thread_name\",\"args\":{\"name\":", process, thread);
-  *out += JsonQuoted(name) + "}},\n";
+void NameProcess(JsonWriter* json, int process, const std::string& name) {
+  Name(json, process, 0, "process_name", name);
+  json->Line();
+  json->Begin('{');
+  json->Member("ph", "M");
+  json->Member("pid", process);
+  json->Member("tid", 0);
+  json->Member("name", "process_sort_index");
+  json->Begin("args", '{');
+  json->Member("sort_index", process);
+  json->End('}');
+  json->End('}');
+}
+
+void NameThread(JsonWriter* json, int process, uint32_t thread, const std::string& name) {
+  Name(json, process, thread, "thread_name", name);
 }
 
 // A thread of this process, by the name that it has given itself, if it still lives.
@@ -57,11 +69,33 @@ std::string ThreadName(uint32_t thread, uint32_t pid) {
   return name + " " + std::to_string(thread);
 }
 
-void Arrow(std::string* out, char phase, int process, uint32_t thread, uint64_t ns, uint64_t sequence) {
-  Print(out, "{\"ph\":\"%c\",%s\"cat\":\"request\",\"name\":\"request\",\"id\":%" PRIu64 ",\"pid\":%d,\"tid\":%u,",
-        phase, phase == 'f' ? "\"bp\":\"e\"," : "", sequence, process, thread);
-  PrintTime(out, "ts", ns);
-  *out += "},\n";
+void Arrow(JsonWriter* json, char phase, int process, uint32_t thread, uint64_t ns, uint64_t sequence) {
+  json->Line();
+  json->Begin('{');
+  json->Member("ph", std::string_view(&phase, 1));
+  if (phase == 'f') json->Member("bp", "e");
+  json->Member("cat", "request");
+  json->Member("name", "request");
+  json->Member("id", sequence);
+  json->Member("pid", process);
+  json->Member("tid", thread);
+  TimeMember(json, "ts", ns);
+  json->End('}');
+}
+
+// Begins the line of a call or request, up to its arguments.
+void BeginSlice(JsonWriter* json, const char* category, const std::string& name, int process, uint32_t thread,
+                uint64_t start_ns, uint64_t end_ns) {
+  json->Line();
+  json->Begin('{');
+  json->Member("ph", "X");
+  json->Member("cat", category);
+  json->Member("name", name);
+  json->Member("pid", process);
+  json->Member("tid", thread);
+  TimeMember(json, "ts", start_ns);
+  TimeMember(json, "dur", end_ns - start_ns);
+  json->Begin("args", '{');
 }
 
 }  // namespace
@@ -129,34 +163,42 @@ bool WriteAll(int fd, const char* bytes, size_t count) {
 bool WriteChromeTrace(const Timeline& timeline, int fd) {
   bool written = true;
   // The file may be much longer than what should be in memory.
-  const auto flush = [&written, fd](std::string* text, size_t limit) {
-    if (text->size() <= limit) return;
-    written = written && WriteAll(fd, text->data(), text->size());
-    text->clear();
+  JsonWriter json;
+  const auto flush = [&written, &json, fd](size_t limit) {
+    if (json.text().size() <= limit) return;
+    const std::string text = json.Take();
+    written = written && WriteAll(fd, text.data(), text.size());
   };
   constexpr size_t kPiece = 1 << 20;
-  std::string out = "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"program\":" + JsonQuoted(timeline.program) + ",";
-  Print(&out, "\"pid\":%u,\"worker_pid\":%u,\"seconds\":%.6f,", timeline.pid, timeline.worker.pid,
-        (timeline.end_ns - timeline.begin_ns) / 1e9);
-  Print(&out, "\"dropped_calls\":%" PRIu64 ",\"dropped_requests\":%" PRIu64 ",\"server_clock_error_us\":%.3f",
-        timeline.dropped, timeline.worker.dropped, timeline.worker.clock_error_ns / 1e3);
-  if (!timeline.worker.problem.empty()) out += ",\"problem\":" + JsonQuoted(timeline.worker.problem);
-  out += "},\n\"traceEvents\":[\n";
-  NameProcess(&out, kClient, timeline.program + " (process " + std::to_string(timeline.pid) + ")");
+  json.Begin('{');
+  json.Member("displayTimeUnit", "ns");
+  json.Begin("otherData", '{');
+  json.Member("program", timeline.program);
+  json.Member("pid", timeline.pid);
+  json.Member("worker_pid", timeline.worker.pid);
+  json.RealMember("seconds", double(timeline.end_ns - timeline.begin_ns) / 1e9, 6);
+  json.Member("dropped_calls", timeline.dropped);
+  json.Member("dropped_requests", timeline.worker.dropped);
+  json.RealMember("server_clock_error_us", double(timeline.worker.clock_error_ns) / 1e3, 3);
+  if (!timeline.worker.problem.empty()) json.Member("problem", timeline.worker.problem);
+  json.End('}');
+  json.Line();
+  json.Begin("traceEvents", '[');
+  NameProcess(&json, kClient, timeline.program + " (process " + std::to_string(timeline.pid) + ")");
   std::unordered_set<uint32_t> threads;
   for (const ClientEvent& event : timeline.client) {
     if (threads.insert(event.thread).second) {
-      NameThread(&out, kClient, event.thread, ThreadName(event.thread, timeline.pid));
+      NameThread(&json, kClient, event.thread, ThreadName(event.thread, timeline.pid));
     }
   }
   std::unordered_set<uint64_t> executed;
   if (!timeline.worker.events.empty()) {
-    NameProcess(&out, kWorker, "cr-worker (process " + std::to_string(timeline.worker.pid) + ")");
+    NameProcess(&json, kWorker, "cr-worker (process " + std::to_string(timeline.worker.pid) + ")");
     threads.clear();
     for (const WorkerEvent& event : timeline.worker.events) {
       if (threads.insert(event.thread).second) {
         const bool executor = event.thread == timeline.worker.pid;
-        NameThread(&out, kWorker, event.thread, executor ? "executor" : "waits " + std::to_string(event.thread));
+        NameThread(&json, kWorker, event.thread, executor ? "executor" : "waits " + std::to_string(event.thread));
       }
     }
   }
@@ -164,36 +206,43 @@ bool WriteChromeTrace(const Timeline& timeline, int fd) {
   for (const ClientEvent& event : timeline.client) sent.insert(event.sequence);
   for (const WorkerEvent& event : timeline.worker.events) {
     const auto name = timeline.worker.names.find(event.call);
-    out += "{\"ph\":\"X\",\"cat\":\"worker\",\"name\":";
-    out += JsonQuoted(name != timeline.worker.names.end() ? name->second : "call " + std::to_string(event.call));
-    Print(&out, ",\"pid\":%d,\"tid\":%u,", kWorker, event.thread);
-    PrintTime(&out, "ts", event.start_ns);
-    out += ",";
-    PrintTime(&out, "dur", event.end_ns - event.start_ns);
-    Print(&out, ",\"args\":{\"result\":%u,\"sequence\":%" PRIu64 "}},\n", event.result, event.sequence);
+    BeginSlice(&json, "worker", name != timeline.worker.names.end() ? name->second : "call " + std::to_string(event.call),
+               kWorker, event.thread, event.start_ns, event.end_ns);
+    json.Member("result", event.result);
+    json.Member("sequence", event.sequence);
+    json.End('}');
+    json.End('}');
     // A request that is waited for has two slices; the arrow ends at the first, which is the executor's.
     if (sent.count(event.sequence) && executed.insert(event.sequence).second)
-      Arrow(&out, 'f', kWorker, event.thread, event.start_ns, event.sequence);
-    flush(&out, kPiece);
+      Arrow(&json, 'f', kWorker, event.thread, event.start_ns, event.sequence);
+    flush(kPiece);
   }
   for (const ClientEvent& event : timeline.client) {
-    out += "{\"ph\":\"X\",\"cat\":\"client\",\"name\":";
-    out += JsonQuoted(event.number < timeline.names.size() ? timeline.names[event.number] : "?");
-    Print(&out, ",\"pid\":%d,\"tid\":%u,", kClient, event.thread);
-    PrintTime(&out, "ts", event.start_ns);
-    out += ",";
-    PrintTime(&out, "dur", event.end_ns - event.start_ns);
-    Print(&out, ",\"args\":{\"result\":%u,\"sent\":%u,\"received\":%u,\"sequence\":%" PRIu64 "}},\n", event.result,
-          event.sent, event.received, event.sequence);
-    if (executed.count(event.sequence)) Arrow(&out, 's', kClient, event.thread, event.start_ns, event.sequence);
-    flush(&out, kPiece);
+    BeginSlice(&json, "client", event.number < timeline.names.size() ? timeline.names[event.number] : "?", kClient,
+               event.thread, event.start_ns, event.end_ns);
+    json.Member("result", event.result);
+    json.Member("sent", event.sent);
+    json.Member("received", event.received);
+    json.Member("sequence", event.sequence);
+    json.End('}');
+    json.End('}');
+    if (executed.count(event.sequence)) Arrow(&json, 's', kClient, event.thread, event.start_ns, event.sequence);
+    flush(kPiece);
   }
-  // The slice itself, so that the file is a trace also when nothing happened; and no comma after it.
-  Print(&out, "{\"ph\":\"I\",\"s\":\"g\",\"pid\":%d,\"tid\":0,\"name\":\"end of the recording\",", kClient);
-  PrintTime(&out, "ts", timeline.end_ns);
-  out += "}\n]}\n";
-  flush(&out, 0);
-  return written;
+  // The slice itself, so that the file is a trace also when nothing happened.
+  json.Line();
+  json.Begin('{');
+  json.Member("ph", "I");
+  json.Member("s", "g");
+  json.Member("pid", kClient);
+  json.Member("tid", 0);
+  json.Member("name", "end of the recording");
+  TimeMember(&json, "ts", timeline.end_ns);
+  json.End('}');
+  json.End(']');
+  json.End('}');
+  flush(0);
+  return written && WriteAll(fd, "\n", 1);
 }
 
 }  // namespace cuda_remote::client::trace

@@ -223,7 +223,7 @@ TEST(EventBufferTest, DropsWhatHasNoRoom) {
 TEST(ReportTest, SortsAndSums) {
   Report report;
   report.pid = 7;
-  report.program = "a \"b\"";
+  report.program = "a \"b\"\\\n\xff";
   report.rows = {{"cuCheap", 10, 1, 0, 5, 6, 1000, 200}, {"cuDear", 1, 0, 0, 0, 0, 9000000, 9000000}};
   const std::string text = TextReport(report);
   EXPECT_LT(text.find("cuDear"), text.find("cuCheap"));
@@ -232,7 +232,7 @@ TEST(ReportTest, SortsAndSums) {
   EXPECT_NE(last.find(" 11 "), std::string::npos) << last;
   EXPECT_NE(last.find("9.001"), std::string::npos) << last;
   const std::string json = JsonReport(report);
-  EXPECT_NE(json.find("\"program\": \"a \\\"b\\\"\""), std::string::npos) << json;
+  EXPECT_NE(json.find(R"("program": "a \"b\"\\\u000a\u00ff",)"), std::string::npos) << json;
   EXPECT_NE(json.find("\"mean_us\": 0.100, \"max_us\": 0.200"), std::string::npos) << json;
 }
 

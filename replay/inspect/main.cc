@@ -9,7 +9,6 @@
 #include <string>
 
 #include "proto/frame/version.h"
-#include "replay/inspect/json.h"
 #include "replay/inspect/print.h"
 #include "replay/inspect/summary.h"
 
@@ -95,16 +94,7 @@ int Run(const Options& options) {
     differences = Compare(*summary, *other);
   }
   if (options.json) {
-    std::string text = PrintJson(*summary, arch);
-    if (!options.compare.empty()) {
-      Json list;
-      list.Begin('[');
-      for (const std::string& difference : differences) list.Text(difference);
-      list.End(']');
-      text.erase(text.rfind('}'));
-      text += ",\"differences\":" + list.text() + "}\n";
-    }
-    fputs(text.c_str(), stdout);
+    fputs(PrintJson(*summary, arch, options.compare.empty() ? nullptr : &differences).c_str(), stdout);
   } else if (options.verify && !arch && options.compare.empty()) {
     printf("%s: complete and undamaged, %s in %zu files\n", summary->reader->dir().c_str(),
            PrintBytes(summary->reader->sizes().total_bytes).c_str(), summary->reader->files().size() + 1);

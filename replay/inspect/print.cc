@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "proto/codec/json.h"
 #include "proto/codec/text.h"
-#include "replay/inspect/json.h"
 
 namespace cuda_remote::replay::inspect {
 namespace {
@@ -153,123 +153,103 @@ std::string PrintFits(const Summary& summary, uint32_t arch, bool* all_run) {
   return out;
 }
 
-std::string PrintJson(const Summary& summary, uint32_t arch) {
+std::string PrintJson(const Summary& summary, uint32_t arch, const std::vector<std::string>* differences) {
   const ckptfmt::ImageReader& reader = *summary.reader;
   const ckptfmt::ImageInfo& info = reader.info();
   const ckptfmt::ImageSizes& sizes = reader.sizes();
-  Json json;
-  const auto text = [&](const char* key, const std::string& value) {
-    json.Key(key);
-    json.Text(value);
-  };
-  const auto number = [&](const char* key, uint64_t value) {
-    json.Key(key);
-    json.Number(value);
-  };
+  JsonWriter json;
   json.Begin('{');
-  text("image", reader.dir());
-  number("format_version", ckptfmt::kFormatVersion);
-  text("product_version", info.product_version);
-  json.Key("created_unix_ms");
-  json.Signed(info.created_unix_ms);
-  text("host", info.host);
-  text("job", info.job);
-  text("program", info.program);
-  number("pid", info.pid);
-  text("server", info.server);
-  json.Key("shared_memory");
-  json.Bool(info.shared_memory);
-  json.Key("driver_version");
-  json.Signed(info.driver_version);
-  text("engine", info.engine);
-  json.Key("client_info");
-  json.Begin('{');
-  for (const auto& [key, value] : info.client_info) text(key.c_str(), value);
+  json.Member("image", reader.dir());
+  json.Member("format_version", ckptfmt::kFormatVersion);
+  json.Member("product_version", info.product_version);
+  json.Member("created_unix_ms", info.created_unix_ms);
+  json.Member("host", info.host);
+  json.Member("job", info.job);
+  json.Member("program", info.program);
+  json.Member("pid", info.pid);
+  json.Member("server", info.server);
+  json.Member("shared_memory", info.shared_memory);
+  json.Member("driver_version", info.driver_version);
+  json.Member("engine", info.engine);
+  json.Begin("client_info", '{');
+  for (const auto& [key, value] : info.client_info) json.Member(key, value);
   json.End('}');
-  json.Key("devices");
-  json.Begin('[');
+  json.Begin("devices", '[');
   for (const ckptfmt::DeviceFacts& device : info.devices) {
     json.Begin('{');
-    text("name", device.name);
-    text("uuid", Uuid(device.uuid));
-    text("compute_capability", absl::StrCat(device.compute_major, ".", device.compute_minor));
-    number("total_memory", device.total_memory);
-    text("pci_bus_id", device.pci_bus_id);
+    json.Member("name", device.name);
+    json.Member("uuid", Uuid(device.uuid));
+    json.Member("compute_capability", absl::StrCat(device.compute_major, ".", device.compute_minor));
+    json.Member("total_memory", device.total_memory);
+    json.Member("pci_bus_id", device.pci_bus_id);
     json.End('}');
   }
   json.End(']');
-  json.Key("sizes");
-  json.Begin('{');
-  number("total", sizes.total_bytes);
-  number("memory", sizes.region_bytes);
-  number("memory_zero", sizes.zero_bytes);
-  number("memory_shared", sizes.shared_bytes);
-  number("memory_stored", sizes.stored_bytes);
-  number("client", sizes.client_bytes);
-  number("log", sizes.log_bytes);
+  json.Begin("sizes", '{');
+  json.Member("total", sizes.total_bytes);
+  json.Member("memory", sizes.region_bytes);
+  json.Member("memory_zero", sizes.zero_bytes);
+  json.Member("memory_shared", sizes.shared_bytes);
+  json.Member("memory_stored", sizes.stored_bytes);
+  json.Member("client", sizes.client_bytes);
+  json.Member("log", sizes.log_bytes);
   json.End('}');
-  json.Key("regions");
-  json.Begin('[');
+  json.Begin("regions", '[');
   for (const ckptfmt::Region& region : reader.regions()) {
     json.Begin('{');
-    text("kind", KindName(region.kind));
-    json.Key("address");
-    json.Hex(region.address);
-    number("bytes", region.bytes);
-    json.Key("device");
-    json.Signed(region.device);
+    json.Member("kind", KindName(region.kind));
+    json.HexMember("address", region.address);
+    json.Member("bytes", region.bytes);
+    json.Member("device", region.device);
     if (region.kind != ckptfmt::RegionKind::kAllocation) {
-      text("symbol", region.symbol);
-      json.Key("object");
-      json.Hex(region.object);
+      json.Member("symbol", region.symbol);
+      json.HexMember("object", region.object);
     }
     json.End('}');
   }
   json.End(']');
-  number("records", summary.log.records());
-  json.Key("records_by_call");
-  json.Begin('{');
-  for (const auto& [name, count] : summary.records_by_call) number(name.c_str(), count);
+  json.Member("records", summary.log.records());
+  json.Begin("records_by_call", '{');
+  for (const auto& [name, count] : summary.records_by_call) json.Member(name, count);
   json.End('}');
-  json.Key("not_replayable");
-  json.Begin('[');
-  for (const std::string& name : summary.not_replayable) json.Text(name);
+  json.Begin("not_replayable", '[');
+  for (const std::string& name : summary.not_replayable) json.Value(name);
   json.End(']');
-  json.Key("modules");
-  json.Begin('[');
+  json.Begin("modules", '[');
   for (const Module& module : summary.modules) {
     json.Begin('{');
-    json.Key("object");
-    json.Hex(module.object.id);
-    text("call", module.call);
-    text("hash", module.hash);
-    number("bytes", module.bytes);
-    json.Key("code");
-    json.Begin('[');
-    for (const ImageEntry& entry : module.entries) json.Text(NameOf(entry));
+    json.HexMember("object", module.object.id);
+    json.Member("call", module.call);
+    json.Member("hash", module.hash);
+    json.Member("bytes", module.bytes);
+    json.Begin("code", '[');
+    for (const ImageEntry& entry : module.entries) json.Value(NameOf(entry));
     json.End(']');
-    number("variables", module.variables);
-    number("variable_bytes", module.data_bytes);
-    if (!module.problem.empty()) text("problem", module.problem);
+    json.Member("variables", module.variables);
+    json.Member("variable_bytes", module.data_bytes);
+    if (!module.problem.empty()) json.Member("problem", module.problem);
     if (arch) {
       const Fit fit = FitOf(module, arch);
-      json.Key("runs");
-      json.Bool(fit.runs);
-      if (fit.runs) text("runs_with", fit.with);
+      json.Member("runs", fit.runs);
+      if (fit.runs) json.Member("runs_with", fit.with);
     }
     json.End('}');
   }
   json.End(']');
-  json.Key("files");
-  json.Begin('[');
+  json.Begin("files", '[');
   for (const ckptfmt::FileFacts& file : reader.files()) {
     json.Begin('{');
-    text("path", file.path);
-    number("bytes", file.bytes);
-    text("xxh3_128", file.hash);
+    json.Member("path", file.path);
+    json.Member("bytes", file.bytes);
+    json.Member("xxh3_128", file.hash);
     json.End('}');
   }
   json.End(']');
+  if (differences) {
+    json.Begin("differences", '[');
+    for (const std::string& difference : *differences) json.Value(difference);
+    json.End(']');
+  }
   json.End('}');
   return json.text() + "\n";
 }

@@ -3,6 +3,7 @@
 #define CUDA_REMOTE_REPLAY_INSPECT_PRINT_H_
 
 #include <string>
+#include <vector>
 
 #include "replay/inspect/summary.h"
 
@@ -15,7 +16,8 @@ std::string PrintBytes(uint64_t bytes);
 std::string PrintText(const Summary& summary, bool all);
 
 // One JSON object; README.md lists its members. `arch`: adds whether each module runs there; 0: does not.
-std::string PrintJson(const Summary& summary, uint32_t arch);
+// `differences`: adds this list, unless null.
+std::string PrintJson(const Summary& summary, uint32_t arch, const std::vector<std::string>* differences);
 
 // A line for each module: whether a GPU of that architecture can run it. `all_run`: whether all can.
 std::string PrintFits(const Summary& summary, uint32_t arch, bool* all_run);

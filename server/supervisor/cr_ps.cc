@@ -11,7 +11,7 @@
 #include <memory>
 #include <string>
 
-#include "proto/codec/text.h"
+#include "proto/codec/json.h"
 #include "proto/control/control.grpc.pb.h"
 #include "proto/control/credentials.h"
 #include "proto/folder/private_folder.h"
@@ -59,29 +59,50 @@ std::string Ago(uint64_t unix_ms) {
 }
 
 void PrintJson(const control::ServerInfo& server, const control::ListSessionsReply& list) {
-  printf(
-      "{\n  \"server\": {\"name\": %s, \"pid\": %u, \"wire_version\": %u, \"warm_workers\": %u, \"sessions\": %u, "
-      "\"sessions_ever\": %" PRIu64
-      ", \"seconds\": %.3f, \"driver\": %s, \"software_gpu\": %s, \"worker_error\": %s},\n",
-      JsonQuoted(server.name()).c_str(), server.pid(), server.wire_version(), server.warm_workers(), server.sessions(),
-      server.sessions_ever(), server.seconds(), JsonQuoted(server.driver()).c_str(),
-      server.software_gpu() ? "true" : "false", JsonQuoted(server.worker_error()).c_str());
-  printf("  \"sessions\": [");
-  for (int i = 0; i < list.sessions_size(); ++i) {
-    const control::SessionInfo& s = list.sessions(i);
-    printf("%s\n    {\"id\": %" PRIu64
-           ", \"pid\": %u, \"program\": %s, \"job\": %s, \"transport\": %s, \"peer\": %s, "
-           "\"worker_pid\": %u, \"gpu\": %d, \"driver\": %s, \"seconds\": %.3f, \"device_bytes\": %" PRIu64
-           ", \"calls\": %" PRIu64 ", \"bytes_in\": %" PRIu64 ", \"bytes_out\": %" PRIu64
-           ", \"calls_per_second\": %.1f, \"bytes_per_second\": %.1f, "
-           "\"replaying\": %s, \"saved_unix_ms\": %" PRIu64 ", \"saved_bytes\": %" PRIu64 "}",
-           i ? "," : "", s.id(), s.pid(), JsonQuoted(s.program()).c_str(), JsonQuoted(s.job()).c_str(),
-           JsonQuoted(s.transport()).c_str(), JsonQuoted(s.peer()).c_str(), s.worker_pid(), s.gpu(),
-           JsonQuoted(s.driver()).c_str(), s.seconds(), s.device_bytes(), s.calls(), s.bytes_in(), s.bytes_out(),
-           s.calls_per_second(), s.bytes_per_second(), s.replaying() ? "true" : "false", s.saved_unix_ms(),
-           s.saved_bytes());
+  JsonWriter json(JsonWriter::kSpaced);
+  json.Begin('{');
+  json.Line(2);
+  json.Begin("server", '{');
+  json.Member("name", server.name());
+  json.Member("pid", server.pid());
+  json.Member("wire_version", server.wire_version());
+  json.Member("warm_workers", server.warm_workers());
+  json.Member("sessions", server.sessions());
+  json.Member("sessions_ever", server.sessions_ever());
+  json.RealMember("seconds", server.seconds(), 3);
+  json.Member("driver", server.driver());
+  json.Member("software_gpu", server.software_gpu());
+  json.Member("worker_error", server.worker_error());
+  json.End('}');
+  json.Line(2);
+  json.Begin("sessions", '[');
+  for (const control::SessionInfo& s : list.sessions()) {
+    json.Line(4);
+    json.Begin('{');
+    json.Member("id", s.id());
+    json.Member("pid", s.pid());
+    json.Member("program", s.program());
+    json.Member("job", s.job());
+    json.Member("transport", s.transport());
+    json.Member("peer", s.peer());
+    json.Member("worker_pid", s.worker_pid());
+    json.Member("gpu", s.gpu());
+    json.Member("driver", s.driver());
+    json.RealMember("seconds", s.seconds(), 3);
+    json.Member("device_bytes", s.device_bytes());
+    json.Member("calls", s.calls());
+    json.Member("bytes_in", s.bytes_in());
+    json.Member("bytes_out", s.bytes_out());
+    json.RealMember("calls_per_second", s.calls_per_second(), 1);
+    json.RealMember("bytes_per_second", s.bytes_per_second(), 1);
+    json.Member("replaying", s.replaying());
+    json.Member("saved_unix_ms", s.saved_unix_ms());
+    json.Member("saved_bytes", s.saved_bytes());
+    json.End('}');
   }
-  printf("%s]\n}\n", list.sessions_size() ? "\n  " : "");
+  json.End(']');
+  json.End('}');
+  puts(json.text().c_str());
 }
 
 void PrintTable(const control::ServerInfo& server, const control::ListSessionsReply& list) {

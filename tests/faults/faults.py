@@ -228,7 +228,7 @@ def no_image(context):
     with open(context.path("a-file"), "w") as f:
         f.write("nothing")
     for name in ("does-not-exist", "empty", "a-file"):
-        must_fail(context.restart(context.path(name), server, f"restart-{name}"), mention=name)
+        must_fail(context.restart(images[name], server, f"restart-{name}"), mention=name)
         inspect = [lab.tool("cr-inspect"), context.path(name)]
         must_fail(lab.start(harness.Process(lab, f"inspect-{name}", inspect)), mention=name)
     must_fail(lab.start(harness.Process(lab, "checkpoint", [lab.tool("cr-checkpoint"), "no-such-job", context.path("x")])))
@@ -311,10 +311,19 @@ def memory_pool(context):
     job = lab.job("job", command, server.unix, pause_at=[3])
     job.wait_paused(3, 60)
 
+    # One image has a name that would end a JSON string, or be no text at all, if it were printed as it is.
+    images = {"large": context.path('large "image"\\,\n\udcff'), "small": context.path("small"), "stopped": context.path("stopped")}
+
     def checkpoint(name, *options):
-        run = lab.run(name, [lab.tool("cr-checkpoint"), "--json", *options, job.id, context.path(name)])
-        lab.run(f"verify-{name}", [lab.tool("cr-inspect"), "--verify", context.path(name)])
-        return json.loads(run.stdout())
+        run = lab.run(name, [lab.tool("cr-checkpoint"), "--json", *options, job.id, images[name]])
+        lab.run(f"verify-{name}", [lab.tool("cr-inspect"), "--verify", images[name]])
+        told = json.loads(run.stdout())
+        if told["image"] != images[name].replace("\udcff", "\xff"):
+            raise Failure(f"cr-checkpoint --json names another image than {images[name]!r}: {told}")
+        shown = json.loads(lab.run(f"inspect-{name}", [lab.tool("cr-inspect"), "--json", images[name]]).stdout())
+        if shown["image"] != told["image"]:
+            raise Failure(f"cr-inspect --json names another image than {images[name]!r}: {shown['image']!r}")
+        return told
 
     # The worker says twice a second what it holds.
     time.sleep(1.5)
@@ -331,7 +340,7 @@ def memory_pool(context):
     expected = context.expected(command)
     for name in ("stopped", "large", "small"):
         os.truncate(job.out, size)
-        context.restart(context.path(name), server, f"restart-{name}").expect_success(60)
+        context.restart(images[name], server, f"restart-{name}").expect_success(60)
         harness.same(f"restarted from {name}", job.stdout(), expected)
 
 
