@@ -6,8 +6,11 @@
 
 #include <mutex>
 #include <shared_mutex>
+#include <string>
+#include <string_view>
 
 #include "client/custom/call_names.h"
+#include "client/custom/mapped_memory.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
@@ -21,31 +24,30 @@ constexpr uint64_t kValueBits = 40;
 
 uint64_t KeyOf(uint64_t context, uint64_t value) { return uint64_t(SlotOf(context)) << kValueBits | value; }
 
-// What a resource lies in, for the log; kNone if nothing that has a record.
-replay::ObjectKey ResourceKey(Session& session, const CUDA_RESOURCE_DESC& resource) {
-  uint64_t address = 0;
+template <typename T>
+std::string_view BytesOf(const T& value) {
+  return std::string_view(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+// What a resource is made of, for the log; kNone for memory: the driver takes any address, and a texture outlives the
+// memory that it shows.
+replay::ObjectKey ResourceKey(const CUDA_RESOURCE_DESC& resource) {
   switch (resource.resType) {
     case CU_RESOURCE_TYPE_ARRAY:
       return {Kind::kArray, reinterpret_cast<uint64_t>(resource.res.array.hArray)};
     case CU_RESOURCE_TYPE_MIPMAPPED_ARRAY:
       return {Kind::kMipmappedArray, reinterpret_cast<uint64_t>(resource.res.mipmap.hMipmappedArray)};
-    case CU_RESOURCE_TYPE_LINEAR:
-      address = resource.res.linear.devPtr;
-      break;
     default:
-      address = resource.res.pitch2D.devPtr;
+      return {};
   }
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
-  const auto* range = session.device_ranges().Find(address);
-  if (!range) return {};
-  switch (range->value.source) {
-    case DeviceRange::kGlobal:
-      return {Kind::kVariable, range->start};
-    case DeviceRange::kMapped:
-      return {Kind::kMapping, range->start};
-    default:
-      return {Kind::kDeviceMemory, range->start};
-  }
+}
+
+// Pinned memory under a texture must be the GPU's, here and wherever the job goes.
+CUresult MapResource(Call& call, const CUDA_RESOURCE_DESC& resource) {
+  CUdeviceptr address = 0;
+  if (resource.resType == CU_RESOURCE_TYPE_LINEAR) address = resource.res.linear.devPtr;
+  if (resource.resType == CU_RESOURCE_TYPE_PITCH2D) address = resource.res.pitch2D.devPtr;
+  return MapParameters(call, std::string(BytesOf(address)), true);
 }
 
 CUresult CheckResource(Call& call, const CUDA_RESOURCE_DESC& resource) {
@@ -64,16 +66,11 @@ CUresult CheckResource(Call& call, const CUDA_RESOURCE_DESC& resource) {
   }
 }
 
-template <typename T>
-std::string_view BytesOf(const T& value) {
-  return std::string_view(reinterpret_cast<const char*>(&value), sizeof(value));
-}
-
 // Records a new object, whose request is in the call's message with the value that it got.
 void Remember(Call& call, Kind kind, uint64_t value, const ResourceObject& object) {
   Session& session = call.session();
   const uint64_t key = KeyOf(object.context, value);
-  const replay::ObjectKey needs = ResourceKey(session, object.resource);
+  const replay::ObjectKey needs = ResourceKey(object.resource);
   if (needs.kind == Kind::kNone) {
     call.Created({kind, key});
   } else {
@@ -131,6 +128,7 @@ CUresult Custom_cuTexObjectCreate(CUtexObject* pTexObject, const CUDA_RESOURCE_D
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (const CUresult result = CheckResource(call, *pResDesc); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = MapResource(call, *pResDesc); result != CUDA_SUCCESS) return result;
   wire::cuTexObjectCreate_Request request;
   request.pResDesc = BytesOf(*pResDesc);
   request.has_pTexDesc = pTexDesc != nullptr;

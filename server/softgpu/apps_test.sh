@@ -9,7 +9,7 @@ trap 'rm -rf "$folder"' EXIT
 ln -s "$(readlink -f "$library")" "$folder/libcuda.so.1"
 failed=0
 for app in clusters driver_ptx globals globals_plain histogram managed mathmix matmul memory nbody no_context pipeline \
-           pools printer reduce stencil stencil_fat tensor_maps textures threads threads_ptds vmm; do
+           pools printer reduce stencil stencil_fat tensor_maps texture_memory textures threads threads_ptds vmm; do
   if ! LD_LIBRARY_PATH=$folder timeout 120 "$apps/$app" > "$folder/$app.out" 2> "$folder/$app.err"; then
     echo "FAILED: $app"
     tail -5 "$folder/$app.out" "$folder/$app.err"

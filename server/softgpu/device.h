@@ -15,7 +15,7 @@
 namespace cuda_remote::softgpu {
 
 constexpr int kDriverVersion = 13000;
-constexpr int kMultiprocessors = 4;
+constexpr int kMultiprocessors = 16;  // libraries count on room for a cluster of the portable size, and for the largest
 constexpr int kThreadsPerMultiprocessor = 2048;
 constexpr int kBlocksPerMultiprocessor = 32;
 constexpr int kRegistersPerMultiprocessor = 65536;
@@ -26,6 +26,8 @@ constexpr int kReservedSharedPerBlock = 1024;
 constexpr uint64_t kGranularity = 2 << 20;  // of cuMemCreate and cuMemMap
 constexpr uint64_t kAllocationAlignment = 512;
 constexpr uint64_t kPitchAlignment = 512;
+constexpr uint64_t kTextureAlignment = 512;
+constexpr uint64_t kTexturePitchAlignment = 32;
 
 class Device {
  public:

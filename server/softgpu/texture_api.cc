@@ -4,10 +4,9 @@
 #include <mutex>
 #include <shared_mutex>
 
-#include "proto/driverabi/array_format.h"
 #include "server/softgpu/api.h"
 #include "server/softgpu/array.h"
-#include "server/softgpu/memory_map.h"
+#include "server/softgpu/device.h"
 
 namespace cuda_remote::softgpu {
 namespace {
@@ -79,32 +78,61 @@ void RemoveOf(std::map<uint64_t, std::shared_ptr<T>>* all, const Context* contex
   for (auto it = all->begin(); it != all->end();) it = it->second->context == context ? all->erase(it) : std::next(it);
 }
 
-// Elements in device memory.
-CUresult FromMemory(CUdeviceptr address, CUarray_format format, unsigned channels, uint64_t width, uint64_t height,
-                    uint64_t pitch, TextureObject* object) {
+// Elements in device memory. As the driver (580 on an H100): any address will do, even one where nothing is, and more
+// bytes than are allocated; what a kernel reads is checked when it reads.
+CUresult FromMemory(CUdeviceptr address, CUarray_format format, unsigned channels, TextureObject* object) {
   ptx::Texture& texture = object->texture;
-  if (!ChannelOf(format, &texture.channel) || (channels != 1 && channels != 2 && channels != 4))
-    return CUDA_ERROR_INVALID_VALUE;
+  if (!ChannelOf(format, &texture.channel)) {
+    if (format != CU_AD_FORMAT_UNORM_INT_101010_2) return CUDA_ERROR_INVALID_VALUE;
+    LogOnce("textures of format " + std::to_string(unsigned(format)) + " are not supported");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (channels != 1 && channels != 2 && channels != 4) return CUDA_ERROR_INVALID_VALUE;
   texture.channels = channels;
-  constexpr uint64_t kMost = uint64_t{1} << 40;
-  if (width == 0 || height == 0 || width > kMost || height > (1 << 20) || pitch > kMost)
-    return CUDA_ERROR_INVALID_VALUE;
-  const uint64_t row = width * texture.element_bytes();
-  if (height > 1 && pitch < row) return CUDA_ERROR_INVALID_VALUE;
-  if (!MemoryMap::Get().Covers(address, (height - 1) * pitch + row)) return CUDA_ERROR_INVALID_VALUE;
+  texture.in_memory = true;
+  return address == 0 || address % kTextureAlignment != 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult FromLinear(const CUDA_RESOURCE_DESC& resource, TextureObject* object) {
+  const auto& linear = resource.res.linear;
+  constexpr uint64_t kMostBytes = uint64_t{1} << 32, kMostElements = uint64_t{1} << 30;
+  if (CUresult result = FromMemory(linear.devPtr, linear.format, linear.numChannels, object); result != CUDA_SUCCESS) {
+    return result;
+  }
   ptx::Image image;
-  image.data = reinterpret_cast<uint8_t*>(address);
-  image.width = width;
-  image.height = height;
-  image.row_bytes = pitch;
-  texture.levels.push_back(image);
+  image.data = reinterpret_cast<uint8_t*>(linear.devPtr);
+  image.width = linear.sizeInBytes / object->texture.element_bytes();
+  if (linear.sizeInBytes > kMostBytes || image.width > kMostElements) return CUDA_ERROR_INVALID_VALUE;
+  object->texture.linear_memory = true;
+  object->texture.levels.push_back(image);
+  return CUDA_SUCCESS;
+}
+
+CUresult FromPitched(const CUDA_RESOURCE_DESC& resource, TextureObject* object) {
+  const auto& pitched = resource.res.pitch2D;
+  constexpr uint64_t kMostWidth = 131072, kMostHeight = 65000, kPitchEnd = 2097152;
+  if (CUresult result = FromMemory(pitched.devPtr, pitched.format, pitched.numChannels, object);
+      result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (pitched.width > kMostWidth || pitched.height > kMostHeight || pitched.pitchInBytes >= kPitchEnd ||
+      pitched.pitchInBytes % kTexturePitchAlignment != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  ptx::Image image;
+  image.data = reinterpret_cast<uint8_t*>(pitched.devPtr);
+  image.width = std::max<uint64_t>(pitched.width, 1);
+  image.height = std::max<uint64_t>(pitched.height, 1);
+  image.row_bytes = pitched.pitchInBytes;
+  object->texture.levels.push_back(image);
   return CUDA_SUCCESS;
 }
 
 CUresult AddLevel(const ArrayPtr& array, TextureObject* object) {
   if (!array || !ChannelOf(array->facts.Format, &object->texture.channel)) return CUDA_ERROR_INVALID_HANDLE;
   object->texture.channels = array->facts.NumChannels;
-  object->texture.layered = array->layered();
+  object->texture.cube = (array->facts.Flags & CUDA_ARRAY3D_CUBEMAP) != 0;
+  object->texture.layered = array->layered() && !object->texture.cube;
   object->texture.levels.push_back(array->image());
   object->memory.push_back(array->memory);
   return CUDA_SUCCESS;
@@ -123,30 +151,33 @@ CUresult Resource(const CUDA_RESOURCE_DESC& resource, TextureObject* object) {
       }
       return CUDA_SUCCESS;
     }
-    case CU_RESOURCE_TYPE_LINEAR: {
-      const auto& linear = resource.res.linear;
-      const uint64_t element = ArrayElementBytes(linear.format, linear.numChannels);
-      if (element == 0) return CUDA_ERROR_INVALID_VALUE;
-      object->texture.linear_memory = true;
-      return FromMemory(linear.devPtr, linear.format, linear.numChannels, linear.sizeInBytes / element, 1, 0, object);
-    }
-    case CU_RESOURCE_TYPE_PITCH2D: {
-      const auto& pitched = resource.res.pitch2D;
-      return FromMemory(pitched.devPtr, pitched.format, pitched.numChannels, pitched.width, pitched.height,
-                        pitched.pitchInBytes, object);
-    }
+    case CU_RESOURCE_TYPE_LINEAR:
+      return FromLinear(resource, object);
+    case CU_RESOURCE_TYPE_PITCH2D:
+      return FromPitched(resource, object);
     default:
       return CUDA_ERROR_INVALID_VALUE;
   }
 }
 
 CUresult Sampling(const CUDA_TEXTURE_DESC& from, ptx::Texture* texture) {
-  constexpr unsigned kKnown = CU_TRSF_READ_AS_INTEGER | CU_TRSF_NORMALIZED_COORDINATES |
-                              CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION | CU_TRSF_SEAMLESS_CUBEMAP;
-  if (from.flags & ~kKnown) {
-    LogOnce("textures with flags " + std::to_string(from.flags) + " (sRGB) are not supported");
+  // The driver takes all of the lower ones, among them two that have no name.
+  const unsigned flags = 0x3f | (texture->cube ? unsigned{CU_TRSF_SEAMLESS_CUBEMAP} : 0);
+  if (from.flags & ~flags) return CUDA_ERROR_INVALID_VALUE;
+  // sRGB is for bytes; other elements are left alone.
+  if ((from.flags & CU_TRSF_SRGB) != 0 && texture->channel == ptx::Channel::kU8 &&
+      (from.flags & CU_TRSF_READ_AS_INTEGER) == 0) {
+    LogOnce("sRGB textures are not supported");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
+  const auto is_filter = [](CUfilter_mode mode) {
+    return mode == CU_TR_FILTER_MODE_POINT || mode == CU_TR_FILTER_MODE_LINEAR;
+  };
+  if (!is_filter(from.filterMode) || !is_filter(from.mipmapFilterMode)) return CUDA_ERROR_INVALID_VALUE;
+  for (const int reserved : from.reserved) {
+    if (reserved != 0) return CUDA_ERROR_INVALID_VALUE;
+  }
+  texture->seamless = (from.flags & CU_TRSF_SEAMLESS_CUBEMAP) != 0;
   texture->as_integer = (from.flags & CU_TRSF_READ_AS_INTEGER) != 0;
   texture->normalized_coordinates = (from.flags & CU_TRSF_NORMALIZED_COORDINATES) != 0;
   texture->linear_filter = from.filterMode == CU_TR_FILTER_MODE_LINEAR;
@@ -173,8 +204,10 @@ CUresult Sampling(const CUDA_TEXTURE_DESC& from, ptx::Texture* texture) {
     }
   }
   std::copy(from.borderColor, from.borderColor + 4, texture->border);
-  // Filtering is for numbers with a fraction.
-  return texture->linear_filter && !texture->gives_floats() ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+  // The driver filters integers, too, which the CUDA runtime does not let programs ask for.
+  if (!texture->linear_filter || texture->gives_floats() || texture->linear_memory) return CUDA_SUCCESS;
+  LogOnce("textures that filter integers are not supported");
+  return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 // A view that shows the resource as it is changes nothing; others are refused.
@@ -209,8 +242,10 @@ SOFTGPU_API cuTexObjectCreate(CUtexObject* out, const CUDA_RESOURCE_DESC* resour
   object->sampling = *sampling;
   if (CUresult result = Resource(*resource, object.get()); result != CUDA_SUCCESS) return result;
   if (CUresult result = Sampling(*sampling, &object->texture); result != CUDA_SUCCESS) return result;
+  if (resource->flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (view != nullptr) {
-    if (!IsPlainView(*view, object->texture)) {
+    // A view of memory changes nothing, whatever it says.
+    if (!object->texture.in_memory && !IsPlainView(*view, object->texture)) {
       LogOnce("texture views of a part or with another format are not supported");
       return CUDA_ERROR_NOT_SUPPORTED;
     }

@@ -71,6 +71,7 @@ APPS = {
     "managed": 20,
     "mapped": 20,
     "polling": 12,
+    "texture_memory": 8,
     "textures": 16,
     "vmm": 14,
     "clusters": 16,

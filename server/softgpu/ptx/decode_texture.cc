@@ -18,6 +18,7 @@ union Ask {
     uint8_t bytes;    // surfaces: of one component; tld4: the component
     uint8_t count;    // components
     uint8_t outside;  // surfaces: what an address outside means
+    bool cube;
   } what;
 };
 static_assert(sizeof(Ask) == sizeof(int64_t), "");
@@ -31,6 +32,23 @@ const Texture* TextureOf(const Op* op, uint64_t* r, Thread* t) {
   return texture;
 }
 
+// Checks elements in device memory as any access of a kernel is checked.
+class Checked : public ElementAccess {
+ public:
+  Checked(Thread* thread, const Op* op) : thread_(thread), op_(op) {}
+  bool MayRead(const uint8_t* element, uint32_t bytes) override {
+    // One fault is enough.
+    if (!failed_) failed_ = GlobalRange(thread_, op_, uint64_t(element), bytes, false) == nullptr;
+    return !failed_;
+  }
+  bool failed() const { return failed_; }
+
+ private:
+  Thread* const thread_;
+  const Op* const op_;
+  bool failed_ = false;
+};
+
 // more: destinations (4), layer, coordinates (3), level.
 const Op* RunTex(const Op* op, uint64_t* r, Thread* t) {
   const Texture* texture = TextureOf(op, r, t);
@@ -39,15 +57,22 @@ const Op* RunTex(const Op* op, uint64_t* r, Thread* t) {
   const int32_t* slots = op->more + 4;
   const uint32_t layer = ask.layered ? uint32_t(r[slots[0]]) : 0;
   Texel texel;
+  Checked access(t, op);
+  if (ask.cube != texture->cube) {
+    return Raise(t, op, Fault::kIllegalAddress, "the texture object is a cube where none is expected, or is none");
+  }
   if (ask.integers) {
     int32_t at[3] = {};
     for (int i = 0; i < ask.dimensions; ++i) at[i] = Get<int32_t>(r[slots[1 + i]]);
-    texel = Fetch(*texture, ask.dimensions, at, layer, ask.level ? uint32_t(r[slots[4]]) : 0);
+    texel = Fetch(*texture, ask.dimensions, at, layer, ask.level ? uint32_t(r[slots[4]]) : 0, &access);
   } else {
     float at[3] = {};
     for (int i = 0; i < ask.dimensions; ++i) at[i] = Get<float>(r[slots[1 + i]]);
-    texel = Sample(*texture, ask.dimensions, at, layer, ask.level ? Get<float>(r[slots[4]]) : 0.0f);
+    const float level = ask.level ? Get<float>(r[slots[4]]) : 0.0f;
+    texel = ask.cube ? SampleCube(*texture, at, layer, level)
+                     : Sample(*texture, ask.dimensions, at, layer, level, &access);
   }
+  if (access.failed()) return nullptr;
   for (int i = 0; i < 4; ++i) r[op->more[i]] = texel.word[i];
   return op + 1;
 }
@@ -56,7 +81,9 @@ const Op* RunGather(const Op* op, uint64_t* r, Thread* t) {
   const Texture* texture = TextureOf(op, r, t);
   if (texture == nullptr) return nullptr;
   const float at[2] = {Get<float>(r[op->more[5]]), Get<float>(r[op->more[6]])};
-  const Texel texel = Gather(*texture, at, Ask{op->imm}.what.bytes);
+  Checked access(t, op);
+  const Texel texel = Gather(*texture, at, Ask{op->imm}.what.bytes, &access);
+  if (access.failed()) return nullptr;
   for (int i = 0; i < 4; ++i) r[op->more[i]] = texel.word[i];
   return op + 1;
 }
@@ -162,8 +189,11 @@ bool DecodePlace(Decoder& d, const Operand& operand, bool layered, int dimension
 }
 
 bool Geometry(Decoder& d, int* dimensions, bool* layered) {
-  *layered = d.Has("a1d") || d.Has("a2d");
-  *dimensions = d.Has("1d") || d.Has("a1d") ? 1 : d.Has("2d") || d.Has("a2d") ? 2 : d.Has("3d") ? 3 : 0;
+  *layered = d.Has("a1d") || d.Has("a2d") || d.Has("acube");
+  *dimensions = d.Has("1d") || d.Has("a1d")                                ? 1
+                : d.Has("2d") || d.Has("a2d")                              ? 2
+                : d.Has("3d") || d.Has("cube") || d.Has("acube")           ? 3
+                                                                           : 0;
   return *dimensions != 0 || d.Unsupported();
 }
 
@@ -178,7 +208,7 @@ bool DecodeComponents(Decoder& d, const Operand& operand, bool load, Type type, 
 }
 
 bool DecodeTex(Decoder& d) {
-  if (!d.Allow("1d 2d 3d a1d a2d v4 level base") || !d.Operands(2, 3)) return false;
+  if (!d.Allow("1d 2d 3d a1d a2d cube acube v4 level base") || !d.Operands(2, 3)) return false;
   int dimensions;
   bool layered;
   if (!Geometry(d, &dimensions, &layered)) return false;
@@ -196,10 +226,13 @@ bool DecodeTex(Decoder& d) {
   ask.what.layered = layered;
   ask.what.integers = coordinate == Type::kS32;
   ask.what.level = d.Has("level");
+  ask.what.cube = d.Has("cube") || d.Has("acube");
+  if (ask.what.cube && ask.what.integers) return d.Unsupported();
   const int32_t* more = d.List(slots);
   Op& op = d.Emit(RunTex, 0, handle);
   op.imm = ask.imm;
   op.more = more;
+  op.cache = d.NextCache();
   return true;
 }
 

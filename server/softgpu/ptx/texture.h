@@ -2,7 +2,8 @@
 // sampled.
 //
 // Pure data and functions; a launch only reads the descriptions. Filtering follows the CUDA programming guide: weights
-// are rounded to 1/256, as the texture units of GPUs do.
+// are rounded to 1/256, as the texture units of GPUs do. Borders and components that a texture does not have are as an
+// H100 gives them.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_PTX_TEXTURE_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_PTX_TEXTURE_H_
 
@@ -28,7 +29,10 @@ struct Texture {
   Channel channel = Channel::kFloat;
   uint32_t channels = 1;
   bool linear_memory = false;  // coordinates are element numbers, outside of it are zeros
+  bool in_memory = false;      // the elements lie in device memory, which may be gone, or end before the texture does
   bool layered = false;
+  bool cube = false;           // six slices are the faces of a cube: +x, -x, +y, -y, +z, -z
+  bool seamless = false;       // filtering goes across a cube's edges
   bool normalized_coordinates = false;
   bool linear_filter = false;
   bool linear_mipmaps = false;
@@ -61,12 +65,24 @@ struct Texel {
   uint32_t word[4] = {0, 0, 0, 0};
 };
 
-// Samples a texture. `dimensions` of `coordinate` count (without the layer).
-Texel Sample(const Texture& texture, int dimensions, const float* coordinate, uint32_t layer, float level);
+// Asked before elements in device memory are read (Texture::in_memory); false: they are not there. Then the element
+// counts as zeros.
+class ElementAccess {
+ public:
+  virtual ~ElementAccess() = default;
+  virtual bool MayRead(const uint8_t* element, uint32_t bytes) = 0;
+};
+
+// Samples a texture. `dimensions` of `coordinate` count (without the layer). `access` is for textures in memory.
+Texel Sample(const Texture& texture, int dimensions, const float* coordinate, uint32_t layer, float level,
+             ElementAccess* access = nullptr);
 // The same with integer coordinates, which name elements.
-Texel Fetch(const Texture& texture, int dimensions, const int32_t* coordinate, uint32_t layer, uint32_t level);
+Texel Fetch(const Texture& texture, int dimensions, const int32_t* coordinate, uint32_t layer, uint32_t level,
+            ElementAccess* access = nullptr);
 // One component of the four elements that linear filtering would use, in the order of tld4.
-Texel Gather(const Texture& texture, const float* coordinate, uint32_t component);
+Texel Gather(const Texture& texture, const float* coordinate, uint32_t component, ElementAccess* access = nullptr);
+// Samples a cube, or the layer-th of several, in a direction.
+Texel SampleCube(const Texture& texture, const float* direction, uint32_t layer, float level);
 
 }  // namespace cuda_remote::softgpu::ptx
 

@@ -121,6 +121,104 @@ TEST_F(TextureTest, GatherGoesAround) {
   EXPECT_EQ(Float(texel.word[3]), 0);
 }
 
+TEST_F(TextureTest, ComponentsThatItDoesNotHaveAreZero) {
+  const float at[3] = {1, 0, 0};
+  const Texel texel = Sample(texture, 2, at, 0, 0);
+  for (int c = 1; c < 4; ++c) EXPECT_EQ(texel.word[c], 0u);
+}
+
+TEST_F(TextureTest, BordersAreWhatTheElementsCanHold) {
+  texture.address[0] = texture.address[1] = AddressMode::kBorder;
+  texture.border[0] = 7;
+  texture.border[1] = 3;
+  const float at[3] = {-1, 0, 0};
+  const auto border = [&](Channel channel, bool as_integer) {
+    texture.channel = channel;
+    texture.as_integer = as_integer;
+    return Sample(texture, 2, at, 0, 0);
+  };
+  EXPECT_EQ(Float(border(Channel::kFloat, true).word[0]), 7);
+  EXPECT_EQ(border(Channel::kFloat, true).word[1], 0u) << "the texture has one component";
+  EXPECT_EQ(Float(border(Channel::kU8, false).word[0]), 1);
+  texture.border[0] = -7;
+  EXPECT_EQ(Float(border(Channel::kU8, false).word[0]), 0);
+  EXPECT_EQ(Float(border(Channel::kS16, false).word[0]), -1);
+  EXPECT_EQ(border(Channel::kU32, true).word[0], 0xc0e00000u);
+  EXPECT_EQ(border(Channel::kU8, true).word[0], 0u);
+}
+
+TEST_F(TextureTest, LinearMemoryHasNoPlaces) {
+  texture.linear_memory = true;
+  const float at[3] = {1, 0, 0};
+  EXPECT_EQ(Sample(texture, 1, at, 0, 0).word[0], 0u);
+}
+
+TEST_F(TextureTest, MemoryIsAskedFor) {
+  struct Until : ElementAccess {
+    bool MayRead(const uint8_t* element, uint32_t bytes) override {
+      asked += bytes;
+      return element < end;
+    }
+    const uint8_t* end = nullptr;
+    uint32_t asked = 0;
+  };
+  texture.in_memory = true;
+  Until access;
+  access.end = texture.levels[0].data + 16;
+  const float first[3] = {1, 0, 0}, second[3] = {1, 1, 0};
+  EXPECT_EQ(Float(Sample(texture, 2, first, 0, 0, &access).word[0]), 1);
+  EXPECT_EQ(Sample(texture, 2, second, 0, 0, &access).word[0], 0u);
+  EXPECT_EQ(access.asked, 8u);
+}
+
+// Six faces of 2 x 2: face f has 10 f, 10 f + 1 / 10 f + 2, 10 f + 3.
+class CubeTest : public testing::Test {
+ protected:
+  CubeTest() {
+    for (int i = 0; i < 48; ++i) pixels[size_t(i)] = float(i / 4 * 10 + i % 4);
+    Image image;
+    image.data = reinterpret_cast<uint8_t*>(pixels.data());
+    image.width = image.height = 2;
+    image.depth = 12;
+    image.row_bytes = 8;
+    image.slice_bytes = 16;
+    texture.levels.push_back(image);
+    texture.cube = true;
+  }
+  float At(float x, float y, float z, uint32_t layer = 0) {
+    const float direction[3] = {x, y, z};
+    return Float(SampleCube(texture, direction, layer, 0).word[0]);
+  }
+  std::vector<float> pixels = std::vector<float>(48);
+  Texture texture;
+};
+
+TEST_F(CubeTest, FacesAndTheirAxes) {
+  // A direction a bit off the axis: the table of the CUDA programming guide.
+  EXPECT_EQ(At(1, 0.5f, -0.5f), 1);     // +x: s = -z, t = -y
+  EXPECT_EQ(At(-1, 0.5f, 0.5f), 11);    // -x: s = z, t = -y
+  EXPECT_EQ(At(0.5f, 1, -0.5f), 21);    // +y: s = x, t = z
+  EXPECT_EQ(At(0.5f, -1, -0.5f), 33);   // -y: s = x, t = -z
+  EXPECT_EQ(At(-0.5f, -0.5f, 1), 42);   // +z: s = x, t = -y
+  EXPECT_EQ(At(-0.5f, -0.5f, -1), 53);  // -z: s = -x, t = -y
+  EXPECT_EQ(At(4, 2, -2, 1), 61);       // of any length; the second cube
+}
+
+TEST_F(CubeTest, FilteringStaysOnTheFaceUnlessItIsSeamless) {
+  texture.linear_filter = true;
+  EXPECT_EQ(At(0, 0, 1), 41.5f);
+  EXPECT_EQ(At(0.999999f, 0.5f, 1), 41);  // the face's edge
+  texture.seamless = true;
+  // Beyond +z's right edge comes +x's left one: 41 and 0.
+  EXPECT_EQ(At(1, 0.5f, 1.000001f), 20.5f);
+}
+
+TEST_F(CubeTest, CornersOfSeamlessCubes) {
+  texture.linear_filter = texture.seamless = true;
+  // +z's upper right, +x's upper left, +y's lower right; the fourth is their mean.
+  EXPECT_NEAR(At(1, 1, 1.000001f), (41 + 0 + 23) / 3.0f, 0.2f);
+}
+
 constexpr char kCode[] = R"(
 .version 7.0
 .target sm_75
@@ -163,6 +261,32 @@ TEST_F(TextureTest, Instructions) {
   EXPECT_EQ(device.Run("look", {}, {}, uint64_t(out), uint64_t(8), uint64_t(9), uint32_t(1)).fault,
             Fault::kIllegalAddress);
   EXPECT_EQ(device.Run("look", {}, {}, uint64_t(out), uint64_t(7), uint64_t(9), uint32_t(4)).fault, Fault::kTrap);
+}
+
+TEST_F(TextureTest, CubeInstructions) {
+  TestDevice device;
+  ASSERT_TRUE(device.Load(Kernel("mov.f32 %f1, 0f3F800000;\nmov.f32 %f2, 0f3F000000;\nmov.u32 %r1, 1;\n"
+                                 "tex.cube.v4.f32.f32 {%f4, %f5, %f6, %f7}, [%rd2, {%f1, %f2, %f2, %f2}];\n"
+                                 "st.global.f32 [%rd1], %f4;\n")));
+  device.options.textures = this;
+  std::vector<float> faces(6);
+  for (size_t i = 0; i < 6; ++i) faces[i] = float(i + 40);
+  Image& image = texture.levels[0];
+  image.data = reinterpret_cast<uint8_t*>(faces.data());
+  image.width = image.height = 1;
+  image.depth = 6;
+  image.row_bytes = image.slice_bytes = 4;
+  float* out = device.Array<float>(1);
+  // A plain texture is none.
+  EXPECT_EQ(device.Run("test", {}, {}, uint64_t(out), uint64_t(7)).fault, Fault::kIllegalAddress);
+  texture.cube = true;
+  ASSERT_TRUE(device.Run("test", {}, {}, uint64_t(out), uint64_t(7)).ok());
+  EXPECT_EQ(*out, 40);
+  ASSERT_TRUE(device.Load(Kernel("mov.f32 %f1, 0fBF800000;\nmov.f32 %f2, 0f3F000000;\nmov.u32 %r1, 0;\n"
+                                 "tex.acube.v4.f32.f32 {%f4, %f5, %f6, %f7}, [%rd2, {%r1, %f1, %f2, %f2}];\n"
+                                 "st.global.f32 [%rd1], %f4;\n")));
+  ASSERT_TRUE(device.Run("test", {}, {}, uint64_t(out), uint64_t(7)).ok());
+  EXPECT_EQ(*out, 41);
 }
 
 }  // namespace
