@@ -1,8 +1,7 @@
 // Operations for which the threads of a warp meet.
 //
 // A thread that comes to one waits (State::kWarp) until every thread of its member mask that has not ended is there
-// with
-// the same mask; then all get their results at once.
+// with the same mask; then all get their results at once. Threads outside of the mask: MeetInPart in exec.cc.
 #include "server/softgpu/ptx/decoder.h"
 
 namespace cuda_remote::softgpu::ptx {
@@ -59,8 +58,10 @@ void Shuffle(Block* block, uint32_t base, uint32_t members) {
         break;
     }
     if (!valid) from = int32_t(lane);
-    // A lane that does not take part has no defined value: the own one.
-    const bool there = (members >> from & 1) != 0;
+    // The value of a lane that does not take part is not defined: what it brought to this instruction, as in a warp that
+    // executes it at once, else the own one.
+    const Thread& source = block->threads[base + uint32_t(from)];
+    const bool there = (members >> from & 1) != 0 || (source.state == State::kWarp && source.pc == op);
     t.r[op->d] = uint32_t(there ? block->threads[base + uint32_t(from)].value : t.value);
     t.r[op->more[1]] = valid ? 1 : 0;
   }
@@ -236,6 +237,9 @@ void FinishMeeting(Block* block, uint32_t warp, uint32_t members, Meet meet) {
         Thread& t = block->threads[base + uint32_t(__builtin_ctz(lanes))];
         t.r[t.pc->d] = members;
       }
+      break;
+    case Meet::kMatrix:
+      if (!FinishMatrix(block, warp, members)) return;
       break;
     case Meet::kSync:
       break;

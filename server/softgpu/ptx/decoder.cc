@@ -40,6 +40,8 @@ const DecodeTable& Table() {
     AddAsyncOps(made);
     AddMbarrierOps(made);
     AddTextureOps(made);
+    AddMatrixOps(made);
+    AddVideoOps(made);
     return made;
   }();
   return *table;

@@ -117,6 +117,8 @@ void AddWarpOps(DecodeTable* table);       // decode_warp.cc
 void AddAsyncOps(DecodeTable* table);      // decode_async.cc
 void AddMbarrierOps(DecodeTable* table);   // decode_mbarrier.cc
 void AddTextureOps(DecodeTable* table);    // decode_texture.cc
+void AddMatrixOps(DecodeTable* table);     // decode_matrix.cc
+void AddVideoOps(DecodeTable* table);      // decode_video.cc
 
 // add, sub, mul, ... of integers, when the opcode is shared with floats.
 bool DecodeIntegerArithmetic(Decoder& d);

@@ -62,16 +62,68 @@ bool Cancelled(LaunchState* launch, const Worker& worker) {
   return launch->stop.load(std::memory_order_relaxed);
 }
 
-// The threads of a warp wait for the same meeting?
-void TryMeeting(Block* block, uint32_t warp, Thread* t) {
-  const Warp& state = block->warps[warp];
-  const uint32_t needed = t->mask & state.live;
-  if ((needed & ~state.waiting) != 0) return;
+// Whether two threads wait for the same meeting.
+bool SameMeeting(const Thread& a, const Thread& b) {
+  return a.state == State::kWarp && b.state == State::kWarp && a.mask == b.mask && a.meet == b.meet;
+}
+
+// Whether all threads that a waiting thread's mask names, but for those that have ended, are there.
+bool Complete(const Block& block, uint32_t warp, const Thread& t) {
+  const uint32_t needed = t.mask & block.warps[warp].live;
   for (uint32_t lanes = needed; lanes != 0; lanes &= lanes - 1) {
-    const Thread& other = block->threads[warp * 32 + uint32_t(__builtin_ctz(lanes))];
-    if (other.mask != t->mask || other.meet != t->meet) return;
+    if (!SameMeeting(block.threads[warp * 32 + uint32_t(__builtin_ctz(lanes))], t)) return false;
   }
-  FinishMeeting(block, warp, needed, t->meet);
+  return needed != 0;
+}
+
+// Ends a meeting of all threads of the warp. Where only some are named, the others get the chance to come, too: see
+// MeetInPart.
+void TryMeeting(Block* block, uint32_t warp, Thread* t) {
+  const uint32_t live = block->warps[warp].live;
+  if ((live & ~t->mask) == 0 && Complete(*block, warp, *t)) FinishMeeting(block, warp, live, t->meet);
+}
+
+// Ends the meetings of some of a warp's threads, when no other one can run for now. CUDA leaves open what a thread gets
+// that gives a mask without itself; here it is what an H100 does (580): a thread that is at the same instruction with
+// the same mask takes part, as the warp executes it at once. One that is there without any thread that its mask
+// names, while nobody else can come (`all_wait`), is an illegal instruction.
+// True: some thread can go on, or a fault was raised.
+bool MeetInPart(Block* block, uint32_t warp, bool all_wait) {
+  const uint32_t base = warp * 32;
+  bool progress = false;
+  const auto waits = [&](uint32_t lane) { return block->threads[base + lane].state == State::kWarp; };
+  for (uint32_t lane = 0; lane < 32; ++lane) {
+    if ((block->warps[warp].waiting >> lane & 1) == 0 || !waits(lane)) continue;
+    const Thread& first = block->threads[base + lane];
+    if ((first.mask >> lane & 1) == 0 || !Complete(*block, warp, first)) continue;
+    uint32_t together = first.mask & block->warps[warp].live;
+    const uint32_t named = together;
+    for (uint32_t lanes = block->warps[warp].waiting & ~named; lanes != 0; lanes &= lanes - 1) {
+      const uint32_t other = uint32_t(__builtin_ctz(lanes));
+      const Thread& outside = block->threads[base + other];
+      if (!SameMeeting(outside, first)) continue;
+      for (uint32_t members = named; members != 0; members &= members - 1) {
+        if (block->threads[base + uint32_t(__builtin_ctz(members))].pc == outside.pc) together |= 1u << other;
+      }
+    }
+    FinishMeeting(block, warp, together, first.meet);
+    progress = true;
+  }
+  if (progress || !all_wait) return progress;
+  for (uint32_t lane = 0; lane < 32; ++lane) {
+    if ((block->warps[warp].waiting >> lane & 1) == 0 || !waits(lane)) continue;
+    Thread& outside = block->threads[base + lane];
+    if ((outside.mask >> lane & 1) != 0) continue;
+    bool with_member = false;
+    for (uint32_t lanes = outside.mask & block->warps[warp].waiting; lanes != 0; lanes &= lanes - 1) {
+      const Thread& other = block->threads[base + uint32_t(__builtin_ctz(lanes))];
+      with_member = with_member || (SameMeeting(other, outside) && other.pc == outside.pc);
+    }
+    if (with_member) continue;
+    Raise(&outside, outside.pc, Fault::kIllegalInstruction, "a thread is not in the member mask that it gives");
+    return true;
+  }
+  return false;
 }
 
 bool StartBlock(Block* block, Cluster* cluster, uint32_t rank, LaunchState* launch, Worker* worker) {
@@ -179,7 +231,10 @@ bool RunWarp(Block* block, uint32_t warp) {
       const uint32_t lane = uint32_t(__builtin_ctz(lanes));
       if (block->threads[base + lane].state == State::kConverge) converging |= 1u << lane;
     }
-    if (converging == 0) return progress;
+    const bool met = MeetInPart(block, warp, !ran && converging == 0);
+    progress |= met;
+    if (block->launch->stop.load(std::memory_order_relaxed)) return true;
+    if (converging == 0 && (!met || spins)) return progress;
     while (converging != 0) {  // those at the same place are together
       const Thread& first = block->threads[base + uint32_t(__builtin_ctz(converging))];
       uint32_t together = 0;
@@ -407,16 +462,13 @@ void Exit(Thread* t) {
   if (t->cluster_arrived && t->cluster_phase == cluster->phase) --cluster->arrived;
   for (uint32_t lanes = warp.waiting; lanes != 0; lanes &= lanes - 1) {
     Thread& other = block->threads[t->warp * 32 + uint32_t(__builtin_ctz(lanes))];
-    if (other.state == State::kWarp && (other.mask >> t->lane & 1) != 0) TryMeeting(block, t->warp, &other);
+    if (other.state == State::kWarp) TryMeeting(block, t->warp, &other);
   }
   for (uint32_t id = 0; id < kNamedBarriers; ++id) CheckBarrier(block, id);
   CheckClusterBarrier(cluster);
 }
 
 const Op* WaitForWarp(Thread* t, const Op* op, Meet meet, uint32_t mask, uint64_t value) {
-  if ((mask >> t->lane & 1) == 0) {
-    return Raise(t, op, Fault::kInvalidCode, "a thread is not in the member mask that it gives");
-  }
   Block* block = t->block;
   t->pc = op;
   t->state = State::kWarp;

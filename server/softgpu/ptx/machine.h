@@ -62,6 +62,7 @@ struct Code {
   std::vector<std::unique_ptr<int32_t[]>> lists;
   std::vector<std::unique_ptr<CallInfo>> calls;
   std::vector<std::unique_ptr<std::vector<const Op*>>> tables;
+  std::vector<std::shared_ptr<void>> owned;   // what Op::aux points to
 };
 
 // One value that a call hands over.
@@ -101,7 +102,7 @@ struct Frame {
 enum class State : uint8_t { kReady, kWarp, kConverge, kBarrier, kDone };
 
 // Operations for which threads of a warp meet.
-enum class Meet : uint8_t { kShfl, kVote, kMatch, kRedux, kSync, kElect, kActive };
+enum class Meet : uint8_t { kShfl, kVote, kMatch, kRedux, kSync, kElect, kActive, kMatrix };
 
 struct Thread {
   uint64_t* r = nullptr;         // the running function's frame
@@ -263,6 +264,8 @@ void Exit(Thread* t);
 const Op* WaitForWarp(Thread* t, const Op* op, Meet meet, uint32_t mask, uint64_t value);
 // Gives the threads of `members`, lanes of one warp that wait for the same operation, their results.
 void FinishMeeting(Block* block, uint32_t warp, uint32_t members, Meet meet);
+// The work of a matrix instruction, see decode_matrix.cc. False: the fault is raised.
+bool FinishMatrix(Block* block, uint32_t warp, uint32_t members);
 // Stops the thread at `next` for now, so that others run.
 const Op* Yield(Thread* t, const Op* next);
 // Lets the threads go on that a barrier holds, where it is complete.
