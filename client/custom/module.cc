@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <shared_mutex>
@@ -48,6 +49,18 @@ CUresult FindImage(const void* image, std::string_view* bytes) {
   return CUDA_SUCCESS;
 }
 
+// What the server said to a module or library. Libraries hide this error behind one of their own, so the program's
+// user is told; once, as they may try all of their modules.
+CUresult Refused(CUresult result) {
+  static std::atomic<bool> said{false};
+  if (result == CUDA_ERROR_NO_BINARY_FOR_GPU && !said.exchange(true)) {
+    LogLine(
+        "the server's GPU cannot run the code of a module (CUDA_ERROR_NO_BINARY_FOR_GPU). The software GPU runs PTX only: "
+        "most kernels of cuBLAS, cuDNN and similar libraries exist as machine code alone and need a real GPU");
+  }
+  return result;
+}
+
 CUresult LoadModule(CUmodule* module, const void* image, unsigned numOptions, CUjit_option* options,
                     void** optionValues) {
   if (!module || !image) return CUDA_ERROR_INVALID_VALUE;
@@ -71,7 +84,7 @@ CUresult LoadModule(CUmodule* module, const void* image, unsigned numOptions, CU
   if (reply.Decode(call.reply())) {
     UnpackJitOptions(numOptions, options, optionValues, reply.option_values, reply.info_log, reply.error_log);
   }
-  if (result != CUDA_SUCCESS) return result;
+  if (result != CUDA_SUCCESS) return Refused(result);
   request.places = reply.places;
   call.message().clear();
   request.Encode(&call.message());
@@ -113,7 +126,7 @@ CUresult LoadLibrary(CUlibrary* library, const void* code, CUjit_option* jitOpti
     UnpackJitOptions(numJitOptions, jitOptions, jitOptionsValues, reply.jit_option_values, reply.info_log,
                      reply.error_log);
   }
-  if (result != CUDA_SUCCESS) return result;
+  if (result != CUDA_SUCCESS) return Refused(result);
   request.places = reply.places;
   call.message().clear();
   request.Encode(&call.message());

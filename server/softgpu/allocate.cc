@@ -8,7 +8,8 @@
 namespace cuda_remote::softgpu {
 namespace {
 
-// From this size on, memory is mapped by itself: it costs nothing until it is touched, and goes back at once.
+// From this size on, memory that is not in a device's file is mapped by itself: it costs nothing until it is touched,
+// and goes back at once.
 constexpr uint64_t kMapFrom = 1 << 20;
 
 }  // namespace
@@ -20,7 +21,11 @@ CUresult AllocateUnmapped(int ordinal, uint64_t bytes, MemoryKind kind, bool bud
   if (budget && !device->TakeMemory(rounded)) return CUDA_ERROR_OUT_OF_MEMORY;
   auto allocation = std::make_shared<Allocation>();
   void* memory = nullptr;
-  if (rounded >= kMapFrom) {
+  if (kind == MemoryKind::kDevice) memory = MapDeviceMemory(ordinal, rounded, &allocation->file);
+  if (memory != nullptr) {
+    const FileRange file = allocation->file;
+    allocation->release = [ordinal, memory, rounded, file] { UnmapDeviceMemory(ordinal, memory, rounded, file); };
+  } else if (rounded >= kMapFrom) {
     memory = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) memory = nullptr;
     allocation->release = [memory, rounded] { munmap(memory, rounded); };

@@ -267,7 +267,10 @@ SOFTGPU_API cuCtxSetLimit(CUlimit limit, size_t value) {
 SOFTGPU_API cuCtxGetLimit(size_t* value, CUlimit limit) {
   SOFTGPU_ENTER_CONTEXT(context);
   if (value == nullptr || limit < 0 || limit >= CU_LIMIT_MAX) return CUDA_ERROR_INVALID_VALUE;
-  if (limit >= CU_LIMIT_SHMEM_SIZE) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+  if (limit >= CU_LIMIT_SHMEM_SIZE) {
+    *value = 0;
+    return CUDA_SUCCESS;
+  }
   // A green context's kernels have the heap of the primary one's.
   *value = (limit == CU_LIMIT_MALLOC_HEAP_SIZE ? context->Home() : context)->limits[limit];
   return CUDA_SUCCESS;

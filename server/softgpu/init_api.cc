@@ -31,8 +31,25 @@ const ProcEntry kProcTable[] = {CUDA_REMOTE_PROC_ADDRESSES(ENTRY)};
 #undef ENTRY
 constexpr size_t kProcEntries = sizeof kProcTable / sizeof *kProcTable;
 
+// What an H100 keeps for every stream; cuBLASLt and cuFFT do not start without it.
+CUresult StreamValue(CUcontext, CUstream, uint64_t* value) {
+  *value = 7;
+  return CUDA_SUCCESS;
+}
+
+// All pairs of multiprocessors in one cluster: any of them may work together.
+CUresult PairLayout(std::vector<uint8_t>* clusters, std::vector<uint8_t>* numbers) {
+  for (int pair = 0; pair < kMultiprocessors / 2; ++pair) {
+    clusters->push_back(0);
+    numbers->push_back(uint8_t(pair));
+  }
+  return CUDA_SUCCESS;
+}
+
 void SetUpExportTables() {
+  static constexpr driverabi::RealTables kTables = {&StreamValue, &PairLayout};
   driverabi::Host host = {};
+  host.real = &kTables;
   host.driver_version = &cuDriverGetVersion;
   host.device_count = &cuDeviceGetCount;
   host.device_uuid = [](CUdevice device, CUuuid* uuid) { return cuDeviceGetUuid_v2(uuid, device); };

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "server/softgpu/context.h"
+#include "server/softgpu/memory_file.h"
 #include "server/softgpu/ptx/ptx.h"
 
 namespace cuda_remote::softgpu {
@@ -33,6 +34,7 @@ enum class MemoryKind {
   kRegistered,  // cuMemHostRegister
   kSymbol,      // a variable of a module
   kMapped,      // cuMemMap
+  kImported,    // cuIpcOpenMemHandle
 };
 
 struct Allocation {
@@ -50,6 +52,7 @@ struct Allocation {
   CUmemoryPool pool = nullptr;
   bool sync_memops = false;
   std::function<void()> release;  // gives the host memory back
+  FileRange file;  // where it lies, for kDevice; no descriptor: nowhere that other processes can be shown
 
   uint64_t end() const { return begin + size; }
   bool host() const { return kind == MemoryKind::kPinned || kind == MemoryKind::kRegistered; }

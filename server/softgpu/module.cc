@@ -58,8 +58,8 @@ CUresult PtxFromImage(const void* image, std::string* ptx, std::string* log) {
   }
   if (!found) {
     *log = newer  ? "the image's code is for GPUs that are newer than SOFTGPU_CAPABILITY says"
-           : sass ? "the image has machine code alone; the software GPU needs PTX "
-                    "(nvcc -gencode arch=compute_75,code=compute_75)"
+           : sass ? "the image has machine code alone, as most kernels of cuBLAS, cuDNN and similar libraries; the software "
+                    "GPU runs PTX only (nvcc -gencode arch=compute_75,code=compute_75), so they need a real GPU"
                   : "the image has no code that the software GPU can run; it needs PTX "
                     "(nvcc -gencode arch=compute_75,code=compute_75)";
     LogOnce(*log);

@@ -1,8 +1,7 @@
 // Virtual memory: reserve addresses, make physical memory, map one to the other.
 //
-// A reservation is a piece of this process's address space without access. Physical memory is a range of one sparse
-// memory file per device (never used twice, so nothing fragments; holes are punched when it goes), or a file of its own
-// if it can be exported. Mapping is mmap at the reserved address; access is mprotect.
+// A reservation is a piece of this process's address space without access. Physical memory is a range of the device's
+// memory file (memory_file.h), or a file of its own if it can be exported. Mapping is mmap at the reserved address; access is mprotect.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -31,18 +30,12 @@ struct Physical {
     if (own_file) {
       close(fd);
     } else if (fd >= 0) {
-      fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(size));
+      GiveFileRange({fd, offset}, size);
     }
     if (Device* gpu = GetDevice(device)) gpu->GiveMemory(size);
   }
 };
 using PhysicalPtr = std::shared_ptr<Physical>;
-
-// One memory file per device; Physical::fd is borrowed from it.
-struct MemoryFile {
-  int fd = -1;
-  uint64_t next = 0;
-};
 
 struct Mapping {
   PhysicalPtr physical;
@@ -55,7 +48,6 @@ struct VirtualMemory {
   std::map<uint64_t, uint64_t> reservations;                                    // begin -> size
   std::map<CUmemGenericAllocationHandle, std::pair<PhysicalPtr, int>> handles;  // handle -> what, references
   std::map<uint64_t, Mapping> mappings;                                         // begin -> what
-  std::map<int, MemoryFile> files;                                              // device -> file
   CUmemGenericAllocationHandle next_handle = 0x10001;
 };
 
@@ -212,12 +204,10 @@ SOFTGPU_API cuMemCreate(CUmemGenericAllocationHandle* out, size_t size, const CU
   }
   // Without a descriptor to spare it is memory like other memory, which cannot be exported.
   if (!physical->own_file) {
-    MemoryFile& file = Vm().files[prop->location.id];
-    if (file.fd < 0) file.fd = memfd_create("softgpu-memory", MFD_CLOEXEC);
-    if (file.fd < 0 || ftruncate(file.fd, static_cast<off_t>(file.next + size)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
-    physical->fd = file.fd;
-    physical->offset = file.next;
-    file.next += size;
+    FileRange range;
+    if (!TakeFileRange(prop->location.id, size, &range)) return CUDA_ERROR_OUT_OF_MEMORY;
+    physical->fd = range.fd;  // borrowed
+    physical->offset = range.offset;
   }
   *out = Vm().next_handle++;
   Vm().handles[*out] = {physical, 1};
