@@ -43,6 +43,7 @@ def parse():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget", type=float, default=540, help="seconds for all; what does not fit is marked (%(default)s)")
     parser.add_argument("--copy-mb", type=int, default=256, help="size of the big copies")
+    parser.add_argument("--managed-mb", type=int, default=2048, help="size of the large managed memory")
     parser.add_argument("--thread-counts", type=numbers, default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--session-counts", type=numbers, default=[1, 2, 4, 8, 16])
     parser.add_argument("--allocations", type=int, default=100000)

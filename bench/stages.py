@@ -202,6 +202,22 @@ def calls(bench):
                      bench.options.rounds, bench.options.warm_up)  # fmt: skip
 
 
+# ---------------------------------------------------------------------------------------------------------- managed
+
+MANAGED_ROWS = [
+    "managed: kernel bandwidth", "managed: first use by a kernel", "managed: read by the host after a kernel",
+] + [f"managed: host and kernel in turn, {size}" for size in ("64 KB", "1 MB", "64 MB")] + [
+    f"{kind}: allocate + free {size}" for kind in ("managed", "pinned") for size in ("4 KB", "1 MB", "16 MB")
+]  # fmt: skip
+
+
+def managed(bench):
+    command = [bench.program("managed_cost"), "--mb", str(bench.options.managed_mb)]
+    # A run is long, and its rows have their warm-ups.
+    table_of_program(bench, command + (["--quick"] if bench.options.quick else []), 150, MANAGED_ROWS,
+                     min(2, bench.options.rounds), False)  # fmt: skip
+
+
 # ------------------------------------------------------------------------------------------------------------ start
 
 LOAD = "library load, CUDA never used"
@@ -610,7 +626,7 @@ def pytorch(bench):
 
 
 STAGES = {
-    "calls": calls, "start": start, "tcp": tcp, "threads": threads, "sessions": sessions, "quiet": quiet,
+    "calls": calls, "managed": managed, "start": start, "tcp": tcp, "threads": threads, "sessions": sessions, "quiet": quiet,
     "objects": objects, "checkpoint": checkpoint, "pytorch": pytorch,
 }  # fmt: skip
 
@@ -623,6 +639,8 @@ def expected(bench, stage):
     options = bench.options
     if stage == "calls":
         return [(name, bench.ways) for name in CALL_ROWS]
+    if stage == "managed":
+        return [(name, bench.ways) for name in MANAGED_ROWS]
     if stage == "start":
         return [(name, bench.ways) for name in (LOAD, FIRST, FIRST_RUN)]
     if stage == "tcp":

@@ -259,7 +259,7 @@ CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes
   }
   if (const CUresult result = SettleHostFunctions(call, stream); result != CUDA_SUCCESS) return result;
   // Memory that is kept in step travels with the calls of the ordinary way.
-  const bool staged = !session.managed_mirror().active();
+  const bool staged = !session.managed_mirror().active() && !IsManaged(session, dst, 1);
   if (CUresult result; staged && StagedCopyToDevice(call, dst, src, bytes, stream, &result)) return result;
   call.set_id(kCall_cuMemcpyHtoDAsync_v2);
   const bool known = IsKnownDeviceRange(session, dst, bytes);
@@ -303,7 +303,7 @@ CUresult CopyToHost(Call& call, void* dst, CUdeviceptr src, size_t bytes, uint64
     }
     return CaptureCopy(call, dst, nullptr, src, bytes, stream);
   }
-  const bool staged = !session.managed_mirror().active();
+  const bool staged = !session.managed_mirror().active() && !IsManaged(session, src, 1);
   if (CUresult result; staged && StagedCopyToHost(call, dst, src, bytes, stream, &result)) return result;
   call.set_id(kCall_cuMemcpyDtoHAsync_v2);
   char* const to = static_cast<char*>(dst);

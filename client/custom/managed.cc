@@ -1,10 +1,10 @@
-// Managed memory. It lies in the host arena (client/session/host_arena.h), so host and GPU use it at the same address:
-// with shared memory it is the same memory, which the GPU reaches over the bus; over a relay both ends have their own
-// and are kept in step (client/session/managed_mirror.h). Advice and prefetches change nothing and are remembered for
-// the questions about them.
+// Managed memory. Host and GPU use it at the same address, in the host arena (client/session/host_arena.h). If the
+// server is on this machine, its home is the GPU (client/session/managed_home.h). Where that cannot be, it is host memory
+// that the server shares and the GPU reaches over the bus; and over a relay both ends have their own, which are kept in
+// step (client/session/managed_mirror.h). Advice is remembered for the questions about it, and changes nothing.
 //
-// Its contents are the process's: a snapshot has them, and another server is given them. So nothing of it is in the
-// log.
+// Its contents are the process's while a checkpoint is taken: a snapshot has them, and another server is given them. So
+// nothing of it is in the log.
 
 #include "client/custom/managed.h"
 
@@ -110,14 +110,17 @@ CUresult Prefetch(const char* name, const CUdeviceptr* addresses, const size_t* 
     if (sizes[i] == 0 || !IsManagedUnlocked(session, addresses[i], sizes[i])) return CUDA_ERROR_INVALID_VALUE;
   }
   size_t place = 0;
+  std::vector<uint64_t> to_device;
   for (size_t i = 0; i < count && place_count != 0; ++i) {
     while (place + 1 < place_count && first[place + 1] <= i) ++place;
     const CUmemLocation& to = places[place];
+    if (to.type == CU_MEM_LOCATION_TYPE_DEVICE) to_device.push_back(addresses[i]);
     session.managed_advice().Update(addresses[i], sizes[i], [&to](Advice& known) {
       known.last_prefetch = {int(to.type), to.type == CU_MEM_LOCATION_TYPE_HOST ? 0 : to.id};
     });
   }
-  return CUDA_SUCCESS;
+  lock.unlock();
+  return session.managed_home().pages().HandOver(&session.channel(), to_device);
 }
 
 // A place as a device number.
@@ -185,6 +188,20 @@ CUresult RangeAttribute(Session& session, void* data, size_t data_bytes, CUmem_r
   return CUDA_SUCCESS;
 }
 
+// Managed memory that lies in this process's memory: the server shares it, or it is kept in step.
+CUresult AllocateInHostMemory(Session& session, size_t bytes, int device, uint64_t* address) {
+  void* const memory = session.host_arena().Allocate(bytes);
+  if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
+  *address = reinterpret_cast<uint64_t>(memory);
+  CUresult result = session.MapManagedRange(*address, bytes, device);
+  if (result == CUDA_SUCCESS && !session.shared_memory()) {
+    result = session.managed_mirror().Add(&session.channel(), *address, bytes, *address);
+    if (result != CUDA_SUCCESS) session.UnmapHostRange(*address);
+  }
+  if (result != CUDA_SUCCESS) session.host_arena().Free(memory, bytes);
+  return result;
+}
+
 }  // namespace
 
 bool FindManaged(Session& session, uint64_t address, size_t bytes) {
@@ -205,6 +222,12 @@ bool FreeManaged(Call& call, uint64_t address, CUresult* result) {
     session.managed_advice().Forget(address, bytes);
     // Graphs that copy it go from the log.
     session.DropUnlocked({Kind::kHostMemory, address});
+  }
+  if (ManagedHome::Contains(address)) {
+    *result = session.managed_home().Free(&session, address, bytes);
+    // The program may take the free for the wait that it is.
+    if (session.managed_mirror().active()) session.managed_mirror().Pull(&session.channel());
+    return true;
   }
   session.managed_mirror().Remove(address);
   // Waits for the GPU; only then may the pages go.
@@ -242,21 +265,20 @@ CUresult Custom_cuMemAllocManaged(CUdeviceptr* dptr, size_t bytesize, unsigned i
   range.managed = true;
   range.context = call.thread().current_context();
   range.device = session.DeviceOf(range.context);
-  void* const memory = session.host_arena().Allocate(bytesize);
-  if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
-  const uint64_t address = reinterpret_cast<uint64_t>(memory);
-  CUresult result = session.MapManagedRange(address, bytesize, range.device);
-  if (result == CUDA_SUCCESS && !session.shared_memory()) {
-    result = session.managed_mirror().Add(&session.channel(), address, bytesize, address);
-    if (result != CUDA_SUCCESS) session.UnmapHostRange(address);
+  uint64_t address;
+  CUresult result = session.managed_home().Allocate(&session, bytesize, range.device, &address);
+  if (result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_OUT_OF_MEMORY) {
+    // Where the GPU cannot have it, or has no room for it, it is host memory.
+    result = AllocateInHostMemory(session, bytesize, range.device, &address);
+  } else if (result == CUDA_SUCCESS && flags == CU_MEM_ATTACH_HOST) {
+    session.managed_home().pages().Attach(address, bytesize, ManagedPages::kHost);
   }
-  if (result != CUDA_SUCCESS) {
-    session.host_arena().Free(memory, bytesize);
-    return result;
-  }
+  if (result != CUDA_SUCCESS) return result;
   std::unique_lock<std::shared_mutex> lock(session.mutex());
   range.buffer_id = session.NextId();
   session.device_ranges().Insert(address, bytesize, range);
+  lock.unlock();
+  // May itself lie in managed memory.
   *dptr = address;
   return CUDA_SUCCESS;
 }
@@ -305,7 +327,7 @@ CUresult Custom_cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr* dptrs, size_t* si
                                         hStream, per_thread);
 }
 
-// Which streams may use the memory does not matter here: the host may use it at any time.
+// What matters here is what the host's accesses have to wait for.
 CUresult Custom_cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags,
                                        bool per_thread) {
   static constexpr CallInfo kInfo{kLocalCall, "cuStreamAttachMemAsync", false, ContextOf::kObject};
@@ -319,9 +341,17 @@ CUresult Custom_cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_
     return result;
   if (flags == CU_MEM_ATTACH_SINGLE && wire_stream <= 1) return CUDA_ERROR_INVALID_VALUE;
   Session& session = call.session();
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
-  const auto* range = session.device_ranges().At(dptr);
-  if (!range || !range->value.managed || (length != 0 && length != range->bytes)) return CUDA_ERROR_INVALID_VALUE;
+  size_t bytes;
+  {
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    const auto* range = session.device_ranges().At(dptr);
+    if (!range || !range->value.managed || (length != 0 && length != range->bytes)) return CUDA_ERROR_INVALID_VALUE;
+    bytes = range->bytes;
+  }
+  const uint64_t attached = flags == CU_MEM_ATTACH_GLOBAL ? ManagedPages::kGlobal
+                            : flags == CU_MEM_ATTACH_HOST ? ManagedPages::kHost
+                                                          : wire_stream;
+  if (ManagedHome::Contains(dptr)) session.managed_home().pages().Attach(dptr, bytes, attached);
   return CUDA_SUCCESS;
 }
 

@@ -105,10 +105,25 @@ bool LeavesManaged(uint32_t id) {
     case kCall_cuEventSynchronize:
     case kOpFunctionInfo:
     case kOpMemAlloc:
+    case kOpMemFree:
       return true;
     default:
       return false;
   }
+}
+
+// Requests that use no memory but what they name; its addresses. Kernels use any.
+bool NamedMemory(uint32_t id, std::string_view message, std::vector<uint64_t>* addresses) {
+  if (id == kCall_cuMemcpyHtoDAsync_v2) {
+    wire::cuMemcpyHtoDAsync_v2_Request request;
+    if (request.Decode(message)) addresses->push_back(request.dst);
+  } else if (id == kCall_cuMemcpyDtoHAsync_v2) {
+    wire::cuMemcpyDtoHAsync_v2_Request request;
+    if (request.Decode(message)) addresses->push_back(request.src);
+  } else if (id == kCall_cuMemcpyAsync || id == kCall_cuMemsetD8Async || id == kCall_cuMemsetD32Async) {
+    *addresses = AddressesOf(id, message);
+  }
+  return !addresses->empty();
 }
 
 // Calls that record events which they do not name.
@@ -236,6 +251,7 @@ uint64_t Call::NewHandle(Kind kind, uint64_t parent) {
 CUresult Call::Send() {
   if (session_->settings().sync) return Transact();
   if (WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
+  CopyManagedPayload();
   if (const ChannelStatus status = HandOverManaged(); status != ChannelStatus::kOk) return session_->Lose(status);
   header_.flags |= kFlagNoReply;
   uint64_t sequence = 0;
@@ -272,10 +288,15 @@ CUresult Call::Recall(uint64_t function) {
 }
 
 uint64_t Call::Begin(void* out, size_t bytes) {
+  CopyManagedPayload();
   if (HandOverManaged() != ChannelStatus::kOk) return 0;
   header_.flags &= ~uint32_t(kFlagNoReply);
+  const bool to_managed = session_->managed_home().pages().Overlaps(out, bytes);
+  if (to_managed) managed_replies_.push_back({0, out, std::string(bytes, '\0')});
+  void* const arrives = to_managed ? &managed_replies_.back().buffer[0] : out;
   const uint64_t sequence =
-      session_->channel().Begin(header_, *message_, payload_, out, bytes, !OnlyAsks(header_.call));
+      session_->channel().Begin(header_, *message_, payload_, arrives, bytes, !OnlyAsks(header_.call));
+  if (to_managed) managed_replies_.back().sequence = sequence;
   if (trace::On()) trace::Sent(sizeof(FrameHeader) + message_->size() + payload_.size(), sequence);
   if (RecordsEvents(header_.call)) session_->completions().SomeEventsRecorded();
   return sequence;
@@ -288,6 +309,12 @@ CUresult Call::Finish(uint64_t sequence) {
   reply_->swap(reply.message);
   if (status != ChannelStatus::kOk) return session_->Lose(status);
   reply_payload_bytes_ = reply.payload_bytes;
+  for (auto it = managed_replies_.begin(); it != managed_replies_.end(); ++it) {
+    if (it->sequence != sequence) continue;
+    memcpy(it->out, it->buffer.data(), reply.payload_bytes);
+    managed_replies_.erase(it);
+    break;
+  }
   if (trace::On()) trace::Received(sizeof(FrameHeader) + reply_->size() + reply.payload_bytes);
   if (reply.pending_error != CUDA_SUCCESS) {
     session_->SetPendingError(CUresult(reply.pending_error));
@@ -307,10 +334,25 @@ CUresult Call::Finish(uint64_t sequence) {
   return Synchronises(header_.call) ? session_->TakePendingError() : CUDA_SUCCESS;
 }
 
+void Call::CopyManagedPayload() {
+  if (!session_->managed_home().pages().Overlaps(payload_.data(), payload_.size())) return;
+  payload_copy_.assign(payload_);
+  payload_ = payload_copy_;
+}
+
 ChannelStatus Call::HandOverManaged() {
   ManagedMirror& mirror = session_->managed_mirror();
-  if (!mirror.active() || LeavesManaged(header_.call)) return ChannelStatus::kOk;
-  return mirror.Push(&session_->channel());
+  ManagedPages& pages = session_->managed_home().pages();
+  if ((!mirror.active() && !pages.touched()) || LeavesManaged(header_.call)) return ChannelStatus::kOk;
+  if (pages.touched()) {
+    std::vector<uint64_t> named;
+    const CUresult result = NamedMemory(header_.call, *message_, &named)
+                                ? pages.HandOver(&session_->channel(), named)
+                                : pages.HandOver(&session_->channel());
+    if (result == CUDA_ERROR_DEVICE_UNAVAILABLE) return ChannelStatus::kClosed;
+    if (result != CUDA_SUCCESS) return ChannelStatus::kSystemError;
+  }
+  return mirror.active() ? mirror.Push(&session_->channel()) : ChannelStatus::kOk;
 }
 
 void Call::ShowManaged() {

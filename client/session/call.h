@@ -172,6 +172,8 @@ class Call {
   // changed, after work that was waited for. Only what the server does not share.
   ChannelStatus HandOverManaged();
   void ShowManaged();
+  // Managed memory must not be touched under the channel's locks (managed_pages.h): it goes by a buffer.
+  void CopyManagedPayload();
   // The header to record for `object`, with what the record depends on besides. Under the session's lock.
   FrameHeader RecordedHeaderUnlocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs);
 
@@ -181,6 +183,14 @@ class Call {
   std::string* message_ = nullptr;
   std::string* reply_ = nullptr;
   std::string_view payload_;
+  std::string payload_copy_;
+  // Replies that are to go to managed memory, and where they arrive.
+  struct ManagedReply {
+    uint64_t sequence;
+    void* out;
+    std::string buffer;
+  };
+  std::vector<ManagedReply> managed_replies_;
   void* reply_payload_ = nullptr;
   size_t reply_payload_capacity_ = 0;
   size_t reply_payload_bytes_ = 0;

@@ -119,6 +119,15 @@ bool Session::Lock(int timeout_ms, std::string* error) {
       return false;
     }
   }
+  if (uses_managed()) {
+    const CUresult result = managed_home_.Settle(this);
+    if (result != CUDA_SUCCESS) {
+      *error = "managed memory could not be fetched: " + driverabi::DescribeError(result);
+      gate_.Open();
+      trace::Resume();
+      return false;
+    }
+  }
   NoteEventTimes();
   return true;
 }
@@ -249,6 +258,7 @@ bool Session::Give(agent::Given given, std::string* error) {
   channel_->SetStderrSink(&WriteDeviceErrors);
   channel_->SetEager(!wait_asleep_);
   if (given.new_worker && (!ShareHostArena(error) || !MapManaged(error) || !ReplayRest(error) || !MoveManaged(error))) {
+    managed_home_.MoveBack();
     channel_.swap(adopted);
     host_functions_.SetChannel(channel_.get());
     return false;
@@ -285,8 +295,13 @@ bool Session::MapManaged(std::string* error) {
       return false;
     }
   }
+  const CUresult moved = managed_home_.MoveTo(this);
+  if (moved != CUDA_SUCCESS) {
+    *error = "the new server has no room for the job's managed memory (" + driverabi::DescribeError(moved) + ")";
+    return false;
+  }
   for (auto& [start, range] : device_ranges_) {
-    if (range.value.source != DeviceRange::kManaged) continue;
+    if (range.value.source != DeviceRange::kManaged || ManagedHome::Contains(start)) continue;
     const CUresult result = MapManagedRange(start, range.bytes, range.value.device);
     if (result != CUDA_SUCCESS) {
       *error = "the new server has no room for the job's managed memory (" + driverabi::DescribeError(result) + ")";
@@ -297,10 +312,10 @@ bool Session::MapManaged(std::string* error) {
 }
 
 bool Session::MoveManaged(std::string* error) {
-  std::vector<ManagedMirror::Place> places;
+  std::vector<ManagedMirror::Place> places = managed_home_.Mirrored(this);
   std::shared_lock<std::shared_mutex> lock(mutex_);
   for (auto& [start, range] : device_ranges_) {
-    if (!range.value.managed) continue;
+    if (!range.value.managed || ManagedHome::Contains(start)) continue;
     const bool variable = range.value.source == DeviceRange::kGlobal;
     if (variable || !shared_memory()) places.push_back({start, range.bytes, start, !variable});
   }

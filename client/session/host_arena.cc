@@ -26,7 +26,7 @@ void* HostArena::Allocate(size_t bytes) {
   const uint64_t wanted = RoundUp(bytes);
   std::lock_guard<std::mutex> lock(mutex_);
   if (fd_ < 0) {
-    fd_ = memfd_create("cuda-remote-pinned", MFD_CLOEXEC);
+    fd_ = memfd_create(base_ == kBase ? "cuda-remote-pinned" : "cuda-remote-managed", MFD_CLOEXEC);
     if (fd_ < 0) return nullptr;
   }
   // First fit keeps the file short; pinned allocations are few and long-lived.
@@ -43,7 +43,7 @@ void* HostArena::Allocate(size_t bytes) {
     if (end_ + wanted > kMaxBytes || ftruncate(fd_, off_t(end_ + wanted)) != 0) return nullptr;
     end_ += wanted;
   }
-  void* const hint = reinterpret_cast<void*>(kBase + offset);
+  void* const hint = reinterpret_cast<void*>(base_ + offset);
   void* const mapped = mmap(hint, wanted, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd_, off_t(offset));
   if (mapped == hint) return mapped;
   // Somebody else's mapping stands there (or the kernel is too old for the flag and went elsewhere). The piece is not

@@ -22,9 +22,14 @@ class HostArena {
   // Where the arena begins. The kernel hands out addresses from the top of the address space down, and device
   // memory begins at 0x1000_0000_0000, so nothing else comes here unasked.
   static constexpr uint64_t kBase = 0x200000000000;
-  // Most pinned memory that one process can have.
-  static constexpr uint64_t kMaxBytes = uint64_t(1) << 42;
+  // The upper half is for managed memory whose home is the GPU, with a file of its own (managed_home.h).
+  static constexpr uint64_t kManagedBase = 0x220000000000;
+  // Most memory of either kind that one process can have.
+  static constexpr uint64_t kMaxBytes = uint64_t(1) << 41;
   static constexpr uint64_t kPage = 4096;
+
+  // `base`: kBase or kManagedBase.
+  explicit HostArena(uint64_t base = kBase) : base_(base) {}
 
   // Zeroed memory of at least `bytes`, page-aligned; null if there is none left. Much of it is refused if the machine
   // does not have that much to give: a server pins it, which takes all pages at once.
@@ -35,12 +40,13 @@ class HostArena {
   // The file behind the arena, -1 before the first allocation.
   int fd() const { return fd_; }
   // Offset of an arena address in that file.
-  static uint64_t OffsetOf(uint64_t address) { return address - kBase; }
+  static uint64_t OffsetOf(uint64_t address) { return address - (address < kManagedBase ? kBase : kManagedBase); }
   static uint64_t PageOf(uint64_t address) { return address & ~(kPage - 1); }
-  static bool Contains(uint64_t address) { return address >= kBase && address < kBase + kMaxBytes; }
+  static bool Contains(uint64_t address) { return address >= kBase && address < kManagedBase + kMaxBytes; }
   static uint64_t RoundUp(uint64_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
 
  private:
+  const uint64_t base_;
   std::mutex mutex_;
   int fd_ = -1;
   uint64_t end_ = 0;                      // bytes of the file in use, and its size

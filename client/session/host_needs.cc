@@ -62,6 +62,8 @@ const auto FillOf = [](Addresses* out) { return [out](const auto& request) { out
 const auto ValueOf = [](Addresses* out) { return [out](const auto& request) { out->push_back(request.addr); }; };
 const auto NodeOf = [](Addresses* out) { return [out](const auto& request) { OfNode(request.params, out); }; };
 
+}  // namespace
+
 Addresses AddressesOf(uint32_t call, std::string_view message) {
   Addresses out;
   switch (call) {
@@ -126,8 +128,6 @@ Addresses AddressesOf(uint32_t call, std::string_view message) {
   }
   return out;
 }
-
-}  // namespace
 
 replay::ObjectKey MemoryAt(Session* session, uint64_t address) {
   std::unique_lock<std::shared_mutex> lock(session->mutex());

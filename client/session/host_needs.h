@@ -17,6 +17,9 @@ class Session;
 // tables.
 replay::ObjectKey MemoryAt(Session* session, uint64_t address);
 
+// The addresses that a copy, a fill, or an operation on a value in memory names; empty for other requests.
+std::vector<uint64_t> AddressesOf(uint32_t call, std::string_view message);
+
 // Appends the pinned and managed memory that a graph's node, or a captured request, copies, fills, waits for or writes
 // values to. Each once. Kernels are not looked into: what they are given is nobody's business. Locks the session's
 // tables.

@@ -150,10 +150,13 @@ CUresult Session::OpenChannel(const std::string& path, const std::string& visibl
   // A host function may use managed memory that earlier work in its stream has written, and later work what it writes.
   host_functions_.SetAround(
       [this](ClientChannel* channel) {
+        managed_home_.pages().EnterHostFunction();
         if (managed_mirror_.active()) managed_mirror_.Pull(channel);
       },
       [this](ClientChannel* channel) {
         if (managed_mirror_.active()) managed_mirror_.Push(channel);
+        managed_home_.pages().HandOver(channel);
+        managed_home_.pages().LeaveHostFunction();
       });
   host_functions_.SetChannel(channel_.get());
   return CUDA_SUCCESS;
@@ -220,17 +223,16 @@ CUresult Session::Operate(uint32_t operation, const std::string& message, Reply*
 
 CUresult Session::MapHostRange(const Mapping& mapping) {
   wire::OpHostMap_Request request;
-  if (mapping.fd >= 0) request.tag = next_tag_.fetch_add(1);
+  if (mapping.fd >= 0) {
+    const CUresult sent = SendFile(mapping.fd, &request.tag);
+    if (sent != CUDA_SUCCESS) return sent;
+  }
   request.managed = mapping.managed;
   request.device = mapping.device;
   request.address = mapping.address;
   request.bytes = HostArena::RoundUp(mapping.bytes);
   request.offset = mapping.offset;
   request.flags = mapping.flags;
-  if (request.tag != 0) {
-    const ChannelStatus status = channel_->SendFd(request.tag, mapping.fd);
-    if (status != ChannelStatus::kOk) return Lose(status);
-  }
   std::string message;
   request.Encode(&message);
   return Operate(kOpHostMap, message, nullptr);
@@ -245,6 +247,12 @@ CUresult Session::MapRegisteredRange(uint64_t start, uint64_t bytes, const HostR
   const CUresult result = MapHostRange({device, length, backing.fd, backing.offset, range.flags, false, 0});
   close(backing.fd);
   return result;
+}
+
+CUresult Session::SendFile(int fd, uint64_t* tag) {
+  *tag = next_tag_.fetch_add(1);
+  const ChannelStatus status = channel_->SendFd(*tag, fd);
+  return status == ChannelStatus::kOk ? CUDA_SUCCESS : Lose(status);
 }
 
 CUresult Session::UnmapHostRange(uint64_t address) {
@@ -540,7 +548,8 @@ bool Session::GiveBackFreed() {
     blocks = freed_memory_.TakeAll();
   }
   GiveBack(blocks);
-  return !blocks.empty();
+  const bool managed = uses_managed() && managed_home_.DropKept(this);
+  return managed || !blocks.empty();
 }
 
 void Session::DropDependentsUnlocked(replay::ObjectKey key) {

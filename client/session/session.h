@@ -32,6 +32,7 @@
 #include "client/session/host_arena.h"
 #include "client/session/host_functions.h"
 #include "client/session/managed_advice.h"
+#include "client/session/managed_home.h"
 #include "client/session/managed_mirror.h"
 #include "client/session/objects.h"
 #include "client/session/pool_accounts.h"
@@ -225,6 +226,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   StagedCopies& staged_copies() { return staged_copies_; }
   HostArena& host_arena() { return host_arena_; }
   ManagedMirror& managed_mirror() { return managed_mirror_; }
+  ManagedHome& managed_home() { return managed_home_; }
   // Whether there has ever been managed memory: what every copy asks first.
   bool uses_managed() const { return uses_managed_.load(std::memory_order_relaxed); }
   void set_uses_managed() { uses_managed_.store(true, std::memory_order_relaxed); }
@@ -245,7 +247,8 @@ class Session final : public agent::AgentHost, public trace::Server {
     return MapHostRange({address, bytes, host_arena_.fd(), HostArena::OffsetOf(address), flags, false, 0});
   }
   CUresult MapManagedRange(uint64_t address, uint64_t bytes, int device) {
-    const int fd = shared_memory() ? host_arena_.fd() : -1;
+    const int file = ManagedHome::Contains(address) ? managed_home_.file() : host_arena_.fd();
+    const int fd = shared_memory() ? file : -1;
     return MapHostRange({address, bytes, fd, HostArena::OffsetOf(address), 0, true, device});
   }
   // Memory of the server's own at these addresses of the arena, whole pages; zero at first. Also with shared memory.
@@ -257,6 +260,8 @@ class Session final : public agent::AgentHost, public trace::Server {
   // Has a server on this machine map registered pages that can be shared (range.sharing is not kNone) at range.device.
   // `start` and `bytes` are the registration's.
   CUresult MapRegisteredRange(uint64_t start, uint64_t bytes, const HostRange& range);
+  // Passes a file to the server, for the next request that names the tag.
+  CUresult SendFile(int fd, uint64_t* tag);
   // Whether the server has bytes of its own for this memory, which ManagedMirror keeps in step; and whether it reaches
   // it at all, which is at range.device if it is on_device, and at the same address else.
   bool IsKeptInStep(const HostRange& range) const {
@@ -394,6 +399,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   Staging staging_;
   HostArena host_arena_;
   ManagedMirror managed_mirror_;
+  ManagedHome managed_home_;
   std::atomic<bool> uses_managed_{false};
   ManagedAdvice managed_advice_;
   std::unordered_map<uint64_t, ResourceObject> textures_;

@@ -20,6 +20,7 @@ Settings ReadSettings() {
   const std::string sync = Variable("CUDA_REMOTE_SYNC");
   settings.sync = !sync.empty() && sync != "0";
   settings.copy_threads = atoi(Variable("CUDA_REMOTE_COPY_THREADS").c_str());
+  settings.managed_on_gpu = Variable("CUDA_REMOTE_MANAGED") != "host";
   settings.job = Variable("CUDA_REMOTE_JOB");
   settings.job_dir = Variable("CUDA_REMOTE_JOB_DIR");
   settings.has_visible_devices = getenv("CUDA_VISIBLE_DEVICES") != nullptr;

@@ -21,6 +21,8 @@ struct Settings {
   bool sync = false;
   // CUDA_REMOTE_COPY_THREADS: threads for a large copy of pageable memory, 0: by the number of processors.
   int copy_threads = 0;
+  // CUDA_REMOTE_MANAGED=host: managed memory stays in host memory, which kernels reach over the bus.
+  bool managed_on_gpu = true;
   // CUDA_REMOTE_JOB: the job's name, as cr-ps shows it.
   std::string job;
   // CUDA_REMOTE_JOB_DIR: where agent.sock goes. Empty: no agent, the job cannot be checkpointed.

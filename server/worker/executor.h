@@ -50,6 +50,7 @@ class Executor {
   bool ExecuteKept(bool* ok);
   // Does at once what cannot wait until the executor is free. False if this is nothing of the kind.
   bool AnswerAhead(const FrameHeader& header, const std::string& message, std::string_view payload);
+  bool FetchAhead(const FrameHeader& header, const std::string& message);
   // Reads on in the executor's place, which is stuck in request number `stuck`.
   void ReadAhead(uint64_t stuck);
   // The same for one request, with the turn. False if there is none, or no room for it.

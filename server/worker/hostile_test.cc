@@ -27,7 +27,9 @@ constexpr char kImage[] = R"(.version 7.0
 )";
 
 // Calls that stop their own session for long by what they are: they wait for a descriptor or an answer of the client.
-bool Stalls(uint32_t call) { return call == kOpHostMap || call == kOpLaunchHostFunc; }
+bool Stalls(uint32_t call) {
+  return call == kOpHostMap || call == kOpManagedMap || call == kOpLaunchHostFunc;
+}
 
 class Chaos {
  public:

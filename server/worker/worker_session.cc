@@ -35,6 +35,7 @@ void RelaxCaptures(const DriverTable& driver) {
 WorkerSession::WorkerSession(const Parts& parts)
     : parts_(parts),
       table_(HookDriver(parts.driver->table, parts.arena, [this](bool wait) { CollectPendingFrees(wait); })),
+      managed_memory_(parts.driver->table),
       spin_limit_(SpinLimit()),
       host_functions_([this](uint64_t id, uint64_t turn, CUresult status) {
         wire::OpHostFunc_Request event;
@@ -193,6 +194,10 @@ CUresult WorkerSession::Enter(const FrameHeader& header) {
     case kOpMemAlloc:
     case kOpMemFree:
     case kOpPing:
+    case kOpManagedMap:
+    case kOpManagedUnmap:
+    case kOpManagedFlush:
+    case kOpManagedFetch:
     case kOpFunctionInfo:
     case kOpSessionInfo:
     case kOpTimeline:
@@ -437,6 +442,7 @@ std::vector<uint64_t> WorkerSession::ForgetContext(uint64_t handle) {
   }
   parts_.staging->ContextDies();
   ring_copies_.ContextDies(dead.id);
+  managed_memory_.ContextDies(dead.id);
   handles_.Unbind(handle, [this](const HandleMap::Entry& entry) { Gone(entry); });
   if (current_ == handle) {
     current_ = 0;
@@ -457,6 +463,10 @@ bool WorkerSession::OwnsHostRange(uint64_t address, uint64_t bytes) const {
   --it;
   const uint64_t offset = address - it->first;
   return offset < it->second.bytes && bytes <= it->second.bytes - offset;
+}
+
+void WorkerSession::PrepareManagedMemory() {
+  for (const auto& [handle, context] : contexts_) managed_memory_.UseContext(context.device, context.ref);
 }
 
 void WorkerSession::RegisterHostRanges() {

@@ -31,6 +31,7 @@
 #include "server/worker/ipc.h"
 #include "server/worker/jit_options.h"
 #include "server/worker/loaded_driver.h"
+#include "server/worker/managed_memory.h"
 #include "server/worker/output_capture.h"
 #include "server/worker/ring_copies.h"
 #include "server/worker/session.h"
@@ -204,6 +205,10 @@ class WorkerSession : public Session {
   // Memory that the client keeps in step. Under the mutex: mirror_requests.h.
   std::map<uint64_t, Mirrored>& mirrored() { return mirrored_; }
   std::mutex& mirror_mutex() { return mirror_mutex_; }
+  // Managed memory that lies on the GPU. Any thread.
+  ManagedMemory& managed_memory() { return managed_memory_; }
+  // Makes sure that it can copy: there may be a context by now. Executor only; may leave another context current.
+  void PrepareManagedMemory();
   // Texture and surface objects: context (virtual handle) and the driver's value.
   using ContextValues = std::set<std::pair<uint64_t, uint64_t>>;
   ContextValues& textures() { return textures_; }
@@ -309,6 +314,7 @@ class WorkerSession : public Session {
   std::map<uint64_t, HostRange> host_ranges_;
   std::mutex mirror_mutex_;
   std::map<uint64_t, Mirrored> mirrored_;
+  ManagedMemory managed_memory_;
   ContextValues textures_, surfaces_;
   std::map<uint64_t, uint64_t> reservations_;  // address -> bytes
   std::optional<AddressSpace> reservation_space_;

@@ -69,6 +69,8 @@ APPS = {
     "printer": 12,
     "mathmix": 15,
     "managed": 20,
+    "managed_random": 42,
+    "managed_threads": 12,
     "mapped": 20,
     "polling": 12,
     "texture_memory": 8,
@@ -374,6 +376,8 @@ def run_case(options, app, mode):
         with harness.Lab(options.product, options.driver, options.keep) as lab:
             # As on a large machine, whatever this one has: threads for large copies.
             lab.env["CUDA_REMOTE_COPY_THREADS"] = "3"
+            # Of programs that do things at random; the same in all modes.
+            lab.env["CR_TEST_SEED"] = str(options.seed)
             lab.workers = options.workers
             if app in SOFTWARE_GPUS:
                 lab.env["SOFTGPU_DEVICES"] = str(SOFTWARE_GPUS[app])

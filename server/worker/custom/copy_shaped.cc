@@ -137,7 +137,9 @@ bool Unaligned(WorkerSession& worker, const CUDA_MEMCPY2D& copy, std::shared_ptr
                ReplyBuilder* reply) {
   const DriverTable* const driver = &worker.driver();
   worker.DeferAnswer(reply, [driver, copy, buffer = std::move(buffer), bytes](Answer* answer) {
-    const CUresult result = driver->cuMemcpy2DUnaligned_v2(&copy);
+    CUresult result = driver->cuMemcpy2DUnaligned_v2(&copy);
+    // Within device memory it need not wait, but the client's side may be managed memory, which the host may use now.
+    if (result == CUDA_SUCCESS && !buffer) result = driver->cuStreamSynchronize(nullptr);
     answer->keeper = buffer;
     if (result == CUDA_SUCCESS) answer->view = {buffer.get(), bytes};
     return result;

@@ -1,0 +1,175 @@
+// What managed memory costs, one row after another, as one JSON object on stdout. The program is an ordinary CUDA program:
+// it is run natively and under cuda-remote, and the results are compared. What was computed is checked.
+//
+// The host touches managed memory only while the GPU is idle, as devices without concurrentManagedAccess ask for.
+//
+// Usage: managed_cost [--quick] [--mb N (2048)]
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace {
+
+// The error of the row being measured; set by TRY, which leaves the row.
+struct RowError {
+  std::string text;
+};
+
+#define TRY(call)                                                                                        \
+  do {                                                                                                   \
+    cudaError_t try_error = (call);                                                                      \
+    if (try_error != cudaSuccess) throw RowError{std::string(#call ": ") + cudaGetErrorName(try_error)}; \
+  } while (0)
+
+bool quick = false;
+bool first_row = true;
+
+double Now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+void Check(bool good) {
+  if (!good) throw RowError{"wrong contents"};
+}
+
+// Runs `sample` (which returns the value of one repetition) and prints the median.
+void Row(const char* name, const char* unit, int repetitions, const std::function<double()>& sample) {
+  std::vector<double> values;
+  std::string error;
+  try {
+    for (int i = 0; i < (quick ? 1 : repetitions); ++i) values.push_back(sample());
+  } catch (const RowError& e) {
+    error = e.text;
+    cudaGetLastError();
+  }
+  printf("%s\n    {\"name\": \"%s\", \"unit\": \"%s\", ", first_row ? "" : ",", name, unit);
+  first_row = false;
+  if (!error.empty()) {
+    printf("\"error\": \"%s\"}", error.c_str());
+    return;
+  }
+  std::sort(values.begin(), values.end());
+  printf("\"value\": %.6g}", values[values.size() / 2]);
+  fflush(stdout);
+}
+
+struct Managed {
+  explicit Managed(size_t bytes) { TRY(cudaMallocManaged(&memory, bytes)); }
+  ~Managed() { cudaFree(memory); }
+  uint64_t* words() const { return static_cast<uint64_t*>(memory); }
+  float* floats() const { return static_cast<float*>(memory); }
+  void* memory = nullptr;
+};
+
+__global__ void Saxpy(float* y, const float* x, size_t count) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < count; i += size_t(gridDim.x) * blockDim.x) {
+    y[i] += 2 * x[i];
+  }
+}
+
+__global__ void Advance(uint64_t* words, size_t count) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < count; i += size_t(gridDim.x) * blockDim.x) {
+    words[i] = words[i] * 3 + i;
+  }
+}
+
+int Blocks() { return quick ? 4 : 1024; }
+
+// Kernels on memory that they have used before.
+double Bandwidth(size_t bytes) {
+  const size_t count = bytes / 2 / sizeof(float);
+  const Managed x(bytes / 2), y(bytes / 2);
+  for (size_t i = 0; i < count; ++i) x.floats()[i] = 1, y.floats()[i] = 2;
+  const int warm_up = quick ? 1 : 3, rounds = quick ? 1 : 10;
+  for (int i = 0; i < warm_up; ++i) Saxpy<<<Blocks(), 256>>>(y.floats(), x.floats(), count);
+  TRY(cudaDeviceSynchronize());
+  const double start = Now();
+  for (int i = 0; i < rounds; ++i) Saxpy<<<Blocks(), 256>>>(y.floats(), x.floats(), count);
+  TRY(cudaDeviceSynchronize());
+  const double seconds = Now() - start;
+  const float expected = float(2 + 2 * (warm_up + rounds));
+  Check(y.floats()[0] == expected && y.floats()[count - 1] == expected);
+  return rounds * 1.5 * double(bytes) / seconds / 1e9;
+}
+
+// The host fills memory, a kernel uses it, the host reads it: GB/s of the kernel, or of the host's reads.
+double FirstTouch(size_t bytes, bool of_host) {
+  const size_t count = bytes / sizeof(uint64_t);
+  const Managed managed(bytes);
+  uint64_t* const words = managed.words();
+  for (size_t i = 0; i < count; ++i) words[i] = i;
+  const double start = Now();
+  Advance<<<Blocks(), 256>>>(words, count);
+  TRY(cudaDeviceSynchronize());
+  const double middle = Now();
+  uint64_t sum = 0;
+  for (size_t i = 0; i < count; ++i) sum += words[i];
+  const double end = Now();
+  Check(sum == uint64_t(count) * (count - 1) / 2 * 4);
+  return double(bytes) / (of_host ? end - middle : middle - start) / 1e9;
+}
+
+// Microseconds of a round: the host changes all words, then a kernel does.
+double Alternate(size_t bytes, int rounds) {
+  if (quick) rounds = 2;
+  const size_t count = bytes / sizeof(uint64_t);
+  const Managed managed(bytes);
+  uint64_t* const words = managed.words();
+  for (size_t i = 0; i < count; ++i) words[i] = 0;
+  uint64_t expected = 0;
+  std::vector<double> times;
+  for (int round = 0; round < rounds; ++round) {
+    const double start = Now();
+    for (size_t i = 0; i < count; ++i) words[i] += 1;
+    Advance<<<std::min(Blocks(), 256), 256>>>(words, count);
+    TRY(cudaDeviceSynchronize());
+    times.push_back((Now() - start) * 1e6);
+    expected = (expected + 1) * 3 + (count - 1);
+  }
+  Check(words[count - 1] == expected);
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+double AllocateAndFree(size_t bytes, bool managed, int rounds) {
+  if (quick) rounds = 2;
+  const double start = Now();
+  for (int i = 0; i < rounds; ++i) {
+    void* memory;
+    TRY(managed ? cudaMallocManaged(&memory, bytes) : cudaMallocHost(&memory, bytes));
+    TRY(managed ? cudaFree(memory) : cudaFreeHost(memory));
+  }
+  return (Now() - start) / rounds * 1e6;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  size_t mb = 2048;
+  for (int i = 1; i < argc; ++i) {
+    if (!strcmp(argv[i], "--quick")) quick = true;
+    if (!strcmp(argv[i], "--mb") && i + 1 < argc) mb = size_t(atoi(argv[++i]));
+  }
+  cudaDeviceProp properties = {};
+  if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess) return 1;
+  printf("{\n  \"gpu\": \"%s\",\n  \"rows\": [", properties.name);
+  const size_t large = quick ? size_t{2} << 20 : mb << 20;
+  Row("managed: kernel bandwidth", "GB/s", 1, [=] { return Bandwidth(large); });
+  Row("managed: first use by a kernel", "GB/s", 3, [=] { return FirstTouch(large, false); });
+  Row("managed: read by the host after a kernel", "GB/s", 3, [=] { return FirstTouch(large, true); });
+  Row("managed: host and kernel in turn, 64 KB", "us", 1, [] { return Alternate(64 << 10, 300); });
+  Row("managed: host and kernel in turn, 1 MB", "us", 1, [] { return Alternate(1 << 20, 100); });
+  Row("managed: host and kernel in turn, 64 MB", "us", 1, [] { return Alternate(quick ? 4 << 20 : 64 << 20, 7); });
+  for (const bool managed : {true, false}) {
+    const std::string kind = managed ? "managed" : "pinned";
+    Row((kind + ": allocate + free 4 KB").c_str(), "us", 3, [=] { return AllocateAndFree(4096, managed, 300); });
+    Row((kind + ": allocate + free 1 MB").c_str(), "us", 3, [=] { return AllocateAndFree(1 << 20, managed, 100); });
+    Row((kind + ": allocate + free 16 MB").c_str(), "us", 3, [=] { return AllocateAndFree(16 << 20, managed, 10); });
+  }
+  printf("\n  ]\n}\n");
+  return 0;
+}

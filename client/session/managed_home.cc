@@ -1,0 +1,217 @@
+#include "client/session/managed_home.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <string>
+
+#include "client/session/session.h"
+#include "proto/codec/operations.gen.h"
+
+namespace cuda_remote::client {
+namespace {
+
+// OpManagedUnmap's `action`.
+constexpr uint32_t kFree = 0, kClear = 1, kWaitOnly = 2;
+
+}  // namespace
+bool ManagedHome::OnGpuUnlocked(Session* session) {
+  if (place_ == Place::kUnknown) {
+    const bool may = session->shared_memory() && session->settings().managed_on_gpu && PageFaults::Supported();
+    place_ = may ? Place::kGpu : Place::kHost;
+  }
+  return place_ == Place::kGpu;
+}
+
+CUresult ManagedHome::MapOnServer(Session* session, uint64_t address, uint64_t bytes, int device) {
+  wire::OpManagedMap_Request request;
+  const CUresult sent = session->SendFile(arena_.fd(), &request.tag);
+  if (sent != CUDA_SUCCESS) return sent;
+  request.address = address;
+  request.bytes = bytes;
+  request.offset = HostArena::OffsetOf(address);
+  request.device = device;
+  std::string message;
+  request.Encode(&message);
+  return session->Operate(kOpManagedMap, message, nullptr);
+}
+
+CUresult ManagedHome::UnmapOnServer(Session* session, uint64_t address, uint32_t action) {
+  wire::OpManagedUnmap_Request request;
+  request.address = address;
+  request.action = action;
+  std::string message;
+  request.Encode(&message);
+  return session->Operate(kOpManagedUnmap, message, nullptr);
+}
+
+CUresult ManagedHome::AddSegmentUnlocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address) {
+  void* const memory = arena_.Allocate(bytes);
+  if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
+  *address = reinterpret_cast<uint64_t>(memory);
+  const CUresult result = MapOnServer(session, *address, bytes, device);
+  if (result != CUDA_SUCCESS) {
+    arena_.Free(memory, bytes);
+    // A server of before, a driver that has other uses for the addresses, GPUs that do not reach each other.
+    if (result == CUDA_ERROR_NOT_SUPPORTED && heap_.segments().empty()) place_ = Place::kHost;
+    return result;
+  }
+  pages_.SetFile(arena_.fd(), HostArena::kManagedBase);
+  pages_.Add(*address, bytes);
+  heap_.Add(*address, bytes, device, small);
+  return CUDA_SUCCESS;
+}
+
+CUresult ManagedHome::TakeSegmentUnlocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address) {
+  for (auto it = kept_.begin(); it != kept_.end() && !small; ++it) {
+    if (it->bytes != bytes || it->device != device) continue;
+    *address = it->address;
+    kept_bytes_ -= bytes;
+    kept_.erase(it);
+    pages_.Add(*address, bytes);
+    heap_.Add(*address, bytes, device, false);
+    return CUDA_SUCCESS;
+  }
+  const CUresult result = AddSegmentUnlocked(session, bytes, device, small, address);
+  if (result != CUDA_ERROR_OUT_OF_MEMORY || !DropKeptUnlocked(session)) return result;
+  return AddSegmentUnlocked(session, bytes, device, small, address);
+}
+
+CUresult ManagedHome::Allocate(Session* session, uint64_t bytes, int device, uint64_t* address) {
+  if (bytes > HostArena::kMaxBytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  const uint64_t rounded = ManagedHeap::RoundUp(bytes);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!OnGpuUnlocked(session)) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!ManagedHeap::IsSmall(bytes)) return TakeSegmentUnlocked(session, rounded, device, false, address);
+  *address = heap_.Take(rounded, device);
+  if (*address == 0) {
+    uint64_t segment;
+    const CUresult result = TakeSegmentUnlocked(session, ManagedHeap::kSegment, device, true, &segment);
+    if (result != CUDA_SUCCESS) return result;
+    *address = heap_.Take(rounded, device);
+  }
+  if (empty_ != 0 && heap_.At(empty_)->used != 0) empty_ = 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult ManagedHome::RemoveSegmentUnlocked(Session* session, uint64_t address) {
+  const ManagedHeap::Segment segment = *heap_.At(address);
+  heap_.Remove(address);
+  CUresult result;
+  if (place_ == Place::kGpu) {
+    result = UnmapOnServer(session, address, kFree);
+  } else {
+    session->managed_mirror().Remove(address);
+    result = session->UnmapHostRange(address);
+  }
+  // Only now: the server never sees a hole in the file.
+  pages_.Remove(address);
+  arena_.Free(reinterpret_cast<void*>(address), segment.bytes);
+  return result;
+}
+
+CUresult ManagedHome::Free(Session* session, uint64_t address, uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (ManagedHeap::IsSmall(bytes)) {
+    const uint64_t rounded = ManagedHeap::RoundUp(bytes);
+    CUresult result = UnmapOnServer(session, 0, kWaitOnly);
+    pages_.Clear(address, rounded);
+    const uint64_t unused = heap_.Give(address, rounded);
+    if (unused == 0) return result;
+    if (empty_ == 0 && place_ == Place::kGpu) {
+      empty_ = unused;
+      return result;
+    }
+    const CUresult removed = RemoveSegmentUnlocked(session, unused);
+    return result == CUDA_SUCCESS ? removed : result;
+  }
+  const ManagedHeap::Segment segment = *heap_.At(address);
+  if (place_ != Place::kGpu || segment.bytes > kLongestKept) return RemoveSegmentUnlocked(session, address);
+  const CUresult result = UnmapOnServer(session, address, kClear);
+  if (result != CUDA_SUCCESS) {
+    RemoveSegmentUnlocked(session, address);
+    return result;
+  }
+  heap_.Remove(address);
+  pages_.Remove(address);
+  fallocate(arena_.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(HostArena::OffsetOf(address)),
+            off_t(segment.bytes));
+  kept_.push_back({address, segment.bytes, segment.device});
+  kept_bytes_ += segment.bytes;
+  while (kept_bytes_ > kMostKept) {
+    const Kept oldest = kept_.front();
+    kept_.pop_front();
+    kept_bytes_ -= oldest.bytes;
+    UnmapOnServer(session, oldest.address, kFree);
+    arena_.Free(reinterpret_cast<void*>(oldest.address), oldest.bytes);
+  }
+  return CUDA_SUCCESS;
+}
+
+bool ManagedHome::DropKeptUnlocked(Session* session) {
+  const bool any = !kept_.empty() || empty_ != 0;
+  for (const Kept& kept : kept_) {
+    UnmapOnServer(session, kept.address, kFree);
+    arena_.Free(reinterpret_cast<void*>(kept.address), kept.bytes);
+  }
+  kept_.clear();
+  kept_bytes_ = 0;
+  if (empty_ != 0) RemoveSegmentUnlocked(session, empty_);
+  empty_ = 0;
+  return any;
+}
+
+bool ManagedHome::DropKept(Session* session) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return DropKeptUnlocked(session);
+}
+
+CUresult ManagedHome::Settle(Session* session) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  DropKeptUnlocked(session);
+  return pages_.Settle(session->lost() == CUDA_SUCCESS ? &session->channel() : nullptr);
+}
+
+CUresult ManagedHome::MoveTo(Session* session) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  place_before_ = place_;
+  place_ = Place::kUnknown;
+  pages_.Enable(true);
+  CUresult result = CUDA_SUCCESS;
+  if (OnGpuUnlocked(session)) {
+    std::vector<uint64_t> mapped;
+    for (const auto& [address, segment] : heap_.segments()) {
+      result = MapOnServer(session, address, segment.bytes, segment.device);
+      if (result != CUDA_SUCCESS) break;
+      mapped.push_back(address);
+    }
+    if (mapped.size() == heap_.segments().size()) return CUDA_SUCCESS;
+    for (const uint64_t address : mapped) UnmapOnServer(session, address, kFree);
+    place_ = Place::kHost;
+  }
+  pages_.Enable(false);
+  for (const auto& [address, segment] : heap_.segments()) {
+    result = session->MapManagedRange(address, segment.bytes, segment.device);
+    if (result == CUDA_SUCCESS) continue;
+    place_ = place_before_;
+    pages_.Enable(place_ != Place::kHost);
+    return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+void ManagedHome::MoveBack() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  place_ = place_before_;
+  pages_.Enable(place_ != Place::kHost);
+}
+
+std::vector<ManagedMirror::Place> ManagedHome::Mirrored(Session* session) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<ManagedMirror::Place> places;
+  if (session->shared_memory()) return places;
+  for (const auto& [address, segment] : heap_.segments()) places.push_back({address, segment.bytes, address, true});
+  return places;
+}
+
+}  // namespace cuda_remote::client

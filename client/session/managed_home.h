@@ -1,0 +1,86 @@
+// Managed memory on the GPU: what is allocated where (managed_heap.h), in which file (host_arena.h), and who has which
+// page (managed_pages.h). docs/memory.md describes it.
+//
+// Only a server on this machine gives memory a home on the GPU, and only where the kernel lets this process watch its own
+// pages (page_faults.h), and all of the session's GPUs reach each other's memory. Allocate says when it cannot be had,
+// and the caller has other memory for such programs. A job that moves to a server that cannot goes on with host memory
+// at the same addresses.
+//
+// Thread-safe. Takes no lock of the session's; so it may not be called while a thread has the session's mutex.
+#ifndef CUDA_REMOTE_CLIENT_SESSION_MANAGED_HOME_H_
+#define CUDA_REMOTE_CLIENT_SESSION_MANAGED_HOME_H_
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "client/session/host_arena.h"
+#include "client/session/managed_heap.h"
+#include "client/session/managed_mirror.h"
+#include "client/session/managed_pages.h"
+
+namespace cuda_remote::client {
+
+class Session;
+
+class ManagedHome {
+ public:
+  // Zeroed memory. CUDA_ERROR_NOT_SUPPORTED: not with this server, this kernel or these rights.
+  CUresult Allocate(Session* session, uint64_t bytes, int device, uint64_t* address);
+  // Waits for the GPU, as natively. `bytes` as in Allocate.
+  CUresult Free(Session* session, uint64_t address, uint64_t bytes);
+  // Whether it is of Allocate.
+  static bool Contains(uint64_t address) { return address >= HostArena::kManagedBase && HostArena::Contains(address); }
+
+  ManagedPages& pages() { return pages_; }
+  int file() const { return arena_.fd(); }
+
+  // Gives back what is kept although it is free. Whether there was any.
+  bool DropKept(Session* session);
+  // For a checkpoint or a move: from now on this process has all contents, and they are ordinary memory.
+  CUresult Settle(Session* session);
+  // Another server takes over, after Settle: makes it have the memory. On failure all is as before; `undo` goes back to the
+  // former server, if something else failed.
+  CUresult MoveTo(Session* session);
+  void MoveBack();
+  // What that server has bytes of its own for, which ManagedMirror is to keep in step.
+  std::vector<ManagedMirror::Place> Mirrored(Session* session);
+
+ private:
+  enum class Place { kUnknown, kGpu, kHost };
+  // Freed segments that stay for a while: how much in all, and the longest.
+  static constexpr uint64_t kMostKept = uint64_t{256} << 20;
+  static constexpr uint64_t kLongestKept = uint64_t{64} << 20;
+  struct Kept {
+    uint64_t address;
+    uint64_t bytes;
+    int device;
+  };
+
+  bool OnGpuUnlocked(Session* session);
+  CUresult MapOnServer(Session* session, uint64_t address, uint64_t bytes, int device);
+  CUresult UnmapOnServer(Session* session, uint64_t address, uint32_t action);
+  CUresult AddSegmentUnlocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address);
+  CUresult TakeSegmentUnlocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address);
+  CUresult RemoveSegmentUnlocked(Session* session, uint64_t address);
+  bool DropKeptUnlocked(Session* session);
+
+  std::mutex mutex_;
+  Place place_ = Place::kUnknown;
+  Place place_before_ = Place::kUnknown;
+  HostArena arena_{HostArena::kManagedBase};
+  ManagedHeap heap_;
+  ManagedPages pages_;
+  std::list<Kept> kept_;  // oldest first
+  uint64_t kept_bytes_ = 0;
+  uint64_t empty_ = 0;  // a segment for small allocations that has none, and stays; 0: there is none
+};
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_SESSION_MANAGED_HOME_H_

@@ -1,0 +1,436 @@
+#include "client/session/managed_pages.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "client/session/log.h"
+#include "proto/codec/operations.gen.h"
+
+namespace cuda_remote::client {
+namespace {
+
+// Pages that are fetched at the first access somewhere, and at most, if accesses go on from one to the next.
+constexpr uint64_t kFirstRead = 16;
+constexpr uint64_t kMostRead = 1024;
+constexpr uint64_t kReadGrowth = 4;
+// Pages whose protection is taken away at a time, at most. Those that are not written then are sent for nothing.
+constexpr uint64_t kMostWrite = 512;
+// Runs of one message, two numbers each.
+constexpr size_t kMostRuns = 32 << 10;
+// What Settle fetches at a time.
+constexpr uint64_t kSettlePiece = uint64_t{32} << 20;
+
+// OpManagedFetch's `wait`.
+constexpr uint32_t kAtOnce = 0, kForAll = 1, kForStream = 2, kUnlessBusy = 3, kUnlessStreamBusy = 4;
+
+}  // namespace
+
+void ManagedPages::Set(std::vector<uint64_t>* bits, uint64_t first, uint64_t last, bool value) {
+  while (first < last) {
+    const uint64_t word = first / 64, from = first % 64, to = std::min<uint64_t>(64, from + (last - first));
+    const uint64_t mask = (to == 64 ? ~uint64_t{0} : (uint64_t{1} << to) - 1) & ~((uint64_t{1} << from) - 1);
+    if (value) {
+      (*bits)[word] |= mask;
+    } else {
+      (*bits)[word] &= ~mask;
+    }
+    first += to - from;
+  }
+}
+
+template <typename Use>
+void ManagedPages::ForEachRun(const std::vector<uint64_t>& bits, uint64_t from, uint64_t to, bool value,
+                              const Use& use) {
+  const uint64_t flip = value ? 0 : ~uint64_t{0};
+  uint64_t begin = to;  // of the run that goes on; `to`: there is none
+  for (uint64_t page = from; page < to;) {
+    const uint64_t word = (bits[page / 64] ^ flip) >> (page % 64);
+    const uint64_t left = std::min(to - page, 64 - page % 64);
+    if (begin == to) {
+      const uint64_t skip = word == 0 ? left : std::min<uint64_t>(left, uint64_t(__builtin_ctzll(word)));
+      page += skip;
+      if (skip < left) begin = page;
+    } else {
+      const uint64_t same = ~word == 0 ? left : std::min<uint64_t>(left, uint64_t(__builtin_ctzll(~word)));
+      page += same;
+      if (same < left) {
+        use(begin, page);
+        begin = to;
+      }
+    }
+  }
+  if (begin != to) use(begin, to);
+}
+
+ManagedPages::Segments::iterator ManagedPages::FindUnlocked(uint64_t address) {
+  auto it = segments_.upper_bound(address);
+  if (it == segments_.begin()) return segments_.end();
+  --it;
+  return address - it->first < it->second.bytes ? it : segments_.end();
+}
+
+void ManagedPages::TouchUnlocked(Segment* segment, bool touched) {
+  if (segment->touched == touched) return;
+  segment->touched = touched;
+  touched_count_.fetch_add(touched ? 1 : size_t(-1), std::memory_order_acq_rel);
+}
+
+void ManagedPages::Add(uint64_t address, uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Segment segment;
+  segment.bytes = bytes;
+  segments_[address] = std::move(segment);
+  touched_count_.fetch_add(1, std::memory_order_acq_rel);
+  end_.store(std::prev(segments_.end())->first + std::prev(segments_.end())->second.bytes, std::memory_order_release);
+  active_.store(true, std::memory_order_release);
+}
+
+void ManagedPages::Remove(uint64_t address) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = segments_.find(address);
+  if (it == segments_.end()) return;
+  if (it->second.watched) {
+    faults_.Unregister(address, it->second.bytes);
+    madvise(reinterpret_cast<void*>(address), it->second.bytes, MADV_DOFORK);
+  }
+  TouchUnlocked(&it->second, false);
+  segments_.erase(it);
+  active_.store(!segments_.empty(), std::memory_order_release);
+}
+
+void ManagedPages::Clear(uint64_t address, uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = FindUnlocked(address);
+  if (it == segments_.end()) return;
+  Segment& segment = it->second;
+  // Through the file: the server may have its pages registered with the driver, so they stay. Those that the file does
+  // not have are zero.
+  static const char kZeroes[64 << 10] = {};
+  const uint64_t begin = address - base_, end = begin + bytes;
+  for (uint64_t at = begin; at < end;) {
+    const off_t data = segment.watched ? off_t(at) : lseek(file_, off_t(at), SEEK_DATA);
+    if (data < 0 || uint64_t(data) >= end) break;
+    at = uint64_t(data);
+    const ssize_t wrote = pwrite(file_, kZeroes, std::min<uint64_t>(sizeof kZeroes, end - at), off_t(at));
+    if (wrote <= 0) break;
+    at += uint64_t(wrote);
+  }
+  const uint64_t first = (address - it->first) / kPage, last = first + (bytes + kPage - 1) / kPage;
+  segment.attached.erase(first);
+  if (!segment.watched) return;
+  // The host has them from now on. They may be mapped, protected: nobody waits for them.
+  faults_.Unprotect(address, (last - first) * kPage);
+  Set(&segment.host, first, last, true);
+  Set(&segment.dirty, first, last, true);
+  segment.first = segment.touched ? std::min(segment.first, first) : first;
+  segment.last = segment.touched ? std::max(segment.last, last) : last;
+  TouchUnlocked(&segment, true);
+}
+
+void ManagedPages::Attach(uint64_t address, uint64_t bytes, uint64_t stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = FindUnlocked(address);
+  if (it == segments_.end()) return;
+  const uint64_t first = (address - it->first) / kPage;
+  if (stream == kGlobal) {
+    it->second.attached.erase(first);
+  } else {
+    it->second.attached[first] = {first + (bytes + kPage - 1) / kPage, stream};
+  }
+}
+
+bool ManagedPages::StartUnlocked() {
+  if (faults_.open()) return true;
+  if (!faults_.Open()) return false;
+  // The application's signals are for its own threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  bool started = true;
+  try {
+    server_ = std::thread([this] { Serve(); });
+  } catch (...) {
+    faults_.Close();
+    started = false;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return started;
+}
+
+bool ManagedPages::WatchUnlocked(uint64_t start, Segment* segment) {
+  const uint64_t words = (segment->bytes / kPage + 63) / 64;
+  segment->host.assign(words, 0);
+  segment->dirty.assign(words, 0);
+  if (!StartUnlocked() || !faults_.Register(start, segment->bytes)) return false;
+  // As natively, a child made by fork does not have it.
+  madvise(reinterpret_cast<void*>(start), segment->bytes, MADV_DONTFORK);
+  segment->watched = true;
+  segment->reads = segment->writes = 0;
+  return true;
+}
+
+void ManagedPages::AddRun(uint64_t start, uint64_t first, uint64_t last) {
+  runs_.push_back(start + first * kPage);
+  runs_.push_back((last - first) * kPage);
+}
+
+CUresult ManagedPages::SendRuns(ClientChannel* channel) {
+  for (size_t at = 0; at < runs_.size(); at += 2 * kMostRuns) {
+    const size_t count = std::min(runs_.size() - at, 2 * kMostRuns);
+    FrameHeader header;
+    header.call = kOpManagedFlush;
+    const std::string_view payload(reinterpret_cast<const char*>(&runs_[at]), count * sizeof(uint64_t));
+    if (channel->Send(header, {}, payload) != ChannelStatus::kOk) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  }
+  runs_.clear();
+  return CUDA_SUCCESS;
+}
+
+CUresult ManagedPages::HandOverUnlocked(ClientChannel* channel, uint64_t start, Segment* segment) {
+  if (!segment->touched) return CUDA_SUCCESS;
+  if (!segment->watched) {
+    if (!WatchUnlocked(start, segment)) return CUDA_ERROR_OUT_OF_MEMORY;
+    // From here on whoever touches it waits for this lock, and the file is what counts.
+    PageFaults::Unmap(start, segment->bytes);
+    const uint64_t begin = start - base_, end = begin + segment->bytes;
+    for (uint64_t at = begin; at < end;) {
+      const off_t data = lseek(file_, off_t(at), SEEK_DATA);
+      if (data < 0 || uint64_t(data) >= end) break;
+      const off_t hole = lseek(file_, data, SEEK_HOLE);
+      const uint64_t to = hole < 0 ? end : std::min<uint64_t>(end, uint64_t(hole));
+      AddRun(start, (uint64_t(data) - begin) / kPage, (to - begin) / kPage);
+      at = to;
+    }
+  } else {
+    uint64_t had = 0, written = 0;
+    ForEachRun(segment->host, segment->first, segment->last, true, [&](uint64_t first, uint64_t last) {
+      PageFaults::Unmap(start + first * kPage, (last - first) * kPage);
+      had += last - first;
+    });
+    ForEachRun(segment->dirty, segment->first, segment->last, true, [&](uint64_t first, uint64_t last) {
+      AddRun(start, first, last);
+      written += last - first;
+    });
+    segment->mostly_written = written * 8 >= had * 7;
+    Set(&segment->host, segment->first, segment->last, false);
+    Set(&segment->dirty, segment->first, segment->last, false);
+  }
+  segment->first = segment->last = 0;
+  const CUresult result = SendRuns(channel);
+  // Only now: a thread that finds nothing to hand over may send its work at once.
+  TouchUnlocked(segment, false);
+  return result;
+}
+
+CUresult ManagedPages::HandOver(ClientChannel* channel) {
+  if (!touched()) return CUDA_SUCCESS;
+  std::lock_guard<std::mutex> lock(mutex_);
+  channel_ = channel;
+  for (auto& [start, segment] : segments_) {
+    const CUresult result = HandOverUnlocked(channel, start, &segment);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult ManagedPages::HandOver(ClientChannel* channel, const std::vector<uint64_t>& addresses) {
+  if (!touched()) return CUDA_SUCCESS;
+  std::lock_guard<std::mutex> lock(mutex_);
+  channel_ = channel;
+  for (const uint64_t address : addresses) {
+    const auto it = FindUnlocked(address);
+    if (it == segments_.end()) continue;
+    const CUresult result = HandOverUnlocked(channel, it->first, &it->second);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult ManagedPages::Fetch(ClientChannel* channel, uint64_t address, uint64_t bytes, uint32_t wait, uint64_t stream,
+                             bool* busy) {
+  wire::OpManagedFetch_Request request;
+  request.address = address;
+  request.bytes = bytes;
+  request.wait = wait;
+  request.stream = stream;
+  std::string message;
+  request.Encode(&message);
+  FrameHeader header;
+  header.call = kOpManagedFetch;
+  Reply reply;
+  if (channel->Call(header, message, {}, nullptr, 0, &reply) != ChannelStatus::kOk) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  wire::OpManagedFetch_Reply answer;
+  if (!answer.Decode(reply.message)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  *busy = answer.busy;
+  return CUresult(reply.result);
+}
+
+void ManagedPages::FetchForUnlocked(uint64_t start, Segment* segment, uint64_t page, bool is_write) {
+  uint32_t wait = kForAll;
+  uint64_t stream = 0;
+  // What may be fetched with it: memory that other work may be writing just now must stay where it is.
+  uint64_t from = 0, to = segment->bytes / kPage;
+  if (auto it = segment->attached.upper_bound(page); it != segment->attached.begin()) {
+    --it;
+    if (page < it->second.first) {
+      stream = it->second.second;
+      wait = stream == kHost ? kAtOnce : kForStream;
+      from = it->first;
+      to = it->second.first;
+    }
+  }
+  if (host_functions_.load(std::memory_order_acquire) != 0) {
+    wait = kAtOnce;
+    from = page;
+    to = page + 1;
+  }
+  const bool goes_on = segment->reads != 0 && page == segment->next_read;
+  uint64_t count = goes_on ? std::min(segment->reads * kReadGrowth, kMostRead) : kFirstRead;
+  // The first ones around it, aligned; the later ones behind those that came before. Up to what the host has already.
+  uint64_t first = std::max(from, goes_on ? page : page / kFirstRead * kFirstRead);
+  uint64_t last = std::min(to, std::max(page + 1, first + count));
+  for (uint64_t at = page; at > first; --at) {
+    if (Get(segment->host, at - 1)) {
+      first = at;
+      break;
+    }
+  }
+  ForEachRun(segment->host, page, last, true, [&](uint64_t begin, uint64_t) { last = std::min(last, begin); });
+  count = last - first;
+
+  const uint64_t address = start + first * kPage, bytes = count * kPage;
+  bool busy = false;
+  const uint32_t careful = wait == kForAll ? kUnlessBusy : wait == kForStream ? kUnlessStreamBusy : kAtOnce;
+  CUresult result = Fetch(channel_, address, bytes, careful, stream, &busy);
+  if (result == CUDA_SUCCESS && busy) {
+    if (!said_.exchange(true)) {
+      LogLine(
+          "the host used managed memory while the GPU was at work, which devices without concurrentManagedAccess do not "
+          "allow; each such access waits until the GPU has finished, and a kernel that waits for the host would wait "
+          "forever");
+    }
+    result = Fetch(channel_, address, bytes, wait, stream, &busy);
+  }
+  if (result != CUDA_SUCCESS) {
+    // The calls themselves say what is wrong with the GPU or the server. The program goes on with what is here.
+    if (!lost_.exchange(true)) {
+      LogLine("managed memory could not be fetched from the GPU server (CUDA error %d)", int(result));
+    }
+    fallocate(file_, FALLOC_FL_KEEP_SIZE, off_t(address - base_), off_t(bytes));
+  }
+  // Before the thread that waits goes on: it may start work at once, and HandOver must find the pages.
+  Set(&segment->host, first, last, true);
+  const bool all_writable = is_write && segment->mostly_written;
+  if (is_write) Set(&segment->dirty, all_writable ? first : page, all_writable ? last : page + 1, true);
+  segment->first = segment->touched ? std::min(segment->first, first) : first;
+  segment->last = segment->touched ? std::max(segment->last, last) : last;
+  segment->next_read = last;
+  segment->reads = count;
+  TouchUnlocked(segment, true);
+  bool mapped;
+  if (all_writable) {
+    mapped = faults_.Map(address, bytes, false);
+  } else if (is_write) {
+    segment->next_write = page + 1;
+    segment->writes = 1;
+    mapped = (page == first || faults_.Map(address, (page - first) * kPage, true)) &&
+             (page + 1 == last || faults_.Map(start + (page + 1) * kPage, (last - page - 1) * kPage, true)) &&
+             faults_.Map(start + page * kPage, kPage, false);
+  } else {
+    mapped = faults_.Map(address, bytes, true);
+  }
+  if (!mapped) LoseUnlocked();
+}
+
+void ManagedPages::ResolveUnlocked(const PageFaults::Fault& fault) {
+  const auto it = FindUnlocked(fault.page);
+  if (it == segments_.end() || !it->second.watched) {
+    faults_.Wake(fault.page, kPage);
+    return;
+  }
+  const uint64_t start = it->first;
+  Segment& segment = it->second;
+  const uint64_t page = (fault.page - start) / kPage;
+  if (!Get(segment.host, page)) {
+    FetchForUnlocked(start, &segment, page, fault.is_write);
+    return;
+  }
+  if (fault.protect) {
+    uint64_t count = page == segment.next_write && segment.writes != 0 ? std::min(segment.writes * 2, kMostWrite) : 1;
+    uint64_t last = std::min(segment.last, page + count);
+    ForEachRun(segment.host, page, last, false, [&](uint64_t from, uint64_t) { last = std::min(last, from); });
+    Set(&segment.dirty, page, last, true);
+    segment.next_write = last;
+    segment.writes = last - page;
+    faults_.Unprotect(fault.page, (last - page) * kPage);
+    return;
+  }
+  // It is the host's, but its mapping has gone: it was swapped out, or Clear has made it the host's. Or another thread's
+  // access has brought it meanwhile.
+  if (faults_.Map(fault.page, kPage, !Get(segment.dirty, page))) return;
+  fallocate(file_, FALLOC_FL_KEEP_SIZE, off_t(fault.page - base_), off_t(kPage));
+  if (!faults_.Map(fault.page, kPage, !Get(segment.dirty, page))) LoseUnlocked();
+}
+
+void ManagedPages::LoseUnlocked() {
+  LogLine("managed memory cannot be watched any more; what the GPU has written to it is lost");
+  for (auto& [start, segment] : segments_) {
+    if (!segment.watched) continue;
+    faults_.Unregister(start, segment.bytes);
+    segment.watched = false;
+    TouchUnlocked(&segment, true);
+  }
+}
+
+void ManagedPages::Serve() {
+  PageFaults::Fault fault;
+  while (faults_.Next(&fault)) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ResolveUnlocked(fault);
+  }
+}
+
+CUresult ManagedPages::Settle(ClientChannel* channel) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  CUresult first_error = CUDA_SUCCESS;
+  for (auto& [start, segment] : segments_) {
+    if (!segment.watched || !channel) continue;
+    // Pages of the file change under nobody's eyes: the host does not have them.
+    ForEachRun(segment.host, 0, segment.bytes / kPage, false, [&, begin = start](uint64_t first, uint64_t last) {
+      for (uint64_t at = begin + first * kPage, end = begin + last * kPage; at < end && first_error == CUDA_SUCCESS;) {
+        const uint64_t bytes = std::min(kSettlePiece, end - at);
+        bool busy;
+        first_error = Fetch(channel, at, bytes, kAtOnce, 0, &busy);
+        at += bytes;
+      }
+    });
+    // As before: whoever waits for a page gets it.
+    if (first_error != CUDA_SUCCESS) return first_error;
+  }
+  for (auto& [start, segment] : segments_) {
+    if (!segment.watched) continue;
+    faults_.Unregister(start, segment.bytes);
+    madvise(reinterpret_cast<void*>(start), segment.bytes, MADV_DOFORK);
+    segment.watched = false;
+    segment.host.clear();
+    segment.dirty.clear();
+    TouchUnlocked(&segment, true);
+  }
+  if (!faults_.open()) return CUDA_SUCCESS;
+  faults_.Interrupt();
+  // It may wait for the lock.
+  std::thread server = std::move(server_);
+  lock.unlock();
+  server.join();
+  lock.lock();
+  faults_.Close();
+  channel_ = nullptr;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::client

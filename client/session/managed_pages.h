@@ -1,0 +1,145 @@
+// Managed memory whose home is the GPU: which side has the newest bytes of which page.
+//
+// Segments of a memory file are mapped in this process; the server has device memory at the same addresses, and maps
+// the file, too (kOpManagedMap). A page belongs to one side at a time:
+//
+// - A new segment is this process's, and not watched: the program fills it like any memory.
+// - HandOver, before work that may use it, has the server copy what was written to the device, and takes the pages'
+//   mappings away. From then on the segment is watched (page_faults.h).
+// - The first access to a page after that fetches it, with some of its neighbours; more of them, the longer the program
+//   goes on from one to the next. A fetched page is protected against writes, so that HandOver knows what was written:
+//   writing takes the protection away, for more pages at a time the longer the program goes on.
+//
+// What is not mapped cannot be written, and what is mapped and protected neither, so nothing is lost if other threads
+// use the memory meanwhile.
+//
+// Devices report CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS as 0: the host must leave managed memory alone while the
+// GPU works. An access that comes all the same waits until the GPU has finished, and a line on stderr says so.
+//
+// Thread-safe. A thread of its own deals with faults. Nothing here takes a lock that is held while the application's
+// memory is touched: not the session's, and of the channel's only what channel users hold while they touch their own.
+// So whoever sends from, or receives into, managed memory goes by a buffer (Overlaps).
+#ifndef CUDA_REMOTE_CLIENT_SESSION_MANAGED_PAGES_H_
+#define CUDA_REMOTE_CLIENT_SESSION_MANAGED_PAGES_H_
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "client/session/page_faults.h"
+#include "proto/channel/client_channel.h"
+
+namespace cuda_remote::client {
+
+class ManagedPages {
+ public:
+  // Whether there are segments. Cheap: asked at every call.
+  bool active() const { return active_.load(std::memory_order_acquire); }
+  // Whether the host has anything that HandOver would take.
+  bool touched() const {
+    return touched_count_.load(std::memory_order_acquire) != 0 && enabled_.load(std::memory_order_acquire);
+  }
+  // With a server that has the segments in another way, there is nothing to hand over.
+  void Enable(bool enabled) { enabled_.store(enabled, std::memory_order_release); }
+
+  // The memory file, and where its begin is mapped.
+  void SetFile(int fd, uint64_t base) { file_ = fd, base_ = base; }
+
+  // The segment is there, here and on the server, and zero. Whole pages.
+  void Add(uint64_t address, uint64_t bytes);
+  // It is about to go, or will be zero on the server again and is to be zero here: the caller cuts it out of the file.
+  void Remove(uint64_t address);
+  // The bytes, which lie in one segment, become zero. They belong to nobody just now.
+  void Clear(uint64_t address, uint64_t bytes);
+
+  // Which memory a stream's work may use, and the host meanwhile, is the stream's affair; cuStreamAttachMemAsync.
+  // `stream`: kGlobal, kHost or a stream's handle.
+  static constexpr uint64_t kGlobal = ~uint64_t{0};
+  static constexpr uint64_t kHost = ~uint64_t{0} - 1;
+  void Attach(uint64_t address, uint64_t bytes, uint64_t stream);
+
+  // Gives everything that the host has to the server: before work that may use any of it.
+  CUresult HandOver(ClientChannel* channel);
+  // The same for the segments in which these addresses lie.
+  CUresult HandOver(ClientChannel* channel, const std::vector<uint64_t>& addresses);
+
+  // Takes everything back, and stops watching. The server's bytes count for nothing from then on. `channel` null: the
+  // server is gone, and the host goes on with what it has.
+  CUresult Settle(ClientChannel* channel);
+
+  // Whether the bytes overlap what may be watched.
+  bool Overlaps(const void* memory, size_t bytes) const {
+    const uint64_t address = reinterpret_cast<uint64_t>(memory);
+    return active() && address < end_.load(std::memory_order_acquire) && bytes > 0 && address + bytes > base_;
+  }
+
+  // The host runs a function of the application in a stream's order: what the stream waits for is what it may use, so
+  // nothing else is waited for.
+  void EnterHostFunction() { host_functions_.fetch_add(1, std::memory_order_acq_rel); }
+  void LeaveHostFunction() { host_functions_.fetch_sub(1, std::memory_order_acq_rel); }
+
+ private:
+  static constexpr uint64_t kPage = PageFaults::kPage;
+
+  struct Segment {
+    uint64_t bytes = 0;
+    bool watched = false;
+    bool touched = true;              // the host has pages
+    std::vector<uint64_t> host;       // a bit for each page that the host has; all of them, unless watched
+    std::vector<uint64_t> dirty;      // of those: not protected
+    uint64_t first = 0, last = 0;     // pages that the host may have: first <= page < last
+    uint64_t next_read = 0, reads = 0;    // pages: where a sequential access would go on, and how many were fetched last
+    uint64_t next_write = 0, writes = 0;  // the same for taking protection away
+    bool mostly_written = false;  // at the last HandOver: then pages that are fetched by a write are not protected
+    std::map<uint64_t, std::pair<uint64_t, uint64_t>> attached;  // first page -> one past the last, stream
+  };
+  using Segments = std::map<uint64_t, Segment>;
+
+  static bool Get(const std::vector<uint64_t>& bits, uint64_t page) { return bits[page / 64] >> (page % 64) & 1; }
+  static void Set(std::vector<uint64_t>* bits, uint64_t first, uint64_t last, bool value);
+
+  Segments::iterator FindUnlocked(uint64_t address);
+  bool WatchUnlocked(uint64_t start, Segment* segment);
+  void TouchUnlocked(Segment* segment, bool touched);
+  CUresult HandOverUnlocked(ClientChannel* channel, uint64_t start, Segment* segment);
+  // Notes that [first, last), in pages, is to be flushed.
+  void AddRun(uint64_t start, uint64_t first, uint64_t last);
+  CUresult SendRuns(ClientChannel* channel);
+  // Calls use(first, last) for each run of pages of `bits` in [from, to) that have `value`.
+  template <typename Use>
+  static void ForEachRun(const std::vector<uint64_t>& bits, uint64_t from, uint64_t to, bool value, const Use& use);
+  bool StartUnlocked();
+  void Serve();
+  void ResolveUnlocked(const PageFaults::Fault& fault);
+  void FetchForUnlocked(uint64_t start, Segment* segment, uint64_t page, bool is_write);
+  CUresult Fetch(ClientChannel* channel, uint64_t address, uint64_t bytes, uint32_t wait, uint64_t stream, bool* busy);
+  void LoseUnlocked();
+
+  std::mutex mutex_;
+  Segments segments_;
+  std::atomic<bool> active_{false};
+  std::atomic<size_t> touched_count_{0};
+  std::atomic<bool> enabled_{true};
+  std::atomic<uint64_t> end_{0};
+  int file_ = -1;
+  uint64_t base_ = 0;
+  PageFaults faults_;
+  std::thread server_;
+  ClientChannel* channel_ = nullptr;  // of the last HandOver
+  std::vector<uint64_t> runs_;
+  std::atomic<int> host_functions_{0};
+  std::atomic<bool> said_{false}, lost_{false};  // lines on stderr, once each
+};
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_SESSION_MANAGED_PAGES_H_

@@ -1,0 +1,134 @@
+#include "client/session/page_faults.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace cuda_remote::client {
+namespace {
+
+constexpr uint64_t kPage = PageFaults::kPage, kPages = 16;
+
+// A mapping that is watched, with a thread that gives what is asked for. Needs root, as the tests of snapshots do.
+class PageFaultsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(PageFaults::Supported());
+    file_ = memfd_create("test", MFD_CLOEXEC);
+    ASSERT_EQ(ftruncate(file_, kPages * kPage), 0);
+    memory_ = static_cast<char*>(mmap(nullptr, kPages * kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0));
+    for (uint64_t page = 0; page < kPages; page += 2) memory_[page * kPage] = char(page + 1);
+    ASSERT_TRUE(faults_.Open());
+    ASSERT_TRUE(faults_.Register(Address(0), kPages * kPage));
+    PageFaults::Unmap(Address(0), kPages * kPage);
+    server_ = std::thread([this] {
+      PageFaults::Fault fault;
+      while (faults_.Next(&fault)) {
+        log_.push_back(fault);
+        if (fault.protect) {
+          faults_.Unprotect(fault.page, kPage);
+          continue;
+        }
+        // A page that the file does not have cannot be mapped.
+        if (faults_.Map(fault.page, kPage, true)) continue;
+        ++holes_;
+        ASSERT_EQ(fallocate(file_, FALLOC_FL_KEEP_SIZE, off_t(fault.page - Address(0)), kPage), 0);
+        ASSERT_TRUE(faults_.Map(fault.page, kPage, true));
+      }
+    });
+  }
+  void TearDown() override {
+    Stop();
+    munmap(memory_, kPages * kPage);
+    close(file_);
+  }
+  void Stop() {
+    if (!server_.joinable()) return;
+    faults_.Interrupt();
+    server_.join();
+    faults_.Unregister(Address(0), kPages * kPage);
+    faults_.Close();
+  }
+  uint64_t Address(uint64_t page) const { return reinterpret_cast<uint64_t>(memory_) + page * kPage; }
+
+  PageFaults faults_;
+  std::thread server_;
+  std::vector<PageFaults::Fault> log_;
+  int holes_ = 0;
+  int file_ = -1;
+  char* memory_ = nullptr;
+};
+
+TEST_F(PageFaultsTest, AccessesAndWritesAreReportedOnceEach) {
+  volatile char* const memory = memory_;
+  EXPECT_EQ(memory[2 * kPage], 3);
+  EXPECT_EQ(memory[2 * kPage + 5], 0);
+  EXPECT_EQ(memory[3 * kPage], 0);  // the file does not have it
+  memory[2 * kPage] = 9;
+  memory[2 * kPage + 1] = 9;
+  Stop();
+  ASSERT_EQ(log_.size(), 3u);
+  EXPECT_EQ(holes_, 1);
+  EXPECT_EQ(log_[0].page, Address(2));
+  EXPECT_FALSE(log_[0].protect || log_[0].is_write);
+  EXPECT_EQ(log_[1].page, Address(3));
+  EXPECT_EQ(log_[2].page, Address(2));
+  EXPECT_TRUE(log_[2].protect && log_[2].is_write);
+  // Ordinary memory again.
+  EXPECT_EQ(memory[2 * kPage], 9);
+  memory[8 * kPage] = 4;
+}
+
+TEST_F(PageFaultsTest, SystemCallsWaitLikeTheProgram) {
+  int both[2];
+  ASSERT_EQ(pipe(both), 0);
+  ASSERT_EQ(write(both[1], memory_ + 4 * kPage, 2 * kPage), ssize_t(2 * kPage));
+  ASSERT_EQ(read(both[0], memory_ + 6 * kPage + 100, 2 * kPage), ssize_t(2 * kPage));
+  volatile char* const memory = memory_;
+  EXPECT_EQ(memory[6 * kPage + 100], 5);
+  close(both[0]);
+  close(both[1]);
+}
+
+TEST_F(PageFaultsTest, WhatIsMappedAlreadyStays) {
+  volatile char* const memory = memory_;
+  memory[kPage] = 7;
+  // Mapped and written; the others are not there yet.
+  ASSERT_EQ(fallocate(file_, FALLOC_FL_KEEP_SIZE, 0, kPages * kPage), 0);
+  EXPECT_TRUE(faults_.Map(Address(0), kPages * kPage, false));
+  const size_t before = log_.size();
+  memory[kPage] = 8;
+  memory[4 * kPage] = 8;
+  EXPECT_EQ(log_.size(), before);
+}
+
+bool HasUserfaultfd() {
+  for (int fd = 0; fd < 100; ++fd) {
+    char target[64] = "";
+    if (readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), target, sizeof target - 1) <= 0) continue;
+    if (strstr(target, "userfaultfd") != nullptr) return true;
+  }
+  return false;
+}
+
+// It would keep the pages watched when the parent has ended that, and CRIU could not dump the child.
+TEST_F(PageFaultsTest, AChildDoesNotKeepItOpen) {
+  EXPECT_TRUE(HasUserfaultfd());
+  const pid_t child = fork();
+  if (child == 0) _exit(HasUserfaultfd() ? 1 : 0);
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  Stop();
+  EXPECT_FALSE(HasUserfaultfd());
+}
+
+}  // namespace
+}  // namespace cuda_remote::client

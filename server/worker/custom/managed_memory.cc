@@ -1,0 +1,244 @@
+// Managed memory with a home on the GPU: server/worker/managed_memory.h does the work, this is what clients may ask.
+
+#include "server/worker/managed_memory.h"
+
+#include <cuda.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "proto/codec/operations.gen.h"
+#include "server/dispatch/custom.gen.h"
+#include "server/dispatch/malformed.h"
+#include "server/worker/driver_hooks.h"
+#include "server/worker/worker_session.h"
+
+namespace cuda_remote::server {
+namespace {
+
+// The descriptor was sent before the request, on another way.
+constexpr int kDescriptorTimeoutMs = 5000;
+// Up to so many bytes the executor copies itself: handing the copy over takes longer.
+constexpr uint64_t kShortCopy = 256 << 10;
+
+// OpManagedUnmap's values of `action`.
+enum Action : uint32_t { kFree = 0, kClear = 1, kWaitOnly = 2 };
+// OpManagedFetch's values of `wait`.
+enum Wait : uint32_t { kAtOnce = 0, kForAll = 1, kForStream = 2, kUnlessBusy = 3, kUnlessStreamBusy = 4 };
+
+bool FileHolds(int fd, uint64_t offset, uint64_t bytes) {
+  struct stat facts;
+  if (fstat(fd, &facts) != 0 || !S_ISREG(facts.st_mode)) return false;
+  const uint64_t size = uint64_t(facts.st_size);
+  return offset <= size && bytes <= size - offset;
+}
+
+// Whether any of it is memory that host.cc has mapped: where the same addresses are host memory, the driver has another
+// use for them.
+bool OverlapsHostMemory(WorkerSession& worker, uint64_t address, uint64_t bytes) {
+  const auto next = worker.host_ranges().lower_bound(address + bytes);
+  if (next == worker.host_ranges().begin()) return false;
+  const auto last = std::prev(next);
+  return last->first + last->second.bytes > address;
+}
+
+// All GPUs, if all of them reach the memory of `device`; else none.
+std::vector<int> DevicesThatReach(WorkerSession& worker, int device) {
+  const std::vector<DeviceFacts>& facts = worker.loaded().devices;
+  std::vector<int> devices;
+  for (int other = 0; size_t(other) < facts.size(); ++other) {
+    const std::vector<uint32_t>& peers = facts[size_t(other)].peers;
+    if (other != device && (size_t(device) >= peers.size() || peers[size_t(device)] == 0)) return {};
+    devices.push_back(other);
+  }
+  return devices;
+}
+
+// What the GPUs have to do before the host may see memory that they write.
+struct Work {
+  std::vector<ContextRef> contexts;
+  std::vector<std::pair<ContextRef, CUstream>> streams;
+};
+
+// While streams are captured, contexts cannot be waited for; those streams have nothing to do in any case.
+Work AllWork(WorkerSession& worker) {
+  Work work;
+  if (worker.idle()) return work;
+  if (CapturesInProgress() == 0) {
+    for (const auto& [handle, context] : worker.contexts()) work.contexts.push_back(context.ref);
+    return work;
+  }
+  worker.handles().ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
+    const CUstream stream = reinterpret_cast<CUstream>(entry.real);
+    if (!IsCaptured(stream)) work.streams.emplace_back(worker.AnyContext(), stream);
+  });
+  return work;
+}
+
+// Whether all of it is done. Leaves another context current.
+bool IsDone(WorkerSession& worker, const Work& work) {
+  const DriverTable& driver = worker.driver();
+  for (const auto& [context, stream] : work.streams) {
+    if (driver.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY) return false;
+  }
+  if (work.contexts.empty()) return true;
+  for (const ContextRef& context : work.contexts) {
+    if (MakeCurrent(driver, context) == CUDA_SUCCESS && driver.cuStreamQuery(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY) {
+      return false;
+    }
+  }
+  bool done = true;
+  worker.handles().ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
+    done = done && driver.cuStreamQuery(reinterpret_cast<CUstream>(entry.real)) != CUDA_ERROR_NOT_READY;
+  });
+  return done;
+}
+
+}  // namespace
+
+CUresult OpManagedMap(Session& session, const Request&, const wire::OpManagedMap_Request& in, wire::OpManagedMap_Reply*,
+                      ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  constexpr uint64_t kPage = ManagedMemory::kPage;
+  const bool aligned = in.address % kPage == 0 && in.bytes % kPage == 0 && in.offset % kPage == 0;
+  const bool inside = in.address >= kManagedBase && in.bytes != 0 && in.bytes <= kManagedBytes &&
+                      in.address - kManagedBase <= kManagedBytes - in.bytes;
+  if (!aligned || !inside) return kMalformedRequest;
+  const int fd = worker.channel().TakeFd(in.tag, kDescriptorTimeoutMs);
+  if (fd < 0) return CUDA_ERROR_INVALID_VALUE;
+  struct Closer {
+    int fd;
+    ~Closer() { close(fd); }
+  } closer{fd};
+  if (!FileHolds(fd, in.offset, in.bytes)) return kMalformedRequest;
+  if (in.device < 0 || size_t(in.device) >= worker.loaded().devices.size()) return CUDA_ERROR_INVALID_DEVICE;
+  if (OverlapsHostMemory(worker, in.address, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  const std::vector<int> devices = DevicesThatReach(worker, in.device);
+  if (devices.empty()) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!ChargeWithRoom(in.bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  worker.PrepareManagedMemory();
+  ManagedMemory& managed = worker.managed_memory();
+  CUresult result = managed.Map(in.address, in.bytes, in.device, devices, fd, in.offset);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && CapturesInProgress() == 0) {
+    worker.CollectPendingFrees(true);
+    worker.arena().Trim();
+    result = managed.Map(in.address, in.bytes, in.device, devices, fd, in.offset);
+  }
+  MakeCurrent(session.driver(), worker.current_ref());
+  if (result != CUDA_SUCCESS) {
+    worker.arena().Discharge(in.bytes);
+    return result;
+  }
+  DeviceRange range;
+  range.kind = DeviceRange::kManaged;
+  range.managed = true;
+  range.bytes = in.bytes;
+  range.device = in.device;
+  range.context = session.CurrentContext();
+  worker.ranges().Insert(in.address, range);
+  return CUDA_SUCCESS;
+}
+
+CUresult OpManagedUnmap(Session& session, const Request&, const wire::OpManagedUnmap_Request& in,
+                        wire::OpManagedUnmap_Reply*, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  ManagedMemory* const managed = &worker.managed_memory();
+  if (in.action > kWaitOnly) return kMalformedRequest;
+  const uint64_t bytes = managed->BytesAt(in.address);
+  if (bytes == 0 && in.action != kWaitOnly) return CUDA_ERROR_INVALID_VALUE;
+  if (in.action == kFree) worker.ranges().Erase(in.address);
+  worker.PrepareManagedMemory();
+  DeviceArena* const arena = &worker.arena();
+  const DriverTable* const driver = &session.driver();
+  const auto finish = [managed, arena, bytes, address = in.address, action = in.action] {
+    if (action == kWaitOnly) return CUDA_SUCCESS;
+    if (action == kClear) return managed->Clear(address);
+    const CUresult result = managed->Unmap(address);
+    arena->Discharge(bytes);
+    return result;
+  };
+  if (worker.idle() || CapturesInProgress() != 0) {
+    const CUresult result = finish();
+    MakeCurrent(*driver, worker.current_ref());
+    return result;
+  }
+  // Work in progress ends first, as natively.
+  std::vector<ContextRef> contexts;
+  for (const auto& [handle, context] : worker.contexts()) contexts.push_back(context.ref);
+  WorkerSession* const self = &worker;
+  const uint64_t work = worker.work_now();
+  worker.DeferIn(worker.AnyContext(), reply, [=](Answer*) {
+    CUresult result = CUDA_SUCCESS;
+    for (const ContextRef& context : contexts) {
+      if (MakeCurrent(*driver, context) != CUDA_SUCCESS) continue;
+      const CUresult waited = driver->cuCtxSynchronize();
+      if (result == CUDA_SUCCESS) result = waited;
+    }
+    if (result == CUDA_SUCCESS) self->NoteSynchronized(work);
+    const CUresult finished = finish();
+    return result == CUDA_SUCCESS ? finished : result;
+  });
+  return CUDA_SUCCESS;
+}
+
+CUresult OpManagedFlush(Session& session, const Request& request, const wire::OpManagedFlush_Request&,
+                        wire::OpManagedFlush_Reply*, ReplyBuilder*) {
+  WorkerSession& worker = Worker(session);
+  worker.PrepareManagedMemory();
+  const CUresult result = worker.managed_memory().Flush(request.payload);
+  MakeCurrent(session.driver(), worker.current_ref());
+  return result == CUDA_ERROR_INVALID_VALUE ? kMalformedRequest : result;
+}
+
+CUresult OpManagedFetch(Session& session, const Request&, const wire::OpManagedFetch_Request& in,
+                        wire::OpManagedFetch_Reply* out, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  ManagedMemory* const managed = &worker.managed_memory();
+  if (in.wait > kUnlessStreamBusy || in.bytes == 0 || !managed->Contains(in.address, in.bytes)) return kMalformedRequest;
+  worker.PrepareManagedMemory();
+  const DriverTable* const driver = &session.driver();
+  Work work;
+  CUstream stream = nullptr;
+  if (in.wait == kForStream || in.wait == kUnlessStreamBusy) {
+    // A stream that is gone has nothing to do any more.
+    if (in.stream > 2 && session.RealStream(in.stream, &stream) && !IsCaptured(stream)) {
+      work.streams.emplace_back(worker.AnyContext(), stream);
+    }
+  } else if (in.wait != kAtOnce) {
+    work = AllWork(worker);
+  }
+  const bool done = IsDone(worker, work);
+  if (!done && (in.wait == kUnlessBusy || in.wait == kUnlessStreamBusy)) {
+    out->busy = true;
+    MakeCurrent(*driver, worker.current_ref());
+    return CUDA_SUCCESS;
+  }
+  if (in.bytes <= kShortCopy && done) {
+    const CUresult result = managed->Fetch(in.address, in.bytes);
+    MakeCurrent(*driver, worker.current_ref());
+    return result;
+  }
+  MakeCurrent(*driver, worker.current_ref());
+  std::string message;
+  out->Encode(&message);
+  worker.DeferIn({}, reply, [=](Answer* answer) {
+    answer->message = message;
+    CUresult result = CUDA_SUCCESS;
+    if (!done) {
+      for (const ContextRef& context : work.contexts) {
+        if (MakeCurrent(*driver, context) == CUDA_SUCCESS) result = driver->cuCtxSynchronize();
+      }
+      for (const auto& [context, one] : work.streams) {
+        if (MakeCurrent(*driver, context) == CUDA_SUCCESS) result = driver->cuStreamSynchronize(one);
+      }
+    }
+    const CUresult fetched = managed->Fetch(in.address, in.bytes);
+    return result == CUDA_SUCCESS ? fetched : result;
+  });
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::server
