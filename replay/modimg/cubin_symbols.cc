@@ -1,6 +1,10 @@
-// The variables of a cubin, from its ELF symbol table.
+// The variables of a cubin, from its ELF symbol table; addresses of functions, from its relocations.
 
+#include <algorithm>
 #include <cstring>
+#include <map>
+#include <set>
+#include <utility>
 
 #include "replay/modimg/format.h"
 #include "replay/modimg/modimg.h"
@@ -30,9 +34,79 @@ struct Elf {
   }
 };
 
+struct SymbolTable {
+  std::string_view entries;
+  std::string_view wide;  // numbers of sections that do not fit into an entry
+
+  size_t size() const { return entries.size() / sizeof(format::ElfSymbol); }
+  // A symbol and the number of its section.
+  std::pair<format::ElfSymbol, uint32_t> At(size_t i) const {
+    format::ElfSymbol symbol;
+    memcpy(&symbol, entries.data() + i * sizeof(symbol), sizeof(symbol));
+    uint32_t section = symbol.section;
+    if (section == 0xffff && (i + 1) * sizeof(section) <= wide.size()) {
+      memcpy(&section, wide.data() + i * sizeof(section), sizeof(section));
+    }
+    return {symbol, section};
+  }
+};
+
+// By section of variables: the offsets, ascending, of words that hold addresses of functions.
+using CodeWords = std::map<uint32_t, std::vector<uint64_t>>;
+
+// What the relocations say of functions' addresses.
+struct Addresses {
+  CodeWords words;
+  std::set<uint64_t> in_variables, in_code, kernels_in_code;  // numbers of symbols
+};
+
+// An instruction that loads an address inside its own function loads where a call returns to.
+Addresses FindAddresses(const Elf& elf, size_t symbol_table, const SymbolTable& symbols,
+                        const std::vector<uint8_t>& kinds, std::string_view section_names) {
+  Addresses found;
+  for (size_t i = 0; i < elf.sections.size(); ++i) {
+    const format::ElfSection& section = elf.sections[i];
+    const bool with_addend = section.type == format::kSectionAddendRelocations;
+    if ((!with_addend && section.type != format::kSectionRelocations) || section.link != symbol_table ||
+        section.info >= elf.sections.size()) {
+      continue;
+    }
+    const uint32_t target = section.info;
+    const std::string_view target_name = NameAt(section_names, elf.sections[target].name);
+    const bool variables = kinds[target] != 0;
+    // Bank 4 is the compiler's table of addresses that instructions load.
+    if (!variables && !StartsWith(target_name, ".text") && target_name != ".nv.constant4") continue;
+    std::string_view entries;
+    if (!elf.Contents(i, &entries)) continue;
+    const size_t bytes = with_addend ? sizeof(format::ElfAddendRelocation) : sizeof(format::ElfRelocation);
+    for (size_t at = 0; entries.size() - at >= bytes; at += bytes) {
+      format::ElfAddendRelocation one = {};
+      memcpy(&one, entries.data() + at, bytes);
+      const uint64_t number = one.info >> 32;
+      const uint32_t type = uint32_t(one.info);
+      if (number >= symbols.size()) continue;
+      const auto [symbol, home] = symbols.At(size_t(number));
+      if ((symbol.info & 15) != format::kSymbolFunction) continue;
+      if (variables) {
+        found.words[target].push_back(one.offset);
+        found.in_variables.insert(number);
+      } else if (home == 0 || type == format::kRelocationCall75 || type == format::kRelocationCall90) {
+        // Only called; the system's own functions (malloc, vprintf) always are.
+      } else if (type == format::kRelocationKernel || type == format::kRelocationKernelLow ||
+                 type == format::kRelocationKernelHigh) {
+        found.kernels_in_code.insert(number);
+      } else if (!(home == target && one.addend != 0)) {
+        found.in_code.insert(number);
+      }
+    }
+  }
+  for (auto& [section, offsets] : found.words) std::sort(offsets.begin(), offsets.end());
+  return found;
+}
+
 }  // namespace
 
-bool CubinSymbols(std::string_view cubin, std::vector<DataSymbol>* symbols, std::string* error) {
+bool CubinSymbols(std::string_view cubin, std::vector<DataSymbol>* symbols, std::string* error, KernelFacts* kernels) {
   const auto fail = [&](const char* what) {
     *error = std::string("the cubin is damaged: ") + what;
     return false;
@@ -72,28 +146,46 @@ bool CubinSymbols(std::string_view cubin, std::vector<DataSymbol>* symbols, std:
     // Bank 3 holds __constant__ variables; the others kernel parameters and the compiler's own constants.
     if (name == ".nv.constant3") kinds[i] = 2;
   }
+  KernelFacts ignored;
+  if (!kernels) kernels = &ignored;
   for (size_t table = 0; table < elf.sections.size(); ++table) {
     if (elf.sections[table].type != format::kSectionSymbols) continue;
-    std::string_view entries, names, wide;
-    if (!elf.Contents(table, &entries)) return fail("its symbol table");
+    SymbolTable all;
+    std::string_view names;
+    if (!elf.Contents(table, &all.entries)) return fail("its symbol table");
     if (!elf.Contents(elf.sections[table].link, &names)) return fail("its symbol names");
     for (size_t i = 0; i < elf.sections.size(); ++i) {
       constexpr uint32_t kSectionIndices = 18;  // SHT_SYMTAB_SHNDX
-      if (elf.sections[i].type == kSectionIndices && elf.sections[i].link == table) elf.Contents(i, &wide);
+      if (elf.sections[i].type == kSectionIndices && elf.sections[i].link == table) elf.Contents(i, &all.wide);
     }
-    for (size_t i = 0; (i + 1) * sizeof(format::ElfSymbol) <= entries.size(); ++i) {
-      format::ElfSymbol symbol;
-      memcpy(&symbol, entries.data() + i * sizeof(symbol), sizeof(symbol));
-      uint32_t section = symbol.section;
-      if (section == 0xffff && (i + 1) * sizeof(section) <= wide.size()) {
-        memcpy(&section, wide.data() + i * sizeof(section), sizeof(section));
+    const Addresses addresses = FindAddresses(elf, table, all, kinds, section_names);
+    bool launches = false;  // kernels launch kernels: that is what they take descriptors for
+    for (size_t i = 0; i < all.size(); ++i) {
+      const auto [symbol, section] = all.At(i);
+      const std::string_view name = NameAt(names, symbol.name);
+      if ((symbol.info & 15) == format::kSymbolFunction && section == 0) {
+        kernels->print = kernels->print || name == "vprintf";
+        kernels->allocate = kernels->allocate || name == "malloc" || name == "free";
+        launches = launches || name.find("LaunchDevice") != std::string_view::npos;
       }
       if ((symbol.info & 15) != format::kSymbolObject || section >= kinds.size() || kinds[section] == 0) continue;
-      const std::string_view name = NameAt(names, symbol.name);
       if (name.empty() || symbol.bytes == 0) continue;
-      symbols->push_back({std::string(name), symbol.bytes, kinds[section] == 2,
-                          (symbol.other & format::kSymbolManaged) != 0, format::IsLiteral(name)});
+      DataSymbol found{std::string(name), symbol.bytes, kinds[section] == 2,
+                       (symbol.other & format::kSymbolManaged) != 0, format::IsLiteral(name), {}};
+      const auto own = addresses.words.find(section);
+      if (own != addresses.words.end()) {
+        const std::vector<uint64_t>& offsets = own->second;
+        for (auto at = std::lower_bound(offsets.begin(), offsets.end(), symbol.value);
+             at != offsets.end() && *at - symbol.value < symbol.bytes; ++at) {
+          found.code_words.push_back(*at - symbol.value);
+        }
+      }
+      symbols->push_back(std::move(found));
     }
+    const auto bare = [&](uint64_t number) { return addresses.in_variables.count(number) == 0; };
+    kernels->bare_addresses =
+        kernels->bare_addresses || std::any_of(addresses.in_code.begin(), addresses.in_code.end(), bare) ||
+        (!launches && std::any_of(addresses.kernels_in_code.begin(), addresses.kernels_in_code.end(), bare));
   }
   return true;
 }

@@ -114,9 +114,32 @@ inline constexpr uint8_t kElfMagic[4] = {0x7f, 'E', 'L', 'F'};
 inline constexpr uint8_t kElfClass64 = 2;       // ident[4]
 inline constexpr uint8_t kElfLittleEndian = 1;  // ident[5]
 inline constexpr uint16_t kElfMachineCuda = 190;
+// The addend of the first kind is what the place holds.
+struct ElfRelocation {
+  uint64_t offset;
+  uint64_t info;  // number of the symbol, and type in the lower half
+};
+struct ElfAddendRelocation {
+  uint64_t offset;
+  uint64_t info;
+  int64_t addend;
+};
+static_assert(sizeof(ElfRelocation) == 16 && sizeof(ElfAddendRelocation) == 24);
+
 inline constexpr uint32_t kSectionSymbols = 2;
+inline constexpr uint32_t kSectionAddendRelocations = 4;
+inline constexpr uint32_t kSectionRelocations = 9;
 inline constexpr uint32_t kSectionNoBits = 8;
 inline constexpr uint8_t kSymbolObject = 1;
+inline constexpr uint8_t kSymbolFunction = 2;
+// Types of relocations that are the target of a call, and put no address where a kernel could read it: up to sm_89, and
+// from sm_90 on.
+inline constexpr uint32_t kRelocationCall75 = 0x3a;
+inline constexpr uint32_t kRelocationCall90 = 0x4b;
+// The descriptor of a kernel, with which kernels launch it: as a word, and as the two halves in instructions.
+inline constexpr uint32_t kRelocationKernel = 0x23;
+inline constexpr uint32_t kRelocationKernelLow = 0x3e;
+inline constexpr uint32_t kRelocationKernelHigh = 0x3f;
 inline constexpr uint8_t kSymbolManaged = 4;  // bit of `other`
 // ident[8], the ABI version, says where in `flags` the architecture stands.
 inline constexpr uint8_t kElfAbiArchInSecondByte = 8;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <unordered_map>
 #include <utility>
 
@@ -231,11 +232,21 @@ std::string NameOf(const ImageEntry& entry) {
                                   : "");
 }
 
+namespace {
+
+// Keeps `words` sorted.
+void AddWords(const std::vector<uint64_t>& more, std::vector<uint64_t>* words) {
+  std::vector<uint64_t> all;
+  std::set_union(words->begin(), words->end(), more.begin(), more.end(), std::back_inserter(all));
+  words->swap(all);
+}
+
+}  // namespace
+
 bool DataSymbols(std::string_view image, const std::vector<uint32_t>& arches, std::vector<DataSymbol>* symbols,
-                 std::string* error, bool* prints, uint64_t max_unpacked) {
-  static constexpr char kPrint[] = "vprintf";
+                 std::string* error, KernelFacts* kernels, uint64_t max_unpacked) {
   symbols->clear();
-  if (prints) *prints = false;
+  KernelFacts facts;
   std::unordered_map<std::string, size_t> seen;
   bool ok = true;
   size_t other = 0;
@@ -245,12 +256,9 @@ bool DataSymbols(std::string_view image, const std::vector<uint32_t>& arches, st
                                 const auto can_run = [&entry](uint32_t arch) { return CanRun(entry, arch); };
                                 if (!arches.empty() && std::none_of(arches.begin(), arches.end(), can_run)) return true;
                                 if (!unpack(&entry.bytes)) return false;
-                                if (prints && !*prints) {
-                                  *prints = memmem(entry.bytes.data(), entry.bytes.size(), kPrint, sizeof(kPrint) - 1);
-                                }
                                 std::vector<DataSymbol> found;
-                                ok = entry.kind == ImageEntry::kPtx ? PtxSymbols(entry.bytes, &found, error)
-                                                                    : CubinSymbols(entry.bytes, &found, error);
+                                ok = entry.kind == ImageEntry::kPtx ? PtxSymbols(entry.bytes, &found, error, &facts)
+                                                                    : CubinSymbols(entry.bytes, &found, error, &facts);
                                 for (DataSymbol& symbol : found) {
                                   const auto [place, is_new] = seen.emplace(symbol.name, symbols->size());
                                   if (is_new) {
@@ -259,11 +267,13 @@ bool DataSymbols(std::string_view image, const std::vector<uint32_t>& arches, st
                                     DataSymbol& known = (*symbols)[place->second];
                                     known.size = std::max(known.size, symbol.size);
                                     known.managed = known.managed || symbol.managed;
+                                    AddWords(symbol.code_words, &known.code_words);
                                   }
                                 }
                                 return ok;
                               },
                               &other);
+  if (kernels) *kernels = facts;
   return walked && ok;
 }
 

@@ -1,4 +1,4 @@
-// What is in a module image: the code for each architecture, and the variables in it.
+// What is in a module image: the code for each architecture, the variables in it, and what its kernels do with memory.
 //
 // Takes what the driver takes: a fat binary (compressed or not), a cubin, or PTX text; also several fat binaries one
 // after the other. Pure functions, any thread. Any input is safe: sizes are checked before they are used, and what
@@ -59,18 +59,33 @@ struct DataSymbol {
   bool constant = false;
   bool managed = false;
   bool literal = false;  // a string of the compiler's (`$str`): it has a place as others do, but nothing can change it
+  // Offsets of the words in which loading puts addresses of functions: tables of function pointers, virtual tables.
+  // Not those of whole programs (README.md).
+  std::vector<uint64_t> code_words;
+};
+
+// What the kernels of an image may do, as far as a checkpoint has to know it.
+struct KernelFacts {
+  bool print = false;           // printf: they name `vprintf`
+  bool allocate = false;        // malloc, new: they use the heap of their context
+  // Instructions take addresses of functions that no variable holds (DataSymbol::code_words), so nothing that can be
+  // read tells where these functions lie.
+  bool bare_addresses = false;
 };
 
 // The variables, in the order in which they are found (that of the symbol table or the text); a variable that several
 // entries have is listed once.
 // Only entries that one of the GPUs `arches` (as for CanRun) can run are looked at, and unpacked; if `arches` is empty, all.
-// *prints, unless null: whether their kernels may print (they name `vprintf`).
+// *kernels, unless null: what any of these entries' kernels may do.
 bool DataSymbols(std::string_view image, const std::vector<uint32_t>& arches, std::vector<DataSymbol>* symbols,
-                 std::string* error, bool* prints = nullptr, uint64_t max_unpacked = kMaxUnpackedBytes);
+                 std::string* error, KernelFacts* kernels = nullptr, uint64_t max_unpacked = kMaxUnpackedBytes);
 
-// The same for one cubin, and for one PTX text; appended to `symbols` without looking for doubles.
-bool CubinSymbols(std::string_view cubin, std::vector<DataSymbol>* symbols, std::string* error);
-bool PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, std::string* error);
+// The same for one cubin, and for one PTX text; appended to `symbols` without looking for doubles, and added to
+// *kernels.
+bool CubinSymbols(std::string_view cubin, std::vector<DataSymbol>* symbols, std::string* error,
+                  KernelFacts* kernels = nullptr);
+bool PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, std::string* error,
+                KernelFacts* kernels = nullptr);
 
 }  // namespace cuda_remote::replay
 

@@ -262,16 +262,119 @@ TEST(CanRun, FollowsTheVendorsRules) {
   EXPECT_FALSE(CanRun(family, 120));
 }
 
-TEST(Modimg, WhetherKernelsPrint) {
+TEST(Modimg, WhatKernelsDo) {
   const std::string head = ".version 7.0\n.target sm_52\n.address_size 64\n";
   std::vector<DataSymbol> symbols;
   std::string error;
-  bool prints = true;
-  ASSERT_TRUE(DataSymbols(head + ".visible .entry k() { ret; }\n", {}, &symbols, &error, &prints)) << error;
-  EXPECT_FALSE(prints);
-  const std::string declared = ".extern .func (.param .b32 r) vprintf (.param .b64 f, .param .b64 a);\n";
-  ASSERT_TRUE(DataSymbols(head + declared, {}, &symbols, &error, &prints)) << error;
-  EXPECT_TRUE(prints);
+  KernelFacts facts;
+  const auto read = [&](const std::string& text) {
+    facts = {};
+    facts.print = facts.allocate = facts.bare_addresses = true;
+    return DataSymbols(head + text, {}, &symbols, &error, &facts);
+  };
+  ASSERT_TRUE(read(".visible .entry k() { ret; }\n")) << error;
+  EXPECT_FALSE(facts.print || facts.allocate || facts.bare_addresses);
+  ASSERT_TRUE(read(".extern .func (.param .b32 r) vprintf (.param .b64 f, .param .b64 a);\n")) << error;
+  EXPECT_TRUE(facts.print);
+  EXPECT_FALSE(facts.allocate || facts.bare_addresses);
+  for (const char* heap : {".extern .func (.param .b64 r) malloc (.param .b64 a);\n",
+                           ".extern .func free (.param .b64 a);\n"}) {
+    ASSERT_TRUE(read(heap)) << error;
+    EXPECT_TRUE(facts.allocate);
+    EXPECT_FALSE(facts.print || facts.bare_addresses);
+  }
+  const std::string function =
+      ".visible .func (.param .b32 r) f(.param .b32 a) { ret; }\n.weak .func g() { ret; }\n.func own() { ret; }\n";
+  const std::string call = ".entry k() { .reg .b64 %rd<3>; @%p1 call.uni (r), f, (a); $L_1: call g; ret; }\n";
+  ASSERT_TRUE(read(function + call)) << error;
+  EXPECT_FALSE(facts.bare_addresses);
+  for (const char* taken : {".entry k() { .reg .b64 %rd<3>; mov.u64 %rd1, f; ret; }\n",
+                            ".entry k() { { $L_1: @!%p3 mov.u64 %rd1,g; } ret; }\n",
+                            ".entry j() { ret; } .entry k() { mov.u64 %rd1, j; ret; }\n"}) {
+    ASSERT_TRUE(read(function + call.substr(0, call.find(".entry")) + taken)) << error;
+    EXPECT_TRUE(facts.bare_addresses) << taken;
+    EXPECT_TRUE(symbols.empty());
+  }
+  // In a variable, too: that one tells where it lies.
+  ASSERT_TRUE(read(function + ".global .u64 t[2] = {0, f};\n.entry k() { mov.u64 %rd1, f; ret; }\n")) << error;
+  EXPECT_FALSE(facts.bare_addresses);
+  EXPECT_EQ(symbols[0].code_words, std::vector<uint64_t>{8});
+  // The address of a function that nobody else can see is a number.
+  ASSERT_TRUE(read(function + ".global .u64 t[2] = {0, own};\n.entry k() { mov.u64 %rd1, own; ret; }\n")) << error;
+  EXPECT_FALSE(facts.bare_addresses);
+  EXPECT_TRUE(symbols[0].code_words.empty());
+  // Kernels that launch kernels.
+  ASSERT_TRUE(read(".extern .func (.param .b32 r) cudaLaunchDeviceV2(.param .b64 a);\n" + function +
+                   ".entry j() { ret; } .entry k() { mov.u64 %rd1, j; ret; }\n"))
+      << error;
+  EXPECT_FALSE(facts.bare_addresses);
+  // Neither a comment nor a string nor a register is a name.
+  ASSERT_TRUE(read(function + ".entry k() { mov.u64 %f, %g; // g\n .pragma \"f\"; /* f */ ret; }\n")) << error;
+  EXPECT_FALSE(facts.bare_addresses);
+}
+
+TEST(Modimg, WordsOfFunctionAddressesInPtx) {
+  const std::string text = R"(.version 7.0
+.target sm_52
+.visible .func f() { ret; }
+.weak .func g() { ret; }
+.func h() { ret; }
+.global .align 8 .u64 table[4] = {0, f, x, g+16};
+.global .align 8 .b8 bytes[24] = {1, 2, 3, 4, 5, 6, 7, 8, 0xFF(f), 0xFF00(f), 0xFF0000(f), 0, 0, 0, 0, 0, 7};
+.const .align 8 .u64 one = generic(g), two = 5;
+.global .align 8 .u64 nested[2][2] = {{0}, {f}};
+.global .align 8 .u64 plain[3] = {table, 2, h};
+)";
+  std::vector<DataSymbol> symbols;
+  std::string error;
+  KernelFacts facts;
+  ASSERT_TRUE(PtxSymbols(text, &symbols, &error, &facts)) << error;
+  EXPECT_FALSE(facts.bare_addresses);
+  std::map<std::string, std::vector<uint64_t>> words;
+  for (const DataSymbol& symbol : symbols) words[symbol.name] = symbol.code_words;
+  EXPECT_EQ(words, (std::map<std::string, std::vector<uint64_t>>{{"table", {8, 24}},
+                                                                 {"bytes", {8}},
+                                                                 {"one", {0}},
+                                                                 {"two", {}},
+                                                                 {"nested", {0, 8, 16, 24}},
+                                                                 {"plain", {}}}));
+}
+
+// testdata/functions.cu as the compiler and the linker leave it.
+TEST(Modimg, WordsOfFunctionAddressesInCubins) {
+  for (const char* name : {"functions_75.cubin", "functions_90.cubin"}) {
+    SCOPED_TRACE(name);
+    std::vector<DataSymbol> symbols;
+    std::string error;
+    KernelFacts facts;
+    ASSERT_TRUE(DataSymbols(Image(name), {}, &symbols, &error, &facts)) << error;
+    EXPECT_TRUE(facts.allocate && facts.print);
+    EXPECT_TRUE(facts.bare_addresses);  // of Down
+    std::map<std::string, std::vector<uint64_t>> words;
+    for (const DataSymbol& symbol : symbols) {
+      if (!symbol.code_words.empty()) words[symbol.name] = symbol.code_words;
+    }
+    EXPECT_EQ(words, (std::map<std::string, std::vector<uint64_t>>{
+                         {"table", {0, 16}}, {"fixed", {8}}, {"_ZTV6Square", {16}}}));
+  }
+  // Calls, recursive ones too, and addresses of variables are none.
+  for (const char* name : {"calls_75.cubin", "calls_90.cubin"}) {
+    SCOPED_TRACE(name);
+    std::vector<DataSymbol> symbols;
+    std::string error;
+    KernelFacts facts;
+    ASSERT_TRUE(DataSymbols(Image(name), {}, &symbols, &error, &facts)) << error;
+    EXPECT_FALSE(facts.bare_addresses || facts.allocate || facts.print);
+    EXPECT_EQ(symbols.size(), 2u);
+  }
+  // In whole programs pointers to functions are numbers, which no loading changes.
+  std::vector<DataSymbol> symbols;
+  std::string error;
+  KernelFacts facts;
+  ASSERT_TRUE(DataSymbols(Image("functions_whole.cubin"), {}, &symbols, &error, &facts)) << error;
+  EXPECT_FALSE(facts.bare_addresses);
+  EXPECT_TRUE(facts.allocate && facts.print);
+  for (const DataSymbol& symbol : symbols) EXPECT_TRUE(symbol.code_words.empty()) << symbol.name;
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
-// The variables of a PTX text: its .global and .const declarations outside of functions.
+// The variables of a PTX text: its .global and .const declarations outside of functions; and where it uses the names of
+// functions as values.
 
 #include <algorithm>
 #include <cstdlib>
+#include <unordered_set>
 
 #include "replay/modimg/format.h"
 #include "replay/modimg/modimg.h"
@@ -36,9 +38,12 @@ class Tokens {
     token_ = text_.substr(start, at_ - start);
   }
 
-  // Skips a block; the current token is its opening brace. Function bodies are nearly all of a text, so they are not
-  // cut into tokens.
-  void SkipBlock() {
+  // Skips a function's body; the current token is its opening brace. Adds to `named` those of `functions` that
+  // instructions other than calls name. Bodies are nearly all of a text, so they are not cut into tokens.
+  void SkipBody(const std::unordered_set<std::string_view>& functions,
+                std::unordered_set<std::string_view>* named) {
+    bool begins = true;   // a statement: its first word is the instruction
+    bool is_call = false;
     for (int depth = 1; depth > 0;) {
       if (at_ >= text_.size()) break;
       const char c = text_[at_];
@@ -46,7 +51,18 @@ class Tokens {
         SkipString();
       } else if (c == '/' && at_ + 1 < text_.size() && (text_[at_ + 1] == '/' || text_[at_ + 1] == '*')) {
         SkipBlanks();
+      } else if (IsWord(c)) {
+        const size_t start = at_;
+        while (at_ < text_.size() && IsWord(text_[at_])) ++at_;
+        const std::string_view word = text_.substr(start, at_ - start);
+        if (begins && c != '%') {  // '%': its guard
+          begins = false;
+          is_call = word.substr(0, 4) == "call";
+        } else if (!begins && !is_call && c != '%' && functions.count(word) != 0) {
+          named->insert(word);
+        }
       } else {
+        begins = begins || c == ';' || c == ':' || c == '{' || c == '}';
         depth += (c == '{') - (c == '}');
         line_ += c == '\n';
         ++at_;
@@ -118,25 +134,55 @@ bool Number(std::string_view token, uint64_t* value) {
 }
 
 constexpr uint64_t kMaxVariableBytes = uint64_t{1} << 40;
+constexpr uint64_t kMaxNestedBytes = 1 << 20;
 
 }  // namespace
 
-bool PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, std::string* error) {
+bool PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, std::string* error, KernelFacts* kernels) {
+  KernelFacts ignored;
+  if (!kernels) kernels = &ignored;
+  // Those whose addresses are addresses: functions that others can see, and kernels. Of the rest a compiler makes numbers
+  // (README.md). A function is declared before its name is used. The system's own are only called.
+  std::unordered_set<std::string_view> functions, entries, in_variables, in_code;
+  bool launches = false;
   Tokens tokens(text);
   const auto fail = [&](const char* what) {
     *error = "line " + std::to_string(tokens.line()) + " of the PTX: " + what;
     return false;
   };
-  bool is_extern = false;  // of the declaration that is being read
+  bool is_extern = false, is_visible = false;  // of the declaration that is being read
   while (!tokens.done()) {
     const std::string_view token = tokens.now();
     if (token == "{") {
-      tokens.SkipBlock();
-      is_extern = false;
+      tokens.SkipBody(functions, &in_code);
+      is_extern = is_visible = false;
       continue;
     }
     if (token == ".extern") is_extern = true;
+    if (token == ".extern" || token == ".visible" || token == ".weak" || token == ".entry") is_visible = true;
+    if (token == ";") is_visible = false;
     if (token == ";" || token == ".visible" || token == ".weak" || token == ".common") is_extern = false;
+    if (token == ".func" || token == ".entry") {
+      const bool entry = token == ".entry";
+      tokens.Next();
+      // Attributes, and what a function returns.
+      while (!tokens.done() && (tokens.now()[0] == '.' || tokens.now() == "(")) {
+        if (tokens.now() != "(") {
+          tokens.Next();
+          continue;
+        }
+        while (!tokens.done() && tokens.now() != ")") tokens.Next();
+        tokens.Next();
+      }
+      const std::string_view name = tokens.now();
+      kernels->print = kernels->print || name == "vprintf";
+      const bool of_heap = name == "malloc" || name == "free";
+      kernels->allocate = kernels->allocate || of_heap;
+      launches = launches || name.find("LaunchDevice") != std::string_view::npos;
+      if (entry) entries.insert(name);
+      if (is_visible && !of_heap && name != "vprintf" && name != "__assertfail") functions.insert(name);
+      continue;
+    }
     if (token != ".global" && token != ".const") {
       tokens.Next();
       continue;
@@ -173,6 +219,7 @@ bool PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, std::st
     while (!tokens.done() && tokens.now() != ";") {
       symbol.name = tokens.now();
       symbol.size = element * vector;
+      symbol.code_words.clear();
       tokens.Next();
       bool counted = true;
       while (tokens.now() == "[") {
@@ -192,15 +239,28 @@ bool PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, std::st
       if (tokens.now() == "=") {
         tokens.Next();
         uint64_t values = 1;
+        // Where names of functions stand. Of nested lists it is not clear which place a value has: any one then.
+        bool nested = false;
+        const auto note_name = [&](uint64_t place) {
+          if (functions.count(tokens.now()) == 0) return;
+          symbol.code_words.push_back(place);
+          in_variables.insert(tokens.now());
+        };
         if (tokens.now() == "{") {
           tokens.Next();
           for (int depth = 1; depth > 0 && !tokens.done(); tokens.Next()) {
+            nested = nested || tokens.now() == "{";
             if (tokens.now() == "{" || tokens.now() == "(") ++depth;
             if (tokens.now() == "}" || tokens.now() == ")") --depth;
             if (tokens.now() == "," && depth == 1) ++values;
+            note_name((values - 1) * element / 8 * 8);
           }
         } else {
-          while (!tokens.done() && tokens.now() != ";" && tokens.now() != ",") tokens.Next();
+          for (; !tokens.done() && tokens.now() != ";" && tokens.now() != ","; tokens.Next()) note_name(0);
+        }
+        if (nested && !symbol.code_words.empty() && symbol.size <= kMaxNestedBytes) {
+          symbol.code_words.clear();
+          for (uint64_t place = 0; place < symbol.size; place += 8) symbol.code_words.push_back(place);
         }
         if (!counted) {
           if (symbol.size > kMaxVariableBytes / values) return fail("a variable is too large");
@@ -210,6 +270,8 @@ bool PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, std::st
       }
       if (!is_extern && counted && symbol.size != 0) {
         symbol.literal = format::IsLiteral(symbol.name);
+        std::vector<uint64_t>& words = symbol.code_words;
+        words.erase(std::unique(words.begin(), words.end()), words.end());
         symbols->push_back(symbol);
       }
       if (tokens.now() == ",") {
@@ -218,7 +280,11 @@ bool PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, std::st
         return fail("a variable's declaration has no end");
       }
     }
-    is_extern = false;
+    is_extern = is_visible = false;
+  }
+  for (const std::string_view name : in_code) {
+    if (launches && entries.count(name) != 0) continue;  // that is what it takes a kernel's address for
+    kernels->bare_addresses = kernels->bare_addresses || in_variables.count(name) == 0;
   }
   return true;
 }

@@ -496,9 +496,8 @@ bool WorkerSession::NoteModule(uint64_t handle, bool library, std::string_view i
                               facts.attributes[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR]));
   }
   std::string error;
-  bool prints = false;
-  if (!replay::DataSymbols(image, arches, &module.symbols, &error, &prints)) module.problem = error;
-  prints_ = prints_ || prints;
+  if (!replay::DataSymbols(image, arches, &module.symbols, &error, &module.kernels)) module.problem = error;
+  prints_ = prints_ || module.kernels.print;
   uint64_t bytes = 0;
   for (const replay::DataSymbol& symbol : module.symbols) {
     if (!symbol.managed && __builtin_add_overflow(bytes, symbol.size, &bytes)) return false;

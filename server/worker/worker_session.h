@@ -80,6 +80,7 @@ struct ModuleFacts {
   uint64_t context = 0;  // virtual handle; modules only
   uint32_t index = 0;    // in the order of loading
   std::vector<replay::DataSymbol> symbols;
+  replay::KernelFacts kernels;
   uint64_t charged = 0;  // what the variables count as device memory: once, in however many contexts a library is
   std::string problem;   // not empty: the image could not be understood
 };
