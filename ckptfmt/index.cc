@@ -170,7 +170,7 @@ absl::StatusOr<Index> DecodeIndex(std::string_view bytes, const std::string& nam
     if (!reader.Take(&entry) || !reader.Take(entry.symbol_bytes, &symbol) || !reader.TakePadding()) {
       return damaged("a region is cut off");
     }
-    if (entry.kind < uint32_t(RegionKind::kAllocation) || entry.kind > uint32_t(RegionKind::kArray)) {
+    if (entry.kind < uint32_t(RegionKind::kAllocation) || entry.kind > uint32_t(RegionKind::kHeap)) {
       return damaged("a region's kind");
     }
     const uint64_t count = ChunkCount(entry.bytes);

@@ -23,6 +23,7 @@ enum class RegionKind : uint32_t {
   kModuleSymbol = 2,   // by module and symbol: its address may be another one after a restart
   kLibrarySymbol = 3,  // by library, symbol and context
   kArray = 4,          // the contents of an array or mipmapped array, by its handle; no address
+  kHeap = 5,           // the heap of a context's kernels (malloc, new), by the context's handle; address and size count
 };
 
 // One piece of saved memory. All but `bytes` is for the restart to find it again; the image only keeps it.
@@ -30,12 +31,14 @@ struct Region {
   RegionKind kind = RegionKind::kAllocation;
   uint64_t address = 0;  // at the time of the checkpoint
   uint64_t bytes = 0;
-  uint64_t object = 0;  // virtual handle of the module, library or array
+  uint64_t object = 0;  // virtual handle of the module, library, array or context
   std::string symbol;
   uint64_t context = 0;  // virtual handle
   int32_t device = 0;
   uint32_t module_index = 0;
-  uint64_t flags = 0;  // free for the tools
+  // Of a symbol that holds addresses of functions: a hash of them as loading had put them there, which must be the same
+  // after a restart. Else 0.
+  uint64_t flags = 0;
 };
 
 // A GPU that the job could see.

@@ -86,6 +86,8 @@ CUresult LoadModule(CUmodule* module, const void* image, unsigned numOptions, CU
   }
   if (result != CUDA_SUCCESS) return Refused(result);
   request.places = reply.places;
+  request.code_contexts = reply.code_contexts;
+  request.code = reply.code;
   call.message().clear();
   request.Encode(&call.message());
   call.Created({Kind::kModule, request.module});
@@ -128,6 +130,8 @@ CUresult LoadLibrary(CUlibrary* library, const void* code, CUjit_option* jitOpti
   }
   if (result != CUDA_SUCCESS) return Refused(result);
   request.places = reply.places;
+  request.code_contexts = reply.code_contexts;
+  request.code = reply.code;
   call.message().clear();
   request.Encode(&call.message());
   call.Created({Kind::kLibrary, request.library});

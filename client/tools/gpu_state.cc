@@ -137,7 +137,7 @@ bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, 
     }
     for (const wire::Region& from : listed.regions) {
       ckptfmt::Region region;
-      if (from.kind < 1 || from.kind > uint32_t(ckptfmt::RegionKind::kArray)) return Malformed(error);
+      if (from.kind < 1 || from.kind > uint32_t(ckptfmt::RegionKind::kHeap)) return Malformed(error);
       region.kind = ckptfmt::RegionKind(from.kind);
       region.address = from.address;
       region.bytes = from.bytes;
@@ -146,6 +146,7 @@ bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, 
       region.context = from.context;
       region.device = from.device;
       region.module_index = from.module_index;
+      region.flags = from.code;
       regions->push_back(std::move(region));
     }
     more = listed.more && !listed.regions.empty();
@@ -199,27 +200,41 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
   return ok;
 }
 
-// The driver places variables; the program, and other variables, may hold their addresses. Those that the program asked
-// for by name are compared in the replay; this finds the others.
+// The driver places variables, functions and the kernels' heaps; the program, and other variables, may hold their addresses. Those that the program asked
+// for by name are compared in the replay; this finds the others, and
+// functions whose addresses variables hold.
 static bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Region>& wanted, std::string* error) {
   const auto is_variable = [](const ckptfmt::Region& region) {
-    return region.kind == ckptfmt::RegionKind::kModuleSymbol || region.kind == ckptfmt::RegionKind::kLibrarySymbol;
+    return region.kind == ckptfmt::RegionKind::kModuleSymbol || region.kind == ckptfmt::RegionKind::kLibrarySymbol ||
+           region.kind == ckptfmt::RegionKind::kHeap;
   };
   if (std::none_of(wanted.begin(), wanted.end(), is_variable)) return true;
   std::vector<ckptfmt::Region> found;
   if (!ListRegions(channel, &found, error)) return false;
   using Name = std::tuple<uint64_t, uint64_t, std::string>;
-  std::map<Name, uint64_t> addresses;
+  std::map<Name, const ckptfmt::Region*> here;
   for (const ckptfmt::Region& region : found) {
-    if (is_variable(region)) addresses[Name(region.object, region.context, region.symbol)] = region.address;
+    if (is_variable(region)) here[Name(region.object, region.context, region.symbol)] = &region;
   }
   for (const ckptfmt::Region& region : wanted) {
     if (!is_variable(region)) continue;
-    const auto there = addresses.find(Name(region.object, region.context, region.symbol));
-    if (there != addresses.end() && there->second == region.address) continue;
-    *error = "the GPU variable " + region.symbol + " lies at " +
-             (there == addresses.end() ? std::string("no address") : Hex(there->second)) + " on this server, but at " +
-             Hex(region.address) + " before, and the job may have kept that address";
+    const auto there = here.find(Name(region.object, region.context, region.symbol));
+    if (region.kind == ckptfmt::RegionKind::kHeap && there != here.end() &&
+        (there->second->address != region.address || there->second->bytes != region.bytes)) {
+      *error = "the heap of the job's kernels lies at " + Hex(there->second->address) + " on this server (" +
+               std::to_string(there->second->bytes) + " bytes), but at " + Hex(region.address) + " before (" +
+               std::to_string(region.bytes) + " bytes), and addresses in it would be wrong";
+      return false;
+    }
+    if (there == here.end() || there->second->address != region.address) {
+      *error = "the GPU variable " + region.symbol + " lies at " +
+               (there == here.end() ? std::string("no address") : Hex(there->second->address)) +
+               " on this server, but at " + Hex(region.address) + " before, and the job may have kept that address";
+      return false;
+    }
+    if (region.flags == 0 || there->second->flags == region.flags) continue;
+    *error = "the GPU functions whose addresses the variable " + region.symbol +
+             " holds lie elsewhere on this server than before, and the job may have kept their addresses";
     return false;
   }
   return true;

@@ -40,6 +40,7 @@ std::string NameOf(const Region& region) {
   const bool array = region.kind == RegionKind::kArray;
   snprintf(text, sizeof(text), "0x%llx", static_cast<unsigned long long>(array ? region.object : region.address));
   if (array) return std::string("the CUDA array ") + text;
+  if (region.kind == RegionKind::kHeap) return std::string("the kernels' heap at ") + text;
   if (region.kind == RegionKind::kAllocation) return std::string("GPU memory at ") + text;
   return "the GPU variable " + region.symbol;
 }

@@ -48,6 +48,8 @@ const char* KindName(ckptfmt::RegionKind kind) {
       return "allocation";
     case ckptfmt::RegionKind::kModuleSymbol:
       return "module variable";
+    case ckptfmt::RegionKind::kHeap:
+      return "kernel heap";
     case ckptfmt::RegionKind::kArray:
       return "array";
     case ckptfmt::RegionKind::kLibrarySymbol:

@@ -67,8 +67,7 @@ void Context::ResetState() {
   limits[CU_LIMIT_STACK_SIZE] = 1024;
   limits[CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20;
   limits[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20;
-  heap_used = 0;
-  heap_begun = false;
+  heap.Reset();
   limits[CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH] = 2;
   limits[CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048;
   limits[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;

@@ -19,6 +19,8 @@
 #include <string_view>
 #include <vector>
 
+#include "server/softgpu/code_space.h"
+#include "server/softgpu/kernel_heap.h"
 #include "server/softgpu/registry.h"
 
 namespace cuda_remote::softgpu {
@@ -92,9 +94,11 @@ class Context : public std::enable_shared_from_this<Context> {
   std::atomic<int> attached{1};  // cuCtxAttach
   std::atomic<size_t> limits[CU_LIMIT_MAX];
 
-  // The kernels' heap: what they have allocated, and whether any ever did (the limit is fixed then).
-  std::atomic<uint64_t> heap_used{0};
-  std::atomic<bool> heap_begun{false};
+  KernelHeap heap;
+
+  // Places for code of modules, which are loaded and unloaded under this mutex.
+  std::mutex code_mutex;
+  CodeSpace code;
 
   // Whether it was not as wanted before. `peer`: the id of a context of another device.
   bool EnablePeer(uint64_t peer);

@@ -250,7 +250,7 @@ SOFTGPU_API cuCtxSetLimit(CUlimit limit, size_t value) {
       return CUDA_ERROR_UNSUPPORTED_LIMIT;
     case CU_LIMIT_MALLOC_HEAP_SIZE: {
       const ContextPtr home = context->Home();
-      if (home->heap_begun) return CUDA_ERROR_INVALID_VALUE;
+      if (home->heap.begun()) return CUDA_ERROR_INVALID_VALUE;
       // As the driver (580) rounds it.
       constexpr size_t kLeast = 4 << 20, kUnit = 64 << 10;
       if (value > SIZE_MAX - kUnit) return CUDA_ERROR_OUT_OF_MEMORY;

@@ -58,7 +58,7 @@ AllocationPtr MemoryMap::Find(uint64_t address) const {
   auto it = by_begin_.upper_bound(address);
   if (it == by_begin_.begin()) return nullptr;
   const AllocationPtr& allocation = std::prev(it)->second;
-  return address < allocation->end() ? allocation : nullptr;
+  return address < allocation->end() && allocation->flags != kDeviceHeapFlag ? allocation : nullptr;
 }
 
 void MemoryMap::Update(const AllocationPtr& allocation, const std::function<void(Allocation&)>& change) {
@@ -83,6 +83,7 @@ bool MemoryMap::Covers(uint64_t begin, uint64_t size) const {
   auto it = by_begin_.upper_bound(begin);
   if (it == by_begin_.begin()) return false;
   --it;
+  if (it->second->flags == kDeviceHeapFlag) return false;
   if (it->second->kind != MemoryKind::kMapped) return begin < it->second->end() && end <= it->second->end();
   for (uint64_t at = begin; it != by_begin_.end() && it->second->begin <= at; ++it) {
     const Allocation& piece = *it->second;

@@ -70,7 +70,7 @@ class MemoryMap : public ptx::MemoryMap {
   // The same, if `predicate` holds for it.
   AllocationPtr RemoveIf(uint64_t begin, const std::function<bool(const Allocation&)>& predicate);
   std::vector<AllocationPtr> RemoveAll(const std::function<bool(const Allocation&)>& predicate);
-  // The one that holds the address; null if there is none.
+  // The one that holds the address; null if there is none, or only a kernels' heap.
   AllocationPtr Find(uint64_t address) const;
   // Changes one under the map's lock.
   void Update(const AllocationPtr& allocation, const std::function<void(Allocation&)>& change);
@@ -100,7 +100,7 @@ class MemoryMap : public ptx::MemoryMap {
   std::vector<AllocationPtr> released_;
 };
 
-// Allocation::flags of memory that a kernel allocated.
+// Allocation::flags of a kernels' heap (kernel_heap.h): kernels reach it, and no call of the driver knows it.
 constexpr unsigned kDeviceHeapFlag = 0x80000000;
 
 uint64_t NextBufferId();

@@ -115,6 +115,21 @@ CUresult Module::Load(const ContextPtr& context, const std::string& ptx, const V
       bytes += std::max<uint64_t>(global.size, 1) + 64;  // a gap finds accesses past the end
   }
   Device* device = GetDevice(context->device());
+  const ContextPtr home = context->Home();
+  std::vector<uint64_t> code_addresses;
+  {
+    std::lock_guard<std::mutex> lock(home->code_mutex);
+    code_addresses = code->PlaceFunctions([&home](uint64_t instructions) { return home->code.Take(instructions); });
+  }
+  // Gives the places back, if nothing comes of it.
+  struct Places {
+    const ContextPtr& home;
+    std::vector<uint64_t>* addresses;
+    ~Places() {
+      std::lock_guard<std::mutex> lock(home->code_mutex);
+      for (const uint64_t address : *addresses) home->code.Give(address);
+    }
+  } places{home, &code_addresses};
   std::shared_ptr<char> block;
   if (bytes != 0) {
     if (!device->TakeMemory(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -170,6 +185,8 @@ CUresult Module::Load(const ContextPtr& context, const std::string& ptx, const V
     Registry<Function>::Get().Add(function);
   }
   module->code_ = std::move(code);
+  module->home_ = home;
+  module->code_addresses_.swap(code_addresses);
   *out = std::move(module);
   return CUDA_SUCCESS;
 }
@@ -186,6 +203,20 @@ void Module::Unload() {
   for (const auto& [name, allocation] : globals_) {
     MemoryMap::Get().Release(MemoryMap::Get().Remove(allocation->begin));
   }
+  if (const ContextPtr home = home_.lock()) {
+    std::lock_guard<std::mutex> lock(home->code_mutex);
+    for (const uint64_t address : code_addresses_) home->code.Give(address);
+    code_addresses_.clear();
+  }
+}
+
+void Module::LoadKernel(Function& function) {
+  if (function.loaded) return;
+  const ContextPtr home = home_.lock();
+  if (!home) return;
+  std::lock_guard<std::mutex> lock(home->code_mutex);
+  if (function.loaded.exchange(true)) return;
+  code_addresses_.push_back(home->code.Take(code_->KernelInstructions(function.name)));
 }
 
 FunctionPtr Module::FindFunction(const std::string& name) const {
@@ -208,7 +239,9 @@ CUresult Kernel::FunctionFor(const ContextPtr& context, FunctionPtr* function) {
   ModulePtr module;
   if (CUresult result = owner->ModuleFor(context, &module); result != CUDA_SUCCESS) return result;
   *function = module->FindFunction(name);
-  return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+  if (!*function) return CUDA_ERROR_NOT_FOUND;
+  module->LoadKernel(**function);
+  return CUDA_SUCCESS;
 }
 
 KernelPtr Library::FindKernel(const std::string& name) const {

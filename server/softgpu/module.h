@@ -46,6 +46,7 @@ struct Function {
   FunctionSettingsPtr settings;
   std::mutex mutex;
   std::atomic<int> supported{0};  // 1: yes, -1: no, 0: not looked at yet
+  std::atomic<bool> loaded{false};  // its code has a place
   std::string name;
 
   CUfunction handle() { return reinterpret_cast<CUfunction>(this); }
@@ -69,6 +70,8 @@ class Module : public std::enable_shared_from_this<Module> {
   const std::vector<FunctionPtr>& functions() const { return functions_; }
   FunctionPtr FindFunction(const std::string& name) const;
   AllocationPtr FindGlobal(const std::string& name) const;
+  // Gives a kernel's code its place, at the kernel's first use.
+  void LoadKernel(Function& function);
   // Takes the variables out of the memory map and the functions out of the registry. No kernel of the module may run.
   void Unload();
 
@@ -82,6 +85,9 @@ class Module : public std::enable_shared_from_this<Module> {
   Variables shared_;  // somebody else's
   std::mutex mutex_;
   bool unloaded_ = false;
+
+  std::weak_ptr<Context> home_;           // whose code space the code lies in; guarded by its code_mutex:
+  std::vector<uint64_t> code_addresses_;  // of functions and of kernels that were used
 };
 
 struct Kernel {

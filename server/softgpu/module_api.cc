@@ -141,6 +141,7 @@ SOFTGPU_API cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* na
   if (CUresult result = FindModule(handle, &module); result != CUDA_SUCCESS) return result;
   FunctionPtr function = module->FindFunction(name);
   if (!function) return CUDA_ERROR_NOT_FOUND;
+  module->LoadKernel(*function);
   *out = function->handle();
   return CUDA_SUCCESS;
 }

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -91,6 +92,10 @@ State& GetState() {
     if (const char* v = std::getenv("SOFTGPU_UUID")) s->settings.uuid = v;
     if (const char* v = std::getenv("SOFTGPU_THREADS")) s->settings.kernel_threads = std::atoi(v);
     if (const char* v = std::getenv("SOFTGPU_DELAY_US")) s->settings.delay_us = std::atoi(v);
+    if (const char* v = std::getenv("SOFTGPU_PLACES"); v != nullptr && std::strcmp(v, "process") == 0) {
+      // Another number in each process, whose lower bits count for little.
+      s->settings.places_seed = (uint64_t(getpid()) * 0x9e3779b97f4a7c15 ^ uint64_t(time(nullptr))) | 1 << 21;
+    }
     if (const char* v = std::getenv("SOFTGPU_FAIL")) ParseInjections(v, &s->injections);
     return s;
   }();

@@ -44,42 +44,6 @@ CUresult FaultResult(ptx::Fault fault) {
   return CUDA_ERROR_UNKNOWN;
 }
 
-// What an allocation of a kernel's takes of the heap.
-uint64_t HeapBytes(uint64_t bytes) { return (bytes + 15) / 16 * 16; }
-
-// In-kernel malloc: like cuMemAlloc of the context's device, freed with the context; no more than the heap has.
-uint64_t DeviceMalloc(Context& context, uint64_t bytes) {
-  context.heap_begun = true;
-  const uint64_t limit = context.limits[CU_LIMIT_MALLOC_HEAP_SIZE];
-  if (bytes == 0 || bytes > limit) return 0;
-  const uint64_t taken = HeapBytes(bytes);
-  uint64_t used = context.heap_used;
-  do {
-    if (used > limit || taken > limit - used) return 0;
-  } while (!context.heap_used.compare_exchange_weak(used, used + taken));
-  Device* device = GetDevice(context.device());
-  void* memory = nullptr;
-  if (!device->TakeMemory(bytes)) {
-    context.heap_used -= taken;
-    return 0;
-  }
-  if (posix_memalign(&memory, 16, bytes) != 0) {
-    device->GiveMemory(bytes);
-    context.heap_used -= taken;
-    return 0;
-  }
-  auto allocation = std::make_shared<Allocation>();
-  allocation->begin = reinterpret_cast<uint64_t>(memory);
-  allocation->size = bytes;
-  allocation->device = context.device();
-  allocation->context = &context;
-  allocation->flags = kDeviceHeapFlag;
-  allocation->budget = bytes;
-  allocation->release = [memory] { free(memory); };
-  if (!MemoryMap::Get().Add(allocation)) return 0;
-  return allocation->begin;
-}
-
 CUresult PerformKernel(const KernelWork& work, Context& context) {
   ptx::LaunchOptions options;
   options.grid = work.grid;
@@ -99,13 +63,8 @@ CUresult PerformKernel(const KernelWork& work, Context& context) {
   static std::atomic<uint64_t> grids{1};
   options.grid_id = grids++;
   const ContextPtr home = context.Home();
-  options.device_malloc = [&home](uint64_t bytes) { return DeviceMalloc(*home, bytes); };
-  options.device_free = [&home](uint64_t address) {
-    AllocationPtr allocation = MemoryMap::Get().RemoveIf(
-        address, [](const Allocation& allocation) { return allocation.flags == kDeviceHeapFlag; });
-    if (allocation && allocation->context == home.get()) home->heap_used -= HeapBytes(allocation->size);
-    MemoryMap::Get().Release(std::move(allocation));
-  };
+  options.device_malloc = [&home](uint64_t bytes) { return home->heap.Take(*home, bytes); };
+  options.device_free = [&home](uint64_t address) { home->heap.Give(address); };
   MemoryMap::Get().BeginLaunch();
   ptx::LaunchResult result = work.module->code().Launch(work.function->name, options);
   MemoryMap::Get().EndLaunch();

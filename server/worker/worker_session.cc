@@ -36,6 +36,7 @@ WorkerSession::WorkerSession(const Parts& parts)
     : parts_(parts),
       table_(HookDriver(parts.driver->table, parts.arena, [this](bool wait) { CollectPendingFrees(wait); })),
       managed_memory_(parts.driver->table),
+      heaps_(table_, parts.staging),
       spin_limit_(SpinLimit()),
       host_functions_([this](uint64_t id, uint64_t turn, CUresult status) {
         wire::OpHostFunc_Request event;
@@ -138,7 +139,10 @@ void WorkerSession::Gone(const HandleMap::Entry& entry) {
     case Kind::kLibrary: {
       const auto module = modules_.find(entry.handle);
       const bool has_symbols = module == modules_.end() || !module->second.symbols.empty();
-      if (module != modules_.end()) arena().Discharge(module->second.charged);
+      if (module != modules_.end()) {
+        arena().Discharge(module->second.charged);
+        allocating_modules_ -= module->second.kernels.allocate;
+      }
       modules_.erase(entry.handle);
       // Looking through all memory for each of many modules takes quadratic time; most have no variables.
       if (!has_symbols) break;
@@ -151,6 +155,8 @@ void WorkerSession::Gone(const HandleMap::Entry& entry) {
     }
     case Kind::kContext:
       contexts_.erase(entry.handle);
+      heaps_.Forget(entry.handle);
+      for (auto& [module, facts] : modules_) facts.code.erase(entry.handle);
       if (current_ == entry.handle) {
         current_ = 0;
         current_ref_ = {};
@@ -178,6 +184,12 @@ void WorkerSession::Unbind(uint64_t handle) {
 }
 
 CUresult WorkerSession::Enter(const FrameHeader& header) {
+  const CUresult result = EnterContext(header);
+  if (result == CUDA_SUCCESS && header.call == kCall_cuGraphLaunch) BeforeLaunch(0);
+  return result;
+}
+
+CUresult WorkerSession::EnterContext(const FrameHeader& header) {
   header_ = header;
   flush_ = false;
   if (gone_objects_->any.load(std::memory_order_acquire)) {
@@ -189,6 +201,8 @@ CUresult WorkerSession::Enter(const FrameHeader& header) {
     }
     for (const uint64_t handle : gone) Unbind(handle);
   }
+  // With the first call of the application the replay is over, and so is the need for what it has put in place.
+  if (!code_pads_.empty() && header.call < kFirstOperation && !(header.flags & kFlagReplay)) UnloadCodePads();
   // Whatever it asks for may leave work on the GPU, until it is known to have none.
   switch (header.call) {
     case kOpMemAlloc:
@@ -402,7 +416,10 @@ void WorkerSession::BindContext(uint64_t handle, CUcontext real, int device, boo
   }
   std::sort(libraries.begin(), libraries.end(),
             [](const auto& a, const auto& b) { return a.second->index < b.second->index; });
-  for (const auto& [library, facts] : libraries) PlaceVariables(library, *facts, context.ref);
+  for (const auto& [library, facts] : libraries) {
+    PlaceVariables(library, *facts, context.ref);
+    ReadCode(library, handle);
+  }
 }
 
 ContextRef WorkerSession::AnyContext() const {
@@ -425,6 +442,9 @@ std::vector<uint64_t> WorkerSession::ForgetContext(uint64_t handle) {
   for (const uint64_t address : symbols) ranges_.Erase(address);
   const ContextInfo* const context = FindContext(handle);
   const ContextRef dead = context != nullptr ? context->ref : ContextRef();
+  code_pads_.erase(std::remove_if(code_pads_.begin(), code_pads_.end(),
+                                  [&](const auto& pad) { return pad.first.id == dead.id; }),
+                   code_pads_.end());
   // Events of the context die with it; the memory that they stand for is free once it is idle.
   for (auto it = pending_frees_.begin(); it != pending_frees_.end();) {
     if (it->context.id != dead.id) {
@@ -498,6 +518,7 @@ bool WorkerSession::NoteModule(uint64_t handle, bool library, std::string_view i
   std::string error;
   if (!replay::DataSymbols(image, arches, &module.symbols, &error, &module.kernels)) module.problem = error;
   prints_ = prints_ || module.kernels.print;
+  allocating_modules_ += module.kernels.allocate;
   uint64_t bytes = 0;
   for (const replay::DataSymbol& symbol : module.symbols) {
     if (!symbol.managed && __builtin_add_overflow(bytes, symbol.size, &bytes)) return false;
@@ -505,7 +526,135 @@ bool WorkerSession::NoteModule(uint64_t handle, bool library, std::string_view i
   if (!ChargeWithRoom(bytes)) return false;
   module.charged = bytes;
   *placed = PlaceVariables(handle);
+  ReadCode(handle);
   return true;
+}
+
+void WorkerSession::ReadCode(uint64_t handle, uint64_t context) {
+  ModuleFacts& module = modules_[handle];
+  const ContextInfo* const info = FindContext(context);
+  const bool any = std::any_of(module.symbols.begin(), module.symbols.end(),
+                               [](const replay::DataSymbol& symbol) { return !symbol.code_words.empty(); });
+  if (!any || info == nullptr) return;
+  CodeWords words;
+  CUresult result = MakeCurrent(table_, info->ref);
+  // In a stream of its own: work that is under way is nobody's concern here, and is not waited for.
+  CUstream stream = nullptr;
+  if (result == CUDA_SUCCESS) result = table_.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+  for (const replay::DataSymbol& symbol : module.symbols) {
+    if (result != CUDA_SUCCESS) break;
+    CUdeviceptr address = 0;
+    size_t bytes = 0;
+    if (symbol.code_words.empty() || FindVariable(handle, module.library, symbol.name, &address, &bytes) != CUDA_SUCCESS)
+      continue;
+    const uint64_t begin = symbol.code_words.front();
+    const uint64_t end = std::min<uint64_t>(bytes, symbol.code_words.back() + sizeof(uint64_t));
+    if (begin >= end) continue;
+    std::string contents(size_t(end - begin) + sizeof(uint64_t), '\0');
+    result = table_.cuMemcpyDtoHAsync_v2(contents.data(), address + begin, size_t(end - begin), stream);
+    if (result == CUDA_SUCCESS) result = table_.cuStreamSynchronize(stream);
+    for (const uint64_t offset : symbol.code_words) {
+      uint64_t word = 0;
+      if (offset < end) memcpy(&word, contents.data() + (offset - begin), sizeof(word));
+      words.push_back(word);
+    }
+  }
+  if (stream != nullptr) table_.cuStreamDestroy_v2(stream);
+  MakeCurrent(table_, current_ref_);
+  if (result != CUDA_SUCCESS) {
+    module.problem = "the addresses of its functions cannot be read (CUDA error " + std::to_string(int(result)) + ")";
+    return;
+  }
+  module.code[context] = std::move(words);
+}
+
+void WorkerSession::ReadCode(uint64_t handle) {
+  const ModuleFacts& module = modules_[handle];
+  if (!module.library) {
+    ReadCode(handle, module.context);
+    return;
+  }
+  std::vector<uint64_t> contexts;
+  for (const auto& [context, info] : contexts_) contexts.push_back(context);
+  for (const uint64_t context : contexts) ReadCode(handle, context);
+}
+
+CUresult WorkerSession::MoveCode(uint64_t handle, VariablePlace* placed, const std::vector<uint64_t>& contexts,
+                                 const std::vector<uint64_t>& code, const std::function<uint64_t()>& load) {
+  const size_t count = contexts.empty() ? 0 : code.size() / contexts.size();
+  // One that is not where it was is enough for the replay to be refused.
+  if (count == 0 || code_lost_) return CUDA_SUCCESS;
+  const bool library = modules_[handle].library;
+  bool loaded = true;
+  for (size_t i = 0; i < contexts.size() && loaded; ++i) {
+    const ContextInfo* const info = FindContext(contexts[i]);
+    const auto now = modules_[handle].code.find(contexts[i]);
+    const CodeWords wanted(code.begin() + ptrdiff_t(i * count), code.begin() + ptrdiff_t((i + 1) * count));
+    if (info == nullptr || now == modules_[handle].code.end() || now->second == wanted) continue;
+    const auto reload = [&](const std::function<void()>& between) -> CodeWords {
+      if (!loaded) return {};
+      UnloadModule(handle, library);
+      MakeCurrent(table_, info->ref);
+      between();
+      MakeCurrent(table_, current_ref_);
+      const uint64_t real = load();
+      if (real == 0) {
+        loaded = false;
+        return {};
+      }
+      handles_.Rebind(library ? Kind::kLibrary : Kind::kModule, handle, real);
+      *placed = PlaceVariables(handle);
+      ReadCode(handle);
+      return modules_[handle].code[contexts[i]];
+    };
+    std::vector<CUmodule> pads;
+    const CodeWords found = MoveCodeTo(table_, now->second, wanted, reload, &pads);
+    for (const CUmodule pad : pads) code_pads_.emplace_back(info->ref, pad);
+    if (loaded && found != wanted) {
+      code_lost_ = true;
+      spdlog::error("{}: its functions lie elsewhere than before", NameOfModule(handle));
+    }
+  }
+  placed->loaded = loaded;
+  return loaded ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void WorkerSession::UnloadCodePads() {
+  for (const auto& [context, pad] : code_pads_) {
+    if (MakeCurrent(table_, context) == CUDA_SUCCESS) table_.cuModuleUnload(pad);
+  }
+  code_pads_.clear();
+}
+
+std::string WorkerSession::NameOfModule(uint64_t handle) {
+  const char* name = nullptr;
+  CUlibrary library;
+  CUmodule module;
+  CUkernel kernel;
+  CUfunction function;
+  if (Session::Real(Kind::kLibrary, handle, &library)) {
+    if (table_.cuLibraryEnumerateKernels(&kernel, 1, library) == CUDA_SUCCESS) table_.cuKernelGetName(&name, kernel);
+  } else if (Session::Real(Kind::kModule, handle, &module)) {
+    if (table_.cuModuleEnumerateFunctions(&function, 1, module) == CUDA_SUCCESS) table_.cuFuncGetName(&name, function);
+  }
+  return name != nullptr ? std::string("the module with the kernel ") + name : "a module without kernels";
+}
+
+void WorkerSession::BeginHeaps(uint64_t owner) {
+  const auto begin = [this](uint64_t context) {
+    const ContextInfo* const info = FindContext(context);
+    if (info == nullptr || heaps_.begun(context) || MakeCurrent(table_, info->ref) != CUDA_SUCCESS) return;
+    heaps_.Begin(context);
+    MakeCurrent(table_, current_ref_);
+  };
+  if (owner != 0) {
+    const auto module = modules_.find(owner);
+    if (module != modules_.end() && module->second.kernels.allocate) begin(current_);
+    return;
+  }
+  for (const auto& [handle, module] : modules_) {
+    if (module.kernels.allocate) begin(module.library ? current_ : module.context);
+  }
 }
 
 VariablePlace WorkerSession::PlaceVariables(uint64_t handle) {

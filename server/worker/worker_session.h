@@ -24,12 +24,14 @@
 #include "replay/modimg/modimg.h"
 #include "server/worker/address_space.h"
 #include "server/worker/current_context.h"
+#include "server/worker/code_pads.h"
 #include "server/worker/device_arena.h"
 #include "server/worker/device_ranges.h"
 #include "server/worker/handle_map.h"
 #include "server/worker/host_functions.h"
 #include "server/worker/ipc.h"
 #include "server/worker/jit_options.h"
+#include "server/worker/kernel_heaps.h"
 #include "server/worker/loaded_driver.h"
 #include "server/worker/managed_memory.h"
 #include "server/worker/output_capture.h"
@@ -81,6 +83,8 @@ struct ModuleFacts {
   uint32_t index = 0;    // in the order of loading
   std::vector<replay::DataSymbol> symbols;
   replay::KernelFacts kernels;
+  // By context (virtual handle): what loading put into the words of its variables that hold addresses of functions.
+  std::map<uint64_t, CodeWords> code;
   uint64_t charged = 0;  // what the variables count as device memory: once, in however many contexts a library is
   std::string problem;   // not empty: the image could not be understood
 };
@@ -256,6 +260,20 @@ class WorkerSession : public Session {
   // fails then; `placed->loaded` says whether the module is still loaded, and the caller unloads it.
   CUresult MoveVariables(uint64_t handle, VariablePlace* placed, const std::vector<uint64_t>& places,
                          const std::function<uint64_t()>& load);
+  // In a replay, after MoveVariables: tries to bring the module's functions to where they were in each of `contexts`,
+  // as `code`, equally many words for each, tells. Whether they lie there is for the tools to compare (Region::code), so
+  // a failure is only that of loading the module again.
+  CUresult MoveCode(uint64_t handle, VariablePlace* placed, const std::vector<uint64_t>& contexts,
+                    const std::vector<uint64_t>& code, const std::function<uint64_t()>& load);
+  // For messages: "the module with KERNEL".
+  std::string NameOfModule(uint64_t handle);
+
+  // A kernel of `module` is about to be launched in the current context. (0: some kernels of a graph.)
+  void BeforeLaunch(uint64_t module) {
+    if (allocating_modules_ != 0) BeginHeaps(module);
+  }
+  KernelHeaps& heaps() { return heaps_; }
+
   // Unloads the driver's module or library behind a handle, which stays bound.
   void UnloadModule(uint64_t handle, bool library);
   // Where a variable of a module or library lies in the current context, and how long it is.
@@ -287,6 +305,7 @@ class WorkerSession : public Session {
   uint64_t payload_bytes_out() const { return bytes_out_.load(std::memory_order_relaxed); }
 
  private:
+  CUresult EnterContext(const FrameHeader& header);
   std::function<void()> Deferrable(ContextRef context, ReplyBuilder* reply, Wait wait);
   void Gone(const HandleMap::Entry& entry);
   // Lets a device that the session now uses, and the others that it uses, reach each other's memory.
@@ -296,6 +315,11 @@ class WorkerSession : public Session {
   // In all contexts; the place is that in the oldest one.
   VariablePlace PlaceVariables(uint64_t handle);
   std::vector<ContextRef> OldestFirst() const;
+  // Remembers ModuleFacts::code, in one context or in all in which the module is. They are made current.
+  void ReadCode(uint64_t handle, uint64_t context);
+  void ReadCode(uint64_t handle);
+  void BeginHeaps(uint64_t module);
+  void UnloadCodePads();
   // For messages: what VariablePlace::parts[part] of a module is.
   std::string NameOfPart(uint64_t handle, size_t part);
   void Answered(const FrameHeader& header, CUresult result, std::string_view message, std::string_view payload);
@@ -322,6 +346,11 @@ class WorkerSession : public Session {
   std::unordered_map<uint64_t, ModuleFacts> modules_;
   uint32_t next_module_ = 0;
   bool prints_ = false;
+  int allocating_modules_ = 0;  // whose kernels use their context's heap
+  // Pads in front of modules' code, until the replay is over.
+  std::vector<std::pair<ContextRef, CUmodule>> code_pads_;
+  bool code_lost_ = false;  // some functions could not be brought to where they were
+  KernelHeaps heaps_;
   std::unordered_map<uint64_t, PhysicalFacts> physical_;
   std::list<PendingFree> pending_frees_;
   std::unordered_map<uint64_t, LinkFacts> links_;

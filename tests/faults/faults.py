@@ -433,6 +433,55 @@ def older_gpu(context):
 
 
 @case
+def elsewhere(context):
+    """Functions and kernels' heaps that would lie elsewhere are noticed before the job goes on, and the old side does."""
+    lab = context.lab
+    if not lab.software:
+        return  # a real GPU puts them where it does
+    for app, words in (
+        ("code_places", r"GPU functions whose addresses the variable \w+ holds lie elsewhere on this server"),
+        ("kernel_heap", r"the heap of the job's kernels lies at 0x\w+ on this server .*, but at 0x\w+ before"),
+    ):
+        command = context.app(app, 16)
+        job = lab.job(app, command, lab.server(app + "-first").unix, step_ms=60)
+        job.wait_steps(3, 60)
+        image = context.path(app + ".image")
+        lab.run(app + "-checkpoint", [lab.tool("cr-checkpoint"), job.id, image], 60)
+        lab.env["SOFTGPU_PLACES"] = "process"
+        other = lab.server(app + "-other")
+        del lab.env["SOFTGPU_PLACES"]
+        moved = lab.start(harness.Process(lab, app + "-migrate", [lab.tool("cr-migrate"), job.id, "--to", other.unix]))
+        must_fail(moved, mention=words + ".*the job goes on where it was")
+        job.expect_success(60)
+        harness.same("after the refused migration", job.stdout(), context.expected(command))
+        os.truncate(job.out, 0)
+        restart = [lab.tool("cr-restart"), image, "--server"]
+        must_fail(lab.start(harness.Process(lab, app + "-restart", restart + [other.unix])), mention=words)
+        again = lab.start(harness.Process(lab, app + "-again", restart + [lab.server(app + "-new").unix]))
+        again.expect_success(60)
+
+
+@case
+def bare_addresses(context):
+    """A module that takes addresses of functions nobody can compare later is named before anything is saved or moved."""
+    lab = context.lab
+    command = context.app("code_bare", 16)
+    first = lab.server("first")
+    job = lab.job("job", command, first.unix, step_ms=60)
+    job.wait_steps(3, 60)
+    words = "the module with the kernel (collect|apply) takes addresses of functions in its code"
+    for tool in (
+        [lab.tool("cr-checkpoint"), job.id, context.path("image")],
+        [lab.tool("cr-migrate"), job.id, "--to", lab.server("second").unix],
+    ):
+        must_fail(lab.start(harness.Process(lab, os.path.basename(tool[0]), tool)), mention=words)
+    if os.path.exists(context.path("image")):
+        raise Failure("there is an image although the checkpoint was refused")
+    job.expect_success(60)
+    harness.same("after what was refused", job.stdout(), context.expected(command))
+
+
+@case
 def client_killed(context):
     """kill -9 in mid-call: the server frees the session's worker; the other job is not disturbed."""
     lab = context.lab

@@ -58,6 +58,9 @@ APPS = {
     "driver_link": 28,
     "unloads": 30,
     "unloads_constants": 30,
+    "code_places": 24,
+    "context_state": 24,
+    "kernel_heap": 24,
     "no_context": 20,
     "resets": 24,
     "graph_copies": 20,
@@ -113,6 +116,8 @@ SEVERAL_GPUS = {"torch_nccl": 2, "torch_ddp": 2}
 LIMITED = {app: ("native", "ring", "grpc") for app in ("nvml_questions", "torch_ddp")}
 # Host and kernels look at each other's writes, which the relay does not carry while a kernel runs.
 LIMITED["polling"] = ("native", "ring", "restart", "live", "migrate")
+# A real driver's kernel heap cannot be saved (docs/context-state.md): for tests/gpu/run.
+LIMITED_ON_GPUS = {"kernel_heap": ("native", "ring", "embedded", "grpc", "tls", "clients")}
 LIMITED["torch_nccl"] = ("native", "ring", "grpc", "migrate_ten")
 
 # Python deletes the folder of its queues' sockets when it ends, so that an older image finds it gone: restarted no more than
@@ -121,7 +126,7 @@ DELETES_ITS_FILES = ("torch_loader",)
 
 
 # Programs for several GPUs, and how many of them the software GPU then has.
-SOFTWARE_GPUS = {"peers": 2, "vmm": 2}
+SOFTWARE_GPUS = {"code_places": 2, "kernel_heap": 2, "peers": 2, "vmm": 2}
 
 
 class Case:

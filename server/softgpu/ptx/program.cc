@@ -12,8 +12,9 @@ void RunLaunch(LaunchState* launch);  // exec.cc
 
 namespace {
 
-// Code addresses lie above every memory window and depend on the module's text and the function's position alone: a
-// table of functions in device memory means the same in another process that has loaded the same module.
+// Pointers to functions that no other module can see are numbers, as a compiler of whole programs makes them: they lie
+// above every memory window and depend on the module's text and the function's position alone. The others are addresses
+// (PlaceFunctions).
 constexpr uint64_t kCodeWindow = 0x0004000000000000;
 
 constexpr uint64_t kMaxThreadMemory = uint64_t{8} << 30;
@@ -195,6 +196,21 @@ std::unique_ptr<Module> Module::Parse(std::string_view text, std::string* error)
     kernel.static_shared_bytes = Reach(program, *program.function_names[kernel.name]).shared.static_bytes;
   }
   return module;
+}
+
+std::vector<uint64_t> Module::PlaceFunctions(const std::function<uint64_t(uint64_t)>& place) {
+  std::vector<uint64_t> addresses;
+  for (auto& function : program_->functions) {
+    if (!function->defined || !function->visible || function->entry) continue;
+    function->code_address = place(function->code.size());
+    addresses.push_back(function->code_address);
+  }
+  return addresses;
+}
+
+uint64_t Module::KernelInstructions(std::string_view kernel) const {
+  const auto it = program_->function_names.find(std::string(kernel));
+  return it == program_->function_names.end() ? 0 : it->second->code.size();
 }
 
 const std::vector<KernelInfo>& Module::kernels() const { return program_->kernels; }

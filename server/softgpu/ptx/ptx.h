@@ -163,6 +163,12 @@ class Module {
   int version_minor() const;
   int target() const;                 // of .target: 75, 80, ...
 
+  // Gives the functions that other modules could see (not kernels) addresses: `place` gets how many instructions one has.
+  // Once, before Image, Check and Launch. The others keep the numbers that they have. Returns the addresses.
+  std::vector<uint64_t> PlaceFunctions(const std::function<uint64_t(uint64_t instructions)>& place);
+  // How many instructions a kernel has.
+  uint64_t KernelInstructions(std::string_view kernel) const;
+
   // Gives every variable of globals() its address (those of `external` ones from other modules). Once, before Image,
   // Check and Launch. Several modules linked together: see LinkWith.
   bool Bind(const SymbolAddresses& addresses, std::string* error);

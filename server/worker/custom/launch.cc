@@ -53,6 +53,7 @@ CUresult Custom_cuLaunchKernel(Session& session, const Request&, const wire::cuL
   if (entry == nullptr) entry = Worker(session).handles().Find(Kind::kKernel, in.f);
   if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   const CUfunction function = reinterpret_cast<CUfunction>(entry->real);
+  Worker(session).BeforeLaunch(entry->parent);
   CUstream stream;
   if (!session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (in.params.size() > kMaxParameters) return CUDA_ERROR_INVALID_VALUE;

@@ -67,7 +67,25 @@ CUresult Settle(WorkerSession& worker, const Request& request, uint64_t handle, 
       return result;
     }
   }
+  if (request.replay() && !in.code.empty()) {
+    CUresult result = worker.MoveCode(handle, &placed, in.code_contexts, in.code, load);
+    // Its variables may have gone elsewhere meanwhile.
+    if (result == CUDA_SUCCESS && !in.places.empty() && !worker.contexts().empty()) {
+      result = worker.MoveVariables(handle, &placed, in.places, load);
+    }
+    if (result != CUDA_SUCCESS) {
+      if (placed.loaded) worker.UnloadModule(handle, library);
+      worker.Unbind(handle);
+      return result;
+    }
+  }
   for (const VariablePart& part : placed.parts) out->places.push_back(part.lowest);
+  for (const auto& [context, words] : worker.modules()[handle].code) {
+    // Another GPU's code in the same image may have other variables.
+    if (!out->code_contexts.empty() && words.size() * out->code_contexts.size() != out->code.size()) continue;
+    out->code_contexts.push_back(context);
+    out->code.insert(out->code.end(), words.begin(), words.end());
+  }
   return CUDA_SUCCESS;
 }
 

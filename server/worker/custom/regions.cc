@@ -14,6 +14,7 @@
 #include "server/worker/custom/array_contents.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/worker_session.h"
+#include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -22,6 +23,7 @@ constexpr uint32_t kAllocation = 1;
 constexpr uint32_t kModuleSymbol = 2;
 constexpr uint32_t kLibrarySymbol = 3;
 constexpr uint32_t kArrayContents = 4;
+constexpr uint32_t kKernelHeap = 5;
 
 // Bytes of regions in one reply; well below the longest message.
 constexpr size_t kReplyBytes = 512 << 10;
@@ -32,6 +34,17 @@ constexpr uint64_t kMaxRead = 256 << 20;
 ContextRef ContextFor(WorkerSession& worker, uint64_t context) {
   if (const ContextInfo* const info = worker.FindContext(context)) return info->ref;
   return worker.AnyContext();
+}
+
+bool IsHeap(uint64_t object) { return object != 0 && KindOf(object) == Kind::kContext; }
+
+// FNV-1a over the words' bytes, from the lowest one on; never 0.
+uint64_t HashOf(const CodeWords& words) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const uint64_t word : words) {
+    for (int shift = 0; shift < 64; shift += 8) hash = (hash ^ (word >> shift & 0xff)) * 0x100000001b3;
+  }
+  return hash != 0 ? hash : 1;
 }
 
 struct FoundSymbol {
@@ -66,8 +79,44 @@ void FindSymbols(WorkerSession& worker, uint64_t object, const ModuleFacts& modu
     one.region.context = context_handle;
     one.region.device = context.device;
     one.region.module_index = module.index;
+    const auto code = module.code.find(context_handle);
+    if (!symbol.code_words.empty() && code != module.code.end()) one.region.code = HashOf(code->second);
     found->push_back(std::move(one));
   }
+}
+
+// Adds the heap of a context's kernels.
+void FindHeap(WorkerSession& worker, uint64_t context_handle, std::vector<FoundSymbol>* found,
+              std::vector<std::string>* refusals) {
+  const ContextInfo* const context = worker.FindContext(context_handle);
+  if (context == nullptr || MakeCurrent(worker.driver(), context->ref) != CUDA_SUCCESS) return;
+  FoundSymbol one;
+  std::string problem;
+  bool known = worker.heaps().Find(context_handle, &one.region.address, &one.region.bytes, &problem);
+  if (known && !worker.loaded().software) {
+    known = false;
+    problem = "it has not been shown that this driver keeps all that belongs to a heap in it";
+  }
+  if (!known) {
+    for (const auto& [object, module] : worker.modules()) {
+      if (!module.kernels.allocate || (!module.library && module.context != context_handle)) continue;
+      refusals->push_back("kernels of " + worker.NameOfModule(object) +
+                          " allocate memory, and the heap that it comes from cannot be saved: " + problem);
+      return;
+    }
+    refusals->push_back("the heap of a context's kernels cannot be saved: " + problem);
+    return;
+  }
+  // A green context's kernels have the heap of its primary one's.
+  const auto same = [&](const FoundSymbol& other) {
+    return other.region.kind == kKernelHeap && other.region.address == one.region.address &&
+           other.region.device == context->device;
+  };
+  if (std::any_of(found->begin(), found->end(), same)) return;
+  one.region.kind = kKernelHeap;
+  one.region.object = one.region.context = context_handle;
+  one.region.device = context->device;
+  found->push_back(std::move(one));
 }
 
 std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::string>* refusals) {
@@ -88,6 +137,11 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
     if (!module.problem.empty()) {
       refusals->push_back("a module's variables are unknown, since its image cannot be read: " + module.problem);
       continue;
+    }
+    if (module.kernels.bare_addresses) {
+      refusals->push_back(worker.NameOfModule(object) +
+                          " takes addresses of functions in its code that none of its variables holds, so it could not "
+                          "be told whether these functions lie at the same addresses after a restart");
     }
     if (module.symbols.empty()) continue;
     if (!module.library) {
@@ -119,6 +173,7 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
   };
   worker.handles().ForEach(Kind::kArray, add_array);
   worker.handles().ForEach(Kind::kMipmappedArray, add_array);
+  for (const auto& [context, heap] : worker.heaps().all()) FindHeap(worker, context, &found, refusals);
   MakeCurrent(worker.driver(), worker.current_ref());
   worker.ipc().Refusals(refusals);
   for (const auto& [handle, memory] : worker.physical()) {
@@ -204,6 +259,26 @@ CUresult ResolveArray(WorkerSession& worker, uint64_t handle, ArrayLayout* layou
   if (!known) return CUDA_ERROR_INVALID_HANDLE;
   *context = ContextFor(worker, layout->context);
   return context->id == 0 ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
+}
+
+// The same for the heap of a context's kernels, which is looked for if nobody has used it yet. The context stays current.
+CUresult ResolveHeap(WorkerSession& worker, uint64_t handle, uint64_t offset, uint64_t bytes, CUdeviceptr* address,
+                     ContextRef* context) {
+  const ContextInfo* const info = worker.FindContext(handle);
+  if (info == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (offset % sizeof(uint64_t) != 0 || bytes % sizeof(uint64_t) != 0) return CUDA_ERROR_INVALID_VALUE;
+  *context = info->ref;
+  if (const CUresult result = MakeCurrent(worker.driver(), *context); result != CUDA_SUCCESS) return result;
+  worker.heaps().Begin(handle);
+  uint64_t base = 0, size = 0;
+  std::string problem;
+  if (!worker.heaps().Find(handle, &base, &size, &problem)) {
+    spdlog::error("the heap of a context's kernels: {}", problem);
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (offset > size || bytes > size - offset) return CUDA_ERROR_INVALID_VALUE;
+  *address = base + offset;
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -299,6 +374,24 @@ CUresult OpReadMemory(Session& session, const Request&, const wire::OpReadMemory
                    });
     return CUDA_SUCCESS;
   }
+  if (IsHeap(in.object)) {
+    const CUresult result = ResolveHeap(worker, in.object, in.address, in.bytes, &address, &context);
+    MakeCurrent(session.driver(), worker.current_ref());
+    if (result != CUDA_SUCCESS) return result;
+    const DriverTable* const driver = &session.driver();
+    StagingPool* const staging = &worker.staging();
+    const CUfunction copier = worker.heaps().copier(in.object);
+    worker.DeferIn(context, reply, [driver, staging, copier, address, bytes = size_t(in.bytes)](Answer* answer) {
+      std::shared_ptr<char> buffer = staging->Take(bytes);
+      if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
+      const CUresult result = KernelHeaps::Copy(*driver, copier, address, buffer.get(), bytes, false);
+      if (result != CUDA_SUCCESS) return result;
+      answer->view = {buffer.get(), bytes};
+      answer->keeper = std::move(buffer);
+      return CUDA_SUCCESS;
+    });
+    return CUDA_SUCCESS;
+  }
   if (const CUresult result = Resolve(worker, in, &address, &context); result != CUDA_SUCCESS) return result;
   const DriverTable* const driver = &session.driver();
   StagingPool* const staging = &worker.staging();
@@ -331,6 +424,18 @@ CUresult OpWriteMemory(Session& session, const Request& request, const wire::OpW
     CUresult result = MakeCurrent(session.driver(), context);
     if (result == CUDA_SUCCESS) {
       result = CopyArrayBytes(session.driver(), layout, in.address, buffer.get(), in.bytes, true);
+    }
+    MakeCurrent(session.driver(), worker.current_ref());
+    return result;
+  }
+  if (IsHeap(in.object)) {
+    CUresult result = ResolveHeap(worker, in.object, in.address, in.bytes, &address, &context);
+    std::shared_ptr<char> buffer = result == CUDA_SUCCESS ? worker.staging().Take(in.bytes) : nullptr;
+    if (result == CUDA_SUCCESS && !buffer) result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS) {
+      std::memcpy(buffer.get(), request.payload.data(), in.bytes);
+      const CUfunction copier = worker.heaps().copier(in.object);
+      result = KernelHeaps::Copy(session.driver(), copier, address, buffer.get(), in.bytes, true);
     }
     MakeCurrent(session.driver(), worker.current_ref());
     return result;
