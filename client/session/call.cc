@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <cstring>
+#include <list>
 #include <mutex>
 #include <shared_mutex>
 #include <vector>
@@ -140,6 +141,16 @@ bool IsOfGraphs(Kind kind) { return kind == Kind::kGraph || kind == Kind::kGraph
 
 }  // namespace
 
+struct Call::ManagedReply {
+  uint64_t sequence;
+  void* out;
+  std::string arrived;
+};
+struct Call::ManagedBuffers {
+  std::string payload;
+  std::list<ManagedReply> replies;  // the channel writes into them: they stay where they are
+};
+
 Call::Call(const CallInfo& info) : info_(info) { header_.call = info.id; }
 
 Call::~Call() {
@@ -251,7 +262,7 @@ uint64_t Call::NewHandle(Kind kind, uint64_t parent) {
 CUresult Call::Send() {
   if (session_->settings().sync) return Transact();
   if (WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
-  CopyManagedPayload();
+  if (session_->managed_home().pages().active()) CopyManagedPayload();
   if (const ChannelStatus status = HandOverManaged(); status != ChannelStatus::kOk) return session_->Lose(status);
   header_.flags |= kFlagNoReply;
   uint64_t sequence = 0;
@@ -288,15 +299,17 @@ CUresult Call::Recall(uint64_t function) {
 }
 
 uint64_t Call::Begin(void* out, size_t bytes) {
-  CopyManagedPayload();
+  ManagedReply* arriving = nullptr;
+  if (session_->managed_home().pages().active()) {
+    CopyManagedPayload();
+    arriving = ArriveFor(out, bytes);
+    if (arriving) out = &arriving->arrived[0];
+  }
   if (HandOverManaged() != ChannelStatus::kOk) return 0;
   header_.flags &= ~uint32_t(kFlagNoReply);
-  const bool to_managed = session_->managed_home().pages().Overlaps(out, bytes);
-  if (to_managed) managed_replies_.push_back({0, out, std::string(bytes, '\0')});
-  void* const arrives = to_managed ? &managed_replies_.back().buffer[0] : out;
   const uint64_t sequence =
-      session_->channel().Begin(header_, *message_, payload_, arrives, bytes, !OnlyAsks(header_.call));
-  if (to_managed) managed_replies_.back().sequence = sequence;
+      session_->channel().Begin(header_, *message_, payload_, out, bytes, !OnlyAsks(header_.call));
+  if (arriving) arriving->sequence = sequence;
   if (trace::On()) trace::Sent(sizeof(FrameHeader) + message_->size() + payload_.size(), sequence);
   if (RecordsEvents(header_.call)) session_->completions().SomeEventsRecorded();
   return sequence;
@@ -309,12 +322,7 @@ CUresult Call::Finish(uint64_t sequence) {
   reply_->swap(reply.message);
   if (status != ChannelStatus::kOk) return session_->Lose(status);
   reply_payload_bytes_ = reply.payload_bytes;
-  for (auto it = managed_replies_.begin(); it != managed_replies_.end(); ++it) {
-    if (it->sequence != sequence) continue;
-    memcpy(it->out, it->buffer.data(), reply.payload_bytes);
-    managed_replies_.erase(it);
-    break;
-  }
+  if (managed_buffers_) DeliverManaged(sequence, reply.payload_bytes);
   if (trace::On()) trace::Received(sizeof(FrameHeader) + reply_->size() + reply.payload_bytes);
   if (reply.pending_error != CUDA_SUCCESS) {
     session_->SetPendingError(CUresult(reply.pending_error));
@@ -336,8 +344,26 @@ CUresult Call::Finish(uint64_t sequence) {
 
 void Call::CopyManagedPayload() {
   if (!session_->managed_home().pages().Overlaps(payload_.data(), payload_.size())) return;
-  payload_copy_.assign(payload_);
-  payload_ = payload_copy_;
+  if (!managed_buffers_) managed_buffers_ = std::make_unique<ManagedBuffers>();
+  managed_buffers_->payload.assign(payload_);
+  payload_ = managed_buffers_->payload;
+}
+
+Call::ManagedReply* Call::ArriveFor(void* out, size_t bytes) {
+  if (!session_->managed_home().pages().Overlaps(out, bytes)) return nullptr;
+  if (!managed_buffers_) managed_buffers_ = std::make_unique<ManagedBuffers>();
+  managed_buffers_->replies.push_back({0, out, std::string(bytes, '\0')});
+  return &managed_buffers_->replies.back();
+}
+
+void Call::DeliverManaged(uint64_t sequence, size_t bytes) {
+  std::list<ManagedReply>& replies = managed_buffers_->replies;
+  for (auto it = replies.begin(); it != replies.end(); ++it) {
+    if (it->sequence != sequence) continue;
+    memcpy(it->out, it->arrived.data(), bytes);
+    replies.erase(it);
+    return;
+  }
 }
 
 ChannelStatus Call::HandOverManaged() {

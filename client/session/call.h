@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -173,7 +174,11 @@ class Call {
   ChannelStatus HandOverManaged();
   void ShowManaged();
   // Managed memory must not be touched under the channel's locks (managed_pages.h): it goes by a buffer.
+  struct ManagedBuffers;
+  struct ManagedReply;
   void CopyManagedPayload();
+  ManagedReply* ArriveFor(void* out, size_t bytes);  // null: it may arrive where it belongs
+  void DeliverManaged(uint64_t sequence, size_t bytes);
   // The header to record for `object`, with what the record depends on besides. Under the session's lock.
   FrameHeader RecordedHeaderUnlocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs);
 
@@ -183,14 +188,7 @@ class Call {
   std::string* message_ = nullptr;
   std::string* reply_ = nullptr;
   std::string_view payload_;
-  std::string payload_copy_;
-  // Replies that are to go to managed memory, and where they arrive.
-  struct ManagedReply {
-    uint64_t sequence;
-    void* out;
-    std::string buffer;
-  };
-  std::vector<ManagedReply> managed_replies_;
+  std::unique_ptr<ManagedBuffers> managed_buffers_;  // for calls that send from, or receive into, managed memory
   void* reply_payload_ = nullptr;
   size_t reply_payload_capacity_ = 0;
   size_t reply_payload_bytes_ = 0;
