@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "client/custom/call_names.h"
+#include "client/custom/graph_names.h"
+#include "client/custom/staged_node.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/log.h"
@@ -20,11 +22,12 @@
 namespace cuda_remote::client {
 namespace {
 
-// New handles for the nodes of one answer. More dependencies than this in one capture are refused by name.
+// New handles for the nodes of one answer. If there are more, all nodes of the graph get theirs first.
 constexpr size_t kMaxNewNodes = 6;
 
 CUresult CaptureInfo(CUstream hStream, bool per_thread, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
-                     const CUgraphNode** dependencies, const CUgraphEdgeData** edges, size_t* count) {
+                     const CUgraphNode** dependencies, const CUgraphEdgeData** edges, size_t* count,
+                     bool again = false) {
   static constexpr CallInfo kInfo{kCall_cuStreamGetCaptureInfo_v3, "cuStreamGetCaptureInfo", false, ContextOf::kObject};
   if (!status) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
@@ -61,17 +64,22 @@ CUresult CaptureInfo(CUstream hStream, bool per_thread, CUstreamCaptureStatus* s
   // Handles that the server made use of live on, and the request that bound them is part of the capture.
   bool named = reply.graph && reply.graph == request.graph;
   if (named) call.Keep(reply.graph);
+  for (const uint64_t node : reply.dependencies) {
+    if (std::find(request.nodes.begin(), request.nodes.end(), node) == request.nodes.end()) continue;
+    call.Keep(node);
+    named = true;
+  }
   if (dependencies) {
     if (reply.dependencies.size() != reply.dependency_count) {
-      return Call::Unsupported("cuStreamGetCaptureInfo", "a capture with this many open dependencies");
+      // More nodes without handles than were offered.
+      if (again) return call.session().Lose(ChannelStatus::kProtocolError);
+      if (named) call.NamedInCapture(request.stream, reply.graph);
+      if (const CUresult result = NameNodes(call.session(), reply.graph); result != CUDA_SUCCESS) return result;
+      return CaptureInfo(hStream, per_thread, status, id, graph, dependencies, edges, count, true);
     }
     ThreadState& thread = call.thread();
     thread.capture_nodes.clear();
     for (const uint64_t node : reply.dependencies) {
-      if (std::find(request.nodes.begin(), request.nodes.end(), node) != request.nodes.end()) {
-        call.Keep(node);
-        named = true;
-      }
       thread.capture_nodes.push_back(reinterpret_cast<CUgraphNode>(node));
     }
     // The array is the driver's own natively; it stays valid until the thread asks again.
@@ -103,20 +111,6 @@ bool GoesOn(CUresult result) {
     default:
       return false;
   }
-}
-
-// Leaves the pinned memory to the graph, and to what will be made from it.
-CUresult Own(CUgraph graph, std::vector<StagedCopy*> staged) {
-  const auto give_back = [](void* data) {
-    const std::unique_ptr<std::vector<StagedCopy*>> all(static_cast<std::vector<StagedCopy*>*>(data));
-    if (Session* const session = Session::Get()) session->staged_copies().Give(*all);
-  };
-  auto all = std::make_unique<std::vector<StagedCopy*>>(std::move(staged));
-  CUuserObject object;
-  const CUresult result = cuUserObjectCreate(&object, all.get(), give_back, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
-  if (result != CUDA_SUCCESS) return result;
-  all.release();
-  return cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
 }
 
 }  // namespace
@@ -154,7 +148,10 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
   if (result != CUDA_SUCCESS) {
     *phGraph = nullptr;
     if (GoesOn(result)) return result;
-    if (const auto failed = session.captures().End(request.hStream)) session.staged_copies().Give(failed->staged);
+    if (const auto failed = session.captures().End(request.hStream)) {
+      session.staged_copies().Give(failed->staged);
+      if (failed->own_graph && failed->graph) session.GraphDestroyed({Kind::kGraph, failed->graph});
+    }
     return result;
   }
   wire::cuStreamEndCapture_Reply reply;
@@ -187,6 +184,9 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
     if (context) record->needs.push_back({Kind::kContext, context});
   }
   for (const uint64_t event : record->events) again.events.push_back({event, parent_of(event)});
+  for (uint64_t at = record->own_graph || !session.captures().active() ? 0 : graph; at != 0; at = parent_of(at)) {
+    if (KindOf(at) == Kind::kGraph && session.captures().EndedInside(at)) record->obstacle = "a capture around it";
+  }
   replay::ObjectKey object{Kind::kGraph, graph};
   if (!record->own_graph) {
     // What was added to a graph that has a record of its own.
@@ -213,7 +213,7 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
   }
   for (size_t i = 0; i < record->retains.size(); ++i) session.RetainUnlocked(object.id, i, record->retains[i]);
   lock.unlock();
-  return record->staged.empty() ? CUDA_SUCCESS : Own(*phGraph, std::move(record->staged));
+  return record->staged.empty() ? CUDA_SUCCESS : OwnStaged(*phGraph, std::move(record->staged));
 }
 
 // Asked before every launch by some libraries. Captures are begun by this process alone, so without one there is nothing

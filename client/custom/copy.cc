@@ -17,6 +17,7 @@
 #include "client/custom/mapped_memory.h"
 #include "client/custom/pointer.h"
 #include "client/custom/staged_copy.h"
+#include "client/custom/staged_node.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"
@@ -218,18 +219,12 @@ bool PinnedForGraph(Call& call, const void* address, size_t bytes, uint64_t* dev
 CUresult CaptureCopy(Call& call, void* to_host, const void* from_host, CUdeviceptr device, size_t bytes,
                      uint64_t stream) {
   Session& session = call.session();
-  StagedCopy* copy = session.staged_copies().Take(bytes);
-  if (!copy) {
-    void* pinned = nullptr;
-    const CUresult result = Custom_cuMemHostAlloc(&pinned, bytes, CU_MEMHOSTALLOC_PORTABLE);
-    if (result != CUDA_SUCCESS) return result;
-    copy = new StagedCopy;
-    copy->pinned = static_cast<char*>(pinned);
-    copy->capacity = bytes;
-  }
-  copy->bytes = bytes;
-  copy->to = to_host ? to_host : copy->pinned;
-  copy->from = to_host ? copy->pinned : from_host;
+  StagedCopy* copy = nullptr;
+  if (const CUresult result = TakeStaged(session, bytes, &copy); result != CUDA_SUCCESS) return result;
+  copy->width = bytes;
+  copy->height = copy->depth = 1;
+  copy->to.address = to_host ? static_cast<char*>(to_host) : copy->pinned;
+  copy->from.address = to_host ? copy->pinned : static_cast<char*>(const_cast<void*>(from_host));
   if (!session.captures().AddStaged(stream, copy)) {
     session.staged_copies().Give({copy});
     return CUDA_ERROR_ILLEGAL_STATE;

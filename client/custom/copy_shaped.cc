@@ -16,6 +16,7 @@
 #include "client/custom/managed.h"
 #include "client/custom/mapped_memory.h"
 #include "client/custom/pointer.h"
+#include "client/custom/staged_node.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/session.h"
 #include "proto/codec/codec.h"
@@ -194,6 +195,28 @@ CUresult CopyOnServer(Call& call, const Copy& copy, uint64_t stream, bool unalig
 
 bool AlwaysOnServer(unsigned src, unsigned dst) { return src != CU_MEMORYTYPE_HOST && dst != CU_MEMORYTYPE_HOST; }
 
+CUDA_MEMCPY3D ThreeDimensional(const CUDA_MEMCPY2D& flat) {
+  CUDA_MEMCPY3D copy{};
+  copy.srcXInBytes = flat.srcXInBytes;
+  copy.srcY = flat.srcY;
+  copy.srcMemoryType = flat.srcMemoryType;
+  copy.srcHost = flat.srcHost;
+  copy.srcDevice = flat.srcDevice;
+  copy.srcArray = flat.srcArray;
+  copy.srcPitch = flat.srcPitch;
+  copy.dstXInBytes = flat.dstXInBytes;
+  copy.dstY = flat.dstY;
+  copy.dstMemoryType = flat.dstMemoryType;
+  copy.dstHost = flat.dstHost;
+  copy.dstDevice = flat.dstDevice;
+  copy.dstArray = flat.dstArray;
+  copy.dstPitch = flat.dstPitch;
+  copy.WidthInBytes = flat.WidthInBytes;
+  copy.Height = flat.Height;
+  copy.Depth = 1;
+  return copy;
+}
+
 CUresult Copy2D(const CUDA_MEMCPY2D* pCopy, CUstream stream, bool per_thread, bool blocking, bool unaligned) {
   if (!pCopy) return CUDA_ERROR_INVALID_VALUE;
   Call call(kCopy2D);
@@ -207,6 +230,9 @@ CUresult Copy2D(const CUDA_MEMCPY2D* pCopy, CUstream stream, bool per_thread, bo
   if (const CUresult result = Check(call.session(), copy); result != CUDA_SUCCESS) return result;
   if (AlwaysOnServer(copy.srcMemoryType, copy.dstMemoryType)) {
     return CopyOnServer<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned, blocking);
+  }
+  if (!blocking && call.session().captures().IsCaptured(wire_stream)) {
+    return CaptureStagedNode(wire_stream, ThreeDimensional(copy));
   }
   return CopyRectangle<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned);
 }
@@ -225,6 +251,7 @@ CUresult Copy3D(const CUDA_MEMCPY3D* pCopy, CUstream stream, bool per_thread, bo
   if (AlwaysOnServer(copy.srcMemoryType, copy.dstMemoryType)) {
     return CopyOnServer<wire::cuMemcpy3DAsync_v2_Request>(call, copy, wire_stream, false, blocking);
   }
+  if (!blocking && call.session().captures().IsCaptured(wire_stream)) return CaptureStagedNode(wire_stream, copy);
   const size_t src_pitch = copy.srcPitch ? copy.srcPitch : copy.WidthInBytes;
   const size_t dst_pitch = copy.dstPitch ? copy.dstPitch : copy.WidthInBytes;
   const size_t src_slice = src_pitch * (copy.srcHeight ? copy.srcHeight : copy.Height);

@@ -2,6 +2,13 @@
 
 #include <cuda.h>
 
+#include <mutex>
+#include <shared_mutex>
+#include <utility>
+#include <vector>
+
+#include "client/custom/graph_memory.h"
+#include "client/custom/graph_names.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
@@ -24,6 +31,12 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
   wire::cuGraphInstantiateWithParams_Request request;
   request.graph = reinterpret_cast<uint64_t>(graph);
   if (!call.Valid(Kind::kGraph, request.graph)) return CUDA_ERROR_INVALID_VALUE;
+  Session& session = call.session();
+  if (session.uses_graph_memory()) {
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    const CUresult may = session.graph_memory().MayInstantiate(request.graph);
+    if (may != CUDA_SUCCESS) return may;
+  }
   request.exec = call.NewHandle(Kind::kGraphExec, kNoParent);
   if (!request.exec) return CUDA_ERROR_OUT_OF_MEMORY;
   request.flags = flags;
@@ -42,6 +55,12 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
   call.message().clear();
   request.Encode(&call.message());
   call.Created({Kind::kGraphExec, request.exec}, {{Kind::kGraph, request.graph}});
+  if (session.uses_graph_memory()) {
+    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    driverabi::GraphMemory& memory = session.graph_memory();
+    memory.Instantiated(request.graph, request.exec, (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0);
+    if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) memory.Uploaded(request.exec);
+  }
   *exec = reinterpret_cast<CUgraphExec>(request.exec);
   return CUDA_SUCCESS;
 }
@@ -56,6 +75,15 @@ CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* in
   if (!call.Valid(Kind::kGraphExec, request.exec) || !call.Valid(Kind::kGraph, request.graph)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  Session& session = call.session();
+  if (session.uses_graph_memory()) {
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    if (!session.graph_memory().MayUpdate(request.exec, request.graph)) {
+      *info = {};
+      info->result = CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+      return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+    }
+  }
   request.Encode(&call.message());
   const CUresult result = call.Transact();
   wire::cuGraphExecUpdate_v2_Reply reply;
@@ -64,8 +92,17 @@ CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* in
     info->errorNode = reinterpret_cast<CUgraphNode>(reply.error_node);
     info->errorFromNode = reinterpret_cast<CUgraphNode>(reply.error_from_node);
   }
-  if (result == CUDA_SUCCESS) call.Modified({Kind::kGraphExec, request.exec}, 0, {{Kind::kGraph, request.graph}});
-  return result;
+  if (result != CUDA_SUCCESS) return result;
+  call.Modified({Kind::kGraphExec, request.exec}, 0, {{Kind::kGraph, request.graph}});
+  if (session.uses_graph_memory()) {
+    driverabi::GraphMemory::Addresses gone;
+    {
+      std::unique_lock<std::shared_mutex> lock(session.mutex());
+      session.graph_memory().Updated(request.exec, request.graph, &gone);
+    }
+    session.FreeGraphMemory(gone);
+  }
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -117,6 +154,48 @@ CUresult Custom_cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgrap
   return result;
 }
 
+CUresult Custom_cuGraphClone(CUgraph* phGraphClone, CUgraph originalGraph) {
+  static constexpr CallInfo kInfo{kCall_cuGraphClone, "cuGraphClone", false, ContextOf::kNone};
+  if (!phGraphClone) return CUDA_ERROR_INVALID_VALUE;
+  wire::cuGraphClone_Request request;
+  request.originalGraph = reinterpret_cast<uint64_t>(originalGraph);
+  std::vector<std::pair<uint64_t, DisguisedNode>> disguised;
+  {
+    Call call(kInfo);
+    if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+    if (!call.Valid(Kind::kGraph, request.originalGraph)) return CUDA_ERROR_INVALID_VALUE;
+    Session& session = call.session();
+    if (const CUresult result = CheckWithoutMemory(session, request.originalGraph); result != CUDA_SUCCESS) {
+      return result;
+    }
+    request.phGraphClone = call.NewHandle(Kind::kGraph, kNoParent);
+    if (!request.phGraphClone) return CUDA_ERROR_OUT_OF_MEMORY;
+    request.Encode(&call.message());
+    if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+    call.Created({Kind::kGraph, request.phGraphClone}, {{Kind::kGraph, request.originalGraph}});
+    if (session.has_disguised_nodes()) {
+      std::shared_lock<std::shared_mutex> lock(session.mutex());
+      for (const auto& [node, facts] : session.disguised_nodes()) {
+        if (facts.graph == request.originalGraph) disguised.emplace_back(node, facts);
+      }
+    }
+  }
+  *phGraphClone = reinterpret_cast<CUgraph>(request.phGraphClone);
+  // The clone's nodes are to the application what the original's are.
+  for (const auto& [node, facts] : disguised) {
+    CUgraphNode copy;
+    const CUresult result =
+        Custom_cuGraphNodeFindInClone(&copy, reinterpret_cast<CUgraphNode>(node), *phGraphClone);
+    if (result != CUDA_SUCCESS) continue;  // it was taken out of the graph
+    Session* const session = Session::Get();
+    std::unique_lock<std::shared_mutex> lock(session->mutex());
+    DisguisedNode& kept = session->disguised_nodes()[reinterpret_cast<uint64_t>(copy)];
+    kept = facts;
+    kept.graph = request.phGraphClone;
+  }
+  return CUDA_SUCCESS;
+}
+
 CUresult Custom_cuGraphNodeFindInClone(CUgraphNode* phNode, CUgraphNode hOriginalNode, CUgraph hClonedGraph) {
   static constexpr CallInfo kInfo{kCall_cuGraphNodeFindInClone, "cuGraphNodeFindInClone", false, ContextOf::kNone};
   if (!phNode) return CUDA_ERROR_INVALID_VALUE;
@@ -139,7 +218,39 @@ CUresult Custom_cuGraphNodeFindInClone(CUgraphNode* phNode, CUgraphNode hOrigina
   return CUDA_SUCCESS;
 }
 
+CUresult Custom_cuGraphConditionalHandleCreate(CUgraphConditionalHandle* pHandle_out, CUgraph hGraph, CUcontext ctx,
+                                               unsigned int defaultLaunchValue, unsigned int flags) {
+  static constexpr CallInfo kInfo{kCall_cuGraphConditionalHandleCreate, "cuGraphConditionalHandleCreate", false,
+                                  ContextOf::kNone};
+  if (!pHandle_out) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphConditionalHandleCreate_Request request;
+  request.hGraph = reinterpret_cast<uint64_t>(hGraph);
+  if (!call.Valid(Kind::kGraph, request.hGraph)) return CUDA_ERROR_INVALID_VALUE;
+  ctx = call.OrCurrent(ctx);
+  if (!call.Valid(Kind::kContext, ctx)) return CUDA_ERROR_INVALID_CONTEXT;
+  request.ctx = reinterpret_cast<uint64_t>(ctx);
+  request.defaultLaunchValue = defaultLaunchValue;
+  request.flags = flags;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphConditionalHandleCreate_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  // Kernels have the number among their arguments: a replay must get the same one.
+  request.expected = reply.handle;
+  call.message().clear();
+  request.Encode(&call.message());
+  call.Modified({Kind::kGraph, request.hGraph}, reply.handle, {{Kind::kContext, request.ctx}});
+  *pHandle_out = reply.handle;
+  return CUDA_SUCCESS;
+}
+
 CUresult Custom_cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph* phGraph) {
+  return GraphOfNode(hNode, 0, phGraph);
+}
+
+CUresult GraphOfNode(CUgraphNode hNode, uint32_t body, CUgraph* phGraph) {
   static constexpr CallInfo kInfo{kCall_cuGraphChildGraphNodeGetGraph, "cuGraphChildGraphNodeGetGraph", false,
                                   ContextOf::kNone};
   if (!phGraph) return CUDA_ERROR_INVALID_VALUE;
@@ -148,6 +259,7 @@ CUresult Custom_cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph* phGrap
   wire::cuGraphChildGraphNodeGetGraph_Request request;
   request.node = reinterpret_cast<uint64_t>(hNode);
   if (!call.Valid(Kind::kGraphNode, request.node)) return CUDA_ERROR_INVALID_VALUE;
+  request.body = body;
   request.graph = call.NewHandle(Kind::kGraph, request.node);
   if (!request.graph) return CUDA_ERROR_OUT_OF_MEMORY;
   request.Encode(&call.message());

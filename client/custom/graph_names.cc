@@ -10,6 +10,7 @@
 #include <shared_mutex>
 #include <vector>
 
+#include "client/custom/graph_memory.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
@@ -96,6 +97,7 @@ CUresult Custom_cuGraphDestroyNode(CUgraphNode hNode) {
   wire::cuGraphDestroyNode_Request request;
   request.hNode = reinterpret_cast<uint64_t>(hNode);
   if (!call.Valid(Kind::kGraphNode, request.hNode)) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = CheckWithoutMemory(call.session(), request.hNode); result != CUDA_SUCCESS) return result;
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   uint64_t graph = 0;

@@ -10,6 +10,9 @@ namespace cuda_remote::client {
 
 class Session;
 
+// The graph of a child graph's node (`body` 0), or a body of a conditional node (from 1 on).
+CUresult GraphOfNode(CUgraphNode node, uint32_t body, CUgraph* graph);
+
 // Sees to it that every node of the graph (or of the graph that a node belongs to) has a virtual handle. Makes calls of
 // its own. Thread-safe.
 CUresult NameNodes(Session& session, uint64_t graph_or_node);

@@ -2,11 +2,12 @@
 // general one; here all of them fill in one message (NodeParams) and make one of three requests.
 //
 // What a node points to in this process's memory can be used by the server only if it is managed, pinned or
-// registered: other copies to and from host memory are refused by name. A host function goes as a number.
+// registered; other copies to and from host memory are staged (staged_node.h). A host function goes as a number.
 
 #include <cuda.h>
 
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -14,9 +15,12 @@
 
 #include "client/custom/copy.h"
 #include "client/custom/function_info.h"
+#include "client/custom/graph_memory.h"
+#include "client/custom/graph_names.h"
 #include "client/custom/kernel_params.h"
 #include "client/custom/mapped_memory.h"
 #include "client/custom/pointer.h"
+#include "client/custom/staged_node.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
@@ -49,6 +53,11 @@ std::unordered_map<uint64_t, KernelParameters>& Parameters() {
 std::unordered_map<uint64_t, std::vector<CUstreamBatchMemOpParams>>& Batches() {
   static auto* batches = new std::unordered_map<uint64_t, std::vector<CUstreamBatchMemOpParams>>;
   return *batches;
+}
+
+std::unordered_map<uint64_t, std::unique_ptr<CUgraph[]>>& Bodies() {
+  static auto* bodies = new std::unordered_map<uint64_t, std::unique_ptr<CUgraph[]>>;
+  return *bodies;
 }
 
 CUresult CheckContext(Call& call, CUcontext context, NodeMessage* out) {
@@ -110,7 +119,7 @@ CUresult FillSide(Call& call, CUmemorytype* type, CUdeviceptr* device, const voi
   }
   if (*type == CU_MEMORYTYPE_UNIFIED && IsDevicePointer(call.session(), *device)) *type = CU_MEMORYTYPE_DEVICE;
   if (*type == CU_MEMORYTYPE_DEVICE) return CUDA_SUCCESS;
-  return Call::Unsupported(call.info().name, "a graph's copy to or from host memory is not carried over yet");
+  return CUDA_ERROR_INVALID_VALUE;  // pageable memory: staged_node.h has that already
 }
 
 CUresult FillCopy(Call& call, const CUDA_MEMCPY3D& copy, CUcontext context, NodeMessage* out) {
@@ -172,6 +181,10 @@ CUresult FillAny(Call& call, const CUgraphNodeParams& node, NodeMessage* out) {
       return CheckContext(call, node.memset.ctx, out);
     case CU_GRAPH_NODE_TYPE_GRAPH:
       if (!call.Valid(Kind::kGraph, node.graph.graph)) return CUDA_ERROR_INVALID_VALUE;
+      if (const CUresult result = CheckWithoutMemory(call.session(), reinterpret_cast<uint64_t>(node.graph.graph));
+          result != CUDA_SUCCESS) {
+        return result;
+      }
       out->params.type = node.type;
       out->params.graph = reinterpret_cast<uint64_t>(node.graph.graph);
       out->needs.push_back(out->params.graph);
@@ -187,6 +200,15 @@ CUresult FillAny(Call& call, const CUgraphNodeParams& node, NodeMessage* out) {
       return FillHost(call, node.host.fn, node.host.userData, out);
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
       return FillBatch(call, node.memOp, out);
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+      out->params.type = node.type;
+      out->params.conditional = node.conditional.handle;
+      out->params.conditional_type = node.conditional.type;
+      out->params.bodies = node.conditional.size;
+      return CheckContext(call, node.conditional.ctx, out);
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+      return CUDA_ERROR_NOT_SUPPORTED;  // as natively: these nodes cannot be changed
     default:
       if (unsigned(node.type) > CU_GRAPH_NODE_TYPE_CONDITIONAL) return CUDA_ERROR_INVALID_VALUE;
       return Call::Unsupported(call.info().name, "a node of this type is not carried over yet");
@@ -350,6 +372,30 @@ const auto FromAny = [](const CUgraphNodeParams* p) {
   return [p](Call& call, NodeMessage* out) { return FillAny(call, *p, out); };
 };
 
+// The bodies of a new conditional node, in an array that lives as long as the node (and is never taken away).
+CUresult FindBodies(CUgraphNode node, CUDA_CONDITIONAL_NODE_PARAMS* params) {
+  auto bodies = std::make_unique<CUgraph[]>(params->size);
+  for (unsigned i = 0; i < params->size; ++i) {
+    if (const CUresult result = GraphOfNode(node, i + 1, &bodies[i]); result != CUDA_SUCCESS) return result;
+  }
+  params->phGraph_out = bodies.get();
+  std::lock_guard<std::mutex> lock(g_parameters_mutex);
+  Bodies()[reinterpret_cast<uint64_t>(node)] = std::move(bodies);
+  return CUDA_SUCCESS;
+}
+
+// A copy node that is staged.
+bool StagedParams(CUgraphNode node, DisguisedNode* found) {
+  Session* const session = Session::Get();
+  return session != nullptr && FindDisguised(*session, node, found) && found->type == CU_GRAPH_NODE_TYPE_MEMCPY;
+}
+
+// Whether a node that is to do this copy is staged, or would have to be.
+bool IsStaged(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
+  DisguisedNode found;
+  return StagedParams(node, &found) || NeedsStaging(copy);
+}
+
 // The requests carry these ids whatever the application's call was named.
 constexpr CallInfo AddInfo(const char* name) { return {kCall_cuGraphAddNode_v2, name, false, ContextOf::kNone}; }
 constexpr CallInfo SetInfo(const char* name) { return {kCall_cuGraphNodeSetParams, name, false, ContextOf::kNone}; }
@@ -364,7 +410,17 @@ CUresult Custom_cuGraphAddNode_v2(CUgraphNode* phGraphNode, CUgraph hGraph, cons
                                   CUgraphNodeParams* nodeParams) {
   static constexpr CallInfo kInfo = AddInfo("cuGraphAddNode");
   if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return Add(kInfo, phGraphNode, hGraph, dependencies, dependencyData, numDependencies, FromAny(nodeParams));
+  if (nodeParams->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || nodeParams->type == CU_GRAPH_NODE_TYPE_MEM_FREE) {
+    return AddMemoryNode(phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams);
+  }
+  if (nodeParams->type == CU_GRAPH_NODE_TYPE_MEMCPY && NeedsStaging(nodeParams->memcpy.copyParams)) {
+    return AddStagedNode(phGraphNode, hGraph, dependencies, dependencyData, numDependencies,
+                         nodeParams->memcpy.copyParams, nodeParams->memcpy.copyCtx);
+  }
+  const CUresult result =
+      Add(kInfo, phGraphNode, hGraph, dependencies, dependencyData, numDependencies, FromAny(nodeParams));
+  if (result != CUDA_SUCCESS || nodeParams->type != CU_GRAPH_NODE_TYPE_CONDITIONAL) return result;
+  return FindBodies(*phGraphNode, &nodeParams->conditional);
 }
 
 CUresult Custom_cuGraphAddNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
@@ -375,12 +431,20 @@ CUresult Custom_cuGraphAddNode(CUgraphNode* phGraphNode, CUgraph hGraph, const C
 CUresult Custom_cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams* nodeParams) {
   static constexpr CallInfo kInfo = SetInfo("cuGraphNodeSetParams");
   if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (nodeParams->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) return CUDA_ERROR_NOT_SUPPORTED;  // as natively
+  if (nodeParams->type == CU_GRAPH_NODE_TYPE_MEMCPY && IsStaged(hNode, nodeParams->memcpy.copyParams)) {
+    return SetStagedNode(hNode, nodeParams->memcpy.copyParams);
+  }
   return Set(kInfo, hNode, FromAny(nodeParams));
 }
 
 CUresult Custom_cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams* nodeParams) {
   static constexpr CallInfo kInfo = ExecInfo("cuGraphExecNodeSetParams");
   if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (nodeParams->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) return CUDA_ERROR_NOT_SUPPORTED;  // as natively
+  if (nodeParams->type == CU_GRAPH_NODE_TYPE_MEMCPY && IsStaged(hNode, nodeParams->memcpy.copyParams)) {
+    return SetStagedNodeOfExec(hGraphExec, hNode, nodeParams->memcpy.copyParams, nodeParams->memcpy.copyCtx);
+  }
   return SetExec(kInfo, hGraphExec, hNode, FromAny(nodeParams));
 }
 
@@ -443,11 +507,18 @@ CUresult Custom_cuGraphAddMemcpyNode(CUgraphNode* phGraphNode, CUgraph hGraph, c
                                      size_t numDependencies, const CUDA_MEMCPY3D* copyParams, CUcontext ctx) {
   static constexpr CallInfo kInfo = AddInfo("cuGraphAddMemcpyNode");
   if (copyParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (NeedsStaging(*copyParams)) {
+    return AddStagedNode(phGraphNode, hGraph, dependencies, nullptr, numDependencies, *copyParams, ctx);
+  }
   return Add(kInfo, phGraphNode, hGraph, dependencies, nullptr, numDependencies, FromCopy(copyParams, ctx));
 }
 
 CUresult Custom_cuGraphMemcpyNodeGetParams(CUgraphNode hNode, CUDA_MEMCPY3D* nodeParams) {
   if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (DisguisedNode staged; StagedParams(hNode, &staged)) {
+    *nodeParams = staged.copy;
+    return CUDA_SUCCESS;
+  }
   return Get("cuGraphMemcpyNodeGetParams", hNode, CU_GRAPH_NODE_TYPE_MEMCPY,
              [&](Call& call, const wire::NodeParams& p) {
                if (p.copy.size() != sizeof *nodeParams) return call.session().Lose(ChannelStatus::kProtocolError);
@@ -459,6 +530,7 @@ CUresult Custom_cuGraphMemcpyNodeGetParams(CUgraphNode hNode, CUDA_MEMCPY3D* nod
 CUresult Custom_cuGraphMemcpyNodeSetParams(CUgraphNode hNode, const CUDA_MEMCPY3D* nodeParams) {
   static constexpr CallInfo kInfo = SetInfo("cuGraphMemcpyNodeSetParams");
   if (nodeParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (IsStaged(hNode, *nodeParams)) return SetStagedNode(hNode, *nodeParams);
   return Set(kInfo, hNode, FromCopy(nodeParams, nullptr));
 }
 
@@ -466,6 +538,7 @@ CUresult Custom_cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNo
                                                const CUDA_MEMCPY3D* copyParams, CUcontext ctx) {
   static constexpr CallInfo kInfo = ExecInfo("cuGraphExecMemcpyNodeSetParams");
   if (copyParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (IsStaged(hNode, *copyParams)) return SetStagedNodeOfExec(hGraphExec, hNode, *copyParams, ctx);
   return SetExec(kInfo, hGraphExec, hNode, FromCopy(copyParams, ctx));
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/custom/call_names.h"
+#include "client/custom/graph_memory.h"
 #include "client/custom/ipc.h"
 #include "client/custom/managed.h"
 #include "client/entry/custom.gen.h"
@@ -82,7 +83,8 @@ bool KeepFreed(Call& call, CUdeviceptr dptr, uint64_t stream) {
 }
 
 // Sends the request, records it with the address it got, and makes the range known.
-CUresult Allocate(Call& call, wire::OpMemAlloc_Request& request, CUdeviceptr* dptr, size_t* pitch) {
+CUresult Allocate(Call& call, wire::OpMemAlloc_Request& request, CUdeviceptr* dptr, size_t* pitch,
+                  bool for_graph = false) {
   Session& session = call.session();
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
@@ -92,6 +94,7 @@ CUresult Allocate(Call& call, wire::OpMemAlloc_Request& request, CUdeviceptr* dp
   if (pitch) *pitch = reply.pitch;
   DeviceRange range;
   range.source = request.flags & kStreamOrdered ? DeviceRange::kStreamOrdered : DeviceRange::kAllocation;
+  if (for_graph) range.source = DeviceRange::kGraph;
   range.device = request.device;
   range.context = call.thread().current_context();
   range.pool = request.pool;
@@ -131,6 +134,9 @@ CUresult AllocateStreamOrdered(const CallInfo& info, CUdeviceptr* dptr, size_t b
     *dptr = 0;
     return CUDA_SUCCESS;
   }
+  if (call.session().captures().IsCaptured(request.stream)) {
+    return CaptureAllocation(call, request.stream, bytesize, request.pool, dptr);
+  }
   if (TakeFreed(call, &request, dptr)) return CUDA_SUCCESS;
   return Allocate(call, request, dptr, nullptr);
 }
@@ -145,6 +151,16 @@ bool IsAllocation(Session& session, uint64_t address, bool* of_pool = nullptr) {
 }
 
 }  // namespace
+
+CUresult AllocateForGraph(const CallInfo& info, uint64_t bytes, int device, CUdeviceptr* dptr) {
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  call.set_id(kOpMemAlloc);
+  wire::OpMemAlloc_Request request;
+  request.bytes = bytes;
+  request.device = device;
+  return Allocate(call, request, dptr, nullptr, true);
+}
 
 CUresult Custom_cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
   static constexpr CallInfo kInfo{kOpMemAlloc, "cuMemAlloc", false, ContextOf::kThread};
@@ -179,6 +195,10 @@ CUresult Custom_cuMemFree_v2(CUdeviceptr dptr) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (dptr == 0) return CUDA_SUCCESS;
   if (CUresult result; FreeManaged(call, dptr, &result)) return result;
+  if (CUresult result; FreeOfGraph(call.session(), dptr, &result)) {
+    // As natively, all work is done when the call returns.
+    return result == CUDA_SUCCESS ? cuCtxSynchronize() : result;
+  }
   bool of_pool = false;
   if (!IsAllocation(call.session(), dptr, &of_pool)) return CUDA_ERROR_INVALID_VALUE;
   wire::OpMemFree_Request request;
@@ -239,6 +259,8 @@ CUresult Custom_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream, bool per_thre
   if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.stream); result != CUDA_SUCCESS) {
     return result;
   }
+  if (call.session().captures().IsCaptured(request.stream)) return CaptureFree(call, request.stream, dptr);
+  if (CUresult result; FreeOfGraph(call.session(), dptr, &result)) return result;
   if (KeepFreed(call, dptr, request.stream)) return CUDA_SUCCESS;
   if (!IsAllocation(call.session(), dptr)) return CUDA_ERROR_INVALID_VALUE;
   request.Encode(&call.message());

@@ -3,6 +3,7 @@
 #include <mutex>
 #include <shared_mutex>
 
+#include "client/custom/graph_memory.h"
 #include "client/custom/graph_names.h"
 #include "client/custom/managed.h"
 #include "client/custom/mapped_memory.h"
@@ -14,6 +15,8 @@ namespace cuda_remote::client {
 replay::ObjectKey CurrentContextKey(Call& call) { return {Kind::kContext, call.thread().current_context()}; }
 
 CUresult NameNodesOf(Call& call, uint64_t graph_or_node) { return NameNodes(call.session(), graph_or_node); }
+
+CUresult CheckWithoutMemoryNodes(Call& call, uint64_t graph) { return CheckWithoutMemory(call.session(), graph); }
 
 bool KnowsDeviceRange(Call& call, CUdeviceptr address, uint64_t bytes) {
   // Pinned memory is the GPU's as well; a server that does not share it must have it first.

@@ -80,6 +80,9 @@ replay::ObjectKey CurrentContextKey(Call& call);
 // Sees to it that all nodes of a graph, or of a node's graph, have handles, before a call whose answer names them.
 CUresult NameNodesOf(Call& call, uint64_t graph_or_node);
 
+// The error of calls that a graph which allocates or frees memory does not allow.
+CUresult CheckWithoutMemoryNodes(Call& call, uint64_t graph);
+
 // Whether the client knows [address, address + bytes) to be device memory. A "no" only costs a wait for the server's
 // own answer. Has the server map pinned memory that it does not have yet.
 bool KnowsDeviceRange(Call& call, CUdeviceptr address, uint64_t bytes);

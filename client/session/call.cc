@@ -476,15 +476,18 @@ FrameHeader Call::RecordedHeaderUnlocked(replay::ObjectKey object, std::vector<r
 }
 
 void Call::Destroyed(replay::ObjectKey object) {
-  std::unique_lock<std::shared_mutex> lock(session_->mutex());
-  if (session_->MarkDestroyedUnlocked(object)) {
-    // Something was made from it. Its record stays, and a replay destroys it again when it has served.
-    std::vector<replay::ObjectKey> needs;
-    const FrameHeader recorded = RecordedHeaderUnlocked(object, &needs);
-    session_->log().Modify(object, 0, recorded, *message_, needs);
-    return;
+  {
+    std::unique_lock<std::shared_mutex> lock(session_->mutex());
+    if (session_->MarkDestroyedUnlocked(object)) {
+      // Something was made from it. Its record stays, and a replay destroys it again when it has served.
+      std::vector<replay::ObjectKey> needs;
+      const FrameHeader recorded = RecordedHeaderUnlocked(object, &needs);
+      session_->log().Modify(object, 0, recorded, *message_, needs);
+    } else {
+      session_->DropUnlocked(object);
+    }
   }
-  session_->DropUnlocked(object);
+  if (object.kind == Kind::kGraph || object.kind == Kind::kGraphExec) session_->GraphDestroyed(object);
 }
 
 void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_list<replay::ObjectKey> depends_on) {

@@ -180,6 +180,16 @@ std::vector<uint64_t> Captures::StreamsOf(uint64_t stream) const {
   return capture && capture->origin == stream ? capture->streams : std::vector<uint64_t>();
 }
 
+bool Captures::EndedInside(uint64_t graph) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& capture : captures_) {
+    if (capture->graph != graph) continue;
+    if (capture->obstacle.empty()) capture->obstacle = "a capture inside of it";
+    return true;
+  }
+  return false;
+}
+
 bool Captures::AddStaged(uint64_t stream, StagedCopy* copy) {
   std::lock_guard<std::mutex> lock(mutex_);
   CaptureRecord* const capture = OfStreamUnlocked(stream);

@@ -62,6 +62,10 @@ class Captures {
   // The streams of the capture that was begun in `stream`.
   std::vector<uint64_t> StreamsOf(uint64_t stream) const;
 
+  // A capture that ended has added to `graph`, which is part of the graph of one that goes on: neither can be made
+  // again. False if `graph` is none of a capture in progress.
+  bool EndedInside(uint64_t graph);
+
   // Gives a copy's pinned memory to the capture of `stream`. False if there is none.
   bool AddStaged(uint64_t stream, StagedCopy* copy);
 

@@ -90,6 +90,17 @@ struct Object {
   std::unique_ptr<NamedChildren> children;
 };
 
+// A node of a graph that is not to the server what it is to the application.
+struct DisguisedNode {
+  uint64_t graph = 0;  // virtual handle
+  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+  // Allocation: `accesses` is what its accessDescs point to. Free: the address alone.
+  CUDA_MEM_ALLOC_NODE_PARAMS allocation{};
+  std::vector<CUmemAccessDesc> accesses;
+  // Copy of pageable memory: what the application asked for.
+  CUDA_MEMCPY3D copy{};
+};
+
 // A texture or surface object as the application described it: arrays inside are virtual handles.
 struct ResourceObject {
   uint64_t context = 0;  // virtual handle

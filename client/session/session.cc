@@ -344,6 +344,7 @@ void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
   switch (dead.kind) {
     case Kind::kDeviceMemory:
       if (!freed_memory_.empty()) freed_memory_.Forget(dead.id);
+      if (!graph_memory_.empty()) graph_memory_.Forget(dead.id);
       [[fallthrough]];
     case Kind::kVariable:
       managed_mirror_.Remove(dead.id);
@@ -525,6 +526,41 @@ void Session::GiveBack(const std::vector<FreedMemory::Block>& blocks) {
     const ChannelStatus status = channel_->Send(header, message, {});
     if (status != ChannelStatus::kOk) Lose(status);
   }
+}
+
+void Session::FreeGraphMemory(const driverabi::GraphMemory::Addresses& gone) {
+  for (const uint64_t address : gone) {
+    // In no stream: the server waits until the GPU is idle.
+    wire::OpMemFree_Request request;
+    request.address = address;
+    FrameHeader header;
+    header.call = kOpMemFree;
+    {
+      std::unique_lock<std::shared_mutex> lock(mutex_);
+      if (const auto* const range = device_ranges_.At(address)) header.context_or_result = SlotOf(range->value.context);
+      DropUnlocked({Kind::kDeviceMemory, address});
+    }
+    std::string message;
+    request.Encode(&message);
+    const ChannelStatus status = channel_->Send(header, message, {});
+    if (status != ChannelStatus::kOk) Lose(status);
+  }
+}
+
+void Session::GraphDestroyed(replay::ObjectKey object) {
+  if (!uses_graph_memory() && !has_disguised_nodes()) return;
+  driverabi::GraphMemory::Addresses gone;
+  {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    if (object.kind == Kind::kGraphExec) graph_memory_.ExecDestroyed(object.id, &gone);
+    if (object.kind == Kind::kGraph) {
+      graph_memory_.GraphDestroyed(object.id, &gone);
+      for (auto node = disguised_nodes_.begin(); node != disguised_nodes_.end();) {
+        node = node->second.graph == object.id ? disguised_nodes_.erase(node) : std::next(node);
+      }
+    }
+  }
+  FreeGraphMemory(gone);
 }
 
 void Session::EraseDeviceRangeUnlocked(uint64_t address) {

@@ -42,6 +42,7 @@
 #include "client/session/thread_state.h"
 #include "client/trace/control.h"
 #include "proto/channel/client_channel.h"
+#include "proto/driverabi/graph_memory.h"
 #include "replay/handles/handle_table.h"
 #include "replay/handles/live_handles.h"
 #include "replay/log/log.h"
@@ -50,7 +51,7 @@ namespace cuda_remote::client {
 
 // Device memory that the application knows of.
 struct DeviceRange {
-  enum Source : uint8_t { kAllocation, kStreamOrdered, kGlobal, kMapped, kManaged, kImported, kPoolImported };
+  enum Source : uint8_t { kAllocation, kStreamOrdered, kGlobal, kMapped, kManaged, kImported, kPoolImported, kGraph };
   Source source = kAllocation;
   int device = 0;
   uint64_t context = 0;    // virtual handle
@@ -129,6 +130,9 @@ class Session final : public agent::AgentHost, public trace::Server {
   replay::Log& log() { return log_; }
   FreedMemory& freed_memory() { return freed_memory_; }
   PoolAccounts& pools() { return pools_; }
+  // Memory that graphs allocate, and the nodes that the server knows as something else.
+  driverabi::GraphMemory& graph_memory() { return graph_memory_; }
+  std::unordered_map<uint64_t, DisguisedNode>& disguised_nodes() { return disguised_nodes_; }
   // Memory of a pool comes into the application's hands, and leaves them: device_ranges() and the pool's figures.
   void InsertPoolMemoryUnlocked(uint64_t address, uint64_t bytes, const DeviceRange& range) {
     device_ranges_.Insert(address, bytes, range);
@@ -224,6 +228,16 @@ class Session final : public agent::AgentHost, public trace::Server {
   bool has_streams() const { return has_streams_.load(std::memory_order_relaxed); }
   void NoteStream() { has_streams_.store(true, std::memory_order_relaxed); }
   StagedCopies& staged_copies() { return staged_copies_; }
+  // Whether there has ever been memory of a graph: what every launch of one, and every free, asks first.
+  bool uses_graph_memory() const { return uses_graph_memory_.load(std::memory_order_relaxed); }
+  void set_uses_graph_memory() { uses_graph_memory_.store(true, std::memory_order_relaxed); }
+  // Whether there has ever been a node that the server knows as something else.
+  bool has_disguised_nodes() const { return has_disguised_nodes_.load(std::memory_order_relaxed); }
+  void set_has_disguised_nodes() { has_disguised_nodes_.store(true, std::memory_order_relaxed); }
+  // Gives memory of graphs back that nobody can use any more, once the GPU is idle; does not wait. Not under mutex().
+  void FreeGraphMemory(const driverabi::GraphMemory::Addresses& gone);
+  // The application destroyed a graph or an executable.
+  void GraphDestroyed(replay::ObjectKey object);
   HostArena& host_arena() { return host_arena_; }
   ManagedMirror& managed_mirror() { return managed_mirror_; }
   ManagedHome& managed_home() { return managed_home_; }
@@ -378,6 +392,10 @@ class Session final : public agent::AgentHost, public trace::Server {
   };
   std::unordered_map<uint64_t, std::map<std::pair<uint32_t, uint64_t>, std::vector<NodeSetting>>> node_settings_;
   uint64_t next_setting_key_ = uint64_t(1) << 62;
+  driverabi::GraphMemory graph_memory_;
+  std::unordered_map<uint64_t, DisguisedNode> disguised_nodes_;
+  std::atomic<bool> uses_graph_memory_{false};
+  std::atomic<bool> has_disguised_nodes_{false};
   std::atomic<bool> has_streams_{false};
   Captures captures_;
   StagedCopies staged_copies_;

@@ -6,7 +6,12 @@ namespace cuda_remote::client {
 
 void StagedCopy::Run(void* data) {
   const StagedCopy* const copy = static_cast<const StagedCopy*>(data);
-  memcpy(copy->to, copy->from, copy->bytes);
+  for (size_t z = 0; z < copy->depth; ++z) {
+    for (size_t y = 0; y < copy->height; ++y) {
+      memmove(copy->to.address + z * copy->to.slice + y * copy->to.pitch,
+              copy->from.address + z * copy->from.slice + y * copy->from.pitch, copy->width);
+    }
+  }
 }
 
 StagedCopy* StagedCopies::Take(size_t bytes) {

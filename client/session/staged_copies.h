@@ -1,4 +1,4 @@
-// Copies between ordinary memory of the application and the GPU inside a graph.
+// Copies between ordinary memory of the application and the GPU inside a graph, captured or built node by node.
 //
 // Natively such a copy reads or writes the application's memory whenever the graph runs. Here it goes through pinned memory
 // that the server reaches: a host function in the graph moves the bytes between the two, and the graph's own copy is one of
@@ -15,13 +15,16 @@
 
 namespace cuda_remote::client {
 
-// One copy. The graph's host function gets its address.
+// One copy, of rows in slices. The graph's host function gets its address.
 struct StagedCopy {
-  char* pinned = nullptr;
+  struct Side {
+    char* address = nullptr;
+    size_t pitch = 0, slice = 0;  // bytes from row to row, and from slice to slice
+  };
+  char* pinned = nullptr;  // null: between two places of the application's memory
   size_t capacity = 0;
-  void* to = nullptr;  // one of these two is `pinned`
-  const void* from = nullptr;
-  size_t bytes = 0;
+  Side to, from;  // one of these two is `pinned`
+  size_t width = 0, height = 1, depth = 1;
 
   // What the host function does. Takes a StagedCopy*.
   static void Run(void* data);

@@ -69,6 +69,7 @@ constexpr CaptureRole CaptureRoleOf(uint32_t call) {
     case kCall_cuGraphKernelNodeSetAttribute:
     case kCall_cuGraphKernelNodeCopyAttributes:
     case kCall_cuGraphChildGraphNodeGetGraph:
+    case kCall_cuGraphConditionalHandleCreate:
     case kCall_cuGraphRetainUserObject:
     case kCall_cuGraphReleaseUserObject:
     case kOpGraphNames:

@@ -168,6 +168,8 @@ def stub(model, call):
     for expression in row.valid if row is not None else []:
         lines.append(f"  if (!({expression})) return CUDA_ERROR_INVALID_VALUE;")
     lines += pre
+    for expression in row.check if row is not None else []:
+        lines.append(f"  if (const CUresult rc = {expression}; rc != CUDA_SUCCESS) return rc;")
     lines.append(f"  wire::{call.symbol}_Request in;")
     lines += fill
     lines.append("  in.Encode(&call.message());")

@@ -12,12 +12,16 @@
 #include "proto/codec/graph.gen.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/codec/wire.h"
+#include "server/dispatch/conditional_bodies.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/kernel_parameters.h"
 #include "server/dispatch/runtime.h"
 
 namespace cuda_remote::server {
 namespace {
+
+// Bodies of a conditional node.
+constexpr uint32_t kMostBodies = 1 << 16;
 
 // A node's parameters as the driver takes them. Not copyable: it points into itself.
 struct NodeParameters {
@@ -27,6 +31,7 @@ struct NodeParameters {
   CUDA_MEMSET_NODE_PARAMS_v1 memset = {};
   CUDA_BATCH_MEM_OP_NODE_PARAMS_v1 batch = {};
   CUDA_HOST_NODE_PARAMS_v1 host = {};
+  CUDA_CONDITIONAL_NODE_PARAMS conditional = {};
   CUevent event = nullptr;
   CUgraph graph = nullptr;
   CUcontext context = nullptr;
@@ -128,6 +133,12 @@ CUresult ReadParameters(Session& session, const wire::NodeParams& in, NodeParame
       out->batch.paramArray = out->operations.data();
       out->batch.flags = in.flags;
       return FindContext(session, in.context, &out->batch.ctx);
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+      if (in.bodies > kMostBodies) return CUDA_ERROR_INVALID_VALUE;
+      out->conditional.handle = in.conditional;
+      out->conditional.type = CUgraphConditionalNodeType(in.conditional_type);
+      out->conditional.size = in.bodies;
+      return FindContext(session, in.context, &out->conditional.ctx);
     default:
       return CUDA_ERROR_NOT_SUPPORTED;
   }
@@ -156,6 +167,16 @@ CUresult AddNode(const DriverTable& driver, CUgraphNode* node, CUgraph graph, co
       return driver.cuGraphAddBatchMemOpNode(node, graph, dependencies, count, &p.batch);
     case CU_GRAPH_NODE_TYPE_HOST:
       return driver.cuGraphAddHostNode(node, graph, dependencies, count, &p.host);
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL: {
+      CUgraphNodeParams params = {};
+      params.type = p.type;
+      params.conditional = p.conditional;
+      const CUresult result = driver.cuGraphAddNode_v2(node, graph, dependencies, nullptr, count, &params);
+      if (result != CUDA_SUCCESS) return result;
+      CUgraph* const bodies = params.conditional.phGraph_out;
+      ConditionalBodies()[*node].assign(bodies, bodies + p.conditional.size);
+      return CUDA_SUCCESS;
+    }
     default:
       return CUDA_ERROR_NOT_SUPPORTED;
   }

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <atomic>
 
+#include "server/softgpu/allocate.h"
+#include "server/softgpu/device.h"
+
 namespace cuda_remote::softgpu {
 namespace {
 
@@ -25,6 +28,7 @@ CUgraphNodeType TypeOf(const Work& work) {
     CUgraphNodeType operator()(const EventRecordWork&) const { return CU_GRAPH_NODE_TYPE_EVENT_RECORD; }
     CUgraphNodeType operator()(const EventWaitWork&) const { return CU_GRAPH_NODE_TYPE_WAIT_EVENT; }
     CUgraphNodeType operator()(const ChildGraphWork&) const { return CU_GRAPH_NODE_TYPE_GRAPH; }
+    CUgraphNodeType operator()(const ConditionalWork&) const { return CU_GRAPH_NODE_TYPE_CONDITIONAL; }
     CUgraphNodeType operator()(const ValueWork&) const { return CU_GRAPH_NODE_TYPE_BATCH_MEM_OP; }
   };
   return std::visit(Visitor{}, work);
@@ -37,12 +41,45 @@ std::recursive_mutex& CaptureMutex() {
   return *mutex;
 }
 
-Graph::~Graph() {
-  for (const std::shared_ptr<GraphNode>& node : nodes) Registry<GraphNode>::Get().Remove(node.get());
-  for (const AllocationPtr& allocation : memory) {
-    MemoryMap::Get().Release(MemoryMap::Get().RemoveIf(
-        allocation->begin, [&](const Allocation& found) { return found.id == allocation->id; }));
+GraphAllocation::~GraphAllocation() {
+  MemoryMap::Get().Release(MemoryMap::Get().RemoveIf(
+      allocation->begin, [this](const Allocation& found) { return found.id == allocation->id; }));
+}
+
+GraphMemoryState& GraphMemoryState::Get() {
+  static auto* state = new GraphMemoryState;
+  return *state;
+}
+
+GraphAllocations GraphMemoryState::TakeOut(const driverabi::GraphMemory::Addresses& gone) {
+  GraphAllocations out;
+  for (const uint64_t address : gone) {
+    const auto found = held.find(address);
+    if (found == held.end()) continue;
+    out.push_back(std::move(found->second));
+    held.erase(found);
   }
+  return out;
+}
+
+Graph::~Graph() { Unregister(); }
+
+void Graph::Unregister() {
+  for (const std::shared_ptr<GraphNode>& node : nodes) {
+    Registry<GraphNode>::Get().Remove(node.get());
+    const auto* conditional = std::get_if<ConditionalWork>(&node->work);
+    if (conditional == nullptr) continue;
+    for (const GraphPtr& body : conditional->bodies) {
+      Registry<Graph>::Get().Remove(body.get());
+      body->Unregister();
+    }
+  }
+}
+
+bool Graph::has_conditionals() const {
+  return std::any_of(nodes.begin(), nodes.end(), [](const std::shared_ptr<GraphNode>& node) {
+    return node->type == CU_GRAPH_NODE_TYPE_CONDITIONAL;
+  });
 }
 
 CUgraphEdgeData GraphNode::EdgeFrom(const GraphNode* dependency) const {
@@ -76,6 +113,8 @@ std::shared_ptr<Graph> Graph::Clone(std::map<const GraphNode*, GraphNode*>* made
   if (made == nullptr) made = &own;
   auto clone = std::make_shared<Graph>();
   clone->user_objects = user_objects;
+  clone->memory = memory;
+  clone->conditionals = conditionals;
   for (const std::shared_ptr<GraphNode>& node : nodes) {
     GraphNode* copy = clone->Add(node->type, node->work, {});
     copy->enabled = node->enabled;
@@ -84,6 +123,9 @@ std::shared_ptr<Graph> Graph::Clone(std::map<const GraphNode*, GraphNode*>* made
     copy->origin = node.get();
     (*made)[node.get()] = copy;
     if (auto* child = std::get_if<ChildGraphWork>(&copy->work)) child->graph = child->graph->Clone();
+    if (auto* conditional = std::get_if<ConditionalWork>(&copy->work)) {
+      for (GraphPtr& body : conditional->bodies) body = body->Clone();
+    }
   }
   for (const std::shared_ptr<GraphNode>& node : nodes) {
     GraphNode* copy = (*made)[node.get()];
@@ -262,6 +304,80 @@ CUresult EndCapture(const std::shared_ptr<Capture>& capture) {
   Running().erase(std::remove(Running().begin(), Running().end(), capture), Running().end());
   g_running.store(static_cast<int>(Running().size()), std::memory_order_release);
   return result;
+}
+
+CUresult TakeGraphMemory(const CUDA_MEM_ALLOC_NODE_PARAMS& params, AllocationPtr* allocation) {
+  const CUmemPoolProps& props = params.poolProps;
+  if (params.bytesize == 0 || (params.accessDescCount != 0 && params.accessDescs == nullptr) ||
+      props.allocType != CU_MEM_ALLOCATION_TYPE_PINNED || props.handleTypes != CU_MEM_HANDLE_TYPE_NONE) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (props.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
+  if (GetDevice(props.location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  const CUresult result = AllocateUnmapped(props.location.id, params.bytesize, MemoryKind::kPool, true, allocation);
+  if (result != CUDA_SUCCESS) return result;
+  (*allocation)->of_graph = true;
+  return MemoryMap::Get().Add(*allocation) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void BecomeAllocation(Graph* graph, const CUDA_MEM_ALLOC_NODE_PARAMS& params, AllocationPtr allocation,
+                      GraphNode* node) {
+  GraphMemoryState& state = GraphMemoryState::Get();
+  const uint64_t address = allocation->begin;
+  auto holder = std::make_shared<GraphAllocation>(std::move(allocation));
+  state.rules.Allocates(graph->number(), address, params.bytesize, params.poolProps.location.id);
+  state.held[address] = holder;
+  graph->memory.push_back(std::move(holder));
+  node->type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+  node->allocation = params;
+  node->accesses.assign(params.accessDescs, params.accessDescs + params.accessDescCount);
+  node->allocation.accessDescs = node->accesses.data();
+  node->allocation.dptr = address;
+}
+
+void BecomeFree(Graph* graph, CUdeviceptr address, GraphNode* node) {
+  GraphMemoryState& state = GraphMemoryState::Get();
+  state.rules.Frees(graph->number(), address);
+  // An executable that frees it runs after whoever made it is gone.
+  graph->memory.push_back(state.held[address]);
+  node->type = CU_GRAPH_NODE_TYPE_MEM_FREE;
+  node->allocation.dptr = address;
+}
+
+CUresult CaptureAllocation(const StreamPtr& stream, const std::shared_ptr<Capture>& capture, int device, size_t bytes,
+                           CUdeviceptr* address) {
+  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  CUDA_MEM_ALLOC_NODE_PARAMS params = {};
+  params.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  params.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+  params.bytesize = bytes;
+  AllocationPtr allocation;
+  if (CUresult result = TakeGraphMemory(params, &allocation); result != CUDA_SUCCESS) return result;
+  if (CUresult result = CaptureWork(stream, capture, EmptyWork{}); result != CUDA_SUCCESS) {
+    GraphAllocation unused(std::move(allocation));
+    return result;
+  }
+  *address = allocation->begin;
+  BecomeAllocation(capture->graph.get(), params, std::move(allocation), stream->capture_dependencies.front());
+  return CUDA_SUCCESS;
+}
+
+CUresult CaptureFree(const StreamPtr& stream, const std::shared_ptr<Capture>& capture, CUdeviceptr address) {
+  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  CUresult result = GraphMemoryState::Get().rules.MayFree(capture->graph->number(), address);
+  if (result == CUDA_SUCCESS) result = CaptureWork(stream, capture, EmptyWork{});
+  if (result == CUDA_SUCCESS) BecomeFree(capture->graph.get(), address, stream->capture_dependencies.front());
+  return result;
+}
+
+bool FreeOfGraph(CUdeviceptr address, CUresult* result, GraphAllocations* gone) {
+  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  GraphMemoryState& state = GraphMemoryState::Get();
+  if (!state.rules.Contains(address)) return false;
+  driverabi::GraphMemory::Addresses addresses;
+  *result = state.rules.Free(address, &addresses);
+  *gone = state.TakeOut(addresses);
+  return true;
 }
 
 }  // namespace cuda_remote::softgpu

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/driverabi/graph_memory.h"
 #include "server/softgpu/event.h"
 #include "server/softgpu/memory_map.h"
 #include "server/softgpu/stream.h"
@@ -34,6 +35,8 @@ struct GraphNode : std::enable_shared_from_this<GraphNode> {
   // The parameters as the caller gave them, for the getters.
   CUDA_MEMCPY3D copy = {};
   CUDA_MEM_ALLOC_NODE_PARAMS allocation = {};
+  std::vector<CUmemAccessDesc> accesses;  // of the allocation
+  std::vector<CUgraph> bodies;            // handles, of a conditional node
   std::vector<void*> param_pointers;  // of a kernel: into its parameter block
   const GraphNode* origin = nullptr;  // in a clone: the node it was made from
 
@@ -42,13 +45,51 @@ struct GraphNode : std::enable_shared_from_this<GraphNode> {
   void SetEdge(const GraphNode* dependency, const CUgraphEdgeData& data);
 };
 
+// Memory of a graph's allocation node: in the map for as long as anything holds it - a graph, an executable, a launch
+// that runs, or GraphMemoryState, which has it until nobody can use it any more.
+struct GraphAllocation {
+  explicit GraphAllocation(AllocationPtr taken) : allocation(std::move(taken)) {}
+  GraphAllocation(const GraphAllocation&) = delete;
+  GraphAllocation& operator=(const GraphAllocation&) = delete;
+  ~GraphAllocation();
+  const AllocationPtr allocation;
+};
+using GraphAllocations = std::vector<std::shared_ptr<GraphAllocation>>;
+
+// Under CaptureMutex().
+struct GraphMemoryState {
+  driverabi::GraphMemory rules;
+  std::map<uint64_t, std::shared_ptr<GraphAllocation>> held;  // by address
+
+  static GraphMemoryState& Get();
+  // Takes out what is gone; whoever has the result lets go of it.
+  GraphAllocations TakeOut(const driverabi::GraphMemory::Addresses& gone);
+};
+
+struct GraphExec;
+
 struct Graph : std::enable_shared_from_this<Graph> {
   std::vector<std::shared_ptr<GraphNode>> nodes;  // a node comes after its dependencies unless they were added later
-  std::vector<AllocationPtr> memory;              // of captured allocations
+  GraphAllocations memory;
+  // Conditional handles, which are their numbers from 1 on. A body of a conditional node uses those of the whole graph.
+  struct Conditional {
+    uint32_t initial = 0;
+    bool assign = false;  // `initial`, at the beginning of every launch
+    bool used = false;    // by a node
+  };
+  std::vector<Conditional> conditionals;
+  Graph* whole = nullptr;         // of a body: the graph that it is part of, or that graph's own
+  std::weak_ptr<GraphExec> only;  // of a graph with conditional nodes: there may be one executable at a time
   std::vector<UserReference> user_objects;
 
   ~Graph();
   CUgraph handle() { return reinterpret_cast<CUgraph>(this); }
+  uint64_t number() const { return reinterpret_cast<uint64_t>(this); }
+  // Whether it has nodes that allocate or free memory.
+  bool has_memory() const { return GraphMemoryState::Get().rules.HasNodes(number()); }
+  bool has_conditionals() const;
+  // The nodes' and bodies' handles are no handles any more.
+  void Unregister();
   GraphNode* Add(CUgraphNodeType type, Work work, std::vector<GraphNode*> dependencies);
   std::shared_ptr<Graph> Clone(std::map<const GraphNode*, GraphNode*>* made = nullptr) const;
   // Nodes so that each one comes after its dependencies; false if there is a circle.
@@ -63,11 +104,13 @@ struct GraphExec {
   GraphPtr source;                              // keeps the original's nodes, and captured memory, alive
   std::vector<GraphNode*> order;
   unsigned long long flags = 0;
+  const std::shared_ptr<GraphValues> values = std::make_shared<GraphValues>();
 
   std::mutex launch_mutex;
   TaskPtr last;  // the latest launch, guarded by launch_mutex
 
   CUgraphExec handle() { return reinterpret_cast<CUgraphExec>(this); }
+  uint64_t number() const { return reinterpret_cast<uint64_t>(this); }
   // What a launch does: a copy, so that the graph can be changed while it runs.
   std::vector<Work> Works() const;
 };
@@ -89,6 +132,18 @@ std::shared_ptr<Capture> CaptureOf(const StreamPtr& stream);
 
 // Adds an operation to the capture of `stream`. CUDA_ERROR_STREAM_CAPTURE_INVALIDATED.
 CUresult CaptureWork(const StreamPtr& stream, const std::shared_ptr<Capture>& capture, Work work);
+
+// Nodes that allocate and free memory: an empty node becomes one. Under CaptureMutex().
+CUresult TakeGraphMemory(const CUDA_MEM_ALLOC_NODE_PARAMS& params, AllocationPtr* allocation);
+void BecomeAllocation(Graph* graph, const CUDA_MEM_ALLOC_NODE_PARAMS& params, AllocationPtr allocation,
+                      GraphNode* node);
+void BecomeFree(Graph* graph, CUdeviceptr address, GraphNode* node);
+// cuMemAllocAsync and cuMemFreeAsync in a captured stream.
+CUresult CaptureAllocation(const StreamPtr& stream, const std::shared_ptr<Capture>& capture, int device, size_t bytes,
+                           CUdeviceptr* address);
+CUresult CaptureFree(const StreamPtr& stream, const std::shared_ptr<Capture>& capture, CUdeviceptr address);
+// Frees memory of a graph outside of graphs: false if it is none. What is gone goes when *gone does.
+bool FreeOfGraph(CUdeviceptr address, CUresult* result, GraphAllocations* gone);
 
 // For calls that a captured stream cannot do: invalidates the capture and says CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.
 CUresult ForbiddenInCapture(const StreamPtr& stream);

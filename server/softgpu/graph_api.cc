@@ -12,6 +12,37 @@ using namespace cuda_remote::softgpu;
 namespace {
 
 using Lock = std::lock_guard<std::recursive_mutex>;
+using Addresses = cuda_remote::driverabi::GraphMemory::Addresses;
+
+// What a conditional node's body may consist of.
+bool IsBody(const Graph& graph) {
+  for (const std::shared_ptr<GraphNode>& node : graph.nodes) {
+    switch (node->type) {
+      case CU_GRAPH_NODE_TYPE_KERNEL:
+      case CU_GRAPH_NODE_TYPE_EMPTY:
+      case CU_GRAPH_NODE_TYPE_MEMSET:
+      case CU_GRAPH_NODE_TYPE_MEMCPY:
+      case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+        break;
+      case CU_GRAPH_NODE_TYPE_GRAPH:
+        if (!IsBody(*std::get<ChildGraphWork>(node->work).graph)) return false;
+        break;
+      default:
+        return false;
+    }
+  }
+  return true;
+}
+bool BodiesAreGood(const Graph& graph) {
+  for (const std::shared_ptr<GraphNode>& node : graph.nodes) {
+    const auto* conditional = std::get_if<ConditionalWork>(&node->work);
+    if (conditional == nullptr) continue;
+    for (const GraphPtr& body : conditional->bodies) {
+      if (!IsBody(*body) || !BodiesAreGood(*body)) return false;
+    }
+  }
+  return true;
+}
 
 CUresult Instantiate(CUgraphExec* out, CUgraph handle, unsigned long long flags) {
   ContextPtr context;
@@ -21,13 +52,22 @@ CUresult Instantiate(CUgraphExec* out, CUgraph handle, unsigned long long flags)
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
   if (!graph) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(CaptureMutex());
+  GraphMemoryState& memory = GraphMemoryState::Get();
+  if (CUresult result = memory.rules.MayInstantiate(graph->number()); result != CUDA_SUCCESS) return result;
+  if (!BodiesAreGood(*graph) || graph->whole != nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const bool conditional = graph->has_conditionals();
+  if (conditional && !graph->only.expired()) return CUDA_ERROR_NOT_SUPPORTED;
   auto exec = std::make_shared<GraphExec>();
+  if (conditional) graph->only = exec;
   exec->context = context;
   exec->flags = flags;
   exec->graph = graph->Clone(&exec->made);
   exec->source = graph;
   if (!exec->graph->Order(&exec->order)) return CUDA_ERROR_INVALID_VALUE;
   *out = Registry<GraphExec>::Get().Add(exec)->handle();
+  memory.rules.Instantiated(graph->number(), exec->number(),
+                            (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0);
+  if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) memory.rules.Uploaded(exec->number());
   return CUDA_SUCCESS;
 }
 
@@ -38,13 +78,24 @@ CUresult Launch(CUgraphExec handle, CUstream stream_handle) {
   GraphExecPtr exec = Registry<GraphExec>::Get().Find(handle);
   if (!exec) return CUDA_ERROR_INVALID_VALUE;
   if (std::shared_ptr<Capture> capture = CaptureOf(stream)) {
+    Lock lock(CaptureMutex());
+    if (GraphMemoryState::Get().rules.ExecHasNodes(exec->number())) return CUDA_ERROR_NOT_SUPPORTED;
     return CaptureWork(stream, capture, ChildGraphWork{exec->graph->Clone()});
   }
   if (CUresult result = CheckLegacyCapture(stream); result != CUDA_SUCCESS) return result;
   std::vector<Work> works;
+  GraphAllocations held;  // until the launch is over
+  std::vector<Graph::Conditional> conditionals;
   {
     Lock lock(CaptureMutex());
+    GraphMemoryState& memory = GraphMemoryState::Get();
+    if (CUresult result = memory.rules.MayLaunch(exec->number()); result != CUDA_SUCCESS) return result;
+    Addresses gone;
+    memory.rules.Launched(exec->number(), &gone);
+    memory.TakeOut(gone);
+    held = exec->graph->memory;
     works = exec->Works();
+    conditionals = exec->graph->conditionals;
   }
   // Launches of one executable graph do not overlap.
   std::vector<TaskPtr> before;
@@ -52,7 +103,13 @@ CUresult Launch(CUgraphExec handle, CUstream stream_handle) {
   if (exec->last) before.push_back(exec->last);
   Context* raw = stream->context().get();
   exec->last = stream->Submit(
-      [raw, works = std::move(works)] {
+      [raw, works = std::move(works), held = std::move(held), conditionals = std::move(conditionals),
+       values = exec->values] {
+        GraphValuesScope scope(values.get());
+        values->values.resize(conditionals.size());
+        for (size_t i = 0; i < conditionals.size(); ++i) {
+          if (conditionals[i].assign) values->values[i] = conditionals[i].initial;
+        }
         for (const Work& work : works) {
           if (CUresult result = Perform(work, *raw); result != CUDA_SUCCESS) return result;
         }
@@ -77,7 +134,10 @@ CUresult Update(CUgraphExec handle, CUgraph graph_handle, CUgraphExecUpdateResul
   Lock lock(CaptureMutex());
   const auto& from = graph->nodes;
   const auto& to = exec->graph->nodes;
-  if (from.size() != to.size()) return fail(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, nullptr);
+  GraphMemoryState& memory = GraphMemoryState::Get();
+  if (from.size() != to.size() || !memory.rules.MayUpdate(exec->number(), graph->number())) {
+    return fail(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, nullptr);
+  }
   std::map<const GraphNode*, size_t> from_index, to_index;
   for (size_t i = 0; i < from.size(); ++i) {
     from_index[from[i].get()] = i;
@@ -93,8 +153,15 @@ CUresult Update(CUgraphExec handle, CUgraph graph_handle, CUgraphExecUpdateResul
   for (size_t i = 0; i < from.size(); ++i) {
     to[i]->work = from[i]->work;
     if (auto* child = std::get_if<ChildGraphWork>(&to[i]->work)) child->graph = child->graph->Clone();
+    if (auto* conditional = std::get_if<ConditionalWork>(&to[i]->work)) {
+      for (GraphPtr& body : conditional->bodies) body = body->Clone();
+    }
     exec->made[from[i].get()] = to[i].get();
   }
+  exec->graph->memory = graph->memory;
+  Addresses gone;
+  memory.rules.Updated(exec->number(), graph->number(), &gone);
+  memory.TakeOut(gone);
   info->result = CU_GRAPH_EXEC_UPDATE_SUCCESS;
   return CUDA_SUCCESS;
 }
@@ -111,9 +178,13 @@ SOFTGPU_API cuGraphCreate(CUgraph* out, unsigned int flags) {
 SOFTGPU_API cuGraphDestroy(CUgraph handle) {
   SOFTGPU_ENTER();
   Lock lock(CaptureMutex());
-  GraphPtr graph = Registry<Graph>::Get().Remove(handle);
-  if (!graph) return CUDA_ERROR_INVALID_VALUE;
-  for (const std::shared_ptr<GraphNode>& node : graph->nodes) Registry<GraphNode>::Get().Remove(node.get());
+  GraphPtr graph = Registry<Graph>::Get().Find(handle);
+  if (!graph || graph->whole != nullptr) return CUDA_ERROR_INVALID_VALUE;  // a body goes with its node
+  Registry<Graph>::Get().Remove(handle);
+  graph->Unregister();
+  Addresses gone;
+  GraphMemoryState::Get().rules.GraphDestroyed(graph->number(), &gone);
+  GraphMemoryState::Get().TakeOut(gone);
   return CUDA_SUCCESS;
 }
 
@@ -122,6 +193,7 @@ SOFTGPU_API cuGraphClone(CUgraph* out, CUgraph handle) {
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
   if (out == nullptr || !graph) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(CaptureMutex());
+  if (graph->has_memory() || graph->has_conditionals()) return CUDA_ERROR_NOT_SUPPORTED;
   *out = Registry<Graph>::Get().Add(graph->Clone())->handle();
   return CUDA_SUCCESS;
 }
@@ -234,12 +306,23 @@ SOFTGPU_API cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {
   ContextPtr context;
   StreamPtr stream;
   if (CUresult result = ResolveStream(stream_handle, &context, &stream); result != CUDA_SUCCESS) return result;
-  return Registry<GraphExec>::Get().Find(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  GraphExecPtr exec = Registry<GraphExec>::Get().Find(handle);
+  if (!exec) return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(CaptureMutex());
+  GraphMemoryState::Get().rules.Uploaded(exec->number());
+  return CUDA_SUCCESS;
 }
 
 SOFTGPU_API cuGraphExecDestroy(CUgraphExec handle) {
   SOFTGPU_ENTER();
-  return Registry<GraphExec>::Get().Remove(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  GraphExecPtr exec;  // goes after the lock: its user objects' destructors are the application's
+  Lock lock(CaptureMutex());
+  exec = Registry<GraphExec>::Get().Remove(handle);
+  if (!exec) return CUDA_ERROR_INVALID_VALUE;
+  Addresses gone;
+  GraphMemoryState::Get().rules.ExecDestroyed(exec->number(), &gone);
+  GraphMemoryState::Get().TakeOut(gone);
+  return CUDA_SUCCESS;
 }
 
 SOFTGPU_API cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* info) {
@@ -281,19 +364,43 @@ SOFTGPU_API cuGraphDebugDotPrint(CUgraph handle, const char* path, unsigned int)
 
 SOFTGPU_API cuDeviceGraphMemTrim(CUdevice device) {
   SOFTGPU_ENTER();
-  return GetDevice(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+  if (GetDevice(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  Lock lock(CaptureMutex());
+  GraphMemoryState::Get().rules.Trim(device);
+  return CUDA_SUCCESS;
 }
 SOFTGPU_API cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void* value) {
   SOFTGPU_ENTER();
-  if (value == nullptr || attribute > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) return CUDA_ERROR_INVALID_VALUE;
+  if (value == nullptr || unsigned(attribute) > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) return CUDA_ERROR_INVALID_VALUE;
   if (!GetDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
-  *static_cast<cuuint64_t*>(value) = 0;
+  Lock lock(CaptureMutex());
+  *static_cast<cuuint64_t*>(value) = GraphMemoryState::Get().rules.Figure(device, attribute);
   return CUDA_SUCCESS;
 }
 SOFTGPU_API cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void* value) {
   SOFTGPU_ENTER();
-  // Only the high-water marks can be set.
+  // Only the high-water marks can be set, and only to 0.
   const bool high = attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
-  if (value == nullptr || !high) return CUDA_ERROR_INVALID_VALUE;
-  return GetDevice(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+  if (value == nullptr || !high || *static_cast<cuuint64_t*>(value) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (GetDevice(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  Lock lock(CaptureMutex());
+  GraphMemoryState::Get().rules.ResetHigh(device, attribute);
+  return CUDA_SUCCESS;
+}
+
+SOFTGPU_API cuGraphConditionalHandleCreate(CUgraphConditionalHandle* out, CUgraph handle, CUcontext context_handle,
+                                           unsigned int initial, unsigned int flags) {
+  SOFTGPU_ENTER();
+  GraphPtr graph = Registry<Graph>::Get().Find(handle);
+  if (!graph || out == nullptr || (flags & ~unsigned{CU_GRAPH_COND_ASSIGN_DEFAULT}) != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  ContextPtr context;
+  CUresult result = context_handle != nullptr ? ContextFor(context_handle, &context) : UsableContext(&context);
+  if (result != CUDA_SUCCESS) return result;
+  Lock lock(CaptureMutex());
+  Graph* whole = graph->whole != nullptr ? graph->whole : graph.get();
+  whole->conditionals.push_back({initial, (flags & CU_GRAPH_COND_ASSIGN_DEFAULT) != 0, false});
+  *out = whole->conditionals.size();
+  return CUDA_SUCCESS;
 }

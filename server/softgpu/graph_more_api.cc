@@ -1,7 +1,6 @@
 // Graphs: attributes of kernel nodes, events and children of nodes changed, memory nodes, user objects.
 #include <atomic>
 
-#include "server/softgpu/allocate.h"
 #include "server/softgpu/api.h"
 #include "server/softgpu/graph.h"
 #include "server/softgpu/launch.h"
@@ -102,35 +101,27 @@ SOFTGPU_API cuGraphExecChildGraphNodeSetParams(CUgraphExec exec_handle, CUgraphN
   GraphNode* node = ExecNode(exec_handle, handle, &exec);
   GraphPtr child = Registry<Graph>::Get().Find(child_handle);
   if (node == nullptr || !child || !std::holds_alternative<ChildGraphWork>(node->work)) return CUDA_ERROR_INVALID_VALUE;
+  if (child->has_memory()) return CUDA_ERROR_NOT_SUPPORTED;
   node->work = ChildGraphWork{child->Clone()};
   return CUDA_SUCCESS;
 }
 
-// Memory of a graph is there from when the node is made until the graph and what was made from it are gone.
+// Memory of a graph is there from when the node is made until nobody can use it any more.
 SOFTGPU_API cuGraphAddMemAllocNode(CUgraphNode* out, CUgraph handle, const CUgraphNode* dependencies, size_t count,
                                    CUDA_MEM_ALLOC_NODE_PARAMS* params) {
   SOFTGPU_ENTER_CONTEXT(context);
-  if (params == nullptr || params->bytesize == 0) return CUDA_ERROR_INVALID_VALUE;
-  if (params->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
-  if (GetDevice(params->poolProps.location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  if (params == nullptr || out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(CaptureMutex());
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
   if (!graph) return CUDA_ERROR_INVALID_VALUE;
   AllocationPtr allocation;
-  CUresult result =
-      AllocateUnmapped(params->poolProps.location.id, params->bytesize, MemoryKind::kPool, true, &allocation);
-  if (result != CUDA_SUCCESS) return result;
-  MemoryMap::Get().Add(allocation);
-  result = cuGraphAddEmptyNode(out, handle, dependencies, count);
-  if (result != CUDA_SUCCESS) {
-    MemoryMap::Get().Release(MemoryMap::Get().Remove(allocation->begin));
+  if (CUresult result = TakeGraphMemory(*params, &allocation); result != CUDA_SUCCESS) return result;
+  if (CUresult result = cuGraphAddEmptyNode(out, handle, dependencies, count); result != CUDA_SUCCESS) {
+    GraphAllocation unused(std::move(allocation));
     return result;
   }
-  graph->memory.push_back(allocation);
   params->dptr = allocation->begin;
-  NodePtr node = Registry<GraphNode>::Get().Find(*out);
-  node->type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
-  node->allocation = *params;
+  BecomeAllocation(graph.get(), *params, std::move(allocation), Registry<GraphNode>::Get().Find(*out).get());
   return CUDA_SUCCESS;
 }
 SOFTGPU_API cuGraphMemAllocNodeGetParams(CUgraphNode handle, CUDA_MEM_ALLOC_NODE_PARAMS* params) {
@@ -145,11 +136,12 @@ SOFTGPU_API cuGraphAddMemFreeNode(CUgraphNode* out, CUgraph handle, const CUgrap
                                   CUdeviceptr address) {
   SOFTGPU_ENTER();
   Lock lock(CaptureMutex());
-  if (CUresult result = cuGraphAddEmptyNode(out, handle, dependencies, count); result != CUDA_SUCCESS) return result;
-  NodePtr node = Registry<GraphNode>::Get().Find(*out);
-  node->type = CU_GRAPH_NODE_TYPE_MEM_FREE;
-  node->allocation.dptr = address;
-  return CUDA_SUCCESS;
+  GraphPtr graph = Registry<Graph>::Get().Find(handle);
+  if (!graph || out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  CUresult result = GraphMemoryState::Get().rules.MayFree(graph->number(), address);
+  if (result == CUDA_SUCCESS) result = cuGraphAddEmptyNode(out, handle, dependencies, count);
+  if (result == CUDA_SUCCESS) BecomeFree(graph.get(), address, Registry<GraphNode>::Get().Find(*out).get());
+  return result;
 }
 SOFTGPU_API cuGraphMemFreeNodeGetParams(CUgraphNode handle, CUdeviceptr* address) {
   SOFTGPU_ENTER();

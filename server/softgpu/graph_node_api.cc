@@ -192,6 +192,8 @@ CUresult WorkFrom(const CUgraphNodeParams* params, Work* work) {
     case CU_GRAPH_NODE_TYPE_GRAPH: {
       GraphPtr child = Registry<Graph>::Get().Find(params->graph.graph);
       if (!child) return CUDA_ERROR_INVALID_VALUE;
+      Lock lock(CaptureMutex());
+      if (child->has_memory() || child->has_conditionals()) return CUDA_ERROR_NOT_SUPPORTED;
       *work = ChildGraphWork{child->Clone()};
       break;
     }
@@ -207,11 +209,60 @@ CUresult WorkFrom(const CUgraphNodeParams* params, Work* work) {
       }
       break;
     }
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+      return CUDA_ERROR_NOT_SUPPORTED;  // these nodes cannot be changed
     default:
       if (unsigned(params->type) > CU_GRAPH_NODE_TYPE_CONDITIONAL) return CUDA_ERROR_INVALID_VALUE;
       LogOnce("graph nodes of type " + std::to_string(params->type) + " are not supported");
       return CUDA_ERROR_NOT_SUPPORTED;
   }
+  return result;
+}
+
+CUresult AddConditional(CUgraphNode* out, CUgraph handle, const CUgraphNode* dependencies, size_t count,
+                        CUDA_CONDITIONAL_NODE_PARAMS* params, GraphNode** node) {
+  GraphPtr graph = Registry<Graph>::Get().Find(handle);
+  if (!graph) return CUDA_ERROR_INVALID_VALUE;
+  Graph* whole = graph->whole != nullptr ? graph->whole : graph.get();
+  const unsigned most = params->type == CU_GRAPH_COND_TYPE_WHILE ? 1 : params->type == CU_GRAPH_COND_TYPE_IF ? 2 : ~0u;
+  if (unsigned(params->type) > CU_GRAPH_COND_TYPE_SWITCH || params->size == 0 || params->size > most ||
+      params->handle - 1 >= whole->conditionals.size() || whole->conditionals[params->handle - 1].used) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  ConditionalWork work;
+  work.handle = params->handle;
+  work.type = params->type;
+  std::vector<CUgraph> bodies;
+  for (unsigned i = 0; i < params->size; ++i) {
+    auto body = std::make_shared<Graph>();
+    body->whole = whole;
+    bodies.push_back(body->handle());
+    work.bodies.push_back(std::move(body));
+  }
+  const std::vector<GraphPtr> made = work.bodies;
+  const CUresult result = Add(out, handle, dependencies, count, CU_GRAPH_NODE_TYPE_CONDITIONAL, std::move(work), node);
+  if (result != CUDA_SUCCESS) return result;
+  for (const GraphPtr& body : made) Registry<Graph>::Get().Add(body);
+  whole->conditionals[params->handle - 1].used = true;
+  (*node)->bodies = std::move(bodies);
+  params->phGraph_out = (*node)->bodies.data();
+  return CUDA_SUCCESS;
+}
+
+CUresult AddMemoryNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies, size_t count,
+                       CUgraphNodeParams* params) {
+  if (params->type == CU_GRAPH_NODE_TYPE_MEM_FREE) {
+    return cuGraphAddMemFreeNode(out, graph, dependencies, count, params->free.dptr);
+  }
+  CUDA_MEM_ALLOC_NODE_PARAMS v1 = {};
+  v1.poolProps = params->alloc.poolProps;
+  v1.accessDescs = params->alloc.accessDescs;
+  v1.accessDescCount = params->alloc.accessDescCount;
+  v1.bytesize = params->alloc.bytesize;
+  const CUresult result = cuGraphAddMemAllocNode(out, graph, dependencies, count, &v1);
+  if (result == CUDA_SUCCESS) params->alloc.dptr = v1.dptr;
   return result;
 }
 
@@ -386,6 +437,7 @@ SOFTGPU_API cuGraphAddChildGraphNode(CUgraphNode* out, CUgraph graph, const CUgr
   GraphPtr child = Registry<Graph>::Get().Find(child_handle);
   if (!child) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(CaptureMutex());
+  if (child->has_memory() || child->has_conditionals()) return CUDA_ERROR_NOT_SUPPORTED;
   return Add(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_GRAPH, ChildGraphWork{child->Clone()});
 }
 
@@ -436,11 +488,20 @@ SOFTGPU_API cuGraphEventWaitNodeGetEvent(CUgraphNode handle, CUevent* event) {
 SOFTGPU_API cuGraphAddNode_v2(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
                               const CUgraphEdgeData* data, size_t count, CUgraphNodeParams* params) {
   SOFTGPU_ENTER();
-  Work work;
-  if (CUresult result = WorkFrom(params, &work); result != CUDA_SUCCESS) return result;
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(CaptureMutex());
   GraphNode* node = nullptr;
-  CUresult result = Add(out, graph, dependencies, count, params->type, std::move(work), &node);
+  CUresult result = CUDA_SUCCESS;
+  if (params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || params->type == CU_GRAPH_NODE_TYPE_MEM_FREE) {
+    result = AddMemoryNode(out, graph, dependencies, count, params);
+    if (result == CUDA_SUCCESS) node = Registry<GraphNode>::Get().Find(*out).get();
+  } else if (params->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
+    result = AddConditional(out, graph, dependencies, count, &params->conditional, &node);
+  } else {
+    Work work;
+    result = WorkFrom(params, &work);
+    if (result == CUDA_SUCCESS) result = Add(out, graph, dependencies, count, params->type, std::move(work), &node);
+  }
   for (size_t i = 0; result == CUDA_SUCCESS && data != nullptr && i < count; ++i) {
     node->SetEdge(reinterpret_cast<const GraphNode*>(dependencies[i]), data[i]);
   }
@@ -536,10 +597,10 @@ SOFTGPU_API cuGraphAddDependencies(CUgraph graph, const CUgraphNode* from, const
 
 SOFTGPU_API cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to, size_t count) {
   SOFTGPU_ENTER();
-  if (!Registry<Graph>::Get().Find(graph) || (count != 0 && (from == nullptr || to == nullptr))) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  const GraphPtr owner = Registry<Graph>::Get().Find(graph);
+  if (!owner || (count != 0 && (from == nullptr || to == nullptr))) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(CaptureMutex());
+  if (owner->has_memory()) return CUDA_ERROR_NOT_SUPPORTED;
   for (size_t i = 0; i < count; ++i) {
     NodePtr second;
     if (CUresult result = FindNode(to[i], &second); result != CUDA_SUCCESS) return result;
@@ -559,8 +620,10 @@ SOFTGPU_API cuGraphRemoveDependencies_v2(CUgraph graph, const CUgraphNode* from,
 SOFTGPU_API cuGraphDestroyNode(CUgraphNode handle) {
   SOFTGPU_ENTER();
   Lock lock(CaptureMutex());
-  NodePtr node = Registry<GraphNode>::Get().Remove(handle);
+  NodePtr node = Registry<GraphNode>::Get().Find(handle);
   if (!node) return CUDA_ERROR_INVALID_VALUE;
+  if (node->graph->has_memory()) return CUDA_ERROR_NOT_SUPPORTED;
+  Registry<GraphNode>::Get().Remove(handle);
   auto& nodes = node->graph->nodes;
   for (const NodePtr& other : nodes) {
     auto& before = other->dependencies;

@@ -250,5 +250,149 @@ TEST_F(GraphTest, ClonesKnowTheirOrigin) {
   CU_OK(cuGraphDestroy(clone));
 }
 
+CUDA_MEM_ALLOC_NODE_PARAMS Memory(size_t bytes) {
+  CUDA_MEM_ALLOC_NODE_PARAMS params = {};
+  params.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  params.poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  params.bytesize = bytes;
+  return params;
+}
+
+// What an H100 answers.
+TEST_F(GraphTest, MemoryLivesUntilItIsFreed) {
+  CUgraph graph;
+  CUgraphNode node, other;
+  CU_OK(cuGraphCreate(&graph, 0));
+  CUDA_MEM_ALLOC_NODE_PARAMS memory = Memory(4096);
+  CU_OK(cuGraphAddMemAllocNode(&node, graph, nullptr, 0, &memory));
+  const CUDA_MEMSET_NODE_PARAMS fill = {memory.dptr, 0, 9, 1, 4096, 1};
+  CU_OK(cuGraphAddMemsetNode(&other, graph, &node, 1, &fill, nullptr));
+  CUgraphExec exec, second;
+  CU_OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+  CU_IS(CUDA_ERROR_NOT_SUPPORTED, cuGraphInstantiateWithFlags(&second, graph, 0));
+  CUgraph clone;
+  CU_IS(CUDA_ERROR_NOT_SUPPORTED, cuGraphClone(&clone, graph));
+  CU_IS(CUDA_ERROR_NOT_SUPPORTED, cuGraphDestroyNode(other));
+  CU_IS(CUDA_ERROR_NOT_SUPPORTED, cuGraphRemoveDependencies_v2(graph, &node, &other, nullptr, 1));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemFreeAsync(memory.dptr, a_));
+  CU_OK(cuGraphLaunch(exec, a_));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuGraphLaunch(exec, a_));
+  CU_OK(cuStreamSynchronize(a_));
+  unsigned char byte = 0;
+  CU_OK(cuMemcpyDtoH_v2(&byte, memory.dptr + 4095, 1));
+  EXPECT_EQ(9, byte);
+  CU_OK(cuMemFreeAsync(memory.dptr, a_));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemFreeAsync(memory.dptr, a_));
+  CU_OK(cuGraphLaunch(exec, a_));
+  CU_OK(cuGraphExecDestroy(exec));
+  CU_OK(cuGraphDestroy(graph));
+  // It is alive, and nobody's but the program's.
+  CU_OK(cuStreamSynchronize(a_));
+  CU_OK(cuMemcpyDtoH_v2(&byte, memory.dptr, 1));
+  CU_OK(cuMemFree_v2(memory.dptr));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemFree_v2(memory.dptr));
+}
+
+TEST_F(GraphTest, CapturedAllocations) {
+  CUdeviceptr p = 0, plain = 0;
+  CU_OK(cuMemAllocAsync(&plain, 64, a_));
+  CU_OK(cuStreamBeginCapture_v2(a_, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  CU_OK(cuMemAllocAsync(&p, 64, a_));
+  CU_OK(cuMemsetD32Async(p, 77, 16, a_));
+  CU_OK(cuMemcpyDtoDAsync_v2(word_, p, 64, a_));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemFreeAsync(plain, a_));  // and the capture goes on
+  CU_OK(cuMemFreeAsync(p, a_));
+  CUgraph graph;
+  CU_OK(cuStreamEndCapture(a_, &graph));
+  CUgraphNode nodes[8];
+  size_t count = 8;
+  CU_OK(cuGraphGetNodes(graph, nodes, &count));
+  ASSERT_EQ(4u, count);
+  CUgraphNodeType type;
+  CU_OK(cuGraphNodeGetType(nodes[0], &type));
+  EXPECT_EQ(CU_GRAPH_NODE_TYPE_MEM_ALLOC, type);
+  CU_OK(cuGraphNodeGetType(nodes[3], &type));
+  EXPECT_EQ(CU_GRAPH_NODE_TYPE_MEM_FREE, type);
+  CUgraphExec exec;
+  CU_OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+  for (int i = 0; i < 3; ++i) CU_OK(cuGraphLaunch(exec, a_));
+  CU_OK(cuStreamSynchronize(a_));
+  EXPECT_EQ(77u, Word(15));
+  CU_OK(cuGraphExecDestroy(exec));
+  CU_OK(cuGraphDestroy(graph));
+  CU_OK(cuMemFreeAsync(plain, a_));
+}
+
+TEST_F(GraphTest, ConditionalNodes) {
+  static const char kText[] = R"(.version 8.4
+.target sm_90
+.address_size 64
+.extern .func cudaGraphSetConditional(.param .b64 handle, .param .b32 value);
+.visible .entry count(.param .u64 p_handle, .param .u64 p_word, .param .u32 p_limit)
+{
+  .reg .pred %p<2>;
+  .reg .b32 %r<4>;
+  .reg .b64 %rd<3>;
+  ld.param.u64 %rd1, [p_handle];
+  ld.param.u64 %rd2, [p_word];
+  ld.param.u32 %r1, [p_limit];
+  ld.global.u32 %r2, [%rd2];
+  add.s32 %r2, %r2, 1;
+  st.global.u32 [%rd2], %r2;
+  setp.lt.u32 %p1, %r2, %r1;
+  selp.u32 %r3, 1, 0, %p1;
+  {
+    .param .b64 in0;
+    .param .b32 in1;
+    st.param.b64 [in0], %rd1;
+    st.param.b32 [in1], %r3;
+    call.uni cudaGraphSetConditional, (in0, in1);
+  }
+  ret;
+}
+)";
+  CUmodule module;
+  CUfunction count;
+  CU_OK(cuModuleLoadData(&module, kText));
+  CU_OK(cuModuleGetFunction(&count, module, "count"));
+  CUgraph graph;
+  CU_OK(cuGraphCreate(&graph, 0));
+  CUgraphConditionalHandle handle = 0, unused = 0;
+  CU_OK(cuGraphConditionalHandleCreate(&handle, graph, nullptr, 1, CU_GRAPH_COND_ASSIGN_DEFAULT));
+  CU_OK(cuGraphConditionalHandleCreate(&unused, graph, nullptr, 0, 0));
+  EXPECT_EQ(1u, handle);  // as on an H100
+  EXPECT_EQ(2u, unused);
+  CUgraphNodeParams params = {};
+  params.type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
+  params.conditional.handle = handle;
+  params.conditional.type = CU_GRAPH_COND_TYPE_WHILE;
+  params.conditional.size = 2;
+  CUgraphNode node, kernel;
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuGraphAddNode_v2(&node, graph, nullptr, nullptr, 0, &params));
+  params.conditional.size = 1;
+  CU_OK(cuGraphAddNode_v2(&node, graph, nullptr, nullptr, 0, &params));
+  const CUgraph body = params.conditional.phGraph_out[0];
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuGraphAddNode_v2(&kernel, graph, nullptr, nullptr, 0, &params));
+  uint32_t limit = 10;
+  void* arguments[] = {&handle, &word_, &limit};
+  const CUDA_KERNEL_NODE_PARAMS_v2 launch = {count, 1, 1, 1, 1, 1, 1, 0, arguments, nullptr, nullptr, nullptr};
+  CU_OK(cuGraphAddKernelNode_v2(&kernel, body, nullptr, 0, &launch));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuGraphDestroy(body));
+  CUgraph clone;
+  CU_IS(CUDA_ERROR_NOT_SUPPORTED, cuGraphClone(&clone, graph));
+  CUgraphExec exec, second;
+  CU_OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+  CU_IS(CUDA_ERROR_NOT_SUPPORTED, cuGraphInstantiateWithFlags(&second, graph, 0));
+  CU_OK(cuGraphLaunch(exec, a_));
+  CU_OK(cuStreamSynchronize(a_));
+  EXPECT_EQ(10u, Word());
+  CU_OK(cuGraphLaunch(exec, a_));
+  CU_OK(cuStreamSynchronize(a_));
+  EXPECT_EQ(11u, Word());  // the default lets it in once
+  CU_OK(cuGraphExecDestroy(exec));
+  CU_OK(cuGraphDestroy(graph));
+  CU_OK(cuModuleUnload(module));
+}
+
 }  // namespace
 }  // namespace cuda_remote::softgpu

@@ -18,6 +18,7 @@ using namespace cuda_remote::softgpu;
 namespace {
 
 bool CanFree(const Allocation& allocation) {
+  if (allocation.of_graph) return false;
   return (allocation.kind == MemoryKind::kDevice && allocation.flags != kDeviceHeapFlag) ||
          allocation.kind == MemoryKind::kManaged || allocation.kind == MemoryKind::kPool;
 }
@@ -97,6 +98,11 @@ SOFTGPU_API cuMemFree_v2(CUdeviceptr address) {
   if (CUresult result = CheckCurrent(); result != CUDA_SUCCESS) return result;
   if (address == 0) return CUDA_SUCCESS;
   AllocationPtr allocation = MemoryMap::Get().Find(address);
+  GraphAllocations gone;
+  if (CUresult result; FreeOfGraph(address, &result, &gone)) {
+    if (result == CUDA_SUCCESS && allocation) WaitForUsers(*allocation);
+    return result;
+  }
   if (!allocation || allocation->begin != address || !CanFree(*allocation)) return CUDA_ERROR_INVALID_VALUE;
   WaitForUsers(*allocation);
   allocation = MemoryMap::Get().RemoveIf(address, CanFree);

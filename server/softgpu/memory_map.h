@@ -51,6 +51,7 @@ struct Allocation {
   uint64_t budget = 0;  // bytes of the device's budget
   CUmemoryPool pool = nullptr;
   bool sync_memops = false;
+  bool of_graph = false;  // an allocation node's: freed by the rules of graph.h
   std::function<void()> release;  // gives the host memory back
   FileRange file;  // where it lies, for kDevice; no descriptor: nowhere that other processes can be shown
 

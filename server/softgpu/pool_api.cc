@@ -88,6 +88,9 @@ CUresult AllocateFrom(const ContextPtr& context, const PoolPtr& pool, size_t byt
     *address = 0;
     return CUDA_SUCCESS;
   }
+  if (std::shared_ptr<Capture> capture = CaptureOf(stream)) {
+    return CaptureAllocation(stream, capture, pool->device, bytes, address);
+  }
   {
     std::lock_guard<std::mutex> lock(pool->mutex);
     const uint64_t used = pool->figures.used();
@@ -107,19 +110,13 @@ CUresult AllocateFrom(const ContextPtr& context, const PoolPtr& pool, size_t byt
     std::lock_guard<std::mutex> lock(pool->mutex);
     pool->figures.Allocated(bytes);
   }
-  if (std::shared_ptr<Capture> capture = CaptureOf(stream)) {
-    // The graph owns it: every launch finds the same address.
-    std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
-    capture->graph->memory.push_back(allocation);
-    if (CUresult result = CaptureWork(stream, capture, EmptyWork{}); result != CUDA_SUCCESS) return result;
-  }
   MemoryMap::Get().Add(allocation);
   *address = allocation->begin;
   return CUDA_SUCCESS;
 }
 
 bool IsPoolMemory(const Allocation& allocation) {
-  return allocation.kind == MemoryKind::kPool || allocation.kind == MemoryKind::kDevice;
+  return !allocation.of_graph && (allocation.kind == MemoryKind::kPool || allocation.kind == MemoryKind::kDevice);
 }
 
 }  // namespace
@@ -147,9 +144,15 @@ SOFTGPU_API cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
   StreamPtr stream;
   if (CUresult result = ResolveStream(handle, &context, &stream); result != CUDA_SUCCESS) return result;
   if (address == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (std::shared_ptr<Capture> capture = CaptureOf(stream)) return CaptureFree(stream, capture, address);
+  GraphAllocations gone;
+  if (CUresult result; FreeOfGraph(address, &result, &gone)) {
+    // In the stream's order: what runs before it may still use the memory.
+    if (!gone.empty()) stream->Submit([gone = std::move(gone)] { return CUDA_SUCCESS; }, {}, true);
+    return result;
+  }
   AllocationPtr allocation = MemoryMap::Get().Find(address);
   if (!allocation || allocation->begin != address || !IsPoolMemory(*allocation)) return CUDA_ERROR_INVALID_VALUE;
-  if (std::shared_ptr<Capture> capture = CaptureOf(stream)) return CaptureWork(stream, capture, EmptyWork{});
   Settle(allocation, false);
   stream->Submit(
       [address] {

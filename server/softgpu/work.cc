@@ -14,6 +14,8 @@
 namespace cuda_remote::softgpu {
 namespace {
 
+thread_local GraphValues* t_values = nullptr;
+
 CUresult FaultResult(ptx::Fault fault) {
   switch (fault) {
     case ptx::Fault::kNone:
@@ -65,6 +67,12 @@ CUresult PerformKernel(const KernelWork& work, Context& context) {
   const ContextPtr home = context.Home();
   options.device_malloc = [&home](uint64_t bytes) { return home->heap.Take(*home, bytes); };
   options.device_free = [&home](uint64_t address) { home->heap.Give(address); };
+  if (GraphValues* const values = t_values) {
+    options.set_conditional = [values](uint64_t handle, uint32_t value) {
+      std::lock_guard<std::mutex> lock(values->mutex);
+      if (handle - 1 < values->values.size()) values->values[handle - 1] = value;
+    };
+  }
   MemoryMap::Get().BeginLaunch();
   ptx::LaunchResult result = work.module->code().Launch(work.function->name, options);
   MemoryMap::Get().EndLaunch();
@@ -183,12 +191,28 @@ struct Performer {
     if (auto record = work.event->latest(); record && record->task) record->task->Wait();
     return CUDA_SUCCESS;
   }
-  CUresult operator()(const ChildGraphWork& work) const {
+  CUresult operator()(const ChildGraphWork& work) const { return PerformGraph(*work.graph); }
+  CUresult operator()(const ConditionalWork& work) const {
+    if (work.type == CU_GRAPH_COND_TYPE_WHILE) {
+      while (ValueOf(work.handle) != 0) {
+        if (context.cancel()->load() || context.error() != CUDA_SUCCESS) return CUDA_SUCCESS;
+        if (CUresult result = PerformGraph(*work.bodies[0]); result != CUDA_SUCCESS) return result;
+      }
+      return CUDA_SUCCESS;
+    }
+    const uint32_t value = ValueOf(work.handle);
+    const uint32_t body = work.type == CU_GRAPH_COND_TYPE_SWITCH ? value : value == 0;
+    return body < work.bodies.size() ? PerformGraph(*work.bodies[body]) : CUDA_SUCCESS;
+  }
+  CUresult operator()(const ValueWork& work) const { return PerformValue(work, context); }
+
+ private:
+  CUresult PerformGraph(const Graph& graph) const {
     std::vector<Work> works;
     {
       std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
       std::vector<GraphNode*> order;
-      work.graph->Order(&order);
+      graph.Order(&order);
       for (GraphNode* node : order) {
         if (node->enabled) works.push_back(node->work);
       }
@@ -198,10 +222,17 @@ struct Performer {
     }
     return CUDA_SUCCESS;
   }
-  CUresult operator()(const ValueWork& work) const { return PerformValue(work, context); }
+  static uint32_t ValueOf(uint64_t handle) {
+    if (t_values == nullptr) return 0;
+    std::lock_guard<std::mutex> lock(t_values->mutex);
+    return handle - 1 < t_values->values.size() ? t_values->values[handle - 1] : 0;
+  }
 };
 
 }  // namespace
+
+GraphValuesScope::GraphValuesScope(GraphValues* values) : before_(t_values) { t_values = values; }
+GraphValuesScope::~GraphValuesScope() { t_values = before_; }
 
 CUresult Perform(const Work& work, Context& context) { return std::visit(Performer{context}, work); }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <variant>
 #include <vector>
@@ -75,6 +76,13 @@ struct ChildGraphWork {
   std::shared_ptr<Graph> graph;
 };
 
+// Which body runs, and how often, is for the value of the handle to say.
+struct ConditionalWork {
+  uint64_t handle = 0;
+  CUgraphConditionalNodeType type = CU_GRAPH_COND_TYPE_IF;
+  std::vector<std::shared_ptr<Graph>> bodies;
+};
+
 // Stream memory operations.
 struct ValueWork {
   bool wait = false;
@@ -85,7 +93,23 @@ struct ValueWork {
 };
 
 using Work = std::variant<EmptyWork, KernelWork, CopyWork, MemsetWork, HostWork, EventRecordWork, EventWaitWork,
-                          ChildGraphWork, ValueWork>;
+                          ChildGraphWork, ConditionalWork, ValueWork>;
+
+// The values of a graph's conditional handles, which kernels set while it runs: handle n is values[n - 1].
+struct GraphValues {
+  std::mutex mutex;
+  std::vector<uint32_t> values;
+};
+
+// While it lives, the thread performs the work of a graph with these values.
+class GraphValuesScope {
+ public:
+  explicit GraphValuesScope(GraphValues* values);
+  ~GraphValuesScope();
+
+ private:
+  GraphValues* const before_;
+};
 
 // Does it now, on the calling thread.
 CUresult Perform(const Work& work, Context& context);

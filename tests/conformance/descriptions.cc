@@ -262,6 +262,16 @@ CUDA_HOST_NODE_PARAMS_v1* Case::HostNodeParams() {
   return List<CUDA_HOST_NODE_PARAMS_v1>({CUDA_HOST_NODE_PARAMS_v1{HostFunction(), counter_}});
 }
 
+CUDA_MEM_ALLOC_NODE_PARAMS* Case::MemAllocNodeParams(size_t bytes, CUmemAllocationHandleType handles) {
+  CUDA_MEM_ALLOC_NODE_PARAMS params{};
+  params.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  params.poolProps.handleTypes = handles;
+  params.poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  params.poolProps.location.id = device();
+  params.bytesize = bytes;
+  return List<CUDA_MEM_ALLOC_NODE_PARAMS>({params});
+}
+
 CUDA_BATCH_MEM_OP_NODE_PARAMS* Case::BatchNodeParams() {
   CUDA_BATCH_MEM_OP_NODE_PARAMS params{};
   params.ctx = current_;
@@ -306,6 +316,15 @@ CUgraphNodeParams* Case::NodeParams(CUgraphNodeType type) {
       params.memOp.ctx = current_;
       params.memOp.count = 1;
       params.memOp.paramArray = MemoryOperations();
+      break;
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
+      const CUDA_MEM_ALLOC_NODE_PARAMS* allocation = MemAllocNodeParams();
+      params.alloc.poolProps = allocation->poolProps;
+      params.alloc.bytesize = allocation->bytesize;
+      break;
+    }
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+      params.free.dptr = GraphMemory();
       break;
     default:
       break;

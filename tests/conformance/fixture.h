@@ -158,6 +158,8 @@ class Case {
   CUDA_MEMSET_NODE_PARAMS_v1* MemsetNodeParams(unsigned element = 1);
   CUDA_HOST_NODE_PARAMS_v1* HostNodeParams();
   CUDA_BATCH_MEM_OP_NODE_PARAMS* BatchNodeParams();
+  CUDA_MEM_ALLOC_NODE_PARAMS* MemAllocNodeParams(size_t bytes = 4096,
+                                                 CUmemAllocationHandleType handles = CU_MEM_HANDLE_TYPE_NONE);
   CUgraphNodeParams* NodeParams(CUgraphNodeType type);
   CUDA_ARRAY_DESCRIPTOR* ArrayDescriptor(unsigned channels = 1);
   CUDA_ARRAY3D_DESCRIPTOR* ArrayDescriptor3D(unsigned channels = 1);
@@ -246,7 +248,9 @@ class Case {
   CUgraphNode EventRecordNode();
   CUgraphNode EventWaitNode();
   CUgraphNode BatchNode();
+  CUgraphNode MemAllocNode();
   CUgraphNode MemFreeNode();
+  CUdeviceptr GraphMemory();
   CUgraphExec GraphExec();
   CUgraphExec ExecWith(CUgraphNode node);
   CUgreenCtx GreenContext();

@@ -599,8 +599,17 @@ CUgraphNode Case::EventWaitNode() { NODE("wait node", cuGraphAddEventWaitNode(&n
 CUgraphNode Case::BatchNode() {
   NODE("batch node", cuGraphAddBatchMemOpNode(&node, Graph(), nullptr, 0, BatchNodeParams()));
 }
+CUgraphNode Case::MemAllocNode() {
+  NODE("allocation node", cuGraphAddMemAllocNode(&node, Graph(), nullptr, 0, MemAllocNodeParams()));
+}
+CUdeviceptr Case::GraphMemory() {
+  CUDA_MEM_ALLOC_NODE_PARAMS params{};
+  const CUgraphNode node = MemAllocNode();
+  MAKE(cuGraphMemAllocNodeGetParams(node, &params));
+  return params.dptr;
+}
 CUgraphNode Case::MemFreeNode() {
-  NODE("free node", cuGraphAddMemFreeNode(&node, Graph(), nullptr, 0, StreamMemory()));
+  NODE("free node", cuGraphAddMemFreeNode(&node, Graph(), nullptr, 0, GraphMemory()));
 }
 
 CUgraphExec Case::ExecWith(CUgraphNode) {

@@ -137,6 +137,7 @@ SystemCall SystemCallOf(const std::string& name) {
   if (name == "__assertfail" || name == "__assert_fail") return SystemCall::kAssert;
   if (name == "malloc") return SystemCall::kMalloc;
   if (name == "free") return SystemCall::kFree;
+  if (name == "cudaGraphSetConditional") return SystemCall::kSetConditional;
   return SystemCall::kNone;
 }
 

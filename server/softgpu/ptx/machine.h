@@ -72,7 +72,7 @@ struct Passed {
   uint32_t bytes = 0;
 };
 
-enum class SystemCall : uint8_t { kNone, kPrintf, kAssert, kMalloc, kFree };
+enum class SystemCall : uint8_t { kNone, kPrintf, kAssert, kMalloc, kFree, kSetConditional };
 
 struct CallInfo {
   const Code* callee = nullptr;           // null: indirect or system

@@ -124,6 +124,8 @@ struct LaunchOptions {
   // In-kernel malloc and free; absent: malloc returns null. Called from several threads at a time.
   std::function<uint64_t(uint64_t bytes)> device_malloc;
   std::function<void(uint64_t address)> device_free;
+  // cudaGraphSetConditional; absent: nothing happens. Called from several threads at a time.
+  std::function<void(uint64_t handle, uint32_t value)> set_conditional;
 };
 
 enum class Fault : uint8_t {

@@ -1,4 +1,4 @@
-// Functions that the device runtime offers to kernels: vprintf, __assertfail, malloc, free.
+// Functions that the device runtime offers to kernels: vprintf, __assertfail, malloc, free, cudaGraphSetConditional.
 #include <algorithm>
 #include <cstdio>
 
@@ -249,6 +249,11 @@ const Op* RunSystemCall(const Op* op, Thread* t, const CallInfo& call) {
       const auto& release = launch->options->device_free;
       const uint64_t address = Argument(t, call, 0);
       if (release && address != 0) release(address);
+      return op + 1;
+    }
+    case SystemCall::kSetConditional: {
+      const auto& set = launch->options->set_conditional;
+      if (set) set(Argument(t, call, 0), uint32_t(Argument(t, call, 1)));
       return op + 1;
     }
     default:

@@ -265,6 +265,8 @@ CUresult OpGraphCapture(Session& session, const Request& request, const wire::Op
     if (result == kMalformedRequest) return result;
     if (!begun && result != CUDA_SUCCESS) return result;
     begun = true;
+    // A kernel would set another condition.
+    if (result != CUDA_SUCCESS && header.call == kCall_cuGraphConditionalHandleCreate) return result;
     if (result != CUDA_SUCCESS) {
       // It may have failed the first time too: the graph's shape will tell.
       if (++failures == 1)

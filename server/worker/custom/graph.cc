@@ -9,9 +9,11 @@
 
 #include "proto/codec/graph.gen.h"
 #include "proto/codec/stream.gen.h"
+#include "server/dispatch/conditional_bodies.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/graph_nodes.h"
+#include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -78,10 +80,37 @@ CUresult Custom_cuGraphChildGraphNodeGetGraph(Session& session, const Request&,
   CUgraphNode node;
   CUgraph graph = nullptr;
   if (!session.Real(Kind::kGraphNode, in.node, &node)) return CUDA_ERROR_INVALID_VALUE;
-  const CUresult result = session.driver().cuGraphChildGraphNodeGetGraph(node, &graph);
-  if (result != CUDA_SUCCESS) return result;
+  if (in.body != 0) {
+    const auto bodies = ConditionalBodies().find(node);
+    if (bodies == ConditionalBodies().end() || in.body > bodies->second.size()) return CUDA_ERROR_INVALID_VALUE;
+    graph = bodies->second[in.body - 1];
+  } else {
+    const CUresult result = session.driver().cuGraphChildGraphNodeGetGraph(node, &graph);
+    if (result != CUDA_SUCCESS) return result;
+  }
   out->graph = Name(session, Kind::kGraph, reinterpret_cast<uint64_t>(graph), in.graph, in.node);
   return out->graph != 0 ? CUDA_SUCCESS : kMalformedRequest;
+}
+
+CUresult Custom_cuGraphConditionalHandleCreate(Session& session, const Request&,
+                                               const wire::cuGraphConditionalHandleCreate_Request& in,
+                                               wire::cuGraphConditionalHandleCreate_Reply* out, ReplyBuilder*) {
+  CUgraph graph;
+  CUcontext context;
+  if (!session.Real(Kind::kGraph, in.hGraph, &graph)) return CUDA_ERROR_INVALID_VALUE;
+  if (!session.Real(Kind::kContext, in.ctx, &context)) return CUDA_ERROR_INVALID_CONTEXT;
+  CUgraphConditionalHandle handle = 0;
+  const CUresult result =
+      session.driver().cuGraphConditionalHandleCreate(&handle, graph, context, in.defaultLaunchValue, in.flags);
+  if (result != CUDA_SUCCESS) return result;
+  if (in.expected != 0 && handle != in.expected) {
+    // Kernels have the other number among their arguments.
+    spdlog::error("the driver numbers the conditional handles of a graph in another way than before ({} instead of {})",
+                  handle, in.expected);
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  out->handle = handle;
+  return CUDA_SUCCESS;
 }
 
 CUresult Custom_cuGraphKernelNodeSetAttribute(Session& session, const Request&,

@@ -1,0 +1,348 @@
+#include "client/custom/graph_memory.h"
+
+#include <algorithm>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "client/custom/call_names.h"
+#include "client/custom/captured_node.h"
+#include "client/entry/custom.gen.h"
+#include "client/session/session.h"
+#include "proto/codec/codec.h"
+
+namespace cuda_remote::client {
+namespace {
+
+using Addresses = driverabi::GraphMemory::Addresses;
+
+// The node's stand-in on the server. It needs `memory`, if that is not 0.
+CUresult AddStandIn(const char* name, CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                    const CUgraphEdgeData* edges, size_t count, uint64_t memory) {
+  const CallInfo info{kCall_cuGraphAddNode_v2, name, false, ContextOf::kNone};
+  if (!node || (count != 0 && !dependencies)) return CUDA_ERROR_INVALID_VALUE;
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphAddNode_v2_Request request;
+  request.graph = reinterpret_cast<uint64_t>(graph);
+  if (!call.Valid(Kind::kGraph, request.graph)) return CUDA_ERROR_INVALID_VALUE;
+  if (count > kMaxMessageBytes / 32) return Call::Unsupported(name, "more dependencies than a message holds");
+  for (size_t i = 0; i < count; ++i) {
+    if (!call.Valid(Kind::kGraphNode, dependencies[i])) return CUDA_ERROR_INVALID_VALUE;
+    request.dependencies.push_back(reinterpret_cast<uint64_t>(dependencies[i]));
+  }
+  if (edges) request.edges = {reinterpret_cast<const char*>(edges), count * sizeof *edges};
+  request.params.type = CU_GRAPH_NODE_TYPE_EMPTY;
+  request.node = call.NewHandle(Kind::kGraphNode, request.graph);
+  if (!request.node) return CUDA_ERROR_OUT_OF_MEMORY;
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  if (memory) {
+    call.Created({Kind::kGraphNode, request.node}, {{Kind::kDeviceMemory, memory}});
+  } else {
+    call.Created({Kind::kGraphNode, request.node});
+  }
+  *node = reinterpret_cast<CUgraphNode>(request.node);
+  return CUDA_SUCCESS;
+}
+
+CUresult CheckProps(const char* name, const CUDA_MEM_ALLOC_NODE_PARAMS& params) {
+  const CUmemPoolProps& props = params.poolProps;
+  if (params.bytesize == 0 || (params.accessDescCount != 0 && !params.accessDescs)) return CUDA_ERROR_INVALID_VALUE;
+  if (props.allocType != CU_MEM_ALLOCATION_TYPE_PINNED || props.handleTypes != CU_MEM_HANDLE_TYPE_NONE) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (props.location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+    return Call::Unsupported(name, "memory of a graph that is not a GPU's");
+  }
+  return CUDA_SUCCESS;
+}
+
+// Adds an allocation of `params` to a graph; sets its dptr.
+CUresult AddAllocation(const char* name, CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                       const CUgraphEdgeData* edges, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS* params) {
+  if (!params || !node) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = CheckProps(name, *params); result != CUDA_SUCCESS) return result;
+  Session* const session = Session::Get();
+  if (!session) return CUDA_ERROR_NOT_INITIALIZED;
+  const int device = params->poolProps.location.id;
+  if (device < 0 || size_t(device) >= session->devices().size()) return CUDA_ERROR_INVALID_DEVICE;
+  if (!session->handles().Usable(Kind::kGraph, reinterpret_cast<uint64_t>(graph))) return CUDA_ERROR_INVALID_VALUE;
+  const CallInfo info{kOpMemAlloc, name, false, ContextOf::kThread};
+  CUdeviceptr address = 0;
+  if (const CUresult result = AllocateForGraph(info, params->bytesize, device, &address); result != CUDA_SUCCESS) {
+    return result;
+  }
+  const CUresult result = AddStandIn(name, node, graph, dependencies, edges, count, address);
+  if (result != CUDA_SUCCESS) {
+    session->FreeGraphMemory({address});
+    return result;
+  }
+  params->dptr = address;
+  std::unique_lock<std::shared_mutex> lock(session->mutex());
+  session->set_uses_graph_memory();
+  session->set_has_disguised_nodes();
+  session->graph_memory().Allocates(reinterpret_cast<uint64_t>(graph), address, params->bytesize, device);
+  DisguisedNode& kept = session->disguised_nodes()[reinterpret_cast<uint64_t>(*node)];
+  kept.graph = reinterpret_cast<uint64_t>(graph);
+  kept.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+  kept.allocation = *params;
+  if (params->accessDescCount) {
+    kept.accesses.assign(params->accessDescs, params->accessDescs + params->accessDescCount);
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult AddFree(const char* name, CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                 const CUgraphEdgeData* edges, size_t count, CUdeviceptr address) {
+  if (!node) return CUDA_ERROR_INVALID_VALUE;
+  Session* const session = Session::Get();
+  if (!session) return CUDA_ERROR_NOT_INITIALIZED;
+  const uint64_t handle = reinterpret_cast<uint64_t>(graph);
+  if (!session->handles().Usable(Kind::kGraph, handle)) return CUDA_ERROR_INVALID_VALUE;
+  {
+    std::shared_lock<std::shared_mutex> lock(session->mutex());
+    const CUresult may = session->graph_memory().MayFree(handle, address);
+    if (may != CUDA_SUCCESS) return may;
+  }
+  const CUresult result = AddStandIn(name, node, graph, dependencies, edges, count, 0);
+  if (result != CUDA_SUCCESS) return result;
+  std::unique_lock<std::shared_mutex> lock(session->mutex());
+  session->graph_memory().Frees(handle, address);
+  DisguisedNode& kept = session->disguised_nodes()[reinterpret_cast<uint64_t>(*node)];
+  kept.graph = handle;
+  kept.type = CU_GRAPH_NODE_TYPE_MEM_FREE;
+  kept.allocation.dptr = address;
+  return CUDA_SUCCESS;
+}
+
+CUresult FindOfType(const char* name, CUgraphNode node, CUgraphNodeType type, DisguisedNode* found) {
+  const CallInfo info{kLocalCall, name, false, ContextOf::kNone};
+  Call call(info);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  if (!call.Valid(Kind::kGraphNode, node)) return CUDA_ERROR_INVALID_VALUE;
+  return FindDisguised(call.session(), node, found) && found->type == type ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult CheckDevice(Call& call, CUdevice device) {
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  return device >= 0 && size_t(device) < call.session().devices().size() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+}  // namespace
+
+bool FindDisguised(Session& session, CUgraphNode node, DisguisedNode* found) {
+  if (!session.has_disguised_nodes()) return false;
+  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  const auto it = session.disguised_nodes().find(reinterpret_cast<uint64_t>(node));
+  if (it == session.disguised_nodes().end()) return false;
+  *found = it->second;
+  return true;
+}
+
+CUresult CaptureAllocation(Call& call, uint64_t stream, size_t bytes, uint64_t pool, CUdeviceptr* dptr) {
+  CUDA_MEM_ALLOC_NODE_PARAMS params{};
+  params.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  params.poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  params.bytesize = bytes;
+  {
+    Session& session = call.session();
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    const Object* const context = session.handles().Find(Kind::kContext, call.thread().current_context());
+    params.poolProps.location.id = session.pools().PlaceOf(pool, context ? context->device : -1).device;
+  }
+  const char* const name = call.info().name;
+  const CUresult result =
+      AddToCapture(stream, [&](CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                               const CUgraphEdgeData* edges, size_t count) {
+        return AddAllocation(name, node, graph, dependencies, edges, count, &params);
+      });
+  if (result == CUDA_SUCCESS) *dptr = params.dptr;
+  return result;
+}
+
+CUresult CaptureFree(Call& call, uint64_t stream, CUdeviceptr dptr) {
+  {
+    // Before the capture's graph gets a handle for it: other memory than a graph's is an error that ends no capture.
+    std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+    if (!call.session().graph_memory().Contains(dptr)) return CUDA_ERROR_INVALID_VALUE;
+  }
+  const char* const name = call.info().name;
+  return AddToCapture(stream, [&](CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                                  const CUgraphEdgeData* edges, size_t count) {
+    return AddFree(name, node, graph, dependencies, edges, count, dptr);
+  });
+}
+
+bool FreeOfGraph(Session& session, CUdeviceptr dptr, CUresult* result) {
+  if (!session.uses_graph_memory()) return false;
+  Addresses gone;
+  {
+    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    if (!session.graph_memory().Contains(dptr)) return false;
+    *result = session.graph_memory().Free(dptr, &gone);
+  }
+  session.FreeGraphMemory(gone);
+  return true;
+}
+
+CUresult CheckWithoutMemory(Session& session, uint64_t graph_or_node) {
+  if (!session.uses_graph_memory()) return CUDA_SUCCESS;
+  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  uint64_t graph = graph_or_node;
+  if (KindOf(graph) == Kind::kGraphNode) {
+    const Object* const node = session.handles().Find(Kind::kGraphNode, graph);
+    graph = node ? node->parent : 0;
+  }
+  return session.graph_memory().HasNodes(graph) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+}
+
+CUresult Custom_cuGraphAddMemAllocNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
+                                       size_t numDependencies, CUDA_MEM_ALLOC_NODE_PARAMS* nodeParams) {
+  return AddAllocation("cuGraphAddMemAllocNode", phGraphNode, hGraph, dependencies, nullptr, numDependencies,
+                       nodeParams);
+}
+
+CUresult Custom_cuGraphMemAllocNodeGetParams(CUgraphNode hNode, CUDA_MEM_ALLOC_NODE_PARAMS* params_out) {
+  if (!params_out) return CUDA_ERROR_INVALID_VALUE;
+  DisguisedNode found;
+  const CUresult result = FindOfType("cuGraphMemAllocNodeGetParams", hNode, CU_GRAPH_NODE_TYPE_MEM_ALLOC, &found);
+  if (result != CUDA_SUCCESS) return result;
+  *params_out = found.allocation;
+  Session* const session = Session::Get();
+  std::shared_lock<std::shared_mutex> lock(session->mutex());
+  const auto it = session->disguised_nodes().find(reinterpret_cast<uint64_t>(hNode));
+  // The list is the node's own.
+  if (it != session->disguised_nodes().end()) params_out->accessDescs = it->second.accesses.data();
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuGraphAddMemFreeNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
+                                      size_t numDependencies, CUdeviceptr dptr) {
+  return AddFree("cuGraphAddMemFreeNode", phGraphNode, hGraph, dependencies, nullptr, numDependencies, dptr);
+}
+
+CUresult Custom_cuGraphMemFreeNodeGetParams(CUgraphNode hNode, CUdeviceptr* dptr_out) {
+  if (!dptr_out) return CUDA_ERROR_INVALID_VALUE;
+  DisguisedNode found;
+  const CUresult result = FindOfType("cuGraphMemFreeNodeGetParams", hNode, CU_GRAPH_NODE_TYPE_MEM_FREE, &found);
+  if (result == CUDA_SUCCESS) *dptr_out = found.allocation.dptr;
+  return result;
+}
+
+CUresult AddMemoryNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, const CUgraphEdgeData* edges,
+                       size_t count, CUgraphNodeParams* params) {
+  constexpr char kName[] = "cuGraphAddNode";
+  if (params->type == CU_GRAPH_NODE_TYPE_MEM_FREE) {
+    return AddFree(kName, node, graph, dependencies, edges, count, params->free.dptr);
+  }
+  CUDA_MEM_ALLOC_NODE_PARAMS_v1 v1{};
+  v1.poolProps = params->alloc.poolProps;
+  v1.accessDescs = params->alloc.accessDescs;
+  v1.accessDescCount = params->alloc.accessDescCount;
+  v1.bytesize = params->alloc.bytesize;
+  const CUresult result = AddAllocation(kName, node, graph, dependencies, edges, count, &v1);
+  if (result == CUDA_SUCCESS) params->alloc.dptr = v1.dptr;
+  return result;
+}
+
+CUresult Custom_cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType* type) {
+  static constexpr CallInfo kInfo{kCall_cuGraphNodeGetType, "cuGraphNodeGetType", false, ContextOf::kNone};
+  if (!type) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphNodeGetType_Request request;
+  request.hNode = reinterpret_cast<uint64_t>(hNode);
+  if (!call.Valid(Kind::kGraphNode, request.hNode)) return CUDA_ERROR_INVALID_VALUE;
+  if (DisguisedNode found; FindDisguised(call.session(), hNode, &found)) {
+    *type = found.type;
+    return CUDA_SUCCESS;
+  }
+  request.Encode(&call.message());
+  if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphNodeGetType_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  *type = CUgraphNodeType(reply.type);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream, bool per_thread) {
+  static constexpr CallInfo kInfo{kCall_cuGraphLaunch, "cuGraphLaunch", true, ContextOf::kNone};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphLaunch_Request request;
+  request.hGraph = reinterpret_cast<uint64_t>(hGraph);
+  if (!call.Valid(Kind::kGraphExec, request.hGraph)) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.hStream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  Session& session = call.session();
+  Addresses gone;
+  if (session.uses_graph_memory()) {
+    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    driverabi::GraphMemory& memory = session.graph_memory();
+    if (memory.ExecHasNodes(request.hGraph)) {
+      // It would become a child graph.
+      if (session.captures().IsCaptured(request.hStream)) return CUDA_ERROR_NOT_SUPPORTED;
+      const CUresult may = memory.MayLaunch(request.hGraph);
+      if (may != CUDA_SUCCESS) return may;
+      memory.Launched(request.hGraph, &gone);
+    }
+  }
+  request.Encode(&call.message());
+  const CUresult result = call.Send();
+  session.FreeGraphMemory(gone);
+  return result;
+}
+
+CUresult Custom_cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream, bool per_thread) {
+  static constexpr CallInfo kInfo{kCall_cuGraphUpload, "cuGraphUpload", true, ContextOf::kNone};
+  Call call(kInfo);
+  if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  wire::cuGraphUpload_Request request;
+  request.hGraph = reinterpret_cast<uint64_t>(hGraphExec);
+  if (!call.Valid(Kind::kGraphExec, request.hGraph)) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.hStream); result != CUDA_SUCCESS) {
+    return result;
+  }
+  if (call.session().uses_graph_memory()) {
+    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+    call.session().graph_memory().Uploaded(request.hGraph);
+  }
+  request.Encode(&call.message());
+  return call.Send();
+}
+
+CUresult Custom_cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void* value) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuDeviceGetGraphMemAttribute", false, ContextOf::kNone};
+  if (!value || unsigned(attr) > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = CheckDevice(call, device); result != CUDA_SUCCESS) return result;
+  std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+  *static_cast<cuuint64_t*>(value) = call.session().graph_memory().Figure(device, attr);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void* value) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuDeviceSetGraphMemAttribute", false, ContextOf::kNone};
+  // Only the high-water marks can be set, and only to 0.
+  const bool high = attr == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || attr == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
+  if (!value || !high || *static_cast<const cuuint64_t*>(value) != 0) return CUDA_ERROR_INVALID_VALUE;
+  Call call(kInfo);
+  if (const CUresult result = CheckDevice(call, device); result != CUDA_SUCCESS) return result;
+  std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+  call.session().graph_memory().ResetHigh(device, attr);
+  return CUDA_SUCCESS;
+}
+
+CUresult Custom_cuDeviceGraphMemTrim(CUdevice device) {
+  static constexpr CallInfo kInfo{kLocalCall, "cuDeviceGraphMemTrim", false, ContextOf::kNone};
+  Call call(kInfo);
+  if (const CUresult result = CheckDevice(call, device); result != CUDA_SUCCESS) return result;
+  std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+  call.session().graph_memory().Trim(device);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cuda_remote::client

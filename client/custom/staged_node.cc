@@ -1,0 +1,275 @@
+#include "client/custom/staged_node.h"
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <utility>
+
+#include "client/custom/captured_node.h"
+#include "client/custom/copy.h"
+#include "client/custom/graph_memory.h"
+#include "client/custom/mapped_memory.h"
+#include "client/custom/pointer.h"
+#include "client/entry/custom.gen.h"
+#include "client/session/session.h"
+
+namespace cuda_remote::client {
+namespace {
+
+// Whether a side that is no array is memory of this process's alone.
+bool IsPageable(Call& call, CUmemorytype type, CUdeviceptr device, const void* host) {
+  if (type == CU_MEMORYTYPE_ARRAY || type == CU_MEMORYTYPE_DEVICE) return false;
+  const uint64_t address = type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(host) : device;
+  uint64_t reached;
+  if (IsSharedHostMemory(call.session(), reinterpret_cast<const void*>(address), 1, &reached)) return false;
+  if (MapForDevice(call, address, &reached) == CUDA_SUCCESS) return false;
+  return type == CU_MEMORYTYPE_HOST || !IsDevicePointer(call.session(), address);
+}
+
+struct Sides {
+  bool from_host = false, to_host = false;
+};
+
+Sides SidesOf(Call& call, const CUDA_MEMCPY3D& copy) {
+  return {IsPageable(call, copy.srcMemoryType, copy.srcDevice, copy.srcHost),
+          IsPageable(call, copy.dstMemoryType, copy.dstDevice, copy.dstHost)};
+}
+
+bool HostSides(const CUDA_MEMCPY3D& copy, Sides* sides) {
+  static constexpr CallInfo kInfo{0, "cuGraphAddMemcpyNode", false, ContextOf::kNone};
+  Call call(kInfo);
+  if (call.Enter() != CUDA_SUCCESS) return false;
+  *sides = SidesOf(call, copy);
+  return true;
+}
+
+StagedCopy::Side Source(const CUDA_MEMCPY3D& copy) {
+  const uint64_t address =
+      copy.srcMemoryType == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(copy.srcHost) : copy.srcDevice;
+  StagedCopy::Side side;
+  side.pitch = copy.srcPitch ? copy.srcPitch : copy.WidthInBytes;
+  side.slice = side.pitch * (copy.srcHeight ? copy.srcHeight : copy.Height);
+  side.address = reinterpret_cast<char*>(address) + copy.srcZ * side.slice + copy.srcY * side.pitch + copy.srcXInBytes;
+  return side;
+}
+
+StagedCopy::Side Destination(const CUDA_MEMCPY3D& copy) {
+  const uint64_t address =
+      copy.dstMemoryType == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(copy.dstHost) : copy.dstDevice;
+  StagedCopy::Side side;
+  side.pitch = copy.dstPitch ? copy.dstPitch : copy.WidthInBytes;
+  side.slice = side.pitch * (copy.dstHeight ? copy.dstHeight : copy.Height);
+  side.address = reinterpret_cast<char*>(address) + copy.dstZ * side.slice + copy.dstY * side.pitch + copy.dstXInBytes;
+  return side;
+}
+
+// Fills in `staged`, which has its pinned memory, and makes `copy` one of that memory.
+void Divert(const Sides& sides, StagedCopy* staged, CUDA_MEMCPY3D* copy) {
+  staged->width = copy->WidthInBytes;
+  staged->height = copy->Height;
+  staged->depth = copy->Depth;
+  StagedCopy::Side packed;
+  packed.address = staged->pinned;
+  packed.pitch = copy->WidthInBytes;
+  packed.slice = packed.pitch * copy->Height;
+  staged->from = sides.from_host ? Source(*copy) : packed;
+  staged->to = sides.to_host ? Destination(*copy) : packed;
+  if (sides.from_host && !sides.to_host) {
+    copy->srcMemoryType = CU_MEMORYTYPE_HOST;
+    copy->srcHost = staged->pinned;
+    copy->srcXInBytes = copy->srcY = copy->srcZ = copy->srcLOD = 0;
+    copy->srcPitch = packed.pitch;
+    copy->srcHeight = copy->Height;
+  }
+  if (sides.to_host && !sides.from_host) {
+    copy->dstMemoryType = CU_MEMORYTYPE_HOST;
+    copy->dstHost = staged->pinned;
+    copy->dstXInBytes = copy->dstY = copy->dstZ = copy->dstLOD = 0;
+    copy->dstPitch = packed.pitch;
+    copy->dstHeight = copy->Height;
+  }
+}
+
+size_t PackedBytes(const CUDA_MEMCPY3D& copy) { return copy.WidthInBytes * copy.Height * copy.Depth; }
+
+CUDA_HOST_NODE_PARAMS HostNode(StagedCopy* staged) {
+  CUDA_HOST_NODE_PARAMS params{};
+  params.fn = &StagedCopy::Run;
+  params.userData = staged;
+  return params;
+}
+
+// A graph that does the copy by way of `staged`.
+CUresult Build(const Sides& sides, CUDA_MEMCPY3D copy, CUcontext context, StagedCopy* staged, CUgraph* graph) {
+  Divert(sides, staged, &copy);
+  if (const CUresult result = cuGraphCreate(graph, 0); result != CUDA_SUCCESS) return result;
+  const CUDA_HOST_NODE_PARAMS host = HostNode(staged);
+  CUgraphNode first = nullptr, second = nullptr;
+  CUresult result;
+  if (sides.from_host) {
+    result = Custom_cuGraphAddHostNode(&first, *graph, nullptr, 0, &host);
+    if (result == CUDA_SUCCESS && !sides.to_host) {
+      result = Custom_cuGraphAddMemcpyNode(&second, *graph, &first, 1, &copy, context);
+    }
+  } else {
+    result = Custom_cuGraphAddMemcpyNode(&first, *graph, nullptr, 0, &copy, context);
+    if (result == CUDA_SUCCESS) result = Custom_cuGraphAddHostNode(&second, *graph, &first, 1, &host);
+  }
+  if (result != CUDA_SUCCESS) cuGraphDestroy(*graph);
+  return result;
+}
+
+void Remember(CUgraphNode node, CUgraph graph, const CUDA_MEMCPY3D& copy) {
+  Session* const session = Session::Get();
+  std::unique_lock<std::shared_mutex> lock(session->mutex());
+  session->set_has_disguised_nodes();
+  DisguisedNode& kept = session->disguised_nodes()[reinterpret_cast<uint64_t>(node)];
+  if (graph) kept.graph = reinterpret_cast<uint64_t>(graph);
+  kept.type = CU_GRAPH_NODE_TYPE_MEMCPY;
+  kept.copy = copy;
+}
+
+// Pinned memory of nodes that were changed in an executable. Launches of one executable follow one another, so a node
+// there needs one piece, whatever it copies when; what older launches were told to do stays as it is.
+std::mutex g_exec_mutex;
+std::map<std::pair<uint64_t, uint64_t>, std::pair<char*, size_t>>& ExecPieces() {
+  static auto* pieces = new std::map<std::pair<uint64_t, uint64_t>, std::pair<char*, size_t>>;  // outlives exit handlers
+  return *pieces;
+}
+
+}  // namespace
+
+CUresult TakeStaged(Session& session, size_t bytes, StagedCopy** copy) {
+  *copy = session.staged_copies().Take(bytes);
+  if (*copy) return CUDA_SUCCESS;
+  void* pinned = nullptr;
+  const CUresult result = Custom_cuMemHostAlloc(&pinned, bytes, CU_MEMHOSTALLOC_PORTABLE);
+  if (result != CUDA_SUCCESS) return result;
+  *copy = new StagedCopy;
+  (*copy)->pinned = static_cast<char*>(pinned);
+  (*copy)->capacity = bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult OwnStaged(CUgraph graph, std::vector<StagedCopy*> staged) {
+  const auto give_back = [](void* data) {
+    const std::unique_ptr<std::vector<StagedCopy*>> all(static_cast<std::vector<StagedCopy*>*>(data));
+    if (Session* const session = Session::Get()) session->staged_copies().Give(*all);
+  };
+  auto all = std::make_unique<std::vector<StagedCopy*>>(std::move(staged));
+  CUuserObject object;
+  const CUresult result = cuUserObjectCreate(&object, all.get(), give_back, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+  if (result != CUDA_SUCCESS) return result;
+  all.release();
+  return cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
+}
+
+bool NeedsStaging(const CUDA_MEMCPY3D& copy) {
+  Sides sides;
+  return PackedBytes(copy) != 0 && HostSides(copy, &sides) && (sides.from_host || sides.to_host);
+}
+
+CUresult AddStagedNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, const CUgraphEdgeData* edges,
+                       size_t count, const CUDA_MEMCPY3D& copy, CUcontext context) {
+  Session* const session = Session::Get();
+  Sides sides;
+  if (!HostSides(copy, &sides)) return CUDA_ERROR_NOT_INITIALIZED;
+  StagedCopy* staged = nullptr;
+  CUgraph child;
+  CUresult result = TakeStaged(*session, PackedBytes(copy), &staged);
+  if (result != CUDA_SUCCESS) return result;
+  result = Build(sides, copy, context, staged, &child);
+  if (result != CUDA_SUCCESS) {
+    session->staged_copies().Give({staged});
+    return result;
+  }
+  result = OwnStaged(child, {staged});
+  CUgraphNodeParams params{};
+  params.type = CU_GRAPH_NODE_TYPE_GRAPH;
+  params.graph.graph = child;
+  if (result == CUDA_SUCCESS) {
+    result = Custom_cuGraphAddNode_v2(node, graph, dependencies, edges, count, &params);
+  }
+  cuGraphDestroy(child);
+  if (result == CUDA_SUCCESS) Remember(*node, graph, copy);
+  return result;
+}
+
+CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
+  constexpr char kName[] = "cuGraphMemcpyNodeSetParams";
+  Session* const session = Session::Get();
+  if (!session) return CUDA_ERROR_NOT_INITIALIZED;
+  DisguisedNode before;
+  Sides was, is;
+  if (!FindDisguised(*session, node, &before) || before.type != CU_GRAPH_NODE_TYPE_MEMCPY ||
+      !HostSides(before.copy, &was) || !HostSides(copy, &is) || was.from_host != is.from_host ||
+      was.to_host != is.to_host) {
+    return Call::Unsupported(kName, "a copy node whose sides change between pageable and other memory");
+  }
+  CUgraph child = nullptr;
+  CUresult result = cuGraphChildGraphNodeGetGraph(node, &child);
+  size_t count = 2;
+  CUgraphNode nodes[2] = {};
+  if (result == CUDA_SUCCESS) result = cuGraphGetNodes(child, nodes, &count);
+  if (result != CUDA_SUCCESS) return result;
+  StagedCopy* staged = nullptr;
+  result = TakeStaged(*session, PackedBytes(copy), &staged);
+  if (result != CUDA_SUCCESS) return result;
+  CUDA_MEMCPY3D diverted = copy;
+  Divert(is, staged, &diverted);
+  const CUDA_HOST_NODE_PARAMS host = HostNode(staged);
+  for (size_t i = 0; i < count && result == CUDA_SUCCESS; ++i) {
+    CUgraphNodeType type;
+    result = cuGraphNodeGetType(nodes[i], &type);
+    if (result != CUDA_SUCCESS) break;
+    result = type == CU_GRAPH_NODE_TYPE_HOST ? Custom_cuGraphHostNodeSetParams(nodes[i], &host)
+                                             : Custom_cuGraphMemcpyNodeSetParams(nodes[i], &diverted);
+  }
+  // Also after an error: one of the two nodes may have it.
+  const CUresult owned = OwnStaged(child, {staged});
+  if (result == CUDA_SUCCESS) result = owned;
+  if (result == CUDA_SUCCESS) Remember(node, nullptr, copy);
+  return result;
+}
+
+CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D& copy, CUcontext context) {
+  Sides sides;
+  if (!HostSides(copy, &sides)) return CUDA_ERROR_NOT_INITIALIZED;
+  // As natively: the kinds of memory cannot change.
+  DisguisedNode found;
+  if ((!sides.from_host && !sides.to_host) || !FindDisguised(*Session::Get(), node, &found)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const size_t bytes = PackedBytes(copy);
+  auto staged = std::make_unique<StagedCopy>();
+  {
+    std::lock_guard<std::mutex> lock(g_exec_mutex);
+    auto& [pinned, capacity] = ExecPieces()[{reinterpret_cast<uint64_t>(exec), reinterpret_cast<uint64_t>(node)}];
+    if (capacity < bytes) {
+      void* more = nullptr;
+      const CUresult result = Custom_cuMemHostAlloc(&more, bytes, CU_MEMHOSTALLOC_PORTABLE);
+      if (result != CUDA_SUCCESS) return result;
+      pinned = static_cast<char*>(more);
+      capacity = bytes;
+    }
+    staged->pinned = pinned;
+    staged->capacity = capacity;
+  }
+  CUgraph child;
+  CUresult result = Build(sides, copy, context, staged.get(), &child);
+  if (result != CUDA_SUCCESS) return result;
+  result = cuGraphExecChildGraphNodeSetParams(exec, node, child);
+  cuGraphDestroy(child);
+  if (result == CUDA_SUCCESS) staged.release();  // the executable's, which may be running after its end
+  return result;
+}
+
+CUresult CaptureStagedNode(uint64_t stream, const CUDA_MEMCPY3D& copy) {
+  return AddToCapture(stream, [&copy](CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                                      const CUgraphEdgeData* edges, size_t count) {
+    return AddStagedNode(node, graph, dependencies, edges, count, copy, nullptr);
+  });
+}
+
+}  // namespace cuda_remote::client

@@ -1,0 +1,275 @@
+// Memory that graphs allocate: nodes and captured cudaMallocAsync, freed in the graph, by the application, by another
+// graph, by the next launch, or long after the graph is gone. Random graphs of several kinds are made, launched, updated
+// and destroyed; what they have left in memory is carried from step to step and compared with a model on the host.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "tests/apps/support/app.h"
+
+namespace {
+
+__global__ void Fill(uint32_t* data, int count, const uint32_t* seed) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < count) data[i] = *seed * 2654435761u + uint32_t(i) * 40503u;
+}
+
+__global__ void Change(uint32_t* data, int count, uint32_t by) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < count) data[i] = data[i] * 5u + by;
+}
+
+__global__ void Sum(const uint32_t* data, int count, uint32_t* sum) {
+  uint32_t mine = 0;
+  for (int i = threadIdx.x; i < count; i += blockDim.x) mine += data[i];
+  atomicAdd(sum, mine);
+}
+
+constexpr int kThreads = 64;
+int Blocks(int count) { return (count + kThreads - 1) / kThreads; }
+
+uint32_t g_random = 12345;
+uint32_t Random(uint32_t below) {
+  g_random = g_random * 1664525u + 1013904223u;
+  return (g_random >> 8) % below;
+}
+
+// Memory that is alive, and what must be in it.
+struct Piece {
+  uint32_t* device = nullptr;
+  std::vector<uint32_t> host;
+};
+
+enum Kind { kTemporary, kCaptured, kKeeps, kKeepsAutomatically, kKinds };
+
+struct Graph {
+  int number;
+  Kind kind;
+  int count;
+  uint32_t add;           // what the graph's second kernel adds
+  uint32_t* seed;         // on the device, of this graph
+  uint32_t* sum;          // the same
+  uint32_t host_sum = 0;  // what must be in it
+  uint32_t launches = 0;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  uint32_t* kept = nullptr;  // of the kinds that keep
+  bool alive = false;
+};
+
+std::vector<uint32_t> Expected(const Graph& graph, uint32_t seed) {
+  std::vector<uint32_t> data(graph.count);
+  for (int i = 0; i < graph.count; ++i) data[i] = (seed * 2654435761u + uint32_t(i) * 40503u) * 5u + graph.add;
+  return data;
+}
+
+cudaGraphNode_t AddKernel(cudaGraph_t graph, cudaGraphNode_t after, void* kernel, int count, void** arguments) {
+  cudaKernelNodeParams params = {};
+  params.func = kernel;
+  params.gridDim = dim3(kernel == reinterpret_cast<void*>(Sum) ? 1 : Blocks(count));
+  params.blockDim = dim3(kThreads);
+  params.kernelParams = arguments;
+  cudaGraphNode_t node;
+  CUDA_CHECK(cudaGraphAddKernelNode(&node, graph, &after, 1, &params));
+  return node;
+}
+
+// allocate -> Fill -> Change -> Sum (-> free)
+void Build(Graph* g, cudaStream_t stream) {
+  const bool keeps = g->kind == kKeeps || g->kind == kKeepsAutomatically;
+  if (g->kind == kCaptured) {
+    uint32_t* data;
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    CUDA_CHECK(cudaMallocAsync(&data, g->count * 4, stream));
+    Fill<<<Blocks(g->count), kThreads, 0, stream>>>(data, g->count, g->seed);
+    Change<<<Blocks(g->count), kThreads, 0, stream>>>(data, g->count, g->add);
+    Sum<<<1, kThreads, 0, stream>>>(data, g->count, g->sum);
+    CUDA_CHECK(cudaFreeAsync(data, stream));
+    CUDA_CHECK(cudaStreamEndCapture(stream, &g->graph));
+    size_t count = 0;
+    CUDA_CHECK(cudaGraphGetNodes(g->graph, nullptr, &count));
+    std::vector<cudaGraphNode_t> nodes(count);
+    CUDA_CHECK(cudaGraphGetNodes(g->graph, nodes.data(), &count));
+    int allocations = 0, frees = 0;
+    for (cudaGraphNode_t node : nodes) {
+      cudaGraphNodeType type;
+      CUDA_CHECK(cudaGraphNodeGetType(node, &type));
+      allocations += type == cudaGraphNodeTypeMemAlloc;
+      frees += type == cudaGraphNodeTypeMemFree;
+    }
+    APP_CHECK(count == 5 && allocations == 1 && frees == 1);
+  } else {
+    CUDA_CHECK(cudaGraphCreate(&g->graph, 0));
+    cudaMemAllocNodeParams params = {};
+    params.poolProps.allocType = cudaMemAllocationTypePinned;
+    params.poolProps.location.type = cudaMemLocationTypeDevice;
+    params.bytesize = size_t(g->count) * 4;
+    cudaGraphNode_t node, allocation;
+    CUDA_CHECK(cudaGraphAddMemAllocNode(&allocation, g->graph, nullptr, 0, &params));
+    uint32_t* data = static_cast<uint32_t*>(params.dptr);
+    void* fill[] = {&data, &g->count, &g->seed};
+    node = AddKernel(g->graph, allocation, reinterpret_cast<void*>(Fill), g->count, fill);
+    void* change[] = {&data, &g->count, &g->add};
+    node = AddKernel(g->graph, node, reinterpret_cast<void*>(Change), g->count, change);
+    void* sum[] = {&data, &g->count, &g->sum};
+    node = AddKernel(g->graph, node, reinterpret_cast<void*>(Sum), g->count, sum);
+    if (!keeps) {
+      cudaGraphNode_t last;
+      CUDA_CHECK(cudaGraphAddMemFreeNode(&last, g->graph, &node, 1, data));
+      void* freed = nullptr;
+      CUDA_CHECK(cudaGraphMemFreeNodeGetParams(last, &freed));
+      APP_CHECK(freed == data);
+      APP_CHECK(cudaGraphAddMemFreeNode(&last, g->graph, &last, 1, data) == cudaErrorInvalidValue);
+    }
+    cudaMemAllocNodeParams again = {};
+    CUDA_CHECK(cudaGraphMemAllocNodeGetParams(allocation, &again));
+    APP_CHECK(again.dptr == data && again.bytesize == params.bytesize);
+    if (keeps) g->kept = data;
+    // What such graphs do not allow.
+    cudaGraph_t clone;
+    APP_CHECK(cudaGraphClone(&clone, g->graph) == cudaErrorNotSupported);
+    APP_CHECK(cudaGraphDestroyNode(node) == cudaErrorNotSupported);
+  }
+  CUDA_CHECK(cudaGraphInstantiate(&g->exec, g->graph,
+                                  g->kind == kKeepsAutomatically ? cudaGraphInstantiateFlagAutoFreeOnLaunch : 0));
+  cudaGraphExec_t second;
+  APP_CHECK(cudaGraphInstantiate(&second, g->graph, 0) == cudaErrorNotSupported);
+  cudaGetLastError();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const app::Options options = app::Parse(argc, argv, {16, 3000});
+  cudaStream_t stream;
+  CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  std::vector<std::unique_ptr<Graph>> graphs;
+  int made = 0;
+
+  const auto check = [](const Piece& piece) {
+    std::vector<uint32_t> now(piece.host.size());
+    CUDA_CHECK(cudaMemcpy(now.data(), piece.device, now.size() * 4, cudaMemcpyDeviceToHost));
+    APP_CHECK(now == piece.host);
+  };
+  std::vector<Piece> pieces;  // alive, of graphs that are there: by address
+  const auto piece_of = [&pieces](uint32_t* device) {
+    return std::find_if(pieces.begin(), pieces.end(), [device](const Piece& one) { return one.device == device; });
+  };
+
+  for (int step = 1; step <= options.steps; ++step) {
+    if (graphs.size() < 6) {
+      auto g = std::make_unique<Graph>();
+      g->number = ++made;
+      g->kind = Kind(Random(kKinds));
+      g->count = int(Random(uint32_t(options.size))) + 1;
+      g->add = Random(1000);
+      CUDA_CHECK(cudaMalloc(&g->seed, 4));
+      CUDA_CHECK(cudaMalloc(&g->sum, 4));
+      CUDA_CHECK(cudaMemset(g->sum, 0, 4));
+      Build(g.get(), stream);
+      graphs.push_back(std::move(g));
+    }
+    uint32_t digest = 0;
+    for (const std::unique_ptr<Graph>& g : graphs) {
+      if (Random(4) == 0) continue;
+      const uint32_t seed = uint32_t(step * 100 + g->number);
+      CUDA_CHECK(cudaMemcpyAsync(g->seed, &seed, 4, cudaMemcpyHostToDevice, stream));
+      const cudaError_t launched = cudaGraphLaunch(g->exec, stream);
+      if (g->kind == kKeeps && g->alive) {
+        // What it allocates is still alive.
+        APP_CHECK(launched == cudaErrorInvalidValue);
+        cudaGetLastError();
+        continue;
+      }
+      CUDA_CHECK(launched);
+      const std::vector<uint32_t> data = Expected(*g, seed);
+      for (const uint32_t one : data) g->host_sum += one;
+      if (g->kept) {
+        auto piece = piece_of(g->kept);
+        if (piece == pieces.end()) piece = pieces.insert(pieces.end(), Piece{g->kept, {}});
+        piece->host = data;
+        g->alive = true;
+      }
+      ++g->launches;
+    }
+    // Memory that is alive is like any other.
+    for (Piece& piece : pieces) {
+      if (Random(2) == 0) continue;
+      const int count = int(piece.host.size());
+      Change<<<Blocks(count), kThreads, 0, stream>>>(piece.device, count, uint32_t(step));
+      LAUNCH_CHECK();
+      for (uint32_t& one : piece.host) one = one * 5u + uint32_t(step);
+    }
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    for (const std::unique_ptr<Graph>& g : graphs) {
+      uint32_t sum;
+      CUDA_CHECK(cudaMemcpy(&sum, g->sum, 4, cudaMemcpyDeviceToHost));
+      APP_CHECK(sum == g->host_sum);
+      digest = digest * 31 + sum;
+    }
+    for (const Piece& piece : pieces) {
+      check(piece);
+      digest = digest * 31 + piece.host.back();
+    }
+    app::Step(step);
+
+    // Frees, in one of the ways; and graphs go, their memory alive or not.
+    for (size_t i = 0; i < pieces.size();) {
+      const uint32_t way = Random(6);
+      uint32_t* const device = pieces[i].device;
+      if (way > 2) {
+        ++i;
+        continue;
+      }
+      if (way == 0) CUDA_CHECK(cudaFreeAsync(device, stream));
+      if (way == 1) CUDA_CHECK(cudaFree(device));
+      if (way == 2) {
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        cudaGraphNode_t node;
+        CUDA_CHECK(cudaGraphCreate(&graph, 0));
+        CUDA_CHECK(cudaGraphAddMemFreeNode(&node, graph, nullptr, 0, device));
+        CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
+        CUDA_CHECK(cudaGraphLaunch(exec, stream));
+        APP_CHECK(cudaGraphLaunch(exec, stream) == cudaErrorInvalidValue);
+        cudaGetLastError();
+        CUDA_CHECK(cudaGraphExecDestroy(exec));
+        CUDA_CHECK(cudaGraphDestroy(graph));
+      }
+      for (const std::unique_ptr<Graph>& g : graphs) {
+        if (g->kept == device) g->alive = false;
+      }
+      // A second free is an error.
+      pieces.erase(pieces.begin() + long(i));
+      APP_CHECK(cudaFreeAsync(device, stream) == cudaErrorInvalidValue);
+      cudaGetLastError();
+    }
+    for (size_t i = 0; i < graphs.size();) {
+      if (Random(5) != 0) {
+        ++i;
+        continue;
+      }
+      Graph& g = *graphs[i];
+      const bool graph_first = Random(2) != 0;
+      if (graph_first) CUDA_CHECK(cudaGraphDestroy(g.graph));
+      CUDA_CHECK(cudaGraphExecDestroy(g.exec));
+      if (!graph_first) CUDA_CHECK(cudaGraphDestroy(g.graph));
+      CUDA_CHECK(cudaFree(g.seed));
+      CUDA_CHECK(cudaFree(g.sum));
+      graphs.erase(graphs.begin() + long(i));  // its memory lives on, if it is alive
+    }
+    printf("step %d: %zu graphs, %zu pieces, digest %08x\n", step, graphs.size(), pieces.size(), digest);
+  }
+  for (const Piece& piece : pieces) CUDA_CHECK(cudaFreeAsync(piece.device, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  CUDA_CHECK(cudaDeviceGraphMemTrim(0));
+  uint64_t used = 1;
+  for (cudaGraphMemAttributeType attribute : {cudaGraphMemAttrUsedMemCurrent, cudaGraphMemAttrReservedMemCurrent}) {
+    CUDA_CHECK(cudaDeviceGetGraphMemAttribute(0, attribute, &used));
+    APP_CHECK(used == 0);
+  }
+  printf("done, %d graphs made\n", made);
+  return 0;
+}

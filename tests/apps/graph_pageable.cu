@@ -1,0 +1,163 @@
+// Copy nodes between pageable memory and the GPU in graphs that are built node by node, and captured copies of rectangles:
+// they read and write the program's memory at every launch. The nodes are asked about, cloned, and changed in the graph
+// and in executables.
+#include <vector>
+
+#include "tests/apps/support/app.h"
+
+namespace {
+
+constexpr int kRows = 12, kSlices = 3;
+
+__global__ void Mix(unsigned* state, const unsigned* line, const unsigned* rectangle, int width, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) state[i] = state[i] * 22695477u + line[i] + 3 * rectangle[i % (width * kRows)];
+}
+
+// A rectangle of `width` numbers and kRows rows, in rows of twice that, beginning in row 1 at number 3.
+cudaMemcpy3DParms Rectangle(std::vector<unsigned>* from, unsigned* to, int width) {
+  cudaMemcpy3DParms copy = {};
+  copy.srcPtr = make_cudaPitchedPtr(from->data(), 2 * width * 4, 2 * width * 4, kRows + 1);
+  copy.srcPos = make_cudaPos(12, 1, 0);
+  copy.dstPtr = make_cudaPitchedPtr(to, width * 4, width * 4, kRows);
+  copy.extent = make_cudaExtent(width * 4, kRows, 1);
+  copy.kind = cudaMemcpyHostToDevice;
+  return copy;
+}
+
+// All of the state, as slices whose rows have a gap behind them.
+cudaMemcpy3DParms Out(const unsigned* from, std::vector<unsigned>* to, int width) {
+  cudaMemcpy3DParms copy = {};
+  copy.srcPtr = make_cudaPitchedPtr(const_cast<unsigned*>(from), width * 4, width * 4, kRows);
+  copy.dstPtr = make_cudaPitchedPtr(to->data(), (width + 5) * 4, (width + 5) * 4, kRows + 2);
+  copy.extent = make_cudaExtent(width * 4, kRows, kSlices);
+  copy.kind = cudaMemcpyDeviceToHost;
+  return copy;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const app::Options options = app::Parse(argc, argv, {18, 96});
+  const int width = options.size, n = width * kRows * kSlices;
+  cudaStream_t stream;
+  CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  unsigned *state, *line, *rectangle;
+  CUDA_CHECK(cudaMalloc(&state, n * 4));
+  CUDA_CHECK(cudaMalloc(&line, n * 4));
+  CUDA_CHECK(cudaMalloc(&rectangle, width * kRows * 4));
+  CUDA_CHECK(cudaMemset(state, 0, n * 4));
+
+  // Two of each buffer: what the nodes name changes.
+  std::vector<unsigned> in[2], field[2], out[2], expected(n);
+  for (int i = 0; i < 2; ++i) {
+    in[i].assign(n, 0);
+    field[i].assign(2 * width * (kRows + 1), 0);
+    out[i].assign((width + 5) * (kRows + 2) * kSlices, 0);
+  }
+
+  cudaGraph_t graph;
+  CUDA_CHECK(cudaGraphCreate(&graph, 0));
+  cudaGraphNode_t to_line, to_rectangle, kernel, to_host, both[2];
+  CUDA_CHECK(cudaGraphAddMemcpyNode1D(&to_line, graph, nullptr, 0, line, in[0].data(), n * 4, cudaMemcpyHostToDevice));
+  const cudaMemcpy3DParms first = Rectangle(&field[0], rectangle, width);
+  CUDA_CHECK(cudaGraphAddMemcpyNode(&to_rectangle, graph, nullptr, 0, &first));
+  both[0] = to_line;
+  both[1] = to_rectangle;
+  void* arguments[] = {&state, &line, &rectangle, const_cast<int*>(&width), const_cast<int*>(&n)};
+  cudaKernelNodeParams launch = {};
+  launch.func = reinterpret_cast<void*>(Mix);
+  launch.gridDim = dim3((n + 63) / 64);
+  launch.blockDim = dim3(64);
+  launch.kernelParams = arguments;
+  CUDA_CHECK(cudaGraphAddKernelNode(&kernel, graph, both, 2, &launch));
+  cudaMemcpy3DParms last = Out(state, &out[0], width);
+  CUDA_CHECK(cudaGraphAddMemcpyNode(&to_host, graph, &kernel, 1, &last));
+
+  for (cudaGraphNode_t node : {to_line, to_rectangle, to_host}) {
+    cudaGraphNodeType type;
+    CUDA_CHECK(cudaGraphNodeGetType(node, &type));
+    APP_CHECK(type == cudaGraphNodeTypeMemcpy);
+  }
+  cudaMemcpy3DParms seen = {};
+  CUDA_CHECK(cudaGraphMemcpyNodeGetParams(to_rectangle, &seen));
+  APP_CHECK(seen.srcPtr.ptr == field[0].data() && seen.srcPos.x == 12 && seen.extent.height == kRows);
+  size_t count = 0;
+  CUDA_CHECK(cudaGraphGetNodes(graph, nullptr, &count));
+  APP_CHECK(count == 4);
+
+  // Executables: of the graph; of the graph with other buffers; of a clone from before that.
+  cudaGraphExec_t execs[4];
+  cudaGraph_t clone;
+  CUDA_CHECK(cudaGraphInstantiate(&execs[0], graph, 0));
+  CUDA_CHECK(cudaGraphClone(&clone, graph));
+  cudaGraphNode_t cloned;
+  cudaGraphNodeType type;
+  CUDA_CHECK(cudaGraphNodeFindInClone(&cloned, to_line, clone));
+  CUDA_CHECK(cudaGraphNodeGetType(cloned, &type));
+  APP_CHECK(type == cudaGraphNodeTypeMemcpy);
+  CUDA_CHECK(cudaGraphMemcpyNodeSetParams1D(to_line, line, in[1].data(), n * 4, cudaMemcpyHostToDevice));
+  const cudaMemcpy3DParms second = Rectangle(&field[1], rectangle, width);
+  CUDA_CHECK(cudaGraphMemcpyNodeSetParams(to_rectangle, &second));
+  last = Out(state, &out[1], width);
+  CUDA_CHECK(cudaGraphMemcpyNodeSetParams(to_host, &last));
+  CUDA_CHECK(cudaGraphInstantiate(&execs[1], graph, 0));
+  CUDA_CHECK(cudaGraphInstantiate(&execs[2], clone, 0));
+  CUDA_CHECK(cudaGraphDestroy(clone));
+
+  // Captured: the rectangle and the result go by copies of rectangles.
+  cudaGraph_t captured;
+  CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  CUDA_CHECK(cudaMemcpyAsync(line, in[0].data(), n * 4, cudaMemcpyHostToDevice, stream));
+  CUDA_CHECK(cudaMemcpy2DAsync(rectangle, width * 4, field[1].data() + 2 * width + 3, 2 * width * 4, width * 4, kRows,
+                               cudaMemcpyHostToDevice, stream));
+  Mix<<<(n + 63) / 64, 64, 0, stream>>>(state, line, rectangle, width, n);
+  LAUNCH_CHECK();
+  last = Out(state, &out[0], width);
+  CUDA_CHECK(cudaMemcpy3DAsync(&last, stream));
+  CUDA_CHECK(cudaStreamEndCapture(stream, &captured));
+  CUDA_CHECK(cudaGraphInstantiate(&execs[3], captured, 0));
+  CUDA_CHECK(cudaGraphDestroy(captured));
+
+  app::Digest digest;
+  for (int step = 1; step <= options.steps; ++step) {
+    for (int i = 0; i < 2; ++i) {
+      for (size_t k = 0; k < in[i].size(); ++k) in[i][k] = step * 40503u + unsigned(k) * (7 + i);
+      for (size_t k = 0; k < field[i].size(); ++k) field[i][k] = step * 2654435761u ^ unsigned(k) * (11 + i);
+    }
+    const int which = step % 4;
+    int line_from = which == 1 ? 1 : 0, field_from = which == 1 || which == 3 ? 1 : 0, to = which == 1 ? 1 : 0;
+    if (which == 0) {
+      // The first one is changed all the time.
+      line_from = step / 4 % 2;
+      to = 1 - line_from;
+      CUDA_CHECK(cudaGraphExecMemcpyNodeSetParams1D(execs[0], to_line, line, in[line_from].data(), n * 4,
+                                                    cudaMemcpyHostToDevice));
+      const cudaMemcpy3DParms changed = Out(state, &out[to], width);
+      CUDA_CHECK(cudaGraphExecMemcpyNodeSetParams(execs[0], to_host, &changed));
+    }
+    for (int i = 0; i < n; ++i) {
+      const int at = i % (width * kRows);
+      const unsigned here = field[field_from][(1 + at / width) * 2 * width + 3 + at % width];
+      expected[i] = expected[i] * 22695477u + in[line_from][i] + 3 * here;
+    }
+    std::fill(out[to].begin(), out[to].end(), 12345u);
+    CUDA_CHECK(cudaGraphLaunch(execs[which], stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    for (int z = 0; z < kSlices; ++z) {
+      for (int y = 0; y < kRows + 2; ++y) {
+        for (int x = 0; x < width + 5; ++x) {
+          const unsigned got = out[to][(z * (kRows + 2) + y) * (width + 5) + x];
+          const bool inside = y < kRows && x < width;
+          APP_CHECK(got == (inside ? expected[(z * kRows + y) * width + x] : 12345u));
+        }
+      }
+    }
+    digest.Add(out[to].data(), out[to].size() * 4);
+    app::Step(step);
+  }
+  printf("graph_pageable width=%d steps=%d digest=%016" PRIx64 "\n", width, options.steps, digest.value());
+  for (cudaGraphExec_t exec : execs) CUDA_CHECK(cudaGraphExecDestroy(exec));
+  CUDA_CHECK(cudaGraphDestroy(graph));
+  return 0;
+}
