@@ -45,12 +45,14 @@ CUresult Custom_cuInit(unsigned int Flags) {
   return CUDA_SUCCESS;
 }
 
-// Works before cuInit, as natively; the version is the server's driver's, so the first question opens the session.
+// Works before cuInit, as natively; the version is the server's driver's, so the first question opens the session. It
+// cannot fail for lack of a server: the runtime would say that the driver is too old for it. Without a session the
+// answer is the version that this library was built for, and the calls that follow say what is wrong.
 CUresult Custom_cuDriverGetVersion(int* driverVersion) {
   if (!driverVersion) return CUDA_ERROR_INVALID_VALUE;
   Session* session;
-  if (const CUresult result = Session::Connect(&session); result != CUDA_SUCCESS) return result;
-  *driverVersion = session->driver_version();
+  const bool connected = Session::Connect(&session) == CUDA_SUCCESS;
+  *driverVersion = connected ? session->driver_version() : CUDA_VERSION;
   return CUDA_SUCCESS;
 }
 
