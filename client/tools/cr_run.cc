@@ -39,14 +39,17 @@ Exit codes: the program's own; 128 + N if signal N ended it; 121 stopped by cr-c
 )";
 
 // Our own options end at "--" or at the first word that is none. Returns how many words are ours.
-int OwnWords(int argc, char** argv) {
+int OwnWords(const CLI::App& app, int argc, char** argv) {
   int at = 1;
   while (at < argc && argv[at][0] == '-') {
-    if (strcmp(argv[at], "--") == 0) break;
     const std::string word = argv[at];
-    const bool alone = word == "-h" || word == "--help" || word == "--version" || word == "--plain" ||
-                       word.find('=') != std::string::npos;
-    at += alone ? 1 : 2;
+    if (word == "--") break;
+    ++at;
+    if (word.find('=') != std::string::npos) continue;
+    const CLI::Option* const option = app.get_option_no_throw(word);
+    // An unknown one is the last word, so that the message is about it and not about the program.
+    if (!option) break;
+    if (option->get_expected_max() > 0) ++at;
   }
   return at < argc ? at : argc;
 }
@@ -85,7 +88,7 @@ int Main(int argc, char** argv) {
                  "/run/cuda-remote/jobs (root), /run/user/UID/cuda-remote/jobs or /tmp/cuda-remote-UID/jobs)");
   app.add_option("--name", name, "the job's name, for the other tools (default: cr-run's PID)");
   app.add_flag("--plain", plain, "no PID namespace, also as root; the job cannot be checkpointed then");
-  const int own = OwnWords(argc, argv);
+  const int own = OwnWords(app, argc, argv);
   try {
     app.parse(own, argv);
   } catch (const CLI::ParseError& error) {

@@ -259,6 +259,9 @@ bool BeginIsolated(const Plan& plan, Isolated* isolated, std::string* error) {
   if (init < 0) {
     close(report[0]);
     *error = std::string("cannot make a PID namespace: ") + strerror(failure);
+    if (failure == EPERM)
+      *error += " (the capability CAP_SYS_ADMIN is missing, or forbidden by seccomp; a container gets it with "
+                "--cap-add SYS_ADMIN)";
     return false;
   }
   isolated->init = init;

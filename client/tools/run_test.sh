@@ -25,6 +25,9 @@ expect "not there" 127 "$(code -- no-such-program)"
 expect "no program" 126 "$(code -- /etc/passwd)"
 expect "no command" 125 "$(code)"
 expect "unknown option" 125 "$(code --no-such-option x -- true)"
+expect "the message names it" 1 "$(grep -c -e --no-such-option "$folder/err")"
+expect "unknown option before a program" 125 "$(code --bogus ./x)"
+expect "the message names it and not the program" "1 0" "$(grep -c -e --bogus "$folder/err") $(grep -c ./x "$folder/err")"
 expect "a server that is none" 125 "$(code --server nonsense -- true)"
 grep -q nonsense "$folder/err" || expect "the message names it" nonsense "$(cat "$folder/err")"
 expect "help" 0 "$(code --help)"
@@ -56,6 +59,8 @@ expect "after a signal" 9 $?
 expect "signals" "ready usr1 term" "$(tr '\n' ' ' <"$folder/signals" | sed 's/ $//')"
 
 if [[ $(id -u) == 0 ]]; then
+  setpriv --bounding-set -sys_admin --inh-caps -sys_admin "$run" -- true 2>"$folder/err"
+  expect "a missing capability is named" 1 "$(grep -c CAP_SYS_ADMIN "$folder/err")"
   expect "own process numbers" 2 "$("$run" -- bash -c 'echo $$')"
   expect "own /proc" "bash" "$("$run" -- bash -c 'cat /proc/$$/comm; true')"
   # What the program leaves behind ends with it, and all ends with cr-run.
