@@ -89,7 +89,7 @@ def main():
     print(json.dumps({"way": "raw TCP, 1 stream", **json.loads(tcp.stdout)}), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         server, line = start([program("server/supervisor/cr-server"), "--dir", folder + "/server", "--listen", "127.0.0.1:0",
-                              "--insecure-tcp", "--driver", "none", "--worker", program("server/supervisor/test_worker")],
+                              "--insecure-tcp", "127.0.0.1", "--driver", "none", "--worker", program("server/supervisor/test_worker")],
                              "cr-server ready")
         port = line.strip().rsplit(":", 1)[1]
         relay, _ = start([program("client/relay/cr-relay"), "--connect", "127.0.0.1:" + port, "--socket",

@@ -41,7 +41,7 @@ Examples:
 
 Usually cr-run --server gpu7:7070 starts it. Without --tls-* (or CUDA_REMOTE_TLS_CERT,
 CUDA_REMOTE_TLS_KEY, CUDA_REMOTE_TLS_CA) nothing is encrypted, which a server accepts only
-with --insecure-tcp.
+from hosts that it lists with --insecure-tcp.
 
 Exit codes: 0 ended by a signal, --idle-exit or --watch-fd, 2 wrong use, 3 cannot listen.
 )";
@@ -92,6 +92,8 @@ int Main(int argc, char** argv) {
   logger->flush_on(spdlog::level::trace);
   spdlog::set_default_logger(logger);
 
+  // What gRPC says of a connection stands in our own messages, too.
+  control::SendGrpcLogTo([](bool, const char* line) { spdlog::debug("gRPC: {}", line); });
   control::FillFromEnvironment(&tls);
   std::string error;
   const std::shared_ptr<grpc::ChannelCredentials> credentials = control::ClientTls(tls, &error);
@@ -159,7 +161,7 @@ int Main(int argc, char** argv) {
       }
       sessions.emplace_back();
       Served* const served = &sessions.back();
-      served->session = std::make_unique<RelaySession>(socket, target, credentials);
+      served->session = std::make_unique<RelaySession>(socket, target, credentials, tls.empty() && !local);
       served->thread = std::thread([served, done_fd] {
         served->session->Run();
         served->done.store(true);

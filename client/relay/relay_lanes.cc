@@ -22,8 +22,12 @@ uint32_t WantedLanes() {
 }
 
 RelayLanes::RelayLanes(control::TunnelEnd* end, std::function<std::shared_ptr<grpc::Channel>()> channel,
-                       std::string resume_token, uint64_t number, uint32_t count)
-    : end_(end), channel_(std::move(channel)), resume_token_(std::move(resume_token)), number_(number) {
+                       std::string resume_token, uint64_t number, uint32_t count, bool checked)
+    : end_(end),
+      channel_(std::move(channel)),
+      resume_token_(std::move(resume_token)),
+      number_(number),
+      checked_(checked) {
   contexts_.resize(count);
   for (size_t i = 0; i < count; ++i) threads_.emplace_back([this, i] { Serve(i); });
 }
@@ -58,7 +62,8 @@ void RelayLanes::Serve(size_t index) {
   first.open = control::EncodeTunnelOpen(open);
   grpc::ByteBuffer buffer;
   control::ReceivedFrames frames;
-  if (stream.Write(control::EncodeTunnelMessage(first, nullptr)) && stream.Read(&buffer) &&
+  if (stream.Write(control::EncodeTunnelMessage(first, nullptr, checked_)) && stream.Read(&buffer) &&
+      (!checked_ || control::CheckTunnelMessage(buffer) == control::Integrity::kIntact) &&
       control::DecodeTunnelMessage(buffer, &first, &frames) && !first.open.empty() && frames.size() == 0) {
     spdlog::debug("lane {} is open", index);
     end_->RunLane(&stream, number_, open.lane);

@@ -26,10 +26,10 @@ uint32_t WantedLanes();
 
 class RelayLanes {
  public:
-  // For the stream `number` of the session with this token. `channel` makes a new connection; any thread. `end` must
-  // outlive it. Returns at once.
+  // For the stream `number` of the session with this token. `channel` makes a new connection; any thread. `checked` as
+  // for `end`, which must outlive it. Returns at once.
   RelayLanes(control::TunnelEnd* end, std::function<std::shared_ptr<grpc::Channel>()> channel, std::string resume_token,
-             uint64_t number, uint32_t count);
+             uint64_t number, uint32_t count, bool checked);
   // After the stream's Run has returned: ends what is left, and waits for it.
   ~RelayLanes();
   RelayLanes(const RelayLanes&) = delete;
@@ -43,6 +43,7 @@ class RelayLanes {
   const std::function<std::shared_ptr<grpc::Channel>()> channel_;
   const std::string resume_token_;
   const uint64_t number_;
+  const bool checked_;
   std::mutex mutex_;
   std::atomic<bool> stop_{false};
   std::vector<grpc::ClientContext*> contexts_;  // of the lanes that there are, by index

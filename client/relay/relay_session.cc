@@ -17,6 +17,7 @@
 #include "proto/channel/handshake.h"
 #include "proto/control/control.grpc.pb.h"
 #include "proto/control/credentials.h"
+#include "proto/control/message_check.h"
 #include "proto/control/tunnel_message.h"
 #include "proto/nvml/query.h"
 
@@ -40,10 +41,11 @@ constexpr int kCloseMs = 3000;
 }  // namespace
 
 RelaySession::RelaySession(int client_socket, std::string address,
-                           std::shared_ptr<grpc::ChannelCredentials> credentials)
+                           std::shared_ptr<grpc::ChannelCredentials> credentials, bool checked)
     : socket_(client_socket),
       address_(std::move(address)),
       credentials_(std::move(credentials)),
+      checked_(checked),
       wake_fd_(eventfd(0, EFD_CLOEXEC)) {}
 
 RelaySession::~RelaySession() {
@@ -63,7 +65,7 @@ void RelaySession::Stop(const std::string& reason) {
 }
 
 void RelaySession::Refuse(const std::string& why) {
-  spdlog::error("{}", why);
+  spdlog::info("refused: {}", why);  // the client says it where its user looks
   Welcome welcome;
   welcome.error = why;
   std::string body;
@@ -104,7 +106,15 @@ RelaySession::OpenResult RelaySession::Open(std::unique_ptr<RelayStream>* stream
   grpc::ByteBuffer buffer;
   control::ReceivedFrames frames;
   control::OpenedMessage opened;
-  if (opening->Write(control::EncodeTunnelMessage(first, nullptr)) && opening->Read(&buffer)) {
+  if (opening->Write(control::EncodeTunnelMessage(first, nullptr, checked_)) && opening->Read(&buffer)) {
+    if (checked_ && control::CheckTunnelMessage(buffer) != control::Integrity::kIntact) {
+      *error = "the server's answer has no checksum, or arrived damaged; both sides need the same release of cuda-remote";
+      opening->Cancel();
+      opening->Finish();
+      std::lock_guard<std::mutex> lock(mutex_);
+      context_ = nullptr;
+      return OpenResult::kTryAgain;
+    }
     if (control::DecodeTunnelMessage(buffer, &first, &frames) && control::DecodeTunnelOpened(first.open, &opened) &&
         !opened.resume_token.empty()) {
       if (resume_token_.empty()) {
@@ -152,6 +162,7 @@ void RelaySession::Ask(const std::string& question) {
   context.set_deadline(std::chrono::system_clock::now() + kQueryTimeout);
   control::QueryRequest request;
   request.set_question(question);
+  if (checked_) control::AddChecksum(&request);
   control::QueryReply reply;
   grpc::Status status = grpc::Status::CANCELLED;
   {
@@ -163,6 +174,8 @@ void RelaySession::Ask(const std::string& question) {
     std::lock_guard<std::mutex> lock(mutex_);
     context_ = nullptr;
   }
+  if (status.ok() && checked_ && !control::ChecksumIsRight(reply))
+    status = grpc::Status(grpc::StatusCode::DATA_LOSS, "its answer has no checksum, or arrived damaged");
   std::string body = reply.answer();
   if (!status.ok()) {
     nvml::Answer answer;
@@ -214,7 +227,8 @@ void RelaySession::Run() {
     if (result == OpenResult::kRefused) return Refuse("the server " + address_ + " refused: " + error);
     if (Clock::now() - started > kConnectTimeout || stopped_.load()) {
       return Refuse("cannot reach the server " + address_ + ": " + error +
-                    "; is cr-server running there with --listen, and do both sides use TLS, or both --insecure-tcp?");
+                    "; is cr-server running there with --listen, and do both sides use TLS, or does it list this host with "
+                    "--insecure-tcp?");
     }
     std::this_thread::sleep_for(pause);
     pause *= 2;
@@ -231,7 +245,7 @@ void RelaySession::Run() {
   EncodeWelcome(welcome, &body);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    end_ = std::make_unique<TunnelEnd>(TunnelEnd::Side::kRelay, memory);
+    end_ = std::make_unique<TunnelEnd>(TunnelEnd::Side::kRelay, memory, checked_);
     if (stopped_.load()) end_->End(stop_reason_);
   }
   if (SendPacket(socket_, PacketType::kWelcome, body, memory->fd()) != ChannelStatus::kOk)
@@ -245,7 +259,8 @@ void RelaySession::Run() {
     std::optional<RelayLanes> lanes;
     if (lanes_ > 0)
       lanes.emplace(
-          end_.get(), [this] { return NewChannel(); }, resume_token_, number_, lanes_);
+          end_.get(), [this] { return NewChannel(); }, resume_token_, number_, lanes_, checked_);
+    const uint64_t damaged = end_->damaged();
     const TunnelEnd::Outcome outcome = end_->Run(stream.get(), {request_position_}, &reason, number_);
     lanes.reset();
     // The server answers a goodbye by ending the stream; it may also be gone.
@@ -256,6 +271,8 @@ void RelaySession::Run() {
       context_ = nullptr;
     }
     stream.reset();
+    if (end_->damaged() != damaged)
+      spdlog::warn("session {}: a message from {} arrived damaged; it is sent again", welcome.session, address_);
     if (outcome != TunnelEnd::Outcome::kBroken) break;
     if (status.error_code() == grpc::StatusCode::INVALID_ARGUMENT || status.ok()) {
       reason = status.ok() ? "the server ended the session" : status.error_message();

@@ -24,8 +24,10 @@ class RelayStream;
 
 class RelaySession {
  public:
-  // Takes `client_socket` over. `address` is for messages.
-  RelaySession(int client_socket, std::string address, std::shared_ptr<grpc::ChannelCredentials> credentials);
+  // Takes `client_socket` over. `address` is for messages. `checked`: nothing else notices damage on the way, so that
+  // all messages carry checksums.
+  RelaySession(int client_socket, std::string address, std::shared_ptr<grpc::ChannelCredentials> credentials,
+               bool checked);
   ~RelaySession();
 
   void Run();
@@ -46,6 +48,7 @@ class RelaySession {
   const int socket_;
   const std::string address_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  const bool checked_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<control::TunnelEnd> end_;
   std::string resume_token_;

@@ -156,7 +156,7 @@ bool ParsePacket(std::string_view bytes, PacketType* type, std::string_view* bod
   if (bytes.size() < sizeof(head) || bytes.size() > kMaxPacketBytes) return false;
   memcpy(&head, bytes.data(), sizeof(head));
   if (head.magic != kPacketMagic) return false;
-  if (head.type < 1 || (head.type > 6 && head.type < 16) || head.type > 22) return false;
+  if (head.type < 1 || (head.type > 6 && head.type < 16) || head.type > 23) return false;
   *type = PacketType(head.type);
   *body = bytes.substr(sizeof(head));
   return true;

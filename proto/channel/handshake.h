@@ -46,6 +46,7 @@ enum class PacketType : uint32_t {
   kStop = 20,
   kAsk = 21,
   kAsked = 22,
+  kBudget = 23,
 };
 
 struct Packet {

@@ -1,12 +1,20 @@
 #include "proto/control/credentials.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <grpc/support/log.h>
+#include <grpcpp/security/tls_credentials_options.h>
+#include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-#include <fstream>
-#include <iterator>
+#include <utility>
 
 namespace cuda_remote::control {
 namespace {
@@ -17,27 +25,104 @@ constexpr int kKeepAliveTimeoutMs = 10000;
 // How much of a stream may be under way; large enough for a fast network with some distance.
 constexpr int kLookaheadBytes = 8 << 20;
 
+// How often gRPC looks whether a server's certificates are new.
+constexpr unsigned kRefreshSeconds = 1;
+// A connection that has not finished its handshakes by then is closed; likewise one that carries no call for so long.
+constexpr int kHandshakeTimeoutMs = 10000;
+constexpr int kIdleConnectionMs = 60000;
+// Calls of one connection at a time; a relay's session needs one or two.
+constexpr int kMostStreams = 16;
+constexpr size_t kMaxPemBytes = 4 << 20;
+
+template <typename T, void (*free_it)(T*)>
+struct Free {
+  void operator()(T* object) const { free_it(object); }
+};
+void FreeBio(BIO* bio) { BIO_free(bio); }
+using Bio = std::unique_ptr<BIO, Free<BIO, FreeBio>>;
+using Certificate = std::unique_ptr<X509, Free<X509, X509_free>>;
+using Key = std::unique_ptr<EVP_PKEY, Free<EVP_PKEY, EVP_PKEY_free>>;
+
 bool ReadFile(const std::string& path, const char* option, std::string* out, std::string* error) {
   if (path.empty()) {
     *error = std::string("TLS needs a certificate, its key and an authority; ") + option + " is missing";
     return false;
   }
-  std::ifstream in(path, std::ios::binary);
-  out->assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
-  if (!in || out->find("-----BEGIN") == std::string::npos) {
-    *error =
-        "cannot read a PEM file from " + path + " (" + option + ")" + (in ? "" : std::string(": ") + strerror(errno));
+  const std::string what = path + " (" + option + ")";
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) {
+    *error = "cannot read " + what + ": " + strerror(errno);
     return false;
   }
-  return true;
+  out->clear();
+  char piece[16 << 10];
+  ssize_t n;
+  while ((n = read(fd, piece, sizeof(piece))) > 0 && out->size() <= kMaxPemBytes) out->append(piece, size_t(n));
+  const int failure = n < 0 ? errno : 0;
+  close(fd);
+  if (failure != 0) *error = "cannot read " + what + ": " + strerror(failure);
+  if (failure == 0 && out->size() > kMaxPemBytes) *error = what + " is far too long for a PEM file";
+  if (failure == 0 && out->find("-----BEGIN") == std::string::npos) *error = what + " is no PEM file";
+  return error->empty();
 }
 
-bool ReadAll(const TlsFiles& files, std::string* cert, std::string* key, std::string* ca, std::string* error) {
-  return ReadFile(files.cert, "--tls-cert", cert, error) && ReadFile(files.key, "--tls-key", key, error) &&
-         ReadFile(files.ca, "--tls-ca", ca, error);
+Bio Memory(const std::string& pem) { return Bio(BIO_new_mem_buf(pem.data(), int(pem.size()))); }
+
+// The first certificate; null if there is none. *count: how many the file has; -1 if one of them is broken.
+Certificate ReadCertificates(const std::string& pem, int* count) {
+  const Bio bio = Memory(pem);
+  Certificate first;
+  *count = 0;
+  ERR_clear_error();
+  while (X509* const next = PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr)) {
+    Certificate owned(next);
+    if (++*count == 1) first = std::move(owned);
+  }
+  // The end of the file shows as the lack of a further beginning.
+  if (ERR_GET_REASON(ERR_peek_last_error()) != PEM_R_NO_START_LINE) *count = -1;
+  ERR_clear_error();
+  return first;
 }
+
+// An encrypted key is not asked for its password.
+int NoPassword(char*, int, int, void*) { return -1; }
 
 }  // namespace
+
+bool ReadTls(const TlsFiles& files, TlsContents* contents, std::string* error) {
+  error->clear();
+  if (!ReadFile(files.cert, "--tls-cert", &contents->cert, error) ||
+      !ReadFile(files.key, "--tls-key", &contents->key, error) ||
+      !ReadFile(files.ca, "--tls-ca", &contents->ca, error)) {
+    return false;
+  }
+  int count;
+  const Certificate cert = ReadCertificates(contents->cert, &count);
+  if (!cert || count < 0) {
+    *error = files.cert + " (--tls-cert) holds no intact certificate";
+    return false;
+  }
+  if (!ReadCertificates(contents->ca, &count) || count < 0) {
+    *error = files.ca + " (--tls-ca) holds no intact certificate of an authority";
+    return false;
+  }
+  const Bio bio = Memory(contents->key);
+  const Key key(PEM_read_bio_PrivateKey(bio.get(), nullptr, NoPassword, nullptr));
+  const bool encrypted = contents->key.find("ENCRYPTED") != std::string::npos;
+  if (!key) {
+    *error = files.key + " (--tls-key) holds no intact private key" +
+             (encrypted ? ": it is protected with a password, which cannot be asked for here" : "");
+  } else if (X509_check_private_key(cert.get(), key.get()) != 1) {
+    *error = "the key in " + files.key + " (--tls-key) is not that of the certificate in " + files.cert +
+             " (--tls-cert)";
+  } else if (X509_cmp_current_time(X509_get0_notAfter(cert.get())) < 0) {
+    *error = "the certificate in " + files.cert + " (--tls-cert) has expired";
+  } else if (X509_cmp_current_time(X509_get0_notBefore(cert.get())) > 0) {
+    *error = "the certificate in " + files.cert + " (--tls-cert) is not valid yet; is this machine's clock right?";
+  }
+  ERR_clear_error();
+  return error->empty();
+}
 
 void FillFromEnvironment(TlsFiles* files) {
   const auto fill = [](std::string* value, const char* name) {
@@ -49,21 +134,79 @@ void FillFromEnvironment(TlsFiles* files) {
   fill(&files->ca, "CUDA_REMOTE_TLS_CA");
 }
 
-std::shared_ptr<grpc::ServerCredentials> ServerTls(const TlsFiles& files, std::string* error) {
-  std::string cert, key, ca;
-  if (!ReadAll(files, &cert, &key, &ca, error)) return nullptr;
-  grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  options.pem_root_certs = ca;
-  options.pem_key_cert_pairs.push_back({key, cert});
-  return grpc::SslServerCredentials(options);
+ServerTls::~ServerTls() {
+  for (const int fd : fds_) {
+    if (fd >= 0) close(fd);
+  }
+}
+
+std::unique_ptr<ServerTls> ServerTls::Create(const TlsFiles& files, std::string* error) {
+  std::unique_ptr<ServerTls> tls(new ServerTls);
+  for (int i = 0; i < 3; ++i) {
+    tls->fds_[i] = memfd_create("cuda-remote-tls", MFD_CLOEXEC);
+    if (tls->fds_[i] < 0) {
+      *error = std::string("no memory for certificates: ") + strerror(errno);
+      return nullptr;
+    }
+  }
+  return tls->Reload(files, error) ? std::move(tls) : nullptr;
+}
+
+std::shared_ptr<grpc::ServerCredentials> ServerTls::Credentials() const {
+  std::string paths[3];
+  for (int i = 0; i < 3; ++i) paths[i] = "/proc/self/fd/" + std::to_string(fds_[i]);
+  grpc::experimental::TlsServerCredentialsOptions options(
+      std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(paths[1], paths[0], paths[2],
+                                                                           kRefreshSeconds));
+  options.watch_root_certs();
+  options.watch_identity_key_cert_pairs();
+  options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  return grpc::experimental::TlsServerCredentials(options);
+}
+
+bool ServerTls::Reload(const TlsFiles& files, std::string* error) {
+  TlsContents contents;
+  if (!ReadTls(files, &contents, error)) return false;
+  const std::string* const texts[3] = {&contents.cert, &contents.key, &contents.ca};
+  for (int i = 0; i < 3; ++i) {
+    if (pwrite(fds_[i], texts[i]->data(), texts[i]->size(), 0) == ssize_t(texts[i]->size()) &&
+        ftruncate(fds_[i], off_t(texts[i]->size())) == 0) {
+      continue;
+    }
+    *error = std::string("no memory for certificates: ") + strerror(errno);
+    return false;
+  }
+  return true;
 }
 
 std::shared_ptr<grpc::ChannelCredentials> ClientTls(const TlsFiles& files, std::string* error) {
   if (files.empty()) return grpc::InsecureChannelCredentials();
+  TlsContents contents;
+  if (!ReadTls(files, &contents, error)) return nullptr;
   grpc::SslCredentialsOptions options;
-  if (!ReadAll(files, &options.pem_cert_chain, &options.pem_private_key, &options.pem_root_certs, error))
-    return nullptr;
+  options.pem_cert_chain = contents.cert;
+  options.pem_private_key = contents.key;
+  options.pem_root_certs = contents.ca;
   return grpc::SslCredentials(options);
+}
+
+namespace {
+
+void (*g_log)(bool error, const char* line) = nullptr;
+
+void GrpcLog(gpr_log_func_args* args) {
+  std::string line = args->message;
+  for (char& c : line) {
+    if (uint8_t(c) < ' ') c = ' ';
+  }
+  g_log(args->severity == GPR_LOG_SEVERITY_ERROR, line.c_str());
+}
+
+}  // namespace
+
+void SendGrpcLogTo(void (*log)(bool error, const char* line)) {
+  g_log = log;
+  gpr_set_log_function(GrpcLog);
 }
 
 std::string ControlTarget(const std::string& address, bool* local) {
@@ -105,8 +248,9 @@ void SetServerArguments(grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kKeepAliveMs / 2);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kLookaheadBytes);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20);
-  // Two servers on one port would each get some of the clients.
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostStreams);
 }
 
 }  // namespace cuda_remote::control

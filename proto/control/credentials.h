@@ -22,16 +22,47 @@ struct TlsFiles {
 // CUDA_REMOTE_TLS_CERT, CUDA_REMOTE_TLS_KEY and CUDA_REMOTE_TLS_CA for what is empty in `files`.
 void FillFromEnvironment(TlsFiles* files);
 
-// Null and one sentence in *error if a file cannot be read or one of the three is missing.
-std::shared_ptr<grpc::ServerCredentials> ServerTls(const TlsFiles& files, std::string* error);
-// Without any files: no encryption.
+// What the three files hold, checked: the certificate is valid now and belongs to the key, the authority is one.
+struct TlsContents {
+  std::string cert, key, ca;
+};
+// False and one sentence in *error if a file is missing, cannot be read, or does not hold what it should.
+bool ReadTls(const TlsFiles& files, TlsContents* contents, std::string* error);
+
+// A server's credentials, whose certificates can be exchanged while it runs.
+class ServerTls {
+ public:
+  // Null and one sentence in *error as ReadTls has it, or if there are no descriptors.
+  static std::unique_ptr<ServerTls> Create(const TlsFiles& files, std::string* error);
+  ~ServerTls();
+  ServerTls(const ServerTls&) = delete;
+  ServerTls& operator=(const ServerTls&) = delete;
+
+  // Starts a thread, which Create does not. Null if gRPC does not take the certificates.
+  std::shared_ptr<grpc::ServerCredentials> Credentials() const;
+  // Reads the files again; new connections get to see what is in them within about a second. On failure everything
+  // stays as it was. One thread at a time.
+  bool Reload(const TlsFiles& files, std::string* error);
+
+ private:
+  ServerTls() = default;
+  // gRPC watches files. These are in memory and ours alone, so it never sees one that is half written, or a key
+  // without its certificate. Certificate, key, authority.
+  int fds_[3] = {-1, -1, -1};
+};
+
+// Without any files: no encryption. Null and one sentence in *error as ReadTls has it.
 std::shared_ptr<grpc::ChannelCredentials> ClientTls(const TlsFiles& files, std::string* error);
 
 // "unix:/path/session.sock" or "unix:/path" (a folder) or "host:port" as gRPC wants it, for cr-server's gRPC services:
 // on a local server these listen on control.sock beside session.sock. *local: nothing leaves the machine.
 std::string ControlTarget(const std::string& address, bool* local);
 
-// Channel settings that relay, cr-ps and server share: message size, keep-alive.
+// gRPC's own log lines go to `log` from now on, as one sentence without a line break; any thread. First thing in main.
+void SendGrpcLogTo(void (*log)(bool error, const char* line));
+
+// Channel settings that relay, cr-ps and server share: message size, keep-alive. The server's also bound how long a
+// connection may take to begin, and how many streams it has.
 grpc::ChannelArguments ClientArguments();
 void SetServerArguments(grpc::ServerBuilder* builder);
 

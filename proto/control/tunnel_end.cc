@@ -27,6 +27,11 @@ constexpr uint64_t kLaneBytes = 64 << 10;
 constexpr size_t kMostPieces = 1024;
 // How long the reading thread holds back for an answer, at most (see AwaitAnswer).
 constexpr int64_t kAnswerNs = 30000;
+// Damaged messages in a row, with no byte of progress between them, that mean that the connection is of no use.
+constexpr unsigned kMostDamaged = 16;
+// How often a checked stream carries something, and how long a message may take to arrive: the longest is 2 MiB.
+constexpr auto kBeat = std::chrono::seconds(5);
+constexpr int64_t kDeafNs = 30'000'000'000;
 
 // Ring memory stays mapped as long as gRPC refers to it.
 grpc::Slice RingSlice(const std::shared_ptr<ring::RingMemory>& memory, const char* data, size_t bytes) {
@@ -38,8 +43,8 @@ grpc::Slice RingSlice(const std::shared_ptr<ring::RingMemory>& memory, const cha
 
 }  // namespace
 
-TunnelEnd::TunnelEnd(Side side, std::shared_ptr<ring::RingMemory> memory)
-    : side_(side), memory_(std::move(memory)), answer_(kAnswerNs) {
+TunnelEnd::TunnelEnd(Side side, std::shared_ptr<ring::RingMemory> memory, bool checked)
+    : side_(side), memory_(std::move(memory)), checked_(checked), answer_(kAnswerNs) {
   const auto add_out = [&](ring::RingIndex index) {
     out_.push_back(std::make_unique<Out>());
     out_.back()->index = index;
@@ -153,18 +158,33 @@ void TunnelEnd::AcknowledgeLoop(TunnelStream* stream, Writers* writers) {
       const auto wake = [&] { return received_ || writers->stop.load(std::memory_order_acquire); };
       if (Backlog()) {
         acknowledge_wake_.wait_for(lock, std::chrono::milliseconds(kAcknowledgeWaitMs), wake);
+      } else if (checked_) {
+        acknowledge_wake_.wait_for(lock, kBeat, wake);
       } else {
         acknowledge_wake_.wait(lock, wake);
       }
       received_ = false;
     }
+    if (checked_) KeepAlive(stream);
     if (!AcknowledgementsDue()) continue;
     TunnelMessage message;
     FillAcknowledgements(&message);
     if (message.acknowledged == 0 && message.second == 0) continue;  // a sender was faster
-    if (!Write(stream, EncodeTunnelMessage(message, nullptr))) break;
+    if (!Write(stream, Encode(message))) break;
   }
   writers->present.fetch_sub(1);
+}
+
+void TunnelEnd::KeepAlive(TunnelStream* stream) {
+  const int64_t now = ring::SpinBudget::Now();
+  if (now - written_ns_.load() > std::chrono::nanoseconds(kBeat).count()) Write(stream, Encode(TunnelMessage()));
+  if (now - heard_ns_.load() > kDeafNs) stream->Cancel();
+  if (lane_count_.load(std::memory_order_relaxed) == 0) return;
+  std::lock_guard<std::mutex> lock(lanes_mutex_);
+  for (Lane* const lane : lanes_) {
+    const int64_t since = lane->since_ns.load();
+    if (since != 0 && now - since > kDeafNs) lane->stream->Cancel();
+  }
 }
 
 void TunnelEnd::SendLoop(Out* out, TunnelStream* stream, Writers* writers) {
@@ -212,7 +232,7 @@ void TunnelEnd::SendLoop(Out* out, TunnelStream* stream, Writers* writers) {
       TunnelMessage message;
       message.lanes = TakeCounts();
       FillAcknowledgements(&message);
-      if (!Write(stream, EncodeTunnelMessage(message, nullptr))) break;
+      if (!Write(stream, Encode(message))) break;
       continue;
     }
     if (ended_.load(std::memory_order_acquire) && !out->reader->ReadyAtAll()) break;
@@ -223,7 +243,7 @@ void TunnelEnd::SendLoop(Out* out, TunnelStream* stream, Writers* writers) {
     TunnelMessage message;
     message.end = end_reason();
     message.position = out_[0]->sent.load();
-    Write(stream, EncodeTunnelMessage(message, nullptr));
+    Write(stream, Encode(message));
   }
   writers->present.fetch_sub(1);
 }
@@ -233,7 +253,7 @@ grpc::ByteBuffer TunnelEnd::Encode(const Batch& batch, TunnelMessage message) co
   // The relay's `second` is free for an acknowledgement; the server's names the ring.
   if (side_ == Side::kServer) message.second = uint32_t(batch.out->index);
   const grpc::Slice frames = RingSlice(memory_, batch.out->reader->at(batch.position), size_t(batch.bytes));
-  return EncodeTunnelMessage(message, &frames);
+  return EncodeTunnelMessage(message, &frames, checked_);
 }
 
 bool TunnelEnd::Acknowledge(Out* out, uint64_t position) {
@@ -331,7 +351,23 @@ const char* TunnelEnd::PutInPlace(In* in, uint64_t position, const ReceivedFrame
   return nullptr;
 }
 
+void TunnelEnd::Damaged() {
+  damaged_.fetch_add(1);
+  uint64_t here = 0;
+  for (const auto& in : in_) here += in->position.load();
+  std::lock_guard<std::mutex> lock(damage_mutex_);
+  damage_in_a_row_ = here == damage_at_ ? damage_in_a_row_ + 1 : 1;
+  damage_at_ = here;
+  if (damage_in_a_row_ >= kMostDamaged)
+    Fail("what is sent over the connection arrives changed, again and again: something on the way damages it");
+}
+
 bool TunnelEnd::Place(const grpc::ByteBuffer& buffer, Arrivals* arrivals, bool lane) {
+  if (checked_ && CheckTunnelMessage(buffer) != Integrity::kIntact) {
+    // As a broken stream: everything that was not acknowledged comes again.
+    Damaged();
+    return false;
+  }
   TunnelMessage message;
   ReceivedFrames frames;
   std::string error;
@@ -370,6 +406,11 @@ void TunnelEnd::ReadLoop(TunnelStream* stream, Arrivals* arrivals, Lane* lane) {
   uint64_t room = 0, most = 0;
   for (const auto& in : in_) room += 2 * in->writer->capacity();
   while ((!lane || AwaitArrival(lane)) && stream->Read(&buffer)) {
+    if (lane) {
+      lane->since_ns.store(0);
+    } else {
+      heard_ns_.store(ring::SpinBudget::Now());
+    }
     bool hand_over;
     {
       std::lock_guard<std::mutex> lock(arrivals->mutex);
@@ -393,7 +434,7 @@ void TunnelEnd::ReadLoop(TunnelStream* stream, Arrivals* arrivals, Lane* lane) {
   }
 }
 
-void TunnelEnd::PlaceLoop(TunnelStream* stream, Arrivals* arrivals, bool lane) {
+void TunnelEnd::PlaceLoop(TunnelStream* stream, Arrivals* arrivals, Lane* lane) {
   std::unique_lock<std::mutex> lock(arrivals->mutex);
   while (true) {
     arrivals->changed.wait(lock, [arrivals] { return arrivals->over || !arrivals->waiting.empty(); });
@@ -403,13 +444,15 @@ void TunnelEnd::PlaceLoop(TunnelStream* stream, Arrivals* arrivals, bool lane) {
     arrivals->waiting_bytes -= buffer.Length();
     arrivals->busy = true;
     lock.unlock();
-    const bool more = Place(buffer, arrivals, lane);
+    const bool more = Place(buffer, arrivals, lane != nullptr);
     lock.lock();
     arrivals->busy = false;
     if (more) continue;
     arrivals->ended = true;
-    // The reader may be waiting for a message that will not come.
+    lock.unlock();
+    // The reader may be waiting for a message that will not come, or that nobody has announced yet.
     stream->Cancel();
+    if (lane) EndLane(lane);
     return;
   }
 }
@@ -451,6 +494,7 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
   }
   lanes_changed_.notify_all();
 
+  heard_ns_.store(ring::SpinBudget::Now());
   Writers writers;
   writers.sending = int(out_.size());
   writers.present = int(out_.size()) + 1;
@@ -459,7 +503,7 @@ TunnelEnd::Outcome TunnelEnd::Run(TunnelStream* stream, const std::vector<uint64
     threads.emplace_back([this, &out, stream, &writers] { SendLoop(out.get(), stream, &writers); });
   threads.emplace_back([this, stream, &writers] { AcknowledgeLoop(stream, &writers); });
   Arrivals arrivals;
-  std::thread placer([this, stream, &arrivals] { PlaceLoop(stream, &arrivals, false); });
+  std::thread placer([this, stream, &arrivals] { PlaceLoop(stream, &arrivals, nullptr); });
   ReadLoop(stream, &arrivals, nullptr);
   stream->DoneReading();
   {

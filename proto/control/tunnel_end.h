@@ -67,7 +67,9 @@ class TunnelEnd {
     kFailed,     // the other end, or the local ring, broke the rules; both sides are over
   };
 
-  TunnelEnd(Side side, std::shared_ptr<ring::RingMemory> memory);
+  // `checked`: all messages carry a checksum, in both directions. One that arrives damaged breaks its stream, so that it
+  // is sent again; if that keeps happening without progress, the session fails.
+  TunnelEnd(Side side, std::shared_ptr<ring::RingMemory> memory, bool checked = false);
 
   // Serves one stream until it ends. `peer_positions` is where the other end is in the rings that this end sends
   // (request ring for the relay; reply and event ring for the server). *reason: one sentence unless kBroken. `number`
@@ -93,6 +95,9 @@ class TunnelEnd {
   void End(const std::string& reason);
   bool ended() const { return ended_.load(std::memory_order_acquire); }
   std::string end_reason() const;
+
+  // How many messages arrived damaged.
+  uint64_t damaged() const { return damaged_.load(); }
 
   // Whether there is anything that the other end has not taken yet.
   bool outstanding() const;
@@ -136,6 +141,7 @@ class TunnelEnd {
     std::condition_variable arriving;  // with lanes_mutex_
     uint64_t read = 0;                 // messages
     ring::SpinBudget arriving_spin;
+    std::atomic<int64_t> since_ns{0};  // when the reading thread began to read a message that is there; 0: it does not
   };
 
   // The threads that write to one stream.
@@ -159,7 +165,7 @@ class TunnelEnd {
   void SendLoop(Out* out, TunnelStream* stream, Writers* writers);
   // Reads the stream, or the lane, to its end; what it was goes to `arrivals`.
   void ReadLoop(TunnelStream* stream, Arrivals* arrivals, Lane* lane);
-  void PlaceLoop(TunnelStream* stream, Arrivals* arrivals, bool lane);
+  void PlaceLoop(TunnelStream* stream, Arrivals* arrivals, Lane* lane);
   // Takes one message. False if it is the last: the outcome is set.
   bool Place(const grpc::ByteBuffer& buffer, Arrivals* arrivals, bool lane);
   // Gives a batch to a lane that has little to do; false if there is none.
@@ -167,9 +173,16 @@ class TunnelEnd {
   void LaneLoop(Lane* lane);
   // Waits until there is something to read from a lane; false: it is over.
   bool AwaitArrival(Lane* lane);
+  void EndLane(Lane* lane);
   // The counts for a message of the stream, if the other end does not know them yet; and what it sent of its own.
   std::string TakeCounts();
   bool LearnCounts(const std::string& counts);
+  // Counts a message that arrived damaged.
+  void Damaged();
+  // Where messages are checked, damage may also have hit what gRPC puts around them, so that it waits for bytes that
+  // never come. So something is sent now and then, and a stream on which nothing arrives is broken.
+  void KeepAlive(TunnelStream* stream);
+  grpc::ByteBuffer Encode(const TunnelMessage& message) const { return EncodeTunnelMessage(message, nullptr, checked_); }
   // The message for a batch; `message` may hold acknowledgements.
   grpc::ByteBuffer Encode(const Batch& batch, TunnelMessage message) const;
   // Ends the lanes of the run and waits until they have left.
@@ -197,6 +210,12 @@ class TunnelEnd {
 
   const Side side_;
   const std::shared_ptr<ring::RingMemory> memory_;
+  const bool checked_;
+  std::atomic<uint64_t> damaged_{0};
+  std::atomic<int64_t> heard_ns_{0};  // when the last message of the stream arrived
+  std::mutex damage_mutex_;
+  uint64_t damage_at_ = 0;        // damage_mutex_: how far everything had come when a message was damaged last,
+  unsigned damage_in_a_row_ = 0;  // and how many were damaged there
   std::vector<std::unique_ptr<Out>> out_;
   std::vector<std::unique_ptr<In>> in_;
   std::mutex write_mutex_;

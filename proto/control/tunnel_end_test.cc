@@ -291,6 +291,40 @@ TEST(TunnelEnd, HostileLanes) {
   }
 }
 
+// Where messages are checked, a damaged one breaks the stream, also one that came over a lane of which nothing more is
+// announced; what is damaged again and again fails.
+TEST(TunnelEnd, DamageBreaksTheStream) {
+  TunnelMessage message, announce;
+  announce.lanes = std::string(1, 1);
+  for (const bool over_lane : {false, true}) {
+    TunnelEnd server(TunnelEnd::Side::kServer, Memory(), /*checked=*/true);
+    TunnelEnd::Outcome outcome = TunnelEnd::Outcome::kBroken;
+    int runs = 0;
+    for (; outcome == TunnelEnd::Outcome::kBroken && runs < 100; ++runs) {
+      Pipe up{64}, down{64}, lane_up{64}, lane_down{64};
+      FakeStream stream(&up, &down), lane(&lane_up, &lane_down);
+      std::string reason;
+      std::thread run([&] { outcome = server.Run(&stream, {0, 0}, &reason, 1); });
+      std::thread lane_run([&] {
+        if (over_lane) server.RunLane(&lane, 1, 0);
+      });
+      std::vector<grpc::Slice> slices;
+      (void)EncodeTunnelMessage(announce, nullptr, true).Dump(&slices);
+      std::string bytes(slices[0].begin(), slices[0].end());
+      bytes[size_t(runs) % bytes.size()] ^= 16;
+      const grpc::Slice slice(bytes);
+      if (over_lane) up.Put(EncodeTunnelMessage(announce, nullptr, true));
+      (over_lane ? lane_up : up).Put(grpc::ByteBuffer(&slice, 1));
+      run.join();
+      lane_run.join();
+      EXPECT_EQ(server.damaged(), uint64_t(runs) + 1);
+    }
+    EXPECT_EQ(outcome, TunnelEnd::Outcome::kFailed);
+    EXPECT_EQ(runs, 16);
+    EXPECT_NE(server.end_reason().find("damages"), std::string::npos);
+  }
+}
+
 TEST(TunnelEnd, LanesOfOtherRunsAreRefused) {
   TunnelEnd server(TunnelEnd::Side::kServer, Memory());
   server.End("over");

@@ -23,6 +23,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const grpc::ByteBuffer buffer(slices.data(), slices.size());
   TunnelMessage message;
   ReceivedFrames frames;
+  // A checksum is the same wherever the slices are cut, and one changed bit is noticed.
+  if (!slices.empty() && CheckTunnelMessage(buffer) == Integrity::kIntact) {
+    std::string whole(reinterpret_cast<const char*>(data) + 1, size - 1);
+    const grpc::Slice one(whole);
+    Check(CheckTunnelMessage(grpc::ByteBuffer(&one, 1)) == Integrity::kIntact);
+    whole[(data[0] * 257u) % whole.size()] ^= char(1 << (data[0] & 7));
+    const grpc::Slice other(whole);
+    Check(CheckTunnelMessage(grpc::ByteBuffer(&other, 1)) != Integrity::kIntact);
+  }
   if (!slices.empty() && DecodeTunnelMessage(buffer, &message, &frames)) {
     Check(frames.size() < size);
     if (frames.size() > 0) {
@@ -51,12 +60,14 @@ std::vector<std::string> FuzzSeeds() {
   std::vector<std::string> seeds;
   const auto add = [&](const TunnelMessage& message, const std::string& frames) {
     const grpc::Slice slice(frames);
-    std::vector<grpc::Slice> slices;
-    (void)EncodeTunnelMessage(message, frames.empty() ? nullptr : &slice).Dump(&slices);
-    for (char step : {0, 6, 127}) {
-      std::string seed(1, step);
-      for (const grpc::Slice& part : slices) seed.append(reinterpret_cast<const char*>(part.begin()), part.size());
-      seeds.push_back(seed);
+    for (const bool checked : {false, true}) {
+      std::vector<grpc::Slice> slices;
+      (void)EncodeTunnelMessage(message, frames.empty() ? nullptr : &slice, checked).Dump(&slices);
+      for (char step : {0, 6, 127}) {
+        std::string seed(1, step);
+        for (const grpc::Slice& part : slices) seed.append(reinterpret_cast<const char*>(part.begin()), part.size());
+        seeds.push_back(seed);
+      }
     }
   };
   TunnelMessage message;

@@ -102,7 +102,14 @@ bool TunnelEnd::AwaitArrival(Lane* lane) {
     if (lane->over) return false;
   }
   ++lane->read;
+  if (checked_) lane->since_ns.store(ring::SpinBudget::Now());
   return true;
+}
+
+void TunnelEnd::EndLane(Lane* lane) {
+  std::lock_guard<std::mutex> lock(lanes_mutex_);
+  lane->over = true;
+  lane->arriving.notify_one();
 }
 
 std::string TunnelEnd::TakeCounts() {
@@ -146,7 +153,7 @@ bool TunnelEnd::RunLane(TunnelStream* stream, uint64_t number, uint32_t index) {
   }
   std::thread writer([this, &lane] { LaneLoop(&lane); });
   Arrivals arrivals;
-  std::thread placer([this, stream, &arrivals] { PlaceLoop(stream, &arrivals, true); });
+  std::thread placer([this, stream, &arrivals, &lane] { PlaceLoop(stream, &arrivals, &lane); });
   ReadLoop(stream, &arrivals, &lane);
   stream->DoneReading();
   {

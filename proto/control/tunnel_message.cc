@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "proto/codec/wire.h"
+#include "xxhash.h"
 
 namespace cuda_remote::control {
 namespace {
@@ -11,6 +12,30 @@ namespace {
 // Everything before the frames.
 constexpr uint64_t kMaxHeadBytes = 64u << 10;
 constexpr uint32_t kFramesTag = 6 << 3 | wire::kBytes;
+// The checksum's field: one byte of tag, one of length, XXH3 with 64 bits of what follows, little-endian.
+constexpr uint32_t kChecksumTag = 8 << 3 | wire::kBytes;
+constexpr size_t kChecksumBytes = 8;
+constexpr size_t kChecksumFieldBytes = 2 + kChecksumBytes;
+static_assert(kChecksumTag < 0x80);
+
+// Of several pieces, one after the other.
+class Checksum {
+ public:
+  Checksum() { XXH3_64bits_reset(&state_); }
+  void Add(const void* bytes, size_t count) { XXH3_64bits_update(&state_, bytes, count); }
+  std::string Bytes() const {
+    uint64_t value = XXH3_64bits_digest(&state_);
+    std::string bytes(kChecksumBytes, 0);
+    for (char& byte : bytes) {
+      byte = char(value);
+      value >>= 8;
+    }
+    return bytes;
+  }
+
+ private:
+  XXH3_state_t state_;
+};
 
 // Reads bytes that lie in several slices.
 class Cursor {
@@ -71,7 +96,7 @@ class Cursor {
 
 }  // namespace
 
-grpc::ByteBuffer EncodeTunnelMessage(const TunnelMessage& message, const grpc::Slice* frames) {
+grpc::ByteBuffer EncodeTunnelMessage(const TunnelMessage& message, const grpc::Slice* frames, bool checked) {
   std::string head;
   wire::PutBytes(&head, 1, message.open);
   wire::PutUint(&head, 2, message.acknowledged);
@@ -79,14 +104,36 @@ grpc::ByteBuffer EncodeTunnelMessage(const TunnelMessage& message, const grpc::S
   wire::PutBytes(&head, 4, message.end);
   wire::PutUint(&head, 5, message.position);
   wire::PutBytes(&head, 7, message.lanes);
-  if (!frames || frames->size() == 0) {
-    const grpc::Slice slice(head);
-    return grpc::ByteBuffer(&slice, 1);
+  const bool with_frames = frames && frames->size() != 0;
+  if (with_frames) {
+    wire::PutVarint(&head, kFramesTag);
+    wire::PutVarint(&head, frames->size());
   }
-  wire::PutVarint(&head, kFramesTag);
-  wire::PutVarint(&head, frames->size());
-  const grpc::Slice slices[2] = {grpc::Slice(head), *frames};
-  return grpc::ByteBuffer(slices, 2);
+  if (checked) {
+    Checksum sum;
+    sum.Add(head.data(), head.size());
+    if (with_frames) sum.Add(frames->begin(), frames->size());
+    std::string field;
+    wire::PutBytes(&field, 8, sum.Bytes());
+    head.insert(0, field);
+  }
+  const grpc::Slice slices[2] = {grpc::Slice(head), with_frames ? *frames : grpc::Slice()};
+  return grpc::ByteBuffer(slices, with_frames ? 2 : 1);
+}
+
+Integrity CheckTunnelMessage(const grpc::ByteBuffer& buffer) {
+  std::vector<grpc::Slice> slices;
+  if (!buffer.Dump(&slices).ok()) return Integrity::kDamaged;
+  std::string field;
+  Checksum sum;
+  for (const grpc::Slice& slice : slices) {
+    const size_t of_field = std::min(slice.size(), kChecksumFieldBytes - field.size());
+    field.append(reinterpret_cast<const char*>(slice.begin()), of_field);
+    sum.Add(slice.begin() + of_field, slice.size() - of_field);
+  }
+  if (field.size() < kChecksumFieldBytes || uint8_t(field[0]) != kChecksumTag || field[1] != kChecksumBytes)
+    return Integrity::kUnchecked;
+  return field.compare(2, kChecksumBytes, sum.Bytes()) == 0 ? Integrity::kIntact : Integrity::kDamaged;
 }
 
 bool DecodeTunnelMessage(const grpc::ByteBuffer& buffer, TunnelMessage* message, ReceivedFrames* frames) {

@@ -5,6 +5,9 @@
 // so has the struct here. 7 (bytes) stands before 6. What arrives is not trusted; parsing allocates little and reads
 // nothing beyond the message.
 //
+// Over TCP without TLS nothing else would notice a changed byte (TCP's own checksum has 16 bits, and a proxy on the way
+// makes a new one). There messages are checked: field 8, in front of all others, is a checksum of the rest.
+//
 // Thread-safe: no state.
 #ifndef CUDA_REMOTE_PROTO_CONTROL_TUNNEL_MESSAGE_H_
 #define CUDA_REMOTE_PROTO_CONTROL_TUNNEL_MESSAGE_H_
@@ -35,8 +38,12 @@ struct TunnelMessage {
   std::string lanes;          // field 7: how many messages each lane has been given so far
 };
 
-// `frames` may be empty (no field 6 then). The buffer refers to the slice's memory.
-grpc::ByteBuffer EncodeTunnelMessage(const TunnelMessage& message, const grpc::Slice* frames);
+// `frames` may be empty (no field 6 then). The buffer refers to the slice's memory. `checked`: with a checksum.
+grpc::ByteBuffer EncodeTunnelMessage(const TunnelMessage& message, const grpc::Slice* frames, bool checked = false);
+
+// Whether a message that should have a checksum arrived as it was sent.
+enum class Integrity { kIntact, kDamaged, kUnchecked };
+Integrity CheckTunnelMessage(const grpc::ByteBuffer& buffer);
 
 // The frames of a received message, still in the buffers that they arrived in.
 class ReceivedFrames {

@@ -129,6 +129,7 @@ void Answerer::AnswerProcesses(const Question& question, int device, const Ask& 
                        return by_pid.count(session.worker_pid) != 0;
                      });
   for (const AskedSession& session : ask.sessions) {
+    if (session.hidden) continue;
     if (answer->output.size() + sizeof(nvml::ProcessInfo) > nvml::kMaxOutputBytes) break;
     nvml::ProcessInfo info = {session.pid, 0, nvml::kNoInstance, nvml::kNoInstance};
     const auto found = by_pid.find(session.worker_pid);
@@ -149,7 +150,7 @@ void Answerer::AnswerProcesses(const Question& question, int device, const Ask& 
 
 void Answerer::AnswerProcessName(const Question& question, const Ask& ask, nvml::Answer* answer) {
   for (const AskedSession& session : ask.sessions) {
-    if (session.pid != question.a) continue;
+    if (session.hidden || session.pid != question.a) continue;
     answer->output = session.program;
     return;
   }

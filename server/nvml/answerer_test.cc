@@ -123,6 +123,28 @@ TEST_F(FromDriverFacts, MemoryIsWhatTheSessionsHold) {
   EXPECT_EQ(v2.total, 1001u);
 }
 
+// Somebody else's session: its memory is used, and that is all that is told.
+TEST_F(FromDriverFacts, SessionsOfOthersAreHidden) {
+  const auto answer = [this](const Question& question) {
+    Ask ask = MakeAsk(question), arrived;
+    ask.sessions[0].hidden = true;
+    std::string bytes;
+    EncodeAsk(ask, &bytes);
+    EXPECT_TRUE(DecodeAsk(bytes, &arrived));
+    return answerer_.Answer(arrived);
+  };
+  EXPECT_EQ(Value<nvml::Memory>(answer(Make("nvmlDeviceGetMemoryInfo"))).used, 300u);
+  EXPECT_TRUE(answer(Make(nvml::kComputeProcesses, 0)).output.empty());
+  const nvml::Answer second = answer(Make(nvml::kComputeProcesses, 1));
+  ASSERT_EQ(second.output.size(), sizeof(nvml::ProcessInfo));
+  EXPECT_EQ(Value<nvml::ProcessInfo>(second).pid, 42u);
+  Question name = Make(nvml::kProcessName);
+  name.a = 41;
+  EXPECT_EQ(answer(name).result, nvml::kNotFound);
+  name.a = 42;
+  EXPECT_EQ(answer(name).output, "/bin/other");
+}
+
 TEST_F(FromDriverFacts, ProcessesAreTheClients) {
   const nvml::Answer first = Answer(Make(nvml::kComputeProcesses, 0));
   ASSERT_EQ(first.output.size(), sizeof(nvml::ProcessInfo));

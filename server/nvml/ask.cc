@@ -18,6 +18,8 @@ bool DecodeSession(std::string_view bytes, AskedSession* session) {
         return reader.Get(&session->program);
       case 5:
         return reader.Add(&session->device_bytes);
+      case 6:
+        return reader.Get(&session->hidden);
       default:
         return reader.Skip();
     }
@@ -40,6 +42,7 @@ void EncodeAsk(const Ask& ask, std::string* out) {
     wire::PutBytes(&one, 4,
                    program.size() > kMaxAskedProgram ? program.substr(program.size() - kMaxAskedProgram) : program);
     wire::PutPackedUnsigned(&one, 5, session.device_bytes);
+    wire::PutUint(&one, 6, session.hidden);
     wire::PutBytesAlways(out, 3, one);
   }
 }

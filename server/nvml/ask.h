@@ -25,6 +25,7 @@ struct AskedSession {
   int32_t gpu = 0;                     // the one that its worker was warm on
   std::string program;                 // its end, if it is long
   std::vector<uint64_t> device_bytes;  // on each GPU
+  bool hidden = false;                 // somebody else's than who asks: its memory counts, nothing else is told
 };
 
 struct Ask {

@@ -34,9 +34,10 @@ int Serve(const Options& options) {
   signal(SIGPIPE, SIG_IGN);
   fcntl(options.link_fd, F_SETFD, FD_CLOEXEC);
   LoadedDriver driver;
+  bool works = false;
   std::unique_ptr<NvmlSource> source;
   std::string error, why;
-  if (ChooseDriver(options.driver, &driver, &error)) {
+  if (ChooseDriver(options.driver, &driver, &works, &error)) {
     if (!driver.software) source = OpenRealNvml(driver, options.nvml, &why);
     if (!source) source = MakeDriverFacts(driver);
     if (!why.empty()) spdlog::warn("no NVML ({}): questions are answered from the driver API", why);

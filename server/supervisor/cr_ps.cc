@@ -14,6 +14,7 @@
 #include "proto/codec/json.h"
 #include "proto/control/control.grpc.pb.h"
 #include "proto/control/credentials.h"
+#include "proto/control/message_check.h"
 #include "proto/folder/private_folder.h"
 #include "proto/frame/version.h"
 
@@ -30,6 +31,9 @@ Examples:
   cr-ps                                     sessions of this user's cr-server on this machine
   cr-ps --server gpu7:7070 --json
   cr-ps --end 12 --reason "node goes down"  end session 12
+
+It shows and ends the sessions of who asks: of the same user, or of the same client certificate. Operators
+of the server (its own user, root, and cr-server --operator) see and end all.
 
 Exit codes: 0 ok, 1 no answer from the server, 2 wrong use, 4 no such session.
 )";
@@ -98,6 +102,7 @@ void PrintJson(const control::ServerInfo& server, const control::ListSessionsRep
     json.Member("replaying", s.replaying());
     json.Member("saved_unix_ms", s.saved_unix_ms());
     json.Member("saved_bytes", s.saved_bytes());
+    json.Member("owner", s.owner());
     json.End('}');
   }
   json.End(']');
@@ -113,14 +118,14 @@ void PrintTable(const control::ServerInfo& server, const control::ListSessionsRe
   if (!server.worker_error().empty()) printf("workers cannot start: %s\n", server.worker_error().c_str());
   if (list.sessions_size() == 0) return;
   printf("%7s %8s %8s %3s %5s %10s %10s %11s %11s %8s  %s\n", "SESSION", "PID", "WORKER", "GPU", "WAY", "MEMORY",
-         "CALLS/S", "BYTES/S", "SAVED", "SECONDS", "PROGRAM");
+         "CALLS/S", "BYTES/S", "SAVED", "SECONDS", "PROGRAM (OWNER)");
   for (const control::SessionInfo& s : list.sessions()) {
     const std::string job = s.job().empty() ? "" : " [" + s.job() + "]";
-    printf("%7" PRIu64 " %8u %8s %3d %5s %10s %10.0f %11s %11s %8.0f  %s%s%s\n", s.id(), s.pid(),
+    printf("%7" PRIu64 " %8u %8s %3d %5s %10s %10.0f %11s %11s %8.0f  %s%s%s (%s)\n", s.id(), s.pid(),
            s.worker_pid() ? std::to_string(s.worker_pid()).c_str() : "waits", s.gpu(), s.transport().c_str(),
            Bytes(double(s.device_bytes())).c_str(), s.calls_per_second(), Bytes(s.bytes_per_second()).c_str(),
            Ago(s.saved_unix_ms()).c_str(), s.seconds(), s.program().c_str(), job.c_str(),
-           s.peer().empty() ? "" : (" from " + s.peer()).c_str());
+           s.peer().empty() ? "" : (" from " + s.peer()).c_str(), s.owner().c_str());
   }
 }
 
@@ -159,6 +164,8 @@ int Main(int argc, char** argv) {
   bool local;
   const std::string target = control::ControlTarget(address, &local);
   if (!local) control::FillFromEnvironment(&tls);
+  const bool checked = !local && tls.empty();  // nothing else notices what is damaged on the way
+  control::SendGrpcLogTo([](bool, const char*) {});  // the call's status says the same
   const auto credentials = control::ClientTls(local ? control::TlsFiles() : tls, &error);
   if (!credentials) {
     fprintf(stderr, "cr-ps: %s\n", error.c_str());
@@ -166,35 +173,35 @@ int Main(int argc, char** argv) {
   }
   const auto stub =
       control::Control::NewStub(grpc::CreateCustomChannel(target, credentials, control::ClientArguments()));
-  const auto failed = [&](const grpc::Status& status) {
-    fprintf(stderr, "cr-ps: no answer from the server at %s: %s\n", address.c_str(), status.error_message().c_str());
-    return kExitNoServer;
-  };
-  if (end != 0) {
+  // Makes a call; false after a message.
+  const auto call = [&](auto method, auto request, auto* reply) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + kDeadline);
+    if (checked) control::AddChecksum(&request);
+    grpc::Status status = (stub.get()->*method)(&context, request, reply);
+    if (status.ok() && checked && !control::ChecksumIsRight(*reply))
+      status = grpc::Status(grpc::StatusCode::DATA_LOSS, "its answer has no checksum, or arrived damaged");
+    if (!status.ok()) {
+      fprintf(stderr, "cr-ps: no answer from the server at %s: %s\n", address.c_str(), status.error_message().c_str());
+    }
+    return status.ok();
+  };
+  if (end != 0) {
     control::EndSessionRequest request;
     request.set_id(end);
     request.set_reason(reason);
     control::EndSessionReply reply;
-    const grpc::Status status = stub->EndSession(&context, request, &reply);
-    if (!status.ok()) return failed(status);
+    if (!call(&control::Control::Stub::EndSession, request, &reply)) return kExitNoServer;
     if (reply.found()) return 0;
-    fprintf(stderr, "cr-ps: there is no session %" PRIu64 "\n", end);
+    fprintf(stderr, "cr-ps: there is no session %" PRIu64 " of yours (the server's operators can end others, too)\n", end);
     return kExitNoSession;
   }
   control::ServerInfo server;
   control::ListSessionsReply list;
-  {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + kDeadline);
-    const grpc::Status status = stub->GetServerInfo(&context, control::ServerInfoRequest(), &server);
-    if (!status.ok()) return failed(status);
+  if (!call(&control::Control::Stub::GetServerInfo, control::ServerInfoRequest(), &server) ||
+      !call(&control::Control::Stub::ListSessions, control::ListSessionsRequest(), &list)) {
+    return kExitNoServer;
   }
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + kDeadline);
-  const grpc::Status status = stub->ListSessions(&context, control::ListSessionsRequest(), &list);
-  if (!status.ok()) return failed(status);
   if (json) {
     PrintJson(server, list);
   } else {

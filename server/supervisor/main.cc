@@ -2,18 +2,23 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <signal.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "proto/channel/handshake.h"
 #include "proto/control/buffer_memory.h"
@@ -22,6 +27,10 @@
 #include "proto/folder/private_folder.h"
 #include "proto/frame/version.h"
 #include "server/supervisor/control_service.h"
+#include "server/supervisor/identity.h"
+#include "server/supervisor/listener.h"
+#include "server/supervisor/log_limit.h"
+#include "server/supervisor/restrict.h"
 #include "server/supervisor/server_poller.h"
 #include "server/supervisor/spawn.h"
 #include "server/supervisor/supervisor.h"
@@ -39,51 +48,231 @@ Examples:
   cr-server                                  local jobs of this user; prints the address for cr-run --server
   cr-server --dir /run/user/1000/gpu --workers 2
   cr-server --listen 0.0.0.0:7070 --tls-cert server.pem --tls-key server.key --tls-ca clients.pem
+  cr-server --listen 0.0.0.0:7070 --insecure-tcp 10.1.2.0/24
+  cr-server --dir /run/cuda-remote --allow-group gpu-users --session-user cuda-remote
+  cr-server --config /etc/cuda-remote/server.conf
   cr-server --driver /opt/cuda-remote/libsoftgpu.so --workers 0
 
 Sockets: DIR/session.sock for jobs, DIR/control.sock for cr-ps. Both serve the same user only.
 
+A session belongs to who opened it: a user (uid:1000), a client certificate (cert:CN=alice,O=lab), or a host of
+--insecure-tcp (address:10.1.2.3). Others do not see it and cannot end it, but for operators.
+
+SIGHUP reads the --config file and the certificates again; sessions go on. What is read again: --operator,
+--insecure-tcp, --allow-user, --allow-group, the limits and --log-level.
+
 Exit codes: 0 ended by SIGTERM or SIGINT, 1 failure while running, 2 wrong use,
 3 cannot listen (folder or address in use).
 )";
+
+// Options that are lists of texts.
+struct Lists {
+  std::vector<std::string> operators, insecure, users, groups;
+  std::string session_user;
+};
+
+// More are never needed, and some programs take long with more.
+constexpr rlim_t kWantedDescriptors = 65536;
+// The part of the descriptors that TCP connections may take; sessions, workers and local clients have the rest.
+constexpr size_t kConnectionShare = 4;
+
+// gRPC has a thread for each stream of a session, and some for calls.
+int MostThreads(const Policy& policy) {
+  constexpr int kOther = 512, kEverySession = 1 + int(control::TunnelEnd::kMostLanes), kMost = 16384;
+  if (policy.max_sessions == 0 || policy.max_sessions > kMost / kEverySession) return kMost;
+  return kOther + policy.max_sessions * kEverySession;
+}
+
+// What gRPC said last, for a message of our own.
+class LastGrpcError {
+ public:
+  void Set(const char* line) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    line_ = line;
+  }
+  std::string Get() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return line_;
+  }
+  // Whether a line may be written.
+  bool Allow(std::string* more) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return limit_.Allow(more);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::string line_ = "gRPC does not say why";
+  LogLimit limit_;
+};
+LastGrpcError g_last_grpc_error;
+
+// Strangers at the port make gRPC talk.
+void LogForGrpc(bool error, const char* line) {
+  if (error) g_last_grpc_error.Set(line);
+  std::string more;
+  if (error && g_last_grpc_error.Allow(&more)) {
+    spdlog::warn("gRPC: {}{}", line, more);
+  } else {
+    spdlog::trace("gRPC: {}", line);
+  }
+}
+
+void AddOptions(CLI::App* app, Options* options, Lists* lists) {
+  Policy* const policy = &options->policy;
+  app->footer(kExamples);
+  app->set_version_flag("--version", VersionLine("cr-server"));
+  app->set_config("--config", "", "file with options, one a line, as in: operator = \"CN=ops,O=lab\"");
+  app->add_option("--dir", options->directory,
+                  "folder for the sockets (default: $XDG_RUNTIME_DIR/cuda-remote, /run/cuda-remote (root), "
+                  "/run/user/UID/cuda-remote or /tmp/cuda-remote-UID)");
+  app->add_option("--listen", options->listen, "also serve other hosts, at HOST:PORT (port 0: any free one)");
+  app->add_option("--tls-cert", options->tls.cert, "this server's certificate, PEM (or CUDA_REMOTE_TLS_CERT)");
+  app->add_option("--tls-key", options->tls.key, "its key (or CUDA_REMOTE_TLS_KEY)");
+  app->add_option("--tls-ca", options->tls.ca, "who signs the clients' certificates (or CUDA_REMOTE_TLS_CA)");
+  app->add_option("--insecure-tcp", lists->insecure,
+                  "serve these hosts without encryption and without asking who it is: addresses or networks, as in "
+                  "10.1.2.0/24,10.1.3.7. Any user of such a host can use the GPU")
+      ->delimiter(',');
+  app->add_option("--operator", lists->operators,
+                  "who may see and end everybody's sessions, besides root and the server's own user: the subject of a "
+                  "client certificate, or uid:USER (may be given several times)");
+  app->add_option("--allow-user", lists->users,
+                  "local users who are served besides the server's own (names or numbers; needs root and --session-user)")
+      ->delimiter(',');
+  app->add_option("--allow-group", lists->groups, "likewise: all members of these groups")->delimiter(',');
+  app->add_option("--session-user", lists->session_user,
+                  "user that the workers of foreign sessions run as, so that they are no way to the server's files "
+                  "(needs root; the user must have access to the GPU's device files)");
+  app->add_flag("!--unrestricted", options->restrict_workers,
+                "workers keep their capabilities and may make all system calls: only to find out whether that is what "
+                "keeps a driver from working");
+  app->add_option("--workers", options->workers, "workers kept ready for new sessions")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 64));
+  app->add_option("--gpu", options->gpu, "serve this GPU only (ordinal)")->check(CLI::Range(0, 255));
+  app->add_option("--driver", options->driver,
+                  "driver library (default: libcuda.so.1 if it finds a GPU, else the software GPU)")
+      ->envname("CUDA_REMOTE_DRIVER");
+  app->add_option("--memory-limit", policy->memory_limit, "device memory that one session may hold, as in 8GB")
+      ->transform(CLI::AsSizeValue(false));
+  app->add_option("--user-memory-limit", policy->user_memory_limit,
+                  "device memory that all sessions of one identity other than the server's own user may hold together")
+      ->transform(CLI::AsSizeValue(false));
+  app->add_option("--max-sessions", policy->max_sessions, "sessions at a time; 0: no limit")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  app->add_option("--user-sessions", policy->user_sessions,
+                  "sessions at a time of one identity other than the server's own user; 0: no limit")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  app->add_option("--max-connections", options->max_connections,
+                  "TCP connections at a time (default: a quarter of the descriptors that the process may have)")
+      ->check(CLI::NonNegativeNumber);
+  app->add_option("--grace", options->grace_seconds,
+                  "seconds that a remote session waits for its broken connection to come back")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 86400));
+  app->add_option("--worker", options->worker, "path of cr-worker (default: beside cr-server)");
+  app->add_option("--log-level", policy->log_level, "trace, debug, info, warn, error")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error"}));
+  app->add_option("--ready-fd", options->ready_fd, "write the address to this descriptor and close it once ready");
+}
+
+// Takes apart what the command line has as texts. False and one sentence in *error if one of them is wrong.
+bool ReadLists(const Lists& lists, Policy* policy, std::string* error) {
+  for (const std::string& text : lists.operators) {
+    std::string identity;
+    if (!ParseIdentity(text, &identity, error)) {
+      *error = "--operator: " + *error;
+      return false;
+    }
+    policy->operators.insert(identity);
+  }
+  for (const std::string& text : lists.users) {
+    Account account;
+    if (!FindAccount(text, &account, error)) {
+      *error = "--allow-user: " + *error;
+      return false;
+    }
+    policy->users.insert(account.uid);
+  }
+  for (const std::string& text : lists.groups) {
+    const bool number = !text.empty() && text.size() < 10 && text.find_first_not_of("0123456789") == std::string::npos;
+    const group* const found = number ? nullptr : getgrnam(text.c_str());
+    if (!number && !found) {
+      *error = "--allow-group: there is no group " + text + " on this machine";
+      return false;
+    }
+    policy->groups.insert(number ? gid_t(std::stoul(text)) : found->gr_gid);
+  }
+  for (const std::string& text : lists.insecure) {
+    if (policy->insecure.Add(text, error)) continue;
+    *error = "--insecure-tcp: " + *error;
+    return false;
+  }
+  return true;
+}
+
+// The command line once more, with the configuration file as it is now. False and one sentence in *error if something
+// is wrong with that file.
+bool ReadAgain(int argc, char** argv, Options* options, std::string* error) {
+  Lists lists;
+  CLI::App app;
+  AddOptions(&app, options, &lists);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& failure) {
+    *error = failure.what();
+    return false;
+  }
+  return ReadLists(lists, &options->policy, error);
+}
+
+// What SIGHUP does: the policy, the certificates and the log level are read again; nothing that runs is touched.
+void Reload(int argc, char** argv, const Options& running, control::ServerTls* tls, Listener* listener,
+            Supervisor* supervisor) {
+  Options read;
+  std::string error;
+  if (!ReadAgain(argc, argv, &read, &error)) {
+    spdlog::error("SIGHUP: the configuration stays as it was: {}", error);
+  } else {
+    spdlog::set_level(spdlog::level::from_str(read.policy.log_level));
+    supervisor->SetPolicy(read.policy);
+    if (!running.policy.insecure.empty() && !read.policy.insecure.empty()) listener->SetAllowed(read.policy.insecure);
+    if ((!read.policy.users.empty() || !read.policy.groups.empty()) && !running.serves_others)
+      spdlog::warn("SIGHUP: other local users are served once cr-server was started with --allow-user or --allow-group");
+    if (running.policy.insecure.empty() != read.policy.insecure.empty() || read.listen != running.listen)
+      spdlog::warn("SIGHUP: whether and where to listen is only read when cr-server starts");
+    spdlog::info("SIGHUP: the configuration was read again");
+  }
+  if (!tls) return;
+  if (tls->Reload(running.tls, &error)) {
+    spdlog::info("SIGHUP: new connections use the certificates that {} and {} hold now", running.tls.cert,
+                 running.tls.ca);
+  } else {
+    spdlog::error("SIGHUP: the certificates stay as they were: {}", error);
+  }
+}
+
+// Descriptors are what sessions and connections take first.
+size_t RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 1024;
+  limit.rlim_cur = std::max<rlim_t>(limit.rlim_cur, std::min<rlim_t>(limit.rlim_max, kWantedDescriptors));
+  setrlimit(RLIMIT_NOFILE, &limit);
+  return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? size_t(limit.rlim_cur) : 1024;
+}
 
 int Main(int argc, char** argv) {
   control::KeepBufferMemory();
   control::PollEagerly();
   Supervisor::BlockSignals();
   Options options;
+  Lists lists;
   CLI::App app("Serves this machine's GPU to CUDA programs that run under cr-run.", "cr-server");
-  app.footer(kExamples);
-  app.set_version_flag("--version", VersionLine("cr-server"));
-  app.add_option("--dir", options.directory,
-                 "folder for the sockets (default: $XDG_RUNTIME_DIR/cuda-remote, /run/cuda-remote (root), "
-                 "/run/user/UID/cuda-remote or /tmp/cuda-remote-UID)");
-  app.add_option("--listen", options.listen, "also serve other hosts, at HOST:PORT (port 0: any free one)");
-  app.add_option("--tls-cert", options.tls.cert, "this server's certificate, PEM (or CUDA_REMOTE_TLS_CERT)");
-  app.add_option("--tls-key", options.tls.key, "its key (or CUDA_REMOTE_TLS_KEY)");
-  app.add_option("--tls-ca", options.tls.ca, "who signs the clients' certificates (or CUDA_REMOTE_TLS_CA)");
-  app.add_flag("--insecure-tcp", options.insecure_tcp,
-               "listen without encryption and without asking who it is: anybody who reaches the port can use the GPU");
-  app.add_option("--workers", options.workers, "workers kept ready for new sessions")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 64));
-  app.add_option("--gpu", options.gpu, "serve this GPU only (ordinal)")->check(CLI::Range(0, 255));
-  app.add_option("--driver", options.driver,
-                 "driver library (default: libcuda.so.1 if it finds a GPU, else the software GPU)")
-      ->envname("CUDA_REMOTE_DRIVER");
-  app.add_option("--memory-limit", options.memory_limit, "device memory that one session may hold, as in 8GB")
-      ->transform(CLI::AsSizeValue(false));
-  app.add_option("--max-sessions", options.max_sessions, "sessions at a time; 0: no limit")
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--grace", options.grace_seconds,
-                 "seconds that a remote session waits for its broken connection to come back")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 86400));
-  app.add_option("--worker", options.worker, "path of cr-worker (default: beside cr-server)");
-  app.add_option("--log-level", options.log_level, "trace, debug, info, warn, error")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error"}));
-  app.add_option("--ready-fd", options.ready_fd, "write the address to this descriptor and close it once ready");
+  AddOptions(&app, &options, &lists);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -91,9 +280,11 @@ int Main(int argc, char** argv) {
   }
   const auto logger = std::make_shared<spdlog::logger>("cr-server", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   logger->set_pattern("%Y-%m-%d %H:%M:%S.%e %l %n: %v");
-  logger->set_level(spdlog::level::from_str(options.log_level));
+  logger->set_level(spdlog::level::from_str(options.policy.log_level));
   logger->flush_on(spdlog::level::trace);
   spdlog::set_default_logger(logger);
+  control::SendGrpcLogTo(LogForGrpc);
+  const size_t descriptors = RaiseDescriptorLimit();
 
   if (options.directory.empty()) options.directory = RuntimeFolders().front();
   if (options.directory[0] != '/') {
@@ -107,32 +298,69 @@ int Main(int argc, char** argv) {
     return kExitUsage;
   }
   options.monitor = FindCompanion("cr-nvml", {"", "../nvml/", "../libexec/"});
-  if (options.listen.empty() && (options.insecure_tcp || !options.tls.empty())) {
+  std::string error;
+  if (!ReadLists(lists, &options.policy, &error)) {
+    spdlog::critical("{}", error);
+    return kExitUsage;
+  }
+  options.serves_others = !options.policy.users.empty() || !options.policy.groups.empty();
+  if (!lists.session_user.empty()) {
+    options.session_user.emplace();
+    if (!FindAccount(lists.session_user, &*options.session_user, &error)) {
+      spdlog::critical("--session-user: {}", error);
+      return kExitUsage;
+    }
+  }
+  if ((options.serves_others || options.session_user) && geteuid() != 0) {
+    spdlog::critical("--allow-user, --allow-group and --session-user need root: only root can run workers as another user");
+    return kExitUsage;
+  }
+  if (options.serves_others && !options.session_user) {
+    spdlog::critical("--allow-user and --allow-group need --session-user, so that a worker that serves somebody else does "
+                     "not run as root");
+    return kExitUsage;
+  }
+  if (options.session_user && options.session_user->uid == 0) {
+    spdlog::critical("--session-user must not be root");
+    return kExitUsage;
+  }
+  const bool insecure = !options.policy.insecure.empty();
+  if (options.listen.empty() && (insecure || !options.tls.empty())) {
     spdlog::critical("--tls-* and --insecure-tcp are about --listen, which is missing");
     return kExitUsage;
   }
-  std::string error;
-  std::shared_ptr<grpc::ServerCredentials> tcp_credentials;
+  std::unique_ptr<control::ServerTls> tls;
+  Listener listener;
   if (!options.listen.empty()) {
-    if (options.insecure_tcp) {
+    if (insecure) {
       if (!options.tls.empty()) {
         spdlog::critical("--insecure-tcp and --tls-* exclude each other");
         return kExitUsage;
       }
-      tcp_credentials = grpc::InsecureServerCredentials();
+      listener.SetAllowed(options.policy.insecure);
     } else {
       control::FillFromEnvironment(&options.tls);
-      tcp_credentials = control::ServerTls(options.tls, &error);
-      if (!tcp_credentials) {
-        spdlog::critical("{}; without TLS, --listen needs --insecure-tcp", error);
+      tls = control::ServerTls::Create(options.tls, &error);
+      if (!tls) {
+        spdlog::critical("{}; without TLS, --listen needs --insecure-tcp with the hosts that may connect", error);
         return kExitUsage;
       }
     }
+    if (!listener.Listen(options.listen, &error)) {
+      spdlog::critical("{}", error);
+      return kExitCannotListen;
+    }
   }
 
+  if (options.driver.empty()) MakeDeviceFiles();
   Supervisor supervisor(options);
   if (!supervisor.Start(&error)) {
     spdlog::critical("{}", error);
+    return kExitCannotListen;
+  }
+  // Before the first thread of gRPC's: each would keep what it has.
+  if (options.restrict_workers && !RestrictServer(&error)) {
+    spdlog::critical("{} (--unrestricted does without)", error);
     return kExitCannotListen;
   }
   grpc::ServerBuilder builder;
@@ -142,27 +370,44 @@ int Main(int argc, char** argv) {
   const std::string control_path = ControlSocketPath(options.directory);
   unlink(control_path.c_str());  // the folder is ours alone (server.lock)
   control::SetServerArguments(&builder);
-  int port = 0;
+  grpc::ResourceQuota quota("cr-server");
+  quota.SetMaxThreads(MostThreads(options.policy));
+  builder.SetResourceQuota(quota);
   builder.AddListeningPort("unix:" + control_path, grpc::InsecureServerCredentials());
-  if (tcp_credentials) builder.AddListeningPort(options.listen, tcp_credentials, &port);
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor;
+  if (!options.listen.empty()) {
+    acceptor = builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+        tls ? tls->Credentials() : grpc::InsecureServerCredentials());
+  }
   builder.RegisterService(&control_service);
   builder.RegisterService(&tunnel_service);
   const mode_t before = umask(0177);
   std::unique_ptr<grpc::Server> grpc_server = builder.BuildAndStart();
   umask(before);
-  if (grpc_server) poller.Start();
-  if (!grpc_server || (tcp_credentials && port == 0)) {
-    spdlog::critical("cannot listen on {}{}", control_path, tcp_credentials ? " and " + options.listen : "");
-    if (grpc_server) grpc_server->Shutdown();
+  if (!grpc_server) {
+    spdlog::critical("cannot listen on {}: {}", control_path, g_last_grpc_error.Get());
     unlink(SessionSocketPath(options.directory).c_str());
     unlink(control_path.c_str());
     return kExitCannotListen;
   }
+  poller.Start();
+  if (acceptor) {
+    supervisor.SetProven([&listener](const IpAddress& address, uint16_t port) { listener.Proven(address, port); });
+    const size_t most = options.max_connections > 0 ? size_t(options.max_connections) : descriptors / kConnectionShare;
+    listener.Start(most, [&acceptor](int fd) {
+      grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+      connection.fd = fd;
+      acceptor->HandleNewConnection(&connection);
+    });
+  }
   std::string ready = "cr-server ready: unix:" + SessionSocketPath(options.directory);
-  if (tcp_credentials) {
-    ready += " tcp:" + options.listen.substr(0, options.listen.rfind(':')) + ":" + std::to_string(port);
-    if (options.insecure_tcp)
-      spdlog::warn("--insecure-tcp: anybody who reaches port {} can use the GPU, and read what is sent", port);
+  if (acceptor) {
+    ready += " tcp:" + options.listen.substr(0, options.listen.rfind(':')) + ":" + std::to_string(listener.port());
+    if (insecure) {
+      spdlog::warn("--insecure-tcp: every user of a listed host can use the GPU at port {}, and whoever is on the way "
+                   "can read and change what is sent", listener.port());
+    }
   }
   spdlog::info("serving {}", ready.substr(strlen("cr-server ready: ")));
   ready += "\n";
@@ -173,8 +418,9 @@ int Main(int argc, char** argv) {
     close(options.ready_fd);
   }
 
-  supervisor.Run();
+  supervisor.Run([&] { Reload(argc, argv, options, tls.get(), &listener, &supervisor); });
 
+  listener.Stop();
   tunnel_service.Shutdown();
   grpc_server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
   grpc_server->Wait();

@@ -51,10 +51,10 @@ bool Monitor::Start(std::string* error) {
     return false;
   }
   std::vector<std::string> command = {options_.monitor, "--link-fd", std::to_string(kWorkerLinkFd), "--log-level",
-                                      options_.log_level};
+                                      options_.policy.log_level};
   if (!options_.driver.empty()) command.insert(command.end(), {"--driver", options_.driver});
   if (options_.gpu >= 0) command.insert(command.end(), {"--gpu", std::to_string(options_.gpu)});
-  const pid_t pid = SpawnWorker(command, sockets[1], error);
+  const pid_t pid = SpawnWorker(command, sockets[1], *restrictions_, error);
   close(sockets[1]);
   if (pid < 0) {
     close(sockets[0]);

@@ -13,13 +13,14 @@
 
 #include "server/nvml/ask.h"
 #include "server/supervisor/options.h"
+#include "server/supervisor/restrict.h"
 
 namespace cuda_remote::server {
 
 class Monitor {
  public:
-  // `options` must outlive it.
-  explicit Monitor(const Options& options) : options_(options) {}
+  // Both must outlive it. `restrictions`: what the process gives up; read when it starts.
+  Monitor(const Options& options, const Restrictions* restrictions) : options_(options), restrictions_(restrictions) {}
   ~Monitor();
 
   // Hands a question on, with the socket for its answer (taken over). What cannot be handed on is refused there.
@@ -41,6 +42,7 @@ class Monitor {
   void CloseLink();
 
   const Options& options_;
+  const Restrictions* const restrictions_;
   pid_t pid_ = 0;
   int link_ = -1;
   bool stopping_ = false;

@@ -1,29 +1,49 @@
-// What cr-server's command line says.
+// What cr-server's command line and its configuration file say.
 #ifndef CUDA_REMOTE_SERVER_SUPERVISOR_OPTIONS_H_
 #define CUDA_REMOTE_SERVER_SUPERVISOR_OPTIONS_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
+#include <optional>
+#include <set>
 #include <string>
 
 #include "proto/control/credentials.h"
+#include "server/supervisor/address_list.h"
+#include "server/supervisor/restrict.h"
 
 namespace cuda_remote::server {
+
+// Who may do what, and how much: what SIGHUP reads anew. It counts for what begins afterwards.
+struct Policy {
+  std::set<std::string> operators;  // --operator: identities (identity.h) that see and end all sessions
+  std::set<uid_t> users;            // --allow-user: local users who are served besides the server's own
+  std::set<gid_t> groups;           // --allow-group
+  AddressList insecure;             // --insecure-tcp: hosts that are served without TLS
+  uint64_t memory_limit = 0;        // device memory of one session; 0: no limit
+  uint64_t user_memory_limit = 0;   // of all sessions of one identity other than the server's own user; 0: no limit
+  int max_sessions = 128;           // 0: no limit
+  int user_sessions = 64;           // of one identity other than the server's own user; 0: no limit
+  std::string log_level = "info";
+};
 
 struct Options {
   std::string directory;  // --dir
   std::string listen;     // --listen host:port; empty: Unix sockets only
   control::TlsFiles tls;  // --tls-cert, --tls-key, --tls-ca
-  bool insecure_tcp = false;
-  int workers = 1;  // warm workers kept ready
+  int workers = 1;        // warm workers kept ready
   int gpu = -1;
   std::string driver;
-  std::string worker;  // path of cr-worker
-  std::string monitor;  // path of cr-nvml; empty: questions about the GPUs are refused
-  uint64_t memory_limit = 0;
-  int max_sessions = 0;    // 0: no limit
-  int grace_seconds = 60;  // how long a session outlives its broken connection
-  std::string log_level = "info";
+  std::string worker;       // path of cr-worker
+  std::string monitor;      // path of cr-nvml; empty: questions about the GPUs are refused
+  int grace_seconds = 60;   // how long a session outlives its broken connection
+  int max_connections = 0;  // TCP connections at a time; 0: as the descriptor limit allows
   int ready_fd = -1;
+  std::optional<Account> session_user;  // --session-user: runs the workers of foreign sessions
+  bool serves_others = false;           // local users besides the server's own were admitted at the start
+  bool restrict_workers = true;         // not --unrestricted
+  Policy policy;
 };
 
 }  // namespace cuda_remote::server

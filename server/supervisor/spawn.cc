@@ -12,11 +12,22 @@
 
 namespace cuda_remote::server {
 
-pid_t SpawnWorker(const std::vector<std::string>& command, int link, std::string* error) {
+namespace {
+
+// What a child that could not become the program says of itself. The text is in both processes.
+struct Failure {
+  int error;
+  const char* what;
+};
+
+}  // namespace
+
+pid_t SpawnWorker(const std::vector<std::string>& command, int link, const Restrictions& restrictions,
+                  std::string* error) {
   std::vector<char*> arguments;
   for (const std::string& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
-  // Closes when exec succeeds; carries errno if it does not.
+  // Closes when exec succeeds; carries a Failure if it does not.
   int report[2];
   if (pipe2(report, O_CLOEXEC) != 0) {
     *error = std::string("pipe: ") + strerror(errno);
@@ -45,8 +56,13 @@ pid_t SpawnWorker(const std::vector<std::string>& command, int link, std::string
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
     signal(SIGPIPE, SIG_DFL);
-    execv(arguments[0], arguments.data());
-    const int failure = errno;
+    Failure failure{0, "execute it"};
+    failure.error = GiveUp(restrictions, &failure.what);
+    if (failure.error == 0) {
+      failure.what = "execute it";
+      execv(arguments[0], arguments.data());
+      failure.error = errno;
+    }
     if (write(out, &failure, sizeof(failure)) < 0) _exit(126);
     _exit(127);
   }
@@ -57,11 +73,15 @@ pid_t SpawnWorker(const std::vector<std::string>& command, int link, std::string
     *error = std::string("fork: ") + strerror(fork_errno);
     return -1;
   }
-  int failure = 0;
+  Failure failure{};
   const ssize_t got = read(report[0], &failure, sizeof(failure));
   close(report[0]);
   if (got == ssize_t(sizeof(failure))) {
-    *error = "cannot execute " + command[0] + ": " + strerror(failure);
+    *error = command[0] + ": cannot " + failure.what + ": " + strerror(failure.error);
+    if (failure.error == EACCES) {
+      *error += "; workers have no privileges, so they must be able to read their files" +
+                (restrictions.account ? " as user " + restrictions.account->name : std::string());
+    }
     return -1;  // the event loop reaps it
   }
   return pid;

@@ -2,14 +2,18 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <poll.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/file.h>
+#include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -30,7 +34,19 @@ constexpr auto kWorkerStartTimeout = std::chrono::seconds(60);
 // How long a worker may take to follow a Stop, or to exit after its session.
 constexpr auto kStopTimeout = std::chrono::seconds(3);
 constexpr auto kFailurePause = std::chrono::seconds(2);
-constexpr size_t kMaxNewClients = 256;
+// Local clients that have not said what they want, of all and of one user; fewer of all with few descriptors.
+constexpr size_t kMostNewClients = 256;
+constexpr size_t kMostNewClientsOfOne = 64;
+constexpr size_t kDescriptorsForEachNewClient = 8;
+// How long nobody is accepted when there are no descriptors.
+constexpr auto kAcceptPause = std::chrono::milliseconds(200);
+// Workers that start at a time. More at once are not ready any sooner.
+constexpr int kMostStarting = 8;
+constexpr size_t kGroupBytes = 16;
+// Freed memory goes back to the system when so many sessions have ended, or all have; some moments later, since gRPC
+// still has some of their buffers.
+constexpr int kEndsBeforeTrim = 32;
+constexpr auto kTrimDelay = std::chrono::seconds(2);
 
 double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -61,7 +77,12 @@ void Supervisor::BlockSignals() {
 std::string SessionSocketPath(const std::string& directory) { return directory + "/session.sock"; }
 std::string ControlSocketPath(const std::string& directory) { return directory + "/control.sock"; }
 
-Supervisor::Supervisor(Options options) : options_(std::move(options)), started_(Clock::now()), monitor_(options_) {
+Supervisor::Supervisor(Options options)
+    : options_(std::move(options)), started_(Clock::now()), policy_(options_.policy), monitor_(options_, &own_limits_) {
+  own_limits_.drop_capabilities = options_.restrict_workers;
+  if (options_.restrict_workers) own_limits_.calls = ForbiddenCalls(/*network=*/false);
+  guest_limits_ = own_limits_;
+  guest_limits_.account = options_.session_user;
   char host[256] = "localhost";
   gethostname(host, sizeof(host) - 1);
   name_ = host;
@@ -77,6 +98,11 @@ bool Supervisor::MakeDirectory(std::string* error) {
   const std::string& directory = options_.directory;
   // Who can write to the folder, or to one above it, can put a socket of his own in our place.
   if (!CheckFolder(directory, FolderUse::kServe, error)) return false;
+  // Others only need to pass through to the socket.
+  if (options_.serves_others && chmod(directory.c_str(), 0711) != 0) {
+    *error = "cannot let others into " + directory + ": " + strerror(errno);
+    return false;
+  }
   lock_fd_ = open((directory + "/server.lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
   if (lock_fd_ < 0 || flock(lock_fd_, LOCK_EX | LOCK_NB) != 0) {
     *error = errno == EWOULDBLOCK ? "another cr-server is running in " + directory
@@ -90,6 +116,14 @@ bool Supervisor::Start(std::string* error) {
   if (!MakeDirectory(error)) return false;
   listen_fd_ = ListenUnix(SessionSocketPath(options_.directory), error);
   if (listen_fd_ < 0) return false;
+  // Who they are is asked of the kernel at each connection.
+  if (options_.serves_others && chmod(SessionSocketPath(options_.directory).c_str(), 0666) != 0) {
+    *error = "cannot let others use " + SessionSocketPath(options_.directory) + ": " + strerror(errno);
+    return false;
+  }
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  most_new_clients_ = std::min<size_t>(kMostNewClients, std::max<size_t>(limit.rlim_cur / kDescriptorsForEachNewClient, 8));
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   const sigset_t signals = LoopSignals();
   signal(SIGPIPE, SIG_IGN);
@@ -101,12 +135,41 @@ bool Supervisor::Start(std::string* error) {
   return true;
 }
 
+void Supervisor::SetPolicy(const Policy& policy) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  policy_ = policy;
+}
+
+Caller Supervisor::CallerOf(const grpc::ServerContext& context) {
+  const Peer peer = PeerOf(context);
+  Caller caller;
+  caller.identity = peer.identity;
+  caller.unprotected = peer.unprotected;
+  if (peer.identity.empty()) {
+    caller.refusal = "the client's certificate has no subject by which its sessions could be known";
+    return caller;
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    caller.is_operator = peer.local || policy_.operators.count(peer.identity) != 0;
+  }
+  if (!peer.local && proven_) proven_(peer.address, peer.port);
+  return caller;
+}
+
+Caller Supervisor::LocalCaller(uint32_t uid) const {
+  Caller caller;
+  caller.identity = UserIdentity(uid);
+  caller.is_operator = uid == 0 || uid == geteuid() || policy_.operators.count(caller.identity) != 0;
+  return caller;
+}
+
 void Supervisor::Wake() {
   const uint64_t one = 1;
   if (write(wake_fd_, &one, sizeof(one)) < 0) return;  // full: it is awake anyway
 }
 
-void Supervisor::Run() {
+void Supervisor::Run(const std::function<void()>& reload) {
   while (true) {
     std::vector<pollfd> waiting;
     int timeout = -1;
@@ -117,16 +180,23 @@ void Supervisor::Run() {
       for (auto& work : posted) work();
       KillOverdue();
       monitor_.KillOverdue();
+      if (Clock::now() >= trim_at_) {
+        // The heap keeps what it once had, for the next message (buffer_memory.h), in as many arenas as there were
+        // threads: without this the process would grow with the sessions that it has had.
+        malloc_trim(0);
+        trim_at_ = Clock::time_point::max();
+      }
+      DropGoneClients();
       AssignWaiting();
       KeepWarm();
       if (stopping_ && workers_.empty() && !monitor_.running()) break;
       waiting.push_back({wake_fd_, POLLIN, 0});
       waiting.push_back({signal_fd_, POLLIN, 0});
-      waiting.push_back({stopping_ ? -1 : listen_fd_, POLLIN, 0});
+      waiting.push_back({stopping_ || Clock::now() < accept_again_ ? -1 : listen_fd_, POLLIN, 0});
       waiting.push_back({monitor_.link(), POLLIN, 0});
       for (const NewClient& client : new_clients_) waiting.push_back({client.socket, POLLIN, 0});
       for (const Worker& worker : workers_) waiting.push_back({worker.link, POLLIN, 0});
-      const bool clock = !new_clients_.empty() || stopping_ || monitor_.busy() ||
+      const bool clock = trim_at_ != Clock::time_point::max() || !new_clients_.empty() || !waiting_.empty() || Clock::now() < accept_again_ || stopping_ || monitor_.busy() ||
                          (start_failures_ > 0 && start_failures_ < 3) ||
                          std::any_of(workers_.begin(), workers_.end(), [](const Worker& worker) {
                            return worker.state == Worker::kStarting || worker.kill_at != Clock::time_point::max();
@@ -137,15 +207,19 @@ void Supervisor::Run() {
       spdlog::critical("poll: {}", strerror(errno));
       break;
     }
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     uint64_t count;
     if (waiting[0].revents && read(wake_fd_, &count, sizeof(count)) < 0) continue;
     signalfd_siginfo signal;
     while (waiting[1].revents && read(signal_fd_, &signal, sizeof(signal)) == sizeof(signal)) {
       if (signal.ssi_signo == SIGCHLD) continue;  // Reap looks for itself
-      spdlog::info("{}: shutting down", signal.ssi_signo == SIGTERM  ? "SIGTERM"
-                                        : signal.ssi_signo == SIGINT ? "SIGINT"
-                                                                     : "SIGHUP");
+      if (signal.ssi_signo == SIGHUP) {
+        lock.unlock();
+        reload();
+        lock.lock();
+        continue;
+      }
+      spdlog::info("{}: shutting down", signal.ssi_signo == SIGTERM ? "SIGTERM" : "SIGINT");
       if (stopping_) stop_deadline_ = Clock::now();
       BeginShutdown();
     }
@@ -177,24 +251,61 @@ void Supervisor::Run() {
   new_clients_.clear();
 }
 
+bool Supervisor::Admits(int socket, uint32_t uid) const {
+  if (uid == 0 || uid == geteuid() || policy_.users.count(uid) != 0) return true;
+  if (policy_.groups.empty()) return false;
+  // The groups that the peer had when it connected, by the kernel's word.
+  ucred peer{};
+  socklen_t length = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
+  if (policy_.groups.count(peer.gid) != 0) return true;
+  std::vector<gid_t> groups(256);
+  length = socklen_t(groups.size() * sizeof(gid_t));
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &length) != 0) {
+    if (errno != ERANGE) return false;
+    groups.resize(length / sizeof(gid_t));
+    if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &length) != 0) return false;
+  }
+  groups.resize(length / sizeof(gid_t));
+  return std::any_of(groups.begin(), groups.end(), [this](gid_t group) { return policy_.groups.count(group) != 0; });
+}
+
 void Supervisor::AcceptClients() {
+  std::string more;
   while (true) {
     const int socket = accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC);
     if (socket < 0) {
-      if (errno == EMFILE || errno == ENFILE) spdlog::error("cannot accept a client: {}", strerror(errno));
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno == EAGAIN) return;
+      // The client stays where it is; to look again at once would only take the processor.
+      if (accept_log_.Allow(&more)) spdlog::error("cannot accept a local client: {}{}", strerror(errno), more);
+      accept_again_ = Clock::now() + kAcceptPause;
       return;
     }
     uint32_t uid = 0, pid = 0;
-    if (!PeerUser(socket, &uid, &pid) || uid != geteuid()) {
-      spdlog::warn("refused a client of user {} (pid {})", uid, pid);
-      Refuse(socket, "this cr-server serves user " + std::to_string(geteuid()) + " only");
+    if (!PeerUser(socket, &uid, &pid) || !Admits(socket, uid)) {
+      if (refused_log_.Allow(&more)) spdlog::warn("refused a client of user {} (pid {}){}", uid, pid, more);
+      Refuse(socket, "this cr-server does not serve user " + std::to_string(uid) +
+                         " (its own user does, and root; --allow-user and --allow-group admit others)");
       continue;
     }
-    if (new_clients_.size() >= kMaxNewClients) {
-      close(socket);
+    // Whoever has spoken already is no silent client, however many come at once.
+    const NewClient client{socket, Clock::now(), pid, uid};
+    pollfd looking{socket, POLLIN, 0};
+    if (poll(&looking, 1, 0) == 1) {
+      ReadHello(client);
       continue;
     }
-    new_clients_.push_back({socket, Clock::now(), pid});
+    const auto of_one = size_t(std::count_if(new_clients_.begin(), new_clients_.end(),
+                                             [uid](const NewClient& other) { return other.uid == uid; }));
+    if (new_clients_.size() >= most_new_clients_ || of_one >= kMostNewClientsOfOne) {
+      if (refused_log_.Allow(&more))
+        spdlog::warn("refused pid {} of user {}: {} clients of this user have not said what they want{}", pid, uid,
+                     of_one, more);
+      Refuse(socket, "too many clients have connected to this cr-server and said nothing");
+      continue;
+    }
+    new_clients_.push_back(client);
   }
 }
 
@@ -203,23 +314,25 @@ void Supervisor::ReadHello(const NewClient& client) {
   const ChannelStatus status = ReceivePacket(client.socket, &packet, 0);
   if (packet.fd >= 0) close(packet.fd);
   if (status == ChannelStatus::kOk && packet.type == PacketType::kQuery) {
-    AskMonitor(client.socket, packet.body, /*remote=*/false);
+    AskMonitor(client.socket, packet.body, /*remote=*/false, LocalCaller(client.uid));
     return;
   }
   Hello hello;
   if (status != ChannelStatus::kOk || packet.type != PacketType::kHello || !DecodeHello(packet.body, &hello)) {
     if (status != ChannelStatus::kClosed) {
-      spdlog::warn("pid {} connected and did not send a Hello ({})", client.pid, ChannelStatusName(status));
+      std::string more;
+      if (hello_log_.Allow(&more))
+        spdlog::warn("pid {} connected and did not send a Hello ({}){}", client.pid, ChannelStatusName(status), more);
       Refuse(client.socket, "not a Hello");
     } else {
       close(client.socket);
     }
     return;
   }
-  Admit(client.socket, hello, "ring", "");
+  Admit(client.socket, hello, "ring", "", UserIdentity(client.uid));
 }
 
-bool Supervisor::AnswerItself(int socket, const std::string& bytes) {
+bool Supervisor::AnswerItself(int socket, const std::string& bytes, const Caller& caller) {
   nvml::Question question;
   if (!DecodeQuestion(bytes, &question)) return false;
   const bool saved = question.call == nvml::kSaved;
@@ -231,7 +344,8 @@ bool Supervisor::AnswerItself(int socket, const std::string& bytes) {
   answer.result = nvml::kInvalidArgument;
   if (question.input.size() == wanted) {
     memcpy(&note, question.input.data(), wanted);
-    const auto found = sessions_.find(note.session);
+    auto found = sessions_.find(note.session);
+    if (found != sessions_.end() && !caller.MayTouch(found->second.info.owner)) found = sessions_.end();
     answer.result = found == sessions_.end() ? nvml::kNotFound : nvml::kSuccess;
     if (found != sessions_.end() && saved) {
       found->second.info.saved_unix_ms = note.unix_ms;
@@ -248,8 +362,8 @@ bool Supervisor::AnswerItself(int socket, const std::string& bytes) {
   return true;
 }
 
-void Supervisor::AskMonitor(int socket, const std::string& question, bool remote) {
-  if (AnswerItself(socket, question)) return;
+void Supervisor::AskMonitor(int socket, const std::string& question, bool remote, const Caller& caller) {
+  if (AnswerItself(socket, question, caller)) return;
   Ask ask;
   ask.question = question;
   ask.remote = remote;
@@ -261,6 +375,7 @@ void Supervisor::AskMonitor(int socket, const std::string& question, bool remote
     one.worker_pid = uint32_t(info.worker_pid);
     one.gpu = info.gpu;
     one.program = info.hello.program;
+    one.hidden = !caller.MayTouch(info.owner);
     // The worker numbers the GPUs that it was given.
     one.device_bytes.assign(size_t(session.first_gpu), 0);
     one.device_bytes.insert(one.device_bytes.end(), info.stats.gpu_bytes.begin(), info.stats.gpu_bytes.end());
@@ -276,18 +391,26 @@ void Supervisor::AskMonitor(int socket, const std::string& question, bool remote
   monitor_.Submit(socket, ask, stopping_);
 }
 
-uint64_t Supervisor::Admit(int socket, const Hello& hello, const std::string& transport, const std::string& peer) {
+uint64_t Supervisor::Admit(int socket, const Hello& hello, const std::string& transport, const std::string& peer,
+                           const std::string& owner) {
   std::string why = CheckWireVersion(hello.wire_version);
   if (why.empty() && stopping_) why = "the server is shutting down";
-  if (why.empty() && options_.max_sessions > 0 && int(sessions_.size()) >= options_.max_sessions) {
-    why = "the server has its " + std::to_string(options_.max_sessions) + " sessions (--max-sessions) already";
+  if (why.empty() && policy_.max_sessions > 0 && int(sessions_.size()) >= policy_.max_sessions) {
+    why = "the server has its " + std::to_string(policy_.max_sessions) + " sessions (--max-sessions) already";
+  }
+  const auto of_one = std::count_if(sessions_.begin(), sessions_.end(),
+                                    [&](const auto& entry) { return entry.second.info.owner == owner; });
+  if (why.empty() && policy_.user_sessions > 0 && owner != UserIdentity(geteuid()) && of_one >= policy_.user_sessions) {
+    why = owner + " has its " + std::to_string(policy_.user_sessions) + " sessions on this server (--user-sessions) already";
   }
   if (why.empty() && (hello.gpu < -1 || (options_.gpu >= 0 && hello.gpu > 0))) {
     why = "this server has no GPU " + std::to_string(hello.gpu) +
           (options_.gpu >= 0 ? "; it serves one (--gpu), which is its 0" : "");
   }
   if (!why.empty()) {
-    spdlog::warn("refused pid {} ({}): {}", hello.pid, hello.program, why);
+    std::string more;
+    if (refused_log_.Allow(&more))
+      spdlog::warn("refused pid {} ({}) of {}: {}{}", hello.pid, hello.program, owner, why, more);
     Refuse(socket, why);
     return 0;
   }
@@ -297,6 +420,7 @@ uint64_t Supervisor::Admit(int socket, const Hello& hello, const std::string& tr
   session.info.hello = hello;
   session.info.transport = transport;
   session.info.peer = peer;
+  session.info.owner = owner;
   session.started = session.stats_at = Clock::now();
   session.socket = socket;
   waiting_.push_back(id);
@@ -314,19 +438,86 @@ void Supervisor::Refuse(int socket, const std::string& why) {
   close(socket);
 }
 
-int Supervisor::WantedGpu(const Hello& hello) const { return options_.gpu >= 0 ? options_.gpu : hello.gpu; }
+WorkerKind Supervisor::WantedKind(const SessionInfo& session) const {
+  WorkerKind kind;
+  kind.only = options_.gpu >= 0 ? options_.gpu : session.hello.gpu;
+  kind.guest = options_.session_user && session.owner != UserIdentity(geteuid()) && session.owner != UserIdentity(0);
+  return kind;
+}
 
-std::deque<uint64_t>::iterator Supervisor::WaitingFor(int only) {
+std::vector<WorkerKind> Supervisor::WarmKinds() const {
+  std::vector<WorkerKind> kinds = {{options_.gpu, false}};
+  if (options_.session_user) kinds.push_back({options_.gpu, true});
+  return kinds;
+}
+
+std::deque<uint64_t>::iterator Supervisor::WaitingFor(const WorkerKind& kind) {
   return std::find_if(waiting_.begin(), waiting_.end(), [&](uint64_t id) {
     const auto found = sessions_.find(id);
-    return found != sessions_.end() && WantedGpu(found->second.info.hello) == only;
+    return found != sessions_.end() && WantedKind(found->second.info) == kind;
   });
+}
+
+void Supervisor::DropGoneClients() {
+  for (auto next = waiting_.begin(); next != waiting_.end();) {
+    const uint64_t id = *next;
+    const auto found = sessions_.find(id);
+    pollfd looking{found == sessions_.end() ? -1 : found->second.socket, POLLRDHUP, 0};
+    const bool gone = found != sessions_.end() && poll(&looking, 1, 0) == 1 && (looking.revents & (POLLHUP | POLLRDHUP));
+    next = gone ? waiting_.erase(next) : std::next(next);
+    if (gone) EndOfSession(id, "the client left before a worker was ready", false);
+  }
+}
+
+bool Supervisor::JoinBudget(const std::string& owner, Worker* worker, WorkerAssign* assign, std::string* error) {
+  if (policy_.user_memory_limit == 0 || owner == UserIdentity(geteuid())) return true;
+  Budget& budget = budgets_[owner];
+  if (!budget.page) budget.page = MemoryBudget::Create(error);
+  if (!budget.page) {
+    budgets_.erase(owner);
+    return false;
+  }
+  uint32_t slot = 0;
+  while (budget.slots.count(slot) != 0) ++slot;
+  if (slot >= MemoryBudget::kSlots) {
+    *error = owner + " has too many sessions for --user-memory-limit";
+    return false;
+  }
+  budget.page->Clear(slot);
+  // A worker that does not get it does not get its session either.
+  if (SendPacket(worker->link, PacketType::kBudget, "", budget.page->fd()) == ChannelStatus::kOk) {
+    worker->budget_owner = owner;
+    worker->budget_slot = slot;
+    budget.slots.insert(slot);
+    assign->budget_slot = slot;
+    assign->budget_limit = policy_.user_memory_limit;
+  }
+  return true;
+}
+
+void Supervisor::LeaveBudget(Worker* worker) {
+  const auto found = budgets_.find(worker->budget_owner);
+  if (found == budgets_.end()) return;
+  found->second.page->Clear(worker->budget_slot);
+  found->second.slots.erase(worker->budget_slot);
+  if (found->second.slots.empty()) budgets_.erase(found);
+}
+
+const std::string& Supervisor::SharingGroup(const std::string& owner) {
+  std::string& group = groups_[owner];
+  // The server's own user has the same one at each of his servers: nobody else gets to his workers anyway.
+  if (group.empty() && owner == UserIdentity(geteuid())) group.assign(kGroupBytes, 0);
+  while (group.size() < kGroupBytes) {
+    char bytes[kGroupBytes];
+    if (getrandom(bytes, sizeof(bytes), 0) == sizeof(bytes)) group.assign(bytes, sizeof(bytes));
+  }
+  return group;
 }
 
 void Supervisor::AssignWaiting() {
   for (auto worker = workers_.begin(); worker != workers_.end(); ++worker) {
     if (worker->state != Worker::kReady) continue;
-    const auto next = WaitingFor(worker->only);
+    const auto next = WaitingFor(worker->kind);
     if (next == waiting_.end()) continue;
     const uint64_t id = *next;
     waiting_.erase(next);
@@ -336,7 +527,12 @@ void Supervisor::AssignWaiting() {
     assign.shared_memory = session.info.transport == "ring";
     assign.server = name_;
     assign.hello = session.info.hello;
-    std::string body;
+    assign.sharing_group = SharingGroup(session.info.owner);
+    std::string body, why;
+    if (!JoinBudget(session.info.owner, &*worker, &assign, &why)) {
+      EndOfSession(id, why, true);
+      continue;
+    }
     EncodeAssign(assign, &body);
     if (SendPacket(worker->link, PacketType::kAssign, body, session.socket) != ChannelStatus::kOk) {
       // That worker is dying; another one will come.
@@ -349,34 +545,38 @@ void Supervisor::AssignWaiting() {
     session.socket = -1;
     session.waiting = false;
     session.info.worker_pid = worker->pid;
-    session.info.gpu = worker->only >= 0 ? worker->only : worker->ready.gpu;
-    session.first_gpu = std::max(worker->only, 0);
+    session.info.gpu = worker->kind.only >= 0 ? worker->kind.only : worker->ready.gpu;
+    session.first_gpu = std::max(worker->kind.only, 0);
     session.info.driver = worker->ready.driver;
     worker->state = Worker::kServing;
     worker->session = id;
     const Hello& hello = session.info.hello;
-    spdlog::info("session {} started: {} pid {} {}{}{} on worker {}, {}", id, session.info.transport, hello.pid,
-                 hello.program, hello.job.empty() ? "" : ", job " + hello.job,
+    spdlog::info("session {} of {} started: {} pid {} {}{}{} on worker {}, {}", id, session.info.owner,
+                 session.info.transport, hello.pid, hello.program, hello.job.empty() ? "" : ", job " + hello.job,
                  session.info.peer.empty() ? "" : ", from " + session.info.peer, worker->pid, worker->ready.driver);
   }
 }
 
 void Supervisor::KeepWarm() {
   if (stopping_) return;
-  // By the one GPU that they are given. Warm ones are kept for sessions without a choice.
-  std::map<int, int> missing;
-  missing[options_.gpu] = 0;
+  // Warm ones are kept for sessions without a choice of a GPU.
+  std::map<WorkerKind, int> missing;
+  for (const WorkerKind& kind : WarmKinds()) missing[kind] = 0;
   for (const uint64_t id : waiting_) {
     const auto found = sessions_.find(id);
-    if (found != sessions_.end()) ++missing[WantedGpu(found->second.info.hello)];
+    if (found != sessions_.end()) ++missing[WantedKind(found->second.info)];
   }
   // After failures there is a pause, unless somebody waits for the answer; and warm ones are not worth endless
   // attempts.
   const bool warm = start_failures_ == 0 || (start_failures_ < 3 && Clock::now() >= start_again_);
-  if (warm) missing[options_.gpu] = std::max(missing[options_.gpu], options_.workers);
+  for (const WorkerKind& kind : WarmKinds()) {
+    if (warm) missing[kind] = std::max(missing[kind], options_.workers);
+  }
+  int starting = 0;
   for (Worker& worker : workers_) {
+    starting += worker.state == Worker::kStarting;
     if (worker.state != Worker::kStarting && worker.state != Worker::kReady) continue;
-    const auto needed = missing.find(worker.only);
+    const auto needed = missing.find(worker.kind);
     if (needed != missing.end()) {
       --needed->second;
     } else if (worker.state == Worker::kReady) {
@@ -385,49 +585,51 @@ void Supervisor::KeepWarm() {
       worker.kill_at = Clock::now();
     }
   }
-  for (const auto& [only, count] : missing) {
-    for (int i = 0; i < count; ++i) StartWorker(only);
+  const int most_starting = std::max(kMostStarting, options_.workers * int(WarmKinds().size()));
+  for (const auto& [kind, count] : missing) {
+    for (int i = 0; i < count && starting < most_starting; ++i, ++starting) StartWorker(kind);
   }
 }
 
-void Supervisor::StartWorker(int only) {
+void Supervisor::StartWorker(const WorkerKind& kind) {
   int sockets[2];
   std::string error;
-  if (!SocketPair(sockets)) {
-    spdlog::error("cannot make a worker's socket: {}", strerror(errno));
-    ++start_failures_;
-    start_again_ = Clock::now() + kFailurePause;
-    return;
-  }
+  if (!SocketPair(sockets)) return StartFailed(kind, std::string("cannot make its socket: ") + strerror(errno));
   std::vector<std::string> command = {options_.worker, "--link-fd", std::to_string(kWorkerLinkFd), "--log-level",
-                                      options_.log_level};
+                                      policy_.log_level};
   if (!options_.driver.empty()) command.insert(command.end(), {"--driver", options_.driver});
-  if (only >= 0) command.insert(command.end(), {"--gpu", std::to_string(only)});
-  if (options_.memory_limit > 0)
-    command.insert(command.end(), {"--memory-limit", std::to_string(options_.memory_limit)});
-  const pid_t pid = SpawnWorker(command, sockets[1], &error);
+  if (kind.only >= 0) command.insert(command.end(), {"--gpu", std::to_string(kind.only)});
+  // Others run as the same user.
+  if (kind.guest) command.push_back("--secret");
+  if (policy_.memory_limit > 0)
+    command.insert(command.end(), {"--memory-limit", std::to_string(policy_.memory_limit)});
+  const pid_t pid = SpawnWorker(command, sockets[1], kind.guest ? guest_limits_ : own_limits_, &error);
   close(sockets[1]);
   if (pid < 0) {
     close(sockets[0]);
-    spdlog::error("cannot start a worker: {}", error);
-    worker_error_ = error;
-    ++start_failures_;
-    start_again_ = Clock::now() + kFailurePause;
-    if (const auto next = WaitingFor(only); next != waiting_.end()) {
-      const uint64_t id = *next;
-      waiting_.erase(next);
-      EndOfSession(id, "no worker could be started: " + error, true);
-    }
-    return;
+    return StartFailed(kind, error);
   }
   Worker worker;
   worker.pid = pid;
-  worker.only = only;
+  worker.kind = kind;
   worker.link = sockets[0];
   worker.since = Clock::now();
   worker.kill_at = worker.since + kWorkerStartTimeout;
   workers_.push_back(std::move(worker));
   spdlog::debug("worker {} starts", pid);
+}
+
+void Supervisor::StartFailed(const WorkerKind& kind, const std::string& why) {
+  std::string more;
+  if (start_log_.Allow(&more)) spdlog::error("cannot start a worker: {}{}", why, more);
+  worker_error_ = why;
+  ++start_failures_;
+  start_again_ = Clock::now() + kFailurePause;
+  if (const auto next = WaitingFor(kind); next != waiting_.end()) {
+    const uint64_t id = *next;
+    waiting_.erase(next);
+    EndOfSession(id, "no worker could be started: " + why, false);
+  }
 }
 
 void Supervisor::ReadLink(Worker* worker) {
@@ -453,9 +655,10 @@ void Supervisor::ReadLink(Worker* worker) {
           worker->kill_at = Clock::now() + kStopTimeout;
           break;
         }
+        last_start_error_.clear();
         worker->state = Worker::kReady;
         worker->kill_at = Clock::time_point::max();
-        if (worker->only == options_.gpu) {
+        if (worker->kind.only == options_.gpu) {
           start_failures_ = 0;
           worker_error_.clear();
         }
@@ -505,6 +708,7 @@ void Supervisor::Reap() {
     if (worker->link >= 0) ReadLink(&*worker);
     WorkerGone(&*worker, status);
     if (worker->link >= 0) close(worker->link);
+    LeaveBudget(&*worker);
     workers_.erase(worker);
   }
 }
@@ -518,18 +722,24 @@ void Supervisor::WorkerGone(Worker* worker, int status) {
       if (stopping_) break;
       const std::string why = !worker->end_reason.empty() ? worker->end_reason
                                                           : "cr-worker " + DescribeStatus(status) + " while it started";
-      spdlog::error("worker {}: {}", worker->pid, why);
+      // Said once; the same again, as the next attempts have it, says nothing new.
+      if (why != last_start_error_) {
+        spdlog::error("worker {}: {}", worker->pid, why);
+      } else {
+        spdlog::debug("worker {}: {}", worker->pid, why);
+      }
+      last_start_error_ = why;
       // A GPU that somebody asked for and that is not there says nothing of the others.
-      if (worker->only == options_.gpu) {
+      if (worker->kind.only == options_.gpu) {
         ++start_failures_;
         start_again_ = Clock::now() + kFailurePause;
         worker_error_ = why;
-        if (start_failures_ == 3) spdlog::error("no more warm workers are started until a client asks for one");
+        if (start_failures_ == 3) spdlog::info("no more warm workers are started until a client asks for one");
       }
-      if (const auto next = WaitingFor(worker->only); next != waiting_.end()) {
+      if (const auto next = WaitingFor(worker->kind); next != waiting_.end()) {
         const uint64_t id = *next;
         waiting_.erase(next);
-        EndOfSession(id, "no worker could be started: " + why, true);
+        EndOfSession(id, "no worker could be started: " + why, false);
       }
       break;
     }
@@ -551,14 +761,21 @@ void Supervisor::EndOfSession(uint64_t id, const std::string& reason, bool crash
   Session& session = found->second;
   if (session.socket >= 0) Refuse(session.socket, reason);
   const std::string line =
-      fmt::format("session {} ended after {:.1f} s: {} ({} calls, pid {})", id, Seconds(Clock::now() - session.started),
-                  reason, session.info.stats.calls, session.info.hello.pid);
+      fmt::format("session {} of {} ended after {:.1f} s: {} ({} calls, pid {})", id, session.info.owner,
+                  Seconds(Clock::now() - session.started), reason, session.info.stats.calls, session.info.hello.pid);
   if (crashed) {
     spdlog::error("{}", line);
   } else {
     spdlog::info("{}", line);
   }
+  const std::string owner = session.info.owner;
   sessions_.erase(found);
+  // A time that is set stays: sessions that come and go all the time must not put it off.
+  const bool trim = ++ends_ % kEndsBeforeTrim == 0 || sessions_.empty();
+  if (trim && trim_at_ == Clock::time_point::max()) trim_at_ = Clock::now() + kTrimDelay;
+  const bool last = std::none_of(sessions_.begin(), sessions_.end(),
+                                 [&](const auto& entry) { return entry.second.info.owner == owner; });
+  if (last) groups_.erase(owner);
 }
 
 void Supervisor::StopWorker(Worker* worker, const std::string& reason) {
@@ -603,29 +820,40 @@ void Supervisor::BeginShutdown() {
 }
 
 uint64_t Supervisor::SubmitClient(int socket, const Hello& hello, const std::string& transport,
-                                  const std::string& peer) {
+                                  const std::string& peer, const std::string& owner) {
   uint64_t id;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     // This takes a ready worker if there is one. Workers are started by the event loop's thread only: their
     // parent-death signal follows that thread.
-    id = Admit(socket, hello, transport, peer);
+    id = Admit(socket, hello, transport, peer, owner);
   }
   Wake();
   return id;
 }
 
-void Supervisor::SubmitQuestion(int socket, const std::string& question) {
+void Supervisor::SubmitQuestion(int socket, const std::string& question, const Caller& caller) {
   {
     // The monitor is started by the event loop's thread only, as workers are.
     std::lock_guard<std::mutex> lock(mutex_);
-    posted_.push_back([this, socket, question] { AskMonitor(socket, question, /*remote=*/true); });
+    posted_.push_back([this, socket, question, caller] { AskMonitor(socket, question, /*remote=*/true, caller); });
   }
   Wake();
 }
 
-bool Supervisor::EndSession(uint64_t id, const std::string& reason) {
+bool Supervisor::EndSession(uint64_t id, const std::string& reason, const Caller& caller) {
   std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end() || !caller.MayTouch(found->second.info.owner)) return false;
+  return EndSessionLocked(id, reason);
+}
+
+bool Supervisor::EndSessionItself(uint64_t id, const std::string& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return EndSessionLocked(id, reason);
+}
+
+bool Supervisor::EndSessionLocked(uint64_t id, const std::string& reason) {
   const auto found = sessions_.find(id);
   if (found == sessions_.end()) return false;
   if (found->second.waiting) {
@@ -640,10 +868,11 @@ bool Supervisor::EndSession(uint64_t id, const std::string& reason) {
   return true;
 }
 
-std::vector<SessionInfo> Supervisor::Sessions() {
+std::vector<SessionInfo> Supervisor::Sessions(const Caller& caller) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<SessionInfo> list;
   for (const auto& [id, session] : sessions_) {
+    if (!caller.MayTouch(session.info.owner)) continue;
     list.push_back(session.info);
     list.back().seconds = Seconds(Clock::now() - session.started);
     // A session that has not reported for a while does nothing.

@@ -21,12 +21,17 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "proto/channel/channel_types.h"
+#include "server/supervisor/identity.h"
+#include "server/supervisor/log_limit.h"
 #include "server/supervisor/monitor.h"
 #include "server/supervisor/options.h"
+#include "server/supervisor/restrict.h"
+#include "server/worker_link/memory_budget.h"
 #include "server/worker_link/worker_link.h"
 
 namespace cuda_remote::server {
@@ -39,6 +44,7 @@ struct SessionInfo {
   Hello hello;
   std::string transport;  // "ring", "grpc"
   std::string peer;       // address of a remote client
+  std::string owner;      // identity that it belongs to (identity.h)
   pid_t worker_pid = 0;   // 0: waits for a worker
   int gpu = -1;
   std::string driver;
@@ -62,6 +68,26 @@ struct ServerFacts {
   std::string worker_error;  // why the last worker could not start, if so
 };
 
+// Who makes a call.
+struct Caller {
+  std::string identity;
+  bool is_operator = false;
+  bool unprotected = false;  // over TCP without TLS
+  std::string refusal;       // not empty: nobody; why
+  // Whether it may see, end and go on with a session of this owner.
+  bool MayTouch(const std::string& owner) const { return is_operator || identity == owner; }
+};
+
+// Which sessions a worker suits.
+struct WorkerKind {
+  int only = -1;       // the one GPU that it is given, -1: all; in the machine's numbers
+  bool guest = false;  // it runs as the user of foreign sessions (--session-user)
+  bool operator==(const WorkerKind& other) const { return only == other.only && guest == other.guest; }
+  bool operator<(const WorkerKind& other) const {
+    return only != other.only ? only < other.only : guest < other.guest;
+  }
+};
+
 class Supervisor {
  public:
   explicit Supervisor(Options options);
@@ -71,20 +97,29 @@ class Supervisor {
   static void BlockSignals();
   // Makes the folder and the sockets. False and one sentence in *error on failure.
   bool Start(std::string* error);
-  // Runs until SIGTERM, SIGINT, SIGHUP or Shutdown.
-  void Run();
+  // Runs until SIGTERM, SIGINT or Shutdown. SIGHUP calls `reload`, from this thread.
+  void Run(const std::function<void()>& reload);
 
   const Options& options() const { return options_; }
   const std::string& name() const { return name_; }
 
   // From any thread.
+  // What counts from now on.
+  void SetPolicy(const Policy& policy);
+  // Who is at the other end of a gRPC call. A call by somebody is reported to `proven` (SetProven).
+  Caller CallerOf(const grpc::ServerContext& context);
+  void SetProven(std::function<void(const IpAddress&, uint16_t)> proven) { proven_ = std::move(proven); }
   // A client whose Hello has arrived some other way: gets a worker, which answers on `socket` (taken over).
-  uint64_t SubmitClient(int socket, const Hello& hello, const std::string& transport, const std::string& peer);
+  uint64_t SubmitClient(int socket, const Hello& hello, const std::string& transport, const std::string& peer,
+                        const std::string& owner);
   // A question about the GPUs (proto/nvml) from another host; the answer comes on `socket` (taken over).
-  void SubmitQuestion(int socket, const std::string& question);
-  // Ends a session; false if there is none of this number.
-  bool EndSession(uint64_t id, const std::string& reason);
-  std::vector<SessionInfo> Sessions();
+  void SubmitQuestion(int socket, const std::string& question, const Caller& caller);
+  // Ends a session; false if there is none of this number, or none that the caller may touch.
+  bool EndSession(uint64_t id, const std::string& reason, const Caller& caller);
+  // Likewise, for reasons of the server's own.
+  bool EndSessionItself(uint64_t id, const std::string& reason);
+  // Those that the caller may touch.
+  std::vector<SessionInfo> Sessions(const Caller& caller);
   ServerFacts Facts();
   void Shutdown();
 
@@ -93,13 +128,19 @@ class Supervisor {
     enum State { kStarting, kReady, kServing, kEnding };
     pid_t pid = 0;
     int link = -1;
-    int only = -1;  // the one GPU that it was given, -1: all
+    WorkerKind kind;
     State state = kStarting;
     Clock::time_point since;
     Clock::time_point kill_at = Clock::time_point::max();
     WorkerReady ready;
     uint64_t session = 0;
+    std::string budget_owner;  // not empty: it has a slot in that identity's memory budget
+    uint32_t budget_slot = 0;
     std::string end_reason;
+  };
+  struct Budget {
+    std::unique_ptr<MemoryBudget> page;
+    std::set<uint32_t> slots;  // in use
   };
   struct Session {
     SessionInfo info;
@@ -113,23 +154,40 @@ class Supervisor {
     int socket;
     Clock::time_point since;
     uint32_t pid;
+    uint32_t uid;
   };
 
   bool MakeDirectory(std::string* error);
+  // Whether a local user is served at all.
+  bool Admits(int socket, uint32_t uid) const;
+  Caller LocalCaller(uint32_t uid) const;
   // Event loop only; all with mutex_ held.
   void AcceptClients();
   void ReadHello(const NewClient& client);
   // A question that is for the supervisor itself. False: it is cr-nvml's.
-  bool AnswerItself(int socket, const std::string& question);
-  void AskMonitor(int socket, const std::string& question, bool remote);
-  uint64_t Admit(int socket, const Hello& hello, const std::string& transport, const std::string& peer);
+  bool AnswerItself(int socket, const std::string& question, const Caller& caller);
+  void AskMonitor(int socket, const std::string& question, bool remote, const Caller& caller);
+  uint64_t Admit(int socket, const Hello& hello, const std::string& transport, const std::string& peer,
+                 const std::string& owner);
+  // Sessions that wait for a worker, and whose client has left.
+  void DropGoneClients();
+  // What the sessions of one owner may share with each other (server/worker/ipc.h).
+  const std::string& SharingGroup(const std::string& owner);
+  // Gives the worker a place in its owner's memory budget, if that is limited. False and *error if there is none.
+  bool JoinBudget(const std::string& owner, Worker* worker, WorkerAssign* assign, std::string* error);
+  void LeaveBudget(Worker* worker);
+  bool EndSessionLocked(uint64_t id, const std::string& reason);
   void AssignWaiting();
   void KeepWarm();
-  void StartWorker(int only);
-  // Which one GPU a session sees, -1: all; in the machine's numbers.
-  int WantedGpu(const Hello& hello) const;
+  void StartWorker(const WorkerKind& kind);
+  // No worker could be started: whoever waits for it is told.
+  void StartFailed(const WorkerKind& kind, const std::string& why);
+  // The worker that a session needs.
+  WorkerKind WantedKind(const SessionInfo& session) const;
+  // Those that are kept warm.
+  std::vector<WorkerKind> WarmKinds() const;
   // The waiting session that such a worker would serve next; waiting_.end() if there is none.
-  std::deque<uint64_t>::iterator WaitingFor(int only);
+  std::deque<uint64_t>::iterator WaitingFor(const WorkerKind& kind);
   void ReadLink(Worker* worker);
   void Reap();
   void WorkerGone(Worker* worker, int status);
@@ -141,6 +199,7 @@ class Supervisor {
   void Wake();
 
   const Options options_;
+  std::function<void(const IpAddress&, uint16_t)> proven_;
   std::string name_;
   Clock::time_point started_;
   int lock_fd_ = -1;
@@ -149,16 +208,26 @@ class Supervisor {
   int signal_fd_ = -1;
 
   std::mutex mutex_;
+  Policy policy_;
   std::list<NewClient> new_clients_;
+  size_t most_new_clients_ = 0;
+  Clock::time_point accept_again_{};  // no descriptors until then
+  LogLimit accept_log_, refused_log_, hello_log_, start_log_;
+  std::map<std::string, std::string> groups_;  // by owner
+  std::map<std::string, Budget> budgets_;      // likewise
   std::list<Worker> workers_;
+  Restrictions own_limits_, guest_limits_;  // of workers for the server's own user, and for others
   Monitor monitor_;
   std::map<uint64_t, Session> sessions_;
   std::deque<uint64_t> waiting_;
   std::vector<std::function<void()>> posted_;
   uint64_t next_session_ = 1;
+  int ends_ = 0;                                               // of sessions
+  Clock::time_point trim_at_ = Clock::time_point::max();  // when memory goes back to the system
   int start_failures_ = 0;
   Clock::time_point start_again_;
   std::string worker_error_;
+  std::string last_start_error_;  // logged already
   WorkerReady last_ready_;
   bool stopping_ = false;
   Clock::time_point stop_deadline_;

@@ -7,6 +7,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -22,6 +23,11 @@ using control::TunnelMessage;
 
 // A worker may have to start first.
 constexpr int kWelcomeTimeoutMs = 70000;
+// A stream's first message.
+constexpr auto kOpenTimeout = std::chrono::seconds(10);
+// Streams without one, of all and of one identity. More are sent away to try again.
+constexpr size_t kMostOpenings = 256;
+constexpr size_t kMostOpeningsOfOne = 64;
 
 class ServerStream final : public control::TunnelStream {
  public:
@@ -53,6 +59,7 @@ std::string RandomToken() {
 
 struct TunnelService::Tunnel {
   uint64_t session = 0;
+  std::string owner;
   std::string token;
   int socket = -1;  // to the worker
   std::unique_ptr<TunnelEnd> end;
@@ -86,6 +93,7 @@ TunnelService::~TunnelService() {
 void TunnelService::Shutdown() {
   std::unique_lock<std::mutex> lock(mutex_);
   stopping_ = true;
+  for (const Opening& opening : openings_) opening.context->TryCancel();
   for (auto& [token, tunnel] : tunnels_) {
     tunnel->end->End("the server is shutting down");
     if (!tunnel->context) tunnel->expires = Clock::now();
@@ -95,12 +103,19 @@ void TunnelService::Shutdown() {
   changed_.wait_for(lock, std::chrono::seconds(5), [this] { return watchers_ == 0; });
 }
 
-// Sessions whose connection did not come back.
+// Sessions whose connection did not come back, and streams whose first message did not come.
 void TunnelService::JanitorLoop() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stopping_ || !tunnels_.empty()) {
     Clock::time_point next = Clock::now() + std::chrono::seconds(60);
     std::vector<std::shared_ptr<Tunnel>> expired;
+    for (Opening& opening : openings_) {
+      if (opening.deadline <= Clock::now()) {
+        opening.context->TryCancel();
+        opening.deadline = Clock::time_point::max();
+      }
+      next = std::min(next, opening.deadline);
+    }
     for (const auto& [token, tunnel] : tunnels_) {
       if (tunnel->expires <= Clock::now()) {
         expired.push_back(tunnel);
@@ -113,7 +128,7 @@ void TunnelService::JanitorLoop() {
         spdlog::warn("session {}: its connection did not come back within {} s", tunnel->session,
                      supervisor_->options().grace_seconds);
         lock.unlock();
-        supervisor_->EndSession(tunnel->session, "the connection to the client did not come back");
+        supervisor_->EndSessionItself(tunnel->session, "the connection to the client did not come back");
         lock.lock();
         // Its watcher forgets it when the worker has gone, who would otherwise only see that the client is not there.
         tunnel->expires = Clock::time_point::max();
@@ -134,9 +149,9 @@ void TunnelService::Forget(const std::shared_ptr<Tunnel>& tunnel) {
   changed_.notify_all();
 }
 
-std::shared_ptr<TunnelService::Tunnel> TunnelService::Open(const std::string& hello_bytes, const std::string& peer,
-                                                           grpc::ServerContext* context, std::string* welcome_bytes,
-                                                           std::string* error) {
+std::shared_ptr<TunnelService::Tunnel> TunnelService::Open(const std::string& hello_bytes, const std::string& owner,
+                                                           bool checked, grpc::ServerContext* context,
+                                                           std::string* welcome_bytes, std::string* error) {
   Hello hello;
   if (!DecodeHello(hello_bytes, &hello)) {
     *error = "not a Hello";
@@ -147,7 +162,7 @@ std::shared_ptr<TunnelService::Tunnel> TunnelService::Open(const std::string& he
     *error = "the server has no descriptors left";
     return nullptr;
   }
-  supervisor_->SubmitClient(sockets[0], hello, "grpc", peer);
+  supervisor_->SubmitClient(sockets[0], hello, "grpc", context->peer(), owner);
   Packet packet;
   ChannelStatus status = ChannelStatus::kTimeout;
   for (int waited = 0; status == ChannelStatus::kTimeout && waited < kWelcomeTimeoutMs && !context->IsCancelled();
@@ -163,9 +178,10 @@ std::shared_ptr<TunnelService::Tunnel> TunnelService::Open(const std::string& he
       if (memory) {
         auto tunnel = std::make_shared<Tunnel>();
         tunnel->session = welcome.session;
+        tunnel->owner = owner;
         tunnel->token = RandomToken();
         tunnel->socket = sockets[1];
-        tunnel->end = std::make_unique<TunnelEnd>(TunnelEnd::Side::kServer, std::move(memory));
+        tunnel->end = std::make_unique<TunnelEnd>(TunnelEnd::Side::kServer, std::move(memory), checked);
         welcome.shared_memory = false;
         EncodeWelcome(welcome, welcome_bytes);
         return tunnel;
@@ -201,13 +217,14 @@ void TunnelService::WatchWorker(std::shared_ptr<Tunnel> tunnel) {
   changed_.notify_all();
 }
 
-grpc::Status TunnelService::ServeLane(const control::OpenMessage& open, grpc::ServerContext* context, Stream* stream) {
+grpc::Status TunnelService::ServeLane(const control::OpenMessage& open, const std::string& owner, bool checked,
+                                      grpc::ServerContext* context, Stream* stream) {
   std::shared_ptr<Tunnel> tunnel;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = tunnels_.find(open.resume_token);
-    if (stopping_ || found == tunnels_.end() || !found->second->context || found->second->generation != open.lane_of ||
-        found->second->lanes >= TunnelEnd::kMostLanes) {
+    if (stopping_ || found == tunnels_.end() || found->second->owner != owner || !found->second->context ||
+        found->second->generation != open.lane_of || found->second->lanes >= TunnelEnd::kMostLanes) {
       return grpc::Status(grpc::StatusCode::NOT_FOUND, "the server has no stream that takes this lane");
     }
     tunnel = found->second;
@@ -217,7 +234,7 @@ grpc::Status TunnelService::ServeLane(const control::OpenMessage& open, grpc::Se
   opened.resume_token = tunnel->token;
   TunnelMessage answer;
   answer.open = control::EncodeTunnelOpened(opened);
-  if (stream->Write(control::EncodeTunnelMessage(answer, nullptr))) {
+  if (stream->Write(control::EncodeTunnelMessage(answer, nullptr, checked))) {
     ServerStream io(context, stream, nullptr);
     tunnel->end->RunLane(&io, open.lane_of, open.lane);
   }
@@ -226,18 +243,60 @@ grpc::Status TunnelService::ServeLane(const control::OpenMessage& open, grpc::Se
   return grpc::Status::CANCELLED;
 }
 
-grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) {
-  const auto fail = [](grpc::StatusCode code, const std::string& why) { return grpc::Status(code, why); };
+grpc::Status TunnelService::ReadOpen(const std::string& owner, bool checked, grpc::ServerContext* context,
+                                     Stream* stream, control::OpenMessage* open) {
+  std::list<Opening>::iterator self;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto of_one = size_t(std::count_if(openings_.begin(), openings_.end(),
+                                             [&](const Opening& other) { return other.owner == owner; }));
+    std::string more;
+    if (stopping_) return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is shutting down");
+    if (openings_.size() >= kMostOpenings || of_one >= kMostOpeningsOfOne) {
+      if (opening_log_.Allow(&more)) {
+        spdlog::warn("{} ({}): a tunnel was refused: {} others have not sent their first message{}", context->peer(),
+                     owner, of_one, more);
+      }
+      return grpc::Status(grpc::StatusCode::UNAVAILABLE, "too many tunnels are being opened at this moment");
+    }
+    self = openings_.insert(openings_.end(), {context, owner, Clock::now() + kOpenTimeout});
+    changed_.notify_all();
+  }
   grpc::ByteBuffer buffer;
+  const bool came = stream->Read(&buffer);
+  std::string more;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    openings_.erase(self);
+  }
+  if (came && checked && control::CheckTunnelMessage(buffer) != control::Integrity::kIntact) {
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE,
+                        "the first message arrived damaged, or without the checksum that connections without TLS need; "
+                        "both sides need the same release of cuda-remote");
+  }
   TunnelMessage first;
   ReceivedFrames frames;
-  control::OpenMessage open;
-  if (!stream->Read(&buffer) || !control::DecodeTunnelMessage(buffer, &first, &frames) || first.open.empty() ||
-      frames.size() != 0 || !control::DecodeTunnelOpen(first.open, &open)) {
-    spdlog::warn("{} opened a tunnel without a proper first message", context->peer());
-    return fail(grpc::StatusCode::INVALID_ARGUMENT, "the first message of a tunnel must be TunnelOpen");
+  if (came && control::DecodeTunnelMessage(buffer, &first, &frames) && !first.open.empty() && frames.size() == 0 &&
+      control::DecodeTunnelOpen(first.open, open)) {
+    return grpc::Status::OK;
   }
-  if (open.lane_of != 0) return ServeLane(open, context, stream);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (opening_log_.Allow(&more)) {
+    spdlog::warn("{} ({}) opened a tunnel without a proper first message within {} s{}", context->peer(), owner,
+                 kOpenTimeout.count(), more);
+  }
+  return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the first message of a tunnel must be TunnelOpen");
+}
+
+grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) {
+  const auto fail = [](grpc::StatusCode code, const std::string& why) { return grpc::Status(code, why); };
+  const Caller caller = supervisor_->CallerOf(*context);
+  if (!caller.refusal.empty()) return fail(grpc::StatusCode::UNAUTHENTICATED, caller.refusal);
+  const std::string& owner = caller.identity;
+  const bool checked = caller.unprotected;
+  control::OpenMessage open;
+  if (const grpc::Status status = ReadOpen(owner, checked, context, stream, &open); !status.ok()) return status;
+  if (open.lane_of != 0) return ServeLane(open, owner, checked, context, stream);
   std::shared_ptr<Tunnel> tunnel;
   control::OpenedMessage opened;
   opened.grace_seconds = uint32_t(supervisor_->options().grace_seconds);
@@ -245,7 +304,7 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
   uint64_t generation;
   if (open.resume_token.empty()) {
     std::string error;
-    tunnel = Open(open.hello, context->peer(), context, &opened.welcome, &error);
+    tunnel = Open(open.hello, owner, checked, context, &opened.welcome, &error);
     if (!tunnel) return fail(grpc::StatusCode::FAILED_PRECONDITION, error);
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopping_) return fail(grpc::StatusCode::UNAVAILABLE, "the server is shutting down");
@@ -257,7 +316,8 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
   } else {
     std::unique_lock<std::mutex> lock(mutex_);
     const auto found = tunnels_.find(open.resume_token);
-    if (found == tunnels_.end()) {
+    // That somebody else's session is there is nobody's business.
+    if (found == tunnels_.end() || found->second->owner != owner) {
       return fail(grpc::StatusCode::NOT_FOUND, "the server does not have this session any more");
     }
     tunnel = found->second;
@@ -284,9 +344,13 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
   answer.open = control::EncodeTunnelOpened(opened);
   TunnelEnd::Outcome outcome = TunnelEnd::Outcome::kBroken;
   std::string reason;
-  if (stream->Write(control::EncodeTunnelMessage(answer, nullptr))) {
+  const std::string peer = context->peer();
+  if (stream->Write(control::EncodeTunnelMessage(answer, nullptr, checked))) {
     ServerStream io(context, stream, poller_);
+    const uint64_t damaged = tunnel->end->damaged();
     outcome = tunnel->end->Run(&io, peer_positions, &reason, opened.number);
+    if (tunnel->end->damaged() != damaged)
+      spdlog::warn("session {}: a message from {} arrived damaged; it is sent again", tunnel->session, peer);
   }
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -305,7 +369,7 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
   if (outcome == TunnelEnd::Outcome::kFailed) spdlog::error("session {}: {}", tunnel->session, reason);
   if (outcome == TunnelEnd::Outcome::kFailed || outcome == TunnelEnd::Outcome::kPeerEnded) {
     // The worker is told why, for its own last words.
-    supervisor_->EndSession(tunnel->session, reason);
+    supervisor_->EndSessionItself(tunnel->session, reason);
   }
   Forget(tunnel);
   return outcome == TunnelEnd::Outcome::kFailed ? fail(grpc::StatusCode::INVALID_ARGUMENT, reason) : grpc::Status::OK;

@@ -4,6 +4,9 @@
 // a TunnelEnd carries them over the stream. When the stream breaks, the session waits for a new one with its resume
 // token; after the grace period it is ended. When the worker ends, the relay is told why.
 //
+// A session, its further streams and its lanes belong to the identity that opened it. Streams whose first message has
+// not come are few and get a deadline, so that silence costs nobody a thread.
+//
 // The messages are gRPC byte buffers, so the handler is registered by hand, in the way that generated code does it.
 // Thread-safe. Shutdown ends all sessions and waits for the handlers.
 #ifndef CUDA_REMOTE_SERVER_SUPERVISOR_TUNNEL_SERVICE_H_
@@ -14,6 +17,7 @@
 #include <grpcpp/support/sync_stream.h>
 
 #include <condition_variable>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -21,6 +25,7 @@
 #include <thread>
 
 #include "proto/control/tunnel_end.h"
+#include "server/supervisor/log_limit.h"
 #include "server/supervisor/server_poller.h"
 #include "server/supervisor/supervisor.h"
 
@@ -39,11 +44,21 @@ class TunnelService final : public grpc::Service {
 
  private:
   struct Tunnel;
+  // A stream whose first message is awaited.
+  struct Opening {
+    grpc::ServerContext* context;
+    std::string owner;
+    Clock::time_point deadline;
+  };
   grpc::Status Serve(grpc::ServerContext* context, Stream* stream);
   // A further connection of a stream that is being served (TunnelEnd::RunLane).
-  grpc::Status ServeLane(const control::OpenMessage& open, grpc::ServerContext* context, Stream* stream);
-  std::shared_ptr<Tunnel> Open(const std::string& hello, const std::string& peer, grpc::ServerContext* context,
-                               std::string* welcome, std::string* error);
+  grpc::Status ServeLane(const control::OpenMessage& open, const std::string& owner, bool checked,
+                         grpc::ServerContext* context, Stream* stream);
+  // Reads a stream's first message. Not OK: the stream ends so.
+  grpc::Status ReadOpen(const std::string& owner, bool checked, grpc::ServerContext* context, Stream* stream,
+                        control::OpenMessage* open);
+  std::shared_ptr<Tunnel> Open(const std::string& hello, const std::string& owner, bool checked,
+                               grpc::ServerContext* context, std::string* welcome, std::string* error);
   void WatchWorker(std::shared_ptr<Tunnel> tunnel);
   void Forget(const std::shared_ptr<Tunnel>& tunnel);
   void JanitorLoop();
@@ -53,6 +68,8 @@ class TunnelService final : public grpc::Service {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, std::shared_ptr<Tunnel>> tunnels_;  // by resume token
+  std::list<Opening> openings_;
+  LogLimit opening_log_;
   bool stopping_ = false;
   int watchers_ = 0;
   std::thread janitor_;

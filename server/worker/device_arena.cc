@@ -117,8 +117,10 @@ CUresult DeviceArena::AllocateLarge(int device, uint64_t bytes, uint64_t at, uin
 CUresult DeviceArena::Back(int device, uint64_t address, uint64_t bytes) {
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   while (true) {
-    const bool fits = memory_limit_ == 0 || backed_bytes_ + charged_bytes_ + bytes <= memory_limit_;
-    if (fits) result = MapOnce(device, address, bytes);
+    if (TakeOfLimits(bytes)) {
+      result = MapOnce(device, address, bytes);
+      if (result != CUDA_SUCCESS) GiveToLimits(bytes);
+    }
     if (result != CUDA_ERROR_OUT_OF_MEMORY || cached_.empty()) break;
     EvictOldest();
   }
@@ -172,6 +174,7 @@ void DeviceArena::Unback(uint64_t address, uint64_t bytes, int device) {
   driver_.cuMemUnmap(address, bytes);
   backed_.erase(address);
   backed_bytes_ -= bytes;
+  GiveToLimits(bytes);
   pages_.Give(address, bytes);
 }
 
@@ -276,19 +279,43 @@ CUresult DeviceArena::EnablePeer(int device, int peer) {
   return CUDA_SUCCESS;
 }
 
+bool DeviceArena::TakeOfLimits(uint64_t bytes) {
+  if (memory_limit_ != 0 && (bytes > memory_limit_ || backed_bytes_ + charged_bytes_ + bytes > memory_limit_))
+    return false;
+  return !budget_ || budget_->Take(bytes);
+}
+
+void DeviceArena::GiveToLimits(uint64_t bytes) {
+  if (budget_) budget_->Give(bytes);
+}
+
+void DeviceArena::SetBudget(std::unique_ptr<MemoryBudget> budget) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  budget_ = std::move(budget);
+  budget_->TakeAnyway(backed_bytes_ + charged_bytes_);
+}
+
+uint64_t DeviceArena::memory_limit() const {
+  if (!budget_) return memory_limit_;
+  return memory_limit_ != 0 ? std::min(memory_limit_, budget_->limit()) : budget_->limit();
+}
+
 bool DeviceArena::Charge(uint64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (memory_limit_ != 0) {
-    while (!cached_.empty() && backed_bytes_ + charged_bytes_ + bytes > memory_limit_) EvictOldest();
-    if (bytes > memory_limit_ || backed_bytes_ + charged_bytes_ + bytes > memory_limit_) return false;
+  bool fits = TakeOfLimits(bytes);
+  while (!fits && !cached_.empty()) {
+    EvictOldest();
+    fits = TakeOfLimits(bytes);
   }
-  charged_bytes_ += bytes;
-  return true;
+  if (fits) charged_bytes_ += bytes;
+  return fits;
 }
 
 void DeviceArena::Discharge(uint64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
-  charged_bytes_ -= std::min(bytes, charged_bytes_);
+  const uint64_t charged = std::min(bytes, charged_bytes_);
+  charged_bytes_ -= charged;
+  GiveToLimits(charged);
 }
 
 void DeviceArena::Adjust(int device, size_t* free, size_t* total) const {
@@ -298,6 +325,10 @@ void DeviceArena::Adjust(int device, size_t* free, size_t* total) const {
     if (part.device == device) cached += part.bytes;
   }
   *free = std::min<uint64_t>(*free + cached, *total);
+  if (budget_) {
+    *free = std::min<uint64_t>(*free, budget_->Left() + cached_bytes_);
+    *total = std::min<uint64_t>(*total, budget_->limit());
+  }
   if (memory_limit_ == 0) return;
   const uint64_t taken = backed_bytes_ - cached_bytes_ + charged_bytes_;
   *free = std::min<uint64_t>(*free, memory_limit_ > taken ? memory_limit_ - taken : 0);

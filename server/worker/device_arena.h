@@ -22,6 +22,7 @@
 
 #include "server/driver/driver_table.h"
 #include "server/worker/address_space.h"
+#include "server/worker_link/memory_budget.h"
 
 namespace cuda_remote::server {
 
@@ -58,6 +59,9 @@ class DeviceArena {
   static std::unique_ptr<DeviceArena> Create(const DriverTable& driver, int devices, uint64_t memory_limit,
                                              std::string* error);
 
+  // What the session may hold is bounded by this, too. Before the first Allocate or Charge of a client.
+  void SetBudget(std::unique_ptr<MemoryBudget> budget);
+
   // Memory on `device`, at exactly `at` if that is not 0. CUDA_ERROR_OUT_OF_MEMORY if there is none;
   // CUDA_ERROR_INVALID_VALUE if `at` is not free, or no address of the arena.
   CUresult Allocate(int device, uint64_t bytes, uint64_t at, uint64_t* address);
@@ -88,7 +92,8 @@ class DeviceArena {
   std::vector<uint64_t> used_by_device() const;
   uint64_t base() const { return kArenaBase; }
   uint64_t bytes() const { return bytes_; }
-  uint64_t memory_limit() const { return memory_limit_; }
+  // Most bytes that the session can ever hold; 0: no limit.
+  uint64_t memory_limit() const;
   bool Contains(uint64_t address) const { return address >= kArenaBase && address - kArenaBase < bytes_; }
 
  private:
@@ -115,6 +120,9 @@ class DeviceArena {
   CUresult MapOnce(int device, uint64_t address, uint64_t bytes);
   CUresult SetAccess(int device, uint64_t address, uint64_t bytes);
   void Unback(uint64_t address, uint64_t bytes, int device);
+  // Takes so much of what the session, and its owner, may hold. False: it does not fit.
+  bool TakeOfLimits(uint64_t bytes);
+  void GiveToLimits(uint64_t bytes);
   void EvictOldest();
   void TrimUnlocked(uint64_t keep = 0);
   // Unmaps cached parts that lie in the way of a request for exactly these addresses.
@@ -123,6 +131,7 @@ class DeviceArena {
   const DriverTable driver_;
   const uint64_t bytes_;
   const uint64_t memory_limit_;
+  std::unique_ptr<MemoryBudget> budget_;
   mutable std::mutex mutex_;
   AddressSpace pages_{kPage};
   std::map<uint64_t, Live> live_;

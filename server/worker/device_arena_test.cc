@@ -1,6 +1,7 @@
 #include "server/worker/device_arena.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <map>
 #include <set>
@@ -115,6 +116,36 @@ TEST_F(DeviceArenaTest, SmallAllocationsShareAPage) {
   EXPECT_EQ(arena_->used_bytes(), 512u + 1024 + 512);
   arena_->Free(b);
   EXPECT_EQ(Allocate(1024), b);
+}
+
+// Sessions of one owner have a limit together: what another one holds is not there for this one.
+TEST_F(DeviceArenaTest, SharesABudgetWithOthers) {
+  Make();
+  std::string error;
+  const auto page = MemoryBudget::Create(&error);
+  const auto other = MemoryBudget::Open(dup(page->fd()), 1, 6 * kPage, &error);
+  ASSERT_TRUE(other) << error;
+  ASSERT_NE(Allocate(kPage), 0u);  // before the limit counts
+  arena_->SetBudget(MemoryBudget::Open(dup(page->fd()), 0, 6 * kPage, &error));
+  ASSERT_TRUE(other->Take(2 * kPage));
+  const uint64_t a = Allocate(2 * kPage);
+  EXPECT_NE(a, 0u);
+  EXPECT_TRUE(arena_->Charge(kPage));
+  EXPECT_EQ(Allocate(kPage), 0u);
+  EXPECT_EQ(last_, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_FALSE(arena_->Charge(1));
+  size_t free = 100 * kPage, total = 100 * kPage;
+  arena_->Adjust(0, &free, &total);
+  EXPECT_EQ(free, 0u);
+  EXPECT_EQ(total, 6 * kPage);
+  // What stays mapped though it is free goes back before an allocation fails.
+  arena_->Free(a);
+  EXPECT_NE(Allocate(kPage), 0u);
+  other->Give(2 * kPage);
+  arena_->Discharge(kPage);
+  EXPECT_NE(Allocate(3 * kPage), 0u);
+  // What the driver refuses was not taken.
+  EXPECT_EQ(other->Left(), kPage);
 }
 
 TEST_F(DeviceArenaTest, DevicesDoNotSharePages) {

@@ -34,6 +34,7 @@ static_assert(sizeof(Key) == kIpcKeyBytes);
 
 struct Question {
   char secret[kRandomBytes];
+  char group[kRandomBytes];
   uint8_t kind;
 };
 
@@ -65,6 +66,13 @@ socklen_t SocketAddress(std::string_view id, sockaddr_un* address) {
   address->sun_family = AF_UNIX;
   memcpy(address->sun_path + 1, name.data(), name.size());
   return socklen_t(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+}
+
+// Takes the same time wherever they differ.
+bool SameBytes(const char* bytes, const std::string& expected) {
+  unsigned char difference = 0;
+  for (size_t i = 0; i < expected.size(); ++i) difference |= (unsigned char)(bytes[i] ^ expected[i]);
+  return difference == 0;
 }
 
 bool SameUser(int socket) {
@@ -128,6 +136,11 @@ bool ReceiveReply(int socket, Reply* reply, int* fd) {
 }
 
 }  // namespace
+
+Ipc::Ipc(std::string sharing_group) : group_([&] {
+        sharing_group.resize(kRandomBytes);
+        return std::move(sharing_group);
+      }()) {}
 
 Ipc::~Ipc() {
   if (thread_.joinable()) {
@@ -207,7 +220,7 @@ bool Ipc::Answer(int connection) {
   memcpy(reply.magic, kMagic, sizeof(kMagic));
   std::lock_guard<std::mutex> lock(mutex_);
   const auto it = shared_.find(std::string(question.secret, kRandomBytes));
-  if (it == shared_.end() || uint8_t(it->second.kind) != question.kind) {
+  if (it == shared_.end() || uint8_t(it->second.kind) != question.kind || !SameBytes(question.group, group_)) {
     SendReply(connection, reply, -1);
     return false;
   }
@@ -281,6 +294,7 @@ CUresult Ipc::Open(std::string_view bytes, IpcKind kind, bool other, IpcFacts* f
   }
   Question question{};
   memcpy(question.secret, key.secret, kRandomBytes);
+  memcpy(question.group, group_.data(), kRandomBytes);
   question.kind = key.kind;
   Reply reply{};
   if (send(peer, &question, sizeof(question), MSG_NOSIGNAL) != ssize_t(sizeof(question)) ||

@@ -7,7 +7,8 @@
 // side can be checkpointed, and Refusals says so before a checkpoint starts.
 //
 // The socket answers processes of the same user only, from a thread of its own that is started with the first thing
-// shared. Thread-safe but for Imports, which is the executor's.
+// shared. Of these it answers workers whose session belongs to the same owner: cr-server gives the sessions of each
+// owner a secret of their own, the sharing group, so that a key that leaked is of no use to anybody else. Thread-safe but for Imports, which is the executor's.
 #ifndef CUDA_REMOTE_SERVER_WORKER_IPC_H_
 #define CUDA_REMOTE_SERVER_WORKER_IPC_H_
 
@@ -50,7 +51,7 @@ struct IpcImport {
 
 class Ipc {
  public:
-  Ipc() = default;
+  explicit Ipc(std::string sharing_group);
   ~Ipc();
   Ipc(const Ipc&) = delete;
   Ipc& operator=(const Ipc&) = delete;
@@ -97,6 +98,7 @@ class Ipc {
   // Answers one request on a connection; false: close it.
   bool Answer(int connection);
 
+  const std::string group_;
   std::mutex mutex_;
   std::map<std::string, Entry> shared_;                      // by secret
   std::map<std::pair<int, uint64_t>, std::string> secrets_;  // by kind and object

@@ -28,7 +28,8 @@ constexpr size_t kBytes = 3 << 20;
 constexpr size_t kKindAt = 8, kSocketAt = 16, kSecretAt = 32;
 
 struct Side {
-  Side() : worker({WorkerPath(), "--driver", kDriver, "--log-level", "off"}), client(worker.Connect()) {
+  explicit Side(const std::string& group = "")
+      : worker({WorkerPath(), "--driver", kDriver, "--log-level", "off"}), client(worker.Connect(nullptr, group)) {
     client.OpenContext();
   }
 
@@ -116,6 +117,23 @@ TEST_F(IpcTest, OnlyTheKeyOpens) {
   EXPECT_NE(user.Open(key), 0u);
 }
 
+// A key that leaked is of no use to a session of another owner, whichever of the two has a group.
+TEST_F(IpcTest, OtherOwnersCannotOpen) {
+  Side stranger(std::string(16, 's'));
+  EXPECT_EQ(stranger.Open(key), 0u);
+  EXPECT_EQ(stranger.last, CUDA_ERROR_INVALID_HANDLE);
+  const uint64_t secret = stranger.client.Allocate(kBytes);
+  const std::string strangers_key = stranger.Share(secret);
+  ASSERT_EQ(strangers_key.size(), kIpcKeyBytes);
+  EXPECT_EQ(user.Open(strangers_key), 0u);
+  EXPECT_EQ(user.last, CUDA_ERROR_INVALID_HANDLE);
+  Side other(std::string(15, 's') + 't');
+  EXPECT_EQ(other.Open(strangers_key), 0u);
+  Side same(std::string(16, 's'));
+  EXPECT_NE(same.Open(strangers_key), 0u);
+  EXPECT_NE(user.Open(key), 0u);
+}
+
 // A key opens what it was made for, also if it says that it is for something else.
 TEST_F(IpcTest, KindsAreNotMixed) {
   for (int kind = 0; kind < 8; ++kind) {
@@ -174,7 +192,7 @@ int Connect(const std::string& key) {
 
 TEST_F(IpcTest, StrangersAtTheSocket) {
   std::vector<int> strangers;
-  for (size_t bytes : {0, 1, 16, 17, 18, 5000}) {
+  for (size_t bytes : {0, 1, 16, 17, 33, 34, 5000}) {
     const int fd = Connect(key);
     ASSERT_GE(fd, 0);
     // Some ask nonsense, one says nothing; all are answered with the end, or wait.

@@ -20,10 +20,11 @@ std::string Folder() {
   return whole.substr(0, whole.rfind('/') + 1);
 }
 
-// Loads one library and counts its devices.
-bool Try(const std::string& path, LoadedDriver* driver, int* devices, std::string* error) {
+// Loads one library and counts its devices. *works: the library itself is all right, it just shows no GPU.
+bool Try(const std::string& path, LoadedDriver* driver, int* devices, bool* works, std::string* error) {
   if (!LoadDriver(path, &driver->table, error)) return false;
   CUresult result = driver->table.cuInit(0);
+  *works = *works || result == CUDA_SUCCESS || result == CUDA_ERROR_NO_DEVICE;
   if (result != CUDA_SUCCESS) {
     *error = path + ": cuInit fails with " + driverabi::DescribeError(result);
     return false;
@@ -83,17 +84,18 @@ std::string LoadedDriver::Describe() const {
          std::to_string(version % 1000 / 10) + ", " + path;
 }
 
-bool ChooseDriver(const std::string& path, LoadedDriver* driver, std::string* error) {
+bool ChooseDriver(const std::string& path, LoadedDriver* driver, bool* works, std::string* error) {
   int count = 0;
+  *works = false;
   if (!path.empty()) {
-    if (!Try(path, driver, &count, error)) return false;
-  } else if (!Try("libcuda.so.1", driver, &count, error)) {
+    if (!Try(path, driver, &count, works, error)) return false;
+  } else if (!Try("libcuda.so.1", driver, &count, works, error)) {
     const std::string why = *error;
     bool found = false;
     for (const std::string& place : {Folder(), Folder() + "../lib/", Folder() + "../softgpu/"}) {
       const std::string candidate = place + kSoftware;
       if (access(candidate.c_str(), R_OK) != 0) continue;
-      found = Try(candidate, driver, &count, error);
+      found = Try(candidate, driver, &count, works, error);
       break;
     }
     if (!found) {

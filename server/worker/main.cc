@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -30,6 +31,7 @@
 #include "server/worker/output_capture.h"
 #include "server/worker/staging.h"
 #include "server/worker/worker_session.h"
+#include "server/worker_link/memory_budget.h"
 #include "server/worker_link/worker_link.h"
 #include "spdlog/sinks/base_sink.h"
 #include "spdlog/spdlog.h"
@@ -48,9 +50,11 @@ struct Options {
   std::string driver;
   int gpu = -1;
   uint64_t memory_limit = 0;
+  bool secret = false;
   // A second start of this process for a session that sees some of the GPUs (Restart).
   int assigned_fd = -1;
   int client_fd = -1;
+  int budget_fd = -1;
 };
 
 // Memory that can be shared takes a descriptor for each allocation of some drivers.
@@ -179,6 +183,8 @@ bool ReadAssign(const Options& options, WorkerAssign* assign) {
   close(options.assigned_fd);
   if (bytes < 0 || !DecodeAssign(std::string_view(body).substr(0, size_t(bytes)), assign)) return false;
   assign->client_socket = options.client_fd;
+  assign->budget_fd = options.budget_fd;
+  if (options.budget_fd >= 0) fcntl(options.budget_fd, F_SETFD, FD_CLOEXEC);
   return fcntl(options.client_fd, F_SETFD, FD_CLOEXEC) == 0;
 }
 
@@ -190,7 +196,10 @@ void RestartFor(const WorkerAssign& assign, const std::string& visible_devices, 
   const int fd = memfd_create("assign", 0);
   if (fd < 0 || write(fd, body.data(), body.size()) != ssize_t(body.size())) return;
   if (!KeepOpen(options.link_fd) || !KeepOpen(assign.client_socket)) return;
-  Restart(visible_devices, {"--assigned-fd", std::to_string(fd), "--client-fd", std::to_string(assign.client_socket)},
+  if (assign.budget_fd >= 0 && !KeepOpen(assign.budget_fd)) return;
+  Restart(visible_devices,
+          {"--assigned-fd", std::to_string(fd), "--client-fd", std::to_string(assign.client_socket), "--budget-fd",
+           std::to_string(assign.budget_fd)},
           log_fd, argv);
 }
 
@@ -199,8 +208,13 @@ bool WarmUp(const Options& options, Warm* warm, std::string* error) {
   // A second start for a session has its list already.
   const bool assigned = options.assigned_fd >= 0;
   if (options.gpu >= 0 && !assigned) ShowOneGpu(options.gpu);
-  if (!ChooseDriver(options.driver, &warm->driver, error)) {
-    if (options.gpu >= 0) *error = "there is no GPU " + std::to_string(options.gpu) + " (" + *error + ")";
+  bool works = false;
+  if (!ChooseDriver(options.driver, &warm->driver, &works, error)) {
+    // The driver counts from 0 what it shows, and was told to show this one.
+    if (options.gpu >= 0 && works) {
+      spdlog::debug("{}", *error);
+      *error = "there is no GPU " + std::to_string(options.gpu) + " (GPUs are numbered from 0)";
+    }
     return false;
   }
   const DriverTable& driver = warm->driver.table;
@@ -246,7 +260,7 @@ int Serve(const Options& options, char** argv) {
   const bool captured = output.Install(&error);
   if (captured) LogTo(output.log_fd(), options.log_level);
   if (!captured || !WarmUp(options, &warm, &error)) {
-    spdlog::error("{}", error);
+    // cr-server says so in its log.
     if (assigned) {
       Refuse(assign, link.get(), error);
     } else {
@@ -272,6 +286,14 @@ int Serve(const Options& options, char** argv) {
     }
   }
 
+  if (assign.budget_limit != 0) {
+    auto budget = MemoryBudget::Open(assign.budget_fd, assign.budget_slot, assign.budget_limit, &error);
+    if (!budget) {
+      Refuse(assign, link.get(), error);
+      _exit(0);
+    }
+    warm.arena->SetBudget(std::move(budget));
+  }
   // The process's memory, threads and GPU contexts go with it: ending at once is the clean way and the fast one.
   WorkerLink* const plink = link.get();
   auto channel = ServerChannel::Create(
@@ -302,6 +324,7 @@ int Serve(const Options& options, char** argv) {
   parts.staging = warm.staging.get();
   parts.warm_gpu = kWarmGpu;
   parts.warm_context = warm.context;
+  parts.sharing_group = assign.sharing_group;
   WorkerSession session(parts);
   Executor executor(&session, pchannel);
   std::thread([&] {
@@ -336,13 +359,16 @@ int main(int argc, char** argv) {
   app.add_option("--log-level", options.log_level, "trace, debug, info, warn, error or off");
   app.add_option("--driver", options.driver, "CUDA driver library (default: the machine's own, else the software GPU)");
   app.add_option("--gpu", options.gpu, "serve this GPU only (ordinal; default: all)");
+  app.add_flag("--secret", options.secret, "other processes of the same user cannot look into this one");
   app.add_option("--assigned-fd", options.assigned_fd, "of cr-worker itself: the session that it was given");
   app.add_option("--client-fd", options.client_fd, "of cr-worker itself: that session's client");
+  app.add_option("--budget-fd", options.budget_fd, "of cr-worker itself: the memory budget of that session's owner");
   app.add_option("--memory-limit", options.memory_limit, "most bytes of device memory for the session (default: all)");
   CLI11_PARSE(app, argc, argv);
   // Standard output belongs to the GPU's printf.
   cuda_remote::server::LogTo(2, options.log_level);
   cuda_remote::server::FixAddressLayout(argv);
   cuda_remote::server::RaiseDescriptorLimit();
+  if (options.secret) prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
   return cuda_remote::server::Serve(options, argv);
 }

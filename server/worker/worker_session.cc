@@ -37,6 +37,7 @@ WorkerSession::WorkerSession(const Parts& parts)
       table_(HookDriver(parts.driver->table, parts.arena, [this](bool wait) { CollectPendingFrees(wait); })),
       managed_memory_(parts.driver->table),
       heaps_(table_, parts.staging),
+      ipc_(parts.sharing_group),
       spin_limit_(SpinLimit()),
       host_functions_([this](uint64_t id, uint64_t turn, CUresult status) {
         wire::OpHostFunc_Request event;

@@ -115,6 +115,7 @@ class WorkerSession : public Session {
     // A primary context that was retained ahead of need; the client's first retain takes it over.
     int warm_gpu = -1;
     CUcontext warm_context = nullptr;
+    std::string sharing_group;  // as in WorkerAssign
   };
   explicit WorkerSession(const Parts& parts);
   ~WorkerSession() override;

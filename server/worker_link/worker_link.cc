@@ -51,6 +51,9 @@ void EncodeAssign(const WorkerAssign& assign, std::string* out) {
   wire::PutUint(out, 2, assign.shared_memory);
   wire::PutBytes(out, 3, assign.server);
   wire::PutBytes(out, 4, hello);
+  wire::PutBytes(out, 5, assign.sharing_group);
+  wire::PutUint(out, 6, assign.budget_slot);
+  wire::PutUint(out, 7, assign.budget_limit);
 }
 
 bool DecodeAssign(std::string_view bytes, WorkerAssign* assign) {
@@ -66,6 +69,12 @@ bool DecodeAssign(std::string_view bytes, WorkerAssign* assign) {
         return reader.Get(&assign->server);
       case 4:
         return reader.Get(&text) && DecodeHello(text, &assign->hello);
+      case 5:
+        return reader.Get(&assign->sharing_group);
+      case 6:
+        return reader.Get(&assign->budget_slot);
+      case 7:
+        return reader.Get(&assign->budget_limit);
       default:
         return reader.Skip();
     }
@@ -145,13 +154,20 @@ bool WorkerLink::SendEnded(const std::string& reason) {
 
 bool WorkerLink::WaitAssign(WorkerAssign* assign) {
   Packet packet;
-  const ChannelStatus status = ReceivePacket(fd_, &packet, -1);
+  ChannelStatus status = ReceivePacket(fd_, &packet, -1);
+  int budget = -1;
+  if (status == ChannelStatus::kOk && packet.type == PacketType::kBudget && packet.fd >= 0) {
+    budget = packet.fd;
+    status = ReceivePacket(fd_, &packet, -1);
+  }
   if (status == ChannelStatus::kOk && packet.type == PacketType::kAssign && packet.fd >= 0 &&
-      DecodeAssign(packet.body, assign)) {
+      DecodeAssign(packet.body, assign) && (assign->budget_limit != 0) == (budget >= 0)) {
     assign->client_socket = packet.fd;
+    assign->budget_fd = budget;
     return true;
   }
   if (packet.fd >= 0) close(packet.fd);
+  if (budget >= 0) close(budget);
   return false;
 }
 

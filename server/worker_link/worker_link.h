@@ -1,9 +1,10 @@
 // The link between cr-server (supervisor) and one cr-worker: a SEQPACKET socket pair, the worker's end at a descriptor
 // that the command line names.
 //
-//     cr-worker --link-fd 3 [--driver PATH] [--gpu N] [--memory-limit BYTES] [--log-level LEVEL]
+//     cr-worker --link-fd 3 [--driver PATH] [--gpu N] [--memory-limit BYTES] [--secret] [--log-level LEVEL]
 //
 //     worker -> supervisor   Ready   the driver is loaded, a session may come (or: it cannot be loaded, and why)
+//     supervisor -> worker   Budget  the page of its owner's memory budget (memory_budget.h), if there is one
 //     supervisor -> worker   Assign  a session: the client's Hello and connected socket
 //     worker -> supervisor   Stats   now and then while the session lives
 //     supervisor -> worker   Stop    end the session, tell the client why
@@ -45,7 +46,11 @@ struct WorkerAssign {
   bool shared_memory = false;
   std::string server;  // for Welcome
   Hello hello;
-  int client_socket = -1;  // the receiver owns it
+  std::string sharing_group;  // sessions with the same one may share memory (server/worker/ipc.h)
+  uint32_t budget_slot = 0;   // in the budget that came before
+  uint64_t budget_limit = 0;  // 0: there is none
+  int client_socket = -1;     // the receiver owns it
+  int budget_fd = -1;         // likewise
 };
 
 struct WorkerStats {

@@ -134,7 +134,7 @@ class Server(Process):
             if tls:
                 command += ["--tls-cert", tls.server_cert, "--tls-key", tls.server_key, "--tls-ca", tls.ca]
             else:
-                command += ["--insecure-tcp"]
+                command += ["--insecure-tcp", "127.0.0.1"]
         if lab.workers is not None:
             command += ["--workers", str(lab.workers)]
         command += list(extra)

@@ -2,6 +2,8 @@
 // or in the folder that CR_TEST_PROGRAMS names.
 
 #include <arpa/inet.h>
+#include <dirent.h>
+#include <grp.h>
 #include <fcntl.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/impl/rpc_method.h>
@@ -17,14 +19,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <list>
+#include <map>
 #include <mutex>
 #include <random>
+#include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,12 +40,14 @@
 #include "proto/channel/handshake.h"
 #include "proto/control/control.grpc.pb.h"
 #include "proto/control/credentials.h"
+#include "proto/control/message_check.h"
 #include "proto/control/tunnel_message.h"
+#include "proto/nvml/query.h"
 
 namespace cuda_remote {
 namespace {
 
-enum : uint32_t { kEcho = 1, kCount = 2, kBytes = 3, kPrint = 4, kEvent = 5, kCrash = 6, kHang = 7 };
+enum : uint32_t { kEcho = 1, kCount = 2, kBytes = 3, kPrint = 4, kEvent = 5, kCrash = 6, kHang = 7, kTake = 10 };
 
 std::string Program(const std::string& package, const std::string& name) {
   if (const char* folder = getenv("CR_TEST_PROGRAMS")) return std::string(folder) + "/" + name;
@@ -129,6 +138,9 @@ class Proxy {
   uint64_t bytes() const { return bytes_; }
   void Cut() { cut_ = true; }
   void Refuse(bool refuse) { refuse_ = refuse; }
+  // Changes one bit in about each so many bytes, in either direction.
+  void FlipEvery(uint64_t bytes) { flip_every_ = bytes; }
+  int flips() const { return flips_; }
 
  private:
   struct Link {
@@ -164,6 +176,12 @@ class Proxy {
           const int from = direction ? link->server : link->client, to = direction ? link->client : link->server;
           const ssize_t n = read(from, buffer.data(), buffer.size());
           alive = n > 0;
+          const uint64_t every = flip_every_;
+          if (alive && every > 0 && (since_flip_ += uint64_t(n)) >= every && n > 4096) {
+            buffer[random_() % size_t(n)] ^= char(1 << random_() % 8);
+            since_flip_ = 0;
+            ++flips_;
+          }
           for (ssize_t done = 0; alive && done < n;) {
             const ssize_t written = send(to, buffer.data() + done, size_t(n - done), MSG_NOSIGNAL);
             alive = written > 0;
@@ -198,7 +216,10 @@ class Proxy {
   const int target_;
   int listen_, port_ = 0;
   std::atomic<bool> stop_{false}, cut_{false}, refuse_{false};
-  std::atomic<uint64_t> bytes_{0};
+  std::atomic<uint64_t> bytes_{0}, flip_every_{0};
+  std::atomic<int> flips_{0};
+  uint64_t since_flip_ = 0;  // the thread's
+  std::mt19937 random_{4};
   std::thread thread_;
 };
 
@@ -223,13 +244,22 @@ class Tunnel : public testing::Test {
 
   void StartServer(std::vector<std::string> more = {}, bool tcp = true) {
     std::vector<std::string> command = {
-        Program("server/supervisor", "cr-server"),   "--dir",       Path("server"), "--worker",
-        Program("server/supervisor", "test_worker"), "--log-level", "debug"};
+        Program("server/supervisor", "cr-server"),
+        "--dir",
+        Path("server"),
+        "--worker",
+        worker_.empty() ? Program("server/supervisor", "test_worker") : worker_,
+        "--log-level",
+        "debug"};
     if (tcp) {
       command.insert(command.end(), {"--listen", "127.0.0.1:0"});
-      if (more.empty() || more[0] != "--tls-cert") command.push_back("--insecure-tcp");
+      if (more.empty() || (more[0] != "--tls-cert" && more[0] != "--insecure-tcp"))
+        command.insert(command.end(), {"--insecure-tcp", "127.0.0.1"});
     }
     command.insert(command.end(), more.begin(), more.end());
+    if (descriptors_ > 0) {
+      command.insert(command.begin(), {"/bin/sh", "-c", "ulimit -n " + std::to_string(descriptors_) + "; exec \"$0\" \"$@\""});
+    }
     server_ = std::make_unique<Process>(command, Path("server" + std::to_string(++starts_) + ".log"));
     ASSERT_TRUE(Eventually([&] { return server_->log().find("cr-server ready: ") != std::string::npos; }))
         << server_->log();
@@ -262,7 +292,10 @@ class Tunnel : public testing::Test {
     std::vector<std::string> command = {Program("server/supervisor", "cr-ps")};
     command.insert(command.end(), more.begin(), more.end());
     Process ps(command, log);
-    EXPECT_EQ(ps.Wait(), expect);
+    const int code = ps.Wait();
+    if (expect >= 0) {
+      EXPECT_EQ(code, expect) << ps.log();
+    }
     return ps.log();
   }
   std::vector<pid_t> Workers() const {
@@ -274,8 +307,25 @@ class Tunnel : public testing::Test {
   }
 
   std::string folder_;
+  // A Hello that nobody waits for the answer of.
+  int SendHello() {
+    std::string error, body;
+    Hello hello;
+    hello.pid = uint32_t(getpid());
+    EncodeHello(hello, &body);
+    const int fd = ConnectUnix(Session(), &error);
+    if (fd >= 0) SendPacket(fd, PacketType::kHello, body, -1);
+    return fd;
+  }
+  size_t LogLines() const {
+    const std::string log = server_->log();
+    return size_t(std::count(log.begin(), log.end(), '\n'));
+  }
+
   int port_ = 0;
   int starts_ = 0;
+  int descriptors_ = 0;  // the server's limit; 0: as it is
+  std::string worker_;   // another place of the worker
   Welcome welcome_;
   std::unique_ptr<Process> server_, relay_;
 };
@@ -593,6 +643,12 @@ TEST_F(Tunnel, RelayEndsWithTheRunAndWhenIdle) {
 TEST_F(Tunnel, BrokenDriverIsExplained) {
   StartServer({"--driver", "broken"});
   std::string error;
+  // Once, however often it is tried.
+  EXPECT_TRUE(Eventually([&] { return server_->log().find("no more warm workers") != std::string::npos; }));
+  const std::string log = server_->log();
+  size_t errors = 0;
+  for (size_t at = 0; (at = log.find(" error ", at)) != std::string::npos; ++at) ++errors;
+  EXPECT_EQ(errors, 1u) << log;
   EXPECT_FALSE(Connect(Session(), &error));
   EXPECT_NE(error.find("the driver is broken"), std::string::npos) << error;
   StartRelay(port_);
@@ -650,7 +706,9 @@ TEST_F(Tunnel, OthersAreServedBesideQuietSessions) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
     control::ServerInfo info;
-    const grpc::Status status = stub->GetServerInfo(&context, control::ServerInfoRequest(), &info);
+    control::ServerInfoRequest request;
+    control::AddChecksum(&request);
+    const grpc::Status status = stub->GetServerInfo(&context, request, &info);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return info.sessions();
   };
@@ -680,6 +738,367 @@ TEST_F(Tunnel, SecondServerInTheSameFolderIsRefused) {
   ASSERT_TRUE(Connect(Session()));
 }
 
+// A tunnel that is opened by hand. Its first answer is in `opened`.
+class RawTunnel {
+ public:
+  RawTunnel(int port, const std::shared_ptr<grpc::ChannelCredentials>& credentials, bool checked = false)
+      : checked_(checked),
+        channel_(grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(port), credentials,
+                                           control::ClientArguments())) {
+    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(40));
+    const grpc::internal::RpcMethod method(control::kTunnelMethod, grpc::internal::RpcMethod::BIDI_STREAMING);
+    stream_.reset(grpc::internal::ClientReaderWriterFactory<grpc::ByteBuffer, grpc::ByteBuffer>::Create(
+        channel_.get(), method, &context_));
+  }
+  ~RawTunnel() {
+    context_.TryCancel();
+    Finish();
+  }
+  bool Open(const control::OpenMessage& open) {
+    control::TunnelMessage message;
+    control::ReceivedFrames frames;
+    message.open = control::EncodeTunnelOpen(open);
+    grpc::ByteBuffer buffer;
+    return stream_->Write(control::EncodeTunnelMessage(message, nullptr, checked_)) && stream_->Read(&buffer) &&
+           control::DecodeTunnelMessage(buffer, &message, &frames) &&
+           control::DecodeTunnelOpened(message.open, &opened);
+  }
+  bool Write(const grpc::ByteBuffer& buffer) { return stream_->Write(buffer); }
+  bool Read() {
+    grpc::ByteBuffer buffer;
+    return stream_->Read(&buffer);
+  }
+  grpc::Status Finish() {
+    if (!finished_) status_ = stream_->Finish();
+    finished_ = true;
+    return status_;
+  }
+  control::OpenedMessage opened;
+
+ private:
+  const bool checked_;
+  std::shared_ptr<grpc::Channel> channel_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>> stream_;
+  bool finished_ = false;
+  grpc::Status status_;
+};
+
+control::OpenMessage NewSession() {
+  control::OpenMessage open;
+  Hello hello;
+  hello.program = "/alices/program";
+  EncodeHello(hello, &open.hello);
+  return open;
+}
+
+// Something between relay and server changes single bits. What the program gets is right all the same.
+TEST_F(Tunnel, DamagedMessagesAreSentAgain) {
+  StartServer();
+  Proxy proxy(port_);
+  StartRelay(proxy.port());
+  auto channel = Connect(Relay());
+  ASSERT_TRUE(channel);
+  proxy.FlipEvery(5 << 20);
+  Reply reply;
+  std::string back;
+  std::mt19937_64 random(9);
+  for (int round = 0; round < 12 || (proxy.flips() < 6 && round < 60); ++round) {
+    std::string up(6 << 20, 0);
+    for (size_t i = 0; i < up.size(); i += 8) {
+      const uint64_t value = random();
+      memcpy(&up[i], &value, 8);
+    }
+    back.assign(up.size(), 0);
+    ASSERT_EQ(channel->Call(Header(kEcho), "", up, &back[0], back.size(), &reply), ChannelStatus::kOk)
+        << channel->end_reason();
+    ASSERT_TRUE(back == up) << "round " << round;
+  }
+  EXPECT_GE(proxy.flips(), 6);
+  EXPECT_TRUE(server_->log().find("arrived damaged") != std::string::npos ||
+              relay_->log().find("arrived damaged") != std::string::npos);
+}
+
+// A connection that changes everything is given up, with a reason.
+TEST_F(Tunnel, AConnectionThatDamagesEverythingIsGivenUp) {
+  StartServer({"--insecure-tcp", "127.0.0.1", "--grace", "20"});
+  Proxy proxy(port_);
+  StartRelay(proxy.port());
+  auto channel = Connect(Relay());
+  ASSERT_TRUE(channel);
+  proxy.FlipEvery(1);
+  Reply reply;
+  const std::string up(8 << 20, 'u');
+  std::string back(up.size(), 0);
+  EXPECT_EQ(channel->Call(Header(kEcho), "", up, &back[0], back.size(), &reply), ChannelStatus::kClosed);
+  EXPECT_FALSE(channel->end_reason().empty());
+}
+
+TEST_F(Tunnel, MessagesWithoutChecksumAreRefusedWithoutTls) {
+  StartServer();
+  RawTunnel unchecked(port_, grpc::InsecureChannelCredentials());
+  EXPECT_FALSE(unchecked.Open(NewSession()));
+  EXPECT_NE(unchecked.Finish().error_message().find("checksum"), std::string::npos);
+  const auto stub = control::Control::NewStub(grpc::CreateCustomChannel(
+      "127.0.0.1:" + std::to_string(port_), grpc::InsecureChannelCredentials(), control::ClientArguments()));
+  control::EndSessionRequest request;
+  request.set_id(1);
+  control::AddChecksum(&request);
+  request.set_id(2);  // damaged
+  control::EndSessionReply reply;
+  grpc::ClientContext context;
+  EXPECT_EQ(stub->EndSession(&context, request, &reply).error_code(), grpc::StatusCode::DATA_LOSS);
+  RawTunnel checked(port_, grpc::InsecureChannelCredentials(), true);
+  EXPECT_TRUE(checked.Open(NewSession()));
+}
+
+TEST_F(Tunnel, PlainTcpIsForListedHosts) {
+  StartServer({"--insecure-tcp", "127.0.0.2,10.0.0.0/8"});
+  StartRelay(port_);
+  std::string error;
+  EXPECT_FALSE(Connect(Relay(), &error));
+  EXPECT_NE(error.find("--insecure-tcp"), std::string::npos) << error;
+  EXPECT_NE(server_->log().find("turned away a connection from 127.0.0.1"), std::string::npos);
+  EXPECT_TRUE(Connect(Session()));
+  for (const char* list : {"gpu7", "10.0.0.0/33", "10.0.0.1/8"}) {
+    Process server({Program("server/supervisor", "cr-server"), "--dir", Path("other"), "--worker", "/bin/true",
+                    "--listen", "127.0.0.1:0", "--insecure-tcp", list},
+                   Path(std::string("list") + std::to_string(++starts_) + ".log"));
+    EXPECT_EQ(server.Wait(), 2);
+    EXPECT_NE(server.log().find("is no address or network"), std::string::npos) << server.log();
+  }
+}
+
+TEST_F(Tunnel, ABusyPortIsExplained) {
+  StartServer();
+  for (const std::string& address : {"127.0.0.1:" + std::to_string(port_), std::string("192.0.2.1:0"),
+                                     std::string("7070"), std::string("nohost.invalid:7070")}) {
+    Process second({Program("server/supervisor", "cr-server"), "--dir", Path("other"), "--worker", "/bin/true",
+                    "--listen", address, "--insecure-tcp", "127.0.0.1"},
+                   Path("second" + std::to_string(++starts_) + ".log"));
+    EXPECT_EQ(second.Wait(), 3);
+    const std::string log = second.log();
+    EXPECT_NE(log.find("listen"), std::string::npos) << log;
+    EXPECT_NE(log.find(address), std::string::npos) << log;
+    EXPECT_EQ(log.find(".cc:"), std::string::npos) << log;
+    EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
+  }
+}
+
+TEST_F(Tunnel, ManyHellosStartFewWorkersAtATime) {
+  StartServer({"--insecure-tcp", "127.0.0.1", "--driver", "slow"});
+  std::vector<int> clients;
+  for (int i = 0; i < 60; ++i) clients.push_back(SendHello());
+  size_t most = 0;
+  const auto all = [&] {
+    most = std::max(most, Workers().size());
+    const std::string log = server_->log();
+    return log.find("session 20 of") != std::string::npos;
+  };
+  EXPECT_TRUE(Eventually(all, 30000));
+  EXPECT_LE(most, 30u);
+  // Those that leave are not waited for.
+  for (int fd : clients) close(fd);
+  EXPECT_TRUE(Eventually([&] { return server_->log().find("the client left before a worker was ready") != std::string::npos; }));
+  EXPECT_TRUE(Eventually([&] { return Workers().size() <= 10; }, 30000));
+  EXPECT_TRUE(Connect(Session()));
+}
+
+TEST_F(Tunnel, SessionsOfOneIdentityAreLimited) {
+  StartServer({"--insecure-tcp", "127.0.0.1", "--user-sessions", "2"});
+  StartRelay(port_);
+  std::string error;
+  auto first = Connect(Relay()), second = Connect(Relay());
+  ASSERT_TRUE(first && second);
+  EXPECT_FALSE(Connect(Relay(), &error));
+  EXPECT_NE(error.find("address:127.0.0.1 has its 2 sessions"), std::string::npos) << error;
+  auto local = Connect(Session()), more = Connect(Session()), third = Connect(Session());
+  EXPECT_TRUE(local && more && third);
+  first.reset();
+  EXPECT_TRUE(Eventually([&] { return Connect(Relay()) != nullptr; }));
+}
+
+TEST_F(Tunnel, MemoryOfOneIdentityIsLimited) {
+  StartServer({"--insecure-tcp", "127.0.0.1", "--user-memory-limit", "1000"});
+  StartRelay(port_);
+  auto first = Connect(Relay()), second = Connect(Relay()), local = Connect(Session());
+  ASSERT_TRUE(first && second && local);
+  const auto take = [](const std::unique_ptr<ClientChannel>& channel, uint64_t bytes) {
+    Reply reply;
+    EXPECT_EQ(channel->Call(Header(kTake), AsBytes(bytes), "", nullptr, 0, &reply), ChannelStatus::kOk);
+    return Number(reply.message) == 1;
+  };
+  EXPECT_TRUE(take(first, 600));
+  EXPECT_FALSE(take(second, 500));
+  EXPECT_TRUE(take(second, 400));
+  EXPECT_FALSE(take(first, 1));
+  EXPECT_TRUE(take(local, 5000));  // the server's own user has no such limit
+  // What a worker held that died is free again.
+  Reply reply;
+  EXPECT_EQ(first->Call(Header(kCrash), "", "", nullptr, 0, &reply), ChannelStatus::kClosed);
+  EXPECT_TRUE(Eventually([&] { return take(second, 600); }));
+  auto third = Connect(Relay());
+  ASSERT_TRUE(third);
+  EXPECT_FALSE(take(third, 1));
+}
+
+// The server's memory levels off, however many sessions it has had.
+TEST_F(Tunnel, ManySessionsLeaveNoMemory) {
+  StartServer();
+  StartRelay(port_);
+  const auto resident = [&] {
+    const std::string status = ReadFile("/proc/" + std::to_string(server_->pid()) + "/status");
+    return size_t(atol(status.c_str() + status.find("VmRSS:") + 6)) << 10;
+  };
+  const std::string up(4 << 20, 'u');
+  const auto sessions = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      auto channel = Connect(i % 4 == 0 ? Session() : Relay());
+      ASSERT_TRUE(channel);
+      Reply reply;
+      std::string back(up.size(), 0);
+      ASSERT_EQ(channel->Call(Header(kEcho), "", up, &back[0], back.size(), &reply), ChannelStatus::kOk);
+    }
+    EXPECT_TRUE(Eventually([&] {
+      return Ps({"--server", "unix:" + Session(), "--json"}).find("\"sessions\": []") != std::string::npos;
+    }));
+    sleep(4);  // what is kept for the next session goes after a moment
+  };
+  std::vector<size_t> sizes;
+  for (const int count : {40, 40, 80}) {
+    sessions(count);
+    sizes.push_back(resident());
+    fprintf(stderr, "after %d sessions more: %zu KiB\n", count, sizes.back() >> 10);
+  }
+  EXPECT_LT(sizes.back(), size_t{64} << 20);
+  EXPECT_LT(sizes[2], sizes[0] + (16 << 20));
+}
+
+// Without descriptors the server waits, and says so now and then; it serves again when there are some.
+TEST_F(Tunnel, WithoutDescriptorsNothingSpins) {
+  descriptors_ = 64;
+  StartServer({}, /*tcp=*/false);
+  std::vector<int> clients;
+  for (int i = 0; i < 90; ++i) {
+    clients.push_back(SendHello());
+    if (i % 10 == 0) usleep(20000);
+  }
+  std::string error;
+  for (int i = 0; i < 12; ++i) clients.push_back(ConnectUnix(Session(), &error));  // these say nothing
+  EXPECT_TRUE(Eventually([&] { return server_->log().find("Too many open files") != std::string::npos; }));
+  const size_t lines = LogLines();
+  sleep(1);
+  EXPECT_LT(LogLines() - lines, 200u);
+  for (int fd : clients) close(fd);
+  EXPECT_TRUE(Eventually([&] { return Connect(Session()) != nullptr; }, 30000));
+}
+
+// Root's server for chosen users of the machine: their sessions are theirs, and their workers are nobody's who could read
+// the server's files.
+TEST_F(Tunnel, OtherLocalUsersAreServedApart) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can run workers as another user";
+  ASSERT_EQ(chmod(folder_.c_str(), 0711), 0);
+  std::ofstream(Path("worker"), std::ios::binary) << ReadFile(Program("server/supervisor", "test_worker"));
+  ASSERT_EQ(chmod(Path("worker").c_str(), 0755), 0);
+  constexpr uid_t kAlice = 40001, kMember = 40002, kStranger = 40003;
+  constexpr gid_t kGroup = 40100;
+  worker_ = Path("worker");
+  StartServer({"--allow-user", std::to_string(kAlice), "--allow-group",
+               std::to_string(kGroup), "--session-user", "nobody"},
+              /*tcp=*/false);
+  // What a client of this user and these groups sees: "ok", its worker's user and whether root's file can be read there.
+  const auto as = [&](uid_t uid, gid_t group, const std::function<std::string()>& act) {
+    int answer[2];
+    EXPECT_EQ(pipe(answer), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+      if (setgroups(1, &group) != 0 || setresgid(uid, uid, uid) != 0 || setresuid(uid, uid, uid) != 0) _exit(1);
+      const std::string text = act();
+      _exit(write(answer[1], text.data(), text.size()) == ssize_t(text.size()) ? 0 : 1);
+    }
+    close(answer[1]);
+    std::string text;
+    char piece[256];
+    for (ssize_t n; (n = read(answer[0], piece, sizeof(piece))) > 0;) text.append(piece, size_t(n));
+    close(answer[0]);
+    waitpid(child, nullptr, 0);
+    return text;
+  };
+  const auto use = [&] {
+    std::string error;
+    auto channel = Connect(Session(), &error);
+    if (!channel) return error;
+    Reply reply;
+    if (channel->Call(Header(kCount), "", "", nullptr, 0, &reply) != ChannelStatus::kOk) return channel->end_reason();
+    usleep(300000);
+    return std::string("ok");
+  };
+  auto own = Connect(Session());
+  ASSERT_TRUE(own);
+  // Of a worker that serves somebody else, while it does.
+  std::map<std::string, std::string> workers;
+  std::atomic<bool> stop{false};
+  std::thread watcher([&] {
+    for (; !stop; usleep(20000)) {
+      for (const pid_t pid : Workers()) {
+        std::istringstream status(ReadFile("/proc/" + std::to_string(pid) + "/status"));
+        std::string uid, capabilities, seccomp;
+        for (std::string line; std::getline(status, line);) {
+          if (line.compare(0, 5, "Uid:\t") == 0) uid = line.substr(5);
+          if (line.compare(0, 8, "CapBnd:\t") == 0) capabilities = line.substr(8);
+          if (line.compare(0, 9, "Seccomp:\t") == 0) seccomp = line.substr(9);
+        }
+        if (seccomp == "2") workers[uid] = capabilities;
+      }
+    }
+  });
+  EXPECT_EQ(as(kAlice, kAlice, use), "ok");
+  EXPECT_EQ(as(kMember, kGroup, use), "ok");
+  EXPECT_NE(as(kStranger, kStranger, use).find("does not serve user 40003"), std::string::npos);
+  stop = true;
+  watcher.join();
+  const std::string nobody = "65534\t65534\t65534\t65534", root = "0\t0\t0\t0";
+  EXPECT_EQ(workers.size(), 2u);
+  EXPECT_EQ(workers[nobody], std::string(16, '0'));
+  EXPECT_EQ(workers[root], std::string(16, '0'));
+  EXPECT_NE(server_->log().find("of uid:40001 started"), std::string::npos);
+  // Another user's session is not theirs.
+  const auto held = [&] {
+    std::string error, body;
+    const int fd = ConnectUnix(Session(), &error);
+    nvml::Question question;
+    question.call = nvml::kHeld;
+    const uint64_t session = own->welcome().session;
+    question.input.assign(reinterpret_cast<const char*>(&session), sizeof(session));
+    EncodeQuestion(question, &body);
+    SendPacket(fd, PacketType::kQuery, body, -1);
+    Packet packet;
+    nvml::Answer answer;
+    if (ReceivePacket(fd, &packet, 10000) != ChannelStatus::kOk || !DecodeAnswer(packet.body, &answer))
+      return std::string("no answer");
+    return std::to_string(answer.result);
+  };
+  EXPECT_EQ(as(kAlice, kAlice, held), std::to_string(int(nvml::kNotFound)));
+  EXPECT_EQ(held(), std::to_string(int(nvml::kSuccess)));
+  // Without a user for them there are no foreign sessions.
+  Process refused({Program("server/supervisor", "cr-server"), "--dir", Path("other"), "--worker", "/bin/true",
+                   "--allow-user", "nobody"},
+                  Path("refused.log"));
+  EXPECT_EQ(refused.Wait(), 2);
+  EXPECT_NE(refused.log().find("--session-user"), std::string::npos) << refused.log();
+}
+
+TEST_F(Tunnel, HangupEndsNothing) {
+  StartServer();
+  auto channel = Connect(Session());
+  ASSERT_TRUE(channel);
+  server_->Signal(SIGHUP);
+  EXPECT_TRUE(Eventually([&] { return server_->log().find("SIGHUP") != std::string::npos; }));
+  Reply reply;
+  EXPECT_EQ(channel->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+  EXPECT_TRUE(Connect(Session()));
+}
+
 TEST_F(Tunnel, PlainTcpNeedsItsName) {
   Process server({Program("server/supervisor", "cr-server"), "--dir", Path("server"), "--worker", "/bin/true",
                   "--listen", "127.0.0.1:0"},
@@ -698,12 +1117,27 @@ class Tls : public Tunnel {
       K="-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
       for ca in ca other; do openssl req -x509 $K -days 2 -keyout $ca.key -out $ca.pem -subj "/CN=$ca"; done
       printf 'subjectAltName=IP:127.0.0.1,DNS:localhost\n' > ext
-      for who in server:ca client:ca stranger:other; do n=${who%:*} a=${who#*:}
+      for who in server:ca client:ca eve:ca ops:ca stranger:other server2:other client2:other; do n=${who%:*} a=${who#*:}
         openssl req $K -keyout $n.key -out $n.csr -subj "/CN=$n"
         openssl x509 -req -in $n.csr -CA $a.pem -CAkey $a.key -CAcreateserial -out $n.pem -days 2 -extfile ext
       done; } >openssl.log 2>&1)";
     ASSERT_EQ(system(make.c_str()), 0) << ReadFile(Path("openssl.log"));
   }
+  std::shared_ptr<grpc::ChannelCredentials> Credentials(const std::string& who, const std::string& ca) {
+    std::string error;
+    auto credentials = control::ClientTls({Path(who + ".pem"), Path(who + ".key"), Path(ca + ".pem")}, &error);
+    EXPECT_TRUE(credentials) << error;
+    return credentials;
+  }
+  size_t Entries(const std::string& folder) const {
+    size_t count = 0;
+    DIR* const list = opendir(("/proc/" + std::to_string(server_->pid()) + "/" + folder).c_str());
+    while (list && readdir(list)) ++count;
+    if (list) closedir(list);
+    return count;
+  }
+  size_t Descriptors() const { return Entries("fd"); }
+  size_t Threads() const { return Entries("task"); }
   std::vector<std::string> Files(const std::string& who, const std::string& ca) {
     return {"--tls-cert", Path(who + ".pem"), "--tls-key", Path(who + ".key"), "--tls-ca", Path(ca + ".pem")};
   }
@@ -719,6 +1153,245 @@ TEST_F(Tls, BothSidesShowCertificates) {
   std::vector<std::string> ps = Files("client", "ca");
   ps.insert(ps.end(), {"--server", "127.0.0.1:" + std::to_string(port_), "--json"});
   EXPECT_NE(Ps(ps).find("\"transport\": \"grpc\""), std::string::npos);
+}
+
+TEST_F(Tls, SessionsBelongToWhoOpenedThem) {
+  std::vector<std::string> options = Files("server", "ca");
+  options.insert(options.end(), {"--operator", "CN=ops"});
+  StartServer(options);
+  StartRelay(port_, Files("client", "ca"));
+  auto channel = Connect(Relay());
+  ASSERT_TRUE(channel);
+  const std::string id = std::to_string(channel->welcome().session);
+  const auto as = [&](const std::string& who, std::vector<std::string> more) {
+    const std::vector<std::string> files = Files(who, "ca");
+    more.insert(more.end(), files.begin(), files.end());
+    more.insert(more.end(), {"--server", "127.0.0.1:" + std::to_string(port_)});
+    return more;
+  };
+  // Eve's certificate is as good as the client's; the session is not hers.
+  EXPECT_NE(Ps(as("eve", {"--json"})).find("\"sessions\": []"), std::string::npos);
+  EXPECT_EQ(Ps(as("eve", {})).find("/test/program"), std::string::npos);
+  EXPECT_NE(Ps(as("eve", {"--end", id}), 4).find("there is no session"), std::string::npos);
+  Reply reply;
+  ASSERT_EQ(channel->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+  // What tools ask about a session, and tell about it, likewise.
+  const auto ask = [&](const std::string& who, const char* call, const void* input, size_t bytes) {
+    nvml::Question question;
+    question.call = call;
+    question.input.assign(static_cast<const char*>(input), bytes);
+    std::string error;
+    const auto stub = control::Control::NewStub(grpc::CreateCustomChannel(
+        "127.0.0.1:" + std::to_string(port_), Credentials(who, "ca"), control::ClientArguments()));
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    control::QueryRequest request;
+    EncodeQuestion(question, request.mutable_question());
+    control::QueryReply answer;
+    const grpc::Status status = stub->Query(&context, request, &answer);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    nvml::Answer decoded;
+    EXPECT_TRUE(DecodeAnswer(answer.answer(), &decoded));
+    return decoded.result;
+  };
+  const uint64_t session = channel->welcome().session;
+  const nvml::SavedNote note = {session, 1234567, 42};
+  EXPECT_EQ(ask("eve", nvml::kHeld, &session, sizeof(session)), nvml::kNotFound);
+  EXPECT_EQ(ask("eve", nvml::kSaved, &note, sizeof(note)), nvml::kNotFound);
+  EXPECT_EQ(Ps(as("client", {"--json"})).find("1234567"), std::string::npos);
+  EXPECT_EQ(ask("client", nvml::kHeld, &session, sizeof(session)), nvml::kSuccess);
+  EXPECT_EQ(ask("ops", nvml::kSaved, &note, sizeof(note)), nvml::kSuccess);
+  EXPECT_NE(Ps(as("client", {"--json"})).find("1234567"), std::string::npos);
+  // The owner, and an operator, see it; log lines name them.
+  EXPECT_NE(Ps(as("client", {"--json"})).find("\"owner\": \"cert:CN=client\""), std::string::npos);
+  EXPECT_NE(Ps(as("ops", {"--json"})).find("/test/program"), std::string::npos);
+  EXPECT_NE(Ps({"--server", "unix:" + Session(), "--json"}).find("cert:CN=client"), std::string::npos);
+  EXPECT_NE(server_->log().find("session " + id + " of cert:CN=client started"), std::string::npos);
+  Ps(as("ops", {"--end", id, "--reason", "drained"}));
+  EXPECT_EQ(channel->Call(Header(kHang), "", "", nullptr, 0, &reply), ChannelStatus::kClosed);
+  EXPECT_NE(channel->end_reason().find("drained"), std::string::npos) << channel->end_reason();
+  EXPECT_NE(server_->log().find("ended by request of cert:CN=ops"), std::string::npos);
+}
+
+// Whoever learns the token of a session cannot go on with it, break it, or open a lane of it.
+TEST_F(Tls, TokensAreOfUseToTheOwnerOnly) {
+  StartServer(Files("server", "ca"));
+  RawTunnel alice(port_, Credentials("client", "ca"));
+  control::OpenMessage open = NewSession();
+  open.takes_lanes = true;
+  ASSERT_TRUE(alice.Open(open));
+  control::OpenMessage stolen;
+  stolen.resume_token = alice.opened.resume_token;
+  {
+    RawTunnel eve(port_, Credentials("eve", "ca"));
+    EXPECT_FALSE(eve.Open(stolen));
+    EXPECT_EQ(eve.Finish().error_code(), grpc::StatusCode::NOT_FOUND);
+  }
+  {
+    control::OpenMessage lane = stolen;
+    lane.lane_of = alice.opened.number;
+    RawTunnel eve(port_, Credentials("eve", "ca"));
+    EXPECT_FALSE(eve.Open(lane));
+    EXPECT_EQ(eve.Finish().error_code(), grpc::StatusCode::NOT_FOUND);
+    RawTunnel own(port_, Credentials("client", "ca"));
+    EXPECT_TRUE(own.Open(lane));
+  }
+  RawTunnel again(port_, Credentials("client", "ca"));
+  EXPECT_TRUE(again.Open(stolen));
+}
+
+TEST_F(Tls, SilentConnectionsTakeNothingFromOthers) {
+  descriptors_ = 256;
+  StartServer(Files("server", "ca"));
+  const size_t lines = LogLines();
+  std::vector<int> silent;
+  for (int i = 0; i < 400; ++i) {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(uint16_t(port_));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ASSERT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    silent.push_back(fd);
+  }
+  EXPECT_TRUE(Eventually([&] { return server_->log().find("have not shown who they are") != std::string::npos; }));
+  for (int i = 0; i < 5; ++i) {
+    auto channel = Connect(Session());
+    ASSERT_TRUE(channel);
+    Reply reply;
+    EXPECT_EQ(channel->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+  }
+  EXPECT_LT(Descriptors(), 128u);
+  EXPECT_LT(LogLines() - lines, 100u);
+  // They are sent away after a while, and then there is room for others.
+  StartRelay(port_, Files("client", "ca"));
+  EXPECT_TRUE(Eventually([&] { return Connect(Relay()) != nullptr; }, 40000));
+  for (int fd : silent) close(fd);
+}
+
+TEST_F(Tls, SilentStreamsTakeNoThreads) {
+  StartServer(Files("server", "ca"));
+  StartRelay(port_, Files("client", "ca"));
+  auto channel = Connect(Relay());
+  ASSERT_TRUE(channel);
+  const size_t before = Threads();
+  std::list<RawTunnel> silent;
+  for (int i = 0; i < 200; ++i) silent.emplace_back(port_, Credentials("eve", "ca"));
+  // The first are answered by the deadline, the others at once.
+  std::map<grpc::StatusCode, int> ends;
+  size_t most = 0;
+  std::atomic<bool> stop{false};
+  std::thread watcher([&] {
+    for (; !stop; usleep(2000)) most = std::max(most, Threads());
+  });
+  Reply reply;
+  EXPECT_EQ(channel->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+  for (RawTunnel& tunnel : silent) {
+    EXPECT_FALSE(tunnel.Read());
+    ++ends[tunnel.Finish().error_code()];
+  }
+  stop = true;
+  watcher.join();
+  EXPECT_EQ(ends[grpc::StatusCode::DEADLINE_EXCEEDED], 0);
+  EXPECT_GE(ends[grpc::StatusCode::UNAVAILABLE], 100);
+  EXPECT_LT(most, before + 100);
+}
+
+TEST_F(Tls, HangupReadsConfigurationAndCertificates) {
+  const auto write = [&](const std::string& name, const std::string& text) {
+    std::ofstream(Path(name), std::ios::binary | std::ios::trunc) << text;
+  };
+  const auto copy = [&](const std::string& from, const std::string& to) { write(to, ReadFile(Path(from))); };
+  for (const char* end : {".pem", ".key"}) copy(std::string("server") + end, std::string("used") + end);
+  copy("ca.pem", "usedca.pem");
+  write("server.conf", "operator = \"CN=nobody\"\nmax-sessions = 9\n");
+  std::vector<std::string> options = Files("used", "usedca");
+  options.insert(options.end(), {"--config", Path("server.conf")});
+  StartServer(options);
+  StartRelay(port_, Files("client", "ca"));
+  auto channel = Connect(Relay());
+  auto local = Connect(Session());
+  ASSERT_TRUE(channel && local);
+  std::vector<std::string> ps = Files("eve", "ca");
+  ps.insert(ps.end(), {"--server", "127.0.0.1:" + std::to_string(port_), "--json"});
+  EXPECT_NE(Ps(ps).find("\"sessions\": []"), std::string::npos);
+  size_t hangups = 0;
+  const auto hang_up = [&] {
+    const auto count = [&] {
+      size_t found = 0;
+      const std::string log = server_->log();
+      for (size_t at = 0; (at = log.find("SIGHUP: ", at)) != std::string::npos; ++at) ++found;
+      return found;
+    };
+    server_->Signal(SIGHUP);
+    ++hangups;
+    EXPECT_TRUE(Eventually([&] { return count() >= 2 * hangups; })) << server_->log();
+  };
+  write("server.conf", "operator = \"CN=eve\"\nmax-sessions = 2\n");
+  hang_up();
+  EXPECT_NE(Ps(ps).find("/test/program"), std::string::npos);
+  std::string error;
+  EXPECT_FALSE(Connect(Session(), &error));
+  EXPECT_NE(error.find("--max-sessions"), std::string::npos) << error;
+  // What is wrong changes nothing.
+  write("server.conf", "operator = \"somebody\"\nmax-sessions = 0\n");
+  write("used.pem", "-----BEGIN CERTIFICATE-----\nthis is none\n-----END CERTIFICATE-----\n");
+  hang_up();
+  EXPECT_NE(server_->log().find("the configuration stays as it was: --operator"), std::string::npos);
+  EXPECT_NE(server_->log().find("the certificates stay as they were"), std::string::npos);
+  EXPECT_FALSE(Connect(Session(), &error));
+  EXPECT_NE(Ps(ps).find("/test/program"), std::string::npos);
+  // New certificates, of another authority.
+  for (const char* end : {".pem", ".key"}) copy(std::string("server2") + end, std::string("used") + end);
+  copy("other.pem", "usedca.pem");
+  write("server.conf", "operator = \"CN=client2\"\n");
+  hang_up();
+  std::vector<std::string> new_ps = Files("client2", "other");
+  new_ps.insert(new_ps.end(), {"--server", "127.0.0.1:" + std::to_string(port_), "--json"});
+  EXPECT_TRUE(Eventually([&] { return Ps(new_ps, -1).find("/test/program") != std::string::npos; }));
+  EXPECT_TRUE(Eventually([&] { return Ps(ps, -1).find("/test/program") == std::string::npos; }));
+  // The sessions of before are still there.
+  Reply reply;
+  EXPECT_EQ(channel->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+  EXPECT_EQ(local->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+}
+
+// What is wrong with a file is one line of ours, and none of gRPC's.
+TEST_F(Tls, BadFilesAreExplained) {
+  std::ofstream(Path("broken.pem")) << "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+  std::ofstream(Path("text.pem")) << "hello\n";
+  struct {
+    const char* cert;
+    const char* key;
+    const char* ca;
+    const char* says;
+  } const cases[] = {
+      {"broken.pem", "server.key", "ca.pem", "holds no intact certificate"},
+      {"text.pem", "server.key", "ca.pem", "is no PEM file"},
+      {"nowhere.pem", "server.key", "ca.pem", "No such file"},
+      {"server.pem", "server.pem", "ca.pem", "holds no intact private key"},
+      {"server.pem", "client.key", "ca.pem", "is not that of the certificate"},
+      {"server.pem", "server.key", "server.key", "holds no intact certificate of an authority"},
+      {"server.pem", "server.key", "broken.pem", "holds no intact certificate of an authority"},
+  };
+  int number = 0;
+  for (const auto& one : cases) {
+    const std::vector<std::string> files = {"--tls-cert", Path(one.cert), "--tls-key", Path(one.key),
+                                            "--tls-ca", Path(one.ca)};
+    const auto run = [&](std::vector<std::string> command, int code) {
+      command.insert(command.end(), files.begin(), files.end());
+      Process process(command, Path("bad" + std::to_string(++number) + ".log"));
+      EXPECT_EQ(process.Wait(), code) << process.log();
+      const std::string log = process.log();
+      EXPECT_NE(log.find(one.says), std::string::npos) << log;
+      EXPECT_EQ(log.find(".cc:"), std::string::npos) << log;
+      EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
+    };
+    run({Program("server/supervisor", "cr-server"), "--dir", Path("server"), "--worker", "/bin/true", "--listen",
+         "127.0.0.1:0"}, 2);
+    run({Program("client/relay", "cr-relay"), "--connect", "127.0.0.1:1", "--socket", Relay()}, 2);
+    run({Program("server/supervisor", "cr-ps"), "--server", "127.0.0.1:1"}, 2);
+  }
 }
 
 TEST_F(Tls, StrangersAreRefused) {
@@ -825,19 +1498,23 @@ TEST_F(Tunnel, GarbageInATunnelEndsThatSessionOnly) {
   EncodeHello(Hello(), &open.hello);
   control::TunnelMessage message;
   message.open = control::EncodeTunnelOpen(open);
-  const grpc::ByteBuffer good = control::EncodeTunnelMessage(message, nullptr);
+  const grpc::ByteBuffer good = control::EncodeTunnelMessage(message, nullptr, true);
   std::mt19937 random(8);
   std::vector<grpc::ByteBuffer> seconds;
   for (int i = 0; i < 8; ++i) {
     std::string noise(1 + random() % 300, 0);
     for (char& c : noise) c = char(random());
     seconds.push_back(Raw(noise));
+    // Noise with the right checksum, too.
+    control::TunnelMessage wrapped;
+    wrapped.lanes = noise;
+    seconds.push_back(control::EncodeTunnelMessage(wrapped, nullptr, true));
   }
   const auto frames = [](uint64_t position, const std::string& bytes) {
     control::TunnelMessage batch;
     batch.position = position;
     const grpc::Slice slice(bytes);
-    return control::EncodeTunnelMessage(batch, &slice);
+    return control::EncodeTunnelMessage(batch, &slice, true);
   };
   std::string frame(32, 0);
   frame[16] = 1;                                            // sequence number
@@ -847,7 +1524,7 @@ TEST_F(Tunnel, GarbageInATunnelEndsThatSessionOnly) {
   seconds.push_back(frames(0, std::string(32, '\0')));      // a whole frame that the worker refuses: sequence 0
   control::TunnelMessage acknowledgement;
   acknowledgement.acknowledged = 4096;  // of what was never sent
-  seconds.push_back(control::EncodeTunnelMessage(acknowledgement, nullptr));
+  seconds.push_back(control::EncodeTunnelMessage(acknowledgement, nullptr, true));
   for (size_t i = 0; i < seconds.size(); ++i) {
     const grpc::Status status = BadTunnel(port_, {good, seconds[i]});
     EXPECT_NE(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << i << " " << status.error_message();
@@ -857,7 +1534,7 @@ TEST_F(Tunnel, GarbageInATunnelEndsThatSessionOnly) {
   EXPECT_FALSE(BadTunnel(port_, {Raw("garbage")}).ok());
   open.resume_token = "0123456789abcdef";
   message.open = control::EncodeTunnelOpen(open);
-  EXPECT_EQ(BadTunnel(port_, {control::EncodeTunnelMessage(message, nullptr)}).error_code(),
+  EXPECT_EQ(BadTunnel(port_, {control::EncodeTunnelMessage(message, nullptr, true)}).error_code(),
             grpc::StatusCode::NOT_FOUND);
   Reply reply;
   EXPECT_EQ(local->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);

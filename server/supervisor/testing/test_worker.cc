@@ -6,15 +6,18 @@
 //   call 3  bytes: as many payload bytes as the message says, a pattern
 //   call 4  print: the message is device output           call 7  never answers
 //   call 8  swallow: an empty answer, whatever came       call 9  as call 3, the same bytes each time, at once
+//   call 10 take as many bytes as the message says of the owner's memory budget; the reply is 1 if they were there
 
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include <memory>
 #include <string>
 
 #include "proto/channel/server_channel.h"
+#include "server/worker_link/memory_budget.h"
 #include "server/worker_link/worker_link.h"
 
 using namespace cuda_remote;          // NOLINT: a test program
@@ -49,6 +52,7 @@ int main(int argc, char** argv) {
   ready.software = true;
   if (driver == "broken") ready.error = "the driver is broken";
   if (driver == "crash") Crash();
+  if (driver == "slow") usleep(300000);
   if (!link->SendReady(ready) || !ready.error.empty()) return 1;
   WorkerAssign assign;
   if (!link->WaitAssign(&assign)) return 0;
@@ -70,6 +74,9 @@ int main(int argc, char** argv) {
     }
     _exit(0);
   });
+  std::unique_ptr<MemoryBudget> budget;
+  if (assign.budget_limit != 0)
+    budget = MemoryBudget::Open(assign.budget_fd, assign.budget_slot, assign.budget_limit, &error);
   FrameHeader header;
   std::string message;
   PayloadView payload;
@@ -106,6 +113,10 @@ int main(int argc, char** argv) {
         break;
       case 7:
         continue;
+      case 10:
+        number = !budget || budget->Take(number);
+        reply.assign(reinterpret_cast<char*>(&number), 8);
+        break;
       case 9:
         if (number > ready_bytes.size()) ready_bytes.resize(number, 'r');
         break;

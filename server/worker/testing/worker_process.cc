@@ -51,13 +51,14 @@ WorkerProcess::~WorkerProcess() {
   if (link_ >= 0) close(link_);
 }
 
-std::unique_ptr<ClientChannel> WorkerProcess::Connect(ChannelFds* raw) {
+std::unique_ptr<ClientChannel> WorkerProcess::Connect(ChannelFds* raw, const std::string& sharing_group) {
   int sockets[2];
   if (!SocketPair(sockets)) return nullptr;
   WorkerAssign assign;
   assign.session = 1;
   assign.shared_memory = true;
   assign.server = "test";
+  assign.sharing_group = sharing_group;
   std::string body;
   EncodeAssign(assign, &body);
   SendPacket(link_, PacketType::kAssign, body, sockets[1]);

@@ -1,0 +1,105 @@
+#include "server/supervisor/identity.h"
+
+#include <grpc/grpc_security_constants.h>
+#include <pwd.h>
+#include <unistd.h>
+
+#include <vector>
+
+#include "proto/codec/text.h"
+#include "server/supervisor/address_list.h"
+
+namespace cuda_remote::server {
+namespace {
+
+constexpr char kUser[] = "uid:";
+constexpr char kCertificate[] = "cert:";
+constexpr char kAddress[] = "address:";
+
+bool TakePrefix(std::string_view* text, std::string_view prefix) {
+  if (text->substr(0, prefix.size()) != prefix) return false;
+  text->remove_prefix(prefix.size());
+  return true;
+}
+
+// gRPC's name of a peer, "ipv4:10.1.2.3:555" or "ipv6:%5Bfd00::1%5D:555", is a URI.
+bool ReadPeer(std::string_view name, IpAddress* address, uint16_t* port) {
+  std::string text;
+  for (size_t i = 0; i < name.size(); ++i) {
+    if (name[i] == '%' && i + 2 < name.size()) {
+      text += char(strtol(std::string(name.substr(i + 1, 2)).c_str(), nullptr, 16));
+      i += 2;
+    } else {
+      text += name[i];
+    }
+  }
+  std::string_view host = text;
+  if (!TakePrefix(&host, "ipv4:") && !TakePrefix(&host, "ipv6:")) return false;
+  const size_t colon = host.rfind(':');
+  if (colon == std::string_view::npos) return false;
+  *port = uint16_t(atoi(std::string(host.substr(colon + 1)).c_str()));
+  host = host.substr(0, colon);
+  if (!host.empty() && host.front() == '[') host = host.substr(1, host.find(']') - 1);
+  return ParseIpAddress(host.substr(0, host.find('%')), address);  // without a zone
+}
+
+}  // namespace
+
+std::string UserIdentity(uint32_t uid) { return kUser + std::to_string(uid); }
+
+Peer PeerOf(const grpc::ServerContext& context) {
+  Peer peer;
+  const std::string name = context.peer();
+  if (name.compare(0, 5, "unix:") == 0) {
+    peer.local = true;
+    peer.identity = UserIdentity(geteuid());
+    return peer;
+  }
+  const bool known = ReadPeer(name, &peer.address, &peer.port);
+  const std::shared_ptr<const grpc::AuthContext> facts = context.auth_context();
+  if (facts && facts->IsPeerAuthenticated()) {
+    const std::vector<grpc::string_ref> subjects = facts->FindPropertyValues(GRPC_X509_SUBJECT_PROPERTY_NAME);
+    if (subjects.size() != 1 || subjects[0].empty()) return peer;
+    const std::string subject(subjects[0].data(), subjects[0].size());
+    // It is compared and logged as it is, so it must be what it looks like. RFC 2253's form escapes everything else.
+    if (Printable(subject) == subject) peer.identity = kCertificate + subject;
+    return peer;
+  }
+  peer.unprotected = true;
+  if (known) peer.identity = kAddress + IpAddressText(peer.address);
+  return peer;
+}
+
+bool ParseIdentity(std::string_view text, std::string* identity, std::string* error) {
+  std::string_view rest = text;
+  if (TakePrefix(&rest, kUser)) {
+    if (!rest.empty() && rest.size() < 10 && rest.find_first_not_of("0123456789") == std::string_view::npos) {
+      *identity = UserIdentity(uint32_t(std::stoul(std::string(rest))));
+      return true;
+    }
+    const passwd* const user = getpwnam(std::string(rest).c_str());
+    if (user) *identity = UserIdentity(user->pw_uid);
+    if (!user) *error = "\"" + std::string(text) + "\" names no user of this machine";
+    return user != nullptr;
+  }
+  if (TakePrefix(&rest, kAddress)) {
+    IpAddress address;
+    if (ParseIpAddress(rest, &address)) {
+      *identity = kAddress + IpAddressText(address);
+      return true;
+    }
+    *error = "\"" + std::string(text) + "\" has no IP address behind its colon";
+    return false;
+  }
+  TakePrefix(&rest, kCertificate);
+  if (rest.find('=') != std::string_view::npos) {
+    *identity = kCertificate + std::string(rest);
+    return true;
+  }
+  *error = "\"" + std::string(text) +
+           "\" is no identity: it is uid:USER, address:IP, or a certificate's subject such as CN=alice,O=lab "
+           "(openssl x509 -noout -subject -nameopt RFC2253)";
+  return false;
+}
+
+}  // namespace cuda_remote::server

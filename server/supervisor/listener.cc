@@ -1,0 +1,239 @@
+#include "server/supervisor/listener.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+#include <utility>
+
+namespace cuda_remote::server {
+namespace {
+
+// How long nothing is accepted when there are no descriptors or no memory.
+constexpr int kBackOffMs = 200;
+// How many connections are accepted before somebody else gets a turn.
+constexpr int kMostAtOnce = 64;
+// Unsent data of a dead peer; as gRPC does with its keep-alive time.
+constexpr unsigned kUserTimeoutMs = 10000;
+
+bool Splits(const std::string& address, std::string* host, std::string* port) {
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos || colon + 1 == address.size()) return false;
+  *host = address.substr(0, colon);
+  *port = address.substr(colon + 1);
+  if (port->find_first_not_of("0123456789") != std::string::npos || port->size() > 5 || std::stoi(*port) > 65535)
+    return false;
+  if (host->size() > 2 && host->front() == '[' && host->back() == ']') {
+    *host = host->substr(1, host->size() - 2);
+    return true;
+  }
+  return host->find(':') == std::string::npos;
+}
+
+int BoundPort(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof(address);
+  IpAddress ignored;
+  uint16_t port = 0;
+  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
+  ReadSocketAddress(reinterpret_cast<sockaddr*>(&address), length, &ignored, &port);
+  return port;
+}
+
+// -1 and errno on failure.
+int OpenPort(const addrinfo& place, int port) {
+  const int fd = socket(place.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return -1;
+  const int on = 1, off = 0;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (place.ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+  sockaddr_storage address{};
+  memcpy(&address, place.ai_addr, place.ai_addrlen);
+  if (place.ai_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(&address)->sin6_port = htons(uint16_t(port));
+  } else {
+    reinterpret_cast<sockaddr_in*>(&address)->sin_port = htons(uint16_t(port));
+  }
+  if (bind(fd, reinterpret_cast<sockaddr*>(&address), place.ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) return fd;
+  const int failure = errno;
+  close(fd);
+  errno = failure;
+  return -1;
+}
+
+}  // namespace
+
+Listener::~Listener() { Stop(); }
+
+bool Listener::Listen(const std::string& address, std::string* error) {
+  std::string host, port;
+  if (!Splits(address, &host, &port)) {
+    *error = "--listen " + address + " is not HOST:PORT, as 0.0.0.0:7070, gpu7:7070 or [::]:7070 are";
+    return false;
+  }
+  addrinfo wanted{};
+  wanted.ai_family = AF_UNSPEC;
+  wanted.ai_socktype = SOCK_STREAM;
+  wanted.ai_flags = AI_PASSIVE;
+  addrinfo* places = nullptr;
+  if (const int failure = getaddrinfo(host.empty() ? nullptr : host.c_str(), port.c_str(), &wanted, &places)) {
+    *error = "cannot listen on " + address + ": " + gai_strerror(failure) + "; HOST must be an address of this machine";
+    return false;
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> freed(places, freeaddrinfo);
+  int failure = 0;
+  port_ = std::stoi(port);
+  for (const addrinfo* place = places; place; place = place->ai_next) {
+    const int fd = OpenPort(*place, port_);
+    if (fd >= 0) {
+      listen_fds_.push_back(fd);
+      port_ = BoundPort(fd);
+    } else if (failure == 0 || errno == EADDRINUSE) {
+      failure = errno;
+    }
+  }
+  // A name may stand for an address family that this machine does not have, but a port that is taken is an error.
+  if (!listen_fds_.empty() && failure != EADDRINUSE && failure != EACCES) return true;
+  for (int fd : listen_fds_) close(fd);
+  listen_fds_.clear();
+  *error = "cannot listen on " + address + ": " + strerror(failure) +
+           (failure == EADDRINUSE      ? "; another process has this port: choose another one, or end that process"
+            : failure == EADDRNOTAVAIL ? "; HOST must be an address of this machine"
+            : failure == EACCES        ? "; ports below 1024 need privileges"
+                                       : "");
+  return false;
+}
+
+void Listener::SetAllowed(std::optional<AddressList> allowed) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  allowed_ = std::move(allowed);
+}
+
+void Listener::Start(size_t most_connections, std::function<void(int)> hand_over) {
+  most_connections_ = most_connections;
+  hand_over_ = std::move(hand_over);
+  wake_fd_ = eventfd(0, EFD_CLOEXEC);
+  thread_ = std::thread([this] { Loop(); });
+}
+
+void Listener::Stop() {
+  const uint64_t one = 1;
+  if (thread_.joinable() && write(wake_fd_, &one, sizeof(one)) == sizeof(one)) thread_.join();
+  for (int fd : listen_fds_) close(fd);
+  listen_fds_.clear();
+  if (wake_fd_ >= 0) close(wake_fd_);
+  wake_fd_ = -1;
+}
+
+void Listener::Proven(const IpAddress& address, uint16_t port) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (Connection& connection : connections_) {
+    if (connection.port == port && connection.address == address) connection.proven = true;
+  }
+}
+
+void Listener::Sweep() {
+  connections_.remove_if([](const Connection& connection) {
+    struct stat facts;
+    return fstat(connection.fd, &facts) != 0 || facts.st_ino != connection.inode;
+  });
+}
+
+std::string Listener::Refusal(const IpAddress& address) {
+  if (allowed_ && !allowed_->Contains(address)) return "it is not on the list of --insecure-tcp";
+  const IpAddress host = HostOf(address);
+  size_t of_host = 0, unproven_of_host = 0, unproven = 0;
+  for (const Connection& connection : connections_) {
+    const bool same = connection.host == host;
+    of_host += same;
+    unproven += !connection.proven;
+    unproven_of_host += same && !connection.proven;
+  }
+  if (unproven_of_host >= kMostUnproven)
+    return "that host has " + std::to_string(kMostUnproven) + " connections that have not shown who they are";
+  if (of_host >= kMostOfHost) return "that host has " + std::to_string(kMostOfHost) + " connections already";
+  if (unproven >= kMostUnprovenOfAll)
+    return std::to_string(kMostUnprovenOfAll) + " connections have not shown who they are";
+  if (connections_.size() >= most_connections_)
+    return "there are " + std::to_string(most_connections_) + " connections already (--max-connections)";
+  return "";
+}
+
+void Listener::Accept(int listen_fd) {
+  for (int i = 0; i < kMostAtOnce; ++i) {
+    sockaddr_storage from{};
+    socklen_t length = sizeof(from);
+    const int fd = accept4(listen_fd, reinterpret_cast<sockaddr*>(&from), &length, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    std::string more;
+    if (fd < 0) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno == EAGAIN) return;
+      const int failure = errno;
+      if (failed_log_.Allow(&more)) spdlog::error("cannot accept a connection: {}{}", strerror(failure), more);
+      // The connection stays where it is; to look again at once would only take the processor.
+      pollfd waiting{wake_fd_, POLLIN, 0};
+      poll(&waiting, 1, kBackOffMs);
+      return;
+    }
+    Connection connection{};
+    struct stat facts;
+    std::string why;
+    const bool known =
+        ReadSocketAddress(reinterpret_cast<sockaddr*>(&from), length, &connection.address, &connection.port) &&
+        fstat(fd, &facts) == 0;
+    if (!known) why = "its address is not known";
+    if (why.empty()) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      why = Refusal(connection.address);
+      if (!why.empty()) {
+        Sweep();  // some may be closed by now
+        why = Refusal(connection.address);
+      }
+      if (why.empty()) {
+        connection.fd = fd;
+        connection.inode = facts.st_ino;
+        connection.host = HostOf(connection.address);
+        connections_.push_back(connection);
+      }
+    }
+    if (!why.empty()) {
+      if (refused_log_.Allow(&more))
+        spdlog::warn("turned away a connection from {}: {}{}", IpAddressText(connection.address), why, more);
+      // A reset: the port does not keep the connection's number for minutes.
+      const linger none{1, 0};
+      setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
+      close(fd);
+      continue;
+    }
+    const int on = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUserTimeoutMs, sizeof(kUserTimeoutMs));
+    hand_over_(fd);
+  }
+}
+
+void Listener::Loop() {
+  std::vector<pollfd> waiting = {{wake_fd_, POLLIN, 0}};
+  for (int fd : listen_fds_) waiting.push_back({fd, POLLIN, 0});
+  while (true) {
+    if (poll(waiting.data(), waiting.size(), -1) < 0 && errno != EINTR) {
+      spdlog::critical("the TCP port is given up: poll: {}", strerror(errno));
+      return;
+    }
+    if (waiting[0].revents) return;
+    for (size_t i = 1; i < waiting.size(); ++i) {
+      if (waiting[i].revents) Accept(waiting[i].fd);
+    }
+  }
+}
+
+}  // namespace cuda_remote::server

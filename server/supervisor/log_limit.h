@@ -1,0 +1,49 @@
+// Bounds how many log lines one kind of event can cause: what strangers can trigger must not fill the log.
+//
+// Not thread-safe.
+#ifndef CUDA_REMOTE_SERVER_SUPERVISOR_LOG_LIMIT_H_
+#define CUDA_REMOTE_SERVER_SUPERVISOR_LOG_LIMIT_H_
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace cuda_remote::server {
+
+class LogLimit {
+ public:
+  using Clock = std::chrono::steady_clock;
+  // `burst` lines at once, then one for each `period`.
+  explicit LogLimit(unsigned burst = 5, Clock::duration period = std::chrono::seconds(5))
+      : burst_(burst), left_(burst), period_(period) {}
+
+  // Whether a line may be written now. *more: what to put behind it, about lines that were left out; often empty.
+  bool Allow(std::string* more, Clock::time_point now = Clock::now()) {
+    more->clear();
+    if (now - filled_ >= period_) {
+      const auto periods = (now - filled_) / period_;
+      left_ = periods >= burst_ ? burst_ : std::min<unsigned>(burst_, left_ + unsigned(periods));
+      filled_ = now;
+    }
+    if (left_ == 0) {
+      ++left_out_;
+      return false;
+    }
+    --left_;
+    if (left_out_ > 0) *more = " (and " + std::to_string(left_out_) + " more like this that were not logged)";
+    left_out_ = 0;
+    return true;
+  }
+
+ private:
+  const unsigned burst_;
+  unsigned left_;
+  const Clock::duration period_;
+  Clock::time_point filled_{};
+  uint64_t left_out_ = 0;
+};
+
+}  // namespace cuda_remote::server
+
+#endif  // CUDA_REMOTE_SERVER_SUPERVISOR_LOG_LIMIT_H_

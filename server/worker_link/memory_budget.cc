@@ -1,0 +1,72 @@
+#include "server/worker_link/memory_budget.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace cuda_remote::server {
+namespace {
+
+constexpr size_t kBytes = MemoryBudget::kSlots * sizeof(std::atomic<uint64_t>);
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+std::atomic<uint64_t>* Map(int fd) {
+  void* const at = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  return at == MAP_FAILED ? nullptr : static_cast<std::atomic<uint64_t>*>(at);
+}
+
+}  // namespace
+
+std::unique_ptr<MemoryBudget> MemoryBudget::Create(std::string* error) {
+  const int fd = memfd_create("cuda-remote-budget", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  std::atomic<uint64_t>* slots = nullptr;
+  if (fd >= 0 && ftruncate(fd, kBytes) == 0 && fcntl(fd, F_ADD_SEALS, kSeals) == 0) slots = Map(fd);
+  if (slots) return std::unique_ptr<MemoryBudget>(new MemoryBudget(fd, slots, 0, 0));
+  *error = std::string("no memory for a budget: ") + strerror(errno);
+  if (fd >= 0) close(fd);
+  return nullptr;
+}
+
+std::unique_ptr<MemoryBudget> MemoryBudget::Open(int fd, uint32_t slot, uint64_t limit, std::string* error) {
+  struct stat facts;
+  std::atomic<uint64_t>* slots = nullptr;
+  if (slot < kSlots && fstat(fd, &facts) == 0 && facts.st_size == off_t(kBytes)) slots = Map(fd);
+  if (slots) return std::unique_ptr<MemoryBudget>(new MemoryBudget(fd, slots, slot, limit));
+  *error = "what cr-server sent is no memory budget";
+  close(fd);
+  return nullptr;
+}
+
+MemoryBudget::~MemoryBudget() {
+  munmap(slots_, kBytes);
+  close(fd_);
+}
+
+uint64_t MemoryBudget::Sum() const {
+  uint64_t sum = 0;
+  for (uint32_t slot = 0; slot < kSlots; ++slot) sum += slots_[slot].load();
+  return sum;
+}
+
+bool MemoryBudget::Take(uint64_t bytes) {
+  if (bytes > limit_) return false;
+  // First taken, then counted: of two that do so at the same moment, one sees the other.
+  slots_[slot_].fetch_add(bytes);
+  if (Sum() <= limit_) return true;
+  slots_[slot_].fetch_sub(bytes);
+  return false;
+}
+
+void MemoryBudget::TakeAnyway(uint64_t bytes) { slots_[slot_].fetch_add(bytes); }
+void MemoryBudget::Give(uint64_t bytes) { slots_[slot_].fetch_sub(bytes); }
+
+uint64_t MemoryBudget::Left() const {
+  const uint64_t sum = Sum();
+  return sum < limit_ ? limit_ - sum : 0;
+}
+
+}  // namespace cuda_remote::server
