@@ -35,6 +35,12 @@ SOFTGPU_API cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes
       return result;
     }
   }
+  // Sources that the caller may change when this returns.
+  for (size_t i = 0; i < attribute_count; ++i) {
+    if (attributes[i].srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL) continue;
+    if (CUresult result = cuStreamSynchronize(stream); result != CUDA_SUCCESS) return result;
+    break;
+  }
   if (failed != nullptr) *failed = SIZE_MAX;  // none of them
   return CUDA_SUCCESS;
 }

@@ -2,10 +2,12 @@
 //
 // A synchronous copy with host memory waits; one between device addresses, and a fill, is only put into the stream, as
 // the driver does. An asynchronous copy from pageable memory takes the bytes at the call; one to pageable memory waits.
+// With SOFTGPU_LATE_MS a copy waits only where CUDA's documentation promises that it does (README.md).
 #include "server/softgpu/api.h"
 #include "server/softgpu/copy.h"
 #include "server/softgpu/graph.h"
 #include "server/softgpu/memory_map.h"
+#include "server/softgpu/settings.h"
 #include "server/softgpu/stream.h"
 #include "server/softgpu/work.h"
 
@@ -20,6 +22,40 @@ constexpr uint64_t kStageBytes = 1 << 20;
 bool Reaches(int device, uint64_t address) {
   const AllocationPtr allocation = MemoryMap::Get().Find(address);
   return !allocation || (allocation->reached_by >> device & 1) != 0;
+}
+
+// Takes the bytes of the source now.
+void Stage(CopyWork* work) {
+  work->staged = std::make_shared<std::string>();
+  work->staged->reserve(work->width * work->height * work->depth);
+  for (uint64_t z = 0; z < work->depth; ++z) {
+    for (uint64_t y = 0; y < work->height; ++y) {
+      work->staged->append(reinterpret_cast<const char*>(work->from + z * work->from_slice + y * work->from_pitch),
+                           work->width);
+    }
+  }
+}
+
+// Whether this is host memory, pageable or not, to CUDA.
+bool IsHost(CUmemorytype type, uint64_t address, bool pageable) {
+  if (pageable) return true;
+  if (type == CU_MEMORYTYPE_ARRAY) return false;
+  const AllocationPtr allocation = MemoryMap::Get().Find(address);
+  return allocation && allocation->host();
+}
+
+// What the documentation allows a driver to do at the latest.
+CUresult CopyLate(const CUDA_MEMCPY3D& copy, const StreamPtr& stream, CopyWork work, bool pageable_from, bool pageable_to,
+                  bool synchronous) {
+  const bool host_from = IsHost(copy.srcMemoryType, work.from, pageable_from);
+  const bool host_to = IsHost(copy.dstMemoryType, work.to, pageable_to);
+  if (host_from && host_to) return IssueAndWait(stream, std::move(work));
+  if (!synchronous) return Issue(stream, std::move(work));
+  if (host_to || !pageable_from) return IssueAndWait(stream, std::move(work));
+  // The bytes have left the pageable buffer at the end of the call; they need not have arrived.
+  if (CUresult result = IssueAndWait(stream, EmptyWork()); result != CUDA_SUCCESS) return result;
+  Stage(&work);
+  return Issue(stream, std::move(work));
 }
 
 CUresult Copy(const CUDA_MEMCPY3D& copy, CUstream handle, bool synchronous) {
@@ -38,9 +74,12 @@ CUresult Copy(const CUDA_MEMCPY3D& copy, CUstream handle, bool synchronous) {
   bool pageable_from, pageable_to;
   if (CUresult result = MakeCopy(copy, &work, &pageable_from, &pageable_to); result != CUDA_SUCCESS) return result;
   if (work.depth == 0) return CUDA_SUCCESS;
+  const bool late = GetSettings().late_ms != 0 && !CaptureOf(stream);
+  if (late && !synchronous) return CopyLate(copy, stream, std::move(work), pageable_from, pageable_to, synchronous);
   if (synchronous) {
     bool host = copy.srcMemoryType == CU_MEMORYTYPE_HOST || copy.dstMemoryType == CU_MEMORYTYPE_HOST ||
                 copy.srcMemoryType == CU_MEMORYTYPE_UNIFIED || copy.dstMemoryType == CU_MEMORYTYPE_UNIFIED;
+    if (host && late) return CopyLate(copy, stream, std::move(work), pageable_from, pageable_to, synchronous);
     if (host) return IssueAndWait(stream, std::move(work));
     if (CaptureOf(stream)) return ForbiddenInCapture(stream);
     return Issue(stream, std::move(work));
@@ -50,14 +89,7 @@ CUresult Copy(const CUDA_MEMCPY3D& copy, CUstream handle, bool synchronous) {
   if (pageable_from) {
     uint64_t bytes = work.width * work.height * work.depth;
     if (bytes > kStageBytes) return IssueAndWait(stream, std::move(work));
-    work.staged = std::make_shared<std::string>();
-    work.staged->reserve(bytes);
-    for (uint64_t z = 0; z < work.depth; ++z) {
-      for (uint64_t y = 0; y < work.height; ++y) {
-        work.staged->append(reinterpret_cast<const char*>(work.from + z * work.from_slice + y * work.from_pitch),
-                            work.width);
-      }
-    }
+    Stage(&work);
   }
   return Issue(stream, std::move(work));
 }

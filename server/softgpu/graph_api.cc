@@ -85,6 +85,7 @@ CUresult Launch(CUgraphExec handle, CUstream stream_handle) {
   if (CUresult result = CheckLegacyCapture(stream); result != CUDA_SUCCESS) return result;
   std::vector<Work> works;
   GraphAllocations held;  // until the launch is over
+  std::vector<UserReference> users;  // the same: the graph may be destroyed while it runs
   std::vector<Graph::Conditional> conditionals;
   {
     Lock lock(CaptureMutex());
@@ -95,6 +96,7 @@ CUresult Launch(CUgraphExec handle, CUstream stream_handle) {
     memory.TakeOut(gone);
     held = exec->graph->memory;
     works = exec->Works();
+    users = exec->graph->user_objects;
     conditionals = exec->graph->conditionals;
   }
   // Launches of one executable graph do not overlap.
@@ -104,7 +106,7 @@ CUresult Launch(CUgraphExec handle, CUstream stream_handle) {
   Context* raw = stream->context().get();
   exec->last = stream->Submit(
       [raw, works = std::move(works), held = std::move(held), conditionals = std::move(conditionals),
-       values = exec->values] {
+       values = exec->values, users = std::move(users)] {
         GraphValuesScope scope(values.get());
         values->values.resize(conditionals.size());
         for (size_t i = 0; i < conditionals.size(); ++i) {

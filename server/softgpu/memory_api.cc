@@ -11,6 +11,7 @@
 #include "server/softgpu/graph.h"
 #include "server/softgpu/memory_map.h"
 #include "server/softgpu/pool.h"
+#include "server/softgpu/settings.h"
 #include "server/softgpu/stream.h"
 
 using namespace cuda_remote::softgpu;
@@ -199,7 +200,8 @@ SOFTGPU_API cuMemHostUnregister(void* host) {
   AllocationPtr allocation = MemoryMap::Get().Find(address);
   if (host == nullptr || (allocation && !registered(*allocation))) return CUDA_ERROR_INVALID_VALUE;
   if (!allocation || allocation->begin != address) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-  WaitForUsers(*allocation);
+  // Nothing says that the driver waits for copies here.
+  if (GetSettings().late_ms == 0) WaitForUsers(*allocation);
   MemoryMap::Get().RemoveIf(address, registered);
   return CUDA_SUCCESS;
 }

@@ -96,6 +96,7 @@ State& GetState() {
       // Another number in each process, whose lower bits count for little.
       s->settings.places_seed = (uint64_t(getpid()) * 0x9e3779b97f4a7c15 ^ uint64_t(time(nullptr))) | 1 << 21;
     }
+    if (const char* v = std::getenv("SOFTGPU_LATE_MS")) s->settings.late_ms = std::atoi(v);
     if (const char* v = std::getenv("SOFTGPU_FAIL")) ParseInjections(v, &s->injections);
     return s;
   }();

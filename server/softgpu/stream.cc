@@ -6,6 +6,8 @@
 #include <chrono>
 #include <thread>
 
+#include "server/softgpu/settings.h"
+
 namespace cuda_remote::softgpu {
 namespace {
 
@@ -26,13 +28,19 @@ bool OnStreamThread() { return t_on_stream; }
 PerThreadScope::PerThreadScope() : before_(t_per_thread) { t_per_thread = true; }
 PerThreadScope::~PerThreadScope() { t_per_thread = before_; }
 
+void Task::Want() {
+  if (StreamPtr stream = late_stream_.lock()) stream->Want(number_);
+}
+
 void Task::Wait() {
   if (done()) return;
+  Want();
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [this] { return done_.load(std::memory_order_relaxed); });
 }
 
 bool Task::WaitUntil(uint64_t deadline) {
+  if (!done()) Want();
   std::unique_lock<std::mutex> lock(mutex_);
   while (!done_.load(std::memory_order_relaxed)) {
     uint64_t now = Now();
@@ -73,6 +81,8 @@ TaskPtr SubmitLocked(Context& context, const StreamPtr& stream, TaskPtr task) {
   stream->last_ = task;
   {
     std::lock_guard<std::mutex> lock(stream->mutex_);
+    task->number_ = ++stream->submitted_;
+    if (GetSettings().late_ms != 0) task->late_stream_ = stream;
     stream->queue_.push_back(task);
     if (!stream->started_) {
       stream->started_ = true;
@@ -100,11 +110,27 @@ void Stream::Loop() {
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait(lock, [this] { return !queue_.empty() || closing_; });
       if (queue_.empty()) return;
+      if (GetSettings().late_ms != 0) AwaitTurn(&lock);
       task = std::move(queue_.front());
       queue_.pop_front();
     }
     task->Execute(*context_);
   }
+}
+
+void Stream::Want(uint64_t number) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (number <= wanted_) return;
+    wanted_ = number;
+  }
+  changed_.notify_one();
+}
+
+void Stream::AwaitTurn(std::unique_lock<std::mutex>* lock) {
+  const uint64_t first = queue_.front()->number_;
+  const std::chrono::milliseconds late(GetSettings().late_ms);
+  if (!changed_.wait_for(*lock, late, [this, first] { return wanted_ >= first; })) wanted_ = submitted_;
 }
 
 void Stream::Close() {

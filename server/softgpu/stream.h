@@ -5,6 +5,8 @@
 // must be done first. Submissions to all streams of a context are serialised, so these dependencies cannot form a
 // circle.
 //
+// With SOFTGPU_LATE_MS a stream begins its tasks only when somebody waits for them, or after that time.
+//
 // Thread-safe.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_STREAM_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_STREAM_H_
@@ -26,6 +28,7 @@ namespace cuda_remote::softgpu {
 
 struct Capture;
 struct GraphNode;
+class Stream;
 
 // One piece of work. Done for good once done.
 class Task {
@@ -45,7 +48,15 @@ class Task {
   std::vector<TaskPtr> dependencies;  // before it is submitted
 
  private:
+  friend class Stream;
+  friend TaskPtr SubmitLocked(Context& context, const std::shared_ptr<Stream>& stream, TaskPtr task);
+  // Lets the stream begin this task if it is in no hurry.
+  void Want();
+
   Run run_;
+  // Set when it is submitted to a stream that begins its work late.
+  std::weak_ptr<Stream> late_stream_;
+  uint64_t number_ = 0;
   const bool always_;
   std::atomic<bool> done_{false};
   std::mutex mutex_;
@@ -84,7 +95,12 @@ class Stream : public std::enable_shared_from_this<Stream> {
  private:
   friend class Context;
   friend TaskPtr SubmitLocked(Context& context, const StreamPtr& stream, TaskPtr task);
+  friend class Task;
   void Loop();
+  // Lets tasks up to this number begin.
+  void Want(uint64_t number);
+  // Waits until the first task may begin. Under the stream's lock.
+  void AwaitTurn(std::unique_lock<std::mutex>* lock);
 
   const ContextPtr context_;
   const StreamKind kind_;
@@ -96,6 +112,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<TaskPtr> queue_;
+  uint64_t submitted_ = 0;  // number of the last task
+  uint64_t wanted_ = 0;     // number of the last task that may begin; SOFTGPU_LATE_MS only
   bool started_ = false;
   bool closing_ = false;
   std::atomic<bool> retired_{false};
