@@ -272,10 +272,11 @@ CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes
     request.bytes = piece;
     request.stream = stream;
     request.blocking = wait && last;
+    request.bounded = session.upload_limit().ShouldAsk(piece);
     call.message().clear();
     request.Encode(&call.message());
     call.SetPayload({from + done, piece});
-    const CUresult result = known && !(wait && last) ? call.Send() : call.Transact();
+    const CUresult result = known && !request.blocking && !request.bounded ? call.Send() : call.Transact();
     if (result != CUDA_SUCCESS) return result;
     done += piece;
   }
@@ -405,8 +406,13 @@ CUresult Custom_cuMemcpyBatchAsync(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t*
                                    CUstream hStream, bool per_thread) {
   if (!hStream || !driverabi::IsBatch(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs))
     return CUDA_ERROR_INVALID_VALUE;
+  size_t attribute = 0;
   for (size_t i = 0; i < count; ++i) {
-    const CUresult result = Unified(dsts[i], srcs[i], sizes[i], hStream, per_thread, false);
+    while (attribute + 1 < numAttrs && attrsIdxs[attribute + 1] <= i) ++attribute;
+    // The source may be another one's when the call has returned.
+    const bool now = attrs[attribute].srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL;
+    CUresult result = Unified(dsts[i], srcs[i], sizes[i], hStream, per_thread, now);
+    if (result == CUDA_SUCCESS && now) result = Custom_cuStreamSynchronize(hStream, per_thread);
     if (result == CUDA_SUCCESS) continue;
     if (failIdx) *failIdx = i;
     return result;

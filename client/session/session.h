@@ -40,6 +40,7 @@
 #include "client/session/staged_copies.h"
 #include "client/session/staging.h"
 #include "client/session/thread_state.h"
+#include "client/session/upload_limit.h"
 #include "client/trace/control.h"
 #include "proto/channel/client_channel.h"
 #include "proto/driverabi/graph_memory.h"
@@ -208,6 +209,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   // The application asked for threads that sleep while they wait for the GPU.
   void WaitAsleep();
   Staging& staging() { return staging_; }
+  UploadLimit& upload_limit() { return upload_limit_; }
   Completions& completions() { return completions_; }
   Answers& answers() { return answers_; }
   // Appends what has been set of a kernel, or of the kernel that a function came from, as bytes.
@@ -398,6 +400,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   std::atomic<bool> has_disguised_nodes_{false};
   std::atomic<bool> has_streams_{false};
   Captures captures_;
+  UploadLimit upload_limit_;
   StagedCopies staged_copies_;
   // Microseconds before the last move to another server at which events completed; and the same for a move that has not
   // happened yet.

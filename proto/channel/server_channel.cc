@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -33,6 +34,8 @@ constexpr size_t kMaxWaitingFds = 64;
 constexpr uint64_t kGiveBackPart = 32;
 // Frames of a long reply: while one is being copied the one before is on its way, which through a relay takes longer.
 constexpr uint64_t kReplyPiece = 256 << 10;
+// For tests: what has been given back is overwritten at once, not only when the ring comes round.
+const bool kPoison = getenv("CUDA_REMOTE_POISON") != nullptr;
 constexpr uint32_t kRequestFlags = kFlagNoReply | kFlagReplay | kFlagMorePayload;
 
 }  // namespace
@@ -65,7 +68,6 @@ class ServerChannel::Impl {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
-  const ring::RingMemory& memory() const { return *memory_; }
   int socket() const { return socket_; }
 
   bool Next(FrameHeader* header, std::string* message, PayloadView* payload) {
@@ -128,7 +130,7 @@ class ServerChannel::Impl {
       any = true;
       held_.pop_front();
     }
-    if (any) request_.FreeUntil(end);
+    if (any) GiveBack(end);
     holds_.store(held_.size(), std::memory_order_release);
   }
 
@@ -206,6 +208,15 @@ class ServerChannel::Impl {
     }
   }
 
+  // Gives room in the request ring back up to `position`.
+  void GiveBack(uint64_t position) {
+    if (kPoison) {
+      const uint64_t from = request_.freed();
+      memset(const_cast<char*>(request_.at(from)), 0xdb, size_t(position - from));
+    }
+    request_.FreeUntil(position);
+  }
+
   // The frame that was read last is used up.
   void FreeCurrent(bool keep_assembled = false) {
     if (!keep_assembled) {
@@ -219,13 +230,13 @@ class ServerChannel::Impl {
       // Giving room back costs a fence and a line of memory that the client reads: not for each of many requests.
       const uint64_t used = request_.position() - request_.freed();
       if (used >= memory_->capacity(ring::kRequestRing) / kGiveBackPart || !request_.Ready()) {
-        request_.FreeUntil(request_.position());
+        GiveBack(request_.position());
       }
       return;
     }
     std::lock_guard<std::mutex> lock(hold_mutex_);
     if (held_.empty()) {
-      request_.FreeUntil(request_.position());
+      GiveBack(request_.position());
       return;
     }
     // Room goes back in order: behind what is held.
@@ -440,12 +451,5 @@ int ServerChannel::TakeFd(uint64_t tag, int timeout_ms) { return impl_->TakeFd(t
 void ServerChannel::Stop() { impl_->Stop(); }
 void ServerChannel::End(const std::string& reason) { impl_->End(reason); }
 std::string ServerChannel::end_reason() const { return impl_->end_reason(); }
-
-ServerChannel::Range ServerChannel::request_memory() const {
-  return {impl_->memory().data(ring::kRequestRing), size_t(2 * impl_->memory().capacity(ring::kRequestRing))};
-}
-ServerChannel::Range ServerChannel::reply_memory() const {
-  return {impl_->memory().data(ring::kReplyRing), size_t(2 * impl_->memory().capacity(ring::kReplyRing))};
-}
 
 }  // namespace cuda_remote

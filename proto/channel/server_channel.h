@@ -57,9 +57,8 @@ class ServerChannel {
   // Whether Next would return at once with a request. Executor only.
   bool HasNext();
 
-  // Keeps the payload that Next returned last valid until Release: for copies to the GPU that run on while the executor
-  // goes on. Ring space is taken back in order, so a long hold ends in a full ring. Hold: executor only. Release: any
-  // thread.
+  // Keeps the payload that Next returned last valid until Release: for a thread that reads on while it is in use. Ring
+  // space is taken back in order, so a long hold ends in a full ring. Hold: executor only. Release: any thread.
   uint64_t Hold();
   void Release(uint64_t hold);
 
@@ -92,15 +91,6 @@ class ServerChannel {
 
   // Why the session is over; empty while it lives.
   std::string end_reason() const;
-
-  // The data areas of the request and reply ring (each one mapped twice in a row, so twice its capacity): to be
-  // registered with the driver, so that copies straight from and to the rings run at full speed.
-  struct Range {
-    void* data;
-    size_t bytes;
-  };
-  Range request_memory() const;
-  Range reply_memory() const;
 
  private:
   class Impl;

@@ -16,11 +16,16 @@ namespace {
 DriverTable g_real;
 DeviceArena* g_arena = nullptr;
 std::function<void(bool)> g_collect_frees;
+std::function<void()> g_settle;
 std::thread::id g_executor;
 std::set<CUstream> g_captures;
 std::map<CUmemGenericAllocationHandle, uint64_t> g_physical;
 std::map<uint64_t, uint64_t> g_arrays;  // their bytes
 std::map<CUmemoryPool, CUmemPoolProps> g_pools;
+
+void Settle() {
+  if (std::this_thread::get_id() == g_executor) g_settle();
+}
 
 // Memory that was freed in streams, as far as they have passed the free, or all of it. A handler may have made another
 // context current than its request's.
@@ -169,6 +174,7 @@ CUresult CUDAAPI CtxEnablePeerAccess(CUcontext peer, unsigned flags) {
 }
 
 CUresult CUDAAPI StreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
+  Settle();
   const CUresult result = g_real.cuStreamBeginCapture_v2(stream, mode);
   if (result == CUDA_SUCCESS) g_captures.insert(stream);
   return result;
@@ -176,6 +182,7 @@ CUresult CUDAAPI StreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
 
 CUresult CUDAAPI StreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode* dependencies,
                                            const CUgraphEdgeData* edges, size_t count, CUstreamCaptureMode mode) {
+  Settle();
   const CUresult result = g_real.cuStreamBeginCaptureToGraph(stream, graph, dependencies, edges, count, mode);
   if (result == CUDA_SUCCESS) g_captures.insert(stream);
   return result;
@@ -192,17 +199,26 @@ CUresult CUDAAPI StreamEndCapture(CUstream stream, CUgraph* graph) {
 }
 
 CUresult CUDAAPI StreamDestroy(CUstream stream) {
+  Settle();
   const CUresult result = g_real.cuStreamDestroy_v2(stream);
   if (result == CUDA_SUCCESS) g_captures.erase(stream);
   return result;
 }
 
+// Destroys the streams that were made from it.
+CUresult CUDAAPI GreenCtxDestroy(CUgreenCtx context) {
+  Settle();
+  return g_real.cuGreenCtxDestroy(context);
+}
+
 }  // namespace
 
-DriverTable HookDriver(const DriverTable& real, DeviceArena* arena, std::function<void(bool wait)> collect_frees) {
+DriverTable HookDriver(const DriverTable& real, DeviceArena* arena, std::function<void(bool wait)> collect_frees,
+                       std::function<void()> settle) {
   g_real = real;
   g_arena = arena;
   g_collect_frees = std::move(collect_frees);
+  g_settle = std::move(settle);
   g_executor = std::this_thread::get_id();
   DriverTable table = real;
   using T = DriverTable;
@@ -225,6 +241,7 @@ DriverTable HookDriver(const DriverTable& real, DeviceArena* arena, std::functio
   table.cuStreamBeginCaptureToGraph = &StreamBeginCaptureToGraph;
   table.cuStreamEndCapture = &StreamEndCapture;
   table.cuStreamDestroy_v2 = &StreamDestroy;
+  table.cuGreenCtxDestroy = &GreenCtxDestroy;
   return table;
 }
 

@@ -12,8 +12,10 @@ namespace cuda_remote::server {
 
 // A table like `real` with some functions replaced. One session for each process: the replacements refer to `arena`.
 // `collect_frees` gives memory to the arena that the session has freed and that no stream uses any more, if true
-// waiting for streams; it is called on the thread that called HookDriver, and on no other.
-DriverTable HookDriver(const DriverTable& real, DeviceArena* arena, std::function<void(bool wait)> collect_frees);
+// waiting for streams; it is called on the thread that called HookDriver, and on no other. `settle` is called before a
+// capture begins and before streams are destroyed: the last moment to record events in any stream.
+DriverTable HookDriver(const DriverTable& real, DeviceArena* arena, std::function<void(bool wait)> collect_frees,
+                       std::function<void()> settle);
 
 // Streams with a capture in progress that was begun in them. Executor only.
 int CapturesInProgress();

@@ -23,9 +23,7 @@ bool IsHostFuncDone(const FrameHeader& header) { return header.call == kOpHostFu
 }  // namespace
 
 Executor::Executor(WorkerSession* session, ServerChannel* channel)
-    : session_(session), channel_(channel), watcher_([this] { Watch(); }) {
-  session_->SetHolder([this] { return HoldPayload(); });
-}
+    : session_(session), channel_(channel), watcher_([this] { Watch(); }) {}
 
 Executor::~Executor() {
   stop_ = true;
@@ -51,7 +49,7 @@ bool Executor::Execute(const FrameHeader& header, const std::string& message, st
     result = session_->Enter(header);
     if (result == CUDA_SUCCESS) {
       try {
-        result = handler(*session_, Request{header, message, payload}, &reply);
+        result = handler(*session_, Request{header, message, Payload(payload)}, &reply);
       } catch (const std::bad_alloc&) {
         spdlog::error("out of memory in {}", CallName(header.call));
         result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -109,15 +107,6 @@ bool Executor::ExecuteKept(bool* ok) {
   turn_.GiveUp();
   *ok = Execute(kept.header, kept.message, kept.payload);
   return true;
-}
-
-uint64_t Executor::HoldPayload() {
-  turn_.Take();
-  // If the watcher has read on, the payload is no longer the channel's last one, but the watcher holds it.
-  const uint64_t hold = held_ ? hold_ : channel_->Hold();
-  held_ = false;
-  turn_.GiveUp();
-  return hold;
 }
 
 void Executor::Watch() {

@@ -41,8 +41,6 @@ class Executor {
 
   // Executes one request. False: the session must end, `reason_` says why.
   bool Execute(const FrameHeader& header, const std::string& message, std::string_view payload);
-  // Holds the payload of the request being executed, wherever the watcher is. Executor only.
-  uint64_t HoldPayload();
   void Watch();
   // What comes before the channel's next request: lets go of what the watcher held, and executes a request that it
   // kept. True if there was one; `*ok` is what became of it. Executor only, which has the turn and gives it up for a

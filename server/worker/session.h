@@ -9,6 +9,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -22,11 +23,31 @@ namespace cuda_remote::server {
 
 class Deferred;
 
+// A request's payload. It may lie in the channel's memory, which the client can write to at any time and fills again once
+// the handler has returned. So there are copies of it, but no pointer that could reach the driver (uploads.h).
+class Payload {
+ public:
+  Payload() = default;
+  explicit Payload(std::string_view bytes) : bytes_(bytes) {}
+
+  size_t size() const { return bytes_.size(); }
+  bool empty() const { return bytes_.empty(); }
+  void CopyTo(void* memory) const {
+    if (!bytes_.empty()) std::memcpy(memory, bytes_.data(), bytes_.size());
+  }
+  void AppendTo(std::string* text) const { text->append(bytes_); }
+  // For readers that copy each byte before they look at it, while the handler runs.
+  std::string_view unstable() const { return bytes_; }
+
+ private:
+  std::string_view bytes_;
+};
+
 // The request being executed. The views are valid until the handler returns.
 struct Request {
   FrameHeader header;
   std::string_view message;
-  std::string_view payload;
+  Payload payload;
   bool replay() const { return header.flags & kFlagReplay; }
 };
 

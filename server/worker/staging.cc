@@ -1,5 +1,7 @@
 #include "server/worker/staging.h"
 
+#include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 namespace cuda_remote::server {
@@ -8,6 +10,8 @@ namespace {
 // Buffers of the pool's sizes that are kept when nobody uses them.
 constexpr size_t kMaxKept = 48;
 constexpr size_t kPage = 4096;
+// For tests: what has been given back is overwritten at once, not only when it is used again.
+const bool kPoison = getenv("CUDA_REMOTE_POISON") != nullptr;
 
 size_t RoundUp(size_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
 
@@ -57,6 +61,7 @@ std::shared_ptr<char> StagingPool::Take(size_t bytes) {
 }
 
 void StagingPool::Release(Buffer buffer) {
+  if (kPoison) memset(buffer.data, 0xdb, buffer.bytes);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     auto* const list = buffer.bytes == kSmall ? &small_ : buffer.bytes == kLarge ? &large_ : nullptr;

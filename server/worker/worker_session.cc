@@ -34,7 +34,12 @@ void RelaxCaptures(const DriverTable& driver) {
 
 WorkerSession::WorkerSession(const Parts& parts)
     : parts_(parts),
-      table_(HookDriver(parts.driver->table, parts.arena, [this](bool wait) { CollectPendingFrees(wait); })),
+      table_(HookDriver(
+          parts.driver->table, parts.arena, [this](bool wait) { CollectPendingFrees(wait); },
+          [this] {
+            uploads_.Settle();
+            MakeCurrent(table_, current_ref_);
+          })),
       managed_memory_(parts.driver->table),
       heaps_(table_, parts.staging),
       ipc_(parts.sharing_group),
@@ -48,7 +53,7 @@ WorkerSession::WorkerSession(const Parts& parts)
         event.Encode(&message);
         parts_.channel->Event(kOpHostFunc, 0, message);
       }),
-      ring_copies_(table_, parts.channel),
+      uploads_(table_, parts.staging),
       waiters_(new Waiters(kMaxWaiters, [this] { RelaxCaptures(table_); })),
       stream_waiter_(new Waiters(1, [this] { RelaxCaptures(table_); })) {
   gone_objects_->session = this;
@@ -206,6 +211,11 @@ CUresult WorkerSession::EnterContext(const FrameHeader& header) {
   if (!code_pads_.empty() && header.call < kFirstOperation && !(header.flags & kFlagReplay)) UnloadCodePads();
   // Whatever it asks for may leave work on the GPU, until it is known to have none.
   switch (header.call) {
+    case kCall_cuCtxSynchronize:
+    case kCall_cuStreamSynchronize:
+    case kCall_cuEventSynchronize:
+      if (!uploads_.empty()) uploads_.Collect();
+      break;
     case kOpMemAlloc:
     case kOpMemFree:
     case kOpPing:
@@ -217,9 +227,6 @@ CUresult WorkerSession::EnterContext(const FrameHeader& header) {
     case kOpSessionInfo:
     case kOpTimeline:
     case kCall_cuMemGetInfo_v2:
-    case kCall_cuCtxSynchronize:
-    case kCall_cuStreamSynchronize:
-    case kCall_cuEventSynchronize:
     case kCall_cuStreamQuery:
     case kCall_cuEventQuery:
     case kCall_cuEventCreate:
@@ -428,8 +435,9 @@ ContextRef WorkerSession::AnyContext() const {
   return contexts_.empty() ? ContextRef() : contexts_.begin()->second.ref;
 }
 
-std::vector<uint64_t> WorkerSession::ForgetContext(uint64_t handle) {
-  std::vector<uint64_t> memory;
+ContextRemains WorkerSession::ForgetContext(uint64_t handle) {
+  ContextRemains remains;
+  std::vector<uint64_t>& memory = remains.memory;
   std::vector<uint64_t> symbols;
   for (const auto& [address, range] : ranges_.all()) {
     if (range.context != handle) continue;
@@ -462,14 +470,14 @@ std::vector<uint64_t> WorkerSession::ForgetContext(uint64_t handle) {
     values->erase(values->lower_bound({handle, 0}), values->upper_bound({handle, ~uint64_t{0}}));
   }
   parts_.staging->ContextDies();
-  ring_copies_.ContextDies(dead.id);
+  remains.lent = uploads_.ContextDies(dead.id);
   managed_memory_.ContextDies(dead.id);
   handles_.Unbind(handle, [this](const HandleMap::Entry& entry) { Gone(entry); });
   if (current_ == handle) {
     current_ = 0;
     current_ref_ = {};
   }
-  return memory;
+  return remains;
 }
 
 CUcontext WorkerSession::TakeWarmContext(int device) {

@@ -35,10 +35,10 @@
 #include "server/worker/loaded_driver.h"
 #include "server/worker/managed_memory.h"
 #include "server/worker/output_capture.h"
-#include "server/worker/ring_copies.h"
 #include "server/worker/session.h"
 #include "server/worker/staging.h"
 #include "server/worker/timeline.h"
+#include "server/worker/uploads.h"
 #include "server/worker/variable_pads.h"
 #include "server/worker/waiters.h"
 
@@ -56,6 +56,12 @@ struct ContextInfo {
   ContextRef ref;
   int device = 0;
   bool primary = false;
+};
+
+// What a context leaves that may be in use until it is idle.
+struct ContextRemains {
+  std::vector<uint64_t> memory;             // of the arena
+  std::vector<std::shared_ptr<char>> lent;  // sources of copies
 };
 
 // Pinned or managed memory of the client that is mapped here at the same address.
@@ -158,8 +164,6 @@ class WorkerSession : public Session {
   // Real handles of streams and events that take the places of others, by virtual handle. Empty in the end.
   std::unordered_map<uint64_t, uint64_t>& substitutes() { return substitutes_; }
 
-  // How HoldPayload holds the payload of the request being executed.
-  void SetHolder(std::function<uint64_t()> holder) { holder_ = std::move(holder); }
   // Lets waiting host functions go, so that threads can end.
   void Stop();
 
@@ -192,15 +196,13 @@ class WorkerSession : public Session {
   // Asks `ready` for a short while whether the GPU is done, as long as no other request is waiting. True once it is:
   // the handler answers at once, which is faster than handing the wait over.
   bool SpinUntil(const std::function<bool()>& ready);
-  // Keeps this request's payload in the channel until ServerChannel::Release.
-  uint64_t HoldPayload() { return holder_(); }
   // The reply of this request must follow the device output that exists by now.
   void FlushBeforeReply() { flush_ = true; }
 
   ServerChannel& channel() { return *parts_.channel; }
   DeviceArena& arena() { return *parts_.arena; }
   StagingPool& staging() { return *parts_.staging; }
-  RingCopies& ring_copies() { return ring_copies_; }
+  Uploads& uploads() { return uploads_; }
   // Any thread.
   Timeline& timeline() { return timeline_; }
   const LoadedDriver& loaded() const { return *parts_.driver; }
@@ -237,8 +239,8 @@ class WorkerSession : public Session {
   // Any live context, preferring the current one; id 0 if there is none.
   ContextRef AnyContext() const;
   const std::map<uint64_t, ContextInfo>& contexts() const { return contexts_; }
-  // Forgets a context and what lived in it; returns the device memory to be freed once the context is idle.
-  std::vector<uint64_t> ForgetContext(uint64_t handle);
+  // Forgets a context and what lived in it; returns what is to be freed once the context is idle.
+  ContextRemains ForgetContext(uint64_t handle);
   // The primary context that was retained ahead, once; null if it is another GPU's or taken.
   CUcontext TakeWarmContext(int device);
 
@@ -359,7 +361,6 @@ class WorkerSession : public Session {
 
   FrameHeader header_;  // of the request being executed
   bool flush_ = false;
-  std::function<uint64_t()> holder_;
   uint64_t work_ = 0;
   std::atomic<uint64_t> synced_{0};
   std::atomic<uint32_t> pending_error_{0};
@@ -367,7 +368,7 @@ class WorkerSession : public Session {
   std::chrono::nanoseconds spin_limit_;
   HostFunctions host_functions_;
   Timeline timeline_;
-  RingCopies ring_copies_;
+  Uploads uploads_;
   std::unique_ptr<Waiters> waiters_;
   // The thread of DeferInStream, the stream that it serves, and how many waits it has.
   std::unique_ptr<Waiters> stream_waiter_;

@@ -111,26 +111,79 @@ TEST_F(WorkerTest, CopiesAndKernels) {
   EXPECT_EQ(client().Free(memory), CUDA_ERROR_INVALID_VALUE);
 }
 
-// Copies run from the channel's memory long after the executor has gone on: nothing may be overwritten before.
+// The driver may read a copy's source in the copy's turn, long after the executor has gone on and the channel's memory
+// has other requests in it.
 TEST_F(WorkerTest, PayloadsStayUntilTheGpuHasReadThem) {
   client().OpenContext();
-  constexpr size_t kPiece = 512 << 10, kPieces = 200;
-  const uint64_t memory = client().Allocate(kPiece * kPieces);
   const uint64_t nap = client().Function(client().LoadModule(kImage), "nap");
-  for (size_t i = 0; i < kPieces; ++i) {
-    if (i % 40 == 0) {
-      const std::string params = Number(20);
-      client().Send(kCall_cuLaunchKernel, client().Launch(nap, params));
+  for (const size_t piece : {size_t{100}, size_t{10} << 10, size_t{40} << 10, size_t{512} << 10}) {
+    // More than the channel holds.
+    const size_t total = piece < 1000 ? size_t{4} << 20 : size_t{100} << 20, pieces = total / piece;
+    const uint64_t memory = client().Allocate(total);
+    for (size_t i = 0; i < pieces; ++i) {
+      if (i % (pieces / 5) == 0) {
+        const std::string params = Number(i == 0 ? 200 : 20);
+        client().Send(kCall_cuLaunchKernel, client().Launch(nap, params));
+      }
+      wire::cuMemcpyHtoDAsync_v2_Request copy;
+      copy.dst = memory + i * piece;
+      copy.bytes = piece;
+      client().Send(kCall_cuMemcpyHtoDAsync_v2, copy, std::string(piece, char(i)));
     }
+    for (size_t i = 0; i < pieces; i += 1 + pieces / 400) {
+      ASSERT_EQ(client().Read(memory + i * piece, piece), std::string(piece, char(i))) << i << " of " << piece;
+    }
+    ASSERT_EQ(client().Free(memory), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(client().pending, CUDA_SUCCESS);
+}
+
+// What streams read from is settled before they are gone, or captured.
+TEST_F(WorkerTest, PayloadsStayWhenTheirStreamIsDestroyed) {
+  client().OpenContext();
+  const uint64_t nap = client().Function(client().LoadModule(kImage), "nap");
+  constexpr size_t kPiece = 30000, kPieces = 300;
+  const uint64_t memory = client().Allocate(kPiece * kPieces);
+  for (size_t i = 0; i < kPieces; ++i) {
+    const uint64_t stream = client().Stream();
+    ASSERT_NE(stream, 0u);
+    const std::string params = Number(1);
+    client().Send(kCall_cuLaunchKernel, client().Launch(nap, params, stream));
     wire::cuMemcpyHtoDAsync_v2_Request copy;
     copy.dst = memory + i * kPiece;
     copy.bytes = kPiece;
+    copy.stream = stream;
     client().Send(kCall_cuMemcpyHtoDAsync_v2, copy, std::string(kPiece, char(i)));
+    wire::cuStreamDestroy_v2_Request destroy;
+    destroy.hStream = stream;
+    ASSERT_EQ(client().Call(kCall_cuStreamDestroy_v2, destroy), CUDA_SUCCESS);
   }
-  for (size_t i = 0; i < kPieces; i += 7) {
+  for (size_t i = 0; i < kPieces; ++i) {
     ASSERT_EQ(client().Read(memory + i * kPiece, kPiece), std::string(kPiece, char(i))) << i;
   }
   EXPECT_EQ(client().pending, CUDA_SUCCESS);
+}
+
+// A client that asks is answered once the worker has room for what comes next.
+TEST_F(WorkerTest, AClientThatAsksWaitsForRoom) {
+  client().OpenContext();
+  const uint64_t nap = client().Function(client().LoadModule(kImage), "nap");
+  const std::string params = Number(400);
+  const uint64_t memory = client().Allocate(1 << 20);
+  wire::cuMemcpyHtoDAsync_v2_Request copy;
+  copy.dst = memory;
+  copy.bytes = 1 << 20;
+  copy.bounded = true;
+  const std::string bytes(copy.bytes, 'x');
+  client().Send(kCall_cuLaunchKernel, client().Launch(nap, params));
+  constexpr uint64_t kPlenty = 256 << 20;  // uploads.h
+  for (size_t i = 0; i < kPlenty / copy.bytes + 1; ++i) {
+    copy.bounded = false;
+    client().Send(kCall_cuMemcpyHtoDAsync_v2, copy, bytes);
+  }
+  copy.bounded = true;
+  ASSERT_EQ(client().Call(kCall_cuMemcpyHtoDAsync_v2, copy, bytes), CUDA_SUCCESS);
+  EXPECT_EQ(client().Call(kCall_cuStreamQuery, wire::cuStreamQuery_Request()), CUDA_SUCCESS);
 }
 
 TEST_F(WorkerTest, RectanglesTravelPacked) {

@@ -240,8 +240,11 @@ CUresult OpGraphCapture(Session& session, const Request& request, const wire::Op
   CUstream origin;
   if (!session.Real(Kind::kStream, in.stream, &origin)) return kMalformedRequest;
 
-  LoadKernels(worker, request.payload);
-  std::string_view frames = request.payload;
+  // A copy that cannot change: it is read twice.
+  std::string record;
+  request.payload.AppendTo(&record);
+  LoadKernels(worker, record);
+  std::string_view frames = record;
   FrameHeader header;
   std::string_view message;
   bool malformed = false;

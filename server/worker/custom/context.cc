@@ -18,18 +18,18 @@ bool IsDevice(const WorkerSession& worker, int device) {
   return device >= 0 && size_t(device) < worker.loaded().devices.size();
 }
 
-// Waits until the context is idle, lets `end` end it, then frees its memory. Runs on a waiter thread, since the wait
+// Waits until the context is idle, lets `end` end it, then frees what it leaves. Runs on a waiter thread, since the wait
 // may be long and host functions must be answered meanwhile.
-void EndContext(WorkerSession& worker, ReplyBuilder* reply, ContextRef context, std::vector<uint64_t> memory,
+void EndContext(WorkerSession& worker, ReplyBuilder* reply, ContextRef context, ContextRemains remains,
                 std::function<CUresult()> end) {
   const DriverTable* const driver = &worker.driver();
   DeviceArena* const arena = &worker.arena();
-  worker.DeferIn(context, reply, [=, memory = std::move(memory), end = std::move(end)](Answer*) {
+  worker.DeferIn(context, reply, [=, remains = std::move(remains), end = std::move(end)](Answer*) {
     driver->cuCtxSynchronize();  // a context that is stuck with an error is destroyed all the same
     const CUresult result = end();
     ForgetCurrent();
     driver->cuCtxSetCurrent(nullptr);
-    for (const uint64_t address : memory) arena->Free(address);
+    for (const uint64_t address : remains.memory) arena->Free(address);
     return result;
   });
 }
@@ -40,11 +40,11 @@ CUresult EndPrimary(Session& session, uint64_t handle, int device, ReplyBuilder*
   const ContextInfo* const found = worker.FindContext(handle);
   if (found == nullptr || !found->primary || found->device != device) return CUDA_ERROR_INVALID_CONTEXT;
   const ContextRef context = found->ref;
-  std::vector<uint64_t> memory = worker.ForgetContext(handle);
+  ContextRemains remains = worker.ForgetContext(handle);
   worker.RegisterHostRanges();
   MakeCurrent(session.driver(), {});
   const DriverTable* const driver = &session.driver();
-  EndContext(worker, reply, context, std::move(memory),
+  EndContext(worker, reply, context, std::move(remains),
              [driver, device] { return driver->cuDevicePrimaryCtxRelease_v2(device); });
   return CUDA_SUCCESS;
 }
@@ -74,11 +74,11 @@ CUresult Custom_cuCtxDestroy_v2(Session& session, const Request&, const wire::cu
   const ContextInfo* const found = worker.FindContext(in.context);
   if (found == nullptr || found->primary) return CUDA_ERROR_INVALID_CONTEXT;
   const ContextRef context = found->ref;
-  std::vector<uint64_t> memory = worker.ForgetContext(in.context);
+  ContextRemains remains = worker.ForgetContext(in.context);
   worker.RegisterHostRanges();
   MakeCurrent(session.driver(), {});
   const DriverTable* const driver = &session.driver();
-  EndContext(worker, reply, context, std::move(memory),
+  EndContext(worker, reply, context, std::move(remains),
              [driver, context] { return driver->cuCtxDestroy_v2(context.real); });
   return CUDA_SUCCESS;
 }

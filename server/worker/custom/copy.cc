@@ -8,6 +8,7 @@
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/copy_answer.h"
 #include "server/worker/driver_hooks.h"
+#include "server/worker/uploads.h"
 #include "server/worker/worker_session.h"
 #include "spdlog/spdlog.h"
 
@@ -47,12 +48,10 @@ CUresult CopyOnDevices(WorkerSession& worker, uint64_t dst, uint64_t src, size_t
 CUresult AnswerBehind(WorkerSession& worker, CUstream stream, std::shared_ptr<char> buffer, size_t bytes,
                       ReplyBuilder* reply) {
   const DriverTable* const driver = &worker.driver();
-  CUevent event = nullptr;
-  CUresult result = driver->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
-  if (result != CUDA_SUCCESS) return result;
-  result = driver->cuEventRecord(event, stream);
-  if (result != CUDA_SUCCESS) {
-    driver->cuEventDestroy_v2(event);
+  CUresult result;
+  const CUevent event = EventBehind(*driver, stream, &result);
+  if (event == nullptr) {  // the stream has been waited for
+    if (result == CUDA_SUCCESS && bytes != 0) reply->payload.assign(buffer.get(), bytes);
     return result;
   }
   if (bytes <= kSmallReply) {
@@ -85,14 +84,13 @@ CUresult Custom_cuMemcpyHtoDAsync_v2(Session& session, const Request& request,
   if (!session.OwnsDeviceRange(in.dst, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
   if (in.src != 0 && !worker.OwnsHostRange(in.src, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
   if (in.src == 0 && IsCaptured(stream)) return RefuseCapture("a copy");
-  const void* const from = in.src != 0 ? reinterpret_cast<const void*>(in.src) : request.payload.data();
-  const bool hold =
-      in.src == 0 && worker.ring_copies().MayHold(worker.current_ref(), request.payload.data(), in.bytes);
-  CUresult result = session.driver().cuMemcpyHtoDAsync_v2(in.dst, from, in.bytes, stream);
-  if (result == CUDA_SUCCESS && hold) {
-    result = worker.ring_copies().ReleaseWhenDone(worker.current_ref(), stream, in.bytes, worker.HoldPayload());
-  }
-  if (result != CUDA_SUCCESS || !in.blocking || IsCaptured(stream)) return result;
+  const auto copy = [&](const void* source) {
+    return session.driver().cuMemcpyHtoDAsync_v2(in.dst, source, in.bytes, stream);
+  };
+  const CUresult result = in.src != 0 ? copy(reinterpret_cast<const void*>(in.src))
+                                      : worker.uploads().Copy(worker.current_ref(), stream, request.payload, copy);
+  const bool wait = in.blocking || (in.bounded && worker.uploads().plenty());
+  if (result != CUDA_SUCCESS || !wait || IsCaptured(stream)) return result;
   return AnswerBehind(worker, stream, nullptr, 0, reply);
 }
 

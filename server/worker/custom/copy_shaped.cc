@@ -177,7 +177,7 @@ CUresult CopyShaped(Session& session, const Request& request, const In& in, Repl
     buffer = worker.staging().Take(bytes);
     if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
     if (in.src_is_payload) {
-      std::memcpy(buffer.get(), request.payload.data(), bytes);
+      request.payload.CopyTo(buffer.get());
       copy.srcHost = buffer.get();
     } else {
       copy.dstHost = buffer.get();

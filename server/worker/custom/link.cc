@@ -50,7 +50,7 @@ CUresult Custom_cuLinkAddData_v2(Session& session, const Request& request, const
   // The client can still write to the channel's memory: a copy that cannot change, with zeros behind it for text.
   std::string data;
   data.reserve(request.payload.size() + 8);
-  data.assign(request.payload);
+  request.payload.AppendTo(&data);
   data.append(8, '\0');
   // Text counts its ending zero or not, as the caller had it.
   const std::string name(in.name);

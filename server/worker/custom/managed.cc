@@ -126,7 +126,7 @@ uint64_t ReadMirrored(WorkerSession& worker, uint64_t from, bool executor, std::
 
 CUresult OpMirrorWrite(Session& session, const Request& request, const wire::OpMirrorWrite_Request&,
                        wire::OpMirrorWrite_Reply*, ReplyBuilder*) {
-  return WriteMirrored(Worker(session), request.payload, true) ? CUDA_SUCCESS : kMalformedRequest;
+  return WriteMirrored(Worker(session), request.payload.unstable(), true) ? CUDA_SUCCESS : kMalformedRequest;
 }
 
 CUresult OpMirrorRead(Session& session, const Request&, const wire::OpMirrorRead_Request& in,

@@ -188,7 +188,7 @@ CUresult OpManagedFlush(Session& session, const Request& request, const wire::Op
                         wire::OpManagedFlush_Reply*, ReplyBuilder*) {
   WorkerSession& worker = Worker(session);
   worker.PrepareManagedMemory();
-  const CUresult result = worker.managed_memory().Flush(request.payload);
+  const CUresult result = worker.managed_memory().Flush(request.payload.unstable());
   MakeCurrent(session.driver(), worker.current_ref());
   return result == CUDA_ERROR_INVALID_VALUE ? kMalformedRequest : result;
 }

@@ -21,7 +21,7 @@ namespace {
 std::string PrivateImage(const Request& request) {
   std::string image;
   image.reserve(request.payload.size() + 8);
-  image.assign(request.payload);
+  request.payload.AppendTo(&image);
   image.append(8, '\0');
   return image;
 }

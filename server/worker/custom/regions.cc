@@ -408,7 +408,7 @@ CUresult OpReadMemory(Session& session, const Request&, const wire::OpReadMemory
 }
 
 CUresult OpWriteMemory(Session& session, const Request& request, const wire::OpWriteMemory_Request& in,
-                       wire::OpWriteMemory_Reply*, ReplyBuilder* reply) {
+                       wire::OpWriteMemory_Reply*, ReplyBuilder*) {
   WorkerSession& worker = Worker(session);
   if (request.payload.size() != in.bytes) return kMalformedRequest;
   if (in.bytes == 0) return CUDA_SUCCESS;
@@ -420,7 +420,7 @@ CUresult OpWriteMemory(Session& session, const Request& request, const wire::OpW
       return result;
     std::shared_ptr<char> buffer = worker.staging().Take(in.bytes);
     if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
-    std::memcpy(buffer.get(), request.payload.data(), in.bytes);
+    request.payload.CopyTo(buffer.get());
     CUresult result = MakeCurrent(session.driver(), context);
     if (result == CUDA_SUCCESS) {
       result = CopyArrayBytes(session.driver(), layout, in.address, buffer.get(), in.bytes, true);
@@ -433,7 +433,7 @@ CUresult OpWriteMemory(Session& session, const Request& request, const wire::OpW
     std::shared_ptr<char> buffer = result == CUDA_SUCCESS ? worker.staging().Take(in.bytes) : nullptr;
     if (result == CUDA_SUCCESS && !buffer) result = CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
-      std::memcpy(buffer.get(), request.payload.data(), in.bytes);
+      request.payload.CopyTo(buffer.get());
       const CUfunction copier = worker.heaps().copier(in.object);
       result = KernelHeaps::Copy(session.driver(), copier, address, buffer.get(), in.bytes, true);
     }
@@ -443,23 +443,12 @@ CUresult OpWriteMemory(Session& session, const Request& request, const wire::OpW
   if (const CUresult result = Resolve(worker, in, &address, &context); result != CUDA_SUCCESS) return result;
   const DriverTable* const driver = &session.driver();
   if (const CUresult result = MakeCurrent(*driver, context); result != CUDA_SUCCESS) return result;
-  if (worker.ring_copies().MayHold(context, request.payload.data(), in.bytes)) {
-    // In the default stream, so reads and Drain come after it.
-    CUresult result = driver->cuMemcpyHtoDAsync_v2(address, request.payload.data(), in.bytes, nullptr);
-    if (result == CUDA_SUCCESS) {
-      result = worker.ring_copies().ReleaseWhenDone(context, nullptr, in.bytes, worker.HoldPayload());
-    }
-    MakeCurrent(*driver, worker.current_ref());
-    return result;
-  }
-  MakeCurrent(*driver, worker.current_ref());
-  std::shared_ptr<char> buffer = worker.staging().Take(in.bytes);
-  if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
-  std::memcpy(buffer.get(), request.payload.data(), in.bytes);
-  worker.DeferIn(context, reply, [driver, buffer = std::move(buffer), address, bytes = size_t(in.bytes)](Answer*) {
-    return driver->cuMemcpyHtoD_v2(address, buffer.get(), bytes);
+  // In the default stream, so reads and Drain come after it.
+  const CUresult result = worker.uploads().Copy(context, nullptr, request.payload, [&](const void* source) {
+    return driver->cuMemcpyHtoDAsync_v2(address, source, in.bytes, nullptr);
   });
-  return CUDA_SUCCESS;
+  MakeCurrent(*driver, worker.current_ref());
+  return result;
 }
 
 CUresult OpModuleGlobals(Session& session, const Request&, const wire::OpModuleGlobals_Request& in,

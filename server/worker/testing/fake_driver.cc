@@ -106,12 +106,6 @@ bool Reached(uint64_t position) {
   std::lock_guard<std::mutex> lock(g_mutex);
   return g_done >= position;
 }
-bool IsRegistered(const void* p) {
-  std::lock_guard<std::mutex> lock(g_mutex);
-  const char* const address = static_cast<const char*>(p);
-  auto it = g_registered.upper_bound(address);
-  return it != g_registered.begin() && address < std::prev(it)->first + std::prev(it)->second;
-}
 CUresult NeedContext() { return t_stack.empty() ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS; }
 void Unuse(Physical* physical) {
   if (--physical->uses != 0) return;
@@ -328,13 +322,8 @@ EXPORT CUresult cuEventElapsedTime(float* ms, CUevent a, CUevent b) {
 }
 
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void* src, size_t n, CUstream) {
-  if (IsRegistered(src)) {
-    Queue([=] { memcpy(reinterpret_cast<void*>(dst), src, n); });
-    return NeedContext();
-  }
-  // Pageable memory is out of the caller's hands on return.
-  std::string bytes(static_cast<const char*>(src), n);
-  Queue([dst, bytes = std::move(bytes)] { memcpy(reinterpret_cast<void*>(dst), bytes.data(), bytes.size()); });
+  // Whether the source is pageable or not, CUDA allows that it is read in the copy's turn.
+  Queue([=] { memcpy(reinterpret_cast<void*>(dst), src, n); });
   return NeedContext();
 }
 EXPORT CUresult cuMemcpyDtoHAsync_v2(void* dst, CUdeviceptr src, size_t n, CUstream) {
