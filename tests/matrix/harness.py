@@ -379,7 +379,7 @@ class Lab:
         if not os.path.isdir(folder):
             os.makedirs(folder)
             os.symlink(os.path.realpath(self.driver), os.path.join(folder, "libcuda.so.1"))
-        return {"LD_LIBRARY_PATH": folder}
+        return {"LD_LIBRARY_PATH": folder, "SOFTGPU_LATE_MS": None}
 
     def native(self, name, command, limit=120):
         """The program's output without cuda-remote."""

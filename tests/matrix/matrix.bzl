@@ -4,6 +4,7 @@ GROUPS = {
     "run": "native,ring,grpc",
     "restart": "restart,live",
     "move": "migrate",
+    "late": "late_ring,late_grpc,late_restart,late_migrate",
 }
 
 def matrix_test(name, app, modes, size = "medium", program = None):

@@ -25,6 +25,8 @@ Modes:
   migrate_grpc  from the ring to gRPC and back, while running
   migrate_ten   ten moves between two servers in one run
   clients       four jobs at once on one server
+  late_MODE     MODE with a software GPU that does all work as late as CUDA allows (SOFTGPU_LATE_MS, server/softgpu), and a
+                worker that overwrites the memory that it has done with (CUDA_REMOTE_POISON)
 
 Exit code: 0 all passed, 1 some failed, 2 wrong use.
 """
@@ -42,6 +44,7 @@ import harness  # noqa: E402
 
 # Each program with the number of steps of a test run; the size is the program's own default.
 APPS = {
+    "copies": 16,
     "shortcuts": 8,
     "sockets": 30,
     "stencil": 40,
@@ -127,6 +130,9 @@ LIMITED["torch_nccl"] = ("native", "ring", "grpc", "migrate_ten")
 # once from each.
 DELETES_ITS_FILES = ("torch_loader",)
 
+
+# Late modes: how long a stream waits for somebody to wait for it.
+LATE_MS = 20
 
 # Programs for several GPUs, and how many of them the software GPU then has.
 SOFTWARE_GPUS = {"code_places": 2, "kernel_heap": 2, "peers": 2, "vmm": 2}
@@ -371,6 +377,8 @@ MODES = {
     "migrate_ten": migrate_ten,
     "clients": clients,
 }
+LATE = "late_"
+ALL_MODES = list(MODES) + [LATE + mode for mode in MODES if mode != "native"]
 
 
 def run_case(options, app, mode):
@@ -389,10 +397,13 @@ def run_case(options, app, mode):
             lab.workers = options.workers
             if app in SOFTWARE_GPUS:
                 lab.env["SOFTGPU_DEVICES"] = str(SOFTWARE_GPUS[app])
+            if mode.startswith(LATE):
+                lab.env["SOFTGPU_LATE_MS"] = str(LATE_MS)
+                lab.env["CUDA_REMOTE_POISON"] = "1"
             pick = random.Random(f"{options.seed} {app} {mode}")
             case = Case(lab, app, os.path.abspath(path), options.case_limit, options.run_seconds, pick)
             try:
-                MODES[mode](case)
+                MODES[mode[len(LATE) :] if mode.startswith(LATE) else mode](case)
                 result["ok"] = True
             except Exception:
                 if options.logs:
@@ -430,7 +441,7 @@ def main():
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     apps, modes = options.only.split(","), options.modes.split(",")
-    for name, known in [(app, {**APPS, **FRAMEWORKS}) for app in apps] + [(mode, MODES) for mode in modes]:
+    for name, known in [(app, {**APPS, **FRAMEWORKS}) for app in apps] + [(mode, ALL_MODES) for mode in modes]:
         if name not in known:
             parser.error(f"{name} is not one of: {' '.join(known)}")
     cases = [(app, mode) for mode in modes for app in apps if mode in LIMITED.get(app, modes)]
