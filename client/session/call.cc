@@ -262,12 +262,17 @@ uint64_t Call::NewHandle(Kind kind, uint64_t parent) {
 CUresult Call::Send() {
   if (session_->settings().sync) return Transact();
   if (WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
-  if (session_->managed_home().pages().active()) CopyManagedPayload();
+  std::shared_lock<std::shared_mutex> sending;
+  if (session_->managed_home().pages().active()) {
+    CopyManagedPayload();
+    sending = std::shared_lock<std::shared_mutex>(session_->managed_home().pages().sending());
+  }
   if (const ChannelStatus status = HandOverManaged(); status != ChannelStatus::kOk) return session_->Lose(status);
   header_.flags |= kFlagNoReply;
   uint64_t sequence = 0;
   const ChannelStatus status = session_->channel().Send(header_, *message_, payload_, &sequence,
                                                         !OnlyAsks(header_.call), quiet_ || InNoHurry(header_.call));
+  if (sending) sending.unlock();
   if (trace::On()) trace::Sent(sizeof(FrameHeader) + message_->size() + payload_.size(), sequence);
   if (RecordsEvents(header_.call)) session_->completions().SomeEventsRecorded();
   if (status != ChannelStatus::kOk) return session_->Lose(status);
@@ -300,10 +305,12 @@ CUresult Call::Recall(uint64_t function) {
 
 uint64_t Call::Begin(void* out, size_t bytes) {
   ManagedReply* arriving = nullptr;
+  std::shared_lock<std::shared_mutex> sending;
   if (session_->managed_home().pages().active()) {
     CopyManagedPayload();
     arriving = ArriveFor(out, bytes);
     if (arriving) out = &arriving->arrived[0];
+    sending = std::shared_lock<std::shared_mutex>(session_->managed_home().pages().sending());
   }
   if (HandOverManaged() != ChannelStatus::kOk) return 0;
   header_.flags &= ~uint32_t(kFlagNoReply);

@@ -124,7 +124,8 @@ void HostFunctions::Loop() {
       session->DropUnlocked({Kind::kUserObject, gone.object});
     }
     if (is_event) {
-      if (function) {
+      const bool runs = bool(function);
+      if (runs) {
         if (before_) before_(channel);
         function(CUresult(event.status));
         if (after_) after_(channel);
@@ -143,6 +144,7 @@ void HostFunctions::Loop() {
       request.call = kOpHostFuncDone;
       request.flags = kFlagNoReply;
       channel->Send(request, bytes, {});
+      if (runs && told_) told_();
     }
     std::lock_guard<std::mutex> lock(mutex_);
     reading_ = nullptr;

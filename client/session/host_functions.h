@@ -46,10 +46,13 @@ class HostFunctions {
   // From now on events come from this channel (null: from none). Returns when no other channel is being read any more.
   void SetChannel(ClientChannel* channel);
 
-  // What is done with the channel right before and after every host function. Once, before the first one is registered.
-  void SetAround(std::function<void(ClientChannel*)> before, std::function<void(ClientChannel*)> after) {
+  // What is done with the channel right before and after every host function, and when the server has been told that it
+  // has ended. Once, before the first one is registered.
+  void SetAround(std::function<void(ClientChannel*)> before, std::function<void(ClientChannel*)> after,
+                 std::function<void()> told) {
     before_ = std::move(before);
     after_ = std::move(after);
+    told_ = std::move(told);
   }
 
  private:
@@ -72,6 +75,7 @@ class HostFunctions {
   std::unordered_map<uint64_t, Target> objects_;    // by handle
   std::atomic<size_t> outstanding_{0};
   std::function<void(ClientChannel*)> before_, after_;
+  std::function<void()> told_;
 };
 
 }  // namespace cuda_remote::client

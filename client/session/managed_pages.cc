@@ -193,6 +193,7 @@ CUresult ManagedPages::SendRuns(ClientChannel* channel) {
 
 CUresult ManagedPages::HandOverUnlocked(ClientChannel* channel, uint64_t start, Segment* segment) {
   if (!segment->touched) return CUDA_SUCCESS;
+  hand_overs_.fetch_add(1, std::memory_order_acq_rel);
   if (!segment->watched) {
     if (!WatchUnlocked(start, segment)) return CUDA_ERROR_OUT_OF_MEMORY;
     // From here on whoever touches it waits for this lock, and the file is what counts.
@@ -390,8 +391,16 @@ void ManagedPages::LoseUnlocked() {
 void ManagedPages::Serve() {
   PageFaults::Fault fault;
   while (faults_.Next(&fault)) {
+    const uint64_t before = hand_overs_.load(std::memory_order_acquire);
+    std::lock_guard<std::shared_mutex> sending(sending_);
     std::lock_guard<std::mutex> lock(mutex_);
-    ResolveUnlocked(fault);
+    if (hand_overs_.load(std::memory_order_acquire) == before) {
+      ResolveUnlocked(fault);
+    } else {
+      // Who waited may have gone on with a page that came with a neighbour's, and has lost it since. If not, it will
+      // come again.
+      faults_.Wake(fault.page, kPage);
+    }
   }
 }
 

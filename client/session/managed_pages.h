@@ -30,6 +30,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <shared_mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -66,6 +67,10 @@ class ManagedPages {
   static constexpr uint64_t kGlobal = ~uint64_t{0};
   static constexpr uint64_t kHost = ~uint64_t{0} - 1;
   void Attach(uint64_t address, uint64_t bytes, uint64_t stream);
+
+  // Held, shared, from HandOver until the work is in the channel: a page that was fetched between the two would be the
+  // host's while the work changes it.
+  std::shared_mutex& sending() { return sending_; }
 
   // Gives everything that the host has to the server: before work that may use any of it.
   CUresult HandOver(ClientChannel* channel);
@@ -124,7 +129,9 @@ class ManagedPages {
   CUresult Fetch(ClientChannel* channel, uint64_t address, uint64_t bytes, uint32_t wait, uint64_t stream, bool* busy);
   void LoseUnlocked();
 
+  std::shared_mutex sending_;  // before mutex_
   std::mutex mutex_;
+  std::atomic<uint64_t> hand_overs_{0};
   Segments segments_;
   std::atomic<bool> active_{false};
   std::atomic<size_t> touched_count_{0};

@@ -155,9 +155,11 @@ CUresult Session::OpenChannel(const std::string& path, const std::string& visibl
       },
       [this](ClientChannel* channel) {
         if (managed_mirror_.active()) managed_mirror_.Push(channel);
+        managed_home_.pages().sending().lock_shared();
         managed_home_.pages().HandOver(channel);
         managed_home_.pages().LeaveHostFunction();
-      });
+      },
+      [this] { managed_home_.pages().sending().unlock_shared(); });
   host_functions_.SetChannel(channel_.get());
   return CUDA_SUCCESS;
 }
