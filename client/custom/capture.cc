@@ -97,6 +97,10 @@ CUresult CaptureInfo(CUstream hStream, bool per_thread, CUstreamCaptureStatus* s
   return CUDA_SUCCESS;
 }
 
+void DestroyAll(const std::vector<uint64_t>& graphs) {
+  for (const uint64_t graph : graphs) cuGraphDestroy(reinterpret_cast<CUgraph>(graph));
+}
+
 // Whether a capture goes on although ending it failed.
 bool GoesOn(CUresult result) {
   switch (result) {
@@ -151,6 +155,7 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
     if (const auto failed = session.captures().End(request.hStream)) {
       session.staged_copies().Give(failed->staged);
       if (failed->own_graph && failed->graph) session.GraphDestroyed({Kind::kGraph, failed->graph});
+      DestroyAll(failed->children);
     }
     return result;
   }
@@ -213,6 +218,7 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
   }
   for (size_t i = 0; i < record->retains.size(); ++i) session.RetainUnlocked(object.id, i, record->retains[i]);
   lock.unlock();
+  DestroyAll(record->children);
   return record->staged.empty() ? CUDA_SUCCESS : OwnStaged(*phGraph, std::move(record->staged));
 }
 

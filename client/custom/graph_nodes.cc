@@ -448,6 +448,15 @@ CUresult Custom_cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNo
   return SetExec(kInfo, hGraphExec, hNode, FromAny(nodeParams));
 }
 
+// The executable has in it what the child is now: its record stays for as long as the executable's.
+CUresult Custom_cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph) {
+  static constexpr CallInfo kInfo = ExecInfo("cuGraphExecChildGraphNodeSetParams");
+  CUgraphNodeParams params{};
+  params.type = CU_GRAPH_NODE_TYPE_GRAPH;
+  params.graph.graph = childGraph;
+  return SetExec(kInfo, hGraphExec, hNode, FromAny(&params));
+}
+
 CUresult Custom_cuGraphAddKernelNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
                                      size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS_v1* nodeParams) {
   static constexpr CallInfo kInfo = AddInfo("cuGraphAddKernelNode");

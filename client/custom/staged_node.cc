@@ -191,7 +191,9 @@ CUresult AddStagedNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* depe
   if (result == CUDA_SUCCESS) {
     result = Custom_cuGraphAddNode_v2(node, graph, dependencies, edges, count, &params);
   }
-  cuGraphDestroy(child);
+  if (!session->captures().DestroyLater(reinterpret_cast<uint64_t>(graph), reinterpret_cast<uint64_t>(child))) {
+    cuGraphDestroy(child);
+  }
   if (result == CUDA_SUCCESS) Remember(*node, graph, copy);
   return result;
 }

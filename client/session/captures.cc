@@ -190,6 +190,16 @@ bool Captures::EndedInside(uint64_t graph) {
   return false;
 }
 
+bool Captures::DestroyLater(uint64_t graph, uint64_t child) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& capture : captures_) {
+    if (capture->graph != graph) continue;
+    capture->children.push_back(child);
+    return true;
+  }
+  return false;
+}
+
 bool Captures::AddStaged(uint64_t stream, StagedCopy* copy) {
   std::lock_guard<std::mutex> lock(mutex_);
   CaptureRecord* const capture = OfStreamUnlocked(stream);

@@ -38,6 +38,7 @@ struct CaptureRecord {
   std::vector<uint64_t> retains;         // graphs and executables that became part of the graph as they were then
   std::string frames;                    // header, message, padding to 8 bytes, and so on
   std::vector<StagedCopy*> staged;       // pinned memory that its copies go through
+  std::vector<uint64_t> children;        // graphs to destroy once it has its record, which names them
   std::string obstacle;                  // name of a call that cannot be sent again; empty: none
 };
 
@@ -65,6 +66,10 @@ class Captures {
   // A capture that ended has added to `graph`, which is part of the graph of one that goes on: neither can be made
   // again. False if `graph` is none of a capture in progress.
   bool EndedInside(uint64_t graph);
+
+  // Leaves the destruction of a graph that `graph` was given as a child to the end of its capture. False if `graph` is
+  // none of a capture in progress.
+  bool DestroyLater(uint64_t graph, uint64_t child);
 
   // Gives a copy's pinned memory to the capture of `stream`. False if there is none.
   bool AddStaged(uint64_t stream, StagedCopy* copy);
