@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "client/session/relay_process.h"
+#include "client/session/this_job.h"
 #include "proto/channel/handshake.h"
 
 namespace cuda_remote::client {
@@ -103,6 +104,8 @@ JobServer FindJobServer() {
   JobServer server;
   server.folder = Variable("CUDA_REMOTE_JOB_DIR");
   std::string text;
+  // A process of a job whose environment was made anew.
+  if (server.folder.empty() && Variable("CUDA_REMOTE_SERVER").empty()) FindThisJob(&server.folder, &text);
   if (!server.folder.empty() && ReadFile(server.folder + "/gpu-server", &text, &server.identity)) {
     const size_t end = text.find('\n');
     if (end != std::string::npos && end > 0) {

@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "client/session/this_job.h"
+
 namespace cuda_remote::client {
 namespace {
 
@@ -15,14 +17,20 @@ std::string Variable(const char* name) {
 Settings ReadSettings() {
   Settings settings;
   settings.server = Variable("CUDA_REMOTE_SERVER");
+  settings.job = Variable("CUDA_REMOTE_JOB");
+  settings.job_dir = Variable("CUDA_REMOTE_JOB_DIR");
   const std::string gpu = Variable("CUDA_REMOTE_GPU");
+  // A process of a job whose environment was made anew.
+  int only = -1;
+  if (settings.server.empty() && FindThisJob(&settings.job_dir, &settings.job) &&
+      ReadGpuServer(settings.job_dir, &settings.server, &only)) {
+    settings.gpu = only;
+  }
   if (!gpu.empty()) settings.gpu = atoi(gpu.c_str());
   const std::string sync = Variable("CUDA_REMOTE_SYNC");
   settings.sync = !sync.empty() && sync != "0";
   settings.copy_threads = atoi(Variable("CUDA_REMOTE_COPY_THREADS").c_str());
   settings.managed_on_gpu = Variable("CUDA_REMOTE_MANAGED") != "host";
-  settings.job = Variable("CUDA_REMOTE_JOB");
-  settings.job_dir = Variable("CUDA_REMOTE_JOB_DIR");
   settings.has_visible_devices = getenv("CUDA_VISIBLE_DEVICES") != nullptr;
   settings.visible_devices = Variable("CUDA_VISIBLE_DEVICES");
   return settings;

@@ -27,6 +27,7 @@
 #include "client/tools/ports.h"
 #include "client/tools/process_restore.h"
 #include "client/tools/progress.h"
+#include "client/tools/stand_ins.h"
 #include "client/tools/steps.h"
 #include "proto/frame/frame.h"
 #include "proto/frame/version.h"
@@ -118,6 +119,15 @@ bool CheckFiles(const Options& options, const ckptfmt::ImageReader& image, const
   std::vector<SavedFile> files;
   // An image of a newer CRIU may look otherwise: then CRIU itself finds what differs.
   if (!ReadImageFile(image.client_dir() + "/files.img", &bytes) || !ParseFiles(bytes, job, &files)) return true;
+  for (SavedFile& file : files) {
+    if (access(file.path.c_str(), F_OK) != 0 && SeenByJob(job, file.path) != file.path) {
+      *error = "a process of the job has loaded " + file.path +
+               ", in whose place it saw cuda-remote's library; there is no such file on this machine: restart the job "
+               "where the same driver is installed";
+      return false;
+    }
+    file.path = SeenByJob(job, file.path);
+  }
   if (!CompareFiles(files, longer, error)) return false;
   if (longer->empty() || options.cut_back) return true;
   *error = "the job has gone on writing since the checkpoint; --cut-back takes these files back to their length then:";
@@ -206,6 +216,7 @@ bool GiveSession(const Options& options, const ckptfmt::ImageReader& image, cons
     job->clear_files();
     job->clear_tcp();
     job->clear_tcp_close();
+    job->clear_terminal_group();
     if (!WriteJob(directory, *job, error)) Say(kTool, *error + "; the other tools will not find the job");
     TellSaved(host.server(), channel.welcome().session, job->saved_unix_ms(), job->saved_bytes());
     if (agent->Unlock(error)) return true;
@@ -222,6 +233,7 @@ int Run(const Options& options) {
   std::string error;
   Job job;
   replay::Log log;
+  std::vector<Mount> mounts;
   Steps steps(kTool, options.times);
   const std::unique_ptr<ckptfmt::ImageReader> image = OpenImage(options, &job, &log, &error);
   steps.Done("comparing the image but for GPU memory");
@@ -234,13 +246,16 @@ int Run(const Options& options) {
   std::string directory = options.directory.empty() ? job.directory() : Absolute(options.directory);
   Job running;
   std::string ignored, library_folder;
-  if (!MakeJobFolder(directory, &error)) return Fail(error + " (--job-dir)");
   if (ReadJob(directory, &running, &ignored) && JobIsAlive(running)) {
     return Fail("there is a running job in " + directory + " (PID " + std::to_string(running.pid()) +
                 "): end it first, or give the restarted one another folder with --job-dir");
   }
+  if (!ClaimJobFolder(directory, &error)) return Fail(error + " (--job-dir)");
   if (!LinkLibrary(directory, &library_folder, &error)) return Fail(error);
   if (directory != job.directory() && !MakeJobFolder(job.directory(), &error)) return Fail(error);
+  if (!WriteThisJob(directory, job.directory(), image->info().job, &error)) return Fail(error);
+  if (!PlanStandIns(directory, &job, &mounts, &error))
+    Say(kTool, error + "; programs with an environment of their own may use this machine's own GPU");
   unlink((directory + "/stopped").c_str());
   // The folder that the job knows is only where the other one is shown: it must stay as long as this job runs.
   const std::string marker = job.directory() + "/.used-by-" + std::to_string(getpid());
@@ -257,7 +272,7 @@ int Run(const Options& options) {
   steps.Done("finding the job's files and the GPU server");
   std::unique_ptr<ClientChannel> channel;
   Isolated isolated;
-  auto process = std::make_unique<ProcessRestore>(job, directory);
+  auto process = std::make_unique<ProcessRestore>(job, directory, mounts);
   const auto begin = [&] { return process->Begin(image->client_dir(), &error); };
   const auto load = [&] {
     channel = RestoreObjects(options, *host, job, *image, log, &steps, &error);
@@ -271,7 +286,7 @@ int Run(const Options& options) {
   if (ok) steps.Done("restoring the process");
   if (ok && !GiveSession(options, *image, isolated, directory, *host, *channel, &job, &error)) {
     kill(isolated.init, SIGKILL);
-    WaitForwarding(isolated.init, true, nullptr);
+    WaitForwarding(isolated.init, true);
     ok = false;
   }
   if (ok) steps.Done("giving it the session");
@@ -283,7 +298,7 @@ int Run(const Options& options) {
     return Fail(error);
   }
   const CriuFacts facts;
-  const int code = FinishJob(kTool, isolated, directory, std::move(host));
+  const int code = FinishJob(kTool, isolated, directory, job, process->TakeTerminal(), std::move(host));
   // What the job has written last is on its way through the terminal.
   if (process->copier() > 0) waitpid(process->copier(), nullptr, 0);
   remove_folders();

@@ -14,6 +14,8 @@
 #include "client/tools/gpu_host.h"
 #include "client/tools/isolate.h"
 #include "client/tools/job.h"
+#include "client/tools/stand_ins.h"
+#include "client/tools/terminal.h"
 #include "proto/codec/text.h"
 #include "proto/frame/version.h"
 
@@ -31,8 +33,10 @@ Examples:
   cr-run --server gpu7:7070 --gpu 1 -- python3 train.py
   cr-run --name train -- ./program &          then: cr-checkpoint train DIR, cr-migrate train --to gpu8:7070
 
-The program finds the GPU through LD_LIBRARY_PATH, as libcuda.so.1. Signals go to the program. As root, it runs in a PID
-namespace of its own, which cr-checkpoint needs. TLS: CUDA_REMOTE_TLS_CERT, CUDA_REMOTE_TLS_KEY, CUDA_REMOTE_TLS_CA.
+The program finds the GPU through LD_LIBRARY_PATH, as libcuda.so.1. Where this user may have mounts of his own, the
+library is also seen in the place of this machine's own one, for programs that get another environment. Signals go to the
+program. As root, it runs in a PID namespace of its own, which cr-checkpoint needs, and has a terminal of its own if this
+one is a terminal. TLS: CUDA_REMOTE_TLS_CERT, CUDA_REMOTE_TLS_KEY, CUDA_REMOTE_TLS_CA.
 
 Exit codes: the program's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 cr-run failed;
 126 the program cannot be executed; 127 it was not found.
@@ -87,7 +91,9 @@ int Main(int argc, char** argv) {
                  "the job's folder (default: $CUDA_REMOTE_JOB_DIR, else one in $XDG_RUNTIME_DIR/cuda-remote/jobs, "
                  "/run/cuda-remote/jobs (root), /run/user/UID/cuda-remote/jobs or /tmp/cuda-remote-UID/jobs)");
   app.add_option("--name", name, "the job's name, for the other tools (default: cr-run's PID)");
-  app.add_flag("--plain", plain, "no PID namespace, also as root; the job cannot be checkpointed then");
+  app.add_flag("--plain", plain,
+               "no namespaces: the job cannot be checkpointed, and a program that sets LD_LIBRARY_PATH anew does not "
+               "find the library");
   const int own = OwnWords(app, argc, argv);
   try {
     app.parse(own, argv);
@@ -108,9 +114,10 @@ int Main(int argc, char** argv) {
   directory = Absolute(directory);
   std::string error, library_folder;
   Job job;
-  if (!MakeJobFolder(directory, &error)) return Fail(error + " (cr-run --job-dir, XDG_RUNTIME_DIR)");
+  RemoveStaleJobs();
   if (ReadJob(directory, &job, &error) && JobIsAlive(job))
     return Fail("the job in " + directory + " is still running (PID " + std::to_string(job.pid()) + ")");
+  if (!ClaimJobFolder(directory, &error)) return Fail(error + " (cr-run --job-dir, XDG_RUNTIME_DIR)");
   if (!LinkLibrary(directory, &library_folder, &error)) return Fail(error);
 
   // From here on everything that is started must be ended.
@@ -122,19 +129,20 @@ int Main(int argc, char** argv) {
   }
   // An own server shows its one GPU as the first.
   const int seen = server.empty() ? -1 : gpu;
-  if (!WriteGpuServer(directory, host->server(), seen, &error)) {
+  const std::string program = plan.command[0].substr(plan.command[0].rfind('/') + 1);
+  const std::string shown = !name.empty()                                   ? name
+                            : (value = getenv("CUDA_REMOTE_JOB")) && *value ? value
+                                                                            : program;
+  if (!WriteGpuServer(directory, host->server(), seen, &error) ||
+      !WriteThisJob(directory, directory, shown, &error)) {
     host.reset();
     RemoveJobFolder(directory);
     return Fail(error);
   }
-  const std::string program = plan.command[0].substr(plan.command[0].rfind('/') + 1);
   for (char** variable = environ; *variable; ++variable) plan.environment.push_back(*variable);
   SetVariable(&plan.environment, "CUDA_REMOTE_SERVER", host->server());
   SetVariable(&plan.environment, "CUDA_REMOTE_JOB_DIR", directory);
-  SetVariable(&plan.environment, "CUDA_REMOTE_JOB",
-              !name.empty()                                   ? name
-              : (value = getenv("CUDA_REMOTE_JOB")) && *value ? value
-                                                              : program);
+  SetVariable(&plan.environment, "CUDA_REMOTE_JOB", shown);
   if (seen >= 0) SetVariable(&plan.environment, "CUDA_REMOTE_GPU", std::to_string(seen));
   value = getenv("LD_LIBRARY_PATH");
   SetVariable(&plan.environment, "LD_LIBRARY_PATH", library_folder + (value && *value ? std::string(":") + value : ""));
@@ -143,14 +151,26 @@ int Main(int argc, char** argv) {
   int code = kExitFailed;
   job.Clear();
   job.set_no_checkpoint(plain ? "it was started with --plain" : NoIsolation());
+  if (!plain && (geteuid() == 0 || MayMount()) && !PlanStandIns(directory, &job, &plan.mounts, &error))
+    Say(kTool, error + "; programs with an environment of their own may use this machine's own GPU");
   bool started = false;
+  std::unique_ptr<JobTerminal> terminal;
   if (job.no_checkpoint().empty()) {
+    terminal = JobTerminal::Open(&error);
+    if (!terminal && !error.empty()) Say(kTool, error + "; it has no job control");
+    if (terminal) plan.terminal = terminal->job_end();
+    if (terminal) plan.terminal_streams = terminal->streams();
     started = StartIsolated(plan, &isolated, &error, &code);
+    if (terminal) terminal->CloseJobEnd();
     if (!started && code == kExitFailed) {
       // A container may forbid it. The program still works.
       job.set_no_checkpoint(error);
       Say(kTool, error + "; the job runs, but cannot be checkpointed");
       code = 0;
+      terminal.reset();
+      plan.terminal = -1;
+      plan.mounts.clear();
+      job.clear_stand_ins();
     }
   }
   if (!job.no_checkpoint().empty()) started = StartPlain(plan, &isolated.pid, &error, &code);
@@ -170,8 +190,9 @@ int Main(int argc, char** argv) {
   job.set_inner_pid(isolated.inner_pid);
   job.set_started_unix_ms(NowMs());
   job.set_directory(directory);
+  job.set_terminal(terminal != nullptr);
   if (!WriteJob(directory, job, &error)) Say(kTool, error + "; the other tools will not find the job");
-  return FinishJob(kTool, isolated, directory, std::move(host));
+  return FinishJob(kTool, isolated, directory, job, std::move(terminal), std::move(host));
 }
 
 }  // namespace

@@ -22,6 +22,7 @@
 #include "client/tools/connections.h"
 #include "client/tools/criu_facts.h"
 #include "client/tools/criu_image.h"
+#include "client/tools/gpu_devices.h"
 #include "client/tools/job.h"
 
 namespace cuda_remote::client::tools {
@@ -33,6 +34,8 @@ constexpr char kRestoreLog[] = "criu-restore.log";
 // Between the job's numbers and those of CRIU's own processes during a restore.
 constexpr int kPidGap = 100;
 constexpr int kMaxLogLines = 3;
+// /dev/ptmx: a descriptor of it is the end of a pseudo-terminal that a terminal's window has.
+const dev_t kTerminalMaker = makedev(5, 2);
 constexpr int kKillAttempts = 500;
 constexpr int kKillPauseUs = 10000;
 
@@ -96,19 +99,6 @@ bool SignalAll(const Job& job, int signal) {
              job, [signal] { return kill(-1, signal) == 0 || errno == ESRCH ? 0 : 1; }, &error) == 0;
 }
 
-// The job's processes, seen from outside.
-std::vector<int> ProcessesOf(const Job& job) {
-  std::vector<int> pids;
-  DIR* const list = opendir("/proc");
-  if (!list) return pids;
-  while (const dirent* const entry = readdir(list)) {
-    const int pid = atoi(entry->d_name);
-    if (pid > 0 && pid != job.init_pid() && PidNamespace(pid) == job.pid_namespace()) pids.push_back(pid);
-  }
-  closedir(list);
-  return pids;
-}
-
 // The highest process or thread number, as seen inside.
 int LastNumber(const Job& job) {
   int highest = job.inner_pid();
@@ -118,19 +108,24 @@ int LastNumber(const Job& job) {
     if (!threads) continue;
     while (const dirent* const thread = readdir(threads)) {
       if (thread->d_name[0] == '.') continue;
-      std::ifstream status(tasks + "/" + thread->d_name + "/status");
-      std::string line;
-      while (std::getline(status, line)) {
-        if (line.compare(0, 6, "NSpid:") != 0) continue;
-        std::istringstream fields(line.substr(6));
-        int last = 0, next;
-        while (fields >> next) last = next;
-        highest = std::max(highest, last);
-      }
+      highest = std::max(highest, InnerPid(atoi(thread->d_name)));
     }
     closedir(threads);
   }
   return highest;
+}
+
+// The group of processes that has the job's terminal, as numbered inside; 0 if there is none any more.
+int TerminalGroup(const Job& job) {
+  std::ifstream in("/proc/" + std::to_string(job.pid()) + "/stat");
+  std::string text, state;
+  std::getline(in, text);
+  const size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos) return 0;
+  std::istringstream fields(text.substr(name_end + 1));
+  int parent, group, session, terminal, foreground = 0;
+  fields >> state >> parent >> group >> session >> terminal >> foreground;
+  return foreground > 0 ? InnerPid(foreground) : 0;
 }
 
 std::string ReadLink(const std::string& path) {
@@ -167,6 +162,12 @@ bool FindInheritedFiles(Job* job, std::string* error) {
       // Anonymous files (/memfd:...) are on mounts that no namespace has.
       if (mount < 0 || mounts.count(mount) || target.compare(0, 7, "/memfd:") == 0) continue;
       if (S_ISCHR(facts.st_mode) && IsTerminal(facts.st_rdev)) continue;
+      if (S_ISCHR(facts.st_mode) && facts.st_rdev == kTerminalMaker) {
+        *error = "process " + std::to_string(pid) +
+                 " has inherited the other end of a terminal, which cannot be restored; start the job without it";
+        closedir(list);
+        return false;
+      }
       char id[64];
       snprintf(id, sizeof(id), "file[%x:%llx]", mount, static_cast<unsigned long long>(facts.st_ino));
       if (!known.insert(id).second) continue;
@@ -190,6 +191,12 @@ bool FindInheritedFiles(Job* job, std::string* error) {
 // anyway.
 std::vector<std::string> TcpOptions(const Job& job) {
   if (job.tcp()) return {"--tcp-established", "--network-lock", "skip"};
+  return {};
+}
+
+// The job's own terminal is given to its session by init; CRIU only has the descriptors.
+std::vector<std::string> TerminalOptions(const Job& job) {
+  if (job.terminal()) return {"--shell-job"};
   return {};
 }
 
@@ -232,6 +239,15 @@ bool SettleStreams(const std::string& image_folder, std::string* error) {
   }
   if (list) closedir(list);
   return ok;
+}
+
+bool SettleTerminal(const Job& job, const std::string& image_folder, std::string* error) {
+  const std::string path = image_folder + "/tty-info.img";
+  std::string image;
+  if (!job.terminal() || access(path.c_str(), F_OK) != 0) return true;
+  if (ReadImageFile(path, &image) && LetGoOfTerminals(&image)) return WriteBytes(path, image, error);
+  *error = "this CRIU's image says in no known way which terminals it has";
+  return false;
 }
 
 // Looks which connections the image has after all. Those with others are closed in it, if that is wanted.
@@ -294,6 +310,13 @@ bool DescribeProcesses(Job* job, std::string* error) {
     *error = "the job has ended";
     return false;
   }
+  const std::vector<DeviceUser> users = DeviceUsersOf(*job);
+  if (!users.empty()) {
+    *error = ToText(users[0]) + (users.size() > 1 ? ", and " + std::to_string(users.size() - 1) + " more do" : "") +
+             "; what it has there would not be saved";
+    return false;
+  }
+  job->set_terminal_group(job->terminal() ? TerminalGroup(*job) : 0);
   job->clear_stdio();
   for (int fd = 0; fd <= 2; ++fd) {
     const std::string path = "/proc/" + std::to_string(job->pid()) + "/fd/" + std::to_string(fd);
@@ -366,6 +389,7 @@ bool DumpProcesses(const Job& job, const std::string& image_folder, const std::s
     if (stream.terminal()) command.insert(command.end(), {"--external", TerminalName(stream)});
   for (const InheritedFile& file : job.files()) command.insert(command.end(), {"--external", file.id()});
   for (const std::string& option : TcpOptions(job)) command.push_back(option);
+  for (const std::string& option : TerminalOptions(job)) command.push_back(option);
   const std::string log = work_folder + "/" + kDumpLog;
   unlink(log.c_str());
   const std::string facts = CriuFactsPath(criu);
@@ -387,7 +411,8 @@ bool DumpProcesses(const Job& job, const std::string& image_folder, const std::s
   unlink((work_folder + "/stats-dump").c_str());
   if (code == 0) {
     unlink(log.c_str());
-    if (!job.tcp() || SettleConnections(job, image_folder, error)) return true;
+    if (SettleTerminal(job, image_folder, error) && (!job.tcp() || SettleConnections(job, image_folder, error)))
+      return true;
     if (leave_stopped) ContinueProcesses(job);
     return false;
   }
@@ -435,6 +460,7 @@ bool RestoreCommand(const Job& job, const std::string& image_folder, const std::
               "--ext-unix-sk",
               "--file-locks"};
   for (const std::string& option : TcpOptions(job)) command->push_back(option);
+  for (const std::string& option : TerminalOptions(job)) command->push_back(option);
   std::set<std::string> named;
   for (const Stdio& stream : job.stdio()) {
     std::string name;

@@ -24,6 +24,10 @@ bool ReadFilesImage(std::string_view image, FileKind kind, const std::function<v
 // Calls `entry` with the TcpStreamEntry of CRIU's tcp-stream-*.img, as above.
 bool ReadStreamImage(std::string_view image, const std::function<void(protozero::pbf_reader)>& entry);
 
+// Makes each terminal in CRIU's tty-info.img one of no session: the job's terminal is given to it by its init, and CRIU
+// looks in vain for the session's leader. False if `image` is not such a file.
+bool LetGoOfTerminals(std::string* image);
+
 }  // namespace cuda_remote::client::tools
 
 #endif  // CUDA_REMOTE_CLIENT_TOOLS_CRIU_IMAGE_H_

@@ -1,11 +1,13 @@
 #include "client/tools/foreground.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 
 namespace cuda_remote::client::tools {
@@ -26,13 +28,49 @@ static bool ErrorsGoToJobsFile() {
   return fstat(STDERR_FILENO, &about) == 0 && S_ISREG(about.st_mode) && flags >= 0 && !(flags & O_APPEND);
 }
 
-int FinishJob(const char* tool, const Isolated& isolated, const std::string& directory, std::unique_ptr<GpuHost> host) {
+// Signals that a shell sends to a job as a whole.
+static bool TakeSignal(const Isolated& isolated, pid_t child, JobTerminal* terminal, int signal) {
+  if (signal == SIGWINCH && terminal) {
+    terminal->Resize();
+    return true;
+  }
+  if (signal != SIGTSTP) return false;
+  kill(child, SIGTSTP);
+  // With a terminal of its own the program may do something else about it; init says when it has stopped.
+  if (!terminal && !StopOwnGroup()) kill(child, SIGCONT);
+  return true;
+}
+
+int FinishJob(const char* tool, const Isolated& isolated, const std::string& directory, const Job& job,
+              std::unique_ptr<JobTerminal> terminal, std::unique_ptr<GpuHost> host) {
   LetGoOfStreams();
   const pid_t child = isolated.init ? isolated.init : isolated.pid;
   const pid_t server = host ? host->process() : 0;
-  int status = WaitForwarding(child, isolated.init != 0, [&](pid_t ended, int) {
+  DeviceWatch devices(tool, job);
+  Beside beside;
+  beside.ended = [&](pid_t ended, int) {
     if (ended == server) Say(tool, "the process that connects the job to its GPU (cr-server or cr-relay) has ended");
-  });
+  };
+  beside.take = [&](int signal) { return TakeSignal(isolated, child, terminal.get(), signal); };
+  beside.ask = [&](std::vector<pollfd>* waiting) {
+    const int limit = devices.Ask(waiting);
+    if (!terminal) return limit;
+    waiting->push_back({isolated.report, POLLIN, 0});
+    const int other = terminal->Ask(waiting);
+    return limit < 0 ? other : other < 0 ? limit : std::min(limit, other);
+  };
+  beside.ready = [&](const std::vector<pollfd>& waiting) {
+    devices.Look();
+    if (!terminal) return;
+    terminal->Ready(waiting);
+    if (StopOf(isolated) == 0) return;
+    terminal->Drain();
+    terminal->Release();
+    if (!StopOwnGroup()) kill(child, SIGCONT);
+  };
+  int status = WaitForwarding(child, isolated.init != 0, beside);
+  if (terminal) terminal->Drain();
+  terminal.reset();
   if (isolated.init && !ProgramStatus(isolated, &status)) Say(tool, "the job was killed with all its processes");
   int code = ExitCode(status);
   std::ifstream stopped(directory + "/stopped");

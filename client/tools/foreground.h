@@ -5,9 +5,11 @@
 #include <memory>
 #include <string>
 
+#include "client/tools/gpu_devices.h"
 #include "client/tools/gpu_host.h"
 #include "client/tools/isolate.h"
 #include "client/tools/job.h"
+#include "client/tools/terminal.h"
 
 namespace cuda_remote::client::tools {
 
@@ -22,7 +24,9 @@ void Say(const char* tool, const std::string& text);
 // Waits for the job in `isolated` (isolated.init != 0) or for the plain child isolated.pid, forwards signals, notices
 // when the job's own server ends, and cleans the job's folder up. Returns the exit code: the program's, 128 plus the
 // number of the signal that ended it, or kExitStopped if cr-checkpoint --stop did.
-int FinishJob(const char* tool, const Isolated& isolated, const std::string& directory, std::unique_ptr<GpuHost> host);
+// `terminal`: the job's own, null if it has none. Says when a process of `job` uses this machine's own GPU.
+int FinishJob(const char* tool, const Isolated& isolated, const std::string& directory, const Job& job,
+              std::unique_ptr<JobTerminal> terminal, std::unique_ptr<GpuHost> host);
 
 // Lets go of standard input and output, so that a pipe ends when the program closes it.
 void LetGoOfStreams();

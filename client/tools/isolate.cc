@@ -8,31 +8,37 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 
 namespace cuda_remote::client::tools {
 namespace {
 
-constexpr int kForwarded[] = {SIGHUP,  SIGINT,  SIGQUIT,  SIGTERM, SIGUSR1,   SIGUSR2,
-                              SIGALRM, SIGCONT, SIGWINCH, SIGURG,  SIGVTALRM, SIGPROF};
+constexpr int kForwarded[] = {SIGHUP,  SIGINT,   SIGQUIT, SIGTERM,   SIGUSR1, SIGUSR2, SIGALRM,
+                              SIGCONT, SIGWINCH, SIGURG,  SIGVTALRM, SIGPROF, SIGTSTP};
+
+// Goes with a signal from the tool to init: a terminal has sent it.
+constexpr int kOfTerminal = 0x7e12;
 
 sigset_t g_before;
 bool g_blocked = false;
 
 // From init to the tool.
 struct Report {
-  enum Kind { kFailed = 1, kStarted = 2, kEnded = 3 };
+  enum Kind { kFailed = 1, kStarted = 2, kEnded = 3, kStopped = 4 };
   int kind;
-  int value;  // exit code of the tool, inner PID, wait status
+  int value;  // exit code of the tool, inner PID, wait status, signal
   char text[256];
 };
 
@@ -63,6 +69,48 @@ void Execute(const Plan& plan) {
   execvpe(arguments[0], arguments.data(), environment.data());
 }
 
+std::string WithErrno(const std::string& what) { return what + ": " + strerror(errno); }
+
+void ShowMounts(const Plan& plan) {
+  for (const Mount& wanted : plan.mounts) {
+    if (mount(wanted.source.c_str(), wanted.target.c_str(), nullptr, MS_BIND, nullptr) == 0) continue;
+    fprintf(stderr, "cuda-remote: cannot show %s as %s: %s; programs with an environment of their own may not find it\n",
+            wanted.source.c_str(), wanted.target.c_str(), strerror(errno));
+  }
+}
+
+bool WriteText(const char* path, const std::string& text) {
+  const int fd = open(path, O_WRONLY | O_CLOEXEC);
+  const bool written = fd >= 0 && write(fd, text.data(), text.size()) == ssize_t(text.size());
+  if (fd >= 0) close(fd);
+  return written;
+}
+
+// A user namespace, in which this user has the same number as outside, with mounts of its own.
+bool EnterUserNamespace() {
+  const std::string user = std::to_string(geteuid()), group = std::to_string(getegid());
+  return unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0 && WriteText("/proc/self/setgroups", "deny") &&
+         WriteText("/proc/self/uid_map", user + " " + user + " 1") &&
+         WriteText("/proc/self/gid_map", group + " " + group + " 1") &&
+         mount(nullptr, "/", nullptr, MS_REC | MS_SLAVE, nullptr) == 0;
+}
+
+void OwnMounts(const Plan& plan) {
+  // MayMount has tried it.
+  if (EnterUserNamespace()) ShowMounts(plan);
+}
+
+// In the program's process, or the restorer's.
+void TakeTerminal(const Plan& plan) {
+  if (!plan.restored_pid) {
+    setpgid(0, 0);
+    tcsetpgrp(plan.terminal, getpid());
+    for (int stream : plan.terminal_streams) dup2(plan.terminal, stream);
+  }
+  close(plan.terminal);
+  signal(SIGTTOU, SIG_DFL);
+}
+
 // Forks and executes. Returns the child, or -1 with *failure = errno of fork or of the execution.
 pid_t Spawn(const Plan& plan, bool own_session, int* failure) {
   int ready[2];
@@ -73,7 +121,12 @@ pid_t Spawn(const Plan& plan, bool own_session, int* failure) {
   const pid_t child = fork();
   if (child == 0) {
     close(ready[0]);
-    if (own_session) setsid();
+    if (plan.terminal >= 0) {
+      TakeTerminal(plan);
+    } else if (own_session) {
+      setsid();
+    }
+    if (!own_session && !plan.mounts.empty()) OwnMounts(plan);
     if (plan.restored_pid) {
       const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
       dup2(null, 0);
@@ -104,34 +157,33 @@ pid_t Spawn(const Plan& plan, bool own_session, int* failure) {
 }
 
 // What a tool that is killed, or other runs, must not find open here: all that would not survive an execution.
-void CloseToolsFiles(int keep) {
+void CloseToolsFiles(int keep, int terminal) {
   DIR* const list = opendir("/proc/self/fd");
   if (!list) return;
   std::vector<int> doomed;
   while (const dirent* const entry = readdir(list)) {
     const int fd = atoi(entry->d_name);
-    if (fd > 2 && fd != keep && fd != dirfd(list) && (fcntl(fd, F_GETFD) & FD_CLOEXEC)) doomed.push_back(fd);
+    const bool needed = fd <= 2 || fd == keep || fd == terminal || fd == dirfd(list);
+    if (!needed && (fcntl(fd, F_GETFD) & FD_CLOEXEC)) doomed.push_back(fd);
   }
   closedir(list);
   for (int fd : doomed) close(fd);
 }
 
 // Reads nothing and writes nothing any more: a pipe must end when the program closes it.
-void LetGoOfStreams(int keep) {
+void LetGoOfStreams(int keep, int terminal) {
   const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
   for (int fd : {0, 1, 2}) dup2(null, fd);
   if (DIR* const list = opendir("/proc/self/fd")) {
     std::vector<int> doomed;
     while (const dirent* const entry = readdir(list)) {
       const int fd = atoi(entry->d_name);
-      if (fd > 2 && fd != keep && fd != dirfd(list)) doomed.push_back(fd);
+      if (fd > 2 && fd != keep && fd != terminal && fd != dirfd(list)) doomed.push_back(fd);
     }
     closedir(list);
     for (int fd : doomed) close(fd);
   }
 }
-
-std::string WithErrno(const std::string& what) { return what + ": " + strerror(errno); }
 
 bool SetUp(const Plan& plan, std::string* error) {
   // Mounts made outside later are to be seen here as far as the system shares them; ours are not seen outside.
@@ -147,6 +199,15 @@ bool SetUp(const Plan& plan, std::string* error) {
     *error = WithErrno("cannot mount /proc for the job");
     return false;
   }
+  ShowMounts(plan);
+  if (plan.terminal >= 0) {
+    // Moving the terminal from group to group would stop this process.
+    signal(SIGTTOU, SIG_IGN);
+    if (setsid() < 0 || ioctl(plan.terminal, TIOCSCTTY, 0) != 0) {
+      *error = WithErrno("cannot give the job its terminal");
+      return false;
+    }
+  }
   if (plan.prepare) plan.prepare();
   if (plan.first_pid > 0) {
     std::ofstream last("/proc/sys/kernel/ns_last_pid");
@@ -159,11 +220,22 @@ bool SetUp(const Plan& plan, std::string* error) {
   return true;
 }
 
+// In init. A program that leads its own session cannot be stopped by SIGTSTP; with a terminal of its own, it does not.
+bool StopOrContinue(const Plan& plan, pid_t main, int signal) {
+  if (signal != SIGTSTP && signal != SIGCONT) return false;
+  if (plan.terminal < 0) {
+    kill(-1, signal == SIGTSTP ? SIGSTOP : SIGCONT);
+  } else {
+    kill(-getpgid(main), signal);
+  }
+  return true;
+}
+
 // The init process: number 1 of the namespace.
 [[noreturn]] void Init(const Plan& plan, int report) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   prctl(PR_SET_NAME, "cr-init");
-  CloseToolsFiles(report);
+  CloseToolsFiles(report, plan.terminal);
   std::string error;
   if (!SetUp(plan, &error)) {
     Send(report, Report::kFailed, 125, error);
@@ -177,16 +249,24 @@ bool SetUp(const Plan& plan, std::string* error) {
     _exit(125);
   }
   if (plan.restored_pid) {
-    const int status = WaitForwarding(main, false, nullptr);
+    const int status = WaitForwarding(main, false);
     main = plan.restored_pid;
     if (status != 0) {
       Send(report, Report::kFailed, 125, "");
       _exit(125);
     }
+    if (plan.terminal >= 0 && plan.terminal_group > 0) tcsetpgrp(plan.terminal, plan.terminal_group);
   }
-  LetGoOfStreams(report);
+  LetGoOfStreams(report, plan.terminal);
   Send(report, Report::kStarted, main);
-  const int status = WaitForwarding(main, true, nullptr);
+  Beside beside;
+  // SIGSTOP is not the terminal's: a checkpoint stops processes, too.
+  beside.stopped = [&](int signal) {
+    if (plan.terminal >= 0 && signal != SIGSTOP) Send(report, Report::kStopped, signal);
+  };
+  beside.take = [&](int signal) { return StopOrContinue(plan, main, signal); };
+  beside.to_group = true;
+  const int status = WaitForwarding(main, true, beside);
   Send(report, Report::kEnded, status);
   _exit(0);
 }
@@ -299,6 +379,13 @@ bool AwaitIsolated(Isolated* isolated, std::string* error, int* code) {
   return false;
 }
 
+bool MayMount() {
+  const pid_t child = fork();
+  if (child == 0) _exit(EnterUserNamespace() && mount("/", "/", nullptr, MS_BIND | MS_REC, nullptr) == 0 ? 0 : 1);
+  int status = 0;
+  return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+}
+
 bool StartPlain(const Plan& plan, pid_t* pid, std::string* error, int* code) {
   int failure = 0;
   fflush(nullptr);
@@ -309,23 +396,86 @@ bool StartPlain(const Plan& plan, pid_t* pid, std::string* error, int* code) {
   return false;
 }
 
-int WaitForwarding(pid_t child, bool terminal_too, const std::function<void(pid_t, int)>& other) {
+int WaitForwarding(pid_t child, bool terminal_too, const Beside& beside) {
   const sigset_t set = WaitedSignals();
+  const int signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  int result = 0;
   while (true) {
     int status;
     pid_t ended;
-    while ((ended = waitpid(-1, &status, WNOHANG)) > 0) {
-      if (ended == child) return status;
-      if (other) other(ended, status);
+    while ((ended = waitpid(-1, &status, WNOHANG | (beside.stopped ? WUNTRACED : 0))) > 0) {
+      if (ended == child && WIFSTOPPED(status)) beside.stopped(WSTOPSIG(status));
+      if (WIFSTOPPED(status)) continue;
+      result = status;
+      if (ended == child) break;
+      if (beside.ended) beside.ended(ended, status);
     }
-    if (ended < 0 && errno == ECHILD) return 0;
-    siginfo_t info;
-    const int signal = sigwaitinfo(&set, &info);
-    if (signal < 0 || signal == SIGCHLD) continue;
-    // What the terminal sends reaches a program in the same process group anyway.
-    if (info.si_code == SI_KERNEL && !terminal_too) continue;
-    kill(child, signal);
+    if (ended == child) break;
+    if (ended < 0 && errno == ECHILD) {
+      result = 0;
+      break;
+    }
+    std::vector<pollfd> waiting;
+    const int limit = beside.ask ? beside.ask(&waiting) : -1;
+    waiting.push_back({signals, POLLIN, 0});
+    if (poll(waiting.data(), nfds_t(waiting.size()), limit) < 0) continue;
+    signalfd_siginfo info;
+    while (read(signals, &info, sizeof(info)) == ssize_t(sizeof(info))) {
+      const int signal = int(info.ssi_signo);
+      if (signal == SIGCHLD || (beside.take && beside.take(signal))) continue;
+      const bool of_terminal =
+          info.ssi_code == SI_KERNEL || (info.ssi_code == SI_QUEUE && info.ssi_int == kOfTerminal);
+      // What the terminal sends reaches a program in the same process group anyway.
+      if (of_terminal && !terminal_too) continue;
+      if (of_terminal && beside.to_group) {
+        kill(-getpgid(child), signal);
+      } else if (of_terminal) {
+        sigval value = {};
+        value.sival_int = kOfTerminal;
+        sigqueue(child, signal, value);
+      } else {
+        kill(child, signal);
+      }
+    }
+    waiting.pop_back();
+    if (beside.ready) beside.ready(waiting);
   }
+  close(signals);
+  return result;
+}
+
+int StopOf(const Isolated& isolated) {
+  Report got{};
+  const ssize_t bytes = recv(isolated.report, &got, sizeof(got), MSG_DONTWAIT | MSG_PEEK);
+  if (bytes != ssize_t(sizeof(got)) || got.kind != Report::kStopped) return 0;
+  recv(isolated.report, &got, sizeof(got), MSG_DONTWAIT);
+  return got.value;
+}
+
+bool StopOwnGroup() {
+  // The nearest process above that is not in the group must be in the session: it, a shell, gets to know.
+  pid_t above = getppid();
+  while (above > 1 && getpgid(above) == getpgrp()) {
+    std::ifstream stat("/proc/" + std::to_string(above) + "/stat");
+    std::string text;
+    std::getline(stat, text);
+    std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
+    std::string state;
+    pid_t parent = 0;
+    fields >> state >> parent;
+    above = parent;
+  }
+  if (above <= 0 || getsid(above) != getsid(0)) return false;
+  sigset_t own;
+  sigemptyset(&own);
+  sigaddset(&own, SIGTSTP);
+  kill(0, SIGTSTP);
+  // This program is stopped below; the signal would be forwarded.
+  const timespec none = {};
+  while (sigtimedwait(&own, nullptr, &none) > 0) {
+  }
+  raise(SIGSTOP);
+  return true;
 }
 
 bool HasEnded(const Isolated& isolated, int timeout_ms) {
@@ -339,6 +489,8 @@ bool HasEnded(const Isolated& isolated, int timeout_ms) {
 }
 
 bool ProgramStatus(const Isolated& isolated, int* status) {
+  while (StopOf(isolated) != 0) {
+  }
   Report got{};
   const ssize_t bytes = recv(isolated.report, &got, sizeof(got), MSG_DONTWAIT);
   close(isolated.report);

@@ -9,6 +9,7 @@
 #ifndef CUDA_REMOTE_CLIENT_TOOLS_ISOLATE_H_
 #define CUDA_REMOTE_CLIENT_TOOLS_ISOLATE_H_
 
+#include <poll.h>
 #include <signal.h>
 #include <sys/types.h>
 
@@ -17,6 +18,11 @@
 #include <vector>
 
 namespace cuda_remote::client::tools {
+
+// A file or folder that is seen at `target`, in whose place it is.
+struct Mount {
+  std::string source, target;
+};
 
 struct Plan {
   std::vector<std::string> command;
@@ -30,8 +36,17 @@ struct Plan {
   pid_t first_pid = 0;
   // Not empty: this folder is seen as `seen_as` in the namespace.
   std::string folder, seen_as;
+  // What else is seen elsewhere. One that cannot be is reported on standard error, and the rest goes on.
+  std::vector<Mount> mounts;
   // What else is to be done in the namespace, by its init, before anything starts there.
   std::function<void()> prepare;
+
+  // Not -1: the job's own terminal (terminal.h), which controls its session; the init process leads that, so that the
+  // program can be stopped. The program gets it as these of its standard streams.
+  int terminal = -1;
+  std::vector<int> terminal_streams;
+  // With restored_pid: the group of processes that had the terminal.
+  pid_t terminal_group = 0;
 };
 
 struct Isolated {
@@ -53,7 +68,10 @@ bool AwaitIsolated(Isolated* isolated, std::string* error, int* code);
 // Kills all that is in the namespace, and waits for that.
 void EndIsolated(Isolated* isolated);
 
-// Starts it without a namespace, as a child of the caller.
+// Whether this user may have mounts of his own, in a user namespace.
+bool MayMount();
+
+// Starts it without a PID namespace, as a child of the caller; with plan.mounts, in a user namespace that has them.
 bool StartPlain(const Plan& plan, pid_t* pid, std::string* error, int* code);
 
 // Blocks the signals that WaitForwarding waits for. Before anything is started, so that none is lost.
@@ -63,9 +81,32 @@ bool Interrupted();
 // Restores what was blocked before, in a child.
 void UnblockInChild();
 
+// What WaitForwarding does beside waiting. Each may be empty.
+struct Beside {
+  // Another child ended.
+  std::function<void(pid_t, int)> ended;
+  // The child was stopped by this signal.
+  std::function<void(int)> stopped;
+  // What a terminal has sent goes to the child's whole group, as it would there.
+  bool to_group = false;
+  // A signal came; true: it is dealt with, and is not forwarded.
+  std::function<bool(int)> take;
+  // Adds descriptors to wait for; returns how many milliseconds to wait at most, -1: no limit.
+  std::function<int(std::vector<pollfd>*)> ask;
+  // Called after each wait, with those descriptors.
+  std::function<void(const std::vector<pollfd>&)> ready;
+};
+
 // Waits until `child` ends, forwarding signals to it meanwhile. `terminal_too`: also those that the terminal has sent
-// to the whole process group. Other children that end are reported to `other`. Returns the wait status.
-int WaitForwarding(pid_t child, bool terminal_too, const std::function<void(pid_t, int)>& other);
+// to the whole process group. Returns the wait status.
+int WaitForwarding(pid_t child, bool terminal_too, const Beside& beside = {});
+
+// Reads from a namespace whether the program there was stopped since: the number of the signal, 0 if it was not.
+int StopOf(const Isolated& isolated);
+
+// Stops this program's process group as the terminal does, and returns when it goes on. False if there is nobody who
+// could let it go on.
+bool StopOwnGroup();
 
 // Whether everything in the namespace has ended, waiting up to `timeout_ms` for it. WaitForwarding must still follow.
 bool HasEnded(const Isolated& isolated, int timeout_ms);

@@ -13,8 +13,11 @@
 
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <sstream>
 #include <utility>
 
+#include "client/session/this_job.h"
 #include "proto/folder/private_folder.h"
 
 namespace cuda_remote::client::tools {
@@ -91,6 +94,25 @@ bool MakeJobFolder(const std::string& directory, std::string* error) {
   return CheckFolder(directory, FolderUse::kMake, error);
 }
 
+bool ClaimJobFolder(const std::string& directory, std::string* error) {
+  // Again if somebody else has just removed it as a stale one.
+  for (int attempt = 0; attempt < 10; ++attempt) {
+    const int folder = OpenFolder(directory, FolderUse::kMake, error);
+    if (folder < 0) return false;
+    struct stat opened, named;
+    const bool locked = flock(folder, LOCK_EX | LOCK_NB) == 0;
+    const bool in_place = fstat(folder, &opened) == 0 && lstat(directory.c_str(), &named) == 0 &&
+                          opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
+    if (locked && in_place) return true;
+    close(folder);
+    if (!in_place) continue;
+    *error = "another job runs in " + directory + ", or begins to";
+    return false;
+  }
+  *error = "the folder " + directory + " keeps disappearing";
+  return false;
+}
+
 bool LinkLibrary(const std::string& directory, std::string* library_folder, std::string* error) {
   const std::string library = FindCompanion("libcuda-remote.so");
   if (library.empty()) {
@@ -135,6 +157,22 @@ bool WriteGpuServer(const std::string& directory, const std::string& address, in
     return false;
   }
   return true;
+}
+
+bool WriteThisJob(const std::string& directory, const std::string& seen_as, const std::string& name,
+                  std::string* error) {
+  const std::string path = directory + "/lib/job", fresh = path + ".new";
+  std::ofstream out(fresh, std::ios::trunc);
+  out << ThisJobText(seen_as, name);
+  out.close();
+  // The folder is closed; what is seen of it elsewhere is for all users that the job's processes run as.
+  if (out && chmod(fresh.c_str(), 0644) == 0 && chmod((directory + "/lib").c_str(), 0755) == 0 &&
+      rename(fresh.c_str(), path.c_str()) == 0) {
+    return true;
+  }
+  *error = "cannot write " + path + ": " + strerror(errno);
+  unlink(fresh.c_str());
+  return false;
 }
 
 std::string GpuServerOf(const std::string& directory) {
@@ -235,7 +273,10 @@ bool FindJob(const std::string& name, std::string* directory, Job* job, std::str
   if (IsNumber(name)) {
     const int pid = atoi(name.c_str());
     for (const FoundJob& found : AllJobs()) {
-      if (pid != found.job.pid() && pid != found.job.runner_pid()) continue;
+      if (pid != found.job.pid() && pid != found.job.runner_pid() &&
+          (found.job.init_pid() == 0 || PidNamespace(pid) != found.job.pid_namespace())) {
+        continue;
+      }
       *directory = found.directory;
       *job = found.job;
       return true;
@@ -262,10 +303,34 @@ std::vector<FoundJob> AllJobs() {
   return jobs;
 }
 
+std::vector<std::string> RemoveStaleJobs() {
+  std::vector<std::string> removed;
+  std::string ignored;
+  for (const std::string& folder : JobsFolders()) {
+    DIR* const list = CheckFolder(folder, FolderUse::kLook, &ignored) ? opendir(folder.c_str()) : nullptr;
+    while (const dirent* const entry = list ? readdir(list) : nullptr) {
+      if (entry->d_name[0] == '.') continue;
+      const std::string directory = folder + "/" + entry->d_name;
+      const int claimed = OpenFolder(directory, FolderUse::kLook, &ignored);
+      Job job;
+      // Who runs a job has its folder locked (ClaimJobFolder). A program whose cr-run was killed may go on without it.
+      if (claimed >= 0 && flock(claimed, LOCK_EX | LOCK_NB) == 0 &&
+          !(ReadJob(directory, &job, &ignored) && JobIsAlive(job))) {
+        RemoveJobFolder(directory);
+        if (access(directory.c_str(), F_OK) != 0) removed.push_back(directory);
+      }
+      if (claimed >= 0) close(claimed);
+    }
+    if (list) closedir(list);
+  }
+  return removed;
+}
+
 void RemoveJobFolder(const std::string& directory) {
   for (const char* name : {"/lib/libcuda.so.1", "/lib/libcuda.so", "/lib/libnvidia-ml.so.1", "/lib/libnvidia-ml.so",
-                           "/gpu-server", "/nvml.lock", "/job.json", "/stopped", "/restore-hold", "/agent.sock",
-                           "/server/session.sock", "/server/control.sock", "/server/server.lock"})
+                           "/lib/job", "/lib/ld.so.cache", "/gpu-server", "/nvml.lock", "/job.json", "/stopped",
+                           "/restore-hold", "/agent.sock", "/server/session.sock", "/server/control.sock",
+                           "/server/server.lock"})
     unlink((directory + name).c_str());
   if (DIR* const list = opendir(directory.c_str())) {
     while (const dirent* const entry = readdir(list)) {
@@ -300,6 +365,52 @@ uint64_t PidNamespace(int pid) {
   if (pid <= 0) return 0;
   struct stat facts;
   return stat(("/proc/" + std::to_string(pid) + "/ns/pid").c_str(), &facts) == 0 ? facts.st_ino : 0;
+}
+
+std::vector<int> ProcessesOf(const Job& job) {
+  std::map<int, int> parents;
+  std::vector<int> pids;
+  DIR* const list = opendir("/proc");
+  if (!list) return pids;
+  while (const dirent* const entry = readdir(list)) {
+    const int pid = atoi(entry->d_name);
+    if (pid <= 0) continue;
+    if (job.init_pid() > 0) {
+      if (pid != job.init_pid() && PidNamespace(pid) == job.pid_namespace()) pids.push_back(pid);
+      continue;
+    }
+    std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
+    std::string text;
+    std::getline(in, text);
+    const size_t name_end = text.rfind(')');
+    if (name_end == std::string::npos) continue;
+    std::istringstream fields(text.substr(name_end + 1));
+    std::string state;
+    fields >> state >> parents[pid];
+  }
+  closedir(list);
+  for (const auto& [pid, parent] : parents) {
+    int above = pid;
+    for (size_t steps = 0; above > 1 && above != job.pid() && steps < parents.size(); ++steps) {
+      const auto found = parents.find(above);
+      above = found == parents.end() ? 0 : found->second;
+    }
+    if (above == job.pid() && above > 0) pids.push_back(pid);
+  }
+  return pids;
+}
+
+int InnerPid(int pid) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  std::string line;
+  while (std::getline(status, line)) {
+    if (line.compare(0, 6, "NSpid:") != 0) continue;
+    std::istringstream fields(line.substr(6));
+    int last = 0, next;
+    while (fields >> next) last = next;
+    return last;
+  }
+  return 0;
 }
 
 uint32_t OwnPid(const Job& job) { return uint32_t(job.inner_pid() > 0 ? job.inner_pid() : job.pid()); }

@@ -2,7 +2,8 @@
 //
 //     agent.sock   the checkpoint agent of the program (client/agent)
 //     job.json     Job (job.proto)
-//     lib/         libcuda.so.1 and libnvidia-ml.so.1, links to the client library and to our NVML
+//     lib/         libcuda.so.1 and libnvidia-ml.so.1, links to the client library and to our NVML; job and
+//                  ld.so.cache, for processes with another environment (stand_ins.h)
 //     gpu-server   which server the job uses now, for our NVML (client/nvml/job_server.h)
 //     nvml.lock    held while our NVML asks the server, and while a snapshot is taken
 //     relay*.sock, server/   sockets of the relay or of the job's own server
@@ -36,6 +37,10 @@ std::vector<std::string> JobsFolders();
 // `path` without links to the current folder in it: absolute, no trailing slash.
 std::string Absolute(const std::string& path);
 
+// Makes `directory` and locks it until this process ends, however it ends: that is how others see whether the folder is
+// in use. *error if another program runs or begins a job there.
+bool ClaimJobFolder(const std::string& directory, std::string* error);
+
 // Makes `directory` (mode 0700) and what is missing above it. An existing one must be this user's, and nobody else may be
 // able to change it or a folder above it.
 bool MakeJobFolder(const std::string& directory, std::string* error);
@@ -47,6 +52,11 @@ bool LinkLibrary(const std::string& directory, std::string* library_folder, std:
 // Tells our NVML in the job's processes which server they use from now on, and makes its lock. `address`: for
 // CUDA_REMOTE_SERVER; `gpu`: the only one, -1: all.
 bool WriteGpuServer(const std::string& directory, const std::string& address, int gpu, std::string* error);
+
+// Tells processes of the job that have another environment which job it is (client/session/this_job.h). `seen_as`: the
+// job's folder as the program knows it.
+bool WriteThisJob(const std::string& directory, const std::string& seen_as, const std::string& name,
+                  std::string* error);
 
 // The address in it; empty if there is none.
 std::string GpuServerOf(const std::string& directory);
@@ -87,6 +97,14 @@ std::vector<FoundJob> AllJobs();
 // Finds the folder of the job that a person calls `name`: a folder, the name of one in JobsFolders(), or a PID.
 bool FindJob(const std::string& name, std::string* directory, Job* job, std::string* error);
 
+// Removes the folders of this user's jobs that have ended without doing so: their cr-run was killed. Returns those that
+// were removed.
+std::vector<std::string> RemoveStaleJobs();
+
+// The processes of the job, as this machine numbers them: those of its namespace but its init, else the program and what
+// descends from it.
+std::vector<int> ProcessesOf(const Job& job);
+
 // Removes what the tools put into the folder, and the folder if nothing else is in it.
 void RemoveJobFolder(const std::string& directory);
 
@@ -96,6 +114,9 @@ std::string FindCompanion(const std::string& name);
 
 // A unique inode of a process's PID namespace; 0 if there is no such process.
 uint64_t PidNamespace(int pid);
+
+// The number of a process in its own PID namespace; 0 if it has ended.
+int InnerPid(int pid);
 
 // The program's PID as the program knows it.
 uint32_t OwnPid(const Job& job);

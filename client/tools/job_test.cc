@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <string>
+#include <vector>
 
 namespace cuda_remote::client::tools {
 namespace {
@@ -121,6 +123,36 @@ TEST_F(JobTest, RemovedButForWhatIsNotOurs) {
   unlink((directory + "/mine").c_str());
   RemoveJobFolder(directory);
   EXPECT_NE(access(directory.c_str(), F_OK), 0);
+}
+
+TEST_F(JobTest, StaleFoldersAreRemoved) {
+  for (const char* name : {"/dead", "/begun", "/alive", "/claimed", "/mine"}) {
+    ASSERT_TRUE(MakeJobFolder(JobsFolder() + name, &error_)) << error_;
+  }
+  Job job = Some();
+  ASSERT_TRUE(WriteJob(JobsFolder() + "/alive", job, &error_));
+  job.set_pid(0);
+  ASSERT_TRUE(WriteJob(JobsFolder() + "/dead", job, &error_));
+  ASSERT_TRUE(WriteJob(JobsFolder() + "/mine", job, &error_));
+  std::ofstream(JobsFolder() + "/mine/notes") << "x";
+  // Whoever has only begun to start a job has its folder locked.
+  ASSERT_TRUE(ClaimJobFolder(JobsFolder() + "/claimed", &error_)) << error_;
+  const std::vector<std::string> removed = RemoveStaleJobs();
+  const auto gone = [&](const std::string& name) { return access((JobsFolder() + name).c_str(), F_OK) != 0; };
+  EXPECT_TRUE(gone("/dead"));
+  EXPECT_TRUE(gone("/begun"));
+  EXPECT_FALSE(gone("/alive"));
+  EXPECT_FALSE(gone("/claimed"));
+  EXPECT_FALSE(gone("/mine"));
+  EXPECT_EQ(removed.size(), 2u);
+}
+
+TEST_F(JobTest, OneJobInAFolder) {
+  const std::string directory = folder_ + "/job";
+  ASSERT_TRUE(ClaimJobFolder(directory, &error_)) << error_;
+  // Another program: the lock is an open file's.
+  EXPECT_FALSE(ClaimJobFolder(directory, &error_));
+  EXPECT_NE(error_.find("another job"), std::string::npos) << error_;
 }
 
 TEST_F(JobTest, Liveness) {

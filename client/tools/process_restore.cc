@@ -29,6 +29,7 @@ void ProcessRestore::CloseOpened() {
   opened_.clear();
   if (copy_.terminal >= 0) close(copy_.terminal);
   copy_.terminal = -1;
+  if (terminal_) terminal_->CloseJobEnd();
   if (output_) fclose(output_);
   output_ = nullptr;
   if (hold_ >= 0) {
@@ -57,11 +58,18 @@ bool ProcessRestore::Begin(const std::string& image_folder, std::string* error) 
   }
   for (char** variable = environ; *variable; ++variable) plan.environment.push_back(*variable);
   plan.environment.push_back(std::string(kHoldVariable) + "=" + job_.directory() + "/" + kHoldName);
-  int terminal = OwnTerminal();
-  if (terminal < 0 && NeedsTerminal(job_)) {
+  plan.mounts = mounts_;
+  if (job_.terminal()) {
+    terminal_ = JobTerminal::Open(error);
+    if (!terminal_ && !error->empty()) return false;
+  }
+  int terminal = terminal_ ? terminal_->job_end() : OwnTerminal();
+  if ((terminal < 0 || (job_.terminal() && !terminal_)) && (job_.terminal() || NeedsTerminal(job_))) {
     if (!CopyTerminal(&copy_, error)) return false;
     terminal = copy_.terminal;
   }
+  if (job_.terminal()) plan.terminal = terminal;
+  plan.terminal_group = job_.terminal_group();
   const std::string hold = FindCompanion("cr-hold");
   if (hold.empty()) {
     *error = "cr-hold is not beside cr-restart: the installation is incomplete";

@@ -243,7 +243,7 @@ class SnapshotTest : public testing::Test {
   }
 
   int Wait() {
-    WaitForwarding(isolated_.init, true, nullptr);
+    WaitForwarding(isolated_.init, true);
     int status = -1;
     EXPECT_TRUE(ProgramStatus(isolated_, &status));
     return ExitCode(status);

@@ -266,7 +266,10 @@ int ConnectUnix(const std::string& path, std::string* error) {
   while (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
     if (errno == EINTR) continue;
     *error = "cannot connect to " + path + ": " + strerror(errno) +
-             (errno == ENOENT || errno == ECONNREFUSED ? "; is cr-server running, with this --dir?" : "");
+             (errno == ENOENT || errno == ECONNREFUSED ? "; is cr-server running, with this --dir?"
+              : errno == EACCES ? "; it serves the user who started it, and this process runs as user " +
+                                      std::to_string(geteuid())
+                                : "");
     close(fd);
     return -1;
   }

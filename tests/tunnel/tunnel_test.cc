@@ -289,7 +289,7 @@ class Tunnel : public testing::Test {
   std::string Ps(const std::vector<std::string>& more, int expect = 0) {
     static int number = 0;
     const std::string log = Path("ps" + std::to_string(++number));
-    std::vector<std::string> command = {Program("server/supervisor", "cr-ps")};
+    std::vector<std::string> command = {Program("client/tools", "cr-ps")};
     command.insert(command.end(), more.begin(), more.end());
     Process ps(command, log);
     const int code = ps.Wait();

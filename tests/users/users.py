@@ -53,6 +53,8 @@ class Context:
         self.program = os.path.join(self.product, "globals")
         shutil.copy(program, self.program)
         self.shared = self.folder("shared", 0o1777)
+        # Where jobs of the victim's see their libraries.
+        shutil.rmtree(f"/tmp/cuda-remote-{VICTIM}", ignore_errors=True)
 
     def folder(self, name, mode, owner=0):
         path = os.path.join(self.lab.folder, name)
@@ -293,7 +295,8 @@ def foreign_server(context):
             user, [context.tool("cr-run"), "--server", "unix:" + path, "--job-dir", f"{home if user else context.lab.folder}/job", "--"]
             + context.command(),
         )  # fmt: skip
-        refused(ended, f"runs as user {ATTACKER}")
+        # In the victim's user namespace the attacker has no number of his own.
+        refused(ended, "runs as user", path)
 
 
 @case
@@ -470,6 +473,8 @@ def main():
             error = str(failure)
         except Exception:
             error = traceback.format_exc()
+        finally:
+            shutil.rmtree(f"/tmp/cuda-remote-{VICTIM}", ignore_errors=True)
         failed += error is not None
         print(f"{'FAIL' if error else 'ok  '} {name:24} {time.monotonic() - start:7.2f} s", flush=True)
         if error:

@@ -1,4 +1,4 @@
-// cr-ps: what a cr-server is doing. See --help.
+// cr-ps: what a cr-server is doing, and this user's jobs here. See --help.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,9 @@
 #include <cinttypes>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "client/tools/local_jobs.h"
 #include "proto/codec/json.h"
 #include "proto/control/control.grpc.pb.h"
 #include "proto/control/credentials.h"
@@ -18,7 +20,7 @@
 #include "proto/folder/private_folder.h"
 #include "proto/frame/version.h"
 
-namespace cuda_remote::server {
+namespace cuda_remote::client::tools {
 namespace {
 
 constexpr int kExitNoServer = 1;
@@ -31,6 +33,10 @@ Examples:
   cr-ps                                     sessions of this user's cr-server on this machine
   cr-ps --server gpu7:7070 --json
   cr-ps --end 12 --reason "node goes down"  end session 12
+  cr-ps --prune                             remove what killed jobs of this user have left here
+
+PID is the number that this machine knows the program by, which cr-checkpoint takes, if the job is one of this user's on
+this machine; else the number that the program knows.
 
 It shows and ends the sessions of who asks: of the same user, or of the same client certificate. Operators
 of the server (its own user, root, and cr-server --operator) see and end all.
@@ -62,7 +68,53 @@ std::string Ago(uint64_t unix_ms) {
   return std::to_string(seconds / 86400) + " d ago";
 }
 
-void PrintJson(const control::ServerInfo& server, const control::ListSessionsReply& list) {
+// The sessions' processes as far as they are of jobs here, in the order of the list.
+std::vector<LocalProcess> ProcessesHere(const std::string& address, const std::vector<LocalJob>& jobs,
+                                        const control::ListSessionsReply& list) {
+  std::vector<LocalProcess> processes;
+  for (const control::SessionInfo& s : list.sessions()) {
+    processes.push_back(FindSession(jobs, address, s.id(), int(s.pid()), s.program()));
+  }
+  return processes;
+}
+
+void AddJobs(const std::vector<LocalJob>& jobs, JsonWriter* json) {
+  json->Line(2);
+  json->Begin("jobs", '[');
+  for (const LocalJob& job : jobs) {
+    json->Line(4);
+    json->Begin('{');
+    json->Member("directory", job.directory);
+    json->Member("name", job.job.name());
+    json->Member("pid", job.job.pid());
+    json->Member("running", job.alive);
+    json->Member("server", job.server);
+    json->Begin("machine_gpu", '[');
+    for (const DeviceUser& user : job.device_users) {
+      json->Begin('{');
+      json->Member("pid", user.pid);
+      json->Member("program", user.program);
+      json->Member("device", user.device);
+      json->End('}');
+    }
+    json->End(']');
+    json->End('}');
+  }
+  json->End(']');
+}
+
+// What a person must know of jobs here besides their sessions.
+void PrintWarnings(const std::vector<LocalJob>& jobs) {
+  for (const LocalJob& job : jobs) {
+    if (!job.alive) printf("%s is left of a job that was killed; cr-ps --prune removes it\n", job.directory.c_str());
+    for (const DeviceUser& user : job.device_users) {
+      printf("job %s: %s\n", job.job.name().c_str(), ToText(user).c_str());
+    }
+  }
+}
+
+void PrintJson(const control::ServerInfo& server, const control::ListSessionsReply& list,
+               const std::vector<LocalProcess>& processes, const std::vector<LocalJob>& jobs) {
   JsonWriter json(JsonWriter::kSpaced);
   json.Begin('{');
   json.Line(2);
@@ -80,7 +132,9 @@ void PrintJson(const control::ServerInfo& server, const control::ListSessionsRep
   json.End('}');
   json.Line(2);
   json.Begin("sessions", '[');
-  for (const control::SessionInfo& s : list.sessions()) {
+  for (int i = 0; i < list.sessions_size(); ++i) {
+    const control::SessionInfo& s = list.sessions(i);
+    const LocalProcess& here = processes[size_t(i)];
     json.Line(4);
     json.Begin('{');
     json.Member("id", s.id());
@@ -103,14 +157,18 @@ void PrintJson(const control::ServerInfo& server, const control::ListSessionsRep
     json.Member("saved_unix_ms", s.saved_unix_ms());
     json.Member("saved_bytes", s.saved_bytes());
     json.Member("owner", s.owner());
+    json.Member("host_pid", here.pid);
+    json.Member("directory", here.job ? here.job->directory : "");
     json.End('}');
   }
   json.End(']');
+  AddJobs(jobs, &json);
   json.End('}');
   puts(json.text().c_str());
 }
 
-void PrintTable(const control::ServerInfo& server, const control::ListSessionsReply& list) {
+void PrintTable(const control::ServerInfo& server, const control::ListSessionsReply& list,
+                const std::vector<LocalProcess>& processes) {
   printf("%s: %s, %u session%s, %u warm worker%s, up %.0f s\n", server.name().c_str(),
          server.driver().empty() ? "no worker was ready yet" : server.driver().c_str(), server.sessions(),
          server.sessions() == 1 ? "" : "s", server.warm_workers(), server.warm_workers() == 1 ? "" : "s",
@@ -119,9 +177,13 @@ void PrintTable(const control::ServerInfo& server, const control::ListSessionsRe
   if (list.sessions_size() == 0) return;
   printf("%7s %8s %8s %3s %5s %10s %10s %11s %11s %8s  %s\n", "SESSION", "PID", "WORKER", "GPU", "WAY", "MEMORY",
          "CALLS/S", "BYTES/S", "SAVED", "SECONDS", "PROGRAM (OWNER)");
-  for (const control::SessionInfo& s : list.sessions()) {
-    const std::string job = s.job().empty() ? "" : " [" + s.job() + "]";
-    printf("%7" PRIu64 " %8u %8s %3d %5s %10s %10.0f %11s %11s %8.0f  %s%s%s (%s)\n", s.id(), s.pid(),
+  for (int i = 0; i < list.sessions_size(); ++i) {
+    const control::SessionInfo& s = list.sessions(i);
+    const LocalProcess& here = processes[size_t(i)];
+    const std::string job =
+        (s.job().empty() ? "" : " [" + s.job() + "]") + (here.job ? " in " + here.job->directory : "");
+    printf("%7" PRIu64 " %8u %8s %3d %5s %10s %10.0f %11s %11s %8.0f  %s%s%s (%s)\n", s.id(),
+           here.job ? unsigned(here.pid) : s.pid(),
            s.worker_pid() ? std::to_string(s.worker_pid()).c_str() : "waits", s.gpu(), s.transport().c_str(),
            Bytes(double(s.device_bytes())).c_str(), s.calls_per_second(), Bytes(s.bytes_per_second()).c_str(),
            Ago(s.saved_unix_ms()).c_str(), s.seconds(), s.program().c_str(), job.c_str(),
@@ -132,7 +194,7 @@ void PrintTable(const control::ServerInfo& server, const control::ListSessionsRe
 int Main(int argc, char** argv) {
   std::string address, reason, error;
   control::TlsFiles tls;
-  bool json = false;
+  bool json = false, prune = false;
   uint64_t end = 0;
   CLI::App app("Shows the sessions of a cr-server.", "cr-ps");
   app.set_version_flag("--version", VersionLine("cr-ps"));
@@ -142,6 +204,7 @@ int Main(int argc, char** argv) {
                  "else this user's server here)");
   app.add_flag("--json", json, "for programs");
   app.add_option("--end", end, "end the session of this number");
+  app.add_flag("--prune", prune, "remove the folders of this user's jobs here whose cr-run was killed, and name them");
   app.add_option("--reason", reason, "with --end: what the program is told");
   app.add_option("--tls-cert", tls.cert, "own certificate, PEM (or CUDA_REMOTE_TLS_CERT)");
   app.add_option("--tls-key", tls.key, "its key (or CUDA_REMOTE_TLS_KEY)");
@@ -150,6 +213,10 @@ int Main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  if (prune) {
+    for (const std::string& directory : RemoveStaleJobs()) printf("removed %s\n", directory.c_str());
+    return 0;
   }
   if (address.empty() && getenv("CUDA_REMOTE_SERVER")) address = getenv("CUDA_REMOTE_SERVER");
   if (address.empty()) {
@@ -202,20 +269,23 @@ int Main(int argc, char** argv) {
       !call(&control::Control::Stub::ListSessions, control::ListSessionsRequest(), &list)) {
     return kExitNoServer;
   }
+  const std::vector<LocalJob> jobs = LocalJobs();
+  const std::vector<LocalProcess> processes = ProcessesHere(address, jobs, list);
   if (json) {
-    PrintJson(server, list);
+    PrintJson(server, list, processes, jobs);
   } else {
-    PrintTable(server, list);
+    PrintTable(server, list, processes);
+    PrintWarnings(jobs);
   }
   return 0;
 }
 
 }  // namespace
-}  // namespace cuda_remote::server
+}  // namespace cuda_remote::client::tools
 
 int main(int argc, char** argv) {
   try {
-    return cuda_remote::server::Main(argc, argv);
+    return cuda_remote::client::tools::Main(argc, argv);
   } catch (const std::exception& error) {
     fprintf(stderr, "cr-ps: %s\n", error.what());
     return 1;

@@ -1,0 +1,74 @@
+#include "client/tools/local_jobs.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "client/agent/agent_client.h"
+
+namespace cuda_remote::client::tools {
+namespace {
+
+constexpr char kUnix[] = "unix:";
+
+// `address` as the job's file gpu-server has it: the socket's path without links, or host and port.
+std::string Comparable(const std::string& address) {
+  if (address.compare(0, sizeof(kUnix) - 1, kUnix) != 0) return address;
+  std::string path = Absolute(address.substr(sizeof(kUnix) - 1));
+  struct stat facts;
+  if (stat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode)) path += "/session.sock";
+  char real[PATH_MAX];
+  return kUnix + std::string(realpath(path.c_str(), real) ? real : path);
+}
+
+std::string ProgramOf(int pid) {
+  char path[PATH_MAX];
+  const ssize_t length = readlink(("/proc/" + std::to_string(pid) + "/exe").c_str(), path, sizeof(path));
+  return length > 0 ? std::string(path, size_t(length)) : "";
+}
+
+}  // namespace
+
+std::vector<LocalJob> LocalJobs() {
+  std::vector<LocalJob> jobs;
+  for (FoundJob& found : AllJobs()) {
+    LocalJob local;
+    local.directory = found.directory;
+    local.job = std::move(found.job);
+    local.alive = JobIsAlive(local.job);
+    // Of a job that was named by its address, its relay's socket is only the way there.
+    local.server = Comparable(local.job.server().find(':') != std::string::npos &&
+                                      local.job.server().compare(0, sizeof(kUnix) - 1, kUnix) != 0
+                                  ? local.job.server()
+                                  : GpuServerOf(local.directory));
+    if (local.alive) {
+      agent::Info info;
+      std::string ignored;
+      const auto agent = agent::AgentClient::Connect(local.directory, &ignored);
+      if (agent && agent->GetInfo(&info, &ignored)) local.session = info.session;
+      for (int pid : ProcessesOf(local.job)) local.processes[InnerPid(pid)] = pid;
+      local.device_users = DeviceUsersOf(local.job);
+    }
+    jobs.push_back(std::move(local));
+  }
+  return jobs;
+}
+
+LocalProcess FindSession(const std::vector<LocalJob>& jobs, const std::string& address, uint64_t session, int pid,
+                         const std::string& program) {
+  const std::string server = Comparable(address);
+  LocalProcess found;
+  for (const LocalJob& job : jobs) {
+    if (!job.alive || job.server != server) continue;
+    const auto process = job.processes.find(pid);
+    const int number = process == job.processes.end() ? 0 : process->second;
+    if (job.session == session && session != 0) return {&job, number != 0 ? number : job.job.pid()};
+    // Another process of a job: copies of an image have the same numbers, and then it cannot be told.
+    if (number == 0 || ProgramOf(number) != program) continue;
+    found = found.job ? LocalProcess() : LocalProcess{&job, number};
+  }
+  return found;
+}
+
+}  // namespace cuda_remote::client::tools

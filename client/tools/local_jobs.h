@@ -1,0 +1,41 @@
+// The jobs of this user on this machine, beside the sessions that a server lists: which job a session is of, and what
+// only this machine knows.
+#ifndef CUDA_REMOTE_CLIENT_TOOLS_LOCAL_JOBS_H_
+#define CUDA_REMOTE_CLIENT_TOOLS_LOCAL_JOBS_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "client/tools/gpu_devices.h"
+#include "client/tools/job.h"
+
+namespace cuda_remote::client::tools {
+
+struct LocalJob {
+  std::string directory;
+  Job job;
+  bool alive = false;
+  uint64_t session = 0;          // of its first process with CUDA; 0: none, or it did not say
+  std::string server;            // the socket or address that it uses
+  std::map<int, int> processes;  // numbers in the job's namespace (here, without one) to this machine's
+  std::vector<DeviceUser> device_users;
+};
+
+std::vector<LocalJob> LocalJobs();
+
+// A process of a local job.
+struct LocalProcess {
+  const LocalJob* job = nullptr;  // null: of none, or it cannot be told
+  int pid = 0;
+};
+
+// The process that has this session with the server at `address` (as cr-ps names it: unix:PATH or HOST:PORT). `pid` and
+// `program`: as the server lists them.
+LocalProcess FindSession(const std::vector<LocalJob>& jobs, const std::string& address, uint64_t session, int pid,
+                         const std::string& program);
+
+}  // namespace cuda_remote::client::tools
+
+#endif  // CUDA_REMOTE_CLIENT_TOOLS_LOCAL_JOBS_H_

@@ -1,0 +1,831 @@
+#!/usr/bin/env python3
+"""Jobs as people start them: environments made anew, a driver of the machine's own, terminals, and what killed jobs leave.
+
+Needs root and CRIU. Python 3 standard library only.
+
+Usage: jobs.py --product FOLDER --apps FOLDER [--only CASE,CASE] [--keep] [--list]
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import shlex
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+import traceback
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "matrix"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "matrix"))
+import harness  # noqa: E402
+from harness import Failure  # noqa: E402
+
+LIMIT = int(os.environ.get("CR_LIMIT", 60))  # seconds for anything that is waited for
+PYTHON = "/usr/bin/python3"  # one that other users can run, too
+USER = 1_400_000_000 + os.getpid()
+CASES = {}
+
+# A driver of the machine's own: it says so and ends the program.
+MACHINE_DRIVER = """
+#include <stdlib.h>
+#include <unistd.h>
+static void Say(void) { (void)!write(1, "MACHINE DRIVER\\n", 15); _exit(77); }
+int cuInit(unsigned flags) { Say(); return flags != 0; }
+int cuDriverGetVersion(int* version) { Say(); return *version; }
+int cuGetProcAddress_v2(const char* name, void** result, int version, unsigned long long flags, void* status) {
+  Say(); return 0;
+}
+int cuGetProcAddress(const char* name, void** result, int version, unsigned long long flags) { Say(); return 0; }
+int nvmlInit_v2(void) { Say(); return 0; }
+"""
+
+# Loads the driver as told, and asks it for its number of devices.
+LOADER = """
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+int main(int count, char** words) {
+  void* library = dlopen(words[1], RTLD_NOW);
+  if (!library) { printf("no library: %s\\n", dlerror()); return 2; }
+  const char* init = strstr(words[1], "nvidia-ml") ? "nvmlInit_v2" : "cuInit";
+  int (*call)(unsigned) = (int (*)(unsigned))dlsym(library, init);
+  if (!call) { printf("no %s\\n", init); return 3; }
+  printf("result %d\\n", call(0));
+  return 0;
+}
+"""
+
+# Linked to the driver.
+LINKED = """
+#include <stdio.h>
+int cuInit(unsigned);
+int main(void) { printf("result %d\\n", cuInit(0)); return 0; }
+"""
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+class Context:
+    def __init__(self, lab, options):
+        self.lab = lab
+        os.chmod(lab.folder, 0o755)
+        self.product = os.path.join(lab.folder, "product")
+        shutil.copytree(options.product, self.product, symlinks=False)
+        for folder, _, leaves in os.walk(self.product):
+            os.chmod(folder, 0o755)
+            for leaf in leaves:
+                os.chmod(os.path.join(folder, leaf), 0o755)
+        program = harness.find(options.apps, "globals")
+        if program is None:
+            raise Failure(f"the program globals is not in {options.apps}")
+        self.program = os.path.join(self.product, "globals")
+        shutil.copy(program, self.program)
+        self.variables = {"CUDA_REMOTE_DRIVER": self.tool("libsoftgpu.so"), "XDG_RUNTIME_DIR": self.folder("runtime")}
+
+    def folder(self, name, mode=0o700):
+        path = os.path.join(self.lab.folder, name)
+        os.mkdir(path)
+        os.chmod(path, mode)
+        return path
+
+    def path(self, name):
+        return os.path.join(self.lab.folder, name)
+
+    def tool(self, name):
+        return os.path.join(self.product, name)
+
+    def environment(self, more):
+        full = {key: value for key, value in os.environ.items() if not key.startswith(("CUDA_", "XDG_", "LD_", "CONDA"))}
+        full.update(self.variables)
+        full.update(more)
+        return full
+
+    def run(self, command, limit=LIMIT, user=None, expect=0, **variables):
+        who = {"user": user, "group": user, "extra_groups": []} if user else {}
+        try:
+            ended = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=limit,
+                env=self.environment(variables), cwd="/", **who,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as ended:
+            raise Failure(f"{shown(command)} did not end within {limit} s:\n{ended.stdout}\n{ended.stderr}")
+        if expect is not None and ended.returncode != expect:
+            raise Failure(f"{shown(command)} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
+        return ended
+
+    def start(self, name, command, **variables):
+        env = self.environment(variables)
+        for key in os.environ:
+            env.setdefault(key, None)
+        process = harness.Process(self.lab, name, command, env)
+        return self.lab.start(process)
+
+    def expected(self, steps=20):
+        native = self.folder("native") if not os.path.isdir(self.path("native")) else self.path("native")
+        link = os.path.join(native, "libcuda.so.1")
+        if not os.path.islink(link):
+            os.symlink(self.tool("libsoftgpu.so"), link)
+        return self.run([self.program, "--steps", str(steps)], LD_LIBRARY_PATH=native).stdout
+
+    def script(self, name, text):
+        path = self.path(name)
+        with open(path, "w") as f:
+            f.write("#!/bin/bash\n" + text)
+        os.chmod(path, 0o755)
+        return path
+
+    def compile(self, name, text, *options):
+        source, path = self.path(name + ".c"), self.path(name)
+        with open(source, "w") as f:
+            f.write(text)
+        subprocess.run(["gcc", "-o", path, source, *options], check=True, cwd=self.lab.folder)
+        os.chmod(path, 0o755)
+        return path
+
+    def on_machine_with_driver(self, command):
+        """`command` where /usr/local/lib has a driver and NVML of the machine's own, which the loader's cache names."""
+        driver = self.path("libmachine.so")
+        if not os.path.exists(driver):
+            self.compile("libmachine.so", MACHINE_DRIVER, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
+            self.script(
+                "machine",
+                f"""set -e
+mount -t tmpfs -o mode=0755 none /usr/local/lib
+cp {driver} /usr/local/lib/libcuda.so.580.1
+ln -s libcuda.so.580.1 /usr/local/lib/libcuda.so.1
+ln -s libcuda.so.1 /usr/local/lib/libcuda.so
+cp {driver} /usr/local/lib/libnvidia-ml.so.580.1
+ln -s libnvidia-ml.so.580.1 /usr/local/lib/libnvidia-ml.so.1
+cache=$(mktemp {self.lab.folder}/cache-XXXXXX)
+/sbin/ldconfig -X -C $cache
+chmod 644 $cache
+mount --bind $cache /etc/ld.so.cache
+exec "$@"
+""",
+            )
+        return ["unshare", "--mount", "--propagation", "private", self.path("machine")] + command
+
+
+def shown(command):
+    return " ".join(shlex.quote(word) for word in command)
+
+
+def same(what, got, want):
+    if got != want:
+        raise Failure(f"{what}: expected\n{want}\ngot\n{got}")
+
+
+ENVIRONMENTS = {
+    "env -i": "exec env -i {program}",
+    "LD_LIBRARY_PATH anew": "export LD_LIBRARY_PATH=/usr/lib\nexec {program}",
+    "LD_LIBRARY_PATH unset": "unset LD_LIBRARY_PATH\n{program}",
+    "module script": 'module() {{ eval "export LD_LIBRARY_PATH=/opt/none/lib; export PATH=/usr/bin:/bin"; }}\nmodule load none\n{program}',
+    "su -": "exec su - root -c '{program}'",
+    "su": "exec su root -s /bin/sh -c '{program}'",
+    "nested shells": "exec env -i bash -c 'bash --norc -c \"sh -c \\\"env -i {program}\\\"\"'",
+    "launcher": "exec {python} {launcher} {program}",
+    "daemon": "exec {python} {launcher} --orphan {program}",
+}
+
+# Starts its ranks as MPI's daemons do: through a process of its own, with an environment made from a list.
+LAUNCHER = """
+import os, subprocess, sys
+words = sys.argv[1:]
+orphan = words[0] == "--orphan"
+if orphan: words = words[1:]
+ends = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if orphan and os.fork(): os._exit(0)
+    code = subprocess.run(words, env={"PMI_RANK": "0", "PMI_SIZE": "1", "PATH": "/usr/bin:/bin"}).returncode
+    os.write(ends[1], bytes([code]))
+    os._exit(0)
+os.close(ends[1])
+sys.exit(os.read(ends[0], 1)[0])
+"""
+
+
+def starts(context, steps=20):
+    launcher = context.path("launcher.py")
+    with open(launcher, "w") as f:
+        f.write(LAUNCHER)
+    program = f"{context.program} --steps {steps}"
+    for name, text in ENVIRONMENTS.items():
+        text = text.format(program=program, python=PYTHON, launcher=launcher)
+        yield name, context.script("start-" + re.sub(r"\W+", "-", name), text + "\n")
+
+
+@case
+def environment(context):
+    """Programs whose environment is made anew find the library and the job, on a machine without a driver."""
+    want = context.expected()
+    for name, script in starts(context):
+        if name not in ("launcher", "daemon"):
+            same(name, context.run([context.tool("cr-run"), "--", script]).stdout, want)
+
+
+@case
+def launchers(context):
+    """Programs below a launcher that makes their environment anew, and whose parent ends."""
+    want = context.expected()
+    for name, script in starts(context):
+        if name in ("launcher", "daemon"):
+            same(name, context.run([context.tool("cr-run"), "--", script]).stdout, want)
+
+
+@case
+def machine_driver(context):
+    """The same where the machine has a driver: by the loader's cache, by RPATH, by path, and by ldconfig -p."""
+    want = context.expected()
+    run = [context.tool("cr-run"), "--"]
+    native = context.run(context.on_machine_with_driver([context.program, "--steps", "20"]), expect=77).stdout
+    same("natively", native, "MACHINE DRIVER\n")
+    for name, script in starts(context):
+        same(name, context.run(context.on_machine_with_driver(run + [script])).stdout, want)
+    loader = context.compile("loader", LOADER, "-ldl")
+    for path in ("/usr/local/lib/libcuda.so.1", "/usr/local/lib/libcuda.so.580.1", "/usr/local/lib/libcuda.so", "libcuda.so.1",
+                 "libcuda.so", "/usr/local/lib/libnvidia-ml.so.1", "libnvidia-ml.so.1"):  # fmt: skip
+        for clean in ([], ["env", "-i"]):
+            got = context.run(context.on_machine_with_driver(run + clean + [loader, path])).stdout
+            same(f"{clean} {path}", got, "result 0\n")
+    # As conda's programs: an RPATH that leads to a folder with the driver's library, stronger than LD_LIBRARY_PATH.
+    os.makedirs(context.path("env/bin"))
+    os.makedirs(context.path("env/lib"))
+    shutil.copy(context.path("libmachine.so"), context.path("env/lib/libcuda.so.1"))
+    linked = context.compile(
+        "env/bin/linked", LINKED, f"{context.path('env/lib')}/libcuda.so.1", "-Wl,--disable-new-dtags,-rpath,$ORIGIN/../lib"
+    )  # fmt: skip
+    got = context.run(context.on_machine_with_driver([linked]), expect=77).stdout
+    same("RPATH, natively", got, "MACHINE DRIVER\n")
+    got = context.run(context.on_machine_with_driver(run + [linked]), CONDA_PREFIX=context.path("env")).stdout
+    same("RPATH", got, "result 0\n")
+    # What tools do with the answer of ldconfig -p: take the folder.
+    for wrap in (lambda command: command, context.on_machine_with_driver):
+        script = context.script(
+            "ask-ldconfig",
+            f"folder=$(dirname $(/sbin/ldconfig -p | grep 'libcuda.so.1 ' | head -1 | sed 's/.*=> //'))\n"
+            f"exec env -i {loader} $folder/libcuda.so.1\n",
+        )
+        same("ldconfig -p", context.run(wrap(run + [script])).stdout, "result 0\n")
+    # Outside of the job nothing has changed.
+    same("afterwards", context.run(context.on_machine_with_driver([loader, "libcuda.so.1"]), expect=77).stdout, "MACHINE DRIVER\n")
+
+
+@case
+def other_user(context):
+    """A process of root's job that runs as another user is told why it has no GPU; it does not take the machine's."""
+    loader = context.compile("loader", LOADER, "-ldl")
+    switch = [PYTHON, "-c", f"import os, sys; os.setgid({USER}); os.setuid({USER}); os.execv(sys.argv[1], sys.argv[1:])"]
+    command = [context.tool("cr-run"), "--"] + switch + [loader, "libcuda.so.1"]
+    ended = context.run(["env", f"PATH={os.environ['PATH']}"] + context.on_machine_with_driver(command), expect=None)
+    if "MACHINE" in ended.stdout or not re.search(r"result [1-9]", ended.stdout):
+        raise Failure(f"expected an error of cuda-remote's library:\n{ended.stdout}\n{ended.stderr}")
+    if "user" not in ended.stderr:
+        raise Failure(f"the message does not say that it is another user's process:\n{ended.stderr}")
+
+
+@case
+def ordinary_user(context):
+    """The same for a user who is not root, in a user namespace; and its own numbers and rights stay."""
+    want = context.expected()
+    home = context.folder("home")
+    os.chown(home, USER, USER)
+    os.chmod(home, 0o700)
+    run = [context.tool("cr-run"), "--job-dir", home + "/job", "--"]
+    probe = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10020000) != 0)"
+    if context.run([PYTHON, "-c", probe], user=USER, expect=None).returncode:
+        raise Failure("ordinary users may have no user namespaces here, which this test needs")
+    for name, script in starts(context):
+        if "su" in name or "python" in open(script).read():
+            continue
+        same(name, context.run(run + [script], user=USER).stdout, want)
+    same("numbers", context.run(run + ["sh", "-c", "id -u; id -g"], user=USER).stdout, f"{USER}\n{USER}\n")
+    # Files are written as by the user outside.
+    context.run(run + ["sh", "-c", f"umask 077; echo x > {home}/file"], user=USER)
+    facts = os.stat(home + "/file")
+    same("owner", (facts.st_uid, facts.st_gid), (USER, USER))
+
+
+def saved_and_restarted(context, name, command, wrap=lambda command: command, times=1, **variables):
+    """Saves the job in the middle, restarts it, and does so once more: its output is that of so many runs."""
+    want = context.expected(30) * times
+    job, image = context.path(name + ".job"), context.path(name + ".image")
+    out, sync = context.path(name + ".text"), context.path(name + ".sync")
+    script = context.script(name + "-start", f"exec >{out} 2>{out}.err\n{command}\n")
+    child = context.start(name, wrap([context.tool("cr-run"), "--job-dir", job, "--", script]), **variables)
+    paused = lambda step: os.path.exists(sync) and f"paused {step}" in open(sync).read()
+    harness.wait_for(lambda: paused(5) or not child.running(), LIMIT, lambda: f"no step 5: {child.describe()}")
+    if not paused(5):
+        raise Failure(f"the job has ended: {child.describe()} {open(out + '.err').read()}")
+    context.run([context.tool("cr-checkpoint"), "--stop", job, image])
+    child.wait(LIMIT)
+    open(sync + ".go.5", "w").close()
+    restarted = context.start(name + "-again", wrap([context.tool("cr-restart"), image]), **variables)
+    harness.wait_for(lambda: paused(12) or not restarted.running(), LIMIT, lambda: f"no step 12: {restarted.describe()}")
+    if not paused(12):
+        raise Failure(f"the restarted job has ended: {restarted.describe()} {open(out + '.err').read()}")
+    # A restarted job is saved as well.
+    context.run([context.tool("cr-checkpoint"), "--stop", job, image])
+    restarted.wait(LIMIT)
+    open(sync + ".go.12", "w").close()
+    last = context.start(name + "-last", wrap([context.tool("cr-restart"), image]), **variables)
+    last.expect_success(LIMIT)
+    same(name, open(out).read(), want)
+
+
+@case
+def restart_without_environment(context):
+    """A job whose programs have another environment is saved and restarted; processes started later find it, too."""
+    sync = context.path("clean.sync")
+    program = f"env -i CR_TEST_SYNC_FILE={sync} CR_TEST_PAUSE_AT=5,12 {context.program} --steps 30"
+    # The second one begins after both restarts.
+    saved_and_restarted(context, "clean", f"{program}\nenv -i {context.program} --steps 30", times=2)
+
+
+@case
+def restart_on_machine_with_driver(context):
+    """A program that has loaded the library in the place of the machine's driver, by its path, is saved and restarted."""
+    context.on_machine_with_driver([])
+    sync = context.path("driver.sync")
+    program = f"env -i CR_TEST_SYNC_FILE={sync} CR_TEST_PAUSE_AT=5,12 {context.program} --steps 30"
+    saved_and_restarted(context, "driver", program, context.on_machine_with_driver)
+
+
+OPENS = """
+import os, sys, time
+go = sys.argv[1]
+def wait(path):
+    while not os.path.exists(path): time.sleep(0.05)
+open(go + ".started", "w").close()
+wait(go)
+device = open("/dev/nvidia0")
+open(go + ".opened", "w").close()
+wait(go + ".end")
+"""
+
+
+@case
+def machine_gpu(context):
+    """A process that opens NVIDIA's devices is reported on stderr and by cr-ps, and keeps the job from being saved."""
+    # A device of that name that can be opened anywhere, in a /dev of the test's own.
+    dev = context.script(
+        "dev",
+        """set -e
+new=$(mktemp -d)
+mount -t tmpfs -o mode=0755,dev none $new
+for name in null zero full random urandom tty; do touch $new/$name; mount --bind /dev/$name $new/$name; done
+mkdir $new/pts $new/shm; mount --bind /dev/pts $new/pts; mount --bind /dev/shm $new/shm
+ln -s pts/ptmx $new/ptmx; ln -s /proc/self/fd $new/fd
+mknod -m 666 $new/nvidia0 c 1 3
+mount --move $new /dev
+rmdir $new
+exec "$@"
+""",
+    )
+    wrap = ["unshare", "--mount", "--propagation", "private", dev]
+    server = context.start("server", [context.tool("cr-server"), "--dir", context.folder("server"), "--workers", "0"])
+    address = "unix:" + context.path("server/session.sock")
+    harness.wait_for(lambda: harness.connects(context.path("server/session.sock")), LIMIT, server.describe)
+    go, job = context.path("go"), context.path("runtime/cuda-remote/jobs/own")
+    script = context.path("opens.py")
+    with open(script, "w") as f:
+        f.write(OPENS)
+    command = [PYTHON, script, go]
+    child = context.start("job", wrap + [context.tool("cr-run"), "--server", address, "--name", "own", "--"] + command)
+    exists = lambda path: lambda: os.path.exists(path)
+    harness.wait_for(exists(go + ".started"), LIMIT, child.describe)
+    harness.wait_for(exists(job + "/job.json"), LIMIT, child.describe)
+    if "nvidia0" in child.stderr():
+        raise Failure(f"reported before anything was opened: {child.stderr()}")
+    open(go, "w").close()
+    harness.wait_for(exists(go + ".opened"), LIMIT, child.describe)
+    harness.wait_for(lambda: "/dev/nvidia0" in child.stderr(), LIMIT, lambda: f"not reported: {child.describe()}")
+    ps = json.loads(context.run([context.tool("cr-ps"), "--server", address, "--json"]).stdout)
+    own = [j for j in ps["jobs"] if j["directory"] == job]
+    if len(own) != 1 or [user["device"] for user in own[0]["machine_gpu"]] != ["/dev/nvidia0"]:
+        raise Failure(f"cr-ps --json does not show it: {ps}")
+    table = context.run([context.tool("cr-ps"), "--server", address]).stdout
+    if "/dev/nvidia0" not in table:
+        raise Failure(f"cr-ps does not show it: {table}")
+    refused = context.run([context.tool("cr-checkpoint"), job, context.path("image")], expect=1)
+    if "/dev/nvidia0" not in refused.stderr:
+        raise Failure(f"cr-checkpoint does not say why: {refused.stderr}")
+    open(go + ".end", "w").close()
+    child.expect_success(LIMIT)
+    if child.stderr().count("/dev/nvidia0") != 1:
+        raise Failure(f"reported more than once: {child.stderr()}")
+
+
+class Terminal:
+    """A shell with job control in a pseudo-terminal, as a person has it."""
+
+    def __init__(self, context, command=("/bin/bash", "--norc", "--noprofile", "-i"), rows=24, columns=80, **variables):
+        env = context.environment({"PS1": "ready> ", "TERM": "dumb", "HISTFILE": "/dev/null", **variables})
+        self.text = ""
+        self.child, self.master = pty.fork()
+        if self.child == 0:
+            os.execve(command[0], list(command), env)
+        # Not for the next one's programs.
+        os.set_inheritable(self.master, False)
+        self.resize(rows, columns)
+        context.lab.processes.append(self)
+        self.pid = self.child
+        self.name = "terminal"
+        self.log = self.out = os.devnull
+        self.prompt()
+
+    def resize(self, rows, columns):
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def running(self):
+        try:
+            return os.waitpid(self.child, os.WNOHANG) == (0, 0)
+        except ChildProcessError:
+            return False
+
+    def end(self):
+        for pid in harness.descendants(self.child) + [self.child]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        try:
+            os.waitpid(self.child, 0)
+        except ChildProcessError:
+            pass
+        os.close(self.master)
+
+    def type(self, text):
+        os.write(self.master, text.encode())
+
+    def read(self, seconds=0.1):
+        if select.select([self.master], [], [], seconds)[0]:
+            try:
+                self.text += os.read(self.master, 65536).decode(errors="replace")
+            except OSError:
+                return False
+        return True
+
+    def expect(self, pattern, limit=LIMIT):
+        """Reads until `pattern` comes, and takes all up to its end."""
+        deadline = time.monotonic() + limit
+        while True:
+            found = re.search(pattern, self.text)
+            if found:
+                before = self.text[: found.end()]
+                self.text = self.text[found.end() :]
+                return before
+            if time.monotonic() > deadline or not self.read():
+                raise Failure(f"the terminal did not show {pattern!r}:\n{self.text[-2000:]!r}")
+
+    def prompt(self):
+        """Waits until the shell is back: what is typed before may be the program's."""
+        return self.expect("ready> $")
+
+    def command(self, text):
+        """Types a command of the shell's and waits for its end: what it has shown."""
+        self.type(text + "; echo en''d-$?\n")
+        return self.expect(r"end-\d+\r\n") + self.prompt()
+
+
+def state_of(name):
+    """The states of all processes with this name in their command line."""
+    states = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as f:
+                words = f.read().decode(errors="replace")
+            with open(f"/proc/{entry}/stat") as f:
+                stat = f.read()
+        except OSError:
+            continue
+        if name in words and "cr-run" not in words:
+            states.append(stat[stat.rindex(")") + 2])
+    return states
+
+
+def run_in_terminal(context):
+    return f"{context.tool('cr-run')} --server unix:/none"
+
+
+@case
+def terminal_stop(context):
+    """Ctrl-Z stops the program, also one in the middle of a computation; fg and bg let it go on."""
+    terminal = Terminal(context)
+    mark = f"mark{os.getpid()}"
+    count = context.script(mark, "i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.05; done\n")
+    terminal.type(f"{run_in_terminal(context)} -- {count}\n")
+    terminal.expect("tick 3\r\n")
+    terminal.type("\x1a")
+    terminal.expect(r"Stopped.*\n")
+    harness.wait_for(lambda: set(state_of(mark)) == {"T"}, LIMIT, lambda: f"the program is not stopped: {state_of(mark)}")
+    terminal.prompt()
+    # The terminal is the shell's again: what is typed is shown.
+    if "echo shown-again" not in terminal.command("echo shown-again"):
+        raise Failure("the terminal was not given back as it was")
+    terminal.type("fg\n")
+    terminal.expect(r"tick \d+\r\n")
+    terminal.type("\x1a")
+    terminal.expect(r"Stopped.*\n")
+    terminal.prompt()
+    terminal.type("bg\n")
+    terminal.expect(r"tick \d+\r?\n")
+    # In the background: keys are the shell's, and the program goes on.
+    terminal.type("echo a''ha\n")
+    terminal.expect(r"aha\r?\n")
+    terminal.expect(r"tick \d+\r?\n")
+    terminal.type("fg\n")
+    terminal.expect(r"cr-run .*\n")
+    terminal.expect(r"tick \d+\r\n")
+    time.sleep(0.5)
+    terminal.type("\x03")
+    harness.wait_for(lambda: not state_of(mark), LIMIT, lambda: f"Ctrl-C did not end it: {state_of(mark)}")
+    terminal.prompt()
+    # A script around it stops with it.
+    around = context.script("around", f"{run_in_terminal(context)} -- {count}\n")
+    terminal.type(around + "\n")
+    terminal.expect("tick 2\r\n")
+    terminal.type("\x1a")
+    terminal.expect(r"Stopped.*\n")
+    terminal.prompt()
+    terminal.type("fg\n")
+    terminal.expect(r"tick \d+\r\n")
+    terminal.type("\x03")
+    harness.wait_for(lambda: not state_of(mark), LIMIT, lambda: f"Ctrl-C did not end it: {state_of(mark)}")
+
+
+@case
+def terminal_keys(context):
+    """The program reads lines and single keys, sees the window's size and its changes, and an interrupt is its own."""
+    terminal = Terminal(context, rows=31, columns=93)
+    run = run_in_terminal(context)
+    shows = terminal.command(f"{run} -- stty size")
+    if "31 93\r\n" not in shows:
+        raise Failure(f"another window size: {shows}")
+    terminal.type(f"{run} -- bash -c 'trap \"stty size\" WINCH; trap exit INT; echo wait; while :; do sleep 0.05; done'\n")
+    terminal.expect("wait\r\n")
+    terminal.resize(40, 120)
+    terminal.expect("40 120\r\n")
+    terminal.type("\x03")
+    terminal.prompt()
+    terminal.type(f"{run} -- bash -c 'read -p name: x; echo got-$x; read -s -n 1 y; echo key-$y'\n")
+    terminal.expect("name:")
+    terminal.type("some\n")
+    terminal.expect("got-some\r\n")
+    terminal.type("k")
+    terminal.expect("key-k\r\n")
+    terminal.prompt()
+    terminal.type(f"{run} -- bash -c 'trap \"echo caught; exit 5\" INT; echo wait; while :; do sleep 0.05; done'\n")
+    terminal.expect("wait\r\n")
+    terminal.type("\x03")
+    terminal.expect("caught\r\n")
+    terminal.prompt()
+    if "code-5" not in terminal.command("echo code-$?"):
+        raise Failure("another exit code after an interrupt that the program has caught")
+    # Ctrl-D ends its input.
+    terminal.type(f"{run} -- bash -c 'cat; echo over'\n")
+    time.sleep(0.3)
+    terminal.type("line\n\x04")
+    terminal.expect("over\r\n")
+    terminal.prompt()
+    # Streams that are no terminal stay what they are.
+    shows = terminal.command(f"echo from-pipe | {run} -- bash -c '[ -t 0 ] && echo bad-0; [ -t 1 ] && echo bad-1; [ -t 2 ] || echo bad-2; cat' | cat")
+    if "\nfrom-pipe\r\n" not in shows or re.search(r"\nbad", shows):
+        raise Failure(f"a pipe was replaced: {shows}")
+    shows = terminal.command("stty -a | grep -c -- ' echo '")
+    if "1\r\n" not in shows:
+        raise Failure(f"the terminal is not as before: {shows}")
+
+
+@case
+def terminal_background(context):
+    """A job in the background leaves the shell's input alone, and gets it in the foreground."""
+    terminal = Terminal(context)
+    terminal.type(f"{run_in_terminal(context)} -- bash -c 'echo st''arted; read x; echo got-$x' &\n")
+    terminal.expect(r"started\r?\n")
+    terminal.type("\n")
+    terminal.prompt()
+    for i in range(5):
+        shows = terminal.command(f"echo line-{i}-$((1+1))")
+        if f"line-{i}-2" not in shows:
+            raise Failure(f"the shell lost its input: {shows}")
+    terminal.type("fg\n")
+    terminal.expect("cr-run .*\n")
+    time.sleep(1)
+    terminal.type("input\n")
+    terminal.expect("got-input\r\n")
+    terminal.prompt()
+
+
+@case
+def terminal_shell(context):
+    """A shell as the program has job control of its own."""
+    terminal = Terminal(context)
+    terminal.type(f"{run_in_terminal(context)} -- /bin/bash --norc --noprofile -i\n")
+    shows = terminal.expect("ready> $")
+    if "no job control" in shows or "cannot set terminal" in shows:
+        raise Failure(f"no job control: {shows}")
+    terminal.type("sleep 1000\n")
+    time.sleep(0.5)
+    terminal.type("\x1a")
+    terminal.expect(r"Stopped\s+sleep 1000")
+    terminal.prompt()
+    if "1" not in terminal.command("jobs | wc -l"):
+        raise Failure("the inner shell does not know its job")
+    terminal.type("kill %1; fg\n")
+    terminal.expect("Terminated")
+    terminal.prompt()
+    terminal.type("exit 9\n")
+    terminal.prompt()
+    if "code-9" not in terminal.command("echo code-$?"):
+        raise Failure("another exit code")
+
+
+@case
+def terminal_none(context):
+    """With all streams elsewhere the program still stops with its job, and goes on."""
+    terminal = Terminal(context)
+    mark = f"quiet{os.getpid()}"
+    count = context.script(mark, "while :; do sleep 0.05; done\n")
+    terminal.type(f"{run_in_terminal(context)} -- {count} </dev/null >/dev/null 2>&1\n")
+    harness.wait_for(lambda: state_of(mark), LIMIT, lambda: "the program did not start")
+    time.sleep(0.5)
+    terminal.type("\x1a")
+    terminal.expect(r"Stopped.*\n")
+    harness.wait_for(lambda: set(state_of(mark)) == {"T"}, LIMIT, lambda: f"the program is not stopped: {state_of(mark)}")
+    terminal.prompt()
+    terminal.type("fg\n")
+    harness.wait_for(lambda: "T" not in state_of(mark), LIMIT, lambda: "the program does not go on")
+    terminal.type("\x03")
+    harness.wait_for(lambda: not state_of(mark), LIMIT, lambda: "Ctrl-C did not end it")
+
+
+@case
+def terminal_restart(context):
+    """A job with a terminal, with a program in the foreground of a shell, is saved and restarted in another terminal."""
+    terminal = Terminal(context)
+    job, image = context.path("job"), context.path("image")
+    sync = context.path("sync")
+    terminal.type(f"{context.tool('cr-run')} --job-dir {job} -- /bin/bash --norc --noprofile -i\n")
+    terminal.expect("ready> $")
+    terminal.type(f"known=47; CR_TEST_SYNC_FILE={sync} CR_TEST_PAUSE_AT=5 {context.program} --steps 30\n")
+    harness.wait_for(lambda: os.path.exists(sync) and "paused 5" in open(sync).read(), LIMIT, lambda: "no step 5")
+    context.run([context.tool("cr-checkpoint"), "--stop", job, image])
+    terminal.expect(r"cr-restart.*\n")
+    terminal.prompt()
+    open(sync + ".go.5", "w").close()
+    other = Terminal(context, rows=33, columns=99)
+    other.type(f"{context.tool('cr-restart')} {image}\n")
+    want = context.expected(30).strip().split("\n")[-1]
+    other.expect(re.escape(want))
+    other.expect("ready> $")
+    other.type("echo known-$known; stty size; cat\n")
+    other.expect("known-47\r\n")
+    other.expect("33 99\r\n")
+    time.sleep(1)
+    other.type("\x1a")
+    other.expect(r"Stopped\s+cat")
+    other.prompt()
+    other.type("fg\n")
+    other.expect("cat\r\n")
+    other.type("\x03")
+    other.prompt()
+    other.type("exit 3\n")
+    other.prompt()
+    if "code-3" not in other.command("echo code-$?"):
+        raise Failure("another exit code after the restart")
+
+
+@case
+def stale_folders(context):
+    """What a killed cr-run leaves goes with the next one, or with cr-ps --prune; running jobs stay."""
+    jobs = context.path("runtime/cuda-remote/jobs")
+    run = [context.tool("cr-run"), "--server", "unix:/none"]
+    lasting = context.start("lasting", run + ["--name", "lasting", "--", "sleep", "1000"])
+    plain = context.start("plain", run + ["--plain", "--name", "plain", "--", "sleep", "1000"])
+    exists = lambda name: os.path.exists(f"{jobs}/{name}/job.json")
+    harness.wait_for(lambda: exists("lasting") and exists("plain"), LIMIT, lambda: "the jobs did not start")
+
+    def killed(name):
+        process = context.start(name, run + ["--name", name, "--", "sleep", "1000"])
+        harness.wait_for(lambda: exists(name), LIMIT, process.describe)
+        init = json.load(open(f"{jobs}/{name}/job.json"))["init_pid"]
+        os.kill(process.pid, signal.SIGKILL)
+        process.child.wait()
+        gone = lambda: not os.path.exists(f"/proc/{init}") or open(f"/proc/{init}/stat").read().split(") ")[1][0] == "Z"
+        harness.wait_for(gone, LIMIT, lambda: "the job's processes are still there")
+
+    killed("one")
+    same("left behind", sorted(os.listdir(jobs)), ["lasting", "one", "plain"])
+    context.run(run + ["--name", "next", "--", "true"])
+    same("after the next cr-run", sorted(os.listdir(jobs)), ["lasting", "plain"])
+    killed("two")
+    # A folder in which nothing was begun yet.
+    os.makedirs(f"{jobs}/three/lib", mode=0o700)
+    told = context.run([context.tool("cr-ps"), "--prune"]).stdout
+    same("after cr-ps --prune", sorted(os.listdir(jobs)), ["lasting", "plain"])
+    same("told", sorted(told.split()), sorted(["removed", f"{jobs}/two", "removed", f"{jobs}/three"]))
+    if not lasting.running() or not plain.running():
+        raise Failure("a running job was ended")
+    # What is not a job's own stays.
+    killed("four")
+    open(f"{jobs}/four/mine", "w").close()
+    context.run([context.tool("cr-ps"), "--prune"])
+    same("a file of the user's", sorted(os.listdir(jobs)), ["four", "lasting", "plain"])
+
+
+@case
+def host_pids(context):
+    """cr-ps shows the PIDs of this machine and each job's folder, also of two copies of an image; the tools take them."""
+    server = context.start("server", [context.tool("cr-server"), "--dir", context.folder("server"), "--workers", "0"])
+    address = "unix:" + context.path("server/session.sock")
+    harness.wait_for(lambda: harness.connects(context.path("server/session.sock")), LIMIT, server.describe)
+    jobs = context.path("runtime/cuda-remote/jobs")
+    sync, image = context.path("sync"), context.path("image")
+    job = context.start(
+        "job", [context.tool("cr-run"), "--server", address, "--name", "first", "--", context.program, "--steps", "1000"],
+        CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="3",
+    )  # fmt: skip
+    harness.wait_for(lambda: os.path.exists(sync) and "paused 3" in open(sync).read(), LIMIT, job.describe)
+
+    def sessions():
+        listed = json.loads(context.run([context.tool("cr-ps"), "--server", address, "--json"]).stdout)["sessions"]
+        return {session["directory"]: session["host_pid"] for session in listed}
+
+    found = sessions()
+    same("folders", list(found), [jobs + "/first"])
+    program = lambda pid: os.path.realpath(f"/proc/{pid}/exe")
+    same("the program of the PID", program(found[jobs + "/first"]), os.path.realpath(context.program))
+    pid = str(found[jobs + "/first"])
+    table = context.run([context.tool("cr-ps"), "--server", address]).stdout
+    if not re.search(rf"^\s*\d+\s+{pid}\s", table, re.M) or jobs + "/first" not in table:
+        raise Failure(f"the table does not show {pid} and the folder:\n{table}")
+    context.run([context.tool("cr-checkpoint"), pid, image])
+    again = context.start(
+        "again", [context.tool("cr-restart"), image, "--server", address, "--job-dir", jobs + "/second"]
+    )  # fmt: skip
+    harness.wait_for(lambda: os.path.exists(jobs + "/second/job.json") and len(sessions()) == 2, LIMIT, again.describe)
+    found = sessions()
+    same("folders", sorted(found), [jobs + "/first", jobs + "/second"])
+    if len(set(found.values())) != 2:
+        raise Failure(f"both copies have one PID: {found}")
+    for pid in found.values():
+        same("the program of the PID", program(pid), os.path.realpath(context.program))
+    # The second copy, by its own number.
+    context.run([context.tool("cr-checkpoint"), "--stop", str(found[jobs + "/second"]), context.path("image2")])
+    again.wait(LIMIT)
+    same("after the end of one", list(sessions()), [jobs + "/first"])
+    context.run([context.tool("cr-checkpoint"), "--stop", str(found[jobs + "/first"]), context.path("image3")])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--product", required="--list" not in sys.argv)
+    parser.add_argument("--apps", required="--list" not in sys.argv)
+    parser.add_argument("--only", default=",".join(CASES))
+    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    if options.list:
+        for name, function in CASES.items():
+            print(f"{name:32} {function.__doc__}")
+        return
+    if os.geteuid() != 0:
+        sys.exit("jobs.py needs root")
+    failed = 0
+    for name in options.only.split(","):
+        if name not in CASES:
+            parser.error(f"{name} is not one of: {' '.join(CASES)}")
+        start = time.monotonic()
+        error = None
+        try:
+            with harness.Lab(options.product, keep=options.keep) as lab:
+                CASES[name](Context(lab, options))
+        except Failure as failure:
+            error = str(failure)
+        except Exception:
+            error = traceback.format_exc()
+        finally:
+            shutil.rmtree(f"/tmp/cuda-remote-{USER}", ignore_errors=True)
+        failed += error is not None
+        print(f"{'FAIL' if error else 'ok  '} {name:32} {time.monotonic() - start:7.2f} s", flush=True)
+        if error:
+            print("    " + error.replace("\n", "\n    "), flush=True)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

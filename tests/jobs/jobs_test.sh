@@ -1,0 +1,5 @@
+#!/bin/sh
+# Runs cases of jobs.py on what Bazel built: jobs_test.sh CASE,CASE...
+here="$(dirname "$0")"
+product="$(dirname "$(readlink -f "$here/../matrix/product/cr-run")")"
+exec /usr/bin/python3 "$here/jobs.py" --product "$product" --apps "$here/../apps" --only "$1"
