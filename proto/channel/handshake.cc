@@ -224,8 +224,16 @@ ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms) {
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
   ssize_t received;
+  bool reset = false;
   while ((received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC)) < 0) {
     if (errno == EINTR) continue;
+    // The peer closed the socket without reading all that was sent to it. What it sent before, such as a refusal, is
+    // still there, behind this error.
+    if (errno == ECONNRESET && !reset) {
+      reset = true;
+      message.msg_controllen = sizeof(control);
+      continue;
+    }
     return errno == ECONNRESET || errno == ENOTCONN ? ChannelStatus::kClosed : ChannelStatus::kSystemError;
   }
   int fd = -1;

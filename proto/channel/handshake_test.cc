@@ -22,6 +22,27 @@ struct Sockets {
   }
 };
 
+// A server that refuses at once closes the socket before it has read the Hello.
+TEST(Packets, ARefusalArrivesThoughTheHelloWasNotRead) {
+  int sockets[2];
+  ASSERT_TRUE(SocketPair(sockets));
+  std::string hello, welcome;
+  EncodeHello(Hello(), &hello);
+  ASSERT_EQ(SendPacket(sockets[0], PacketType::kHello, hello, -1), ChannelStatus::kOk);
+  Welcome refusal;
+  refusal.error = "not you";
+  EncodeWelcome(refusal, &welcome);
+  ASSERT_EQ(SendPacket(sockets[1], PacketType::kWelcome, welcome, -1), ChannelStatus::kOk);
+  close(sockets[1]);
+  Packet packet;
+  ASSERT_EQ(ReceivePacket(sockets[0], &packet, 1000), ChannelStatus::kOk);
+  Welcome got;
+  EXPECT_TRUE(DecodeWelcome(packet.body, &got));
+  EXPECT_EQ(got.error, "not you");
+  EXPECT_EQ(ReceivePacket(sockets[0], &packet, 1000), ChannelStatus::kClosed);
+  close(sockets[0]);
+}
+
 TEST(Handshake, HelloAndWelcomeComeBack) {
   Hello hello;
   hello.pid = 77;
