@@ -453,6 +453,60 @@ TEST(Channel, EveryWaiterLearnsOfTheEnd) {
   EXPECT_EQ(closed, 4);
 }
 
+TEST(Channel, WaitsThatEnd) {
+  Pair pair;
+  Reply reply;
+  ChannelStatus status;
+  // An answer in time, and one that takes longer than the first waits.
+  uint64_t sequence = pair.client->TryBegin(Header(kEcho), "at once", 1000, &status);
+  ASSERT_NE(sequence, 0u);
+  EXPECT_EQ(pair.client->WaitFor(sequence, 10000, &reply), ChannelStatus::kOk);
+  EXPECT_EQ(reply.message, "at once");
+  sequence = pair.client->TryBegin(Header(kSlow), Bytes(100000), 1000, &status);
+  ASSERT_NE(sequence, 0u);
+  EXPECT_EQ(pair.client->WaitFor(sequence, 1, &reply), ChannelStatus::kTimeout);
+  EXPECT_EQ(pair.client->WaitFor(sequence, 0, &reply), ChannelStatus::kTimeout);
+  EXPECT_EQ(pair.client->WaitFor(sequence, 10000, &reply), ChannelStatus::kOk);
+  EXPECT_EQ(Number(reply.message), 100000u);
+  // Given up: the answer comes and is dropped, while this thread, another one, or nobody reads.
+  std::vector<std::thread> others;
+  for (int i = 0; i < 3; ++i) {
+    others.emplace_back([&] {
+      Reply mine;
+      for (int j = 0; j < 200; ++j) {
+        EXPECT_EQ(pair.client->Call(Header(kSlow), Bytes(100), "", nullptr, 0, &mine), ChannelStatus::kOk);
+      }
+    });
+  }
+  for (unsigned i = 0; i < 100; ++i) {
+    sequence = pair.client->TryBegin(Header(kSlow), Bytes(i * 10), 1000, &status);
+    ASSERT_NE(sequence, 0u);
+    if (i % 2 == 0) pair.client->WaitFor(sequence, 1, &reply);
+    pair.client->Abandon(sequence);
+  }
+  for (std::thread& other : others) other.join();
+  ASSERT_EQ(pair.client->Call(Header(kEcho), "still there", "", nullptr, 0, &reply), ChannelStatus::kOk);
+  EXPECT_EQ(reply.message, "still there");
+}
+
+// A worker that reads nothing: the ring fills, and a thread stands in the middle of a request.
+TEST(Channel, AFullRingIsNotWaitedFor) {
+  Pair pair(/*shared_memory=*/true, /*serve=*/false);
+  std::thread sender([&] {
+    const std::string payload(kMaxPayloadBytes, 'x');
+    while (pair.client->Send(Header(kCount), "", payload) == ChannelStatus::kOk) {
+    }
+  });
+  ChannelStatus status = ChannelStatus::kOk;
+  uint64_t sequence;
+  while ((sequence = pair.client->TryBegin(Header(kEcho), "?", 100, &status)) != 0) pair.client->Abandon(sequence);
+  EXPECT_EQ(status, ChannelStatus::kTimeout);
+  pair.server.reset();
+  sender.join();
+  EXPECT_EQ(pair.client->TryBegin(Header(kEcho), "?", 100, &status), 0u);
+  EXPECT_NE(status, ChannelStatus::kTimeout);
+}
+
 TEST(Channel, GarbageInTheRequestRingEndsTheSession) {
   Pair pair;
   ChannelFds fds = pair.client->DupFds();

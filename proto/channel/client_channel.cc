@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -39,10 +40,18 @@ constexpr int kFullRingFirstMs = 2;
 // A waiting thread of an eager client looks this long. Waking a processor that sleeps deeply takes some hundred
 // microseconds, which is 5 % of a copy of 256 MiB.
 constexpr int64_t kEagerSpinNs = 10000000;
+// How often TryBegin looks again.
+constexpr int kTryPauseUs = 50;
 // Payloads from this size on are bulk.
 constexpr size_t kBulk = 32 << 10;
 // How much of the ring is made present at a time.
 constexpr uint64_t kPopulate = 1 << 20;
+
+int64_t NowMs() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t(now.tv_sec) * 1000 + now.tv_nsec / 1000000;
+}
 
 // As memcpy, past the caches where that can be had; ordered before later stores, too. What the GPU reads by itself need
 // not go through them: an ordinary copy first fetches each line that it is about to overwrite, which halves its rate,
@@ -121,8 +130,15 @@ class ClientChannel::Impl {
   uint64_t Begin(FrameHeader header, std::string_view message, std::string_view payload, void* out, size_t out_bytes,
                  bool mark) {
     if (CheckSizes(message, payload) != ChannelStatus::kOk) return 0;
-    header.flags &= ~uint32_t(kFlagNoReply);
     std::unique_lock<ring::TurnLock> lock(send_mutex_);
+    return BeginLocked(&lock, header, message, payload, out, out_bytes, mark);
+  }
+
+  // With the lock, which it gives up.
+  uint64_t BeginLocked(std::unique_lock<ring::TurnLock>* held, FrameHeader header, std::string_view message,
+                       std::string_view payload, void* out, size_t out_bytes, bool mark) {
+    std::unique_lock<ring::TurnLock>& lock = *held;
+    header.flags &= ~uint32_t(kFlagNoReply);
     header.sequence = TakeSequence();
     {
       std::lock_guard<std::mutex> pending_lock(pending_mutex_);
@@ -146,25 +162,74 @@ class ClientChannel::Impl {
     return 0;
   }
 
-  ChannelStatus Wait(uint64_t sequence, Reply* reply) {
+  uint64_t TryBegin(FrameHeader header, std::string_view message, int timeout_ms, ChannelStatus* status) {
+    if (*status = CheckSizes(message, {}); *status != ChannelStatus::kOk) return 0;
+    const int64_t deadline = NowMs() + timeout_ms;
+    const uint64_t bytes = ring::FrameBytes(message.size(), 0);
+    while (true) {
+      if (*status = state(); *status != ChannelStatus::kOk) return 0;
+      std::unique_lock<ring::TurnLock> lock(send_mutex_, std::try_to_lock);
+      if (lock.owns_lock()) {
+        request_.Resync();
+        char* where;
+        // Then the request below finds room, too.
+        if (request_.Reserve(bytes, &where) == RingStatus::kOk) {
+          const uint64_t sequence = BeginLocked(&lock, header, message, {}, nullptr, 0, false);
+          if (sequence == 0) *status = state() == ChannelStatus::kOk ? ChannelStatus::kSystemError : state();
+          return sequence;
+        }
+        lock.unlock();
+        DrainReplies();  // which the server may have to wait for
+        if (CheckPeer()) Fail(ChannelStatus::kClosed, "");
+      }
+      if (NowMs() >= deadline) {
+        *status = ChannelStatus::kTimeout;
+        return 0;
+      }
+      usleep(kTryPauseUs);
+    }
+  }
+
+  ChannelStatus Wait(uint64_t sequence, Reply* reply) { return WaitUntil(sequence, -1, reply); }
+
+  ChannelStatus WaitFor(uint64_t sequence, int timeout_ms, Reply* reply) {
+    return WaitUntil(sequence, NowMs() + timeout_ms, reply);
+  }
+
+  void Abandon(uint64_t sequence) {
+    std::lock_guard<std::mutex> lock(pending_mutex_);
+    Pending* const pending = Find(sequence);
+    if (!pending) return;
+    if (pending->done || !reader_active_) {
+      Remove(pending);
+    } else {
+      pending->abandoned = true;  // whoever reads may be about to fill it in
+    }
+  }
+
+  // `deadline` in ms; -1: none.
+  ChannelStatus WaitUntil(uint64_t sequence, int64_t deadline, Reply* reply) {
     std::unique_lock<std::mutex> lock(pending_mutex_);
     Pending* const pending = Find(sequence);
     if (!pending) return ChannelStatus::kSystemError;
     while (!pending->done) {
+      const int left = deadline < 0 ? -1 : int(std::max<int64_t>(0, deadline - NowMs()));
       if (!reader_active_) {
         // Nobody touches `pending` now, so this thread may give up if the session is over.
         if (state() != ChannelStatus::kOk) break;
+        if (left == 0) return ChannelStatus::kTimeout;
         reader_active_ = true;
         lock.unlock();
-        ReadUntil(pending);
+        ReadUntil(pending, deadline);
         lock.lock();
         LeaveReaderRole();
         continue;
       }
+      if (left == 0) return ChannelStatus::kTimeout;
       pending->word.store(0, std::memory_order_relaxed);
       AddWaiter(pending);
       lock.unlock();
-      ring::FutexWait(&pending->word, 0, -1, false);
+      ring::FutexWait(&pending->word, 0, left, false);
       lock.lock();
       RemoveWaiter(pending);
     }
@@ -215,6 +280,8 @@ class ClientChannel::Impl {
     }
   }
 
+  void InterruptEvents() { event_.Interrupt(); }
+
   ChannelFds DupFds() const {
     ChannelFds fds;
     fds.socket = fcntl(socket_, F_DUPFD_CLOEXEC, 0);
@@ -253,6 +320,7 @@ class ClientChannel::Impl {
     std::atomic<uint32_t> word{0};  // 0: sleep; 1: look again
     bool done = false;
     bool begun = false;  // the first frame of the reply was read
+    bool abandoned = false;
     uint32_t result = 0;
     uint32_t pending_error = 0;
     char* out = nullptr;
@@ -380,14 +448,16 @@ class ClientChannel::Impl {
     LeaveReaderRole();
   }
 
-  // With the reader role. Returns when `mine` is done or the session is over.
-  void ReadUntil(Pending* mine) {
+  // With the reader role. Returns when `mine` is done, the session is over, or it is later than `deadline` (-1: none).
+  void ReadUntil(Pending* mine, int64_t deadline) {
     reply_.Resync();
     while (!mine->done) {
       const RingStatus status = ReadOne();
       if (status == RingStatus::kOk) continue;
       if (status == RingStatus::kCorrupt || state() != ChannelStatus::kOk) return;
-      reply_.Wait(kPeerCheckMs);
+      const int64_t left = deadline < 0 ? kPeerCheckMs : deadline - NowMs();
+      if (left <= 0) return;
+      reply_.Wait(int(std::min<int64_t>(left, kPeerCheckMs)));
       if (reply_.Ready()) continue;
       if (CheckPeer() && !reply_.Ready()) {
         Fail(ChannelStatus::kClosed, "");
@@ -456,7 +526,11 @@ class ClientChannel::Impl {
     if (header.flags & kFlagMorePayload) return nullptr;
     lock.lock();
     pending->done = true;
-    if (pending->waiting) Wake(pending);
+    if (pending->abandoned) {
+      Remove(pending);
+    } else if (pending->waiting) {
+      Wake(pending);
+    }
     return nullptr;
   }
 
@@ -478,7 +552,7 @@ class ClientChannel::Impl {
     }
     pending->sequence = sequence;
     pending->call = call;
-    pending->done = pending->begun = pending->waiting = false;
+    pending->done = pending->begun = pending->waiting = pending->abandoned = false;
     pending->out = static_cast<char*>(out);
     pending->out_bytes = out ? out_bytes : 0;
     pending->received = 0;
@@ -695,6 +769,22 @@ ChannelStatus ClientChannel::Wait(uint64_t sequence, Reply* reply) try {
   return ChannelStatus::kSystemError;
 }
 
+uint64_t ClientChannel::TryBegin(FrameHeader header, std::string_view message, int timeout_ms,
+                                 ChannelStatus* status) try {
+  return impl_->TryBegin(header, message, timeout_ms, status);
+} catch (...) {
+  *status = ChannelStatus::kSystemError;
+  return 0;
+}
+
+ChannelStatus ClientChannel::WaitFor(uint64_t sequence, int timeout_ms, Reply* reply) try {
+  return impl_->WaitFor(sequence, timeout_ms, reply);
+} catch (...) {
+  return ChannelStatus::kSystemError;
+}
+
+void ClientChannel::Abandon(uint64_t sequence) { impl_->Abandon(sequence); }
+
 ChannelStatus ClientChannel::Call(FrameHeader header, std::string_view message, std::string_view payload,
                                   void* payload_out, size_t payload_out_bytes, Reply* reply) {
   if (message.size() > kMaxMessageBytes || payload.size() > kMaxTotalPayloadBytes) return ChannelStatus::kTooLarge;
@@ -712,6 +802,8 @@ ChannelStatus ClientChannel::ReadEvent(FrameHeader* header, std::string* message
 } catch (...) {
   return ChannelStatus::kSystemError;
 }
+
+void ClientChannel::InterruptEvents() { impl_->InterruptEvents(); }
 
 ChannelFds ClientChannel::DupFds() const { return impl_->DupFds(); }
 uint64_t ClientChannel::next_sequence() const { return impl_->next_sequence(); }

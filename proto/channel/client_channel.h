@@ -65,6 +65,15 @@ class ClientChannel {
   // Waits for the reply to Begin's request. `reply->message` keeps its storage from call to call.
   ChannelStatus Wait(uint64_t sequence, Reply* reply);
 
+  // For those who must not wait for long, such as the checkpoint agent: the three functions never wait longer than they
+  // are told, whatever the server and other threads do. TryBegin: as Begin for a request without a payload; 0 and
+  // kTimeout in *status if the ring has no room or another thread is in the middle of a request. WaitFor: kTimeout
+  // leaves the request open. Every TryBegin needs one WaitFor that ends otherwise, or Abandon, after which the reply is
+  // dropped when it comes.
+  uint64_t TryBegin(FrameHeader header, std::string_view message, int timeout_ms, ChannelStatus* status);
+  ChannelStatus WaitFor(uint64_t sequence, int timeout_ms, Reply* reply);
+  void Abandon(uint64_t sequence);
+
   // Begin and Wait.
   ChannelStatus Call(FrameHeader header, std::string_view message, std::string_view payload, void* payload_out,
                      size_t payload_out_bytes, Reply* reply);
@@ -75,6 +84,9 @@ class ClientChannel {
 
   // Reads the next event (a host function to run). kTimeout after timeout_ms; a negative one means no limit.
   ChannelStatus ReadEvent(FrameHeader* header, std::string* message, int timeout_ms);
+
+  // Lets a ReadEvent that waits return soon. Any thread.
+  void InterruptEvents();
 
   // Duplicates of the channel's descriptors, close-on-exec; the caller owns them. {-1, -1} on failure.
   ChannelFds DupFds() const;

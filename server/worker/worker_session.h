@@ -305,6 +305,9 @@ class WorkerSession : public Session {
   // Remembers the first failure of a call that nobody waited for. Any thread.
   void SetPendingError(CUresult result);
 
+  // A wait for all contexts is on its way that a question about work has begun (OpDrain with at_once). Any thread.
+  std::atomic<bool>& draining() { return draining_; }
+
   uint64_t payload_bytes_out() const { return bytes_out_.load(std::memory_order_relaxed); }
 
  private:
@@ -365,6 +368,7 @@ class WorkerSession : public Session {
   std::atomic<uint64_t> synced_{0};
   std::atomic<uint32_t> pending_error_{0};
   std::atomic<uint64_t> bytes_out_{0};
+  std::atomic<bool> draining_{false};
   std::chrono::nanoseconds spin_limit_;
   HostFunctions host_functions_;
   Timeline timeline_;

@@ -812,6 +812,49 @@ TEST_F(WorkerTest, DrainWaitsForMemoryThatNobodyWaitsFor) {
   }
 }
 
+// What a lock asks again and again: nobody waits, and the answer says where the work is.
+TEST_F(WorkerTest, AQuestionAboutWorkDoesNotWait) {
+  client().OpenContext();
+  const uint64_t stream = client().Stream();
+  client().Allocate(8 << 20);
+  wire::OpDrain_Request ask;
+  ask.at_once = true;
+  ASSERT_EQ(client().Call(kOpDrain, ask), CUDA_SUCCESS);
+  wire::OpDrain_Reply work = client().Decode<wire::OpDrain_Reply>();
+  EXPECT_FALSE(work.busy);
+  EXPECT_GE(work.held_bytes, 8u << 20);
+  EXPECT_TRUE(work.busy_streams.empty());
+  std::atomic<bool> go_on{false};
+  {
+    HostFunctionThread functions(&client().channel(), 0, [&] {
+      while (!go_on) std::this_thread::yield();
+    });
+    wire::OpLaunchHostFunc_Request in;
+    in.stream = stream;
+    in.id = 1;
+    ASSERT_EQ(client().Call(kOpLaunchHostFunc, in), CUDA_SUCCESS);
+    for (const bool sure : {false, true}) {
+      do {
+        ask.be_sure = sure;
+        ASSERT_EQ(client().Call(kOpDrain, ask), CUDA_SUCCESS);
+        work = client().Decode<wire::OpDrain_Reply>();
+        EXPECT_TRUE(work.busy);
+      } while (work.host_functions == 0);  // its turn has not come yet
+      EXPECT_NE(std::find(work.busy_streams.begin(), work.busy_streams.end(), stream), work.busy_streams.end());
+      EXPECT_EQ(work.busy_contexts.size(), work.busy_streams.size());
+    }
+    go_on = true;
+    do {
+      ASSERT_EQ(client().Call(kOpDrain, ask), CUDA_SUCCESS);
+      work = client().Decode<wire::OpDrain_Reply>();
+    } while (work.busy);
+    EXPECT_EQ(functions.runs, 1);
+  }
+  EXPECT_TRUE(work.busy_streams.empty());
+  EXPECT_EQ(work.host_functions, 0u);
+  EXPECT_EQ(work.captures, 0u);
+}
+
 TEST_F(WorkerTest, RegionsComeInParts) {
   client().OpenContext();
   std::vector<uint64_t> all;

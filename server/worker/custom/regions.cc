@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <string>
 #include <type_traits>
@@ -281,11 +282,49 @@ CUresult ResolveHeap(WorkerSession& worker, uint64_t handle, uint64_t offset, ui
   return CUDA_SUCCESS;
 }
 
+// Most streams that an answer names.
+constexpr size_t kMostBusy = 4096;
+
+// Which streams have work that is not done. Those that were destroyed with work in them are not among them.
+void FindWork(WorkerSession& worker, wire::OpDrain_Reply* out) {
+  const DriverTable& driver = worker.driver();
+  const auto look = [&](uint64_t handle, uint64_t context, CUstream stream) {
+    if (out->busy_streams.size() == kMostBusy || driver.cuStreamQuery(stream) != CUDA_ERROR_NOT_READY) return;
+    out->busy_streams.push_back(handle);
+    out->busy_contexts.push_back(context);
+  };
+  for (const auto& [handle, context] : worker.contexts()) {
+    if (MakeCurrent(driver, context.ref) == CUDA_SUCCESS) look(handle, handle, CU_STREAM_LEGACY);
+  }
+  worker.handles().ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
+    // A stream of a green context needs no other one to be current.
+    const ContextInfo* const context = worker.FindContext(entry.parent);
+    if (context != nullptr && MakeCurrent(driver, context->ref) != CUDA_SUCCESS) return;
+    look(entry.handle, entry.parent, reinterpret_cast<CUstream>(entry.real));
+  });
+  MakeCurrent(driver, worker.current_ref());
+}
+
 }  // namespace
 
-CUresult OpDrain(Session& session, const Request&, const wire::OpDrain_Request&, wire::OpDrain_Reply*,
+CUresult OpDrain(Session& session, const Request&, const wire::OpDrain_Request& in, wire::OpDrain_Reply* now,
                  ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
+  const uint32_t captures = uint32_t(CapturesInProgress());
+  if (in.at_once) {
+    now->captures = captures;
+    now->host_functions = uint32_t(worker.host_functions().waiting());
+    now->held_bytes = worker.arena().used_bytes();
+    // A question to a stream would break a capture.
+    if (captures == 0) FindWork(worker, now);
+    // Only a wait shows other work, such as that of a stream that was destroyed. One at a time: none is ever given up.
+    now->busy = captures != 0 || !now->busy_streams.empty() || now->host_functions != 0 || worker.draining().load();
+    if (now->busy || !in.be_sure) {
+      now->Encode(&reply->message);
+      return CUDA_SUCCESS;
+    }
+    worker.draining() = true;
+  }
   std::vector<ContextRef> contexts;
   for (const auto& [handle, context] : worker.contexts()) contexts.push_back(context.ref);
   // Streams of a green context are its own; its CUcontext waits for them, whether the client has asked for that or not.
@@ -293,11 +332,16 @@ CUresult OpDrain(Session& session, const Request&, const wire::OpDrain_Request&,
   worker.handles().ForEach(Kind::kGreenContext, [&greens](const HandleMap::Entry& entry) {
     greens.push_back(reinterpret_cast<CUgreenCtx>(entry.real));
   });
-  const uint32_t captures = uint32_t(CapturesInProgress());
   const DriverTable* const driver = &session.driver();
+  std::atomic<bool>* const draining = in.at_once ? &worker.draining() : nullptr;
   // Contents of memory that nobody waits for may still be on their way to the driver (OpWriteMemory).
-  worker.DeferBehindAll(reply, [driver, contexts, greens, captures](Answer* answer) {
-    wire::OpDrain_Reply out;
+  worker.DeferBehindAll(reply, [driver, contexts, greens, captures, draining, out = *now](Answer* answer) mutable {
+    struct End {
+      std::atomic<bool>* draining;
+      ~End() {
+        if (draining != nullptr) *draining = false;
+      }
+    } end{draining};
     out.captures = captures;
     CUresult first = CUDA_SUCCESS;
     // Waiting for a context would break the captures in it.
