@@ -12,6 +12,7 @@ Exit code: 0 all passed, 1 some failed, 2 wrong use.
 import argparse
 import contextlib
 import difflib
+import fcntl
 import json
 import os
 import random
@@ -325,8 +326,6 @@ def memory_pool(context):
             raise Failure(f"cr-inspect --json names another image than {images[name]!r}: {shown['image']!r}")
         return told
 
-    # The worker says twice a second what it holds.
-    time.sleep(1.5)
     large = checkpoint("large")
     small = checkpoint("small", "--pool", "1")
     if not large["prepared_bytes"] >= large["gpu_bytes"] > 16 << 20:
@@ -399,6 +398,235 @@ def migrate_to_nowhere(context):
         must_fail(tool)
     job.expect_success(60)
     harness.same("after failed migrations", job.stdout(), context.expected(command))
+
+
+def processes_with(word):
+    """The processes that were started with `word` in their command line."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as f:
+                if word.encode() in f.read().split(b"\0"):
+                    found.append(int(entry))
+        except OSError:
+            pass
+    return found
+
+
+def is_holding_up(context, modes):
+    """Work that depends on the program's next calls: checkpoints and moves at random times get through, and change no answer."""
+    lab = context.lab
+    first, second = lab.server("first"), lab.server("second")
+    pick = random.Random(len(modes))
+    for mode in modes:
+        command = [context.program("held"), mode, "--steps", "12"]
+        expected = context.expected(command)
+        job = lab.job(f"job_{mode}", command, first.unix, step_ms=20)
+        job.wait_steps(1, 60)
+        image = context.path(f"image_{mode}")
+        saved = False
+        for number in range(3):
+            time.sleep(pick.random() * 0.2)
+            tool = [lab.tool("cr-checkpoint"), "--timeout", "60", "--json", job.id, image]
+            if number == 1:
+                tool = [lab.tool("cr-migrate"), "--timeout", "60", job.id, "--to", second.unix]
+            attempt = lab.start(harness.Process(lab, f"{mode}{number}", tool))
+            code = attempt.wait(120)
+            if code != 0 and job.running():
+                raise Failure(f"{mode}: the tool failed\n{attempt.describe()}")
+            saved = saved or (code == 0 and number != 1)
+        job.expect_success(90)
+        harness.same(mode, job.stdout(), expected)
+        if not saved:
+            raise Failure(f"{mode}: the job ended before its first checkpoint")
+        # The image was made in the middle of a step, and the rest of it comes out as well.
+        restart = [lab.tool("cr-restart"), "--cut-back", image, "--server", second.unix]
+        lab.start(harness.Process(lab, f"restart_{mode}", restart)).expect_success(90)
+        harness.same(f"{mode}, restarted", job.stdout(), expected)
+
+
+@case
+def held_function(context):
+    """A host function waits for the program's next calls: locks get through, and no answer changes."""
+    is_holding_up(context, ("query", "work", "sync", "destroyed"))
+
+
+@case
+def held_value(context):
+    """A stream waits for a value, a kernel polls memory: the same."""
+    is_holding_up(context, ("value", "poll", "poll_copy"))
+
+
+@case
+def never_idle(context):
+    """Work that does not end: the lock is undone at its deadline, says why, and the job goes on as if nothing had been."""
+    lab = context.lab
+    server, other = lab.server("first"), lab.server("second")
+    for mode, why in (("endless", "1 stream has work"), ("function", "a host function .* has been running for")):
+        command = [context.program("held"), mode, "--steps", "5"]
+        job = lab.job(f"job_{mode}", command, server.unix)
+        time.sleep(1)
+        image = context.path(f"image_{mode}")
+        words = f"did not become idle in 1.0 s: .*{why}.*the job goes on"
+        tools = (
+            [lab.tool("cr-checkpoint"), "--timeout", "1", job.id, image],
+            [lab.tool("cr-migrate"), "--timeout", "1", job.id, "--to", other.unix],
+        )
+        for number, tool in enumerate(tools):
+            must_fail(lab.start(harness.Process(lab, f"{mode}{number}", tool)), mention=words)
+        if os.path.exists(image) or not job.running():
+            raise Failure(f"{mode}: there is an image, or no job\n{job.describe()}")
+        open(job.sync + ".end", "w").close()
+        job.expect_success(60)
+        harness.same(mode, job.stdout(), context.expected(command))
+
+
+@case
+def lock_killed(context):
+    """A tool that is killed while it waits for a lock leaves no trace: the job goes on at once, and another tool finds it free."""
+    lab = context.lab
+    server = lab.server()
+    command = [context.program("held"), "busy", "--steps", "1000"]
+    job = lab.job("job", command, server.unix, step_ms=2)
+    job.wait_steps(5, 60)
+    for number in range(6):
+        image = context.path(f"image{number}")
+        tool = lab.start(harness.Process(lab, f"tool{number}", [lab.tool("cr-checkpoint"), job.id, image]))
+        time.sleep(0.05 + 0.1 * number)
+        # The one that the user has started, or the one that does the work, which is not below it.
+        for pid in [tool.pid] if number % 2 == 0 else processes_with(image):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        tool.wait(10)
+        steps = len(job.steps())
+        wait_for(
+            lambda: len(job.steps()) > steps + 20 or not job.running(),
+            20,
+            lambda: f"the job stands still after the tool was killed\n{job.describe()}",
+        )
+        again = [lab.tool("cr-checkpoint"), "--timeout", "0.2", job.id, image]
+        must_fail(lab.start(harness.Process(lab, f"again{number}", again)), mention="did not become idle in 0.2 s")
+    open(job.sync + ".end", "w").close()
+    job.expect_success(90)
+    harness.same("after killed locks", job.stdout(), context.expected(command))
+
+
+@case
+def two_tools(context):
+    """A tool that meets another one says which; after one that died with the session it says so, and the job's calls fail."""
+    lab = context.lab
+    server = lab.server()
+    job = lab.job("job", context.app("reduce", 10000), server.unix, step_ms=20)
+    job.wait_steps(2, 60)
+    image = context.path("image")
+    checkpoint = [lab.tool("cr-checkpoint"), job.id, image]
+    lab.run("first", checkpoint)
+    with open(os.path.join(job.directory, "tool.lock"), "w") as held:
+        fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held.write("cr-something (PID 7)")
+        held.flush()
+        must_fail(lab.start(harness.Process(lab, "meets", checkpoint)), mention=r"cr-something \(PID 7\) is working on this job")
+        move = [lab.tool("cr-migrate"), job.id, "--to", server.unix]
+        must_fail(lab.start(harness.Process(lab, "meets-too", move)), mention=r"cr-something \(PID 7\) is working on this job")
+        held.truncate(0)
+    lab.run("free", checkpoint)
+    # CRIU has begun: the process has given its session to the tool by then.
+    log = os.path.join(job.directory, "criu-dump.log")
+    if os.path.exists(log):
+        os.unlink(log)
+    again = context.path("again")
+    tool = lab.start(harness.Process(lab, "dies", [lab.tool("cr-checkpoint"), job.id, again]))
+    wait_for(lambda: os.path.exists(log), 60, lambda: f"CRIU has not begun\n{tool.describe()}")
+    for pid in processes_with(again):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    tool.wait(10)
+    wait_for(lambda: not os.path.exists(log) or not processes_with("dump"), 30, lambda: "CRIU has not ended")
+    words = r"cr-checkpoint \(PID \d+\) ended while it had the job's GPU session, which is lost.*calls fail from now on"
+    must_fail(lab.start(harness.Process(lab, "after", checkpoint)), mention=words)
+    must_fail(job, 60, mention="the session with the GPU server .* is lost")
+    steps = len(job.steps())
+    restart = [lab.tool("cr-restart"), "--cut-back", image, "--server", server.unix]
+    restarted = lab.start(harness.Process(lab, "restart", restart))
+    wait_for(lambda: len(job.steps()) > steps or not restarted.running(), 60, restarted.describe)
+    if not restarted.running():
+        raise Failure(f"the image does not go on\n{restarted.describe()}")
+
+
+@case
+def several_processes(context):
+    """A job with two CUDA processes is neither saved nor moved by halves: the tools name them."""
+    lab = context.lab
+    server, other = lab.server("first"), lab.server("second")
+    held = context.program("held")
+    both = f"{held} busy --steps 3 & {held} busy --steps 3; wait"
+    job = lab.job("job", ["sh", "-c", both], server.unix)
+    words = r"2 processes that use CUDA, .*: held \(PID \d+\), held \(PID \d+\)"
+    wait_for(lambda: len(sessions_of(lab, server)) == 2, 60, lambda: f"no two sessions\n{job.describe()}")
+    image = context.path("image")
+    for number, tool in enumerate(
+        ([lab.tool("cr-checkpoint"), job.id, image], [lab.tool("cr-migrate"), job.id, "--to", other.unix])
+    ):
+        must_fail(lab.start(harness.Process(lab, f"refused{number}", tool)), mention=words + ".*the job goes on")
+    if os.path.exists(image) or len(sessions_of(lab, other)) != 0:
+        raise Failure("one of the two was saved or moved")
+    open(job.sync + ".end", "w").close()
+    job.expect_success(60)
+
+
+def sessions_of(lab, server):
+    ps = lab.run(f"ps{time.monotonic_ns()}", [lab.tool("cr-ps"), "--json", "--server", server.unix]).stdout().decode()
+    return re.findall(r'"worker_pid":\s*"?(\d+)', ps)
+
+
+@case
+def every(context):
+    """cr-checkpoint --every goes on after a failure, keeps the last image, and its exit code says how it ended."""
+    lab = context.lab
+    command = context.app("stencil", 400)
+    server = lab.server()
+    job = lab.job("job", command, server.unix, step_ms=50)
+    job.wait_steps(1, 60)
+    small = context.path("small")
+    os.makedirs(small)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", small], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        raise Failure(f"this test mounts a small tmpfs and needs root: {mounted.stderr}")
+    image = os.path.join(small, "image")
+    try:
+        tool = [lab.tool("cr-checkpoint"), "--every", "0.3s", job.id, image]
+        repeated = lab.start(harness.Process(lab, "every", tool))
+        told = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d: no checkpoint of .*; the job goes on\. There is no image"
+        wait_for(lambda: len(re.findall(told, repeated.stderr())) >= 2, 60, repeated.describe)
+        subprocess.run(["mount", "-o", "remount,size=200m", small], check=True)
+        wait_for(lambda: os.path.exists(image), 60, repeated.describe)
+        lab.run("verify", [lab.tool("cr-inspect"), "--verify", image])
+        # A tool that holds the job for a while.
+        with open(os.path.join(job.directory, "tool.lock"), "w") as held:
+            fcntl.lockf(held, fcntl.LOCK_EX)
+            held.write("cr-something (PID 7)")
+            held.flush()
+            told = r"cr-something \(PID 7\) is working on this job.*; the job goes on\. .*small/image is still the image of \d{4}-"
+            wait_for(lambda: re.search(told, repeated.stderr()), 60, repeated.describe)
+            lab.run("verify-again", [lab.tool("cr-inspect"), "--verify", image])
+            held.truncate(0)
+        count = repeated.stderr().count(": " + image + " in ")
+        wait_for(lambda: repeated.stderr().count(": " + image + " in ") > count, 60, repeated.describe)
+        os.kill(repeated.pid, signal.SIGINT)
+        if repeated.wait(60) != 3 or not job.running():
+            raise Failure(f"interrupted, with the job alive, it must end with 3\n{repeated.describe()}")
+        last = lab.start(harness.Process(lab, "every-to-the-end", tool))
+        job.expect_success(120)
+        last.expect_success(60)
+        harness.same("saved again and again", job.stdout(), context.expected(command))
+    finally:
+        subprocess.run(["umount", "-l", small])
 
 
 @case
