@@ -24,7 +24,6 @@ namespace {
 
 // How often the socket's path is looked at.
 constexpr int kPathCheckMs = 5000;
-constexpr int kDefaultLockMs = 60000;
 
 // What a forked child closes: it has no agent, and must not keep the parent's connections open.
 std::atomic<int> g_inherited[3] = {{-1}, {-1}, {-1}};
@@ -78,7 +77,7 @@ class AgentThread final : public Agent {
   }
 
  private:
-  enum class State { kRunning, kLocked, kTaken, kReleased };
+  enum class State { kRunning, kClosed, kLocked, kTaken, kReleased };
 
   static void* Main(void* self) {
     prctl(PR_SET_NAME, "cr-agent");
@@ -192,17 +191,41 @@ class AgentThread final : public Agent {
         EncodeInfo(info, &reply->body);
         return true;
       }
-      case Type::kLock: {
-        if (state_ != State::kRunning) return Refused("Lock", error);
+      case Type::kClose:
+        if (state_ != State::kRunning && state_ != State::kLocked) return Refused("Close", error);
+        if (!host_->Close(error)) return false;
+        state_ = State::kClosed;
+        return true;
+      case Type::kLook: {
+        if (state_ != State::kRunning && state_ != State::kClosed) return Refused("Look", error);
+        Activity activity;
+        if (!host_->Look(&activity, error)) return false;
+        EncodeActivity(activity, &reply->body);
+        return true;
+      }
+      case Type::kAdmit: {
+        if (state_ != State::kClosed) return Refused("Admit", error);
+        FieldReader in(request->body);
+        Admission which;
+        which.asks = in.Number() != 0;
+        which.context = in.Number();
+        if (!in.done()) return Malformed(error);
+        FieldWriter(&reply->body).Number(host_->Admit(which));
+        return true;
+      }
+      case Type::kSettle: {
+        if (state_ != State::kClosed) return Refused("Settle", error);
         FieldReader in(request->body);
         const uint64_t timeout = in.Number();
         if (!in.done() || timeout > INT32_MAX) return Malformed(error);
-        if (!host_->Lock(timeout ? int(timeout) : kDefaultLockMs, error)) return false;
-        state_ = State::kLocked;
+        bool settled = false;
+        if (!host_->Settle(int(timeout), [this] { return ToolIsGone(); }, &settled, error)) return false;
+        if (settled) state_ = State::kLocked;
+        FieldWriter(&reply->body).Number(settled);
         return true;
       }
       case Type::kUnlock:
-        if (state_ != State::kLocked && state_ != State::kTaken) return Refused("Unlock", error);
+        if (!Holds()) return Refused("Unlock", error);
         state_ = State::kRunning;  // ServeTool has the rest
         return true;
       case Type::kTake: {
@@ -227,6 +250,11 @@ class AgentThread final : public Agent {
         state_ = State::kLocked;
         return true;
       }
+      case Type::kAbandon:
+        if (state_ != State::kReleased) return Refused("Abandon", error);
+        host_->Abandon();
+        state_ = State::kRunning;
+        return true;
       case Type::kBeginTrace: {
         if (state_ != State::kRunning) return Refused("BeginTrace", error);
         FieldReader in(request->body);
@@ -248,9 +276,18 @@ class AgentThread final : public Agent {
         return host_->TraceTotals(request->fds[0], json != 0, error);
       }
       default:
-        *error = "the job's client library does not know this request";
+        *error = kUnknownRequest;
         return false;
     }
+  }
+
+  // The tool holds the process up, which goes on with the channel that it has when the tool goes.
+  bool Holds() const { return state_ == State::kClosed || state_ == State::kLocked || state_ == State::kTaken; }
+
+  // While a request is being served: nothing more can come from a tool that waits for the answer, but its end.
+  bool ToolIsGone() const {
+    pollfd waiting[2] = {{wake_, POLLIN, 0}, {tool_, POLLIN, 0}};
+    return poll(waiting, 2, 0) > 0;
   }
 
   bool Malformed(std::string* error) {
@@ -259,7 +296,7 @@ class AgentThread final : public Agent {
   }
 
   bool Refused(const char* what, std::string* error) {
-    static constexpr const char* kNames[] = {"running", "locked", "taken", "released"};
+    static constexpr const char* kNames[] = {"running", "closed", "locked", "taken", "released"};
     *error = std::string(what) + " is not possible while the job is " + kNames[int(state_)];
     return false;
   }
@@ -272,7 +309,7 @@ class AgentThread final : public Agent {
   }
 
   void DropTool() {
-    if (state_ == State::kLocked || state_ == State::kTaken) {
+    if (Holds()) {
       host_->Unlock();
       state_ = State::kRunning;
     }

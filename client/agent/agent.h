@@ -3,12 +3,18 @@
 //
 // States and what ends them:
 //
-//     running --Lock--> locked --Take--> taken --Release--> released --Give--> locked --Unlock--> running
-//                                          `----------------Give------------^
+//     running --Close--> closed --Settle--> locked --Take--> taken --Release--> released --Give--> locked
+//                                                              `----------------Give------------^
+//     closed, locked, taken --Unlock--> running
 //
-// A tool that disappears in `locked` or `taken` leaves the process running with the channel that it had. In `released`
+// In `closed` the gate holds new CUDA calls back while the work that was begun ends; the tool looks at what is going on,
+// admits single calls that the work may depend on, and settles when nothing goes on (client/agent/lock.h). The agent
+// itself never waits for the GPU or the program, so it always notices at once when the tool is gone.
+//
+// A tool that disappears in `closed`, `locked` or `taken` leaves the process running with the channel that it had. In `released`
 // the agent holds no connection and the process no channel, so that the process can be snapshotted; the tool connects
-// again, to this process or to its restored copy, and gives it a channel. Nothing but Give ends that state.
+// again, to this process or to its restored copy, and gives it a channel. Only Give ends that state, or Abandon when there
+// is no channel any more.
 //
 // One tool at a time: another one is told so and sent away. The thread blocks all signals, sleeps in poll, and holds no
 // lock while it sleeps. It survives a snapshot of the process: a listening socket that was restored works on, and one
@@ -18,6 +24,7 @@
 #ifndef CUDA_REMOTE_CLIENT_AGENT_AGENT_H_
 #define CUDA_REMOTE_CLIENT_AGENT_AGENT_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -30,14 +37,24 @@ class AgentHost {
  public:
   virtual ~AgentHost() = default;
   virtual Info GetInfo() = 0;
-  // Lets no new CUDA call in and waits for those inside and for the GPU. On failure nothing is locked.
-  virtual bool Lock(int timeout_ms, std::string* error) = 0;
+  // Lets no new CUDA call in. Also in `locked`, which it undoes. Does not wait.
+  virtual bool Close(std::string* error) = 0;
+  // What is going on. Waits a few milliseconds for the GPU server's answer. Also while running. On failure the GPU or
+  // the server has failed.
+  virtual bool Look(Activity* activity, std::string* error) = 0;
+  // Lets one call into the closed gate. False if none of this kind waits.
+  virtual bool Admit(const Admission& which) = 0;
+  // After a Look that said `quiet`: settles what only this side knows of, and locks. *settled is false if something goes
+  // on after all. Waits for `timeout_ms` at most, and only as long as `gone` is false.
+  virtual bool Settle(int timeout_ms, const std::function<bool()>& gone, bool* settled, std::string* error) = 0;
   // Lets calls in again. Also after a Take that led nowhere: the process goes on with the channel that it has.
   virtual void Unlock() = 0;
   // Hands out duplicates of the channel's descriptors, and the log. The caller owns what *taken holds.
   virtual bool Take(Taken* taken, std::string* error) = 0;
   // Closes the process's own channel.
   virtual void Release() = 0;
+  // The session whose channel Release closed is gone for good: calls fail from now on.
+  virtual void Abandon() = 0;
   // Makes `given` the process's channel; it owns the descriptors. On failure the process has the channel it had.
   virtual bool Give(Given given, std::string* error) = 0;
   // Records calls: see client/trace/control.h. The descriptors stay the caller's.

@@ -8,8 +8,9 @@
 namespace cuda_remote::client::agent {
 namespace {
 
-// The agent answers at once, except where it waits for the GPU.
+// The agent answers at once, except where it says otherwise.
 constexpr int kAnswerMs = 30000;
+constexpr char kNonsense[] = "the job gave an answer that makes no sense";
 
 }  // namespace
 
@@ -37,8 +38,7 @@ bool AgentClient::Call(const Message& request, int timeout_ms, Message* reply, s
     case ReceiveStatus::kOk:
       if (reply->type == Type::kOk && sent) return true;
       for (int fd : reply->fds) close(fd);
-      *error = reply->type == Type::kError && !reply->body.empty() ? reply->body
-                                                                   : "the job gave an answer that makes no sense";
+      *error = reply->type == Type::kError && !reply->body.empty() ? reply->body : kNonsense;
       return false;
     case ReceiveStatus::kTimeout:
       *error = "the job does not answer";
@@ -47,7 +47,7 @@ bool AgentClient::Call(const Message& request, int timeout_ms, Message* reply, s
       *error = "the job's client library is of another version than this tool";
       return false;
     case ReceiveStatus::kMalformed:
-      *error = "the job gave an answer that makes no sense";
+      *error = kNonsense;
       return false;
     case ReceiveStatus::kClosed:
       *error = "the job has closed the connection: it has ended, or it ended in the middle of this";
@@ -60,17 +60,65 @@ bool AgentClient::GetInfo(Info* info, std::string* error) {
   Message request, reply;
   request.type = Type::kInfo;
   if (!Call(request, kAnswerMs, &reply, error)) return false;
-  if (DecodeInfo(reply.body, info)) return true;
-  *error = "the job gave an answer that makes no sense";
+  if (DecodeInfo(reply.body, info)) {
+    name_ = info->job.empty() ? "the job" : "the job " + info->job;
+    return true;
+  }
+  *error = kNonsense;
   return false;
 }
 
-bool AgentClient::Lock(int timeout_ms, std::string* error) {
+CloseResult AgentClient::Close(std::string* error) {
+  Message request, reply;
+  request.type = Type::kClose;
+  if (Call(request, kAnswerMs, &reply, error)) return CloseResult::kClosed;
+  return *error == kUnknownRequest ? CloseResult::kOld : CloseResult::kFailed;
+}
+
+bool AgentClient::Look(Activity* activity, std::string* error) {
+  Message request, reply;
+  request.type = Type::kLook;
+  if (!Call(request, kAnswerMs, &reply, error)) return false;
+  if (DecodeActivity(reply.body, activity)) return true;
+  *error = kNonsense;
+  return false;
+}
+
+bool AgentClient::AskYesNo(const Message& request, int timeout_ms, bool* yes, std::string* error) {
+  Message reply;
+  if (!Call(request, timeout_ms, &reply, error)) return false;
+  FieldReader in(reply.body);
+  *yes = in.Number() != 0;
+  if (in.done()) return true;
+  *error = kNonsense;
+  return false;
+}
+
+bool AgentClient::Admit(const Admission& which, bool* admitted, std::string* error) {
+  Message request;
+  request.type = Type::kAdmit;
+  FieldWriter(&request.body).Number(which.asks).Number(which.context);
+  return AskYesNo(request, kAnswerMs, admitted, error);
+}
+
+bool AgentClient::Settle(int timeout_ms, bool* settled, std::string* error) {
+  Message request;
+  request.type = Type::kSettle;
+  FieldWriter(&request.body).Number(uint64_t(timeout_ms > 0 ? timeout_ms : 0));
+  return AskYesNo(request, timeout_ms + kAnswerMs, settled, error);
+}
+
+bool AgentClient::LockOld(int timeout_ms, std::string* error) {
   Message request, reply;
   request.type = Type::kLock;
   FieldWriter(&request.body).Number(uint64_t(timeout_ms > 0 ? timeout_ms : 0));
-  // After the calls the agent waits for the GPU, which has no limit of its own.
-  return Call(request, -1, &reply, error);
+  // After the calls that agent waits for the GPU, without a limit.
+  return Call(request, timeout_ms + kAnswerMs, &reply, error);
+}
+
+void AgentClient::Open() {
+  std::string ignored;
+  Unlock(&ignored);
 }
 
 bool AgentClient::Unlock(std::string* error) {
@@ -85,7 +133,7 @@ bool AgentClient::Take(Taken* taken, std::string* error) {
   if (!Call(request, kAnswerMs, &reply, error)) return false;
   if (DecodeTaken(reply, taken)) return true;
   for (int fd : reply.fds) close(fd);
-  *error = "the job gave an answer that makes no sense";
+  *error = kNonsense;
   return false;
 }
 
@@ -107,6 +155,12 @@ bool AgentClient::Give(const Given& given, std::string* error) {
   EncodeGiven(given, &request);
   // A new worker maps the job's pinned memory meanwhile.
   return Call(request, -1, &reply, error);
+}
+
+bool AgentClient::Abandon(std::string* error) {
+  Message request, reply;
+  request.type = Type::kAbandon;
+  return Call(request, kAnswerMs, &reply, error);
 }
 
 bool AgentClient::BeginTrace(uint64_t events, uint64_t milliseconds, std::string* error) {

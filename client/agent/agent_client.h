@@ -5,25 +5,33 @@
 #include <memory>
 #include <string>
 
+#include "client/agent/lock.h"
 #include "client/agent/types.h"
 
 namespace cuda_remote::client::agent {
 
 struct Message;
 
-class AgentClient {
+// LockAll (lock.h) locks one or several of these.
+class AgentClient final : public Lockable {
  public:
   // Connects to the agent whose socket is in the folder `directory`. Null and *error if nobody is there.
   static std::unique_ptr<AgentClient> Connect(const std::string& directory, std::string* error);
 
   // Closes the connection. A job that is locked and was not released goes on then.
-  ~AgentClient();
+  ~AgentClient() override;
   AgentClient(const AgentClient&) = delete;
   AgentClient& operator=(const AgentClient&) = delete;
 
   bool GetInfo(Info* info, std::string* error);
-  // Waits up to `timeout_ms` for the CUDA calls that are in progress and for the GPU.
-  bool Lock(int timeout_ms, std::string* error);
+  // Lockable.
+  std::string Name() const override { return name_; }
+  CloseResult Close(std::string* error) override;
+  bool Look(Activity* activity, std::string* error) override;
+  bool Admit(const Admission& which, bool* admitted, std::string* error) override;
+  bool Settle(int timeout_ms, bool* settled, std::string* error) override;
+  bool LockOld(int timeout_ms, std::string* error) override;
+  void Open() override;
   // True once the job has agreed; calls are let in right after that.
   bool Unlock(std::string* error);
   // The caller owns the descriptors in *taken.
@@ -32,6 +40,8 @@ class AgentClient {
   bool Release(std::string* error);
   // The caller keeps the descriptors in `given`.
   bool Give(const Given& given, std::string* error);
+  // Of a released process whose channel is lost: its calls fail from now on, and no longer wait.
+  bool Abandon(std::string* error);
   // Begins to record calls, at most `events` and `milliseconds`; another connection may end it.
   bool BeginTrace(uint64_t events, uint64_t milliseconds, std::string* error);
   // Ends that; the job writes the timeline and the table of calls into the descriptors, which the caller keeps.
@@ -42,8 +52,10 @@ class AgentClient {
  private:
   explicit AgentClient(int socket) : socket_(socket) {}
   bool Call(const Message& request, int timeout_ms, Message* reply, std::string* error);
+  bool AskYesNo(const Message& request, int timeout_ms, bool* yes, std::string* error);
 
   int socket_;
+  std::string name_ = "the job";
 };
 
 }  // namespace cuda_remote::client::agent

@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "client/agent/agent_client.h"
+#include "client/agent/lock.h"
 #include "client/agent/message.h"
 #include "proto/channel/handshake.h"
 
@@ -51,18 +52,43 @@ class FakeHost : public AgentHost {
     info.log_bytes = 7;
     return info;
   }
-  bool Lock(int timeout_ms, std::string* error) override {
-    last_timeout = timeout_ms;
+  bool Close(std::string* error) override {
     if (refuse_lock) {
       *error = "a kernel runs for ever";
       return false;
     }
-    locked = true;
+    closed = true;
+    locked = false;
+    return true;
+  }
+  bool Look(Activity* activity, std::string*) override {
+    ++looks;
+    activity->quiet = closed && looks >= quiet_after_looks;
+    activity->answered = true;
+    activity->asking = 1;
+    activity->held_bytes = 12345;
+    activity->contexts = {{0x1234, 5, true}, {0x5678, 6, false}};
+    return true;
+  }
+  bool Admit(const Admission& which) override {
+    admitted = which.context;
+    asks_admitted += which.asks;
+    return which.asks;
+  }
+  bool Settle(int timeout_ms, const std::function<bool()>& gone, bool* settled, std::string* error) override {
+    last_timeout = timeout_ms;
+    if (settle_until_gone) {
+      settling = true;
+      while (!gone()) usleep(1000);
+      *error = "interrupted";
+      return false;
+    }
+    locked = *settled = true;
     return true;
   }
   void Unlock() override {
     if (before_unlock) before_unlock();
-    locked = false;
+    locked = closed = false;
     ++unlocks;
   }
   bool BeginTrace(uint64_t events, double max_seconds, std::string* error) override {
@@ -87,6 +113,7 @@ class FakeHost : public AgentHost {
     return true;
   }
   void Release() override { released = true; }
+  void Abandon() override { abandoned = true; }
   bool Give(Given got, std::string* error) override {
     const std::string socket = Contents(got.fds.socket), ring = Contents(got.fds.ring);
     close(got.fds.socket);
@@ -100,7 +127,10 @@ class FakeHost : public AgentHost {
     return true;
   }
 
-  std::atomic<bool> locked{false}, released{false}, refuse_lock{false}, refuse_give{false};
+  std::atomic<bool> locked{false}, closed{false}, settling{false}, settle_until_gone{false};
+  std::atomic<int> looks{0}, quiet_after_looks{0}, asks_admitted{0};
+  std::atomic<uint64_t> admitted{0};
+  std::atomic<bool> released{false}, abandoned{false}, refuse_lock{false}, refuse_give{false};
   std::atomic<int> unlocks{0}, last_timeout{0};
   std::atomic<uint64_t> trace_events{0};
   std::atomic<double> trace_seconds{0};
@@ -128,6 +158,11 @@ class AgentTest : public testing::Test {
     std::unique_ptr<AgentClient> tool = AgentClient::Connect(directory_, &error_);
     EXPECT_NE(tool, nullptr) << error_;
     return tool;
+  }
+  bool Lock(const std::unique_ptr<AgentClient>& tool, int timeout_ms = 60000) {
+    LockOptions options;
+    options.timeout_ms = timeout_ms;
+    return LockAll({tool.get()}, options, nullptr, &error_);
   }
   static int OpenFiles() {
     int count = 0;
@@ -173,9 +208,10 @@ TEST_F(AgentTest, WholeHandOver) {
   Taken taken;
   {
     auto tool = Connect();
-    ASSERT_TRUE(tool->Lock(1500, &error_)) << error_;
+    ASSERT_TRUE(Lock(tool, 1500)) << error_;
     EXPECT_TRUE(host_.locked);
-    EXPECT_EQ(host_.last_timeout, 1500);
+    EXPECT_GT(host_.last_timeout, 0);
+    EXPECT_LE(host_.last_timeout, 1500);
     ASSERT_TRUE(tool->Take(&taken, &error_)) << error_;
     EXPECT_EQ(Contents(taken.log_fd), "the log");
     EXPECT_EQ(Contents(taken.fds.socket), "the socket");
@@ -219,17 +255,130 @@ TEST_F(AgentTest, WholeHandOver) {
 TEST_F(AgentTest, ToolThatDisappearsUnlocks) {
   {
     auto tool = Connect();
-    ASSERT_TRUE(tool->Lock(0, &error_));
+    ASSERT_TRUE(Lock(tool));
   }
   EXPECT_TRUE(Eventually([&] { return host_.unlocks == 1; }));
   Taken taken;
   {
     auto tool = Connect();
-    ASSERT_TRUE(tool->Lock(0, &error_));
+    ASSERT_TRUE(Lock(tool));
     ASSERT_TRUE(tool->Take(&taken, &error_));
   }
   EXPECT_TRUE(Eventually([&] { return host_.unlocks == 2; }));
   for (int fd : {taken.log_fd, taken.fds.socket, taken.fds.ring}) close(fd);
+}
+
+// Also in the middle of a lock, at whatever step, and without the job's help.
+TEST_F(AgentTest, ToolThatDisappearsWhileItWaitsUnlocks) {
+  Activity activity;
+  bool admitted = false;
+  for (int step = 0; step < 4; ++step) {
+    const int before = host_.unlocks;
+    auto tool = Connect();
+    ASSERT_EQ(tool->Close(&error_), CloseResult::kClosed) << error_;
+    if (step >= 1) {
+      ASSERT_TRUE(tool->Look(&activity, &error_)) << error_;
+    }
+    if (step >= 2) {
+      ASSERT_TRUE(tool->Admit({true, 0}, &admitted, &error_)) << error_;
+    }
+    if (step >= 3) {
+      // The agent is busy when the tool goes.
+      host_.settle_until_gone = true;
+      Message request;
+      request.type = Type::kSettle;
+      FieldWriter(&request.body).Number(60000);
+      tool.reset();
+      ASSERT_TRUE(Eventually([&] { return host_.unlocks == before + 1; }));
+      const int socket = ConnectUnix(directory_ + "/" + kSocketName, &error_);
+      ASSERT_GE(socket, 0) << error_;
+      Message close_request;
+      close_request.type = Type::kClose;
+      ASSERT_TRUE(SendMessage(socket, close_request));
+      Message reply;
+      ASSERT_EQ(ReceiveMessage(socket, 5000, &reply), ReceiveStatus::kOk);
+      ASSERT_TRUE(SendMessage(socket, request));
+      ASSERT_TRUE(Eventually([&] { return host_.settling.load(); }));
+      close(socket);
+      EXPECT_TRUE(Eventually([&] { return host_.unlocks == before + 2; }));
+      host_.settle_until_gone = false;
+      break;
+    }
+    tool.reset();
+    EXPECT_TRUE(Eventually([&] { return host_.unlocks == before + 1; })) << step;
+  }
+}
+
+TEST_F(AgentTest, LooksAndAdmits) {
+  auto tool = Connect();
+  Activity activity;
+  // While it runs, a tool may ask how much there is.
+  ASSERT_TRUE(tool->Look(&activity, &error_)) << error_;
+  EXPECT_EQ(activity.held_bytes, 12345u);
+  EXPECT_FALSE(activity.quiet);
+  EXPECT_TRUE(activity.answered);
+  EXPECT_EQ(activity.asking, 1u);
+  ASSERT_EQ(activity.contexts.size(), 2u);
+  EXPECT_EQ(activity.contexts[0].context, 0x1234u);
+  EXPECT_EQ(activity.contexts[0].calls, 5u);
+  EXPECT_TRUE(activity.contexts[0].has_work);
+  EXPECT_FALSE(activity.contexts[1].has_work);
+  bool admitted = false, settled = false;
+  EXPECT_FALSE(tool->Admit({true, 0}, &admitted, &error_));
+  EXPECT_FALSE(tool->Settle(1000, &settled, &error_));
+  ASSERT_EQ(tool->Close(&error_), CloseResult::kClosed);
+  ASSERT_TRUE(tool->Admit({true, 0}, &admitted, &error_)) << error_;
+  EXPECT_TRUE(admitted);
+  ASSERT_TRUE(tool->Admit({false, 0x1234}, &admitted, &error_)) << error_;
+  EXPECT_FALSE(admitted);
+  EXPECT_EQ(host_.admitted, 0x1234u);
+  ASSERT_TRUE(tool->Settle(1000, &settled, &error_)) << error_;
+  EXPECT_TRUE(settled);
+  EXPECT_FALSE(tool->Look(&activity, &error_));
+  // Another process of the job was not idle: back to before.
+  ASSERT_EQ(tool->Close(&error_), CloseResult::kClosed) << error_;
+  EXPECT_FALSE(host_.locked);
+  Taken taken;
+  EXPECT_FALSE(tool->Take(&taken, &error_));
+  ASSERT_TRUE(tool->Look(&activity, &error_)) << error_;
+  EXPECT_TRUE(tool->Unlock(&error_));
+}
+
+TEST_F(AgentTest, LockWaitsUntilTheJobIsQuiet) {
+  host_.quiet_after_looks = 40;
+  auto tool = Connect();
+  ASSERT_TRUE(Lock(tool)) << error_;
+  EXPECT_GE(host_.looks, 40);
+  EXPECT_TRUE(host_.locked);
+  EXPECT_GE(host_.asks_admitted, 1);
+}
+
+TEST_F(AgentTest, LockThatCannotBeHadIsUndone) {
+  host_.quiet_after_looks = 1 << 30;
+  auto tool = Connect();
+  EXPECT_FALSE(Lock(tool, 100));
+  EXPECT_NE(error_.find("did not become idle in 0.1 s"), std::string::npos) << error_;
+  EXPECT_TRUE(Eventually([&] { return !host_.closed; }));
+  Info info;
+  EXPECT_TRUE(tool->GetInfo(&info, &error_)) << error_;
+}
+
+TEST_F(AgentTest, ALostSessionIsAbandoned) {
+  Taken taken;
+  {
+    auto tool = Connect();
+    ASSERT_TRUE(Lock(tool)) << error_;
+    EXPECT_FALSE(tool->Abandon(&error_));
+    ASSERT_TRUE(tool->Take(&taken, &error_)) << error_;
+    ASSERT_TRUE(tool->Release(&error_)) << error_;
+  }
+  for (int fd : {taken.log_fd, taken.fds.socket, taken.fds.ring}) close(fd);
+  auto tool = Connect();
+  ASSERT_TRUE(tool->Abandon(&error_)) << error_;
+  EXPECT_TRUE(host_.abandoned);
+  Info info;
+  ASSERT_TRUE(tool->GetInfo(&info, &error_)) << error_;
+  EXPECT_FALSE(info.released);
 }
 
 TEST_F(AgentTest, WrongOrderIsRefused) {
@@ -243,8 +392,9 @@ TEST_F(AgentTest, WrongOrderIsRefused) {
   EXPECT_FALSE(tool->Give(given, &error_));
   close(given.fds.socket);
   close(given.fds.ring);
-  EXPECT_TRUE(tool->Lock(0, &error_));
-  EXPECT_FALSE(tool->Lock(0, &error_));
+  EXPECT_TRUE(Lock(tool));
+  bool settled = false;
+  EXPECT_FALSE(tool->Settle(0, &settled, &error_));
   EXPECT_FALSE(tool->Release(&error_));
   EXPECT_TRUE(tool->Unlock(&error_));
   EXPECT_TRUE(Eventually([&] { return host_.unlocks == 1; }));
@@ -255,7 +405,7 @@ TEST_F(AgentTest, UnlockIsAnsweredBeforeTheJobGoesOn) {
   std::atomic<bool> answered{false}, was_answered{false};
   host_.before_unlock = [&] { was_answered = Eventually([&] { return answered.load(); }); };
   auto tool = Connect();
-  ASSERT_TRUE(tool->Lock(0, &error_)) << error_;
+  ASSERT_TRUE(Lock(tool)) << error_;
   ASSERT_TRUE(tool->Unlock(&error_)) << error_;
   answered = true;
   EXPECT_TRUE(Eventually([&] { return host_.unlocks == 1; }));
@@ -265,12 +415,12 @@ TEST_F(AgentTest, UnlockIsAnsweredBeforeTheJobGoesOn) {
 TEST_F(AgentTest, HostsErrorsArrive) {
   host_.refuse_lock = true;
   auto tool = Connect();
-  EXPECT_FALSE(tool->Lock(0, &error_));
+  EXPECT_FALSE(Lock(tool));
   EXPECT_EQ(error_, "a kernel runs for ever");
   host_.refuse_lock = false;
   host_.refuse_give = true;
   Taken taken;
-  ASSERT_TRUE(tool->Lock(0, &error_));
+  ASSERT_TRUE(Lock(tool));
   ASSERT_TRUE(tool->Take(&taken, &error_));
   Given given;
   given.fds = taken.fds;
@@ -297,7 +447,7 @@ TEST_F(AgentTest, TraceGoesToTheToolsFiles) {
   EXPECT_EQ(Contents(timeline), "timeline");
   EXPECT_EQ(Contents(table), "jsontotals");
   // Not while a checkpoint has the channel.
-  ASSERT_TRUE(tool->Lock(0, &error_));
+  ASSERT_TRUE(Lock(tool));
   EXPECT_FALSE(tool->BeginTrace(1000, 1500, &error_));
   EXPECT_FALSE(tool->EndTrace(timeline, table, true, &error_));
   EXPECT_TRUE(tool->Unlock(&error_));
@@ -307,7 +457,7 @@ TEST_F(AgentTest, TraceGoesToTheToolsFiles) {
 
 TEST_F(AgentTest, OneToolAtATime) {
   auto first = Connect();
-  ASSERT_TRUE(first->Lock(0, &error_));
+  ASSERT_TRUE(Lock(first));
   auto second = Connect();
   Info info;
   EXPECT_FALSE(second->GetInfo(&info, &error_));
@@ -326,7 +476,7 @@ TEST_F(AgentTest, GarbageEndsTheConnectionOnly) {
     std::string bytes(rand_r(&seed) % 300 + 1, '\0');
     for (char& byte : bytes) byte = char(rand_r(&seed));
     // Often with a right head, so that the fields are reached.
-    const uint32_t head[4] = {kMagic, kVersion, uint32_t(rand_r(&seed) % 11), uint32_t(bytes.size())};
+    const uint32_t head[4] = {kMagic, kVersion, uint32_t(rand_r(&seed) % 16), uint32_t(bytes.size())};
     if (round % 2) bytes.insert(0, reinterpret_cast<const char*>(head), sizeof(head));
     send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     Message reply;
@@ -336,7 +486,7 @@ TEST_F(AgentTest, GarbageEndsTheConnectionOnly) {
   Info info;
   auto tool = Connect();
   EXPECT_TRUE(tool->GetInfo(&info, &error_)) << error_;
-  EXPECT_TRUE(Eventually([&] { return !host_.locked; }));
+  EXPECT_TRUE(Eventually([&] { return !host_.locked && !host_.closed; }));
 }
 
 TEST_F(AgentTest, OtherVersionIsToldSo) {

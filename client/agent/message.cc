@@ -6,6 +6,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 namespace cuda_remote::client::agent {
 namespace {
 
@@ -136,6 +138,47 @@ std::string FieldReader::Text() {
   std::string text(in_.substr(0, size));
   in_.remove_prefix(size);
   return text;
+}
+
+void EncodeActivity(const Activity& activity, std::string* body) {
+  FieldWriter out(body);
+  out.Number(activity.quiet)
+      .Number(activity.capturing)
+      .Number(activity.answered)
+      .Number(activity.inside)
+      .Number(activity.asking)
+      .Number(activity.busy_streams)
+      .Number(activity.host_function_ms)
+      .Number(activity.held_bytes);
+  const size_t count = std::min(activity.contexts.size(), kMaxContexts);
+  out.Number(count);
+  for (size_t i = 0; i < count; ++i) {
+    const Activity::Context& one = activity.contexts[i];
+    out.Number(one.context).Number(one.calls).Number(one.has_work).Number(one.adding);
+  }
+}
+
+bool DecodeActivity(std::string_view body, Activity* activity) {
+  FieldReader in(body);
+  activity->quiet = in.Number() != 0;
+  activity->capturing = in.Number() != 0;
+  activity->answered = in.Number() != 0;
+  activity->inside = in.Number();
+  activity->asking = in.Number();
+  activity->busy_streams = in.Number();
+  activity->host_function_ms = in.Number();
+  activity->held_bytes = in.Number();
+  const uint64_t count = in.Number();
+  activity->contexts.clear();
+  for (uint64_t i = 0; i < count && i < kMaxContexts; ++i) {
+    Activity::Context one;
+    one.context = in.Number();
+    one.calls = in.Number();
+    one.has_work = in.Number() != 0;
+    one.adding = in.Number() != 0;
+    activity->contexts.push_back(one);
+  }
+  return in.done();
 }
 
 void EncodeInfo(const Info& info, std::string* body) {

@@ -19,12 +19,16 @@ inline constexpr uint32_t kMagic = 0x41524355;  // "UCRA"
 inline constexpr uint32_t kVersion = 1;
 inline constexpr size_t kMaxMessageBytes = 32u << 10;
 inline constexpr size_t kMaxFds = 3;
+// Contexts of one Activity; calls of others are found when these have none left.
+inline constexpr size_t kMaxContexts = 256;
+// An agent's error for a type that it does not know; a tool then knows that the library is older than itself.
+inline constexpr char kUnknownRequest[] = "the job's client library does not know this request";
 // Most calls that a tool may ask to be recorded.
 inline constexpr uint64_t kMaxTraceEvents = 100000000;
 
 enum class Type : uint32_t {
   kInfo = 1,
-  kLock = 2,
+  kLock = 2,  // older client libraries only
   kUnlock = 3,
   kTake = 4,
   kRelease = 5,
@@ -32,6 +36,11 @@ enum class Type : uint32_t {
   kBeginTrace = 7,
   kEndTrace = 8,
   kTraceTotals = 9,
+  kClose = 10,
+  kLook = 11,
+  kAdmit = 12,
+  kSettle = 13,
+  kAbandon = 14,
   // Answers.
   kOk = 64,
   kError = 65,
@@ -75,6 +84,8 @@ class FieldReader {
   bool ok_ = true;
 };
 
+void EncodeActivity(const Activity& activity, std::string* body);
+bool DecodeActivity(std::string_view body, Activity* activity);
 void EncodeInfo(const Info& info, std::string* body);
 bool DecodeInfo(std::string_view body, Info* info);
 // Descriptors travel beside the body: of Taken log, socket, ring; of Given socket, ring.

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "proto/channel/channel_types.h"
 
@@ -21,6 +22,34 @@ struct Info {
   uint64_t log_records = 0;
   uint64_t log_bytes = 0;
   bool released = false;  // the process has no channel and waits for Give; filled in by the agent
+};
+
+// What a process is doing, as far as a lock has to know it.
+struct Activity {
+  // Nothing is going on, and nothing can begin: the gate is closed, no CUDA call is inside, and the GPU was idle when it
+  // was asked after that. Stays so until a call is admitted or the gate is opened.
+  bool quiet = false;
+  bool capturing = false;  // a stream is being captured into a graph, which goes on only with the gate open
+  bool answered = false;   // the GPU server has answered; else what it was asked is open still, and its figures are old
+  uint64_t inside = 0;     // CUDA calls that have passed the gate and not returned
+  uint64_t asking = 0;     // calls that wait at the gate and only ask for work or wait for it
+  uint64_t busy_streams = 0;      // streams with work, as far as the server can tell
+  uint64_t host_function_ms = 0;  // how long the host function that runs now has been running; 0: none
+  uint64_t held_bytes = 0;        // device memory that the session holds
+  // Other calls that wait at the gate, by their threads' contexts (0: none), and all contexts that have work.
+  struct Context {
+    uint64_t context = 0;
+    uint64_t calls = 0;
+    bool has_work = false;  // some stream of the context has work
+    bool adding = false;    // a stream into which a call has put work since the gate closed has work
+  };
+  std::vector<Context> contexts;
+};
+
+// Which of the calls that wait at the gate is let in: the first that only asks, or the first other one of a context.
+struct Admission {
+  bool asks = true;
+  uint64_t context = 0;
 };
 
 // The process's channel and replay log, handed to a tool. Plain values: whoever holds the descriptors closes them.

@@ -163,7 +163,10 @@ Call::~Call() {
       if (new_handles_[i]) session_->handles().Drop(new_handles_[i]);
     }
   }
-  if (--thread_->depth == 0) session_->gate().Leave(thread_->lane);
+  if (--thread_->depth != 0) return;
+  Gate& gate = session_->gate();
+  if (gate.closed() && !OnlyAsks(info_.id)) session_->NoteLeft(stream_, thread_->current_context());
+  gate.Leave(thread_->lane);
 }
 
 CUresult Call::Enter() {
@@ -171,7 +174,11 @@ CUresult Call::Enter() {
   if (!session_) return CUDA_ERROR_NOT_INITIALIZED;  // also in a forked child, as natively
   thread_ = ThreadState::Get();
   if (!thread_ || thread_->depth >= ThreadState::kMaxDepth) return CUDA_ERROR_OUT_OF_MEMORY;
-  if (thread_->depth == 0) session_->gate().Enter(thread_->lane);
+  if (thread_->depth == 0 && !session_->gate().TryEnter(thread_->lane)) {
+    // 0: what the client answers by itself.
+    const bool asks = info_.id == 0 || OnlyAsks(info_.id);
+    session_->gate().Enter(thread_->lane, {asks, thread_->current_context()});
+  }
   message_ = &thread_->messages[thread_->depth];
   reply_ = &thread_->replies[thread_->depth];
   ++thread_->depth;

@@ -1,7 +1,8 @@
 // The session's side of checkpoint, restart and migration: what the agent's requests do (see client/agent/agent.h).
 //
-// All of it runs on the agent's thread. Between Lock and Unlock no driver call is inside the library and the GPU is
-// idle, so nothing here races with the application.
+// All of it runs on the agent's thread. From Settle to Unlock no driver call is inside the library, no host function runs
+// and the GPU is idle, so nothing there races with the application. Before that, Close, Look and Admit do not wait for
+// either.
 
 #include <errno.h>
 #include <string.h>
@@ -21,8 +22,10 @@
 namespace cuda_remote::client {
 namespace {
 
-// How often a lock looks whether a capture has ended.
-constexpr int kCapturePollUs = 2000;
+// A look at what is going on waits this long at most for each of the calls that are inside, and the server's answer.
+constexpr int kLookMs = 5;
+// How long the thread of host functions may take to let go of a channel on which nothing arrives.
+constexpr int kDetachMs = 1000;
 
 int64_t NowNs() {
   timespec now;
@@ -68,68 +71,166 @@ agent::Info Session::GetInfo() {
   return info;
 }
 
-bool Session::Lock(int timeout_ms, std::string* error) {
-  bool closed = false;
+bool Session::Close(std::string* error) {
   if (lost_.load() != CUDA_SUCCESS) {
     *error = "the job has lost its GPU server; there is no GPU state left to save";
     return false;
   }
   // Before the gate closes: a timeline that is being fetched uses the channel. What is open now would be in a snapshot.
   trace::Pause();
-  // A capture is over when it is ended; until then its calls must come through.
-  const int64_t deadline = NowNs() + int64_t(timeout_ms) * 1000000;
-  while (true) {
-    const int64_t left_ms = std::max<int64_t>(0, deadline - NowNs()) / 1000000;
-    if (!gate_.Close(int(left_ms))) break;
-    if (!captures_.active()) {
-      closed = true;
-      break;
-    }
-    gate_.Open();
-    if (left_ms == 0) {
-      *error = "a stream of the job is being captured into a graph, and the capture did not end in " +
-               std::to_string(timeout_ms) + " ms; try again with a longer --timeout";
-      trace::Resume();
-      return false;
-    }
-    usleep(kCapturePollUs);
+  admissions_ = 0;
+  {
+    std::lock_guard<std::mutex> lock(added_mutex_);
+    added_.clear();
   }
-  if (!closed) {
-    trace::Resume();
-    *error = "CUDA calls of the job did not finish in " + std::to_string(timeout_ms) +
-             " ms (a kernel or a host function that runs long?); try again with a longer --timeout";
-    return false;
+  gate_.Close();
+  if (channel_ && !taken_) host_functions_.SetChannel(channel_.get());  // after a Settle that is undone
+  return true;
+}
+
+bool Session::Look(agent::Activity* activity, std::string* error) {
+  const bool closed = gate_.closed();
+  activity->capturing = captures_.active();
+  activity->inside = closed ? gate_.AwaitEmpty(kLookMs) : gate_.inside();
+  bool quiet = closed && activity->inside == 0 && !activity->capturing;
+  if (question_ == 0) {
+    question_quiet_ = quiet;
+    question_admissions_ = admissions_;
+    FrameHeader header;
+    header.call = kOpDrain;
+    std::string message;
+    wire::OpDrain_Request request;
+    request.at_once = true;
+    request.be_sure = quiet;
+    request.Encode(&message);
+    ChannelStatus status = ChannelStatus::kOk;
+    question_ = channel_->TryBegin(header, message, kLookMs, &status);
+    if (question_ == 0 && status != ChannelStatus::kTimeout) return ServerWentAway(status, error);
+  }
+  Reply reply;
+  ChannelStatus status = ChannelStatus::kTimeout;
+  if (question_ != 0) status = channel_->WaitFor(question_, kLookMs, &reply);
+  if (status != ChannelStatus::kTimeout) {
+    question_ = 0;
+    if (status != ChannelStatus::kOk) return ServerWentAway(status, error);
+    if (reply.pending_error != CUDA_SUCCESS) SetPendingError(CUresult(reply.pending_error));
+    wire::OpDrain_Reply work;
+    if (reply.result == CUDA_SUCCESS && !work.Decode(reply.message)) {
+      return ServerWentAway(ChannelStatus::kProtocolError, error);
+    }
+    if (reply.result != CUDA_SUCCESS) return WorkFailed(CUresult(reply.result), error);
+    activity->answered = true;
+    activity->held_bytes = work.held_bytes;
+    busy_streams_.assign(work.busy_streams.begin(), work.busy_streams.end());
+    busy_contexts_.assign(work.busy_contexts.begin(), work.busy_contexts.end());
+    if (question_admissions_ == admissions_) ForgetIdleStreams();
+    quiet = quiet && question_quiet_ && question_admissions_ == admissions_ && !work.busy && work.captures == 0;
+  } else {
+    quiet = false;
+  }
+  activity->busy_streams = busy_streams_.size();
+  activity->host_function_ms = host_functions_.RunningMs();
+  activity->quiet = quiet && activity->host_function_ms == 0 && gate_.inside() == 0;
+  const auto of = [&](uint64_t context) -> agent::Activity::Context& {
+    auto& contexts = activity->contexts;
+    auto at = std::find_if(contexts.begin(), contexts.end(), [&](const auto& one) { return one.context == context; });
+    if (at == contexts.end()) at = contexts.insert(at, {context, 0, HasWork(context), IsAdding(context)});
+    return *at;
+  };
+  for (const uint64_t context : busy_contexts_) of(context);
+  gate_.ForEachHeld([&](const Gate::Held& held) { ++(held.asks ? activity->asking : of(held.context).calls); });
+  return true;
+}
+
+void Session::NoteLeft(uint64_t stream, uint64_t context) {
+  std::lock_guard<std::mutex> lock(added_mutex_);
+  added_.emplace(KindOf(stream) == Kind::kStream ? stream : context, context);
+}
+
+void Session::ForgetIdleStreams() {
+  std::lock_guard<std::mutex> lock(added_mutex_);
+  for (auto it = added_.begin(); it != added_.end();) {
+    const bool busy = std::find(busy_streams_.begin(), busy_streams_.end(), it->first) != busy_streams_.end();
+    it = busy ? std::next(it) : added_.erase(it);
+  }
+}
+
+bool Session::IsAdding(uint64_t context) {
+  std::lock_guard<std::mutex> lock(added_mutex_);
+  return std::any_of(added_.begin(), added_.end(), [&](const auto& one) { return one.second == context; });
+}
+
+bool Session::HasWork(uint64_t context) const {
+  return std::find(busy_contexts_.begin(), busy_contexts_.end(), context) != busy_contexts_.end();
+}
+
+bool Session::Admit(const agent::Admission& which) {
+  const bool admitted = gate_.Admit([&which](const Gate::Held& held) {
+    return held.asks == which.asks && (held.asks || held.context == which.context);
+  });
+  if (admitted) ++admissions_;
+  return admitted;
+}
+
+bool Session::Settle(int timeout_ms, const std::function<bool()>& gone, bool* settled, std::string* error) {
+  *settled = false;
+  // A host function or the destructor of a user object may have begun since.
+  if (!gate_.closed() || gate_.inside() != 0 || captures_.active()) return true;
+  if (!host_functions_.Detach(kDetachMs)) {
+    host_functions_.SetChannel(channel_.get());
+    return true;
   }
   // What only this side knows of is settled before anybody looks.
   staging_.GiveBack(this);
   GiveBackFreed();
-  if (!Drain(error)) {
-    gate_.Open();
-    trace::Resume();
-    return false;
-  }
+  const int64_t deadline = NowNs() + int64_t(timeout_ms) * 1000000;
+  bool ok = DrainUntil(deadline, gone, error);
   // From here on both sides have the same bytes: the server's are saved with its memory, ours with the process.
-  if (managed_mirror_.active()) {
+  if (ok && managed_mirror_.active()) {
     ChannelStatus status = managed_mirror_.Push(channel_.get());
     if (status == ChannelStatus::kOk) status = managed_mirror_.Pull(channel_.get());
-    if (status != ChannelStatus::kOk || !Drain(error)) {
-      if (error->empty()) *error = "the GPU server went away while managed memory was fetched";
-      gate_.Open();
-      trace::Resume();
-      return false;
-    }
+    ok = status == ChannelStatus::kOk ? DrainUntil(deadline, gone, error) : ServerWentAway(status, error);
   }
-  if (uses_managed()) {
+  if (ok && uses_managed()) {
     const CUresult result = managed_home_.Settle(this);
-    if (result != CUDA_SUCCESS) {
-      *error = "managed memory could not be fetched: " + driverabi::DescribeError(result);
-      gate_.Open();
-      trace::Resume();
-      return false;
-    }
+    ok = result == CUDA_SUCCESS;
+    if (!ok) *error = "managed memory could not be fetched: " + driverabi::DescribeError(result);
+  }
+  if (!ok) {
+    host_functions_.SetChannel(channel_.get());
+    return false;
   }
   NoteEventTimes();
+  *settled = true;
   return true;
+}
+
+bool Session::DrainUntil(int64_t deadline_ns, const std::function<bool()>& gone, std::string* error) {
+  while (true) {
+    agent::Activity activity;
+    if (!Look(&activity, error)) return false;
+    if (activity.quiet) return true;
+    if (gone()) {
+      *error = "interrupted";
+      return false;
+    }
+    if (NowNs() > deadline_ns) {
+      *error = "the GPU server did not finish giving memory back in time; try again with a longer --timeout";
+      return false;
+    }
+  }
+}
+
+bool Session::ServerWentAway(ChannelStatus status, std::string* error) {
+  Lose(status);
+  *error = "the GPU server went away while its work was finishing";
+  return false;
+}
+
+bool Session::WorkFailed(CUresult result, std::string* error) {
+  *error = "the GPU's work did not finish cleanly: " + driverabi::DescribeError(result) +
+           "; the job's GPU state is not worth saving";
+  return false;
 }
 
 void Session::NoteEventTimes() {
@@ -189,18 +290,8 @@ bool Session::EventBeforeMove(uint64_t event, double* microseconds) {
 
 double Session::MicrosecondsSinceMove() const { return double(NowNs() - moved_at_ns_) / 1000; }
 
-bool Session::Drain(std::string* error) {
-  std::string message;
-  wire::OpDrain_Request{}.Encode(&message);
-  const CUresult result = Operate(kOpDrain, message, nullptr);
-  if (result == CUDA_SUCCESS) return true;
-  *error = lost_.load() != CUDA_SUCCESS ? "the GPU server went away while its work was finishing"
-                                        : "the GPU's work did not finish cleanly: " + driverabi::DescribeError(result) +
-                                              "; the job's GPU state is not worth saving";
-  return false;
-}
-
 void Session::Unlock() {
+  ForgetQuestion();
   // After a Take that led nowhere, this process is the channel's user again; the tool has moved the rings' positions
   // on.
   if (channel_ && taken_) {
@@ -235,7 +326,7 @@ bool Session::Take(agent::Taken* taken, std::string* error) {
   }
   taken->log_fd = MakeMemfd("cuda-remote-log", log, error);
   if (taken->log_fd < 0) return false;
-  host_functions_.SetChannel(nullptr);
+  ForgetQuestion();
   taken_ = true;
   taken->fds = channel_->DupFds();
   taken->next_sequence = channel_->next_sequence();
@@ -243,10 +334,20 @@ bool Session::Take(agent::Taken* taken, std::string* error) {
   return true;
 }
 
+void Session::ForgetQuestion() {
+  if (question_ != 0 && channel_) channel_->Abandon(question_);
+  question_ = 0;
+}
+
 void Session::Release() {
-  host_functions_.SetChannel(nullptr);
   channel_.reset();
   taken_ = false;
+}
+
+void Session::Abandon() {
+  Lose(ChannelStatus::kClosed);
+  gate_.Open();
+  trace::Resume();
 }
 
 bool Session::Give(agent::Given given, std::string* error) {

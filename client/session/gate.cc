@@ -1,10 +1,8 @@
 #include "client/session/gate.h"
 
-#include <limits.h>
-#include <linux/futex.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
+
+#include "proto/ring/futex.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -15,52 +13,83 @@ int64_t NowMs() {
   return int64_t(now.tv_sec) * 1000 + now.tv_nsec / 1000000;
 }
 
-void FutexWait(std::atomic<uint32_t>* word, uint32_t expected, int timeout_ms) {
-  const timespec timeout{timeout_ms / 1000, (timeout_ms % 1000) * 1000000L};
-  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, timeout_ms < 0 ? nullptr : &timeout, nullptr, 0);
-}
-
-void FutexWake(std::atomic<uint32_t>* word) {
-  syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
-}
-
 }  // namespace
 
-bool Gate::Close(int timeout_ms) {
+// Not one moment's picture, and need not be: whoever enters a lane that was seen empty finds the gate closed.
+uint64_t Gate::inside() const {
+  uint64_t inside = 0;
+  for (const Lane& lane : lanes_) inside += lane.inside.load(std::memory_order_seq_cst);
+  return inside;
+}
+
+uint64_t Gate::AwaitEmpty(int timeout_ms) {
   const int64_t deadline = NowMs() + timeout_ms;
-  closed_.store(1, std::memory_order_seq_cst);
   while (true) {
     const uint32_t left_before = left_.load(std::memory_order_seq_cst);
-    if (Empty()) return true;
+    const uint64_t now_inside = inside();
     const int64_t left = deadline - NowMs();
-    if (left <= 0) {
-      Open();
-      return false;
-    }
-    FutexWait(&left_, left_before, int(left));
+    if (now_inside == 0 || left <= 0) return now_inside;
+    ring::FutexWait(&left_, left_before, int(left), false);
   }
 }
 
-// Not one moment's picture, and need not be: whoever enters a lane that was seen empty finds the gate closed.
-bool Gate::Empty() const {
-  for (const Lane& lane : lanes_) {
-    if (lane.inside.load(std::memory_order_seq_cst) != 0) return false;
+void Gate::ForEachHeld(const std::function<void(const Held&)>& each) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Waiter* waiter = first_; waiter; waiter = waiter->next) each(waiter->held);
+}
+
+bool Gate::Admit(const std::function<bool(const Held&)>& chosen) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Waiter* before = nullptr;
+  Waiter* waiter = first_;
+  while (waiter && !chosen(waiter->held)) {
+    before = waiter;
+    waiter = waiter->next;
   }
+  if (!waiter) return false;
+  (before ? before->next : first_) = waiter->next;
+  if (last_ == waiter) last_ = before;
+  lanes_[waiter->lane].inside.fetch_add(1, std::memory_order_seq_cst);
+  End(waiter, kAdmitted);
   return true;
 }
 
 void Gate::Open() {
+  std::lock_guard<std::mutex> lock(mutex_);
   closed_.store(0, std::memory_order_seq_cst);
-  FutexWake(&closed_);
+  for (Waiter* waiter = first_; waiter;) {
+    Waiter* const next = waiter->next;
+    End(waiter, kLookAgain);
+    waiter = next;
+  }
+  first_ = last_ = nullptr;
 }
 
-void Gate::WaitOpen() {
-  while (closed_.load(std::memory_order_seq_cst)) FutexWait(&closed_, 1, -1);
+bool Gate::WaitTurn(unsigned lane, const Held& held) {
+  Waiter waiter{held, lane, nullptr, {kWaits}};
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!closed_.load(std::memory_order_seq_cst)) return false;
+    (last_ ? last_->next : first_) = &waiter;
+    last_ = &waiter;
+  }
+  uint32_t state;
+  while ((state = waiter.state.load(std::memory_order_acquire)) == kWaits) {
+    ring::FutexWait(&waiter.state, kWaits, -1, false);
+  }
+  return state == kAdmitted;
+}
+
+void Gate::End(Waiter* waiter, uint32_t state) {
+  // From the store on the waiter may be gone; waking nobody at its address does no harm.
+  std::atomic<uint32_t>* const word = &waiter->state;
+  word->store(state, std::memory_order_release);
+  ring::FutexWake(word, false);
 }
 
 void Gate::WakeCloser() {
   left_.fetch_add(1, std::memory_order_seq_cst);
-  FutexWake(&left_);
+  ring::FutexWake(&left_, false);
 }
 
 }  // namespace cuda_remote::client

@@ -1,7 +1,9 @@
 #include "client/session/host_functions.h"
 
 #include <signal.h>
+#include <time.h>
 
+#include <chrono>
 #include <mutex>
 #include <shared_mutex>
 #include <string>
@@ -17,6 +19,12 @@ namespace {
 
 // How long one read of the event ring may take: how long a checkpoint may have to wait for the thread to let go.
 constexpr int kReadTimeoutMs = 100;
+
+int64_t NowNs() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
+}
 
 }  // namespace
 
@@ -67,6 +75,19 @@ void HostFunctions::SetChannel(ClientChannel* channel) {
   changed_.wait(lock, [this, channel] { return !reading_ || reading_ == channel; });
 }
 
+bool HostFunctions::Detach(int timeout_ms) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  channel_ = nullptr;
+  changed_.notify_all();
+  if (reading_) reading_->InterruptEvents();
+  return changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [this] { return !reading_; });
+}
+
+uint64_t HostFunctions::RunningMs() const {
+  const int64_t since = running_since_ns_.load(std::memory_order_acquire);
+  return since == 0 ? 0 : uint64_t((NowNs() - since) / 1000000 + 1);
+}
+
 void HostFunctions::StartThreadUnlocked() {
   started_ = true;
   // The application's signals are for its own threads.
@@ -96,6 +117,7 @@ void HostFunctions::Loop() {
     const bool is_event = status == ChannelStatus::kOk && header.call == kOpHostFunc && event.Decode(message);
     const bool is_gone = status == ChannelStatus::kOk && header.call == kOpUserObjectGone && gone.Decode(message);
     Target destructor{nullptr, nullptr};
+    if (is_event || is_gone) running_since_ns_.store(NowNs(), std::memory_order_release);
     {
       std::unique_lock<std::mutex> lock(mutex_);
       if (is_event) {
@@ -146,6 +168,7 @@ void HostFunctions::Loop() {
       channel->Send(request, bytes, {});
       if (runs && told_) told_();
     }
+    running_since_ns_.store(0, std::memory_order_release);
     std::lock_guard<std::mutex> lock(mutex_);
     reading_ = nullptr;
     changed_.notify_all();

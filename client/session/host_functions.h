@@ -45,6 +45,11 @@ class HostFunctions {
 
   // From now on events come from this channel (null: from none). Returns when no other channel is being read any more.
   void SetChannel(ClientChannel* channel);
+  // SetChannel(nullptr) that waits for `timeout_ms` at most: false if a function runs for longer. Then the channel is
+  // still in use, and to be set again.
+  bool Detach(int timeout_ms);
+  // How long the function that runs now (or a user object's destructor) has been running, at least 1; 0: none runs.
+  uint64_t RunningMs() const;
 
   // What is done with the channel right before and after every host function, and when the server has been told that it
   // has ended. Once, before the first one is registered.
@@ -74,6 +79,7 @@ class HostFunctions {
   std::map<std::pair<CUhostFn, void*>, uint64_t> numbers_;
   std::unordered_map<uint64_t, Target> objects_;    // by handle
   std::atomic<size_t> outstanding_{0};
+  std::atomic<int64_t> running_since_ns_{0};  // 0: no function runs
   std::function<void(ClientChannel*)> before_, after_;
   std::function<void()> told_;
 };

@@ -220,7 +220,10 @@ CUresult Session::Operate(uint32_t operation, const std::string& message, Reply*
     trace::Sent(sizeof(FrameHeader) + message.size(), 0);
     trace::Received(sizeof(FrameHeader) + reply->message.size());
   }
-  return status == ChannelStatus::kOk ? CUresult(reply->result) : Lose(status);
+  if (status != ChannelStatus::kOk) return Lose(status);
+  // An answer to this may be the first to tell of an earlier call that nobody waited for.
+  if (reply->pending_error != CUDA_SUCCESS) SetPendingError(CUresult(reply->pending_error));
+  return CUresult(reply->result);
 }
 
 CUresult Session::MapHostRange(const Mapping& mapping) {

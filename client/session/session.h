@@ -12,6 +12,7 @@
 #include <cuda.h>
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -119,6 +120,8 @@ class Session final : public agent::AgentHost, public trace::Server {
   bool shared_memory() const { return channel_->welcome().shared_memory; }
 
   Gate& gate() { return gate_; }
+  // A call leaves the closed gate that may have put work into `stream` (as on the wire), in `context`. Any thread.
+  void NoteLeft(uint64_t stream, uint64_t context);
   std::shared_mutex& mutex() { return mutex_; }
 
   // All of these: under mutex().
@@ -291,10 +294,14 @@ class Session final : public agent::AgentHost, public trace::Server {
 
   // agent::AgentHost, called on the agent's thread.
   agent::Info GetInfo() override;
-  bool Lock(int timeout_ms, std::string* error) override;
+  bool Close(std::string* error) override;
+  bool Look(agent::Activity* activity, std::string* error) override;
+  bool Admit(const agent::Admission& which) override;
+  bool Settle(int timeout_ms, const std::function<bool()>& gone, bool* settled, std::string* error) override;
   void Unlock() override;
   bool Take(agent::Taken* taken, std::string* error) override;
   void Release() override;
+  void Abandon() override;
   bool Give(agent::Given given, std::string* error) override;
   bool BeginTrace(uint64_t events, double max_seconds, std::string* error) override;
   bool EndTrace(int timeline_fd, int table_fd, bool json, std::string* error) override;
@@ -342,13 +349,34 @@ class Session final : public agent::AgentHost, public trace::Server {
   // times that begin before the move are then refused, not wrong.
   void NoteEventTimes();
   // Waits until the GPU is idle and all device output has arrived.
-  bool Drain(std::string* error);
+  bool DrainUntil(int64_t deadline_ns, const std::function<bool()>& gone, std::string* error);
+  // Whether a context's GPU had work when the server answered last.
+  bool HasWork(uint64_t context) const;
+  bool IsAdding(uint64_t context);
+  void ForgetIdleStreams();
+  void ForgetQuestion();
+  // Both set *error and return false.
+  bool ServerWentAway(ChannelStatus status, std::string* error);
+  static bool WorkFailed(CUresult result, std::string* error);
 
   static std::atomic<Session*> g_session;
 
   Settings settings_;
   std::unique_ptr<ClientChannel> channel_;
-  bool taken_ = false;  // a tool uses the channel; the agent's thread only
+  // The agent's thread only: whether a tool uses the channel; the question about work that the server has not answered
+  // (0: none), whether the job was quiet when it was asked, and how many calls had been admitted; how many have been since
+  // the gate closed; and the streams and their contexts that had work at the
+  // last answer.
+  bool taken_ = false;
+  uint64_t question_ = 0;
+  bool question_quiet_ = false;
+  uint64_t question_admissions_ = 0;
+  uint64_t admissions_ = 0;
+  std::vector<uint64_t> busy_streams_, busy_contexts_;
+  // Streams (a context for its default stream), with their contexts, into which calls have put work since the gate
+  // closed, as far as that is not known to be done.
+  std::mutex added_mutex_;
+  std::map<uint64_t, uint64_t> added_;
   Gate gate_;
   std::atomic<bool> initialized_{false};
   std::atomic<CUresult> lost_{CUDA_SUCCESS};

@@ -2,9 +2,11 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <optional>
@@ -15,10 +17,12 @@
 #include "client/tools/background.h"
 #include "client/tools/criu.h"
 #include "client/tools/criu_facts.h"
+#include "client/tools/cuda_processes.h"
 #include "client/tools/foreground.h"
 #include "client/tools/gpu_state.h"
 #include "client/tools/held_job.h"
 #include "client/tools/job.h"
+#include "client/tools/job_claim.h"
 #include "client/tools/progress.h"
 #include "client/tools/steps.h"
 #include "proto/codec/json.h"
@@ -32,6 +36,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr char kTool[] = "cr-checkpoint";
+// Besides those of job.h.
+constexpr int kExitInterrupted = 3;
 constexpr uint64_t kStopPool = uint64_t{1} << 30;
 
 constexpr char kExamples[] = R"(
@@ -47,7 +53,11 @@ With --stop the memory is written as it comes, through a small pool. A checkpoin
 killed, leaves the job running and no new image. Needs root, a job that was started as root, and CRIU
 (tools/setup-criu).
 
-Exit codes: 0 saved (--every: the job has ended), 1 failed, 2 wrong use, 4 no such job.
+With --every, a checkpoint that fails is reported with the time, the last image stays, and the next try follows at the
+next interval.
+
+Exit codes: 0 saved (--every: the job has ended, and was saved at least once), 1 failed (--every: the job has ended and was
+never saved), 2 wrong use, 3 interrupted (the job goes on; with --every the last image stays), 4 no such job.
 )";
 
 struct Options {
@@ -63,6 +73,7 @@ struct Outcome {
   // Parts of it: making memory ready beforehand, then reading GPU memory and CRIU's dump in the pause.
   double preparing = 0, reading = 0, dumping = 0;
   uint64_t prepared_bytes = 0;
+  SaveTimes saving;
   ckptfmt::ImageSizes sizes;
 };
 
@@ -90,23 +101,25 @@ std::unique_ptr<ChunkPool> MakePool(const Options& options, const std::string& d
     *error = "there is no memory to save GPU memory through";
     return nullptr;
   }
-  agent::Info info;
-  std::string ignored;
-  if (!options.stop && AskJob(directory, &info, &ignored)) {
-    const uint64_t held = AskHeldBytes(GpuServerOf(directory), info.session);
+  if (!options.stop) {
     // Regions end within a slot.
-    if (held > 0) pool->Prepare(held + held / 16, cancelled);
+    if (const uint64_t held = AskHeldBytes(directory); held > 0) pool->Prepare(held + held / 16, cancelled);
   }
   return pool;
 }
 
-// Of a pool that must hold all of these regions at once.
-uint64_t PoolBytesFor(const std::vector<ckptfmt::Region>& regions) {
-  uint64_t slots = 0;
-  for (const ckptfmt::Region& region : regions) {
-    slots += (region.bytes + ChunkPool::kSlotBytes - 1) / ChunkPool::kSlotBytes;
-  }
-  return slots * ChunkPool::kSlotBytes;
+void TellTransfer(const TransferTimes& times, Steps* steps) {
+  const auto count = [](uint64_t chunks, uint64_t bytes) {
+    return std::to_string(chunks) + " chunks, " + Bytes(double(bytes));
+  };
+  steps->Part(times.slots, "for room in host memory (this and what follows: of " + std::to_string(times.threads) +
+                               " threads together; " + std::to_string(times.page_faults) + " page faults)");
+  steps->Part(times.requests, "sending requests for " + std::to_string(times.regions) + " regions");
+  steps->Part(times.channel, "waiting for " + count(times.channel_chunks, times.channel_bytes) + " through the channel");
+  steps->Part(times.copies, "waiting for " + count(times.shared_chunks, times.shared_bytes) + " through shared buffers");
+  steps->Part(times.emptying, "copying out of shared buffers");
+  steps->Part(times.using_, "handing chunks to the image");
+  if (times.longest > 0) steps->Part(times.longest, "the longest wait, for " + times.longest_chunk);
 }
 
 // One checkpoint. False and *error: there is no image, and the job goes on.
@@ -116,7 +129,11 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   Steps steps(kTool, options.times);
   std::string criu;
   job.set_tcp_close(options.tcp_close);
-  if (!DescribeProcesses(&job, error) || !FindCriu(&criu, error)) return false;
+  JobClaim claim;
+  if (!CheckOneCudaProcess(job, directory, "saved", error) || !DescribeProcesses(&job, error) ||
+      !FindCriu(&criu, error) || !claim.Take(directory, kTool, cancelled, error)) {
+    return false;
+  }
   ckptfmt::WriterOptions writer_options;
   writer_options.zstd_level = options.compress;
   // Outlives the image, whose threads write out of it.
@@ -138,9 +155,8 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   outcome->preparing = Since(preparing);
   outcome->prepared_bytes = pool->prepared();
   steps.Done("making host memory ready");
-  const std::unique_ptr<HeldJob> held = HeldJob::Take(directory, int(options.timeout * 1000), error);
+  const std::unique_ptr<HeldJob> held = HeldJob::Take(directory, claim, int(options.timeout * 1000), cancelled, error);
   if (!held) return false;
-  const Clock::time_point paused = Clock::now();
   steps.Done("locking the job");
 
   ckptfmt::ImageInfo info;
@@ -151,7 +167,8 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   }
   steps.Done("waiting for the GPU, and asking for its memory");
   // The processor and the disk are for the job until it goes on.
-  if (!options.stop && PoolBytesFor(regions) <= pool->limit()) image->HoldChunks();
+  const bool fits = PoolBytesFor(regions) <= pool->limit();
+  if (!options.stop && fits) image->HoldChunks();
   {
     Progress progress("saving GPU memory", options.quiet);
     const auto go_on = [&](uint64_t done, uint64_t total) {
@@ -159,17 +176,21 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
       return !cancelled();
     };
     const Clock::time_point reading = Clock::now();
-    if (!SaveMemory(held->channel(), regions, image.get(), pool.get(), shared.get(), go_on, error)) return false;
+    if (!SaveMemory(held->channel(), regions, image.get(), pool.get(), fits, shared.get(), go_on, &outcome->saving, error))
+      return false;
     outcome->reading = Since(reading);
   }
   steps.Done("reading GPU memory");
+  steps.Part(outcome->saving.attaching, "of it, letting the GPU server map the buffers");
+  TellTransfer(outcome->saving.reading, &steps);
+  steps.Part(outcome->saving.detaching, "of it, taking the buffers back");
   const absl::Status logged = image->WriteLog(held->log_bytes());
   if (!logged.ok()) {
     *error = std::string(logged.message());
     return false;
   }
-  // Once more: threads and files may have come since.
-  if (!DescribeProcesses(&job, error)) return false;
+  // Once more: threads, files and processes may have come since.
+  if (!CheckOneCudaProcess(job, directory, "saved", error) || !DescribeProcesses(&job, error)) return false;
   steps.Done("writing the log");
   if (cancelled()) {
     *error = "interrupted";
@@ -202,7 +223,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   if (!options.stop) {
     pause.Release();
     if (!held->GiveBack(error)) return false;
-    outcome->paused = Since(paused);
+    outcome->paused = held->HeldSeconds();
     steps.Done("giving the job its session back");
   }
   const CriuFacts facts;  // beside the writing
@@ -230,7 +251,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
     std::ofstream(directory + "/stopped") << Absolute(options.image) << "\n";
     if (!KillProcesses(job)) fprintf(stderr, "%s: the job could not be ended; it stands still\n", kTool);
     held->Abandon();
-    outcome->paused = Since(paused);
+    outcome->paused = held->HeldSeconds();
     steps.Done("ending the job");
   }
   outcome->sizes = image->sizes();
@@ -246,8 +267,18 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   return true;
 }
 
+// A moment as people write it, here.
+std::string TimeText(std::chrono::system_clock::time_point moment) {
+  const time_t seconds = std::chrono::system_clock::to_time_t(moment);
+  tm parts{};
+  char text[32];
+  if (!localtime_r(&seconds, &parts) || strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S", &parts) == 0) return "?";
+  return text;
+}
+
 void Tell(const Options& options, const Outcome& outcome) {
   const ckptfmt::ImageSizes& sizes = outcome.sizes;
+  const TransferTimes& reading = outcome.saving.reading;
   if (options.json) {
     JsonWriter json(JsonWriter::kSpaced);
     json.Begin('{');
@@ -261,15 +292,76 @@ void Tell(const Options& options, const Outcome& outcome) {
     json.Member("gpu_bytes", sizes.region_bytes);
     json.Member("client_bytes", sizes.client_bytes);
     json.Member("total_bytes", sizes.total_bytes);
+    json.Key("reading");
+    json.Begin('{');
+    json.RealMember("attaching_seconds", outcome.saving.attaching, 3);
+    json.RealMember("detaching_seconds", outcome.saving.detaching, 3);
+    json.Member("threads", uint64_t(reading.threads));
+    json.Member("regions", reading.regions);
+    json.Member("page_faults", reading.page_faults);
+    json.Member("channel_chunks", reading.channel_chunks);
+    json.Member("channel_bytes", reading.channel_bytes);
+    json.Member("shared_chunks", reading.shared_chunks);
+    json.Member("shared_bytes", reading.shared_bytes);
+    json.RealMember("slot_seconds", reading.slots, 3);
+    json.RealMember("request_seconds", reading.requests, 3);
+    json.RealMember("channel_seconds", reading.channel, 3);
+    json.RealMember("copy_seconds", reading.copies, 3);
+    json.RealMember("emptying_seconds", reading.emptying, 3);
+    json.RealMember("using_seconds", reading.using_, 3);
+    json.RealMember("longest_seconds", reading.longest, 3);
+    json.End('}');
     json.End('}');
     puts(json.text().c_str());
   } else if (!options.quiet) {
+    const std::string time =
+        options.every > 0 ? TimeText(std::chrono::system_clock::now()) + ": " : std::string();
     fprintf(stderr,
-            "%s: %s in %.1f s (the job stood still for %.1f s): GPU memory %s, client process %s, on the disk %s\n",
-            kTool, options.image.c_str(), outcome.seconds, outcome.paused, Bytes(double(sizes.region_bytes)).c_str(),
+            "%s: %s%s in %.1f s (the job stood still for %.1f s): GPU memory %s, client process %s, on the disk %s\n",
+            kTool, time.c_str(), options.image.c_str(), outcome.seconds, outcome.paused, Bytes(double(sizes.region_bytes)).c_str(),
             Bytes(double(sizes.client_bytes)).c_str(), Bytes(double(sizes.total_bytes)).c_str());
   }
   fflush(stdout);
+}
+
+// --every: what goes wrong once is said, and tried again at the next time.
+int Repeat(const Options& options, const std::string& directory, const Job& job,
+           const std::function<bool()>& cancelled) {
+  using std::chrono::milliseconds, std::chrono::system_clock;
+  const milliseconds interval(int64_t(options.every * 1000));
+  // What is wrong for good.
+  if (std::string criu, error; geteuid() != 0 || !FindCriu(&criu, &error)) {
+    Say(kTool, error.empty() ? "saving and restoring processes needs root" : error);
+    return kExitFailure;
+  }
+  std::string saved;  // when the last image was complete
+  const auto ended = [&] {
+    if (saved.empty()) Say(kTool, "the job has ended, and there is no image of it from this run");
+    return saved.empty() ? kExitFailure : 0;
+  };
+  while (true) {
+    Outcome outcome;
+    std::string error;
+    const bool ok = Checkpoint(options, directory, job, cancelled, &outcome, &error);
+    const Clock::time_point next = Clock::now() + interval;
+    const system_clock::time_point now = system_clock::now();
+    if (ok) {
+      saved = TimeText(now);
+      Tell(options, outcome);
+    } else if (!JobIsAlive(job)) {
+      return ended();
+    } else if (!cancelled()) {
+      Say(kTool, TimeText(now) + ": no checkpoint of " + options.job + ": " + error + "; the job goes on. " +
+                     (saved.empty() ? "There is no image from this run yet"
+                                    : options.image + " is still the image of " + saved) +
+                     "; the next try is at " + TimeText(now + interval));
+    }
+    do {
+      if (!JobIsAlive(job)) return ended();
+      if (cancelled()) return kExitInterrupted;
+      std::this_thread::sleep_for(std::min<Clock::duration>(milliseconds(100), interval));
+    } while (Clock::now() < next);
+  }
 }
 
 int Work(const Options& options, const std::function<bool()>& cancelled) {
@@ -279,22 +371,17 @@ int Work(const Options& options, const std::function<bool()>& cancelled) {
     Say(kTool, error);
     return kExitNoJob;
   }
-  while (true) {
+  if (options.every <= 0) {
     Outcome outcome;
     if (!Checkpoint(options, directory, job, cancelled, &outcome, &error)) {
-      if (options.every > 0 && !JobIsAlive(job)) return 0;
       const char* const state = JobIsAlive(job) ? "; the job goes on" : "";
       Say(kTool, "no checkpoint of " + options.job + ": " + error + state);
-      return kExitFailure;
+      return cancelled() ? kExitInterrupted : kExitFailure;
     }
     Tell(options, outcome);
-    if (options.every <= 0 || options.stop) return 0;
-    const Clock::time_point next = Clock::now() + std::chrono::milliseconds(int64_t(options.every * 1000));
-    while (Clock::now() < next) {
-      if (cancelled() || !JobIsAlive(job)) return 0;
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
+    return 0;
   }
+  return Repeat(options, directory, job, cancelled);
 }
 
 int Main(int argc, char** argv) {

@@ -8,11 +8,13 @@
 #include <string>
 
 #include "client/tools/background.h"
+#include "client/tools/cuda_processes.h"
 #include "client/tools/foreground.h"
 #include "client/tools/gpu_host.h"
 #include "client/tools/gpu_state.h"
 #include "client/tools/held_job.h"
 #include "client/tools/job.h"
+#include "client/tools/job_claim.h"
 #include "client/tools/modules.h"
 #include "client/tools/progress.h"
 #include "proto/codec/json.h"
@@ -48,6 +50,10 @@ double Since(Clock::time_point start) { return std::chrono::duration<double>(Clo
 bool Migrate(const Options& options, const std::string& directory, Job* job, const std::function<bool()>& cancelled,
              std::string* error) {
   const Clock::time_point start = Clock::now();
+  JobClaim claim;
+  if (!claim.Take(directory, kTool, cancelled, error) || !CheckOneCudaProcess(*job, directory, "moved", error)) {
+    return false;
+  }
   // Everything that can go wrong early does so while the job still runs.
   const std::unique_ptr<GpuHost> host = GpuHost::Open(options.to, options.gpu, directory, /*detached=*/true, error);
   if (!host) return false;
@@ -55,9 +61,9 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   const std::unique_ptr<ClientChannel> channel =
       OpenSession(host->socket_path(), OwnPid(*job), program, job->name(), options.gpu, error);
   if (!channel) return false;
-  const std::unique_ptr<HeldJob> held = HeldJob::Take(directory, int(options.timeout * 1000), error);
-  if (!held) return false;
-  const Clock::time_point paused = Clock::now();
+  const std::unique_ptr<HeldJob> held = HeldJob::Take(directory, claim, int(options.timeout * 1000), cancelled, error);
+  // Once more: another process may have begun to use CUDA since.
+  if (!held || !CheckOneCudaProcess(*job, directory, "moved", error)) return false;
   std::vector<ckptfmt::Region> regions;
   ckptfmt::ImageInfo before, after;
   if (!Drain(held->channel(), error) || !ListRegions(held->channel(), &regions, error) ||
@@ -82,7 +88,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
     if (!CopyMemory(held->channel(), regions, channel.get(), go_on, error)) return false;
   }
   if (!held->Give(*channel, host->server(), error)) return false;
-  const double stood = Since(paused), took = Since(start);
+  const double stood = held->HeldSeconds(), took = Since(start);
   TellSaved(host->server(), channel->welcome().session, job->saved_unix_ms(), job->saved_bytes());
   std::string problem;
   if (!WriteGpuServer(directory, host->server(), options.gpu, &problem)) Say(kTool, problem);

@@ -22,6 +22,7 @@
 #include "client/tools/held_job.h"
 #include "client/tools/isolate.h"
 #include "client/tools/job.h"
+#include "client/tools/job_claim.h"
 #include "client/tools/modules.h"
 #include "client/tools/open_files.h"
 #include "client/tools/ports.h"
@@ -253,6 +254,9 @@ int Run(const Options& options) {
   if (!ClaimJobFolder(directory, &error)) return Fail(error + " (--job-dir)");
   if (!LinkLibrary(directory, &library_folder, &error)) return Fail(error);
   if (directory != job.directory() && !MakeJobFolder(job.directory(), &error)) return Fail(error);
+  // Until the job goes on. What killed an earlier tool has ended the job that was here.
+  JobClaim claim;
+  if (!claim.Take(directory, kTool, Interrupted, &error)) return Fail(error);
   if (!WriteThisJob(directory, job.directory(), image->info().job, &error)) return Fail(error);
   if (!PlanStandIns(directory, &job, &mounts, &error))
     Say(kTool, error + "; programs with an environment of their own may use this machine's own GPU");
@@ -290,6 +294,7 @@ int Run(const Options& options) {
     ok = false;
   }
   if (ok) steps.Done("giving it the session");
+  claim.Release();
   channel.reset();
   if (!ok) {
     process.reset();

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -22,6 +23,8 @@ namespace {
 // For copies from server to server: enough for all that is on the way.
 constexpr uint64_t kCopyPool = uint64_t{64} * ChunkPool::kSlotBytes;
 constexpr int kTellMs = 3000;
+// Chunks of up to this wait in memory of their own size, and not in a slot.
+constexpr uint64_t kSmallChunk = 64 << 10;
 
 std::string Hex(uint64_t value) {
   char text[24];
@@ -92,15 +95,6 @@ void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, u
   const nvml::SavedNote note = {session, unix_ms, bytes};
   nvml::Answer ignored;
   AskServer(address, nvml::kSaved, &note, sizeof(note), &ignored);
-}
-
-uint64_t AskHeldBytes(const std::string& address, uint64_t session) {
-  nvml::Answer answer;
-  uint64_t bytes = 0;
-  if (AskServer(address, nvml::kHeld, &session, sizeof(session), &answer) && answer.output.size() == sizeof(bytes)) {
-    memcpy(&bytes, answer.output.data(), sizeof(bytes));
-  }
-  return bytes;
 }
 
 bool Drain(ClientChannel* channel, std::string* error) {
@@ -177,8 +171,20 @@ bool DescribeServer(ClientChannel* channel, ckptfmt::ImageInfo* info, std::strin
   return true;
 }
 
+uint64_t PoolBytesFor(const std::vector<ckptfmt::Region>& regions) {
+  uint64_t slots = 0, small = 0;
+  for (const ckptfmt::Region& region : regions) {
+    slots += region.bytes / ChunkPool::kSlotBytes;
+    const uint64_t rest = region.bytes % ChunkPool::kSlotBytes;
+    if (rest > kSmallChunk) ++slots;
+    if (rest <= kSmallChunk) small += rest;
+  }
+  return slots * ChunkPool::kSlotBytes + small;
+}
+
 bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
-                ChunkPool* pool, SharedBuffers* shared, const Continue& go_on, std::string* error) {
+                ChunkPool* pool, bool fits, SharedBuffers* shared, const Continue& go_on, SaveTimes* times,
+                std::string* error) {
   std::vector<uint32_t> numbers;
   for (const ckptfmt::Region& region : regions) {
     const absl::StatusOr<uint32_t> number = image->AddRegion(region);
@@ -189,14 +195,29 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
     numbers.push_back(*number);
   }
   const auto use = [&](size_t region, uint64_t index, char* slot, size_t bytes, std::string* why) {
-    const absl::Status status =
-        image->AddChunk(numbers[region], index, {slot, bytes}, [pool, slot] { pool->Give(slot); });
+    absl::Status status;
+    if (fits && bytes <= kSmallChunk) {
+      // A module's variables are thousands of these, and a slot for each would be gigabytes that nobody has prepared.
+      const auto copy = std::make_shared<std::string>(slot, bytes);
+      pool->Give(slot);
+      status = image->AddChunk(numbers[region], index, *copy, [copy] {});
+    } else {
+      status = image->AddChunk(numbers[region], index, {slot, bytes}, [pool, slot] { pool->Give(slot); });
+    }
     if (!status.ok()) *why = std::string(status.message());
     return status.ok();
   };
+  using Clock = std::chrono::steady_clock;
+  const auto since = [](Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
+  const Clock::time_point start = Clock::now();
   SharedBuffers* const attached = shared && shared->Attach(channel) ? shared : nullptr;
-  const bool ok = ReadMemory(channel, regions, pool, attached, use, go_on, error);
+  times->attaching = since(start);
+  const bool ok = ReadMemory(channel, regions, pool, attached, use, go_on, error, &times->reading);
+  const Clock::time_point read = Clock::now();
   if (attached) attached->Detach();
+  times->detaching = since(read);
   return ok;
 }
 

@@ -28,9 +28,6 @@ std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid
 // Nothing depends on it, so failures are not told.
 void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes);
 
-// How much device memory the session held a moment ago, as the server at `address` knows it; 0 if it cannot be asked.
-uint64_t AskHeldBytes(const std::string& address, uint64_t session);
-
 // Waits until the GPU is idle. Fails if the GPU has an error, or a stream capture is in progress.
 bool Drain(ClientChannel* channel, std::string* error);
 
@@ -40,10 +37,21 @@ bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, 
 // The server's GPUs and driver, for the manifest.
 bool DescribeServer(ClientChannel* channel, ckptfmt::ImageInfo* info, std::string* error);
 
+// How much of a pool these regions need, if it is to hold all of them at once.
+uint64_t PoolBytesFor(const std::vector<ckptfmt::Region>& regions);
+
+// How reading GPU memory went.
+struct SaveTimes {
+  double attaching = 0;  // letting the worker map the shared buffers
+  double detaching = 0;
+  TransferTimes reading;
+};
+
 // Reads the regions into `pool` and has the image's threads hash and write them. When it returns all is read, but not
 // all written: the pool must live as long as the image. `shared`: null, or not attached.
 bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
-                ChunkPool* pool, SharedBuffers* shared, const Continue& go_on, std::string* error);
+                ChunkPool* pool, bool fits, SharedBuffers* shared, const Continue& go_on, SaveTimes* times,
+                std::string* error);
 // Each chunk is compared with its checksum before it is sent.
 bool LoadMemory(const ckptfmt::ImageReader& image, ClientChannel* channel, const Continue& go_on, std::string* error);
 // From one server to another.

@@ -14,6 +14,8 @@ namespace {
 constexpr uint64_t kSequenceGap = uint64_t{1} << 32;
 constexpr int kConnectAttempts = 200;
 constexpr int kConnectPauseUs = 25000;
+// Each waits some milliseconds.
+constexpr int kHeldAttempts = 100;
 
 bool ReadAll(int fd, std::string* bytes) {
   struct stat facts;
@@ -69,7 +71,19 @@ bool AskJob(const std::string& directory, agent::Info* info, std::string* error)
   return agent && agent->GetInfo(info, error);
 }
 
-std::unique_ptr<HeldJob> HeldJob::Take(const std::string& directory, int lock_ms, std::string* error) {
+uint64_t AskHeldBytes(const std::string& directory) {
+  std::string ignored;
+  const std::unique_ptr<agent::AgentClient> agent = agent::AgentClient::Connect(directory, &ignored);
+  agent::Activity activity;
+  // A worker that is in the middle of a long call answers when that is done.
+  for (int attempt = 0; agent && attempt < kHeldAttempts && agent->Look(&activity, &ignored); ++attempt) {
+    if (activity.answered) return activity.held_bytes;
+  }
+  return 0;
+}
+
+std::unique_ptr<HeldJob> HeldJob::Take(const std::string& directory, const JobClaim& claim, int lock_ms,
+                                       const std::function<bool()>& cancelled, std::string* error) {
   std::unique_ptr<HeldJob> job(new HeldJob);
   job->directory_ = directory;
   job->done_ = true;  // nothing to give back yet: the end of the connection is enough
@@ -80,10 +94,21 @@ std::unique_ptr<HeldJob> HeldJob::Take(const std::string& directory, int lock_ms
   }
   if (!job->agent_->GetInfo(&job->info_, error)) return nullptr;
   if (job->info_.released) {
-    *error = "an earlier checkpoint of this job died before it gave the GPU session back; the session is lost";
+    *error = (claim.killed().empty() ? "an earlier tool" : claim.killed()) +
+             " ended while it had the job's GPU session, which is lost";
+    std::string problem;
+    if (!claim.killed().empty() && job->agent_->Abandon(&problem)) {
+      *error += "; the job's CUDA calls fail from now on. Restart the job from its last image with cr-restart";
+    }
     return nullptr;
   }
-  if (!job->agent_->Lock(lock_ms, error) || !job->agent_->Take(&job->taken_, error)) return nullptr;
+  agent::LockOptions options;
+  options.timeout_ms = lock_ms;
+  options.cancelled = cancelled;
+  if (!agent::LockAll({job->agent_.get()}, options, &job->closed_us_, error) ||
+      !job->agent_->Take(&job->taken_, error)) {
+    return nullptr;
+  }
   const bool read = ReadAll(job->taken_.log_fd, &job->log_bytes_);
   close(job->taken_.log_fd);
   const uint64_t first = job->taken_.next_sequence + kSequenceGap;
@@ -107,6 +132,8 @@ HeldJob::~HeldJob() {
   std::string ignored;
   if (!done_) GiveBack(&ignored);
 }
+
+double HeldJob::HeldSeconds() const { return double(agent::RealClock().now_us() - closed_us_) / 1e6; }
 
 bool HeldJob::Release(std::string* error) {
   const bool released = agent_->Release(error);

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "client/agent/agent_client.h"
+#include "client/tools/job_claim.h"
 #include "proto/channel/client_channel.h"
 #include "replay/log/log.h"
 
@@ -18,11 +19,17 @@ namespace cuda_remote::client::tools {
 // What the job's agent says of it, without holding it up. False and *error if it has none.
 bool AskJob(const std::string& directory, agent::Info* info, std::string* error);
 
+// How much device memory the job's worker says that it holds now; 0 if it does not answer soon.
+uint64_t AskHeldBytes(const std::string& directory);
+
 class HeldJob {
  public:
-  // Stops the CUDA calls of the job in `directory`, waiting up to lock_ms for those in progress, and takes channel and
-  // log. Refuses, with the job going on, if the log has calls that cannot be replayed.
-  static std::unique_ptr<HeldJob> Take(const std::string& directory, int lock_ms, std::string* error);
+  // Stops the CUDA calls of the job in `directory`, waiting up to lock_ms for those in progress and for the GPU, and
+  // takes channel and log. Refuses, with the job going on, if the log has calls that cannot be replayed, and once
+  // `cancelled` is true. The caller has the job's claim; a job whose session an earlier tool has lost (JobClaim::killed)
+  // is told so, and its calls fail then.
+  static std::unique_ptr<HeldJob> Take(const std::string& directory, const JobClaim& claim, int lock_ms,
+                                       const std::function<bool()>& cancelled, std::string* error);
   ~HeldJob();
   HeldJob(const HeldJob&) = delete;
   HeldJob& operator=(const HeldJob&) = delete;
@@ -33,6 +40,8 @@ class HeldJob {
   const std::string& log_bytes() const { return log_bytes_; }
   const agent::Info& info() const { return info_; }
   uint64_t next_sequence() const { return taken_.next_sequence; }
+  // For how many seconds calls have been held back.
+  double HeldSeconds() const;
 
   // Makes the process ready for a snapshot: it closes its channel, and the connection to the tool.
   bool Release(std::string* error);
@@ -54,6 +63,7 @@ class HeldJob {
   std::unique_ptr<ClientChannel> channel_;
   std::string log_bytes_;
   replay::Log log_;
+  int64_t closed_us_ = 0;
   bool done_ = false;
 };
 

@@ -328,7 +328,8 @@ std::vector<std::string> RemoveStaleJobs() {
 
 void RemoveJobFolder(const std::string& directory) {
   for (const char* name : {"/lib/libcuda.so.1", "/lib/libcuda.so", "/lib/libnvidia-ml.so.1", "/lib/libnvidia-ml.so",
-                           "/lib/job", "/lib/ld.so.cache", "/gpu-server", "/nvml.lock", "/job.json", "/stopped",
+                           "/lib/job", "/lib/ld.so.cache", "/gpu-server", "/nvml.lock", "/tool.lock", "/job.json",
+                           "/stopped",
                            "/restore-hold", "/agent.sock", "/server/session.sock", "/server/control.sock",
                            "/server/server.lock"})
     unlink((directory + name).c_str());

@@ -6,6 +6,7 @@
 //                  ld.so.cache, for processes with another environment (stand_ins.h)
 //     gpu-server   which server the job uses now, for our NVML (client/nvml/job_server.h)
 //     nvml.lock    held while our NVML asks the server, and while a snapshot is taken
+//     tool.lock    held by the tool that works on the job (job_claim.h)
 //     relay*.sock, server/   sockets of the relay or of the job's own server
 //     restore-hold what a restored process waits at until its GPU memory is there (process_restore.h)
 //     stopped      the image that cr-checkpoint --stop has left, while it ends the job

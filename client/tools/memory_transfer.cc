@@ -1,5 +1,7 @@
 #include "client/tools/memory_transfer.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -20,6 +22,7 @@ unsigned g_transfer_threads_for_testing = 0;
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
 using ckptfmt::kChunkBytes;
 using ckptfmt::Region;
 using ckptfmt::RegionKind;
@@ -28,12 +31,14 @@ static_assert(kChunkBytes == ChunkPool::kSlotBytes && kChunkBytes == SharedBuffe
 // Of a chunk, in a request through the channel.
 constexpr uint64_t kPiece = kMaxPayloadBytes;
 constexpr size_t kPiecesPerChunk = (kChunkBytes + kPiece - 1) / kPiece;
-// So many bytes open a region that is written; one of less than kWorthSharing goes through the channel, where nobody
+// So many bytes open a region; one of less than kWorthSharing goes through the channel, where nobody
 // waits for answers.
 constexpr size_t kOpening = 4096, kWorthSharing = 256 << 10;
 // Threads that only copy, and those that read files and hash as well; each has a few chunks on the way, and all have
 // kCount together.
 constexpr unsigned kMostCopying = 6, kMostFilling = 14;
+
+double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 std::string NameOf(const Region& region) {
   char text[24];
@@ -196,6 +201,8 @@ class ReadShare {
     for (size_t i = 0; i < most_; ++i) free_buffers_.push_back(thread * most_ + i);
   }
 
+  const TransferTimes& times() const { return times_; }
+
   // After an exception: the slots are written to until every request is answered.
   ~ReadShare() {
     uint32_t result;
@@ -212,7 +219,13 @@ class ReadShare {
       more = more && !transfer_->stopped();
       // With chunks on the way this thread must not wait for a slot: it has slots itself.
       char* slot = nullptr;
-      if (more && flights_.size() < most_) slot = flights_.empty() ? pool_->Take() : pool_->TryTake();
+      if (more && flights_.size() < most_) {
+        const Clock::time_point start = Clock::now();
+        slot = flights_.empty() ? pool_->Take() : pool_->TryTake();
+        // Memory that was not prepared is found here, and not while bytes arrive in it.
+        if (slot) *static_cast<volatile char*>(slot) = 0;
+        times_.slots += Since(start);
+      }
       if (slot) {
         const Transfer::Chunk* const chunk = transfer_->Next();
         more = chunk != nullptr;
@@ -238,17 +251,26 @@ class ReadShare {
   };
 
   void Start(const Transfer::Chunk& chunk, char* slot) {
+    const Clock::time_point start = Clock::now();
     flights_.push_back({&chunk, slot});
     Flight& flight = flights_.back();
-    if (chunk.index > 0 && transfer_->CanShare(chunk) && transfer_->IsOpen(chunk)) {
+    const bool opens = chunk.index == 0 && chunk.bytes >= kWorthSharing;
+    if (transfer_->CanShare(chunk) && (opens || transfer_->IsOpen(chunk))) {
       flight.buffer = free_buffers_.back();
       free_buffers_.pop_back();
-      flight.sequences[0] = transfer_->BeginCopy(chunk, flight.buffer, true);
-      flight.requests = 1;
+      // The server executes requests in their order. The copy brings these bytes once more.
+      if (opens) flight.sequences[flight.requests++] = OpeningRead(chunk, slot);
+      flight.sequences[flight.requests++] = transfer_->BeginCopy(chunk, flight.buffer, true);
+      transfer_->Opened(chunk);
     } else {
       BeginPieces(&flight);
       transfer_->Opened(chunk);
     }
+    times_.requests += Since(start);
+  }
+
+  uint64_t OpeningRead(const Transfer::Chunk& chunk, char* slot) {
+    return BeginRead(transfer_->channel(), transfer_->RegionOf(chunk), chunk.offset(), slot, kOpening);
   }
 
   void BeginPieces(Flight* flight) {
@@ -285,11 +307,15 @@ class ReadShare {
     flights_.pop_front();
     uint32_t result;
     uint64_t got;
+    const Clock::time_point start = Clock::now();
     ChannelStatus status = Wait(flight, &result, &got);
+    Waited(flight, Since(start));
     if (flight.buffer != kNone) {
       if (status == ChannelStatus::kOk && result == 0) {
+        const Clock::time_point arrived = Clock::now();
         memcpy(flight.slot, transfer_->shared()->data(flight.buffer), flight.chunk->bytes);
         got = flight.chunk->bytes;
+        times_.emptying += Since(arrived);
       } else if (status == ChannelStatus::kOk && !transfer_->stopped()) {
         // Something that this way does not reach; the other one says what is wrong.
         BeginPieces(&flight);
@@ -304,7 +330,10 @@ class ReadShare {
     } else if (result != 0 || got != chunk.bytes) {
       Failed("read " + NameOf(transfer_->RegionOf(chunk)), result, &error);
     } else if (!transfer_->stopped()) {
-      if (use_(chunk.region, chunk.index, flight.slot, chunk.bytes, &error)) {
+      const Clock::time_point using_it = Clock::now();
+      const bool used = use_(chunk.region, chunk.index, flight.slot, chunk.bytes, &error);
+      times_.using_ += Since(using_it);
+      if (used) {
         transfer_->Advance(chunk.bytes);
       } else {
         transfer_->Fail(error);
@@ -315,6 +344,19 @@ class ReadShare {
     if (!error.empty()) transfer_->Fail(error);
   }
 
+  void Waited(const Flight& flight, double seconds) {
+    const bool shared = flight.buffer != kNone;
+    (shared ? times_.copies : times_.channel) += seconds;
+    ++(shared ? times_.shared_chunks : times_.channel_chunks);
+    (shared ? times_.shared_bytes : times_.channel_bytes) += flight.chunk->bytes;
+    if (seconds <= times_.longest) return;
+    times_.longest = seconds;
+    times_.longest_chunk = std::to_string(flight.chunk->bytes) + " bytes of " +
+                           NameOf(transfer_->RegionOf(*flight.chunk)) +
+                           (shared ? " through a shared buffer" : " through the channel");
+  }
+
+  TransferTimes times_;
   Transfer* const transfer_;
   ChunkPool* const pool_;
   const UseChunk& use_;
@@ -441,10 +483,44 @@ bool Failed(const std::string& what, uint32_t result, std::string* error) {
 }
 
 bool ReadMemory(ClientChannel* channel, const std::vector<Region>& regions, ChunkPool* pool, SharedBuffers* shared,
-                const UseChunk& use, const Continue& go_on, std::string* error) {
+                const UseChunk& use, const Continue& go_on, std::string* error, TransferTimes* times) {
   Transfer transfer(channel, regions, shared, go_on);
-  const auto share = [&](size_t thread, size_t count) { ReadShare(&transfer, pool, use, thread, count).Run(); };
-  return transfer.Run(Threads(3, kMostCopying), share, error);
+  std::mutex mutex;
+  TransferTimes all;
+  all.regions = regions.size();
+  rusage before{}, after{};
+  getrusage(RUSAGE_SELF, &before);
+  const auto share = [&](size_t thread, size_t count) {
+    ReadShare mine(&transfer, pool, use, thread, count);
+    mine.Run();
+    std::lock_guard<std::mutex> lock(mutex);
+    all.Add(mine.times());
+    ++all.threads;
+  };
+  const bool ok = transfer.Run(Threads(3, kMostCopying), share, error);
+  getrusage(RUSAGE_SELF, &after);
+  all.page_faults = uint64_t(after.ru_minflt + after.ru_majflt - before.ru_minflt - before.ru_majflt);
+  if (times) times->Add(all);
+  return ok;
+}
+
+void TransferTimes::Add(const TransferTimes& other) {
+  threads += other.threads;
+  regions += other.regions;
+  channel_chunks += other.channel_chunks;
+  channel_bytes += other.channel_bytes;
+  shared_chunks += other.shared_chunks;
+  shared_bytes += other.shared_bytes;
+  slots += other.slots;
+  requests += other.requests;
+  channel += other.channel;
+  copies += other.copies;
+  emptying += other.emptying;
+  using_ += other.using_;
+  page_faults += other.page_faults;
+  if (other.longest <= longest) return;
+  longest = other.longest;
+  longest_chunk = other.longest_chunk;
 }
 
 bool WriteMemory(ClientChannel* channel, const std::vector<Region>& regions, SharedBuffers* shared,

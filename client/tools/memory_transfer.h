@@ -34,10 +34,29 @@ using UseChunk = std::function<bool(size_t region, uint64_t index, char* slot, s
 // Puts a chunk's bytes to `out`. Called by several threads at once.
 using FillChunk = std::function<bool(size_t region, uint64_t index, char* out, size_t bytes, std::string* error)>;
 
+// Where the time of a transfer went. Seconds are those of all threads together.
+struct TransferTimes {
+  size_t threads = 0;
+  uint64_t regions = 0;
+  // Chunks that went through the channel, and through shared buffers.
+  uint64_t channel_chunks = 0, channel_bytes = 0, shared_chunks = 0, shared_bytes = 0;
+  double slots = 0;     // for slots of the pool: waiting for them, and finding memory that was not prepared
+  double requests = 0;  // putting requests into the channel
+  double channel = 0;   // waiting for answers through the channel
+  double copies = 0;    // waiting for the GPU's copies to shared buffers
+  double emptying = 0;  // copying out of those
+  double using_ = 0;    // handing chunks on
+  double longest = 0;   // the longest wait for one chunk, and which one it was
+  std::string longest_chunk;
+  uint64_t page_faults = 0;  // of this process
+  void Add(const TransferTimes& other);
+};
+
 // Reads all regions into slots of `pool`, which others may empty at the same time. `shared`: null, or attached to this
-// channel's server.
+// channel's server. *times, if not null: added to.
 bool ReadMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ChunkPool* pool,
-                SharedBuffers* shared, const UseChunk& use, const Continue& go_on, std::string* error);
+                SharedBuffers* shared, const UseChunk& use, const Continue& go_on, std::string* error,
+                TransferTimes* times = nullptr);
 
 // Writes all regions. What goes wrong at the server is only known after a Drain. `shared` as above.
 bool WriteMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, SharedBuffers* shared,

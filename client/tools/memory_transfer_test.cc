@@ -9,12 +9,16 @@
 
 #include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <thread>
 
+#include "ckptfmt/image_reader.h"
+#include "ckptfmt/image_writer.h"
+#include "client/tools/gpu_state.h"
 #include "proto/channel/handshake.h"
 #include "proto/channel/server_channel.h"
 #include "proto/codec/codec.h"
@@ -272,6 +276,58 @@ class MemoryTransfer : public testing::TestWithParam<bool> {
 
   std::unique_ptr<SharedBuffers> shared_;
 };
+
+// A job has thousands of variables. They must not take a slot each: those were not prepared, and there may not be so
+// many.
+TEST(SaveMemory, SmallRegionsWaitInMemoryOfTheirOwnSize) {
+  Server server;
+  std::vector<Region> regions;
+  std::vector<std::string> bytes;
+  const auto add = [&](RegionKind kind, uint64_t key, size_t size) {
+    Region region;
+    region.kind = kind;
+    (kind == RegionKind::kAllocation ? region.address : region.object) = key;
+    region.context = 0x7000000000010;
+    region.bytes = size;
+    if (kind == RegionKind::kModuleSymbol) region.symbol = "variable" + std::to_string(key);
+    regions.push_back(region);
+    bytes.push_back(Noise(size, key));
+    server.Have(region, bytes.back());
+  };
+  for (uint64_t i = 1; i <= 300; ++i) add(RegionKind::kModuleSymbol, i, i % 10 == 0 ? 5000 * i / 10 : 8);
+  add(RegionKind::kAllocation, 0x100000000000, 2 * kChunkBytes + 100);
+  EXPECT_LT(PoolBytesFor(regions), 40 * kChunkBytes);
+  ChunkPool pool(40 * kChunkBytes);
+  char folder[] = "/tmp/save-memory-test-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const std::string path = std::string(folder) + "/image";
+  auto image = ckptfmt::ImageWriter::Create(path);
+  ASSERT_TRUE(image.ok()) << image.status();
+  (*image)->HoldChunks();  // nothing comes back meanwhile
+  SaveTimes times;
+  std::string error;
+  ASSERT_TRUE(SaveMemory(server.channel(), regions, image->get(), &pool, /*fits=*/true, nullptr, nullptr, &times,
+                         &error))
+      << error;
+  EXPECT_EQ(times.reading.regions, regions.size());
+  EXPECT_EQ(times.reading.channel_chunks + times.reading.shared_chunks, regions.size() + 2);
+  ASSERT_TRUE((*image)->WriteLog("").ok());
+  ASSERT_TRUE((*image)->Commit({}).ok());
+  EXPECT_EQ(FreeSlots(&pool), 40u);
+  image->reset();
+  const auto reader = ckptfmt::ImageReader::Open(path);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  std::string chunk(kChunkBytes, '?');
+  for (size_t i = 0; i < regions.size(); ++i) {
+    for (uint64_t at = 0; at < regions[i].bytes; at += kChunkBytes) {
+      bool zero = false;
+      ASSERT_TRUE((*reader)->ReadChunk(i, at / kChunkBytes, &chunk[0], &zero).ok());
+      const size_t size = std::min<uint64_t>(kChunkBytes, regions[i].bytes - at);
+      ASSERT_EQ(chunk.substr(0, size), bytes[i].substr(at, size)) << i;
+    }
+  }
+  std::filesystem::remove_all(folder);
+}
 
 INSTANTIATE_TEST_SUITE_P(All, MemoryTransfer, testing::Bool(),
                          [](const auto& info) { return info.param ? "SharedBuffers" : "Channel"; });

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include <chrono>
+#include <string>
 
 namespace cuda_remote::client::tools {
 
@@ -18,6 +19,11 @@ class Steps {
     const Clock::time_point now = Clock::now();
     if (tell_) fprintf(stderr, "%s: %7.3f s  %s\n", tool_, std::chrono::duration<double>(now - last_).count(), step);
     last_ = now;
+  }
+
+  // A part of the step that has just ended.
+  void Part(double seconds, const std::string& what) const {
+    if (tell_) fprintf(stderr, "%s: %7.3f s      %s\n", tool_, seconds, what.c_str());
   }
 
  private:
