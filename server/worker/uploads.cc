@@ -138,11 +138,9 @@ std::vector<std::shared_ptr<char>> Uploads::ContextDies(uint64_t context_id) {
     kept.push_back(block->memory);
   };
   forget(&open_);
-  // Its memory may be another's now.
-  if (!kept.empty()) {
-    Settle();
-    open_ = Block();
-  }
+  // Its memory may have been registered in that context.
+  Settle();
+  open_ = Block();
   for (Block& block : lent_) forget(&block);
   return kept;
 }
