@@ -1390,7 +1390,7 @@ TEST_F(Tls, BadFilesAreExplained) {
     run({Program("server/supervisor", "cr-server"), "--dir", Path("server"), "--worker", "/bin/true", "--listen",
          "127.0.0.1:0"}, 2);
     run({Program("client/relay", "cr-relay"), "--connect", "127.0.0.1:1", "--socket", Relay()}, 2);
-    run({Program("server/supervisor", "cr-ps"), "--server", "127.0.0.1:1"}, 2);
+    run({Program("client/tools", "cr-ps"), "--server", "127.0.0.1:1"}, 2);
   }
 }
 
