@@ -75,6 +75,7 @@ std::unique_ptr<JobTerminal> JobTerminal::Open(std::string* error) {
 
 JobTerminal::~JobTerminal() {
   Release();
+  signal(SIGTTOU, SIG_DFL);
   CloseJobEnd();
   if (master_ >= 0) close(master_);
   if (own_ >= 0) close(own_);
