@@ -111,7 +111,9 @@ void Complain(const std::string& path) {
 template <typename Write>
 void ReplaceFile(const std::string& path, Write write) {
   const std::string temporary = path + ".new";
-  const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  // In a folder that others may write to, that name may be a link of theirs to a file of this user's.
+  unlink(temporary.c_str());
+  const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
   if (fd < 0) {
     Complain(temporary);
     return;

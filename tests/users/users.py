@@ -300,6 +300,22 @@ def foreign_server(context):
 
 
 @case
+def trace_file(context):
+    """A link in the place of the file that a trace is written to first does not lead to a file of the victim's."""
+    home, shared = context.folder("home", 0o700, VICTIM), context.folder("open", 0o777)
+    precious = home + "/precious"
+    context.python(VICTIM, "import sys; open(sys.argv[1], 'w').write('as it was')", precious)
+    context.python(ATTACKER, "import os, sys; os.symlink(sys.argv[1], sys.argv[2])", precious, shared + "/t-one.json.new")
+    worked(context.run(
+        VICTIM, [context.tool("cr-run"), "--job-dir", home + "/one", "--"] + context.command(), CUDA_REMOTE_TRACE=shared + "/t-%j.json"
+    ))  # fmt: skip
+    if open(precious).read() != "as it was":
+        raise Failure("a file of the victim's was written over through the attacker's link")
+    if "cuInit" not in open(shared + "/t-one.json").read():
+        raise Failure("the trace was not written")
+
+
+@case
 def foreign_job(context):
     """A job folder that another user has made: root's tools and the victim's neither believe nor touch what is in it."""
     job = os.path.join(context.shared, "job")
