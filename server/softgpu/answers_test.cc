@@ -187,8 +187,11 @@ TEST_F(MemoryTextures, ReadsAreChecked) {
     CU_OK(cuLaunchKernel(fetch, 1, 1, 1, 1, 1, 1, 0, nullptr, params, nullptr));
     CU_OK(cuMemcpyDtoH_v2(&value, out, 4));
     EXPECT_EQ(77u, value);
-    if (freed) CU_OK(cuMemFree_v2(memory));
-    if (!freed) at = 1 << 24;
+    if (freed) {
+      CU_OK(cuMemFree_v2(memory));
+    } else {
+      at = 1 << 24;
+    }
     CU_OK(cuLaunchKernel(fetch, 1, 1, 1, 1, 1, 1, 0, nullptr, params, nullptr));
     CU_IS(CUDA_ERROR_ILLEGAL_ADDRESS, cuCtxSynchronize());
     CU_IS(CUDA_SUCCESS, cuCtxDestroy_v2(context_));

@@ -80,10 +80,14 @@ TEST(Errors, LaunchesOutOfRange) {
 }
 
 TEST(Errors, InvalidBarriersAndMasks) {
-  for (const char* body : {"mov.u32 %r1, 16;\nbar.sync %r1;", "bar.sync 1, 33;", "vote.sync.any.pred %p1, %p2, 2;"}) {
+  const std::pair<const char*, Fault> cases[] = {
+      {"mov.u32 %r1, 16;\nbar.sync %r1;", Fault::kInvalidCode},
+      {"bar.sync 1, 33;", Fault::kInvalidCode},
+      {"vote.sync.any.pred %p1, %p2, 2;", Fault::kIllegalInstruction}};  // as an H100 says it; see warp_test
+  for (const auto& [body, fault] : cases) {
     TestDevice device;
     ASSERT_TRUE(device.Load(Kernel(body)));
-    EXPECT_EQ(Fault::kInvalidCode, device.Run("test", {1}, {1}, uint64_t{0}, uint64_t{0}).fault) << body;
+    EXPECT_EQ(fault, device.Run("test", {1}, {1}, uint64_t{0}, uint64_t{0}).fault) << body;
   }
 }
 
