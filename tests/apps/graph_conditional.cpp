@@ -132,6 +132,7 @@ int main(int argc, char** argv) {
   CU_CHECK(cuMemAlloc(&g_state, 8));
   unsigned expected = unsigned(options.size);
   CU_CHECK(cuMemcpyHtoD(g_state, &expected, 4));
+  CU_CHECK(cuCtxSynchronize());  // the stream does not wait for the default one
   CUstream stream;
   CU_CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 

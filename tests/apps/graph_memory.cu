@@ -168,6 +168,7 @@ int main(int argc, char** argv) {
       CUDA_CHECK(cudaMalloc(&g->seed, 4));
       CUDA_CHECK(cudaMalloc(&g->sum, 4));
       CUDA_CHECK(cudaMemset(g->sum, 0, 4));
+      CUDA_CHECK(cudaDeviceSynchronize());  // the stream does not wait for the default one
       Build(g.get(), stream);
       graphs.push_back(std::move(g));
     }

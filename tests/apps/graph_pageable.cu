@@ -47,6 +47,7 @@ int main(int argc, char** argv) {
   CUDA_CHECK(cudaMalloc(&line, n * 4));
   CUDA_CHECK(cudaMalloc(&rectangle, width * kRows * 4));
   CUDA_CHECK(cudaMemset(state, 0, n * 4));
+  CUDA_CHECK(cudaDeviceSynchronize());  // the stream does not wait for the default one
 
   // Two of each buffer: what the nodes name changes.
   std::vector<unsigned> in[2], field[2], out[2], expected(n);
