@@ -287,6 +287,7 @@ class Case {
   void DestroyUserObject(CUuserObject object);
 
   // --- what a call did, where its results do not say
+  void Say(const std::string& text) { said_ += " | " + text; }
   void ShowContext(CUcontext context);
   void ShowLimits();
   void ShowPrimary();
@@ -326,7 +327,6 @@ class Case {
   void AddRegion(const std::string& name, uint64_t base, uint64_t bytes, bool contents, bool device);
   void Forget(uint64_t base);
   std::string Changes();
-  void Say(const std::string& text) { said_ += " | " + text; }
   void BindSampling(CUtexref reference);
 
   static bool Untouched(const void* memory, size_t bytes);

@@ -157,6 +157,7 @@ ThreadState* ThreadState::Get() {
   return &state;
 }
 
+struct Call::ManagedBuffers {};
 Call::Call(const CallInfo& info)
     : info_(info), thread_(ThreadState::Get()), message_(new std::string), reply_(new std::string) {}
 Call::~Call() {
