@@ -421,9 +421,9 @@ def is_holding_up(context, modes):
     first, second = lab.server("first"), lab.server("second")
     pick = random.Random(len(modes))
     for mode in modes:
-        command = [context.program("held"), mode, "--steps", "12"]
+        command = [context.program("held"), mode, "--steps", "60"]
         expected = context.expected(command)
-        job = lab.job(f"job_{mode}", command, first.unix, step_ms=20)
+        job = lab.job(f"job_{mode}", command, first.unix, step_ms=30)
         job.wait_steps(1, 60)
         image = context.path(f"image_{mode}")
         saved = False
@@ -434,7 +434,9 @@ def is_holding_up(context, modes):
                 tool = [lab.tool("cr-migrate"), "--timeout", "60", job.id, "--to", second.unix]
             attempt = lab.start(harness.Process(lab, f"{mode}{number}", tool))
             code = attempt.wait(120)
-            if code != 0 and job.running():
+            if code != 0 and "ended" in attempt.stderr():
+                break  # the machine is slow
+            if code != 0:
                 raise Failure(f"{mode}: the tool failed\n{attempt.describe()}")
             saved = saved or (code == 0 and number != 1)
         job.expect_success(90)
@@ -442,8 +444,8 @@ def is_holding_up(context, modes):
         if not saved:
             raise Failure(f"{mode}: the job ended before its first checkpoint")
         # The image was made in the middle of a step, and the rest of it comes out as well.
-        restart = [lab.tool("cr-restart"), "--cut-back", image, "--server", second.unix]
-        lab.start(harness.Process(lab, f"restart_{mode}", restart)).expect_success(90)
+        os.truncate(job.out, 0)
+        context.restart(image, second, f"restart_{mode}").expect_success(90)
         harness.same(f"{mode}, restarted", job.stdout(), expected)
 
 
@@ -552,8 +554,8 @@ def two_tools(context):
     must_fail(lab.start(harness.Process(lab, "after", checkpoint)), mention=words)
     must_fail(job, 60, mention="the session with the GPU server .* is lost")
     steps = len(job.steps())
-    restart = [lab.tool("cr-restart"), "--cut-back", image, "--server", server.unix]
-    restarted = lab.start(harness.Process(lab, "restart", restart))
+    os.truncate(job.out, 0)
+    restarted = context.restart(image, server)
     wait_for(lambda: len(job.steps()) > steps or not restarted.running(), 60, restarted.describe)
     if not restarted.running():
         raise Failure(f"the image does not go on\n{restarted.describe()}")
