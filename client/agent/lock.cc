@@ -51,6 +51,7 @@ struct Process {
   int64_t function_calls = 0;
   std::map<uint64_t, Context> contexts;
   int64_t answered_us = 0;
+  int64_t hidden_since_us = -1;  // there is work, and no context shows it (a stream was destroyed); -1: there is none
 };
 
 std::string Seconds(int64_t us) {
@@ -196,6 +197,11 @@ class Locker {
   void NoteContexts(Process* process) const {
     if (!process->activity.answered) return;
     process->answered_us = Now();
+    if (!process->activity.has_work) {
+      process->hidden_since_us = -1;
+    } else if (process->activity.busy_streams == 0 && process->hidden_since_us < 0) {
+      process->hidden_since_us = Now();
+    }
     for (auto& [handle, context] : process->contexts) {
       const auto& now = process->activity.contexts;
       const bool busy = std::any_of(now.begin(), now.end(), [handle = handle](const Activity::Context& one) {
@@ -214,6 +220,7 @@ class Locker {
     return std::any_of(processes_.begin(), processes_.end(), [now](const Process& process) {
       if (process.old || process.activity.quiet) return false;
       return now - process.answered_us >= kGraceUs ||
+             (process.hidden_since_us >= 0 && now - process.hidden_since_us >= kGraceUs) ||
              std::any_of(process.contexts.begin(), process.contexts.end(), [now](const auto& one) {
                return one.second.busy_since_us >= 0 && now - one.second.busy_since_us >= kGraceUs;
              });

@@ -86,9 +86,11 @@ class FakeProcess : public Lockable {
   }
   bool Busy(int gpu) {
     bool busy = false;
-    for (auto& [stream, queue] : queues) busy = (stream % 10 == gpu && StreamBusy(stream)) || busy;
+    for (auto& [stream, queue] : queues) busy = (!IsHidden(stream) && stream % 10 == gpu && StreamBusy(stream)) || busy;
     return busy;
   }
+  // A stream that was destroyed: nobody can ask for its work.
+  static bool IsHidden(int stream) { return stream >= 1000; }
   bool Adding(int gpu) {
     bool adding = false;
     for (auto& [stream, queue] : queues) adding = (stream % 10 == gpu && StreamBusy(stream) && added.count(stream)) || adding;
@@ -135,9 +137,10 @@ class FakeProcess : public Lockable {
     Step();
     *activity = Activity();
     activity->answered = true;
+    activity->has_work = AnyBusy();
     activity->capturing = capturing;
     const bool any_busy = AnyBusy();
-    for (auto& [stream, queue] : queues) activity->busy_streams += StreamBusy(stream);
+    for (auto& [stream, queue] : queues) activity->busy_streams += !IsHidden(stream) && StreamBusy(stream);
     activity->host_function_ms = host_function ? host_function() : host_function_ms;
     for (int gpu = 0; gpu < 10; ++gpu) {
       if (Busy(gpu)) activity->contexts.push_back({uint64_t(gpu), 0, true, Adding(gpu)});
@@ -289,6 +292,18 @@ TEST_F(LockTest, ManyCallsInAnotherStreamThatAKernelWaitsFor) {
   process.threads[0].calls.push_back({true, 0, {}, nullptr, [&] { released = true; }});
   ASSERT_TRUE(Lock({&process})) << error_;
   EXPECT_LT(TookMs(), 3000);
+}
+
+// Work that no stream shows, since its stream was destroyed, waits for calls of a thread whose GPU seems to be idle.
+TEST_F(LockTest, CallsThatHiddenWorkWaitsFor) {
+  FakeProcess process(&world_, "a");
+  bool released = false;
+  process.queues[1000].push_back({1000, 0, [&] { return released; }});
+  process.threads.resize(1);
+  for (int i = 0; i < 50; ++i) process.threads[0].calls.push_back({false, 0, {{0, 300, nullptr}}, nullptr, nullptr});
+  process.threads[0].calls.push_back({true, 0, {}, nullptr, [&] { released = true; }});
+  ASSERT_TRUE(Lock({&process})) << error_;
+  EXPECT_LT(TookMs(), 2000);
 }
 
 // One thread polls for ever; another one's calls, which add work, are what the GPU waits for.

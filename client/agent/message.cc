@@ -147,6 +147,7 @@ void EncodeActivity(const Activity& activity, std::string* body) {
       .Number(activity.answered)
       .Number(activity.inside)
       .Number(activity.asking)
+      .Number(activity.has_work)
       .Number(activity.busy_streams)
       .Number(activity.host_function_ms)
       .Number(activity.held_bytes);
@@ -165,6 +166,7 @@ bool DecodeActivity(std::string_view body, Activity* activity) {
   activity->answered = in.Number() != 0;
   activity->inside = in.Number();
   activity->asking = in.Number();
+  activity->has_work = in.Number() != 0;
   activity->busy_streams = in.Number();
   activity->host_function_ms = in.Number();
   activity->held_bytes = in.Number();

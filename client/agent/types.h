@@ -33,6 +33,7 @@ struct Activity {
   bool answered = false;   // the GPU server has answered; else what it was asked is open still, and its figures are old
   uint64_t inside = 0;     // CUDA calls that have passed the gate and not returned
   uint64_t asking = 0;     // calls that wait at the gate and only ask for work or wait for it
+  bool has_work = false;          // the server says that there is work, which need not be in a stream that still exists
   uint64_t busy_streams = 0;      // streams with work, as far as the server can tell
   uint64_t host_function_ms = 0;  // how long the host function that runs now has been running; 0: none
   uint64_t held_bytes = 0;        // device memory that the session holds

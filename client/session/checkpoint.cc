@@ -120,6 +120,7 @@ bool Session::Look(agent::Activity* activity, std::string* error) {
     }
     if (reply.result != CUDA_SUCCESS) return WorkFailed(CUresult(reply.result), error);
     activity->answered = true;
+    activity->has_work = work.busy;
     activity->held_bytes = work.held_bytes;
     busy_streams_.assign(work.busy_streams.begin(), work.busy_streams.end());
     busy_contexts_.assign(work.busy_contexts.begin(), work.busy_contexts.end());
