@@ -221,9 +221,9 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
   return ok;
 }
 
-// The driver places variables, functions and the kernels' heaps; the program, and other variables, may hold their addresses. Those that the program asked
-// for by name are compared in the replay; this finds the others, and
-// functions whose addresses variables hold.
+// The driver places variables, functions and the kernels' heaps; the program, and other variables, may hold their
+// addresses. Those that the program asked for by name are compared in the replay; this finds the others, and functions
+// whose addresses variables hold.
 static bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Region>& wanted, std::string* error) {
   const auto is_variable = [](const ckptfmt::Region& region) {
     return region.kind == ckptfmt::RegionKind::kModuleSymbol || region.kind == ckptfmt::RegionKind::kLibrarySymbol ||
