@@ -108,7 +108,8 @@ RelaySession::OpenResult RelaySession::Open(std::unique_ptr<RelayStream>* stream
   control::OpenedMessage opened;
   if (opening->Write(control::EncodeTunnelMessage(first, nullptr, checked_)) && opening->Read(&buffer)) {
     if (checked_ && control::CheckTunnelMessage(buffer) != control::Integrity::kIntact) {
-      *error = "the server's answer has no checksum, or arrived damaged; both sides need the same release of cuda-remote";
+      *error =
+          "the server's answer has no checksum, or arrived damaged; both sides need the same release of cuda-remote";
       opening->Cancel();
       opening->Finish();
       std::lock_guard<std::mutex> lock(mutex_);

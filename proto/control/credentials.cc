@@ -113,8 +113,8 @@ bool ReadTls(const TlsFiles& files, TlsContents* contents, std::string* error) {
     *error = files.key + " (--tls-key) holds no intact private key" +
              (encrypted ? ": it is protected with a password, which cannot be asked for here" : "");
   } else if (X509_check_private_key(cert.get(), key.get()) != 1) {
-    *error = "the key in " + files.key + " (--tls-key) is not that of the certificate in " + files.cert +
-             " (--tls-cert)";
+    *error =
+        "the key in " + files.key + " (--tls-key) is not that of the certificate in " + files.cert + " (--tls-cert)";
   } else if (X509_cmp_current_time(X509_get0_notAfter(cert.get())) < 0) {
     *error = "the certificate in " + files.cert + " (--tls-cert) has expired";
   } else if (X509_cmp_current_time(X509_get0_notBefore(cert.get())) > 0) {

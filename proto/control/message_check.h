@@ -6,9 +6,9 @@
 #ifndef CUDA_REMOTE_PROTO_CONTROL_MESSAGE_CHECK_H_
 #define CUDA_REMOTE_PROTO_CONTROL_MESSAGE_CHECK_H_
 
-#include <string>
+#include <xxhash.h>
 
-#include "xxhash.h"
+#include <string>
 
 namespace cuda_remote::control {
 

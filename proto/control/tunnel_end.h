@@ -67,8 +67,8 @@ class TunnelEnd {
     kFailed,     // the other end, or the local ring, broke the rules; both sides are over
   };
 
-  // `checked`: all messages carry a checksum, in both directions. One that arrives damaged breaks its stream, so that it
-  // is sent again; if that keeps happening without progress, the session fails.
+  // `checked`: all messages carry a checksum, in both directions. One that arrives damaged breaks its stream, so that
+  // it is sent again; if that keeps happening without progress, the session fails.
   TunnelEnd(Side side, std::shared_ptr<ring::RingMemory> memory, bool checked = false);
 
   // Serves one stream until it ends. `peer_positions` is where the other end is in the rings that this end sends
@@ -182,7 +182,9 @@ class TunnelEnd {
   // Where messages are checked, damage may also have hit what gRPC puts around them, so that it waits for bytes that
   // never come. So something is sent now and then, and a stream on which nothing arrives is broken.
   void KeepAlive(TunnelStream* stream);
-  grpc::ByteBuffer Encode(const TunnelMessage& message) const { return EncodeTunnelMessage(message, nullptr, checked_); }
+  grpc::ByteBuffer Encode(const TunnelMessage& message) const {
+    return EncodeTunnelMessage(message, nullptr, checked_);
+  }
   // The message for a batch; `message` may hold acknowledgements.
   grpc::ByteBuffer Encode(const Batch& batch, TunnelMessage message) const;
   // Ends the lanes of the run and waits until they have left.
@@ -231,10 +233,10 @@ class TunnelEnd {
   uint64_t run_ = 0;  // the number of the run that takes lanes; the following are its
   TunnelStream* main_ = nullptr;
   std::vector<Lane*> lanes_;
-  uint64_t given_[kMostLanes] = {};                  // messages to each lane
+  uint64_t given_[kMostLanes] = {};                   // messages to each lane
   std::atomic<uint64_t> announced_[kMostLanes] = {};  // messages from each, by the other end's word
-  std::atomic<bool> counts_due_{false};              // the other end does not know all of given_
-  std::atomic<int> lane_count_{0};  // how many, for a look without the lock
+  std::atomic<bool> counts_due_{false};               // the other end does not know all of given_
+  std::atomic<int> lane_count_{0};                    // how many, for a look without the lock
   std::atomic<bool> takes_lanes_{false};
   std::atomic<uint64_t> bulk_bytes_{0};
   std::atomic<bool> ended_{false};

@@ -1,10 +1,11 @@
 #include "proto/control/tunnel_message.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cstring>
 
 #include "proto/codec/wire.h"
-#include "xxhash.h"
 
 namespace cuda_remote::control {
 namespace {

@@ -137,8 +137,9 @@ void AddOptions(CLI::App* app, Options* options, Lists* lists) {
   app->add_option("--operator", lists->operators,
                   "who may see and end everybody's sessions, besides root and the server's own user: the subject of a "
                   "client certificate, or uid:USER (may be given several times)");
-  app->add_option("--allow-user", lists->users,
-                  "local users who are served besides the server's own (names or numbers; needs root and --session-user)")
+  app->add_option(
+         "--allow-user", lists->users,
+         "local users who are served besides the server's own (names or numbers; needs root and --session-user)")
       ->delimiter(',');
   app->add_option("--allow-group", lists->groups, "likewise: all members of these groups")->delimiter(',');
   app->add_option("--session-user", lists->session_user,
@@ -242,7 +243,8 @@ void Reload(int argc, char** argv, const Options& running, control::ServerTls* t
     supervisor->SetPolicy(read.policy);
     if (!running.policy.insecure.empty() && !read.policy.insecure.empty()) listener->SetAllowed(read.policy.insecure);
     if ((!read.policy.users.empty() || !read.policy.groups.empty()) && !running.serves_others)
-      spdlog::warn("SIGHUP: other local users are served once cr-server was started with --allow-user or --allow-group");
+      spdlog::warn(
+          "SIGHUP: other local users are served once cr-server was started with --allow-user or --allow-group");
     if (running.policy.insecure.empty() != read.policy.insecure.empty() || read.listen != running.listen)
       spdlog::warn("SIGHUP: whether and where to listen is only read when cr-server starts");
     spdlog::info("SIGHUP: the configuration was read again");
@@ -312,12 +314,14 @@ int Main(int argc, char** argv) {
     }
   }
   if ((options.serves_others || options.session_user) && geteuid() != 0) {
-    spdlog::critical("--allow-user, --allow-group and --session-user need root: only root can run workers as another user");
+    spdlog::critical(
+        "--allow-user, --allow-group and --session-user need root: only root can run workers as another user");
     return kExitUsage;
   }
   if (options.serves_others && !options.session_user) {
-    spdlog::critical("--allow-user and --allow-group need --session-user, so that a worker that serves somebody else does "
-                     "not run as root");
+    spdlog::critical(
+        "--allow-user and --allow-group need --session-user, so that a worker that serves somebody else does "
+        "not run as root");
     return kExitUsage;
   }
   if (options.session_user && options.session_user->uid == 0) {
@@ -405,8 +409,10 @@ int Main(int argc, char** argv) {
   if (acceptor) {
     ready += " tcp:" + options.listen.substr(0, options.listen.rfind(':')) + ":" + std::to_string(listener.port());
     if (insecure) {
-      spdlog::warn("--insecure-tcp: every user of a listed host can use the GPU at port {}, and whoever is on the way "
-                   "can read and change what is sent", listener.port());
+      spdlog::warn(
+          "--insecure-tcp: every user of a listed host can use the GPU at port {}, and whoever is on the way "
+          "can read and change what is sent",
+          listener.port());
     }
   }
   spdlog::info("serving {}", ready.substr(strlen("cr-server ready: ")));

@@ -1,5 +1,6 @@
 #include "server/supervisor/restrict.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <grp.h>
 #include <linux/audit.h>
@@ -17,8 +18,6 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <dirent.h>
 
 #include <iterator>
 
@@ -40,27 +39,77 @@ constexpr char kModprobe[] = "/usr/bin/nvidia-modprobe";
 
 constexpr uint32_t kForbidden[] = {
     // Other processes.
-    __NR_ptrace, __NR_process_vm_readv, __NR_process_vm_writev, __NR_kcmp, 438 /* pidfd_getfd */,
-    424 /* pidfd_send_signal */, 440 /* process_madvise */, __NR_rt_sigqueueinfo, __NR_tkill,
+    __NR_ptrace,
+    __NR_process_vm_readv,
+    __NR_process_vm_writev,
+    __NR_kcmp,
+    438 /* pidfd_getfd */,
+    424 /* pidfd_send_signal */,
+    440 /* process_madvise */,
+    __NR_rt_sigqueueinfo,
+    __NR_tkill,
     // File systems.
-    __NR_mount, __NR_umount2, __NR_pivot_root, __NR_chroot, 428 /* open_tree */, 429 /* move_mount */, 430 /* fsopen */,
-    431 /* fsconfig */, 432 /* fsmount */, 433 /* fspick */, 442 /* mount_setattr */, __NR_name_to_handle_at,
-    __NR_open_by_handle_at, __NR_quotactl, 443 /* quotactl_fd */, __NR_mknodat, __NR_fanotify_init, __NR_swapon,
-    __NR_swapoff, __NR_acct,
+    __NR_mount,
+    __NR_umount2,
+    __NR_pivot_root,
+    __NR_chroot,
+    428 /* open_tree */,
+    429 /* move_mount */,
+    430 /* fsopen */,
+    431 /* fsconfig */,
+    432 /* fsmount */,
+    433 /* fspick */,
+    442 /* mount_setattr */,
+    __NR_name_to_handle_at,
+    __NR_open_by_handle_at,
+    __NR_quotactl,
+    443 /* quotactl_fd */,
+    __NR_mknodat,
+    __NR_fanotify_init,
+    __NR_swapon,
+    __NR_swapoff,
+    __NR_acct,
     // Namespaces.
-    __NR_unshare, __NR_setns,
+    __NR_unshare,
+    __NR_setns,
     // The kernel itself.
-    __NR_init_module, __NR_finit_module, __NR_delete_module, __NR_kexec_load, __NR_kexec_file_load, __NR_bpf,
-    __NR_perf_event_open, __NR_reboot, __NR_syslog, __NR_userfaultfd, 425 /* io_uring_setup */,
-    426 /* io_uring_enter */, 427 /* io_uring_register */,
+    __NR_init_module,
+    __NR_finit_module,
+    __NR_delete_module,
+    __NR_kexec_load,
+    __NR_kexec_file_load,
+    __NR_bpf,
+    __NR_perf_event_open,
+    __NR_reboot,
+    __NR_syslog,
+    __NR_userfaultfd,
+    425 /* io_uring_setup */,
+    426 /* io_uring_enter */,
+    427 /* io_uring_register */,
     // Keys.
-    __NR_add_key, __NR_request_key, __NR_keyctl,
+    __NR_add_key,
+    __NR_request_key,
+    __NR_keyctl,
     // The machine's name and time.
-    __NR_sethostname, __NR_setdomainname, __NR_settimeofday, __NR_clock_settime, __NR_clock_adjtime, __NR_adjtimex,
+    __NR_sethostname,
+    __NR_setdomainname,
+    __NR_settimeofday,
+    __NR_clock_settime,
+    __NR_clock_adjtime,
+    __NR_adjtimex,
     __NR_vhangup,
 #if defined(__x86_64__)
-    __NR_kexec_load, __NR_iopl, __NR_ioperm, __NR_modify_ldt, __NR_mknod, __NR_uselib, __NR_ustat, __NR_sysfs,
-    __NR__sysctl, __NR_create_module, __NR_lookup_dcookie,
+    __NR_kexec_load,
+    __NR_iopl,
+    __NR_ioperm,
+    __NR_modify_ldt,
+    __NR_mknod,
+    __NR_uselib,
+    __NR_ustat,
+    __NR_sysfs,
+    __NR__sysctl,
+    __NR_create_module,
+    __NR_lookup_dcookie,
 #endif
 };
 

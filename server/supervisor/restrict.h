@@ -38,13 +38,13 @@ bool FindAccount(const std::string& name, Account* account, std::string* error);
 std::vector<sock_filter> ForbiddenCalls(bool network);
 
 struct Restrictions {
-  std::vector<sock_filter> calls;   // empty: all are allowed
-  std::optional<Account> account;   // empty: stays as it is
+  std::vector<sock_filter> calls;  // empty: all are allowed
+  std::optional<Account> account;  // empty: stays as it is
   bool drop_capabilities = true;
 };
 
-// Between fork and exec, or before the first thread: gives all of it up. Only system calls, no allocation. Returns 0, or
-// errno and in *what which step failed: then the program must not start.
+// Between fork and exec, or before the first thread: gives all of it up. Only system calls, no allocation. Returns 0,
+// or errno and in *what which step failed: then the program must not start.
 int GiveUp(const Restrictions& restrictions, const char** what);
 
 // For cr-server itself, before its first thread: keeps the capabilities that it needs for its workers and its ports.

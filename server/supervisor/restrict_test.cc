@@ -148,8 +148,9 @@ TEST(Restrict, WhatDriversDoWorks) {
                     return std::to_string(status);
                   }),
             "0");
-  EXPECT_EQ(After(Worker(), [] { return Error(setpriority(PRIO_PROCESS, 0, 1)) + Error(open("/dev/null", O_RDWR)); }).size(),
-            0u);
+  EXPECT_EQ(
+      After(Worker(), [] { return Error(setpriority(PRIO_PROCESS, 0, 1)) + Error(open("/dev/null", O_RDWR)); }).size(),
+      0u);
 }
 
 TEST(Restrict, CannotReadFilesOfTheServer) {
@@ -164,7 +165,9 @@ TEST(Restrict, CannotReadFilesOfTheServer) {
   ASSERT_TRUE(FindAccount("nobody", &*guest.account, &error)) << error;
   EXPECT_EQ(After(guest, [&] { return Error(open(secret, O_RDONLY)); }), "EACCES");
   EXPECT_EQ(After(guest, [&] { return Error(setuid(0)); }), "EPERM");
-  EXPECT_EQ(After(guest, [] { return std::to_string(getuid() == geteuid() && geteuid() != 0 && getgroups(0, nullptr) < 2); }), "1");
+  EXPECT_EQ(
+      After(guest, [] { return std::to_string(getuid() == geteuid() && geteuid() != 0 && getgroups(0, nullptr) < 2); }),
+      "1");
   // Root without capabilities does not get past permissions either.
   ASSERT_EQ(fchown(fd, 65534, 65534), 0);
   EXPECT_EQ(After(Worker(), [&] { return Error(open(secret, O_RDONLY)); }), "EACCES");
@@ -185,7 +188,8 @@ TEST(Restrict, TheServerKeepsWhatItNeeds) {
   EXPECT_EQ(server([] { return Error(ptrace(PTRACE_TRACEME, 0, nullptr, nullptr)); }), "EPERM");
   EXPECT_EQ(server([] { return Error(mount("none", "/mnt", "tmpfs", 0, nullptr)); }), "EPERM");
   if (geteuid() == 0) {
-    const uint64_t kept = 1 << CAP_SETUID | 1 << CAP_SETGID | 1 << CAP_SETPCAP | 1 << CAP_KILL | 1 << CAP_NET_BIND_SERVICE;
+    const uint64_t kept =
+        1 << CAP_SETUID | 1 << CAP_SETGID | 1 << CAP_SETPCAP | 1 << CAP_KILL | 1 << CAP_NET_BIND_SERVICE;
     EXPECT_EQ(std::stoull(server([] { return StatusLine("CapEff"); }), nullptr, 16) & ~kept, 0u);
     // A worker of it has nothing.
     EXPECT_EQ(server([] { return After(Worker(), [] { return StatusLine("CapBnd"); }); }), std::string(16, '0'));

@@ -123,7 +123,8 @@ bool Supervisor::Start(std::string* error) {
   }
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
-  most_new_clients_ = std::min<size_t>(kMostNewClients, std::max<size_t>(limit.rlim_cur / kDescriptorsForEachNewClient, 8));
+  const size_t affordable = size_t(limit.rlim_cur) / kDescriptorsForEachNewClient;
+  most_new_clients_ = std::min<size_t>(kMostNewClients, std::max<size_t>(affordable, 8));
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   const sigset_t signals = LoopSignals();
   signal(SIGPIPE, SIG_IGN);
@@ -196,7 +197,8 @@ void Supervisor::Run(const std::function<void()>& reload) {
       waiting.push_back({monitor_.link(), POLLIN, 0});
       for (const NewClient& client : new_clients_) waiting.push_back({client.socket, POLLIN, 0});
       for (const Worker& worker : workers_) waiting.push_back({worker.link, POLLIN, 0});
-      const bool clock = trim_at_ != Clock::time_point::max() || !new_clients_.empty() || !waiting_.empty() || Clock::now() < accept_again_ || stopping_ || monitor_.busy() ||
+      const bool clock = trim_at_ != Clock::time_point::max() || !new_clients_.empty() || !waiting_.empty() ||
+                         Clock::now() < accept_again_ || stopping_ || monitor_.busy() ||
                          (start_failures_ > 0 && start_failures_ < 3) ||
                          std::any_of(workers_.begin(), workers_.end(), [](const Worker& worker) {
                            return worker.state == Worker::kStarting || worker.kill_at != Clock::time_point::max();
@@ -401,7 +403,8 @@ uint64_t Supervisor::Admit(int socket, const Hello& hello, const std::string& tr
   const auto of_one = std::count_if(sessions_.begin(), sessions_.end(),
                                     [&](const auto& entry) { return entry.second.info.owner == owner; });
   if (why.empty() && policy_.user_sessions > 0 && owner != UserIdentity(geteuid()) && of_one >= policy_.user_sessions) {
-    why = owner + " has its " + std::to_string(policy_.user_sessions) + " sessions on this server (--user-sessions) already";
+    why = owner + " has its " + std::to_string(policy_.user_sessions) +
+          " sessions on this server (--user-sessions) already";
   }
   if (why.empty() && (hello.gpu < -1 || (options_.gpu >= 0 && hello.gpu > 0))) {
     why = "this server has no GPU " + std::to_string(hello.gpu) +
@@ -463,7 +466,8 @@ void Supervisor::DropGoneClients() {
     const uint64_t id = *next;
     const auto found = sessions_.find(id);
     pollfd looking{found == sessions_.end() ? -1 : found->second.socket, POLLRDHUP, 0};
-    const bool gone = found != sessions_.end() && poll(&looking, 1, 0) == 1 && (looking.revents & (POLLHUP | POLLRDHUP));
+    const bool gone =
+        found != sessions_.end() && poll(&looking, 1, 0) == 1 && (looking.revents & (POLLHUP | POLLRDHUP)) != 0;
     next = gone ? waiting_.erase(next) : std::next(next);
     if (gone) EndOfSession(id, "the client left before a worker was ready", false);
   }
@@ -601,8 +605,7 @@ void Supervisor::StartWorker(const WorkerKind& kind) {
   if (kind.only >= 0) command.insert(command.end(), {"--gpu", std::to_string(kind.only)});
   // Others run as the same user.
   if (kind.guest) command.push_back("--secret");
-  if (policy_.memory_limit > 0)
-    command.insert(command.end(), {"--memory-limit", std::to_string(policy_.memory_limit)});
+  if (policy_.memory_limit > 0) command.insert(command.end(), {"--memory-limit", std::to_string(policy_.memory_limit)});
   const pid_t pid = SpawnWorker(command, sockets[1], kind.guest ? guest_limits_ : own_limits_, &error);
   close(sockets[1]);
   if (pid < 0) {
@@ -819,8 +822,8 @@ void Supervisor::BeginShutdown() {
   for (uint64_t id : waiting) EndOfSession(id, "the server is shutting down", false);
 }
 
-uint64_t Supervisor::SubmitClient(int socket, const Hello& hello, const std::string& transport,
-                                  const std::string& peer, const std::string& owner) {
+uint64_t Supervisor::SubmitClient(int socket, const Hello& hello, const std::string& transport, const std::string& peer,
+                                  const std::string& owner) {
   uint64_t id;
   {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -83,9 +83,7 @@ struct WorkerKind {
   int only = -1;       // the one GPU that it is given, -1: all; in the machine's numbers
   bool guest = false;  // it runs as the user of foreign sessions (--session-user)
   bool operator==(const WorkerKind& other) const { return only == other.only && guest == other.guest; }
-  bool operator<(const WorkerKind& other) const {
-    return only != other.only ? only < other.only : guest < other.guest;
-  }
+  bool operator<(const WorkerKind& other) const { return only != other.only ? only < other.only : guest < other.guest; }
 };
 
 class Supervisor {
@@ -222,7 +220,7 @@ class Supervisor {
   std::deque<uint64_t> waiting_;
   std::vector<std::function<void()>> posted_;
   uint64_t next_session_ = 1;
-  int ends_ = 0;                                               // of sessions
+  int ends_ = 0;                                          // of sessions
   Clock::time_point trim_at_ = Clock::time_point::max();  // when memory goes back to the system
   int start_failures_ = 0;
   Clock::time_point start_again_;

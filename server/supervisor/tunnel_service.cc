@@ -248,8 +248,8 @@ grpc::Status TunnelService::ReadOpen(const std::string& owner, bool checked, grp
   std::list<Opening>::iterator self;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto of_one = size_t(std::count_if(openings_.begin(), openings_.end(),
-                                             [&](const Opening& other) { return other.owner == owner; }));
+    const auto of_one = size_t(
+        std::count_if(openings_.begin(), openings_.end(), [&](const Opening& other) { return other.owner == owner; }));
     std::string more;
     if (stopping_) return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is shutting down");
     if (openings_.size() >= kMostOpenings || of_one >= kMostOpeningsOfOne) {

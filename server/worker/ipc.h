@@ -8,7 +8,8 @@
 //
 // The socket answers processes of the same user only, from a thread of its own that is started with the first thing
 // shared. Of these it answers workers whose session belongs to the same owner: cr-server gives the sessions of each
-// owner a secret of their own, the sharing group, so that a key that leaked is of no use to anybody else. Thread-safe but for Imports, which is the executor's.
+// owner a secret of their own, the sharing group, so that a key that leaked is of no use to anybody else.
+// Thread-safe but for Imports, which is the executor's.
 #ifndef CUDA_REMOTE_SERVER_WORKER_IPC_H_
 #define CUDA_REMOTE_SERVER_WORKER_IPC_H_
 

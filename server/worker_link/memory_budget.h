@@ -1,9 +1,9 @@
 // How much device memory the sessions of one owner hold together, and may: a page that cr-server and the workers of
 // that owner have mapped.
 //
-// Each worker writes what its session holds into a slot of its own, and adds up all slots before it takes more. A worker
-// that dies takes nothing with it: cr-server clears its slot. Two workers that take the last piece at the same moment
-// may both be refused, but never both be served.
+// Each worker writes what its session holds into a slot of its own, and adds up all slots before it takes more. A
+// worker that dies takes nothing with it: cr-server clears its slot. Two workers that take the last piece at the same
+// moment may both be refused, but never both be served.
 //
 // Thread-safe. Nothing throws but std::bad_alloc.
 #ifndef CUDA_REMOTE_SERVER_WORKER_LINK_MEMORY_BUDGET_H_
@@ -22,8 +22,8 @@ class MemoryBudget {
 
   // A new page, all slots empty. Null and *error if there is no memory.
   static std::unique_ptr<MemoryBudget> Create(std::string* error);
-  // The page behind `fd` (taken over), as the worker that has `slot` sees it; `limit`: bytes of all slots together. Null
-  // and *error if that is no such page.
+  // The page behind `fd` (taken over), as the worker that has `slot` sees it; `limit`: bytes of all slots together.
+  // Null and *error if that is no such page.
   static std::unique_ptr<MemoryBudget> Open(int fd, uint32_t slot, uint64_t limit, std::string* error);
   ~MemoryBudget();
   MemoryBudget(const MemoryBudget&) = delete;

@@ -48,6 +48,7 @@ PACKAGE_OF = {
     "CLI": "libcli11-dev",
     "gmock": "libgmock-dev",
     "google": "libprotobuf-dev",
+    "grpc": "libgrpc++-dev",
     "grpcpp": "libgrpc++-dev",
     "gtest": "libgtest-dev",
     "lz4.h": "liblz4-dev",

@@ -3,8 +3,8 @@
 
 #include <arpa/inet.h>
 #include <dirent.h>
-#include <grp.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/impl/rpc_method.h>
 #include <grpcpp/support/sync_stream.h>
@@ -243,14 +243,13 @@ class Tunnel : public testing::Test {
   std::string Relay() const { return Path("relay.sock"); }
 
   void StartServer(std::vector<std::string> more = {}, bool tcp = true) {
-    std::vector<std::string> command = {
-        Program("server/supervisor", "cr-server"),
-        "--dir",
-        Path("server"),
-        "--worker",
-        worker_.empty() ? Program("server/supervisor", "test_worker") : worker_,
-        "--log-level",
-        "debug"};
+    std::vector<std::string> command = {Program("server/supervisor", "cr-server"),
+                                        "--dir",
+                                        Path("server"),
+                                        "--worker",
+                                        worker_.empty() ? Program("server/supervisor", "test_worker") : worker_,
+                                        "--log-level",
+                                        "debug"};
     if (tcp) {
       command.insert(command.end(), {"--listen", "127.0.0.1:0"});
       if (more.empty() || (more[0] != "--tls-cert" && more[0] != "--insecure-tcp"))
@@ -258,7 +257,8 @@ class Tunnel : public testing::Test {
     }
     command.insert(command.end(), more.begin(), more.end());
     if (descriptors_ > 0) {
-      command.insert(command.begin(), {"/bin/sh", "-c", "ulimit -n " + std::to_string(descriptors_) + "; exec \"$0\" \"$@\""});
+      command.insert(command.begin(),
+                     {"/bin/sh", "-c", "ulimit -n " + std::to_string(descriptors_) + "; exec \"$0\" \"$@\""});
     }
     server_ = std::make_unique<Process>(command, Path("server" + std::to_string(++starts_) + ".log"));
     ASSERT_TRUE(Eventually([&] { return server_->log().find("cr-server ready: ") != std::string::npos; }))
@@ -743,8 +743,8 @@ class RawTunnel {
  public:
   RawTunnel(int port, const std::shared_ptr<grpc::ChannelCredentials>& credentials, bool checked = false)
       : checked_(checked),
-        channel_(grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(port), credentials,
-                                           control::ClientArguments())) {
+        channel_(
+            grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(port), credentials, control::ClientArguments())) {
     context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(40));
     const grpc::internal::RpcMethod method(control::kTunnelMethod, grpc::internal::RpcMethod::BIDI_STREAMING);
     stream_.reset(grpc::internal::ClientReaderWriterFactory<grpc::ByteBuffer, grpc::ByteBuffer>::Create(
@@ -899,7 +899,8 @@ TEST_F(Tunnel, ManyHellosStartFewWorkersAtATime) {
   EXPECT_LE(most, 30u);
   // Those that leave are not waited for.
   for (int fd : clients) close(fd);
-  EXPECT_TRUE(Eventually([&] { return server_->log().find("the client left before a worker was ready") != std::string::npos; }));
+  EXPECT_TRUE(Eventually(
+      [&] { return server_->log().find("the client left before a worker was ready") != std::string::npos; }));
   EXPECT_TRUE(Eventually([&] { return Workers().size() <= 10; }, 30000));
   EXPECT_TRUE(Connect(Session()));
 }
@@ -993,8 +994,8 @@ TEST_F(Tunnel, WithoutDescriptorsNothingSpins) {
   EXPECT_TRUE(Eventually([&] { return Connect(Session()) != nullptr; }, 30000));
 }
 
-// Root's server for chosen users of the machine: their sessions are theirs, and their workers are nobody's who could read
-// the server's files.
+// Root's server for chosen users of the machine: their sessions are theirs, and their workers are nobody's who could
+// read the server's files.
 TEST_F(Tunnel, OtherLocalUsersAreServedApart) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can run workers as another user";
   ASSERT_EQ(chmod(folder_.c_str(), 0711), 0);
@@ -1003,10 +1004,11 @@ TEST_F(Tunnel, OtherLocalUsersAreServedApart) {
   constexpr uid_t kAlice = 40001, kMember = 40002, kStranger = 40003;
   constexpr gid_t kGroup = 40100;
   worker_ = Path("worker");
-  StartServer({"--allow-user", std::to_string(kAlice), "--allow-group",
-               std::to_string(kGroup), "--session-user", "nobody"},
-              /*tcp=*/false);
-  // What a client of this user and these groups sees: "ok", its worker's user and whether root's file can be read there.
+  StartServer(
+      {"--allow-user", std::to_string(kAlice), "--allow-group", std::to_string(kGroup), "--session-user", "nobody"},
+      /*tcp=*/false);
+  // What a client of this user and these groups sees: "ok", its worker's user and whether root's file can be read
+  // there.
   const auto as = [&](uid_t uid, gid_t group, const std::function<std::string()>& act) {
     int answer[2];
     EXPECT_EQ(pipe(answer), 0);
@@ -1376,8 +1378,8 @@ TEST_F(Tls, BadFilesAreExplained) {
   };
   int number = 0;
   for (const auto& one : cases) {
-    const std::vector<std::string> files = {"--tls-cert", Path(one.cert), "--tls-key", Path(one.key),
-                                            "--tls-ca", Path(one.ca)};
+    const std::vector<std::string> files = {"--tls-cert",  Path(one.cert), "--tls-key",
+                                            Path(one.key), "--tls-ca",     Path(one.ca)};
     const auto run = [&](std::vector<std::string> command, int code) {
       command.insert(command.end(), files.begin(), files.end());
       Process process(command, Path("bad" + std::to_string(++number) + ".log"));
@@ -1388,7 +1390,8 @@ TEST_F(Tls, BadFilesAreExplained) {
       EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
     };
     run({Program("server/supervisor", "cr-server"), "--dir", Path("server"), "--worker", "/bin/true", "--listen",
-         "127.0.0.1:0"}, 2);
+         "127.0.0.1:0"},
+        2);
     run({Program("client/relay", "cr-relay"), "--connect", "127.0.0.1:1", "--socket", Relay()}, 2);
     run({Program("client/tools", "cr-ps"), "--server", "127.0.0.1:1"}, 2);
   }
