@@ -228,7 +228,8 @@ FIRST_RUN = "start to first kernel, cr-run included"
 def time_of_start(bench, way, program, key, arguments=()):
     """Milliseconds from the start of a process, made directly, to the moment that it prints."""
     bench.limit(30)
-    env = dict(os.environ, **bench.environment(way))
+    # None: the variable is not to be there.
+    env = {key: value for key, value in {**os.environ, **bench.environment(way)}.items() if value is not None}
     command = [bench.program(program), *arguments]
     # Not a pipe: a relay that the library starts keeps standard error open for some seconds more.
     with open(os.path.join(bench.lab.folder, "start.err"), "wb") as errors:

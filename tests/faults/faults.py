@@ -229,7 +229,7 @@ def no_image(context):
     with open(context.path("a-file"), "w") as f:
         f.write("nothing")
     for name in ("does-not-exist", "empty", "a-file"):
-        must_fail(context.restart(images[name], server, f"restart-{name}"), mention=name)
+        must_fail(context.restart(context.path(name), server, f"restart-{name}"), mention=name)
         inspect = [lab.tool("cr-inspect"), context.path(name)]
         must_fail(lab.start(harness.Process(lab, f"inspect-{name}", inspect)), mention=name)
     must_fail(lab.start(harness.Process(lab, "checkpoint", [lab.tool("cr-checkpoint"), "no-such-job", context.path("x")])))

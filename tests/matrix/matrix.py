@@ -121,7 +121,7 @@ SEVERAL_GPUS = {"torch_nccl": 2, "torch_ddp": 2}
 # memory are not saved; and CRIU does not save the TCP connections that NCCL has with itself (README.md).
 LIMITED = {app: ("native", "ring", "grpc") for app in ("nvml_questions", "torch_ddp")}
 # Host and kernels look at each other's writes, which the relay does not carry while a kernel runs.
-LIMITED["polling"] = ("native", "ring", "restart", "live", "migrate")
+LIMITED["polling"] = ("native", "ring", "restart", "live", "migrate", "late_ring", "late_restart", "late_migrate")
 # A real driver's kernel heap cannot be saved (docs/context-state.md): for tests/gpu/run.
 LIMITED_ON_GPUS = {"kernel_heap": ("native", "ring", "embedded", "grpc", "tls", "clients")}
 LIMITED["torch_nccl"] = ("native", "ring", "grpc", "migrate_ten")
