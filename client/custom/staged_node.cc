@@ -238,9 +238,11 @@ CUresult SetStagedNode(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
 CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D& copy, CUcontext context) {
   Sides sides;
   if (!HostSides(copy, &sides)) return CUDA_ERROR_NOT_INITIALIZED;
-  // As natively: the kinds of memory cannot change.
+  // As natively: the kinds of memory cannot change, and both copies are of one row.
   DisguisedNode found;
-  if ((!sides.from_host && !sides.to_host) || !FindDisguised(*Session::Get(), node, &found)) {
+  const auto is_line = [](const CUDA_MEMCPY3D& one) { return one.Height <= 1 && one.Depth <= 1; };
+  if ((!sides.from_host && !sides.to_host) || !FindDisguised(*Session::Get(), node, &found) || !is_line(copy) ||
+      !is_line(found.copy)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   const size_t bytes = PackedBytes(copy);
