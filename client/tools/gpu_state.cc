@@ -222,8 +222,8 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
 }
 
 // The driver places variables, functions and the kernels' heaps; the program, and other variables, may hold their
-// addresses. Those that the program asked for by name are compared in the replay; this finds the others, and functions
-// whose addresses variables hold.
+// addresses. Variables that the program asked for by name are compared in the replay; this finds the others, functions
+// whose addresses variables hold, and heaps.
 static bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Region>& wanted, std::string* error) {
   const auto is_variable = [](const ckptfmt::Region& region) {
     return region.kind == ckptfmt::RegionKind::kModuleSymbol || region.kind == ckptfmt::RegionKind::kLibrarySymbol ||

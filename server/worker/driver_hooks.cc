@@ -23,21 +23,26 @@ std::map<CUmemGenericAllocationHandle, uint64_t> g_physical;
 std::map<uint64_t, uint64_t> g_arrays;  // their bytes
 std::map<CUmemoryPool, CUmemPoolProps> g_pools;
 
-void Settle() {
-  if (std::this_thread::get_id() == g_executor) g_settle();
-}
-
-// Memory that was freed in streams, as far as they have passed the free, or all of it. A handler may have made another
-// context current than its request's.
-void CollectFrees(bool wait) {
-  if (std::this_thread::get_id() != g_executor || !g_captures.empty()) return;
+// Runs what leaves the request's context current. A handler may have made another one current, and keeps it.
+template <typename Run>
+void KeepingCurrent(Run run) {
   CUcontext before = nullptr, after = nullptr;
   g_real.cuCtxGetCurrent(&before);
-  g_collect_frees(wait);
+  run();
   g_real.cuCtxGetCurrent(&after);
   if (after == before) return;
   g_real.cuCtxSetCurrent(before);
   ForgetCurrent();
+}
+
+void Settle() {
+  if (std::this_thread::get_id() == g_executor) KeepingCurrent(g_settle);
+}
+
+// Memory that was freed in streams, as far as they have passed the free, or all of it.
+void CollectFrees(bool wait) {
+  if (std::this_thread::get_id() != g_executor || !g_captures.empty()) return;
+  KeepingCurrent([wait] { g_collect_frees(wait); });
 }
 
 // A function of the driver's that takes device memory: if there is none, it is called again without the memory that is
