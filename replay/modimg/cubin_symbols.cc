@@ -165,7 +165,7 @@ bool CubinSymbols(std::string_view cubin, std::vector<DataSymbol>* symbols, std:
       const std::string_view name = NameAt(names, symbol.name);
       if ((symbol.info & 15) == format::kSymbolFunction && section == 0) {
         kernels->print = kernels->print || name == "vprintf";
-        kernels->allocate = kernels->allocate || name == "malloc" || name == "free";
+        kernels->allocate = kernels->allocate || name == "malloc";
         launches = launches || name.find("LaunchDevice") != std::string_view::npos;
       }
       if ((symbol.info & 15) != format::kSymbolObject || section >= kinds.size() || kinds[section] == 0) continue;

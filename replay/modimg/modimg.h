@@ -67,7 +67,9 @@ struct DataSymbol {
 // What the kernels of an image may do, as far as a checkpoint has to know it.
 struct KernelFacts {
   bool print = false;           // printf: they name `vprintf`
-  bool allocate = false;        // malloc, new: they use the heap of their context
+  // They name `malloc`: they use the heap of their context. One that names `free` alone, as any virtual destructor does,
+  // has nothing to give back.
+  bool allocate = false;
   // Instructions take addresses of functions that no variable holds (DataSymbol::code_words), so nothing that can be
   // read tells where these functions lie.
   bool bare_addresses = false;

@@ -177,7 +177,7 @@ bool PtxSymbols(std::string_view text, std::vector<DataSymbol>* symbols, std::st
       const std::string_view name = tokens.now();
       kernels->print = kernels->print || name == "vprintf";
       const bool of_heap = name == "malloc" || name == "free";
-      kernels->allocate = kernels->allocate || of_heap;
+      kernels->allocate = kernels->allocate || name == "malloc";
       launches = launches || name.find("LaunchDevice") != std::string_view::npos;
       if (entry) entries.insert(name);
       if (is_visible && !of_heap && name != "vprintf" && name != "__assertfail") functions.insert(name);

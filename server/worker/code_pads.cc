@@ -16,6 +16,8 @@ constexpr uint64_t kInstruction = 16, kEmptyPad = 0xa00;
 constexpr int kMostPads = 16, kMostSizes = 5, kMostLengths = 4;
 // Blocks to fill in vain.
 constexpr int kMostFilled = 3;
+// Loads of one module in all: a large one takes a second each, and the job waits.
+constexpr int kMostReloads = 10;
 
 uint64_t BlockOf(uint64_t address) { return address / kBlock; }
 
@@ -64,7 +66,7 @@ class Search {
  public:
   Search(const DriverTable& driver, CodeWords now, const CodeWords& wanted,
          const std::function<CodeWords(const std::function<void()>&)>& reload)
-      : driver_(driver), now_(std::move(now)), wanted_(wanted), reload_(reload) {}
+      : driver_(driver), now_(std::move(now)), wanted_(wanted), reload_module_(reload) {}
 
   CodeWords Run(std::vector<CUmodule>* pads) {
     while (Wrong(now_, wanted_) != 0 && now_.size() == wanted_.size() && pads->size() < kMostPads) {
@@ -76,10 +78,16 @@ class Search {
   }
 
  private:
+  CodeWords Reload(const std::function<void()>& between) {
+    ++reloads_;
+    return reload_module_(between);
+  }
+
   // A pad with which fewer functions lie where they do not belong; null: there is none.
   CUmodule NextPad() {
     const CodeWords before = now_;
     for (const auto& [distance, word] : Distances(before, wanted_)) {
+      if (reloads_ >= kMostReloads) return nullptr;
       const CUmodule pad = Shift(before, word, distance);
       if (pad && Wrong(now_, wanted_) < Wrong(before, wanted_)) {
         filled_ = 0;
@@ -97,9 +105,9 @@ class Search {
       if (!is_new && before[i] < before[place->second]) place->second = i;
     }
     for (const auto& [block, word] : first) {
-      if (filled_++ == kMostFilled) break;
+      if (filled_++ == kMostFilled || reloads_ >= kMostReloads) break;
       CUmodule pad = nullptr;
-      now_ = reload_([&] { pad = LoadPad(driver_, InstructionsFor((block + 1) * kBlock - before[word])); });
+      now_ = Reload([&] { pad = LoadPad(driver_, InstructionsFor((block + 1) * kBlock - before[word])); });
       if (pad && now_.size() == before.size() && BlockOf(now_[word]) != block) return pad;
       Drop(pad);
     }
@@ -111,7 +119,7 @@ class Search {
     uint64_t instructions = InstructionsFor(distance);
     CUmodule pad = nullptr;
     for (int tries = 0; tries < kMostSizes; ++tries) {
-      now_ = reload_([&] {
+      now_ = Reload([&] {
         if (pad) driver_.cuModuleUnload(pad);
         pad = LoadPad(driver_, instructions);
       });
@@ -126,14 +134,15 @@ class Search {
   }
 
   void Drop(CUmodule pad) {
-    if (pad) now_ = reload_([&] { driver_.cuModuleUnload(pad); });
+    if (pad) now_ = Reload([&] { driver_.cuModuleUnload(pad); });
   }
 
   const DriverTable& driver_;
   int filled_ = 0;
   CodeWords now_;
   const CodeWords& wanted_;
-  const std::function<CodeWords(const std::function<void()>&)>& reload_;
+  const std::function<CodeWords(const std::function<void()>&)>& reload_module_;
+  int reloads_ = 0;
 };
 
 }  // namespace

@@ -595,7 +595,7 @@ CUresult WorkerSession::MoveCode(uint64_t handle, VariablePlace* placed, const s
   if (count == 0 || code_lost_) return CUDA_SUCCESS;
   const bool library = modules_[handle].library;
   bool loaded = true;
-  for (size_t i = 0; i < contexts.size() && loaded; ++i) {
+  for (size_t i = 0; i < contexts.size() && loaded && !code_lost_; ++i) {
     const ContextInfo* const info = FindContext(contexts[i]);
     const auto now = modules_[handle].code.find(contexts[i]);
     const CodeWords wanted(code.begin() + ptrdiff_t(i * count), code.begin() + ptrdiff_t((i + 1) * count));

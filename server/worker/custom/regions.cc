@@ -96,7 +96,7 @@ void FindHeap(WorkerSession& worker, uint64_t context_handle, std::vector<FoundS
   bool known = worker.heaps().Find(context_handle, &one.region.address, &one.region.bytes, &problem);
   if (known && !worker.loaded().software) {
     known = false;
-    problem = "it has not been shown that this driver keeps all that belongs to a heap in it";
+    problem = "this driver keeps a part of what it knows of a heap elsewhere";
   }
   if (!known) {
     for (const auto& [object, module] : worker.modules()) {
