@@ -267,6 +267,23 @@ size_t RaiseDescriptorLimit() {
   return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? size_t(limit.rlim_cur) : 1024;
 }
 
+// Whether this process could still find its own programs and libraries without capabilities, by the owners and modes
+// of the folders on the way: not where root runs a build in somebody's closed home.
+bool ReachesOwnFolder() {
+  char path[4096];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path) - 1);
+  if (length <= 0) return true;
+  path[length] = '\0';
+  for (char* slash = strrchr(path, '/'); slash && slash != path; slash = strrchr(path, '/')) {
+    *slash = '\0';
+    struct stat folder;
+    if (stat(path, &folder) != 0) return false;
+    const mode_t search = folder.st_uid == geteuid() ? S_IXUSR : folder.st_gid == getegid() ? S_IXGRP : S_IXOTH;
+    if ((folder.st_mode & search) == 0) return false;
+  }
+  return true;
+}
+
 int Main(int argc, char** argv) {
   control::KeepBufferMemory();
   control::PollEagerly();
@@ -356,6 +373,11 @@ int Main(int argc, char** argv) {
     }
   }
 
+  if (options.restrict_workers && !ReachesOwnFolder()) {
+    spdlog::warn("cr-server lies below a folder that is closed to root without capabilities; it and its workers keep "
+                 "their capabilities and system calls, as with --unrestricted");
+    options.restrict_workers = false;
+  }
   if (options.driver.empty()) MakeDeviceFiles();
   Supervisor supervisor(options);
   if (!supervisor.Start(&error)) {
