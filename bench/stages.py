@@ -225,11 +225,15 @@ FIRST = "start to first kernel"
 FIRST_RUN = "start to first kernel, cr-run included"
 
 
+def with_environment(changes):
+    """This process's environment with these changes; None: the variable is not to be there."""
+    return {key: value for key, value in {**os.environ, **changes}.items() if value is not None}
+
+
 def time_of_start(bench, way, program, key, arguments=()):
     """Milliseconds from the start of a process, made directly, to the moment that it prints."""
     bench.limit(30)
-    # None: the variable is not to be there.
-    env = {key: value for key, value in {**os.environ, **bench.environment(way)}.items() if value is not None}
+    env = with_environment(bench.environment(way))
     command = [bench.program(program), *arguments]
     # Not a pipe: a relay that the library starts keeps standard error open for some seconds more.
     with open(os.path.join(bench.lab.folder, "start.err"), "wb") as errors:
@@ -540,7 +544,7 @@ def native_checkpoint(bench, mib, gigabytes):
     process = bench.start("native", [bench.program("probe"), "hold", str(mib), flag])
     try:
         wait_line(bench, process)
-        env = dict(os.environ, **bench.lab.native_environment())
+        env = with_environment(bench.lab.native_environment())
         # What there is without us: the driver's checkpoint, then CRIU, then the disk.
         criu = os.environ.get("CUDA_REMOTE_CRIU", "criu")
         os.mkdir(images)
