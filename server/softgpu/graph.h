@@ -7,6 +7,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -68,6 +69,13 @@ struct GraphMemoryState {
 
 struct GraphExec;
 
+// Another number for each graph and each executable, also where one comes to the address that an earlier one had:
+// what GraphMemoryState knows of the earlier one must not become the later one's.
+inline uint64_t NextGraphNumber() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
 struct Graph : std::enable_shared_from_this<Graph> {
   std::vector<std::shared_ptr<GraphNode>> nodes;  // a node comes after its dependencies unless they were added later
   GraphAllocations memory;
@@ -84,7 +92,7 @@ struct Graph : std::enable_shared_from_this<Graph> {
 
   ~Graph();
   CUgraph handle() { return reinterpret_cast<CUgraph>(this); }
-  uint64_t number() const { return reinterpret_cast<uint64_t>(this); }
+  uint64_t number() const { return number_; }
   // Whether it has nodes that allocate or free memory.
   bool has_memory() const { return GraphMemoryState::Get().rules.HasNodes(number()); }
   bool has_conditionals() const;
@@ -94,6 +102,9 @@ struct Graph : std::enable_shared_from_this<Graph> {
   std::shared_ptr<Graph> Clone(std::map<const GraphNode*, GraphNode*>* made = nullptr) const;
   // Nodes so that each one comes after its dependencies; false if there is a circle.
   bool Order(std::vector<GraphNode*>* order) const;
+
+ private:
+  const uint64_t number_ = NextGraphNumber();
 };
 using GraphPtr = std::shared_ptr<Graph>;
 
@@ -110,9 +121,12 @@ struct GraphExec {
   TaskPtr last;  // the latest launch, guarded by launch_mutex
 
   CUgraphExec handle() { return reinterpret_cast<CUgraphExec>(this); }
-  uint64_t number() const { return reinterpret_cast<uint64_t>(this); }
+  uint64_t number() const { return number_; }
   // What a launch does: a copy, so that the graph can be changed while it runs.
   std::vector<Work> Works() const;
+
+ private:
+  const uint64_t number_ = NextGraphNumber();
 };
 using GraphExecPtr = std::shared_ptr<GraphExec>;
 
