@@ -24,7 +24,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, "../matrix"), os.path.join(os.path.dirname(os.path.realpath(__file__)), "../matrix")]
@@ -1185,45 +1184,23 @@ def log_size(context):
     print("    " + [line for line in job.stderr().splitlines() if line.startswith("million:")][0], flush=True)
 
 
+def run_one(name, options):
+    with harness.Lab(options.product, options.driver, options.keep) as lab:
+        try:
+            CASES[name](Context(lab, options))
+        except Exception:
+            if options.logs:
+                harness.keep_logs(lab, options.logs, name)
+            raise
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--product", required="--list" not in sys.argv)
-    parser.add_argument("--apps", required="--list" not in sys.argv)
     parser.add_argument("--programs", required="--list" not in sys.argv)
     parser.add_argument("--driver")
-    parser.add_argument("--only", default=",".join(CASES))
     parser.add_argument("--objects", type=int, default=1000000, help="for the case log_size")
     parser.add_argument("--logs")
-    parser.add_argument("--keep", action="store_true")
-    parser.add_argument("--list", action="store_true")
-    options = parser.parse_args()
-    if options.list:
-        for name, function in CASES.items():
-            print(f"{name:24} {function.__doc__}")
-        return
-    failed = 0
-    for name in options.only.split(","):
-        if name not in CASES:
-            parser.error(f"{name} is not one of: {' '.join(CASES)}")
-        start = time.monotonic()
-        error = None
-        try:
-            with harness.Lab(options.product, options.driver, options.keep) as lab:
-                try:
-                    CASES[name](Context(lab, options))
-                except Exception:
-                    if options.logs:
-                        harness.keep_logs(lab, options.logs, name)
-                    raise
-        except Failure as failure:
-            error = str(failure)
-        except Exception:
-            error = traceback.format_exc()
-        failed += error is not None
-        print(f"{'FAIL' if error else 'ok  '} {name:24} {time.monotonic() - start:7.2f} s", flush=True)
-        if error:
-            print("    " + error.replace("\n", "\n    "), flush=True)
-    sys.exit(1 if failed else 0)
+    harness.run_cases(parser, CASES, run_one)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,10 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
+import traceback
 
 TOOLS = (
     "cr-run", "cr-server", "cr-worker", "cr-nvml", "cr-relay", "cr-checkpoint", "cr-restart", "cr-migrate", "cr-inspect", "cr-ps",
@@ -411,3 +413,41 @@ def keep_logs(lab, path, title):
                 if leaf.endswith(".log"):
                     with open(os.path.join(folder, leaf), "rb") as f:
                         out.write(f"==== {os.path.join(folder, leaf)}\n".encode() + f.read()[-6000:] + b"\n")
+
+
+def run_cases(parser, cases, run_one):
+    """The rest of a script that runs named cases: parses the command line, runs the chosen ones one after the other, prints a
+    line for each and what failed, and exits with 1 if any did.
+
+    `parser` has the script's own options; --product, --apps, --only, --keep and --list are added. `cases`: functions by name,
+    whose first line of documentation --list shows. `run_one(name, options)` runs one; what it raises is the failure.
+    """
+    needed = "--list" not in sys.argv
+    parser.add_argument("--product", required=needed)
+    parser.add_argument("--apps", required=needed)
+    parser.add_argument("--only", default=",".join(cases))
+    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    width = max(map(len, cases))
+    if options.list:
+        for name, function in cases.items():
+            print(f"{name:{width}} {function.__doc__}")
+        return
+    failed = 0
+    for name in options.only.split(","):
+        if name not in cases:
+            parser.error(f"{name} is not one of: {' '.join(cases)}")
+        start = time.monotonic()
+        error = None
+        try:
+            run_one(name, options)
+        except Failure as failure:
+            error = str(failure)
+        except Exception:
+            error = traceback.format_exc()
+        failed += error is not None
+        print(f"{'FAIL' if error else 'ok  '} {name:{width}} {time.monotonic() - start:7.2f} s", flush=True)
+        if error:
+            print("    " + error.replace("\n", "\n    "), flush=True)
+    sys.exit(1 if failed else 0)

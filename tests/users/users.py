@@ -16,7 +16,6 @@ import stat
 import subprocess
 import sys
 import time
-import traceback
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "matrix"))
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "matrix"))
@@ -462,41 +461,16 @@ def links_in_image(context):
     worked(context.run(0, restart[:-1] + [link]))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--product", required="--list" not in sys.argv)
-    parser.add_argument("--apps", required="--list" not in sys.argv)
-    parser.add_argument("--only", default=",".join(CASES))
-    parser.add_argument("--keep", action="store_true")
-    parser.add_argument("--list", action="store_true")
-    options = parser.parse_args()
-    if options.list:
-        for name, function in CASES.items():
-            print(f"{name:24} {function.__doc__}")
-        return
+def run_one(name, options):
     if os.geteuid() != 0:
-        sys.exit("users.py plays several users, which needs root")
-    failed = 0
-    for name in options.only.split(","):
-        if name not in CASES:
-            parser.error(f"{name} is not one of: {' '.join(CASES)}")
-        start = time.monotonic()
-        error = None
-        try:
-            with harness.Lab(options.product, keep=options.keep) as lab:
-                CASES[name](Context(lab, options))
-        except Failure as failure:
-            error = str(failure)
-        except Exception:
-            error = traceback.format_exc()
-        finally:
-            shutil.rmtree(f"/tmp/cuda-remote-{VICTIM}", ignore_errors=True)
-        failed += error is not None
-        print(f"{'FAIL' if error else 'ok  '} {name:24} {time.monotonic() - start:7.2f} s", flush=True)
-        if error:
-            print("    " + error.replace("\n", "\n    "), flush=True)
-    sys.exit(1 if failed else 0)
+        raise Failure("users.py plays several users, which needs root")
+    try:
+        with harness.Lab(options.product, keep=options.keep) as lab:
+            CASES[name](Context(lab, options))
+    finally:
+        shutil.rmtree(f"/tmp/cuda-remote-{VICTIM}", ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main()
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    harness.run_cases(arguments, CASES, run_one)
