@@ -87,6 +87,20 @@ APPS = {
     "vmm": 14,
     "clusters": 16,
     "tensor_maps": 16,
+    # Of several processes:
+    "host_barrier": 24,
+    "mpi_stencil_mpich": 16,
+    "mpi_stencil_openmpi": 16,
+    "peer_spin": 20,
+    "serving": 24,
+    "spawner": 12,
+}
+
+# What starts a program of several processes that does not start them itself.
+LAUNCHERS = {
+    # On fewer cores than ranks those that wait leave the core to the others.
+    "mpi_stencil_mpich": ("mpirun.mpich", "-n", "3"),
+    "mpi_stencil_openmpi": ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "4"),
 }
 
 # Python programs of tests/frameworks, and which modules each needs.
@@ -122,6 +136,9 @@ SEVERAL_GPUS = {"torch_nccl": 2, "torch_ddp": 2}
 LIMITED = {app: ("native", "ring", "grpc") for app in ("nvml_questions", "torch_ddp")}
 # Host and kernels look at each other's writes, which the relay does not carry while a kernel runs.
 LIMITED["polling"] = ("native", "ring", "restart", "live", "migrate", "late_ring", "late_restart", "late_migrate")
+# Several processes with CUDA are not saved yet.
+SEVERAL_PROCESSES = ("host_barrier", "mpi_stencil_mpich", "mpi_stencil_openmpi", "peer_spin", "serving", "spawner")
+LIMITED.update({app: ("native", "ring", "grpc", "embedded", "clients", "late_ring", "late_grpc") for app in SEVERAL_PROCESSES})
 # A real driver's kernel heap cannot be saved (docs/context-state.md): for tests/gpu/run.
 LIMITED_ON_GPUS = {"kernel_heap": ("native", "ring", "embedded", "grpc", "tls", "clients")}
 LIMITED["torch_nccl"] = ("native", "ring", "grpc", "migrate_ten")
@@ -147,7 +164,8 @@ class Case:
         self.app = app
         self.path = path
         self.steps = FRAMEWORKS[app][0] if app in FRAMEWORKS else APPS[app]
-        self.command = ([sys.executable] if path.endswith(".py") else []) + [path, "--steps", str(self.steps)]
+        launcher = [sys.executable] if path.endswith(".py") else list(LAUNCHERS.get(app, ()))
+        self.command = launcher + [path, "--steps", str(self.steps)]
         self.limit = limit
         self.run_seconds = run_seconds
         self._native = None
