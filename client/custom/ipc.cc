@@ -101,6 +101,7 @@ void NoteImport(Call& call, uint64_t address, uint64_t bytes, int device, Device
 
 // From now on another process may record this event, or has done so.
 void NoteShared(Session& session, uint64_t event) {
+  session.ShareEvents();
   std::unique_lock<std::shared_mutex> lock(session.mutex());
   if (Object* const object = session.handles().Find(Kind::kEvent, event)) object->between_processes = true;
 }

@@ -132,6 +132,12 @@ bool RecordsEvents(uint32_t id) {
   return id == kCall_cuGraphLaunch || id == kCall_cuCtxRecordEvent || id == kCall_cuGreenCtxRecordEvent;
 }
 
+// Requests whose order with those of another process matters if the two share events.
+bool OrdersEvents(uint32_t id) {
+  return RecordsEvents(id) || id == kCall_cuEventRecord || id == kCall_cuEventRecordWithFlags ||
+         id == kCall_cuStreamWaitEvent || id == kCall_cuCtxWaitEvent || id == kCall_cuGreenCtxWaitEvent;
+}
+
 // Requests that nobody gains anything from having executed at once, whatever they name: they neither start work nor
 // take the time, and what they hold up comes behind them in the channel.
 bool InNoHurry(uint32_t id) { return id == kCall_cuStreamWaitEvent || id == kCall_cuEventDestroy_v2; }
@@ -267,7 +273,9 @@ uint64_t Call::NewHandle(Kind kind, uint64_t parent) {
 }
 
 CUresult Call::Send() {
-  if (session_->settings().sync) return Transact();
+  if (const auto waits = session_->waits(); waits != Session::Waits::kNone) {
+    if (waits == Session::Waits::kAll || OrdersEvents(header_.call)) return Transact();
+  }
   if (WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
   std::shared_lock<std::shared_mutex> sending;
   if (session_->managed_home().pages().active()) {

@@ -79,6 +79,7 @@ CUresult Session::Connect(Session** session) {
 
 CUresult Session::Open() {
   settings_ = ReadSettings();
+  if (settings_.sync) waits_ = Waits::kAll;
   staging_.SetThreads(settings_.copy_threads);
   std::string error;
   std::string path;

@@ -229,6 +229,18 @@ class Session final : public agent::AgentHost, public trace::Server {
       quiet_events_.Clear(event);
     }
   }
+  // Which asynchronous calls wait until the server has executed them.
+  enum class Waits : uint8_t {
+    kNone,
+    kEvents,  // those that record events or wait for them: another process has some of the events
+    kAll,     // CUDA_REMOTE_SYNC
+  };
+  Waits waits() const { return waits_.load(std::memory_order_relaxed); }
+  // From now on another process may record an event of this one, or wait for it. When a call returns here, a call that
+  // the other process makes next must find it executed, as natively.
+  void ShareEvents() {
+    if (waits() == Waits::kNone) waits_.store(Waits::kEvents, std::memory_order_relaxed);
+  }
   // Whether the application has ever made a stream, so that not everything is in the default stream's order.
   bool has_streams() const { return has_streams_.load(std::memory_order_relaxed); }
   void NoteStream() { has_streams_.store(true, std::memory_order_relaxed); }
@@ -426,6 +438,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   std::unordered_map<uint64_t, DisguisedNode> disguised_nodes_;
   std::atomic<bool> uses_graph_memory_{false};
   std::atomic<bool> has_disguised_nodes_{false};
+  std::atomic<Waits> waits_{Waits::kNone};
   std::atomic<bool> has_streams_{false};
   Captures captures_;
   UploadLimit upload_limit_;

@@ -89,6 +89,8 @@ APPS = {
     "tensor_maps": 16,
     # Of several processes:
     "host_barrier": 24,
+    "ipc_memory": 24,
+    "ipc_ring": 40,
     "mpi_stencil_mpich": 16,
     "mpi_stencil_openmpi": 16,
     "peer_spin": 20,
@@ -137,7 +139,9 @@ LIMITED = {app: ("native", "ring", "grpc") for app in ("nvml_questions", "torch_
 # Host and kernels look at each other's writes, which the relay does not carry while a kernel runs.
 LIMITED["polling"] = ("native", "ring", "restart", "live", "migrate", "late_ring", "late_restart", "late_migrate")
 # Several processes with CUDA are not saved yet.
-SEVERAL_PROCESSES = ("host_barrier", "mpi_stencil_mpich", "mpi_stencil_openmpi", "peer_spin", "serving", "spawner")
+SEVERAL_PROCESSES = (
+    "host_barrier", "ipc_memory", "ipc_ring", "mpi_stencil_mpich", "mpi_stencil_openmpi", "peer_spin", "serving", "spawner",
+)  # fmt: skip
 LIMITED.update({app: ("native", "ring", "grpc", "embedded", "clients", "late_ring", "late_grpc") for app in SEVERAL_PROCESSES})
 # A real driver's kernel heap cannot be saved (docs/context-state.md): for tests/gpu/run.
 LIMITED_ON_GPUS = {"kernel_heap": ("native", "ring", "embedded", "grpc", "tls", "clients")}
