@@ -69,6 +69,10 @@ TEST(Commit, OtherThingsAreNotTouched) {
   EXPECT_EQ(JobOf(folder / "empty"), "new");
   const absl::Status status = WriteJob(folder / "no/such/image", "new");
   EXPECT_THAT(Message(status), HasSubstr("does not exist"));
+  // A folder that is there, and takes nothing.
+  const std::string refused = Message(WriteJob("/proc/image", "new"));
+  EXPECT_THAT(refused, HasSubstr("nothing can be created in /proc"));
+  EXPECT_THAT(refused, Not(HasSubstr("does not exist")));
 }
 
 TEST(Commit, OneWriterAtATime) {

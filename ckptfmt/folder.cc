@@ -164,8 +164,13 @@ absl::StatusOr<OpenedFolder> MakePartial(const std::string& dir) {
   for (int attempt = 0; attempt < 10; ++attempt) {
     const bool made = mkdir(partial.c_str(), 0700) == 0;
     if (!made && errno == ENOENT) {
-      return absl::NotFoundError(
-          absl::StrCat("cannot create ", partial, ": the folder ", ParentOf(dir), " does not exist"));
+      const std::string parent = ParentOf(dir);
+      // Such as /proc: the folder is there, and nobody can make anything in it.
+      if (Exists(parent)) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("cannot create ", partial, ": nothing can be created in ", parent, "; choose another folder"));
+      }
+      return absl::NotFoundError(absl::StrCat("cannot create ", partial, ": the folder ", parent, " does not exist"));
     }
     if (!made && errno != EEXIST) return SystemError("create", partial, errno);
     struct stat facts;

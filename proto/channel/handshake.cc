@@ -265,20 +265,21 @@ ChannelStatus ReceivePacket(int socket, Packet* packet, int timeout_ms) {
 
 int ConnectUnix(const std::string& path, std::string* error) {
   sockaddr_un address;
-  if (!FillAddress(path, &address, error)) return -1;
+  if (!FillAddress(path, &address, error)) {
+    errno = ENAMETOOLONG;
+    return -1;
+  }
   const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   if (fd < 0) {
     *error = std::string("cannot make a socket: ") + strerror(errno);
     return -1;
   }
   while (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
-    if (errno == EINTR) continue;
-    *error = "cannot connect to " + path + ": " + strerror(errno) +
-             (errno == ENOENT || errno == ECONNREFUSED ? "; is cr-server running, with this --dir?"
-              : errno == EACCES ? "; it serves the user who started it, and this process runs as user " +
-                                      std::to_string(geteuid())
-                                : "");
+    const int failure = errno;
+    if (failure == EINTR) continue;
+    *error = "cannot connect to " + path + ": " + strerror(failure);
     close(fd);
+    errno = failure;
     return -1;
   }
   return fd;
@@ -286,6 +287,11 @@ int ConnectUnix(const std::string& path, std::string* error) {
 
 int ConnectServer(const std::string& path, std::string* error) {
   const int fd = ConnectUnix(path, error);
+  if (fd < 0 && (errno == ENOENT || errno == ECONNREFUSED)) {
+    *error += "; is cr-server running, with this --dir?";
+  } else if (fd < 0 && errno == EACCES) {
+    *error += "; it serves the user who started it, and this process runs as user " + std::to_string(geteuid());
+  }
   uint32_t user = 0, pid = 0;
   if (fd < 0 || (PeerUser(fd, &user, &pid) && IsTrustedUser(user, path))) return fd;
   *error = "the server at " + path + " runs as user " + std::to_string(user) +

@@ -247,8 +247,12 @@ TEST(Handshake, ListenReplacesADeadSocketOnly) {
   ASSERT_TRUE(mkdtemp(folder));
   const std::string path = std::string(folder) + "/s.sock";
   std::string error;
+  // The question about cr-server is for a server's socket only.
   EXPECT_EQ(ConnectUnix(path, &error), -1);
   EXPECT_NE(error.find(path), std::string::npos);
+  EXPECT_EQ(error.find("cr-server"), std::string::npos) << error;
+  EXPECT_EQ(ConnectServer(path, &error), -1);
+  EXPECT_NE(error.find("is cr-server running, with this --dir?"), std::string::npos) << error;
   const int first = ListenUnix(path, &error);
   ASSERT_GE(first, 0) << error;
   struct stat status;
