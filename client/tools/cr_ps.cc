@@ -13,10 +13,8 @@
 #include <vector>
 
 #include "client/tools/local_jobs.h"
+#include "client/tools/server_control.h"
 #include "proto/codec/json.h"
-#include "proto/control/control.grpc.pb.h"
-#include "proto/control/credentials.h"
-#include "proto/control/message_check.h"
 #include "proto/folder/private_folder.h"
 #include "proto/frame/version.h"
 
@@ -26,12 +24,12 @@ namespace {
 constexpr int kExitNoServer = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitNoSession = 4;
-constexpr auto kDeadline = std::chrono::seconds(5);
 
 constexpr char kExamples[] = R"(
 Examples:
   cr-ps                                     sessions of this user's cr-server on this machine
   cr-ps --server gpu7:7070 --json
+  cr-ps --server unix:/run/cuda-remote      your sessions of root's server here, if it admits you
   cr-ps --end 12 --reason "node goes down"  end session 12
   cr-ps --prune                             remove what killed jobs of this user have left here
 
@@ -113,6 +111,48 @@ void PrintWarnings(const std::vector<LocalJob>& jobs) {
   }
 }
 
+template <typename Numbers>
+void AddNumbers(const char* name, const Numbers& numbers, JsonWriter* json) {
+  json->Begin(name, '[');
+  for (const auto number : numbers) json->Value(number);
+  json->End(']');
+}
+
+template <typename Numbers>
+std::string Listed(const Numbers& numbers) {
+  std::string text;
+  for (const auto number : numbers) text += (text.empty() ? "" : ",") + std::to_string(number);
+  return text;
+}
+
+// "2 of 64", or "2" without a limit.
+std::string OfLimit(const std::string& used, uint64_t limit, const std::string& most) {
+  return limit == 0 ? used : used + " of " + most;
+}
+
+// What a session may have, and what each identity has of what it may have.
+void PrintLimits(const control::ServerInfo& server) {
+  const control::Limits& limits = server.limits();
+  std::string one;
+  if (limits.session_memory() != 0) one = Bytes(double(limits.session_memory())) + " of GPU memory";
+  if (limits.session_gpus() != 0)
+    one += (one.empty() ? "" : " and ") + std::to_string(limits.session_gpus()) + " GPU" +
+           (limits.session_gpus() == 1 ? "" : "s");
+  if (!one.empty()) printf("limit for each session: %s\n", one.c_str());
+  for (const control::Usage& usage : server.usage()) {
+    if (!usage.limited() && server.usage_size() == 1) continue;  // the list of sessions says it all
+    const bool limited = usage.limited();
+    const std::string sessions = OfLimit(std::to_string(usage.sessions()), limited ? limits.user_sessions() : 0,
+                                         std::to_string(limits.user_sessions()));
+    const std::string memory = OfLimit(Bytes(double(usage.device_bytes())), limited ? limits.user_memory() : 0,
+                                       Bytes(double(limits.user_memory())));
+    const std::string gpus = OfLimit(std::to_string(usage.gpus_size()), limited ? limits.user_gpus() : 0,
+                                     std::to_string(limits.user_gpus()));
+    printf("%s: sessions %s, GPU memory %s, GPUs %s%s\n", usage.identity().c_str(), sessions.c_str(),
+           memory.c_str(), gpus.c_str(), usage.gpus_size() == 0 ? "" : (" (" + Listed(usage.gpus()) + ")").c_str());
+  }
+}
+
 void PrintJson(const control::ServerInfo& server, const control::ListSessionsReply& list,
                const std::vector<LocalProcess>& processes, const std::vector<LocalJob>& jobs) {
   JsonWriter json(JsonWriter::kSpaced);
@@ -130,6 +170,29 @@ void PrintJson(const control::ServerInfo& server, const control::ListSessionsRep
   json.Member("software_gpu", server.software_gpu());
   json.Member("worker_error", server.worker_error());
   json.End('}');
+  const control::Limits& limits = server.limits();
+  json.Line(2);
+  json.Begin("limits", '{');
+  json.Member("sessions", limits.sessions());
+  json.Member("session_memory", limits.session_memory());
+  json.Member("session_gpus", limits.session_gpus());
+  json.Member("user_sessions", limits.user_sessions());
+  json.Member("user_memory", limits.user_memory());
+  json.Member("user_gpus", limits.user_gpus());
+  json.End('}');
+  json.Line(2);
+  json.Begin("usage", '[');
+  for (const control::Usage& usage : server.usage()) {
+    json.Line(4);
+    json.Begin('{');
+    json.Member("identity", usage.identity());
+    json.Member("limited", usage.limited());
+    json.Member("sessions", usage.sessions());
+    json.Member("device_bytes", usage.device_bytes());
+    AddNumbers("gpus", usage.gpus(), &json);
+    json.End('}');
+  }
+  json.End(']');
   json.Line(2);
   json.Begin("sessions", '[');
   for (int i = 0; i < list.sessions_size(); ++i) {
@@ -157,6 +220,7 @@ void PrintJson(const control::ServerInfo& server, const control::ListSessionsRep
     json.Member("saved_unix_ms", s.saved_unix_ms());
     json.Member("saved_bytes", s.saved_bytes());
     json.Member("owner", s.owner());
+    AddNumbers("gpus", s.gpus(), &json);
     json.Member("host_pid", here.pid);
     json.Member("directory", here.job ? here.job->directory : "");
     json.End('}');
@@ -174,17 +238,19 @@ void PrintTable(const control::ServerInfo& server, const control::ListSessionsRe
          server.sessions() == 1 ? "" : "s", server.warm_workers(), server.warm_workers() == 1 ? "" : "s",
          server.seconds());
   if (!server.worker_error().empty()) printf("workers cannot start: %s\n", server.worker_error().c_str());
+  PrintLimits(server);
   if (list.sessions_size() == 0) return;
-  printf("%7s %8s %8s %3s %5s %10s %10s %11s %11s %8s  %s\n", "SESSION", "PID", "WORKER", "GPU", "WAY", "MEMORY",
+  printf("%7s %8s %8s %5s %5s %10s %10s %11s %11s %8s  %s\n", "SESSION", "PID", "WORKER", "GPU", "WAY", "MEMORY",
          "CALLS/S", "BYTES/S", "SAVED", "SECONDS", "PROGRAM (OWNER)");
   for (int i = 0; i < list.sessions_size(); ++i) {
     const control::SessionInfo& s = list.sessions(i);
     const LocalProcess& here = processes[size_t(i)];
     const std::string job =
         (s.job().empty() ? "" : " [" + s.job() + "]") + (here.job ? " in " + here.job->directory : "");
-    printf("%7" PRIu64 " %8u %8s %3d %5s %10s %10.0f %11s %11s %8.0f  %s%s%s (%s)\n", s.id(),
+    printf("%7" PRIu64 " %8u %8s %5s %5s %10s %10.0f %11s %11s %8.0f  %s%s%s (%s)\n", s.id(),
            here.job ? unsigned(here.pid) : s.pid(),
-           s.worker_pid() ? std::to_string(s.worker_pid()).c_str() : "waits", s.gpu(), s.transport().c_str(),
+           s.worker_pid() ? std::to_string(s.worker_pid()).c_str() : "waits",
+           (s.gpus().empty() ? std::to_string(s.gpu()) : Listed(s.gpus())).c_str(), s.transport().c_str(),
            Bytes(double(s.device_bytes())).c_str(), s.calls_per_second(), Bytes(s.bytes_per_second()).c_str(),
            Ago(s.saved_unix_ms()).c_str(), s.seconds(), s.program().c_str(), job.c_str(),
            s.peer().empty() ? "" : (" from " + s.peer()).c_str(), s.owner().c_str());
@@ -228,45 +294,25 @@ int Main(int argc, char** argv) {
     }
     address = "unix:" + folder + "/session.sock";
   }
-  bool local;
-  const std::string target = control::ControlTarget(address, &local);
-  if (!local) control::FillFromEnvironment(&tls);
-  const bool checked = !local && tls.empty();  // nothing else notices what is damaged on the way
-  control::SendGrpcLogTo([](bool, const char*) {});  // the call's status says the same
-  const auto credentials = control::ClientTls(local ? control::TlsFiles() : tls, &error);
-  if (!credentials) {
+  const std::unique_ptr<ServerControl> control = ServerControl::Open(address, tls, &error);
+  if (!control) {
     fprintf(stderr, "cr-ps: %s\n", error.c_str());
     return kExitUsage;
   }
-  const auto stub =
-      control::Control::NewStub(grpc::CreateCustomChannel(target, credentials, control::ClientArguments()));
-  // Makes a call; false after a message.
-  const auto call = [&](auto method, auto request, auto* reply) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + kDeadline);
-    if (checked) control::AddChecksum(&request);
-    grpc::Status status = (stub.get()->*method)(&context, request, reply);
-    if (status.ok() && checked && !control::ChecksumIsRight(*reply))
-      status = grpc::Status(grpc::StatusCode::DATA_LOSS, "its answer has no checksum, or arrived damaged");
-    if (!status.ok()) {
-      fprintf(stderr, "cr-ps: no answer from the server at %s: %s\n", address.c_str(), status.error_message().c_str());
-    }
-    return status.ok();
-  };
   if (end != 0) {
-    control::EndSessionRequest request;
-    request.set_id(end);
-    request.set_reason(reason);
-    control::EndSessionReply reply;
-    if (!call(&control::Control::Stub::EndSession, request, &reply)) return kExitNoServer;
-    if (reply.found()) return 0;
+    bool found = false;
+    if (!control->End(end, reason, &found, &error)) {
+      fprintf(stderr, "cr-ps: %s\n", error.c_str());
+      return kExitNoServer;
+    }
+    if (found) return 0;
     fprintf(stderr, "cr-ps: there is no session %" PRIu64 " of yours (the server's operators can end others, too)\n", end);
     return kExitNoSession;
   }
   control::ServerInfo server;
   control::ListSessionsReply list;
-  if (!call(&control::Control::Stub::GetServerInfo, control::ServerInfoRequest(), &server) ||
-      !call(&control::Control::Stub::ListSessions, control::ListSessionsRequest(), &list)) {
+  if (!control->Info(&server, &error) || !control->List(&list, &error)) {
+    fprintf(stderr, "cr-ps: %s\n", error.c_str());
     return kExitNoServer;
   }
   const std::vector<LocalJob> jobs = LocalJobs();

@@ -64,6 +64,11 @@ struct SavedNote {
 // uint64 bytes, as its worker said last. kNotFound as above.
 inline constexpr char kHeld[] = "cr-held";
 
+// Likewise: what cr-ps asks and does. Input and result: the request and the reply of the call in control.proto.
+inline constexpr char kServerInfo[] = "cr-server-info";
+inline constexpr char kListSessions[] = "cr-list-sessions";
+inline constexpr char kEndSession[] = "cr-end-session";
+
 struct Question {
   uint32_t wire_version = kWireVersion;
   uint32_t pid = 0;  // who asks, for log lines

@@ -25,6 +25,9 @@ void Put(nvml::Answer* answer, const T& value) {
 }  // namespace
 
 int Answerer::Ordinal(const Question& question, uint32_t index) const {
+  if (question.gpu < 0 && !visible_.empty()) {
+    return index < visible_.size() && visible_[index] < uint64_t(devices_) ? int(visible_[index]) : -1;
+  }
   // A job that sees one GPU only calls it 0.
   int first = 0, count = devices_;
   if (only_ >= 0) {
@@ -53,6 +56,7 @@ nvml::Answer Answerer::Answer(const Ask& ask) {
                   "the client speaks wire version " + std::to_string(question.wire_version) + ", this server " +
                       std::to_string(kWireVersion) + "; install the same release of cuda-remote on both sides");
   }
+  visible_ = ask.gpus;
   nvml::Answer answer;
   answer.result = nvml::kSuccess;
   const std::string& call = question.call;

@@ -6,6 +6,7 @@
 #define CUDA_REMOTE_SERVER_NVML_ANSWERER_H_
 
 #include <string>
+#include <vector>
 
 #include "proto/nvml/query.h"
 #include "server/nvml/ask.h"
@@ -32,6 +33,7 @@ class Answerer {
   NvmlSource* const source_;
   const int devices_;
   const int only_;
+  std::vector<uint64_t> visible_;  // of the question that is being answered: Ask::gpus
 };
 
 }  // namespace cuda_remote::server

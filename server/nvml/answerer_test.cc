@@ -174,6 +174,20 @@ TEST_F(FromDriverFacts, OneGpuOnlyIsTheFirst) {
   EXPECT_EQ(second.Answer(MakeAsk(Make("nvmlDeviceGetName", 0, 1))).result, nvml::kGpuIsLost);
 }
 
+TEST_F(FromDriverFacts, ALimitedSessionSeesItsGpusOnly) {
+  Answerer answerer(source_.get(), 2, -1);
+  const auto answer = [&](const Question& question) {
+    Ask ask = MakeAsk(question);
+    ask.gpus = {1};
+    return answerer.Answer(ask);
+  };
+  EXPECT_EQ(Value<uint32_t>(answer(Make(nvml::kCount))), 1u);
+  EXPECT_EQ(answer(Make("nvmlDeviceGetName", 0)).output, "Second");
+  EXPECT_EQ(answer(Make("nvmlDeviceGetName", 1)).result, nvml::kGpuIsLost);
+  // The next question is another process's.
+  EXPECT_EQ(Value<uint32_t>(answerer.Answer(MakeAsk(Make(nvml::kCount)))), 2u);
+}
+
 TEST_F(FromDriverFacts, Pairs) {
   Question pair = Make(nvml::kP2PStatus, 0);
   pair.a = 1;
@@ -233,12 +247,14 @@ TEST_F(FromDriverFacts, RandomQuestionsDoNoHarm) {
 TEST(Asks, ComeBack) {
   Ask ask = MakeAsk(Make("nvmlDeviceGetName"));
   ask.remote = true;
+  ask.gpus = {0, 5};
   ask.sessions[0].program = std::string(500, 'p') + "end";
   std::string bytes;
   EncodeAsk(ask, &bytes);
   Ask got;
   ASSERT_TRUE(DecodeAsk(bytes, &got));
   EXPECT_EQ(got.question, ask.question);
+  EXPECT_EQ(got.gpus, ask.gpus);
   EXPECT_TRUE(got.remote);
   ASSERT_EQ(got.sessions.size(), 3u);
   EXPECT_EQ(got.sessions[0].program.size(), kMaxAskedProgram);

@@ -45,6 +45,7 @@ void EncodeAsk(const Ask& ask, std::string* out) {
     wire::PutUint(&one, 6, session.hidden);
     wire::PutBytesAlways(out, 3, one);
   }
+  wire::PutPackedUnsigned(out, 4, ask.gpus);
 }
 
 bool DecodeAsk(std::string_view bytes, Ask* ask) {
@@ -59,6 +60,8 @@ bool DecodeAsk(std::string_view bytes, Ask* ask) {
       case 3:
         ask->sessions.emplace_back();
         return reader.Get(&text) && DecodeSession(text, &ask->sessions.back());
+      case 4:
+        return reader.Add(&ask->gpus);
       default:
         return reader.Skip();
     }

@@ -32,6 +32,7 @@ struct Ask {
   std::string question;  // nvml::Question as it came, not looked at
   bool remote = false;   // from another host
   std::vector<AskedSession> sessions;
+  std::vector<uint64_t> gpus;  // those that the asking process sees, where it has not named one; empty: all
 };
 
 void EncodeAsk(const Ask& ask, std::string* out);

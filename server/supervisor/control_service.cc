@@ -1,13 +1,12 @@
 #include "server/supervisor/control_service.h"
 
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <string>
 
 #include "proto/channel/handshake.h"
-#include "proto/codec/text.h"
 #include "proto/control/message_check.h"
+#include "server/supervisor/control_messages.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -15,7 +14,8 @@ namespace {
 // cr-nvml may have to load the driver first.
 constexpr int kAnswerTimeoutMs = 30000;
 constexpr int kLookMs = 100;
-constexpr size_t kMostReason = 1000;
+// Of a list of sessions; a message may be larger (credentials.h).
+constexpr size_t kMostListBytes = 1 << 20;
 
 // Who asks; not OK: the call is refused so.
 template <typename Request>
@@ -41,17 +41,7 @@ grpc::Status ControlService::GetServerInfo(grpc::ServerContext* context, const c
                                            control::ServerInfo* reply) {
   Caller caller;
   if (const grpc::Status status = Identify(supervisor_, *context, *request, &caller); !status.ok()) return status;
-  const ServerFacts facts = supervisor_->Facts();
-  reply->set_name(facts.name);
-  reply->set_pid(uint32_t(facts.pid));
-  reply->set_wire_version(kWireVersion);
-  reply->set_warm_workers(uint32_t(facts.warm_workers));
-  reply->set_sessions(uint32_t(facts.sessions));
-  reply->set_sessions_ever(facts.sessions_ever);
-  reply->set_seconds(facts.seconds);
-  reply->set_driver(facts.driver);
-  reply->set_software_gpu(facts.software);
-  reply->set_worker_error(facts.worker_error);
+  ToMessage(supervisor_->Facts(caller), reply);
   return Done(caller, reply);
 }
 
@@ -59,29 +49,7 @@ grpc::Status ControlService::ListSessions(grpc::ServerContext* context, const co
                                           control::ListSessionsReply* reply) {
   Caller caller;
   if (const grpc::Status status = Identify(supervisor_, *context, *request, &caller); !status.ok()) return status;
-  for (const SessionInfo& info : supervisor_->Sessions(caller)) {
-    control::SessionInfo* const out = reply->add_sessions();
-    out->set_id(info.id);
-    out->set_pid(info.hello.pid);
-    out->set_program(info.hello.program);
-    out->set_job(info.hello.job);
-    out->set_transport(info.transport);
-    out->set_peer(info.peer);
-    out->set_worker_pid(uint32_t(info.worker_pid));
-    out->set_gpu(info.gpu);
-    out->set_driver(info.driver);
-    out->set_seconds(info.seconds);
-    out->set_device_bytes(info.stats.device_bytes);
-    out->set_calls(info.stats.calls);
-    out->set_bytes_in(info.stats.bytes_in);
-    out->set_bytes_out(info.stats.bytes_out);
-    out->set_calls_per_second(info.calls_per_second);
-    out->set_bytes_per_second(info.bytes_per_second);
-    out->set_replaying(info.hello.replaying);
-    out->set_saved_unix_ms(info.saved_unix_ms);
-    out->set_saved_bytes(info.saved_bytes);
-    out->set_owner(info.owner);
-  }
+  AddSessions(supervisor_->Sessions(caller), request->after(), kMostListBytes, reply);
   return Done(caller, reply);
 }
 
@@ -110,12 +78,7 @@ grpc::Status ControlService::EndSession(grpc::ServerContext* context, const cont
                                         control::EndSessionReply* reply) {
   Caller caller;
   if (const grpc::Status status = Identify(supervisor_, *context, *request, &caller); !status.ok()) return status;
-  const std::string by = caller.is_operator ? "ended by the operator" : "ended by its owner";
-  const std::string reason = Printable(std::string_view(request->reason()).substr(0, kMostReason));
-  reply->set_found(supervisor_->EndSession(request->id(), reason.empty() ? by : by + ": " + reason, caller));
-  if (reply->found()) {
-    spdlog::info("session {} is ended by request of {} ({})", request->id(), caller.identity, context->peer());
-  }
+  reply->set_found(supervisor_->EndSession(request->id(), request->reason(), caller));
   return Done(caller, reply);
 }
 

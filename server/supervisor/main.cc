@@ -53,7 +53,8 @@ Examples:
   cr-server --config /etc/cuda-remote/server.conf
   cr-server --driver /opt/cuda-remote/libsoftgpu.so --workers 0
 
-Sockets: DIR/session.sock for jobs, DIR/control.sock for cr-ps. Both serve the same user only.
+Sockets: DIR/session.sock for jobs and cr-ps, DIR/control.sock for gRPC. They serve the same user only, the first one
+also those that are admitted.
 
 A session belongs to who opened it: a user (uid:1000), a client certificate (cert:CN=alice,O=lab), or a host of
 --insecure-tcp (address:10.1.2.3). Others do not see it and cannot end it, but for operators.
@@ -243,6 +244,14 @@ void Reload(int argc, char** argv, const Options& running, control::ServerTls* t
     supervisor->SetPolicy(read.policy);
     if (!running.policy.insecure.empty() && !read.policy.insecure.empty()) listener->SetAllowed(read.policy.insecure);
     if ((!read.policy.users.empty() || !read.policy.groups.empty()) && !running.serves_others)
+  app->add_option("--session-gpus", policy->session_gpus,
+                  "GPUs that one session sees, unless it asks for one; 0: no limit")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  app->add_option("--user-gpus", policy->user_gpus,
+                  "GPUs that all sessions of one identity other than the server's own user see; 0: no limit")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
       spdlog::warn(
           "SIGHUP: other local users are served once cr-server was started with --allow-user or --allow-group");
     if (running.policy.insecure.empty() != read.policy.insecure.empty() || read.listen != running.listen)
@@ -370,8 +379,10 @@ int Main(int argc, char** argv) {
     if (!listener.Listen(options.listen, &error)) {
       spdlog::critical("{}", error);
       return kExitCannotListen;
+  Preparations preparations;
     }
   }
+  AddPreparations(&app, &preparations);
 
   if (options.restrict_workers && !ReachesOwnFolder()) {
     spdlog::warn("cr-server lies below a folder that is closed to root without capabilities; it and its workers keep "

@@ -27,6 +27,8 @@ struct Policy {
   int user_sessions = 64;           // of one identity other than the server's own user; 0: no limit
   std::string log_level = "info";
 };
+  int session_gpus = 0;             // GPUs that one session sees; 0: no limit
+  int user_gpus = 0;                // that all sessions of one identity see, likewise; 0: no limit
 
 struct Options {
   std::string directory;  // --dir

@@ -22,8 +22,10 @@
 #include <utility>
 
 #include "proto/channel/handshake.h"
+#include "proto/codec/text.h"
 #include "proto/folder/private_folder.h"
 #include "proto/nvml/query.h"
+#include "server/supervisor/control_messages.h"
 #include "server/supervisor/spawn.h"
 
 namespace cuda_remote::server {
@@ -47,6 +49,9 @@ constexpr size_t kGroupBytes = 16;
 // still has some of their buffers.
 constexpr int kEndsBeforeTrim = 32;
 constexpr auto kTrimDelay = std::chrono::seconds(2);
+// How long a process's next session gets the same GPUs: programs that choose GPUs open a second one at once.
+constexpr auto kPlaceTime = std::chrono::seconds(60);
+constexpr size_t kMostReason = 1000;
 
 double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -65,6 +70,22 @@ sigset_t LoopSignals() {
   sigemptyset(&signals);
   for (int signal : {SIGCHLD, SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, signal);
   return signals;
+}
+
+std::string Counted(int count, const std::string& what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
+std::string Numbers(const std::vector<int>& numbers) {
+  std::string text;
+  for (const int number : numbers) text += (text.empty() ? "" : ",") + std::to_string(number);
+  return text;
+}
+
+template <typename Message>
+void Pack(const Message& message, nvml::Answer* answer) {
+  answer->output = message.SerializeAsString();
+  answer->result = answer->output.size() <= nvml::kMaxOutputBytes ? nvml::kSuccess : nvml::kUnknownError;
 }
 
 }  // namespace
@@ -334,11 +355,44 @@ void Supervisor::ReadHello(const NewClient& client) {
   Admit(client.socket, hello, "ring", "", UserIdentity(client.uid));
 }
 
-bool Supervisor::AnswerItself(int socket, const std::string& bytes, const Caller& caller) {
-  nvml::Question question;
-  if (!DecodeQuestion(bytes, &question)) return false;
+bool Supervisor::AnswerItself(int socket, const nvml::Question& question, const Caller& caller) {
+  nvml::Answer answer;
+  if (question.call == nvml::kSaved || question.call == nvml::kHeld) {
+    answer = AnswerAboutSession(question, caller);
+  } else if (question.call == nvml::kServerInfo) {
+    control::ServerInfo info;
+    ToMessage(FactsFor(caller), &info);
+    Pack(info, &answer);
+  } else if (question.call == nvml::kListSessions) {
+    control::ListSessionsRequest request;
+    control::ListSessionsReply list;
+    if (!request.ParseFromString(question.input)) {
+      answer.result = nvml::kInvalidArgument;
+    } else {
+      AddSessions(SessionsOf(caller), request.after(), nvml::kMaxOutputBytes, &list);
+      Pack(list, &answer);
+    }
+  } else if (question.call == nvml::kEndSession) {
+    control::EndSessionRequest request;
+    control::EndSessionReply reply;
+    if (!request.ParseFromString(question.input)) {
+      answer.result = nvml::kInvalidArgument;
+    } else {
+      reply.set_found(EndOwn(request.id(), request.reason(), caller));
+      Pack(reply, &answer);
+    }
+  } else {
+    return false;
+  }
+  std::string body;
+  EncodeAnswer(answer, &body);
+  SendPacket(socket, PacketType::kAnswer, body, -1);
+  close(socket);
+  return true;
+}
+
+nvml::Answer Supervisor::AnswerAboutSession(const nvml::Question& question, const Caller& caller) {
   const bool saved = question.call == nvml::kSaved;
-  if (!saved && question.call != nvml::kHeld) return false;
   nvml::Answer answer;
   nvml::SavedNote note = {};
   static_assert(offsetof(nvml::SavedNote, session) == 0);
@@ -357,17 +411,15 @@ bool Supervisor::AnswerItself(int socket, const std::string& bytes, const Caller
       answer.output.assign(reinterpret_cast<const char*>(&held), sizeof(held));
     }
   }
-  std::string body;
-  EncodeAnswer(answer, &body);
-  SendPacket(socket, PacketType::kAnswer, body, -1);
-  close(socket);
-  return true;
+  return answer;
 }
 
-void Supervisor::AskMonitor(int socket, const std::string& question, bool remote, const Caller& caller) {
-  if (AnswerItself(socket, question, caller)) return;
+void Supervisor::AskMonitor(int socket, const std::string& bytes, bool remote, const Caller& caller) {
+  nvml::Question question;
+  const bool known = DecodeQuestion(bytes, &question);  // if not, cr-nvml says so
+  if (known && AnswerItself(socket, question, caller)) return;
   Ask ask;
-  ask.question = question;
+  ask.question = bytes;
   ask.remote = remote;
   for (const auto& [id, session] : sessions_) {
     const SessionInfo& info = session.info;
@@ -378,9 +430,15 @@ void Supervisor::AskMonitor(int socket, const std::string& question, bool remote
     one.gpu = info.gpu;
     one.program = info.hello.program;
     one.hidden = !caller.MayTouch(info.owner);
+  std::vector<int> gpus;
+  if (known && question.gpu < 0 && options_.gpu < 0 && ChooseGpus(caller.identity, question.pid, -1, &gpus))
+    ask.gpus.assign(gpus.begin(), gpus.end());
     // The worker numbers the GPUs that it was given.
-    one.device_bytes.assign(size_t(session.first_gpu), 0);
-    one.device_bytes.insert(one.device_bytes.end(), info.stats.gpu_bytes.begin(), info.stats.gpu_bytes.end());
+    for (size_t i = 0; i < info.stats.gpu_bytes.size(); ++i) {
+      const size_t gpu = i < info.gpus.size() ? size_t(info.gpus[i]) : i;
+      if (one.device_bytes.size() <= gpu) one.device_bytes.resize(gpu + 1);
+      one.device_bytes[gpu] += info.stats.gpu_bytes[i];
+    }
     // What is not of any one GPU's count belongs to the one that the worker began with.
     uint64_t rest = info.stats.device_bytes;
     for (const uint64_t bytes : one.device_bytes) rest -= std::min(rest, bytes);
@@ -400,9 +458,8 @@ uint64_t Supervisor::Admit(int socket, const Hello& hello, const std::string& tr
   if (why.empty() && policy_.max_sessions > 0 && int(sessions_.size()) >= policy_.max_sessions) {
     why = "the server has its " + std::to_string(policy_.max_sessions) + " sessions (--max-sessions) already";
   }
-  const auto of_one = std::count_if(sessions_.begin(), sessions_.end(),
-                                    [&](const auto& entry) { return entry.second.info.owner == owner; });
-  if (why.empty() && policy_.user_sessions > 0 && owner != UserIdentity(geteuid()) && of_one >= policy_.user_sessions) {
+  const Usage usage = UsageOf(owner);
+  if (why.empty() && policy_.user_sessions > 0 && usage.limited && usage.sessions >= policy_.user_sessions) {
     why = owner + " has its " + std::to_string(policy_.user_sessions) +
           " sessions on this server (--user-sessions) already";
   }
@@ -419,6 +476,12 @@ uint64_t Supervisor::Admit(int socket, const Hello& hello, const std::string& tr
   }
   const uint64_t id = next_session_++;
   Session& session = sessions_[id];
+  if (why.empty() && usage.limited && policy_.user_gpus > 0 && hello.gpu >= 0 && options_.gpu < 0 &&
+      int(usage.gpus.size()) >= policy_.user_gpus &&
+      std::find(usage.gpus.begin(), usage.gpus.end(), hello.gpu) == usage.gpus.end()) {
+    why = owner + " has its " + Counted(policy_.user_gpus, "GPU") + " on this server (--user-gpus) already: " +
+          Numbers(usage.gpus) + "; --gpu " + std::to_string(usage.gpus[0]) + " asks for that one";
+  }
   session.info.id = id;
   session.info.hello = hello;
   session.info.transport = transport;
@@ -435,29 +498,109 @@ void Supervisor::Refuse(int socket, const std::string& why) {
   Welcome welcome;
   welcome.error = why;
   welcome.server = name_;
+  Place(&session);
   std::string body;
   EncodeWelcome(welcome, &body);
   SendPacket(socket, PacketType::kWelcome, body, -1);
   close(socket);
 }
+bool Supervisor::IsLimited(const std::string& owner) const { return owner != UserIdentity(geteuid()); }
 
-WorkerKind Supervisor::WantedKind(const SessionInfo& session) const {
+std::vector<int> Supervisor::ServedGpus() const {
+  return options_.gpu >= 0 ? std::vector<int>{options_.gpu} : std::vector<int>{};
+}
+
+Usage Supervisor::UsageOf(const std::string& owner) const {
+  Usage usage;
+  usage.identity = owner;
+  usage.limited = IsLimited(owner);
+  std::set<int> gpus;
+  for (const auto& [id, session] : sessions_) {
+    if (session.info.owner != owner) continue;
+    ++usage.sessions;
+    usage.device_bytes += session.info.stats.device_bytes;
+    gpus.insert(session.info.gpus.begin(), session.info.gpus.end());
+    for (int i = 0; session.placed && session.info.gpus.empty() && i < gpu_count_; ++i) gpus.insert(i);
+  }
+  usage.gpus.assign(gpus.begin(), gpus.end());
+  return usage;
+}
+
+bool Supervisor::ChooseGpus(const std::string& owner, uint32_t pid, int wanted, std::vector<int>* gpus) {
+  *gpus = ServedGpus();
+  if (!gpus->empty()) return true;
+  if (wanted >= 0) gpus->push_back(wanted);
+  const size_t most_of_one = IsLimited(owner) ? size_t(policy_.user_gpus) : 0;
+  const auto most = size_t(policy_.session_gpus);
+  if (wanted >= 0 || (most == 0 && most_of_one == 0)) return true;
+  if (gpu_count_ == 0) return false;
+  const auto all = size_t(gpu_count_);
+  const Usage usage = UsageOf(owner);
+  std::set<int> own(usage.gpus.begin(), usage.gpus.end());
+  const auto before = places_.find({owner, pid});
+  if (before != places_.end()) {
+    std::set<int> with = own;
+    with.insert(before->second.gpus.begin(), before->second.gpus.end());
+    if (most_of_one == 0 || with.size() <= std::max(most_of_one, own.size())) {
+      *gpus = before->second.gpus;
+      return true;
+    }
+  }
+  // Those that fewest sessions see come first.
+  std::vector<int> by_load, load(all, 0);
+  for (const auto& [id, session] : sessions_) {
+    for (const int gpu : session.info.gpus) {
+      if (size_t(gpu) < all) ++load[size_t(gpu)];
+    }
+  }
+  for (int gpu = 0; gpu < gpu_count_; ++gpu) by_load.push_back(gpu);
+  std::stable_sort(by_load.begin(), by_load.end(), [&](int a, int b) { return load[size_t(a)] < load[size_t(b)]; });
+  for (const int gpu : by_load) {
+    if (most_of_one == 0 || own.size() < most_of_one) own.insert(gpu);
+  }
+  for (const int gpu : by_load) {
+    if (own.count(gpu) != 0 && (most == 0 || gpus->size() < most)) gpus->push_back(gpu);
+  }
+  std::sort(gpus->begin(), gpus->end());
+  if (gpus->size() == all) gpus->clear();
+  return true;
+}
+
+void Supervisor::Place(Session* session) {
+  SessionInfo& info = session->info;
+  if (session->placed || !ChooseGpus(info.owner, info.hello.pid, info.hello.gpu, &info.gpus)) return;
+  session->placed = true;
+  if (policy_.session_gpus == 0 && policy_.user_gpus == 0) return;
+  ForgetPlaces();
+  if (info.hello.gpu < 0) places_[{info.owner, info.hello.pid}] = {info.gpus, Clock::now()};
+}
+
+void Supervisor::ForgetPlaces() {
+  for (auto place = places_.begin(); place != places_.end();) {
+    const bool old = Clock::now() - place->second.since > kPlaceTime;
+    place = old ? places_.erase(place) : std::next(place);
+  }
+}
+
+
+WorkerKind Supervisor::WantedKind(const Session& session) const {
   WorkerKind kind;
-  kind.only = options_.gpu >= 0 ? options_.gpu : session.hello.gpu;
-  kind.guest = options_.session_user && session.owner != UserIdentity(geteuid()) && session.owner != UserIdentity(0);
+  kind.gpus = session.placed ? session.info.gpus : ServedGpus();
+  const std::string& owner = session.info.owner;
+  kind.guest = options_.session_user && owner != UserIdentity(geteuid()) && owner != UserIdentity(0);
   return kind;
 }
 
 std::vector<WorkerKind> Supervisor::WarmKinds() const {
-  std::vector<WorkerKind> kinds = {{options_.gpu, false}};
-  if (options_.session_user) kinds.push_back({options_.gpu, true});
+  std::vector<WorkerKind> kinds = {{ServedGpus(), false}};
+  if (options_.session_user) kinds.push_back({ServedGpus(), true});
   return kinds;
 }
 
 std::deque<uint64_t>::iterator Supervisor::WaitingFor(const WorkerKind& kind) {
   return std::find_if(waiting_.begin(), waiting_.end(), [&](uint64_t id) {
     const auto found = sessions_.find(id);
-    return found != sessions_.end() && WantedKind(found->second.info) == kind;
+    return found != sessions_.end() && WantedKind(found->second) == kind;
   });
 }
 
@@ -522,12 +665,16 @@ void Supervisor::AssignWaiting() {
   for (auto worker = workers_.begin(); worker != workers_.end(); ++worker) {
     if (worker->state != Worker::kReady) continue;
     const auto next = WaitingFor(worker->kind);
-    if (next == waiting_.end()) continue;
+    if (next == waiting_.end() || !sessions_.at(*next).placed) continue;
     const uint64_t id = *next;
     waiting_.erase(next);
     Session& session = sessions_.at(id);
     WorkerAssign assign;
     assign.session = id;
+  for (const uint64_t id : waiting_) {
+    const auto found = sessions_.find(id);
+    if (found != sessions_.end()) Place(&found->second);
+  }
     assign.shared_memory = session.info.transport == "ring";
     assign.server = name_;
     assign.hello = session.info.hello;
@@ -549,8 +696,7 @@ void Supervisor::AssignWaiting() {
     session.socket = -1;
     session.waiting = false;
     session.info.worker_pid = worker->pid;
-    session.info.gpu = worker->kind.only >= 0 ? worker->kind.only : worker->ready.gpu;
-    session.first_gpu = std::max(worker->kind.only, 0);
+    session.info.gpu = worker->kind.gpus.empty() ? worker->ready.gpu : worker->kind.gpus[0];
     session.info.driver = worker->ready.driver;
     worker->state = Worker::kServing;
     worker->session = id;
@@ -568,7 +714,7 @@ void Supervisor::KeepWarm() {
   for (const WorkerKind& kind : WarmKinds()) missing[kind] = 0;
   for (const uint64_t id : waiting_) {
     const auto found = sessions_.find(id);
-    if (found != sessions_.end()) ++missing[WantedKind(found->second.info)];
+    if (found != sessions_.end()) ++missing[WantedKind(found->second)];
   }
   // After failures there is a pause, unless somebody waits for the answer; and warm ones are not worth endless
   // attempts.
@@ -602,7 +748,7 @@ void Supervisor::StartWorker(const WorkerKind& kind) {
   std::vector<std::string> command = {options_.worker, "--link-fd", std::to_string(kWorkerLinkFd), "--log-level",
                                       policy_.log_level};
   if (!options_.driver.empty()) command.insert(command.end(), {"--driver", options_.driver});
-  if (kind.only >= 0) command.insert(command.end(), {"--gpu", std::to_string(kind.only)});
+  if (!kind.gpus.empty()) command.insert(command.end(), {"--gpu", Numbers(kind.gpus)});
   // Others run as the same user.
   if (kind.guest) command.push_back("--secret");
   if (policy_.memory_limit > 0) command.insert(command.end(), {"--memory-limit", std::to_string(policy_.memory_limit)});
@@ -661,7 +807,7 @@ void Supervisor::ReadLink(Worker* worker) {
         last_start_error_.clear();
         worker->state = Worker::kReady;
         worker->kill_at = Clock::time_point::max();
-        if (worker->kind.only == options_.gpu) {
+        if (worker->kind.gpus == ServedGpus()) {
           start_failures_ = 0;
           worker_error_.clear();
         }
@@ -675,6 +821,7 @@ void Supervisor::ReadLink(Worker* worker) {
         const auto session = sessions_.find(worker->session);
         if (!DecodeStats(packet.body, &stats) || session == sessions_.end()) break;
         SessionInfo& info = session->second.info;
+        if (worker->kind.gpus.empty()) gpu_count_ = int(std::min(ready.devices, nvml::kMaxGpus));
         const double passed = Seconds(Clock::now() - session->second.stats_at);
         if (passed > 0.01) {
           info.calls_per_second = double(stats.calls - info.stats.calls) / passed;
@@ -733,7 +880,7 @@ void Supervisor::WorkerGone(Worker* worker, int status) {
       }
       last_start_error_ = why;
       // A GPU that somebody asked for and that is not there says nothing of the others.
-      if (worker->kind.only == options_.gpu) {
+      if (worker->kind.gpus == ServedGpus()) {
         ++start_failures_;
         start_again_ = Clock::now() + kFailurePause;
         worker_error_ = why;
@@ -853,8 +1000,15 @@ bool Supervisor::EndSession(uint64_t id, const std::string& reason, const Caller
 
 bool Supervisor::EndSessionItself(uint64_t id, const std::string& reason) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return EndSessionLocked(id, reason);
+  const std::string by = caller.is_operator ? "ended by the operator" : "ended by its owner";
+  const std::string why = Printable(std::string_view(reason).substr(0, kMostReason));
+  spdlog::info("session {} is ended by request of {}", id, caller.identity);
+  return EndSessionLocked(id, why.empty() ? by : by + ": " + why);
 }
+  return EndOwn(id, reason, caller);
+}
+
+bool Supervisor::EndOwn(uint64_t id, const std::string& reason, const Caller& caller) {
 
 bool Supervisor::EndSessionLocked(uint64_t id, const std::string& reason) {
   const auto found = sessions_.find(id);
@@ -882,11 +1036,15 @@ std::vector<SessionInfo> Supervisor::Sessions(const Caller& caller) {
     if (Clock::now() - session.stats_at > std::chrono::seconds(5)) {
       list.back().calls_per_second = list.back().bytes_per_second = 0;
     }
+  return SessionsOf(caller);
+}
+
+std::vector<SessionInfo> Supervisor::SessionsOf(const Caller& caller) {
   }
   return list;
 }
 
-ServerFacts Supervisor::Facts() {
+ServerFacts Supervisor::Facts(const Caller& caller) {
   std::lock_guard<std::mutex> lock(mutex_);
   ServerFacts facts;
   facts.name = name_;
@@ -897,6 +1055,10 @@ ServerFacts Supervisor::Facts() {
   facts.seconds = Seconds(Clock::now() - started_);
   facts.driver = last_ready_.driver;
   facts.software = last_ready_.software;
+  return FactsFor(caller);
+}
+
+ServerFacts Supervisor::FactsFor(const Caller& caller) {
   facts.worker_error = worker_error_;
   return facts;
 }
@@ -907,6 +1069,12 @@ void Supervisor::Shutdown() {
     posted_.push_back([this] { BeginShutdown(); });
   }
   Wake();
+  facts.policy = policy_;
+  std::set<std::string> owners = {caller.identity};
+  for (const auto& [id, session] : sessions_) owners.insert(session.info.owner);
+  for (const std::string& owner : owners) {
+    if (caller.MayTouch(owner)) facts.usage.push_back(UsageOf(owner));
+  }
 }
 
 }  // namespace cuda_remote::server

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "proto/channel/channel_types.h"
+#include "proto/nvml/query.h"
 #include "server/supervisor/identity.h"
 #include "server/supervisor/log_limit.h"
 #include "server/supervisor/monitor.h"
@@ -46,7 +47,8 @@ struct SessionInfo {
   std::string peer;       // address of a remote client
   std::string owner;      // identity that it belongs to (identity.h)
   pid_t worker_pid = 0;   // 0: waits for a worker
-  int gpu = -1;
+  int gpu = -1;           // the one that its worker was warm on
+  std::vector<int> gpus;  // those that it sees; empty: all
   std::string driver;
   double seconds = 0;
   WorkerStats stats;
@@ -54,6 +56,15 @@ struct SessionInfo {
   double bytes_per_second = 0;
   uint64_t saved_unix_ms = 0;  // when the job's last image was complete; 0: none, as far as is known
   uint64_t saved_bytes = 0;
+};
+
+// What the sessions of one identity have together.
+struct Usage {
+  std::string identity;
+  bool limited = false;  // the limits for one identity count: it is not the server's own user
+  int sessions = 0;
+  uint64_t device_bytes = 0;
+  std::vector<int> gpus;  // in ascending order; empty: all
 };
 
 struct ServerFacts {
@@ -66,6 +77,8 @@ struct ServerFacts {
   std::string driver;
   bool software = false;
   std::string worker_error;  // why the last worker could not start, if so
+  Policy policy;
+  std::vector<Usage> usage;  // of who asks; for an operator, of all that have sessions
 };
 
 // Who makes a call.
@@ -80,10 +93,10 @@ struct Caller {
 
 // Which sessions a worker suits.
 struct WorkerKind {
-  int only = -1;       // the one GPU that it is given, -1: all; in the machine's numbers
-  bool guest = false;  // it runs as the user of foreign sessions (--session-user)
-  bool operator==(const WorkerKind& other) const { return only == other.only && guest == other.guest; }
-  bool operator<(const WorkerKind& other) const { return only != other.only ? only < other.only : guest < other.guest; }
+  std::vector<int> gpus;  // that it is given, in the machine's numbers; empty: all
+  bool guest = false;     // it runs as the user of foreign sessions (--session-user)
+  bool operator==(const WorkerKind& other) const { return gpus == other.gpus && guest == other.guest; }
+  bool operator<(const WorkerKind& other) const { return gpus != other.gpus ? gpus < other.gpus : guest < other.guest; }
 };
 
 class Supervisor {
@@ -118,7 +131,7 @@ class Supervisor {
   bool EndSessionItself(uint64_t id, const std::string& reason);
   // Those that the caller may touch.
   std::vector<SessionInfo> Sessions(const Caller& caller);
-  ServerFacts Facts();
+  ServerFacts Facts(const Caller& caller);
   void Shutdown();
 
  private:
@@ -144,9 +157,14 @@ class Supervisor {
     SessionInfo info;
     Clock::time_point started;
     Clock::time_point stats_at;
-    int first_gpu = 0;  // the worker's GPU 0, in the machine's numbers
-    int socket = -1;    // until a worker has it
+    int socket = -1;      // until a worker has it
     bool waiting = true;
+    bool placed = false;  // info.gpus is what it will be
+  };
+  // The GPUs that a process was given last, so that its next session and its questions find the same ones.
+  struct Placed {
+    std::vector<int> gpus;
+    Clock::time_point since;
   };
   struct NewClient {
     int socket;
@@ -159,14 +177,30 @@ class Supervisor {
   // Whether a local user is served at all.
   bool Admits(int socket, uint32_t uid) const;
   Caller LocalCaller(uint32_t uid) const;
-  // Event loop only; all with mutex_ held.
+  // All below with mutex_ held.
+  bool IsLimited(const std::string& owner) const;
+  bool EndOwn(uint64_t id, const std::string& reason, const Caller& caller);
+  std::vector<SessionInfo> SessionsOf(const Caller& caller);
+  ServerFacts FactsFor(const Caller& caller);
+  Usage UsageOf(const std::string& owner) const;
+  // Event loop only.
   void AcceptClients();
   void ReadHello(const NewClient& client);
   // A question that is for the supervisor itself. False: it is cr-nvml's.
-  bool AnswerItself(int socket, const std::string& question, const Caller& caller);
+  bool AnswerItself(int socket, const nvml::Question& question, const Caller& caller);
+  // What a tool tells or asks about one session.
+  nvml::Answer AnswerAboutSession(const nvml::Question& question, const Caller& caller);
   void AskMonitor(int socket, const std::string& question, bool remote, const Caller& caller);
   uint64_t Admit(int socket, const Hello& hello, const std::string& transport, const std::string& peer,
                  const std::string& owner);
+  // GPUs. The only ones that the server has, in the machine's numbers; empty: all.
+  std::vector<int> ServedGpus() const;
+  // Decides which GPUs a session sees, if that can be said already: not before a worker has counted them.
+  void Place(Session* session);
+  // Which GPUs a session of this process would see if it asked for `wanted` (-1: any); empty: all. False: that cannot
+  // be said yet.
+  bool ChooseGpus(const std::string& owner, uint32_t pid, int wanted, std::vector<int>* gpus);
+  void ForgetPlaces();
   // Sessions that wait for a worker, and whose client has left.
   void DropGoneClients();
   // What the sessions of one owner may share with each other (server/worker/ipc.h).
@@ -181,7 +215,7 @@ class Supervisor {
   // No worker could be started: whoever waits for it is told.
   void StartFailed(const WorkerKind& kind, const std::string& why);
   // The worker that a session needs.
-  WorkerKind WantedKind(const SessionInfo& session) const;
+  WorkerKind WantedKind(const Session& session) const;
   // Those that are kept warm.
   std::vector<WorkerKind> WarmKinds() const;
   // The waiting session that such a worker would serve next; waiting_.end() if there is none.
@@ -213,6 +247,8 @@ class Supervisor {
   LogLimit accept_log_, refused_log_, hello_log_, start_log_;
   std::map<std::string, std::string> groups_;  // by owner
   std::map<std::string, Budget> budgets_;      // likewise
+  std::map<std::pair<std::string, uint32_t>, Placed> places_;  // by owner and the process's number there
+  int gpu_count_ = 0;                                          // as a worker that has all says; 0: none has yet
   std::list<Worker> workers_;
   Restrictions own_limits_, guest_limits_;  // of workers for the server's own user, and for others
   Monitor monitor_;

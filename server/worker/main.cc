@@ -48,7 +48,7 @@ struct Options {
   int link_fd = kWorkerLinkFd;
   std::string log_level = "info";
   std::string driver;
-  int gpu = -1;
+  std::vector<int> gpus;  // empty: all
   uint64_t memory_limit = 0;
   bool secret = false;
   // A second start of this process for a session that sees some of the GPUs (Restart).
@@ -105,20 +105,30 @@ struct Warm {
 // The GPU that is made ready; the only one, if the worker was given one.
 constexpr int kWarmGpu = 0;
 
-// Makes the driver, which is not loaded yet, have one GPU alone: the one that it would number so.
-void ShowOneGpu(int gpu) {
-  std::string value = std::to_string(gpu);
+// Makes the driver, which is not loaded yet, have these GPUs alone: those that it would number so.
+void ShowOnly(const std::vector<int>& gpus) {
   const char* const present = getenv("CUDA_VISIBLE_DEVICES");
-  if (present) {
-    // The server's own choice goes first; its list is taken apart.
-    std::string list = present;
-    for (int i = 0; i < gpu && !list.empty(); ++i) {
-      const size_t comma = list.find(',');
-      list = comma == std::string::npos ? "" : list.substr(comma + 1);
+  std::string value;
+  for (const int gpu : gpus) {
+    std::string one = std::to_string(gpu);
+    if (present) {
+      // The server's own choice goes first; its list is taken apart.
+      std::string list = present;
+      for (int i = 0; i < gpu && !list.empty(); ++i) {
+        const size_t comma = list.find(',');
+        list = comma == std::string::npos ? "" : list.substr(comma + 1);
+      }
+      one = list.substr(0, list.find(','));
     }
-    value = list.substr(0, list.find(','));
+    value += (value.empty() ? "" : ",") + one;
   }
   setenv("CUDA_VISIBLE_DEVICES", value.c_str(), 1);
+}
+
+std::string Numbers(const std::vector<int>& gpus) {
+  std::string text;
+  for (const int gpu : gpus) text += (text.empty() ? "" : ",") + std::to_string(gpu);
+  return text;
 }
 
 // The driver reads which GPUs it shows before anything else, so a process that shows others is this one started again.
@@ -207,27 +217,27 @@ bool WarmUp(const Options& options, Warm* warm, std::string* error) {
   PreloadCompiler();
   // A second start for a session has its list already.
   const bool assigned = options.assigned_fd >= 0;
-  if (options.gpu >= 0 && !assigned) ShowOneGpu(options.gpu);
+  if (!options.gpus.empty() && !assigned) ShowOnly(options.gpus);
   bool works = false;
   if (!ChooseDriver(options.driver, &warm->driver, &works, error)) {
-    // The driver counts from 0 what it shows, and was told to show this one.
-    if (options.gpu >= 0 && works) {
+    // The driver counts from 0 what it shows, and was told to show these.
+    if (!options.gpus.empty() && works) {
       spdlog::debug("{}", *error);
-      *error = "there is no GPU " + std::to_string(options.gpu) + " (GPUs are numbered from 0)";
+      *error = "there is no GPU " + Numbers(options.gpus) + " (GPUs are numbered from 0)";
     }
     return false;
   }
   const DriverTable& driver = warm->driver.table;
   const int devices = int(warm->driver.devices.size());
-  if (options.gpu >= 0 && devices != 1) {
-    *error = "the driver does not show GPU " + std::to_string(options.gpu) + " alone";
+  if (!options.gpus.empty() && !assigned && devices != int(options.gpus.size())) {
+    *error = "the driver does not show GPU " + Numbers(options.gpus) + " alone";
     return false;
   }
   warm->arena = DeviceArena::Create(driver, devices, options.memory_limit, error);
   if (!warm->arena) return false;
   const CUresult result = driver.cuDevicePrimaryCtxRetain(&warm->context, kWarmGpu);
   if (result != CUDA_SUCCESS) {
-    *error = "GPU " + std::to_string(std::max(options.gpu, 0)) + " gives no context: " + driverabi::DescribeError(result);
+    *error = "GPU " + std::to_string(options.gpus.empty() ? 0 : options.gpus[0]) + " gives no context: " + driverabi::DescribeError(result);
     return false;
   }
   warm->staging = std::make_unique<StagingPool>(warm->driver.table);
@@ -358,7 +368,7 @@ int main(int argc, char** argv) {
   app.add_option("--link-fd", options.link_fd, "socket to cr-server");
   app.add_option("--log-level", options.log_level, "trace, debug, info, warn, error or off");
   app.add_option("--driver", options.driver, "CUDA driver library (default: the machine's own, else the software GPU)");
-  app.add_option("--gpu", options.gpu, "serve this GPU only (ordinal; default: all)");
+  app.add_option("--gpu", options.gpus, "serve these GPUs only (ordinals, with commas; default: all)")->delimiter(',');
   app.add_flag("--secret", options.secret, "other processes of the same user cannot look into this one");
   app.add_option("--assigned-fd", options.assigned_fd, "of cr-worker itself: the session that it was given");
   app.add_option("--client-fd", options.client_fd, "of cr-worker itself: that session's client");

@@ -47,7 +47,7 @@
 namespace cuda_remote {
 namespace {
 
-enum : uint32_t { kEcho = 1, kCount = 2, kBytes = 3, kPrint = 4, kEvent = 5, kCrash = 6, kHang = 7, kTake = 10 };
+enum : uint32_t { kEcho = 1, kCount = 2, kBytes = 3, kPrint = 4, kEvent = 5, kCrash = 6, kHang = 7, kTake = 10, kGpus = 11 };
 
 std::string Program(const std::string& package, const std::string& name) {
   if (const char* folder = getenv("CR_TEST_PROGRAMS")) return std::string(folder) + "/" + name;
@@ -278,9 +278,11 @@ class Tunnel : public testing::Test {
     relay_ = std::make_unique<Process>(command, Path("relay" + std::to_string(++starts_) + ".log"));
     ASSERT_TRUE(Eventually([&] { return relay_->log().find("cr-relay ready") != std::string::npos; })) << relay_->log();
   }
-  std::unique_ptr<ClientChannel> Connect(const std::string& path, std::string* error = nullptr) {
+  std::unique_ptr<ClientChannel> Connect(const std::string& path, std::string* error = nullptr, int gpu = -1,
+                                         uint32_t pid = uint32_t(getpid())) {
     Hello hello;
-    hello.pid = uint32_t(getpid());
+    hello.pid = pid;
+    hello.gpu = gpu;
     hello.program = "/test/program";
     hello.job = "a \"job\"";
     std::string ignored;
@@ -943,6 +945,75 @@ TEST_F(Tunnel, MemoryOfOneIdentityIsLimited) {
   EXPECT_FALSE(take(third, 1));
 }
 
+// The test's worker has four GPUs.
+TEST_F(Tunnel, GpusOfOneIdentityAreLimited) {
+  StartServer({"--insecure-tcp", "127.0.0.1", "--user-gpus", "2", "--session-gpus", "1", "--user-sessions", "4"});
+  StartRelay(port_);
+  const auto gpus = [](const std::unique_ptr<ClientChannel>& channel) {
+    Reply reply;
+    if (!channel) return std::string("no session");
+    EXPECT_EQ(channel->Call(Header(kGpus), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+    return std::string(reply.message);
+  };
+  std::string error;
+  auto first = Connect(Relay(), &error, -1, 101);
+  const std::string own = gpus(first);
+  ASSERT_EQ(own.size(), 1u) << own << error;
+  // Another process's goes where there is less to do, and the same process's to the same GPU.
+  auto second = Connect(Relay(), &error, -1, 102);
+  const std::string other = gpus(second);
+  ASSERT_EQ(other.size(), 1u) << other << error;
+  EXPECT_NE(other, own);
+  auto again = Connect(Relay(), &error, -1, 101);
+  EXPECT_EQ(gpus(again), own);
+  // With two GPUs it has its share. The error says what to do.
+  std::string third;
+  for (const char* gpu : {"0", "1", "2", "3"}) {
+    if (gpu != own && gpu != other) third = gpu;
+  }
+  EXPECT_FALSE(Connect(Relay(), &error, atoi(third.c_str())));
+  EXPECT_NE(error.find("address:127.0.0.1 has its 2 GPUs on this server (--user-gpus) already: "), std::string::npos)
+      << error;
+  EXPECT_NE(error.find("--gpu " + std::min(own, other)), std::string::npos) << error;
+  auto named = Connect(Relay(), &error, atoi(other.c_str()));
+  EXPECT_EQ(gpus(named), other) << error;
+  const std::string ps = Ps({"--server", "unix:" + Session()});
+  EXPECT_NE(ps.find("limit for each session: 1 GPU\n"), std::string::npos) << ps;
+  EXPECT_NE(ps.find("address:127.0.0.1: sessions 4 of 4, GPU memory 0 B, GPUs 2 of 2 ("), std::string::npos) << ps;
+  // The server's own user may have all, in each session one: those that nobody uses first.
+  std::vector<std::unique_ptr<ClientChannel>> mine;
+  std::set<std::string> seen;
+  for (uint32_t pid = 201; pid < 205; ++pid) {
+    mine.push_back(Connect(Session(), &error, -1, pid));
+    seen.insert(gpus(mine.back()));
+  }
+  EXPECT_EQ(seen.size(), 2u);
+  EXPECT_EQ(seen.count(own) + seen.count(other), 0u);
+  // When its sessions have ended, it may have others.
+  first.reset();
+  second.reset();
+  again.reset();
+  named.reset();
+  EXPECT_TRUE(Eventually([&] { return Connect(Relay(), &error, atoi(third.c_str())) != nullptr; })) << error;
+}
+
+// Without --session-gpus a session sees all that its owner may have; it waits until a worker has counted them.
+TEST_F(Tunnel, ASessionSeesItsOwnersGpus) {
+  StartServer({"--insecure-tcp", "127.0.0.1", "--user-gpus", "3", "--workers", "0"});
+  StartRelay(port_);
+  Reply reply;
+  auto channel = Connect(Relay());
+  ASSERT_TRUE(channel);
+  ASSERT_EQ(channel->Call(Header(kGpus), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+  EXPECT_EQ(reply.message, "0,1,2");
+  auto own = Connect(Session());
+  ASSERT_TRUE(own);
+  ASSERT_EQ(own->Call(Header(kGpus), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+  EXPECT_EQ(reply.message, "");
+  EXPECT_NE(Ps({"--server", "127.0.0.1:" + std::to_string(port_), "--json"}).find("\"gpus\": [0, 1, 2]"),
+            std::string::npos);
+}
+
 // The server's memory levels off, however many sessions it has had.
 TEST_F(Tunnel, ManySessionsLeaveNoMemory) {
   StartServer();
@@ -1081,6 +1152,38 @@ TEST_F(Tunnel, OtherLocalUsersAreServedApart) {
     return std::to_string(answer.result);
   };
   EXPECT_EQ(as(kAlice, kAlice, held), std::to_string(int(nvml::kNotFound)));
+  // cr-ps shows those who were admitted their own sessions, ends those, and no others.
+  const std::string cr_ps = Path("cr-ps");
+  std::ofstream(cr_ps, std::ios::binary) << ReadFile(Program("client/tools", "cr-ps"));
+  ASSERT_EQ(chmod(cr_ps.c_str(), 0755), 0);
+  const auto ps = [&](const std::string& more) {
+    std::string text;
+    FILE* const out = popen(("cd /; " + cr_ps + " --server unix:" + Path("server") + " " + more + " 2>&1; echo \"code $?\"").c_str(), "r");
+    char piece[512];
+    for (size_t n; out && (n = fread(piece, 1, sizeof(piece), out)) > 0;) text.append(piece, n);
+    if (out) pclose(out);
+    return text;
+  };
+  EXPECT_NE(as(kAlice, kAlice, [&] { return ps("--json"); }).find("\"sessions\": []"), std::string::npos)
+      << as(kAlice, kAlice, [&] { return ps("--json"); });
+  const std::string foreign = std::to_string(own->welcome().session);
+  EXPECT_NE(as(kAlice, kAlice, [&] { return ps("--end " + foreign); }).find("code 4"), std::string::npos);
+  EXPECT_NE(as(kStranger, kStranger, [&] { return ps(""); }).find("does not serve user 40003"), std::string::npos);
+  const std::string alices = as(kAlice, kAlice, [&] {
+    auto channel = Connect(Session());
+    if (!channel) return std::string("no session");
+    std::string text = ps("--json") + ps("");
+    text += ps("--end " + std::to_string(channel->welcome().session) + " --reason over");
+    Reply reply;
+    channel->Call(Header(kHang), "", "", nullptr, 0, &reply);
+    return text + channel->end_reason();
+  });
+  EXPECT_NE(alices.find("\"owner\": \"uid:40001\""), std::string::npos) << alices;
+  EXPECT_EQ(alices.find("uid:0"), std::string::npos) << alices;
+  EXPECT_NE(alices.find("uid:40001: sessions 1 of 64, GPU memory 0 B, GPUs 4 (0,1,2,3)"), std::string::npos) << alices;
+  EXPECT_NE(alices.find("ended by its owner: over"), std::string::npos) << alices;
+  Reply still;
+  EXPECT_EQ(own->Call(Header(kCount), "", "", nullptr, 0, &still), ChannelStatus::kOk);
   EXPECT_EQ(held(), std::to_string(int(nvml::kSuccess)));
   // Without a user for them there are no foreign sessions.
   Process refused({Program("server/supervisor", "cr-server"), "--dir", Path("other"), "--worker", "/bin/true",

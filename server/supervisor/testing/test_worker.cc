@@ -6,6 +6,7 @@
 //   call 3  bytes: as many payload bytes as the message says, a pattern
 //   call 4  print: the message is device output           call 7  never answers
 //   call 8  swallow: an empty answer, whatever came       call 9  as call 3, the same bytes each time, at once
+//   call 11 the reply is the list of GPUs that it was given (--gpu), empty: all
 //   call 10 take as many bytes as the message says of the owner's memory budget; the reply is 1 if they were there
 
 #include <signal.h>
@@ -13,6 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -35,10 +37,11 @@ void Crash() {
 
 int main(int argc, char** argv) {
   int link_fd = kWorkerLinkFd;
-  std::string driver;
+  std::string driver, gpus;
   for (int i = 1; i + 1 < argc; i += 2) {
     if (!strcmp(argv[i], "--link-fd")) link_fd = atoi(argv[i + 1]);
     if (!strcmp(argv[i], "--driver")) driver = argv[i + 1];
+    if (!strcmp(argv[i], "--gpu")) gpus = argv[i + 1];
   }
   std::string error;
   auto link = WorkerLink::Open(link_fd, &error);
@@ -48,7 +51,7 @@ int main(int argc, char** argv) {
   }
   WorkerReady ready;
   ready.driver = "test driver";
-  ready.devices = 1;
+  ready.devices = gpus.empty() ? 4 : uint32_t(std::count(gpus.begin(), gpus.end(), ',')) + 1;
   ready.software = true;
   if (driver == "broken") ready.error = "the driver is broken";
   if (driver == "crash") Crash();
@@ -116,6 +119,9 @@ int main(int argc, char** argv) {
       case 10:
         number = !budget || budget->Take(number);
         reply.assign(reinterpret_cast<char*>(&number), 8);
+        break;
+      case 11:
+        reply = gpus;
         break;
       case 9:
         if (number > ready_bytes.size()) ready_bytes.resize(number, 'r');
