@@ -16,8 +16,10 @@ namespace {
 
 // A session's rings, as proto/ring names them.
 constexpr char kRings[] = "/memfd:cuda-remote-ring";
-// Our own programs that have rings mapped, or the job's environment.
-constexpr const char* kOurs[] = {"cr-server", "cr-worker", "cr-relay", "cr-nvml", "cr-run", "cr-restart"};
+// Our own programs that have rings mapped, and may have the job's environment: a tool has, where the user has set
+// CUDA_REMOTE_JOB_DIR for his shell.
+constexpr const char* kOurs[] = {"cr-server", "cr-worker",     "cr-relay",   "cr-nvml", "cr-run",
+                                 "cr-restart", "cr-checkpoint", "cr-migrate"};
 
 std::string ReadAll(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

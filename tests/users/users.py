@@ -51,6 +51,7 @@ class Context:
             raise Failure(f"the program globals is not in {options.apps}")
         self.program = os.path.join(self.product, "globals")
         shutil.copy(program, self.program)
+        self.demo = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools", "demo")
         self.shared = self.folder("shared", 0o1777)
         # Where jobs of the victim's see their libraries.
         shutil.rmtree(f"/tmp/cuda-remote-{VICTIM}", ignore_errors=True)
@@ -348,6 +349,37 @@ def foreign_job(context):
             raise Failure("a file of root's was changed through the attacker's links")
     if os.path.exists(image) or os.path.exists(image + ".partial"):
         raise Failure("an image of the attacker's job was begun")
+
+
+@case
+def closed_home(context):
+    """The demonstration by sudo in a clone that lies in a home which is closed to others, and is not root's."""
+    home = context.folder("home", 0o700, VICTIM)
+    clone = os.path.join(home, "clone")
+    shutil.copytree(context.product, os.path.join(clone, "product"))
+    os.mkdir(os.path.join(clone, "tools"))
+    shutil.copy(context.demo, os.path.join(clone, "tools", "demo"))
+    for folder, names, leaves in os.walk(clone):
+        for path in [folder] + [os.path.join(folder, leaf) for leaf in leaves]:
+            os.chown(path, VICTIM, VICTIM)
+            os.chmod(path, 0o700)
+    # What others cannot read, root without capabilities cannot either.
+    if context.run(ATTACKER, ["/bin/ls", clone]).returncode == 0:
+        raise Failure(f"{clone} is open to others")
+    product = os.path.join(clone, "product")
+    ended = worked(context.run(
+        0, [os.path.join(clone, "tools", "demo"), "--product", product, os.path.join(product, "globals"), "--steps", "40"],
+        limit=4 * LIMIT, CUDA_REMOTE_DRIVER=os.path.join(product, "libsoftgpu.so"), SUDO_UID=str(VICTIM), SUDO_USER="victim",
+        HOME=home,
+    ))  # fmt: skip
+    same = ended.stdout.count("The result is the native one")
+    if same != 2 or "== Done" not in ended.stdout:
+        raise Failure(f"{same} of 2 results are the native one:\n{ended.stdout}\n{ended.stderr}")
+    # The server says that it keeps what it gives up elsewhere.
+    server = context.start(0, [os.path.join(product, "cr-server"), "--dir", context.folder("server", 0o700), "--workers", "0"])
+    line = server.stderr.readline()
+    if "closed to root without capabilities" not in line:
+        raise Failure(f"cr-server does not say that it keeps its capabilities: {line}")
 
 
 def image_of_root(context, name="image"):
