@@ -1,5 +1,6 @@
 #include "proto/control/credentials.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <grpc/support/log.h>
@@ -14,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace cuda_remote::control {
@@ -33,6 +35,7 @@ constexpr int kIdleConnectionMs = 60000;
 // Calls of one connection at a time; a relay's session needs one or two.
 constexpr int kMostStreams = 16;
 constexpr size_t kMaxPemBytes = 4 << 20;
+constexpr size_t kMaxTokenBytes = 512;
 
 template <typename T, void (*free_it)(T*)>
 struct Free {
@@ -84,6 +87,44 @@ Certificate ReadCertificates(const std::string& pem, int* count) {
   return first;
 }
 
+bool CheckAuthority(const TlsFiles& files, const std::string& pem, std::string* error) {
+  int count;
+  if (ReadCertificates(pem, &count) && count >= 0) return true;
+  *error = files.ca + " (--tls-ca) holds no intact certificate of an authority";
+  return false;
+}
+
+bool ReadAuthority(const TlsFiles& files, std::string* pem, std::string* error) {
+  error->clear();
+  if (!files.ca.empty()) return ReadFile(files.ca, "--tls-ca", pem, error) && CheckAuthority(files, *pem, error);
+  *error = "a token is only sent with TLS: --tls-ca (CUDA_REMOTE_TLS_CA), which checks the server, is missing";
+  return false;
+}
+
+// A token goes into a header as it is.
+bool ReadToken(const std::string& path, std::string* token, std::string* error) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  struct stat facts;
+  char bytes[kMaxTokenBytes + 1];
+  const ssize_t count = fd >= 0 && fstat(fd, &facts) == 0 ? read(fd, bytes, sizeof(bytes)) : -1;
+  const int failure = errno;
+  if (fd >= 0) close(fd);
+  if (count < 0) {
+    *error = "cannot read " + path + " (CUDA_REMOTE_TOKEN_FILE): " + strerror(failure);
+    return false;
+  }
+  if ((facts.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
+    *error = path + " (CUDA_REMOTE_TOKEN_FILE) is open to other users; chmod 600 closes it";
+    return false;
+  }
+  token->assign(bytes, size_t(count));
+  while (!token->empty() && isspace(static_cast<unsigned char>(token->back()))) token->pop_back();
+  const bool plain = std::all_of(token->begin(), token->end(), [](unsigned char c) { return c > ' ' && c < 0x7f; });
+  if (plain && !token->empty() && token->size() <= kMaxTokenBytes) return true;
+  *error = path + " (CUDA_REMOTE_TOKEN_FILE) does not hold one token, as cr-server --new-token prints it";
+  return false;
+}
+
 // An encrypted key is not asked for its password.
 int NoPassword(char*, int, int, void*) { return -1; }
 
@@ -102,10 +143,7 @@ bool ReadTls(const TlsFiles& files, TlsContents* contents, std::string* error) {
     *error = files.cert + " (--tls-cert) holds no intact certificate";
     return false;
   }
-  if (!ReadCertificates(contents->ca, &count) || count < 0) {
-    *error = files.ca + " (--tls-ca) holds no intact certificate of an authority";
-    return false;
-  }
+  if (!CheckAuthority(files, contents->ca, error)) return false;
   const Bio bio = Memory(contents->key);
   const Key key(PEM_read_bio_PrivateKey(bio.get(), nullptr, NoPassword, nullptr));
   const bool encrypted = contents->key.find("ENCRYPTED") != std::string::npos;
@@ -132,6 +170,7 @@ void FillFromEnvironment(TlsFiles* files) {
   fill(&files->cert, "CUDA_REMOTE_TLS_CERT");
   fill(&files->key, "CUDA_REMOTE_TLS_KEY");
   fill(&files->ca, "CUDA_REMOTE_TLS_CA");
+  fill(&files->token, "CUDA_REMOTE_TOKEN_FILE");
 }
 
 ServerTls::~ServerTls() {
@@ -152,7 +191,7 @@ std::unique_ptr<ServerTls> ServerTls::Create(const TlsFiles& files, std::string*
   return tls->Reload(files, error) ? std::move(tls) : nullptr;
 }
 
-std::shared_ptr<grpc::ServerCredentials> ServerTls::Credentials() const {
+std::shared_ptr<grpc::ServerCredentials> ServerTls::Credentials(bool tokens) const {
   std::string paths[3];
   for (int i = 0; i < 3; ++i) paths[i] = "/proc/self/fd/" + std::to_string(fds_[i]);
   grpc::experimental::TlsServerCredentialsOptions options(
@@ -160,7 +199,8 @@ std::shared_ptr<grpc::ServerCredentials> ServerTls::Credentials() const {
                                                                            kRefreshSeconds));
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
-  options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  options.set_cert_request_type(tokens ? GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY
+                                       : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   return grpc::experimental::TlsServerCredentials(options);
 }
 
@@ -182,12 +222,16 @@ bool ServerTls::Reload(const TlsFiles& files, std::string* error) {
 std::shared_ptr<grpc::ChannelCredentials> ClientTls(const TlsFiles& files, std::string* error) {
   if (files.empty()) return grpc::InsecureChannelCredentials();
   TlsContents contents;
-  if (!ReadTls(files, &contents, error)) return nullptr;
+  const bool token_only = !files.token.empty() && files.cert.empty() && files.key.empty();
+  if (!(token_only ? ReadAuthority(files, &contents.ca, error) : ReadTls(files, &contents, error))) return nullptr;
   grpc::SslCredentialsOptions options;
   options.pem_cert_chain = contents.cert;
   options.pem_private_key = contents.key;
   options.pem_root_certs = contents.ca;
-  return grpc::SslCredentials(options);
+  std::string token;
+  if (files.token.empty()) return grpc::SslCredentials(options);
+  if (!ReadToken(files.token, &token, error)) return nullptr;
+  return grpc::CompositeChannelCredentials(grpc::SslCredentials(options), grpc::AccessTokenCredentials(token));
 }
 
 namespace {

@@ -1,7 +1,7 @@
 // TLS from files, and how a server's address is written.
 //
 // Both sides show certificates: the server accepts clients whose certificate the given authority signed, the client
-// checks the server's the same way. Not part of the client library.
+// checks the server's the same way. A client may show a token instead. Not part of the client library.
 #ifndef CUDA_REMOTE_PROTO_CONTROL_CREDENTIALS_H_
 #define CUDA_REMOTE_PROTO_CONTROL_CREDENTIALS_H_
 
@@ -13,13 +13,14 @@
 namespace cuda_remote::control {
 
 struct TlsFiles {
-  std::string cert;  // PEM: own certificate (chain)
-  std::string key;   // PEM: its key
-  std::string ca;    // PEM: who signs the other side's certificates
-  bool empty() const { return cert.empty() && key.empty() && ca.empty(); }
+  std::string cert;   // PEM: own certificate (chain)
+  std::string key;    // PEM: its key
+  std::string ca;     // PEM: who signs the other side's certificates
+  std::string token;  // a client's: a token, which it may show instead of a certificate
+  bool empty() const { return cert.empty() && key.empty() && ca.empty() && token.empty(); }
 };
 
-// CUDA_REMOTE_TLS_CERT, CUDA_REMOTE_TLS_KEY and CUDA_REMOTE_TLS_CA for what is empty in `files`.
+// CUDA_REMOTE_TLS_CERT, CUDA_REMOTE_TLS_KEY, CUDA_REMOTE_TLS_CA and CUDA_REMOTE_TOKEN_FILE for what is empty in `files`.
 void FillFromEnvironment(TlsFiles* files);
 
 // What the three files hold, checked: the certificate is valid now and belongs to the key, the authority is one.
@@ -39,7 +40,8 @@ class ServerTls {
   ServerTls& operator=(const ServerTls&) = delete;
 
   // Starts a thread, which Create does not. Null if gRPC does not take the certificates.
-  std::shared_ptr<grpc::ServerCredentials> Credentials() const;
+  // `tokens`: clients need no certificate, since they may show a token.
+  std::shared_ptr<grpc::ServerCredentials> Credentials(bool tokens) const;
   // Reads the files again; new connections get to see what is in them within about a second. On failure everything
   // stays as it was. One thread at a time.
   bool Reload(const TlsFiles& files, std::string* error);
@@ -51,7 +53,8 @@ class ServerTls {
   int fds_[3] = {-1, -1, -1};
 };
 
-// Without any files: no encryption. Null and one sentence in *error as ReadTls has it.
+// Without any files: no encryption. With a token, the authority's file is enough. Null and one sentence in *error as
+// ReadTls has it.
 std::shared_ptr<grpc::ChannelCredentials> ClientTls(const TlsFiles& files, std::string* error);
 
 // "unix:/path/session.sock" or "unix:/path" (a folder) or "host:port" as gRPC wants it, for cr-server's gRPC services:

@@ -15,6 +15,9 @@ namespace {
 constexpr char kUser[] = "uid:";
 constexpr char kCertificate[] = "cert:";
 constexpr char kAddress[] = "address:";
+constexpr char kToken[] = "token:";
+// As gRPC's clients write an access token.
+constexpr char kBearer[] = "Bearer ";
 
 bool TakePrefix(std::string_view* text, std::string_view prefix) {
   if (text->substr(0, prefix.size()) != prefix) return false;
@@ -46,8 +49,9 @@ bool ReadPeer(std::string_view name, IpAddress* address, uint16_t* port) {
 }  // namespace
 
 std::string UserIdentity(uint32_t uid) { return kUser + std::to_string(uid); }
+std::string TokenIdentity(const std::string& name) { return kToken + name; }
 
-Peer PeerOf(const grpc::ServerContext& context) {
+Peer PeerOf(const grpc::ServerContext& context, bool tls) {
   Peer peer;
   const std::string name = context.peer();
   if (name.compare(0, 5, "unix:") == 0) {
@@ -63,6 +67,13 @@ Peer PeerOf(const grpc::ServerContext& context) {
     const std::string subject(subjects[0].data(), subjects[0].size());
     // It is compared and logged as it is, so it must be what it looks like. RFC 2253's form escapes everything else.
     if (Printable(subject) == subject) peer.identity = kCertificate + subject;
+    return peer;
+  }
+  if (tls) {
+    const auto shown = context.client_metadata().find("authorization");
+    if (shown == context.client_metadata().end()) return peer;
+    std::string_view text(shown->second.data(), shown->second.size());
+    if (TakePrefix(&text, kBearer)) peer.token.assign(text);
     return peer;
   }
   peer.unprotected = true;
@@ -91,14 +102,19 @@ bool ParseIdentity(std::string_view text, std::string* identity, std::string* er
     *error = "\"" + std::string(text) + "\" has no IP address behind its colon";
     return false;
   }
+  if (TakePrefix(&rest, kToken)) {
+    *identity = kToken + std::string(rest);
+    if (rest.empty()) *error = "\"" + std::string(text) + "\" has no name behind its colon";
+    return !rest.empty();
+  }
   TakePrefix(&rest, kCertificate);
   if (rest.find('=') != std::string_view::npos) {
     *identity = kCertificate + std::string(rest);
     return true;
   }
   *error = "\"" + std::string(text) +
-           "\" is no identity: it is uid:USER, address:IP, or a certificate's subject such as CN=alice,O=lab "
-           "(openssl x509 -noout -subject -nameopt RFC2253)";
+           "\" is no identity: it is uid:USER, token:NAME, address:IP, or a certificate's subject such as "
+           "CN=alice,O=lab (openssl x509 -noout -subject -nameopt RFC2253)";
   return false;
 }
 

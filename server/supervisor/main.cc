@@ -28,12 +28,14 @@
 #include "proto/frame/version.h"
 #include "server/supervisor/control_service.h"
 #include "server/supervisor/identity.h"
+#include "server/supervisor/init_tls.h"
 #include "server/supervisor/listener.h"
 #include "server/supervisor/log_limit.h"
 #include "server/supervisor/restrict.h"
 #include "server/supervisor/server_poller.h"
 #include "server/supervisor/spawn.h"
 #include "server/supervisor/supervisor.h"
+#include "server/supervisor/tokens.h"
 #include "server/supervisor/tunnel_service.h"
 
 namespace cuda_remote::server {
@@ -48,6 +50,8 @@ Examples:
   cr-server                                  local jobs of this user; prints the address for cr-run --server
   cr-server --dir /run/user/1000/gpu --workers 2
   cr-server --listen 0.0.0.0:7070 --tls-cert server.pem --tls-key server.key --tls-ca clients.pem
+  cr-server --init-tls /etc/cuda-remote/tls --tls-client alice,bob     certificates, to begin with
+  cr-server --new-token carol --tokens /etc/cuda-remote/tokens         a token, for --tokens
   cr-server --listen 0.0.0.0:7070 --insecure-tcp 10.1.2.0/24
   cr-server --dir /run/cuda-remote --allow-group gpu-users --session-user cuda-remote
   cr-server --config /etc/cuda-remote/server.conf
@@ -56,10 +60,11 @@ Examples:
 Sockets: DIR/session.sock for jobs and cr-ps, DIR/control.sock for gRPC. They serve the same user only, the first one
 also those that are admitted.
 
-A session belongs to who opened it: a user (uid:1000), a client certificate (cert:CN=alice,O=lab), or a host of
---insecure-tcp (address:10.1.2.3). Others do not see it and cannot end it, but for operators.
+A session belongs to who opened it: a user (uid:1000), a client certificate (cert:CN=alice,O=lab), a token
+(token:carol), or a host of --insecure-tcp (address:10.1.2.3). Others do not see it and cannot end it, but for
+operators.
 
-SIGHUP reads the --config file and the certificates again; sessions go on. What is read again: --operator,
+SIGHUP reads the --config file, the certificates and the tokens again; sessions go on. What is read again: --operator,
 --insecure-tcp, --allow-user, --allow-group, the limits and --log-level.
 
 Exit codes: 0 ended by SIGTERM or SIGINT, 1 failure while running, 2 wrong use,
@@ -70,6 +75,12 @@ Exit codes: 0 ended by SIGTERM or SIGINT, 1 failure while running, 2 wrong use,
 struct Lists {
   std::vector<std::string> operators, insecure, users, groups;
   std::string session_user;
+};
+
+// What cr-server makes instead of serving.
+struct Preparations {
+  TlsPlan tls;
+  std::string new_token;
 };
 
 // More are never needed, and some programs take long with more.
@@ -119,6 +130,69 @@ void LogForGrpc(bool error, const char* line) {
   }
 }
 
+void AddPreparations(CLI::App* app, Preparations* preparations) {
+  app->add_option("--init-tls", preparations->tls.directory,
+                  "make an authority, a server's and a client's certificate in this folder, and end");
+  app->add_option("--tls-name", preparations->tls.names,
+                  "with --init-tls: names and addresses by which clients reach this server, besides its host name")
+      ->delimiter(',');
+  app->add_option("--tls-client", preparations->tls.clients,
+                  "with --init-tls: names of the clients' certificates (default: client)")
+      ->delimiter(',');
+  app->add_option("--tls-days", preparations->tls.days, "with --init-tls: how long certificates are valid")
+      ->capture_default_str()
+      ->check(CLI::Range(kRenewDays + 1, kAuthorityDays));
+  app->add_option("--new-token", preparations->new_token,
+                  "add a token of this name to the file that --tokens names, print the token, and end");
+}
+
+int PrintInitTls(TlsPlan plan) {
+  std::vector<std::string> names = OwnNames();
+  names.insert(names.begin() + (names.size() > 3 ? 1 : 0), plan.names.begin(), plan.names.end());
+  plan.names = names;
+  if (plan.clients.empty()) plan.clients = {"client"};
+  if (plan.directory[0] != '/') {
+    char folder[4096];
+    if (getcwd(folder, sizeof(folder))) plan.directory = std::string(folder) + "/" + plan.directory;
+  }
+  while (plan.directory.size() > 1 && plan.directory.back() == '/') plan.directory.pop_back();
+  std::vector<MadeCertificate> certificates;
+  std::string error;
+  if (!InitTls(plan, &certificates, &error)) {
+    fprintf(stderr, "cr-server: %s\n", error.c_str());
+    return kExitFailure;
+  }
+  for (const MadeCertificate& one : certificates) {
+    printf("%-8s %s (%s), valid until %s, %d days\n", one.made ? "made" : "is there", one.path.c_str(),
+           one.subject.c_str(), one.expires.c_str(), one.days_left);
+  }
+  const std::string& dir = plan.directory;
+  const std::string client = dir + "/" + plan.clients[0];
+  printf("\nThe server:  cr-server --listen 0.0.0.0:7070 --tls-cert %s/server.pem --tls-key %s/server.key --tls-ca "
+         "%s/ca.pem\n"
+         "A client has %s.pem, %s.key and %s/ca.pem (no other file of these), and\n"
+         "             CUDA_REMOTE_TLS_CERT, CUDA_REMOTE_TLS_KEY and CUDA_REMOTE_TLS_CA, which name them.\n"
+         "Run this command again to renew what ends within %d days; SIGHUP makes cr-server read it.\n",
+         dir.c_str(), dir.c_str(), dir.c_str(), client.c_str(), client.c_str(), dir.c_str(), kRenewDays);
+  return 0;
+}
+
+int PrintNewToken(const std::string& path, const std::string& name) {
+  std::string error;
+  if (path.empty()) error = "--new-token needs --tokens FILE, the file that it adds the token to";
+  const std::string token = error.empty() ? MakeToken(path, name, &error) : std::string();
+  if (token.empty()) {
+    fprintf(stderr, "cr-server: %s\n", error.c_str());
+    return path.empty() ? kExitUsage : kExitFailure;
+  }
+  puts(token.c_str());
+  fprintf(stderr,
+          "cr-server: this is the token of token:%s; %s has its hash only. The client keeps it in a file with mode "
+          "0600 that CUDA_REMOTE_TOKEN_FILE names, and the authority in CUDA_REMOTE_TLS_CA.\n",
+          name.c_str(), path.c_str());
+  return 0;
+}
+
 void AddOptions(CLI::App* app, Options* options, Lists* lists) {
   Policy* const policy = &options->policy;
   app->footer(kExamples);
@@ -131,6 +205,8 @@ void AddOptions(CLI::App* app, Options* options, Lists* lists) {
   app->add_option("--tls-cert", options->tls.cert, "this server's certificate, PEM (or CUDA_REMOTE_TLS_CERT)");
   app->add_option("--tls-key", options->tls.key, "its key (or CUDA_REMOTE_TLS_KEY)");
   app->add_option("--tls-ca", options->tls.ca, "who signs the clients' certificates (or CUDA_REMOTE_TLS_CA)");
+  app->add_option("--tokens", options->tokens,
+                  "file of tokens that clients may show instead of a certificate (--new-token adds one)");
   app->add_option("--insecure-tcp", lists->insecure,
                   "serve these hosts without encryption and without asking who it is: addresses or networks, as in "
                   "10.1.2.0/24,10.1.3.7. Any user of such a host can use the GPU")
@@ -168,6 +244,14 @@ void AddOptions(CLI::App* app, Options* options, Lists* lists) {
                   "sessions at a time of one identity other than the server's own user; 0: no limit")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
+  app->add_option("--session-gpus", policy->session_gpus,
+                  "GPUs that one session sees, unless it asks for one; 0: no limit")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  app->add_option("--user-gpus", policy->user_gpus,
+                  "GPUs that all sessions of one identity other than the server's own user see; 0: no limit")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
   app->add_option("--max-connections", options->max_connections,
                   "TCP connections at a time (default: a quarter of the descriptors that the process may have)")
       ->check(CLI::NonNegativeNumber);
@@ -183,7 +267,11 @@ void AddOptions(CLI::App* app, Options* options, Lists* lists) {
 }
 
 // Takes apart what the command line has as texts. False and one sentence in *error if one of them is wrong.
-bool ReadLists(const Lists& lists, Policy* policy, std::string* error) {
+bool ReadLists(const Lists& lists, const std::string& tokens, Policy* policy, std::string* error) {
+  if (!tokens.empty() && !ReadTokens(tokens, &policy->tokens, error)) {
+    *error = "--tokens: " + *error;
+    return false;
+  }
   for (const std::string& text : lists.operators) {
     std::string identity;
     if (!ParseIdentity(text, &identity, error)) {
@@ -229,7 +317,7 @@ bool ReadAgain(int argc, char** argv, Options* options, std::string* error) {
     *error = failure.what();
     return false;
   }
-  return ReadLists(lists, &options->policy, error);
+  return ReadLists(lists, options->tokens, &options->policy, error);
 }
 
 // What SIGHUP does: the policy, the certificates and the log level are read again; nothing that runs is touched.
@@ -244,14 +332,6 @@ void Reload(int argc, char** argv, const Options& running, control::ServerTls* t
     supervisor->SetPolicy(read.policy);
     if (!running.policy.insecure.empty() && !read.policy.insecure.empty()) listener->SetAllowed(read.policy.insecure);
     if ((!read.policy.users.empty() || !read.policy.groups.empty()) && !running.serves_others)
-  app->add_option("--session-gpus", policy->session_gpus,
-                  "GPUs that one session sees, unless it asks for one; 0: no limit")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  app->add_option("--user-gpus", policy->user_gpus,
-                  "GPUs that all sessions of one identity other than the server's own user see; 0: no limit")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
       spdlog::warn(
           "SIGHUP: other local users are served once cr-server was started with --allow-user or --allow-group");
     if (running.policy.insecure.empty() != read.policy.insecure.empty() || read.listen != running.listen)
@@ -299,13 +379,17 @@ int Main(int argc, char** argv) {
   Supervisor::BlockSignals();
   Options options;
   Lists lists;
+  Preparations preparations;
   CLI::App app("Serves this machine's GPU to CUDA programs that run under cr-run.", "cr-server");
   AddOptions(&app, &options, &lists);
+  AddPreparations(&app, &preparations);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
+  if (!preparations.tls.directory.empty()) return PrintInitTls(preparations.tls);
+  if (!preparations.new_token.empty()) return PrintNewToken(options.tokens, preparations.new_token);
   const auto logger = std::make_shared<spdlog::logger>("cr-server", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   logger->set_pattern("%Y-%m-%d %H:%M:%S.%e %l %n: %v");
   logger->set_level(spdlog::level::from_str(options.policy.log_level));
@@ -327,7 +411,7 @@ int Main(int argc, char** argv) {
   }
   options.monitor = FindCompanion("cr-nvml", {"", "../nvml/", "../libexec/"});
   std::string error;
-  if (!ReadLists(lists, &options.policy, &error)) {
+  if (!ReadLists(lists, options.tokens, &options.policy, &error)) {
     spdlog::critical("{}", error);
     return kExitUsage;
   }
@@ -355,21 +439,22 @@ int Main(int argc, char** argv) {
     return kExitUsage;
   }
   const bool insecure = !options.policy.insecure.empty();
-  if (options.listen.empty() && (insecure || !options.tls.empty())) {
-    spdlog::critical("--tls-* and --insecure-tcp are about --listen, which is missing");
+  if (options.listen.empty() && (insecure || !options.tls.empty() || !options.tokens.empty())) {
+    spdlog::critical("--tls-*, --tokens and --insecure-tcp are about --listen, which is missing");
     return kExitUsage;
   }
   std::unique_ptr<control::ServerTls> tls;
   Listener listener;
   if (!options.listen.empty()) {
     if (insecure) {
-      if (!options.tls.empty()) {
-        spdlog::critical("--insecure-tcp and --tls-* exclude each other");
+      if (!options.tls.empty() || !options.tokens.empty()) {
+        spdlog::critical("--insecure-tcp excludes --tls-* and --tokens: without TLS, anybody on the way sees a token");
         return kExitUsage;
       }
       listener.SetAllowed(options.policy.insecure);
     } else {
       control::FillFromEnvironment(&options.tls);
+      options.tls.token.clear();  // a client's
       tls = control::ServerTls::Create(options.tls, &error);
       if (!tls) {
         spdlog::critical("{}; without TLS, --listen needs --insecure-tcp with the hosts that may connect", error);
@@ -379,10 +464,8 @@ int Main(int argc, char** argv) {
     if (!listener.Listen(options.listen, &error)) {
       spdlog::critical("{}", error);
       return kExitCannotListen;
-  Preparations preparations;
     }
   }
-  AddPreparations(&app, &preparations);
 
   if (options.restrict_workers && !ReachesOwnFolder()) {
     spdlog::warn("cr-server lies below a folder that is closed to root without capabilities; it and its workers keep "
@@ -415,7 +498,7 @@ int Main(int argc, char** argv) {
   if (!options.listen.empty()) {
     acceptor = builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-        tls ? tls->Credentials() : grpc::InsecureServerCredentials());
+        tls ? tls->Credentials(!options.tokens.empty()) : grpc::InsecureServerCredentials());
   }
   builder.RegisterService(&control_service);
   builder.RegisterService(&tunnel_service);

@@ -12,6 +12,7 @@
 #include "proto/control/credentials.h"
 #include "server/supervisor/address_list.h"
 #include "server/supervisor/restrict.h"
+#include "server/supervisor/tokens.h"
 
 namespace cuda_remote::server {
 
@@ -21,19 +22,21 @@ struct Policy {
   std::set<uid_t> users;            // --allow-user: local users who are served besides the server's own
   std::set<gid_t> groups;           // --allow-group
   AddressList insecure;             // --insecure-tcp: hosts that are served without TLS
+  TokenNames tokens;                // --tokens
   uint64_t memory_limit = 0;        // device memory of one session; 0: no limit
   uint64_t user_memory_limit = 0;   // of all sessions of one identity other than the server's own user; 0: no limit
   int max_sessions = 128;           // 0: no limit
   int user_sessions = 64;           // of one identity other than the server's own user; 0: no limit
-  std::string log_level = "info";
-};
   int session_gpus = 0;             // GPUs that one session sees; 0: no limit
   int user_gpus = 0;                // that all sessions of one identity see, likewise; 0: no limit
+  std::string log_level = "info";
+};
 
 struct Options {
   std::string directory;  // --dir
   std::string listen;     // --listen host:port; empty: Unix sockets only
   control::TlsFiles tls;  // --tls-cert, --tls-key, --tls-ca
+  std::string tokens;     // --tokens: file of the tokens that clients may show instead of a certificate
   int workers = 1;        // warm workers kept ready
   int gpu = -1;
   std::string driver;

@@ -163,12 +163,21 @@ void Supervisor::SetPolicy(const Policy& policy) {
 }
 
 Caller Supervisor::CallerOf(const grpc::ServerContext& context) {
-  const Peer peer = PeerOf(context);
+  // Without --insecure-tcp there is no TCP but with TLS.
+  Peer peer = PeerOf(context, options_.policy.insecure.empty());
+  if (!peer.token.empty()) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = policy_.tokens.find(TokenHash(peer.token));
+    if (found != policy_.tokens.end()) peer.identity = TokenIdentity(found->second);
+  }
   Caller caller;
   caller.identity = peer.identity;
   caller.unprotected = peer.unprotected;
   if (peer.identity.empty()) {
-    caller.refusal = "the client's certificate has no subject by which its sessions could be known";
+    caller.refusal = !peer.token.empty() ? "the server does not know this token"
+                     : options_.tokens.empty()
+                         ? "the client's certificate has no subject by which its sessions could be known"
+                         : "the client shows neither a token nor a certificate with a subject";
     return caller;
   }
   {
@@ -421,6 +430,9 @@ void Supervisor::AskMonitor(int socket, const std::string& bytes, bool remote, c
   Ask ask;
   ask.question = bytes;
   ask.remote = remote;
+  std::vector<int> gpus;
+  if (known && question.gpu < 0 && options_.gpu < 0 && ChooseGpus(caller.identity, question.pid, -1, &gpus))
+    ask.gpus.assign(gpus.begin(), gpus.end());
   for (const auto& [id, session] : sessions_) {
     const SessionInfo& info = session.info;
     if (ask.sessions.size() == kMaxAskedSessions) break;
@@ -430,9 +442,6 @@ void Supervisor::AskMonitor(int socket, const std::string& bytes, bool remote, c
     one.gpu = info.gpu;
     one.program = info.hello.program;
     one.hidden = !caller.MayTouch(info.owner);
-  std::vector<int> gpus;
-  if (known && question.gpu < 0 && options_.gpu < 0 && ChooseGpus(caller.identity, question.pid, -1, &gpus))
-    ask.gpus.assign(gpus.begin(), gpus.end());
     // The worker numbers the GPUs that it was given.
     for (size_t i = 0; i < info.stats.gpu_bytes.size(); ++i) {
       const size_t gpu = i < info.gpus.size() ? size_t(info.gpus[i]) : i;
@@ -467,6 +476,12 @@ uint64_t Supervisor::Admit(int socket, const Hello& hello, const std::string& tr
     why = "this server has no GPU " + std::to_string(hello.gpu) +
           (options_.gpu >= 0 ? "; it serves one (--gpu), which is its 0" : "");
   }
+  if (why.empty() && usage.limited && policy_.user_gpus > 0 && hello.gpu >= 0 && options_.gpu < 0 &&
+      int(usage.gpus.size()) >= policy_.user_gpus &&
+      std::find(usage.gpus.begin(), usage.gpus.end(), hello.gpu) == usage.gpus.end()) {
+    why = owner + " has its " + Counted(policy_.user_gpus, "GPU") + " on this server (--user-gpus) already: " +
+          Numbers(usage.gpus) + "; --gpu " + std::to_string(usage.gpus[0]) + " asks for that one";
+  }
   if (!why.empty()) {
     std::string more;
     if (refused_log_.Allow(&more))
@@ -476,12 +491,6 @@ uint64_t Supervisor::Admit(int socket, const Hello& hello, const std::string& tr
   }
   const uint64_t id = next_session_++;
   Session& session = sessions_[id];
-  if (why.empty() && usage.limited && policy_.user_gpus > 0 && hello.gpu >= 0 && options_.gpu < 0 &&
-      int(usage.gpus.size()) >= policy_.user_gpus &&
-      std::find(usage.gpus.begin(), usage.gpus.end(), hello.gpu) == usage.gpus.end()) {
-    why = owner + " has its " + Counted(policy_.user_gpus, "GPU") + " on this server (--user-gpus) already: " +
-          Numbers(usage.gpus) + "; --gpu " + std::to_string(usage.gpus[0]) + " asks for that one";
-  }
   session.info.id = id;
   session.info.hello = hello;
   session.info.transport = transport;
@@ -489,21 +498,12 @@ uint64_t Supervisor::Admit(int socket, const Hello& hello, const std::string& tr
   session.info.owner = owner;
   session.started = session.stats_at = Clock::now();
   session.socket = socket;
+  Place(&session);
   waiting_.push_back(id);
   AssignWaiting();
   return id;
 }
 
-void Supervisor::Refuse(int socket, const std::string& why) {
-  Welcome welcome;
-  welcome.error = why;
-  welcome.server = name_;
-  Place(&session);
-  std::string body;
-  EncodeWelcome(welcome, &body);
-  SendPacket(socket, PacketType::kWelcome, body, -1);
-  close(socket);
-}
 bool Supervisor::IsLimited(const std::string& owner) const { return owner != UserIdentity(geteuid()); }
 
 std::vector<int> Supervisor::ServedGpus() const {
@@ -582,6 +582,15 @@ void Supervisor::ForgetPlaces() {
   }
 }
 
+void Supervisor::Refuse(int socket, const std::string& why) {
+  Welcome welcome;
+  welcome.error = why;
+  welcome.server = name_;
+  std::string body;
+  EncodeWelcome(welcome, &body);
+  SendPacket(socket, PacketType::kWelcome, body, -1);
+  close(socket);
+}
 
 WorkerKind Supervisor::WantedKind(const Session& session) const {
   WorkerKind kind;
@@ -662,6 +671,10 @@ const std::string& Supervisor::SharingGroup(const std::string& owner) {
 }
 
 void Supervisor::AssignWaiting() {
+  for (const uint64_t id : waiting_) {
+    const auto found = sessions_.find(id);
+    if (found != sessions_.end()) Place(&found->second);
+  }
   for (auto worker = workers_.begin(); worker != workers_.end(); ++worker) {
     if (worker->state != Worker::kReady) continue;
     const auto next = WaitingFor(worker->kind);
@@ -671,10 +684,6 @@ void Supervisor::AssignWaiting() {
     Session& session = sessions_.at(id);
     WorkerAssign assign;
     assign.session = id;
-  for (const uint64_t id : waiting_) {
-    const auto found = sessions_.find(id);
-    if (found != sessions_.end()) Place(&found->second);
-  }
     assign.shared_memory = session.info.transport == "ring";
     assign.server = name_;
     assign.hello = session.info.hello;
@@ -812,6 +821,7 @@ void Supervisor::ReadLink(Worker* worker) {
           worker_error_.clear();
         }
         last_ready_ = ready;
+        if (worker->kind.gpus.empty()) gpu_count_ = int(std::min(ready.devices, nvml::kMaxGpus));
         spdlog::debug("worker {} is ready after {:.2f} s: {}", worker->pid, Seconds(Clock::now() - worker->since),
                       ready.driver);
         break;
@@ -821,7 +831,6 @@ void Supervisor::ReadLink(Worker* worker) {
         const auto session = sessions_.find(worker->session);
         if (!DecodeStats(packet.body, &stats) || session == sessions_.end()) break;
         SessionInfo& info = session->second.info;
-        if (worker->kind.gpus.empty()) gpu_count_ = int(std::min(ready.devices, nvml::kMaxGpus));
         const double passed = Seconds(Clock::now() - session->second.stats_at);
         if (passed > 0.01) {
           info.calls_per_second = double(stats.calls - info.stats.calls) / passed;
@@ -993,22 +1002,22 @@ void Supervisor::SubmitQuestion(int socket, const std::string& question, const C
 
 bool Supervisor::EndSession(uint64_t id, const std::string& reason, const Caller& caller) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = sessions_.find(id);
-  if (found == sessions_.end() || !caller.MayTouch(found->second.info.owner)) return false;
-  return EndSessionLocked(id, reason);
+  return EndOwn(id, reason, caller);
 }
 
-bool Supervisor::EndSessionItself(uint64_t id, const std::string& reason) {
-  std::lock_guard<std::mutex> lock(mutex_);
+bool Supervisor::EndOwn(uint64_t id, const std::string& reason, const Caller& caller) {
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end() || !caller.MayTouch(found->second.info.owner)) return false;
   const std::string by = caller.is_operator ? "ended by the operator" : "ended by its owner";
   const std::string why = Printable(std::string_view(reason).substr(0, kMostReason));
   spdlog::info("session {} is ended by request of {}", id, caller.identity);
   return EndSessionLocked(id, why.empty() ? by : by + ": " + why);
 }
-  return EndOwn(id, reason, caller);
-}
 
-bool Supervisor::EndOwn(uint64_t id, const std::string& reason, const Caller& caller) {
+bool Supervisor::EndSessionItself(uint64_t id, const std::string& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return EndSessionLocked(id, reason);
+}
 
 bool Supervisor::EndSessionLocked(uint64_t id, const std::string& reason) {
   const auto found = sessions_.find(id);
@@ -1027,6 +1036,10 @@ bool Supervisor::EndSessionLocked(uint64_t id, const std::string& reason) {
 
 std::vector<SessionInfo> Supervisor::Sessions(const Caller& caller) {
   std::lock_guard<std::mutex> lock(mutex_);
+  return SessionsOf(caller);
+}
+
+std::vector<SessionInfo> Supervisor::SessionsOf(const Caller& caller) {
   std::vector<SessionInfo> list;
   for (const auto& [id, session] : sessions_) {
     if (!caller.MayTouch(session.info.owner)) continue;
@@ -1036,16 +1049,16 @@ std::vector<SessionInfo> Supervisor::Sessions(const Caller& caller) {
     if (Clock::now() - session.stats_at > std::chrono::seconds(5)) {
       list.back().calls_per_second = list.back().bytes_per_second = 0;
     }
-  return SessionsOf(caller);
-}
-
-std::vector<SessionInfo> Supervisor::SessionsOf(const Caller& caller) {
   }
   return list;
 }
 
 ServerFacts Supervisor::Facts(const Caller& caller) {
   std::lock_guard<std::mutex> lock(mutex_);
+  return FactsFor(caller);
+}
+
+ServerFacts Supervisor::FactsFor(const Caller& caller) {
   ServerFacts facts;
   facts.name = name_;
   facts.pid = getpid();
@@ -1055,11 +1068,13 @@ ServerFacts Supervisor::Facts(const Caller& caller) {
   facts.seconds = Seconds(Clock::now() - started_);
   facts.driver = last_ready_.driver;
   facts.software = last_ready_.software;
-  return FactsFor(caller);
-}
-
-ServerFacts Supervisor::FactsFor(const Caller& caller) {
   facts.worker_error = worker_error_;
+  facts.policy = policy_;
+  std::set<std::string> owners = {caller.identity};
+  for (const auto& [id, session] : sessions_) owners.insert(session.info.owner);
+  for (const std::string& owner : owners) {
+    if (caller.MayTouch(owner)) facts.usage.push_back(UsageOf(owner));
+  }
   return facts;
 }
 
@@ -1069,12 +1084,6 @@ void Supervisor::Shutdown() {
     posted_.push_back([this] { BeginShutdown(); });
   }
   Wake();
-  facts.policy = policy_;
-  std::set<std::string> owners = {caller.identity};
-  for (const auto& [id, session] : sessions_) owners.insert(session.info.owner);
-  for (const std::string& owner : owners) {
-    if (caller.MayTouch(owner)) facts.usage.push_back(UsageOf(owner));
-  }
 }
 
 }  // namespace cuda_remote::server

@@ -1345,6 +1345,142 @@ TEST_F(Tls, TokensAreOfUseToTheOwnerOnly) {
   EXPECT_TRUE(again.Open(stolen));
 }
 
+// What --init-tls makes is all that a server and its clients need; a second run keeps it, and renews what must be.
+TEST_F(Tunnel, InitTlsMakesCertificatesThatWork) {
+  int runs = 0;
+  const auto init = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> command = {Program("server/supervisor", "cr-server"), "--init-tls", Path("tls"),
+                                        "--tls-client", "alice,bob"};
+    command.insert(command.end(), more.begin(), more.end());
+    Process run(command, Path("init" + std::to_string(++runs) + ".log"));
+    EXPECT_EQ(run.Wait(), 0) << run.log();
+    return run.log();
+  };
+  const std::string first = init({});
+  for (const char* name : {"ca", "server", "alice", "bob"}) {
+    EXPECT_NE(first.find("made     " + Path(std::string("tls/") + name + ".pem")), std::string::npos) << first;
+    struct stat facts;
+    ASSERT_EQ(stat(Path(std::string("tls/") + name + ".key").c_str(), &facts), 0);
+    EXPECT_EQ(facts.st_mode & 0777, 0600u) << name;
+  }
+  EXPECT_NE(first.find("(CN=alice), valid until 20"), std::string::npos) << first;
+  EXPECT_NE(first.find(", 365 days"), std::string::npos) << first;
+  const auto verify = [&](const std::string& purpose, const std::string& name) {
+    return system(("openssl verify -CAfile " + Path("tls/ca.pem") + " -purpose " + purpose + " " +
+                   Path("tls/" + name + ".pem") + " > " + Path("verify.log") + " 2>&1").c_str()) == 0;
+  };
+  EXPECT_TRUE(verify("sslserver", "server") && verify("sslclient", "alice"));
+  EXPECT_FALSE(verify("sslserver", "alice")) << "a client must not pass for a server";
+
+  const auto files = [&](const std::string& who) {
+    return std::vector<std::string>{"--tls-cert", Path("tls/" + who + ".pem"), "--tls-key",
+                                    Path("tls/" + who + ".key"), "--tls-ca", Path("tls/ca.pem")};
+  };
+  StartServer(files("server"));
+  StartRelay(port_, files("alice"));
+  std::string error;
+  auto channel = Connect(Relay(), &error);
+  ASSERT_TRUE(channel) << error;
+  EXPECT_NE(Ps({"--server", "unix:" + Session(), "--json"}).find("\"owner\": \"cert:CN=alice\""), std::string::npos);
+
+  const auto bytes = [&](const std::string& name) { return ReadFile(Path("tls/" + name + ".pem")); };
+  const std::string ca = bytes("ca"), server = bytes("server"), alice = bytes("alice");
+  const std::string second = init({});
+  EXPECT_EQ(second.find("made "), std::string::npos) << second;
+  EXPECT_TRUE(bytes("ca") == ca && bytes("server") == server && bytes("alice") == alice);
+  // Another name of the server, and a certificate that ends soon.
+  ASSERT_EQ(system(("cd " + Path("tls") + " && openssl req -new -key bob.key -subj /CN=bob -out bob.csr 2>/dev/null && "
+                    "openssl x509 -req -in bob.csr -CA ca.pem -CAkey ca.key -days 20 -out bob.pem 2>/dev/null").c_str()),
+            0);
+  const std::string third = init({"--tls-name", "gpu9.test,192.0.2.9"});
+  EXPECT_TRUE(bytes("ca") == ca && bytes("alice") == alice);
+  EXPECT_NE(third.find("made     " + Path("tls/server.pem")), std::string::npos) << third;
+  EXPECT_NE(third.find("made     " + Path("tls/bob.pem")), std::string::npos) << third;
+  EXPECT_EQ(system(("openssl x509 -noout -checkhost gpu9.test -checkip 192.0.2.9 -in " + Path("tls/server.pem") +
+                    " | grep -q 'does match'").c_str()),
+            0);
+  // Somebody's files are not written over.
+  std::ofstream(Path("tls/alice.key")) << "mine";
+  Process refused({Program("server/supervisor", "cr-server"), "--init-tls", Path("tls"), "--tls-client", "alice"},
+                  Path("refused.log"));
+  EXPECT_EQ(refused.Wait(), 1);
+  EXPECT_NE(refused.log().find("remove both to have new ones"), std::string::npos) << refused.log();
+  EXPECT_EQ(ReadFile(Path("tls/alice.key")), "mine");
+  Process odd({Program("server/supervisor", "cr-server"), "--init-tls", Path("tls"), "--tls-client", "../x"},
+              Path("odd.log"));
+  EXPECT_EQ(odd.Wait(), 1);
+}
+
+// A token stands in for a client's certificate: its name is the owner of sessions, and nobody gets in without one.
+TEST_F(Tls, TokensNameTheirOwner) {
+  // The token is the line of standard output; the log has standard error, too.
+  const auto make = [&](const std::string& name, int expect) {
+    Process run({Program("server/supervisor", "cr-server"), "--tokens", Path("tokens"), "--new-token", name},
+                Path("token-" + name + std::to_string(expect) + ".log"));
+    EXPECT_EQ(run.Wait(), expect) << run.log();
+    std::istringstream lines(run.log());
+    for (std::string line; std::getline(lines, line);) {
+      if (line.size() == 67 && line.find(' ') == std::string::npos) return line;
+    }
+    return std::string();
+  };
+  const auto save = [&](const std::string& name, const std::string& token) {
+    std::ofstream(Path(name)) << token << "\n";
+    chmod(Path(name).c_str(), 0600);
+  };
+  const std::string carol = make("carol", 0), dave = make("dave", 0);
+  ASSERT_FALSE(carol.empty() || dave.empty() || carol == dave);
+  EXPECT_EQ(make("carol", 1), "");
+  EXPECT_EQ(ReadFile(Path("tokens")).find(carol), std::string::npos) << "the server's file has hashes only";
+  std::vector<std::string> options = Files("server", "ca");
+  options.insert(options.end(), {"--tokens", Path("tokens")});
+  StartServer(options);
+  save("carol.token", carol);
+  save("wrong.token", "cr-" + std::string(64, '0'));
+  setenv("CUDA_REMOTE_TOKEN_FILE", Path("carol.token").c_str(), 1);
+  StartRelay(port_, {"--tls-ca", Path("ca.pem")});
+  std::string error;
+  auto channel = Connect(Relay(), &error);
+  ASSERT_TRUE(channel) << error;
+  Exercise(channel.get());
+  const std::vector<std::string> ps = {"--server", "127.0.0.1:" + std::to_string(port_), "--tls-ca", Path("ca.pem"),
+                                       "--json"};
+  EXPECT_NE(Ps(ps).find("\"owner\": \"token:carol\""), std::string::npos);
+  // Another token's owner does not see the session; no token, or a wrong one, sees nothing.
+  save("dave.token", dave);
+  setenv("CUDA_REMOTE_TOKEN_FILE", Path("dave.token").c_str(), 1);
+  EXPECT_NE(Ps(ps).find("\"sessions\": []"), std::string::npos);
+  setenv("CUDA_REMOTE_TOKEN_FILE", Path("wrong.token").c_str(), 1);
+  EXPECT_NE(Ps(ps, 1).find("the server does not know this token"), std::string::npos);
+  chmod(Path("wrong.token").c_str(), 0644);
+  EXPECT_NE(Ps(ps, 2).find("open to other users"), std::string::npos);
+  unsetenv("CUDA_REMOTE_TOKEN_FILE");
+  EXPECT_NE(Ps(ps, 2).find("--tls-cert"), std::string::npos);
+  grpc::SslCredentialsOptions only_ca;
+  only_ca.pem_root_certs = ReadFile(Path("ca.pem"));
+  const auto stub = control::Control::NewStub(grpc::CreateCustomChannel(
+      "127.0.0.1:" + std::to_string(port_), grpc::SslCredentials(only_ca), control::ClientArguments()));
+  grpc::ClientContext context;
+  control::ServerInfo info;
+  const grpc::Status status = stub->GetServerInfo(&context, control::ServerInfoRequest(), &info);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << status.error_message();
+  EXPECT_NE(status.error_message().find("neither a token nor a certificate"), std::string::npos);
+  // Certificates count as before, those of others do not.
+  std::vector<std::string> by_certificate = Files("client", "ca");
+  by_certificate.insert(by_certificate.end(), {"--server", "127.0.0.1:" + std::to_string(port_), "--json"});
+  EXPECT_NE(Ps(by_certificate).find("\"sessions\": []"), std::string::npos);
+  std::vector<std::string> stranger = Files("stranger", "ca");
+  stranger.insert(stranger.end(), {"--server", "127.0.0.1:" + std::to_string(port_), "--json"});
+  Ps(stranger, 1);
+  // A token whose line is gone is none after SIGHUP.
+  std::ofstream(Path("tokens")) << "dave " << "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\n";
+  server_->Signal(SIGHUP);
+  EXPECT_TRUE(Eventually([&] { return server_->log().find("the configuration was read again") != std::string::npos; }));
+  setenv("CUDA_REMOTE_TOKEN_FILE", Path("carol.token").c_str(), 1);
+  EXPECT_NE(Ps(ps, 1).find("the server does not know this token"), std::string::npos);
+  unsetenv("CUDA_REMOTE_TOKEN_FILE");
+}
+
 TEST_F(Tls, SilentConnectionsTakeNothingFromOthers) {
   descriptors_ = 256;
   StartServer(Files("server", "ca"));
