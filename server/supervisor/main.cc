@@ -6,11 +6,14 @@
 #include <signal.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -197,7 +200,10 @@ void AddOptions(CLI::App* app, Options* options, Lists* lists) {
   Policy* const policy = &options->policy;
   app->footer(kExamples);
   app->set_version_flag("--version", VersionLine("cr-server"));
-  app->set_config("--config", "", "file with options, one a line, as in: operator = \"CN=ops,O=lab\"");
+  app->set_config("--config", "", "file with options, one a line, as in: operator = \"CN=ops,O=lab\"")
+      ->type_name("FILE");
+  // A misspelled option must not be left out silently: it may be a limit.
+  app->allow_config_extras(CLI::config_extras_mode::error);
   app->add_option("--dir", options->directory,
                   "folder for the sockets (default: $XDG_RUNTIME_DIR/cuda-remote, /run/cuda-remote (root), "
                   "/run/user/UID/cuda-remote or /tmp/cuda-remote-UID)");
@@ -373,6 +379,23 @@ bool ReachesOwnFolder() {
   return true;
 }
 
+// Tells systemd that the server is ready, where systemd started it with Type=notify and waits for that.
+void NotifyServiceManager() {
+  const char* const path = getenv("NOTIFY_SOCKET");
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const size_t length = path ? strlen(path) : 0;
+  if (length < 2 || length >= sizeof(address.sun_path)) return;
+  memcpy(address.sun_path, path, length);
+  if (path[0] == '@') address.sun_path[0] = '\0';  // an abstract socket
+  constexpr char kReady[] = "READY=1";
+  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  const auto size = socklen_t(offsetof(sockaddr_un, sun_path) + length);
+  if (fd < 0 || sendto(fd, kReady, strlen(kReady), MSG_NOSIGNAL, reinterpret_cast<sockaddr*>(&address), size) < 0)
+    spdlog::warn("cannot tell systemd at {} that the server is ready: {}", path, strerror(errno));
+  if (fd >= 0) close(fd);
+}
+
 int Main(int argc, char** argv) {
   control::KeepBufferMemory();
   control::PollEagerly();
@@ -539,6 +562,8 @@ int Main(int argc, char** argv) {
     if (write(options.ready_fd, ready.data(), ready.size()) < 0) spdlog::warn("--ready-fd: {}", strerror(errno));
     close(options.ready_fd);
   }
+
+  NotifyServiceManager();
 
   supervisor.Run([&] { Reload(argc, argv, options, tls.get(), &listener, &supervisor); });
 

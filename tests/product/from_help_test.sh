@@ -1,0 +1,45 @@
+#!/bin/bash
+# Each option that a program's --help names is in its manual page and in its completion for bash, and the page is one
+# that man can read.
+set -u
+product=$(dirname "$(find -L . -name cr-run -type f | head -n 1)")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+status=0
+problem() { echo "$*"; status=1; }
+
+# complete PROGRAM WORD...: what bash proposes for the last word
+complete_words() {
+  (
+    # shellcheck disable=SC1090
+    source "$work/$1.bash"
+    COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
+    "_${1//-/_}"
+    printf '%s\n' "${COMPREPLY[@]}"
+  )
+}
+
+for name in cr-run cr-server cr-checkpoint cr-restart cr-migrate cr-inspect cr-ps cr-trace; do
+  program=$product/$name
+  python3 packaging/from_help.py man "$program" >"$work/$name.1" || problem "no manual page for $name"
+  python3 packaging/from_help.py completion "$program" >"$work/$name.bash" || problem "no completion for $name"
+  options=$("$program" --help | sed -n '/^Options:/,/^$/p' | grep -oE '^  -\S+' | tr ',' '\n' | grep -oE -- '--?[a-z][a-z-]*')
+  [[ $(wc -w <<<"$options") -ge 4 ]] || problem "found only these options of $name: $options"
+  page=$(sed 's/\\-/-/g' "$work/$name.1")
+  for option in $options; do
+    grep -qE -- "^(.*, )?\\\\fB$option\\\\fR" <<<"$page" || problem "$name.1 lacks $option"
+    complete_words "$name" "$option" | grep -qx -- "$option" || problem "the completion of $name lacks $option"
+  done
+  for section in NAME SYNOPSIS DESCRIPTION OPTIONS EXAMPLES "EXIT STATUS"; do
+    grep -qx ".SH $section" "$work/$name.1" || problem "$name.1 has no section $section"
+  done
+  # Text that begins with a dot would be taken for a command and left out.
+  grep -vE '^\.(TH|SH|PP|TP|nf|fi)\b' "$work/$name.1" | grep '^\.' && problem "$name.1 has a line that roff would not print"
+done
+
+[[ $(complete_words cr-server --log-level w) == warn ]] || problem "cr-server --log-level w is not completed"
+mkdir -p "$work/runtime/cuda-remote/jobs/train"
+[[ $(XDG_RUNTIME_DIR=$work/runtime complete_words cr-checkpoint tra) == train ]] || problem "names of jobs are not completed"
+complete_words cr-run --server unix:x bas | grep -qx bash || problem "cr-run does not complete names of programs"
+grep -q 'Serves this machine' "$work/cr-server.1" || problem "cr-server.1 does not say what cr-server does"
+exit $status
