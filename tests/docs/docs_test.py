@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Checks the Markdown pages of the whole tree: every link leads to a file and, if it has one, to a heading that exist; every
+page of docs/ is in the README's table and in mkdocs.yml.
+
+Needs Python alone. Where mkdocs is installed, docs/build then makes the site in strict mode, too.
+
+Usage: docs_test.py [ROOT]    ROOT: the workspace (default: the one that this file, links followed, is in)
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+(?:\([^()]*\)[^()\s]*)?)(?:\s+\"[^\"]*\")?\)")
+FENCE = re.compile(r"^\s*(```|~~~)")
+SKIP = {".git", ".cache", "node_modules", "packages"}
+
+
+def workspace():
+    if len(sys.argv) > 1:
+        return os.path.abspath(sys.argv[1])
+    folder = os.path.dirname(os.path.realpath(__file__))
+    while folder != "/" and not os.path.exists(os.path.join(folder, "WORKSPACE")):
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def pages(root):
+    for folder, names, leaves in os.walk(root):
+        names[:] = sorted(n for n in names if n not in SKIP and not n.startswith(("bazel-", ".")))
+        for leaf in sorted(leaves):
+            if leaf.endswith(".md"):
+                yield os.path.relpath(os.path.join(folder, leaf), root)
+
+
+def prose(text):
+    """Yields (number, line) of the lines that are not code."""
+    fenced = indented = False
+    before = ""
+    in_list = False
+    for number, line in enumerate(text.split("\n"), 1):
+        if FENCE.match(line):
+            fenced = not fenced
+            continue
+        if fenced:
+            continue
+        if not line.strip():
+            before = ""
+            indented = False
+            continue
+        if not line.startswith(" "):
+            in_list = bool(re.match(r"([-*+]|\d+\.)\s", line))
+        # Four spaces after an empty line are code, unless they continue a list.
+        if line.startswith("    ") and not in_list and (not before or indented):
+            indented = True
+            continue
+        indented = False
+        before = line
+        yield number, line
+
+
+def slug(heading):
+    """The anchor that GitHub makes of a heading."""
+    heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    heading = re.sub(r"[`*]", "", heading).strip().lower()
+    return re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
+
+
+def anchors(text):
+    found = {}
+    for _, line in prose(text):
+        match = re.match(r"#{1,6}\s+(.*?)\s*#*$", line)
+        if match:
+            name = slug(match.group(1))
+            found[name] = found.get(name, -1) + 1
+            if found[name]:
+                found[f"{name}-{found[name]}"] = 0
+        for name in re.findall(r'<a (?:name|id)="([^"]+)"', line):
+            found.setdefault(name, 0)
+    return set(found)
+
+
+def check(root):
+    problems = []
+    texts = {path: open(os.path.join(root, path), encoding="utf-8").read() for path in pages(root)}
+    links = 0
+    for path, text in texts.items():
+        # A link's text may go on in the next line.
+        plain = "\n".join(re.sub(r"`[^`\n]*`", "``", line) for _, line in prose(text))
+        for target in LINK.findall(plain):
+            if re.match(r"[a-z]+:", target):
+                continue
+            links += 1
+            file, _, anchor = target.partition("#")
+            there = os.path.normpath(os.path.join(os.path.dirname(path), file)) if file else path
+            if there.startswith("..") or not os.path.exists(os.path.join(root, there)):
+                problems.append(f"{path}: the link to {target} leads nowhere")
+            elif anchor and there in texts and anchor not in anchors(texts[there]):
+                problems.append(f"{path}: {there} has no heading #{anchor}")
+            elif anchor and there not in texts:
+                problems.append(f"{path}: the link to {target} names a heading of what is no page")
+    readme = texts["README.md"]
+    site = open(os.path.join(root, "docs/mkdocs.yml"), encoding="utf-8").read()
+    for path in texts:
+        if path.startswith("docs/"):
+            if not re.search(rf"\({re.escape(path)}[)#]", readme):
+                problems.append(f"{path} is not in the table of README.md")
+            if f" {path}\n" not in site:
+                problems.append(f"{path} is not in docs/mkdocs.yml")
+    if links < 40:
+        problems.append(f"only {links} links were found")
+    print(f"{len(texts)} pages, {links} links")
+    return problems
+
+
+def self_test():
+    """A tree with one of each mistake: each must be found."""
+    with tempfile.TemporaryDirectory() as root:
+        os.mkdir(root + "/docs")
+        good = "# Title\n\n" + "".join(f"[here](docs/a.md#the-part) {n}\n\n" for n in range(60)) + "[b](docs/b.md)\n"
+        wrong = "[x](gone.md) [y](docs/a.md#none)\n\n" + "word " * 30 + "\n\n    " + "code " * 30 + "\n\n```\n" + "code " * 30 + "\n```\n"
+        for name, text in (("README.md", good + wrong), ("docs/a.md", "# A\n\n## The `part`\n"), ("docs/b.md", "# B\n"),
+                           ("docs/c.md", "# C\n"), ("docs/mkdocs.yml", "nav:\n  - a: docs/a.md\n  - b: docs/b.md\n")):
+            with open(os.path.join(root, name), "w", encoding="utf-8") as f:
+                f.write(text)
+        found = "\n".join(check(root))
+        for expected in ("gone.md leads nowhere", "no heading #none", "docs/c.md is not in the table",
+                         "docs/c.md is not in docs/mkdocs.yml"):
+            if expected not in found:
+                sys.exit(f"the check itself is wrong: it does not find '{expected}' but: {found}")
+        if len(found.split("\n")) != 4:
+            sys.exit(f"the check itself is wrong: it finds too much: {found}")
+
+
+def main():
+    self_test()
+    root = workspace()
+    problems = check(root)
+    for problem in problems:
+        print(problem)
+    if shutil.which("mkdocs"):
+        with tempfile.TemporaryDirectory() as out:
+            built = subprocess.run([os.path.join(root, "docs/build"), out], capture_output=True, text=True)
+            if built.returncode != 0 or not os.path.exists(out + "/index.html"):
+                problems.append("docs/build failed")
+                print(built.stdout + built.stderr)
+    else:
+        print("mkdocs is not installed: the site was not built")
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()
