@@ -34,6 +34,7 @@
 #include "server/supervisor/init_tls.h"
 #include "server/supervisor/listener.h"
 #include "server/supervisor/log_limit.h"
+#include "server/supervisor/metrics.h"
 #include "server/supervisor/restrict.h"
 #include "server/supervisor/server_poller.h"
 #include "server/supervisor/spawn.h"
@@ -58,6 +59,7 @@ Examples:
   cr-server --listen 0.0.0.0:7070 --insecure-tcp 10.1.2.0/24
   cr-server --dir /run/cuda-remote --allow-group gpu-users --session-user cuda-remote
   cr-server --config /etc/cuda-remote/server.conf
+  cr-server --metrics 127.0.0.1:9400
   cr-server --driver /opt/cuda-remote/libsoftgpu.so --workers 0
 
 Sockets: DIR/session.sock for jobs and cr-ps, DIR/control.sock for gRPC. They serve the same user only, the first one
@@ -231,6 +233,9 @@ void AddOptions(CLI::App* app, Options* options, Lists* lists) {
   app->add_flag("!--unrestricted", options->restrict_workers,
                 "workers keep their capabilities and may make all system calls: only to find out whether that is what "
                 "keeps a driver from working");
+  app->add_option("--metrics", options->metrics,
+                  "answer Prometheus at HOST:PORT/metrics; whoever can connect may read it, so take 127.0.0.1 or a "
+                  "network of the operators'");
   app->add_option("--workers", options->workers, "workers kept ready for new sessions")
       ->capture_default_str()
       ->check(CLI::Range(0, 64));
@@ -544,6 +549,20 @@ int Main(int argc, char** argv) {
       acceptor->HandleNewConnection(&connection);
     });
   }
+  std::unique_ptr<Metrics> metrics;
+  if (!options.metrics.empty()) {
+    metrics = Metrics::Start(options.metrics, &supervisor, &error);
+    if (!metrics) {
+      spdlog::critical("{}", error);
+      listener.Stop();
+      grpc_server->Shutdown();
+      grpc_server->Wait();
+      poller.Stop();
+      unlink(SessionSocketPath(options.directory).c_str());
+      unlink(control_path.c_str());
+      return kExitCannotListen;
+    }
+  }
   std::string ready = "cr-server ready: unix:" + SessionSocketPath(options.directory);
   if (acceptor) {
     ready += " tcp:" + options.listen.substr(0, options.listen.rfind(':')) + ":" + std::to_string(listener.port());
@@ -553,6 +572,10 @@ int Main(int argc, char** argv) {
           "can read and change what is sent",
           listener.port());
     }
+  }
+  if (metrics) {
+    const std::string& address = options.metrics;
+    ready += " metrics:" + address.substr(0, address.rfind(':')) + ":" + std::to_string(metrics->port());
   }
   spdlog::info("serving {}", ready.substr(strlen("cr-server ready: ")));
   ready += "\n";
@@ -567,6 +590,7 @@ int Main(int argc, char** argv) {
 
   supervisor.Run([&] { Reload(argc, argv, options, tls.get(), &listener, &supervisor); });
 
+  metrics.reset();
   listener.Stop();
   tunnel_service.Shutdown();
   grpc_server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));

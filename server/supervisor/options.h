@@ -36,6 +36,7 @@ struct Options {
   std::string directory;  // --dir
   std::string listen;     // --listen host:port; empty: Unix sockets only
   control::TlsFiles tls;  // --tls-cert, --tls-key, --tls-ca
+  std::string metrics;    // --metrics host:port; empty: none
   std::string tokens;     // --tokens: file of the tokens that clients may show instead of a certificate
   int workers = 1;        // warm workers kept ready
   int gpu = -1;

@@ -413,6 +413,14 @@ nvml::Answer Supervisor::AnswerAboutSession(const nvml::Question& question, cons
     if (found != sessions_.end() && !caller.MayTouch(found->second.info.owner)) found = sessions_.end();
     answer.result = found == sessions_.end() ? nvml::kNotFound : nvml::kSuccess;
     if (found != sessions_.end() && saved) {
+      // A tool that has restarted or moved the job reports an image from before the session.
+      using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
+      const int64_t now = duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
+      const int64_t began = now - duration_cast<milliseconds>(Clock::now() - found->second.started).count();
+      if (int64_t(note.unix_ms) >= began) {
+        ++totals_.checkpoints;
+        totals_.checkpoint_bytes += note.bytes;
+      }
       found->second.info.saved_unix_ms = note.unix_ms;
       found->second.info.saved_bytes = note.bytes;
     } else if (found != sessions_.end()) {
@@ -483,6 +491,7 @@ uint64_t Supervisor::Admit(int socket, const Hello& hello, const std::string& tr
           Numbers(usage.gpus) + "; --gpu " + std::to_string(usage.gpus[0]) + " asks for that one";
   }
   if (!why.empty()) {
+    ++totals_.refused;
     std::string more;
     if (refused_log_.Allow(&more))
       spdlog::warn("refused pid {} ({}) of {}: {}{}", hello.pid, hello.program, owner, why, more);
@@ -707,6 +716,10 @@ void Supervisor::AssignWaiting() {
     session.info.worker_pid = worker->pid;
     session.info.gpu = worker->kind.gpus.empty() ? worker->ready.gpu : worker->kind.gpus[0];
     session.info.driver = worker->ready.driver;
+    const double waited = Seconds(Clock::now() - session.started);
+    ++totals_.waits;
+    totals_.wait_seconds += waited;
+    for (size_t i = 0; i < Totals::kWaitBounds.size(); ++i) totals_.waits_below[i] += waited <= Totals::kWaitBounds[i];
     worker->state = Worker::kServing;
     worker->session = id;
     const Hello& hello = session.info.hello;
@@ -781,6 +794,7 @@ void Supervisor::StartFailed(const WorkerKind& kind, const std::string& why) {
   std::string more;
   if (start_log_.Allow(&more)) spdlog::error("cannot start a worker: {}{}", why, more);
   worker_error_ = why;
+  ++totals_.start_failures;
   ++start_failures_;
   start_again_ = Clock::now() + kFailurePause;
   if (const auto next = WaitingFor(kind); next != waiting_.end()) {
@@ -888,6 +902,7 @@ void Supervisor::WorkerGone(Worker* worker, int status) {
         spdlog::debug("worker {}: {}", worker->pid, why);
       }
       last_start_error_ = why;
+      ++totals_.start_failures;
       // A GPU that somebody asked for and that is not there says nothing of the others.
       if (worker->kind.gpus == ServedGpus()) {
         ++start_failures_;
@@ -927,6 +942,11 @@ void Supervisor::EndOfSession(uint64_t id, const std::string& reason, bool crash
   } else {
     spdlog::info("{}", line);
   }
+  const WorkerStats& stats = session.info.stats;
+  totals_.failed += crashed;
+  totals_.calls += stats.calls;
+  totals_.bytes_in += stats.bytes_in;
+  totals_.bytes_out += stats.bytes_out;
   const std::string owner = session.info.owner;
   sessions_.erase(found);
   // A time that is set stays: sessions that come and go all the time must not put it off.
@@ -1075,6 +1095,25 @@ ServerFacts Supervisor::FactsFor(const Caller& caller) {
   for (const std::string& owner : owners) {
     if (caller.MayTouch(owner)) facts.usage.push_back(UsageOf(owner));
   }
+  return facts;
+}
+
+MeasuredFacts Supervisor::Measure() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Caller own;
+  own.identity = UserIdentity(geteuid());
+  own.is_operator = true;
+  MeasuredFacts facts;
+  facts.server = FactsFor(own);
+  facts.totals = totals_;
+  facts.sessions = SessionsOf(own);
+  for (const SessionInfo& info : facts.sessions) {
+    facts.totals.calls += info.stats.calls;
+    facts.totals.bytes_in += info.stats.bytes_in;
+    facts.totals.bytes_out += info.stats.bytes_out;
+  }
+  facts.waiting = int(waiting_.size());
+  facts.gpus = options_.gpu >= 0 ? 1 : gpu_count_;
   return facts;
 }
 

@@ -14,6 +14,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <chrono>
 #include <deque>
 #include <functional>
@@ -67,6 +68,20 @@ struct Usage {
   std::vector<int> gpus;  // in ascending order; empty: all
 };
 
+// What has happened since the server began.
+struct Totals {
+  // Upper bounds, in seconds, of how long sessions wait for a worker.
+  static constexpr std::array<double, 8> kWaitBounds = {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30};
+  uint64_t refused = 0;         // sessions
+  uint64_t failed = 0;          // sessions, by a fault that was not the client's
+  uint64_t start_failures = 0;  // of workers
+  uint64_t calls = 0, bytes_in = 0, bytes_out = 0;
+  uint64_t checkpoints = 0, checkpoint_bytes = 0;
+  uint64_t waits = 0;  // sessions that got a worker
+  double wait_seconds = 0;
+  std::array<uint64_t, kWaitBounds.size()> waits_below = {};  // cumulative, by bound
+};
+
 struct ServerFacts {
   std::string name;
   pid_t pid = 0;
@@ -79,6 +94,15 @@ struct ServerFacts {
   std::string worker_error;  // why the last worker could not start, if so
   Policy policy;
   std::vector<Usage> usage;  // of who asks; for an operator, of all that have sessions
+};
+
+// What --metrics shows.
+struct MeasuredFacts {
+  ServerFacts server;
+  Totals totals;
+  std::vector<SessionInfo> sessions;
+  int waiting = 0;  // sessions without a worker
+  int gpus = 0;     // 0: not known yet
 };
 
 // Who makes a call.
@@ -132,6 +156,7 @@ class Supervisor {
   // Those that the caller may touch.
   std::vector<SessionInfo> Sessions(const Caller& caller);
   ServerFacts Facts(const Caller& caller);
+  MeasuredFacts Measure();
   void Shutdown();
 
  private:
@@ -256,6 +281,7 @@ class Supervisor {
   std::deque<uint64_t> waiting_;
   std::vector<std::function<void()>> posted_;
   uint64_t next_session_ = 1;
+  Totals totals_;  // but for calls and bytes of sessions that are there
   int ends_ = 0;                                          // of sessions
   Clock::time_point trim_at_ = Clock::time_point::max();  // when memory goes back to the system
   int start_failures_ = 0;

@@ -53,6 +53,7 @@ PACKAGE_OF = {
     "gtest": "libgtest-dev",
     "lz4.h": "liblz4-dev",
     "openssl": "libssl-dev",
+    "prometheus": "prometheus-cpp-dev",
     "protozero": "libprotozero-dev",
     "spdlog": "libspdlog-dev",
     "valgrind": "valgrind",

@@ -1158,7 +1158,8 @@ TEST_F(Tunnel, OtherLocalUsersAreServedApart) {
   ASSERT_EQ(chmod(cr_ps.c_str(), 0755), 0);
   const auto ps = [&](const std::string& more) {
     std::string text;
-    FILE* const out = popen(("cd /; " + cr_ps + " --server unix:" + Path("server") + " " + more + " 2>&1; echo \"code $?\"").c_str(), "r");
+    const std::string command = "cd /; " + cr_ps + " --server unix:" + Path("server") + " " + more + " 2>&1; echo code $?";
+    FILE* const out = popen(command.c_str(), "r");
     char piece[512];
     for (size_t n; out && (n = fread(piece, 1, sizeof(piece), out)) > 0;) text.append(piece, n);
     if (out) pclose(out);
@@ -1230,7 +1231,7 @@ class Tls : public Tunnel {
   }
   std::shared_ptr<grpc::ChannelCredentials> Credentials(const std::string& who, const std::string& ca) {
     std::string error;
-    auto credentials = control::ClientTls({Path(who + ".pem"), Path(who + ".key"), Path(ca + ".pem")}, &error);
+    auto credentials = control::ClientTls({Path(who + ".pem"), Path(who + ".key"), Path(ca + ".pem"), ""}, &error);
     EXPECT_TRUE(credentials) << error;
     return credentials;
   }
@@ -1345,6 +1346,96 @@ TEST_F(Tls, TokensAreOfUseToTheOwnerOnly) {
   EXPECT_TRUE(again.Open(stolen));
 }
 
+// The metrics are in the format that Prometheus reads, keep its rules for names, and say what happened.
+TEST_F(Tunnel, MetricsAreAsPrometheusWantsThem) {
+  std::string promtool = "/opt/cuda-remote/promtool/promtool";
+  if (system("command -v promtool > /dev/null 2>&1") == 0) promtool = "promtool";
+  ASSERT_EQ(system((promtool + " --version > " + Path("version") + " 2>&1").c_str()), 0)
+      << "promtool is missing: tools/setup installs it";
+  StartServer({"--insecure-tcp", "127.0.0.1", "--metrics", "127.0.0.1:0", "--max-sessions", "2"});
+  const std::string log = server_->log();
+  const size_t at = log.find(" metrics:127.0.0.1:", log.find("cr-server ready: "));
+  ASSERT_NE(at, std::string::npos) << log;
+  const int port = atoi(log.c_str() + at + strlen(" metrics:127.0.0.1:"));
+  const auto get = [&](const std::string& path) {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(uint16_t(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    const std::string request = "GET " + path + " HTTP/1.0\r\n\r\n";
+    EXPECT_EQ(write(fd, request.data(), request.size()), ssize_t(request.size()));
+    std::string text;
+    char piece[4096];
+    for (ssize_t n; (n = read(fd, piece, sizeof(piece))) > 0;) text.append(piece, size_t(n));
+    close(fd);
+    const size_t body = text.find("\r\n\r\n");
+    return text.compare(9, 3, "200") == 0 && body != std::string::npos ? text.substr(body + 4) : text.substr(0, 12);
+  };
+  const auto value = [&](const std::string& text, const std::string& series) {
+    const size_t line = text.find("\ncuda_remote_" + series + " ");
+    return line == std::string::npos ? -1.0 : atof(text.c_str() + line + strlen("\ncuda_remote_") + series.size());
+  };
+  EXPECT_EQ(value(get("/metrics"), "sessions"), 0);
+  EXPECT_EQ(value(get("/metrics"), "session_wait_seconds_count"), 0);
+  StartRelay(port_);
+  auto first = Connect(Session()), second = Connect(Relay());
+  ASSERT_TRUE(first && second);
+  EXPECT_FALSE(Connect(Session()));
+  Reply reply;
+  const std::string up(100000, 'u');
+  for (int i = 0; i < 40; ++i)
+    ASSERT_EQ(second->Call(Header(kCount), "", up, nullptr, 0, &reply), ChannelStatus::kOk);
+  // What cr-checkpoint reports, and what cr-restart does of an older image.
+  for (const uint64_t age_ms : {uint64_t{0}, uint64_t{100000}}) {
+    std::string error, body;
+    const int fd = ConnectUnix(Session(), &error);
+    using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
+    const auto now = uint64_t(duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count());
+    const nvml::SavedNote note = {first->welcome().session, now - age_ms, 4096};
+    nvml::Question question;
+    question.call = nvml::kSaved;
+    question.input.assign(reinterpret_cast<const char*>(&note), sizeof(note));
+    EncodeQuestion(question, &body);
+    SendPacket(fd, PacketType::kQuery, body, -1);
+    Packet packet;
+    EXPECT_EQ(ReceivePacket(fd, &packet, 10000), ChannelStatus::kOk);
+    close(fd);
+  }
+  EXPECT_TRUE(Eventually([&] { return value(get("/metrics"), "received_bytes_total") > 1000000; }));
+  const std::string text = get("/metrics");
+  EXPECT_EQ(value(text, "sessions"), 2) << text;
+  EXPECT_EQ(value(text, "sessions_opened_total"), 2);
+  EXPECT_EQ(value(text, "sessions_refused_total"), 1);
+  EXPECT_EQ(value(text, "session_wait_seconds_count"), 2);
+  EXPECT_EQ(value(text, "session_wait_seconds_bucket{le=\"+Inf\"}"), 2);
+  EXPECT_EQ(value(text, "checkpoints_total"), 1);
+  EXPECT_EQ(value(text, "checkpoint_bytes_total"), 4096);
+  const std::string session = std::to_string(second->welcome().session);
+  const std::string labels = "{session=\"" + session + "\",job=\"a \\\"job\\\"\",owner=\"address:127.0.0.1\"}";
+  EXPECT_GT(value(text, "session_calls_total" + labels), 0);
+  std::ofstream(Path("metrics")) << text;
+  const std::string check = promtool + " check metrics < " + Path("metrics") + " > " + Path("promtool.log") + " 2>&1";
+  EXPECT_EQ(system(check.c_str()), 0) << ReadFile(Path("promtool.log"));
+  EXPECT_EQ(ReadFile(Path("promtool.log")), "") << "promtool finds fault with a name or a help text";
+  // A worker that dies is a failed session; what it did stays in the sums.
+  const double received = value(text, "received_bytes_total");
+  EXPECT_EQ(first->Call(Header(kCrash), "", "", nullptr, 0, &reply), ChannelStatus::kClosed);
+  second.reset();
+  EXPECT_TRUE(Eventually([&] { return value(get("/metrics"), "sessions") == 0; }));
+  EXPECT_EQ(value(get("/metrics"), "sessions_failed_total"), 1);
+  EXPECT_GE(value(get("/metrics"), "received_bytes_total"), received);
+  EXPECT_NE(get("/else").find(" 404"), std::string::npos);
+  // A port that is in use.
+  Process busy({Program("server/supervisor", "cr-server"), "--dir", Path("busy"), "--worker", "/bin/true", "--metrics",
+                "127.0.0.1:" + std::to_string(port)},
+               Path("busy.log"));
+  EXPECT_EQ(busy.Wait(), 3);
+  EXPECT_NE(busy.log().find("cannot listen at 127.0.0.1:" + std::to_string(port) + " (--metrics)"), std::string::npos)
+      << busy.log();
+}
+
 // What --init-tls makes is all that a server and its clients need; a second run keeps it, and renews what must be.
 TEST_F(Tunnel, InitTlsMakesCertificatesThatWork) {
   int runs = 0;
@@ -1389,9 +1480,10 @@ TEST_F(Tunnel, InitTlsMakesCertificatesThatWork) {
   EXPECT_EQ(second.find("made "), std::string::npos) << second;
   EXPECT_TRUE(bytes("ca") == ca && bytes("server") == server && bytes("alice") == alice);
   // Another name of the server, and a certificate that ends soon.
-  ASSERT_EQ(system(("cd " + Path("tls") + " && openssl req -new -key bob.key -subj /CN=bob -out bob.csr 2>/dev/null && "
-                    "openssl x509 -req -in bob.csr -CA ca.pem -CAkey ca.key -days 20 -out bob.pem 2>/dev/null").c_str()),
-            0);
+  const std::string sign = "cd " + Path("tls") +
+                           " && openssl req -new -key bob.key -subj /CN=bob -out bob.csr 2>/dev/null && "
+                           "openssl x509 -req -in bob.csr -CA ca.pem -CAkey ca.key -days 20 -out bob.pem 2>/dev/null";
+  ASSERT_EQ(system(sign.c_str()), 0);
   const std::string third = init({"--tls-name", "gpu9.test,192.0.2.9"});
   EXPECT_TRUE(bytes("ca") == ca && bytes("alice") == alice);
   EXPECT_NE(third.find("made     " + Path("tls/server.pem")), std::string::npos) << third;
