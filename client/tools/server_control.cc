@@ -50,8 +50,9 @@ bool ServerControl::Ask(const char* question, const std::string& request, std::s
   Packet packet;
   nvml::Answer answer;
   const int limit_ms = int(std::chrono::milliseconds(kDeadline).count());
-  ChannelStatus status = SendPacket(socket, PacketType::kQuery, body, -1);
-  if (status == ChannelStatus::kOk) status = ReceivePacket(socket, &packet, limit_ms);
+  // A server that does not serve this user says so at once, and may have closed its end before the question came.
+  SendPacket(socket, PacketType::kQuery, body, -1);
+  const ChannelStatus status = ReceivePacket(socket, &packet, limit_ms);
   if (packet.fd >= 0) close(packet.fd);
   close(socket);
   Welcome refusal;
