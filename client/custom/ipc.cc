@@ -2,7 +2,8 @@
 // server's (64 bytes), in the driver's own handle types; where the driver gives a file descriptor, it is a sealed
 // memory file with the key in it, so it can be passed on, kept and closed as the driver's can.
 //
-// Nothing here is recorded: the server refuses a checkpoint while anything is open.
+// In the log, what is shared has a setting with its key, so that a replay shares it under the same key: the application
+// may have sent the key anywhere. What was opened is an object like others, made by opening it again.
 
 #include "client/custom/ipc.h"
 
@@ -15,6 +16,7 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
+#include <vector>
 
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
@@ -28,6 +30,36 @@ constexpr size_t kKeyBytes = 64;
 
 // Whether this process has ever opened memory of another one's pool.
 std::atomic<bool> g_pool_imports{false};
+
+// Memory is opened and closed by one thread at a time, so that the log has that in the server's order.
+std::mutex g_opening;
+
+// Adds the request to the log as a setting of `object`. The object may outlive the current context: the record is of
+// `context`, 0: of none.
+void Record(Call& call, replay::ObjectKey object, uint64_t key, uint64_t context) {
+  FrameHeader header = call.header();
+  header.flags = 0;
+  header.context_or_result = SlotOf(context);
+  std::vector<replay::ObjectKey> needs;
+  if (context != 0) needs.push_back({Kind::kContext, context});
+  std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+  call.session().log().Modify(object, key, header, call.message(), needs);
+}
+
+// Records that `object` is shared under the key of the reply. `request` is what was sent. The record stays where it is
+// if it is shared once more: others may have opened it since, and this process what they have shared then, so that
+// their replays would wait for each other.
+template <typename Request, typename Reply>
+void RecordShared(Call& call, replay::ObjectKey object, uint64_t context, Request* request, const Reply& reply) {
+  {
+    std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+    if (call.session().log().FindSetting(object, call.info().id, 0)) return;
+  }
+  request->key = reply.key;
+  call.message().clear();
+  request->Encode(&call.message());
+  Record(call, object, 0, context);
+}
 
 template <typename T>
 std::string_view BytesOf(const T& value) {
@@ -79,12 +111,11 @@ CUresult KeyOfDescriptor(const char* name, void* os_handle, std::string* key) {
   return CUDA_SUCCESS;
 }
 
-// Memory of another session is there: pointer attributes and copies know it. The same memory may be open already.
+// Memory of another session is there: pointer attributes and copies know it.
 void NoteImport(Call& call, uint64_t address, uint64_t bytes, int device, DeviceRange::Source source,
                 uint64_t pool = 0) {
   Session& session = call.session();
   std::unique_lock<std::shared_mutex> lock(session.mutex());
-  if (session.device_ranges().At(address)) return;
   DeviceRange range;
   range.source = source;
   range.device = device;
@@ -99,31 +130,67 @@ void NoteImport(Call& call, uint64_t address, uint64_t bytes, int device, Device
   }
 }
 
-// From now on another process may record this event, or has done so.
-void NoteShared(Session& session, uint64_t event) {
+// From now on another process may record this event, or has done so. Returns the event's context.
+uint64_t NoteShared(Session& session, uint64_t event) {
   session.ShareEvents();
   std::unique_lock<std::shared_mutex> lock(session.mutex());
-  if (Object* const object = session.handles().Find(Kind::kEvent, event)) object->between_processes = true;
+  Object* const object = session.handles().Find(Kind::kEvent, event);
+  if (!object) return 0;
+  object->between_processes = true;
+  return KindOf(object->parent) == Kind::kContext ? object->parent : 0;
 }
 
-bool IsImport(Session& session, uint64_t address, bool pools_too) {
+// Where the allocation begins that `address` lies in.
+uint64_t AllocationOf(Session& session, uint64_t address) {
+  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  const auto* const range = session.device_ranges().Find(address);
+  return range ? range->start : address;
+}
+
+// Whether memory was opened, of another process's pool or not.
+bool IsImport(Session& session, uint64_t address, bool* of_pool) {
   std::shared_lock<std::shared_mutex> lock(session.mutex());
   const auto* const range = session.device_ranges().At(address);
-  return range && (range->value.source == DeviceRange::kImported ||
-                   (pools_too && range->value.source == DeviceRange::kPoolImported));
+  *of_pool = range && range->value.source == DeviceRange::kPoolImported;
+  return *of_pool || (range && range->value.source == DeviceRange::kImported);
+}
+
+// After the first time that memory was opened it has a record; then each time counts.
+template <typename Request, typename Reply>
+void RecordOpened(Call& call, Request* request, const Reply& reply, DeviceRange::Source source, uint64_t pool = 0) {
+  const replay::ObjectKey object{Kind::kDeviceMemory, reply.address};
+  if (reply.opened > 1) {
+    uint64_t context = 0;
+    {
+      std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+      if (const auto* const range = call.session().device_ranges().At(reply.address)) context = range->value.context;
+    }
+    Record(call, object, reply.opened, context);
+    return;
+  }
+  NoteImport(call, reply.address, reply.bytes, reply.device, source, pool);
+  request->at = reply.address;
+  call.message().clear();
+  request->Encode(&call.message());
+  call.Created(object);
 }
 
 CUresult Close(const CallInfo& info, CUdeviceptr address, bool pools_too) {
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  if (!IsImport(call.session(), address, pools_too)) return CUDA_ERROR_INVALID_VALUE;
+  bool of_pool = false;
+  if (!IsImport(call.session(), address, &of_pool) || (of_pool && !pools_too)) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard<std::mutex> opening(g_opening);
   wire::cuIpcCloseMemHandle_Request request;
   request.address = address;
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   wire::cuIpcCloseMemHandle_Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
-  if (reply.left == 0) {
+  if (reply.left != 0) {
+    const uint32_t opened_by = of_pool ? kCall_cuMemPoolImportPointer : kCall_cuIpcOpenMemHandle_v2;
+    call.Undone({Kind::kDeviceMemory, address}, opened_by, reply.left + 1);
+  } else {
     std::unique_lock<std::shared_mutex> lock(call.session().mutex());
     call.session().EraseDeviceRangeUnlocked(address);
     // What was made of it (textures, nodes of graphs) is good for nothing any more, and cannot be made again.
@@ -160,6 +227,7 @@ CUresult Custom_cuIpcGetMemHandle(CUipcMemHandle* pHandle, CUdeviceptr dptr) {
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   wire::cuIpcGetMemHandle_Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  RecordShared(call, {Kind::kDeviceMemory, AllocationOf(call.session(), dptr)}, 0, &request, reply);
   return TakeKey(call, reply.key, pHandle);
 }
 
@@ -171,11 +239,12 @@ CUresult Custom_cuIpcOpenMemHandle_v2(CUdeviceptr* pdptr, CUipcMemHandle handle,
   wire::cuIpcOpenMemHandle_v2_Request request;
   request.key = BytesOf(handle);
   request.flags = Flags;
+  std::lock_guard<std::mutex> opening(g_opening);
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   wire::cuIpcOpenMemHandle_v2_Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
-  NoteImport(call, reply.address, reply.bytes, reply.device, DeviceRange::kImported);
+  RecordOpened(call, &request, reply, DeviceRange::kImported);
   *pdptr = reply.address;
   return CUDA_SUCCESS;
 }
@@ -197,7 +266,7 @@ CUresult Custom_cuIpcGetEventHandle(CUipcEventHandle* pHandle, CUevent event) {
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   wire::cuIpcGetEventHandle_Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
-  NoteShared(call.session(), request.event);
+  RecordShared(call, {Kind::kEvent, request.event}, NoteShared(call.session(), request.event), &request, reply);
   return TakeKey(call, reply.key, pHandle);
 }
 
@@ -212,7 +281,7 @@ CUresult Custom_cuIpcOpenEventHandle(CUevent* phEvent, CUipcEventHandle handle) 
   request.key = BytesOf(handle);
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
-  call.Keep(request.event);
+  call.Created({Kind::kEvent, request.event});
   NoteShared(call.session(), request.event);
   *phEvent = reinterpret_cast<CUevent>(request.event);
   return CUDA_SUCCESS;
@@ -233,6 +302,7 @@ CUresult Custom_cuMemExportToShareableHandle(void* shareableHandle, CUmemGeneric
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   wire::cuMemExportToShareableHandle_Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  RecordShared(call, {Kind::kPhysicalMemory, handle}, 0, &request, reply);
   return KeyToDescriptor(call, reply.key, shareableHandle);
 }
 
@@ -252,7 +322,7 @@ CUresult Custom_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* han
   request.key = key;
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
-  call.Keep(request.handle);
+  call.Created({Kind::kPhysicalMemory, request.handle});
   *handle = request.handle;
   return CUDA_SUCCESS;
 }
@@ -272,6 +342,7 @@ CUresult Custom_cuMemPoolExportToShareableHandle(void* handle_out, CUmemoryPool 
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   wire::cuMemPoolExportToShareableHandle_Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  RecordShared(call, {Kind::kMemoryPool, request.pool}, 0, &request, reply);
   return KeyToDescriptor(call, reply.key, handle_out);
 }
 
@@ -291,7 +362,7 @@ CUresult Custom_cuMemPoolImportFromShareableHandle(CUmemoryPool* pool_out, void*
   request.key = key;
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
-  call.Keep(request.pool);
+  call.Created({Kind::kMemoryPool, request.pool});
   *pool_out = reinterpret_cast<CUmemoryPool>(request.pool);
   return CUDA_SUCCESS;
 }
@@ -307,6 +378,7 @@ CUresult Custom_cuMemPoolExportPointer(CUmemPoolPtrExportData* shareData_out, CU
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   wire::cuMemPoolExportPointer_Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  RecordShared(call, {Kind::kDeviceMemory, AllocationOf(call.session(), ptr)}, 0, &request, reply);
   return TakeKey(call, reply.key, shareData_out);
 }
 
@@ -319,12 +391,13 @@ CUresult Custom_cuMemPoolImportPointer(CUdeviceptr* ptr_out, CUmemoryPool pool, 
   request.pool = reinterpret_cast<uint64_t>(pool);
   if (!call.Valid(Kind::kMemoryPool, request.pool)) return CUDA_ERROR_INVALID_VALUE;
   request.key = BytesOf(*shareData);
+  std::lock_guard<std::mutex> opening(g_opening);
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   wire::cuMemPoolImportPointer_Reply reply;
   if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
   g_pool_imports.store(true, std::memory_order_relaxed);
-  NoteImport(call, reply.address, reply.bytes, reply.device, DeviceRange::kPoolImported, request.pool);
+  RecordOpened(call, &request, reply, DeviceRange::kPoolImported, request.pool);
   *ptr_out = reply.address;
   return CUDA_SUCCESS;
 }

@@ -12,6 +12,7 @@
 #include "client/session/log.h"
 #include "client/session/relay_process.h"
 #include "client/session/shared_pages.h"
+#include "client/session/this_job.h"
 #include "client/trace/control.h"
 #include "client/trace/trace.h"
 #include "proto/codec/operations.gen.h"
@@ -162,7 +163,14 @@ CUresult Session::OpenChannel(const std::string& path, const std::string& visibl
       },
       [this] { managed_home_.pages().sending().unlock_shared(); });
   host_functions_.SetChannel(channel_.get());
-  return CUDA_SUCCESS;
+  // A process that joins a job which was restarted or moved finds what the others share.
+  wire::OpShareIn_Request share;
+  std::string scope, message;
+  if (settings_.job_dir.empty() || !ReadSharingScope(settings_.job_dir, &scope)) return CUDA_SUCCESS;
+  share.scope = scope;
+  share.Encode(&message);
+  Reply reply;
+  return Operate(kOpShareIn, message, &reply);
 }
 
 CUresult Session::FetchDevices() {

@@ -1,5 +1,6 @@
 #include "client/session/this_job.h"
 
+#include <ctype.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -69,6 +70,20 @@ bool ReadGpuServer(const std::string& directory, std::string* address, int* gpu)
   *address = NextLine(text, &at);
   *gpu = atoi(NextLine(text, &at).c_str());
   return !address->empty();
+}
+
+bool ReadSharingScope(const std::string& directory, std::string* scope) {
+  constexpr size_t kDigits = 32;
+  std::string text;
+  const int fd = open((directory + "/sharing-scope").c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0 || !ReadText(fd, &text) || text.size() < kDigits) return false;
+  scope->clear();
+  for (size_t i = 0; i < kDigits; i += 2) {
+    const std::string digits = text.substr(i, 2);
+    if (!isxdigit(digits[0]) || !isxdigit(digits[1])) return false;
+    scope->push_back(char(strtol(digits.c_str(), nullptr, 16)));
+  }
+  return true;
 }
 
 }  // namespace cuda_remote::client

@@ -1,5 +1,6 @@
 #include "client/tools/gpu_state.h"
 
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -113,11 +114,12 @@ bool Drain(ClientChannel* channel, std::string* error) {
   return true;
 }
 
-bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, std::string* error) {
+// `request` says what is no refusal.
+static bool ListRegions(ClientChannel* channel, wire::OpRegions_Request request, std::vector<ckptfmt::Region>* regions,
+                        std::string* error) {
   regions->clear();
   bool more = true;
   while (more) {
-    wire::OpRegions_Request request;
     request.after = regions->size();
     Reply reply;
     if (!Ask(channel, kOpRegions, request, "list its memory", &reply, error)) return false;
@@ -146,6 +148,13 @@ bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, 
     more = listed.more && !listed.regions.empty();
   }
   return true;
+}
+
+bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, std::string* error,
+                 const std::vector<uint64_t>& sessions) {
+  wire::OpRegions_Request request;
+  request.sessions = sessions;
+  return ListRegions(channel, request, regions, error);
 }
 
 bool DescribeServer(ClientChannel* channel, ckptfmt::ImageInfo* info, std::string* error) {
@@ -231,7 +240,9 @@ static bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Re
   };
   if (std::none_of(wanted.begin(), wanted.end(), is_variable)) return true;
   std::vector<ckptfmt::Region> found;
-  if (!ListRegions(channel, &found, error)) return false;
+  wire::OpRegions_Request request;
+  request.replayed = true;
+  if (!ListRegions(channel, request, &found, error)) return false;
   using Name = std::tuple<uint64_t, uint64_t, std::string>;
   std::map<Name, const ckptfmt::Region*> here;
   for (const ckptfmt::Region& region : found) {
@@ -294,8 +305,15 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
   return ok && Drain(to, error) && CheckVariables(to, regions, error);
 }
 
-bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error) {
+bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error, const std::string& scope) {
   replay::ChannelTarget target(*channel);
+  // The session that it replaces may still be there, and answers for the same keys.
+  std::string own = scope;
+  if (own.empty() && replay::Shares(log)) {
+    own.resize(16);
+    if (getrandom(&own[0], own.size(), 0) != ssize_t(own.size())) own.clear();
+  }
+  if (!own.empty() && !replay::ShareIn(own, target, error)) return false;
   if (replay::Replay(log, target, nullptr, error, replay::Part::kBeforePinned)) return Drain(channel, error);
   *error = "the job's GPU objects cannot be made again on this server: " + *error;
   return false;

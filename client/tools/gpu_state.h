@@ -31,8 +31,10 @@ void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, u
 // Waits until the GPU is idle. Fails if the GPU has an error, or a stream capture is in progress.
 bool Drain(ClientChannel* channel, std::string* error);
 
-// What must be saved. Fails with the server's words if there is state that cannot be.
-bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, std::string* error);
+// What must be saved. Fails with the server's words if there is state that cannot be. `sessions`: of the same server,
+// that are saved together with this one; what it shares with any other cannot be saved.
+bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, std::string* error,
+                 const std::vector<uint64_t>& sessions = {});
 
 // The server's GPUs and driver, for the manifest.
 bool DescribeServer(ClientChannel* channel, ckptfmt::ImageInfo* info, std::string* error);
@@ -59,8 +61,9 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
                 const Continue& go_on, std::string* error);
 
 // Makes the objects of the log again, in their order, and compares the answers with those of the first time. What needs
-// the process's pinned memory is left to the process (replay::Part).
-bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error);
+// the process's pinned memory is left to the process (replay::Part). `scope`: of the sessions that are replayed
+// together (replay::ShareIn); empty: it is replayed alone.
+bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error, const std::string& scope = "");
 
 }  // namespace cuda_remote::client::tools
 

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "proto/api/replay_policy.gen.h"
+#include "proto/codec/operations.gen.h"
 #include "proto/driverabi/error_names.h"
 
 namespace cuda_remote::replay {
@@ -26,6 +27,34 @@ bool AnswerMatters(uint32_t call) {
       return false;
     default:
       return true;
+  }
+}
+
+// Opens what another session shares. A failure says what it waited for.
+bool OpensShared(uint32_t call) {
+  switch (call) {
+    case kCall_cuIpcOpenMemHandle_v2:
+    case kCall_cuIpcOpenEventHandle:
+    case kCall_cuMemImportFromShareableHandle:
+    case kCall_cuMemPoolImportFromShareableHandle:
+    case kCall_cuMemPoolImportPointer:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Makes a key for others to open something by.
+bool IsShared(uint32_t call) {
+  switch (call) {
+    case kCall_cuIpcGetMemHandle:
+    case kCall_cuIpcGetEventHandle:
+    case kCall_cuMemExportToShareableHandle:
+    case kCall_cuMemPoolExportToShareableHandle:
+    case kCall_cuMemPoolExportPointer:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -58,9 +87,17 @@ struct UnderWay {
   uint64_t payload_bytes;
 };
 
+std::string Printable(std::string text) {
+  for (char& c : text) {
+    if (c < ' ' || c > '~') c = '?';
+  }
+  return text;
+}
+
 bool Check(const Record& record, const ReplayTarget::Answer& answer, std::string* error) {
   if (answer.result != 0) {
     *error = "the new server cannot replay " + Describe(record) + ": " + driverabi::DescribeError(answer.result);
+    if (OpensShared(record.header.call) && !answer.message.empty()) *error += ": " + Printable(answer.message);
     return false;
   }
   if (!record.modifies && AnswerMatters(record.header.call) && answer.message != record.reply) {
@@ -75,9 +112,10 @@ bool IsOfGraphs(Kind kind) {
   return kind == Kind::kGraph || kind == Kind::kGraphNode || kind == Kind::kGraphExec || kind == Kind::kCapture;
 }
 
-// Texture and surface objects are numbers, which must come back. A driver gives them out from the lowest one on, and one
-// that was given back only when it likes (580 on an H200: not while there is work): in the order of the numbers, none is
-// needed that was given back before. Nothing is made from these objects, so all of them can wait for the last one.
+// Texture and surface objects are numbers, which must come back. A driver gives them out from the lowest one on, and
+// one that was given back only when it likes (580 on an H200: not while there is work): in the order of the numbers,
+// none is needed that was given back before. Nothing is made from these objects, so all of them can wait for the last
+// one.
 void OrderNumbers(std::vector<const Record*>* records) {
   const auto is_number = [](const Record* record) {
     return record->object.kind == Kind::kTexture || record->object.kind == Kind::kSurface;
@@ -112,6 +150,32 @@ std::vector<const Record*> RecordsOf(const Log& log, Part part) {
 }
 
 }  // namespace
+
+bool Shares(const Log& log) {
+  const std::vector<const Record*> records = log.InOrder();
+  return std::any_of(records.begin(), records.end(), [](const Record* record) {
+    return OpensShared(record->header.call) || IsShared(record->header.call);
+  });
+}
+
+bool ShareIn(std::string_view scope, ReplayTarget& target, std::string* error) {
+  wire::OpShareIn_Request request;
+  request.scope = scope;
+  std::string message;
+  request.Encode(&message);
+  FrameHeader header;
+  header.call = kOpShareIn;
+  const uint64_t ticket = target.Begin(header, message, {});
+  ReplayTarget::Answer answer;
+  std::string problem = "the connection has ended";
+  if (!ticket || !target.Finish(ticket, &answer, &problem)) {
+    *error = "the new server was lost before the replay: " + problem;
+    return false;
+  }
+  if (answer.result == 0) return true;
+  *error = "the new session cannot share with those of its job: " + driverabi::DescribeError(answer.result);
+  return false;
+}
 
 std::vector<std::string> NotReplayable(const Log& log) {
   std::vector<std::string> names;

@@ -41,12 +41,20 @@ class ReplayTarget {
 // Called now and then with the number of records done and in all.
 using ReplayProgress = std::function<void(uint64_t done, uint64_t total)>;
 
+// Sessions that are replayed together on one server share with each other alone, if each is given the same scope before
+// its replay: 16 random bytes, others for each restart and each move. Their replays have to run at the same time: one
+// that opens what another session shares waits until that one has replayed it.
+bool ShareIn(std::string_view scope, ReplayTarget& target, std::string* error);
+
+// Whether the log's process shares anything with others, or has opened what they share.
+bool Shares(const Log& log);
+
 // Names of the calls in the log that cannot be replayed, each once. Ask before a checkpoint starts, and before a
 // restart.
 std::vector<std::string> NotReplayable(const Log& log);
 
-// Pinned memory is the process's: it is shared with a new server only when the process is there again. If graphs copy such
-// memory, all of the log that has to do with graphs has to wait for that.
+// Pinned memory is the process's: it is shared with a new server only when the process is there again. If graphs copy
+// such memory, all of the log that has to do with graphs has to wait for that.
 enum class Part {
   kAll,
   kBeforePinned,  // all that needs no pinned memory

@@ -15,6 +15,7 @@ struct DeviceRange {
   int device = 0;
   uint64_t context = 0;  // virtual handle
   uint64_t owner = 0;    // symbol: its module or library; mapping: the physical memory
+  uint64_t offset = 0;   // mapping: in the physical memory
   uint64_t pool = 0;     // stream-ordered: the driver's pool that was asked for, if one was
   bool managed = false;  // kManaged, or a __managed__ variable: this process may touch it too
 };

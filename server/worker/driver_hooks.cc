@@ -268,6 +268,11 @@ bool PropsOfPool(CUmemoryPool pool, CUmemPoolProps* props) {
   return true;
 }
 
+uint64_t PhysicalBytes(CUmemGenericAllocationHandle handle) {
+  const auto it = g_physical.find(handle);
+  return it == g_physical.end() ? 0 : it->second;
+}
+
 void PhysicalMemoryReleased(CUmemGenericAllocationHandle handle) {
   const auto it = g_physical.find(handle);
   if (it == g_physical.end()) return;

@@ -29,6 +29,9 @@ void ForgetCapture(CUstream stream);
 // What a pool of cuMemPoolCreate was made with; false for other pools.
 bool PropsOfPool(CUmemoryPool pool, CUmemPoolProps* props);
 
+// How long physical memory from cuMemCreate is; 0 for what was imported.
+uint64_t PhysicalBytes(CUmemGenericAllocationHandle handle);
+
 // Physical memory from cuMemCreate has been released, an array (of the plain kind or mipmapped) is gone: they no longer
 // count.
 void PhysicalMemoryReleased(CUmemGenericAllocationHandle handle);

@@ -10,31 +10,36 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "replay/log/hash.h"
 #include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
 namespace {
 
-constexpr char kMagic[8] = {'C', 'R', 'I', 'P', 'C', '1', 0, 0};
+constexpr char kMagic[8] = {'C', 'R', 'I', 'P', 'C', '2', 0, 0};
 constexpr size_t kRandomBytes = 16;
 constexpr size_t kMaxConnections = 4096;
 // How long the other worker may take to answer. Its thread has nothing else to do.
 constexpr int kAnswerSeconds = 10;
+// How often one that is waited for is looked for.
+constexpr auto kAgain = std::chrono::milliseconds(2);
 
-// A key: magic, kind, zeros up to 16, socket, secret, zeros.
+// A key: magic, kind, zeros up to 16, home, secret, zeros.
 struct Key {
   char magic[8];
   uint8_t kind;
   char zero[7];
-  char socket[kRandomBytes];
+  char home[kRandomBytes];
   char secret[kRandomBytes];
   char reserved[16];
 };
 static_assert(sizeof(Key) == kIpcKeyBytes);
 
 struct Question {
+  char magic[8];
   char secret[kRandomBytes];
   char group[kRandomBytes];
+  IpcPeer peer;
   uint8_t kind;
 };
 
@@ -42,6 +47,7 @@ struct Reply {
   char magic[8];
   uint32_t found;
   uint32_t has_fd;
+  IpcPeer peer;
   IpcFacts facts;
 };
 
@@ -54,14 +60,7 @@ std::string RandomBytes() {
   return bytes;
 }
 
-// An abstract address: it is gone with the process, and needs no folder that both workers see.
-socklen_t SocketAddress(std::string_view id, sockaddr_un* address) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string name = "cuda-remote-ipc-";
-  for (const char c : id) {
-    name += kDigits[uint8_t(c) >> 4];
-    name += kDigits[uint8_t(c) & 15];
-  }
+socklen_t Abstract(const std::string& name, sockaddr_un* address) {
   *address = {};
   address->sun_family = AF_UNIX;
   memcpy(address->sun_path + 1, name.data(), name.size());
@@ -81,13 +80,34 @@ bool SameUser(int socket) {
   return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == geteuid();
 }
 
-std::string MakeKey(IpcKind kind, const std::string& socket, const std::string& secret) {
+std::string MakeKey(IpcKind kind, const std::string& home, const std::string& secret) {
   Key key{};
   memcpy(key.magic, kMagic, sizeof(kMagic));
   key.kind = uint8_t(kind);
-  memcpy(key.socket, socket.data(), kRandomBytes);
+  memcpy(key.home, home.data(), kRandomBytes);
   memcpy(key.secret, secret.data(), kRandomBytes);
   return std::string(reinterpret_cast<const char*>(&key), sizeof(key));
+}
+
+bool ReadKey(std::string_view bytes, IpcKind kind, std::string* home, std::string* secret) {
+  Key key;
+  if (bytes.size() != sizeof(key)) return false;
+  memcpy(&key, bytes.data(), sizeof(key));
+  if (memcmp(key.magic, kMagic, sizeof(kMagic)) != 0 || key.kind != uint8_t(kind)) return false;
+  home->assign(key.home, kRandomBytes);
+  secret->assign(key.secret, kRandomBytes);
+  return true;
+}
+
+// Whether the other end has let go.
+bool HasEnded(int connection) {
+  pollfd look{connection, POLLIN, 0};
+  return poll(&look, 1, 0) > 0;
+}
+
+void CloseIfOpen(int* fd) {
+  if (*fd >= 0) close(*fd);
+  *fd = -1;
 }
 
 bool SendReply(int socket, const Reply& reply, int fd) {
@@ -137,13 +157,24 @@ bool ReceiveReply(int socket, Reply* reply, int* fd) {
 
 }  // namespace
 
-Ipc::Ipc(std::string sharing_group) : group_([&] {
-        sharing_group.resize(kRandomBytes);
-        return std::move(sharing_group);
+std::string NameOf(const IpcPeer& peer) {
+  std::string program(peer.program.data(), strnlen(peer.program.data(), peer.program.size()));
+  for (char& c : program) {
+    if (c < ' ' || c > '~') c = '?';
+  }
+  return "process " + std::to_string(peer.pid) + " (" + (program.empty() ? "" : program + ", ") + "session " +
+         std::to_string(peer.session) + ")";
+}
+
+Ipc::Ipc(IpcSelf self)
+    : self_([&] {
+        self.group.resize(kRandomBytes);
+        return std::move(self);
       }()) {}
 
 Ipc::~Ipc() {
   if (thread_.joinable()) {
+    stop_ = true;
     const uint64_t one = 1;
     if (write(wake_, &one, sizeof(one)) < 0) spdlog::warn("cannot wake the sharing thread: {}", strerror(errno));
     thread_.join();
@@ -151,84 +182,110 @@ Ipc::~Ipc() {
   for (const auto& [secret, entry] : shared_) {
     if (entry.fd >= 0) close(entry.fd);
   }
-  for (const auto& [object, connection] : held_) close(connection);
-  for (const auto& [key, import] : imports_) close(import.connection);
-  if (listen_ >= 0) close(listen_);
+  for (const auto& [object, use] : held_) close(use.connection);
+  for (const auto& [key, import] : imports_) close(import.use.connection);
+  for (const auto& [connection, user] : users_) close(connection);
+  for (const auto& [home, fd] : listening_) close(fd);
   if (wake_ >= 0) close(wake_);
 }
 
-bool Ipc::StartUnlocked() {
-  if (listen_ >= 0) return true;
+bool Ipc::SetScope(std::string_view scope) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (used_ || scope.size() != kIpcScopeBytes) return false;
+  scope_ = scope;
+  return true;
+}
+
+std::string Ipc::SocketName(std::string group, std::string scope, std::string_view home) {
+  group.resize(kRandomBytes);
+  scope.resize(kIpcScopeBytes);
+  return "cuda-remote-ipc-" + replay::ToHex(replay::HashOf(group + scope + std::string(home)));
+}
+
+bool Ipc::ListenUnlocked(const std::string& home) {
+  if (listening_.count(home) != 0) return true;
   const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  wake_ = wake_ >= 0 ? wake_ : eventfd(0, EFD_CLOEXEC);
-  const std::string id = RandomBytes();
+  if (wake_ < 0) wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   sockaddr_un address;
-  const socklen_t length = SocketAddress(id, &address);
+  const socklen_t length = Abstract(SocketName(self_.group, scope_, home), &address);
   if (fd < 0 || wake_ < 0 || bind(fd, reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(fd, 64) != 0) {
     spdlog::error("cannot share with other sessions: {}", strerror(errno));
     if (fd >= 0) close(fd);
     return false;
   }
-  socket_id_ = id;
-  listen_ = fd;
-  thread_ = std::thread([this] { Serve(); });
-  return true;
+  listening_[home] = fd;
+  if (!thread_.joinable()) {
+    thread_ = std::thread([this] { Serve(); });
+    return true;
+  }
+  const uint64_t one = 1;
+  return write(wake_, &one, sizeof(one)) == sizeof(one);
 }
 
 void Ipc::Serve() {
-  struct Connection {
-    int fd;
-    bool answered;
-  };
-  std::vector<Connection> connections;
   std::vector<pollfd> polls;
   while (true) {
-    polls.assign({{wake_, POLLIN, 0}, {listen_, POLLIN, 0}});
-    for (const Connection& connection : connections) polls.push_back({connection.fd, POLLIN, 0});
-    if (poll(polls.data(), polls.size(), -1) < 0 && errno != EINTR) break;
-    if (polls[0].revents != 0) break;
-    for (size_t i = connections.size(); i-- > 0;) {
-      if (polls[i + 2].revents == 0) continue;
-      // After its answer a connection has nothing to say any more but its end.
-      if (!connections[i].answered && Answer(connections[i].fd)) {
-        connections[i].answered = true;
-        continue;
-      }
-      if (connections[i].answered) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        --users_;
-      }
-      close(connections[i].fd);
-      connections.erase(connections.begin() + ptrdiff_t(i));
+    size_t first_user = 0;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      polls.assign({{wake_, POLLIN, 0}});
+      for (const auto& [home, fd] : listening_) polls.push_back({fd, POLLIN, 0});
+      first_user = polls.size();
+      for (const auto& [connection, user] : users_) polls.push_back({connection, POLLIN, 0});
     }
-    if (polls[1].revents == 0) continue;
-    const int fd = accept4(listen_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0) continue;
-    if (connections.size() >= kMaxConnections || !SameUser(fd)) {
-      close(fd);
-      continue;
+    if (poll(polls.data(), polls.size(), -1) < 0 && errno != EINTR) return;
+    if (stop_) return;
+    uint64_t count;
+    if (polls[0].revents != 0 && read(wake_, &count, sizeof(count)) < 0 && errno != EAGAIN) return;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (size_t i = first_user; i < polls.size(); ++i) {
+        const auto it = polls[i].revents != 0 ? users_.find(polls[i].fd) : users_.end();
+        if (it == users_.end()) continue;
+        // After its answer a connection has nothing to say any more but its end.
+        if (it->second.secret.empty() && AnswerUnlocked(it->first, &it->second)) continue;
+        close(it->first);
+        users_.erase(it);
+      }
     }
-    connections.push_back({fd, false});
+    // New ones last: they may get the numbers of connections that were closed meanwhile.
+    for (size_t i = 1; i < first_user; ++i) {
+      if (polls[i].revents != 0) Accept(polls[i].fd);
+    }
   }
-  for (const Connection& connection : connections) close(connection.fd);
 }
 
-bool Ipc::Answer(int connection) {
+void Ipc::Accept(int listening) {
+  const int fd = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd < 0) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (users_.size() >= kMaxConnections || !SameUser(fd)) {
+    close(fd);
+    return;
+  }
+  users_[fd] = {};
+}
+
+bool Ipc::AnswerUnlocked(int connection, User* user) {
   Question question;
-  if (recv(connection, &question, sizeof(question), 0) != ssize_t(sizeof(question))) return false;
+  if (recv(connection, &question, sizeof(question), 0) != ssize_t(sizeof(question)) ||
+      memcmp(question.magic, kMagic, sizeof(kMagic)) != 0) {
+    return false;
+  }
   Reply reply{};
   memcpy(reply.magic, kMagic, sizeof(kMagic));
-  std::lock_guard<std::mutex> lock(mutex_);
   const auto it = shared_.find(std::string(question.secret, kRandomBytes));
-  if (it == shared_.end() || uint8_t(it->second.kind) != question.kind || !SameBytes(question.group, group_)) {
+  if (it == shared_.end() || uint8_t(it->second.kind) != question.kind || !SameBytes(question.group, self_.group)) {
     SendReply(connection, reply, -1);
     return false;
   }
   reply.found = 1;
   reply.facts = it->second.facts;
+  reply.peer = self_.peer;
   reply.has_fd = it->second.fd >= 0;
   if (!SendReply(connection, reply, it->second.fd)) return false;
-  ++users_;
+  user->secret = it->first;
+  user->peer = question.peer;
   return true;
 }
 
@@ -236,21 +293,54 @@ bool Ipc::Shared(IpcKind kind, uint64_t object, std::string* key) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto it = secrets_.find({int(kind), object});
   if (it == secrets_.end()) return false;
-  *key = MakeKey(kind, socket_id_, it->second);
+  *key = MakeKey(kind, homes_[it->second], it->second);
   return true;
 }
 
-bool Ipc::Share(IpcKind kind, uint64_t object, const IpcFacts& facts, int fd, std::string* key) {
+CUresult Ipc::Share(IpcKind kind, uint64_t object, const IpcFacts& facts, int fd, std::string* key) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!StartUnlocked()) {
-    if (fd >= 0) close(fd);
-    return false;
+  CUresult result = CUDA_SUCCESS;
+  std::string home, secret;
+  if (key->empty()) {
+    home = home_.empty() ? RandomBytes() : home_;
+    secret = RandomBytes();
+  } else if (!ReadKey(*key, kind, &home, &secret) || shared_.count(secret) != 0) {
+    result = CUDA_ERROR_INVALID_HANDLE;
   }
-  const std::string secret = RandomBytes();
+  used_ = true;
+  if (result == CUDA_SUCCESS && !ListenUnlocked(home)) result = CUDA_ERROR_OPERATING_SYSTEM;
+  if (result != CUDA_SUCCESS) {
+    CloseIfOpen(&fd);
+    return result;
+  }
+  if (home_.empty()) home_ = home;
   shared_[secret] = {kind, object, facts, fd};
   secrets_[{int(kind), object}] = secret;
-  *key = MakeKey(kind, socket_id_, secret);
-  return true;
+  homes_[secret] = home;
+  *key = MakeKey(kind, home, secret);
+  return CUDA_SUCCESS;
+}
+
+size_t Ipc::Users(uint64_t object) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  size_t count = 0;
+  for (const auto& [connection, user] : users_) {
+    const auto it = shared_.find(user.secret);
+    if (it != shared_.end() && it->second.object == object) ++count;
+  }
+  return count;
+}
+
+void Ipc::CloseUsersUnlocked(const std::string& secret) {
+  for (auto it = users_.begin(); it != users_.end();) {
+    if (it->second.secret != secret) {
+      ++it;
+      continue;
+    }
+    shutdown(it->first, SHUT_RDWR);  // the other thread may be waiting for it, which keeps it open
+    close(it->first);
+    it = users_.erase(it);
+  }
 }
 
 void Ipc::Forget(uint64_t object) {
@@ -261,61 +351,77 @@ void Ipc::Forget(uint64_t object) {
       if (it == secrets_.end()) continue;
       const auto entry = shared_.find(it->second);
       if (entry->second.fd >= 0) close(entry->second.fd);
+      CloseUsersUnlocked(it->second);
+      homes_.erase(it->second);
       shared_.erase(entry);
       secrets_.erase(it);
     }
   }
   const auto range = held_.equal_range(object);
-  for (auto it = range.first; it != range.second; ++it) close(it->second);
+  for (auto it = range.first; it != range.second; ++it) close(it->second.connection);
   held_.erase(range.first, range.second);
 }
 
-CUresult Ipc::Open(std::string_view bytes, IpcKind kind, bool other, IpcFacts* facts, int* fd, int* connection) {
-  Key key;
-  if (bytes.size() != sizeof(key)) return CUDA_ERROR_INVALID_HANDLE;
-  memcpy(&key, bytes.data(), sizeof(key));
-  if (memcmp(key.magic, kMagic, sizeof(kMagic)) != 0 || key.kind != uint8_t(kind)) return CUDA_ERROR_INVALID_HANDLE;
-  const std::string_view id(key.socket, kRandomBytes);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (other && id == socket_id_) return CUDA_ERROR_INVALID_CONTEXT;
-  }
-  const int peer = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+CUresult Ipc::Ask(const std::string& name, const std::string& secret, IpcKind kind, IpcFacts* facts, int* fd,
+                  IpcUse* use) {
+  int peer = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   if (peer < 0) return CUDA_ERROR_OPERATING_SYSTEM;
   const timeval limit{kAnswerSeconds, 0};
   setsockopt(peer, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   setsockopt(peer, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
   sockaddr_un address;
-  const socklen_t length = SocketAddress(id, &address);
+  const socklen_t length = Abstract(name, &address);
   // Nobody there: the sharing session has ended, or it is on another machine.
   if (connect(peer, reinterpret_cast<sockaddr*>(&address), length) != 0 || !SameUser(peer)) {
     close(peer);
     return CUDA_ERROR_INVALID_HANDLE;
   }
   Question question{};
-  memcpy(question.secret, key.secret, kRandomBytes);
-  memcpy(question.group, group_.data(), kRandomBytes);
-  question.kind = key.kind;
+  memcpy(question.magic, kMagic, sizeof(kMagic));
+  memcpy(question.secret, secret.data(), kRandomBytes);
+  memcpy(question.group, self_.group.data(), kRandomBytes);
+  question.peer = self_.peer;
+  question.kind = uint8_t(kind);
   Reply reply{};
+  CUresult result = CUDA_SUCCESS;
   if (send(peer, &question, sizeof(question), MSG_NOSIGNAL) != ssize_t(sizeof(question)) ||
       !ReceiveReply(peer, &reply, fd)) {
-    close(peer);
-    return CUDA_ERROR_OPERATING_SYSTEM;
+    result = CUDA_ERROR_OPERATING_SYSTEM;
+  } else if (reply.found == 0) {
+    result = CUDA_ERROR_INVALID_HANDLE;
   }
-  if (reply.found == 0) {
-    if (*fd >= 0) close(*fd);
-    *fd = -1;
+  if (result != CUDA_SUCCESS) {
+    CloseIfOpen(fd);
     close(peer);
-    return CUDA_ERROR_INVALID_HANDLE;
+    return result;
   }
   *facts = reply.facts;
-  *connection = peer;
+  use->connection = peer;
+  use->peer = reply.peer;
   return CUDA_SUCCESS;
 }
 
-void Ipc::Hold(uint64_t object, int connection) {
+CUresult Ipc::Open(std::string_view key, IpcKind kind, bool other, std::chrono::milliseconds patience, IpcFacts* facts,
+                   int* fd, IpcUse* use) {
+  std::string home, secret, name;
+  if (!ReadKey(key, kind, &home, &secret)) return CUDA_ERROR_INVALID_HANDLE;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (other && listening_.count(home) != 0) return CUDA_ERROR_INVALID_CONTEXT;
+    used_ = true;
+    name = SocketName(self_.group, scope_, home);
+  }
+  const auto end = std::chrono::steady_clock::now() + patience;
+  while (true) {
+    const CUresult result = Ask(name, secret, kind, facts, fd, use);
+    if (result != CUDA_ERROR_INVALID_HANDLE || std::chrono::steady_clock::now() >= end) return result;
+    std::this_thread::sleep_for(kAgain);
+  }
+}
+
+void Ipc::Hold(uint64_t object, const IpcUse& use) {
   std::lock_guard<std::mutex> lock(mutex_);
-  held_.emplace(object, connection);
+  held_.emplace(object, use);
 }
 
 bool Ipc::Holds(uint64_t object) {
@@ -323,9 +429,12 @@ bool Ipc::Holds(uint64_t object) {
   return held_.count(object) != 0;
 }
 
-void Ipc::Returned(uint64_t address, uint64_t bytes) {
+CUresult Ipc::LetGo(const DriverTable& driver, const IpcImport& import) {
+  const CUresult result = driver.cuMemUnmap(import.mapping, import.mapping_bytes);
+  close(import.use.connection);
   std::lock_guard<std::mutex> lock(mutex_);
-  returned_.emplace_back(address, bytes);
+  if (result == CUDA_SUCCESS) returned_.emplace_back(import.mapping, import.mapping_bytes);
+  return result;
 }
 
 std::vector<std::pair<uint64_t, uint64_t>> Ipc::TakeReturned() {
@@ -333,15 +442,30 @@ std::vector<std::pair<uint64_t, uint64_t>> Ipc::TakeReturned() {
   return std::exchange(returned_, {});
 }
 
-void Ipc::Refusals(std::vector<std::string>* refusals) {
+bool Ipc::IsAmong(const IpcPeer& peer, const std::set<uint64_t>& sessions) const {
+  return peer.server == self_.peer.server && (peer.session == self_.peer.session || sessions.count(peer.session) != 0);
+}
+
+void Ipc::Refusals(const std::set<uint64_t>& sessions, std::vector<std::string>* refusals) {
+  // By the sentence, how often it applies.
+  std::map<std::string, size_t> found;
   std::lock_guard<std::mutex> lock(mutex_);
-  const size_t opened = held_.size() + imports_.size();
-  if (opened != 0) {
-    refusals->push_back(std::to_string(opened) + " things of another process are open (cuIpcOpen*, cuMem*Import*)");
+  const auto look = [&](const IpcUse& use) {
+    if (HasEnded(use.connection)) {
+      ++found["what " + NameOf(use.peer) + " shared and has no more is still in use (cuIpcOpen*, cuMem*Import*)"];
+    } else if (!IsAmong(use.peer, sessions)) {
+      ++found["what " + NameOf(use.peer) +
+              ", which is not saved with it, shares is in use (cuIpcOpen*, cuMem*Import*)"];
+    }
+  };
+  for (const auto& [object, use] : held_) look(use);
+  for (const auto& [key, import] : imports_) look(import.use);
+  for (const auto& [connection, user] : users_) {
+    if (user.secret.empty() || IsAmong(user.peer, sessions)) continue;
+    ++found[NameOf(user.peer) + ", which is not saved with it, uses what it shares (cuIpcGet*, cuMem*Export*)"];
   }
-  if (users_ != 0) {
-    refusals->push_back("other processes have " + std::to_string(users_) +
-                        " things of this job open (cuIpcGet*, cuMem*Export*)");
+  for (const auto& [sentence, times] : found) {
+    refusals->push_back(sentence + (times == 1 ? "" : ", " + std::to_string(times) + " things"));
   }
 }
 

@@ -1,33 +1,47 @@
 // Sharing between the sessions of one server: memory, events and pools that one worker shows to another one.
 //
-// What is shared has a key of 64 bytes, which the application carries from one process to the other. It names the
-// worker that shares (an abstract Unix socket of its own) and a secret of 128 random bits. The other worker connects,
-// shows the secret, and gets a descriptor of the memory, or the driver's own handle of the event. It keeps the
-// connection for as long as it uses the thing, so the sharing worker always knows whether somebody does: then neither
-// side can be checkpointed, and Refusals says so before a checkpoint starts.
+// What is shared has a key of 64 bytes, which the application carries from one process to the other. It names a home (128
+// random bits, of the session that shares) and a secret (128 more, of the thing). Both stay what they are when the
+// session is replayed on another server: a key that the application has kept anywhere goes on opening what it opened.
 //
-// The socket answers processes of the same user only, from a thread of its own that is started with the first thing
-// shared. Of these it answers workers whose session belongs to the same owner: cr-server gives the sessions of each
-// owner a secret of their own, the sharing group, so that a key that leaked is of no use to anybody else.
-// Thread-safe but for Imports, which is the executor's.
+// The worker that shares listens at an abstract Unix socket, whose name is a hash of its home, its scope and its sharing
+// group. The other worker computes the same name, connects, shows the secret, and gets a descriptor of the memory, or the
+// driver's own handle of the event. It keeps the connection for as long as it uses the thing, and the sharing worker for
+// as long as it has it, so each knows of the other, and says who it is before a checkpoint (Refusals).
+//
+// - The scope keeps copies of a job apart that were restarted from one image: sessions that are replayed together get a
+//   random one (OpShareIn); it is empty for all others. It cannot be guessed, so nobody can take a name of a session
+//   that is about to be replayed.
+// - The sharing group is a secret that cr-server gives to all sessions of one owner. Sessions of other owners compute other
+//   names and show another group, so a key that leaked is of no use to them. The socket answers processes of the same
+//   user only.
+//
+// A thread answers at the sockets; it is started with the first thing shared. Thread-safe but for imports(), which is
+// the executor's.
 #ifndef CUDA_REMOTE_SERVER_WORKER_IPC_H_
 #define CUDA_REMOTE_SERVER_WORKER_IPC_H_
 
 #include <cuda.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "server/driver/driver_table.h"
+
 namespace cuda_remote::server {
 
 inline constexpr size_t kIpcKeyBytes = 64;
+inline constexpr size_t kIpcScopeBytes = 16;
 
 enum class IpcKind : uint8_t { kMemory = 1, kEvent = 2, kPhysical = 3, kPool = 4, kPoolMemory = 5 };
 
@@ -40,6 +54,26 @@ struct IpcFacts {
   std::array<char, 64> handle{};  // the driver's own, of an event
 };
 
+// A session that shares or opens. Session numbers are a server's own.
+struct IpcPeer {
+  uint64_t session = 0;
+  int32_t server = 0;  // PID of the cr-server, seen from outside of jobs
+  uint32_t pid = 0;    // of the client, as it knows itself
+  std::array<char, 48> program{};
+};
+
+// Who this worker is to others.
+struct IpcSelf {
+  std::string group;
+  IpcPeer peer;
+};
+
+// Something of another session that is in use here.
+struct IpcUse {
+  int connection = -1;  // ends when the other session has the thing no more
+  IpcPeer peer;
+};
+
 // Memory of another session that is mapped here.
 struct IpcImport {
   uint64_t address = 0;  // what the client has
@@ -47,44 +81,56 @@ struct IpcImport {
   uint64_t mapping_bytes = 0;
   uint64_t context = 0;  // virtual handle of the one that opened it
   uint32_t references = 0;
-  int connection = -1;
+  IpcUse use;
 };
 
 class Ipc {
  public:
-  explicit Ipc(std::string sharing_group);
+  explicit Ipc(IpcSelf self);
   ~Ipc();
   Ipc(const Ipc&) = delete;
   Ipc& operator=(const Ipc&) = delete;
+
+  // Before anything is shared or opened. False after that, or if it is no scope.
+  bool SetScope(std::string_view scope);
+
+  // The socket at which a home answers, without the first zero byte. Missing bytes of the group and the scope are zero.
+  static std::string SocketName(std::string group, std::string scope, std::string_view home);
 
   // --- Sharing
 
   // The key under which `object` (an address or a virtual handle) is shared as `kind` already; false if it is not.
   bool Shared(IpcKind kind, uint64_t object, std::string* key);
-  // Shares it. Takes `fd` (-1: none) over. False if there is no socket to be had.
-  bool Share(IpcKind kind, uint64_t object, const IpcFacts& facts, int fd, std::string* key);
+  // Shares it, under *key if that is not empty (a replay). Takes `fd` (-1: none) over. CUDA_ERROR_INVALID_HANDLE if *key is
+  // no key of this kind or in use; CUDA_ERROR_OPERATING_SYSTEM if there is no socket to be had.
+  CUresult Share(IpcKind kind, uint64_t object, const IpcFacts& facts, int fd, std::string* key);
+  // How many other sessions use it.
+  size_t Users(uint64_t object);
 
   // The object is gone: nobody else can open it, and what was open in its name here is let go.
   void Forget(uint64_t object);
 
   // --- Opening
 
-  // Asks the worker that shares. *fd (-1: none) and *connection are the caller's. CUDA_ERROR_INVALID_HANDLE if the key
-  // is no key of this kind, or nobody shares it any more; CUDA_ERROR_INVALID_CONTEXT if this worker itself does and
-  // `other` is set; CUDA_ERROR_OPERATING_SYSTEM if the answer does not come.
-  CUresult Open(std::string_view key, IpcKind kind, bool other, IpcFacts* facts, int* fd, int* connection);
+  // Asks the worker that shares. *fd (-1: none) and use->connection are the caller's. CUDA_ERROR_INVALID_HANDLE if the key
+  // is no key of this kind, or nobody shares it (any more); CUDA_ERROR_INVALID_CONTEXT if this worker itself does and
+  // `other` is set; CUDA_ERROR_OPERATING_SYSTEM if the answer does not come. Waits for `patience` until it is shared.
+  CUresult Open(std::string_view key, IpcKind kind, bool other, std::chrono::milliseconds patience, IpcFacts* facts,
+                int* fd, IpcUse* use);
   // Keeps the connection until Forget(object).
-  void Hold(uint64_t object, int connection);
+  void Hold(uint64_t object, const IpcUse& use);
   bool Holds(uint64_t object);
 
   // Memory by key, the executor's own.
   std::map<std::string, IpcImport>& imports() { return imports_; }
-  // Address ranges that a waiter has unmapped, for the executor to use again.
-  void Returned(uint64_t address, uint64_t bytes);
+  // Unmaps memory that is among them no more and that no work uses. Any thread.
+  CUresult LetGo(const DriverTable& driver, const IpcImport& import);
+  // Address ranges that LetGo has unmapped, for the executor to use again.
   std::vector<std::pair<uint64_t, uint64_t>> TakeReturned();
 
-  // Adds what keeps this session from being saved.
-  void Refusals(std::vector<std::string>* refusals);
+  // Adds what keeps this session from being saved together with `sessions` of the same server: what it shares with
+  // others, and what it uses and nobody has any more.
+  void Refusals(const std::set<uint64_t>& sessions, std::vector<std::string>* refusals);
 
  private:
   struct Entry {
@@ -93,25 +139,41 @@ class Ipc {
     IpcFacts facts;
     int fd;
   };
+  struct User {
+    std::string secret;  // what it uses; empty: it has not asked yet
+    IpcPeer peer;
+  };
 
-  bool StartUnlocked();
+  // Makes the socket of a home, and the thread.
+  bool ListenUnlocked(const std::string& home);
   void Serve();
+  void Accept(int listening);
   // Answers one request on a connection; false: close it.
-  bool Answer(int connection);
+  bool AnswerUnlocked(int connection, User* user);
+  void CloseUsersUnlocked(const std::string& secret);
+  bool IsAmong(const IpcPeer& peer, const std::set<uint64_t>& sessions) const;
+  CUresult Ask(const std::string& name, const std::string& secret, IpcKind kind, IpcFacts* facts, int* fd, IpcUse* use);
 
-  const std::string group_;
+  const IpcSelf self_;
   std::mutex mutex_;
+  std::string scope_;                                        // empty: that of sessions that were never replayed
+  bool used_ = false;                                        // the scope stays what it is
   std::map<std::string, Entry> shared_;                      // by secret
   std::map<std::pair<int, uint64_t>, std::string> secrets_;  // by kind and object
-  std::multimap<uint64_t, int> held_;                        // connections by object
+  std::map<std::string, std::string> homes_;                 // by secret
+  std::multimap<uint64_t, IpcUse> held_;                     // by object
   std::vector<std::pair<uint64_t, uint64_t>> returned_;
-  std::string socket_id_;  // 16 random bytes
-  int listen_ = -1;
+  std::string home_;                        // of what is shared next; empty: none yet
+  std::map<std::string, int> listening_;    // by home
+  std::map<int, User> users_;               // by connection
   int wake_ = -1;
-  size_t users_ = 0;  // connections of other workers that use something of this one
+  std::atomic<bool> stop_{false};
   std::thread thread_;
   std::map<std::string, IpcImport> imports_;
 };
+
+// "process 123 (python, session 4)".
+std::string NameOf(const IpcPeer& peer);
 
 }  // namespace cuda_remote::server
 

@@ -1,19 +1,22 @@
 // Two workers that share memory, and clients that want what is not theirs: wrong keys, keys of another kind, closing
-// and freeing what they do not own, and strangers at the sharing worker's socket.
+// and freeing what they do not own, and strangers at the sharing worker's socket. Then the same sessions replayed on
+// other workers, and what a checkpoint is told of sharing.
 
 #include "server/worker/ipc.h"
 
 #include <cuda.h>
 #include <gtest/gtest.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstddef>
+#include <cstdlib>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "server/worker/testing/client.h"
@@ -25,23 +28,51 @@ namespace {
 constexpr char kDriver[] = "server/softgpu/libsoftgpu.so";
 constexpr size_t kBytes = 3 << 20;
 // Where a key has what (server/worker/ipc.cc).
-constexpr size_t kKindAt = 8, kSocketAt = 16, kSecretAt = 32;
+constexpr size_t kKindAt = 8, kHomeAt = 16, kSecretAt = 32;
+const std::string kScope(kIpcScopeBytes, 'r');
 
 struct Side {
-  explicit Side(const std::string& group = "")
-      : worker({WorkerPath(), "--driver", kDriver, "--log-level", "off"}), client(worker.Connect(nullptr, group)) {
+  explicit Side(uint64_t session, const std::string& group = "")
+      : worker({WorkerPath(), "--driver", kDriver, "--log-level", "off"}),
+        client(worker.Connect(nullptr, group, session)) {
     client.OpenContext();
   }
 
-  std::string Share(uint64_t address) {
+  // As cr-restart does: from here on requests are replayed ones.
+  void Replay(const std::string& scope) {
+    EXPECT_EQ(ShareIn(scope), CUDA_SUCCESS);
+    client.flags = kFlagReplay;
+  }
+  CUresult ShareIn(const std::string& scope) {
+    wire::OpShareIn_Request in;
+    in.scope = scope;
+    return client.Call(kOpShareIn, in);
+  }
+  wire::OpRegions_Reply Regions(const std::vector<uint64_t>& sessions, bool replayed = false) {
+    wire::OpRegions_Request in;
+    in.sessions = sessions;
+    in.replayed = replayed;
+    EXPECT_EQ(client.Call(kOpRegions, in), CUDA_SUCCESS);
+    return client.Decode<wire::OpRegions_Reply>();
+  }
+  std::string Refusals(const std::vector<uint64_t>& sessions, bool replayed = false) {
+    std::string all;
+    for (const std::string_view refusal : Regions(sessions, replayed).refusals) all += std::string(refusal) + "\n";
+    return all;
+  }
+
+  // `key`: of a replay.
+  std::string Share(uint64_t address, const std::string& key = "") {
     wire::cuIpcGetMemHandle_Request in;
     in.address = address;
+    in.key = key;
     last = client.Call(kCall_cuIpcGetMemHandle, in);
     return last == CUDA_SUCCESS ? std::string(client.Decode<wire::cuIpcGetMemHandle_Reply>().key) : std::string();
   }
-  uint64_t Open(const std::string& key) {
+  uint64_t Open(const std::string& key, uint64_t at = 0) {
     wire::cuIpcOpenMemHandle_v2_Request in;
     in.key = key;
+    in.at = at;
     in.flags = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
     last = client.Call(kCall_cuIpcOpenMemHandle_v2, in);
     return last == CUDA_SUCCESS ? client.Decode<wire::cuIpcOpenMemHandle_v2_Reply>().address : 0;
@@ -59,9 +90,10 @@ struct Side {
 
 class IpcTest : public testing::Test {
  protected:
-  IpcTest() : owner(), user() {
+  IpcTest() : owner(1), user(2) {
     memory = owner.client.Allocate(kBytes);
     EXPECT_EQ(owner.client.Write(memory, std::string(kBytes, 'a')), CUDA_SUCCESS);
+    EXPECT_EQ(owner.client.Synchronize(), CUDA_SUCCESS);
     key = owner.Share(memory);
   }
 
@@ -95,13 +127,13 @@ TEST_F(IpcTest, TheOwnerEndsIt) {
   ASSERT_EQ(owner.client.Free(memory), CUDA_SUCCESS);
   // Who has it open keeps it; nobody else gets it.
   EXPECT_EQ(user.client.Read(seen, 4), "aaaa");
-  Side third;
+  Side third(3);
   EXPECT_EQ(third.Open(key), 0u);
   EXPECT_EQ(third.last, CUDA_ERROR_INVALID_HANDLE);
 }
 
 TEST_F(IpcTest, OnlyTheKeyOpens) {
-  for (const size_t at : {size_t(0), kKindAt, kSocketAt, kSecretAt, kSecretAt + 15}) {
+  for (const size_t at : {size_t(0), kKindAt, kHomeAt, kSecretAt, kSecretAt + 15}) {
     std::string wrong = key;
     wrong[at] ^= 4;
     EXPECT_EQ(user.Open(wrong), 0u);
@@ -119,7 +151,7 @@ TEST_F(IpcTest, OnlyTheKeyOpens) {
 
 // A key that leaked is of no use to a session of another owner, whichever of the two has a group.
 TEST_F(IpcTest, OtherOwnersCannotOpen) {
-  Side stranger(std::string(16, 's'));
+  Side stranger(3, std::string(16, 's'));
   EXPECT_EQ(stranger.Open(key), 0u);
   EXPECT_EQ(stranger.last, CUDA_ERROR_INVALID_HANDLE);
   const uint64_t secret = stranger.client.Allocate(kBytes);
@@ -127,9 +159,9 @@ TEST_F(IpcTest, OtherOwnersCannotOpen) {
   ASSERT_EQ(strangers_key.size(), kIpcKeyBytes);
   EXPECT_EQ(user.Open(strangers_key), 0u);
   EXPECT_EQ(user.last, CUDA_ERROR_INVALID_HANDLE);
-  Side other(std::string(15, 's') + 't');
+  Side other(4, std::string(15, 's') + 't');
   EXPECT_EQ(other.Open(strangers_key), 0u);
-  Side same(std::string(16, 's'));
+  Side same(5, std::string(16, 's'));
   EXPECT_NE(same.Open(strangers_key), 0u);
   EXPECT_NE(user.Open(key), 0u);
 }
@@ -174,12 +206,7 @@ TEST_F(IpcTest, OpeningIsNotOwning) {
 }
 
 int Connect(const std::string& key) {
-  std::string name = "cuda-remote-ipc-";
-  for (size_t i = kSocketAt; i < kSecretAt; ++i) {
-    char digits[3];
-    snprintf(digits, sizeof(digits), "%02x", (unsigned char)(key[i]));
-    name += digits;
-  }
+  const std::string name = Ipc::SocketName("", "", key.substr(kHomeAt, kSecretAt - kHomeAt));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   memcpy(address.sun_path + 1, name.data(), name.size());
@@ -206,6 +233,178 @@ TEST_F(IpcTest, StrangersAtTheSocket) {
   EXPECT_EQ(user.client.Read(seen, 4), "aaaa");
   for (const int fd : strangers) close(fd);
   EXPECT_EQ(owner.client.Read(memory, 4), "aaaa");
+}
+
+// The application keeps its keys and addresses; the sessions are new, and the old ones are still there.
+TEST_F(IpcTest, ReplayedUnderTheSameKeys) {
+  const uint64_t seen = user.Open(key);
+  ASSERT_NE(seen, 0u);
+  EXPECT_EQ(user.Open(key), seen);
+  const uint64_t late = owner.client.Allocate(4096);  // small: one of several in its page
+  const std::string late_key = owner.Share(late);
+  ASSERT_EQ(user.client.Write(seen, std::string(kBytes, 'b')), CUDA_SUCCESS);
+  ASSERT_EQ(user.client.Synchronize(), CUDA_SUCCESS);
+
+  Side new_user(3), new_owner(4);
+  new_user.Replay(kScope);
+  new_owner.Replay(kScope);
+  // The user's replay comes first, and waits.
+  uint64_t seen_again = 0;
+  std::thread replay([&] { seen_again = new_user.Open(key, seen); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(new_owner.client.Allocate(kBytes, memory), memory);
+  EXPECT_EQ(new_owner.Share(memory, key), key);
+  replay.join();
+  EXPECT_EQ(seen_again, seen);
+  EXPECT_EQ(new_user.client.Decode<wire::cuIpcOpenMemHandle_v2_Reply>().opened, 1u);
+  EXPECT_EQ(new_user.Open(key, seen), seen);
+  EXPECT_EQ(new_user.client.Decode<wire::cuIpcOpenMemHandle_v2_Reply>().opened, 2u);
+  EXPECT_EQ(new_owner.client.Allocate(4096, late), late);
+  EXPECT_EQ(new_owner.Share(late, late_key), late_key);
+  new_user.client.flags = new_owner.client.flags = 0;
+
+  ASSERT_EQ(new_owner.client.Write(memory, std::string(kBytes, 'n')), CUDA_SUCCESS);
+  ASSERT_EQ(new_owner.client.Write(late, std::string(4096, 'l')), CUDA_SUCCESS);
+  ASSERT_EQ(new_owner.client.Synchronize(), CUDA_SUCCESS);
+  EXPECT_TRUE(new_user.client.Read(seen, kBytes) == std::string(kBytes, 'n'));
+  EXPECT_TRUE(user.client.Read(seen, kBytes) == std::string(kBytes, 'b'));
+  // A key that nobody had opened before.
+  const uint64_t late_seen = new_user.Open(late_key);
+  ASSERT_NE(late_seen, 0u);
+  EXPECT_EQ(new_user.client.Read(late_seen, 4), "llll");
+  // Sharing goes on: the same key once more, and another one.
+  EXPECT_EQ(new_owner.Share(memory), key);
+  const uint64_t more = new_owner.client.Allocate(kBytes);
+  EXPECT_NE(new_user.Open(new_owner.Share(more)), 0u);
+  // It was open twice.
+  EXPECT_EQ(new_user.Close(seen), CUDA_SUCCESS);
+  EXPECT_EQ(new_user.client.Read(seen, 4), "nnnn");
+  EXPECT_EQ(new_user.Close(seen), CUDA_SUCCESS);
+  EXPECT_EQ(new_user.client.Read(seen, 4), "");
+}
+
+// Two restarts of one image, and the job that goes on, all on one server.
+TEST_F(IpcTest, CopiesDoNotMeet) {
+  const uint64_t seen = user.Open(key);
+  ASSERT_NE(seen, 0u);
+  Side owners[2] = {Side(3), Side(4)}, users[2] = {Side(5), Side(6)};
+  for (int i = 0; i < 2; ++i) {
+    const std::string scope(kIpcScopeBytes, char('0' + i));
+    owners[i].Replay(scope);
+    users[i].Replay(scope);
+    ASSERT_EQ(owners[i].client.Allocate(kBytes, memory), memory);
+    ASSERT_EQ(owners[i].Share(memory, key), key);
+    ASSERT_EQ(users[i].Open(key, seen), seen);
+    ASSERT_EQ(owners[i].client.Write(memory, std::string(kBytes, char('0' + i))), CUDA_SUCCESS);
+    ASSERT_EQ(owners[i].client.Synchronize(), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(users[0].client.Read(seen, 4), "0000");
+  EXPECT_EQ(users[1].client.Read(seen, 4), "1111");
+  EXPECT_EQ(user.client.Read(seen, 4), "aaaa");
+  // Nor does one find what only the other has.
+  ASSERT_EQ(owners[0].client.Free(memory), CUDA_SUCCESS);
+  Side joined(7);
+  EXPECT_EQ(joined.ShareIn(std::string(kIpcScopeBytes, '0')), CUDA_SUCCESS);
+  EXPECT_EQ(joined.Open(key), 0u);
+  EXPECT_EQ(joined.last, CUDA_ERROR_INVALID_HANDLE);
+}
+
+TEST_F(IpcTest, AReplayDoesNotWaitForEver) {
+  const uint64_t seen = user.Open(key);
+  setenv("CUDA_REMOTE_SHARING_PATIENCE", "1", 1);
+  Side alone(3);
+  unsetenv("CUDA_REMOTE_SHARING_PATIENCE");
+  alone.Replay(kScope);
+  EXPECT_EQ(alone.Open(key, seen), 0u);
+  EXPECT_EQ(alone.last, CUDA_ERROR_TIMEOUT);
+  EXPECT_NE(alone.client.reply.message.find("waited 1 s for the session that shared this memory"), std::string::npos)
+      << alone.client.reply.message;
+}
+
+// Sessions of another owner that have come by a key, before its session is replayed and after.
+TEST_F(IpcTest, OtherOwnersCannotTakeAHome) {
+  const std::string theirs(16, 's');
+  Side stranger(3, theirs);
+  stranger.Replay(kScope);  // even if they knew the scope
+  const uint64_t trap = stranger.client.Allocate(kBytes);
+  EXPECT_EQ(stranger.Share(trap, key), key);
+  Side new_owner(4), new_user(5);
+  new_owner.Replay(kScope);
+  new_user.Replay(kScope);
+  ASSERT_EQ(new_owner.client.Allocate(kBytes, memory), memory);
+  ASSERT_EQ(new_owner.Share(memory, key), key);
+  ASSERT_EQ(new_owner.client.Write(memory, std::string(kBytes, 'n')), CUDA_SUCCESS);
+  ASSERT_EQ(new_owner.client.Synchronize(), CUDA_SUCCESS);
+  const uint64_t seen = new_user.Open(key);
+  ASSERT_NE(seen, 0u);
+  EXPECT_EQ(new_user.client.Read(seen, 4), "nnnn");
+  Side other(6, theirs);
+  EXPECT_EQ(other.ShareIn(kScope), CUDA_SUCCESS);
+  const uint64_t found = other.Open(key);
+  ASSERT_NE(found, 0u);  // the trap, which is their own
+  EXPECT_NE(other.client.Read(found, 4), "nnnn");
+}
+
+// What a client may write into a replay's requests.
+TEST_F(IpcTest, OddReplays) {
+  EXPECT_EQ(owner.ShareIn(kScope), CUDA_ERROR_ILLEGAL_STATE);  // it has shared
+  Side side(3);
+  for (const size_t bytes : {0, 1, 15, 17, 4096}) {
+    EXPECT_EQ(side.ShareIn(std::string(bytes, 's')), CUDA_ERROR_ILLEGAL_STATE) << bytes;
+  }
+  side.Replay(kScope);
+  const uint64_t first = side.client.Allocate(kBytes), second = side.client.Allocate(kBytes);
+  for (const std::string& wrong : {key.substr(1), key + 'x', std::string(kIpcKeyBytes, 'k')}) {
+    EXPECT_EQ(side.Share(first, wrong), "");
+    EXPECT_EQ(side.last, CUDA_ERROR_INVALID_HANDLE);
+  }
+  std::string event_key = key;
+  event_key[kKindAt] = char(IpcKind::kEvent);
+  EXPECT_EQ(side.Share(first, event_key), "");
+  EXPECT_EQ(side.Share(first, key), key);
+  EXPECT_EQ(side.Share(second, key), "");  // one key for two things
+  EXPECT_EQ(side.last, CUDA_ERROR_INVALID_HANDLE);
+  // Another session answers for that home already.
+  Side twin(4);
+  twin.Replay(kScope);
+  const uint64_t third = twin.client.Allocate(kBytes);
+  EXPECT_EQ(twin.Share(third, key), "");
+  EXPECT_EQ(twin.last, CUDA_ERROR_OPERATING_SYSTEM);
+  // Addresses where shared memory cannot be.
+  Side reader(5);
+  reader.Replay(kScope);
+  for (const uint64_t at : {uint64_t(1), uint64_t(4096), memory, ~uint64_t(0), uint64_t(1) << 63}) {
+    EXPECT_EQ(reader.Open(key, at), 0u) << at;
+    EXPECT_NE(reader.last, CUDA_SUCCESS) << at;
+  }
+  EXPECT_EQ(reader.client.status, ChannelStatus::kOk);
+  EXPECT_EQ(side.client.status, ChannelStatus::kOk);
+}
+
+TEST_F(IpcTest, ACheckpointCoversAllOrNone) {
+  const uint64_t seen = user.Open(key);
+  ASSERT_NE(seen, 0u);
+  // Alone, each names the other; together, nothing stands in the way. The memory is the owner's to save.
+  EXPECT_NE(owner.Refusals({}).find("process 1002 (program2, session 2), which is not saved with it, uses"),
+            std::string::npos)
+      << owner.Refusals({});
+  EXPECT_NE(user.Refusals({2}).find("process 1001 (program1, session 1), which is not saved with it, shares"),
+            std::string::npos)
+      << user.Refusals({2});
+  EXPECT_EQ(owner.Refusals({1, 2}), "");
+  EXPECT_EQ(user.Refusals({1, 2}), "");
+  EXPECT_EQ(user.Refusals({}, true), "");
+  ASSERT_EQ(owner.Regions({1, 2}).regions.size(), 1u);
+  EXPECT_EQ(owner.Regions({1, 2}).regions[0].address, memory);
+  EXPECT_TRUE(user.Regions({1, 2}).regions.empty());
+  // Nobody has it but the user.
+  ASSERT_EQ(owner.client.Free(memory), CUDA_SUCCESS);
+  EXPECT_NE(user.Refusals({1, 2}).find("what process 1001 (program1, session 1) shared and has no more"),
+            std::string::npos)
+      << user.Refusals({1, 2});
+  EXPECT_EQ(owner.Refusals({}), "");
+  ASSERT_EQ(user.Close(seen), CUDA_SUCCESS);
+  EXPECT_EQ(user.Refusals({}), "");
 }
 
 }  // namespace

@@ -334,7 +334,12 @@ int Serve(const Options& options, char** argv) {
   parts.staging = warm.staging.get();
   parts.warm_gpu = kWarmGpu;
   parts.warm_context = warm.context;
-  parts.sharing_group = assign.sharing_group;
+  parts.sharing.group = assign.sharing_group;
+  parts.sharing.peer.session = assign.session;
+  parts.sharing.peer.server = getppid();
+  parts.sharing.peer.pid = assign.hello.pid;
+  const std::string program = assign.hello.program.substr(assign.hello.program.rfind('/') + 1);
+  program.copy(parts.sharing.peer.program.data(), parts.sharing.peer.program.size());
   WorkerSession session(parts);
   Executor executor(&session, pchannel);
   std::thread([&] {

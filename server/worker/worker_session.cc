@@ -42,7 +42,7 @@ WorkerSession::WorkerSession(const Parts& parts)
           })),
       managed_memory_(parts.driver->table),
       heaps_(table_, parts.staging),
-      ipc_(parts.sharing_group),
+      ipc_(parts.sharing),
       spin_limit_(SpinLimit()),
       host_functions_([this](uint64_t id, uint64_t turn, CUresult status) {
         wire::OpHostFunc_Request event;
@@ -449,6 +449,15 @@ ContextRemains WorkerSession::ForgetContext(uint64_t handle) {
     ipc_.Forget(address);
   }
   for (const uint64_t address : symbols) ranges_.Erase(address);
+  for (auto it = ipc_.imports().begin(); it != ipc_.imports().end();) {
+    if (it->second.context != handle) {
+      ++it;
+      continue;
+    }
+    ranges_.Erase(it->second.address);
+    remains.imports.push_back(it->second);
+    it = ipc_.imports().erase(it);
+  }
   const ContextInfo* const context = FindContext(handle);
   const ContextRef dead = context != nullptr ? context->ref : ContextRef();
   code_pads_.erase(std::remove_if(code_pads_.begin(), code_pads_.end(),

@@ -61,6 +61,7 @@ struct ContextInfo {
 // What a context leaves that may be in use until it is idle.
 struct ContextRemains {
   std::vector<uint64_t> memory;             // of the arena
+  std::vector<IpcImport> imports;           // memory of other sessions
   std::vector<std::shared_ptr<char>> lent;  // sources of copies
 };
 
@@ -121,7 +122,7 @@ class WorkerSession : public Session {
     // A primary context that was retained ahead of need; the client's first retain takes it over.
     int warm_gpu = -1;
     CUcontext warm_context = nullptr;
-    std::string sharing_group;  // as in WorkerAssign
+    IpcSelf sharing;  // who this session is to those that it shares with
   };
   explicit WorkerSession(const Parts& parts);
   ~WorkerSession() override;

@@ -1,8 +1,8 @@
 // Ranks, one process each, that share memory by descriptors: physical memory (cuMemCreate) and memory pools, whose
-// descriptors go to a neighbour over a Unix socket. Owner and neighbour write the memory in turn, and both compare it with a
-// reference. One descriptor is on its way in its socket for half of the run, another one is kept open and imported only
-// then. The owner has released its handles by that time, while its mappings stay. The neighbour maps one import at two
-// addresses, unmaps it and maps it again.
+// descriptors go to a neighbour over a Unix socket. Owner and neighbour write the memory in turn, and both compare it
+// with a reference. One descriptor is on its way in its socket for half of the run, another one is kept open and
+// imported only then. The owner has released its handles by that time, while its mappings stay. The neighbour maps one
+// import at two addresses, unmaps it and maps it again.
 //
 //   ipc_memory [--steps N] [--size N] [--ranks N (3)]
 //
@@ -212,7 +212,8 @@ void Run(const app::Options& options, int count, int rank, int (*sockets)[2], Bo
     CUDA_CHECK(cudaMemcpy(host.data(), memory.words(), n * sizeof(unsigned), cudaMemcpyDeviceToHost));
     APP_CHECK(!memcmp(host.data(), model.front.data(), n * sizeof(unsigned)));
     digest->Add(host.data(), n * sizeof(unsigned));
-    CUDA_CHECK(cudaMemcpy(host.data(), memory.words() + memory.count() - n, n * sizeof(unsigned), cudaMemcpyDeviceToHost));
+    CUDA_CHECK(
+        cudaMemcpy(host.data(), memory.words() + memory.count() - n, n * sizeof(unsigned), cudaMemcpyDeviceToHost));
     for (int i = 0; i < n; ++i) APP_CHECK(host[n - 1 - i] == model.back[i]);
   };
 

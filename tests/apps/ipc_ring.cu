@@ -1,8 +1,8 @@
-// Ranks, one process each, in a ring: each computes on its state and puts the result into the next rank's inbox, which it
-// has opened with cudaIpcOpenMemHandle, by a kernel or by a copy. Only events of the other processes order the work on the
-// GPUs; the host's barriers order the calls alone. Every step is compared with a reference that each rank computes of
-// the whole ring. Half way through, each rank opens a buffer whose key it has had since the start, and from time to time it
-// closes the inbox and opens it again.
+// Ranks, one process each, in a ring: each computes on its state and puts the result into the next rank's inbox, which
+// it has opened with cudaIpcOpenMemHandle, by a kernel or by a copy. Only events of the other processes order the work
+// on the GPUs; the host's barriers order the calls alone. Every step is compared with a reference that each rank
+// computes of the whole ring. Half way through, each rank opens a buffer whose key it has had since the start, and from
+// time to time it closes the inbox and opens it again.
 //
 //   ipc_ring [--steps N] [--size N] [--ranks N (4)]
 #include <vector>

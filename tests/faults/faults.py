@@ -923,7 +923,8 @@ def sharing(context):
     importer = lab.job("importer", command("import"), server.unix)
     exporter.wait_paused(2, 60)
     for job in (exporter, importer):
-        must_fail(lab.start(harness.Process(lab, f"refused-{job.name}", move(job))), mention="things of .*open")
+        refused = lab.start(harness.Process(lab, f"refused-{job.name}", move(job)))
+        must_fail(refused, mention=r"process [0-9]+ \(sharer, session [0-9]+\), which is not saved with it")
     exporter.go(2)
     exporter.wait_paused(4, 60)
     lab.run("move", move(exporter))

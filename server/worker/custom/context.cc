@@ -24,12 +24,14 @@ void EndContext(WorkerSession& worker, ReplyBuilder* reply, ContextRef context, 
                 std::function<CUresult()> end) {
   const DriverTable* const driver = &worker.driver();
   DeviceArena* const arena = &worker.arena();
+  Ipc* const ipc = &worker.ipc();
   worker.DeferIn(context, reply, [=, remains = std::move(remains), end = std::move(end)](Answer*) {
     driver->cuCtxSynchronize();  // a context that is stuck with an error is destroyed all the same
     const CUresult result = end();
     ForgetCurrent();
     driver->cuCtxSetCurrent(nullptr);
     for (const uint64_t address : remains.memory) arena->Free(address);
+    for (const IpcImport& import : remains.imports) ipc->LetGo(*driver, import);
     return result;
   });
 }

@@ -4,10 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
 #include "proto/codec/memory.gen.h"
+#include "proto/codec/operations.gen.h"
 #include "proto/codec/pool.gen.h"
 #include "proto/codec/virtual.gen.h"
 #include "server/dispatch/custom.gen.h"
@@ -33,8 +36,38 @@ int FindDevice(const WorkerSession& worker, const IpcFacts& facts) {
   return -1;
 }
 
+// How long a replay waits for what another session has to replay first: its modules may be large.
+constexpr int kPatienceSeconds = 300;
+
+// None in the first run: there the other session has shared by the time that its key is here.
+std::chrono::milliseconds PatienceOf(const Request& request) {
+  if (!request.replay()) return std::chrono::milliseconds(0);
+  const char* const seconds = std::getenv("CUDA_REMOTE_SHARING_PATIENCE");
+  return std::chrono::seconds(seconds != nullptr ? std::atoi(seconds) : kPatienceSeconds);
+}
+
+// What a replay says about opening in vain.
+CUresult NotOpened(const Request& request, const char* what, CUresult result, ReplyBuilder* reply) {
+  if (result == CUDA_SUCCESS || !request.replay()) return result;
+  const auto waited = std::chrono::duration_cast<std::chrono::seconds>(PatienceOf(request)).count();
+  if (result == CUDA_ERROR_INVALID_HANDLE) {
+    reply->message = std::string("waited ") + std::to_string(waited) + " s for the session that shared this " + what +
+                     "; no session that is replayed on this server with this one has shared it";
+    return CUDA_ERROR_TIMEOUT;
+  }
+  if (result == CUDA_ERROR_OPERATING_SYSTEM) {
+    reply->message = std::string("the session that shares this ") + what + " does not answer";
+  }
+  return result;
+}
+
+// A replay keeps the key.
+std::string KeyFor(const Request& request, std::string_view key) {
+  return request.replay() ? std::string(key) : std::string();
+}
+
 // The key of an allocation of the arena. The whole of what lies behind it is shown, as natively: small ones have
-// neighbours.
+// neighbours. *key: KeyFor.
 CUresult ShareAllocation(WorkerSession& worker, IpcKind kind, uint64_t address, std::string* key) {
   // The driver natively takes any address in an allocation and shows all of it.
   auto it = worker.ranges().all().upper_bound(address);
@@ -58,20 +91,27 @@ CUresult ShareAllocation(WorkerSession& worker, IpcKind kind, uint64_t address, 
   result = driver.cuMemExportToShareableHandle(&fd, physical, kDescriptor, 0);
   driver.cuMemRelease(physical);
   if (result != CUDA_SUCCESS) return result;
-  return worker.ipc().Share(kind, it->first, facts, fd, key) ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+  return worker.ipc().Share(kind, it->first, facts, fd, key);
 }
 
-CUresult ReserveAnywhere(WorkerSession& worker, uint64_t bytes, CUdeviceptr* address) {
+// At `at` if that is not 0.
+CUresult Reserve(WorkerSession& worker, uint64_t bytes, uint64_t at, CUdeviceptr* address) {
   AddressSpace* const space = worker.ReservationSpace();
   if (space == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   for (const auto& [start, size] : worker.ipc().TakeReturned()) space->Give(start, size);
+  if (at != 0) {
+    *address = at;
+    return space->TakeAt(at, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  }
   *address = space->Take(bytes, 0);
   return *address != 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// Maps memory of another session. Takes neither `fd` nor a connection over.
-CUresult MapShared(WorkerSession& worker, const IpcFacts& facts, int fd, IpcImport* import, int* device) {
-  if (fd < 0 || facts.bytes == 0 || facts.mapping_bytes == 0 || facts.mapping_bytes > kReservationBytes ||
+// Maps memory of another session, so that the allocation is at `at` if that is not 0. Takes neither `fd` nor a
+// connection over.
+CUresult MapShared(WorkerSession& worker, const IpcFacts& facts, int fd, uint64_t at, IpcImport* import, int* device) {
+  if ((at != 0 && (at < facts.offset || (at - facts.offset) % DeviceArena::kPage != 0)) || fd < 0 || facts.bytes == 0 ||
+      facts.mapping_bytes == 0 || facts.mapping_bytes > kReservationBytes ||
       facts.mapping_bytes % DeviceArena::kPage != 0 || facts.offset >= facts.mapping_bytes ||
       facts.bytes > facts.mapping_bytes - facts.offset) {
     return CUDA_ERROR_INVALID_HANDLE;
@@ -83,7 +123,8 @@ CUresult MapShared(WorkerSession& worker, const IpcFacts& facts, int fd, IpcImpo
   if (result != CUDA_SUCCESS) return result;
   *device = FindDevice(worker, facts);
   CUdeviceptr mapping = 0;
-  result = *device < 0 ? CUDA_ERROR_INVALID_DEVICE : ReserveAnywhere(worker, facts.mapping_bytes, &mapping);
+  result = *device < 0 ? CUDA_ERROR_INVALID_DEVICE
+                       : Reserve(worker, facts.mapping_bytes, at != 0 ? at - facts.offset : 0, &mapping);
   if (result != CUDA_SUCCESS) {
     driver.cuMemRelease(physical);
     return result;
@@ -113,49 +154,54 @@ CUresult MapShared(WorkerSession& worker, const IpcFacts& facts, int fd, IpcImpo
   return CUDA_SUCCESS;
 }
 
-CUresult OpenMemory(WorkerSession& worker, IpcKind kind, std::string_view key, uint64_t* address, uint64_t* bytes,
-                    int32_t* device) {
+// Either way to open.
+template <typename In, typename Out>
+CUresult OpenMemory(WorkerSession& worker, IpcKind kind, const Request& request, const In& in, Out* out,
+                    ReplyBuilder* reply) {
   if (worker.current_ref().id == 0) return CUDA_ERROR_INVALID_CONTEXT;
   auto& imports = worker.ipc().imports();
-  if (const auto it = imports.find(std::string(key)); it != imports.end()) {
-    const DeviceRange* const range = worker.ranges().At(it->second.address);
-    if (range == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    ++it->second.references;
-    *address = it->second.address;
-    *bytes = range->bytes;
-    *device = range->device;
-    return CUDA_SUCCESS;
+  auto it = imports.find(std::string(in.key));
+  if (it == imports.end()) {
+    IpcFacts facts;
+    int fd = -1, device = -1;
+    IpcImport import;
+    CUresult result =
+        worker.ipc().Open(in.key, kind, kind == IpcKind::kMemory, PatienceOf(request), &facts, &fd, &import.use);
+    if (result != CUDA_SUCCESS) return NotOpened(request, "memory", result, reply);
+    result = MapShared(worker, facts, fd, request.replay() ? in.at : 0, &import, &device);
+    if (fd >= 0) close(fd);
+    if (result != CUDA_SUCCESS) {
+      close(import.use.connection);
+      return result;
+    }
+    import.context = worker.CurrentContext();
+    DeviceRange range;
+    range.kind = DeviceRange::kImported;
+    range.bytes = facts.bytes;
+    range.device = device;
+    range.context = import.context;
+    worker.ranges().Insert(import.address, range);
+    it = imports.emplace(std::string(in.key), import).first;
   }
-  IpcFacts facts;
-  int fd = -1;
-  IpcImport import;
-  CUresult result = worker.ipc().Open(key, kind, kind == IpcKind::kMemory, &facts, &fd, &import.connection);
-  if (result != CUDA_SUCCESS) return result;
-  result = MapShared(worker, facts, fd, &import, device);
-  if (fd >= 0) close(fd);
-  if (result != CUDA_SUCCESS) {
-    close(import.connection);
-    return result;
-  }
-  import.references = 1;
-  import.context = worker.CurrentContext();
-  DeviceRange range;
-  range.kind = DeviceRange::kImported;
-  range.bytes = facts.bytes;
-  range.device = *device;
-  range.context = import.context;
-  worker.ranges().Insert(import.address, range);
-  *address = import.address;
-  *bytes = facts.bytes;
-  imports[std::string(key)] = import;
+  const DeviceRange* const range = worker.ranges().At(it->second.address);
+  if (range == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  out->address = it->second.address;
+  out->bytes = range->bytes;
+  out->device = range->device;
+  out->opened = ++it->second.references;
   return CUDA_SUCCESS;
 }
 
 }  // namespace
 
-CUresult Custom_cuIpcGetMemHandle(Session& session, const Request&, const wire::cuIpcGetMemHandle_Request& in,
+CUresult OpShareIn(Session& session, const Request&, const wire::OpShareIn_Request& in, wire::OpShareIn_Reply*,
+                   ReplyBuilder*) {
+  return Worker(session).ipc().SetScope(in.scope) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
+}
+
+CUresult Custom_cuIpcGetMemHandle(Session& session, const Request& request, const wire::cuIpcGetMemHandle_Request& in,
                                   wire::cuIpcGetMemHandle_Reply* out, ReplyBuilder* reply) {
-  std::string key;
+  std::string key = KeyFor(request, in.key);
   const CUresult result = ShareAllocation(Worker(session), IpcKind::kMemory, in.address, &key);
   if (result != CUDA_SUCCESS) return result;
   out->key = key;
@@ -163,9 +209,10 @@ CUresult Custom_cuIpcGetMemHandle(Session& session, const Request&, const wire::
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuMemPoolExportPointer(Session& session, const Request&, const wire::cuMemPoolExportPointer_Request& in,
+CUresult Custom_cuMemPoolExportPointer(Session& session, const Request& request,
+                                       const wire::cuMemPoolExportPointer_Request& in,
                                        wire::cuMemPoolExportPointer_Reply* out, ReplyBuilder* reply) {
-  std::string key;
+  std::string key = KeyFor(request, in.key);
   const CUresult result = ShareAllocation(Worker(session), IpcKind::kPoolMemory, in.address, &key);
   if (result != CUDA_SUCCESS) return result;
   out->key = key;
@@ -173,17 +220,20 @@ CUresult Custom_cuMemPoolExportPointer(Session& session, const Request&, const w
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuIpcOpenMemHandle_v2(Session& session, const Request&, const wire::cuIpcOpenMemHandle_v2_Request& in,
-                                      wire::cuIpcOpenMemHandle_v2_Reply* out, ReplyBuilder*) {
+CUresult Custom_cuIpcOpenMemHandle_v2(Session& session, const Request& request,
+                                      const wire::cuIpcOpenMemHandle_v2_Request& in,
+                                      wire::cuIpcOpenMemHandle_v2_Reply* out, ReplyBuilder* reply) {
   if (in.flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) return CUDA_ERROR_INVALID_VALUE;
-  return OpenMemory(Worker(session), IpcKind::kMemory, in.key, &out->address, &out->bytes, &out->device);
+  return OpenMemory(Worker(session), IpcKind::kMemory, request, in, out, reply);
 }
 
-CUresult Custom_cuMemPoolImportPointer(Session& session, const Request&, const wire::cuMemPoolImportPointer_Request& in,
-                                       wire::cuMemPoolImportPointer_Reply* out, ReplyBuilder*) {
+CUresult Custom_cuMemPoolImportPointer(Session& session, const Request& request,
+                                       const wire::cuMemPoolImportPointer_Request& in,
+                                       wire::cuMemPoolImportPointer_Reply* out, ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
-  if (!worker.ipc().Holds(in.pool)) return CUDA_ERROR_INVALID_VALUE;
-  return OpenMemory(worker, IpcKind::kPoolMemory, in.key, &out->address, &out->bytes, &out->device);
+  // In a replay the pool may be gone, though its memory is not.
+  if (!request.replay() && !worker.ipc().Holds(in.pool)) return CUDA_ERROR_INVALID_VALUE;
+  return OpenMemory(worker, IpcKind::kPoolMemory, request, in, out, reply);
 }
 
 // Work of this session may still use the memory: a waiter unmaps it once the context is idle.
@@ -206,9 +256,7 @@ CUresult Custom_cuIpcCloseMemHandle(Session& session, const Request&, const wire
   Ipc* const ipc = &worker.ipc();
   worker.DeferIn(owner != nullptr ? owner->ref : worker.AnyContext(), reply, [driver, ipc, import](Answer* answer) {
     driver->cuCtxSynchronize();  // a context that is stuck with an error lets go all the same
-    const CUresult result = driver->cuMemUnmap(import.mapping, import.mapping_bytes);
-    if (result == CUDA_SUCCESS) ipc->Returned(import.mapping, import.mapping_bytes);
-    close(import.connection);
+    const CUresult result = ipc->LetGo(*driver, import);
     wire::cuIpcCloseMemHandle_Reply nothing_left;
     nothing_left.Encode(&answer->message);
     return result;
@@ -216,49 +264,53 @@ CUresult Custom_cuIpcCloseMemHandle(Session& session, const Request&, const wire
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuIpcGetEventHandle(Session& session, const Request&, const wire::cuIpcGetEventHandle_Request& in,
-                                    wire::cuIpcGetEventHandle_Reply* out, ReplyBuilder* reply) {
+CUresult Custom_cuIpcGetEventHandle(Session& session, const Request& request,
+                                    const wire::cuIpcGetEventHandle_Request& in, wire::cuIpcGetEventHandle_Reply* out,
+                                    ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
   CUevent event;
   if (!session.Real(Kind::kEvent, in.event, &event)) return CUDA_ERROR_INVALID_HANDLE;
-  std::string key;
+  std::string key = KeyFor(request, in.key);
   if (!worker.ipc().Shared(IpcKind::kEvent, in.event, &key)) {
     CUipcEventHandle handle = {};
-    const CUresult result = session.driver().cuIpcGetEventHandle(&handle, event);
+    CUresult result = session.driver().cuIpcGetEventHandle(&handle, event);
     if (result != CUDA_SUCCESS) return result;
     IpcFacts facts;
     static_assert(sizeof(handle) == sizeof(facts.handle));
     std::memcpy(facts.handle.data(), &handle, sizeof(handle));
-    if (!worker.ipc().Share(IpcKind::kEvent, in.event, facts, -1, &key)) return CUDA_ERROR_OPERATING_SYSTEM;
+    result = worker.ipc().Share(IpcKind::kEvent, in.event, facts, -1, &key);
+    if (result != CUDA_SUCCESS) return result;
   }
   out->key = key;
   out->Encode(&reply->message);
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuIpcOpenEventHandle(Session& session, const Request&, const wire::cuIpcOpenEventHandle_Request& in,
-                                     wire::cuIpcOpenEventHandle_Reply*, ReplyBuilder*) {
+CUresult Custom_cuIpcOpenEventHandle(Session& session, const Request& request,
+                                     const wire::cuIpcOpenEventHandle_Request& in, wire::cuIpcOpenEventHandle_Reply*,
+                                     ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
   if (!session.MayBind(Kind::kEvent, in.event)) return kMalformedRequest;
   IpcFacts facts;
-  int fd = -1, connection = -1;
-  CUresult result = worker.ipc().Open(in.key, IpcKind::kEvent, true, &facts, &fd, &connection);
-  if (result != CUDA_SUCCESS) return result;
+  int fd = -1;
+  IpcUse use;
+  CUresult result = worker.ipc().Open(in.key, IpcKind::kEvent, true, PatienceOf(request), &facts, &fd, &use);
+  if (result != CUDA_SUCCESS) return NotOpened(request, "event", result, reply);
   if (fd >= 0) close(fd);
   CUipcEventHandle handle;
   std::memcpy(&handle, facts.handle.data(), sizeof(handle));
   CUevent event = nullptr;
   result = session.driver().cuIpcOpenEventHandle(&event, handle);
   if (result != CUDA_SUCCESS) {
-    close(connection);
+    close(use.connection);
     return result;
   }
   session.Bind(Kind::kEvent, in.event, reinterpret_cast<uint64_t>(event), session.CurrentContext());
-  worker.ipc().Hold(in.event, connection);
+  worker.ipc().Hold(in.event, use);
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuMemExportToShareableHandle(Session& session, const Request&,
+CUresult Custom_cuMemExportToShareableHandle(Session& session, const Request& request,
                                              const wire::cuMemExportToShareableHandle_Request& in,
                                              wire::cuMemExportToShareableHandle_Reply* out, ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
@@ -268,49 +320,52 @@ CUresult Custom_cuMemExportToShareableHandle(Session& session, const Request&,
       !session.Real(Kind::kPhysicalMemory, in.handle, &real)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  std::string key;
+  std::string key = KeyFor(request, in.key);
   if (!worker.ipc().Shared(IpcKind::kPhysical, in.handle, &key)) {
     int fd = -1;
-    const CUresult result = session.driver().cuMemExportToShareableHandle(&fd, real, kDescriptor, 0);
+    CUresult result = session.driver().cuMemExportToShareableHandle(&fd, real, kDescriptor, 0);
     if (result != CUDA_SUCCESS) return result;
-    if (!worker.ipc().Share(IpcKind::kPhysical, in.handle, {}, fd, &key)) return CUDA_ERROR_OPERATING_SYSTEM;
+    result = worker.ipc().Share(IpcKind::kPhysical, in.handle, {}, fd, &key);
+    if (result != CUDA_SUCCESS) return result;
   }
   out->key = key;
   out->Encode(&reply->message);
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuMemImportFromShareableHandle(Session& session, const Request&,
+CUresult Custom_cuMemImportFromShareableHandle(Session& session, const Request& request,
                                                const wire::cuMemImportFromShareableHandle_Request& in,
-                                               wire::cuMemImportFromShareableHandle_Reply*, ReplyBuilder*) {
+                                               wire::cuMemImportFromShareableHandle_Reply*, ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
   if (!session.MayBind(Kind::kPhysicalMemory, in.handle)) return kMalformedRequest;
   IpcFacts facts;
-  int fd = -1, connection = -1;
-  CUresult result = worker.ipc().Open(in.key, IpcKind::kPhysical, false, &facts, &fd, &connection);
+  int fd = -1;
+  IpcUse use;
+  CUresult result = worker.ipc().Open(in.key, IpcKind::kPhysical, false, PatienceOf(request), &facts, &fd, &use);
+  result = NotOpened(request, "memory (cuMemImportFromShareableHandle)", result, reply);
   if (result == CUDA_ERROR_INVALID_HANDLE) return CUDA_ERROR_INVALID_VALUE;
   if (result != CUDA_SUCCESS) return result;
   CUmemGenericAllocationHandle real = 0;
   result = session.driver().cuMemImportFromShareableHandle(&real, reinterpret_cast<void*>(intptr_t(fd)), kDescriptor);
   if (fd >= 0) close(fd);
   if (result != CUDA_SUCCESS) {
-    close(connection);
+    close(use.connection);
     return result;
   }
   session.Bind(Kind::kPhysicalMemory, in.handle, real, 0);
-  worker.ipc().Hold(in.handle, connection);
+  worker.ipc().Hold(in.handle, use);
   return CUDA_SUCCESS;
 }
 
 // Allocations of pools are the arena's, so there is nothing of the pool itself to show but which GPU it is for.
-CUresult Custom_cuMemPoolExportToShareableHandle(Session& session, const Request&,
+CUresult Custom_cuMemPoolExportToShareableHandle(Session& session, const Request& request,
                                                  const wire::cuMemPoolExportToShareableHandle_Request& in,
                                                  wire::cuMemPoolExportToShareableHandle_Reply* out,
                                                  ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
   CUmemoryPool pool;
   if (!session.Real(Kind::kMemoryPool, in.pool, &pool)) return CUDA_ERROR_INVALID_VALUE;
-  std::string key;
+  std::string key = KeyFor(request, in.key);
   if (!worker.ipc().Shared(IpcKind::kPool, in.pool, &key)) {
     CUmemPoolProps props;
     // Pools that are not meant to be shared cannot be, as natively.
@@ -321,21 +376,25 @@ CUresult Custom_cuMemPoolExportToShareableHandle(Session& session, const Request
     }
     IpcFacts facts;
     SetDevice(worker, props.location.id, &facts);
-    if (!worker.ipc().Share(IpcKind::kPool, in.pool, facts, -1, &key)) return CUDA_ERROR_OPERATING_SYSTEM;
+    const CUresult result = worker.ipc().Share(IpcKind::kPool, in.pool, facts, -1, &key);
+    if (result != CUDA_SUCCESS) return result;
   }
   out->key = key;
   out->Encode(&reply->message);
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuMemPoolImportFromShareableHandle(Session& session, const Request&,
+CUresult Custom_cuMemPoolImportFromShareableHandle(Session& session, const Request& request,
                                                    const wire::cuMemPoolImportFromShareableHandle_Request& in,
-                                                   wire::cuMemPoolImportFromShareableHandle_Reply*, ReplyBuilder*) {
+                                                   wire::cuMemPoolImportFromShareableHandle_Reply*,
+                                                   ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
   if (!session.MayBind(Kind::kMemoryPool, in.pool)) return kMalformedRequest;
   IpcFacts facts;
-  int fd = -1, connection = -1;
-  CUresult result = worker.ipc().Open(in.key, IpcKind::kPool, false, &facts, &fd, &connection);
+  int fd = -1;
+  IpcUse use;
+  CUresult result = worker.ipc().Open(in.key, IpcKind::kPool, false, PatienceOf(request), &facts, &fd, &use);
+  result = NotOpened(request, "memory pool", result, reply);
   if (result == CUDA_ERROR_INVALID_HANDLE) return CUDA_ERROR_INVALID_VALUE;
   if (result != CUDA_SUCCESS) return result;
   if (fd >= 0) close(fd);
@@ -347,11 +406,11 @@ CUresult Custom_cuMemPoolImportFromShareableHandle(Session& session, const Reque
   CUmemoryPool pool = nullptr;
   result = props.location.id < 0 ? CUDA_ERROR_INVALID_DEVICE : session.driver().cuMemPoolCreate(&pool, &props);
   if (result != CUDA_SUCCESS) {
-    close(connection);
+    close(use.connection);
     return result;
   }
   session.Bind(Kind::kMemoryPool, in.pool, reinterpret_cast<uint64_t>(pool), 0);
-  worker.ipc().Hold(in.pool, connection);
+  worker.ipc().Hold(in.pool, use);
   return CUDA_SUCCESS;
 }
 

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <set>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "proto/codec/operations.gen.h"
@@ -120,12 +122,40 @@ void FindHeap(WorkerSession& worker, uint64_t context_handle, std::vector<FoundS
   found->push_back(std::move(one));
 }
 
+// Whether mappings of this session cover all of the physical memory: what others have written where it has none would
+// not be saved.
+bool IsMappedWhole(WorkerSession& worker, uint64_t handle, const PhysicalFacts& memory) {
+  std::vector<std::pair<uint64_t, uint64_t>> parts;
+  for (const auto& [address, range] : worker.ranges().all()) {
+    if (range.kind == DeviceRange::kMapped && range.owner == handle) parts.emplace_back(range.offset, range.bytes);
+  }
+  std::sort(parts.begin(), parts.end());
+  uint64_t covered = 0;
+  for (const auto& [offset, bytes] : parts) {
+    if (offset > covered) return false;
+    covered = std::max(covered, offset + bytes);
+  }
+  return covered >= PhysicalBytes(memory.real);
+}
+
+// What others are shown, and what is theirs. Others of `together` are saved with this session.
+void FindShared(WorkerSession& worker, const std::set<uint64_t>& together, std::vector<std::string>* refusals) {
+  worker.ipc().Refusals(together, refusals);
+  for (const auto& [handle, memory] : worker.physical()) {
+    if (worker.ipc().Holds(handle) || worker.ipc().Users(handle) == 0 || IsMappedWhole(worker, handle, memory))
+      continue;
+    refusals->push_back(
+        "physical memory (cuMemCreate) that other processes use is not mapped as a whole in the process that made it");
+  }
+}
+
 std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::string>* refusals) {
   std::vector<FoundSymbol> found;
   for (const auto& [address, range] : worker.ranges().all()) {
     if (range.kind == DeviceRange::kSymbol) continue;    // found below, named or not
     if (range.kind == DeviceRange::kManaged) continue;   // the client's process has it
-    if (range.kind == DeviceRange::kImported) continue;  // another session's; Refusals names it
+    if (range.kind == DeviceRange::kImported) continue;  // the session that shares it has it in its list
+    if (range.kind == DeviceRange::kMapped && worker.ipc().Holds(range.owner)) continue;  // likewise
     FoundSymbol one;
     one.region.address = address;
     one.region.bytes = range.bytes;
@@ -176,9 +206,8 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
   worker.handles().ForEach(Kind::kMipmappedArray, add_array);
   for (const auto& [context, heap] : worker.heaps().all()) FindHeap(worker, context, &found, refusals);
   MakeCurrent(worker.driver(), worker.current_ref());
-  worker.ipc().Refusals(refusals);
   for (const auto& [handle, memory] : worker.physical()) {
-    if (memory.mappings == 0 && memory.used && !memory.released) {
+    if (memory.mappings == 0 && memory.used && !memory.released && !worker.ipc().Holds(handle)) {
       refusals->push_back(
           "physical memory (cuMemCreate) that was mapped and is not any more: its contents have no address");
     }
@@ -262,7 +291,8 @@ CUresult ResolveArray(WorkerSession& worker, uint64_t handle, ArrayLayout* layou
   return context->id == 0 ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
 }
 
-// The same for the heap of a context's kernels, which is looked for if nobody has used it yet. The context stays current.
+// The same for the heap of a context's kernels, which is looked for if nobody has used it yet. The context stays
+// current.
 CUresult ResolveHeap(WorkerSession& worker, uint64_t handle, uint64_t offset, uint64_t bytes, CUdeviceptr* address,
                      ContextRef* context) {
   const ContextInfo* const info = worker.FindContext(handle);
@@ -373,6 +403,7 @@ CUresult OpRegions(Session& session, const Request&, const wire::OpRegions_Reque
   if (CapturesInProgress() == 0) worker.CollectPendingFrees(false);
   std::vector<std::string> refusals;
   const std::vector<FoundSymbol> all = CollectRegions(worker, &refusals);
+  if (!in.replayed) FindShared(worker, {in.sessions.begin(), in.sessions.end()}, &refusals);
   size_t bytes = 0;
   for (const std::string& refusal : refusals) {
     if (bytes > kReplyBytes / 2) break;

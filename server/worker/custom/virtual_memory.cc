@@ -96,6 +96,7 @@ CUresult Custom_cuMemMap(Session& session, const Request& request, const wire::c
   range.kind = DeviceRange::kMapped;
   range.bytes = in.size;
   range.owner = in.handle;
+  range.offset = in.offset;
   CUmemAllocationProp prop = {};
   if (session.driver().cuMemGetAllocationPropertiesFromHandle(&prop, real) == CUDA_SUCCESS &&
       prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE) {

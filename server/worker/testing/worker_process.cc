@@ -51,11 +51,14 @@ WorkerProcess::~WorkerProcess() {
   if (link_ >= 0) close(link_);
 }
 
-std::unique_ptr<ClientChannel> WorkerProcess::Connect(ChannelFds* raw, const std::string& sharing_group) {
+std::unique_ptr<ClientChannel> WorkerProcess::Connect(ChannelFds* raw, const std::string& sharing_group,
+                                                      uint64_t session) {
   int sockets[2];
   if (!SocketPair(sockets)) return nullptr;
   WorkerAssign assign;
-  assign.session = 1;
+  assign.session = session;
+  assign.hello.pid = uint32_t(1000 + session);
+  assign.hello.program = "/bin/program" + std::to_string(session);
   assign.shared_memory = true;
   assign.server = "test";
   assign.sharing_group = sharing_group;

@@ -24,7 +24,8 @@ class WorkerProcess {
 
   // Opens the session. The channel, and with `raw_socket` and `raw_ring` duplicates of its descriptors, for clients that do
   // not behave.
-  std::unique_ptr<ClientChannel> Connect(ChannelFds* raw = nullptr, const std::string& sharing_group = "");
+  std::unique_ptr<ClientChannel> Connect(ChannelFds* raw = nullptr, const std::string& sharing_group = "",
+                                         uint64_t session = 1);
 
   // Waits for the process to end. Its wait status; -1 if it does not end within the time.
   int WaitForEnd(int timeout_ms);
