@@ -35,8 +35,8 @@ Examples:
 
 The program finds the GPU through LD_LIBRARY_PATH, as libcuda.so.1. Where this user may have mounts of his own, the
 library is also seen in the place of this machine's own one, for programs that get another environment. Signals go to the
-program. As root, it runs in a PID namespace of its own, which cr-checkpoint needs, and has a terminal of its own if this
-one is a terminal. TLS: CUDA_REMOTE_TLS_CERT, CUDA_REMOTE_TLS_KEY, CUDA_REMOTE_TLS_CA.
+program. As root, it runs in PID and IPC namespaces of its own, which cr-checkpoint needs, and has a terminal of its own
+if this one is a terminal. TLS: CUDA_REMOTE_TLS_CERT, CUDA_REMOTE_TLS_KEY, CUDA_REMOTE_TLS_CA.
 
 Exit codes: the program's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 cr-run failed;
 126 the program cannot be executed; 127 it was not found.
@@ -147,6 +147,7 @@ int Main(int argc, char** argv) {
   value = getenv("LD_LIBRARY_PATH");
   SetVariable(&plan.environment, "LD_LIBRARY_PATH", library_folder + (value && *value ? std::string(":") + value : ""));
 
+  plan.first_pid = ChooseFirstPid();
   Isolated isolated;
   int code = kExitFailed;
   job.Clear();

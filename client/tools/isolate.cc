@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <random>
 #include <sstream>
 
 namespace cuda_remote::client::tools {
@@ -212,7 +213,8 @@ bool SetUp(const Plan& plan, std::string* error) {
   if (plan.first_pid > 0) {
     std::ofstream last("/proc/sys/kernel/ns_last_pid");
     last << plan.first_pid - 1 << std::flush;
-    if (!last) {
+    // A new job can have any numbers.
+    if (!last && plan.restored_pid) {
       *error = WithErrno("cannot set /proc/sys/kernel/ns_last_pid");
       return false;
     }
@@ -292,6 +294,15 @@ pid_t OuterPid(pid_t init, pid_t inner) {
 
 }  // namespace
 
+pid_t ChooseFirstPid() {
+  // Low numbers are what the kernel begins again with at the end, and at the end there must be room for the job.
+  constexpr int kLowest = 1000;
+  int most = 32768;
+  std::ifstream("/proc/sys/kernel/pid_max") >> most;
+  std::random_device random;
+  return most / 2 > kLowest ? std::uniform_int_distribution<pid_t>(kLowest, most / 2)(random) : 0;
+}
+
 std::string NoIsolation() {
   if (geteuid() != 0) return "it was not started as root, so it has no process numbers of its own";
   return {};
@@ -329,7 +340,7 @@ bool BeginIsolated(const Plan& plan, Isolated* isolated, std::string* error) {
   }
   fflush(nullptr);
   const pid_t init =
-      pid_t(syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | SIGCHLD, nullptr, nullptr, nullptr, nullptr));
+      pid_t(syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | SIGCHLD, nullptr, nullptr, nullptr, nullptr));
   if (init == 0) {
     close(report[0]);
     Init(plan, report[1]);
@@ -338,7 +349,7 @@ bool BeginIsolated(const Plan& plan, Isolated* isolated, std::string* error) {
   close(report[1]);
   if (init < 0) {
     close(report[0]);
-    *error = std::string("cannot make a PID namespace: ") + strerror(failure);
+    *error = std::string("cannot make PID, mount and IPC namespaces: ") + strerror(failure);
     if (failure == EPERM)
       *error += " (the capability CAP_SYS_ADMIN is missing, or forbidden by seccomp; a container gets it with "
                 "--cap-add SYS_ADMIN)";

@@ -1,9 +1,10 @@
 // Runs a program in a PID namespace of its own, under a small init process, so that its process numbers can be had
 // again wherever a snapshot of it is restored.
 //
-// The namespace has its own /proc; everything else is seen as outside. The init process forwards signals to the
-// program, reaps what it leaves behind, and ends with it (which ends whatever is left in the namespace). It ends with
-// the tool that started it, too. Needs root.
+// The namespace has its own /proc. The program has an IPC namespace of its own, too: CRIU saves System V shared memory,
+// semaphores and message queues as those of a whole namespace only. Everything else is seen as outside. The init
+// process forwards signals to the program, reaps what it leaves behind, and ends with it (which ends whatever is left
+// in the namespace). It ends with the tool that started it, too. Needs root.
 //
 // For single-threaded tools: functions that start something fork.
 #ifndef CUDA_REMOTE_CLIENT_TOOLS_ISOLATE_H_
@@ -32,7 +33,7 @@ struct Plan {
   // then. Its output goes to `restorer_output`.
   pid_t restored_pid = 0;
   int restorer_output = -1;
-  // Where process numbers of the namespace begin; they go up from there. 0: at 2.
+  // Where process numbers of the namespace begin, if the kernel allows that; they go up from there. 0: at 2.
   pid_t first_pid = 0;
   // Not empty: this folder is seen as `seen_as` in the namespace.
   std::string folder, seen_as;
@@ -55,6 +56,10 @@ struct Isolated {
   pid_t inner_pid = 0;  // in the namespace
   int report = -1;      // for WaitIsolated
 };
+
+// A first_pid at random, for a new job: programs name files and jobs that others see after their process number
+// (mpirun), which would otherwise be the same in every job.
+pid_t ChooseFirstPid();
 
 // Why there can be no namespace here; empty if there can.
 std::string NoIsolation();
