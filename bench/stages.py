@@ -4,6 +4,7 @@ A stage is a function of a Bench; `expected` says which rows it must bring out. 
 what cannot be measured goes to Bench.fail, with the reason. Python standard library only.
 """
 
+import glob
 import json
 import os
 import socket
@@ -432,10 +433,10 @@ def quiet(bench):
 # ---------------------------------------------------------------------------------------------------------- objects
 
 def log_of_job(directory):
-    """(records, bytes) of a job's replay log, as its agent says (client/agent/README.md has the protocol)."""
+    """(records, bytes) of a job's replay log, as the agent of its program says (proto/agent/README.md has the protocol)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as agent:
         agent.settimeout(10)
-        agent.connect(os.path.join(directory, "agent.sock"))
+        agent.connect(glob.glob(os.path.join(directory, "agent-*.sock"))[0])
         agent.send(struct.pack("<IIII", 0x41524355, 1, 1, 0))
         answer = agent.recv(65536)
     kind, length = struct.unpack_from("<II", answer, 8)

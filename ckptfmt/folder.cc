@@ -55,7 +55,8 @@ absl::Status CheckIsOurs(const OpenedFolder& folder) {
   const absl::StatusOr<std::vector<std::string>> names = NamesIn(folder);
   if (!names.ok()) return names.status();
   for (const std::string& name : *names) {
-    if (name != kManifestName && name != kLogName && name != kMemoryFolder && name != kClientFolder) {
+    if (name != kManifestName && name != kOnlyLogName && name != kProcessesFolder && name != kMemoryFolder &&
+        name != kClientFolder) {
       return absl::FailedPreconditionError(absl::StrCat(
           folder.path(), " holds something that is not part of a checkpoint image (", name, "); move or remove it"));
     }
@@ -81,7 +82,7 @@ absl::Status RemoveBelow(const OpenedFolder& folder, const std::string& name) {
 absl::Status RemoveAllIn(const OpenedFolder& folder) {
   if (absl::Status ours = CheckIsOurs(folder); !ours.ok()) return ours;
   // The manifest first: half an image must not look like one.
-  for (const char* name : {kManifestName, kLogName, kMemoryFolder, kClientFolder}) {
+  for (const char* name : {kManifestName, kOnlyLogName, kProcessesFolder, kMemoryFolder, kClientFolder}) {
     if (absl::Status removed = RemoveBelow(folder, name); !removed.ok()) return removed;
   }
   return absl::OkStatus();

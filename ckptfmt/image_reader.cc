@@ -162,12 +162,16 @@ absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::Open(const std::string
     return status;
   }
   if (absl::Status status = state->CheckSizes(); !status.ok()) return status;
-  for (const char* needed : {kIndexName, kLogName}) {
-    if (!state->FindFile(needed)) return absl::DataLossError(absl::StrCat(manifest_path, " lists no file ", needed));
+  std::vector<std::string> needed = {kIndexName};
+  for (size_t i = 0; i < state->info.processes.size(); ++i) needed.push_back(LogName(state->info.format_version, i));
+  for (const std::string& path : needed) {
+    const FileRecord* const file = state->FindFile(path);
+    if (!file) return absl::DataLossError(absl::StrCat(manifest_path, " lists no file ", path));
+    if (path != kIndexName) state->sizes.log_bytes += file->bytes;
   }
   absl::StatusOr<std::string> index = state->ReadChecked(kIndexName);
   if (!index.ok()) return index.status();
-  absl::StatusOr<Index> decoded = DecodeIndex(*index, state->FullPath(kIndexName));
+  absl::StatusOr<Index> decoded = DecodeIndex(*index, state->FullPath(kIndexName), state->info.format_version);
   if (!decoded.ok()) return decoded.status();
   state->index = *std::move(decoded);
   if (absl::Status status = state->OpenData(); !status.ok()) return status;
@@ -181,12 +185,14 @@ absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::Open(const std::string
   state->sizes.total_bytes = manifest->size();
   for (const FileRecord& file : state->files) {
     state->sizes.total_bytes += file.bytes;
-    if (file.path == kLogName) state->sizes.log_bytes = file.bytes;
     if (absl::StartsWith(file.path, "client/")) state->sizes.client_bytes += file.bytes;
     state->facts.push_back({file.path, file.bytes, ToHex(file.hash), file.mode});
   }
   std::vector<bool> used(state->index.chunks.size());
   for (const IndexedRegion& indexed : state->index.regions) {
+    if (indexed.region.process >= state->info.processes.size()) {
+      return absl::DataLossError(absl::StrCat(state->FullPath(kIndexName), " is damaged: a region of no process"));
+    }
     state->regions.push_back(indexed.region);
     state->sizes.region_bytes += indexed.region.bytes;
     for (size_t i = 0; i < indexed.chunks.size(); ++i) {
@@ -254,7 +260,11 @@ absl::Status ImageReader::Verify(const Progress& progress, Files which) const {
   return first;
 }
 
-absl::StatusOr<std::string> ImageReader::ReadLog() const { return state_->ReadChecked(kLogName); }
+absl::StatusOr<std::string> ImageReader::ReadLog(size_t process) const {
+  return state_->ReadChecked(LogPath(process));
+}
+
+std::string ImageReader::LogPath(size_t process) const { return LogName(state_->info.format_version, process); }
 
 absl::Status ImageReader::ReadRegion(size_t region, const UseChunk& use) const {
   if (region >= state_->index.regions.size()) return absl::InvalidArgumentError("no such region");

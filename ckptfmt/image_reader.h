@@ -62,8 +62,10 @@ class ImageReader {
   };
   absl::Status Verify(const Progress& progress = nullptr, Files which = Files::kAll) const;
 
-  // The replay log's bytes.
-  absl::StatusOr<std::string> ReadLog() const;
+  // The bytes of a process's replay log. `process`: its number in info().processes.
+  absl::StatusOr<std::string> ReadLog(size_t process = 0) const;
+  // Where it is, below the image's folder.
+  std::string LogPath(size_t process) const;
 
   // Calls `use` with the region's bytes in order, a chunk (at most kChunkBytes) at a time, until it fails. `zero`: the
   // bytes are all zeros; memory that is known to be zero need not be written.

@@ -67,18 +67,22 @@ void ExpectIsSample(const std::string& dir) {
   EXPECT_EQ(info.job, expected.job);
   EXPECT_EQ(info.program, expected.program);
   EXPECT_EQ(info.pid, expected.pid);
-  EXPECT_EQ(info.server, expected.server);
-  EXPECT_EQ(info.driver_version, expected.driver_version);
-  ASSERT_EQ(info.devices.size(), 1u);
-  EXPECT_EQ(info.devices[0].name, expected.devices[0].name);
-  EXPECT_EQ(info.devices[0].uuid, expected.devices[0].uuid);
-  EXPECT_EQ(info.devices[0].compute_major, 9);
-  EXPECT_EQ(info.devices[0].total_memory, expected.devices[0].total_memory);
-  EXPECT_EQ(info.devices[0].pci_bus_id, expected.devices[0].pci_bus_id);
-  EXPECT_EQ(info.next_sequence, expected.next_sequence);
-  EXPECT_EQ(info.session, expected.session);
-  EXPECT_TRUE(info.shared_memory);
-  EXPECT_EQ(info.log_records, 3u);
+  ASSERT_EQ(info.processes.size(), 1u);
+  const ProcessInfo &process = info.processes[0], &wanted = expected.processes[0];
+  EXPECT_EQ(process.pid, wanted.pid);
+  EXPECT_EQ(process.program, wanted.program);
+  EXPECT_EQ(process.server, wanted.server);
+  EXPECT_EQ(process.driver_version, wanted.driver_version);
+  ASSERT_EQ(process.devices.size(), 1u);
+  EXPECT_EQ(process.devices[0].name, wanted.devices[0].name);
+  EXPECT_EQ(process.devices[0].uuid, wanted.devices[0].uuid);
+  EXPECT_EQ(process.devices[0].compute_major, 9);
+  EXPECT_EQ(process.devices[0].total_memory, wanted.devices[0].total_memory);
+  EXPECT_EQ(process.devices[0].pci_bus_id, wanted.devices[0].pci_bus_id);
+  EXPECT_EQ(process.next_sequence, wanted.next_sequence);
+  EXPECT_EQ(process.session, wanted.session);
+  EXPECT_TRUE(process.shared_memory);
+  EXPECT_EQ(process.log_records, 3u);
   EXPECT_EQ(info.engine, "criu");
   EXPECT_EQ(info.client_info, expected.client_info);
 }
@@ -122,7 +126,7 @@ TEST(Image, SeveralWriters) {
       ASSERT_TRUE((*writer)->EndRegion().ok());
     }
     ASSERT_TRUE((*writer)->WriteLog("log").ok());
-    ASSERT_TRUE((*writer)->Commit({}).ok());
+    ASSERT_TRUE((*writer)->Commit(SampleInfo()).ok());
     std::vector<std::string> regions;
     ASSERT_TRUE(ReadAll(folder / "image", &regions).ok());
     ASSERT_EQ(regions.size(), kRegions);
@@ -286,7 +290,7 @@ TEST(Image, ANewerVersionIsRefusedByName) {
   // As a newer program would write it: field 2 is the version, and the checksum covers it.
   const std::string path = folder / "image/manifest.pb";
   std::string bytes = ReadFile(path);
-  ASSERT_EQ(bytes.substr(5, 2), "\x10\x01");
+  ASSERT_EQ(bytes.substr(5, 2), "\x10\x02");
   bytes[6] = 9;
   ImageInfo info;
   std::vector<FileRecord> files;
@@ -303,6 +307,61 @@ TEST(Image, ANewerVersionIsRefusedByName) {
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_THAT(Message(status), HasSubstr("format version 9"));
   EXPECT_THAT(Message(status), HasSubstr("newer"));
+}
+
+TEST(Image, SeveralProcesses) {
+  TestFolder folder;
+  auto writer = ImageWriter::Create(folder / "image", OneWriter());
+  ASSERT_TRUE(writer.ok());
+  ImageInfo info = SampleInfo();
+  info.processes.assign(3, info.processes[0]);
+  for (uint32_t i = 0; i < 3; ++i) {
+    info.processes[i].pid = 10 + i;
+    Region region;
+    region.process = i;
+    region.bytes = 3;
+    ASSERT_TRUE((*writer)->BeginRegion(region).ok());
+    ASSERT_TRUE((*writer)->AddData(std::string(3, char('a' + i))).ok());
+    ASSERT_TRUE((*writer)->EndRegion().ok());
+    ASSERT_TRUE((*writer)->WriteLog("log " + std::to_string(i)).ok());
+  }
+  ASSERT_TRUE((*writer)->Commit(info).ok());
+  auto reader = ImageReader::Open(folder / "image");
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  ASSERT_TRUE((*reader)->Verify().ok());
+  ASSERT_EQ((*reader)->info().processes.size(), 3u);
+  for (uint32_t i = 0; i < 3; ++i) {
+    EXPECT_EQ((*reader)->info().processes[i].pid, 10 + i);
+    EXPECT_EQ((*reader)->regions()[i].process, i);
+    EXPECT_EQ(*(*reader)->ReadLog(i), "log " + std::to_string(i));
+  }
+  EXPECT_EQ((*reader)->sizes().log_bytes, 15u);
+}
+
+TEST(Image, ProcessesAndLogsGoTogether) {
+  TestFolder folder;
+  auto writer = ImageWriter::Create(folder / "none", OneWriter());
+  ASSERT_TRUE(writer.ok());
+  ImageInfo info = SampleInfo();
+  info.processes.clear();
+  ASSERT_TRUE((*writer)->Commit(info).ok()) << "a job without CUDA";
+  EXPECT_TRUE((*ImageReader::Open(folder / "none"))->info().processes.empty());
+
+  writer = ImageWriter::Create(folder / "one", OneWriter());
+  ASSERT_TRUE((*writer)->WriteLog("log").ok());
+  info.processes.resize(2);
+  EXPECT_FALSE((*writer)->Commit(info).ok());
+  writer->reset();
+
+  writer = ImageWriter::Create(folder / "stray", OneWriter());
+  ASSERT_TRUE((*writer)->WriteLog("log").ok());
+  Region region;
+  region.process = 1;
+  ASSERT_TRUE((*writer)->BeginRegion(region).ok());
+  ASSERT_TRUE((*writer)->EndRegion().ok());
+  info.processes.resize(1);
+  ASSERT_TRUE((*writer)->Commit(info).ok());
+  EXPECT_TRUE(absl::IsDataLoss(ImageReader::Open(folder / "stray").status()));
 }
 
 TEST(Image, HostilePathsInTheManifest) {

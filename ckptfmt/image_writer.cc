@@ -52,7 +52,7 @@ struct ImageWriter::State {
   uint64_t received = 0;          // of it
   uint64_t given = 0;             // chunks of it
   std::string chunk;              // the begun one
-  std::optional<OutputFile> log;  // written, not flushed
+  std::vector<OutputFile> logs;   // one for each process; written, not flushed
   ImageSizes sizes;
 
   absl::Status Check() const {
@@ -67,11 +67,22 @@ struct ImageWriter::State {
     return status;
   }
 
-  absl::StatusOr<OutputFile> Write(const char* name, std::string_view bytes) {
+  absl::StatusOr<OutputFile> Write(const std::string& name, std::string_view bytes) {
     absl::StatusOr<OutputFile> file = OutputFile::Create(folder, name);
     if (!file.ok()) return file;
     if (absl::Status status = file->Append(bytes); !status.ok()) return status;
     return file;
+  }
+
+  // Makes the folders above the file `name`.
+  absl::Status MakeFolderFor(const std::string& name) {
+    for (size_t at = name.find('/'); at != std::string::npos; at = name.find('/', at + 1)) {
+      const std::string path = name.substr(0, at);
+      if (mkdirat(folder.fd(), path.c_str(), 0700) != 0 && errno != EEXIST) {
+        return SystemError("create", folder.FullPath(path), errno);
+      }
+    }
+    return absl::OkStatus();
   }
 
   absl::Status Flush(OutputFile* file) {
@@ -211,12 +222,13 @@ absl::Status ImageWriter::CopyChunk(std::string_view bytes) {
 
 absl::Status ImageWriter::WriteLog(std::string_view bytes) {
   if (absl::Status status = state_->Check(); !status.ok()) return status;
-  if (state_->log) return state_->Fail(absl::FailedPreconditionError("the image has a log already"));
-  state_->sizes.log_bytes = bytes.size();
+  const std::string name = LogName(kFormatVersion, state_->logs.size());
+  if (absl::Status status = state_->MakeFolderFor(name); !status.ok()) return state_->Fail(status);
+  state_->sizes.log_bytes += bytes.size();
   // Flushing would wait for all that the file system has to write, while the job stands still.
-  absl::StatusOr<OutputFile> log = state_->Write(kLogName, bytes);
+  absl::StatusOr<OutputFile> log = state_->Write(name, bytes);
   if (!log.ok()) return state_->Fail(log.status());
-  state_->log = *std::move(log);
+  state_->logs.push_back(*std::move(log));
   return absl::OkStatus();
 }
 
@@ -234,7 +246,10 @@ ImageSizes ImageWriter::sizes() const {
 absl::Status ImageWriter::Commit(ImageInfo info, const Progress& progress) {
   if (absl::Status status = state_->Check(); !status.ok()) return status;
   if (state_->in_region) return state_->Fail(absl::FailedPreconditionError("the last region has not been ended"));
-  if (!state_->log) return state_->Fail(absl::FailedPreconditionError("the image has no log"));
+  if (state_->logs.size() != info.processes.size()) {
+    return state_->Fail(absl::FailedPreconditionError(
+        absl::StrCat("the image has ", info.processes.size(), " processes and ", state_->logs.size(), " logs")));
+  }
   return state_->Fail(CommitFiles(std::move(info), progress));
 }
 
@@ -246,7 +261,9 @@ absl::Status ImageWriter::CommitFiles(ImageInfo info, const Progress& progress) 
     return status;
   for (size_t i = 0; i < chunks.size(); ++i) state.index.regions[i].chunks = std::move(chunks[i]);
   state.index.data_files = state.store->data_files();
-  if (absl::Status status = state.Flush(&*state.log); !status.ok()) return status;
+  for (OutputFile& log : state.logs) {
+    if (absl::Status status = state.Flush(&log); !status.ok()) return status;
+  }
   if (absl::Status status = state.WriteSmallFile(kIndexName, EncodeIndex(state.index)); !status.ok()) return status;
   Step("memory written");
 
@@ -270,6 +287,8 @@ absl::Status ImageWriter::CommitFiles(ImageInfo info, const Progress& progress) 
     state.files.push_back(*std::move(record));
   }
   folders.push_back(kMemoryFolder);
+  for (size_t i = 0; i < state.logs.size(); ++i) folders.push_back(absl::StrCat(kProcessesFolder, "/", i));
+  if (!state.logs.empty()) folders.push_back(kProcessesFolder);
   for (const std::string& name : folders) {
     const absl::StatusOr<OpenedFolder> folder = state.folder.OpenBelow(name);
     if (!folder.ok()) return folder.status();

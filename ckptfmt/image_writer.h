@@ -59,7 +59,8 @@ class ImageWriter {
   absl::Status AddData(std::string_view bytes);
   absl::Status EndRegion();
 
-  // The replay log, as Log::Serialize wrote it. Exactly once. Commit flushes it to the disk.
+  // The replay log of the next process (ImageInfo::processes), as Log::Serialize wrote it; once for each. Commit flushes
+  // them to the disk.
   absl::Status WriteLog(std::string_view bytes);
 
   // Where the engine writes its own files (DIR.partial/client, by descriptor): plain files, in subfolders if it likes.

@@ -4,13 +4,18 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "ckptfmt/envelope.h"
+#include "ckptfmt/manifest.pb.h"
 
 namespace cuda_remote::ckptfmt {
 namespace {
 
-constexpr char kMagic[8] = {'C', 'R', 'M', 'E', 'M', 'I', 'D', 'X'};
+constexpr uint32_t kMagic = 0x49465243;  // "CRFI"
 
-struct FileHeader {
+// Format version 1.
+constexpr char kMagic1[8] = {'C', 'R', 'M', 'E', 'M', 'I', 'D', 'X'};
+
+struct FileHeader1 {
   char magic[8];
   uint32_t version;
   uint32_t chunk_bytes;
@@ -20,9 +25,9 @@ struct FileHeader {
   uint32_t reserved;
   uint64_t bytes;  // of the whole index, trailer included
 };
-static_assert(sizeof(FileHeader) == 48);
+static_assert(sizeof(FileHeader1) == 48);
 
-struct ChunkEntry {
+struct ChunkEntry1 {
   uint64_t hash_low;
   uint64_t hash_high;
   uint64_t offset;
@@ -31,9 +36,9 @@ struct ChunkEntry {
   uint32_t stored_bytes;
   uint32_t bytes;
 };
-static_assert(sizeof(ChunkEntry) == 40);
+static_assert(sizeof(ChunkEntry1) == 40);
 
-struct RegionEntry {
+struct RegionEntry1 {
   uint64_t address;
   uint64_t bytes;
   uint64_t object;
@@ -44,14 +49,7 @@ struct RegionEntry {
   uint32_t module_index;
   uint32_t symbol_bytes;
 };
-static_assert(sizeof(RegionEntry) == 56);
-
-template <typename T>
-void Put(const T& value, std::string* out) {
-  out->append(reinterpret_cast<const char*>(&value), sizeof(value));
-}
-
-void Pad(std::string* out) { out->append((8 - out->size() % 8) % 8, '\0'); }
+static_assert(sizeof(RegionEntry1) == 56);
 
 class Reader {
  public:
@@ -83,96 +81,56 @@ class Reader {
   size_t at_ = 0;
 };
 
-}  // namespace
-
-std::string DataFileName(uint32_t number) {
-  char name[32];
-  snprintf(name, sizeof(name), "memory/data-%05u", number);
-  return name;
+bool IsSane(const StoredChunk& chunk, uint64_t data_files) {
+  return chunk.file < data_files && uint32_t(chunk.encoding) <= uint32_t(Encoding::kZstd) && chunk.bytes > 0 &&
+         chunk.bytes <= kChunkBytes && chunk.stored_bytes > 0 && chunk.stored_bytes <= chunk.bytes &&
+         (chunk.encoding != Encoding::kRaw || chunk.stored_bytes == chunk.bytes);
 }
 
-std::string EncodeIndex(const Index& index) {
-  std::string out;
-  FileHeader header{};
-  memcpy(header.magic, kMagic, sizeof(kMagic));
-  header.version = kFormatVersion;
-  header.chunk_bytes = uint32_t(kChunkBytes);
-  header.chunks = index.chunks.size();
-  header.regions = index.regions.size();
-  header.data_files = index.data_files;
-  Put(header, &out);
-  for (const StoredChunk& chunk : index.chunks) {
-    Put(ChunkEntry{chunk.hash.low, chunk.hash.high, chunk.offset, chunk.file, uint32_t(chunk.encoding),
-                   chunk.stored_bytes, chunk.bytes},
-        &out);
-  }
-  for (const IndexedRegion& indexed : index.regions) {
-    const Region& region = indexed.region;
-    Put(RegionEntry{region.address, region.bytes, region.object, region.context, region.flags, uint32_t(region.kind),
-                    region.device, region.module_index, uint32_t(region.symbol.size())},
-        &out);
-    out += region.symbol;
-    Pad(&out);
-    for (const uint32_t chunk : indexed.chunks) Put(chunk, &out);
-    Pad(&out);
-  }
-  const uint64_t total = out.size() + 16;
-  memcpy(&out[offsetof(FileHeader, bytes)], &total, sizeof(total));
-  const Hash hash = HashOf(out);
-  Put(hash.low, &out);
-  Put(hash.high, &out);
-  return out;
+bool IsKind(uint32_t kind) {
+  return kind >= uint32_t(RegionKind::kAllocation) && kind <= uint32_t(RegionKind::kHeap);
 }
 
-absl::StatusOr<Index> DecodeIndex(std::string_view bytes, const std::string& name) {
+absl::StatusOr<Index> DecodeIndex1(std::string_view bytes, const std::string& name) {
   size_t at = 0;
   const auto damaged = [&](const char* what) {
     return absl::DataLossError(absl::StrCat(name, " is damaged at offset ", at, ": ", what));
   };
-  FileHeader header;
+  FileHeader1 header;
   Hash expected;
   if (bytes.size() < sizeof(header) + sizeof(expected)) return damaged("too short");
   memcpy(&header, bytes.data(), sizeof(header));
-  if (memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) return damaged("this is no memory index");
+  if (memcmp(header.magic, kMagic1, sizeof(kMagic1)) != 0) return damaged("this is no memory index");
   const std::string_view body = bytes.substr(0, bytes.size() - sizeof(expected));
   memcpy(&expected, bytes.data() + body.size(), sizeof(expected));
   if (header.bytes != bytes.size()) return damaged("its size is not what it says");
   if (HashOf(body) != expected) return damaged("its checksum is wrong");
-  if (header.version != kFormatVersion || header.chunk_bytes != kChunkBytes || header.reserved != 0) {
+  if (header.version != 1 || header.chunk_bytes != kChunkBytes || header.reserved != 0) {
     return damaged("its header");
   }
   Reader reader(body);
   reader.Take(&header);
-  if (header.chunks > reader.left() / sizeof(ChunkEntry) || header.chunks >= UINT32_MAX) return damaged("its header");
+  if (header.chunks > reader.left() / sizeof(ChunkEntry1) || header.chunks >= UINT32_MAX) return damaged("its header");
   Index index;
   index.data_files = header.data_files;
   index.chunks.reserve(size_t(header.chunks));
   for (uint64_t i = 0; i < header.chunks; ++i) {
     at = reader.at();
-    ChunkEntry entry;
+    ChunkEntry1 entry;
     reader.Take(&entry);
-    const bool sane = entry.file < header.data_files && entry.encoding <= uint32_t(Encoding::kZstd) &&
-                      entry.bytes > 0 && entry.bytes <= kChunkBytes && entry.stored_bytes > 0 &&
-                      entry.stored_bytes <= entry.bytes &&
-                      (entry.encoding != uint32_t(Encoding::kRaw) || entry.stored_bytes == entry.bytes);
-    if (!sane) return damaged("a chunk's entry");
-    index.chunks.push_back({{entry.hash_low, entry.hash_high},
-                            entry.file,
-                            Encoding(entry.encoding),
-                            entry.offset,
-                            entry.stored_bytes,
-                            entry.bytes});
+    const StoredChunk chunk = {{entry.hash_low, entry.hash_high}, entry.file,         Encoding(entry.encoding),
+                               entry.offset,                      entry.stored_bytes, entry.bytes};
+    if (!IsSane(chunk, header.data_files)) return damaged("a chunk's entry");
+    index.chunks.push_back(chunk);
   }
   for (uint64_t i = 0; i < header.regions; ++i) {
     at = reader.at();
-    RegionEntry entry;
+    RegionEntry1 entry;
     std::string_view symbol;
     if (!reader.Take(&entry) || !reader.Take(entry.symbol_bytes, &symbol) || !reader.TakePadding()) {
       return damaged("a region is cut off");
     }
-    if (entry.kind < uint32_t(RegionKind::kAllocation) || entry.kind > uint32_t(RegionKind::kHeap)) {
-      return damaged("a region's kind");
-    }
+    if (!IsKind(entry.kind)) return damaged("a region's kind");
     const uint64_t count = ChunkCount(entry.bytes);
     if (count > reader.left() / sizeof(uint32_t)) return damaged("a region's chunks");
     IndexedRegion indexed;
@@ -200,6 +158,106 @@ absl::StatusOr<Index> DecodeIndex(std::string_view bytes, const std::string& nam
   }
   at = reader.at();
   if (reader.left() != 0) return damaged("bytes after the last region");
+  return index;
+}
+
+}  // namespace
+
+std::string DataFileName(uint32_t number) {
+  char name[32];
+  snprintf(name, sizeof(name), "memory/data-%05u", number);
+  return name;
+}
+
+std::string EncodeIndex(const Index& index) {
+  IndexContents contents;
+  contents.set_chunk_bytes(uint32_t(kChunkBytes));
+  for (uint32_t i = 0; i < index.data_files; ++i) contents.add_data_files()->set_path(DataFileName(i));
+  for (const StoredChunk& chunk : index.chunks) {
+    StoredChunkEntry* const entry = contents.add_chunks();
+    entry->set_hash(ToBytes(chunk.hash));
+    entry->set_data_file(chunk.file);
+    entry->set_offset(chunk.offset);
+    entry->set_encoding(uint32_t(chunk.encoding));
+    entry->set_stored_bytes(chunk.stored_bytes);
+    entry->set_bytes(chunk.bytes);
+  }
+  for (const IndexedRegion& indexed : index.regions) {
+    const Region& region = indexed.region;
+    RegionEntry* const entry = contents.add_regions();
+    entry->set_process(region.process);
+    entry->set_kind(uint32_t(region.kind));
+    entry->set_address(region.address);
+    entry->set_bytes(region.bytes);
+    entry->set_object(region.object);
+    entry->set_symbol(region.symbol);
+    entry->set_context(region.context);
+    entry->set_device(region.device);
+    entry->set_module_index(region.module_index);
+    entry->set_functions(region.flags);
+    for (const uint32_t chunk : indexed.chunks) entry->add_chunks(chunk);
+  }
+  return Seal<IndexFile>(kMagic, Serialize(contents), [](IndexFile* file, const std::string& bytes) {
+    file->set_index(bytes);
+  });
+}
+
+absl::StatusOr<Index> DecodeIndex(std::string_view bytes, const std::string& name, uint32_t format_version) {
+  if (format_version == 1) return DecodeIndex1(bytes, name);
+  const auto damaged = [&](const char* what) {
+    return absl::DataLossError(absl::StrCat(name, " is damaged: ", what));
+  };
+  IndexFile in;
+  uint32_t version = 0;
+  const absl::Status status = Unseal<IndexFile>(
+      bytes, name, kMagic, [](const IndexFile& file) -> const std::string& { return file.index(); }, &in, &version);
+  if (!status.ok()) return status;
+  if (version != format_version) return damaged("its format version is not the image's");
+  IndexContents contents;
+  if (!contents.ParseFromString(in.index())) return damaged("its contents cannot be parsed");
+  if (contents.chunk_bytes() != kChunkBytes) return damaged("its chunk size");
+  Index index;
+  index.data_files = uint32_t(contents.data_files_size());
+  for (uint32_t i = 0; i < index.data_files; ++i) {
+    if (contents.data_files(int(i)).path() != DataFileName(i)) return damaged("the name of a data file");
+  }
+  index.chunks.reserve(size_t(contents.chunks_size()));
+  for (const StoredChunkEntry& entry : contents.chunks()) {
+    StoredChunk chunk;
+    if (!FromBytes(entry.hash(), &chunk.hash)) return damaged("a chunk's hash");
+    chunk.file = entry.data_file();
+    chunk.encoding = Encoding(entry.encoding());
+    chunk.offset = entry.offset();
+    chunk.stored_bytes = entry.stored_bytes();
+    chunk.bytes = entry.bytes();
+    if (!IsSane(chunk, index.data_files)) return damaged("a chunk's entry");
+    index.chunks.push_back(chunk);
+  }
+  for (const RegionEntry& entry : contents.regions()) {
+    IndexedRegion indexed;
+    Region& region = indexed.region;
+    if (!IsKind(entry.kind())) return damaged("a region's kind");
+    region.process = entry.process();
+    region.kind = RegionKind(entry.kind());
+    region.address = entry.address();
+    region.bytes = entry.bytes();
+    region.object = entry.object();
+    region.symbol = entry.symbol();
+    region.context = entry.context();
+    region.device = entry.device();
+    region.module_index = entry.module_index();
+    region.flags = entry.functions();
+    if (uint64_t(entry.chunks_size()) != ChunkCount(region.bytes)) return damaged("a region's chunks");
+    indexed.chunks.assign(entry.chunks().begin(), entry.chunks().end());
+    for (size_t i = 0; i < indexed.chunks.size(); ++i) {
+      const uint32_t chunk = indexed.chunks[i];
+      if (chunk == 0) continue;
+      if (chunk > index.chunks.size() || index.chunks[chunk - 1].bytes != ChunkLength(region.bytes, i)) {
+        return damaged("a region's chunk");
+      }
+    }
+    index.regions.push_back(std::move(indexed));
+  }
   return index;
 }
 

@@ -50,8 +50,9 @@ inline uint64_t ChunkCount(uint64_t region_bytes) {
 std::string EncodeIndex(const Index& index);
 
 // Any input is safe. `name` is for messages. What comes out is consistent in itself: chunks exist and have the lengths
-// that regions need. Whether they lie inside the data files is the caller's to check.
-absl::StatusOr<Index> DecodeIndex(std::string_view bytes, const std::string& name);
+// that regions need. Whether they lie inside the data files, and whether regions' processes exist, is the caller's to check.
+absl::StatusOr<Index> DecodeIndex(std::string_view bytes, const std::string& name,
+                                  uint32_t format_version = kFormatVersion);
 
 // Name of a data file: "memory/data-00000".
 std::string DataFileName(uint32_t number);

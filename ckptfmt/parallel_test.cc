@@ -153,7 +153,7 @@ TEST(Parallel, AFailingWriterGivesAllChunksBackAndLeavesNothing) {
       for (int i = 0; i < 5000 && done < kChunks; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(2));
       EXPECT_EQ(done, kChunks);
       g_write_for_testing = nullptr;
-      EXPECT_FALSE((*writer)->Commit({}).ok());
+      EXPECT_FALSE((*writer)->Commit(SampleInfo()).ok());
     }
     EXPECT_FALSE(std::filesystem::exists(folder / "image"));
     EXPECT_FALSE(std::filesystem::exists(folder / "image.partial"));
@@ -223,7 +223,7 @@ TEST(Parallel, WaitingForTheFilesTellsHowFarItIsAndCanBeCancelled) {
       EXPECT_TRUE(waited.ok()) << waited;
       EXPECT_EQ(last, memory.size());
       ASSERT_TRUE((*writer)->WriteLog("log").ok());
-      ASSERT_TRUE((*writer)->Commit({}).ok());
+      ASSERT_TRUE((*writer)->Commit(SampleInfo()).ok());
     }
     writer->reset();
     g_write_for_testing = nullptr;
@@ -266,7 +266,7 @@ TEST(Parallel, HeldChunksAreNotWrittenBeforeTheyAreWaitedFor) {
       EXPECT_TRUE(waited.ok()) << waited;
       EXPECT_EQ(done, 20);
     }
-    ASSERT_TRUE((*writer)->Commit({}).ok());
+    ASSERT_TRUE((*writer)->Commit(SampleInfo()).ok());
     g_write_for_testing = nullptr;
     EXPECT_EQ(done, 20);
     EXPECT_TRUE(ReadAll(dir).ok());
@@ -311,7 +311,7 @@ TEST(Parallel, MisuseIsAnErrorAndGivesTheChunkBack) {
     EXPECT_THAT(Message((*writer)->AddChunk(0, 0, memory, note)), HasSubstr("given before"));
     EXPECT_EQ(done, 4);
     ASSERT_TRUE((*writer)->WriteLog("log").ok());
-    EXPECT_THAT(Message((*writer)->Commit({})), HasSubstr("1 chunks of region 0 were not given"));
+    EXPECT_THAT(Message((*writer)->Commit(SampleInfo())), HasSubstr("1 chunks of region 0 were not given"));
   }
   EXPECT_FALSE(std::filesystem::exists(folder / "image"));
 }

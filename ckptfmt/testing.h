@@ -94,16 +94,20 @@ inline ImageInfo SampleInfo() {
   info.job = "job-1";
   info.program = "/usr/bin/program";
   info.pid = 4242;
-  info.server = "unix:/run/session.sock";
-  info.driver_version = 13000;
-  info.devices.push_back({"GPU name", std::string("\x01\x02\x00\x04", 4) + std::string(12, 'u'), 9, 0,
-                          uint64_t{141} << 30, "0000:1b:00.0"});
-  info.next_sequence = 77777;
-  info.wire_version = 1;
-  info.session = 12;
-  info.shared_memory = true;
-  info.log_records = 3;
-  info.log_images = 1;
+  ProcessInfo process;
+  process.pid = 4242;
+  process.program = "program";
+  process.server = "unix:/run/session.sock";
+  process.driver_version = 13000;
+  process.devices.push_back({"GPU name", std::string("\x01\x02\x00\x04", 4) + std::string(12, 'u'), 9, 0,
+                             uint64_t{141} << 30, "0000:1b:00.0"});
+  process.next_sequence = 77777;
+  process.wire_version = 1;
+  process.session = 12;
+  process.shared_memory = true;
+  process.log_records = 3;
+  process.log_images = 1;
+  info.processes.push_back(process);
   info.engine = "criu";
   info.client_info = {{"criu.version", "4.1"}, {"root_pid", "4242"}};
   return info;

@@ -11,8 +11,9 @@
 
 namespace cuda_remote::ckptfmt {
 
-// The version of the files that this program writes, and the only one that it reads.
-inline constexpr uint32_t kFormatVersion = 1;
+// The version of the files that this program writes. It reads all versions from the first on.
+inline constexpr uint32_t kFormatVersion = 2;
+inline constexpr uint32_t kFirstFormatVersion = 1;
 
 // Memory is kept in chunks of this size, counted from the start of each region.
 inline constexpr uint64_t kChunkBytes = 2u << 20;
@@ -36,6 +37,7 @@ struct Region {
   uint64_t context = 0;  // virtual handle
   int32_t device = 0;
   uint32_t module_index = 0;
+  uint32_t process = 0;  // number in ImageInfo::processes
   // Of a symbol that holds addresses of functions: a hash of them as loading had put them there, which must be the same
   // after a restart. Else 0.
   uint64_t flags = 0;
@@ -51,19 +53,15 @@ struct DeviceFacts {
   std::string pci_bus_id;
 };
 
-// The manifest's own statements.
-struct ImageInfo {
-  std::string product_version;
-  int64_t created_unix_ms = 0;  // 0: Commit fills it in
-  std::string host;             // empty: Commit fills it in
-  std::string job;
+// A process of the job that has a GPU session.
+struct ProcessInfo {
+  uint32_t pid = 0;  // as it knows itself
   std::string program;
-  uint32_t pid = 0;            // of the client process
-  std::string server;          // address that the job used
+  std::string server;          // address that it used
   int32_t driver_version = 0;  // as cuDriverGetVersion
   std::vector<DeviceFacts> devices;
 
-  // The channel: what the client goes on with.
+  // The channel: what the process goes on with.
   uint64_t next_sequence = 0;
   uint32_t wire_version = 0;
   uint64_t session = 0;
@@ -71,6 +69,18 @@ struct ImageInfo {
 
   uint64_t log_records = 0;
   uint64_t log_images = 0;
+};
+
+// The manifest's own statements.
+struct ImageInfo {
+  uint32_t format_version = kFormatVersion;  // that it was read in
+  std::string product_version;
+  int64_t created_unix_ms = 0;  // 0: Commit fills it in
+  std::string host;             // empty: Commit fills it in
+  std::string job;
+  std::string program;  // the job's command
+  uint32_t pid = 0;     // of the job's program, as it knows itself
+  std::vector<ProcessInfo> processes;
 
   // Who saved the client process into client/: "criu", or "none" if only the GPU's side was saved.
   std::string engine = "none";
@@ -84,7 +94,7 @@ struct ImageSizes {
   uint64_t zero_bytes = 0;    // of it, in chunks of zeros only (not stored)
   uint64_t shared_bytes = 0;  // of it, in chunks equal to another one (stored once)
   uint64_t stored_bytes = 0;  // in memory/ files
-  uint64_t log_bytes = 0;
+  uint64_t log_bytes = 0;     // of all processes
   uint64_t client_bytes = 0;  // the engine's files
   uint64_t total_bytes = 0;   // all files, manifest too
 };

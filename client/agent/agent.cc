@@ -15,11 +15,11 @@
 #include <new>
 #include <utility>
 
-#include "client/agent/message.h"
+#include "proto/agent/message.h"
 #include "proto/channel/handshake.h"
 #include "proto/folder/private_folder.h"
 
-namespace cuda_remote::client::agent {
+namespace cuda_remote::agent {
 namespace {
 
 // How often the socket's path is looked at.
@@ -335,7 +335,7 @@ class AgentThread final : public Agent {
 
 std::unique_ptr<Agent> Agent::Start(const std::string& directory, AgentHost* host, std::string* error) {
   if (!CheckFolder(directory, FolderUse::kServe, error)) return nullptr;
-  std::unique_ptr<AgentThread> agent(new (std::nothrow) AgentThread(directory + "/" + kSocketName, host));
+  std::unique_ptr<AgentThread> agent(new (std::nothrow) AgentThread(directory + "/" + SocketName(uint32_t(getpid())), host));
   if (!agent) {
     *error = "out of memory";
     return nullptr;
@@ -344,4 +344,4 @@ std::unique_ptr<Agent> Agent::Start(const std::string& directory, AgentHost* hos
   return agent;
 }
 
-}  // namespace cuda_remote::client::agent
+}  // namespace cuda_remote::agent

@@ -28,9 +28,9 @@
 #include <memory>
 #include <string>
 
-#include "client/agent/types.h"
+#include "proto/agent/types.h"
 
-namespace cuda_remote::client::agent {
+namespace cuda_remote::agent {
 
 // What the agent serves: the session. All calls come from the agent's thread. False: *error says why, in a sentence.
 class AgentHost {
@@ -65,7 +65,8 @@ class AgentHost {
 
 class Agent {
  public:
-  // Listens on `directory`/agent.sock and serves `host`, which must outlive the agent. Makes the folder (mode 0700) if
+  // Listens on the socket SocketName (proto/agent/types.h) in `directory` and serves `host`, which must outlive the
+  // agent. Makes the folder (mode 0700) if
   // it is missing. Null and *error if that cannot be, for instance because another process of the job is there already.
   static std::unique_ptr<Agent> Start(const std::string& directory, AgentHost* host, std::string* error);
 
@@ -76,6 +77,6 @@ class Agent {
   Agent() = default;
 };
 
-}  // namespace cuda_remote::client::agent
+}  // namespace cuda_remote::agent
 
 #endif  // CUDA_REMOTE_CLIENT_AGENT_AGENT_H_

@@ -18,12 +18,12 @@
 #include <string>
 #include <thread>
 
-#include "client/agent/agent_client.h"
-#include "client/agent/lock.h"
-#include "client/agent/message.h"
+#include "checkpoint/agent/agent_client.h"
+#include "checkpoint/agent/lock.h"
+#include "proto/agent/message.h"
 #include "proto/channel/handshake.h"
 
-namespace cuda_remote::client::agent {
+namespace cuda_remote::agent {
 namespace {
 
 int FileWith(const std::string& text) {
@@ -155,7 +155,7 @@ class AgentTest : public testing::Test {
     rmdir(parent_.c_str());
   }
   std::unique_ptr<AgentClient> Connect() {
-    std::unique_ptr<AgentClient> tool = AgentClient::Connect(directory_, &error_);
+    std::unique_ptr<AgentClient> tool = AgentClient::Connect(directory_, uint32_t(getpid()), "the job", &error_);
     EXPECT_NE(tool, nullptr) << error_;
     return tool;
   }
@@ -290,7 +290,7 @@ TEST_F(AgentTest, ToolThatDisappearsWhileItWaitsUnlocks) {
       FieldWriter(&request.body).Number(60000);
       tool.reset();
       ASSERT_TRUE(Eventually([&] { return host_.unlocks == before + 1; }));
-      const int socket = ConnectUnix(directory_ + "/" + kSocketName, &error_);
+      const int socket = ConnectUnix(directory_ + "/" + SocketName(uint32_t(getpid())), &error_);
       ASSERT_GE(socket, 0) << error_;
       Message close_request;
       close_request.type = Type::kClose;
@@ -471,7 +471,7 @@ TEST_F(AgentTest, OneToolAtATime) {
 TEST_F(AgentTest, GarbageEndsTheConnectionOnly) {
   unsigned seed = 1;
   for (int round = 0; round < 200; ++round) {
-    const int socket = ConnectUnix(directory_ + "/" + kSocketName, &error_);
+    const int socket = ConnectUnix(directory_ + "/" + SocketName(uint32_t(getpid())), &error_);
     ASSERT_GE(socket, 0) << error_;
     std::string bytes(rand_r(&seed) % 300 + 1, '\0');
     for (char& byte : bytes) byte = char(rand_r(&seed));
@@ -490,7 +490,7 @@ TEST_F(AgentTest, GarbageEndsTheConnectionOnly) {
 }
 
 TEST_F(AgentTest, OtherVersionIsToldSo) {
-  const int socket = ConnectUnix(directory_ + "/" + kSocketName, &error_);
+  const int socket = ConnectUnix(directory_ + "/" + SocketName(uint32_t(getpid())), &error_);
   const uint32_t head[4] = {kMagic, kVersion + 1, uint32_t(Type::kInfo), 0};
   ASSERT_EQ(send(socket, head, sizeof(head), 0), ssize_t(sizeof(head)));
   Message reply;
@@ -509,11 +509,11 @@ TEST_F(AgentTest, SecondAgentInTheSameFolderIsRefused) {
 }
 
 TEST_F(AgentTest, SocketIsMadeAgainWhenItsPathIsGone) {
-  ASSERT_EQ(unlink((directory_ + "/" + kSocketName).c_str()), 0);
+  ASSERT_EQ(unlink((directory_ + "/" + SocketName(uint32_t(getpid()))).c_str()), 0);
   bool again = false;
   for (int i = 0; i < 150 && !again; ++i) {
     usleep(100000);
-    again = AgentClient::Connect(directory_, &error_) != nullptr;
+    again = AgentClient::Connect(directory_, uint32_t(getpid()), "the job", &error_) != nullptr;
   }
   EXPECT_TRUE(again);
 }
@@ -526,7 +526,7 @@ TEST_F(AgentTest, ForkedChildHoldsNothing) {
   }
   agent_.reset();
   // Nobody listens any more, though the child lives.
-  EXPECT_EQ(AgentClient::Connect(directory_, &error_), nullptr);
+  EXPECT_EQ(AgentClient::Connect(directory_, uint32_t(getpid()), "the job", &error_), nullptr);
   EXPECT_EQ(waitpid(child, nullptr, 0), child);
 }
 
@@ -552,4 +552,4 @@ TEST_F(AgentTest, ThreadTakesNoSignal) {
 }
 
 }  // namespace
-}  // namespace cuda_remote::client::agent
+}  // namespace cuda_remote::agent

@@ -10,15 +10,15 @@
 #include <unistd.h>
 
 #include "client/session/relay_process.h"
-#include "client/session/this_job.h"
 #include "proto/channel/handshake.h"
+#include "proto/folder/connection_lock.h"
+#include "proto/folder/this_job.h"
 
 namespace cuda_remote::client {
 namespace {
 
 // cr-nvml may have to load the driver first.
 constexpr int kAnswerTimeoutMs = 30000;
-constexpr long kLockPauseNs = 5000000;
 constexpr char kUnix[] = "unix:";
 
 std::string Variable(const char* name) {
@@ -41,37 +41,6 @@ bool ReadFile(const std::string& path, std::string* text, std::string* identity)
               std::to_string(facts.st_mtim.tv_nsec);
   return true;
 }
-
-// Held while a question is open; waits while a snapshot is taken. No descriptor is open while it waits.
-class QuestionLock {
- public:
-  explicit QuestionLock(const std::string& folder) {
-    if (folder.empty()) return;
-    const std::string path = folder + "/nvml.lock";
-    while (true) {
-      fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-      if (fd_ < 0) return;  // no such folder any more: nobody takes snapshots either
-      if (flock(fd_, LOCK_SH | LOCK_NB) == 0) return;
-      const bool busy = errno == EWOULDBLOCK || errno == EINTR;
-      close(fd_);
-      fd_ = -1;
-      if (!busy) return;
-      const timespec pause = {0, kLockPauseNs};
-      nanosleep(&pause, nullptr);
-    }
-  }
-  ~QuestionLock() {
-    if (fd_ < 0) return;
-    // By name: a child that was forked meanwhile has a copy of the descriptor.
-    flock(fd_, LOCK_UN);
-    close(fd_);
-  }
-  QuestionLock(const QuestionLock&) = delete;
-  QuestionLock& operator=(const QuestionLock&) = delete;
-
- private:
-  int fd_ = -1;
-};
 
 bool Exchange(const std::string& path, const std::string& body, nvml::Answer* answer, std::string* error) {
   const int socket = ConnectServer(path, error);
@@ -129,7 +98,7 @@ bool AskServer(const JobServer& server, const nvml::Question& question, std::str
   }
   std::string body;
   nvml::EncodeQuestion(question, &body);
-  const QuestionLock lock(server.folder);
+  const ConnectionLock lock(server.folder);
   if (server.address.compare(0, sizeof(kUnix) - 1, kUnix) == 0)
     return Exchange(server.address.substr(sizeof(kUnix) - 1), body, answer, error);
   // A relay of our own ends when it had no questions for a while; then another one is started.

@@ -4,7 +4,7 @@
 // the tools keep a file `gpu-server` in the job's folder (two lines: the address, the ordinal of the only GPU or -1),
 // and it goes before CUDA_REMOTE_SERVER and CUDA_REMOTE_GPU.
 //
-// While a question is open, `nvml.lock` in that folder is held (shared); cr-checkpoint holds it exclusively while
+// While a question is open, `connect.lock` in that folder is held (shared); cr-checkpoint holds it exclusively while
 // the process is snapshotted, so that no snapshot meets a connection. Between questions nothing is open.
 #ifndef CUDA_REMOTE_CLIENT_NVML_JOB_SERVER_H_
 #define CUDA_REMOTE_CLIENT_NVML_JOB_SERVER_H_

@@ -268,7 +268,7 @@ TEST_F(NvmlLibrary, NothingIsOpenBetweenCallsAndASnapshotIsWaitedFor) {
   // The server is in this process too, and closes its end after the answer has arrived.
   for (int i = 0; i < 500 && OpenDescriptors() != before; ++i) SleepMs(10);
   EXPECT_EQ(OpenDescriptors(), before);
-  const int lock = open((folder_ + "/nvml.lock").c_str(), O_RDWR | O_CLOEXEC);
+  const int lock = open((folder_ + "/connect.lock").c_str(), O_RDWR | O_CLOEXEC);
   ASSERT_GE(lock, 0);
   ASSERT_EQ(flock(lock, LOCK_EX | LOCK_NB), 0);
   std::atomic<bool> done{false};

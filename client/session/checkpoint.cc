@@ -310,6 +310,8 @@ void Session::Unlock() {
     }
   }
   taken_ = false;
+  if (given_new_) managed_mirror_.ForgetFormer();
+  given_new_ = false;
   if (channel_) host_functions_.SetChannel(channel_.get());
   gate_.Open();
   trace::Resume();
@@ -354,6 +356,7 @@ void Session::Abandon() {
 bool Session::Give(agent::Given given, std::string* error) {
   std::unique_ptr<ClientChannel> adopted = ClientChannel::Adopt(given.fds, given.next_sequence, given.welcome, error);
   if (!adopted) return false;
+  if (!given.new_worker && given_new_) GoBack();
   host_functions_.SetChannel(nullptr);
   channel_.swap(adopted);
   channel_->SetStdoutSink(&WriteDeviceOutput);
@@ -368,7 +371,10 @@ bool Session::Give(agent::Given given, std::string* error) {
   if (given.new_worker) {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     event_ages_.swap(noted_event_ages_);
+    former_moved_at_ns_ = moved_at_ns_;
     moved_at_ns_ = NowNs();
+    former_server_ = settings_.server;
+    given_new_ = true;
   }
   completions_.ForgetAll();
   answers_.Forget();  // the GPU may be another
@@ -377,6 +383,17 @@ bool Session::Give(agent::Given given, std::string* error) {
   lost_.store(CUDA_SUCCESS);
   host_functions_.SetChannel(channel_.get());
   return true;
+}
+
+// The tool takes a new channel back, since another process of the job could not take its own.
+void Session::GoBack() {
+  managed_home_.MoveBack();
+  managed_mirror_.MoveBack();
+  settings_.server = former_server_;
+  given_new_ = false;
+  std::unique_lock<std::shared_mutex> lock(mutex_);
+  event_ages_.swap(noted_event_ages_);
+  moved_at_ns_ = former_moved_at_ns_;
 }
 
 bool Session::ReplayRest(std::string* error) {

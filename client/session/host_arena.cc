@@ -6,7 +6,7 @@
 
 #include <iterator>
 
-#include "client/session/machine_memory.h"
+#include "proto/machine/machine_memory.h"
 
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000

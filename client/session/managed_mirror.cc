@@ -151,14 +151,30 @@ ChannelStatus ManagedMirror::Pull(ClientChannel* channel) {
 
 CUresult ManagedMirror::MoveTo(ClientChannel* channel, const std::vector<Place>& places) {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::map<uint64_t, Range> before;
-  before.swap(ranges_);
+  former_.clear();
+  former_.swap(ranges_);
   const CUresult result = MoveToUnlocked(channel, places);
   // The other server stays the one to keep in step with: what it knows is what it knew.
-  if (result != CUDA_SUCCESS) ranges_.swap(before);
+  if (result != CUDA_SUCCESS) MoveBackUnlocked();
   runs_.clear();
   ranges_count_.store(ranges_.size(), std::memory_order_release);
   return result;
+}
+
+void ManagedMirror::MoveBackUnlocked() {
+  ranges_.swap(former_);
+  former_.clear();
+}
+
+void ManagedMirror::MoveBack() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  MoveBackUnlocked();
+  ranges_count_.store(ranges_.size(), std::memory_order_release);
+}
+
+void ManagedMirror::ForgetFormer() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  former_.clear();
 }
 
 CUresult ManagedMirror::MoveToUnlocked(ClientChannel* channel, const std::vector<Place>& places) {

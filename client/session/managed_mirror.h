@@ -63,6 +63,10 @@ class ManagedMirror {
   // Starts over with that server, this process's bytes being the right ones. The result is that of the first failure,
   // after which all is as before.
   CUresult MoveTo(ClientChannel* channel, const std::vector<Place>& places);
+  // After a MoveTo: the former server is the one to keep in step with again.
+  void MoveBack();
+  // After a MoveTo: there is no way back.
+  void ForgetFormer();
 
  private:
   struct Unmapper {
@@ -78,6 +82,7 @@ class ManagedMirror {
   static CUresult AddOnServer(ClientChannel* channel, uint64_t address, uint64_t bytes);
   ChannelStatus PushUnlocked(ClientChannel* channel);
   ChannelStatus SendRuns(ClientChannel* channel, std::string* runs);
+  void MoveBackUnlocked();
   CUresult MoveToUnlocked(ClientChannel* channel, const std::vector<Place>& places);
   CUresult AddUnlocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory);
   // Takes what the server sent. False for what no server sends.
@@ -85,6 +90,7 @@ class ManagedMirror {
 
   std::mutex mutex_;
   std::map<uint64_t, Range> ranges_;  // by the server's address
+  std::map<uint64_t, Range> former_;  // of the server before, while there is a way back
   std::atomic<size_t> ranges_count_{0};
   std::set<uint64_t> variable_pages_;
   std::string runs_;  // storage for Push

@@ -12,11 +12,12 @@
 #include "client/session/log.h"
 #include "client/session/relay_process.h"
 #include "client/session/shared_pages.h"
-#include "client/session/this_job.h"
 #include "client/trace/control.h"
 #include "client/trace/trace.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/driverabi/visible_devices.h"
+#include "proto/folder/connection_lock.h"
+#include "proto/folder/this_job.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -56,6 +57,11 @@ CUresult Session::Connect(Session** session) {
   if (g_connect_result != CUDA_SUCCESS) return g_connect_result;
   Session* const opened = new (std::nothrow) Session;
   if (!opened) return CUDA_ERROR_OUT_OF_MEMORY;
+  opened->settings_ = ReadSettings();
+  // Until the agent is there: a tool that stops the job waits for this, or this for the tool. Settings again, since the
+  // job may have another server by then.
+  const ConnectionLock connecting(opened->settings_.job_dir);
+  opened->settings_ = ReadSettings();
   g_connect_result = opened->Open();
   if (g_connect_result != CUDA_SUCCESS) {
     delete opened;
@@ -79,7 +85,6 @@ CUresult Session::Connect(Session** session) {
 }
 
 CUresult Session::Open() {
-  settings_ = ReadSettings();
   if (settings_.sync) waits_ = Waits::kAll;
   staging_.SetThreads(settings_.copy_threads);
   std::string error;

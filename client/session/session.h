@@ -354,6 +354,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   bool ShareHostArena(std::string* error);
   // Makes again what the tool's replay left out because it needs this process's pinned memory.
   bool ReplayRest(std::string* error);
+  void GoBack();
   // The same for managed memory: that it is there, and then what is in it.
   bool MapManaged(std::string* error);
   bool MoveManaged(std::string* error);
@@ -380,6 +381,10 @@ class Session final : public agent::AgentHost, public trace::Server {
   // the gate closed; and the streams and their contexts that had work at the
   // last answer.
   bool taken_ = false;
+  // Since a Give of another server's channel, until calls go on: there is a way back to the server before.
+  bool given_new_ = false;
+  std::string former_server_;
+  int64_t former_moved_at_ns_ = 0;
   uint64_t question_ = 0;
   bool question_quiet_ = false;
   uint64_t question_admissions_ = 0;

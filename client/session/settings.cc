@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "client/session/this_job.h"
+#include "proto/folder/this_job.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -20,13 +20,16 @@ Settings ReadSettings() {
   settings.job = Variable("CUDA_REMOTE_JOB");
   settings.job_dir = Variable("CUDA_REMOTE_JOB_DIR");
   const std::string gpu = Variable("CUDA_REMOTE_GPU");
+  if (!gpu.empty()) settings.gpu = atoi(gpu.c_str());
   // A process of a job whose environment was made anew.
+  if (settings.server.empty()) FindThisJob(&settings.job_dir, &settings.job);
+  // A job that was restarted or moved has another server than its environment says.
+  std::string server;
   int only = -1;
-  if (settings.server.empty() && FindThisJob(&settings.job_dir, &settings.job) &&
-      ReadGpuServer(settings.job_dir, &settings.server, &only)) {
+  if (!settings.job_dir.empty() && ReadGpuServer(settings.job_dir, &server, &only)) {
+    settings.server = server;
     settings.gpu = only;
   }
-  if (!gpu.empty()) settings.gpu = atoi(gpu.c_str());
   const std::string sync = Variable("CUDA_REMOTE_SYNC");
   settings.sync = !sync.empty() && sync != "0";
   settings.copy_threads = atoi(Variable("CUDA_REMOTE_COPY_THREADS").c_str());

@@ -25,7 +25,7 @@ struct Settings {
   bool managed_on_gpu = true;
   // CUDA_REMOTE_JOB: the job's name, as cr-ps shows it.
   std::string job;
-  // CUDA_REMOTE_JOB_DIR: where agent.sock goes. Empty: no agent, the job cannot be checkpointed.
+  // CUDA_REMOTE_JOB_DIR: where the agent's socket goes. Empty: no agent, the job cannot be checkpointed.
   std::string job_dir;
 };
 

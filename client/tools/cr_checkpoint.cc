@@ -13,16 +13,14 @@
 #include <string>
 #include <thread>
 
+#include "checkpoint/engine/criu/criu_engine.h"
+#include "checkpoint/gpu/gpu_state.h"
+#include "checkpoint/job/job.h"
+#include "checkpoint/job/job_claim.h"
+#include "checkpoint/transaction/live_job.h"
 #include "ckptfmt/image_writer.h"
 #include "client/tools/background.h"
-#include "client/tools/criu.h"
-#include "client/tools/criu_facts.h"
-#include "client/tools/cuda_processes.h"
 #include "client/tools/foreground.h"
-#include "client/tools/gpu_state.h"
-#include "client/tools/held_job.h"
-#include "client/tools/job.h"
-#include "client/tools/job_claim.h"
 #include "client/tools/progress.h"
 #include "client/tools/steps.h"
 #include "proto/codec/json.h"
@@ -31,6 +29,8 @@
 #include "proto/frame/version.h"
 
 namespace cuda_remote::client::tools {
+
+using namespace checkpoint;
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -91,7 +91,7 @@ std::string CommandOf(const Job& job) {
 }
 
 // Host memory for the GPU memory of the job, as much of it ready to be written to as the job needs now.
-std::unique_ptr<ChunkPool> MakePool(const Options& options, const std::string& directory,
+std::unique_ptr<ChunkPool> MakePool(const Options& options, const Job& job, const std::string& directory,
                                     const std::function<bool()>& cancelled, std::string* error) {
   uint64_t limit = options.pool ? *options.pool : SpareMemory();
   // A job that ends does not wait for anything: then more memory saves no time.
@@ -103,7 +103,7 @@ std::unique_ptr<ChunkPool> MakePool(const Options& options, const std::string& d
   }
   if (!options.stop) {
     // Regions end within a slot.
-    if (const uint64_t held = AskHeldBytes(directory); held > 0) pool->Prepare(held + held / 16, cancelled);
+    if (const uint64_t held = AskHeldBytes(job, directory); held > 0) pool->Prepare(held + held / 16, cancelled);
   }
   return pool;
 }
@@ -122,16 +122,50 @@ void TellTransfer(const TransferTimes& times, Steps* steps) {
   if (times.longest > 0) steps->Part(times.longest, "the longest wait, for " + times.longest_chunk);
 }
 
+// Says which process it was about, of several. False.
+bool Of(const LiveProcess& process, size_t count, std::string* error) {
+  if (count > 1) *error = process.Name() + ": " + *error;
+  return false;
+}
+
+// What the image says of each process, and which memory each has.
+bool DescribeHeld(LiveJob* live, ckptfmt::ImageInfo* info, std::vector<std::vector<ckptfmt::Region>>* regions,
+                  std::string* error) {
+  const size_t count = live->processes().size();
+  for (size_t i = 0; i < count; ++i) {
+    LiveProcess& process = *live->processes()[i];
+    ckptfmt::ProcessInfo facts;
+    if (!Drain(process.channel(), error) || !DescribeServer(process.channel(), &facts, error) ||
+        !ListRegions(process.channel(), &(*regions)[i], error, live->Sessions())) {
+      return Of(process, count, error);
+    }
+    for (ckptfmt::Region& region : (*regions)[i]) region.process = uint32_t(i);
+    facts.pid = uint32_t(process.process().inner_pid);
+    facts.program = process.process().program;
+    facts.server = process.info().server;
+    facts.next_sequence = process.next_sequence();
+    facts.wire_version = kWireVersion;
+    facts.session = process.info().session;
+    facts.shared_memory = process.info().shared_memory;
+    facts.log_records = process.log().records();
+    facts.log_images = process.log().images();
+    info->processes.push_back(std::move(facts));
+  }
+  return true;
+}
+
 // One checkpoint. False and *error: there is no image, and the job goes on.
 bool Checkpoint(const Options& options, const std::string& directory, Job job, const std::function<bool()>& cancelled,
                 Outcome* outcome, std::string* error) {
   const Clock::time_point start = Clock::now();
   Steps steps(kTool, options.times);
-  std::string criu;
-  job.set_tcp_close(options.tcp_close);
+  CriuEngine engine;
+  SaveOptions save;
+  save.close_tcp = options.tcp_close;
+  std::string facts;
   JobClaim claim;
-  if (!CheckOneCudaProcess(job, directory, "saved", error) || !DescribeProcesses(&job, error) ||
-      !FindCriu(&criu, error) || !claim.Take(directory, kTool, cancelled, error)) {
+  if (!engine.Describe(job, save, &facts, error) || !engine.CheckUsable(error) ||
+      !claim.Take(directory, kTool, cancelled, error)) {
     return false;
   }
   ckptfmt::WriterOptions writer_options;
@@ -145,7 +179,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   }
   const std::unique_ptr<ckptfmt::ImageWriter> image = std::move(*created);
   const Clock::time_point preparing = Clock::now();
-  pool = MakePool(options, directory, cancelled, error);
+  pool = MakePool(options, job, directory, cancelled, error);
   if (!pool) return false;
   if (cancelled()) {
     *error = "interrupted";
@@ -155,78 +189,80 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   outcome->preparing = Since(preparing);
   outcome->prepared_bytes = pool->prepared();
   steps.Done("making host memory ready");
-  const std::unique_ptr<HeldJob> held = HeldJob::Take(directory, claim, int(options.timeout * 1000), cancelled, error);
-  if (!held) return false;
+  LiveJob live(job, directory, claim);
+  JobTransaction transaction(job, &live, &engine);
+  agent::LockOptions lock;
+  lock.timeout_ms = int(options.timeout * 1000);
+  lock.cancelled = cancelled;
+  if (!transaction.Begin(lock, error)) return false;
   steps.Done("locking the job");
 
   ckptfmt::ImageInfo info;
-  std::vector<ckptfmt::Region> regions;
-  if (!Drain(held->channel(), error) || !DescribeServer(held->channel(), &info, error) ||
-      !ListRegions(held->channel(), &regions, error)) {
-    return false;
-  }
-  steps.Done("waiting for the GPU, and asking for its memory");
+  std::vector<std::vector<ckptfmt::Region>> regions(live.processes().size());
+  if (!DescribeHeld(&live, &info, &regions, error)) return false;
   // The processor and the disk are for the job until it goes on.
-  const bool fits = PoolBytesFor(regions) <= pool->limit();
+  uint64_t pool_bytes = 0, memory_bytes = 0;
+  for (const std::vector<ckptfmt::Region>& of_one : regions) {
+    pool_bytes += PoolBytesFor(of_one);
+    for (const ckptfmt::Region& region : of_one) memory_bytes += region.bytes;
+  }
+  const bool fits = pool_bytes <= pool->limit();
   if (!options.stop && fits) image->HoldChunks();
   {
     Progress progress("saving GPU memory", options.quiet);
-    const auto go_on = [&](uint64_t done, uint64_t total) {
-      progress.Update(done, total);
-      return !cancelled();
-    };
     const Clock::time_point reading = Clock::now();
-    if (!SaveMemory(held->channel(), regions, image.get(), pool.get(), fits, shared.get(), go_on, &outcome->saving, error))
-      return false;
+    uint64_t before = 0;
+    for (size_t i = 0; i < regions.size(); ++i) {
+      const auto go_on = [&](uint64_t done, uint64_t) {
+        progress.Update(before + done, memory_bytes);
+        return !cancelled();
+      };
+      LiveProcess& process = *live.processes()[i];
+      if (!SaveMemory(process.channel(), regions[i], image.get(), pool.get(), fits, shared.get(), go_on, &outcome->saving,
+                      error)) {
+        return Of(process, regions.size(), error);
+      }
+      for (const ckptfmt::Region& region : regions[i]) before += region.bytes;
+    }
     outcome->reading = Since(reading);
   }
   steps.Done("reading GPU memory");
   steps.Part(outcome->saving.attaching, "of it, letting the GPU server map the buffers");
   TellTransfer(outcome->saving.reading, &steps);
   steps.Part(outcome->saving.detaching, "of it, taking the buffers back");
-  const absl::Status logged = image->WriteLog(held->log_bytes());
-  if (!logged.ok()) {
+  for (const auto& process : live.processes()) {
+    const absl::Status logged = image->WriteLog(process->log_bytes());
+    if (logged.ok()) continue;
     *error = std::string(logged.message());
     return false;
   }
   // Once more: threads, files and processes may have come since.
-  if (!CheckOneCudaProcess(job, directory, "saved", error) || !DescribeProcesses(&job, error)) return false;
+  if (!engine.Describe(job, save, &facts, error)) return false;
   steps.Done("writing the log");
   if (cancelled()) {
     *error = "interrupted";
     return false;
   }
   info.product_version = kVersion;
-  info.job = Printable(held->info().job);
+  info.job = live.processes().empty() ? job.name() : Printable(live.processes()[0]->info().job);
   info.program = CommandOf(job);
   info.pid = uint32_t(job.inner_pid());
-  info.server = job.server().empty() ? "of its own" : job.server();
-  info.next_sequence = held->next_sequence();
-  info.wire_version = kWireVersion;
-  info.session = held->info().session;
-  info.shared_memory = held->info().shared_memory;
-  info.log_records = held->log().records();
-  info.log_images = held->log().images();
-  info.engine = "criu";
+  info.engine = engine.Name();
   info.client_info["job"] = JobToJson(job, /*one_line=*/true);
+  info.client_info[info.engine] = facts;
 
-  // From here on the job has no channel but ours. HeldJob's end gives it back.
-  NvmlPause pause;
   const Clock::time_point dumping = Clock::now();
-  if (!pause.Take(directory, int(options.timeout * 1000), error) || !held->Release(error) ||
-      !DumpProcesses(job, image->client_dir(), directory, /*leave_stopped=*/options.stop, error)) {
-    return false;
-  }
+  const auto after = options.stop ? SnapshotEngine::After::kStop : SnapshotEngine::After::kRun;
+  if (!transaction.Snapshot(facts, image->client_dir(), directory, after, error)) return false;
   outcome->dumping = Since(dumping);
   steps.Done("saving the process");
   std::string problem;
   if (!options.stop) {
-    pause.Release();
-    if (!held->GiveBack(error)) return false;
-    outcome->paused = held->HeldSeconds();
+    if (!transaction.Resume(error)) return false;
+    outcome->paused = transaction.HeldSeconds();
     steps.Done("giving the job its session back");
   }
-  const CriuFacts facts;  // beside the writing
+  const std::shared_ptr<void> upkeep = engine.BeginUpkeep();  // beside the writing
   absl::Status committed;
   {
     Progress progress("writing GPU memory", options.quiet);
@@ -243,15 +279,13 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   }
   if (!committed.ok()) {
     *error = std::string(committed.message());
-    if (options.stop) ContinueProcesses(job);
     return false;
   }
   steps.Done("flushing to the disk");
   if (options.stop) {
     std::ofstream(directory + "/stopped") << Absolute(options.image) << "\n";
-    if (!KillProcesses(job)) fprintf(stderr, "%s: the job could not be ended; it stands still\n", kTool);
-    held->Abandon();
-    outcome->paused = held->HeldSeconds();
+    if (!transaction.End()) Say(kTool, "the job could not be ended; it stands still");
+    outcome->paused = transaction.HeldSeconds();
     steps.Done("ending the job");
   }
   outcome->sizes = image->sizes();
@@ -261,7 +295,9 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
     told.set_saved_unix_ms(NowMs());
     told.set_saved_bytes(outcome->sizes.total_bytes);
     if (!WriteJob(directory, told, &problem)) Say(kTool, problem);
-    TellSaved(GpuServerOf(directory), held->info().session, told.saved_unix_ms(), told.saved_bytes());
+    for (const auto& process : live.processes()) {
+      TellSaved(GpuServerOf(directory), process->info().session, told.saved_unix_ms(), told.saved_bytes());
+    }
   }
   outcome->seconds = Since(start);
   return true;
@@ -330,8 +366,8 @@ int Repeat(const Options& options, const std::string& directory, const Job& job,
   using std::chrono::milliseconds, std::chrono::system_clock;
   const milliseconds interval(int64_t(options.every * 1000));
   // What is wrong for good.
-  if (std::string criu, error; geteuid() != 0 || !FindCriu(&criu, &error)) {
-    Say(kTool, error.empty() ? "saving and restoring processes needs root" : error);
+  if (std::string error; !CriuEngine().CheckUsable(&error)) {
+    Say(kTool, error);
     return kExitFailure;
   }
   std::string saved;  // when the last image was complete

@@ -4,23 +4,27 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <string>
+#include <thread>
+#include <vector>
 
+#include "checkpoint/gpu/gpu_host.h"
+#include "checkpoint/gpu/gpu_state.h"
+#include "checkpoint/gpu/modules.h"
+#include "checkpoint/transaction/live_job.h"
+#include "checkpoint/job/job.h"
+#include "checkpoint/job/job_claim.h"
 #include "client/tools/background.h"
-#include "client/tools/cuda_processes.h"
 #include "client/tools/foreground.h"
-#include "client/tools/gpu_host.h"
-#include "client/tools/gpu_state.h"
-#include "client/tools/held_job.h"
-#include "client/tools/job.h"
-#include "client/tools/job_claim.h"
-#include "client/tools/modules.h"
 #include "client/tools/progress.h"
 #include "proto/codec/json.h"
 #include "proto/frame/version.h"
 
 namespace cuda_remote::client::tools {
+
+using namespace checkpoint;
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -47,27 +51,62 @@ struct Options {
 
 double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-bool Migrate(const Options& options, const std::string& directory, Job* job, const std::function<bool()>& cancelled,
-             std::string* error) {
-  const Clock::time_point start = Clock::now();
-  JobClaim claim;
-  if (!claim.Take(directory, kTool, cancelled, error) || !CheckOneCudaProcess(*job, directory, "moved", error)) {
-    return false;
-  }
-  // Everything that can go wrong early does so while the job still runs.
-  const std::unique_ptr<GpuHost> host = GpuHost::Open(options.to, options.gpu, directory, /*detached=*/true, error);
-  if (!host) return false;
-  const std::string program = job->command_size() > 0 ? job->command(0) : "";
-  const std::unique_ptr<ClientChannel> channel =
-      OpenSession(host->socket_path(), OwnPid(*job), program, job->name(), options.gpu, error);
-  if (!channel) return false;
-  const std::unique_ptr<HeldJob> held = HeldJob::Take(directory, claim, int(options.timeout * 1000), cancelled, error);
-  // Once more: another process may have begun to use CUDA since.
-  if (!held || !CheckOneCudaProcess(*job, directory, "moved", error)) return false;
+// One process on its way.
+struct Move {
+  CudaProcess of;
+  LiveProcess* process = nullptr;
+  std::unique_ptr<ClientChannel> channel;  // the new one
   std::vector<ckptfmt::Region> regions;
-  ckptfmt::ImageInfo before, after;
-  if (!Drain(held->channel(), error) || !ListRegions(held->channel(), &regions, error) ||
-      !DescribeServer(held->channel(), &before, error) || !DescribeServer(channel.get(), &after, error)) {
+  std::string error;
+};
+
+// Says which process it was about, of several. False.
+bool Of(const Move& move, size_t count, std::string* error) {
+  if (count > 1) *error = NameOf(move.of) + ": " + *error;
+  return false;
+}
+
+bool OpenOne(const Options& options, const Job& job, const GpuHost& host, const CudaProcess& process,
+             std::vector<Move>* moves, std::string* error) {
+  moves->emplace_back();
+  Move& move = moves->back();
+  move.of = process;
+  move.channel =
+      OpenSession(host.socket_path(), uint32_t(process.inner_pid), process.program, job.name(), options.gpu, error);
+  return move.channel != nullptr;
+}
+
+bool OpenSessions(const Options& options, const Job& job, const GpuHost& host,
+                  const std::vector<CudaProcess>& processes, std::vector<Move>* moves, std::string* error) {
+  return std::all_of(processes.begin(), processes.end(), [&](const CudaProcess& process) {
+    return OpenOne(options, job, host, process, moves, error);
+  });
+}
+
+// Brings the sessions into the order of the processes that are held; opens those that are missing and ends what is too much.
+bool MatchSessions(const Options& options, const Job& job, const GpuHost& host, LiveJob& live, std::vector<Move>* moves,
+                   std::string* error) {
+  std::vector<Move> matched;
+  for (const auto& process : live.processes()) {
+    const auto found = std::find_if(moves->begin(), moves->end(),
+                                    [&](const Move& move) { return move.channel && move.of == process->process(); });
+    if (found != moves->end()) {
+      matched.push_back(std::move(*found));
+    } else if (!OpenOne(options, job, host, process->process(), &matched, error)) {
+      return false;
+    }
+    matched.back().process = process.get();
+  }
+  *moves = std::move(matched);
+  return true;
+}
+
+// What has to go along, and whether it can.
+bool Describe(const Options& options, const std::vector<uint64_t>& sessions, Move* move, std::string* error) {
+  ckptfmt::ProcessInfo before, after;
+  if (!Drain(move->process->channel(), error) || !ListRegions(move->process->channel(), &move->regions, error, sessions) ||
+      !DescribeServer(move->process->channel(), &before, error) ||
+      !DescribeServer(move->channel.get(), &after, error)) {
     return false;
   }
   if (after.devices.size() < before.devices.size()) {
@@ -75,23 +114,74 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
              std::to_string(after.devices.size());
     return false;
   }
-  if (!CheckModules(held->log(), before.devices, after.devices, error)) return false;
-  if (!ReplayLog(held->log(), channel.get(), error)) return false;
-  uint64_t bytes = 0;
+  return CheckModules(move->process->log(), before.devices, after.devices, error);
+}
+
+// At the same time: the objects of one process may be shared with another, and wait for it.
+bool ReplayAll(const std::string& scope, std::vector<Move>* moves, std::string* error) {
+  std::vector<std::thread> threads;
+  for (Move& move : *moves) {
+    threads.emplace_back([&move, &scope] {
+      if (ReplayLog(move.process->log(), move.channel.get(), &move.error, scope)) move.error.clear();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Move& move : *moves) {
+    if (move.error.empty()) continue;
+    *error = move.error;
+    return Of(move, moves->size(), error);
+  }
+  return true;
+}
+
+bool Migrate(const Options& options, const std::string& directory, Job* job, const std::function<bool()>& cancelled,
+             std::string* error) {
+  const Clock::time_point start = Clock::now();
+  JobClaim claim;
+  if (!claim.Take(directory, kTool, cancelled, error)) return false;
+  // Everything that can go wrong early does so while the job still runs.
+  const std::unique_ptr<GpuHost> host = GpuHost::Open(options.to, options.gpu, directory, /*detached=*/true, error);
+  if (!host) return false;
+  std::vector<Move> moves;
+  if (!OpenSessions(options, *job, *host, FindCudaProcesses(*job, directory), &moves, error)) return false;
+  LiveJob live(*job, directory, claim);
+  JobTransaction transaction(*job, &live, /*engine=*/nullptr);
+  agent::LockOptions lock;
+  lock.timeout_ms = int(options.timeout * 1000);
+  lock.cancelled = cancelled;
+  // Processes may have come and gone since.
+  if (!transaction.Begin(lock, error) || !MatchSessions(options, *job, *host, live, &moves, error)) return false;
+  uint64_t bytes = 0, done_before = 0, objects = 0;
+  for (Move& move : moves) {
+    if (!Describe(options, live.Sessions(), &move, error)) return Of(move, moves.size(), error);
+    for (const ckptfmt::Region& region : move.regions) bytes += region.bytes;
+    objects += move.process->log().records();
+  }
+  const std::string scope = NewSharingScope();
+  if (!ReplayAll(scope, &moves, error)) return false;
   {
     Progress progress("copying GPU memory", options.quiet);
-    const auto go_on = [&](uint64_t done, uint64_t total) {
-      progress.Update(done, total);
-      bytes = total;
-      return !cancelled();
-    };
-    if (!CopyMemory(held->channel(), regions, channel.get(), go_on, error)) return false;
+    for (Move& move : moves) {
+      const auto go_on = [&](uint64_t done, uint64_t) {
+        progress.Update(done_before + done, bytes);
+        return !cancelled();
+      };
+      if (!CopyMemory(move.process->channel(), move.regions, move.channel.get(), go_on, error)) {
+        return Of(move, moves.size(), error);
+      }
+      for (const ckptfmt::Region& region : move.regions) done_before += region.bytes;
+    }
   }
-  if (!held->Give(*channel, host->server(), error)) return false;
-  const double stood = held->HeldSeconds(), took = Since(start);
-  TellSaved(host->server(), channel->welcome().session, job->saved_unix_ms(), job->saved_bytes());
+  for (const Move& move : moves) move.process->PrepareSwitch(move.channel.get(), host->server());
+  // Processes that connect from now on belong to the others.
+  ServerChange change(directory);
+  if (!change.Make(host->server(), options.gpu, scope, error) || !transaction.Switch(error)) return false;
+  change.Keep();
+  const double stood = transaction.HeldSeconds(), took = Since(start);
+  for (const Move& move : moves) {
+    TellSaved(host->server(), move.channel->welcome().session, job->saved_unix_ms(), job->saved_bytes());
+  }
   std::string problem;
-  if (!WriteGpuServer(directory, host->server(), options.gpu, &problem)) Say(kTool, problem);
   job->set_server(options.to);
   job->set_gpu(options.gpu);
   if (!WriteJob(directory, *job, &problem)) Say(kTool, problem);
@@ -101,7 +191,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
     json.RealMember("seconds", took, 3);
     json.RealMember("paused_seconds", stood, 3);
     json.Member("gpu_bytes", bytes);
-    json.Member("objects", held->log().records());
+    json.Member("objects", objects);
     json.End('}');
     puts(json.text().c_str());
     fflush(stdout);

@@ -19,6 +19,8 @@
 #include "proto/frame/version.h"
 
 namespace cuda_remote::client::tools {
+
+using namespace checkpoint;
 namespace {
 
 constexpr int kExitNoServer = 1;

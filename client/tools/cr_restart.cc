@@ -12,29 +12,29 @@
 #include <fstream>
 #include <set>
 #include <string>
+#include <thread>
+#include <vector>
 
+#include "checkpoint/engine/criu/criu_engine.h"
+#include "checkpoint/gpu/gpu_host.h"
+#include "checkpoint/gpu/gpu_state.h"
+#include "checkpoint/gpu/modules.h"
+#include "checkpoint/job/isolate.h"
+#include "checkpoint/job/job.h"
+#include "checkpoint/job/job_claim.h"
+#include "checkpoint/job/stand_ins.h"
+#include "checkpoint/transaction/live_job.h"
 #include "ckptfmt/image_reader.h"
-#include "client/tools/criu_facts.h"
-#include "client/tools/criu_image.h"
 #include "client/tools/foreground.h"
-#include "client/tools/gpu_host.h"
-#include "client/tools/gpu_state.h"
-#include "client/tools/held_job.h"
-#include "client/tools/isolate.h"
-#include "client/tools/job.h"
-#include "client/tools/job_claim.h"
-#include "client/tools/modules.h"
-#include "client/tools/open_files.h"
-#include "client/tools/ports.h"
-#include "client/tools/process_restore.h"
 #include "client/tools/progress.h"
-#include "client/tools/stand_ins.h"
 #include "client/tools/steps.h"
 #include "proto/frame/frame.h"
 #include "proto/frame/version.h"
 #include "replay/replayer/replayer.h"
 
 namespace cuda_remote::client::tools {
+
+using namespace checkpoint;
 namespace {
 
 constexpr char kTool[] = "cr-restart";
@@ -68,8 +68,13 @@ struct Options {
   bool quiet = false, cut_back = false, times = false, trust_owner = false;
 };
 
-// Opens and verifies the image, and reads what it says of the job and of its log.
-std::unique_ptr<ckptfmt::ImageReader> OpenImage(const Options& options, Job* job, replay::Log* log,
+// As messages call a saved process: "python3 (PID 12)".
+std::string NameOf(const ckptfmt::ProcessInfo& process) {
+  return process.program + " (PID " + std::to_string(process.pid) + ")";
+}
+
+// Opens and verifies the image, and reads what it says of the job, and the log of each of its processes.
+std::unique_ptr<ckptfmt::ImageReader> OpenImage(const Options& options, Job* job, std::vector<replay::Log>* logs,
                                                 std::string* error) {
   using Owner = ckptfmt::ImageReader::Owner;
   auto opened = ckptfmt::ImageReader::Open(options.image, options.trust_owner ? Owner::kAnyone : Owner::kTrusted);
@@ -88,162 +93,169 @@ std::unique_ptr<ckptfmt::ImageReader> OpenImage(const Options& options, Job* job
     return nullptr;
   }
   const ckptfmt::ImageInfo& info = image->info();
-  if (info.wire_version != kWireVersion) {
-    *error = options.image + " was made by a version with wire version " + std::to_string(info.wire_version) +
+  for (const ckptfmt::ProcessInfo& process : info.processes) {
+    if (process.wire_version == kWireVersion) continue;
+    *error = options.image + " was made by a version with wire version " + std::to_string(process.wire_version) +
              "; this one has " + std::to_string(kWireVersion);
     return nullptr;
   }
   const auto found = info.client_info.find("job");
-  if (info.engine != "criu" || found == info.client_info.end() || !JobFromJson(found->second, job)) {
+  if (info.engine != CriuEngine().Name() || found == info.client_info.end() || !JobFromJson(found->second, job)) {
     *error = options.image + " has no client process that could be restored (engine " + info.engine + ")";
     return nullptr;
   }
-  const absl::StatusOr<std::string> bytes = image->ReadLog();
-  if (!bytes.ok() || !replay::Log::Parse(*bytes, log, error)) {
-    *error = options.image +
-             ": the replay log cannot be read: " + (bytes.ok() ? *error : std::string(bytes.status().message()));
-    return nullptr;
-  }
-  std::string calls;
-  for (const std::string& call : replay::NotReplayable(*log)) calls += (calls.empty() ? "" : ", ") + call;
-  if (!calls.empty()) {
-    *error = options.image + " has objects that cannot be made again here; they came from: " + calls;
+  logs->resize(info.processes.size());
+  for (size_t i = 0; i < logs->size(); ++i) {
+    const absl::StatusOr<std::string> bytes = image->ReadLog(i);
+    if (!bytes.ok() || !replay::Log::Parse(*bytes, &(*logs)[i], error)) {
+      *error = options.image + ": the replay log of " + NameOf(info.processes[i]) +
+               " cannot be read: " + (bytes.ok() ? *error : std::string(bytes.status().message()));
+      return nullptr;
+    }
+    std::string calls;
+    for (const std::string& call : replay::NotReplayable((*logs)[i])) calls += (calls.empty() ? "" : ", ") + call;
+    if (calls.empty()) continue;
+    *error = options.image + ": " + NameOf(info.processes[i]) +
+             " has objects that cannot be made again here; they came from: " + calls;
     return nullptr;
   }
   return image;
 }
 
-// Compares the job's open files with what is there.
-bool CheckFiles(const Options& options, const ckptfmt::ImageReader& image, const Job& job,
-                std::vector<SavedFile>* longer, std::string* error) {
-  std::string bytes;
-  std::vector<SavedFile> files;
-  // An image of a newer CRIU may look otherwise: then CRIU itself finds what differs.
-  if (!ReadImageFile(image.client_dir() + "/files.img", &bytes) || !ParseFiles(bytes, job, &files)) return true;
-  for (SavedFile& file : files) {
-    if (access(file.path.c_str(), F_OK) != 0 && SeenByJob(job, file.path) != file.path) {
-      *error = "a process of the job has loaded " + file.path +
-               ", in whose place it saw cuda-remote's library; there is no such file on this machine: restart the job "
-               "where the same driver is installed";
-      return false;
-    }
-    file.path = SeenByJob(job, file.path);
-  }
-  if (!CompareFiles(files, longer, error)) return false;
-  if (longer->empty() || options.cut_back) return true;
-  *error = "the job has gone on writing since the checkpoint; --cut-back takes these files back to their length then:";
-  for (const SavedFile& file : *longer) *error += " " + file.path + " (" + std::to_string(file.bytes) + " bytes)";
-  return false;
-}
+// A process's way back to its GPU.
+struct Session {
+  std::unique_ptr<ClientChannel> channel;
+  std::string error;  // empty: all went well
+};
 
-// Sees to it that no connection that ended a moment ago, such as the stopped job's own, holds a port of the job.
-bool CheckPorts(const ckptfmt::ImageReader& image, std::string* error) {
-  std::string bytes;
-  std::set<uint16_t> ports;
-  if (!ReadImageFile(image.client_dir() + "/files.img", &bytes) || !SavedPorts(bytes, &ports)) return true;
-  bool said = false;
-  uint16_t last = 0;
-  const auto waiting = [&](uint16_t port) {
-    last = port;
-    if (!said) {
-      Say(kTool, "TCP port " + std::to_string(port) +
-                     " of the job is held by a connection that has ended; the kernel frees it within a minute");
-    }
-    said = true;
-    return !Interrupted();
-  };
-  if (FreePorts(ports, waiting) || last == 0) return true;
-  *error = "interrupted while waiting for TCP port " + std::to_string(last);
-  return false;
-}
-
-// A GPU session with all objects that the job had; their memory is still to be loaded.
-std::unique_ptr<ClientChannel> RestoreObjects(const Options& options, const GpuHost& host, const Job& job,
-                                              const ckptfmt::ImageReader& image, const replay::Log& log, Steps* steps,
-                                              std::string* error) {
-  const ckptfmt::ImageInfo& info = image.info();
-  std::unique_ptr<ClientChannel> channel = OpenSession(host.socket_path(), OwnPid(job), info.program, info.job,
+// A GPU session with all objects that the process had; their memory is still to be loaded.
+std::unique_ptr<ClientChannel> RestoreObjects(const Options& options, const GpuHost& host, const std::string& scope,
+                                              const std::string& job, const ckptfmt::ProcessInfo& process,
+                                              const replay::Log& log, std::string* error) {
+  std::unique_ptr<ClientChannel> channel = OpenSession(host.socket_path(), process.pid, process.program, job,
                                                        options.server.empty() ? -1 : options.gpu, error);
   if (!channel) return nullptr;
-  ckptfmt::ImageInfo here;
+  ckptfmt::ProcessInfo here;
   if (!DescribeServer(channel.get(), &here, error)) return nullptr;
-  if (here.devices.size() < info.devices.size()) {
-    *error = "the job saw " + std::to_string(info.devices.size()) + " GPUs; this server has " +
+  if (here.devices.size() < process.devices.size()) {
+    *error = "it saw " + std::to_string(process.devices.size()) + " GPUs; this server has " +
              std::to_string(here.devices.size());
     return nullptr;
   }
-  if (!CheckModules(log, info.devices, here.devices, error)) return nullptr;
-  for (size_t i = 0; i < info.devices.size(); ++i) {
-    if (here.devices[i].name != info.devices[i].name)
-      Say(kTool,
-          "GPU " + std::to_string(i) + " was a " + info.devices[i].name + "; here it is a " + here.devices[i].name);
+  if (!CheckModules(log, process.devices, here.devices, error)) return nullptr;
+  for (size_t i = 0; i < process.devices.size(); ++i) {
+    if (here.devices[i].name == process.devices[i].name) continue;
+    Say(kTool, "GPU " + std::to_string(i) + " of " + NameOf(process) + " was a " + process.devices[i].name +
+                   "; here it is a " + here.devices[i].name);
   }
-  steps->Done("opening a session with the GPU server");
-  if (!ReplayLog(log, channel.get(), error)) return nullptr;
-  steps->Done("making the GPU objects again");
-  return channel;
+  return ReplayLog(log, channel.get(), error, scope) ? std::move(channel) : nullptr;
 }
 
-bool RestoreMemory(const Options& options, const ckptfmt::ImageReader& image, ClientChannel* channel, Steps* steps,
-                   std::string* error) {
+// The sessions of all processes, at the same time: the objects of one may be shared with another, and wait for it.
+bool RestoreSessions(const Options& options, const GpuHost& host, const std::string& scope,
+                     const ckptfmt::ImageReader& image, const std::vector<replay::Log>& logs,
+                     std::vector<Session>* sessions, Steps* steps, std::string* error) {
+  const ckptfmt::ImageInfo& info = image.info();
+  std::vector<std::thread> threads;
+  sessions->resize(info.processes.size());
+  for (size_t i = 0; i < sessions->size(); ++i) {
+    threads.emplace_back([&, i] {
+      Session& session = (*sessions)[i];
+      session.channel = RestoreObjects(options, host, scope, info.job, info.processes[i], logs[i], &session.error);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t i = 0; i < sessions->size(); ++i) {
+    if ((*sessions)[i].channel) continue;
+    *error = (sessions->size() > 1 ? NameOf(info.processes[i]) + ": " : "") + (*sessions)[i].error;
+    return false;
+  }
+  steps->Done("opening sessions with the GPU server, and making the GPU objects again");
+  return true;
+}
+
+bool RestoreMemory(const Options& options, const ckptfmt::ImageReader& image, const std::vector<Session>& sessions,
+                   Steps* steps, std::string* error) {
   Progress progress("loading GPU memory", options.quiet);
-  const auto go_on = [&](uint64_t done, uint64_t total) {
-    progress.Update(done, total);
-    return !Interrupted();
-  };
-  if (!LoadMemory(image, channel, go_on, error)) return false;
+  uint64_t before = 0;
+  for (size_t i = 0; i < sessions.size(); ++i) {
+    const auto go_on = [&](uint64_t done, uint64_t) {
+      progress.Update(before + done, image.sizes().region_bytes);
+      return !Interrupted();
+    };
+    if (!LoadMemory(image, uint32_t(i), sessions[i].channel.get(), go_on, error)) {
+      if (sessions.size() > 1) *error = NameOf(image.info().processes[i]) + ": " + *error;
+      return false;
+    }
+    for (const ckptfmt::Region& region : image.regions()) before += region.process == i ? region.bytes : 0;
+  }
   steps->Done("comparing and loading GPU memory");
   return true;
 }
 
-// Gives the restored process its GPU session and lets it go on, known to the other tools by then. True also for a job
-// that has ended by itself meanwhile, as one may whose last call was made before the checkpoint.
-bool GiveSession(const Options& options, const ckptfmt::ImageReader& image, const Isolated& isolated,
-                 const std::string& directory, const GpuHost& host, const ClientChannel& channel, Job* job,
-                 std::string* error) {
-  const std::unique_ptr<agent::AgentClient> agent = GiveChannel(
-      directory, channel, host.server(), [&] { return HasEnded(isolated, 0); }, error);
-  if (agent) {
-    job->set_server(options.server);
-    job->set_gpu(options.gpu);
-    job->set_runner_pid(getpid());
-    job->set_init_pid(isolated.init);
-    job->set_pid_namespace(PidNamespace(isolated.init));
-    job->set_pid(isolated.pid);
-    job->set_image(Absolute(options.image));
-    job->set_saved_unix_ms(uint64_t(image.info().created_unix_ms));
-    job->set_saved_bytes(image.sizes().total_bytes);
-    job->clear_stdio();
-    job->clear_files();
-    job->clear_tcp();
-    job->clear_tcp_close();
-    job->clear_terminal_group();
-    if (!WriteJob(directory, *job, error)) Say(kTool, *error + "; the other tools will not find the job");
-    TellSaved(host.server(), channel.welcome().session, job->saved_unix_ms(), job->saved_bytes());
-    if (agent->Unlock(error)) return true;
+// Gives the restored processes their GPU sessions and lets them go on, known to the other tools by then. A process that
+// has ended by itself meanwhile, as one may whose last call was made before the checkpoint, needs none.
+bool GiveSessions(const Options& options, const ckptfmt::ImageReader& image, const Isolated& isolated,
+                  const std::string& directory, const GpuHost& host, const std::vector<Session>& sessions, Job* job,
+                  std::string* error) {
+  job->set_server(options.server);
+  job->set_gpu(options.gpu);
+  job->set_runner_pid(getpid());
+  job->set_init_pid(isolated.init);
+  job->set_pid_namespace(PidNamespace(isolated.init));
+  job->set_pid(isolated.pid);
+  job->set_image(Absolute(options.image));
+  job->set_saved_unix_ms(uint64_t(image.info().created_unix_ms));
+  job->set_saved_bytes(image.sizes().total_bytes);
+  std::vector<std::unique_ptr<agent::AgentClient>> agents;
+  for (size_t i = 0; i < sessions.size(); ++i) {
+    const ckptfmt::ProcessInfo& process = image.info().processes[i];
+    const auto ended = [&] { return HasEnded(isolated, 0) || !HasProcess(*job, int(process.pid)); };
+    agents.push_back(GiveChannel(directory, process.pid, NameOf(process), *sessions[i].channel, host.server(), ended,
+                                 error));
+    if (agents.back()) continue;
+    if (HasEnded(isolated, kEndMs)) {
+      Say(kTool, "the job ended before it had its GPU session again");
+      return true;
+    }
+    if (!HasProcess(*job, int(process.pid))) continue;
+    *error = "the restored process " + NameOf(process) + " did not take its GPU session: " + *error;
+    return false;
   }
-  if (HasEnded(isolated, kEndMs)) {
-    Say(kTool, "the job ended before it had its GPU session again");
-    return true;
+  std::string problem;
+  if (!WriteJob(directory, *job, &problem)) Say(kTool, problem + "; the other tools will not find the job");
+  for (const Session& session : sessions) {
+    TellSaved(host.server(), session.channel->welcome().session, job->saved_unix_ms(), job->saved_bytes());
   }
-  *error = "the restored process did not take its GPU session: " + *error;
-  return false;
+  for (const auto& agent : agents) {
+    if (agent) agent->Unlock(&problem);
+  }
+  return true;
 }
 
 int Run(const Options& options) {
   std::string error;
   Job job;
-  replay::Log log;
+  std::vector<replay::Log> logs;
   std::vector<Mount> mounts;
   Steps steps(kTool, options.times);
-  const std::unique_ptr<ckptfmt::ImageReader> image = OpenImage(options, &job, &log, &error);
+  const std::unique_ptr<ckptfmt::ImageReader> image = OpenImage(options, &job, &logs, &error);
   steps.Done("comparing the image but for GPU memory");
   if (!image) return Fail(error);
   const std::string why = NoIsolation();
   if (!why.empty()) return Fail("restoring a process needs root");
 
-  std::vector<SavedFile> longer;
-  if (!CheckFiles(options, *image, job, &longer, &error) || !CheckPorts(*image, &error)) return Fail(error);
+  CriuEngine engine;
+  // In images of format version 1 the job's own facts have the engine's, too.
+  const auto& said = image->info().client_info;
+  const auto known = said.find(engine.Name());
+  const std::unique_ptr<SavedProcesses> processes =
+      engine.Open(job, known == said.end() ? said.at("job") : known->second, image->client_dir(), &error);
+  RestoreOptions restore;
+  restore.cut_back = options.cut_back;
+  restore.cancelled = Interrupted;
+  restore.say = [](const std::string& text) { Say(kTool, text); };
+  if (!processes || !processes->Check(restore, &error)) return Fail(error);
   std::string directory = options.directory.empty() ? job.directory() : Absolute(options.directory);
   Job running;
   std::string ignored, library_folder;
@@ -274,35 +286,41 @@ int Run(const Options& options) {
   BlockForwardedSignals();
   std::unique_ptr<GpuHost> host = GpuHost::Open(options.server, options.gpu, directory, /*detached=*/false, &error);
   steps.Done("finding the job's files and the GPU server");
-  std::unique_ptr<ClientChannel> channel;
+  std::vector<Session> sessions;
+  const std::string scope = NewSharingScope();
+  ServerChange change(directory);
   Isolated isolated;
-  auto process = std::make_unique<ProcessRestore>(job, directory, mounts);
-  const auto begin = [&] { return process->Begin(image->client_dir(), &error); };
+  std::unique_ptr<ProcessRestore> process;
+  const auto begin = [&] {
+    process = processes->Begin(directory, mounts, &error);
+    return process != nullptr;
+  };
   const auto load = [&] {
-    channel = RestoreObjects(options, *host, job, *image, log, &steps, &error);
-    return channel && WriteGpuServer(directory, host->server(), options.server.empty() ? -1 : options.gpu, &error) &&
-           RestoreMemory(options, *image, channel.get(), &steps, &error);
+    return RestoreSessions(options, *host, scope, *image, logs, &sessions, &steps, &error) &&
+           change.Make(host->server(), options.server.empty() ? -1 : options.gpu, scope, &error) &&
+           RestoreMemory(options, *image, sessions, &steps, &error);
   };
   // Both at once, but for files that are to be cut back: the process needs them so, and they stay as they are if the
   // memory cannot be loaded.
-  bool ok = host && (longer.empty() ? begin() && load() : load() && CutBack(longer, &error) && begin());
+  bool ok = host && (processes->ChangesFiles() ? load() && begin() : begin() && load());
   ok = ok && process->Finish(&isolated, &error);
   if (ok) steps.Done("restoring the process");
-  if (ok && !GiveSession(options, *image, isolated, directory, *host, *channel, &job, &error)) {
+  if (ok && !GiveSessions(options, *image, isolated, directory, *host, sessions, &job, &error)) {
     kill(isolated.init, SIGKILL);
     WaitForwarding(isolated.init, true);
     ok = false;
   }
   if (ok) steps.Done("giving it the session");
+  if (ok) change.Keep();
   claim.Release();
-  channel.reset();
+  sessions.clear();
   if (!ok) {
     process.reset();
     host.reset();
     remove_folders();
     return Fail(error);
   }
-  const CriuFacts facts;
+  const std::shared_ptr<void> upkeep = engine.BeginUpkeep();
   const int code = FinishJob(kTool, isolated, directory, job, process->TakeTerminal(), std::move(host));
   // What the job has written last is on its way through the terminal.
   if (process->copier() > 0) waitpid(process->copier(), nullptr, 0);

@@ -1,5 +1,6 @@
 // cr-run: runs a program with its GPU on a cr-server. See --help.
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,18 +11,20 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/gpu/gpu_host.h"
+#include "checkpoint/job/isolate.h"
+#include "checkpoint/job/job.h"
+#include "checkpoint/job/stand_ins.h"
+#include "checkpoint/job/terminal.h"
 #include "client/tools/foreground.h"
-#include "client/tools/gpu_host.h"
-#include "client/tools/isolate.h"
-#include "client/tools/job.h"
-#include "client/tools/stand_ins.h"
-#include "client/tools/terminal.h"
 #include "proto/codec/text.h"
 #include "proto/frame/version.h"
 
 extern char** environ;
 
 namespace cuda_remote::client::tools {
+
+using namespace checkpoint;
 namespace {
 
 constexpr char kTool[] = "cr-run";
@@ -110,6 +113,18 @@ int Main(int argc, char** argv) {
   if (server.empty() && (value = getenv("CUDA_REMOTE_SERVER"))) server = value;
   if (directory.empty() && (value = getenv("CUDA_REMOTE_JOB_DIR"))) directory = value;
   if (name.find('/') != std::string::npos) return Fail("a job's name has no slash in it");
+  // In a job already: its processes belong to that one, with its server.
+  const bool own_wishes = app.count("--server") + app.count("--gpu") + app.count("--name") + app.count("--job-dir") > 0;
+  if (!directory.empty() && IsInUse(Absolute(directory)) && app.count("--job-dir") == 0) {
+    if (own_wishes) {
+      return Fail("this is in the job of " + directory + " already, whose processes all belong to it: leave the options "
+                  "of cr-run away, or unset CUDA_REMOTE_JOB_DIR and CUDA_REMOTE_SERVER to start another job");
+    }
+    std::vector<char*> words(argv + first, argv + argc);
+    words.push_back(nullptr);
+    execvp(words[0], words.data());
+    return Fail(std::string("cannot execute ") + words[0] + ": " + strerror(errno), errno == ENOENT ? 127 : 126);
+  }
   if (directory.empty()) directory = JobsFolder() + "/" + (name.empty() ? std::to_string(getpid()) : name);
   directory = Absolute(directory);
   std::string error, library_folder;

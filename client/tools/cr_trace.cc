@@ -13,12 +13,15 @@
 #include <string>
 #include <thread>
 
-#include "client/agent/agent_client.h"
+#include "checkpoint/agent/agent_client.h"
+#include "checkpoint/job/cuda_processes.h"
+#include "checkpoint/job/job.h"
 #include "client/tools/foreground.h"
-#include "client/tools/job.h"
 #include "proto/frame/version.h"
 
 namespace cuda_remote::client::tools {
+
+using namespace checkpoint;
 namespace {
 
 constexpr char kTool[] = "cr-trace";
@@ -39,6 +42,7 @@ struct Options {
   std::string job, output;
   double seconds = 5;
   uint64_t events = 1000000;
+  int pid = 0;
   bool totals = false, json = false;
 };
 
@@ -96,10 +100,28 @@ class NewFile {
   int fd_ = -1;
 };
 
-bool Record(const Options& options, const std::string& directory, std::string* error) {
+// The process to record: the one that was named, or the first.
+bool FindProcess(const Options& options, const Job& job, const std::string& directory, CudaProcess* found,
+                 std::string* error) {
+  for (const CudaProcess& process : FindCudaProcesses(job, directory)) {
+    if (options.pid != 0 && options.pid != process.pid && options.pid != process.inner_pid) continue;
+    *found = process;
+    return true;
+  }
+  *error = options.pid != 0 ? "the job has no process " + std::to_string(options.pid) + " that uses CUDA"
+                            : "no process of the job uses CUDA (yet)";
+  return false;
+}
+
+bool Record(const Options& options, const Job& found, const std::string& directory, std::string* error) {
   NewFile timeline, table;
   if (!timeline.Open(options.output, error) || !table.Open("", error)) return false;
-  std::unique_ptr<agent::AgentClient> job = agent::AgentClient::Connect(directory, error);
+  CudaProcess process;
+  if (!FindProcess(options, found, directory, &process, error)) return false;
+  const auto connect = [&] {
+    return agent::AgentClient::Connect(directory, uint32_t(process.inner_pid), NameOf(process), error);
+  };
+  std::unique_ptr<agent::AgentClient> job = connect();
   if (!job) return false;
   if (options.totals) return job->TraceTotals(table.fd(), options.json, error) && Show(table.fd(), error);
   // A little longer than it is waited for; should this tool die, the job records no longer than that.
@@ -109,7 +131,7 @@ bool Record(const Options& options, const std::string& directory, std::string* e
   job.reset();
   std::this_thread::sleep_for(std::chrono::duration<double>(options.seconds));
   for (int attempt = 0; !job; ++attempt) {
-    job = agent::AgentClient::Connect(directory, error);
+    job = connect();
     if (job && job->EndTrace(timeline.fd(), table.fd(), options.json, error)) break;
     // A checkpoint may be in progress.
     if (attempt == 20) return false;
@@ -125,6 +147,7 @@ int Main(int argc, char** argv) {
   app.footer(std::string(kWhichJob) + kExamples);
   app.set_version_flag("--version", VersionLine("cr-trace"));
   app.add_option("JOB", options.job, "which job")->required();
+  app.add_option("--pid", options.pid, "which of the job's processes, of several that use CUDA (default: the first)");
   app.add_option("-s,--seconds", options.seconds, "for how long")
       ->capture_default_str()
       ->check(CLI::Range(0.001, 86400.0));
@@ -149,7 +172,7 @@ int Main(int argc, char** argv) {
     Say(kTool, error);
     return kExitNoJob;
   }
-  if (Record(options, directory, &error)) return 0;
+  if (Record(options, job, directory, &error)) return 0;
   Say(kTool, options.job + " was not traced: " + error);
   return kExitFailure;
 }

@@ -12,6 +12,8 @@
 
 namespace cuda_remote::client::tools {
 
+using namespace checkpoint;
+
 void Say(const char* tool, const std::string& text) { fprintf(stderr, "%s: %s\n", tool, text.c_str()); }
 
 void LetGoOfStreams() {

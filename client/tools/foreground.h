@@ -5,11 +5,11 @@
 #include <memory>
 #include <string>
 
-#include "client/tools/gpu_devices.h"
-#include "client/tools/gpu_host.h"
-#include "client/tools/isolate.h"
-#include "client/tools/job.h"
-#include "client/tools/terminal.h"
+#include "checkpoint/gpu/gpu_host.h"
+#include "checkpoint/job/gpu_devices.h"
+#include "checkpoint/job/isolate.h"
+#include "checkpoint/job/job.h"
+#include "checkpoint/job/terminal.h"
 
 namespace cuda_remote::client::tools {
 
@@ -25,8 +25,8 @@ void Say(const char* tool, const std::string& text);
 // when the job's own server ends, and cleans the job's folder up. Returns the exit code: the program's, 128 plus the
 // number of the signal that ended it, or kExitStopped if cr-checkpoint --stop did.
 // `terminal`: the job's own, null if it has none. Says when a process of `job` uses this machine's own GPU.
-int FinishJob(const char* tool, const Isolated& isolated, const std::string& directory, const Job& job,
-              std::unique_ptr<JobTerminal> terminal, std::unique_ptr<GpuHost> host);
+int FinishJob(const char* tool, const checkpoint::Isolated& isolated, const std::string& directory, const checkpoint::Job& job,
+              std::unique_ptr<checkpoint::JobTerminal> terminal, std::unique_ptr<checkpoint::GpuHost> host);
 
 // Lets go of standard input and output, so that a pipe ends when the program closes it.
 void LetGoOfStreams();

@@ -5,9 +5,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "client/agent/agent_client.h"
+#include "checkpoint/agent/agent_client.h"
+#include "checkpoint/job/cuda_processes.h"
 
 namespace cuda_remote::client::tools {
+
+using namespace checkpoint;
 namespace {
 
 constexpr char kUnix[] = "unix:";
@@ -43,10 +46,13 @@ std::vector<LocalJob> LocalJobs() {
                                   ? local.job.server()
                                   : GpuServerOf(local.directory));
     if (local.alive) {
-      agent::Info info;
-      std::string ignored;
-      const auto agent = agent::AgentClient::Connect(local.directory, &ignored);
-      if (agent && agent->GetInfo(&info, &ignored)) local.session = info.session;
+      for (const CudaProcess& process : FindCudaProcesses(local.job, local.directory)) {
+        agent::Info info;
+        std::string ignored;
+        const auto agent = agent::AgentClient::Connect(local.directory, uint32_t(process.inner_pid), NameOf(process),
+                                                       &ignored);
+        if (agent && agent->GetInfo(&info, &ignored)) local.sessions[info.session] = process.pid;
+      }
       for (int pid : ProcessesOf(local.job)) local.processes[InnerPid(pid)] = pid;
       local.device_users = DeviceUsersOf(local.job);
     }
@@ -61,9 +67,9 @@ LocalProcess FindSession(const std::vector<LocalJob>& jobs, const std::string& a
   LocalProcess found;
   for (const LocalJob& job : jobs) {
     if (!job.alive || job.server != server) continue;
+    if (const auto known = job.sessions.find(session); known != job.sessions.end()) return {&job, known->second};
     const auto process = job.processes.find(pid);
     const int number = process == job.processes.end() ? 0 : process->second;
-    if (job.session == session && session != 0) return {&job, number != 0 ? number : job.job.pid()};
     // Another process of a job: copies of an image have the same numbers, and then it cannot be told.
     if (number == 0 || ProgramOf(number) != program) continue;
     found = found.job ? LocalProcess() : LocalProcess{&job, number};

@@ -8,19 +8,19 @@
 #include <string>
 #include <vector>
 
-#include "client/tools/gpu_devices.h"
-#include "client/tools/job.h"
+#include "checkpoint/job/gpu_devices.h"
+#include "checkpoint/job/job.h"
 
 namespace cuda_remote::client::tools {
 
 struct LocalJob {
   std::string directory;
-  Job job;
+  checkpoint::Job job;
   bool alive = false;
-  uint64_t session = 0;          // of its first process with CUDA; 0: none, or it did not say
+  std::map<uint64_t, int> sessions;  // of its processes with CUDA; to their numbers on this machine
   std::string server;            // the socket or address that it uses
   std::map<int, int> processes;  // numbers in the job's namespace (here, without one) to this machine's
-  std::vector<DeviceUser> device_users;
+  std::vector<checkpoint::DeviceUser> device_users;
 };
 
 std::vector<LocalJob> LocalJobs();

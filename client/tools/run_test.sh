@@ -58,6 +58,12 @@ wait $child
 expect "after a signal" 9 $?
 expect "signals" "ready usr1 term" "$(tr '\n' ' ' <"$folder/signals" | sed 's/ $//')"
 
+# A cr-run in a job starts one more process of that job.
+expect "nested" "same" "$("$run" -- bash -c "outer=\$CUDA_REMOTE_JOB_DIR; '$run' -- bash -c \"[[ \\\$CUDA_REMOTE_JOB_DIR == '\$outer' ]] && echo same\"")"
+expect "nested, exit code" 7 "$("$run" -- "$run" -- bash -c 'exit 7'; echo $?)"
+expect "nested, with other wishes" 125 "$("$run" -- "$run" --gpu 0 -- true 2>/dev/null; echo $?)"
+expect "nested, no such program" 127 "$("$run" -- "$run" -- /no/such/program 2>/dev/null; echo $?)"
+
 if [[ $(id -u) == 0 ]]; then
   setpriv --bounding-set -sys_admin --inh-caps -sys_admin "$run" -- true 2>"$folder/err"
   expect "a missing capability is named" 1 "$(grep -c CAP_SYS_ADMIN "$folder/err")"

@@ -90,15 +90,22 @@ std::string PrintText(const Summary& summary, bool all) {
   const ckptfmt::ImageSizes& sizes = reader.sizes();
   std::string out = absl::StrCat("checkpoint image ", reader.dir(), "\n");
   out += Row("created", absl::StrCat(Time(info.created_unix_ms), " on ", Printable(info.host), " by cuda-remote ",
-                                     Printable(info.product_version), ", format ", ckptfmt::kFormatVersion));
+                                     Printable(info.product_version), ", format ", info.format_version));
   out += Row("job", absl::StrCat(Printable(info.job), " (", Printable(info.program), ", pid ", info.pid, ")"));
-  out += Row("server", absl::StrCat(Printable(info.server), info.shared_memory ? " (same machine)" : " (over the network)",
-                                    ", driver ", Version(info.driver_version)));
-  for (size_t i = 0; i < info.devices.size(); ++i) {
-    const ckptfmt::DeviceFacts& device = info.devices[i];
-    out += Row(absl::StrCat("GPU ", i),
-               absl::StrCat(Printable(device.name), ", compute ", device.compute_major, ".", device.compute_minor, ", ",
-                            PrintBytes(device.total_memory), ", ", Uuid(device.uuid), ", ", Printable(device.pci_bus_id)));
+  for (size_t p = 0; p < info.processes.size(); ++p) {
+    const ckptfmt::ProcessInfo& process = info.processes[p];
+    const Log& log = summary.logs[p];
+    out += Row("process", absl::StrCat(process.pid, " (", Printable(process.program), "), ", log.records(), " records, ",
+                                       log.images(), " module images"));
+    out += Row("server", absl::StrCat(Printable(process.server),
+                                      process.shared_memory ? " (same machine)" : " (over the network)", ", driver ",
+                                      Version(process.driver_version)));
+    for (size_t i = 0; i < process.devices.size(); ++i) {
+      const ckptfmt::DeviceFacts& device = process.devices[i];
+      out += Row(absl::StrCat("GPU ", i), absl::StrCat(Printable(device.name), ", compute ", device.compute_major, ".",
+                                                       device.compute_minor, ", ", PrintBytes(device.total_memory),
+                                                       ", ", Uuid(device.uuid), ", ", Printable(device.pci_bus_id)));
+    }
   }
   out += Row("engine", info.engine == "none" ? "none (GPU side only)" : Printable(info.engine));
   for (const auto& [key, value] : info.client_info) out += Row("", absl::StrCat(Printable(key), " = ", Printable(value)));
@@ -117,7 +124,12 @@ std::string PrintText(const Summary& summary, bool all) {
   }
   if (!all && regions.size() > kShort)
     absl::StrAppend(&out, "    ... and ", regions.size() - kShort, " more (--all)\n");
-  out += Row("log", absl::StrCat(summary.log.records(), " records, ", summary.log.images(), " module images"));
+  uint64_t records = 0, images = 0;
+  for (const Log& log : summary.logs) {
+    records += log.records();
+    images += log.images();
+  }
+  out += Row("log", absl::StrCat(records, " records, ", images, " module images"));
   std::vector<std::pair<std::string, uint64_t>> calls(summary.records_by_call.begin(), summary.records_by_call.end());
   std::stable_sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
   for (const auto& [name, count] : calls) absl::StrAppend(&out, "    ", count, "  ", name, "\n");
@@ -162,28 +174,38 @@ std::string PrintJson(const Summary& summary, uint32_t arch, const std::vector<s
   JsonWriter json;
   json.Begin('{');
   json.Member("image", reader.dir());
-  json.Member("format_version", ckptfmt::kFormatVersion);
+  json.Member("format_version", info.format_version);
   json.Member("product_version", info.product_version);
   json.Member("created_unix_ms", info.created_unix_ms);
   json.Member("host", info.host);
   json.Member("job", info.job);
   json.Member("program", info.program);
   json.Member("pid", info.pid);
-  json.Member("server", info.server);
-  json.Member("shared_memory", info.shared_memory);
-  json.Member("driver_version", info.driver_version);
   json.Member("engine", info.engine);
   json.Begin("client_info", '{');
   for (const auto& [key, value] : info.client_info) json.Member(key, value);
   json.End('}');
-  json.Begin("devices", '[');
-  for (const ckptfmt::DeviceFacts& device : info.devices) {
+  json.Begin("processes", '[');
+  for (size_t p = 0; p < info.processes.size(); ++p) {
+    const ckptfmt::ProcessInfo& process = info.processes[p];
     json.Begin('{');
-    json.Member("name", device.name);
-    json.Member("uuid", Uuid(device.uuid));
-    json.Member("compute_capability", absl::StrCat(device.compute_major, ".", device.compute_minor));
-    json.Member("total_memory", device.total_memory);
-    json.Member("pci_bus_id", device.pci_bus_id);
+    json.Member("pid", process.pid);
+    json.Member("program", process.program);
+    json.Member("server", process.server);
+    json.Member("shared_memory", process.shared_memory);
+    json.Member("driver_version", process.driver_version);
+    json.Begin("devices", '[');
+    for (const ckptfmt::DeviceFacts& device : process.devices) {
+      json.Begin('{');
+      json.Member("name", device.name);
+      json.Member("uuid", Uuid(device.uuid));
+      json.Member("compute_capability", absl::StrCat(device.compute_major, ".", device.compute_minor));
+      json.Member("total_memory", device.total_memory);
+      json.Member("pci_bus_id", device.pci_bus_id);
+      json.End('}');
+    }
+    json.End(']');
+    json.Member("records", summary.logs[p].records());
     json.End('}');
   }
   json.End(']');
@@ -200,6 +222,7 @@ std::string PrintJson(const Summary& summary, uint32_t arch, const std::vector<s
   for (const ckptfmt::Region& region : reader.regions()) {
     json.Begin('{');
     json.Member("kind", KindName(region.kind));
+    json.Member("process", region.process);
     json.HexMember("address", region.address);
     json.Member("bytes", region.bytes);
     json.Member("device", region.device);
@@ -210,7 +233,9 @@ std::string PrintJson(const Summary& summary, uint32_t arch, const std::vector<s
     json.End('}');
   }
   json.End(']');
-  json.Member("records", summary.log.records());
+  uint64_t records = 0;
+  for (const Log& log : summary.logs) records += log.records();
+  json.Member("records", records);
   json.Begin("records_by_call", '{');
   for (const auto& [name, count] : summary.records_by_call) json.Member(name, count);
   json.End('}');
@@ -221,6 +246,7 @@ std::string PrintJson(const Summary& summary, uint32_t arch, const std::vector<s
   for (const Module& module : summary.modules) {
     json.Begin('{');
     json.HexMember("object", module.object.id);
+    json.Member("process", module.process);
     json.Member("call", module.call);
     json.Member("hash", module.hash);
     json.Member("bytes", module.bytes);

@@ -33,11 +33,11 @@ Module Describe(const Record& record, const std::string& image) {
 }
 
 // How a region is found again in another image.
-using RegionName = std::tuple<uint32_t, uint64_t, uint64_t, std::string, uint64_t, uint32_t>;
+using RegionName = std::tuple<uint32_t, uint32_t, uint64_t, uint64_t, std::string, uint64_t, uint32_t>;
 
 RegionName NameOfRegion(const ckptfmt::Region& region) {
   const bool by_address = region.kind == ckptfmt::RegionKind::kAllocation;
-  return {uint32_t(region.kind), by_address ? region.address : 0, region.object, region.symbol, region.context,
+  return {region.process, uint32_t(region.kind), by_address ? region.address : 0, region.object, region.symbol, region.context,
           region.module_index};
 }
 
@@ -97,13 +97,13 @@ std::string Essence(const Record& record) {
   return text + record.message + '\0' + record.reply;
 }
 
-void CompareLogs(const Summary& a, const Summary& b, std::vector<std::string>* differences) {
+void CompareLogs(const Log& a, const Log& b, std::vector<std::string>* differences) {
   std::multiset<std::string> in_b;
-  for (const Record* record : b.log.InOrder()) in_b.insert(Essence(*record));
+  for (const Record* record : b.InOrder()) in_b.insert(Essence(*record));
   const auto add = [&](const std::string& essence, const char* where) {
     differences->push_back(absl::StrCat("record ", essence.substr(0, essence.find('\0')), ": only in the ", where));
   };
-  for (const Record* record : a.log.InOrder()) {
+  for (const Record* record : a.InOrder()) {
     const std::string essence = Essence(*record);
     const auto found = in_b.find(essence);
     if (found == in_b.end()) {
@@ -115,6 +115,15 @@ void CompareLogs(const Summary& a, const Summary& b, std::vector<std::string>* d
   for (const std::string& essence : in_b) add(essence, "second");
 }
 
+// The versions of the drivers that the processes used.
+std::string Drivers(const ckptfmt::ImageInfo& info) {
+  std::string text;
+  for (const ckptfmt::ProcessInfo& process : info.processes) {
+    absl::StrAppend(&text, text.empty() ? "" : " ", process.driver_version);
+  }
+  return text;
+}
+
 }  // namespace
 
 absl::StatusOr<Summary> Load(const std::string& dir) {
@@ -122,20 +131,29 @@ absl::StatusOr<Summary> Load(const std::string& dir) {
   absl::StatusOr<std::unique_ptr<ckptfmt::ImageReader>> reader = ckptfmt::ImageReader::Open(dir);
   if (!reader.ok()) return reader.status();
   summary.reader = *std::move(reader);
-  absl::StatusOr<std::string> bytes = summary.reader->ReadLog();
-  if (!bytes.ok()) return bytes.status();
-  std::string error;
-  if (!Log::Parse(*bytes, &summary.log, &error)) {
-    return absl::DataLossError(absl::StrCat(summary.reader->dir(), "/log: ", error));
-  }
-  for (const Record* record : summary.log.InOrder()) {
-    ++summary.records_by_call[CallIdName(record->header.call)];
-    // What a captured graph consists of is kept as an image too.
-    if (record->image && record->header.call != kOpGraphCapture) {
-      summary.modules.push_back(Describe(*record, *summary.log.FindImage(*record->image)));
+  const ckptfmt::ImageInfo& info = summary.reader->info();
+  summary.logs.resize(info.processes.size());
+  for (size_t i = 0; i < info.processes.size(); ++i) {
+    Log& log = summary.logs[i];
+    absl::StatusOr<std::string> bytes = summary.reader->ReadLog(i);
+    if (!bytes.ok()) return bytes.status();
+    std::string error;
+    if (!Log::Parse(*bytes, &log, &error)) {
+      return absl::DataLossError(absl::StrCat(summary.reader->dir(), "/", summary.reader->LogPath(i), ": ", error));
+    }
+    for (const Record* record : log.InOrder()) {
+      ++summary.records_by_call[CallIdName(record->header.call)];
+      // What a captured graph consists of is kept as an image too.
+      if (record->image && record->header.call != kOpGraphCapture) {
+        summary.modules.push_back(Describe(*record, *log.FindImage(*record->image)));
+        summary.modules.back().process = i;
+      }
+    }
+    for (const std::string& call : NotReplayable(log)) {
+      summary.not_replayable.push_back(
+          info.processes.size() == 1 ? call : absl::StrCat(call, " of process ", info.processes[i].pid));
     }
   }
-  summary.not_replayable = NotReplayable(summary.log);
   return summary;
 }
 
@@ -179,9 +197,10 @@ std::vector<std::string> Compare(const Summary& a, const Summary& b) {
   const ckptfmt::ImageInfo& info_b = b.reader->info();
   statement("program", info_a.program, info_b.program);
   statement("engine", info_a.engine, info_b.engine);
-  statement("driver version", std::to_string(info_a.driver_version), std::to_string(info_b.driver_version));
+  statement("processes", absl::StrCat(info_a.processes.size()), absl::StrCat(info_b.processes.size()));
+  statement("driver version", Drivers(info_a), Drivers(info_b));
   CompareRegions(a, b, &differences);
-  CompareLogs(a, b, &differences);
+  for (size_t i = 0; i < a.logs.size() && i < b.logs.size(); ++i) CompareLogs(a.logs[i], b.logs[i], &differences);
   return differences;
 }
 

@@ -18,7 +18,7 @@
 
 namespace cuda_remote::replay::inspect {
 
-// A module or library of the job.
+// A module or library of a process.
 struct Module {
   ObjectKey object;
   std::string call;                 // that loaded it
@@ -27,18 +27,19 @@ struct Module {
   std::vector<ImageEntry> entries;  // without their bytes
   uint64_t data_bytes = 0;          // of its variables
   size_t variables = 0;
+  size_t process = 0;   // whose it is
   std::string problem;  // why the image could not be read; else empty
 };
 
 struct Summary {
   std::unique_ptr<ckptfmt::ImageReader> reader;
-  Log log;
+  std::vector<Log> logs;  // one for each process
   std::map<std::string, uint64_t> records_by_call;
   std::vector<Module> modules;
   std::vector<std::string> not_replayable;
 };
 
-// Opens an image and reads its log.
+// Opens an image and reads its logs.
 absl::StatusOr<Summary> Load(const std::string& dir);
 
 // Compares every byte of the image with its checksums.

@@ -537,7 +537,7 @@ def two_tools(context):
     lab.run("free", checkpoint)
     # Killed once CRIU has begun, when the process has given its session to the tool; which may be done sooner.
     log = os.path.join(job.directory, "criu-dump.log")
-    words = r"cr-checkpoint \(PID \d+\) ended while it had the job's GPU session, which is lost.*calls fail from now on"
+    words = r"cr-checkpoint \(PID \d+\) ended while it had the GPU session of reduce \(PID \d+\), which is lost.*calls fail from now on"
     for number in range(30):
         if os.path.exists(log):
             os.unlink(log)
@@ -566,23 +566,38 @@ def two_tools(context):
 
 @case
 def several_processes(context):
-    """A job with two CUDA processes is neither saved nor moved by halves: the tools name them."""
+    """A job with two CUDA processes is saved and moved as a whole, or not at all: who does not become idle is named."""
     lab = context.lab
     server, other = lab.server("first"), lab.server("second")
     held = context.program("held")
     both = f"{held} busy --steps 3 & {held} busy --steps 3; wait"
     job = lab.job("job", ["sh", "-c", both], server.unix)
-    words = r"2 processes that use CUDA, .*: held \(PID \d+\), held \(PID \d+\)"
     wait_for(lambda: len(sessions_of(lab, server)) == 2, 60, lambda: f"no two sessions\n{job.describe()}")
     image = context.path("image")
+    words = r"held \(PID \d+\) did not become idle in 0.3 s.*held \(PID \d+\) did not become idle"
     for number, tool in enumerate(
         ([lab.tool("cr-checkpoint"), job.id, image], [lab.tool("cr-migrate"), job.id, "--to", other.unix])
     ):
+        tool = tool + ["--timeout", "0.3"]
         must_fail(lab.start(harness.Process(lab, f"refused{number}", tool)), mention=words + ".*the job goes on")
     if os.path.exists(image) or len(sessions_of(lab, other)) != 0:
         raise Failure("one of the two was saved or moved")
     open(job.sync + ".end", "w").close()
     job.expect_success(60)
+
+    # Of this one, the output says what has become of each rank.
+    command = context.app("host_barrier", 100)
+    job = lab.job("ranks", command, server.unix, step_ms=20)
+    job.wait_steps(5, 60)
+    lab.run("move", [lab.tool("cr-migrate"), job.id, "--to", other.unix])
+    if len(sessions_of(lab, other)) != 4 or len(sessions_of(lab, server)) != 0:
+        raise Failure(f"not all of the ranks have moved\n{job.describe()}")
+    image = context.path("ranks.image")
+    lab.run("save", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
+    job.wait(60)
+    restarted = context.restart(image, server)
+    restarted.expect_success(90)
+    harness.same("ranks, moved and restarted", job.stdout(), context.expected(command))
 
 
 def sessions_of(lab, server):

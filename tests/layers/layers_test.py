@@ -17,15 +17,18 @@ MAY_INCLUDE = {
     "proto": set(),
     "ckptfmt": {"proto"},
     "replay": {"proto", "ckptfmt"},
-    "client": {"proto", "ckptfmt", "replay"},
+    "checkpoint": {"proto", "ckptfmt", "replay"},
+    "client": {"proto", "ckptfmt", "replay", "checkpoint"},
     "server": {"proto", "ckptfmt", "replay"},
-    "tests": {"proto", "ckptfmt", "replay", "client", "server", "tests"},
-    "bench": {"proto", "ckptfmt", "replay", "client", "server", "tests", "bench"},
+    "tests": {"proto", "ckptfmt", "replay", "checkpoint", "client", "server", "tests"},
+    "bench": {"proto", "ckptfmt", "replay", "checkpoint", "client", "server", "tests", "bench"},
 }
 
 # Folders whose code is linked into libcuda-remote.so, and what may not appear in it.
 IN_LIBRARY = (
+    "proto/agent",
     "proto/frame",
+    "proto/machine",
     "proto/ring",
     "proto/channel",
     "proto/codec",
@@ -34,6 +37,7 @@ IN_LIBRARY = (
     "proto/nvml",
     "replay/handles",
     "replay/log",
+    "client/agent",
     "client/session",
     "client/custom",
     "client/entry",
@@ -121,6 +125,8 @@ def check_includes(root, problems):
                     # A test beside the code may use what tests/ offers.
                     if not (is_test(path) and target_top == "tests"):
                         problems.append(f"{path}:{number}: {top} must not include {target}")
+                if top == "client" and target_top == "checkpoint" and not path.startswith("client/tools/") and not is_test(path):
+                    problems.append(f"{path}:{number}: of client, only client/tools may include {target}")
                 if in_library and HEAVY.search(target):
                     problems.append(f"{path}:{number}: the client library must not use {target}")
                 if match.group(1) == '"' and "/" not in target and os.path.dirname(path) and not path.startswith("tests/apps"):

@@ -331,7 +331,7 @@ def foreign_job(context):
         "import os, sys; job, facts, precious = sys.argv[1:]; os.mkdir(job, 0o755); "
         "open(job + '/job.json', 'w').write(facts); "
         "[os.symlink(precious, job + '/' + name) for name in "
-        "('gpu-server', 'gpu-server.new', 'job.json.new', 'nvml.lock', 'stopped', 'criu-dump.log')]",
+        "('gpu-server', 'gpu-server.new', 'job.json.new', 'connect.lock', 'stopped', 'criu-dump.log')]",
         job, json.dumps(facts), precious,
     )  # fmt: skip
     image = os.path.join(context.lab.folder, "image")

@@ -1,0 +1,192 @@
+#include "checkpoint/agent/agent_client.h"
+
+#include <unistd.h>
+
+#include "proto/agent/message.h"
+#include "proto/channel/handshake.h"
+
+namespace cuda_remote::agent {
+namespace {
+
+// The agent answers at once, except where it says otherwise.
+constexpr int kAnswerMs = 30000;
+constexpr char kNonsense[] = "the job gave an answer that makes no sense";
+
+}  // namespace
+
+std::unique_ptr<AgentClient> AgentClient::Connect(const std::string& directory, uint32_t pid, const std::string& name,
+                                                  std::string* error) {
+  int socket = ConnectUnix(directory + "/" + SocketName(pid), error);
+  if (socket < 0) {
+    std::string ignored;
+    socket = ConnectUnix(directory + "/" + kOnlySocketName, &ignored);
+  }
+  if (socket < 0) return nullptr;
+  uint32_t user = 0, seen = 0;
+  if (!PeerUser(socket, &user, &seen) || (user != geteuid() && geteuid() != 0)) {
+    *error = "the job belongs to another user";
+    close(socket);
+    return nullptr;
+  }
+  return std::unique_ptr<AgentClient>(new AgentClient(socket, name));
+}
+
+AgentClient::~AgentClient() {
+  if (socket_ >= 0) close(socket_);
+}
+
+bool AgentClient::Call(const Message& request, int timeout_ms, Message* reply, std::string* error) {
+  const bool sent = socket_ >= 0 && SendMessage(socket_, request);
+  // A refused tool finds the reason in its socket, though it can send no more.
+  const ReceiveStatus status = socket_ >= 0 ? ReceiveMessage(socket_, timeout_ms, reply) : ReceiveStatus::kClosed;
+  switch (status) {
+    case ReceiveStatus::kOk:
+      if (reply->type == Type::kOk && sent) return true;
+      for (int fd : reply->fds) close(fd);
+      *error = reply->type == Type::kError && !reply->body.empty() ? reply->body : kNonsense;
+      return false;
+    case ReceiveStatus::kTimeout:
+      *error = "the job does not answer";
+      return false;
+    case ReceiveStatus::kOtherVersion:
+      *error = "the job's client library is of another version than this tool";
+      return false;
+    case ReceiveStatus::kMalformed:
+      *error = kNonsense;
+      return false;
+    case ReceiveStatus::kClosed:
+      *error = "the job has closed the connection: it has ended, or it ended in the middle of this";
+      return false;
+  }
+  return false;
+}
+
+bool AgentClient::GetInfo(Info* info, std::string* error) {
+  Message request, reply;
+  request.type = Type::kInfo;
+  if (!Call(request, kAnswerMs, &reply, error)) return false;
+  if (DecodeInfo(reply.body, info)) return true;
+  *error = kNonsense;
+  return false;
+}
+
+CloseResult AgentClient::Close(std::string* error) {
+  Message request, reply;
+  request.type = Type::kClose;
+  if (Call(request, kAnswerMs, &reply, error)) return CloseResult::kClosed;
+  return *error == kUnknownRequest ? CloseResult::kOld : CloseResult::kFailed;
+}
+
+bool AgentClient::Look(Activity* activity, std::string* error) {
+  Message request, reply;
+  request.type = Type::kLook;
+  if (!Call(request, kAnswerMs, &reply, error)) return false;
+  if (DecodeActivity(reply.body, activity)) return true;
+  *error = kNonsense;
+  return false;
+}
+
+bool AgentClient::AskYesNo(const Message& request, int timeout_ms, bool* yes, std::string* error) {
+  Message reply;
+  if (!Call(request, timeout_ms, &reply, error)) return false;
+  FieldReader in(reply.body);
+  *yes = in.Number() != 0;
+  if (in.done()) return true;
+  *error = kNonsense;
+  return false;
+}
+
+bool AgentClient::Admit(const Admission& which, bool* admitted, std::string* error) {
+  Message request;
+  request.type = Type::kAdmit;
+  FieldWriter(&request.body).Number(which.asks).Number(which.context);
+  return AskYesNo(request, kAnswerMs, admitted, error);
+}
+
+bool AgentClient::Settle(int timeout_ms, bool* settled, std::string* error) {
+  Message request;
+  request.type = Type::kSettle;
+  FieldWriter(&request.body).Number(uint64_t(timeout_ms > 0 ? timeout_ms : 0));
+  return AskYesNo(request, timeout_ms + kAnswerMs, settled, error);
+}
+
+bool AgentClient::LockOld(int timeout_ms, std::string* error) {
+  Message request, reply;
+  request.type = Type::kLock;
+  FieldWriter(&request.body).Number(uint64_t(timeout_ms > 0 ? timeout_ms : 0));
+  // After the calls that agent waits for the GPU, without a limit.
+  return Call(request, timeout_ms + kAnswerMs, &reply, error);
+}
+
+void AgentClient::Open() {
+  std::string ignored;
+  Unlock(&ignored);
+}
+
+bool AgentClient::Unlock(std::string* error) {
+  Message request, reply;
+  request.type = Type::kUnlock;
+  return Call(request, kAnswerMs, &reply, error);
+}
+
+bool AgentClient::Take(Taken* taken, std::string* error) {
+  Message request, reply;
+  request.type = Type::kTake;
+  if (!Call(request, kAnswerMs, &reply, error)) return false;
+  if (DecodeTaken(reply, taken)) return true;
+  for (int fd : reply.fds) close(fd);
+  *error = kNonsense;
+  return false;
+}
+
+bool AgentClient::Release(std::string* error) {
+  Message request, reply;
+  request.type = Type::kRelease;
+  if (!Call(request, kAnswerMs, &reply, error)) return false;
+  // The end of the connection says that the job has closed its end, which a snapshot needs.
+  const bool closed = ReceiveMessage(socket_, kAnswerMs, &reply) == ReceiveStatus::kClosed;
+  close(socket_);
+  socket_ = -1;
+  if (!closed) *error = "the job did not close its connection";
+  return closed;
+}
+
+bool AgentClient::Give(const Given& given, std::string* error) {
+  Message request, reply;
+  request.type = Type::kGive;
+  EncodeGiven(given, &request);
+  // A new worker maps the job's pinned memory meanwhile.
+  return Call(request, -1, &reply, error);
+}
+
+bool AgentClient::Abandon(std::string* error) {
+  Message request, reply;
+  request.type = Type::kAbandon;
+  return Call(request, kAnswerMs, &reply, error);
+}
+
+bool AgentClient::BeginTrace(uint64_t events, uint64_t milliseconds, std::string* error) {
+  Message request, reply;
+  request.type = Type::kBeginTrace;
+  FieldWriter(&request.body).Number(events).Number(milliseconds);
+  return Call(request, kAnswerMs, &reply, error);
+}
+
+bool AgentClient::EndTrace(int timeline_fd, int table_fd, bool json, std::string* error) {
+  Message request, reply;
+  request.type = Type::kEndTrace;
+  FieldWriter(&request.body).Number(json);
+  request.fds = {timeline_fd, table_fd};
+  // A long timeline takes its time to write.
+  return Call(request, -1, &reply, error);
+}
+
+bool AgentClient::TraceTotals(int table_fd, bool json, std::string* error) {
+  Message request, reply;
+  request.type = Type::kTraceTotals;
+  FieldWriter(&request.body).Number(json);
+  request.fds = {table_fd};
+  return Call(request, kAnswerMs, &reply, error);
+}
+
+}  // namespace cuda_remote::agent

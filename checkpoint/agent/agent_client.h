@@ -1,0 +1,65 @@
+// A tool's connection to the agent of a job. Blocking; not thread-safe. Errors are sentences for a person.
+#ifndef CUDA_REMOTE_CHECKPOINT_AGENT_AGENT_CLIENT_H_
+#define CUDA_REMOTE_CHECKPOINT_AGENT_AGENT_CLIENT_H_
+
+#include <memory>
+#include <string>
+
+#include "checkpoint/agent/lock.h"
+#include "proto/agent/types.h"
+
+namespace cuda_remote::agent {
+
+struct Message;
+
+// LockAll (lock.h) locks one or several of these.
+class AgentClient final : public Lockable {
+ public:
+  // Connects to the agent of process `pid` (as that process knows itself) of the job in `directory`. `name`: how messages
+  // call the process. Null and *error if nobody is there.
+  static std::unique_ptr<AgentClient> Connect(const std::string& directory, uint32_t pid, const std::string& name,
+                                              std::string* error);
+
+  // Closes the connection. A job that is locked and was not released goes on then.
+  ~AgentClient() override;
+  AgentClient(const AgentClient&) = delete;
+  AgentClient& operator=(const AgentClient&) = delete;
+
+  bool GetInfo(Info* info, std::string* error);
+  // Lockable.
+  std::string Name() const override { return name_; }
+  CloseResult Close(std::string* error) override;
+  bool Look(Activity* activity, std::string* error) override;
+  bool Admit(const Admission& which, bool* admitted, std::string* error) override;
+  bool Settle(int timeout_ms, bool* settled, std::string* error) override;
+  bool LockOld(int timeout_ms, std::string* error) override;
+  void Open() override;
+  // True once the job has agreed; calls are let in right after that.
+  bool Unlock(std::string* error);
+  // The caller owns the descriptors in *taken.
+  bool Take(Taken* taken, std::string* error);
+  // On success the connection is closed, at the job's end too; connect again to give it a channel.
+  bool Release(std::string* error);
+  // The caller keeps the descriptors in `given`.
+  bool Give(const Given& given, std::string* error);
+  // Of a released process whose channel is lost: its calls fail from now on, and no longer wait.
+  bool Abandon(std::string* error);
+  // Begins to record calls, at most `events` and `milliseconds`; another connection may end it.
+  bool BeginTrace(uint64_t events, uint64_t milliseconds, std::string* error);
+  // Ends that; the job writes the timeline and the table of calls into the descriptors, which the caller keeps.
+  bool EndTrace(int timeline_fd, int table_fd, bool json, std::string* error);
+  // The table of all calls so far, of a job that was started with CUDA_REMOTE_TRACE.
+  bool TraceTotals(int table_fd, bool json, std::string* error);
+
+ private:
+  AgentClient(int socket, const std::string& name) : socket_(socket), name_(name) {}
+  bool Call(const Message& request, int timeout_ms, Message* reply, std::string* error);
+  bool AskYesNo(const Message& request, int timeout_ms, bool* yes, std::string* error);
+
+  int socket_;
+  const std::string name_;
+};
+
+}  // namespace cuda_remote::agent
+
+#endif  // CUDA_REMOTE_CHECKPOINT_AGENT_AGENT_CLIENT_H_

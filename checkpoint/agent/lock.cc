@@ -1,0 +1,350 @@
+#include "checkpoint/agent/lock.h"
+
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+
+namespace cuda_remote::agent {
+namespace {
+
+constexpr int64_t kMs = 1000;
+// Between two looks: short at first, since most jobs are idle soon.
+constexpr int64_t kFirstPauseUs = 200, kMostPauseUs = 1 * kMs;
+// Before any call is let through. Most work ends by itself.
+constexpr int64_t kGraceUs = 20 * kMs;
+// How long a gate is open for a capture that has to come to its end.
+constexpr int64_t kCaptureUs = 2 * kMs;
+// A GPU that was idle is "soon" idle again if it takes no longer than this after a call was let through.
+constexpr int64_t kSoonUs = 20 * kMs;
+// The pause before a call of a thread whose GPU has work, at first; how long no other process may have had a call let
+// through by then, unless the pause is over for so many times as long.
+constexpr int64_t kFirstBusyUs = 100 * kMs, kNoOtherUs = 20 * kMs, kNoOtherPauses = 10;
+// A host function that has run for this long is what the GPU waits for; the square of this long after that, in units of
+// kFunctionUnitMs, is how many calls have been let through.
+constexpr int64_t kLongFunctionMs = 50, kFunctionUnitMs = 20;
+
+// A context of a process.
+struct Context {
+  int64_t busy_since_us = -1;  // -1: idle
+  // Whether it was idle when a call was let through, and is not known to be idle again; when that was; how often it was
+  // not idle again soon; until when no further one is let through.
+  bool pending = false;
+  int64_t admitted_us = 0;
+  int long_ones = 0;
+  int64_t hold_until_us = 0;
+};
+
+struct Process {
+  Lockable* what = nullptr;
+  bool old = false;
+  bool closed = false;
+  bool settled = false;
+  int64_t closed_us = 0;
+  Activity activity;
+  // A host function that ends by itself tells how long such functions may take.
+  int64_t long_function_ms = kLongFunctionMs;
+  uint64_t function_ms = 0;
+  int64_t function_calls = 0;
+  std::map<uint64_t, Context> contexts;
+  int64_t answered_us = 0;
+  int64_t hidden_since_us = -1;  // there is work, and no context shows it (a stream was destroyed); -1: there is none
+};
+
+std::string Seconds(int64_t us) {
+  char text[32];
+  snprintf(text, sizeof(text), us < 10000 * kMs ? "%.1f s" : "%.0f s", double(us) / 1e6);
+  return text;
+}
+
+std::string Count(uint64_t count, const char* one, const char* many) {
+  return std::to_string(count) + " " + (count == 1 ? one : many);
+}
+
+// What keeps a process from being idle, for a person.
+std::string Reasons(const Activity& activity) {
+  std::string text;
+  const auto add = [&text](const std::string& reason) { text += (text.empty() ? "" : ", ") + reason; };
+  if (activity.capturing) add("a stream is being captured into a graph");
+  if (activity.host_function_ms != 0) {
+    add("a host function (cudaLaunchHostFunc) has been running for " + Seconds(int64_t(activity.host_function_ms) * kMs));
+  }
+  if (activity.busy_streams != 0) add(Count(activity.busy_streams, "stream has work", "streams have work"));
+  if (activity.inside != 0) add(Count(activity.inside, "CUDA call has not returned", "CUDA calls have not returned"));
+  if (!activity.answered) add("its GPU server does not answer");
+  if (text.empty()) add("its GPU has work");
+  return text;
+}
+
+class Locker {
+ public:
+  Locker(const std::vector<Lockable*>& processes, const LockOptions& options)
+      : options_(options), start_(Now()), end_(start_ + int64_t(options.timeout_ms) * kMs) {
+    for (Lockable* const process : processes) {
+      processes_.emplace_back();
+      processes_.back().what = process;
+    }
+    busy_gap_ = kFirstBusyUs;
+    next_busy_ = start_ + busy_gap_;
+  }
+
+  bool Run(int64_t* closed_us, std::string* error) {
+    if (!Loop(error)) {
+      for (Process& process : processes_) {
+        if (process.closed) process.what->Open();
+      }
+      return false;
+    }
+    if (closed_us) {
+      *closed_us = end_;
+      for (const Process& process : processes_) *closed_us = std::min(*closed_us, process.closed_us);
+    }
+    return true;
+  }
+
+ private:
+  int64_t Now() const { return options_.clock.now_us(); }
+  void Sleep(int64_t us) const { options_.clock.sleep_us(us); }
+  int LeftMs() const { return int(std::max<int64_t>(0, end_ - Now()) / kMs); }
+
+  bool Loop(std::string* error) {
+    for (Process& process : processes_) {
+      if (!CloseOne(&process, error)) return false;
+    }
+    int64_t pause = kFirstPauseUs;
+    while (true) {
+      bool all_quiet = true, capturing = false;
+      for (Process& process : processes_) {
+        if (process.old) continue;
+        if (!process.what->Look(&process.activity, error)) return false;
+        NoteContexts(&process);
+        NoteFunction(&process);
+        all_quiet = all_quiet && process.activity.quiet;
+        capturing = capturing || process.activity.capturing;
+      }
+      if (all_quiet) {
+        bool settled = true;
+        if (!SettleAll(&settled, error)) return false;
+        if (settled) return true;
+      }
+      if (options_.cancelled && options_.cancelled()) {
+        *error = "interrupted";
+        return false;
+      }
+      if (Now() >= end_) return TooLate(error);
+      if (capturing) {
+        if (!LetCapture(error)) return false;
+        continue;
+      }
+      if (!all_quiet && Now() - start_ >= kGraceUs && !AdmitSome(error)) return false;
+      // Many calls may have to follow each other.
+      if (soon_) pause = kFirstPauseUs;
+      soon_ = false;
+      Sleep(pause);
+      pause = std::min(pause * 2, kMostPauseUs);
+    }
+  }
+
+  bool CloseOne(Process* process, std::string* error) {
+    process->closed_us = process->answered_us = Now();
+    switch (process->what->Close(error)) {
+      case CloseResult::kClosed:
+        break;
+      case CloseResult::kOld:
+        if (!process->what->LockOld(LeftMs(), error)) return false;
+        process->old = process->settled = true;
+        break;
+      case CloseResult::kFailed:
+        return false;
+    }
+    process->closed = true;
+    return true;
+  }
+
+  // *settled is false if a process was not quiet after all: then all are as before.
+  bool SettleAll(bool* settled, std::string* error) {
+    for (Process& process : processes_) {
+      if (process.settled) continue;
+      bool one = false;
+      if (!process.what->Settle(LeftMs(), &one, error)) return false;
+      process.settled = one;
+      *settled = *settled && one;
+      if (!one) break;
+    }
+    if (*settled) return true;
+    for (Process& process : processes_) {
+      if (!process.settled || process.old) continue;
+      process.settled = false;
+      if (process.what->Close(error) != CloseResult::kClosed) return false;
+    }
+    return true;
+  }
+
+  bool LetCapture(std::string* error) {
+    for (Process& process : processes_) {
+      if (process.activity.capturing) process.what->Open();
+    }
+    Sleep(kCaptureUs);
+    for (Process& process : processes_) {
+      if (process.activity.capturing && !CloseOne(&process, error)) return false;
+    }
+    return true;
+  }
+
+  void NoteContexts(Process* process) const {
+    if (!process->activity.answered) return;
+    process->answered_us = Now();
+    if (!process->activity.has_work) {
+      process->hidden_since_us = -1;
+    } else if (process->activity.busy_streams == 0 && process->hidden_since_us < 0) {
+      process->hidden_since_us = Now();
+    }
+    for (auto& [handle, context] : process->contexts) {
+      const auto& now = process->activity.contexts;
+      const bool busy = std::any_of(now.begin(), now.end(), [handle = handle](const Activity::Context& one) {
+        return one.context == handle && one.has_work;
+      });
+      if (!busy) context.busy_since_us = -1;
+    }
+    for (const Activity::Context& one : process->activity.contexts) {
+      Context& context = process->contexts[one.context];
+      if (one.has_work && context.busy_since_us < 0) context.busy_since_us = Now();
+    }
+  }
+
+  // Whether some work has not ended for a while, or a server has not answered.
+  bool IsStuck(int64_t now) const {
+    return std::any_of(processes_.begin(), processes_.end(), [now](const Process& process) {
+      if (process.old || process.activity.quiet) return false;
+      return now - process.answered_us >= kGraceUs ||
+             (process.hidden_since_us >= 0 && now - process.hidden_since_us >= kGraceUs) ||
+             std::any_of(process.contexts.begin(), process.contexts.end(), [now](const auto& one) {
+               return one.second.busy_since_us >= 0 && now - one.second.busy_since_us >= kGraceUs;
+             });
+    });
+  }
+
+  static void NoteFunction(Process* process) {
+    const uint64_t now = process->activity.host_function_ms;
+    if (now < process->function_ms) {
+      process->function_calls = 0;
+      process->long_function_ms = std::max(process->long_function_ms, 4 * int64_t(process->function_ms));
+    }
+    process->function_ms = now;
+  }
+
+  bool AdmitSome(std::string* error) {
+    bool ignored = false;
+    for (Process& process : processes_) {
+      if (process.activity.asking != 0 && !process.what->Admit({true, 0}, &ignored, error)) return false;
+    }
+    const int64_t now = Now();
+    // Once what somebody has waited for has come, nobody goes further ahead of the others.
+    const bool stuck = IsStuck(now);
+    for (Process& process : processes_) {
+      for (const Activity::Context& one : process.activity.contexts) {
+        Context& context = process.contexts[one.context];
+        if (!stuck || one.has_work || one.calls == 0 || !MayAdmitIdle(&context, now)) continue;
+        bool admitted = false;
+        if (!process.what->Admit({false, one.context}, &admitted, error)) return false;
+        if (!admitted) continue;
+        context.pending = true;
+        context.admitted_us = now;
+        last_idle_ = now;
+        soon_ = true;
+      }
+    }
+    return AdmitBusy(now, error);
+  }
+
+  bool AdmitBusy(int64_t now, std::string* error) {
+    for (Process& process : processes_) {
+      const int64_t beyond = int64_t(process.activity.host_function_ms) - process.long_function_ms;
+      if (beyond < 0 || process.function_calls > beyond * beyond / (kFunctionUnitMs * kFunctionUnitMs)) continue;
+      bool admitted = false;
+      if (!AdmitBusyOne(&process, &admitted, error)) return false;
+      process.function_calls += admitted;
+      soon_ = soon_ || admitted;
+    }
+    const bool others = now - last_idle_ < kNoOtherUs && now < next_busy_ + kNoOtherPauses * busy_gap_;
+    if (now < next_busy_ && busy_pending_ && !IsAdding(processes_[busy_turn_])) next_busy_ = now;
+    if (now < next_busy_ || others) return true;
+    // One call, of the next process that has one.
+    if (busy_pending_ && IsAdding(processes_[busy_turn_])) busy_gap_ *= 2;
+    busy_pending_ = false;
+    for (size_t i = 0; i < processes_.size() && !busy_pending_; ++i) {
+      busy_turn_ = (busy_turn_ + 1) % processes_.size();
+      if (!AdmitBusyOne(&processes_[busy_turn_], &busy_pending_, error)) return false;
+    }
+    next_busy_ = now + busy_gap_;
+    return true;
+  }
+
+  static bool IsAdding(const Process& process) {
+    return std::any_of(process.activity.contexts.begin(), process.activity.contexts.end(),
+                       [](const Activity::Context& one) { return one.adding; });
+  }
+
+  static bool AdmitBusyOne(Process* process, bool* admitted, std::string* error) {
+    for (const Activity::Context& one : process->activity.contexts) {
+      if (!one.has_work || one.calls == 0) continue;
+      return process->what->Admit({false, one.context}, admitted, error);
+    }
+    return true;
+  }
+
+  // With the context idle at `now`.
+  static bool MayAdmitIdle(Context* context, int64_t now) {
+    if (context->pending) {
+      context->pending = false;
+      const int64_t took = now - context->admitted_us;
+      // What it waited for may have been work of its own. By the time that it may go on, others have come to an end.
+      if (took > kSoonUs) context->hold_until_us = now + std::max(took, took * ++context->long_ones / 2);
+    }
+    return now >= context->hold_until_us;
+  }
+
+  bool TooLate(std::string* error) {
+    *error = "";
+    for (const Process& process : processes_) {
+      if (process.activity.quiet || process.old) continue;
+      *error += (error->empty() ? "" : "; ") + process.what->Name() + " did not become idle in " +
+                Seconds(int64_t(options_.timeout_ms) * kMs) + ": " + Reasons(process.activity);
+    }
+    if (error->empty()) *error = "the processes were not idle at the same time in " + Seconds(Now() - start_);
+    *error += " (try again with a longer --timeout)";
+    return false;
+  }
+
+  const LockOptions& options_;
+  const int64_t start_, end_;
+  std::vector<Process> processes_;
+  bool soon_ = false;  // a call was let through
+  // Calls of threads whose GPU has work.
+  int64_t busy_gap_ = 0, next_busy_ = 0, last_idle_ = INT64_MIN / 2;
+  size_t busy_turn_ = 0;       // the process whose call was let through last
+  bool busy_pending_ = false;  // there is one
+};
+
+}  // namespace
+
+LockClock RealClock() {
+  LockClock clock;
+  clock.now_us = [] {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return int64_t(now.tv_sec) * 1000000 + now.tv_nsec / 1000;
+  };
+  clock.sleep_us = [](int64_t us) { usleep(useconds_t(us)); };
+  return clock;
+}
+
+bool LockAll(const std::vector<Lockable*>& processes, const LockOptions& options, int64_t* closed_us,
+             std::string* error) {
+  return Locker(processes, options).Run(closed_us, error);
+}
+
+}  // namespace cuda_remote::agent

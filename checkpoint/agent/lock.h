@@ -1,0 +1,67 @@
+// Locking: a tool brings one or several processes to a state in which no CUDA call is inside and no GPU has work.
+//
+// Closing the gates and waiting is not enough. Work on a GPU may depend on calls that are held at a gate: a host
+// function waits for a thread of the program, a kernel polls memory that a later copy writes, a rank's collective waits
+// for a rank that has not begun its own. So while some GPU has work, calls are let through one at a time:
+//
+//   - calls that only ask about work or wait for it, from all processes: they change nothing;
+//   - other calls of threads whose GPU is idle. They cannot make a wait longer that is there already. If the GPU is idle
+//     again soon, the next one follows; if not, the pauses grow, so that processes with work of their own come to an end;
+//   - if that does not help, other calls of threads whose GPU has work. They follow each other while the work that they
+//     put into streams ends; else each comes after a longer pause than the one before, since they may only add to a
+//     queue that is about to end by itself. While one host function keeps running, it is what the GPU waits for, and
+//     they follow each other faster and faster.
+//
+// Everything has the deadline. When it passes all gates open, and the error says which process was not idle, and why.
+#ifndef CUDA_REMOTE_CHECKPOINT_AGENT_LOCK_H_
+#define CUDA_REMOTE_CHECKPOINT_AGENT_LOCK_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "proto/agent/types.h"
+
+namespace cuda_remote::agent {
+
+// kOld: a client library that knows LockOld only.
+enum class CloseResult { kClosed, kOld, kFailed };
+
+// A process that can be locked. Functions return false and one sentence in *error when the process cannot go on with
+// this; it is then to be opened.
+class Lockable {
+ public:
+  virtual ~Lockable() = default;
+  virtual std::string Name() const = 0;
+  virtual CloseResult Close(std::string* error) = 0;
+  virtual bool Look(Activity* activity, std::string* error) = 0;
+  virtual bool Admit(const Admission& which, bool* admitted, std::string* error) = 0;
+  virtual bool Settle(int timeout_ms, bool* settled, std::string* error) = 0;
+  // Close, wait and settle in one, without letting calls through.
+  virtual bool LockOld(int timeout_ms, std::string* error) = 0;
+  // Undoes Close and Settle. Also of a process that was not closed.
+  virtual void Open() = 0;
+};
+
+// Time, which tests make up.
+struct LockClock {
+  std::function<int64_t()> now_us;
+  std::function<void(int64_t us)> sleep_us;
+};
+LockClock RealClock();
+
+struct LockOptions {
+  int timeout_ms = 60000;
+  std::function<bool()> cancelled;  // null: never
+  LockClock clock = RealClock();
+};
+
+// Locks all of `processes`, or none. *closed_us, if not null: when (by the clock) the gates closed that have not been
+// open since.
+bool LockAll(const std::vector<Lockable*>& processes, const LockOptions& options, int64_t* closed_us,
+             std::string* error);
+
+}  // namespace cuda_remote::agent
+
+#endif  // CUDA_REMOTE_CHECKPOINT_AGENT_LOCK_H_

@@ -1,0 +1,232 @@
+#include "checkpoint/engine/criu/connections.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <set>
+#include <sstream>
+
+#include "checkpoint/engine/criu/criu_image.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+// The kernel's numbers of a socket's state (include/net/tcp_states.h).
+constexpr uint32_t kTimeWait = 6, kClosed = 7, kListens = 10;
+
+bool IsConnection(uint32_t state) { return state != kTimeWait && state != kClosed && state != kListens; }
+
+Endpoint FromWords(const std::vector<uint32_t>& words, uint16_t port) {
+  Endpoint endpoint;
+  endpoint.port = port;
+  if (words.size() == 4) {
+    std::copy(words.begin(), words.end(), endpoint.address.begin());
+  } else if (words.size() == 1) {
+    endpoint.address = {0, 0, htonl(0xffff), words[0]};
+  }
+  return endpoint;
+}
+
+// An address and a port as in /proc/net/tcp: "0100007F:1F90".
+bool ParseEndpoint(const std::string& text, Endpoint* endpoint) {
+  const size_t colon = text.find(':');
+  if ((colon != 8 && colon != 32) || text.find_first_not_of("0123456789ABCDEFabcdef:") != std::string::npos)
+    return false;
+  std::vector<uint32_t> words;
+  for (size_t at = 0; at < colon; at += 8) words.push_back(uint32_t(strtoul(text.substr(at, 8).c_str(), nullptr, 16)));
+  *endpoint = FromWords(words, uint16_t(strtoul(text.c_str() + colon + 1, nullptr, 16)));
+  return true;
+}
+
+// Calls `socket` with each descriptor of these processes that is a socket, and its inode.
+void ForEachSocket(const std::vector<int>& pids, const std::function<void(int pid, int fd, uint64_t inode)>& socket) {
+  for (int pid : pids) {
+    const std::string folder = "/proc/" + std::to_string(pid) + "/fd";
+    DIR* const list = opendir(folder.c_str());
+    if (!list) continue;
+    while (const dirent* const entry = readdir(list)) {
+      char target[64] = {};
+      if (readlink((folder + "/" + entry->d_name).c_str(), target, sizeof(target) - 1) <= 0) continue;
+      unsigned long long inode;
+      if (sscanf(target, "socket:[%llu]", &inode) == 1) socket(pid, atoi(entry->d_name), inode);
+    }
+    closedir(list);
+  }
+}
+
+std::map<uint64_t, Connection> ConnectionsSeenBy(int pid) {
+  std::map<uint64_t, Connection> found;
+  for (const char* table : {"tcp", "tcp6"}) {
+    std::ifstream lines("/proc/" + std::to_string(pid) + "/net/" + table);
+    found.merge(ParseProcTcp(lines));
+  }
+  return found;
+}
+
+// An integer in as many bytes as before: all but the last say that there are more.
+void PutZero(size_t at, size_t bytes, std::string* image) {
+  for (size_t i = 0; i < bytes; ++i) (*image)[at + i] = i + 1 < bytes ? '\x80' : '\0';
+}
+
+std::string ToText(const Endpoint& endpoint) {
+  char text[INET6_ADDRSTRLEN] = "?";
+  const bool mapped = endpoint.address[0] == 0 && endpoint.address[1] == 0 && endpoint.address[2] == htonl(0xffff);
+  if (mapped) {
+    inet_ntop(AF_INET, &endpoint.address[3], text, sizeof(text));
+  } else {
+    inet_ntop(AF_INET6, endpoint.address.data(), text, sizeof(text));
+  }
+  return (mapped ? std::string(text) : "[" + std::string(text) + "]") + ":" + std::to_string(endpoint.port);
+}
+
+}  // namespace
+
+std::string ToText(const Connection& connection) {
+  return ToText(connection.local) + " -> " + ToText(connection.remote);
+}
+
+std::map<uint64_t, Connection> ParseProcTcp(std::istream& lines) {
+  std::map<uint64_t, Connection> found;
+  std::string line;
+  while (std::getline(lines, line)) {
+    // Number, the two ends, state, queues, timer, retransmissions, user, timeout, inode.
+    std::istringstream fields(line);
+    std::string word, local, remote, state;
+    unsigned long long inode = 0;
+    fields >> word >> local >> remote >> state;
+    for (int i = 0; i < 5; ++i) fields >> word;
+    Connection connection;
+    if (!(fields >> inode) || inode == 0 || !ParseEndpoint(local, &connection.local) ||
+        !ParseEndpoint(remote, &connection.remote) || !IsConnection(uint32_t(strtoul(state.c_str(), nullptr, 16)))) {
+      continue;
+    }
+    found[inode] = connection;
+  }
+  return found;
+}
+
+std::vector<Connection> OpenConnections(const std::vector<int>& pids) {
+  std::vector<Connection> found;
+  if (pids.empty()) return found;
+  const std::map<uint64_t, Connection> all = ConnectionsSeenBy(pids[0]);
+  if (all.empty()) return found;
+  std::set<uint64_t> taken;  // a process may have what it has inherited
+  ForEachSocket(pids, [&](int, int, uint64_t inode) {
+    const auto connection = all.find(inode);
+    if (connection != all.end() && taken.insert(inode).second) found.push_back(connection->second);
+  });
+  return found;
+}
+
+bool CallAllSent(std::string* image) {
+  using protozero::pbf_wire_type;
+  using protozero::tag_and_type;
+  size_t at = 0, bytes = 0;
+  const bool known = ReadStreamImage(*image, [&](protozero::pbf_reader facts) {
+    // A TcpStreamEntry (CRIU's images/tcp-stream.proto); what was not sent yet is a length.
+    while (facts.next()) {
+      if (facts.tag_and_type() == tag_and_type(12, pbf_wire_type::varint)) {
+        at = size_t(facts.data().data() - image->data());
+        facts.skip();
+        bytes = size_t(facts.data().data() - image->data()) - at;
+      } else {
+        facts.skip();
+      }
+    }
+  });
+  PutZero(at, bytes, image);
+  return known;
+}
+
+bool SavedConnections(std::string_view image, std::vector<Connection>* connections) {
+  using protozero::pbf_wire_type;
+  using protozero::tag_and_type;
+  connections->clear();
+  // An InetSkEntry (CRIU's images/sk-inet.proto).
+  return ReadFilesImage(image, FileKind::kInternetSocket, [&](protozero::pbf_reader facts) {
+    uint32_t protocol = 0, state = 0, ports[2] = {};
+    std::vector<uint32_t> addresses[2];
+    Connection connection;
+    const auto here = [&] { return size_t(facts.data().data() - image.data()); };
+    while (facts.next()) {
+      switch (facts.tag_and_type()) {
+        case tag_and_type(5, pbf_wire_type::varint):
+          protocol = facts.get_uint32();
+          break;
+        case tag_and_type(6, pbf_wire_type::varint):
+          connection.state_at = here();
+          state = facts.get_uint32();
+          break;
+        case tag_and_type(7, pbf_wire_type::varint):
+          connection.port_at = here();
+          ports[0] = facts.get_uint32();
+          connection.port_bytes = here() - connection.port_at;
+          break;
+        case tag_and_type(8, pbf_wire_type::varint):
+          ports[1] = facts.get_uint32();
+          break;
+        case tag_and_type(11, pbf_wire_type::varint):
+          addresses[0].push_back(facts.get_uint32());
+          break;
+        case tag_and_type(12, pbf_wire_type::varint):
+          addresses[1].push_back(facts.get_uint32());
+          break;
+        default:
+          facts.skip();
+      }
+    }
+    if (protocol != IPPROTO_TCP || !IsConnection(state)) return;
+    connection.local = FromWords(addresses[0], uint16_t(ports[0]));
+    connection.remote = FromWords(addresses[1], uint16_t(ports[1]));
+    connections->push_back(connection);
+  });
+}
+
+void CloseSaved(const std::vector<Connection>& connections, std::string* image) {
+  for (const Connection& connection : connections) {
+    (*image)[connection.state_at] = char(kClosed);
+    PutZero(connection.port_at, connection.port_bytes, image);
+  }
+}
+
+std::vector<Connection> WithOthers(const std::vector<Connection>& connections) {
+  const std::set<Connection> all(connections.begin(), connections.end());
+  std::vector<Connection> found;
+  for (const Connection& connection : connections) {
+    Connection other_end;
+    other_end.local = connection.remote;
+    other_end.remote = connection.local;
+    if (!all.count(other_end)) found.push_back(connection);
+  }
+  return found;
+}
+
+void ResumeConnections(const std::vector<int>& pids, bool others_only) {
+  if (pids.empty()) return;
+  const std::map<uint64_t, Connection> all = ConnectionsSeenBy(pids[0]);
+  const std::vector<Connection> others = WithOthers(OpenConnections(pids));
+  const std::set<Connection> chosen(others.begin(), others.end());
+  ForEachSocket(pids, [&](int pid, int number, uint64_t inode) {
+    const auto connection = all.find(inode);
+    if (connection == all.end() || (others_only && !chosen.count(connection->second))) return;
+    const int process = int(syscall(SYS_pidfd_open, pid, 0));
+    if (process < 0) return;
+    const int socket = int(syscall(SYS_pidfd_getfd, process, number, 0));
+    close(process);
+    if (socket < 0) return;
+    const int off = 0;
+    setsockopt(socket, IPPROTO_TCP, TCP_REPAIR, &off, sizeof(off));
+    close(socket);
+  });
+}
+
+}  // namespace cuda_remote::checkpoint

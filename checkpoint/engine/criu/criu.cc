@@ -1,0 +1,503 @@
+#include "checkpoint/engine/criu/criu.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <set>
+#include <sstream>
+
+#include "checkpoint/engine/criu/connections.h"
+#include "checkpoint/engine/criu/criu_facts.h"
+#include "checkpoint/engine/criu/criu_image.h"
+#include "checkpoint/job/gpu_devices.h"
+#include "checkpoint/job/job.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+constexpr char kPrivateCriu[] = "/opt/cuda-remote/criu/criu";
+constexpr char kDumpLog[] = "criu-dump.log";
+constexpr char kRestoreLog[] = "criu-restore.log";
+// Between the job's numbers and those of CRIU's own processes during a restore.
+constexpr int kPidGap = 100;
+constexpr int kMaxLogLines = 3;
+// /dev/ptmx: a descriptor of it is the end of a pseudo-terminal that a terminal's window has.
+const dev_t kTerminalMaker = makedev(5, 2);
+constexpr int kKillAttempts = 500;
+constexpr int kKillPauseUs = 10000;
+
+// Descriptors that CRIU is to find again under the same numbers; not close-on-exec.
+int KeepOpen(int fd) { return fcntl(fd, F_DUPFD, 3); }
+
+bool IsTerminal(dev_t device) {
+  const unsigned kind = major(device);
+  return (kind >= 136 && kind <= 143) || kind == 4;
+}
+
+std::string TerminalName(const Stdio& stream) {
+  char text[64];
+  snprintf(text, sizeof(text), "tty[%llx:%llx]", static_cast<unsigned long long>(stream.rdevice()),
+           static_cast<unsigned long long>(stream.device()));
+  return text;
+}
+
+// Runs `body` in a child that is inside the job's namespaces. Returns its exit code, -1 if it could not be started.
+int InsideJob(const Job& job, const std::function<int()>& body, std::string* error) {
+  const std::string proc = "/proc/" + std::to_string(job.init_pid()) + "/ns/";
+  const int pids = open((proc + "pid").c_str(), O_RDONLY | O_CLOEXEC);
+  const int mounts = open((proc + "mnt").c_str(), O_RDONLY | O_CLOEXEC);
+  if (pids < 0 || mounts < 0) {
+    *error = "the job has ended";
+    if (pids >= 0) close(pids);
+    if (mounts >= 0) close(mounts);
+    return -1;
+  }
+  fflush(nullptr);
+  const pid_t helper = fork();
+  if (helper == 0) {
+    if (setns(pids, CLONE_NEWPID) != 0 || setns(mounts, CLONE_NEWNS) != 0) _exit(254);
+    const pid_t inside = fork();
+    if (inside == 0) _exit(body());
+    int status = 0;
+    if (inside < 0 || waitpid(inside, &status, 0) != inside) _exit(254);
+    _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 253);
+  }
+  close(pids);
+  close(mounts);
+  int status = 0;
+  if (helper < 0) {
+    *error = std::string("fork: ") + strerror(errno);
+    return -1;
+  }
+  while (waitpid(helper, &status, 0) < 0 && errno == EINTR) {
+  }
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 253;
+  if (code == 254) {
+    *error = "cannot enter the job's namespaces: this needs root";
+    return -1;
+  }
+  return code;
+}
+
+// Signal to every process of the namespace but its init.
+bool SignalAll(const Job& job, int signal) {
+  std::string error;
+  return InsideJob(
+             job, [signal] { return kill(-1, signal) == 0 || errno == ESRCH ? 0 : 1; }, &error) == 0;
+}
+
+// The highest process or thread number, as seen inside.
+int LastNumber(const Job& job) {
+  int highest = job.inner_pid();
+  for (int pid : ProcessesOf(job)) {
+    const std::string tasks = "/proc/" + std::to_string(pid) + "/task";
+    DIR* const threads = opendir(tasks.c_str());
+    if (!threads) continue;
+    while (const dirent* const thread = readdir(threads)) {
+      if (thread->d_name[0] == '.') continue;
+      highest = std::max(highest, InnerPid(atoi(thread->d_name)));
+    }
+    closedir(threads);
+  }
+  return highest;
+}
+
+// The group of processes that has the job's terminal, as numbered inside; 0 if there is none any more.
+int TerminalGroup(const Job& job) {
+  std::ifstream in("/proc/" + std::to_string(job.pid()) + "/stat");
+  std::string text, state;
+  std::getline(in, text);
+  const size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos) return 0;
+  std::istringstream fields(text.substr(name_end + 1));
+  int parent, group, session, terminal, foreground = 0;
+  fields >> state >> parent >> group >> session >> terminal >> foreground;
+  return foreground > 0 ? InnerPid(foreground) : 0;
+}
+
+std::string ReadLink(const std::string& path) {
+  char target[4096];
+  const ssize_t length = readlink(path.c_str(), target, sizeof(target));
+  return length > 0 ? std::string(target, size_t(length)) : std::string();
+}
+
+// What the job has open on mounts that are not in its namespace: all that it inherited.
+bool FindInheritedFiles(const Job& job, ProcessFacts* facts, std::string* error) {
+  std::set<int> mounts;
+  std::ifstream mount_info("/proc/" + std::to_string(job.init_pid()) + "/mountinfo");
+  std::string line;
+  while (std::getline(mount_info, line)) mounts.insert(atoi(line.c_str()));
+  facts->clear_files();
+  std::set<std::string> known;
+  for (int pid : ProcessesOf(job)) {
+    const std::string proc = "/proc/" + std::to_string(pid);
+    DIR* const list = opendir((proc + "/fd").c_str());
+    if (!list) continue;
+    while (const dirent* const entry = readdir(list)) {
+      if (entry->d_name[0] == '.') continue;
+      const std::string path = proc + "/fd/" + entry->d_name;
+      const std::string target = ReadLink(path);
+      struct stat status;
+      if (target.empty() || target[0] != '/' || stat(path.c_str(), &status) != 0) continue;
+      std::ifstream fd_info(proc + "/fdinfo/" + entry->d_name);
+      int mount = -1;
+      unsigned flags = 0;
+      while (std::getline(fd_info, line)) {
+        if (line.compare(0, 7, "mnt_id:") == 0) mount = atoi(line.c_str() + 7);
+        if (line.compare(0, 6, "flags:") == 0) flags = unsigned(strtoul(line.c_str() + 6, nullptr, 8));
+      }
+      // Anonymous files (/memfd:...) are on mounts that no namespace has.
+      if (mount < 0 || mounts.count(mount) || target.compare(0, 7, "/memfd:") == 0) continue;
+      if (S_ISCHR(status.st_mode) && IsTerminal(status.st_rdev)) continue;
+      if (S_ISCHR(status.st_mode) && status.st_rdev == kTerminalMaker) {
+        *error = "process " + std::to_string(pid) +
+                 " has inherited the other end of a terminal, which cannot be restored; start the job without it";
+        closedir(list);
+        return false;
+      }
+      char id[64];
+      snprintf(id, sizeof(id), "file[%x:%llx]", mount, static_cast<unsigned long long>(status.st_ino));
+      if (!known.insert(id).second) continue;
+      struct stat named;
+      if (stat(target.c_str(), &named) != 0 || named.st_ino != status.st_ino || named.st_dev != status.st_dev) {
+        *error = "the job has the file " + target + " open, which is gone or was replaced by another one";
+        closedir(list);
+        return false;
+      }
+      InheritedFile* const file = facts->add_files();
+      file->set_id(id);
+      file->set_path(target);
+      file->set_flags(flags);
+    }
+    closedir(list);
+  }
+  return true;
+}
+
+// Nobody is kept from sending meanwhile, for which CRIU would need iptables: what others send is not in the image
+// anyway.
+std::vector<std::string> TcpOptions(const ProcessFacts& facts) {
+  if (facts.tcp()) return {"--tcp-established", "--network-lock", "skip"};
+  return {};
+}
+
+// The job's own terminal is given to its session by init; CRIU only has the descriptors.
+std::vector<std::string> TerminalOptions(const Job& job) {
+  if (job.terminal()) return {"--shell-job"};
+  return {};
+}
+
+std::string Several(const std::vector<Connection>& connections) {
+  std::string text = ToText(connections[0]);
+  if (connections.size() > 1) text += " and " + std::to_string(connections.size() - 1) + " more";
+  return text;
+}
+
+// False if a connection has no second end that would come back with it, and is not to be closed.
+bool DescribeConnections(const Job& job, ProcessFacts* facts, std::string* error) {
+  const std::vector<Connection> connections = OpenConnections(ProcessesOf(job));
+  facts->set_tcp(!connections.empty());
+  const std::vector<Connection> others = WithOthers(connections);
+  if (others.empty() || facts->tcp_close()) return true;
+  *error = "the job has TCP connections with others, which cannot come back after a restart: " + Several(others) +
+           "; with --tcp-close it is saved, and finds them closed then";
+  return false;
+}
+
+bool WriteBytes(const std::string& path, const std::string& bytes, std::string* error) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  if (out.write(bytes.data(), std::streamsize(bytes.size())).flush()) return true;
+  *error = "cannot write " + path + ": " + strerror(errno);
+  return false;
+}
+
+// What the image has of the connections themselves, so that CRIU sends nothing before both ends are there.
+bool SettleStreams(const std::string& image_folder, std::string* error) {
+  DIR* const list = opendir(image_folder.c_str());
+  bool ok = list != nullptr;
+  if (!ok) *error = "cannot read " + image_folder + ": " + strerror(errno);
+  while (const dirent* const entry = ok ? readdir(list) : nullptr) {
+    if (strncmp(entry->d_name, "tcp-stream-", 11) != 0) continue;
+    const std::string path = image_folder + "/" + entry->d_name;
+    std::string image;
+    ok = ReadImageFile(path, &image) && CallAllSent(&image);
+    if (!ok) *error = "this CRIU's image of a TCP connection is unknown here: " + path;
+    ok = ok && WriteBytes(path, image, error);
+  }
+  if (list) closedir(list);
+  return ok;
+}
+
+bool SettleTerminal(const Job& job, const std::string& image_folder, std::string* error) {
+  const std::string path = image_folder + "/tty-info.img";
+  std::string image;
+  if (!job.terminal() || access(path.c_str(), F_OK) != 0) return true;
+  if (ReadImageFile(path, &image) && LetGoOfTerminals(&image)) return WriteBytes(path, image, error);
+  *error = "this CRIU's image says in no known way which terminals it has";
+  return false;
+}
+
+// Looks which connections the image has after all. Those with others are closed in it, if that is wanted.
+bool SettleConnections(const ProcessFacts& facts, const std::string& image_folder, std::string* error) {
+  const std::string path = image_folder + "/files.img";
+  std::string image;
+  std::vector<Connection> connections;
+  if (!SettleStreams(image_folder, error)) return false;
+  if (!ReadImageFile(path, &image) || !SavedConnections(image, &connections)) {
+    *error = "this CRIU's image says in no known way which TCP connections it has";
+    return false;
+  }
+  const std::vector<Connection> others = WithOthers(connections);
+  if (others.empty()) return true;
+  if (!facts.tcp_close()) {
+    *error = "the job has opened or lost a TCP connection while it was saved: " + Several(others) + "; try again";
+    return false;
+  }
+  CloseSaved(others, &image);
+  return WriteBytes(path, image, error);
+}
+
+}  // namespace
+
+bool FindCriu(std::string* criu, std::string* error) {
+  const char* const named = getenv("CUDA_REMOTE_CRIU");
+  if (named && *named) {
+    *criu = named;
+    if (access(named, X_OK) == 0) return true;
+    *error = std::string("CUDA_REMOTE_CRIU names ") + named + ", which cannot be executed";
+    return false;
+  }
+  if (access(kPrivateCriu, X_OK) == 0) {
+    *criu = kPrivateCriu;
+    return true;
+  }
+  std::istringstream folders(getenv("PATH") ? getenv("PATH") : "");
+  std::string folder;
+  std::vector<std::string> places{"/usr/sbin", "/usr/local/sbin"};
+  while (std::getline(folders, folder, ':')) places.push_back(folder);
+  for (const std::string& place : places) {
+    *criu = place + "/criu";
+    if (access(criu->c_str(), X_OK) == 0) return true;
+  }
+  *error = "CRIU, which saves the client process, is not installed: run tools/setup-criu, or set CUDA_REMOTE_CRIU";
+  return false;
+}
+
+bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std::string* error) {
+  facts->set_tcp_close(close_tcp);
+  if (job.init_pid() <= 0 || !job.no_checkpoint().empty()) {
+    *error = "this job cannot be checkpointed: " +
+             (job.no_checkpoint().empty() ? "it has no PID namespace" : job.no_checkpoint());
+    return false;
+  }
+  if (geteuid() != 0) {
+    *error = "saving and restoring processes needs root";
+    return false;
+  }
+  if (!JobIsAlive(job)) {
+    *error = "the job has ended";
+    return false;
+  }
+  const std::vector<DeviceUser> users = DeviceUsersOf(job);
+  if (!users.empty()) {
+    *error = ToText(users[0]) + (users.size() > 1 ? ", and " + std::to_string(users.size() - 1) + " more do" : "") +
+             "; what it has there would not be saved";
+    return false;
+  }
+  facts->set_terminal_group(job.terminal() ? TerminalGroup(job) : 0);
+  facts->clear_stdio();
+  for (int fd = 0; fd <= 2; ++fd) {
+    const std::string path = "/proc/" + std::to_string(job.pid()) + "/fd/" + std::to_string(fd);
+    const std::string target = ReadLink(path);
+    if (target.empty()) continue;  // closed
+    Stdio* const stream = facts->add_stdio();
+    stream->set_fd(fd);
+    stream->set_target(target);
+    struct stat status;
+    if (stat(path.c_str(), &status) == 0 && S_ISCHR(status.st_mode)) {
+      stream->set_terminal(IsTerminal(status.st_rdev));
+      stream->set_device(status.st_dev);
+      stream->set_rdevice(status.st_rdev);
+    }
+    if (stream->target().compare(0, 7, "socket:") == 0) {
+      *error =
+          "the job's descriptor " + std::to_string(fd) +
+          " is a socket, which cannot be restored: start the job with its output going to a file, a pipe or a terminal";
+      return false;
+    }
+  }
+  facts->set_last_pid(LastNumber(job));
+  return FindInheritedFiles(job, facts, error) && DescribeConnections(job, facts, error);
+}
+
+std::string CriuErrors(const std::string& path) {
+  std::ifstream log(path);
+  std::string line, found;
+  int count = 0;
+  while (count < kMaxLogLines && std::getline(log, line)) {
+    // CRIU says this wherever it lacks one privilege; it does no harm.
+    const size_t at = line.find("Error (");
+    if (at == std::string::npos || line.find("RLIMIT_NOFILE") != std::string::npos) continue;
+    const size_t colon = line.find("): ", at);
+    found += (count ? "; " : "") + (colon == std::string::npos ? line : line.substr(colon + 3));
+    ++count;
+  }
+  return found.empty() ? "see " + path : found;
+}
+
+bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
+                   const std::string& work_folder, bool leave_stopped, std::string* error) {
+  std::string criu;
+  if (!FindCriu(&criu, error)) return false;
+  // By descriptor: the job's mount namespace may not see where the image goes.
+  const int image = open(image_folder.c_str(), O_RDONLY | O_DIRECTORY);
+  const int work = open(work_folder.c_str(), O_RDONLY | O_DIRECTORY);
+  if (image < 0 || work < 0) {
+    *error = "cannot open " + (image < 0 ? image_folder : work_folder) + ": " + strerror(errno);
+    if (image >= 0) close(image);
+    return false;
+  }
+  std::vector<std::string> command = {criu,
+                                      "dump",
+                                      "--tree",
+                                      std::to_string(job.inner_pid()),
+                                      "--images-dir",
+                                      "/proc/self/fd/" + std::to_string(image),
+                                      "--work-dir",
+                                      "/proc/self/fd/" + std::to_string(work),
+                                      "--log-file",
+                                      kDumpLog,
+                                      leave_stopped ? "--leave-stopped" : "--leave-running",
+                                      "--manage-cgroups=ignore",
+                                      "--ext-unix-sk",
+                                      "--file-locks",
+                                      "--ghost-limit",
+                                      "1073741824"};
+  for (const Stdio& stream : facts.stdio())
+    if (stream.terminal()) command.insert(command.end(), {"--external", TerminalName(stream)});
+  for (const InheritedFile& file : facts.files()) command.insert(command.end(), {"--external", file.id()});
+  for (const std::string& option : TcpOptions(facts)) command.push_back(option);
+  for (const std::string& option : TerminalOptions(job)) command.push_back(option);
+  const std::string log = work_folder + "/" + kDumpLog;
+  unlink(log.c_str());
+  const std::string kernel = CriuFactsPath(criu);
+  const int code = InsideJob(
+      job,
+      [&command, &kernel] {
+        ShowCriuFacts(kernel);
+        std::vector<char*> arguments;
+        for (std::string& word : command) arguments.push_back(&word[0]);
+        arguments.push_back(nullptr);
+        const int null = open("/dev/null", O_RDWR);
+        for (int fd : {0, 1, 2}) dup2(null, fd);
+        execv(arguments[0], arguments.data());
+        return 127;
+      },
+      error);
+  close(image);
+  close(work);
+  unlink((work_folder + "/stats-dump").c_str());
+  if (code == 0) {
+    unlink(log.c_str());
+    if (SettleTerminal(job, image_folder, error) && (!facts.tcp() || SettleConnections(facts, image_folder, error)))
+      return true;
+    if (leave_stopped) ContinueProcesses(job, facts);
+    return false;
+  }
+  if (code > 0) *error = "CRIU could not save the job's processes: " + CriuErrors(log);
+  return false;
+}
+
+bool ContinueProcesses(const Job& job, const ProcessFacts& facts) {
+  if (facts.tcp()) ResumeConnections(ProcessesOf(job), /*others_only=*/false);
+  return SignalAll(job, SIGCONT);
+}
+
+bool KillProcesses(const Job& job, const ProcessFacts& facts) {
+  // So that others are told. The job's own connections end without a word, and leave their ports free for a restart.
+  if (facts.tcp()) ResumeConnections(ProcessesOf(job), /*others_only=*/true);
+  // What it returns says nothing: with the program the namespace may end, and whoever is inside.
+  SignalAll(job, SIGKILL);
+  for (int i = 0; i < kKillAttempts; ++i) {
+    if (!JobIsAlive(job) || ProcessesOf(job).empty()) return true;
+    usleep(kKillPauseUs);
+  }
+  return false;
+}
+
+bool NeedsTerminal(const ProcessFacts& facts) {
+  for (const Stdio& stream : facts.stdio())
+    if (stream.terminal()) return true;
+  return false;
+}
+
+bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
+                    const std::string& work_folder, int terminal, std::vector<std::string>* command,
+                    std::vector<int>* opened, std::string* error) {
+  std::string criu;
+  if (!FindCriu(&criu, error)) return false;
+  *command = {criu,
+              "restore",
+              "--images-dir",
+              image_folder,
+              "--work-dir",
+              work_folder,
+              "--log-file",
+              kRestoreLog,
+              "--restore-detached",
+              "--manage-cgroups=ignore",
+              "--ext-unix-sk",
+              "--file-locks"};
+  for (const std::string& option : TcpOptions(facts)) command->push_back(option);
+  for (const std::string& option : TerminalOptions(job)) command->push_back(option);
+  std::set<std::string> named;
+  for (const Stdio& stream : facts.stdio()) {
+    std::string name;
+    if (stream.terminal()) name = TerminalName(stream);
+    if (stream.target().compare(0, 5, "pipe:") == 0) name = stream.target();
+    if (name.empty() || !named.insert(name).second) continue;
+    const int fd = KeepOpen(stream.terminal() ? terminal : stream.fd());
+    if (fd < 0) {
+      *error = stream.terminal()
+                   ? "the job needs a terminal"
+                   : "descriptor " + std::to_string(stream.fd()) + " is closed here, but the job needs it";
+      return false;
+    }
+    opened->push_back(fd);
+    command->insert(command->end(), {"--inherit-fd", "fd[" + std::to_string(fd) + "]:" + name});
+  }
+  for (const InheritedFile& file : facts.files()) {
+    // CRIU opens what this names once more, with the right flags and position.
+    const int fd = open(file.path().c_str(), int(file.flags()) & O_ACCMODE);
+    if (fd < 0) {
+      *error = "the job needs the file " + file.path() + ": " + strerror(errno);
+      return false;
+    }
+    opened->push_back(fd);
+    command->insert(command->end(), {"--inherit-fd", "fd[" + std::to_string(fd) + "]:" + file.id()});
+  }
+  return true;
+}
+
+int FreePid(const ProcessFacts& facts) {
+  int most = 32768;
+  std::ifstream("/proc/sys/kernel/pid_max") >> most;
+  const int next = facts.last_pid() + kPidGap;
+  // Past the end the numbers begin again at 300, where a job that used them all has long left room.
+  return next + 10 * kPidGap < most ? next : 300;
+}
+
+}  // namespace cuda_remote::checkpoint

@@ -1,0 +1,50 @@
+// Saving and restoring the client process with CRIU.
+//
+// The dump runs inside the job's namespaces, so that CRIU sees an ordinary process tree; the restore is a command for
+// the init process of a new namespace (isolate.h). Functions return false and one sentence in *error.
+#ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_H_
+#define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_H_
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/engine/criu/process_facts.pb.h"
+#include "checkpoint/job/job.pb.h"
+
+namespace cuda_remote::checkpoint {
+
+// The CRIU to use: $CUDA_REMOTE_CRIU, the private one of tools/setup-criu, criu on the path. False if there is none.
+bool FindCriu(std::string* criu, std::string* error);
+
+// Fills in what an image must remember of the job's processes: standard streams, inherited files, the highest process
+// number, and whether it has TCP connections. `close_tcp`: those with others are to be closed in the image. False if there
+// is something that cannot be saved.
+bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std::string* error);
+
+// Saves the job's processes into `image_folder`. Afterwards they run on, or are stopped (`leave_stopped`). CRIU's log
+// goes to `work_folder`.
+bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
+                   const std::string& work_folder, bool leave_stopped, std::string* error);
+
+// After a dump that left them stopped: lets them run on, or ends them.
+bool ContinueProcesses(const Job& job, const ProcessFacts& facts);
+bool KillProcesses(const Job& job, const ProcessFacts& facts);
+
+// The command that restores. *opened: descriptors that it inherits, for this process's streams and the files that the
+// job needs; close them when it has run. `terminal`: for streams that were a terminal, -1 if there is none.
+bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
+                    const std::string& work_folder, int terminal, std::vector<std::string>* command,
+                    std::vector<int>* opened, std::string* error);
+
+// Whether the restore needs a terminal.
+bool NeedsTerminal(const ProcessFacts& facts);
+
+// A process number from which on none is used in the image.
+int FreePid(const ProcessFacts& facts);
+
+// The first errors in CRIU's log `path`, for a message.
+std::string CriuErrors(const std::string& path);
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_H_

@@ -1,0 +1,30 @@
+// CRIU as a SnapshotEngine.
+#ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_ENGINE_H_
+#define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_ENGINE_H_
+
+#include <memory>
+#include <string>
+
+#include "checkpoint/engine/snapshot_engine.h"
+
+namespace cuda_remote::checkpoint {
+
+class CriuEngine final : public SnapshotEngine {
+ public:
+  std::string Name() const override { return "criu"; }
+  EngineCapabilities Capabilities() const override;
+  bool CheckUsable(std::string* error) const override;
+  bool Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) override;
+  bool Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work, After after,
+            std::string* error) override;
+  bool Resume(const Job& job, const std::string& facts) override;
+  bool End(const Job& job, const std::string& facts) override;
+  std::unique_ptr<SavedProcesses> Open(const Job& job, const std::string& facts, const std::string& image,
+                                       std::string* error) override;
+  // Has CRIU find out about this kernel once (criu_facts.h).
+  std::shared_ptr<void> BeginUpkeep() override;
+};
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_ENGINE_H_

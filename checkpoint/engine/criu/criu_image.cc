@@ -1,0 +1,102 @@
+#include "checkpoint/engine/criu/criu_image.h"
+
+#include <string.h>
+
+#include <fstream>
+#include <iterator>
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+// CRIU's images: two magic numbers, then entries of a length and a message each.
+constexpr uint32_t kCommonMagic = 0x54564319, kFilesMagic = 0x56303138, kStreamMagic = 0x51465506,
+                   kTerminalMagic = 0x59453036;
+
+uint32_t Word(std::string_view bytes, size_t at) {
+  uint32_t word;
+  memcpy(&word, bytes.data() + at, sizeof(word));
+  return word;
+}
+
+// The field of a FileEntry (images/fdinfo.proto) that a file of this kind is in.
+protozero::pbf_tag_type FieldOf(FileKind kind) { return kind == FileKind::kRegular ? 3 : 4; }
+
+}  // namespace
+
+bool ReadImageFile(const std::string& path, std::string* bytes) {
+  std::ifstream in(path, std::ios::binary);
+  bytes->assign(std::istreambuf_iterator<char>(in), {});
+  return bool(in);
+}
+
+bool ReadFilesImage(std::string_view image, FileKind kind, const std::function<void(protozero::pbf_reader)>& entry) {
+  if (image.size() < 8 || Word(image, 0) != kCommonMagic || Word(image, 4) != kFilesMagic) return false;
+  try {
+    for (size_t at = 8; at < image.size();) {
+      if (image.size() - at < 4) return false;
+      const uint32_t bytes = Word(image, at);
+      at += 4;
+      if (bytes > image.size() - at) return false;
+      protozero::pbf_reader file(image.data() + at, bytes);
+      at += bytes;
+      bool of_this_kind = false;
+      while (file.next()) {
+        if (file.tag() == 1 && file.wire_type() == protozero::pbf_wire_type::varint) {
+          of_this_kind = uint32_t(file.get_enum()) == uint32_t(kind);
+        } else if (of_this_kind && file.tag() == FieldOf(kind) &&
+                   file.wire_type() == protozero::pbf_wire_type::length_delimited) {
+          entry(file.get_message());
+        } else {
+          file.skip();
+        }
+      }
+    }
+  } catch (const protozero::exception&) {
+    return false;
+  }
+  return true;
+}
+
+bool ReadStreamImage(std::string_view image, const std::function<void(protozero::pbf_reader)>& entry) {
+  // The data follows the entry.
+  if (image.size() < 12 || Word(image, 0) != kCommonMagic || Word(image, 4) != kStreamMagic) return false;
+  const uint32_t bytes = Word(image, 8);
+  if (bytes > image.size() - 12) return false;
+  try {
+    entry(protozero::pbf_reader(image.data() + 12, bytes));
+  } catch (const protozero::exception&) {
+    return false;
+  }
+  return true;
+}
+
+bool LetGoOfTerminals(std::string* image) {
+  using protozero::pbf_wire_type;
+  using protozero::tag_and_type;
+  if (image->size() < 8 || Word(*image, 0) != kCommonMagic || Word(*image, 4) != kTerminalMagic) return false;
+  try {
+    for (size_t at = 8; at < image->size();) {
+      if (image->size() - at < 4) return false;
+      const uint32_t bytes = Word(*image, at);
+      at += 4;
+      if (bytes > image->size() - at) return false;
+      // A TtyInfoEntry (CRIU's images/tty.proto): session and group.
+      protozero::pbf_reader entry(image->data() + at, bytes);
+      at += bytes;
+      while (entry.next()) {
+        const bool own = entry.tag_and_type() == tag_and_type(6, pbf_wire_type::varint) ||
+                         entry.tag_and_type() == tag_and_type(7, pbf_wire_type::varint);
+        const size_t begin = size_t(entry.data().data() - image->data());
+        entry.skip();
+        const size_t end = size_t(entry.data().data() - image->data());
+        // A zero of the same length.
+        for (size_t i = begin; own && i < end; ++i) (*image)[i] = i + 1 < end ? '\x80' : '\0';
+      }
+    }
+  } catch (const protozero::exception&) {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace cuda_remote::checkpoint

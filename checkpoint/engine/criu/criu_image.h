@@ -1,0 +1,33 @@
+// Reading CRIU's own image files, as far as the tools must: they say better than CRIU what hinders a restore, and look
+// whether what was saved is what should have been.
+#ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_IMAGE_H_
+#define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_IMAGE_H_
+
+#include <cstdint>
+#include <functional>
+#include <protozero/pbf_reader.hpp>
+#include <string>
+#include <string_view>
+
+namespace cuda_remote::checkpoint {
+
+// The kinds of open files that are read, by their numbers in CRIU (FdTypes in its images/fdinfo.proto).
+enum class FileKind : uint32_t { kRegular = 1, kInternetSocket = 4 };
+
+// The bytes of one of those files. False if there is none.
+bool ReadImageFile(const std::string& path, std::string* bytes);
+
+// Calls `entry` with the message of each open file of this kind in CRIU's files.img: RegFileEntry or InetSkEntry. False
+// if `image` is not such a file, or `entry` has thrown what protozero throws. Any input is safe.
+bool ReadFilesImage(std::string_view image, FileKind kind, const std::function<void(protozero::pbf_reader)>& entry);
+
+// Calls `entry` with the TcpStreamEntry of CRIU's tcp-stream-*.img, as above.
+bool ReadStreamImage(std::string_view image, const std::function<void(protozero::pbf_reader)>& entry);
+
+// Makes each terminal in CRIU's tty-info.img one of no session: the job's terminal is given to it by its init, and CRIU
+// looks in vain for the session's leader. False if `image` is not such a file.
+bool LetGoOfTerminals(std::string* image);
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_IMAGE_H_

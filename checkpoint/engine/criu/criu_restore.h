@@ -1,0 +1,61 @@
+// CRIU's restore: the processes come back in a new namespace while GPU memory is loaded, and do not run before that is
+// done.
+#ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_RESTORE_H_
+#define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_RESTORE_H_
+
+#include <stdio.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/engine/criu/process_facts.pb.h"
+#include "checkpoint/engine/snapshot_engine.h"
+#include "checkpoint/job/isolate.h"
+#include "checkpoint/job/job.h"
+#include "checkpoint/job/terminal.h"
+
+namespace cuda_remote::checkpoint {
+
+// Functions return false and one sentence in *error. Not thread-safe.
+class CriuRestore final : public ProcessRestore {
+ public:
+  // `directory`: the job's folder from now on, which the job sees where its old one was. `mounts`: what else it sees
+  // (stand_ins.h).
+  CriuRestore(const Job& job, const ProcessFacts& facts, const std::string& directory, std::vector<Mount> mounts)
+      : job_(job), facts_(facts), directory_(directory), mounts_(std::move(mounts)) {}
+  ~CriuRestore() override;
+  CriuRestore(const CriuRestore&) = delete;
+  CriuRestore& operator=(const CriuRestore&) = delete;
+
+  // Starts CRIU on the files in `image_folder`, which is opened here, and does not wait for it. While the caller has one
+  // thread only.
+  bool Begin(const std::string& image_folder, std::string* error);
+
+  // ProcessRestore.
+  bool Finish(Isolated* isolated, std::string* error) override;
+  pid_t copier() const override { return copy_.copier; }
+  std::unique_ptr<JobTerminal> TakeTerminal() override { return std::move(terminal_); }
+
+ private:
+  std::string LogPath() const { return directory_ + "/criu-restore.log"; }
+  bool MakeHold(std::string* error);
+  void CloseOpened();
+
+  const Job& job_;
+  const ProcessFacts& facts_;
+  const std::string directory_;
+  const std::vector<Mount> mounts_;
+  Isolated isolated_;
+  bool begun_ = false;
+  TerminalCopy copy_;
+  std::unique_ptr<JobTerminal> terminal_;
+  int hold_ = -1;            // the pipe that cr-hold reads
+  std::vector<int> opened_;  // what CRIU inherits
+  FILE* output_ = nullptr;   // CRIU's words, which nobody needs: its log has them
+};
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_RESTORE_H_

@@ -1,0 +1,89 @@
+#include "checkpoint/engine/criu/open_files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <set>
+#include <utility>
+
+#include "checkpoint/engine/criu/criu_image.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+// A RegFileEntry of CRIU's (images/regfile.proto). False if it has no length.
+bool ParseEntry(protozero::pbf_reader facts, const ProcessFacts& process_facts, SavedFile* file) {
+  using protozero::pbf_wire_type;
+  using protozero::tag_and_type;
+  bool has_size = false, external = false;
+  while (facts.next()) {
+    switch (facts.tag_and_type()) {
+      case tag_and_type(2, pbf_wire_type::varint):
+        file->written = (facts.get_uint32() & O_ACCMODE) != O_RDONLY;
+        break;
+      case tag_and_type(6, pbf_wire_type::length_delimited):
+        file->path = facts.get_string();
+        break;
+      case tag_and_type(8, pbf_wire_type::varint):
+        file->bytes = facts.get_uint64();
+        has_size = true;
+        break;
+      case tag_and_type(9, pbf_wire_type::varint):
+        external = facts.get_bool();
+        break;
+      default:
+        facts.skip();
+    }
+  }
+  if (!has_size) return false;
+  if (!external) return true;
+  for (const InheritedFile& inherited : process_facts.files()) {
+    if (inherited.id() != file->path) continue;
+    file->path = inherited.path();
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool ParseFiles(std::string_view image, const ProcessFacts& process_facts, std::vector<SavedFile>* files) {
+  files->clear();
+  std::set<std::string> known;
+  return ReadFilesImage(image, FileKind::kRegular, [&](protozero::pbf_reader entry) {
+    SavedFile file;
+    if (ParseEntry(entry, process_facts, &file) && known.insert(file.path).second) files->push_back(std::move(file));
+  });
+}
+
+bool CompareFiles(const std::vector<SavedFile>& files, std::vector<SavedFile>* longer, std::string* error) {
+  for (const SavedFile& file : files) {
+    struct stat now;
+    // A file that was deleted while it was open is in the image itself.
+    if (stat(file.path.c_str(), &now) != 0 || !S_ISREG(now.st_mode)) continue;
+    const uint64_t bytes = uint64_t(now.st_size);
+    if (bytes == file.bytes) continue;
+    if (file.written && bytes > file.bytes) {
+      longer->push_back(file);
+      continue;
+    }
+    *error = "the file " + file.path + ", which the job has open, has changed: " + std::to_string(file.bytes) +
+             " bytes at the checkpoint, " + std::to_string(bytes) + " now";
+    return false;
+  }
+  return true;
+}
+
+bool CutBack(const std::vector<SavedFile>& longer, std::string* error) {
+  for (const SavedFile& file : longer) {
+    if (truncate(file.path.c_str(), off_t(file.bytes)) == 0) continue;
+    *error = "cannot cut " + file.path + " back: " + strerror(errno);
+    return false;
+  }
+  return true;
+}
+
+}  // namespace cuda_remote::checkpoint

@@ -1,0 +1,34 @@
+// The files that a saved job has open, compared with what is there now. CRIU refuses a file whose length has changed;
+// this says so earlier and in better words, and can cut files back that the job has gone on writing after the
+// checkpoint.
+#ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_OPEN_FILES_H_
+#define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_OPEN_FILES_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/engine/criu/process_facts.pb.h"
+
+namespace cuda_remote::checkpoint {
+
+struct SavedFile {
+  std::string path;
+  uint64_t bytes = 0;  // at the checkpoint
+  bool written = false;
+};
+
+// The files in CRIU's files.img whose length counts (all but those that are only appended to). False if `image` is not
+// such a file. Any input is safe.
+bool ParseFiles(std::string_view image, const ProcessFacts& process_facts, std::vector<SavedFile>* files);
+
+// Compares. *longer: files open for writing that have grown. False and *error for a difference that cannot be undone.
+bool CompareFiles(const std::vector<SavedFile>& files, std::vector<SavedFile>* longer, std::string* error);
+
+// Cuts them back to their length at the checkpoint.
+bool CutBack(const std::vector<SavedFile>& longer, std::string* error);
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_OPEN_FILES_H_

@@ -1,0 +1,412 @@
+// A program in its namespace is saved by CRIU, ended, and restored elsewhere: with threads, a shared mapping, a
+// listening socket, TCP connections, and each kind of standard output. Needs root and a CRIU that works
+// (tools/setup-criu).
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <limits.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/engine/criu/criu.h"
+#include "checkpoint/job/isolate.h"
+#include "checkpoint/job/job.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+constexpr char kSubject[] = "--subject";
+constexpr int kExit = 9;
+
+// A TCP socket that listens at the loopback interface, at a port of the kernel's choice.
+int Listen(sockaddr_in* address) {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int on = 1;
+  setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  *address = {};
+  address->sin_family = AF_INET;
+  address->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(*address);
+  if (bind(listener, reinterpret_cast<sockaddr*>(address), length) != 0 || listen(listener, 4) != 0 ||
+      getsockname(listener, reinterpret_cast<sockaddr*>(address), &length) != 0) {
+    return -1;
+  }
+  return listener;
+}
+
+int Connect(const sockaddr_in& address) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  return connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ? fd : -1;
+}
+
+// A connection of the program's with itself. What was listened at for it stays open.
+struct Pair {
+  Pair() {
+    sockaddr_in address;
+    const int listener = Listen(&address);
+    near = Connect(address);
+    far = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+  }
+  int near, far;
+};
+
+// One in which the kernel holds back what is sent for a while, so that there is something not sent at any time.
+struct HeldBack : Pair {
+  HeldBack() { Hold(1); }
+  void Hold(int on) { setsockopt(near, IPPROTO_TCP, TCP_CORK, &on, sizeof(on)); }
+  void Use() {
+    ++sent;
+    send(near, &sent, sizeof(sent), MSG_NOSIGNAL);
+    while (Receive(MSG_DONTWAIT)) {
+    }
+  }
+  bool Receive(int how) {
+    int number = 0;
+    if (recv(far, &number, sizeof(number), how) != sizeof(number)) return false;
+    return number == ++got;
+  }
+  // Whether everything came, in its order.
+  bool End() {
+    Hold(0);
+    while (got < sent) {
+      if (!Receive(MSG_WAITALL)) return false;
+    }
+    return got == sent;
+  }
+  int sent = 0, got = 0;
+};
+
+// Two of the program's with itself, and one with a port of somebody else's (0: none).
+struct Connections : Pair {
+  explicit Connections(int port) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(uint16_t(port));
+    if (port > 0) other = Connect(address);
+  }
+  // What a message through each of them has come to.
+  std::string Use(int number) {
+    int got = -1;
+    std::string text = send(near, &number, sizeof(number), MSG_NOSIGNAL) == sizeof(number) &&
+                               recv(far, &got, sizeof(got), MSG_WAITALL) == sizeof(got) && got == number
+                           ? " self"
+                           : " lost";
+    if (other >= 0) text += send(other, &number, sizeof(number), MSG_NOSIGNAL) == sizeof(number) ? " other" : " lost";
+    held_back.Use();
+    return text;
+  }
+  HeldBack held_back;
+  int other = -1;
+};
+
+// The program that is saved: counts on standard output, in a shared mapping, while a thread serves a socket. `port`:
+// see Connections; -1: without them.
+int Subject(const char* folder, int steps, int port) {
+  static std::string path;
+  path = std::string(folder) + "/agent.sock";
+  pthread_t thread;
+  pthread_create(
+      &thread, nullptr,
+      [](void*) -> void* {
+        const int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        sockaddr_un address{};
+        address.sun_family = AF_UNIX;
+        strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+        bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address));
+        listen(listener, 4);
+        while (true) {
+          const int peer = accept(listener, nullptr, nullptr);
+          if (peer < 0) continue;
+          send(peer, "hello", 5, MSG_NOSIGNAL);
+          close(peer);
+        }
+      },
+      nullptr);
+  const int memory = memfd_create("arena", MFD_CLOEXEC);
+  if (ftruncate(memory, 1 << 20) != 0) return 1;
+  auto* const count = static_cast<volatile int*>(mmap(nullptr, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0));
+  const pid_t pid = getpid();
+  std::optional<Connections> connections;
+  if (port >= 0) connections.emplace(port);
+  while (*count < steps) {
+    *count = *count + 1;
+    printf("%d %d%s\n", int(*count), getpid() == pid, connections ? connections->Use(*count).c_str() : "");
+    fflush(stdout);
+    usleep(20000);
+  }
+  if (connections) printf("%s\n", connections->held_back.End() ? "all came" : "something was lost");
+  return kExit;
+}
+
+std::string Contents(const std::string& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::string Expected(int steps, const std::string& behind = "") {
+  std::string text;
+  for (int i = 1; i <= steps; ++i) text += std::to_string(i) + " 1" + behind + "\n";
+  return text;
+}
+
+class SnapshotTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(geteuid(), 0u) << "this test saves and restores processes: run it as root";
+    char name[] = "/tmp/snapshot-test-XXXXXX";
+    ASSERT_NE(mkdtemp(name), nullptr);
+    folder_ = name;
+    for (const char* part : {"/image", "/image2", "/job"}) ASSERT_EQ(mkdir((folder_ + part).c_str(), 0700), 0);
+    BlockForwardedSignals();
+  }
+  void TearDown() override {
+    UnblockInChild();
+    ASSERT_EQ(system(("rm -rf " + folder_).c_str()), 0);
+  }
+
+  // Starts `plan` with standard output at `out`.
+  void Start(const Plan& plan, int out, Isolated* isolated) {
+    const int before = fcntl(1, F_DUPFD_CLOEXEC, 10);
+    fflush(stdout);
+    dup2(out, 1);
+    int code;
+    std::string error;
+    const bool ok = StartIsolated(plan, isolated, &error, &code);
+    dup2(before, 1);
+    close(before);
+    ASSERT_TRUE(ok) << error << CriuErrors(folder_ + "/job/criu-restore.log");
+  }
+
+  void StartSubject(int steps, int out, int port = -1) {
+    char self[PATH_MAX] = {};
+    ASSERT_GT(readlink("/proc/self/exe", self, sizeof(self) - 1), 0);
+    Plan plan;
+    plan.command = {self, kSubject, folder_ + "/job", std::to_string(steps), std::to_string(port)};
+    plan.environment = {"A=B"};
+    Start(plan, out, &isolated_);
+    job_.set_inner_pid(isolated_.inner_pid);
+    Describe();
+  }
+
+  void Describe() {
+    job_.set_init_pid(isolated_.init);
+    job_.set_pid(isolated_.pid);
+    job_.set_pid_namespace(PidNamespace(isolated_.init));
+    ASSERT_GT(job_.pid(), 0);
+  }
+
+  void Save(const std::string& image, bool stop) {
+    ASSERT_TRUE(DescribeProcesses(job_, close_tcp_, &facts_, &error_)) << error_;
+    ASSERT_TRUE(DumpProcesses(job_, facts_, folder_ + image, folder_ + "/job", stop, &error_)) << error_;
+  }
+
+  void Kill() {
+    ASSERT_TRUE(KillProcesses(job_, facts_));
+    EXPECT_EQ(Wait(), 128 + SIGKILL);
+  }
+
+  void Restore(const std::string& image, int out) {
+    Plan plan;
+    plan.restored_pid = job_.inner_pid();
+    plan.first_pid = FreePid(facts_);
+    plan.restorer_output = 2;
+    plan.environment = {std::string("PATH=") + getenv("PATH")};
+    const int before = fcntl(1, F_DUPFD_CLOEXEC, 10);
+    fflush(stdout);
+    dup2(out, 1);
+    std::vector<int> opened;
+    const bool ok = RestoreCommand(job_, facts_, folder_ + image, folder_ + "/job", -1, &plan.command, &opened, &error_);
+    dup2(before, 1);
+    close(before);
+    ASSERT_TRUE(ok) << error_;
+    Start(plan, out, &isolated_);
+    for (int fd : opened) close(fd);
+    EXPECT_EQ(isolated_.inner_pid, job_.inner_pid());
+    Describe();
+  }
+
+  int Wait() {
+    WaitForwarding(isolated_.init, true);
+    int status = -1;
+    EXPECT_TRUE(ProgramStatus(isolated_, &status));
+    return ExitCode(status);
+  }
+
+  bool Serves() {
+    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    strncpy(address.sun_path, (folder_ + "/job/agent.sock").c_str(), sizeof(address.sun_path) - 1);
+    char text[8] = {};
+    const bool ok = connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
+                    recv(fd, text, sizeof(text), 0) == 5 && strcmp(text, "hello") == 0;
+    close(fd);
+    return ok;
+  }
+
+  std::string folder_, error_;
+  Isolated isolated_;
+  Job job_;
+  ProcessFacts facts_;
+  bool close_tcp_ = false;
+};
+
+TEST_F(SnapshotTest, TwiceWithOutputInAFile) {
+  const std::string path = folder_ + "/out";
+  const int out = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  StartSubject(60, out);
+  close(out);
+  usleep(200000);
+  EXPECT_TRUE(Serves());
+  Save("/image", true);
+  Kill();
+  const std::string before = Contents(path);
+  EXPECT_GT(before.size(), 4u);
+  usleep(200000);
+  EXPECT_EQ(Contents(path), before) << "it went on after the checkpoint";
+  Restore("/image", 2);
+  EXPECT_TRUE(Serves());
+  usleep(100000);
+  Save("/image2", true);
+  Kill();
+  Restore("/image2", 2);
+  EXPECT_TRUE(Serves());
+  EXPECT_EQ(Wait(), kExit);
+  EXPECT_EQ(Contents(path), Expected(60));
+}
+
+TEST_F(SnapshotTest, GoesOnAfterASave) {
+  const std::string path = folder_ + "/out";
+  const int out = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  StartSubject(50, out);
+  close(out);
+  usleep(100000);
+  Save("/image", false);
+  EXPECT_TRUE(Serves());
+  EXPECT_EQ(Wait(), kExit);
+  EXPECT_EQ(Contents(path), Expected(50));
+}
+
+TEST_F(SnapshotTest, StoppedAndContinued) {
+  const std::string path = folder_ + "/out";
+  const int out = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  StartSubject(50, out);
+  close(out);
+  usleep(100000);
+  Save("/image", true);
+  EXPECT_TRUE(ContinueProcesses(job_, facts_));
+  EXPECT_EQ(Wait(), kExit);
+  EXPECT_EQ(Contents(path), Expected(50));
+}
+
+TEST_F(SnapshotTest, OutputInAPipe) {
+  int first[2], second[2];
+  ASSERT_EQ(pipe2(first, O_CLOEXEC), 0);
+  ASSERT_EQ(pipe2(second, O_CLOEXEC), 0);
+  StartSubject(40, first[1]);
+  close(first[1]);
+  usleep(200000);
+  Save("/image", true);
+  Kill();
+  std::string text;
+  char buffer[4096];
+  ssize_t got;
+  while ((got = read(first[0], buffer, sizeof(buffer))) > 0) text.append(buffer, size_t(got));
+  EXPECT_GT(text.size(), 4u);
+  Restore("/image", second[1]);
+  close(second[1]);
+  EXPECT_EQ(Wait(), kExit);
+  while ((got = read(second[0], buffer, sizeof(buffer))) > 0) text.append(buffer, size_t(got));
+  EXPECT_EQ(text, Expected(40));
+}
+
+TEST_F(SnapshotTest, ConnectionsWithItselfAreKept) {
+  const std::string path = folder_ + "/out";
+  const int out = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  StartSubject(150, out, 0);
+  close(out);
+  usleep(200000);
+  Save("/image", false);
+  EXPECT_TRUE(facts_.tcp());
+  usleep(200000);
+  Save("/image2", true);
+  EXPECT_TRUE(ContinueProcesses(job_, facts_)) << "as after a checkpoint --stop that has failed at last";
+  usleep(200000);
+  ASSERT_EQ(system(("rm -r " + folder_ + "/image2/*").c_str()), 0);
+  Save("/image2", true);
+  Kill();
+  Restore("/image2", 2);
+  EXPECT_EQ(Wait(), kExit);
+  EXPECT_EQ(Contents(path), Expected(150, " self") + "all came\n");
+}
+
+TEST_F(SnapshotTest, ConnectionsWithOthersAreRefusedOrClosed) {
+  sockaddr_in address;
+  const int listener = Listen(&address);
+  ASSERT_GE(listener, 0);
+  const std::string path = folder_ + "/out";
+  const int out = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  StartSubject(120, out, ntohs(address.sin_port));
+  close(out);
+  const int peer = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+  ASSERT_GE(peer, 0);
+  usleep(200000);
+  EXPECT_FALSE(DescribeProcesses(job_, close_tcp_, &facts_, &error_));
+  EXPECT_NE(error_.find("-> 127.0.0.1:" + std::to_string(ntohs(address.sin_port)) + ";"), std::string::npos) << error_;
+  EXPECT_NE(error_.find("--tcp-close"), std::string::npos) << error_;
+  close_tcp_ = true;
+  Save("/image", false);
+  usleep(200000);
+  const std::string before = Contents(path);
+  EXPECT_EQ(before.find("lost"), std::string::npos) << "the saved job goes on as if nothing had been\n" << before;
+  ASSERT_EQ(system(("rm -r " + folder_ + "/image/*").c_str()), 0);
+  Save("/image", true);
+  Kill();
+  Restore("/image", 2);
+  EXPECT_EQ(Wait(), kExit);
+  close(peer);
+  close(listener);
+  const std::string text = Contents(path), last = "120 1 self lost\nall came\n";
+  ASSERT_GT(text.size(), last.size());
+  EXPECT_EQ(text.substr(text.size() - last.size()), last) << text;
+  EXPECT_EQ(text.compare(0, 9, "1 1 self "), 0) << text;
+}
+
+TEST_F(SnapshotTest, EndedJobIsRefused) {
+  const int out = open("/dev/null", O_WRONLY | O_CLOEXEC);
+  StartSubject(1, out);
+  close(out);
+  EXPECT_EQ(Wait(), kExit);
+  EXPECT_FALSE(DescribeProcesses(job_, close_tcp_, &facts_, &error_));
+  EXPECT_NE(error_.find("ended"), std::string::npos) << error_;
+  job_.set_no_checkpoint("it was started with --plain");
+  EXPECT_FALSE(DescribeProcesses(job_, close_tcp_, &facts_, &error_));
+  EXPECT_NE(error_.find("--plain"), std::string::npos) << error_;
+}
+
+}  // namespace
+}  // namespace cuda_remote::checkpoint
+
+int main(int argc, char** argv) {
+  if (argc == 5 && strcmp(argv[1], cuda_remote::checkpoint::kSubject) == 0)
+    return cuda_remote::checkpoint::Subject(argv[2], atoi(argv[3]), atoi(argv[4]));
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,111 @@
+// What saves and restores the processes of a job. CRIU is one engine (criu/); nothing outside of an engine's folder knows
+// its files, options or processes. Tests have one that saves nothing (testing/fake_engine.h).
+//
+// An engine saves all processes of a job at one moment, whether they use CUDA or not. It is called while those that do
+// have let go of their GPU sessions (JobProcess::Release), so that it meets ordinary processes.
+//
+// Functions return false and one sentence in *error. Not thread-safe.
+#ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_SNAPSHOT_ENGINE_H_
+#define CUDA_REMOTE_CHECKPOINT_ENGINE_SNAPSHOT_ENGINE_H_
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/job/isolate.h"
+#include "checkpoint/job/job.h"
+#include "checkpoint/job/terminal.h"
+
+namespace cuda_remote::checkpoint {
+
+// What an engine can do, for the tools' help and for choosing among several.
+struct EngineCapabilities {
+  bool needs_root = false;
+  bool keeps_tcp = false;      // connections between processes of the job are there again after a restart
+  bool several_hosts = false;  // processes on more than one host are saved as one job
+  bool incremental = false;    // saves what changed since an earlier image only
+};
+
+// How a job is to be saved.
+struct SaveOptions {
+  bool close_tcp = false;  // connections with others are found closed after a restart; else they keep a job from being saved
+};
+
+// How a job is to be restored.
+struct RestoreOptions {
+  bool cut_back = false;  // files that the job went on writing are cut back to their length at the checkpoint
+  std::function<bool()> cancelled;
+  std::function<void(const std::string&)> say;  // a sentence for the person who waits
+};
+
+// Saved processes on their way back, in a new namespace, beside other work.
+class ProcessRestore {
+ public:
+  // Without a Finish that succeeded: ends what has come back, and nothing of it has run.
+  virtual ~ProcessRestore() = default;
+
+  // Waits until the processes are restored, and lets them run.
+  virtual bool Finish(Isolated* isolated, std::string* error) = 0;
+
+  // The process that copies the job's terminal to standard output, if there is one; 0 otherwise.
+  virtual pid_t copier() const { return 0; }
+  // The job's own terminal beside this program's, if there is one; after Finish.
+  virtual std::unique_ptr<JobTerminal> TakeTerminal() { return nullptr; }
+};
+
+// An image's processes, as an engine finds them at a restart.
+class SavedProcesses {
+ public:
+  virtual ~SavedProcesses() = default;
+
+  // Compares what the processes need with what is there (files, ports), before anything is started. Waits for what comes
+  // by itself.
+  virtual bool Check(const RestoreOptions& options, std::string* error) = 0;
+  // Whether Begin changes files that are there (RestoreOptions::cut_back): then it comes after all that can fail.
+  virtual bool ChangesFiles() const = 0;
+  // Starts the restore and does not wait for it. While the caller has one thread only. `directory`: the job's folder from
+  // now on, which the job sees where its old one was; `mounts`: what else it sees (stand_ins.h).
+  virtual std::unique_ptr<ProcessRestore> Begin(const std::string& directory, std::vector<Mount> mounts,
+                                                std::string* error) = 0;
+};
+
+class SnapshotEngine {
+ public:
+  virtual ~SnapshotEngine() = default;
+
+  // As the image's manifest has it: "criu".
+  virtual std::string Name() const = 0;
+  virtual EngineCapabilities Capabilities() const = 0;
+  // Whether it can work here at all: it is installed, and this user may use it.
+  virtual bool CheckUsable(std::string* error) const = 0;
+
+  // Finds out what an image must remember of the job's processes beside their memory. False if there is something that
+  // cannot be saved; *error says what it is, and what to do. May be called again, when processes have changed. *facts is
+  // kept in the image for Open.
+  virtual bool Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) = 0;
+
+  // After a Dump: run on, or stand still until Resume or End.
+  enum class After { kRun, kStop };
+  // Saves the processes that Describe has seen into the folder `image`, which is empty. What may be left of a failure
+  // goes to the folder `work`. On failure they run on.
+  virtual bool Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work,
+                    After after, std::string* error) = 0;
+  // After a Dump that left them stopped, with its facts: lets them run on, or ends them.
+  virtual bool Resume(const Job& job, const std::string& facts) = 0;
+  virtual bool End(const Job& job, const std::string& facts) = 0;
+
+  // The processes in the folder `image`, with the facts of Describe. `job`: as the image has it; outlives the result.
+  // Null and *error if they cannot be understood.
+  virtual std::unique_ptr<SavedProcesses> Open(const Job& job, const std::string& facts, const std::string& image,
+                                               std::string* error) = 0;
+
+  // Work for the next time that nobody waits for, begun here and ended with the returned object; null: none.
+  virtual std::shared_ptr<void> BeginUpkeep() { return nullptr; }
+};
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_ENGINE_SNAPSHOT_ENGINE_H_

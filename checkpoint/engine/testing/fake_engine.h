@@ -1,0 +1,69 @@
+// A SnapshotEngine for tests: it saves nothing, and notes what state the processes are in. Each of its steps can be made
+// to fail.
+#ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_TESTING_FAKE_ENGINE_H_
+#define CUDA_REMOTE_CHECKPOINT_ENGINE_TESTING_FAKE_ENGINE_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "checkpoint/engine/snapshot_engine.h"
+
+namespace cuda_remote::checkpoint {
+
+class FakeEngine final : public SnapshotEngine {
+ public:
+  // `step` is asked before each step, by its name; false lets it fail. `on_dump`: what a snapshot meets.
+  explicit FakeEngine(std::function<bool(const std::string&)> step, std::function<void()> on_dump = nullptr)
+      : step_(std::move(step)), on_dump_(std::move(on_dump)) {}
+
+  std::string Name() const override { return "fake"; }
+  EngineCapabilities Capabilities() const override { return {}; }
+  bool CheckUsable(std::string*) const override { return true; }
+  bool Describe(const Job&, const SaveOptions&, std::string* facts, std::string* error) override {
+    *facts = "facts";
+    return Step("describe", error);
+  }
+  bool Dump(const Job&, const std::string&, const std::string&, const std::string&, After after,
+            std::string* error) override {
+    if (!Step("dump", error)) return false;
+    if (on_dump_) on_dump_();
+    stopped_ = after == After::kStop;
+    return true;
+  }
+  bool Resume(const Job&, const std::string&) override {
+    stopped_ = false;
+    return true;
+  }
+  bool End(const Job&, const std::string&) override {
+    std::string ignored;
+    if (!Step("end", &ignored)) return false;
+    stopped_ = false;
+    ended_ = true;
+    return true;
+  }
+  std::unique_ptr<SavedProcesses> Open(const Job&, const std::string&, const std::string&, std::string* error) override {
+    *error = "nothing is saved";
+    return nullptr;
+  }
+
+  // The processes stand still, or were ended.
+  bool stopped() const { return stopped_; }
+  bool ended() const { return ended_; }
+
+ private:
+  bool Step(const std::string& name, std::string* error) {
+    if (step_(name)) return true;
+    *error = name + " was made to fail";
+    return false;
+  }
+
+  const std::function<bool(const std::string&)> step_;
+  const std::function<void()> on_dump_;
+  bool stopped_ = false, ended_ = false;
+};
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_ENGINE_TESTING_FAKE_ENGINE_H_

@@ -1,0 +1,66 @@
+// Host memory that is ready to be written to, in slots of one chunk: what is read from a GPU waits there for the
+// threads that write it into the image, and a job need not stand still until they are done.
+//
+// Memory that was touched for the first time costs as much as copying to it, so Prepare does that beforehand, with huge
+// pages and several threads. Slots beyond those that were prepared are used untouched, up to the limit; then Take waits
+// until one comes back. Children of fork do not get the memory.
+#ifndef CUDA_REMOTE_CHECKPOINT_GPU_CHUNK_POOL_H_
+#define CUDA_REMOTE_CHECKPOINT_GPU_CHUNK_POOL_H_
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+namespace cuda_remote::checkpoint {
+
+class ChunkPool {
+ public:
+  static constexpr size_t kSlotBytes = 2u << 20;
+  static constexpr size_t kLeastSlots = 8;
+
+  // A pool of at most `limit` bytes, but kLeastSlots at least. Takes no memory yet.
+  explicit ChunkPool(uint64_t limit);
+  // All slots must have been given back.
+  ~ChunkPool();
+  ChunkPool(const ChunkPool&) = delete;
+  ChunkPool& operator=(const ChunkPool&) = delete;
+
+  // False if the system has no addresses for it; then nothing else may be called.
+  bool ok() const { return memory_ != nullptr; }
+  uint64_t limit() const { return uint64_t(slots_) * kSlotBytes; }
+
+  // Touches memory for `bytes` with several threads, as far as the limit goes, unless `cancelled` turns true. Before
+  // the first Take.
+  void Prepare(uint64_t bytes, const std::function<bool()>& cancelled);
+  uint64_t prepared() const { return prepared_ * kSlotBytes; }
+
+  // A slot of kSlotBytes: one that was used or prepared if there is one. Any thread.
+  char* Take();     // waits until there is one
+  char* TryTake();  // null if there is none
+  void Give(char* slot);
+
+ private:
+  char* TakeLocked();
+
+  size_t slots_;
+  void* mapping_ = nullptr;
+  size_t mapped_bytes_ = 0;
+  char* memory_ = nullptr;  // the first slot
+  size_t prepared_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable given_;
+  std::vector<char*> ready_;  // the last one was used last
+  size_t untouched_ = 0;      // slots from this one on have never been used
+};
+
+// What may be taken from this machine for a pool: half of what is available, of the memory control groups of this
+// process too.
+uint64_t SpareMemory();
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_GPU_CHUNK_POOL_H_

@@ -1,0 +1,147 @@
+#include "checkpoint/gpu/gpu_host.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <vector>
+
+#include "checkpoint/job/isolate.h"
+#include "checkpoint/job/job.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+constexpr int kReadyMs = 30000;
+
+// Starts a server or relay and waits until it says that it listens. `detached`: it is nobody's child.
+pid_t StartDaemon(std::vector<std::string> command, bool detached, std::string* error) {
+  int ready[2], number[2];
+  if (pipe(ready) != 0 || pipe2(number, O_CLOEXEC) != 0) {
+    *error = std::string("pipe: ") + strerror(errno);
+    return -1;
+  }
+  fcntl(ready[0], F_SETFD, FD_CLOEXEC);
+  command.push_back("--ready-fd");
+  command.push_back(std::to_string(ready[1]));
+  fflush(nullptr);
+  pid_t child = fork();
+  if (child == 0) {
+    if (detached) {
+      setsid();
+      const pid_t daemon = fork();
+      if (daemon != 0) _exit(write(number[1], &daemon, sizeof(daemon)) == sizeof(daemon) ? 0 : 1);
+    } else {
+      prctl(PR_SET_PDEATHSIG, SIGTERM);
+      setpgid(0, 0);  // the terminal's signals are for the program
+    }
+    UnblockInChild();
+    // It is about the machine's GPUs, and the program's session applies it: a server that did so too would do it twice.
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    dup2(null, 0);
+    dup2(null, 1);
+    std::vector<char*> arguments;
+    for (std::string& word : command) arguments.push_back(&word[0]);
+    arguments.push_back(nullptr);
+    execv(arguments[0], arguments.data());
+    _exit(127);
+  }
+  close(ready[1]);
+  close(number[1]);
+  if (child > 0 && detached) {
+    pid_t daemon = -1;
+    if (read(number[0], &daemon, sizeof(daemon)) != sizeof(daemon)) daemon = -1;
+    waitpid(child, nullptr, 0);
+    child = daemon;
+  }
+  close(number[0]);
+  pollfd waiting{ready[0], POLLIN, 0};
+  char text[16];
+  const bool ok = child > 0 && poll(&waiting, 1, kReadyMs) > 0 && read(ready[0], text, sizeof(text)) > 0;
+  close(ready[0]);
+  if (ok) return child;
+  if (child > 0) {
+    kill(child, SIGTERM);
+    if (!detached) waitpid(child, nullptr, 0);
+  }
+  *error = command[0] + " did not start; its message stands above";
+  return -1;
+}
+
+bool TooLong(const std::string& path, std::string* error) {
+  if (path.size() < sizeof(sockaddr_un::sun_path)) return false;
+  *error = "the socket's path " + path + " is too long (at most " + std::to_string(sizeof(sockaddr_un::sun_path) - 1) +
+           " characters): choose another job folder";
+  return true;
+}
+
+}  // namespace
+
+std::unique_ptr<GpuHost> GpuHost::Open(const std::string& address, int gpu, const std::string& folder, bool detached,
+                                       std::string* error) {
+  std::unique_ptr<GpuHost> host(new GpuHost);
+  host->detached_ = detached;
+  if (address.compare(0, 5, "unix:") == 0) {
+    host->path_ = Absolute(address.substr(5));
+    struct stat facts;
+    if (stat(host->path_.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode)) host->path_ += "/session.sock";
+    return host;
+  }
+  std::vector<std::string> command;
+  if (address.empty()) {
+    const std::string server = FindCompanion("cr-server");
+    if (server.empty()) {
+      *error = "cr-server is not beside this program: the installation is incomplete (or name a server with --server)";
+      return nullptr;
+    }
+    host->path_ = folder + "/server/session.sock";
+    command = {server, "--dir", folder + "/server", "--workers", "1", "--log-level", "warn"};
+    if (gpu >= 0) command.insert(command.end(), {"--gpu", std::to_string(gpu)});
+  } else {
+    if (address.find(':') == std::string::npos) {
+      *error = "\"" + address + "\" is no server address: it is unix:PATH or HOST:PORT";
+      return nullptr;
+    }
+    const std::string relay = FindCompanion("cr-relay");
+    if (relay.empty()) {
+      *error = "cr-relay is not beside this program: the installation is incomplete";
+      return nullptr;
+    }
+    host->path_ = folder + "/relay.sock";
+    // A job that moves may still use its first relay.
+    for (int number = 2; access(host->path_.c_str(), F_OK) == 0 && number < 1000; ++number)
+      host->path_ = folder + "/relay" + std::to_string(number) + ".sock";
+    command = {relay, "--connect", address, "--socket", host->path_};
+    if (detached) command.insert(command.end(), {"--idle-exit", "10"});
+  }
+  if (TooLong(host->path_, error)) return nullptr;
+  host->process_ = StartDaemon(std::move(command), detached, error);
+  if (host->process_ < 0) {
+    host->process_ = 0;
+    return nullptr;
+  }
+  return host;
+}
+
+GpuHost::~GpuHost() {
+  if (!process_ || detached_) return;
+  kill(process_, SIGTERM);
+  // A server needs a moment for its workers.
+  for (int i = 0; i < 500; ++i) {
+    if (waitpid(process_, nullptr, WNOHANG) != 0) return;
+    usleep(10000);
+  }
+  kill(process_, SIGKILL);
+  waitpid(process_, nullptr, 0);
+}
+
+}  // namespace cuda_remote::checkpoint

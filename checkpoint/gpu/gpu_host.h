@@ -1,0 +1,42 @@
+// The way to a GPU server for a tool: an address that a person gives becomes the path of a socket here. For another
+// host a cr-relay is started; without an address, a cr-server of the job's own.
+//
+// What is started ends with the GpuHost object, or with the tool if that is killed; unless it was left running.
+#ifndef CUDA_REMOTE_CHECKPOINT_GPU_GPU_HOST_H_
+#define CUDA_REMOTE_CHECKPOINT_GPU_GPU_HOST_H_
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+
+namespace cuda_remote::checkpoint {
+
+class GpuHost {
+ public:
+  // `address`: "unix:PATH" (a socket, or cr-server's folder), "HOST:PORT", or empty for an own server that serves `gpu`
+  // only (-1: all). Its sockets go to `folder`. `detached`: what is started outlives this tool, and ends by itself when
+  // it has had no session for a while. Null and one sentence in *error on failure.
+  static std::unique_ptr<GpuHost> Open(const std::string& address, int gpu, const std::string& folder, bool detached,
+                                       std::string* error);
+  ~GpuHost();
+  GpuHost(const GpuHost&) = delete;
+  GpuHost& operator=(const GpuHost&) = delete;
+
+  // Of the socket that serves sessions.
+  const std::string& socket_path() const { return path_; }
+  // For CUDA_REMOTE_SERVER.
+  std::string server() const { return "unix:" + path_; }
+  // The server or relay that was started, 0 if none was.
+  pid_t process() const { return process_; }
+
+ private:
+  GpuHost() = default;
+  std::string path_;
+  pid_t process_ = 0;
+  bool detached_ = false;
+};
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_GPU_GPU_HOST_H_

@@ -1,0 +1,330 @@
+#include "checkpoint/gpu/gpu_state.h"
+
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+
+#include "proto/channel/handshake.h"
+#include "proto/codec/operations.gen.h"
+#include "proto/driverabi/error_names.h"
+#include "proto/nvml/query.h"
+#include "replay/replayer/channel_target.h"
+#include "replay/replayer/replayer.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+// For copies from server to server: enough for all that is on the way.
+constexpr uint64_t kCopyPool = uint64_t{64} * ChunkPool::kSlotBytes;
+constexpr int kTellMs = 3000;
+// Chunks of up to this wait in memory of their own size, and not in a slot.
+constexpr uint64_t kSmallChunk = 64 << 10;
+
+std::string Hex(uint64_t value) {
+  char text[24];
+  snprintf(text, sizeof(text), "0x%llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+// One request that is answered. The message of `reply` is what answers point into.
+template <typename Request>
+bool Ask(ClientChannel* channel, uint32_t operation, const Request& request, const std::string& what, Reply* reply,
+         std::string* error) {
+  std::string message;
+  request.Encode(&message);
+  FrameHeader header;
+  header.call = operation;
+  const ChannelStatus status = channel->Call(header, message, {}, nullptr, 0, reply);
+  if (status != ChannelStatus::kOk) return Gone(channel, status, error);
+  if (reply->result != 0) return Failed(what, reply->result, error);
+  if (reply->pending_error != 0) return Failed(what, reply->pending_error, error);
+  return true;
+}
+
+bool Malformed(std::string* error) {
+  *error = "the GPU server's answer is malformed: it is of another version";
+  return false;
+}
+
+// Asks the server at `address` something outside of sessions. False if it cannot be reached that way (only one on this
+// machine can), or says no.
+bool AskServer(const std::string& address, const char* call, const void* input, size_t bytes, nvml::Answer* answer) {
+  static constexpr char kUnix[] = "unix:";
+  if (address.compare(0, sizeof(kUnix) - 1, kUnix) != 0) return false;
+  std::string error, body;
+  const int socket = ConnectServer(address.substr(sizeof(kUnix) - 1), &error);
+  if (socket < 0) return false;
+  nvml::Question question;
+  question.pid = uint32_t(getpid());
+  question.call = call;
+  question.input.assign(static_cast<const char*>(input), bytes);
+  EncodeQuestion(question, &body);
+  Packet packet;
+  const bool answered = SendPacket(socket, PacketType::kQuery, body, -1) == ChannelStatus::kOk &&
+                        ReceivePacket(socket, &packet, kTellMs) == ChannelStatus::kOk;
+  if (answered && packet.fd >= 0) close(packet.fd);
+  close(socket);
+  return answered && packet.type == PacketType::kAnswer && DecodeAnswer(packet.body, answer) &&
+         answer->result == nvml::kSuccess;
+}
+
+}  // namespace
+
+std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid, const std::string& program,
+                                           const std::string& job, int gpu, std::string* error) {
+  Hello hello;
+  hello.pid = pid;
+  hello.program = program;
+  hello.job = job;
+  hello.gpu = gpu;
+  hello.replaying = true;
+  Welcome welcome;
+  std::unique_ptr<ClientChannel> channel = ClientChannel::Connect(path, hello, &welcome, error);
+  if (!channel) *error = "cannot open a session with the GPU server at " + path + ": " + *error;
+  return channel;
+}
+
+void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes) {
+  if (unix_ms == 0) return;
+  const nvml::SavedNote note = {session, unix_ms, bytes};
+  nvml::Answer ignored;
+  AskServer(address, nvml::kSaved, &note, sizeof(note), &ignored);
+}
+
+bool Drain(ClientChannel* channel, std::string* error) {
+  Reply reply;
+  if (!Ask(channel, kOpDrain, wire::OpDrain_Request{}, "finish its work", &reply, error)) return false;
+  wire::OpDrain_Reply drained;
+  if (!drained.Decode(reply.message)) return Malformed(error);
+  if (drained.sticky_error != 0) {
+    *error = "the job's GPU work has failed with " + driverabi::DescribeError(drained.sticky_error);
+    return false;
+  }
+  if (drained.captures != 0) {
+    *error = "the job is recording a CUDA graph (stream capture); try again when it is done";
+    return false;
+  }
+  return true;
+}
+
+// `request` says what is no refusal.
+static bool ListRegions(ClientChannel* channel, wire::OpRegions_Request request, std::vector<ckptfmt::Region>* regions,
+                        std::string* error) {
+  regions->clear();
+  bool more = true;
+  while (more) {
+    request.after = regions->size();
+    Reply reply;
+    if (!Ask(channel, kOpRegions, request, "list its memory", &reply, error)) return false;
+    wire::OpRegions_Reply listed;
+    if (!listed.Decode(reply.message)) return Malformed(error);
+    if (!listed.refusals.empty()) {
+      *error = "the job has GPU state that cannot be saved:";
+      for (std::string_view refusal : listed.refusals) *error += " " + std::string(refusal) + ";";
+      error->pop_back();
+      return false;
+    }
+    for (const wire::Region& from : listed.regions) {
+      ckptfmt::Region region;
+      if (from.kind < 1 || from.kind > uint32_t(ckptfmt::RegionKind::kHeap)) return Malformed(error);
+      region.kind = ckptfmt::RegionKind(from.kind);
+      region.address = from.address;
+      region.bytes = from.bytes;
+      region.object = from.object;
+      region.symbol = std::string(from.symbol);
+      region.context = from.context;
+      region.device = from.device;
+      region.module_index = from.module_index;
+      region.flags = from.code;
+      regions->push_back(std::move(region));
+    }
+    more = listed.more && !listed.regions.empty();
+  }
+  return true;
+}
+
+bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, std::string* error,
+                 const std::vector<uint64_t>& sessions) {
+  wire::OpRegions_Request request;
+  request.sessions = sessions;
+  return ListRegions(channel, request, regions, error);
+}
+
+bool DescribeServer(ClientChannel* channel, ckptfmt::ProcessInfo* info, std::string* error) {
+  Reply reply;
+  if (!Ask(channel, kOpSessionInfo, wire::OpSessionInfo_Request{}, "describe itself", &reply, error)) return false;
+  wire::OpSessionInfo_Reply facts;
+  if (!facts.Decode(reply.message)) return Malformed(error);
+  info->driver_version = facts.driver_version;
+  for (const wire::DeviceInfo& from : facts.devices) {
+    // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
+    constexpr size_t kMajor = 75, kMinor = 76;
+    ckptfmt::DeviceFacts device;
+    device.name = std::string(from.name);
+    device.uuid = std::string(from.uuid);
+    device.total_memory = from.total_memory;
+    device.pci_bus_id = std::string(from.pci_bus_id);
+    if (from.attributes.size() > kMinor) {
+      device.compute_major = from.attributes[kMajor];
+      device.compute_minor = from.attributes[kMinor];
+    }
+    info->devices.push_back(std::move(device));
+  }
+  return true;
+}
+
+uint64_t PoolBytesFor(const std::vector<ckptfmt::Region>& regions) {
+  uint64_t slots = 0, small = 0;
+  for (const ckptfmt::Region& region : regions) {
+    slots += region.bytes / ChunkPool::kSlotBytes;
+    const uint64_t rest = region.bytes % ChunkPool::kSlotBytes;
+    if (rest > kSmallChunk) ++slots;
+    if (rest <= kSmallChunk) small += rest;
+  }
+  return slots * ChunkPool::kSlotBytes + small;
+}
+
+bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
+                ChunkPool* pool, bool fits, SharedBuffers* shared, const Continue& go_on, SaveTimes* times,
+                std::string* error) {
+  std::vector<uint32_t> numbers;
+  for (const ckptfmt::Region& region : regions) {
+    const absl::StatusOr<uint32_t> number = image->AddRegion(region);
+    if (!number.ok()) {
+      *error = std::string(number.status().message());
+      return false;
+    }
+    numbers.push_back(*number);
+  }
+  const auto use = [&](size_t region, uint64_t index, char* slot, size_t bytes, std::string* why) {
+    absl::Status status;
+    if (fits && bytes <= kSmallChunk) {
+      // A module's variables are thousands of these, and a slot for each would be gigabytes that nobody has prepared.
+      const auto copy = std::make_shared<std::string>(slot, bytes);
+      pool->Give(slot);
+      status = image->AddChunk(numbers[region], index, *copy, [copy] {});
+    } else {
+      status = image->AddChunk(numbers[region], index, {slot, bytes}, [pool, slot] { pool->Give(slot); });
+    }
+    if (!status.ok()) *why = std::string(status.message());
+    return status.ok();
+  };
+  using Clock = std::chrono::steady_clock;
+  const auto since = [](Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
+  const Clock::time_point start = Clock::now();
+  SharedBuffers* const attached = shared && shared->Attach(channel) ? shared : nullptr;
+  times->attaching += since(start);
+  const bool ok = ReadMemory(channel, regions, pool, attached, use, go_on, error, &times->reading);
+  const Clock::time_point read = Clock::now();
+  if (attached) attached->Detach();
+  times->detaching += since(read);
+  return ok;
+}
+
+// The driver places variables, functions and the kernels' heaps; the program, and other variables, may hold their
+// addresses. Variables that the program asked for by name are compared in the replay; this finds the others, functions
+// whose addresses variables hold, and heaps.
+static bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Region>& wanted, std::string* error) {
+  const auto is_variable = [](const ckptfmt::Region& region) {
+    return region.kind == ckptfmt::RegionKind::kModuleSymbol || region.kind == ckptfmt::RegionKind::kLibrarySymbol ||
+           region.kind == ckptfmt::RegionKind::kHeap;
+  };
+  if (std::none_of(wanted.begin(), wanted.end(), is_variable)) return true;
+  std::vector<ckptfmt::Region> found;
+  wire::OpRegions_Request request;
+  request.replayed = true;
+  if (!ListRegions(channel, request, &found, error)) return false;
+  using Name = std::tuple<uint64_t, uint64_t, std::string>;
+  std::map<Name, const ckptfmt::Region*> here;
+  for (const ckptfmt::Region& region : found) {
+    if (is_variable(region)) here[Name(region.object, region.context, region.symbol)] = &region;
+  }
+  for (const ckptfmt::Region& region : wanted) {
+    if (!is_variable(region)) continue;
+    const auto there = here.find(Name(region.object, region.context, region.symbol));
+    if (region.kind == ckptfmt::RegionKind::kHeap && there != here.end() &&
+        (there->second->address != region.address || there->second->bytes != region.bytes)) {
+      *error = "the heap of the job's kernels lies at " + Hex(there->second->address) + " on this server (" +
+               std::to_string(there->second->bytes) + " bytes), but at " + Hex(region.address) + " before (" +
+               std::to_string(region.bytes) + " bytes), and addresses in it would be wrong";
+      return false;
+    }
+    if (there == here.end() || there->second->address != region.address) {
+      *error = "the GPU variable " + region.symbol + " lies at " +
+               (there == here.end() ? std::string("no address") : Hex(there->second->address)) +
+               " on this server, but at " + Hex(region.address) + " before, and the job may have kept that address";
+      return false;
+    }
+    if (region.flags == 0 || there->second->flags == region.flags) continue;
+    *error = "the GPU functions whose addresses the variable " + region.symbol +
+             " holds lie elsewhere on this server than before, and the job may have kept their addresses";
+    return false;
+  }
+  return true;
+}
+
+bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChannel* channel, const Continue& go_on,
+                std::string* error) {
+  std::vector<ckptfmt::Region> regions;
+  std::vector<size_t> numbers;  // in the image
+  for (size_t i = 0; i < image.regions().size(); ++i) {
+    if (image.regions()[i].process != process) continue;
+    regions.push_back(image.regions()[i]);
+    numbers.push_back(i);
+  }
+  const auto fill = [&](size_t region, uint64_t index, char* out, size_t, std::string* why) {
+    bool zero;
+    const absl::Status status = image.ReadChunk(numbers[region], index, out, &zero);
+    if (!status.ok()) *why = std::string(status.message());
+    return status.ok();
+  };
+  const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
+  SharedBuffers* const attached = shared && shared->Attach(channel) ? shared.get() : nullptr;
+  const bool ok = WriteMemory(channel, regions, attached, fill, go_on, error);
+  if (attached) attached->Detach();
+  return ok && Drain(channel, error) && CheckVariables(channel, regions, error);
+}
+
+bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
+                const Continue& go_on, std::string* error) {
+  ChunkPool pool(kCopyPool);
+  if (!pool.ok()) {
+    *error = "there is no memory to copy through";
+    return false;
+  }
+  const auto use = [&](size_t region, uint64_t index, char* slot, size_t bytes, std::string* why) {
+    const bool sent = SendBytes(to, regions[region], index * ckptfmt::kChunkBytes, {slot, bytes}, why);
+    pool.Give(slot);
+    return sent;
+  };
+  const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
+  SharedBuffers* const attached = shared && shared->Attach(from) ? shared.get() : nullptr;
+  const bool ok = ReadMemory(from, regions, &pool, attached, use, go_on, error);
+  if (attached) attached->Detach();
+  return ok && Drain(to, error) && CheckVariables(to, regions, error);
+}
+
+bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error, const std::string& scope) {
+  replay::ChannelTarget target(*channel);
+  // The session that it replaces may still be there, and answers for the same keys.
+  std::string own = scope;
+  if (own.empty() && replay::Shares(log)) {
+    own.resize(16);
+    if (getrandom(&own[0], own.size(), 0) != ssize_t(own.size())) own.clear();
+  }
+  if (!own.empty() && !replay::ShareIn(own, target, error)) return false;
+  if (replay::Replay(log, target, nullptr, error, replay::Part::kBeforePinned)) return Drain(channel, error);
+  *error = "the job's GPU objects cannot be made again on this server: " + *error;
+  return false;
+}
+
+}  // namespace cuda_remote::checkpoint

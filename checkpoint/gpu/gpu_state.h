@@ -1,0 +1,73 @@
+// The GPU's side of a job, through a channel: list, save, load and copy its memory, and make its objects again.
+//
+// Memory goes as memory_transfer.h says. Functions return false and one sentence in *error. Not thread-safe.
+#ifndef CUDA_REMOTE_CHECKPOINT_GPU_GPU_STATE_H_
+#define CUDA_REMOTE_CHECKPOINT_GPU_GPU_STATE_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/gpu/chunk_pool.h"
+#include "checkpoint/gpu/memory_transfer.h"
+#include "checkpoint/gpu/shared_buffers.h"
+#include "ckptfmt/image_reader.h"
+#include "ckptfmt/image_writer.h"
+#include "ckptfmt/types.h"
+#include "proto/channel/client_channel.h"
+#include "replay/log/log.h"
+
+namespace cuda_remote::checkpoint {
+
+// Opens a session for a job that is being restarted or moved. `path`: GpuHost::socket_path(); `pid`: of the program, as
+// it knows itself; `gpu`: -1 for any.
+std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid, const std::string& program,
+                                           const std::string& job, int gpu, std::string* error);
+
+// Tells the server at `address` (GpuHost::server()) when and how large the session's job was saved last, for cr-ps.
+// Nothing depends on it, so failures are not told.
+void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes);
+
+// Waits until the GPU is idle. Fails if the GPU has an error, or a stream capture is in progress.
+bool Drain(ClientChannel* channel, std::string* error);
+
+// What must be saved. Fails with the server's words if there is state that cannot be. `sessions`: of the same server,
+// that are saved together with this one; what it shares with any other cannot be saved.
+bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, std::string* error,
+                 const std::vector<uint64_t>& sessions = {});
+
+// The server's GPUs and driver, for the manifest.
+bool DescribeServer(ClientChannel* channel, ckptfmt::ProcessInfo* info, std::string* error);
+
+// How much of a pool these regions need, if it is to hold all of them at once.
+uint64_t PoolBytesFor(const std::vector<ckptfmt::Region>& regions);
+
+// How reading GPU memory went.
+struct SaveTimes {
+  double attaching = 0;  // letting the worker map the shared buffers
+  double detaching = 0;
+  TransferTimes reading;
+};
+
+// Reads the regions of a process, whose number Region::process is, into `pool` and has the image's threads hash and write
+// them. When it returns all is read, but not all written: the pool must live as long as the image. `shared`: null, or not
+// attached. Adds to *times.
+bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
+                ChunkPool* pool, bool fits, SharedBuffers* shared, const Continue& go_on, SaveTimes* times,
+                std::string* error);
+// The memory of one process; `process`: its number in the image. Each chunk is compared with its checksum before it is
+// sent.
+bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChannel* channel, const Continue& go_on,
+                std::string* error);
+// From one server to another.
+bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
+                const Continue& go_on, std::string* error);
+
+// Makes the objects of the log again, in their order, and compares the answers with those of the first time. What needs
+// the process's pinned memory is left to the process (replay::Part). `scope`: of all processes that are restored together
+// (replay::ShareIn), whose logs are replayed at the same time; empty: it is replayed alone.
+bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error, const std::string& scope = "");
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_GPU_GPU_STATE_H_

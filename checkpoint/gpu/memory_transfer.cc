@@ -1,0 +1,547 @@
+#include "checkpoint/gpu/memory_transfer.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include "proto/codec/codec.h"
+#include "proto/driverabi/error_names.h"
+#include "proto/frame/handle.h"
+
+namespace cuda_remote::checkpoint {
+
+unsigned g_transfer_threads_for_testing = 0;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using ckptfmt::kChunkBytes;
+using ckptfmt::Region;
+using ckptfmt::RegionKind;
+
+static_assert(kChunkBytes == ChunkPool::kSlotBytes && kChunkBytes == SharedBuffers::kBytes);
+// Of a chunk, in a request through the channel.
+constexpr uint64_t kPiece = kMaxPayloadBytes;
+constexpr size_t kPiecesPerChunk = (kChunkBytes + kPiece - 1) / kPiece;
+// So many bytes open a region; one of less than kWorthSharing goes through the channel, where nobody
+// waits for answers.
+constexpr size_t kOpening = 4096, kWorthSharing = 256 << 10;
+// Threads that only copy, and those that read files and hash as well; each has a few chunks on the way, and all have
+// kCount together.
+constexpr unsigned kMostCopying = 6, kMostFilling = 14;
+
+double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+std::string NameOf(const Region& region) {
+  char text[24];
+  const bool array = region.kind == RegionKind::kArray;
+  snprintf(text, sizeof(text), "0x%llx", static_cast<unsigned long long>(array ? region.object : region.address));
+  if (array) return std::string("the CUDA array ") + text;
+  if (region.kind == RegionKind::kHeap) return std::string("the kernels' heap at ") + text;
+  if (region.kind == RegionKind::kAllocation) return std::string("GPU memory at ") + text;
+  return "the GPU variable " + region.symbol;
+}
+
+template <typename Request>
+Request Place(const Region& region, uint64_t offset, uint64_t bytes) {
+  Request request;
+  const bool named = region.kind != RegionKind::kAllocation;
+  request.address = named ? offset : region.address + offset;
+  request.bytes = bytes;
+  if (named) {
+    request.object = region.object;
+    request.symbol = region.symbol;
+  }
+  request.context = region.context;
+  return request;
+}
+
+uint64_t BeginRead(ClientChannel* channel, const Region& region, uint64_t offset, char* out, uint64_t bytes) {
+  FrameHeader header;
+  header.call = kOpReadMemory;
+  std::string message;
+  Place<wire::OpReadMemory_Request>(region, offset, bytes).Encode(&message);
+  return channel->Begin(header, message, {}, out, bytes);
+}
+
+// What the threads of one transfer share.
+class Transfer {
+ public:
+  struct Chunk {
+    size_t region;
+    uint64_t index;
+    size_t bytes;
+    uint64_t offset() const { return index * kChunkBytes; }
+  };
+
+  Transfer(ClientChannel* channel, const std::vector<Region>& regions, SharedBuffers* shared, const Continue& go_on)
+      : channel_(channel), regions_(regions), shared_(shared), go_on_(go_on) {
+    for (size_t i = 0; i < regions.size(); ++i) {
+      total_ += regions[i].bytes;
+      for (uint64_t at = 0; at < regions[i].bytes; at += kChunkBytes) {
+        chunks_.push_back({i, at / kChunkBytes, size_t(std::min(kChunkBytes, regions[i].bytes - at))});
+      }
+    }
+    opened_ = std::make_unique<std::atomic<bool>[]>(regions.size());
+  }
+
+  ClientChannel* channel() const { return channel_; }
+  SharedBuffers* shared() const { return shared_; }
+  const Region& RegionOf(const Chunk& chunk) const { return regions_[chunk.region]; }
+  bool stopped() const { return stopped_.load(std::memory_order_relaxed); }
+
+  // The next chunk, null after the last one.
+  const Chunk* Next() {
+    const size_t index = next_.fetch_add(1, std::memory_order_relaxed);
+    return index < chunks_.size() ? &chunks_[index] : nullptr;
+  }
+
+  // Whether a chunk may go through a shared buffer, once its region is open.
+  bool CanShare(const Chunk& chunk) const {
+    const Region& region = RegionOf(chunk);
+    return shared_ && region.kind == RegionKind::kAllocation && region.context != 0;
+  }
+  // A region is open once a read or write of its first bytes is on its way through the channel: the server then sees to
+  // it that copies reach all of the region (mappings without access).
+  bool IsOpen(const Chunk& chunk) const { return opened_[chunk.region].load(std::memory_order_acquire); }
+  void Opened(const Chunk& chunk) { opened_[chunk.region].store(true, std::memory_order_release); }
+  // Until the thread that has the region's first chunk has opened it, or the transfer has failed. Chunks are taken in
+  // order, and that thread waits for no other one.
+  void AwaitOpen(const Chunk& chunk) const {
+    while (!IsOpen(chunk) && !stopped()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+
+  // Begins a copy between the GPU and a shared buffer, which is answered when it is done. 0: the session is over.
+  uint64_t BeginCopy(const Chunk& chunk, size_t buffer, bool to_host) {
+    const Region& region = RegionOf(chunk);
+    const uint64_t device = region.address + chunk.offset();
+    wire::cuMemcpyAsync_Request request;
+    request.dst = to_host ? shared_->address(buffer) : device;
+    request.src = to_host ? device : shared_->address(buffer);
+    request.bytes = chunk.bytes;
+    request.blocking = true;
+    FrameHeader header;
+    header.call = kCall_cuMemcpyAsync;
+    header.context_or_result = SlotOf(region.context);
+    std::string message;
+    request.Encode(&message);
+    return channel_->Begin(header, message, {}, nullptr, 0);
+  }
+
+  // The first failure is the one that is told.
+  void Fail(const std::string& error) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!stopped_) error_ = error;
+    stopped_ = true;
+  }
+  void FailGone(ChannelStatus status) {
+    std::string error;
+    Gone(channel_, status, &error);
+    Fail(error);
+  }
+
+  void Advance(size_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    done_ += bytes;
+    if (stopped_ || !go_on_ || go_on_(done_, total_)) return;
+    error_ = "interrupted";
+    stopped_ = true;
+  }
+
+  // Runs share(thread, of how many) on several threads. False and *error if one of them failed.
+  bool Run(unsigned most, const std::function<void(size_t thread, size_t count)>& share, std::string* error) {
+    const size_t count = std::min<size_t>(most, std::max<size_t>(chunks_.size(), 1));
+    const auto run = [&](size_t thread) {
+      try {
+        share(thread, count);
+      } catch (const std::exception& exception) {
+        Fail(exception.what());
+      }
+    };
+    std::vector<std::thread> threads;
+    try {
+      while (threads.size() + 1 < count) threads.emplace_back(run, threads.size() + 1);
+    } catch (const std::system_error&) {
+      // Fewer will do.
+    }
+    run(0);
+    for (std::thread& thread : threads) thread.join();
+    if (stopped_) *error = error_;
+    return !stopped_;
+  }
+
+ private:
+  ClientChannel* const channel_;
+  const std::vector<Region>& regions_;
+  SharedBuffers* const shared_;
+  const Continue& go_on_;
+  std::vector<Chunk> chunks_;
+  std::unique_ptr<std::atomic<bool>[]> opened_;  // by region
+  uint64_t total_ = 0;
+  std::atomic<size_t> next_{0};
+  std::atomic<bool> stopped_{false};
+  std::mutex mutex_;
+  uint64_t done_ = 0;
+  std::string error_;
+};
+
+// One thread's part of ReadMemory.
+class ReadShare {
+ public:
+  ReadShare(Transfer* transfer, ChunkPool* pool, const UseChunk& use, size_t thread, size_t count)
+      : transfer_(transfer), pool_(pool), use_(use), most_(SharedBuffers::kCount / count) {
+    for (size_t i = 0; i < most_; ++i) free_buffers_.push_back(thread * most_ + i);
+  }
+
+  const TransferTimes& times() const { return times_; }
+
+  // After an exception: the slots are written to until every request is answered.
+  ~ReadShare() {
+    uint32_t result;
+    uint64_t bytes;
+    for (const Flight& flight : flights_) {
+      Wait(flight, &result, &bytes);
+      pool_->Give(flight.slot);
+    }
+  }
+
+  void Run() {
+    bool more = true;
+    while (more || !flights_.empty()) {
+      more = more && !transfer_->stopped();
+      // With chunks on the way this thread must not wait for a slot: it has slots itself.
+      char* slot = nullptr;
+      if (more && flights_.size() < most_) {
+        const Clock::time_point start = Clock::now();
+        slot = flights_.empty() ? pool_->Take() : pool_->TryTake();
+        // Memory that was not prepared is found here, and not while bytes arrive in it.
+        if (slot) *static_cast<volatile char*>(slot) = 0;
+        times_.slots += Since(start);
+      }
+      if (slot) {
+        const Transfer::Chunk* const chunk = transfer_->Next();
+        more = chunk != nullptr;
+        if (chunk) {
+          Start(*chunk, slot);
+        } else {
+          pool_->Give(slot);
+        }
+      } else if (!flights_.empty()) {
+        Finish();
+      }
+    }
+  }
+
+ private:
+  static constexpr size_t kNone = SIZE_MAX;
+  struct Flight {
+    const Transfer::Chunk* chunk;
+    char* slot;
+    size_t buffer = kNone;  // or the shared one
+    uint64_t sequences[kPiecesPerChunk] = {};
+    size_t requests = 0;
+  };
+
+  void Start(const Transfer::Chunk& chunk, char* slot) {
+    const Clock::time_point start = Clock::now();
+    flights_.push_back({&chunk, slot});
+    Flight& flight = flights_.back();
+    const bool opens = chunk.index == 0 && chunk.bytes >= kWorthSharing;
+    if (transfer_->CanShare(chunk) && (opens || transfer_->IsOpen(chunk))) {
+      flight.buffer = free_buffers_.back();
+      free_buffers_.pop_back();
+      // The server executes requests in their order. The copy brings these bytes once more.
+      if (opens) flight.sequences[flight.requests++] = OpeningRead(chunk, slot);
+      flight.sequences[flight.requests++] = transfer_->BeginCopy(chunk, flight.buffer, true);
+      transfer_->Opened(chunk);
+    } else {
+      BeginPieces(&flight);
+      transfer_->Opened(chunk);
+    }
+    times_.requests += Since(start);
+  }
+
+  uint64_t OpeningRead(const Transfer::Chunk& chunk, char* slot) {
+    return BeginRead(transfer_->channel(), transfer_->RegionOf(chunk), chunk.offset(), slot, kOpening);
+  }
+
+  void BeginPieces(Flight* flight) {
+    flight->requests = 0;
+    for (uint64_t at = 0; at < flight->chunk->bytes; at += kPiece) {
+      const uint64_t bytes = std::min<uint64_t>(kPiece, flight->chunk->bytes - at);
+      flight->sequences[flight->requests] = BeginRead(transfer_->channel(), transfer_->RegionOf(*flight->chunk),
+                                                      flight->chunk->offset() + at, flight->slot + at, bytes);
+      ++flight->requests;
+    }
+  }
+
+  // Waits for all requests, whatever becomes of them: the slot is written to until then. What they said is in *result,
+  // and in *bytes how many came.
+  ChannelStatus Wait(const Flight& flight, uint32_t* result, uint64_t* bytes) {
+    ChannelStatus first = ChannelStatus::kOk;
+    *result = 0;
+    *bytes = 0;
+    for (size_t i = 0; i < flight.requests; ++i) {
+      ChannelStatus status = ChannelStatus::kClosed;
+      if (flight.sequences[i] != 0) status = transfer_->channel()->Wait(flight.sequences[i], &reply_);
+      if (status == ChannelStatus::kOk) {
+        if (*result == 0) *result = reply_.result;
+        *bytes += reply_.payload_bytes;
+      } else if (first == ChannelStatus::kOk) {
+        first = status;
+      }
+    }
+    return first;
+  }
+
+  void Finish() {
+    Flight flight = flights_.front();
+    flights_.pop_front();
+    uint32_t result;
+    uint64_t got;
+    const Clock::time_point start = Clock::now();
+    ChannelStatus status = Wait(flight, &result, &got);
+    Waited(flight, Since(start));
+    if (flight.buffer != kNone) {
+      if (status == ChannelStatus::kOk && result == 0) {
+        const Clock::time_point arrived = Clock::now();
+        memcpy(flight.slot, transfer_->shared()->data(flight.buffer), flight.chunk->bytes);
+        got = flight.chunk->bytes;
+        times_.emptying += Since(arrived);
+      } else if (status == ChannelStatus::kOk && !transfer_->stopped()) {
+        // Something that this way does not reach; the other one says what is wrong.
+        BeginPieces(&flight);
+        status = Wait(flight, &result, &got);
+      }
+      free_buffers_.push_back(flight.buffer);
+    }
+    const Transfer::Chunk& chunk = *flight.chunk;
+    std::string error;
+    if (status != ChannelStatus::kOk) {
+      Gone(transfer_->channel(), status, &error);
+    } else if (result != 0 || got != chunk.bytes) {
+      Failed("read " + NameOf(transfer_->RegionOf(chunk)), result, &error);
+    } else if (!transfer_->stopped()) {
+      const Clock::time_point using_it = Clock::now();
+      const bool used = use_(chunk.region, chunk.index, flight.slot, chunk.bytes, &error);
+      times_.using_ += Since(using_it);
+      if (used) {
+        transfer_->Advance(chunk.bytes);
+      } else {
+        transfer_->Fail(error);
+      }
+      return;
+    }
+    pool_->Give(flight.slot);
+    if (!error.empty()) transfer_->Fail(error);
+  }
+
+  void Waited(const Flight& flight, double seconds) {
+    const bool shared = flight.buffer != kNone;
+    (shared ? times_.copies : times_.channel) += seconds;
+    ++(shared ? times_.shared_chunks : times_.channel_chunks);
+    (shared ? times_.shared_bytes : times_.channel_bytes) += flight.chunk->bytes;
+    if (seconds <= times_.longest) return;
+    times_.longest = seconds;
+    times_.longest_chunk = std::to_string(flight.chunk->bytes) + " bytes of " +
+                           NameOf(transfer_->RegionOf(*flight.chunk)) +
+                           (shared ? " through a shared buffer" : " through the channel");
+  }
+
+  TransferTimes times_;
+  Transfer* const transfer_;
+  ChunkPool* const pool_;
+  const UseChunk& use_;
+  const size_t most_;  // chunks on the way
+  std::vector<size_t> free_buffers_;
+  std::deque<Flight> flights_;
+  Reply reply_;
+};
+
+// One thread's part of WriteMemory.
+class WriteShare {
+ public:
+  WriteShare(Transfer* transfer, const FillChunk& fill, size_t thread, size_t count)
+      : transfer_(transfer), fill_(fill), first_buffer_(thread * (SharedBuffers::kCount / count)) {
+    flights_.resize(SharedBuffers::kCount / count);
+  }
+
+  void Run() {
+    for (size_t turn = 0; !transfer_->stopped(); turn = (turn + 1) % flights_.size()) {
+      const Transfer::Chunk* const chunk = transfer_->Next();
+      if (!chunk) break;
+      if (transfer_->CanShare(*chunk) && (chunk->index > 0 || chunk->bytes >= kWorthSharing)) {
+        // The buffer's last copy, which must be done before it is filled again.
+        Finish(turn);
+        Share(*chunk, turn);
+      } else {
+        Send(*chunk);
+      }
+    }
+    for (size_t turn = 0; turn < flights_.size(); ++turn) Finish(turn);
+  }
+
+ private:
+  struct Flight {
+    const Transfer::Chunk* chunk = nullptr;
+    uint64_t sequence = 0;
+  };
+
+  bool Fill(const Transfer::Chunk& chunk, char* out) {
+    std::string error;
+    if (fill_(chunk.region, chunk.index, out, chunk.bytes, &error)) return true;
+    transfer_->Fail(error);
+    return false;
+  }
+
+  void Share(const Transfer::Chunk& chunk, size_t turn) {
+    const size_t buffer = first_buffer_ + turn;
+    char* const bytes = transfer_->shared()->data(buffer);
+    if (!Fill(chunk, bytes)) return;
+    if (chunk.index == 0) {
+      // The copy brings these bytes once more.
+      if (!SendFrom(chunk, bytes, kOpening)) return;
+      transfer_->Opened(chunk);
+    } else {
+      transfer_->AwaitOpen(chunk);
+      if (transfer_->stopped()) return;
+    }
+    flights_[turn] = {&chunk, transfer_->BeginCopy(chunk, buffer, false)};
+    if (flights_[turn].sequence == 0) transfer_->FailGone(ChannelStatus::kClosed);
+  }
+
+  void Send(const Transfer::Chunk& chunk) {
+    if (!own_) own_.reset(new char[kChunkBytes]);
+    if (Fill(chunk, own_.get()) && SendFrom(chunk, own_.get(), chunk.bytes)) transfer_->Advance(chunk.bytes);
+  }
+
+  // The first `count` bytes of a chunk, through the channel.
+  bool SendFrom(const Transfer::Chunk& chunk, const char* bytes, size_t count) {
+    std::string error;
+    if (SendBytes(transfer_->channel(), transfer_->RegionOf(chunk), chunk.offset(), {bytes, count}, &error)) {
+      return true;
+    }
+    transfer_->Fail(error);
+    return false;
+  }
+
+  void Finish(size_t turn) {
+    Flight flight;
+    std::swap(flight, flights_[turn]);
+    if (flight.sequence == 0) return;
+    const ChannelStatus status = transfer_->channel()->Wait(flight.sequence, &reply_);
+    if (status != ChannelStatus::kOk) {
+      transfer_->FailGone(status);
+      return;
+    }
+    std::string error;
+    if (reply_.pending_error != 0) {
+      Failed("write " + NameOf(transfer_->RegionOf(*flight.chunk)), reply_.pending_error, &error);
+      transfer_->Fail(error);
+      return;
+    }
+    // Something that this way does not reach; if the other one does not either, the Drain tells.
+    const char* const bytes = transfer_->shared()->data(first_buffer_ + turn);
+    if (reply_.result == 0 || SendFrom(*flight.chunk, bytes, flight.chunk->bytes)) {
+      transfer_->Advance(flight.chunk->bytes);
+    }
+  }
+
+  Transfer* const transfer_;
+  const FillChunk& fill_;
+  const size_t first_buffer_;
+  std::vector<Flight> flights_;
+  std::unique_ptr<char[]> own_;  // for chunks that go through the channel
+  Reply reply_;
+};
+
+// A share of the processors: the server and the threads that write files need some, too.
+unsigned Threads(unsigned eighths, unsigned most) {
+  if (g_transfer_threads_for_testing != 0) return g_transfer_threads_for_testing;
+  return std::clamp(std::thread::hardware_concurrency() * eighths / 8, 1u, most);
+}
+
+}  // namespace
+
+bool Gone(ClientChannel* channel, ChannelStatus status, std::string* error) {
+  const std::string reason = channel->end_reason();
+  *error = "the session with the GPU server was lost: " + (reason.empty() ? ChannelStatusName(status) : reason);
+  return false;
+}
+
+bool Failed(const std::string& what, uint32_t result, std::string* error) {
+  *error = "the GPU server could not " + what + ": " + driverabi::DescribeError(result);
+  return false;
+}
+
+bool ReadMemory(ClientChannel* channel, const std::vector<Region>& regions, ChunkPool* pool, SharedBuffers* shared,
+                const UseChunk& use, const Continue& go_on, std::string* error, TransferTimes* times) {
+  Transfer transfer(channel, regions, shared, go_on);
+  std::mutex mutex;
+  TransferTimes all;
+  all.regions = regions.size();
+  rusage before{}, after{};
+  getrusage(RUSAGE_SELF, &before);
+  const auto share = [&](size_t thread, size_t count) {
+    ReadShare mine(&transfer, pool, use, thread, count);
+    mine.Run();
+    std::lock_guard<std::mutex> lock(mutex);
+    all.Add(mine.times());
+    ++all.threads;
+  };
+  const bool ok = transfer.Run(Threads(3, kMostCopying), share, error);
+  getrusage(RUSAGE_SELF, &after);
+  all.page_faults = uint64_t(after.ru_minflt + after.ru_majflt - before.ru_minflt - before.ru_majflt);
+  if (times) times->Add(all);
+  return ok;
+}
+
+void TransferTimes::Add(const TransferTimes& other) {
+  threads += other.threads;
+  regions += other.regions;
+  channel_chunks += other.channel_chunks;
+  channel_bytes += other.channel_bytes;
+  shared_chunks += other.shared_chunks;
+  shared_bytes += other.shared_bytes;
+  slots += other.slots;
+  requests += other.requests;
+  channel += other.channel;
+  copies += other.copies;
+  emptying += other.emptying;
+  using_ += other.using_;
+  page_faults += other.page_faults;
+  if (other.longest <= longest) return;
+  longest = other.longest;
+  longest_chunk = other.longest_chunk;
+}
+
+bool WriteMemory(ClientChannel* channel, const std::vector<Region>& regions, SharedBuffers* shared,
+                 const FillChunk& fill, const Continue& go_on, std::string* error) {
+  Transfer transfer(channel, regions, shared, go_on);
+  const auto share = [&](size_t thread, size_t count) { WriteShare(&transfer, fill, thread, count).Run(); };
+  return transfer.Run(Threads(7, kMostFilling), share, error);
+}
+
+bool SendBytes(ClientChannel* channel, const Region& region, uint64_t offset, std::string_view bytes,
+               std::string* error) {
+  for (uint64_t at = 0; at < bytes.size(); at += kPiece) {
+    const std::string_view piece = bytes.substr(at, kPiece);
+    FrameHeader header;
+    header.call = kOpWriteMemory;
+    std::string message;
+    Place<wire::OpWriteMemory_Request>(region, offset + at, piece.size()).Encode(&message);
+    const ChannelStatus status = channel->Send(header, message, piece);
+    if (status != ChannelStatus::kOk) return Gone(channel, status, error);
+  }
+  return true;
+}
+
+}  // namespace cuda_remote::checkpoint

@@ -1,0 +1,74 @@
+// GPU memory through a channel, a chunk of the image at a time, with several threads and many requests on the way.
+//
+// With a server on the same machine large allocations go through shared buffers (shared_buffers.h): the GPU copies, and
+// the threads do what memory bandwidth and hashing cost. Everything else, and everything where there are no such
+// buffers, goes as payload of requests through the channel.
+//
+// Functions return false and one sentence in *error. When they return, no request is on the way and no thread left.
+#ifndef CUDA_REMOTE_CHECKPOINT_GPU_MEMORY_TRANSFER_H_
+#define CUDA_REMOTE_CHECKPOINT_GPU_MEMORY_TRANSFER_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/gpu/chunk_pool.h"
+#include "checkpoint/gpu/shared_buffers.h"
+#include "ckptfmt/types.h"
+#include "proto/channel/client_channel.h"
+
+namespace cuda_remote::checkpoint {
+
+// Gets bytes done and in all; false: the user has given up, stop. Called by several threads, one at a time.
+using Continue = std::function<bool(uint64_t done, uint64_t total)>;
+
+// "the session with the GPU server was lost: WHY", "the GPU server could not DO: ERROR"; both return false.
+bool Gone(ClientChannel* channel, ChannelStatus status, std::string* error);
+bool Failed(const std::string& what, uint32_t result, std::string* error);
+
+// Gets a chunk (kChunkBytes, the last one of a region shorter) in a slot of the pool, which is its own from then on,
+// also if it returns false. Called by several threads at once, in any order.
+using UseChunk = std::function<bool(size_t region, uint64_t index, char* slot, size_t bytes, std::string* error)>;
+// Puts a chunk's bytes to `out`. Called by several threads at once.
+using FillChunk = std::function<bool(size_t region, uint64_t index, char* out, size_t bytes, std::string* error)>;
+
+// Where the time of a transfer went. Seconds are those of all threads together.
+struct TransferTimes {
+  size_t threads = 0;
+  uint64_t regions = 0;
+  // Chunks that went through the channel, and through shared buffers.
+  uint64_t channel_chunks = 0, channel_bytes = 0, shared_chunks = 0, shared_bytes = 0;
+  double slots = 0;     // for slots of the pool: waiting for them, and finding memory that was not prepared
+  double requests = 0;  // putting requests into the channel
+  double channel = 0;   // waiting for answers through the channel
+  double copies = 0;    // waiting for the GPU's copies to shared buffers
+  double emptying = 0;  // copying out of those
+  double using_ = 0;    // handing chunks on
+  double longest = 0;   // the longest wait for one chunk, and which one it was
+  std::string longest_chunk;
+  uint64_t page_faults = 0;  // of this process
+  void Add(const TransferTimes& other);
+};
+
+// Reads all regions into slots of `pool`, which others may empty at the same time. `shared`: null, or attached to this
+// channel's server. *times, if not null: added to.
+bool ReadMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ChunkPool* pool,
+                SharedBuffers* shared, const UseChunk& use, const Continue& go_on, std::string* error,
+                TransferTimes* times = nullptr);
+
+// Writes all regions. What goes wrong at the server is only known after a Drain. `shared` as above.
+bool WriteMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, SharedBuffers* shared,
+                 const FillChunk& fill, const Continue& go_on, std::string* error);
+
+// Sends bytes of one region, at `offset`, without waiting: a Drain tells whether all went well. Thread-safe.
+bool SendBytes(ClientChannel* channel, const ckptfmt::Region& region, uint64_t offset, std::string_view bytes,
+               std::string* error);
+
+// For tests: so many threads, at most SharedBuffers::kCount; 0: by the number of processors.
+extern unsigned g_transfer_threads_for_testing;
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_GPU_MEMORY_TRANSFER_H_

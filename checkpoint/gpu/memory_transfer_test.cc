@@ -1,0 +1,505 @@
+// Tests of reading and writing GPU memory, against a server of the test's own on a thread of this process.
+
+#include "checkpoint/gpu/memory_transfer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "checkpoint/gpu/gpu_state.h"
+#include "ckptfmt/image_reader.h"
+#include "ckptfmt/image_writer.h"
+#include "proto/channel/handshake.h"
+#include "proto/channel/server_channel.h"
+#include "proto/codec/codec.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+using ckptfmt::kChunkBytes;
+using ckptfmt::Region;
+using ckptfmt::RegionKind;
+using testing::HasSubstr;
+
+constexpr uint32_t kInvalidValue = 1;
+
+// A GPU server's answers to what transfers ask, with memory of its own, and with faults on demand.
+class Server {
+ public:
+  Server() {
+    int sockets[2];
+    EXPECT_TRUE(SocketPair(sockets));
+    Welcome welcome;
+    welcome.shared_memory = true;
+    std::string error;
+    std::thread worker([&] {
+      Packet hello;
+      EXPECT_EQ(ReceivePacket(sockets[0], &hello, 5000), ChannelStatus::kOk);
+      std::string worker_error;
+      server_ = ServerChannel::Create(sockets[0], welcome, nullptr, &worker_error);
+      EXPECT_TRUE(server_) << worker_error;
+    });
+    Welcome got;
+    int ring;
+    EXPECT_TRUE(ClientHandshake(sockets[1], Hello(), 5000, &got, &ring, &error)) << error;
+    worker.join();
+    client_ = ClientChannel::Adopt({sockets[1], ring}, 1, got, &error);
+    EXPECT_TRUE(client_) << error;
+  }
+  ~Server() {
+    client_.reset();
+    server_->Stop();
+    if (executor_.joinable()) executor_.join();
+    UnmapBuffers();
+  }
+  // It serves from the first call on.
+  ClientChannel* channel() {
+    if (!executor_.joinable()) executor_ = std::thread([this] { Serve(); });
+    return client_.get();
+  }
+
+  // Memory that may be read and written; named regions by their object. Before channel().
+  void Have(const Region& region, std::string bytes) {
+    memory_[region.kind == RegionKind::kAllocation ? region.address : region.object] = std::move(bytes);
+  }
+  const std::string& At(uint64_t key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return memory_.at(key);
+  }
+
+  // Waits until everything sent before has been done.
+  uint32_t Sync() {
+    FrameHeader header;
+    header.call = kOpPing;
+    Reply reply;
+    EXPECT_EQ(channel()->Call(header, "", {}, nullptr, 0, &reply), ChannelStatus::kOk);
+    return first_error_;
+  }
+
+  std::atomic<bool> refuse_map{false}, refuse_copies{false};
+  std::atomic<int> die_after{-1};                // requests
+  std::atomic<uint64_t> unreadable{UINT64_MAX};  // an address
+  std::atomic<int> copies{0}, pieces{0}, maps{0};
+  std::atomic<bool> too_early{false};  // a copy before the region's first bytes went through the channel
+
+ private:
+  void Serve() {
+    FrameHeader header;
+    std::string message;
+    PayloadView payload;
+    while (server_->Next(&header, &message, &payload)) {
+      if (die_after >= 0 && die_after-- == 0) {
+        server_->End("told to die");
+        return;
+      }
+      // Client and server share memory that a sanitizer does not know to be the same: what they tell each other there
+      // is told again by this.
+      std::lock_guard<std::mutex> lock(mutex_);
+      std::string_view out;
+      uint32_t result = 0;
+      if (header.call == kOpReadMemory) result = Read(message, &out);
+      if (header.call == kOpWriteMemory) result = Write(message, payload.view());
+      if (header.call == kCall_cuMemcpyAsync) result = refuse_copies ? kInvalidValue : Copy(message);
+      if (header.call == kOpHostMap) result = Map(message);
+      if (header.call == kOpHostUnmap) result = UnmapBuffers() ? 0 : kInvalidValue;
+      if (header.flags & kFlagNoReply) {
+        if (first_error_ == 0) first_error_ = result;
+        continue;
+      }
+      server_->Reply(header.sequence, header.call, result, 0, "", out);
+    }
+  }
+
+  // The bytes that a request names, null if there are none.
+  template <typename Request>
+  char* Find(const Request& in) {
+    if (in.object != 0) {
+      const auto it = memory_.find(in.object);
+      if (it == memory_.end() || in.address + in.bytes > it->second.size()) return nullptr;
+      return &it->second[in.address];
+    }
+    char* const found = FindAddress(in.address, in.bytes);
+    if (found) opened_.insert(std::prev(memory_.upper_bound(in.address))->first);
+    return found;
+  }
+  char* FindAddress(uint64_t address, uint64_t bytes) {
+    auto it = memory_.upper_bound(address);
+    if (it == memory_.begin()) return nullptr;
+    --it;
+    const uint64_t offset = address - it->first;
+    return offset + bytes <= it->second.size() ? &it->second[offset] : nullptr;
+  }
+
+  uint32_t Read(const std::string& message, std::string_view* out) {
+    wire::OpReadMemory_Request in;
+    if (!in.Decode(message)) return kInvalidValue;
+    ++pieces;
+    const char* const from = Find(in);
+    if (!from || in.address == unreadable) return kInvalidValue;
+    *out = {from, in.bytes};
+    return 0;
+  }
+  uint32_t Write(const std::string& message, std::string_view payload) {
+    wire::OpWriteMemory_Request in;
+    if (!in.Decode(message) || payload.size() != in.bytes) return kInvalidValue;
+    ++pieces;
+    char* const to = Find(in);
+    if (!to) return kInvalidValue;
+    memcpy(to, payload.data(), in.bytes);
+    return 0;
+  }
+  uint32_t Copy(const std::string& message) {
+    wire::cuMemcpyAsync_Request in;
+    if (!in.Decode(message) || !in.blocking || !buffers_) return kInvalidValue;
+    ++copies;
+    const bool to_host = in.dst >= buffers_at_ && in.dst < buffers_at_ + buffers_bytes_;
+    const uint64_t device = to_host ? in.src : in.dst;
+    const uint64_t offset = (to_host ? in.dst : in.src) - buffers_at_;
+    auto region = memory_.upper_bound(device);
+    if (offset + in.bytes > buffers_bytes_ || region == memory_.begin()) return kInvalidValue;
+    --region;
+    if (opened_.count(region->first) == 0) too_early = true;
+    char* const memory = FindAddress(device, in.bytes);
+    if (!memory || device == unreadable) return kInvalidValue;
+    memcpy(to_host ? buffers_ + offset : memory, to_host ? memory : buffers_ + offset, in.bytes);
+    return 0;
+  }
+  uint32_t Map(const std::string& message) {
+    wire::OpHostMap_Request in;
+    if (!in.Decode(message) || buffers_ || refuse_map) return kInvalidValue;
+    const int fd = server_->TakeFd(in.tag, 5000);
+    if (fd < 0) return kInvalidValue;
+    void* const memory = mmap(nullptr, in.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (memory == MAP_FAILED) return kInvalidValue;
+    buffers_ = static_cast<char*>(memory);
+    buffers_at_ = in.address;
+    buffers_bytes_ = in.bytes;
+    ++maps;
+    return 0;
+  }
+  bool UnmapBuffers() {
+    if (!buffers_) return false;
+    munmap(buffers_, buffers_bytes_);
+    buffers_ = nullptr;
+    return true;
+  }
+
+  std::unique_ptr<ServerChannel> server_;
+  std::unique_ptr<ClientChannel> client_;
+  std::thread executor_;
+  std::mutex mutex_;
+  std::map<uint64_t, std::string> memory_;
+  std::set<uint64_t> opened_;
+  std::atomic<uint32_t> first_error_{0};
+  char* buffers_ = nullptr;
+  uint64_t buffers_at_ = 0, buffers_bytes_ = 0;
+};
+
+std::string Noise(size_t size, uint64_t seed) {
+  std::string bytes(size, '\0');
+  uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
+  for (size_t i = 0; i + 8 <= size; i += 8) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    memcpy(&bytes[i], &state, 8);
+  }
+  for (size_t i = size / 8 * 8; i < size; ++i) bytes[i] = char(i);
+  return bytes;
+}
+
+struct Sample {
+  std::vector<Region> regions;
+  std::vector<std::string> bytes;
+  uint64_t total = 0;
+};
+
+// Every kind, with sizes around those of chunks and pieces; more than the smallest pool in all.
+Sample MakeSample() {
+  Sample sample;
+  const auto add = [&](RegionKind kind, uint64_t address, size_t bytes) {
+    Region region;
+    region.kind = kind;
+    region.address = kind == RegionKind::kArray ? 0 : address;
+    region.bytes = bytes;
+    region.context = 0x7000000000010;
+    if (kind != RegionKind::kAllocation) region.object = address + 1;
+    if (kind == RegionKind::kModuleSymbol) region.symbol = "variable";
+    sample.regions.push_back(region);
+    sample.bytes.push_back(Noise(bytes, address));
+    sample.total += bytes;
+  };
+  add(RegionKind::kAllocation, 0x100000000000, 100);
+  add(RegionKind::kAllocation, 0x100010000000, 5 * kChunkBytes + 12345);
+  add(RegionKind::kAllocation, 0x100020000000, 0);
+  add(RegionKind::kAllocation, 0x100030000000, kChunkBytes);
+  add(RegionKind::kModuleSymbol, 0x100040000000, kChunkBytes + (1 << 20) + 7);
+  add(RegionKind::kArray, 0x100050000000, 3 << 20);
+  add(RegionKind::kAllocation, 0x100060000000, 12 * kChunkBytes);
+  add(RegionKind::kAllocation, 0x100080000000, 2 * kChunkBytes + 1);
+  return sample;
+}
+
+uint64_t KeyOf(const Region& region) { return region.kind == RegionKind::kAllocation ? region.address : region.object; }
+
+size_t FreeSlots(ChunkPool* pool) {
+  std::vector<char*> slots;
+  while (char* const slot = pool->TryTake()) slots.push_back(slot);
+  for (char* slot : slots) pool->Give(slot);
+  return slots.size();
+}
+
+class MemoryTransfer : public testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    g_transfer_threads_for_testing = 4;
+    if (GetParam()) {
+      shared_ = SharedBuffers::Make();
+      ASSERT_TRUE(shared_);
+    }
+  }
+  void TearDown() override { g_transfer_threads_for_testing = 0; }
+
+  // Null without shared buffers.
+  SharedBuffers* Attach(Server* server) {
+    return shared_ && shared_->Attach(server->channel()) ? shared_.get() : nullptr;
+  }
+
+  std::unique_ptr<SharedBuffers> shared_;
+};
+
+// A job has thousands of variables. They must not take a slot each: those were not prepared, and there may not be so
+// many.
+TEST(SaveMemory, SmallRegionsWaitInMemoryOfTheirOwnSize) {
+  Server server;
+  std::vector<Region> regions;
+  std::vector<std::string> bytes;
+  const auto add = [&](RegionKind kind, uint64_t key, size_t size) {
+    Region region;
+    region.kind = kind;
+    (kind == RegionKind::kAllocation ? region.address : region.object) = key;
+    region.context = 0x7000000000010;
+    region.bytes = size;
+    if (kind == RegionKind::kModuleSymbol) region.symbol = "variable" + std::to_string(key);
+    regions.push_back(region);
+    bytes.push_back(Noise(size, key));
+    server.Have(region, bytes.back());
+  };
+  for (uint64_t i = 1; i <= 300; ++i) add(RegionKind::kModuleSymbol, i, i % 10 == 0 ? 5000 * i / 10 : 8);
+  add(RegionKind::kAllocation, 0x100000000000, 2 * kChunkBytes + 100);
+  EXPECT_LT(PoolBytesFor(regions), 40 * kChunkBytes);
+  ChunkPool pool(40 * kChunkBytes);
+  char folder[] = "/tmp/save-memory-test-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const std::string path = std::string(folder) + "/image";
+  auto image = ckptfmt::ImageWriter::Create(path);
+  ASSERT_TRUE(image.ok()) << image.status();
+  (*image)->HoldChunks();  // nothing comes back meanwhile
+  SaveTimes times;
+  std::string error;
+  ASSERT_TRUE(SaveMemory(server.channel(), regions, image->get(), &pool, /*fits=*/true, nullptr, nullptr, &times,
+                         &error))
+      << error;
+  EXPECT_EQ(times.reading.regions, regions.size());
+  EXPECT_EQ(times.reading.channel_chunks + times.reading.shared_chunks, regions.size() + 2);
+  ASSERT_TRUE((*image)->WriteLog("").ok());
+  ckptfmt::ImageInfo info;
+  info.processes.resize(1);
+  ASSERT_TRUE((*image)->Commit(info).ok());
+  EXPECT_EQ(FreeSlots(&pool), 40u);
+  image->reset();
+  const auto reader = ckptfmt::ImageReader::Open(path);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  std::string chunk(kChunkBytes, '?');
+  for (size_t i = 0; i < regions.size(); ++i) {
+    for (uint64_t at = 0; at < regions[i].bytes; at += kChunkBytes) {
+      bool zero = false;
+      ASSERT_TRUE((*reader)->ReadChunk(i, at / kChunkBytes, &chunk[0], &zero).ok());
+      const size_t size = std::min<uint64_t>(kChunkBytes, regions[i].bytes - at);
+      ASSERT_EQ(chunk.substr(0, size), bytes[i].substr(at, size)) << i;
+    }
+  }
+  std::filesystem::remove_all(folder);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MemoryTransfer, testing::Bool(),
+                         [](const auto& info) { return info.param ? "SharedBuffers" : "Channel"; });
+
+TEST_P(MemoryTransfer, ReadsEverythingThroughASmallPool) {
+  for (const bool refuse : {false, true}) {
+    const Sample sample = MakeSample();
+    Server server;
+    server.refuse_copies = refuse;
+    std::vector<std::string> got;
+    for (size_t i = 0; i < sample.regions.size(); ++i) {
+      server.Have(sample.regions[i], sample.bytes[i]);
+      got.push_back(std::string(sample.bytes[i].size(), '?'));
+    }
+    SharedBuffers* const attached = Attach(&server);
+    ASSERT_EQ(attached != nullptr, GetParam());
+    ChunkPool pool(0);
+    ASSERT_LT(pool.limit(), sample.total);
+    // Gives the slots back later, from another thread, as the image's writers do.
+    std::mutex mutex;
+    std::vector<char*> used;
+    std::atomic<bool> end{false};
+    std::thread giver([&] {
+      while (!end || !used.empty()) {
+        std::vector<char*> taken;
+        {
+          std::lock_guard<std::mutex> lock(mutex);
+          taken.swap(used);
+        }
+        for (char* slot : taken) pool.Give(slot);
+        usleep(1000);
+      }
+    });
+    const auto use = [&](size_t region, uint64_t index, char* slot, size_t bytes, std::string*) {
+      memcpy(&got[region][index * kChunkBytes], slot, bytes);
+      std::lock_guard<std::mutex> lock(mutex);
+      used.push_back(slot);
+      return true;
+    };
+    uint64_t last = 0;
+    const auto go_on = [&](uint64_t done, uint64_t total) {
+      EXPECT_GT(done, last);
+      EXPECT_EQ(total, sample.total);
+      last = done;
+      return true;
+    };
+    std::string error;
+    EXPECT_TRUE(ReadMemory(server.channel(), sample.regions, &pool, attached, use, go_on, &error)) << error;
+    end = true;
+    giver.join();
+    EXPECT_EQ(last, sample.total);
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(got[i] == sample.bytes[i]) << "region " << i;
+    EXPECT_EQ(FreeSlots(&pool), ChunkPool::kLeastSlots);
+    EXPECT_FALSE(server.too_early);
+    if (attached) {
+      attached->Detach();
+      EXPECT_GE(server.copies, refuse ? 0 : 8) << "they hardly went through the buffers";
+    } else {
+      EXPECT_EQ(server.copies, 0);
+    }
+  }
+}
+
+TEST_P(MemoryTransfer, ReadingStopsAtTheFirstFailure) {
+  const Sample sample = MakeSample();
+  enum Kind { kUse, kCancelled, kUnreadable, kGone };
+  for (const Kind kind : {kUse, kCancelled, kUnreadable, kGone}) {
+    Server server;
+    for (size_t i = 0; i < sample.regions.size(); ++i) server.Have(sample.regions[i], sample.bytes[i]);
+    SharedBuffers* const attached = Attach(&server);
+    if (kind == kUnreadable) server.unreadable = 0x100060000000 + 7 * kChunkBytes;
+    if (kind == kGone) server.die_after = 17;
+    ChunkPool pool(0);
+    std::atomic<int> uses{0};
+    const auto use = [&](size_t, uint64_t, char* slot, size_t, std::string* error) {
+      pool.Give(slot);
+      if (kind != kUse || ++uses < 5) return true;
+      *error = "the disk is full";
+      return false;
+    };
+    const auto go_on = [&](uint64_t done, uint64_t total) { return kind != kCancelled || done < total / 3; };
+    std::string error;
+    EXPECT_FALSE(ReadMemory(server.channel(), sample.regions, &pool, attached, use, go_on, &error));
+    static constexpr const char* kErrors[] = {"the disk is full", "interrupted",
+                                              "could not read GPU memory at 0x100060000000: CUDA_ERROR_INVALID_VALUE (1, invalid argument)",
+                                              "the session with the GPU server was lost: told to die"};
+    EXPECT_THAT(error, HasSubstr(kErrors[kind]));
+    EXPECT_EQ(FreeSlots(&pool), ChunkPool::kLeastSlots) << error;
+    if (attached) attached->Detach();
+  }
+}
+
+TEST_P(MemoryTransfer, WritesEverything) {
+  for (const bool refuse : {false, true}) {
+    const Sample sample = MakeSample();
+    Server server;
+    server.refuse_copies = refuse;
+    for (const Region& region : sample.regions) server.Have(region, std::string(region.bytes, '\0'));
+    SharedBuffers* const attached = Attach(&server);
+    const auto fill = [&](size_t region, uint64_t index, char* out, size_t bytes, std::string*) {
+      memcpy(out, &sample.bytes[region][index * kChunkBytes], bytes);
+      return true;
+    };
+    uint64_t last = 0;
+    const auto go_on = [&](uint64_t done, uint64_t) {
+      last = done;
+      return true;
+    };
+    std::string error;
+    EXPECT_TRUE(WriteMemory(server.channel(), sample.regions, attached, fill, go_on, &error)) << error;
+    if (attached) attached->Detach();
+    EXPECT_EQ(server.Sync(), 0u);
+    EXPECT_EQ(last, sample.total);
+    EXPECT_FALSE(server.too_early);
+    EXPECT_GE(server.copies, attached && !refuse ? 8 : 0);
+    for (size_t i = 0; i < sample.regions.size(); ++i) {
+      EXPECT_TRUE(server.At(KeyOf(sample.regions[i])) == sample.bytes[i]) << "region " << i;
+    }
+  }
+}
+
+TEST_P(MemoryTransfer, WritingStopsAtTheFirstFailure) {
+  const Sample sample = MakeSample();
+  enum Kind { kFill, kCancelled, kGone };
+  for (const Kind kind : {kFill, kCancelled, kGone}) {
+    Server server;
+    for (const Region& region : sample.regions) server.Have(region, std::string(region.bytes, '\0'));
+    SharedBuffers* const attached = Attach(&server);
+    if (kind == kGone) server.die_after = 17;
+    std::atomic<int> fills{0};
+    const auto fill = [&](size_t, uint64_t, char* out, size_t bytes, std::string* error) {
+      memset(out, 1, bytes);
+      if (kind != kFill || ++fills < 7) return true;
+      *error = "data-00000 is damaged";
+      return false;
+    };
+    const auto go_on = [&](uint64_t done, uint64_t total) { return kind != kCancelled || done < total / 3; };
+    std::string error;
+    if (WriteMemory(server.channel(), sample.regions, attached, fill, go_on, &error)) {
+      // All of it had room in the ring of a server that was gone: the Drain that follows is what finds out.
+      EXPECT_EQ(kind, kGone);
+      FrameHeader header;
+      header.call = kOpDrain;
+      Reply reply;
+      EXPECT_NE(server.channel()->Call(header, "", {}, nullptr, 0, &reply), ChannelStatus::kOk);
+      continue;
+    }
+    static constexpr const char* kErrors[] = {"data-00000 is damaged", "interrupted",
+                                              "the session with the GPU server was lost: told to die"};
+    EXPECT_THAT(error, HasSubstr(kErrors[kind]));
+    if (attached) attached->Detach();
+  }
+}
+
+TEST(SharedBuffers, ServersThatCannotMapThemAndToolsThatDied) {
+  Server server;
+  server.refuse_map = true;
+  const auto first = SharedBuffers::Make();
+  ASSERT_TRUE(first);
+  EXPECT_FALSE(first->Attach(server.channel()));
+  server.refuse_map = false;
+  EXPECT_TRUE(first->Attach(server.channel()));
+  EXPECT_FALSE(first->Attach(server.channel())) << "one at a time";
+  // `first` never detached, as far as the next one knows.
+  const auto second = SharedBuffers::Make();
+  EXPECT_TRUE(second->Attach(server.channel()));
+  EXPECT_EQ(server.maps, 2);
+  second->Detach();
+  EXPECT_EQ(server.Sync(), 0u);
+}
+
+}  // namespace
+}  // namespace cuda_remote::checkpoint

@@ -1,0 +1,21 @@
+// Whether the GPUs that a job goes to can run its modules; asked before anything is moved.
+#ifndef CUDA_REMOTE_CHECKPOINT_GPU_MODULES_H_
+#define CUDA_REMOTE_CHECKPOINT_GPU_MODULES_H_
+
+#include <string>
+#include <vector>
+
+#include "ckptfmt/types.h"
+#include "replay/log/log.h"
+
+namespace cuda_remote::checkpoint {
+
+// False, and one sentence in *error that names the first such module and counts the others, if the log has a module with
+// code for one of the GPUs `before` and for none of `after`. A module that no GPU of before could run, or that cannot be
+// read, is left to the driver. Memory: one list of entries at a time; nothing is unpacked.
+bool CheckModules(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
+                  const std::vector<ckptfmt::DeviceFacts>& after, std::string* error);
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_GPU_MODULES_H_

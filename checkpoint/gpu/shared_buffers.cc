@@ -1,0 +1,131 @@
+#include "checkpoint/gpu/shared_buffers.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <string>
+
+#include "checkpoint/gpu/parallel.h"
+#include "proto/codec/operations.gen.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+constexpr size_t kAllBytes = SharedBuffers::kCount * SharedBuffers::kBytes;
+constexpr size_t kMapped = kAllBytes + SharedBuffers::kBytes;
+// The end of the addresses that a worker accepts for shared host memory. The job's own begins at the other end, 4 TiB
+// away.
+constexpr uint64_t kAddress = 0x200000000000 + (uint64_t{1} << 42) - kAllBytes;
+
+// Buffers that one thread makes present, and how many threads: more do not make the kernel's shared memory faster.
+constexpr size_t kShare = 4;
+constexpr unsigned kMostThreads = 8;
+static_assert(SharedBuffers::kCount % kShare == 0);
+
+// Asks for a huge page for each piece of kBytes (Linux 6.1, whatever the system's setting for shared memory is). One
+// takes 0.2 to 0.5 ms; where memory is in pieces it takes many times that, and small pages are the better way.
+constexpr int kCollapse = 25;  // MADV_COLLAPSE
+constexpr int64_t kQuickNs = 3000000;
+
+// Names a descriptor. The job numbers its own from 1, and one that a tool sent just before it died must not be meant.
+uint64_t NewTag() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return uint64_t{1} << 63 | uint64_t(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
+// The processor's time that this thread has used.
+int64_t OwnTimeNs() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return int64_t{now.tv_sec} * 1000000000 + now.tv_nsec;
+}
+
+// Makes all pages of the range there, a multiple of kBytes and so aligned: huge ones if they are to be had quickly.
+// They are made, mapped by the worker, registered with the driver and given back ten times as fast as small ones.
+bool MakePresent(char* memory, size_t bytes) {
+  const int64_t begin = OwnTimeNs();
+  // The kernel wants to see one page there.
+  for (size_t at = 0; at < bytes; at += SharedBuffers::kBytes) madvise(memory + at, 1, MADV_POPULATE_WRITE);
+  const bool quick = madvise(memory, SharedBuffers::kBytes, kCollapse) == 0 && OwnTimeNs() - begin < kQuickNs;
+  if (quick) madvise(memory + SharedBuffers::kBytes, bytes - SharedBuffers::kBytes, kCollapse);
+  return madvise(memory, bytes, MADV_POPULATE_WRITE) == 0;
+}
+
+template <typename Request>
+bool Ask(ClientChannel* channel, uint32_t operation, const Request& request) {
+  std::string message;
+  request.Encode(&message);
+  FrameHeader header;
+  header.call = operation;
+  Reply reply;
+  return channel->Call(header, message, {}, nullptr, 0, &reply) == ChannelStatus::kOk && reply.result == 0;
+}
+
+bool Unmap(ClientChannel* channel) {
+  wire::OpHostUnmap_Request request;
+  request.address = kAddress;
+  return Ask(channel, kOpHostUnmap, request);
+}
+
+}  // namespace
+
+std::unique_ptr<SharedBuffers> SharedBuffers::Make() {
+  std::unique_ptr<SharedBuffers> buffers(new SharedBuffers);
+  buffers->fd_ = memfd_create("cuda-remote-transfer", MFD_CLOEXEC);
+  if (buffers->fd_ < 0 || ftruncate(buffers->fd_, kAllBytes) != 0) return nullptr;
+  // Huge pages need an address that is aligned as they are.
+  buffers->mapping_ = mmap(nullptr, kMapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (buffers->mapping_ == MAP_FAILED) {
+    buffers->mapping_ = nullptr;
+    return nullptr;
+  }
+  const uintptr_t start = reinterpret_cast<uintptr_t>(buffers->mapping_);
+  char* const memory = reinterpret_cast<char*>((start + kBytes - 1) & ~uintptr_t(kBytes - 1));
+  if (mmap(memory, kAllBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, buffers->fd_, 0) == MAP_FAILED) {
+    return nullptr;
+  }
+  buffers->memory_ = memory;
+  // All of it now: the first touch of such memory is slow, and a signal where there is none left. (Linux 5.14; before
+  // that the channel has to do.)
+  std::atomic<bool> there{true};
+  InParallel(kCount / kShare, kMostThreads, [&](size_t share, bool) {
+    if (!MakePresent(buffers->data(share * kShare), kShare * kBytes)) there = false;
+    return there.load();
+  });
+  if (!there) return nullptr;
+  return buffers;
+}
+
+SharedBuffers::~SharedBuffers() {
+  Detach();
+  if (mapping_) munmap(mapping_, kMapped);
+  if (fd_ >= 0) close(fd_);
+}
+
+uint64_t SharedBuffers::address(size_t index) const { return kAddress + index * kBytes; }
+
+bool SharedBuffers::Attach(ClientChannel* channel) {
+  if (attached_ || !channel->welcome().shared_memory) return false;
+  // What a tool that died left there.
+  Unmap(channel);
+  wire::OpHostMap_Request request;
+  request.tag = NewTag();
+  if (channel->SendFd(request.tag, fd_) != ChannelStatus::kOk) return false;
+  request.address = kAddress;
+  request.bytes = kAllBytes;
+  if (!Ask(channel, kOpHostMap, request)) return false;
+  attached_ = channel;
+  return true;
+}
+
+void SharedBuffers::Detach() {
+  // A session that is gone has nothing mapped.
+  if (attached_) Unmap(attached_);
+  attached_ = nullptr;
+}
+
+}  // namespace cuda_remote::checkpoint

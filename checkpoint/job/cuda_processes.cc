@@ -1,0 +1,138 @@
+#include "checkpoint/job/cuda_processes.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+
+#include "checkpoint/job/job.h"
+#include "proto/agent/types.h"
+#include "proto/channel/handshake.h"
+#include "proto/codec/text.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+// A session's rings, as proto/ring names them.
+constexpr char kRings[] = "/memfd:cuda-remote-ring";
+// Our own programs that have rings mapped, and may have the job's environment: a tool has, where the user has set
+// CUDA_REMOTE_JOB_DIR for his shell.
+constexpr const char* kOurs[] = {"cr-server", "cr-worker",     "cr-relay",   "cr-nvml", "cr-run",
+                                 "cr-restart", "cr-checkpoint", "cr-migrate"};
+
+std::string ReadAll(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+bool HasRings(const std::string& process) {
+  std::ifstream maps(process + "/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find(kRings) != std::string::npos) return true;
+  }
+  return false;
+}
+
+// Whether somebody listens on the socket of that process's agent.
+bool HasAgent(const std::string& directory, int inner_pid) {
+  const std::string path = directory + "/" + agent::SocketName(uint32_t(inner_pid));
+  std::string ignored;
+  const int socket = access(path.c_str(), F_OK) == 0 ? ConnectUnix(path, &ignored) : -1;
+  if (socket >= 0) close(socket);
+  return socket >= 0;
+}
+
+int ParentOf(int pid) {
+  const std::string stat = ReadAll("/proc/" + std::to_string(pid) + "/stat");
+  const size_t name_end = stat.rfind(')');
+  int parent = 0;
+  if (name_end != std::string::npos) sscanf(stat.c_str() + name_end + 1, " %*c %d", &parent);
+  return parent;
+}
+
+bool DescendsFrom(int pid, int ancestor) {
+  for (int above = ParentOf(pid); above > 1; above = ParentOf(above)) {
+    if (above == ancestor) return true;
+  }
+  return false;
+}
+
+bool HasVariable(const std::string& environment, const std::string& variable) {
+  return environment.compare(0, variable.size() + 1, variable + '\0') == 0 ||
+         environment.find('\0' + variable + '\0') != std::string::npos;
+}
+
+bool IsOurs(const std::string& process) {
+  char path[4096];
+  const ssize_t length = readlink((process + "/exe").c_str(), path, sizeof(path));
+  if (length <= 0) return false;
+  const std::string program(path, size_t(length));
+  return std::any_of(std::begin(kOurs), std::end(kOurs), [&](const char* name) {
+    const std::string companion = FindCompanion(name);
+    return !companion.empty() && program == companion;
+  });
+}
+
+// How a person calls it: the file's name of what was started.
+std::string ProgramOf(const std::string& process) {
+  const std::string command = ReadAll(process + "/cmdline");
+  std::string name = command.substr(0, command.find('\0'));
+  if (const size_t slash = name.rfind('/'); slash != std::string::npos) name = name.substr(slash + 1);
+  return Printable(name.empty() ? "?" : name);
+}
+
+}  // namespace
+
+std::string NameOf(const CudaProcess& process) {
+  return process.program + " (PID " + std::to_string(process.pid) + ")";
+}
+
+bool IsRunning(int pid) {
+  const std::string state = ReadAll("/proc/" + std::to_string(pid) + "/stat");
+  const size_t name_end = state.rfind(')');
+  // A dead process that its parent has not noticed yet is still listed.
+  return name_end != std::string::npos && name_end + 2 < state.size() && state[name_end + 2] != 'Z' &&
+         state[name_end + 2] != 'X';
+}
+
+bool HasProcess(const Job& job, int inner_pid) {
+  const std::vector<int> pids = ProcessesOf(job);
+  return std::any_of(pids.begin(), pids.end(),
+                     [inner_pid](int pid) { return InnerPid(pid) == inner_pid && IsRunning(pid); });
+}
+
+std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& directory) {
+  std::vector<CudaProcess> found;
+  const bool isolated = job.init_pid() > 0 && job.pid_namespace() != PidNamespace(getpid());
+  const std::string variable = "CUDA_REMOTE_JOB_DIR=";
+  DIR* const proc = opendir("/proc");
+  if (!proc) return found;
+  while (const dirent* const entry = readdir(proc)) {
+    const int pid = atoi(entry->d_name);
+    if (pid <= 0 || pid == job.init_pid()) continue;
+    const std::string process = "/proc/" + std::to_string(pid);
+    bool of_job = false;
+    if (isolated) {
+      // Copies of an image have one folder in their environments, so that does not tell. A namespace below the job's is
+      // its own, too.
+      of_job = PidNamespace(pid) == job.pid_namespace() || DescendsFrom(pid, job.init_pid());
+    } else {
+      const std::string environment = ReadAll(process + "/environ");
+      of_job = HasVariable(environment, variable + directory) ||
+               (!job.directory().empty() && HasVariable(environment, variable + job.directory()));
+    }
+    if (!of_job || !IsRunning(pid) || IsOurs(process)) continue;
+    const int inner = InnerPid(pid);
+    // One that a tool has left without a session has no rings, but an agent.
+    if (HasRings(process) || HasAgent(directory, inner)) found.push_back({pid, inner, ProgramOf(process)});
+  }
+  closedir(proc);
+  std::sort(found.begin(), found.end(), [](const CudaProcess& a, const CudaProcess& b) { return a.pid < b.pid; });
+  return found;
+}
+
+}  // namespace cuda_remote::checkpoint

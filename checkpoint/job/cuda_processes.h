@@ -1,0 +1,34 @@
+// The processes of a job that have a session with a GPU server.
+#ifndef CUDA_REMOTE_CHECKPOINT_JOB_CUDA_PROCESSES_H_
+#define CUDA_REMOTE_CHECKPOINT_JOB_CUDA_PROCESSES_H_
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/job/job.pb.h"
+
+namespace cuda_remote::checkpoint {
+
+struct CudaProcess {
+  int pid = 0;        // as seen from here
+  int inner_pid = 0;  // as it knows itself
+  std::string program;
+
+  bool operator==(const CudaProcess& other) const { return pid == other.pid && inner_pid == other.inner_pid; }
+};
+
+// For messages: "python3 (PID 12)".
+std::string NameOf(const CudaProcess& process);
+
+// Whether process `pid` is there and has not ended, noticed by its parent or not.
+bool IsRunning(int pid);
+
+// Whether the job has a process with this number in its namespace.
+bool HasProcess(const Job& job, int inner_pid);
+
+// In the order of their numbers. `directory`: the job's folder. Processes that this user may not look at are not found.
+std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& directory);
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_JOB_CUDA_PROCESSES_H_

@@ -1,0 +1,515 @@
+#include "checkpoint/job/isolate.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <random>
+#include <sstream>
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+constexpr int kForwarded[] = {SIGHUP,  SIGINT,   SIGQUIT, SIGTERM,   SIGUSR1, SIGUSR2, SIGALRM,
+                              SIGCONT, SIGWINCH, SIGURG,  SIGVTALRM, SIGPROF, SIGTSTP};
+
+// Goes with a signal from the tool to init: a terminal has sent it.
+constexpr int kOfTerminal = 0x7e12;
+
+sigset_t g_before;
+bool g_blocked = false;
+
+// From init to the tool.
+struct Report {
+  enum Kind { kFailed = 1, kStarted = 2, kEnded = 3, kStopped = 4 };
+  int kind;
+  int value;  // exit code of the tool, inner PID, wait status, signal
+  char text[256];
+};
+
+void Send(int socket, int kind, int value, const std::string& text = {}) {
+  Report report{};
+  report.kind = kind;
+  report.value = value;
+  strncpy(report.text, text.c_str(), sizeof(report.text) - 1);
+  while (send(socket, &report, sizeof(report), MSG_NOSIGNAL) < 0 && errno == EINTR) {
+  }
+}
+
+sigset_t WaitedSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGCHLD);
+  for (int signal : kForwarded) sigaddset(&set, signal);
+  return set;
+}
+
+// In the child: the program instead of this one. Returns only if that fails.
+void Execute(const Plan& plan) {
+  std::vector<char*> arguments, environment;
+  for (const std::string& word : plan.command) arguments.push_back(const_cast<char*>(word.c_str()));
+  for (const std::string& word : plan.environment) environment.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  environment.push_back(nullptr);
+  execvpe(arguments[0], arguments.data(), environment.data());
+}
+
+std::string WithErrno(const std::string& what) { return what + ": " + strerror(errno); }
+
+void ShowMounts(const Plan& plan) {
+  for (const Mount& wanted : plan.mounts) {
+    if (mount(wanted.source.c_str(), wanted.target.c_str(), nullptr, MS_BIND, nullptr) == 0) continue;
+    fprintf(stderr, "cuda-remote: cannot show %s as %s: %s; programs with an environment of their own may not find it\n",
+            wanted.source.c_str(), wanted.target.c_str(), strerror(errno));
+  }
+}
+
+bool WriteText(const char* path, const std::string& text) {
+  const int fd = open(path, O_WRONLY | O_CLOEXEC);
+  const bool written = fd >= 0 && write(fd, text.data(), text.size()) == ssize_t(text.size());
+  if (fd >= 0) close(fd);
+  return written;
+}
+
+// A user namespace, in which this user has the same number as outside, with mounts of its own.
+bool EnterUserNamespace() {
+  const std::string user = std::to_string(geteuid()), group = std::to_string(getegid());
+  return unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0 && WriteText("/proc/self/setgroups", "deny") &&
+         WriteText("/proc/self/uid_map", user + " " + user + " 1") &&
+         WriteText("/proc/self/gid_map", group + " " + group + " 1") &&
+         mount(nullptr, "/", nullptr, MS_REC | MS_SLAVE, nullptr) == 0;
+}
+
+void OwnMounts(const Plan& plan) {
+  // MayMount has tried it.
+  if (EnterUserNamespace()) ShowMounts(plan);
+}
+
+// In the program's process, or the restorer's.
+void TakeTerminal(const Plan& plan) {
+  if (!plan.restored_pid) {
+    setpgid(0, 0);
+    tcsetpgrp(plan.terminal, getpid());
+    for (int stream : plan.terminal_streams) dup2(plan.terminal, stream);
+  }
+  close(plan.terminal);
+  signal(SIGTTOU, SIG_DFL);
+}
+
+// Forks and executes. Returns the child, or -1 with *failure = errno of fork or of the execution.
+pid_t Spawn(const Plan& plan, bool own_session, int* failure) {
+  int ready[2];
+  if (pipe2(ready, O_CLOEXEC) != 0) {
+    *failure = errno;
+    return -1;
+  }
+  const pid_t child = fork();
+  if (child == 0) {
+    close(ready[0]);
+    if (plan.terminal >= 0) {
+      TakeTerminal(plan);
+    } else if (own_session) {
+      setsid();
+    }
+    if (!own_session && !plan.mounts.empty()) OwnMounts(plan);
+    if (plan.restored_pid) {
+      const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+      dup2(null, 0);
+      dup2(plan.restorer_output, 1);
+      dup2(plan.restorer_output, 2);
+    }
+    UnblockInChild();
+    Execute(plan);
+    const int code = errno;
+    const ssize_t ignored = write(ready[1], &code, sizeof(code));
+    _exit(ignored == sizeof(code) ? 127 : 126);
+  }
+  close(ready[1]);
+  int code = 0;
+  ssize_t got = 0;
+  if (child > 0) {
+    do {
+      got = read(ready[0], &code, sizeof(code));
+    } while (got < 0 && errno == EINTR);
+  } else {
+    code = errno;
+  }
+  close(ready[0]);
+  if (child > 0 && got == 0) return child;
+  if (child > 0) waitpid(child, nullptr, 0);
+  *failure = code;
+  return -1;
+}
+
+// What a tool that is killed, or other runs, must not find open here: all that would not survive an execution.
+void CloseToolsFiles(int keep, int terminal) {
+  DIR* const list = opendir("/proc/self/fd");
+  if (!list) return;
+  std::vector<int> doomed;
+  while (const dirent* const entry = readdir(list)) {
+    const int fd = atoi(entry->d_name);
+    const bool needed = fd <= 2 || fd == keep || fd == terminal || fd == dirfd(list);
+    if (!needed && (fcntl(fd, F_GETFD) & FD_CLOEXEC)) doomed.push_back(fd);
+  }
+  closedir(list);
+  for (int fd : doomed) close(fd);
+}
+
+// Reads nothing and writes nothing any more: a pipe must end when the program closes it.
+void LetGoOfStreams(int keep, int terminal) {
+  const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+  for (int fd : {0, 1, 2}) dup2(null, fd);
+  if (DIR* const list = opendir("/proc/self/fd")) {
+    std::vector<int> doomed;
+    while (const dirent* const entry = readdir(list)) {
+      const int fd = atoi(entry->d_name);
+      if (fd > 2 && fd != keep && fd != terminal && fd != dirfd(list)) doomed.push_back(fd);
+    }
+    closedir(list);
+    for (int fd : doomed) close(fd);
+  }
+}
+
+bool SetUp(const Plan& plan, std::string* error) {
+  // Mounts made outside later are to be seen here as far as the system shares them; ours are not seen outside.
+  if (mount(nullptr, "/", nullptr, MS_REC | MS_SLAVE, nullptr) != 0) {
+    *error = WithErrno("cannot make the mounts of the job its own");
+    return false;
+  }
+  if (!plan.folder.empty() && mount(plan.folder.c_str(), plan.seen_as.c_str(), nullptr, MS_BIND, nullptr) != 0) {
+    *error = WithErrno("cannot show " + plan.folder + " as " + plan.seen_as);
+    return false;
+  }
+  if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr) != 0) {
+    *error = WithErrno("cannot mount /proc for the job");
+    return false;
+  }
+  ShowMounts(plan);
+  if (plan.terminal >= 0) {
+    // Moving the terminal from group to group would stop this process.
+    signal(SIGTTOU, SIG_IGN);
+    if (setsid() < 0 || ioctl(plan.terminal, TIOCSCTTY, 0) != 0) {
+      *error = WithErrno("cannot give the job its terminal");
+      return false;
+    }
+  }
+  if (plan.prepare) plan.prepare();
+  if (plan.first_pid > 0) {
+    std::ofstream last("/proc/sys/kernel/ns_last_pid");
+    last << plan.first_pid - 1 << std::flush;
+    // A new job can have any numbers.
+    if (!last && plan.restored_pid) {
+      *error = WithErrno("cannot set /proc/sys/kernel/ns_last_pid");
+      return false;
+    }
+  }
+  return true;
+}
+
+// In init. A program that leads its own session cannot be stopped by SIGTSTP; with a terminal of its own, it does not.
+bool StopOrContinue(const Plan& plan, pid_t main, int signal) {
+  if (signal != SIGTSTP && signal != SIGCONT) return false;
+  if (plan.terminal < 0) {
+    kill(-1, signal == SIGTSTP ? SIGSTOP : SIGCONT);
+  } else {
+    kill(-getpgid(main), signal);
+  }
+  return true;
+}
+
+// The init process: number 1 of the namespace.
+[[noreturn]] void Init(const Plan& plan, int report) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  prctl(PR_SET_NAME, "cr-init");
+  CloseToolsFiles(report, plan.terminal);
+  std::string error;
+  if (!SetUp(plan, &error)) {
+    Send(report, Report::kFailed, 125, error);
+    _exit(125);
+  }
+  int failure = 0;
+  pid_t main = Spawn(plan, true, &failure);
+  if (main < 0) {
+    Send(report, Report::kFailed, failure == ENOENT ? 127 : 126,
+         "cannot execute " + plan.command[0] + ": " + strerror(failure));
+    _exit(125);
+  }
+  if (plan.restored_pid) {
+    const int status = WaitForwarding(main, false);
+    main = plan.restored_pid;
+    if (status != 0) {
+      Send(report, Report::kFailed, 125, "");
+      _exit(125);
+    }
+    if (plan.terminal >= 0 && plan.terminal_group > 0) tcsetpgrp(plan.terminal, plan.terminal_group);
+  }
+  LetGoOfStreams(report, plan.terminal);
+  Send(report, Report::kStarted, main);
+  Beside beside;
+  // SIGSTOP is not the terminal's: a checkpoint stops processes, too.
+  beside.stopped = [&](int signal) {
+    if (plan.terminal >= 0 && signal != SIGSTOP) Send(report, Report::kStopped, signal);
+  };
+  beside.take = [&](int signal) { return StopOrContinue(plan, main, signal); };
+  beside.to_group = true;
+  const int status = WaitForwarding(main, true, beside);
+  Send(report, Report::kEnded, status);
+  _exit(0);
+}
+
+// The number outside of the process that is `inner` for the namespace of `init`.
+pid_t OuterPid(pid_t init, pid_t inner) {
+  const std::string number = std::to_string(init);
+  std::ifstream children("/proc/" + number + "/task/" + number + "/children");
+  pid_t child;
+  while (children >> child) {
+    std::ifstream status("/proc/" + std::to_string(child) + "/status");
+    std::string line;
+    while (std::getline(status, line)) {
+      if (line.compare(0, 6, "NSpid:") != 0) continue;
+      std::istringstream numbers(line.substr(6));
+      pid_t last = 0, next;
+      while (numbers >> next) last = next;
+      if (last == inner) return child;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+pid_t ChooseFirstPid() {
+  // Low numbers are what the kernel begins again with at the end, and at the end there must be room for the job.
+  constexpr int kLowest = 1000;
+  int most = 32768;
+  std::ifstream("/proc/sys/kernel/pid_max") >> most;
+  std::random_device random;
+  return most / 2 > kLowest ? std::uniform_int_distribution<pid_t>(kLowest, most / 2)(random) : 0;
+}
+
+std::string NoIsolation() {
+  if (geteuid() != 0) return "it was not started as root, so it has no process numbers of its own";
+  return {};
+}
+
+void BlockForwardedSignals() {
+  signal(SIGCHLD, SIG_DFL);
+  const sigset_t set = WaitedSignals();
+  sigprocmask(SIG_BLOCK, &set, &g_before);
+  g_blocked = true;
+}
+
+bool Interrupted() {
+  sigset_t pending;
+  sigpending(&pending);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT})
+    if (sigismember(&pending, signal) == 1) return true;
+  return false;
+}
+
+void UnblockInChild() {
+  if (g_blocked) sigprocmask(SIG_SETMASK, &g_before, nullptr);
+}
+
+bool StartIsolated(const Plan& plan, Isolated* isolated, std::string* error, int* code) {
+  *code = 125;
+  return BeginIsolated(plan, isolated, error) && AwaitIsolated(isolated, error, code);
+}
+
+bool BeginIsolated(const Plan& plan, Isolated* isolated, std::string* error) {
+  int report[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, report) != 0) {
+    *error = WithErrno("socketpair");
+    return false;
+  }
+  fflush(nullptr);
+  const pid_t init =
+      pid_t(syscall(SYS_clone, CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | SIGCHLD, nullptr, nullptr, nullptr, nullptr));
+  if (init == 0) {
+    close(report[0]);
+    Init(plan, report[1]);
+  }
+  const int failure = errno;
+  close(report[1]);
+  if (init < 0) {
+    close(report[0]);
+    *error = std::string("cannot make PID, mount and IPC namespaces: ") + strerror(failure);
+    if (failure == EPERM)
+      *error += " (the capability CAP_SYS_ADMIN is missing, or forbidden by seccomp; a container gets it with "
+                "--cap-add SYS_ADMIN)";
+    return false;
+  }
+  isolated->init = init;
+  isolated->report = report[0];
+  return true;
+}
+
+void EndIsolated(Isolated* isolated) {
+  kill(isolated->init, SIGKILL);
+  waitpid(isolated->init, nullptr, 0);
+  close(isolated->report);
+}
+
+bool AwaitIsolated(Isolated* isolated, std::string* error, int* code) {
+  *code = 125;
+  // A restore takes as long as reading the image takes; signals that come meanwhile end it.
+  Report got{};
+  ssize_t bytes = 0;
+  bool interrupted = false;
+  pollfd waiting{isolated->report, POLLIN, 0};
+  while (!interrupted && poll(&waiting, 1, 100) <= 0) {
+    interrupted = Interrupted();
+  }
+  if (!interrupted) bytes = recv(isolated->report, &got, sizeof(got), 0);
+  if (bytes == ssize_t(sizeof(got)) && got.kind == Report::kStarted) {
+    isolated->inner_pid = got.value;
+    isolated->pid = OuterPid(isolated->init, got.value);
+    return true;
+  }
+  EndIsolated(isolated);
+  *error = bytes > 0     ? std::string(got.text, strnlen(got.text, sizeof(got.text)))
+           : interrupted ? "interrupted"
+                         : "the job's init process died";
+  if (bytes > 0) *code = got.value;
+  return false;
+}
+
+bool MayMount() {
+  const pid_t child = fork();
+  if (child == 0) _exit(EnterUserNamespace() && mount("/", "/", nullptr, MS_BIND | MS_REC, nullptr) == 0 ? 0 : 1);
+  int status = 0;
+  return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+}
+
+bool StartPlain(const Plan& plan, pid_t* pid, std::string* error, int* code) {
+  int failure = 0;
+  fflush(nullptr);
+  *pid = Spawn(plan, false, &failure);
+  if (*pid > 0) return true;
+  *error = "cannot execute " + plan.command[0] + ": " + strerror(failure);
+  *code = failure == ENOENT ? 127 : 126;
+  return false;
+}
+
+int WaitForwarding(pid_t child, bool terminal_too, const Beside& beside) {
+  const sigset_t set = WaitedSignals();
+  const int signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  int result = 0;
+  while (true) {
+    int status;
+    pid_t ended;
+    while ((ended = waitpid(-1, &status, WNOHANG | (beside.stopped ? WUNTRACED : 0))) > 0) {
+      if (ended == child && WIFSTOPPED(status)) beside.stopped(WSTOPSIG(status));
+      if (WIFSTOPPED(status)) continue;
+      result = status;
+      if (ended == child) break;
+      if (beside.ended) beside.ended(ended, status);
+    }
+    if (ended == child) break;
+    if (ended < 0 && errno == ECHILD) {
+      result = 0;
+      break;
+    }
+    std::vector<pollfd> waiting;
+    const int limit = beside.ask ? beside.ask(&waiting) : -1;
+    waiting.push_back({signals, POLLIN, 0});
+    if (poll(waiting.data(), nfds_t(waiting.size()), limit) < 0) continue;
+    signalfd_siginfo info;
+    while (read(signals, &info, sizeof(info)) == ssize_t(sizeof(info))) {
+      const int signal = int(info.ssi_signo);
+      if (signal == SIGCHLD || (beside.take && beside.take(signal))) continue;
+      const bool of_terminal =
+          info.ssi_code == SI_KERNEL || (info.ssi_code == SI_QUEUE && info.ssi_int == kOfTerminal);
+      // What the terminal sends reaches a program in the same process group anyway.
+      if (of_terminal && !terminal_too) continue;
+      if (of_terminal && beside.to_group) {
+        kill(-getpgid(child), signal);
+      } else if (of_terminal) {
+        sigval value = {};
+        value.sival_int = kOfTerminal;
+        sigqueue(child, signal, value);
+      } else {
+        kill(child, signal);
+      }
+    }
+    waiting.pop_back();
+    if (beside.ready) beside.ready(waiting);
+  }
+  close(signals);
+  return result;
+}
+
+int StopOf(const Isolated& isolated) {
+  Report got{};
+  const ssize_t bytes = recv(isolated.report, &got, sizeof(got), MSG_DONTWAIT | MSG_PEEK);
+  if (bytes != ssize_t(sizeof(got)) || got.kind != Report::kStopped) return 0;
+  recv(isolated.report, &got, sizeof(got), MSG_DONTWAIT);
+  return got.value;
+}
+
+bool StopOwnGroup() {
+  // The nearest process above that is not in the group must be in the session: it, a shell, gets to know.
+  pid_t above = getppid();
+  while (above > 1 && getpgid(above) == getpgrp()) {
+    std::ifstream stat("/proc/" + std::to_string(above) + "/stat");
+    std::string text;
+    std::getline(stat, text);
+    std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
+    std::string state;
+    pid_t parent = 0;
+    fields >> state >> parent;
+    above = parent;
+  }
+  if (above <= 0 || getsid(above) != getsid(0)) return false;
+  sigset_t own;
+  sigemptyset(&own);
+  sigaddset(&own, SIGTSTP);
+  kill(0, SIGTSTP);
+  // This program is stopped below; the signal would be forwarded.
+  const timespec none = {};
+  while (sigtimedwait(&own, nullptr, &none) > 0) {
+  }
+  raise(SIGSTOP);
+  return true;
+}
+
+bool HasEnded(const Isolated& isolated, int timeout_ms) {
+  constexpr int kPauseMs = 10;
+  for (int waited = 0;; waited += kPauseMs) {
+    siginfo_t ended{};
+    if (waitid(P_PID, id_t(isolated.init), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid != 0) return true;
+    if (waited >= timeout_ms) return false;
+    usleep(kPauseMs * 1000);
+  }
+}
+
+bool ProgramStatus(const Isolated& isolated, int* status) {
+  while (StopOf(isolated) != 0) {
+  }
+  Report got{};
+  const ssize_t bytes = recv(isolated.report, &got, sizeof(got), MSG_DONTWAIT);
+  close(isolated.report);
+  if (bytes != ssize_t(sizeof(got)) || got.kind != Report::kEnded) return false;
+  *status = got.value;
+  return true;
+}
+
+int ExitCode(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
+
+}  // namespace cuda_remote::checkpoint

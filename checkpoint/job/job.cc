@@ -1,0 +1,488 @@
+#include "checkpoint/job/job.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <google/protobuf/util/json_util.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <sstream>
+#include <utility>
+
+#include "proto/folder/connection_lock.h"
+#include "proto/folder/private_folder.h"
+#include "proto/folder/this_job.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+// From the program's folder: an installation with everything in one folder or with bin, lib and libexec, and Bazel's
+// tree.
+constexpr const char* kPlaces[] = {"",    "../lib/",   "../bin/",  "../libexec/",
+                                   "../", "../relay/", "../nvml/", "../../server/supervisor/",
+                                   "../../checkpoint/engine/criu/"};
+
+std::string OwnFolder() {
+  char path[4096];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
+  if (length <= 0) return "./";
+  const std::string whole(path, size_t(length));
+  return whole.substr(0, whole.rfind('/') + 1);
+}
+
+// A dead process that its parent has not noticed yet. It still has a namespace.
+bool IsZombie(int pid) {
+  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  std::getline(in, text);
+  const size_t name_end = text.rfind(')');
+  return name_end != std::string::npos && name_end + 2 < text.size() &&
+         (text[name_end + 2] == 'Z' || text[name_end + 2] == 'X');
+}
+
+bool EndsWith(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+bool IsNumber(const std::string& text) {
+  return !text.empty() && text.size() < 10 && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+std::string ReadText(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// In one step.
+bool Replace(const std::string& path, const std::string& text, std::string* error) {
+  const std::string fresh = path + ".new";
+  std::ofstream out(fresh, std::ios::trunc);
+  out << text;
+  out.close();
+  if (out && rename(fresh.c_str(), path.c_str()) == 0) return true;
+  *error = "cannot write " + path + ": " + strerror(errno);
+  unlink(fresh.c_str());
+  return false;
+}
+
+}  // namespace
+
+std::string JobsFolder() { return RuntimeFolders().front() + "/jobs"; }
+
+std::vector<std::string> JobsFolders() {
+  std::vector<std::string> folders = RuntimeFolders();
+  for (std::string& folder : folders) folder += "/jobs";
+  return folders;
+}
+
+std::string Absolute(const std::string& path) {
+  std::string whole = path;
+  if (whole.empty() || whole[0] != '/') {
+    char folder[4096];
+    if (getcwd(folder, sizeof(folder))) whole = std::string(folder) + "/" + whole;
+  }
+  // The parts, without "." and "..", whose file may not exist yet.
+  std::vector<std::string> parts;
+  for (size_t at = 0; at < whole.size();) {
+    size_t end = whole.find('/', at);
+    if (end == std::string::npos) end = whole.size();
+    const std::string part = whole.substr(at, end - at);
+    at = end + 1;
+    if (part.empty() || part == ".") continue;
+    if (part == "..") {
+      if (!parts.empty()) parts.pop_back();
+    } else {
+      parts.push_back(part);
+    }
+  }
+  std::string out;
+  for (const std::string& part : parts) out += "/" + part;
+  return out.empty() ? "/" : out;
+}
+
+bool MakeJobFolder(const std::string& directory, std::string* error) {
+  // Whoever may enter could take the program's GPU session over; whoever may write, give it a library of his own.
+  return CheckFolder(directory, FolderUse::kMake, error);
+}
+
+bool ClaimJobFolder(const std::string& directory, std::string* error) {
+  // Again if somebody else has just removed it as a stale one.
+  for (int attempt = 0; attempt < 10; ++attempt) {
+    const int folder = OpenFolder(directory, FolderUse::kMake, error);
+    if (folder < 0) return false;
+    struct stat opened, named;
+    const bool locked = flock(folder, LOCK_EX | LOCK_NB) == 0;
+    const bool in_place = fstat(folder, &opened) == 0 && lstat(directory.c_str(), &named) == 0 &&
+                          opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
+    if (locked && in_place) return true;
+    close(folder);
+    if (!in_place) continue;
+    *error = "another job runs in " + directory + ", or begins to";
+    return false;
+  }
+  *error = "the folder " + directory + " keeps disappearing";
+  return false;
+}
+
+bool IsInUse(const std::string& directory) {
+  std::string ignored;
+  const int folder = OpenFolder(directory, FolderUse::kLook, &ignored);
+  if (folder < 0) return false;
+  const bool free = flock(folder, LOCK_SH | LOCK_NB) == 0;
+  close(folder);
+  return !free;
+}
+
+bool LinkLibrary(const std::string& directory, std::string* library_folder, std::string* error) {
+  const std::string library = FindCompanion("libcuda-remote.so");
+  if (library.empty()) {
+    *error = "libcuda-remote.so is not beside cr-run: the installation is incomplete";
+    return false;
+  }
+  *library_folder = directory + "/lib";
+  const std::string link = *library_folder + "/libcuda.so.1";
+  if (mkdir(library_folder->c_str(), 0700) != 0 && errno != EEXIST) {
+    *error = "cannot make the folder " + *library_folder + ": " + strerror(errno);
+    return false;
+  }
+  const std::string nvml = FindCompanion("libcuda-remote-nvml.so");
+  if (nvml.empty()) {
+    *error = "libcuda-remote-nvml.so is not beside cr-run: the installation is incomplete";
+    return false;
+  }
+  const std::string nvml_link = *library_folder + "/libnvidia-ml.so.1";
+  // Some programs (Numba) look for the names without a version first.
+  const std::string plain = *library_folder + "/libcuda.so", nvml_plain = *library_folder + "/libnvidia-ml.so";
+  for (const auto& [target, name] :
+       {std::pair(library, link), std::pair(library, plain), std::pair(nvml, nvml_link), std::pair(nvml, nvml_plain)}) {
+    unlink(name.c_str());
+    if (symlink(target.c_str(), name.c_str()) == 0) continue;
+    *error = "cannot make the link " + name + ": " + strerror(errno);
+    return false;
+  }
+  return true;
+}
+
+bool WriteGpuServer(const std::string& directory, const std::string& address, int gpu, std::string* error) {
+  // The snapshot of a process that was about to take the lock has it open.
+  const std::string path = directory + "/" + kConnectionLockName;
+  const int lock = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (lock < 0) {
+    *error = "cannot make " + path + ": " + strerror(errno);
+    return false;
+  }
+  close(lock);
+  return Replace(directory + "/gpu-server", address + "\n" + std::to_string(gpu) + "\n", error);
+}
+
+ServerChange::ServerChange(std::string directory)
+    : directory_(std::move(directory)),
+      server_(ReadText(directory_ + "/gpu-server")),
+      scope_(ReadText(directory_ + "/sharing-scope")) {}
+
+ServerChange::~ServerChange() {
+  std::string ignored;
+  if (!made_) return;
+  Replace(directory_ + "/gpu-server", server_, &ignored);
+  if (scope_.empty()) {
+    unlink((directory_ + "/sharing-scope").c_str());
+  } else {
+    Replace(directory_ + "/sharing-scope", scope_, &ignored);
+  }
+}
+
+bool ServerChange::Make(const std::string& address, int gpu, const std::string& scope, std::string* error) {
+  std::string digits;
+  for (const char byte : scope) {
+    char text[3];
+    snprintf(text, sizeof(text), "%02x", unsigned(static_cast<unsigned char>(byte)));
+    digits += text;
+  }
+  made_ = true;
+  return WriteGpuServer(directory_, address, gpu, error) && Replace(directory_ + "/sharing-scope", digits + "\n", error);
+}
+
+std::string NewSharingScope() {
+  std::string scope(16, '\0');
+  for (size_t done = 0; done < scope.size();) {
+    const ssize_t got = getrandom(&scope[done], scope.size() - done, 0);
+    if (got > 0) done += size_t(got);
+  }
+  return scope;
+}
+
+bool WriteThisJob(const std::string& directory, const std::string& seen_as, const std::string& name,
+                  std::string* error) {
+  const std::string path = directory + "/lib/job", fresh = path + ".new";
+  std::ofstream out(fresh, std::ios::trunc);
+  out << ThisJobText(seen_as, name);
+  out.close();
+  // The folder is closed; what is seen of it elsewhere is for all users that the job's processes run as.
+  if (out && chmod(fresh.c_str(), 0644) == 0 && chmod((directory + "/lib").c_str(), 0755) == 0 &&
+      rename(fresh.c_str(), path.c_str()) == 0) {
+    return true;
+  }
+  *error = "cannot write " + path + ": " + strerror(errno);
+  unlink(fresh.c_str());
+  return false;
+}
+
+std::string GpuServerOf(const std::string& directory) {
+  std::ifstream in(directory + "/gpu-server");
+  std::string address;
+  std::getline(in, address);
+  return address;
+}
+
+bool ConnectionPause::Take(const std::string& directory, int timeout_ms, std::string* error) {
+  const std::string path = directory + "/" + kConnectionLockName;
+  fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (fd_ < 0) {
+    *error = "cannot open " + path + ": " + strerror(errno);
+    return false;
+  }
+  for (int waited = 0; flock(fd_, LOCK_EX | LOCK_NB) != 0; ++waited) {
+    if (waited >= timeout_ms) {
+      *error = "a process of the job has begun to connect to its GPU server, and does not come to an end";
+      Release();
+      return false;
+    }
+    usleep(1000);
+  }
+  return true;
+}
+
+void ConnectionPause::Release() {
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+}
+
+std::string JobToJson(const Job& job, bool one_line) {
+  std::string text;
+  google::protobuf::util::JsonPrintOptions options;
+  options.add_whitespace = !one_line;
+  options.preserve_proto_field_names = true;
+  if (!google::protobuf::util::MessageToJsonString(job, &text, options).ok()) return {};
+  return text;
+}
+
+bool JobFromJson(const std::string& text, Job* job) {
+  google::protobuf::util::JsonParseOptions options;
+  options.ignore_unknown_fields = true;
+  return google::protobuf::util::JsonStringToMessage(text, job, options).ok();
+}
+
+bool WriteJob(const std::string& directory, const Job& job, std::string* error) {
+  const std::string path = directory + "/job.json", fresh = path + ".new";
+  const std::string text = JobToJson(job, /*one_line=*/false);
+  std::ofstream out(fresh, std::ios::trunc);
+  out << text;
+  out.close();
+  if (text.empty() || !out || rename(fresh.c_str(), path.c_str()) != 0) {
+    *error = "cannot write " + path + ": " + strerror(errno);
+    unlink(fresh.c_str());
+    return false;
+  }
+  return true;
+}
+
+bool ReadJob(const std::string& directory, Job* job, std::string* error) {
+  const std::string path = directory + "/job.json";
+  if (access(path.c_str(), F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
+    *error = "no job in " + directory + " (there is no job.json): it has ended, or cr-run did not start it";
+    return false;
+  }
+  // What stands there decides which processes and files the tools touch.
+  if (!CheckFolder(directory, FolderUse::kLook, error)) return false;
+  std::ifstream in(path);
+  if (!in) {
+    *error = "cannot read " + path + ": " + strerror(errno);
+    return false;
+  }
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  if (!JobFromJson(text, job)) {
+    *error = path + " is damaged";
+    return false;
+  }
+  return true;
+}
+
+bool FindJob(const std::string& name, std::string* directory, Job* job, std::string* error) {
+  if (name.find('/') != std::string::npos) {
+    *directory = Absolute(name);
+    return ReadJob(*directory, job, error);
+  }
+  const std::vector<std::string> folders = JobsFolders();
+  for (const std::string& folder : folders) {
+    *directory = folder + "/" + name;
+    if (!name.empty() && access((*directory + "/job.json").c_str(), F_OK) == 0) return ReadJob(*directory, job, error);
+  }
+  // A folder of that name right here.
+  if (access((name + "/job.json").c_str(), F_OK) == 0) {
+    *directory = Absolute(name);
+    return ReadJob(*directory, job, error);
+  }
+  if (IsNumber(name)) {
+    const int pid = atoi(name.c_str());
+    for (const FoundJob& found : AllJobs()) {
+      if (pid != found.job.pid() && pid != found.job.runner_pid() &&
+          (found.job.init_pid() == 0 || PidNamespace(pid) != found.job.pid_namespace())) {
+        continue;
+      }
+      *directory = found.directory;
+      *job = found.job;
+      return true;
+    }
+  }
+  *error = "there is no job \"" + name + "\": name its folder, or a job in " + folders.front();
+  return false;
+}
+
+std::vector<FoundJob> AllJobs() {
+  std::vector<FoundJob> jobs;
+  std::string ignored;
+  for (const std::string& folder : JobsFolders()) {
+    DIR* const list = CheckFolder(folder, FolderUse::kLook, &ignored) ? opendir(folder.c_str()) : nullptr;
+    if (!list) continue;
+    while (const dirent* const entry = readdir(list)) {
+      if (entry->d_name[0] == '.') continue;
+      FoundJob found;
+      found.directory = folder + "/" + entry->d_name;
+      if (ReadJob(found.directory, &found.job, &ignored)) jobs.push_back(std::move(found));
+    }
+    closedir(list);
+  }
+  return jobs;
+}
+
+std::vector<std::string> RemoveStaleJobs() {
+  std::vector<std::string> removed;
+  std::string ignored;
+  for (const std::string& folder : JobsFolders()) {
+    DIR* const list = CheckFolder(folder, FolderUse::kLook, &ignored) ? opendir(folder.c_str()) : nullptr;
+    while (const dirent* const entry = list ? readdir(list) : nullptr) {
+      if (entry->d_name[0] == '.') continue;
+      const std::string directory = folder + "/" + entry->d_name;
+      const int claimed = OpenFolder(directory, FolderUse::kLook, &ignored);
+      Job job;
+      // Who runs a job has its folder locked (ClaimJobFolder). A program whose cr-run was killed may go on without it.
+      if (claimed >= 0 && flock(claimed, LOCK_EX | LOCK_NB) == 0 &&
+          !(ReadJob(directory, &job, &ignored) && JobIsAlive(job))) {
+        RemoveJobFolder(directory);
+        if (access(directory.c_str(), F_OK) != 0) removed.push_back(directory);
+      }
+      if (claimed >= 0) close(claimed);
+    }
+    if (list) closedir(list);
+  }
+  return removed;
+}
+
+void RemoveJobFolder(const std::string& directory) {
+  for (const char* name : {"/lib/libcuda.so.1", "/lib/libcuda.so", "/lib/libnvidia-ml.so.1", "/lib/libnvidia-ml.so",
+                           "/lib/job", "/lib/ld.so.cache", "/gpu-server", "/sharing-scope", "/connect.lock", "/tool.lock", "/job.json",
+                           "/stopped",
+                           "/restore-hold", "/server/session.sock", "/server/control.sock",
+                           "/server/server.lock"})
+    unlink((directory + name).c_str());
+  if (DIR* const list = opendir(directory.c_str())) {
+    while (const dirent* const entry = readdir(list)) {
+      const std::string name = entry->d_name;
+      const bool ours = (name.compare(0, 5, "relay") == 0 && EndsWith(name, ".sock")) ||
+                        (name.compare(0, 5, "agent") == 0 && EndsWith(name, ".sock")) ||
+                        (name.compare(0, 5, "criu-") == 0 && EndsWith(name, ".log"));
+      if (ours) unlink((directory + "/" + name).c_str());
+    }
+    closedir(list);
+  }
+  rmdir((directory + "/lib").c_str());
+  rmdir((directory + "/server").c_str());
+  rmdir(directory.c_str());
+}
+
+std::string FindCompanion(const std::string& name) {
+  const std::string folder = OwnFolder();
+  for (const char* place : kPlaces) {
+    const std::string path = folder + place + name;
+    struct stat facts;
+    if (stat(path.c_str(), &facts) != 0 || !S_ISREG(facts.st_mode)) continue;
+    // Without links: the folder may be seen from another mount namespace, and the path is what a snapshot remembers.
+    char* const real = realpath(path.c_str(), nullptr);
+    const std::string found = real ? real : path;
+    free(real);
+    return found;
+  }
+  return {};
+}
+
+uint64_t PidNamespace(int pid) {
+  if (pid <= 0) return 0;
+  struct stat facts;
+  return stat(("/proc/" + std::to_string(pid) + "/ns/pid").c_str(), &facts) == 0 ? facts.st_ino : 0;
+}
+
+std::vector<int> ProcessesOf(const Job& job) {
+  std::map<int, int> parents;
+  std::vector<int> pids;
+  DIR* const list = opendir("/proc");
+  if (!list) return pids;
+  while (const dirent* const entry = readdir(list)) {
+    const int pid = atoi(entry->d_name);
+    if (pid <= 0) continue;
+    if (job.init_pid() > 0) {
+      if (pid != job.init_pid() && PidNamespace(pid) == job.pid_namespace()) pids.push_back(pid);
+      continue;
+    }
+    std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
+    std::string text;
+    std::getline(in, text);
+    const size_t name_end = text.rfind(')');
+    if (name_end == std::string::npos) continue;
+    std::istringstream fields(text.substr(name_end + 1));
+    std::string state;
+    fields >> state >> parents[pid];
+  }
+  closedir(list);
+  for (const auto& [pid, parent] : parents) {
+    int above = pid;
+    for (size_t steps = 0; above > 1 && above != job.pid() && steps < parents.size(); ++steps) {
+      const auto found = parents.find(above);
+      above = found == parents.end() ? 0 : found->second;
+    }
+    if (above == job.pid() && above > 0) pids.push_back(pid);
+  }
+  return pids;
+}
+
+int InnerPid(int pid) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  std::string line;
+  while (std::getline(status, line)) {
+    if (line.compare(0, 6, "NSpid:") != 0) continue;
+    std::istringstream fields(line.substr(6));
+    int last = 0, next;
+    while (fields >> next) last = next;
+    return last;
+  }
+  return 0;
+}
+
+uint32_t OwnPid(const Job& job) { return uint32_t(job.inner_pid() > 0 ? job.inner_pid() : job.pid()); }
+
+bool JobIsAlive(const Job& job) {
+  if (job.init_pid() > 0)
+    return !IsZombie(job.init_pid()) && PidNamespace(job.init_pid()) == job.pid_namespace() && job.pid_namespace() != 0;
+  return job.pid() > 0 && kill(job.pid(), 0) == 0;
+}
+
+}  // namespace cuda_remote::checkpoint

@@ -1,0 +1,155 @@
+// A job's folder: where it is, what is in it, and how a person names a job.
+//
+//     agent-PID.sock  the checkpoint agent of a process with a GPU session (client/agent); PID as it knows itself
+//     job.json        Job (job.proto)
+//     lib/            libcuda.so.1 and libnvidia-ml.so.1, links to the client library and to our NVML; job and
+//                     ld.so.cache, for processes with another environment (stand_ins.h)
+//     gpu-server      which server the job uses now (proto/folder/this_job.h)
+//     sharing-scope   in which scope the job's sessions share, once it was restarted or moved (proto/folder/this_job.h)
+//     connect.lock    held by whoever connects to that server, and by a tool that keeps others from it
+//     tool.lock       held by the tool that works on the job (job_claim.h)
+//     relay*.sock, server/   sockets of the relay or of the job's own server
+//     restore-hold    what a restored process waits at until its GPU memory is there (engine/criu/criu_restore.h)
+//     stopped         the image that cr-checkpoint --stop has left, while it ends the job
+//
+// Functions return false and one sentence in *error. No state.
+#ifndef CUDA_REMOTE_CHECKPOINT_JOB_JOB_H_
+#define CUDA_REMOTE_CHECKPOINT_JOB_JOB_H_
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/job/job.pb.h"
+
+namespace cuda_remote::checkpoint {
+
+// Exit codes of tools that take a JOB (cr-checkpoint, cr-migrate, cr-trace), besides 0; and what JOB may be, for
+// --help.
+inline constexpr int kExitFailure = 1;
+inline constexpr int kExitUsage = 2;
+inline constexpr int kExitNoJob = 4;
+inline constexpr char kWhichJob[] =
+    "\nJOB is the job's folder, its name (cr-run --name), or the PID of the program or of its cr-run.\n";
+
+// Where job folders are made: "jobs" in the first of RuntimeFolders (proto/folder).
+std::string JobsFolder();
+// All folders that may hold jobs of this user: the settings of who started them may have differed.
+std::vector<std::string> JobsFolders();
+
+// `path` without links to the current folder in it: absolute, no trailing slash.
+std::string Absolute(const std::string& path);
+
+// Makes `directory` and locks it until this process ends, however it ends: that is how others see whether the folder is
+// in use. *error if another program runs or begins a job there.
+bool ClaimJobFolder(const std::string& directory, std::string* error);
+
+// Whether somebody has it locked so.
+bool IsInUse(const std::string& directory);
+
+// Makes `directory` (mode 0700) and what is missing above it. An existing one must be this user's, and nobody else may be
+// able to change it or a folder above it.
+bool MakeJobFolder(const std::string& directory, std::string* error);
+
+// Puts lib/libcuda.so.1 and lib/libnvidia-ml.so.1 there, pointing at the libraries beside this program.
+// *library_folder: the folder lib.
+bool LinkLibrary(const std::string& directory, std::string* library_folder, std::string* error);
+
+// Tells the job's processes which server they use from now on, and makes the lock for connecting to it. `address`: for
+// CUDA_REMOTE_SERVER; `gpu`: the only one, -1: all.
+bool WriteGpuServer(const std::string& directory, const std::string& address, int gpu, std::string* error);
+
+// Tells processes of the job that have another environment which job it is (client/session/this_job.h). `seen_as`: the
+// job's folder as the program knows it.
+bool WriteThisJob(const std::string& directory, const std::string& seen_as, const std::string& name,
+                  std::string* error);
+
+// What stands in the job's folder of the server that it uses, for those of its processes that connect later: gpu-server
+// and sharing-scope. Comes back as it was if this object ends without Keep.
+class ServerChange {
+ public:
+  explicit ServerChange(std::string directory);
+  ~ServerChange();
+  ServerChange(const ServerChange&) = delete;
+  ServerChange& operator=(const ServerChange&) = delete;
+  // `address` and `gpu`: as of WriteGpuServer. `scope`: of replay::ShareIn.
+  bool Make(const std::string& address, int gpu, const std::string& scope, std::string* error);
+  void Keep() { made_ = false; }
+
+ private:
+  const std::string directory_;
+  std::string server_, scope_;  // the files' contents before
+  bool made_ = false;
+};
+
+// A scope for sessions that are opened together (replay::ShareIn): 16 random bytes.
+std::string NewSharingScope();
+
+// The address in it; empty if there is none.
+std::string GpuServerOf(const std::string& directory);
+
+// Keeps the job's processes from connecting to the GPU server (proto/folder/connection_lock.h): none of them begins to
+// use CUDA, and our NVML asks nothing. Released with it, or with this process.
+class ConnectionPause {
+ public:
+  ConnectionPause() = default;
+  ~ConnectionPause() { Release(); }
+  ConnectionPause(const ConnectionPause&) = delete;
+  ConnectionPause& operator=(const ConnectionPause&) = delete;
+  // Waits until sessions that are being opened are open and questions are answered, `timeout_ms` at most.
+  bool Take(const std::string& directory, int timeout_ms, std::string* error);
+  void Release();
+
+ private:
+  int fd_ = -1;
+};
+
+// Writes and reads job.json. Writing replaces it in one step. Reading fails if somebody else could have written it: then
+// a tool would do to processes and files of its own user what another user wants.
+bool WriteJob(const std::string& directory, const Job& job, std::string* error);
+bool ReadJob(const std::string& directory, Job* job, std::string* error);
+
+// The job as text, for people to read or on one line, and back.
+std::string JobToJson(const Job& job, bool one_line);
+bool JobFromJson(const std::string& text, Job* job);
+
+struct FoundJob {
+  std::string directory;
+  Job job;
+};
+
+// The jobs in JobsFolders(), also those that have ended without removing their folder.
+std::vector<FoundJob> AllJobs();
+
+// Finds the folder of the job that a person calls `name`: a folder, the name of one in JobsFolders(), or a PID.
+bool FindJob(const std::string& name, std::string* directory, Job* job, std::string* error);
+
+// Removes the folders of this user's jobs that have ended without doing so: their cr-run was killed. Returns those that
+// were removed.
+std::vector<std::string> RemoveStaleJobs();
+
+// The processes of the job, as this machine numbers them: those of its namespace but its init, else the program and what
+// descends from it.
+std::vector<int> ProcessesOf(const Job& job);
+
+// Removes what the tools put into the folder, and the folder if nothing else is in it.
+void RemoveJobFolder(const std::string& directory);
+
+// The path of a file that belongs to the product, as installed beside this program or in the build tree; empty if it is
+// nowhere.
+std::string FindCompanion(const std::string& name);
+
+// A unique inode of a process's PID namespace; 0 if there is no such process.
+uint64_t PidNamespace(int pid);
+
+// The number of a process in its own PID namespace; 0 if it has ended.
+int InnerPid(int pid);
+
+// The program's PID as the program knows it.
+uint32_t OwnPid(const Job& job);
+
+// Whether the job's processes are still there.
+bool JobIsAlive(const Job& job);
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_JOB_JOB_H_

@@ -1,0 +1,41 @@
+// Which tool works on a job: one at a time.
+//
+// A tool that stops a job, takes its GPU session, or restores it claims the job's folder first: a lock on a file there,
+// with the tool's name and number in it. The kernel drops the lock when the tool ends, however it ends. Text without a
+// lock means that a tool was killed in the middle.
+//
+// Not thread-safe. The claim is the process's that took it, and one for each folder and process.
+#ifndef CUDA_REMOTE_CHECKPOINT_JOB_JOB_CLAIM_H_
+#define CUDA_REMOTE_CHECKPOINT_JOB_JOB_CLAIM_H_
+
+#include <functional>
+#include <string>
+
+namespace cuda_remote::checkpoint {
+
+class JobClaim {
+ public:
+  JobClaim() = default;
+  ~JobClaim() { Release(); }
+  JobClaim(const JobClaim&) = delete;
+  JobClaim& operator=(const JobClaim&) = delete;
+
+  // Claims the job in `directory` for `tool`. One that another tool has is waited for, a few seconds, as long as
+  // `cancelled` is false: the other may be about to end. False and *error, which names the other one.
+  bool Take(const std::string& directory, const char* tool, const std::function<bool()>& cancelled, std::string* error);
+  void Release();
+
+  // The tool that had the claim before and was killed with it, as in "cr-checkpoint (PID 12)"; empty if there is none.
+  const std::string& killed() const { return killed_; }
+
+ private:
+  int fd_ = -1;
+  std::string killed_;
+};
+
+// The file's name in the job's folder.
+inline constexpr char kClaimName[] = "tool.lock";
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_JOB_JOB_CLAIM_H_

@@ -1,0 +1,179 @@
+// Job folders: how they are made, found and removed.
+
+#include "checkpoint/job/job.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+class JobTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/job-test-XXXXXX";
+    ASSERT_NE(mkdtemp(name), nullptr);
+    folder_ = name;
+    setenv("XDG_RUNTIME_DIR", name, 1);
+  }
+  void TearDown() override { ASSERT_EQ(system(("rm -rf " + folder_).c_str()), 0); }
+
+  Job Some() {
+    Job job;
+    job.set_name("train");
+    job.add_command("./program");
+    job.add_command("with \"quotes\"\nand a line");
+    job.set_pid(getpid());
+    job.set_runner_pid(getppid());
+    job.set_gpu(-1);
+    return job;
+  }
+
+  std::string folder_, error_;
+};
+
+TEST_F(JobTest, AbsolutePaths) {
+  EXPECT_EQ(Absolute("/a/./b//c/../d/"), "/a/b/d");
+  EXPECT_EQ(Absolute("/"), "/");
+  EXPECT_EQ(Absolute("/.."), "/");
+  char here[4096];
+  ASSERT_NE(getcwd(here, sizeof(here)), nullptr);
+  EXPECT_EQ(Absolute("x"), std::string(here) + "/x");
+}
+
+TEST_F(JobTest, WrittenAndRead) {
+  const std::string directory = JobsFolder() + "/train";
+  EXPECT_EQ(JobsFolder(), folder_ + "/cuda-remote/jobs");
+  ASSERT_TRUE(MakeJobFolder(directory, &error_)) << error_;
+  struct stat facts;
+  ASSERT_EQ(stat(directory.c_str(), &facts), 0);
+  EXPECT_EQ(facts.st_mode & 0777, 0700u);
+  ASSERT_TRUE(WriteJob(directory, Some(), &error_)) << error_;
+  Job job;
+  ASSERT_TRUE(ReadJob(directory, &job, &error_)) << error_;
+  EXPECT_EQ(job.command(1), "with \"quotes\"\nand a line");
+  EXPECT_EQ(job.SerializeAsString(), Some().SerializeAsString());
+}
+
+TEST_F(JobTest, FoundByFolderNameAndPid) {
+  const std::string directory = JobsFolder() + "/train";
+  ASSERT_TRUE(MakeJobFolder(directory, &error_));
+  ASSERT_TRUE(WriteJob(directory, Some(), &error_));
+  for (const std::string& name :
+       {directory, directory + "/", std::string("train"), std::to_string(getpid()), std::to_string(getppid())}) {
+    Job job;
+    std::string found;
+    EXPECT_TRUE(FindJob(name, &found, &job, &error_)) << name << ": " << error_;
+    EXPECT_EQ(found, directory) << name;
+    EXPECT_EQ(job.name(), "train");
+  }
+  for (const char* name : {"other", "1", "/nowhere/at/all", "", "999999999999999999999"}) {
+    Job job;
+    std::string found;
+    error_.clear();
+    EXPECT_FALSE(FindJob(name, &found, &job, &error_)) << name;
+    EXPECT_FALSE(error_.empty());
+  }
+}
+
+TEST_F(JobTest, DamagedFileIsAnError) {
+  const std::string directory = folder_ + "/job";
+  ASSERT_TRUE(MakeJobFolder(directory, &error_));
+  std::ofstream(directory + "/job.json") << "{\"name\": ";
+  Job job;
+  EXPECT_FALSE(ReadJob(directory, &job, &error_));
+  EXPECT_NE(error_.find("damaged"), std::string::npos) << error_;
+}
+
+TEST_F(JobTest, FieldsOfANewerVersionAreNoError) {
+  Job job;
+  EXPECT_TRUE(JobFromJson("{\"name\": \"n\", \"what_comes_later\": [1, {}]}", &job));
+  EXPECT_EQ(job.name(), "n");
+}
+
+TEST_F(JobTest, FolderThatOthersCouldEnterIsClosed) {
+  const std::string directory = folder_ + "/open";
+  ASSERT_EQ(mkdir(directory.c_str(), 0777), 0);
+  ASSERT_TRUE(MakeJobFolder(directory, &error_));
+  struct stat facts;
+  ASSERT_EQ(stat(directory.c_str(), &facts), 0);
+  EXPECT_EQ(facts.st_mode & 0777, 0700u);
+  std::ofstream(folder_ + "/file") << "x";
+  EXPECT_FALSE(MakeJobFolder(folder_ + "/file", &error_));
+  EXPECT_FALSE(MakeJobFolder(folder_ + "/file/below", &error_));
+}
+
+TEST_F(JobTest, RemovedButForWhatIsNotOurs) {
+  const std::string directory = folder_ + "/job";
+  ASSERT_TRUE(MakeJobFolder(directory, &error_));
+  ASSERT_TRUE(WriteJob(directory, Some(), &error_));
+  for (const char* name : {"/agent-2.sock", "/relay.sock", "/relay2.sock", "/criu-dump.log"})
+    std::ofstream(directory + name) << "x";
+  std::ofstream(directory + "/mine") << "x";
+  RemoveJobFolder(directory);
+  EXPECT_EQ(access((directory + "/mine").c_str(), F_OK), 0);
+  EXPECT_NE(access((directory + "/job.json").c_str(), F_OK), 0);
+  unlink((directory + "/mine").c_str());
+  RemoveJobFolder(directory);
+  EXPECT_NE(access(directory.c_str(), F_OK), 0);
+}
+
+TEST_F(JobTest, StaleFoldersAreRemoved) {
+  for (const char* name : {"/dead", "/begun", "/alive", "/claimed", "/mine"}) {
+    ASSERT_TRUE(MakeJobFolder(JobsFolder() + name, &error_)) << error_;
+  }
+  Job job = Some();
+  ASSERT_TRUE(WriteJob(JobsFolder() + "/alive", job, &error_));
+  job.set_pid(0);
+  ASSERT_TRUE(WriteJob(JobsFolder() + "/dead", job, &error_));
+  ASSERT_TRUE(WriteJob(JobsFolder() + "/mine", job, &error_));
+  std::ofstream(JobsFolder() + "/mine/notes") << "x";
+  // Whoever has only begun to start a job has its folder locked.
+  ASSERT_TRUE(ClaimJobFolder(JobsFolder() + "/claimed", &error_)) << error_;
+  const std::vector<std::string> removed = RemoveStaleJobs();
+  const auto gone = [&](const std::string& name) { return access((JobsFolder() + name).c_str(), F_OK) != 0; };
+  EXPECT_TRUE(gone("/dead"));
+  EXPECT_TRUE(gone("/begun"));
+  EXPECT_FALSE(gone("/alive"));
+  EXPECT_FALSE(gone("/claimed"));
+  EXPECT_FALSE(gone("/mine"));
+  EXPECT_EQ(removed.size(), 2u);
+}
+
+TEST_F(JobTest, OneJobInAFolder) {
+  const std::string directory = folder_ + "/job";
+  ASSERT_TRUE(ClaimJobFolder(directory, &error_)) << error_;
+  // Another program: the lock is an open file's.
+  EXPECT_FALSE(ClaimJobFolder(directory, &error_));
+  EXPECT_NE(error_.find("another job"), std::string::npos) << error_;
+}
+
+TEST_F(JobTest, Liveness) {
+  Job job = Some();
+  EXPECT_TRUE(JobIsAlive(job));
+  EXPECT_NE(PidNamespace(getpid()), 0u);
+  job.set_init_pid(getpid());
+  job.set_pid_namespace(PidNamespace(getpid()));
+  EXPECT_TRUE(JobIsAlive(job));
+  // Dead, but its parent has not looked yet.
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  usleep(100000);
+  job.set_init_pid(child);
+  EXPECT_FALSE(JobIsAlive(job));
+  waitpid(child, nullptr, 0);
+  job.set_init_pid(getpid());
+  // The number now belongs to another process.
+  job.set_pid_namespace(PidNamespace(getpid()) + 1);
+  EXPECT_FALSE(JobIsAlive(job));
+}
+
+}  // namespace
+}  // namespace cuda_remote::checkpoint

@@ -1,0 +1,125 @@
+#include "checkpoint/transaction/job_transaction.h"
+
+#include <algorithm>
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+bool AnyHasEnded(const std::vector<JobProcess*>& processes) {
+  return std::any_of(processes.begin(), processes.end(), [](const JobProcess* process) { return process->HasEnded(); });
+}
+
+}  // namespace
+
+JobTransaction::~JobTransaction() {
+  std::string ignored;
+  if (state_ != State::kRunning && state_ != State::kOver) Resume(&ignored);
+}
+
+double JobTransaction::HeldSeconds() const { return double(clock_.now_us() - closed_us_) / 1e6; }
+
+bool JobTransaction::Begin(const agent::LockOptions& options, std::string* error) {
+  clock_ = options.clock;
+  const int64_t end = clock_.now_us() + int64_t(options.timeout_ms) * 1000;
+  while (true) {
+    agent::LockOptions left = options;
+    left.timeout_ms = int(std::max<int64_t>(1, (end - clock_.now_us()) / 1000));
+    processes_.clear();
+    closed_us_ = clock_.now_us();
+    bool again = false;
+    bool ok = source_->Find(&processes_, &again, error);
+    std::vector<agent::Lockable*> lockables;
+    for (JobProcess* process : processes_) lockables.push_back(process->lockable());
+    if (ok && !lockables.empty()) {
+      ok = agent::LockAll(lockables, left, &closed_us_, error);
+      again = !ok && AnyHasEnded(processes_);
+    }
+    // From here to the end there are no others.
+    if (ok) {
+      state_ = State::kHeld;
+      if (!source_->Pause(left.timeout_ms, error)) break;
+      ok = source_->AreAll();
+      again = !ok;
+      if (!ok) *error = "processes that use CUDA keep coming and going";
+    }
+    if (ok && ForEach(&JobProcess::Take, error)) return true;
+    if (ok) break;
+    // Those that are locked go on meanwhile: what they wait for may be the one that has come.
+    std::string ignored;
+    if (state_ == State::kHeld) Resume(&ignored);
+    state_ = State::kRunning;
+    if (!again || clock_.now_us() >= end) return false;
+    if (options.cancelled && options.cancelled()) {
+      *error = "interrupted";
+      return false;
+    }
+  }
+  std::string ignored;
+  Resume(&ignored);
+  return false;
+}
+
+bool JobTransaction::ForEach(bool (JobProcess::*step)(std::string*), std::string* error) {
+  for (JobProcess* process : processes_) {
+    std::string problem;
+    if ((process->*step)(&problem)) continue;
+    *error = processes_.size() > 1 ? process->Name() + ": " + problem : problem;
+    return false;
+  }
+  return true;
+}
+
+bool JobTransaction::Snapshot(const std::string& facts, const std::string& image, const std::string& work,
+                              SnapshotEngine::After after, std::string* error) {
+  if (!ForEach(&JobProcess::Release, error) || !engine_->Dump(job_, facts, image, work, after, error)) return false;
+  facts_ = facts;
+  state_ = after == SnapshotEngine::After::kStop ? State::kStopped : State::kSaved;
+  return true;
+}
+
+bool JobTransaction::Resume(std::string* error) {
+  if (state_ == State::kStopped) engine_->Resume(job_, facts_);
+  state_ = State::kOver;
+  bool ok = true;
+  const auto each = [&](bool (JobProcess::*step)(std::string*)) {
+    for (JobProcess* process : processes_) {
+      std::string problem;
+      if ((process->*step)(&problem) || process->HasEnded()) continue;
+      if (ok) *error = process->Name() + " cannot go on: " + problem;
+      ok = false;
+    }
+  };
+  // First all have a session, then all go on: what one does next may need another.
+  each(&JobProcess::GiveBack);
+  source_->EndPause();
+  each(&JobProcess::Unlock);
+  return ok;
+}
+
+bool JobTransaction::Switch(std::string* error) {
+  for (JobProcess* process : processes_) {
+    std::string problem;
+    if (process->Switch(&problem) || process->HasEnded()) continue;
+    *error = process->Name() + " did not take its new session: " + problem;
+    std::string ignored;
+    Resume(&ignored);
+    return false;
+  }
+  state_ = State::kOver;
+  source_->EndPause();
+  for (JobProcess* process : processes_) {
+    std::string ignored;
+    process->Unlock(&ignored);
+  }
+  return true;
+}
+
+bool JobTransaction::End() {
+  const bool ended = engine_->End(job_, facts_);
+  state_ = State::kOver;
+  source_->EndPause();
+  for (JobProcess* process : processes_) process->Abandon();
+  return ended;
+}
+
+}  // namespace cuda_remote::checkpoint

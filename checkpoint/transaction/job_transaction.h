@@ -1,0 +1,111 @@
+// A transaction over all processes of a job that have a GPU session: they are stopped at one moment, their sessions are in
+// the tool's hands, and in the end all go on, or all are ended.
+//
+//     Begin --> held --Snapshot--> saved --Resume--> over
+//                |  |                 |----End-----> over
+//                |  `--Switch-------------------------> over      a move: each has another session
+//                `-----Resume-------------------------> over
+//
+// However it ends, also by the destructor and by a failure of any step in any process, every process goes on with a
+// session: those that have another one already get their old one back. Only End leaves them ended.
+//
+// The steps are the same whatever the processes and the engine are, so tests have them fail one by one
+// (job_transaction_test.cc). Not thread-safe. Functions return false and one sentence in *error.
+#ifndef CUDA_REMOTE_CHECKPOINT_TRANSACTION_JOB_TRANSACTION_H_
+#define CUDA_REMOTE_CHECKPOINT_TRANSACTION_JOB_TRANSACTION_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/agent/lock.h"
+#include "checkpoint/engine/snapshot_engine.h"
+
+namespace cuda_remote::checkpoint {
+
+// A process that takes part. It notes what it has given up and what it has got, so that GiveBack and Unlock are right in
+// any state, and again.
+class JobProcess {
+ public:
+  virtual ~JobProcess() = default;
+  // For messages: "python3 (PID 12)".
+  virtual std::string Name() const = 0;
+  // One that has ended is no failure of a step: nothing of it has to go on.
+  virtual bool HasEnded() const = 0;
+  // For LockAll.
+  virtual agent::Lockable* lockable() = 0;
+
+  // The tool gets its session and log.
+  virtual bool Take(std::string* error) = 0;
+  // It closes its session, for a snapshot. The tool keeps it alive.
+  virtual bool Release(std::string* error) = 0;
+  // It gets another session, prepared before, and stays stopped.
+  virtual bool Switch(std::string* error) = 0;
+  // It has the session again that it had, and stays stopped.
+  virtual bool GiveBack(std::string* error) = 0;
+  // Its calls go on.
+  virtual bool Unlock(std::string* error) = 0;
+  // It has ended, and its session may end, too.
+  virtual void Abandon() = 0;
+};
+
+// Where the processes come from.
+class ProcessSource {
+ public:
+  virtual ~ProcessSource() = default;
+  // Those that have a session now; they stay as they are until the next Find. False and *again if one has ended
+  // meanwhile, so that it is worth another try.
+  virtual bool Find(std::vector<JobProcess*>* processes, bool* again, std::string* error) = 0;
+  // Whether they are still the same.
+  virtual bool AreAll() = 0;
+  // From a true return until EndPause no process can open a session.
+  virtual bool Pause(int timeout_ms, std::string* error) = 0;
+  virtual void EndPause() = 0;
+};
+
+class JobTransaction {
+ public:
+  // All must outlive it. `engine` may be null if there will be no Snapshot.
+  JobTransaction(const Job& job, ProcessSource* source, SnapshotEngine* engine)
+      : job_(job), source_(source), engine_(engine) {}
+  ~JobTransaction();
+  JobTransaction(const JobTransaction&) = delete;
+  JobTransaction& operator=(const JobTransaction&) = delete;
+
+  // Stops the CUDA calls of all processes, as LockAll does, keeps others from opening sessions, and takes all sessions.
+  // Processes that come or go meanwhile are looked for again. After a failure the job goes on.
+  bool Begin(const agent::LockOptions& options, std::string* error);
+
+  // The processes let go of their sessions, and the engine saves all of the job (SnapshotEngine::Dump).
+  bool Snapshot(const std::string& facts, const std::string& image, const std::string& work,
+                SnapshotEngine::After after, std::string* error);
+
+  // All go on with the sessions that they had. A process that has ended is no failure; of several others that cannot go
+  // on, *error names the first.
+  bool Resume(std::string* error);
+  // All go on with other sessions, or none.
+  bool Switch(std::string* error);
+  // Ends the job after a Snapshot. False if that failed, and it stands still.
+  bool End();
+
+  // For how many seconds calls have been held back.
+  double HeldSeconds() const;
+
+ private:
+  enum class State { kRunning, kHeld, kSaved, kStopped, kOver };
+  bool ForEach(bool (JobProcess::*step)(std::string*), std::string* error);
+
+  const Job& job_;
+  ProcessSource* const source_;
+  SnapshotEngine* const engine_;
+  agent::LockClock clock_ = agent::RealClock();
+  State state_ = State::kRunning;
+  std::vector<JobProcess*> processes_;
+  int64_t closed_us_ = 0;
+  std::string facts_;  // of the Snapshot
+};
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_TRANSACTION_JOB_TRANSACTION_H_

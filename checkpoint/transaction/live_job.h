@@ -1,0 +1,105 @@
+// The processes of a running job, for a JobTransaction: found in /proc, stopped through their agents.
+//
+// Not thread-safe, but the channels of different processes may be used by different threads. Functions return false and
+// one sentence in *error.
+#ifndef CUDA_REMOTE_CHECKPOINT_TRANSACTION_LIVE_JOB_H_
+#define CUDA_REMOTE_CHECKPOINT_TRANSACTION_LIVE_JOB_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/agent/agent_client.h"
+#include "checkpoint/job/cuda_processes.h"
+#include "checkpoint/job/job.h"
+#include "checkpoint/job/job_claim.h"
+#include "checkpoint/transaction/job_transaction.h"
+#include "proto/channel/client_channel.h"
+#include "replay/log/log.h"
+
+namespace cuda_remote::checkpoint {
+
+// How much device memory the workers of the job's processes say that they hold now; nothing counts for one that does
+// not answer soon.
+uint64_t AskHeldBytes(const Job& job, const std::string& directory);
+
+class LiveProcess final : public JobProcess {
+ public:
+  LiveProcess(CudaProcess process, std::string directory, std::unique_ptr<agent::AgentClient> agent, agent::Info info)
+      : process_(std::move(process)), directory_(std::move(directory)), agent_(std::move(agent)), info_(info) {}
+
+  // JobProcess. Take refuses if the log has calls that cannot be replayed.
+  std::string Name() const override { return NameOf(process_); }
+  bool HasEnded() const override { return !IsRunning(process_.pid); }
+  agent::Lockable* lockable() override { return agent_.get(); }
+  bool Take(std::string* error) override;
+  bool Release(std::string* error) override;
+  bool Switch(std::string* error) override;
+  bool GiveBack(std::string* error) override;
+  bool Unlock(std::string* error) override;
+  void Abandon() override;
+
+  const CudaProcess& process() const { return process_; }
+  const agent::Info& info() const { return info_; }
+  // After Take: the process's channel, for the tool's own requests; its log; the number of its next call.
+  ClientChannel* channel() { return channel_.get(); }
+  const replay::Log& log() const { return log_; }
+  const std::string& log_bytes() const { return log_bytes_; }
+  uint64_t next_sequence() const { return taken_.next_sequence; }
+
+  // For Switch: the other channel, which is behind `server`. The tool keeps its own hold on it.
+  void PrepareSwitch(const ClientChannel* channel, const std::string& server);
+
+ private:
+  // What the process has: its channel (the tool has a copy, once it is taken), none, or one that the tool gave it.
+  enum class State { kLocked, kTaken, kReleased, kGivenOld, kGivenNew, kRunning };
+
+  const CudaProcess process_;
+  const std::string directory_;
+  State state_ = State::kLocked;
+  std::unique_ptr<agent::AgentClient> agent_;
+  agent::Info info_;
+  agent::Taken taken_;
+  std::unique_ptr<ClientChannel> channel_;
+  const ClientChannel* new_channel_ = nullptr;
+  std::string new_server_;
+  std::string log_bytes_;
+  replay::Log log_;
+};
+
+class LiveJob final : public ProcessSource {
+ public:
+  // The caller has the job's claim, which outlives this: a process whose session an earlier tool has lost
+  // (JobClaim::killed) is told so, and its calls fail then.
+  LiveJob(const Job& job, std::string directory, const JobClaim& claim)
+      : job_(job), directory_(std::move(directory)), claim_(claim) {}
+
+  // ProcessSource.
+  bool Find(std::vector<JobProcess*>* processes, bool* again, std::string* error) override;
+  bool AreAll() override;
+  bool Pause(int timeout_ms, std::string* error) override { return pause_.Take(directory_, timeout_ms, error); }
+  void EndPause() override { pause_.Release(); }
+
+  // By their numbers.
+  const std::vector<std::unique_ptr<LiveProcess>>& processes() { return processes_; }
+  // Their numbers at the server.
+  std::vector<uint64_t> Sessions() const;
+
+ private:
+  const Job& job_;
+  const std::string directory_;
+  const JobClaim& claim_;
+  ConnectionPause pause_;
+  std::vector<std::unique_ptr<LiveProcess>> processes_;
+};
+
+// Gives a process that was restored a channel, behind `server`. It goes on when the caller calls Unlock of what this
+// returns; null and *error if the process did not take it. One that does not listen yet is waited for until `ended`.
+std::unique_ptr<agent::AgentClient> GiveChannel(const std::string& directory, uint32_t pid, const std::string& name,
+                                                const ClientChannel& channel, const std::string& server,
+                                                const std::function<bool()>& ended, std::string* error);
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_TRANSACTION_LIVE_JOB_H_

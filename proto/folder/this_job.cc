@@ -1,0 +1,89 @@
+#include "proto/folder/this_job.h"
+
+#include <ctype.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "proto/folder/private_folder.h"
+
+namespace cuda_remote {
+namespace {
+
+constexpr char kOfRoot[] = "/run/cuda-remote.job";
+constexpr size_t kMostBytes = 8192;
+
+bool ReadText(int fd, std::string* text) {
+  text->resize(kMostBytes);
+  const ssize_t length = read(fd, text->data(), text->size());
+  close(fd);
+  text->resize(length > 0 ? size_t(length) : 0);
+  return length > 0;
+}
+
+// The line that begins at *at, which moves behind it.
+std::string NextLine(const std::string& text, size_t* at) {
+  const size_t end = text.find('\n', *at);
+  if (end == std::string::npos) return {};
+  const std::string line = text.substr(*at, end - *at);
+  *at = end + 1;
+  return line;
+}
+
+std::string OfUser() {
+  const std::string user = std::to_string(geteuid()), runtime = "/run/user/" + user;
+  struct stat facts;
+  const bool usual = stat(runtime.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode) && facts.st_uid == geteuid();
+  return usual ? runtime + "/cuda-remote/job" : "/tmp/cuda-remote-" + user + "/job";
+}
+
+}  // namespace
+
+std::string JobMountPoint() {
+  struct stat facts;
+  const bool usual = geteuid() == 0 && stat("/run", &facts) == 0 && S_ISDIR(facts.st_mode) && facts.st_uid == 0 &&
+                     (facts.st_mode & (S_IWGRP | S_IWOTH)) == 0 && access("/run", W_OK) == 0;
+  return usual ? kOfRoot : OfUser();
+}
+
+bool FindThisJob(std::string* directory, std::string* name) {
+  for (const std::string& place : {std::string(kOfRoot), OfUser()}) {
+    std::string ignored, text;
+    const int fd = OpenTrustedFile(place + "/job", &ignored);
+    if (fd < 0 || !ReadText(fd, &text)) continue;
+    size_t at = 0;
+    *directory = NextLine(text, &at);
+    *name = NextLine(text, &at);
+    if (!directory->empty()) return true;
+  }
+  return false;
+}
+
+std::string ThisJobText(const std::string& directory, const std::string& name) { return directory + "\n" + name + "\n"; }
+
+bool ReadGpuServer(const std::string& directory, std::string* address, int* gpu) {
+  std::string text;
+  const int fd = open((directory + "/gpu-server").c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0 || !ReadText(fd, &text)) return false;
+  size_t at = 0;
+  *address = NextLine(text, &at);
+  *gpu = atoi(NextLine(text, &at).c_str());
+  return !address->empty();
+}
+
+bool ReadSharingScope(const std::string& directory, std::string* scope) {
+  constexpr size_t kDigits = 32;
+  std::string text;
+  const int fd = open((directory + "/sharing-scope").c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0 || !ReadText(fd, &text) || text.size() < kDigits) return false;
+  scope->clear();
+  for (size_t i = 0; i < kDigits; i += 2) {
+    const std::string digits = text.substr(i, 2);
+    if (!isxdigit(digits[0]) || !isxdigit(digits[1])) return false;
+    scope->push_back(char(strtol(digits.c_str(), nullptr, 16)));
+  }
+  return true;
+}
+
+}  // namespace cuda_remote

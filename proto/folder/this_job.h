@@ -1,0 +1,36 @@
+// How a process of a job finds the job when its environment does not say: after `env -i`, `su -`, or a script that sets
+// all variables anew.
+//
+// In a job that has mounts of its own, the folder "lib" of the job's folder is also seen at JobMountPoint: the
+// libraries, and the file "job", two lines with the job's folder and its name. Which server the job uses stands in the
+// job's folder (gpu-server). Outside of jobs that place is an empty folder, or is not there.
+//
+// Part of the client library: libc only. Any thread.
+#ifndef CUDA_REMOTE_PROTO_FOLDER_THIS_JOB_H_
+#define CUDA_REMOTE_PROTO_FOLDER_THIS_JOB_H_
+
+#include <string>
+
+namespace cuda_remote {
+
+// Where jobs of this user see their folder "lib". Does not depend on the environment. Root's is for all users, since
+// processes of a job of root's may be other users'.
+std::string JobMountPoint();
+
+// The job that this process belongs to by what it sees at a mount point. False if there is none.
+bool FindThisJob(std::string* directory, std::string* name);
+
+// The text of the file "job".
+std::string ThisJobText(const std::string& directory, const std::string& name);
+
+// The server that the job in `directory` uses now (its file gpu-server), and its only GPU, -1: all. False if that
+// cannot be read.
+bool ReadGpuServer(const std::string& directory, std::string* address, int* gpu);
+
+// The scope in which sessions of the job share (kOpShareIn), from its file sharing-scope: 32 hexadecimal digits,
+// written when the job is restarted or moved. False if there is none.
+bool ReadSharingScope(const std::string& directory, std::string* scope);
+
+}  // namespace cuda_remote
+
+#endif  // CUDA_REMOTE_PROTO_FOLDER_THIS_JOB_H_
