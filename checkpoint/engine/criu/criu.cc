@@ -22,8 +22,12 @@
 #include "checkpoint/engine/criu/connections.h"
 #include "checkpoint/engine/criu/criu_facts.h"
 #include "checkpoint/engine/criu/criu_image.h"
+#include "checkpoint/engine/criu/hold.h"
+#include "checkpoint/engine/criu/instruction_sets.h"
+#include "checkpoint/engine/criu/shared_files.h"
 #include "checkpoint/job/gpu_devices.h"
 #include "checkpoint/job/job.h"
+#include "proto/codec/text.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -187,6 +191,59 @@ bool FindInheritedFiles(const Job& job, ProcessFacts* facts, std::string* error)
   return true;
 }
 
+// Of a process as seen from here; 0 if it has ended.
+int ParentOf(int pid) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.compare(0, 5, "PPid:") == 0) return atoi(line.c_str() + 5);
+  }
+  return 0;
+}
+
+std::string ProcessText(int pid) {
+  std::ifstream in("/proc/" + std::to_string(pid) + "/comm");
+  std::string name;
+  std::getline(in, name);
+  return "process " + std::to_string(pid) + (name.empty() ? "" : " (" + Printable(name) + ")");
+}
+
+// CRIU saves the first process and those below it. One whose parents have ended is a child of the namespace's init: it
+// would end with a stopped job and not come back.
+bool CheckTree(const Job& job, std::string* error) {
+  for (int pid : ProcessesOf(job)) {
+    int above = pid;
+    while (above > 0 && above != job.pid() && above != job.init_pid()) above = ParentOf(above);
+    if (above != job.init_pid()) continue;
+    *error = ProcessText(pid) +
+             " of the job has outlived the process that started it, and only processes whose parents still run up to "
+             "the job's first one can be saved: end it, or have the job's first process wait for it";
+    return false;
+  }
+  return true;
+}
+
+// CRIU restores an eventfd without EFD_SEMAPHORE: a read would take the whole count.
+bool CheckEventCounters(const Job& job, std::string* error) {
+  for (int pid : ProcessesOf(job)) {
+    const std::string proc = "/proc/" + std::to_string(pid);
+    DIR* const list = opendir((proc + "/fd").c_str());
+    if (!list) continue;
+    bool found = false;
+    while (const dirent* const entry = found ? nullptr : readdir(list)) {
+      if (ReadLink(proc + "/fd/" + entry->d_name) != "anon_inode:[eventfd]") continue;
+      std::ifstream facts(proc + "/fdinfo/" + entry->d_name);
+      for (std::string line; std::getline(facts, line);) {
+        found |= line.compare(0, 18, "eventfd-semaphore:") == 0 && atoi(line.c_str() + 18) != 0;
+      }
+    }
+    closedir(list);
+    if (!found) continue;
+    *error = ProcessText(pid) + " has an eventfd with EFD_SEMAPHORE, which CRIU would restore without";
+    return false;
+  }
+  return true;
+}
+
 // Nobody is kept from sending meanwhile, for which CRIU would need iptables: what others send is not in the image
 // anyway.
 std::vector<std::string> TcpOptions(const ProcessFacts& facts) {
@@ -340,7 +397,11 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
     }
   }
   facts->set_last_pid(LastNumber(job));
-  return FindInheritedFiles(job, facts, error) && DescribeConnections(job, facts, error);
+  facts->clear_instruction_sets();
+  for (const std::string& name : InstructionSetsHere()) facts->add_instruction_sets(name);
+  FindSharedFiles(ProcessesOf(job), job.directory(), facts);
+  return CheckTree(job, error) && CheckEventCounters(job, error) && FindInheritedFiles(job, facts, error) &&
+         DescribeConnections(job, facts, error);
 }
 
 std::string CriuErrors(const std::string& path) {
@@ -388,6 +449,17 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
                                       "1073741824"};
   for (const Stdio& stream : facts.stdio())
     if (stream.terminal()) command.insert(command.end(), {"--external", TerminalName(stream)});
+  if (facts.shared_files_size() > 0) {
+    const std::string script = FindCompanion("cr-hold");
+    if (script.empty()) {
+      *error = "cr-hold is not beside this tool: the installation is incomplete";
+      close(image);
+      close(work);
+      return false;
+    }
+    command.insert(command.end(), {"--action-script", script});
+  }
+  const std::string shared_files = SharedFilesToCopy(facts, image);
   for (const InheritedFile& file : facts.files()) command.insert(command.end(), {"--external", file.id()});
   for (const std::string& option : TcpOptions(facts)) command.push_back(option);
   for (const std::string& option : TerminalOptions(job)) command.push_back(option);
@@ -396,13 +468,14 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   const std::string kernel = CriuFactsPath(criu);
   const int code = InsideJob(
       job,
-      [&command, &kernel] {
+      [&] {
         ShowCriuFacts(kernel);
         std::vector<char*> arguments;
         for (std::string& word : command) arguments.push_back(&word[0]);
         arguments.push_back(nullptr);
         const int null = open("/dev/null", O_RDWR);
         for (int fd : {0, 1, 2}) dup2(null, fd);
+        if (facts.shared_files_size() > 0) setenv(kSharedFilesVariable, shared_files.c_str(), 1);
         execv(arguments[0], arguments.data());
         return 127;
       },
@@ -447,8 +520,16 @@ bool NeedsTerminal(const ProcessFacts& facts) {
 bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
                     const std::string& work_folder, int terminal, std::vector<std::string>* command,
                     std::vector<int>* opened, std::string* error) {
+  const std::set<std::string> sets(facts.instruction_sets().begin(), facts.instruction_sets().end());
+  const std::string missing = MissingInstructionSets(sets, InstructionSetsHere());
+  if (!missing.empty()) {
+    *error = "the job was started on a processor with instruction sets that this one lacks: " + missing +
+             "; restart it where there are all of these";
+    return false;
+  }
   std::string criu;
   if (!FindCriu(&criu, error)) return false;
+  if (!RestoreSharedFiles(facts, image_folder, error)) return false;
   *command = {criu,
               "restore",
               "--images-dir",

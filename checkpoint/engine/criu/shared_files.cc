@@ -1,0 +1,278 @@
+#include "checkpoint/engine/criu/shared_files.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "checkpoint/engine/criu/hold.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+constexpr char kSharedMemory[] = "/dev/shm/";
+// Where programs put what nobody keeps. Mapped files elsewhere are data, which a restart finds as they are.
+constexpr const char* kTemporary[] = {kSharedMemory, "/tmp/", "/var/tmp/", "/run/"};
+// Of a session of Open MPI: /tmp/ompi.HOST.USER/pid.NUMBER.
+constexpr char kOpenMpi[] = "/ompi.";
+constexpr size_t kCopyBytes = size_t{1} << 20;
+
+bool BeginsWith(const std::string& text, const std::string& begin) { return text.compare(0, begin.size(), begin) == 0; }
+
+bool IsTemporary(const std::string& path) {
+  const char* const own = getenv("TMPDIR");
+  if (own && own[0] == '/' && BeginsWith(path, own + std::string("/"))) return true;
+  return std::any_of(std::begin(kTemporary), std::end(kTemporary),
+                     [&](const char* folder) { return BeginsWith(path, folder); });
+}
+
+// The folder of the Open MPI session that `path` is in; empty if it is in none.
+std::string SessionOf(const std::string& path) {
+  const size_t at = path.find(kOpenMpi);
+  const size_t session = at == std::string::npos ? at : path.find("/pid.", at + 1);
+  const size_t end = session == std::string::npos ? session : path.find('/', session + 1);
+  return end == std::string::npos ? "" : path.substr(0, end);
+}
+
+void ForEachEntry(const std::string& folder, const std::function<void(const std::string&)>& body) {
+  DIR* const list = opendir(folder.c_str());
+  if (!list) return;
+  while (const dirent* const entry = readdir(list)) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") body(name);
+  }
+  closedir(list);
+}
+
+void AddTree(const std::string& folder, std::map<std::string, struct stat>* found) {
+  ForEachEntry(folder, [&](const std::string& name) {
+    const std::string path = folder + "/" + name;
+    struct stat facts;
+    if (lstat(path.c_str(), &facts) != 0) return;
+    if (S_ISREG(facts.st_mode) || S_ISFIFO(facts.st_mode) || S_ISDIR(facts.st_mode)) (*found)[path] = facts;
+    if (S_ISDIR(facts.st_mode)) AddTree(path, found);
+  });
+}
+
+// The name of a file that /proc gives is `path` only if the file there is still the same.
+bool IsAt(const std::string& path, uint64_t inode, struct stat* facts) {
+  return lstat(path.c_str(), facts) == 0 && (S_ISREG(facts->st_mode) || S_ISFIFO(facts->st_mode)) &&
+         facts->st_ino == inode;
+}
+
+// The mapped files of a process: the path, the inode, and whether it is shared and may be written.
+void ForEachMapping(const std::string& process,
+                    const std::function<void(const std::string& path, uint64_t inode, bool shared)>& body) {
+  std::ifstream maps(process + "/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream fields(line);
+    std::string range, rights, offset, device, path;
+    uint64_t inode = 0;
+    fields >> range >> rights >> offset >> device >> inode >> std::ws;
+    std::getline(fields, path);
+    if (inode != 0 && !path.empty() && path[0] == '/') body(path, inode, rights == "rw-s");
+  }
+}
+
+void ForEachDescriptor(const std::string& process,
+                       const std::function<void(const std::string& path, uint64_t inode)>& body) {
+  ForEachEntry(process + "/fd", [&](const std::string& name) {
+    char target[4096];
+    const std::string path = process + "/fd/" + name;
+    const ssize_t length = readlink(path.c_str(), target, sizeof(target));
+    struct stat facts;
+    if (length > 0 && target[0] == '/' && stat(path.c_str(), &facts) == 0)
+      body(std::string(target, size_t(length)), facts.st_ino);
+  });
+}
+
+// A process that has the file open or mapped; 0 if there is none.
+int UserOf(const std::string& path, uint64_t inode) {
+  int user = 0;
+  ForEachEntry("/proc", [&](const std::string& name) {
+    if (user != 0 || atoi(name.c_str()) <= 0) return;
+    const auto look = [&](const std::string& used, uint64_t number) {
+      if (used == path && number == inode) user = atoi(name.c_str());
+    };
+    ForEachMapping("/proc/" + name, [&](const std::string& used, uint64_t number, bool) { look(used, number); });
+    ForEachDescriptor("/proc/" + name, look);
+  });
+  return user;
+}
+
+void Describe(const std::string& path, const struct stat& facts, FileFacts* out) {
+  out->set_path(path);
+  out->set_mode(facts.st_mode);
+  out->set_user(facts.st_uid);
+  out->set_group(facts.st_gid);
+}
+
+bool Restore(const FileFacts& facts, int (*make)(const char*, mode_t)) {
+  const char* const path = facts.path().c_str();
+  return make(path, 0700) == 0 && lchown(path, facts.user(), facts.group()) == 0 &&
+         chmod(path, facts.mode() & 07777) == 0;
+}
+
+ssize_t ReadFully(int fd, std::string* buffer) {
+  size_t got = 0;
+  while (got < buffer->size()) {
+    const ssize_t now = read(fd, &(*buffer)[got], buffer->size() - got);
+    if (now < 0 && errno == EINTR) continue;
+    if (now < 0) return -1;
+    if (now == 0) break;
+    got += size_t(now);
+  }
+  return ssize_t(got);
+}
+
+bool SameContents(int a, int b) {
+  std::string one(kCopyBytes, 0), other(kCopyBytes, 0);
+  while (true) {
+    const ssize_t got = ReadFully(a, &one);
+    if (got < 0 || got != ReadFully(b, &other) || memcmp(one.data(), other.data(), size_t(got)) != 0) return false;
+    if (got == 0) return true;
+  }
+}
+
+// Leaves holes where there are only zeros.
+bool CopyContents(int from, int to) {
+  std::string buffer(kCopyBytes, 0);
+  off_t at = 0;
+  while (true) {
+    const ssize_t got = ReadFully(from, &buffer);
+    if (got < 0) return false;
+    if (got == 0) return ftruncate(to, at) == 0;
+    const bool zeros = std::all_of(buffer.begin(), buffer.begin() + got, [](char byte) { return byte == 0; });
+    if (!zeros && pwrite(to, buffer.data(), size_t(got), at) != got) return false;
+    at += got;
+  }
+}
+
+// One that has contents.
+bool RestoreFile(const FileFacts& facts, int saved, std::string* error) {
+  const std::string& path = facts.path();
+  struct stat now;
+  if (lstat(path.c_str(), &now) == 0) {
+    const int there = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    const bool same = there >= 0 && S_ISREG(now.st_mode) && SameContents(saved, there);
+    if (there >= 0) close(there);
+    if (same) return true;
+    if (const int user = UserOf(path, now.st_ino); user != 0) {
+      *error = "the job shares memory through " + path + ", which now has other contents and is used by process " +
+               std::to_string(user) + ": end that process first";
+      return false;
+    }
+    if (unlink(path.c_str()) != 0 || lseek(saved, 0, SEEK_SET) != 0) {
+      *error = "cannot replace " + path + ": " + strerror(errno);
+      return false;
+    }
+  }
+  const int made = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+  const bool ok = made >= 0 && CopyContents(saved, made) && fchown(made, facts.user(), facts.group()) == 0 &&
+                  fchmod(made, facts.mode() & 07777) == 0;
+  if (!ok) *error = "cannot make " + path + ", through which the job shares memory: " + strerror(errno);
+  if (made >= 0) close(made);
+  return ok;
+}
+
+}  // namespace
+
+void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder, ProcessFacts* facts) {
+  std::map<std::string, struct stat> found;
+  std::vector<std::string> sessions;
+  struct stat file;
+  for (int pid : pids) {
+    const std::string process = "/proc/" + std::to_string(pid);
+    const auto add = [&](const std::string& path, uint64_t inode, bool wanted) {
+      const std::string session = SessionOf(path);
+      if (!IsTemporary(path) || (!own_folder.empty() && BeginsWith(path, own_folder + "/"))) return;
+      if ((!wanted && session.empty()) || !IsAt(path, inode, &file)) return;
+      found[path] = file;
+      if (!session.empty()) sessions.push_back(session);
+    };
+    ForEachMapping(process, add);
+    ForEachDescriptor(process, [&](const std::string& path, uint64_t inode) {
+      add(path, inode, BeginsWith(path, kSharedMemory));
+    });
+  }
+  for (const std::string& session : std::set<std::string>(sessions.begin(), sessions.end())) AddTree(session, &found);
+  // What others have as well is not the job's to bring back.
+  if (!found.empty()) {
+    ForEachEntry("/proc", [&](const std::string& name) {
+      const int pid = atoi(name.c_str());
+      if (pid <= 0 || std::find(pids.begin(), pids.end(), pid) != pids.end()) return;
+      const auto leave_out = [&](const std::string& path, uint64_t inode) {
+        const auto at = found.find(path);
+        if (at != found.end() && at->second.st_ino == inode) found.erase(at);
+      };
+      ForEachMapping("/proc/" + name, [&](const std::string& path, uint64_t inode, bool) { leave_out(path, inode); });
+      ForEachDescriptor("/proc/" + name, leave_out);
+    });
+  }
+  // The folders in which they are, first those further up. Temporary folders themselves are everywhere.
+  std::map<std::string, struct stat> folders;
+  for (const auto& [path, ignored] : found) {
+    for (size_t slash = path.rfind('/'); slash > 0 && slash != std::string::npos; slash = path.rfind('/', slash - 1)) {
+      const std::string folder = path.substr(0, slash);
+      if (!IsTemporary(folder) || !folders.emplace(folder, (struct stat){}).second) continue;
+      if (lstat(folder.c_str(), &folders[folder]) != 0) folders.erase(folder);
+    }
+  }
+  facts->clear_shared_folders();
+  facts->clear_shared_files();
+  for (const auto& [path, status] : found) {
+    if (S_ISDIR(status.st_mode)) folders[path] = status;
+  }
+  for (const auto& [path, status] : folders) Describe(path, status, facts->add_shared_folders());
+  for (const auto& [path, status] : found) {
+    // A line for each, for cr-hold.
+    if (!S_ISDIR(status.st_mode) && path.find('\n') == std::string::npos)
+      Describe(path, status, facts->add_shared_files());
+  }
+}
+
+std::string SharedFilesToCopy(const ProcessFacts& facts, int image) {
+  std::string text = std::to_string(image) + "\n";
+  for (const FileFacts& file : facts.shared_files()) {
+    text += (S_ISREG(file.mode()) ? file.path() : "") + "\n";
+  }
+  return text;
+}
+
+bool RestoreSharedFiles(const ProcessFacts& facts, const std::string& image, std::string* error) {
+  struct stat now;
+  for (const FileFacts& folder : facts.shared_folders()) {
+    if (lstat(folder.path().c_str(), &now) == 0 || Restore(folder, mkdir)) continue;
+    *error = "cannot make the folder " + folder.path() + ": " + strerror(errno);
+    return false;
+  }
+  for (int i = 0; i < facts.shared_files_size(); ++i) {
+    const FileFacts& file = facts.shared_files(i);
+    if (S_ISFIFO(file.mode())) {
+      if (lstat(file.path().c_str(), &now) == 0 || Restore(file, mkfifo)) continue;
+      *error = "cannot make " + file.path() + ": " + strerror(errno);
+      return false;
+    }
+    const int saved = open((image + "/" + kSharedFileName + std::to_string(i)).c_str(), O_RDONLY | O_CLOEXEC);
+    // It was gone when the processes stood still: then none of them needs it.
+    if (saved < 0 && errno == ENOENT) continue;
+    const bool ok = saved >= 0 && RestoreFile(file, saved, error);
+    if (saved < 0) *error = "cannot read the saved contents of " + file.path() + ": " + strerror(errno);
+    if (saved >= 0) close(saved);
+    if (!ok) return false;
+  }
+  return true;
+}
+
+}  // namespace cuda_remote::checkpoint

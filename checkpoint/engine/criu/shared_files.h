@@ -1,0 +1,29 @@
+// Files through which a job's processes share memory, and which have a name: POSIX shared memory in /dev/shm, files that
+// are mapped to be written together in folders for temporary files, and the session folders of Open MPI. CRIU saves a
+// file that has a name by its name alone. On another host, or when the job has ended and has removed them, they would be
+// missing; and after a checkpoint of a job that went on, their contents would not be those of its memory. So an image
+// has them, as "shared-file-N" beside CRIU's files, copied while the processes stand still (cr_hold.cc).
+#ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_SHARED_FILES_H_
+#define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_SHARED_FILES_H_
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/engine/criu/process_facts.pb.h"
+
+namespace cuda_remote::checkpoint {
+
+// Those that these processes, numbered as seen here, have open or mapped, and nobody else. `own_folder`: what is in it is
+// left out, the job's folder. Files that disappear meanwhile are left out, too.
+void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder, ProcessFacts* facts);
+
+// What cr-hold must know to copy them into the folder that is open as `image`: kSharedFilesVariable's value.
+std::string SharedFilesToCopy(const ProcessFacts& facts, int image);
+
+// Brings them back from the folder `image`. What is there with the same contents stays. False and one sentence in *error
+// if one cannot be made, or has other contents and is used by a process.
+bool RestoreSharedFiles(const ProcessFacts& facts, const std::string& image, std::string* error);
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_SHARED_FILES_H_
