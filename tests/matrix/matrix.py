@@ -138,11 +138,9 @@ SEVERAL_GPUS = {"torch_nccl": 2, "torch_ddp": 2}
 LIMITED = {app: ("native", "ring", "grpc") for app in ("nvml_questions", "torch_ddp")}
 # Host and kernels look at each other's writes, which the relay does not carry while a kernel runs.
 LIMITED["polling"] = ("native", "ring", "restart", "live", "migrate", "late_ring", "late_restart", "late_migrate")
-# Several processes with CUDA are not saved yet.
-SEVERAL_PROCESSES = (
-    "host_barrier", "ipc_memory", "ipc_ring", "mpi_stencil_mpich", "mpi_stencil_openmpi", "peer_spin", "serving", "spawner",
-)  # fmt: skip
-LIMITED.update({app: ("native", "ring", "grpc", "embedded", "clients", "late_ring", "late_grpc") for app in SEVERAL_PROCESSES})
+# Processes that share GPU memory.
+SHARING = ("ipc_memory", "ipc_ring", "peer_spin")
+LIMITED.update({app: ("native", "ring", "grpc", "embedded", "clients", "late_ring", "late_grpc") for app in SHARING})
 # A real driver's kernel heap cannot be saved (docs/context-state.md): for tests/gpu/run.
 LIMITED_ON_GPUS = {"kernel_heap": ("native", "ring", "embedded", "grpc", "tls", "clients")}
 LIMITED["torch_nccl"] = ("native", "ring", "grpc", "migrate_ten")
