@@ -24,6 +24,7 @@
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/hold.h"
 #include "checkpoint/engine/criu/instruction_sets.h"
+#include "checkpoint/engine/criu/open_files.h"
 #include "checkpoint/engine/criu/shared_files.h"
 #include "checkpoint/job/gpu_devices.h"
 #include "checkpoint/job/job.h"
@@ -530,6 +531,13 @@ bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string
   std::string criu;
   if (!FindCriu(&criu, error)) return false;
   if (!RestoreSharedFiles(facts, image_folder, error)) return false;
+  std::string image;
+  std::vector<SavedFile> files;
+  if (ReadImageFile(image_folder + "/files.img", &image) && ParseFiles(image, facts, &files)) {
+    std::vector<std::string> paths;
+    for (const SavedFile& file : files) paths.push_back(file.path);
+    RemoveGhosts(paths);
+  }
   *command = {criu,
               "restore",
               "--images-dir",

@@ -250,6 +250,27 @@ std::string SharedFilesToCopy(const ProcessFacts& facts, int image) {
   return text;
 }
 
+void RemoveGhosts(const std::vector<std::string>& paths) {
+  constexpr char kGhost[] = ".ghost";
+  std::map<std::string, std::set<std::string>> names;  // by folder
+  for (const std::string& path : paths) {
+    const size_t slash = path.rfind('/');
+    if (slash != std::string::npos) names[path.substr(0, slash + 1)].insert(path.substr(slash + 1));
+  }
+  for (const auto& [folder, known] : names) {
+    ForEachEntry(folder, [&, &folder = folder, &known = known](const std::string& name) {
+      const size_t mark = name.rfind(".cr.");
+      const size_t end = name.size() - std::min(name.size(), strlen(kGhost));
+      if (mark == std::string::npos || end <= mark || name.substr(end) != kGhost) return;
+      const std::string number = name.substr(mark + 4, end - mark - 4);
+      if (number.find_first_not_of("0123456789abcdef") != std::string::npos) return;
+      struct stat facts;
+      if (known.count(name.substr(0, mark)) == 0 || lstat((folder + name).c_str(), &facts) != 0) return;
+      if (UserOf(folder + name, facts.st_ino) == 0) unlink((folder + name).c_str());
+    });
+  }
+}
+
 bool RestoreSharedFiles(const ProcessFacts& facts, const std::string& image, std::string* error) {
   struct stat now;
   for (const FileFacts& folder : facts.shared_folders()) {

@@ -24,6 +24,10 @@ std::string SharedFilesToCopy(const ProcessFacts& facts, int image);
 // if one cannot be made, or has other contents and is used by a process.
 bool RestoreSharedFiles(const ProcessFacts& facts, const std::string& image, std::string* error);
 
+// CRIU makes a deleted file that is still in use under a name beside its own, NAME.cr.NUMBER.ghost, and a restore that is
+// killed leaves that. Removes those of the files `paths` that nobody uses: the next restore would fail at them.
+void RemoveGhosts(const std::vector<std::string>& paths);
+
 }  // namespace cuda_remote::checkpoint
 
 #endif  // CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_SHARED_FILES_H_

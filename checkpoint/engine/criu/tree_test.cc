@@ -546,7 +546,17 @@ class TreeTest : public testing::Test {
 };
 
 TEST_F(TreeTest, SystemV) { SaveAndRestore("SystemV"); }
-TEST_F(TreeTest, UnlinkedMemory) { SaveAndRestore("UnlinkedMemory"); }
+
+// What a restore that was killed has left is in nobody's way.
+TEST_F(TreeTest, UnlinkedMemory) {
+  SaveAndRestore("UnlinkedMemory", [] {
+    for (int number = 0; number < 16; ++number) {
+      char name[64];
+      snprintf(name, sizeof(name), "unlinked.cr.%x.ghost", unsigned(number));
+      Touch(name);
+    }
+  });
+}
 
 // On another host, or after the job's end, named files are gone; after a checkpoint of a job that went on, they are not
 // what they were. What somebody else has meanwhile is not touched.
