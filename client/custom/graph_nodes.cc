@@ -181,6 +181,9 @@ CUresult FillAny(Call& call, const CUgraphNodeParams& node, NodeMessage* out) {
       return CheckContext(call, node.memset.ctx, out);
     case CU_GRAPH_NODE_TYPE_GRAPH:
       if (!call.Valid(Kind::kGraph, node.graph.graph)) return CUDA_ERROR_INVALID_VALUE;
+      if (node.graph.ownership != CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE) {
+        return Call::Unsupported(call.info().name, "a child graph that is moved into its parent");
+      }
       if (const CUresult result = CheckWithoutMemory(call.session(), reinterpret_cast<uint64_t>(node.graph.graph));
           result != CUDA_SUCCESS) {
         return result;
