@@ -98,10 +98,12 @@ class GraphMemory {
     Exec& made = execs_[exec];
     made.graph = graph;
     made.frees_at_launch = frees_at_launch;
-    made.nodes = found->second;
+    made.nodes = made.first = found->second;
     Use(made.nodes);
+    Use(made.first);
   }
-  // An executable can be updated from a graph that allocates and frees as often. It has the graph's memory from then on.
+  // An executable can be updated from a graph that allocates and frees as often. It has the graph's memory from then on,
+  // beside that of the graph that it was made from, without which a replay could not make it.
   bool MayUpdate(uint64_t exec, uint64_t graph) const {
     static const Nodes kNone;
     const auto found = execs_.find(exec);
@@ -179,6 +181,7 @@ class GraphMemory {
       graph->second.exec = 0;
     }
     Unuse(one.nodes, gone);
+    Unuse(one.first, gone);
   }
 
   // The memory is gone for another reason: its context is. Graphs and executables that name it cannot be launched.
@@ -258,6 +261,7 @@ class GraphMemory {
     uint64_t graph = 0;
     bool frees_at_launch = false;
     Nodes nodes;
+    Nodes first;  // when it was made
   };
   struct Figures {
     uint64_t current = 0, used_high = 0, reserved_high = 0;

@@ -146,10 +146,19 @@ TEST_F(GraphMemoryTest, AnUpdateTakesTheOtherGraphsMemory) {
   memory_.GraphDestroyed(kGraph, &gone_);
   EXPECT_TRUE(gone_.empty());
   memory_.Updated(kExec, kOther, &gone_);
-  EXPECT_EQ(gone_, GraphMemory::Addresses{kMemory});
-  gone_.clear();
   memory_.Launched(kExec, &gone_);
+  EXPECT_FALSE(memory_.IsAlive(kMemory));
   EXPECT_TRUE(memory_.IsAlive(2 * kMemory));
+  EXPECT_EQ(memory_.Free(2 * kMemory, &gone_), CUDA_SUCCESS);
+  memory_.GraphDestroyed(kOther, &gone_);
+  EXPECT_TRUE(gone_.empty());
+  constexpr uint64_t kThird = 3;
+  memory_.Allocates(kThird, 3 * kMemory, 100, 0);
+  memory_.Updated(kExec, kThird, &gone_);
+  EXPECT_EQ(gone_, GraphMemory::Addresses{2 * kMemory});
+  gone_.clear();
+  memory_.ExecDestroyed(kExec, &gone_);
+  EXPECT_EQ(gone_, GraphMemory::Addresses{kMemory});  // what the executable was made from
 }
 
 TEST_F(GraphMemoryTest, ContextDies) {
