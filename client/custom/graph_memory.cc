@@ -125,6 +125,26 @@ CUresult FindOfType(const char* name, CUgraphNode node, CUgraphNodeType type, Di
   return FindDisguised(call.session(), node, found) && found->type == type ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+// A launch that may allocate and free.
+CUresult LaunchWithMemory(Call& call, const wire::cuGraphLaunch_Request& request) {
+  Session& session = call.session();
+  Addresses gone;
+  {
+    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    driverabi::GraphMemory& memory = session.graph_memory();
+    if (memory.ExecHasNodes(request.hGraph)) {
+      // It would become a child graph.
+      if (session.captures().IsCaptured(request.hStream)) return CUDA_ERROR_NOT_SUPPORTED;
+      const CUresult may = memory.MayLaunch(request.hGraph);
+      if (may != CUDA_SUCCESS) return may;
+      memory.Launched(request.hGraph, &gone);
+    }
+  }
+  const CUresult result = call.Send();
+  session.FreeGraphMemory(gone);
+  return result;
+}
+
 CUresult CheckDevice(Call& call, CUdevice device) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   return device >= 0 && size_t(device) < call.session().devices().size() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
@@ -277,23 +297,8 @@ CUresult Custom_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream, bool per_thr
   if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.hStream); result != CUDA_SUCCESS) {
     return result;
   }
-  Session& session = call.session();
-  Addresses gone;
-  if (session.uses_graph_memory()) {
-    std::unique_lock<std::shared_mutex> lock(session.mutex());
-    driverabi::GraphMemory& memory = session.graph_memory();
-    if (memory.ExecHasNodes(request.hGraph)) {
-      // It would become a child graph.
-      if (session.captures().IsCaptured(request.hStream)) return CUDA_ERROR_NOT_SUPPORTED;
-      const CUresult may = memory.MayLaunch(request.hGraph);
-      if (may != CUDA_SUCCESS) return may;
-      memory.Launched(request.hGraph, &gone);
-    }
-  }
   request.Encode(&call.message());
-  const CUresult result = call.Send();
-  session.FreeGraphMemory(gone);
-  return result;
+  return call.session().uses_graph_memory() ? LaunchWithMemory(call, request) : call.Send();
 }
 
 CUresult Custom_cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream, bool per_thread) {
