@@ -189,7 +189,10 @@ class GraphMemory {
     const auto found = blocks_.find(address);
     if (found == blocks_.end()) return;
     for (auto& [graph, nodes] : graphs_) nodes.Forget(address);
-    for (auto& [exec, one] : execs_) one.nodes.Forget(address);
+    for (auto& [exec, one] : execs_) {
+      one.nodes.Forget(address);
+      one.first.Forget(address);
+    }
     blocks_.erase(found);
   }
 

@@ -174,6 +174,23 @@ TEST_F(GraphMemoryTest, ContextDies) {
   EXPECT_TRUE(memory_.empty());
 }
 
+// Other memory may have come to the address of what an executable was made from.
+TEST_F(GraphMemoryTest, ContextOfTheFirstGraphDies) {
+  memory_.Allocates(kGraph, kMemory, 100, 0);
+  memory_.Allocates(kOther, 2 * kMemory, 100, 1);
+  memory_.Instantiated(kGraph, kExec, false);
+  memory_.Updated(kExec, kOther, &gone_);
+  memory_.Forget(kMemory);
+  constexpr uint64_t kThird = 3, kThirdExec = 13;
+  memory_.Allocates(kThird, kMemory, 100, 1);
+  memory_.Instantiated(kThird, kThirdExec, false);
+  memory_.ExecDestroyed(kExec, &gone_);
+  memory_.GraphDestroyed(kThird, &gone_);
+  EXPECT_TRUE(gone_.empty());  // kThirdExec has it
+  memory_.ExecDestroyed(kThirdExec, &gone_);
+  EXPECT_EQ(gone_, GraphMemory::Addresses{kMemory});
+}
+
 // Random programs against the rules written down once more, as sets of references.
 TEST(GraphMemoryModelTest, RandomPrograms) {
   for (unsigned seed = 1; seed <= 200; ++seed) {
