@@ -8,11 +8,15 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 
+#include "checkpoint/gpu/moved_code.h"
 #include "proto/channel/handshake.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/driverabi/address_search.h"
 #include "proto/driverabi/error_names.h"
 #include "proto/nvml/query.h"
 #include "replay/replayer/channel_target.h"
@@ -230,9 +234,59 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
   return ok;
 }
 
-// The driver places variables, functions and the kernels' heaps; the program, and other variables, may hold their
-// addresses. Variables that the program asked for by name are compared in the replay; this finds the others, functions
-// whose addresses variables hold, and heaps.
+// Functions that lie elsewhere than before, of the modules whose variables hold addresses of functions.
+static bool FindMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, MovedCode* moved,
+                          std::string* error) {
+  const auto holds_code = [](const ckptfmt::Region& region) {
+    return region.flags != 0 && (region.kind == ckptfmt::RegionKind::kModuleSymbol ||
+                                 region.kind == ckptfmt::RegionKind::kLibrarySymbol);
+  };
+  if (std::none_of(regions.begin(), regions.end(), holds_code)) return true;
+  std::map<std::pair<uint64_t, uint64_t>, uint64_t> hashes;  // by module and context
+  wire::OpCodeWords_Request request;
+  for (bool more = true; more;) {
+    Reply reply;
+    if (!Ask(channel, kOpCodeWords, request, "tell where functions lie", &reply, error)) return false;
+    wire::OpCodeWords_Reply found;
+    if (!found.Decode(reply.message)) return Malformed(error);
+    std::set<uint64_t> modules;
+    for (wire::ModuleCode& one : found.modules) {
+      modules.insert(one.module);
+      for (std::vector<uint64_t>* words : {&one.before, &one.now}) {
+        for (uint64_t& word : *words) word = ~word;
+      }
+      hashes[{one.module, one.context}] = driverabi::HashOfAddresses(one.before);
+      if (one.counts.size() != one.symbols.size() || one.now.size() != one.offsets.size()) return Malformed(error);
+      // Other variables than before: the hash says so below.
+      if (one.before.size() != one.now.size()) {
+        hashes[{one.module, one.context}] = 0;
+        continue;
+      }
+      size_t next = 0;
+      for (size_t i = 0; i < one.symbols.size(); ++i) {
+        if (one.counts[i] > one.offsets.size() - next) return Malformed(error);
+        std::vector<MovedCode::Word> words;
+        for (const size_t end = next + one.counts[i]; next < end; ++next) {
+          words.push_back({one.offsets[next], one.before[next], one.now[next]});
+        }
+        moved->Add(one.module, one.context, std::string(one.symbols[i]), words);
+      }
+    }
+    request.after += modules.size();
+    more = found.more && !modules.empty();
+  }
+  for (const ckptfmt::Region& region : regions) {
+    const auto known = hashes.find({region.object, region.context});
+    if (!holds_code(region) || (known != hashes.end() && known->second == region.flags)) continue;
+    *error = "the GPU functions whose addresses the variable " + region.symbol +
+             " holds lie elsewhere on this server than before, and it is not known where they lay";
+    return false;
+  }
+  return true;
+}
+
+// The driver places variables and the kernels' heaps; the program, and other variables, may hold their addresses.
+// Variables that the program asked for by name are compared in the replay; this finds the others, and heaps.
 static bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Region>& wanted, std::string* error) {
   const auto is_variable = [](const ckptfmt::Region& region) {
     return region.kind == ckptfmt::RegionKind::kModuleSymbol || region.kind == ckptfmt::RegionKind::kLibrarySymbol ||
@@ -264,10 +318,6 @@ static bool CheckVariables(ClientChannel* channel, const std::vector<ckptfmt::Re
                " on this server, but at " + Hex(region.address) + " before, and the job may have kept that address";
       return false;
     }
-    if (region.flags == 0 || there->second->flags == region.flags) continue;
-    *error = "the GPU functions whose addresses the variable " + region.symbol +
-             " holds lie elsewhere on this server than before, and the job may have kept their addresses";
-    return false;
   }
   return true;
 }
@@ -281,11 +331,14 @@ bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChann
     regions.push_back(image.regions()[i]);
     numbers.push_back(i);
   }
-  const auto fill = [&](size_t region, uint64_t index, char* out, size_t, std::string* why) {
+  MovedCode moved;
+  if (!FindMovedCode(channel, regions, &moved, error)) return false;
+  const auto fill = [&](size_t region, uint64_t index, char* out, size_t bytes, std::string* why) {
     bool zero;
     const absl::Status status = image.ReadChunk(numbers[region], index, out, &zero);
     if (!status.ok()) *why = std::string(status.message());
-    return status.ok();
+    return status.ok() &&
+           (zero || moved.Translate(regions[region], index * ckptfmt::kChunkBytes, out, bytes, why));
   };
   const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
   SharedBuffers* const attached = shared && shared->Attach(channel) ? shared.get() : nullptr;
@@ -301,8 +354,12 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
     *error = "there is no memory to copy through";
     return false;
   }
+  MovedCode moved;
+  if (!FindMovedCode(to, regions, &moved, error)) return false;
   const auto use = [&](size_t region, uint64_t index, char* slot, size_t bytes, std::string* why) {
-    const bool sent = SendBytes(to, regions[region], index * ckptfmt::kChunkBytes, {slot, bytes}, why);
+    const uint64_t offset = index * ckptfmt::kChunkBytes;
+    const bool sent = moved.Translate(regions[region], offset, slot, bytes, why) &&
+                      SendBytes(to, regions[region], offset, {slot, bytes}, why);
     pool.Give(slot);
     return sent;
   };

@@ -22,10 +22,6 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
                      CUgraphInstantiateResult* outcome) {
   static constexpr CallInfo kInfo{kCall_cuGraphInstantiateWithParams, "cuGraphInstantiate", false, ContextOf::kThread};
   if (!exec) return CUDA_ERROR_INVALID_VALUE;
-  // Kernels would be given the handle, which means nothing on the GPU.
-  if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) {
-    return Call::Unsupported("cuGraphInstantiate(DEVICE_LAUNCH)", "graphs that kernels launch are not supported");
-  }
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuGraphInstantiateWithParams_Request request;
@@ -62,6 +58,12 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
     if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) memory.Uploaded(request.exec);
   }
   *exec = reinterpret_cast<CUgraphExec>(request.exec);
+  if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) {
+    // A server without such graphs has refused.
+    if (reply.handle == 0) return session.Lose(ChannelStatus::kProtocolError);
+    session.NameExec(reply.handle, request.exec);
+    *exec = reinterpret_cast<CUgraphExec>(reply.handle);
+  }
   return CUDA_SUCCESS;
 }
 

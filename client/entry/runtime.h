@@ -21,6 +21,12 @@
 
 namespace cuda_remote::client {
 
+// The application's handle of an executable graph that kernels may launch is the driver's own.
+inline CUgraphExec VirtualExec(CUgraphExec exec) {
+  const uint64_t handle = reinterpret_cast<uint64_t>(exec);
+  return KindOf(handle) == Kind::kGraphExec ? exec : reinterpret_cast<CUgraphExec>(Call::ExecOfDriver(handle));
+}
+
 // The reply of a call cannot be understood: the server is not what it says it is.
 inline constexpr CUresult kBadReply = CUDA_ERROR_UNKNOWN;
 

@@ -543,6 +543,11 @@ void Call::Undone(replay::ObjectKey object, uint32_t id, uint64_t key) {
   session_->log().ForgetSetting(object, id, key);
 }
 
+uint64_t Call::ExecOfDriver(uint64_t driver_handle) {
+  Session* const session = Session::Get();
+  return session ? session->ExecOfDriver(driver_handle) : driver_handle;
+}
+
 CUresult Call::Unsupported(const char* name, const char* reason) {
   CountUnsupported(name, reason);
   if (trace::On()) trace::Unsupported();

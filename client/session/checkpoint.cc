@@ -322,6 +322,7 @@ bool Session::Take(agent::Taken* taken, std::string* error) {
     *error = "the job holds no channel to a GPU server (it was released already)";
     return false;
   }
+  if (!NoteCode(error)) return false;
   std::string log;
   {
     std::shared_lock<std::shared_mutex> lock(mutex_);
@@ -362,7 +363,9 @@ bool Session::Give(agent::Given given, std::string* error) {
   channel_->SetStdoutSink(&WriteDeviceOutput);
   channel_->SetStderrSink(&WriteDeviceErrors);
   channel_->SetEager(!wait_asleep_);
-  if (given.new_worker && (!ShareHostArena(error) || !MapManaged(error) || !ReplayRest(error) || !MoveManaged(error))) {
+  // The search comes before memory is mapped that looks used and is not.
+  if (given.new_worker && (!FindOldCode(error) || !ShareHostArena(error) || !MapManaged(error) || !ReplayRest(error) ||
+                           !MoveManaged(error))) {
     managed_home_.MoveBack();
     channel_.swap(adopted);
     host_functions_.SetChannel(channel_.get());

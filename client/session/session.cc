@@ -387,9 +387,13 @@ void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
       if (captures_.active()) captures_.StreamDied(dead.id);
       handles_.Drop(dead.id);
       break;
+    case Kind::kGraphExec:
+      for (auto it = launchable_execs_.begin(); it != launchable_execs_.end();) {
+        it = it->second == dead.id ? launchable_execs_.erase(it) : std::next(it);
+      }
+      [[fallthrough]];
     case Kind::kGraph:
     case Kind::kGraphNode:
-    case Kind::kGraphExec:
     case Kind::kCapture:
       handles_.Drop(dead.id);
       node_settings_.erase(dead.id);
@@ -405,6 +409,17 @@ void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
     default:
       handles_.Drop(dead.id);
   }
+}
+
+void Session::NameExec(uint64_t driver_handle, uint64_t exec) {
+  std::unique_lock<std::shared_mutex> lock(mutex_);
+  launchable_execs_[driver_handle] = exec;
+}
+
+uint64_t Session::ExecOfDriver(uint64_t driver_handle) {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  const auto found = launchable_execs_.find(driver_handle);
+  return found != launchable_execs_.end() ? found->second : driver_handle;
 }
 
 void Session::RetainUnlocked(uint64_t user, uint64_t slot, uint64_t used) {

@@ -49,6 +49,10 @@
 #include "replay/handles/live_handles.h"
 #include "replay/log/log.h"
 
+namespace cuda_remote::wire {
+struct OpCodeWords_Reply;
+}  // namespace cuda_remote::wire
+
 namespace cuda_remote::client {
 
 // Device memory that the application knows of.
@@ -246,6 +250,11 @@ class Session final : public agent::AgentHost, public trace::Server {
   void NoteStream() { has_streams_.store(true, std::memory_order_relaxed); }
   StagedCopies& staged_copies() { return staged_copies_; }
   // Whether there has ever been memory of a graph: what every launch of one, and every free, asks first.
+  // An executable graph that kernels may launch: the application has the driver's own handle of it, since kernels get it.
+  void NameExec(uint64_t driver_handle, uint64_t exec);
+  // Its virtual handle; `driver_handle` itself if it is none of these.
+  uint64_t ExecOfDriver(uint64_t driver_handle);
+
   bool uses_graph_memory() const { return uses_graph_memory_.load(std::memory_order_relaxed); }
   void set_uses_graph_memory() { uses_graph_memory_.store(true, std::memory_order_relaxed); }
   // Whether there has ever been a node that the server knows as something else.
@@ -355,6 +364,12 @@ class Session final : public agent::AgentHost, public trace::Server {
   // Makes again what the tool's replay left out because it needs this process's pinned memory.
   bool ReplayRest(std::string* error);
   void GoBack();
+  // Where the server's functions lie whose addresses variables hold; `use` gets all of it, in pieces of whole modules.
+  CUresult AskCode(const std::function<void(const wire::OpCodeWords_Reply&)>& use);
+  // Puts that into the log, for a replay.
+  bool NoteCode(std::string* error);
+  // After a replay: false if this process's memory holds the address of a function that lies elsewhere now.
+  bool FindOldCode(std::string* error);
   // The same for managed memory: that it is there, and then what is in it.
   bool MapManaged(std::string* error);
   bool MoveManaged(std::string* error);
@@ -440,6 +455,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   std::unordered_map<uint64_t, std::map<std::pair<uint32_t, uint64_t>, std::vector<NodeSetting>>> node_settings_;
   uint64_t next_setting_key_ = uint64_t(1) << 62;
   driverabi::GraphMemory graph_memory_;
+  std::map<uint64_t, uint64_t> launchable_execs_;  // by the driver's handle
   std::unordered_map<uint64_t, DisguisedNode> disguised_nodes_;
   std::atomic<bool> uses_graph_memory_{false};
   std::atomic<bool> has_disguised_nodes_{false};

@@ -204,7 +204,7 @@ def stub(model, call):
 
 
 def entry_body(model, call, per_thread):
-    args = [p.name for p in call.params]
+    args = [f"VirtualExec({p.name})" if p.type == "CUgraphExec" else p.name for p in call.params]
     if call.status == "unsupported":
         return f"Call::Unsupported({text.c_string(call.symbol)}, {text.c_string(call.reason)})"
     target = call

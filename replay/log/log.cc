@@ -175,6 +175,17 @@ void Log::Modify(ObjectKey object, uint64_t key, const FrameHeader& header, std:
   if (stored) Forget(stored.get());
 }
 
+bool Log::SetMessage(ObjectKey object, std::string_view message) {
+  const auto found = nodes_.find(object);
+  if (found == nodes_.end() || !found->second->created) return false;
+  Stored* const stored = found->second->created.get();
+  bytes_ -= stored->bytes();
+  stored->record.message = message;
+  stored->record.header.message_bytes = uint32_t(message.size());
+  bytes_ += stored->bytes();
+  return true;
+}
+
 const Record* Log::FindSetting(ObjectKey object, uint32_t call, uint64_t key) const {
   const auto found = nodes_.find(object);
   if (found == nodes_.end()) return nullptr;

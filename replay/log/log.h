@@ -71,6 +71,9 @@ class Log {
   void Modify(ObjectKey object, uint64_t key, const FrameHeader& header, std::string_view message,
               const std::vector<ObjectKey>& depends_on = {});
 
+  // Replaces the message of the call that made `object`; nothing else changes. False if there is no such record.
+  bool SetMessage(ObjectKey object, std::string_view message);
+
   // The record of one setting; null if there is none.
   const Record* FindSetting(ObjectKey object, uint32_t call, uint64_t key) const;
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <random>
 #include <set>
 
@@ -53,6 +54,24 @@ TEST(Log, KeepsRecordsInOrder) {
   EXPECT_EQ(context->header.message_bytes, 7u);
   ASSERT_TRUE(log.Find(kModule)->image.has_value());
   EXPECT_EQ(*log.FindImage(*log.Find(kModule)->image), std::string(1000, 'i'));
+}
+
+TEST(Log, AMessageIsReplaced) {
+  Log log = Sample(), longer;
+  const size_t before = log.bytes();
+  EXPECT_TRUE(log.SetMessage(kModule, "module and places"));
+  EXPECT_GE(log.bytes(), before + strlen(" and places"));
+  EXPECT_EQ(Messages(log)[1], "module and places");
+  EXPECT_EQ(log.Find(kModule)->header.message_bytes, 17u);
+  EXPECT_TRUE(log.Find(kModule)->image.has_value());
+  std::string bytes, error;
+  log.Serialize(&bytes);
+  ASSERT_TRUE(Log::Parse(bytes, &longer, &error)) << error;
+  EXPECT_EQ(Messages(longer), Messages(log));
+  EXPECT_FALSE(log.SetMessage({Kind::kModule, 99}, "none"));
+  log.Destroy(kContext);
+  EXPECT_FALSE(log.SetMessage(kModule, "gone"));
+  EXPECT_EQ(log.records(), 0u);
 }
 
 TEST(Log, TheLastWriterWins) {

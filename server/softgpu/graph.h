@@ -86,6 +86,7 @@ struct Graph : std::enable_shared_from_this<Graph> {
     bool used = false;    // by a node
   };
   std::vector<Conditional> conditionals;
+  bool moved = false;             // a child graph that its node owns (CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE)
   Graph* whole = nullptr;         // of a body: the graph that it is part of, or that graph's own
   std::weak_ptr<GraphExec> only;  // of a graph with conditional nodes: there may be one executable at a time
   std::vector<UserReference> user_objects;

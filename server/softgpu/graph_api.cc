@@ -48,13 +48,12 @@ CUresult Instantiate(CUgraphExec* out, CUgraph handle, unsigned long long flags)
   ContextPtr context;
   if (CUresult result = UsableContext(&context); result != CUDA_SUCCESS) return result;
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) return CUDA_ERROR_NOT_SUPPORTED;
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
   if (!graph) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(CaptureMutex());
   GraphMemoryState& memory = GraphMemoryState::Get();
   if (CUresult result = memory.rules.MayInstantiate(graph->number()); result != CUDA_SUCCESS) return result;
-  if (!BodiesAreGood(*graph) || graph->whole != nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!BodiesAreGood(*graph) || graph->whole != nullptr || graph->moved) return CUDA_ERROR_INVALID_VALUE;
   const bool conditional = graph->has_conditionals();
   if (conditional && !graph->only.expired()) return CUDA_ERROR_NOT_SUPPORTED;
   auto exec = std::make_shared<GraphExec>();
@@ -181,7 +180,8 @@ SOFTGPU_API cuGraphDestroy(CUgraph handle) {
   SOFTGPU_ENTER();
   Lock lock(CaptureMutex());
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
-  if (!graph || graph->whole != nullptr) return CUDA_ERROR_INVALID_VALUE;  // a body goes with its node
+  // A body goes with its node, and so does a graph that was moved into one.
+  if (!graph || graph->whole != nullptr || graph->moved) return CUDA_ERROR_INVALID_VALUE;
   Registry<Graph>::Get().Remove(handle);
   graph->Unregister();
   Addresses gone;

@@ -194,7 +194,9 @@ CUresult WorkFrom(const CUgraphNodeParams* params, Work* work) {
       if (!child) return CUDA_ERROR_INVALID_VALUE;
       Lock lock(CaptureMutex());
       if (child->has_memory() || child->has_conditionals()) return CUDA_ERROR_NOT_SUPPORTED;
-      *work = ChildGraphWork{child->Clone()};
+      if (child->moved) return CUDA_ERROR_INVALID_VALUE;
+      child->moved = params->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
+      *work = ChildGraphWork{child->moved ? child : child->Clone()};
       break;
     }
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:

@@ -1,6 +1,7 @@
 #include "server/worker/code_pads.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <set>
 #include <string>
@@ -14,10 +15,14 @@ constexpr uint64_t kBlock = 2 << 20;
 constexpr uint64_t kInstruction = 16, kEmptyPad = 0xa00;
 // Pads for one module; sizes to try for one pad; lengths to try for one pad.
 constexpr int kMostPads = 16, kMostSizes = 5, kMostLengths = 4;
+// A module with more addresses than this, such as NCCL's 670, takes a second to load, and lies in several blocks; no way
+// was ever found for one.
+constexpr size_t kMostWords = 256;
 // Blocks to fill in vain.
 constexpr int kMostFilled = 3;
-// Loads of one module in all: a large one takes a second each, and the job waits.
+// Loads of one module in all: a large one takes a second each, and the job waits. No more begin after this time.
 constexpr int kMostReloads = 10;
+constexpr std::chrono::seconds kLongest(3);
 
 uint64_t BlockOf(uint64_t address) { return address / kBlock; }
 
@@ -78,6 +83,10 @@ class Search {
   }
 
  private:
+  bool TriedEnough() const {
+    return reloads_ >= kMostReloads || std::chrono::steady_clock::now() - start_ > kLongest;
+  }
+
   CodeWords Reload(const std::function<void()>& between) {
     ++reloads_;
     return reload_module_(between);
@@ -87,7 +96,7 @@ class Search {
   CUmodule NextPad() {
     const CodeWords before = now_;
     for (const auto& [distance, word] : Distances(before, wanted_)) {
-      if (reloads_ >= kMostReloads) return nullptr;
+      if (TriedEnough()) return nullptr;
       const CUmodule pad = Shift(before, word, distance);
       if (pad && Wrong(now_, wanted_) < Wrong(before, wanted_)) {
         filled_ = 0;
@@ -105,7 +114,7 @@ class Search {
       if (!is_new && before[i] < before[place->second]) place->second = i;
     }
     for (const auto& [block, word] : first) {
-      if (filled_++ == kMostFilled || reloads_ >= kMostReloads) break;
+      if (filled_++ == kMostFilled || TriedEnough()) break;
       CUmodule pad = nullptr;
       now_ = Reload([&] { pad = LoadPad(driver_, InstructionsFor((block + 1) * kBlock - before[word])); });
       if (pad && now_.size() == before.size() && BlockOf(now_[word]) != block) return pad;
@@ -118,7 +127,7 @@ class Search {
   CUmodule Shift(const CodeWords& before, size_t word, uint64_t distance) {
     uint64_t instructions = InstructionsFor(distance);
     CUmodule pad = nullptr;
-    for (int tries = 0; tries < kMostSizes; ++tries) {
+    for (int tries = 0; tries < kMostSizes && (tries == 0 || !TriedEnough()); ++tries) {
       now_ = Reload([&] {
         if (pad) driver_.cuModuleUnload(pad);
         pad = LoadPad(driver_, instructions);
@@ -143,6 +152,7 @@ class Search {
   const CodeWords& wanted_;
   const std::function<CodeWords(const std::function<void()>&)>& reload_module_;
   int reloads_ = 0;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace
@@ -150,6 +160,7 @@ class Search {
 CodeWords MoveCodeTo(const DriverTable& driver, const CodeWords& now, const CodeWords& wanted,
                      const std::function<CodeWords(const std::function<void()>&)>& reload,
                      std::vector<CUmodule>* pads) {
+  if (wanted.size() > kMostWords) return now;
   return Search(driver, now, wanted, reload).Run(pads);
 }
 

@@ -83,6 +83,12 @@ struct Mirrored {
   std::shared_ptr<char> base;
 };
 
+// A word of one of a module's variables.
+struct CodePlace {
+  size_t symbol = 0;  // of ModuleFacts::symbols
+  uint64_t offset = 0;
+};
+
 // A module or library: its variables, for checkpoints.
 struct ModuleFacts {
   bool library = false;
@@ -90,8 +96,12 @@ struct ModuleFacts {
   uint32_t index = 0;    // in the order of loading
   std::vector<replay::DataSymbol> symbols;
   replay::KernelFacts kernels;
-  // By context (virtual handle): what loading put into the words of its variables that hold addresses of functions.
+  // By context (virtual handle): what loading put into the words of its variables that hold addresses of functions, and
+  // which words these are.
   std::map<uint64_t, CodeWords> code;
+  std::map<uint64_t, std::vector<CodePlace>> code_places;
+  // After a replay: what was there before it.
+  std::map<uint64_t, CodeWords> code_before;
   uint64_t charged = 0;  // what the variables count as device memory: once, in however many contexts a library is
   std::string problem;   // not empty: the image could not be understood
 };
@@ -356,7 +366,6 @@ class WorkerSession : public Session {
   int allocating_modules_ = 0;  // whose kernels use their context's heap
   // Pads in front of modules' code, until the replay is over.
   std::vector<std::pair<ContextRef, CUmodule>> code_pads_;
-  bool code_lost_ = false;  // some functions could not be brought to where they were
   KernelHeaps heaps_;
   std::unordered_map<uint64_t, PhysicalFacts> physical_;
   std::list<PendingFree> pending_frees_;

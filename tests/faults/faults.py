@@ -687,7 +687,7 @@ def elsewhere(context):
     if not lab.software:
         return  # a real GPU puts them where it does
     for app, words in (
-        ("code_places", r"GPU functions whose addresses the variable \w+ holds lie elsewhere on this server"),
+        ("code_places", r"GPU memory at 0x\w+ holds the address of a GPU function that lies elsewhere on this server"),
         ("kernel_heap", r"the heap of the job's kernels lies at 0x\w+ on this server .*, but at 0x\w+ before"),
     ):
         command = context.app(app, 16)
@@ -707,6 +707,76 @@ def elsewhere(context):
         must_fail(lab.start(harness.Process(lab, app + "-restart", restart + [other.unix])), mention=words)
         again = lab.start(harness.Process(lab, app + "-again", restart + [lab.server(app + "-new").unix]))
         again.expect_success(60)
+
+
+@case
+def other_places(context):
+    """Functions that lie elsewhere, in three processes one after the other, are called by the tables that name them."""
+    lab = context.lab
+    if not lab.software:
+        return  # a real GPU puts them where it does
+    lab.env["SOFTGPU_PLACES"] = "process"
+    command = context.app("code_tables", 300)
+    job = lab.job("tables", command, lab.server("one").unix, step_ms=60)
+    job.wait_steps(3, 60)
+    images = []
+    for number in range(3):
+        lab.run(f"migrate{number}", [lab.tool("cr-migrate"), job.id, "--to", lab.server(f"to{number}").unix], 60)
+        images.append(context.path(f"image{number}"))
+        lab.run(f"checkpoint{number}", [lab.tool("cr-checkpoint"), job.id, images[-1]], 60)
+    job.expect_success(60)
+    harness.same("after three moves", job.stdout(), context.expected(command))
+    for number, image in enumerate(images):
+        os.truncate(job.out, 0)
+        restart = [lab.tool("cr-restart"), image, "--server", lab.server(f"again{number}").unix]
+        again = lab.start(harness.Process(lab, f"restart{number}", restart))
+        again.expect_success(60)
+        harness.same("after a restart", job.stdout().splitlines()[-1:], context.expected(command).splitlines()[-1:])
+
+
+@case
+def kept_addresses(context):
+    """A copy of such an address in GPU memory or in the program's own is found, and the job goes on where it was."""
+    lab = context.lab
+    if not lab.software:
+        return
+    for kept, words in (("device", r"GPU memory at 0x\w+"), ("host", r"the program's own memory at 0x\w+")):
+        words += " holds the address of a GPU function that lies elsewhere on this server than before"
+        lab.env["APP_COPY"] = kept
+        command = context.app("code_tables", 16)
+        job = lab.job(kept, command, lab.server(kept + "-first").unix, step_ms=60)
+        job.wait_steps(3, 60)
+        image = context.path(kept + ".image")
+        lab.run(kept + "-checkpoint", [lab.tool("cr-checkpoint"), job.id, image], 60)
+        lab.env["SOFTGPU_PLACES"] = "process"
+        other = lab.server(kept + "-other")
+        del lab.env["SOFTGPU_PLACES"]
+        moved = lab.start(harness.Process(lab, kept + "-migrate", [lab.tool("cr-migrate"), job.id, "--to", other.unix]))
+        must_fail(moved, mention=words + ".*the job goes on where it was")
+        job.expect_success(60)
+        harness.same("after the refused migration", job.stdout(), context.expected(command))
+        os.truncate(job.out, 0)
+        restart = [lab.tool("cr-restart"), image, "--server"]
+        must_fail(lab.start(harness.Process(lab, kept + "-restart", restart + [other.unix])), mention=words)
+        again = lab.start(harness.Process(lab, kept + "-again", restart + [lab.server(kept + "-new").unix]))
+        again.expect_success(60)
+
+
+@case
+def launchable(context):
+    """A job with a graph that kernels may launch is not saved or moved, and goes on."""
+    lab = context.lab
+    command = context.app("graph_launchable", 16)
+    job = lab.job("job", command, lab.server("first").unix, step_ms=60)
+    job.wait_steps(3, 60)
+    for tool in (
+        [lab.tool("cr-checkpoint"), job.id, context.path("image")],
+        [lab.tool("cr-migrate"), job.id, "--to", lab.server("second").unix],
+    ):
+        refused = lab.start(harness.Process(lab, os.path.basename(tool[0]), tool))
+        must_fail(refused, mention="a graph that kernels may launch .* on another server")
+    job.expect_success(60)
+    harness.same("after what was refused", job.stdout(), context.expected(command))
 
 
 @case

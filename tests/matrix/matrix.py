@@ -62,6 +62,7 @@ APPS = {
     "unloads": 30,
     "unloads_constants": 30,
     "code_places": 24,
+    "code_tables": 20,
     "context_state": 24,
     "kernel_heap": 24,
     "no_context": 20,

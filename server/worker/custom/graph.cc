@@ -42,8 +42,10 @@ CUresult Custom_cuGraphInstantiateWithParams(Session& session, const Request&,
   const CUresult result = session.driver().cuGraphInstantiateWithParams(&exec, graph, &params);
   out->result = int(params.result_out);
   out->error_node = session.Virtual(Kind::kGraphNode, reinterpret_cast<uint64_t>(params.hErrNode_out));
-  if (result == CUDA_SUCCESS) session.Bind(Kind::kGraphExec, in.exec, reinterpret_cast<uint64_t>(exec), 0);
-  return result;
+  if (result != CUDA_SUCCESS) return result;
+  session.Bind(Kind::kGraphExec, in.exec, reinterpret_cast<uint64_t>(exec), 0);
+  if (in.flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) out->handle = reinterpret_cast<uint64_t>(exec);
+  return CUDA_SUCCESS;
 }
 
 CUresult Custom_cuGraphExecUpdate_v2(Session& session, const Request&, const wire::cuGraphExecUpdate_v2_Request& in,

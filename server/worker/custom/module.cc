@@ -9,6 +9,7 @@
 
 #include "proto/codec/library.gen.h"
 #include "proto/codec/module.gen.h"
+#include "proto/codec/operations.gen.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/jit_options.h"
@@ -49,6 +50,12 @@ bool NoteSymbol(WorkerSession& worker, uint64_t owner, const std::string& name, 
   return range.managed;
 }
 
+// Words of modules in one answer, well below the longest message.
+constexpr size_t kCodeReplyBytes = 256 << 10;
+
+// An address of code from the wire, where it is complemented; older images have it as it is.
+uint64_t AddressOfCode(uint64_t word) { return word >> 63 != 0 ? ~word : word; }
+
 // Notes a module that was loaded. In a replay its variables belong where they were.
 template <typename In, typename Out>
 CUresult Settle(WorkerSession& worker, const Request& request, uint64_t handle, bool library, std::string_view image,
@@ -68,7 +75,9 @@ CUresult Settle(WorkerSession& worker, const Request& request, uint64_t handle, 
     }
   }
   if (request.replay() && !in.code.empty()) {
-    CUresult result = worker.MoveCode(handle, &placed, in.code_contexts, in.code, load);
+    std::vector<uint64_t> code = in.code;
+    for (uint64_t& word : code) word = AddressOfCode(word);
+    CUresult result = worker.MoveCode(handle, &placed, in.code_contexts, code, load);
     // Its variables may have gone elsewhere meanwhile.
     if (result == CUDA_SUCCESS && !in.places.empty() && !worker.contexts().empty()) {
       result = worker.MoveVariables(handle, &placed, in.places, load);
@@ -84,7 +93,7 @@ CUresult Settle(WorkerSession& worker, const Request& request, uint64_t handle, 
     // Another GPU's code in the same image may have other variables.
     if (!out->code_contexts.empty() && words.size() * out->code_contexts.size() != out->code.size()) continue;
     out->code_contexts.push_back(context);
-    out->code.insert(out->code.end(), words.begin(), words.end());
+    for (const uint64_t word : words) out->code.push_back(~word);
   }
   return CUDA_SUCCESS;
 }
@@ -260,6 +269,44 @@ CUresult Custom_cuLibraryEnumerateKernels(Session& session, const Request&,
   }
   if (result == CUDA_SUCCESS) AnswerNames(names, in.after, out, reply);
   return result;
+}
+
+CUresult OpCodeWords(Session& session, const Request&, const wire::OpCodeWords_Request& in, wire::OpCodeWords_Reply* out,
+                     ReplyBuilder* reply) {
+  uint64_t passed = 0;
+  size_t bytes = 0;
+  for (const auto& [handle, module] : Worker(session).modules()) {
+    if (module.code.empty() || passed++ < in.after) continue;
+    if (bytes > kCodeReplyBytes) {
+      out->more = true;
+      break;
+    }
+    // All contexts of a module go in one answer.
+    for (const auto& [context, now] : module.code) {
+      const auto places = module.code_places.find(context);
+      if (now.empty() || places == module.code_places.end()) continue;
+      const auto before = module.code_before.find(context);
+      wire::ModuleCode one;
+      one.module = handle;
+      one.context = context;
+      for (size_t i = 0; i < now.size(); ++i) {
+        const CodePlace& place = places->second[i];
+        if (i == 0 || places->second[i - 1].symbol != place.symbol) {
+          one.symbols.push_back(module.symbols[place.symbol].name);
+          one.counts.push_back(0);
+          bytes += one.symbols.back().size() + 16;
+        }
+        ++one.counts.back();
+        one.offsets.push_back(place.offset);
+        one.now.push_back(~now[i]);
+        bytes += 32;
+      }
+      for (const uint64_t word : before != module.code_before.end() ? before->second : now) one.before.push_back(~word);
+      out->modules.push_back(std::move(one));
+    }
+  }
+  out->Encode(&reply->message);
+  return CUDA_SUCCESS;
 }
 
 }  // namespace cuda_remote::server

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "proto/codec/operations.gen.h"
+#include "proto/driverabi/address_search.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/array_contents.h"
@@ -40,15 +41,6 @@ ContextRef ContextFor(WorkerSession& worker, uint64_t context) {
 }
 
 bool IsHeap(uint64_t object) { return object != 0 && KindOf(object) == Kind::kContext; }
-
-// FNV-1a over the words' bytes, from the lowest one on; never 0.
-uint64_t HashOf(const CodeWords& words) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const uint64_t word : words) {
-    for (int shift = 0; shift < 64; shift += 8) hash = (hash ^ (word >> shift & 0xff)) * 0x100000001b3;
-  }
-  return hash != 0 ? hash : 1;
-}
 
 struct FoundSymbol {
   wire::Region region;
@@ -83,7 +75,7 @@ void FindSymbols(WorkerSession& worker, uint64_t object, const ModuleFacts& modu
     one.region.device = context.device;
     one.region.module_index = module.index;
     const auto code = module.code.find(context_handle);
-    if (!symbol.code_words.empty() && code != module.code.end()) one.region.code = HashOf(code->second);
+    if (!symbol.code_words.empty() && code != module.code.end()) one.region.code = driverabi::HashOfAddresses(code->second);
     found->push_back(std::move(one));
   }
 }
@@ -211,6 +203,18 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
       refusals->push_back(
           "physical memory (cuMemCreate) that was mapped and is not any more: its contents have no address");
     }
+  }
+  bool launchable = false;
+  worker.handles().ForEach(Kind::kGraphExec, [&](const HandleMap::Entry& entry) {
+    cuuint64_t flags = 0;
+    const auto exec = reinterpret_cast<CUgraphExec>(entry.real);
+    launchable = launchable || (worker.driver().cuGraphExecGetFlags(exec, &flags) == CUDA_SUCCESS &&
+                                (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0);
+  });
+  if (launchable) {
+    refusals->push_back(
+        "a graph that kernels may launch (CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH): the program and its kernels have the "
+        "driver's own handle of it, which would be another one on another server");
   }
   if (CapturesInProgress() != 0) refusals->push_back("a stream is being captured into a graph");
   std::stable_sort(found.begin(), found.end(),

@@ -1,0 +1,51 @@
+// GPU functions that lie elsewhere on another server than before, and what memory holds of their addresses.
+//
+// Words of variables into which loading a module puts addresses of functions are translated: what was an address there
+// before becomes the same function's address now. Anywhere else such an address stops the restart or the move, since
+// nobody can tell an address from a number, or whom else it was handed to. docs/context-state.md says what that covers.
+#ifndef CUDA_REMOTE_CHECKPOINT_GPU_MOVED_CODE_H_
+#define CUDA_REMOTE_CHECKPOINT_GPU_MOVED_CODE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "ckptfmt/types.h"
+#include "proto/driverabi/address_search.h"
+
+namespace cuda_remote::checkpoint {
+
+class MovedCode {
+ public:
+  struct Word {
+    uint64_t offset = 0;               // in its variable
+    uint64_t before = 0, now = 0;      // addresses
+  };
+
+  // The words of a variable of a module or library. In any order of variables; the words with rising offsets.
+  void Add(uint64_t module, uint64_t context, const std::string& symbol, const std::vector<Word>& words);
+
+  // No function lies elsewhere.
+  bool empty() const { return search_.empty(); }
+
+  // Changes bytes of a region, on their way from one server to another, that begin at `offset` of it. False, and one
+  // sentence in *error, if they hold an address that cannot be translated. Any thread.
+  bool Translate(const ckptfmt::Region& region, uint64_t offset, char* bytes, size_t count, std::string* error) const;
+
+ private:
+  // Module or library, context, variable.
+  using Variable = std::tuple<uint64_t, uint64_t, std::string>;
+
+  std::map<Variable, std::vector<Word>> variables_;
+  // By module and context: functions that lie elsewhere. An address says nothing outside of its context.
+  std::map<std::pair<uint64_t, uint64_t>, std::map<uint64_t, uint64_t>> moved_;
+  std::map<uint64_t, std::string> names_;  // by address: a variable that held it
+  driverabi::AddressSearch search_;
+};
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_GPU_MOVED_CODE_H_

@@ -1,0 +1,298 @@
+// Where GPU functions lie, as far as memory may hold their addresses: docs/context-state.md, "Addresses of functions".
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "client/session/session.h"
+#include "proto/codec/library.gen.h"
+#include "proto/codec/module.gen.h"
+#include "proto/codec/operations.gen.h"
+#include "proto/driverabi/address_search.h"
+#include "proto/driverabi/error_names.h"
+
+namespace cuda_remote::client {
+namespace {
+
+constexpr size_t kPiece = 1 << 20;
+
+struct OwnMapping {
+  uint64_t begin = 0, end = 0;
+  bool shared = false;
+  bool swapped = false;  // its pages may be in the swap area
+};
+
+// The mappings in which the program can have put something, but for the host arena's: a look at one of its pages may have
+// to fetch it from the GPU.
+std::vector<OwnMapping> OwnMappings() {
+  std::vector<OwnMapping> mappings;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long long begin, end, offset, inode;
+    char permissions[5] = "", device[16] = "", name[32] = "";
+    const int fields =
+        sscanf(line.c_str(), "%llx-%llx %4s %llx %15s %llu %31s", &begin, &end, permissions, &offset, device, &inode, name);
+    if (fields < 6 || permissions[0] != 'r') continue;
+    const std::string_view begins(name);
+    // The kernel's own, and what goes to the GPU server and comes from it.
+    if (begins.substr(0, 2) == "[v" || begins.substr(0, 23) == "/memfd:cuda-remote-ring") continue;
+    // A file that nobody writes to.
+    if (inode != 0 && permissions[1] != 'w') continue;
+    if (HostArena::Contains(begin)) continue;
+    const bool shared = permissions[3] == 's';
+    const bool in_memory = begins.substr(0, 7) == "/memfd:" || begins.substr(0, 5) == "/dev/" || begins.substr(0, 5) == "/SYSV";
+    mappings.push_back({begin, end, shared, shared && in_memory});
+  }
+  return mappings;
+}
+
+// Which pages of [begin, end) have been used: nobody has written to others, and a look would take memory for them.
+class UsedPages {
+ public:
+  UsedPages() : fd_(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC)), page_(uint64_t(sysconf(_SC_PAGESIZE))) {
+    struct sysinfo memory;
+    swapping_ = sysinfo(&memory) != 0 || memory.freeswap != memory.totalswap;
+  }
+  ~UsedPages() {
+    if (fd_ >= 0) close(fd_);
+  }
+
+  bool Read(const OwnMapping& mapping, uint64_t begin, uint64_t end, std::vector<char>* used) const {
+    const size_t count = size_t((end - begin) / page_);
+    // One that is in the swap area is nowhere to be seen in a shared mapping.
+    used->assign(count, mapping.swapped && swapping_);
+    std::vector<uint64_t> entries(count);
+    const size_t bytes = count * sizeof(uint64_t);
+    if (fd_ < 0 || pread(fd_, entries.data(), bytes, off_t(begin / page_ * sizeof(uint64_t))) != ssize_t(bytes)) {
+      return false;
+    }
+    constexpr uint64_t kPresentOrSwapped = uint64_t{3} << 62;
+    for (size_t i = 0; i < count; ++i) (*used)[i] = (*used)[i] || (entries[i] & kPresentOrSwapped) != 0;
+    if (!mapping.shared) return true;
+    // Of a file in memory, also pages that this process has not touched since it was restored.
+    std::vector<unsigned char> resident(count);
+    if (mincore(reinterpret_cast<void*>(begin), size_t(end - begin), resident.data()) != 0) return false;
+    for (size_t i = 0; i < count; ++i) (*used)[i] = (*used)[i] || (resident[i] & 1) != 0;
+    return true;
+  }
+  uint64_t page() const { return page_; }
+
+ private:
+  const int fd_;
+  const uint64_t page_;
+  bool swapping_ = true;
+};
+
+constexpr size_t kOverlap = sizeof(uint64_t) - 1;
+constexpr uint64_t kUnreadable = ~uint64_t{0};
+
+// What is read comes into memory of its own, which is no part of what is searched.
+class Buffer {
+ public:
+  Buffer() {
+    const size_t page = size_t(sysconf(_SC_PAGESIZE));
+    bytes_ = (kOverlap + kPiece + page - 1) / page * page;
+    // Between two pages that are no memory: the kernel makes one mapping of neighbours.
+    memory_ = static_cast<char*>(mmap(nullptr, bytes_ + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    begin_ = memory_ == MAP_FAILED ? nullptr : memory_ + page;
+    if (begin_ && mprotect(begin_, bytes_, PROT_READ | PROT_WRITE) != 0) begin_ = nullptr;
+    mapped_ = bytes_ + 2 * page;
+  }
+  ~Buffer() {
+    if (memory_ != MAP_FAILED) munmap(memory_, mapped_);
+  }
+  bool ok() const { return begin_ != nullptr; }
+  bool Is(const OwnMapping& mapping) const { return mapping.begin == reinterpret_cast<uint64_t>(begin_); }
+  char* carried() { return begin_; }           // kOverlap bytes
+  char* piece() { return begin_ + kOverlap; }  // kPiece bytes
+
+ private:
+  char* memory_;
+  char* begin_;
+  size_t bytes_, mapped_;
+};
+
+// Searches bytes that come in pieces.
+class PieceSearch {
+ public:
+  PieceSearch(const driverabi::AddressSearch& search, Buffer* buffer) : search_(search), buffer_(buffer) {}
+
+  // The next bytes of `file` do not follow the last ones.
+  void Interrupt() { carried_ = 0; }
+  // Reads at most kPiece bytes of `file`, and looks for an address in them and across the last piece's end. `place`: what
+  // `offset` stands for. Returns the address of what it has found, or 0. *got: how many bytes there were.
+  uint64_t Read(int file, uint64_t offset, size_t bytes, uint64_t place, size_t* got) {
+    const ssize_t count = pread(file, buffer_->piece(), std::min(bytes, kPiece), off_t(offset));
+    *got = count > 0 ? size_t(count) : 0;
+    uint64_t found = 0;
+    if (*got != 0) {
+      const size_t at = search_.Find(buffer_->piece() - carried_, carried_ + *got);
+      if (at != driverabi::AddressSearch::kNone) found = place - carried_ + at;
+    }
+    const size_t all = carried_ + *got;
+    const size_t keep = std::min(all, kOverlap);
+    std::copy_n(buffer_->piece() + *got - keep, keep, buffer_->piece() - keep);
+    carried_ = keep;
+    return found;
+  }
+
+ private:
+  const driverabi::AddressSearch& search_;
+  Buffer* const buffer_;
+  size_t carried_ = 0;
+};
+
+// The address of an address of `search` in this process's memory; 0: there is none. kUnreadable: it cannot be read.
+uint64_t FindInOwnMemory(const driverabi::AddressSearch& search, Buffer* buffer) {
+  const int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+  if (memory < 0) return kUnreadable;
+  const UsedPages pages;
+  uint64_t found = 0;
+  std::vector<char> used;
+  for (const OwnMapping& mapping : OwnMappings()) {
+    if (buffer->Is(mapping)) continue;
+    PieceSearch pieces(search, buffer);
+    for (uint64_t begin = mapping.begin; begin < mapping.end && found == 0; begin += kPiece) {
+      const uint64_t end = std::min(mapping.end, begin + kPiece);
+      if (!pages.Read(mapping, begin, end, &used)) found = kUnreadable;
+      for (size_t i = 0; i < used.size() && found == 0;) {
+        size_t last = i;
+        while (last < used.size() && used[last] == used[i]) ++last;
+        const uint64_t at = begin + i * pages.page();
+        const size_t bytes = (last - i) * pages.page();
+        // What cannot be read has gone since the list was made, or lies behind a file's end.
+        size_t got = 0;
+        if (used[i]) found = pieces.Read(memory, at, bytes, at, &got);
+        if (got != bytes) pieces.Interrupt();
+        i = last;
+      }
+    }
+    if (found != 0) break;
+  }
+  close(memory);
+  return found;
+}
+
+// The same in a file of the host arena, whose first byte lies at `base`.
+uint64_t FindInArena(const driverabi::AddressSearch& search, Buffer* buffer, int file, uint64_t base) {
+  if (file < 0) return 0;
+  PieceSearch pieces(search, buffer);
+  for (off_t begin = 0, end = 0; (begin = lseek(file, end, SEEK_DATA)) >= 0;) {
+    end = lseek(file, begin, SEEK_HOLE);
+    if (end <= begin) return kUnreadable;
+    pieces.Interrupt();
+    for (uint64_t at = uint64_t(begin); at < uint64_t(end);) {
+      size_t got = 0;
+      const uint64_t found = pieces.Read(file, at, size_t(uint64_t(end) - at), base + at, &got);
+      if (found != 0) return found;
+      if (got == 0) return kUnreadable;
+      at += got;
+    }
+  }
+  return 0;
+}
+
+// Puts where the functions of a module lie into the request that loads it. False: it says so already, or is malformed.
+template <typename Request>
+bool PutCode(const std::string& message, const std::vector<const wire::ModuleCode*>& code, std::string* changed) {
+  Request request;
+  if (!request.Decode(message)) return false;
+  std::vector<uint64_t> contexts, words;
+  for (const wire::ModuleCode* one : code) {
+    // Another GPU's code in the same image may have other variables.
+    if (!contexts.empty() && one->now.size() * contexts.size() != words.size()) continue;
+    contexts.push_back(one->context);
+    words.insert(words.end(), one->now.begin(), one->now.end());
+  }
+  if (request.code_contexts == contexts && request.code == words) return false;
+  request.code_contexts = contexts;
+  request.code = words;
+  request.Encode(changed);
+  return true;
+}
+
+}  // namespace
+
+CUresult Session::AskCode(const std::function<void(const wire::OpCodeWords_Reply&)>& use) {
+  wire::OpCodeWords_Request request;
+  for (bool more = true; more;) {
+    std::string message;
+    request.Encode(&message);
+    Reply reply;
+    const CUresult result = Operate(kOpCodeWords, message, &reply);
+    if (result != CUDA_SUCCESS) return result;
+    wire::OpCodeWords_Reply found;
+    if (!found.Decode(reply.message)) return Lose(ChannelStatus::kProtocolError);
+    use(found);
+    more = found.more && !found.modules.empty();
+    uint64_t last = 0;
+    for (const wire::ModuleCode& one : found.modules) {
+      if (one.module != last) ++request.after;
+      last = one.module;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+bool Session::NoteCode(std::string* error) {
+  const CUresult asked = AskCode([this](const wire::OpCodeWords_Reply& found) {
+    std::map<uint64_t, std::vector<const wire::ModuleCode*>> modules;
+    for (const wire::ModuleCode& one : found.modules) modules[one.module].push_back(&one);
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    for (const auto& [module, code] : modules) {
+      const replay::ObjectKey object{KindOf(module), module};
+      const replay::Record* const record = log_.Find(object);
+      std::string changed;
+      if (record && (record->header.call == kCall_cuModuleLoadData
+                         ? PutCode<wire::cuModuleLoadData_Request>(record->message, code, &changed)
+                         : record->header.call == kCall_cuLibraryLoadData &&
+                               PutCode<wire::cuLibraryLoadData_Request>(record->message, code, &changed))) {
+        log_.SetMessage(object, changed);
+      }
+    }
+  });
+  if (asked == CUDA_SUCCESS) return true;
+  *error = "the GPU server does not tell where functions lie (" + driverabi::DescribeError(asked) + ")";
+  return false;
+}
+
+bool Session::FindOldCode(std::string* error) {
+  driverabi::AddressSearch search;
+  const CUresult asked = AskCode([&search](const wire::OpCodeWords_Reply& found) {
+    for (const wire::ModuleCode& one : found.modules) {
+      for (size_t i = 0; i < one.before.size(); ++i) {
+        if (i >= one.now.size() || one.before[i] != one.now[i]) search.Add(one.before[i]);
+      }
+    }
+  });
+  if (asked != CUDA_SUCCESS) {
+    *error = "the new server does not tell where functions lie (" + driverabi::DescribeError(asked) + ")";
+    return false;
+  }
+  if (search.empty()) return true;
+  Buffer buffer;
+  uint64_t found = buffer.ok() ? FindInOwnMemory(search, &buffer) : kUnreadable;
+  if (found == 0) found = FindInArena(search, &buffer, host_arena_.fd(), HostArena::kBase);
+  if (found == 0) found = FindInArena(search, &buffer, managed_home_.file(), HostArena::kManagedBase);
+  if (found == 0) return true;
+  if (found == kUnreadable) {
+    *error = "GPU functions lie elsewhere on this server than before, and the job's memory cannot be searched for their "
+             "addresses";
+    return false;
+  }
+  char at[24];
+  snprintf(at, sizeof(at), "0x%llx", static_cast<unsigned long long>(found));
+  *error = std::string("the program's own memory at ") + at +
+           " holds the address of a GPU function that lies elsewhere on this server than before";
+  return false;
+}
+
+}  // namespace cuda_remote::client

@@ -1,0 +1,58 @@
+// Finds addresses of a known set in memory: eight bytes that are one of them, wherever they begin.
+//
+// The set is kept complemented, bit by bit, so that a process which searches its own memory does not find the set.
+// After Add, any thread may search.
+#ifndef CUDA_REMOTE_PROTO_DRIVERABI_ADDRESS_SEARCH_H_
+#define CUDA_REMOTE_PROTO_DRIVERABI_ADDRESS_SEARCH_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace cuda_remote::driverabi {
+
+// FNV-1a over the addresses' bytes, from the lowest one on; never 0.
+inline uint64_t HashOfAddresses(const std::vector<uint64_t>& addresses) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const uint64_t address : addresses) {
+    for (int shift = 0; shift < 64; shift += 8) hash = (hash ^ (address >> shift & 0xff)) * 0x100000001b3;
+  }
+  return hash != 0 ? hash : 1;
+}
+
+class AddressSearch {
+ public:
+  static constexpr size_t kNone = ~size_t{0};
+
+  bool empty() const { return complements_.empty(); }
+
+  void Add(uint64_t complement) {
+    const auto at = std::lower_bound(complements_.begin(), complements_.end(), complement);
+    if (at == complements_.end() || *at != complement) complements_.insert(at, complement);
+  }
+
+  bool Contains(uint64_t complement) const {
+    return std::binary_search(complements_.begin(), complements_.end(), complement);
+  }
+
+  // Where the first one begins, at `from` or behind it; kNone.
+  size_t Find(const char* bytes, size_t count, size_t from = 0) const {
+    if (empty() || count < sizeof(uint64_t)) return kNone;
+    const uint64_t lowest = complements_.front(), span = complements_.back() - lowest;
+    for (size_t at = from; at <= count - sizeof(uint64_t); ++at) {
+      uint64_t word;
+      std::memcpy(&word, bytes + at, sizeof(word));
+      if (~word - lowest <= span && Contains(~word)) return at;
+    }
+    return kNone;
+  }
+
+ private:
+  std::vector<uint64_t> complements_;  // in order
+};
+
+}  // namespace cuda_remote::driverabi
+
+#endif  // CUDA_REMOTE_PROTO_DRIVERABI_ADDRESS_SEARCH_H_

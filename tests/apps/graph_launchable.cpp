@@ -1,0 +1,122 @@
+// Executable graphs that kernels may launch (CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH), as the host uses them: their
+// handles are the driver's own, since kernels get them, and every call takes them. No kernel launches one here
+// (graph_device_launch.cu). They cannot be saved. The driver API alone.
+#include <cuda.h>
+
+#include <vector>
+
+#include "tests/apps/support/driver.h"
+
+static const char kText[] = R"(
+.version 7.0
+.target sm_75
+.address_size 64
+.visible .entry advance(.param .u64 p_word, .param .u32 p_factor, .param .u32 p_add)
+{
+.reg .b32 %r<5>;
+.reg .b64 %rd<2>;
+ld.param.u64 %rd1, [p_word];
+ld.param.u32 %r1, [p_factor];
+ld.param.u32 %r2, [p_add];
+ld.global.u32 %r3, [%rd1];
+mad.lo.u32 %r4, %r3, %r1, %r2;
+st.global.u32 [%rd1], %r4;
+ret;
+}
+)";
+
+struct One {
+  CUgraph graph = nullptr;
+  CUgraphNode node = nullptr;
+  CUgraphExec exec = nullptr;
+  CUdeviceptr word = 0;
+  unsigned factor = 3, add = 5, want = 1;
+};
+
+int main(int argc, char** argv) {
+  app::Options options = app::Parse(argc, argv, {24, 4});
+  CUdevice device;
+  CUcontext context;
+  CUmodule module;
+  CUfunction advance;
+  CUstream stream;
+  CU_CHECK(cuInit(0));
+  CU_CHECK(cuDeviceGet(&device, 0));
+  CU_CHECK(cuDevicePrimaryCtxRetain(&context, device));
+  CU_CHECK(cuCtxSetCurrent(context));
+  CU_CHECK(cuModuleLoadData(&module, kText));
+  CU_CHECK(cuModuleGetFunction(&advance, module, "advance"));
+  CU_CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  std::vector<One> all(size_t(options.size));
+  CUdeviceptr handles;
+  CU_CHECK(cuMemAlloc(&handles, all.size() * sizeof(CUgraphExec)));
+  const auto with_kernel = [&](One& one, auto use) {
+    void* arguments[] = {&one.word, &one.factor, &one.add};
+    CUDA_KERNEL_NODE_PARAMS params = {};
+    params.func = advance;
+    params.gridDimX = params.gridDimY = params.gridDimZ = 1;
+    params.blockDimX = params.blockDimY = params.blockDimZ = 1;
+    params.kernelParams = arguments;
+    use(&params);
+  };
+  const auto make = [&](One& one) {
+    CU_CHECK(cuGraphInstantiate(&one.exec, one.graph, CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH));
+    CU_CHECK(cuGraphUpload(one.exec, stream));
+    cuuint64_t flags;
+    CU_CHECK(cuGraphExecGetFlags(one.exec, &flags));
+    APP_CHECK(flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH);
+  };
+  for (One& one : all) {
+    CU_CHECK(cuMemAlloc(&one.word, sizeof(unsigned)));
+    CU_CHECK(cuMemsetD32(one.word, one.want, 1));
+    CU_CHECK(cuGraphCreate(&one.graph, 0));
+    with_kernel(one, [&](const CUDA_KERNEL_NODE_PARAMS* params) {
+      CU_CHECK(cuGraphAddKernelNode(&one.node, one.graph, nullptr, 0, params));
+    });
+    make(one);
+  }
+  for (int step = 1; step <= options.steps; ++step) {
+    app::Step(step);
+    One& chosen = all[size_t(step) % all.size()];
+    if (step % 5 == 0) {
+      CUgraphExec gone = chosen.exec;
+      CU_CHECK(cuGraphExecDestroy(gone));
+      APP_CHECK(cuGraphLaunch(gone, stream) == CUDA_ERROR_INVALID_VALUE);
+      make(chosen);
+    } else if (step % 5 == 1) {
+      chosen.factor += 2;
+      with_kernel(chosen, [&](const CUDA_KERNEL_NODE_PARAMS* params) {
+        CU_CHECK(cuGraphExecKernelNodeSetParams(chosen.exec, chosen.node, params));
+        CU_CHECK(cuGraphKernelNodeSetParams(chosen.node, params));
+      });
+    } else if (step % 5 == 2) {
+      chosen.add += 9;
+      with_kernel(chosen, [&](const CUDA_KERNEL_NODE_PARAMS* params) {
+        CU_CHECK(cuGraphKernelNodeSetParams(chosen.node, params));
+      });
+      CUgraphExecUpdateResultInfo info;
+      CU_CHECK(cuGraphExecUpdate(chosen.exec, chosen.graph, &info));
+    }
+    CU_CHECK(cuGraphUpload(chosen.exec, stream));
+    // As kernels would find them.
+    std::vector<CUgraphExec> execs;
+    for (const One& one : all) execs.push_back(one.exec);
+    CU_CHECK(cuMemcpyHtoD(handles, execs.data(), execs.size() * sizeof(CUgraphExec)));
+    CU_CHECK(cuMemcpyDtoH(execs.data(), handles, execs.size() * sizeof(CUgraphExec)));
+    for (size_t i = 0; i < all.size(); ++i) {
+      CU_CHECK(cuGraphLaunch(execs[i], stream));
+      all[i].want = all[i].want * all[i].factor + all[i].add;
+    }
+    CU_CHECK(cuStreamSynchronize(stream));
+  }
+  app::Digest digest;
+  for (One& one : all) {
+    unsigned got;
+    CU_CHECK(cuMemcpyDtoH(&got, one.word, sizeof(got)));
+    APP_CHECK(got == one.want);
+    digest.Add(&got, sizeof(got));
+    CU_CHECK(cuGraphExecDestroy(one.exec));
+  }
+  printf("graph_launchable graphs=%d steps=%d digest=%016" PRIx64 "\n", options.size, options.steps, digest.value());
+  return 0;
+}
