@@ -530,9 +530,19 @@ void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_lis
   if (NoteGraphUnlocked(object, needs, retains)) return;
   const FrameHeader recorded = RecordedHeaderUnlocked(object, &needs);
   if (object.kind == Kind::kGraphNode) {
+    // A node that a capture or a listing named has no record of its own that would go with its graph.
+    const Object* const node = session_->handles().Find(object.kind, object.id);
+    if (node && node->parent) needs.push_back({KindOf(node->parent), node->parent});
     session_->ModifyNodeUnlocked(object, key, recorded, *message_, needs);
   } else {
     session_->log().Modify(object, key, recorded, *message_, needs);
+    wire::cuGraphRetainUserObject_Request held;
+    wire::cuGraphReleaseUserObject_Request released;
+    if (header_.call == kCall_cuGraphRetainUserObject && held.Decode(*message_)) {
+      session_->NoteUserObjectUnlocked(held.object, object, header_.call, key);
+    } else if (header_.call == kCall_cuGraphReleaseUserObject && released.Decode(*message_)) {
+      session_->NoteUserObjectUnlocked(released.object, object, header_.call, key);
+    }
   }
   for (const uint64_t one : retains)
     session_->RetainUnlocked(object.id, Session::SlotOfSetting(header_.call, key), one);

@@ -143,7 +143,7 @@ void HostFunctions::Loop() {
       destructor.function(destructor.data);
       Session* const session = Session::Get();
       std::unique_lock<std::shared_mutex> lock(session->mutex());
-      session->DropUnlocked({Kind::kUserObject, gone.object});
+      session->UserObjectGoneUnlocked(gone.object);
     }
     if (is_event) {
       const bool runs = bool(function);

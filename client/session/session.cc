@@ -411,6 +411,14 @@ void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
   }
 }
 
+void Session::UserObjectGoneUnlocked(uint64_t user_object) {
+  if (const auto found = user_object_settings_.find(user_object); found != user_object_settings_.end()) {
+    for (const GraphSetting& one : found->second) log_.ForgetSetting(one.graph, one.call, one.key);
+    user_object_settings_.erase(found);
+  }
+  DropUnlocked({Kind::kUserObject, user_object});
+}
+
 void Session::NameExec(uint64_t driver_handle, uint64_t exec) {
   std::unique_lock<std::shared_mutex> lock(mutex_);
   launchable_execs_[driver_handle] = exec;

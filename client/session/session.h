@@ -254,6 +254,12 @@ class Session final : public agent::AgentHost, public trace::Server {
   void NameExec(uint64_t driver_handle, uint64_t exec);
   // Its virtual handle; `driver_handle` itself if it is none of these.
   uint64_t ExecOfDriver(uint64_t driver_handle);
+  // A setting of a graph that names a user object. The graph's record can outlive the object, if something was made from
+  // the graph and is another thing now; a replay leaves out what names an object that is gone.
+  void NoteUserObjectUnlocked(uint64_t user_object, replay::ObjectKey graph, uint32_t call, uint64_t key) {
+    user_object_settings_[user_object].push_back({graph, call, key});
+  }
+  void UserObjectGoneUnlocked(uint64_t user_object);
 
   bool uses_graph_memory() const { return uses_graph_memory_.load(std::memory_order_relaxed); }
   void set_uses_graph_memory() { uses_graph_memory_.store(true, std::memory_order_relaxed); }
@@ -455,6 +461,12 @@ class Session final : public agent::AgentHost, public trace::Server {
   std::unordered_map<uint64_t, std::map<std::pair<uint32_t, uint64_t>, std::vector<NodeSetting>>> node_settings_;
   uint64_t next_setting_key_ = uint64_t(1) << 62;
   driverabi::GraphMemory graph_memory_;
+  struct GraphSetting {
+    replay::ObjectKey graph;
+    uint32_t call;
+    uint64_t key;
+  };
+  std::unordered_map<uint64_t, std::vector<GraphSetting>> user_object_settings_;
   std::map<uint64_t, uint64_t> launchable_execs_;  // by the driver's handle
   std::unordered_map<uint64_t, DisguisedNode> disguised_nodes_;
   std::atomic<bool> uses_graph_memory_{false};

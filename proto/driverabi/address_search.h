@@ -11,6 +11,10 @@
 #include <cstring>
 #include <vector>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 namespace cuda_remote::driverabi {
 
 // FNV-1a over the addresses' bytes, from the lowest one on; never 0.
@@ -41,7 +45,10 @@ class AddressSearch {
   size_t Find(const char* bytes, size_t count, size_t from = 0) const {
     if (empty() || count < sizeof(uint64_t)) return kNone;
     const uint64_t lowest = complements_.front(), span = complements_.back() - lowest;
+    const bool alike = (complements_.front() ^ complements_.back()) >> 32 == 0;
     for (size_t at = from; at <= count - sizeof(uint64_t); ++at) {
+      if (alike) at = SkipOthers(bytes, count, at);
+      if (at > count - sizeof(uint64_t)) break;
       uint64_t word;
       std::memcpy(&word, bytes + at, sizeof(word));
       if (~word - lowest <= span && Contains(~word)) return at;
@@ -50,6 +57,22 @@ class AddressSearch {
   }
 
  private:
+  // Where all addresses have the same upper half: the next place at which two of its bytes are right, or one near the end.
+  size_t SkipOthers(const char* bytes, size_t count, size_t at) const {
+#ifdef __SSE2__
+    constexpr size_t kLane = sizeof(__m128i);
+    const __m128i fifth = _mm_set1_epi8(char(~complements_.front() >> 32));
+    const __m128i sixth = _mm_set1_epi8(char(~complements_.front() >> 40));
+    for (; at + 5 + kLane <= count; at += kLane) {
+      const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + at + 4));
+      const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + at + 5));
+      const int found = _mm_movemask_epi8(_mm_and_si128(_mm_cmpeq_epi8(a, fifth), _mm_cmpeq_epi8(b, sixth)));
+      if (found != 0) return at + size_t(__builtin_ctz(unsigned(found)));
+    }
+#endif
+    return at;
+  }
+
   std::vector<uint64_t> complements_;  // in order
 };
 

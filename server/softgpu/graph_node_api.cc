@@ -642,6 +642,11 @@ SOFTGPU_API cuGraphNodeSetEnabled(CUgraphExec exec_handle, CUgraphNode handle, u
   GraphExecPtr exec;
   GraphNode* node;
   if (CUresult result = ExecNode(exec_handle, handle, &exec, &node); result != CUDA_SUCCESS) return result;
+  // As the driver: other nodes cannot be switched off.
+  if (node->type != CU_GRAPH_NODE_TYPE_KERNEL && node->type != CU_GRAPH_NODE_TYPE_MEMCPY &&
+      node->type != CU_GRAPH_NODE_TYPE_MEMSET) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   node->enabled = enabled != 0;
   return CUDA_SUCCESS;
 }

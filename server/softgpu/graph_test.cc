@@ -145,11 +145,11 @@ TEST_F(GraphTest, BuiltByHandAndUpdated) {
   // New parameters for the executable graph alone.
   times = 10;
   CU_OK(cuGraphExecKernelNodeSetParams_v2(exec, kernel, &launch));
-  CU_OK(cuGraphNodeSetEnabled(exec, host, 0));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuGraphNodeSetEnabled(exec, host, 0));  // kernels, copies and fills alone
   CU_OK(cuGraphLaunch(exec, a_));
   CU_OK(cuStreamSynchronize(a_));
   EXPECT_EQ(13u, Word(8));
-  EXPECT_EQ(1, calls);
+  EXPECT_EQ(2, calls);
   CUDA_KERNEL_NODE_PARAMS_v2 got = {};
   CU_OK(cuGraphKernelNodeGetParams_v2(kernel, &got));
   EXPECT_EQ(4u, *static_cast<unsigned*>(got.kernelParams[1]));
@@ -171,7 +171,7 @@ TEST_F(GraphTest, BuiltByHandAndUpdated) {
   CU_OK(cuGraphInstantiateWithFlags(&parent_exec, parent, 0));
   CU_OK(cuGraphLaunch(parent_exec, nullptr));
   CU_OK(cuCtxSynchronize());
-  EXPECT_EQ(2, calls);
+  EXPECT_EQ(3, calls);
   // Circles are found.
   CU_OK(cuGraphAddDependencies_v2(graph, &empty, &fill, nullptr, 1));
   CUgraphExec circle;

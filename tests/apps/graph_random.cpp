@@ -42,6 +42,7 @@ struct Node {
   unsigned pitch = kWords, rows = 1;          // words of a row, rows of a layer
   unsigned salt = 0;
   bool enabled = true;
+  bool captured = false;
   std::vector<std::vector<Node>> bodies;
   CUgraph moved = nullptr;  // a child graph that was moved into its node
   CUgraphNode first = nullptr, last = nullptr;  // the one that has the parameters; the one that others wait for
@@ -676,6 +677,7 @@ class Random {
     CU(cuStreamGetCaptureInfo(stream, &status, &id, &graph, &nodes, &edges, &count));
     CHECK(status == CU_STREAM_CAPTURE_STATUS_ACTIVE && count == 1);
     node->first = node->last = nodes[0];
+    node->captured = true;
   }
 
   void Clone() {
@@ -728,11 +730,6 @@ class Random {
     CU(cuGraphExecDestroy(one.exec));
     std::swap(one, execs_.back());
     execs_.pop_back();
-  }
-
-  // In an executable these nodes stay as they are (README.md).
-  static bool IsPageable(const Node& node) {
-    return node.op == kCopy && (node.to == kPageable || node.from == kPageable);
   }
 
   Graph* GraphOf(const Exec& exec) {
@@ -856,7 +853,9 @@ class Random {
     Exec& exec = Any(execs_);
     if (exec.nodes.empty() || !GraphOf(exec)) return;
     Node& node = Any(exec.nodes);
-    if (IsPageable(node) || !Change(&node)) return;
+    // What a stream has captured need not name its memory as a node's parameters do; the driver then refuses.
+    if (node.op == kCopy && (node.captured || node.to >= kPinned || node.from >= kPinned)) return;
+    if (!Change(&node)) return;
     exec.changed = true;
     const CUDA_MEMCPY3D copy = CopyOf(node);
     const CUDA_MEMSET_NODE_PARAMS fill = FillOf(node);
@@ -889,7 +888,8 @@ class Random {
     Exec& exec = Any(execs_);
     if (exec.nodes.empty() || !GraphOf(exec)) return;
     Node& node = Any(exec.nodes);
-    if (!node.first || IsPageable(node) || (node.op != kMix && node.op != kCopy && node.op != kFill)) return;
+    // One of pageable memory stays as it is in an executable (README.md).
+    if (!node.first || (node.op == kCopy && (node.to == kPageable || node.from == kPageable)) || (node.op != kMix && node.op != kCopy && node.op != kFill)) return;
     node.enabled = !node.enabled;
     exec.changed = true;
     CU(cuGraphNodeSetEnabled(exec.exec, node.first, node.enabled));
