@@ -370,15 +370,18 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
   return ok && Drain(to, error) && CheckVariables(to, regions, error);
 }
 
-bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error, const std::string& scope) {
+bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error, const std::string& scope,
+               const std::vector<std::string>& ownerless) {
   replay::ChannelTarget target(*channel);
   // The session that it replaces may still be there, and answers for the same keys.
   std::string own = scope;
+  std::vector<std::string> own_ownerless = ownerless;
   if (own.empty() && replay::Shares(log)) {
     own.resize(16);
     if (getrandom(&own[0], own.size(), 0) != ssize_t(own.size())) own.clear();
+    own_ownerless = replay::Ownerless({&log});
   }
-  if (!own.empty() && !replay::ShareIn(own, target, error)) return false;
+  if (!own.empty() && !replay::ShareIn(own, target, error, own_ownerless)) return false;
   if (replay::Replay(log, target, nullptr, error, replay::Part::kBeforePinned)) return Drain(channel, error);
   *error = "the job's GPU objects cannot be made again on this server: " + *error;
   return false;

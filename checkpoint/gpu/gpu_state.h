@@ -64,9 +64,10 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
                 const Continue& go_on, std::string* error);
 
 // Makes the objects of the log again, in their order, and compares the answers with those of the first time. What needs
-// the process's pinned memory is left to the process (replay::Part). `scope`: of all processes that are restored together
-// (replay::ShareIn), whose logs are replayed at the same time; empty: it is replayed alone.
-bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error, const std::string& scope = "");
+// the process's pinned memory is left to the process (replay::Part). `scope`: of the sessions that are replayed
+// together (replay::ShareIn), `ownerless`: replay::Ownerless of all their logs; without a scope it is replayed alone.
+bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error, const std::string& scope = "",
+               const std::vector<std::string>& ownerless = {});
 
 }  // namespace cuda_remote::checkpoint
 

@@ -322,6 +322,13 @@ CUresult Custom_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* han
   request.key = key;
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
+  wire::cuMemImportFromShareableHandle_Reply reply;
+  if (!reply.Decode(call.reply())) return call.session().Lose(ChannelStatus::kProtocolError);
+  // Its owner may be gone by the time of a restart.
+  request.bytes = reply.bytes;
+  request.prop = reply.prop;
+  call.message().clear();
+  request.Encode(&call.message());
   call.Created({Kind::kPhysicalMemory, request.handle});
   *handle = request.handle;
   return CUDA_SUCCESS;

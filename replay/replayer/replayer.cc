@@ -4,9 +4,11 @@
 #include <cstdio>
 #include <deque>
 #include <iterator>
+#include <set>
 
 #include "proto/api/replay_policy.gen.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/codec/virtual.gen.h"
 #include "proto/driverabi/error_names.h"
 
 namespace cuda_remote::replay {
@@ -158,9 +160,29 @@ bool Shares(const Log& log) {
   });
 }
 
-bool ShareIn(std::string_view scope, ReplayTarget& target, std::string* error) {
+std::vector<std::string> Ownerless(const std::vector<const Log*>& logs) {
+  std::set<std::string> opened, shared;
+  for (const Log* log : logs) {
+    for (const Record* record : log->InOrder()) {
+      wire::cuMemImportFromShareableHandle_Request opens;
+      wire::cuMemExportToShareableHandle_Request shares;
+      if (record->header.call == kCall_cuMemImportFromShareableHandle && opens.Decode(record->message)) {
+        opened.emplace(opens.key);
+      } else if (record->header.call == kCall_cuMemExportToShareableHandle && shares.Decode(record->message)) {
+        shared.emplace(shares.key);
+      }
+    }
+  }
+  std::vector<std::string> ownerless;
+  std::set_difference(opened.begin(), opened.end(), shared.begin(), shared.end(), std::back_inserter(ownerless));
+  return ownerless;
+}
+
+bool ShareIn(std::string_view scope, ReplayTarget& target, std::string* error,
+             const std::vector<std::string>& ownerless) {
   wire::OpShareIn_Request request;
   request.scope = scope;
+  request.ownerless.assign(ownerless.begin(), ownerless.end());
   std::string message;
   request.Encode(&message);
   FrameHeader header;

@@ -43,8 +43,14 @@ using ReplayProgress = std::function<void(uint64_t done, uint64_t total)>;
 
 // Sessions that are replayed together on one server share with each other alone, if each is given the same scope before
 // its replay: 16 random bytes, others for each restart and each move. Their replays have to run at the same time: one
-// that opens what another session shares waits until that one has replayed it.
-bool ShareIn(std::string_view scope, ReplayTarget& target, std::string* error);
+// that opens what another session shares waits until that one has replayed it. `ownerless`: Ownerless of all their
+// logs.
+bool ShareIn(std::string_view scope, ReplayTarget& target, std::string* error,
+             const std::vector<std::string>& ownerless = {});
+
+// Keys of the physical memory that some of these logs' processes have open, and none of them shares: the process that
+// made it has given it back, or has ended. One of those that open it makes it in the replay.
+std::vector<std::string> Ownerless(const std::vector<const Log*>& logs);
 
 // Whether the log's process shares anything with others, or has opened what they share.
 bool Shares(const Log& log);

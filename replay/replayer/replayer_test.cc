@@ -6,6 +6,8 @@
 #include <map>
 
 #include "proto/api/call_ids.gen.h"
+#include "proto/codec/operations.gen.h"
+#include "proto/codec/virtual.gen.h"
 
 namespace cuda_remote::replay {
 namespace {
@@ -101,7 +103,8 @@ TEST(Replay, TexturesAndSurfacesComeByTheirNumbers) {
   };
   make(Kind::kTexture, 5, "5");
   make(Kind::kTexture, 2, "2");
-  log.Create({Kind::kArray, 0x300}, {{Kind::kContext, 0x10}}, Frame(kCall_cuArray3DCreate_v2, 1), "array", "", std::nullopt);
+  log.Create({Kind::kArray, 0x300}, {{Kind::kContext, 0x10}}, Frame(kCall_cuArray3DCreate_v2, 1), "array", "",
+             std::nullopt);
   make(Kind::kSurface, 4, "4");
   make(Kind::kTexture, 1, "1");
   log.Create({Kind::kEvent, 0x400}, {{Kind::kContext, 0x10}}, Frame(kCall_cuEventCreate, 1), "event", "", std::nullopt);
@@ -148,7 +151,8 @@ TEST(Replay, GraphsWaitForPinnedMemory) {
     EXPECT_EQ(before.sent.back().message, pinned ? "event" : "node");
     std::vector<std::string> late;
     for (const Sent& sent : after.sent) late.push_back(sent.message);
-    EXPECT_EQ(late, pinned ? (std::vector<std::string>{"copies", "other", "exec", "node"}) : std::vector<std::string>());
+    EXPECT_EQ(late,
+              pinned ? (std::vector<std::string>{"copies", "other", "exec", "node"}) : std::vector<std::string>());
   }
 }
 
@@ -198,6 +202,74 @@ TEST(Replay, AnEmptyLogIsDoneAtOnce) {
   FakeServer server;
   std::string error;
   EXPECT_TRUE(Replay(Log(), server, nullptr, &error));
+}
+
+// A key as it stands in a request of the log.
+template <typename Request>
+std::string WithKey(const std::string& key) {
+  Request request;
+  request.key = key;
+  std::string message;
+  request.Encode(&message);
+  return message;
+}
+
+void Opens(Log* log, uint64_t handle, const std::string& key) {
+  log->Create({Kind::kPhysicalMemory, handle}, {}, Frame(kCall_cuMemImportFromShareableHandle),
+              WithKey<wire::cuMemImportFromShareableHandle_Request>(key), "", std::nullopt);
+}
+
+void Shares(Log* log, uint64_t handle, const std::string& key) {
+  log->Create({Kind::kPhysicalMemory, handle}, {}, Frame(kCall_cuMemCreate), "", "", std::nullopt);
+  log->Modify({Kind::kPhysicalMemory, handle}, 0, Frame(kCall_cuMemExportToShareableHandle),
+              WithKey<wire::cuMemExportToShareableHandle_Request>(key));
+}
+
+TEST(Sharing, OwnerlessIsWhatNobodyShares) {
+  Log first, second, third;
+  Shares(&first, 0x10, "of the first");
+  Opens(&second, 0x10, "of the first");
+  Opens(&second, 0x20, "of another");
+  Opens(&third, 0x10, "of another");
+  Opens(&third, 0x20, "of the first");
+  EXPECT_EQ(Ownerless({&first, &second, &third}), std::vector<std::string>{"of another"});
+  EXPECT_EQ(Ownerless({&first, &second}), std::vector<std::string>{"of another"});
+  EXPECT_EQ(Ownerless({&second}), (std::vector<std::string>{"of another", "of the first"}));
+  EXPECT_TRUE(Ownerless({&first}).empty());
+  EXPECT_TRUE(replay::Shares(first));
+  EXPECT_TRUE(replay::Shares(second));
+  EXPECT_FALSE(replay::Shares(Sample()));
+  EXPECT_FALSE(replay::Shares(Log()));
+}
+
+TEST(Sharing, TheScopeIsSentFirst) {
+  FakeServer server;
+  std::string error;
+  ASSERT_TRUE(ShareIn("sixteen bytes...", server, &error, {"one", "two"})) << error;
+  ASSERT_EQ(server.sent.size(), 1u);
+  EXPECT_EQ(server.sent[0].header.call, uint32_t(kOpShareIn));
+  wire::OpShareIn_Request request;
+  ASSERT_TRUE(request.Decode(server.sent[0].message));
+  EXPECT_EQ(request.scope, "sixteen bytes...");
+  EXPECT_EQ(request.ownerless, (std::vector<std::string_view>{"one", "two"}));
+  server.results[2] = 401;
+  EXPECT_FALSE(ShareIn("sixteen bytes...", server, &error));
+  EXPECT_NE(error.find("cannot share"), std::string::npos) << error;
+  server.gone_at = 2;
+  EXPECT_FALSE(ShareIn("sixteen bytes...", server, &error));
+  EXPECT_NE(error.find("lost"), std::string::npos) << error;
+}
+
+TEST(Sharing, AFailureSaysWhatItWaitedFor) {
+  Log log;
+  Opens(&log, 0x10, "key");
+  FakeServer server;
+  server.results[1] = 909;
+  server.answers[1] = "waited 1 s for the session\n";
+  std::string error;
+  EXPECT_FALSE(Replay(log, server, nullptr, &error));
+  EXPECT_NE(error.find("cuMemImportFromShareableHandle (object 0x10"), std::string::npos) << error;
+  EXPECT_NE(error.find(": waited 1 s for the session?"), std::string::npos) << error;
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "proto/frame/handle.h"
 #include "replay/log/hash.h"
 #include "spdlog/spdlog.h"
 
@@ -189,11 +190,30 @@ Ipc::~Ipc() {
   if (wake_ >= 0) close(wake_);
 }
 
-bool Ipc::SetScope(std::string_view scope) {
+bool Ipc::SetScope(std::string_view scope, const std::vector<std::string_view>& ownerless) {
+  std::set<std::string> secrets;
+  for (const std::string_view key : ownerless) {
+    std::string home, secret;
+    if (!ReadKey(key, IpcKind::kPhysical, &home, &secret)) return false;
+    secrets.insert(secret);
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   if (used_ || scope.size() != kIpcScopeBytes) return false;
   scope_ = scope;
+  ownerless_ = std::move(secrets);
   return true;
+}
+
+bool Ipc::Inherits(std::string_view key) {
+  std::string home, secret;
+  if (!ReadKey(key, IpcKind::kPhysical, &home, &secret)) return false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (ownerless_.count(secret) == 0 || listening_.count(secret) != 0) return false;
+  used_ = true;
+  bool taken = false;
+  const bool inherits = ListenUnlocked(secret, &taken);
+  if (!inherits && !taken) spdlog::error("memory whose owner is gone cannot be shared");
+  return inherits;
 }
 
 std::string Ipc::SocketName(std::string group, std::string scope, std::string_view home) {
@@ -202,14 +222,18 @@ std::string Ipc::SocketName(std::string group, std::string scope, std::string_vi
   return "cuda-remote-ipc-" + replay::ToHex(replay::HashOf(group + scope + std::string(home)));
 }
 
-bool Ipc::ListenUnlocked(const std::string& home) {
+bool Ipc::ListenUnlocked(const std::string& home, bool* taken) {
   if (listening_.count(home) != 0) return true;
   const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (wake_ < 0) wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   sockaddr_un address;
   const socklen_t length = Abstract(SocketName(self_.group, scope_, home), &address);
   if (fd < 0 || wake_ < 0 || bind(fd, reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(fd, 64) != 0) {
-    spdlog::error("cannot share with other sessions: {}", strerror(errno));
+    if (taken != nullptr && errno == EADDRINUSE) {
+      *taken = true;
+    } else {
+      spdlog::error("cannot share with other sessions: {}", strerror(errno));
+    }
     if (fd >= 0) close(fd);
     return false;
   }
@@ -306,6 +330,8 @@ CUresult Ipc::Share(IpcKind kind, uint64_t object, const IpcFacts& facts, int fd
     secret = RandomBytes();
   } else if (!ReadKey(*key, kind, &home, &secret) || shared_.count(secret) != 0) {
     result = CUDA_ERROR_INVALID_HANDLE;
+  } else if (ownerless_.count(secret) != 0) {
+    home = secret;
   }
   used_ = true;
   if (result == CUDA_SUCCESS && !ListenUnlocked(home)) result = CUDA_ERROR_OPERATING_SYSTEM;
@@ -313,7 +339,7 @@ CUresult Ipc::Share(IpcKind kind, uint64_t object, const IpcFacts& facts, int fd
     CloseIfOpen(&fd);
     return result;
   }
-  if (home_.empty()) home_ = home;
+  if (home_.empty() && home != secret) home_ = home;
   shared_[secret] = {kind, object, facts, fd};
   secrets_[{int(kind), object}] = secret;
   homes_[secret] = home;
@@ -409,7 +435,7 @@ CUresult Ipc::Open(std::string_view key, IpcKind kind, bool other, std::chrono::
     std::lock_guard<std::mutex> lock(mutex_);
     if (other && listening_.count(home) != 0) return CUDA_ERROR_INVALID_CONTEXT;
     used_ = true;
-    name = SocketName(self_.group, scope_, home);
+    name = SocketName(self_.group, scope_, ownerless_.count(secret) != 0 ? secret : home);
   }
   const auto end = std::chrono::steady_clock::now() + patience;
   while (true) {
@@ -446,20 +472,27 @@ bool Ipc::IsAmong(const IpcPeer& peer, const std::set<uint64_t>& sessions) const
   return peer.server == self_.peer.server && (peer.session == self_.peer.session || sessions.count(peer.session) != 0);
 }
 
-void Ipc::Refusals(const std::set<uint64_t>& sessions, std::vector<std::string>* refusals) {
+bool Ipc::HasLostOwner(uint64_t object) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = held_.find(object);
+  return it != held_.end() && HasEnded(it->second.connection);
+}
+
+void Ipc::Refusals(const std::set<uint64_t>& sessions, bool ownerless, std::vector<std::string>* refusals) {
   // By the sentence, how often it applies.
   std::map<std::string, size_t> found;
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto look = [&](const IpcUse& use) {
+  const auto look = [&](const IpcUse& use, bool physical) {
     if (HasEnded(use.connection)) {
+      if (physical && ownerless) return;
       ++found["what " + NameOf(use.peer) + " shared and has no more is still in use (cuIpcOpen*, cuMem*Import*)"];
     } else if (!IsAmong(use.peer, sessions)) {
       ++found["what " + NameOf(use.peer) +
               ", which is not saved with it, shares is in use (cuIpcOpen*, cuMem*Import*)"];
     }
   };
-  for (const auto& [object, use] : held_) look(use);
-  for (const auto& [key, import] : imports_) look(import.use);
+  for (const auto& [object, use] : held_) look(use, KindOf(object) == Kind::kPhysicalMemory);
+  for (const auto& [key, import] : imports_) look(import.use, false);
   for (const auto& [connection, user] : users_) {
     if (user.secret.empty() || IsAmong(user.peer, sessions)) continue;
     ++found[NameOf(user.peer) + ", which is not saved with it, uses what it shares (cuIpcGet*, cuMem*Export*)"];

@@ -1,18 +1,20 @@
 // Sharing between the sessions of one server: memory, events and pools that one worker shows to another one.
 //
-// What is shared has a key of 64 bytes, which the application carries from one process to the other. It names a home (128
-// random bits, of the session that shares) and a secret (128 more, of the thing). Both stay what they are when the
+// What is shared has a key of 64 bytes, which the application carries from one process to the other. It names a home
+// (128 random bits, of the session that shares) and a secret (128 more, of the thing). Both stay what they are when the
 // session is replayed on another server: a key that the application has kept anywhere goes on opening what it opened.
 //
-// The worker that shares listens at an abstract Unix socket, whose name is a hash of its home, its scope and its sharing
-// group. The other worker computes the same name, connects, shows the secret, and gets a descriptor of the memory, or the
-// driver's own handle of the event. It keeps the connection for as long as it uses the thing, and the sharing worker for
-// as long as it has it, so each knows of the other, and says who it is before a checkpoint (Refusals).
+// The worker that shares listens at an abstract Unix socket, whose name is a hash of its home, its scope and its
+// sharing group. The other worker computes the same name, connects, shows the secret, and gets a descriptor of the
+// memory, or the driver's own handle of the event. It keeps the connection for as long as it uses the thing, and the
+// sharing worker for as long as it has it, so each knows of the other, and says who it is before a checkpoint
+// (Refusals).
 //
 // - The scope keeps copies of a job apart that were restarted from one image: sessions that are replayed together get a
 //   random one (OpShareIn); it is empty for all others. It cannot be guessed, so nobody can take a name of a session
 //   that is about to be replayed.
-// - The sharing group is a secret that cr-server gives to all sessions of one owner. Sessions of other owners compute other
+// - The sharing group is a secret that cr-server gives to all sessions of one owner. Sessions of other owners compute
+// other
 //   names and show another group, so a key that leaked is of no use to them. The socket answers processes of the same
 //   user only.
 //
@@ -91,8 +93,9 @@ class Ipc {
   Ipc(const Ipc&) = delete;
   Ipc& operator=(const Ipc&) = delete;
 
-  // Before anything is shared or opened. False after that, or if it is no scope.
-  bool SetScope(std::string_view scope);
+  // Before anything is shared or opened. False after that, or if it is no scope. `ownerless`: keys of physical memory
+  // that no session of the scope shares.
+  bool SetScope(std::string_view scope, const std::vector<std::string_view>& ownerless);
 
   // The socket at which a home answers, without the first zero byte. Missing bytes of the group and the scope are zero.
   static std::string SocketName(std::string group, std::string scope, std::string_view home);
@@ -101,9 +104,12 @@ class Ipc {
 
   // The key under which `object` (an address or a virtual handle) is shared as `kind` already; false if it is not.
   bool Shared(IpcKind kind, uint64_t object, std::string* key);
-  // Shares it, under *key if that is not empty (a replay). Takes `fd` (-1: none) over. CUDA_ERROR_INVALID_HANDLE if *key is
-  // no key of this kind or in use; CUDA_ERROR_OPERATING_SYSTEM if there is no socket to be had.
+  // Shares it, under *key if that is not empty (a replay). Takes `fd` (-1: none) over. CUDA_ERROR_INVALID_HANDLE if
+  // *key is no key of this kind or in use; CUDA_ERROR_OPERATING_SYSTEM if there is no socket to be had.
   CUresult Share(IpcKind kind, uint64_t object, const IpcFacts& facts, int fd, std::string* key);
+  // Whether this is the key of ownerless memory, and this session is the first that wants it: it has to make it, and to
+  // share it under the key.
+  bool Inherits(std::string_view key);
   // How many other sessions use it.
   size_t Users(uint64_t object);
 
@@ -112,14 +118,17 @@ class Ipc {
 
   // --- Opening
 
-  // Asks the worker that shares. *fd (-1: none) and use->connection are the caller's. CUDA_ERROR_INVALID_HANDLE if the key
-  // is no key of this kind, or nobody shares it (any more); CUDA_ERROR_INVALID_CONTEXT if this worker itself does and
-  // `other` is set; CUDA_ERROR_OPERATING_SYSTEM if the answer does not come. Waits for `patience` until it is shared.
+  // Asks the worker that shares. *fd (-1: none) and use->connection are the caller's. CUDA_ERROR_INVALID_HANDLE if the
+  // key is no key of this kind, or nobody shares it (any more); CUDA_ERROR_INVALID_CONTEXT if this worker itself does
+  // and `other` is set; CUDA_ERROR_OPERATING_SYSTEM if the answer does not come. Waits for `patience` until it is
+  // shared.
   CUresult Open(std::string_view key, IpcKind kind, bool other, std::chrono::milliseconds patience, IpcFacts* facts,
                 int* fd, IpcUse* use);
   // Keeps the connection until Forget(object).
   void Hold(uint64_t object, const IpcUse& use);
   bool Holds(uint64_t object);
+  // Whether it is held here, and the session that shared it has it no more.
+  bool HasLostOwner(uint64_t object);
 
   // Memory by key, the executor's own.
   std::map<std::string, IpcImport>& imports() { return imports_; }
@@ -129,8 +138,9 @@ class Ipc {
   std::vector<std::pair<uint64_t, uint64_t>> TakeReturned();
 
   // Adds what keeps this session from being saved together with `sessions` of the same server: what it shares with
-  // others, and what it uses and nobody has any more.
-  void Refusals(const std::set<uint64_t>& sessions, std::vector<std::string>* refusals);
+  // others, and what it uses though its owner has it no more. With `ownerless`, physical memory is no such thing: one
+  // of those that use it makes it in the replay.
+  void Refusals(const std::set<uint64_t>& sessions, bool ownerless, std::vector<std::string>* refusals);
 
  private:
   struct Entry {
@@ -145,7 +155,8 @@ class Ipc {
   };
 
   // Makes the socket of a home, and the thread.
-  bool ListenUnlocked(const std::string& home);
+  // *taken, if not null: another session does, which is no error.
+  bool ListenUnlocked(const std::string& home, bool* taken = nullptr);
   void Serve();
   void Accept(int listening);
   // Answers one request on a connection; false: close it.
@@ -161,11 +172,12 @@ class Ipc {
   std::map<std::string, Entry> shared_;                      // by secret
   std::map<std::pair<int, uint64_t>, std::string> secrets_;  // by kind and object
   std::map<std::string, std::string> homes_;                 // by secret
+  std::set<std::string> ownerless_;                          // secrets; they are their own homes
   std::multimap<uint64_t, IpcUse> held_;                     // by object
   std::vector<std::pair<uint64_t, uint64_t>> returned_;
-  std::string home_;                        // of what is shared next; empty: none yet
-  std::map<std::string, int> listening_;    // by home
-  std::map<int, User> users_;               // by connection
+  std::string home_;                      // of what is shared next; empty: none yet
+  std::map<std::string, int> listening_;  // by home
+  std::map<int, User> users_;             // by connection
   int wake_ = -1;
   std::atomic<bool> stop_{false};
   std::thread thread_;

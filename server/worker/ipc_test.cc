@@ -39,18 +39,20 @@ struct Side {
   }
 
   // As cr-restart does: from here on requests are replayed ones.
-  void Replay(const std::string& scope) {
-    EXPECT_EQ(ShareIn(scope), CUDA_SUCCESS);
+  void Replay(const std::string& scope, const std::vector<std::string_view>& ownerless = {}) {
+    EXPECT_EQ(ShareIn(scope, ownerless), CUDA_SUCCESS);
     client.flags = kFlagReplay;
   }
-  CUresult ShareIn(const std::string& scope) {
+  CUresult ShareIn(const std::string& scope, const std::vector<std::string_view>& ownerless = {}) {
     wire::OpShareIn_Request in;
     in.scope = scope;
+    in.ownerless = ownerless;
     return client.Call(kOpShareIn, in);
   }
   wire::OpRegions_Reply Regions(const std::vector<uint64_t>& sessions, bool replayed = false) {
     wire::OpRegions_Request in;
     in.sessions = sessions;
+    in.ownerless = !sessions.empty();
     in.replayed = replayed;
     EXPECT_EQ(client.Call(kOpRegions, in), CUDA_SUCCESS);
     return client.Decode<wire::OpRegions_Reply>();
@@ -81,6 +83,41 @@ struct Side {
     wire::cuIpcCloseMemHandle_Request in;
     in.address = address;
     return last = client.Call(kCall_cuIpcCloseMemHandle, in);
+  }
+
+  // Physical memory: made here, or imported; mapped at `at`, or anywhere.
+  uint64_t Map(uint64_t handle, uint64_t bytes, uint64_t at = 0) {
+    wire::cuMemAddressReserve_Request reserve;
+    reserve.size = bytes;
+    reserve.address = at;
+    EXPECT_EQ(client.Call(kCall_cuMemAddressReserve, reserve), CUDA_SUCCESS);
+    wire::cuMemMap_Request map;
+    map.ptr = client.Decode<wire::cuMemAddressReserve_Reply>().address;
+    map.size = bytes;
+    map.handle = handle;
+    EXPECT_EQ(client.Call(kCall_cuMemMap, map), CUDA_SUCCESS);
+    CUmemAccessDesc access = {};
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    wire::cuMemSetAccess_Request set;
+    set.ptr = map.ptr;
+    set.size = bytes;
+    set.desc = {reinterpret_cast<const char*>(&access), sizeof(access)};
+    set.count = 1;
+    EXPECT_EQ(client.Call(kCall_cuMemSetAccess, set), CUDA_SUCCESS);
+    return map.ptr;
+  }
+  wire::cuMemImportFromShareableHandle_Request import;
+  std::string import_prop;
+  CUresult Import(const std::string& physical_key) {
+    import.handle = client.NewHandle(Kind::kPhysicalMemory);
+    import.key = physical_key;
+    last = client.Call(kCall_cuMemImportFromShareableHandle, import);
+    if (last != CUDA_SUCCESS) return last;
+    const auto reply = client.Decode<wire::cuMemImportFromShareableHandle_Reply>();
+    import.bytes = reply.bytes;
+    import_prop = std::string(reply.prop);
+    return last;
   }
 
   WorkerProcess worker;
@@ -379,6 +416,60 @@ TEST_F(IpcTest, OddReplays) {
   }
   EXPECT_EQ(reader.client.status, ChannelStatus::kOk);
   EXPECT_EQ(side.client.status, ChannelStatus::kOk);
+}
+
+// Physical memory whose maker has ended: those that use it are replayed, and the first of them makes it.
+TEST_F(IpcTest, OneInherits) {
+  constexpr uint64_t kPage = 2 << 20;
+  CUmemAllocationProp prop = {};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  auto maker = std::make_unique<Side>(3);
+  wire::cuMemCreate_Request create;
+  create.handle = maker->client.NewHandle(Kind::kPhysicalMemory);
+  create.size = kPage;
+  create.prop = {reinterpret_cast<const char*>(&prop), sizeof(prop)};
+  ASSERT_EQ(maker->client.Call(kCall_cuMemCreate, create), CUDA_SUCCESS);
+  wire::cuMemExportToShareableHandle_Request share;
+  share.handle = create.handle;
+  ASSERT_EQ(maker->client.Call(kCall_cuMemExportToShareableHandle, share), CUDA_SUCCESS);
+  const std::string shared(maker->client.Decode<wire::cuMemExportToShareableHandle_Reply>().key);
+
+  Side first(4), second(5);
+  ASSERT_EQ(first.Import(shared), CUDA_SUCCESS);
+  ASSERT_EQ(second.Import(shared), CUDA_SUCCESS);
+  EXPECT_EQ(first.import.bytes, kPage);
+  const uint64_t at = first.Map(first.import.handle, kPage);
+  EXPECT_TRUE(first.Regions({3, 4, 5}).regions.empty());
+  // Only the others have it mapped, so nobody would save it.
+  EXPECT_NE(maker->Refusals({3, 4, 5}).find("is not mapped as a whole in the process that made it"), std::string::npos);
+  maker.reset();
+  for (int i = 0; i < 500 && first.Regions({4, 5}).regions.empty(); ++i) usleep(10000);
+  EXPECT_EQ(first.Regions({4, 5}).regions.size(), 1u);
+  EXPECT_EQ(first.Refusals({4, 5}), "");
+  EXPECT_NE(first.Refusals({}).find("process 1003 (program3, session 3) shared and has no more"), std::string::npos);
+  EXPECT_NE(second.Refusals({4, 5}).find("is not mapped as a whole here"), std::string::npos) << "it has not mapped it";
+
+  Side new_second(6), new_first(7);
+  for (Side* side : {&new_second, &new_first}) {
+    side->Replay(kScope, {shared});
+    side->import.bytes = kPage;
+    side->import.prop = first.import_prop;
+    ASSERT_EQ(side->Import(shared), CUDA_SUCCESS);
+    EXPECT_EQ(side->import.bytes, kPage);
+    EXPECT_EQ(side->import_prop, first.import_prop);
+  }
+  EXPECT_EQ(new_first.Map(new_first.import.handle, kPage, at), at);
+  new_first.client.flags = new_second.client.flags = 0;
+  const uint64_t elsewhere = new_second.Map(new_second.import.handle, kPage);
+  ASSERT_EQ(new_first.client.Write(at, std::string(64, 'x')), CUDA_SUCCESS);
+  ASSERT_EQ(new_first.client.Synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(new_second.client.Read(elsewhere, 4), "xxxx");
+  // One of them is its owner now, and saves it alone.
+  EXPECT_EQ(new_first.Refusals({6, 7}), "");
+  EXPECT_EQ(new_second.Refusals({6, 7}), "");
+  EXPECT_EQ(new_first.Regions({6, 7}).regions.size() + new_second.Regions({6, 7}).regions.size(), 1u);
 }
 
 TEST_F(IpcTest, ACheckpointCoversAllOrNone) {

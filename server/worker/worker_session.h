@@ -23,8 +23,8 @@
 #include "proto/channel/server_channel.h"
 #include "replay/modimg/modimg.h"
 #include "server/worker/address_space.h"
-#include "server/worker/current_context.h"
 #include "server/worker/code_pads.h"
+#include "server/worker/current_context.h"
 #include "server/worker/device_arena.h"
 #include "server/worker/device_ranges.h"
 #include "server/worker/handle_map.h"
@@ -109,6 +109,7 @@ struct ModuleFacts {
 // Physical memory of the application's own making.
 struct PhysicalFacts {
   uint64_t real = 0;
+  uint64_t bytes = 0;  // of what another session has made; else PhysicalBytes(real)
   uint64_t mappings = 0;
   bool used = false;  // it was mapped once, so it may hold something
   bool released = false;
@@ -275,8 +276,8 @@ class WorkerSession : public Session {
   CUresult MoveVariables(uint64_t handle, VariablePlace* placed, const std::vector<uint64_t>& places,
                          const std::function<uint64_t()>& load);
   // In a replay, after MoveVariables: tries to bring the module's functions to where they were in each of `contexts`,
-  // as `code`, equally many words for each, tells. Whether they lie there is for the tools to compare (Region::code), so
-  // a failure is only that of loading the module again.
+  // as `code`, equally many words for each, tells. Whether they lie there is for the tools to compare (Region::code),
+  // so a failure is only that of loading the module again.
   CUresult MoveCode(uint64_t handle, VariablePlace* placed, const std::vector<uint64_t>& contexts,
                     const std::vector<uint64_t>& code, const std::function<uint64_t()>& load);
   // For messages: "the module with KERNEL".

@@ -140,10 +140,12 @@ struct Process {
     return at;
   }
   void Fill(CUdeviceptr at, unsigned char value, size_t bytes) {
+    if (at == 0) return;
     CU(cuMemsetD8Async(at, value, bytes, stream));
     CU(cuStreamSynchronize(stream));
   }
   void Expect(CUdeviceptr at, unsigned char value, size_t bytes) {
+    if (at == 0) return;
     std::string found(bytes, 0);
     CU(cuMemcpyDtoH_v2(&found[0], at, bytes));
     for (size_t i = 0; i < bytes; ++i) {
@@ -240,6 +242,12 @@ struct Process {
     CU(cuIpcGetMemHandle(&key, memory));
     MUST(memcmp(&key, &keys.memory, sizeof(key)) == 0);
   }
+  // The other process has it open still.
+  void GiveUpPhysical() {
+    CU(cuMemUnmap(physical, granule));
+    CU(cuMemAddressFree(physical, granule));
+    physical = 0;
+  }
   // After the move: what nobody had opened; then every byte.
   void OpenRest() {
     Expect(extra, 0x99, kSmall);
@@ -255,6 +263,7 @@ struct Process {
     Expect(extra, 0x99, kSmall);
     FillAll(0x30);
   }
+  void LookAtPhysical() { Expect(physical, 0x22, granule); }
   void LookBack() {
     ExpectAll(0x30);
     FillAll(0x40);
@@ -436,7 +445,7 @@ class SharingTest : public testing::Test {
         held[i].fresh = ClientChannel::Connect(Socket(), hello, &welcome, &errors[i]);
         if (!held[i].fresh) return;
         replay::ChannelTarget target(*held[i].fresh);
-        if (replay::ShareIn(scope, target, &errors[i])) {
+        if (replay::ShareIn(scope, target, &errors[i], replay::Ownerless({&held[0].log, &held[1].log}))) {
           replay::Replay(held[i].log, target, nullptr, &errors[i], replay::Part::kBeforePinned);
         }
       });
@@ -445,6 +454,7 @@ class SharingTest : public testing::Test {
     for (std::thread& replay : replays) replay.join();
     for (const std::string& error : errors) ASSERT_EQ(error, "");
     wire::OpRegions_Request together;
+    together.ownerless = true;
     for (const Held& one : held) together.sessions.push_back(one.channel->welcome().session);
     uint64_t bytes = 0;
     for (Held& one : held) {
@@ -529,6 +539,17 @@ TEST_F(SharingTest, MovedTogether) {
   EXPECT_LT(moved_bytes_, 2 * (size_t(2) << 20) + kBytes + 5 * kSmall);
   ASSERT_NO_FATAL_FAILURE(GoOn());
   ASSERT_NO_FATAL_FAILURE(End());
+}
+
+// Physical memory lives for as long as anybody has it.
+TEST_F(SharingTest, OwnerHasItNoMore) {
+  ASSERT_NO_FATAL_FAILURE(ShareAndOpen());
+  ASSERT_EQ(Do(0, &Process::GiveUpPhysical), "ok");
+  for (int i = 0; i < 2; ++i) ASSERT_NO_FATAL_FAILURE(Move());
+  ASSERT_EQ(Do(1, &Process::OpenRest), "ok");
+  ASSERT_EQ(Do(0, &Process::Look), "ok");
+  ASSERT_NO_FATAL_FAILURE(Move());
+  ASSERT_EQ(Do(1, &Process::LookAtPhysical), "ok");
 }
 
 TEST_F(SharingTest, MovedAgain) {

@@ -196,7 +196,7 @@ CUresult OpenMemory(WorkerSession& worker, IpcKind kind, const Request& request,
 
 CUresult OpShareIn(Session& session, const Request&, const wire::OpShareIn_Request& in, wire::OpShareIn_Reply*,
                    ReplyBuilder*) {
-  return Worker(session).ipc().SetScope(in.scope) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
+  return Worker(session).ipc().SetScope(in.scope, in.ownerless) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
 }
 
 CUresult Custom_cuIpcGetMemHandle(Session& session, const Request& request, const wire::cuIpcGetMemHandle_Request& in,
@@ -325,7 +325,9 @@ CUresult Custom_cuMemExportToShareableHandle(Session& session, const Request& re
     int fd = -1;
     CUresult result = session.driver().cuMemExportToShareableHandle(&fd, real, kDescriptor, 0);
     if (result != CUDA_SUCCESS) return result;
-    result = worker.ipc().Share(IpcKind::kPhysical, in.handle, {}, fd, &key);
+    IpcFacts facts;
+    facts.bytes = memory->second.bytes != 0 ? memory->second.bytes : PhysicalBytes(real);
+    result = worker.ipc().Share(IpcKind::kPhysical, in.handle, facts, fd, &key);
     if (result != CUDA_SUCCESS) return result;
   }
   out->key = key;
@@ -333,11 +335,46 @@ CUresult Custom_cuMemExportToShareableHandle(Session& session, const Request& re
   return CUDA_SUCCESS;
 }
 
+namespace {
+
+// In a replay: physical memory whose owner is not replayed, made by the first session that wants it.
+CUresult MakeOwnerless(WorkerSession& worker, const wire::cuMemImportFromShareableHandle_Request& in) {
+  CUmemAllocationProp prop;
+  if (in.prop.size() != sizeof(prop)) return kMalformedRequest;
+  std::memcpy(&prop, in.prop.data(), sizeof(prop));
+  const DriverTable& driver = worker.driver();
+  CUmemGenericAllocationHandle real = 0;
+  CUresult result = driver.cuMemCreate(&real, in.bytes, &prop, 0);
+  if (result != CUDA_SUCCESS) return result;
+  int fd = -1;
+  result = driver.cuMemExportToShareableHandle(&fd, real, kDescriptor, 0);
+  std::string key(in.key);
+  IpcFacts facts;
+  facts.bytes = in.bytes;
+  if (result == CUDA_SUCCESS) result = worker.ipc().Share(IpcKind::kPhysical, in.handle, facts, fd, &key);
+  if (result != CUDA_SUCCESS) {
+    driver.cuMemRelease(real);
+    PhysicalMemoryReleased(real);
+    return result;
+  }
+  worker.Bind(Kind::kPhysicalMemory, in.handle, real, 0);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
 CUresult Custom_cuMemImportFromShareableHandle(Session& session, const Request& request,
                                                const wire::cuMemImportFromShareableHandle_Request& in,
-                                               wire::cuMemImportFromShareableHandle_Reply*, ReplyBuilder* reply) {
+                                               wire::cuMemImportFromShareableHandle_Reply* out, ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
   if (!session.MayBind(Kind::kPhysicalMemory, in.handle)) return kMalformedRequest;
+  out->bytes = in.bytes;
+  out->prop = in.prop;
+  if (request.replay() && worker.ipc().Inherits(in.key)) {
+    const CUresult result = MakeOwnerless(worker, in);
+    if (result == CUDA_SUCCESS) out->Encode(&reply->message);
+    return result;
+  }
   IpcFacts facts;
   int fd = -1;
   IpcUse use;
@@ -348,12 +385,21 @@ CUresult Custom_cuMemImportFromShareableHandle(Session& session, const Request& 
   CUmemGenericAllocationHandle real = 0;
   result = session.driver().cuMemImportFromShareableHandle(&real, reinterpret_cast<void*>(intptr_t(fd)), kDescriptor);
   if (fd >= 0) close(fd);
+  CUmemAllocationProp prop = {};
+  if (result == CUDA_SUCCESS && !request.replay()) {
+    result = session.driver().cuMemGetAllocationPropertiesFromHandle(&prop, real);
+    out->bytes = facts.bytes;
+    out->prop = {reinterpret_cast<const char*>(&prop), sizeof(prop)};
+    if (result != CUDA_SUCCESS) session.driver().cuMemRelease(real);
+  }
   if (result != CUDA_SUCCESS) {
     close(use.connection);
     return result;
   }
   session.Bind(Kind::kPhysicalMemory, in.handle, real, 0);
+  worker.physical()[in.handle].bytes = facts.bytes;
   worker.ipc().Hold(in.handle, use);
+  out->Encode(&reply->message);
   return CUDA_SUCCESS;
 }
 

@@ -127,15 +127,20 @@ bool IsMappedWhole(WorkerSession& worker, uint64_t handle, const PhysicalFacts& 
     if (offset > covered) return false;
     covered = std::max(covered, offset + bytes);
   }
-  return covered >= PhysicalBytes(memory.real);
+  return covered >= (memory.bytes != 0 ? memory.bytes : PhysicalBytes(memory.real));
 }
 
 // What others are shown, and what is theirs. Others of `together` are saved with this session.
-void FindShared(WorkerSession& worker, const std::set<uint64_t>& together, std::vector<std::string>* refusals) {
-  worker.ipc().Refusals(together, refusals);
+void FindShared(WorkerSession& worker, const std::set<uint64_t>& together, bool ownerless,
+                std::vector<std::string>* refusals) {
+  worker.ipc().Refusals(together, ownerless, refusals);
   for (const auto& [handle, memory] : worker.physical()) {
-    if (worker.ipc().Holds(handle) || worker.ipc().Users(handle) == 0 || IsMappedWhole(worker, handle, memory))
-      continue;
+    const bool held = worker.ipc().Holds(handle);
+    if (held && worker.ipc().HasLostOwner(handle) && !IsMappedWhole(worker, handle, memory)) {
+      refusals->push_back(
+          "physical memory that another process has made, and has no more, is not mapped as a whole here");
+    }
+    if (held || worker.ipc().Users(handle) == 0 || IsMappedWhole(worker, handle, memory)) continue;
     refusals->push_back(
         "physical memory (cuMemCreate) that other processes use is not mapped as a whole in the process that made it");
   }
@@ -147,7 +152,11 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
     if (range.kind == DeviceRange::kSymbol) continue;    // found below, named or not
     if (range.kind == DeviceRange::kManaged) continue;   // the client's process has it
     if (range.kind == DeviceRange::kImported) continue;  // the session that shares it has it in its list
-    if (range.kind == DeviceRange::kMapped && worker.ipc().Holds(range.owner)) continue;  // likewise
+    // Likewise; but if that session has it no more, everybody who uses it lists it.
+    if (range.kind == DeviceRange::kMapped && worker.ipc().Holds(range.owner) &&
+        !worker.ipc().HasLostOwner(range.owner)) {
+      continue;
+    }
     FoundSymbol one;
     one.region.address = address;
     one.region.bytes = range.bytes;
@@ -407,7 +416,7 @@ CUresult OpRegions(Session& session, const Request&, const wire::OpRegions_Reque
   if (CapturesInProgress() == 0) worker.CollectPendingFrees(false);
   std::vector<std::string> refusals;
   const std::vector<FoundSymbol> all = CollectRegions(worker, &refusals);
-  if (!in.replayed) FindShared(worker, {in.sessions.begin(), in.sessions.end()}, &refusals);
+  if (!in.replayed) FindShared(worker, {in.sessions.begin(), in.sessions.end()}, in.ownerless, &refusals);
   size_t bytes = 0;
   for (const std::string& refusal : refusals) {
     if (bytes > kReplyBytes / 2) break;
