@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -10,11 +11,13 @@
 #include <cinttypes>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "client/tools/local_jobs.h"
 #include "client/tools/server_control.h"
 #include "proto/codec/json.h"
+#include "proto/codec/text.h"
 #include "proto/folder/private_folder.h"
 #include "proto/frame/version.h"
 
@@ -29,7 +32,8 @@ constexpr int kExitNoSession = 4;
 
 constexpr char kExamples[] = R"(
 Examples:
-  cr-ps                                     sessions of this user's cr-server on this machine
+  cr-ps                                     this user's jobs here, and the sessions of this user's cr-server here
+  cr-ps --watch 2                           the same again every two seconds, until Ctrl-C
   cr-ps --server gpu7:7070 --json
   cr-ps --server unix:/run/cuda-remote      your sessions of root's server here, if it admits you
   cr-ps --end 12 --reason "node goes down"  end session 12
@@ -68,6 +72,13 @@ std::string Ago(uint64_t unix_ms) {
   return std::to_string(seconds / 86400) + " d ago";
 }
 
+// The same for a length of time.
+std::string Age(uint64_t unix_ms) {
+  const std::string ago = Ago(unix_ms);
+  const size_t end = ago.rfind(" ago");
+  return end == std::string::npos ? ago : ago.substr(0, end);
+}
+
 // The sessions' processes as far as they are of jobs here, in the order of the list.
 std::vector<LocalProcess> ProcessesHere(const std::string& address, const std::vector<LocalJob>& jobs,
                                         const control::ListSessionsReply& list) {
@@ -89,6 +100,11 @@ void AddJobs(const std::vector<LocalJob>& jobs, JsonWriter* json) {
     json->Member("pid", job.job.pid());
     json->Member("running", job.alive);
     json->Member("server", job.server);
+    json->Member("processes", uint64_t(job.processes.size()));
+    json->Member("started_unix_ms", uint64_t(job.job.started_unix_ms()));
+    json->Member("saved_unix_ms", job.job.saved_unix_ms());
+    json->Member("restarted_from", job.job.image());
+    json->Member("no_checkpoint", job.job.no_checkpoint());
     json->Begin("machine_gpu", '[');
     for (const DeviceUser& user : job.device_users) {
       json->Begin('{');
@@ -101,6 +117,24 @@ void AddJobs(const std::vector<LocalJob>& jobs, JsonWriter* json) {
     json->End('}');
   }
   json->End(']');
+}
+
+// This user's jobs on this machine.
+void PrintJobs(const std::vector<LocalJob>& jobs) {
+  if (jobs.empty()) {
+    printf("no jobs of this user on this machine\n");
+    return;
+  }
+  printf("%-16s %-8s %8s %9s %11s %8s  %-28s %s\n", "JOB", "STATE", "PID", "PROCESSES", "SAVED", "AGE", "SERVER",
+         "PROGRAM");
+  for (const LocalJob& job : jobs) {
+    std::string program;
+    for (const std::string& word : job.job.command()) program += (program.empty() ? "" : " ") + Printable(word);
+    const char* const state = !job.alive ? "killed" : job.job.no_checkpoint().empty() ? "running" : "unsaved";
+    printf("%-16s %-8s %8d %9zu %11s %8s  %-28s %s\n", Printable(job.job.name()).c_str(), state, job.job.pid(),
+           job.processes.size(), Ago(job.job.saved_unix_ms()).c_str(), Age(uint64_t(job.job.started_unix_ms())).c_str(),
+           job.server.empty() ? "-" : job.server.c_str(), program.c_str());
+  }
 }
 
 // What a person must know of jobs here besides their sessions.
@@ -155,46 +189,52 @@ void PrintLimits(const control::ServerInfo& server) {
   }
 }
 
+// The server, its limits and what is used of them.
+void AddServer(const control::ServerInfo& server, JsonWriter* json) {
+  json->Line(2);
+  json->Begin("server", '{');
+  json->Member("name", server.name());
+  json->Member("pid", server.pid());
+  json->Member("wire_version", server.wire_version());
+  json->Member("warm_workers", server.warm_workers());
+  json->Member("sessions", server.sessions());
+  json->Member("sessions_ever", server.sessions_ever());
+  json->RealMember("seconds", server.seconds(), 3);
+  json->Member("driver", server.driver());
+  json->Member("software_gpu", server.software_gpu());
+  json->Member("worker_error", server.worker_error());
+  json->End('}');
+  const control::Limits& limits = server.limits();
+  json->Line(2);
+  json->Begin("limits", '{');
+  json->Member("sessions", limits.sessions());
+  json->Member("session_memory", limits.session_memory());
+  json->Member("session_gpus", limits.session_gpus());
+  json->Member("user_sessions", limits.user_sessions());
+  json->Member("user_memory", limits.user_memory());
+  json->Member("user_gpus", limits.user_gpus());
+  json->End('}');
+  json->Line(2);
+  json->Begin("usage", '[');
+  for (const control::Usage& usage : server.usage()) {
+    json->Line(4);
+    json->Begin('{');
+    json->Member("identity", usage.identity());
+    json->Member("limited", usage.limited());
+    json->Member("sessions", usage.sessions());
+    json->Member("device_bytes", usage.device_bytes());
+    AddNumbers("gpus", usage.gpus(), json);
+    json->End('}');
+  }
+  json->End(']');
+}
+
 void PrintJson(const control::ServerInfo& server, const control::ListSessionsReply& list,
                const std::vector<LocalProcess>& processes, const std::vector<LocalJob>& jobs) {
   JsonWriter json(JsonWriter::kSpaced);
   json.Begin('{');
-  json.Line(2);
-  json.Begin("server", '{');
-  json.Member("name", server.name());
-  json.Member("pid", server.pid());
-  json.Member("wire_version", server.wire_version());
-  json.Member("warm_workers", server.warm_workers());
-  json.Member("sessions", server.sessions());
-  json.Member("sessions_ever", server.sessions_ever());
-  json.RealMember("seconds", server.seconds(), 3);
-  json.Member("driver", server.driver());
-  json.Member("software_gpu", server.software_gpu());
-  json.Member("worker_error", server.worker_error());
-  json.End('}');
-  const control::Limits& limits = server.limits();
-  json.Line(2);
-  json.Begin("limits", '{');
-  json.Member("sessions", limits.sessions());
-  json.Member("session_memory", limits.session_memory());
-  json.Member("session_gpus", limits.session_gpus());
-  json.Member("user_sessions", limits.user_sessions());
-  json.Member("user_memory", limits.user_memory());
-  json.Member("user_gpus", limits.user_gpus());
-  json.End('}');
-  json.Line(2);
-  json.Begin("usage", '[');
-  for (const control::Usage& usage : server.usage()) {
-    json.Line(4);
-    json.Begin('{');
-    json.Member("identity", usage.identity());
-    json.Member("limited", usage.limited());
-    json.Member("sessions", usage.sessions());
-    json.Member("device_bytes", usage.device_bytes());
-    AddNumbers("gpus", usage.gpus(), &json);
-    json.End('}');
-  }
-  json.End(']');
+  // Without a server there are only jobs.
+  if (server.pid() != 0) AddServer(server, &json);
   json.Line(2);
   json.Begin("sessions", '[');
   for (int i = 0; i < list.sessions_size(); ++i) {
@@ -259,19 +299,63 @@ void PrintTable(const control::ServerInfo& server, const control::ListSessionsRe
   }
 }
 
+int End(ServerControl* control, uint64_t session, const std::string& reason) {
+  std::string error;
+  bool found = false;
+  if (!control->End(session, reason, &found, &error)) {
+    fprintf(stderr, "cr-ps: %s\n", error.c_str());
+    return kExitNoServer;
+  }
+  if (found) return 0;
+  fprintf(stderr, "cr-ps: there is no session %" PRIu64 " of yours (the server's operators can end others, too)\n",
+          session);
+  return kExitNoSession;
+}
+
+// Shows all once. `here`: no server was named, so this shows the user's jobs, and the user's server on this machine if it runs.
+int Show(const std::string& address, bool here, const control::TlsFiles& tls, bool json) {
+  std::string error;
+  control::ServerInfo server;
+  control::ListSessionsReply list;
+  const bool runs = !here || access(address.substr(strlen("unix:")).c_str(), F_OK) == 0;
+  if (runs) {
+    const std::unique_ptr<ServerControl> control = ServerControl::Open(address, tls, &error);
+    if (!control || !control->Info(&server, &error) || !control->List(&list, &error)) {
+      fprintf(stderr, "cr-ps: %s\n", error.c_str());
+      // A socket that a killed server has left does not hide the jobs.
+      if (!here) return control ? kExitNoServer : kExitUsage;
+    }
+  }
+  const std::vector<LocalJob> jobs = LocalJobs();
+  const std::vector<LocalProcess> processes = ProcessesHere(address, jobs, list);
+  if (json) {
+    PrintJson(server, list, processes, jobs);
+    return 0;
+  }
+  if (here) PrintJobs(jobs);
+  if (runs && error.empty()) {
+    if (here) printf("\n");
+    PrintTable(server, list, processes);
+  }
+  PrintWarnings(jobs);
+  return 0;
+}
+
 int Main(int argc, char** argv) {
   std::string address, reason, error;
   control::TlsFiles tls;
   bool json = false, prune = false;
+  double watch = 0;
   uint64_t end = 0;
-  CLI::App app("Shows the sessions of a cr-server.", "cr-ps");
+  CLI::App app("Shows this user's jobs on this machine, or the sessions of a cr-server.", "cr-ps");
   app.set_version_flag("--version", VersionLine("cr-ps"));
   app.footer(kExamples);
   app.add_option("--server", address,
                  "unix:PATH of the server's socket or folder, or HOST:PORT (default: $CUDA_REMOTE_SERVER, "
-                 "else this user's server here)");
+                 "else this user's jobs here, and the sessions of this user's server here, if one runs)");
   app.add_flag("--json", json, "for programs");
-  app.add_option("--end", end, "end the session of this number");
+  app.add_option("--watch", watch, "show it again every so many seconds")->check(CLI::Range(0.1, 86400.0));
+  app.add_option("--end", end, "end the session of this number")->excludes("--watch");
   app.add_flag("--prune", prune, "remove the folders of this user's jobs here whose cr-run was killed, and name them");
   app.add_option("--reason", reason, "with --end: what the program is told");
   app.add_option("--tls-cert", tls.cert, "own certificate, PEM (or CUDA_REMOTE_TLS_CERT)");
@@ -287,7 +371,8 @@ int Main(int argc, char** argv) {
     return 0;
   }
   if (address.empty() && getenv("CUDA_REMOTE_SERVER")) address = getenv("CUDA_REMOTE_SERVER");
-  if (address.empty()) {
+  const bool here = address.empty();
+  if (here) {
     const std::string folder = RuntimeFolders().front();
     // Not a server that somebody else has put in its place.
     if (access(folder.c_str(), F_OK) == 0 && !CheckFolder(folder, FolderUse::kLook, &error)) {
@@ -296,36 +381,22 @@ int Main(int argc, char** argv) {
     }
     address = "unix:" + folder + "/session.sock";
   }
-  const std::unique_ptr<ServerControl> control = ServerControl::Open(address, tls, &error);
-  if (!control) {
-    fprintf(stderr, "cr-ps: %s\n", error.c_str());
-    return kExitUsage;
-  }
   if (end != 0) {
-    bool found = false;
-    if (!control->End(end, reason, &found, &error)) {
+    const std::unique_ptr<ServerControl> control = ServerControl::Open(address, tls, &error);
+    if (!control) {
       fprintf(stderr, "cr-ps: %s\n", error.c_str());
-      return kExitNoServer;
+      return kExitUsage;
     }
-    if (found) return 0;
-    fprintf(stderr, "cr-ps: there is no session %" PRIu64 " of yours (the server's operators can end others, too)\n", end);
-    return kExitNoSession;
+    return End(control.get(), end, reason);
   }
-  control::ServerInfo server;
-  control::ListSessionsReply list;
-  if (!control->Info(&server, &error) || !control->List(&list, &error)) {
-    fprintf(stderr, "cr-ps: %s\n", error.c_str());
-    return kExitNoServer;
+  for (;;) {
+    if (watch > 0 && !json && isatty(STDOUT_FILENO)) printf("\033[H\033[2J");
+    const int code = Show(address, here, tls, json);
+    fflush(stdout);
+    if (watch <= 0) return code;
+    std::this_thread::sleep_for(std::chrono::duration<double>(watch));
+    if (!json && !isatty(STDOUT_FILENO)) printf("\n");
   }
-  const std::vector<LocalJob> jobs = LocalJobs();
-  const std::vector<LocalProcess> processes = ProcessesHere(address, jobs, list);
-  if (json) {
-    PrintJson(server, list, processes, jobs);
-  } else {
-    PrintTable(server, list, processes);
-    PrintWarnings(jobs);
-  }
-  return 0;
 }
 
 }  // namespace

@@ -789,6 +789,46 @@ def host_pids(context):
     same("after the end of one", list(sessions()), [jobs + "/first"])
     context.run([context.tool("cr-checkpoint"), "--stop", str(found[jobs + "/first"]), context.path("image3")])
 
+@case
+def jobs_here(context):
+    """cr-ps without --server lists this user's jobs on this machine, whether a server of his runs or not; --watch repeats it."""
+    ps = context.tool("cr-ps")
+    same("without a job", context.run([ps]).stdout.splitlines()[0], "no jobs of this user on this machine")
+    server = context.start("server", [context.tool("cr-server"), "--dir", context.folder("server"), "--workers", "0"])
+    address = "unix:" + context.path("server/session.sock")
+    harness.wait_for(lambda: harness.connects(context.path("server/session.sock")), LIMIT, server.describe)
+    sync = context.path("sync")
+    job = context.start(
+        "job", [context.tool("cr-run"), "--server", address, "--name", "first", "--", context.program, "--steps", "1000"],
+        CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="3",
+    )  # fmt: skip
+    harness.wait_for(lambda: os.path.exists(sync) and "paused 3" in open(sync).read(), LIMIT, job.describe)
+
+    def row():
+        rows = [line.split() for line in context.run([ps]).stdout.splitlines() if line.startswith("first ")]
+        same("rows of the job", len(rows), 1)
+        return rows[0]
+
+    pid = json.load(open(context.path("runtime/cuda-remote/jobs/first/job.json")))["pid"]
+    same("name, state, PID, processes, not saved", row()[:5], ["first", "running", str(pid), "1", "-"])
+    for word in (address, context.program):
+        if word not in row():
+            raise Failure(f"the job's row lacks {word}: {row()}")
+    context.run([context.tool("cr-checkpoint"), "first", context.path("image")])
+    if row()[5:7] != ["s", "ago"]:
+        raise Failure(f"the job's row does not say when it was saved: {row()}")
+    listed = json.loads(context.run([ps, "--json"]).stdout)["jobs"]
+    same("jobs", [(one["name"], one["running"], one["processes"]) for one in listed], [("first", True, 1)])
+    if listed[0]["saved_unix_ms"] <= listed[0]["started_unix_ms"]:
+        raise Failure(f"the times are wrong: {listed}")
+
+    watch = context.start("watch", [ps, "--watch", "0.2"])
+    output = lambda: [line for line in watch.stdout().decode().splitlines() if line.startswith("first ")]
+    harness.wait_for(lambda: len(output()) >= 3, LIMIT, watch.describe)
+    if not watch.running():
+        raise Failure("cr-ps --watch has ended")
+    watch.kill()
+
 
 def run_one(name, options):
     if os.geteuid() != 0:
