@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks the Markdown pages of the whole tree: every link leads to a file and, if it has one, to a heading that exist; every
-page of docs/ is in the README's table and in mkdocs.yml.
+page of docs/ is in the README's table and in mkdocs.yml; prose lines are not longer than 100 columns.
 
 Needs Python alone. Where mkdocs is installed, docs/build then makes the site in strict mode, too.
 
@@ -16,7 +16,18 @@ import tempfile
 
 LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+(?:\([^()]*\)[^()\s]*)?)(?:\s+\"[^\"]*\")?\)")
 FENCE = re.compile(r"^\s*(```|~~~)")
+WIDTH = 100
 SKIP = {".git", ".cache", "node_modules", "packages"}
+# Made by proto/gen; each of its rows is a line.
+GENERATED = {"proto/api/COVERAGE.md"}
+# Pages that other work is changing at the moment: docs/wrap them with it, and take them out here.
+NOT_YET = {
+    "README.md", "CHANGELOG.md", "checkpoint/", "ckptfmt/", "client/agent/", "client/nvml/", "client/session/", "client/tools/",
+    "docs/architecture.md", "docs/context-state.md", "docs/dependencies.md", "docs/glossary.md", "docs/gpu-results.md",
+    "docs/memory.md", "docs/settings.md", "docs/testing.md", "docs/tools.md", "proto/agent/", "proto/folder/", "proto/machine/",
+    "replay/replayer/", "server/softgpu/README.md", "server/supervisor/", "server/worker/", "tests/README.md", "tests/apps/",
+    "tests/sharing/",
+}
 
 
 def workspace():
@@ -87,7 +98,13 @@ def check(root):
     problems = []
     texts = {path: open(os.path.join(root, path), encoding="utf-8").read() for path in pages(root)}
     links = 0
+    not_yet = {path for path in texts if path.startswith(tuple(NOT_YET))} if root == workspace() else set()
     for path, text in texts.items():
+        for number, line in prose(text):
+            if len(line) > WIDTH and not line.lstrip().startswith(("|", "#")) and path not in GENERATED and path not in not_yet:
+                # A link or a name alone cannot be broken.
+                if " " in line.strip(" -*>"):
+                    problems.append(f"{path}:{number}: {len(line)} columns; prose is wrapped at {WIDTH}")
         # A link's text may go on in the next line.
         plain = "\n".join(re.sub(r"`[^`\n]*`", "``", line) for _, line in prose(text))
         for target in LINK.findall(plain):
@@ -127,11 +144,11 @@ def self_test():
             with open(os.path.join(root, name), "w", encoding="utf-8") as f:
                 f.write(text)
         found = "\n".join(check(root))
-        for expected in ("gone.md leads nowhere", "no heading #none", "docs/c.md is not in the table",
+        for expected in ("gone.md leads nowhere", "no heading #none", "150 columns", "docs/c.md is not in the table",
                          "docs/c.md is not in docs/mkdocs.yml"):
             if expected not in found:
                 sys.exit(f"the check itself is wrong: it does not find '{expected}' but: {found}")
-        if len(found.split("\n")) != 4:
+        if len(found.split("\n")) != 5:
             sys.exit(f"the check itself is wrong: it finds too much: {found}")
 
 
