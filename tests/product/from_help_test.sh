@@ -42,4 +42,21 @@ mkdir -p "$work/runtime/cuda-remote/jobs/train"
 [[ $(XDG_RUNTIME_DIR=$work/runtime complete_words cr-checkpoint tra) == train ]] || problem "names of jobs are not completed"
 complete_words cr-run --server unix:x bas | grep -qx bash || problem "cr-run does not complete names of programs"
 grep -q 'Serves this machine' "$work/cr-server.1" || problem "cr-server.1 does not say what cr-server does"
+
+# Each option of cr-server can stand in its configuration file: reading stops at the first unknown name, the last one.
+"$product/cr-server" --help | sed -n '/^Options:/,/^$/p' | grep -oE '^  -\S+( [A-Z]+)?' | sed 's/{[a-z]*}//' |
+  while read -r names kind; do
+    name=${names##*--}
+    case $name:$kind in
+      help:* | version:* | config:*) ;;
+      log-level:*) echo "$name = \"warn\"" ;;
+      *:TEXT | *:FILE) echo "$name = \"x\"" ;;
+      *:?*) echo "$name = 40" ;; # in the range of each
+      *) echo "$name = true" ;;
+    esac
+  done >"$work/all.conf"
+[[ $(wc -l <"$work/all.conf") -ge 20 ]] || problem "found only $(wc -l <"$work/all.conf") options for the configuration file"
+echo 'no-such-option = 1' >>"$work/all.conf"
+said=$("$product/cr-server" --config "$work/all.conf" 2>&1) && problem "cr-server starts with an unknown option in its file"
+grep -q 'no-such-option' <<<"$said" || problem "cr-server does not take all of its options from a file: $said"
 exit $status
