@@ -21,6 +21,7 @@
 #include "client/tools/progress.h"
 #include "proto/codec/json.h"
 #include "proto/frame/version.h"
+#include "replay/replayer/replayer.h"
 
 namespace cuda_remote::client::tools {
 
@@ -119,10 +120,13 @@ bool Describe(const Options& options, const std::vector<uint64_t>& sessions, Mov
 
 // At the same time: the objects of one process may be shared with another, and wait for it.
 bool ReplayAll(const std::string& scope, std::vector<Move>* moves, std::string* error) {
+  std::vector<const replay::Log*> all;
+  for (const Move& move : *moves) all.push_back(&move.process->log());
+  const std::vector<std::string> ownerless = replay::Ownerless(all);
   std::vector<std::thread> threads;
   for (Move& move : *moves) {
-    threads.emplace_back([&move, &scope] {
-      if (ReplayLog(move.process->log(), move.channel.get(), &move.error, scope)) move.error.clear();
+    threads.emplace_back([&] {
+      if (ReplayLog(move.process->log(), move.channel.get(), &move.error, scope, ownerless)) move.error.clear();
     });
   }
   for (std::thread& thread : threads) thread.join();

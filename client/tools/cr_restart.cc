@@ -128,8 +128,14 @@ struct Session {
   std::string error;  // empty: all went well
 };
 
+// What the sessions of a job must know of each other (replay::ShareIn).
+struct Sharing {
+  std::string scope;
+  std::vector<std::string> ownerless;
+};
+
 // A GPU session with all objects that the process had; their memory is still to be loaded.
-std::unique_ptr<ClientChannel> RestoreObjects(const Options& options, const GpuHost& host, const std::string& scope,
+std::unique_ptr<ClientChannel> RestoreObjects(const Options& options, const GpuHost& host, const Sharing& sharing,
                                               const std::string& job, const ckptfmt::ProcessInfo& process,
                                               const replay::Log& log, std::string* error) {
   std::unique_ptr<ClientChannel> channel = OpenSession(host.socket_path(), process.pid, process.program, job,
@@ -148,7 +154,7 @@ std::unique_ptr<ClientChannel> RestoreObjects(const Options& options, const GpuH
     Say(kTool, "GPU " + std::to_string(i) + " of " + NameOf(process) + " was a " + process.devices[i].name +
                    "; here it is a " + here.devices[i].name);
   }
-  return ReplayLog(log, channel.get(), error, scope) ? std::move(channel) : nullptr;
+  return ReplayLog(log, channel.get(), error, sharing.scope, sharing.ownerless) ? std::move(channel) : nullptr;
 }
 
 // The sessions of all processes, at the same time: the objects of one may be shared with another, and wait for it.
@@ -156,12 +162,15 @@ bool RestoreSessions(const Options& options, const GpuHost& host, const std::str
                      const ckptfmt::ImageReader& image, const std::vector<replay::Log>& logs,
                      std::vector<Session>* sessions, Steps* steps, std::string* error) {
   const ckptfmt::ImageInfo& info = image.info();
+  std::vector<const replay::Log*> all;
+  for (const replay::Log& log : logs) all.push_back(&log);
+  const Sharing sharing = {scope, replay::Ownerless(all)};
   std::vector<std::thread> threads;
   sessions->resize(info.processes.size());
   for (size_t i = 0; i < sessions->size(); ++i) {
     threads.emplace_back([&, i] {
       Session& session = (*sessions)[i];
-      session.channel = RestoreObjects(options, host, scope, info.job, info.processes[i], logs[i], &session.error);
+      session.channel = RestoreObjects(options, host, sharing, info.job, info.processes[i], logs[i], &session.error);
     });
   }
   for (std::thread& thread : threads) thread.join();

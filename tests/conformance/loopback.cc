@@ -178,6 +178,7 @@ bool KnowsDeviceRange(Call&, CUdeviceptr address, uint64_t) { return address % 2
 CUresult NameNodesOf(Call&, uint64_t) { return CUDA_SUCCESS; }
 CUresult CheckWithoutMemoryNodes(Call&, uint64_t) { return CUDA_SUCCESS; }
 replay::ObjectKey CurrentContextKey(Call&) { return {Kind::kContext, 0}; }
+uint64_t Call::ExecOfDriver(uint64_t driver_handle) { return driver_handle; }
 CUresult Call::Send() { return loopback::Execute(info_.id, *message_, reply_); }
 CUresult Call::Transact() { return loopback::Execute(info_.id, *message_, reply_); }
 void Call::Created(replay::ObjectKey object, std::initializer_list<replay::ObjectKey>) {

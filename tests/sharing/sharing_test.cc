@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "client/agent/agent_client.h"
+#include "checkpoint/agent/agent_client.h"
 #include "proto/channel/client_channel.h"
 #include "proto/codec/operations.gen.h"
 #include "replay/log/log.h"
@@ -31,7 +31,7 @@
 namespace cuda_remote {
 namespace {
 
-using client::agent::AgentClient;
+using agent::AgentClient;
 
 constexpr char kProduct[] = "tests/matrix/product/";
 constexpr size_t kBytes = 3 << 20, kSmall = 4096;
@@ -307,7 +307,7 @@ using Step = void (Process::*)();
 
 struct Held {
   std::unique_ptr<AgentClient> agent;
-  client::agent::Taken taken;
+  agent::Taken taken;
   std::unique_ptr<ClientChannel> channel, fresh;
   replay::Log log;
 };
@@ -410,14 +410,14 @@ class SharingTest : public testing::Test {
 
   void Hold(std::vector<Held>* held) {
     std::string error;
-    std::vector<client::agent::Lockable*> all;
+    std::vector<agent::Lockable*> all;
     for (int i = 0; i < 2; ++i) {
-      (*held)[i].agent = AgentClient::Connect(JobFolder(i), &error);
+      (*held)[i].agent = AgentClient::Connect(JobFolder(i), uint32_t(processes_[i]), "process " + std::to_string(i), &error);
       ASSERT_TRUE((*held)[i].agent) << error;
       all.push_back((*held)[i].agent.get());
     }
     int64_t closed_us;
-    ASSERT_TRUE(client::agent::LockAll(all, {}, &closed_us, &error)) << error;
+    ASSERT_TRUE(agent::LockAll(all, {}, &closed_us, &error)) << error;
     for (Held& one : *held) {
       ASSERT_TRUE(one.agent->Take(&one.taken, &error)) << error;
       one.channel =
@@ -488,7 +488,7 @@ class SharingTest : public testing::Test {
     moved_bytes_ = bytes;
     for (Held& one : held) Ask(one.fresh.get(), kOpDrain, wire::OpDrain_Request());
     for (Held& one : held) {
-      client::agent::Given given;
+      agent::Given given;
       given.fds = one.fresh->DupFds();
       given.next_sequence = one.fresh->next_sequence();
       given.welcome = one.fresh->welcome();
