@@ -585,19 +585,20 @@ def several_processes(context):
     open(job.sync + ".end", "w").close()
     job.expect_success(60)
 
-    # Of this one, the output says what has become of each rank.
-    command = context.app("host_barrier", 100)
-    job = lab.job("ranks", command, server.unix, step_ms=20)
-    job.wait_steps(5, 60)
-    lab.run("move", [lab.tool("cr-migrate"), job.id, "--to", other.unix])
-    if len(sessions_of(lab, other)) != 4 or len(sessions_of(lab, server)) != 0:
-        raise Failure(f"not all of the ranks have moved\n{job.describe()}")
-    image = context.path("ranks.image")
-    lab.run("save", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
-    job.wait(60)
-    restarted = context.restart(image, server)
-    restarted.expect_success(90)
-    harness.same("ranks, moved and restarted", job.stdout(), context.expected(command))
+    # Of these, the output says what has become of each rank. The kernels of the second wait for each other.
+    for app, ranks in (("host_barrier", 4), ("peer_spin", 3)):
+        command = context.app(app, 150)
+        job = lab.job(app, command, server.unix, step_ms=20)
+        job.wait_steps(5, 60)
+        lab.run(f"move-{app}", [lab.tool("cr-migrate"), job.id, "--to", other.unix])
+        if len(sessions_of(lab, other)) != ranks or len(sessions_of(lab, server)) != 0:
+            raise Failure(f"not all of the ranks have moved\n{job.describe()}")
+        image = context.path(f"{app}.image")
+        lab.run(f"save-{app}", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
+        job.wait(60)
+        restarted = context.restart(image, server, f"restart-{app}")
+        restarted.expect_success(90)
+        harness.same(f"{app}, moved and restarted", job.stdout(), context.expected(command))
 
 
 def sessions_of(lab, server):

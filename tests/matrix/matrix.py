@@ -134,17 +134,17 @@ FRAMEWORKS = {
 # Frameworks' programs that need several GPUs, real ones.
 SEVERAL_GPUS = {"torch_nccl": 2, "torch_ddp": 2}
 
-# Programs that the other modes are not for: without CUDA there is no session to save or to move; two processes that share GPU
-# memory are not saved; and CRIU does not save the TCP connections that NCCL has with itself (README.md).
-LIMITED = {app: ("native", "ring", "grpc") for app in ("nvml_questions", "torch_ddp")}
+# Programs that the other modes are not for: without CUDA there is no session to save or to move; and CRIU does not save
+# the io_uring that PyTorch's store has (README.md).
+LIMITED = {"nvml_questions": ("native", "ring", "grpc"), "torch_ddp": ("native", "ring", "grpc", "migrate")}
 # Host and kernels look at each other's writes, which the relay does not carry while a kernel runs.
 LIMITED["polling"] = ("native", "ring", "restart", "live", "migrate", "late_ring", "late_restart", "late_migrate")
-# Processes that share GPU memory.
-SHARING = ("ipc_memory", "ipc_ring", "peer_spin")
-LIMITED.update({app: ("native", "ring", "grpc", "embedded", "clients", "late_ring", "late_grpc") for app in SHARING})
 # A real driver's kernel heap cannot be saved (docs/context-state.md): for tests/gpu/run.
 LIMITED_ON_GPUS = {"kernel_heap": ("native", "ring", "embedded", "grpc", "tls", "clients")}
-LIMITED["torch_nccl"] = ("native", "ring", "grpc", "migrate_ten")
+# While one rank stands still at a step, for the test, the kernels of the others wait for its own, and no GPU becomes idle:
+# tests/faults saves and moves this program while it runs.
+LIMITED["peer_spin"] = ("native", "ring", "grpc", "embedded", "clients", "late_ring", "late_grpc")
+LIMITED["torch_nccl"] = ("native", "ring", "grpc", "restart", "live", "migrate", "migrate_ten")
 
 # Python deletes the folder of its queues' sockets when it ends, so that an older image finds it gone: restarted no more than
 # once from each.

@@ -22,6 +22,7 @@
 
 #include "checkpoint/agent/agent_client.h"
 #include "proto/channel/client_channel.h"
+#include "proto/channel/handshake.h"
 #include "proto/codec/operations.gen.h"
 #include "replay/log/log.h"
 #include "replay/replayer/channel_target.h"
@@ -347,7 +348,14 @@ class SharingTest : public testing::Test {
       execl(Product("cr-server").c_str(), "cr-server", "--dir", (folder_ + "/server").c_str(), nullptr);
       _exit(127);
     }
-    for (int i = 0; i < 500 && access(Socket().c_str(), F_OK) != 0; ++i) usleep(20000);
+    // There before it is listened at.
+    std::string ignored;
+    for (int i = 0; i < 500; ++i) {
+      const int connected = ConnectUnix(Socket(), &ignored);
+      if (connected >= 0) close(connected);
+      if (connected >= 0) break;
+      usleep(20000);
+    }
     return pid;
   }
 
@@ -412,7 +420,8 @@ class SharingTest : public testing::Test {
     std::string error;
     std::vector<agent::Lockable*> all;
     for (int i = 0; i < 2; ++i) {
-      (*held)[i].agent = AgentClient::Connect(JobFolder(i), uint32_t(processes_[i]), "process " + std::to_string(i), &error);
+      const std::string name = "process " + std::to_string(i);
+      (*held)[i].agent = AgentClient::Connect(JobFolder(i), uint32_t(processes_[i]), name, &error);
       ASSERT_TRUE((*held)[i].agent) << error;
       all.push_back((*held)[i].agent.get());
     }
