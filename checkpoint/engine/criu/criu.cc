@@ -223,23 +223,36 @@ bool CheckTree(const Job& job, std::string* error) {
   return true;
 }
 
-// CRIU restores an eventfd without EFD_SEMAPHORE: a read would take the whole count.
-bool CheckEventCounters(const Job& job, std::string* error) {
+// Whether the descriptor that /proc lists as `proc`/fd/`number` is an eventfd with EFD_SEMAPHORE.
+bool IsSemaphore(const std::string& proc, const std::string& number) {
+  std::ifstream facts(proc + "/fdinfo/" + number);
+  bool found = false;
+  for (std::string line; std::getline(facts, line);) {
+    found |= line.compare(0, 18, "eventfd-semaphore:") == 0 && atoi(line.c_str() + 18) != 0;
+  }
+  return found;
+}
+
+// What CRIU does not know, or restores as something else.
+bool CheckDescriptors(const Job& job, std::string* error) {
   for (int pid : ProcessesOf(job)) {
     const std::string proc = "/proc/" + std::to_string(pid);
     DIR* const list = opendir((proc + "/fd").c_str());
     if (!list) continue;
-    bool found = false;
-    while (const dirent* const entry = found ? nullptr : readdir(list)) {
-      if (ReadLink(proc + "/fd/" + entry->d_name) != "anon_inode:[eventfd]") continue;
-      std::ifstream facts(proc + "/fdinfo/" + entry->d_name);
-      for (std::string line; std::getline(facts, line);) {
-        found |= line.compare(0, 18, "eventfd-semaphore:") == 0 && atoi(line.c_str() + 18) != 0;
+    std::string what;
+    while (const dirent* const entry = what.empty() ? readdir(list) : nullptr) {
+      const std::string target = ReadLink(proc + "/fd/" + entry->d_name);
+      if (target == "anon_inode:[eventfd]" && IsSemaphore(proc, entry->d_name)) {
+        what = "an eventfd with EFD_SEMAPHORE, which CRIU would restore without";
+      }
+      if (target == "anon_inode:[io_uring]") {
+        what = "an io_uring, which CRIU cannot save; of PyTorch's distributed jobs it is their store's, and there is none "
+               "if the job is started with USE_LIBUV=0";
       }
     }
     closedir(list);
-    if (!found) continue;
-    *error = ProcessText(pid) + " has an eventfd with EFD_SEMAPHORE, which CRIU would restore without";
+    if (what.empty()) continue;
+    *error = ProcessText(pid) + " has " + what;
     return false;
   }
   return true;
@@ -401,7 +414,7 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
   facts->clear_instruction_sets();
   for (const std::string& name : InstructionSetsHere()) facts->add_instruction_sets(name);
   FindSharedFiles(ProcessesOf(job), job.directory(), facts);
-  return CheckTree(job, error) && CheckEventCounters(job, error) && FindInheritedFiles(job, facts, error) &&
+  return CheckTree(job, error) && CheckDescriptors(job, error) && FindInheritedFiles(job, facts, error) &&
          DescribeConnections(job, facts, error);
 }
 

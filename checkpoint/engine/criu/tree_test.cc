@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <limits.h>
+#include <linux/io_uring.h>
 #include <linux/sched.h>
 #include <poll.h>
 #include <sched.h>
@@ -313,6 +314,13 @@ void SemaphoreEvent() {
   Pause();
 }
 
+// CRIU knows no such thing.
+void AsyncQueue() {
+  io_uring_params facts{};
+  MUST(syscall(SYS_io_uring_setup, 4, &facts) >= 0);
+  Pause();
+}
+
 // A process whose parent has ended, until its file is there.
 void Orphan() {
   Join(Child([] {
@@ -407,6 +415,7 @@ void Sessions() {
 }
 
 const std::map<std::string, void (*)()> kSubjects = {
+    {"AsyncQueue", AsyncQueue},
     {"SystemV", SystemV},
     {"UnlinkedMemory", UnlinkedMemory},
     {"LinkedMemory", LinkedMemory},
@@ -593,6 +602,19 @@ TEST_F(TreeTest, SemaphoreEventIsRefused) {
   ASSERT_NO_FATAL_FAILURE(StartSubject("SemaphoreEvent"));
   EXPECT_FALSE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error));
   EXPECT_NE(error.find("EFD_SEMAPHORE"), std::string::npos) << error;
+  Finish();
+}
+
+TEST_F(TreeTest, AsyncQueueIsRefused) {
+  io_uring_params facts{};
+  const long ring = syscall(SYS_io_uring_setup, 4, &facts);
+  if (ring < 0) GTEST_SKIP() << "this kernel, or this container, has no io_uring";
+  close(int(ring));
+  std::string error;
+  ASSERT_NO_FATAL_FAILURE(StartSubject("AsyncQueue"));
+  EXPECT_FALSE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error));
+  EXPECT_NE(error.find("an io_uring, which CRIU cannot save"), std::string::npos) << error;
+  EXPECT_NE(error.find("USE_LIBUV=0"), std::string::npos) << error;
   Finish();
 }
 
