@@ -28,7 +28,7 @@ Settings ReadSettings() {
   int only = -1;
   if (!settings.job_dir.empty() && ReadGpuServer(settings.job_dir, &server, &only)) {
     settings.server = server;
-    settings.gpu = only;
+    if (only >= 0) settings.gpu = only;
   }
   const std::string sync = Variable("CUDA_REMOTE_SYNC");
   settings.sync = !sync.empty() && sync != "0";
