@@ -436,8 +436,32 @@ class SharingTest : public testing::Test {
     }
   }
 
+  static void Give(Held* to, const ClientChannel& channel, uint64_t next_sequence, bool new_worker) {
+    agent::Given given;
+    given.fds = channel.DupFds();
+    given.next_sequence = next_sequence;
+    given.welcome = channel.welcome();
+    given.new_worker = new_worker;
+    std::string error;
+    ASSERT_TRUE(to->agent->Give(given, &error)) << error;
+    close(given.fds.socket);
+    if (given.fds.ring >= 0) close(given.fds.ring);
+  }
+
+  // What cr-migrate does if the second process cannot take its new channel: the first one gives its own back.
+  static void GoBack(std::vector<Held>* held) {
+    Held& first = (*held)[0];
+    std::string error;
+    ASSERT_NO_FATAL_FAILURE(Give(&first, *first.fresh, first.fresh->next_sequence(), /*new_worker=*/true));
+    agent::Taken dropped;
+    ASSERT_TRUE(first.agent->Take(&dropped, &error)) << error;
+    for (const int fd : {dropped.log_fd, dropped.fds.socket, dropped.fds.ring}) close(fd);
+    ASSERT_NO_FATAL_FAILURE(Give(&first, *first.channel, first.taken.next_sequence, /*new_worker=*/false));
+    for (Held& one : *held) ASSERT_TRUE(one.agent->Unlock(&error)) << error;
+  }
+
   // What cr-migrate does, with both processes at once.
-  void Move() {
+  void Move(bool may_go = true) {
     std::vector<Held> held(2);
     ASSERT_NO_FATAL_FAILURE(Hold(&held));
     const std::string scope = "scope " + std::to_string(++moves_) + std::string(9, '.');
@@ -496,16 +520,10 @@ class SharingTest : public testing::Test {
     }
     moved_bytes_ = bytes;
     for (Held& one : held) Ask(one.fresh.get(), kOpDrain, wire::OpDrain_Request());
+    if (!may_go) return GoBack(&held);
     for (Held& one : held) {
-      agent::Given given;
-      given.fds = one.fresh->DupFds();
-      given.next_sequence = one.fresh->next_sequence();
-      given.welcome = one.fresh->welcome();
-      given.new_worker = true;
       std::string error;
-      ASSERT_TRUE(one.agent->Give(given, &error)) << error;
-      close(given.fds.socket);
-      if (given.fds.ring >= 0) close(given.fds.ring);
+      ASSERT_NO_FATAL_FAILURE(Give(&one, *one.fresh, one.fresh->next_sequence(), /*new_worker=*/true));
       ASSERT_TRUE(one.agent->Unlock(&error)) << error;
     }
   }
@@ -547,6 +565,15 @@ TEST_F(SharingTest, MovedTogether) {
   // Shared memory is moved once: the two physical pieces, the memory, and four small allocations.
   EXPECT_LT(moved_bytes_, 2 * (size_t(2) << 20) + kBytes + 5 * kSmall);
   ASSERT_NO_FATAL_FAILURE(GoOn());
+  ASSERT_NO_FATAL_FAILURE(End());
+}
+
+// One of the two could not take its new session: both go on with those that they had, and can move later.
+TEST_F(SharingTest, GoesBackTogether) {
+  ASSERT_NO_FATAL_FAILURE(ShareAndOpen());
+  ASSERT_NO_FATAL_FAILURE(Move(/*may_go=*/false));
+  ASSERT_NO_FATAL_FAILURE(GoOn());
+  ASSERT_NO_FATAL_FAILURE(Move());
   ASSERT_NO_FATAL_FAILURE(End());
 }
 
