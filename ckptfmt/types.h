@@ -82,7 +82,7 @@ struct ImageInfo {
   uint32_t pid = 0;     // of the job's program, as it knows itself
   std::vector<ProcessInfo> processes;
 
-  // Who saved the client process into client/: "criu", or "none" if only the GPU's side was saved.
+  // Who saved the processes into client/: "criu", or "none" if only the GPU's side was saved.
   std::string engine = "none";
   // Whatever else the engine or the tools want to find again.
   std::map<std::string, std::string> client_info;

@@ -1,7 +1,6 @@
 #include "checkpoint/job/cuda_processes.h"
 
 #include <dirent.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -46,14 +45,6 @@ bool HasAgent(const std::string& directory, int inner_pid) {
   return socket >= 0;
 }
 
-int ParentOf(int pid) {
-  const std::string stat = ReadAll("/proc/" + std::to_string(pid) + "/stat");
-  const size_t name_end = stat.rfind(')');
-  int parent = 0;
-  if (name_end != std::string::npos) sscanf(stat.c_str() + name_end + 1, " %*c %d", &parent);
-  return parent;
-}
-
 bool DescendsFrom(int pid, int ancestor) {
   for (int above = ParentOf(pid); above > 1; above = ParentOf(above)) {
     if (above == ancestor) return true;
@@ -91,14 +82,6 @@ std::string NameOf(const CudaProcess& process) {
   return process.program + " (PID " + std::to_string(process.pid) + ")";
 }
 
-bool IsRunning(int pid) {
-  const std::string state = ReadAll("/proc/" + std::to_string(pid) + "/stat");
-  const size_t name_end = state.rfind(')');
-  // A dead process that its parent has not noticed yet is still listed.
-  return name_end != std::string::npos && name_end + 2 < state.size() && state[name_end + 2] != 'Z' &&
-         state[name_end + 2] != 'X';
-}
-
 bool HasProcess(const Job& job, int inner_pid) {
   const std::vector<int> pids = ProcessesOf(job);
   return std::any_of(pids.begin(), pids.end(),
@@ -107,7 +90,8 @@ bool HasProcess(const Job& job, int inner_pid) {
 
 std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& directory) {
   std::vector<CudaProcess> found;
-  const bool isolated = job.init_pid() > 0 && job.pid_namespace() != PidNamespace(getpid());
+  const uint64_t own = PidNamespace(getpid());
+  const bool isolated = job.init_pid() > 0 && job.pid_namespace() != own;
   const std::string variable = "CUDA_REMOTE_JOB_DIR=";
   DIR* const proc = opendir("/proc");
   if (!proc) return found;
@@ -118,8 +102,9 @@ std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& di
     bool of_job = false;
     if (isolated) {
       // Copies of an image have one folder in their environments, so that does not tell. A namespace below the job's is
-      // its own, too.
-      of_job = PidNamespace(pid) == job.pid_namespace() || DescendsFrom(pid, job.init_pid());
+      // its own, too. This is done while the job stands still: most processes are told by their namespace alone.
+      const uint64_t space = PidNamespace(pid);
+      of_job = space == job.pid_namespace() || (space != own && DescendsFrom(pid, job.init_pid()));
     } else {
       const std::string environment = ReadAll(process + "/environ");
       of_job = HasVariable(environment, variable + directory) ||

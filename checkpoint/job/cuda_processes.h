@@ -20,9 +20,6 @@ struct CudaProcess {
 // For messages: "python3 (PID 12)".
 std::string NameOf(const CudaProcess& process);
 
-// Whether process `pid` is there and has not ended, noticed by its parent or not.
-bool IsRunning(int pid);
-
 // Whether the job has a process with this number in its namespace.
 bool HasProcess(const Job& job, int inner_pid);
 

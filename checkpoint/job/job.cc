@@ -40,14 +40,14 @@ std::string OwnFolder() {
   return whole.substr(0, whole.rfind('/') + 1);
 }
 
-// A dead process that its parent has not noticed yet. It still has a namespace.
-bool IsZombie(int pid) {
+// The fields of /proc/PID/stat behind the name, which may have anything in it: state, parent and so on. Empty if there is
+// no such process.
+std::string StatOf(int pid) {
   std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
   std::string text;
   std::getline(in, text);
   const size_t name_end = text.rfind(')');
-  return name_end != std::string::npos && name_end + 2 < text.size() &&
-         (text[name_end + 2] == 'Z' || text[name_end + 2] == 'X');
+  return name_end != std::string::npos && name_end + 2 < text.size() ? text.substr(name_end + 2) : std::string();
 }
 
 bool EndsWith(const std::string& text, const std::string& end) {
@@ -63,13 +63,13 @@ std::string ReadText(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// In one step.
-bool Replace(const std::string& path, const std::string& text, std::string* error) {
+// In one step. `rights`: of the file, if they are not the usual ones.
+bool Replace(const std::string& path, const std::string& text, std::string* error, mode_t rights = 0) {
   const std::string fresh = path + ".new";
   std::ofstream out(fresh, std::ios::trunc);
   out << text;
   out.close();
-  if (out && rename(fresh.c_str(), path.c_str()) == 0) return true;
+  if (out && (rights == 0 || chmod(fresh.c_str(), rights) == 0) && rename(fresh.c_str(), path.c_str()) == 0) return true;
   *error = "cannot write " + path + ": " + strerror(errno);
   unlink(fresh.c_str());
   return false;
@@ -185,31 +185,28 @@ bool WriteGpuServer(const std::string& directory, const std::string& address, in
   return Replace(directory + "/gpu-server", address + "\n" + std::to_string(gpu) + "\n", error);
 }
 
-ServerChange::ServerChange(std::string directory)
-    : directory_(std::move(directory)),
-      server_(ReadText(directory_ + "/gpu-server")),
-      scope_(ReadText(directory_ + "/sharing-scope")) {}
-
-ServerChange::~ServerChange() {
-  std::string ignored;
-  if (!made_) return;
-  Replace(directory_ + "/gpu-server", server_, &ignored);
-  if (scope_.empty()) {
-    unlink((directory_ + "/sharing-scope").c_str());
-  } else {
-    Replace(directory_ + "/sharing-scope", scope_, &ignored);
-  }
-}
-
-bool ServerChange::Make(const std::string& address, int gpu, const std::string& scope, std::string* error) {
+bool WriteJobServer(const std::string& directory, const std::string& address, int gpu, const std::string& scope,
+                    std::string* error) {
   std::string digits;
   for (const char byte : scope) {
     char text[3];
     snprintf(text, sizeof(text), "%02x", unsigned(static_cast<unsigned char>(byte)));
     digits += text;
   }
-  made_ = true;
-  return WriteGpuServer(directory_, address, gpu, error) && Replace(directory_ + "/sharing-scope", digits + "\n", error);
+  return WriteGpuServer(directory, address, gpu, error) && Replace(directory + "/sharing-scope", digits + "\n", error);
+}
+
+ServerChange::ServerChange(std::string directory) : directory_(std::move(directory)) {
+  for (const char* name : {"/gpu-server", "/sharing-scope"}) before_[name] = ReadText(directory_ + name);
+}
+
+ServerChange::~ServerChange() {
+  std::string ignored;
+  for (const auto& [name, text] : before_) {
+    if (kept_) break;
+    if (text.empty()) unlink((directory_ + name).c_str());
+    if (!text.empty()) Replace(directory_ + name, text, &ignored);
+  }
 }
 
 std::string NewSharingScope() {
@@ -223,25 +220,17 @@ std::string NewSharingScope() {
 
 bool WriteThisJob(const std::string& directory, const std::string& seen_as, const std::string& name,
                   std::string* error) {
-  const std::string path = directory + "/lib/job", fresh = path + ".new";
-  std::ofstream out(fresh, std::ios::trunc);
-  out << ThisJobText(seen_as, name);
-  out.close();
   // The folder is closed; what is seen of it elsewhere is for all users that the job's processes run as.
-  if (out && chmod(fresh.c_str(), 0644) == 0 && chmod((directory + "/lib").c_str(), 0755) == 0 &&
-      rename(fresh.c_str(), path.c_str()) == 0) {
-    return true;
-  }
-  *error = "cannot write " + path + ": " + strerror(errno);
-  unlink(fresh.c_str());
+  const std::string folder = directory + "/lib";
+  if (chmod(folder.c_str(), 0755) == 0) return Replace(folder + "/job", ThisJobText(seen_as, name), error, 0644);
+  *error = "cannot let others read " + folder + ": " + strerror(errno);
   return false;
 }
 
 std::string GpuServerOf(const std::string& directory) {
-  std::ifstream in(directory + "/gpu-server");
   std::string address;
-  std::getline(in, address);
-  return address;
+  int gpu = -1;
+  return ReadGpuServer(directory, &address, &gpu) ? address : std::string();
 }
 
 bool ConnectionPause::Take(const std::string& directory, int timeout_ms, std::string* error) {
@@ -283,17 +272,7 @@ bool JobFromJson(const std::string& text, Job* job) {
 }
 
 bool WriteJob(const std::string& directory, const Job& job, std::string* error) {
-  const std::string path = directory + "/job.json", fresh = path + ".new";
-  const std::string text = JobToJson(job, /*one_line=*/false);
-  std::ofstream out(fresh, std::ios::trunc);
-  out << text;
-  out.close();
-  if (text.empty() || !out || rename(fresh.c_str(), path.c_str()) != 0) {
-    *error = "cannot write " + path + ": " + strerror(errno);
-    unlink(fresh.c_str());
-    return false;
-  }
-  return true;
+  return Replace(directory + "/job.json", JobToJson(job, /*one_line=*/false), error);
 }
 
 bool ReadJob(const std::string& directory, Job* job, std::string* error) {
@@ -443,14 +422,7 @@ std::vector<int> ProcessesOf(const Job& job) {
       if (pid != job.init_pid() && PidNamespace(pid) == job.pid_namespace()) pids.push_back(pid);
       continue;
     }
-    std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
-    std::string text;
-    std::getline(in, text);
-    const size_t name_end = text.rfind(')');
-    if (name_end == std::string::npos) continue;
-    std::istringstream fields(text.substr(name_end + 1));
-    std::string state;
-    fields >> state >> parents[pid];
+    if (const int parent = ParentOf(pid); parent > 0) parents[pid] = parent;
   }
   closedir(list);
   for (const auto& [pid, parent] : parents) {
@@ -477,11 +449,23 @@ int InnerPid(int pid) {
   return 0;
 }
 
-uint32_t OwnPid(const Job& job) { return uint32_t(job.inner_pid() > 0 ? job.inner_pid() : job.pid()); }
+bool IsRunning(int pid) {
+  const std::string stat = StatOf(pid);
+  // A dead process that its parent has not noticed yet is still listed, and has a namespace.
+  return !stat.empty() && stat[0] != 'Z' && stat[0] != 'X';
+}
+
+int ParentOf(int pid) {
+  std::istringstream fields(StatOf(pid));
+  std::string state;
+  int parent = 0;
+  fields >> state >> parent;
+  return parent;
+}
 
 bool JobIsAlive(const Job& job) {
   if (job.init_pid() > 0)
-    return !IsZombie(job.init_pid()) && PidNamespace(job.init_pid()) == job.pid_namespace() && job.pid_namespace() != 0;
+    return IsRunning(job.init_pid()) && PidNamespace(job.init_pid()) == job.pid_namespace() && job.pid_namespace() != 0;
   return job.pid() > 0 && kill(job.pid(), 0) == 0;
 }
 

@@ -16,6 +16,7 @@
 #ifndef CUDA_REMOTE_CHECKPOINT_JOB_JOB_H_
 #define CUDA_REMOTE_CHECKPOINT_JOB_JOB_H_
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -63,22 +64,23 @@ bool WriteGpuServer(const std::string& directory, const std::string& address, in
 bool WriteThisJob(const std::string& directory, const std::string& seen_as, const std::string& name,
                   std::string* error);
 
-// What stands in the job's folder of the server that it uses, for those of its processes that connect later: gpu-server
-// and sharing-scope. Comes back as it was if this object ends without Keep.
+// The same, and in which scope they share from now on (replay::ShareIn): of a job that is restarted or moved.
+bool WriteJobServer(const std::string& directory, const std::string& address, int gpu, const std::string& scope,
+                    std::string* error);
+
+// Brings what WriteJobServer writes back to what it was, unless Keep was called.
 class ServerChange {
  public:
   explicit ServerChange(std::string directory);
   ~ServerChange();
   ServerChange(const ServerChange&) = delete;
   ServerChange& operator=(const ServerChange&) = delete;
-  // `address` and `gpu`: as of WriteGpuServer. `scope`: of replay::ShareIn.
-  bool Make(const std::string& address, int gpu, const std::string& scope, std::string* error);
-  void Keep() { made_ = false; }
+  void Keep() { kept_ = true; }
 
  private:
   const std::string directory_;
-  std::string server_, scope_;  // the files' contents before
-  bool made_ = false;
+  std::map<std::string, std::string> before_;  // files' contents, by name
+  bool kept_ = false;
 };
 
 // A scope for sessions that are opened together (replay::ShareIn): 16 random bytes.
@@ -144,8 +146,11 @@ uint64_t PidNamespace(int pid);
 // The number of a process in its own PID namespace; 0 if it has ended.
 int InnerPid(int pid);
 
-// The program's PID as the program knows it.
-uint32_t OwnPid(const Job& job);
+// Whether process `pid` is there and has not ended, noticed by its parent or not.
+bool IsRunning(int pid);
+
+// The process that started `pid`, or adopted it; 0 if `pid` is not there.
+int ParentOf(int pid);
 
 // Whether the job's processes are still there.
 bool JobIsAlive(const Job& job);

@@ -101,8 +101,6 @@ bool JobTransaction::Switch(std::string* error) {
     std::string problem;
     if (process->Switch(&problem) || process->HasEnded()) continue;
     *error = process->Name() + " did not take its new session: " + problem;
-    std::string ignored;
-    Resume(&ignored);
     return false;
   }
   state_ = State::kOver;

@@ -84,7 +84,7 @@ class JobTransaction {
   // All go on with the sessions that they had. A process that has ended is no failure; of several others that cannot go
   // on, *error names the first.
   bool Resume(std::string* error);
-  // All go on with other sessions, or none.
+  // All go on with other sessions. On failure nobody goes on before the transaction ends, with the old ones.
   bool Switch(std::string* error);
   // Ends the job after a Snapshot. False if that failed, and it stands still.
   bool End();

@@ -46,7 +46,7 @@ Examples:
   cr-checkpoint --stop train /data/train.image    saves it and ends it; later: cr-restart /data/train.image
   cr-checkpoint --every 10m train /data/train.image   again and again; each whole image replaces the one before
 
-The job stands still while its GPU memory goes to host memory and its process is saved; what must be hashed, compressed and
+The job stands still while its GPU memory goes to host memory and its processes are saved; what must be hashed, compressed and
 written of the GPU memory is done behind it, while the job goes on. That takes as much host memory as the job has GPU
 memory, if that is there (--pool); of a job with more than that, the rest goes through it while the job stands still.
 With --stop the memory is written as it comes, through a small pool. A checkpoint that fails, or is interrupted or
@@ -353,7 +353,7 @@ void Tell(const Options& options, const Outcome& outcome) {
     const std::string time =
         options.every > 0 ? TimeText(std::chrono::system_clock::now()) + ": " : std::string();
     fprintf(stderr,
-            "%s: %s%s in %.1f s (the job stood still for %.1f s): GPU memory %s, client process %s, on the disk %s\n",
+            "%s: %s%s in %.1f s (the job stood still for %.1f s): GPU memory %s, processes %s, on the disk %s\n",
             kTool, time.c_str(), options.image.c_str(), outcome.seconds, outcome.paused, Bytes(double(sizes.region_bytes)).c_str(),
             Bytes(double(sizes.client_bytes)).c_str(), Bytes(double(sizes.total_bytes)).c_str());
   }
@@ -422,7 +422,7 @@ int Work(const Options& options, const std::function<bool()>& cancelled) {
 
 int Main(int argc, char** argv) {
   Options options;
-  CLI::App app("Saves a running job: its GPU memory, its GPU objects and its process.", kTool);
+  CLI::App app("Saves a running job: its processes, their GPU objects and their GPU memory.", kTool);
   app.footer(std::string(kWhichJob) + kExamples);
   app.set_version_flag("--version", VersionLine("cr-checkpoint"));
   app.add_option("JOB", options.job, "which job")->required();

@@ -37,8 +37,8 @@ Examples:
   cr-migrate train --to gpu8:7070
   cr-migrate train --to unix:/run/user/1000/cuda-remote/session.sock --gpu 1
 
-The program itself stays where it is and runs on; its CUDA calls wait while its GPU memory is copied. A migration that
-fails, or is interrupted or killed, leaves the job on its old server. Needs no root.
+The processes stay where they are and run on; their CUDA calls wait while GPU memory is copied. All of them move, or none. A
+migration that fails, or is interrupted or killed, leaves the job on its old server. Needs no root.
 
 Exit codes: 0 moved, 1 failed (the job goes on where it was), 2 wrong use, 4 no such job.
 )";
@@ -84,7 +84,8 @@ bool OpenSessions(const Options& options, const Job& job, const GpuHost& host,
   });
 }
 
-// Brings the sessions into the order of the processes that are held; opens those that are missing and ends what is too much.
+// Brings the sessions into the order of the processes that are held; opens those that are missing and ends what is too
+// much.
 bool MatchSessions(const Options& options, const Job& job, const GpuHost& host, LiveJob& live, std::vector<Move>* moves,
                    std::string* error) {
   std::vector<Move> matched;
@@ -105,9 +106,9 @@ bool MatchSessions(const Options& options, const Job& job, const GpuHost& host, 
 // What has to go along, and whether it can.
 bool Describe(const Options& options, const std::vector<uint64_t>& sessions, Move* move, std::string* error) {
   ckptfmt::ProcessInfo before, after;
-  if (!Drain(move->process->channel(), error) || !ListRegions(move->process->channel(), &move->regions, error, sessions) ||
-      !DescribeServer(move->process->channel(), &before, error) ||
-      !DescribeServer(move->channel.get(), &after, error)) {
+  ClientChannel* const from = move->process->channel();
+  if (!Drain(from, error) || !ListRegions(from, &move->regions, error, sessions) ||
+      !DescribeServer(from, &before, error) || !DescribeServer(move->channel.get(), &after, error)) {
     return false;
   }
   if (after.devices.size() < before.devices.size()) {
@@ -177,9 +178,9 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
     }
   }
   for (const Move& move : moves) move.process->PrepareSwitch(move.channel.get(), host->server());
-  // Processes that connect from now on belong to the others.
+  // Processes that connect from now on belong to the others. Until the transaction has ended, none does.
   ServerChange change(directory);
-  if (!change.Make(host->server(), options.gpu, scope, error) || !transaction.Switch(error)) return false;
+  if (!WriteJobServer(directory, host->server(), options.gpu, scope, error) || !transaction.Switch(error)) return false;
   change.Keep();
   const double stood = transaction.HeldSeconds(), took = Since(start);
   for (const Move& move : moves) {

@@ -48,7 +48,7 @@ Examples:
   cr-restart /data/train.image --server gpu8:7070
   cr-restart /data/train.image --server unix:/run/user/1000/cuda-remote/session.sock --gpu 1
 
-Every byte of the image is compared with its checksum before the job's process runs. The job then runs in the
+Every byte of the image is compared with its checksum before a process of the job runs. The job then runs in the
 foreground, as under cr-run: signals go to it, and its output goes where it went before if that was a file, and to this
 program's output if it was a pipe or a terminal. Files that the job has open must be where they were, as long as they
 were (--cut-back). A restart that fails leaves the image as it is and can be tried again. The image must belong to root or
@@ -101,7 +101,7 @@ std::unique_ptr<ckptfmt::ImageReader> OpenImage(const Options& options, Job* job
   }
   const auto found = info.client_info.find("job");
   if (info.engine != CriuEngine().Name() || found == info.client_info.end() || !JobFromJson(found->second, job)) {
-    *error = options.image + " has no client process that could be restored (engine " + info.engine + ")";
+    *error = options.image + " has no processes that could be restored (engine " + info.engine + ")";
     return nullptr;
   }
   logs->resize(info.processes.size());
@@ -297,7 +297,6 @@ int Run(const Options& options) {
   steps.Done("finding the job's files and the GPU server");
   std::vector<Session> sessions;
   const std::string scope = NewSharingScope();
-  ServerChange change(directory);
   Isolated isolated;
   std::unique_ptr<ProcessRestore> process;
   const auto begin = [&] {
@@ -306,7 +305,7 @@ int Run(const Options& options) {
   };
   const auto load = [&] {
     return RestoreSessions(options, *host, scope, *image, logs, &sessions, &steps, &error) &&
-           change.Make(host->server(), options.server.empty() ? -1 : options.gpu, scope, &error) &&
+           WriteJobServer(directory, host->server(), options.server.empty() ? -1 : options.gpu, scope, &error) &&
            RestoreMemory(options, *image, sessions, &steps, &error);
   };
   // Both at once, but for files that are to be cut back: the process needs them so, and they stay as they are if the
@@ -320,7 +319,6 @@ int Run(const Options& options) {
     ok = false;
   }
   if (ok) steps.Done("giving it the session");
-  if (ok) change.Keep();
   claim.Release();
   sessions.clear();
   if (!ok) {

@@ -192,15 +192,6 @@ bool FindInheritedFiles(const Job& job, ProcessFacts* facts, std::string* error)
   return true;
 }
 
-// Of a process as seen from here; 0 if it has ended.
-int ParentOf(int pid) {
-  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.compare(0, 5, "PPid:") == 0) return atoi(line.c_str() + 5);
-  }
-  return 0;
-}
-
 std::string ProcessText(int pid) {
   std::ifstream in("/proc/" + std::to_string(pid) + "/comm");
   std::string name;
@@ -363,7 +354,7 @@ bool FindCriu(std::string* criu, std::string* error) {
     *criu = place + "/criu";
     if (access(criu->c_str(), X_OK) == 0) return true;
   }
-  *error = "CRIU, which saves the client process, is not installed: run tools/setup-criu, or set CUDA_REMOTE_CRIU";
+  *error = "CRIU, which saves the processes of a job, is not installed: run tools/setup-criu, or set CUDA_REMOTE_CRIU";
   return false;
 }
 

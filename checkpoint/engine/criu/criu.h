@@ -1,4 +1,4 @@
-// Saving and restoring the client process with CRIU.
+// Saving and restoring the processes of a job with CRIU.
 //
 // The dump runs inside the job's namespaces, so that CRIU sees an ordinary process tree; the restore is a command for
 // the init process of a new namespace (isolate.h). Functions return false and one sentence in *error.
