@@ -79,41 +79,6 @@ struct Mapping {
   size_t count() const { return bytes / sizeof(unsigned); }
 };
 
-void SendDescriptor(int socket, int fd) {
-  char byte = 'd';
-  iovec part = {&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message = {};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  cmsghdr* const head = CMSG_FIRSTHDR(&message);
-  head->cmsg_level = SOL_SOCKET;
-  head->cmsg_type = SCM_RIGHTS;
-  head->cmsg_len = CMSG_LEN(sizeof(int));
-  memcpy(CMSG_DATA(head), &fd, sizeof(fd));
-  APP_CHECK(sendmsg(socket, &message, 0) == 1);
-  close(fd);
-}
-
-int ReceiveDescriptor(int socket) {
-  char byte = 0;
-  iovec part = {&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message = {};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  APP_CHECK(recvmsg(socket, &message, MSG_CMSG_CLOEXEC) == 1);
-  cmsghdr* const head = CMSG_FIRSTHDR(&message);
-  APP_CHECK(head && head->cmsg_type == SCM_RIGHTS);
-  int fd;
-  memcpy(&fd, CMSG_DATA(head), sizeof(fd));
-  return fd;
-}
-
 int Export(CUmemGenericAllocationHandle handle) {
   int fd = -1;
   CU_CHECK(cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
@@ -157,12 +122,14 @@ void Run(const app::Options& options, int count, int rank, int (*sockets)[2], Bo
     CU_CHECK(cuMemCreate(&handle, bytes, &prop, 0));
     piece.Map(handle, bytes, device);
     CU_CHECK(cuMemsetD8(piece.at, 0, bytes));
-    SendDescriptor(out, Export(handle));
+    const int fd = Export(handle);
+    app::SendDescriptor(out, fd);
+    close(fd);
     CU_CHECK(cuMemRelease(handle));
   }
-  CUmemGenericAllocationHandle first = Import(ReceiveDescriptor(in));
+  CUmemGenericAllocationHandle first = Import(app::ReceiveDescriptor(in));
   theirs[0].Map(first, bytes, device);
-  const int kept = ReceiveDescriptor(in);
+  const int kept = app::ReceiveDescriptor(in);
 
   // A pool, with memory of its own and of the next rank's.
   CUmemoryPool pool, their_pool = nullptr;
@@ -192,8 +159,9 @@ void Run(const app::Options& options, int count, int rank, int (*sockets)[2], Bo
   APP_CHECK(board.pools == pools);
   // One descriptor is still in the sockets, so the pools' go the other way: each rank opens that of the one before it.
   if (pools) {
-    SendDescriptor(in, pool_fd);
-    const int fd = ReceiveDescriptor(out);
+    app::SendDescriptor(in, pool_fd);
+    close(pool_fd);
+    const int fd = app::ReceiveDescriptor(out);
     CU_CHECK(cuMemPoolImportFromShareableHandle(&their_pool, reinterpret_cast<void*>(intptr_t(fd)),
                                                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
     close(fd);
@@ -224,7 +192,7 @@ void Run(const app::Options& options, int count, int rank, int (*sockets)[2], Bo
     if (step == half) {
       // The descriptors that have waited: the one kept open, and the one in the socket.
       for (int i = 1; i < kPieces; ++i) {
-        const CUmemGenericAllocationHandle handle = Import(i == 1 ? kept : ReceiveDescriptor(in));
+        const CUmemGenericAllocationHandle handle = Import(i == 1 ? kept : app::ReceiveDescriptor(in));
         theirs[i].Map(handle, bytes, device);
         CU_CHECK(cuMemRelease(handle));
       }

@@ -92,38 +92,6 @@ static sockaddr_un Address(const std::string& name, socklen_t* length) {
   return address;
 }
 
-static void SendDescriptor(int socket, int fd) {
-  char byte = 'f';
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  iovec data = {&byte, 1};
-  msghdr message = {};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  cmsghdr* const header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-  APP_CHECK(sendmsg(socket, &message, MSG_NOSIGNAL) == 1);
-}
-
-static int ReceiveDescriptor(int socket) {
-  char byte;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  iovec data = {&byte, 1};
-  msghdr message = {};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  APP_CHECK(recvmsg(socket, &message, MSG_CMSG_CLOEXEC) == 1 && CMSG_FIRSTHDR(&message));
-  int fd;
-  memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
-  return fd;
-}
-
 // What every worker has from the scheduler.
 struct Inherited {
   std::string name;  // of the listening socket, and the beginning of the shared memory's
@@ -136,7 +104,7 @@ static void RunWorker(int worker, const app::Options& options, const Inherited& 
   APP_CHECK(fd >= 0);
   RequestQueue* const queue = &Map<Requests>(fd)->of_worker[worker];
   close(fd);
-  Results* const results = Map<Results>(ReceiveDescriptor(inherited.control));  // the descriptor stays open
+  Results* const results = Map<Results>(app::ReceiveDescriptor(inherited.control));  // the descriptor stays open
   const int report = socket(AF_UNIX, SOCK_STREAM, 0);
   socklen_t length;
   const sockaddr_un address = Address(inherited.name, &length);
@@ -243,7 +211,7 @@ int main(int argc, char** argv) {
     }
     children.push_back(child);
     close(control[1]);
-    SendDescriptor(control[0], results_fd);
+    app::SendDescriptor(control[0], results_fd);
   }
   std::vector<int> reports(workers, -1);
   for (int k = 0; k < workers; ++k) {

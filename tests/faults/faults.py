@@ -681,33 +681,35 @@ def older_gpu(context):
     again.expect_success(60)
 
 
+def refuse_other_places(context, name, command, words):
+    """The job `name` is neither moved nor restarted where code and heaps have other places; with `words` for the reason."""
+    lab = context.lab
+    job = lab.job(name, command, lab.server(name + "-first").unix, step_ms=60)
+    job.wait_steps(3, 60)
+    image = context.path(name + ".image")
+    lab.run(name + "-checkpoint", [lab.tool("cr-checkpoint"), job.id, image], 60)
+    lab.env["SOFTGPU_PLACES"] = "process"
+    other = lab.server(name + "-other")
+    del lab.env["SOFTGPU_PLACES"]
+    moved = lab.start(harness.Process(lab, name + "-migrate", [lab.tool("cr-migrate"), job.id, "--to", other.unix]))
+    must_fail(moved, mention=words + ".*the job goes on where it was")
+    job.expect_success(60)
+    harness.same("after the refused migration", job.stdout(), context.expected(command))
+    os.truncate(job.out, 0)
+    must_fail(context.restart(image, other, name + "-restart"), mention=words)
+    context.restart(image, lab.server(name + "-new"), name + "-again").expect_success(60)
+
+
 @case
 def elsewhere(context):
     """Functions and kernels' heaps that would lie elsewhere are noticed before the job goes on, and the old side does."""
-    lab = context.lab
-    if not lab.software:
+    if not context.lab.software:
         return  # a real GPU puts them where it does
     for app, words in (
         ("code_places", r"GPU memory at 0x\w+ holds the address of a GPU function that lies elsewhere on this server"),
         ("kernel_heap", r"the heap of the job's kernels lies at 0x\w+ on this server .*, but at 0x\w+ before"),
     ):
-        command = context.app(app, 16)
-        job = lab.job(app, command, lab.server(app + "-first").unix, step_ms=60)
-        job.wait_steps(3, 60)
-        image = context.path(app + ".image")
-        lab.run(app + "-checkpoint", [lab.tool("cr-checkpoint"), job.id, image], 60)
-        lab.env["SOFTGPU_PLACES"] = "process"
-        other = lab.server(app + "-other")
-        del lab.env["SOFTGPU_PLACES"]
-        moved = lab.start(harness.Process(lab, app + "-migrate", [lab.tool("cr-migrate"), job.id, "--to", other.unix]))
-        must_fail(moved, mention=words + ".*the job goes on where it was")
-        job.expect_success(60)
-        harness.same("after the refused migration", job.stdout(), context.expected(command))
-        os.truncate(job.out, 0)
-        restart = [lab.tool("cr-restart"), image, "--server"]
-        must_fail(lab.start(harness.Process(lab, app + "-restart", restart + [other.unix])), mention=words)
-        again = lab.start(harness.Process(lab, app + "-again", restart + [lab.server(app + "-new").unix]))
-        again.expect_success(60)
+        refuse_other_places(context, app, context.app(app, 16), words)
 
 
 @case
@@ -744,23 +746,7 @@ def kept_addresses(context):
     for kept, words in (("device", r"GPU memory at 0x\w+"), ("host", r"the program's own memory at 0x\w+")):
         words += " holds the address of a GPU function that lies elsewhere on this server than before"
         lab.env["APP_COPY"] = kept
-        command = context.app("code_tables", 16)
-        job = lab.job(kept, command, lab.server(kept + "-first").unix, step_ms=60)
-        job.wait_steps(3, 60)
-        image = context.path(kept + ".image")
-        lab.run(kept + "-checkpoint", [lab.tool("cr-checkpoint"), job.id, image], 60)
-        lab.env["SOFTGPU_PLACES"] = "process"
-        other = lab.server(kept + "-other")
-        del lab.env["SOFTGPU_PLACES"]
-        moved = lab.start(harness.Process(lab, kept + "-migrate", [lab.tool("cr-migrate"), job.id, "--to", other.unix]))
-        must_fail(moved, mention=words + ".*the job goes on where it was")
-        job.expect_success(60)
-        harness.same("after the refused migration", job.stdout(), context.expected(command))
-        os.truncate(job.out, 0)
-        restart = [lab.tool("cr-restart"), image, "--server"]
-        must_fail(lab.start(harness.Process(lab, kept + "-restart", restart + [other.unix])), mention=words)
-        again = lab.start(harness.Process(lab, kept + "-again", restart + [lab.server(kept + "-new").unix]))
-        again.expect_success(60)
+        refuse_other_places(context, kept, context.app("code_tables", 16), words)
 
 
 @case

@@ -10,6 +10,8 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -72,6 +74,42 @@ T* Share(size_t count = 1) {
       mmap(nullptr, count * sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   APP_CHECK(memory != MAP_FAILED);
   return static_cast<T*>(memory);
+}
+
+// Sends a descriptor to the process at the other end of a Unix socket. It stays open here, too.
+inline void SendDescriptor(int socket, int fd) {
+  char byte = 'd';
+  iovec part = {&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message = {};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  cmsghdr* const head = CMSG_FIRSTHDR(&message);
+  head->cmsg_level = SOL_SOCKET;
+  head->cmsg_type = SCM_RIGHTS;
+  head->cmsg_len = CMSG_LEN(sizeof(int));
+  memcpy(CMSG_DATA(head), &fd, sizeof(fd));
+  APP_CHECK(sendmsg(socket, &message, MSG_NOSIGNAL) == 1);
+}
+
+// Waits for one, which is closed on exec; the caller's.
+inline int ReceiveDescriptor(int socket) {
+  char byte = 0;
+  iovec part = {&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message = {};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  APP_CHECK(recvmsg(socket, &message, MSG_CMSG_CLOEXEC) == 1);
+  cmsghdr* const head = CMSG_FIRSTHDR(&message);
+  APP_CHECK(head && head->cmsg_type == SCM_RIGHTS);
+  int fd;
+  memcpy(&fd, CMSG_DATA(head), sizeof(fd));
+  return fd;
 }
 
 // A barrier in memory that processes share.
