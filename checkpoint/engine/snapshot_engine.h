@@ -83,8 +83,8 @@ class SnapshotEngine {
   virtual bool CheckUsable(std::string* error) const = 0;
 
   // Finds out what an image must remember of the job's processes beside their memory. False if there is something that
-  // cannot be saved; *error says what it is, and what to do. May be called again, when processes have changed. *facts is
-  // kept in the image for Open.
+  // cannot be saved; *error says what it is, and what to do. Called once more while the job stands still, with the *facts of
+  // before, since processes may have changed. *facts is kept in the image for Open.
   virtual bool Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) = 0;
 
   // After a Dump: run on, or stand still until Resume or End.

@@ -111,6 +111,7 @@ bool CriuEngine::CheckUsable(std::string* error) const {
 
 bool CriuEngine::Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) {
   ProcessFacts found;
+  if (!facts->empty()) FactsFromJson(*facts, &found);
   if (!DescribeProcesses(job, options.close_tcp, &found, error)) return false;
   google::protobuf::util::JsonPrintOptions print;
   print.preserve_proto_field_names = true;

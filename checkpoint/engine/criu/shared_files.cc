@@ -207,8 +207,12 @@ void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder
     });
   }
   for (const std::string& session : std::set<std::string>(sessions.begin(), sessions.end())) AddTree(session, &found);
-  // What others have as well is not the job's to bring back.
-  if (!found.empty()) {
+  std::set<std::string> known;
+  for (const FileFacts& one : facts->shared_files()) known.insert(one.path());
+  for (const FileFacts& one : facts->shared_folders()) known.insert(one.path());
+  // What others have as well is not the job's to bring back. Looking at all processes takes time, and nobody has it while
+  // the job stands still.
+  if (std::any_of(found.begin(), found.end(), [&](const auto& one) { return known.count(one.first) == 0; })) {
     ForEachEntry("/proc", [&](const std::string& name) {
       const int pid = atoi(name.c_str());
       if (pid <= 0 || std::find(pids.begin(), pids.end(), pid) != pids.end()) return;

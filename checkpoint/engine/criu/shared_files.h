@@ -14,7 +14,8 @@
 namespace cuda_remote::checkpoint {
 
 // Those that these processes, numbered as seen here, have open or mapped, and nobody else. `own_folder`: what is in it is
-// left out, the job's folder. Files that disappear meanwhile are left out, too.
+// left out, the job's folder. Files that disappear meanwhile are left out, too. Those that stand in *facts already are known
+// to be nobody else's.
 void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder, ProcessFacts* facts);
 
 // What cr-hold must know to copy them into the folder that is open as `image`: kSharedFilesVariable's value.
