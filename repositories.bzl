@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every external repository of cuda-remote, in one place. Nothing here downloads anything."""
 
 def cuda_remote_repositories():

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures what driver calls cost the caller, one row after another, and prints one JSON object to stdout.
 //
 // Every row has its own warm-up and is repeated; the value is the median of the repetitions. A row that the driver

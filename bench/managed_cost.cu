@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What managed memory costs, one row after another, as one JSON object on stdout. The program is an ordinary CUDA program:
 // it is run natively and under cuda-remote, and the results are compared. What was computed is checked.
 //

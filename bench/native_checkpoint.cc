@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver's own checkpoint of another process's GPU state (cuCheckpointProcess*), to compare with.
 //
 // Usage: native_checkpoint PID FILE [COMMAND...]. Between checkpoint and restore it runs the command, which may save

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Does nothing, and prints when it began to: what starting a program costs that is linked with the driver and never
 // uses it.
 #include <stdio.h>

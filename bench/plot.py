@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Draws the ratios of a benchmark's JSON as SVG: one line for each row, native at 1, ring and gRPC as dots, bars as ticks.
 
 Usage: plot.py RESULTS.json PLOT.svg

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parts of the benchmark that a script drives from outside: each command prints one JSON object on a line, then does
 // what the script measures. An ordinary CUDA program, run natively and under cuda-remote.
 //

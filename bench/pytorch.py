@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Training steps and a decode step with PyTorch, one row after another; prints the same JSON as api_cost.
 
 Usage: pytorch.py [--quick] [--only SUBSTRING]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results of the benchmark: medians, ratios, bars, the table. Python standard library only."""
 
 import fnmatch

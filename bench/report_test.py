@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """report.py and plot.py: medians, ratios, each kind of bar, and that every bar names rows that exist."""
 
 import os

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measures cuda-remote against the driver: everything in one run, natively, over the ring and over gRPC on this machine in turns.
 
 Usage: run.py --product DIR --programs DIR [options]

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Runs all of the benchmark on what Bazel built, with the software GPU, as short as it gets: every row must come out.
 here="$(dirname "$0")"
 product="$(dirname "$(readlink -f "$here/../tests/matrix/product/cr-run")")"

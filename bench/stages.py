@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stages of the benchmark: each measures a group of rows, natively, over the ring and over gRPC in turns.
 
 A stage is a function of a Bench; `expected` says which rows it must bring out. Values go to Bench.add, one for each round;

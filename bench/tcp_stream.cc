@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The raw rate of TCP over the loopback address, which bulk copies over gRPC are compared with.
 //
 // Usage: tcp_stream CONNECTIONS SECONDS. One process sends in pieces of 1 MiB, another receives; prints {"gb_per_s":

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What a relay's tunnel carries, without a GPU, next to one raw TCP stream of the same machine.
 
 Usage: tunnel.py [--bin bazel-bin] [--seconds S] [--piece KB,KB...] [--rows up,down,round] [--ring] [--threads]

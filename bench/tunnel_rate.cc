@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the channel carries, without a GPU: a client of cr-relay (or cr-server) whose worker is
 // server/supervisor:test_worker. tunnel.py starts all of it.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ckptfmt/chunk_store.h"
 
 #include <zstd.h>

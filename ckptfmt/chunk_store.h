@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds out which chunks of memory have to be stored, and writes those into data files, with threads of its own: what
 // takes time (looking for zeros, hashing, compressing, writing) is not done by whoever reads the memory.
 //

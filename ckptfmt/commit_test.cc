@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests of what may go wrong while an image is written: full disks, crashes at every step, other writers, other
 // people's files.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The frame of manifest.pb and memory/index: magic, format version, a serialized message, and a checksum of all three.
 // FORMAT.md is the specification. Both are messages with the same four fields (manifest.proto).
 #ifndef CUDA_REMOTE_CKPTFMT_ENVELOPE_H_

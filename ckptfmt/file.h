@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files of an image: written with their checksums growing along, read with errors that name them.
 //
 // Not thread-safe, but ReadAt. Errors are absl::Status with the path and what the system said.

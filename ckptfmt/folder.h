@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The folders that an image is written in: making DIR.partial, giving it the image's name, and what crashes leave
 // behind. What is in them, and whose they are.
 #ifndef CUDA_REMOTE_CKPTFMT_FOLDER_H_

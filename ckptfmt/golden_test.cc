@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads an image of every format version that was ever released, as it was written then.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes the golden image of the present format version: golden_tool DIR. Run once for each version, by hand; the tests
 // read what it wrote.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ckptfmt/hash.h"
 
 #ifndef XXH_INLINE_ALL

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checksums of an image's files: XXH3-128, and XXH3-64 for blocks of a file. They find damage, not forgery. With AVX2
 // where the processor has it, which is more than twice as fast.
 #ifndef CUDA_REMOTE_CKPTFMT_HASH_H_

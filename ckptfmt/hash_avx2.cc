@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ckptfmt/hash_avx2.h"
 
 #ifndef XXH_INLINE_ALL

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hashes of hash.h for processors with AVX2. hash_avx2.cc is the one file that is compiled for them, so it includes
 // nothing whose inline functions could end up in other files' stead.
 #ifndef CUDA_REMOTE_CKPTFMT_HASH_AVX2_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is compiled for AVX2 and what is not must give the same.
 
 #include "ckptfmt/hash.h"

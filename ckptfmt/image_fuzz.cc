@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzz target: manifest and memory index of a hostile image. Checksums are made right first, or nothing else would be
 // tested. First byte of the input: which of the two.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads a checkpoint image. Nothing in it is trusted: everything that is handed out has been compared with its
 // checksum.
 //

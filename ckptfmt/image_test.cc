@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests of writing and reading images, and of everything that may be wrong with their files.
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "ckptfmt/image_writer.h"
 
 #include <errno.h>

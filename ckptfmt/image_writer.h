@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes a checkpoint image: into DIR.partial, and under its own name only when it is complete and on the disk.
 //
 // Not thread-safe, but AddChunk. Errors say which file, what failed and what to do; after an error the writer is only

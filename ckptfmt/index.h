@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // memory/index: which regions an image holds, and where the chunks of each are. FORMAT.md is the specification.
 #ifndef CUDA_REMOTE_CKPTFMT_INDEX_H_
 #define CUDA_REMOTE_CKPTFMT_INDEX_H_

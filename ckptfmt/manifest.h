@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // manifest.pb: what an image says of itself, with the size and checksums of every other file. FORMAT.md specifies it.
 #ifndef CUDA_REMOTE_CKPTFMT_MANIFEST_H_
 #define CUDA_REMOTE_CKPTFMT_MANIFEST_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests of images whose chunks come from several threads in any order, and are read by several.
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the tests of this folder share: a folder of their own, and a sample image.
 #ifndef CUDA_REMOTE_CKPTFMT_TESTING_H_
 #define CUDA_REMOTE_CKPTFMT_TESTING_H_

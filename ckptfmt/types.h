@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a checkpoint image says of itself, and what is in it: shared by writer, reader and tools. FORMAT.md is the
 // specification of the files.
 #ifndef CUDA_REMOTE_CKPTFMT_TYPES_H_

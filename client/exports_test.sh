@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The client library exports the driver's names and nothing else, and needs no library beyond libc's own.
 set -euo pipefail
 library=$1 wanted=$2

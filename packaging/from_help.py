@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Makes a program's manual page or its bash completion from what the program prints with --help and --version.
 
 Usage: from_help.py man|completion PROGRAM > FILE    PROGRAM: path of an installed or built program

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a program that becomes its own server: it makes CUDA calls with a real worker first, says "ready", the worker is stopped for
 good, and the program goes on by itself (hot_calls.cc, ../producers/producers.cc)."""
 

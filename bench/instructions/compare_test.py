@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """count.py's comparison: small differences pass, large ones and missing calls are named."""
 
 import os

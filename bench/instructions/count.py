@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Counts the instructions of the hot driver calls in the client library, and of their requests in the worker, with
 valgrind's callgrind; no GPU needed.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hot driver calls, for counting their instructions in the client library under callgrind (count.py).
 //
 // Counts must be the same in every run, so nobody may be waited for. First the program makes each call many times with

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the worker does for each request of a launch or a record besides the driver's own work: the executor and its
 // handlers, with a driver whose functions do nothing. No client: the requests are put into the ring beforehand.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For programs that play their own session's server: the session's shared memory, as the worker has it, and a check of
 // driver calls. To be included behind cuda.h.
 #ifndef CUDA_REMOTE_BENCH_INSTRUCTIONS_OWN_RING_H_

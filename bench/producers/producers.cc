@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What launches and event records cost the threads that make them, one or many at a time, when nobody else is in the
 // way: no GPU, no driver, no executor. The program becomes its own server (bench/instructions/alone.py); a thread reads
 // the ring as the worker does, checks that every request is there once and in order, and takes a given time over each.

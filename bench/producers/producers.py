@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What launches and event records cost the threads that make them, by their number; no GPU needed. See README.md.
 
 Usage: producers.py --product DIR --program producers [--threads N,...] [--calls N] [--work NS]

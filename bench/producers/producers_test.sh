@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Every request of many threads is in the ring once, in order; also with a reader that is slower than they are.
 here="$(dirname "$0")"
 product="$(dirname "$(readlink -f "$here/../../tests/matrix/product/cr-run")")"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A tool's connection to the agent of a job. Blocking; not thread-safe. Errors are sentences for a person.
 #ifndef CUDA_REMOTE_CHECKPOINT_AGENT_AGENT_CLIENT_H_
 #define CUDA_REMOTE_CHECKPOINT_AGENT_AGENT_CLIENT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Locking: a tool brings one or several processes to a state in which no CUDA call is inside and no GPU has work.
 //
 // Closing the gates and waiting is not enough. Work on a GPU may depend on calls that are held at a gate: a host

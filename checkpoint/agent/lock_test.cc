@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LockAll with processes and a clock that the tests make up: each process is a list of threads with calls to make, and
 // of work on GPUs that ends after a while, or when a call has been made.
 

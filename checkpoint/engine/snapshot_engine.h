@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What saves and restores the processes of a job. CRIU is one engine (criu/); nothing outside of an engine's folder knows
 // its files, options or processes. Tests have one that saves nothing (testing/fake_engine.h).
 //

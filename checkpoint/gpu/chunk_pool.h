@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host memory that is ready to be written to, in slots of one chunk: what is read from a GPU waits there for the
 // threads that write it into the image, and a job need not stand still until they are done.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests of the memory pool of a checkpoint, and of how much it may take.
 
 #include "checkpoint/gpu/chunk_pool.h"

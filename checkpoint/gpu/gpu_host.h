@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The way to a GPU server for a tool: an address that a person gives becomes the path of a socket here. For another
 // host a cr-relay is started; without an address, a cr-server of the job's own.
 //

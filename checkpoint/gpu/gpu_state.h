@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The GPU's side of a job, through a channel: list, save, load and copy its memory, and make its objects again.
 //
 // Memory goes as memory_transfer.h says. Functions return false and one sentence in *error. Not thread-safe.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GPU memory through a channel, a chunk of the image at a time, with several threads and many requests on the way.
 //
 // With a server on the same machine large allocations go through shared buffers (shared_buffers.h): the GPU copies, and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests of reading and writing GPU memory, against a server of the test's own on a thread of this process.
 
 #include "checkpoint/gpu/memory_transfer.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether the GPUs that a job goes to can run its modules; asked before anything is moved.
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_MODULES_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_MODULES_H_

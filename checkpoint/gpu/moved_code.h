@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GPU functions that lie elsewhere on another server than before, and what memory holds of their addresses.
 //
 // Words of variables into which loading a module puts addresses of functions are translated: what was an address there

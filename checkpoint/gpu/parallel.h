@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Work that several threads share.
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_PARALLEL_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_PARALLEL_H_

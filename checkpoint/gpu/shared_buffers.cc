@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/gpu/shared_buffers.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Buffers that the GPU server has mapped and registered with the driver: the GPU copies to and from them at the bus's
 // speed, and threads of the tool fill and empty them, where the channel's rings would take two more copies by one
 // thread.

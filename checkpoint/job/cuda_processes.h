@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The processes of a job that have a session with a GPU server.
 #ifndef CUDA_REMOTE_CHECKPOINT_JOB_CUDA_PROCESSES_H_
 #define CUDA_REMOTE_CHECKPOINT_JOB_CUDA_PROCESSES_H_

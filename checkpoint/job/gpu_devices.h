@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Processes that use this machine's own GPU, past the client library.
 //
 // Such a process holds GPU state that no checkpoint has. A program gets there if it loads NVIDIA's library in spite of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs a program in a PID namespace of its own, under a small init process, so that its process numbers can be had
 // again wherever a snapshot of it is restored.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A job's folder: where it is, what is in it, and how a person names a job.
 //
 //     agent-PID.sock  the checkpoint agent of a process with a GPU session (client/agent); PID as it knows itself

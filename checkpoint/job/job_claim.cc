@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/job/job_claim.h"
 
 #include <errno.h>

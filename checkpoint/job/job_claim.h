@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which tool works on a job: one at a time.
 //
 // A tool that stops a job, takes its GPU session, or restores it claims the job's folder first: a lock on a file there,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Job folders: how they are made, found and removed.
 
 #include "checkpoint/job/job.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The loader's cache, /etc/ld.so.cache: which libraries it names, and a copy of it that names more.
 //
 // Pure functions on the file's bytes. They know the format that glibc writes since 2.32, and the one before it, which

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies of the loader's cache, read by the system's own ldconfig.
 
 #include "checkpoint/job/loader_cache.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Our libraries in the place of the machine's own ones, for a job that has mounts of its own.
 //
 // LD_LIBRARY_PATH, which cr-run sets, reaches most programs. It does not reach those that get another environment (env

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Terminals of jobs: one of the job's own beside this program's, and one where there is none.
 #ifndef CUDA_REMOTE_CHECKPOINT_JOB_TERMINAL_H_
 #define CUDA_REMOTE_CHECKPOINT_JOB_TERMINAL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A transaction over all processes of a job that have a GPU session: they are stopped at one moment, their sessions are in
 // the tool's hands, and in the end all go on, or all are ended.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // JobTransaction against processes and an engine of the test's own. Each step of each process fails once, or the process
 // ends in it; afterwards the job must be whole.
 #include "checkpoint/transaction/job_transaction.h"

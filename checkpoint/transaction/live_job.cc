@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/transaction/live_job.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The processes of a running job, for a JobTransaction: found in /proc, stopped through their agents.
 //
 // Not thread-safe, but the channels of different processes may be used by different threads. Functions return false and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The checkpoint agent: a thread in the application that lets tools of the same user stop its CUDA calls, take its
 // channel and replay log, and give it another channel. README.md has the protocol.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The agent with a host that only keeps count.
 
 #include "client/agent/agent.h"

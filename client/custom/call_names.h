@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For calls that are answered in the client: they have no message of their own.
 #ifndef CUDA_REMOTE_CLIENT_CUSTOM_CALL_NAMES_H_
 #define CUDA_REMOTE_CLIENT_CUSTOM_CALL_NAMES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Capturing streams into graphs. What the record of a captured graph is: client/session/captures.h.
 
 #include <cuda.h>
@@ -216,7 +217,7 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
     header.call = kCall_cuStreamEndCapture;
     session.log().Create(object, record->needs, header, call.message(), call.reply(), {});
   }
-  for (size_t i = 0; i < record->retains.size(); ++i) session.RetainUnlocked(object.id, i, record->retains[i]);
+  for (size_t i = 0; i < record->retains.size(); ++i) session.RetainLocked(object.id, i, record->retains[i]);
   lock.unlock();
   DestroyAll(record->children);
   return record->staged.empty() ? CUDA_SUCCESS : OwnStaged(*phGraph, std::move(record->staged));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Nodes that a captured stream cannot be made to capture: they are added to the capture's graph.
 #ifndef CUDA_REMOTE_CLIENT_CUSTOM_CAPTURED_NODE_H_
 #define CUDA_REMOTE_CLIENT_CUSTOM_CAPTURED_NODE_H_

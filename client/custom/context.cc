@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Contexts. The stack of each thread lives here in the client; the server is asked only to make and destroy contexts.
 //
 // The current context goes along with every request (FrameHeader), so none of the stack calls needs a round trip.
@@ -131,9 +132,9 @@ CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
   uint64_t handle;
   {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
-    handle = session.PrimaryContextUnlocked(dev);
+    handle = session.PrimaryContextLocked(dev);
     if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
-    if (session.LivePrimaryContextUnlocked(dev)) {
+    if (session.LivePrimaryContextLocked(dev)) {
       ++session.primary_retains(dev);
       *pctx = AsContext(handle);
       return CUDA_SUCCESS;
@@ -151,7 +152,7 @@ CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
     Object* const object = session.handles().Find(Kind::kContext, handle);
     object->flags = session.primary_flags(dev);
     object->id = session.NextId();
-    session.SetActiveUnlocked(handle, object, true);
+    session.SetActiveLocked(handle, object, true);
   }
   call.Created({Kind::kContext, handle});
   *pctx = AsContext(handle);
@@ -171,8 +172,8 @@ CUresult Custom_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
     int& retains = session.primary_retains(dev);
     if (retains == 0) return CUDA_ERROR_INVALID_CONTEXT;
-    handle = session.PrimaryContextUnlocked(dev);
-    if (retains > 1 || !session.LivePrimaryContextUnlocked(dev)) {
+    handle = session.PrimaryContextLocked(dev);
+    if (retains > 1 || !session.LivePrimaryContextLocked(dev)) {
       --retains;
       return CUDA_SUCCESS;
     }
@@ -200,8 +201,8 @@ CUresult Custom_cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   uint64_t handle;
   {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
-    if (!session.LivePrimaryContextUnlocked(dev)) return CUDA_SUCCESS;  // nothing there to reset
-    handle = session.PrimaryContextUnlocked(dev);
+    if (!session.LivePrimaryContextLocked(dev)) return CUDA_SUCCESS;  // nothing there to reset
+    handle = session.PrimaryContextLocked(dev);
   }
   wire::cuDevicePrimaryCtxReset_v2_Request request;
   request.context = handle;
@@ -228,10 +229,10 @@ CUresult Custom_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) 
   std::unique_lock<std::shared_mutex> lock(session.mutex());
   session.primary_flags(dev) = flags;
   if ((flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC) session.WaitAsleep();
-  Object* const context = session.LivePrimaryContextUnlocked(dev);
+  Object* const context = session.LivePrimaryContextLocked(dev);
   if (!context) return CUDA_SUCCESS;
   context->flags = flags;
-  const uint64_t handle = session.PrimaryContextUnlocked(dev);
+  const uint64_t handle = session.PrimaryContextLocked(dev);
   lock.unlock();
   call.Modified({Kind::kContext, handle}, 0);
   return CUDA_SUCCESS;
@@ -254,7 +255,7 @@ CUresult Custom_cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int* flags, in
   if (const CUresult result = CheckDevice(session, dev); result != CUDA_SUCCESS) return result;
   std::unique_lock<std::shared_mutex> lock(session->mutex());
   *flags = session->primary_flags(dev);
-  *active = session->LivePrimaryContextUnlocked(dev) != nullptr;
+  *active = session->LivePrimaryContextLocked(dev) != nullptr;
   return CUDA_SUCCESS;
 }
 

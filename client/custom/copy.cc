@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Linear copies.
 //
 // Pageable memory goes through the channel in pieces of at most 1 MiB: to the device they are sent without waiting

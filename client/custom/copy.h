@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Linear copies between host and device, in the pieces that the channel likes.
 #ifndef CUDA_REMOTE_CLIENT_CUSTOM_COPY_H_
 #define CUDA_REMOTE_CLIENT_CUSTOM_COPY_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies of rectangles and boxes, and to and from arrays.
 //
 // A side that lies in this process's memory travels as packed rows in bands of about 1 MiB; all else is named by the

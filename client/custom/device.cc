@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Start-up and device queries, answered from what the server told once about its devices.
 
 #include <cuda.h>

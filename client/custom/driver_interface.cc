@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the driver library answers about itself: error names, and the private export tables.
 
 #include <cuda.h>
@@ -25,7 +26,7 @@ CUresult PrimaryContext(CUcontext* context, CUdevice device) {
   if (!context) return CUDA_ERROR_INVALID_VALUE;
   if (device < 0 || size_t(device) >= session->devices().size()) return CUDA_ERROR_INVALID_DEVICE;
   std::unique_lock<std::shared_mutex> lock(session->mutex());
-  *context = reinterpret_cast<CUcontext>(session->PrimaryContextUnlocked(device));
+  *context = reinterpret_cast<CUcontext>(session->PrimaryContextLocked(device));
   return CUDA_SUCCESS;
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Elapsed times between events, also where the job has moved to another server in between.
 
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Functions and kernels: found by name once, attributes asked for once.
 
 #include <cuda.h>
@@ -88,7 +89,7 @@ CUresult GetName(const CallInfo& info, uint64_t function, const char** name) {
 }
 
 // A function or kernel, and a kernel's functions, which share its attributes.
-std::vector<Object*> WithFunctionsUnlocked(Session& session, uint64_t function) {
+std::vector<Object*> WithFunctionsLocked(Session& session, uint64_t function) {
   std::vector<Object*> objects;
   Object* const object = session.handles().Find(KindOf(function), function);
   if (!object) return objects;
@@ -104,18 +105,18 @@ std::vector<Object*> WithFunctionsUnlocked(Session& session, uint64_t function) 
 // changed with it (a larger dynamic shared size changes the carve-out), so they are asked for again.
 void ForgetInfo(Session& session, uint64_t function) {
   std::unique_lock<std::shared_mutex> lock(session.mutex());
-  for (Object* const object : WithFunctionsUnlocked(session, function)) {
+  for (Object* const object : WithFunctionsLocked(session, function)) {
     object->info.reset();
     object->other_infos.reset();
   }
-  session.FunctionsChangedUnlocked();
+  session.FunctionsChangedLocked();
 }
 
 // After the driver has accepted a kernel's new value: from now on what is known under the new settings counts.
 void NoteSetting(Session& session, uint64_t kernel, uint64_t key, int value) {
   constexpr size_t kMostInfos = 64;
   std::unique_lock<std::shared_mutex> lock(session.mutex());
-  const std::vector<Object*> objects = WithFunctionsUnlocked(session, kernel);
+  const std::vector<Object*> objects = WithFunctionsLocked(session, kernel);
   if (objects.empty()) return;
   std::unique_ptr<KernelSettings>& settings = objects[0]->settings;
   if (!settings) settings = std::make_unique<KernelSettings>();
@@ -135,7 +136,7 @@ void NoteSetting(Session& session, uint64_t kernel, uint64_t key, int value) {
     const auto known = others.find(settings->text);
     object->info = known == others.end() ? nullptr : known->second;
   }
-  session.FunctionsChangedUnlocked();
+  session.FunctionsChangedLocked();
 }
 
 // cuFuncSetAttribute has changed what the kernel of `function` shares with its functions: settings that were noted

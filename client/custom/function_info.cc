@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/custom/function_info.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ namespace {
 // Largest parameter block that CUDA allows.
 constexpr uint64_t kMaxParameterBytes = 32764;
 
-Object* FindUnlocked(Session& session, uint64_t function) {
+Object* FindLocked(Session& session, uint64_t function) {
   const Kind kind = KindOf(function);
   if (kind != Kind::kFunction && kind != Kind::kKernel) return nullptr;
   return session.handles().Find(kind, function);
@@ -28,7 +29,7 @@ CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<Functio
   if (call.WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
   {
     std::shared_lock<std::shared_mutex> lock(session.mutex());
-    const Object* object = FindUnlocked(session, function);
+    const Object* object = FindLocked(session, function);
     if (!object) return CUDA_ERROR_INVALID_HANDLE;
     if (object->info) {
       *info = object->info;
@@ -64,11 +65,11 @@ CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<Functio
   fresh->params_bytes = uint32_t(block);
   fresh->attributes.assign(answer.attributes.begin(), answer.attributes.end());
   std::unique_lock<std::shared_mutex> lock(session.mutex());
-  Object* object = FindUnlocked(session, function);
+  Object* object = FindLocked(session, function);
   if (!object) return CUDA_ERROR_INVALID_HANDLE;
   if (!object->info) {
     object->info = std::move(fresh);
-    session.FunctionsChangedUnlocked();
+    session.FunctionsChangedLocked();
   }
   *info = object->info;
   return CUDA_SUCCESS;

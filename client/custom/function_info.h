@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the client knows of functions and kernels: parameter layout and attributes, asked for once.
 #ifndef CUDA_REMOTE_CLIENT_CUSTOM_FUNCTION_INFO_H_
 #define CUDA_REMOTE_CLIENT_CUSTOM_FUNCTION_INFO_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graph calls whose results do not fit the generator's rules.
 
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that graphs allocate: memory nodes, and stream-ordered allocations in captured streams.
 //
 // The server's driver never hears of it: it would choose the addresses by itself. An allocation is ordinary device

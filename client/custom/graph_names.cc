@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Handles for nodes that the application did not make one by one: those of captured graphs and of clones. And taking
 // nodes away.
 
@@ -105,7 +106,7 @@ CUresult Custom_cuGraphDestroyNode(CUgraphNode hNode) {
     std::unique_lock<std::shared_mutex> lock(call.session().mutex());
     Object* const node = call.session().handles().Find(Kind::kGraphNode, request.hNode);
     if (node) {
-      call.session().SetActiveUnlocked(request.hNode, node, false);
+      call.session().SetActiveLocked(request.hNode, node, false);
       graph = node->parent;
     }
   }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Handles for a graph's nodes, so that calls can name them in their answers.
 #ifndef CUDA_REMOTE_CLIENT_CUSTOM_GRAPH_NAMES_H_
 #define CUDA_REMOTE_CLIENT_CUSTOM_GRAPH_NAMES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graph nodes with parameters. The driver has a family of calls for each type of node, in several versions, and a
 // general one; here all of them fill in one message (NodeParams) and make one of three requests.
 //

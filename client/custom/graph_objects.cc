@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What graphs have besides nodes: user objects of the application, and a drawing of themselves.
 
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Green contexts: a part of a GPU's multiprocessors, with streams of its own.
 //
 // A green context and what is made from it (a CUcontext, streams) are objects of the log; the CUcontext and the streams

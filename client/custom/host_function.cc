@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host functions in streams. See client/session/host_functions.h.
 
 #include <cuda.h>

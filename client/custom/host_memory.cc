@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pinned host memory. See client/session/host_arena.h for how it is shared with a server on the same machine.
 
 #include <cuda.h>
@@ -102,7 +103,7 @@ CUresult Custom_cuMemFreeHost(void* p) {
     bytes = range->bytes;
     session.host_ranges().Erase(address);
     // Graphs that copy it go from the log.
-    session.DropUnlocked({Kind::kHostMemory, address});
+    session.DropLocked({Kind::kHostMemory, address});
   }
   // The server unmaps first - and waits for copies in progress, as natively - so it never sees a hole in the file.
   if (session.shared_memory()) result = session.UnmapHostRange(address);
@@ -152,7 +153,7 @@ CUresult Custom_cuMemHostUnregister(void* p) {
   const CUresult result = UnmapFromDevice(call, address);
   std::unique_lock<std::shared_mutex> lock(session.mutex());
   session.host_ranges().Erase(address);
-  session.DropUnlocked({Kind::kHostMemory, address});
+  session.DropLocked({Kind::kHostMemory, address});
   return result;
 }
 

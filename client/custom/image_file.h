@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files that driver calls name: they are the application's, so they are read on its side.
 #ifndef CUDA_REMOTE_CLIENT_CUSTOM_IMAGE_FILE_H_
 #define CUDA_REMOTE_CLIENT_CUSTOM_IMAGE_FILE_H_

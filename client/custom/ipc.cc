@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sharing with other processes that have sessions on the same server. What goes from one to the other is a key of the
 // server's (64 bytes), in the driver's own handle types; where the driver gives a file descriptor, it is a sealed
 // memory file with the key in it, so it can be passed on, kept and closed as the driver's can.
@@ -124,7 +125,7 @@ void NoteImport(Call& call, uint64_t address, uint64_t bytes, int device, Device
   range.pool = pool;
   if (source == DeviceRange::kPoolImported) {
     session.pools().Created(pool, device);
-    session.InsertPoolMemoryUnlocked(address, bytes, range);
+    session.InsertPoolMemoryLocked(address, bytes, range);
   } else {
     session.device_ranges().Insert(address, bytes, range);
   }
@@ -192,9 +193,9 @@ CUresult Close(const CallInfo& info, CUdeviceptr address, bool pools_too) {
     call.Undone({Kind::kDeviceMemory, address}, opened_by, reply.left + 1);
   } else {
     std::unique_lock<std::shared_mutex> lock(call.session().mutex());
-    call.session().EraseDeviceRangeUnlocked(address);
+    call.session().EraseDeviceRangeLocked(address);
     // What was made of it (textures, nodes of graphs) is good for nothing any more, and cannot be made again.
-    call.session().DropUnlocked({Kind::kDeviceMemory, address});
+    call.session().DropLocked({Kind::kDeviceMemory, address});
   }
   return CUDA_SUCCESS;
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory of other sessions, as cuMemFree sees it.
 #ifndef CUDA_REMOTE_CLIENT_CUSTOM_IPC_H_
 #define CUDA_REMOTE_CLIENT_CUSTOM_IPC_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // JIT options on the wire: numbers go as they are, log buffers become replies.
 #ifndef CUDA_REMOTE_CLIENT_CUSTOM_JIT_OPTIONS_H_
 #define CUDA_REMOTE_CLIENT_CUSTOM_JIT_OPTIONS_H_

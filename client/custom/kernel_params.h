@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A kernel's parameters as one block, in the two ways in which programs give them: for launches and for nodes of
 // graphs.
 #ifndef CUDA_REMOTE_CLIENT_CUSTOM_KERNEL_PARAMS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernel launches: the hot path. A launch that looks right is sent without waiting; one that looks wrong is sent and
 // waited for, so that the error is the driver's own and comes from the launch, as natively.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The launch interface of before CUDA 4: a function carries its block shape, its dynamic shared memory and a buffer of
 // parameters, and is then launched by grid alone. Kept here, on top of cuLaunchKernel.
 

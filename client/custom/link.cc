@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The JIT linker. Inputs go to the server as they are added, so an error comes from the call that natively gives it.
 // What was linked is kept here: the application's pointer to it is good until cuLinkDestroy, also across a restart.
 //
@@ -170,7 +171,7 @@ CUresult Custom_cuLinkComplete(CUlinkState state, void** cubinOut, size_t* sizeO
     link->image = std::move(image);
     // The inputs are not needed any more.
     std::unique_lock<std::shared_mutex> lock(call.session().mutex());
-    call.session().DropDependentsUnlocked({Kind::kLinkState, request.state});
+    call.session().DropDependentsLocked({Kind::kLinkState, request.state});
   }
   *cubinOut = &link->image[0];
   if (sizeOut) *sizeOut = link->image.size();

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Managed memory. Host and GPU use it at the same address, in the host arena (client/session/host_arena.h). If the
 // server is on this machine, its home is the GPU (client/session/managed_home.h). Where that cannot be, it is host memory
 // that the server shares and the GPU reaches over the bus; and over a relay both ends have their own, which are kept in
@@ -20,7 +21,7 @@ namespace cuda_remote::client {
 namespace {
 
 // Whether the range is managed memory of one allocation or variable. Under the session's lock.
-bool IsManagedUnlocked(Session& session, uint64_t address, size_t bytes) {
+bool IsManagedLocked(Session& session, uint64_t address, size_t bytes) {
   const auto* range = session.device_ranges().Find(address);
   return range && range->value.managed && range->Contains(address, bytes);
 }
@@ -64,7 +65,7 @@ CUresult Advise(CUdeviceptr address, size_t bytes, CUmem_advise advice, const CU
   }
   const int who = place.type == CU_MEM_LOCATION_TYPE_DEVICE ? place.id : CU_DEVICE_CPU;
   std::unique_lock<std::shared_mutex> lock(session.mutex());
-  if (!IsManagedUnlocked(session, address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (!IsManagedLocked(session, address, bytes)) return CUDA_ERROR_INVALID_VALUE;
   session.managed_advice().Update(address, bytes, [&](Advice& known) {
     switch (advice) {
       case CU_MEM_ADVISE_SET_READ_MOSTLY:
@@ -107,7 +108,7 @@ CUresult Prefetch(const char* name, const CUdeviceptr* addresses, const size_t* 
   }
   std::unique_lock<std::shared_mutex> lock(session.mutex());
   for (size_t i = 0; i < count; ++i) {
-    if (sizes[i] == 0 || !IsManagedUnlocked(session, addresses[i], sizes[i])) return CUDA_ERROR_INVALID_VALUE;
+    if (sizes[i] == 0 || !IsManagedLocked(session, addresses[i], sizes[i])) return CUDA_ERROR_INVALID_VALUE;
   }
   size_t place = 0;
   std::vector<uint64_t> to_device;
@@ -206,7 +207,7 @@ CUresult AllocateInHostMemory(Session& session, size_t bytes, int device, uint64
 
 bool FindManaged(Session& session, uint64_t address, size_t bytes) {
   std::shared_lock<std::shared_mutex> lock(session.mutex());
-  return IsManagedUnlocked(session, address, bytes);
+  return IsManagedLocked(session, address, bytes);
 }
 
 bool FreeManaged(Call& call, uint64_t address, CUresult* result) {
@@ -221,7 +222,7 @@ bool FreeManaged(Call& call, uint64_t address, CUresult* result) {
     session.device_ranges().Erase(address);
     session.managed_advice().Forget(address, bytes);
     // Graphs that copy it go from the log.
-    session.DropUnlocked({Kind::kHostMemory, address});
+    session.DropLocked({Kind::kHostMemory, address});
   }
   if (ManagedHome::Contains(address)) {
     *result = session.managed_home().Free(&session, address, bytes);
@@ -362,7 +363,7 @@ CUresult Custom_cuMemRangeGetAttribute(void* data, size_t dataSize, CUmem_range_
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   std::shared_lock<std::shared_mutex> lock(session.mutex());
-  if (count == 0 || !IsManagedUnlocked(session, devPtr, count)) return CUDA_ERROR_INVALID_VALUE;
+  if (count == 0 || !IsManagedLocked(session, devPtr, count)) return CUDA_ERROR_INVALID_VALUE;
   return RangeAttribute(session, data, dataSize, attribute, devPtr, count);
 }
 
@@ -374,7 +375,7 @@ CUresult Custom_cuMemRangeGetAttributes(void** data, size_t* dataSizes, CUmem_ra
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   std::shared_lock<std::shared_mutex> lock(session.mutex());
-  if (count == 0 || !IsManagedUnlocked(session, devPtr, count)) return CUDA_ERROR_INVALID_VALUE;
+  if (count == 0 || !IsManagedLocked(session, devPtr, count)) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < numAttributes; ++i) {
     const CUresult result = RangeAttribute(session, data[i], dataSizes[i], attributes[i], devPtr, count);
     if (result != CUDA_SUCCESS) return result;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Managed memory: what the calls of other families need of it.
 #ifndef CUDA_REMOTE_CLIENT_CUSTOM_MANAGED_H_
 #define CUDA_REMOTE_CLIENT_CUSTOM_MANAGED_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/custom/mapped_memory.h"
 
 #include <sys/mman.h>
@@ -143,7 +144,7 @@ CUresult UnmapFromDevice(Call& call, uint64_t start) {
     found->value.on_device = false;
     if (range.registered) {
       session.host_ranges().Erase(range.device);
-      session.DropUnlocked({Kind::kHostMemory, range.device});
+      session.DropLocked({Kind::kHostMemory, range.device});
     }
   }
   const uint64_t page = HostArena::PageOf(start), alias = HostArena::PageOf(range.device);

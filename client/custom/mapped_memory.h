@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host memory that kernels use: pinned memory, and the application's own pages that it registered.
 //
 // Pinned memory on the server's machine is the same memory there. Everything else is kept in step from the moment on at

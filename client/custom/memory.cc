@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device memory. The server chooses addresses in its arena; the record of an allocation asks for exactly the address
 // that it got, so that a restart puts the same bytes at the same place.
 
@@ -51,7 +52,7 @@ bool TakeFreed(Call& call, wire::OpMemAlloc_Request* request, CUdeviceptr* dptr)
   range.context = wanted.context;
   range.pool = wanted.pool;
   range.buffer_id = session.NextId();
-  session.InsertPoolMemoryUnlocked(address, wanted.bytes, range);
+  session.InsertPoolMemoryLocked(address, wanted.bytes, range);
   *dptr = address;
   return true;
 }
@@ -75,7 +76,7 @@ bool KeepFreed(Call& call, CUdeviceptr dptr, uint64_t stream) {
     block.context = range->value.context;
     block.pool = range->value.pool;
     block.device = range->value.device;
-    session.EraseDeviceRangeUnlocked(dptr);
+    session.EraseDeviceRangeLocked(dptr);
     session.freed_memory().Keep(block, &out);
   }
   session.GiveBack(out);
@@ -102,7 +103,7 @@ CUresult Allocate(Call& call, wire::OpMemAlloc_Request& request, CUdeviceptr* dp
     std::unique_lock<std::shared_mutex> lock(session.mutex());
     range.buffer_id = session.NextId();
     if (range.source == DeviceRange::kStreamOrdered) {
-      session.InsertPoolMemoryUnlocked(reply.address, reply.bytes, range);
+      session.InsertPoolMemoryLocked(reply.address, reply.bytes, range);
     } else {
       session.device_ranges().Insert(reply.address, reply.bytes, range);
     }

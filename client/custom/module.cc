@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Modules and libraries. Their images travel as payload, and the log keeps each image once, by content.
 
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Occupancy questions that name host functions or launch configurations.
 
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is behind a pointer: answered from the client's own address maps, because libraries ask at every call.
 
 #include "client/custom/pointer.h"

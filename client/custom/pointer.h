@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Is this pointer on the GPU? For the calls that take pointers of either kind.
 #ifndef CUDA_REMOTE_CLIENT_CUSTOM_POINTER_H_
 #define CUDA_REMOTE_CLIENT_CUSTOM_POINTER_H_

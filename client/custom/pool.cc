@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory pools: those of the application's own, the default pool of a device, which pool is a device's current one, and
 // what pools say of themselves.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Large linear copies of pageable memory by way of buffers that the server shares (client/session/staging.h).
 #ifndef CUDA_REMOTE_CLIENT_CUSTOM_STAGED_COPY_H_
 #define CUDA_REMOTE_CLIENT_CUSTOM_STAGED_COPY_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies of pageable memory as nodes of graphs.
 //
 // The server cannot read or write the application's memory. So such a node is a child graph there: the copy, which is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Questions about streams that the client answers.
 
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Texture and surface objects. A kernel gets one by value, among its parameters or from memory, so the application
 // holds the driver's own values, not virtual handles; the record asks for the value that it got, and a replay gets that
 // or stops. Values of two contexts may be the same, so tables and log go by context and value.

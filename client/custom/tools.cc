@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the driver offers to tools: settings of GPU core dumps, its log, and notifications that it makes by itself.
 //
 // GPU core dumps are never written, so they cannot be switched on; the settings about them are kept and answered. The

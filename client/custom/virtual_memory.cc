@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Virtual memory management by the application itself: reservations, physical memory, and mappings between them.
 //
 // In the log a reservation and a mapping are objects named by their address. A mapping depends on its reservation and
@@ -19,9 +20,9 @@ namespace cuda_remote::client {
 namespace {
 
 // The physical memory is gone for good when its last mapping goes after the application's release.
-void DropIfUnusedUnlocked(Session& session, uint64_t handle) {
+void DropIfUnusedLocked(Session& session, uint64_t handle) {
   Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle);
-  if (memory && memory->released && memory->mappings == 0) session.DropUnlocked({Kind::kPhysicalMemory, handle});
+  if (memory && memory->released && memory->mappings == 0) session.DropLocked({Kind::kPhysicalMemory, handle});
 }
 
 }  // namespace
@@ -121,9 +122,9 @@ CUresult Custom_cuMemUnmap(CUdeviceptr ptr, size_t size) {
   for (const auto& [start, handle] : gone) {
     session.mappings().Erase(start);
     session.device_ranges().Erase(start);
-    session.DropUnlocked({Kind::kMapping, start});
+    session.DropLocked({Kind::kMapping, start});
     if (Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle)) --memory->mappings;
-    DropIfUnusedUnlocked(session, handle);
+    DropIfUnusedLocked(session, handle);
   }
   return CUDA_SUCCESS;
 }
@@ -212,7 +213,7 @@ CUresult Custom_cuMemRelease(CUmemGenericAllocationHandle handle) {
   call.Modified({Kind::kPhysicalMemory, handle}, 0);
   std::unique_lock<std::shared_mutex> lock(session.mutex());
   if (Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle)) memory->released = true;
-  DropIfUnusedUnlocked(session, handle);
+  DropIfUnusedLocked(session, handle);
   return CUDA_SUCCESS;
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recording events, and asking whether events and streams are done. What is known to be done is answered here
 // (client/session/completion.h); everything else is asked of the server.
 

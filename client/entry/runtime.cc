@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/entry/runtime.h"
 
 #include <mutex>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What generated stubs use besides Call: moving values between the caller's memory and messages.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.

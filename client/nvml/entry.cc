@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Entry points with a shape of their own: start and end, finding devices, pairs of devices, processes, fields,
 // affinity, events, and the older versions of calls.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The entry points of proto/nvml/calls.inc, one line each there.
 //
 // No header declares them: programs know them from NVML's own.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every other function that NVML documents, so that no program fails when it looks one up.
 #include "client/nvml/library.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // nvmlInternalGetExportTable: the table of private functions that NVIDIA's own nvidia-smi asks for.
 //
 // A table is an array of pointer-sized words: its size in bytes, itself included, then functions. README.md says what

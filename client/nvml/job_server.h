@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which server the job of this process uses now, and how a question goes there.
 //
 // A running job can be moved and a saved one restarted elsewhere; the environment then still names the first server. So

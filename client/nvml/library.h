@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The state behind the library's entry points: how often it was initialised, the device handles, answers that may be
 // used again.
 //

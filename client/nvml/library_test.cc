@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The library as a program has it (loaded by its path), against servers of every kind: right ones, ones that answer
 // nonsense, and none.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cr-relay: brings a cr-server on another host to this one. See --help.
 
 #include <errno.h>

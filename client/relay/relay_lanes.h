@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The lanes of a relay's stream: connections of their own for bulk (proto/control/tunnel_end.h), opened once there is
 // some.
 //

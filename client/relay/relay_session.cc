@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/relay/relay_session.h"
 
 #include <poll.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One session of cr-relay: a client on this host, its rings, and the gRPC stream to the server.
 //
 // The client's frames are not looked at beyond their lengths. When the connection to the server breaks, the session

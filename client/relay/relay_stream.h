@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A tunnel's stream as the relay sees it.
 #ifndef CUDA_REMOTE_CLIENT_RELAY_RELAY_STREAM_H_
 #define CUDA_REMOTE_CLIENT_RELAY_RELAY_STREAM_H_

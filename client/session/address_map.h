@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Address ranges by start, without overlap: which allocation does a pointer lie in?
 //
 // Not thread-safe; the session's lock guards it.

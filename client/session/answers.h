@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Answers that stay true, so that the same question needs no round trip.
 //
 // Frameworks ask the same things before every launch: a limit, how many blocks of a kernel fit. Such an answer holds

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/session/call.h"
 
 #include <pthread.h>
@@ -426,24 +427,24 @@ void Call::Created(replay::ObjectKey object, std::initializer_list<replay::Objec
   }
   if (IsOfGraphs(object.kind)) AddHostNeeds(session_, header_.call, *message_, &needs);
   std::unique_lock<std::shared_mutex> lock(session_->mutex());
-  if (header_.call == kCall_cuEventCreate) NoteEventUnlocked(object.id);
-  if (NoteGraphUnlocked(object, needs, retains)) return;
+  if (header_.call == kCall_cuEventCreate) NoteEventLocked(object.id);
+  if (NoteGraphLocked(object, needs, retains)) return;
   if (const Object* created = session_->handles().Find(object.kind, object.id); created && created->parent) {
     needs.push_back({KindOf(created->parent), created->parent});
   }
-  const FrameHeader recorded = RecordedHeaderUnlocked(object, &needs);
+  const FrameHeader recorded = RecordedHeaderLocked(object, &needs);
   std::optional<replay::Hash128> image;
   if (!payload_.empty()) image = session_->log().AddImage(payload_);
   session_->log().Create(object, needs, recorded, *message_, *reply_, image);
-  for (size_t i = 0; i < retains.size(); ++i) session_->RetainUnlocked(object.id, i, retains[i]);
+  for (size_t i = 0; i < retains.size(); ++i) session_->RetainLocked(object.id, i, retains[i]);
 }
 
-void Call::NoteEventUnlocked(uint64_t event) {
+void Call::NoteEventLocked(uint64_t event) {
   wire::cuEventCreate_Request request;
   // The time that a record takes down, and what another process waits for, should not be late.
   const bool quiet = request.Decode(*message_) && (request.Flags & CU_EVENT_DISABLE_TIMING) != 0 &&
                      (request.Flags & CU_EVENT_INTERPROCESS) == 0;
-  session_->NoteEventUnlocked(event, quiet);
+  session_->NoteEventLocked(event, quiet);
 }
 
 void Call::NoteCaptured() {
@@ -455,7 +456,7 @@ void Call::NamedInCapture(uint64_t stream, uint64_t graph) {
   session_->captures().Named(stream, graph, header_, *message_, thread_->current_context());
 }
 
-bool Call::NoteGraphUnlocked(replay::ObjectKey object, const std::vector<replay::ObjectKey>& needs,
+bool Call::NoteGraphLocked(replay::ObjectKey object, const std::vector<replay::ObjectKey>& needs,
                              const std::vector<uint64_t>& retains) {
   if (!session_->captures().active() || !IsOfGraphs(object.kind)) return false;
   for (uint64_t at = object.id; at != 0;) {
@@ -475,7 +476,7 @@ void Call::Keep(uint64_t handle) {
   }
 }
 
-FrameHeader Call::RecordedHeaderUnlocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs) {
+FrameHeader Call::RecordedHeaderLocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs) {
   FrameHeader recorded = header_;
   recorded.flags = 0;
   const uint64_t context = thread_->current_context();
@@ -500,13 +501,13 @@ FrameHeader Call::RecordedHeaderUnlocked(replay::ObjectKey object, std::vector<r
 void Call::Destroyed(replay::ObjectKey object) {
   {
     std::unique_lock<std::shared_mutex> lock(session_->mutex());
-    if (session_->MarkDestroyedUnlocked(object)) {
+    if (session_->MarkDestroyedLocked(object)) {
       // Something was made from it. Its record stays, and a replay destroys it again when it has served.
       std::vector<replay::ObjectKey> needs;
-      const FrameHeader recorded = RecordedHeaderUnlocked(object, &needs);
+      const FrameHeader recorded = RecordedHeaderLocked(object, &needs);
       session_->log().Modify(object, 0, recorded, *message_, needs);
     } else {
-      session_->DropUnlocked(object);
+      session_->DropLocked(object);
     }
   }
   if (object.kind == Kind::kGraph || object.kind == Kind::kGraphExec) session_->GraphDestroyed(object);
@@ -527,25 +528,25 @@ void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_lis
   if (object.kind == Kind::kContext || object.kind == Kind::kFunction || of_kernel) session_->answers().Forget();
   if (IsOfGraphs(object.kind)) AddHostNeeds(session_, header_.call, *message_, &needs);
   std::unique_lock<std::shared_mutex> lock(session_->mutex());
-  if (NoteGraphUnlocked(object, needs, retains)) return;
-  const FrameHeader recorded = RecordedHeaderUnlocked(object, &needs);
+  if (NoteGraphLocked(object, needs, retains)) return;
+  const FrameHeader recorded = RecordedHeaderLocked(object, &needs);
   if (object.kind == Kind::kGraphNode) {
     // A node that a capture or a listing named has no record of its own that would go with its graph.
     const Object* const node = session_->handles().Find(object.kind, object.id);
     if (node && node->parent) needs.push_back({KindOf(node->parent), node->parent});
-    session_->ModifyNodeUnlocked(object, key, recorded, *message_, needs);
+    session_->ModifyNodeLocked(object, key, recorded, *message_, needs);
   } else {
     session_->log().Modify(object, key, recorded, *message_, needs);
     wire::cuGraphRetainUserObject_Request held;
     wire::cuGraphReleaseUserObject_Request released;
     if (header_.call == kCall_cuGraphRetainUserObject && held.Decode(*message_)) {
-      session_->NoteUserObjectUnlocked(held.object, object, header_.call, key);
+      session_->NoteUserObjectLocked(held.object, object, header_.call, key);
     } else if (header_.call == kCall_cuGraphReleaseUserObject && released.Decode(*message_)) {
-      session_->NoteUserObjectUnlocked(released.object, object, header_.call, key);
+      session_->NoteUserObjectLocked(released.object, object, header_.call, key);
     }
   }
   for (const uint64_t one : retains)
-    session_->RetainUnlocked(object.id, Session::SlotOfSetting(header_.call, key), one);
+    session_->RetainLocked(object.id, Session::SlotOfSetting(header_.call, key), one);
 }
 
 void Call::Undone(replay::ObjectKey object, uint32_t id, uint64_t key) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One driver call on its way from the application to the server.
 //
 // Generated stubs and the hand-written bodies in client/custom use nothing of the client library but this class: it is
@@ -165,12 +166,12 @@ class Call {
   friend class Session;
   void BorrowFrom(uint64_t handle);
   // Remembers of a new event whether records of it may be sent quietly. Under the session's lock.
-  void NoteEventUnlocked(uint64_t event);
+  void NoteEventLocked(uint64_t event);
   // Notes the request if it is part of a capture in progress.
   void NoteCaptured();
   // The same for a request about a graph: true if it belongs to a capture's record and not to the log. Under the
   // session's lock.
-  bool NoteGraphUnlocked(replay::ObjectKey object, const std::vector<replay::ObjectKey>& needs,
+  bool NoteGraphLocked(replay::ObjectKey object, const std::vector<replay::ObjectKey>& needs,
                          const std::vector<uint64_t>& retains);
   // Sends what the host has changed in managed memory, before work that may read it; and fetches what the GPU has
   // changed, after work that was waited for. Only what the server does not share.
@@ -183,7 +184,7 @@ class Call {
   ManagedReply* ArriveFor(void* out, size_t bytes);  // null: it may arrive where it belongs
   void DeliverManaged(uint64_t sequence, size_t bytes);
   // The header to record for `object`, with what the record depends on besides. Under the session's lock.
-  FrameHeader RecordedHeaderUnlocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs);
+  FrameHeader RecordedHeaderLocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs);
 
   const CallInfo& info_;
   Session* session_ = nullptr;

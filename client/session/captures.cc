@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/session/captures.h"
 
 #include <cuda.h>
@@ -75,7 +76,7 @@ bool IsExternal(std::string_view message, uint32_t call, uint64_t* event) {
 
 }  // namespace
 
-CaptureRecord* Captures::OfStreamUnlocked(uint64_t stream) const {
+CaptureRecord* Captures::OfStreamLocked(uint64_t stream) const {
   for (const auto& capture : captures_) {
     if (std::find(capture->streams.begin(), capture->streams.end(), stream) != capture->streams.end()) {
       return capture.get();
@@ -84,7 +85,7 @@ CaptureRecord* Captures::OfStreamUnlocked(uint64_t stream) const {
   return nullptr;
 }
 
-void Captures::BeginUnlocked(uint64_t stream, uint64_t graph) {
+void Captures::BeginLocked(uint64_t stream, uint64_t graph) {
   auto capture = std::make_unique<CaptureRecord>();
   capture->origin = stream;
   capture->graph = graph;
@@ -109,9 +110,9 @@ void Captures::Note(Session* session, const FrameHeader& header, std::string_vie
       if (!request.Decode(message)) return;
       graph = request.hGraph;
     }
-    BeginUnlocked(stream, graph);
+    BeginLocked(stream, graph);
   }
-  CaptureRecord* capture = OfStreamUnlocked(stream);
+  CaptureRecord* capture = OfStreamLocked(stream);
   const bool records = header.call == kCall_cuEventRecord || header.call == kCall_cuEventRecordWithFlags;
   const bool waits = header.call == kCall_cuStreamWaitEvent;
   if (records || waits) {
@@ -168,7 +169,7 @@ bool Captures::NoteGraph(uint64_t graph, const FrameHeader& header, std::string_
 void Captures::Named(uint64_t stream, uint64_t graph, const FrameHeader& header, std::string_view message,
                      uint64_t context) {
   std::lock_guard<std::mutex> lock(mutex_);
-  CaptureRecord* const capture = OfStreamUnlocked(stream);
+  CaptureRecord* const capture = OfStreamLocked(stream);
   if (!capture) return;
   if (capture->graph == 0) capture->graph = graph;
   Append(header, message, context, capture);
@@ -176,7 +177,7 @@ void Captures::Named(uint64_t stream, uint64_t graph, const FrameHeader& header,
 
 std::vector<uint64_t> Captures::StreamsOf(uint64_t stream) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  const CaptureRecord* const capture = OfStreamUnlocked(stream);
+  const CaptureRecord* const capture = OfStreamLocked(stream);
   return capture && capture->origin == stream ? capture->streams : std::vector<uint64_t>();
 }
 
@@ -202,7 +203,7 @@ bool Captures::DestroyLater(uint64_t graph, uint64_t child) {
 
 bool Captures::AddStaged(uint64_t stream, StagedCopy* copy) {
   std::lock_guard<std::mutex> lock(mutex_);
-  CaptureRecord* const capture = OfStreamUnlocked(stream);
+  CaptureRecord* const capture = OfStreamLocked(stream);
   if (capture) capture->staged.push_back(copy);
   return capture != nullptr;
 }
@@ -210,13 +211,13 @@ bool Captures::AddStaged(uint64_t stream, StagedCopy* copy) {
 bool Captures::IsCaptured(uint64_t stream) const {
   if (!active()) return false;
   std::lock_guard<std::mutex> lock(mutex_);
-  return OfStreamUnlocked(stream) != nullptr;
+  return OfStreamLocked(stream) != nullptr;
 }
 
 uint64_t Captures::GraphOf(uint64_t stream) const {
   if (!active()) return 0;
   std::lock_guard<std::mutex> lock(mutex_);
-  const CaptureRecord* const capture = OfStreamUnlocked(stream);
+  const CaptureRecord* const capture = OfStreamLocked(stream);
   return capture ? capture->graph : 0;
 }
 

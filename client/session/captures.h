@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams that are being captured, and the requests that a capture consists of.
 //
 // A captured graph has no other description on this side than what was captured: the requests sent for the capture's
@@ -87,8 +88,8 @@ class Captures {
   void StreamDied(uint64_t stream) { End(stream); }
 
  private:
-  CaptureRecord* OfStreamUnlocked(uint64_t stream) const;
-  void BeginUnlocked(uint64_t stream, uint64_t graph);
+  CaptureRecord* OfStreamLocked(uint64_t stream) const;
+  void BeginLocked(uint64_t stream, uint64_t graph);
 
   mutable std::mutex mutex_;
   std::atomic<int> count_{0};

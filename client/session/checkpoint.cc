@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The session's side of checkpoint, restart and migration: what the agent's requests do (see client/agent/agent.h).
 //
 // All of it runs on the agent's thread. From Settle to Unlock no driver call is inside the library, no host function runs

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where GPU functions lie, as far as memory may hold their addresses: docs/context-state.md, "Addresses of functions".
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the client knows to be done, so that asking for it again needs no round trip.
 //
 // An event is asked for far more often than it is recorded, and a stream is waited for that has long been idle. Once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts calls that are not supported, so that none passes silently.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_COVERAGE_H_
 #define CUDA_REMOTE_CLIENT_SESSION_COVERAGE_H_

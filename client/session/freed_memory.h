@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stream-ordered memory that the application has freed, kept for its next allocation of the same size in the same
 // stream.
 //

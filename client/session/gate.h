@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The admission gate: every driver call passes it, and a checkpoint closes it.
 //
 // Open, it costs two atomic additions a call, to a counter that few other threads use: there are kLanes of them, and

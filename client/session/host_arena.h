@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pinned host memory that the server can see: one memfd, mapped at the same fixed addresses in client and worker.
 //
 // cuMemHostAlloc takes page-granular pieces of the arena. Because the worker maps the same file at the same address and

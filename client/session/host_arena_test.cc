@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/session/host_arena.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/session/host_functions.h"
 
 #include <signal.h>
@@ -30,7 +31,7 @@ int64_t NowNs() {
 
 uint64_t HostFunctions::Register(std::function<void(CUresult)> function) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!started_) StartThreadUnlocked();
+  if (!started_) StartThreadLocked();
   const uint64_t number = next_number_++;
   functions_[number] = std::move(function);
   outstanding_.fetch_add(1, std::memory_order_acq_rel);
@@ -39,7 +40,7 @@ uint64_t HostFunctions::Register(std::function<void(CUresult)> function) {
 
 uint64_t HostFunctions::RegisterForGraph(CUhostFn function, void* data) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!started_) StartThreadUnlocked();
+  if (!started_) StartThreadLocked();
   uint64_t& number = numbers_[{function, data}];
   if (number == 0) {
     number = next_number_++;
@@ -59,7 +60,7 @@ bool HostFunctions::FindForGraph(uint64_t number, CUhostFn* function, void** dat
 
 void HostFunctions::RegisterObject(uint64_t handle, CUhostFn destroy, void* data) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!started_) StartThreadUnlocked();
+  if (!started_) StartThreadLocked();
   objects_[handle] = {destroy, data};
 }
 
@@ -88,7 +89,7 @@ uint64_t HostFunctions::RunningMs() const {
   return since == 0 ? 0 : uint64_t((NowNs() - since) / 1000000 + 1);
 }
 
-void HostFunctions::StartThreadUnlocked() {
+void HostFunctions::StartThreadLocked() {
   started_ = true;
   // The application's signals are for its own threads.
   sigset_t all, before;
@@ -143,7 +144,7 @@ void HostFunctions::Loop() {
       destructor.function(destructor.data);
       Session* const session = Session::Get();
       std::unique_lock<std::shared_mutex> lock(session->mutex());
-      session->UserObjectGoneUnlocked(gone.object);
+      session->UserObjectGoneLocked(gone.object);
     }
     if (is_event) {
       const bool runs = bool(function);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host functions: the application's callbacks that the GPU's streams call back into this process.
 //
 // cuLaunchHostFunc and cuStreamAddCallback send a number in place of the function. When the stream reaches it, the
@@ -61,7 +62,7 @@ class HostFunctions {
   }
 
  private:
-  void StartThreadUnlocked();
+  void StartThreadLocked();
   void Loop();
 
   mutable std::mutex mutex_;  // guards what follows

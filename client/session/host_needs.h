@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which host memory a request names that a graph keeps: a replay can make it only when the process is there again.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_HOST_NEEDS_H_
 #define CUDA_REMOTE_CLIENT_SESSION_HOST_NEEDS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages of the client library to a person: one line on stderr, prefixed "cuda-remote: ".
 //
 // The last ones are kept for cuLogs* (log_buffer.h). No allocation, no lock that it waits for, no stdio: write(2) of a line

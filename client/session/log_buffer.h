@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The last messages of this library, for cuLogs*: natively the driver keeps its own, and to the application this
 // library is the driver.
 //

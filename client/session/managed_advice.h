@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the application has advised about managed memory (cuMemAdvise, prefetches). Nothing follows from it; it is kept
 // so that cuMemRangeGetAttribute answers what was set, page by page.
 //

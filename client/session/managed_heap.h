@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which managed allocation lies where: pieces of segments. A segment is what the server maps (kOpManagedMap): whole pages
 // of 2 MiB, for one large allocation, or one such page for small ones of the same device. Pure logic; not thread-safe.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_MANAGED_HEAP_H_

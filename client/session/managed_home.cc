@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/session/managed_home.h"
 
 #include <fcntl.h>
@@ -15,7 +16,7 @@ namespace {
 constexpr uint32_t kFree = 0, kClear = 1, kWaitOnly = 2;
 
 }  // namespace
-bool ManagedHome::OnGpuUnlocked(Session* session) {
+bool ManagedHome::OnGpuLocked(Session* session) {
   if (place_ == Place::kUnknown) {
     const bool may = session->shared_memory() && session->settings().managed_on_gpu && PageFaults::Supported();
     place_ = may ? Place::kGpu : Place::kHost;
@@ -45,7 +46,7 @@ CUresult ManagedHome::UnmapOnServer(Session* session, uint64_t address, uint32_t
   return session->Operate(kOpManagedUnmap, message, nullptr);
 }
 
-CUresult ManagedHome::AddSegmentUnlocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address) {
+CUresult ManagedHome::AddSegmentLocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address) {
   void* const memory = arena_.Allocate(bytes);
   if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
   *address = reinterpret_cast<uint64_t>(memory);
@@ -62,7 +63,7 @@ CUresult ManagedHome::AddSegmentUnlocked(Session* session, uint64_t bytes, int d
   return CUDA_SUCCESS;
 }
 
-CUresult ManagedHome::TakeSegmentUnlocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address) {
+CUresult ManagedHome::TakeSegmentLocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address) {
   for (auto it = kept_.begin(); it != kept_.end() && !small; ++it) {
     if (it->bytes != bytes || it->device != device) continue;
     *address = it->address;
@@ -72,21 +73,21 @@ CUresult ManagedHome::TakeSegmentUnlocked(Session* session, uint64_t bytes, int 
     heap_.Add(*address, bytes, device, false);
     return CUDA_SUCCESS;
   }
-  const CUresult result = AddSegmentUnlocked(session, bytes, device, small, address);
-  if (result != CUDA_ERROR_OUT_OF_MEMORY || !DropKeptUnlocked(session)) return result;
-  return AddSegmentUnlocked(session, bytes, device, small, address);
+  const CUresult result = AddSegmentLocked(session, bytes, device, small, address);
+  if (result != CUDA_ERROR_OUT_OF_MEMORY || !DropKeptLocked(session)) return result;
+  return AddSegmentLocked(session, bytes, device, small, address);
 }
 
 CUresult ManagedHome::Allocate(Session* session, uint64_t bytes, int device, uint64_t* address) {
   if (bytes > HostArena::kMaxBytes) return CUDA_ERROR_OUT_OF_MEMORY;
   const uint64_t rounded = ManagedHeap::RoundUp(bytes);
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!OnGpuUnlocked(session)) return CUDA_ERROR_NOT_SUPPORTED;
-  if (!ManagedHeap::IsSmall(bytes)) return TakeSegmentUnlocked(session, rounded, device, false, address);
+  if (!OnGpuLocked(session)) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!ManagedHeap::IsSmall(bytes)) return TakeSegmentLocked(session, rounded, device, false, address);
   *address = heap_.Take(rounded, device);
   if (*address == 0) {
     uint64_t segment;
-    const CUresult result = TakeSegmentUnlocked(session, ManagedHeap::kSegment, device, true, &segment);
+    const CUresult result = TakeSegmentLocked(session, ManagedHeap::kSegment, device, true, &segment);
     if (result != CUDA_SUCCESS) return result;
     *address = heap_.Take(rounded, device);
   }
@@ -94,7 +95,7 @@ CUresult ManagedHome::Allocate(Session* session, uint64_t bytes, int device, uin
   return CUDA_SUCCESS;
 }
 
-CUresult ManagedHome::RemoveSegmentUnlocked(Session* session, uint64_t address) {
+CUresult ManagedHome::RemoveSegmentLocked(Session* session, uint64_t address) {
   const ManagedHeap::Segment segment = *heap_.At(address);
   heap_.Remove(address);
   CUresult result;
@@ -122,14 +123,14 @@ CUresult ManagedHome::Free(Session* session, uint64_t address, uint64_t bytes) {
       empty_ = unused;
       return result;
     }
-    const CUresult removed = RemoveSegmentUnlocked(session, unused);
+    const CUresult removed = RemoveSegmentLocked(session, unused);
     return result == CUDA_SUCCESS ? removed : result;
   }
   const ManagedHeap::Segment segment = *heap_.At(address);
-  if (place_ != Place::kGpu || segment.bytes > kLongestKept) return RemoveSegmentUnlocked(session, address);
+  if (place_ != Place::kGpu || segment.bytes > kLongestKept) return RemoveSegmentLocked(session, address);
   const CUresult result = UnmapOnServer(session, address, kClear);
   if (result != CUDA_SUCCESS) {
-    RemoveSegmentUnlocked(session, address);
+    RemoveSegmentLocked(session, address);
     return result;
   }
   heap_.Remove(address);
@@ -148,7 +149,7 @@ CUresult ManagedHome::Free(Session* session, uint64_t address, uint64_t bytes) {
   return CUDA_SUCCESS;
 }
 
-bool ManagedHome::DropKeptUnlocked(Session* session) {
+bool ManagedHome::DropKeptLocked(Session* session) {
   const bool any = !kept_.empty() || empty_ != 0;
   for (const Kept& kept : kept_) {
     UnmapOnServer(session, kept.address, kFree);
@@ -156,19 +157,19 @@ bool ManagedHome::DropKeptUnlocked(Session* session) {
   }
   kept_.clear();
   kept_bytes_ = 0;
-  if (empty_ != 0) RemoveSegmentUnlocked(session, empty_);
+  if (empty_ != 0) RemoveSegmentLocked(session, empty_);
   empty_ = 0;
   return any;
 }
 
 bool ManagedHome::DropKept(Session* session) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return DropKeptUnlocked(session);
+  return DropKeptLocked(session);
 }
 
 CUresult ManagedHome::Settle(Session* session) {
   std::lock_guard<std::mutex> lock(mutex_);
-  DropKeptUnlocked(session);
+  DropKeptLocked(session);
   return pages_.Settle(session->lost() == CUDA_SUCCESS ? &session->channel() : nullptr);
 }
 
@@ -178,7 +179,7 @@ CUresult ManagedHome::MoveTo(Session* session) {
   place_ = Place::kUnknown;
   pages_.Enable(true);
   CUresult result = CUDA_SUCCESS;
-  if (OnGpuUnlocked(session)) {
+  if (OnGpuLocked(session)) {
     std::vector<uint64_t> mapped;
     for (const auto& [address, segment] : heap_.segments()) {
       result = MapOnServer(session, address, segment.bytes, segment.device);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Managed memory on the GPU: what is allocated where (managed_heap.h), in which file (host_arena.h), and who has which
 // page (managed_pages.h). docs/memory.md describes it.
 //
@@ -62,13 +63,13 @@ class ManagedHome {
     int device;
   };
 
-  bool OnGpuUnlocked(Session* session);
+  bool OnGpuLocked(Session* session);
   CUresult MapOnServer(Session* session, uint64_t address, uint64_t bytes, int device);
   CUresult UnmapOnServer(Session* session, uint64_t address, uint32_t action);
-  CUresult AddSegmentUnlocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address);
-  CUresult TakeSegmentUnlocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address);
-  CUresult RemoveSegmentUnlocked(Session* session, uint64_t address);
-  bool DropKeptUnlocked(Session* session);
+  CUresult AddSegmentLocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address);
+  CUresult TakeSegmentLocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address);
+  CUresult RemoveSegmentLocked(Session* session, uint64_t address);
+  bool DropKeptLocked(Session* session);
 
   std::mutex mutex_;
   Place place_ = Place::kUnknown;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/session/managed_mirror.h"
 
 #include <sys/mman.h>
@@ -59,10 +60,10 @@ CUresult ManagedMirror::AddOnServer(ClientChannel* channel, uint64_t address, ui
 
 CUresult ManagedMirror::Add(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return AddUnlocked(channel, address, bytes, memory);
+  return AddLocked(channel, address, bytes, memory);
 }
 
-CUresult ManagedMirror::AddUnlocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory) {
+CUresult ManagedMirror::AddLocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory) {
   if (const auto it = ranges_.find(address); it != ranges_.end() && it->second.bytes == bytes) return CUDA_SUCCESS;
   char* const base = MapZeroes(bytes);
   if (!base) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -93,7 +94,7 @@ ChannelStatus ManagedMirror::SendRuns(ClientChannel* channel, std::string* runs)
   return status;
 }
 
-ChannelStatus ManagedMirror::PushUnlocked(ClientChannel* channel) {
+ChannelStatus ManagedMirror::PushLocked(ClientChannel* channel) {
   for (auto& [address, range] : ranges_) {
     uint64_t at = 0;
     // Exact: the GPU may be changing the bytes between at this moment.
@@ -106,10 +107,10 @@ ChannelStatus ManagedMirror::PushUnlocked(ClientChannel* channel) {
 
 ChannelStatus ManagedMirror::Push(ClientChannel* channel) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return PushUnlocked(channel);
+  return PushLocked(channel);
 }
 
-bool ManagedMirror::ApplyUnlocked(std::string_view runs) {
+bool ManagedMirror::ApplyLocked(std::string_view runs) {
   return mirror::ForEachRun(runs, [this](uint64_t address, std::string_view bytes) {
     auto it = ranges_.upper_bound(address);
     if (it == ranges_.begin()) return false;
@@ -140,7 +141,7 @@ ChannelStatus ManagedMirror::Pull(ClientChannel* channel) {
     if (reply.result != CUDA_SUCCESS) return ChannelStatus::kOk;
     wire::OpMirrorRead_Reply answer;
     if (!answer.Decode(reply.message) || reply.payload_bytes > pulled_.size() ||
-        !ApplyUnlocked(std::string_view(pulled_.data(), reply.payload_bytes))) {
+        !ApplyLocked(std::string_view(pulled_.data(), reply.payload_bytes))) {
       return ChannelStatus::kProtocolError;
     }
     if (answer.next != 0 && answer.next <= request.from) return ChannelStatus::kProtocolError;
@@ -153,22 +154,22 @@ CUresult ManagedMirror::MoveTo(ClientChannel* channel, const std::vector<Place>&
   std::lock_guard<std::mutex> lock(mutex_);
   former_.clear();
   former_.swap(ranges_);
-  const CUresult result = MoveToUnlocked(channel, places);
+  const CUresult result = MoveToLocked(channel, places);
   // The other server stays the one to keep in step with: what it knows is what it knew.
-  if (result != CUDA_SUCCESS) MoveBackUnlocked();
+  if (result != CUDA_SUCCESS) MoveBackLocked();
   runs_.clear();
   ranges_count_.store(ranges_.size(), std::memory_order_release);
   return result;
 }
 
-void ManagedMirror::MoveBackUnlocked() {
+void ManagedMirror::MoveBackLocked() {
   ranges_.swap(former_);
   former_.clear();
 }
 
 void ManagedMirror::MoveBack() {
   std::lock_guard<std::mutex> lock(mutex_);
-  MoveBackUnlocked();
+  MoveBackLocked();
   ranges_count_.store(ranges_.size(), std::memory_order_release);
 }
 
@@ -177,9 +178,9 @@ void ManagedMirror::ForgetFormer() {
   former_.clear();
 }
 
-CUresult ManagedMirror::MoveToUnlocked(ClientChannel* channel, const std::vector<Place>& places) {
+CUresult ManagedMirror::MoveToLocked(ClientChannel* channel, const std::vector<Place>& places) {
   for (const Place& place : places) {
-    const CUresult result = AddUnlocked(channel, place.address, place.bytes, place.memory);
+    const CUresult result = AddLocked(channel, place.address, place.bytes, place.memory);
     if (result != CUDA_SUCCESS) return result;
     if (place.fresh) continue;
     // All bytes, whether they are zero or not.
@@ -193,7 +194,7 @@ CUresult ManagedMirror::MoveToUnlocked(ClientChannel* channel, const std::vector
       if (SendRuns(channel, &runs_) != ChannelStatus::kOk) return CUDA_ERROR_DEVICE_UNAVAILABLE;
     }
   }
-  return PushUnlocked(channel) == ChannelStatus::kOk ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
+  return PushLocked(channel) == ChannelStatus::kOk ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
 }  // namespace cuda_remote::client

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that host and kernels use and that the server does not share with this process, kept in step with it.
 //
 // What is kept so: managed memory over a relay, and `__managed__` variables, which the driver places in the server's
@@ -80,13 +81,13 @@ class ManagedMirror {
   };
 
   static CUresult AddOnServer(ClientChannel* channel, uint64_t address, uint64_t bytes);
-  ChannelStatus PushUnlocked(ClientChannel* channel);
+  ChannelStatus PushLocked(ClientChannel* channel);
   ChannelStatus SendRuns(ClientChannel* channel, std::string* runs);
-  void MoveBackUnlocked();
-  CUresult MoveToUnlocked(ClientChannel* channel, const std::vector<Place>& places);
-  CUresult AddUnlocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory);
+  void MoveBackLocked();
+  CUresult MoveToLocked(ClientChannel* channel, const std::vector<Place>& places);
+  CUresult AddLocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory);
   // Takes what the server sent. False for what no server sends.
-  bool ApplyUnlocked(std::string_view runs);
+  bool ApplyLocked(std::string_view runs);
 
   std::mutex mutex_;
   std::map<uint64_t, Range> ranges_;  // by the server's address

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/session/managed_pages.h"
 
 #include <fcntl.h>
@@ -67,14 +68,14 @@ void ManagedPages::ForEachRun(const std::vector<uint64_t>& bits, uint64_t from, 
   if (begin != to) use(begin, to);
 }
 
-ManagedPages::Segments::iterator ManagedPages::FindUnlocked(uint64_t address) {
+ManagedPages::Segments::iterator ManagedPages::FindLocked(uint64_t address) {
   auto it = segments_.upper_bound(address);
   if (it == segments_.begin()) return segments_.end();
   --it;
   return address - it->first < it->second.bytes ? it : segments_.end();
 }
 
-void ManagedPages::TouchUnlocked(Segment* segment, bool touched) {
+void ManagedPages::TouchLocked(Segment* segment, bool touched) {
   if (segment->touched == touched) return;
   segment->touched = touched;
   touched_count_.fetch_add(touched ? 1 : size_t(-1), std::memory_order_acq_rel);
@@ -98,14 +99,14 @@ void ManagedPages::Remove(uint64_t address) {
     faults_.Unregister(address, it->second.bytes);
     madvise(reinterpret_cast<void*>(address), it->second.bytes, MADV_DOFORK);
   }
-  TouchUnlocked(&it->second, false);
+  TouchLocked(&it->second, false);
   segments_.erase(it);
   active_.store(!segments_.empty(), std::memory_order_release);
 }
 
 void ManagedPages::Clear(uint64_t address, uint64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto it = FindUnlocked(address);
+  const auto it = FindLocked(address);
   if (it == segments_.end()) return;
   Segment& segment = it->second;
   // Through the file: the server may have its pages registered with the driver, so they stay. Those that the file does
@@ -129,12 +130,12 @@ void ManagedPages::Clear(uint64_t address, uint64_t bytes) {
   Set(&segment.dirty, first, last, true);
   segment.first = segment.touched ? std::min(segment.first, first) : first;
   segment.last = segment.touched ? std::max(segment.last, last) : last;
-  TouchUnlocked(&segment, true);
+  TouchLocked(&segment, true);
 }
 
 void ManagedPages::Attach(uint64_t address, uint64_t bytes, uint64_t stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto it = FindUnlocked(address);
+  const auto it = FindLocked(address);
   if (it == segments_.end()) return;
   const uint64_t first = (address - it->first) / kPage;
   if (stream == kGlobal) {
@@ -144,7 +145,7 @@ void ManagedPages::Attach(uint64_t address, uint64_t bytes, uint64_t stream) {
   }
 }
 
-bool ManagedPages::StartUnlocked() {
+bool ManagedPages::StartLocked() {
   if (faults_.open()) return true;
   if (!faults_.Open()) return false;
   // The application's signals are for its own threads.
@@ -162,11 +163,11 @@ bool ManagedPages::StartUnlocked() {
   return started;
 }
 
-bool ManagedPages::WatchUnlocked(uint64_t start, Segment* segment) {
+bool ManagedPages::WatchLocked(uint64_t start, Segment* segment) {
   const uint64_t words = (segment->bytes / kPage + 63) / 64;
   segment->host.assign(words, 0);
   segment->dirty.assign(words, 0);
-  if (!StartUnlocked() || !faults_.Register(start, segment->bytes)) return false;
+  if (!StartLocked() || !faults_.Register(start, segment->bytes)) return false;
   // As natively, a child made by fork does not have it.
   madvise(reinterpret_cast<void*>(start), segment->bytes, MADV_DONTFORK);
   segment->watched = true;
@@ -191,11 +192,11 @@ CUresult ManagedPages::SendRuns(ClientChannel* channel) {
   return CUDA_SUCCESS;
 }
 
-CUresult ManagedPages::HandOverUnlocked(ClientChannel* channel, uint64_t start, Segment* segment) {
+CUresult ManagedPages::HandOverLocked(ClientChannel* channel, uint64_t start, Segment* segment) {
   if (!segment->touched) return CUDA_SUCCESS;
   hand_overs_.fetch_add(1, std::memory_order_acq_rel);
   if (!segment->watched) {
-    if (!WatchUnlocked(start, segment)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!WatchLocked(start, segment)) return CUDA_ERROR_OUT_OF_MEMORY;
     // From here on whoever touches it waits for this lock, and the file is what counts.
     PageFaults::Unmap(start, segment->bytes);
     const uint64_t begin = start - base_, end = begin + segment->bytes;
@@ -224,7 +225,7 @@ CUresult ManagedPages::HandOverUnlocked(ClientChannel* channel, uint64_t start, 
   segment->first = segment->last = 0;
   const CUresult result = SendRuns(channel);
   // Only now: a thread that finds nothing to hand over may send its work at once.
-  TouchUnlocked(segment, false);
+  TouchLocked(segment, false);
   return result;
 }
 
@@ -233,7 +234,7 @@ CUresult ManagedPages::HandOver(ClientChannel* channel) {
   std::lock_guard<std::mutex> lock(mutex_);
   channel_ = channel;
   for (auto& [start, segment] : segments_) {
-    const CUresult result = HandOverUnlocked(channel, start, &segment);
+    const CUresult result = HandOverLocked(channel, start, &segment);
     if (result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;
@@ -244,9 +245,9 @@ CUresult ManagedPages::HandOver(ClientChannel* channel, const std::vector<uint64
   std::lock_guard<std::mutex> lock(mutex_);
   channel_ = channel;
   for (const uint64_t address : addresses) {
-    const auto it = FindUnlocked(address);
+    const auto it = FindLocked(address);
     if (it == segments_.end()) continue;
-    const CUresult result = HandOverUnlocked(channel, it->first, &it->second);
+    const CUresult result = HandOverLocked(channel, it->first, &it->second);
     if (result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;
@@ -271,7 +272,7 @@ CUresult ManagedPages::Fetch(ClientChannel* channel, uint64_t address, uint64_t 
   return CUresult(reply.result);
 }
 
-void ManagedPages::FetchForUnlocked(uint64_t start, Segment* segment, uint64_t page, bool is_write) {
+void ManagedPages::FetchForLocked(uint64_t start, Segment* segment, uint64_t page, bool is_write) {
   uint32_t wait = kForAll;
   uint64_t stream = 0;
   // What may be fetched with it: memory that other work may be writing just now must stay where it is.
@@ -332,7 +333,7 @@ void ManagedPages::FetchForUnlocked(uint64_t start, Segment* segment, uint64_t p
   segment->last = segment->touched ? std::max(segment->last, last) : last;
   segment->next_read = last;
   segment->reads = count;
-  TouchUnlocked(segment, true);
+  TouchLocked(segment, true);
   bool mapped;
   if (all_writable) {
     mapped = faults_.Map(address, bytes, false);
@@ -345,11 +346,11 @@ void ManagedPages::FetchForUnlocked(uint64_t start, Segment* segment, uint64_t p
   } else {
     mapped = faults_.Map(address, bytes, true);
   }
-  if (!mapped) LoseUnlocked();
+  if (!mapped) LoseLocked();
 }
 
-void ManagedPages::ResolveUnlocked(const PageFaults::Fault& fault) {
-  const auto it = FindUnlocked(fault.page);
+void ManagedPages::ResolveLocked(const PageFaults::Fault& fault) {
+  const auto it = FindLocked(fault.page);
   if (it == segments_.end() || !it->second.watched) {
     faults_.Wake(fault.page, kPage);
     return;
@@ -358,7 +359,7 @@ void ManagedPages::ResolveUnlocked(const PageFaults::Fault& fault) {
   Segment& segment = it->second;
   const uint64_t page = (fault.page - start) / kPage;
   if (!Get(segment.host, page)) {
-    FetchForUnlocked(start, &segment, page, fault.is_write);
+    FetchForLocked(start, &segment, page, fault.is_write);
     return;
   }
   if (fault.protect) {
@@ -375,16 +376,16 @@ void ManagedPages::ResolveUnlocked(const PageFaults::Fault& fault) {
   // access has brought it meanwhile.
   if (faults_.Map(fault.page, kPage, !Get(segment.dirty, page))) return;
   fallocate(file_, FALLOC_FL_KEEP_SIZE, off_t(fault.page - base_), off_t(kPage));
-  if (!faults_.Map(fault.page, kPage, !Get(segment.dirty, page))) LoseUnlocked();
+  if (!faults_.Map(fault.page, kPage, !Get(segment.dirty, page))) LoseLocked();
 }
 
-void ManagedPages::LoseUnlocked() {
+void ManagedPages::LoseLocked() {
   LogLine("managed memory cannot be watched any more; what the GPU has written to it is lost");
   for (auto& [start, segment] : segments_) {
     if (!segment.watched) continue;
     faults_.Unregister(start, segment.bytes);
     segment.watched = false;
-    TouchUnlocked(&segment, true);
+    TouchLocked(&segment, true);
   }
 }
 
@@ -395,7 +396,7 @@ void ManagedPages::Serve() {
     std::lock_guard<std::shared_mutex> sending(sending_);
     std::lock_guard<std::mutex> lock(mutex_);
     if (hand_overs_.load(std::memory_order_acquire) == before) {
-      ResolveUnlocked(fault);
+      ResolveLocked(fault);
     } else {
       // Who waited may have gone on with a page that came with a neighbour's, and has lost it since. If not, it will
       // come again.
@@ -428,7 +429,7 @@ CUresult ManagedPages::Settle(ClientChannel* channel) {
     segment.watched = false;
     segment.host.clear();
     segment.dirty.clear();
-    TouchUnlocked(&segment, true);
+    TouchLocked(&segment, true);
   }
   if (!faults_.open()) return CUDA_SUCCESS;
   faults_.Interrupt();

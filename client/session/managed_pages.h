@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Managed memory whose home is the GPU: which side has the newest bytes of which page.
 //
 // Segments of a memory file are mapped in this process; the server has device memory at the same addresses, and maps
@@ -112,22 +113,22 @@ class ManagedPages {
   static bool Get(const std::vector<uint64_t>& bits, uint64_t page) { return bits[page / 64] >> (page % 64) & 1; }
   static void Set(std::vector<uint64_t>* bits, uint64_t first, uint64_t last, bool value);
 
-  Segments::iterator FindUnlocked(uint64_t address);
-  bool WatchUnlocked(uint64_t start, Segment* segment);
-  void TouchUnlocked(Segment* segment, bool touched);
-  CUresult HandOverUnlocked(ClientChannel* channel, uint64_t start, Segment* segment);
+  Segments::iterator FindLocked(uint64_t address);
+  bool WatchLocked(uint64_t start, Segment* segment);
+  void TouchLocked(Segment* segment, bool touched);
+  CUresult HandOverLocked(ClientChannel* channel, uint64_t start, Segment* segment);
   // Notes that [first, last), in pages, is to be flushed.
   void AddRun(uint64_t start, uint64_t first, uint64_t last);
   CUresult SendRuns(ClientChannel* channel);
   // Calls use(first, last) for each run of pages of `bits` in [from, to) that have `value`.
   template <typename Use>
   static void ForEachRun(const std::vector<uint64_t>& bits, uint64_t from, uint64_t to, bool value, const Use& use);
-  bool StartUnlocked();
+  bool StartLocked();
   void Serve();
-  void ResolveUnlocked(const PageFaults::Fault& fault);
-  void FetchForUnlocked(uint64_t start, Segment* segment, uint64_t page, bool is_write);
+  void ResolveLocked(const PageFaults::Fault& fault);
+  void FetchForLocked(uint64_t start, Segment* segment, uint64_t page, bool is_write);
   CUresult Fetch(ClientChannel* channel, uint64_t address, uint64_t bytes, uint32_t wait, uint64_t stream, bool* busy);
-  void LoseUnlocked();
+  void LoseLocked();
 
   std::shared_mutex sending_;  // before mutex_
   std::mutex mutex_;

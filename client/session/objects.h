@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the client library remembers of the objects behind virtual handles.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_OBJECTS_H_
 #define CUDA_REMOTE_CLIENT_SESSION_OBJECTS_H_
@@ -53,7 +54,7 @@ struct Object {
   unsigned flags = 0;
   bool primary = false;
 
-  // Changed by Session::SetActiveUnlocked only. False: the application may not use the handle now, but it stays taken.
+  // Changed by Session::SetActiveLocked only. False: the application may not use the handle now, but it stays taken.
   // A primary context that nobody retains (its handle is the same for ever, as natively), or a destroyed graph with
   // live executables.
   bool active = true;

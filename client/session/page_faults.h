@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernel's userfaultfd for mappings of a memory file: accesses of this process to pages that are not mapped, and
 // writes to protected ones, wait until this process's own thread has dealt with them. That holds for system calls too,
 // which with memory protection (mprotect) and a signal handler would fail with EFAULT.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the application has taken from which memory pool, and which pool is a device's current one.
 //
 // The memory of pools comes from the server's arena and not from the driver's pools, so their figures are kept here:

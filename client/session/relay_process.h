@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Starts a cr-relay for a program that was not started by cr-run but names a remote server.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_RELAY_PROCESS_H_
 #define CUDA_REMOTE_CLIENT_SESSION_RELAY_PROCESS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/session/session.h"
 
 #include <pthread.h>
@@ -329,7 +330,7 @@ uint64_t Session::SomeContextOn(int device) {
   return found;
 }
 
-uint64_t Session::PrimaryContextUnlocked(int device) {
+uint64_t Session::PrimaryContextLocked(int device) {
   uint64_t& handle = primary_contexts_[device];
   if (handle == 0) {
     handle = handles_.New(Kind::kContext, 0);
@@ -337,12 +338,12 @@ uint64_t Session::PrimaryContextUnlocked(int device) {
     Object* const object = handles_.Find(Kind::kContext, handle);
     object->device = device;
     object->primary = true;
-    SetActiveUnlocked(handle, object, false);
+    SetActiveLocked(handle, object, false);
   }
   return handle;
 }
 
-Object* Session::LivePrimaryContextUnlocked(int device) {
+Object* Session::LivePrimaryContextLocked(int device) {
   const auto known = primary_contexts_.find(device);
   if (known == primary_contexts_.end()) return nullptr;
   Object* const object = handles_.Find(Kind::kContext, known->second);
@@ -358,7 +359,7 @@ void Session::AppendSettings(uint64_t function, std::string* out) {
   if (object && object->settings) out->append(object->settings->text);
 }
 
-void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
+void Session::ForgetLocked(const replay::ObjectKey& dead) {
   if (AnswersName(dead.kind)) answers_.Forget();
   switch (dead.kind) {
     case Kind::kDeviceMemory:
@@ -367,7 +368,7 @@ void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
       [[fallthrough]];
     case Kind::kVariable:
       managed_mirror_.Remove(dead.id);
-      EraseDeviceRangeUnlocked(dead.id);
+      EraseDeviceRangeLocked(dead.id);
       break;
     case Kind::kMemoryPool:
       pools_.Destroyed(dead.id);
@@ -397,12 +398,12 @@ void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
     case Kind::kCapture:
       handles_.Drop(dead.id);
       node_settings_.erase(dead.id);
-      ReleaseRetainedUnlocked(dead.id);
+      ReleaseRetainedLocked(dead.id);
       break;
     case Kind::kContext:
       if (Object* const object = handles_.Find(dead.kind, dead.id); object && object->primary) {
         handles_.DropChildren(dead.id);
-        SetActiveUnlocked(dead.id, object, false);
+        SetActiveLocked(dead.id, object, false);
         break;
       }
       [[fallthrough]];
@@ -411,12 +412,12 @@ void Session::ForgetUnlocked(const replay::ObjectKey& dead) {
   }
 }
 
-void Session::UserObjectGoneUnlocked(uint64_t user_object) {
+void Session::UserObjectGoneLocked(uint64_t user_object) {
   if (const auto found = user_object_settings_.find(user_object); found != user_object_settings_.end()) {
     for (const GraphSetting& one : found->second) log_.ForgetSetting(one.graph, one.call, one.key);
     user_object_settings_.erase(found);
   }
-  DropUnlocked({Kind::kUserObject, user_object});
+  DropLocked({Kind::kUserObject, user_object});
 }
 
 void Session::NameExec(uint64_t driver_handle, uint64_t exec) {
@@ -430,14 +431,14 @@ uint64_t Session::ExecOfDriver(uint64_t driver_handle) {
   return found != launchable_execs_.end() ? found->second : driver_handle;
 }
 
-void Session::RetainUnlocked(uint64_t user, uint64_t slot, uint64_t used) {
+void Session::RetainLocked(uint64_t user, uint64_t slot, uint64_t used) {
   uses_[used].users.push_back({user, log_.last_order()});
   for (Retained& one : retained_[user]) {
     if (one.slot != slot) continue;
     const uint64_t before = one.used;
     one.used = used;
     RemoveUser(&uses_[before], user);
-    ReleaseUnlocked(before);
+    ReleaseLocked(before);
     return;
   }
   retained_[user].push_back({slot, used});
@@ -450,7 +451,7 @@ void Session::RemoveUser(Use* use, uint64_t user) {
   if (mine != use->users.end()) use->users.erase(mine);
 }
 
-void Session::ModifyNodeUnlocked(replay::ObjectKey node, uint64_t key, const FrameHeader& header,
+void Session::ModifyNodeLocked(replay::ObjectKey node, uint64_t key, const FrameHeader& header,
                                  const std::string& message, const std::vector<replay::ObjectKey>& needs) {
   std::vector<uint64_t> taken;  // when the node's graphs were copied into something that is alive
   for (uint64_t at = node.id; at != 0;) {
@@ -480,35 +481,35 @@ void Session::ModifyNodeUnlocked(replay::ObjectKey node, uint64_t key, const Fra
   settings = std::move(kept);
 }
 
-void Session::ReleaseUnlocked(uint64_t used) {
+void Session::ReleaseLocked(uint64_t used) {
   const auto use = uses_.find(used);
   if (use == uses_.end() || !use->second.users.empty()) return;
   const bool destroyed = use->second.destroyed;
   uses_.erase(use);
-  if (destroyed) DropUnlocked({KindOf(used), used});
+  if (destroyed) DropLocked({KindOf(used), used});
 }
 
-void Session::ReleaseRetainedUnlocked(uint64_t user) {
+void Session::ReleaseRetainedLocked(uint64_t user) {
   const auto it = retained_.find(user);
   if (it == retained_.end()) return;
   const std::vector<Retained> all = std::move(it->second);
   retained_.erase(it);
   for (const Retained& one : all) {
     RemoveUser(&uses_[one.used], user);
-    ReleaseUnlocked(one.used);
+    ReleaseLocked(one.used);
   }
 }
 
-bool Session::MarkDestroyedUnlocked(replay::ObjectKey object) {
+bool Session::MarkDestroyedLocked(replay::ObjectKey object) {
   if (!IsOfGraphs(object.kind)) return false;
   const auto use = uses_.find(object.id);
   if (use == uses_.end() || use->second.users.empty() || !log_.Find(object)) return false;
   use->second.destroyed = true;
-  if (Object* const found = handles_.Find(object.kind, object.id)) SetActiveUnlocked(object.id, found, false);
+  if (Object* const found = handles_.Find(object.kind, object.id)) SetActiveLocked(object.id, found, false);
   return true;
 }
 
-bool Session::IsUnderUnlocked(uint64_t handle, uint64_t ancestor) const {
+bool Session::IsUnderLocked(uint64_t handle, uint64_t ancestor) const {
   while (handle != 0 && handle != ancestor) {
     const Object* const object = handles_.Find(KindOf(handle), handle);
     handle = object ? object->parent : 0;
@@ -516,11 +517,11 @@ bool Session::IsUnderUnlocked(uint64_t handle, uint64_t ancestor) const {
   return handle != 0;
 }
 
-void Session::BuryUnlocked(replay::ObjectKey root, std::vector<replay::ObjectKey> dead) {
+void Session::BuryLocked(replay::ObjectKey root, std::vector<replay::ObjectKey> dead) {
   bool graphs = false;
   for (const replay::ObjectKey& one : dead) graphs = graphs || IsOfGraphs(one.kind);
   if (!graphs) {
-    for (const replay::ObjectKey& one : dead) ForgetUnlocked(one);
+    for (const replay::ObjectKey& one : dead) ForgetLocked(one);
     return;
   }
   const auto more = [&](replay::ObjectKey key) {
@@ -529,7 +530,7 @@ void Session::BuryUnlocked(replay::ObjectKey root, std::vector<replay::ObjectKey
   std::vector<replay::ObjectKey> to_forget;
   for (size_t i = 0; i < dead.size(); ++i) {  // it grows
     const replay::ObjectKey one = dead[i];
-    if (!IsOfGraphs(one.kind) || IsUnderUnlocked(one.id, root.id)) {
+    if (!IsOfGraphs(one.kind) || IsUnderLocked(one.id, root.id)) {
       to_forget.push_back(one);
       continue;
     }
@@ -540,13 +541,13 @@ void Session::BuryUnlocked(replay::ObjectKey root, std::vector<replay::ObjectKey
       for (const User& user : std::vector<User>(use->second.users)) more({KindOf(user.handle), user.handle});
     }
   }
-  for (const replay::ObjectKey& one : to_forget) ForgetUnlocked(one);
+  for (const replay::ObjectKey& one : to_forget) ForgetLocked(one);
 }
 
-void Session::DropUnlocked(replay::ObjectKey key) {
-  BuryUnlocked(key, log_.Destroy(key));
+void Session::DropLocked(replay::ObjectKey key) {
+  BuryLocked(key, log_.Destroy(key));
   // An object that needs no record has no entry in the log, but it has a handle.
-  ForgetUnlocked(key);
+  ForgetLocked(key);
 }
 
 void Session::GiveBack(const std::vector<FreedMemory::Block>& blocks) {
@@ -555,7 +556,7 @@ void Session::GiveBack(const std::vector<FreedMemory::Block>& blocks) {
     request.address = block.address;
     {
       std::unique_lock<std::shared_mutex> lock(mutex_);
-      DropUnlocked({Kind::kDeviceMemory, block.address});
+      DropLocked({Kind::kDeviceMemory, block.address});
       // Without the stream, the server waits until the GPU is idle.
       request.stream_ordered = KindOf(block.stream) != Kind::kStream || handles_.Find(Kind::kStream, block.stream);
     }
@@ -580,7 +581,7 @@ void Session::FreeGraphMemory(const driverabi::GraphMemory::Addresses& gone) {
     {
       std::unique_lock<std::shared_mutex> lock(mutex_);
       if (const auto* const range = device_ranges_.At(address)) header.context_or_result = SlotOf(range->value.context);
-      DropUnlocked({Kind::kDeviceMemory, address});
+      DropLocked({Kind::kDeviceMemory, address});
     }
     std::string message;
     request.Encode(&message);
@@ -605,7 +606,7 @@ void Session::GraphDestroyed(replay::ObjectKey object) {
   FreeGraphMemory(gone);
 }
 
-void Session::EraseDeviceRangeUnlocked(uint64_t address) {
+void Session::EraseDeviceRangeLocked(uint64_t address) {
   const auto* const range = device_ranges_.At(address);
   if (!range) return;
   const DeviceRange::Source source = range->value.source;
@@ -630,9 +631,9 @@ bool Session::GiveBackFreed() {
   return managed || !blocks.empty();
 }
 
-void Session::DropDependentsUnlocked(replay::ObjectKey key) {
+void Session::DropDependentsLocked(replay::ObjectKey key) {
   answers_.Forget();  // what was set of it is forgotten, too
-  BuryUnlocked(key, log_.DestroyDependents(key));
+  BuryLocked(key, log_.DestroyDependents(key));
   handles_.DropChildren(key.id);
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The application's session with a GPU server: the one object behind all driver calls of the process.
 //
 // It owns the channel, the handle table, the address maps, the replay log and the admission gate, and it is what the
@@ -142,13 +143,13 @@ class Session final : public agent::AgentHost, public trace::Server {
   driverabi::GraphMemory& graph_memory() { return graph_memory_; }
   std::unordered_map<uint64_t, DisguisedNode>& disguised_nodes() { return disguised_nodes_; }
   // Memory of a pool comes into the application's hands, and leaves them: device_ranges() and the pool's figures.
-  void InsertPoolMemoryUnlocked(uint64_t address, uint64_t bytes, const DeviceRange& range) {
+  void InsertPoolMemoryLocked(uint64_t address, uint64_t bytes, const DeviceRange& range) {
     device_ranges_.Insert(address, bytes, range);
     pools_.Allocated({range.device, range.pool}, bytes);
   }
-  void EraseDeviceRangeUnlocked(uint64_t address);
+  void EraseDeviceRangeLocked(uint64_t address);
   // Whether the application may use the object's handle (Object::active).
-  void SetActiveUnlocked(uint64_t handle, Object* object, bool active) {
+  void SetActiveLocked(uint64_t handle, Object* object, bool active) {
     object->active = active;
     handles_.SetUsable(handle, active);
   }
@@ -158,33 +159,33 @@ class Session final : public agent::AgentHost, public trace::Server {
   // A live context of the device, for questions that any of them can answer; 0: there is none. Takes the lock.
   uint64_t SomeContextOn(int device);
   // The device's primary context, which has a handle from the first question on, retained or not. 0: no handle is left.
-  uint64_t PrimaryContextUnlocked(int device);
+  uint64_t PrimaryContextLocked(int device);
   // The same context if it is there: retained, and not reset since. Null: it is not; no handle is made for it.
-  Object* LivePrimaryContextUnlocked(int device);
+  Object* LivePrimaryContextLocked(int device);
   // Changes with what is known of any function or kernel (Object::info), under mutex().
   uint64_t function_epoch() const { return function_epoch_.load(std::memory_order_acquire); }
-  void FunctionsChangedUnlocked() { function_epoch_.fetch_add(1, std::memory_order_acq_rel); }
+  void FunctionsChangedLocked() { function_epoch_.fetch_add(1, std::memory_order_acq_rel); }
   int& primary_retains(int device) { return primary_retains_[device]; }
   unsigned& primary_flags(int device) { return primary_flags_[device]; }
   // Notes that `user` (an executable, a graph or a node) has in it what `used` (a graph or an executable) was at this
   // moment. The application may destroy `used` and go on with `user`; the log, and the handle of `used`, then stay for
   // as long as it takes to make `user` again. Replaces what `user` had in `slot`.
-  void RetainUnlocked(uint64_t user, uint64_t slot, uint64_t used);
+  void RetainLocked(uint64_t user, uint64_t slot, uint64_t used);
   // Records a setting of a graph's node. An earlier one with the same call and key goes, unless something was made from
   // the graph between the two that is still alive: that has the earlier one in it.
-  void ModifyNodeUnlocked(replay::ObjectKey node, uint64_t key, const FrameHeader& header, const std::string& message,
+  void ModifyNodeLocked(replay::ObjectKey node, uint64_t key, const FrameHeader& header, const std::string& message,
                           const std::vector<replay::ObjectKey>& needs);
   // The slot of what a setting made with this call and key put into an object.
   static uint64_t SlotOfSetting(uint32_t call, uint64_t key) { return uint64_t(call) << 32 ^ key ^ uint64_t(1) << 63; }
   // The application destroyed `object`. True if something was made from it: it stays in the log, and its handle stays
   // taken.
-  bool MarkDestroyedUnlocked(replay::ObjectKey object);
+  bool MarkDestroyedLocked(replay::ObjectKey object);
   // Drops all that depends on `key`, but not `key` itself.
-  void DropDependentsUnlocked(replay::ObjectKey key);
+  void DropDependentsLocked(replay::ObjectKey key);
   // Drops `key` from tables and log with all that depends on it. Of a graph that had something of it in it only the
   // record goes, and those of what was made from it: they cannot be made again, but the application has still to
   // destroy them.
-  void DropUnlocked(replay::ObjectKey key);
+  void DropLocked(replay::ObjectKey key);
   uint64_t NextId() { return next_id_++; }
   // Tells the server, in the order of their streams, of frees that it has not heard of: of these blocks, or of all that
   // are kept. Not under mutex().
@@ -225,7 +226,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   // Whether records of an event may be sent quietly: it takes no time down and is of this process alone. Any thread.
   bool RecordsQuietly(uint64_t event) const { return quiet_events_.Contains(event); }
   // Says so of a new event, under mutex().
-  void NoteEventUnlocked(uint64_t event, bool quiet) {
+  void NoteEventLocked(uint64_t event, bool quiet) {
     if (!quiet_events_.Reserve(SlotOf(event))) return;
     if (quiet) {
       quiet_events_.Set(event);
@@ -256,10 +257,10 @@ class Session final : public agent::AgentHost, public trace::Server {
   uint64_t ExecOfDriver(uint64_t driver_handle);
   // A setting of a graph that names a user object. The graph's record can outlive the object, if something was made from
   // the graph and is another thing now; a replay leaves out what names an object that is gone.
-  void NoteUserObjectUnlocked(uint64_t user_object, replay::ObjectKey graph, uint32_t call, uint64_t key) {
+  void NoteUserObjectLocked(uint64_t user_object, replay::ObjectKey graph, uint32_t call, uint64_t key) {
     user_object_settings_[user_object].push_back({graph, call, key});
   }
-  void UserObjectGoneUnlocked(uint64_t user_object);
+  void UserObjectGoneLocked(uint64_t user_object);
 
   bool uses_graph_memory() const { return uses_graph_memory_.load(std::memory_order_relaxed); }
   void set_uses_graph_memory() { uses_graph_memory_.store(true, std::memory_order_relaxed); }
@@ -343,14 +344,14 @@ class Session final : public agent::AgentHost, public trace::Server {
   Session() = default;
   CUresult Open();
   // Releases what `user` retained; drops what only it still needed.
-  void ReleaseRetainedUnlocked(uint64_t user);
-  void ReleaseUnlocked(uint64_t used);
-  // Takes the dead out of the tables; see DropUnlocked. `root` is what the application destroyed.
-  void BuryUnlocked(replay::ObjectKey root, std::vector<replay::ObjectKey> dead);
+  void ReleaseRetainedLocked(uint64_t user);
+  void ReleaseLocked(uint64_t used);
+  // Takes the dead out of the tables; see DropLocked. `root` is what the application destroyed.
+  void BuryLocked(replay::ObjectKey root, std::vector<replay::ObjectKey> dead);
   // Whether `handle` is `ancestor` or dies with it.
-  bool IsUnderUnlocked(uint64_t handle, uint64_t ancestor) const;
+  bool IsUnderLocked(uint64_t handle, uint64_t ancestor) const;
   // Takes a dead object out of the tables.
-  void ForgetUnlocked(const replay::ObjectKey& dead);
+  void ForgetLocked(const replay::ObjectKey& dead);
   CUresult FetchDevices();
   // Opens the session's channel. `visible_devices`: Hello's.
   CUresult OpenChannel(const std::string& path, const std::string& visible_devices);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the environment tells the client library. Read once, at the first driver call that needs a session.
 //
 // docs/settings.md lists the same variables for users.

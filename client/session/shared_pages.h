@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The application's own pages, shared with a GPU server on the same machine.
 //
 // cuMemHostRegister gives kernels access to memory that the application already has. For host and kernels to see each

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies between ordinary memory of the application and the GPU inside a graph, captured or built node by node.
 //
 // Natively such a copy reads or writes the application's memory whenever the graph runs. Here it goes through pinned memory

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Buffers that the server shares, and threads, for large copies of pageable memory.
 //
 // The application's own pages cannot be shared with the server, so their bytes are copied once more than natively -

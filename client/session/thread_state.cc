@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/session/thread_state.h"
 
 #include <pthread.h>

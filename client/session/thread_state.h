@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the driver keeps for each thread: the context stack, and the hidden stream behind the per-thread default stream.
 //
 // A ThreadState belongs to one thread and needs no lock. It outlives the thread's C++ thread_local objects on purpose:

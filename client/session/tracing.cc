@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The session's part in tracing: what the agent's requests do, and the worker's side of a timeline.
 
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bounds the memory that the server needs for copies from pageable memory.
 //
 // Natively such a copy may wait for its stream. Here its bytes go to the server at once, which keeps them until the GPU has

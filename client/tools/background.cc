@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/tools/background.h"
 
 #include <errno.h>

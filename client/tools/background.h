@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Does a tool's work in a process of its own that nobody kills by accident.
 //
 // A tool that holds a job's channel, or has just released the job for a snapshot, must not disappear in the middle: the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cr-checkpoint: saves a running job. See --help.
 
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cr-migrate: moves a running job's GPU side to another server. See --help.
 
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cr-ps: what a cr-server is doing, and this user's jobs here. See --help.
 
 #include <stdio.h>

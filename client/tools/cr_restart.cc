@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cr-restart: brings a saved job back. See --help.
 
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cr-run: runs a program with its GPU on a cr-server. See --help.
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cr-trace: records a running job's CUDA calls for some seconds. See --help.
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What cr-run and cr-restart share: a job in the foreground, from its start to its exit code.
 #ifndef CUDA_REMOTE_CLIENT_TOOLS_FOREGROUND_H_
 #define CUDA_REMOTE_CLIENT_TOOLS_FOREGROUND_H_

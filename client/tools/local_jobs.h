@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The jobs of this user on this machine, beside the sessions that a server lists: which job a session is of, and what
 // only this machine knows.
 #ifndef CUDA_REMOTE_CLIENT_TOOLS_LOCAL_JOBS_H_

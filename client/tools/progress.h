@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shows how far a long step is: on a terminal a bar with rate and time left, else now and then a line. To stderr. Not
 // thread-safe.
 #ifndef CUDA_REMOTE_CLIENT_TOOLS_PROGRESS_H_

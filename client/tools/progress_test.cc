@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a person sees, on a terminal and in a file.
 #include "client/tools/progress.h"
 

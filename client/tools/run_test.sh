@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # cr-run as a shell sees it: exit codes, streams, signals, what it leaves behind. The server is never spoken to.
 set -uo pipefail
 run=$1

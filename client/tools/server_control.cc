@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/tools/server_control.h"
 
 #include <sys/stat.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a cr-server says about its sessions, and ending one: for cr-ps.
 //
 // A server on this machine is asked over its session socket, where the kernel says who asks; one on another machine

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How long each step of a tool took, for --times.
 #ifndef CUDA_REMOTE_CLIENT_TOOLS_STEPS_H_
 #define CUDA_REMOTE_CLIENT_TOOLS_STEPS_H_

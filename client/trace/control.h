@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Turning recordings on and off, and their files: by the environment (README.md), and by the job's agent.
 //
 // With CUDA_REMOTE_TRACE or CUDA_REMOTE_TIMELINE the first traced call starts a thread, which writes the table of calls

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What has been recorded so far, between the calls that record (trace.h) and the files (control.h).
 //
 // Thread-safe unless said otherwise. Part of the client library: libc and libstdc++ only.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of all calls: what is in it, and how it is written.
 //
 // No state; nothing throws beyond std::bad_alloc. Part of the client library: libc and libstdc++ only.

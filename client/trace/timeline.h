@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The single calls of a slice of time, and how they are written: the JSON trace format of Chrome, which ui.perfetto.dev
 // and chrome://tracing open.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tracing of driver calls: what every exported entry point asks before it does anything (On), and what it tells if
 // somebody wants to know (Span).
 //

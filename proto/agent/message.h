@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages between the agent and a tool: one SOCK_SEQPACKET packet each, a fixed head, fields, and descriptors.
 //
 // What a peer sends is checked, though both are of the same user: an old tool must get an error, not a crash.

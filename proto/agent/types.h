@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the checkpoint agent and the tools speak about.
 //
 // This header is part of the client library: libc and libstdc++ only.

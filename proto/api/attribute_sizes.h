@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes that depend on arguments: of untyped values, and of the memory that calls use. Semantics rows name these functions.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which requests make up the record of a captured graph.
 //
 // A capture is recorded as the requests that were sent for its streams and its graph; a replay sends them again in

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cuda.h, plus the type names of the oldest ABI versions of driver calls.
 //
 // cuda.h declares those types only for the driver's own use (__CUDA_API_VERSION_INTERNAL). The calls that take them are

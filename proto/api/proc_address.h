@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The logic of cuGetProcAddress, for everything that stands in for the driver: the client library and the software GPU.
 //
 // Each of them makes its own table from CUDA_REMOTE_PROC_ADDRESSES (entry_points.gen.h), with the addresses of its own

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #define __CUDA_API_VERSION_INTERNAL  // no macros over the symbols' names
 #include <cuda.h>
 #include <cudaProfiler.h>

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Compares each generated file (NAME.gen) of this folder with the checked-in NAME.
 cd "$TEST_SRCDIR/$TEST_WORKSPACE/$(dirname "$TEST_BINARY")" || exit 1
 status=0

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Both ends of a channel against each other: in one process with the worker's side on threads, and in two processes.
 
 #include <fcntl.h>

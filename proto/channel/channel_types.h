@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What both ends of a channel speak about: statuses, the two handshake messages, and the file descriptors that a
 // channel consists of.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The client's end of a session: requests out, replies and events in.
 //
 // All threads of a process share one channel. Requests enter the ring under one short lock, so the order in the ring is

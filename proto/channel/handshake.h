@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Encoding of Hello and Welcome, and the packets of a session socket.
 //
 // The session socket is a Unix SOCK_SEQPACKET connection; it carries a few small packets and stays open as the sign

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzz target: packets of a session socket, and shared memory that a hostile server offers.
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The worker's end of a session: requests in, replies and events out.
 //
 // Made from the client's connected socket; creates the shared memory and answers the Hello. One thread (the executor)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every message's codec by name, for tests and fuzzers.
 #ifndef CUDA_REMOTE_PROTO_CODEC_INTEROP_H_
 #define CUDA_REMOTE_PROTO_CODEC_INTEROP_H_

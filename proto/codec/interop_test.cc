@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Our codec against libprotobuf: for every message of proto/calls, what libprotobuf writes we read, and what we write
 // libprotobuf reads, with the same contents; and no bytes, however broken, do any harm.
 #include <google/protobuf/descriptor.h>

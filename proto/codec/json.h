@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes JSON text. The caller keeps objects and arrays balanced; names and texts may hold any bytes.
 //
 // This header is part of the client library: no libprotobuf, no abseil. Numbers do not depend on the program's locale.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writing fields that are numbers, for generated code: several one after the other into a buffer of known size, which
 // is appended to the message at once. Appending them one by one was a third of a kernel launch's instructions.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names that somebody else chose - of programs, jobs, hosts - on their way to terminals, logs, JSON and protobuf
 // strings, which must be UTF-8: a process that cannot be listed because of its name would keep all others from being
 // listed.

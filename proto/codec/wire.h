@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading and writing the protobuf wire format, for generated code and the few hand-written messages.
 //
 // The messages are those of proto/calls; interop_test compares with libprotobuf, message by message. protozero would

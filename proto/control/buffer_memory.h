@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory for gRPC's receive buffers, in processes that carry tunnels.
 //
 // gRPC allocates each megabyte that it receives and frees it a moment later. By default the C library gives such memory

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TLS from files, and how a server's address is written.
 //
 // Both sides show certificates: the server accepts clients whose certificate the given authority signed, the client

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "proto/control/eager_poll.h"
 
 #include <sys/epoll.h>

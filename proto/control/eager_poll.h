@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lets gRPC look at its sockets for a moment before it sleeps, in processes that carry tunnels.
 //
 // A thread that waits for the next message sleeps in epoll_wait, and waking it takes 10 to 30 us on a machine whose

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The epoll_wait that this program brings along: it is the one that libgrpc finds, it finds what there is, and waiting
 // for nothing costs next to nothing.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checksums of whole messages, for calls over TCP without TLS, where nothing else would notice a changed byte.
 //
 // A message's field `checksum` covers all other fields as they are serialized. Field numbers only ever grow, so a field

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What both ends of a tunnelled session do: send the frames of local rings, write what arrives to local rings,
 // acknowledge, and go on after a broken stream.
 //

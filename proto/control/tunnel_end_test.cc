@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two tunnel ends against each other over a stream that breaks at any moment, without a network.
 
 #include "proto/control/tunnel_end.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzz target: tunnel messages, cut into slices at arbitrary places as a network delivers them.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TunnelEnd's part for lanes: further connections for bulk.
 
 #include <algorithm>

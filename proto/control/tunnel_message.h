@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writing and reading tunnel messages (TunnelUp and TunnelDown of control.proto) as gRPC byte buffers, so that the
 // frames go from the ring to the network without being copied.
 //

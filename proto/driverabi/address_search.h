@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds addresses of a known set in memory: eight bytes that are one of them, wherever they begin.
 //
 // The set is kept complemented, bit by bit, so that a process which searches its own memory does not find the set.

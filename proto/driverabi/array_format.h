@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes of array elements.
 #ifndef CUDA_REMOTE_PROTO_DRIVERABI_ARRAY_FORMAT_H_
 #define CUDA_REMOTE_PROTO_DRIVERABI_ARRAY_FORMAT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Context-local storage: values that a library keeps for each context, by a key that is any pointer.
 //
 // Thread-safe. Get is on the path of every call of the CUDA runtime, so the last answer is kept for each thread.

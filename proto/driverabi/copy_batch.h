@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the driver takes for a batch of copies (cuMemcpyBatchAsync).
 #ifndef CUDA_REMOTE_PROTO_DRIVERABI_COPY_BATCH_H_
 #define CUDA_REMOTE_PROTO_DRIVERABI_COPY_BATCH_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests of MD2, error names and the private export tables.
 
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names and texts of CUresult values: what cuGetErrorName and cuGetErrorString answer without asking anybody.
 //
 // Part of the client library and of the software GPU. Thread-safe; the strings are static.

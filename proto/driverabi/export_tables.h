@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver's private export tables, as far as the CUDA runtime and the CUDA libraries need them.
 //
 // cuGetExportTable hands out tables of functions that no header describes. README.md says what is known of them and how

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that graphs allocate and free: which allocation is alive, who may free it, and when nobody can use it any more.
 //
 // The rules are those of the driver's documentation of memory nodes. An allocation has its address from when its node

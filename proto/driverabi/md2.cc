@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "proto/driverabi/md2.h"
 
 #include <cstring>

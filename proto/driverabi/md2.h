@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MD2 (RFC 1319) and its HMAC (RFC 2104): what the CUDA runtime's driver check is made of. No maintained library still
 // ships MD2, and nothing here protects anything: it is a format, not a defence.
 #ifndef CUDA_REMOTE_PROTO_DRIVERABI_MD2_H_

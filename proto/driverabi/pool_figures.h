@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a memory pool says of itself (CU_MEMPOOL_ATTR_{USED,RESERVED}_MEM_{CURRENT,HIGH}): the arithmetic alone, for
 // those whose pools' memory is not the driver's. Memory that a pool has reserved is counted here and held by nobody: it
 // is what the application is told that its pools keep, by the rules of the driver's documentation.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA_VISIBLE_DEVICES: which GPUs a program sees, and in which order. The client library applies it to the server's
 // GPUs, the software GPU to its own.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whoever is about to connect to the job's GPU server, in any process of the job, holds this lock until the connection
 // is complete: opened sessions have their agent by then, and NVML's questions are answered. A tool that takes a
 // snapshot holds it alone (checkpoint/job), so it meets no connection that nobody knows of.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Folders that only this user (and root) can change: found, made and checked by descriptor. README.md has the rules.
 //
 // Part of the client library: libc only. Functions return false or -1 and one sentence in *error. Thread-safe.

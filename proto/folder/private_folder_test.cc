@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Folders that others may have prepared. Needs root: other users are played by children with their numbers.
 
 #include "proto/folder/private_folder.h"

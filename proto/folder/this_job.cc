@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "proto/folder/this_job.h"
 
 #include <ctype.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a process of a job finds the job when its environment does not say: after `env -i`, `su -`, or a script that sets
 // all variables anew.
 //

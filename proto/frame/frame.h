@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The frame: what every channel, and the replay log, is made of.
 //
 // A frame is a fixed 32-byte header, then one protobuf message of the call that the header names, then an optional bulk

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Virtual handles: the values that the application holds in place of the driver's own.
 //
 // The client chooses them, both sides use them on the wire, and they stay the same across restart and migration. They

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The product's version, in this one place.
 #ifndef CUDA_REMOTE_PROTO_FRAME_VERSION_H_
 #define CUDA_REMOTE_PROTO_FRAME_VERSION_H_

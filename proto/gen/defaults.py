@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The default rules, and how a semantics row overrides them. They refuse to guess: what no rule explains is an error.
 
 Roles that a parameter can get:

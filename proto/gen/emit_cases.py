@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tests/conformance: each handled call with valid arguments and with wrong ones, on a live driver, every result shown.
 
 What the arguments are is in --arguments (tests/conformance/arguments.txt says how to read it); what is live, and how results

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """client/entry: one exported function for each entry point, the declarations of hand-written bodies, and the exports."""
 
 from proto_gen import text

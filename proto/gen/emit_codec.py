@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """proto/codec/*.gen.{h,cc}: a struct with Encode and Decode for each message."""
 
 from proto_gen import text

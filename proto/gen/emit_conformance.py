@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tests/conformance: each generated call from stub to handler to a fake driver and back, with every value checked."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """proto/api/COVERAGE.md: how each call is handled."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """server/driver/driver_table.gen.{h,cc}: the real driver as a struct of function pointers."""
 
 from proto_gen import text

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """proto/api/entry_points.gen.h: every entry point as macro lists, and the table of addresses by name."""
 
 from proto_gen import text

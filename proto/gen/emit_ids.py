@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """proto/api/call_ids.gen.h: the numbers of calls and operations, and their names."""
 
 from proto_gen import text

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """proto/codec/interop.gen.cc: every message's codec behind one type of function, for tests and fuzzers."""
 
 from proto_gen import lint, text

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """proto/calls/LOCK: every field that was ever on the wire. A number once used keeps its name and type for good."""
 
 from proto_gen import lint

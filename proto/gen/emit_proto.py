@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """proto/calls/*.proto: the messages of the wire contract, for readers, libprotobuf and the interop test."""
 
 from proto_gen import emit_codec, emit_lock

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """proto/api/replay_policy.gen.h: what the log and the tools must know about a call's record."""
 
 from proto_gen import text

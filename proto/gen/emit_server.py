@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """server/dispatch: a handler for each call and operation, and the declarations of the hand-written ones."""
 
 from proto_gen import defaults, text

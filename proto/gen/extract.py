@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Extracts proto/api/signatures.textproto from the CUDA toolkit's headers.
 
 Usage: extract.py [--toolkit /usr/local/cuda] [--exports FILE] [--previous OLD.textproto] [--output FILE]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules that run the generator."""
 
 # Families of calls, as in proto/api/structs.textproto (a test compares).

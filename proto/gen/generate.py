@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Generates code, message definitions and reports from the tables in proto/api.
 
 Usage: generate.py --api proto/api --emit EMITTER [--emit ...] --out DIR [--lock FILE] [--suffix .gen]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Tests of the generator: defaults refuse to guess, the lint finds what it should, the lock locks, no call names in code."""
 
 import glob

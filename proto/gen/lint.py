@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of the joined description that no single emitter could make. check() returns a list of complaints."""
 
 import re

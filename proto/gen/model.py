@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The joined description: every signature with its semantics row, and the plan that follows for each parameter.
 
 load() reads the four tables of proto/api (through the schema's generated Python module), joins them by exported symbol

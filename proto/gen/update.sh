@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Rewrites what is generated and checked in: proto/calls/*.proto, proto/calls/LOCK, proto/api/COVERAGE.md.
 set -e
 cd "$(dirname "$0")/../.."

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How much memory this machine has to give.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that two processes keep in step by telling each other what has changed.
 //
 // Each side has the bytes themselves and a copy of what they were when both sides last agreed (the base). A side finds

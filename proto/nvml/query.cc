@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "proto/nvml/query.h"
 
 #include "proto/codec/wire.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Questions about a server's GPUs, in NVML's terms: what our libnvidia-ml.so.1 sends and a cr-server answers.
 //
 // A question is one NVML call, by its name, with its arguments; the answer has the call's return code and the bytes of

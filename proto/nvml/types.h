@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What we use of NVML's binary interface: return codes, constants and struct layouts, as NVIDIA documents them.
 //
 // Written by hand from the documentation, because no toolkit or driver package brings NVML's own header to machines

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sleeping on a word of memory, and waking who sleeps there.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.

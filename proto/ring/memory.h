@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shared memory of a session, mapped: made by the worker, or mapped from a descriptor that came over a socket.
 //
 // Not thread-safe (mapping and unmapping); the memory itself is shared by design. Owns its mapping and its descriptor.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two ends of one ring: RingWriter produces frames, RingReader consumes them.
 //
 // Single producer, single consumer: each end belongs to one thread at a time (its owner's lock or role sees to that).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Layout of the shared memory of a session. proto/WIRE.md repeats it; the static assertions keep both equal.
 //
 //     offset 0          one page: MemoryHeader, then three RingControls

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzz target: a hostile peer's control words and ring contents, and batches of frames. Nothing may leave the ring's
 // memory.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bounded, adaptive spinning: how long to look again and again before going to sleep.
 //
 // Spinning pays if the other side runs on another processor and answers within microseconds. So each waiting place

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The lock of threads that put frames into one ring, held for about a hundred nanoseconds each time.
 //
 // A plain mutex makes two system calls and two changes of thread out of nearly each of these when many threads want it:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table behind virtual handles: slots with generations, and who dies with whom.
 //
 // Part of the client library: no exceptions of its own, no abseil. Not thread-safe but for Usable; the owner locks. The

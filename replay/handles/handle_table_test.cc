@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests of HandleTable.
 #include "replay/handles/handle_table.h"
 

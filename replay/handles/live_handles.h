@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which virtual handles may be used, for looking without a lock: each call looks several times, from many threads.
 //
 // One word for each slot: the handle if it may be used, else 0 or another handle, which nobody has asked for. Words

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests of cr-inspect: its parts, and the program itself.
 
 #include <gmock/gmock.h>

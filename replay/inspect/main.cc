@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cr-inspect: prints, verifies and compares checkpoint images. README.md describes its output and exit codes.
 
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An image's summary for people and for programs.
 #ifndef CUDA_REMOTE_REPLAY_INSPECT_PRINT_H_
 #define CUDA_REMOTE_REPLAY_INSPECT_PRINT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What cr-inspect knows of an image: the reader's facts, the log's records and the modules in it.
 //
 // Not thread-safe.

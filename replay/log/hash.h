@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The 128-bit content hash of images, logs and checkpoint files: XXH3-128. It finds damage and equal contents; it is no
 // protection against somebody who forges them.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The replay log: the calls whose objects are still alive, enough to make them all again on another server.
 //
 // One record for each live object (the call that made it), and for each live setting of an object (the last call that

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The log as bytes: Log::Serialize and Log::Parse. README.md is the specification.
 
 #include <cstddef>

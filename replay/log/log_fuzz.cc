@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzz target: a replay log from a damaged or hostile image. The checksum is made right first, or nothing but it would
 // be tested.
 

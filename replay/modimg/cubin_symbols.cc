@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The variables of a cubin, from its ELF symbol table; addresses of functions, from its relocations.
 
 #include <algorithm>

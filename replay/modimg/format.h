@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Layout of the containers that CUDA code travels in. README.md says where each fact was seen.
 //
 // Part of the client library (image_size): no dependencies.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How long a module image is. The driver's calls take a bare pointer; to send the image, its end must be found.
 //
 // Part of the client library: libc only, no state, any thread.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests of LocateImage, with images made by hand; image_test.cc has the compiler's.
 #include "replay/modimg/image_size.h"
 

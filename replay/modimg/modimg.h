@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is in a module image: the code for each architecture, the variables in it, and what its kernels do with memory.
 //
 // Takes what the driver takes: a fat binary (compressed or not), a cubin, or PTX text; also several fat binaries one

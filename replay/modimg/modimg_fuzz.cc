@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fuzz target: module images of any kind, and the PTX scanner.
 
 #include <lz4.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests of the image parser with what nvcc writes.
 #include "replay/modimg/modimg.h"
 

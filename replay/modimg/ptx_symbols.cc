@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The variables of a PTX text: its .global and .const declarations outside of functions; and where it uses the names of
 // functions as values.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two compressions of fat binary entries.
 #ifndef CUDA_REMOTE_REPLAY_MODIMG_UNPACK_H_
 #define CUDA_REMOTE_REPLAY_MODIMG_UNPACK_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replay over a session's channel.
 #ifndef CUDA_REMOTE_REPLAY_REPLAYER_CHANNEL_TARGET_H_
 #define CUDA_REMOTE_REPLAY_REPLAYER_CHANNEL_TARGET_H_

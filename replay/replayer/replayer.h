@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes a job's objects again on another server, by sending the calls of its replay log.
 //
 // Not thread-safe: one replay uses its target alone. No exceptions, no abseil: messages are strings that say which call

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests of the replayer against a server made of a list.
 #include "replay/replayer/replayer.h"
 

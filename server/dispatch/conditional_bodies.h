@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bodies of conditional nodes, which the driver names only when a node is made.
 #ifndef CUDA_REMOTE_SERVER_DISPATCH_CONDITIONAL_BODIES_H_
 #define CUDA_REMOTE_SERVER_DISPATCH_CONDITIONAL_BODIES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graph nodes with parameters: kernels, copies, fills, events, child graphs, batches of memory operations. One message
 // (NodeParams) stands for all of them; the typed functions of the driver do the work.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where a kernel's parameters lie in the block that a client sends.
 #ifndef CUDA_REMOTE_SERVER_DISPATCH_KERNEL_PARAMETERS_H_
 #define CUDA_REMOTE_SERVER_DISPATCH_KERNEL_PARAMETERS_H_

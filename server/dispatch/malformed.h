@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The result of a handler that was given a request no correct client sends.
 #ifndef CUDA_REMOTE_SERVER_DISPATCH_MALFORMED_H_
 #define CUDA_REMOTE_SERVER_DISPATCH_MALFORMED_H_

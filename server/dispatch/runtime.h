@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What generated handlers use besides Session: copying hostile bytes into driver types, and nothing else.
 //
 // Errors: kMalformedRequest means that no correct client can have sent the request; the executor ends that session with

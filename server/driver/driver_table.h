@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The real driver behind a table of function pointers.
 //
 // The worker never links the driver: it loads the library that it was told to (the vendor's, or the software GPU) and

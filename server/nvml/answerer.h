@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Turns a question that arrived into an answer: checks it, finds the device that it means, and asks the source.
 //
 // The question comes from a client and is not trusted: what is not in the tables, or has the wrong size, is refused

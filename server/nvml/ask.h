@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What cr-server hands to cr-nvml with each question: the question as it came, where it came from, and the sessions,
 // which only the supervisor knows. Packets of the link between them (server/worker_link has the same form):
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Answers from the driver API, for the software GPU and for machines without NVML. What the driver API does not say is
 // not supported; nothing is made up.
 

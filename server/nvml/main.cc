@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cr-nvml: answers NVML's questions about a cr-server's GPUs. Started by cr-server when the first question comes,
 // because cr-server itself loads no driver library; ends with it. Packets: server/nvml/ask.h.
 

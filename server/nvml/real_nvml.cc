@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Answers from NVIDIA's own library.
 //
 // All calls are made through one function type with six integer arguments: x86-64 passes those in registers, and a

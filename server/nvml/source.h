@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the answers come from: NVIDIA's NVML, or what the driver API says where there is none.
 //
 // Devices are the driver's ordinals (the order in which CUDA has them). Single-threaded.

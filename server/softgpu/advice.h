@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What was advised about managed memory: nothing follows from it, but it can be asked for.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_ADVICE_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_ADVICE_H_

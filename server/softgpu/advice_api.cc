@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Advice, prefetches and questions about managed memory. Pages are remembered one by one.
 #include <cstring>
 #include <map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Taking and giving device memory: what cuMemAlloc, pools and managed memory have in common.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_ALLOCATE_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_ALLOCATE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Answers that programs and libraries work with: none is a zero that they would divide by, or take for a failure.
 #include <cstring>
 #include <vector>

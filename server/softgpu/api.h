@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every file with exported driver functions begins with.
 //
 // Exported functions are strong definitions; exports.cc has a weak stub for every name of the driver, which answers

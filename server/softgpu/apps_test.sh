@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs the test programs (tests/apps) on the software GPU as they are: the library stands in for libcuda.so.1. Every program
 # compares its results with a reference of its own; programs that must print the same are compared with each other.
 set -u

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA arrays, mipmapped arrays, and the texture and surface objects that show them to kernels.
 //
 // An array's elements lie row after row without gaps. A level of a mipmapped array is an array of its own, alive as

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls on many things at once: batches of copies, events of whole contexts, pools by place, attributes of ranges.
 #include <cstdint>
 #include <cstring>

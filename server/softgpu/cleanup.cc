@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/softgpu/cleanup.h"
 
 #include "proto/driverabi/export_tables.h"

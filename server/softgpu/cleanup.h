@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of a context: everything of it in the other files' registries.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_CLEANUP_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_CLEANUP_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launch attributes: clusters, what is asked of them, and what nodes and edges of graphs keep of them.
 #include <vector>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where a context's code lies: addresses of functions, as a driver would place them.
 //
 // The real driver (580) keeps code in blocks of 2 MiB, a piece for each function or kernel: the shortest hole that is

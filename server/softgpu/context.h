@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Contexts: the state that streams, modules and memory belong to, and the calling thread's stack of them.
 //
 // A CUcontext is the address of a Context. The primary context of a device is one object for the life of the process:

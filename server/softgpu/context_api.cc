@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Contexts: primary ones, made ones, the thread's stack.
 #include <algorithm>
 

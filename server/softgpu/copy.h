@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the copy calls and the graph calls with copies in them share.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_COPY_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_COPY_H_

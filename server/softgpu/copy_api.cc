@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies and fills.
 //
 // A synchronous copy with host memory waits; one between device addresses, and a fill, is only put into the stream, as

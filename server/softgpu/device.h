@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The devices: what they are said to be, their memory budget, their primary contexts.
 //
 // Thread-safe; devices exist from the first use to the end of the process.

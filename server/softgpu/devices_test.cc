@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two devices with settings of their own (SOFTGPU_DEVICES=2 SOFTGPU_MEMORY=64M SOFTGPU_UUID=...).
 #include <cstring>
 

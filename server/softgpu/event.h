@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Events: the latest record of each is a task in a stream, with the time when it was done.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_EVENT_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_EVENT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A weak stub for every name that the driver exports: what no other file defines is refused here, by name.
 #include <cuda.h>
 #include <cudaProfiler.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The library exports the driver's names and nothing else, and needs nothing of the machine but the C library.
 #define __CUDA_API_VERSION_INTERNAL  // no macros over the exported names
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attributes, parameters and names of functions and kernels.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graphs, their nodes, executable graphs, and streams being captured into graphs.
 //
 // One mutex (CaptureMutex) guards the structure of all graphs and all capture state: these calls are rare, and it keeps

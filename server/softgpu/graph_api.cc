@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graphs and executable graphs. Their nodes: graph_node_api.cc.
 #include <algorithm>
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graphs: attributes of kernel nodes, events and children of nodes changed, memory nodes, user objects.
 #include <atomic>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What graph_api.cc and graph_node_api.cc share.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_GRAPH_NODE_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_GRAPH_NODE_H_

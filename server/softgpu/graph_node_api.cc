@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Nodes of graphs: adding, asking, changing, in graphs and executable graphs.
 #include <algorithm>
 

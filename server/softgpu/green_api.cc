@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Green contexts. Multiprocessors are numbered; a resource is a range of them, a green context runs on one or several
 // ranges. How much of the machine's processors a kernel gets does not depend on it: kernels may run on more than was
 // provisioned, as the interface allows.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cuInit, devices, errors, entry points by name, private tables.
 #include <algorithm>
 #include <climits>

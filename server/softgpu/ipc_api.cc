@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device memory between processes. A handle names the process, the memory file of its device (memory_file.h) and the
 // range there; another process of the same user maps that range.
 #include <fcntl.h>

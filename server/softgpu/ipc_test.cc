@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device memory and events between processes. The other process is this program again, with the handles as arguments.
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/softgpu/kernel_heap.h"
 
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The heap of a context's kernels: what malloc and new give in a kernel.
 //
 // One range of memory, as long as CU_LIMIT_MALLOC_HEAP_SIZE says, at an address that depends on the contexts that exist

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SOFTGPU_LATE_MS: work begins only when somebody waits for it, and copies wait only where CUDA's documentation promises
 // it. The time is set so long that nothing begins by itself.
 #include <cstring>

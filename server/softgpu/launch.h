@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches: checks of what a caller gives, as the driver makes them.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_LAUNCH_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_LAUNCH_H_

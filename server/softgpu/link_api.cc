@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The JIT linker: PTX texts put together into one, which is what cuLinkComplete gives back in a cubin's place.
 #include <cstring>
 #include <fstream>

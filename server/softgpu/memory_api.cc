@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory: device, pinned, registered and managed; what is known of an address.
 #include <errno.h>
 #include <sys/mman.h>

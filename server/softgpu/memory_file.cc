@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/softgpu/memory_file.h"
 
 #include <fcntl.h>
@@ -41,7 +42,7 @@ Files& All() {
 
 uint64_t RoundUp(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
 
-bool TakeUnlocked(int device, uint64_t bytes, FileRange* range) {
+bool TakeLocked(int device, uint64_t bytes, FileRange* range) {
   File& file = All().files[device];
   if (file.fd < 0) {
     file.fd = memfd_create("softgpu-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -79,7 +80,7 @@ void* Cut(std::map<uint64_t, Chunk>* chunks, uint64_t bytes, FileRange* range) {
 
 bool TakeFileRange(int device, uint64_t bytes, FileRange* range) {
   std::lock_guard<std::mutex> lock(All().mutex);
-  return TakeUnlocked(device, bytes, range);
+  return TakeLocked(device, bytes, range);
 }
 
 void GiveFileRange(const FileRange& range, uint64_t bytes) {
@@ -91,7 +92,7 @@ void* MapDeviceMemory(int device, uint64_t bytes, FileRange* range) {
   std::lock_guard<std::mutex> lock(All().mutex);
   if (bytes >= kSmall) {
     bytes = RoundUp(bytes, kPage);
-    if (!TakeUnlocked(device, bytes, range)) return nullptr;
+    if (!TakeLocked(device, bytes, range)) return nullptr;
     void* const memory = Map(*range, bytes);
     if (memory == nullptr) GiveFileRange(*range, bytes);
     return memory;
@@ -100,7 +101,7 @@ void* MapDeviceMemory(int device, uint64_t bytes, FileRange* range) {
   auto& chunks = All().chunks[device];
   if (void* const memory = Cut(&chunks, bytes, range)) return memory;
   Chunk chunk;
-  if (!TakeUnlocked(device, kChunk, &chunk.range)) return nullptr;
+  if (!TakeLocked(device, kChunk, &chunk.range)) return nullptr;
   void* const memory = Map(chunk.range, kChunk);
   if (memory == nullptr) return nullptr;
   const auto begin = reinterpret_cast<uint64_t>(memory);

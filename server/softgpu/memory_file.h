@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory files in which device memory lies: one for each device, sparse, so that memory costs nothing until it is
 // touched and one descriptor serves all of it. Another process of the same user can map a range of one.
 //

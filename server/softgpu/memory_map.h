@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is mapped where: every byte that kernels and copies may touch.
 //
 // A device address is a host address of this process. The map knows each allocation, pinned host range, module variable

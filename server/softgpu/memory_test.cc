@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory of all kinds: device, pinned, registered, pools, virtual memory, copies, fills, what is known of addresses.
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Modules, libraries, functions and kernels: PTX that the interpreter has parsed and bound to memory of a context.
 //
 // A Library is an image without a context; each context that uses it gets a Module of it at first use. A Kernel is a

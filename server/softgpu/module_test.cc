@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Devices, entry points, modules, libraries, launches, occupancy, injected failures.
 #include <cstdlib>
 #include <cstring>

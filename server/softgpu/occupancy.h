@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How many blocks of a function fit on a multiprocessor: the usual calculation with this GPU's figures.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_OCCUPANCY_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_OCCUPANCY_H_

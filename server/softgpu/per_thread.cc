@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The per-thread default stream variants: the plain calls, inside a PerThreadScope.
 //
 // One line for each _ptsz and _ptds symbol of the driver.

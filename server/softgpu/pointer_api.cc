@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is known of an address: pointer attributes.
 #include <cstring>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stream-ordered memory and its pools.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_POOL_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_POOL_H_

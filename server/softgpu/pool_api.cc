@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stream-ordered allocation: cuMemAllocAsync and memory pools.
 //
 // An allocation is made when the call is made, so its address is usable at once; a free takes effect in the stream's

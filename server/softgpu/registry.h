@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Live objects by handle: a handle is the object's address, valid only while it is registered here.
 //
 // Thread-safe. Find hands out shared ownership, so that an object that another thread destroys meanwhile stays usable.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Settings of the software GPU, read from the environment once, and its messages.
 //
 // CUDA_VISIBLE_DEVICES (ordinals), SOFTGPU_DEVICES, SOFTGPU_CAPABILITY (as in 8.0), SOFTGPU_MEMORY (bytes, with K, M or

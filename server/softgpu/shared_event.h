@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The state of an event that several processes see: how often it was recorded, and up to which record the work is done.
 // It lies in a page of a memory file.
 //

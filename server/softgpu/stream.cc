@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/softgpu/stream.h"
 
 #include <time.h>

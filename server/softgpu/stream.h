@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams and the tasks in them.
 //
 // Every stream that ever had work has a thread of its own, which runs the stream's tasks in order. What a task has to

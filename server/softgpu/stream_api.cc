@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams, events, host functions, stream memory operations.
 #include "server/softgpu/api.h"
 #include "server/softgpu/event.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams, events, host functions, default streams, errors that stick.
 #include <sys/types.h>
 #include <unistd.h>

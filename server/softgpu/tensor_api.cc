@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor maps: checked as the driver checks them, and written in this GPU's own form (ptx/tensor_map.h).
 #include <cstring>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Texture references that the host makes: settings and what they are bound to. Kernels cannot name them, since those of
 // modules are not supported.
 #include <cstring>

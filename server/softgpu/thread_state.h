@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the library keeps for each thread of the program: its stack of contexts, its default streams.
 //
 // The state of a thread ends with the thread; that of the main thread stays until the process is gone, because the CUDA

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // User objects: things of the program that graphs keep alive. Thread-safe.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_USER_OBJECT_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_USER_OBJECT_H_

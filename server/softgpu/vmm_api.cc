@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Virtual memory: reserve addresses, make physical memory, map one to the other.
 //
 // A reservation is a piece of this process's address space without access. Physical memory is a range of the device's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One operation of a stream or a graph, in a form that can be kept and done again.
 //
 // Issue() is how every call hands its operation over: to the stream's queue, or to the graph that the stream is being

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lists of network addresses: which hosts --insecure-tcp admits, and which host a connection counts for.
 //
 // Thread-safe: no state. Nothing here throws but std::bad_alloc.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which hosts are on a list, and how much strangers can write to the log.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the supervisor knows, as messages of proto/control/control.proto.
 //
 // Thread-safe: no state.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gRPC service Control: what cr-ps asks and does.
 //
 // Thread-safe; calls into the Supervisor's thread-safe functions only.

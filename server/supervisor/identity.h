@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who a client is, and what it may see.
 //
 // An identity is a text, the same one in log lines, in cr-ps and for --operator:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cr-server --init-tls: an authority of one's own, and what it signs for the server and its clients.
 //
 //     DIR/ca.pem, ca.key            the authority; the key signs, and is needed nowhere else

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The TCP port: accepts connections, and decides which of them gRPC gets to see.
 //
 // gRPC takes what comes: it has no limits by host, and when the process has no descriptors left it stops or spins. So

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bounds how many log lines one kind of event can cause: what strangers can trigger must not fill the log.
 //
 // Not thread-safe.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cr-server: the GPU node's daemon. See --help.
 
 #include <errno.h>

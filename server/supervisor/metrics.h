@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cr-server --metrics: what the server does, for Prometheus, over HTTP.
 //
 // GET /metrics, in Prometheus' text format, at an address of its own. Whoever can connect to it can read the names of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cr-nvml as the supervisor sees it: started with the first question, started again if it died, killed if it hangs.
 //
 // A question's socket goes to the process, which answers there; the supervisor never waits. Owned by the Supervisor:

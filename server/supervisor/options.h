@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What cr-server's command line and its configuration file say.
 #ifndef CUDA_REMOTE_SERVER_SUPERVISOR_OPTIONS_H_
 #define CUDA_REMOTE_SERVER_SUPERVISOR_OPTIONS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What cr-server and its workers give up before they do anything: capabilities, new privileges, system calls that none
 // of them needs, and, for sessions of others, the user.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a process can still do after it gave things up: each case is a child that does, then tries.
 
 #include "server/supervisor/restrict.h"

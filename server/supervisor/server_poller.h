@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The thread that lets cr-server's gRPC make progress while no session's thread does.
 //
 // In gRPC one thread of a process at a time waits for all its sockets; what it finds for others it hands to their

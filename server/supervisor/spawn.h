@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Starting a worker process.
 #ifndef CUDA_REMOTE_SERVER_SUPERVISOR_SPAWN_H_
 #define CUDA_REMOTE_SERVER_SUPERVISOR_SPAWN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The supervisor: listens, keeps workers warm, gives each session a worker, and cleans up after it.
 //
 // It never touches CUDA, and it reads nothing of a local session but its Hello: the client's socket goes to the worker.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tokens: what clients show instead of a certificate, over TLS (cr-server --tokens).
 //
 // The server's file has a line for each: a name, and the SHA-256 of the token in hexadecimal digits. Who reads the file

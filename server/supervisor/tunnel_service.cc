@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/supervisor/tunnel_service.h"
 
 #include <grpcpp/impl/rpc_service_method.h>

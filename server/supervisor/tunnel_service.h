@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gRPC service Sessions: sessions whose client is behind a cr-relay on another host.
 //
 // For each one the supervisor plays the worker's client: it holds one end of a socket pair and the worker's rings, and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes the driver put the variables of modules at the same addresses in every worker.
 //
 // A program may have stored the address of a `__device__` variable anywhere, so after a restart the variable must lie where

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who owns which part of a range of addresses: best fit, lowest address first, adjacent free parts merged. Pure logic:
 // the same calls give the same addresses. Not thread-safe.
 #ifndef CUDA_REMOTE_SERVER_WORKER_ADDRESS_SPACE_H_

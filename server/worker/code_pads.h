@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Puts the code of a replayed module where it was, as variable_pads.h does for variables.
 //
 // Where the driver puts functions depends on the code that was loaded before. A replay loads what was alive, and kernels

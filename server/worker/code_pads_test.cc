@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The search for a module's code addresses, with a driver that places code as code_pads.h says.
 #include "server/worker/code_pads.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which context is current in a thread of the worker, so that the driver is asked to change it only when it changes.
 #ifndef CUDA_REMOTE_SERVER_WORKER_CURRENT_CONTEXT_H_
 #define CUDA_REMOTE_SERVER_WORKER_CURRENT_CONTEXT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/worker/device_arena.h"
 
 #include <algorithm>
@@ -108,7 +109,7 @@ CUresult DeviceArena::AllocateLarge(int device, uint64_t bytes, uint64_t at, uin
   }
   *address = pages_.Take(bytes);
   if (*address == 0) {
-    TrimUnlocked();
+    TrimLocked();
     *address = pages_.Take(bytes);
   }
   return *address != 0 ? Back(device, *address, bytes) : CUDA_ERROR_OUT_OF_MEMORY;
@@ -250,7 +251,7 @@ void DeviceArena::EvictOverlapping(uint64_t address, uint64_t bytes) {
   }
 }
 
-void DeviceArena::TrimUnlocked(uint64_t keep) {
+void DeviceArena::TrimLocked(uint64_t keep) {
   while (cached_bytes_ > keep) EvictOldest();
   if (keep != 0) return;
   for (auto it = slabs_.begin(); it != slabs_.end();) {
@@ -266,7 +267,7 @@ void DeviceArena::TrimUnlocked(uint64_t keep) {
 
 void DeviceArena::Trim(uint64_t keep) {
   std::lock_guard<std::mutex> lock(mutex_);
-  TrimUnlocked(keep);
+  TrimLocked(keep);
 }
 
 CUresult DeviceArena::EnablePeer(int device, int peer) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device memory at addresses of our own choice.
 //
 // A range of device addresses is reserved once, at the same place in every worker. Allocations are placed in it by this
@@ -124,7 +125,7 @@ class DeviceArena {
   bool TakeOfLimits(uint64_t bytes);
   void GiveToLimits(uint64_t bytes);
   void EvictOldest();
-  void TrimUnlocked(uint64_t keep = 0);
+  void TrimLocked(uint64_t keep = 0);
   // Unmaps cached parts that lie in the way of a request for exactly these addresses.
   void EvictOverlapping(uint64_t address, uint64_t bytes);
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the session's device addresses mean: allocations, mappings of the application's own, module variables. Also says
 // which copies a client may ask for. Not thread-safe: the executor's own.
 #ifndef CUDA_REMOTE_SERVER_WORKER_DEVICE_RANGES_H_

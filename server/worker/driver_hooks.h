@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Driver calls that handlers make, where the worker has to know or add something: the session's own view of free
 // memory, the memory limit, memory that is kept although it is free, peer access to the arena, captures in progress.
 #ifndef CUDA_REMOTE_SERVER_WORKER_DRIVER_HOOKS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads the client's requests and executes them one after the other.
 //
 // The executor must not wait for the GPU, but a driver call may: a launch into a stream with a thousand launches before

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether work of this session has failed for good. A failed kernel leaves its context with an error that every driver call
 // gives from then on; what the worker does by itself, without asking the driver, must give it too.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From the client's virtual handles to the driver's real ones, and back.
 //
 // The client chooses the handles (proto/frame/handle.h), so the table trusts none of them: a slot is bound once, is

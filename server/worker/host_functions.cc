@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/worker/host_functions.h"
 
 namespace cuda_remote::server {
 
-HostFunctions::Record* HostFunctions::CapturedUnlocked(uint64_t id) {
+HostFunctions::Record* HostFunctions::CapturedLocked(uint64_t id) {
   std::unique_ptr<Record>& slot = records_[id];
   if (slot && !slot->captured) return nullptr;
   if (!slot) {
@@ -17,7 +18,7 @@ CUresult HostFunctions::Launch(const DriverTable& driver, CUstream stream, uint6
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (captured) {
-      record = CapturedUnlocked(id);
+      record = CapturedLocked(id);
       if (record == nullptr) return CUDA_ERROR_INVALID_VALUE;
     } else {
       std::unique_ptr<Record>& slot = records_[id];
@@ -46,7 +47,7 @@ CUresult HostFunctions::Launch(const DriverTable& driver, CUstream stream, uint6
 
 CUhostFn HostFunctions::ForNode(uint64_t id, void** data) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Record* const record = CapturedUnlocked(id);
+  Record* const record = CapturedLocked(id);
   if (record == nullptr) return nullptr;
   *data = record;
   return &HostFunctions::Call;

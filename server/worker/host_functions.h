@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host functions in streams: the driver calls back here when a function's turn has come; the client is told over the event
 // ring, runs the application's function and answers; until then the stream waits. Thread-safe.
 #ifndef CUDA_REMOTE_SERVER_WORKER_HOST_FUNCTIONS_H_
@@ -56,7 +57,7 @@ class HostFunctions {
   void Turn(Record* record, CUresult status);
 
   // The record of a captured function, the same for the same id. Null if the id is another's.
-  Record* CapturedUnlocked(uint64_t id);
+  Record* CapturedLocked(uint64_t id);
 
   const std::function<void(uint64_t, uint64_t, CUresult)> announce_;
   mutable std::mutex mutex_;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Clients that do not behave: random requests to a whole cr-worker. It may refuse them or end the session with a reason; it
 // must not crash, hang, or let them touch what is not theirs.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/worker/ipc.h"
 
 #include <errno.h>
@@ -211,7 +212,7 @@ bool Ipc::Inherits(std::string_view key) {
   if (ownerless_.count(secret) == 0 || listening_.count(secret) != 0) return false;
   used_ = true;
   bool taken = false;
-  const bool inherits = ListenUnlocked(secret, &taken);
+  const bool inherits = ListenLocked(secret, &taken);
   if (!inherits && !taken) spdlog::error("memory whose owner is gone cannot be shared");
   return inherits;
 }
@@ -222,7 +223,7 @@ std::string Ipc::SocketName(std::string group, std::string scope, std::string_vi
   return "cuda-remote-ipc-" + replay::ToHex(replay::HashOf(group + scope + std::string(home)));
 }
 
-bool Ipc::ListenUnlocked(const std::string& home, bool* taken) {
+bool Ipc::ListenLocked(const std::string& home, bool* taken) {
   if (listening_.count(home) != 0) return true;
   const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (wake_ < 0) wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -267,7 +268,7 @@ void Ipc::Serve() {
         const auto it = polls[i].revents != 0 ? users_.find(polls[i].fd) : users_.end();
         if (it == users_.end()) continue;
         // After its answer a connection has nothing to say any more but its end.
-        if (it->second.secret.empty() && AnswerUnlocked(it->first, &it->second)) continue;
+        if (it->second.secret.empty() && AnswerLocked(it->first, &it->second)) continue;
         close(it->first);
         users_.erase(it);
       }
@@ -290,7 +291,7 @@ void Ipc::Accept(int listening) {
   users_[fd] = {};
 }
 
-bool Ipc::AnswerUnlocked(int connection, User* user) {
+bool Ipc::AnswerLocked(int connection, User* user) {
   Question question;
   if (recv(connection, &question, sizeof(question), 0) != ssize_t(sizeof(question)) ||
       memcmp(question.magic, kMagic, sizeof(kMagic)) != 0) {
@@ -334,7 +335,7 @@ CUresult Ipc::Share(IpcKind kind, uint64_t object, const IpcFacts& facts, int fd
     home = secret;
   }
   used_ = true;
-  if (result == CUDA_SUCCESS && !ListenUnlocked(home)) result = CUDA_ERROR_OPERATING_SYSTEM;
+  if (result == CUDA_SUCCESS && !ListenLocked(home)) result = CUDA_ERROR_OPERATING_SYSTEM;
   if (result != CUDA_SUCCESS) {
     CloseIfOpen(&fd);
     return result;
@@ -357,7 +358,7 @@ size_t Ipc::Users(uint64_t object) {
   return count;
 }
 
-void Ipc::CloseUsersUnlocked(const std::string& secret) {
+void Ipc::CloseUsersLocked(const std::string& secret) {
   for (auto it = users_.begin(); it != users_.end();) {
     if (it->second.secret != secret) {
       ++it;
@@ -377,7 +378,7 @@ void Ipc::Forget(uint64_t object) {
       if (it == secrets_.end()) continue;
       const auto entry = shared_.find(it->second);
       if (entry->second.fd >= 0) close(entry->second.fd);
-      CloseUsersUnlocked(it->second);
+      CloseUsersLocked(it->second);
       homes_.erase(it->second);
       shared_.erase(entry);
       secrets_.erase(it);

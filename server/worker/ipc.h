@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sharing between the sessions of one server: memory, events and pools that one worker shows to another one.
 //
 // What is shared has a key of 64 bytes, which the application carries from one process to the other. It names a home
@@ -156,12 +157,12 @@ class Ipc {
 
   // Makes the socket of a home, and the thread.
   // *taken, if not null: another session does, which is no error.
-  bool ListenUnlocked(const std::string& home, bool* taken = nullptr);
+  bool ListenLocked(const std::string& home, bool* taken = nullptr);
   void Serve();
   void Accept(int listening);
   // Answers one request on a connection; false: close it.
-  bool AnswerUnlocked(int connection, User* user);
-  void CloseUsersUnlocked(const std::string& secret);
+  bool AnswerLocked(int connection, User* user);
+  void CloseUsersLocked(const std::string& secret);
   bool IsAmong(const IpcPeer& peer, const std::set<uint64_t>& sessions) const;
   CUresult Ask(const std::string& name, const std::string& secret, IpcKind kind, IpcFacts* facts, int* fd, IpcUse* use);
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two workers that share memory, and clients that want what is not theirs: wrong keys, keys of another kind, closing
 // and freeing what they do not own, and strangers at the sharing worker's socket. Then the same sessions replayed on
 // other workers, and what a checkpoint is told of sharing.

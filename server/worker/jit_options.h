@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // JIT options of a client, with buffers of our own in place of its pointers. Not thread-safe.
 #ifndef CUDA_REMOTE_SERVER_WORKER_JIT_OPTIONS_H_
 #define CUDA_REMOTE_SERVER_WORKER_JIT_OPTIONS_H_

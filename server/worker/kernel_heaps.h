@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The heaps of kernels: what malloc and new give in a kernel, one heap for each context.
 //
 // The driver's calls do not know this memory. A kernel of ours finds a context's heap and copies it: malloc's first

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver that this worker serves, and what it said about its GPUs.
 #ifndef CUDA_REMOTE_SERVER_WORKER_LOADED_DRIVER_H_
 #define CUDA_REMOTE_SERVER_WORKER_LOADED_DRIVER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cr-worker: serves one session on a GPU, then exits. Started by cr-server, which talks to it over a socket pair
 // (server/worker_link/worker_link.h).
 

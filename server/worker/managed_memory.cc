@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/worker/managed_memory.h"
 
 #include <sys/mman.h>
@@ -10,7 +11,7 @@
 
 namespace cuda_remote::server {
 
-const ManagedMemory::Segment* ManagedMemory::FindUnlocked(uint64_t address, uint64_t bytes, uint64_t* start) const {
+const ManagedMemory::Segment* ManagedMemory::FindLocked(uint64_t address, uint64_t bytes, uint64_t* start) const {
   auto it = segments_.upper_bound(address);
   if (it == segments_.begin()) return nullptr;
   --it;
@@ -20,7 +21,7 @@ const ManagedMemory::Segment* ManagedMemory::FindUnlocked(uint64_t address, uint
   return &it->second;
 }
 
-bool ManagedMemory::ReserveUnlocked() {
+bool ManagedMemory::ReserveLocked() {
   if (reserved_ != 0) return true;
   CUresult result;
   reserved_ = ReserveAddressesAt(driver_, kManagedBase, kManagedBytes, &result);
@@ -49,13 +50,13 @@ void ManagedMemory::ContextDies(uint64_t id) {
   }
 }
 
-CUstream ManagedMemory::EnterUnlocked(int device) {
+CUstream ManagedMemory::EnterLocked(int device) {
   const Lane& lane = lanes_[device];
   if (lane.context.id == 0 || MakeCurrent(driver_, lane.context) != CUDA_SUCCESS) return nullptr;
   return lane.stream;
 }
 
-CUresult ManagedMemory::BackUnlocked(uint64_t address, uint64_t bytes, int device, const std::vector<int>& devices) {
+CUresult ManagedMemory::BackLocked(uint64_t address, uint64_t bytes, int device, const std::vector<int>& devices) {
   CUmemAllocationProp prop = {};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
@@ -81,7 +82,7 @@ CUresult ManagedMemory::BackUnlocked(uint64_t address, uint64_t bytes, int devic
 CUresult ManagedMemory::Map(uint64_t address, uint64_t bytes, int device, const std::vector<int>& devices, int fd,
                             uint64_t offset) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!ReserveUnlocked()) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!ReserveLocked()) return CUDA_ERROR_NOT_SUPPORTED;
   if (address - kManagedBase > reserved_ || bytes > reserved_ - (address - kManagedBase)) return CUDA_ERROR_OUT_OF_MEMORY;
   auto next = segments_.lower_bound(address);
   if (next != segments_.end() && next->first < address + bytes) return CUDA_ERROR_INVALID_VALUE;
@@ -89,7 +90,7 @@ CUresult ManagedMemory::Map(uint64_t address, uint64_t bytes, int device, const 
     --next;
     if (next->first + next->second.bytes > address) return CUDA_ERROR_INVALID_VALUE;
   }
-  if (!EnterUnlocked(device)) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!EnterLocked(device)) return CUDA_ERROR_NOT_SUPPORTED;
   Segment segment;
   segment.bytes = bytes;
   segment.device = device;
@@ -97,9 +98,9 @@ CUresult ManagedMemory::Map(uint64_t address, uint64_t bytes, int device, const 
   if (file == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   segment.file = static_cast<char*>(file);
   segment.pieces.resize((bytes + kRegistered - 1) / kRegistered);
-  CUresult result = BackUnlocked(address, bytes, device, devices);
+  CUresult result = BackLocked(address, bytes, device, devices);
   if (result == CUDA_SUCCESS) {
-    result = ClearUnlocked(segment, address);
+    result = ClearLocked(segment, address);
     if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, bytes);
   }
   if (result != CUDA_SUCCESS) {
@@ -114,8 +115,8 @@ CUresult ManagedMemory::Unmap(uint64_t address) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto it = segments_.find(address);
   if (it == segments_.end()) return CUDA_ERROR_INVALID_VALUE;
-  EnterUnlocked(it->second.device);
-  UnregisterUnlocked(&it->second);
+  EnterLocked(it->second.device);
+  UnregisterLocked(&it->second);
   const CUresult result = driver_.cuMemUnmap(address, it->second.bytes);
   munmap(it->second.file, it->second.bytes);
   segments_.erase(it);
@@ -127,12 +128,12 @@ CUresult ManagedMemory::Clear(uint64_t address) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto it = segments_.find(address);
   if (it == segments_.end()) return CUDA_ERROR_INVALID_VALUE;
-  UnregisterUnlocked(&it->second);
-  return ClearUnlocked(it->second, address);
+  UnregisterLocked(&it->second);
+  return ClearLocked(it->second, address);
 }
 
-CUresult ManagedMemory::ClearUnlocked(const Segment& segment, uint64_t address) {
-  const CUstream stream = EnterUnlocked(segment.device);
+CUresult ManagedMemory::ClearLocked(const Segment& segment, uint64_t address) {
+  const CUstream stream = EnterLocked(segment.device);
   if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
   const CUresult result = driver_.cuMemsetD8Async(address, 0, segment.bytes, stream);
   return result == CUDA_SUCCESS ? driver_.cuStreamSynchronize(stream) : result;
@@ -147,10 +148,10 @@ uint64_t ManagedMemory::BytesAt(uint64_t address) const {
 bool ManagedMemory::Contains(uint64_t address, uint64_t bytes) const {
   std::lock_guard<std::mutex> lock(mutex_);
   uint64_t start;
-  return FindUnlocked(address, bytes, &start) != nullptr;
+  return FindLocked(address, bytes, &start) != nullptr;
 }
 
-void ManagedMemory::RegisterUnlocked(Segment* segment, size_t index) {
+void ManagedMemory::RegisterLocked(Segment* segment, size_t index) {
   const uint64_t at = index * kRegistered;
   const CUresult result = driver_.cuMemHostRegister_v2(segment->file + at, std::min(kRegistered, segment->bytes - at),
                                                        CU_MEMHOSTREGISTER_PORTABLE);
@@ -159,17 +160,17 @@ void ManagedMemory::RegisterUnlocked(Segment* segment, size_t index) {
   segment->pieces[index].moved = 0;
 }
 
-void ManagedMemory::UnregisterUnlocked(Segment* segment) {
+void ManagedMemory::UnregisterLocked(Segment* segment) {
   for (size_t i = 0; i < segment->pieces.size(); ++i) {
-    if (segment->pieces[i].registered && EnterUnlocked(segment->device)) {
+    if (segment->pieces[i].registered && EnterLocked(segment->device)) {
       driver_.cuMemHostUnregister(segment->file + i * kRegistered);
     }
     segment->pieces[i] = Piece();
   }
 }
 
-CUresult ManagedMemory::CopyUnlocked(Segment* segment, uint64_t start, uint64_t address, uint64_t bytes, bool to_device) {
-  const CUstream stream = EnterUnlocked(segment->device);
+CUresult ManagedMemory::CopyLocked(Segment* segment, uint64_t start, uint64_t address, uint64_t bytes, bool to_device) {
+  const CUstream stream = EnterLocked(segment->device);
   if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
   for (uint64_t at = address - start, end = at + bytes; at < end;) {
     const size_t index = at / kRegistered;
@@ -178,7 +179,7 @@ CUresult ManagedMemory::CopyUnlocked(Segment* segment, uint64_t start, uint64_t 
     piece.moved += step;
     // Once as much has been copied as there is, more is to be expected.
     const uint64_t length = std::min(kRegistered, segment->bytes - index * kRegistered);
-    if (!piece.registered && (piece.moved > length || step == length)) RegisterUnlocked(segment, index);
+    if (!piece.registered && (piece.moved > length || step == length)) RegisterLocked(segment, index);
     char* const file = segment->file + at;
     const CUresult result = to_device ? driver_.cuMemcpyHtoDAsync_v2(start + at, file, step, stream)
                                       : driver_.cuMemcpyDtoHAsync_v2(file, start + at, step, stream);
@@ -199,17 +200,17 @@ CUresult ManagedMemory::Flush(std::string_view runs) {
   std::lock_guard<std::mutex> lock(mutex_);
   uint64_t start;
   for (const Run& run : copied) {
-    if (run.bytes == 0 || !FindUnlocked(run.address, run.bytes, &start)) return CUDA_ERROR_INVALID_VALUE;
+    if (run.bytes == 0 || !FindLocked(run.address, run.bytes, &start)) return CUDA_ERROR_INVALID_VALUE;
   }
   CUresult first = CUDA_SUCCESS;
   for (const Run& run : copied) {
-    Segment* const segment = FindUnlocked(run.address, run.bytes, &start);
-    const CUresult result = CopyUnlocked(segment, start, run.address, run.bytes, true);
+    Segment* const segment = FindLocked(run.address, run.bytes, &start);
+    const CUresult result = CopyLocked(segment, start, run.address, run.bytes, true);
     if (first == CUDA_SUCCESS) first = result;
   }
   // Also after an error: the client may write to the file when this has returned.
   for (const auto& [device, lane] : lanes_) {
-    if (!EnterUnlocked(device)) continue;
+    if (!EnterLocked(device)) continue;
     const CUresult result = driver_.cuStreamSynchronize(lane.stream);
     if (first == CUDA_SUCCESS) first = result;
   }
@@ -219,10 +220,10 @@ CUresult ManagedMemory::Flush(std::string_view runs) {
 CUresult ManagedMemory::Fetch(uint64_t address, uint64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   uint64_t start;
-  Segment* const segment = FindUnlocked(address, bytes, &start);
+  Segment* const segment = FindLocked(address, bytes, &start);
   if (bytes == 0 || !segment) return CUDA_ERROR_INVALID_VALUE;
-  const CUresult result = CopyUnlocked(segment, start, address, bytes, false);
-  const CUstream stream = EnterUnlocked(segment->device);
+  const CUresult result = CopyLocked(segment, start, address, bytes, false);
+  const CUstream stream = EnterLocked(segment->device);
   if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
   const CUresult waited = driver_.cuStreamSynchronize(stream);
   return result == CUDA_SUCCESS ? waited : result;

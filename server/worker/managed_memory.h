@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Managed memory with a home on the GPU.
 //
 // The client has a file (memfd) mapped at some addresses; here, device memory is mapped at the same addresses, and the
@@ -73,19 +74,19 @@ class ManagedMemory {
     CUstream stream = nullptr;
   };
 
-  bool ReserveUnlocked();
-  const Segment* FindUnlocked(uint64_t address, uint64_t bytes, uint64_t* start) const;
-  Segment* FindUnlocked(uint64_t address, uint64_t bytes, uint64_t* start) {
-    return const_cast<Segment*>(static_cast<const ManagedMemory*>(this)->FindUnlocked(address, bytes, start));
+  bool ReserveLocked();
+  const Segment* FindLocked(uint64_t address, uint64_t bytes, uint64_t* start) const;
+  Segment* FindLocked(uint64_t address, uint64_t bytes, uint64_t* start) {
+    return const_cast<Segment*>(static_cast<const ManagedMemory*>(this)->FindLocked(address, bytes, start));
   }
   // The stream of the device's, with its context current in this thread. Null: there is no context.
-  CUstream EnterUnlocked(int device);
+  CUstream EnterLocked(int device);
   // Begins to copy a range of one segment.
-  CUresult CopyUnlocked(Segment* segment, uint64_t start, uint64_t address, uint64_t bytes, bool to_device);
-  void RegisterUnlocked(Segment* segment, size_t piece);
-  void UnregisterUnlocked(Segment* segment);
-  CUresult ClearUnlocked(const Segment& segment, uint64_t address);
-  CUresult BackUnlocked(uint64_t address, uint64_t bytes, int device, const std::vector<int>& devices);
+  CUresult CopyLocked(Segment* segment, uint64_t start, uint64_t address, uint64_t bytes, bool to_device);
+  void RegisterLocked(Segment* segment, size_t piece);
+  void UnregisterLocked(Segment* segment);
+  CUresult ClearLocked(const Segment& segment, uint64_t address);
+  CUresult BackLocked(uint64_t address, uint64_t bytes, int device, const std::vector<int>& devices);
 
   const DriverTable& driver_;
   mutable std::mutex mutex_;

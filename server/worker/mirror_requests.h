@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the executor, and the thread that reads ahead of it (executor.h), do with the requests of proto/mirror. Defined in
 // custom/managed.cc.
 #ifndef CUDA_REMOTE_SERVER_WORKER_MIRROR_REQUESTS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the driver prints: device printf to this process's standard output, the texts of device assertions to its standard
 // error. Both are files in memory from Install on; the bytes go to the client before the reply of the call that made them
 // appear. What goes to standard error is written to this worker's log too. Thread-safe after Install.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whose turn it is to read the channel: the executor's, or that of the thread that watches it (executor.h).
 //
 // The executor takes and gives up its turn with every request, so for it this costs one locked instruction, a plain

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/worker/reading_turn.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A session on the worker's side: one client's contexts, handles and device memory on this server.
 //
 // Generated handlers and the hand-written ones in server/worker/custom use nothing of the worker but this class. All

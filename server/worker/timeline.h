@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // When the worker executed which request: for a client that asks for a timeline (OpTimeline). Off until then, and a
 // request then costs one load more.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one way from a request's payload to the driver.
 //
 // A driver may read the source of an asynchronous copy as late as the copy's turn in its stream, pinned or not (CUDA

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Puts the variables of a replayed module where they were, also after a history of modules that are gone.
 //
 // Where the driver puts a module's variables depends on what was loaded and unloaded before. A replay loads only what

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads that wait for the GPU, so that the executor does not. As many as there are waits at the same time, up to a
 // limit; idle ones stay. Tasks begin in the order in which they were given, and may end in any other one. Thread-safe.
 #ifndef CUDA_REMOTE_SERVER_WORKER_WAITERS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The worker's Session: everything that one client has on this server.
 //
 // The hand-written handlers see this class (Worker(session)); the generated ones see Session. All members are the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cr-worker from outside: a whole process with a small driver (testing/fake_driver.cc), driven over the session
 // channel.
 

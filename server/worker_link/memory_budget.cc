@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/worker_link/memory_budget.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How much device memory the sessions of one owner hold together, and may: a page that cr-server and the workers of
 // that owner have mapped.
 //

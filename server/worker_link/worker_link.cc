@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/worker_link/worker_link.h"
 
 #include <errno.h>

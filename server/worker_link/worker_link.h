@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The link between cr-server (supervisor) and one cr-worker: a SEQPACKET socket pair, the worker's end at a descriptor
 // that the command line names.
 //

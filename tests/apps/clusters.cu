@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Clusters of blocks and the other attributes of launches: cluster dimensions from the code and from the launch, also
 // larger than portable, shared memory of other blocks (read, added to, copied to, multicast to), barriers of the
 // cluster at once and in two halves, scheduling policies, priorities, kernels that start before the one ahead of them

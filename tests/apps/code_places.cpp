@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Addresses of functions in GPU memory, in __device__ and in __constant__ variables, of modules and of a library that is
 // in several contexts. Where code lies follows from what was loaded and used before: other modules come in between and
 // are gone later, and kernels are first used at any time, so a restart has to see to it that the functions lie where they

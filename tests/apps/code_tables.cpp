@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Functions that are called by the addresses in __device__ and __constant__ tables, and whose addresses are nowhere else:
 // of modules, and of a library that was loaded before one of the contexts was made. A kernel exchanges entries, so the
 // tables are not what loading made of them. A restart may put the functions elsewhere (docs/context-state.md). With

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a context, its streams, functions and pools can be told: each is set to something that is not the default, and
 // asked for after every step. Statics inside of kernels count the steps. Two contexts, set differently.
 #include <cuda.h>

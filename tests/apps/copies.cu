@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies of random sizes and kinds, from several threads, each with a stream: pageable and pinned memory, both
 // directions, rectangles, batches, with kernels and fills between them, many of them queued behind a kernel that takes
 // long. A model on the host does the same, and every byte that comes back is compared with it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rarer parts of the driver API: the JIT linker with its state open across steps, listing a module's functions and a
 // library's kernels, the launch interface of before CUDA 4, green contexts with streams of their own, the settings of
 // GPU core dumps and the driver's log.

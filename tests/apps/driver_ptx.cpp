@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver API alone, without the runtime: a context of its own, PTX text loaded with cuModuleLoadData, module
 // globals, kernel parameters by pointer array and by packed buffer, a second module that comes and goes in every step,
 // events and streams. Linked with -lcuda, so the loader resolves the driver's symbols by name.

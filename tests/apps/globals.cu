@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // State that lives in module globals alone: __device__ and __constant__ variables, external and static, some written by the
 // host by name, some never named by the host, with initial values and without, arrays, pointers to other globals, and a
 // second module (globals_other.cu) whose static variables have the same names.

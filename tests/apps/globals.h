@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the two halves of the globals program share.
 #ifndef CUDA_REMOTE_TESTS_APPS_GLOBALS_H_
 #define CUDA_REMOTE_TESTS_APPS_GLOBALS_H_

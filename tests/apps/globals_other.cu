@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The second module of the globals program; see globals.cu.
 #include "tests/apps/globals.h"
 #include "tests/apps/support/app.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conditional nodes: IF with and without a second body, WHILE with an IF inside, SWITCH; bodies built node by node and
 // captured; a value that only the default sets. The graph is carried over many launches, and made anew now and then.
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels of graph_conditional: they decide what the graph does next. Linked with the device runtime, which has
 // cudaGraphSetConditional, for real GPUs; as PTX for the software GPU.
 #include <cuda_runtime.h>

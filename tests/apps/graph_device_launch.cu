@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graphs that kernels launch: beside the graph that launches them, behind it, and again and again by themselves. The
 // executables are updated, uploaded anew and launched from the host as well. Their handles are among the arguments of
 // kernels, and in GPU memory.

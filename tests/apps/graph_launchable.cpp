@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Executable graphs that kernels may launch (CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH), as the host uses them: their
 // handles are the driver's own, since kernels get them, and every call takes them. No kernel launches one here
 // (graph_device_launch.cu). They cannot be saved. The driver API alone.

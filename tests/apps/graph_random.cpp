@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graphs at random, compared with a model on the host. Nodes of every kind: kernels, copies in one, two and three
 // dimensions of device, pinned and pageable memory, fills, host functions, empty nodes, child graphs, events, memory that
 // a graph allocates and frees, conditional nodes (IF, WHILE, SWITCH) and writes of single values. Graphs are built node by

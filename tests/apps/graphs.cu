@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA graphs in all the ways that programs make them: captured over two streams that wait for each other, built node
 // by node, cloned, updated, with host functions and a user object inside; graphs that are gone while their executables
 // live. Everything is made once and launched at every step.

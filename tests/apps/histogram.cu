@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Histograms with atomics: counts in shared memory merged into global memory, plus every other integer atomic on words that
 // all threads share. All operations commute, so the result does not depend on the order; the host checks it exactly.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that wait for each other on the host alone: at a barrier in shared memory in every step, and at a small TCP store
 // over 127.0.0.1 in every third, as processes of frameworks meet. Between the waits each rank has a kernel running, and
 // what it computes depends on what all the others have computed in the step before.

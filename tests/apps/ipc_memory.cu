@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks, one process each, that share memory by descriptors: physical memory (cuMemCreate) and memory pools, whose
 // descriptors go to a neighbour over a Unix socket. Owner and neighbour write the memory in turn, and both compare it
 // with a reference. One descriptor is on its way in its socket for half of the run, another one is kept open and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks, one process each, in a ring: each computes on its state and puts the result into the next rank's inbox, which
 // it has opened with cudaIpcOpenMemHandle, by a kernel or by a copy. Only events of the other processes order the work
 // on the GPUs; the host's barriers order the calls alone. Every step is compared with a reference that each rank

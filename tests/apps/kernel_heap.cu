@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that kernels allocate: lists of objects with virtual functions that live in the kernels' heap, some of them
 // given back and others allocated in each step.
 #include <cuda_runtime.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Managed memory: a list built by the host out of managed nodes and walked by both sides, arrays that host and kernels
 // change in turn, `__managed__` variables (with and without a first value, written by either side, their address taken
 // on the device), bytes of one block changed by both sides in turn, advice and prefetches, system calls on managed

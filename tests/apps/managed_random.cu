@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Managed memory, used at random from all sides and compared byte for byte with a model of what CUDA promises: host
 // threads, kernels, copies, fills, prefetches, advice, system calls, host functions, graphs, allocations and frees, in two
 // streams, with memory attached to streams and to the host. Each of the --steps steps is 250 operations.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Managed memory and threads: host threads change memory of their own, attached to the host or to an idle stream, without
 // a pause, while others launch kernels that use other memory of the same pages' neighbourhood. Nothing may be lost. Also
 // what the library itself reads and writes in managed memory: arguments of kernels, symbols, results of calls, and what

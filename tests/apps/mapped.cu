@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host memory that kernels use in place: allocated as mapped, pinned and given to kernels as it is, and the program's
 // own pages, registered where they lie (in the middle of a page) and reached through their device pointer. Host and
 // kernels change it in turn; copies read it behind the kernels that write it; a host function looks at it; graphs use

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The device's math library, recursion, function pointers, local arrays, conversions, 64-bit and bit-field arithmetic,
 // function attributes and occupancy. Each lane carries its value from step to step.
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiled matrix products in shared memory (static tiles and dynamic shared memory in turn): repeatedly X <- A * X / max|A * X|.
 #include <cmath>
 #include <vector>

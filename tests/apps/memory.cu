@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kinds of memory: a linked list whose device pointers are stored in device memory (so addresses must survive), pinned
 // buffers, stream-ordered allocations that live across steps, pitched rows, two-dimensional copies and fills, and
 // pointer attributes.

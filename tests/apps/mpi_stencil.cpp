@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Heat diffusion on a square, cut in slabs, one for each MPI rank: halo rows go through host buffers by MPI_Sendrecv, one
 // of them pinned and one pageable, and all ranks learn the sum and the greatest change by MPI_Allreduce in every step.
 // Rank 0 compares the result with a reference computed on the host.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The GPU side of mpi_stencil, which nvcc compiles; the rest is compiled by the MPI's own compiler.
 #ifndef CUDA_REMOTE_TESTS_APPS_MPI_STENCIL_H_
 #define CUDA_REMOTE_TESTS_APPS_MPI_STENCIL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels of mpi_stencil and their launch.
 #include "tests/apps/mpi_stencil.h"
 

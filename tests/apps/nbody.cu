@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gravity among n bodies in double precision (leapfrog, softened), positions staged through shared memory.
 #include <cmath>
 #include <vector>

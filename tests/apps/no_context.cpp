@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Work given by threads without a current context, in the contexts of the objects that they name: streams, events,
 // modules, functions, graphs. The main thread makes what needs a current context, and looks at the results at the end.
 //

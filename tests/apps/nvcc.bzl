@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """nvcc_binary: a CUDA program built the way a user would build it."""
 
 def nvcc_binary(name, srcs, hdrs = [], nvccopts = [], archs = [], **kwargs):

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Several GPUs in one process: each computes on what its neighbour has made, which reaches it by a copy between devices, and
 // by loads through the neighbour's own addresses where the two can do that. With one GPU it is its own neighbour.
 #include <vector>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A pipeline over several streams: upload from pinned memory, two kernels, download, and host functions that fold the results
 // in; events order the stages, streams have priorities, and both kinds of host callback are used.
 #include <pthread.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host and kernels that look at each other's writes in registered memory while a kernel runs, without a CUDA call in
 // between: memory of malloc, registered in the middle of a page, and shared memory whose name is gone by then and whose
 // size is no whole number of pages. NCCL's transport through shared memory works so. A forked child goes on with what

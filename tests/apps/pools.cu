@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What memory pools say of themselves: how much is used, to the byte and at once, and its high-water mark; how much is
 // reserved, of which only what the documentation promises is looked at. Three pools: the device's own one, one that
 // keeps all it has, and one that is the device's current pool half of the time. Memory is carried from step to step,

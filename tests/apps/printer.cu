@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // printf from the device, interleaved with the host's own output: one thread prints, so the order is fixed.
 #include "tests/apps/support/app.h"
 

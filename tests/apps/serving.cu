@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shape of an inference engine: a scheduler without CUDA and GPU workers. Requests go through queues in POSIX shared
 // memory with semaphores, results through another one with a futex, whose name is gone while it is used; a worker gets
 // its descriptor over a Unix socket. Workers report to a listening Unix socket, write a byte into one pipe for each

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a driver may answer or reuse without asking the GPU: events and streams that are known to be done - and are not
 // any more, once something new was recorded, launched or captured - stream-ordered memory that comes back to the stream
 // that freed it, and pageable copies too large for one piece. A host function that holds its stream makes "not done"

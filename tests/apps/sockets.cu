@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program with internet sockets: what the GPU has computed goes through a TCP connection that the program has with
 // itself, as those of frameworks whose processes meet at a server in one of them, and is in the kernel's queues when
 // the hook is called. A UDP socket and two that listen are open as well, and connections to one of those have just

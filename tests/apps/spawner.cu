@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program that starts others which use CUDA: by fork and exec, by posix_spawn and by shell scripts, one after another
 // and at once. It has no CUDA of its own in the first half of its steps. One worker lives from the first step to the last
 // and is asked in each; the others come and go, some across a step. A shell, and a process that only waits for its child,

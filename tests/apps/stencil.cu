@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Heat diffusion on a square, cut in four slabs. Each slab has a stream of its own; halo rows travel between neighbours as
 // device-to-device copies that are ordered by events alone: the host never synchronises before the end, so a checkpoint
 // finds launches and copies in flight.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor maps as programs for Hopper use them: encoded once by the driver, found through its table of entry points,
 // given to kernels as parameters, in device memory and in constant memory, and used at every step. Boxes of one, two,
 // three and five dimensions are loaded and stored by cp.async.bulk.tensor, with and without swizzling, with parts

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Textures over plain memory: every format and number of channels, over linear and pitched memory, at places inside an
 // allocation; over managed and pinned memory; reaching beyond their allocation, as padded FFT buffers have them; and
 // over memory that is freed before they are. The host computes everything as well.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arrays, textures and surfaces: 1D, 2D, 3D, layered and mipmapped arrays whose elements kernels change through
 // surfaces and read through texture objects (points and linear filtering, normalised coordinates, all address modes,
 // integers mapped to floats), textures over plain and pitched memory, copies between arrays and memory. Objects come

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Modules with variables that come and go, so that the addresses of those alive follow from a history that no log
 // keeps: the driver puts a module's variables where there is room. Addresses of variables are kept in GPU memory and
 // followed there by a kernel, as a program's own tables of pointers would be. Modules have one to three variables,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The program's own virtual memory, as allocators with growing segments use it: one large reservation in which pieces
 // of physical memory come and go at its end and in its middle, the same piece mapped at two addresses, handles that are
 // released while mapped and retained again by address, access rights set over several mappings at once. Kernels run

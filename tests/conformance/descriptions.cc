@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arguments that are structs, lists and functions.
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes every handled driver call, each with valid arguments and with wrong ones, and prints a line for each case:
 // NUMBER CALL VARIATION<tab>what the call answered and did. every_call.py compares the lines of a native run with those
 // under cr-run.

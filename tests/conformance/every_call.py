@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Every handled call, directly on the driver and under cr-run over the ring and over gRPC: the same answers, case by case.
 
 Usage: every_call.py --product DIR --program FILE [--driver LIB] [--parallel N] [--only FAMILY,...] [--except CASE,...]

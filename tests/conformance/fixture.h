@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the cases of proto/gen/emit_cases.py work with: live objects of every kind, made when a case first asks for
 // them, and a line of text for what a call answered, in which nothing depends on the process: objects and addresses
 // have the names that the case gave them.

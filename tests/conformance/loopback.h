@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A loop from generated stub to generated handler to a fake driver, all in one process: Call and Session are replaced
 // by stand-ins that pass the encoded message straight on. Hand-written bodies are left out.
 #ifndef CUDA_REMOTE_TESTS_CONFORMANCE_LOOPBACK_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Objects and memory that the cases ask for, and their ends.
 #include <sys/mman.h>
 

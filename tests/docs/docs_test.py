@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Checks the Markdown pages of the whole tree: every link leads to a file and, if it has one, to a heading that exist; every
 page of docs/ is in the README's table and in mkdocs.yml; prose lines are not longer than 100 columns.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prints which GPUs the program sees: UUID, place on the bus, and whether each one can be used.
 #include <cuda.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Error checks for the small driver-API programs of the fault tests.
 #ifndef CUDA_REMOTE_TESTS_FAULTS_DRIVER_H_
 #define CUDA_REMOTE_TESTS_FAULTS_DRIVER_H_

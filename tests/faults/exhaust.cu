@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program that runs out of device memory in every usual way, prints what it is told each time, and goes on working.
 //
 // It prints error names and the order of events, and no number that depends on how much memory a driver keeps for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Test targets for the fault cases."""
 
 def fault_test(name, cases, size = "medium"):

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program with its own libprotobuf and gRPC that also uses the driver, loaded with dlopen and its symbols made global: both
 // sides must go on working in one process. It runs a gRPC server and client of its own, before, between and after driver
 // calls.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GPU work that depends on what the program does next: a lock that holds all CUDA calls back until the GPU is idle waits
 // for ever. Every step has such work, and the program asks what a program may ask about it; a wrong answer ends it.
 //

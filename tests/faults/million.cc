@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes and destroys a million objects (events, streams, memory, modules, captured graphs) and watches the process's own memory: what is
 // destroyed must leave nothing behind, neither in the replay log nor in the handle tables.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls on a thread without a current context: prints what each one answers. The objects that the calls name were made
 // by a thread with one. The driver makes such calls in the context of the object; default streams, and calls that name
 // nothing, it refuses.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two processes that share memory, an event, a pool and physical memory, as MPI libraries and data loaders do.
 //
 // Usage: sharer SOCKET export|import [ROUNDS]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an ordinary program gets to see that has no GPU server: from the runtime, and from the driver.
 
 #include <cuda.h>

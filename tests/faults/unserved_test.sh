@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # A program without a usable GPU server gets the error that docs/settings.md names, and its user one line that says why.
 #
 # Usage: unserved_test.sh LIBRARY PROGRAM CR_SERVER WORKER

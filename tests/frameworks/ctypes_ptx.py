@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver API from Python, with nothing but ctypes: memory, a module of PTX text, a stream, launches."""
 
 import array

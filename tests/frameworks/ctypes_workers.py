@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process that uses CUDA with children that load its data, as PyTorch's DataLoader has them.
 
 The children are forked after the first CUDA call and send their batches through queues, shared memory and files that have no name

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CuPy: array maths, a kernel of the program's own through NVRTC, FFT, linear algebra, random numbers."""
 
 import cupy

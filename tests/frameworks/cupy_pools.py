@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CuPy with the driver's stream-ordered memory pool: its figures, a cooperative kernel, a captured stream, sparse matrices."""
 
 import cupy

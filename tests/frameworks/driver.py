@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver API through ctypes, and a small module of PTX text, for the programs that need no framework.
 
 Device: the process's one GPU context and module, with a buffer of COUNT 32-bit values that `mix` changes in place. One thread.

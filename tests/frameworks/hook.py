@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the framework programs share: the command line, printing, and the hook for checkpoint tests.
 
 The same hook as tests/apps/support/app.h: after each step the environment decides whether to note it (CR_TEST_SYNC_FILE), to wait

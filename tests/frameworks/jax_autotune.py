@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JAX as it is without flags: XLA measures which kernels are best, in pinned memory too. A small convolutional network.
 
 Which kernels win differs from run to run, and the last digits with them, so few digits are printed.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JAX: jit, grad and a small training loop."""
 
 import os

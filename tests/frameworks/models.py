@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The networks that the tests and the benchmark train: a GPT of 124M parameters, ResNet-50."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numba: kernels compiled in the process, shared memory, atomics."""
 
 import numpy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What monitoring tools ask NVML, by way of nvidia-smi (if there is one) and of the library itself. Prints what does not change."""
 
 import ctypes

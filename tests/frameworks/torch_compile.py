@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.compile: the kernels are Triton's."""
 
 import hook

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A convolutional network trained with Adam on made-up images."""
 
 import hook

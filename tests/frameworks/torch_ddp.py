@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two processes, a GPU each: DistributedDataParallel over NCCL."""
 
 import os

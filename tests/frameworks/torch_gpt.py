@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """124M parameters in bf16 with fused attention and fused AdamW."""
 
 import hook

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A whole training step, dropout and optimizer included, captured once and replayed."""
 
 import hook

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CUDA libraries behind PyTorch, and the parts of its runtime that ask the driver most."""
 
 import hook

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DataLoader with forked workers: children of a process that uses CUDA, and pinned memory in a thread."""
 
 import hook

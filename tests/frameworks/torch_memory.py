@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What PyTorch says of its memory and of the GPU, after each of several kinds of work.
 
 PyTorch takes the sizes of workspaces, and the choice of algorithms, from what the driver answers. If one answer were

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One process with two GPUs: data-parallel training, NCCL, and peer copies."""
 
 import hook

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The caching allocator with expandable segments: it reserves addresses and maps memory by itself."""
 
 import os

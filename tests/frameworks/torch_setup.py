@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch, set up so that a run can be repeated bit by bit."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small transformer with dropout, trained with Adam."""
 
 import hook

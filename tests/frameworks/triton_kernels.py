@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Triton's own compiler and launcher: a row-wise softmax and a matrix product on the tensor cores."""
 
 import triton

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fuzz_test: a fuzz target run for a bounded time."""
 
 def fuzz_test(name, srcs, deps, seconds = 5, linkopts = []):

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a fuzz target gives to the driver besides libFuzzer's entry point.
 #ifndef CUDA_REMOTE_TESTS_FUZZ_SEEDS_H_
 #define CUDA_REMOTE_TESTS_FUZZ_SEEDS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Driver for fuzz targets where libFuzzer is not: gives the target every seed, then mutations of seeds, for a bounded
 // time.
 //

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Jobs as people start them: environments made anew, a driver of the machine's own, terminals, and what killed jobs leave.
 
 Needs root and CRIU. Python 3 standard library only.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Checks the shape of the source tree: who includes whom, what the client library may use, that tools/setup installs
 the packages whose headers are used, and that folders explain themselves.
 
@@ -176,6 +177,9 @@ def check_readmes(root, problems):
     return f"{count} folders"
 
 
+LICENSE = "SPDX-License-Identifier: Apache-2.0"
+
+
 def check_text(root, problems):
     count = 0
     for path in files(root, MAY_INCLUDE):
@@ -184,6 +188,10 @@ def check_text(root, problems):
         count += 1
         full = os.path.join(root, path)
         lines = open(full, encoding="utf-8", errors="replace").read().split("\n")
+        if lines[0].startswith("#!"):
+            del lines[0]
+        if not lines[0].endswith(f" {LICENSE}"):
+            problems.append(f"{path}:1: must begin with a comment that says {LICENSE}")
         for number, line in enumerate(lines, 1):
             if len(line) > 140 and path.endswith((".h", ".cc")):
                 problems.append(f"{path}:{number}: {len(line)} columns; the limit is 120")
@@ -193,8 +201,8 @@ def check_text(root, problems):
                 problems.append(f"{path}:1: the include guard must be {guard}")
         explained = path.endswith(".cc") and (
             os.path.exists(full[:-3] + ".h") or os.path.exists(full.replace("_test.cc", ".h")))
-        if path.endswith((".h", ".cc", ".cu", ".cpp")) and not explained and not lines[0].startswith("//"):
-            problems.append(f"{path}:1: must start with a comment that says what the file is for")
+        if path.endswith((".h", ".cc", ".cu", ".cpp")) and not explained and not "".join(lines[1:2]).startswith("//"):
+            problems.append(f"{path}:2: must start with a comment that says what the file is for")
     return f"{count} files"
 
 

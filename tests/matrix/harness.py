@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the end-to-end tests share: finding the product's files, starting servers and jobs, and waiting with a limit.
 
 Python 3 standard library only, so that it also runs on a GPU machine that has nothing else. Every process that is started

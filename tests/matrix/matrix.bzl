@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Test targets for the matrix: one for each program and group of modes, so that they balance over the machine's cores."""
 
 GROUPS = {

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs test programs in every way and compares the bytes that they print with those of a native run.
 
 Usage:

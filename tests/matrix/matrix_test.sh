@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Runs matrix.py on what Bazel built: matrix_test.sh APP MODE,MODE...
 here="$(dirname "$0")"
 product="$(dirname "$(readlink -f "$here/product/cr-run")")"

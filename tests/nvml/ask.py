@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Asks NVML as pynvml does (ctypes, by soname, no CUDA), and prints the answers: one line each."""
 
 import ctypes

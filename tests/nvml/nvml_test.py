@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Our NVML end to end: programs that load libnvidia-ml.so.1 by its soname, under cr-run.
 
 Usage: nvml_test.py --product DIR --probe PROGRAM --ask SCRIPT [--only CASE,...]

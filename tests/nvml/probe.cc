@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Uses the driver and NVML as frameworks do: NVML is loaded by its soname, before and after the driver is in use, and
 // asked by another thread all the time. Checks that both agree, and prints what tells one server from another. With the
 // hook of the test programs (tests/apps/support) it pauses after step 1.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Extracts the signatures again from the installed CUDA toolkit and compares them with the checked-in table.
 
 Another version of the toolkit than the table's is no failure: the test says so and ends. A missing toolkit is one.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares our cuGetProcAddress logic with a real driver, entry by entry.
 //
 // Usage: proc_address_probe [LIBRARY]   (default libcuda.so.1; needs the vendor's driver, so it is run by hand or by

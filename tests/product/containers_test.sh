@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Containers: the images of packaging/containers, made from the tarball on a small base image, without a network.
 # A server and a job in containers of their own; a checkpoint of the job from outside; a restart in a new container; a
 # program in an image that has nothing of cuda-remote, by the CDI specification.

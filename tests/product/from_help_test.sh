@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Each option that a program's --help names is in its manual page and in its completion for bash, and the page is one
 # that man can read.
 set -u

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds the packages and the tarball from the programs that Bazel made, installs each in a root file system that is a
 # copy of this machine's, without compiler, CUDA toolkit, Bazel and sources, and runs a CUDA program there on the
 # software GPU. Nothing may be left when they are removed.

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # How tools/setup-cuda finds a CUDA toolkit, or installs one from a package repository. Each case has a copy of this
 # machine's root (an overlay in memory) without the machine's own toolkit. The toolkits and the packages are stand-ins:
 # an nvcc that prints a version, and empty headers and libraries.

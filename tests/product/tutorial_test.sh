@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Types the lines of docs/tutorial.md: its own CUDA program, servers, checkpoint and restart, a move, TLS. Without the
 # installation (the product is on the path already) and PyTorch, which needs a GPU.
 set -u

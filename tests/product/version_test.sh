@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Every program prints the same version, and the change log begins with it.
 set -u
 product=$(dirname "$(find -L . -name cr-run -type f | head -n 1)")

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two processes that share GPU memory, pools and events are moved together to new sessions, once and twice.
 
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes known numbers of driver calls of every kind, and ends in a way of choice: what tests/trace compares traces
 // with.
 //

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """CUDA_REMOTE_TRACE, CUDA_REMOTE_TIMELINE and cr-trace, end to end, with a program that makes known calls.
 
 Usage: trace_cases.py --product DIR --program PATH [--driver LIB] [--only CASE,...]

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Runs trace_cases.py on what Bazel built.
 here="$(dirname "$0")"
 product="$(dirname "$(readlink -f "$here/../matrix/product/cr-run")")"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cr-server, cr-relay and cr-ps as processes, with a worker that needs no CUDA. Programs are found in Bazel's runfiles,
 // or in the folder that CR_TEST_PROGRAMS names.
 

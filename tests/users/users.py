@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Several users of one machine: what an attacker prepares must not reach the victim's or root's programs.
 
 Needs root: the users are played by processes with their numbers. Python 3 standard library only.

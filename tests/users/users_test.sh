@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Runs cases of users.py on what Bazel built: users_test.sh CASE,CASE...
 here="$(dirname "$0")"
 product="$(dirname "$(readlink -f "$here/../matrix/product/cr-run")")"

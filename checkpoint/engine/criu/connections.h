@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The TCP connections of a job, at a checkpoint. CRIU can save both ends of a connection that the job has with itself,
 // and they work after a restart as before. A connection with somebody else has no second end in the image, and its
 // bytes would not fit what the other has seen since: it can only be closed then.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Saving and restoring the processes of a job with CRIU.
 //
 // The dump runs inside the job's namespaces, so that CRIU sees an ordinary process tree; the restore is a command for

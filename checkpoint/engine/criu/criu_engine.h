@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CRIU as a SnapshotEngine.
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_ENGINE_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_ENGINE_H_

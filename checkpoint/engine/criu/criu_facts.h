@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What CRIU has found out about this kernel, kept for its next start.
 //
 // CRIU tries the kernel's features each time it starts, some of them in network namespaces of their own: 0.04 s, more

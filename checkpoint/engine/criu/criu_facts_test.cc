@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // With a real CRIU, and with /run replaced by a folder of the test's own, in mount namespaces of the test's own.
 
 #include "checkpoint/engine/criu/criu_facts.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/engine/criu/criu_image.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading CRIU's own image files, as far as the tools must: they say better than CRIU what hinders a restore, and look
 // whether what was saved is what should have been.
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_IMAGE_H_

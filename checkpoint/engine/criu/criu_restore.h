@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CRIU's restore: the processes come back in a new namespace while GPU memory is loaded, and do not run before that is
 // done.
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_RESTORE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the engine and CRIU's action script, cr-hold, have agreed upon. Constants only: cr-hold has nothing but the C
 // library.
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_HOLD_H_

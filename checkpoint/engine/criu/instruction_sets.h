@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The instruction sets of the processor, which programs choose functions by when they start: a memcpy for AVX-512 is
 // the end of a process that goes on where there is none.
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_INSTRUCTION_SETS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/engine/criu/open_files.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The files that a saved job has open, compared with what is there now. CRIU refuses a file whose length has changed;
 // this says so earlier and in better words, and can cut files back that the job has gone on writing after the
 // checkpoint.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The TCP ports that a saved job needs free at its restart.
 //
 // When a connection ends, the kernel keeps its port for a minute (TIME_WAIT), so that packets of the old connection do

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files through which a job's processes share memory, and which have a name: POSIX shared memory in /dev/shm, files that
 // are mapped to be written together in folders for temporary files, and the session folders of Open MPI. CRIU saves a
 // file that has a name by its name alone. On another host, or when the job has ended and has removed them, they would be

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program in its namespace is saved by CRIU, ended, and restored elsewhere: with threads, a shared mapping, a
 // listening socket, TCP connections, and each kind of standard output. Needs root and a CRIU that works
 // (tools/setup-criu).

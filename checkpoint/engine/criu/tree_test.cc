@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Jobs of several processes are saved by CRIU, ended and restored, with what such jobs share: memory of every kind, Unix
 // sockets and pipes between them, children that have ended, sessions of their own. Needs root and a CRIU that works
 // (tools/setup-criu).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A SnapshotEngine for tests: it saves nothing, and notes what state the processes are in. Each of its steps can be made
 // to fail.
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_TESTING_FAKE_ENGINE_H_

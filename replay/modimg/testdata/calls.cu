@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Functions that are only called, and variables whose addresses are taken.
 __device__ int counters[4];
 __device__ int* chosen = counters + 1;

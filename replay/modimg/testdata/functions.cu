@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Addresses of functions in variables and in code; kernels that allocate and print.
 #include <cstdio>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Input for image_test.cc: one variable of every sort, which the test looks for in the compiler's output.
 #include <cstdio>
 

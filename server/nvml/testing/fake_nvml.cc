@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A stand-in for NVIDIA's libnvidia-ml.so.1 with two GPUs whose order is not CUDA's, for answerer_test. It writes past
 // nothing, checks what it is given, and has no function that its test does not expect.
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Instructions by themselves: what nvcc seldom emits, and the corner cases.
 #include <cmath>
 

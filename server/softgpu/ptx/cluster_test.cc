@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Clusters of several blocks: who is where, shared memory of others, the barrier, what is sent to others.
 #include "server/softgpu/ptx/test_device.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Branches, calls, divergence, barriers, meetings of warps.
 #include "server/softgpu/ptx/test_device.h"
 

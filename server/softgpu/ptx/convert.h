@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the two files of cvt share.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_PTX_CONVERT_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_PTX_CONVERT_H_

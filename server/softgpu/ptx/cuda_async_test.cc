@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What nvcc makes of testdata/async.cu (libcu++ barriers and pipelines), and mbarriers by hand.
 #include "server/softgpu/ptx/test_device.h"
 #include "server/softgpu/ptx/test_file.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What nvcc makes of testdata/groups.cu: warps, blocks, cooperative groups, atomics.
 #include <atomic>
 #include <chrono>

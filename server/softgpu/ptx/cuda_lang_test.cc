@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What nvcc makes of C++: testdata/lang.cu, compared with the same computations here.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA math library, run from PTX, against the host's. The bounds are those of the CUDA C++ Programming Guide
 // with one
 // more unit for the host's own error.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matrix instructions: what nvcc makes of testdata/matrix.cu, against an H100's results (testdata/matrix_h100.txt) and
 // against products computed here.
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Logic, shifts, bit fields, permutations.
 #include <algorithm>
 #include <type_traits>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cvt between integers, f32 and f64, and cvt.pack. Forms with 16- and 8-bit floats: decode_convert_half.cc.
 #include <cmath>
 #include <limits>

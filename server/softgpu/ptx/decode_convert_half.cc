@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cvt to and from the floats of 16 and fewer bits.
 #include "server/softgpu/ptx/convert.h"
 

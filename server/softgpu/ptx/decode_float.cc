@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arithmetic of f32 and f64, and the opcodes that integers, halves and floats share.
 #include <cmath>
 #include <limits>

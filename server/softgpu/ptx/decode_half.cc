@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arithmetic of f16, bf16 and their pairs. Everything is computed exactly enough in double and rounded once.
 #include <cmath>
 

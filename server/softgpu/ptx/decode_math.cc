@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Roots, reciprocals, elementary functions, sign and class of floats.
 #include <cmath>
 

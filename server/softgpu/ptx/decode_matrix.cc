@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matrices of a warp: mma, wmma, ldmatrix, stmatrix, movmatrix.
 //
 // The threads of a warp meet at each of these (Meet::kMatrix), so that what one thread has written to memory before is

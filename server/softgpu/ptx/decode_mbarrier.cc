@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // mbarrier: barriers that are objects in shared memory.
 //
 // The object's 64 bits, which programs treat as opaque: pending arrivals (20 bits), arrivals of a phase (20), bytes

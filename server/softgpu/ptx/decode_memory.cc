@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ld, st and what goes with them.
 #include "server/softgpu/ptx/mbarrier.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // mov with its packing forms, special registers, address conversions.
 #include <chrono>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Barriers of a block, fences, sleeping.
 #include <algorithm>
 

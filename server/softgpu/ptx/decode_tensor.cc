@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cp.async.bulk.tensor and cp.reduce.async.bulk.tensor, carried out at once: boxes of tensors in global memory, tiled
 // mode.
 #include <algorithm>

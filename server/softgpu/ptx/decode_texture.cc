@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Textures and surfaces through their objects: tex, tld4, suld, sust, txq, suq.
 #include <algorithm>
 

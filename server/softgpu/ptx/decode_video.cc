@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Video instructions: vadd, vsub, vabsdiff, vmin, vmax, vshl, vshr, vmad, vset on 32-bit words, and their forms for two
 // or four parts of a word at once (vavrg too). Selectors of parts are not supported: operands are whole words.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Operations for which the threads of a warp meet.
 //
 // A thread that comes to one waits (State::kWarp) until every thread of its member mask that has not ended is there

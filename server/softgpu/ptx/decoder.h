@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From parsed instructions to Ops.
 //
 // One Decoder for one function; the parts for groups of opcodes are in decode_*.cc and found through a table. Not

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is refused, and how it is said.
 #include "server/softgpu/ptx/test_device.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs the threads of blocks in turn.
 //
 // A thread runs until it waits, ends, fails or has used its quantum. Threads of a warp are run one after the other, so

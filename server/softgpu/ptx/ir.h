@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A parsed module: what the parser makes and the decoder reads.
 //
 // Plain data, immutable once parsed; owned by Program. Registers are already numbered (slots of a frame); names of

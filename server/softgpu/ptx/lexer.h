@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tokens of PTX text.
 //
 // Not thread-safe. Keeps a view of the text, which must outlive it. Comments, `.loc` and `.file` lines are skipped.

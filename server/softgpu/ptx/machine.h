@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The machine that runs decoded PTX: operations, threads, blocks.
 //
 // A decoded instruction is an Op: a handler and the slots of its operands in the frame of the running function.

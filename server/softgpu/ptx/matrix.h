@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matrices in the registers of a warp: which thread holds which element, and what a product of them is.
 //
 // A fragment is the part of a matrix that one thread holds. PTX documents the fragments of mma; those of wmma are as

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What asynchronous copies and stores do to mbarriers.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_PTX_MBARRIER_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_PTX_MBARRIER_H_

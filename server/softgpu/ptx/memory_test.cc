@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Spaces, vectors, generic addresses, checks of addresses, calls by hand-written PTX.
 #include "server/softgpu/ptx/test_device.h"
 

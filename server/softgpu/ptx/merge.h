@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Several PTX texts as one: what a linker does, on text.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_PTX_MERGE_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_PTX_MERGE_H_

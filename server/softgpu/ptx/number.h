@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Floating-point formats and rounding, apart from the machine.
 //
 // Thread-safe: pure functions; Rounded changes the calling thread's rounding mode for its scope.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """nvcc_ptx: the PTX that nvcc makes of a CUDA file."""
 
 def nvcc_ptx(name, src, arch, nvccopts = []):

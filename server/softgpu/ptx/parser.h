@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PTX text to a Program.
 //
 // Not thread-safe; one Parser for one text. Any text gives a Program or an error, in time and memory proportional to

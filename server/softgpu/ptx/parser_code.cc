@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Functions: signatures, statements, instructions, operands.
 #include <algorithm>
 #include <cstring>

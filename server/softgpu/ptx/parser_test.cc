@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parsing: what a module says about itself, and texts that are wrong.
 #include "server/softgpu/ptx/test_device.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Declarations of variables and registers.
 #include <algorithm>
 #include <cstring>

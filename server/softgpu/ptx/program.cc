@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Module: parsing, binding, preparing and launching; what a kernel can reach.
 #include <algorithm>
 #include <new>

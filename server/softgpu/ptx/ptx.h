@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PTX on the host: parse a module's text, place its variables, run its kernels.
 //
 // The library knows nothing of the driver API. A driver (server/softgpu) parses a module, gives every variable a host

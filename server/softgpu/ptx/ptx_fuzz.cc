@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Any text: Parse, Bind, Image, Check, and a short launch must come back.
 #include <atomic>
 #include <cstdlib>

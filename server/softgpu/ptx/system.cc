@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Functions that the device runtime offers to kernels: vprintf, __assertfail, malloc, free, cudaGraphSetConditional.
 #include <algorithm>
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies of boxes of tensors, against a reference that goes element by element.
 #include <algorithm>
 #include <cmath>

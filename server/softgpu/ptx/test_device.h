@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For tests: a module with memory for its variables, and launches in one line.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_PTX_TEST_DEVICE_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_PTX_TEST_DEVICE_H_

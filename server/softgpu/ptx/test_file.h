@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For tests: files that nvcc made.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_PTX_TEST_FILE_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_PTX_TEST_FILE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What texture and surface instructions read and write: descriptions that the driver part makes, and how a texture is
 // sampled.
 //

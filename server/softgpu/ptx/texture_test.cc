@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sampling by itself, and the instructions as nvcc writes them; tests/apps/textures.cu compares whole programs.
 #include "server/softgpu/ptx/texture.h"
 

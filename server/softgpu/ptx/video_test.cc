@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Video instructions against loops over the parts of a word.
 #include <algorithm>
 #include <functional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Operations of a warp by threads that are not in the member mask that they give. CUDA leaves open what happens; an
 // H100 (driver 580.159.04) gave what is expected here.
 #include <functional>

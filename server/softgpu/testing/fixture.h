@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tests' way to the library: loaded by path, as cr-worker does, and called through the driver table.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_TESTING_FIXTURE_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_TESTING_FIXTURE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A stand-in for cr-worker without CUDA: serves one session with a few calls of its own, for the tests of the
 // supervisor, the tunnel and the relay. Takes the same command line.
 //

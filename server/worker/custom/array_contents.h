@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The contents of CUDA arrays and mipmapped arrays as packed bytes: for checkpoints.
 #ifndef CUDA_REMOTE_SERVER_WORKER_CUSTOM_ARRAY_CONTENTS_H_
 #define CUDA_REMOTE_SERVER_WORKER_CUSTOM_ARRAY_CONTENTS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of a capture, and captures made again.
 //
 // A replay has other streams and events than those of the first time: they may be gone by then, and those that are not

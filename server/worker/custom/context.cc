@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Contexts: made, shared, reset and destroyed. Which one is current travels with each request.
 
 #include <cuda.h>

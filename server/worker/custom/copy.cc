@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Linear copies. A client names device memory that it owns, pinned memory that both sides have mapped, or the payload:
 // nothing else of this process can be read or written.
 

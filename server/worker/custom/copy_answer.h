@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How copies are answered once the GPU has done them.
 #ifndef CUDA_REMOTE_SERVER_WORKER_CUSTOM_COPY_ANSWER_H_
 #define CUDA_REMOTE_SERVER_WORKER_CUSTOM_COPY_ANSWER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies of rectangles and boxes. The client's struct is checked side by side: what is device memory must be its own,
 // over the whole extent; what is host memory must be pinned memory of its own, or the payload, packed.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two private tables that cuBLASLt asks for and only the real driver can answer (proto/driverabi/README.md).
 //
 // These functions have no names and no header: what they take was found by watching cuBLASLt with driver 580. A driver

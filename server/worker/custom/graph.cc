@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graph calls whose answers name objects that may be new to the client: it offers virtual handles, and those that are
 // needed get bound. (Nodes with parameters: server/dispatch/graph_nodes.cc.)
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The nodes of a real graph.
 #ifndef CUDA_REMOTE_SERVER_WORKER_CUSTOM_GRAPH_NODES_H_
 #define CUDA_REMOTE_SERVER_WORKER_CUSTOM_GRAPH_NODES_H_

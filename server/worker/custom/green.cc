@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUcontext of a green context. All else about green contexts follows from the rules.
 
 #include <cuda.h>

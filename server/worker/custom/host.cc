@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pinned memory that client and worker share, and host functions.
 
 #include <cuda.h>

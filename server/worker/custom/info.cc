@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Facts: about the GPUs, functions, pointers, recorded events.
 
 #include <cuda.h>

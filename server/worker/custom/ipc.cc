@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory, events and pools that sessions of this server show each other (server/worker/ipc.h has the way between them).
 
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The JIT linker. Its state keeps the client's options, with buffers of our own for the logs, for as long as it lives:
 // the driver writes into them at every step, and every answer brings along what is in them.
 

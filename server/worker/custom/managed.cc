@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Managed memory that the client does not share: the worker's end of proto/mirror.
 //
 // The bytes are this process's own: memory that it has registered with the driver, or a `__managed__` variable, which

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Managed memory with a home on the GPU: server/worker/managed_memory.h does the work, this is what clients may ask.
 
 #include "server/worker/managed_memory.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device memory from the arena: plain, pitched and stream-ordered.
 //
 // A plain free waits, as natively, until the context is idle - but not here: a waiter does, unless nothing can be

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Modules and libraries, and their variables.
 
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Occupancy questions that depend on the application's own function or on a launch configuration.
 
 #include <cuda.h>

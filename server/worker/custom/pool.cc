@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory pools that the driver owns: the client offers a virtual handle, which the pool gets if it has none yet.
 
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What checkpoints need: a quiet GPU, the list of memory to save, and reading and writing it.
 
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls that wait for the GPU. The executor never does: short waits are watched for a moment, long ones are handed over.
 
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Texture and surface objects. The client has the driver's own values. A replay asks for the value of before: the
 // driver gives the next higher ones, and such as were given back when it likes (580 on an H200): it is made again and
 // again until that number comes, and the others are given back. The replayer asks for them in their order.

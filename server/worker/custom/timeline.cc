@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // OpTimeline: records what the worker executes, and tells.
 
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Virtual memory management by the application itself. Its reservations get addresses from a range of their own, chosen
 // here, so that a restarted job gets them again.
 

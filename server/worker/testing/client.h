@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Requests to a worker under test, in a line each.
 #ifndef CUDA_REMOTE_SERVER_WORKER_TESTING_CLIENT_H_
 #define CUDA_REMOTE_SERVER_WORKER_TESTING_CLIENT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A driver library for tests of the worker, with host memory for device memory and one thread for all streams. It does
 // the few calls that the worker's handlers make and knows three kernels by name:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A cr-worker under test: this process is its cr-server and its client.
 #ifndef CUDA_REMOTE_SERVER_WORKER_TESTING_WORKER_PROCESS_H_
 #define CUDA_REMOTE_SERVER_WORKER_TESTING_WORKER_PROCESS_H_

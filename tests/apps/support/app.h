@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What all test programs share: arguments, error checks, digests and the hook for checkpoint tests.
 //
 // The programs stay ordinary CUDA programs: nothing here knows of cuda-remote. A program calls app::Step(n) after step n;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For test programs that call the driver API: CU_CHECK ends the program, with the call and the error's name, if a call
 // fails.
 #ifndef CUDA_REMOTE_TESTS_APPS_SUPPORT_DRIVER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For test programs of several processes ("ranks"): arguments, starting and awaiting the ranks, memory that they share.
 //
 // Rank 0 alone calls app::Step (app.h), so that a pause stops the whole job: the other ranks wait for rank 0 in their next

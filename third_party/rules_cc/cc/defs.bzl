@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stand-in for rules_cc where the distribution's Bazel has none: re-exports the native rules."""
 
 cc_binary = native.cc_binary

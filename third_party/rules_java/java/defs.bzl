@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stand-in for rules_java where the distribution's Bazel has none: re-exports the native rules."""
 
 java_binary = native.java_binary

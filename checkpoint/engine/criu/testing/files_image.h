@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For tests: CRIU's files.img, made by hand.
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_TESTING_FILES_IMAGE_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_TESTING_FILES_IMAGE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Barriers in shared memory and asynchronous copies, as libcu++ and cooperative groups use them.
 #include <cooperative_groups.h>
 #include <cooperative_groups/memcpy_async.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads that work together: warps, blocks, grids, atomics.
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // C++ of many kinds: structs by value, recursion, function pointers, virtual functions, switches, 64-bit arithmetic.
 #include <cstdio>
 #include <cassert>

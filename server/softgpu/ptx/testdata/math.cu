@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA math library on many inputs; the test compares with the host's.
 #define ONE_F(name) \
   extern "C" __global__ void f_##name(const float* in, float* out, int n) { \

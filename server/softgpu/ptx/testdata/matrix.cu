@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matrix instructions: fragments of wmma as they are loaded, products of mma with registers as given, and whole products
 // of wmma.
 #include <cuda_bf16.h>
