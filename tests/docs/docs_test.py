@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the Markdown pages of the whole tree: every link leads to a file and, if it has one, to a heading that exist; every
-page of docs/ is in the README's table and in mkdocs.yml; prose lines are not longer than 100 columns.
+"""Checks the Markdown pages of the whole tree: every link leads to a file and, if it has one, to a heading that exist; each
+code span that is a path of the tree, as `proto/frame/handle.h`, names something that exists; every page of docs/ is in the
+README's table and in mkdocs.yml; prose lines are not longer than 100 columns.
 
 Needs Python alone. Where mkdocs is installed, docs/build then makes the site in strict mode, too.
 
@@ -21,6 +22,12 @@ WIDTH = 100
 SKIP = {".git", ".cache", "node_modules", "packages"}
 # Made by proto/gen; each of its rows is a line.
 GENERATED = {"proto/api/COVERAGE.md"}
+# Folders of the tree: a code span that begins with one of them is a path.
+FOLDERS = ("bench", "checkpoint", "ckptfmt", "client", "docs", "packaging", "proto", "replay", "server", "tests", "tools")
+SPAN = re.compile(r"`((?:" + "|".join(FOLDERS) + r")/[\w./-]+)`")
+# CHANGELOG.md tells of files of its time. What the build makes is not in the tree.
+MAY_BE_GONE = {"CHANGELOG.md"}
+NOT_IN_TREE = re.compile(r"\.gen\.|NAME|\.pb\.h$")
 
 
 def workspace():
@@ -97,6 +104,11 @@ def check(root):
                 # A link or a name alone cannot be broken.
                 if " " in line.strip(" -*>"):
                     problems.append(f"{path}:{number}: {len(line)} columns; prose is wrapped at {WIDTH}")
+        for span in SPAN.findall("\n".join(line for _, line in prose(text))) if path not in MAY_BE_GONE else ():
+            name = os.path.join(root, span.rstrip("."))
+            # A file may be named without its suffix, for a header and its source.
+            if not NOT_IN_TREE.search(span) and not os.path.exists(name) and not os.path.exists(name + ".h"):
+                problems.append(f"{path}: there is no {span}")
         # A link's text may go on in the next line.
         plain = "\n".join(re.sub(r"`[^`\n]*`", "``", line) for _, line in prose(text))
         for target in LINK.findall(plain):
@@ -130,17 +142,17 @@ def self_test():
     with tempfile.TemporaryDirectory() as root:
         os.mkdir(root + "/docs")
         good = "# Title\n\n" + "".join(f"[here](docs/a.md#the-part) {n}\n\n" for n in range(60)) + "[b](docs/b.md)\n"
-        wrong = "[x](gone.md) [y](docs/a.md#none)\n\n" + "word " * 30 + "\n\n    " + "code " * 30 + "\n\n```\n" + "code " * 30 + "\n```\n"
+        wrong = "[x](gone.md) [y](docs/a.md#none) `docs/a.md` `docs/gone.h`\n\n" + "word " * 30 + "\n\n    " + "code " * 30 + "\n\n```\n" + "code " * 30 + "\n```\n"
         for name, text in (("README.md", good + wrong), ("docs/a.md", "# A\n\n## The `part`\n"), ("docs/b.md", "# B\n"),
                            ("docs/c.md", "# C\n"), ("docs/mkdocs.yml", "nav:\n  - a: docs/a.md\n  - b: docs/b.md\n")):
             with open(os.path.join(root, name), "w", encoding="utf-8") as f:
                 f.write(text)
         found = "\n".join(check(root))
         for expected in ("gone.md leads nowhere", "no heading #none", "150 columns", "docs/c.md is not in the table",
-                         "docs/c.md is not in docs/mkdocs.yml"):
+                         "docs/c.md is not in docs/mkdocs.yml", "there is no docs/gone.h"):
             if expected not in found:
                 sys.exit(f"the check itself is wrong: it does not find '{expected}' but: {found}")
-        if len(found.split("\n")) != 5:
+        if len(found.split("\n")) != 6:
             sys.exit(f"the check itself is wrong: it finds too much: {found}")
 
 
