@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checks the Markdown pages of the whole tree: every link leads to a file and, if it has one, to a heading that exist; each
-code span that is a path of the tree, as `proto/frame/handle.h`, names something that exists; every page of docs/ is in the
-README's table and in mkdocs.yml; prose lines are not longer than 100 columns.
+code span that is a path of the tree, as `proto/frame/handle.h`, names something that exists, and so does each file in the
+first column of a folder README's table of files; every page of docs/ is in the README's table and in mkdocs.yml; prose lines
+are not longer than 100 columns.
 
 Needs Python alone. Where mkdocs is installed, docs/build then makes the site in strict mode, too.
 
 Usage: docs_test.py [ROOT]    ROOT: the workspace (default: the one that this file, links followed, is in)
 """
 
+import glob
 import os
 import re
 import shutil
@@ -94,6 +96,27 @@ def anchors(text):
     return set(found)
 
 
+def listed_files(text):
+    """The names in the first columns of tables whose first heading is File or Folder."""
+    in_files = before = False
+    for _, line in prose(text):
+        row = line.startswith("|")
+        cell = line.split("|")[1].strip() if row else ""
+        if row and not before:
+            in_files = cell.lower() in ("file", "folder")
+        elif row and in_files:
+            yield from re.findall(r"`([^`]+)`", cell)
+        before = row
+
+
+def exists(root, folder, name):
+    """Whether a file is there, in the folder or by its path; a suffix may be left out, `{a,b}` means both."""
+    braces = re.search(r"\{([^}]*)\}", name)
+    if braces:
+        return all(exists(root, folder, name.replace(braces.group(), part)) for part in braces.group(1).split(","))
+    return any(glob.glob(os.path.join(root, place, name + suffix)) for place in (folder, "") for suffix in ("", ".*"))
+
+
 def check(root):
     problems = []
     texts = {path: open(os.path.join(root, path), encoding="utf-8").read() for path in pages(root)}
@@ -109,6 +132,10 @@ def check(root):
             # A file may be named without its suffix, for a header and its source.
             if not NOT_IN_TREE.search(span) and not os.path.exists(name) and not os.path.exists(name + ".h"):
                 problems.append(f"{path}: there is no {span}")
+        if os.path.basename(path) == "README.md":
+            for name in listed_files(text):
+                if not NOT_IN_TREE.search(name) and not exists(root, os.path.dirname(path), name):
+                    problems.append(f"{path}: the table lists {name}, which is not there")
         # A link's text may go on in the next line.
         plain = "\n".join(re.sub(r"`[^`\n]*`", "``", line) for _, line in prose(text))
         for target in LINK.findall(plain):
@@ -142,17 +169,17 @@ def self_test():
     with tempfile.TemporaryDirectory() as root:
         os.mkdir(root + "/docs")
         good = "# Title\n\n" + "".join(f"[here](docs/a.md#the-part) {n}\n\n" for n in range(60)) + "[b](docs/b.md)\n"
-        wrong = "[x](gone.md) [y](docs/a.md#none) `docs/a.md` `docs/gone.h`\n\n" + "word " * 30 + "\n\n    " + "code " * 30 + "\n\n```\n" + "code " * 30 + "\n```\n"
+        wrong = "[x](gone.md) [y](docs/a.md#none) `docs/a.md` `docs/gone.h`\n\n| File | |\n| --- | --- |\n| `lost.cc`, `README` | |\n\n" + "word " * 30 + "\n\n    " + "code " * 30 + "\n\n```\n" + "code " * 30 + "\n```\n"
         for name, text in (("README.md", good + wrong), ("docs/a.md", "# A\n\n## The `part`\n"), ("docs/b.md", "# B\n"),
                            ("docs/c.md", "# C\n"), ("docs/mkdocs.yml", "nav:\n  - a: docs/a.md\n  - b: docs/b.md\n")):
             with open(os.path.join(root, name), "w", encoding="utf-8") as f:
                 f.write(text)
         found = "\n".join(check(root))
         for expected in ("gone.md leads nowhere", "no heading #none", "150 columns", "docs/c.md is not in the table",
-                         "docs/c.md is not in docs/mkdocs.yml", "there is no docs/gone.h"):
+                         "docs/c.md is not in docs/mkdocs.yml", "there is no docs/gone.h", "lists lost.cc"):
             if expected not in found:
                 sys.exit(f"the check itself is wrong: it does not find '{expected}' but: {found}")
-        if len(found.split("\n")) != 6:
+        if len(found.split("\n")) != 7:
             sys.exit(f"the check itself is wrong: it finds too much: {found}")
 
 
