@@ -248,7 +248,9 @@ TEST_P(Steps, EachMayFail) {
       ++alive;
       switched += process->switched();
       EXPECT_FALSE(process->abandoned());
-      if (!process->failed_to_go_on()) EXPECT_TRUE(process->Runs());
+      if (!process->failed_to_go_on()) {
+        EXPECT_TRUE(process->Runs());
+      }
     }
     if (outcome.ok && way == Way::kMove) {
       EXPECT_EQ(switched, alive);

@@ -139,6 +139,9 @@ void NoteSetting(Session& session, uint64_t kernel, uint64_t key, int value) {
   session.FunctionsChangedLocked();
 }
 
+// The log's key for an attribute of a kernel on a device. A function is on one device: 0 there.
+uint64_t SettingKey(int device, int attribute) { return uint64_t(uint32_t(device)) << 32 | uint32_t(attribute); }
+
 // cuFuncSetAttribute has changed what the kernel of `function` shares with its functions: settings that were noted
 // before are not those of now, even if they are noted again.
 void NoteForeignSetting(Session& session, uint64_t function) {
@@ -161,13 +164,12 @@ bool IsSetAlready(Session& session, uint64_t kernel, int attribute, uint64_t key
   std::shared_lock<std::shared_mutex> lock(session.mutex());
   const Object* const object = session.handles().Find(Kind::kKernel, kernel);
   if (!object) return false;
-  const auto set_as_function = [&](Kind kind, uint64_t handle) {
-    return session.log().FindSetting({kind, handle}, kCall_cuFuncSetAttribute, uint64_t(attribute)) != nullptr;
-  };
-  if (set_as_function(Kind::kKernel, kernel)) return false;
+  if (session.log().FindSetting({Kind::kKernel, kernel}, kCall_cuFuncSetAttribute, key)) return false;
   if (object->children) {
     for (const auto& [name, child] : *object->children) {
-      if (set_as_function(Kind::kFunction, child)) return false;
+      if (session.log().FindSetting({Kind::kFunction, child}, kCall_cuFuncSetAttribute, SettingKey(0, attribute))) {
+        return false;
+      }
     }
   }
   const replay::Record* const last =
@@ -267,7 +269,9 @@ CUresult Custom_cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib
   if (result != CUDA_SUCCESS) return result;
   ForgetInfo(call.session(), request.hfunc);
   NoteForeignSetting(call.session(), request.hfunc);
-  call.Modified({kind, request.hfunc}, uint64_t(attrib));
+  // A kernel stands for the function of the current context's device.
+  const int device = kind == Kind::kKernel ? call.session().DeviceOf(call.thread().current_context()) : 0;
+  call.Modified({kind, request.hfunc}, SettingKey(device, attrib));
   return CUDA_SUCCESS;
 }
 
@@ -282,7 +286,7 @@ CUresult Custom_cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUker
   request.dev = dev;
   if (!call.Valid(Kind::kKernel, request.kernel)) return CUDA_ERROR_INVALID_HANDLE;
   request.Encode(&call.message());
-  const uint64_t key = uint64_t(dev) << 32 | uint32_t(attrib);
+  const uint64_t key = SettingKey(dev, attrib);
   Session& session = call.session();
   if (IsSetAlready(session, request.kernel, attrib, key, call.message())) return CUDA_SUCCESS;
   // A value that the driver has accepted once is accepted again.

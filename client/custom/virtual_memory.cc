@@ -142,7 +142,7 @@ CUresult Custom_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDe
   request.Encode(&call.message());
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) return result;
-  // One record for each mapping, so that it goes when that mapping goes.
+  // One record for each mapping and place, so that it goes when that mapping goes, and stays when another place is set.
   std::vector<std::pair<uint64_t, uint64_t>> mappings;
   {
     std::shared_lock<std::shared_mutex> lock(call.session().mutex());
@@ -150,12 +150,16 @@ CUresult Custom_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDe
       if (start >= ptr && start < ptr + size) mappings.emplace_back(start, mapping.bytes);
     }
   }
+  request.count = 1;
   for (const auto& [start, bytes] : mappings) {
     request.ptr = start;
     request.size = bytes;
-    call.message().clear();
-    request.Encode(&call.message());
-    call.Modified({Kind::kMapping, start}, uint64_t(desc[0].location.id));
+    for (size_t i = 0; i < count; ++i) {
+      request.desc = std::string_view(reinterpret_cast<const char*>(&desc[i]), sizeof(desc[i]));
+      call.message().clear();
+      request.Encode(&call.message());
+      call.Modified({Kind::kMapping, start}, uint64_t(desc[i].location.type) << 32 | uint32_t(desc[i].location.id));
+    }
   }
   return CUDA_SUCCESS;
 }

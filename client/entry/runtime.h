@@ -72,6 +72,15 @@ bool AllValid(Call& call, Kind kind, const T* handles, uint64_t count) {
 inline uint64_t Key(uint64_t a) { return a; }
 inline uint64_t Key(uint64_t a, uint64_t b) { return a * 0x9E3779B97F4A7C15u + b; }
 
+// The key of a call that sets something for each place of a list (CUmemAccessDesc): which places those are. Two calls
+// whose lists overlap in part are both recorded, in their order, so that the later one counts for what is in both.
+template <typename Descriptor>
+uint64_t PlacesKey(const Descriptor* list, uint64_t count) {
+  uint64_t key = count;
+  for (uint64_t i = 0; i < count; ++i) key = Key(key, Key(uint64_t(list[i].location.type), uint64_t(list[i].location.id)));
+  return key;
+}
+
 // For modifications of which every single one counts.
 inline uint64_t UniqueKey() {
   static std::atomic<uint64_t> next{uint64_t(1) << 63};

@@ -262,30 +262,28 @@ SOFTGPU_API cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDe
   std::lock_guard<std::mutex> lock(Vm().mutex);
   std::vector<uint64_t> pieces;
   if (!MappingsIn(address, size, &pieces)) return CUDA_ERROR_INVALID_VALUE;
-  // Kernels of all devices see the same memory: the widest of the given rights. Copies look whose they are.
-  bool read = false, write = false;
+  // The rights of devices that are not in the list stay. Kernels of all devices see the same memory: the widest of all
+  // rights. Copies look whose they are.
+  bool write = false;
   uint64_t given = 0, granted = 0;
   for (size_t i = 0; i < count; ++i) {
-    if (list[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE && GetDevice(list[i].location.id) == nullptr) {
-      return CUDA_ERROR_INVALID_DEVICE;
-    }
-    if (list[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-      const uint64_t device = uint64_t{1} << list[i].location.id;
-      given |= device;
-      if (list[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) granted |= device;
-    }
-    read = read || list[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    if (list[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;  // no host memory is mapped
+    if (GetDevice(list[i].location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+    const uint64_t device = uint64_t{1} << list[i].location.id;
+    given |= device;
+    if (list[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) granted |= device;
     write = write || list[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   }
-  // Copies by the host run in this process too, so a read-only piece stays writable for them.
-  if (mprotect(reinterpret_cast<void*>(address), size, read ? PROT_READ | PROT_WRITE : PROT_NONE) != 0) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
   for (uint64_t piece : pieces) {
-    MemoryMap::Get().Update(Vm().mappings[piece].allocation, [&](Allocation& allocation) {
-      allocation.readable = read;
-      allocation.reached_by = (allocation.reached_by & ~given) | granted;
-      allocation.kernel_writable = write;
+    const Mapping& mapping = Vm().mappings[piece];
+    const uint64_t others = mapping.allocation->reached_by & ~given;
+    // Copies by the host run in this process too, so a read-only piece stays writable for them.
+    const int protection = (others | granted) != 0 ? PROT_READ | PROT_WRITE : PROT_NONE;
+    if (mprotect(reinterpret_cast<void*>(piece), mapping.size, protection) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    MemoryMap::Get().Update(mapping.allocation, [&](Allocation& allocation) {
+      allocation.reached_by = others | granted;
+      allocation.readable = allocation.reached_by != 0;
+      allocation.kernel_writable = write || (others != 0 && allocation.kernel_writable);
     });
   }
   return CUDA_SUCCESS;
@@ -296,7 +294,10 @@ SOFTGPU_API cuMemGetAccess(unsigned long long* flags, const CUmemLocation* locat
   if (flags == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
   AllocationPtr allocation = MemoryMap::Get().Find(address);
   if (!allocation || allocation->kind != MemoryKind::kMapped) return CUDA_ERROR_INVALID_VALUE;
-  *flags = !allocation->readable         ? CU_MEM_ACCESS_FLAGS_PROT_NONE
+  if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+  if (GetDevice(location->id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  const bool reaches = (allocation->reached_by >> location->id & 1) != 0;
+  *flags = !reaches                      ? CU_MEM_ACCESS_FLAGS_PROT_NONE
            : allocation->kernel_writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
                                          : CU_MEM_ACCESS_FLAGS_PROT_READ;
   return CUDA_SUCCESS;

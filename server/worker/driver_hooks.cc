@@ -132,6 +132,11 @@ CUresult CUDAAPI MipmappedArrayCreate(CUmipmappedArray* array, const CUDA_ARRAY3
 
 CUresult CUDAAPI MemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* prop,
                            unsigned long long flags) {
+  // The application could not reach host memory that this process has. Devices say that they do not offer it.
+  if (prop != nullptr && prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE &&
+      prop->location.type != CU_MEM_LOCATION_TYPE_INVALID) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   if (!ChargeWithRoom(size)) return CUDA_ERROR_OUT_OF_MEMORY;
   const CUresult result = WithRoom<&DriverTable::cuMemCreate>::Call(handle, size, prop, flags);
   if (result == CUDA_SUCCESS) {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several GPUs in one process: each computes on what its neighbour has made, which reaches it by a copy between devices, and
-// by loads through the neighbour's own addresses where the two can do that. With one GPU it is its own neighbour.
+// by loads through the neighbour's own addresses where the two can do that. With one GPU it is its own neighbour. Who may
+// reach mapped memory and pools is set in several calls, whose sets of GPUs overlap.
 #include <vector>
 
-#include "tests/apps/support/app.h"
+#include "tests/apps/support/driver.h"
 
 constexpr int kMost = 4;
 
@@ -22,6 +23,71 @@ struct Device {
   cudaEvent_t computed, copied;
   unsigned *own, *copy, *plane;
   bool reaches_next = false;
+};
+
+// Mapped memory and a pool of the first GPU's that the last one reaches, too. What was set last counts for each GPU by itself.
+struct Rights {
+  int last = 0;
+  CUdeviceptr at = 0;
+  size_t bytes = 0;
+  cudaMemPool_t pool = nullptr;
+
+  void Make(int count) {
+    int can = 0;
+    if (count > 1) CUDA_CHECK(cudaDeviceCanAccessPeer(&can, count - 1, 0));
+    if (!can) return;
+    last = count - 1;
+    CUDA_CHECK(cudaSetDevice(0));
+    CUmemAllocationProp prop = {};
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    CUmemGenericAllocationHandle handle;
+    CU_CHECK(cuMemGetAllocationGranularity(&bytes, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+    CU_CHECK(cuMemAddressReserve(&at, bytes, 0, 0, 0));
+    CU_CHECK(cuMemCreate(&handle, bytes, &prop, 0));
+    CU_CHECK(cuMemMap(at, bytes, 0, handle, 0));
+    CU_CHECK(cuMemRelease(handle));
+    CUmemAccessDesc both[2] = {};
+    both[0].location = both[1].location = prop.location;
+    both[1].location.id = last;
+    both[0].flags = both[1].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    CU_CHECK(cuMemSetAccess(at, bytes, both, 2));
+    CU_CHECK(cuMemSetAccess(at, bytes, both, 1));
+    cudaMemPoolProps of = {};
+    of.allocType = cudaMemAllocationTypePinned;
+    of.location.type = cudaMemLocationTypeDevice;
+    CUDA_CHECK(cudaMemPoolCreate(&pool, &of));
+    for (int device : {last, 0}) {
+      cudaMemAccessDesc one = {};
+      one.location = of.location;
+      one.location.id = device;
+      one.flags = cudaMemAccessFlagsProtReadWrite;
+      CUDA_CHECK(cudaMemPoolSetAccess(pool, &one, 1));
+    }
+  }
+  void Check() const {
+    for (int device : {0, last}) {
+      if (!last) return;
+      CUmemLocation place = {};
+      place.type = CU_MEM_LOCATION_TYPE_DEVICE;
+      place.id = device;
+      unsigned long long flags = 0;
+      CU_CHECK(cuMemGetAccess(&flags, &place, at));
+      APP_CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+      cudaMemLocation location = {};
+      location.type = cudaMemLocationTypeDevice;
+      location.id = device;
+      cudaMemAccessFlags rights = cudaMemAccessFlagsProtNone;
+      CUDA_CHECK(cudaMemPoolGetAccess(&rights, pool, &location));
+      APP_CHECK(rights == cudaMemAccessFlagsProtReadWrite);
+    }
+  }
+  void End() {
+    if (!last) return;
+    CU_CHECK(cuMemUnmap(at, bytes));
+    CU_CHECK(cuMemAddressFree(at, bytes));
+    CUDA_CHECK(cudaMemPoolDestroy(pool));
+  }
 };
 
 int main(int argc, char** argv) {
@@ -60,8 +126,11 @@ int main(int argc, char** argv) {
     APP_CHECK(attributes.device == d && attributes.type == cudaMemoryTypeDevice);
   }
 
+  Rights rights;
+  rights.Make(count);
   std::vector<unsigned> host(n);
   for (int step = 1; step <= options.steps; ++step) {
+    rights.Check();
     // Access that was given back, and given once more.
     for (int d = 0; d < count; ++d) {
       if (!devices[d].reaches_next || step % 4) continue;
@@ -129,6 +198,7 @@ int main(int argc, char** argv) {
     CUDA_CHECK(cudaFree(device.copy));
     CUDA_CHECK(cudaFree(device.plane));
   }
+  rights.End();
   printf("peers devices=%d steps=%d\n", count, options.steps);
   return 0;
 }

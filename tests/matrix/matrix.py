@@ -97,6 +97,7 @@ APPS = {
     "mpi_stencil_openmpi": 16,
     "peer_spin": 20,
     "serving": 24,
+    "shm_ring": 20,
     "spawner": 12,
 }
 
@@ -140,6 +141,7 @@ SEVERAL_GPUS = {"torch_nccl": 2, "torch_ddp": 2}
 LIMITED = {"nvml_questions": ("native", "ring", "grpc"), "torch_ddp": ("native", "ring", "grpc", "migrate")}
 # Host and kernels look at each other's writes, which the relay does not carry while a kernel runs.
 LIMITED["polling"] = ("native", "ring", "restart", "live", "migrate", "late_ring", "late_restart", "late_migrate")
+LIMITED["shm_ring"] = ("native", "ring", "restart", "live", "migrate", "late_ring")
 # A real driver's kernel heap cannot be saved (docs/context-state.md): for tests/gpu/run.
 LIMITED_ON_GPUS = {"kernel_heap": ("native", "ring", "embedded", "grpc", "tls", "clients")}
 # While one rank stands still at a step, for the test, the kernels of the others wait for its own, and no GPU becomes idle:
