@@ -94,7 +94,7 @@ std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& di
   const uint64_t own = PidNamespace(getpid());
   const bool isolated = job.init_pid() > 0 && job.pid_namespace() != own;
   const std::string variable = "CUDA_REMOTE_JOB_DIR=";
-  DIR* const proc = opendir("/proc");
+  DIR* const proc = isolated && !JobIsAlive(job) ? nullptr : opendir("/proc");
   if (!proc) return found;
   while (const dirent* const entry = readdir(proc)) {
     const int pid = atoi(entry->d_name);
@@ -117,6 +117,8 @@ std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& di
     if (HasRings(process) || HasAgent(directory, inner)) found.push_back({pid, inner, ProgramOf(process)});
   }
   closedir(proc);
+  // The kernel gives a namespace's number to another one as soon as the job has ended.
+  if (isolated && !JobIsAlive(job)) found.clear();
   std::sort(found.begin(), found.end(), [](const CudaProcess& a, const CudaProcess& b) { return a.pid < b.pid; });
   return found;
 }

@@ -414,18 +414,22 @@ uint64_t PidNamespace(int pid) {
 std::vector<int> ProcessesOf(const Job& job) {
   std::map<int, int> parents;
   std::vector<int> pids;
+  const bool isolated = job.init_pid() > 0;
+  if (isolated && !JobIsAlive(job)) return pids;
   DIR* const list = opendir("/proc");
   if (!list) return pids;
   while (const dirent* const entry = readdir(list)) {
     const int pid = atoi(entry->d_name);
     if (pid <= 0) continue;
-    if (job.init_pid() > 0) {
+    if (isolated) {
       if (pid != job.init_pid() && PidNamespace(pid) == job.pid_namespace()) pids.push_back(pid);
       continue;
     }
     if (const int parent = ParentOf(pid); parent > 0) parents[pid] = parent;
   }
   closedir(list);
+  // The kernel gives a namespace's number to another one as soon as the job has ended.
+  if (isolated && !JobIsAlive(job)) pids.clear();
   for (const auto& [pid, parent] : parents) {
     int above = pid;
     for (size_t steps = 0; above > 1 && above != job.pid() && steps < parents.size(); ++steps) {

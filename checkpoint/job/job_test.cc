@@ -4,11 +4,13 @@
 #include "checkpoint/job/job.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -174,6 +176,27 @@ TEST_F(JobTest, Liveness) {
   // The number now belongs to another process.
   job.set_pid_namespace(PidNamespace(getpid()) + 1);
   EXPECT_FALSE(JobIsAlive(job));
+}
+
+// The job has ended, and its namespace's number is that of a new one, whose processes are not the job's.
+TEST_F(JobTest, NoProcessesOfANamespaceThatIsAnothers) {
+  Job job = Some();
+  job.set_init_pid(getpid());
+  job.set_pid_namespace(PidNamespace(getpid()));
+  const pid_t other = fork();
+  if (other == 0) {
+    pause();
+    _exit(0);
+  }
+  const std::vector<int> alive = ProcessesOf(job);
+  EXPECT_NE(std::find(alive.begin(), alive.end(), other), alive.end());
+  const pid_t init = fork();
+  if (init == 0) _exit(0);
+  waitpid(init, nullptr, 0);
+  job.set_init_pid(init);
+  EXPECT_TRUE(ProcessesOf(job).empty());
+  kill(other, SIGKILL);
+  waitpid(other, nullptr, 0);
 }
 
 }  // namespace
