@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "checkpoint/transaction/at_step.h"
+
 namespace cuda_remote::checkpoint {
 namespace {
 
@@ -28,22 +30,25 @@ bool JobTransaction::Begin(const agent::LockOptions& options, std::string* error
     processes_.clear();
     closed_us_ = clock_.now_us();
     bool again = false;
+    AtStep("find processes");
     bool ok = source_->Find(&processes_, &again, error);
     std::vector<agent::Lockable*> lockables;
     for (JobProcess* process : processes_) lockables.push_back(process->lockable());
     if (ok && !lockables.empty()) {
+      AtStep("lock");
       ok = agent::LockAll(lockables, left, &closed_us_, error);
       again = !ok && AnyHasEnded(processes_);
     }
     // From here to the end there are no others.
     if (ok) {
       state_ = State::kHeld;
+      AtStep("keep others from connecting");
       if (!source_->Pause(left.timeout_ms, error)) break;
       ok = source_->AreAll();
       again = !ok;
       if (!ok) *error = "processes that use CUDA keep coming and going";
     }
-    if (ok && ForEach(&JobProcess::Take, error)) return true;
+    if (ok && ForEach("take", &JobProcess::Take, error)) return true;
     if (ok) break;
     // Those that are locked go on meanwhile: what they wait for may be the one that has come.
     std::string ignored;
@@ -60,9 +65,11 @@ bool JobTransaction::Begin(const agent::LockOptions& options, std::string* error
   return false;
 }
 
-bool JobTransaction::ForEach(bool (JobProcess::*step)(std::string*), std::string* error) {
-  for (JobProcess* process : processes_) {
+bool JobTransaction::ForEach(const char* name, bool (JobProcess::*step)(std::string*), std::string* error) {
+  for (size_t i = 0; i < processes_.size(); ++i) {
+    JobProcess* const process = processes_[i];
     std::string problem;
+    AtStep(name, i, processes_.size());
     if ((process->*step)(&problem)) continue;
     *error = processes_.size() > 1 ? process->Name() + ": " + problem : problem;
     return false;
@@ -72,48 +79,57 @@ bool JobTransaction::ForEach(bool (JobProcess::*step)(std::string*), std::string
 
 bool JobTransaction::Snapshot(const std::string& facts, const std::string& image, const std::string& work,
                               SnapshotEngine::After after, std::string* error) {
-  if (!ForEach(&JobProcess::Release, error) || !engine_->Dump(job_, facts, image, work, after, error)) return false;
+  if (!ForEach("release", &JobProcess::Release, error)) return false;
+  AtStep("save processes");
+  if (!engine_->Dump(job_, facts, image, work, after, error)) return false;
   facts_ = facts;
   state_ = after == SnapshotEngine::After::kStop ? State::kStopped : State::kSaved;
   return true;
 }
 
 bool JobTransaction::Resume(std::string* error) {
+  AtStep("resume");
   if (state_ == State::kStopped) engine_->Resume(job_, facts_);
   state_ = State::kOver;
   bool ok = true;
-  const auto each = [&](bool (JobProcess::*step)(std::string*)) {
-    for (JobProcess* process : processes_) {
+  const auto each = [&](const char* name, bool (JobProcess::*step)(std::string*)) {
+    for (size_t i = 0; i < processes_.size(); ++i) {
+      JobProcess* const process = processes_[i];
       std::string problem;
+      AtStep(name, i, processes_.size());
       if ((process->*step)(&problem) || process->HasEnded()) continue;
       if (ok) *error = process->Name() + " cannot go on: " + problem;
       ok = false;
     }
   };
   // First all have a session, then all go on: what one does next may need another.
-  each(&JobProcess::GiveBack);
+  each("give back", &JobProcess::GiveBack);
   source_->EndPause();
-  each(&JobProcess::Unlock);
+  each("unlock", &JobProcess::Unlock);
   return ok;
 }
 
 bool JobTransaction::Switch(std::string* error) {
-  for (JobProcess* process : processes_) {
+  for (size_t i = 0; i < processes_.size(); ++i) {
+    JobProcess* const process = processes_[i];
     std::string problem;
+    AtStep("switch", i, processes_.size());
     if (process->Switch(&problem) || process->HasEnded()) continue;
     *error = process->Name() + " did not take its new session: " + problem;
     return false;
   }
   state_ = State::kOver;
   source_->EndPause();
-  for (JobProcess* process : processes_) {
+  for (size_t i = 0; i < processes_.size(); ++i) {
     std::string ignored;
-    process->Unlock(&ignored);
+    AtStep("unlock", i, processes_.size());
+    processes_[i]->Unlock(&ignored);
   }
   return true;
 }
 
 bool JobTransaction::End() {
+  AtStep("end the job");
   const bool ended = engine_->End(job_, facts_);
   state_ = State::kOver;
   source_->EndPause();

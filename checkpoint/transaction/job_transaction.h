@@ -95,7 +95,7 @@ class JobTransaction {
 
  private:
   enum class State { kRunning, kHeld, kSaved, kStopped, kOver };
-  bool ForEach(bool (JobProcess::*step)(std::string*), std::string* error);
+  bool ForEach(const char* name, bool (JobProcess::*step)(std::string*), std::string* error);
 
   const Job& job_;
   ProcessSource* const source_;

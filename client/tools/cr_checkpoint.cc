@@ -18,6 +18,7 @@
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/job_claim.h"
+#include "checkpoint/transaction/at_step.h"
 #include "checkpoint/transaction/live_job.h"
 #include "ckptfmt/image_writer.h"
 #include "client/tools/background.h"
@@ -173,6 +174,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   writer_options.zstd_level = options.compress;
   // Outlives the image, whose threads write out of it.
   std::unique_ptr<ChunkPool> pool;
+  AtStep("begin the image");
   auto created = ckptfmt::ImageWriter::Create(options.image, writer_options);
   if (!created.ok()) {
     *error = std::string(created.status().message());
@@ -200,6 +202,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
 
   ckptfmt::ImageInfo info;
   std::vector<std::vector<ckptfmt::Region>> regions(live.processes().size());
+  AtStep("list GPU memory");
   if (!DescribeHeld(&live, &info, &regions, error)) return false;
   // The processor and the disk are for the job until it goes on.
   uint64_t pool_bytes = 0, memory_bytes = 0;
@@ -219,6 +222,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
         return !cancelled();
       };
       LiveProcess& process = *live.processes()[i];
+      AtStep("read GPU memory", i, regions.size());
       if (!SaveMemory(process.channel(), regions[i], image.get(), pool.get(), fits, shared.get(), go_on, &outcome->saving,
                       error)) {
         return Of(process, regions.size(), error);
@@ -231,6 +235,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   steps.Part(outcome->saving.attaching, "of it, letting the GPU server map the buffers");
   TellTransfer(outcome->saving.reading, &steps);
   steps.Part(outcome->saving.detaching, "of it, taking the buffers back");
+  AtStep("write the logs");
   for (const auto& process : live.processes()) {
     const absl::Status logged = image->WriteLog(process->log_bytes());
     if (logged.ok()) continue;
@@ -265,6 +270,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   }
   const std::shared_ptr<void> upkeep = engine.BeginUpkeep();  // beside the writing
   absl::Status committed;
+  AtStep("write GPU memory");
   {
     Progress progress("writing GPU memory", options.quiet);
     committed = image->WaitForChunks([&](uint64_t done, uint64_t total) {
@@ -275,6 +281,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   steps.Done("hashing and writing GPU memory");
   if (committed.ok() && cancelled()) committed = absl::CancelledError("interrupted");
   if (committed.ok()) {
+    AtStep("commit the image");
     Progress progress("writing to the disk", options.quiet);
     committed = image->Commit(info, [&](uint64_t done, uint64_t total) { progress.Update(done, total); });
   }

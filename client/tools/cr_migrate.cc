@@ -14,9 +14,10 @@
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/gpu/modules.h"
-#include "checkpoint/transaction/live_job.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/job_claim.h"
+#include "checkpoint/transaction/at_step.h"
+#include "checkpoint/transaction/live_job.h"
 #include "client/tools/background.h"
 #include "client/tools/foreground.h"
 #include "client/tools/progress.h"
@@ -149,6 +150,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   const std::unique_ptr<GpuHost> host = GpuHost::Open(options.to, options.gpu, directory, /*detached=*/true, error);
   if (!host) return false;
   std::vector<Move> moves;
+  AtStep("open sessions");
   if (!OpenSessions(options, *job, *host, FindCudaProcesses(*job, directory), &moves, error)) return false;
   LiveJob live(*job, directory, claim);
   JobTransaction transaction(*job, &live, /*engine=*/nullptr);
@@ -158,16 +160,20 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   // Processes may have come and gone since.
   if (!transaction.Begin(lock, error) || !MatchSessions(options, *job, *host, live, &moves, error)) return false;
   uint64_t bytes = 0, done_before = 0, objects = 0;
+  AtStep("list GPU memory");
   for (Move& move : moves) {
     if (!Describe(options, live.Sessions(), &move, error)) return Of(move, moves.size(), error);
     for (const ckptfmt::Region& region : move.regions) bytes += region.bytes;
     objects += move.process->log().records();
   }
   const std::string scope = NewSharingScope();
+  AtStep("replay");
   if (!ReplayAll(scope, &moves, error)) return false;
   {
     Progress progress("copying GPU memory", options.quiet);
-    for (Move& move : moves) {
+    for (size_t i = 0; i < moves.size(); ++i) {
+      Move& move = moves[i];
+      AtStep("copy GPU memory", i, moves.size());
       const auto go_on = [&](uint64_t done, uint64_t) {
         progress.Update(done_before + done, bytes);
         return !cancelled();

@@ -24,6 +24,7 @@
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/job_claim.h"
 #include "checkpoint/job/stand_ins.h"
+#include "checkpoint/transaction/at_step.h"
 #include "checkpoint/transaction/live_job.h"
 #include "ckptfmt/image_reader.h"
 #include "client/tools/foreground.h"
@@ -168,6 +169,7 @@ bool RestoreSessions(const Options& options, const GpuHost& host, const std::str
   const Sharing sharing = {scope, replay::Ownerless(all)};
   std::vector<std::thread> threads;
   sessions->resize(info.processes.size());
+  AtStep("open sessions");
   for (size_t i = 0; i < sessions->size(); ++i) {
     threads.emplace_back([&, i] {
       Session& session = (*sessions)[i];
@@ -193,6 +195,7 @@ bool RestoreMemory(const Options& options, const ckptfmt::ImageReader& image, co
       progress.Update(before + done, image.sizes().region_bytes);
       return !Interrupted();
     };
+    AtStep("load GPU memory", i, sessions.size());
     if (!LoadMemory(image, uint32_t(i), sessions[i].channel.get(), go_on, error)) {
       if (sessions.size() > 1) *error = NameOf(image.info().processes[i]) + ": " + *error;
       return false;
@@ -220,6 +223,7 @@ bool GiveSessions(const Options& options, const ckptfmt::ImageReader& image, con
   std::vector<std::unique_ptr<agent::AgentClient>> agents;
   for (size_t i = 0; i < sessions.size(); ++i) {
     const ckptfmt::ProcessInfo& process = image.info().processes[i];
+    AtStep("give the session", i, sessions.size());
     const auto ended = [&] { return HasEnded(isolated, 0) || !HasProcess(*job, int(process.pid)); };
     agents.push_back(GiveChannel(directory, process.pid, NameOf(process), *sessions[i].channel, host.server(), ended,
                                  error));
@@ -233,6 +237,7 @@ bool GiveSessions(const Options& options, const ckptfmt::ImageReader& image, con
     return false;
   }
   std::string problem;
+  AtStep("unlock");
   if (!WriteJob(directory, *job, &problem)) Say(kTool, problem + "; the other tools will not find the job");
   for (const Session& session : sessions) {
     TellSaved(host.server(), session.channel->welcome().session, job->saved_unix_ms(), job->saved_bytes());
@@ -312,6 +317,7 @@ int Run(const Options& options) {
   // Both at once, but for files that are to be cut back: the process needs them so, and they stay as they are if the
   // memory cannot be loaded.
   bool ok = host && (processes->ChangesFiles() ? load() && begin() : begin() && load());
+  AtStep("restore processes");
   ok = ok && process->Finish(&isolated, &error);
   if (ok) steps.Done("restoring the process");
   if (ok && !GiveSessions(options, *image, isolated, directory, *host, sessions, &job, &error)) {

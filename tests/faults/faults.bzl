@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test targets for the fault cases."""
 
-def fault_test(name, cases, size = "medium"):
-    """Runs some cases of faults.py (separated by commas)."""
+def fault_test(name, cases, size = "medium", script = "faults.py"):
+    """Runs some cases of a script (separated by commas)."""
     native.sh_test(
         name = name,
         size = size,
         srcs = ["faults_test.sh"],
-        args = [cases],
+        args = [script, cases],
         data = [
-            "faults.py",
+            script,
             ":programs",
             "//tests/apps:all_apps",
             "//tests/matrix:harness.py",

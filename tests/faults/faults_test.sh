@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Runs cases of faults.py on what Bazel built: faults_test.sh CASE,CASE...
+# Runs cases of a script on what Bazel built: faults_test.sh faults.py CASE,CASE...
 here="$(dirname "$0")"
 product="$(dirname "$(readlink -f "$here/../matrix/product/cr-run")")"
-exec /usr/bin/python3 "$here/faults.py" --product "$product" --apps "$here/../apps" --programs "$here" --only "$1"
+exec /usr/bin/python3 "$here/$1" --product "$product" --apps "$here/../apps" --programs "$here" --only "$2"

@@ -1,0 +1,543 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of eight CUDA processes, of which one fails in each step of a checkpoint, a stop, a restart or a move.
+
+Usage: steps.py --product DIR --apps DIR --programs DIR [--only CASE,...] [--keep] [--logs FILE]
+
+The tools say which steps they take and can be stopped before each of them (checkpoint/transaction/at_step.h), so the
+steps are found by running the tool once without a fault. After each fault the other processes go on with the right
+results, or all of the job is restored; nothing is left over: no half image, no process, no session, no lock.
+
+Exit code: 0 all passed, 1 some failed, 2 wrong use.
+"""
+
+import argparse
+import glob
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.join(HERE, "../matrix"), os.path.join(os.path.dirname(os.path.realpath(__file__)), "../matrix")]
+import harness  # noqa: E402
+from harness import Failure, wait_for  # noqa: E402
+
+CASES = {}
+RANKS = 8
+LIMIT = int(os.environ.get("CR_LIMIT", 90))  # seconds for anything that is waited for
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def state_of(pid):
+    """The state of a process: one letter, or "" if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def processes_with(word):
+    """The processes that were started with `word` in their command line."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as f:
+                if word.encode() in f.read().split(b"\0"):
+                    found.append(int(entry))
+        except OSError:
+            pass
+    return found
+
+
+class Ranks:
+    """A running job of the program `apart`, on one of two servers, and what must hold of it."""
+
+    def __init__(self, lab, options, size=16):
+        self.lab = lab
+        self.lab.workers = 2
+        program = harness.find(options.programs, "apart")
+        if program is None:
+            raise Failure(f"the program apart is not in {options.programs}")
+        self.servers = [lab.server("one"), lab.server("two")]
+        self.job = lab.job("job", [os.path.abspath(program), "--ranks", str(RANKS), "--size", str(size)], self.server.unix)
+        self.carrier = self.job  # the process that the job depends on: cr-run, later a cr-restart
+        self.count = RANKS  # all ranks that were ever started
+        self.added = 0
+        self.dead = set()
+        self.tools = 0
+        self.expect_running("at first")
+
+    @property
+    def server(self):
+        return self.servers[0]
+
+    def path(self, name):
+        return os.path.join(self.lab.folder, name)
+
+    def sessions(self, server=None):
+        """The sessions of a server, by the process's number in the job."""
+        server = server or self.server
+        asked = subprocess.run(
+            [self.lab.tool("cr-ps"), "--json", "--server", server.unix], capture_output=True, text=True, timeout=LIMIT
+        )
+        if asked.returncode != 0:
+            raise Failure(f"cr-ps: {asked.stderr}")
+        return {session["pid"]: session for session in json.loads(asked.stdout)["sessions"]}
+
+    def rank(self, number):
+        """(steps, PID in the job) of a rank; None if it has not made any yet."""
+        try:
+            with open(f"{self.job.sync}.rank.{number}") as f:
+                step, pid = f.read().split()
+        except (OSError, ValueError):
+            return None
+        return int(step), int(pid)
+
+    def host_pid(self, pid):
+        """The number here of the process that the job knows as `pid`."""
+        for outer in harness.descendants(self.carrier.pid):
+            try:
+                with open(f"/proc/{outer}/status") as f:
+                    numbers = re.search(r"^NSpid:(.*)$", f.read(), re.M).group(1).split()
+            except OSError:
+                continue
+            if len(numbers) > 1 and int(numbers[-1]) == pid:
+                return outer
+        raise Failure(f"there is no process {pid} in the job\n{self.carrier.describe()}")
+
+    def living(self):
+        return [number for number in range(self.count) if number not in self.dead]
+
+    def expect_running(self, when):
+        """All living ranks make steps, on their server and nowhere else; nobody else is left."""
+        describe = lambda: f"{when}: {self.job.describe()}\n{self.carrier.describe()}"
+        # A restarted rank begins with fewer steps than it had made.
+        seen = {number: set() for number in self.living()}
+
+        def standing():
+            for number in self.living():
+                seen[number].add(self.rank(number))
+            return [number for number in seen if len(seen[number] - {None}) < 3]
+
+        wait_for(
+            lambda: not standing() or not self.carrier.running(), LIMIT, lambda: f"ranks {standing()} stand still; {describe()}"
+        )
+        if not self.carrier.running():
+            raise Failure(f"the job has ended; {describe()}")
+        pids = sorted(self.rank(number)[1] for number in self.living())
+        wait_for(lambda: sorted(self.sessions()) == pids, LIMIT, lambda: f"sessions of {sorted(self.sessions())}, not {pids}; {describe()}")
+        other = self.servers[1]
+        wait_for(lambda: not self.sessions(other), LIMIT, lambda: f"sessions on the other server: {self.sessions(other)}; {describe()}")
+        zombies = lambda: [pid for pid in harness.descendants(self.carrier.pid) if state_of(pid) == "Z"]
+        wait_for(lambda: not zombies(), LIMIT, lambda: f"zombies below the job: {zombies()}; {describe()}")
+        stopped = lambda: [pid for pid in harness.descendants(self.carrier.pid) if state_of(pid) in ("T", "t")]
+        wait_for(lambda: not stopped(), LIMIT, lambda: f"stopped processes: {stopped()}; {describe()}")
+
+    def expect_gone(self, number):
+        """A rank that was hit has ended, and its parent has noticed."""
+        self.dead.add(number)
+        pid = self.rank(number)[1]
+        wait_for(
+            lambda: f"PID {pid} ended with status" in self.job.stderr() + self.carrier.stderr() or not self.carrier.running(),
+            LIMIT,
+            lambda: f"rank {number} (PID {pid}) goes on\n{self.job.describe()}\n{self.carrier.describe()}",
+        )
+
+    def add(self):
+        """One more rank, in the place of one that has ended: nothing keeps it from opening a session."""
+        number = self.count
+        open(f"{self.job.sync}.add.{self.added}", "w").close()
+        self.added += 1
+        self.count += 1
+        wait_for(
+            lambda: self.rank(number) or not self.carrier.running(), LIMIT,
+            lambda: f"rank {number} does not start\n{self.job.describe()}\n{self.carrier.describe()}",
+        )  # fmt: skip
+        if not self.rank(number):
+            raise Failure(f"the job ended before rank {number} ran\n{self.job.describe()}")
+
+    def tool(self, command, steps, stop_at=None):
+        """Starts a tool that notes its steps in the file `steps`."""
+        self.tools += 1
+        env = {"CR_TEST_STEPS": steps}
+        if stop_at:
+            env["CR_TEST_STOP_AT"] = str(stop_at)
+        name = f"{os.path.basename(command[0])}{self.tools}"
+        return self.lab.start(harness.Process(self.lab, name, command, env))
+
+    def restart(self, image, env=None):
+        """Brings the job back from `image`."""
+        self.tools += 1
+        command = [self.lab.tool("cr-restart"), image, "--server", self.server.unix]
+        self.carrier = self.lab.start(harness.Process(self.lab, f"restart{self.tools}", command, env))
+        return self.carrier
+
+    def finish(self):
+        """The job ends, and each living rank says that all was right."""
+        open(self.job.sync + ".end", "w").close()
+        self.carrier.expect_success(LIMIT)
+        right = {int(number) for number in re.findall(r"rank (\d+) right\n", self.job.stdout().decode())}
+        if right != set(self.living()):
+            raise Failure(f"right: {sorted(right)}, living: {self.living()}\n{self.job.describe()}")
+        for name in (self.job, self.carrier):
+            if "is wrong" in name.stderr():
+                raise Failure(f"a wrong result\n{name.describe()}")
+        for server in self.servers:
+            wait_for(lambda: not self.sessions(server), LIMIT, lambda: f"sessions are left: {self.sessions(server)}")
+
+
+def chosen(steps):
+    """Of the steps in a file: their numbers and names. Of those that are taken for each process, the first and a middle one."""
+    found = []
+    with open(steps) as f:
+        for line in f:
+            number, name = line.rstrip("\n").split(" ", 1)
+            part = re.search(r" (\d+)/(\d+)$", name)
+            if not part or int(part.group(1)) in (1, int(part.group(2)) // 2 + 1):
+                found.append((int(number), name))
+    if len(found) < 5:
+        raise Failure(f"a tool takes only these steps: {found}")
+    return found
+
+
+def await_step(tool, steps, number):
+    reached = lambda: os.path.exists(steps) and any(line.startswith(f"{number} ") for line in open(steps))
+    wait_for(lambda: reached() or not tool.running(), LIMIT, lambda: f"no step {number}\n{tool.describe()}")
+    if not reached():
+        raise Failure(f"the tool did not come to step {number}\n{tool.describe()}")
+
+
+def no_half_image(image, committed):
+    left = [path for path in glob.glob(glob.escape(image) + "*") if path != image]
+    if left or os.path.exists(image) != committed:
+        raise Failure(f"committed: {committed}, but there are {left} and the image: {os.path.exists(image)}")
+
+
+def fail_in_each_step(context, way, what):
+    """`way`: "keep", "stop" or "move". `what`: "rank" or "worker", which is killed."""
+    lab, options = context
+    ranks = Ranks(lab, options)
+    pick = random.Random(f"{way} {what}")
+
+    def command(image):
+        if way == "move":
+            return [lab.tool("cr-migrate"), ranks.job.id, "--to", ranks.servers[1].unix]
+        return [lab.tool("cr-checkpoint"), *(["--stop"] if way == "stop" else []), ranks.job.id, image]
+
+    def settle(tool, image, name):
+        """After the tool has ended: what must be there, and what must not."""
+        ok = tool.wait(LIMIT) == 0
+        if not ok and not tool.stderr().strip():
+            raise Failure(f"{name}: failed without a word\n{tool.describe()}")
+        wait_for(lambda: not processes_with(image), LIMIT, lambda: f"{name}: left behind: {processes_with(image)}")
+        if way != "move":
+            no_half_image(image, ok)
+        if ok and way != "move":
+            lab.run(f"verify{ranks.tools}", [lab.tool("cr-inspect"), "--verify", image])
+        if ok and way == "move":
+            ranks.servers.reverse()
+        if ok and way == "stop":
+            if ranks.carrier.wait(LIMIT) != 121:
+                raise Failure(f"{name}: the stopped job's exit code is wrong\n{ranks.carrier.describe()}")
+            for server in ranks.servers:
+                wait_for(lambda: not ranks.sessions(server), LIMIT, lambda: f"{name}: sessions of the stopped job are left")
+            ranks.restart(image)
+        return ok
+
+    image, steps = ranks.path("image0"), ranks.path("steps0")
+    tool = ranks.tool(command(image), steps)
+    if not settle(tool, image, "no fault"):
+        raise Failure(f"failed without a fault\n{tool.describe()}")
+    ranks.expect_running("without a fault")
+    succeeded = failed = 0
+    for number, name in chosen(steps):
+        title = f"{what} killed before step {number} ({name})"
+        image, steps = ranks.path(f"image{number}"), ranks.path(f"steps{number}")
+        victim = pick.choice(ranks.living())
+        session = ranks.sessions()[ranks.rank(victim)[1]]
+        tool = ranks.tool(command(image), steps, stop_at=number)
+        await_step(tool, steps, number)
+        os.kill(ranks.host_pid(session["pid"]) if what == "rank" else session["worker_pid"], signal.SIGKILL)
+        if pick.random() < 0.5:
+            time.sleep(0.05)  # others may notice first
+        open(steps + ".go", "w").close()
+        ok = settle(tool, image, title)
+        succeeded, failed = succeeded + ok, failed + (not ok)
+        if not ok and not re.search(r"PID \d+\)|process|session|ended", tool.stderr()):
+            raise Failure(f"{title}: the message does not say what has ended\n{tool.describe()}")
+        back = ok and way == "stop"
+        # What was saved whole is there again, also the one that was killed after that.
+        if back and rank_is_there(ranks, victim, session["pid"]):
+            pass
+        else:
+            ranks.expect_gone(victim)
+        try:
+            ranks.expect_running(title)
+        except Failure as failure:
+            raise Failure(f"{failure}\nthe tool: {tool.describe()}")
+        while len(ranks.living()) < RANKS:
+            ranks.add()
+        print(f"    {'done  ' if ok else 'failed'} {title}: {tool.stderr().strip().splitlines()[-1:]}", flush=True)
+    if not failed:
+        raise Failure("no fault made the tool fail")
+    ranks.finish()
+
+
+def rank_is_there(ranks, number, pid):
+    """Whether the restarted job has the rank again. It shows by its session, or by its parent's words."""
+    there = lambda: pid in ranks.sessions()
+    gone = lambda: f"PID {pid} ended with status" in ranks.job.stderr() + ranks.carrier.stderr()
+    step = ranks.rank(number)[0]
+    wait_for(
+        lambda: gone() or (there() and ranks.rank(number)[0] != step) or len(ranks.sessions()) == len(ranks.living()) - 1,
+        LIMIT, lambda: f"rank {number} is neither there nor gone\n{ranks.carrier.describe()}",
+    )  # fmt: skip
+    return there() and not gone()
+
+
+@case
+def keep_rank(context):
+    """One of eight ranks is killed in each step of a checkpoint of a job that goes on."""
+    fail_in_each_step(context, "keep", "rank")
+
+
+@case
+def keep_worker(context):
+    """The same with the worker of one rank."""
+    fail_in_each_step(context, "keep", "worker")
+
+
+@case
+def stop_rank(context):
+    """One of eight ranks is killed in each step of cr-checkpoint --stop."""
+    fail_in_each_step(context, "stop", "rank")
+
+
+@case
+def stop_worker(context):
+    """The same with the worker of one rank."""
+    fail_in_each_step(context, "stop", "worker")
+
+
+@case
+def move_rank(context):
+    """One of eight ranks is killed in each step of a move."""
+    fail_in_each_step(context, "move", "rank")
+
+
+@case
+def move_worker(context):
+    """The same with the old worker of one rank."""
+    fail_in_each_step(context, "move", "worker")
+
+
+@case
+def move_new_worker(context):
+    """A worker at the new place is killed in each step of a move: the job goes on at the old one until it has switched."""
+    lab, options = context
+    ranks = Ranks(lab, options)
+    pick = random.Random(2)
+    command = lambda: [lab.tool("cr-migrate"), ranks.job.id, "--to", ranks.servers[1].unix]
+    steps = ranks.path("steps0")
+    ranks.tool(command(), steps).expect_success(LIMIT)
+    ranks.servers.reverse()
+    ranks.expect_running("without a fault")
+    failed = 0
+    for number, name in chosen(steps):
+        title = f"new worker killed before step {number} ({name})"
+        steps = ranks.path(f"steps{number}")
+        tool = ranks.tool(command(), steps, stop_at=number)
+        await_step(tool, steps, number)
+        new = ranks.sessions(ranks.servers[1])
+        victim = pick.choice(ranks.living())
+        pid = ranks.rank(victim)[1]
+        if pid in new:
+            os.kill(new[pid]["worker_pid"], signal.SIGKILL)
+        open(steps + ".go", "w").close()
+        ok = tool.wait(LIMIT) == 0
+        failed += not ok
+        if ok:
+            ranks.servers.reverse()
+        if ok and pid in new:
+            ranks.expect_gone(victim)
+        ranks.expect_running(title)
+        while len(ranks.living()) < RANKS:
+            ranks.add()
+        print(f"    {'done  ' if ok else 'failed'} {title}: {tool.stderr().strip().splitlines()[-1:]}", flush=True)
+    if not failed:
+        raise Failure("no fault made the tool fail")
+    ranks.finish()
+
+
+@case
+def restart_worker(context):
+    """A worker is killed in each step of a restart: all of the job runs, or none of it, and it can be tried again."""
+    lab, options = context
+    ranks = Ranks(lab, options)
+    pick = random.Random(3)
+    image = ranks.path("image")
+    lab.run("checkpoint", [lab.tool("cr-checkpoint"), "--stop", ranks.job.id, image])
+    ranks.job.wait(LIMIT)
+    steps = ranks.path("steps0")
+    ranks.restart(image, {"CR_TEST_STEPS": steps})
+    ranks.expect_running("without a fault")
+    for number, name in chosen(steps):
+        title = f"worker killed before step {number} ({name})"
+        ranks.carrier.kill(signal.SIGTERM)
+        ranks.carrier.wait(LIMIT)
+        wait_for(lambda: not ranks.sessions(), LIMIT, lambda: f"{title}: sessions are left")
+        before = [ranks.rank(number) for number in ranks.living()]
+        steps = ranks.path(f"steps{number}")
+        tool = ranks.restart(image, {"CR_TEST_STEPS": steps, "CR_TEST_STOP_AT": str(number)})
+        await_step(tool, steps, number)
+        sessions = ranks.sessions()
+        victim = pick.choice(ranks.living())
+        pid = ranks.rank(victim)[1]
+        if pid in sessions:
+            os.kill(sessions[pid]["worker_pid"], signal.SIGKILL)
+        open(steps + ".go", "w").close()
+        running = lambda: [ranks.rank(number) for number in ranks.living()] != before
+        wait_for(lambda: running() or not tool.running(), LIMIT, lambda: f"{title}: {tool.describe()}")
+        if running():
+            if pid in sessions:
+                ranks.expect_gone(victim)
+            ranks.expect_running(title)
+            ranks.dead.clear()  # all of them are in the image
+        else:
+            if tool.wait(LIMIT) != 125:
+                raise Failure(f"{title}: wrong exit code\n{tool.describe()}")
+            if harness.descendants(tool.pid) or not tool.stderr().strip():
+                raise Failure(f"{title}: processes are left, or nothing was said\n{tool.describe()}")
+            wait_for(lambda: not ranks.sessions(), LIMIT, lambda: f"{title}: sessions are left")
+        print(f"    {'ran   ' if running() else 'failed'} {title}: {tool.stderr().strip().splitlines()[-1:]}", flush=True)
+        if tool.running():
+            continue
+        ranks.restart(image)
+        ranks.expect_running(f"{title}, tried again")
+    ranks.finish()
+
+
+@case
+def no_space(context):
+    """The image's folder has room for ever more of the image, and at last for all of it. The job goes on each time."""
+    lab, options = context
+    ranks = Ranks(lab, options, size=256)
+    small = ranks.path("small")
+    os.makedirs(small)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", small], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        raise Failure(f"this test mounts a small tmpfs and needs root: {mounted.stderr}")
+    image = os.path.join(small, "image")
+    said = set()
+    try:
+        for way in ([], ["--stop"]):
+            kib = 4
+            while True:
+                subprocess.run(["mount", "-o", f"remount,size={kib}k", small], check=True)
+                ranks.tools += 1
+                command = [lab.tool("cr-checkpoint"), *way, ranks.job.id, image]
+                tool = lab.start(harness.Process(lab, f"checkpoint{ranks.tools}", command))
+                if tool.wait(LIMIT) == 0:
+                    break
+                if not re.search("space|full", tool.stderr()):
+                    raise Failure(f"{kib} KiB: the message does not say that there is no room\n{tool.describe()}")
+                said.add(re.sub(r"[\d.]+", "N", tool.stderr()))
+                if os.listdir(small):
+                    raise Failure(f"{kib} KiB: left behind: {os.listdir(small)}")
+                ranks.expect_running(f"{kib} KiB")
+                kib *= 3
+                if kib > 1 << 20:
+                    raise Failure(f"1 GiB is not enough\n{tool.describe()}")
+            lab.run(f"verify{ranks.tools}", [lab.tool("cr-inspect"), "--verify", image])
+            if not way:
+                ranks.expect_running("saved")
+                continue
+            ranks.job.wait(LIMIT)
+            ranks.restart(image)
+            ranks.expect_running("restarted")
+    finally:
+        subprocess.run(["umount", "-l", small])
+    if len(said) < 2:
+        raise Failure(f"it failed in one way only: {said}")
+    ranks.finish()
+
+
+@case
+def never_idle(context):
+    """One of eight ranks does not become idle: the tool gives up at its deadline and names that one; killed, it is no hindrance."""
+    lab, options = context
+    ranks = Ranks(lab, options)
+    for victim in (5, 2):
+        hold = f"{ranks.job.sync}.hold.{victim}"
+        open(hold, "w").close()
+        wait_for(lambda: os.path.exists(f"{ranks.job.sync}.held.{victim}"), LIMIT, ranks.job.describe)
+        pid = ranks.host_pid(ranks.rank(victim)[1])
+        image = ranks.path(f"image{victim}")
+        words = rf"apart \(PID {pid}\) did not become idle in 1\.0 s.*the job goes on"
+        for number, command in enumerate(
+            (
+                [lab.tool("cr-checkpoint"), "--timeout", "1", ranks.job.id, image],
+                [lab.tool("cr-checkpoint"), "--timeout", "1", "--stop", ranks.job.id, image],
+                [lab.tool("cr-migrate"), "--timeout", "1", ranks.job.id, "--to", ranks.servers[1].unix],
+            )
+        ):
+            tool = lab.start(harness.Process(lab, f"idle{victim}-{number}", command))
+            if tool.wait(LIMIT) != 1 or not re.search(words, tool.stderr()):
+                raise Failure(f"expected {words!r}\n{tool.describe()}")
+            if len(re.findall(r"did not become idle", tool.stderr())) != 1:
+                raise Failure(f"others are named, too\n{tool.describe()}")
+            no_half_image(image, False)
+            others = [number for number in ranks.living() if number != victim]
+            before = {number: ranks.rank(number)[0] for number in others}
+            wait_for(
+                lambda: all(ranks.rank(number)[0] > before[number] + 2 for number in others), LIMIT,
+                lambda: f"the others stand still\n{ranks.job.describe()}",
+            )  # fmt: skip
+        if victim == 5:
+            os.unlink(hold)  # its work ends
+        else:
+            # Killed while the tool waits for it, it is left out.
+            command = [lab.tool("cr-checkpoint"), "--timeout", str(LIMIT), ranks.job.id, image]
+            tool = lab.start(harness.Process(lab, f"waits{victim}", command))
+            time.sleep(1)
+            if not tool.running():
+                raise Failure(f"the tool did not wait\n{tool.describe()}")
+            os.kill(pid, signal.SIGKILL)
+            tool.expect_success(LIMIT)
+            no_half_image(image, True)
+            ranks.expect_gone(victim)
+        ranks.expect_running(f"after rank {victim} was not idle")
+    ranks.finish()
+
+
+def run_one(name, options):
+    with harness.Lab(options.product, keep=options.keep) as lab:
+        try:
+            CASES[name]((lab, options))
+        except Exception:
+            if options.logs:
+                harness.keep_logs(lab, options.logs, name)
+            raise
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", required="--list" not in sys.argv)
+    parser.add_argument("--logs")
+    harness.run_cases(parser, CASES, run_one)
+
+
+if __name__ == "__main__":
+    main()
