@@ -24,6 +24,8 @@
 #include <random>
 #include <sstream>
 
+#include "checkpoint/job/io_uring.h"
+
 namespace cuda_remote::checkpoint {
 namespace {
 
@@ -134,6 +136,11 @@ pid_t Spawn(const Plan& plan, bool own_session, int* failure) {
       dup2(null, 0);
       dup2(plan.restorer_output, 1);
       dup2(plan.restorer_output, 2);
+    }
+    // A plain child cannot be saved anyway. The restorer brings back the filter that the saved job had.
+    if (own_session && !plan.restored_pid && !plan.io_uring && !WithholdIoUring()) {
+      fprintf(stderr, "cuda-remote: io_uring cannot be kept from the job: %s; a program that uses it cannot be saved\n",
+              strerror(errno));
     }
     UnblockInChild();
     Execute(plan);

@@ -36,6 +36,9 @@ struct Plan {
   int restorer_output = -1;
   // Where process numbers of the namespace begin, if the kernel allows that; they go up from there. 0: at 2.
   pid_t first_pid = 0;
+  // The program and what it starts may make an io_uring (io_uring.h). A job that has one cannot be saved.
+  bool io_uring = false;
+
   // Not empty: this folder is seen as `seen_as` in the namespace.
   std::string folder, seen_as;
   // What else is seen elsewhere. One that cannot be is reported on standard error, and the rest goes on.

@@ -84,7 +84,7 @@ int Fail(const std::string& text, int code = kExitFailed) {
 int Main(int argc, char** argv) {
   std::string server, directory, name;
   int gpu = -1;
-  bool plain = false;
+  bool plain = false, io_uring = false;
   CLI::App app("Runs a CUDA program with its GPU elsewhere: cr-run [OPTIONS] [--] PROGRAM [ARGUMENTS]", kTool);
   app.footer(kExamples);
   app.set_version_flag("--version", VersionLine("cr-run"));
@@ -98,6 +98,9 @@ int Main(int argc, char** argv) {
   app.add_flag("--plain", plain,
                "no namespaces: the job cannot be checkpointed, and a program that sets LD_LIBRARY_PATH anew does not "
                "find the library");
+  app.add_flag("--io-uring", io_uring,
+               "programs may use io_uring; a job that does cannot be checkpointed (default: they find none, and most do "
+               "without)");
   const int own = OwnWords(app, argc, argv);
   try {
     app.parse(own, argv);
@@ -164,6 +167,7 @@ int Main(int argc, char** argv) {
   SetVariable(&plan.environment, "LD_LIBRARY_PATH", library_folder + (value && *value ? std::string(":") + value : ""));
 
   plan.first_pid = ChooseFirstPid();
+  plan.io_uring = io_uring;
   Isolated isolated;
   int code = kExitFailed;
   job.Clear();

@@ -282,6 +282,111 @@ def machine_driver(context):
     same("afterwards", context.run(context.on_machine_with_driver([loader, "libcuda.so.1"]), expect=77).stdout, "MACHINE DRIVER\n")
 
 
+# Waits for a byte on a pipe by an io_uring if there is one, else by poll, as libuv and others choose; runs its arguments as
+# a program; and waits again, by what it had chosen at first.
+WAITER = """
+#define _GNU_SOURCE
+#include <linux/io_uring.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static int ring = -1;
+static struct io_uring_params facts;
+static char *queue, *entries;
+static void Wait(int fd) {
+  char byte;
+  if (ring < 0) {
+    struct pollfd waiting = {fd, POLLIN, 0};
+    if (poll(&waiting, 1, -1) != 1 || read(fd, &byte, 1) != 1) _exit(2);
+    return;
+  }
+  struct io_uring_sqe* entry = (struct io_uring_sqe*)entries;
+  memset(entry, 0, sizeof *entry);
+  entry->opcode = IORING_OP_READ;
+  entry->fd = fd;
+  entry->addr = (unsigned long)&byte;
+  entry->len = 1;
+  unsigned* tail = (unsigned*)(queue + facts.sq_off.tail);
+  ((unsigned*)(queue + facts.sq_off.array))[*tail & *(unsigned*)(queue + facts.sq_off.ring_mask)] = 0;
+  __atomic_store_n(tail, *tail + 1, __ATOMIC_RELEASE);
+  if (syscall(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) != 1) _exit(3);
+}
+int main(int count, char** words) {
+  int ends[2], status;
+  if (pipe(ends) != 0) return 4;
+  ring = syscall(SYS_io_uring_setup, 4, &facts);
+  if (ring >= 0) {
+    queue = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, ring, IORING_OFF_SQ_RING);
+    entries = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, ring, IORING_OFF_SQES);
+    if (queue == MAP_FAILED || entries == MAP_FAILED) return 5;
+  }
+  printf("waits by %s\\n", ring < 0 ? "poll" : "io_uring");
+  fflush(stdout);
+  const pid_t child = fork();
+  if (child == 0) {
+    if (ring >= 0) close(ring);
+    execv(words[1], words + 1);
+    _exit(6);
+  }
+  if (write(ends[1], "x", 1) != 1) return 7;
+  Wait(ends[0]);
+  if (waitpid(child, &status, 0) != child || status != 0) return 8;
+  if (write(ends[1], "x", 1) != 1) return 9;
+  Wait(ends[0]);
+  printf("waited\\n");
+  return 0;
+}
+"""
+
+
+@case
+def io_uring(context):
+    """A program that uses io_uring where there is one finds none and is saved; with --io-uring it has one and is refused by name."""
+    waiter = context.compile("waiter", WAITER)
+    if context.run([waiter, "/bin/true"]).stdout != "waits by io_uring\nwaited\n":
+        raise Failure("this machine has no io_uring, which this test needs")
+    run = [context.tool("cr-run")]
+    same("in a job", context.run(run + ["--", waiter, "/bin/true"]).stdout, "waits by poll\nwaited\n")
+    nested = run + ["--"] + run + ["--", "env", "-i", waiter, "/bin/true"]
+    same("in a job in a job", context.run(nested).stdout, "waits by poll\nwaited\n")
+    same("--io-uring", context.run(run + ["--io-uring", "--", waiter, "/bin/true"]).stdout, "waits by io_uring\nwaited\n")
+    # A job that cannot be saved anyway is left alone: by its wish, or because its user is not root.
+    same("--plain", context.run(run + ["--plain", "--", waiter, "/bin/true"]).stdout, "waits by io_uring\nwaited\n")
+    home = context.folder("home")
+    os.chown(home, USER, USER)
+    ordinary = context.run(run + ["--job-dir", home + "/job", "--", waiter, "/bin/true"], user=USER)
+    same("not root", ordinary.stdout, "waits by io_uring\nwaited\n")
+
+    # Programs with the setuid bit gain rights as before.
+    who = context.compile("who", "#include <stdio.h>\n#include <unistd.h>\nint main() { printf(\"%d\\n\", (int)geteuid()); }\n")
+    os.chmod(who, 0o4755)
+    drop = [PYTHON, "-c", f"import os, sys; os.setgid({USER}); os.setuid({USER}); os.execv(sys.argv[1], sys.argv[1:])"]
+    same("setuid, outside", context.run(drop + [who]).stdout, "0\n")
+    same("setuid, in a job", context.run(run + ["--"] + drop + [who]).stdout, "0\n")
+
+    # Saved, restarted, saved again and restarted: the filter is there again each time.
+    variables = f"CR_TEST_SYNC_FILE={context.path('waiting.sync')} CR_TEST_PAUSE_AT=5,12"
+    around = ("waits by poll\n", "waited\n")
+    saved_and_restarted(context, "waiting", f"env -i {variables} {waiter} {context.program} --steps 30", around=around)
+
+    # With one, the job is refused, and goes on.
+    sync, job = context.path("sync"), context.path("refused.job")
+    having = context.start(
+        "having", run + ["--io-uring", "--job-dir", job, "--", waiter, context.program, "--steps", "30"],
+        CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="5",
+    )  # fmt: skip
+    harness.wait_for(lambda: os.path.exists(sync) and "paused 5" in open(sync).read(), LIMIT, having.describe)
+    refused = context.run([context.tool("cr-checkpoint"), job, context.path("refused")], expect=1)
+    if not re.search(r"process \d+ \(waiter\) has an io_uring.*cr-run --io-uring.*the job goes on", refused.stderr):
+        raise Failure(f"the message does not help: {refused.stderr}")
+    open(sync + ".go.5", "w").close()
+    having.expect_success(LIMIT)
+
+
 @case
 def other_user(context):
     """A process of root's job that runs as another user is told why it has no GPU; it does not take the machine's."""
@@ -317,9 +422,9 @@ def ordinary_user(context):
     same("owner", (facts.st_uid, facts.st_gid), (USER, USER))
 
 
-def saved_and_restarted(context, name, command, wrap=lambda command: command, times=1, **variables):
+def saved_and_restarted(context, name, command, wrap=lambda command: command, times=1, around=("", ""), **variables):
     """Saves the job in the middle, restarts it, and does so once more: its output is that of so many runs."""
-    want = context.expected(30) * times
+    want = around[0] + context.expected(30) * times + around[1]
     job, image = context.path(name + ".job"), context.path(name + ".image")
     out, sync = context.path(name + ".text"), context.path(name + ".sync")
     script = context.script(name + "-start", f"exec >{out} 2>{out}.err\n{command}\n")

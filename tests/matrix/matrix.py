@@ -136,9 +136,8 @@ FRAMEWORKS = {
 # Frameworks' programs that need several GPUs, real ones.
 SEVERAL_GPUS = {"torch_nccl": 2, "torch_ddp": 2}
 
-# Programs that the other modes are not for: without CUDA there is no session to save or to move; and CRIU does not save
-# the io_uring that PyTorch's store has (README.md).
-LIMITED = {"nvml_questions": ("native", "ring", "grpc"), "torch_ddp": ("native", "ring", "grpc", "migrate")}
+# Programs that the other modes are not for: without CUDA there is no session to save or to move.
+LIMITED = {"nvml_questions": ("native", "ring", "grpc")}
 # Host and kernels look at each other's writes, which the relay does not carry while a kernel runs.
 LIMITED["polling"] = ("native", "ring", "restart", "live", "migrate", "late_ring", "late_restart", "late_migrate")
 LIMITED["shm_ring"] = ("native", "ring", "restart", "live", "migrate", "late_ring")
@@ -147,6 +146,7 @@ LIMITED_ON_GPUS = {"kernel_heap": ("native", "ring", "embedded", "grpc", "tls", 
 # While one rank stands still at a step, for the test, the kernels of the others wait for its own, and no GPU becomes idle:
 # tests/faults saves and moves this program while it runs.
 LIMITED["peer_spin"] = ("native", "ring", "grpc", "embedded", "clients", "late_ring", "late_grpc")
+LIMITED["torch_ddp"] = ("native", "ring", "grpc", "restart", "live", "migrate")
 LIMITED["torch_nccl"] = ("native", "ring", "grpc", "restart", "live", "migrate", "migrate_ten")
 
 # Python deletes the folder of its queues' sockets when it ends, so that an older image finds it gone: restarted no more than

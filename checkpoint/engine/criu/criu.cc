@@ -238,8 +238,8 @@ bool CheckDescriptors(const Job& job, std::string* error) {
         what = "an eventfd with EFD_SEMAPHORE, which CRIU would restore without";
       }
       if (target == "anon_inode:[io_uring]") {
-        what = "an io_uring, which CRIU cannot save; of PyTorch's distributed jobs it is their store's, and there is none "
-               "if the job is started with USE_LIBUV=0";
+        what = "an io_uring, which CRIU cannot save; there is none if the job is started without cr-run --io-uring, or "
+               "by a version that knows this option";
       }
     }
     closedir(list);
