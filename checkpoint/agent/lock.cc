@@ -94,6 +94,7 @@ class Locker {
 
   bool Run(int64_t* closed_us, std::string* error) {
     if (!Loop(error)) {
+      if (asked_ && processes_.size() > 1) *error = asked_->what->Name() + ": " + *error;
       for (Process& process : processes_) {
         if (process.closed) process.what->Open();
       }
@@ -109,6 +110,11 @@ class Locker {
  private:
   int64_t Now() const { return options_.clock.now_us(); }
   void Sleep(int64_t us) const { options_.clock.sleep_us(us); }
+  // The next request goes to this one; if it fails, the error is about it.
+  Lockable* Ask(const Process& process) {
+    asked_ = &process;
+    return process.what;
+  }
   int LeftMs() const { return int(std::max<int64_t>(0, end_ - Now()) / kMs); }
 
   bool Loop(std::string* error) {
@@ -120,7 +126,7 @@ class Locker {
       bool all_quiet = true, capturing = false;
       for (Process& process : processes_) {
         if (process.old) continue;
-        if (!process.what->Look(&process.activity, error)) return false;
+        if (!Ask(process)->Look(&process.activity, error)) return false;
         NoteContexts(&process);
         NoteFunction(&process);
         all_quiet = all_quiet && process.activity.quiet;
@@ -132,6 +138,7 @@ class Locker {
         if (settled) return true;
       }
       if (options_.cancelled && options_.cancelled()) {
+        asked_ = nullptr;
         *error = "interrupted";
         return false;
       }
@@ -151,11 +158,11 @@ class Locker {
 
   bool CloseOne(Process* process, std::string* error) {
     process->closed_us = process->answered_us = Now();
-    switch (process->what->Close(error)) {
+    switch (Ask(*process)->Close(error)) {
       case CloseResult::kClosed:
         break;
       case CloseResult::kOld:
-        if (!process->what->LockOld(LeftMs(), error)) return false;
+        if (!Ask(*process)->LockOld(LeftMs(), error)) return false;
         process->old = process->settled = true;
         break;
       case CloseResult::kFailed:
@@ -170,7 +177,7 @@ class Locker {
     for (Process& process : processes_) {
       if (process.settled) continue;
       bool one = false;
-      if (!process.what->Settle(LeftMs(), &one, error)) return false;
+      if (!Ask(process)->Settle(LeftMs(), &one, error)) return false;
       process.settled = one;
       *settled = *settled && one;
       if (!one) break;
@@ -179,7 +186,7 @@ class Locker {
     for (Process& process : processes_) {
       if (!process.settled || process.old) continue;
       process.settled = false;
-      if (process.what->Close(error) != CloseResult::kClosed) return false;
+      if (Ask(process)->Close(error) != CloseResult::kClosed) return false;
     }
     return true;
   }
@@ -240,7 +247,7 @@ class Locker {
   bool AdmitSome(std::string* error) {
     bool ignored = false;
     for (Process& process : processes_) {
-      if (process.activity.asking != 0 && !process.what->Admit({true, 0}, &ignored, error)) return false;
+      if (process.activity.asking != 0 && !Ask(process)->Admit({true, 0}, &ignored, error)) return false;
     }
     const int64_t now = Now();
     // Once what somebody has waited for has come, nobody goes further ahead of the others.
@@ -250,7 +257,7 @@ class Locker {
         Context& context = process.contexts[one.context];
         if (!stuck || one.has_work || one.calls == 0 || !MayAdmitIdle(&context, now)) continue;
         bool admitted = false;
-        if (!process.what->Admit({false, one.context}, &admitted, error)) return false;
+        if (!Ask(process)->Admit({false, one.context}, &admitted, error)) return false;
         if (!admitted) continue;
         context.pending = true;
         context.admitted_us = now;
@@ -289,10 +296,10 @@ class Locker {
                        [](const Activity::Context& one) { return one.adding; });
   }
 
-  static bool AdmitBusyOne(Process* process, bool* admitted, std::string* error) {
+  bool AdmitBusyOne(Process* process, bool* admitted, std::string* error) {
     for (const Activity::Context& one : process->activity.contexts) {
       if (!one.has_work || one.calls == 0) continue;
-      return process->what->Admit({false, one.context}, admitted, error);
+      return Ask(*process)->Admit({false, one.context}, admitted, error);
     }
     return true;
   }
@@ -309,6 +316,7 @@ class Locker {
   }
 
   bool TooLate(std::string* error) {
+    asked_ = nullptr;
     *error = "";
     for (const Process& process : processes_) {
       if (process.activity.quiet || process.old) continue;
@@ -323,6 +331,7 @@ class Locker {
   const LockOptions& options_;
   const int64_t start_, end_;
   std::vector<Process> processes_;
+  const Process* asked_ = nullptr;  // whom a failure is about; null: all
   bool soon_ = false;  // a call was let through
   // Calls of threads whose GPU has work.
   int64_t busy_gap_ = 0, next_busy_ = 0, last_idle_ = INT64_MIN / 2;

@@ -125,7 +125,7 @@ class FakeProcess : public Lockable {
   CloseResult Close(std::string* error) override {
     ++closes;
     if (fail_close) {
-      *error = name_ + " has lost its server";
+      *error = "it has lost its server";
       return CloseResult::kFailed;
     }
     if (old_library) return CloseResult::kOld;
@@ -515,7 +515,7 @@ TEST_F(LockTest, AFailureOpensAll) {
   FakeProcess first(&world_, "a"), second(&world_, "b");
   second.fail_close = true;
   EXPECT_FALSE(Lock({&first, &second}));
-  EXPECT_EQ(error_, "b has lost its server");
+  EXPECT_EQ(error_, "b: it has lost its server");
   EXPECT_TRUE(first.open);
   EXPECT_EQ(first.opens, 1);
 }

@@ -359,6 +359,7 @@ bool Session::Give(agent::Given given, std::string* error) {
   std::unique_ptr<ClientChannel> adopted = ClientChannel::Adopt(given.fds, given.next_sequence, given.welcome, error);
   if (!adopted) return false;
   if (!given.new_worker && given_new_) GoBack();
+  const CUresult lost_before = lost_.load();
   host_functions_.SetChannel(nullptr);
   channel_.swap(adopted);
   channel_->SetStdoutSink(&WriteDeviceOutput);
@@ -369,6 +370,11 @@ bool Session::Give(agent::Given given, std::string* error) {
                            !MoveManaged(error))) {
     managed_home_.MoveBack();
     channel_.swap(adopted);
+    // The new worker has ended, and not the one that this process has.
+    if (lost_.exchange(lost_before) != lost_before) {
+      LogLine("that was the session that the process was to move to; it goes on with the GPU server %s",
+              settings_.server.c_str());
+    }
     host_functions_.SetChannel(channel_.get());
     return false;
   }

@@ -60,7 +60,8 @@ class Rank {
   Rank(int rank, int size) : rank_(rank), count_(size * 256), model_(Begin(rank, count_)), seen_(model_) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc(&data_, bytes()));
-    CUDA_CHECK(cudaMemcpy(data_, model_.data(), bytes(), cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpyAsync(data_, model_.data(), bytes(), cudaMemcpyHostToDevice, stream_));
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
     CUDA_CHECK(cudaHostAlloc(&flag_, sizeof(unsigned), cudaHostAllocMapped));
   }
 
