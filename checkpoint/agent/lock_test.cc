@@ -67,6 +67,7 @@ class FakeProcess : public Lockable {
   bool not_settled_once = false;
   bool old_library = false;
   bool fail_close = false;
+  int64_t silent_from = INT64_MAX;  // its server answers no more
   bool open = true;
   bool settled = false;
   int opens = 0, closes = 0, admissions = 0;
@@ -137,7 +138,8 @@ class FakeProcess : public Lockable {
     world_->now += 30;
     Step();
     *activity = Activity();
-    activity->answered = true;
+    activity->answered = world_->now < silent_from;
+    if (!activity->answered) return true;
     activity->has_work = AnyBusy();
     activity->capturing = capturing;
     const bool any_busy = AnyBusy();
@@ -491,6 +493,25 @@ TEST_F(LockTest, TheDeadlineNamesWhoWasNotIdleAndWhy) {
   EXPECT_EQ(error_.find("the idle one"), std::string::npos) << error_;
   EXPECT_TRUE(idle.open);
   EXPECT_TRUE(busy.open);
+}
+
+TEST_F(LockTest, OneWhoseServerIsSlowIsNotNamedBesideOneThatIsBusy) {
+  FakeProcess slow(&world_, "the slow one"), silent(&world_, "the silent one"), busy(&world_, "the busy one");
+  busy.queues[0].push_back({0, 0, [] { return false; }});
+  slow.silent_from = world_.now + 3500 * kMs;
+  silent.silent_from = world_.now + 1000 * kMs;
+  EXPECT_FALSE(Lock({&slow, &silent, &busy}, 4000));
+  EXPECT_EQ(error_.find("the slow one"), std::string::npos) << error_;
+  EXPECT_NE(error_.find("the silent one did not become idle in 4.0 s: its GPU server does not answer"), std::string::npos)
+      << error_;
+  EXPECT_NE(error_.find("the busy one did not become idle in 4.0 s: 1 stream has work"), std::string::npos) << error_;
+  // Alone it is the one.
+  FakeProcess alone(&world_, "the only one");
+  alone.silent_from = world_.now + 3500 * kMs;
+  alone.queues[0].push_back({0, 3600 * kMs, {}});
+  EXPECT_FALSE(Lock({&alone}, 4000));
+  EXPECT_NE(error_.find("the only one did not become idle in 4.0 s: its GPU server does not answer"), std::string::npos)
+      << error_;
 }
 
 TEST_F(LockTest, ACaptureGoesOnWithTheGateOpen) {

@@ -278,11 +278,10 @@ def fail_in_each_step(context, way, what):
         succeeded, failed = succeeded + ok, failed + (not ok)
         if not ok and not re.search(r"apart \(PID \d+\)", tool.stderr()):
             raise Failure(f"{title}: the message does not say what has ended\n{tool.describe()}")
-        back = ok and way == "stop"
-        # What was saved whole is there again, also the one that was killed after that.
-        if back and rank_is_there(ranks, victim, session["pid"]):
-            pass
-        else:
+        # What was saved whole is there again, also the one that was killed after that; and one that has moved needs its
+        # old worker no more.
+        may_live = ok and (way == "stop" or (way == "move" and what == "worker"))
+        if not may_live or not lives_on(ranks, victim):
             ranks.expect_gone(victim)
         try:
             ranks.expect_running(title)
@@ -296,16 +295,20 @@ def fail_in_each_step(context, way, what):
     ranks.finish()
 
 
-def rank_is_there(ranks, number, pid):
-    """Whether the restarted job has the rank again. It shows by its session, or by its parent's words."""
-    there = lambda: pid in ranks.sessions()
+def lives_on(ranks, number):
+    """Whether the rank makes more steps. Otherwise its parent says how it has ended."""
+    pid = ranks.rank(number)[1]
+    seen = set()
+
+    def steps():
+        seen.add(ranks.rank(number))
+        return len(seen) > 3
+
     gone = lambda: f"PID {pid} ended with status" in ranks.job.stderr() + ranks.carrier.stderr()
-    step = ranks.rank(number)[0]
     wait_for(
-        lambda: gone() or (there() and ranks.rank(number)[0] != step) or len(ranks.sessions()) == len(ranks.living()) - 1,
-        LIMIT, lambda: f"rank {number} is neither there nor gone\n{ranks.carrier.describe()}",
-    )  # fmt: skip
-    return there() and not gone()
+        lambda: gone() or steps(), LIMIT, lambda: f"rank {number} neither goes on nor has ended\n{ranks.carrier.describe()}"
+    )
+    return not gone()
 
 
 @case
