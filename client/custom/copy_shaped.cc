@@ -194,6 +194,26 @@ CUresult CopyOnServer(Call& call, const Copy& copy, uint64_t stream, bool unalig
   return call.Transact();
 }
 
+// A captured copy: where the server finds the host memory of a side. False if it does not reach it.
+bool ReachSide(Call& call, CUmemorytype type, const void** host) {
+  if (type != CU_MEMORYTYPE_HOST) return true;
+  uint64_t reached;
+  if (!IsSharedHostMemory(call.session(), *host, 1, &reached) &&
+      MapForDevice(call, reinterpret_cast<uint64_t>(*host), &reached) != CUDA_SUCCESS) {
+    return false;
+  }
+  *host = reinterpret_cast<const void*>(reached);
+  return true;
+}
+template <typename Copy>
+bool ReachSides(Call& call, Copy* copy) {
+  const void *from = copy->srcHost, *to = copy->dstHost;
+  if (!ReachSide(call, copy->srcMemoryType, &from) || !ReachSide(call, copy->dstMemoryType, &to)) return false;
+  copy->srcHost = from;
+  copy->dstHost = const_cast<void*>(to);
+  return true;
+}
+
 bool AlwaysOnServer(unsigned src, unsigned dst) { return src != CU_MEMORYTYPE_HOST && dst != CU_MEMORYTYPE_HOST; }
 
 CUDA_MEMCPY3D ThreeDimensional(const CUDA_MEMCPY2D& flat) {
@@ -233,7 +253,8 @@ CUresult Copy2D(const CUDA_MEMCPY2D* pCopy, CUstream stream, bool per_thread, bo
     return CopyOnServer<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned, blocking);
   }
   if (!blocking && call.session().captures().IsCaptured(wire_stream)) {
-    return CaptureStagedNode(wire_stream, ThreeDimensional(copy));
+    if (!ReachSides(call, &copy)) return CaptureStagedNode(wire_stream, ThreeDimensional(copy));
+    return CopyOnServer<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned, false);
   }
   return CopyRectangle<wire::cuMemcpy2DAsync_v2_Request>(call, copy, wire_stream, unaligned);
 }
@@ -252,7 +273,10 @@ CUresult Copy3D(const CUDA_MEMCPY3D* pCopy, CUstream stream, bool per_thread, bo
   if (AlwaysOnServer(copy.srcMemoryType, copy.dstMemoryType)) {
     return CopyOnServer<wire::cuMemcpy3DAsync_v2_Request>(call, copy, wire_stream, false, blocking);
   }
-  if (!blocking && call.session().captures().IsCaptured(wire_stream)) return CaptureStagedNode(wire_stream, copy);
+  if (!blocking && call.session().captures().IsCaptured(wire_stream)) {
+    if (!ReachSides(call, &copy)) return CaptureStagedNode(wire_stream, copy);
+    return CopyOnServer<wire::cuMemcpy3DAsync_v2_Request>(call, copy, wire_stream, false, false);
+  }
   const size_t src_pitch = copy.srcPitch ? copy.srcPitch : copy.WidthInBytes;
   const size_t dst_pitch = copy.dstPitch ? copy.dstPitch : copy.WidthInBytes;
   const size_t src_slice = src_pitch * (copy.srcHeight ? copy.srcHeight : copy.Height);

@@ -41,13 +41,19 @@ void OfFill(std::string_view params, Addresses* out) {
   out->push_back(fill.dst);
 }
 
+template <typename Copy>
+void OfShaped(std::string_view params, Addresses* out) {
+  Copy copy;
+  if (params.size() != sizeof copy) return;
+  memcpy(&copy, params.data(), sizeof copy);
+  if (copy.srcMemoryType == CU_MEMORYTYPE_DEVICE) out->push_back(copy.srcDevice);
+  if (copy.dstMemoryType == CU_MEMORYTYPE_DEVICE) out->push_back(copy.dstDevice);
+  if (copy.srcMemoryType == CU_MEMORYTYPE_HOST) out->push_back(reinterpret_cast<uint64_t>(copy.srcHost));
+  if (copy.dstMemoryType == CU_MEMORYTYPE_HOST) out->push_back(reinterpret_cast<uint64_t>(copy.dstHost));
+}
+
 void OfNode(const wire::NodeParams& params, Addresses* out) {
-  CUDA_MEMCPY3D copy;
-  if (params.copy.size() == sizeof copy) {
-    memcpy(&copy, params.copy.data(), sizeof copy);
-    if (copy.srcMemoryType == CU_MEMORYTYPE_DEVICE) out->push_back(copy.srcDevice);
-    if (copy.dstMemoryType == CU_MEMORYTYPE_DEVICE) out->push_back(copy.dstDevice);
-  }
+  OfShaped<CUDA_MEMCPY3D>(params.copy, out);
   OfFill(params.memset, out);
   OfBatch(params.memory_operations, out);
 }
@@ -70,6 +76,12 @@ Addresses AddressesOf(uint32_t call, std::string_view message) {
   switch (call) {
     case kCall_cuMemcpyAsync:
       With<wire::cuMemcpyAsync_Request>(message, [&out](const auto& request) { out = {request.dst, request.src}; });
+      break;
+    case kCall_cuMemcpy2DAsync_v2:
+      With<wire::cuMemcpy2DAsync_v2_Request>(message, [&](const auto& r) { OfShaped<CUDA_MEMCPY2D>(r.copy, &out); });
+      break;
+    case kCall_cuMemcpy3DAsync_v2:
+      With<wire::cuMemcpy3DAsync_v2_Request>(message, [&](const auto& r) { OfShaped<CUDA_MEMCPY3D>(r.copy, &out); });
       break;
     case kCall_cuMemsetD8Async:
       With<wire::cuMemsetD8Async_Request>(message, FillOf(&out));

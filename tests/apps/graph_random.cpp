@@ -145,6 +145,8 @@ class Random {
         CU(cuMemcpyHtoD(buffers_[i], model_[i].data(), kWords * 4));
       }
     }
+    // Pageable memory may still be on its way when the copy has returned, and the streams do not wait for it.
+    CU(cuCtxSynchronize());
     // Not every GPU has these nodes.
     CUgraph probe;
     CU(cuGraphCreate(&probe, 0));

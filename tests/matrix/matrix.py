@@ -72,6 +72,7 @@ APPS = {
     "graph_conditional": 40,
     "graph_memory": 24,
     "graph_pageable": 18,
+    "graph_random": 20,
     "graphs": 24,
     "memory": 24,
     "pools": 24,
