@@ -13,10 +13,12 @@
 #include "proto/agent/types.h"
 #include "proto/channel/handshake.h"
 #include "proto/codec/text.h"
+#include "proto/folder/private_folder.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
 
+constexpr char kFolderVariable[] = "CUDA_REMOTE_JOB_DIR";
 // A session's rings, as proto/ring names them.
 constexpr char kRings[] = "/memfd:cuda-remote-ring";
 // Our own programs that have rings mapped, and may have the job's environment: a tool has, where the user has set
@@ -58,6 +60,16 @@ bool HasVariable(const std::string& environment, const std::string& variable) {
          environment.find('\0' + variable + '\0') != std::string::npos;
 }
 
+// The value of a variable; empty if there is none.
+std::string VariableOf(const std::string& environment, const std::string& name) {
+  for (size_t at = 0; at < environment.size(); at = environment.find('\0', at) + 1) {
+    const std::string one = environment.c_str() + at;
+    if (one.compare(0, name.size() + 1, name + "=") == 0) return one.substr(name.size() + 1);
+    if (environment.find('\0', at) == std::string::npos) break;
+  }
+  return {};
+}
+
 bool IsOurs(const std::string& process) {
   char path[4096];
   const ssize_t length = readlink((process + "/exe").c_str(), path, sizeof(path));
@@ -93,7 +105,7 @@ std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& di
   std::vector<CudaProcess> found;
   const uint64_t own = PidNamespace(getpid());
   const bool isolated = job.init_pid() > 0 && job.pid_namespace() != own;
-  const std::string variable = "CUDA_REMOTE_JOB_DIR=";
+  const std::string variable = std::string(kFolderVariable) + "=";
   DIR* const proc = isolated && !JobIsAlive(job) ? nullptr : opendir("/proc");
   if (!proc) return found;
   while (const dirent* const entry = readdir(proc)) {
@@ -121,6 +133,29 @@ std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& di
   if (isolated && !JobIsAlive(job)) found.clear();
   std::sort(found.begin(), found.end(), [](const CudaProcess& a, const CudaProcess& b) { return a.pid < b.pid; });
   return found;
+}
+
+bool FindJobOrProcesses(const std::string& name, std::string* directory, Job* job, std::string* error) {
+  if (FindJob(name, directory, job, error)) return true;
+  std::string folder = Absolute(name);
+  const bool number = !name.empty() && name.find_first_not_of("0123456789") == std::string::npos;
+  if (number) folder = VariableOf(ReadAll("/proc/" + name + "/environ"), kFolderVariable);
+  // What lies there decides which sockets the tools speak to.
+  std::string why;
+  if (folder.empty() || folder[0] != '/' || access((folder + "/job.json").c_str(), F_OK) == 0) return false;
+  if (!CheckFolder(folder, FolderUse::kLook, &why)) return false;
+  Job found;
+  found.set_directory(folder);
+  const std::vector<CudaProcess> processes = FindCudaProcesses(found, folder);
+  if (processes.empty()) return false;
+  *directory = folder;
+  *job = found;
+  job->set_name(folder.substr(folder.rfind('/') + 1));
+  job->set_gpu(-1);
+  job->set_pid(processes[0].pid);
+  job->set_inner_pid(processes[0].inner_pid);
+  job->set_no_checkpoint("it was not started by cr-run");
+  return true;
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -27,6 +27,11 @@ bool HasProcess(const Job& job, int inner_pid);
 // In the order of their numbers. `directory`: the job's folder. Processes that this user may not look at are not found.
 std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& directory);
 
+// As FindJob. Also finds processes that were not started by cr-run, but with the client library and
+// CUDA_REMOTE_JOB_DIR, by that folder or by the number of one of them: they can be moved and traced. *job then says
+// that it cannot be saved, and has no runner.
+bool FindJobOrProcesses(const std::string& name, std::string* directory, Job* job, std::string* error);
+
 }  // namespace cuda_remote::checkpoint
 
 #endif  // CUDA_REMOTE_CHECKPOINT_JOB_CUDA_PROCESSES_H_

@@ -196,7 +196,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   std::string problem;
   job->set_server(options.to);
   job->set_gpu(options.gpu);
-  if (!WriteJob(directory, *job, &problem)) Say(kTool, problem);
+  if (job->runner_pid() != 0 && !WriteJob(directory, *job, &problem)) Say(kTool, problem);
   if (options.json) {
     JsonWriter json(JsonWriter::kSpaced);
     json.Begin('{');
@@ -217,7 +217,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
 int Work(const Options& options, const std::function<bool()>& cancelled) {
   std::string directory, error;
   Job job;
-  if (!FindJob(options.job, &directory, &job, &error)) {
+  if (!FindJobOrProcesses(options.job, &directory, &job, &error)) {
     Say(kTool, error);
     return kExitNoJob;
   }

@@ -169,7 +169,7 @@ int Main(int argc, char** argv) {
   }
   std::string directory, error;
   Job job;
-  if (!FindJob(options.job, &directory, &job, &error)) {
+  if (!FindJobOrProcesses(options.job, &directory, &job, &error)) {
     Say(kTool, error);
     return kExitNoJob;
   }

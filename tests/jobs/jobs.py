@@ -467,6 +467,46 @@ def restart_on_machine_with_driver(context):
     saved_and_restarted(context, "driver", program, context.on_machine_with_driver)
 
 
+@case
+def without_cr_run(context):
+    """A process that was not started by cr-run, but has the library and CUDA_REMOTE_JOB_DIR, is traced and moved."""
+    want = context.expected(30)
+    servers = []
+    for name in ("first", "second"):
+        server = context.start(name, [context.tool("cr-server"), "--dir", context.folder(name + ".server")])
+        path = context.path(name + ".server/session.sock")
+        harness.wait_for(lambda: harness.connects(path), LIMIT, server.describe)
+        servers.append("unix:" + path)
+    library, folder, sync = context.folder("library"), context.folder("own"), context.path("own.sync")
+    os.symlink(context.tool("libcuda-remote.so"), os.path.join(library, "libcuda.so.1"))
+    child = context.start(
+        "plain", [context.program, "--steps", "30"], LD_LIBRARY_PATH=library, CUDA_REMOTE_SERVER=servers[0],
+        CUDA_REMOTE_JOB_DIR=folder, CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="5,12", CR_TEST_STEP_MS="50",
+    )  # fmt: skip
+    paused = lambda step: lambda: os.path.exists(sync) and f"paused {step}" in open(sync).read()
+    harness.wait_for(paused(5), LIMIT, child.describe)
+    refused = context.run([context.tool("cr-checkpoint"), folder, context.path("own.image")], expect=4).stderr
+    if "cr-run did not start it" not in refused:
+        raise Failure(f"cr-checkpoint does not say why: {refused}")
+    context.run([context.tool("cr-migrate"), folder, "--to", servers[1]])
+    sessions = json.loads(context.run([context.tool("cr-ps"), "--server", servers[1], "--json"]).stdout)["sessions"]
+    if len(sessions) != 1:
+        raise Failure(f"the process is not on the second server: {sessions}")
+    trace = context.start("trace", [context.tool("cr-trace"), str(child.pid), "--seconds", "2"])
+    time.sleep(0.5)
+    open(sync + ".go.5", "w").close()
+    trace.expect_success(LIMIT)
+    if "cuLaunchKernel" not in trace.stdout().decode():
+        raise Failure(f"the trace has no launches: {trace.stdout().decode()}")
+    harness.wait_for(paused(12), LIMIT, child.describe)
+    context.run([context.tool("cr-migrate"), str(child.pid), "--to", servers[0]])
+    open(sync + ".go.12", "w").close()
+    child.expect_success(LIMIT)
+    same("plain", child.stdout().decode(), want)
+    if os.path.exists(os.path.join(folder, "job.json")):
+        raise Failure("the tools have made a job of it")
+
+
 OPENS = """
 import os, sys, time
 go = sys.argv[1]
