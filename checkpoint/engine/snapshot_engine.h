@@ -80,6 +80,8 @@ class SnapshotEngine {
   // As the image's manifest has it: "criu".
   virtual std::string Name() const = 0;
   virtual EngineCapabilities Capabilities() const = 0;
+  // Where it leaves what it says of a failure: in files whose paths begin so.
+  virtual void KeepLogs(const std::string& prefix) = 0;
   // Whether it can work here at all: it is installed, and this user may use it.
   virtual bool CheckUsable(std::string* error) const = 0;
 

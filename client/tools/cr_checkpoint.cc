@@ -162,6 +162,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   const Clock::time_point start = Clock::now();
   Steps steps(kTool, options.times);
   CriuEngine engine;
+  engine.KeepLogs(Absolute(options.image));
   SaveOptions save;
   save.close_tcp = options.tcp_close;
   std::string facts;

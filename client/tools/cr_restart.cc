@@ -261,6 +261,7 @@ int Run(const Options& options) {
   if (!why.empty()) return Fail("restoring a process needs root");
 
   CriuEngine engine;
+  engine.KeepLogs(Absolute(options.image));
   // In images of format version 1 the job's own facts have the engine's, too.
   const auto& said = image->info().client_info;
   const auto known = said.find(engine.Name());

@@ -17,6 +17,7 @@ import select
 import shlex
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -381,7 +382,7 @@ def io_uring(context):
     )  # fmt: skip
     harness.wait_for(lambda: os.path.exists(sync) and "paused 5" in open(sync).read(), LIMIT, having.describe)
     refused = context.run([context.tool("cr-checkpoint"), job, context.path("refused")], expect=1)
-    if not re.search(r"process \d+ \(waiter\) has an io_uring.*cr-run --io-uring.*the job goes on", refused.stderr):
+    if not re.search(r"waiter \(PID \d+\) uses io_uring.*cr-run --io-uring.*the job goes on", refused.stderr):
         raise Failure(f"the message does not help: {refused.stderr}")
     open(sync + ".go.5", "w").close()
     having.expect_success(LIMIT)
@@ -467,6 +468,44 @@ def restart_on_machine_with_driver(context):
     saved_and_restarted(context, "driver", program, context.on_machine_with_driver)
 
 
+CONNECTED = """
+import os, socket, subprocess, sys
+connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+connection.connect(sys.argv[1])
+sys.exit(subprocess.call(sys.argv[2:], close_fds=False))
+"""
+
+
+@case
+def connected_to_others(context):
+    """A connection with a program outside of the job is named before the job is stopped, with what to do; the job goes on."""
+    want = context.expected(30)
+    path, sync, image = context.path("other.sock"), context.path("connected.sync"), context.path("connected.image")
+    other = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    other.bind(path)
+    other.listen(1)
+    script = context.path("connected.py")
+    with open(script, "w") as f:
+        f.write(CONNECTED)
+    child = context.start(
+        "connected", [context.tool("cr-run"), "--name", "connected", "--", PYTHON, script, path, context.program, "--steps", "30"],
+        CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="5",
+    )  # fmt: skip
+    harness.wait_for(lambda: os.path.exists(sync) and "paused 5" in open(sync).read(), LIMIT, child.describe)
+    accepted = other.accept()[0]
+    refused = context.run([context.tool("cr-checkpoint"), "connected", image], expect=1).stderr
+    for text in ("has a connection to", f"(PID {os.getpid()})", f"at {path}", "close the connection"):
+        if text not in refused:
+            raise Failure(f"cr-checkpoint does not say {text!r}: {refused}")
+    if "CRIU" in refused or "unix" in refused or os.path.exists(image) or os.path.exists(image + ".partial"):
+        raise Failure(f"the checkpoint was begun, or its message has CRIU's words: {refused}")
+    open(sync + ".go.5", "w").close()
+    child.expect_success(LIMIT)
+    same("connected", child.stdout().decode(), want)
+    accepted.close()
+    other.close()
+
+
 @case
 def without_cr_run(context):
     """A process that was not started by cr-run, but has the library and CUDA_REMOTE_JOB_DIR, is traced and moved."""
@@ -505,6 +544,56 @@ def without_cr_run(context):
     same("plain", child.stdout().decode(), want)
     if os.path.exists(os.path.join(folder, "job.json")):
         raise Failure("the tools have made a job of it")
+
+
+# A CRIU that fails, and says why in its log.
+FAILING_CRIU = """#!/bin/sh
+[ "$1" = --version ] && exec {criu} --version
+[ "$1" = {fails} ] || exec {criu} "$@"
+while [ $# -gt 0 ]; do
+  [ "$1" = --work-dir ] && work=$2
+  [ "$1" = --log-file ] && log=$2
+  shift
+done
+echo '(00.1) Error (criu/odd.c:1): odd: something that only CRIU knows' > "$work/$log"
+exit 1
+"""
+
+
+@case
+def criu_log(context):
+    """What CRIU says of its failure stays in a file that the message names, when the job's folder has gone."""
+    criu = os.environ.get("CUDA_REMOTE_CRIU") or "/opt/cuda-remote/criu/criu"
+    if not os.path.exists(criu):
+        criu = shutil.which("criu", path=os.environ["PATH"] + ":/usr/sbin:/usr/local/sbin")
+    sync, job, image = context.path("log.sync"), context.path("log.job"), context.path("log.image")
+    failing = {step: context.script("failing-" + step, FAILING_CRIU.format(criu=criu, fails=step)) for step in ("dump", "restore")}
+    child = context.start(
+        "log", [context.tool("cr-run"), "--job-dir", job, "--", context.program, "--steps", "20"],
+        CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="5",
+    )  # fmt: skip
+    harness.wait_for(lambda: os.path.exists(sync) and "paused 5" in open(sync).read(), LIMIT, child.describe)
+
+    def fails(step, command):
+        kept = f"{image}.criu-{step}.log"
+        ended = context.run(command, expect=None, CUDA_REMOTE_CRIU=failing[step])
+        if ended.returncode == 0 or f"CRIU's log is {kept}" not in ended.stderr or "something that only CRIU" not in ended.stderr:
+            raise Failure(f"{step}: {ended.returncode} {ended.stderr}")
+        if not os.path.exists(kept) or "odd.c" not in open(kept).read() or os.stat(kept).st_mode & 0o077:
+            raise Failure(f"CRIU's log is not in {kept}")
+
+    fails("dump", [context.tool("cr-checkpoint"), job, image])
+    if os.path.exists(image) or os.path.exists(image + ".partial"):
+        raise Failure("there is something of the image")
+    context.run([context.tool("cr-checkpoint"), "--stop", job, image])
+    if os.path.exists(image + ".criu-dump.log"):
+        raise Failure("the log of an earlier attempt stays beside an image")
+    child.wait(LIMIT)
+    open(sync + ".go.5", "w").close()
+    fails("restore", [context.tool("cr-restart"), image])
+    if os.path.exists(job):
+        raise Failure("the failed restart has left the job's folder")
+    context.start("again", [context.tool("cr-restart"), image]).expect_success(LIMIT)
 
 
 OPENS = """

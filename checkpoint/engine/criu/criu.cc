@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <set>
 #include <sstream>
 
@@ -25,6 +26,7 @@
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/hold.h"
 #include "checkpoint/engine/criu/instruction_sets.h"
+#include "checkpoint/engine/criu/obstacles.h"
 #include "checkpoint/engine/criu/open_files.h"
 #include "checkpoint/engine/criu/shared_files.h"
 #include "checkpoint/job/gpu_devices.h"
@@ -35,8 +37,6 @@ namespace cuda_remote::checkpoint {
 namespace {
 
 constexpr char kPrivateCriu[] = "/opt/cuda-remote/criu/criu";
-constexpr char kDumpLog[] = "criu-dump.log";
-constexpr char kRestoreLog[] = "criu-restore.log";
 // Between the job's numbers and those of CRIU's own processes during a restore.
 constexpr int kPidGap = 100;
 constexpr int kMaxLogLines = 3;
@@ -215,41 +215,6 @@ bool CheckTree(const Job& job, std::string* error) {
   return true;
 }
 
-// Whether the descriptor that /proc lists as `proc`/fd/`number` is an eventfd with EFD_SEMAPHORE.
-bool IsSemaphore(const std::string& proc, const std::string& number) {
-  std::ifstream facts(proc + "/fdinfo/" + number);
-  bool found = false;
-  for (std::string line; std::getline(facts, line);) {
-    found |= line.compare(0, 18, "eventfd-semaphore:") == 0 && atoi(line.c_str() + 18) != 0;
-  }
-  return found;
-}
-
-// What CRIU does not know, or restores as something else.
-bool CheckDescriptors(const Job& job, std::string* error) {
-  for (int pid : ProcessesOf(job)) {
-    const std::string proc = "/proc/" + std::to_string(pid);
-    DIR* const list = opendir((proc + "/fd").c_str());
-    if (!list) continue;
-    std::string what;
-    while (const dirent* const entry = what.empty() ? readdir(list) : nullptr) {
-      const std::string target = ReadLink(proc + "/fd/" + entry->d_name);
-      if (target == "anon_inode:[eventfd]" && IsSemaphore(proc, entry->d_name)) {
-        what = "an eventfd with EFD_SEMAPHORE, which CRIU would restore without";
-      }
-      if (target == "anon_inode:[io_uring]") {
-        what = "an io_uring, which CRIU cannot save; there is none if the job is started without cr-run --io-uring, or "
-               "by a version that knows this option";
-      }
-    }
-    closedir(list);
-    if (what.empty()) continue;
-    *error = ProcessText(pid) + " has " + what;
-    return false;
-  }
-  return true;
-}
-
 // Nobody is kept from sending meanwhile, for which CRIU would need iptables: what others send is not in the image
 // anyway.
 std::vector<std::string> TcpOptions(const ProcessFacts& facts) {
@@ -380,6 +345,12 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
              "; what it has there would not be saved";
     return false;
   }
+  const std::vector<Obstacle> obstacles = FindObstacles(ProcessesOf(job));
+  if (!obstacles.empty()) {
+    *error = ToText(obstacles[0]);
+    for (size_t i = 1; i < obstacles.size(); ++i) *error += ". " + ToText(obstacles[i]);
+    return false;
+  }
   facts->set_terminal_group(job.terminal() ? TerminalGroup(job) : 0);
   facts->clear_stdio();
   for (int fd = 0; fd <= 2; ++fd) {
@@ -406,7 +377,7 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
   facts->clear_instruction_sets();
   for (const std::string& name : InstructionSetsHere()) facts->add_instruction_sets(name);
   FindSharedFiles(ProcessesOf(job), job.directory(), facts);
-  return CheckTree(job, error) && CheckDescriptors(job, error) && FindInheritedFiles(job, facts, error) &&
+  return CheckTree(job, error) && FindInheritedFiles(job, facts, error) &&
          DescribeConnections(job, facts, error);
 }
 
@@ -422,7 +393,20 @@ std::string CriuErrors(const std::string& path) {
     found += (count ? "; " : "") + (colon == std::string::npos ? line : line.substr(colon + 3));
     ++count;
   }
-  return found.empty() ? "see " + path : found;
+  return found.empty() ? "it does not say why" : found;
+}
+
+void KeepCriuLog(const std::string& log, const std::string& kept, std::string* error) {
+  std::ifstream in(log, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  if (!in || text.empty()) return;
+  // Nobody else's file or link.
+  unlink(kept.c_str());
+  const int fd = open(kept.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) return;
+  const bool written = write(fd, text.data(), text.size()) == ssize_t(text.size());
+  close(fd);
+  if (written) *error += "; CRIU's log is " + kept;
 }
 
 bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,

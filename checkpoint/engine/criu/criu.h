@@ -46,6 +46,13 @@ int FreePid(const ProcessFacts& facts);
 // The first errors in CRIU's log `path`, for a message.
 std::string CriuErrors(const std::string& path);
 
+// Names of CRIU's logs in the work folder.
+inline constexpr char kDumpLog[] = "criu-dump.log";
+inline constexpr char kRestoreLog[] = "criu-restore.log";
+
+// After CRIU has failed: copies its log to `kept`, where it stays, and says so in *error.
+void KeepCriuLog(const std::string& log, const std::string& kept, std::string* error);
+
 }  // namespace cuda_remote::checkpoint
 
 #endif  // CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_H_

@@ -27,8 +27,8 @@ bool FactsFromJson(const std::string& text, ProcessFacts* facts) {
 
 class CriuProcesses final : public SavedProcesses {
  public:
-  CriuProcesses(const Job& job, ProcessFacts facts, std::string image)
-      : job_(job), facts_(std::move(facts)), image_(std::move(image)) {}
+  CriuProcesses(const Job& job, ProcessFacts facts, std::string image, std::string logs)
+      : job_(job), facts_(std::move(facts)), image_(std::move(image)), logs_(std::move(logs)) {}
 
   bool Check(const RestoreOptions& options, std::string* error) override {
     return CheckFiles(options, error) && CheckPorts(options, error);
@@ -39,7 +39,7 @@ class CriuProcesses final : public SavedProcesses {
   std::unique_ptr<ProcessRestore> Begin(const std::string& directory, std::vector<Mount> mounts,
                                         std::string* error) override {
     if (!CutBack(longer_, error)) return nullptr;
-    auto restore = std::make_unique<CriuRestore>(job_, facts_, directory, std::move(mounts));
+    auto restore = std::make_unique<CriuRestore>(job_, facts_, directory, std::move(mounts), logs_);
     return restore->Begin(image_, error) ? std::move(restore) : nullptr;
   }
 
@@ -90,7 +90,7 @@ class CriuProcesses final : public SavedProcesses {
 
   const Job& job_;
   const ProcessFacts facts_;
-  const std::string image_;
+  const std::string image_, logs_;
   std::vector<SavedFile> longer_;
 };
 
@@ -123,8 +123,16 @@ bool CriuEngine::Describe(const Job& job, const SaveOptions& options, std::strin
 bool CriuEngine::Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work,
                       After after, std::string* error) {
   ProcessFacts known;
-  if (FactsFromJson(facts, &known)) return DumpProcesses(job, known, image, work, after == After::kStop, error);
-  *error = "what is known of the job's processes cannot be read";
+  if (!FactsFromJson(facts, &known)) {
+    *error = "what is known of the job's processes cannot be read";
+    return false;
+  }
+  const std::string kept = logs_ + "." + kDumpLog;
+  if (DumpProcesses(job, known, image, work, after == After::kStop, error)) {
+    if (!logs_.empty()) unlink(kept.c_str());  // of an attempt that failed
+    return true;
+  }
+  if (!logs_.empty()) KeepCriuLog(work + "/" + kDumpLog, kept, error);
   return false;
 }
 
@@ -141,7 +149,7 @@ bool CriuEngine::End(const Job& job, const std::string& facts) {
 std::unique_ptr<SavedProcesses> CriuEngine::Open(const Job& job, const std::string& facts, const std::string& image,
                                                  std::string* error) {
   ProcessFacts known;
-  if (FactsFromJson(facts, &known)) return std::make_unique<CriuProcesses>(job, std::move(known), image);
+  if (FactsFromJson(facts, &known)) return std::make_unique<CriuProcesses>(job, std::move(known), image, logs_);
   *error = "what the image says of the job's processes cannot be read";
   return nullptr;
 }

@@ -14,6 +14,7 @@ class CriuEngine final : public SnapshotEngine {
  public:
   std::string Name() const override { return "criu"; }
   EngineCapabilities Capabilities() const override;
+  void KeepLogs(const std::string& prefix) override { logs_ = prefix; }
   bool CheckUsable(std::string* error) const override;
   bool Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) override;
   bool Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work, After after,
@@ -24,6 +25,9 @@ class CriuEngine final : public SnapshotEngine {
                                        std::string* error) override;
   // Has CRIU find out about this kernel once (criu_facts.h).
   std::shared_ptr<void> BeginUpkeep() override;
+
+ private:
+  std::string logs_;
 };
 
 }  // namespace cuda_remote::checkpoint

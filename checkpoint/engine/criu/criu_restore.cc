@@ -105,7 +105,10 @@ bool CriuRestore::Finish(Isolated* isolated, std::string* error) {
   int code = 0;
   begun_ = false;
   const bool ok = AwaitIsolated(&isolated_, error, &code);
-  if (!ok && error->empty()) *error = "CRIU could not restore the job's processes: " + CriuErrors(LogPath());
+  if (!ok && error->empty()) {
+    *error = "CRIU could not restore the job's processes: " + CriuErrors(LogPath());
+    if (!logs_.empty()) KeepCriuLog(LogPath(), logs_ + "." + kRestoreLog, error);
+  }
   CloseOpened();
   unlink((directory_ + "/stats-restore").c_str());
   if (ok) unlink(LogPath().c_str());

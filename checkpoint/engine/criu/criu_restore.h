@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/engine/criu/criu.h"
 #include "checkpoint/engine/criu/process_facts.pb.h"
 #include "checkpoint/engine/snapshot_engine.h"
 #include "checkpoint/job/isolate.h"
@@ -23,9 +24,14 @@ namespace cuda_remote::checkpoint {
 class CriuRestore final : public ProcessRestore {
  public:
   // `directory`: the job's folder from now on, which the job sees where its old one was. `mounts`: what else it sees
-  // (stand_ins.h).
-  CriuRestore(const Job& job, const ProcessFacts& facts, const std::string& directory, std::vector<Mount> mounts)
-      : job_(job), facts_(facts), directory_(directory), mounts_(std::move(mounts)) {}
+  // (stand_ins.h). `logs`: where CRIU's log stays after a failure; empty: nowhere.
+  CriuRestore(const Job& job, const ProcessFacts& facts, const std::string& directory, std::vector<Mount> mounts,
+              std::string logs = {})
+      : job_(job),
+        facts_(facts),
+        directory_(directory),
+        mounts_(std::move(mounts)),
+        logs_(std::move(logs)) {}
   ~CriuRestore() override;
   CriuRestore(const CriuRestore&) = delete;
   CriuRestore& operator=(const CriuRestore&) = delete;
@@ -40,7 +46,7 @@ class CriuRestore final : public ProcessRestore {
   std::unique_ptr<JobTerminal> TakeTerminal() override { return std::move(terminal_); }
 
  private:
-  std::string LogPath() const { return directory_ + "/criu-restore.log"; }
+  std::string LogPath() const { return directory_ + "/" + kRestoreLog; }
   bool MakeHold(std::string* error);
   void CloseOpened();
 
@@ -48,6 +54,7 @@ class CriuRestore final : public ProcessRestore {
   const ProcessFacts& facts_;
   const std::string directory_;
   const std::vector<Mount> mounts_;
+  const std::string logs_;
   Isolated isolated_;
   bool begun_ = false;
   TerminalCopy copy_;

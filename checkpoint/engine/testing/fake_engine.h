@@ -21,6 +21,7 @@ class FakeEngine final : public SnapshotEngine {
 
   std::string Name() const override { return "fake"; }
   EngineCapabilities Capabilities() const override { return {}; }
+  void KeepLogs(const std::string&) override {}
   bool CheckUsable(std::string*) const override { return true; }
   bool Describe(const Job&, const SaveOptions&, std::string* facts, std::string* error) override {
     *facts = "facts";

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/engine/criu/obstacles.h"
+
+#include <dirent.h>
+#include <linux/netlink.h>
+#include <linux/sock_diag.h>
+#include <linux/unix_diag.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <map>
+#include <set>
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+constexpr char kSocket[] = "socket:[";
+constexpr char kAnonymous[] = "anon_inode:";
+// CRIU restores it without EFD_SEMAPHORE.
+constexpr char kEvent[] = "anon_inode:[eventfd]";
+// Character devices that CRIU opens again: memory (null, zero, random, ...), terminals, and the tun device.
+constexpr unsigned kMemoryMajor = 1, kTerminalMajor = 4, kConsoleMajor = 5, kMiscMajor = 10, kTunMinor = 200;
+constexpr unsigned kFirstPseudoMajor = 136, kLastPseudoMajor = 143;
+// Anonymous files that CRIU does not know, and what they are for.
+const struct {
+  const char* name;
+  const char* what;
+  const char* advice;
+} kAnonymousFiles[] = {
+    {"[io_uring]", "uses io_uring", "start the job without cr-run --io-uring, with a cr-run that knows this option"},
+    {"[perf_event]", "measures with perf events", "end the measurement before the checkpoint"},
+    {"bpf-", "has a BPF program or map open", "close it before the checkpoint"},
+    {"kvm-", "runs a virtual machine", "end it before the checkpoint"},
+    {"[landlock-ruleset]", "has a Landlock ruleset open", "close it before the checkpoint"},
+};
+
+// Programs that hold the other end of a session, or ask an agent.
+constexpr const char* kOurPrograms[] = {"cr-server",     "cr-worker",  "cr-relay", "cr-nvml", "cr-run",
+                                        "cr-checkpoint", "cr-migrate", "cr-trace", "cr-ps"};
+
+struct UnixSocket {
+  bool stream = false;  // or of packets: connected for good
+  uint32_t peer = 0;    // inode; 0: not connected
+  std::string name;
+};
+
+std::string ReadLink(const std::string& path) {
+  char target[4096];
+  const ssize_t length = readlink(path.c_str(), target, sizeof(target));
+  return length > 0 ? std::string(target, size_t(length)) : std::string();
+}
+
+bool StartsWith(const std::string& text, const char* prefix) { return text.compare(0, strlen(prefix), prefix) == 0; }
+
+std::string StatusField(int pid, const std::string& name) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.compare(0, name.size() + 1, name + ":") != 0) continue;
+    const size_t at = line.find_first_not_of(" \t", name.size() + 1);
+    return at == std::string::npos ? std::string() : line.substr(at);
+  }
+  return {};
+}
+
+// All Unix sockets of this network namespace, by inode. Empty if the kernel does not say.
+std::map<uint32_t, UnixSocket> UnixSockets() {
+  std::map<uint32_t, UnixSocket> sockets;
+  const int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
+  if (fd < 0) return sockets;
+  struct {
+    nlmsghdr header;
+    unix_diag_req request;
+  } question = {};
+  question.header.nlmsg_len = sizeof(question);
+  question.header.nlmsg_type = SOCK_DIAG_BY_FAMILY;
+  question.header.nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP;
+  question.request.sdiag_family = AF_UNIX;
+  question.request.udiag_states = ~0u;
+  question.request.udiag_show = UDIAG_SHOW_NAME | UDIAG_SHOW_PEER;
+  std::vector<char> buffer(64 << 10);
+  bool more = send(fd, &question, sizeof(question), 0) == ssize_t(sizeof(question));
+  while (more) {
+    const ssize_t bytes = recv(fd, buffer.data(), buffer.size(), 0);
+    if (bytes <= 0) break;
+    auto left = size_t(bytes);
+    for (auto* header = reinterpret_cast<nlmsghdr*>(buffer.data()); NLMSG_OK(header, left);
+         header = NLMSG_NEXT(header, left)) {
+      if (header->nlmsg_type != SOCK_DIAG_BY_FAMILY) {
+        more = false;
+        break;
+      }
+      const auto* const facts = static_cast<unix_diag_msg*>(NLMSG_DATA(header));
+      UnixSocket& one = sockets[facts->udiag_ino];
+      one.stream = facts->udiag_type != SOCK_DGRAM;
+      int rest = int(header->nlmsg_len - NLMSG_LENGTH(sizeof(*facts)));
+      const char* at = reinterpret_cast<const char*>(facts + 1);
+      // Attributes: length and type, 2 bytes each, and the value, padded to 4.
+      while (rest >= 4) {
+        uint16_t length, type;
+        memcpy(&length, at, 2);
+        memcpy(&type, at + 2, 2);
+        if (length < 4 || length > rest) break;
+        if (type == UNIX_DIAG_PEER && length >= 8) memcpy(&one.peer, at + 4, 4);
+        if (type == UNIX_DIAG_NAME) one.name.assign(at + 4, size_t(length) - 4);
+        const int step = (length + 3) / 4 * 4;
+        at += step;
+        rest -= step;
+      }
+      while (!one.name.empty() && one.name.back() == '\0') one.name.pop_back();
+    }
+  }
+  close(fd);
+  return sockets;
+}
+
+// The process that has this socket, for the message; empty if that cannot be found.
+std::string OwnerOf(uint32_t inode, int* pid) {
+  const std::string wanted = kSocket + std::to_string(inode) + "]";
+  std::string found;
+  DIR* const processes = opendir("/proc");
+  while (const dirent* const process = processes && found.empty() ? readdir(processes) : nullptr) {
+    if (atoi(process->d_name) <= 0) continue;
+    const std::string folder = std::string("/proc/") + process->d_name + "/fd";
+    DIR* const list = opendir(folder.c_str());
+    while (const dirent* const entry = list && found.empty() ? readdir(list) : nullptr) {
+      if (ReadLink(folder + "/" + entry->d_name) == wanted)
+        found = StatusField(*pid = atoi(process->d_name), "Name") + " (PID " + process->d_name + ")";
+    }
+    if (list) closedir(list);
+  }
+  if (processes) closedir(processes);
+  return found;
+}
+
+// The sockets that a session, a relay and an agent have.
+bool IsOurs(const std::string& socket) {
+  const std::string leaf = socket.substr(socket.rfind('/') + 1);
+  const bool known = leaf == "session.sock" || StartsWith(leaf, "relay") || StartsWith(leaf, "agent");
+  return !socket.empty() && socket[0] == '/' && known && leaf.size() > 5 && leaf.substr(leaf.size() - 5) == ".sock";
+}
+
+bool IsOurProgram(int pid) {
+  if (pid == 0) return false;
+  const std::string program = ReadLink("/proc/" + std::to_string(pid) + "/exe");
+  const std::string leaf = program.substr(program.rfind('/') + 1);
+  for (const char* name : kOurPrograms) {
+    if (leaf == name) return true;
+  }
+  return false;
+}
+
+class Search {
+ public:
+  explicit Search(const std::vector<int>& pids) : pids_(pids), sockets_(UnixSockets()) {}
+
+  std::vector<Obstacle> Run() {
+    for (const int pid : pids_) {
+      ForEachFile(pid, [&](const std::string&, const std::string& target) {
+        if (StartsWith(target, kSocket))
+          inside_.insert(uint32_t(strtoul(target.c_str() + strlen(kSocket), nullptr, 10)));
+      });
+    }
+    for (const int pid : pids_) {
+      LookAtProcess(pid);
+      ForEachFile(pid, [&](const std::string& path, const std::string& target) { LookAtFile(pid, path, target); });
+    }
+    return std::move(found_);
+  }
+
+ private:
+  template <typename Function>
+  static void ForEachFile(int pid, Function function) {
+    const std::string folder = "/proc/" + std::to_string(pid) + "/fd";
+    DIR* const list = opendir(folder.c_str());
+    while (const dirent* const entry = list ? readdir(list) : nullptr) {
+      if (entry->d_name[0] == '.') continue;
+      const std::string path = folder + "/" + entry->d_name;
+      const std::string target = ReadLink(path);
+      if (!target.empty()) function(path, target);
+    }
+    if (list) closedir(list);
+  }
+
+  // Each kind once for a process.
+  void Add(int pid, const std::string& what, const std::string& advice) {
+    if (!said_.insert({pid, what}).second) return;
+    found_.push_back({pid, StatusField(pid, "Name"), what, advice});
+  }
+
+  void LookAtProcess(int pid) {
+    const std::string tracer = StatusField(pid, "TracerPid");
+    if (!tracer.empty() && tracer != "0") {
+      const std::string name = StatusField(atoi(tracer.c_str()), "Name");
+      Add(pid, "is traced by " + (name.empty() ? "another program" : name + " (PID " + tracer + ")"),
+          "detach the debugger or tracer");
+    }
+  }
+
+  void LookAtFile(int pid, const std::string& path, const std::string& target) {
+    struct stat facts;
+    if (StartsWith(target, kSocket)) {
+      LookAtSocket(pid, uint32_t(strtoul(target.c_str() + strlen(kSocket), nullptr, 10)));
+    } else if (StartsWith(target, kAnonymous)) {
+      for (const auto& known : kAnonymousFiles) {
+        if (StartsWith(target.substr(strlen(kAnonymous)), known.name)) Add(pid, known.what, known.advice);
+      }
+      if (target == kEvent && IsSemaphore(pid, path.substr(path.rfind('/') + 1)))
+        Add(pid, "has an eventfd with EFD_SEMAPHORE", "have the program use a semaphore or a pipe instead");
+    } else if (stat(path.c_str(), &facts) == 0 && (S_ISCHR(facts.st_mode) || S_ISBLK(facts.st_mode))) {
+      if (!IsKnownDevice(facts))
+        Add(pid, "has the device " + target + " open", "close it before the checkpoint, or run without it");
+    }
+  }
+
+  static bool IsSemaphore(int pid, const std::string& number) {
+    std::ifstream facts("/proc/" + std::to_string(pid) + "/fdinfo/" + number);
+    const std::string wanted = "eventfd-semaphore:";
+    for (std::string line; std::getline(facts, line);) {
+      if (line.compare(0, wanted.size(), wanted) == 0) return atoi(line.c_str() + wanted.size()) != 0;
+    }
+    return false;
+  }
+
+  static bool IsKnownDevice(const struct stat& facts) {
+    const unsigned kind = major(facts.st_rdev);
+    return S_ISCHR(facts.st_mode) && (kind == kMemoryMajor || kind == kTerminalMajor || kind == kConsoleMajor ||
+                                      (kind >= kFirstPseudoMajor && kind <= kLastPseudoMajor) ||
+                                      (kind == kMiscMajor && minor(facts.st_rdev) == kTunMinor));
+  }
+
+  void LookAtSocket(int pid, uint32_t inode) {
+    const auto socket = sockets_.find(inode);
+    if (socket == sockets_.end() || !socket->second.stream || socket->second.peer == 0) return;
+    const uint32_t peer = socket->second.peer;
+    if (inside_.count(peer) != 0) return;
+    const auto other = sockets_.find(peer);
+    const std::string name = other == sockets_.end() ? std::string() : other->second.name;
+    if (IsOurs(name) || IsOurs(socket->second.name)) return;
+    int other_pid = 0;
+    const std::string owner = OwnerOf(peer, &other_pid);
+    if (IsOurProgram(other_pid)) return;
+    Add(pid,
+        "has a connection to " + (owner.empty() ? "another program" : owner) + ", which is not of the job" +
+            (name.empty() || name[0] != '/' ? "" : ", at " + name),
+        "close the connection before the checkpoint, or start the other program in the same job");
+  }
+
+  const std::vector<int>& pids_;
+  const std::map<uint32_t, UnixSocket> sockets_;
+  std::set<uint32_t> inside_;  // the job's sockets
+  std::set<std::pair<int, std::string>> said_;
+  std::vector<Obstacle> found_;
+};
+
+}  // namespace
+
+std::string ToText(const Obstacle& obstacle) {
+  return obstacle.program + " (PID " + std::to_string(obstacle.pid) + ") " + obstacle.what +
+         ", which cannot be saved; " + obstacle.advice;
+}
+
+std::vector<Obstacle> FindObstacles(const std::vector<int>& pids) { return Search(pids).Run(); }
+
+}  // namespace cuda_remote::checkpoint
