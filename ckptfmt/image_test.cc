@@ -86,6 +86,18 @@ void ExpectIsSample(const std::string& dir) {
   EXPECT_EQ(process.log_records, 3u);
   EXPECT_EQ(info.engine, "criu");
   EXPECT_EQ(info.client_info, expected.client_info);
+  EXPECT_EQ(info.needs.kernel, expected.needs.kernel);
+  EXPECT_EQ(info.needs.engine_version, expected.needs.engine_version);
+  ASSERT_EQ(info.needs.files.size(), expected.needs.files.size());
+  for (size_t i = 0; i < info.needs.files.size(); ++i) {
+    const NeededFile& read = info.needs.files[i];
+    const NeededFile& file = expected.needs.files[i];
+    EXPECT_EQ(read.path, file.path);
+    EXPECT_EQ(read.bytes, file.bytes);
+    EXPECT_EQ(read.build_id, file.build_id);
+    EXPECT_EQ(read.kept, file.kept);
+    EXPECT_EQ(read.written, file.written);
+  }
 }
 
 TEST(Image, WritesAndReads) {

@@ -92,6 +92,19 @@ std::string EncodeManifest(const ImageInfo& info, std::vector<FileRecord> files)
   }
   manifest.set_engine(info.engine);
   for (const auto& [key, value] : info.client_info) (*manifest.mutable_client_info())[key] = value;
+  if (!info.needs.kernel.empty() || !info.needs.engine_version.empty() || !info.needs.files.empty()) {
+    Needed* const needs = manifest.mutable_needs();
+    needs->set_kernel(info.needs.kernel);
+    needs->set_engine_version(info.needs.engine_version);
+    for (const NeededFile& from : info.needs.files) {
+      NeededPath* const file = needs->add_files();
+      file->set_path(from.path);
+      file->set_bytes(from.bytes);
+      file->set_build_id(from.build_id);
+      file->set_kept(from.kept);
+      file->set_written(from.written);
+    }
+  }
   std::sort(files.begin(), files.end(), [](const FileRecord& a, const FileRecord& b) { return a.path < b.path; });
   for (const FileRecord& from : files) {
     File* file = manifest.add_files();
@@ -135,6 +148,12 @@ absl::Status DecodeManifest(std::string_view bytes, const std::string& name, Ima
   }
   info->engine = manifest.engine();
   info->client_info = {manifest.client_info().begin(), manifest.client_info().end()};
+  info->needs.kernel = manifest.needs().kernel();
+  info->needs.engine_version = manifest.needs().engine_version();
+  for (const NeededPath& from : manifest.needs().files()) {
+    if (!from.kept().empty() && !SafePath(from.kept())) return damaged("a copy's path is not allowed");
+    info->needs.files.push_back({from.path(), from.bytes(), from.build_id(), from.kept(), from.written()});
+  }
   files->clear();
   for (const File& from : manifest.files()) {
     FileRecord file;

@@ -111,6 +111,11 @@ inline ImageInfo SampleInfo() {
   info.processes.push_back(process);
   info.engine = "criu";
   info.client_info = {{"criu.version", "4.1"}, {"root_pid", "4242"}};
+  info.needs.kernel = "6.1.0-amd64";
+  info.needs.engine_version = "4.2.1";
+  info.needs.files = {{"/lib/libc.so.6", 1922136, std::string("\x8f\x00\x1a", 3), "", false},
+                      {"/opt/libcuda-remote.so", 4000000, "\x11\x22", "client/kept/libcuda-remote.so", false},
+                      {"/data/log", 17, "", "", true}};
   return info;
 }
 

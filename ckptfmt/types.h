@@ -54,6 +54,22 @@ struct DeviceFacts {
   std::string pci_bus_id;
 };
 
+// A file that a restart needs, where it was.
+struct NeededFile {
+  std::string path;
+  uint64_t bytes = 0;    // its size; of a file that the job writes, at the checkpoint
+  std::string build_id;  // bytes; of a program or library that has one
+  std::string kept;      // not empty: the image has a copy, by its path in the image, and the machine needs none
+  bool written = false;  // the job has it open for writing
+};
+
+// What a restart needs of the machine besides the image. Empty in images from before there was this.
+struct Needs {
+  std::string kernel;          // release that the job ran on
+  std::string engine_version;  // of the engine that saved the processes
+  std::vector<NeededFile> files;
+};
+
 // A process of the job that has a GPU session.
 struct ProcessInfo {
   uint32_t pid = 0;  // as it knows itself
@@ -87,6 +103,7 @@ struct ImageInfo {
   std::string engine = "none";
   // Whatever else the engine or the tools want to find again.
   std::map<std::string, std::string> client_info;
+  Needs needs;
 };
 
 // Sizes, for the tools' messages.

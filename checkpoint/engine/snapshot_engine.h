@@ -19,6 +19,7 @@
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/terminal.h"
+#include "ckptfmt/types.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -38,6 +39,7 @@ struct SaveOptions {
 // How a job is to be restored.
 struct RestoreOptions {
   bool cut_back = false;  // files that the job went on writing are cut back to their length at the checkpoint
+  const ckptfmt::Needs* needs = nullptr;  // what the image says that it needs
   std::function<bool()> cancelled;
   std::function<void(const std::string&)> say;  // a sentence for the person who waits
 };
@@ -62,8 +64,8 @@ class SavedProcesses {
  public:
   virtual ~SavedProcesses() = default;
 
-  // Compares what the processes need with what is there (files, ports), before anything is started. Waits for what comes
-  // by itself.
+  // Compares what the processes need with what is there (programs, libraries, files, ports), before anything is started.
+  // Waits for what comes by itself.
   virtual bool Check(const RestoreOptions& options, std::string* error) = 0;
   // Whether Begin changes files that are there (RestoreOptions::cut_back): then it comes after all that can fail.
   virtual bool ChangesFiles() const = 0;
@@ -96,6 +98,10 @@ class SnapshotEngine {
   // goes to the folder `work`. On failure they run on.
   virtual bool Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work,
                     After after, std::string* error) = 0;
+  // After a Dump, while the job's processes are as they were then: what a restart needs of a machine besides the image.
+  // May add files to it.
+  virtual bool ListNeeds(const Job& job, const std::string& facts, const std::string& image, ckptfmt::Needs* needs,
+                         std::string* error) = 0;
   // After a Dump that left them stopped, with its facts: lets them run on, or ends them.
   virtual bool Resume(const Job& job, const std::string& facts) = 0;
   virtual bool End(const Job& job, const std::string& facts) = 0;

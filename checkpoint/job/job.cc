@@ -370,7 +370,9 @@ std::vector<std::string> RemoveStaleJobs() {
 
 void RemoveJobFolder(const std::string& directory) {
   for (const char* name : {"/lib/libcuda.so.1", "/lib/libcuda.so", "/lib/libnvidia-ml.so.1", "/lib/libnvidia-ml.so",
-                           "/lib/job", "/lib/ld.so.cache", "/gpu-server", "/sharing-scope", "/connect.lock", "/tool.lock", "/job.json",
+                           "/lib/job", "/lib/ld.so.cache", "/lib/libcuda-remote.so.kept",
+                           "/lib/libcuda-remote-nvml.so.kept", "/gpu-server", "/sharing-scope", "/connect.lock",
+                           "/tool.lock", "/job.json",
                            "/stopped",
                            "/restore-hold", "/server/session.sock", "/server/control.sock",
                            "/server/server.lock"})

@@ -260,7 +260,10 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
 
   const Clock::time_point dumping = Clock::now();
   const auto after = options.stop ? SnapshotEngine::After::kStop : SnapshotEngine::After::kRun;
-  if (!transaction.Snapshot(facts, image->client_dir(), directory, after, error)) return false;
+  if (!transaction.Snapshot(facts, image->client_dir(), directory, after, error) ||
+      !engine.ListNeeds(job, facts, image->client_dir(), &info.needs, error)) {
+    return false;
+  }
   outcome->dumping = Since(dumping);
   steps.Done("saving the process");
   std::string problem;

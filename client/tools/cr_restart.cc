@@ -269,6 +269,7 @@ int Run(const Options& options) {
       engine.Open(job, known == said.end() ? said.at("job") : known->second, image->client_dir(), &error);
   RestoreOptions restore;
   restore.cut_back = options.cut_back;
+  restore.needs = &image->info().needs;
   restore.cancelled = Interrupted;
   restore.say = [](const std::string& text) { Say(kTool, text); };
   if (!processes || !processes->Check(restore, &error)) return Fail(error);

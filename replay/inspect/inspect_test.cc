@@ -91,6 +91,23 @@ TEST(Inspect, PrintsWhatIsInTheImage) {
   EXPECT_THAT(Inspect("--all " + folder / "image").out, HasSubstr("memory/index"));
 }
 
+TEST(Inspect, WhatARestartNeeds) {
+  TestFolder folder;
+  Write(folder / "image", SampleLog());
+  const Result result = Inspect(folder / "image");
+  for (const char* text : {"Linux 6.1.0-amd64, CRIU 4.2.1", "needs     /lib/libc.so.6, build id 8f001a\n",
+                           "has       /opt/libcuda-remote.so, as client/kept/libcuda-remote.so\n",
+                           "needs     /data/log, 17 bytes (written by the job)\n"}) {
+    EXPECT_THAT(result.out, HasSubstr(text));
+  }
+  const Result here = Inspect("--files-here " + (folder / "image"));
+  EXPECT_EQ(here.code, 3);
+  EXPECT_THAT(here.out, HasSubstr("/data/log is not on this machine"));
+  EXPECT_THAT(here.out, Not(HasSubstr("/opt/libcuda-remote.so")));
+  const Result json = Inspect("--json " + (folder / "image"));
+  EXPECT_THAT(json.out, HasSubstr("8f001a"));
+}
+
 TEST(Inspect, Verify) {
   TestFolder folder;
   Write(folder / "image", SampleLog());

@@ -9,6 +9,7 @@
 #include <exception>
 #include <string>
 
+#include "ckptfmt/needs.h"
 #include "proto/frame/version.h"
 #include "replay/inspect/print.h"
 #include "replay/inspect/summary.h"
@@ -63,6 +64,7 @@ struct Options {
   std::string compare;
   std::string arch;
   bool verify = false;
+  bool here = false;
   bool json = false;
   bool all = false;
   bool quiet = false;
@@ -94,8 +96,13 @@ int Run(const Options& options) {
     if (!other.ok()) return Fail(other.status());
     differences = Compare(*summary, *other);
   }
+  std::vector<std::string> missing;
+  if (options.here) missing = ckptfmt::MissingHere(summary->reader->info().needs);
   if (options.json) {
     fputs(PrintJson(*summary, arch, options.compare.empty() ? nullptr : &differences).c_str(), stdout);
+  } else if (options.here && !arch && options.compare.empty()) {
+    for (const std::string& sentence : missing) printf("%s\n", sentence.c_str());
+    if (missing.empty()) printf("all files that the image needs are here\n");
   } else if (options.verify && !arch && options.compare.empty()) {
     printf("%s: complete and undamaged, %s in %zu files\n", summary->reader->dir().c_str(),
            PrintBytes(summary->reader->sizes().total_bytes).c_str(), summary->reader->files().size() + 1);
@@ -110,7 +117,7 @@ int Run(const Options& options) {
     perror("cr-inspect: cannot write the output");
     return kFailed;
   }
-  return all_run && differences.empty() ? kFine : kNo;
+  return all_run && differences.empty() && missing.empty() ? kFine : kNo;
 }
 
 int Main(int argc, char** argv) {
@@ -122,6 +129,7 @@ int Main(int argc, char** argv) {
   app.add_option("--compare", options.compare, "tell what differs in another image")->type_name("DIR2");
   app.add_option("--can-run-on", options.arch, "tell for each module whether such a GPU can run it")
       ->type_name("sm_XX");
+  app.add_flag("--files-here", options.here, "tell which of the files that a restart needs this machine lacks");
   app.add_flag("--json", options.json, "print JSON");
   app.add_flag("--all", options.all, "print all regions, modules and files");
   app.add_flag("-q,--quiet", options.quiet, "no progress");
@@ -130,9 +138,10 @@ int Main(int argc, char** argv) {
       "  cr-inspect /backup/job-7                    what is in it\n"
       "  cr-inspect --verify /backup/job-7           is it undamaged?\n"
       "  cr-inspect --can-run-on sm_120 /backup/job-7\n"
+      "  cr-inspect --files-here /backup/job-7       are its program and libraries here?\n"
       "  cr-inspect --compare /backup/job-8 /backup/job-7\n"
       "Exit code: 0 fine; 1 the image is damaged, or cannot be read; 2 wrong use;\n"
-      "3 the images differ, or a module cannot run on that GPU.");
+      "3 the images differ, a module cannot run on that GPU, or files are missing.");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

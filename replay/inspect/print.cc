@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "ckptfmt/needs.h"
 #include "proto/codec/json.h"
 #include "proto/codec/text.h"
 
@@ -63,6 +64,28 @@ std::string Row(const std::string& name, const std::string& value) {
   return absl::StrCat("  ", name, std::string(name.size() < 10 ? 10 - name.size() : 1, ' '), value, "\n");
 }
 
+// What a restart needs of the machine, a line for each file.
+std::string Needs(const ckptfmt::Needs& needs, bool all) {
+  std::string out;
+  std::vector<std::string> system;
+  if (!needs.kernel.empty()) system.push_back(absl::StrCat("Linux ", Printable(needs.kernel)));
+  if (!needs.engine_version.empty()) system.push_back(absl::StrCat("CRIU ", Printable(needs.engine_version)));
+  if (!system.empty()) out += Row("made with", absl::StrJoin(system, ", "));
+  size_t shown = 0;
+  for (const ckptfmt::NeededFile& file : needs.files) {
+    if (!file.kept.empty()) {
+      out += Row("has", absl::StrCat(Printable(file.path), ", as ", Printable(file.kept)));
+    } else if (all || shown++ < kShort) {
+      out += Row("needs", absl::StrCat(Printable(file.path), ", ",
+                                       file.build_id.empty() ? PrintBytes(file.bytes)
+                                                             : absl::StrCat("build id ", ckptfmt::PrintBuildId(file.build_id)),
+                                       file.written ? " (written by the job)" : ""));
+    }
+  }
+  if (!all && shown > kShort) out += Row("", absl::StrCat("... and ", shown - kShort, " files more (--all)"));
+  return out;
+}
+
 std::string Entries(const Module& module) {
   std::vector<std::string> names;
   for (const ImageEntry& entry : module.entries) names.push_back(NameOf(entry));
@@ -113,6 +136,7 @@ std::string PrintText(const Summary& summary, bool all) {
   out += Row("size", absl::StrCat(PrintBytes(sizes.total_bytes), " in ", reader.files().size() + 1, " files: memory ",
                                   PrintBytes(sizes.stored_bytes), ", client ", PrintBytes(sizes.client_bytes), ", log ",
                                   PrintBytes(sizes.log_bytes)));
+  out += Needs(info.needs, all);
   const auto& regions = reader.regions();
   out += Row("memory", absl::StrCat(PrintBytes(sizes.region_bytes), " in ", regions.size(),
                                     " regions; not stored: ", PrintBytes(sizes.zero_bytes), " of zeros, ",
@@ -185,6 +209,21 @@ std::string PrintJson(const Summary& summary, uint32_t arch, const std::vector<s
   json.Member("engine", info.engine);
   json.Begin("client_info", '{');
   for (const auto& [key, value] : info.client_info) json.Member(key, value);
+  json.End('}');
+  json.Begin("needs", '{');
+  json.Member("kernel", info.needs.kernel);
+  json.Member("engine_version", info.needs.engine_version);
+  json.Begin("files", '[');
+  for (const ckptfmt::NeededFile& file : info.needs.files) {
+    json.Begin('{');
+    json.Member("path", file.path);
+    json.Member("bytes", file.bytes);
+    json.Member("build_id", ckptfmt::PrintBuildId(file.build_id));
+    json.Member("kept", file.kept);
+    json.Member("written", file.written);
+    json.End('}');
+  }
+  json.End(']');
   json.End('}');
   json.Begin("processes", '[');
   for (size_t p = 0; p < info.processes.size(); ++p) {

@@ -423,8 +423,10 @@ def ordinary_user(context):
     same("owner", (facts.st_uid, facts.st_gid), (USER, USER))
 
 
-def saved_and_restarted(context, name, command, wrap=lambda command: command, times=1, around=("", ""), **variables):
-    """Saves the job in the middle, restarts it, and does so once more: its output is that of so many runs."""
+def saved_and_restarted(context, name, command, wrap=lambda command: command, times=1, around=("", ""),
+                        between=lambda time: None, **variables):
+    """Saves the job in the middle, restarts it, and does so once more: its output is that of so many runs. `between` is
+    called while the job is an image only, with the number of that time."""
     want = around[0] + context.expected(30) * times + around[1]
     job, image = context.path(name + ".job"), context.path(name + ".image")
     out, sync = context.path(name + ".text"), context.path(name + ".sync")
@@ -437,6 +439,7 @@ def saved_and_restarted(context, name, command, wrap=lambda command: command, ti
     context.run([context.tool("cr-checkpoint"), "--stop", job, image])
     child.wait(LIMIT)
     open(sync + ".go.5", "w").close()
+    between(1)
     restarted = context.start(name + "-again", wrap([context.tool("cr-restart"), image]), **variables)
     harness.wait_for(lambda: paused(12) or not restarted.running(), LIMIT, lambda: f"no step 12: {restarted.describe()}")
     if not paused(12):
@@ -445,6 +448,7 @@ def saved_and_restarted(context, name, command, wrap=lambda command: command, ti
     context.run([context.tool("cr-checkpoint"), "--stop", job, image])
     restarted.wait(LIMIT)
     open(sync + ".go.12", "w").close()
+    between(2)
     last = context.start(name + "-last", wrap([context.tool("cr-restart"), image]), **variables)
     last.expect_success(LIMIT)
     same(name, open(out).read(), want)
@@ -466,6 +470,75 @@ def restart_on_machine_with_driver(context):
     sync = context.path("driver.sync")
     program = f"env -i CR_TEST_SYNC_FILE={sync} CR_TEST_PAUSE_AT=5,12 {context.program} --steps 30"
     saved_and_restarted(context, "driver", program, context.on_machine_with_driver)
+
+
+@case
+def upgraded(context):
+    """Images survive an upgrade that replaces the client library, and one that puts all of cuda-remote elsewhere."""
+    sync, program = context.path("upgraded.sync"), context.path("globals")
+    shutil.copy(context.program, program)
+    old = os.path.realpath(context.tool("libcuda-remote.so"))
+    os.chmod(old, 0o700)  # as in a clone that is closed to others
+    image = context.path("upgraded.image")
+
+    def upgrade(time):
+        listed = json.loads(context.run([context.tool("cr-inspect"), "--json", image]).stdout)["needs"]
+        kept = [file for file in listed["files"] if file["kept"]]
+        if [file["kept"] for file in kept] != ["client/kept/libcuda-remote.so"] or not kept[0]["build_id"]:
+            raise Failure(f"the image has no copy of the client library: {listed}")
+        libc = [file for file in listed["files"] if os.path.basename(file["path"]) == "libc.so.6"]
+        if len(libc) != 1 or not libc[0]["build_id"] or not listed["kernel"] or not listed["engine_version"]:
+            raise Failure(f"the image does not say what it needs: {listed}")
+        if time == 1:
+            # As a package manager does it: another file under the same name.
+            for name in ("libcuda-remote.so", "libcuda-remote-nvml.so"):
+                path = context.tool(name)
+                shutil.copy(path, path + ".new")
+                with open(path + ".new", "ab") as f:
+                    f.write(b"another version")
+                os.rename(path + ".new", path)
+            same("the path in the first image", kept[0]["path"], old)
+        else:
+            os.rename(context.product, context.product + "-2")
+            context.product += "-2"
+            context.variables["CUDA_REMOTE_DRIVER"] = context.tool("libsoftgpu.so")
+
+    command = f"CR_TEST_SYNC_FILE={sync} CR_TEST_PAUSE_AT=5,12 {program} --steps 30"
+    saved_and_restarted(context, "upgraded", command, between=upgrade)
+
+
+@case
+def missing_files(context):
+    """What an image needs and this machine lacks is named before anything is started; the image stays of use."""
+    sync, program = context.path("missing.sync"), context.path("globals")
+    library = context.compile("liblinked.so", "int linked(void) { return 1; }\n", "-shared", "-fPIC")
+    shutil.copy(context.program, program)
+    image = context.path("missing.image")
+    libstdcpp = subprocess.run(["ldd", program], stdout=subprocess.PIPE, text=True).stdout
+    libstdcpp = [line.split()[2] for line in libstdcpp.splitlines() if "libstdc++" in line][0]
+
+    def take_away(time):
+        if time != 1:
+            return
+        restart = [context.tool("cr-restart"), image]
+        # The library is gone, then another version, then there again.
+        away = library + ".away"
+        os.rename(library, away)
+        refused = context.run(restart, expect=125).stderr
+        if f"{library} is not on this machine" not in refused or "CRIU" in refused:
+            raise Failure(f"the missing library is not named: {refused}")
+        inspected = context.run([context.tool("cr-inspect"), "--files-here", image], expect=3).stdout
+        if f"{library} is not on this machine" not in inspected or libstdcpp in inspected:
+            raise Failure(f"cr-inspect does not name the missing library alone: {inspected}")
+        context.compile("liblinked.so", "int linked(void) { return 2; }\n", "-shared", "-fPIC")
+        refused = context.run(restart, expect=125).stderr
+        if f"{library} is another version: build id" not in refused:
+            raise Failure(f"the other library is not named: {refused}")
+        os.rename(away, library)
+        context.run([context.tool("cr-inspect"), "--files-here", image])
+
+    command = f"LD_PRELOAD={library} CR_TEST_SYNC_FILE={sync} CR_TEST_PAUSE_AT=5,12 {program} --steps 30"
+    saved_and_restarted(context, "missing", command, between=take_away)
 
 
 CONNECTED = """

@@ -324,6 +324,18 @@ bool FindCriu(std::string* criu, std::string* error) {
   return false;
 }
 
+std::string CriuVersion(const std::string& criu) {
+  // As "Version: 4.2.1".
+  FILE* const out = popen(("'" + criu + "' --version 2>/dev/null").c_str(), "r");
+  char line[256] = "";
+  const bool read = out && fgets(line, sizeof(line), out);
+  if (out) pclose(out);
+  const std::string text = read ? line : "";
+  const size_t from = text.find_first_of("0123456789");
+  const size_t end = text.find_first_not_of("0123456789.", from);
+  return from == std::string::npos ? "" : text.substr(from, end - from);
+}
+
 bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std::string* error) {
   facts->set_tcp_close(close_tcp);
   if (job.init_pid() <= 0 || !job.no_checkpoint().empty()) {

@@ -17,6 +17,9 @@ namespace cuda_remote::checkpoint {
 // The CRIU to use: $CUDA_REMOTE_CRIU, the private one of tools/setup-criu, criu on the path. False if there is none.
 bool FindCriu(std::string* criu, std::string* error);
 
+// Its version, such as 4.2.1; empty if it does not say.
+std::string CriuVersion(const std::string& criu);
+
 // Fills in what an image must remember of the job's processes: standard streams, inherited files, the highest process
 // number, and whether it has TCP connections. `close_tcp`: those with others are to be closed in the image. False if there
 // is something that cannot be saved.

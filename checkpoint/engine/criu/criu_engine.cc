@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/engine/criu/criu_engine.h"
 
+#include <ctype.h>
 #include <google/protobuf/util/json_util.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <set>
 #include <utility>
 #include <vector>
@@ -12,17 +15,33 @@
 #include "checkpoint/engine/criu/criu_facts.h"
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/criu_restore.h"
+#include "checkpoint/engine/criu/needs.h"
 #include "checkpoint/engine/criu/open_files.h"
 #include "checkpoint/engine/criu/ports.h"
 #include "checkpoint/job/stand_ins.h"
+#include "ckptfmt/needs.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
+
+constexpr size_t kMostMissing = 5;
 
 bool FactsFromJson(const std::string& text, ProcessFacts* facts) {
   google::protobuf::util::JsonParseOptions options;
   options.ignore_unknown_fields = true;
   return google::protobuf::util::JsonStringToMessage(text, facts, options).ok();
+}
+
+// Parts of a version as numbers: "6.1.0-amd64" as 6, 1, 0.
+std::vector<int> VersionOf(const std::string& text) {
+  std::vector<int> parts;
+  for (size_t at = 0; at < text.size() && isdigit(static_cast<unsigned char>(text[at]));) {
+    size_t length = 0;
+    parts.push_back(std::stoi(text.substr(at, 9), &length));
+    at += length;
+    if (at < text.size() && text[at] == '.') ++at;
+  }
+  return parts;
 }
 
 class CriuProcesses final : public SavedProcesses {
@@ -31,7 +50,8 @@ class CriuProcesses final : public SavedProcesses {
       : job_(job), facts_(std::move(facts)), image_(std::move(image)), logs_(std::move(logs)) {}
 
   bool Check(const RestoreOptions& options, std::string* error) override {
-    return CheckFiles(options, error) && CheckPorts(options, error);
+    return (!options.needs || CheckNeeds(*options.needs, options, error)) && CheckFiles(options, error) &&
+           CheckPorts(options, error);
   }
 
   bool ChangesFiles() const override { return !longer_.empty(); }
@@ -39,6 +59,7 @@ class CriuProcesses final : public SavedProcesses {
   std::unique_ptr<ProcessRestore> Begin(const std::string& directory, std::vector<Mount> mounts,
                                         std::string* error) override {
     if (!CutBack(longer_, error)) return nullptr;
+    if (!PutKeptLibraries(image_, directory, error)) return nullptr;
     auto restore = std::make_unique<CriuRestore>(job_, facts_, directory, std::move(mounts), logs_);
     return restore->Begin(image_, error) ? std::move(restore) : nullptr;
   }
@@ -50,6 +71,10 @@ class CriuProcesses final : public SavedProcesses {
     std::vector<SavedFile> files;
     // An image of a newer CRIU may look otherwise: then CRIU itself finds what differs.
     if (!ReadImageFile(image_ + "/files.img", &bytes) || !ParseFiles(bytes, facts_, &files)) return true;
+    // Its libraries are put there.
+    const std::string libraries = job_.directory() + "/lib/";
+    const auto is_library = [&](const SavedFile& file) { return file.path.compare(0, libraries.size(), libraries) == 0; };
+    files.erase(std::remove_if(files.begin(), files.end(), is_library), files.end());
     for (SavedFile& file : files) {
       if (access(file.path.c_str(), F_OK) != 0 && SeenByJob(job_, file.path) != file.path) {
         *error = "a process of the job has loaded " + file.path +
@@ -65,6 +90,29 @@ class CriuProcesses final : public SavedProcesses {
     *error = "the job has gone on writing since the checkpoint; --cut-back takes these files back to their length then:";
     for (const SavedFile& file : longer_) *error += " " + file.path + " (" + std::to_string(file.bytes) + " bytes)";
     return false;
+  }
+
+  bool CheckNeeds(const ckptfmt::Needs& needs, const RestoreOptions& options, std::string* error) {
+    const std::vector<std::string> missing =
+        ckptfmt::MissingHere(needs, [&](const std::string& path) { return SeenByJob(job_, path); });
+    if (!missing.empty()) {
+      *error = "this machine lacks what the image needs: " + missing[0];
+      for (size_t i = 1; i < missing.size() && i < kMostMissing; ++i) *error += "; " + missing[i];
+      if (missing.size() > kMostMissing)
+        *error += "; and " + std::to_string(missing.size() - kMostMissing) + " more (cr-inspect --files-here)";
+      return false;
+    }
+    std::string criu;
+    utsname system;
+    if (options.say && FindCriu(&criu, error) && VersionOf(CriuVersion(criu)) < VersionOf(needs.engine_version)) {
+      options.say("the image was made with CRIU " + needs.engine_version + "; here it is " + CriuVersion(criu) +
+                  ", which may not be able to read it");
+    }
+    if (options.say && uname(&system) == 0 && VersionOf(system.release) < VersionOf(needs.kernel)) {
+      options.say("the job was saved on Linux " + needs.kernel + "; here it is " + std::string(system.release) +
+                  ", which may lack something that the job uses");
+    }
+    return true;
   }
 
   // Sees to it that no connection that ended a moment ago, such as the stopped job's own, holds a port of the job.
@@ -133,6 +181,14 @@ bool CriuEngine::Dump(const Job& job, const std::string& facts, const std::strin
     return true;
   }
   if (!logs_.empty()) KeepCriuLog(work + "/" + kDumpLog, kept, error);
+  return false;
+}
+
+bool CriuEngine::ListNeeds(const Job& job, const std::string& facts, const std::string& image, ckptfmt::Needs* needs,
+                           std::string* error) {
+  ProcessFacts known;
+  if (FactsFromJson(facts, &known)) return DescribeNeeds(job, known, image, needs, error);
+  *error = "what is known of the job's processes cannot be read";
   return false;
 }
 

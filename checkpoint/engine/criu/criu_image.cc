@@ -5,6 +5,8 @@
 
 #include <fstream>
 #include <iterator>
+#include <protozero/pbf_writer.hpp>
+#include <utility>
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -19,8 +21,61 @@ uint32_t Word(std::string_view bytes, size_t at) {
   return word;
 }
 
+// Of a RegFileEntry (images/regfile.proto).
+constexpr protozero::pbf_tag_type kPositionField = 3, kNameField = 6, kSizeField = 8, kModeField = 10;
+
 // The field of a FileEntry (images/fdinfo.proto) that a file of this kind is in.
 protozero::pbf_tag_type FieldOf(FileKind kind) { return kind == FileKind::kRegular ? 3 : 4; }
+
+// Copies a field as it is.
+void CopyField(protozero::pbf_reader* from, protozero::pbf_writer* to) {
+  const protozero::pbf_tag_type tag = from->tag();
+  switch (from->wire_type()) {
+    case protozero::pbf_wire_type::varint:
+      to->add_uint64(tag, from->get_uint64());
+      break;
+    case protozero::pbf_wire_type::fixed64:
+      to->add_fixed64(tag, from->get_fixed64());
+      break;
+    case protozero::pbf_wire_type::fixed32:
+      to->add_fixed32(tag, from->get_fixed32());
+      break;
+    default:
+      to->add_bytes(tag, from->get_view());
+  }
+}
+
+// The RegFileEntry as `change` wants it.
+std::string ChangedEntry(protozero::data_view entry,
+                         const std::function<bool(std::string_view path, FileChange* change)>& change) {
+  FileChange wanted;
+  bool changed = false;
+  for (protozero::pbf_reader look(entry); look.next(kNameField);) {
+    const protozero::data_view name = look.get_view();
+    changed = change(std::string_view(name.data(), name.size()), &wanted);
+  }
+  if (!changed) return std::string(entry.data(), entry.size());
+  std::string out;
+  protozero::pbf_writer writer(out);
+  for (protozero::pbf_reader field(entry); field.next();) {
+    const protozero::pbf_tag_type tag = field.tag();
+    if (tag == kNameField && !wanted.path.empty()) {
+      field.skip();
+      writer.add_string(kNameField, wanted.path);
+    } else if (tag == kPositionField && wanted.other) {
+      field.skip();
+      writer.add_uint64(kPositionField, wanted.position);
+    } else if (tag == kModeField && wanted.mode != 0) {
+      field.skip();
+      writer.add_uint32(kModeField, wanted.mode);
+    } else if ((tag == kSizeField || tag == kModeField) && wanted.other) {
+      field.skip();
+    } else {
+      CopyField(&field, &writer);
+    }
+  }
+  return out;
+}
 
 }  // namespace
 
@@ -68,6 +123,38 @@ bool ReadStreamImage(std::string_view image, const std::function<void(protozero:
   } catch (const protozero::exception&) {
     return false;
   }
+  return true;
+}
+
+bool ChangeFiles(std::string* image, const std::function<bool(std::string_view path, FileChange* change)>& change) {
+  if (image->size() < 8 || Word(*image, 0) != kCommonMagic || Word(*image, 4) != kFilesMagic) return false;
+  std::string out = image->substr(0, 8);
+  try {
+    for (size_t at = 8; at < image->size();) {
+      if (image->size() - at < 4) return false;
+      const uint32_t bytes = Word(*image, at);
+      at += 4;
+      if (bytes > image->size() - at) return false;
+      protozero::pbf_reader file(image->data() + at, bytes);
+      at += bytes;
+      std::string entry;
+      protozero::pbf_writer writer(entry);
+      while (file.next()) {
+        if (file.tag() == FieldOf(FileKind::kRegular) &&
+            file.wire_type() == protozero::pbf_wire_type::length_delimited) {
+          writer.add_message(FieldOf(FileKind::kRegular), ChangedEntry(file.get_view(), change));
+        } else {
+          CopyField(&file, &writer);
+        }
+      }
+      const auto length = uint32_t(entry.size());
+      out.append(reinterpret_cast<const char*>(&length), sizeof(length));
+      out += entry;
+    }
+  } catch (const protozero::exception&) {
+    return false;
+  }
+  *image = std::move(out);
   return true;
 }
 

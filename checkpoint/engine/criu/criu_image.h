@@ -25,6 +25,16 @@ bool ReadFilesImage(std::string_view image, FileKind kind, const std::function<v
 // Calls `entry` with the TcpStreamEntry of CRIU's tcp-stream-*.img, as above.
 bool ReadStreamImage(std::string_view image, const std::function<void(protozero::pbf_reader)>& entry);
 
+// What an open plain file in CRIU's files.img is to be instead.
+struct FileChange {
+  std::string path;       // empty: stays
+  uint32_t mode = 0;      // as in st_mode; 0: stays
+  bool other = false;     // another file: CRIU is not to expect the old one's size and mode
+  uint64_t position = 0;  // where the other file goes on
+};
+// Changes those files for which `change` returns true. False if `image` is not such a file. Any input is safe.
+bool ChangeFiles(std::string* image, const std::function<bool(std::string_view path, FileChange* change)>& change);
+
 // Makes each terminal in CRIU's tty-info.img one of no session: the job's terminal is given to it by its init, and CRIU
 // looks in vain for the session's leader. False if `image` is not such a file.
 bool LetGoOfTerminals(std::string* image);

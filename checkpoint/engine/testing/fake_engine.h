@@ -34,6 +34,9 @@ class FakeEngine final : public SnapshotEngine {
     stopped_ = after == After::kStop;
     return true;
   }
+  bool ListNeeds(const Job&, const std::string&, const std::string&, ckptfmt::Needs*, std::string* error) override {
+    return Step("needs", error);
+  }
   bool Resume(const Job&, const std::string&) override {
     stopped_ = false;
     return true;

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/engine/criu/needs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <vector>
+
+#include "checkpoint/engine/criu/criu.h"
+#include "checkpoint/engine/criu/criu_image.h"
+#include "checkpoint/job/stand_ins.h"
+#include "ckptfmt/needs.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+constexpr const char* kLibraries[] = {"libcuda-remote.so", "libcuda-remote-nvml.so"};
+constexpr char kKeptFolder[] = "kept";
+// Of a kept library in a job's folder; CRIU compares it.
+constexpr mode_t kKeptMode = 0755;
+constexpr char kFilesImage[] = "/files.img";
+
+// A RegFileEntry of CRIU's (images/regfile.proto).
+struct Entry {
+  std::string path;
+  ckptfmt::NeededFile file;
+  bool has_size = false, external = false, plain = true;
+};
+
+Entry ParseEntry(protozero::pbf_reader facts) {
+  using protozero::pbf_wire_type;
+  using protozero::tag_and_type;
+  Entry entry;
+  while (facts.next()) {
+    switch (facts.tag_and_type()) {
+      case tag_and_type(2, pbf_wire_type::varint):
+        entry.file.written = (facts.get_uint32() & O_ACCMODE) != O_RDONLY;
+        break;
+      case tag_and_type(6, pbf_wire_type::length_delimited):
+        entry.path = facts.get_string();
+        break;
+      case tag_and_type(8, pbf_wire_type::varint):
+        entry.file.bytes = facts.get_uint64();
+        entry.has_size = true;
+        break;
+      case tag_and_type(9, pbf_wire_type::varint):
+        entry.external = facts.get_bool();
+        break;
+      case tag_and_type(10, pbf_wire_type::varint):
+        entry.plain = S_ISREG(facts.get_uint32());
+        break;
+      case tag_and_type(11, pbf_wire_type::varint): {
+        const uint32_t word = facts.get_uint32();
+        for (int shift = 0; shift < 32; shift += 8) entry.file.build_id += char(word >> shift);
+        break;
+      }
+      default:
+        facts.skip();
+    }
+  }
+  entry.file.path = entry.path;
+  return entry;
+}
+
+// A path of the job's, seen from here while the job is there.
+std::string InJob(const Job& job, const std::string& path) {
+  return "/proc/" + std::to_string(job.pid()) + "/root" + path;
+}
+
+bool ExistsInJob(const Job& job, const std::string& path) { return access(InJob(job, path).c_str(), F_OK) == 0; }
+
+// Where the job's processes look for a library that the image has a copy of.
+std::string KeptPath(const std::string& directory, const std::string& library) {
+  return directory + "/lib/" + library + ".kept";
+}
+
+// Which of our libraries is seen by the job at `path`; empty: none.
+std::string LibraryAt(const Job& job, const std::string& path) {
+  for (const char* library : kLibraries) {
+    if (path == FindCompanion(library) || path == KeptPath(job.directory(), library)) return library;
+  }
+  for (const StandIn& stand_in : job.stand_ins()) {
+    if (stand_in.path() == path) return kLibraries[stand_in.nvml() ? 1 : 0];
+  }
+  return {};
+}
+
+// `to` appears when it is whole.
+bool Copy(const std::string& from, const std::string& to, mode_t mode, std::string* error) {
+  std::ifstream in(from, std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+  if (!in || bytes.empty()) {
+    *error = "cannot read " + from + ": " + strerror(errno ? errno : ENODATA);
+    return false;
+  }
+  const std::string fresh = to + ".new";
+  unlink(fresh.c_str());
+  const int fd = open(fresh.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, mode);
+  size_t done = 0;
+  while (fd >= 0 && done < bytes.size()) {
+    const ssize_t written = write(fd, bytes.data() + done, bytes.size() - done);
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) break;
+    done += size_t(written);
+  }
+  const bool ok = fd >= 0 && done == bytes.size() && fchmod(fd, mode) == 0 && rename(fresh.c_str(), to.c_str()) == 0;
+  if (!ok) *error = "cannot write " + to + ": " + strerror(errno);
+  if (fd >= 0) close(fd);
+  if (!ok) unlink(fresh.c_str());
+  return ok;
+}
+
+}  // namespace
+
+bool ReadNeeds(std::string_view image, const Job& job, const ProcessFacts& process_facts,
+               bool (*exists)(const Job& job, const std::string& path), ckptfmt::Needs* needs) {
+  utsname system;
+  if (uname(&system) == 0) needs->kernel = system.release;
+  // Those that a restart makes itself.
+  std::set<std::string> known;
+  for (const FileFacts& file : process_facts.shared_files()) known.insert(file.path());
+  return ReadFilesImage(image, FileKind::kRegular, [&](protozero::pbf_reader facts) {
+    Entry entry = ParseEntry(facts);
+    if (!entry.plain || entry.path.empty()) return;
+    if (entry.external) {
+      for (const InheritedFile& file : process_facts.files()) {
+        if (file.id() == entry.path) entry.file.path = file.path();
+      }
+      if (entry.file.path == entry.path) return;
+    } else if (entry.path[0] != '/' || (exists && !exists(job, entry.path))) {
+      return;
+    }
+    // Without a size it is only appended to: then any will do.
+    if (!entry.has_size) entry.file.written = true;
+    if (known.insert(entry.file.path).second) needs->files.push_back(std::move(entry.file));
+  });
+}
+
+bool DescribeNeeds(const Job& job, const ProcessFacts& facts, const std::string& client_folder, ckptfmt::Needs* needs,
+                   std::string* error) {
+  const std::string path = client_folder + kFilesImage;
+  std::string image;
+  std::vector<std::string> kept;
+  if (!ReadImageFile(path, &image) || !ReadNeeds(image, job, facts, &ExistsInJob, needs)) {
+    *error = "this CRIU's image says in no known way which files the job has open";
+    return false;
+  }
+  std::string criu;
+  if (FindCriu(&criu, error)) needs->engine_version = CriuVersion(criu);
+  std::set<std::string> copied;
+  for (ckptfmt::NeededFile& file : needs->files) {
+    const std::string library = LibraryAt(job, file.path);
+    // One that was replaced while the job ran is not what the job has mapped.
+    if (library.empty() || file.build_id.empty() || ckptfmt::BuildIdOf(InJob(job, file.path)) != file.build_id)
+      continue;
+    const std::string name = std::string(kKeptFolder) + "/" + library;
+    if (copied.insert(library).second &&
+        ((mkdir((client_folder + "/" + kKeptFolder).c_str(), 0700) != 0 && errno != EEXIST) ||
+         !Copy(InJob(job, file.path), client_folder + "/" + name, 0600, error))) {
+      if (error->empty()) *error = "cannot make a folder in " + client_folder + ": " + strerror(errno);
+      return false;
+    }
+    file.kept = "client/" + name;
+  }
+  const auto rename = [&](std::string_view from, FileChange* change) {
+    for (const ckptfmt::NeededFile& file : needs->files) {
+      if (file.kept.empty() || file.path != from) continue;
+      change->path = KeptPath(job.directory(), file.kept.substr(file.kept.rfind('/') + 1));
+      change->mode = S_IFREG | kKeptMode;  // whatever it is where cuda-remote is installed
+      return true;
+    }
+    return false;
+  };
+  if (copied.empty()) return true;
+  if (!ChangeFiles(&image, rename)) {
+    *error = "this CRIU's image says in no known way which files the job has open";
+    return false;
+  }
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  if (out.write(image.data(), std::streamsize(image.size())).flush()) return true;
+  *error = "cannot write " + path + ": " + strerror(errno);
+  return false;
+}
+
+bool PutKeptLibraries(const std::string& client_folder, const std::string& directory, std::string* error) {
+  for (const char* library : kLibraries) {
+    const std::string kept = client_folder + "/" + kKeptFolder + "/" + library;
+    if (access(kept.c_str(), F_OK) == 0 && !Copy(kept, KeptPath(directory, library), kKeptMode, error)) return false;
+  }
+  return true;
+}
+
+}  // namespace cuda_remote::checkpoint

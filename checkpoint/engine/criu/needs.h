@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a saved job needs of the machine that restarts it, and cuda-remote's own libraries, of which an image has copies.
+//
+// CRIU maps a process's libraries again by their paths, and refuses one that has changed. So the client library would
+// bind an image to one installation: after an upgrade no image could be restarted. An image therefore has those of our
+// libraries that the job's processes had mapped, and says that they lie in the job's folder; a restart puts them there.
+//
+// Not thread-safe.
+#ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_NEEDS_H_
+#define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_NEEDS_H_
+
+#include <string>
+#include <string_view>
+
+#include "checkpoint/engine/criu/process_facts.pb.h"
+#include "checkpoint/job/job.h"
+#include "ckptfmt/types.h"
+
+namespace cuda_remote::checkpoint {
+
+// The files in CRIU's files.img that must be there at a restart, with the kernel's release. False if `image` is not
+// such a file. Any input is safe. Files that only CRIU's image has (deleted ones) are those that `exists` denies.
+bool ReadNeeds(std::string_view image, const Job& job, const ProcessFacts& facts,
+               bool (*exists)(const Job& job, const std::string& path), ckptfmt::Needs* needs);
+
+// What CRIU has just saved into `client_folder` of a job that is still there: fills in *needs, copies our libraries
+// into `client_folder`, and changes their paths in files.img. False and one sentence in *error on failure.
+bool DescribeNeeds(const Job& job, const ProcessFacts& facts, const std::string& client_folder, ckptfmt::Needs* needs,
+                   std::string* error);
+
+// Puts the image's own libraries where its processes will look for them: `directory` is the job's folder here.
+bool PutKeptLibraries(const std::string& client_folder, const std::string& directory, std::string* error);
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_NEEDS_H_
