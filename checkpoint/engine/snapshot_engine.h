@@ -38,7 +38,17 @@ struct SaveOptions {
 
 // How a job is to be restored.
 struct RestoreOptions {
-  bool cut_back = false;  // files that the job went on writing are cut back to their length at the checkpoint
+  // Another file for a standard stream: descriptor, path, and where the job goes on in it.
+  struct Output {
+    int fd = 1;
+    std::string path;
+    uint64_t position = 0;
+  };
+  std::vector<Output> outputs;
+  // Files that have grown since the checkpoint are cut back to their length then: those of the job's own (Job::outputs),
+  // and these.
+  bool cut_back = false;
+  std::vector<std::string> cut;
   const ckptfmt::Needs* needs = nullptr;  // what the image says that it needs
   std::function<bool()> cancelled;
   std::function<void(const std::string&)> say;  // a sentence for the person who waits
@@ -67,6 +77,9 @@ class SavedProcesses {
   // Compares what the processes need with what is there (programs, libraries, files, ports), before anything is started.
   // Waits for what comes by itself.
   virtual bool Check(const RestoreOptions& options, std::string* error) = 0;
+  // After Check: files of the image's that the processes need no more, since their streams go elsewhere
+  // (RestoreOptions::outputs).
+  virtual std::vector<std::string> Exchanged() const { return {}; }
   // Whether Begin changes files that are there (RestoreOptions::cut_back): then it comes after all that can fail.
   virtual bool ChangesFiles() const = 0;
   // Starts the restore and does not wait for it. While the caller has one thread only. `directory`: the job's folder from

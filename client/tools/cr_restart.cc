@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <set>
@@ -28,6 +29,7 @@
 #include "checkpoint/transaction/live_job.h"
 #include "ckptfmt/image_reader.h"
 #include "client/tools/foreground.h"
+#include "client/tools/outputs.h"
 #include "client/tools/progress.h"
 #include "client/tools/steps.h"
 #include "proto/frame/frame.h"
@@ -51,9 +53,10 @@ Examples:
   cr-restart /data/train.image --server unix:/run/user/1000/cuda-remote/session.sock --gpu 1
 
 Every byte of the image is compared with its checksum before a process of the job runs. The job then runs in the
-foreground, as under cr-run: signals go to it, and its output goes where it went before if that was a file, and to this
-program's output if it was a pipe or a terminal. Files that the job has open must be where they were, as long as they
-were (--cut-back). A restart that fails leaves the image as it is and can be tried again. The image must belong to root or
+foreground, as under cr-run: signals go to it, and its output goes where it went before if that was a file (--output
+names another one), and to this program's output if it was a pipe or a terminal. Files that the job has open must be
+where they were, as long as they were (--cut-back, --cut), and no other job may be writing to them. A restart that fails
+leaves the image as it is and can be tried again. The image must belong to root or
 to this user, and nobody else may be able to write to it (--trust-owner). Needs root and CRIU.
 
 Exit codes: the job's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 the restart failed.
@@ -68,6 +71,8 @@ struct Options {
   std::string image, server, directory;
   int gpu = -1;
   bool quiet = false, cut_back = false, times = false, trust_owner = false;
+  std::vector<std::string> cut;
+  OutputOptions outputs;
 };
 
 // As messages call a saved process: "python3 (PID 12)".
@@ -269,10 +274,26 @@ int Run(const Options& options) {
       engine.Open(job, known == said.end() ? said.at("job") : known->second, image->client_dir(), &error);
   RestoreOptions restore;
   restore.cut_back = options.cut_back;
+  for (const std::string& path : options.cut) restore.cut.push_back(Absolute(path));
   restore.needs = &image->info().needs;
+  Outputs outputs;
+  if (!outputs.Open(options.outputs, &error)) return Fail(error);
+  for (const int fd : {1, 2}) {
+    if (!outputs.path(fd).empty()) restore.outputs.push_back({fd, outputs.path(fd), outputs.size(fd)});
+  }
   restore.cancelled = Interrupted;
   restore.say = [](const std::string& text) { Say(kTool, text); };
   if (!processes || !processes->Check(restore, &error)) return Fail(error);
+  // What it had by --output and is not exchanged stays its own.
+  const std::vector<std::string> exchanged = processes->Exchanged(), opened = outputs.all();
+  std::vector<std::string> own;
+  for (const std::string& path : job.outputs()) {
+    if (std::find(exchanged.begin(), exchanged.end(), path) == exchanged.end()) own.push_back(path);
+  }
+  if (!outputs.Lock(own, &error)) return Fail(error);
+  own.insert(own.end(), opened.begin(), opened.end());
+  job.clear_outputs();
+  for (const std::string& path : own) job.add_outputs(path);
   std::string directory = options.directory.empty() ? job.directory() : Absolute(options.directory);
   Job running;
   std::string ignored, library_folder;
@@ -308,7 +329,9 @@ int Run(const Options& options) {
   Isolated isolated;
   std::unique_ptr<ProcessRestore> process;
   const auto begin = [&] {
+    outputs.Show();
     process = processes->Begin(directory, mounts, &error);
+    outputs.Hide();
     return process != nullptr;
   };
   const auto load = [&] {
@@ -354,9 +377,12 @@ int Main(int argc, char** argv) {
                  "the GPU server: unix:PATH or HOST:PORT (default: $CUDA_REMOTE_SERVER, else one of the job's own)");
   app.add_option("--gpu", options.gpu, "the only GPU that the job gets (ordinal)")->check(CLI::Range(0, 255));
   app.add_option("--job-dir", options.directory, "the job's folder (default: the one that it had)");
+  AddOutputOptions(&app, &options.outputs);
   app.add_flag("--cut-back", options.cut_back,
-               "cut files that the job went on writing after the checkpoint back to their length then; it writes the "
-               "rest again");
+               "cut the files that the job had by --output and --error back to their length at the checkpoint; it writes "
+               "the rest again");
+  app.add_option("--cut", options.cut,
+                 "also cut this file back, which the job has open for writing, whoever has written to it since");
   app.add_flag("--trust-owner", options.trust_owner,
                "also take an image that another user owns or may write: he can make the job do what he wants");
   app.add_flag("--times", options.times, "tell how long each step took");

@@ -18,6 +18,7 @@
 #include "checkpoint/job/stand_ins.h"
 #include "checkpoint/job/terminal.h"
 #include "client/tools/foreground.h"
+#include "client/tools/outputs.h"
 #include "proto/codec/text.h"
 #include "proto/frame/version.h"
 
@@ -35,6 +36,7 @@ Examples:
   cr-run -- ./program --its options           a GPU server of its own, on this machine
   cr-run --server unix:/run/user/1000/cuda-remote/session.sock -- ./program
   cr-run --server gpu7:7070 --gpu 1 -- python3 train.py
+  cr-run --output train.log -- ./program      its output goes to a file that no other job may have
   cr-run --name train -- ./program &          then: cr-checkpoint train DIR, cr-migrate train --to gpu8:7070
 
 The program finds the GPU through LD_LIBRARY_PATH, as libcuda.so.1. Where this user may have mounts of his own, the
@@ -85,6 +87,7 @@ int Main(int argc, char** argv) {
   std::string server, directory, name;
   int gpu = -1;
   bool plain = false, io_uring = false;
+  OutputOptions output_options;
   CLI::App app("Runs a CUDA program with its GPU elsewhere: cr-run [OPTIONS] [--] PROGRAM [ARGUMENTS]", kTool);
   app.footer(kExamples);
   app.set_version_flag("--version", VersionLine("cr-run"));
@@ -95,6 +98,7 @@ int Main(int argc, char** argv) {
                  "the job's folder (default: $CUDA_REMOTE_JOB_DIR, else one in $XDG_RUNTIME_DIR/cuda-remote/jobs, "
                  "/run/cuda-remote/jobs (root), /run/user/UID/cuda-remote/jobs or /tmp/cuda-remote-UID/jobs)");
   app.add_option("--name", name, "the job's name, for the other tools (default: cr-run's PID)");
+  AddOutputOptions(&app, &output_options);
   app.add_flag("--plain", plain,
                "no namespaces: the job cannot be checkpointed, and a program that sets LD_LIBRARY_PATH anew does not "
                "find the library");
@@ -139,6 +143,11 @@ int Main(int argc, char** argv) {
   if (!ClaimJobFolder(directory, &error)) return Fail(error + " (cr-run --job-dir, XDG_RUNTIME_DIR)");
   if (!LinkLibrary(directory, &library_folder, &error)) return Fail(error);
 
+  Outputs outputs;
+  if (!outputs.Open(output_options, &error)) {
+    RemoveJobFolder(directory);
+    return Fail(error);
+  }
   // From here on everything that is started must be ended.
   BlockForwardedSignals();
   std::unique_ptr<GpuHost> host = GpuHost::Open(server, gpu, directory, /*detached=*/false, &error);
@@ -176,6 +185,7 @@ int Main(int argc, char** argv) {
     Say(kTool, error + "; programs with an environment of their own may use this machine's own GPU");
   bool started = false;
   std::unique_ptr<JobTerminal> terminal;
+  outputs.Show();
   if (job.no_checkpoint().empty()) {
     terminal = JobTerminal::Open(&error);
     if (!terminal && !error.empty()) Say(kTool, error + "; it has no job control");
@@ -186,7 +196,9 @@ int Main(int argc, char** argv) {
     if (!started && code == kExitFailed) {
       // A container may forbid it. The program still works.
       job.set_no_checkpoint(error);
+      outputs.Hide();
       Say(kTool, error + "; the job runs, but cannot be checkpointed");
+      outputs.Show();
       code = 0;
       terminal.reset();
       plan.terminal = -1;
@@ -195,6 +207,7 @@ int Main(int argc, char** argv) {
     }
   }
   if (!job.no_checkpoint().empty()) started = StartPlain(plan, &isolated.pid, &error, &code);
+  outputs.Hide();
   if (!started) {
     host.reset();
     RemoveJobFolder(directory);
@@ -212,6 +225,7 @@ int Main(int argc, char** argv) {
   job.set_started_unix_ms(NowMs());
   job.set_directory(directory);
   job.set_terminal(terminal != nullptr);
+  for (const std::string& path : outputs.all()) job.add_outputs(path);
   if (!WriteJob(directory, job, &error)) Say(kTool, error + "; the other tools will not find the job");
   return FinishJob(kTool, isolated, directory, job, std::move(terminal), std::move(host));
 }

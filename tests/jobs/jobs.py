@@ -619,6 +619,137 @@ def without_cr_run(context):
         raise Failure("the tools have made a job of it")
 
 
+class Talker:
+    """A job that writes before its checkpoint at step 5 and afterwards, and stands at step 12, too."""
+
+    def __init__(self, context, name):
+        self.context, self.name = context, name
+        self.sync, self.job, self.image = (context.path(f"{name}.{part}") for part in ("sync", "job", "image"))
+        self.script = context.script(
+            name + "-talks",
+            f"echo begin\nCR_TEST_SYNC_FILE={self.sync} CR_TEST_PAUSE_AT=5,12 {context.program} --steps 30\necho end\n",
+        )
+        self.rest = context.expected(30) + "end\n"
+        self.whole = "begin\n" + self.rest
+
+    def run(self, *options, **how):
+        tool = self.context.tool("cr-run")
+        return self.start([tool, "--job-dir", self.job, *options, "--", self.script], "", 5, **how)
+
+    def restart(self, *options, suffix="-again", step=12, **how):
+        return self.start([self.context.tool("cr-restart"), self.image, *options], suffix, step, **how)
+
+    def start(self, command, suffix, step, out=None):
+        env = self.context.environment({})
+        for key in os.environ:
+            env.setdefault(key, None)
+        if out:  # as a shell does it
+            command = ["sh", "-c", f'exec "$@" >{out}', "sh"] + command
+        child = self.context.lab.start(harness.Process(self.context.lab, self.name + suffix, command, env))
+        paused = lambda: os.path.exists(self.sync) and f"paused {step}" in open(self.sync).read()
+        harness.wait_for(lambda: paused() or not child.running(), LIMIT, child.describe)
+        if not child.running():
+            raise Failure(f"{child.name} has ended: {child.describe()}")
+        return child
+
+    def refused(self, *options):
+        return self.context.run([self.context.tool("cr-restart"), self.image, *options], expect=125).stderr
+
+    def go(self, step):
+        open(f"{self.sync}.go.{step}", "w").close()
+
+    def again(self):
+        """Forgets the steps that were made after the checkpoint."""
+        lines = open(self.sync).read().split("\n")
+        with open(self.sync, "w") as f:
+            f.write("\n".join(lines[: lines.index("paused 5") + 1]) + "\n")
+        if os.path.exists(self.sync + ".go.12"):
+            os.unlink(self.sync + ".go.12")
+
+
+def says(text, *words):
+    for word in words:
+        if word not in text:
+            raise Failure(f"{word!r} is not said: {text}")
+
+
+@case
+def own_outputs(context):
+    """--output, --error and --append: a file is one job's own, is cut back as such, and can be exchanged at a restart."""
+    out, errors = context.path("own.text"), context.path("own.errors")
+    run = [context.tool("cr-run"), "--job-dir", context.path("small.job"), "--output", out]
+    context.run(run + ["--error", errors, "--", "sh", "-c", "echo one; echo two >&2"])
+    same("output", open(out).read(), "one\n")
+    same("error", open(errors).read(), "two\n")
+    context.run(run + ["--error", out, "--append", "--", "sh", "-c", "echo three; echo four >&2"])
+    same("both, appended", open(out).read(), "one\nthree\nfour\n")
+    context.run(run + ["--", "sh", "-c", "echo five"])
+    same("emptied", open(out).read(), "five\n")
+
+    talker = Talker(context, "own")
+    child = talker.run("--output", out, "--error", out)
+    says(context.run(run + ["--", "echo", "lost"], expect=125).stderr, out, "is the output of another running job")
+    same("the other job's file", open(out).read(), "begin\n")
+    context.run([context.tool("cr-checkpoint"), talker.job, talker.image])
+    talker.go(5)
+    talker.go(12)
+    child.expect_success(LIMIT)
+    same("the whole run", open(out).read(), talker.whole)
+    # All that is more than at the checkpoint is the job's own.
+    talker.again()
+    says(talker.refused(), out, "has grown since the checkpoint, from 6 bytes", "by what the job wrote; --cut-back")
+    child = talker.restart("--cut-back")
+    # A second copy gets another file, or none.
+    second = ["--job-dir", context.path("second.job")]
+    says(talker.refused(*second), "is writing to " + out, "--output")
+    says(talker.refused(*second, "--output", out), out, "is the output of another running job")
+    talker.go(12)
+    child.expect_success(LIMIT)
+    same("cut back", open(out).read(), talker.whole)
+    talker.again()
+    other = context.path("other.text")
+    with open(other, "w") as f:
+        f.write("of before\n")
+    child = talker.restart("--output", other, "--append", suffix="-other")
+    context.run([context.tool("cr-checkpoint"), "--stop", talker.job, talker.image])
+    child.wait(LIMIT)
+    talker.go(12)
+    os.unlink(out)
+    context.start("last", [context.tool("cr-restart"), talker.image]).expect_success(LIMIT)
+    same("the other file", open(other).read(), "of before\n" + talker.rest)
+
+
+@case
+def shared_outputs(context):
+    """What others have written to the job's output file is not cut away, and the message does not say that the job did."""
+    out = context.path("batch.log")
+    talker = Talker(context, "batch")
+    child = talker.run(out=out)
+    context.run([context.tool("cr-checkpoint"), "--stop", talker.job, talker.image])
+    child.wait(LIMIT)
+    talker.go(5)
+    with open(out, "a") as f:
+        f.write("of the batch script\n")
+    before = open(out).read()
+    for options in ((), ("--cut-back",)):
+        text = talker.refused(*options)
+        says(text, out, "has grown since the checkpoint, from 6 bytes", "by the job or by others", "--cut " + out)
+        if "gone on writing" in text:
+            raise Failure(f"what is not known to be true is said: {text}")
+    same("the log", open(out).read(), before)
+    fresh = context.path("fresh.text")
+    child = talker.restart("--output", fresh)
+    talker.go(12)
+    child.expect_success(LIMIT)
+    same("the new file", open(fresh).read(), talker.rest)
+    same("the log afterwards", open(out).read(), before)
+    talker.again()
+    child = talker.restart("--cut", out, suffix="-cut")
+    talker.go(12)
+    child.expect_success(LIMIT)
+    same("the log, cut by name", open(out).read(), talker.whole)
+
+
 # A CRIU that fails, and says why in its log.
 FAILING_CRIU = """#!/bin/sh
 [ "$1" = --version ] && exec {criu} --version
@@ -1082,7 +1213,9 @@ def host_pids(context):
         raise Failure(f"the table does not show {pid} and the folder:\n{table}")
     context.run([context.tool("cr-checkpoint"), pid, image])
     again = context.start(
-        "again", [context.tool("cr-restart"), image, "--server", address, "--job-dir", jobs + "/second"]
+        "again",
+        [context.tool("cr-restart"), image, "--server", address, "--job-dir", jobs + "/second", "--output",
+         context.path("again.text"), "--error", context.path("again.text")],
     )  # fmt: skip
     harness.wait_for(lambda: os.path.exists(jobs + "/second/job.json") and len(sessions()) == 2, LIMIT, again.describe)
     found = sessions()

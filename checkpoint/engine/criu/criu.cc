@@ -520,7 +520,8 @@ bool NeedsTerminal(const ProcessFacts& facts) {
 }
 
 bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
-                    const std::string& work_folder, int terminal, std::vector<std::string>* command,
+                    const std::string& seen_image, const std::string& work_folder, int terminal,
+                    std::vector<std::string>* command,
                     std::vector<int>* opened, std::string* error) {
   const std::set<std::string> sets(facts.instruction_sets().begin(), facts.instruction_sets().end());
   const std::string missing = MissingInstructionSets(sets, InstructionSetsHere());
@@ -542,7 +543,7 @@ bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string
   *command = {criu,
               "restore",
               "--images-dir",
-              image_folder,
+              seen_image,
               "--work-dir",
               work_folder,
               "--log-file",

@@ -35,10 +35,11 @@ bool ContinueProcesses(const Job& job, const ProcessFacts& facts);
 bool KillProcesses(const Job& job, const ProcessFacts& facts);
 
 // The command that restores. *opened: descriptors that it inherits, for this process's streams and the files that the
-// job needs; close them when it has run. `terminal`: for streams that were a terminal, -1 if there is none.
+// job needs; close them when it has run. `seen_image`: where CRIU finds the files of `image_folder`. `terminal`: for
+// streams that were a terminal, -1 if there is none.
 bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
-                    const std::string& work_folder, int terminal, std::vector<std::string>* command,
-                    std::vector<int>* opened, std::string* error);
+                    const std::string& seen_image, const std::string& work_folder, int terminal,
+                    std::vector<std::string>* command, std::vector<int>* opened, std::string* error);
 
 // Whether the restore needs a terminal.
 bool NeedsTerminal(const ProcessFacts& facts);

@@ -3,10 +3,12 @@
 
 #include <ctype.h>
 #include <google/protobuf/util/json_util.h>
+#include <sys/stat.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 #include <vector>
@@ -50,9 +52,11 @@ class CriuProcesses final : public SavedProcesses {
       : job_(job), facts_(std::move(facts)), image_(std::move(image)), logs_(std::move(logs)) {}
 
   bool Check(const RestoreOptions& options, std::string* error) override {
-    return (!options.needs || CheckNeeds(*options.needs, options, error)) && CheckFiles(options, error) &&
-           CheckPorts(options, error);
+    return GiveOutputs(options, error) && (!options.needs || CheckNeeds(*options.needs, options, error)) &&
+           CheckFiles(options, error) && CheckPorts(options, error);
   }
+
+  std::vector<std::string> Exchanged() const override { return {replaced_.begin(), replaced_.end()}; }
 
   bool ChangesFiles() const override { return !longer_.empty(); }
 
@@ -60,7 +64,7 @@ class CriuProcesses final : public SavedProcesses {
                                         std::string* error) override {
     if (!CutBack(longer_, error)) return nullptr;
     if (!PutKeptLibraries(image_, directory, error)) return nullptr;
-    auto restore = std::make_unique<CriuRestore>(job_, facts_, directory, std::move(mounts), logs_);
+    auto restore = std::make_unique<CriuRestore>(job_, facts_, directory, std::move(mounts), logs_, files_image_);
     return restore->Begin(image_, error) ? std::move(restore) : nullptr;
   }
 
@@ -71,10 +75,14 @@ class CriuProcesses final : public SavedProcesses {
     std::vector<SavedFile> files;
     // An image of a newer CRIU may look otherwise: then CRIU itself finds what differs.
     if (!ReadImageFile(image_ + "/files.img", &bytes) || !ParseFiles(bytes, facts_, &files)) return true;
-    // Its libraries are put there.
+    // Those that the job gets now are as they are, and its libraries are put there.
     const std::string libraries = job_.directory() + "/lib/";
-    const auto is_library = [&](const SavedFile& file) { return file.path.compare(0, libraries.size(), libraries) == 0; };
-    files.erase(std::remove_if(files.begin(), files.end(), is_library), files.end());
+    const auto is_new = [&](const SavedFile& file) {
+      return file.path.compare(0, libraries.size(), libraries) == 0 ||
+             std::any_of(options.outputs.begin(), options.outputs.end(),
+                         [&](const RestoreOptions::Output& output) { return output.path == file.path; });
+    };
+    files.erase(std::remove_if(files.begin(), files.end(), is_new), files.end());
     for (SavedFile& file : files) {
       if (access(file.path.c_str(), F_OK) != 0 && SeenByJob(job_, file.path) != file.path) {
         *error = "a process of the job has loaded " + file.path +
@@ -86,13 +94,67 @@ class CriuProcesses final : public SavedProcesses {
     }
     longer_.clear();
     if (!CompareFiles(files, &longer_, error)) return false;
-    if (longer_.empty() || options.cut_back) return true;
-    *error = "the job has gone on writing since the checkpoint; --cut-back takes these files back to their length then:";
-    for (const SavedFile& file : longer_) *error += " " + file.path + " (" + std::to_string(file.bytes) + " bytes)";
+    const std::set<std::string> own(job_.outputs().begin(), job_.outputs().end());
+    for (const SavedFile& file : longer_) {
+      const bool is_own = own.count(file.path) != 0;
+      const bool named = std::find(options.cut.begin(), options.cut.end(), file.path) != options.cut.end();
+      if (named || (is_own && options.cut_back)) continue;
+      struct stat now;
+      *error = file.path + " has grown since the checkpoint, from " + std::to_string(file.bytes) + " bytes" +
+               (stat(file.path.c_str(), &now) == 0 ? " to " + std::to_string(now.st_size) : std::string());
+      *error += is_own ? ", by what the job wrote; --cut-back takes it back to its length then, --output gives the "
+                         "restarted job another file"
+                       : ", by the job or by others that write to it; if all of that may go, --cut " + file.path +
+                             " takes it back to its length then";
+      return false;
+    }
+    return true;
+  }
+
+  // The job's streams go to other files than those in the image.
+  bool GiveOutputs(const RestoreOptions& options, std::string* error) {
+    std::map<std::string, uint64_t> positions;  // by CRIU's name for the file
+    std::map<std::string, std::string> paths;   // likewise
+    for (const RestoreOptions::Output& output : options.outputs) {
+      const auto stream = std::find_if(facts_.stdio().begin(), facts_.stdio().end(),
+                                       [&](const Stdio& one) { return one.fd() == output.fd; });
+      // A pipe is the tool's own stream from now on, whatever that is.
+      if (stream == facts_.stdio().end() || stream->target().compare(0, 5, "pipe:") == 0) continue;
+      const auto file = std::find_if(facts_.files().begin(), facts_.files().end(),
+                                     [&](const InheritedFile& one) { return one.path() == stream->target(); });
+      if (stream->terminal() || file == facts_.files().end()) {
+        *error = "the job's descriptor " + std::to_string(output.fd) + " is " + stream->target() +
+                 (stream->terminal() ? ", a terminal" : ", which it has opened itself") +
+                 ", and cannot become a file; restart it without " + (output.fd == 1 ? "--output" : "--error");
+        return false;
+      }
+      // Where both streams had one file, the first that is named counts.
+      replaced_.insert(file->path());
+      positions.emplace(file->id(), output.position);
+      paths.emplace(file->id(), output.path);
+    }
+    for (InheritedFile& file : *facts_.mutable_files()) {
+      const auto found = paths.find(file.id());
+      if (found != paths.end()) file.set_path(found->second);
+    }
+    if (positions.empty()) return true;
+    const auto change = [&](std::string_view name, FileChange* wanted) {
+      const auto found = positions.find(std::string(name));
+      if (found == positions.end()) return false;
+      wanted->other = true;
+      wanted->position = found->second;
+      return true;
+    };
+    if (ReadImageFile(image_ + "/files.img", &files_image_) && ChangeFiles(&files_image_, change)) return true;
+    *error = "this image was made by a CRIU whose files are unknown here; restart it without --output and --error";
     return false;
   }
 
-  bool CheckNeeds(const ckptfmt::Needs& needs, const RestoreOptions& options, std::string* error) {
+  bool CheckNeeds(const ckptfmt::Needs& all, const RestoreOptions& options, std::string* error) {
+    ckptfmt::Needs needs = all;
+    needs.files.erase(std::remove_if(needs.files.begin(), needs.files.end(),
+                                     [&](const ckptfmt::NeededFile& file) { return replaced_.count(file.path) != 0; }),
+                      needs.files.end());
     const std::vector<std::string> missing =
         ckptfmt::MissingHere(needs, [&](const std::string& path) { return SeenByJob(job_, path); });
     if (!missing.empty()) {
@@ -111,6 +173,20 @@ class CriuProcesses final : public SavedProcesses {
     if (options.say && uname(&system) == 0 && VersionOf(system.release) < VersionOf(needs.kernel)) {
       options.say("the job was saved on Linux " + needs.kernel + "; here it is " + std::string(system.release) +
                   ", which may lack something that the job uses");
+    }
+    return CheckWriters(needs, error);
+  }
+
+  // Nobody else, such as a second copy of the job, may be writing to its files.
+  bool CheckWriters(const ckptfmt::Needs& needs, std::string* error) {
+    for (const ckptfmt::NeededFile& file : needs.files) {
+      const std::string other = file.written ? OtherWriter(file.path) : std::string();
+      if (other.empty()) continue;
+      const bool stream = std::any_of(facts_.stdio().begin(), facts_.stdio().end(),
+                                      [&](const Stdio& one) { return one.fd() != 0 && one.target() == file.path; });
+      *error = other + " is writing to " + file.path + ", which this job would write to, too: end that one first" +
+               (stream ? ", or give this one another file with --output or --error" : "");
+      return false;
     }
     return true;
   }
@@ -137,9 +213,11 @@ class CriuProcesses final : public SavedProcesses {
   }
 
   const Job& job_;
-  const ProcessFacts facts_;
+  ProcessFacts facts_;
   const std::string image_, logs_;
   std::vector<SavedFile> longer_;
+  std::set<std::string> replaced_;  // files of the image's that the job needs no more
+  std::string files_image_;         // for CRIU instead of the image's; empty: that
 };
 
 }  // namespace

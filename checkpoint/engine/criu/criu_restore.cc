@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/engine/criu/criu_restore.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <string.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
 
 #include "checkpoint/engine/criu/criu.h"
 #include "checkpoint/engine/criu/criu_facts.h"
 #include "checkpoint/engine/criu/hold.h"
+#include "proto/folder/private_folder.h"
 
 extern char** environ;
 
@@ -17,11 +24,32 @@ namespace cuda_remote::checkpoint {
 namespace {
 
 constexpr char kHoldName[] = "restore-hold";
+constexpr char kShownImage[] = "/image";  // in the job's folder
+constexpr char kFilesImage[] = "files.img";
+
+bool CopyFile(int folder, const std::string& name, const std::string& to) {
+  struct stat facts;
+  if (fstatat(folder, name.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) return false;
+  if (!S_ISREG(facts.st_mode)) return true;  // the libraries of ours, which CRIU does not read
+  const int in = openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  const int out = open(to.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+  off_t left = facts.st_size;
+  while (in >= 0 && out >= 0 && left > 0) {
+    const ssize_t copied = sendfile(out, in, nullptr, size_t(left));
+    if (copied <= 0) break;
+    left -= copied;
+  }
+  const bool ok = in >= 0 && out >= 0 && left == 0;
+  if (in >= 0) close(in);
+  if (out >= 0) close(out);
+  return ok;
+}
 
 }  // namespace
 
 CriuRestore::~CriuRestore() {
   if (begun_) EndIsolated(&isolated_);
+  if (!files_image_.empty()) RemoveShownImage();
   CloseOpened();
 }
 
@@ -38,6 +66,42 @@ void CriuRestore::CloseOpened() {
     unlink((directory_ + "/" + kHoldName).c_str());
   }
   hold_ = -1;
+}
+
+bool CriuRestore::ShowImage(int image, std::string* error) {
+  char path[PATH_MAX];
+  const ssize_t length = readlink(("/proc/self/fd/" + std::to_string(image)).c_str(), path, sizeof(path));
+  const std::string folder = directory_ + kShownImage;
+  RemoveShownImage();
+  const int copy = openat(image, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* const list = copy >= 0 ? fdopendir(copy) : nullptr;
+  // What was verified is what CRIU reads: a link only where nobody else can put another image under that name.
+  const std::string real(path, size_t(std::max<ssize_t>(length, 0)));
+  std::string ignored;
+  const bool linked = length > 0 && CheckFolder(real, FolderUse::kLook, &ignored);
+  bool ok = list && mkdir(folder.c_str(), 0700) == 0;
+  while (const dirent* const entry = ok ? readdir(list) : nullptr) {
+    const std::string name = entry->d_name;
+    if (name[0] == '.' || name == kFilesImage) continue;
+    const std::string shown = folder + "/" + name;
+    ok = linked ? symlink((real + "/" + name).c_str(), shown.c_str()) == 0 : CopyFile(image, name, shown);
+  }
+  if (list) closedir(list);
+  std::ofstream out;
+  if (ok) out.open(folder + "/" + kFilesImage, std::ios::binary);
+  ok = ok && out.write(files_image_.data(), std::streamsize(files_image_.size())).flush();
+  if (!ok) *error = "cannot prepare the image in " + folder + ": " + strerror(errno);
+  return ok;
+}
+
+void CriuRestore::RemoveShownImage() {
+  const std::string folder = directory_ + kShownImage;
+  DIR* const list = opendir(folder.c_str());
+  while (const dirent* const entry = list ? readdir(list) : nullptr) {
+    if (entry->d_name[0] != '.') unlink((folder + "/" + entry->d_name).c_str());
+  }
+  if (list) closedir(list);
+  rmdir(folder.c_str());
 }
 
 bool CriuRestore::MakeHold(std::string* error) {
@@ -84,8 +148,11 @@ bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
     return false;
   }
   opened_.push_back(image);
-  if (!MakeHold(error) || !RestoreCommand(job_, facts_, "/proc/self/fd/" + std::to_string(image), job_.directory(), terminal,
-                                          &plan.command, &opened_, error)) {
+  if (!files_image_.empty() && !ShowImage(image, error)) return false;
+  const std::string here = "/proc/self/fd/" + std::to_string(image);
+  const std::string seen = files_image_.empty() ? here : job_.directory() + kShownImage;
+  if (!MakeHold(error) ||
+      !RestoreCommand(job_, facts_, here, seen, job_.directory(), terminal, &plan.command, &opened_, error)) {
     return false;
   }
   const std::string facts = CriuFactsPath(plan.command[0]);
@@ -110,6 +177,7 @@ bool CriuRestore::Finish(Isolated* isolated, std::string* error) {
     if (!logs_.empty()) KeepCriuLog(LogPath(), logs_ + "." + kRestoreLog, error);
   }
   CloseOpened();
+  if (!files_image_.empty()) RemoveShownImage();
   unlink((directory_ + "/stats-restore").c_str());
   if (ok) unlink(LogPath().c_str());
   *isolated = isolated_;

@@ -24,14 +24,16 @@ namespace cuda_remote::checkpoint {
 class CriuRestore final : public ProcessRestore {
  public:
   // `directory`: the job's folder from now on, which the job sees where its old one was. `mounts`: what else it sees
-  // (stand_ins.h). `logs`: where CRIU's log stays after a failure; empty: nowhere.
+  // (stand_ins.h). `logs`: where CRIU's log stays after a failure; empty: nowhere. `files_image`: for CRIU to read instead
+  // of the image's own files.img; empty: that.
   CriuRestore(const Job& job, const ProcessFacts& facts, const std::string& directory, std::vector<Mount> mounts,
-              std::string logs = {})
+              std::string logs = {}, std::string files_image = {})
       : job_(job),
         facts_(facts),
         directory_(directory),
         mounts_(std::move(mounts)),
-        logs_(std::move(logs)) {}
+        logs_(std::move(logs)),
+        files_image_(std::move(files_image)) {}
   ~CriuRestore() override;
   CriuRestore(const CriuRestore&) = delete;
   CriuRestore& operator=(const CriuRestore&) = delete;
@@ -48,13 +50,16 @@ class CriuRestore final : public ProcessRestore {
  private:
   std::string LogPath() const { return directory_ + "/" + kRestoreLog; }
   bool MakeHold(std::string* error);
+  // A folder that shows the image's files but for files.img.
+  bool ShowImage(int image, std::string* error);
+  void RemoveShownImage();
   void CloseOpened();
 
   const Job& job_;
   const ProcessFacts& facts_;
   const std::string directory_;
   const std::vector<Mount> mounts_;
-  const std::string logs_;
+  const std::string logs_, files_image_;
   Isolated isolated_;
   bool begun_ = false;
   TerminalCopy copy_;

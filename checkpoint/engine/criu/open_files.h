@@ -27,6 +27,9 @@ bool ParseFiles(std::string_view image, const ProcessFacts& process_facts, std::
 // Compares. *longer: files open for writing that have grown. False and *error for a difference that cannot be undone.
 bool CompareFiles(const std::vector<SavedFile>& files, std::vector<SavedFile>* longer, std::string* error);
 
+// A process of a running job that has the plain file at `path` open for writing, for a message; empty: none.
+std::string OtherWriter(const std::string& path);
+
 // Cuts them back to their length at the checkpoint.
 bool CutBack(const std::vector<SavedFile>& longer, std::string* error);
 

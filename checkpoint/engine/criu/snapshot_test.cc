@@ -233,7 +233,7 @@ class SnapshotTest : public testing::Test {
     fflush(stdout);
     dup2(out, 1);
     std::vector<int> opened;
-    const bool ok = RestoreCommand(job_, facts_, folder_ + image, folder_ + "/job", -1, &plan.command, &opened, &error_);
+    const bool ok = RestoreCommand(job_, facts_, folder_ + image, folder_ + image, folder_ + "/job", -1, &plan.command, &opened, &error_);
     dup2(before, 1);
     close(before);
     ASSERT_TRUE(ok) << error_;

@@ -541,7 +541,8 @@ class TreeTest : public testing::Test {
     plan.restorer_output = 2;
     plan.environment = {std::string("PATH=") + getenv("PATH")};
     std::vector<int> opened;
-    ASSERT_TRUE(RestoreCommand(job_, facts_, g_folder + "/image", g_folder + "/job", -1, &plan.command, &opened, &error)) << error;
+    const std::string image = g_folder + "/image";
+    ASSERT_TRUE(RestoreCommand(job_, facts_, image, image, g_folder + "/job", -1, &plan.command, &opened, &error)) << error;
     Run(plan);
     for (int fd : opened) close(fd);
   }
@@ -609,7 +610,8 @@ TEST_F(TreeTest, LinkedMemory) {
     std::vector<std::string> command;
     std::vector<int> opened;
     std::string error;
-    EXPECT_FALSE(RestoreCommand(job_, facts_, g_folder + "/image", g_folder + "/job", -1, &command, &opened, &error));
+    const std::string image = g_folder + "/image";
+    EXPECT_FALSE(RestoreCommand(job_, facts_, image, image, g_folder + "/job", -1, &command, &opened, &error));
     EXPECT_NE(error.find(LinkedPath() + ", which now has other contents and is used by process " +
                          std::to_string(getpid())),
               std::string::npos)
@@ -669,7 +671,8 @@ TEST_F(TreeTest, InstructionSetsThatAreMissingAreNamed) {
   std::vector<std::string> command;
   std::vector<int> opened;
   std::string error;
-  EXPECT_FALSE(RestoreCommand(job_, facts_, g_folder + "/image", g_folder + "/job", -1, &command, &opened, &error));
+  const std::string image = g_folder + "/image";
+  EXPECT_FALSE(RestoreCommand(job_, facts_, image, image, g_folder + "/job", -1, &command, &opened, &error));
   EXPECT_NE(error.find("lacks: avx512_later;"), std::string::npos) << error;
   facts_.mutable_instruction_sets()->RemoveLast();
   EXPECT_GT(facts_.instruction_sets_size(), 0);

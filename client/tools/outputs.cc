@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/tools/outputs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace cuda_remote::client::tools {
+namespace {
+
+bool IsPlain(int fd) {
+  struct stat facts;
+  return fstat(fd, &facts) == 0 && S_ISREG(facts.st_mode);
+}
+
+bool IsSame(int fd, int other) {
+  struct stat facts, others;
+  return fstat(fd, &facts) == 0 && fstat(other, &others) == 0 && facts.st_dev == others.st_dev &&
+         facts.st_ino == others.st_ino;
+}
+
+std::string Taken(const std::string& path) {
+  return path + " is the output of another running job; give this one another file with --output or --error";
+}
+
+}  // namespace
+
+void AddOutputOptions(CLI::App* app, OutputOptions* options) {
+  app->add_option("--output", options->output, "file for the job's standard output, which no other job may have");
+  app->add_option("--error", options->error, "file for its standard error; may be the same one");
+  app->add_flag("--append", options->append, "go on behind what these files hold, instead of emptying them");
+}
+
+Outputs::~Outputs() {
+  Hide();
+  for (const int fd : files_) {
+    if (fd >= 0) close(fd);
+  }
+  for (const int fd : locks_) close(fd);
+}
+
+bool Outputs::Lock(const std::vector<std::string>& paths, std::string* error) {
+  for (const std::string& path : paths) {
+    const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) continue;  // it is said where the file is needed
+    // Standard output and error may be one file.
+    const bool ours = std::any_of(locks_.begin(), locks_.end(), [&](int locked) { return IsSame(fd, locked); });
+    locks_.push_back(fd);
+    if (ours) continue;
+    if (IsPlain(fd) && flock(fd, LOCK_EX | LOCK_NB) != 0) {
+      *error = Taken(path);
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Outputs::OpenOne(const std::string& path, bool append, int index, std::string* error) {
+  paths_[index] = checkpoint::Absolute(path);
+  files_[index] = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (append ? O_APPEND : 0), 0666);
+  if (files_[index] < 0) {
+    *error = "cannot write " + path + ": " + strerror(errno);
+    return false;
+  }
+  return true;
+}
+
+bool Outputs::Open(const OutputOptions& options, std::string* error) {
+  if (!options.output.empty() && !OpenOne(options.output, options.append, 0, error)) return false;
+  if (!options.error.empty() && !OpenOne(options.error, options.append, 1, error)) return false;
+  if (files_[0] >= 0 && files_[1] >= 0 && IsSame(files_[0], files_[1])) {
+    // One position for both, as with 2>&1.
+    close(files_[1]);
+    files_[1] = fcntl(files_[0], F_DUPFD_CLOEXEC, 3);
+  }
+  if (!Lock(all(), error)) return false;
+  for (int i = 0; i < 2; ++i) {
+    struct stat facts;
+    if (files_[i] < 0 || fstat(files_[i], &facts) != 0 || !S_ISREG(facts.st_mode)) continue;
+    if (!options.append && ftruncate(files_[i], 0) != 0) {
+      *error = "cannot empty " + paths_[i] + ": " + strerror(errno);
+      return false;
+    }
+    sizes_[i] = options.append ? uint64_t(facts.st_size) : 0;
+  }
+  return true;
+}
+
+void Outputs::Show() {
+  fflush(nullptr);
+  for (int i = 0; i < 2; ++i) {
+    if (files_[i] < 0 || before_[i] >= 0) continue;
+    before_[i] = fcntl(i + 1, F_DUPFD_CLOEXEC, 3);
+    dup2(files_[i], i + 1);
+  }
+}
+
+void Outputs::Hide() {
+  fflush(nullptr);
+  for (int i = 0; i < 2; ++i) {
+    if (before_[i] < 0) continue;
+    dup2(before_[i], i + 1);
+    close(before_[i]);
+    before_[i] = -1;
+  }
+}
+
+std::vector<std::string> Outputs::all() const {
+  std::vector<std::string> paths;
+  for (const std::string& path : paths_) {
+    if (!path.empty() && std::find(paths.begin(), paths.end(), path) == paths.end()) paths.push_back(path);
+  }
+  return paths;
+}
+
+}  // namespace cuda_remote::client::tools

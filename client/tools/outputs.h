@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files for a job's standard output and error: cr-run and cr-restart --output, --error.
+//
+// A file belongs to one running job: it is locked (flock) as long as the tool runs, so that two jobs, or two copies of
+// one, never write to it. Not thread-safe.
+#ifndef CUDA_REMOTE_CLIENT_TOOLS_OUTPUTS_H_
+#define CUDA_REMOTE_CLIENT_TOOLS_OUTPUTS_H_
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint/job/job.h"
+
+namespace cuda_remote::client::tools {
+
+struct OutputOptions {
+  std::string output, error;
+  bool append = false;
+};
+void AddOutputOptions(CLI::App* app, OutputOptions* options);
+
+class Outputs {
+ public:
+  Outputs() = default;
+  ~Outputs();
+  Outputs(const Outputs&) = delete;
+  Outputs& operator=(const Outputs&) = delete;
+
+  // Opens and locks the files. False and one sentence in *error on failure: then none was changed.
+  bool Open(const OutputOptions& options, std::string* error);
+  // Locks files that a job has already, without changing them. Likewise.
+  bool Lock(const std::vector<std::string>& paths, std::string* error);
+
+  // This process's descriptors 1 and 2 are the files, for a program that is about to be started.
+  void Show();
+  // They are what they were.
+  void Hide();
+
+  // Of descriptor 1 or 2; empty: it was not named.
+  const std::string& path(int fd) const { return paths_[fd - 1]; }
+  // The files' own sizes when they were opened: where the job begins to write.
+  uint64_t size(int fd) const { return sizes_[fd - 1]; }
+  std::vector<std::string> all() const;
+
+ private:
+  bool OpenOne(const std::string& path, bool append, int index, std::string* error);
+
+  std::string paths_[2];
+  int files_[2] = {-1, -1};
+  uint64_t sizes_[2] = {0, 0};
+  int before_[2] = {-1, -1};
+  std::vector<int> locks_;
+};
+
+}  // namespace cuda_remote::client::tools
+
+#endif  // CUDA_REMOTE_CLIENT_TOOLS_OUTPUTS_H_
