@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/agent/agent_client.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "proto/agent/message.h"
 #include "proto/channel/handshake.h"
+#include "proto/folder/this_job.h"
 
 namespace cuda_remote::agent {
 namespace {
@@ -17,14 +19,19 @@ constexpr char kNonsense[] = "the job gave an answer that makes no sense";
 
 std::unique_ptr<AgentClient> AgentClient::Connect(const std::string& directory, uint32_t pid, const std::string& name,
                                                   std::string* error) {
-  int socket = ConnectUnix(directory + "/" + SocketName(pid), error);
+  const std::string folder = SocketFolder(directory);
+  int socket = ConnectUnix(folder + "/" + SocketName(pid), error);
   if (socket < 0) {
     std::string ignored;
-    socket = ConnectUnix(directory + "/" + kOnlySocketName, &ignored);
+    socket = ConnectUnix(folder + "/" + kOnlySocketName, &ignored);
   }
   if (socket < 0) return nullptr;
   uint32_t user = 0, seen = 0;
-  if (!PeerUser(socket, &user, &seen) || (user != geteuid() && geteuid() != 0)) {
+  struct stat facts;
+  bool of_job = PeerUser(socket, &user, &seen) && (user == geteuid() || geteuid() == 0);
+  // What is in a user's folder may lead to sockets of others.
+  if (folder != directory) of_job = of_job && stat(folder.c_str(), &facts) == 0 && facts.st_uid == user;
+  if (!of_job) {
     *error = "the job belongs to another user";
     close(socket);
     return nullptr;

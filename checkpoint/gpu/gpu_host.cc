@@ -24,7 +24,8 @@ namespace {
 constexpr int kReadyMs = 30000;
 
 // Starts a server or relay and waits until it says that it listens. `detached`: it is nobody's child.
-pid_t StartDaemon(std::vector<std::string> command, bool detached, std::string* error) {
+pid_t StartDaemon(std::vector<std::string> command, bool detached, const std::optional<Account>& account,
+                  std::string* error) {
   int ready[2], number[2];
   if (pipe(ready) != 0 || pipe2(number, O_CLOEXEC) != 0) {
     *error = std::string("pipe: ") + strerror(errno);
@@ -40,8 +41,10 @@ pid_t StartDaemon(std::vector<std::string> command, bool detached, std::string* 
       setsid();
       const pid_t daemon = fork();
       if (daemon != 0) _exit(write(number[1], &daemon, sizeof(daemon)) == sizeof(daemon) ? 0 : 1);
-    } else {
-      prctl(PR_SET_PDEATHSIG, SIGTERM);
+    }
+    if (account && !Become(*account)) _exit(127);
+    if (!detached) {
+      prctl(PR_SET_PDEATHSIG, SIGTERM);  // after the change of the user, which forgets it
       setpgid(0, 0);  // the terminal's signals are for the program
     }
     UnblockInChild();
@@ -88,7 +91,7 @@ bool TooLong(const std::string& path, std::string* error) {
 }  // namespace
 
 std::unique_ptr<GpuHost> GpuHost::Open(const std::string& address, int gpu, const std::string& folder, bool detached,
-                                       std::string* error) {
+                                       const std::optional<Account>& account, std::string* error) {
   std::unique_ptr<GpuHost> host(new GpuHost);
   host->detached_ = detached;
   if (address.compare(0, 5, "unix:") == 0) {
@@ -125,7 +128,7 @@ std::unique_ptr<GpuHost> GpuHost::Open(const std::string& address, int gpu, cons
     if (detached) command.insert(command.end(), {"--idle-exit", "10"});
   }
   if (TooLong(host->path_, error)) return nullptr;
-  host->process_ = StartDaemon(std::move(command), detached, error);
+  host->process_ = StartDaemon(std::move(command), detached, account, error);
   if (host->process_ < 0) {
     host->process_ = 0;
     return nullptr;

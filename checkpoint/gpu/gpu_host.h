@@ -9,7 +9,10 @@
 #include <sys/types.h>
 
 #include <memory>
+#include <optional>
 #include <string>
+
+#include "checkpoint/job/account.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -17,9 +20,10 @@ class GpuHost {
  public:
   // `address`: "unix:PATH" (a socket, or cr-server's folder), "HOST:PORT", or empty for an own server that serves `gpu`
   // only (-1: all). Its sockets go to `folder`. `detached`: what is started outlives this tool, and ends by itself when
-  // it has had no session for a while. Null and one sentence in *error on failure.
+  // it has had no session for a while. `account`: whom that runs as; `folder` is his then. Null and one sentence in
+  // *error on failure.
   static std::unique_ptr<GpuHost> Open(const std::string& address, int gpu, const std::string& folder, bool detached,
-                                       std::string* error);
+                                       const std::optional<Account>& account, std::string* error);
   ~GpuHost();
   GpuHost(const GpuHost&) = delete;
   GpuHost& operator=(const GpuHost&) = delete;

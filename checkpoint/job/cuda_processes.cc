@@ -14,6 +14,7 @@
 #include "proto/channel/handshake.h"
 #include "proto/codec/text.h"
 #include "proto/folder/private_folder.h"
+#include "proto/folder/this_job.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -41,7 +42,7 @@ bool HasRings(const std::string& process) {
 
 // Whether somebody listens on the socket of that process's agent.
 bool HasAgent(const std::string& directory, int inner_pid) {
-  const std::string path = directory + "/" + agent::SocketName(uint32_t(inner_pid));
+  const std::string path = SocketFolder(directory) + "/" + agent::SocketName(uint32_t(inner_pid));
   std::string ignored;
   const int socket = access(path.c_str(), F_OK) == 0 ? ConnectUnix(path, &ignored) : -1;
   if (socket >= 0) close(socket);

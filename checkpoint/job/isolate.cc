@@ -143,7 +143,9 @@ pid_t Spawn(const Plan& plan, bool own_session, int* failure) {
               strerror(errno));
     }
     UnblockInChild();
-    Execute(plan);
+    const bool is_user =
+        !plan.account || (plan.restored_pid ? BecomeForCriu(*plan.account) : Become(*plan.account));
+    if (is_user) Execute(plan);
     const int code = errno;
     const ssize_t ignored = write(ready[1], &code, sizeof(code));
     _exit(ignored == sizeof(code) ? 127 : 126);

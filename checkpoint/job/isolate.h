@@ -16,8 +16,11 @@
 #include <sys/types.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "checkpoint/job/account.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -43,6 +46,8 @@ struct Plan {
   std::string folder, seen_as;
   // What else is seen elsewhere. One that cannot be is reported on standard error, and the rest goes on.
   std::vector<Mount> mounts;
+  // Whom the program runs as. Of a restorer: whose rights it has; and what it needs besides (BecomeForCriu).
+  std::optional<Account> account;
   // What else is to be done in the namespace, by its init, before anything starts there.
   std::function<void()> prepare;
 

@@ -33,6 +33,9 @@ constexpr const char* kPlaces[] = {"",    "../lib/",   "../bin/",  "../libexec/"
                                    "../", "../relay/", "../nvml/", "../../server/supervisor/",
                                    "../../checkpoint/engine/criu/"};
 
+// Of files that the job's processes read. The folder is closed to other users, but not to the job's.
+constexpr mode_t kForProcesses = 0644;
+
 std::string OwnFolder() {
   char path[4096];
   const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
@@ -135,9 +138,40 @@ bool ClaimJobFolder(const std::string& directory, std::string* error) {
   return false;
 }
 
+bool OpenToUser(const std::string& directory, const std::string& seen_as, const Account& account, std::string* error) {
+  const std::string own = directory + "/user";
+  std::vector<std::string> above;
+  for (const std::string& runtime : RuntimeFolders()) {
+    const std::string jobs = runtime + "/jobs";
+    for (const std::string& folder : {directory, seen_as}) {
+      if (folder.compare(0, jobs.size() + 1, jobs + "/") == 0) above.insert(above.end(), {jobs, runtime});
+    }
+  }
+  struct stat facts;
+  for (const std::string& folder : above) {
+    if (stat(folder.c_str(), &facts) == 0 && facts.st_uid == geteuid()) chmod(folder.c_str(), facts.st_mode | 0111);
+  }
+  // For the user and his group, who may look at it: a cr-run in the job looks whether it is in use.
+  if (chown(directory.c_str(), uid_t(-1), account.group) != 0 || chmod(directory.c_str(), 0750) != 0) {
+    *error = "cannot let " + NameOf(account) + " into the folder " + directory + ": " + strerror(errno);
+    return false;
+  }
+  if ((mkdir(own.c_str(), 0700) != 0 && errno != EEXIST) || lstat(own.c_str(), &facts) != 0 ||
+      !S_ISDIR(facts.st_mode) || lchown(own.c_str(), account.user, account.group) != 0) {
+    *error = "cannot make the folder " + own + ": " + strerror(errno);
+    return false;
+  }
+  const ActAs user(&account);
+  // Effective rights, not the real user's.
+  if (faccessat(AT_FDCWD, own.c_str(), W_OK | X_OK, AT_EACCESS) == 0) return true;
+  *error = NameOf(account) + " cannot enter the job's folder " + directory + ": " + strerror(errno) +
+           "; choose one with --job-dir whose folders others may enter";
+  return false;
+}
+
 bool IsInUse(const std::string& directory) {
-  std::string ignored;
-  const int folder = OpenFolder(directory, FolderUse::kLook, &ignored);
+  // It may be root's, in a job of cr-run --user.
+  const int folder = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return false;
   const bool free = flock(folder, LOCK_SH | LOCK_NB) == 0;
   close(folder);
@@ -182,8 +216,15 @@ bool WriteGpuServer(const std::string& directory, const std::string& address, in
     *error = "cannot make " + path + ": " + strerror(errno);
     return false;
   }
+  // The job's user takes it, too, and nobody else.
+  struct stat facts;
+  const bool given = stat(SocketFolder(directory).c_str(), &facts) != 0 || facts.st_uid == geteuid() ||
+                     fchown(lock, facts.st_uid, gid_t(-1)) == 0;
   close(lock);
-  return Replace(directory + "/gpu-server", address + "\n" + std::to_string(gpu) + "\n", error);
+  const std::string text = address + "\n" + std::to_string(gpu) + "\n";
+  if (given) return Replace(directory + "/gpu-server", text, error, kForProcesses);
+  *error = "cannot give " + path + " to the job's user: " + strerror(errno);
+  return false;
 }
 
 bool WriteJobServer(const std::string& directory, const std::string& address, int gpu, const std::string& scope,
@@ -194,7 +235,8 @@ bool WriteJobServer(const std::string& directory, const std::string& address, in
     snprintf(text, sizeof(text), "%02x", unsigned(static_cast<unsigned char>(byte)));
     digits += text;
   }
-  return WriteGpuServer(directory, address, gpu, error) && Replace(directory + "/sharing-scope", digits + "\n", error);
+  return WriteGpuServer(directory, address, gpu, error) &&
+         Replace(directory + "/sharing-scope", digits + "\n", error, kForProcesses);
 }
 
 ServerChange::ServerChange(std::string directory) : directory_(std::move(directory)) {
@@ -368,15 +410,13 @@ std::vector<std::string> RemoveStaleJobs() {
   return removed;
 }
 
-void RemoveJobFolder(const std::string& directory) {
-  for (const char* name : {"/lib/libcuda.so.1", "/lib/libcuda.so", "/lib/libnvidia-ml.so.1", "/lib/libnvidia-ml.so",
-                           "/lib/job", "/lib/ld.so.cache", "/lib/libcuda-remote.so.kept",
-                           "/lib/libcuda-remote-nvml.so.kept", "/gpu-server", "/sharing-scope", "/connect.lock",
-                           "/tool.lock", "/job.json",
-                           "/stopped",
-                           "/restore-hold", "/server/session.sock", "/server/control.sock",
-                           "/server/server.lock"})
+namespace {
+
+// The sockets in a folder of a job's processes, and an own server's.
+void RemoveSockets(const std::string& directory) {
+  for (const char* name : {"/server/session.sock", "/server/control.sock", "/server/server.lock"}) {
     unlink((directory + name).c_str());
+  }
   if (DIR* const list = opendir(directory.c_str())) {
     while (const dirent* const entry = readdir(list)) {
       const std::string name = entry->d_name;
@@ -387,8 +427,32 @@ void RemoveJobFolder(const std::string& directory) {
     }
     closedir(list);
   }
-  rmdir((directory + "/lib").c_str());
   rmdir((directory + "/server").c_str());
+}
+
+}  // namespace
+
+void RemoveJobFolder(const std::string& directory) {
+  for (const char* name :
+       {"/lib/libcuda.so.1", "/lib/libcuda.so", "/lib/libnvidia-ml.so.1", "/lib/libnvidia-ml.so", "/lib/job",
+        "/lib/ld.so.cache", "/lib/libcuda-remote.so.kept", "/lib/libcuda-remote-nvml.so.kept", "/gpu-server",
+        "/sharing-scope", "/connect.lock", "/tool.lock", "/job.json", "/stopped", "/restore-hold"}) {
+    unlink((directory + name).c_str());
+  }
+  RemoveSockets(directory);
+  struct stat facts;
+  if (const std::string own = SocketFolder(directory); own != directory && stat(own.c_str(), &facts) == 0) {
+    Account user;
+    user.user = facts.st_uid;
+    user.group = facts.st_gid;
+    // He may have put links there.
+    if (geteuid() == 0 && user.user != 0) {
+      const ActAs him(&user);
+      RemoveSockets(own);
+    }
+    rmdir(own.c_str());
+  }
+  rmdir((directory + "/lib").c_str());
   rmdir(directory.c_str());
 }
 

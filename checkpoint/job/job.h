@@ -2,6 +2,8 @@
 // A job's folder: where it is, what is in it, and how a person names a job.
 //
 //     agent-PID.sock  the checkpoint agent of a process with a GPU session (client/agent); PID as it knows itself
+//     user/           of a job that runs as another user (cr-run --user): that user's folder, with agent-PID.sock,
+//                     relay*.sock and server/; the rest is root's, and this user may read what its processes need
 //     job.json        Job (job.proto)
 //     lib/            libcuda.so.1 and libnvidia-ml.so.1, links to the client library and to our NVML; job and
 //                     ld.so.cache, for processes with another environment (stand_ins.h)
@@ -21,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/job/account.h"
 #include "checkpoint/job/job.pb.h"
 
 namespace cuda_remote::checkpoint {
@@ -51,6 +54,10 @@ bool IsInUse(const std::string& directory);
 // Makes `directory` (mode 0700) and what is missing above it. An existing one must be this user's, and nobody else may be
 // able to change it or a folder above it.
 bool MakeJobFolder(const std::string& directory, std::string* error);
+
+// Lets the processes of `account` into this user's job folder, and makes their folder in it. `seen_as`: the job's folder
+// as the program knows it. False if they cannot enter a folder above it.
+bool OpenToUser(const std::string& directory, const std::string& seen_as, const Account& account, std::string* error);
 
 // Puts lib/libcuda.so.1 and lib/libnvidia-ml.so.1 there, pointing at the libraries beside this program.
 // *library_folder: the folder lib.

@@ -78,7 +78,7 @@ CUresult Session::Connect(Session** session) {
   // The agent may be asked for a checkpoint at once, so it starts last.
   if (!opened->settings_.job_dir.empty()) {
     std::string error;
-    opened->agent_ = agent::Agent::Start(opened->settings_.job_dir, opened, &error);
+    opened->agent_ = agent::Agent::Start(SocketFolder(opened->settings_.job_dir), opened, &error);
     if (!opened->agent_) LogLine("this process cannot be saved or moved: %s", error.c_str());
   }
   *session = opened;

@@ -16,6 +16,7 @@
 
 #include "checkpoint/engine/criu/criu_engine.h"
 #include "checkpoint/gpu/gpu_state.h"
+#include "checkpoint/job/account.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/job_claim.h"
 #include "checkpoint/transaction/at_step.h"
@@ -308,6 +309,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
     told.set_saved_bytes(outcome->sizes.total_bytes);
     if (!WriteJob(directory, told, &problem)) Say(kTool, problem);
     for (const auto& process : live.processes()) {
+      const ActAs user(AccountOf(job));
       TellSaved(GpuServerOf(directory), process->info().session, told.saved_unix_ms(), told.saved_bytes());
     }
   }

@@ -14,6 +14,7 @@
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/gpu/modules.h"
+#include "checkpoint/job/account.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/job_claim.h"
 #include "checkpoint/transaction/at_step.h"
@@ -22,6 +23,7 @@
 #include "client/tools/foreground.h"
 #include "client/tools/progress.h"
 #include "proto/codec/json.h"
+#include "proto/folder/this_job.h"
 #include "proto/frame/version.h"
 #include "replay/replayer/replayer.h"
 
@@ -74,6 +76,7 @@ bool OpenOne(const Options& options, const Job& job, const GpuHost& host, const 
   moves->emplace_back();
   Move& move = moves->back();
   move.of = process;
+  const ActAs user(AccountOf(job));  // whose session it is
   move.channel =
       OpenSession(host.socket_path(), uint32_t(process.inner_pid), process.program, job.name(), options.gpu, error);
   return move.channel != nullptr;
@@ -147,7 +150,8 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   JobClaim claim;
   if (!claim.Take(directory, kTool, cancelled, error)) return false;
   // Everything that can go wrong early does so while the job still runs.
-  const std::unique_ptr<GpuHost> host = GpuHost::Open(options.to, options.gpu, directory, /*detached=*/true, error);
+  const std::unique_ptr<GpuHost> host =
+      GpuHost::Open(options.to, options.gpu, SocketFolder(directory), /*detached=*/true, AccountOf(*job), error);
   if (!host) return false;
   std::vector<Move> moves;
   AtStep("open sessions");
@@ -191,6 +195,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   change.Keep();
   const double stood = transaction.HeldSeconds(), took = Since(start);
   for (const Move& move : moves) {
+    const ActAs user(AccountOf(*job));
     TellSaved(host->server(), move.channel->welcome().session, job->saved_unix_ms(), job->saved_bytes());
   }
   std::string problem;

@@ -99,6 +99,7 @@ void AddJobs(const std::vector<LocalJob>& jobs, JsonWriter* json) {
     json->Member("directory", job.directory);
     json->Member("name", job.job.name());
     json->Member("pid", job.job.pid());
+    if (job.job.has_user()) json->Member("user", uint64_t(job.job.user().id()));
     json->Member("running", job.alive);
     json->Member("server", job.server);
     json->Member("processes", uint64_t(job.processes.size()));

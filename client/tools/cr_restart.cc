@@ -21,6 +21,7 @@
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/gpu/modules.h"
+#include "checkpoint/job/account.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/job_claim.h"
@@ -32,6 +33,7 @@
 #include "client/tools/outputs.h"
 #include "client/tools/progress.h"
 #include "client/tools/steps.h"
+#include "proto/folder/this_job.h"
 #include "proto/frame/frame.h"
 #include "proto/frame/version.h"
 #include "replay/replayer/replayer.h"
@@ -143,10 +145,15 @@ struct Sharing {
 
 // A GPU session with all objects that the process had; their memory is still to be loaded.
 std::unique_ptr<ClientChannel> RestoreObjects(const Options& options, const GpuHost& host, const Sharing& sharing,
-                                              const std::string& job, const ckptfmt::ProcessInfo& process,
-                                              const replay::Log& log, std::string* error) {
-  std::unique_ptr<ClientChannel> channel = OpenSession(host.socket_path(), process.pid, process.program, job,
-                                                       options.server.empty() ? -1 : options.gpu, error);
+                                              const std::optional<Account>& account, const std::string& job,
+                                              const ckptfmt::ProcessInfo& process, const replay::Log& log,
+                                              std::string* error) {
+  std::unique_ptr<ClientChannel> channel;
+  {
+    const ActAs user(account);  // whose session it is
+    channel = OpenSession(host.socket_path(), process.pid, process.program, job,
+                          options.server.empty() ? -1 : options.gpu, error);
+  }
   if (!channel) return nullptr;
   ckptfmt::ProcessInfo here;
   if (!DescribeServer(channel.get(), &here, error)) return nullptr;
@@ -165,7 +172,8 @@ std::unique_ptr<ClientChannel> RestoreObjects(const Options& options, const GpuH
 }
 
 // The sessions of all processes, at the same time: the objects of one may be shared with another, and wait for it.
-bool RestoreSessions(const Options& options, const GpuHost& host, const std::string& scope,
+bool RestoreSessions(const Options& options, const GpuHost& host, const std::optional<Account>& account,
+                     const std::string& scope,
                      const ckptfmt::ImageReader& image, const std::vector<replay::Log>& logs,
                      std::vector<Session>* sessions, Steps* steps, std::string* error) {
   const ckptfmt::ImageInfo& info = image.info();
@@ -178,7 +186,8 @@ bool RestoreSessions(const Options& options, const GpuHost& host, const std::str
   for (size_t i = 0; i < sessions->size(); ++i) {
     threads.emplace_back([&, i] {
       Session& session = (*sessions)[i];
-      session.channel = RestoreObjects(options, host, sharing, info.job, info.processes[i], logs[i], &session.error);
+      session.channel = RestoreObjects(options, host, sharing, account, info.job, info.processes[i], logs[i],
+                                       &session.error);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -245,6 +254,7 @@ bool GiveSessions(const Options& options, const ckptfmt::ImageReader& image, con
   AtStep("unlock");
   if (!WriteJob(directory, *job, &problem)) Say(kTool, problem + "; the other tools will not find the job");
   for (const Session& session : sessions) {
+    const ActAs user(AccountOf(*job));
     TellSaved(host.server(), session.channel->welcome().session, job->saved_unix_ms(), job->saved_bytes());
   }
   for (const auto& agent : agents) {
@@ -276,8 +286,14 @@ int Run(const Options& options) {
   restore.cut_back = options.cut_back;
   for (const std::string& path : options.cut) restore.cut.push_back(Absolute(path));
   restore.needs = &image->info().needs;
+  const std::optional<Account> account = AccountOf(job);
+  if (account && !CheckAccount(*account, &error)) return Fail(error);
   Outputs outputs;
-  if (!outputs.Open(options.outputs, &error)) return Fail(error);
+  const auto open_outputs = [&] {
+    const ActAs user(account);
+    return outputs.Open(options.outputs, &error);
+  };
+  if (!open_outputs()) return Fail(error);
   for (const int fd : {1, 2}) {
     if (!outputs.path(fd).empty()) restore.outputs.push_back({fd, outputs.path(fd), outputs.size(fd)});
   }
@@ -290,7 +306,11 @@ int Run(const Options& options) {
   for (const std::string& path : job.outputs()) {
     if (std::find(exchanged.begin(), exchanged.end(), path) == exchanged.end()) own.push_back(path);
   }
-  if (!outputs.Lock(own, &error)) return Fail(error);
+  const auto lock_outputs = [&] {
+    const ActAs user(account);
+    return outputs.Lock(own, &error);
+  };
+  if (!lock_outputs()) return Fail(error);
   own.insert(own.end(), opened.begin(), opened.end());
   job.clear_outputs();
   for (const std::string& path : own) job.add_outputs(path);
@@ -304,6 +324,7 @@ int Run(const Options& options) {
   if (!ClaimJobFolder(directory, &error)) return Fail(error + " (--job-dir)");
   if (!LinkLibrary(directory, &library_folder, &error)) return Fail(error);
   if (directory != job.directory() && !MakeJobFolder(job.directory(), &error)) return Fail(error);
+  if (account && !OpenToUser(directory, job.directory(), *account, &error)) return Fail(error);
   // Until the job goes on. What killed an earlier tool has ended the job that was here.
   JobClaim claim;
   if (!claim.Take(directory, kTool, Interrupted, &error)) return Fail(error);
@@ -322,7 +343,8 @@ int Run(const Options& options) {
   };
 
   BlockForwardedSignals();
-  std::unique_ptr<GpuHost> host = GpuHost::Open(options.server, options.gpu, directory, /*detached=*/false, &error);
+  std::unique_ptr<GpuHost> host = GpuHost::Open(options.server, options.gpu, SocketFolder(directory),
+                                                /*detached=*/false, account, &error);
   steps.Done("finding the job's files and the GPU server");
   std::vector<Session> sessions;
   const std::string scope = NewSharingScope();
@@ -335,7 +357,7 @@ int Run(const Options& options) {
     return process != nullptr;
   };
   const auto load = [&] {
-    return RestoreSessions(options, *host, scope, *image, logs, &sessions, &steps, &error) &&
+    return RestoreSessions(options, *host, account, scope, *image, logs, &sessions, &steps, &error) &&
            WriteJobServer(directory, host->server(), options.server.empty() ? -1 : options.gpu, scope, &error) &&
            RestoreMemory(options, *image, sessions, &steps, &error);
   };

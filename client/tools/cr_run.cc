@@ -8,11 +8,14 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "checkpoint/gpu/gpu_host.h"
+#include "checkpoint/job/account.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/stand_ins.h"
@@ -20,6 +23,7 @@
 #include "client/tools/foreground.h"
 #include "client/tools/outputs.h"
 #include "proto/codec/text.h"
+#include "proto/folder/this_job.h"
 #include "proto/frame/version.h"
 
 extern char** environ;
@@ -37,6 +41,7 @@ Examples:
   cr-run --server unix:/run/user/1000/cuda-remote/session.sock -- ./program
   cr-run --server gpu7:7070 --gpu 1 -- python3 train.py
   cr-run --output train.log -- ./program      its output goes to a file that no other job may have
+  cr-run --user anna -- ./program             as root: runs it as anna; root's tools can save, restart and move it
   cr-run --name train -- ./program &          then: cr-checkpoint train DIR, cr-migrate train --to gpu8:7070
 
 The program finds the GPU through LD_LIBRARY_PATH, as libcuda.so.1. Where this user may have mounts of his own, the
@@ -73,6 +78,19 @@ void SetVariable(std::vector<std::string>* environment, const std::string& name,
   environment->push_back(name + "=" + value);
 }
 
+// What a program finds of its user in its environment; what is said of the caller's folders does not hold.
+void SetUser(const Account& account, std::vector<std::string>* environment) {
+  const auto is_callers = [](const std::string& variable) {
+    return variable.compare(0, 16, "XDG_RUNTIME_DIR=") == 0;
+  };
+  environment->erase(std::remove_if(environment->begin(), environment->end(), is_callers), environment->end());
+  if (account.name.empty()) return;
+  SetVariable(environment, "USER", account.name);
+  SetVariable(environment, "LOGNAME", account.name);
+  SetVariable(environment, "HOME", account.home);
+  SetVariable(environment, "SHELL", account.shell);
+}
+
 int64_t NowMs() {
   using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
   return duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
@@ -84,7 +102,7 @@ int Fail(const std::string& text, int code = kExitFailed) {
 }
 
 int Main(int argc, char** argv) {
-  std::string server, directory, name;
+  std::string server, directory, name, user;
   int gpu = -1;
   bool plain = false, io_uring = false;
   OutputOptions output_options;
@@ -99,6 +117,7 @@ int Main(int argc, char** argv) {
                  "/run/cuda-remote/jobs (root), /run/user/UID/cuda-remote/jobs or /tmp/cuda-remote-UID/jobs)");
   app.add_option("--name", name, "the job's name, for the other tools (default: cr-run's PID)");
   AddOutputOptions(&app, &output_options);
+  app.add_option("--user", user, "run the program as this user, with his groups and without capabilities; needs root");
   app.add_flag("--plain", plain,
                "no namespaces: the job cannot be checkpointed, and a program that sets LD_LIBRARY_PATH anew does not "
                "find the library");
@@ -133,9 +152,15 @@ int Main(int argc, char** argv) {
     execvp(words[0], words.data());
     return Fail(std::string("cannot execute ") + words[0] + ": " + strerror(errno), errno == ENOENT ? 127 : 126);
   }
+  std::string error, library_folder;
+  std::optional<Account> account;
+  if (!user.empty()) {
+    account.emplace();
+    if (geteuid() != 0) return Fail("only root can run a program as another user (--user)");
+    if (!FindAccount(user, &*account, &error)) return Fail(error);
+  }
   if (directory.empty()) directory = JobsFolder() + "/" + (name.empty() ? std::to_string(getpid()) : name);
   directory = Absolute(directory);
-  std::string error, library_folder;
   Job job;
   RemoveStaleJobs();
   if (ReadJob(directory, &job, &error) && JobIsAlive(job))
@@ -144,13 +169,18 @@ int Main(int argc, char** argv) {
   if (!LinkLibrary(directory, &library_folder, &error)) return Fail(error);
 
   Outputs outputs;
-  if (!outputs.Open(output_options, &error)) {
+  const auto open_outputs = [&] {
+    const ActAs him(account);
+    return outputs.Open(output_options, &error);
+  };
+  if ((account && !OpenToUser(directory, directory, *account, &error)) || !open_outputs()) {
     RemoveJobFolder(directory);
     return Fail(error);
   }
   // From here on everything that is started must be ended.
   BlockForwardedSignals();
-  std::unique_ptr<GpuHost> host = GpuHost::Open(server, gpu, directory, /*detached=*/false, &error);
+  std::unique_ptr<GpuHost> host =
+      GpuHost::Open(server, gpu, SocketFolder(directory), /*detached=*/false, account, &error);
   if (!host) {
     RemoveJobFolder(directory);
     return Fail(error);
@@ -172,6 +202,8 @@ int Main(int argc, char** argv) {
   SetVariable(&plan.environment, "CUDA_REMOTE_JOB_DIR", directory);
   SetVariable(&plan.environment, "CUDA_REMOTE_JOB", shown);
   if (seen >= 0) SetVariable(&plan.environment, "CUDA_REMOTE_GPU", std::to_string(seen));
+  if (account) SetUser(*account, &plan.environment);
+  plan.account = account;
   value = getenv("LD_LIBRARY_PATH");
   SetVariable(&plan.environment, "LD_LIBRARY_PATH", library_folder + (value && *value ? std::string(":") + value : ""));
 
@@ -190,6 +222,9 @@ int Main(int argc, char** argv) {
     terminal = JobTerminal::Open(&error);
     if (!terminal && !error.empty()) Say(kTool, error + "; it has no job control");
     if (terminal) plan.terminal = terminal->job_end();
+    if (terminal && account && fchown(plan.terminal, account->user, gid_t(-1)) != 0) {
+      Say(kTool, "the job's terminal does not become " + NameOf(*account) + "'s");
+    }
     if (terminal) plan.terminal_streams = terminal->streams();
     started = StartIsolated(plan, &isolated, &error, &code);
     if (terminal) terminal->CloseJobEnd();
@@ -225,6 +260,7 @@ int Main(int argc, char** argv) {
   job.set_started_unix_ms(NowMs());
   job.set_directory(directory);
   job.set_terminal(terminal != nullptr);
+  if (account) SetAccount(*account, &job);
   for (const std::string& path : outputs.all()) job.add_outputs(path);
   if (!WriteJob(directory, job, &error)) Say(kTool, error + "; the other tools will not find the job");
   return FinishJob(kTool, isolated, directory, job, std::move(terminal), std::move(host));

@@ -61,6 +61,12 @@ bool FindThisJob(std::string* directory, std::string* name) {
   return false;
 }
 
+std::string SocketFolder(const std::string& directory) {
+  const std::string folder = directory + "/user";
+  struct stat facts;
+  return lstat(folder.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode) ? folder : directory;
+}
+
 std::string ThisJobText(const std::string& directory, const std::string& name) { return directory + "\n" + name + "\n"; }
 
 bool ReadGpuServer(const std::string& directory, std::string* address, int* gpu) {

@@ -21,6 +21,10 @@ std::string JobMountPoint();
 // The job that this process belongs to by what it sees at a mount point. False if there is none.
 bool FindThisJob(std::string* directory, std::string* name);
 
+// Where processes of the job in `directory` put their sockets: its folder "user", which is the job's user's, if root
+// has started the job for that user; else `directory` itself.
+std::string SocketFolder(const std::string& directory);
+
 // The text of the file "job".
 std::string ThisJobText(const std::string& directory, const std::string& name);
 

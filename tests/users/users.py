@@ -494,6 +494,163 @@ def links_in_image(context):
     worked(context.run(0, restart[:-1] + [link]))
 
 
+def paused_at(sync, step, child):
+    paused = lambda: os.path.exists(sync) and f"paused {step}" in open(sync).read()
+    harness.wait_for(lambda: paused() or child.poll() is not None, LIMIT, lambda: f"the job did not come to step {step}")
+    if child.poll() is not None:
+        raise Failure(f"the job has ended with {child.returncode}: {child.stderr.read()}")
+
+
+def has_rights_of(pid, user):
+    """Every number of the process's rights is the user's, and it has no capability."""
+    facts = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status").read().splitlines() if ":" in line)
+    numbers = [facts[name].split() for name in ("Uid", "Gid", "Groups")]
+    if numbers != [[str(user)] * 4, [str(user)] * 4, [str(user)]]:
+        raise Failure(f"process {pid} runs as {numbers}, not as {user}")
+    for name in ("CapPrm", "CapEff", "CapInh", "CapAmb"):
+        if int(facts[name], 16) != 0:
+            raise Failure(f"process {pid} has capabilities: {name} {facts[name]}")
+
+
+@case
+def job_of_user(context):
+    """Root runs a program as another user, saves it, moves it, stops it and restarts it: it always has that user's rights,
+    its sessions are that user's, and no ordinary user can do any of this."""
+    home, runtime = context.folder("home", 0o700, VICTIM), context.folder("runtime", 0o755)
+    image = os.path.join(context.folder("images", 0o755), "image")
+    sync, tools = home + "/sync", {"XDG_RUNTIME_DIR": runtime}
+    job = runtime + "/cuda-remote/jobs/hers"
+    run = [context.tool("cr-run"), "--user", str(VICTIM), "--name", "hers", "--"] + context.command()
+    refused(context.run(VICTIM, run), "only root can run a program as another user")
+    refused(context.run(0, [run[0], "--user", "root", "--", "true"]), "is root")
+    want = worked(context.run(VICTIM, [context.tool("cr-run"), "--job-dir", home + "/plain", "--"] + context.command())).stdout
+    pause = {"CR_TEST_SYNC_FILE": sync, "CR_TEST_PAUSE_AT": "3,9,15"}
+    child = context.start(0, run, **tools, **pause)
+    paused_at(sync, 3, child)
+
+    def facts():
+        return json.load(open(job + "/job.json"))
+
+    def sessions(address):
+        found = json.loads(worked(context.run(VICTIM, [context.tool("cr-ps"), "--server", address, "--json"])).stdout)
+        return [session["owner"] for session in found["sessions"]]
+
+    has_rights_of(facts()["pid"], VICTIM)
+    owners = sessions(f"unix:{job}/user/server")
+    if len(owners) != 1 or str(VICTIM) not in owners[0]:
+        raise Failure(f"the session is not the user's: {owners}")
+    listed = json.loads(worked(context.run(0, [context.tool("cr-ps"), "--json"], **tools)).stdout)["jobs"]
+    if [(one["name"], one["user"]) for one in listed] != [("hers", VICTIM)]:
+        raise Failure(f"cr-ps does not show the job: {listed}")
+
+    # Neither the attacker nor the user herself gets at what root's tools use.
+    for user in (ATTACKER, VICTIM):
+        for tool in (["cr-checkpoint", job, home + "/stolen"], ["cr-checkpoint", "--stop", job, home + "/stolen"],
+                     ["cr-migrate", job, "--to", "unix:/none"]):  # fmt: skip
+            refused(context.run(user, [context.tool(tool[0])] + tool[1:], **tools), job)
+    open_agent = "import os, socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(sys.argv[1])"
+    agent = f"{job}/user/agent-{facts()['inner_pid']}.sock"
+    if "PermissionError" not in context.run(ATTACKER, [PYTHON, "-c", open_agent, agent]).stderr:
+        raise Failure("the attacker can reach the job's agent")
+
+    worked(context.run(0, [context.tool("cr-checkpoint"), "hers", image], **tools))
+    for folder, names, leaves in os.walk(image):
+        for path in [folder] + [os.path.join(folder, name) for name in names + leaves]:
+            status = os.lstat(path)
+            if status.st_uid != 0 or status.st_mode & 0o022 or (path == image and status.st_mode & 0o077):
+                raise Failure(f"{path} is open to others: user {status.st_uid}, {stat.filemode(status.st_mode)}")
+    refused(context.run(ATTACKER, [context.tool("cr-restart"), image]), image)
+
+    # Her own server, which a session of root's would not be hers at.
+    server = context.start(VICTIM, [context.tool("cr-server"), "--dir", home + "/server"])
+    harness.wait_for(lambda: harness.connects(home + "/server/session.sock"), LIMIT, lambda: server.stderr.read())
+    worked(context.run(0, [context.tool("cr-migrate"), "hers", "--to", f"unix:{home}/server"], **tools))
+    if not sessions(f"unix:{home}/server") == owners:
+        raise Failure(f"the moved session is not the user's: {sessions(f'unix:{home}/server')}")
+    open(sync + ".go.3", "w").close()
+    paused_at(sync, 9, child)
+    worked(context.run(0, [context.tool("cr-checkpoint"), "--stop", "hers", image], **tools))
+    if child.wait(LIMIT) != 121 or os.path.exists(job):
+        raise Failure(f"the stopped job ended with {child.returncode}, or has left its folder")
+
+    for options in ([], ["--server", f"unix:{home}/server"], ["--job-dir", context.lab.folder + "/elsewhere"]):
+        again = context.start(0, [context.tool("cr-restart"), image] + options, **tools)
+        place = options[1] if options and options[0] == "--job-dir" else job
+        harness.wait_for(lambda: os.path.exists(place + "/job.json") or again.poll() is not None, LIMIT, lambda: "no restart")
+        if again.poll() is not None:
+            raise Failure(f"the restart failed: {again.stderr.read()}")
+        pid = json.load(open(place + "/job.json"))["pid"]
+        has_rights_of(pid, VICTIM)
+        address = options[1] if options[:1] == ["--server"] else f"unix:{place}/user/server"
+        if sessions(address) != owners:
+            raise Failure(f"the restarted session is not the user's: {sessions(address)}")
+        if options != ["--job-dir", context.lab.folder + "/elsewhere"]:
+            worked(context.run(0, [context.tool("cr-checkpoint"), "--stop", "hers", image], **tools))
+            again.wait(LIMIT)
+            continue
+        for step in (9, 15):
+            open(f"{sync}.go.{step}", "w").close()
+        out, errors = again.communicate(timeout=LIMIT)
+        if again.returncode != 0 or out != want:
+            raise Failure(f"the restarted job ended with {again.returncode}:\n{out}\n{errors}\nexpected\n{want}")
+
+
+@case
+def rights_in_user_job(context):
+    """A cr-run in the user's job starts its program there; a process with other rights than hers is named, and not saved."""
+    job, image = context.lab.folder + "/job", context.lab.folder + "/image"
+    run = [context.tool("cr-run"), "--user", str(VICTIM), "--job-dir", job, "--"]
+    nested = worked(context.run(0, run + [context.tool("cr-run"), "--", "sh", "-c", "id -u; echo $CUDA_REMOTE_JOB_DIR"]))
+    if nested.stdout.split() != [str(VICTIM), job]:
+        raise Failure(f"the program in the job is not the user's, or not in the job: {nested.stdout}")
+    # As sudo and passwd are.
+    sleep = os.path.join(context.product, "sleep")
+    shutil.copy("/bin/sleep", sleep)
+    os.chmod(sleep, 0o4755)
+    child = context.start(0, run + [sleep, "600"])
+    harness.wait_for(lambda: os.path.exists(job + "/job.json") or child.poll() is not None, LIMIT, lambda: "the job does not run")
+    refused(context.run(0, [context.tool("cr-checkpoint"), job, image]), "(sleep) has other rights than the job", str(VICTIM))
+    if child.poll() is not None or os.path.exists(image):
+        raise Failure("the job was disturbed, or there is an image")
+
+
+HOLDS = """
+import os, sys, time
+held, go, out = open(sys.argv[1], "r+"), sys.argv[2], sys.argv[3]
+open(go + ".ready", "w").close()
+while not os.path.exists(go): time.sleep(0.02)
+with open(out, "w") as f: f.write(held.read())
+"""
+
+
+@case
+def files_of_user_job(context):
+    """At a restart by root, what a user has put in the place of her job's file is opened with her rights only: a link to a
+    file of root's is refused."""
+    home, image = context.folder("home", 0o700, VICTIM), os.path.join(context.lab.folder, "image")
+    secret, held, go, out = os.path.join(context.lab.folder, "secret"), home + "/held", home + "/go", home + "/out"
+    with open(secret, "w") as f:
+        f.write("of root\n")
+    os.chmod(secret, 0o600)
+    context.python(VICTIM, "import os, sys; open(sys.argv[1], 'w').write('of hers\\n'); os.chmod(sys.argv[1], 0o600)", held)
+    job = context.lab.folder + "/job"
+    child = context.start(0, [context.tool("cr-run"), "--user", str(VICTIM), "--job-dir", job, "--", PYTHON, "-c", HOLDS, held, go, out])
+    harness.wait_for(lambda: os.path.exists(go + ".ready") or child.poll() is not None, LIMIT, lambda: "the job does not run")
+    worked(context.run(0, [context.tool("cr-checkpoint"), "--stop", job, image]))
+    child.wait(LIMIT)
+    context.python(
+        VICTIM, "import os, sys; os.rename(sys.argv[1], sys.argv[1] + '.away'); os.symlink(sys.argv[2], sys.argv[1]); "
+        "open(sys.argv[3], 'w').close()", held, secret, go,
+    )  # fmt: skip
+    refused(context.run(0, [context.tool("cr-restart"), image]), "Permission denied")
+    if os.path.exists(out) or open(secret).read() != "of root\n":
+        raise Failure("the user has got at a file of root's")
+    context.python(VICTIM, "import os, sys; os.rename(sys.argv[1] + '.away', sys.argv[1])", held)
+    worked(context.run(0, [context.tool("cr-restart"), image]))
+    if open(out).read() != "of hers\n" or os.stat(out).st_uid != VICTIM:
+        raise Failure("the restarted job did not go on with its own file, or not as its user")
+
+
 def run_one(name, options):
     if os.geteuid() != 0:
         raise Failure("users.py plays several users, which needs root")

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -11,6 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,6 +31,7 @@
 #include "checkpoint/engine/criu/obstacles.h"
 #include "checkpoint/engine/criu/open_files.h"
 #include "checkpoint/engine/criu/shared_files.h"
+#include "checkpoint/job/account.h"
 #include "checkpoint/job/gpu_devices.h"
 #include "checkpoint/job/job.h"
 #include "proto/codec/text.h"
@@ -60,21 +63,25 @@ std::string TerminalName(const Stdio& stream) {
   return text;
 }
 
-// Runs `body` in a child that is inside the job's namespaces. Returns its exit code, -1 if it could not be started.
+// Runs `body` in a child that is inside the job's namespaces. Returns its exit code, -1 if it could not be started. A
+// CRIU with a user's rights cannot save an IPC namespace, and is in that, too: then it sees none.
 int InsideJob(const Job& job, const std::function<int()>& body, std::string* error) {
   const std::string proc = "/proc/" + std::to_string(job.init_pid()) + "/ns/";
   const int pids = open((proc + "pid").c_str(), O_RDONLY | O_CLOEXEC);
   const int mounts = open((proc + "mnt").c_str(), O_RDONLY | O_CLOEXEC);
-  if (pids < 0 || mounts < 0) {
+  const int ipc = open((proc + "ipc").c_str(), O_RDONLY | O_CLOEXEC);
+  if (pids < 0 || mounts < 0 || ipc < 0) {
     *error = "the job has ended";
     if (pids >= 0) close(pids);
     if (mounts >= 0) close(mounts);
+    if (ipc >= 0) close(ipc);
     return -1;
   }
   fflush(nullptr);
   const pid_t helper = fork();
   if (helper == 0) {
     if (setns(pids, CLONE_NEWPID) != 0 || setns(mounts, CLONE_NEWNS) != 0) _exit(254);
+    if (job.has_user() && setns(ipc, CLONE_NEWIPC) != 0) _exit(254);
     const pid_t inside = fork();
     if (inside == 0) _exit(body());
     int status = 0;
@@ -83,6 +90,7 @@ int InsideJob(const Job& job, const std::function<int()>& body, std::string* err
   }
   close(pids);
   close(mounts);
+  close(ipc);
   int status = 0;
   if (helper < 0) {
     *error = std::string("fork: ") + strerror(errno);
@@ -213,6 +221,80 @@ bool CheckTree(const Job& job, std::string* error) {
     return false;
   }
   return true;
+}
+
+// A field of /proc/PID/status as its words.
+std::vector<uint64_t> StatusNumbers(int pid, const std::string& name, int base) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  std::vector<uint64_t> numbers;
+  for (std::string line; std::getline(status, line);) {
+    if (line.compare(0, name.size() + 1, name + ":") != 0) continue;
+    std::istringstream words(line.substr(name.size() + 1));
+    for (std::string word; words >> word;) numbers.push_back(strtoull(word.c_str(), nullptr, base));
+  }
+  return numbers;
+}
+
+// Whether there is anything in the job's IPC namespace.
+bool UsesSystemV(const Job& job) {
+  std::string ignored;
+  const auto look = [] {
+    for (const char* kind : {"/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg"}) {
+      std::ifstream list(kind);
+      std::string line;
+      // The first line has the columns' names.
+      if (std::getline(list, line) && std::getline(list, line)) return 1;
+    }
+    return 0;
+  };
+  return InsideJob(job, look, &ignored) == 1;
+}
+
+// Of a job of cr-run --user: all of its processes have exactly that user's rights. CRIU, which has these rights only,
+// could not bring others back.
+bool CheckRights(const Job& job, std::string* error) {
+  const std::optional<Account> account = AccountOf(job);
+  if (!account) return true;
+  const std::vector<uint64_t> users(4, account->user), groups(4, account->group);
+  for (int pid : ProcessesOf(job)) {
+    std::vector<uint64_t> more = StatusNumbers(pid, "Groups", 10);
+    std::sort(more.begin(), more.end());
+    const std::vector<uint64_t> capabilities = StatusNumbers(pid, "CapPrm", 16);
+    if (capabilities.empty() && !IsRunning(pid)) continue;
+    if (StatusNumbers(pid, "Uid", 10) == users && StatusNumbers(pid, "Gid", 10) == groups &&
+        std::equal(more.begin(), more.end(), account->groups.begin(), account->groups.end()) &&
+        capabilities == std::vector<uint64_t>{0}) {
+      continue;
+    }
+    *error = ProcessText(pid) + " has other rights than the job, which runs as " + NameOf(*account) +
+             ", and cannot be saved; wait until it has ended";
+    return false;
+  }
+  if (!UsesSystemV(job)) return true;
+  *error = "the job uses System V memory, semaphores or message queues, which cannot be saved of a job of cr-run "
+           "--user; have the program use POSIX ones";
+  return false;
+}
+
+// CRIU opens the streams that a job gets once more, and so the user must have a right to what is open as `fd`. A pipe is
+// given to him, and nobody else gets one by that: it has no name.
+bool LetOpen(const Account& account, int fd) {
+  struct statfs system;
+  const bool is_pipe = fstatfs(fd, &system) == 0 && system.f_type == PIPEFS_MAGIC;
+  if (is_pipe && fchown(fd, account.user, gid_t(-1)) != 0) return false;
+  const ActAs user(&account);
+  const int mode = fcntl(fd, F_GETFL) & O_ACCMODE;
+  const int again =
+      open(("/proc/self/fd/" + std::to_string(fd)).c_str(), mode | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+  if (again >= 0) close(again);
+  return again >= 0;
+}
+
+// Lets CRIU, which has the user's rights, write into a folder of root's that nobody can come to by its path.
+bool LendFolder(const Account& account, int folder, std::string* error) {
+  if (fchown(folder, account.user, gid_t(-1)) == 0) return true;
+  *error = std::string("cannot let CRIU write the image: ") + strerror(errno);
+  return false;
 }
 
 // Nobody is kept from sending meanwhile, for which CRIU would need iptables: what others send is not in the image
@@ -389,7 +471,7 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
   facts->clear_instruction_sets();
   for (const std::string& name : InstructionSetsHere()) facts->add_instruction_sets(name);
   FindSharedFiles(ProcessesOf(job), job.directory(), facts);
-  return CheckTree(job, error) && FindInheritedFiles(job, facts, error) &&
+  return CheckRights(job, error) && CheckTree(job, error) && FindInheritedFiles(job, facts, error) &&
          DescribeConnections(job, facts, error);
 }
 
@@ -408,17 +490,15 @@ std::string CriuErrors(const std::string& path) {
   return found.empty() ? "it does not say why" : found;
 }
 
-void KeepCriuLog(const std::string& log, const std::string& kept, std::string* error) {
-  std::ifstream in(log, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (!in || text.empty()) return;
+void KeepCriuLog(const std::string& text, const std::string& kept, std::string* error) {
+  if (text.empty()) return;
   // Nobody else's file or link.
   unlink(kept.c_str());
   const int fd = open(kept.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return;
   const bool written = write(fd, text.data(), text.size()) == ssize_t(text.size());
   close(fd);
-  if (written) *error += "; CRIU's log is " + kept;
+  if (written && error) *error += "; CRIU's log is " + kept;
 }
 
 bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
@@ -426,10 +506,13 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   std::string criu;
   if (!FindCriu(&criu, error)) return false;
   // By descriptor: the job's mount namespace may not see where the image goes.
+  const std::optional<Account> account = AccountOf(job);
+  // The job's folder is closed to its user.
+  const std::string log_folder = account ? image_folder : work_folder;
   const int image = open(image_folder.c_str(), O_RDONLY | O_DIRECTORY);
-  const int work = open(work_folder.c_str(), O_RDONLY | O_DIRECTORY);
+  const int work = open(log_folder.c_str(), O_RDONLY | O_DIRECTORY);
   if (image < 0 || work < 0) {
-    *error = "cannot open " + (image < 0 ? image_folder : work_folder) + ": " + strerror(errno);
+    *error = "cannot open " + (image < 0 ? image_folder : log_folder) + ": " + strerror(errno);
     if (image >= 0) close(image);
     return false;
   }
@@ -461,6 +544,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
     }
     command.insert(command.end(), {"--action-script", script});
   }
+  if (account) command.push_back("--unprivileged");
   const std::string shared_files = SharedFilesToCopy(facts, image);
   for (const InheritedFile& file : facts.files()) command.insert(command.end(), {"--external", file.id()});
   for (const std::string& option : TcpOptions(facts)) command.push_back(option);
@@ -468,7 +552,8 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   const std::string log = work_folder + "/" + kDumpLog;
   unlink(log.c_str());
   const std::string kernel = CriuFactsPath(criu);
-  const int code = InsideJob(
+  bool ready = !account || LendFolder(*account, image, error);
+  const int code = !ready ? -1 : InsideJob(
       job,
       [&] {
         ShowCriuFacts(kernel);
@@ -478,13 +563,27 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
         const int null = open("/dev/null", O_RDWR);
         for (int fd : {0, 1, 2}) dup2(null, fd);
         if (facts.shared_files_size() > 0) setenv(kSharedFilesVariable, shared_files.c_str(), 1);
+        if (account && !BecomeForCriu(*account)) return 126;
         execv(arguments[0], arguments.data());
         return 127;
       },
       error);
+  if (account && ready) {
+    // Nothing of CRIU's runs any more. The log goes where it is looked for.
+    std::string problem;
+    ready = OpenToCriu(*account, image, &problem);
+    std::string text;
+    if (ReadImageFile(log_folder + "/" + kDumpLog, &text)) KeepCriuLog(text, log, nullptr);
+    unlink((log_folder + "/" + kDumpLog).c_str());
+    if (!ready && code == 0) {
+      *error = problem;
+      if (leave_stopped) ContinueProcesses(job, facts);
+    }
+  }
   close(image);
   close(work);
-  unlink((work_folder + "/stats-dump").c_str());
+  unlink((log_folder + "/stats-dump").c_str());
+  if (code == 0 && !ready) return false;
   if (code == 0) {
     unlink(log.c_str());
     if (SettleTerminal(job, image_folder, error) && (!facts.tcp() || SettleConnections(facts, image_folder, error)))
@@ -494,6 +593,27 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   }
   if (code > 0) *error = "CRIU could not save the job's processes: " + CriuErrors(log);
   return false;
+}
+
+bool OpenToCriu(const Account& account, int folder, std::string* error) {
+  const auto give = [&](int file) {
+    struct stat facts;
+    if (file < 0 || fstat(file, &facts) != 0 || (!S_ISREG(facts.st_mode) && !S_ISDIR(facts.st_mode))) return false;
+    const mode_t mode = S_ISDIR(facts.st_mode) ? 0750 : 0640;
+    if (facts.st_uid == geteuid() && facts.st_gid == account.group && (facts.st_mode & 07777) == mode) return true;
+    return fchown(file, geteuid(), account.group) == 0 && fchmod(file, mode) == 0;
+  };
+  bool ok = give(folder);
+  DIR* const list = fdopendir(openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  while (const dirent* const entry = ok && list ? readdir(list) : nullptr) {
+    if (entry->d_name[0] == '.') continue;
+    const int file = openat(folder, entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    ok = give(file);
+    if (file >= 0) close(file);
+  }
+  if (!ok || !list) *error = std::string("cannot let CRIU read the saved processes: ") + strerror(errno);
+  if (list) closedir(list);
+  return ok && list;
 }
 
 bool ContinueProcesses(const Job& job, const ProcessFacts& facts) {
@@ -532,12 +652,24 @@ bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string
   }
   std::string criu;
   if (!FindCriu(&criu, error)) return false;
-  if (!RestoreSharedFiles(facts, image_folder, error)) return false;
+  const std::optional<Account> account = AccountOf(job);
+  if (account && !CheckAccount(*account, error)) return false;
   std::string image;
   std::vector<SavedFile> files;
+  std::vector<std::string> paths;
   if (ReadImageFile(image_folder + "/files.img", &image) && ParseFiles(image, facts, &files)) {
-    std::vector<std::string> paths;
     for (const SavedFile& file : files) paths.push_back(file.path);
+  }
+  const int folder = open(image_folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) {
+    *error = "cannot open " + image_folder + ": " + strerror(errno);
+    return false;
+  }
+  opened->push_back(folder);
+  if (account && !OpenToCriu(*account, folder, error)) return false;
+  {
+    const ActAs user(account);
+    if (!RestoreSharedFiles(facts, folder, error)) return false;
     RemoveGhosts(paths);
   }
   *command = {criu,
@@ -568,13 +700,21 @@ bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string
       return false;
     }
     opened->push_back(fd);
+    if (account && !LetOpen(*account, fd)) {
+      *error = "descriptor " + std::to_string(stream.fd()) + " is nothing that " + NameOf(*account) +
+               " may open; restart the job with its streams going to pipes, or with --output and --error";
+      return false;
+    }
     command->insert(command->end(), {"--inherit-fd", "fd[" + std::to_string(fd) + "]:" + name});
   }
+  if (account) command->push_back("--unprivileged");
+  const ActAs user(account);
   for (const InheritedFile& file : facts.files()) {
     // CRIU opens what this names once more, with the right flags and position.
     const int fd = open(file.path().c_str(), int(file.flags()) & O_ACCMODE);
     if (fd < 0) {
       *error = "the job needs the file " + file.path() + ": " + strerror(errno);
+      if (account) *error += " (as " + NameOf(*account) + ")";
       return false;
     }
     opened->push_back(fd);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "checkpoint/engine/criu/process_facts.pb.h"
+#include "checkpoint/job/account.h"
 #include "checkpoint/job/job.pb.h"
 
 namespace cuda_remote::checkpoint {
@@ -54,8 +55,12 @@ std::string CriuErrors(const std::string& path);
 inline constexpr char kDumpLog[] = "criu-dump.log";
 inline constexpr char kRestoreLog[] = "criu-restore.log";
 
-// After CRIU has failed: copies its log to `kept`, where it stays, and says so in *error.
-void KeepCriuLog(const std::string& log, const std::string& kept, std::string* error);
+// Of a job that runs as another user: all in the open folder becomes root's, and a CRIU with that user's rights can
+// read it by a descriptor. Others cannot: nobody but root can come to it by its path.
+bool OpenToCriu(const Account& account, int folder, std::string* error);
+
+// Writes what CRIU's log says to `kept`, a new file, and says so in *error, unless that is null.
+void KeepCriuLog(const std::string& text, const std::string& kept, std::string* error);
 
 }  // namespace cuda_remote::checkpoint
 

@@ -20,6 +20,7 @@
 #include "checkpoint/engine/criu/needs.h"
 #include "checkpoint/engine/criu/open_files.h"
 #include "checkpoint/engine/criu/ports.h"
+#include "checkpoint/job/account.h"
 #include "checkpoint/job/stand_ins.h"
 #include "ckptfmt/needs.h"
 
@@ -62,7 +63,10 @@ class CriuProcesses final : public SavedProcesses {
 
   std::unique_ptr<ProcessRestore> Begin(const std::string& directory, std::vector<Mount> mounts,
                                         std::string* error) override {
-    if (!CutBack(longer_, error)) return nullptr;
+    {
+      const ActAs user(AccountOf(job_));
+      if (!CutBack(longer_, error)) return nullptr;
+    }
     if (!PutKeptLibraries(image_, directory, error)) return nullptr;
     auto restore = std::make_unique<CriuRestore>(job_, facts_, directory, std::move(mounts), logs_, files_image_);
     return restore->Begin(image_, error) ? std::move(restore) : nullptr;
@@ -258,7 +262,8 @@ bool CriuEngine::Dump(const Job& job, const std::string& facts, const std::strin
     if (!logs_.empty()) unlink(kept.c_str());  // of an attempt that failed
     return true;
   }
-  if (!logs_.empty()) KeepCriuLog(work + "/" + kDumpLog, kept, error);
+  std::string log;
+  if (!logs_.empty() && ReadImageFile(work + "/" + kDumpLog, &log)) KeepCriuLog(log, kept, error);
   return false;
 }
 

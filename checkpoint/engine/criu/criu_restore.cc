@@ -15,6 +15,7 @@
 
 #include "checkpoint/engine/criu/criu.h"
 #include "checkpoint/engine/criu/criu_facts.h"
+#include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/hold.h"
 #include "proto/folder/private_folder.h"
 
@@ -78,7 +79,8 @@ bool CriuRestore::ShowImage(int image, std::string* error) {
   // What was verified is what CRIU reads: a link only where nobody else can put another image under that name.
   const std::string real(path, size_t(std::max<ssize_t>(length, 0)));
   std::string ignored;
-  const bool linked = length > 0 && CheckFolder(real, FolderUse::kLook, &ignored);
+  // A user's rights do not lead to the image by its path.
+  const bool linked = !account_ && length > 0 && CheckFolder(real, FolderUse::kLook, &ignored);
   bool ok = list && mkdir(folder.c_str(), 0700) == 0;
   while (const dirent* const entry = ok ? readdir(list) : nullptr) {
     const std::string name = entry->d_name;
@@ -90,6 +92,12 @@ bool CriuRestore::ShowImage(int image, std::string* error) {
   std::ofstream out;
   if (ok) out.open(folder + "/" + kFilesImage, std::ios::binary);
   ok = ok && out.write(files_image_.data(), std::streamsize(files_image_.size())).flush();
+  if (ok && account_) {
+    const int shown = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    ok = shown >= 0 && OpenToCriu(*account_, shown, error);
+    if (shown >= 0) close(shown);
+    return ok;
+  }
   if (!ok) *error = "cannot prepare the image in " + folder + ": " + strerror(errno);
   return ok;
 }
@@ -108,7 +116,9 @@ bool CriuRestore::MakeHold(std::string* error) {
   const std::string path = directory_ + "/" + kHoldName;
   unlink(path.c_str());
   // For reading, too: then opening waits for nobody, and what is written is there for whoever comes later.
-  if (mkfifo(path.c_str(), 0600) == 0) hold_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const bool made = mkfifo(path.c_str(), 0600) == 0 &&
+                    (!account_ || lchown(path.c_str(), account_->user, account_->group) == 0);
+  if (made) hold_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (hold_ < 0) *error = "cannot make the pipe " + path + ": " + strerror(errno);
   return hold_ >= 0;
 }
@@ -124,6 +134,7 @@ bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
   for (char** variable = environ; *variable; ++variable) plan.environment.push_back(*variable);
   plan.environment.push_back(std::string(kHoldVariable) + "=" + job_.directory() + "/" + kHoldName);
   plan.mounts = mounts_;
+  plan.account = account_;
   if (job_.terminal()) {
     terminal_ = JobTerminal::Open(error);
     if (!terminal_ && !error->empty()) return false;
@@ -133,6 +144,11 @@ bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
     if (!CopyTerminal(&copy_, error)) return false;
     terminal = copy_.terminal;
   }
+  // One of cr-restart's own making, not the one that it was started at.
+  if (account_ && (terminal_ || copy_.terminal >= 0) && fchown(terminal, account_->user, gid_t(-1)) != 0) {
+    *error = std::string("cannot give the terminal to the job's user: ") + strerror(errno);
+    return false;
+  }
   if (job_.terminal()) plan.terminal = terminal;
   plan.terminal_group = facts_.terminal_group();
   const std::string hold = FindCompanion("cr-hold");
@@ -140,7 +156,10 @@ bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
     *error = "cr-hold is not beside cr-restart: the installation is incomplete";
     return false;
   }
-  unlink(LogPath().c_str());
+  {
+    const ActAs user(account_);
+    unlink(LogPath().c_str());
+  }
   // By descriptor: what was verified is what CRIU reads. Other paths as the restorer sees them.
   const int image = open(image_folder.c_str(), O_RDONLY | O_DIRECTORY);
   if (image < 0) {
@@ -152,7 +171,8 @@ bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
   const std::string here = "/proc/self/fd/" + std::to_string(image);
   const std::string seen = files_image_.empty() ? here : job_.directory() + kShownImage;
   if (!MakeHold(error) ||
-      !RestoreCommand(job_, facts_, here, seen, job_.directory(), terminal, &plan.command, &opened_, error)) {
+      !RestoreCommand(job_, facts_, here, seen, job_.directory() + (account_ ? "/user" : ""), terminal, &plan.command,
+                      &opened_, error)) {
     return false;
   }
   const std::string facts = CriuFactsPath(plan.command[0]);
@@ -172,14 +192,19 @@ bool CriuRestore::Finish(Isolated* isolated, std::string* error) {
   int code = 0;
   begun_ = false;
   const bool ok = AwaitIsolated(&isolated_, error, &code);
-  if (!ok && error->empty()) {
-    *error = "CRIU could not restore the job's processes: " + CriuErrors(LogPath());
-    if (!logs_.empty()) KeepCriuLog(LogPath(), logs_ + "." + kRestoreLog, error);
+  std::string log;
+  const bool failed = !ok && error->empty();
+  {
+    // Its folder may be a user's.
+    const ActAs user(account_);
+    if (failed) *error = "CRIU could not restore the job's processes: " + CriuErrors(LogPath());
+    if (failed) ReadImageFile(LogPath(), &log);
+    unlink((Work() + "/stats-restore").c_str());
+    if (ok) unlink(LogPath().c_str());
   }
+  if (failed && !logs_.empty()) KeepCriuLog(log, logs_ + "." + kRestoreLog, error);
   CloseOpened();
   if (!files_image_.empty()) RemoveShownImage();
-  unlink((directory_ + "/stats-restore").c_str());
-  if (ok) unlink(LogPath().c_str());
   *isolated = isolated_;
   return ok;
 }

@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <string>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -33,7 +34,8 @@ class CriuRestore final : public ProcessRestore {
         directory_(directory),
         mounts_(std::move(mounts)),
         logs_(std::move(logs)),
-        files_image_(std::move(files_image)) {}
+        files_image_(std::move(files_image)),
+        account_(AccountOf(job)) {}
   ~CriuRestore() override;
   CriuRestore(const CriuRestore&) = delete;
   CriuRestore& operator=(const CriuRestore&) = delete;
@@ -48,7 +50,9 @@ class CriuRestore final : public ProcessRestore {
   std::unique_ptr<JobTerminal> TakeTerminal() override { return std::move(terminal_); }
 
  private:
-  std::string LogPath() const { return directory_ + "/" + kRestoreLog; }
+  // Where CRIU may write, as seen from here, if its rights are a user's.
+  std::string Work() const { return directory_ + (account_ ? "/user" : ""); }
+  std::string LogPath() const { return Work() + "/" + kRestoreLog; }
   bool MakeHold(std::string* error);
   // A folder that shows the image's files but for files.img.
   bool ShowImage(int image, std::string* error);
@@ -60,6 +64,7 @@ class CriuRestore final : public ProcessRestore {
   const std::string directory_;
   const std::vector<Mount> mounts_;
   const std::string logs_, files_image_;
+  const std::optional<Account> account_;
   Isolated isolated_;
   bool begun_ = false;
   TerminalCopy copy_;

@@ -276,7 +276,7 @@ void RemoveGhosts(const std::vector<std::string>& paths) {
   }
 }
 
-bool RestoreSharedFiles(const ProcessFacts& facts, const std::string& image, std::string* error) {
+bool RestoreSharedFiles(const ProcessFacts& facts, int image, std::string* error) {
   struct stat now;
   for (const FileFacts& folder : facts.shared_folders()) {
     if (lstat(folder.path().c_str(), &now) == 0 || Restore(folder, mkdir)) continue;
@@ -290,7 +290,7 @@ bool RestoreSharedFiles(const ProcessFacts& facts, const std::string& image, std
       *error = "cannot make " + file.path() + ": " + strerror(errno);
       return false;
     }
-    const int saved = open((image + "/" + kSharedFileName + std::to_string(i)).c_str(), O_RDONLY | O_CLOEXEC);
+    const int saved = openat(image, (kSharedFileName + std::to_string(i)).c_str(), O_RDONLY | O_CLOEXEC);
     // It was gone when the processes stood still: then none of them needs it.
     if (saved < 0 && errno == ENOENT) continue;
     const bool ok = saved >= 0 && RestoreFile(file, saved, error);

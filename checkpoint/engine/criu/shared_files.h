@@ -22,9 +22,9 @@ void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder
 // What cr-hold must know to copy them into the folder that is open as `image`: kSharedFilesVariable's value.
 std::string SharedFilesToCopy(const ProcessFacts& facts, int image);
 
-// Brings them back from the folder `image`. What is there with the same contents stays. False and one sentence in *error
+// Brings them back from the open folder `image`. What is there with the same contents stays. False and one sentence in *error
 // if one cannot be made, or has other contents and is used by a process.
-bool RestoreSharedFiles(const ProcessFacts& facts, const std::string& image, std::string* error);
+bool RestoreSharedFiles(const ProcessFacts& facts, int image, std::string* error);
 
 // CRIU makes a deleted file that is still in use under a name beside its own, NAME.cr.NUMBER.ghost, and a restore that is
 // killed leaves that. Removes those of the files `paths` that nobody uses: the next restore would fail at them.

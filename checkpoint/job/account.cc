@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/job/account.h"
+
+#include <errno.h>
+#include <grp.h>
+#include <linux/capability.h>
+#include <pwd.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+// To trace processes, to make them with given numbers, to repair TCP connections, and to give limits back. None to change
+// the user, and none for files: CRIU opens, makes and removes by their names what the job had, and the user may have put
+// something else there.
+constexpr int kForCriu[] = {CAP_SYS_ADMIN,  CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE, CAP_NET_ADMIN,
+                            CAP_SYS_CHROOT, CAP_KILL,               CAP_SETPCAP,    CAP_SYS_RESOURCE};
+constexpr uint32_t kVersion = _LINUX_CAPABILITY_VERSION_3;
+constexpr int kMostGroups = 65536;
+
+std::vector<gid_t> GroupsOf(const std::string& name, gid_t group) {
+  std::vector<gid_t> groups(64);
+  int count = int(groups.size());
+  while (getgrouplist(name.c_str(), group, groups.data(), &count) < 0 && count <= kMostGroups) {
+    groups.resize(size_t(std::max(count, int(groups.size()) * 2)));
+    count = int(groups.size());
+  }
+  groups.resize(size_t(std::max(count, 0)));
+  std::sort(groups.begin(), groups.end());
+  return groups;
+}
+
+bool SetCapabilities(const std::vector<int>& kept) {
+  __user_cap_header_struct header = {kVersion, 0};
+  __user_cap_data_struct data[2] = {};
+  if (syscall(SYS_capget, &header, data) != 0) return false;
+  __user_cap_data_struct wanted[2] = {};
+  for (const int one : kept) {
+    const uint32_t bit = uint32_t{1} << (one % 32);
+    wanted[one / 32].permitted |= data[one / 32].permitted & bit;
+  }
+  for (auto& word : wanted) word.effective = word.inheritable = word.permitted;
+  header = {kVersion, 0};
+  if (syscall(SYS_capset, &header, wanted) != 0) return false;
+  prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+  for (const int one : kept) {
+    const bool have = (wanted[one / 32].permitted >> (one % 32) & 1) != 0;
+    if (have && prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, one, 0, 0) != 0) return false;
+  }
+  return true;
+}
+
+bool ChangeUser(const Account& account) {
+  return setgroups(account.groups.size(), account.groups.data()) == 0 &&
+         setresgid(account.group, account.group, account.group) == 0 &&
+         setresuid(account.user, account.user, account.user) == 0;
+}
+
+}  // namespace
+
+bool FindAccount(const std::string& name, Account* account, std::string* error) {
+  const bool number = !name.empty() && name.size() <= 10 && name.find_first_not_of("0123456789") == std::string::npos;
+  errno = 0;
+  const passwd* entry = getpwnam(name.c_str());
+  if (!entry && number) entry = getpwuid(uid_t(strtoul(name.c_str(), nullptr, 10)));
+  *account = Account();
+  if (entry) {
+    account->name = entry->pw_name;
+    account->home = entry->pw_dir;
+    account->shell = entry->pw_shell;
+    account->user = entry->pw_uid;
+    account->group = entry->pw_gid;
+    account->groups = GroupsOf(account->name, account->group);
+  } else if (number) {
+    account->user = account->group = uid_t(strtoul(name.c_str(), nullptr, 10));
+    account->groups = {account->group};
+  } else {
+    *error = "there is no user " + name + " on this machine";
+    return false;
+  }
+  if (account->user != 0 && account->user != uid_t(-1)) return true;
+  *error = "user " + name + " is root: leave --user away";
+  return false;
+}
+
+std::optional<Account> AccountOf(const Job& job) {
+  if (!job.has_user()) return std::nullopt;
+  Account account;
+  account.name = job.user().name();
+  account.user = job.user().id();
+  account.group = job.user().group();
+  account.groups.assign(job.user().groups().begin(), job.user().groups().end());
+  return account;
+}
+
+void SetAccount(const Account& account, Job* job) {
+  job->mutable_user()->set_name(account.name);
+  job->mutable_user()->set_id(account.user);
+  job->mutable_user()->set_group(account.group);
+  for (const gid_t group : account.groups) job->mutable_user()->add_groups(group);
+}
+
+bool CheckAccount(const Account& account, std::string* error) {
+  Account here;
+  if (account.user == 0 || account.user == uid_t(-1)) {
+    *error = "the image says that it is of another user's job, and that this user is root";
+    return false;
+  }
+  if (account.name.empty()) return true;
+  if (!FindAccount(account.name, &here, error)) return false;
+  if (here.user != account.user) {
+    *error = "the job is " + NameOf(account) + "'s, and here " + account.name + " has the number " +
+             std::to_string(here.user);
+    return false;
+  }
+  for (const gid_t group : account.groups) {
+    if (std::binary_search(here.groups.begin(), here.groups.end(), group)) continue;
+    *error = "the job has the rights of group " + std::to_string(group) + ", of which " + NameOf(account) +
+             " is no member here";
+    return false;
+  }
+  return true;
+}
+
+std::string NameOf(const Account& account) {
+  return "user " + (account.name.empty() ? "" : account.name + " (") + std::to_string(account.user) +
+         (account.name.empty() ? "" : ")");
+}
+
+bool Become(const Account& account) { return ChangeUser(account) && SetCapabilities({}); }
+
+bool BecomeForCriu(const Account& account) {
+  const std::vector<int> kept(std::begin(kForCriu), std::end(kForCriu));
+  return prctl(PR_SET_KEEPCAPS, 1) == 0 && ChangeUser(account) && SetCapabilities(kept);
+}
+
+// glibc's functions change all threads of the process; the kernel's change one.
+ActAs::ActAs(const Account* account) {
+  if (!account) return;
+  groups_.resize(size_t(std::max(getgroups(0, nullptr), 0)));
+  group_ = getegid();
+  const bool known = getgroups(int(groups_.size()), groups_.data()) == int(groups_.size());
+  changed_ = true;
+  if (known && syscall(SYS_setgroups, account->groups.size(), account->groups.data()) == 0 &&
+      syscall(SYS_setresgid, -1, account->group, -1) == 0 && syscall(SYS_setresuid, -1, account->user, -1) == 0) {
+    return;
+  }
+  throw std::runtime_error("cannot act as " + NameOf(*account) + ": " + strerror(errno));
+}
+
+ActAs::~ActAs() {
+  if (!changed_) return;
+  // It was possible before: to go on with less than root's rights would be worse than to end.
+  if (syscall(SYS_setresuid, -1, 0, -1) != 0 || syscall(SYS_setresgid, -1, group_, -1) != 0 ||
+      syscall(SYS_setgroups, groups_.size(), groups_.data()) != 0) {
+    abort();
+  }
+}
+
+}  // namespace cuda_remote::checkpoint

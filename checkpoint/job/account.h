@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// The user whom a job of root's tools runs as (cr-run --user), and acting as that user.
+//
+// Such a job's folder is root's, so the tools may believe what is in it. The sockets of the job's processes are in its
+// folder "user", which is theirs (SocketFolder, proto/folder/this_job.h). Files that this user could exchange are opened
+// and changed with his rights only.
+#ifndef CUDA_REMOTE_CHECKPOINT_JOB_ACCOUNT_H_
+#define CUDA_REMOTE_CHECKPOINT_JOB_ACCOUNT_H_
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/job/job.pb.h"
+
+namespace cuda_remote::checkpoint {
+
+struct Account {
+  std::string name;  // empty: a number without a name
+  std::string home, shell;
+  uid_t user = 0;
+  gid_t group = 0;
+  std::vector<gid_t> groups;  // sorted
+};
+
+// A user by name or number. False and one sentence in *error if there is none, or if it is root.
+bool FindAccount(const std::string& name, Account* account, std::string* error);
+
+// Whom the job runs as; nothing: as the user of who started it.
+std::optional<Account> AccountOf(const Job& job);
+void SetAccount(const Account& account, Job* job);
+
+// For an image from elsewhere or from long ago: whether the account is still the same person's here, with these groups.
+bool CheckAccount(const Account& account, std::string* error);
+
+// For messages: "user anna (1000)".
+std::string NameOf(const Account& account);
+
+// In a child, before an execution: becomes that user, without capabilities. False and errno on failure.
+bool Become(const Account& account);
+// The same, for CRIU: keeps the capabilities that it needs, but none that is about files, users or groups.
+bool BecomeForCriu(const Account& account);
+
+// While it lives, this thread has the rights of that user; other threads keep theirs. Throws std::runtime_error if that
+// is not possible. Null: changes nothing.
+class ActAs {
+ public:
+  explicit ActAs(const Account* account);
+  explicit ActAs(const std::optional<Account>& account) : ActAs(account ? &*account : nullptr) {}
+  ~ActAs();
+  ActAs(const ActAs&) = delete;
+  ActAs& operator=(const ActAs&) = delete;
+
+ private:
+  bool changed_ = false;
+  gid_t group_ = 0;
+  std::vector<gid_t> groups_;
+};
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_JOB_ACCOUNT_H_
