@@ -9,7 +9,7 @@ def cuda_remote_repositories():
         build_file = "//third_party:system.BUILD",
     )
 
-    # The CUDA toolkit: headers for the product, nvcc for the tests.
+    # The CUDA toolkit: headers, and nvcc for the worker's kernel and the tests.
     native.new_local_repository(
         name = "cuda",
         path = "/usr/local/cuda",

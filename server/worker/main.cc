@@ -228,6 +228,7 @@ bool WarmUp(const Options& options, Warm* warm, std::string* error) {
     }
     return false;
   }
+  GuardUnmapping(&warm->driver.table);
   const DriverTable& driver = warm->driver.table;
   const int devices = int(warm->driver.devices.size());
   if (!options.gpus.empty() && !assigned && devices != int(options.gpus.size())) {

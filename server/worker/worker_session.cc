@@ -18,6 +18,7 @@ namespace {
 
 // Threads that may wait for the GPU at the same time; a client with more waits than that has them queued.
 constexpr size_t kMaxWaiters = 256;
+constexpr size_t kSideWaiters = 32;
 
 // How long the executor itself waits before it hands a wait over. On a small machine the time is better left to others.
 std::chrono::nanoseconds SpinLimit() {
@@ -43,6 +44,7 @@ WorkerSession::WorkerSession(const Parts& parts)
           })),
       managed_memory_(parts.driver->table),
       heaps_(table_, parts.staging),
+      side_work_(table_, parts.staging, parts.driver->software),
       ipc_(parts.sharing),
       spin_limit_(SpinLimit()),
       host_functions_([this](uint64_t id, uint64_t turn, CUresult status) {
@@ -56,6 +58,7 @@ WorkerSession::WorkerSession(const Parts& parts)
       }),
       uploads_(table_, parts.staging),
       waiters_(new Waiters(kMaxWaiters, [this] { RelaxCaptures(table_); })),
+      side_waiters_(new Waiters(kSideWaiters, [this] { RelaxCaptures(table_); })),
       stream_waiter_(new Waiters(1, [this] { RelaxCaptures(table_); })) {
   gone_objects_->session = this;
   RelaxCaptures(table_);
@@ -75,6 +78,7 @@ AddressSpace* WorkerSession::ReservationSpace() {
 WorkerSession::~WorkerSession() {
   Stop();
   waiters_.reset();
+  side_waiters_.reset();
   stream_waiter_.reset();
 }
 
@@ -161,6 +165,7 @@ void WorkerSession::Gone(const HandleMap::Entry& entry) {
       break;
     }
     case Kind::kContext:
+      if (const ContextInfo* const context = FindContext(entry.handle)) side_work_.Forget(context->ref.id);
       contexts_.erase(entry.handle);
       heaps_.Forget(entry.handle);
       for (auto& [module, facts] : modules_) facts.code.erase(entry.handle);
@@ -312,6 +317,10 @@ void WorkerSession::Defer(ReplyBuilder* reply, std::function<CUresult(std::strin
 
 void WorkerSession::DeferIn(ContextRef context, ReplyBuilder* reply, Wait wait) {
   waiters_->Run(Deferrable(context, reply, std::move(wait)));
+}
+
+void WorkerSession::DeferSide(ContextRef context, ReplyBuilder* reply, Wait wait) {
+  side_waiters_->Run(Deferrable(context, reply, std::move(wait)));
 }
 
 void WorkerSession::DeferBehindAll(ReplyBuilder* reply, Wait wait) {

@@ -37,6 +37,7 @@
 #include "server/worker/managed_memory.h"
 #include "server/worker/output_capture.h"
 #include "server/worker/session.h"
+#include "server/worker/side_work.h"
 #include "server/worker/staging.h"
 #include "server/worker/timeline.h"
 #include "server/worker/uploads.h"
@@ -199,6 +200,8 @@ class WorkerSession : public Session {
   using Wait = std::function<CUresult(Answer*)>;
   void DeferAnswer(ReplyBuilder* reply, Wait wait) { DeferIn(current_ref_, reply, std::move(wait)); }
   void DeferIn(ContextRef context, ReplyBuilder* reply, Wait wait);
+  // For the waits of side_work.h, which depend on nothing that other waits do.
+  void DeferSide(ContextRef context, ReplyBuilder* reply, Wait wait);
   // In no context, and begun when all that these two have deferred before has ended, also what nobody waits for.
   void DeferBehindAll(ReplyBuilder* reply, Wait wait);
   // For waits behind work in `stream`, which end in the order in which they were given: one thread does them one after
@@ -289,6 +292,7 @@ class WorkerSession : public Session {
     if (allocating_modules_ != 0) BeginHeaps(module);
   }
   KernelHeaps& heaps() { return heaps_; }
+  SideWork& side_work() { return side_work_; }
 
   // Unloads the driver's module or library behind a handle, which stays bound.
   void UnloadModule(uint64_t handle, bool library);
@@ -369,6 +373,7 @@ class WorkerSession : public Session {
   // Pads in front of modules' code, until the replay is over.
   std::vector<std::pair<ContextRef, CUmodule>> code_pads_;
   KernelHeaps heaps_;
+  SideWork side_work_;
   std::unordered_map<uint64_t, PhysicalFacts> physical_;
   std::list<PendingFree> pending_frees_;
   std::unordered_map<uint64_t, LinkFacts> links_;
@@ -386,6 +391,7 @@ class WorkerSession : public Session {
   Timeline timeline_;
   Uploads uploads_;
   std::unique_ptr<Waiters> waiters_;
+  std::unique_ptr<Waiters> side_waiters_;
   // The thread of DeferInStream, the stream that it serves, and how many waits it has.
   std::unique_ptr<Waiters> stream_waiter_;
   CUstream waited_stream_ = nullptr;

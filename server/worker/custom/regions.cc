@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "proto/chunkhash/chunk_hash.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/driverabi/address_search.h"
 #include "server/dispatch/custom.gen.h"
@@ -34,6 +35,9 @@ constexpr uint32_t kKernelHeap = 5;
 constexpr size_t kReplyBytes = 512 << 10;
 // Most bytes that one read may ask for.
 constexpr uint64_t kMaxRead = 256 << 20;
+// Most chunks of one request for hashes, and what their length is a multiple of.
+constexpr size_t kMostHashes = kMaxPayloadBytes / sizeof(ChunkHash) / 2;
+constexpr uint64_t kHashGrain = 4096;
 
 // The context in which a module's or library's variable is looked up.
 ContextRef ContextFor(WorkerSession& worker, uint64_t context) {
@@ -538,6 +542,85 @@ CUresult OpWriteMemory(Session& session, const Request& request, const wire::OpW
   });
   MakeCurrent(*driver, worker.current_ref());
   return result;
+}
+
+CUresult OpHashMemory(Session& session, const Request&, const wire::OpHashMemory_Request& in, wire::OpHashMemory_Reply*,
+                      ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  if (in.chunk_bytes == 0 || in.chunk_bytes % kHashGrain != 0) return CUDA_ERROR_INVALID_VALUE;
+  // Loading code and making events could break a capture.
+  if (CapturesInProgress() != 0) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  std::vector<SideWork::Piece> pieces;
+  ContextRef context;
+  for (const wire::Region& region : in.regions) {
+    if (region.bytes == 0) continue;
+    if (IsArrayHandle(region.object) || IsHeap(region.object)) return CUDA_ERROR_NOT_SUPPORTED;
+    wire::OpReadMemory_Request place;
+    place.address = region.object == 0 ? region.address : 0;
+    place.bytes = region.bytes;
+    place.object = region.object;
+    place.symbol = region.symbol;
+    place.context = region.context;
+    CUdeviceptr address;
+    ContextRef of_this;
+    if (const CUresult result = Resolve(worker, place, &address, &of_this); result != CUDA_SUCCESS) return result;
+    if (!pieces.empty() && of_this.id != context.id) return CUDA_ERROR_INVALID_CONTEXT;
+    context = of_this;
+    if ((region.bytes - 1) / in.chunk_bytes >= kMostHashes - pieces.size()) return CUDA_ERROR_INVALID_VALUE;
+    for (uint64_t at = 0; at < region.bytes; at += in.chunk_bytes) {
+      pieces.push_back({address + at, std::min(in.chunk_bytes, region.bytes - at)});
+    }
+  }
+  if (pieces.empty()) return CUDA_SUCCESS;
+  std::shared_ptr<char> hashes;
+  SideWork::Wait wait;
+  CUresult result = MakeCurrent(session.driver(), context);
+  if (result == CUDA_SUCCESS) result = worker.side_work().Hash(context.id, pieces, &hashes, &wait);
+  MakeCurrent(session.driver(), worker.current_ref());
+  if (result != CUDA_SUCCESS) return result;
+  worker.DeferSide(context, reply, [hashes, wait, bytes = pieces.size() * sizeof(ChunkHash)](Answer* answer) {
+    const CUresult state = wait();
+    answer->view = {hashes.get(), state == CUDA_SUCCESS ? bytes : 0};
+    answer->keeper = hashes;
+    return state;
+  });
+  return CUDA_SUCCESS;
+}
+
+CUresult OpPeekMemory(Session& session, const Request&, const wire::OpPeekMemory_Request& in, wire::OpPeekMemory_Reply*,
+                      ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  if (in.bytes == 0) return CUDA_SUCCESS;
+  if (CapturesInProgress() != 0) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  wire::OpReadMemory_Request place;
+  place.address = in.address;
+  place.bytes = in.bytes;
+  place.context = in.context;
+  CUdeviceptr address;
+  ContextRef context;
+  CUresult result = Resolve(worker, place, &address, &context);
+  if (result != CUDA_SUCCESS) return result;
+  std::shared_ptr<char> buffer;
+  if (in.to == 0) {
+    if (in.bytes > kMaxPayloadBytes) return CUDA_ERROR_INVALID_VALUE;
+    buffer = worker.staging().Take(in.bytes);
+    if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
+  } else if (!worker.OwnsHostRange(in.to, in.bytes)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  SideWork::Wait wait;
+  result = MakeCurrent(session.driver(), context);
+  void* const to = buffer ? buffer.get() : reinterpret_cast<void*>(in.to);
+  if (result == CUDA_SUCCESS) result = worker.side_work().CopyOut(context.id, {address, in.bytes}, to, &wait);
+  MakeCurrent(session.driver(), worker.current_ref());
+  if (result != CUDA_SUCCESS) return result;
+  worker.DeferSide(context, reply, [buffer, wait, bytes = in.bytes](Answer* answer) {
+    const CUresult state = wait();
+    if (buffer) answer->view = {buffer.get(), state == CUDA_SUCCESS ? bytes : 0};
+    answer->keeper = buffer;
+    return state;
+  });
+  return CUDA_SUCCESS;
 }
 
 CUresult OpModuleGlobals(Session& session, const Request&, const wire::OpModuleGlobals_Request& in,

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/worker/side_work.h"
+
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "proto/chunkhash/chunk_hash.h"
+#include "proto/chunkhash/steps.h"
+#include "server/worker/hash_kernel.gen.h"
+
+namespace cuda_remote::server {
+namespace {
+
+// Reads on their way. C function pointers carry no state, and a worker is one process.
+std::mutex g_mutex;
+std::condition_variable g_ended;
+std::set<uint64_t> g_reads;  // their numbers
+uint64_t g_next_read = 0;
+DriverTable g_real;
+
+// One read, until the last copy of it is gone.
+class Read {
+ public:
+  static std::shared_ptr<Read> Begin() { return std::make_shared<Read>(); }
+  Read() {
+    std::lock_guard<std::mutex> lock(g_mutex);
+    number_ = g_next_read++;
+    g_reads.insert(number_);
+  }
+  ~Read() {
+    std::lock_guard<std::mutex> lock(g_mutex);
+    g_reads.erase(number_);
+    g_ended.notify_all();
+  }
+  Read(const Read&) = delete;
+  Read& operator=(const Read&) = delete;
+
+ private:
+  uint64_t number_;
+};
+
+// For reads that have begun by now. Later ones do not read what is about to go: the session owns it no more.
+void AwaitSideReads() {
+  std::unique_lock<std::mutex> lock(g_mutex);
+  const uint64_t next = g_next_read;
+  g_ended.wait(lock, [next] { return g_reads.empty() || *g_reads.begin() >= next; });
+}
+
+template <auto kFunction>
+struct Guarded;
+
+template <typename... Args, CUresult (CUDAAPI* DriverTable::*kFunction)(Args...)>
+struct Guarded<kFunction> {
+  static CUresult CUDAAPI Call(Args... args) {
+    AwaitSideReads();
+    return (g_real.*kFunction)(args...);
+  }
+};
+
+template <auto... kFunctions>
+void Guard(DriverTable* table) {
+  ((table->*kFunctions = &Guarded<kFunctions>::Call), ...);
+}
+
+}  // namespace
+
+void GuardUnmapping(DriverTable* table) {
+  g_real = *table;
+  using T = DriverTable;
+  Guard<&T::cuMemUnmap, &T::cuMemFree_v2, &T::cuMemHostUnregister, &T::cuMemFreeHost, &T::cuModuleUnload,
+        &T::cuLibraryUnload, &T::cuCtxDestroy_v2, &T::cuDevicePrimaryCtxRelease_v2, &T::cuDevicePrimaryCtxReset_v2,
+        &T::cuGreenCtxDestroy>(table);
+}
+
+CUresult SideWork::StreamIn(uint64_t context, CUstream* stream) {
+  Place& place = places_[context];
+  if (place.stream == nullptr) {
+    int least = 0, greatest = 0;
+    CUresult result = driver_.cuCtxGetStreamPriorityRange(&least, &greatest);
+    if (result == CUDA_SUCCESS) {
+      result = driver_.cuStreamCreateWithPriority(&place.stream, CU_STREAM_NON_BLOCKING, least);
+    }
+    if (result != CUDA_SUCCESS) return result;
+  }
+  *stream = place.stream;
+  return CUDA_SUCCESS;
+}
+
+CUresult SideWork::KernelIn(uint64_t context, CUfunction* kernel) {
+  Place& place = places_[context];
+  if (place.hash == nullptr) {
+    CUmodule module = nullptr;
+    CUresult result = driver_.cuModuleLoadData(&module, kHashKernel);
+    if (result == CUDA_SUCCESS) result = driver_.cuModuleGetFunction(&place.hash, module, "cuda_remote_hash");
+    if (result != CUDA_SUCCESS) return result;
+  }
+  *kernel = place.hash;
+  return CUDA_SUCCESS;
+}
+
+CUresult SideWork::WaitFor(CUstream stream, Wait* wait) {
+  CUevent event = nullptr;
+  CUresult result = driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
+  if (result == CUDA_SUCCESS) result = driver_.cuEventRecord(event, stream);
+  if (result != CUDA_SUCCESS) {
+    // What has begun must end before anything of it goes.
+    driver_.cuStreamSynchronize(stream);
+    if (event != nullptr) driver_.cuEventDestroy_v2(event);
+    return result;
+  }
+  *wait = [driver = &driver_, event, read = Read::Begin()]() mutable {
+    const CUresult state = driver->cuEventSynchronize(event);
+    driver->cuEventDestroy_v2(event);
+    read.reset();
+    return state;
+  };
+  return CUDA_SUCCESS;
+}
+
+CUresult SideWork::Hash(uint64_t context, const std::vector<Piece>& pieces, std::shared_ptr<char>* hashes, Wait* wait) {
+  static_assert(sizeof(Piece) == 16 && sizeof(ChunkHash) == 16);
+  const size_t bytes = pieces.size() * sizeof(Piece);
+  const std::shared_ptr<char> buffer = staging_->Take(2 * bytes);
+  if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
+  *hashes = std::shared_ptr<char>(buffer, buffer.get() + bytes);
+  if (software_) {
+    *wait = [pieces, to = *hashes, read = Read::Begin()]() mutable {
+      for (size_t i = 0; i < pieces.size(); ++i) {
+        const ChunkHash hash = HashChunk(reinterpret_cast<const void*>(pieces[i].address), pieces[i].bytes);
+        memcpy(to.get() + i * sizeof(hash), &hash, sizeof(hash));
+      }
+      read.reset();
+      return CUDA_SUCCESS;
+    };
+    return CUDA_SUCCESS;
+  }
+  memcpy(buffer.get(), pieces.data(), bytes);
+  CUstream stream = nullptr;
+  CUfunction kernel = nullptr;
+  CUdeviceptr table = 0;
+  CUresult result = StreamIn(context, &stream);
+  if (result == CUDA_SUCCESS) result = KernelIn(context, &kernel);
+  if (result == CUDA_SUCCESS) result = driver_.cuMemHostGetDevicePointer_v2(&table, buffer.get(), 0);
+  if (result != CUDA_SUCCESS) return result;
+  CUdeviceptr results = table + bytes;
+  void* parameters[] = {&table, &results};
+  result = driver_.cuLaunchKernel(kernel, unsigned(pieces.size()), 1, 1, chunkhash::kLanes, 1, 1, 0, stream, parameters,
+                                  nullptr);
+  return result == CUDA_SUCCESS ? WaitFor(stream, wait) : result;
+}
+
+CUresult SideWork::CopyOut(uint64_t context, const Piece& piece, void* to, Wait* wait) {
+  CUstream stream = nullptr;
+  CUresult result = StreamIn(context, &stream);
+  if (result == CUDA_SUCCESS) result = driver_.cuMemcpyDtoHAsync_v2(to, piece.address, piece.bytes, stream);
+  return result == CUDA_SUCCESS ? WaitFor(stream, wait) : result;
+}
+
+}  // namespace cuda_remote::server

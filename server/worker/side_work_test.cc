@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hashes and copies beside the job: the kernel against the definition, and the requests in a worker with the software
+// GPU.
+
+#include "server/worker/side_work.h"
+
+#include <cuda.h>
+#include <gtest/gtest.h>
+#include <string.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "proto/chunkhash/chunk_hash.h"
+#include "server/driver/driver_table.h"
+#include "server/worker/testing/client.h"
+#include "server/worker/testing/worker_process.h"
+
+namespace cuda_remote::server {
+namespace {
+
+constexpr char kDriver[] = "server/softgpu/libsoftgpu.so";
+constexpr char kModule[] = R"(.version 7.0
+.target sm_75
+.address_size 64
+.visible .global .align 1 .b8 odd[3];
+.visible .global .align 4 .b8 table[1001];
+.visible .entry nothing() { ret; }
+)";
+
+std::string Pattern(size_t bytes, unsigned seed) {
+  std::string out(bytes, 0);
+  for (size_t i = 0; i < bytes; ++i) out[i] = char((i + seed) * (i + 7) >> 5);
+  return out;
+}
+
+std::vector<ChunkHash> HashesOf(const std::string& bytes, size_t chunk) {
+  std::vector<ChunkHash> out;
+  for (size_t at = 0; at < bytes.size(); at += chunk) {
+    out.push_back(HashChunk(bytes.data() + at, std::min(chunk, bytes.size() - at)));
+  }
+  return out;
+}
+
+// PTX that the software GPU interprets: slow, so little memory. Lengths around words, rows of all lanes, and the turn of
+// the unrolled loop; addresses at which words are not aligned.
+TEST(SideWork, TheKernelGivesTheValuesOfTheDefinition) {
+  DriverTable driver;
+  std::string error;
+  ASSERT_TRUE(LoadDriver(kDriver, &driver, &error)) << error;
+  ASSERT_EQ(driver.cuInit(0), CUDA_SUCCESS);
+  CUcontext context = nullptr;
+  ASSERT_EQ(driver.cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
+  {
+    StagingPool staging(driver);
+    SideWork work(driver, &staging, /*software=*/false);
+    const std::string bytes = Pattern(70000, 1);
+    CUdeviceptr memory = 0;
+    ASSERT_EQ(driver.cuMemAlloc_v2(&memory, bytes.size()), CUDA_SUCCESS);
+    ASSERT_EQ(driver.cuMemcpyHtoD_v2(memory, bytes.data(), bytes.size()), CUDA_SUCCESS);
+    std::vector<SideWork::Piece> pieces;
+    for (const uint64_t offset : {0, 16, 1, 9}) {
+      for (const uint64_t count : {1, 15, 16, 17, 8191, 8192, 8193, 3 * 8192 + 16, 4 * 8192, 65536 + 40}) {
+        pieces.push_back({memory + offset, count});
+      }
+    }
+    std::shared_ptr<char> hashes;
+    SideWork::Wait wait;
+    ASSERT_EQ(work.Hash(1, pieces, &hashes, &wait), CUDA_SUCCESS);
+    ASSERT_EQ(wait(), CUDA_SUCCESS);
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      ChunkHash got;
+      memcpy(&got, hashes.get() + i * sizeof(got), sizeof(got));
+      EXPECT_EQ(got, HashChunk(bytes.data() + (pieces[i].address - memory), pieces[i].bytes))
+          << pieces[i].bytes << " bytes at " << pieces[i].address - memory;
+    }
+  }
+  EXPECT_EQ(driver.cuCtxDestroy_v2(context), CUDA_SUCCESS);
+}
+
+class SideRequests : public testing::Test {
+ protected:
+  SideRequests()
+      : worker_({WorkerPath(), "--driver", kDriver, "--log-level", "off"}), client_(worker_.Connect()) {
+    context_ = client_.OpenContext();
+  }
+
+  wire::Region Memory(uint64_t address, uint64_t bytes) {
+    wire::Region region;
+    region.kind = 1;
+    region.address = address;
+    region.bytes = bytes;
+    region.context = context_;
+    return region;
+  }
+  CUresult Hash(const std::vector<wire::Region>& regions, uint64_t chunk, std::vector<ChunkHash>* hashes) {
+    wire::OpHashMemory_Request in;
+    in.regions.assign(regions.begin(), regions.end());
+    in.chunk_bytes = chunk;
+    hashes->assign(20000, {});
+    const CUresult result = client_.Call(kOpHashMemory, in, {}, hashes->data(), hashes->size() * sizeof(ChunkHash));
+    hashes->resize(result == CUDA_SUCCESS ? client_.reply.payload_bytes / sizeof(ChunkHash) : 0);
+    return result;
+  }
+  CUresult Peek(uint64_t address, std::string* out) {
+    wire::OpPeekMemory_Request in;
+    in.address = address;
+    in.bytes = out->size();
+    in.context = context_;
+    return client_.Call(kOpPeekMemory, in, {}, &(*out)[0], out->size());
+  }
+
+  WorkerProcess worker_;
+  TestClient client_;
+  uint64_t context_ = 0;
+  std::vector<ChunkHash> hashes_;
+};
+
+TEST_F(SideRequests, HashesRegionsInChunks) {
+  const std::string first = Pattern(5000000, 2), second = Pattern(700, 3);
+  const uint64_t a = client_.Allocate(first.size()), b = client_.Allocate(second.size());
+  ASSERT_EQ(client_.Write(a, first), CUDA_SUCCESS);
+  ASSERT_EQ(client_.Write(b, second), CUDA_SUCCESS);
+  for (const size_t chunk : {size_t{4096}, size_t{2} << 20}) {
+    std::vector<ChunkHash> wanted = HashesOf(first, chunk);
+    wanted.push_back(HashChunk(second.data(), second.size()));
+    ASSERT_EQ(Hash({Memory(a, first.size()), Memory(b, second.size())}, chunk, &hashes_), CUDA_SUCCESS);
+    EXPECT_EQ(hashes_, wanted) << chunk;
+  }
+  // A part, and one byte that changes.
+  ASSERT_EQ(Hash({Memory(a + 4096, 8192)}, 4096, &hashes_), CUDA_SUCCESS);
+  EXPECT_EQ(hashes_, HashesOf(first.substr(4096, 8192), 4096));
+  const std::vector<ChunkHash> before = hashes_;
+  ASSERT_EQ(client_.Write(a + 4096 + 5000, "?"), CUDA_SUCCESS);
+  ASSERT_EQ(Hash({Memory(a + 4096, 8192)}, 4096, &hashes_), CUDA_SUCCESS);
+  EXPECT_EQ(hashes_[0], before[0]);
+  EXPECT_NE(hashes_[1], before[1]);
+}
+
+TEST_F(SideRequests, HashesVariables) {
+  const uint64_t module = client_.LoadModule(kModule);
+  ASSERT_NE(module, 0u);
+  std::vector<wire::Region> regions;
+  std::vector<ChunkHash> wanted;
+  for (const auto& [name, bytes] : {std::pair<const char*, size_t>{"odd", 3}, {"table", 1001}}) {
+    const std::string contents = Pattern(bytes, unsigned(bytes));
+    wire::OpWriteMemory_Request write;
+    write.object = module;
+    write.symbol = name;
+    write.bytes = bytes;
+    ASSERT_EQ(client_.Call(kOpWriteMemory, write, contents), CUDA_SUCCESS);
+    wire::Region region = Memory(1, bytes);
+    region.kind = 2;
+    region.object = module;
+    region.symbol = name;
+    regions.push_back(region);
+    wanted.push_back(HashChunk(contents.data(), bytes));
+  }
+  ASSERT_EQ(client_.Call(kOpDrain, wire::OpDrain_Request()), CUDA_SUCCESS);
+  ASSERT_EQ(Hash(regions, 4096, &hashes_), CUDA_SUCCESS);
+  EXPECT_EQ(hashes_, wanted);
+  regions[0].bytes = 4;
+  EXPECT_EQ(Hash(regions, 4096, &hashes_), CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_F(SideRequests, ReadsOnlyWhatTheSessionOwns) {
+  const uint64_t memory = client_.Allocate(100000);
+  std::string out(1000, 0);
+  EXPECT_EQ(Hash({Memory(memory, 100001)}, 4096, &hashes_), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(Hash({Memory(memory - 1, 10)}, 4096, &hashes_), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(Hash({Memory(memory, UINT64_MAX)}, 4096, &hashes_), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(Hash({Memory(memory, 1000)}, 0, &hashes_), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(Hash({Memory(memory, 1000)}, 16, &hashes_), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(Peek(memory + 99500, &out), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(Peek(uint64_t(uintptr_t(out.data())), &out), CUDA_ERROR_INVALID_VALUE);
+  wire::OpPeekMemory_Request in;
+  in.address = memory;
+  in.bytes = 1000;
+  in.context = context_;
+  in.to = uint64_t(uintptr_t(out.data()));
+  EXPECT_EQ(client_.Call(kOpPeekMemory, in), CUDA_ERROR_INVALID_VALUE);
+  ASSERT_EQ(client_.Free(memory), CUDA_SUCCESS);
+  EXPECT_EQ(Hash({Memory(memory, 1000)}, 4096, &hashes_), CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_F(SideRequests, PeeksAtMemory) {
+  const std::string bytes = Pattern(300000, 4);
+  const uint64_t memory = client_.Allocate(bytes.size());
+  ASSERT_EQ(client_.Write(memory, bytes), CUDA_SUCCESS);
+  std::string out(200000, 0);
+  ASSERT_EQ(Peek(memory + 777, &out), CUDA_SUCCESS);
+  EXPECT_EQ(out, bytes.substr(777, out.size()));
+}
+
+// Blocks of this size are unmapped when they are freed. A read that has begun must not find nothing there.
+TEST_F(SideRequests, MemoryStaysUntilItHasBeenRead) {
+  constexpr uint64_t kBytes = 192 << 20;
+  for (int i = 0; i < 3; ++i) {
+    const uint64_t memory = client_.Allocate(kBytes);
+    ASSERT_NE(memory, 0u);
+    wire::OpHashMemory_Request in;
+    in.regions.push_back(Memory(memory, kBytes));
+    in.chunk_bytes = 2 << 20;
+    client_.Send(kOpHashMemory, in);
+    ASSERT_EQ(client_.Free(memory), CUDA_SUCCESS);
+    ASSERT_EQ(client_.Synchronize(), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(client_.pending, CUDA_SUCCESS);
+}
+
+}  // namespace
+}  // namespace cuda_remote::server
