@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "server/softgpu/advice.h"
@@ -18,6 +19,10 @@
 using namespace cuda_remote::softgpu;
 
 namespace {
+
+// What new managed memory holds: nothing that a program may build upon.
+constexpr int kUnclearedByte = 0xcd;
+constexpr size_t kUncleared = 1 << 20;  // so much of it; the rest is new pages, zero
 
 bool CanFree(const Allocation& allocation) {
   if (allocation.of_graph) return false;
@@ -88,8 +93,8 @@ SOFTGPU_API cuMemAllocManaged(CUdeviceptr* address, size_t bytes, unsigned int f
   if (CUresult result = Allocate(context, bytes, MemoryKind::kManaged, false, &allocation); result != CUDA_SUCCESS) {
     return result;
   }
-  // Fresh managed memory is zero on real systems (new pages); small blocks of ours are not.
-  if (bytes < (1 << 20)) std::memset(reinterpret_cast<void*>(allocation->begin), 0, bytes);
+  // New memory is not cleared, and on real systems often is memory that was freed before.
+  std::memset(reinterpret_cast<void*>(allocation->begin), kUnclearedByte, std::min(bytes, kUncleared));
   ForgetAdvice(allocation->begin, bytes);
   *address = allocation->begin;
   return CUDA_SUCCESS;

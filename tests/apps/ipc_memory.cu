@@ -166,6 +166,13 @@ void Run(const app::Options& options, int count, int rank, int (*sockets)[2], Bo
     CU_CHECK(cuMemPoolImportFromShareableHandle(&their_pool, reinterpret_cast<void*>(intptr_t(fd)),
                                                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
     close(fd);
+    // An imported pool is at first accessible from the GPU alone on which its memory lies.
+    if (previous % devices != device) {
+      CUmemAccessDesc access = {};
+      access.location = prop.location;
+      access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+      CU_CHECK(cuMemPoolSetAccess(their_pool, &access, 1));
+    }
     CU_CHECK(cuMemPoolImportPointer(&their_pooled.at, their_pool, &board.pointers[previous]));
   } else {
     CU_CHECK(cuIpcOpenMemHandle(&their_pooled.at, board.plain[previous], CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));

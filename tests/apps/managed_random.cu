@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Managed memory, used at random from all sides and compared byte for byte with a model of what CUDA promises: host
-// threads, kernels, copies, fills, prefetches, advice, system calls, host functions, graphs, allocations and frees, in two
-// streams, with memory attached to streams and to the host. Each of the --steps steps is 250 operations.
+// threads, kernels, copies, fills, prefetches, advice, system calls, host functions, allocations and frees, in two
+// streams, with memory attached to streams and to the host, and `__managed__` variables. Each of the --steps steps is 250
+// operations.
 //
 // The rules of devices without concurrentManagedAccess are kept: the host leaves memory alone while work may use it that
-// has not been waited for, and memory that is attached to one stream only while that stream has work.
+// has not been waited for, and memory that is attached to one stream only while that stream has work. Nothing else is
+// relied upon that CUDA does not promise: new memory is not cleared, and a copy that does not end in host memory may
+// still be going on when cudaMemcpy returns.
 //
 // CR_TEST_SEED=N chooses the operations (1 by default). A failure names the seed, the operation's number and what differs.
+#include <fcntl.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -21,7 +28,7 @@ namespace {
 
 constexpr int kOperations = 250;
 constexpr int kStreams = 2;
-constexpr size_t kMostRanges = 12;
+constexpr size_t kMostRanges = 14;
 constexpr int kNobody = -1;
 
 unsigned g_seed = 1;
@@ -35,6 +42,10 @@ const char* g_name = "start";
       app::Fail(__FILE__, __LINE__, #condition, "not true");                                                        \
     }                                                                                                               \
   } while (0)
+
+constexpr size_t kVariableBytes = 9001;
+__managed__ unsigned char g_variable[kVariableBytes];
+__managed__ unsigned char g_short_variable[5] = {1, 2, 3, 4, 5};
 
 __global__ void Advance(unsigned char* bytes, unsigned count, unsigned stride, unsigned salt) {
   for (unsigned i = (blockIdx.x * blockDim.x + threadIdx.x) * stride; i < count; i += gridDim.x * blockDim.x * stride) {
@@ -50,12 +61,17 @@ void AdvanceModel(unsigned char* bytes, unsigned count, unsigned stride, unsigne
   for (unsigned i = 0; i < count; i += stride) bytes[i] = (unsigned char)(bytes[i] * 3 + salt + i);
 }
 
+constexpr size_t kPage = 4096;
+
 struct Range {
   unsigned char* memory = nullptr;
+  unsigned char* allocation = nullptr;  // in which `memory` lies
+  bool on_page = false;                 // memory begins on a page, wherever the allocation does
   std::vector<unsigned char> model;
   int busy = kNobody;      // the stream whose work uses it, not waited for
   int attached = kNobody;  // to this stream
   bool host_attached = false;
+  bool variable = false;  // a __managed__ one
 };
 
 class Random {
@@ -72,12 +88,14 @@ class Random {
     file_ = tmpfile();
     CHECK_BYTES(file_ != nullptr, "no temporary file");
     CHECK_BYTES(pipe(pipe_) == 0, "no pipe");
+    AddVariable(g_variable, kVariableBytes);
+    AddVariable(g_short_variable, sizeof(g_short_variable));
     for (int i = 0; i < 4; ++i) Allocate();
   }
 
   void Operation() {
     ++g_operation;
-    switch (Pick(24)) {
+    switch (Pick(27)) {
       case 0: return Name("host writes"), HostWrites();
       case 1: return Name("host writes bytes"), HostWritesFew();
       case 2: return Name("host reads"), HostReads();
@@ -101,6 +119,9 @@ class Random {
       case 20: return Name("free"), Free();
       case 21: return Name("wait"), Wait();
       case 22: return Name("attach"), Attach();
+      case 23: return Name("send(2)"), SendCall();
+      case 24: return Name("O_DIRECT"), DirectCalls();
+      case 25: return Name("copy of lines"), CopyLines();
       default: return Name("host function"), HostFunction();
     }
   }
@@ -308,6 +329,7 @@ class Random {
     if (Pick(2) == 0) {
       WaitForAll();
       CUDA_CHECK(cudaMemcpy(to.memory + at, from.memory, bytes, cudaMemcpyDefault));
+      CUDA_CHECK(cudaStreamSynchronize(cudaStreamLegacy));
     } else {
       const int stream = ForWork(to);
       ForWork(from, stream);
@@ -327,6 +349,7 @@ class Random {
     if (Pick(2) == 0) {
       for (size_t i = 0; i < bytes; ++i) pageable_[i] = (unsigned char)(i * 5 + g_operation);
       CUDA_CHECK(cudaMemcpy(range.memory + begin, pageable_.data(), bytes, cudaMemcpyDefault));
+      CUDA_CHECK(cudaStreamSynchronize(cudaStreamLegacy));
       memcpy(&range.model[begin], pageable_.data(), bytes);
     } else {
       CUDA_CHECK(cudaMemcpy(pageable_.data(), range.memory + begin, bytes, cudaMemcpyDefault));
@@ -416,25 +439,103 @@ class Random {
     memcpy(&range.model[range.model.size() - bytes], &range.model[0], bytes);
   }
 
+  // Out of one range and into another one, through a socket.
+  void SendCall() {
+    Range &from = Any(), &to = Any();
+    ForHost(from);
+    ForHost(to);
+    const size_t bytes = std::min({from.model.size(), to.model.size(), size_t{6000}});
+    const size_t begin = to.model.size() - bytes;
+    int ends[2];
+    CHECK_BYTES(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, "no sockets");
+    iovec part = {from.memory, bytes};
+    msghdr message = {};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    const ssize_t sent = Pick(2) == 0 ? send(ends[0], from.memory, bytes, 0) : sendmsg(ends[0], &message, 0);
+    CHECK_BYTES(sent == ssize_t(bytes), "sending managed memory");
+    const std::vector<unsigned char> copy(from.model.begin(), from.model.begin() + long(bytes));
+    CHECK_BYTES(recv(ends[1], to.memory + begin, bytes, MSG_WAITALL) == ssize_t(bytes), "receiving into managed memory");
+    memcpy(&to.model[begin], copy.data(), bytes);
+    close(ends[0]);
+    close(ends[1]);
+  }
+
+  // Whole pages, which the device of the file (or, for files in memory, the kernel) reads and writes by itself.
+  void DirectCalls() {
+    Range& range = Any();
+    ForHost(range);
+    if (!range.on_page || range.model.size() < kPage) return;
+    const size_t pages = range.model.size() / kPage, first = Pick(pages);
+    const size_t begin = first * kPage, bytes = (1 + Pick(pages - first)) * kPage;
+    const std::string path = "/proc/self/fd/" + std::to_string(fileno(file_));
+    const int fd = open(path.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
+    if (fd < 0) return;  // a file system without it
+    if (Pick(2) == 0) {
+      for (size_t i = 0; i < bytes; ++i) pageable_[i] = (unsigned char)(i * 17 + g_operation);
+      CHECK_BYTES(pwrite(fileno(file_), pageable_.data(), bytes, 0) == ssize_t(bytes), "writing the file");
+      CHECK_BYTES(pread(fd, range.memory + begin, bytes, 0) == ssize_t(bytes), "reading into managed memory");
+      memcpy(&range.model[begin], pageable_.data(), bytes);
+    } else {
+      CHECK_BYTES(pwrite(fd, range.memory + begin, bytes, 0) == ssize_t(bytes), "writing from managed memory");
+      CHECK_BYTES(pread(fileno(file_), pageable_.data(), bytes, 0) == ssize_t(bytes), "reading the file");
+      CHECK_BYTES(memcmp(pageable_.data(), &range.model[begin], bytes) == 0, "what was written differs");
+    }
+    close(fd);
+  }
+
+  // A rectangle of one range into another one.
+  void CopyLines() {
+    Range &to = Any(), &from = Any();
+    if (&to == &from || to.host_attached || from.host_attached || to.attached != from.attached) return;
+    const size_t most = std::min(to.model.size(), from.model.size());
+    if (most < 8) return;
+    const size_t pitch = 4 + Pick(std::min<size_t>(most / 2, 700) - 3), lines = most / pitch, width = 1 + Pick(pitch);
+    const int stream = ForWork(to);
+    ForWork(from, stream);
+    CUDA_CHECK(cudaMemcpy2DAsync(to.memory, pitch, from.memory, pitch, width, lines, cudaMemcpyDefault, streams_[stream]));
+    for (size_t line = 0; line < lines; ++line) memcpy(&to.model[line * pitch], &from.model[line * pitch], width);
+    Uses(to, stream);
+    Uses(from, stream);
+  }
+
   void Allocate() {
     if (ranges_.size() == kMostRanges) return;
     auto range = std::make_unique<Range>();
     const size_t sizes[] = {1 + Pick(300), 4096, 1 + Pick(20000), 1 + Pick(Longest() / 4), Longest()};
     range->model.resize(std::min(sizes[Pick(5)], Longest()));
     range->host_attached = Pick(5) == 0;
-    CUDA_CHECK(cudaMallocManaged(&range->memory, range->model.size(),
+    range->on_page = Pick(2) == 0;
+    CUDA_CHECK(cudaMallocManaged(&range->allocation, range->model.size() + (range->on_page ? kPage - 1 : 0),
                                  range->host_attached ? cudaMemAttachHost : cudaMemAttachGlobal));
-    // The driver's pages come zeroed; the host may use what is new at once only if it is its own, or nothing runs.
+    const size_t past = reinterpret_cast<size_t>(range->allocation) % kPage;
+    range->memory = range->allocation + (range->on_page && past != 0 ? kPage - past : 0);
+    const unsigned value = Pick(256);
+    memset(range->model.data(), int(value), range->model.size());
+    // The host may use what is new at once only if it is its own, or nothing runs.
     if (!range->host_attached) WaitForAll();
-    Same(*range, 0, range->model.size());
+    if (range->host_attached || Pick(2) == 0) {
+      memset(range->memory, int(value), range->model.size());
+    } else {
+      CUDA_CHECK(cudaMemsetAsync(range->memory, int(value), range->model.size(), streams_[0]));
+      Uses(*range, 0);
+    }
+    ranges_.push_back(std::move(range));
+  }
+
+  void AddVariable(unsigned char* memory, size_t bytes) {
+    auto range = std::make_unique<Range>();
+    range->memory = range->allocation = memory;
+    range->model.assign(memory, memory + bytes);
+    range->variable = true;
     ranges_.push_back(std::move(range));
   }
 
   void Free() {
-    if (ranges_.size() <= 3) return;
     const size_t index = Pick(ranges_.size());
+    if (ranges_.size() <= 5 || ranges_[index]->variable) return;
     WaitForAll();
-    CUDA_CHECK(cudaFree(ranges_[index]->memory));
+    CUDA_CHECK(cudaFree(ranges_[index]->allocation));
     ranges_.erase(ranges_.begin() + long(index));
   }
 
@@ -452,15 +553,15 @@ class Random {
     const int stream = int(Pick(kStreams));
     switch (Pick(3)) {
       case 0:
-        CUDA_CHECK(cudaStreamAttachMemAsync(streams_[stream], range.memory, 0, cudaMemAttachGlobal));
+        CUDA_CHECK(cudaStreamAttachMemAsync(streams_[stream], range.allocation, 0, cudaMemAttachGlobal));
         range.attached = kNobody, range.host_attached = false;
         break;
       case 1:
-        CUDA_CHECK(cudaStreamAttachMemAsync(streams_[stream], range.memory, 0, cudaMemAttachHost));
+        CUDA_CHECK(cudaStreamAttachMemAsync(streams_[stream], range.allocation, 0, cudaMemAttachHost));
         range.attached = kNobody, range.host_attached = true;
         break;
       default:
-        CUDA_CHECK(cudaStreamAttachMemAsync(streams_[stream], range.memory, 0, cudaMemAttachSingle));
+        CUDA_CHECK(cudaStreamAttachMemAsync(streams_[stream], range.allocation, 0, cudaMemAttachSingle));
         range.attached = stream, range.host_attached = false;
     }
     CUDA_CHECK(cudaStreamSynchronize(streams_[stream]));
