@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Managed memory. Host and GPU use it at the same address, in the host arena (client/session/host_arena.h). If the
-// server is on this machine, its home is the GPU (client/session/managed_home.h). Where that cannot be, it is host memory
-// that the server shares and the GPU reaches over the bus; and over a relay both ends have their own, which are kept in
-// step (client/session/managed_mirror.h). Advice is remembered for the questions about it, and changes nothing.
+// Managed memory. Host and GPU use it at the same address, in the host arena (client/session/host_arena.h). Its home is
+// the GPU (client/session/managed_home.h). Where that cannot be, it is host memory that the server shares and the GPU
+// reaches over the bus; and over a relay both ends have their own, which are kept in step
+// (client/session/managed_mirror.h). Advice is remembered for the questions about it, and changes nothing.
 //
 // Its contents are the process's while a checkpoint is taken: a snapshot has them, and another server is given them. So
 // nothing of it is in the log.
@@ -112,16 +112,24 @@ CUresult Prefetch(const char* name, const CUdeviceptr* addresses, const size_t* 
   }
   size_t place = 0;
   std::vector<uint64_t> to_device;
+  std::vector<size_t> to_host;
   for (size_t i = 0; i < count && place_count != 0; ++i) {
     while (place + 1 < place_count && first[place + 1] <= i) ++place;
     const CUmemLocation& to = places[place];
-    if (to.type == CU_MEM_LOCATION_TYPE_DEVICE) to_device.push_back(addresses[i]);
+    if (to.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+      to_device.push_back(addresses[i]);
+    } else {
+      to_host.push_back(i);
+    }
     session.managed_advice().Update(addresses[i], sizes[i], [&to](Advice& known) {
       known.last_prefetch = {int(to.type), to.type == CU_MEM_LOCATION_TYPE_HOST ? 0 : to.id};
     });
   }
   lock.unlock();
-  return session.managed_home().pages().HandOver(&session.channel(), to_device);
+  ManagedPages& pages = session.managed_home().pages();
+  // Not at once: the work before it in the stream is not done yet.
+  for (const size_t i : to_host) pages.WillUse(addresses[i], sizes[i]);
+  return pages.HandOver(&session.channel(), to_device);
 }
 
 // A place as a device number.

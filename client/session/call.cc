@@ -361,7 +361,10 @@ CUresult Call::Finish(uint64_t sequence) {
     show_managed_ = true;
     if (header_.call != kCall_cuMemcpyDtoHAsync_v2) ShowManaged();
   }
-  if (Waits(header_.call)) session_->NoteWaited();
+  if (Waits(header_.call)) {
+    session_->NoteWaited();
+    session_->managed_home().pages().Anticipate(&session_->channel());
+  }
   return Synchronises(header_.call) ? session_->TakePendingError() : CUDA_SUCCESS;
 }
 

@@ -311,7 +311,10 @@ void Session::Unlock() {
     }
   }
   taken_ = false;
-  if (given_new_) managed_mirror_.ForgetFormer();
+  if (given_new_) {
+    managed_home_.ForgetFormer();
+    managed_mirror_.ForgetFormer();
+  }
   given_new_ = false;
   if (channel_) host_functions_.SetChannel(channel_.get());
   gate_.Open();

@@ -18,7 +18,7 @@ constexpr uint32_t kFree = 0, kClear = 1, kWaitOnly = 2;
 }  // namespace
 bool ManagedHome::OnGpuLocked(Session* session) {
   if (place_ == Place::kUnknown) {
-    const bool may = session->shared_memory() && session->settings().managed_on_gpu && PageFaults::Supported();
+    const bool may = session->settings().managed_on_gpu && PageFaults::Supported();
     place_ = may ? Place::kGpu : Place::kHost;
   }
   return place_ == Place::kGpu;
@@ -26,8 +26,10 @@ bool ManagedHome::OnGpuLocked(Session* session) {
 
 CUresult ManagedHome::MapOnServer(Session* session, uint64_t address, uint64_t bytes, int device) {
   wire::OpManagedMap_Request request;
-  const CUresult sent = session->SendFile(arena_.fd(), &request.tag);
-  if (sent != CUDA_SUCCESS) return sent;
+  if (session->shared_memory()) {
+    const CUresult sent = session->SendFile(arena_.fd(), &request.tag);
+    if (sent != CUDA_SUCCESS) return sent;
+  }
   request.address = address;
   request.bytes = bytes;
   request.offset = HostArena::OffsetOf(address);
@@ -57,7 +59,7 @@ CUresult ManagedHome::AddSegmentLocked(Session* session, uint64_t bytes, int dev
     if (result == CUDA_ERROR_NOT_SUPPORTED && heap_.segments().empty()) place_ = Place::kHost;
     return result;
   }
-  pages_.SetFile(arena_.fd(), HostArena::kManagedBase);
+  pages_.SetFile(arena_.fd(), HostArena::kManagedBase, !session->shared_memory());
   pages_.Add(*address, bytes);
   heap_.Add(*address, bytes, device, small);
   return CUDA_SUCCESS;
@@ -175,11 +177,14 @@ CUresult ManagedHome::Settle(Session* session) {
 
 CUresult ManagedHome::MoveTo(Session* session) {
   std::lock_guard<std::mutex> lock(mutex_);
+  moved_ = true;
   place_before_ = place_;
+  carried_before_ = pages_.carried();
   place_ = Place::kUnknown;
   pages_.Enable(true);
   CUresult result = CUDA_SUCCESS;
   if (OnGpuLocked(session)) {
+    pages_.SetFile(arena_.fd(), HostArena::kManagedBase, !session->shared_memory());
     std::vector<uint64_t> mapped;
     for (const auto& [address, segment] : heap_.segments()) {
       result = MapOnServer(session, address, segment.bytes, segment.device);
@@ -194,23 +199,35 @@ CUresult ManagedHome::MoveTo(Session* session) {
   for (const auto& [address, segment] : heap_.segments()) {
     result = session->MapManagedRange(address, segment.bytes, segment.device);
     if (result == CUDA_SUCCESS) continue;
-    place_ = place_before_;
-    pages_.Enable(place_ != Place::kHost);
+    MoveBackLocked();
     return result;
   }
   return CUDA_SUCCESS;
 }
 
+void ManagedHome::MoveBackLocked() {
+  // Without a move the former server is the one of an earlier move, or there was none.
+  if (!moved_) return;
+  moved_ = false;
+  place_ = place_before_;
+  pages_.SetCarried(carried_before_);
+  pages_.Enable(place_ != Place::kHost);
+}
+
 void ManagedHome::MoveBack() {
   std::lock_guard<std::mutex> lock(mutex_);
-  place_ = place_before_;
-  pages_.Enable(place_ != Place::kHost);
+  MoveBackLocked();
+}
+
+void ManagedHome::ForgetFormer() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  moved_ = false;
 }
 
 std::vector<ManagedMirror::Place> ManagedHome::Mirrored(Session* session) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<ManagedMirror::Place> places;
-  if (session->shared_memory()) return places;
+  if (session->shared_memory() || place_ == Place::kGpu) return places;
   for (const auto& [address, segment] : heap_.segments()) places.push_back({address, segment.bytes, address, true});
   return places;
 }

@@ -2,8 +2,8 @@
 // Managed memory on the GPU: what is allocated where (managed_heap.h), in which file (host_arena.h), and who has which
 // page (managed_pages.h). docs/memory.md describes it.
 //
-// Only a server on this machine gives memory a home on the GPU, and only where the kernel lets this process watch its own
-// pages (page_faults.h), and all of the session's GPUs reach each other's memory. Allocate says when it cannot be had,
+// Memory has a home on the GPU only where the kernel lets this process watch its own pages (page_faults.h), and all of
+// the session's GPUs reach each other's memory. Allocate says when it cannot be had,
 // and the caller has other memory for such programs. A job that moves to a server that cannot goes on with host memory
 // at the same addresses.
 //
@@ -49,6 +49,8 @@ class ManagedHome {
   // former server, if something else failed.
   CUresult MoveTo(Session* session);
   void MoveBack();
+  // There is no way back to the former server.
+  void ForgetFormer();
   // What that server has bytes of its own for, which ManagedMirror is to keep in step.
   std::vector<ManagedMirror::Place> Mirrored(Session* session);
 
@@ -70,10 +72,14 @@ class ManagedHome {
   CUresult TakeSegmentLocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address);
   CUresult RemoveSegmentLocked(Session* session, uint64_t address);
   bool DropKeptLocked(Session* session);
+  void MoveBackLocked();
 
   std::mutex mutex_;
   Place place_ = Place::kUnknown;
+  // Of the former server, while there is a way back to it.
+  bool moved_ = false;
   Place place_before_ = Place::kUnknown;
+  bool carried_before_ = false;
   HostArena arena_{HostArena::kManagedBase};
   ManagedHeap heap_;
   ManagedPages pages_;

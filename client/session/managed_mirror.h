@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory that host and kernels use and that the server does not share with this process, kept in step with it.
 //
-// What is kept so: managed memory over a relay, and `__managed__` variables, which the driver places in the server's
-// process; both lie at the same address here and there. Pinned memory over a relay that kernels use, also at the same
-// address; and the application's own pages that it registered, which have another address there. What the host has
-// changed is found by comparison (proto/mirror) and sent before every request that may make the GPU read or write
-// memory (Push); what the GPU has changed is fetched after every call that waits for the GPU (Pull). There is no page
-// protection, hence no signal handler, and system calls may read and write the memory as they like. The price is a
-// comparison of all of it at each such call.
+// What is kept so: managed memory over a relay that cannot lie on the GPU (managed_home.h), and `__managed__`
+// variables, which the driver places in the server's process; both lie at the same address here and there. Pinned
+// memory over a relay that kernels use, also at the same address; and the application's own pages that it registered,
+// which have another address there. What the host has changed is found by comparison (proto/mirror) and sent before
+// every request that may make the GPU read or write memory (Push); what the GPU has changed is fetched after every call
+// that waits for the GPU (Pull). There is no page protection, hence no signal handler, and system calls may read and
+// write the memory as they like. The price is a comparison of all of it at each such call.
 //
 // The host must not wait, without a CUDA call, for a kernel to change such memory: devices report
 // CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS as 0 for this reason, over every channel, since a job can move.

@@ -11,6 +11,7 @@
 
 #include "client/session/log.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/mirror/mirror.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -21,10 +22,21 @@ constexpr uint64_t kMostRead = 1024;
 constexpr uint64_t kReadGrowth = 4;
 // Pages whose protection is taken away at a time, at most. Those that are not written then are sent for nothing.
 constexpr uint64_t kMostWrite = 512;
+// So often the host must have used the same pages, and not more than so many, for them to be fetched ahead. Once in so
+// many times they are not, to see whether the host still comes for them.
+constexpr uint64_t kHabit = 3;
+constexpr uint64_t kMostAhead = 64;
+constexpr uint64_t kProbe = 16;
 // Runs of one message, two numbers each.
 constexpr size_t kMostRuns = 32 << 10;
-// What Settle fetches at a time.
+// What is handed over at a time of a segment that was not watched before; of it, units with a page that was used.
+constexpr uint64_t kHandOverPiece = uint64_t{64} << 20;
+constexpr uint64_t kGranule = 64 << 10;
+// What Settle fetches at a time, from a server that has the file and from one that has not.
 constexpr uint64_t kSettlePiece = uint64_t{32} << 20;
+constexpr uint64_t kCarriedSettlePiece = 4 << 20;
+// Bytes of one run in the channel.
+constexpr uint64_t kCarriedPiece = 256 << 10;
 
 // OpManagedFetch's `wait`.
 constexpr uint32_t kAtOnce = 0, kForAll = 1, kForStream = 2, kUnlessBusy = 3, kUnlessStreamBusy = 4;
@@ -100,6 +112,7 @@ void ManagedPages::Remove(uint64_t address) {
     madvise(reinterpret_cast<void*>(address), it->second.bytes, MADV_DOFORK);
   }
   TouchLocked(&it->second, false);
+  SetHabitLocked(&it->second, false);
   segments_.erase(it);
   active_.store(!segments_.empty(), std::memory_order_release);
 }
@@ -137,6 +150,7 @@ void ManagedPages::Attach(uint64_t address, uint64_t bytes, uint64_t stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto it = FindLocked(address);
   if (it == segments_.end()) return;
+  SetHabitLocked(&it->second, false);
   const uint64_t first = (address - it->first) / kPage;
   if (stream == kGlobal) {
     it->second.attached.erase(first);
@@ -180,7 +194,47 @@ void ManagedPages::AddRun(uint64_t start, uint64_t first, uint64_t last) {
   runs_.push_back((last - first) * kPage);
 }
 
+void ManagedPages::AddFileRuns(uint64_t start, uint64_t from, uint64_t to) {
+  const uint64_t begin = start - base_, end = begin + to;
+  uint64_t first = begin + from, last = first;  // of the run that goes on
+  for (uint64_t at = first; at < end;) {
+    const off_t found = lseek(file_, off_t(at), SEEK_DATA);
+    if (found < 0 || uint64_t(found) >= end) break;
+    // With what is between its pages: to look for each hole takes longer than to copy zeroes.
+    const uint64_t data = std::max(at, uint64_t(found) / kGranule * kGranule);
+    if (data != last) {
+      if (first != last) AddRun(start, (first - begin) / kPage, (last - begin) / kPage);
+      first = data;
+    }
+    at = last = std::min(end, (data / kGranule + 1) * kGranule);
+  }
+  if (first != last) AddRun(start, (first - begin) / kPage, (last - begin) / kPage);
+}
+
+CUresult ManagedPages::SendBytes(ClientChannel* channel) {
+  FrameHeader header;
+  header.call = kOpManagedFlush;
+  header.flags = kFlagNoReply;
+  std::string message;
+  for (size_t i = 0; i < runs_.size(); i += 2) {
+    for (uint64_t at = runs_[i], end = at + runs_[i + 1]; at < end;) {
+      const uint64_t bytes = std::min(kCarriedPiece, end - at);
+      carry_.resize(bytes);
+      // By the file: the pages are not mapped.
+      if (pread(file_, &carry_[0], bytes, off_t(at - base_)) != ssize_t(bytes)) return CUDA_ERROR_OPERATING_SYSTEM;
+      mirror::AppendRun(at, carry_.data(), bytes, &message);
+      at += bytes;
+      if (message.size() + kCarriedPiece < mirror::kMostRuns && (at < end || i + 2 < runs_.size())) continue;
+      if (channel->Send(header, {}, message) != ChannelStatus::kOk) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+      message.clear();
+    }
+  }
+  runs_.clear();
+  return CUDA_SUCCESS;
+}
+
 CUresult ManagedPages::SendRuns(ClientChannel* channel) {
+  if (carried_) return SendBytes(channel);
   for (size_t at = 0; at < runs_.size(); at += 2 * kMostRuns) {
     const size_t count = std::min(runs_.size() - at, 2 * kMostRuns);
     FrameHeader header;
@@ -197,16 +251,13 @@ CUresult ManagedPages::HandOverLocked(ClientChannel* channel, uint64_t start, Se
   hand_overs_.fetch_add(1, std::memory_order_acq_rel);
   if (!segment->watched) {
     if (!WatchLocked(start, segment)) return CUDA_ERROR_OUT_OF_MEMORY;
-    // From here on whoever touches it waits for this lock, and the file is what counts.
-    PageFaults::Unmap(start, segment->bytes);
-    const uint64_t begin = start - base_, end = begin + segment->bytes;
-    for (uint64_t at = begin; at < end;) {
-      const off_t data = lseek(file_, off_t(at), SEEK_DATA);
-      if (data < 0 || uint64_t(data) >= end) break;
-      const off_t hole = lseek(file_, data, SEEK_HOLE);
-      const uint64_t to = hole < 0 ? end : std::min<uint64_t>(end, uint64_t(hole));
-      AddRun(start, (uint64_t(data) - begin) / kPage, (to - begin) / kPage);
-      at = to;
+    // Piece by piece, so that the server copies one while the next is taken. Whoever touches it from then on waits for
+    // this lock, and the file is what counts.
+    for (uint64_t at = 0; at < segment->bytes; at += kHandOverPiece) {
+      const uint64_t bytes = std::min(kHandOverPiece, segment->bytes - at);
+      PageFaults::Unmap(start + at, bytes);
+      AddFileRuns(start, at, at + bytes);
+      if (const CUresult sent = SendRuns(channel); sent != CUDA_SUCCESS) return sent;
     }
   } else {
     uint64_t had = 0, written = 0;
@@ -219,10 +270,17 @@ CUresult ManagedPages::HandOverLocked(ClientChannel* channel, uint64_t start, Se
       written += last - first;
     });
     segment->mostly_written = written * 8 >= had * 7;
+    const bool same = segment->first == segment->had_first && segment->last == segment->had_last;
+    segment->repeats = same ? segment->repeats + 1 : 0;
+    segment->had_first = segment->first;
+    segment->had_last = segment->last;
+    SetHabitLocked(segment, segment->repeats >= kHabit && segment->last - segment->first <= kMostAhead &&
+                                segment->attached.empty());
     Set(&segment->host, segment->first, segment->last, false);
     Set(&segment->dirty, segment->first, segment->last, false);
   }
   segment->first = segment->last = 0;
+  segment->wanted_first = segment->wanted_last = 0;
   const CUresult result = SendRuns(channel);
   // Only now: a thread that finds nothing to hand over may send its work at once.
   TouchLocked(segment, false);
@@ -264,12 +322,64 @@ CUresult ManagedPages::Fetch(ClientChannel* channel, uint64_t address, uint64_t 
   request.Encode(&message);
   FrameHeader header;
   header.call = kOpManagedFetch;
+  if (carried_) carry_.resize(bytes);
   Reply reply;
-  if (channel->Call(header, message, {}, nullptr, 0, &reply) != ChannelStatus::kOk) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  if (channel->Call(header, message, {}, carried_ ? &carry_[0] : nullptr, carried_ ? bytes : 0, &reply) !=
+      ChannelStatus::kOk) {
+    return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  }
   wire::OpManagedFetch_Reply answer;
   if (!answer.Decode(reply.message)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
   *busy = answer.busy;
-  return CUresult(reply.result);
+  if (!carried_ || answer.busy || reply.result != CUDA_SUCCESS) return CUresult(reply.result);
+  if (reply.payload_bytes != bytes) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  const ssize_t wrote = pwrite(file_, carry_.data(), bytes, off_t(address - base_));
+  return wrote == ssize_t(bytes) ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+}
+
+void ManagedPages::WillUse(uint64_t address, uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = FindLocked(address);
+  if (it == segments_.end()) return;
+  it->second.wanted_first = (address - it->first) / kPage;
+  it->second.wanted_last = (address - it->first + bytes + kPage - 1) / kPage;
+}
+
+void ManagedPages::SetHabitLocked(Segment* segment, bool habit) {
+  if (segment->habit == habit) return;
+  segment->habit = habit;
+  habits_.fetch_add(habit ? 1 : size_t(-1), std::memory_order_acq_rel);
+}
+
+void ManagedPages::TakeLocked(Segment* segment, uint64_t first, uint64_t last) {
+  Set(&segment->host, first, last, true);
+  segment->first = segment->touched ? std::min(segment->first, first) : first;
+  segment->last = segment->touched ? std::max(segment->last, last) : last;
+  TouchLocked(segment, true);
+}
+
+void ManagedPages::AnticipateAll(ClientChannel* channel) {
+  std::lock_guard<std::shared_mutex> sending(sending_);
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& [start, segment] : segments_) {
+    if (!segment.habit || !segment.watched || segment.touched) continue;
+    if (++segment.ahead % kProbe == 0) {
+      segment.repeats = kHabit - 1;
+      SetHabitLocked(&segment, false);
+      continue;
+    }
+    const uint64_t first = segment.had_first, last = segment.had_last;
+    bool busy = false;
+    if (Fetch(channel, start + first * kPage, (last - first) * kPage, kUnlessBusy, 0, &busy) != CUDA_SUCCESS || busy) {
+      // Other work goes on, and perhaps always does.
+      segment.repeats = 0;
+      SetHabitLocked(&segment, false);
+      continue;
+    }
+    TakeLocked(&segment, first, last);
+    if (segment.mostly_written) Set(&segment.dirty, first, last, true);
+    if (!faults_.Map(start + first * kPage, (last - first) * kPage, !segment.mostly_written)) return LoseLocked();
+  }
 }
 
 void ManagedPages::FetchForLocked(uint64_t start, Segment* segment, uint64_t page, bool is_write) {
@@ -293,6 +403,9 @@ void ManagedPages::FetchForLocked(uint64_t start, Segment* segment, uint64_t pag
   }
   const bool goes_on = segment->reads != 0 && page == segment->next_read;
   uint64_t count = goes_on ? std::min(segment->reads * kReadGrowth, kMostRead) : kFirstRead;
+  if (page >= segment->wanted_first && page < segment->wanted_last) {
+    count = std::max(count, std::min(kMostRead, segment->wanted_last - page));
+  }
   // The first ones around it, aligned; the later ones behind those that came before. Up to what the host has already.
   uint64_t first = std::max(from, goes_on ? page : page / kFirstRead * kFirstRead);
   uint64_t last = std::min(to, std::max(page + 1, first + count));
@@ -326,14 +439,11 @@ void ManagedPages::FetchForLocked(uint64_t start, Segment* segment, uint64_t pag
     fallocate(file_, FALLOC_FL_KEEP_SIZE, off_t(address - base_), off_t(bytes));
   }
   // Before the thread that waits goes on: it may start work at once, and HandOver must find the pages.
-  Set(&segment->host, first, last, true);
+  TakeLocked(segment, first, last);
   const bool all_writable = is_write && segment->mostly_written;
   if (is_write) Set(&segment->dirty, all_writable ? first : page, all_writable ? last : page + 1, true);
-  segment->first = segment->touched ? std::min(segment->first, first) : first;
-  segment->last = segment->touched ? std::max(segment->last, last) : last;
   segment->next_read = last;
   segment->reads = count;
-  TouchLocked(segment, true);
   bool mapped;
   if (all_writable) {
     mapped = faults_.Map(address, bytes, false);
@@ -385,6 +495,7 @@ void ManagedPages::LoseLocked() {
     if (!segment.watched) continue;
     faults_.Unregister(start, segment.bytes);
     segment.watched = false;
+    SetHabitLocked(&segment, false);
     TouchLocked(&segment, true);
   }
 }
@@ -413,7 +524,7 @@ CUresult ManagedPages::Settle(ClientChannel* channel) {
     // Pages of the file change under nobody's eyes: the host does not have them.
     ForEachRun(segment.host, 0, segment.bytes / kPage, false, [&, begin = start](uint64_t first, uint64_t last) {
       for (uint64_t at = begin + first * kPage, end = begin + last * kPage; at < end && first_error == CUDA_SUCCESS;) {
-        const uint64_t bytes = std::min(kSettlePiece, end - at);
+        const uint64_t bytes = std::min(carried_ ? kCarriedSettlePiece : kSettlePiece, end - at);
         bool busy;
         first_error = Fetch(channel, at, bytes, kAtOnce, 0, &busy);
         at += bytes;
@@ -427,6 +538,7 @@ CUresult ManagedPages::Settle(ClientChannel* channel) {
     faults_.Unregister(start, segment.bytes);
     madvise(reinterpret_cast<void*>(start), segment.bytes, MADV_DOFORK);
     segment.watched = false;
+    SetHabitLocked(&segment, false);
     segment.host.clear();
     segment.dirty.clear();
     TouchLocked(&segment, true);

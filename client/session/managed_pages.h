@@ -2,7 +2,7 @@
 // Managed memory whose home is the GPU: which side has the newest bytes of which page.
 //
 // Segments of a memory file are mapped in this process; the server has device memory at the same addresses, and maps
-// the file, too (kOpManagedMap). A page belongs to one side at a time:
+// the file, too (kOpManagedMap), unless it is on another machine. A page belongs to one side at a time:
 //
 // - A new segment is this process's, and not watched: the program fills it like any memory.
 // - HandOver, before work that may use it, has the server copy what was written to the device, and takes the pages'
@@ -53,8 +53,11 @@ class ManagedPages {
   // With a server that has the segments in another way, there is nothing to hand over.
   void Enable(bool enabled) { enabled_.store(enabled, std::memory_order_release); }
 
-  // The memory file, and where its begin is mapped.
-  void SetFile(int fd, uint64_t base) { file_ = fd, base_ = base; }
+  // The memory file, and where its begin is mapped. `carried`: the server does not have the file, so the bytes travel in
+  // the channel.
+  void SetFile(int fd, uint64_t base, bool carried) { file_ = fd, base_ = base, carried_ = carried; }
+  void SetCarried(bool carried) { carried_ = carried; }
+  bool carried() const { return carried_; }
 
   // The segment is there, here and on the server, and zero. Whole pages.
   void Add(uint64_t address, uint64_t bytes);
@@ -77,6 +80,15 @@ class ManagedPages {
   CUresult HandOver(ClientChannel* channel);
   // The same for the segments in which these addresses lie.
   CUresult HandOver(ClientChannel* channel, const std::vector<uint64_t>& addresses);
+
+  // The host is going to use the bytes: its first access to them fetches as much at once as an access that goes on.
+  void WillUse(uint64_t address, uint64_t bytes);
+
+  // A call that waits for the GPU has returned. Where the host has used the same few pages after each of the last such
+  // calls, they are fetched before it asks for them. Cheap if there are none.
+  void Anticipate(ClientChannel* channel) {
+    if (habits_.load(std::memory_order_acquire) != 0) AnticipateAll(channel);
+  }
 
   // Takes everything back, and stops watching. The server's bytes count for nothing from then on. `channel` null: the
   // server is gone, and the host goes on with what it has.
@@ -106,6 +118,11 @@ class ManagedPages {
     uint64_t next_read = 0, reads = 0;    // pages: where a sequential access would go on, and how many were fetched last
     uint64_t next_write = 0, writes = 0;  // the same for taking protection away
     bool mostly_written = false;  // at the last HandOver: then pages that are fetched by a write are not protected
+    uint64_t wanted_first = 0, wanted_last = 0;  // WillUse
+    // What the host had at the last HandOver, for how many of them it has been the same, and how often it was fetched
+    // ahead. Habit: whether Anticipate looks at it.
+    uint64_t had_first = 0, had_last = 0, repeats = 0, ahead = 0;
+    bool habit = false;
     std::map<uint64_t, std::pair<uint64_t, uint64_t>> attached;  // first page -> one past the last, stream
   };
   using Segments = std::map<uint64_t, Segment>;
@@ -119,13 +136,20 @@ class ManagedPages {
   CUresult HandOverLocked(ClientChannel* channel, uint64_t start, Segment* segment);
   // Notes that [first, last), in pages, is to be flushed.
   void AddRun(uint64_t start, uint64_t first, uint64_t last);
+  // The same for what the file has of [from, to), in bytes of the segment: the rest is zero.
+  void AddFileRuns(uint64_t start, uint64_t from, uint64_t to);
   CUresult SendRuns(ClientChannel* channel);
+  CUresult SendBytes(ClientChannel* channel);
   // Calls use(first, last) for each run of pages of `bits` in [from, to) that have `value`.
   template <typename Use>
   static void ForEachRun(const std::vector<uint64_t>& bits, uint64_t from, uint64_t to, bool value, const Use& use);
   bool StartLocked();
   void Serve();
   void ResolveLocked(const PageFaults::Fault& fault);
+  void AnticipateAll(ClientChannel* channel);
+  void SetHabitLocked(Segment* segment, bool habit);
+  // Notes that the host has the pages from now on.
+  void TakeLocked(Segment* segment, uint64_t first, uint64_t last);
   void FetchForLocked(uint64_t start, Segment* segment, uint64_t page, bool is_write);
   CUresult Fetch(ClientChannel* channel, uint64_t address, uint64_t bytes, uint32_t wait, uint64_t stream, bool* busy);
   void LoseLocked();
@@ -137,9 +161,12 @@ class ManagedPages {
   std::atomic<bool> active_{false};
   std::atomic<size_t> touched_count_{0};
   std::atomic<bool> enabled_{true};
+  std::atomic<size_t> habits_{0};  // segments with one
   std::atomic<uint64_t> end_{0};
   int file_ = -1;
   uint64_t base_ = 0;
+  bool carried_ = false;
+  std::string carry_;  // bytes on their way
   PageFaults faults_;
   std::thread server_;
   ClientChannel* channel_ = nullptr;  // of the last HandOver

@@ -136,7 +136,7 @@ void Executor::Watch() {
 bool Executor::AnswerAhead(const FrameHeader& header, const std::string& message, std::string_view payload) {
   // A wrong request is for the executor to complain about.
   if (header.call == kOpMirrorWrite) return WriteMirrored(*session_, payload, false);
-  if (header.call == kOpManagedFlush) return session_->managed_memory().Flush(payload) == CUDA_SUCCESS;
+  if (header.call == kOpManagedFlush) return FlushManaged(*session_, payload) == CUDA_SUCCESS;
   if (header.call == kOpManagedFetch) return FetchAhead(header, message);
   wire::OpMirrorRead_Request in;
   if (header.call != kOpMirrorRead || !in.Decode(message)) return false;
@@ -152,12 +152,13 @@ bool Executor::FetchAhead(const FrameHeader& header, const std::string& message)
   wire::OpManagedFetch_Request in;
   // Who waits for the GPU waits for what the executor is stuck in.
   if (!in.Decode(message) || in.wait != 0) return false;
-  const CUresult result = session_->managed_memory().Fetch(in.address, in.bytes);
+  std::string bytes;
+  const CUresult result = FetchManaged(*session_, in.address, in.bytes, &bytes);
   // The executor can find another context.
   if (result == CUDA_ERROR_INVALID_CONTEXT) return false;
   std::string answer;
   wire::OpManagedFetch_Reply{}.Encode(&answer);
-  channel_->Reply(header.sequence, header.call, result, 0, answer, {});
+  channel_->Reply(header.sequence, header.call, result, 0, answer, bytes);
   return true;
 }
 

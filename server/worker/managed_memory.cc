@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/worker/managed_memory.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "proto/mirror/mirror.h"
 #include "server/worker/device_arena.h"
 #include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
+
+ManagedMemory::File::~File() { close(fd); }
 
 const ManagedMemory::Segment* ManagedMemory::FindLocked(uint64_t address, uint64_t bytes, uint64_t* start) const {
   auto it = segments_.upper_bound(address);
@@ -42,6 +48,7 @@ void ManagedMemory::ContextDies(uint64_t id) {
   for (auto& [device, lane] : lanes_) {
     if (lane.context.id != id) continue;
     lane = Lane();
+    bulk_.ContextDies(id);
     // The registrations were made in it.
     for (auto& [address, segment] : segments_) {
       if (segment.device != device) continue;
@@ -79,6 +86,34 @@ CUresult ManagedMemory::BackLocked(uint64_t address, uint64_t bytes, int device,
   return result;
 }
 
+std::shared_ptr<ManagedMemory::File> ManagedMemory::OpenFileLocked(int fd) {
+  struct stat facts;
+  if (fstat(fd, &facts) != 0) return nullptr;
+  std::shared_ptr<File> file = file_.lock();
+  if (file && file->device == facts.st_dev && file->number == facts.st_ino) return file;
+  const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (own < 0) return nullptr;
+  file = std::shared_ptr<File>(new File{own, facts.st_dev, facts.st_ino});
+  file_ = file;
+  return file;
+}
+
+CUresult ManagedMemory::MapFileLocked(int fd, uint64_t offset, Segment* segment) {
+  segment->file = OpenFileLocked(fd);
+  if (!segment->file) return CUDA_ERROR_OUT_OF_MEMORY;
+  segment->offset = offset;
+  void* const memory = mmap(nullptr, segment->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, off_t(offset));
+  if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  segment->memory = static_cast<char*>(memory);
+  segment->pieces.resize((segment->bytes + kRegistered - 1) / kRegistered);
+  return CUDA_SUCCESS;
+}
+
+bool ManagedMemory::carried() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return !segments_.empty() && !segments_.begin()->second.file;
+}
+
 CUresult ManagedMemory::Map(uint64_t address, uint64_t bytes, int device, const std::vector<int>& devices, int fd,
                             uint64_t offset) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -94,17 +129,19 @@ CUresult ManagedMemory::Map(uint64_t address, uint64_t bytes, int device, const 
   Segment segment;
   segment.bytes = bytes;
   segment.device = device;
-  void* const file = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, off_t(offset));
-  if (file == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-  segment.file = static_cast<char*>(file);
-  segment.pieces.resize((bytes + kRegistered - 1) / kRegistered);
+  // Either all have files or none.
+  if (!segments_.empty() && !segments_.begin()->second.file != (fd < 0)) return CUDA_ERROR_INVALID_VALUE;
+  if (fd >= 0) {
+    const CUresult mapped = MapFileLocked(fd, offset, &segment);
+    if (mapped != CUDA_SUCCESS) return mapped;
+  }
   CUresult result = BackLocked(address, bytes, device, devices);
   if (result == CUDA_SUCCESS) {
     result = ClearLocked(segment, address);
     if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, bytes);
   }
   if (result != CUDA_SUCCESS) {
-    munmap(file, bytes);
+    if (segment.memory) munmap(segment.memory, bytes);
     return result;
   }
   segments_[address] = std::move(segment);
@@ -118,7 +155,7 @@ CUresult ManagedMemory::Unmap(uint64_t address) {
   EnterLocked(it->second.device);
   UnregisterLocked(&it->second);
   const CUresult result = driver_.cuMemUnmap(address, it->second.bytes);
-  munmap(it->second.file, it->second.bytes);
+  if (it->second.memory) munmap(it->second.memory, it->second.bytes);
   segments_.erase(it);
   if (segments_.empty() && driver_.cuMemAddressFree(kManagedBase, reserved_) == CUDA_SUCCESS) reserved_ = 0;
   return result;
@@ -153,7 +190,7 @@ bool ManagedMemory::Contains(uint64_t address, uint64_t bytes) const {
 
 void ManagedMemory::RegisterLocked(Segment* segment, size_t index) {
   const uint64_t at = index * kRegistered;
-  const CUresult result = driver_.cuMemHostRegister_v2(segment->file + at, std::min(kRegistered, segment->bytes - at),
+  const CUresult result = driver_.cuMemHostRegister_v2(segment->memory + at, std::min(kRegistered, segment->bytes - at),
                                                        CU_MEMHOSTREGISTER_PORTABLE);
   // Without, copies are only slower.
   segment->pieces[index].registered = result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
@@ -163,36 +200,121 @@ void ManagedMemory::RegisterLocked(Segment* segment, size_t index) {
 void ManagedMemory::UnregisterLocked(Segment* segment) {
   for (size_t i = 0; i < segment->pieces.size(); ++i) {
     if (segment->pieces[i].registered && EnterLocked(segment->device)) {
-      driver_.cuMemHostUnregister(segment->file + i * kRegistered);
+      driver_.cuMemHostUnregister(segment->memory + i * kRegistered);
     }
     segment->pieces[i] = Piece();
   }
 }
 
-CUresult ManagedMemory::CopyLocked(Segment* segment, uint64_t start, uint64_t address, uint64_t bytes, bool to_device) {
+CUresult ManagedMemory::BeginCopyLocked(Segment* segment, uint64_t start, const Run& run, bool to_device,
+                                        std::map<int, std::vector<BulkCopies::Part>>* bulk) {
   const CUstream stream = EnterLocked(segment->device);
   if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
-  for (uint64_t at = address - start, end = at + bytes; at < end;) {
+  for (uint64_t at = run.address - start, end = at + run.bytes; at < end;) {
     const size_t index = at / kRegistered;
     const uint64_t step = std::min(end, (index + 1) * kRegistered) - at;
     Piece& piece = segment->pieces[index];
-    piece.moved += step;
-    // Once as much has been copied as there is, more is to be expected.
     const uint64_t length = std::min(kRegistered, segment->bytes - index * kRegistered);
-    if (!piece.registered && (piece.moved > length || step == length)) RegisterLocked(segment, index);
-    char* const file = segment->file + at;
-    const CUresult result = to_device ? driver_.cuMemcpyHtoDAsync_v2(start + at, file, step, stream)
-                                      : driver_.cuMemcpyDtoHAsync_v2(file, start + at, step, stream);
-    if (result != CUDA_SUCCESS) return result;
+    piece.moved += step;
+    if (!piece.registered && piece.moved > length * (length <= kShort ? kTimesOfShort : kTimesOfLong)) {
+      RegisterLocked(segment, index);
+    }
+    if (!piece.registered && run.bytes >= BulkCopies::kWorth) {
+      (*bulk)[segment->device].push_back({segment->file->fd, segment->offset + at, start + at, step});
+    } else {
+      char* const memory = segment->memory + at;
+      const CUresult result = to_device ? driver_.cuMemcpyHtoDAsync_v2(start + at, memory, step, stream)
+                                        : driver_.cuMemcpyDtoHAsync_v2(memory, start + at, step, stream);
+      if (result != CUDA_SUCCESS) return result;
+    }
     at += step;
   }
   return CUDA_SUCCESS;
 }
 
-CUresult ManagedMemory::Flush(std::string_view runs) {
-  struct Run {
-    uint64_t address, bytes;
+CUresult ManagedMemory::CopyLocked(const std::vector<Run>& runs, bool to_device) {
+  CUresult first = CUDA_SUCCESS;
+  const auto note = [&first](CUresult result) {
+    if (first == CUDA_SUCCESS) first = result;
   };
+  std::map<int, std::vector<BulkCopies::Part>> bulk;
+  std::vector<bool> used;
+  uint64_t start;
+  for (const Run& run : runs) {
+    Segment* const segment = FindLocked(run.address, run.bytes, &start);
+    note(BeginCopyLocked(segment, start, run, to_device, &bulk));
+    used.resize(std::max(used.size(), size_t(segment->device) + 1));
+    used[size_t(segment->device)] = true;
+  }
+  for (const auto& [device, parts] : bulk) note(bulk_.Copy(lanes_[device].context, parts, to_device));
+  // Also after an error: the client may write to the file when this has returned.
+  note(AwaitLocked(used));
+  return first;
+}
+
+CUresult ManagedMemory::AwaitLocked(const std::vector<bool>& devices) {
+  CUresult first = CUDA_SUCCESS;
+  for (size_t device = 0; device < devices.size(); ++device) {
+    if (!devices[device]) continue;
+    const CUstream stream = EnterLocked(int(device));
+    const CUresult result = stream ? driver_.cuStreamSynchronize(stream) : CUDA_ERROR_INVALID_CONTEXT;
+    if (first == CUDA_SUCCESS) first = result;
+  }
+  return first;
+}
+
+CUresult ManagedMemory::Write(std::string_view runs) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::shared_ptr<char>> buffers;
+  std::vector<bool> used;
+  CUresult first = CUDA_SUCCESS;
+  const bool well_formed = mirror::ForEachRun(runs, [&](uint64_t address, std::string_view bytes) {
+    uint64_t start;
+    const Segment* const segment = bytes.empty() ? nullptr : FindLocked(address, bytes.size(), &start);
+    if (!segment || segment->file) return false;
+    used.resize(std::max(used.size(), size_t(segment->device) + 1));
+    used[size_t(segment->device)] = true;
+    const CUstream stream = EnterLocked(segment->device);
+    CUresult result = stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+    if (result == CUDA_SUCCESS) {
+      buffers.push_back(staging_->Take(bytes.size()));
+      result = buffers.back() ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (result == CUDA_SUCCESS) {
+      memcpy(buffers.back().get(), bytes.data(), bytes.size());
+      result = driver_.cuMemcpyHtoDAsync_v2(address, buffers.back().get(), bytes.size(), stream);
+    }
+    if (first == CUDA_SUCCESS) first = result;
+    return true;
+  });
+  const CUresult waited = AwaitLocked(used);
+  if (!well_formed) return CUDA_ERROR_INVALID_VALUE;
+  return first == CUDA_SUCCESS ? waited : first;
+}
+
+CUresult ManagedMemory::Read(uint64_t address, uint64_t bytes, std::string* out) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  uint64_t start;
+  const Segment* const segment = bytes == 0 ? nullptr : FindLocked(address, bytes, &start);
+  if (!segment || segment->file) return CUDA_ERROR_INVALID_VALUE;
+  const CUstream stream = EnterLocked(segment->device);
+  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  constexpr uint64_t kPiece = StagingPool::kLarge;
+  std::vector<std::shared_ptr<char>> buffers;
+  CUresult result = CUDA_SUCCESS;
+  for (uint64_t at = 0; at < bytes && result == CUDA_SUCCESS; at += kPiece) {
+    const uint64_t step = std::min(kPiece, bytes - at);
+    buffers.push_back(staging_->Take(step));
+    result = buffers.back() ? driver_.cuMemcpyDtoHAsync_v2(buffers.back().get(), address + at, step, stream)
+                            : CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  const CUresult waited = driver_.cuStreamSynchronize(stream);
+  if (result != CUDA_SUCCESS || waited != CUDA_SUCCESS) return result != CUDA_SUCCESS ? result : waited;
+  for (uint64_t at = 0; at < bytes; at += kPiece) out->append(buffers[at / kPiece].get(), std::min(kPiece, bytes - at));
+  return CUDA_SUCCESS;
+}
+
+CUresult ManagedMemory::Flush(std::string_view runs) {
   if (runs.size() % sizeof(Run) != 0) return CUDA_ERROR_INVALID_VALUE;
   // The client can still change the payload.
   std::vector<Run> copied(runs.size() / sizeof(Run));
@@ -200,33 +322,18 @@ CUresult ManagedMemory::Flush(std::string_view runs) {
   std::lock_guard<std::mutex> lock(mutex_);
   uint64_t start;
   for (const Run& run : copied) {
-    if (run.bytes == 0 || !FindLocked(run.address, run.bytes, &start)) return CUDA_ERROR_INVALID_VALUE;
+    const Segment* const segment = run.bytes == 0 ? nullptr : FindLocked(run.address, run.bytes, &start);
+    if (!segment || !segment->file) return CUDA_ERROR_INVALID_VALUE;
   }
-  CUresult first = CUDA_SUCCESS;
-  for (const Run& run : copied) {
-    Segment* const segment = FindLocked(run.address, run.bytes, &start);
-    const CUresult result = CopyLocked(segment, start, run.address, run.bytes, true);
-    if (first == CUDA_SUCCESS) first = result;
-  }
-  // Also after an error: the client may write to the file when this has returned.
-  for (const auto& [device, lane] : lanes_) {
-    if (!EnterLocked(device)) continue;
-    const CUresult result = driver_.cuStreamSynchronize(lane.stream);
-    if (first == CUDA_SUCCESS) first = result;
-  }
-  return first;
+  return CopyLocked(copied, true);
 }
 
 CUresult ManagedMemory::Fetch(uint64_t address, uint64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   uint64_t start;
-  Segment* const segment = FindLocked(address, bytes, &start);
-  if (bytes == 0 || !segment) return CUDA_ERROR_INVALID_VALUE;
-  const CUresult result = CopyLocked(segment, start, address, bytes, false);
-  const CUstream stream = EnterLocked(segment->device);
-  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
-  const CUresult waited = driver_.cuStreamSynchronize(stream);
-  return result == CUDA_SUCCESS ? waited : result;
+  const Segment* const segment = bytes == 0 ? nullptr : FindLocked(address, bytes, &start);
+  if (!segment || !segment->file) return CUDA_ERROR_INVALID_VALUE;
+  return CopyLocked({{address, bytes}}, false);
 }
 
 }  // namespace cuda_remote::server

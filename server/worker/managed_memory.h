@@ -3,7 +3,8 @@
 //
 // The client has a file (memfd) mapped at some addresses; here, device memory is mapped at the same addresses, and the
 // file somewhere else. Which of the two has the newest bytes of a page is the client's to know
-// (client/session/managed_pages.h): it has pages copied from the file to the device (Flush) and back (Fetch).
+// (client/session/managed_pages.h): it has pages copied from the file to the device (Flush) and back (Fetch). A client on
+// another machine keeps its file, and the bytes travel with its requests (Write, Read).
 //
 // Copies are made in streams of this class's own, which wait for no other stream, and have ended when the functions
 // return. Thread-safe: the executor, its watcher and waiters copy. The caller makes sure that no work on the GPU uses
@@ -14,12 +15,16 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "server/driver/driver_table.h"
+#include "server/worker/bulk_copies.h"
 #include "server/worker/current_context.h"
 
 namespace cuda_remote::server {
@@ -32,10 +37,13 @@ class ManagedMemory {
  public:
   static constexpr uint64_t kPage = 2 << 20;
 
-  explicit ManagedMemory(const DriverTable& driver) : driver_(driver) {}
+  // `staging` and what follows: of BulkCopies.
+  ManagedMemory(const DriverTable& driver, StagingPool* staging, unsigned threads, std::function<void()> start)
+      : driver_(driver), staging_(staging), bulk_(driver, staging, threads, std::move(start)) {}
 
   // Device memory on `device`, which all `devices` may use, for [address, address + bytes), and the file's part there.
-  // All of it zero. The caller keeps `fd`. With a context of the device current.
+  // All of it zero. The caller keeps `fd`; -1: the client is on another machine, and so are all its files. With a context of
+  // the device current.
   CUresult Map(uint64_t address, uint64_t bytes, int device, const std::vector<int>& devices, int fd, uint64_t offset);
   // Frees it. CUDA_ERROR_INVALID_VALUE if nothing begins at `address`.
   CUresult Unmap(uint64_t address);
@@ -50,6 +58,11 @@ class ManagedMemory {
   // piece, or `runs` is malformed.
   CUresult Flush(std::string_view runs);
   CUresult Fetch(uint64_t address, uint64_t bytes);
+  // The same for segments without a file. `runs`: of proto/mirror; those before a wrong one have been written.
+  CUresult Write(std::string_view runs);
+  CUresult Read(uint64_t address, uint64_t bytes, std::string* out);
+  // Whether the segments have no file.
+  bool carried() const;
 
   // The context to copy in, if that of the memory's device is not known; executor only, before the functions above.
   void UseContext(int device, ContextRef context);
@@ -57,16 +70,27 @@ class ManagedMemory {
   void ContextDies(uint64_t id);
 
  private:
-  // Registered with the driver piece by piece, which costs as much as copying several times.
+  // Registered with the driver piece by piece. Registering costs as much as copying the bytes several times by BulkCopies,
+  // which short copies are too short for. So a piece is registered when all of it has been copied so many times.
   static constexpr uint64_t kRegistered = 32 << 20;
+  static constexpr uint64_t kShort = 4 << 20;
+  static constexpr uint64_t kTimesOfShort = 1, kTimesOfLong = 8;
   struct Piece {
     uint64_t moved = 0;
     bool registered = false;
   };
+  // A client's file, for as long as segments lie in it.
+  struct File {
+    int fd;
+    uint64_t device, number;
+    ~File();
+  };
   struct Segment {
     uint64_t bytes = 0;
     int device = 0;
-    char* file = nullptr;
+    char* memory = nullptr;      // the file's part
+    std::shared_ptr<File> file;  // null: the client's is on another machine
+    uint64_t offset = 0;
     std::vector<Piece> pieces;
   };
   struct Lane {
@@ -81,18 +105,31 @@ class ManagedMemory {
   }
   // The stream of the device's, with its context current in this thread. Null: there is no context.
   CUstream EnterLocked(int device);
-  // Begins to copy a range of one segment.
-  CUresult CopyLocked(Segment* segment, uint64_t start, uint64_t address, uint64_t bytes, bool to_device);
+  struct Run {
+    uint64_t address, bytes;
+  };
+  // Copies ranges, each in one segment, and has ended when it returns.
+  CUresult CopyLocked(const std::vector<Run>& runs, bool to_device);
+  // Begins to copy a range of one segment; what is worth BulkCopies goes to `bulk` instead.
+  CUresult BeginCopyLocked(Segment* segment, uint64_t start, const Run& run, bool to_device,
+                           std::map<int, std::vector<BulkCopies::Part>>* bulk);
+  std::shared_ptr<File> OpenFileLocked(int fd);
+  CUresult MapFileLocked(int fd, uint64_t offset, Segment* segment);
+  // Waits for the copies of these devices.
+  CUresult AwaitLocked(const std::vector<bool>& devices);
   void RegisterLocked(Segment* segment, size_t piece);
   void UnregisterLocked(Segment* segment);
   CUresult ClearLocked(const Segment& segment, uint64_t address);
   CUresult BackLocked(uint64_t address, uint64_t bytes, int device, const std::vector<int>& devices);
 
   const DriverTable& driver_;
+  StagingPool* const staging_;
   mutable std::mutex mutex_;
   uint64_t reserved_ = 0;  // bytes of addresses, 0: none yet
   std::map<uint64_t, Segment> segments_;
   std::map<int, Lane> lanes_;
+  std::weak_ptr<File> file_;  // of the segment that came last
+  BulkCopies bulk_;
 };
 
 }  // namespace cuda_remote::server

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the executor, and the thread that reads ahead of it (executor.h), do with the requests of proto/mirror. Defined in
-// custom/managed.cc.
+// What the executor, and the thread that reads ahead of it (executor.h), do with the requests of proto/mirror, and with
+// those that move pages of managed memory. Defined in custom/managed.cc and custom/managed_memory.cc.
 #ifndef CUDA_REMOTE_SERVER_WORKER_MIRROR_REQUESTS_H_
 #define CUDA_REMOTE_SERVER_WORKER_MIRROR_REQUESTS_H_
+
+#include <cuda.h>
 
 #include <cstdint>
 #include <string>
@@ -20,6 +22,11 @@ bool WriteMirrored(WorkerSession& worker, std::string_view runs, bool executor);
 
 // Appends what has changed here since it was last told, from address `from` on. Returns where to go on, 0: that was all.
 uint64_t ReadMirrored(WorkerSession& worker, uint64_t from, bool executor, std::string* runs);
+
+// OpManagedFlush, whether the client's file is here or on another machine; and OpManagedFetch, without waiting for the GPU,
+// whose bytes go into `payload` in the latter case.
+CUresult FlushManaged(WorkerSession& worker, std::string_view payload);
+CUresult FetchManaged(WorkerSession& worker, uint64_t address, uint64_t bytes, std::string* payload);
 
 }  // namespace cuda_remote::server
 

@@ -11,6 +11,7 @@
 #include "server/dispatch/malformed.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/failures.h"
+#include "server/worker/managed_memory.h"
 #include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
@@ -42,7 +43,7 @@ WorkerSession::WorkerSession(const Parts& parts)
             uploads_.Settle();
             MakeCurrent(table_, current_ref_);
           })),
-      managed_memory_(parts.driver->table),
+      managed_memory_(new ManagedMemory(parts.driver->table, parts.staging, 0, [this] { RelaxCaptures(table_); })),
       heaps_(table_, parts.staging),
       side_work_(table_, parts.staging, parts.driver->software),
       ipc_(parts.sharing),
@@ -490,7 +491,7 @@ ContextRemains WorkerSession::ForgetContext(uint64_t handle) {
   }
   parts_.staging->ContextDies();
   remains.lent = uploads_.ContextDies(dead.id);
-  managed_memory_.ContextDies(dead.id);
+  managed_memory_->ContextDies(dead.id);
   handles_.Unbind(handle, [this](const HandleMap::Entry& entry) { Gone(entry); });
   if (current_ == handle) {
     current_ = 0;
@@ -514,7 +515,7 @@ bool WorkerSession::OwnsHostRange(uint64_t address, uint64_t bytes) const {
 }
 
 void WorkerSession::PrepareManagedMemory() {
-  for (const auto& [handle, context] : contexts_) managed_memory_.UseContext(context.device, context.ref);
+  for (const auto& [handle, context] : contexts_) managed_memory_->UseContext(context.device, context.ref);
 }
 
 void WorkerSession::RegisterHostRanges() {

@@ -34,7 +34,6 @@
 #include "server/worker/jit_options.h"
 #include "server/worker/kernel_heaps.h"
 #include "server/worker/loaded_driver.h"
-#include "server/worker/managed_memory.h"
 #include "server/worker/output_capture.h"
 #include "server/worker/session.h"
 #include "server/worker/side_work.h"
@@ -123,6 +122,8 @@ struct LinkFacts {
   std::unique_ptr<JitOptions> options;
   std::string image;
 };
+
+class ManagedMemory;
 
 class WorkerSession : public Session {
  public:
@@ -230,7 +231,7 @@ class WorkerSession : public Session {
   std::map<uint64_t, Mirrored>& mirrored() { return mirrored_; }
   std::mutex& mirror_mutex() { return mirror_mutex_; }
   // Managed memory that lies on the GPU. Any thread.
-  ManagedMemory& managed_memory() { return managed_memory_; }
+  ManagedMemory& managed_memory() { return *managed_memory_; }
   // Makes sure that it can copy: there may be a context by now. Executor only; may leave another context current.
   void PrepareManagedMemory();
   // Texture and surface objects: context (virtual handle) and the driver's value.
@@ -362,7 +363,7 @@ class WorkerSession : public Session {
   std::map<uint64_t, HostRange> host_ranges_;
   std::mutex mirror_mutex_;
   std::map<uint64_t, Mirrored> mirrored_;
-  ManagedMemory managed_memory_;
+  const std::unique_ptr<ManagedMemory> managed_memory_;
   ContextValues textures_, surfaces_;
   std::map<uint64_t, uint64_t> reservations_;  // address -> bytes
   std::optional<AddressSpace> reservation_space_;

@@ -62,6 +62,8 @@ void AdvanceModel(unsigned char* bytes, unsigned count, unsigned stride, unsigne
 }
 
 constexpr size_t kPage = 4096;
+// One range is longer than the others. Kernels, which the software GPU interprets, leave it alone.
+constexpr size_t kLong = 5 << 20;
 
 struct Range {
   unsigned char* memory = nullptr;
@@ -85,6 +87,9 @@ class Random {
     memset(pinned_, 0, Longest());
     device_model_.resize(Longest());
     pageable_.resize(Longest());
+    CUDA_CHECK(cudaMallocManaged(&long_.memory, kLong));
+    long_.model.resize(kLong);
+    memset(long_.memory, 0, kLong);
     file_ = tmpfile();
     CHECK_BYTES(file_ != nullptr, "no temporary file");
     CHECK_BYTES(pipe(pipe_) == 0, "no pipe");
@@ -95,7 +100,7 @@ class Random {
 
   void Operation() {
     ++g_operation;
-    switch (Pick(27)) {
+    switch (Pick(28)) {
       case 0: return Name("host writes"), HostWrites();
       case 1: return Name("host writes bytes"), HostWritesFew();
       case 2: return Name("host reads"), HostReads();
@@ -122,6 +127,7 @@ class Random {
       case 23: return Name("send(2)"), SendCall();
       case 24: return Name("O_DIRECT"), DirectCalls();
       case 25: return Name("copy of lines"), CopyLines();
+      case 26: return Name("long range"), UseLong();
       default: return Name("host function"), HostFunction();
     }
   }
@@ -131,6 +137,8 @@ class Random {
     Name("compare");
     WaitForAll();
     app::Digest digest;
+    Same(long_, 0, kLong);
+    digest.Add(long_.model.data() + Pick(kLong - kPage), kPage);
     for (const auto& range : ranges_) {
       Same(*range, 0, range->model.size());
       digest.Add(range->model.data(), range->model.size());
@@ -499,6 +507,34 @@ class Random {
     Uses(from, stream);
   }
 
+  // Megabytes that the host writes or reads from one end to the other, and the GPU in between.
+  void UseLong() {
+    WaitForAll();
+    const size_t begin = Pick(kLong), bytes = 1 + Pick(kLong - begin);
+    unsigned char *const memory = long_.memory + begin, *const model = &long_.model[begin];
+    switch (Pick(3)) {
+      case 0: {
+        const unsigned char salt = (unsigned char)(g_operation);
+        for (size_t i = 0; i < bytes; ++i) memory[i] = model[i] = (unsigned char)(i * 7 + (i >> 12) + salt);
+        break;
+      }
+      case 1:
+        CUDA_CHECK(cudaMemsetAsync(memory, int(g_operation % 251), bytes, streams_[0]));
+        memset(model, int(g_operation % 251), bytes);
+        break;
+      default: {
+        const size_t half = bytes / 2;
+        if (half == 0) return;
+        CUDA_CHECK(cudaMemcpyAsync(memory + half, memory, half, cudaMemcpyDefault, streams_[0]));
+        memcpy(model + half, model, half);
+      }
+    }
+    busy_[0] = true;
+    if (Pick(2) == 0) return;
+    WaitForAll();
+    Same(long_, 0, kLong);
+  }
+
   void Allocate() {
     if (ranges_.size() == kMostRanges) return;
     auto range = std::make_unique<Range>();
@@ -603,6 +639,7 @@ class Random {
   cudaStream_t streams_[kStreams];
   bool busy_[kStreams] = {};
   std::vector<std::unique_ptr<Range>> ranges_;
+  Range long_;
   unsigned char *device_, *pinned_;
   std::vector<unsigned char> device_model_, pageable_;
   int device_busy_ = kNobody, pinned_busy_ = kNobody;

@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <iterator>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/driver_hooks.h"
+#include "server/worker/mirror_requests.h"
 #include "server/worker/worker_session.h"
 
 namespace cuda_remote::server {
@@ -24,6 +27,8 @@ namespace {
 constexpr int kDescriptorTimeoutMs = 5000;
 // Up to so many bytes the executor copies itself: handing the copy over takes longer.
 constexpr uint64_t kShortCopy = 256 << 10;
+// Bytes of a reply: no client asks for more.
+constexpr uint64_t kMostCarried = 32 << 20;
 
 // OpManagedUnmap's values of `action`.
 enum Action : uint32_t { kFree = 0, kClear = 1, kWaitOnly = 2 };
@@ -108,13 +113,15 @@ CUresult OpManagedMap(Session& session, const Request&, const wire::OpManagedMap
   const bool inside = in.address >= kManagedBase && in.bytes != 0 && in.bytes <= kManagedBytes &&
                       in.address - kManagedBase <= kManagedBytes - in.bytes;
   if (!aligned || !inside) return kMalformedRequest;
-  const int fd = worker.channel().TakeFd(in.tag, kDescriptorTimeoutMs);
-  if (fd < 0) return CUDA_ERROR_INVALID_VALUE;
+  const int fd = in.tag == 0 ? -1 : worker.channel().TakeFd(in.tag, kDescriptorTimeoutMs);
+  if (in.tag != 0 && fd < 0) return CUDA_ERROR_INVALID_VALUE;
   struct Closer {
     int fd;
-    ~Closer() { close(fd); }
+    ~Closer() {
+      if (fd >= 0) close(fd);
+    }
   } closer{fd};
-  if (!FileHolds(fd, in.offset, in.bytes)) return kMalformedRequest;
+  if (fd >= 0 && !FileHolds(fd, in.offset, in.bytes)) return kMalformedRequest;
   if (in.device < 0 || size_t(in.device) >= worker.loaded().devices.size()) return CUDA_ERROR_INVALID_DEVICE;
   if (OverlapsHostMemory(worker, in.address, in.bytes)) return CUDA_ERROR_INVALID_VALUE;
   const std::vector<int> devices = DevicesThatReach(worker, in.device);
@@ -185,11 +192,21 @@ CUresult OpManagedUnmap(Session& session, const Request&, const wire::OpManagedU
   return CUDA_SUCCESS;
 }
 
+CUresult FlushManaged(WorkerSession& worker, std::string_view payload) {
+  ManagedMemory& managed = worker.managed_memory();
+  return managed.carried() ? managed.Write(payload) : managed.Flush(payload);
+}
+
+CUresult FetchManaged(WorkerSession& worker, uint64_t address, uint64_t bytes, std::string* payload) {
+  ManagedMemory& managed = worker.managed_memory();
+  return managed.carried() ? managed.Read(address, bytes, payload) : managed.Fetch(address, bytes);
+}
+
 CUresult OpManagedFlush(Session& session, const Request& request, const wire::OpManagedFlush_Request&,
                         wire::OpManagedFlush_Reply*, ReplyBuilder*) {
   WorkerSession& worker = Worker(session);
   worker.PrepareManagedMemory();
-  const CUresult result = worker.managed_memory().Flush(request.payload.unstable());
+  const CUresult result = FlushManaged(worker, request.payload.unstable());
   MakeCurrent(session.driver(), worker.current_ref());
   return result == CUDA_ERROR_INVALID_VALUE ? kMalformedRequest : result;
 }
@@ -197,8 +214,9 @@ CUresult OpManagedFlush(Session& session, const Request& request, const wire::Op
 CUresult OpManagedFetch(Session& session, const Request&, const wire::OpManagedFetch_Request& in,
                         wire::OpManagedFetch_Reply* out, ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
-  ManagedMemory* const managed = &worker.managed_memory();
-  if (in.wait > kUnlessStreamBusy || in.bytes == 0 || !managed->Contains(in.address, in.bytes)) return kMalformedRequest;
+  ManagedMemory& managed = worker.managed_memory();
+  if (in.wait > kUnlessStreamBusy || in.bytes == 0 || !managed.Contains(in.address, in.bytes)) return kMalformedRequest;
+  if (managed.carried() && in.bytes > kMostCarried) return kMalformedRequest;
   worker.PrepareManagedMemory();
   const DriverTable* const driver = &session.driver();
   Work work;
@@ -218,13 +236,14 @@ CUresult OpManagedFetch(Session& session, const Request&, const wire::OpManagedF
     return CUDA_SUCCESS;
   }
   if (in.bytes <= kShortCopy && done) {
-    const CUresult result = managed->Fetch(in.address, in.bytes);
+    const CUresult result = FetchManaged(worker, in.address, in.bytes, &reply->payload);
     MakeCurrent(*driver, worker.current_ref());
     return result;
   }
   MakeCurrent(*driver, worker.current_ref());
   std::string message;
   out->Encode(&message);
+  WorkerSession* const self = &worker;
   worker.DeferIn({}, reply, [=](Answer* answer) {
     answer->message = message;
     CUresult result = CUDA_SUCCESS;
@@ -236,7 +255,7 @@ CUresult OpManagedFetch(Session& session, const Request&, const wire::OpManagedF
         if (MakeCurrent(*driver, context) == CUDA_SUCCESS) result = driver->cuStreamSynchronize(one);
       }
     }
-    const CUresult fetched = managed->Fetch(in.address, in.bytes);
+    const CUresult fetched = FetchManaged(*self, in.address, in.bytes, &answer->payload);
     return result == CUDA_SUCCESS ? fetched : result;
   });
   return CUDA_SUCCESS;
