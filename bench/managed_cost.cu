@@ -147,6 +147,133 @@ double AllocateAndFree(size_t bytes, bool managed, int rounds) {
   return (Now() - start) / rounds * 1e6;
 }
 
+// Whole programs, in seconds.
+
+// The host fills two vectors, kernels add one to the other, the host looks at all of the sum.
+double SaxpyProgram(size_t bytes) {
+  const double start = Now();
+  const size_t count = bytes / 2 / sizeof(float);
+  const int rounds = quick ? 2 : 20;
+  const Managed x(bytes / 2), y(bytes / 2);
+  for (size_t i = 0; i < count; ++i) x.floats()[i] = float(i % 7), y.floats()[i] = 1;
+  for (int i = 0; i < rounds; ++i) {
+    Saxpy<<<Blocks(), 256>>>(y.floats(), x.floats(), count);
+    TRY(cudaDeviceSynchronize());
+  }
+  bool good = true;
+  for (size_t i = 0; i < count; ++i) good &= y.floats()[i] == 1 + 2 * float(rounds) * float(i % 7);
+  Check(good);
+  return Now() - start;
+}
+
+constexpr int kNeighbours = 32;
+
+// A spring to each neighbour.
+__global__ void Forces(float4* force, const float4* position, const int* neighbours, int count, float* energy) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const float4 here = position[i];
+  float4 sum = {0, 0, 0, 0};
+  for (int k = 0; k < kNeighbours; ++k) {
+    const float4 there = position[neighbours[i * kNeighbours + k]];
+    const float x = there.x - here.x, y = there.y - here.y, z = there.z - here.z;
+    sum.x += x, sum.y += y, sum.z += z, sum.w += x * x + y * y + z * z;
+  }
+  force[i] = sum;
+  atomicAdd(energy, sum.w);
+}
+
+__global__ void Move(float4* position, float4* speed, const float4* force, int count, float step) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  float4 v = speed[i], p = position[i];
+  v.x += step * force[i].x, v.y += step * force[i].y, v.z += step * force[i].z;
+  p.x += step * v.x, p.y += step * v.y, p.z += step * v.z;
+  speed[i] = v, position[i] = p;
+}
+
+// Molecular dynamics in small: 1000 launches, and the host reads and clears the energy now and then.
+double MoleculesProgram() {
+  const double start = Now();
+  const int count = quick ? 256 : 65536, launches = quick ? 4 : 1000, look = quick ? 1 : 25;
+  const size_t bytes = size_t(count) * sizeof(float4);
+  const Managed position(bytes), speed(bytes), force(bytes), list(size_t(count) * kNeighbours * sizeof(int)), energy(4096);
+  float4* const positions = static_cast<float4*>(position.memory);
+  int* const neighbours = static_cast<int*>(list.memory);
+  for (int i = 0; i < count; ++i) {
+    positions[i] = {float(i % 64), float(i / 64 % 64), float(i / 4096), 0};
+    for (int k = 0; k < kNeighbours; ++k) neighbours[i * kNeighbours + k] = (i + 1 + k * k) % count;
+  }
+  memset(speed.memory, 0, bytes);
+  *energy.floats() = 0;
+  float before = 0;
+  for (int i = 0; i < launches / 2; ++i) {
+    float4* const forces = static_cast<float4*>(force.memory);
+    Forces<<<(count + 127) / 128, 128>>>(forces, positions, neighbours, count, energy.floats());
+    Move<<<(count + 127) / 128, 128>>>(positions, static_cast<float4*>(speed.memory), forces, count, 1e-5f);
+    if ((i + 1) % look != 0) continue;
+    TRY(cudaDeviceSynchronize());
+    const float now = *energy.floats();
+    Check(now > 0 && (before == 0 || (now < 1.1f * before && now > 0.5f * before)));
+    before = now;
+    *energy.floats() = 0;
+  }
+  return Now() - start;
+}
+
+constexpr int kTile = 16;
+
+__global__ void Multiply(float* c, const float* a, const float* b, int n) {
+  __shared__ float left[kTile][kTile], right[kTile][kTile];
+  const int row = blockIdx.y * kTile + threadIdx.y, column = blockIdx.x * kTile + threadIdx.x;
+  float sum = 0;
+  for (int k = 0; k < n; k += kTile) {
+    left[threadIdx.y][threadIdx.x] = a[row * n + k + threadIdx.x];
+    right[threadIdx.y][threadIdx.x] = b[(k + threadIdx.y) * n + column];
+    __syncthreads();
+    for (int i = 0; i < kTile; ++i) sum += left[threadIdx.y][i] * right[i][threadIdx.x];
+    __syncthreads();
+  }
+  c[row * n + column] = sum;
+}
+
+// Products of matrices, each of which the host fills before and sums up after.
+double ProductsProgram() {
+  const double start = Now();
+  const int n = quick ? 32 : 2048, rounds = quick ? 2 : 20;
+  const size_t count = size_t(n) * size_t(n);
+  const Managed a(count * sizeof(float)), b(count * sizeof(float)), c(count * sizeof(float));
+  for (size_t i = 0; i < count; ++i) b.floats()[i] = i % size_t(n) == i / size_t(n) ? 2 : 0;
+  for (int round = 0; round < rounds; ++round) {
+    for (size_t i = 0; i < count; ++i) a.floats()[i] = float(i % 13) + float(round);
+    Multiply<<<dim3(n / kTile, n / kTile), dim3(kTile, kTile)>>>(c.floats(), a.floats(), b.floats(), n);
+    TRY(cudaDeviceSynchronize());
+    bool good = true;
+    for (size_t i = 0; i < count; ++i) good &= c.floats()[i] == 2 * (float(i % 13) + float(round));
+    Check(good);
+  }
+  return Now() - start;
+}
+
+// Pinned and managed memory of many sizes, a hundred pieces at a time, of which the host uses a little.
+double AllocationsProgram() {
+  const double start = Now();
+  constexpr int kLive = 100;
+  void* pieces[kLive] = {};
+  const int all = quick ? 200 : 9000;
+  for (int i = 0; i < all + kLive; ++i) {
+    void*& piece = pieces[i % kLive];
+    const bool managed = i % 2 == 0;
+    if (piece) TRY(managed ? cudaFree(piece) : cudaFreeHost(piece));
+    piece = nullptr;
+    if (i >= all) continue;
+    const size_t bytes = size_t{64} << (i * 7 % 13);
+    TRY(managed ? cudaMallocManaged(&piece, bytes) : cudaMallocHost(&piece, bytes));
+    static_cast<char*>(piece)[bytes - 1] = char(i);
+  }
+  return Now() - start;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -171,6 +298,10 @@ int main(int argc, char** argv) {
     Row((kind + ": allocate + free 1 MB").c_str(), "us", 3, [=] { return AllocateAndFree(1 << 20, managed, 100); });
     Row((kind + ": allocate + free 16 MB").c_str(), "us", 3, [=] { return AllocateAndFree(16 << 20, managed, 10); });
   }
+  Row("managed program: saxpy", "s", 1, [=] { return SaxpyProgram(large); });
+  Row("managed program: molecular dynamics", "s", 1, [] { return MoleculesProgram(); });
+  Row("managed program: products of matrices", "s", 1, [] { return ProductsProgram(); });
+  Row("managed program: 9000 allocations and frees", "s", 1, [] { return AllocationsProgram(); });
   printf("\n  ]\n}\n");
   return 0;
 }

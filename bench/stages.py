@@ -210,6 +210,9 @@ MANAGED_ROWS = [
     "managed: kernel bandwidth", "managed: first use by a kernel", "managed: read by the host after a kernel",
 ] + [f"managed: host and kernel in turn, {size}" for size in ("64 KB", "1 MB", "64 MB")] + [
     f"{kind}: allocate + free {size}" for kind in ("managed", "pinned") for size in ("4 KB", "1 MB", "16 MB")
+] + [
+    f"managed program: {name}" for name in ("saxpy", "molecular dynamics", "products of matrices",
+                                            "9000 allocations and frees")
 ]  # fmt: skip
 
 

@@ -43,7 +43,7 @@ const char* g_name = "start";
     }                                                                                                               \
   } while (0)
 
-constexpr size_t kVariableBytes = 9001;
+constexpr size_t kVariableBytes = 40001;
 __managed__ unsigned char g_variable[kVariableBytes];
 __managed__ unsigned char g_short_variable[5] = {1, 2, 3, 4, 5};
 

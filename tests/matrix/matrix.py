@@ -81,6 +81,7 @@ APPS = {
     "printer": 12,
     "mathmix": 15,
     "managed": 20,
+    "managed_gpus": 12,
     "managed_random": 42,
     "managed_threads": 12,
     "mapped": 20,
@@ -159,7 +160,7 @@ DELETES_ITS_FILES = ("torch_loader",)
 LATE_MS = 20
 
 # Programs for several GPUs, and how many of them the software GPU then has.
-SOFTWARE_GPUS = {"code_places": 2, "kernel_heap": 2, "peers": 2, "vmm": 2}
+SOFTWARE_GPUS = {"code_places": 2, "kernel_heap": 2, "managed_gpus": 2, "peers": 2, "vmm": 2}
 
 
 class Case:
