@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "checkpoint/job/isolate.h"
@@ -134,6 +135,24 @@ std::unique_ptr<GpuHost> GpuHost::Open(const std::string& address, int gpu, cons
     return nullptr;
   }
   return host;
+}
+
+GpuHost* GpuHosts::Open(const std::string& address, int gpu, std::string* error) {
+  for (const Entry& known : hosts_) {
+    if (known.address == address) return known.host.get();
+  }
+  std::unique_ptr<GpuHost> host = GpuHost::Open(address, gpu, folder_, detached_, account_, error);
+  if (!host) return nullptr;
+  // The same socket may have been named in another way.
+  for (const Entry& known : hosts_) {
+    if (known.host->socket_path() == host->socket_path()) return known.host.get();
+  }
+  hosts_.push_back({address, std::move(host)});
+  return hosts_.back().host.get();
+}
+
+bool GpuHosts::Started(pid_t pid) const {
+  return std::any_of(hosts_.begin(), hosts_.end(), [pid](const Entry& one) { return one.host->process() == pid; });
 }
 
 GpuHost::~GpuHost() {

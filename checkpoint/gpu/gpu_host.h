@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "checkpoint/job/account.h"
 
@@ -40,6 +41,29 @@ class GpuHost {
   std::string path_;
   pid_t process_ = 0;
   bool detached_ = false;
+};
+
+// The ways to several servers, for jobs whose processes are not all on one. Each is opened once, and kept.
+class GpuHosts {
+ public:
+  // As for GpuHost::Open.
+  GpuHosts(std::string folder, bool detached, std::optional<Account> account)
+      : folder_(std::move(folder)), detached_(detached), account_(std::move(account)) {}
+
+  // The way to `address`, which lives as long as this; null and one sentence in *error on failure.
+  GpuHost* Open(const std::string& address, int gpu, std::string* error);
+  // Whether `pid` is a server or relay that was started.
+  bool Started(pid_t pid) const;
+
+ private:
+  struct Entry {
+    std::string address;
+    std::unique_ptr<GpuHost> host;
+  };
+  std::string folder_;
+  bool detached_;
+  std::optional<Account> account_;
+  std::vector<Entry> hosts_;
 };
 
 }  // namespace cuda_remote::checkpoint

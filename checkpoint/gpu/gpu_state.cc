@@ -14,6 +14,7 @@
 #include <tuple>
 #include <utility>
 
+#include "checkpoint/gpu/modules.h"
 #include "checkpoint/gpu/moved_code.h"
 #include "proto/channel/handshake.h"
 #include "proto/codec/operations.gen.h"
@@ -60,16 +61,13 @@ bool Malformed(std::string* error) {
 
 // Asks the server at `address` something outside of sessions. False if it cannot be reached that way (only one on this
 // machine can), or says no.
-bool AskServer(const std::string& address, const char* call, const void* input, size_t bytes, nvml::Answer* answer) {
+bool AskServer(const std::string& address, nvml::Question question, nvml::Answer* answer) {
   static constexpr char kUnix[] = "unix:";
   if (address.compare(0, sizeof(kUnix) - 1, kUnix) != 0) return false;
   std::string error, body;
   const int socket = ConnectServer(address.substr(sizeof(kUnix) - 1), &error);
   if (socket < 0) return false;
-  nvml::Question question;
   question.pid = uint32_t(getpid());
-  question.call = call;
-  question.input.assign(static_cast<const char*>(input), bytes);
   EncodeQuestion(question, &body);
   Packet packet;
   const bool answered = SendPacket(socket, PacketType::kQuery, body, -1) == ChannelStatus::kOk &&
@@ -83,12 +81,15 @@ bool AskServer(const std::string& address, const char* call, const void* input, 
 }  // namespace
 
 std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid, const std::string& program,
-                                           const std::string& job, int gpu, std::string* error) {
+                                           const std::string& job, const std::vector<int>& gpus, std::string* error) {
   Hello hello;
   hello.pid = pid;
   hello.program = program;
   hello.job = job;
-  hello.gpu = gpu;
+  if (gpus.size() == 1) hello.gpu = gpus[0];
+  for (size_t i = 0; gpus.size() > 1 && i < gpus.size(); ++i) {
+    hello.visible_devices += (i == 0 ? "" : ",") + std::to_string(gpus[i]);
+  }
   hello.replaying = true;
   Welcome welcome;
   std::unique_ptr<ClientChannel> channel = ClientChannel::Connect(path, hello, &welcome, error);
@@ -99,8 +100,37 @@ std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid
 void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes) {
   if (unix_ms == 0) return;
   const nvml::SavedNote note = {session, unix_ms, bytes};
+  nvml::Question question;
+  question.call = nvml::kSaved;
+  question.input.assign(reinterpret_cast<const char*>(&note), sizeof(note));
   nvml::Answer ignored;
-  AskServer(address, nvml::kSaved, &note, sizeof(note), &ignored);
+  AskServer(address, std::move(question), &ignored);
+}
+
+bool CheckDevices(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
+                  const std::vector<ckptfmt::DeviceFacts>& after, const std::string& where, std::string* error) {
+  if (after.size() >= before.size()) return CheckModules(log, before, after, error);
+  *error = "it sees " + std::to_string(before.size()) + " GPUs; there are " + std::to_string(after.size()) + " at " +
+           where;
+  return false;
+}
+
+std::string NotReplayableIn(const replay::Log& log) {
+  std::string calls;
+  for (const std::string& call : replay::NotReplayable(log)) calls += (calls.empty() ? "" : ", ") + call;
+  return calls;
+}
+
+bool AskFreeMemory(const std::string& address, int gpu, uint64_t* bytes) {
+  nvml::Question question;
+  question.call = "nvmlDeviceGetMemoryInfo";
+  question.gpu = gpu;
+  nvml::Answer answer;
+  nvml::Memory memory;
+  if (!AskServer(address, std::move(question), &answer) || answer.output.size() != sizeof(memory)) return false;
+  memcpy(&memory, answer.output.data(), sizeof(memory));
+  *bytes = memory.free;
+  return true;
 }
 
 bool Drain(ClientChannel* channel, std::string* error) {

@@ -21,9 +21,20 @@
 namespace cuda_remote::checkpoint {
 
 // Opens a session for a job that is being restarted or moved. `path`: GpuHost::socket_path(); `pid`: of the program, as
-// it knows itself; `gpu`: -1 for any.
+// it knows itself; `gpus`: the only ones that it sees, in this order; empty: all.
 std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid, const std::string& program,
-                                           const std::string& job, int gpu, std::string* error);
+                                           const std::string& job, const std::vector<int>& gpus, std::string* error);
+
+// Whether a process that saw the GPUs `before` can go on with `after`, at `where` (for messages): there are as many, and
+// they can run its modules.
+bool CheckDevices(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
+                  const std::vector<ckptfmt::DeviceFacts>& after, const std::string& where, std::string* error);
+
+// What a log has that cannot be made again elsewhere: names of calls; empty if it has nothing.
+std::string NotReplayableIn(const replay::Log& log);
+
+// How much memory GPU `gpu` of the server at `address` (GpuHost::server()) has free. False if it does not say.
+bool AskFreeMemory(const std::string& address, int gpu, uint64_t* bytes);
 
 // Tells the server at `address` (GpuHost::server()) when and how large the session's job was saved last, for cr-ps.
 // Nothing depends on it, so failures are not told.

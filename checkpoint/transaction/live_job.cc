@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-#include "replay/replayer/replayer.h"
+#include "checkpoint/gpu/gpu_state.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -111,8 +111,7 @@ bool LiveProcess::Take(std::string* error) {
     *error = "the replay log cannot be read: " + *error;
     return false;
   }
-  std::string calls;
-  for (const std::string& call : replay::NotReplayable(log_)) calls += (calls.empty() ? "" : ", ") + call;
+  const std::string calls = NotReplayableIn(log_);
   if (calls.empty()) return true;
   *error = "it has objects that cannot be made again elsewhere; they came from: " + calls;
   return false;
@@ -194,9 +193,11 @@ bool LiveJob::Find(std::vector<JobProcess*>* processes, bool* again, std::string
   return true;
 }
 
-std::vector<uint64_t> LiveJob::Sessions() const {
+std::vector<uint64_t> LiveJob::SessionsAt(const std::string& server) const {
   std::vector<uint64_t> sessions;
-  for (const auto& process : processes_) sessions.push_back(process->info().session);
+  for (const auto& process : processes_) {
+    if (process->info().server == server) sessions.push_back(process->info().session);
+  }
   return sessions;
 }
 

@@ -84,8 +84,8 @@ class LiveJob final : public ProcessSource {
 
   // By their numbers.
   const std::vector<std::unique_ptr<LiveProcess>>& processes() { return processes_; }
-  // Their numbers at the server.
-  std::vector<uint64_t> Sessions() const;
+  // The numbers of those that are at `server` (agent::Info); others' numbers may be the same.
+  std::vector<uint64_t> SessionsAt(const std::string& server) const;
 
  private:
   const Job& job_;

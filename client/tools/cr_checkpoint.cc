@@ -19,6 +19,7 @@
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/job_claim.h"
+#include "checkpoint/job/ranks.h"
 #include "checkpoint/transaction/at_step.h"
 #include "checkpoint/transaction/live_job.h"
 #include "ckptfmt/image_writer.h"
@@ -139,7 +140,7 @@ bool DescribeHeld(LiveJob* live, ckptfmt::ImageInfo* info, std::vector<std::vect
     LiveProcess& process = *live->processes()[i];
     ckptfmt::ProcessInfo facts;
     if (!Drain(process.channel(), error) || !DescribeServer(process.channel(), &facts, error) ||
-        !ListRegions(process.channel(), &(*regions)[i], error, live->Sessions())) {
+        !ListRegions(process.channel(), &(*regions)[i], error, live->SessionsAt(process.info().server))) {
       return Of(process, count, error);
     }
     for (ckptfmt::Region& region : (*regions)[i]) region.process = uint32_t(i);
@@ -155,6 +156,15 @@ bool DescribeHeld(LiveJob* live, ckptfmt::ImageInfo* info, std::vector<std::vect
     info->processes.push_back(std::move(facts));
   }
   return true;
+}
+
+// The rank of each process, for cr-restart --map: "0,1,-1".
+std::string RanksText(LiveJob& live) {
+  std::vector<int> pids;
+  for (const auto& process : live.processes()) pids.push_back(process->process().pid);
+  std::string text;
+  for (const int rank : RanksOf(pids)) text += (text.empty() ? "" : ",") + std::to_string(rank);
+  return text;
 }
 
 // One checkpoint. False and *error: there is no image, and the job goes on.
@@ -258,6 +268,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   info.engine = engine.Name();
   info.client_info["job"] = JobToJson(job, /*one_line=*/true);
   info.client_info[info.engine] = facts;
+  info.client_info["ranks"] = RanksText(live);
 
   const Clock::time_point dumping = Clock::now();
   const auto after = options.stop ? SnapshotEngine::After::kStop : SnapshotEngine::After::kRun;

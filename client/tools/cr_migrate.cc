@@ -13,10 +13,11 @@
 
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/gpu/gpu_state.h"
-#include "checkpoint/gpu/modules.h"
+#include "checkpoint/gpu/places.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/job_claim.h"
+#include "checkpoint/job/ranks.h"
 #include "checkpoint/transaction/at_step.h"
 #include "checkpoint/transaction/live_job.h"
 #include "client/tools/background.h"
@@ -25,7 +26,6 @@
 #include "proto/codec/json.h"
 #include "proto/folder/this_job.h"
 #include "proto/frame/version.h"
-#include "replay/replayer/replayer.h"
 
 namespace cuda_remote::client::tools {
 
@@ -40,15 +40,22 @@ constexpr char kExamples[] = R"(
 Examples:
   cr-migrate train --to gpu8:7070
   cr-migrate train --to unix:/run/user/1000/cuda-remote/session.sock --gpu 1
+  cr-migrate train --to gpu8:7070 --map 2-3=gpu9:7070      ranks 2 and 3 to another server than the others
+  cr-migrate train --map 0-1=gpu8:7070:0 --map 2-3=gpu8:7070:1        two ranks on each of two GPUs
 
 The processes stay where they are and run on; their CUDA calls wait while GPU memory is copied. All of them move, or none. A
 migration that fails, or is interrupted or killed, leaves the job on its old server. Needs no root.
+
+Ranks are those of mpirun, torchrun or srun; without one of these the processes are counted from 0. A process that sees
+several GPUs needs as many at its place: its GPU 0 is the first of the list. Processes that share GPU memory need one
+server.
 
 Exit codes: 0 moved, 1 failed (the job goes on where it was), 2 wrong use, 4 no such job.
 )";
 
 struct Options {
   std::string job, to;
+  std::vector<PlacementRule> rules;
   int gpu = -1;
   double timeout = 60;
   bool json = false, quiet = false;
@@ -59,6 +66,7 @@ double Since(Clock::time_point start) { return std::chrono::duration<double>(Clo
 // One process on its way.
 struct Move {
   CudaProcess of;
+  Placed to;
   LiveProcess* process = nullptr;
   std::unique_ptr<ClientChannel> channel;  // the new one
   std::vector<ckptfmt::Region> regions;
@@ -67,72 +75,90 @@ struct Move {
 
 // Says which process it was about, of several. False.
 bool Of(const Move& move, size_t count, std::string* error) {
-  if (count > 1) *error = NameOf(move.of) + ": " + *error;
+  if (count > 1) *error = move.to.name + ": " + *error;
   return false;
 }
 
-bool OpenOne(const Options& options, const Job& job, const GpuHost& host, const CudaProcess& process,
-             std::vector<Move>* moves, std::string* error) {
-  moves->emplace_back();
-  Move& move = moves->back();
-  move.of = process;
-  const ActAs user(AccountOf(job));  // whose session it is
-  move.channel =
-      OpenSession(host.socket_path(), uint32_t(process.inner_pid), process.program, job.name(), options.gpu, error);
-  return move.channel != nullptr;
+std::vector<Placed> PlacesOf(const std::vector<Move>& moves) {
+  std::vector<Placed> places;
+  for (const Move& move : moves) places.push_back(move.to);
+  return places;
 }
 
-bool OpenSessions(const Options& options, const Job& job, const GpuHost& host,
-                  const std::vector<CudaProcess>& processes, std::vector<Move>* moves, std::string* error) {
-  return std::all_of(processes.begin(), processes.end(), [&](const CudaProcess& process) {
-    return OpenOne(options, job, host, process, moves, error);
-  });
-}
-
-// Brings the sessions into the order of the processes that are held; opens those that are missing and ends what is too
-// much.
-bool MatchSessions(const Options& options, const Job& job, const GpuHost& host, LiveJob& live, std::vector<Move>* moves,
-                   std::string* error) {
-  std::vector<Move> matched;
-  for (const auto& process : live.processes()) {
-    const auto found = std::find_if(moves->begin(), moves->end(),
-                                    [&](const Move& move) { return move.channel && move.of == process->process(); });
-    if (found != moves->end()) {
-      matched.push_back(std::move(*found));
-    } else if (!OpenOne(options, job, host, process->process(), &matched, error)) {
+// Where each process goes.
+bool Plan(const Options& options, const std::vector<CudaProcess>& processes, GpuHosts* hosts,
+          std::vector<Placed>* placed, std::string* error) {
+  std::vector<int> pids;
+  for (const CudaProcess& process : processes) pids.push_back(process.pid);
+  const std::vector<int> ranks = RanksOf(pids);
+  std::vector<PlacedProcess> who;
+  for (size_t i = 0; i < processes.size(); ++i) {
+    who.push_back({uint32_t(processes[i].inner_pid), ranks[i], NameOf(processes[i])});
+  }
+  std::vector<Place> places;
+  const Place otherwise = {options.to, options.gpu < 0 ? std::vector<int>() : std::vector<int>{options.gpu}};
+  if (!PlaceProcesses(options.rules, otherwise, who, &places, error)) return false;
+  for (size_t i = 0; i < processes.size(); ++i) {
+    if (places[i].server.empty()) {
+      *error = who[i].name + " has no server to go to: name one with --to, or in a --map of its own";
       return false;
     }
-    matched.back().process = process.get();
+    const GpuHost* const host = hosts->Open(places[i].server, -1, error);
+    if (!host) return false;
+    placed->push_back({who[i].name, places[i], host});
+  }
+  return true;
+}
+
+// Opens the sessions of `processes` at their places, in this order. Those that are among *moves already are kept, and
+// what else is there ends.
+bool OpenSessions(const Options& options, const Job& job, const std::vector<CudaProcess>& processes, GpuHosts* hosts,
+                  std::vector<Move>* moves, std::string* error) {
+  std::vector<Placed> placed;
+  if (!Plan(options, processes, hosts, &placed, error)) return false;
+  std::vector<Move> matched(processes.size());
+  for (size_t i = 0; i < processes.size(); ++i) {
+    Move& move = matched[i];
+    const auto found = std::find_if(moves->begin(), moves->end(), [&](const Move& old) {
+      return old.channel && old.of == processes[i] && old.to.host == placed[i].host && old.to.place == placed[i].place;
+    });
+    if (found != moves->end()) move.channel = std::move(found->channel);
+    move.of = processes[i];
+    move.to = placed[i];
+    if (!move.channel) {
+      const ActAs user(AccountOf(job));  // whose session it is
+      move.channel = OpenSession(move.to.host->socket_path(), uint32_t(move.of.inner_pid), move.of.program, job.name(),
+                                 move.to.place.gpus, error);
+    }
+    if (!move.channel) return Of(move, processes.size(), error);
   }
   *moves = std::move(matched);
   return true;
 }
 
 // What has to go along, and whether it can.
-bool Describe(const Options& options, const std::vector<uint64_t>& sessions, Move* move, std::string* error) {
+bool Describe(const std::vector<uint64_t>& sessions, Move* move, std::string* error) {
   ckptfmt::ProcessInfo before, after;
   ClientChannel* const from = move->process->channel();
   if (!Drain(from, error) || !ListRegions(from, &move->regions, error, sessions) ||
       !DescribeServer(from, &before, error) || !DescribeServer(move->channel.get(), &after, error)) {
     return false;
   }
-  if (after.devices.size() < before.devices.size()) {
-    *error = "the job sees " + std::to_string(before.devices.size()) + " GPUs; " + options.to + " has " +
-             std::to_string(after.devices.size());
-    return false;
-  }
-  return CheckModules(move->process->log(), before.devices, after.devices, error);
+  return CheckDevices(move->process->log(), before.devices, after.devices, ToText(move->to.place), error);
 }
 
 // At the same time: the objects of one process may be shared with another, and wait for it.
 bool ReplayAll(const std::string& scope, std::vector<Move>* moves, std::string* error) {
   std::vector<const replay::Log*> all;
   for (const Move& move : *moves) all.push_back(&move.process->log());
-  const std::vector<std::string> ownerless = replay::Ownerless(all);
+  const std::vector<Placed> placed = PlacesOf(*moves);
+  if (!CheckSharing(placed, all, error)) return false;
+  const std::vector<std::vector<std::string>> ownerless = OwnerlessAt(placed, all);
   std::vector<std::thread> threads;
-  for (Move& move : *moves) {
-    threads.emplace_back([&] {
-      if (ReplayLog(move.process->log(), move.channel.get(), &move.error, scope, ownerless)) move.error.clear();
+  for (size_t i = 0; i < moves->size(); ++i) {
+    threads.emplace_back([&, i] {
+      Move& move = (*moves)[i];
+      if (ReplayLog(move.process->log(), move.channel.get(), &move.error, scope, ownerless[i])) move.error.clear();
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -150,26 +176,38 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   JobClaim claim;
   if (!claim.Take(directory, kTool, cancelled, error)) return false;
   // Everything that can go wrong early does so while the job still runs.
-  const std::unique_ptr<GpuHost> host =
-      GpuHost::Open(options.to, options.gpu, SocketFolder(directory), /*detached=*/true, AccountOf(*job), error);
-  if (!host) return false;
+  GpuHosts hosts(SocketFolder(directory), /*detached=*/true, AccountOf(*job));
   std::vector<Move> moves;
   AtStep("open sessions");
-  if (!OpenSessions(options, *job, *host, FindCudaProcesses(*job, directory), &moves, error)) return false;
+  if (!options.to.empty() && !hosts.Open(options.to, -1, error)) return false;
+  if (!OpenSessions(options, *job, FindCudaProcesses(*job, directory), &hosts, &moves, error)) return false;
   LiveJob live(*job, directory, claim);
   JobTransaction transaction(*job, &live, /*engine=*/nullptr);
   agent::LockOptions lock;
   lock.timeout_ms = int(options.timeout * 1000);
   lock.cancelled = cancelled;
   // Processes may have come and gone since.
-  if (!transaction.Begin(lock, error) || !MatchSessions(options, *job, *host, live, &moves, error)) return false;
+  if (!transaction.Begin(lock, error)) return false;
+  std::vector<CudaProcess> held;
+  for (const auto& process : live.processes()) held.push_back(process->process());
+  if (!OpenSessions(options, *job, held, &hosts, &moves, error)) return false;
+  for (size_t i = 0; i < moves.size(); ++i) moves[i].process = live.processes()[i].get();
   uint64_t bytes = 0, done_before = 0, objects = 0;
   AtStep("list GPU memory");
   for (Move& move : moves) {
-    if (!Describe(options, live.Sessions(), &move, error)) return Of(move, moves.size(), error);
+    const std::vector<uint64_t> beside = live.SessionsAt(move.process->info().server);
+    if (!Describe(beside, &move, error)) return Of(move, moves.size(), error);
     for (const ckptfmt::Region& region : move.regions) bytes += region.bytes;
     objects += move.process->log().records();
   }
+  if (!options.rules.empty()) {
+    std::vector<std::vector<ckptfmt::Region>> regions;
+    for (const Move& move : moves) regions.push_back(move.regions);
+    const ActAs user(AccountOf(*job));
+    if (!CheckRoom(PlacesOf(moves), regions, error)) return false;
+  }
+  // For processes that begin to use CUDA later.
+  const GpuHost* const host = options.to.empty() ? moves.front().to.host : hosts.Open(options.to, -1, error);
   const std::string scope = NewSharingScope();
   AtStep("replay");
   if (!ReplayAll(scope, &moves, error)) return false;
@@ -188,7 +226,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
       for (const ckptfmt::Region& region : move.regions) done_before += region.bytes;
     }
   }
-  for (const Move& move : moves) move.process->PrepareSwitch(move.channel.get(), host->server());
+  for (const Move& move : moves) move.process->PrepareSwitch(move.channel.get(), move.to.host->server());
   // Processes that connect from now on belong to the others. Until the transaction has ended, none does.
   ServerChange change(directory);
   if (!WriteJobServer(directory, host->server(), options.gpu, scope, error) || !transaction.Switch(error)) return false;
@@ -196,10 +234,10 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   const double stood = transaction.HeldSeconds(), took = Since(start);
   for (const Move& move : moves) {
     const ActAs user(AccountOf(*job));
-    TellSaved(host->server(), move.channel->welcome().session, job->saved_unix_ms(), job->saved_bytes());
+    TellSaved(move.to.host->server(), move.channel->welcome().session, job->saved_unix_ms(), job->saved_bytes());
   }
   std::string problem;
-  job->set_server(options.to);
+  job->set_server(options.to.empty() ? moves.front().to.place.server : options.to);
   job->set_gpu(options.gpu);
   if (job->runner_pid() != 0 && !WriteJob(directory, *job, &problem)) Say(kTool, problem);
   if (options.json) {
@@ -214,7 +252,8 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
     fflush(stdout);
   } else if (!options.quiet) {
     fprintf(stderr, "%s: moved to %s in %.1f s (CUDA calls waited for %.1f s): GPU memory %s\n", kTool,
-            options.to.c_str(), took, stood, Bytes(double(bytes)).c_str());
+            (moves.empty() ? options.to : ServersOf(PlacesOf(moves))).c_str(), took, stood,
+            Bytes(double(bytes)).c_str());
   }
   return true;
 }
@@ -233,12 +272,18 @@ int Work(const Options& options, const std::function<bool()>& cancelled) {
 
 int Main(int argc, char** argv) {
   Options options;
+  std::vector<std::string> map;
   CLI::App app("Moves a running job's GPU side to another GPU server.", kTool);
   app.footer(std::string(kWhichJob) + kExamples);
   app.set_version_flag("--version", VersionLine("cr-migrate"));
   app.add_option("JOB", options.job, "which job")->required();
-  app.add_option("--to", options.to, "the GPU server: unix:PATH or HOST:PORT")->required();
+  app.add_option("--to", options.to, "the GPU server: unix:PATH or HOST:PORT");
   app.add_option("--gpu", options.gpu, "the only GPU that the job gets there (ordinal)")->check(CLI::Range(0, 255));
+  app.add_option("--map", map,
+                 "RANK=SERVER[:GPU,...] or RANK=:GPU,...: where a process goes instead; RANK is a number, N-M or "
+                 "pid:N. May be given several times")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--timeout", options.timeout, "seconds to wait for CUDA calls that are in progress")
       ->capture_default_str()
       ->check(CLI::Range(0.001, 86400.0));
@@ -249,8 +294,13 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
-  if (options.to.empty()) {
-    Say(kTool, "where to? (--to)");
+  std::string error;
+  if (!ParsePlacement(map, &options.rules, &error)) {
+    Say(kTool, error);
+    return kExitUsage;
+  }
+  if (options.to.empty() && map.empty()) {
+    Say(kTool, "where to? (--to, --map)");
     return kExitUsage;
   }
   return RunInBackground([&](const std::function<bool()>& cancelled) { return Work(options, cancelled); });

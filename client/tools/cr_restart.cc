@@ -13,6 +13,7 @@
 #include <chrono>
 #include <fstream>
 #include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,7 +21,7 @@
 #include "checkpoint/engine/criu/criu_engine.h"
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/gpu/gpu_state.h"
-#include "checkpoint/gpu/modules.h"
+#include "checkpoint/gpu/places.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
@@ -36,7 +37,6 @@
 #include "proto/folder/this_job.h"
 #include "proto/frame/frame.h"
 #include "proto/frame/version.h"
-#include "replay/replayer/replayer.h"
 
 namespace cuda_remote::client::tools {
 
@@ -53,6 +53,8 @@ Examples:
   cr-restart /data/train.image                        a GPU server of its own, on this machine
   cr-restart /data/train.image --server gpu8:7070
   cr-restart /data/train.image --server unix:/run/user/1000/cuda-remote/session.sock --gpu 1
+  cr-restart /data/train.image --server gpu8:7070 --map 2-3=gpu9:7070   ranks 2 and 3 on another server than the others
+  cr-restart /data/train.image --map 0-1=:0 --map 2-3=:1                two ranks on each of two GPUs of this machine
 
 Every byte of the image is compared with its checksum before a process of the job runs. The job then runs in the
 foreground, as under cr-run: signals go to it, and its output goes where it went before if that was a file (--output
@@ -60,6 +62,10 @@ names another one), and to this program's output if it was a pipe or a terminal.
 where they were, as long as they were (--cut-back, --cut), and no other job may be writing to them. A restart that fails
 leaves the image as it is and can be tried again. The image must belong to root or
 to this user, and nobody else may be able to write to it (--trust-owner). Needs root and CRIU.
+
+Ranks are those of mpirun, torchrun or srun; without one of these the processes are counted from 0, as cr-inspect shows
+them. A process that saw several GPUs needs as many at its place: its GPU 0 is the first of the list. Processes that
+share GPU memory need one server.
 
 Exit codes: the job's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 the restart failed.
 )";
@@ -71,6 +77,7 @@ int Fail(const std::string& text) {
 
 struct Options {
   std::string image, server, directory;
+  std::vector<PlacementRule> rules;
   int gpu = -1;
   bool quiet = false, cut_back = false, times = false, trust_owner = false;
   std::vector<std::string> cut;
@@ -121,8 +128,7 @@ std::unique_ptr<ckptfmt::ImageReader> OpenImage(const Options& options, Job* job
                " cannot be read: " + (bytes.ok() ? *error : std::string(bytes.status().message()));
       return nullptr;
     }
-    std::string calls;
-    for (const std::string& call : replay::NotReplayable((*logs)[i])) calls += (calls.empty() ? "" : ", ") + call;
+    const std::string calls = NotReplayableIn((*logs)[i]);
     if (calls.empty()) continue;
     *error = options.image + ": " + NameOf(info.processes[i]) +
              " has objects that cannot be made again here; they came from: " + calls;
@@ -137,56 +143,92 @@ struct Session {
   std::string error;  // empty: all went well
 };
 
-// What the sessions of a job must know of each other (replay::ShareIn).
-struct Sharing {
-  std::string scope;
-  std::vector<std::string> ownerless;
-};
+// Where each process goes.
+bool Plan(const Options& options, const ckptfmt::ImageInfo& info, std::vector<Placed>* placed, std::string* error) {
+  // What cr-checkpoint has written: "0,1,-1". Older images have none.
+  std::vector<PlacedProcess> who;
+  const auto found = info.client_info.find("ranks");
+  std::istringstream ranks(found == info.client_info.end() ? "" : found->second);
+  for (const ckptfmt::ProcessInfo& process : info.processes) {
+    std::string rank;
+    const bool known = std::getline(ranks, rank, ',') && !rank.empty();
+    who.push_back({process.pid, known ? atoi(rank.c_str()) : -1, NameOf(process)});
+  }
+  // A server of the job's own has the one GPU only, unless processes are mapped to others.
+  const bool only = options.gpu >= 0 && (!options.server.empty() || !options.rules.empty());
+  const Place otherwise = {options.server, only ? std::vector<int>{options.gpu} : std::vector<int>()};
+  std::vector<Place> places;
+  if (!PlaceProcesses(options.rules, otherwise, who, &places, error)) return false;
+  for (size_t i = 0; i < places.size(); ++i) placed->push_back({who[i].name, places[i], nullptr});
+  return true;
+}
+
+// The ways to all places, and to the server of processes that begin to use CUDA later, which is returned. Null: failed.
+const GpuHost* OpenHosts(const Options& options, GpuHosts* hosts, std::vector<Placed>* placed, std::string* error) {
+  const int own = options.rules.empty() ? options.gpu : -1;
+  const bool all_elsewhere = !placed->empty() && options.server.empty() &&
+                             std::none_of(placed->begin(), placed->end(),
+                                          [](const Placed& one) { return one.place.server.empty(); });
+  const GpuHost* const first = hosts->Open(all_elsewhere ? placed->front().place.server : options.server, own, error);
+  if (!first) return nullptr;
+  for (Placed& one : *placed) {
+    one.host = hosts->Open(one.place.server, own, error);
+    if (!one.host) return nullptr;
+  }
+  return first;
+}
 
 // A GPU session with all objects that the process had; their memory is still to be loaded.
-std::unique_ptr<ClientChannel> RestoreObjects(const Options& options, const GpuHost& host, const Sharing& sharing,
-                                              const std::optional<Account>& account, const std::string& job,
-                                              const ckptfmt::ProcessInfo& process, const replay::Log& log,
-                                              std::string* error) {
+// `scope`, `ownerless`: replay::ShareIn's.
+std::unique_ptr<ClientChannel> RestoreObjects(const Placed& placed, const std::optional<Account>& account,
+                                              const std::string& scope, const std::vector<std::string>& ownerless,
+                                              const std::string& job, const ckptfmt::ProcessInfo& process,
+                                              const replay::Log& log, std::string* error) {
   std::unique_ptr<ClientChannel> channel;
   {
     const ActAs user(account);  // whose session it is
-    channel = OpenSession(host.socket_path(), process.pid, process.program, job,
-                          options.server.empty() ? -1 : options.gpu, error);
+    channel = OpenSession(placed.host->socket_path(), process.pid, process.program, job, placed.place.gpus, error);
   }
   if (!channel) return nullptr;
   ckptfmt::ProcessInfo here;
   if (!DescribeServer(channel.get(), &here, error)) return nullptr;
-  if (here.devices.size() < process.devices.size()) {
-    *error = "it saw " + std::to_string(process.devices.size()) + " GPUs; this server has " +
-             std::to_string(here.devices.size());
-    return nullptr;
-  }
-  if (!CheckModules(log, process.devices, here.devices, error)) return nullptr;
+  if (!CheckDevices(log, process.devices, here.devices, ToText(placed.place), error)) return nullptr;
   for (size_t i = 0; i < process.devices.size(); ++i) {
     if (here.devices[i].name == process.devices[i].name) continue;
     Say(kTool, "GPU " + std::to_string(i) + " of " + NameOf(process) + " was a " + process.devices[i].name +
                    "; here it is a " + here.devices[i].name);
   }
-  return ReplayLog(log, channel.get(), error, sharing.scope, sharing.ownerless) ? std::move(channel) : nullptr;
+  return ReplayLog(log, channel.get(), error, scope, ownerless) ? std::move(channel) : nullptr;
+}
+
+// Whether they can go where they are to go, if they were mapped.
+bool FitsPlaces(const Options& options, const std::optional<Account>& account, const std::vector<Placed>& placed,
+                const ckptfmt::ImageReader& image, const std::vector<replay::Log>& logs, std::string* error) {
+  if (options.rules.empty()) return true;
+  std::vector<const replay::Log*> all;
+  for (const replay::Log& log : logs) all.push_back(&log);
+  std::vector<std::vector<ckptfmt::Region>> regions(placed.size());
+  for (const ckptfmt::Region& region : image.regions()) regions[region.process].push_back(region);
+  const ActAs user(account);  // who asks the servers
+  return CheckSharing(placed, all, error) && CheckRoom(placed, regions, error);
 }
 
 // The sessions of all processes, at the same time: the objects of one may be shared with another, and wait for it.
-bool RestoreSessions(const Options& options, const GpuHost& host, const std::optional<Account>& account,
-                     const std::string& scope,
-                     const ckptfmt::ImageReader& image, const std::vector<replay::Log>& logs,
-                     std::vector<Session>* sessions, Steps* steps, std::string* error) {
+bool RestoreSessions(const std::vector<Placed>& placed, const std::optional<Account>& account,
+                     const std::string& scope, const ckptfmt::ImageReader& image,
+                     const std::vector<replay::Log>& logs, std::vector<Session>* sessions, Steps* steps,
+                     std::string* error) {
   const ckptfmt::ImageInfo& info = image.info();
   std::vector<const replay::Log*> all;
   for (const replay::Log& log : logs) all.push_back(&log);
-  const Sharing sharing = {scope, replay::Ownerless(all)};
+  const std::vector<std::vector<std::string>> ownerless = OwnerlessAt(placed, all);
   std::vector<std::thread> threads;
   sessions->resize(info.processes.size());
   AtStep("open sessions");
   for (size_t i = 0; i < sessions->size(); ++i) {
     threads.emplace_back([&, i] {
       Session& session = (*sessions)[i];
-      session.channel = RestoreObjects(options, host, sharing, account, info.job, info.processes[i], logs[i],
+      session.channel = RestoreObjects(placed[i], account, scope, ownerless[i], info.job, info.processes[i], logs[i],
                                        &session.error);
     });
   }
@@ -223,8 +265,8 @@ bool RestoreMemory(const Options& options, const ckptfmt::ImageReader& image, co
 // Gives the restored processes their GPU sessions and lets them go on, known to the other tools by then. A process that
 // has ended by itself meanwhile, as one may whose last call was made before the checkpoint, needs none.
 bool GiveSessions(const Options& options, const ckptfmt::ImageReader& image, const Isolated& isolated,
-                  const std::string& directory, const GpuHost& host, const std::vector<Session>& sessions, Job* job,
-                  std::string* error) {
+                  const std::string& directory, const std::vector<Placed>& placed, const std::vector<Session>& sessions,
+                  Job* job, std::string* error) {
   job->set_server(options.server);
   job->set_gpu(options.gpu);
   job->set_runner_pid(getpid());
@@ -239,8 +281,8 @@ bool GiveSessions(const Options& options, const ckptfmt::ImageReader& image, con
     const ckptfmt::ProcessInfo& process = image.info().processes[i];
     AtStep("give the session", i, sessions.size());
     const auto ended = [&] { return HasEnded(isolated, 0) || !HasProcess(*job, int(process.pid)); };
-    agents.push_back(GiveChannel(directory, process.pid, NameOf(process), *sessions[i].channel, host.server(), ended,
-                                 error));
+    agents.push_back(GiveChannel(directory, process.pid, NameOf(process), *sessions[i].channel,
+                                 placed[i].host->server(), ended, error));
     if (agents.back()) continue;
     if (HasEnded(isolated, kEndMs)) {
       Say(kTool, "the job ended before it had its GPU session again");
@@ -253,9 +295,10 @@ bool GiveSessions(const Options& options, const ckptfmt::ImageReader& image, con
   std::string problem;
   AtStep("unlock");
   if (!WriteJob(directory, *job, &problem)) Say(kTool, problem + "; the other tools will not find the job");
-  for (const Session& session : sessions) {
+  for (size_t i = 0; i < sessions.size(); ++i) {
     const ActAs user(AccountOf(*job));
-    TellSaved(host.server(), session.channel->welcome().session, job->saved_unix_ms(), job->saved_bytes());
+    TellSaved(placed[i].host->server(), sessions[i].channel->welcome().session, job->saved_unix_ms(),
+              job->saved_bytes());
   }
   for (const auto& agent : agents) {
     if (agent) agent->Unlock(&problem);
@@ -272,6 +315,8 @@ int Run(const Options& options) {
   const std::unique_ptr<ckptfmt::ImageReader> image = OpenImage(options, &job, &logs, &error);
   steps.Done("comparing the image but for GPU memory");
   if (!image) return Fail(error);
+  std::vector<Placed> placed;
+  if (!Plan(options, image->info(), &placed, &error)) return Fail(error);
   const std::string why = NoIsolation();
   if (!why.empty()) return Fail("restoring a process needs root");
 
@@ -343,8 +388,8 @@ int Run(const Options& options) {
   };
 
   BlockForwardedSignals();
-  std::unique_ptr<GpuHost> host = GpuHost::Open(options.server, options.gpu, SocketFolder(directory),
-                                                /*detached=*/false, account, &error);
+  auto hosts = std::make_unique<GpuHosts>(SocketFolder(directory), /*detached=*/false, account);
+  const GpuHost* const host = OpenHosts(options, hosts.get(), &placed, &error);
   steps.Done("finding the job's files and the GPU server");
   std::vector<Session> sessions;
   const std::string scope = NewSharingScope();
@@ -357,17 +402,19 @@ int Run(const Options& options) {
     return process != nullptr;
   };
   const auto load = [&] {
-    return RestoreSessions(options, *host, account, scope, *image, logs, &sessions, &steps, &error) &&
-           WriteJobServer(directory, host->server(), options.server.empty() ? -1 : options.gpu, scope, &error) &&
+    const int only = options.server.empty() && options.rules.empty() ? -1 : options.gpu;
+    return RestoreSessions(placed, account, scope, *image, logs, &sessions, &steps, &error) &&
+           WriteJobServer(directory, host->server(), only, scope, &error) &&
            RestoreMemory(options, *image, sessions, &steps, &error);
   };
   // Both at once, but for files that are to be cut back: the process needs them so, and they stay as they are if the
   // memory cannot be loaded.
-  bool ok = host && (processes->ChangesFiles() ? load() && begin() : begin() && load());
+  bool ok = host && FitsPlaces(options, account, placed, *image, logs, &error) &&
+            (processes->ChangesFiles() ? load() && begin() : begin() && load());
   AtStep("restore processes");
   ok = ok && process->Finish(&isolated, &error);
   if (ok) steps.Done("restoring the process");
-  if (ok && !GiveSessions(options, *image, isolated, directory, *host, sessions, &job, &error)) {
+  if (ok && !GiveSessions(options, *image, isolated, directory, placed, sessions, &job, &error)) {
     kill(isolated.init, SIGKILL);
     WaitForwarding(isolated.init, true);
     ok = false;
@@ -377,12 +424,12 @@ int Run(const Options& options) {
   sessions.clear();
   if (!ok) {
     process.reset();
-    host.reset();
+    hosts.reset();
     remove_folders();
     return Fail(error);
   }
   const std::shared_ptr<void> upkeep = engine.BeginUpkeep();
-  const int code = FinishJob(kTool, isolated, directory, job, process->TakeTerminal(), std::move(host));
+  const int code = FinishJob(kTool, isolated, directory, job, process->TakeTerminal(), std::move(hosts));
   // What the job has written last is on its way through the terminal.
   if (process->copier() > 0) waitpid(process->copier(), nullptr, 0);
   remove_folders();
@@ -391,6 +438,7 @@ int Run(const Options& options) {
 
 int Main(int argc, char** argv) {
   Options options;
+  std::vector<std::string> map;
   CLI::App app("Brings a saved job back, on this machine and any GPU server.", kTool);
   app.footer(kExamples);
   app.set_version_flag("--version", VersionLine("cr-restart"));
@@ -398,6 +446,11 @@ int Main(int argc, char** argv) {
   app.add_option("--server", options.server,
                  "the GPU server: unix:PATH or HOST:PORT (default: $CUDA_REMOTE_SERVER, else one of the job's own)");
   app.add_option("--gpu", options.gpu, "the only GPU that the job gets (ordinal)")->check(CLI::Range(0, 255));
+  app.add_option("--map", map,
+                 "RANK=SERVER[:GPU,...] or RANK=:GPU,...: where a process goes instead; RANK is a number, N-M or "
+                 "pid:N. May be given several times")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--job-dir", options.directory, "the job's folder (default: the one that it had)");
   AddOutputOptions(&app, &options.outputs);
   app.add_flag("--cut-back", options.cut_back,
@@ -416,6 +469,7 @@ int Main(int argc, char** argv) {
   }
   const char* const server = getenv("CUDA_REMOTE_SERVER");
   if (options.server.empty() && server) options.server = server;
+  if (std::string error; !ParsePlacement(map, &options.rules, &error)) return Fail(error);
   return Run(options);
 }
 

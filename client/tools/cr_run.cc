@@ -179,8 +179,8 @@ int Main(int argc, char** argv) {
   }
   // From here on everything that is started must be ended.
   BlockForwardedSignals();
-  std::unique_ptr<GpuHost> host =
-      GpuHost::Open(server, gpu, SocketFolder(directory), /*detached=*/false, account, &error);
+  auto hosts = std::make_unique<GpuHosts>(SocketFolder(directory), /*detached=*/false, account);
+  const GpuHost* const host = hosts->Open(server, gpu, &error);
   if (!host) {
     RemoveJobFolder(directory);
     return Fail(error);
@@ -193,7 +193,7 @@ int Main(int argc, char** argv) {
                                                                             : program;
   if (!WriteGpuServer(directory, host->server(), seen, &error) ||
       !WriteThisJob(directory, directory, shown, &error)) {
-    host.reset();
+    hosts.reset();
     RemoveJobFolder(directory);
     return Fail(error);
   }
@@ -244,7 +244,7 @@ int Main(int argc, char** argv) {
   if (!job.no_checkpoint().empty()) started = StartPlain(plan, &isolated.pid, &error, &code);
   outputs.Hide();
   if (!started) {
-    host.reset();
+    hosts.reset();
     RemoveJobFolder(directory);
     return Fail(error, code);
   }
@@ -263,7 +263,7 @@ int Main(int argc, char** argv) {
   if (account) SetAccount(*account, &job);
   for (const std::string& path : outputs.all()) job.add_outputs(path);
   if (!WriteJob(directory, job, &error)) Say(kTool, error + "; the other tools will not find the job");
-  return FinishJob(kTool, isolated, directory, job, std::move(terminal), std::move(host));
+  return FinishJob(kTool, isolated, directory, job, std::move(terminal), std::move(hosts));
 }
 
 }  // namespace

@@ -45,14 +45,14 @@ static bool TakeSignal(const Isolated& isolated, pid_t child, JobTerminal* termi
 }
 
 int FinishJob(const char* tool, const Isolated& isolated, const std::string& directory, const Job& job,
-              std::unique_ptr<JobTerminal> terminal, std::unique_ptr<GpuHost> host) {
+              std::unique_ptr<JobTerminal> terminal, std::unique_ptr<GpuHosts> hosts) {
   LetGoOfStreams();
   const pid_t child = isolated.init ? isolated.init : isolated.pid;
-  const pid_t server = host ? host->process() : 0;
   DeviceWatch devices(tool, job);
   Beside beside;
   beside.ended = [&](pid_t ended, int) {
-    if (ended == server) Say(tool, "the process that connects the job to its GPU (cr-server or cr-relay) has ended");
+    if (!hosts->Started(ended)) return;
+    Say(tool, "the process that connects the job to its GPU (cr-server or cr-relay) has ended");
   };
   beside.take = [&](int signal) { return TakeSignal(isolated, child, terminal.get(), signal); };
   beside.ask = [&](std::vector<pollfd>* waiting) {
@@ -84,7 +84,7 @@ int FinishJob(const char* tool, const Isolated& isolated, const std::string& dir
     if (!ErrorsGoToJobsFile()) Say(tool, "the job was stopped at a checkpoint; continue it with: cr-restart " + image);
     code = kExitStopped;
   }
-  host.reset();
+  hosts.reset();
   RemoveJobFolder(directory);
   return code;
 }

@@ -27,7 +27,7 @@ void Say(const char* tool, const std::string& text);
 // number of the signal that ended it, or kExitStopped if cr-checkpoint --stop did.
 // `terminal`: the job's own, null if it has none. Says when a process of `job` uses this machine's own GPU.
 int FinishJob(const char* tool, const checkpoint::Isolated& isolated, const std::string& directory, const checkpoint::Job& job,
-              std::unique_ptr<checkpoint::JobTerminal> terminal, std::unique_ptr<checkpoint::GpuHost> host);
+              std::unique_ptr<checkpoint::JobTerminal> terminal, std::unique_ptr<checkpoint::GpuHosts> hosts);
 
 // Lets go of standard input and output, so that a pipe ends when the program closes it.
 void LetGoOfStreams();

@@ -7,8 +7,11 @@
 #include <map>
 
 #include "proto/api/call_ids.gen.h"
+#include "proto/codec/memory.gen.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/codec/pool.gen.h"
 #include "proto/codec/virtual.gen.h"
+#include "replay/replayer/sharing_groups.h"
 
 namespace cuda_remote::replay {
 namespace {
@@ -241,6 +244,47 @@ TEST(Sharing, OwnerlessIsWhatNobodyShares) {
   EXPECT_TRUE(replay::Shares(second));
   EXPECT_FALSE(replay::Shares(Sample()));
   EXPECT_FALSE(replay::Shares(Log()));
+}
+
+TEST(Sharing, GroupsAreOfThoseThatShareWithEachOther) {
+  Log alone, first, second, third, fourth, fifth;
+  Shares(&alone, 0x10, "nobody's");
+  Shares(&first, 0x10, "one");
+  Shares(&second, 0x10, "two");
+  Opens(&third, 0x10, "two");
+  Opens(&third, 0x20, "ownerless");
+  Opens(&fourth, 0x10, "ownerless");
+  Opens(&fifth, 0x10, "one");
+  EXPECT_EQ(SharingGroups({&alone, &first, &second, &third, &fourth, &fifth}),
+            (std::vector<size_t>{0, 1, 2, 2, 2, 1}));
+  // One that has to do with both of them makes them one.
+  Opens(&fifth, 0x20, "two");
+  EXPECT_EQ(SharingGroups({&alone, &first, &second, &third, &fourth, &fifth}),
+            (std::vector<size_t>{0, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(SharingGroups({}), std::vector<size_t>{});
+}
+
+// Each way of sharing has messages of its own.
+TEST(Sharing, GroupsAreMadeByEveryWayOfSharing) {
+  const auto has = [](Log* log, uint32_t call, const std::string& message) {
+    log->Create({Kind::kPhysicalMemory, 0x10}, {}, Frame(call), message, "", std::nullopt);
+  };
+  const auto check = [&](uint32_t shares, const std::string& one, uint32_t opens, const std::string& other) {
+    Log first, second;
+    has(&first, shares, one);
+    has(&second, opens, other);
+    EXPECT_EQ(SharingGroups({&first, &second}), (std::vector<size_t>{0, 0})) << shares;
+  };
+  check(kCall_cuIpcGetMemHandle, WithKey<wire::cuIpcGetMemHandle_Request>("k"), kCall_cuIpcOpenMemHandle_v2,
+        WithKey<wire::cuIpcOpenMemHandle_v2_Request>("k"));
+  check(kCall_cuIpcGetEventHandle, WithKey<wire::cuIpcGetEventHandle_Request>("k"), kCall_cuIpcOpenEventHandle,
+        WithKey<wire::cuIpcOpenEventHandle_Request>("k"));
+  check(kCall_cuMemExportToShareableHandle, WithKey<wire::cuMemExportToShareableHandle_Request>("k"),
+        kCall_cuMemImportFromShareableHandle, WithKey<wire::cuMemImportFromShareableHandle_Request>("k"));
+  check(kCall_cuMemPoolExportToShareableHandle, WithKey<wire::cuMemPoolExportToShareableHandle_Request>("k"),
+        kCall_cuMemPoolImportFromShareableHandle, WithKey<wire::cuMemPoolImportFromShareableHandle_Request>("k"));
+  check(kCall_cuMemPoolExportPointer, WithKey<wire::cuMemPoolExportPointer_Request>("k"),
+        kCall_cuMemPoolImportPointer, WithKey<wire::cuMemPoolImportPointer_Request>("k"));
 }
 
 TEST(Sharing, TheScopeIsSentFirst) {

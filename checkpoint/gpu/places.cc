@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/gpu/places.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <utility>
+
+#include "checkpoint/gpu/gpu_state.h"
+#include "replay/replayer/replayer.h"
+#include "replay/replayer/sharing_groups.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+std::string MiB(uint64_t bytes) {
+  char text[32];
+  snprintf(text, sizeof(text), "%.1f MiB", double(bytes) / (1 << 20));
+  return text;
+}
+
+}  // namespace
+
+bool CheckSharing(const std::vector<Placed>& placed, const std::vector<const replay::Log*>& logs, std::string* error) {
+  const std::vector<size_t> groups = replay::SharingGroups(logs);
+  for (size_t i = 0; i < placed.size(); ++i) {
+    const Placed &one = placed[groups[i]], &other = placed[i];
+    if (one.host == other.host) continue;
+    *error = one.name + " and " + other.name +
+             " share GPU memory, events or pools, directly or through others, and need one server, but they are to go "
+             "to " + one.place.server + " and " + other.place.server;
+    return false;
+  }
+  return true;
+}
+
+bool CheckRoom(const std::vector<Placed>& placed, const std::vector<std::vector<ckptfmt::Region>>& regions,
+               std::string* error) {
+  struct Need {
+    Place gpu;
+    uint64_t bytes = 0;
+    std::string names;
+  };
+  std::map<std::pair<const GpuHost*, int>, Need> needs;
+  for (size_t i = 0; i < placed.size(); ++i) {
+    std::map<int, uint64_t> bytes;  // by the process's own number of the GPU
+    for (const ckptfmt::Region& region : regions[i]) bytes[region.device] += region.bytes;
+    const Place& place = placed[i].place;
+    for (const auto& [device, own] : bytes) {
+      const int gpu = place.gpus.empty() ? device : device < int(place.gpus.size()) ? place.gpus[size_t(device)] : -1;
+      if (gpu < 0) continue;
+      Need& need = needs[{placed[i].host, gpu}];
+      need.gpu = {place.server, {gpu}};
+      need.bytes += own;
+      need.names += (need.names.empty() ? "" : ", ") + placed[i].name + " (" + MiB(own) + ")";
+    }
+  }
+  for (const auto& [where, need] : needs) {
+    uint64_t free = 0;
+    if (!AskFreeMemory(where.first->server(), where.second, &free) || need.bytes <= free) continue;
+    *error = ToText(need.gpu) + " has " + MiB(free) + " of free memory, too little for " + MiB(need.bytes) + " of " +
+             need.names;
+    return false;
+  }
+  return true;
+}
+
+std::vector<std::vector<std::string>> OwnerlessAt(const std::vector<Placed>& placed,
+                                                  const std::vector<const replay::Log*>& logs) {
+  std::map<const GpuHost*, std::vector<const replay::Log*>> at;
+  for (size_t i = 0; i < placed.size(); ++i) at[placed[i].host].push_back(logs[i]);
+  std::map<const GpuHost*, std::vector<std::string>> keys;
+  for (const auto& [host, its_logs] : at) keys[host] = replay::Ownerless(its_logs);
+  std::vector<std::vector<std::string>> all;
+  for (const Placed& one : placed) all.push_back(keys[one.host]);
+  return all;
+}
+
+std::string ServersOf(const std::vector<Placed>& placed) {
+  std::string text;
+  std::vector<const GpuHost*> said;
+  for (const Placed& one : placed) {
+    if (std::find(said.begin(), said.end(), one.host) != said.end()) continue;
+    said.push_back(one.host);
+    text += (text.empty() ? "" : ", ") + one.place.server;
+  }
+  return text;
+}
+
+}  // namespace cuda_remote::checkpoint
