@@ -124,6 +124,7 @@ FRAMEWORKS = {
     "torch_segments": (24, ("torch",)),
     "torch_memory": (16, ("torch",)),
     "torch_loader": (30, ("torch",)),
+    "torch_multiprocessing": (20, ("torch",)),
     "cupy_mix": (20, ("cupy",)),
     "cupy_pools": (20, ("cupy",)),
     "jax_train": (30, ("jax",)),
