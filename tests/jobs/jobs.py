@@ -960,6 +960,67 @@ def run_in_terminal(context):
 
 
 @case
+def programs_in_turn(context):
+    """A job that runs CUDA programs one after another is saved, restarted and moved before the first, between two, and during one."""
+    servers = []
+    for name in ("one", "two"):
+        server = context.start("server-" + name, [context.tool("cr-server"), "--dir", context.folder(name), "--workers", "0"])
+        harness.wait_for(lambda: harness.connects(context.path(name + "/session.sock")), LIMIT, server.describe)
+        servers.append("unix:" + context.path(name + "/session.sock"))
+    sync, out, job = context.path("turn.sync"), context.path("turn.text"), context.path("turn.job")
+    # A shell that waits starts and ends a process again and again.
+    script = context.script(
+        "in-turn",
+        f"""exec >{out} 2>{out}.err
+stand() {{ touch {sync}.at.$1; until [ -e {sync}.on.$1 ]; do sleep 0.05; done; }}
+stand first
+CR_TEST_PAUSE_AT=5 {context.program} --steps 30
+stand between
+env -i CR_TEST_SYNC_FILE={sync}.2 CR_TEST_PAUSE_AT=7 {context.program} --steps 30
+stand last
+{context.program} --steps 30
+""",
+    )
+    carrier = context.start(
+        "turn", [context.tool("cr-run"), "--server", servers[0], "--job-dir", job, "--", script], CR_TEST_SYNC_FILE=sync
+    )  # fmt: skip
+    there = lambda name: os.path.exists(f"{sync}.at.{name}")
+    paused = lambda file, step: os.path.exists(file) and f"paused {step}\n" in open(file).read()
+    places = (
+        ("first", lambda: there("first"), f"{sync}.on.first", 0),
+        ("in the first program", lambda: paused(sync, 5), f"{sync}.go.5", 1),
+        ("between", lambda: there("between"), f"{sync}.on.between", 0),
+        ("in the second program", lambda: paused(sync + ".2", 7), f"{sync}.2.go.7", 1),
+        ("last", lambda: there("last"), f"{sync}.on.last", 0),
+    )
+
+    def sessions():
+        asked = [json.loads(context.run([context.tool("cr-ps"), "--server", one, "--json"]).stdout) for one in servers]
+        return [len(answer["sessions"]) for answer in asked]
+
+    for number, (name, reached, go_on, processes) in enumerate(places):
+        harness.wait_for(lambda: reached() or not carrier.running(), LIMIT, lambda: f"not {name}: {carrier.describe()}")
+        if not reached():
+            raise Failure(f"the job ended before {name}: {carrier.describe()} {open(out + '.err').read()}")
+        same(f"{name}: sessions", sessions(), [processes, 0])
+        image = context.path(f"image{number}")
+        context.run([context.tool("cr-checkpoint"), job, image])
+        context.run([context.tool("cr-inspect"), "--verify", image])
+        # It moves, also if that only means where its next program goes, and is stopped there.
+        context.run([context.tool("cr-migrate"), job, "--to", servers[1]])
+        same(f"{name}, moved: sessions", sessions(), [0, processes])
+        context.run([context.tool("cr-checkpoint"), "--stop", job, image])
+        same(f"{name}: exit code of the stopped job", carrier.wait(LIMIT), 121)
+        carrier = context.start(f"turn{number}", [context.tool("cr-restart"), image, "--server", servers[1]])
+        harness.wait_for(lambda: sessions() == [0, processes], LIMIT, lambda: f"{name}: {sessions()} {carrier.describe()}")
+        open(go_on, "w").close()
+        # What comes next is on the server that it was restarted or moved to.
+        servers.reverse()
+    carrier.expect_success(LIMIT)
+    same("output", open(out).read(), context.expected(30) * 3)
+
+
+@case
 def terminal_stop(context):
     """Ctrl-Z stops the program, also one in the middle of a computation; fg and bg let it go on."""
     terminal = Terminal(context)

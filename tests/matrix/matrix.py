@@ -92,6 +92,7 @@ APPS = {
     "clusters": 16,
     "tensor_maps": 16,
     # Of several processes:
+    "engine": 24,
     "host_barrier": 24,
     "ipc_memory": 24,
     "ipc_ring": 40,
