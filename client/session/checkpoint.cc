@@ -373,8 +373,8 @@ bool Session::Give(agent::Given given, std::string* error) {
                            !MoveManaged(error))) {
     managed_home_.MoveBack();
     channel_.swap(adopted);
-    // The new worker has ended, and not the one that this process has.
-    if (lost_.exchange(lost_before) != lost_before) {
+    // The new worker has ended, and not the one that this process has; in a restart it has none yet.
+    if (lost_.exchange(lost_before) != lost_before && channel_) {
       LogLine("that was the session that the process was to move to; it goes on with the GPU server %s",
               settings_.server.c_str());
     }

@@ -402,7 +402,7 @@ def restart_worker(context):
         ranks.carrier.kill(signal.SIGTERM)
         ranks.carrier.wait(LIMIT)
         wait_for(lambda: not ranks.sessions(), LIMIT, lambda: f"{title}: sessions are left")
-        before = [ranks.rank(number) for number in ranks.living()]
+        seen = {number: {ranks.rank(number)} for number in ranks.living()}
         steps = ranks.path(f"steps{number}")
         tool = ranks.restart(image, {"CR_TEST_STEPS": steps, "CR_TEST_STOP_AT": str(number)})
         await_step(tool, steps, number)
@@ -412,9 +412,16 @@ def restart_worker(context):
         if pid in sessions:
             os.kill(sessions[pid]["worker_pid"], signal.SIGKILL)
         open(steps + ".go", "w").close()
-        running = lambda: [ranks.rank(number) for number in ranks.living()] != before
-        wait_for(lambda: running() or not tool.running(), LIMIT, lambda: f"{title}: {tool.describe()}")
-        if running():
+
+        def all_run():
+            # What a restored rank does up to its next CUDA call is not yet that it goes on.
+            for number, steps_seen in seen.items():
+                steps_seen.add(ranks.rank(number))
+            return all(len(steps_seen) > 3 for number, steps_seen in seen.items() if number != victim)
+
+        wait_for(lambda: all_run() or not tool.running(), LIMIT, lambda: f"{title}: {tool.describe()}")
+        ran = tool.running()
+        if ran:
             if pid in sessions:
                 ranks.expect_gone(victim)
             ranks.expect_running(title)
@@ -425,7 +432,7 @@ def restart_worker(context):
             if harness.descendants(tool.pid) or not tool.stderr().strip():
                 raise Failure(f"{title}: processes are left, or nothing was said\n{tool.describe()}")
             wait_for(lambda: not ranks.sessions(), LIMIT, lambda: f"{title}: sessions are left")
-        print(f"    {'ran   ' if running() else 'failed'} {title}: {tool.stderr().strip().splitlines()[-1:]}", flush=True)
+        print(f"    {'ran   ' if ran else 'failed'} {title}: {tool.stderr().strip().splitlines()[-1:]}", flush=True)
         if tool.running():
             continue
         ranks.restart(image)
