@@ -80,8 +80,18 @@ bool JobTransaction::ForEach(const char* name, bool (JobProcess::*step)(std::str
 bool JobTransaction::Snapshot(const std::string& facts, const std::string& image, const std::string& work,
                               SnapshotEngine::After after, std::string* error) {
   if (!ForEach("release", &JobProcess::Release, error)) return false;
+  std::vector<const JobProcess*> running;
+  for (const JobProcess* process : processes_) {
+    if (!process->HasEnded()) running.push_back(process);
+  }
   AtStep("save processes");
-  if (!engine_->Dump(job_, facts, image, work, after, error)) return false;
+  if (!engine_->Dump(job_, facts, image, work, after, error)) {
+    // An engine may not know how the job's processes are called.
+    for (const JobProcess* process : running) {
+      if (process->HasEnded()) *error = process->Name() + " ended while it was saved: " + *error;
+    }
+    return false;
+  }
   facts_ = facts;
   state_ = after == SnapshotEngine::After::kStop ? State::kStopped : State::kSaved;
   return true;

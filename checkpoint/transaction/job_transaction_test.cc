@@ -87,6 +87,8 @@ class FakeProcess final : public JobProcess, public agent::Lockable {
   }
   void Abandon() override { abandoned_ = true; }
 
+  void End() { ended_ = true; }
+
   // A process of the source goes on when nobody holds it.
   void Drop() { closed_ = false; }
 
@@ -282,6 +284,21 @@ TEST(JobTransaction, NamesTheProcessThatFailed) {
   EXPECT_FALSE(transaction.Begin(Options(), &error));
   EXPECT_EQ(faults.failed, "rank 2: take");
   EXPECT_THAT(error, HasSubstr("rank 2: take was made to fail"));
+}
+
+TEST(JobTransaction, NamesTheProcessThatEndedInTheDump) {
+  Faults faults;
+  FakeSource source(3, &faults);
+  FakeEngine engine([&](const std::string& step) {
+    if (step == "dump") source.all()[1]->End();
+    return step != "dump";
+  });
+  const Job job;
+  std::string error;
+  JobTransaction transaction(job, &source, &engine);
+  ASSERT_TRUE(transaction.Begin(Options(), &error)) << error;
+  EXPECT_FALSE(transaction.Snapshot("facts", "image", "work", SnapshotEngine::After::kRun, &error));
+  EXPECT_THAT(error, HasSubstr("rank 1 ended while it was saved: "));
 }
 
 TEST(JobTransaction, OneThatComesMeanwhileIsHeldToo) {

@@ -213,6 +213,13 @@ def chosen(steps):
     return found
 
 
+def kills(steps):
+    """Before which steps something is killed, and how long after that: CRIU's work is long, and stops the processes in it."""
+    for number, name in chosen(steps):
+        for delay in (0, 0.03, 0.06, 0.1, 0.15, 0.25) if name == "save processes" else (0,):
+            yield number, name, delay
+
+
 def await_step(tool, steps, number):
     reached = lambda: os.path.exists(steps) and any(line.startswith(f"{number} ") for line in open(steps))
     wait_for(lambda: reached() or not tool.running(), LIMIT, lambda: f"no step {number}\n{tool.describe()}")
@@ -263,15 +270,22 @@ def fail_in_each_step(context, way, what):
         raise Failure(f"failed without a fault\n{tool.describe()}")
     ranks.expect_running("without a fault")
     succeeded = failed = 0
-    for number, name in chosen(steps):
-        title = f"{what} killed before step {number} ({name})"
-        image, steps = ranks.path(f"image{number}"), ranks.path(f"steps{number}")
+    for number, name, delay in kills(steps):
+        title = f"{what} killed before step {number} ({name})" + (f", {delay} s later" if delay else "")
+        image, steps = ranks.path(f"image{number}-{delay}"), ranks.path(f"steps{number}-{delay}")
         victim = pick.choice(ranks.living())
         session = ranks.sessions()[ranks.rank(victim)[1]]
         tool = ranks.tool(command(image), steps, stop_at=number)
         await_step(tool, steps, number)
-        os.kill(ranks.host_pid(session["pid"]) if what == "rank" else session["worker_pid"], signal.SIGKILL)
-        if pick.random() < 0.5:
+        killed = ranks.host_pid(session["pid"]) if what == "rank" else session["worker_pid"]
+        if delay:
+            open(steps + ".go", "w").close()
+            time.sleep(delay)
+        try:
+            os.kill(killed, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # the job was stopped before that
+        if not delay and pick.random() < 0.5:
             time.sleep(0.05)  # others may notice first
         open(steps + ".go", "w").close()
         ok = settle(tool, image, title)
