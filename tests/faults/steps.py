@@ -157,13 +157,14 @@ class Ranks:
         )
 
     def leave_out_trapped(self, tool):
-        """CRIU that meets a killed process while its code is in another one may leave that with a trap, which ends it.
+        """CRIU that meets a killed process while its code is in another one may leave that with a trap or a broken pipe, which ends it.
 
         There is no help against that; the tool names both.
         """
         time.sleep(0.5)
         for number in self.living():
-            if f"PID {self.rank(number)[1]} ended with status 0x5\n" not in self.job.stderr() + self.carrier.stderr():
+            words = rf"PID {self.rank(number)[1]} ended with status 0x(5|d)\n"
+            if not re.search(words, self.job.stderr() + self.carrier.stderr()):
                 continue
             self.dead.add(number)
             if tool.stderr().count(" ended while it was saved: ") < 2:
@@ -303,7 +304,8 @@ def fail_in_each_step(context, way, what):
         open(steps + ".go", "w").close()
         ok = settle(tool, image, title)
         succeeded, failed = succeeded + ok, failed + (not ok)
-        if not ok and not re.search(r"apart \(PID \d+\)", tool.stderr()):
+        named = r"apart \(PID \d+\)" + (r"|was killed by 9 unexpectedly" if delay else "")  # CRIU's own words
+        if not ok and not re.search(named, tool.stderr()):
             raise Failure(f"{title}: the message does not say what has ended\n{tool.describe()}")
         # What was saved whole is there again, also the one that was killed after that; and one that has moved needs its
         # old worker no more.

@@ -5,12 +5,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
@@ -46,6 +48,9 @@ constexpr int kMaxLogLines = 3;
 // /dev/ptmx: a descriptor of it is the end of a pseudo-terminal that a terminal's window has.
 const dev_t kTerminalMaker = makedev(5, 2);
 constexpr int kKillAttempts = 500;
+// CRIU notices at once, or never, that a process of the job has ended.
+constexpr int kLookMs = 100;
+constexpr int kMostLooksAfterEnd = 100;
 constexpr int kKillPauseUs = 10000;
 
 // Descriptors that CRIU is to find again under the same numbers; not close-on-exec.
@@ -63,9 +68,42 @@ std::string TerminalName(const Stdio& stream) {
   return text;
 }
 
-// Runs `body` in a child that is inside the job's namespaces. Returns its exit code, -1 if it could not be started. A
-// CRIU with a user's rights cannot save an IPC namespace, and is in that, too: then it sees none.
-int InsideJob(const Job& job, const std::function<int()>& body, std::string* error) {
+pid_t g_inside = 0;
+
+// From now on SIGTERM to this process kills `inside`. If this process is killed itself, `inside` goes on: CRIU comes to a
+// good end without it.
+void PassOnKill(pid_t inside) {
+  g_inside = inside;
+  struct sigaction action = {};
+  action.sa_handler = [](int) { kill(g_inside, SIGKILL); };
+  sigaction(SIGTERM, &action, nullptr);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigprocmask(SIG_UNBLOCK, &set, nullptr);
+}
+
+// Waits for a child of InsideJob. False if what it waits for was killed because `give_up`, asked now and then, said so.
+bool Await(pid_t child, const std::function<bool()>& give_up, int* status) {
+  const int fd = give_up ? int(syscall(SYS_pidfd_open, child, 0)) : -1;
+  bool killed = false;
+  while (fd >= 0 && !killed) {
+    pollfd waiting{fd, POLLIN, 0};
+    if (poll(&waiting, 1, kLookMs) > 0) break;
+    killed = give_up();
+    if (killed) kill(child, SIGTERM);
+  }
+  if (fd >= 0) close(fd);
+  while (waitpid(child, status, 0) < 0 && errno == EINTR) {
+  }
+  return !killed;
+}
+
+// Runs `body` in a child that is inside the job's namespaces. Returns its exit code, -1 if it could not be started. The
+// child and what it executes are killed if `give_up` says so (null: never), with 253 as the exit code. A CRIU with a
+// user's rights cannot save an IPC namespace, and is in that, too: then it sees none.
+int InsideJob(const Job& job, const std::function<int()>& body, std::string* error,
+              const std::function<bool()>& give_up = nullptr) {
   const std::string proc = "/proc/" + std::to_string(job.init_pid()) + "/ns/";
   const int pids = open((proc + "pid").c_str(), O_RDONLY | O_CLOEXEC);
   const int mounts = open((proc + "mnt").c_str(), O_RDONLY | O_CLOEXEC);
@@ -84,8 +122,11 @@ int InsideJob(const Job& job, const std::function<int()>& body, std::string* err
     if (job.has_user() && setns(ipc, CLONE_NEWIPC) != 0) _exit(254);
     const pid_t inside = fork();
     if (inside == 0) _exit(body());
+    if (inside < 0) _exit(254);
+    PassOnKill(inside);
     int status = 0;
-    if (inside < 0 || waitpid(inside, &status, 0) != inside) _exit(254);
+    while (waitpid(inside, &status, 0) < 0 && errno == EINTR) {
+    }
     _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 253);
   }
   close(pids);
@@ -96,15 +137,34 @@ int InsideJob(const Job& job, const std::function<int()>& body, std::string* err
     *error = std::string("fork: ") + strerror(errno);
     return -1;
   }
-  while (waitpid(helper, &status, 0) < 0 && errno == EINTR) {
-  }
-  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 253;
+  const bool waited = Await(helper, give_up, &status);
+  const int code = waited && WIFEXITED(status) ? WEXITSTATUS(status) : 253;
   if (code == 254) {
     *error = "cannot enter the job's namespaces: this needs root";
     return -1;
   }
   return code;
 }
+
+// Whether CRIU waits in vain: it does, in rare cases, for a process that is killed while it looks at it.
+class LostWait {
+ public:
+  explicit LostWait(const Job& job) : running_(ProcessesOf(job)) {
+    running_.erase(std::remove_if(running_.begin(), running_.end(), [](int pid) { return !IsRunning(pid); }),
+                   running_.end());
+  }
+  bool IsLost() {
+    if (std::all_of(running_.begin(), running_.end(), IsRunning)) return false;
+    looks_ += 1;
+    return lost_ = looks_ > kMostLooksAfterEnd;
+  }
+  bool lost() const { return lost_; }
+
+ private:
+  std::vector<int> running_;
+  int looks_ = 0;
+  bool lost_ = false;
+};
 
 // Signal to every process of the namespace but its init.
 bool SignalAll(const Job& job, int signal) {
@@ -553,6 +613,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   unlink(log.c_str());
   const std::string kernel = CriuFactsPath(criu);
   bool ready = !account || LendFolder(*account, image, error);
+  LostWait wait(job);
   const int code = !ready ? -1 : InsideJob(
       job,
       [&] {
@@ -567,7 +628,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
         execv(arguments[0], arguments.data());
         return 127;
       },
-      error);
+      error, [&] { return wait.IsLost(); });
   if (account && ready) {
     // Nothing of CRIU's runs any more. The log goes where it is looked for.
     std::string problem;
@@ -584,6 +645,10 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   close(work);
   unlink((log_folder + "/stats-dump").c_str());
   if (code == 0 && !ready) return false;
+  if (wait.lost()) {
+    *error = "CRIU did not notice that a process of the job had ended, and was stopped";
+    return false;
+  }
   if (code == 0) {
     unlink(log.c_str());
     if (SettleTerminal(job, image_folder, error) && (!facts.tcp() || SettleConnections(facts, image_folder, error)))
