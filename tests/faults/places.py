@@ -69,6 +69,10 @@ class Context:
             raise Failure(f"expected {refused!r}\n{tool.describe()}")
         return tool
 
+    def beside(self):
+        """Arguments for a restart beside the job that still runs."""
+        return ["--job-dir", self.path("copy"), "--output", self.path("copy.out"), "--error", self.path("copy.err")]
+
     def restart(self, image, *arguments, env=None):
         self.tools += 1
         command = [self.lab.tool("cr-restart"), image, *arguments]
@@ -238,7 +242,7 @@ def refused(context):
         maps = [word for argument in arguments for word in ("--map", argument)]
         context.tool("cr-migrate", ranks.job.id, "--to", two.unix, *maps, refused=words)
         ranks.expect_places(ranks.job, stay)
-        copy = ["--job-dir", context.path("copy"), "--server", two.unix]
+        copy = [*context.beside(), "--server", two.unix]
         context.tool("cr-restart", image, *copy, *maps, refused=words)
         for server in (two, small):
             wait_for(lambda: not context.sessions(server), LIMIT, lambda: f"sessions are left on {server.unix}")
@@ -282,7 +286,7 @@ def sharing(context):
     words = r"ipc_ring \(PID \d+\) and ipc_ring \(PID \d+\) share GPU memory.*need one server, but they are to go to unix:\S+ and unix:\S+"
     apart = ["--map", f"{count - 1}={first.unix}"]
     context.tool("cr-migrate", job.id, "--to", two.unix, "--gpu", "0", *apart, refused=words)
-    copy = ["--job-dir", context.path("copy"), "--server", two.unix, "--gpu", "0"]
+    copy = [*context.beside(), "--server", two.unix, "--gpu", "0"]
     context.tool("cr-restart", image, *copy, *apart, refused=words)
     if len(context.sessions(first)) != count or context.sessions(two):
         raise Failure(f"something was moved\n{job.describe()}")
