@@ -124,6 +124,7 @@ TEST_F(SideRequests, HashesRegionsInChunks) {
   const uint64_t a = client_.Allocate(first.size()), b = client_.Allocate(second.size());
   ASSERT_EQ(client_.Write(a, first), CUDA_SUCCESS);
   ASSERT_EQ(client_.Write(b, second), CUDA_SUCCESS);
+  ASSERT_EQ(client_.Synchronize(), CUDA_SUCCESS);  // it looks beside the streams
   for (const size_t chunk : {size_t{4096}, size_t{2} << 20}) {
     std::vector<ChunkHash> wanted = HashesOf(first, chunk);
     wanted.push_back(HashChunk(second.data(), second.size()));
@@ -135,6 +136,7 @@ TEST_F(SideRequests, HashesRegionsInChunks) {
   EXPECT_EQ(hashes_, HashesOf(first.substr(4096, 8192), 4096));
   const std::vector<ChunkHash> before = hashes_;
   ASSERT_EQ(client_.Write(a + 4096 + 5000, "?"), CUDA_SUCCESS);
+  ASSERT_EQ(client_.Synchronize(), CUDA_SUCCESS);
   ASSERT_EQ(Hash({Memory(a + 4096, 8192)}, 4096, &hashes_), CUDA_SUCCESS);
   EXPECT_EQ(hashes_[0], before[0]);
   EXPECT_NE(hashes_[1], before[1]);
@@ -190,6 +192,7 @@ TEST_F(SideRequests, PeeksAtMemory) {
   const std::string bytes = Pattern(300000, 4);
   const uint64_t memory = client_.Allocate(bytes.size());
   ASSERT_EQ(client_.Write(memory, bytes), CUDA_SUCCESS);
+  ASSERT_EQ(client_.Synchronize(), CUDA_SUCCESS);  // it looks beside the streams
   std::string out(200000, 0);
   ASSERT_EQ(Peek(memory + 777, &out), CUDA_SUCCESS);
   EXPECT_EQ(out, bytes.substr(777, out.size()));

@@ -123,7 +123,7 @@ TEST(Needs, AnotherFileBeginsWhereItIsTold) {
 TEST(Needs, DamagedImagesAreRefused) {
   const std::string image = SampleImage();
   const auto rename = [](std::string_view, FileChange* change) {
-    *change = {"/x", true, 5};
+    *change = {"/x", 0, true, 5};
     return true;
   };
   ckptfmt::Needs needs;
