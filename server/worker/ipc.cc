@@ -136,20 +136,31 @@ bool ReceiveReply(int socket, Reply* reply, int* fd) {
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  // Room for more descriptors than one: the padding behind one has it anyway, and what came is to be closed.
+  alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))] = {};
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
+  size_t descriptors = 0;
   ssize_t n;
   do {
     n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
   } while (n < 0 && errno == EINTR);
   for (cmsghdr* head = CMSG_FIRSTHDR(&message); head != nullptr; head = CMSG_NXTHDR(&message, head)) {
-    if (head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof(int))) {
-      memcpy(fd, CMSG_DATA(head), sizeof(*fd));
+    if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (head->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int one;
+      memcpy(&one, CMSG_DATA(head) + i * sizeof(int), sizeof(one));
+      if (descriptors++ == 0) {
+        *fd = one;
+      } else {
+        close(one);
+      }
     }
   }
   const bool good = n == ssize_t(sizeof(*reply)) && (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0 &&
-                    memcmp(reply->magic, kMagic, sizeof(kMagic)) == 0 && (reply->has_fd != 0) == (*fd >= 0);
+                    memcmp(reply->magic, kMagic, sizeof(kMagic)) == 0 &&
+                    descriptors == size_t(reply->has_fd != 0);
   if (!good && *fd >= 0) {
     close(*fd);
     *fd = -1;
