@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA tensors sent between processes: a pipeline of two workers and queues, by torch.multiprocessing (start method spawn).
 
-Each step's tensor is made by the first process, changed in place by the first worker, turned into a new one by the second,
-and read by the first process. One tensor is shared by all of them from the first step to the last. All is on one GPU, in
+Each step's tensor is made by the first process, changed in place by the first worker, which sends a copy on; the second
+worker turns that into a new one, which is read by the first process. One tensor is shared by all of them from the first step to the last. All is on one GPU, in
 whole numbers, so every step has one right answer, which the first process also computes on the CPU.
 """
 
@@ -32,7 +32,7 @@ def changer(received, sent, shared):
         change(tensor, step)
         shared[0] += tensor.sum()
         torch.cuda.synchronize()
-        sent.put((step, tensor))
+        sent.put((step, tensor.clone()))  # PyTorch does not send on what another process has made
         del tensor
     sent.put(None)
 
