@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <optional>
 #include <system_error>
@@ -49,7 +50,7 @@ class ChunkStore::Writer {
     }
     if (!file_) {
       number_ = store_->next_file_.fetch_add(1);
-      absl::StatusOr<OutputFile> created = OutputFile::Create(*store_->folder_, DataFileName(number_));
+      absl::StatusOr<OutputFile> created = OutputFile::Create(*store_->folder_, DataFileName(number_), /*hashed=*/false);
       if (!created.ok()) return created.status();
       file_ = *std::move(created);
     }
@@ -114,6 +115,14 @@ ChunkStore::Totals ChunkStore::totals() const {
   return totals_;
 }
 
+void ChunkStore::AddKnown(const StoredChunk& chunk) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Identity identity = {chunk.hash, chunk.keyed, chunk.bytes};
+  known_.try_emplace(identity, Known{0, uint32_t(known_chunks_.size())});
+  if (chunk.gpu_hash) gpu_known_.try_emplace({*chunk.gpu_hash, chunk.bytes}, identity);
+  known_chunks_.push_back(chunk);
+}
+
 uint32_t ChunkStore::AddRegion(uint64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   const uint64_t count = ChunkCount(bytes);
@@ -121,23 +130,33 @@ uint32_t ChunkStore::AddRegion(uint64_t bytes) {
   return uint32_t(regions_.size() - 1);
 }
 
-absl::Status ChunkStore::Add(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done) {
+// Marks a chunk as given. `bytes`: its length, if the caller knows it; else it is told here.
+absl::Status ChunkStore::GiveLocked(uint32_t region, uint64_t index, std::optional<uint64_t>* bytes) {
+  if (!failure_.ok()) return failure_;
+  if (region >= regions_.size() || index >= regions_[region].numbers.size() ||
+      bytes->value_or(ChunkLength(regions_[region].bytes, index)) != ChunkLength(regions_[region].bytes, index)) {
+    return absl::InvalidArgumentError(absl::StrCat("region ", region, " has no such chunk: ", index));
+  }
+  uint32_t& place = regions_[region].numbers[size_t(index)];
+  if (place != kMissing) {
+    return absl::InvalidArgumentError(absl::StrCat("chunk ", index, " of region ", region, " was given before"));
+  }
+  *bytes = ChunkLength(regions_[region].bytes, index);
+  place = kGiven;
+  --regions_[region].missing;
+  return absl::OkStatus();
+}
+
+absl::Status ChunkStore::Add(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done,
+                             const std::optional<GpuHash>& gpu_hash) {
   absl::Status status;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (failure_.ok() && (region >= regions_.size() || index >= regions_[region].numbers.size() ||
-                          bytes.size() != ChunkLength(regions_[region].bytes, index))) {
-      status = absl::InvalidArgumentError(absl::StrCat("region ", region, " has no such chunk: ", index));
-    } else if (failure_.ok() && regions_[region].numbers[size_t(index)] != kMissing) {
-      status = absl::InvalidArgumentError(absl::StrCat("chunk ", index, " of region ", region, " was given before"));
-    } else {
-      status = failure_;
-    }
+    std::optional<uint64_t> length = bytes.size();
+    status = GiveLocked(region, index, &length);
     if (status.ok()) {
-      regions_[region].numbers[size_t(index)] = kGiven;
-      --regions_[region].missing;
       given_bytes_ += bytes.size();
-      jobs_.push_back({region, index, bytes, std::move(done)});
+      jobs_.push_back({region, index, bytes, std::move(done), gpu_hash});
     }
   }
   if (status.ok()) {
@@ -146,6 +165,50 @@ absl::Status ChunkStore::Add(uint32_t region, uint64_t index, std::string_view b
     done();
   }
   return status;
+}
+
+bool ChunkStore::AddUnread(uint32_t region, uint64_t index, const GpuHash& gpu_hash) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!failure_.ok() || region >= regions_.size() || index >= regions_[region].numbers.size()) return false;
+  std::optional<uint64_t> bytes = ChunkLength(regions_[region].bytes, index);
+  const auto found = gpu_known_.find({gpu_hash, uint32_t(*bytes)});
+  if (found == gpu_known_.end() || !GiveLocked(region, index, &bytes).ok()) return false;
+  uint32_t& place = regions_[region].numbers[size_t(index)];
+  place = 0;
+  if (found->second.bytes == 0) {
+    totals_.zero_bytes += *bytes;
+    return true;
+  }
+  Known& known = known_.at(found->second);
+  if (known.number != 0) totals_.shared_bytes += *bytes;
+  place = UseLocked(&known);
+  return true;
+}
+
+absl::Status ChunkStore::AddZeros(uint32_t region, uint64_t index) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::optional<uint64_t> bytes;
+  if (absl::Status status = GiveLocked(region, index, &bytes); !status.ok()) return status;
+  regions_[region].numbers[size_t(index)] = 0;
+  totals_.zero_bytes += *bytes;
+  return absl::OkStatus();
+}
+
+// The number of a known chunk, which is one of the image from now on.
+uint32_t ChunkStore::UseLocked(Known* known) {
+  if (known->number != 0) return known->number;
+  chunks_.push_back(known_chunks_[known->place]);
+  known->number = uint32_t(chunks_.size());
+  totals_.stored_bytes += chunks_.back().stored_bytes;
+  totals_.linked_bytes += chunks_.back().stored_bytes;
+  return known->number;
+}
+
+// Keeps what the GPU said of a chunk. `number`: 0 for zeros.
+void ChunkStore::NoteLocked(const Job& job, uint32_t number, const Identity& identity) {
+  if (!job.gpu_hash) return;
+  gpu_known_.try_emplace({*job.gpu_hash, uint32_t(job.bytes.size())}, identity);
+  if (number != 0) chunks_[number - 1].gpu_hash = job.gpu_hash;
 }
 
 absl::Status ChunkStore::AddCopy(uint32_t region, uint64_t index, std::string_view bytes) {
@@ -184,7 +247,7 @@ absl::Status ChunkStore::Wait(const std::function<bool(uint64_t, uint64_t)>& go_
 }
 
 absl::Status ChunkStore::Finish(std::vector<StoredChunk>* chunks, std::vector<std::vector<uint32_t>>* regions,
-                                std::vector<FileRecord>* files) {
+                                std::vector<std::string>* data_files, std::vector<FileRecord>* files) {
   Stop();
   if (!failure_.ok()) return failure_;
   for (size_t i = 0; i < regions_.size(); ++i) {
@@ -193,14 +256,14 @@ absl::Status ChunkStore::Finish(std::vector<StoredChunk>* chunks, std::vector<st
         absl::InvalidArgumentError(absl::StrCat(regions_[i].missing, " chunks of region ", i, " were not given"));
     return failure_;
   }
-  Renumber(chunks);
+  Renumber(chunks, data_files);
   for (RegionChunks& region : regions_) regions->push_back(std::move(region.numbers));
   for (FileRecord& file : files_) files->push_back(std::move(file));
   return absl::OkStatus();
 }
 
 // So that the index is the same whichever thread was first.
-void ChunkStore::Renumber(std::vector<StoredChunk>* chunks) {
+void ChunkStore::Renumber(std::vector<StoredChunk>* chunks, std::vector<std::string>* data_files) {
   std::vector<uint32_t> final_numbers(chunks_.size() + 1);  // 0: none yet
   for (RegionChunks& region : regions_) {
     for (uint32_t& number : region.numbers) {
@@ -213,6 +276,13 @@ void ChunkStore::Renumber(std::vector<StoredChunk>* chunks) {
       number = final_number;
     }
   }
+  std::map<uint32_t, uint32_t> places;  // of the files, by their numbers
+  for (const StoredChunk& chunk : *chunks) places[chunk.file] = 0;
+  for (auto& [file, place] : places) {
+    place = uint32_t(data_files->size());
+    data_files->push_back(DataFileName(file));
+  }
+  for (StoredChunk& chunk : *chunks) chunk.file = places[chunk.file];
 }
 
 void ChunkStore::Work() {
@@ -259,7 +329,10 @@ absl::Status ChunkStore::Store(const Job& job, Writer* writer) {
   }
   StoredChunk stored;
   const bool zero = AllZero(job.bytes);
-  if (!zero) stored.hash = HashOf(job.bytes);
+  if (!zero) {
+    stored.hash = HashOf(job.bytes);
+    stored.keyed = KeyedHashOf(job.bytes, options_.secret);
+  }
   stored.bytes = uint32_t(job.bytes.size());
   uint32_t number;
   {
@@ -268,21 +341,26 @@ absl::Status ChunkStore::Store(const Job& job, Writer* writer) {
     if (zero) {
       totals_.zero_bytes += job.bytes.size();
       place = 0;
+      NoteLocked(job, 0, {});
       return absl::OkStatus();
     }
     number = uint32_t(chunks_.size()) + 1;
-    const auto [known, is_new] = known_.try_emplace(stored.hash, Known{number, stored.bytes});
-    if (!is_new && known->second.bytes == stored.bytes) {
-      totals_.shared_bytes += job.bytes.size();
-      place = known->second.number;
+    if (number >= kGiven) return absl::ResourceExhaustedError("more memory than an image can hold");
+    const Identity identity = {stored.hash, stored.keyed, stored.bytes};
+    const auto [known, is_new] = known_.try_emplace(identity, Known{number, 0});
+    if (!is_new) {
+      if (known->second.number != 0) totals_.shared_bytes += job.bytes.size();
+      place = UseLocked(&known->second);
+      NoteLocked(job, place, identity);
       return absl::OkStatus();
     }
-    if (number >= kGiven) return absl::ResourceExhaustedError("more memory than an image can hold");
     place = number;
     chunks_.push_back(stored);
+    NoteLocked(job, number, identity);
   }
   if (absl::Status status = writer->Write(job.bytes, &stored); !status.ok()) return status;
   std::lock_guard<std::mutex> lock(mutex_);
+  stored.gpu_hash = chunks_[number - 1].gpu_hash;
   chunks_[number - 1] = stored;
   totals_.stored_bytes += stored.stored_bytes;
   return absl::OkStatus();

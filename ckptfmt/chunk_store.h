@@ -14,6 +14,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -30,6 +31,7 @@ struct ChunkStoreOptions {
   int zstd_level = 0;  // 0: stored as they are
   uint64_t data_file_bytes = uint64_t{4} << 30;
   int writers = 1;
+  std::string secret;  // kSecretBytes
 };
 
 class ChunkStore {
@@ -39,6 +41,7 @@ class ChunkStore {
     uint64_t zero_bytes = 0;    // in chunks of zeros only
     uint64_t shared_bytes = 0;  // in chunks equal to another one
     uint64_t stored_bytes = 0;  // in the data files
+    uint64_t linked_bytes = 0;  // of these, in files that were there before (AddKnown)
   };
 
   // `folder`: the image's, which outlives this; data files go below it.
@@ -47,12 +50,23 @@ class ChunkStore {
   ChunkStore(const ChunkStore&) = delete;
   ChunkStore& operator=(const ChunkStore&) = delete;
 
+  // A number for a data file that others have written; each once. DataFileName tells its name.
+  uint32_t TakeFile() { return next_file_.fetch_add(1); }
+  // A chunk that lies in such a file, with a keyed hash by the same secret: chunks with its bytes are not written. Before
+  // any chunk is given.
+  void AddKnown(const StoredChunk& chunk);
+
   // One more region, of `bytes`; they are numbered from 0.
   uint32_t AddRegion(uint64_t bytes);
 
   // Takes chunk `index` of a region, each exactly once. Does not wait and does not copy: `bytes` must stay as they are
   // until `done` is called, by one of the threads or by this function, whether all went well or not.
-  absl::Status Add(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done);
+  absl::Status Add(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done,
+                   const std::optional<GpuHash>& gpu_hash = std::nullopt);
+  // Takes a chunk without its bytes, if one with this GPU hash and the same length is known. Also from any thread.
+  bool AddUnread(uint32_t region, uint64_t index, const GpuHash& gpu_hash);
+  // Takes a chunk of zeros.
+  absl::Status AddZeros(uint32_t region, uint64_t index);
   // Takes a copy; waits while too many of those are under way.
   absl::Status AddCopy(uint32_t region, uint64_t index, std::string_view bytes);
 
@@ -64,11 +78,11 @@ class ChunkStore {
   absl::Status Wait(const std::function<bool(uint64_t done, uint64_t total)>& go_on);
 
   // Waits for all, flushes the files to the disk; once. `chunks`: the stored ones, numbered by their first use in the
-  // regions' order; `regions`: each one's chunks as in the index.
+  // regions' order; `regions`: each one's chunks as in the index. `data_files`: the files that these are in, by their
+  // numbers in the chunks; `files`: those of them that were written here.
   absl::Status Finish(std::vector<StoredChunk>* chunks, std::vector<std::vector<uint32_t>>* regions,
-                      std::vector<FileRecord>* files);
+                      std::vector<std::string>* data_files, std::vector<FileRecord>* files);
 
-  uint32_t data_files() const { return next_file_; }
   Totals totals() const;
 
  private:
@@ -77,15 +91,37 @@ class ChunkStore {
     uint64_t index = 0;
     std::string_view bytes;
     std::function<void()> done;
+    std::optional<GpuHash> gpu_hash;
   };
   struct RegionChunks {
     uint64_t bytes = 0;
     uint64_t missing = 0;           // not given yet
     std::vector<uint32_t> numbers;  // 0: zeros; n: the chunk stored as number n - 1; or one of the marks below
   };
-  struct Known {
-    uint32_t number;  // plus 1
+  // What makes two chunks the same one.
+  struct Identity {
+    Hash hash, keyed;
     uint32_t bytes;
+    bool operator==(const Identity& other) const {
+      return hash == other.hash && keyed == other.keyed && bytes == other.bytes;
+    }
+  };
+  // Nobody can choose chunks for which it is the same.
+  struct IdentityHash {
+    size_t operator()(const Identity& identity) const { return size_t(identity.keyed.low); }
+  };
+  struct Known {
+    uint32_t number;  // in chunks_, plus 1; 0: it lies in known_chunks_ and has not been used
+    uint32_t place;   // there
+  };
+  // A chunk as the GPU names it.
+  struct GpuIdentity {
+    GpuHash hash;
+    uint32_t bytes;
+    bool operator==(const GpuIdentity& other) const { return hash == other.hash && bytes == other.bytes; }
+  };
+  struct GpuIdentityHash {
+    size_t operator()(const GpuIdentity& identity) const { return size_t(identity.hash.low); }
   };
   // Not numbers: there are never so many chunks.
   static constexpr uint32_t kMissing = UINT32_MAX, kGiven = UINT32_MAX - 1;
@@ -95,8 +131,11 @@ class ChunkStore {
   absl::Status WorkUntilDone();
   absl::Status Store(const Job& job, Writer* writer);
   bool TakeJob(Job* job);
+  absl::Status GiveLocked(uint32_t region, uint64_t index, std::optional<uint64_t>* bytes);
+  uint32_t UseLocked(Known* known);
+  void NoteLocked(const Job& job, uint32_t number, const Identity& identity);
   void Stop();
-  void Renumber(std::vector<StoredChunk>* chunks);
+  void Renumber(std::vector<StoredChunk>* chunks, std::vector<std::string>* data_files);
 
   const OpenedFolder* const folder_;
   const ChunkStoreOptions options_;
@@ -112,7 +151,9 @@ class ChunkStore {
   bool held_ = false, ending_ = false;
   absl::Status failure_;
   std::vector<RegionChunks> regions_;
-  std::unordered_map<Hash, Known, HashHash> known_;
+  std::unordered_map<Identity, Known, IdentityHash> known_;
+  std::vector<StoredChunk> known_chunks_;
+  std::unordered_map<GpuIdentity, Identity, GpuIdentityHash> gpu_known_;
   std::vector<StoredChunk> chunks_;  // in the order in which they came
   std::vector<FileRecord> files_;
   Totals totals_;

@@ -88,8 +88,9 @@ void FileHasher::Finish(FileRecord* record) {
   record->blocks = std::move(blocks_);
 }
 
-absl::StatusOr<OutputFile> OutputFile::Create(const OpenedFolder& folder, const std::string& path) {
+absl::StatusOr<OutputFile> OutputFile::Create(const OpenedFolder& folder, const std::string& path, bool hashed) {
   OutputFile file;
+  file.hashed_ = hashed;
   file.path_ = path;
   file.full_path_ = folder.FullPath(path);
   file.fd_ = Fd(openat(folder.fd(), path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
@@ -98,8 +99,8 @@ absl::StatusOr<OutputFile> OutputFile::Create(const OpenedFolder& folder, const 
 }
 
 absl::Status OutputFile::Append(std::string_view bytes) {
-  const uint64_t end = hasher_.bytes() + bytes.size();
-  hasher_.Add(bytes);
+  const uint64_t end = bytes_ += bytes.size();
+  if (hashed_) hasher_.Add(bytes);
   while (!bytes.empty()) {
     const ssize_t n = g_write_for_testing ? g_write_for_testing(fd_.get(), bytes.data(), bytes.size())
                                           : write(fd_.get(), bytes.data(), bytes.size());
@@ -121,7 +122,9 @@ absl::StatusOr<FileRecord> OutputFile::Finish() {
   fd_.Close();
   FileRecord record;
   record.path = path_;
-  hasher_.Finish(&record);
+  record.has_hash = hashed_;
+  if (hashed_) hasher_.Finish(&record);
+  record.bytes = bytes_;
   return record;
 }
 

@@ -74,6 +74,7 @@ struct FileRecord {
   uint64_t bytes = 0;
   Hash hash;
   std::vector<uint64_t> blocks;  // XXH3-64 of each kBlockBytes
+  bool has_hash = true;          // a data file has none (from format version 2 on): its chunks have
   uint32_t mode = 0600;
 };
 
@@ -95,10 +96,11 @@ class FileHasher {
 // A new file, written from its start to its end.
 class OutputFile {
  public:
-  static absl::StatusOr<OutputFile> Create(const OpenedFolder& folder, const std::string& path);
+  // `hashed`: false for a data file.
+  static absl::StatusOr<OutputFile> Create(const OpenedFolder& folder, const std::string& path, bool hashed = true);
 
   absl::Status Append(std::string_view bytes);
-  uint64_t bytes() const { return hasher_.bytes(); }
+  uint64_t bytes() const { return bytes_; }
   // Flushes to the disk and closes.
   absl::StatusOr<FileRecord> Finish();
 
@@ -107,6 +109,8 @@ class OutputFile {
   std::string full_path_;
   std::string path_;
   FileHasher hasher_;
+  bool hashed_ = true;
+  uint64_t bytes_ = 0;
   uint64_t started_writeback_ = 0;
 };
 

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "ckptfmt/manifest.h"
 #include "proto/folder/private_folder.h"
@@ -30,25 +31,6 @@ std::string ParentOf(const std::string& path) {
   const size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
   return slash == 0 ? "/" : path.substr(0, slash);
-}
-
-// The names in a folder.
-absl::StatusOr<std::vector<std::string>> NamesIn(const OpenedFolder& folder) {
-  const int fd = openat(folder.fd(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  DIR* const list = fd >= 0 ? fdopendir(fd) : nullptr;
-  if (!list) return SystemError("read", folder.path(), errno);
-  std::vector<std::string> names;
-  errno = 0;
-  while (const dirent* const entry = readdir(list)) {
-    const std::string name = entry->d_name;
-    if (name != "." && name != "..") names.push_back(name);
-    errno = 0;
-  }
-  const int failure = errno;
-  closedir(list);
-  if (failure != 0) return SystemError("read", folder.path(), failure);
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 // Whether all in the folder is what images have; else it is somebody's.
@@ -85,20 +67,9 @@ absl::Status RemoveAllIn(const OpenedFolder& folder) {
   // The manifest first: half an image must not look like one.
   for (const char* name : {kManifestName, kOnlyLogName, kProcessesFolder, kMemoryFolder, kClientFolder}) {
     if (absl::Status removed = RemoveBelow(folder, name); !removed.ok()) return removed;
+    Step("part removed");
   }
   return absl::OkStatus();
-}
-
-// Removes the folder with all in it, if it is an image's.
-absl::Status RemoveFolder(const OpenedFolder& folder) {
-  if (absl::Status removed = RemoveAllIn(folder); !removed.ok()) return removed;
-  if (!folder.IsInPlace() || rmdir(folder.path().c_str()) != 0) return SystemError("remove", folder.path(), errno);
-  return absl::OkStatus();
-}
-
-absl::Status NotOwn(const std::string& path, uid_t owner, const std::string& what_to_do) {
-  return absl::PermissionDeniedError(
-      absl::StrCat(path, " belongs to user ", owner, ", not to the user of this program (", geteuid(), "); ", what_to_do));
 }
 
 absl::Status CheckOwner(const std::string& path, const struct stat& facts) {
@@ -134,6 +105,35 @@ absl::Status CheckBelow(const OpenedFolder& folder, bool owner) {
 
 }  // namespace
 
+absl::StatusOr<std::vector<std::string>> NamesIn(const OpenedFolder& folder) {
+  const int fd = openat(folder.fd(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* const list = fd >= 0 ? fdopendir(fd) : nullptr;
+  if (!list) return SystemError("read", folder.path(), errno);
+  std::vector<std::string> names;
+  errno = 0;
+  while (const dirent* const entry = readdir(list)) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+    errno = 0;
+  }
+  const int failure = errno;
+  closedir(list);
+  if (failure != 0) return SystemError("read", folder.path(), failure);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+absl::Status RemoveFolder(const OpenedFolder& folder) {
+  if (absl::Status removed = RemoveAllIn(folder); !removed.ok()) return removed;
+  if (!folder.IsInPlace() || rmdir(folder.path().c_str()) != 0) return SystemError("remove", folder.path(), errno);
+  return absl::OkStatus();
+}
+
+absl::Status NotOwn(const std::string& path, uid_t owner, const std::string& what_to_do) {
+  return absl::PermissionDeniedError(
+      absl::StrCat(path, " belongs to user ", owner, ", not to the user of this program (", geteuid(), "); ", what_to_do));
+}
+
 std::string ImagePath(const std::string& dir) {
   std::string path = dir.empty() ? "." : dir;
   while (path.size() > 1 && path.back() == '/') path.pop_back();
@@ -143,6 +143,53 @@ std::string ImagePath(const std::string& dir) {
 }
 
 bool IsImage(const std::string& dir) { return Exists(absl::StrCat(dir, "/", kManifestName)); }
+
+std::string StoreImageName(uint64_t number) {
+  char name[32];
+  snprintf(name, sizeof(name), "image-%06llu", static_cast<unsigned long long>(number));
+  return name;
+}
+
+uint64_t StoreImageNumber(std::string_view name, bool* partial) {
+  constexpr std::string_view kStart = "image-", kPartial = ".partial";
+  *partial = name.size() > kPartial.size() && name.substr(name.size() - kPartial.size()) == kPartial;
+  if (*partial) name.remove_suffix(kPartial.size());
+  uint64_t number = 0;
+  if (name.substr(0, kStart.size()) != kStart ||
+      !absl::SimpleAtoi(absl::string_view(name.data() + kStart.size(), name.size() - kStart.size()), &number)) {
+    return 0;
+  }
+  return StoreImageName(number) == name ? number : 0;
+}
+
+bool IsStoreImage(const std::string& path) {
+  bool partial = false;
+  return StoreImageNumber(path.substr(path.rfind('/') + 1), &partial) != 0;
+}
+
+std::vector<std::string> ImagesIn(const std::string& dir) {
+  std::vector<std::string> images;
+  const std::string path = ImagePath(dir);
+  if (IsImage(path)) return images;
+  const absl::StatusOr<OpenedFolder> folder = OpenedFolder::Open(path);
+  const absl::StatusOr<std::vector<std::string>> names =
+      folder.ok() ? NamesIn(*folder) : absl::StatusOr<std::vector<std::string>>(folder.status());
+  if (!names.ok()) return images;
+  std::vector<uint64_t> numbers;
+  bool partial = false;
+  for (const std::string& name : *names) {
+    const uint64_t number = StoreImageNumber(name, &partial);
+    if (number != 0 && !partial && IsImage(folder->FullPath(name))) numbers.push_back(number);
+  }
+  std::sort(numbers.begin(), numbers.end());
+  for (const uint64_t number : numbers) images.push_back(folder->FullPath(StoreImageName(number)));
+  return images;
+}
+
+std::string NewestImageIn(const std::string& dir) {
+  const std::vector<std::string> images = ImagesIn(dir);
+  return images.empty() ? "" : images.back();
+}
 
 absl::Status PutBackOldImage(const std::string& dir) {
   const std::string old = dir + ".old";
@@ -201,6 +248,7 @@ absl::StatusOr<OpenedFolder> MakePartial(const std::string& dir) {
           absl::StrCat(partial, " ", why, "; remove it, or choose another name for the image"));
     }
     if (absl::Status removed = RemoveAllIn(folder); !removed.ok()) return removed;
+    Step("folder made");
     return folder;
   }
   return absl::UnavailableError(absl::StrCat("cannot get hold of ", partial, ": others keep using it"));
@@ -254,8 +302,6 @@ absl::Status Publish(const OpenedFolder& folder, const std::string& dir) {
   }
   return absl::OkStatus();
 }
-
-absl::Status RemovePartial(const OpenedFolder& partial) { return RemoveFolder(partial); }
 
 absl::StatusOr<std::vector<std::string>> ListFiles(const OpenedFolder& folder, const std::string& sub,
                                                    std::vector<std::string>* folders) {

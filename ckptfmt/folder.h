@@ -4,7 +4,9 @@
 #ifndef CUDA_REMOTE_CKPTFMT_FOLDER_H_
 #define CUDA_REMOTE_CKPTFMT_FOLDER_H_
 
+#include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,6 +20,17 @@ std::string ImagePath(const std::string& dir);
 
 // Whether `dir` is an image: a folder with a manifest.
 bool IsImage(const std::string& dir);
+
+// The images of a store (image_store.h) have the names image-000001, image-000002 and so on.
+std::string StoreImageName(uint64_t number);
+// The number in such a name, 0 if it is none. `partial`: whether it goes on with .partial.
+uint64_t StoreImageNumber(std::string_view name, bool* partial);
+// Whether this is the path of an image with such a name.
+bool IsStoreImage(const std::string& path);
+// The complete images in a folder, by rising number; empty if `dir` is an image itself, or cannot be read.
+std::vector<std::string> ImagesIn(const std::string& dir);
+// The last of these; empty if there is none.
+std::string NewestImageIn(const std::string& dir);
 
 // If a crash left the image that was to be replaced under DIR.old and nothing under DIR, puts it back. Does nothing to
 // an image of another user.
@@ -34,8 +47,14 @@ absl::StatusOr<OpenedFolder> MakePartial(const std::string& dir);
 // when it returns.
 absl::Status Publish(const OpenedFolder& partial, const std::string& dir);
 
-// Removes `partial`, which is DIR.partial, with all in it; only its own kind of files.
-absl::Status RemovePartial(const OpenedFolder& partial);
+// Removes an image, or DIR.partial, with all in it; only its own kind of files.
+absl::Status RemoveFolder(const OpenedFolder& folder);
+
+// The names in a folder, sorted.
+absl::StatusOr<std::vector<std::string>> NamesIn(const OpenedFolder& folder);
+
+// "PATH belongs to user N, ...".
+absl::Status NotOwn(const std::string& path, uid_t owner, const std::string& what_to_do);
 
 // Plain files below `folder`/`sub`, as paths from `folder`, sorted. Fails for anything that is neither file nor folder.
 absl::StatusOr<std::vector<std::string>> ListFiles(const OpenedFolder& folder, const std::string& sub,

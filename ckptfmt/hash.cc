@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ckptfmt/hash.h"
 
+#include <sys/random.h>
+
 #ifndef XXH_INLINE_ALL
 #define XXH_INLINE_ALL
 #endif
@@ -28,6 +30,22 @@ Hash HashOf(std::string_view bytes) {
   }
   const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
   return {hash.low64, hash.high64};
+}
+
+Hash KeyedHashOf(std::string_view bytes, std::string_view secret) {
+  if (HasAvx2()) {
+    Hash hash;
+    avx2::KeyedHash128(bytes.data(), bytes.size(), secret.data(), secret.size(), &hash.low, &hash.high);
+    return hash;
+  }
+  const XXH128_hash_t hash = XXH3_128bits_withSecret(bytes.data(), bytes.size(), secret.data(), secret.size());
+  return {hash.low64, hash.high64};
+}
+
+std::string NewSecret() {
+  std::string secret(kSecretBytes, '\0');
+  if (getrandom(secret.data(), secret.size(), 0) != ssize_t(secret.size())) secret.clear();
+  return secret;
 }
 
 uint64_t BlockHashOf(std::string_view bytes) {

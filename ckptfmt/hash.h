@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checksums of an image's files: XXH3-128, and XXH3-64 for blocks of a file. They find damage, not forgery. With AVX2
 // where the processor has it, which is more than twice as fast.
+//
+// Two chunks count as equal only if KeyedHashOf is equal, too: anybody can make two chunks with the same XXH3-128, and
+// whoever fills a job's memory could so have one chunk restored in the place of another. Nobody can for a secret that
+// is random and stays in the image, readable by its owner only. The bound is in FORMAT.md.
 #ifndef CUDA_REMOTE_CKPTFMT_HASH_H_
 #define CUDA_REMOTE_CKPTFMT_HASH_H_
 
@@ -24,6 +28,12 @@ struct HashHash {
 
 Hash HashOf(std::string_view bytes);
 uint64_t BlockHashOf(std::string_view bytes);
+
+inline constexpr size_t kSecretBytes = 192;
+// XXH3-128 with a secret of kSecretBytes in place of XXH3's own.
+Hash KeyedHashOf(std::string_view bytes, std::string_view secret);
+// From the kernel's random numbers; empty if there are none.
+std::string NewSecret();
 
 // The 16 bytes in the order in which they are printed.
 inline std::string ToBytes(const Hash& hash) {

@@ -25,6 +25,9 @@ TEST(Hash, IsXxh3WhateverTheProcessorHas) {
     // This file is compiled for any processor.
     const XXH128_hash_t want = XXH3_128bits(part.data(), part.size());
     EXPECT_TRUE(HashOf(part) == (Hash{want.low64, want.high64})) << size;
+    const std::string secret = bytes.substr(0, kSecretBytes);
+    const XXH128_hash_t keyed = XXH3_128bits_withSecret(part.data(), part.size(), secret.data(), secret.size());
+    EXPECT_TRUE(KeyedHashOf(part, secret) == (Hash{keyed.low64, keyed.high64})) << size;
     EXPECT_EQ(BlockHashOf(part), XXH3_64bits(part.data(), part.size())) << size;
     Hasher hasher;
     for (size_t at = 0, piece = 1; at < size; at += piece, piece = piece * 3 + 1) hasher.Add(part.substr(at, piece));
@@ -33,6 +36,11 @@ TEST(Hash, IsXxh3WhateverTheProcessorHas) {
     hasher.Add(part);
     EXPECT_TRUE(hasher.Get() == HashOf(part)) << size;
   }
+}
+
+TEST(Hash, SecretsAreRandom) {
+  EXPECT_EQ(NewSecret().size(), kSecretBytes);
+  EXPECT_NE(NewSecret(), NewSecret());
 }
 
 }  // namespace

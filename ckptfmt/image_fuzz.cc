@@ -19,20 +19,37 @@ using namespace cuda_remote::ckptfmt;  // NOLINT: a test program
 
 namespace {
 
-void TryIndex(std::string bytes) {
-  (void)DecodeIndex(bytes, "index");
+// Format version 1.
+void TryOldIndex(std::string bytes) {
   const uint64_t total = bytes.size() + 16;
   if (bytes.size() >= 48) memcpy(&bytes[40], &total, sizeof(total));
   const Hash hash = HashOf(bytes);
   bytes.append(reinterpret_cast<const char*>(&hash), sizeof(hash));
-  const auto index = DecodeIndex(bytes, "index");
+  (void)DecodeIndex(bytes, "index", 1);
+}
+
+void TryIndex(const std::string& bytes) {
+  (void)DecodeIndex(bytes, "index");
+  TryOldIndex(bytes);
+  IndexFile file;
+  file.set_magic(0x49465243);
+  file.set_format_version(kFormatVersion);
+  file.set_index(bytes);
+  const std::string covered = std::string("CRFI\2\0\0\0", 8) + bytes;
+  file.set_hash(ToBytes(HashOf(covered)));
+  const auto index = DecodeIndex(file.SerializeAsString(), "index");
   if (!index.ok()) return;
+  for (const StoredChunk& chunk : index->chunks) {
+    if (chunk.file >= index->data_files.size()) __builtin_trap();
+  }
+  for (const std::string& path : index->data_files) {
+    if (path.find("memory/data-") != 0 || path.find('.') != std::string::npos) __builtin_trap();
+  }
   for (const IndexedRegion& indexed : index->regions) {
     for (size_t i = 0; i < indexed.chunks.size(); ++i) {
       if (indexed.chunks[i] > index->chunks.size()) __builtin_trap();
     }
   }
-  if (EncodeIndex(*index) != bytes) __builtin_trap();
 }
 
 void TryManifest(const std::string& bytes) {
@@ -41,9 +58,9 @@ void TryManifest(const std::string& bytes) {
   (void)DecodeManifest(bytes, "manifest", &info, &files);
   ManifestFile file;
   file.set_magic(0x4d465243);
-  file.set_format_version(1);
+  file.set_format_version(kFormatVersion);
   file.set_manifest(bytes);
-  const std::string covered = std::string("CRFM\1\0\0\0", 8) + bytes;
+  const std::string covered = std::string("CRFM\2\0\0\0", 8) + bytes;
   file.set_hash(ToBytes(HashOf(covered)));
   if (!DecodeManifest(file.SerializeAsString(), "manifest", &info, &files).ok()) return;
   for (const FileRecord& record : files) {
@@ -73,14 +90,18 @@ std::vector<std::string> FuzzSeeds() {
   ManifestFile parsed;
   parsed.ParseFromString(whole);
   Index index;
-  index.data_files = 1;
-  index.chunks.push_back({{1, 2}, 0, Encoding::kRaw, 0, 1000, 1000});
-  index.chunks.push_back({{3, 4}, 0, Encoding::kZstd, 1000, 500, uint32_t(kChunkBytes)});
+  index.data_files = {"memory/data-00000"};
+  index.secret = std::string(kSecretBytes, 's');
+  index.chunks.push_back({{1, 2}, {5, 6}, 0, Encoding::kRaw, 0, 1000, 1000, std::nullopt});
+  index.chunks.push_back({{3, 4}, {7, 8}, 0, Encoding::kZstd, 1000, 500, uint32_t(kChunkBytes), GpuHash{9, 10}});
   for (const SampleRegion& sample : SampleRegions(true)) {
     index.regions.push_back({sample.region, std::vector<uint32_t>(ChunkCount(sample.region.bytes))});
   }
   index.regions[0].chunks[0] = 1;
-  std::string encoded = EncodeIndex(index);
-  encoded.resize(encoded.size() - 16);
-  return {std::string(1, '\0') + whole, std::string(1, '\0') + parsed.manifest(), '\1' + encoded};
+  IndexFile encoded;
+  encoded.ParseFromString(EncodeIndex(index));
+  // Of version 1: the smallest there is.
+  std::string old("CRMEMIDX\1\0\0\0\0\0\x20\0", 16);
+  old.resize(48);
+  return {std::string(1, '\0') + whole, std::string(1, '\0') + parsed.manifest(), '\1' + encoded.index(), '\1' + old};
 }

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zstd.h>
@@ -116,30 +117,102 @@ struct ImageReader::State {
     return absl::OkStatus();
   }
 
-  absl::Status OpenData() {
-    for (uint32_t i = 0; i < index.data_files; ++i) {
-      const FileRecord* const file = FindFile(DataFileName(i));
-      if (!file) return absl::DataLossError(absl::StrCat(FullPath(kManifestName), " lists no file ", DataFileName(i)));
-      absl::StatusOr<Fd> fd = OpenForReading(folder, file->path);
+  absl::Status OpenData(Parts parts) {
+    std::vector<bool> linked;
+    for (const std::string& path : index.data_files) {
+      const FileRecord* const file = FindFile(path);
+      if (!file) return absl::DataLossError(absl::StrCat(FullPath(kManifestName), " lists no file ", path));
+      struct stat there;
+      linked.push_back(fstatat(folder.fd(), path.c_str(), &there, AT_SYMLINK_NOFOLLOW) == 0 && there.st_nlink > 1);
+      if (parts == Parts::kFacts) continue;
+      absl::StatusOr<Fd> fd = OpenForReading(folder, path);
       if (!fd.ok()) return fd.status();
       data.push_back(*std::move(fd));
-      sizes.stored_bytes += file->bytes;
     }
     for (const StoredChunk& chunk : index.chunks) {
-      const uint64_t end = FindFile(DataFileName(chunk.file))->bytes;
+      const uint64_t end = FindFile(index.data_files[chunk.file])->bytes;
       if (chunk.offset > end || chunk.stored_bytes > end - chunk.offset) {
         return absl::DataLossError(absl::StrCat(FullPath(kIndexName), " is damaged: it names bytes behind the end of ",
-                                                DataFileName(chunk.file)));
+                                                index.data_files[chunk.file]));
       }
+      sizes.stored_bytes += chunk.stored_bytes;
+      if (linked[chunk.file]) sizes.linked_bytes += chunk.stored_bytes;
+    }
+    return absl::OkStatus();
+  }
+
+  // A stored chunk, compared with its hash. `out` has room for chunk.bytes.
+  absl::Status ReadStored(const StoredChunk& chunk, char* out) const {
+    if (chunk.file >= data.size()) return absl::FailedPreconditionError("the image's memory has not been opened");
+    const std::string path = FullPath(index.data_files[chunk.file]);
+    const auto damaged = [&] {
+      return absl::DataLossError(absl::StrCat(path, " is damaged: the ", chunk.stored_bytes, " bytes from offset ",
+                                              chunk.offset, " are not those that were written"));
+    };
+    std::string packed;
+    char* stored = out;
+    if (chunk.encoding == Encoding::kZstd) {
+      packed.resize(chunk.stored_bytes);
+      stored = packed.data();
+    }
+    const absl::Status read = ReadAt(data[chunk.file].get(), path, chunk.offset, stored, chunk.stored_bytes);
+    if (!read.ok()) return read;
+    if (chunk.encoding == Encoding::kZstd) {
+      const size_t unpacked = ZSTD_decompress(out, chunk.bytes, packed.data(), packed.size());
+      if (ZSTD_isError(unpacked) || unpacked != chunk.bytes) return damaged();
+    }
+    return HashOf({out, chunk.bytes}) == chunk.hash ? absl::OkStatus() : damaged();
+  }
+
+  // The chunks that lie in a file, by their places in it.
+  std::vector<const StoredChunk*> ChunksIn(const FileRecord& file) const {
+    std::vector<const StoredChunk*> chunks;
+    for (const StoredChunk& chunk : index.chunks) {
+      if (index.data_files[chunk.file] == file.path) chunks.push_back(&chunk);
+    }
+    std::sort(chunks.begin(), chunks.end(),
+              [](const StoredChunk* a, const StoredChunk* b) { return a->offset < b->offset; });
+    return chunks;
+  }
+
+  // How many bytes of a file Verify compares.
+  uint64_t BytesToVerify(const FileRecord& file) const {
+    if (file.has_hash) return file.bytes;
+    uint64_t bytes = 0;
+    for (const StoredChunk* const chunk : ChunksIn(file)) bytes += chunk->stored_bytes;
+    return bytes;
+  }
+
+  absl::Status Verify(const FileRecord& file, const std::function<void(uint64_t)>& seen) const {
+    if (file.has_hash) return VerifyFile(file, seen);
+    std::string bytes(kChunkBytes, '\0');
+    for (const StoredChunk* const chunk : ChunksIn(file)) {
+      if (absl::Status status = ReadStored(*chunk, bytes.data()); !status.ok()) return status;
+      seen(chunk->stored_bytes);
     }
     return absl::OkStatus();
   }
 };
 
 ImageReader::ImageReader(std::unique_ptr<State> state) : state_(std::move(state)) {}
-ImageReader::~ImageReader() = default;
 
-absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::Open(const std::string& dir, Owner owner) {
+// The lock may have got into a process that this one has started.
+ImageReader::~ImageReader() { flock(state_->folder.fd(), LOCK_UN); }
+
+absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::Open(const std::string& dir, Owner owner, Parts parts) {
+  std::string newest = NewestImageIn(dir);
+  if (newest.empty()) return OpenImage(dir, owner, parts);
+  while (true) {
+    absl::StatusOr<std::unique_ptr<ImageReader>> image = OpenImage(newest, owner, parts);
+    if (!absl::IsNotFound(image.status())) return image;
+    // It was removed meanwhile, since there is a newer one.
+    const std::string next = NewestImageIn(dir);
+    if (next.empty() || next == newest) return image;
+    newest = next;
+  }
+}
+
+absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::OpenImage(const std::string& dir, Owner owner, Parts parts) {
   auto state = std::make_unique<State>();
   state->dir = ImagePath(dir);
   if (absl::Status status = PutBackOldImage(state->dir); !status.ok()) return status;
@@ -150,6 +223,8 @@ absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::Open(const std::string
   }
   if (!folder.ok()) return folder.status();
   state->folder = *std::move(folder);
+  // Who removes an image of a store holds it alone.
+  if (IsStoreImage(state->dir)) flock(state->folder.fd(), LOCK_SH);
   const std::string manifest_path = state->FullPath(kManifestName);
   absl::StatusOr<std::string> manifest = ReadWhole(state->folder, kManifestName, kMaxManifestBytes);
   if (absl::IsNotFound(manifest.status())) {
@@ -175,7 +250,7 @@ absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::Open(const std::string
   absl::StatusOr<Index> decoded = DecodeIndex(*index, state->FullPath(kIndexName), state->info.format_version);
   if (!decoded.ok()) return decoded.status();
   state->index = *std::move(decoded);
-  if (absl::Status status = state->OpenData(); !status.ok()) return status;
+  if (absl::Status status = state->OpenData(parts); !status.ok()) return status;
 
   if (absl::StatusOr<OpenedFolder> client = state->folder.OpenBelow(kClientFolder); client.ok()) {
     state->client = *std::move(client);
@@ -183,11 +258,11 @@ absl::StatusOr<std::unique_ptr<ImageReader>> ImageReader::Open(const std::string
     return client.status();
   }
 
-  state->sizes.total_bytes = manifest->size();
+  state->sizes.total_bytes = manifest->size() + state->sizes.stored_bytes;
   for (const FileRecord& file : state->files) {
-    state->sizes.total_bytes += file.bytes;
+    if (!IsDataFile(file.path)) state->sizes.total_bytes += file.bytes;
     if (absl::StartsWith(file.path, "client/")) state->sizes.client_bytes += file.bytes;
-    state->facts.push_back({file.path, file.bytes, ToHex(file.hash), file.mode});
+    state->facts.push_back({file.path, file.bytes, file.has_hash ? ToHex(file.hash) : "", file.mode});
   }
   std::vector<bool> used(state->index.chunks.size());
   for (const IndexedRegion& indexed : state->index.regions) {
@@ -216,6 +291,8 @@ const ImageInfo& ImageReader::info() const { return state_->info; }
 const ImageSizes& ImageReader::sizes() const { return state_->sizes; }
 const std::vector<Region>& ImageReader::regions() const { return state_->regions; }
 const std::vector<FileFacts>& ImageReader::files() const { return state_->facts; }
+const Index& ImageReader::index() const { return state_->index; }
+const OpenedFolder& ImageReader::folder() const { return state_->folder; }
 std::string ImageReader::client_dir() const { return state_->client.DescriptorPath(); }
 
 absl::Status ImageReader::Verify(const Progress& progress, Files which) const {
@@ -225,7 +302,7 @@ absl::Status ImageReader::Verify(const Progress& progress, Files which) const {
     // The index was compared when it was read.
     if (which == Files::kAllButMemory && absl::StartsWith(file.path, absl::StrCat(kMemoryFolder, "/"))) continue;
     files.push_back(&file);
-    total += file.bytes;
+    total += state_->BytesToVerify(file);
   }
   if (absl::Status status = state_->CheckSizes(); !status.ok()) return status;
   std::atomic<size_t> next{0};
@@ -235,7 +312,7 @@ absl::Status ImageReader::Verify(const Progress& progress, Files which) const {
   size_t first_file = files.size();
   const auto work = [&] {
     for (size_t i; (i = next.fetch_add(1)) < files.size();) {
-      const absl::Status status = state_->VerifyFile(*files[i], [&](uint64_t bytes) {
+      const absl::Status status = state_->Verify(*files[i], [&](uint64_t bytes) {
         std::lock_guard<std::mutex> lock(mutex);
         done += bytes;
         if (progress) progress(done, total);
@@ -291,27 +368,7 @@ absl::Status ImageReader::ReadChunk(size_t region, uint64_t index, char* out, bo
     memset(out, 0, length);
     return absl::OkStatus();
   }
-  const StoredChunk& chunk = state_->index.chunks[number - 1];
-  const std::string path = state_->FullPath(DataFileName(chunk.file));
-  const auto damaged = [&] {
-    return absl::DataLossError(absl::StrCat(path, " is damaged: the ", chunk.stored_bytes, " bytes from offset ",
-                                            chunk.offset, " are not those that were written"));
-  };
-  std::string packed;
-  char* stored = out;
-  if (chunk.encoding == Encoding::kZstd) {
-    packed.resize(chunk.stored_bytes);
-    stored = packed.data();
-  }
-  if (absl::Status status = ReadAt(state_->data[chunk.file].get(), path, chunk.offset, stored, chunk.stored_bytes);
-      !status.ok()) {
-    return status;
-  }
-  if (chunk.encoding == Encoding::kZstd) {
-    const size_t unpacked = ZSTD_decompress(out, length, packed.data(), packed.size());
-    if (ZSTD_isError(unpacked) || unpacked != length) return damaged();
-  }
-  return HashOf({out, length}) == chunk.hash ? absl::OkStatus() : damaged();
+  return state_->ReadStored(state_->index.chunks[number - 1], out);
 }
 
 std::vector<ChunkFacts> ImageReader::ChunksOf(size_t region) const {

@@ -20,11 +20,14 @@
 
 namespace cuda_remote::ckptfmt {
 
+struct Index;
+class OpenedFolder;
+
 // A file of the image, as the manifest lists it.
 struct FileFacts {
   std::string path;  // below the image's folder
   uint64_t bytes = 0;
-  std::string hash;  // XXH3-128, as xxh128sum prints it
+  std::string hash;  // XXH3-128, as xxh128sum prints it; empty for a file with chunks, which have their own
   uint32_t mode = 0;
 };
 
@@ -43,10 +46,17 @@ class ImageReader {
     kAnyone,   // to look at it
     kTrusted,  // root and this user only; kPermissionDenied otherwise
   };
-  // Opens `dir`. If a checkpoint died in the instant of replacing it, puts the image back under its name first. What is
-  // neither file nor folder, such as a symbolic link, is refused. Everything is read through the folder that was opened
-  // here, whatever stands under its name later.
-  static absl::StatusOr<std::unique_ptr<ImageReader>> Open(const std::string& dir, Owner owner = Owner::kAnyone);
+  // What of an image is opened.
+  enum class Parts {
+    kAll,
+    kFacts,  // what it says; reading memory and Verify fail
+  };
+  // Opens `dir`, or the newest image in it if it is a store (image_store.h). If a checkpoint died in the instant of
+  // replacing it, puts the image back under its name first. What is neither file nor folder, such as a symbolic link, is
+  // refused. Everything is read through the folder that was opened here, whatever stands under its name later.
+  // An image in a store is not removed as long as it is open.
+  static absl::StatusOr<std::unique_ptr<ImageReader>> Open(const std::string& dir, Owner owner = Owner::kAnyone,
+                                                           Parts parts = Parts::kAll);
   ~ImageReader();
 
   const std::string& dir() const;
@@ -54,6 +64,9 @@ class ImageReader {
   const ImageSizes& sizes() const;
   const std::vector<Region>& regions() const;
   const std::vector<FileFacts>& files() const;
+  // For other files of this folder.
+  const Index& index() const;
+  const OpenedFolder& folder() const;
 
   // Reads files and compares them with their checksums, several at a time. Damage ends it; of several damaged files
   // that it came across, the first in files() is told. `progress` is called from several threads, one at a time.
@@ -85,6 +98,7 @@ class ImageReader {
 
  private:
   struct State;
+  static absl::StatusOr<std::unique_ptr<ImageReader>> OpenImage(const std::string& dir, Owner owner, Parts parts);
   explicit ImageReader(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };

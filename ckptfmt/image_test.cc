@@ -68,6 +68,7 @@ void ExpectIsSample(const std::string& dir) {
   EXPECT_EQ(info.job, expected.job);
   EXPECT_EQ(info.program, expected.program);
   EXPECT_EQ(info.pid, expected.pid);
+  EXPECT_EQ(info.job_folder, expected.job_folder);
   ASSERT_EQ(info.processes.size(), 1u);
   const ProcessInfo &process = info.processes[0], &wanted = expected.processes[0];
   EXPECT_EQ(process.pid, wanted.pid);

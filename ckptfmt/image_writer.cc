@@ -3,12 +3,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -19,6 +21,7 @@
 #include "ckptfmt/chunk_store.h"
 #include "ckptfmt/file.h"
 #include "ckptfmt/folder.h"
+#include "ckptfmt/image_reader.h"
 #include "ckptfmt/index.h"
 #include "ckptfmt/manifest.h"
 
@@ -27,6 +30,9 @@ namespace {
 
 // One thread hashes and writes 1.5 to 2 GB/s; more than this do not make the kernel's file cache faster.
 constexpr unsigned kMostWriters = 8;
+// Data files of earlier images that an image links. What lies in others, those with the fewest bytes that are still in
+// use, is written again, so that the number of files does not grow for ever.
+constexpr size_t kMostLinked = 200;
 
 std::string HostName() {
   char name[256] = "?";
@@ -47,6 +53,8 @@ struct ImageWriter::State {
   Index index;
   std::unique_ptr<ChunkStore> store;
   std::vector<FileRecord> files;  // finished ones
+  std::string secret;
+  std::map<std::pair<dev_t, ino_t>, uint32_t> linked;  // data files of earlier images, and their numbers here
   // The region that is given in order (BeginRegion).
   bool in_region = false;
   uint32_t region = 0;
@@ -93,6 +101,29 @@ struct ImageWriter::State {
     return absl::OkStatus();
   }
 
+  // Of the linked data files those stay that have a chunk of this image.
+  absl::Status KeepLinked() {
+    for (const auto& [id, number] : linked) {
+      const std::string name = DataFileName(number);
+      if (!std::binary_search(index.data_files.begin(), index.data_files.end(), name)) {
+        if (unlinkat(folder.fd(), name.c_str(), 0) != 0) return SystemError("remove", folder.FullPath(name), errno);
+        Step("link removed");
+        continue;
+      }
+      struct stat facts;
+      if (fstatat(folder.fd(), name.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0) {
+        return SystemError("look at", folder.FullPath(name), errno);
+      }
+      FileRecord record;
+      record.path = name;
+      record.bytes = uint64_t(facts.st_size);
+      record.has_hash = false;
+      record.mode = facts.st_mode & 07777;
+      files.push_back(std::move(record));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status WriteSmallFile(const char* name, std::string_view bytes) {
     absl::StatusOr<OutputFile> file = Write(name, bytes);
     return file.ok() ? Flush(&*file) : file.status();
@@ -110,6 +141,10 @@ absl::StatusOr<std::unique_ptr<ImageWriter>> ImageWriter::Create(const std::stri
   if (stat(state->dir.c_str(), &facts) == 0 && !IsImage(state->dir)) {
     // rmdir tells an empty folder from others; it is made again at once, with the image's rights.
     if (absl::Status status = CheckMayReplace(state->dir); !status.ok()) return status;
+    if (!NewestImageIn(state->dir).empty()) {
+      return absl::AlreadyExistsError(
+          absl::StrCat(state->dir, " holds several images; write one more there with --keep, or choose another name"));
+    }
     if (!S_ISDIR(facts.st_mode) || rmdir(state->dir.c_str()) != 0) {
       return absl::AlreadyExistsError(
           absl::StrCat(state->dir, " exists and is not a checkpoint image; choose another name, or move it away"));
@@ -131,6 +166,9 @@ absl::StatusOr<std::unique_ptr<ImageWriter>> ImageWriter::Create(const std::stri
   ChunkStoreOptions store;
   store.zstd_level = options.zstd_level;
   store.data_file_bytes = options.data_file_bytes;
+  store.secret = options.secret.empty() ? NewSecret() : options.secret;
+  if (store.secret.size() != kSecretBytes) return absl::InternalError("the system has no random numbers");
+  writer->state_->secret = store.secret;
   store.writers = options.writers;
   if (store.writers <= 0) store.writers = int(std::clamp(std::thread::hardware_concurrency() / 2, 1u, kMostWriters));
   writer->state_->store = std::make_unique<ChunkStore>(&partial, store);
@@ -141,7 +179,58 @@ ImageWriter::~ImageWriter() {
   if (state_->committed) return;
   state_->store.reset();
   state_->client = OpenedFolder();
-  RemovePartial(state_->folder).IgnoreError();
+  RemoveFolder(state_->folder).IgnoreError();
+}
+
+absl::Status ImageWriter::ShareWith(const ImageReader& earlier) {
+  State& state = *state_;
+  if (absl::Status status = state.Check(); !status.ok()) return status;
+  const Index& index = earlier.index();
+  if (index.secret != state.secret) return absl::OkStatus();
+  std::vector<uint64_t> used(index.data_files.size());
+  for (const StoredChunk& chunk : index.chunks) used[chunk.file] += chunk.stored_bytes;
+  std::vector<size_t> order(used.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return used[a] > used[b]; });
+  constexpr uint32_t kNot = UINT32_MAX;
+  std::vector<uint32_t> numbers(used.size(), kNot);
+  absl::Status failed;
+  for (const size_t i : order) {
+    const std::string& from = index.data_files[i];
+    struct stat facts;
+    if (fstatat(earlier.folder().fd(), from.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(facts.st_mode)) {
+      continue;
+    }
+    const auto known = state.linked.find({facts.st_dev, facts.st_ino});
+    if (known != state.linked.end()) {
+      numbers[i] = known->second;
+      continue;
+    }
+    if (state.linked.size() >= kMostLinked) continue;
+    const uint32_t number = state.store->TakeFile();
+    const std::string to = DataFileName(number);
+    if (linkat(earlier.folder().fd(), from.c_str(), state.folder.fd(), to.c_str(), 0) != 0) {
+      // With too many links already, or gone meanwhile, it is written again.
+      if (errno != EMLINK && errno != ENOENT && failed.ok()) {
+        failed = SystemError("make a hard link to", earlier.folder().FullPath(from), errno);
+      }
+      continue;
+    }
+    // What was linked is what is meant, also if the name has another file by now.
+    struct stat link;
+    if (fstatat(state.folder.fd(), to.c_str(), &link, AT_SYMLINK_NOFOLLOW) != 0 || link.st_ino != facts.st_ino ||
+        link.st_dev != facts.st_dev) {
+      unlinkat(state.folder.fd(), to.c_str(), 0);
+      continue;
+    }
+    state.linked[{facts.st_dev, facts.st_ino}] = numbers[i] = number;
+    Step("linked");
+  }
+  for (StoredChunk chunk : index.chunks) {
+    chunk.file = numbers[chunk.file];
+    if (chunk.file != kNot) state.store->AddKnown(chunk);
+  }
+  return failed;
 }
 
 absl::StatusOr<uint32_t> ImageWriter::AddRegion(const Region& region) {
@@ -153,9 +242,15 @@ absl::StatusOr<uint32_t> ImageWriter::AddRegion(const Region& region) {
 }
 
 absl::Status ImageWriter::AddChunk(uint32_t region, uint64_t index, std::string_view bytes,
-                                   std::function<void()> done) {
-  return state_->store->Add(region, index, bytes, std::move(done));
+                                   std::function<void()> done, const std::optional<GpuHash>& hash) {
+  return state_->store->Add(region, index, bytes, std::move(done), hash);
 }
+
+bool ImageWriter::AddUnread(uint32_t region, uint64_t index, const GpuHash& hash) {
+  return state_->store->AddUnread(region, index, hash);
+}
+
+absl::Status ImageWriter::AddZeros(uint32_t region, uint64_t index) { return state_->store->AddZeros(region, index); }
 
 void ImageWriter::HoldChunks() { state_->store->Hold(); }
 
@@ -233,6 +328,8 @@ absl::Status ImageWriter::WriteLog(std::string_view bytes) {
   return absl::OkStatus();
 }
 
+const std::string& ImageWriter::dir() const { return state_->dir; }
+
 std::string ImageWriter::client_dir() const { return state_->client.DescriptorPath(); }
 
 ImageSizes ImageWriter::sizes() const {
@@ -241,6 +338,7 @@ ImageSizes ImageWriter::sizes() const {
   sizes.zero_bytes = totals.zero_bytes;
   sizes.shared_bytes = totals.shared_bytes;
   sizes.stored_bytes = totals.stored_bytes;
+  sizes.linked_bytes = totals.linked_bytes;
   return sizes;
 }
 
@@ -258,10 +356,13 @@ absl::Status ImageWriter::CommitFiles(ImageInfo info, const Progress& progress) 
   State& state = *state_;
   Step("begin");
   std::vector<std::vector<uint32_t>> chunks;
-  if (absl::Status status = state.store->Finish(&state.index.chunks, &chunks, &state.files); !status.ok())
+  if (absl::Status status = state.store->Finish(&state.index.chunks, &chunks, &state.index.data_files, &state.files);
+      !status.ok()) {
     return status;
+  }
   for (size_t i = 0; i < chunks.size(); ++i) state.index.regions[i].chunks = std::move(chunks[i]);
-  state.index.data_files = state.store->data_files();
+  state.index.secret = state.secret;
+  if (absl::Status status = state.KeepLinked(); !status.ok()) return status;
   for (OutputFile& log : state.logs) {
     if (absl::Status status = state.Flush(&log); !status.ok()) return status;
   }
@@ -303,7 +404,8 @@ absl::Status ImageWriter::CommitFiles(ImageInfo info, const Progress& progress) 
             .count();
   }
   if (info.host.empty()) info.host = HostName();
-  for (const FileRecord& file : state.files) state.sizes.total_bytes += file.bytes;
+  state.sizes.total_bytes = state.store->totals().stored_bytes;
+  for (const FileRecord& file : state.files) state.sizes.total_bytes += file.has_hash ? file.bytes : 0;
   const std::string manifest = EncodeManifest(info, state.files);
   state.sizes.total_bytes += manifest.size();
   if (absl::Status status = state.WriteSmallFile(kManifestName, manifest); !status.ok()) return status;
@@ -312,6 +414,8 @@ absl::Status ImageWriter::CommitFiles(ImageInfo info, const Progress& progress) 
   Step("synced");
   if (absl::Status status = Publish(state.folder, state.dir); !status.ok()) return status;
   state.committed = true;
+  // Whoever reads it may begin.
+  flock(state.folder.fd(), LOCK_UN);
   return absl::OkStatus();
 }
 

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes a checkpoint image: into DIR.partial, and under its own name only when it is complete and on the disk.
 //
-// Not thread-safe, but AddChunk. Errors say which file, what failed and what to do; after an error the writer is only
-// good for being destroyed, which removes what it wrote. An image that stood under DIR before stays there, whole, until
-// the new one takes its place in one step.
+// Not thread-safe, but AddChunk, AddUnread and AddZeros. Errors say which file, what failed and what to do; after an
+// error the writer is only good for being destroyed, which removes what it wrote. An image that stood under DIR before
+// stays there, whole, until the new one takes its place in one step.
 #ifndef CUDA_REMOTE_CKPTFMT_IMAGE_WRITER_H_
 #define CUDA_REMOTE_CKPTFMT_IMAGE_WRITER_H_
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -18,6 +19,8 @@
 
 namespace cuda_remote::ckptfmt {
 
+class ImageReader;
+
 struct WriterOptions {
   // Zstandard level for memory chunks, 0: stored as they are. A chunk that would not shrink is stored as it is anyway.
   int zstd_level = 0;
@@ -25,6 +28,8 @@ struct WriterOptions {
   uint64_t data_file_bytes = uint64_t{4} << 30;
   // Threads that hash, compress and write data files, each its own; 0: as many as the machine bears.
   int writers = 0;
+  // Of the chunks' keyed hashes (hash.h), that of the images to share with. Empty: a new one.
+  std::string secret;
 };
 
 class ImageWriter {
@@ -39,12 +44,23 @@ class ImageWriter {
   ImageWriter(const ImageWriter&) = delete;
   ImageWriter& operator=(const ImageWriter&) = delete;
 
+  // Before any memory is given: what of it is in `earlier`, an image of the same folder, is not written again. The new
+  // image gets hard links to the data files. Fails if the file system has none; the image can be written all the same.
+  absl::Status ShareWith(const ImageReader& earlier);
+
   // Memory, in any order: each region is announced, which gives it a number, and then each of its chunks (kChunkBytes,
   // the last one shorter) is given exactly once. The image lists regions in the order of AddRegion.
   absl::StatusOr<uint32_t> AddRegion(const Region& region);
   // From any thread. Nothing is copied and nothing waits: `bytes` must stay as they are until `done` is called, on any
   // thread, also if this or a later step fails. A failure to write is told by a later AddChunk or by Commit.
-  absl::Status AddChunk(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done);
+  // `hash`: what the GPU said of these bytes, kept for AddUnread of later images.
+  absl::Status AddChunk(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done,
+                        const std::optional<GpuHash>& hash = std::nullopt);
+  // A chunk that need not be read: this or an earlier image (ShareWith) has one with the same length and GPU hash. It
+  // counts as given then. False: there is none. From any thread.
+  bool AddUnread(uint32_t region, uint64_t index, const GpuHash& hash);
+  // A chunk of which the caller knows that it is all zeros.
+  absl::Status AddZeros(uint32_t region, uint64_t index);
 
   // Lets chunks wait where they are, so that nothing is hashed or written until WaitForChunks or Commit: for as long as
   // the processor and the disk are needed for something else. Whoever gives them must have memory for all.
@@ -68,6 +84,9 @@ class ImageWriter {
   // They may be written until Commit. The path leads there in this process and its children as long as this object
   // lives.
   std::string client_dir() const;
+
+  // The image's name, once it is complete.
+  const std::string& dir() const;
 
   // Checksums the engine's files, writes the manifest, syncs everything and gives the image its name.
   absl::Status Commit(ImageInfo info, const Progress& progress = nullptr);

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ckptfmt/envelope.h"
+#include "ckptfmt/manifest.h"
 #include "ckptfmt/manifest.pb.h"
 
 namespace cuda_remote::ckptfmt {
@@ -113,14 +114,21 @@ absl::StatusOr<Index> DecodeIndex1(std::string_view bytes, const std::string& na
   reader.Take(&header);
   if (header.chunks > reader.left() / sizeof(ChunkEntry1) || header.chunks >= UINT32_MAX) return damaged("its header");
   Index index;
-  index.data_files = header.data_files;
+  // Each has a chunk.
+  if (header.data_files > header.chunks) return damaged("its header");
+  for (uint32_t i = 0; i < header.data_files; ++i) index.data_files.push_back(DataFileName(i));
   index.chunks.reserve(size_t(header.chunks));
   for (uint64_t i = 0; i < header.chunks; ++i) {
     at = reader.at();
     ChunkEntry1 entry;
     reader.Take(&entry);
-    const StoredChunk chunk = {{entry.hash_low, entry.hash_high}, entry.file,         Encoding(entry.encoding),
-                               entry.offset,                      entry.stored_bytes, entry.bytes};
+    StoredChunk chunk;
+    chunk.hash = {entry.hash_low, entry.hash_high};
+    chunk.file = entry.file;
+    chunk.encoding = Encoding(entry.encoding);
+    chunk.offset = entry.offset;
+    chunk.stored_bytes = entry.stored_bytes;
+    chunk.bytes = entry.bytes;
     if (!IsSane(chunk, header.data_files)) return damaged("a chunk's entry");
     index.chunks.push_back(chunk);
   }
@@ -173,10 +181,13 @@ std::string DataFileName(uint32_t number) {
 std::string EncodeIndex(const Index& index) {
   IndexContents contents;
   contents.set_chunk_bytes(uint32_t(kChunkBytes));
-  for (uint32_t i = 0; i < index.data_files; ++i) contents.add_data_files()->set_path(DataFileName(i));
+  contents.set_secret(index.secret);
+  for (const std::string& path : index.data_files) contents.add_data_files()->set_path(path);
   for (const StoredChunk& chunk : index.chunks) {
     StoredChunkEntry* const entry = contents.add_chunks();
     entry->set_hash(ToBytes(chunk.hash));
+    entry->set_keyed_hash(ToBytes(chunk.keyed));
+    if (chunk.gpu_hash) entry->set_gpu_hash(ToBytes(Hash{chunk.gpu_hash->low, chunk.gpu_hash->high}));
     entry->set_data_file(chunk.file);
     entry->set_offset(chunk.offset);
     entry->set_encoding(uint32_t(chunk.encoding));
@@ -218,20 +229,31 @@ absl::StatusOr<Index> DecodeIndex(std::string_view bytes, const std::string& nam
   if (!contents.ParseFromString(in.index())) return damaged("its contents cannot be parsed");
   if (contents.chunk_bytes() != kChunkBytes) return damaged("its chunk size");
   Index index;
-  index.data_files = uint32_t(contents.data_files_size());
-  for (uint32_t i = 0; i < index.data_files; ++i) {
-    if (contents.data_files(int(i)).path() != DataFileName(i)) return damaged("the name of a data file");
+  index.secret = contents.secret();
+  if (index.secret.size() != kSecretBytes) return damaged("its secret");
+  for (const DataFile& file : contents.data_files()) {
+    if (!IsDataFile(file.path()) || (!index.data_files.empty() && index.data_files.back() >= file.path())) {
+      return damaged("the name of a data file");
+    }
+    index.data_files.push_back(file.path());
   }
   index.chunks.reserve(size_t(contents.chunks_size()));
   for (const StoredChunkEntry& entry : contents.chunks()) {
     StoredChunk chunk;
-    if (!FromBytes(entry.hash(), &chunk.hash)) return damaged("a chunk's hash");
+    if (!FromBytes(entry.hash(), &chunk.hash) || !FromBytes(entry.keyed_hash(), &chunk.keyed)) {
+      return damaged("a chunk's hash");
+    }
+    if (!entry.gpu_hash().empty()) {
+      Hash gpu;
+      if (!FromBytes(entry.gpu_hash(), &gpu)) return damaged("a chunk's hash");
+      chunk.gpu_hash = GpuHash{gpu.low, gpu.high};
+    }
     chunk.file = entry.data_file();
     chunk.encoding = Encoding(entry.encoding());
     chunk.offset = entry.offset();
     chunk.stored_bytes = entry.stored_bytes();
     chunk.bytes = entry.bytes();
-    if (!IsSane(chunk, index.data_files)) return damaged("a chunk's entry");
+    if (!IsSane(chunk, index.data_files.size())) return damaged("a chunk's entry");
     index.chunks.push_back(chunk);
   }
   for (const RegionEntry& entry : contents.regions()) {

@@ -4,6 +4,7 @@
 #define CUDA_REMOTE_CKPTFMT_INDEX_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,12 +20,14 @@ enum class Encoding : uint32_t { kRaw = 0, kZstd = 1 };
 
 // A chunk that is stored in a data file.
 struct StoredChunk {
-  Hash hash;  // of the unpacked bytes
+  Hash hash;   // of the unpacked bytes
+  Hash keyed;  // the same with the index's secret; zeros in version 1
   uint32_t file = 0;
   Encoding encoding = Encoding::kRaw;
   uint64_t offset = 0;
   uint32_t stored_bytes = 0;
   uint32_t bytes = 0;
+  std::optional<GpuHash> gpu_hash;  // if it is known
 };
 
 // A region's chunks: 0 for one of zeros, else a number of a stored chunk plus 1.
@@ -36,7 +39,8 @@ struct IndexedRegion {
 struct Index {
   std::vector<StoredChunk> chunks;
   std::vector<IndexedRegion> regions;
-  uint32_t data_files = 0;
+  std::vector<std::string> data_files;  // their paths below the image's folder, by rising number
+  std::string secret;                   // of the chunks' keyed hashes; empty in version 1
 };
 
 // Length of a region's chunk `number`.

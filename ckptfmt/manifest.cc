@@ -64,6 +64,12 @@ ProcessInfo DecodeProcess(const From& from) {
 
 }  // namespace
 
+bool IsDataFile(std::string_view path) {
+  constexpr std::string_view kStart = "memory/data-";
+  return path.size() > kStart.size() && path.substr(0, kStart.size()) == kStart &&
+         path.find_first_not_of("0123456789", kStart.size()) == std::string_view::npos;
+}
+
 std::string LogName(uint32_t format_version, size_t process) {
   return format_version == 1 ? kOnlyLogName : absl::StrCat(kProcessesFolder, "/", process, "/log");
 }
@@ -76,6 +82,7 @@ std::string EncodeManifest(const ImageInfo& info, std::vector<FileRecord> files)
   manifest.set_job(info.job);
   manifest.set_program(info.program);
   manifest.set_pid(info.pid);
+  manifest.set_job_folder(info.job_folder);
   for (const ProcessInfo& from : info.processes) {
     Process* const process = manifest.add_processes();
     process->set_pid(from.pid);
@@ -110,7 +117,7 @@ std::string EncodeManifest(const ImageInfo& info, std::vector<FileRecord> files)
     File* file = manifest.add_files();
     file->set_path(from.path);
     file->set_bytes(from.bytes);
-    file->set_hash(ToBytes(from.hash));
+    if (from.has_hash) file->set_hash(ToBytes(from.hash));
     file->set_mode(from.mode);
     for (const uint64_t block : from.blocks) file->add_blocks(block);
   }
@@ -141,6 +148,7 @@ absl::Status DecodeManifest(std::string_view bytes, const std::string& name, Ima
   info->job = manifest.job();
   info->program = manifest.program();
   info->pid = manifest.pid();
+  info->job_folder = manifest.job_folder();
   for (const Process& from : manifest.processes()) info->processes.push_back(DecodeProcess(from));
   if (version == 1) {
     // The same statements under the same names, of the only process.
@@ -163,8 +171,11 @@ absl::Status DecodeManifest(std::string_view bytes, const std::string& name, Ima
     file.blocks = {from.blocks().begin(), from.blocks().end()};
     if (!SafePath(file.path)) return damaged("it lists a file with a path that is not allowed");
     if (!files->empty() && files->back().path >= file.path) return damaged("its files are not in order");
-    if (!FromBytes(from.hash(), &file.hash)) return damaged("a file's checksum");
-    if (file.blocks.size() != file.bytes / kBlockBytes + (file.bytes % kBlockBytes != 0)) {
+    file.has_hash = version == 1 || !IsDataFile(file.path);
+    if (file.has_hash ? !FromBytes(from.hash(), &file.hash) : !from.hash().empty()) return damaged("a file's checksum");
+    if (!file.has_hash) {
+      if (!file.blocks.empty()) return damaged("a file's block checksums");
+    } else if (file.blocks.size() != file.bytes / kBlockBytes + (file.bytes % kBlockBytes != 0)) {
       return damaged("a file's block checksums");
     }
     files->push_back(std::move(file));

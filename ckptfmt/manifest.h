@@ -25,6 +25,9 @@ inline constexpr char kClientFolder[] = "client";
 // No manifest is longer than this.
 inline constexpr uint64_t kMaxManifestBytes = 256u << 20;
 
+// Whether `path` is a file with chunks: "memory/data-00000".
+bool IsDataFile(std::string_view path);
+
 // The replay log of a process, by its number: "processes/0/log".
 std::string LogName(uint32_t format_version, size_t process);
 

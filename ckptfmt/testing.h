@@ -95,6 +95,7 @@ inline ImageInfo SampleInfo() {
   info.job = "job-1";
   info.program = "/usr/bin/program";
   info.pid = 4242;
+  info.job_folder = "/run/jobs/job-1";
   ProcessInfo process;
   process.pid = 4242;
   process.program = "program";
@@ -141,10 +142,11 @@ inline absl::Status FillSample(ImageWriter& writer, bool small = false) {
   return absl::OkStatus();
 }
 
-// One writer, unless told otherwise: the same bytes every time.
+// One writer, unless told otherwise, and no secret: the same bytes every time.
 inline WriterOptions OneWriter() {
   WriterOptions options;
   options.writers = 1;
+  options.secret = std::string(192, 's');
   return options;
 }
 

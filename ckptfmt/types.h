@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,13 @@ inline constexpr uint32_t kFirstFormatVersion = 1;
 
 // Memory is kept in chunks of this size, counted from the start of each region.
 inline constexpr uint64_t kChunkBytes = 2u << 20;
+
+// The hash of a chunk that the GPU has taken (proto/chunkhash). This folder does not know how.
+struct GpuHash {
+  uint64_t low = 0;
+  uint64_t high = 0;
+  bool operator==(const GpuHash& other) const { return low == other.low && high == other.high; }
+};
 
 // How device memory is named, as in the answer to kOpRegions.
 enum class RegionKind : uint32_t {
@@ -97,6 +105,8 @@ struct ImageInfo {
   std::string job;
   std::string program;  // the job's command
   uint32_t pid = 0;     // of the job's program, as it knows itself
+  // The job's folder, as the program knows it. Images with the same one and the same host are of one job (--keep).
+  std::string job_folder;
   std::vector<ProcessInfo> processes;
 
   // Who saved the processes into client/: "criu", or "none" if only the GPU's side was saved.
@@ -111,10 +121,11 @@ struct ImageSizes {
   uint64_t region_bytes = 0;  // device memory that the image stands for
   uint64_t zero_bytes = 0;    // of it, in chunks of zeros only (not stored)
   uint64_t shared_bytes = 0;  // of it, in chunks equal to another one (stored once)
-  uint64_t stored_bytes = 0;  // in memory/ files
+  uint64_t stored_bytes = 0;  // in data files
+  uint64_t linked_bytes = 0;  // of these, in files that other images of the store have, too
   uint64_t log_bytes = 0;     // of all processes
   uint64_t client_bytes = 0;  // the engine's files
-  uint64_t total_bytes = 0;   // all files, manifest too
+  uint64_t total_bytes = 0;   // all of it, manifest too
 };
 
 // Called now and then with the bytes done and the bytes in all.

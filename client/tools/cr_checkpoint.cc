@@ -22,6 +22,7 @@
 #include "checkpoint/job/ranks.h"
 #include "checkpoint/transaction/at_step.h"
 #include "checkpoint/transaction/live_job.h"
+#include "ckptfmt/image_store.h"
 #include "ckptfmt/image_writer.h"
 #include "client/tools/background.h"
 #include "client/tools/foreground.h"
@@ -49,6 +50,7 @@ Examples:
   cr-checkpoint train /data/train.image           saves the job; it goes on
   cr-checkpoint --stop train /data/train.image    saves it and ends it; later: cr-restart /data/train.image
   cr-checkpoint --every 10m train /data/train.image   again and again; each whole image replaces the one before
+  cr-checkpoint --every 10m --keep 3 train /data/train   keeps the last three images, which share what is the same in them
 
 The job stands still while its GPU memory goes to host memory and its processes are saved; what must be hashed, compressed and
 written of the GPU memory is done behind it, while the job goes on. That takes as much host memory as the job has GPU
@@ -56,6 +58,9 @@ memory, if that is there (--pool); of a job with more than that, the rest goes t
 With --stop the memory is written as it comes, through a small pool. A checkpoint that fails, or is interrupted or
 killed, leaves the job running and no new image. Needs root, a job that was started as root, and CRIU
 (tools/setup-criu).
+
+With --keep N, DIR holds the last N images of the job (image-000001, ...). What an earlier one has of the GPU memory is not
+written again. cr-restart DIR takes the newest, cr-restart DIR/image-000007 that one; cr-inspect DIR lists them.
 
 With --every, a checkpoint that fails is reported with the time, the last image stays, and the next try follows at the
 next interval.
@@ -69,10 +74,12 @@ struct Options {
   bool stop = false, tcp_close = false, json = false, quiet = false, times = false;
   double every = 0, timeout = 60;
   int compress = 0;
+  size_t keep = 0;  // 0: DIR is the image
   std::optional<uint64_t> pool;
 };
 
 struct Outcome {
+  std::string image;
   double seconds = 0, paused = 0;
   // Parts of it: making memory ready beforehand, then reading GPU memory and CRIU's dump in the pause.
   double preparing = 0, reading = 0, dumping = 0;
@@ -186,13 +193,25 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   writer_options.zstd_level = options.compress;
   // Outlives the image, whose threads write out of it.
   std::unique_ptr<ChunkPool> pool;
-  AtStep("begin the image");
-  auto created = ckptfmt::ImageWriter::Create(options.image, writer_options);
-  if (!created.ok()) {
-    *error = std::string(created.status().message());
+  const auto failed = [error](const absl::Status& status) {
+    *error = std::string(status.message());
     return false;
+  };
+  AtStep("begin the image");
+  std::unique_ptr<ckptfmt::ImageStore> store;
+  if (options.keep > 0) {
+    auto opened = ckptfmt::ImageStore::Open(options.image);
+    if (!opened.ok()) return failed(opened.status());
+    store = std::move(*opened);
   }
+  auto created =
+      store ? store->Create(writer_options) : ckptfmt::ImageWriter::Create(options.image, writer_options);
+  if (!created.ok()) return failed(created.status());
   const std::unique_ptr<ckptfmt::ImageWriter> image = std::move(*created);
+  outcome->image = store ? image->dir() : options.image;
+  if (store && !store->sharing().ok()) {
+    Say(kTool, "the image shares nothing with earlier ones: " + std::string(store->sharing().message()));
+  }
   const Clock::time_point preparing = Clock::now();
   pool = MakePool(options, job, directory, cancelled, error);
   if (!pool) return false;
@@ -265,6 +284,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   info.job = live.processes().empty() ? job.name() : Printable(live.processes()[0]->info().job);
   info.program = CommandOf(job);
   info.pid = uint32_t(job.inner_pid());
+  info.job_folder = job.directory();
   info.engine = engine.Name();
   info.client_info["job"] = JobToJson(job, /*one_line=*/true);
   info.client_info[info.engine] = facts;
@@ -301,18 +321,24 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
     Progress progress("writing to the disk", options.quiet);
     committed = image->Commit(info, [&](uint64_t done, uint64_t total) { progress.Update(done, total); });
   }
-  if (!committed.ok()) {
-    *error = std::string(committed.message());
-    return false;
-  }
+  if (!committed.ok()) return failed(committed);
   steps.Done("flushing to the disk");
   if (options.stop) {
-    std::ofstream(directory + "/stopped") << Absolute(options.image) << "\n";
+    std::ofstream(directory + "/stopped") << Absolute(outcome->image) << "\n";
     if (!transaction.End()) Say(kTool, "the job could not be ended; it stands still");
     outcome->paused = transaction.HeldSeconds();
     steps.Done("ending the job");
   }
   outcome->sizes = image->sizes();
+  if (store) {
+    AtStep("remove old images");
+    const absl::StatusOr<size_t> pruned = store->Prune(options.keep);
+    if (!pruned.ok()) {
+      Say(kTool, "the image is complete, but old images could not be removed: " + std::string(pruned.status().message()) +
+                     "; the next checkpoint tries again");
+    }
+    steps.Done("removing old images");
+  }
   // For cr-ps, now and after a move.
   Job told;
   if (!options.stop && ReadJob(directory, &told, &problem)) {
@@ -343,7 +369,7 @@ void Tell(const Options& options, const Outcome& outcome) {
   if (options.json) {
     JsonWriter json(JsonWriter::kSpaced);
     json.Begin('{');
-    json.Member("image", options.image);
+    json.Member("image", outcome.image);
     json.RealMember("seconds", outcome.seconds, 3);
     json.RealMember("paused_seconds", outcome.paused, 3);
     json.RealMember("preparing_seconds", outcome.preparing, 3);
@@ -353,6 +379,7 @@ void Tell(const Options& options, const Outcome& outcome) {
     json.Member("gpu_bytes", sizes.region_bytes);
     json.Member("client_bytes", sizes.client_bytes);
     json.Member("total_bytes", sizes.total_bytes);
+    json.Member("linked_bytes", sizes.linked_bytes);
     json.Key("reading");
     json.Begin('{');
     json.RealMember("attaching_seconds", outcome.saving.attaching, 3);
@@ -377,10 +404,13 @@ void Tell(const Options& options, const Outcome& outcome) {
   } else if (!options.quiet) {
     const std::string time =
         options.every > 0 ? TimeText(std::chrono::system_clock::now()) + ": " : std::string();
+    const std::string shared =
+        sizes.linked_bytes > 0 ? ", of which earlier images have " + Bytes(double(sizes.linked_bytes)) : std::string();
     fprintf(stderr,
-            "%s: %s%s in %.1f s (the job stood still for %.1f s): GPU memory %s, processes %s, on the disk %s\n",
-            kTool, time.c_str(), options.image.c_str(), outcome.seconds, outcome.paused, Bytes(double(sizes.region_bytes)).c_str(),
-            Bytes(double(sizes.client_bytes)).c_str(), Bytes(double(sizes.total_bytes)).c_str());
+            "%s: %s%s in %.1f s (the job stood still for %.1f s): GPU memory %s, processes %s, on the disk %s%s\n",
+            kTool, time.c_str(), outcome.image.c_str(), outcome.seconds, outcome.paused,
+            Bytes(double(sizes.region_bytes)).c_str(), Bytes(double(sizes.client_bytes)).c_str(),
+            Bytes(double(sizes.total_bytes)).c_str(), shared.c_str());
   }
   fflush(stdout);
 }
@@ -395,7 +425,7 @@ int Repeat(const Options& options, const std::string& directory, const Job& job,
     Say(kTool, error);
     return kExitFailure;
   }
-  std::string saved;  // when the last image was complete
+  std::string saved, last;  // when the last image was complete, and where it is
   const auto ended = [&] {
     if (saved.empty()) Say(kTool, "the job has ended, and there is no image of it from this run");
     return saved.empty() ? kExitFailure : 0;
@@ -408,13 +438,14 @@ int Repeat(const Options& options, const std::string& directory, const Job& job,
     const system_clock::time_point now = system_clock::now();
     if (ok) {
       saved = TimeText(now);
+      last = outcome.image;
       Tell(options, outcome);
     } else if (!JobIsAlive(job)) {
       return ended();
     } else if (!cancelled()) {
       Say(kTool, TimeText(now) + ": no checkpoint of " + options.job + ": " + error + "; the job goes on. " +
                      (saved.empty() ? "There is no image from this run yet"
-                                    : options.image + " is still the image of " + saved) +
+                                    : last + " is still the image of " + saved) +
                      "; the next try is at " + TimeText(now + interval));
     }
     do {
@@ -451,13 +482,19 @@ int Main(int argc, char** argv) {
   app.footer(std::string(kWhichJob) + kExamples);
   app.set_version_flag("--version", VersionLine("cr-checkpoint"));
   app.add_option("JOB", options.job, "which job")->required();
-  app.add_option("DIR", options.image, "the image, a folder; an older image there is replaced")->required();
+  app.add_option("DIR", options.image,
+                 "the image, a folder; an older image there is replaced (--keep: the folder of the images)")
+      ->required();
   app.add_flag("--stop", options.stop, "end the job once it is saved");
   app.add_flag("--tcp-close", options.tcp_close,
                "save a job that has TCP connections with others; after a restart it finds those closed");
   app.add_option("--every", options.every, "repeat after this time (as in 30s, 10m, 2h) until the job ends")
       ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}},
                                         CLI::AsNumberWithUnit::CASE_INSENSITIVE));
+  app.add_option("--keep", options.keep,
+                 "keep the last N images in the folder DIR; they share data files where they are the same")
+      ->type_name("N")
+      ->check(CLI::Range(size_t{1}, size_t{10000}));
   app.add_option("--timeout", options.timeout, "seconds to wait for CUDA calls that are in progress")
       ->capture_default_str()
       ->check(CLI::Range(0.001, 86400.0));

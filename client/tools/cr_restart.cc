@@ -52,6 +52,8 @@ constexpr char kExamples[] = R"(
 Examples:
   cr-restart /data/train.image                        a GPU server of its own, on this machine
   cr-restart /data/train.image --server gpu8:7070
+  cr-restart /data/train                              the newest image that cr-checkpoint --keep has put there
+  cr-restart /data/train/image-000007                 a certain one of these
   cr-restart /data/train.image --server unix:/run/user/1000/cuda-remote/session.sock --gpu 1
   cr-restart /data/train.image --server gpu8:7070 --map 2-3=gpu9:7070   ranks 2 and 3 on another server than the others
   cr-restart /data/train.image --map 0-1=:0 --map 2-3=:1                two ranks on each of two GPUs of this machine
@@ -273,7 +275,7 @@ bool GiveSessions(const Options& options, const ckptfmt::ImageReader& image, con
   job->set_init_pid(isolated.init);
   job->set_pid_namespace(PidNamespace(isolated.init));
   job->set_pid(isolated.pid);
-  job->set_image(Absolute(options.image));
+  job->set_image(Absolute(image.dir()));
   job->set_saved_unix_ms(uint64_t(image.info().created_unix_ms));
   job->set_saved_bytes(image.sizes().total_bytes);
   std::vector<std::unique_ptr<agent::AgentClient>> agents;
@@ -312,7 +314,7 @@ int Run(const Options& options) {
   std::vector<replay::Log> logs;
   std::vector<Mount> mounts;
   Steps steps(kTool, options.times);
-  const std::unique_ptr<ckptfmt::ImageReader> image = OpenImage(options, &job, &logs, &error);
+  std::unique_ptr<ckptfmt::ImageReader> image = OpenImage(options, &job, &logs, &error);
   steps.Done("comparing the image but for GPU memory");
   if (!image) return Fail(error);
   std::vector<Placed> placed;
@@ -428,6 +430,8 @@ int Run(const Options& options) {
     remove_folders();
     return Fail(error);
   }
+  // It may be removed from now on.
+  image.reset();
   const std::shared_ptr<void> upkeep = engine.BeginUpkeep();
   const int code = FinishJob(kTool, isolated, directory, job, process->TakeTerminal(), std::move(hosts));
   // What the job has written last is on its way through the terminal.
@@ -442,7 +446,7 @@ int Main(int argc, char** argv) {
   CLI::App app("Brings a saved job back, on this machine and any GPU server.", kTool);
   app.footer(kExamples);
   app.set_version_flag("--version", VersionLine("cr-restart"));
-  app.add_option("DIR", options.image, "the image")->required();
+  app.add_option("DIR", options.image, "the image, or a folder of images, of which the newest is taken")->required();
   app.add_option("--server", options.server,
                  "the GPU server: unix:PATH or HOST:PORT (default: $CUDA_REMOTE_SERVER, else one of the job's own)");
   app.add_option("--gpu", options.gpu, "the only GPU that the job gets (ordinal)")->check(CLI::Range(0, 255));

@@ -7,6 +7,7 @@
 
 #include <cstdio>
 
+#include "ckptfmt/image_store.h"
 #include "ckptfmt/testing.h"
 #include "proto/api/call_ids.gen.h"
 #include "replay/inspect/print.h"
@@ -157,12 +158,12 @@ TEST(Inspect, Compare) {
   TestFolder folder;
   Write(folder / "a", SampleLog());
   Write(folder / "b", SampleLog());
-  EXPECT_EQ(Inspect("--compare " + (folder / "b") + " " + (folder / "a")).code, 0);
+  EXPECT_EQ(Inspect((folder / "a") + " " + (folder / "b")).code, 0);
   Log log = SampleLog();
   log.Destroy({Kind::kStream, 0x110});
   log.Modify({Kind::kContext, 0x10}, 1, Frame(kCall_cuCtxSetLimit), "limit");
   Write(folder / "b", log, "mEmory");
-  Result result = Inspect("--compare " + (folder / "b") + " " + (folder / "a"));
+  Result result = Inspect((folder / "a") + " " + (folder / "b"));
   EXPECT_EQ(result.code, 3);
   EXPECT_THAT(result.out, HasSubstr("memory at 0x100000000000 (6 bytes): 1 of 1 chunks differ"));
   EXPECT_THAT(result.out, HasSubstr("record cuStreamCreate of 0x110: only in the first"));
@@ -170,16 +171,65 @@ TEST(Inspect, Compare) {
   EXPECT_THAT(result.out, HasSubstr("3 differences"));
   EXPECT_THAT(result.out, Not(HasSubstr("table")));
   Write(folder / "b", SampleLog(), "longer memory");
-  result = Inspect("--compare " + (folder / "b") + " " + (folder / "a"));
+  result = Inspect((folder / "a") + " " + (folder / "b"));
   EXPECT_THAT(result.out, HasSubstr("6 bytes, 13 in the second"));
-  EXPECT_EQ(Inspect("--compare " + (folder / "nothing") + " " + (folder / "a")).code, 1);
+  EXPECT_EQ(Inspect((folder / "a") + " " + (folder / "nothing")).code, 1);
+}
+
+TEST(Inspect, AStore) {
+  TestFolder folder;
+  const std::string store = folder / "store";
+  for (int i = 0; i < 2; ++i) {
+    auto opened = ckptfmt::ImageStore::Open(store);
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    auto writer = (*opened)->Create({});
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    ckptfmt::Region region;
+    region.bytes = 1 << 20;
+    ASSERT_TRUE((*writer)->BeginRegion(region).ok());
+    ASSERT_TRUE((*writer)->AddData(ckptfmt::Noise(1 << 20, 1)).ok());
+    ASSERT_TRUE((*writer)->EndRegion().ok());
+    std::string log;
+    SampleLog().Serialize(&log);
+    ASSERT_TRUE((*writer)->WriteLog(log).ok());
+    ckptfmt::ImageInfo info = ckptfmt::SampleInfo();
+    info.job = "train\n";
+    ASSERT_TRUE((*writer)->Commit(info).ok());
+  }
+  Result result = Inspect(store);
+  EXPECT_EQ(result.code, 0);
+  EXPECT_THAT(result.out, HasSubstr(store + ": 2 images, 1.0 MiB"));
+  EXPECT_THAT(result.out, HasSubstr("image-000001  2023-11-14 22:13:20 UTC  "));
+  EXPECT_THAT(result.out, HasSubstr(" days  1.0 MiB  "));
+  EXPECT_THAT(result.out, Not(HasSubstr("train\n\n")));
+  EXPECT_THAT(Inspect("--verify " + store).out, HasSubstr("2 images, complete and undamaged"));
+  // Where one image is needed, it is the newest.
+  EXPECT_THAT(Inspect("--all " + store).out, HasSubstr("checkpoint image " + store + "/image-000002"));
+  EXPECT_EQ(Inspect(store + " " + store + "/image-000001").code, 0);
+
+  EXPECT_EQ(Inspect("--export " + store).code, 2);
+  EXPECT_EQ(Inspect("--quiet --export " + store + " " + (folder / "copy")).code, 0);
+  EXPECT_EQ(Inspect(store + " " + (folder / "copy")).code, 0) << "nothing differs";
+
+  const std::string data = store + "/image-000002/memory/data-00000";
+  std::string bytes = ckptfmt::ReadFile(data);
+  bytes[1000] ^= 1;
+  ckptfmt::WriteFile(data, bytes);
+  EXPECT_EQ(Inspect("--verify " + store).code, 1) << "both images have the file";
+  ckptfmt::WriteFile(folder / "out.json", Inspect("--json " + store).out);
+  const std::string check =
+      "python3 -c \"import json,sys; d=json.load(open(sys.argv[1])); a,b=d['images'];"
+      "assert a['shared']==b['shared']==1<<20 and 0<a['own']<10000 and d['total']==(1<<20)+a['own']+b['own'];"
+      "assert b['image'].endswith('/image-000002') and b['age_seconds']>0\" " +
+      (folder / "out.json");
+  EXPECT_EQ(system(check.c_str()), 0);
 }
 
 TEST(Inspect, JsonIsJson) {
   TestFolder folder;
   Write(folder / "a", SampleLog());
   Write(folder / "b", SampleLog(), "mEmory");
-  const std::string command = "--json --verify --can-run-on sm_90 --compare " + (folder / "b") + " " + (folder / "a");
+  const std::string command = "--json --verify --can-run-on sm_90 " + (folder / "a") + " " + (folder / "b");
   const Result result = Inspect(command);
   EXPECT_EQ(result.code, 3);
   const std::string file = folder / "out.json";

@@ -9,6 +9,8 @@
 #include <exception>
 #include <string>
 
+#include "ckptfmt/image_reader.h"
+#include "ckptfmt/image_store.h"
 #include "ckptfmt/needs.h"
 #include "proto/frame/version.h"
 #include "replay/inspect/print.h"
@@ -22,7 +24,7 @@ enum ExitCode { kFine = 0, kFailed = 1, kUsage = 2, kNo = 3 };
 // A bar with rate and time left on a terminal, a line every few seconds elsewhere.
 class ProgressLine {
  public:
-  explicit ProgressLine(bool quiet) : quiet_(quiet), terminal_(isatty(STDERR_FILENO) != 0) {}
+  ProgressLine(std::string what, bool quiet) : what_(std::move(what)), quiet_(quiet), terminal_(isatty(STDERR_FILENO) != 0) {}
   ~ProgressLine() {
     if (open_) fputc('\n', stderr);
   }
@@ -40,18 +42,19 @@ class ProgressLine {
                               "/s, " + (rate > 0 ? std::to_string(uint64_t(double(total - done) / rate)) : "?") +
                               " s left";
     if (!terminal_) {
-      fprintf(stderr, "verifying: %d %% (%s)\n", int(part * 100), facts.c_str());
+      fprintf(stderr, "%s: %d %% (%s)\n", what_.c_str(), int(part * 100), facts.c_str());
       return;
     }
     constexpr int kWidth = 30;
     const int full = int(part * kWidth);
-    fprintf(stderr, "\r\033[Kverifying [%s%s] %3d %% %s", std::string(size_t(full), '#').c_str(),
+    fprintf(stderr, "\r\033[K%s [%s%s] %3d %% %s", what_.c_str(), std::string(size_t(full), '#').c_str(),
             std::string(size_t(kWidth - full), ' ').c_str(), int(part * 100), facts.c_str());
     open_ = true;
   }
 
  private:
   using Clock = std::chrono::steady_clock;
+  const std::string what_;
   const bool quiet_;
   const bool terminal_;
   const Clock::time_point start_ = Clock::now();
@@ -61,10 +64,11 @@ class ProgressLine {
 
 struct Options {
   std::string dir;
-  std::string compare;
+  std::string other;  // the image to compare with, or the one to write
   std::string arch;
   bool verify = false;
   bool here = false;
+  bool export_ = false;
   bool json = false;
   bool all = false;
   bool quiet = false;
@@ -75,58 +79,103 @@ int Fail(const absl::Status& status) {
   return kFailed;
 }
 
+int Finish(int code) {
+  if (fflush(stdout) == 0) return code;
+  perror("cr-inspect: cannot write the output");
+  return kFailed;
+}
+
+int Export(const Options& options) {
+  const auto image = ckptfmt::ImageReader::Open(options.dir);
+  if (!image.ok()) return Fail(image.status());
+  absl::Status status;
+  {
+    ProgressLine line("exporting", options.quiet || options.json);
+    status = ckptfmt::ExportImage(**image, options.other,
+                                  [&](uint64_t done, uint64_t total) { line.Update(done, total); });
+  }
+  return status.ok() ? kFine : Fail(status);
+}
+
+int RunOnStore(const Options& options, const ckptfmt::StoreListing& store) {
+  int code = kFine;
+  for (const ckptfmt::StoredImage& image : store.images) {
+    absl::Status status = image.status;
+    if (options.verify && status.ok()) {
+      const auto opened = ckptfmt::ImageReader::Open(image.path);
+      ProgressLine line("verifying " + image.path, options.quiet || options.json);
+      status = opened.status();
+      if (opened.ok()) status = (*opened)->Verify([&](uint64_t done, uint64_t total) { line.Update(done, total); });
+    }
+    if (!status.ok()) code = Fail(status);
+  }
+  using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
+  const int64_t now = duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
+  if (options.json) {
+    fputs(PrintStoreJson(store, now).c_str(), stdout);
+  } else if (options.verify && code == kFine) {
+    printf("%s: %zu images, complete and undamaged\n", store.path.c_str(), store.images.size());
+  } else if (!options.verify) {
+    fputs(PrintStore(store, now).c_str(), stdout);
+  }
+  return Finish(code);
+}
+
 int Run(const Options& options) {
   const uint32_t arch = options.arch.empty() ? 0 : ParseArch(options.arch);
   if (!options.arch.empty() && arch == 0) {
     fprintf(stderr, "cr-inspect: %s is no GPU architecture; write it as sm_90 or 9.0\n", options.arch.c_str());
     return kUsage;
   }
+  if (options.export_) return Export(options);
+  // Of a store, all that is not about one image.
+  if (options.other.empty() && arch == 0 && !options.all && !options.here) {
+    const absl::StatusOr<ckptfmt::StoreListing> store = ckptfmt::ListStore(options.dir);
+    if (store.ok()) return RunOnStore(options, *store);
+  }
   absl::StatusOr<Summary> summary = Load(options.dir);
   if (!summary.ok()) return Fail(summary.status());
   if (options.verify) {
-    ProgressLine line(options.quiet || options.json);
+    ProgressLine line("verifying", options.quiet || options.json);
     const absl::Status status = Verify(*summary, [&](uint64_t done, uint64_t total) { line.Update(done, total); });
     if (!status.ok()) return Fail(status);
   }
   bool all_run = true;
   const std::string fits = arch ? PrintFits(*summary, arch, &all_run) : "";
   std::vector<std::string> differences;
-  if (!options.compare.empty()) {
-    absl::StatusOr<Summary> other = Load(options.compare);
+  if (!options.other.empty()) {
+    absl::StatusOr<Summary> other = Load(options.other);
     if (!other.ok()) return Fail(other.status());
     differences = Compare(*summary, *other);
   }
   std::vector<std::string> missing;
   if (options.here) missing = ckptfmt::MissingHere(summary->reader->info().needs);
   if (options.json) {
-    fputs(PrintJson(*summary, arch, options.compare.empty() ? nullptr : &differences).c_str(), stdout);
-  } else if (options.here && !arch && options.compare.empty()) {
+    fputs(PrintJson(*summary, arch, options.other.empty() ? nullptr : &differences).c_str(), stdout);
+  } else if (options.here && !arch && options.other.empty()) {
     for (const std::string& sentence : missing) printf("%s\n", sentence.c_str());
     if (missing.empty()) printf("all files that the image needs are here\n");
-  } else if (options.verify && !arch && options.compare.empty()) {
+  } else if (options.verify && !arch && options.other.empty()) {
     printf("%s: complete and undamaged, %s in %zu files\n", summary->reader->dir().c_str(),
            PrintBytes(summary->reader->sizes().total_bytes).c_str(), summary->reader->files().size() + 1);
-  } else if (arch || !options.compare.empty()) {
+  } else if (arch || !options.other.empty()) {
     fputs(fits.c_str(), stdout);
     for (const std::string& difference : differences) printf("%s\n", difference.c_str());
-    if (!options.compare.empty()) printf("%zu differences\n", differences.size());
+    if (!options.other.empty()) printf("%zu differences\n", differences.size());
   } else {
     fputs(PrintText(*summary, options.all).c_str(), stdout);
   }
-  if (fflush(stdout) != 0) {
-    perror("cr-inspect: cannot write the output");
-    return kFailed;
-  }
-  return all_run && differences.empty() && missing.empty() ? kFine : kNo;
+  return Finish(all_run && differences.empty() && missing.empty() ? kFine : kNo);
 }
 
 int Main(int argc, char** argv) {
   CLI::App app{"Prints, verifies and compares checkpoint images."};
   app.set_version_flag("--version", VersionLine("cr-inspect"));
   Options options;
-  app.add_option("DIR", options.dir, "the image")->required();
+  app.add_option("DIR", options.dir, "the image, or a folder of images (cr-checkpoint --keep)")->required();
+  app.add_option("DIR2", options.other, "another image: tell what differs in it (--export: the image to write)");
   app.add_flag("--verify", options.verify, "compare every file with its checksums");
-  app.add_option("--compare", options.compare, "tell what differs in another image")->type_name("DIR2");
+  app.add_flag("--export", options.export_, "write the image once more to DIR2, as one that shares nothing with others");
   app.add_option("--can-run-on", options.arch, "tell for each module whether such a GPU can run it")
       ->type_name("sm_XX");
   app.add_flag("--files-here", options.here, "tell which of the files that a restart needs this machine lacks");
@@ -139,13 +188,20 @@ int Main(int argc, char** argv) {
       "  cr-inspect --verify /backup/job-7           is it undamaged?\n"
       "  cr-inspect --can-run-on sm_120 /backup/job-7\n"
       "  cr-inspect --files-here /backup/job-7       are its program and libraries here?\n"
-      "  cr-inspect --compare /backup/job-8 /backup/job-7\n"
+      "  cr-inspect /backup/job-7 /backup/job-8      what differs\n"
+      "  cr-inspect /backup/train                    the images in a folder: sizes, ages, what is shared\n"
+      "  cr-inspect --export /backup/train/image-000007 /mnt/usb/job-7\n"
+      "Of a folder of images the newest is taken where one is needed.\n"
       "Exit code: 0 fine; 1 the image is damaged, or cannot be read; 2 wrong use;\n"
       "3 the images differ, a module cannot run on that GPU, or files are missing.");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kFine : kUsage;
+  }
+  if (options.export_ && options.other.empty()) {
+    fprintf(stderr, "cr-inspect: --export needs the name of the image to write\n");
+    return kUsage;
   }
   return Run(options);
 }

@@ -29,6 +29,14 @@ std::string Time(int64_t unix_ms) {
   return text;
 }
 
+std::string Age(int64_t ms) {
+  const int64_t seconds = std::max<int64_t>(ms, 0) / 1000;
+  if (seconds < 120) return absl::StrCat(seconds, " s");
+  if (seconds < 120 * 60) return absl::StrCat(seconds / 60, " min");
+  if (seconds < 48 * 3600) return absl::StrCat(seconds / 3600, " h");
+  return absl::StrCat(seconds / 86400, " days");
+}
+
 // As tools print it: GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx.
 std::string Uuid(const std::string& bytes) {
   if (bytes.size() != 16) return "unknown";
@@ -136,6 +144,9 @@ std::string PrintText(const Summary& summary, bool all) {
   out += Row("size", absl::StrCat(PrintBytes(sizes.total_bytes), " in ", reader.files().size() + 1, " files: memory ",
                                   PrintBytes(sizes.stored_bytes), ", client ", PrintBytes(sizes.client_bytes), ", log ",
                                   PrintBytes(sizes.log_bytes)));
+  if (sizes.linked_bytes > 0) {
+    out += Row("", absl::StrCat(PrintBytes(sizes.linked_bytes), " of memory in files that other images have, too"));
+  }
   out += Needs(info.needs, all);
   const auto& regions = reader.regions();
   out += Row("memory", absl::StrCat(PrintBytes(sizes.region_bytes), " in ", regions.size(),
@@ -179,6 +190,64 @@ std::string PrintText(const Summary& summary, bool all) {
   return out;
 }
 
+std::string PrintStore(const ckptfmt::StoreListing& store, int64_t now_ms) {
+  std::string out = absl::StrCat("store ", store.path, ": ", store.images.size(),
+                                 store.images.size() == 1 ? " image, " : " images, ", PrintBytes(store.total_bytes), "\n");
+  std::vector<std::vector<std::string>> rows = {{"image", "created", "age", "size", "own", "job", "folder"}};
+  for (const ckptfmt::StoredImage& image : store.images) {
+    std::vector<std::string> row = {image.path.substr(image.path.rfind('/') + 1)};
+    if (image.status.ok()) {
+      row.insert(row.end(), {Time(image.info.created_unix_ms), Age(now_ms - image.info.created_unix_ms),
+                             PrintBytes(image.sizes.total_bytes), PrintBytes(image.own_bytes),
+                             Printable(image.info.job), Printable(image.info.job_folder)});
+    } else {
+      row.push_back(std::string(image.status.message()));
+    }
+    rows.push_back(std::move(row));
+  }
+  std::vector<size_t> widths(rows[0].size());
+  for (const auto& row : rows) {
+    for (size_t i = 0; row.size() == widths.size() && i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  for (const auto& row : rows) {
+    std::string line = " ";
+    for (size_t i = 0; i < row.size(); ++i) {
+      line += " " + row[i];
+      if (i + 1 < row.size()) line += std::string(widths[i] - std::min(widths[i], row[i].size()) + 1, ' ');
+    }
+    out += line + "\n";
+  }
+  return out + "own: what would be free without this image; the rest of its size is shared with others\n";
+}
+
+std::string PrintStoreJson(const ckptfmt::StoreListing& store, int64_t now_ms) {
+  JsonWriter json;
+  json.Begin('{');
+  json.Member("store", store.path);
+  json.Member("total", store.total_bytes);
+  json.Begin("images", '[');
+  for (const ckptfmt::StoredImage& image : store.images) {
+    json.Begin('{');
+    json.Member("image", image.path);
+    if (image.status.ok()) {
+      json.Member("job", image.info.job);
+      json.Member("job_folder", image.info.job_folder);
+      json.Member("host", image.info.host);
+      json.Member("created_unix_ms", image.info.created_unix_ms);
+      json.Member("age_seconds", (now_ms - image.info.created_unix_ms) / 1000);
+      json.Member("total", image.sizes.total_bytes);
+      json.Member("own", image.own_bytes);
+      json.Member("shared", image.sizes.total_bytes - image.own_bytes);
+    } else {
+      json.Member("problem", std::string(image.status.message()));
+    }
+    json.End('}');
+  }
+  json.End(']');
+  json.End('}');
+  return json.text() + "\n";
+}
+
 std::string PrintFits(const Summary& summary, uint32_t arch, bool* all_run) {
   std::string out;
   *all_run = true;
@@ -206,6 +275,7 @@ std::string PrintJson(const Summary& summary, uint32_t arch, const std::vector<s
   json.Member("job", info.job);
   json.Member("program", info.program);
   json.Member("pid", info.pid);
+  json.Member("job_folder", info.job_folder);
   json.Member("engine", info.engine);
   json.Begin("client_info", '{');
   for (const auto& [key, value] : info.client_info) json.Member(key, value);
@@ -255,6 +325,7 @@ std::string PrintJson(const Summary& summary, uint32_t arch, const std::vector<s
   json.Member("memory_zero", sizes.zero_bytes);
   json.Member("memory_shared", sizes.shared_bytes);
   json.Member("memory_stored", sizes.stored_bytes);
+  json.Member("memory_linked", sizes.linked_bytes);
   json.Member("client", sizes.client_bytes);
   json.Member("log", sizes.log_bytes);
   json.End('}');

@@ -304,6 +304,183 @@ def checkpoint_killed(context):
     harness.same("after killed checkpoints", job.stdout(), expected)
 
 
+def disk_bytes(folder):
+    """What the files below a folder take on the disk; each once, however many names it has."""
+    files = {}
+    for place, _, leaves in os.walk(folder):
+        for leaf in leaves:
+            facts = os.lstat(os.path.join(place, leaf))
+            files[facts.st_ino] = facts.st_blocks * 512
+    return sum(files.values())
+
+
+def listed(context, store, name):
+    """What cr-inspect says of a store, which must be all that is there."""
+    run = context.lab.run(name, [context.lab.tool("cr-inspect"), "--json", "--verify", store])
+    told = json.loads(run.stdout())
+    # Small files take whole blocks.
+    files = sum(len(leaves) for _, _, leaves in os.walk(store))
+    if disk_bytes(store) > told["total"] + 8192 * files:
+        raise Failure(f"{store} takes {disk_bytes(store)} bytes, and its images need {told['total']}")
+    names = [os.path.basename(image["image"]) for image in told["images"]]
+    if sorted(os.listdir(store)) != names:
+        raise Failure(f"{store} holds {sorted(os.listdir(store))}, and the images are {names}")
+    return told["images"]
+
+
+@case
+def store(context):
+    """cr-checkpoint --keep: the last images stay and share, each restarts, and two tools do not meet."""
+    lab = context.lab
+    command = context.app("stencil", 8) + ["--size", "2048"]
+    expected = context.expected(command)
+    server = lab.server()
+    job = lab.job("job", command, server.unix, pause_at=[2, 3, 4, 5])
+    store = context.path("store")
+    checkpoint = [lab.tool("cr-checkpoint"), "--json", "--keep", "3"]
+    for step in (2, 3, 4, 5):
+        job.wait_paused(step, 60)
+        told = json.loads(lab.run(f"checkpoint{step}", checkpoint + [job.id, store]).stdout())
+        if told["image"] != f"{store}/image-00000{step - 1}":
+            raise Failure(f"the image has another name: {told['image']}")
+        if step < 5:
+            job.go(step)
+    images = listed(context, store, "list")
+    if [os.path.basename(image["image"]) for image in images] != [f"image-00000{n}" for n in (2, 3, 4)]:
+        raise Failure(f"not the last three images: {images}")
+    # Nothing has changed since.
+    same = json.loads(lab.run("same", checkpoint + [job.id, store]).stdout())
+    if not 0 < same["linked_bytes"] <= same["total_bytes"] - same["client_bytes"]:
+        raise Failure(f"an image of the same memory shares nothing: {same}")
+    own = listed(context, store, "list-same")[-1]
+    if own["own"] > same["total_bytes"] - same["linked_bytes"]:
+        raise Failure(f"an image of the same memory takes space for it: {own}, {same}")
+    # Two tools, and an interval.
+    other = lab.job("other", command, server.unix, pause_at=[2])
+    other.wait_paused(2, 60)
+    tools = [
+        lab.start(harness.Process(lab, f"tool{n}", [lab.tool("cr-checkpoint"), "--every", "0.1s", "--keep", "2", one.id, store]))
+        for n, one in enumerate((job, other))
+    ]
+    # A failed attempt names the last image, too.
+    saved = lambda tool: len(re.findall(r"/store/image-\d+ in ", tool.stderr()))
+    wait_for(lambda: all(saved(tool) >= 3 for tool in tools), 120, lambda: "\n".join(tool.describe() for tool in tools))
+    for tool in tools:
+        os.kill(tool.pid, signal.SIGINT)
+    for tool in tools:
+        if tool.wait(60) != 3:
+            raise Failure(f"interrupted, it must end with 3\n{tool.describe()}")
+    images = listed(context, store, "list-two")
+    jobs = [image["job_folder"] for image in images]
+    if len(jobs) != 4 or jobs.count(jobs[0]) != 2:
+        raise Failure(f"not the last two images of each job: {images}")
+    of_job = [image["image"] for image in images if image["job_folder"] == own["job_folder"]]
+    other.go(2)
+    other.expect_success(60)
+    harness.same("beside another tool", other.stdout(), expected)
+    # A certain image, the newest, and one that was copied out.
+    lab.run("stop", [lab.tool("cr-checkpoint"), "--stop", "--keep", "5", job.id, store])
+    job.wait(30)
+    size = os.path.getsize(job.out)
+    lab.run("export", [lab.tool("cr-inspect"), "--export", store, context.path("exported")])
+    for step in (2, 3, 4, 5):
+        job.go(step)
+    for name, image in (("newest", store), ("certain", of_job[0]), ("copied", context.path("exported"))):
+        os.truncate(job.out, size)
+        again = context.restart(image, server, name)
+        again.expect_success(60)
+        harness.same(name, job.stdout(), expected)
+
+
+@case
+def store_killed(context):
+    """cr-checkpoint --keep, killed at each thing that it does to files, or with a full disk at each write, loses and leaks nothing."""
+    lab = context.lab
+    command = context.app("globals", 400)
+    server = lab.server()
+    job = lab.job("job", command, server.unix, pause_at=range(1, 400))
+    carrier, step, restarts = job, 1, 0
+    store = context.path("store")
+    log = context.path("what")
+    checkpoint = [lab.tool("cr-checkpoint"), "--keep", "2", job.id, store]
+    preload = context.program("libdying.so")
+
+    def attempt(name, way, at):
+        if os.path.exists(log):
+            os.unlink(log)
+        env = {"LD_PRELOAD": preload, "DYING_UNDER": store, "DYING_WAY": way, "DYING_AT": str(at), "DYING_LOG": log}
+        tool = lab.start(harness.Process(lab, name, checkpoint, env))
+        code = tool.wait(60)
+        with open(log) as lines:
+            return tool, code, lines.read().splitlines()
+
+    def go_on():
+        # Other memory for the next image.
+        nonlocal step, carrier, restarts
+        job.go(step)
+        step += 1
+        try:
+            job.wait_paused(step, 5, carrier)
+            return
+        except Failure:
+            # While CRIU saves the processes, only the tool has their sessions, and they are lost with it.
+            lost = lab.start(harness.Process(lab, f"lost{step}", checkpoint))
+            must_fail(lost, mention="GPU session .* is lost")
+        carrier.end()
+        restarts += 1
+        command = [lab.tool("cr-restart"), "--cut-back", store, "--server", server.unix]
+        carrier = lab.start(harness.Process(lab, f"restart{restarts}", command))
+        job.wait_paused(step, 60, carrier)
+
+    job.wait_paused(step, 60)
+    for name in ("first", "second"):
+        lab.run(name, checkpoint)
+        go_on()
+    newest = lambda: sorted(name for name in os.listdir(store) if not name.endswith(".partial"))[-1]
+    seen, finished, at = {}, False, 0
+    while not finished:
+        at += 1
+        before = newest()
+        tool, code, what = attempt(f"killed{at}", "kill", at)
+        finished = code == 0
+        if not finished:
+            seen[what[-1].split()[0]] = what[-1]
+            text = tool.stderr()
+            if len(what) != at or "has died" not in text:
+                raise Failure(f"it was to be killed at number {at}, and did {what}\n{tool.describe()}")
+        lab.run(f"verify{at}", [lab.tool("cr-inspect"), "--verify", f"{store}/{newest()}"])
+        if newest() < before:
+            raise Failure(f"killed at {what[-1]}: the newest image was {before}, and is {newest()}")
+        # Whether the job still has its session.
+        go_on()
+    if at < 30 or not {"write", "create", "mkdir", "link", "remove", "rename", "fsync"} <= set(seen):
+        raise Failure(f"killed only {at} times, at {seen}")
+    if len(listed(context, store, "after-kills")) != 2:
+        raise Failure(f"not two images after {at} killed checkpoints: {os.listdir(store)}")
+    finished, at = False, 0
+    while not finished:
+        at += 1
+        before = sorted(os.listdir(store))
+        tool, code, what = attempt(f"full{at}", "full", at)
+        finished = code == 0
+        if not finished and (code != 1 or "No space left" not in tool.stderr()):
+            raise Failure(f"a full disk at write {at} is not told\n{tool.describe()}")
+        if not finished and sorted(os.listdir(store)) != before:
+            raise Failure(f"a full disk at write {at} leaves {os.listdir(store)} instead of {before}")
+        listed(context, store, f"after-full{at}")
+        go_on()
+    if at < 4:
+        raise Failure(f"only {at} writes")
+    # And the newest image restarts.
+    lab.run("stop", checkpoint[:1] + ["--stop"] + checkpoint[1:])
+    carrier.wait(30)
+    again = context.restart(store, server)
+    for number in range(1, 400):
+        job.go(number)
+    again.expect_success(120)
+    harness.same("after all that", job.stdout(), context.expected(command))
+
+
 @case
 def memory_pool(context):
     """GPU memory that fits into the pool of a checkpoint is waited for; more than fits goes through it; both images are right."""

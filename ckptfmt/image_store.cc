@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ckptfmt/image_store.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "ckptfmt/file.h"
+#include "ckptfmt/folder.h"
+#include "ckptfmt/index.h"
+#include "ckptfmt/manifest.h"
+#include "proto/folder/private_folder.h"
+
+namespace cuda_remote::ckptfmt {
+namespace {
+
+using FileId = std::pair<dev_t, ino_t>;
+
+// Shorter ones are not worth a hole.
+constexpr uint64_t kHoleBytes = 4096;
+
+bool FactsOf(const ImageReader& image, const std::string& path, struct stat* facts) {
+  return fstatat(image.folder().fd(), path.c_str(), facts, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(facts->st_mode);
+}
+
+// A data file as all images of the store together see it.
+struct SharedFile {
+  Fd fd;
+  std::string path;
+  uint64_t names = 0;                                 // in these images
+  std::vector<std::pair<uint64_t, uint64_t>> in_use;  // from, to
+};
+
+// Makes holes where no chunk is. Not every file system can; the bytes stay then until no image has the file.
+absl::Status FreeUnused(SharedFile* file) {
+  struct stat facts;
+  if (fstat(file->fd.get(), &facts) != 0) return SystemError("look at", file->path, errno);
+  // Another name of the file may be in an image that cannot be read, or has been taken elsewhere: it needs what it needs.
+  if (facts.st_nlink != file->names) return absl::OkStatus();
+  std::sort(file->in_use.begin(), file->in_use.end());
+  const uint64_t end = uint64_t(facts.st_size);
+  file->in_use.push_back({end, end});
+  uint64_t at = 0;
+  for (const auto& [from, to] : file->in_use) {
+    if (from >= at + kHoleBytes) {
+      const off_t data = lseek(file->fd.get(), off_t(at), SEEK_DATA);
+      if (data >= 0 && uint64_t(data) < from &&
+          fallocate(file->fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(at), off_t(from - at)) != 0 &&
+          errno != EOPNOTSUPP && errno != ENOSYS) {
+        return SystemError("free unused space in", file->path, errno);
+      }
+      Step("hole made");
+    }
+    at = std::max(at, to);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+struct ImageStore::State {
+  OpenedFolder folder;  // locked
+  uint64_t next = 1;
+  std::map<uint64_t, std::unique_ptr<ImageReader>> images;  // those that can be read
+  absl::Status sharing;
+
+  std::string PathOf(uint64_t number) const { return folder.FullPath(StoreImageName(number)); }
+
+  // Removes an image, or what is left of one. False: somebody has it open.
+  absl::StatusOr<bool> Remove(const std::string& name) {
+    const absl::StatusOr<OpenedFolder> image = folder.OpenBelow(name);
+    if (!image.ok()) return image.status();
+    if (flock(image->fd(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EWOULDBLOCK) return false;
+      return SystemError("lock", image->path(), errno);
+    }
+    if (absl::Status status = RemoveFolder(*image); !status.ok()) return status;
+    Step("removed");
+    return true;
+  }
+
+  // Removes what is not complete.
+  absl::Status CleanUp(const std::vector<std::string>& names) {
+    for (const std::string& name : names) {
+      bool partial = false;
+      const uint64_t number = StoreImageNumber(name, &partial);
+      if (number == 0) continue;
+      next = std::max(next, number + 1);
+      if (!partial && IsImage(folder.FullPath(name))) continue;
+      const absl::StatusOr<bool> removed = Remove(name);
+      if (!removed.ok()) return removed.status();
+    }
+    return absl::OkStatus();
+  }
+
+  // Images that others could have changed, or that are damaged, are nothing to share with.
+  void OpenImages() {
+    bool partial = false;
+    for (const std::string& path : ImagesIn(folder.path())) {
+      const uint64_t number = StoreImageNumber(path.substr(path.rfind('/') + 1), &partial);
+      if (images.count(number)) continue;
+      auto image = ImageReader::Open(path, ImageReader::Owner::kTrusted, ImageReader::Parts::kFacts);
+      if (image.ok()) images[number] = *std::move(image);
+    }
+  }
+
+  absl::Status FreeSpace() {
+    std::map<FileId, SharedFile> files;
+    for (const auto& [number, image] : images) {
+      const Index& index = image->index();
+      std::vector<SharedFile*> of_image;
+      for (const std::string& path : index.data_files) {
+        struct stat facts;
+        SharedFile* file = nullptr;
+        if (FactsOf(*image, path, &facts)) file = &files[{facts.st_dev, facts.st_ino}];
+        if (file && file->names++ == 0) {
+          file->path = image->folder().FullPath(path);
+          file->fd = Fd(openat(image->folder().fd(), path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+        }
+        of_image.push_back(file);
+      }
+      for (const StoredChunk& chunk : index.chunks) {
+        if (of_image[chunk.file]) of_image[chunk.file]->in_use.push_back({chunk.offset, chunk.offset + chunk.stored_bytes});
+      }
+    }
+    for (auto& [id, file] : files) {
+      if (file.fd.get() < 0) continue;
+      if (absl::Status status = FreeUnused(&file); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+};
+
+ImageStore::ImageStore(std::unique_ptr<State> state) : state_(std::move(state)) {}
+ImageStore::~ImageStore() { flock(state_->folder.fd(), LOCK_UN); }
+const absl::Status& ImageStore::sharing() const { return state_->sharing; }
+
+absl::StatusOr<std::unique_ptr<ImageStore>> ImageStore::Open(const std::string& dir) {
+  std::string path = ImagePath(dir);
+  if (IsImage(path)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(path, " is one image; choose another folder to keep several images in, or leave out --keep"));
+  }
+  if (mkdir(path.c_str(), 0700) == 0) {
+    if (absl::Status status = SyncFolder(path + "/.."); !status.ok()) return status;
+  } else if (errno != EEXIST) {
+    return SystemError("create", path, errno);
+  }
+  path = ImagePath(path);
+  auto state = std::make_unique<State>();
+  absl::StatusOr<OpenedFolder> folder = OpenedFolder::Open(path);
+  if (!folder.ok()) return folder.status();
+  state->folder = *std::move(folder);
+  struct stat facts;
+  if (fstat(state->folder.fd(), &facts) != 0) return SystemError("look at", path, errno);
+  if (facts.st_uid != geteuid()) return NotOwn(path, facts.st_uid, "choose another folder for the images");
+  if (const std::string why = WhyNotTrusted(facts); !why.empty()) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(path, " ", why, ", who could put other images there; take that right away, or choose another folder"));
+  }
+  if (flock(state->folder.fd(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return SystemError("lock", path, errno);
+    return absl::UnavailableError(
+        absl::StrCat("another checkpoint is being written to ", path, "; wait for it, or choose another folder"));
+  }
+  const absl::StatusOr<std::vector<std::string>> names = NamesIn(state->folder);
+  if (!names.ok()) return names.status();
+  bool partial = false;
+  if (!names->empty() && std::none_of(names->begin(), names->end(),
+                                      [&](const std::string& name) { return StoreImageNumber(name, &partial) != 0; })) {
+    return absl::AlreadyExistsError(absl::StrCat(path, " holds other things than images (", names->front(),
+                                                 "); choose another folder to keep images in"));
+  }
+  if (absl::Status status = state->CleanUp(*names); !status.ok()) return status;
+  state->OpenImages();
+  return std::unique_ptr<ImageStore>(new ImageStore(std::move(state)));
+}
+
+absl::StatusOr<std::unique_ptr<ImageWriter>> ImageStore::Create(WriterOptions options) {
+  State& state = *state_;
+  if (!state.folder.IsInPlace()) {
+    return absl::UnavailableError(absl::StrCat(state.folder.path(), " has been moved or removed meanwhile"));
+  }
+  if (!state.images.empty()) options.secret = state.images.rbegin()->second->index().secret;
+  auto writer = ImageWriter::Create(state.PathOf(state.next++), options);
+  if (!writer.ok()) return writer;
+  state.sharing = absl::OkStatus();
+  for (auto image = state.images.rbegin(); image != state.images.rend(); ++image) {
+    const absl::Status shared = (*writer)->ShareWith(*image->second);
+    if (state.sharing.ok()) state.sharing = shared;
+  }
+  return writer;
+}
+
+absl::StatusOr<size_t> ImageStore::Prune(size_t keep) {
+  State& state = *state_;
+  state.OpenImages();
+  const auto last = state.images.find(state.next - 1);
+  if (last == state.images.end()) {
+    return absl::FailedPreconditionError(absl::StrCat(state.PathOf(state.next - 1), " is not there or cannot be read"));
+  }
+  const ImageInfo& saved = last->second->info();
+  std::vector<uint64_t> of_job;
+  for (const auto& [number, image] : state.images) {
+    const ImageInfo& info = image->info();
+    if (info.job_folder == saved.job_folder && info.host == saved.host) of_job.push_back(number);
+  }
+  size_t gone = 0;
+  for (size_t i = 0; i + keep < of_job.size(); ++i) {
+    // It is open here, too.
+    state.images.erase(of_job[i]);
+    const absl::StatusOr<bool> removed = state.Remove(StoreImageName(of_job[i]));
+    if (!removed.ok()) return removed.status();
+    gone += *removed;
+  }
+  // Those that are open elsewhere count again.
+  state.OpenImages();
+  if (absl::Status status = state.FreeSpace(); !status.ok()) return status;
+  return gone;
+}
+
+absl::StatusOr<StoreListing> ListStore(const std::string& dir) {
+  const std::vector<std::string> paths = ImagesIn(dir);
+  if (paths.empty()) return absl::NotFoundError(absl::StrCat("there are no images in ", dir));
+  StoreListing listing;
+  listing.path = ImagePath(dir);
+  std::vector<StoredImage>& images = listing.images;
+  // Which image alone has a chunk, by file and offset.
+  constexpr size_t kSeveral = SIZE_MAX;
+  std::map<std::pair<FileId, uint64_t>, std::pair<size_t, uint64_t>> owners;
+  for (const std::string& path : paths) {
+    StoredImage stored;
+    stored.path = path;
+    const auto image = ImageReader::Open(path, ImageReader::Owner::kAnyone, ImageReader::Parts::kFacts);
+    // Removed while we look.
+    if (absl::IsNotFound(image.status())) continue;
+    stored.status = image.status();
+    if (image.ok()) {
+      stored.info = (*image)->info();
+      stored.sizes = (*image)->sizes();
+      stored.own_bytes = stored.sizes.total_bytes - stored.sizes.stored_bytes;
+      const Index& index = (*image)->index();
+      std::vector<FileId> ids;
+      for (const std::string& file : index.data_files) {
+        struct stat facts{};
+        FactsOf(**image, file, &facts);
+        ids.push_back({facts.st_dev, facts.st_ino});
+      }
+      for (const StoredChunk& chunk : index.chunks) {
+        const auto [owner, is_new] =
+            owners.try_emplace({ids[chunk.file], chunk.offset}, images.size(), chunk.stored_bytes);
+        if (!is_new && owner->second.first != images.size()) owner->second.first = kSeveral;
+      }
+    }
+    images.push_back(std::move(stored));
+  }
+  for (const StoredImage& image : images) listing.total_bytes += image.own_bytes;
+  for (const auto& [place, owner] : owners) {
+    if (owner.first != kSeveral) images[owner.first].own_bytes += owner.second;
+    listing.total_bytes += owner.second;
+  }
+  return listing;
+}
+
+absl::Status ExportImage(const ImageReader& image, const std::string& dir, const Progress& progress) {
+  auto created = ImageWriter::Create(dir);
+  if (!created.ok()) return created.status();
+  ImageWriter& writer = **created;
+  const uint64_t total = image.sizes().region_bytes + image.sizes().client_bytes;
+  uint64_t done = 0;
+  const auto tell = [&](uint64_t bytes) {
+    done += bytes;
+    if (progress) progress(done, total);
+  };
+  for (size_t i = 0; i < image.regions().size(); ++i) {
+    if (absl::Status status = writer.BeginRegion(image.regions()[i]); !status.ok()) return status;
+    const absl::Status read = image.ReadRegion(i, [&](uint64_t, std::string_view bytes, bool) {
+      tell(bytes.size());
+      return writer.AddData(bytes);
+    });
+    if (!read.ok()) return read;
+    if (absl::Status status = writer.EndRegion(); !status.ok()) return status;
+  }
+  for (size_t i = 0; i < image.info().processes.size(); ++i) {
+    const absl::StatusOr<std::string> log = image.ReadLog(i);
+    if (!log.ok()) return log.status();
+    if (absl::Status status = writer.WriteLog(*log); !status.ok()) return status;
+  }
+  if (absl::Status status = image.Verify(nullptr, ImageReader::Files::kAllButMemory); !status.ok()) return status;
+  const std::string prefix = absl::StrCat(kClientFolder, "/");
+  for (const FileFacts& file : image.files()) {
+    if (!absl::StartsWith(file.path, prefix)) continue;
+    const std::string name = file.path.substr(prefix.size());
+    const std::filesystem::path to = std::filesystem::path(writer.client_dir()) / name;
+    std::error_code error;
+    std::filesystem::create_directories(to.parent_path(), error);
+    // The folders are private; what has to be the same is in the manifest's modes.
+    if (!error) std::filesystem::copy_file(std::filesystem::path(image.client_dir()) / name, to, error);
+    if (!error) {
+      std::filesystem::permissions(to, std::filesystem::perms(file.mode), error);
+    }
+    if (error) return SystemError("write", absl::StrCat(dir, "/", file.path), error.value());
+    tell(file.bytes);
+  }
+  return writer.Commit(image.info());
+}
+
+}  // namespace cuda_remote::ckptfmt

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// A folder that keeps several images, which share what is the same in them: cr-checkpoint --keep.
+//
+// Each image stands for itself, in a folder of its own (image-000001, ...), and has hard links to the data files that it
+// shares with others. So whether a byte is still needed is told by the images that are there, and by nothing else: there
+// are no counters. FORMAT.md says more.
+#ifndef CUDA_REMOTE_CKPTFMT_IMAGE_STORE_H_
+#define CUDA_REMOTE_CKPTFMT_IMAGE_STORE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ckptfmt/image_reader.h"
+#include "ckptfmt/image_writer.h"
+
+namespace cuda_remote::ckptfmt {
+
+// For whoever writes. Not thread-safe; only one at a time has a store.
+class ImageStore {
+ public:
+  // Makes the folder if it is not there. Removes what tools that were killed have left in it. Fails with kAlreadyExists
+  // if it is an image or holds other things only, with kPermissionDenied if it is another user's or others may write to
+  // it, and with kUnavailable if another tool has it.
+  static absl::StatusOr<std::unique_ptr<ImageStore>> Open(const std::string& dir);
+  ~ImageStore();
+  ImageStore(const ImageStore&) = delete;
+  ImageStore& operator=(const ImageStore&) = delete;
+
+  // Starts the next image. What the images that are there have of its memory is not written again.
+  absl::StatusOr<std::unique_ptr<ImageWriter>> Create(WriterOptions options);
+  // Why that image cannot share: the file system has no hard links. OK if it can.
+  const absl::Status& sharing() const;
+
+  // After the commit of an image that Create began: removes all images of its job (ImageInfo::job_folder) but the last
+  // `keep`, and gives back the space of what no image needs any more. An image that is open somewhere (ImageReader) stays
+  // until the next time. How many are gone.
+  absl::StatusOr<size_t> Prune(size_t keep);
+
+ private:
+  struct State;
+  explicit ImageStore(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+// An image of a store, for those who look at it.
+struct StoredImage {
+  std::string path;
+  absl::Status status;  // why it cannot be read; then the rest is empty
+  ImageInfo info;
+  ImageSizes sizes;
+  uint64_t own_bytes = 0;  // of sizes.total_bytes: what would be free without this image
+};
+
+struct StoreListing {
+  std::string path;
+  std::vector<StoredImage> images;  // the complete ones, by rising number
+  uint64_t total_bytes = 0;         // of all of them; what several have counts once
+};
+// kNotFound if there is no image in `dir`.
+absl::StatusOr<StoreListing> ListStore(const std::string& dir);
+
+// Writes what is in `image` as an image of its own that shares nothing.
+absl::Status ExportImage(const ImageReader& image, const std::string& dir, const Progress& progress);
+
+}  // namespace cuda_remote::ckptfmt
+
+#endif  // CUDA_REMOTE_CKPTFMT_IMAGE_STORE_H_
