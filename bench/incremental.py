@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint costs that follows another one: time and space of the first, of one of the same memory, and of one with
+a part of the memory changed, all into one store (cr-checkpoint --keep).
+
+Usage: incremental.py --product DIR --programs DIR [--mib N,...] [--changing P] [--folder DIR] [--driver FILE] [--check]
+
+DIR of the product: cr-run, cr-server, cr-checkpoint, cr-restart, cr-inspect. Prints a table, a row for each checkpoint; the
+columns "of first" are what counts. After the last one, the job is ended and restarted from the newest image, and compares
+all of its memory. `raw` is a file of random bytes, written and flushed in the same folder. --check fails unless space is
+what it should be; times are never checked. Needs root and CRIU.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+
+def row(*cells):
+    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+
+
+def wait_for(what, condition, limit):
+    end = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > end:
+            raise RuntimeError(f"{what}: not within {limit} s")
+        time.sleep(0.02)
+
+
+class Measure:
+    def __init__(self, options, folder, mib):
+        self.options, self.folder, self.mib = options, folder, mib
+        self.orders = os.path.join(folder, "orders")
+        self.store = os.path.join(folder, "store")
+        self.job_folder = os.path.join(folder, "job")
+        self.out = os.path.join(folder, "out")
+        self.number = 0
+        self.processes = []
+        os.makedirs(self.orders)
+        self.env = dict(os.environ)
+        if options.driver:
+            self.env["CUDA_REMOTE_DRIVER"] = options.driver
+
+    def tool(self, name, *words):
+        command = [os.path.join(self.options.product, name)] + list(words)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=self.options.limit, env=self.env)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()[-500:]}")
+        return done.stdout
+
+    def start(self, out, *command):
+        with open(out, "a") as file, open(out + ".err", "a") as errors:
+            process = subprocess.Popen(command, stdout=file, stderr=errors, stdin=subprocess.DEVNULL, env=self.env,
+                                       start_new_session=True)
+        self.processes.append(process)
+        return process
+
+    def text(self):
+        return open(self.out).read()
+
+    def order(self, word):
+        """Has the job do something, and compare its memory."""
+        self.number += 1
+        path = os.path.join(self.orders, str(self.number))
+        with open(path + ".new", "w") as file:
+            file.write(word)
+        os.rename(path + ".new", path)
+        answer = f"{self.number} wrong "
+        wait_for(f"the job's answer to {word}", lambda: f"{answer}" in self.text() and self.text().endswith("\n"),
+                 self.options.limit)
+        if f"{answer}0\n" not in self.text():
+            raise RuntimeError(f"the job's memory is not what it was: {self.text()[-200:]}")
+
+    def checkpoint(self, name, first=None):
+        told = json.loads(self.tool("cr-checkpoint", "--json", "--keep", "9", *self.options.checkpoint, self.job_folder, self.store))
+        listed = json.loads(self.tool("cr-inspect", "--json", self.store))
+        told["store_bytes"] = listed["total"]
+        # What the store has grown by: no image is removed meanwhile.
+        grown = told["store_bytes"] - (first["store_bytes"] if first else 0)
+        told["grown_bytes"] = grown
+        base = first["first"] if first else told
+        told["first"] = base
+        gpu = grown - told["client_bytes"]
+        of = lambda value, whole: f"{100 * value / whole:.1f}%" if whole else "-"
+        row(self.mib, name, f"{told['seconds']:.2f}", of(told["seconds"], base["seconds"]), f"{told['paused_seconds']:.3f}",
+            f"{told['reading_seconds']:.3f}", f"{told['dumping_seconds']:.3f}", f"{gpu / 1e6:.1f}",
+            of(gpu, base["grown_bytes"] - base["client_bytes"]), f"{told['client_bytes'] / 1e6:.1f}")
+        told["gpu_grown"] = gpu
+        return told
+
+    def run(self):
+        product = self.options.product
+        job = self.start(self.out, os.path.join(product, "cr-run"), "--job-dir", self.job_folder, "--",
+                         os.path.join(self.options.programs, "incremental_job"), str(self.mib), self.orders)
+        wait_for("the job", lambda: "ready" in self.text() or job.poll() is not None, self.options.limit)
+        if job.poll() is not None:
+            raise RuntimeError(f"the job ended: {open(self.out + '.err').read()[-500:]}")
+        self.raw()
+        first = self.checkpoint("first")
+        same = self.checkpoint("nothing changed", first)
+        self.order(self.options.changing)
+        changed = self.checkpoint(f"{self.options.changing}% changed", same)
+        again = self.checkpoint("nothing changed", changed)
+        self.order("1")
+        self.tool("cr-checkpoint", "--keep", "9", "--stop", self.job_folder, self.store)
+        job.wait(self.options.limit)
+        start = time.monotonic()
+        self.start(self.out, os.path.join(product, "cr-restart"), "--cut-back", self.store)
+        self.order("end")
+        row(self.mib, "restart, and memory compared", f"{time.monotonic() - start:.2f}", *["-"] * 7)
+        if self.options.check:
+            whole, part = first["gpu_grown"], float(self.options.changing) / 100
+            # A chunk that is changed in part is stored whole: one in each allocation of 256 MiB.
+            allowed = whole * part + (self.mib // 256 + 2) * (2 << 20)
+            if not (same["gpu_grown"] < 1 << 20 and again["gpu_grown"] < 1 << 20 and changed["gpu_grown"] < allowed):
+                raise RuntimeError("an image takes more space than what has changed")
+
+    def raw(self):
+        path = os.path.join(self.folder, "raw")
+        block = os.urandom(16 << 20)
+        start = time.monotonic()
+        with open(path, "wb") as file:
+            for _ in range(max(1, self.mib // 16)):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        seconds = time.monotonic() - start
+        os.unlink(path)
+        row(self.mib, f"raw: {self.mib // 16 * 16 / seconds:.0f} MiB/s", f"{seconds:.2f}", *["-"] * 7)
+
+    def end(self):
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, 9)
+                process.wait()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--product", required=True)
+    parser.add_argument("--programs", required=True, help="the folder of incremental_job")
+    parser.add_argument("--mib", default="1024,8192", help="GPU memory of the job")
+    parser.add_argument("--changing", default="5", help="per cent that are rewritten")
+    parser.add_argument("--folder", help="where images go (default: a temporary folder)")
+    parser.add_argument("--driver", help="the driver library (CUDA_REMOTE_DRIVER)")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for each step")
+    parser.add_argument("--checkpoint", action="append", default=[], metavar="OPTION", help="one more for cr-checkpoint")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    row("MiB", "checkpoint", "s", "of first", "pause s", "of it reading", "of it processes", "GPU memory stored, MB", "of first",
+        "processes, MB")
+    row(*["---"] * 10)
+    failed = 0
+    for mib in options.mib.split(","):
+        folder = tempfile.mkdtemp(prefix="incremental-", dir=options.folder)
+        measure = Measure(options, folder, int(mib))
+        try:
+            measure.run()
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+            print(f"{mib} MiB: {error}", file=sys.stderr, flush=True)
+            failed += 1
+        finally:
+            measure.end()
+            shutil.rmtree(folder, ignore_errors=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
