@@ -3,6 +3,9 @@
 
 #include <cstddef>
 #include <cstring>
+#include <protozero/exception.hpp>
+#include <protozero/pbf_builder.hpp>
+#include <protozero/pbf_message.hpp>
 #include <set>
 #include <utility>
 
@@ -12,27 +15,61 @@ namespace cuda_remote::replay {
 namespace {
 
 constexpr char kMagic[8] = {'C', 'R', 'R', 'E', 'P', 'L', 'A', 'Y'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
+// Of a header; none is this long.
+constexpr uint32_t kMaxHeader = 64u << 20;
 
-struct FileHeader {
-  char magic[8];
-  uint32_t version;
+using WireType = protozero::pbf_wire_type;
+
+// The fields of log.proto, which the client library reads and writes without libprotobuf.
+enum class LogField : protozero::pbf_tag_type { kImages = 1, kRecords = 2, kNextOrder = 3, kBytes = 4 };
+enum class ImageField : protozero::pbf_tag_type { kHash = 1, kBytes = 2 };
+enum class RecordField : protozero::pbf_tag_type {
+  kKind = 1,
+  kId = 2,
+  kModifies = 3,
+  kKey = 4,
+  kOrder = 5,
+  kImage = 6,
+  kDependencies = 7,
+  kCall = 8,
+  kContext = 9,
+  kMessageBytes = 10,
+  kReplyBytes = 11,
+};
+enum class DependencyField : protozero::pbf_tag_type { kKind = 1, kId = 2 };
+
+struct LogHeader {
+  uint64_t images = 0;
+  uint64_t records = 0;
+  uint64_t next_order = 0;
+  uint64_t bytes = 0;  // of the whole log, trailer included
+};
+
+// A record but its message and its reply, which follow.
+struct RecordHeader {
+  Record record;
+  uint64_t reply_bytes = 0;
+};
+
+// As format version 1 has them: structs.
+struct LogHeader1 {
   uint32_t reserved;
   uint64_t images;
   uint64_t records;
   uint64_t next_order;
-  uint64_t bytes;  // of the whole log, trailer included
-};
-static_assert(sizeof(FileHeader) == 48);
+  uint64_t bytes;
+} __attribute__((packed));
+static_assert(sizeof(LogHeader1) == 36);
 
-struct ImageHeader {
+struct ImageHeader1 {
   uint64_t hash_low;
   uint64_t hash_high;
   uint64_t bytes;
 };
-static_assert(sizeof(ImageHeader) == 24);
+static_assert(sizeof(ImageHeader1) == 24);
 
-struct RecordHeader {
+struct RecordHeader1 {
   uint8_t kind;
   uint8_t modifies;
   uint8_t has_image;
@@ -46,9 +83,9 @@ struct RecordHeader {
   uint32_t reply_bytes;
   uint32_t reserved2;
 };
-static_assert(sizeof(RecordHeader) == 56);
+static_assert(sizeof(RecordHeader1) == 56);
 
-struct Dependency {
+struct Dependency1 {
   uint64_t kind;
   uint64_t id;
 };
@@ -94,84 +131,299 @@ class Reader {
   size_t at_ = 0;
 };
 
+std::string BytesOf(const Hash128& hash) {
+  return std::string(reinterpret_cast<const char*>(&hash.low), 8) +
+         std::string(reinterpret_cast<const char*>(&hash.high), 8);
+}
+
+bool HashFrom(protozero::data_view bytes, Hash128* hash) {
+  if (bytes.size() != 16) return false;
+  memcpy(&hash->low, bytes.data(), 8);
+  memcpy(&hash->high, bytes.data() + 8, 8);
+  return true;
+}
+
+// Numbers that are 0 are left out, as protobuf does.
+template <typename Field>
+void AddNumber(protozero::pbf_builder<Field>* message, Field field, uint64_t number) {
+  if (number != 0) message->add_uint64(field, number);
+}
+
+std::string Encode(const LogHeader& header) {
+  std::string bytes;
+  protozero::pbf_builder<LogField> message(bytes);
+  AddNumber(&message, LogField::kImages, header.images);
+  AddNumber(&message, LogField::kRecords, header.records);
+  AddNumber(&message, LogField::kNextOrder, header.next_order);
+  // The last one, and always as long.
+  message.add_fixed64(LogField::kBytes, header.bytes);
+  return bytes;
+}
+
+std::string Encode(const Hash128& hash, uint64_t image_bytes) {
+  std::string bytes;
+  protozero::pbf_builder<ImageField> message(bytes);
+  message.add_bytes(ImageField::kHash, BytesOf(hash));
+  AddNumber(&message, ImageField::kBytes, image_bytes);
+  return bytes;
+}
+
+std::string Encode(const Record& record, uint64_t reply_bytes) {
+  std::string bytes;
+  protozero::pbf_builder<RecordField> message(bytes);
+  AddNumber(&message, RecordField::kKind, uint64_t(record.object.kind));
+  if (record.object.id != 0) message.add_fixed64(RecordField::kId, record.object.id);
+  AddNumber(&message, RecordField::kModifies, record.modifies);
+  AddNumber(&message, RecordField::kKey, record.key);
+  AddNumber(&message, RecordField::kOrder, record.order);
+  if (record.image) message.add_bytes(RecordField::kImage, BytesOf(*record.image));
+  for (const ObjectKey& key : record.depends_on) {
+    protozero::pbf_builder<DependencyField> dependency(message, RecordField::kDependencies);
+    AddNumber(&dependency, DependencyField::kKind, uint64_t(key.kind));
+    if (key.id != 0) dependency.add_fixed64(DependencyField::kId, key.id);
+  }
+  AddNumber(&message, RecordField::kCall, record.header.call);
+  AddNumber(&message, RecordField::kContext, record.header.context_or_result);
+  AddNumber(&message, RecordField::kMessageBytes, record.header.message_bytes);
+  AddNumber(&message, RecordField::kReplyBytes, reply_bytes);
+  return bytes;
+}
+
+template <typename Message, typename Field>
+bool Is(const Message& message, Field field, WireType type) {
+  return message.tag_and_type() == protozero::tag_and_type(field, type);
+}
+
+// Each of these is false for what Encode has not written.
+bool Decode(std::string_view bytes, LogHeader* header) {
+  protozero::pbf_message<LogField> message(bytes.data(), bytes.size());
+  while (message.next()) {
+    if (Is(message, LogField::kImages, WireType::varint)) {
+      header->images = message.get_uint64();
+    } else if (Is(message, LogField::kRecords, WireType::varint)) {
+      header->records = message.get_uint64();
+    } else if (Is(message, LogField::kNextOrder, WireType::varint)) {
+      header->next_order = message.get_uint64();
+    } else if (Is(message, LogField::kBytes, WireType::fixed64)) {
+      header->bytes = message.get_fixed64();
+    } else {
+      return false;
+    }
+  }
+  return Encode(*header) == bytes;
+}
+
+bool Decode(std::string_view bytes, Hash128* hash, uint64_t* image_bytes) {
+  protozero::pbf_message<ImageField> message(bytes.data(), bytes.size());
+  while (message.next()) {
+    if (Is(message, ImageField::kHash, WireType::length_delimited)) {
+      if (!HashFrom(message.get_view(), hash)) return false;
+    } else if (Is(message, ImageField::kBytes, WireType::varint)) {
+      *image_bytes = message.get_uint64();
+    } else {
+      return false;
+    }
+  }
+  return Encode(*hash, *image_bytes) == bytes;
+}
+
+bool DecodeDependency(protozero::data_view bytes, ObjectKey* key) {
+  protozero::pbf_message<DependencyField> message(bytes);
+  uint64_t kind = 0;
+  key->id = 0;
+  while (message.next()) {
+    if (Is(message, DependencyField::kKind, WireType::varint)) {
+      kind = message.get_uint64();
+    } else if (Is(message, DependencyField::kId, WireType::fixed64)) {
+      key->id = message.get_fixed64();
+    } else {
+      return false;
+    }
+  }
+  key->kind = Kind(kind);
+  return kind != 0 && kind <= 255 && key->id != 0;
+}
+
+bool Decode(std::string_view bytes, RecordHeader* header) {
+  Record& record = header->record;
+  protozero::pbf_message<RecordField> message(bytes.data(), bytes.size());
+  uint64_t kind = 0, modifies = 0, call = 0, context = 0, message_bytes = 0;
+  while (message.next()) {
+    switch (message.tag_and_type()) {
+      case protozero::tag_and_type(RecordField::kKind, WireType::varint):
+        kind = message.get_uint64();
+        break;
+      case protozero::tag_and_type(RecordField::kId, WireType::fixed64):
+        record.object.id = message.get_fixed64();
+        break;
+      case protozero::tag_and_type(RecordField::kModifies, WireType::varint):
+        modifies = message.get_uint64();
+        break;
+      case protozero::tag_and_type(RecordField::kKey, WireType::varint):
+        record.key = message.get_uint64();
+        break;
+      case protozero::tag_and_type(RecordField::kOrder, WireType::varint):
+        record.order = message.get_uint64();
+        break;
+      case protozero::tag_and_type(RecordField::kImage, WireType::length_delimited):
+        record.image.emplace();
+        if (!HashFrom(message.get_view(), &*record.image)) return false;
+        break;
+      case protozero::tag_and_type(RecordField::kDependencies, WireType::length_delimited): {
+        ObjectKey key;
+        if (!DecodeDependency(message.get_view(), &key)) return false;
+        record.depends_on.push_back(key);
+        break;
+      }
+      case protozero::tag_and_type(RecordField::kCall, WireType::varint):
+        call = message.get_uint64();
+        break;
+      case protozero::tag_and_type(RecordField::kContext, WireType::varint):
+        context = message.get_uint64();
+        break;
+      case protozero::tag_and_type(RecordField::kMessageBytes, WireType::varint):
+        message_bytes = message.get_uint64();
+        break;
+      case protozero::tag_and_type(RecordField::kReplyBytes, WireType::varint):
+        header->reply_bytes = message.get_uint64();
+        break;
+      default:
+        return false;
+    }
+  }
+  if (kind > 255 || modifies > 1 || call > UINT32_MAX || context > UINT32_MAX || message_bytes > UINT32_MAX) return false;
+  record.object.kind = Kind(kind);
+  record.modifies = modifies != 0;
+  record.header.call = uint32_t(call);
+  record.header.context_or_result = uint32_t(context);
+  record.header.message_bytes = uint32_t(message_bytes);
+  return Encode(record, header->reply_bytes) == bytes;
+}
+
+// A header and its length before it, from and to a multiple of 8.
+void PutHeader(const std::string& header, size_t start, std::string* out) {
+  Put(uint32_t(header.size()), out);
+  out->append(header);
+  Pad(start, out);
+}
+
+bool TakeHeader(Reader* reader, std::string_view* header) {
+  uint32_t size = 0;
+  return reader->Take(&size) && size <= kMaxHeader && reader->Take(size, header) && reader->TakePadding();
+}
+
+bool TakeImage(uint32_t version, Reader* reader, Hash128* hash, uint64_t* bytes) {
+  if (version != 1) {
+    std::string_view header;
+    return TakeHeader(reader, &header) && Decode(header, hash, bytes);
+  }
+  ImageHeader1 fixed;
+  if (!reader->Take(&fixed)) return false;
+  *hash = {fixed.hash_low, fixed.hash_high};
+  *bytes = fixed.bytes;
+  return true;
+}
+
+bool TakeRecord(uint32_t version, Reader* reader, RecordHeader* header) {
+  if (version != 1) {
+    std::string_view bytes;
+    return TakeHeader(reader, &bytes) && Decode(bytes, header);
+  }
+  Record& record = header->record;
+  RecordHeader1 fixed;
+  if (!reader->Take(&fixed) || fixed.reserved != 0 || fixed.reserved2 != 0 || fixed.modifies > 1 || fixed.has_image > 1) {
+    return false;
+  }
+  record.object = {Kind(fixed.kind), fixed.id};
+  record.modifies = fixed.modifies;
+  record.key = fixed.key;
+  record.order = fixed.order;
+  header->reply_bytes = fixed.reply_bytes;
+  if (fixed.has_image) record.image = Hash128{fixed.image_low, fixed.image_high};
+  if (!fixed.has_image && (fixed.image_low != 0 || fixed.image_high != 0)) return false;
+  for (uint32_t i = 0; i < fixed.dependencies; ++i) {
+    Dependency1 dependency;
+    if (!reader->Take(&dependency) || dependency.kind == 0 || dependency.kind > 255 || dependency.id == 0) return false;
+    record.depends_on.push_back({Kind(dependency.kind), dependency.id});
+  }
+  return reader->Take(&record.header);
+}
+
 }  // namespace
 
 void Log::Serialize(std::string* out) const {
   const size_t start = out->size();
-  out->reserve(start + bytes_ + sizeof(FileHeader) + 64);
+  out->reserve(start + bytes_ + 256);
   const std::vector<const Record*> records = InOrder();
   const auto images = Images();
-  FileHeader header{};
-  memcpy(header.magic, kMagic, sizeof(kMagic));
-  header.version = kVersion;
+  LogHeader header;
   header.images = images.size();
   header.records = records.size();
   header.next_order = next_order_;
-  Put(header, out);
+  out->append(kMagic, sizeof(kMagic));
+  Put(kVersion, out);
+  const std::string encoded = Encode(header);
+  const size_t length_at = out->size() + sizeof(uint32_t) + encoded.size() - sizeof(uint64_t);
+  PutHeader(encoded, start, out);
   for (const auto& [hash, bytes] : images) {
-    Put(ImageHeader{hash.low, hash.high, bytes->size()}, out);
+    PutHeader(Encode(hash, bytes->size()), start, out);
     out->append(*bytes);
     Pad(start, out);
   }
   for (const Record* record : records) {
-    RecordHeader fixed{};
-    fixed.kind = uint8_t(record->object.kind);
-    fixed.modifies = record->modifies;
-    fixed.has_image = record->image.has_value();
-    fixed.dependencies = uint32_t(record->depends_on.size());
-    fixed.id = record->object.id;
-    fixed.key = record->key;
-    fixed.order = record->order;
-    if (record->image) {
-      fixed.image_low = record->image->low;
-      fixed.image_high = record->image->high;
-    }
-    fixed.reply_bytes = uint32_t(record->reply.size());
-    Put(fixed, out);
-    for (const ObjectKey& key : record->depends_on) Put(Dependency{uint64_t(key.kind), key.id}, out);
-    Put(record->header, out);
+    PutHeader(Encode(*record, record->reply.size()), start, out);
     out->append(record->message);
     Pad(start, out);
     out->append(record->reply);
     Pad(start, out);
   }
   const uint64_t total = out->size() - start + sizeof(Hash128);
-  memcpy(&(*out)[start + offsetof(FileHeader, bytes)], &total, sizeof(total));
+  memcpy(&(*out)[length_at], &total, sizeof(total));
   Put(HashOf(out->data() + start, out->size() - start), out);
 }
 
-bool Log::Parse(std::string_view bytes, Log* log, std::string* error) {
+bool Log::Parse(std::string_view bytes, Log* log, std::string* error) try {
   size_t at = 0;
   const auto fail = [&](const char* what) {
     *error = "the replay log is damaged at offset " + std::to_string(at) + ": " + what;
     return false;
   };
-  FileHeader header;
-  if (bytes.size() < sizeof(header) + sizeof(Hash128)) return fail("too short");
-  memcpy(&header, bytes.data(), sizeof(header));
-  if (memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) return fail("this is no replay log");
-  if (header.version != kVersion) {
-    *error = "the replay log has format version " + std::to_string(header.version) + "; this program reads version " +
-             std::to_string(kVersion) + (header.version > kVersion ? "; use a newer cuda-remote" : "");
+  if (bytes.size() < sizeof(Hash128)) return fail("too short");
+  const std::string_view body = bytes.substr(0, bytes.size() - sizeof(Hash128));
+  Reader reader(body);
+  char magic[sizeof(kMagic)];
+  uint32_t version = 0;
+  if (!reader.Take(&magic) || !reader.Take(&version)) return fail("too short");
+  if (memcmp(magic, kMagic, sizeof(kMagic)) != 0) return fail("this is no replay log");
+  if (version != 1 && version != kVersion) {
+    *error = "the replay log has format version " + std::to_string(version) + "; this program reads versions 1 to " +
+             std::to_string(kVersion) + (version > kVersion ? "; use a newer cuda-remote" : "");
     return false;
   }
-  if (header.bytes != bytes.size()) return fail("its size is not what its header says (truncated?)");
-  const std::string_view body = bytes.substr(0, bytes.size() - sizeof(Hash128));
   Hash128 expected;
   memcpy(&expected, bytes.data() + body.size(), sizeof(expected));
   if (HashOf(body) != expected) return fail("its checksum is wrong");
-  if (header.reserved != 0) return fail("reserved bytes are set");
+  LogHeader header;
+  if (version == 1) {
+    LogHeader1 fixed;
+    if (!reader.Take(&fixed)) return fail("too short");
+    if (fixed.reserved != 0) return fail("reserved bytes are set");
+    header = {fixed.images, fixed.records, fixed.next_order, fixed.bytes};
+  } else {
+    std::string_view encoded;
+    if (!TakeHeader(&reader, &encoded) || !Decode(encoded, &header)) return fail("its header");
+  }
+  if (header.bytes != bytes.size()) return fail("its size is not what its header says (truncated?)");
 
-  Reader reader(body);
   Log parsed;
-  reader.Take(&header);
   for (uint64_t i = 0; i < header.images; ++i) {
     at = reader.at();
-    ImageHeader fixed;
+    Hash128 hash;
+    uint64_t image_bytes = 0;
     std::string_view image;
-    if (!reader.Take(&fixed) || !reader.Take(fixed.bytes, &image) || !reader.TakePadding())
+    if (!TakeImage(version, &reader, &hash, &image_bytes) || !reader.Take(image_bytes, &image) || !reader.TakePadding()) {
       return fail("a module image");
-    const Hash128 hash{fixed.hash_low, fixed.hash_high};
+    }
     if (HashOf(image) != hash) return fail("a module image's checksum");
     const auto [place, is_new] = parsed.images_.try_emplace(hash);
     if (!is_new) return fail("the same module image again");
@@ -181,49 +433,30 @@ bool Log::Parse(std::string_view bytes, Log* log, std::string* error) {
   uint64_t last_order = 0;
   for (uint64_t i = 0; i < header.records; ++i) {
     at = reader.at();
-    RecordHeader fixed;
-    if (!reader.Take(&fixed)) return fail("a record is cut off");
-    if (fixed.reserved != 0 || fixed.reserved2 != 0 || fixed.modifies > 1 || fixed.has_image > 1 || fixed.kind == 0 ||
-        fixed.id == 0) {
-      return fail("a record's header");
-    }
-    if (fixed.order <= last_order || fixed.order >= header.next_order) return fail("a record is out of order");
-    last_order = fixed.order;
-    Record record;
-    record.object = {Kind(fixed.kind), fixed.id};
-    record.modifies = fixed.modifies;
-    record.key = fixed.key;
-    record.order = fixed.order;
-    for (uint32_t d = 0; d < fixed.dependencies; ++d) {
-      Dependency dependency;
-      if (!reader.Take(&dependency)) return fail("a record's dependencies");
-      if (dependency.kind == 0 || dependency.kind > 255 || dependency.id == 0) return fail("a record's dependencies");
-      record.depends_on.push_back({Kind(dependency.kind), dependency.id});
-      if (record.depends_on.back() == record.object) return fail("a record depends on itself");
-    }
+    RecordHeader read;
+    if (!TakeRecord(version, &reader, &read)) return fail("a record's header");
+    Record& record = read.record;
+    if (uint8_t(record.object.kind) == 0 || record.object.id == 0) return fail("a record's header");
+    if (record.order <= last_order || record.order >= header.next_order) return fail("a record is out of order");
+    last_order = record.order;
     std::set<std::pair<uint8_t, uint64_t>> distinct;
     for (const ObjectKey& key : record.depends_on) {
+      if (key == record.object) return fail("a record depends on itself");
       if (!distinct.insert({uint8_t(key.kind), key.id}).second) return fail("a record has a dependency twice");
     }
     std::string_view message, reply;
-    if (!reader.Take(&record.header)) return fail("a record's frame");
     const FrameHeader& frame = record.header;
     if (frame.message_bytes > kMaxMessageBytes || frame.payload_bytes != 0 || frame.flags != 0 || frame.sequence != 0 ||
         frame.aux != 0 || frame.call == 0) {
       return fail("a record's frame");
     }
     if (!reader.Take(frame.message_bytes, &message) || !reader.TakePadding()) return fail("a record's message");
-    if (fixed.reply_bytes > kMaxMessageBytes || !reader.Take(fixed.reply_bytes, &reply) || !reader.TakePadding()) {
+    if (read.reply_bytes > kMaxMessageBytes || !reader.Take(read.reply_bytes, &reply) || !reader.TakePadding()) {
       return fail("a record's reply");
     }
     record.message = message;
     record.reply = reply;
-    if (fixed.has_image) {
-      record.image = Hash128{fixed.image_low, fixed.image_high};
-      if (parsed.images_.count(*record.image) == 0) return fail("a record's module image is missing");
-    } else if (fixed.image_low != 0 || fixed.image_high != 0) {
-      return fail("a record's header");
-    }
+    if (record.image && parsed.images_.count(*record.image) == 0) return fail("a record's module image is missing");
     if (record.modifies ? record.image.has_value() || !record.reply.empty() : record.key != 0) {
       return fail("a record's header");
     }
@@ -237,6 +470,9 @@ bool Log::Parse(std::string_view bytes, Log* log, std::string* error) {
   parsed.next_order_ = header.next_order;
   *log = std::move(parsed);
   return true;
+} catch (const protozero::exception&) {
+  *error = "the replay log is damaged: a header in it cannot be parsed";
+  return false;
 }
 
 }  // namespace cuda_remote::replay

@@ -6,8 +6,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <random>
 #include <set>
+
+#include "replay/log/log.pb.h"
 
 namespace cuda_remote::replay {
 namespace {
@@ -281,10 +285,125 @@ TEST(Log, AnyDamageIsFound) {
 TEST(Log, ANewerVersionIsNamed) {
   std::string bytes, error;
   Sample().Serialize(&bytes);
-  bytes[8] = 2;
+  bytes[8] = 3;
   Log log;
   ASSERT_FALSE(Log::Parse(bytes, &log, &error));
-  EXPECT_NE(error.find("version 2"), std::string::npos) << error;
+  EXPECT_NE(error.find("version 3"), std::string::npos) << error;
+}
+
+// The header at `at` of a log, whose length comes first; moves `at` behind it.
+template <typename Message>
+Message HeaderAt(const std::string& bytes, size_t* at) {
+  uint32_t size = 0;
+  memcpy(&size, &bytes[*at], sizeof(size));
+  Message message;
+  EXPECT_TRUE(message.ParseFromString(bytes.substr(*at + sizeof(size), size)));
+  EXPECT_EQ(message.SerializeAsString(), bytes.substr(*at + sizeof(size), size)) << "as libprotobuf writes it";
+  *at = (*at + sizeof(size) + size + 7) / 8 * 8;
+  return message;
+}
+
+TEST(Log, HeadersAreThoseOfTheProtoFile) {
+  const Log log = Sample();
+  std::string bytes;
+  log.Serialize(&bytes);
+  size_t at = 12;
+  const LogHeader header = HeaderAt<LogHeader>(bytes, &at);
+  EXPECT_EQ(header.images(), log.images());
+  EXPECT_EQ(header.records(), log.records());
+  EXPECT_EQ(header.bytes(), bytes.size());
+  for (const auto& [hash, image] : log.Images()) {
+    const ImageHeader one = HeaderAt<ImageHeader>(bytes, &at);
+    EXPECT_EQ(one.bytes(), image->size());
+    EXPECT_EQ(memcmp(one.hash().data(), &hash.low, 8), 0);
+    EXPECT_EQ(memcmp(one.hash().data() + 8, &hash.high, 8), 0);
+    EXPECT_EQ(bytes.substr(at, image->size()), *image);
+    at = (at + image->size() + 7) / 8 * 8;
+  }
+  uint64_t last = 0;
+  for (const Record* record : log.InOrder()) {
+    const RecordHeader one = HeaderAt<RecordHeader>(bytes, &at);
+    EXPECT_EQ(one.kind(), uint32_t(record->object.kind));
+    EXPECT_EQ(one.id(), record->object.id);
+    EXPECT_EQ(one.modifies(), record->modifies);
+    EXPECT_EQ(one.key(), record->key);
+    EXPECT_EQ(one.order(), record->order);
+    EXPECT_GT(one.order(), last);
+    last = one.order();
+    EXPECT_EQ(one.image().empty(), !record->image);
+    ASSERT_EQ(size_t(one.dependencies_size()), record->depends_on.size());
+    for (size_t i = 0; i < record->depends_on.size(); ++i) {
+      EXPECT_EQ(one.dependencies(int(i)).kind(), uint32_t(record->depends_on[i].kind));
+      EXPECT_EQ(one.dependencies(int(i)).id(), record->depends_on[i].id);
+    }
+    EXPECT_EQ(one.call(), record->header.call);
+    EXPECT_EQ(one.context(), record->header.context_or_result);
+    EXPECT_EQ(one.message_bytes(), record->message.size());
+    EXPECT_EQ(one.reply_bytes(), record->reply.size());
+    EXPECT_EQ(bytes.substr(at, record->message.size()), record->message);
+    at = (at + record->message.size() + 7) / 8 * 8;
+    EXPECT_EQ(bytes.substr(at, record->reply.size()), record->reply);
+    at = (at + record->reply.size() + 7) / 8 * 8;
+  }
+  EXPECT_GT(header.next_order(), last);
+  EXPECT_EQ(at + 16, bytes.size());
+}
+
+// Gives bytes that were changed the right trailer.
+std::string Sealed(std::string bytes) {
+  const Hash128 hash = HashOf(bytes.substr(0, bytes.size() - 16));
+  memcpy(&bytes[bytes.size() - 16], &hash.low, 8);
+  memcpy(&bytes[bytes.size() - 8], &hash.high, 8);
+  return bytes;
+}
+
+TEST(Log, HeadersHaveOneForm) {
+  std::string bytes, error;
+  Sample().Serialize(&bytes);
+  ASSERT_EQ(Sealed(bytes), bytes);
+  // Any change of a header is either damage, or another log.
+  Log log;
+  size_t parsed = 0;
+  for (size_t i = 8; i + 16 < bytes.size(); ++i) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string changed = bytes;
+      changed[i] ^= char(1 << bit);
+      changed = Sealed(changed);
+      if (!Log::Parse(changed, &log, &error)) continue;
+      std::string again;
+      log.Serialize(&again);
+      ASSERT_EQ(again, changed) << "byte " << i << " bit " << bit;
+      ++parsed;
+    }
+  }
+  EXPECT_GT(parsed, 0u) << "messages may hold anything";
+}
+
+TEST(Log, Version1IsRead) {
+  std::ifstream file("replay/log/golden/v1", std::ios::binary);
+  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+  ASSERT_EQ(bytes.size(), 448u);
+  Log log;
+  std::string error;
+  ASSERT_TRUE(Log::Parse(bytes, &log, &error)) << error;
+  const std::vector<const Record*> records = log.InOrder();
+  ASSERT_EQ(records.size(), 3u);
+  EXPECT_EQ(records[0]->message, "message");
+  EXPECT_EQ(records[0]->reply, "reply");
+  EXPECT_EQ(records[0]->header.call, 17u);
+  EXPECT_EQ(records[0]->header.context_or_result, 3u);
+  ASSERT_TRUE(records[1]->image);
+  EXPECT_EQ(*log.FindImage(*records[1]->image), "the image");
+  EXPECT_TRUE(records[2]->modifies);
+  EXPECT_EQ(records[2]->key, 5u);
+  ASSERT_EQ(records[2]->depends_on.size(), 2u);
+  EXPECT_EQ(records[2]->depends_on[1].id, 48u);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    std::string damaged = bytes;
+    damaged[i] ^= 1;
+    EXPECT_FALSE(Log::Parse(damaged, &log, &error)) << i;
+    EXPECT_FALSE(Log::Parse(bytes.substr(0, i), &log, &error)) << i;
+  }
 }
 
 TEST(Hash, PrintsAsTheUsualTools) { EXPECT_EQ(ToHex(HashOf("")), "99aa06d3014798d86001c324468d497f"); }
