@@ -19,6 +19,8 @@ namespace {
 
 // Copied chunks that are under way, for each writer.
 constexpr size_t kWaiting = 8;
+// Smaller ones say little about how fast compressing is.
+constexpr size_t kWorthChoosing = 64 << 10;
 constexpr std::chrono::milliseconds kTellEvery(100);
 
 bool AllZero(std::string_view bytes) {
@@ -36,10 +38,14 @@ class ChunkStore::Writer {
   // Fills in where the bytes are and how.
   absl::Status Write(std::string_view bytes, StoredChunk* stored) {
     std::string_view out = bytes;
-    if (compressor_) {
+    const bool choose = store_->options_.zstd_level == kWhatIsFaster;
+    if (compressor_ && (!choose || (bytes.size() >= kWorthChoosing && store_->choice_.Next()))) {
+      const auto start = std::chrono::steady_clock::now();
       packed_.resize(ZSTD_compressBound(bytes.size()));
       const size_t size = ZSTD_compressCCtx(compressor_.get(), packed_.data(), packed_.size(), bytes.data(),
-                                            bytes.size(), store_->options_.zstd_level);
+                                            bytes.size(), choose ? 1 : store_->options_.zstd_level);
+      store_->choice_.Compressed(bytes.size(), ZSTD_isError(size) ? bytes.size() : std::min(size, bytes.size()),
+                                 std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
       if (!ZSTD_isError(size) && size < bytes.size()) {
         out = {packed_.data(), size};
         stored->encoding = Encoding::kZstd;
@@ -57,7 +63,11 @@ class ChunkStore::Writer {
     stored->file = number_;
     stored->offset = file_->bytes();
     stored->stored_bytes = uint32_t(out.size());
-    return file_->Append(out);
+    const double waited = file_->waited_seconds();
+    const uint64_t until = file_->waited_bytes();
+    const absl::Status status = file_->Append(out);
+    store_->choice_.Waited(file_->waited_bytes() - until, file_->waited_seconds() - waited);
+    return status;
   }
 
   // Flushes it to the disk.

@@ -22,13 +22,17 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "ckptfmt/compression_choice.h"
 #include "ckptfmt/file.h"
 #include "ckptfmt/index.h"
 
 namespace cuda_remote::ckptfmt {
 
+// The fastest level, for as long as it makes writing faster (compression_choice.h).
+inline constexpr int kWhatIsFaster = -1;
+
 struct ChunkStoreOptions {
-  int zstd_level = 0;  // 0: stored as they are
+  int zstd_level = 0;  // 0: stored as they are; kWhatIsFaster
   uint64_t data_file_bytes = uint64_t{4} << 30;
   int writers = 1;
   std::string secret;  // kSecretBytes
@@ -139,6 +143,7 @@ class ChunkStore {
 
   const OpenedFolder* const folder_;
   const ChunkStoreOptions options_;
+  CompressionChoice choice_;
   std::atomic<uint32_t> next_file_{0};
 
   mutable std::mutex mutex_;

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "absl/strings/str_cat.h"
 
@@ -16,6 +17,7 @@ namespace cuda_remote::ckptfmt {
 ssize_t (*g_write_for_testing)(int fd, const void* data, size_t bytes) = nullptr;
 void (*g_step_for_testing)(const char* step) = nullptr;
 bool g_no_exchange_for_testing = false;
+void (*g_disk_for_testing)(uint64_t bytes) = nullptr;
 
 absl::Status SystemError(const std::string& doing, const std::string& path, int error) {
   const std::string text = absl::StrCat("cannot ", doing, " ", path, ": ", strerror(error));
@@ -108,12 +110,20 @@ absl::Status OutputFile::Append(std::string_view bytes) {
     if (n <= 0) return SystemError("write", full_path_, n < 0 ? errno : ENOSPC);
     bytes.remove_prefix(size_t(n));
   }
-  // Lets the disk begin while memory is still being read, instead of all at the end.
-  constexpr uint64_t kStride = 64u << 20;
-  if (end - started_writeback_ >= kStride) {
-    sync_file_range(fd_.get(), off_t(started_writeback_), off_t(end - started_writeback_), SYNC_FILE_RANGE_WRITE);
-    started_writeback_ = end;
+  // Lets the disk begin while memory is still being read, instead of all at the end. Failures are told by fsync.
+  constexpr uint64_t kStride = 32u << 20;
+  if (end - started_ < kStride) return absl::OkStatus();
+  sync_file_range(fd_.get(), off_t(started_), off_t(end - started_), SYNC_FILE_RANGE_WRITE);
+  const auto start = std::chrono::steady_clock::now();
+  if (g_disk_for_testing) {
+    g_disk_for_testing(started_ - waited_);
+  } else if (started_ > waited_) {
+    sync_file_range(fd_.get(), off_t(waited_), off_t(started_ - waited_),
+                    SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
   }
+  waited_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  waited_ = started_;
+  started_ = end;
   return absl::OkStatus();
 }
 

@@ -99,8 +99,12 @@ class OutputFile {
   // `hashed`: false for a data file.
   static absl::StatusOr<OutputFile> Create(const OpenedFolder& folder, const std::string& path, bool hashed = true);
 
+  // Waits for the disk when it is far behind: what the kernel keeps in memory of the file has a bound.
   absl::Status Append(std::string_view bytes);
   uint64_t bytes() const { return bytes_; }
+  // Seconds that Append has waited for the disk, and for how many bytes.
+  double waited_seconds() const { return waited_seconds_; }
+  uint64_t waited_bytes() const { return waited_; }
   // Flushes to the disk and closes.
   absl::StatusOr<FileRecord> Finish();
 
@@ -111,7 +115,9 @@ class OutputFile {
   FileHasher hasher_;
   bool hashed_ = true;
   uint64_t bytes_ = 0;
-  uint64_t started_writeback_ = 0;
+  // The disk has been told to write what is before, and has written what is before.
+  uint64_t started_ = 0, waited_ = 0;
+  double waited_seconds_ = 0;
 };
 
 // An existing plain file in the folder; symbolic links are not followed.
@@ -131,6 +137,8 @@ absl::Status SyncFolder(const OpenedFolder& folder);
 extern ssize_t (*g_write_for_testing)(int fd, const void* data, size_t bytes);
 extern void (*g_step_for_testing)(const char* step);
 extern bool g_no_exchange_for_testing;
+// Stands in for waiting until the disk has written so many bytes.
+extern void (*g_disk_for_testing)(uint64_t bytes);
 inline void Step(const char* step) {
   if (g_step_for_testing) g_step_for_testing(step);
 }

@@ -22,7 +22,8 @@ namespace cuda_remote::ckptfmt {
 class ImageReader;
 
 struct WriterOptions {
-  // Zstandard level for memory chunks, 0: stored as they are. A chunk that would not shrink is stored as it is anyway.
+  // Zstandard level for memory chunks; 0: stored as they are; -1: the fastest level where it makes writing faster, which
+  // is found out meanwhile. A chunk that would not shrink is stored as it is anyway.
   int zstd_level = 0;
   // Data files are not longer than this.
   uint64_t data_file_bytes = uint64_t{4} << 30;

@@ -375,5 +375,43 @@ TEST(Parallel, DamageOfMemoryIsLeftToWhoReadsIt) {
   EXPECT_THAT(Message((*reader)->Verify(nullptr, ImageReader::Files::kAllButMemory)), HasSubstr("is damaged"));
 }
 
+void FastDisk(uint64_t) {}
+
+void DiskOf100MB(uint64_t bytes) {
+  // 100 MB/s.
+  std::this_thread::sleep_for(std::chrono::nanoseconds(bytes * 10));
+}
+
+TEST(Parallel, CompressesIfTheDiskIsSlowAndTheBytesShrink) {
+  TestFolder folder;
+  constexpr uint64_t kChunks = 80;
+  const std::string noise = Noise(kChunkBytes + kChunks, 7);
+  const auto stored = [&](bool slow, bool shrinks) {
+    WriterOptions options;
+    options.writers = 1;
+    options.zstd_level = -1;
+    auto writer = ImageWriter::Create(folder / "image", options);
+    Region region;
+    region.bytes = kChunks * kChunkBytes;
+    EXPECT_TRUE((*writer)->BeginRegion(region).ok());
+    g_disk_for_testing = slow ? &DiskOf100MB : &FastDisk;
+    for (uint64_t i = 0; i < kChunks; ++i) {
+      std::string chunk(kChunkBytes, char(i + 1));
+      if (!shrinks) chunk = noise.substr(size_t(i), kChunkBytes);
+      EXPECT_TRUE((*writer)->AddData(chunk).ok());
+    }
+    EXPECT_TRUE((*writer)->EndRegion().ok());
+    EXPECT_TRUE((*writer)->WriteLog("log").ok());
+    EXPECT_TRUE((*writer)->Commit(SampleInfo()).ok());
+    g_disk_for_testing = nullptr;
+    EXPECT_TRUE(ReadAll(folder / "image").ok());
+    return (*writer)->sizes().stored_bytes;
+  };
+  EXPECT_EQ(stored(false, true), kChunks * kChunkBytes);
+  // Until it is known that the disk is slow, two strides.
+  EXPECT_LT(stored(true, true), kChunks * kChunkBytes / 2);
+  EXPECT_EQ(stored(true, false), kChunks * kChunkBytes);
+}
+
 }  // namespace
 }  // namespace cuda_remote::ckptfmt

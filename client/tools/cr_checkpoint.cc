@@ -73,7 +73,7 @@ struct Options {
   std::string job, image;
   bool stop = false, tcp_close = false, json = false, quiet = false, times = false;
   double every = 0, timeout = 60;
-  int compress = 0;
+  int compress = -1;  // what is faster
   size_t keep = 0;  // 0: DIR is the image
   std::optional<uint64_t> pool;
 };
@@ -498,8 +498,8 @@ int Main(int argc, char** argv) {
   app.add_option("--timeout", options.timeout, "seconds to wait for CUDA calls that are in progress")
       ->capture_default_str()
       ->check(CLI::Range(0.001, 86400.0));
-  app.add_option("--compress", options.compress, "Zstandard level for GPU memory; 0: none")
-      ->capture_default_str()
+  app.add_option("--compress", options.compress,
+                 "Zstandard level for GPU memory; 0: none (default: the fastest one, where it makes the checkpoint faster)")
       ->check(CLI::Range(0, 19));
   app.add_option(
          "--pool", options.pool,
