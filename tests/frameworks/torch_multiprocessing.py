@@ -2,8 +2,9 @@
 """CUDA tensors sent between processes: a pipeline of two workers and queues, by torch.multiprocessing (start method spawn).
 
 Each step's tensor is made by the first process, changed in place by the first worker, which sends a copy on; the second
-worker turns that into a new one, which is read by the first process. One tensor is shared by all of them from the first step to the last. All is on one GPU, in
-whole numbers, so every step has one right answer, which the first process also computes on the CPU.
+worker turns that into a new one, which is read by the first process. One tensor is shared by all of them from the first
+step to the last. All is on one GPU, in whole numbers, so every step has one right answer, which the first process also
+computes on the CPU.
 """
 
 import hook
