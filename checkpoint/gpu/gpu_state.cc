@@ -18,6 +18,7 @@
 #include "checkpoint/gpu/moved_code.h"
 #include "proto/channel/handshake.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/control/control.pb.h"
 #include "proto/driverabi/address_search.h"
 #include "proto/driverabi/error_names.h"
 #include "proto/nvml/query.h"
@@ -99,10 +100,13 @@ std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid
 
 void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes) {
   if (unix_ms == 0) return;
-  const nvml::SavedNote note = {session, unix_ms, bytes};
+  control::NoteSavedRequest saved;
+  saved.set_id(session);
+  saved.set_unix_ms(unix_ms);
+  saved.set_bytes(bytes);
   nvml::Question question;
-  question.call = nvml::kSaved;
-  question.input.assign(reinterpret_cast<const char*>(&note), sizeof(note));
+  question.call = nvml::kNoteSaved;
+  question.input = saved.SerializeAsString();
   nvml::Answer ignored;
   AskServer(address, std::move(question), &ignored);
 }

@@ -52,23 +52,12 @@ inline constexpr char kCpuAffinityScope[] = "nvmlDeviceGetCpuAffinityWithinScope
 inline constexpr char kMemoryAffinity[] = "nvmlDeviceGetMemoryAffinity";
 inline constexpr uint32_t kMaxAffinityWords = 512;
 
-// Not NVML's, but the same way and just as little of a session: a tool tells the server that a session's job has been
-// saved, for cr-ps. Input: SavedNote. kNotFound if there is no such session.
-inline constexpr char kSaved[] = "cr-saved";
-struct SavedNote {
-  uint64_t session;
-  uint64_t unix_ms;  // when the image was complete
-  uint64_t bytes;    // of the image
-};
-
-// Likewise: how much device memory a session holds, for a tool that is about to save it. Input: uint64 session; result:
-// uint64 bytes, as its worker said last. kNotFound as above.
-inline constexpr char kHeld[] = "cr-held";
-
-// Likewise: what cr-ps asks and does. Input and result: the request and the reply of the call in control.proto.
+// Not NVML's, but the calls of control.proto's Control service on a session socket. Input and result: the call's request
+// and reply.
 inline constexpr char kServerInfo[] = "cr-server-info";
 inline constexpr char kListSessions[] = "cr-list-sessions";
 inline constexpr char kEndSession[] = "cr-end-session";
+inline constexpr char kNoteSaved[] = "cr-note-saved";
 
 struct Question {
   uint32_t wire_version = kWireVersion;

@@ -83,4 +83,12 @@ grpc::Status ControlService::EndSession(grpc::ServerContext* context, const cont
   return Done(caller, reply);
 }
 
+grpc::Status ControlService::NoteSaved(grpc::ServerContext* context, const control::NoteSavedRequest* request,
+                                       control::NoteSavedReply* reply) {
+  Caller caller;
+  if (const grpc::Status status = Identify(supervisor_, *context, *request, &caller); !status.ok()) return status;
+  reply->set_found(supervisor_->NoteSaved(request->id(), request->unix_ms(), request->bytes(), caller));
+  return Done(caller, reply);
+}
+
 }  // namespace cuda_remote::server

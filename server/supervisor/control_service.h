@@ -22,6 +22,8 @@ class ControlService final : public control::Control::Service {
                      control::QueryReply* reply) override;
   grpc::Status EndSession(grpc::ServerContext* context, const control::EndSessionRequest* request,
                           control::EndSessionReply* reply) override;
+  grpc::Status NoteSaved(grpc::ServerContext* context, const control::NoteSavedRequest* request,
+                         control::NoteSavedReply* reply) override;
 
  private:
   Supervisor* const supervisor_;

@@ -367,9 +367,7 @@ void Supervisor::ReadHello(const NewClient& client) {
 
 bool Supervisor::AnswerItself(int socket, const nvml::Question& question, const Caller& caller) {
   nvml::Answer answer;
-  if (question.call == nvml::kSaved || question.call == nvml::kHeld) {
-    answer = AnswerAboutSession(question, caller);
-  } else if (question.call == nvml::kServerInfo) {
+  if (question.call == nvml::kServerInfo) {
     control::ServerInfo info;
     ToMessage(FactsFor(caller), &info);
     Pack(info, &answer);
@@ -391,6 +389,15 @@ bool Supervisor::AnswerItself(int socket, const nvml::Question& question, const 
       reply.set_found(EndOwn(request.id(), request.reason(), caller));
       Pack(reply, &answer);
     }
+  } else if (question.call == nvml::kNoteSaved) {
+    control::NoteSavedRequest request;
+    control::NoteSavedReply reply;
+    if (!request.ParseFromString(question.input)) {
+      answer.result = nvml::kInvalidArgument;
+    } else {
+      reply.set_found(NoteSavedLocked(request.id(), request.unix_ms(), request.bytes(), caller));
+      Pack(reply, &answer);
+    }
   } else {
     return false;
   }
@@ -399,37 +406,6 @@ bool Supervisor::AnswerItself(int socket, const nvml::Question& question, const 
   SendPacket(socket, PacketType::kAnswer, body, -1);
   close(socket);
   return true;
-}
-
-nvml::Answer Supervisor::AnswerAboutSession(const nvml::Question& question, const Caller& caller) {
-  const bool saved = question.call == nvml::kSaved;
-  nvml::Answer answer;
-  nvml::SavedNote note = {};
-  static_assert(offsetof(nvml::SavedNote, session) == 0);
-  const size_t wanted = saved ? sizeof(note) : sizeof(note.session);
-  answer.result = nvml::kInvalidArgument;
-  if (question.input.size() == wanted) {
-    memcpy(&note, question.input.data(), wanted);
-    auto found = sessions_.find(note.session);
-    if (found != sessions_.end() && !caller.MayTouch(found->second.info.owner)) found = sessions_.end();
-    answer.result = found == sessions_.end() ? nvml::kNotFound : nvml::kSuccess;
-    if (found != sessions_.end() && saved) {
-      // A tool that has restarted or moved the job reports an image from before the session.
-      using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
-      const int64_t now = duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
-      const int64_t began = now - duration_cast<milliseconds>(Clock::now() - found->second.started).count();
-      if (int64_t(note.unix_ms) >= began) {
-        ++totals_.checkpoints;
-        totals_.checkpoint_bytes += note.bytes;
-      }
-      found->second.info.saved_unix_ms = note.unix_ms;
-      found->second.info.saved_bytes = note.bytes;
-    } else if (found != sessions_.end()) {
-      const uint64_t held = found->second.info.stats.device_bytes;
-      answer.output.assign(reinterpret_cast<const char*>(&held), sizeof(held));
-    }
-  }
-  return answer;
 }
 
 void Supervisor::AskMonitor(int socket, const std::string& bytes, bool remote, const Caller& caller) {
@@ -1033,6 +1009,27 @@ bool Supervisor::EndOwn(uint64_t id, const std::string& reason, const Caller& ca
   const std::string why = Printable(std::string_view(reason).substr(0, kMostReason));
   spdlog::info("session {} is ended by request of {}", id, caller.identity);
   return EndSessionLocked(id, why.empty() ? by : by + ": " + why);
+}
+
+bool Supervisor::NoteSaved(uint64_t id, uint64_t unix_ms, uint64_t bytes, const Caller& caller) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return NoteSavedLocked(id, unix_ms, bytes, caller);
+}
+
+bool Supervisor::NoteSavedLocked(uint64_t id, uint64_t unix_ms, uint64_t bytes, const Caller& caller) {
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end() || !caller.MayTouch(found->second.info.owner)) return false;
+  // A tool that has restarted or moved the job reports an image from before the session.
+  using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
+  const int64_t now = duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
+  const int64_t began = now - duration_cast<milliseconds>(Clock::now() - found->second.started).count();
+  if (int64_t(unix_ms) >= began) {
+    ++totals_.checkpoints;
+    totals_.checkpoint_bytes += bytes;
+  }
+  found->second.info.saved_unix_ms = unix_ms;
+  found->second.info.saved_bytes = bytes;
+  return true;
 }
 
 bool Supervisor::EndSessionItself(uint64_t id, const std::string& reason) {

@@ -154,6 +154,8 @@ class Supervisor {
   bool EndSession(uint64_t id, const std::string& reason, const Caller& caller);
   // Likewise, for reasons of the server's own.
   bool EndSessionItself(uint64_t id, const std::string& reason);
+  // Notes that a session's job was saved; false as for EndSession.
+  bool NoteSaved(uint64_t id, uint64_t unix_ms, uint64_t bytes, const Caller& caller);
   // Those that the caller may touch.
   std::vector<SessionInfo> Sessions(const Caller& caller);
   ServerFacts Facts(const Caller& caller);
@@ -206,6 +208,7 @@ class Supervisor {
   // All below with mutex_ held.
   bool IsLimited(const std::string& owner) const;
   bool EndOwn(uint64_t id, const std::string& reason, const Caller& caller);
+  bool NoteSavedLocked(uint64_t id, uint64_t unix_ms, uint64_t bytes, const Caller& caller);
   std::vector<SessionInfo> SessionsOf(const Caller& caller);
   ServerFacts FactsFor(const Caller& caller);
   Usage UsageOf(const std::string& owner) const;
@@ -215,7 +218,6 @@ class Supervisor {
   // A question that is for the supervisor itself. False: it is cr-nvml's.
   bool AnswerItself(int socket, const nvml::Question& question, const Caller& caller);
   // What a tool tells or asks about one session.
-  nvml::Answer AnswerAboutSession(const nvml::Question& question, const Caller& caller);
   void AskMonitor(int socket, const std::string& question, bool remote, const Caller& caller);
   uint64_t Admit(int socket, const Hello& hello, const std::string& transport, const std::string& peer,
                  const std::string& owner);

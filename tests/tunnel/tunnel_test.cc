@@ -71,6 +71,15 @@ bool Eventually(Condition condition, int limit_ms = 15000) {
   return condition();
 }
 
+// What a tool reports of a session whose job was saved.
+control::NoteSavedRequest Saved(uint64_t session, uint64_t unix_ms, uint64_t bytes) {
+  control::NoteSavedRequest saved;
+  saved.set_id(session);
+  saved.set_unix_ms(unix_ms);
+  saved.set_bytes(bytes);
+  return saved;
+}
+
 // A program that was started; ended at the latest with this object.
 class Process {
  public:
@@ -1137,22 +1146,23 @@ TEST_F(Tunnel, OtherLocalUsersAreServedApart) {
   EXPECT_EQ(workers[root], std::string(16, '0'));
   EXPECT_NE(server_->log().find("of uid:40001 started"), std::string::npos);
   // Another user's session is not theirs.
-  const auto held = [&] {
+  const auto noted = [&] {
     std::string error, body;
     const int fd = ConnectUnix(Session(), &error);
     nvml::Question question;
-    question.call = nvml::kHeld;
-    const uint64_t session = own->welcome().session;
-    question.input.assign(reinterpret_cast<const char*>(&session), sizeof(session));
+    question.call = nvml::kNoteSaved;
+    question.input = Saved(own->welcome().session, 1, 1).SerializeAsString();
     EncodeQuestion(question, &body);
     SendPacket(fd, PacketType::kQuery, body, -1);
     Packet packet;
     nvml::Answer answer;
-    if (ReceivePacket(fd, &packet, 10000) != ChannelStatus::kOk || !DecodeAnswer(packet.body, &answer))
+    control::NoteSavedReply reply;
+    if (ReceivePacket(fd, &packet, 10000) != ChannelStatus::kOk || !DecodeAnswer(packet.body, &answer) ||
+        answer.result != nvml::kSuccess || !reply.ParseFromString(answer.output))
       return std::string("no answer");
-    return std::to_string(answer.result);
+    return std::string(reply.found() ? "noted" : "not theirs");
   };
-  EXPECT_EQ(as(kAlice, kAlice, held), std::to_string(int(nvml::kNotFound)));
+  EXPECT_EQ(as(kAlice, kAlice, noted), "not theirs");
   // cr-ps shows those who were admitted their own sessions, ends those, and no others.
   const std::string cr_ps = Path("cr-ps");
   std::ofstream(cr_ps, std::ios::binary) << ReadFile(Program("client/tools", "cr-ps"));
@@ -1186,7 +1196,7 @@ TEST_F(Tunnel, OtherLocalUsersAreServedApart) {
   EXPECT_NE(alices.find("ended by its owner: over"), std::string::npos) << alices;
   Reply still;
   EXPECT_EQ(own->Call(Header(kCount), "", "", nullptr, 0, &still), ChannelStatus::kOk);
-  EXPECT_EQ(held(), std::to_string(int(nvml::kSuccess)));
+  EXPECT_EQ(noted(), "noted");
   // Without a user for them there are no foreign sessions.
   Process refused({Program("server/supervisor", "cr-server"), "--dir", Path("other"), "--worker", "/bin/true",
                    "--allow-user", "nobody"},
@@ -1282,33 +1292,40 @@ TEST_F(Tls, SessionsBelongToWhoOpenedThem) {
   EXPECT_NE(Ps(as("eve", {"--end", id}), 4).find("there is no session"), std::string::npos);
   Reply reply;
   ASSERT_EQ(channel->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
-  // What tools ask about a session, and tell about it, likewise.
-  const auto ask = [&](const std::string& who, const char* call, const void* input, size_t bytes) {
-    nvml::Question question;
-    question.call = call;
-    question.input.assign(static_cast<const char*>(input), bytes);
+  // What tools report about a session, likewise: by the call itself, and by a question that a relay carries.
+  const auto note = [&](const std::string& who, uint64_t unix_ms, bool as_question) {
     std::string error;
     const auto stub = control::Control::NewStub(grpc::CreateCustomChannel(
         "127.0.0.1:" + std::to_string(port_), Credentials(who, "ca"), control::ClientArguments()));
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    const control::NoteSavedRequest saved = Saved(channel->welcome().session, unix_ms, 42);
+    control::NoteSavedReply noted;
+    if (!as_question) {
+      const grpc::Status status = stub->NoteSaved(&context, saved, &noted);
+      EXPECT_TRUE(status.ok()) << status.error_message();
+      return noted.found();
+    }
+    nvml::Question question;
+    question.call = nvml::kNoteSaved;
+    question.input = saved.SerializeAsString();
     control::QueryRequest request;
     EncodeQuestion(question, request.mutable_question());
     control::QueryReply answer;
     const grpc::Status status = stub->Query(&context, request, &answer);
     EXPECT_TRUE(status.ok()) << status.error_message();
     nvml::Answer decoded;
-    EXPECT_TRUE(DecodeAnswer(answer.answer(), &decoded));
-    return decoded.result;
+    EXPECT_TRUE(DecodeAnswer(answer.answer(), &decoded) && decoded.result == nvml::kSuccess &&
+                noted.ParseFromString(decoded.output));
+    return noted.found();
   };
-  const uint64_t session = channel->welcome().session;
-  const nvml::SavedNote note = {session, 1234567, 42};
-  EXPECT_EQ(ask("eve", nvml::kHeld, &session, sizeof(session)), nvml::kNotFound);
-  EXPECT_EQ(ask("eve", nvml::kSaved, &note, sizeof(note)), nvml::kNotFound);
-  EXPECT_EQ(Ps(as("client", {"--json"})).find("1234567"), std::string::npos);
-  EXPECT_EQ(ask("client", nvml::kHeld, &session, sizeof(session)), nvml::kSuccess);
-  EXPECT_EQ(ask("ops", nvml::kSaved, &note, sizeof(note)), nvml::kSuccess);
-  EXPECT_NE(Ps(as("client", {"--json"})).find("1234567"), std::string::npos);
+  for (const bool as_question : {false, true}) {
+    const uint64_t unix_ms = as_question ? 7654321 : 1234567;
+    EXPECT_FALSE(note("eve", unix_ms, as_question));
+    EXPECT_EQ(Ps(as("client", {"--json"})).find(std::to_string(unix_ms)), std::string::npos);
+    EXPECT_TRUE(note(as_question ? "client" : "ops", unix_ms, as_question));
+    EXPECT_NE(Ps(as("client", {"--json"})).find(std::to_string(unix_ms)), std::string::npos);
+  }
   // The owner, and an operator, see it; log lines name them.
   EXPECT_NE(Ps(as("client", {"--json"})).find("\"owner\": \"cert:CN=client\""), std::string::npos);
   EXPECT_NE(Ps(as("ops", {"--json"})).find("/test/program"), std::string::npos);
@@ -1394,10 +1411,9 @@ TEST_F(Tunnel, MetricsAreAsPrometheusWantsThem) {
     const int fd = ConnectUnix(Session(), &error);
     using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
     const auto now = uint64_t(duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count());
-    const nvml::SavedNote note = {first->welcome().session, now - age_ms, 4096};
     nvml::Question question;
-    question.call = nvml::kSaved;
-    question.input.assign(reinterpret_cast<const char*>(&note), sizeof(note));
+    question.call = nvml::kNoteSaved;
+    question.input = Saved(first->welcome().session, now - age_ms, 4096).SerializeAsString();
     EncodeQuestion(question, &body);
     SendPacket(fd, PacketType::kQuery, body, -1);
     Packet packet;
