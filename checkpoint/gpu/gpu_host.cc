@@ -91,6 +91,16 @@ bool TooLong(const std::string& path, std::string* error) {
 
 }  // namespace
 
+bool CheckServerAddress(const std::string& address, std::string* error) {
+  if (address.compare(0, 5, "unix:") == 0) return true;
+  const size_t colon = address.rfind(':');
+  const std::string port = colon == std::string::npos ? "" : address.substr(colon + 1);
+  const bool number = !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == std::string::npos;
+  if (colon != 0 && number && std::stoi(port) >= 1 && std::stoi(port) <= 65535) return true;
+  *error = "\"" + address + "\" is no server address: write unix:PATH, or HOST:PORT with a port from 1 to 65535";
+  return false;
+}
+
 std::unique_ptr<GpuHost> GpuHost::Open(const std::string& address, int gpu, const std::string& folder, bool detached,
                                        const std::optional<Account>& account, std::string* error) {
   std::unique_ptr<GpuHost> host(new GpuHost);
@@ -112,10 +122,7 @@ std::unique_ptr<GpuHost> GpuHost::Open(const std::string& address, int gpu, cons
     command = {server, "--dir", folder + "/server", "--workers", "1", "--log-level", "warn"};
     if (gpu >= 0) command.insert(command.end(), {"--gpu", std::to_string(gpu)});
   } else {
-    if (address.find(':') == std::string::npos) {
-      *error = "\"" + address + "\" is no server address: it is unix:PATH or HOST:PORT";
-      return nullptr;
-    }
+    if (!CheckServerAddress(address, error)) return nullptr;
     const std::string relay = FindCompanion("cr-relay");
     if (relay.empty()) {
       *error = "cr-relay is not beside this program: the installation is incomplete";

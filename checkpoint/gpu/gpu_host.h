@@ -17,6 +17,9 @@
 
 namespace cuda_remote::checkpoint {
 
+// Whether `address` is "unix:PATH" or "HOST:PORT" with a port from 1 to 65535; *error says what it is not.
+bool CheckServerAddress(const std::string& address, std::string* error);
+
 class GpuHost {
  public:
   // `address`: "unix:PATH" (a socket, or cr-server's folder), "HOST:PORT", or empty for an own server that serves `gpu`

@@ -24,6 +24,7 @@
 
 #include "client/relay/relay_session.h"
 #include "proto/channel/handshake.h"
+#include "proto/cli/wrong_use.h"
 #include "proto/control/buffer_memory.h"
 #include "proto/control/credentials.h"
 #include "proto/control/eager_poll.h"
@@ -67,6 +68,7 @@ int Main(int argc, char** argv) {
   bool remove_folder = false;
   int watch_fd = -1, ready_fd = -1;
   CLI::App app("Brings a cr-server on another host to this one: programs connect to a socket here.", "cr-relay");
+  app.failure_message(WrongUse);
   app.footer(kExamples);
   app.set_version_flag("--version", VersionLine("cr-relay"));
   app.add_option("--connect", connect, "the server, HOST:PORT")->required();

@@ -28,6 +28,7 @@
 #include "client/tools/foreground.h"
 #include "client/tools/progress.h"
 #include "client/tools/steps.h"
+#include "proto/cli/wrong_use.h"
 #include "proto/codec/json.h"
 #include "proto/codec/text.h"
 #include "proto/frame/frame.h"
@@ -479,6 +480,7 @@ int Work(const Options& options, const std::function<bool()>& cancelled) {
 int Main(int argc, char** argv) {
   Options options;
   CLI::App app("Saves a running job: its processes, their GPU objects and their GPU memory.", kTool);
+  app.failure_message(WrongUse);
   app.footer(std::string(kWhichJob) + kExamples);
   app.set_version_flag("--version", VersionLine("cr-checkpoint"));
   app.add_option("JOB", options.job, "which job")->required();

@@ -23,6 +23,7 @@
 #include "client/tools/background.h"
 #include "client/tools/foreground.h"
 #include "client/tools/progress.h"
+#include "proto/cli/wrong_use.h"
 #include "proto/codec/json.h"
 #include "proto/folder/this_job.h"
 #include "proto/frame/version.h"
@@ -274,6 +275,7 @@ int Main(int argc, char** argv) {
   Options options;
   std::vector<std::string> map;
   CLI::App app("Moves a running job's GPU side to another GPU server.", kTool);
+  app.failure_message(WrongUse);
   app.footer(std::string(kWhichJob) + kExamples);
   app.set_version_flag("--version", VersionLine("cr-migrate"));
   app.add_option("JOB", options.job, "which job")->required();
@@ -300,7 +302,7 @@ int Main(int argc, char** argv) {
     return kExitUsage;
   }
   if (options.to.empty() && map.empty()) {
-    Say(kTool, "where to? (--to, --map)");
+    Say(kTool, "no server given: name it with --to unix:PATH or --to HOST:PORT, or with --map");
     return kExitUsage;
   }
   return RunInBackground([&](const std::function<bool()>& cancelled) { return Work(options, cancelled); });

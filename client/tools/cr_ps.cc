@@ -15,8 +15,10 @@
 #include <thread>
 #include <vector>
 
+#include "checkpoint/gpu/gpu_host.h"
 #include "client/tools/local_jobs.h"
 #include "client/tools/server_control.h"
+#include "proto/cli/wrong_use.h"
 #include "proto/codec/json.h"
 #include "proto/codec/text.h"
 #include "proto/folder/private_folder.h"
@@ -350,6 +352,7 @@ int Main(int argc, char** argv) {
   double watch = 0;
   uint64_t end = 0;
   CLI::App app("Shows this user's jobs on this machine, or the sessions of a cr-server.", "cr-ps");
+  app.failure_message(WrongUse);
   app.set_version_flag("--version", VersionLine("cr-ps"));
   app.footer(kExamples);
   app.add_option("--server", address,
@@ -374,6 +377,10 @@ int Main(int argc, char** argv) {
   }
   if (address.empty() && getenv("CUDA_REMOTE_SERVER")) address = getenv("CUDA_REMOTE_SERVER");
   const bool here = address.empty();
+  if (!here && !checkpoint::CheckServerAddress(address, &error)) {
+    fprintf(stderr, "cr-ps: %s\n", error.c_str());
+    return kExitUsage;
+  }
   if (here) {
     const std::string folder = RuntimeFolders().front();
     // Not a server that somebody else has put in its place.

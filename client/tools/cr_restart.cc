@@ -34,6 +34,7 @@
 #include "client/tools/outputs.h"
 #include "client/tools/progress.h"
 #include "client/tools/steps.h"
+#include "proto/cli/wrong_use.h"
 #include "proto/folder/this_job.h"
 #include "proto/frame/frame.h"
 #include "proto/frame/version.h"
@@ -444,6 +445,7 @@ int Main(int argc, char** argv) {
   Options options;
   std::vector<std::string> map;
   CLI::App app("Brings a saved job back, on this machine and any GPU server.", kTool);
+  app.failure_message(WrongUse);
   app.footer(kExamples);
   app.set_version_flag("--version", VersionLine("cr-restart"));
   app.add_option("DIR", options.image, "the image, or a folder of images, of which the newest is taken")->required();

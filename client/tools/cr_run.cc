@@ -22,6 +22,7 @@
 #include "checkpoint/job/terminal.h"
 #include "client/tools/foreground.h"
 #include "client/tools/outputs.h"
+#include "proto/cli/wrong_use.h"
 #include "proto/codec/text.h"
 #include "proto/folder/this_job.h"
 #include "proto/frame/version.h"
@@ -107,6 +108,7 @@ int Main(int argc, char** argv) {
   bool plain = false, io_uring = false;
   OutputOptions output_options;
   CLI::App app("Runs a CUDA program with its GPU elsewhere: cr-run [OPTIONS] [--] PROGRAM [ARGUMENTS]", kTool);
+  app.failure_message(WrongUse);
   app.footer(kExamples);
   app.set_version_flag("--version", VersionLine("cr-run"));
   app.add_option("--server", server,
@@ -134,12 +136,13 @@ int Main(int argc, char** argv) {
   int first = own;
   if (first < argc && strcmp(argv[first], "--") == 0) ++first;
   plan.command.assign(argv + first, argv + argc);
-  if (plan.command.empty()) return Fail("which program? (cr-run --help)");
+  if (plan.command.empty())
+    return Fail("no program given: cr-run [OPTIONS] [--] PROGRAM [ARGUMENTS] (cr-run --help lists the options)");
 
   const char* value;
   if (server.empty() && (value = getenv("CUDA_REMOTE_SERVER"))) server = value;
   if (directory.empty() && (value = getenv("CUDA_REMOTE_JOB_DIR"))) directory = value;
-  if (name.find('/') != std::string::npos) return Fail("a job's name has no slash in it");
+  if (name.find('/') != std::string::npos) return Fail("--name " + name + ": a job's name cannot contain a slash");
   // In a job already: its processes belong to that one, with its server.
   const bool own_wishes = app.count("--server") + app.count("--gpu") + app.count("--name") + app.count("--job-dir") > 0;
   if (!directory.empty() && IsInUse(Absolute(directory)) && app.count("--job-dir") == 0) {

@@ -18,6 +18,7 @@
 #include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/job.h"
 #include "client/tools/foreground.h"
+#include "proto/cli/wrong_use.h"
 #include "proto/frame/version.h"
 
 namespace cuda_remote::client::tools {
@@ -79,7 +80,7 @@ class NewFile {
     fd_ = path.empty() ? memfd_create("cr-trace", MFD_CLOEXEC)
                        : open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd_ < 0) {
-      *error = "cannot write " + name + ": " + strerror(errno);
+      *error = "cannot write " + path + ": " + strerror(errno);
       return false;
     }
     if (!path.empty()) temporary_ = name;
@@ -145,6 +146,7 @@ bool Record(const Options& options, const Job& found, const std::string& directo
 int Main(int argc, char** argv) {
   Options options;
   CLI::App app("Records a running job's CUDA calls for some seconds.", kTool);
+  app.failure_message(WrongUse);
   app.footer(std::string(kWhichJob) + kExamples);
   app.set_version_flag("--version", VersionLine("cr-trace"));
   app.add_option("JOB", options.job, "which job")->required();

@@ -191,7 +191,8 @@ bool MakeOwn(Walk* walk, const std::string& path, FolderUse use, int folder) {
   if (facts.st_uid != geteuid()) {
     return walk->Fail("the folder " + path + " belongs to user " + std::to_string(facts.st_uid) +
                       ", not to the user of this program (" + std::to_string(geteuid()) +
-                      "); remove it, or choose another folder");
+                      (use == FolderUse::kLook ? "); run this program as that user"
+                                               : "); remove it, or choose another folder"));
   }
   const bool writable = (facts.st_mode & kOthersMayWrite) != 0;
   if (!writable && (use != FolderUse::kMake || (facts.st_mode & kRightsOfOthers) == 0)) return true;

@@ -85,6 +85,15 @@ TEST_F(PrivateFolderTest, MadeForItsUserOnly) {
   EXPECT_NE(Told(path, FolderUse::kLook, 0).find("belongs to user 51234"), std::string::npos);
 }
 
+TEST_F(PrivateFolderTest, AFolderOfAnotherUserIsNotOneToRemove) {
+  const std::string path = shared_ + "/train";
+  EXPECT_EQ(Told(path), "");
+  const std::string looked = Told(path, FolderUse::kLook, 0), made = Told(path, FolderUse::kMake, kAttacker);
+  EXPECT_NE(looked.find(path + " belongs to user 51234"), std::string::npos) << looked;
+  EXPECT_NE(looked.find("run this program as that user"), std::string::npos) << looked;
+  EXPECT_NE(made.find("choose another folder"), std::string::npos) << made;
+}
+
 TEST_F(PrivateFolderTest, LookingMakesNothing) {
   const std::string path = shared_ + "/none";
   EXPECT_NE(Told(path, FolderUse::kLook).find("No such file"), std::string::npos);

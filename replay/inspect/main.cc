@@ -12,6 +12,7 @@
 #include "ckptfmt/image_reader.h"
 #include "ckptfmt/image_store.h"
 #include "ckptfmt/needs.h"
+#include "proto/cli/wrong_use.h"
 #include "proto/frame/version.h"
 #include "replay/inspect/print.h"
 #include "replay/inspect/summary.h"
@@ -170,6 +171,7 @@ int Run(const Options& options) {
 
 int Main(int argc, char** argv) {
   CLI::App app{"Prints, verifies and compares checkpoint images."};
+  app.failure_message(WrongUse);
   app.set_version_flag("--version", VersionLine("cr-inspect"));
   Options options;
   app.add_option("DIR", options.dir, "the image, or a folder of images (cr-checkpoint --keep)")->required();

@@ -11,6 +11,7 @@
 
 #include "CLI/CLI.hpp"
 #include "proto/channel/handshake.h"
+#include "proto/cli/wrong_use.h"
 #include "proto/frame/version.h"
 #include "server/nvml/answerer.h"
 #include "server/nvml/ask.h"
@@ -80,13 +81,18 @@ int main(int argc, char** argv) {
   using cuda_remote::server::Options;
   Options options;
   CLI::App app("cr-nvml: answers questions about a cr-server's GPUs. Started by cr-server, not by hand.");
+  app.failure_message(cuda_remote::WrongUse);
   app.set_version_flag("--version", cuda_remote::VersionLine("cr-nvml"));
   app.add_option("--link-fd", options.link_fd, "socket to cr-server");
   app.add_option("--log-level", options.log_level, "trace, debug, info, warn, error or off");
   app.add_option("--driver", options.driver, "CUDA driver library (default: the machine's own, else the software GPU)");
   app.add_option("--nvml", options.nvml, "NVML library");
   app.add_option("--gpu", options.gpu, "the only GPU that is served");
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
   auto logger = spdlog::stderr_logger_mt("nvml");
   logger->set_pattern("cr-nvml[%P] %l: %v");
   spdlog::set_default_logger(logger);

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "proto/channel/handshake.h"
+#include "proto/cli/wrong_use.h"
 #include "proto/control/buffer_memory.h"
 #include "proto/control/credentials.h"
 #include "proto/control/eager_poll.h"
@@ -326,7 +327,7 @@ bool ReadAgain(int argc, char** argv, Options* options, std::string* error) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& failure) {
-    *error = failure.what();
+    *error = Mistake(app, failure);
     return false;
   }
   return ReadLists(lists, options->tokens, &options->policy, error);
@@ -410,6 +411,7 @@ int Main(int argc, char** argv) {
   Lists lists;
   Preparations preparations;
   CLI::App app("Serves this machine's GPU to CUDA programs that run under cr-run.", "cr-server");
+  app.failure_message(WrongUse);
   AddOptions(&app, &options, &lists);
   AddPreparations(&app, &preparations);
   try {

@@ -22,6 +22,7 @@
 #include "CLI/CLI.hpp"
 #include "proto/channel/handshake.h"
 #include "proto/channel/server_channel.h"
+#include "proto/cli/wrong_use.h"
 #include "proto/driverabi/error_names.h"
 #include "proto/driverabi/visible_devices.h"
 #include "proto/frame/version.h"
@@ -371,6 +372,7 @@ int main(int argc, char** argv) {
   using cuda_remote::server::Options;
   Options options;
   CLI::App app("cr-worker: serves one cuda-remote session. Started by cr-server, not by hand.");
+  app.failure_message(cuda_remote::WrongUse);
   app.set_version_flag("--version", cuda_remote::VersionLine("cr-worker"));
   app.add_option("--link-fd", options.link_fd, "socket to cr-server");
   app.add_option("--log-level", options.log_level, "trace, debug, info, warn, error or off");
@@ -381,7 +383,11 @@ int main(int argc, char** argv) {
   app.add_option("--client-fd", options.client_fd, "of cr-worker itself: that session's client");
   app.add_option("--budget-fd", options.budget_fd, "of cr-worker itself: the memory budget of that session's owner");
   app.add_option("--memory-limit", options.memory_limit, "most bytes of device memory for the session (default: all)");
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
   // Standard output belongs to the GPU's printf.
   cuda_remote::server::LogTo(2, options.log_level);
   cuda_remote::server::FixAddressLayout(argv);

@@ -247,7 +247,7 @@ def refused(context):
         for server in (two, small):
             wait_for(lambda: not context.sessions(server), LIMIT, lambda: f"sessions are left on {server.unix}")
     context.tool("cr-migrate", ranks.job.id, "--map", f"0={two.unix}:0", refused=r"apart \(PID \d+\) has no server to go to")
-    context.tool("cr-migrate", ranks.job.id, refused="where to")
+    context.tool("cr-migrate", ranks.job.id, refused="no server given")
     ranks.expect_places(ranks.job, stay)
     # Two of them fit.
     context.tool("cr-migrate", ranks.job.id, "--to", two.unix, "--gpu", "1", "--map", f"0-1={small.unix}")
