@@ -7,6 +7,7 @@
 #include "proto/agent/message.h"
 #include "proto/channel/handshake.h"
 #include "proto/folder/this_job.h"
+#include "proto/frame/frame.h"
 
 namespace cuda_remote::agent {
 namespace {
@@ -171,6 +172,53 @@ bool AgentClient::Abandon(std::string* error) {
   Message request, reply;
   request.type = Type::kAbandon;
   return Call(request, kAnswerMs, &reply, error);
+}
+
+bool AgentClient::Ask(const SideRequest& request, uint64_t* sequence, std::string* error, bool* old) {
+  Message message, reply;
+  message.type = Type::kAsk;
+  FieldWriter(&message.body)
+      .Number(request.operation)
+      .Number(request.tag)
+      .Number(request.payload_bytes)
+      .Text(request.message);
+  if (request.tag != 0) message.fds = {request.fd};
+  if (!Call(message, kAnswerMs, &reply, error)) {
+    if (old != nullptr) *old = *error == kUnknownRequest;
+    return false;
+  }
+  FieldReader in(reply.body);
+  *sequence = in.Number();
+  if (in.done()) return true;
+  *error = kNonsense;
+  return false;
+}
+
+bool AgentClient::Answer(uint64_t sequence, int timeout_ms, bool* answered, SideAnswer* answer, std::string* error) {
+  Message request, reply;
+  request.type = Type::kAnswer;
+  FieldWriter(&request.body).Number(sequence).Number(uint64_t(timeout_ms > 0 ? timeout_ms : 0));
+  if (!Call(request, kAnswerMs, &reply, error)) return false;
+  FieldReader in(reply.body);
+  *answered = in.Number() != 0;
+  if (!*answered && in.done()) return true;
+  answer->result = uint32_t(in.Number());
+  const uint64_t message_bytes = in.Number(), payload_bytes = in.Number();
+  std::string all = in.Text();
+  bool ok = *answered && in.done() && message_bytes <= cuda_remote::kMaxMessageBytes &&
+            payload_bytes <= kMaxPayloadBytes;
+  if (ok && reply.fds.size() == 1) {
+    all.resize(message_bytes + payload_bytes);
+    ok = pread(reply.fds[0], &all[0], all.size(), 0) == ssize_t(all.size());
+  }
+  for (int fd : reply.fds) close(fd);
+  if (!ok || all.size() != message_bytes + payload_bytes) {
+    *error = kNonsense;
+    return false;
+  }
+  answer->message = all.substr(0, message_bytes);
+  answer->payload = all.substr(message_bytes);
+  return true;
 }
 
 bool AgentClient::BeginTrace(uint64_t events, uint64_t milliseconds, std::string* error) {

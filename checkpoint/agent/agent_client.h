@@ -16,8 +16,8 @@ struct Message;
 // LockAll (lock.h) locks one or several of these.
 class AgentClient final : public Lockable {
  public:
-  // Connects to the agent of process `pid` (as that process knows itself) of the job in `directory`. `name`: how messages
-  // call the process. Null and *error if nobody is there.
+  // Connects to the agent of process `pid` (as that process knows itself) of the job in `directory`. `name`: how
+  // messages call the process. Null and *error if nobody is there.
   static std::unique_ptr<AgentClient> Connect(const std::string& directory, uint32_t pid, const std::string& name,
                                               std::string* error);
 
@@ -45,6 +45,10 @@ class AgentClient final : public Lockable {
   bool Give(const Given& given, std::string* error);
   // Of a released process whose channel is lost: its calls fail from now on, and no longer wait.
   bool Abandon(std::string* error);
+  // A request to the GPU server beside the job's calls, while it runs, and its answer: *answered is false if that was
+  // not there in time (20 ms at most). *old, if not null: the job's library knows no such requests.
+  bool Ask(const SideRequest& request, uint64_t* sequence, std::string* error, bool* old = nullptr);
+  bool Answer(uint64_t sequence, int timeout_ms, bool* answered, SideAnswer* answer, std::string* error);
   // Begins to record calls, at most `events` and `milliseconds`; another connection may end it.
   bool BeginTrace(uint64_t events, uint64_t milliseconds, std::string* error);
   // Ends that; the job writes the timeline and the table of calls into the descriptors, which the caller keeps.

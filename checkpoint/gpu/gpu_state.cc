@@ -231,8 +231,8 @@ uint64_t PoolBytesFor(const std::vector<ckptfmt::Region>& regions) {
 }
 
 bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
-                ChunkPool* pool, bool fits, SharedBuffers* shared, const Continue& go_on, SaveTimes* times,
-                std::string* error) {
+                ChunkPool* pool, bool fits, SharedBuffers* shared, Precopy* copies, GpuSnapshot* snapshot,
+                UseChunk* later, const Continue& go_on, SaveTimes* times, std::string* error) {
   std::vector<uint32_t> numbers;
   for (const ckptfmt::Region& region : regions) {
     const absl::StatusOr<uint32_t> number = image->AddRegion(region);
@@ -242,7 +242,8 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
     }
     numbers.push_back(*number);
   }
-  const auto use = [&](size_t region, uint64_t index, char* slot, size_t bytes, std::string* why) {
+  const UseChunk use = [numbers, image, pool, fits](size_t region, uint64_t index, char* slot, size_t bytes,
+                                                    std::string* why) {
     absl::Status status;
     if (fits && bytes <= kSmallChunk) {
       // A module's variables are thousands of these, and a slot for each would be gigabytes that nobody has prepared.
@@ -259,10 +260,39 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
   const auto since = [](Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
   };
+  std::vector<std::vector<bool>> copied(regions.size());
+  if (copies) {
+    ChannelRequests requests(channel);
+    // Without an answer all is read.
+    std::string ignored;
+    copies->Compare(&requests, regions, &ignored);
+    for (size_t i = 0; i < regions.size(); ++i) {
+      const uint64_t chunks = (regions[i].bytes + ckptfmt::kChunkBytes - 1) / ckptfmt::kChunkBytes;
+      copied[i].resize(chunks);
+      for (uint64_t index = 0; index < chunks; ++index) {
+        char* const slot = copies->Take(regions[i], index);
+        if (slot == nullptr) continue;
+        const size_t bytes =
+            size_t(std::min(ckptfmt::kChunkBytes, regions[i].bytes - index * ckptfmt::kChunkBytes));
+        if (!use(i, index, slot, bytes, error)) return false;
+        copied[i][index] = true;
+      }
+    }
+  }
+  const auto is_copied = [&](size_t region, uint64_t index) { return copies && copied[region][index]; };
+  if (snapshot) {
+    *later = use;
+    const Clock::time_point taking = Clock::now();
+    if (!snapshot->Take(channel, regions, is_copied, error)) return false;
+    times->taking += since(taking);
+  }
+  const auto skip = [&](size_t region, uint64_t index) {
+    return is_copied(region, index) || (snapshot && snapshot->Has(region, index));
+  };
   const Clock::time_point start = Clock::now();
   SharedBuffers* const attached = shared && shared->Attach(channel) ? shared : nullptr;
   times->attaching += since(start);
-  const bool ok = ReadMemory(channel, regions, pool, attached, use, go_on, error, &times->reading);
+  const bool ok = ReadMemory(channel, regions, pool, attached, use, go_on, error, &times->reading, skip);
   const Clock::time_point read = Clock::now();
   if (attached) attached->Detach();
   times->detaching += since(read);

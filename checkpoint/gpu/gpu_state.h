@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "checkpoint/gpu/chunk_pool.h"
+#include "checkpoint/gpu/gpu_snapshot.h"
 #include "checkpoint/gpu/memory_transfer.h"
+#include "checkpoint/gpu/precopy.h"
 #include "checkpoint/gpu/shared_buffers.h"
 #include "ckptfmt/image_reader.h"
 #include "ckptfmt/image_writer.h"
@@ -58,15 +60,18 @@ uint64_t PoolBytesFor(const std::vector<ckptfmt::Region>& regions);
 struct SaveTimes {
   double attaching = 0;  // letting the worker map the shared buffers
   double detaching = 0;
+  double taking = 0;  // copies inside the GPU
   TransferTimes reading;
 };
 
 // Reads the regions of a process, whose number Region::process is, into `pool` and has the image's threads hash and write
 // them. When it returns all is read, but not all written: the pool must live as long as the image. `shared`: null, or not
-// attached. Adds to *times.
+// attached. `copies`: null, or copies of this process's memory, in slots of the same pool, which are used as far as they
+// are right. `snapshot`: null, or what takes chunks on the GPU; these are to be given to *later when the job runs again.
+// Adds to *times.
 bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
-                ChunkPool* pool, bool fits, SharedBuffers* shared, const Continue& go_on, SaveTimes* times,
-                std::string* error);
+                ChunkPool* pool, bool fits, SharedBuffers* shared, Precopy* copies, GpuSnapshot* snapshot,
+                UseChunk* later, const Continue& go_on, SaveTimes* times, std::string* error);
 // The memory of one process; `process`: its number in the image. Each chunk is compared with its checksum before it is
 // sent.
 bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChannel* channel, const Continue& go_on,

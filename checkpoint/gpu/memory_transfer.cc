@@ -80,15 +80,21 @@ class Transfer {
     size_t region;
     uint64_t index;
     size_t bytes;
+    bool first;  // of its region, in this transfer
     uint64_t offset() const { return index * kChunkBytes; }
   };
 
-  Transfer(ClientChannel* channel, const std::vector<Region>& regions, SharedBuffers* shared, const Continue& go_on)
+  Transfer(ClientChannel* channel, const std::vector<Region>& regions, SharedBuffers* shared, const Continue& go_on,
+           const SkipChunk& skip)
       : channel_(channel), regions_(regions), shared_(shared), go_on_(go_on) {
     for (size_t i = 0; i < regions.size(); ++i) {
-      total_ += regions[i].bytes;
+      bool first = true;
       for (uint64_t at = 0; at < regions[i].bytes; at += kChunkBytes) {
-        chunks_.push_back({i, at / kChunkBytes, size_t(std::min(kChunkBytes, regions[i].bytes - at))});
+        if (skip && skip(i, at / kChunkBytes)) continue;
+        const size_t bytes = size_t(std::min(kChunkBytes, regions[i].bytes - at));
+        chunks_.push_back({i, at / kChunkBytes, bytes, first});
+        total_ += bytes;
+        first = false;
       }
     }
     opened_ = std::make_unique<std::atomic<bool>[]>(regions.size());
@@ -255,7 +261,7 @@ class ReadShare {
     const Clock::time_point start = Clock::now();
     flights_.push_back({&chunk, slot});
     Flight& flight = flights_.back();
-    const bool opens = chunk.index == 0 && chunk.bytes >= kWorthSharing;
+    const bool opens = chunk.first && chunk.bytes >= kWorthSharing;
     if (transfer_->CanShare(chunk) && (opens || transfer_->IsOpen(chunk))) {
       flight.buffer = free_buffers_.back();
       free_buffers_.pop_back();
@@ -484,8 +490,9 @@ bool Failed(const std::string& what, uint32_t result, std::string* error) {
 }
 
 bool ReadMemory(ClientChannel* channel, const std::vector<Region>& regions, ChunkPool* pool, SharedBuffers* shared,
-                const UseChunk& use, const Continue& go_on, std::string* error, TransferTimes* times) {
-  Transfer transfer(channel, regions, shared, go_on);
+                const UseChunk& use, const Continue& go_on, std::string* error, TransferTimes* times,
+                const SkipChunk& skip) {
+  Transfer transfer(channel, regions, shared, go_on, skip);
   std::mutex mutex;
   TransferTimes all;
   all.regions = regions.size();
@@ -526,7 +533,7 @@ void TransferTimes::Add(const TransferTimes& other) {
 
 bool WriteMemory(ClientChannel* channel, const std::vector<Region>& regions, SharedBuffers* shared,
                  const FillChunk& fill, const Continue& go_on, std::string* error) {
-  Transfer transfer(channel, regions, shared, go_on);
+  Transfer transfer(channel, regions, shared, go_on, nullptr);
   const auto share = [&](size_t thread, size_t count) { WriteShare(&transfer, fill, thread, count).Run(); };
   return transfer.Run(Threads(7, kMostFilling), share, error);
 }

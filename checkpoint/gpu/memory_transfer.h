@@ -35,6 +35,9 @@ using UseChunk = std::function<bool(size_t region, uint64_t index, char* slot, s
 // Puts a chunk's bytes to `out`. Called by several threads at once.
 using FillChunk = std::function<bool(size_t region, uint64_t index, char* out, size_t bytes, std::string* error)>;
 
+// Whether a chunk is to be left out. Called before the transfer begins.
+using SkipChunk = std::function<bool(size_t region, uint64_t index)>;
+
 // Where the time of a transfer went. Seconds are those of all threads together.
 struct TransferTimes {
   size_t threads = 0;
@@ -57,7 +60,7 @@ struct TransferTimes {
 // channel's server. *times, if not null: added to.
 bool ReadMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ChunkPool* pool,
                 SharedBuffers* shared, const UseChunk& use, const Continue& go_on, std::string* error,
-                TransferTimes* times = nullptr);
+                TransferTimes* times = nullptr, const SkipChunk& skip = nullptr);
 
 // Writes all regions. What goes wrong at the server is only known after a Drain. `shared` as above.
 bool WriteMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, SharedBuffers* shared,

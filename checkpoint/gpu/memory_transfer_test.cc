@@ -307,7 +307,8 @@ TEST(SaveMemory, SmallRegionsWaitInMemoryOfTheirOwnSize) {
   (*image)->HoldChunks();  // nothing comes back meanwhile
   SaveTimes times;
   std::string error;
-  ASSERT_TRUE(SaveMemory(server.channel(), regions, image->get(), &pool, /*fits=*/true, nullptr, nullptr, &times,
+  ASSERT_TRUE(SaveMemory(server.channel(), regions, image->get(), &pool, /*fits=*/true, nullptr, nullptr, nullptr, nullptr, nullptr,
+                         &times,
                          &error))
       << error;
   EXPECT_EQ(times.reading.regions, regions.size());

@@ -123,6 +123,17 @@ bool SharedBuffers::Attach(ClientChannel* channel) {
   return true;
 }
 
+void SharedBuffers::MapRequest(agent::SideRequest* request) const {
+  request->operation = kOpHostMap;
+  request->tag = NewTag();
+  request->fd = fd_;
+  wire::OpHostMap_Request map;
+  map.tag = request->tag;
+  map.address = kAddress;
+  map.bytes = kAllBytes;
+  map.Encode(&request->message);
+}
+
 void SharedBuffers::Detach() {
   // A session that is gone has nothing mapped.
   if (attached_) Unmap(attached_);

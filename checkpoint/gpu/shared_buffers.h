@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "proto/agent/types.h"
 #include "proto/channel/client_channel.h"
 
 namespace cuda_remote::checkpoint {
@@ -32,6 +33,9 @@ class SharedBuffers {
   bool Attach(ClientChannel* channel);
   // Ends that, when no request on the way uses them; does nothing without one.
   void Detach();
+
+  // For a server that is not attached to: the request that lets it map them, which ends with another one or the session.
+  void MapRequest(agent::SideRequest* request) const;
 
   // Buffer `index`, here and at the server.
   char* data(size_t index) const { return memory_ + index * kBytes; }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "checkpoint/gpu/gpu_state.h"
 
@@ -20,6 +21,9 @@ constexpr int kConnectAttempts = 200;
 constexpr int kConnectPauseUs = 25000;
 // Each waits some milliseconds.
 constexpr int kHeldAttempts = 100;
+// How long a request beside the job's calls may take, and a look whether it is answered.
+constexpr auto kSideWait = std::chrono::seconds(5);
+constexpr int kSideLookMs = 20;
 
 bool ReadAll(int fd, std::string* bytes) {
   struct stat facts;
@@ -98,6 +102,29 @@ uint64_t AskHeldBytes(const Job& job, const std::string& directory) {
     }
   }
   return bytes;
+}
+
+std::unique_ptr<RunningProcess> RunningProcess::Connect(const CudaProcess& process, const std::string& directory,
+                                                        std::string* error) {
+  auto agent = agent::AgentClient::Connect(directory, uint32_t(process.inner_pid), NameOf(process), error);
+  agent::Info info;
+  if (!agent || !agent->GetInfo(&info, error)) return nullptr;
+  return std::unique_ptr<RunningProcess>(new RunningProcess(std::move(agent), std::move(info)));
+}
+
+bool RunningProcess::Begin(const agent::SideRequest& request, uint64_t* number, std::string* error) {
+  return agent_->Ask(request, number, error);
+}
+
+bool RunningProcess::Wait(uint64_t number, agent::SideAnswer* answer, std::string* error) {
+  const auto end = std::chrono::steady_clock::now() + kSideWait;
+  while (std::chrono::steady_clock::now() < end) {
+    bool answered = false;
+    if (!agent_->Answer(number, kSideLookMs, &answered, answer, error)) return false;
+    if (answered) return true;
+  }
+  *error = "the GPU server does not answer: the GPU may be busy with one kernel";
+  return false;
 }
 
 bool LiveProcess::Take(std::string* error) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "checkpoint/agent/agent_client.h"
+#include "checkpoint/gpu/side_requests.h"
 #include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/job_claim.h"
@@ -24,6 +25,28 @@ namespace cuda_remote::checkpoint {
 // How much device memory the workers of the job's processes say that they hold now; nothing counts for one that does
 // not answer soon.
 uint64_t AskHeldBytes(const Job& job, const std::string& directory);
+
+// Requests beside the calls of a running process, through its agent. When it goes, the server lets go of what they
+// made it map. Others cannot reach the agent meanwhile.
+class RunningProcess final : public SideRequests {
+ public:
+  // Null and *error if the process cannot be reached, or its library does not know such requests.
+  static std::unique_ptr<RunningProcess> Connect(const CudaProcess& process, const std::string& directory,
+                                                 std::string* error);
+  // The number of its session.
+  uint64_t session() const { return info_.session; }
+
+  // SideRequests.
+  bool shared_memory() const override { return info_.shared_memory; }
+  bool Begin(const agent::SideRequest& request, uint64_t* number, std::string* error) override;
+  bool Wait(uint64_t number, agent::SideAnswer* answer, std::string* error) override;
+
+ private:
+  RunningProcess(std::unique_ptr<agent::AgentClient> agent, agent::Info info)
+      : agent_(std::move(agent)), info_(std::move(info)) {}
+  std::unique_ptr<agent::AgentClient> agent_;
+  agent::Info info_;
+};
 
 class LiveProcess final : public JobProcess {
  public:

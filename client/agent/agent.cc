@@ -7,24 +7,31 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <map>
+#include <memory>
 #include <new>
 #include <utility>
+#include <vector>
 
 #include "proto/agent/message.h"
 #include "proto/channel/handshake.h"
 #include "proto/folder/private_folder.h"
+#include "proto/frame/frame.h"
 
 namespace cuda_remote::agent {
 namespace {
 
 // How often the socket's path is looked at.
 constexpr int kPathCheckMs = 5000;
+// Longest wait for the answer to a tool's request: a tool that goes is noticed after it.
+constexpr int kMostAnswerMs = 20;
 
 // What a forked child closes: it has no agent, and must not keep the parent's connections open.
 std::atomic<int> g_inherited[3] = {{-1}, {-1}, {-1}};
@@ -196,6 +203,7 @@ class AgentThread final : public Agent {
         if (state_ != State::kRunning && state_ != State::kLocked) return Refused("Close", error);
         if (!host_->Close(error)) return false;
         state_ = State::kClosed;
+        EndAsking();
         return true;
       case Type::kLook: {
         if (state_ != State::kRunning && state_ != State::kClosed) return Refused("Look", error);
@@ -256,6 +264,12 @@ class AgentThread final : public Agent {
         host_->Abandon();
         state_ = State::kRunning;
         return true;
+      case Type::kAsk:
+        if (state_ != State::kRunning) return Refused("Ask", error);
+        return Ask(*request, reply, error);
+      case Type::kAnswer:
+        if (state_ != State::kRunning) return Refused("Answer", error);
+        return Answer(*request, reply, error);
       case Type::kBeginTrace: {
         if (state_ != State::kRunning) return Refused("BeginTrace", error);
         FieldReader in(request->body);
@@ -280,6 +294,85 @@ class AgentThread final : public Agent {
         *error = kUnknownRequest;
         return false;
     }
+  }
+
+  bool Ask(const Message& request, Message* reply, std::string* error) {
+    FieldReader in(request.body);
+    SideRequest asked;
+    asked.operation = uint32_t(in.Number());
+    asked.tag = in.Number();
+    asked.payload_bytes = size_t(in.Number());
+    asked.message = in.Text();
+    if (!in.done() || asked.payload_bytes > kMaxPayloadBytes || request.fds.size() != (asked.tag != 0)) {
+      return Malformed(error);
+    }
+    if (asked_.size() >= kMostAsked) {
+      *error = "too many requests are open";
+      return false;
+    }
+    if (asked.tag != 0) asked.fd = request.fds[0];
+    std::unique_ptr<char[]> out(new (std::nothrow) char[asked.payload_bytes]);
+    uint64_t sequence = 0;
+    if (!out) {
+      *error = "out of memory";
+      return false;
+    }
+    asking_ = true;
+    if (!host_->Ask(asked, out.get(), &sequence, error)) return false;
+    asked_[sequence] = std::move(out);
+    FieldWriter(&reply->body).Number(sequence);
+    return true;
+  }
+
+  bool Answer(const Message& request, Message* reply, std::string* error) {
+    FieldReader in(request.body);
+    const uint64_t sequence = in.Number(), timeout = in.Number();
+    const auto asked = asked_.find(sequence);
+    if (!in.done() || timeout > kMostAnswerMs || asked == asked_.end()) return Malformed(error);
+    bool answered = false;
+    SideAnswer answer;
+    size_t bytes = 0;
+    const bool ok = host_->Answer(sequence, int(timeout), &answered, &answer, &bytes, error);
+    FieldWriter out(&reply->body);
+    out.Number(answered);
+    if (ok && !answered) return true;
+    const std::unique_ptr<char[]> payload = std::move(asked->second);
+    asked_.erase(asked);
+    if (!ok) return false;
+    out.Number(answer.result).Number(answer.message.size()).Number(bytes);
+    std::string all = std::move(answer.message);
+    all.append(payload.get(), bytes);
+    if (all.size() <= kMaxInlineAnswer) {
+      out.Text(all);
+      return true;
+    }
+    out.Text("");
+    const int file = memfd_create("cuda-remote-answer", MFD_CLOEXEC);
+    if (file >= 0 && pwrite(file, all.data(), all.size(), 0) == ssize_t(all.size())) {
+      reply->fds = {file};
+      return true;
+    }
+    *error = std::string("an answer cannot be written to memory: ") + strerror(errno);
+    if (file >= 0) close(file);
+    return false;
+  }
+
+  // The tool has gone, or goes on with other things.
+  void EndAsking() {
+    if (!asking_) return;
+    asking_ = false;
+    std::vector<uint64_t> open;
+    for (auto& [sequence, out] : asked_) {
+      bool answered = false;
+      SideAnswer ignored;
+      size_t bytes = 0;
+      std::string error;
+      if (!host_->Answer(sequence, kMostAnswerMs, &answered, &ignored, &bytes, &error) || answered) continue;
+      open.push_back(sequence);
+      late_.push_back(std::move(out));
+    }
+    asked_.clear();
+    host_->EndAsking(open);
   }
 
   // The tool holds the process up, which goes on with the channel that it has when the tool goes.
@@ -310,6 +403,7 @@ class AgentThread final : public Agent {
   }
 
   void DropTool() {
+    EndAsking();
     if (Holds()) {
       host_->Unlock();
       state_ = State::kRunning;
@@ -330,6 +424,11 @@ class AgentThread final : public Agent {
   ino_t inode_ = 0;
   int tool_ = -1;
   State state_ = State::kRunning;
+  // A tool's requests beside the job's calls: since when EndAsking is needed, where the answers' payloads go, and those of
+  // requests that were given up, which somebody may still write to.
+  bool asking_ = false;
+  std::map<uint64_t, std::unique_ptr<char[]>> asked_;
+  std::vector<std::unique_ptr<char[]>> late_;
 };
 
 }  // namespace

@@ -28,6 +28,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "proto/agent/types.h"
 
@@ -58,6 +59,15 @@ class AgentHost {
   virtual void Abandon() = 0;
   // Makes `given` the process's channel; it owns the descriptors. On failure the process has the channel it had.
   virtual bool Give(Given given, std::string* error) = 0;
+  // While the job runs: sends a request of a tool's beside its calls. The answer's payload goes to `out`, until Answer has
+  // said `answered` or failed. Waits if the channel is full.
+  virtual bool Ask(const SideRequest& request, char* out, uint64_t* sequence, std::string* error) = 0;
+  // *bytes: of the payload.
+  virtual bool Answer(uint64_t sequence, int timeout_ms, bool* answered, SideAnswer* answer, size_t* bytes,
+                      std::string* error) = 0;
+  // The tool asks no more: what its requests have made at the server goes. `open`: have no answer, and none is waited
+  // for; `out` of these must stay for as long as the channel does.
+  virtual void EndAsking(const std::vector<uint64_t>& open) = 0;
   // Records calls: see client/trace/control.h. The descriptors stay the caller's.
   virtual bool BeginTrace(uint64_t events, double max_seconds, std::string* error) = 0;
   virtual bool EndTrace(int timeline_fd, int table_fd, bool json, std::string* error) = 0;

@@ -16,8 +16,10 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "checkpoint/agent/agent_client.h"
 #include "checkpoint/agent/lock.h"
@@ -92,6 +94,32 @@ class FakeHost : public AgentHost {
     locked = closed = false;
     ++unlocks;
   }
+  bool Ask(const SideRequest& request, char* out, uint64_t* sequence, std::string* error) override {
+    if (request.operation == 666) {
+      *error = "no such thing";
+      return false;
+    }
+    if (request.tag != 0) passed = Contents(request.fd);
+    *sequence = ++last_asked;
+    asked[*sequence] = {request, out};
+    return true;
+  }
+  bool Answer(uint64_t sequence, int timeout_ms, bool* answered, SideAnswer* answer, size_t* bytes,
+              std::string*) override {
+    EXPECT_LE(timeout_ms, 20);
+    *answered = !hold_answers;
+    if (hold_answers) return true;
+    const auto& [request, out] = asked.at(sequence);
+    answer->result = request.operation;
+    answer->message = request.message;
+    *bytes = request.payload_bytes;
+    for (size_t i = 0; i < *bytes; ++i) out[i] = char(i * 7 + i / 1000);
+    return true;
+  }
+  void EndAsking(const std::vector<uint64_t>& open) override {
+    ++asking_ended;
+    given_up = open.size();
+  }
   bool BeginTrace(uint64_t events, double max_seconds, std::string* error) override {
     trace_events = events;
     trace_seconds = max_seconds;
@@ -134,6 +162,11 @@ class FakeHost : public AgentHost {
   std::atomic<bool> released{false}, abandoned{false}, refuse_lock{false}, refuse_give{false};
   std::atomic<int> unlocks{0}, last_timeout{0};
   std::atomic<uint64_t> trace_events{0};
+  std::atomic<bool> hold_answers{false};
+  std::atomic<uint64_t> last_asked{0}, given_up{0};
+  std::atomic<int> asking_ended{0};
+  std::map<uint64_t, std::pair<SideRequest, char*>> asked;  // the agent's thread only
+  std::string passed;
   std::atomic<double> trace_seconds{0};
   std::function<void()> before_unlock;
   Given given;
@@ -308,6 +341,78 @@ TEST_F(AgentTest, ToolThatDisappearsWhileItWaitsUnlocks) {
     tool.reset();
     EXPECT_TRUE(Eventually([&] { return host_.unlocks == before + 1; })) << step;
   }
+}
+
+TEST_F(AgentTest, AsksBesideTheJobsCalls) {
+  auto tool = Connect();
+  uint64_t first = 0, second = 0, third = 0;
+  SideRequest request;
+  request.operation = 17;
+  request.message = "short";
+  ASSERT_TRUE(tool->Ask(request, &first, &error_)) << error_;
+  request.operation = 18;
+  request.message = std::string(20000, 'm');
+  request.payload_bytes = 300000;
+  request.tag = 5;
+  request.fd = FileWith("a descriptor");
+  ASSERT_TRUE(tool->Ask(request, &second, &error_)) << error_;
+  close(request.fd);
+  request.tag = 0;
+  bool answered = false;
+  SideAnswer answer;
+  ASSERT_TRUE(tool->Answer(second, 10, &answered, &answer, &error_)) << error_;
+  EXPECT_EQ(host_.passed, "a descriptor");
+  EXPECT_TRUE(answered);
+  EXPECT_EQ(answer.result, 18u);
+  EXPECT_EQ(answer.message, request.message);
+  ASSERT_EQ(answer.payload.size(), 300000u);
+  for (size_t i = 0; i < answer.payload.size(); ++i) ASSERT_EQ(answer.payload[i], char(i * 7 + i / 1000)) << i;
+  host_.hold_answers = true;
+  ASSERT_TRUE(tool->Answer(first, 0, &answered, &answer, &error_)) << error_;
+  EXPECT_FALSE(answered);
+  host_.hold_answers = false;
+  ASSERT_TRUE(tool->Answer(first, 0, &answered, &answer, &error_)) << error_;
+  EXPECT_TRUE(answered);
+  EXPECT_EQ(answer.message, "short");
+  EXPECT_EQ(answer.payload, "");
+  // Each answer once, and nobody else's.
+  EXPECT_FALSE(tool->Answer(first, 0, &answered, &answer, &error_));
+  EXPECT_FALSE(tool->Answer(12345, 0, &answered, &answer, &error_));
+  request.operation = 666;
+  EXPECT_FALSE(tool->Ask(request, &third, &error_));
+  EXPECT_EQ(error_, "no such thing");
+  // No end of them.
+  request.operation = 1;
+  request.payload_bytes = 0;
+  bool accepted = true;
+  size_t count = 0;
+  for (; count < 1000 && accepted; ++count) accepted = tool->Ask(request, &third, &error_);
+  EXPECT_EQ(count - 1, kMostAsked);
+  // A closed gate ends them, and there are no more until it opens.
+  EXPECT_EQ(host_.asking_ended, 0);
+  ASSERT_EQ(tool->Close(&error_), CloseResult::kClosed) << error_;
+  EXPECT_EQ(host_.asking_ended, 1);
+  EXPECT_EQ(host_.given_up, 0u);
+  EXPECT_FALSE(tool->Ask(request, &third, &error_));
+}
+
+TEST_F(AgentTest, ToolThatDisappearsAsksNoMore) {
+  host_.hold_answers = true;
+  auto tool = Connect();
+  SideRequest request;
+  request.payload_bytes = 1000;
+  uint64_t sequence = 0;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(tool->Ask(request, &sequence, &error_)) << error_;
+  }
+  tool.reset();
+  EXPECT_TRUE(Eventually([&] { return host_.asking_ended == 1; }));
+  EXPECT_EQ(host_.given_up, 3u);
+  EXPECT_EQ(host_.unlocks, 0);
+  // One that asked for nothing leaves nothing behind.
+  Connect().reset();
+  ASSERT_TRUE(Lock(Connect()));
+  EXPECT_EQ(host_.asking_ended, 1);
 }
 
 TEST_F(AgentTest, LooksAndAdmits) {

@@ -27,6 +27,9 @@ namespace {
 constexpr int kLookMs = 5;
 // How long the thread of host functions may take to let go of a channel on which nothing arrives.
 constexpr int kDetachMs = 1000;
+// What a tool may ask the server for beside the job's calls.
+constexpr uint32_t kSideOperations[] = {kOpRegions,  kOpHashMemory,   kOpPeekMemory,   kOpHostMap,
+                                        kOpHostUnmap};
 
 int64_t NowNs() {
   timespec now;
@@ -340,6 +343,70 @@ bool Session::Take(agent::Taken* taken, std::string* error) {
   taken->next_sequence = channel_->next_sequence();
   taken->welcome = channel_->welcome();
   return true;
+}
+
+bool Session::Ask(const agent::SideRequest& request, char* out, uint64_t* sequence, std::string* error) {
+  if (std::find(std::begin(kSideOperations), std::end(kSideOperations), request.operation) ==
+      std::end(kSideOperations)) {
+    *error = "the job's client library does not let a tool ask for this beside its calls";
+    return false;
+  }
+  if (!channel_ || lost_.load() != CUDA_SUCCESS) {
+    *error = "the job has no GPU server";
+    return false;
+  }
+  if (request.tag != 0 && channel_->SendFd(request.tag, request.fd) != ChannelStatus::kOk) {
+    *error = "the GPU server does not take a descriptor";
+    return false;
+  }
+  FrameHeader header;
+  header.call = request.operation;
+  *sequence = channel_->Begin(header, request.message, {}, out, request.payload_bytes);
+  if (*sequence == 0) {
+    *error = "the GPU server went away";
+    return false;
+  }
+  if (request.operation == kOpHostMap) {
+    wire::OpHostMap_Request map;
+    if (map.Decode(request.message)) side_maps_.insert(map.address);
+  } else if (request.operation == kOpHostUnmap) {
+    wire::OpHostUnmap_Request unmap;
+    if (unmap.Decode(request.message)) side_maps_.erase(unmap.address);
+  }
+  return true;
+}
+
+bool Session::Answer(uint64_t sequence, int timeout_ms, bool* answered, agent::SideAnswer* answer, size_t* bytes,
+                     std::string* error) {
+  *answered = false;
+  Reply reply;
+  const ChannelStatus status = channel_ ? channel_->WaitFor(sequence, timeout_ms, &reply) : ChannelStatus::kClosed;
+  if (status == ChannelStatus::kTimeout) return true;
+  if (status != ChannelStatus::kOk) {
+    *error = "the GPU server went away";
+    return false;
+  }
+  if (reply.pending_error != CUDA_SUCCESS) SetPendingError(CUresult(reply.pending_error));
+  *answered = true;
+  answer->result = reply.result;
+  answer->message = std::move(reply.message);
+  *bytes = size_t(reply.payload_bytes);
+  return true;
+}
+
+void Session::EndAsking(const std::vector<uint64_t>& open) {
+  if (!channel_) return;
+  for (const uint64_t sequence : open) channel_->Abandon(sequence);
+  for (const uint64_t address : side_maps_) {
+    wire::OpHostUnmap_Request unmap;
+    unmap.address = address;
+    std::string message;
+    unmap.Encode(&message);
+    FrameHeader header;
+    header.call = kOpHostUnmap;
+    channel_->Send(header, message, {});
+  }
+  side_maps_.clear();
 }
 
 void Session::ForgetQuestion() {

@@ -331,6 +331,10 @@ class Session final : public agent::AgentHost, public trace::Server {
   void Release() override;
   void Abandon() override;
   bool Give(agent::Given given, std::string* error) override;
+  bool Ask(const agent::SideRequest& request, char* out, uint64_t* sequence, std::string* error) override;
+  bool Answer(uint64_t sequence, int timeout_ms, bool* answered, agent::SideAnswer* answer, size_t* bytes,
+              std::string* error) override;
+  void EndAsking(const std::vector<uint64_t>& open) override;
   bool BeginTrace(uint64_t events, double max_seconds, std::string* error) override;
   bool EndTrace(int timeline_fd, int table_fd, bool json, std::string* error) override;
   bool TraceTotals(int table_fd, bool json, std::string* error) override;
@@ -407,6 +411,8 @@ class Session final : public agent::AgentHost, public trace::Server {
   bool given_new_ = false;
   std::string former_server_;
   int64_t former_moved_at_ns_ = 0;
+  // Memory that a tool has the server map.
+  std::set<uint64_t> side_maps_;
   uint64_t question_ = 0;
   bool question_quiet_ = false;
   uint64_t question_admissions_ = 0;

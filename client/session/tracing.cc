@@ -19,7 +19,7 @@ constexpr uint32_t kRead = 3;
 constexpr size_t kMaxEvents = 200000000;
 constexpr size_t kMaxNameBytes = 200;
 
-bool Ask(Session* session, uint32_t action, uint64_t argument, Reply* reply, wire::OpTimeline_Reply* out) {
+bool AskTimeline(Session* session, uint32_t action, uint64_t argument, Reply* reply, wire::OpTimeline_Reply* out) {
   wire::OpTimeline_Request request;
   request.action = action;
   (action == kBegin ? request.capacity : request.first) = argument;
@@ -77,7 +77,7 @@ bool Session::BeginTimeline(uint64_t capacity) {
   GatePass pass(&gate_);
   Reply reply;
   wire::OpTimeline_Reply out;
-  return lost() == CUDA_SUCCESS && Ask(this, kBegin, capacity, &reply, &out);
+  return lost() == CUDA_SUCCESS && AskTimeline(this, kBegin, capacity, &reply, &out);
 }
 
 void Session::EndTimeline(trace::WorkerEvents* events) {
@@ -86,7 +86,7 @@ void Session::EndTimeline(trace::WorkerEvents* events) {
   Reply reply;
   wire::OpTimeline_Reply out;
   const uint64_t before = trace::NowNs();
-  if (lost() != CUDA_SUCCESS || !Ask(this, kEnd, 0, &reply, &out)) return;
+  if (lost() != CUDA_SUCCESS || !AskTimeline(this, kEnd, 0, &reply, &out)) return;
   const uint64_t after = trace::NowNs();
   // Worker and client on one machine have one clock, unless the process was restored: then its clock goes on where it was.
   // The worker's "now" was somewhere between ours.
@@ -103,7 +103,7 @@ void Session::EndTimeline(trace::WorkerEvents* events) {
   while (events->events.size() < recorded) {
     const size_t so_far = events->events.size();
     wire::OpTimeline_Reply piece;
-    if (!Ask(this, kRead, so_far, &reply, &piece) || !Append(piece, offset, events) ||
+    if (!AskTimeline(this, kRead, so_far, &reply, &piece) || !Append(piece, offset, events) ||
         events->events.size() == so_far) {
       events->problem = "the GPU server did not give all that it recorded";
       return;

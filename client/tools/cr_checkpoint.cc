@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -45,6 +47,10 @@ constexpr char kTool[] = "cr-checkpoint";
 // Besides those of job.h.
 constexpr int kExitInterrupted = 3;
 constexpr uint64_t kStopPool = uint64_t{1} << 30;
+// Requests to the session of a process that has ended are far from those that it has sent.
+constexpr uint64_t kBehindGap = uint64_t{1} << 40;
+// Of the pool, for what is read in the pause.
+constexpr uint64_t kPausePool = uint64_t{256} << 20;
 
 constexpr char kExamples[] = R"(
 Examples:
@@ -53,8 +59,9 @@ Examples:
   cr-checkpoint --every 10m train /data/train.image   again and again; each whole image replaces the one before
   cr-checkpoint --every 10m --keep 3 train /data/train   keeps the last three images, which share what is the same in them
 
-The job stands still while its GPU memory goes to host memory and its processes are saved; what must be hashed, compressed and
-written of the GPU memory is done behind it, while the job goes on. That takes as much host memory as the job has GPU
+GPU memory that the job does not write to all the time is copied to host memory while the job runs. Then the job stands
+still while the rest follows and its processes are saved; what must be hashed, compressed and written is done behind it,
+while the job goes on. That takes as much host memory as the job has GPU
 memory, if that is there (--pool); of a job with more than that, the rest goes through it while the job stands still.
 With --stop the memory is written as it comes, through a small pool. A checkpoint that fails, or is interrupted or
 killed, leaves the job running and no new image. Needs root, a job that was started as root, and CRIU
@@ -85,7 +92,12 @@ struct Outcome {
   // Parts of it: making memory ready beforehand, then reading GPU memory and CRIU's dump in the pause.
   double preparing = 0, reading = 0, dumping = 0;
   uint64_t prepared_bytes = 0;
+  // Copying GPU memory while the job runs.
+  PrecopyTimes precopy;
   SaveTimes saving;
+  // Kept on the GPU in the pause and read behind it.
+  uint64_t behind_bytes = 0;
+  double behind = 0;
   ckptfmt::ImageSizes sizes;
 };
 
@@ -118,6 +130,64 @@ std::unique_ptr<ChunkPool> MakePool(const Options& options, const Job& job, cons
     if (const uint64_t held = AskHeldBytes(job, directory); held > 0) pool->Prepare(held + held / 16, cancelled);
   }
   return pool;
+}
+
+// Copies of the job's GPU memory that are made while it runs, by session.
+using Precopies = std::map<uint64_t, std::unique_ptr<Precopy>>;
+
+// A process whose memory cannot be copied before is read in the pause.
+Precopies CopyBefore(const Job& job, const std::string& directory, ChunkPool* pool, SharedBuffers* shared,
+                     const std::function<bool()>& cancelled) {
+  Precopies copies;
+  // The pause needs room for what is read then.
+  uint64_t room = pool->limit() - std::min(pool->limit(), std::max(kPausePool, pool->limit() / 8));
+  for (const CudaProcess& process : FindCudaProcesses(job, directory)) {
+    std::string ignored;
+    const auto running = RunningProcess::Connect(process, directory, &ignored);
+    if (!running || room == 0) continue;
+    auto& copy = copies[running->session()];
+    copy = std::make_unique<Precopy>(pool, room);
+    copy->Run(running.get(), shared, cancelled, &ignored);
+    room -= std::min(room, copy->held_bytes());
+  }
+  return copies;
+}
+
+// What was taken on the GPU of one process, and how it is reached when the job runs again.
+struct Behind {
+  GpuSnapshot snapshot;
+  UseChunk use;
+  CudaProcess process;
+  // The session, should the process end before it has been read.
+  ChannelFds fds;
+  uint64_t next_sequence = 0;
+  Welcome welcome;
+
+  Behind() = default;
+  Behind(const Behind&) = delete;
+  Behind& operator=(const Behind&) = delete;
+  ~Behind() {
+    for (const int fd : {fds.socket, fds.ring}) {
+      if (fd >= 0) close(fd);
+    }
+  }
+};
+
+bool ReadBehind(Behind* behind, const std::string& directory, SharedBuffers* shared, ChunkPool* pool,
+                const Continue& go_on, std::string* error) {
+  if (behind->snapshot.bytes() == 0) return true;
+  if (const auto running = RunningProcess::Connect(behind->process, directory, error)) {
+    if (behind->snapshot.Read(running.get(), shared, pool, behind->use, go_on, error)) return true;
+    if (IsRunning(behind->process.pid)) return false;
+  } else if (IsRunning(behind->process.pid)) {
+    return false;
+  }
+  // It has ended. Its session has not: the tool still holds it.
+  const auto channel = ClientChannel::Adopt(behind->fds, behind->next_sequence, behind->welcome, error);
+  behind->fds = ChannelFds();
+  if (!channel) return false;
+  ChannelRequests requests(channel.get());
+  return behind->snapshot.Read(&requests, shared, pool, behind->use, go_on, error);
 }
 
 void TellTransfer(const TransferTimes& times, Steps* steps) {
@@ -224,6 +294,15 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   outcome->preparing = Since(preparing);
   outcome->prepared_bytes = pool->prepared();
   steps.Done("making host memory ready");
+  Precopies copies;
+  // A job that ends waits for nothing.
+  if (!options.stop) AtStep("copy GPU memory while the job runs");
+  if (!options.stop) copies = CopyBefore(job, directory, pool.get(), shared.get(), cancelled);
+  if (cancelled()) {
+    *error = "interrupted";
+    return false;
+  }
+  steps.Done("copying GPU memory while the job runs");
   LiveJob live(job, directory, claim);
   JobTransaction transaction(job, &live, &engine);
   agent::LockOptions lock;
@@ -244,6 +323,17 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   }
   const bool fits = pool_bytes <= pool->limit();
   if (!options.stop && fits) image->HoldChunks();
+  std::vector<std::unique_ptr<Behind>> behind;
+  // Of a checkpoint that fails before the job goes on.
+  struct Dropper {
+    LiveJob* live;
+    std::vector<std::unique_ptr<Behind>>* behind;
+    ~Dropper() {
+      for (size_t i = 0; live && i < behind->size(); ++i) {
+        if (ClientChannel* const channel = live->processes()[i]->channel()) (*behind)[i]->snapshot.Drop(channel);
+      }
+    }
+  } dropper{&live, &behind};
   {
     Progress progress("saving GPU memory", options.quiet);
     const Clock::time_point reading = Clock::now();
@@ -255,15 +345,36 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
       };
       LiveProcess& process = *live.processes()[i];
       AtStep("read GPU memory", i, regions.size());
-      if (!SaveMemory(process.channel(), regions[i], image.get(), pool.get(), fits, shared.get(), go_on, &outcome->saving,
-                      error)) {
+      const auto found = copies.find(process.info().session);
+      Precopy* const copy = found == copies.end() ? nullptr : found->second.get();
+      GpuSnapshot* snapshot = nullptr;
+      UseChunk* later = nullptr;
+      if (!options.stop) {
+        behind.push_back(std::make_unique<Behind>());
+        behind.back()->process = process.process();
+        snapshot = &behind.back()->snapshot;
+        later = &behind.back()->use;
+      }
+      if (!SaveMemory(process.channel(), regions[i], image.get(), pool.get(), fits, shared.get(), copy, snapshot, later,
+                      go_on, &outcome->saving, error)) {
         return Of(process, regions.size(), error);
       }
+      if (snapshot && snapshot->bytes() != 0) {
+        behind.back()->fds = process.channel()->DupFds();
+        behind.back()->next_sequence = process.next_sequence() + kBehindGap;
+        behind.back()->welcome = process.channel()->welcome();
+        outcome->behind_bytes += snapshot->bytes();
+      }
+      if (copy) outcome->precopy.Add(copy->times());
       for (const ckptfmt::Region& region : regions[i]) before += region.bytes;
     }
     outcome->reading = Since(reading);
   }
   steps.Done("reading GPU memory");
+  steps.Part(outcome->precopy.comparing,
+             "of it, finding that " + Bytes(double(outcome->precopy.kept_bytes)) + " of " +
+                 Bytes(double(outcome->precopy.copied_bytes)) + " copied before are right");
+  steps.Part(outcome->saving.taking, "of it, copying " + Bytes(double(outcome->behind_bytes)) + " inside the GPU");
   steps.Part(outcome->saving.attaching, "of it, letting the GPU server map the buffers");
   TellTransfer(outcome->saving.reading, &steps);
   steps.Part(outcome->saving.detaching, "of it, taking the buffers back");
@@ -301,9 +412,26 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   steps.Done("saving the process");
   std::string problem;
   if (!options.stop) {
+    dropper.live = nullptr;
     if (!transaction.Resume(error)) return false;
     outcome->paused = transaction.HeldSeconds();
     steps.Done("giving the job its session back");
+  }
+  if (!options.stop) AtStep("read what was kept on the GPU");
+  {
+    Progress progress("reading what was kept on the GPU", options.quiet);
+    const Clock::time_point reading = Clock::now();
+    uint64_t before = 0;
+    for (const auto& one : behind) {
+      const auto go_on = [&](uint64_t done, uint64_t) {
+        progress.Update(before + done, outcome->behind_bytes);
+        return !cancelled();
+      };
+      if (!ReadBehind(one.get(), directory, shared.get(), pool.get(), go_on, error)) return false;
+      before += one->snapshot.bytes();
+    }
+    outcome->behind = Since(reading);
+    if (before != 0) steps.Done("reading what was kept on the GPU");
   }
   const std::shared_ptr<void> upkeep = engine.BeginUpkeep();  // beside the writing
   absl::Status committed;
@@ -381,6 +509,20 @@ void Tell(const Options& options, const Outcome& outcome) {
     json.Member("client_bytes", sizes.client_bytes);
     json.Member("total_bytes", sizes.total_bytes);
     json.Member("linked_bytes", sizes.linked_bytes);
+    json.Key("before");
+    json.Begin('{');
+    json.RealMember("seconds", outcome.precopy.seconds, 3);
+    json.Member("rounds", outcome.precopy.rounds);
+    json.Member("copied_bytes", outcome.precopy.copied_bytes);
+    json.Member("kept_bytes", outcome.precopy.kept_bytes);
+    json.RealMember("comparing_seconds", outcome.precopy.comparing, 3);
+    json.End('}');
+    json.Key("behind");
+    json.Begin('{');
+    json.RealMember("taking_seconds", outcome.saving.taking, 3);
+    json.Member("bytes", outcome.behind_bytes);
+    json.RealMember("seconds", outcome.behind, 3);
+    json.End('}');
     json.Key("reading");
     json.Begin('{');
     json.RealMember("attaching_seconds", outcome.saving.attaching, 3);

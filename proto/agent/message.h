@@ -24,6 +24,10 @@ inline constexpr size_t kMaxFds = 3;
 inline constexpr size_t kMaxContexts = 256;
 // An agent's error for a type that it does not know; a tool then knows that the library is older than itself.
 inline constexpr char kUnknownRequest[] = "the job's client library does not know this request";
+// Most requests of a tool that are open at one time (kAsk).
+inline constexpr size_t kMostAsked = 64;
+// Answers to them that are longer come in a file.
+inline constexpr size_t kMaxInlineAnswer = 16u << 10;
 // Most calls that a tool may ask to be recorded.
 inline constexpr uint64_t kMaxTraceEvents = 100000000;
 
@@ -42,6 +46,8 @@ enum class Type : uint32_t {
   kAdmit = 12,
   kSettle = 13,
   kAbandon = 14,
+  kAsk = 15,
+  kAnswer = 16,
   // Answers.
   kOk = 64,
   kError = 65,

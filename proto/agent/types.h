@@ -71,6 +71,21 @@ struct Given {
   std::string server;       // how the process can name its server from now on; empty: as before
 };
 
+// A request of a tool to the GPU server, beside the job's own calls.
+struct SideRequest {
+  uint32_t operation = 0;
+  std::string message;
+  size_t payload_bytes = 0;  // of the answer, at most
+  // A descriptor for the server, which stays the caller's, and its tag; 0: there is none.
+  uint64_t tag = 0;
+  int fd = -1;
+};
+struct SideAnswer {
+  uint32_t result = 0;
+  std::string message;
+  std::string payload;
+};
+
 // The name, in the job's folder, of the socket on which the agent of process `pid` listens; `pid` as the process itself
 // knows it, so it is the same after a restart.
 inline std::string SocketName(uint32_t pid) { return "agent-" + std::to_string(pid) + ".sock"; }

@@ -9,6 +9,7 @@
 
 #include "proto/driverabi/array_format.h"
 #include "server/worker/current_context.h"
+#include "server/worker/snapshot_memory.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -72,6 +73,8 @@ CUresult CUDAAPI MemGetInfo(size_t* free, size_t* total) {
   CUdevice device = 0;
   if (const CUresult result = g_real.cuCtxGetDevice(&device); result != CUDA_SUCCESS) return result;
   const CUresult result = g_real.cuMemGetInfo_v2(free, total);
+  // What a checkpoint has borrowed goes where the job needs it.
+  if (result == CUDA_SUCCESS) *free += SnapshotMemory::Get().bytes_on(device);
   if (result == CUDA_SUCCESS) g_arena->Adjust(device, free, total);
   return result;
 }

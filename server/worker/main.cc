@@ -31,6 +31,7 @@
 #include "server/worker/executor.h"
 #include "server/worker/loaded_driver.h"
 #include "server/worker/output_capture.h"
+#include "server/worker/snapshot_memory.h"
 #include "server/worker/staging.h"
 #include "server/worker/worker_session.h"
 #include "server/worker_link/memory_budget.h"
@@ -230,6 +231,7 @@ bool WarmUp(const Options& options, Warm* warm, std::string* error) {
     return false;
   }
   GuardUnmapping(&warm->driver.table);
+  SnapshotMemory::Get().GiveWayIn(&warm->driver.table);
   const DriverTable& driver = warm->driver.table;
   const int devices = int(warm->driver.devices.size());
   if (!options.gpus.empty() && !assigned && devices != int(options.gpus.size())) {

@@ -9,7 +9,9 @@
 
 #include "proto/chunkhash/chunk_hash.h"
 #include "proto/chunkhash/steps.h"
+#include "proto/driverabi/snapshot_addresses.h"
 #include "server/worker/hash_kernel.gen.h"
+#include "server/worker/side_reads.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -42,13 +44,6 @@ class Read {
   uint64_t number_;
 };
 
-// For reads that have begun by now. Later ones do not read what is about to go: the session owns it no more.
-void AwaitSideReads() {
-  std::unique_lock<std::mutex> lock(g_mutex);
-  const uint64_t next = g_next_read;
-  g_ended.wait(lock, [next] { return g_reads.empty() || *g_reads.begin() >= next; });
-}
-
 template <auto kFunction>
 struct Guarded;
 
@@ -66,6 +61,13 @@ void Guard(DriverTable* table) {
 }
 
 }  // namespace
+
+// Later ones do not read what is about to go: the session owns it no more.
+void AwaitSideReads() {
+  std::unique_lock<std::mutex> lock(g_mutex);
+  const uint64_t next = g_next_read;
+  g_ended.wait(lock, [next] { return g_reads.empty() || *g_reads.begin() >= next; });
+}
 
 void GuardUnmapping(DriverTable* table) {
   g_real = *table;
@@ -155,7 +157,12 @@ CUresult SideWork::Hash(uint64_t context, const std::vector<Piece>& pieces, std:
 CUresult SideWork::CopyOut(uint64_t context, const Piece& piece, void* to, Wait* wait) {
   CUstream stream = nullptr;
   CUresult result = StreamIn(context, &stream);
-  if (result == CUDA_SUCCESS) result = driver_.cuMemcpyDtoHAsync_v2(to, piece.address, piece.bytes, stream);
+  const uint64_t target = reinterpret_cast<uint64_t>(to);
+  const bool inside = target >= driverabi::kSnapshotBase && target - driverabi::kSnapshotBase < driverabi::kSnapshotBytes;
+  if (result == CUDA_SUCCESS) {
+    result = inside ? driver_.cuMemcpyDtoDAsync_v2(target, piece.address, piece.bytes, stream)
+                    : driver_.cuMemcpyDtoHAsync_v2(to, piece.address, piece.bytes, stream);
+  }
   return result == CUDA_SUCCESS ? WaitFor(stream, wait) : result;
 }
 

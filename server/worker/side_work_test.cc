@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "proto/chunkhash/chunk_hash.h"
+#include "proto/driverabi/snapshot_addresses.h"
 #include "server/driver/driver_table.h"
 #include "server/worker/testing/client.h"
 #include "server/worker/testing/worker_process.h"
@@ -105,6 +106,11 @@ class SideRequests : public testing::Test {
     hashes->resize(result == CUDA_SUCCESS ? client_.reply.payload_bytes / sizeof(ChunkHash) : 0);
     return result;
   }
+  // Side work waits for nothing of the job's.
+  CUresult Write(uint64_t address, const std::string& bytes) {
+    const CUresult result = client_.Write(address, bytes);
+    return result == CUDA_SUCCESS ? client_.Synchronize() : result;
+  }
   CUresult Peek(uint64_t address, std::string* out) {
     wire::OpPeekMemory_Request in;
     in.address = address;
@@ -122,9 +128,8 @@ class SideRequests : public testing::Test {
 TEST_F(SideRequests, HashesRegionsInChunks) {
   const std::string first = Pattern(5000000, 2), second = Pattern(700, 3);
   const uint64_t a = client_.Allocate(first.size()), b = client_.Allocate(second.size());
-  ASSERT_EQ(client_.Write(a, first), CUDA_SUCCESS);
-  ASSERT_EQ(client_.Write(b, second), CUDA_SUCCESS);
-  ASSERT_EQ(client_.Synchronize(), CUDA_SUCCESS);  // it looks beside the streams
+  ASSERT_EQ(Write(a, first), CUDA_SUCCESS);
+  ASSERT_EQ(Write(b, second), CUDA_SUCCESS);
   for (const size_t chunk : {size_t{4096}, size_t{2} << 20}) {
     std::vector<ChunkHash> wanted = HashesOf(first, chunk);
     wanted.push_back(HashChunk(second.data(), second.size()));
@@ -135,8 +140,7 @@ TEST_F(SideRequests, HashesRegionsInChunks) {
   ASSERT_EQ(Hash({Memory(a + 4096, 8192)}, 4096, &hashes_), CUDA_SUCCESS);
   EXPECT_EQ(hashes_, HashesOf(first.substr(4096, 8192), 4096));
   const std::vector<ChunkHash> before = hashes_;
-  ASSERT_EQ(client_.Write(a + 4096 + 5000, "?"), CUDA_SUCCESS);
-  ASSERT_EQ(client_.Synchronize(), CUDA_SUCCESS);
+  ASSERT_EQ(Write(a + 4096 + 5000, "?"), CUDA_SUCCESS);
   ASSERT_EQ(Hash({Memory(a + 4096, 8192)}, 4096, &hashes_), CUDA_SUCCESS);
   EXPECT_EQ(hashes_[0], before[0]);
   EXPECT_NE(hashes_[1], before[1]);
@@ -191,11 +195,44 @@ TEST_F(SideRequests, ReadsOnlyWhatTheSessionOwns) {
 TEST_F(SideRequests, PeeksAtMemory) {
   const std::string bytes = Pattern(300000, 4);
   const uint64_t memory = client_.Allocate(bytes.size());
-  ASSERT_EQ(client_.Write(memory, bytes), CUDA_SUCCESS);
-  ASSERT_EQ(client_.Synchronize(), CUDA_SUCCESS);  // it looks beside the streams
+  ASSERT_EQ(Write(memory, bytes), CUDA_SUCCESS);
   std::string out(200000, 0);
   ASSERT_EQ(Peek(memory + 777, &out), CUDA_SUCCESS);
   EXPECT_EQ(out, bytes.substr(777, out.size()));
+}
+
+// As a checkpoint does: chunks are copied inside the GPU, the job changes its memory, and the copies are read.
+TEST_F(SideRequests, KeepsASnapshotOnTheGpu) {
+  const std::string bytes = Pattern(900000, 5);
+  const uint64_t memory = client_.Allocate(bytes.size());
+  ASSERT_EQ(Write(memory, bytes), CUDA_SUCCESS);
+  wire::OpMemAlloc_Request allocate;
+  allocate.bytes = 1 << 20;
+  allocate.flags = driverabi::kAllocateSnapshot;
+  ASSERT_EQ(client_.Call(kOpMemAlloc, allocate), CUDA_SUCCESS);
+  const uint64_t snapshot = client_.Decode<wire::OpMemAlloc_Reply>().address;
+  wire::OpPeekMemory_Request copy;
+  copy.address = memory;
+  copy.bytes = bytes.size();
+  copy.context = context_;
+  copy.to = snapshot + 4096;
+  ASSERT_EQ(client_.Call(kOpPeekMemory, copy), CUDA_SUCCESS);
+  copy.to = snapshot + (1 << 20) + (1 << 20);
+  EXPECT_EQ(client_.Call(kOpPeekMemory, copy), CUDA_ERROR_INVALID_VALUE);
+  // It is none of the job's memory.
+  ASSERT_EQ(client_.Call(kOpRegions, wire::OpRegions_Request()), CUDA_SUCCESS);
+  for (const wire::Region& region : client_.Decode<wire::OpRegions_Reply>().regions) {
+    EXPECT_LT(region.address, driverabi::kSnapshotBase);
+  }
+  EXPECT_EQ(Write(snapshot, "no"), CUDA_ERROR_INVALID_VALUE);
+  ASSERT_EQ(Write(memory, std::string(bytes.size(), 'z')), CUDA_SUCCESS);
+  std::string out(bytes.size() / 2, 0);
+  ASSERT_EQ(Peek(snapshot + 4096 + out.size(), &out), CUDA_SUCCESS);
+  EXPECT_EQ(out, bytes.substr(out.size()));
+  ASSERT_EQ(Peek(snapshot + 4096, &out), CUDA_SUCCESS);
+  EXPECT_EQ(out, bytes.substr(0, out.size()));
+  // All has been read.
+  EXPECT_EQ(Peek(snapshot + 4096, &out), CUDA_ERROR_INVALID_VALUE);
 }
 
 // Blocks of this size are unmapped when they are freed. A read that has begun must not find nothing there.

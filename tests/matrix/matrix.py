@@ -57,6 +57,7 @@ APPS = {
     "peers": 20,
     "pipeline": 30,
     "globals": 60,
+    "busy_memory": 40,
     "globals_plain": 30,
     "driver_ptx": 40,
     "driver_link": 28,

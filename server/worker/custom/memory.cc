@@ -12,6 +12,7 @@
 #include "server/dispatch/malformed.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/failures.h"
+#include "server/worker/snapshot_memory.h"
 #include "server/worker/worker_session.h"
 #include "spdlog/spdlog.h"
 
@@ -57,6 +58,14 @@ CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Req
                     ReplyBuilder*) {
   WorkerSession& worker = Worker(session);
   if (in.flags & kManaged) return CUDA_ERROR_NOT_SUPPORTED;
+  if (in.flags == driverabi::kAllocateSnapshot) {
+    const ContextRef context = worker.ContextOn(in.device);
+    if (context.id == 0) return CUDA_ERROR_INVALID_CONTEXT;
+    CUresult result = MakeCurrent(session.driver(), context);
+    if (result == CUDA_SUCCESS) result = SnapshotMemory::Get().Allocate(in.device, in.bytes, &out->address);
+    MakeCurrent(session.driver(), worker.current_ref());
+    return result;
+  }
   if (in.flags & ~(kStreamOrdered | kManaged)) return kMalformedRequest;
   if (in.device < 0 || size_t(in.device) >= worker.loaded().devices.size()) return CUDA_ERROR_INVALID_DEVICE;
   uint64_t bytes = in.bytes;
@@ -110,6 +119,7 @@ CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Req
 CUresult OpMemFree(Session& session, const Request&, const wire::OpMemFree_Request& in, wire::OpMemFree_Reply*,
                    ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
+  if (SnapshotMemory::Get().Free(in.address)) return CUDA_SUCCESS;
   const DeviceRange* const range = worker.ranges().At(in.address);
   if (range == nullptr || (range->kind != DeviceRange::kAllocation && range->kind != DeviceRange::kStreamOrdered)) {
     return CUDA_ERROR_INVALID_VALUE;

@@ -19,6 +19,7 @@
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/array_contents.h"
 #include "server/worker/driver_hooks.h"
+#include "server/worker/snapshot_memory.h"
 #include "server/worker/worker_session.h"
 #include "spdlog/spdlog.h"
 
@@ -572,12 +573,20 @@ CUresult OpHashMemory(Session& session, const Request&, const wire::OpHashMemory
     }
   }
   if (pieces.empty()) return CUDA_SUCCESS;
+  // Loading code may wait for kernels, and these for requests that come behind this one: so not while there is work.
+  static std::set<uint64_t> loaded_in;  // a worker has one session
+  if (!worker.loaded().software && loaded_in.count(context.id) == 0) {
+    wire::OpDrain_Reply work;
+    FindWork(worker, &work);
+    if (!work.busy_streams.empty() || worker.host_functions().waiting() != 0) return CUDA_ERROR_NOT_READY;
+  }
   std::shared_ptr<char> hashes;
   SideWork::Wait wait;
   CUresult result = MakeCurrent(session.driver(), context);
   if (result == CUDA_SUCCESS) result = worker.side_work().Hash(context.id, pieces, &hashes, &wait);
   MakeCurrent(session.driver(), worker.current_ref());
   if (result != CUDA_SUCCESS) return result;
+  loaded_in.insert(context.id);
   worker.DeferSide(context, reply, [hashes, wait, bytes = pieces.size() * sizeof(ChunkHash)](Answer* answer) {
     const CUresult state = wait();
     answer->view = {hashes.get(), state == CUDA_SUCCESS ? bytes : 0};
@@ -592,30 +601,50 @@ CUresult OpPeekMemory(Session& session, const Request&, const wire::OpPeekMemory
   WorkerSession& worker = Worker(session);
   if (in.bytes == 0) return CUDA_SUCCESS;
   if (CapturesInProgress() != 0) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  wire::OpReadMemory_Request place;
-  place.address = in.address;
-  place.bytes = in.bytes;
-  place.context = in.context;
-  CUdeviceptr address;
+  CUdeviceptr address = in.address;
   ContextRef context;
-  CUresult result = Resolve(worker, place, &address, &context);
-  if (result != CUDA_SUCCESS) return result;
+  SnapshotMemory& snapshots = SnapshotMemory::Get();
+  int device = 0;
+  const bool from_snapshot = snapshots.Owns(in.address, in.bytes, &device);
+  if (from_snapshot) {
+    context = worker.ContextOn(device);
+    if (context.id == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  } else {
+    wire::OpReadMemory_Request place;
+    place.address = in.address;
+    place.bytes = in.bytes;
+    place.context = in.context;
+    if (const CUresult result = Resolve(worker, place, &address, &context); result != CUDA_SUCCESS) return result;
+  }
+  const bool to_snapshot = !from_snapshot && snapshots.Owns(in.to, in.bytes, &device);
   std::shared_ptr<char> buffer;
   if (in.to == 0) {
     if (in.bytes > kMaxPayloadBytes) return CUDA_ERROR_INVALID_VALUE;
     buffer = worker.staging().Take(in.bytes);
     if (!buffer) return CUDA_ERROR_OUT_OF_MEMORY;
-  } else if (!worker.OwnsHostRange(in.to, in.bytes)) {
+  } else if (!to_snapshot && !worker.OwnsHostRange(in.to, in.bytes)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   SideWork::Wait wait;
-  result = MakeCurrent(session.driver(), context);
   void* const to = buffer ? buffer.get() : reinterpret_cast<void*>(in.to);
-  if (result == CUDA_SUCCESS) result = worker.side_work().CopyOut(context.id, {address, in.bytes}, to, &wait);
+  const auto copy = [&] { return worker.side_work().CopyOut(context.id, {address, in.bytes}, to, &wait); };
+  bool copied = false;
+  CUresult result = MakeCurrent(session.driver(), context);
+  if (result == CUDA_SUCCESS) {
+    result = to_snapshot     ? snapshots.Fill(in.to, in.bytes, copy)
+             : from_snapshot ? snapshots.Read(in.address, in.bytes, to, copy, &copied)
+                             : copy();
+  }
   MakeCurrent(session.driver(), worker.current_ref());
   if (result != CUDA_SUCCESS) return result;
-  worker.DeferSide(context, reply, [buffer, wait, bytes = in.bytes](Answer* answer) {
+  if (copied) {
+    if (buffer) reply->payload.assign(buffer.get(), in.bytes);
+    snapshots.WasRead(in.address, in.bytes);
+    return CUDA_SUCCESS;
+  }
+  worker.DeferSide(context, reply, [buffer, wait, from_snapshot, at = in.address, bytes = in.bytes](Answer* answer) {
     const CUresult state = wait();
+    if (state == CUDA_SUCCESS && from_snapshot) SnapshotMemory::Get().WasRead(at, bytes);
     if (buffer) answer->view = {buffer.get(), state == CUDA_SUCCESS ? bytes : 0};
     answer->keeper = buffer;
     return state;

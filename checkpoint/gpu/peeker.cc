@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/gpu/peeker.h"
+
+#include <algorithm>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "ckptfmt/types.h"
+#include "proto/codec/operations.gen.h"
+#include "proto/frame/frame.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+using ckptfmt::kChunkBytes;
+
+// Each copies some gigabytes a second.
+constexpr unsigned kMostThreads = 6;
+// Chunks on the way without shared memory, in pieces that a message has room for.
+constexpr size_t kChannelFlights = 4;
+
+}  // namespace
+
+SharedBuffers* Peeker::Attach(SideRequests* requests, SharedBuffers* shared, bool* ok, std::string* error) {
+  *ok = true;
+  if (shared == nullptr || !requests->shared_memory()) return nullptr;
+  agent::SideRequest map;
+  agent::SideAnswer answer;
+  uint64_t number = 0;
+  shared->MapRequest(&map);
+  *ok = requests->Begin(map, &number, error) && requests->Wait(number, &answer, error);
+  return *ok && answer.result == 0 ? shared : nullptr;
+}
+
+Peeker::Peeker(SideRequests* requests, SharedBuffers* shared, ChunkPool* pool, Use use)
+    : requests_(requests), shared_(shared), pool_(pool), use_(std::move(use)) {
+  if (shared == nullptr) return;
+  for (size_t i = 0; i < SharedBuffers::kCount; ++i) free_buffers_.push_back(i);
+  const unsigned count = std::clamp(std::thread::hardware_concurrency() * 3 / 8, 1u, kMostThreads);
+  try {
+    while (threads_.size() < count) threads_.emplace_back([this] { Work(); });
+  } catch (const std::system_error&) {
+    // Fewer will do; without any, the caller's thread does it.
+  }
+}
+
+Peeker::~Peeker() {
+  std::string ignored;
+  while (!flights_.empty()) FinishOne(&ignored);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    over_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+bool Peeker::Add(const Chunk& chunk, char* slot, std::string* error) {
+  Flight flight{{chunk, slot, kNone}, {}, {}};
+  bool ok = shared_ != nullptr || flights_.size() < kChannelFlights || FinishOne(error);
+  while (ok && shared_ != nullptr && !TakeBuffer(&flight.what.buffer)) {
+    if (!flights_.empty()) {
+      ok = FinishOne(error);
+      continue;
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return !free_buffers_.empty(); });
+  }
+  const uint64_t piece = shared_ != nullptr ? kChunkBytes : kMaxPayloadBytes;
+  for (uint64_t at = 0; ok && at < chunk.bytes; at += piece) {
+    wire::OpPeekMemory_Request peek;
+    peek.address = chunk.address + at;
+    peek.bytes = std::min<uint64_t>(piece, chunk.bytes - at);
+    peek.context = chunk.context;
+    if (shared_ != nullptr) peek.to = shared_->address(flight.what.buffer);
+    agent::SideRequest asked;
+    asked.operation = kOpPeekMemory;
+    if (shared_ == nullptr) asked.payload_bytes = peek.bytes;
+    peek.Encode(&asked.message);
+    uint64_t number = 0;
+    ok = requests_->Begin(asked, &number, error);
+    if (!ok) break;
+    flight.numbers.push_back(number);
+    flight.sizes.push_back(peek.bytes);
+  }
+  flights_.push_back(std::move(flight));
+  return ok;
+}
+
+bool Peeker::Finish(std::string* error) {
+  bool ok = true;
+  while (!flights_.empty()) {
+    std::string problem;
+    if (FinishOne(&problem) || !ok) continue;
+    *error = problem;
+    ok = false;
+  }
+  return ok;
+}
+
+// Waits for the oldest chunk.
+bool Peeker::FinishOne(std::string* error) {
+  const Flight flight = std::move(flights_.front());
+  flights_.pop_front();
+  const Arrived& what = flight.what;
+  bool ok = true, here = true;
+  size_t at = 0;
+  for (size_t i = 0; i < flight.numbers.size(); ++i) {
+    agent::SideAnswer answer;
+    std::string problem;
+    if (!requests_->Wait(flight.numbers[i], &answer, &problem)) {
+      if (ok) *error = problem;
+      ok = here = false;
+    } else if (answer.result != 0) {
+      refused_ = answer.result;
+      here = false;
+    } else if (shared_ == nullptr) {
+      here = here && answer.payload.size() == flight.sizes[i];
+      if (here) memcpy(what.slot + at, answer.payload.data(), flight.sizes[i]);
+    }
+    at += flight.sizes[i];
+  }
+  if (!here || at != what.chunk.bytes) {
+    pool_->Give(what.slot);
+    GiveBuffer(what.buffer);
+  } else if (threads_.empty()) {
+    Do(what);
+  } else {
+    std::lock_guard<std::mutex> lock(mutex_);
+    arrived_.push_back(what);
+    changed_.notify_all();
+  }
+  return ok;
+}
+
+bool Peeker::TakeBuffer(size_t* buffer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (free_buffers_.empty()) return false;
+  *buffer = free_buffers_.back();
+  free_buffers_.pop_back();
+  return true;
+}
+
+void Peeker::GiveBuffer(size_t buffer) {
+  if (buffer == kNone) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  free_buffers_.push_back(buffer);
+  changed_.notify_all();
+}
+
+void Peeker::Work() {
+  while (true) {
+    Arrived arrived;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [this] { return over_ || !arrived_.empty(); });
+      if (arrived_.empty()) return;
+      arrived = arrived_.front();
+      arrived_.pop_front();
+    }
+    Do(arrived);
+  }
+}
+
+void Peeker::Do(const Arrived& arrived) {
+  if (arrived.buffer != kNone) memcpy(arrived.slot, shared_->data(arrived.buffer), arrived.chunk.bytes);
+  GiveBuffer(arrived.buffer);
+  use_(arrived.chunk, arrived.slot);
+}
+
+}  // namespace cuda_remote::checkpoint

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies chunks of GPU memory to slots of the pool beside a running job: one thread asks the server, many requests at a
+// time, and others copy what has arrived out of shared buffers.
+#ifndef CUDA_REMOTE_CHECKPOINT_GPU_PEEKER_H_
+#define CUDA_REMOTE_CHECKPOINT_GPU_PEEKER_H_
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "checkpoint/gpu/chunk_pool.h"
+#include "checkpoint/gpu/shared_buffers.h"
+#include "checkpoint/gpu/side_requests.h"
+
+namespace cuda_remote::checkpoint {
+
+class Peeker {
+ public:
+  struct Chunk {
+    uint64_t address = 0;
+    size_t bytes = 0;
+    uint64_t context = 0;
+    size_t number = 0;  // the caller's
+  };
+  // Gets a chunk in a slot, which is its own from then on. Called by several threads at once.
+  using Use = std::function<void(const Chunk& chunk, char* slot)>;
+
+  // Lets the server map the buffers, which ends with the connection behind `requests`. Null if they cannot be used;
+  // *ok is false, and *error says why, if nothing can be asked.
+  static SharedBuffers* Attach(SideRequests* requests, SharedBuffers* shared, bool* ok, std::string* error);
+
+  // `shared`: null, or what Attach returned. Slots that are not used go back to `pool`.
+  Peeker(SideRequests* requests, SharedBuffers* shared, ChunkPool* pool, Use use);
+  // Waits for what is on its way.
+  ~Peeker();
+  Peeker(const Peeker&) = delete;
+  Peeker& operator=(const Peeker&) = delete;
+
+  // Begins to copy a chunk into `slot`, which is the peeker's from then on. False and *error if nothing more can be
+  // asked.
+  bool Add(const Chunk& chunk, char* slot, std::string* error);
+  // Waits for all. False as above, or if an earlier one has failed like that.
+  bool Finish(std::string* error);
+  // What the server answered to the last chunk that it refused; 0 if it refused none.
+  uint32_t refused() const { return refused_; }
+
+ private:
+  static constexpr size_t kNone = SIZE_MAX;
+  struct Arrived {
+    Chunk chunk;
+    char* slot;
+    size_t buffer;
+  };
+  struct Flight {
+    Arrived what;
+    std::vector<uint64_t> numbers;
+    std::vector<size_t> sizes;
+  };
+
+  bool FinishOne(std::string* error);
+  bool TakeBuffer(size_t* buffer);
+  void GiveBuffer(size_t buffer);
+  void Work();
+  void Do(const Arrived& arrived);
+
+  SideRequests* const requests_;
+  SharedBuffers* const shared_;
+  ChunkPool* const pool_;
+  const Use use_;
+  std::deque<Flight> flights_;
+  uint32_t refused_ = 0;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<size_t> free_buffers_;
+  std::deque<Arrived> arrived_;
+  bool over_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_GPU_PEEKER_H_

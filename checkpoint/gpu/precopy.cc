@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/gpu/precopy.h"
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <thread>
+#include <unordered_set>
+#include <utility>
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using ckptfmt::kChunkBytes;
+using ckptfmt::Region;
+using ckptfmt::RegionKind;
+
+// Between the two looks that tell what changes all the time: several steps of most jobs.
+constexpr auto kLook = std::chrono::milliseconds(250);
+// A chunk of less is read as quickly in the pause.
+constexpr size_t kWorthCopying = 64 << 10;
+// Rounds end when less than this has changed, or not much less than in the round before, or after so many.
+constexpr uint64_t kLittle = 64 << 20;
+constexpr double kHelps = 0.7;
+constexpr int kMostRounds = 5;
+// How often the memory is looked at again if some of it is freed meanwhile, or a stream is being captured.
+constexpr int kMostLooks = 8;
+constexpr int kMostIdleLooks = 100;
+constexpr auto kPause = std::chrono::milliseconds(10);
+constexpr uint32_t kNotReady = 600;  // CUDA_ERROR_NOT_READY
+
+double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// False: cancelled.
+bool Sleep(std::chrono::milliseconds time, const std::function<bool()>& cancelled) {
+  constexpr auto kNap = std::chrono::milliseconds(10);
+  for (const Clock::time_point end = Clock::now() + time; Clock::now() < end;) {
+    if (cancelled && cancelled()) return false;
+    std::this_thread::sleep_for(kNap);
+  }
+  return true;
+}
+
+bool MayCopy(const Region& region, size_t bytes) {
+  return region.kind == RegionKind::kAllocation && bytes >= kWorthCopying;
+}
+
+// Variables are many and small.
+std::vector<Region> Allocations(const std::vector<Region>& regions) {
+  std::vector<Region> out;
+  for (const Region& region : regions) {
+    if (MayCopy(region, size_t(std::min(region.bytes, kChunkBytes)))) out.push_back(region);
+  }
+  return out;
+}
+
+size_t BytesOf(const Region& region, uint64_t index) {
+  return size_t(std::min(kChunkBytes, region.bytes - index * kChunkBytes));
+}
+
+}  // namespace
+
+void PrecopyTimes::Add(const PrecopyTimes& other) {
+  rounds = std::max(rounds, other.rounds);
+  copied_bytes += other.copied_bytes;
+  kept_bytes += other.kept_bytes;
+  seconds += other.seconds;
+  comparing += other.comparing;
+}
+
+void Precopy::Drop(uint64_t address) {
+  const auto copy = copies_.find(address);
+  if (copy == copies_.end()) return;
+  pool_->Give(copy->second.slot);
+  copies_.erase(copy);
+}
+
+void Precopy::Clear() {
+  for (const auto& [address, copy] : copies_) pool_->Give(copy.slot);
+  copies_.clear();
+}
+
+bool Precopy::Round(SideRequests* requests, SharedBuffers* shared, const std::vector<Peeker::Chunk>& wanted,
+                    const std::function<bool()>& cancelled, std::string* error) {
+  ++times_.rounds;
+  for (const Peeker::Chunk& chunk : wanted) Drop(chunk.address);
+  const size_t room = most_slots_ - std::min(most_slots_, copies_.size());
+  size_t begun = 0;
+  std::mutex mutex;
+  Peeker peeker(requests, shared, pool_, [&](const Peeker::Chunk& chunk, char* slot) {
+    // Of the copy: the memory may be another one by now.
+    const ChunkHash hash = HashChunk(slot, chunk.bytes);
+    std::lock_guard<std::mutex> lock(mutex);
+    copies_[chunk.address] = {slot, chunk.bytes, hash};
+    times_.copied_bytes += chunk.bytes;
+  });
+  for (const Peeker::Chunk& chunk : wanted) {
+    // A stream that is being captured, for one: another round may have more luck.
+    if (begun >= room || peeker.refused() != 0 || (cancelled && cancelled())) break;
+    char* const slot = pool_->TryTake();
+    if (slot == nullptr) break;
+    ++begun;
+    if (!peeker.Add(chunk, slot, error)) return false;
+  }
+  return true;
+}
+
+bool Precopy::Run(SideRequests* requests, SharedBuffers* shared, const std::function<bool()>& cancelled,
+                  std::string* error) {
+  const Clock::time_point start = Clock::now();
+  struct Stop {
+    Precopy* owner;
+    Clock::time_point start;
+    ~Stop() { owner->times_.seconds += Since(start); }
+  } stop{this, start};
+  bool ok = true;
+  SharedBuffers* const attached = Peeker::Attach(requests, shared, &ok, error);
+  if (!ok) return false;
+  std::vector<Region> regions;
+  std::vector<std::vector<ChunkHash>> hashes;
+  // The job may free memory in between; and the first time the GPU has to be idle for a moment.
+  uint32_t refused = 0;
+  const auto look = [&] {
+    int left = kMostLooks;
+    for (int attempt = 0; attempt < kMostIdleLooks && left > 0; ++attempt) {
+      refused = 0;
+      if (!ListNow(requests, &regions, error)) return false;
+      regions = Allocations(regions);
+      if (HashRegions(requests, regions, &hashes, error, &refused)) return true;
+      if (refused == 0 || !Sleep(kPause, cancelled)) return false;
+      if (refused != kNotReady) --left;
+    }
+    return false;
+  };
+  const auto for_each = [&](const auto& use) {
+    for (size_t i = 0; i < regions.size(); ++i) {
+      for (uint64_t index = 0; index < hashes[i].size(); ++index) {
+        const size_t bytes = BytesOf(regions[i], index);
+        if (MayCopy(regions[i], bytes)) {
+          use(Peeker::Chunk{regions[i].address + index * kChunkBytes, bytes, regions[i].context, 0}, hashes[i][index]);
+        }
+      }
+    }
+  };
+  std::unordered_map<uint64_t, ChunkHash> before;
+  if (!look()) return refused != 0;
+  for_each([&](const Peeker::Chunk& chunk, const ChunkHash& hash) { before[chunk.address] = hash; });
+  if (before.empty()) return true;
+  uint64_t last = UINT64_MAX;
+  for (int round = 0; round < kMostRounds && Sleep(round == 0 ? kLook : std::chrono::milliseconds(0), cancelled);
+       ++round) {
+    if (!look()) return refused != 0;
+    // What has not changed since the last look, and is not there already. What has changed may go on changing.
+    std::vector<Peeker::Chunk> wanted;
+    std::unordered_set<uint64_t> there;
+    uint64_t bytes = 0;
+    for_each([&](const Peeker::Chunk& chunk, const ChunkHash& hash) {
+      there.insert(chunk.address);
+      const auto copy = copies_.find(chunk.address);
+      const auto seen = before.find(chunk.address);
+      const bool stands = seen != before.end() && seen->second == hash;
+      if (copy != copies_.end() && copy->second.bytes == chunk.bytes && copy->second.hash == hash) return;
+      // A copy of something else is wanted again even so: it stood still once.
+      if (!stands && copy == copies_.end()) return;
+      wanted.push_back(chunk);
+      bytes += chunk.bytes;
+    });
+    for (auto it = copies_.begin(); it != copies_.end();) {
+      if (there.count(it->first) != 0) {
+        ++it;
+        continue;
+      }
+      pool_->Give(it->second.slot);
+      it = copies_.erase(it);
+    }
+    before.clear();
+    for_each([&](const Peeker::Chunk& chunk, const ChunkHash& hash) { before[chunk.address] = hash; });
+    if (wanted.empty() || (round > 0 && (bytes <= kLittle || double(bytes) > kHelps * double(last)))) break;
+    last = bytes;
+    if (!Round(requests, attached, wanted, cancelled, error)) return false;
+  }
+  return true;
+}
+
+bool Precopy::Compare(SideRequests* requests, const std::vector<Region>& all, std::string* error) {
+  if (copies_.empty()) return true;
+  const Clock::time_point start = Clock::now();
+  std::vector<std::vector<ChunkHash>> hashes;
+  const std::vector<Region> regions = Allocations(all);
+  if (!HashRegions(requests, regions, &hashes, error)) {
+    Clear();
+    return false;
+  }
+  std::unordered_map<uint64_t, Copy> right;
+  for (size_t i = 0; i < regions.size(); ++i) {
+    for (uint64_t index = 0; index < hashes[i].size(); ++index) {
+      const size_t bytes = BytesOf(regions[i], index);
+      if (!MayCopy(regions[i], bytes)) continue;
+      const auto copy = copies_.find(regions[i].address + index * kChunkBytes);
+      if (copy == copies_.end() || copy->second.bytes != bytes || copy->second.hash != hashes[i][index]) continue;
+      times_.kept_bytes += bytes;
+      right.insert(*copy);
+      copies_.erase(copy);
+    }
+  }
+  Clear();
+  copies_ = std::move(right);
+  times_.comparing += Since(start);
+  return true;
+}
+
+char* Precopy::Take(const Region& region, uint64_t index) {
+  if (region.kind != RegionKind::kAllocation) return nullptr;
+  const auto copy = copies_.find(region.address + index * kChunkBytes);
+  if (copy == copies_.end() || copy->second.bytes != BytesOf(region, index)) return nullptr;
+  char* const slot = copy->second.slot;
+  copies_.erase(copy);
+  return slot;
+}
+
+}  // namespace cuda_remote::checkpoint

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounds of copies against a server of the test's own, whose memory changes with every request: in the pause a copy
+// that is used holds what the memory holds.
+
+#include "checkpoint/gpu/precopy.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "proto/codec/codec.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+using ckptfmt::kChunkBytes;
+using ckptfmt::Region;
+using ckptfmt::RegionKind;
+
+constexpr uint32_t kInvalidValue = 1, kCapture = 900;
+
+// Answers each request when it is waited for; `change` is called before that, and in the middle of each copy.
+class Server final : public SideRequests {
+ public:
+  explicit Server(bool shares) : shares_(shares) {}
+  ~Server() override {
+    EXPECT_TRUE(open_.empty());
+    if (buffers_ != nullptr) munmap(buffers_, buffer_bytes_);
+  }
+
+  bool shared_memory() const override { return shares_; }
+  bool Begin(const agent::SideRequest& request, uint64_t* number, std::string* error) override {
+    if (die_after >= 0 && die_after-- == 0) {
+      *error = "the job has ended";
+      dead_ = true;
+    }
+    if (dead_) return false;
+    EXPECT_LT(open_.size(), 64u);
+    *number = ++last_;
+    open_[*number] = request;
+    if (request.operation != kOpHostMap) return true;
+    wire::OpHostMap_Request map;
+    EXPECT_TRUE(map.Decode(request.message));
+    buffers_ = static_cast<char*>(mmap(nullptr, map.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, request.fd, 0));
+    EXPECT_NE(buffers_, MAP_FAILED);
+    buffers_at_ = map.address;
+    buffer_bytes_ = map.bytes;
+    return true;
+  }
+  bool Wait(uint64_t number, agent::SideAnswer* answer, std::string* error) override {
+    const agent::SideRequest request = open_.at(number);
+    open_.erase(number);
+    if (dead_) {
+      *error = "the job has ended";
+      return false;
+    }
+    if (change) change();
+    *answer = {};
+    if (request.operation == kOpRegions) {
+      wire::OpRegions_Request in;
+      EXPECT_TRUE(in.Decode(request.message));
+      wire::OpRegions_Reply out;
+      // In pieces, as a server with many would.
+      for (const auto& [address, bytes] : memory) {
+        if (in.after > 0) {
+          --in.after;
+          continue;
+        }
+        if (out.regions.size() == 3) {
+          out.more = true;
+          break;
+        }
+        wire::Region region;
+        region.kind = 1;
+        region.address = address;
+        region.bytes = bytes.size();
+        region.context = 7;
+        out.regions.push_back(region);
+      }
+      out.Encode(&answer->message);
+    } else if (request.operation == kOpHashMemory) {
+      answer->result = Hash(request, &answer->payload);
+    } else if (request.operation == kOpPeekMemory) {
+      answer->result = Peek(request, &answer->payload);
+    }
+    return true;
+  }
+
+  std::vector<Region> Regions() const {
+    std::vector<Region> out;
+    for (const auto& [address, bytes] : memory) {
+      Region region;
+      region.address = address;
+      region.bytes = bytes.size();
+      region.context = 7;
+      out.push_back(region);
+    }
+    return out;
+  }
+
+  std::map<uint64_t, std::string> memory;
+  std::function<void()> change;
+  int die_after = -1;      // requests
+  int refuse_after = -1;   // copies
+  uint64_t copied = 0;     // bytes
+  std::set<uint64_t> at;   // where copies began
+
+ private:
+  const char* Find(uint64_t address, uint64_t bytes) const {
+    auto it = memory.upper_bound(address);
+    if (it == memory.begin()) return nullptr;
+    --it;
+    return address + bytes <= it->first + it->second.size() ? it->second.data() + (address - it->first) : nullptr;
+  }
+  uint32_t Hash(const agent::SideRequest& request, std::string* payload) {
+    wire::OpHashMemory_Request in;
+    EXPECT_TRUE(in.Decode(request.message));
+    for (const wire::Region& region : in.regions) {
+      for (uint64_t offset = 0; offset < region.bytes; offset += in.chunk_bytes) {
+        const uint64_t bytes = std::min(in.chunk_bytes, region.bytes - offset);
+        const char* const data = Find(region.address + offset, bytes);
+        if (data == nullptr) return kInvalidValue;
+        const ChunkHash hash = HashChunk(data, bytes);
+        payload->append(reinterpret_cast<const char*>(&hash), sizeof(hash));
+      }
+    }
+    EXPECT_LE(payload->size(), request.payload_bytes);
+    return 0;
+  }
+  uint32_t Peek(const agent::SideRequest& request, std::string* payload) {
+    wire::OpPeekMemory_Request in;
+    EXPECT_TRUE(in.Decode(request.message));
+    EXPECT_EQ(in.context, 7u);
+    if (refuse_after >= 0 && refuse_after-- == 0) return kCapture;
+    const char* data = Find(in.address, in.bytes);
+    if (data == nullptr) return kInvalidValue;
+    std::string got(data, in.bytes / 2);
+    if (change) change();  // torn
+    data = Find(in.address, in.bytes);
+    if (data == nullptr) return kInvalidValue;
+    got.append(data + got.size(), in.bytes - got.size());
+    copied += in.bytes;
+    at.insert(in.address);
+    if (in.to == 0) {
+      *payload = std::move(got);
+      return 0;
+    }
+    EXPECT_LE(in.to - buffers_at_ + in.bytes, buffer_bytes_);
+    memcpy(buffers_ + (in.to - buffers_at_), got.data(), got.size());
+    return 0;
+  }
+
+  const bool shares_;
+  bool dead_ = false;
+  uint64_t last_ = 0;
+  std::map<uint64_t, agent::SideRequest> open_;
+  char* buffers_ = nullptr;
+  uint64_t buffers_at_ = 0;
+  size_t buffer_bytes_ = 0;
+};
+
+std::string Random(std::mt19937_64* random, size_t bytes) {
+  std::string out(bytes, 0);
+  for (size_t i = 0; i + 8 <= bytes; i += 8) {
+    const uint64_t word = (*random)();
+    memcpy(&out[i], &word, 8);
+  }
+  return out;
+}
+
+// All copies that are left, compared with the memory. Returns how many bytes.
+uint64_t TakeAll(Precopy* copies, ChunkPool* pool, const Server& server) {
+  uint64_t right = 0;
+  for (const Region& region : server.Regions()) {
+    for (uint64_t at = 0; at < region.bytes; at += kChunkBytes) {
+      char* const slot = copies->Take(region, at / kChunkBytes);
+      if (slot == nullptr) continue;
+      const std::string& bytes = server.memory.at(region.address);
+      const size_t count = std::min<size_t>(kChunkBytes, bytes.size() - at);
+      EXPECT_EQ(memcmp(slot, bytes.data() + at, count), 0) << region.address << " + " << at;
+      right += count;
+      pool->Give(slot);
+    }
+  }
+  return right;
+}
+
+bool HasAllSlots(ChunkPool* pool) {
+  std::vector<char*> slots;
+  while (char* const slot = pool->TryTake()) slots.push_back(slot);
+  for (char* const slot : slots) pool->Give(slot);
+  return slots.size() * ChunkPool::kSlotBytes == pool->limit();
+}
+
+class PrecopyTest : public testing::TestWithParam<bool> {
+ protected:
+  PrecopyTest() : server_(GetParam()) {
+    if (GetParam()) shared_ = SharedBuffers::Make();
+  }
+  bool Run(Precopy* copies) { return copies->Run(&server_, shared_.get(), nullptr, &error_); }
+
+  std::unique_ptr<SharedBuffers> shared_;
+  Server server_;
+  std::string error_;
+};
+
+INSTANTIATE_TEST_SUITE_P(, PrecopyTest, testing::Bool(),
+                         [](const auto& one) { return one.param ? "SharedBuffers" : "Channel"; });
+
+TEST_P(PrecopyTest, CopiesWhatStandsAndLeavesWhatChanges) {
+  std::mt19937_64 random(1);
+  constexpr uint64_t kStill = 0x10000000, kBusy = 0x20000000, kSmall = 0x30000000;
+  server_.memory[kStill] = Random(&random, 5 * kChunkBytes + 300000);
+  server_.memory[kBusy] = Random(&random, 3 * kChunkBytes);
+  server_.memory[kSmall] = Random(&random, 1000);
+  server_.change = [&] { ++server_.memory[kBusy][kChunkBytes + 77]; };  // the second chunk
+  ChunkPool pool(32 * kChunkBytes);
+  Precopy copies(&pool, 32 * kChunkBytes);
+  ASSERT_TRUE(Run(&copies)) << error_;
+  EXPECT_EQ(server_.copied, 7 * kChunkBytes + 300000);
+  EXPECT_EQ(server_.at.count(kBusy + kChunkBytes), 0u);
+  EXPECT_EQ(server_.at.count(kSmall), 0u);
+  server_.change = nullptr;
+  // Between the last round and the lock.
+  ++server_.memory[kStill][2 * kChunkBytes + 5];
+  ASSERT_TRUE(copies.Compare(&server_, server_.Regions(), &error_)) << error_;
+  EXPECT_EQ(TakeAll(&copies, &pool, server_), 6 * kChunkBytes + 300000);
+  EXPECT_EQ(copies.times().kept_bytes, 6 * kChunkBytes + 300000);
+  EXPECT_TRUE(HasAllSlots(&pool));
+}
+
+TEST_P(PrecopyTest, CopiesNothingOfAJobThatChangesEverything) {
+  std::mt19937_64 random(2);
+  server_.memory[0x10000000] = Random(&random, 4 * kChunkBytes);
+  server_.change = [&] {
+    for (size_t at = 0; at < 4 * kChunkBytes; at += kChunkBytes) ++server_.memory[0x10000000][at];
+  };
+  ChunkPool pool(32 * kChunkBytes);
+  Precopy copies(&pool, 32 * kChunkBytes);
+  ASSERT_TRUE(Run(&copies)) << error_;
+  EXPECT_EQ(server_.copied, 0u);
+  EXPECT_EQ(copies.times().rounds, 0u);
+}
+
+// Writes of all sizes, words that go back to what they were, chunks exchanged, memory freed and allocated at the same
+// place with other sizes, all between and in the middle of copies.
+TEST_P(PrecopyTest, NeverUsesAWrongCopy) {
+  uint64_t all_right = 0;
+  for (unsigned seed = 1; seed <= 6; ++seed) {
+    std::mt19937_64 random(seed);
+    server_.memory.clear();
+    std::vector<uint64_t> places;
+    for (int i = 0; i < 8; ++i) places.push_back(0x10000000 + uint64_t(i) * 0x1000000);
+    const auto allocate = [&](uint64_t place) {
+      server_.memory[place] = Random(&random, size_t(1 + random() % (3 * kChunkBytes)));
+    };
+    for (const uint64_t place : places) allocate(place);
+    server_.change = [&] {
+      if (random() % 4 != 0) return;
+      const uint64_t place = places[random() % places.size()];
+      const auto it = server_.memory.find(place);
+      if (it == server_.memory.end()) return allocate(place);
+      std::string& bytes = it->second;
+      switch (random() % 6) {
+        case 0:
+          bytes[random() % bytes.size()] ^= 1;
+          break;
+        case 1: {
+          const size_t at = random() % bytes.size(), count = std::min<size_t>(bytes.size() - at, random() % 5000);
+          memset(&bytes[at], int(random() % 3), count);
+          break;
+        }
+        case 2:
+          if (bytes.size() >= 2 * kChunkBytes) std::swap_ranges(&bytes[0], &bytes[4096], &bytes[kChunkBytes]);
+          break;
+        case 3: {  // there and back
+          static char before;
+          char* const word = &bytes[bytes.size() / 3];
+          if (random() % 2 == 0) before = *word;
+          *word = before;
+          break;
+        }
+        case 4:
+          server_.memory.erase(it);
+          break;
+        case 5:
+          server_.memory.erase(it);
+          allocate(place);
+          break;
+      }
+    };
+    ChunkPool pool(64 * kChunkBytes);
+    {
+      Precopy copies(&pool, 64 * kChunkBytes);
+      ASSERT_TRUE(Run(&copies)) << error_ << " seed " << seed;
+      for (int i = 0; i < 20; ++i) server_.change();
+      server_.change = nullptr;
+      ASSERT_TRUE(copies.Compare(&server_, server_.Regions(), &error_)) << error_;
+      const uint64_t right = TakeAll(&copies, &pool, server_);
+      EXPECT_EQ(right, copies.times().kept_bytes);
+      all_right += right;
+    }
+    EXPECT_TRUE(HasAllSlots(&pool)) << seed;
+  }
+  EXPECT_GT(all_right, 0u);
+}
+
+TEST_P(PrecopyTest, TakesNoMoreOfThePoolThanItMay) {
+  std::mt19937_64 random(3);
+  server_.memory[0x10000000] = Random(&random, 20 * kChunkBytes);
+  ChunkPool pool(32 * kChunkBytes);
+  Precopy copies(&pool, 6 * kChunkBytes);
+  ASSERT_TRUE(Run(&copies)) << error_;
+  EXPECT_EQ(copies.held_bytes(), 6 * kChunkBytes);
+  ASSERT_TRUE(copies.Compare(&server_, server_.Regions(), &error_)) << error_;
+  EXPECT_EQ(TakeAll(&copies, &pool, server_), 6 * kChunkBytes);
+}
+
+TEST_P(PrecopyTest, OutlivesAJobThatEndsAndACapture) {
+  std::mt19937_64 random(4);
+  server_.memory[0x10000000] = Random(&random, 12 * kChunkBytes);
+  ChunkPool pool(32 * kChunkBytes);
+  {
+    server_.refuse_after = 4;
+    Precopy copies(&pool, 32 * kChunkBytes);
+    ASSERT_TRUE(Run(&copies)) << error_;
+    ASSERT_TRUE(copies.Compare(&server_, server_.Regions(), &error_)) << error_;
+    EXPECT_GT(TakeAll(&copies, &pool, server_), 0u);
+    server_.refuse_after = -1;
+  }
+  EXPECT_TRUE(HasAllSlots(&pool));
+  server_.die_after = 9;
+  {
+    Precopy copies(&pool, 32 * kChunkBytes);
+    EXPECT_FALSE(Run(&copies));
+    EXPECT_EQ(error_, "the job has ended");
+    EXPECT_FALSE(copies.held_bytes() > 0 && copies.Compare(&server_, server_.Regions(), &error_));
+    EXPECT_EQ(TakeAll(&copies, &pool, server_), 0u);
+  }
+  EXPECT_TRUE(HasAllSlots(&pool));
+}
+
+}  // namespace
+}  // namespace cuda_remote::checkpoint

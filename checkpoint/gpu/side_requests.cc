@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/gpu/side_requests.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <utility>
+
+#include "checkpoint/gpu/memory_transfer.h"
+#include "proto/codec/operations.gen.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+using ckptfmt::kChunkBytes;
+using ckptfmt::Region;
+using ckptfmt::RegionKind;
+
+// Of one request for hashes: what an agent's message and a reply have room for. And how many are open.
+constexpr size_t kMostRegions = 200;
+constexpr size_t kMostChunks = 16384;
+constexpr size_t kMostSymbolBytes = 8 << 10;
+constexpr size_t kMostOpen = 8;
+
+// A part of a region, whose first chunk is `first`.
+struct Part {
+  size_t region;
+  uint64_t first, chunks;
+};
+
+bool CanBeHashed(const Region& region) {
+  return region.bytes != 0 && region.kind != RegionKind::kArray && region.kind != RegionKind::kHeap;
+}
+
+}  // namespace
+
+ChannelRequests::~ChannelRequests() {
+  agent::SideAnswer answer;
+  std::string error;
+  while (!payloads_.empty()) Wait(payloads_.begin()->first, &answer, &error);
+}
+
+bool ChannelRequests::Begin(const agent::SideRequest& request, uint64_t* number, std::string* error) {
+  if (request.tag != 0) {
+    const ChannelStatus status = channel_->SendFd(request.tag, request.fd);
+    if (status != ChannelStatus::kOk) return Gone(channel_, status, error);
+  }
+  auto payload = std::make_unique<std::string>(request.payload_bytes, 0);
+  FrameHeader header;
+  header.call = request.operation;
+  *number = channel_->Begin(header, request.message, {}, &(*payload)[0], payload->size());
+  if (*number == 0) return Gone(channel_, ChannelStatus::kClosed, error);
+  payloads_[*number] = std::move(payload);
+  return true;
+}
+
+bool ChannelRequests::Wait(uint64_t number, agent::SideAnswer* answer, std::string* error) {
+  Reply reply;
+  const ChannelStatus status = channel_->Wait(number, &reply);
+  const auto payload = payloads_.find(number);
+  if (payload != payloads_.end()) {
+    answer->payload = std::move(*payload->second);
+    payloads_.erase(payload);
+  }
+  if (status != ChannelStatus::kOk) return Gone(channel_, status, error);
+  answer->payload.resize(std::min<size_t>(answer->payload.size(), reply.payload_bytes));
+  answer->result = reply.result;
+  answer->message = std::move(reply.message);
+  return true;
+}
+
+bool ListNow(SideRequests* requests, std::vector<Region>* regions, std::string* error) {
+  regions->clear();
+  for (bool more = true; more;) {
+    wire::OpRegions_Request request;
+    request.after = regions->size();
+    request.replayed = true;  // whether it is shared with others is no matter yet
+    agent::SideRequest asked;
+    asked.operation = kOpRegions;
+    request.Encode(&asked.message);
+    agent::SideAnswer answer;
+    uint64_t number = 0;
+    if (!requests->Begin(asked, &number, error) || !requests->Wait(number, &answer, error)) return false;
+    if (answer.result != 0) return Failed("list its memory", answer.result, error);
+    wire::OpRegions_Reply listed;
+    if (!listed.Decode(answer.message)) {
+      *error = "the GPU server's answer is malformed: it is of another version";
+      return false;
+    }
+    for (const wire::Region& from : listed.regions) {
+      Region region;
+      region.kind = RegionKind(from.kind);
+      region.address = from.address;
+      region.bytes = from.bytes;
+      region.object = from.object;
+      region.symbol = std::string(from.symbol);
+      region.context = from.context;
+      region.device = from.device;
+      regions->push_back(std::move(region));
+    }
+    more = listed.more && !listed.regions.empty();
+  }
+  return true;
+}
+
+bool HashRegions(SideRequests* requests, const std::vector<Region>& regions,
+                 std::vector<std::vector<ChunkHash>>* hashes, std::string* error, uint32_t* refused) {
+  if (refused) *refused = 0;
+  hashes->assign(regions.size(), {});
+  // One request is about one context.
+  std::map<std::pair<uint64_t, int32_t>, std::vector<size_t>> by_context;
+  for (size_t i = 0; i < regions.size(); ++i) {
+    if (!CanBeHashed(regions[i])) continue;
+    by_context[{regions[i].context, regions[i].device}].push_back(i);
+    (*hashes)[i].resize((regions[i].bytes + kChunkBytes - 1) / kChunkBytes);
+  }
+  std::vector<std::vector<Part>> batches;
+  for (const auto& [context, members] : by_context) {
+    size_t chunks = kMostChunks, symbols = 0;  // full
+    for (const size_t i : members) {
+      const Region& region = regions[i];
+      // A variable is hashed whole.
+      const bool whole = region.kind != RegionKind::kAllocation;
+      const uint64_t all = (*hashes)[i].size();
+      for (uint64_t first = 0; first < all;) {
+        const uint64_t room = kMostChunks - chunks;
+        const bool fits = room > 0 && !(whole && all > room) && symbols + region.symbol.size() <= kMostSymbolBytes;
+        if (!fits || batches.back().size() >= kMostRegions) {
+          batches.emplace_back();
+          chunks = symbols = 0;
+          if (whole && all > kMostChunks) break;  // no variable is as long
+          continue;
+        }
+        const uint64_t count = std::min(all - first, room);
+        batches.back().push_back({i, first, count});
+        first += count;
+        chunks += count;
+        symbols += region.symbol.size();
+      }
+    }
+  }
+  std::deque<std::pair<uint64_t, const std::vector<Part>*>> open;
+  const auto finish = [&] {
+    const auto [number, parts] = open.front();
+    open.pop_front();
+    agent::SideAnswer answer;
+    if (!requests->Wait(number, &answer, error)) return false;
+    if (answer.result != 0) {
+      if (refused) *refused = answer.result;
+      return Failed("hash its memory", answer.result, error);
+    }
+    size_t at = 0;
+    for (const Part& part : *parts) {
+      const size_t bytes = part.chunks * sizeof(ChunkHash);
+      if (answer.payload.size() - at < bytes) {
+        *error = "the GPU server's answer is malformed: it is of another version";
+        return false;
+      }
+      memcpy(&(*hashes)[part.region][part.first], answer.payload.data() + at, bytes);
+      at += bytes;
+    }
+    return true;
+  };
+  bool ok = true;
+  for (const std::vector<Part>& parts : batches) {
+    if (parts.empty()) continue;
+    if (ok && open.size() >= kMostOpen) ok = finish();
+    if (!ok) break;
+    wire::OpHashMemory_Request request;
+    request.chunk_bytes = kChunkBytes;
+    size_t chunks = 0;
+    for (const Part& part : parts) {
+      const Region& from = regions[part.region];
+      wire::Region region;
+      region.kind = uint32_t(from.kind);
+      region.address = from.address + part.first * kChunkBytes;
+      region.bytes = std::min(from.bytes - part.first * kChunkBytes, part.chunks * kChunkBytes);
+      region.object = from.kind == RegionKind::kAllocation ? 0 : from.object;
+      region.symbol = from.symbol;
+      region.context = from.context;
+      request.regions.push_back(region);
+      chunks += part.chunks;
+    }
+    agent::SideRequest asked;
+    asked.operation = kOpHashMemory;
+    asked.payload_bytes = chunks * sizeof(ChunkHash);
+    request.Encode(&asked.message);
+    uint64_t number = 0;
+    ok = requests->Begin(asked, &number, error);
+    if (ok) open.emplace_back(number, &parts);
+  }
+  while (!open.empty()) {
+    if (ok) {
+      ok = finish();
+      continue;
+    }
+    agent::SideAnswer ignored;
+    std::string nothing;
+    requests->Wait(open.front().first, &ignored, &nothing);
+    open.pop_front();
+  }
+  return ok;
+}
+
+}  // namespace cuda_remote::checkpoint

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Requests that look at a session's memory: through the job's process while it runs (its agent sends them beside the
+// job's calls), or through a channel that a tool has.
+#ifndef CUDA_REMOTE_CHECKPOINT_GPU_SIDE_REQUESTS_H_
+#define CUDA_REMOTE_CHECKPOINT_GPU_SIDE_REQUESTS_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ckptfmt/types.h"
+#include "proto/agent/types.h"
+#include "proto/channel/client_channel.h"
+#include "proto/chunkhash/chunk_hash.h"
+
+namespace cuda_remote::checkpoint {
+
+// Not thread-safe. False and one sentence in *error if there is no answer to be had; what the server refuses is an
+// answer.
+class SideRequests {
+ public:
+  virtual ~SideRequests() = default;
+  // Whether the server can map this process's memory.
+  virtual bool shared_memory() const = 0;
+  // At most kMostAsked (proto/agent/message.h) may be open at one time; each needs one Wait.
+  virtual bool Begin(const agent::SideRequest& request, uint64_t* number, std::string* error) = 0;
+  virtual bool Wait(uint64_t number, agent::SideAnswer* answer, std::string* error) = 0;
+};
+
+// Through a channel that the tool has.
+class ChannelRequests final : public SideRequests {
+ public:
+  explicit ChannelRequests(ClientChannel* channel) : channel_(channel) {}
+  ~ChannelRequests() override;
+  bool shared_memory() const override { return channel_->welcome().shared_memory; }
+  bool Begin(const agent::SideRequest& request, uint64_t* number, std::string* error) override;
+  bool Wait(uint64_t number, agent::SideAnswer* answer, std::string* error) override;
+
+ private:
+  ClientChannel* const channel_;
+  std::map<uint64_t, std::unique_ptr<std::string>> payloads_;  // of open requests
+};
+
+// The session's memory as it is now: of what a checkpoint would save (ListRegions), also while it could not.
+bool ListNow(SideRequests* requests, std::vector<ckptfmt::Region>* regions, std::string* error);
+
+// The hashes of all chunks of each region, computed by the GPU; of arrays and heaps none. *refused, if not null: the
+// server's error, as when a region is not there any more; 0 if it could not be asked.
+bool HashRegions(SideRequests* requests, const std::vector<ckptfmt::Region>& regions,
+                 std::vector<std::vector<ChunkHash>>* hashes, std::string* error, uint32_t* refused = nullptr);
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_GPU_SIDE_REQUESTS_H_
