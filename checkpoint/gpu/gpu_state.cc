@@ -413,7 +413,7 @@ bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChann
 }
 
 bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
-                const Continue& go_on, std::string* error) {
+                SharedBuffers* shared, const Continue& go_on, std::string* error) {
   ChunkPool pool(kCopyPool);
   if (!pool.ok()) {
     *error = "there is no memory to copy through";
@@ -428,9 +428,16 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
     pool.Give(slot);
     return sent;
   };
-  const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
-  SharedBuffers* const attached = shared && shared->Attach(from) ? shared.get() : nullptr;
-  const bool ok = ReadMemory(from, regions, &pool, attached, use, go_on, error);
+  SharedBuffers* const attached = shared && shared->Attach(from) ? shared : nullptr;
+  bool ok = false;
+  if (attached && attached->Attach(to)) {
+    const auto change = [&](size_t region, uint64_t index, char* bytes, size_t count, std::string* why) {
+      return moved.Translate(regions[region], index * ckptfmt::kChunkBytes, bytes, count, why);
+    };
+    ok = CopyBetween(from, to, regions, attached, change, go_on, error);
+  } else {
+    ok = ReadMemory(from, regions, &pool, attached, use, go_on, error);
+  }
   if (attached) attached->Detach();
   return ok && Drain(to, error) && CheckVariables(to, regions, error);
 }

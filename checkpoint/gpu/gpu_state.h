@@ -64,11 +64,11 @@ struct SaveTimes {
   TransferTimes reading;
 };
 
-// Reads the regions of a process, whose number Region::process is, into `pool` and has the image's threads hash and write
-// them. When it returns all is read, but not all written: the pool must live as long as the image. `shared`: null, or not
-// attached. `copies`: null, or copies of this process's memory, in slots of the same pool, which are used as far as they
-// are right. `snapshot`: null, or what takes chunks on the GPU; these are to be given to *later when the job runs again.
-// Adds to *times.
+// Reads the regions of a process, whose number Region::process is, into `pool` and has the image's threads hash and
+// write them. When it returns all is read, but not all written: the pool must live as long as the image. `shared`:
+// null, or not attached. `copies`: null, or copies of this process's memory, in slots of the same pool, which are used
+// as far as they are right. `snapshot`: null, or what takes chunks on the GPU; these are to be given to *later when
+// the job runs again. Adds to *times.
 bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
                 ChunkPool* pool, bool fits, SharedBuffers* shared, Precopy* copies, GpuSnapshot* snapshot,
                 UseChunk* later, const Continue& go_on, SaveTimes* times, std::string* error);
@@ -76,9 +76,9 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
 // sent.
 bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChannel* channel, const Continue& go_on,
                 std::string* error);
-// From one server to another.
+// From one server to another. `shared`: null, or not attached.
 bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
-                const Continue& go_on, std::string* error);
+                SharedBuffers* shared, const Continue& go_on, std::string* error);
 
 // Makes the objects of the log again, in their order, and compares the answers with those of the first time. What needs
 // the process's pinned memory is left to the process (replay::Part). `scope`: of the sessions that are replayed

@@ -128,6 +128,9 @@ class Transfer {
 
   // Begins a copy between the GPU and a shared buffer, which is answered when it is done. 0: the session is over.
   uint64_t BeginCopy(const Chunk& chunk, size_t buffer, bool to_host) {
+    return BeginCopyOn(channel_, chunk, buffer, to_host);
+  }
+  uint64_t BeginCopyOn(ClientChannel* channel, const Chunk& chunk, size_t buffer, bool to_host) {
     const Region& region = RegionOf(chunk);
     const uint64_t device = region.address + chunk.offset();
     wire::cuMemcpyAsync_Request request;
@@ -140,7 +143,7 @@ class Transfer {
     header.context_or_result = SlotOf(region.context);
     std::string message;
     request.Encode(&message);
-    return channel_->Begin(header, message, {}, nullptr, 0);
+    return channel->Begin(header, message, {}, nullptr, 0);
   }
 
   // The first failure is the one that is told.
@@ -470,6 +473,182 @@ class WriteShare {
   Reply reply_;
 };
 
+// One thread's part of CopyBetween.
+class CopyShare {
+ public:
+  // `transfer` is the first server's; `opened` says of which regions the second one has got the first bytes.
+  CopyShare(Transfer* transfer, ClientChannel* to, std::atomic<bool>* opened, const ChangeChunk& change, size_t thread,
+            size_t count)
+      : transfer_(transfer), to_(to), opened_(opened), change_(change), most_(SharedBuffers::kCount / count) {
+    for (size_t i = 0; i < most_; ++i) free_buffers_.push_back(thread * most_ + i);
+  }
+
+  // After an exception: buffers are written to until every request is answered.
+  ~CopyShare() {
+    for (const Flight& flight : flights_) {
+      for (const uint64_t read : flight.reads) {
+        if (read != 0) transfer_->channel()->Wait(read, &reply_);
+      }
+      if (flight.write != 0) to_->Wait(flight.write, &reply_);
+    }
+  }
+
+  void Run() {
+    bool more = true;
+    while (more || !flights_.empty()) {
+      more = more && !transfer_->stopped();
+      const Transfer::Chunk* chunk = nullptr;
+      if (more && !free_buffers_.empty()) {
+        chunk = transfer_->Next();
+        more = chunk != nullptr;
+      }
+      if (!chunk) {
+        if (!flights_.empty()) Finish();
+      } else if (transfer_->CanShare(*chunk) && (Opens(*chunk) || transfer_->IsOpen(*chunk))) {
+        Begin(*chunk);
+      } else {
+        Pass(*chunk);
+      }
+    }
+  }
+
+ private:
+  struct Flight {
+    const Transfer::Chunk* chunk;
+    size_t buffer;
+    uint64_t reads[2] = {};  // the opening one, and the copy
+    uint64_t write = 0;      // then the copy to the second server
+  };
+
+  static bool Opens(const Transfer::Chunk& chunk) { return chunk.first && chunk.bytes >= kWorthSharing; }
+
+  void Begin(const Transfer::Chunk& chunk) {
+    Flight flight{&chunk, free_buffers_.back()};
+    free_buffers_.pop_back();
+    const Region& region = transfer_->RegionOf(chunk);
+    if (Opens(chunk)) flight.reads[0] = BeginRead(transfer_->channel(), region, chunk.offset(), opening_, kOpening);
+    flight.reads[1] = transfer_->BeginCopy(chunk, flight.buffer, true);
+    transfer_->Opened(chunk);
+    flights_.push_back(flight);
+  }
+
+  // The oldest chunk: from the first server to the second, or done.
+  void Finish() {
+    Flight flight = flights_.front();
+    flights_.pop_front();
+    if (flight.write != 0) {
+      Written(flight);
+      return;
+    }
+    const Transfer::Chunk& chunk = *flight.chunk;
+    uint32_t result = 0;
+    ChannelStatus status = ChannelStatus::kOk;
+    for (size_t i = Opens(chunk) ? 0 : 1; i < 2; ++i) {
+      const ChannelStatus one =
+          flight.reads[i] != 0 ? transfer_->channel()->Wait(flight.reads[i], &reply_) : ChannelStatus::kClosed;
+      if (status == ChannelStatus::kOk) status = one;
+      if (one == ChannelStatus::kOk && result == 0) result = reply_.result;
+    }
+    if (status != ChannelStatus::kOk) {
+      transfer_->FailGone(status);
+    } else if (!transfer_->stopped() && result != 0) {
+      // Something that this way does not reach; the other one says what is wrong.
+      Pass(chunk);
+    } else if (!transfer_->stopped()) {
+      char* const bytes = transfer_->shared()->data(flight.buffer);
+      if (Change(chunk, bytes) && OpenSecond(chunk, bytes) && !transfer_->stopped()) {
+        flight.write = transfer_->BeginCopyOn(to_, chunk, flight.buffer, false);
+        if (flight.write != 0) {
+          flights_.push_back(flight);
+          return;
+        }
+        GoneSecond(ChannelStatus::kClosed);
+      }
+    }
+    free_buffers_.push_back(flight.buffer);
+  }
+
+  void Written(const Flight& flight) {
+    const Transfer::Chunk& chunk = *flight.chunk;
+    const ChannelStatus status = to_->Wait(flight.write, &reply_);
+    std::string error;
+    if (status != ChannelStatus::kOk) {
+      GoneSecond(status);
+    } else if (reply_.pending_error != 0) {
+      Failed("write " + NameOf(transfer_->RegionOf(chunk)), reply_.pending_error, &error);
+      transfer_->Fail(error);
+    } else if (reply_.result == 0 || Send(chunk, transfer_->shared()->data(flight.buffer), chunk.bytes)) {
+      transfer_->Advance(chunk.bytes);
+    }
+    free_buffers_.push_back(flight.buffer);
+  }
+
+  // As Transfer::IsOpen, for the second server.
+  bool OpenSecond(const Transfer::Chunk& chunk, const char* bytes) {
+    if (Opens(chunk)) {
+      if (!Send(chunk, bytes, kOpening)) return false;
+      opened_[chunk.region].store(true, std::memory_order_release);
+      return true;
+    }
+    while (!opened_[chunk.region].load(std::memory_order_acquire) && !transfer_->stopped()) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    return true;
+  }
+
+  // A chunk through both channels.
+  void Pass(const Transfer::Chunk& chunk) {
+    if (!own_) own_.reset(new char[kChunkBytes]);
+    const Region& region = transfer_->RegionOf(chunk);
+    std::string error;
+    for (size_t at = 0; at < chunk.bytes; at += kPiece) {
+      const size_t bytes = std::min<size_t>(kPiece, chunk.bytes - at);
+      const uint64_t read = BeginRead(transfer_->channel(), region, chunk.offset() + at, own_.get() + at, bytes);
+      const ChannelStatus status =
+          read != 0 ? transfer_->channel()->Wait(read, &reply_) : ChannelStatus::kClosed;
+      if (status != ChannelStatus::kOk) return transfer_->FailGone(status);
+      if (reply_.result == 0 && reply_.payload_bytes == bytes) continue;
+      Failed("read " + NameOf(region), reply_.result, &error);
+      return transfer_->Fail(error);
+    }
+    if (!Change(chunk, own_.get()) || !Send(chunk, own_.get(), chunk.bytes)) return;
+    transfer_->Opened(chunk);
+    opened_[chunk.region].store(true, std::memory_order_release);
+    transfer_->Advance(chunk.bytes);
+  }
+
+  bool Change(const Transfer::Chunk& chunk, char* bytes) {
+    std::string error;
+    if (change_(chunk.region, chunk.index, bytes, chunk.bytes, &error)) return true;
+    transfer_->Fail(error);
+    return false;
+  }
+
+  bool Send(const Transfer::Chunk& chunk, const char* bytes, size_t count) {
+    std::string error;
+    if (SendBytes(to_, transfer_->RegionOf(chunk), chunk.offset(), {bytes, count}, &error)) return true;
+    transfer_->Fail(error);
+    return false;
+  }
+
+  void GoneSecond(ChannelStatus status) {
+    std::string error;
+    Gone(to_, status, &error);
+    transfer_->Fail(error);
+  }
+
+  Transfer* const transfer_;
+  ClientChannel* const to_;
+  std::atomic<bool>* const opened_;
+  const ChangeChunk& change_;
+  const size_t most_;  // chunks on the way
+  std::vector<size_t> free_buffers_;
+  std::deque<Flight> flights_;
+  char opening_[kOpening];
+  std::unique_ptr<char[]> own_;
+  Reply reply_;
+};
+
 // A share of the processors: the server and the threads that write files need some, too.
 unsigned Threads(unsigned eighths, unsigned most) {
   if (g_transfer_threads_for_testing != 0) return g_transfer_threads_for_testing;
@@ -536,6 +715,16 @@ bool WriteMemory(ClientChannel* channel, const std::vector<Region>& regions, Sha
   Transfer transfer(channel, regions, shared, go_on, nullptr);
   const auto share = [&](size_t thread, size_t count) { WriteShare(&transfer, fill, thread, count).Run(); };
   return transfer.Run(Threads(7, kMostFilling), share, error);
+}
+
+bool CopyBetween(ClientChannel* from, ClientChannel* to, const std::vector<Region>& regions, SharedBuffers* shared,
+                 const ChangeChunk& change, const Continue& go_on, std::string* error) {
+  Transfer transfer(from, regions, shared, go_on, nullptr);
+  const auto opened = std::make_unique<std::atomic<bool>[]>(regions.size());
+  const auto share = [&](size_t thread, size_t count) {
+    CopyShare(&transfer, to, opened.get(), change, thread, count).Run();
+  };
+  return transfer.Run(Threads(3, kMostCopying), share, error);
 }
 
 bool SendBytes(ClientChannel* channel, const Region& region, uint64_t offset, std::string_view bytes,

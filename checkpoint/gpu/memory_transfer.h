@@ -62,6 +62,14 @@ bool ReadMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
                 SharedBuffers* shared, const UseChunk& use, const Continue& go_on, std::string* error,
                 TransferTimes* times = nullptr, const SkipChunk& skip = nullptr);
 
+// May change a chunk on its way. Called by several threads at once.
+using ChangeChunk = std::function<bool(size_t region, uint64_t index, char* bytes, size_t count, std::string* error)>;
+
+// Copies all regions from one server on this machine to another, through buffers that both have mapped: one GPU writes
+// to them, the other one reads. What goes wrong at the second server is only known after a Drain.
+bool CopyBetween(ClientChannel* from, ClientChannel* to, const std::vector<ckptfmt::Region>& regions,
+                 SharedBuffers* shared, const ChangeChunk& change, const Continue& go_on, std::string* error);
+
 // Writes all regions. What goes wrong at the server is only known after a Drain. `shared` as above.
 bool WriteMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, SharedBuffers* shared,
                  const FillChunk& fill, const Continue& go_on, std::string* error);

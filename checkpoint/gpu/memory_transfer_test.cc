@@ -307,9 +307,8 @@ TEST(SaveMemory, SmallRegionsWaitInMemoryOfTheirOwnSize) {
   (*image)->HoldChunks();  // nothing comes back meanwhile
   SaveTimes times;
   std::string error;
-  ASSERT_TRUE(SaveMemory(server.channel(), regions, image->get(), &pool, /*fits=*/true, nullptr, nullptr, nullptr, nullptr, nullptr,
-                         &times,
-                         &error))
+  ASSERT_TRUE(SaveMemory(server.channel(), regions, image->get(), &pool, /*fits=*/true, nullptr, nullptr, nullptr,
+                         nullptr, nullptr, &times, &error))
       << error;
   EXPECT_EQ(times.reading.regions, regions.size());
   EXPECT_EQ(times.reading.channel_chunks + times.reading.shared_chunks, regions.size() + 2);
@@ -494,13 +493,95 @@ TEST(SharedBuffers, ServersThatCannotMapThemAndToolsThatDied) {
   EXPECT_FALSE(first->Attach(server.channel()));
   server.refuse_map = false;
   EXPECT_TRUE(first->Attach(server.channel()));
-  EXPECT_FALSE(first->Attach(server.channel())) << "one at a time";
+  EXPECT_FALSE(first->Attach(server.channel())) << "once each";
   // `first` never detached, as far as the next one knows.
   const auto second = SharedBuffers::Make();
   EXPECT_TRUE(second->Attach(server.channel()));
   EXPECT_EQ(server.maps, 2);
   second->Detach();
   EXPECT_EQ(server.Sync(), 0u);
+}
+
+// Both servers have the same buffers mapped: no byte goes through this process.
+TEST(CopyBetween, CopiesEverything) {
+  g_transfer_threads_for_testing = 4;
+  for (const int refuses : {0, 1, 2}) {
+    const Sample sample = MakeSample();
+    Server first, second;
+    first.refuse_copies = refuses == 1;
+    second.refuse_copies = refuses == 2;
+    for (size_t i = 0; i < sample.regions.size(); ++i) {
+      first.Have(sample.regions[i], sample.bytes[i]);
+      second.Have(sample.regions[i], std::string(sample.bytes[i].size(), '?'));
+    }
+    const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
+    ASSERT_TRUE(shared);
+    ASSERT_TRUE(shared->Attach(first.channel()));
+    ASSERT_TRUE(shared->Attach(second.channel()));
+    // As a table of functions that lie elsewhere.
+    const auto change = [&](size_t region, uint64_t index, char* bytes, size_t count, std::string*) {
+      EXPECT_LE(index * kChunkBytes + count, sample.regions[region].bytes);
+      bytes[0] ^= 1;
+      return true;
+    };
+    uint64_t last = 0;
+    const auto go_on = [&](uint64_t done, uint64_t total) {
+      EXPECT_EQ(total, sample.total);
+      last = done;
+      return true;
+    };
+    std::string error;
+    ASSERT_TRUE(CopyBetween(first.channel(), second.channel(), sample.regions, shared.get(), change, go_on, &error))
+        << error;
+    EXPECT_EQ(second.Sync(), 0u);
+    EXPECT_EQ(last, sample.total);
+    for (size_t i = 0; i < sample.regions.size(); ++i) {
+      std::string wanted = sample.bytes[i];
+      for (size_t at = 0; at < wanted.size(); at += kChunkBytes) wanted[at] ^= 1;
+      EXPECT_TRUE(second.At(KeyOf(sample.regions[i])) == wanted) << "region " << i << ", " << refuses << " refuses";
+    }
+    EXPECT_FALSE(first.too_early);
+    EXPECT_FALSE(second.too_early);
+    if (refuses == 0) {
+      EXPECT_GE(std::min(first.copies.load(), second.copies.load()), 8);
+    }
+    shared->Detach();
+  }
+  g_transfer_threads_for_testing = 0;
+}
+
+TEST(CopyBetween, StopsAtTheFirstFailure) {
+  g_transfer_threads_for_testing = 4;
+  const Sample sample = MakeSample();
+  enum Kind { kChange, kCancelled, kUnreadable, kFirstGone, kSecondGone };
+  for (const Kind kind : {kChange, kCancelled, kUnreadable, kFirstGone, kSecondGone}) {
+    Server first, second;
+    for (size_t i = 0; i < sample.regions.size(); ++i) {
+      first.Have(sample.regions[i], sample.bytes[i]);
+      second.Have(sample.regions[i], sample.bytes[i]);
+    }
+    const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
+    ASSERT_TRUE(shared && shared->Attach(first.channel()) && shared->Attach(second.channel()));
+    if (kind == kUnreadable) first.unreadable = 0x100060000000 + 7 * kChunkBytes;
+    if (kind == kFirstGone) first.die_after = 12;
+    if (kind == kSecondGone) second.die_after = 12;
+    std::atomic<int> changes{0};
+    const auto change = [&](size_t, uint64_t, char*, size_t, std::string* error) {
+      if (kind != kChange || ++changes < 5) return true;
+      *error = "an address of code";
+      return false;
+    };
+    const auto go_on = [&](uint64_t done, uint64_t total) { return kind != kCancelled || done < total / 3; };
+    std::string error;
+    EXPECT_FALSE(CopyBetween(first.channel(), second.channel(), sample.regions, shared.get(), change, go_on, &error));
+    static constexpr const char* kErrors[] = {"an address of code", "interrupted",
+                                              "could not read GPU memory at 0x100060000000: CUDA_ERROR_INVALID_VALUE",
+                                              "the session with the GPU server was lost: told to die",
+                                              "the session with the GPU server was lost: told to die"};
+    EXPECT_THAT(error, HasSubstr(kErrors[kind])) << kind;
+    shared->Detach();
+  }
+  g_transfer_threads_for_testing = 0;
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <string>
@@ -110,7 +111,8 @@ SharedBuffers::~SharedBuffers() {
 uint64_t SharedBuffers::address(size_t index) const { return kAddress + index * kBytes; }
 
 bool SharedBuffers::Attach(ClientChannel* channel) {
-  if (attached_ || !channel->welcome().shared_memory) return false;
+  const bool again = std::find(attached_.begin(), attached_.end(), channel) != attached_.end();
+  if (again || attached_.size() >= 2 || !channel->welcome().shared_memory) return false;
   // What a tool that died left there.
   Unmap(channel);
   wire::OpHostMap_Request request;
@@ -119,7 +121,7 @@ bool SharedBuffers::Attach(ClientChannel* channel) {
   request.address = kAddress;
   request.bytes = kAllBytes;
   if (!Ask(channel, kOpHostMap, request)) return false;
-  attached_ = channel;
+  attached_.push_back(channel);
   return true;
 }
 
@@ -136,8 +138,8 @@ void SharedBuffers::MapRequest(agent::SideRequest* request) const {
 
 void SharedBuffers::Detach() {
   // A session that is gone has nothing mapped.
-  if (attached_) Unmap(attached_);
-  attached_ = nullptr;
+  for (ClientChannel* const channel : attached_) Unmap(channel);
+  attached_.clear();
 }
 
 }  // namespace cuda_remote::checkpoint

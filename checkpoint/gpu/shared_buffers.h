@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "proto/agent/types.h"
 #include "proto/channel/client_channel.h"
@@ -29,12 +30,13 @@ class SharedBuffers {
   SharedBuffers& operator=(const SharedBuffers&) = delete;
 
   // Lets the server of `channel`'s session map them. False if it cannot; then the channel has to do. The channel must
-  // outlive the attachment. Only one at a time.
+  // outlive the attachment. One at a time, or the two ends of a move.
   bool Attach(ClientChannel* channel);
-  // Ends that, when no request on the way uses them; does nothing without one.
+  // Ends all of that, when no request on the way uses them; does nothing without one.
   void Detach();
 
-  // For a server that is not attached to: the request that lets it map them, which ends with another one or the session.
+  // For a server that is not attached to: the request that lets it map them, which ends with another one or the
+  // session.
   void MapRequest(agent::SideRequest* request) const;
 
   // Buffer `index`, here and at the server.
@@ -47,7 +49,7 @@ class SharedBuffers {
   int fd_ = -1;
   void* mapping_ = nullptr;
   char* memory_ = nullptr;  // in it
-  ClientChannel* attached_ = nullptr;
+  std::vector<ClientChannel*> attached_;
 };
 
 }  // namespace cuda_remote::checkpoint

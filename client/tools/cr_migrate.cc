@@ -182,6 +182,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   AtStep("open sessions");
   if (!options.to.empty() && !hosts.Open(options.to, -1, error)) return false;
   if (!OpenSessions(options, *job, FindCudaProcesses(*job, directory), &hosts, &moves, error)) return false;
+  const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
   LiveJob live(*job, directory, claim);
   JobTransaction transaction(*job, &live, /*engine=*/nullptr);
   agent::LockOptions lock;
@@ -221,7 +222,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
         progress.Update(done_before + done, bytes);
         return !cancelled();
       };
-      if (!CopyMemory(move.process->channel(), move.regions, move.channel.get(), go_on, error)) {
+      if (!CopyMemory(move.process->channel(), move.regions, move.channel.get(), shared.get(), go_on, error)) {
         return Of(move, moves.size(), error);
       }
       for (const ckptfmt::Region& region : move.regions) done_before += region.bytes;
