@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How long a job stands still for a checkpoint and for a move, by GPU memory and by how much of it changes all the time.
+"""How long a job stands still for a checkpoint and for a move, by GPU memory and by how much of it changes.
 
 Usage: pause.py --product DIR --programs DIR [--mib N,...] [--changing P,...] [--moves] [--native] [--seconds S]
 
-DIR of the product: cr-run, cr-server, cr-checkpoint, cr-migrate. Prints a table, a row for each job. The first column of
-times is what the tools report, the last one what the job saw: the longest time between two of its steps. `native` is the
-driver's own checkpoint (cuCheckpointProcess*: lock and checkpoint). Needs root and CRIU for checkpoints.
+DIR of the product: cr-run, cr-server, cr-checkpoint, cr-migrate. Prints a table, a row for each job. The first column
+of times is what the tools report, the last one what the job saw: the longest time between two of its steps. `native`
+is the driver's own checkpoint (cuCheckpointProcess*: lock and checkpoint). Needs root and CRIU for checkpoints.
 """
 
 import argparse
@@ -33,9 +33,11 @@ class Job:
         self.name = name
         command = [os.path.join(options.programs, "pause_job"), str(mib), str(percent), str(STEP_MS), "100000"]
         if not native:
-            command = [os.path.join(options.product, "cr-run"), "--server", options.server, "--name", name, "--"] + command
+            run = [os.path.join(options.product, "cr-run"), "--server", options.server, "--name", name, "--"]
+            command = run + command
         with open(self.out, "w") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def text(self):
         return open(self.out, errors="replace").read()
@@ -59,7 +61,8 @@ class Job:
 
 
 def tool(options, limit, *words):
-    done = subprocess.run([os.path.join(options.product, words[0])] + list(words[1:]), capture_output=True, text=True, timeout=limit)
+    command = [os.path.join(options.product, words[0])] + list(words[1:])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()[-400:]}")
     return json.loads(done.stdout)
@@ -92,10 +95,11 @@ def checkpoint(options, folder, mib, percent):
         job.wait_ready(60)
         got, longest, usual, during = measure(
             options, job, lambda: tool(options, options.limit, "cr-checkpoint", "--json", job.name, image))
-        before = got.get("before", {})
+        before, behind = got.get("before", {}), got.get("behind", {})
         row(mib, f"{percent}%", "checkpoint", f"{got['paused_seconds']:.3f}", f"{got['reading_seconds']:.3f}",
             f"{got['dumping_seconds']:.3f}", f"{before.get('seconds', 0):.2f}", before.get("rounds", "-"),
             f"{before.get('copied_bytes', 0) / 1e9:.2f}", f"{before.get('kept_bytes', 0) / 1e9:.2f}",
+            f"{behind.get('bytes', 0) / 1e9:.2f} in {behind.get('taking_seconds', 0):.3f} s",
             f"{got['seconds']:.1f}", f"{usual:.1f} / {during:.1f}", f"{longest / 1e3:.3f}")
     finally:
         job.end()
@@ -108,7 +112,7 @@ def move(options, folder, mib, percent, to, what):
         job.wait_ready(60)
         got, longest, usual, during = measure(
             options, job, lambda: tool(options, options.limit, "cr-migrate", "--json", job.name, "--to", *to))
-        row(mib, f"{percent}%", what, f"{got['paused_seconds']:.3f}", "-", "-", "-", "-", "-", "-", f"{got['seconds']:.1f}",
+        row(mib, f"{percent}%", what, f"{got['paused_seconds']:.3f}", *["-"] * 7, f"{got['seconds']:.1f}",
             f"{usual:.1f} / {during:.1f}", f"{longest / 1e3:.3f}")
     finally:
         job.end()
@@ -125,7 +129,7 @@ def native(options, folder, mib, percent):
         got = json.loads(done.stdout)
         if "error" in got:
             raise RuntimeError(got["error"])
-        row(mib, f"{percent}%", "native", f"{got['checkpoint_s']:.3f}", *["-"] * 9)
+        row(mib, f"{percent}%", "native", f"{got['checkpoint_s']:.3f}", *["-"] * 10)
     finally:
         job.end()
 
@@ -163,9 +167,9 @@ def main():
     options = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="cr-pause-", dir=os.environ.get("CR_PAUSE_DIR"))
     servers = []
-    row("MiB", "changing", "what", "pause s", "of it GPU", "of it process", "before s", "rounds", "copied GB", "still right GB",
-        "all s", "steps/s before / during", "seen by the job s")
-    row(*["---"] * 13)
+    row("MiB", "changing", "what", "pause s", "of it GPU", "of it process", "before s", "rounds", "copied GB",
+        "still right GB", "kept on the GPU GB", "all s", "steps/s before / during", "seen by the job s")
+    row(*["---"] * 14)
     failed = 0
     try:
         names = [("server", None)] + ([("other", None)] if options.moves else [])

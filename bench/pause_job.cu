@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A job whose pauses are measured: it holds GPU memory, rewrites a fixed part of it in each step, and checks in each step
-// that the part holds what the step before wrote, and now and then that the rest holds what it always held.
+// A job whose pauses are measured: it holds GPU memory, rewrites a fixed part of it in each step, and checks in each
+// step that the part holds what the step before wrote, and now and then that the rest holds what it always held.
 //
-// Usage: pause_job MIB PERCENT STEP_MS SECONDS. Steps begin every STEP_MS (0: as soon as the one before is done). Prints
-// "ready", then a line a second, with the steps in it and the longest time from one step to the next, and "wrong 0" in the
-// end; exit code 1 if anything was wrong.
+// Usage: pause_job MIB PERCENT STEP_MS SECONDS. Steps begin every STEP_MS (0: as soon as the one before is done).
+// Prints "ready", then a line a second, with the steps in it and the longest time from one step to the next, and
+// "wrong 0" in the end; exit code 1 if anything was wrong.
 #include <cuda_runtime.h>
 #include <stdint.h>
 #include <stdio.h>
