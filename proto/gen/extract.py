@@ -171,7 +171,8 @@ def extract(toolkit, exports_file=None, previous=None):
                 entry["since"], entry["params"] = since, params
                 entry["id"] = numbers[join(name, abi, "")]
 
-    lines = ["# Extracted by proto/gen/extract.py from the CUDA toolkit's headers. Do not edit: run",
+    lines = ["# SPDX-License-Identifier: Apache-2.0",
+             "# Extracted by proto/gen/extract.py from the CUDA toolkit's headers. Do not edit: run",
              "#   bazel run //proto/gen:extract",
              f"cuda_version: {version}", ""]
     used = {}
