@@ -533,18 +533,24 @@ def never_idle(context):
         wait_for(lambda: os.path.exists(f"{ranks.job.sync}.held.{victim}"), LIMIT, ranks.job.describe)
         pid = ranks.host_pid(ranks.rank(victim)[1])
         image = ranks.path(f"image{victim}")
-        words = rf"apart \(PID {pid}\) did not become idle in 4\.0 s.*the job goes on"
         for number, command in enumerate(
             (
-                [lab.tool("cr-checkpoint"), "--timeout", "4", ranks.job.id, image],
-                [lab.tool("cr-checkpoint"), "--timeout", "4", "--stop", ranks.job.id, image],
-                [lab.tool("cr-migrate"), "--timeout", "4", ranks.job.id, "--to", ranks.servers[1].unix],
+                [lab.tool("cr-checkpoint"), ranks.job.id, image],
+                [lab.tool("cr-checkpoint"), "--stop", ranks.job.id, image],
+                [lab.tool("cr-migrate"), ranks.job.id, "--to", ranks.servers[1].unix],
             )
         ):
-            tool = lab.start(harness.Process(lab, f"idle{victim}-{number}", command))
-            if tool.wait(LIMIT) != 1 or not re.search(words, tool.stderr()):
-                raise Failure(f"expected {words!r}\n{tool.describe()}")
-            if len(re.findall(r"did not become idle", tool.stderr())) != 1:
+            # Eight ranks share few cores: one that only waits for its turn may be busy at an early deadline.
+            for seconds in (4, 25):
+                words = rf"apart \(PID {pid}\) did not become idle in {seconds}\.0 s.*the job goes on"
+                limited = [command[0], "--timeout", str(seconds), *command[1:]]
+                tool = lab.start(harness.Process(lab, f"idle{victim}-{number}-{seconds}", limited))
+                if tool.wait(LIMIT) != 1 or not re.search(words, tool.stderr()):
+                    raise Failure(f"expected {words!r}\n{tool.describe()}")
+                named = len(re.findall(r"did not become idle", tool.stderr()))
+                if named == 1:
+                    break
+            if named != 1:
                 raise Failure(f"others are named, too\n{tool.describe()}")
             no_half_image(image, False)
             others = [number for number in ranks.living() if number != victim]
