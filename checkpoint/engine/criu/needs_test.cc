@@ -67,6 +67,20 @@ TEST(Needs, AreTheFilesThatMustBeThere) {
   EXPECT_FALSE(needs.files[3].written);
 }
 
+// A program that was just starting had it mapped. The job has one of its own, which this machine need not have.
+TEST(Needs, TheLoadersCacheIsTheJobsOwn) {
+  std::string image = EmptyFilesImage();
+  Add(&image, "/etc/ld.so.cache", O_RDONLY, 100, {});
+  Job job;
+  ckptfmt::Needs needs;
+  ASSERT_TRUE(ReadNeeds(image, job, ProcessFacts(), nullptr, &needs));
+  EXPECT_EQ(needs.files.size(), 1u);
+  job.add_stand_ins()->set_path("/usr/lib/libcuda.so.1");
+  ckptfmt::Needs without;
+  ASSERT_TRUE(ReadNeeds(image, job, ProcessFacts(), nullptr, &without));
+  EXPECT_TRUE(without.files.empty());
+}
+
 TEST(Needs, FilesGetOtherNamesAndNothingElseChanges) {
   std::string image = SampleImage();
   const auto rename = [](std::string_view path, FileChange* change) {
