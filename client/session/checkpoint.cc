@@ -366,13 +366,10 @@ bool Session::Ask(const agent::SideRequest& request, char* out, uint64_t* sequen
     *error = "the GPU server went away";
     return false;
   }
-  if (request.operation == kOpHostMap) {
-    wire::OpHostMap_Request map;
-    if (map.Decode(request.message)) side_maps_.insert(map.address);
-  } else if (request.operation == kOpHostUnmap) {
-    wire::OpHostUnmap_Request unmap;
-    if (unmap.Decode(request.message)) side_maps_.erase(unmap.address);
-  }
+  wire::OpHostMap_Request map;
+  wire::OpHostUnmap_Request unmap;
+  if (request.operation == kOpHostMap && map.Decode(request.message)) side_mapping_[*sequence] = map.address;
+  if (request.operation == kOpHostUnmap && unmap.Decode(request.message)) side_maps_.erase(unmap.address);
   return true;
 }
 
@@ -388,6 +385,10 @@ bool Session::Answer(uint64_t sequence, int timeout_ms, bool* answered, agent::S
   }
   if (reply.pending_error != CUDA_SUCCESS) SetPendingError(CUresult(reply.pending_error));
   *answered = true;
+  if (const auto mapping = side_mapping_.find(sequence); mapping != side_mapping_.end()) {
+    if (reply.result == CUDA_SUCCESS) side_maps_.insert(mapping->second);
+    side_mapping_.erase(mapping);
+  }
   answer->result = reply.result;
   answer->message = std::move(reply.message);
   *bytes = size_t(reply.payload_bytes);
@@ -397,6 +398,9 @@ bool Session::Answer(uint64_t sequence, int timeout_ms, bool* answered, agent::S
 void Session::EndAsking(const std::vector<uint64_t>& open) {
   if (!channel_) return;
   for (const uint64_t sequence : open) channel_->Abandon(sequence);
+  // Whether memory is mapped of which no answer has come is not known: the next tool unmaps it. Nobody waits for the
+  // answers to these, so that a refusal would become the application's error.
+  side_mapping_.clear();
   for (const uint64_t address : side_maps_) {
     wire::OpHostUnmap_Request unmap;
     unmap.address = address;

@@ -411,8 +411,9 @@ class Session final : public agent::AgentHost, public trace::Server {
   bool given_new_ = false;
   std::string former_server_;
   int64_t former_moved_at_ns_ = 0;
-  // Memory that a tool has the server map.
+  // Memory that a tool has the server map: what is mapped, and by sequence number what is asked for and not answered.
   std::set<uint64_t> side_maps_;
+  std::map<uint64_t, uint64_t> side_mapping_;
   uint64_t question_ = 0;
   bool question_quiet_ = false;
   uint64_t question_admissions_ = 0;

@@ -108,9 +108,7 @@ CUresult OpHostUnmap(Session& session, const Request&, const wire::OpHostUnmap_R
                      ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
   const auto it = worker.host_ranges().find(in.address);
-  // Nobody waits for the answer when a tool's buffers are taken back, and an error would become the application's: some
-  // of them may not have been mapped.
-  if (it == worker.host_ranges().end()) return CUDA_SUCCESS;
+  if (it == worker.host_ranges().end()) return CUDA_ERROR_INVALID_VALUE;
   const HostRange range = it->second;
   worker.host_ranges().erase(it);
   if (const DeviceRange* const known = worker.ranges().At(in.address); known != nullptr && known->kind == DeviceRange::kManaged) {
