@@ -14,6 +14,7 @@
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
+#include "client/session/setting_keys.h"
 #include "proto/codec/codec.h"
 
 namespace cuda_remote::client {
@@ -142,7 +143,7 @@ CUresult Custom_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDe
   request.Encode(&call.message());
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) return result;
-  // One record for each mapping and place, so that it goes when that mapping goes, and stays when another place is set.
+  // One record for each mapping, so that it goes when that mapping goes.
   std::vector<std::pair<uint64_t, uint64_t>> mappings;
   {
     std::shared_lock<std::shared_mutex> lock(call.session().mutex());
@@ -150,16 +151,12 @@ CUresult Custom_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDe
       if (start >= ptr && start < ptr + size) mappings.emplace_back(start, mapping.bytes);
     }
   }
-  request.count = 1;
   for (const auto& [start, bytes] : mappings) {
     request.ptr = start;
     request.size = bytes;
-    for (size_t i = 0; i < count; ++i) {
-      request.desc = std::string_view(reinterpret_cast<const char*>(&desc[i]), sizeof(desc[i]));
-      call.message().clear();
-      request.Encode(&call.message());
-      call.Modified({Kind::kMapping, start}, uint64_t(desc[i].location.type) << 32 | uint32_t(desc[i].location.id));
-    }
+    call.message().clear();
+    request.Encode(&call.message());
+    call.Modified({Kind::kMapping, start}, PlacesKey(desc, count));
   }
   return CUDA_SUCCESS;
 }

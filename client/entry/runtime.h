@@ -7,12 +7,12 @@
 
 #include <cuda.h>
 
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <string_view>
 
 #include "client/session/call.h"
+#include "client/session/setting_keys.h"
 #include "client/trace/trace.h"
 #include "proto/api/attribute_sizes.h"
 #include "proto/frame/frame.h"
@@ -66,25 +66,6 @@ bool AllValid(Call& call, Kind kind, const T* handles, uint64_t count) {
     if (!call.Valid(kind, handles[i])) return false;
   }
   return true;
-}
-
-// The key that tells modifications of one object by one call apart.
-inline uint64_t Key(uint64_t a) { return a; }
-inline uint64_t Key(uint64_t a, uint64_t b) { return a * 0x9E3779B97F4A7C15u + b; }
-
-// The key of a call that sets something for each place of a list (CUmemAccessDesc): which places those are. Two calls
-// whose lists overlap in part are both recorded, in their order, so that the later one counts for what is in both.
-template <typename Descriptor>
-uint64_t PlacesKey(const Descriptor* list, uint64_t count) {
-  uint64_t key = count;
-  for (uint64_t i = 0; i < count; ++i) key = Key(key, Key(uint64_t(list[i].location.type), uint64_t(list[i].location.id)));
-  return key;
-}
-
-// For modifications of which every single one counts.
-inline uint64_t UniqueKey() {
-  static std::atomic<uint64_t> next{uint64_t(1) << 63};
-  return next.fetch_add(1, std::memory_order_relaxed);
 }
 
 // The log's name of the object behind a virtual handle.
