@@ -18,7 +18,7 @@ namespace {
 
 // Pages that are fetched at the first access somewhere, and at most, if accesses go on from one to the next.
 constexpr uint64_t kFirstRead = 16;
-constexpr uint64_t kMostRead = 4096;
+constexpr uint64_t kMostRead = 1024;
 constexpr uint64_t kReadGrowth = 4;
 // Pages whose protection is taken away at a time, at most. Those that are not written then are sent for nothing.
 constexpr uint64_t kMostWrite = 512;
