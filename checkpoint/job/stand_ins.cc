@@ -19,7 +19,6 @@
 namespace cuda_remote::checkpoint {
 namespace {
 
-constexpr char kCache[] = "/etc/ld.so.cache";
 constexpr char kNvml[] = "libnvidia-ml.so";
 // What programs ask for; those with a version are what they cannot do without.
 constexpr const char* kNames[] = {"libcuda.so.1", "libnvidia-ml.so.1", "libcuda.so", "libnvidia-ml.so"};
@@ -129,7 +128,7 @@ bool PlanStandIns(const std::string& directory, Job* job, std::vector<Mount>* mo
   mounts->push_back({directory + "/lib", place});
 
   Covers covers(directory, job, mounts);
-  const std::string cache = ReadBytes(kCache);
+  const std::string cache = ReadBytes(kLoaderCache);
   std::vector<CachedLibrary> cached;
   const bool known_cache = ReadLoaderCache(cache, &cached);
   std::set<std::string> found;
@@ -159,7 +158,7 @@ bool PlanStandIns(const std::string& directory, Job* job, std::vector<Mount>* mo
     *error = "cannot write " + path + ": " + strerror(errno);
     return false;
   }
-  mounts->push_back({path, kCache});
+  mounts->push_back({path, kLoaderCache});
   return true;
 }
 

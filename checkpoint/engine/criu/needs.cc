@@ -127,8 +127,8 @@ bool ReadNeeds(std::string_view image, const Job& job, const ProcessFacts& proce
   // Those that a restart makes itself.
   std::set<std::string> known;
   for (const FileFacts& file : process_facts.shared_files()) known.insert(file.path());
-  // A program that was just starting has the loader's cache mapped, which is the job's own (checkpoint/job/stand_ins.h).
-  if (!job.stand_ins().empty()) known.insert("/etc/ld.so.cache");
+  // A program that was just starting has it mapped, and it is the job's own.
+  if (!job.stand_ins().empty()) known.insert(kLoaderCache);
   return ReadFilesImage(image, FileKind::kRegular, [&](protozero::pbf_reader facts) {
     Entry entry = ParseEntry(facts);
     if (!entry.plain || entry.path.empty()) return;
