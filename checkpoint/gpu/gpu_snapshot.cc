@@ -103,12 +103,8 @@ bool GpuSnapshot::Take(ClientChannel* channel, const std::vector<Region>& region
       allocate.bytes = piece.bytes;
       allocate.device = device;
       allocate.flags = driverabi::kAllocateSnapshot;
-      agent::SideRequest asked;
-      asked.operation = kOpMemAlloc;
-      allocate.Encode(&asked.message);
       agent::SideAnswer answer;
-      uint64_t number = 0;
-      ok = ok && requests.Begin(asked, &number, error) && requests.Wait(number, &answer, error);
+      ok = ok && AskAndWait(&requests, SideRequestOf(kOpMemAlloc, allocate), &answer, error);
       wire::OpMemAlloc_Reply reply;
       // No room, or a server that has no such memory.
       if (!ok || answer.result != 0 || !reply.Decode(answer.message)) break;
@@ -120,11 +116,9 @@ bool GpuSnapshot::Take(ClientChannel* channel, const std::vector<Region>& region
         copy.bytes = run.bytes;
         copy.context = regions[run.region].context;
         copy.to = piece.address + offset;
-        agent::SideRequest begun;
-        begun.operation = kOpPeekMemory;
-        copy.Encode(&begun.message);
         if (open.size() >= kMostOpen) ok = ok && finish();
-        ok = ok && requests.Begin(begun, &number, error);
+        uint64_t number = 0;
+        ok = ok && requests.Begin(SideRequestOf(kOpPeekMemory, copy), &number, error);
         if (!ok) break;
         open.push_back({number, run, copy.to});
       }
@@ -181,13 +175,9 @@ void GpuSnapshot::Drop(ClientChannel* channel) {
   for (const uint64_t address : pieces_) {
     wire::OpMemFree_Request free;
     free.address = address;
-    agent::SideRequest asked;
-    asked.operation = kOpMemFree;
-    free.Encode(&asked.message);
     agent::SideAnswer answer;
     std::string ignored;
-    uint64_t number = 0;
-    if (!requests.Begin(asked, &number, &ignored) || !requests.Wait(number, &answer, &ignored)) break;
+    if (!AskAndWait(&requests, SideRequestOf(kOpMemFree, free), &answer, &ignored)) break;
   }
   pieces_.clear();
   chunks_.clear();

@@ -170,20 +170,7 @@ static bool ListRegions(ClientChannel* channel, wire::OpRegions_Request request,
       error->pop_back();
       return false;
     }
-    for (const wire::Region& from : listed.regions) {
-      ckptfmt::Region region;
-      if (from.kind < 1 || from.kind > uint32_t(ckptfmt::RegionKind::kHeap)) return Malformed(error);
-      region.kind = ckptfmt::RegionKind(from.kind);
-      region.address = from.address;
-      region.bytes = from.bytes;
-      region.object = from.object;
-      region.symbol = std::string(from.symbol);
-      region.context = from.context;
-      region.device = from.device;
-      region.module_index = from.module_index;
-      region.flags = from.code;
-      regions->push_back(std::move(region));
-    }
+    if (!AppendRegions(listed, regions)) return Malformed(error);
     more = listed.more && !listed.regions.empty();
   }
   return true;

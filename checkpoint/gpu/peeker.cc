@@ -27,9 +27,8 @@ SharedBuffers* Peeker::Attach(SideRequests* requests, SharedBuffers* shared, boo
   if (shared == nullptr || !requests->shared_memory()) return nullptr;
   agent::SideRequest map;
   agent::SideAnswer answer;
-  uint64_t number = 0;
   shared->MapRequest(&map);
-  *ok = requests->Begin(map, &number, error) && requests->Wait(number, &answer, error);
+  *ok = AskAndWait(requests, map, &answer, error);
   return *ok && answer.result == 0 ? shared : nullptr;
 }
 
@@ -74,10 +73,8 @@ bool Peeker::Add(const Chunk& chunk, char* slot, std::string* error) {
     peek.bytes = std::min<uint64_t>(piece, chunk.bytes - at);
     peek.context = chunk.context;
     if (shared_ != nullptr) peek.to = shared_->address(flight.what.buffer);
-    agent::SideRequest asked;
-    asked.operation = kOpPeekMemory;
+    agent::SideRequest asked = SideRequestOf(kOpPeekMemory, peek);
     if (shared_ == nullptr) asked.payload_bytes = peek.bytes;
-    peek.Encode(&asked.message);
     uint64_t number = 0;
     ok = requests_->Begin(asked, &number, error);
     if (!ok) break;

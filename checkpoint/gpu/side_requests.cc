@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "checkpoint/gpu/memory_transfer.h"
-#include "proto/codec/operations.gen.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -33,6 +32,30 @@ bool CanBeHashed(const Region& region) {
 }
 
 }  // namespace
+
+bool AskAndWait(SideRequests* requests, const agent::SideRequest& request, agent::SideAnswer* answer,
+                std::string* error) {
+  uint64_t number = 0;
+  return requests->Begin(request, &number, error) && requests->Wait(number, answer, error);
+}
+
+bool AppendRegions(const wire::OpRegions_Reply& listed, std::vector<Region>* regions) {
+  for (const wire::Region& from : listed.regions) {
+    Region region;
+    if (from.kind < 1 || from.kind > uint32_t(RegionKind::kHeap)) return false;
+    region.kind = RegionKind(from.kind);
+    region.address = from.address;
+    region.bytes = from.bytes;
+    region.object = from.object;
+    region.symbol = std::string(from.symbol);
+    region.context = from.context;
+    region.device = from.device;
+    region.module_index = from.module_index;
+    region.flags = from.code;
+    regions->push_back(std::move(region));
+  }
+  return true;
+}
 
 ChannelRequests::~ChannelRequests() {
   agent::SideAnswer answer;
@@ -75,28 +98,13 @@ bool ListNow(SideRequests* requests, std::vector<Region>* regions, std::string* 
     wire::OpRegions_Request request;
     request.after = regions->size();
     request.replayed = true;  // whether it is shared with others is no matter yet
-    agent::SideRequest asked;
-    asked.operation = kOpRegions;
-    request.Encode(&asked.message);
     agent::SideAnswer answer;
-    uint64_t number = 0;
-    if (!requests->Begin(asked, &number, error) || !requests->Wait(number, &answer, error)) return false;
+    if (!AskAndWait(requests, SideRequestOf(kOpRegions, request), &answer, error)) return false;
     if (answer.result != 0) return Failed("list its memory", answer.result, error);
     wire::OpRegions_Reply listed;
-    if (!listed.Decode(answer.message)) {
+    if (!listed.Decode(answer.message) || !AppendRegions(listed, regions)) {
       *error = "the GPU server's answer is malformed: it is of another version";
       return false;
-    }
-    for (const wire::Region& from : listed.regions) {
-      Region region;
-      region.kind = RegionKind(from.kind);
-      region.address = from.address;
-      region.bytes = from.bytes;
-      region.object = from.object;
-      region.symbol = std::string(from.symbol);
-      region.context = from.context;
-      region.device = from.device;
-      regions->push_back(std::move(region));
     }
     more = listed.more && !listed.regions.empty();
   }
@@ -181,10 +189,8 @@ bool HashRegions(SideRequests* requests, const std::vector<Region>& regions,
       request.regions.push_back(region);
       chunks += part.chunks;
     }
-    agent::SideRequest asked;
-    asked.operation = kOpHashMemory;
+    agent::SideRequest asked = SideRequestOf(kOpHashMemory, request);
     asked.payload_bytes = chunks * sizeof(ChunkHash);
-    request.Encode(&asked.message);
     uint64_t number = 0;
     ok = requests->Begin(asked, &number, error);
     if (ok) open.emplace_back(number, &parts);

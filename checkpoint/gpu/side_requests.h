@@ -14,6 +14,7 @@
 #include "proto/agent/types.h"
 #include "proto/channel/client_channel.h"
 #include "proto/chunkhash/chunk_hash.h"
+#include "proto/codec/operations.gen.h"
 
 namespace cuda_remote::checkpoint {
 
@@ -28,6 +29,22 @@ class SideRequests {
   virtual bool Begin(const agent::SideRequest& request, uint64_t* number, std::string* error) = 0;
   virtual bool Wait(uint64_t number, agent::SideAnswer* answer, std::string* error) = 0;
 };
+
+// A request with this message and nothing else.
+template <typename Request>
+agent::SideRequest SideRequestOf(uint32_t operation, const Request& message) {
+  agent::SideRequest request;
+  request.operation = operation;
+  message.Encode(&request.message);
+  return request;
+}
+
+// Begin and Wait in one.
+bool AskAndWait(SideRequests* requests, const agent::SideRequest& request, agent::SideAnswer* answer,
+                std::string* error);
+
+// Adds the regions of an answer to kOpRegions. False if they make no sense: the server is of another version.
+bool AppendRegions(const wire::OpRegions_Reply& listed, std::vector<ckptfmt::Region>* regions);
 
 // Through a channel that the tool has.
 class ChannelRequests final : public SideRequests {
