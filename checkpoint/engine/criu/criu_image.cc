@@ -77,6 +77,24 @@ std::string ChangedEntry(protozero::data_view entry,
   return out;
 }
 
+// Hands the entries of an image file to `use`, one after the other. False if `image` is not such a file.
+bool ForEachEntry(std::string_view image, uint32_t magic, const std::function<void(protozero::pbf_reader)>& use) {
+  if (image.size() < 8 || Word(image, 0) != kCommonMagic || Word(image, 4) != magic) return false;
+  try {
+    for (size_t at = 8; at < image.size();) {
+      if (image.size() - at < 4) return false;
+      const uint32_t bytes = Word(image, at);
+      at += 4;
+      if (bytes > image.size() - at) return false;
+      use(protozero::pbf_reader(image.data() + at, bytes));
+      at += bytes;
+    }
+  } catch (const protozero::exception&) {
+    return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 bool ReadImageFile(const std::string& path, std::string* bytes) {
@@ -86,31 +104,19 @@ bool ReadImageFile(const std::string& path, std::string* bytes) {
 }
 
 bool ReadFilesImage(std::string_view image, FileKind kind, const std::function<void(protozero::pbf_reader)>& entry) {
-  if (image.size() < 8 || Word(image, 0) != kCommonMagic || Word(image, 4) != kFilesMagic) return false;
-  try {
-    for (size_t at = 8; at < image.size();) {
-      if (image.size() - at < 4) return false;
-      const uint32_t bytes = Word(image, at);
-      at += 4;
-      if (bytes > image.size() - at) return false;
-      protozero::pbf_reader file(image.data() + at, bytes);
-      at += bytes;
-      bool of_this_kind = false;
-      while (file.next()) {
-        if (file.tag() == 1 && file.wire_type() == protozero::pbf_wire_type::varint) {
-          of_this_kind = uint32_t(file.get_enum()) == uint32_t(kind);
-        } else if (of_this_kind && file.tag() == FieldOf(kind) &&
-                   file.wire_type() == protozero::pbf_wire_type::length_delimited) {
-          entry(file.get_message());
-        } else {
-          file.skip();
-        }
+  return ForEachEntry(image, kFilesMagic, [&](protozero::pbf_reader file) {
+    bool of_this_kind = false;
+    while (file.next()) {
+      if (file.tag() == 1 && file.wire_type() == protozero::pbf_wire_type::varint) {
+        of_this_kind = uint32_t(file.get_enum()) == uint32_t(kind);
+      } else if (of_this_kind && file.tag() == FieldOf(kind) &&
+                 file.wire_type() == protozero::pbf_wire_type::length_delimited) {
+        entry(file.get_message());
+      } else {
+        file.skip();
       }
     }
-  } catch (const protozero::exception&) {
-    return false;
-  }
-  return true;
+  });
 }
 
 bool ReadStreamImage(std::string_view image, const std::function<void(protozero::pbf_reader)>& entry) {
@@ -127,64 +133,40 @@ bool ReadStreamImage(std::string_view image, const std::function<void(protozero:
 }
 
 bool ChangeFiles(std::string* image, const std::function<bool(std::string_view path, FileChange* change)>& change) {
-  if (image->size() < 8 || Word(*image, 0) != kCommonMagic || Word(*image, 4) != kFilesMagic) return false;
   std::string out = image->substr(0, 8);
-  try {
-    for (size_t at = 8; at < image->size();) {
-      if (image->size() - at < 4) return false;
-      const uint32_t bytes = Word(*image, at);
-      at += 4;
-      if (bytes > image->size() - at) return false;
-      protozero::pbf_reader file(image->data() + at, bytes);
-      at += bytes;
-      std::string entry;
-      protozero::pbf_writer writer(entry);
-      while (file.next()) {
-        if (file.tag() == FieldOf(FileKind::kRegular) &&
-            file.wire_type() == protozero::pbf_wire_type::length_delimited) {
-          writer.add_message(FieldOf(FileKind::kRegular), ChangedEntry(file.get_view(), change));
-        } else {
-          CopyField(&file, &writer);
-        }
+  const bool read = ForEachEntry(*image, kFilesMagic, [&](protozero::pbf_reader file) {
+    std::string entry;
+    protozero::pbf_writer writer(entry);
+    while (file.next()) {
+      if (file.tag() == FieldOf(FileKind::kRegular) && file.wire_type() == protozero::pbf_wire_type::length_delimited) {
+        writer.add_message(FieldOf(FileKind::kRegular), ChangedEntry(file.get_view(), change));
+      } else {
+        CopyField(&file, &writer);
       }
-      const auto length = uint32_t(entry.size());
-      out.append(reinterpret_cast<const char*>(&length), sizeof(length));
-      out += entry;
     }
-  } catch (const protozero::exception&) {
-    return false;
-  }
-  *image = std::move(out);
-  return true;
+    const auto length = uint32_t(entry.size());
+    out.append(reinterpret_cast<const char*>(&length), sizeof(length));
+    out += entry;
+  });
+  if (read) *image = std::move(out);
+  return read;
 }
 
 bool LetGoOfTerminals(std::string* image) {
   using protozero::pbf_wire_type;
   using protozero::tag_and_type;
-  if (image->size() < 8 || Word(*image, 0) != kCommonMagic || Word(*image, 4) != kTerminalMagic) return false;
-  try {
-    for (size_t at = 8; at < image->size();) {
-      if (image->size() - at < 4) return false;
-      const uint32_t bytes = Word(*image, at);
-      at += 4;
-      if (bytes > image->size() - at) return false;
-      // A TtyInfoEntry (CRIU's images/tty.proto): session and group.
-      protozero::pbf_reader entry(image->data() + at, bytes);
-      at += bytes;
-      while (entry.next()) {
-        const bool own = entry.tag_and_type() == tag_and_type(6, pbf_wire_type::varint) ||
-                         entry.tag_and_type() == tag_and_type(7, pbf_wire_type::varint);
-        const size_t begin = size_t(entry.data().data() - image->data());
-        entry.skip();
-        const size_t end = size_t(entry.data().data() - image->data());
-        // A zero of the same length.
-        for (size_t i = begin; own && i < end; ++i) (*image)[i] = i + 1 < end ? '\x80' : '\0';
-      }
+  // A TtyInfoEntry (CRIU's images/tty.proto): session and group.
+  return ForEachEntry(*image, kTerminalMagic, [&](protozero::pbf_reader entry) {
+    while (entry.next()) {
+      const bool own = entry.tag_and_type() == tag_and_type(6, pbf_wire_type::varint) ||
+                       entry.tag_and_type() == tag_and_type(7, pbf_wire_type::varint);
+      const size_t begin = size_t(entry.data().data() - image->data());
+      entry.skip();
+      const size_t end = size_t(entry.data().data() - image->data());
+      // A zero of the same length.
+      for (size_t i = begin; own && i < end; ++i) (*image)[i] = i + 1 < end ? '\x80' : '\0';
     }
-  } catch (const protozero::exception&) {
-    return false;
-  }
-  return true;
+  });
 }
 
 }  // namespace cuda_remote::checkpoint
