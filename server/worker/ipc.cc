@@ -13,48 +13,20 @@
 
 #include "proto/frame/handle.h"
 #include "replay/log/hash.h"
+#include "server/worker/ipc_messages.h"
 #include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
 namespace {
 
-constexpr char kMagic[8] = {'C', 'R', 'I', 'P', 'C', '2', 0, 0};
-constexpr size_t kRandomBytes = 16;
 constexpr size_t kMaxConnections = 4096;
 // How long the other worker may take to answer. Its thread has nothing else to do.
 constexpr int kAnswerSeconds = 10;
 // How often one that is waited for is looked for.
 constexpr auto kAgain = std::chrono::milliseconds(2);
 
-// A key: magic, kind, zeros up to 16, home, secret, zeros.
-struct Key {
-  char magic[8];
-  uint8_t kind;
-  char zero[7];
-  char home[kRandomBytes];
-  char secret[kRandomBytes];
-  char reserved[16];
-};
-static_assert(sizeof(Key) == kIpcKeyBytes);
-
-struct Question {
-  char magic[8];
-  char secret[kRandomBytes];
-  char group[kRandomBytes];
-  IpcPeer peer;
-  uint8_t kind;
-};
-
-struct Reply {
-  char magic[8];
-  uint32_t found;
-  uint32_t has_fd;
-  IpcPeer peer;
-  IpcFacts facts;
-};
-
 std::string RandomBytes() {
-  std::string bytes(kRandomBytes, 0);
+  std::string bytes(kIpcRandomBytes, 0);
   for (size_t done = 0; done < bytes.size();) {
     const ssize_t n = getrandom(&bytes[done], bytes.size() - done, 0);
     if (n > 0) done += size_t(n);
@@ -83,21 +55,21 @@ bool SameUser(int socket) {
 }
 
 std::string MakeKey(IpcKind kind, const std::string& home, const std::string& secret) {
-  Key key{};
-  memcpy(key.magic, kMagic, sizeof(kMagic));
+  IpcKey key{};
+  memcpy(key.magic, kIpcMagic, sizeof(kIpcMagic));
   key.kind = uint8_t(kind);
-  memcpy(key.home, home.data(), kRandomBytes);
-  memcpy(key.secret, secret.data(), kRandomBytes);
+  memcpy(key.home, home.data(), kIpcRandomBytes);
+  memcpy(key.secret, secret.data(), kIpcRandomBytes);
   return std::string(reinterpret_cast<const char*>(&key), sizeof(key));
 }
 
 bool ReadKey(std::string_view bytes, IpcKind kind, std::string* home, std::string* secret) {
-  Key key;
+  IpcKey key;
   if (bytes.size() != sizeof(key)) return false;
   memcpy(&key, bytes.data(), sizeof(key));
-  if (memcmp(key.magic, kMagic, sizeof(kMagic)) != 0 || key.kind != uint8_t(kind)) return false;
-  home->assign(key.home, kRandomBytes);
-  secret->assign(key.secret, kRandomBytes);
+  if (memcmp(key.magic, kIpcMagic, sizeof(kIpcMagic)) != 0 || key.kind != uint8_t(kind)) return false;
+  home->assign(key.home, kIpcRandomBytes);
+  secret->assign(key.secret, kIpcRandomBytes);
   return true;
 }
 
@@ -112,8 +84,8 @@ void CloseIfOpen(int* fd) {
   *fd = -1;
 }
 
-bool SendReply(int socket, const Reply& reply, int fd) {
-  iovec part{const_cast<Reply*>(&reply), sizeof(reply)};
+bool SendReply(int socket, const IpcReply& reply, int fd) {
+  iovec part{const_cast<IpcReply*>(&reply), sizeof(reply)};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
@@ -130,7 +102,7 @@ bool SendReply(int socket, const Reply& reply, int fd) {
   return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == ssize_t(sizeof(reply));
 }
 
-bool ReceiveReply(int socket, Reply* reply, int* fd) {
+bool ReceiveReply(int socket, IpcReply* reply, int* fd) {
   *fd = -1;
   iovec part{reply, sizeof(*reply)};
   msghdr message{};
@@ -159,7 +131,7 @@ bool ReceiveReply(int socket, Reply* reply, int* fd) {
     }
   }
   const bool good = n == ssize_t(sizeof(*reply)) && (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0 &&
-                    memcmp(reply->magic, kMagic, sizeof(kMagic)) == 0 &&
+                    memcmp(reply->magic, kIpcMagic, sizeof(kIpcMagic)) == 0 &&
                     descriptors == size_t(reply->has_fd != 0);
   if (!good && *fd >= 0) {
     close(*fd);
@@ -181,7 +153,7 @@ std::string NameOf(const IpcPeer& peer) {
 
 Ipc::Ipc(IpcSelf self)
     : self_([&] {
-        self.group.resize(kRandomBytes);
+        self.group.resize(kIpcRandomBytes);
         return std::move(self);
       }()) {}
 
@@ -229,7 +201,7 @@ bool Ipc::Inherits(std::string_view key) {
 }
 
 std::string Ipc::SocketName(std::string group, std::string scope, std::string_view home) {
-  group.resize(kRandomBytes);
+  group.resize(kIpcRandomBytes);
   scope.resize(kIpcScopeBytes);
   return "cuda-remote-ipc-" + replay::ToHex(replay::HashOf(group + scope + std::string(home)));
 }
@@ -303,14 +275,14 @@ void Ipc::Accept(int listening) {
 }
 
 bool Ipc::AnswerLocked(int connection, User* user) {
-  Question question;
+  IpcQuestion question;
   if (recv(connection, &question, sizeof(question), 0) != ssize_t(sizeof(question)) ||
-      memcmp(question.magic, kMagic, sizeof(kMagic)) != 0) {
+      memcmp(question.magic, kIpcMagic, sizeof(kIpcMagic)) != 0) {
     return false;
   }
-  Reply reply{};
-  memcpy(reply.magic, kMagic, sizeof(kMagic));
-  const auto it = shared_.find(std::string(question.secret, kRandomBytes));
+  IpcReply reply{};
+  memcpy(reply.magic, kIpcMagic, sizeof(kIpcMagic));
+  const auto it = shared_.find(std::string(question.secret, kIpcRandomBytes));
   if (it == shared_.end() || uint8_t(it->second.kind) != question.kind || !SameBytes(question.group, self_.group)) {
     SendReply(connection, reply, -1);
     return false;
@@ -414,13 +386,13 @@ CUresult Ipc::Ask(const std::string& name, const std::string& secret, IpcKind ki
     close(peer);
     return CUDA_ERROR_INVALID_HANDLE;
   }
-  Question question{};
-  memcpy(question.magic, kMagic, sizeof(kMagic));
-  memcpy(question.secret, secret.data(), kRandomBytes);
-  memcpy(question.group, self_.group.data(), kRandomBytes);
+  IpcQuestion question{};
+  memcpy(question.magic, kIpcMagic, sizeof(kIpcMagic));
+  memcpy(question.secret, secret.data(), kIpcRandomBytes);
+  memcpy(question.group, self_.group.data(), kIpcRandomBytes);
   question.peer = self_.peer;
   question.kind = uint8_t(kind);
-  Reply reply{};
+  IpcReply reply{};
   CUresult result = CUDA_SUCCESS;
   if (send(peer, &question, sizeof(question), MSG_NOSIGNAL) != ssize_t(sizeof(question)) ||
       !ReceiveReply(peer, &reply, fd)) {

@@ -14,7 +14,7 @@
 #include <array>
 #include <thread>
 
-#include "server/worker/ipc.h"
+#include "server/worker/ipc_messages.h"
 #include "tests/fuzz/seeds.h"
 
 using namespace cuda_remote::server;  // NOLINT: a test program
@@ -23,26 +23,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr char kMagic[8] = {'C', 'R', 'I', 'P', 'C', '2', 0, 0};
-constexpr size_t kHomeAt = 16, kSecretAt = 32, kRandomBytes = 16;
+constexpr size_t kHomeAt = offsetof(IpcKey, home), kSecretAt = offsetof(IpcKey, secret);
 constexpr IpcKind kKind = IpcKind::kMemory;
-const std::string kGroup(kRandomBytes, 'g');
-
-// As ipc.cc sends them.
-struct Question {
-  char magic[8];
-  char secret[kRandomBytes];
-  char group[kRandomBytes];
-  IpcPeer peer;
-  uint8_t kind;
-};
-struct Reply {
-  char magic[8];
-  uint32_t found;
-  uint32_t has_fd;
-  IpcPeer peer;
-  IpcFacts facts;
-};
+const std::string kGroup(kIpcRandomBytes, 'g');
 
 IpcSelf Self(uint64_t session) {
   IpcSelf self;
@@ -58,7 +41,7 @@ socklen_t AddressOf(const std::string& name, sockaddr_un* address) {
   return socklen_t(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-std::string NameOfKey(const std::string& key) { return Ipc::SocketName(kGroup, "", key.substr(kHomeAt, kRandomBytes)); }
+std::string NameOfKey(const std::string& key) { return Ipc::SocketName(kGroup, "", key.substr(kHomeAt, kIpcRandomBytes)); }
 
 std::string BytesOf(const void* from, size_t size) { return std::string(static_cast<const char*>(from), size); }
 
@@ -89,7 +72,7 @@ void TryKey(const std::string& bytes) {
   }
   Ipc same(Self(3));
   if (same.Open(bytes, kKind, false, milliseconds(0), &facts, &fd, &use) != CUDA_SUCCESS) return;
-  if (bytes.substr(kHomeAt, 2 * kRandomBytes) != sharer.key.substr(kHomeAt, 2 * kRandomBytes)) __builtin_trap();
+  if (bytes.substr(kHomeAt, 2 * kIpcRandomBytes) != sharer.key.substr(kHomeAt, 2 * kIpcRandomBytes)) __builtin_trap();
   if (fd < 0) __builtin_trap();
   close(fd);
   close(use.connection);
@@ -108,23 +91,23 @@ void TryQuestion(const std::string& bytes) {
     close(peer);
     return;
   }
-  Reply reply{};
+  IpcReply reply{};
   const ssize_t got = recv(peer, &reply, sizeof(reply), 0);
-  Question question{};
+  IpcQuestion question{};
   memcpy(&question, bytes.data(), std::min(bytes.size(), sizeof(question)));
   // A descriptor would have come with it, and is dropped here.
-  const bool knows = memcmp(question.secret, sharer.key.data() + kSecretAt, kRandomBytes) == 0 &&
-                     memcmp(question.group, kGroup.data(), kRandomBytes) == 0;
+  const bool knows = memcmp(question.secret, sharer.key.data() + kSecretAt, kIpcRandomBytes) == 0 &&
+                     memcmp(question.group, kGroup.data(), kIpcRandomBytes) == 0;
   if (got == ssize_t(sizeof(reply)) && reply.found != 0 && !knows) __builtin_trap();
   close(peer);
 }
 
 void TryReply(const std::string& bytes, int descriptors) {
   static const std::string key = [] {
-    std::string text = BytesOf(kMagic, sizeof(kMagic));
+    std::string text = BytesOf(kIpcMagic, sizeof(kIpcMagic));
     text += char(kKind);
     text.resize(kHomeAt);
-    text += std::string(kRandomBytes, 'h') + std::string(kRandomBytes, 's');
+    text += std::string(kIpcRandomBytes, 'h') + std::string(kIpcRandomBytes, 's');
     text.resize(kIpcKeyBytes);
     return text;
   }();
@@ -140,7 +123,7 @@ void TryReply(const std::string& bytes, int descriptors) {
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) abort();
   std::thread hostile([&] {
     const int connection = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-    char question[sizeof(Question)];
+    char question[sizeof(IpcQuestion)];
     if (recv(connection, question, sizeof(question), 0) <= 0) abort();
     iovec part{const_cast<char*>(bytes.data()), bytes.size()};
     alignas(cmsghdr) char control[CMSG_SPACE(3 * sizeof(int))] = {};
@@ -168,10 +151,10 @@ void TryReply(const std::string& bytes, int descriptors) {
   int fd = -1;
   const CUresult result = ipc.Open(key, kKind, false, milliseconds(0), &facts, &fd, &use);
   hostile.join();
-  Reply reply{};
+  IpcReply reply{};
   memcpy(&reply, bytes.data(), std::min(bytes.size(), sizeof(reply)));
   if (result == CUDA_SUCCESS) {
-    const bool right = bytes.size() == sizeof(reply) && memcmp(reply.magic, kMagic, sizeof(kMagic)) == 0 &&
+    const bool right = bytes.size() == sizeof(reply) && memcmp(reply.magic, kIpcMagic, sizeof(kIpcMagic)) == 0 &&
                        reply.found != 0 && descriptors == int(reply.has_fd != 0);
     if (!right || (fd >= 0) != (reply.has_fd != 0)) __builtin_trap();
     if (cuda_remote::server::NameOf(use.peer).empty()) __builtin_trap();
@@ -193,12 +176,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const int mode = data[0] % 8;
   if (mode < 2) {
     // The right home and secret are random: the seed's stand for them.
-    const std::string own(2 * kRandomBytes, '*');
+    const std::string own(2 * kIpcRandomBytes, '*');
     const size_t at = bytes.find(own);
     if (at != std::string::npos) bytes.replace(at, own.size(), TheSharer().key, kHomeAt, own.size());
     TryKey(bytes);
   } else if (mode < 4) {
-    const std::string secret(kRandomBytes, '*');
+    const std::string secret(kIpcRandomBytes, '*');
     const size_t at = bytes.find(secret);
     if (at != std::string::npos) bytes.replace(at, secret.size(), TheSharer().key, kSecretAt, secret.size());
     TryQuestion(bytes);
@@ -209,18 +192,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 }
 
 std::vector<std::string> FuzzSeeds() {
-  std::string key = BytesOf(kMagic, sizeof(kMagic));
+  std::string key = BytesOf(kIpcMagic, sizeof(kIpcMagic));
   key += char(kKind);
   key.resize(kHomeAt);
-  key += std::string(2 * kRandomBytes, '*');
+  key += std::string(2 * kIpcRandomBytes, '*');
   key.resize(kIpcKeyBytes);
-  Question question{};
-  memcpy(question.magic, kMagic, sizeof(kMagic));
-  memset(question.secret, '*', kRandomBytes);
-  memcpy(question.group, kGroup.data(), kRandomBytes);
+  IpcQuestion question{};
+  memcpy(question.magic, kIpcMagic, sizeof(kIpcMagic));
+  memset(question.secret, '*', kIpcRandomBytes);
+  memcpy(question.group, kGroup.data(), kIpcRandomBytes);
   question.kind = uint8_t(kKind);
-  Reply reply{};
-  memcpy(reply.magic, kMagic, sizeof(kMagic));
+  IpcReply reply{};
+  memcpy(reply.magic, kIpcMagic, sizeof(kIpcMagic));
   reply.found = 1;
   std::vector<std::string> seeds = {'\0' + key, '\2' + BytesOf(&question, sizeof(question))};
   for (const char mode : {'\4', '\5', '\6', '\7'}) {
