@@ -578,21 +578,6 @@ def migrate_to_nowhere(context):
     harness.same("after failed migrations", job.stdout(), context.expected(command))
 
 
-def processes_with(word):
-    """The processes that were started with `word` in their command line."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{entry}/cmdline", "rb") as f:
-                if word.encode() in f.read().split(b"\0"):
-                    found.append(int(entry))
-        except OSError:
-            pass
-    return found
-
-
 def is_holding_up(context, modes):
     """Work that depends on the program's next calls: checkpoints and moves at random times get through, and change no answer."""
     lab = context.lab
@@ -676,7 +661,7 @@ def lock_killed(context):
         tool = lab.start(harness.Process(lab, f"tool{number}", [lab.tool("cr-checkpoint"), job.id, image]))
         time.sleep(0.05 + 0.1 * number)
         # The one that the user has started, or the one that does the work, which is not below it.
-        for pid in [tool.pid] if number % 2 == 0 else processes_with(image):
+        for pid in [tool.pid] if number % 2 == 0 else harness.processes_with(image):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -724,7 +709,7 @@ def two_tools(context):
         tool = lab.start(harness.Process(lab, f"dies{number}", [lab.tool("cr-checkpoint"), job.id, again]))
         while not os.path.exists(log) and tool.running():
             time.sleep(0.0005)
-        for pid in processes_with(again):
+        for pid in harness.processes_with(again):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -1026,7 +1011,7 @@ def server_restarted(context):
     os.kill(server.pid, signal.SIGKILL)
     server.wait(10)
     must_fail(job, 30, mention="cuda-remote")
-    gone = lambda: not any(os.path.exists(f"/proc/{pid}") and "Z" not in state_of(pid) for pid in workers)
+    gone = lambda: not any(harness.state_of(pid) not in ("", "Z") for pid in workers)
     wait_for(gone, 20, lambda: f"the killed server's workers {workers} still run")
     again = lab.start(harness.Server(lab, "server"))
     context.check_works(again)
@@ -1039,15 +1024,6 @@ def server_restarted(context):
     wait_for(gone, 20, lambda: f"the server's workers {workers} still run")
     if os.path.exists(os.path.join(again.directory, "session.sock")):
         raise Failure("session.sock is still there after a clean shutdown")
-
-
-def state_of(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            text = f.read()
-        return text[text.rindex(")") + 2]
-    except OSError:
-        return "Z"
 
 
 @case
@@ -1439,23 +1415,11 @@ def log_size(context):
     print("    " + [line for line in job.stderr().splitlines() if line.startswith("million:")][0], flush=True)
 
 
-def run_one(name, options):
-    with harness.Lab(options.product, options.driver, options.keep) as lab:
-        try:
-            CASES[name](Context(lab, options))
-        except Exception:
-            if options.logs:
-                harness.keep_logs(lab, options.logs, name)
-            raise
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", required="--list" not in sys.argv)
     parser.add_argument("--driver")
     parser.add_argument("--objects", type=int, default=1000000, help="for the case log_size")
-    parser.add_argument("--logs")
-    harness.run_cases(parser, CASES, run_one)
+    harness.run_cases_in_labs(parser, CASES, Context)
 
 
 if __name__ == "__main__":

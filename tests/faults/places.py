@@ -306,21 +306,9 @@ def sharing(context):
     harness.same("placed", job.stdout(), context.lab.native("native", command))
 
 
-def run_one(name, options):
-    with harness.Lab(options.product, keep=options.keep) as lab:
-        try:
-            CASES[name](Context(lab, options))
-        except Exception:
-            if options.logs:
-                harness.keep_logs(lab, options.logs, name)
-            raise
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", required="--list" not in sys.argv)
-    parser.add_argument("--logs")
-    harness.run_cases(parser, CASES, run_one)
+    harness.run_cases_in_labs(parser, CASES, Context)
 
 
 if __name__ == "__main__":

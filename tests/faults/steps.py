@@ -38,30 +38,6 @@ def case(function):
     return function
 
 
-def state_of(pid):
-    """The state of a process: one letter, or "" if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
-def processes_with(word):
-    """The processes that were started with `word` in their command line."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{entry}/cmdline", "rb") as f:
-                if word.encode() in f.read().split(b"\0"):
-                    found.append(int(entry))
-        except OSError:
-            pass
-    return found
-
-
 class Ranks:
     """A running job of the program `apart`, on one of two servers, and what must hold of it."""
 
@@ -141,9 +117,9 @@ class Ranks:
         wait_for(lambda: sorted(self.sessions()) == pids, LIMIT, lambda: f"sessions of {sorted(self.sessions())}, not {pids}; {describe()}")
         other = self.servers[1]
         wait_for(lambda: not self.sessions(other), LIMIT, lambda: f"sessions on the other server: {self.sessions(other)}; {describe()}")
-        zombies = lambda: [pid for pid in harness.descendants(self.carrier.pid) if state_of(pid) == "Z"]
+        zombies = lambda: [pid for pid in harness.descendants(self.carrier.pid) if harness.state_of(pid) == "Z"]
         wait_for(lambda: not zombies(), LIMIT, lambda: f"zombies below the job: {zombies()}; {describe()}")
-        stopped = lambda: [pid for pid in harness.descendants(self.carrier.pid) if state_of(pid) in ("T", "t")]
+        stopped = lambda: [pid for pid in harness.descendants(self.carrier.pid) if harness.state_of(pid) in ("T", "t")]
         wait_for(lambda: not stopped(), LIMIT, lambda: f"stopped processes: {stopped()}; {describe()}")
 
     def expect_gone(self, number):
@@ -264,7 +240,7 @@ def fail_in_each_step(context, way, what):
         ok = tool.wait(LIMIT) == 0
         if not ok and not tool.stderr().strip():
             raise Failure(f"{name}: failed without a word\n{tool.describe()}")
-        wait_for(lambda: not processes_with(image), LIMIT, lambda: f"{name}: left behind: {processes_with(image)}")
+        wait_for(lambda: not harness.processes_with(image), LIMIT, lambda: f"{name}: left behind: {harness.processes_with(image)}")
         if way != "move":
             no_half_image(image, ok)
         if ok and way != "move":
@@ -576,21 +552,9 @@ def never_idle(context):
     ranks.finish()
 
 
-def run_one(name, options):
-    with harness.Lab(options.product, keep=options.keep) as lab:
-        try:
-            CASES[name]((lab, options))
-        except Exception:
-            if options.logs:
-                harness.keep_logs(lab, options.logs, name)
-            raise
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", required="--list" not in sys.argv)
-    parser.add_argument("--logs")
-    harness.run_cases(parser, CASES, run_one)
+    harness.run_cases_in_labs(parser, CASES, lambda lab, options: (lab, options))
 
 
 if __name__ == "__main__":

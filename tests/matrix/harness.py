@@ -416,6 +416,30 @@ def keep_logs(lab, path, title):
                         out.write(f"==== {os.path.join(folder, leaf)}\n".encode() + f.read()[-6000:] + b"\n")
 
 
+def state_of(pid):
+    """The state of a process: one letter, as in proc(5); "" if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def processes_with(word):
+    """The processes that were started with `word` in their command line."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as f:
+                if word.encode() in f.read().split(b"\0"):
+                    found.append(int(entry))
+        except OSError:
+            pass
+    return found
+
+
 def run_cases(parser, cases, run_one):
     """The rest of a script that runs named cases: parses the command line, runs the chosen ones one after the other, prints a
     line for each and what failed, and exits with 1 if any did.
@@ -452,3 +476,23 @@ def run_cases(parser, cases, run_one):
         if error:
             print("    " + error.replace("\n", "\n    "), flush=True)
     sys.exit(1 if failed else 0)
+
+
+def run_cases_in_labs(parser, cases, context):
+    """run_cases for cases that each have a lab of their own: calls the case with what `context(lab, options)` makes.
+
+    --programs and --logs are added too. With --logs, what the processes of a case that failed wrote is kept there.
+    """
+    parser.add_argument("--programs", required="--list" not in sys.argv)
+    parser.add_argument("--logs")
+
+    def run_one(name, options):
+        with Lab(options.product, getattr(options, "driver", None), options.keep) as lab:
+            try:
+                cases[name](context(lab, options))
+            except Exception:
+                if options.logs:
+                    keep_logs(lab, options.logs, name)
+                raise
+
+    run_cases(parser, cases, run_one)
