@@ -37,6 +37,12 @@ class SideWork {
   SideWork(const DriverTable& driver, StagingPool* staging, bool software)
       : driver_(driver), staging_(staging), software_(software) {}
 
+  // Whether hashing in this context loads code first.
+  bool MustLoad(uint64_t context) const {
+    const auto place = places_.find(context);
+    return !software_ && (place == places_.end() || place->second.hash == nullptr);
+  }
+
   // Begins in the current context, ContextRef::id `context`. On failure *wait is not to be called.
   //
   // The hash of each piece (proto/chunkhash) comes to *hashes, 16 bytes each.

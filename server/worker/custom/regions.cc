@@ -574,8 +574,7 @@ CUresult OpHashMemory(Session& session, const Request&, const wire::OpHashMemory
   }
   if (pieces.empty()) return CUDA_SUCCESS;
   // Loading code may wait for kernels, and these for requests that come behind this one: so not while there is work.
-  static std::set<uint64_t> loaded_in;  // a worker has one session
-  if (!worker.loaded().software && loaded_in.count(context.id) == 0) {
+  if (worker.side_work().MustLoad(context.id)) {
     wire::OpDrain_Reply work;
     FindWork(worker, &work);
     if (!work.busy_streams.empty() || worker.host_functions().waiting() != 0) return CUDA_ERROR_NOT_READY;
@@ -586,7 +585,6 @@ CUresult OpHashMemory(Session& session, const Request&, const wire::OpHashMemory
   if (result == CUDA_SUCCESS) result = worker.side_work().Hash(context.id, pieces, &hashes, &wait);
   MakeCurrent(session.driver(), worker.current_ref());
   if (result != CUDA_SUCCESS) return result;
-  loaded_in.insert(context.id);
   worker.DeferSide(context, reply, [hashes, wait, bytes = pieces.size() * sizeof(ChunkHash)](Answer* answer) {
     const CUresult state = wait();
     answer->view = {hashes.get(), state == CUDA_SUCCESS ? bytes : 0};
