@@ -736,7 +736,8 @@ def several_processes(context):
     held = context.program("held")
     both = f"{held} busy --steps 3 & {held} busy --steps 3; wait"
     job = lab.job("job", ["sh", "-c", both], server.unix)
-    wait_for(lambda: len(sessions_of(lab, server)) == 2, 60, lambda: f"no two sessions\n{job.describe()}")
+    # Then the kernel of each runs, and does not end before the test says so.
+    wait_for(lambda: job.steps().count("step 1") == 2, 60, lambda: f"not both are busy\n{job.describe()}")
     image = context.path("image")
     words = r"held \(PID \d+\) did not become idle in 0.3 s.*held \(PID \d+\) did not become idle"
     for number, tool in enumerate(

@@ -477,6 +477,8 @@ def main():
     if not cases:
         parser.error("none of these programs runs in these modes")
 
+    if not options.driver:  # else libraries for several GPUs may want to see the machine's network
+        harness.own_network()
     started = time.monotonic()
     results = []
     for app, mode in cases:

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <set>
 #include <utility>
@@ -28,6 +29,8 @@ namespace cuda_remote::checkpoint {
 namespace {
 
 constexpr size_t kMostMissing = 5;
+// How long a restart waits for another program that uses a port of the job: its connection may be a short one.
+constexpr std::chrono::seconds kBusyPort(10);
 
 bool FactsFromJson(const std::string& text, ProcessFacts* facts) {
   google::protobuf::util::JsonParseOptions options;
@@ -195,25 +198,29 @@ class CriuProcesses final : public SavedProcesses {
     return true;
   }
 
-  // Sees to it that no connection that ended a moment ago, such as the stopped job's own, holds a port of the job.
+  // Sees to it that no connection that ended a moment ago, such as the stopped job's own, holds a port of the job, and
+  // gives other programs a while to end. Whether a port can be had beside a socket that is in use is CRIU's to find out.
   bool CheckPorts(const RestoreOptions& options, std::string* error) {
     std::string bytes;
-    std::set<uint16_t> ports;
-    if (!ReadImageFile(image_ + "/files.img", &bytes) || !SavedPorts(bytes, &ports)) return true;
-    bool said = false;
-    uint16_t last = 0;
-    const auto waiting = [&](uint16_t port) {
-      last = port;
-      if (!said && options.say) {
-        options.say("TCP port " + std::to_string(port) +
-                    " of the job is held by a connection that has ended; the kernel frees it within a minute");
-      }
-      said = true;
-      return !(options.cancelled && options.cancelled());
+    std::set<TcpEnd> ends;
+    if (!ReadImageFile(image_ + "/files.img", &bytes) || !SavedPorts(bytes, &ends)) return true;
+    const auto give_up = std::chrono::steady_clock::now() + kBusyPort;
+    std::string said;
+    bool cancelled = false;
+    const auto waiting = [&](const HeldPort& held) {
+      const std::string port = "TCP port " + std::to_string(held.port);
+      const std::string why =
+          held.ended ? port + " of the job is held by a connection that has ended; the kernel frees it within a minute"
+                     : port + ", which the job needs, is used by " +
+                           (held.holder.empty() ? "another program" : held.holder) + "; waiting for its end";
+      if (why != said && options.say) options.say(why);
+      said = why;
+      cancelled = options.cancelled && options.cancelled();
+      if (cancelled) *error = "interrupted while waiting for " + port;
+      return !cancelled && (held.ended || std::chrono::steady_clock::now() < give_up);
     };
-    if (FreePorts(ports, waiting) || last == 0) return true;
-    *error = "interrupted while waiting for TCP port " + std::to_string(last);
-    return false;
+    FreePorts(ends, waiting);
+    return !cancelled;
   }
 
   const Job& job_;

@@ -26,6 +26,8 @@ constexpr char kEvent[] = "anon_inode:[eventfd]";
 // Character devices that CRIU opens again: memory (null, zero, random, ...), terminals, and the tun device.
 constexpr unsigned kMemoryMajor = 1, kTerminalMajor = 4, kConsoleMajor = 5, kMiscMajor = 10, kTunMinor = 200;
 constexpr unsigned kFirstPseudoMajor = 136, kLastPseudoMajor = 143;
+// How long to wait for a CRIU whose tool was killed: 10 s.
+constexpr int kMostCriuWaits = 200, kCriuWaitUs = 50000;
 // Anonymous files that CRIU does not know, and what they are for.
 const struct {
   const char* name;
@@ -65,6 +67,17 @@ std::string StatusField(int pid, const std::string& name) {
     return at == std::string::npos ? std::string() : line.substr(at);
   }
   return {};
+}
+
+// Whether the process is CRIU, which may have been started through a loader (ld.so .../criu dump).
+bool IsCriu(const std::string& pid) {
+  if (pid.empty() || pid == "0") return false;
+  if (StatusField(atoi(pid.c_str()), "Name") == "criu") return true;
+  std::ifstream command("/proc/" + pid + "/cmdline");
+  for (std::string word; std::getline(command, word, '\0');) {
+    if (word.substr(word.rfind('/') + 1) == "criu") return true;
+  }
+  return false;
 }
 
 // All Unix sockets of this network namespace, by inode. Empty if the kernel does not say.
@@ -193,8 +206,15 @@ class Search {
   }
 
   void LookAtProcess(int pid) {
-    const std::string tracer = StatusField(pid, "TracerPid");
-    if (!tracer.empty() && tracer != "0") {
+    std::string tracer = StatusField(pid, "TracerPid");
+    // When a tool is killed, its CRIU goes on, and lets go of the processes after a while.
+    for (; criu_waits_ < kMostCriuWaits && IsCriu(tracer); ++criu_waits_) {
+      usleep(kCriuWaitUs);
+      tracer = StatusField(pid, "TracerPid");
+    }
+    if (IsCriu(tracer)) {
+      Add(pid, "is still being saved by CRIU (PID " + tracer + ") of another checkpoint", "wait for its end");
+    } else if (!tracer.empty() && tracer != "0") {
       const std::string name = StatusField(atoi(tracer.c_str()), "Name");
       Add(pid, "is traced by " + (name.empty() ? "another program" : name + " (PID " + tracer + ")"),
           "detach the debugger or tracer");
@@ -253,6 +273,7 @@ class Search {
   const std::vector<int>& pids_;
   const std::map<uint32_t, UnixSocket> sockets_;
   std::set<uint32_t> inside_;  // the job's sockets
+  int criu_waits_ = 0;
   std::set<std::pair<int, std::string>> said_;
   std::vector<Obstacle> found_;
 };

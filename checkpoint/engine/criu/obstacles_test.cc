@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include <functional>
+#include <thread>
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -153,6 +154,21 @@ TEST(Obstacles, ADebugger) {
   const std::string text = Texts(FindObstacles({child.pid()}));
   EXPECT_NE(text.find("is traced by"), std::string::npos) << text;
   EXPECT_NE(text.find("(PID " + std::to_string(getpid()) + ")"), std::string::npos) << text;
+}
+
+TEST(Obstacles, TheCriuOfAToolThatWasKilledIsWaitedFor) {
+  const Child child([] { return true; });
+  ASSERT_TRUE(child.did());
+  const Child criu([&] {
+    if (prctl(PR_SET_NAME, "criu") != 0 || ptrace(PTRACE_SEIZE, child.pid(), nullptr, nullptr) != 0) return false;
+    std::thread([] {
+      usleep(300000);
+      _exit(0);
+    }).detach();
+    return true;
+  });
+  ASSERT_TRUE(criu.did());
+  EXPECT_EQ(Texts(FindObstacles({child.pid()})), "");
 }
 
 TEST(Obstacles, ASemaphoreOfEvents) {

@@ -2,6 +2,7 @@
 #include "checkpoint/engine/criu/ports.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <linux/inet_diag.h>
 #include <linux/netlink.h>
 #include <linux/sock_diag.h>
@@ -10,6 +11,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <fstream>
 #include <vector>
 
 #include "checkpoint/engine/criu/criu_image.h"
@@ -18,8 +21,12 @@ namespace cuda_remote::checkpoint {
 namespace {
 
 constexpr int kPollUs = 200000;
-// The kernel's number of the state (include/net/tcp_states.h).
-constexpr uint32_t kTimeWait = 6;
+// The kernel's numbers of states (include/net/tcp_states.h), as bits.
+constexpr uint32_t kTimeWait = 1u << 6;
+// A process has closed its end: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, LAST_ACK, CLOSING.
+constexpr uint32_t kClosed = 1u << 4 | 1u << 5 | kTimeWait | 1u << 9 | 1u << 11;
+// The socket has a port: all but CLOSE (7) and NEW_SYN_RECV (12), which belongs to a listening socket.
+constexpr uint32_t kWithPort = 0xffe & ~(1u << 7);
 
 // sock_diag(7): questions about sockets of this network namespace, and their end.
 class SocketDiagnosis {
@@ -29,12 +36,12 @@ class SocketDiagnosis {
     if (socket_ >= 0) close(socket_);
   }
 
-  // The connections of this family that have ended and still have their port.
-  bool Ended(uint8_t family, std::vector<inet_diag_msg>* found) {
+  // Adds the sockets of this family that have a port.
+  bool WithPort(uint8_t family, std::vector<inet_diag_msg>* found) {
     inet_diag_req_v2 request = {};
     request.sdiag_family = family;
     request.sdiag_protocol = IPPROTO_TCP;
-    request.idiag_states = 1u << kTimeWait;
+    request.idiag_states = kWithPort;
     if (!Send(SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, request)) return false;
     alignas(nlmsghdr) char buffer[32 << 10];
     while (true) {
@@ -55,7 +62,7 @@ class SocketDiagnosis {
     inet_diag_req_v2 request = {};
     request.sdiag_family = connection.idiag_family;
     request.sdiag_protocol = IPPROTO_TCP;
-    request.idiag_states = 1u << kTimeWait;
+    request.idiag_states = kTimeWait;
     request.id = connection.id;
     char answer[1024];
     if (Send(SOCK_DESTROY, NLM_F_REQUEST | NLM_F_ACK, request)) recv(socket_, answer, sizeof answer, 0);
@@ -77,62 +84,126 @@ class SocketDiagnosis {
   const int socket_;
 };
 
-// Both ends at one address, so on one machine.
-bool WasLocal(const inet_diag_msg& connection) {
-  const size_t bytes = connection.idiag_family == AF_INET ? 4 : 16;
-  if (memcmp(connection.id.idiag_src, connection.id.idiag_dst, bytes) == 0) return true;
+using Address = std::array<uint8_t, 16>;
+
+Address MakeAddress(int family, const uint32_t* words) {
+  Address address = {};
+  if (family == AF_INET6) {
+    memcpy(address.data(), words, sizeof address);
+  } else if (words[0] != 0) {
+    address[10] = address[11] = 0xff;
+    memcpy(address.data() + 12, words, 4);
+  }
+  return address;
+}
+
+bool IsMapped(const Address& address) {
+  return std::all_of(address.begin(), address.begin() + 10, [](uint8_t byte) { return byte == 0; }) &&
+         address[10] == 0xff && address[11] == 0xff;
+}
+
+// No process has the socket any more, but the kernel still has the connection. (A connection that a process has not
+// accepted yet belongs to nobody either, but its state is another.)
+bool HasEnded(const inet_diag_msg& socket) { return socket.idiag_inode == 0 && (1u << socket.idiag_state & kClosed) != 0; }
+
+// Both ends at one address, so on one machine, and nothing is on its way between them.
+bool IsOver(const inet_diag_msg& socket) {
+  if (!HasEnded(socket) || 1u << socket.idiag_state != kTimeWait) return false;
+  const Address near = MakeAddress(socket.idiag_family, socket.id.idiag_src);
+  const Address far = MakeAddress(socket.idiag_family, socket.id.idiag_dst);
   // All of 127.0.0.0/8 is the loopback interface.
-  const int last = connection.idiag_family == AF_INET ? 0 : 3;
-  const bool mapped = last == 0 || (connection.id.idiag_src[0] == 0 && connection.id.idiag_src[1] == 0 &&
-                                    connection.id.idiag_src[2] == htonl(0xffff));
-  return mapped && ntohl(connection.id.idiag_src[last]) >> 24 == 127 && ntohl(connection.id.idiag_dst[last]) >> 24 == 127;
+  return near == far || (IsMapped(near) && IsMapped(far) && near[12] == 127 && far[12] == 127);
+}
+
+// "PROGRAM (PID n)" of a process that has the socket; empty if none is found.
+std::string HolderOf(uint32_t inode) {
+  const std::string wanted = "socket:[" + std::to_string(inode) + "]";
+  std::string found;
+  DIR* const processes = opendir("/proc");
+  while (const dirent* const one = processes && found.empty() ? readdir(processes) : nullptr) {
+    if (one->d_name[0] < '1' || one->d_name[0] > '9') continue;
+    const std::string process = std::string("/proc/") + one->d_name;
+    DIR* const list = opendir((process + "/fd").c_str());
+    while (const dirent* const entry = list && found.empty() ? readdir(list) : nullptr) {
+      char target[64];
+      const ssize_t length = readlink((process + "/fd/" + entry->d_name).c_str(), target, sizeof target);
+      if (length <= 0 || std::string_view(target, size_t(length)) != wanted) continue;
+      std::ifstream name(process + "/comm");
+      std::getline(name, found);
+      found += std::string(" (PID ") + one->d_name + ")";
+    }
+    if (list) closedir(list);
+  }
+  if (processes) closedir(processes);
+  return found;
 }
 
 }  // namespace
 
-bool SavedPorts(std::string_view image, std::set<uint16_t>* ports) {
+bool TcpEnd::Excludes(const TcpEnd& other) const {
+  return port == other.port && (address == other.address || address == Address{} || other.address == Address{});
+}
+
+bool SavedPorts(std::string_view image, std::set<TcpEnd>* ends) {
   using protozero::pbf_wire_type;
   using protozero::tag_and_type;
-  ports->clear();
+  ends->clear();
   // An InetSkEntry (CRIU's images/sk-inet.proto).
   return ReadFilesImage(image, FileKind::kInternetSocket, [&](protozero::pbf_reader facts) {
-    uint32_t protocol = 0, port = 0;
+    uint32_t protocol = 0, port = 0, family = 0;
+    std::vector<uint32_t> words;
     while (facts.next()) {
       switch (facts.tag_and_type()) {
+        case tag_and_type(3, pbf_wire_type::varint):
+          family = facts.get_uint32();
+          break;
         case tag_and_type(5, pbf_wire_type::varint):
           protocol = facts.get_uint32();
           break;
         case tag_and_type(7, pbf_wire_type::varint):
           port = facts.get_uint32();
           break;
+        case tag_and_type(11, pbf_wire_type::varint):
+          words.push_back(facts.get_uint32());
+          break;
         default:
           facts.skip();
       }
     }
-    if (protocol == IPPROTO_TCP && port != 0 && port <= UINT16_MAX) ports->insert(uint16_t(port));
+    if (protocol != IPPROTO_TCP || port == 0 || port > UINT16_MAX) return;
+    words.resize(4);
+    ends->insert({uint16_t(port), MakeAddress(int(family), words.data())});
   });
 }
 
-bool FreePorts(const std::set<uint16_t>& ports, const std::function<bool(uint16_t port)>& waiting) {
-  if (ports.empty()) return true;
+bool FreePorts(const std::set<TcpEnd>& ends, const std::function<bool(const HeldPort& held)>& waiting) {
+  if (ends.empty()) return true;
   SocketDiagnosis diagnosis;
-  const auto ended = [&](std::vector<inet_diag_msg>* holding) {
+  const auto find = [&](std::vector<inet_diag_msg>* holding) {
     holding->clear();
     std::vector<inet_diag_msg> all;
-    if (!diagnosis.Ended(AF_INET, &all) || !diagnosis.Ended(AF_INET6, &all)) return false;
-    for (const inet_diag_msg& connection : all) {
-      if (ports.count(ntohs(connection.id.idiag_sport))) holding->push_back(connection);
+    if (!diagnosis.WithPort(AF_INET, &all) || !diagnosis.WithPort(AF_INET6, &all)) return false;
+    for (const inet_diag_msg& socket : all) {
+      const TcpEnd end = {ntohs(socket.id.idiag_sport), MakeAddress(socket.idiag_family, socket.id.idiag_src)};
+      if (std::any_of(ends.begin(), ends.end(), [&](const TcpEnd& one) { return one.Excludes(end); })) {
+        holding->push_back(socket);
+      }
     }
     return true;
   };
   std::vector<inet_diag_msg> holding;
-  if (!ended(&holding)) return false;
-  for (const inet_diag_msg& connection : holding) {
-    if (WasLocal(connection)) diagnosis.Forget(connection);
-  }
-  while (ended(&holding)) {
+  while (find(&holding)) {
+    bool forgot = false;
+    for (const inet_diag_msg& socket : holding) {
+      if (!IsOver(socket)) continue;
+      diagnosis.Forget(socket);
+      forgot = true;
+    }
+    if (forgot && !find(&holding)) return false;
     if (holding.empty()) return true;
-    if (!waiting(ntohs(holding.front().id.idiag_sport))) return false;
+    const inet_diag_msg& one = holding.front();
+    const bool ended = HasEnded(one);
+    if (!waiting({ntohs(one.id.idiag_sport), ended, ended ? std::string() : HolderOf(one.idiag_inode)})) return false;
     usleep(kPollUs);
   }
   return false;
