@@ -7,8 +7,8 @@ Usage: incremental.py --product DIR --programs DIR [--mib N,...] [--changing P] 
 
 DIR of the product: cr-run, cr-server, cr-checkpoint, cr-restart, cr-inspect. Prints a table, a row for each checkpoint; the
 columns "of first" are what counts. After the last one, the job is ended and restarted from the newest image, and compares
-all of its memory. `raw` is a file of random bytes, written and flushed in the same folder. --check fails unless space is
-what it should be; times are never checked. Needs root and CRIU.
+all of its memory. `raw` is a file of random bytes, written and flushed in the same folder. --check fails unless space,
+and what is not read, are what they should be; times are never checked. Needs root and CRIU.
 """
 
 import argparse
@@ -89,7 +89,8 @@ class Measure:
         gpu = grown - told["client_bytes"]
         of = lambda value, whole: f"{100 * value / whole:.1f}%" if whole else "-"
         row(self.mib, name, f"{told['seconds']:.2f}", of(told["seconds"], base["seconds"]), f"{told['paused_seconds']:.3f}",
-            f"{told['reading_seconds']:.3f}", f"{told['dumping_seconds']:.3f}", f"{gpu / 1e6:.1f}",
+            f"{told['reading_seconds']:.3f}", f"{told['dumping_seconds']:.3f}", f"{told['unread_bytes'] / 1e6:.1f}",
+            f"{gpu / 1e6:.1f}",
             of(gpu, base["grown_bytes"] - base["client_bytes"]), f"{told['client_bytes'] / 1e6:.1f}")
         told["gpu_grown"] = gpu
         return told
@@ -113,13 +114,16 @@ class Measure:
         start = time.monotonic()
         self.start(self.out, os.path.join(product, "cr-restart"), "--cut-back", self.store)
         self.order("end")
-        row(self.mib, "restart, and memory compared", f"{time.monotonic() - start:.2f}", *["-"] * 7)
+        row(self.mib, "restart, and memory compared", f"{time.monotonic() - start:.2f}", *["-"] * 8)
         if self.options.check:
             whole, part = first["gpu_grown"], float(self.options.changing) / 100
             # A chunk that is changed in part is stored whole: one in each allocation of 256 MiB.
             allowed = whole * part + (self.mib // 256 + 2) * (2 << 20)
             if not (same["gpu_grown"] < 1 << 20 and again["gpu_grown"] < 1 << 20 and changed["gpu_grown"] < allowed):
                 raise RuntimeError("an image takes more space than what has changed")
+            for told, changing in ((same, 0), (changed, allowed), (again, 0)):
+                if told["unread_bytes"] < 0.9 * told["gpu_bytes"] - changing:
+                    raise RuntimeError("memory that an earlier image has was read again")
 
     def raw(self):
         path = os.path.join(self.folder, "raw")
@@ -132,7 +136,7 @@ class Measure:
             os.fsync(file.fileno())
         seconds = time.monotonic() - start
         os.unlink(path)
-        row(self.mib, f"raw: {self.mib // 16 * 16 / seconds:.0f} MiB/s", f"{seconds:.2f}", *["-"] * 7)
+        row(self.mib, f"raw: {self.mib // 16 * 16 / seconds:.0f} MiB/s", f"{seconds:.2f}", *["-"] * 8)
 
     def end(self):
         for process in self.processes:
@@ -153,9 +157,9 @@ def main():
     parser.add_argument("--checkpoint", action="append", default=[], metavar="OPTION", help="one more for cr-checkpoint")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
-    row("MiB", "checkpoint", "s", "of first", "pause s", "of it reading", "of it processes", "GPU memory stored, MB", "of first",
-        "processes, MB")
-    row(*["---"] * 10)
+    row("MiB", "checkpoint", "s", "of first", "pause s", "of it reading", "of it processes", "GPU memory not read, MB",
+        "GPU memory stored, MB", "of first", "processes, MB")
+    row(*["---"] * 11)
     failed = 0
     for mib in options.mib.split(","):
         folder = tempfile.mkdtemp(prefix="incremental-", dir=options.folder)

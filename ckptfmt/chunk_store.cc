@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/chunkhash/chunk_hash.h"
 
 namespace cuda_remote::ckptfmt {
 namespace {
@@ -56,7 +57,8 @@ class ChunkStore::Writer {
     }
     if (!file_) {
       number_ = store_->next_file_.fetch_add(1);
-      absl::StatusOr<OutputFile> created = OutputFile::Create(*store_->folder_, DataFileName(number_), /*hashed=*/false);
+      absl::StatusOr<OutputFile> created =
+          OutputFile::Create(*store_->folder_, DataFileName(number_), /*hashed=*/false);
       if (!created.ok()) return created.status();
       file_ = *std::move(created);
     }
@@ -129,7 +131,6 @@ void ChunkStore::AddKnown(const StoredChunk& chunk) {
   std::lock_guard<std::mutex> lock(mutex_);
   const Identity identity = {chunk.hash, chunk.keyed, chunk.bytes};
   known_.try_emplace(identity, Known{0, uint32_t(known_chunks_.size())});
-  if (chunk.gpu_hash) gpu_known_.try_emplace({*chunk.gpu_hash, chunk.bytes}, identity);
   known_chunks_.push_back(chunk);
 }
 
@@ -138,6 +139,11 @@ uint32_t ChunkStore::AddRegion(uint64_t bytes) {
   const uint64_t count = ChunkCount(bytes);
   regions_.push_back({bytes, count, std::vector<uint32_t>(size_t(count), kMissing)});
   return uint32_t(regions_.size() - 1);
+}
+
+void ChunkStore::AddPlace(const Hash& place, const StoredChunk& chunk) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  gpu_known_.try_emplace({*chunk.gpu_hash, place, chunk.bytes}, Identity{chunk.hash, chunk.keyed, chunk.bytes});
 }
 
 // Marks a chunk as given. `bytes`: its length, if the caller knows it; else it is told here.
@@ -157,8 +163,7 @@ absl::Status ChunkStore::GiveLocked(uint32_t region, uint64_t index, std::option
   return absl::OkStatus();
 }
 
-absl::Status ChunkStore::Add(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done,
-                             const std::optional<GpuHash>& gpu_hash) {
+absl::Status ChunkStore::Add(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done) {
   absl::Status status;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -166,7 +171,7 @@ absl::Status ChunkStore::Add(uint32_t region, uint64_t index, std::string_view b
     status = GiveLocked(region, index, &length);
     if (status.ok()) {
       given_bytes_ += bytes.size();
-      jobs_.push_back({region, index, bytes, std::move(done), gpu_hash});
+      jobs_.push_back({region, index, bytes, std::move(done)});
     }
   }
   if (status.ok()) {
@@ -177,18 +182,18 @@ absl::Status ChunkStore::Add(uint32_t region, uint64_t index, std::string_view b
   return status;
 }
 
-bool ChunkStore::AddUnread(uint32_t region, uint64_t index, const GpuHash& gpu_hash) {
+bool ChunkStore::Has(const Hash& place, const GpuHash& gpu_hash, uint64_t bytes) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return gpu_known_.count({gpu_hash, place, uint32_t(bytes)}) != 0;
+}
+
+bool ChunkStore::AddUnread(uint32_t region, uint64_t index, const GpuHash& gpu_hash, const Hash& place_key) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!failure_.ok() || region >= regions_.size() || index >= regions_[region].numbers.size()) return false;
   std::optional<uint64_t> bytes = ChunkLength(regions_[region].bytes, index);
-  const auto found = gpu_known_.find({gpu_hash, uint32_t(*bytes)});
+  const auto found = gpu_known_.find({gpu_hash, place_key, uint32_t(*bytes)});
   if (found == gpu_known_.end() || !GiveLocked(region, index, &bytes).ok()) return false;
   uint32_t& place = regions_[region].numbers[size_t(index)];
-  place = 0;
-  if (found->second.bytes == 0) {
-    totals_.zero_bytes += *bytes;
-    return true;
-  }
   Known& known = known_.at(found->second);
   if (known.number != 0) totals_.shared_bytes += *bytes;
   place = UseLocked(&known);
@@ -212,13 +217,6 @@ uint32_t ChunkStore::UseLocked(Known* known) {
   totals_.stored_bytes += chunks_.back().stored_bytes;
   totals_.linked_bytes += chunks_.back().stored_bytes;
   return known->number;
-}
-
-// Keeps what the GPU said of a chunk. `number`: 0 for zeros.
-void ChunkStore::NoteLocked(const Job& job, uint32_t number, const Identity& identity) {
-  if (!job.gpu_hash) return;
-  gpu_known_.try_emplace({*job.gpu_hash, uint32_t(job.bytes.size())}, identity);
-  if (number != 0) chunks_[number - 1].gpu_hash = job.gpu_hash;
 }
 
 absl::Status ChunkStore::AddCopy(uint32_t region, uint64_t index, std::string_view bytes) {
@@ -342,6 +340,10 @@ absl::Status ChunkStore::Store(const Job& job, Writer* writer) {
   if (!zero) {
     stored.hash = HashOf(job.bytes);
     stored.keyed = KeyedHashOf(job.bytes, options_.secret);
+    if (options_.gpu_hashes) {
+      const ChunkHash hash = HashChunk(job.bytes.data(), job.bytes.size());
+      stored.gpu_hash = GpuHash{hash.low, hash.high};
+    }
   }
   stored.bytes = uint32_t(job.bytes.size());
   uint32_t number;
@@ -351,7 +353,6 @@ absl::Status ChunkStore::Store(const Job& job, Writer* writer) {
     if (zero) {
       totals_.zero_bytes += job.bytes.size();
       place = 0;
-      NoteLocked(job, 0, {});
       return absl::OkStatus();
     }
     number = uint32_t(chunks_.size()) + 1;
@@ -361,16 +362,14 @@ absl::Status ChunkStore::Store(const Job& job, Writer* writer) {
     if (!is_new) {
       if (known->second.number != 0) totals_.shared_bytes += job.bytes.size();
       place = UseLocked(&known->second);
-      NoteLocked(job, place, identity);
+      if (stored.gpu_hash) chunks_[place - 1].gpu_hash = stored.gpu_hash;
       return absl::OkStatus();
     }
     place = number;
     chunks_.push_back(stored);
-    NoteLocked(job, number, identity);
   }
   if (absl::Status status = writer->Write(job.bytes, &stored); !status.ok()) return status;
   std::lock_guard<std::mutex> lock(mutex_);
-  stored.gpu_hash = chunks_[number - 1].gpu_hash;
   chunks_[number - 1] = stored;
   totals_.stored_bytes += stored.stored_bytes;
   return absl::OkStatus();

@@ -35,7 +35,8 @@ struct ChunkStoreOptions {
   int zstd_level = 0;  // 0: stored as they are; kWhatIsFaster
   uint64_t data_file_bytes = uint64_t{4} << 30;
   int writers = 1;
-  std::string secret;  // kSecretBytes
+  std::string secret;       // kSecretBytes
+  bool gpu_hashes = false;  // whether stored chunks get their GPU hash
 };
 
 class ChunkStore {
@@ -56,8 +57,8 @@ class ChunkStore {
 
   // A number for a data file that others have written; each once. DataFileName tells its name.
   uint32_t TakeFile() { return next_file_.fetch_add(1); }
-  // A chunk that lies in such a file, with a keyed hash by the same secret: chunks with its bytes are not written. Before
-  // any chunk is given.
+  // A chunk that lies in such a file, with a keyed hash by the same secret: chunks with its bytes are not written.
+  // Before any chunk is given.
   void AddKnown(const StoredChunk& chunk);
 
   // One more region, of `bytes`; they are numbered from 0.
@@ -65,10 +66,14 @@ class ChunkStore {
 
   // Takes chunk `index` of a region, each exactly once. Does not wait and does not copy: `bytes` must stay as they are
   // until `done` is called, by one of the threads or by this function, whether all went well or not.
-  absl::Status Add(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done,
-                   const std::optional<GpuHash>& gpu_hash = std::nullopt);
-  // Takes a chunk without its bytes, if one with this GPU hash and the same length is known. Also from any thread.
-  bool AddUnread(uint32_t region, uint64_t index, const GpuHash& gpu_hash);
+  absl::Status Add(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done);
+  // Says that an earlier image has this chunk at `place`. AddKnown was called for it, and its GPU hash is known.
+  void AddPlace(const Hash& place, const StoredChunk& chunk);
+  // Whether AddUnread would take a chunk of this length. From any thread.
+  bool Has(const Hash& place, const GpuHash& gpu_hash, uint64_t bytes) const;
+  // Takes a chunk without its bytes, if an earlier image has one of this GPU hash and the same length at `place`. From
+  // any thread.
+  bool AddUnread(uint32_t region, uint64_t index, const GpuHash& gpu_hash, const Hash& place);
   // Takes a chunk of zeros.
   absl::Status AddZeros(uint32_t region, uint64_t index);
   // Takes a copy; waits while too many of those are under way.
@@ -95,7 +100,6 @@ class ChunkStore {
     uint64_t index = 0;
     std::string_view bytes;
     std::function<void()> done;
-    std::optional<GpuHash> gpu_hash;
   };
   struct RegionChunks {
     uint64_t bytes = 0;
@@ -118,14 +122,17 @@ class ChunkStore {
     uint32_t number;  // in chunks_, plus 1; 0: it lies in known_chunks_ and has not been used
     uint32_t place;   // there
   };
-  // A chunk as the GPU names it.
+  // A chunk as the GPU names it, and where it was.
   struct GpuIdentity {
     GpuHash hash;
+    Hash place;
     uint32_t bytes;
-    bool operator==(const GpuIdentity& other) const { return hash == other.hash && bytes == other.bytes; }
+    bool operator==(const GpuIdentity& other) const {
+      return hash == other.hash && place == other.place && bytes == other.bytes;
+    }
   };
   struct GpuIdentityHash {
-    size_t operator()(const GpuIdentity& identity) const { return size_t(identity.hash.low); }
+    size_t operator()(const GpuIdentity& identity) const { return size_t(identity.place.low); }
   };
   // Not numbers: there are never so many chunks.
   static constexpr uint32_t kMissing = UINT32_MAX, kGiven = UINT32_MAX - 1;
@@ -137,7 +144,6 @@ class ChunkStore {
   bool TakeJob(Job* job);
   absl::Status GiveLocked(uint32_t region, uint64_t index, std::optional<uint64_t>* bytes);
   uint32_t UseLocked(Known* known);
-  void NoteLocked(const Job& job, uint32_t number, const Identity& identity);
   void Stop();
   void Renumber(std::vector<StoredChunk>* chunks, std::vector<std::string>* data_files);
 

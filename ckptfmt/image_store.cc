@@ -191,6 +191,7 @@ absl::StatusOr<std::unique_ptr<ImageWriter>> ImageStore::Create(WriterOptions op
     return absl::UnavailableError(absl::StrCat(state.folder.path(), " has been moved or removed meanwhile"));
   }
   if (!state.images.empty()) options.secret = state.images.rbegin()->second->index().secret;
+  options.gpu_hashes = true;
   auto writer = ImageWriter::Create(state.PathOf(state.next++), options);
   if (!writer.ok()) return writer;
   state.sharing = absl::OkStatus();

@@ -21,9 +21,11 @@
 #include "ckptfmt/chunk_store.h"
 #include "ckptfmt/file.h"
 #include "ckptfmt/folder.h"
+#include "ckptfmt/hash.h"
 #include "ckptfmt/image_reader.h"
 #include "ckptfmt/index.h"
 #include "ckptfmt/manifest.h"
+#include "proto/chunkhash/chunk_hash.h"
 
 namespace cuda_remote::ckptfmt {
 namespace {
@@ -38,6 +40,12 @@ std::string HostName() {
   char name[256] = "?";
   gethostname(name, sizeof(name) - 1);
   return name;
+}
+
+// Whether that is the hash of a whole chunk of zeros.
+bool IsZeros(const GpuHash& hash, uint64_t bytes) {
+  static const ChunkHash zeros = HashChunk(std::string(kChunkBytes, '\0').data(), kChunkBytes);
+  return bytes == kChunkBytes && hash.low == zeros.low && hash.high == zeros.high;
 }
 
 }  // namespace
@@ -58,10 +66,10 @@ struct ImageWriter::State {
   // The region that is given in order (BeginRegion).
   bool in_region = false;
   uint32_t region = 0;
-  uint64_t received = 0;          // of it
-  uint64_t given = 0;             // chunks of it
-  std::string chunk;              // the begun one
-  std::vector<OutputFile> logs;   // one for each process; written, not flushed
+  uint64_t received = 0;         // of it
+  uint64_t given = 0;            // chunks of it
+  std::string chunk;             // the begun one
+  std::vector<OutputFile> logs;  // one for each process; written, not flushed
   ImageSizes sizes;
 
   absl::Status Check() const {
@@ -99,6 +107,13 @@ struct ImageWriter::State {
     if (!record.ok()) return record.status();
     files.push_back(*std::move(record));
     return absl::OkStatus();
+  }
+
+  // Names a chunk by where it is. Processes are numbered anew in each image.
+  Hash PlaceOf(const Region& of, uint64_t number) const {
+    return KeyedHashOf(absl::StrCat(uint32_t(of.kind), " ", of.address, " ", of.object, " ", of.context, " ", of.device,
+                                    " ", of.module_index, " ", number, " ", of.symbol),
+                       secret);
   }
 
   // Of the linked data files those stay that have a chunk of this image.
@@ -169,6 +184,7 @@ absl::StatusOr<std::unique_ptr<ImageWriter>> ImageWriter::Create(const std::stri
   store.secret = options.secret.empty() ? NewSecret() : options.secret;
   if (store.secret.size() != kSecretBytes) return absl::InternalError("the system has no random numbers");
   writer->state_->secret = store.secret;
+  store.gpu_hashes = options.gpu_hashes;
   store.writers = options.writers;
   if (store.writers <= 0) store.writers = int(std::clamp(std::thread::hardware_concurrency() / 2, 1u, kMostWriters));
   writer->state_->store = std::make_unique<ChunkStore>(&partial, store);
@@ -195,12 +211,18 @@ absl::Status ImageWriter::ShareWith(const ImageReader& earlier) {
   constexpr uint32_t kNot = UINT32_MAX;
   std::vector<uint32_t> numbers(used.size(), kNot);
   absl::Status failed;
+  // A file that was cut off has less than the index says.
+  std::vector<uint64_t> ends(used.size());
+  const auto is_there = [&](const StoredChunk& chunk) {
+    return numbers[chunk.file] != kNot && chunk.offset + chunk.stored_bytes <= ends[chunk.file];
+  };
   for (const size_t i : order) {
     const std::string& from = index.data_files[i];
     struct stat facts;
     if (fstatat(earlier.folder().fd(), from.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(facts.st_mode)) {
       continue;
     }
+    ends[i] = uint64_t(facts.st_size);
     const auto known = state.linked.find({facts.st_dev, facts.st_ino});
     if (known != state.linked.end()) {
       numbers[i] = known->second;
@@ -227,8 +249,20 @@ absl::Status ImageWriter::ShareWith(const ImageReader& earlier) {
     Step("linked");
   }
   for (StoredChunk chunk : index.chunks) {
+    if (!is_there(chunk)) continue;
     chunk.file = numbers[chunk.file];
-    if (chunk.file != kNot) state.store->AddKnown(chunk);
+    state.store->AddKnown(chunk);
+  }
+  if (state.options.job_folder.empty() || earlier.info().job_folder != state.options.job_folder ||
+      earlier.info().host != HostName()) {
+    return failed;
+  }
+  for (const IndexedRegion& indexed : index.regions) {
+    for (size_t i = 0; i < indexed.chunks.size(); ++i) {
+      if (indexed.chunks[i] == 0) continue;
+      const StoredChunk& chunk = index.chunks[indexed.chunks[i] - 1];
+      if (chunk.gpu_hash && is_there(chunk)) state.store->AddPlace(state.PlaceOf(indexed.region, i), chunk);
+    }
   }
   return failed;
 }
@@ -242,15 +276,24 @@ absl::StatusOr<uint32_t> ImageWriter::AddRegion(const Region& region) {
 }
 
 absl::Status ImageWriter::AddChunk(uint32_t region, uint64_t index, std::string_view bytes,
-                                   std::function<void()> done, const std::optional<GpuHash>& hash) {
-  return state_->store->Add(region, index, bytes, std::move(done), hash);
+                                   std::function<void()> done) {
+  return state_->store->Add(region, index, bytes, std::move(done));
 }
 
 bool ImageWriter::AddUnread(uint32_t region, uint64_t index, const GpuHash& hash) {
-  return state_->store->AddUnread(region, index, hash);
+  if (!state_->options.gpu_hashes || region >= state_->index.regions.size()) return false;
+  const Region& of = state_->index.regions[region].region;
+  if (IsZeros(hash, ChunkLength(of.bytes, index))) return state_->store->AddZeros(region, index).ok();
+  return state_->store->AddUnread(region, index, hash, state_->PlaceOf(of, index));
 }
 
-absl::Status ImageWriter::AddZeros(uint32_t region, uint64_t index) { return state_->store->AddZeros(region, index); }
+bool ImageWriter::Has(const Region& region, uint64_t index, const GpuHash& hash) const {
+  if (!state_->options.gpu_hashes) return false;
+  const uint64_t bytes = ChunkLength(region.bytes, index);
+  return IsZeros(hash, bytes) || state_->store->Has(state_->PlaceOf(region, index), hash, bytes);
+}
+
+bool ImageWriter::keeps_gpu_hashes() const { return state_->options.gpu_hashes; }
 
 void ImageWriter::HoldChunks() { state_->store->Hold(); }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes a checkpoint image: into DIR.partial, and under its own name only when it is complete and on the disk.
 //
-// Not thread-safe, but AddChunk, AddUnread and AddZeros. Errors say which file, what failed and what to do; after an
+// Not thread-safe, but AddChunk, AddUnread and Has. Errors say which file, what failed and what to do; after an
 // error the writer is only good for being destroyed, which removes what it wrote. An image that stood under DIR before
 // stays there, whole, until the new one takes its place in one step.
 #ifndef CUDA_REMOTE_CKPTFMT_IMAGE_WRITER_H_
@@ -9,7 +9,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -31,6 +30,10 @@ struct WriterOptions {
   int writers = 0;
   // Of the chunks' keyed hashes (hash.h), that of the images to share with. Empty: a new one.
   std::string secret;
+  // Whether the image keeps the GPU hashes of its chunks, so that later images need not read them (AddUnread).
+  bool gpu_hashes = false;
+  // Of the new image (ImageInfo::job_folder). AddUnread takes chunks of images with the same one only.
+  std::string job_folder;
 };
 
 class ImageWriter {
@@ -54,14 +57,15 @@ class ImageWriter {
   absl::StatusOr<uint32_t> AddRegion(const Region& region);
   // From any thread. Nothing is copied and nothing waits: `bytes` must stay as they are until `done` is called, on any
   // thread, also if this or a later step fails. A failure to write is told by a later AddChunk or by Commit.
-  // `hash`: what the GPU said of these bytes, kept for AddUnread of later images.
-  absl::Status AddChunk(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done,
-                        const std::optional<GpuHash>& hash = std::nullopt);
-  // A chunk that need not be read: this or an earlier image (ShareWith) has one with the same length and GPU hash. It
-  // counts as given then. False: there is none. From any thread.
+  absl::Status AddChunk(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done);
+  // A chunk that need not be read, by what the GPU says of it now: it is all zeros, or an earlier image of the job
+  // (ShareWith) has one of the same length and GPU hash at the same place, that is, at the same offset of the same
+  // region of any of the job's processes. It counts as given then. False: it must be read. From any thread.
   bool AddUnread(uint32_t region, uint64_t index, const GpuHash& hash);
-  // A chunk of which the caller knows that it is all zeros.
-  absl::Status AddZeros(uint32_t region, uint64_t index);
+  // Whether AddUnread would take that chunk of such a region. From any thread.
+  bool Has(const Region& region, uint64_t index, const GpuHash& hash) const;
+  // WriterOptions::gpu_hashes. Without them AddUnread and Has always return false.
+  bool keeps_gpu_hashes() const;
 
   // Lets chunks wait where they are, so that nothing is hashed or written until WaitForChunks or Commit: for as long as
   // the processor and the disk are needed for something else. Whoever gives them must have memory for all.

@@ -16,7 +16,9 @@
 
 #include "checkpoint/gpu/modules.h"
 #include "checkpoint/gpu/moved_code.h"
+#include "checkpoint/gpu/side_requests.h"
 #include "proto/channel/handshake.h"
+#include "proto/chunkhash/chunk_hash.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/control/control.pb.h"
 #include "proto/driverabi/address_search.h"
@@ -114,8 +116,8 @@ void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, u
 bool CheckDevices(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
                   const std::vector<ckptfmt::DeviceFacts>& after, const std::string& where, std::string* error) {
   if (after.size() >= before.size()) return CheckModules(log, before, after, error);
-  *error = "it sees " + std::to_string(before.size()) + " GPUs; there are " + std::to_string(after.size()) + " at " +
-           where;
+  *error =
+      "it sees " + std::to_string(before.size()) + " GPUs; there are " + std::to_string(after.size()) + " at " + where;
   return false;
 }
 
@@ -217,6 +219,17 @@ uint64_t PoolBytesFor(const std::vector<ckptfmt::Region>& regions) {
   return slots * ChunkPool::kSlotBytes + small;
 }
 
+// The hashes of the chunks, as HashRegions. The job stands still, and its GPU is idle. Nothing without an answer: then
+// all is read.
+static std::vector<std::vector<ChunkHash>> HashesInPause(ClientChannel* channel,
+                                                         const std::vector<ckptfmt::Region>& regions) {
+  ChannelRequests requests(channel);
+  std::vector<std::vector<ChunkHash>> hashes;
+  std::string ignored;
+  if (!HashRegions(&requests, regions, &hashes, &ignored)) hashes.assign(regions.size(), {});
+  return hashes;
+}
+
 bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
                 ChunkPool* pool, bool fits, SharedBuffers* shared, Precopy* copies, GpuSnapshot* snapshot,
                 UseChunk* later, const Continue& go_on, SaveTimes* times, std::string* error) {
@@ -247,34 +260,41 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
   const auto since = [](Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
   };
-  std::vector<std::vector<bool>> copied(regions.size());
-  if (copies) {
-    ChannelRequests requests(channel);
-    // Without an answer all is read.
-    std::string ignored;
-    copies->Compare(&requests, regions, &ignored);
+  // What need not be read from here on. Without hashes that is nothing.
+  std::vector<std::vector<bool>> given(regions.size());
+  const bool copied = copies && copies->held_bytes() != 0;
+  if (copied || image->keeps_gpu_hashes()) {
+    const Clock::time_point asked = Clock::now();
+    const std::vector<std::vector<ChunkHash>> hashes = HashesInPause(channel, regions);
+    times->hashing += since(asked);
+    if (copied) copies->Compare(regions, hashes);
     for (size_t i = 0; i < regions.size(); ++i) {
-      const uint64_t chunks = (regions[i].bytes + ckptfmt::kChunkBytes - 1) / ckptfmt::kChunkBytes;
-      copied[i].resize(chunks);
-      for (uint64_t index = 0; index < chunks; ++index) {
-        char* const slot = copies->Take(regions[i], index);
-        if (slot == nullptr) continue;
-        const size_t bytes =
-            size_t(std::min(ckptfmt::kChunkBytes, regions[i].bytes - index * ckptfmt::kChunkBytes));
-        if (!use(i, index, slot, bytes, error)) return false;
-        copied[i][index] = true;
+      given[i].resize(hashes[i].size());
+      for (uint64_t index = 0; index < hashes[i].size(); ++index) {
+        const ckptfmt::GpuHash hash = {hashes[i][index].low, hashes[i][index].high};
+        const size_t bytes = size_t(std::min(ckptfmt::kChunkBytes, regions[i].bytes - index * ckptfmt::kChunkBytes));
+        if (image->AddUnread(numbers[i], index, hash)) {
+          given[i][index] = true;
+          times->unread_bytes += bytes;
+        } else if (char* const slot = copied ? copies->Take(regions[i], index) : nullptr) {
+          if (!use(i, index, slot, bytes, error)) return false;
+          given[i][index] = true;
+        }
       }
     }
+    if (copied) copies->Clear();
   }
-  const auto is_copied = [&](size_t region, uint64_t index) { return copies && copied[region][index]; };
+  const auto is_given = [&](size_t region, uint64_t index) {
+    return index < given[region].size() && given[region][index];
+  };
   if (snapshot) {
     *later = use;
     const Clock::time_point taking = Clock::now();
-    if (!snapshot->Take(channel, regions, is_copied, error)) return false;
+    if (!snapshot->Take(channel, regions, is_given, error)) return false;
     times->taking += since(taking);
   }
   const auto skip = [&](size_t region, uint64_t index) {
-    return is_copied(region, index) || (snapshot && snapshot->Has(region, index));
+    return is_given(region, index) || (snapshot && snapshot->Has(region, index));
   };
   const Clock::time_point start = Clock::now();
   SharedBuffers* const attached = shared && shared->Attach(channel) ? shared : nullptr;
@@ -290,8 +310,8 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
 static bool FindMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, MovedCode* moved,
                           std::string* error) {
   const auto holds_code = [](const ckptfmt::Region& region) {
-    return region.flags != 0 && (region.kind == ckptfmt::RegionKind::kModuleSymbol ||
-                                 region.kind == ckptfmt::RegionKind::kLibrarySymbol);
+    return region.flags != 0 &&
+           (region.kind == ckptfmt::RegionKind::kModuleSymbol || region.kind == ckptfmt::RegionKind::kLibrarySymbol);
   };
   if (std::none_of(regions.begin(), regions.end(), holds_code)) return true;
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> hashes;  // by module and context
@@ -389,8 +409,7 @@ bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChann
     bool zero;
     const absl::Status status = image.ReadChunk(numbers[region], index, out, &zero);
     if (!status.ok()) *why = std::string(status.message());
-    return status.ok() &&
-           (zero || moved.Translate(regions[region], index * ckptfmt::kChunkBytes, out, bytes, why));
+    return status.ok() && (zero || moved.Translate(regions[region], index * ckptfmt::kChunkBytes, out, bytes, why));
   };
   const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
   SharedBuffers* const attached = shared && shared->Attach(channel) ? shared.get() : nullptr;

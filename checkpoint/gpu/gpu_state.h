@@ -27,8 +27,8 @@ namespace cuda_remote::checkpoint {
 std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid, const std::string& program,
                                            const std::string& job, const std::vector<int>& gpus, std::string* error);
 
-// Whether a process that saw the GPUs `before` can go on with `after`, at `where` (for messages): there are as many, and
-// they can run its modules.
+// Whether a process that saw the GPUs `before` can go on with `after`, at `where` (for messages): there are as many,
+// and they can run its modules.
 bool CheckDevices(const replay::Log& log, const std::vector<ckptfmt::DeviceFacts>& before,
                   const std::vector<ckptfmt::DeviceFacts>& after, const std::string& where, std::string* error);
 
@@ -60,15 +60,17 @@ uint64_t PoolBytesFor(const std::vector<ckptfmt::Region>& regions);
 struct SaveTimes {
   double attaching = 0;  // letting the worker map the shared buffers
   double detaching = 0;
-  double taking = 0;  // copies inside the GPU
+  double hashing = 0;         // waiting for the GPU's hashes
+  uint64_t unread_bytes = 0;  // zeros, and what an earlier image has, by these hashes
+  double taking = 0;          // copies inside the GPU
   TransferTimes reading;
 };
 
 // Reads the regions of a process, whose number Region::process is, into `pool` and has the image's threads hash and
 // write them. When it returns all is read, but not all written: the pool must live as long as the image. `shared`:
 // null, or not attached. `copies`: null, or copies of this process's memory, in slots of the same pool, which are used
-// as far as they are right. `snapshot`: null, or what takes chunks on the GPU; these are to be given to *later when
-// the job runs again. Adds to *times.
+// as far as they are right. `snapshot`: null, or what takes chunks on the GPU; these are to be given to *later when the
+// job runs again. What an earlier image has (ImageWriter::AddUnread) is not read at all. Adds to *times.
 bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
                 ChunkPool* pool, bool fits, SharedBuffers* shared, Precopy* copies, GpuSnapshot* snapshot,
                 UseChunk* later, const Continue& go_on, SaveTimes* times, std::string* error);

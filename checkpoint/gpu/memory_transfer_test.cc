@@ -19,9 +19,11 @@
 
 #include "checkpoint/gpu/gpu_state.h"
 #include "ckptfmt/image_reader.h"
+#include "ckptfmt/image_store.h"
 #include "ckptfmt/image_writer.h"
 #include "proto/channel/handshake.h"
 #include "proto/channel/server_channel.h"
+#include "proto/chunkhash/chunk_hash.h"
 #include "proto/codec/codec.h"
 
 namespace cuda_remote::checkpoint {
@@ -87,7 +89,7 @@ class Server {
     return first_error_;
   }
 
-  std::atomic<bool> refuse_map{false}, refuse_copies{false};
+  std::atomic<bool> refuse_map{false}, refuse_copies{false}, refuse_hashes{false};
   std::atomic<int> die_after{-1};                // requests
   std::atomic<uint64_t> unreadable{UINT64_MAX};  // an address
   std::atomic<int> copies{0}, pieces{0}, maps{0};
@@ -112,6 +114,7 @@ class Server {
       if (header.call == kOpWriteMemory) result = Write(message, payload.view());
       if (header.call == kCall_cuMemcpyAsync) result = refuse_copies ? kInvalidValue : Copy(message);
       if (header.call == kOpHostMap) result = Map(message);
+      if (header.call == kOpHashMemory) result = Hash(message, &out);
       if (header.call == kOpHostUnmap) result = UnmapBuffers() ? 0 : kInvalidValue;
       if (header.flags & kFlagNoReply) {
         if (first_error_ == 0) first_error_ = result;
@@ -148,6 +151,22 @@ class Server {
     const char* const from = Find(in);
     if (!from || in.address == unreadable) return kInvalidValue;
     *out = {from, in.bytes};
+    return 0;
+  }
+  uint32_t Hash(const std::string& message, std::string_view* out) {
+    wire::OpHashMemory_Request in;
+    if (!in.Decode(message) || refuse_hashes) return kInvalidValue;
+    hashes_.clear();
+    for (const wire::Region& region : in.regions) {
+      for (uint64_t at = 0; at < region.bytes; at += in.chunk_bytes) {
+        const uint64_t bytes = std::min(in.chunk_bytes, region.bytes - at);
+        const char* const from = FindAddress(region.address + at, bytes);
+        if (!from) return kInvalidValue;
+        const ChunkHash hash = HashChunk(from, bytes);
+        hashes_.append(reinterpret_cast<const char*>(&hash), sizeof(hash));
+      }
+    }
+    *out = hashes_;
     return 0;
   }
   uint32_t Write(const std::string& message, std::string_view payload) {
@@ -202,6 +221,7 @@ class Server {
   std::mutex mutex_;
   std::map<uint64_t, std::string> memory_;
   std::set<uint64_t> opened_;
+  std::string hashes_;  // of the last answer
   std::atomic<uint32_t> first_error_{0};
   char* buffers_ = nullptr;
   uint64_t buffers_at_ = 0, buffers_bytes_ = 0;
@@ -328,6 +348,92 @@ TEST(SaveMemory, SmallRegionsWaitInMemoryOfTheirOwnSize) {
       const size_t size = std::min<uint64_t>(kChunkBytes, regions[i].bytes - at);
       ASSERT_EQ(chunk.substr(0, size), bytes[i].substr(at, size)) << i;
     }
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST(SaveMemory, ReadsWhatEarlierImagesDoNotHave) {
+  char folder[] = "/tmp/save-memory-test-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const std::string store = std::string(folder) + "/store";
+  // Four whole chunks, one of them of zeros, and a shorter one; a small region, which is always read.
+  std::string memory = Noise(2 * kChunkBytes, 1) + std::string(kChunkBytes, '\0') + Noise(kChunkBytes + 5000, 2);
+  const std::string small = Noise(1000, 3);
+  const auto save = [&](bool refuse, bool share, TransferTimes* read, uint64_t* unread) {
+    Server server;
+    server.refuse_hashes = refuse;
+    std::vector<Region> regions(2);
+    regions[0].address = 0x100000000000;
+    regions[0].bytes = memory.size();
+    regions[0].context = 0x7000000000010;
+    regions[1].address = 0x200000000000;
+    regions[1].bytes = small.size();
+    server.Have(regions[0], memory);
+    server.Have(regions[1], small);
+    ChunkPool pool(8 * kChunkBytes);
+    const auto opened = ckptfmt::ImageStore::Open(store);
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    ckptfmt::WriterOptions options;
+    options.job_folder = "/run/jobs/a";
+    auto image = (*opened)->Create(options);
+    ASSERT_TRUE(image.ok()) << image.status();
+    const std::unique_ptr<SharedBuffers> shared = share ? SharedBuffers::Make() : nullptr;
+    SaveTimes times;
+    std::string error;
+    ASSERT_TRUE(SaveMemory(server.channel(), regions, image->get(), &pool, /*fits=*/true, shared.get(), nullptr,
+                           nullptr, nullptr, nullptr, &times, &error))
+        << error;
+    EXPECT_FALSE(server.too_early);
+    ASSERT_TRUE((*image)->WriteLog("").ok());
+    ckptfmt::ImageInfo info;
+    info.processes.resize(1);
+    info.job_folder = options.job_folder;
+    ASSERT_TRUE((*image)->Commit(info).ok());
+    *read = times.reading;
+    *unread = times.unread_bytes;
+    const std::string path = (*image)->dir();
+    image->reset();
+    const auto reader = ckptfmt::ImageReader::Open(path);
+    ASSERT_TRUE(reader.ok()) << reader.status();
+    std::string got;
+    ASSERT_TRUE((*reader)
+                    ->ReadRegion(0,
+                                 [&](uint64_t, std::string_view bytes, bool) {
+                                   got += bytes;
+                                   return absl::OkStatus();
+                                 })
+                    .ok());
+    EXPECT_TRUE(got == memory);
+  };
+  for (const bool share : {false, true}) {
+    TransferTimes read;
+    uint64_t unread = 0;
+    const auto chunks = [&] { return read.channel_chunks + read.shared_chunks; };
+    save(false, share, &read, &unread);
+    // The chunk of zeros is known by its hash.
+    if (!share) {
+      EXPECT_EQ(chunks(), 5u);
+      EXPECT_EQ(unread, kChunkBytes);
+    }
+    save(false, share, &read, &unread);
+    EXPECT_EQ(chunks(), 1u) << "only the small region";
+    EXPECT_EQ(unread, memory.size());
+    // One changes in a single byte, and it is not the region's first.
+    ++memory[kChunkBytes + 77];
+    save(false, share, &read, &unread);
+    EXPECT_EQ(chunks(), 2u);
+    save(true, share, &read, &unread);
+    EXPECT_EQ(chunks(), 6u) << "no hashes: all is read";
+    EXPECT_EQ(unread, 0u);
+    // Images have the hashes of what was stored then, too.
+    ++memory[0];
+    save(true, share, &read, &unread);
+    save(false, share, &read, &unread);
+    EXPECT_EQ(chunks(), 1u);
+    // What is back to what it was two images before is known as well.
+    --memory[0];
+    save(false, share, &read, &unread);
+    EXPECT_EQ(chunks(), 1u);
   }
   std::filesystem::remove_all(folder);
 }

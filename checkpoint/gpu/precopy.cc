@@ -19,7 +19,7 @@ using ckptfmt::RegionKind;
 // Between the two looks that tell what changes all the time: several steps of most jobs.
 constexpr auto kLook = std::chrono::milliseconds(250);
 // A chunk of less is read as quickly in the pause.
-constexpr size_t kWorthCopying = 64 << 10;
+constexpr size_t kWorthCopying = kWorthHashing;
 // Rounds end when less than this has changed, or not much less than in the round before, or after so many.
 constexpr uint64_t kLittle = 64 << 20;
 constexpr double kHelps = 0.7;
@@ -46,15 +46,6 @@ bool MayCopy(const Region& region, size_t bytes) {
   return region.kind == RegionKind::kAllocation && bytes >= kWorthCopying;
 }
 
-// Variables are many and small.
-std::vector<Region> Allocations(const std::vector<Region>& regions) {
-  std::vector<Region> out;
-  for (const Region& region : regions) {
-    if (MayCopy(region, size_t(std::min(region.bytes, kChunkBytes)))) out.push_back(region);
-  }
-  return out;
-}
-
 size_t BytesOf(const Region& region, uint64_t index) {
   return size_t(std::min(kChunkBytes, region.bytes - index * kChunkBytes));
 }
@@ -66,7 +57,6 @@ void PrecopyTimes::Add(const PrecopyTimes& other) {
   copied_bytes += other.copied_bytes;
   kept_bytes += other.kept_bytes;
   seconds += other.seconds;
-  comparing += other.comparing;
 }
 
 void Precopy::Drop(uint64_t address) {
@@ -81,11 +71,12 @@ void Precopy::Clear() {
   copies_.clear();
 }
 
-bool Precopy::Round(SideRequests* requests, SharedBuffers* shared, const std::vector<Peeker::Chunk>& wanted,
-                    const std::function<bool()>& cancelled, std::string* error) {
+bool Precopy::Round(SideRequests* requests, SharedBuffers* shared, size_t most_slots,
+                    const std::vector<Peeker::Chunk>& wanted, const std::function<bool()>& cancelled,
+                    std::string* error) {
   ++times_.rounds;
   for (const Peeker::Chunk& chunk : wanted) Drop(chunk.address);
-  const size_t room = most_slots_ - std::min(most_slots_, copies_.size());
+  const size_t room = most_slots - std::min(most_slots, copies_.size());
   size_t begun = 0;
   std::mutex mutex;
   Peeker peeker(requests, shared, pool_, [&](const Peeker::Chunk& chunk, char* slot) {
@@ -106,51 +97,74 @@ bool Precopy::Round(SideRequests* requests, SharedBuffers* shared, const std::ve
   return true;
 }
 
-bool Precopy::Run(SideRequests* requests, SharedBuffers* shared, const std::function<bool()>& cancelled,
-                  std::string* error) {
+bool Precopy::Look(SideRequests* requests, const std::function<bool()>& cancelled, uint32_t* refused,
+                   std::string* error) {
+  // The job may free memory in between; and the first time the GPU has to be idle for a moment.
+  int left = kMostLooks;
+  for (int attempt = 0; attempt < kMostIdleLooks && left > 0; ++attempt) {
+    *refused = 0;
+    if (!ListNow(requests, &regions_, error)) break;
+    if (HashRegions(requests, regions_, &hashes_, error, refused)) {
+      looked_ = Clock::now();
+      return true;
+    }
+    if (*refused == 0 || !Sleep(kPause, cancelled)) break;
+    if (*refused != kNotReady) --left;
+  }
+  regions_.clear();
+  hashes_.clear();
+  return false;
+}
+
+bool Precopy::Look(SideRequests* requests, const std::function<bool()>& cancelled, std::string* error) {
+  uint32_t refused = 0;
+  known_bytes_ = 0;
+  if (!Look(requests, cancelled, &refused, error)) return refused != 0;
+  for (size_t i = 0; is_known_ && i < regions_.size(); ++i) {
+    for (uint64_t index = 0; index < hashes_[i].size(); ++index) {
+      if (is_known_(regions_[i], index, hashes_[i][index])) known_bytes_ += BytesOf(regions_[i], index);
+    }
+  }
+  return true;
+}
+
+bool Precopy::Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_bytes,
+                  const std::function<bool()>& cancelled, std::string* error) {
   const Clock::time_point start = Clock::now();
   struct Stop {
     Precopy* owner;
     Clock::time_point start;
     ~Stop() { owner->times_.seconds += Since(start); }
   } stop{this, start};
-  bool ok = true;
-  SharedBuffers* const attached = Peeker::Attach(requests, shared, &ok, error);
-  if (!ok) return false;
-  std::vector<Region> regions;
-  std::vector<std::vector<ChunkHash>> hashes;
-  // The job may free memory in between; and the first time the GPU has to be idle for a moment.
-  uint32_t refused = 0;
-  const auto look = [&] {
-    int left = kMostLooks;
-    for (int attempt = 0; attempt < kMostIdleLooks && left > 0; ++attempt) {
-      refused = 0;
-      if (!ListNow(requests, &regions, error)) return false;
-      regions = Allocations(regions);
-      if (HashRegions(requests, regions, &hashes, error, &refused)) return true;
-      if (refused == 0 || !Sleep(kPause, cancelled)) return false;
-      if (refused != kNotReady) --left;
-    }
-    return false;
-  };
+  // What must be read, as of the last look.
   const auto for_each = [&](const auto& use) {
-    for (size_t i = 0; i < regions.size(); ++i) {
-      for (uint64_t index = 0; index < hashes[i].size(); ++index) {
-        const size_t bytes = BytesOf(regions[i], index);
-        if (MayCopy(regions[i], bytes)) {
-          use(Peeker::Chunk{regions[i].address + index * kChunkBytes, bytes, regions[i].context, 0}, hashes[i][index]);
-        }
+    for (size_t i = 0; i < regions_.size(); ++i) {
+      const Region& region = regions_[i];
+      for (uint64_t index = 0; index < hashes_[i].size(); ++index) {
+        const ChunkHash& hash = hashes_[i][index];
+        const size_t bytes = BytesOf(region, index);
+        if (!MayCopy(region, bytes) || (is_known_ && is_known_(region, index, hash))) continue;
+        use(Peeker::Chunk{region.address + index * kChunkBytes, bytes, region.context, 0}, hash);
       }
     }
   };
   std::unordered_map<uint64_t, ChunkHash> before;
-  if (!look()) return refused != 0;
-  for_each([&](const Peeker::Chunk& chunk, const ChunkHash& hash) { before[chunk.address] = hash; });
-  if (before.empty()) return true;
+  uint64_t unknown = 0;
+  for_each([&](const Peeker::Chunk& chunk, const ChunkHash& hash) {
+    before[chunk.address] = hash;
+    unknown += chunk.bytes;
+  });
+  // With most of it known, the wait for another look would be longer than reading this in the pause.
+  if (before.empty() || (known_bytes_ > 0 && unknown <= kLittle)) return true;
+  bool ok = true;
+  SharedBuffers* const attached = Peeker::Attach(requests, shared, &ok, error);
+  if (!ok) return false;
+  const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(looked_ + kLook - Clock::now());
   uint64_t last = UINT64_MAX;
-  for (int round = 0; round < kMostRounds && Sleep(round == 0 ? kLook : std::chrono::milliseconds(0), cancelled);
+  for (int round = 0; round < kMostRounds && Sleep(round == 0 ? rest : std::chrono::milliseconds(0), cancelled);
        ++round) {
-    if (!look()) return refused != 0;
+    uint32_t refused = 0;
+    if (!Look(requests, cancelled, &refused, error)) return refused != 0;
     // What has not changed since the last look, and is not there already. What has changed may go on changing.
     std::vector<Peeker::Chunk> wanted;
     std::unordered_set<uint64_t> there;
@@ -178,20 +192,12 @@ bool Precopy::Run(SideRequests* requests, SharedBuffers* shared, const std::func
     for_each([&](const Peeker::Chunk& chunk, const ChunkHash& hash) { before[chunk.address] = hash; });
     if (wanted.empty() || (round > 0 && (bytes <= kLittle || double(bytes) > kHelps * double(last)))) break;
     last = bytes;
-    if (!Round(requests, attached, wanted, cancelled, error)) return false;
+    if (!Round(requests, attached, most_bytes / ChunkPool::kSlotBytes, wanted, cancelled, error)) return false;
   }
   return true;
 }
 
-bool Precopy::Compare(SideRequests* requests, const std::vector<Region>& all, std::string* error) {
-  if (copies_.empty()) return true;
-  const Clock::time_point start = Clock::now();
-  std::vector<std::vector<ChunkHash>> hashes;
-  const std::vector<Region> regions = Allocations(all);
-  if (!HashRegions(requests, regions, &hashes, error)) {
-    Clear();
-    return false;
-  }
+void Precopy::Compare(const std::vector<Region>& regions, const std::vector<std::vector<ChunkHash>>& hashes) {
   std::unordered_map<uint64_t, Copy> right;
   for (size_t i = 0; i < regions.size(); ++i) {
     for (uint64_t index = 0; index < hashes[i].size(); ++index) {
@@ -206,8 +212,6 @@ bool Precopy::Compare(SideRequests* requests, const std::vector<Region>& all, st
   }
   Clear();
   copies_ = std::move(right);
-  times_.comparing += Since(start);
-  return true;
 }
 
 char* Precopy::Take(const Region& region, uint64_t index) {

@@ -6,17 +6,19 @@
 // hash is what the memory holds, whatever was written, freed or allocated meanwhile. A copy that was torn has another
 // hash.
 //
-// Memory that changes all the time is not copied, and rounds end when the next one would not leave less to read. Copies
-// lie in slots of the pool.
+// Memory that changes all the time is not copied, and rounds end when the next one would not leave less to read. Nor is
+// memory copied that an earlier image has: this, too, the hashes tell. Copies lie in slots of the pool.
 //
 // Not thread-safe.
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_PRECOPY_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_PRECOPY_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/gpu/chunk_pool.h"
@@ -33,24 +35,33 @@ struct PrecopyTimes {
   uint64_t copied_bytes = 0;  // in all rounds
   uint64_t kept_bytes = 0;    // of them, still right in the pause
   double seconds = 0;
-  double comparing = 0;  // in the pause
   void Add(const PrecopyTimes& other);
 };
 
+// Whether a chunk with this hash need not be read at all.
+using IsKnown = std::function<bool(const ckptfmt::Region& region, uint64_t index, const ChunkHash& hash)>;
+
 class Precopy {
  public:
-  // Of the pool, which must outlive it, no more than `most_bytes` are taken.
-  Precopy(ChunkPool* pool, uint64_t most_bytes) : pool_(pool), most_slots_(most_bytes / ChunkPool::kSlotBytes) {}
+  // The pool must outlive it. `is_known`: null if all must be read.
+  explicit Precopy(ChunkPool* pool, IsKnown is_known = nullptr) : pool_(pool), is_known_(std::move(is_known)) {}
   ~Precopy() { Clear(); }
   Precopy(const Precopy&) = delete;
   Precopy& operator=(const Precopy&) = delete;
 
-  // The rounds, while the job runs. `shared`: null, or buffers that nobody else uses meanwhile. False and *error if
-  // nothing more can be asked; the copies that there are may be used all the same.
-  bool Run(SideRequests* requests, SharedBuffers* shared, const std::function<bool()>& cancelled, std::string* error);
+  // Has the GPU hash the memory, while the job runs, and so finds known_bytes(). Takes nothing of the pool. False and
+  // *error if the job cannot be asked.
+  bool Look(SideRequests* requests, const std::function<bool()>& cancelled, std::string* error);
+  // How much of the memory is known, as of Look.
+  uint64_t known_bytes() const { return known_bytes_; }
 
-  // In the pause: keeps the copies that are right. Without an answer none is.
-  bool Compare(SideRequests* requests, const std::vector<ckptfmt::Region>& regions, std::string* error);
+  // The rounds, after Look. Takes no more of the pool than `most_bytes`. `shared`: null, or buffers that nobody else
+  // uses meanwhile. False and *error if nothing more can be asked; the copies that there are may be used all the same.
+  bool Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_bytes, const std::function<bool()>& cancelled,
+           std::string* error);
+
+  // In the pause: keeps the copies that are right by these hashes of the regions (HashRegions).
+  void Compare(const std::vector<ckptfmt::Region>& regions, const std::vector<std::vector<ChunkHash>>& hashes);
   // After that: the copy of a chunk, which is the caller's slot from then on; null if there is none.
   char* Take(const ckptfmt::Region& region, uint64_t index);
 
@@ -67,12 +78,19 @@ class Precopy {
     size_t bytes = 0;
     ChunkHash hash;
   };
-  bool Round(SideRequests* requests, SharedBuffers* shared, const std::vector<Peeker::Chunk>& wanted,
+  // Lists and hashes the memory as it is now. False with *refused: the job could be asked, but it does not stand still.
+  bool Look(SideRequests* requests, const std::function<bool()>& cancelled, uint32_t* refused, std::string* error);
+  bool Round(SideRequests* requests, SharedBuffers* shared, size_t most_slots, const std::vector<Peeker::Chunk>& wanted,
              const std::function<bool()>& cancelled, std::string* error);
   void Drop(uint64_t address);
 
   ChunkPool* const pool_;
-  const size_t most_slots_;
+  const IsKnown is_known_;
+  // As of the last look.
+  std::chrono::steady_clock::time_point looked_;
+  std::vector<ckptfmt::Region> regions_;
+  std::vector<std::vector<ChunkHash>> hashes_;
+  uint64_t known_bytes_ = 0;
   std::unordered_map<uint64_t, Copy> copies_;  // by address
   PrecopyTimes times_;
 };

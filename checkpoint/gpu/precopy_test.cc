@@ -109,10 +109,10 @@ class Server final : public SideRequests {
 
   std::map<uint64_t, std::string> memory;
   std::function<void()> change;
-  int die_after = -1;      // requests
-  int refuse_after = -1;   // copies
-  uint64_t copied = 0;     // bytes
-  std::set<uint64_t> at;   // where copies began
+  int die_after = -1;     // requests
+  int refuse_after = -1;  // copies
+  uint64_t copied = 0;    // bytes
+  std::set<uint64_t> at;  // where copies began
 
  private:
   const char* Find(uint64_t address, uint64_t bytes) const {
@@ -206,7 +206,17 @@ class PrecopyTest : public testing::TestWithParam<bool> {
   PrecopyTest() : server_(GetParam()) {
     if (GetParam()) shared_ = SharedBuffers::Make();
   }
-  bool Run(Precopy* copies) { return copies->Run(&server_, shared_.get(), nullptr, &error_); }
+  bool Run(Precopy* copies, uint64_t most_bytes = 64 * kChunkBytes) {
+    return copies->Look(&server_, nullptr, &error_) &&
+           copies->Run(&server_, shared_.get(), most_bytes, nullptr, &error_);
+  }
+  // As in the pause.
+  bool Compare(Precopy* copies) {
+    std::vector<std::vector<ChunkHash>> hashes;
+    const bool ok = HashRegions(&server_, server_.Regions(), &hashes, &error_);
+    copies->Compare(server_.Regions(), ok ? hashes : std::vector<std::vector<ChunkHash>>(server_.Regions().size()));
+    return ok;
+  }
 
   std::unique_ptr<SharedBuffers> shared_;
   Server server_;
@@ -224,7 +234,7 @@ TEST_P(PrecopyTest, CopiesWhatStandsAndLeavesWhatChanges) {
   server_.memory[kSmall] = Random(&random, 1000);
   server_.change = [&] { ++server_.memory[kBusy][kChunkBytes + 77]; };  // the second chunk
   ChunkPool pool(32 * kChunkBytes);
-  Precopy copies(&pool, 32 * kChunkBytes);
+  Precopy copies(&pool);
   ASSERT_TRUE(Run(&copies)) << error_;
   EXPECT_EQ(server_.copied, 7 * kChunkBytes + 300000);
   EXPECT_EQ(server_.at.count(kBusy + kChunkBytes), 0u);
@@ -232,7 +242,7 @@ TEST_P(PrecopyTest, CopiesWhatStandsAndLeavesWhatChanges) {
   server_.change = nullptr;
   // Between the last round and the lock.
   ++server_.memory[kStill][2 * kChunkBytes + 5];
-  ASSERT_TRUE(copies.Compare(&server_, server_.Regions(), &error_)) << error_;
+  ASSERT_TRUE(Compare(&copies)) << error_;
   EXPECT_EQ(TakeAll(&copies, &pool, server_), 6 * kChunkBytes + 300000);
   EXPECT_EQ(copies.times().kept_bytes, 6 * kChunkBytes + 300000);
   EXPECT_TRUE(HasAllSlots(&pool));
@@ -245,7 +255,7 @@ TEST_P(PrecopyTest, CopiesNothingOfAJobThatChangesEverything) {
     for (size_t at = 0; at < 4 * kChunkBytes; at += kChunkBytes) ++server_.memory[0x10000000][at];
   };
   ChunkPool pool(32 * kChunkBytes);
-  Precopy copies(&pool, 32 * kChunkBytes);
+  Precopy copies(&pool);
   ASSERT_TRUE(Run(&copies)) << error_;
   EXPECT_EQ(server_.copied, 0u);
   EXPECT_EQ(copies.times().rounds, 0u);
@@ -300,11 +310,11 @@ TEST_P(PrecopyTest, NeverUsesAWrongCopy) {
     };
     ChunkPool pool(64 * kChunkBytes);
     {
-      Precopy copies(&pool, 64 * kChunkBytes);
+      Precopy copies(&pool);
       ASSERT_TRUE(Run(&copies)) << error_ << " seed " << seed;
       for (int i = 0; i < 20; ++i) server_.change();
       server_.change = nullptr;
-      ASSERT_TRUE(copies.Compare(&server_, server_.Regions(), &error_)) << error_;
+      ASSERT_TRUE(Compare(&copies)) << error_;
       const uint64_t right = TakeAll(&copies, &pool, server_);
       EXPECT_EQ(right, copies.times().kept_bytes);
       all_right += right;
@@ -318,11 +328,45 @@ TEST_P(PrecopyTest, TakesNoMoreOfThePoolThanItMay) {
   std::mt19937_64 random(3);
   server_.memory[0x10000000] = Random(&random, 20 * kChunkBytes);
   ChunkPool pool(32 * kChunkBytes);
-  Precopy copies(&pool, 6 * kChunkBytes);
-  ASSERT_TRUE(Run(&copies)) << error_;
+  Precopy copies(&pool);
+  ASSERT_TRUE(Run(&copies, 6 * kChunkBytes)) << error_;
   EXPECT_EQ(copies.held_bytes(), 6 * kChunkBytes);
-  ASSERT_TRUE(copies.Compare(&server_, server_.Regions(), &error_)) << error_;
+  ASSERT_TRUE(Compare(&copies)) << error_;
   EXPECT_EQ(TakeAll(&copies, &pool, server_), 6 * kChunkBytes);
+}
+
+// What an earlier image has is not copied; what is not known any more in a later look is.
+TEST_P(PrecopyTest, LeavesWhatIsKnown) {
+  std::mt19937_64 random(5);
+  constexpr uint64_t kAt = 0x10000000, kMuch = 40;  // more than it pays to leave for the pause
+  server_.memory[kAt] = Random(&random, (kMuch + 3) * kChunkBytes);
+  const std::string before = server_.memory[kAt];
+  const auto is_known = [&](const Region& region, uint64_t index, const ChunkHash& hash) {
+    EXPECT_EQ(region.address, kAt);
+    return index >= kMuch && hash == HashChunk(before.data() + index * kChunkBytes, kChunkBytes);
+  };
+  ChunkPool pool(64 * kChunkBytes);
+  {
+    Precopy copies(&pool, is_known);
+    ASSERT_TRUE(copies.Look(&server_, nullptr, &error_)) << error_;
+    EXPECT_EQ(copies.known_bytes(), 3 * kChunkBytes);
+    EXPECT_EQ(copies.held_bytes(), 0u);
+    // Changes before the rounds begin, and stays so.
+    ++server_.memory[kAt][(kMuch + 1) * kChunkBytes + 9];
+    ASSERT_TRUE(copies.Run(&server_, shared_.get(), 64 * kChunkBytes, nullptr, &error_)) << error_;
+    for (const uint64_t index : {kMuch, kMuch + 2}) EXPECT_EQ(server_.at.count(kAt + index * kChunkBytes), 0u);
+    ASSERT_TRUE(Compare(&copies)) << error_;
+    EXPECT_GE(TakeAll(&copies, &pool, server_), kMuch * kChunkBytes);
+  }
+  // Little is unknown: no second look.
+  server_.at.clear();
+  const auto all_but_two = [&](const Region&, uint64_t index, const ChunkHash&) { return index >= 2; };
+  Precopy copies(&pool, all_but_two);
+  ASSERT_TRUE(Run(&copies)) << error_;
+  EXPECT_EQ(copies.known_bytes(), (kMuch + 1) * kChunkBytes);
+  EXPECT_TRUE(server_.at.empty());
+  EXPECT_EQ(copies.times().rounds, 0u);
+  EXPECT_TRUE(HasAllSlots(&pool));
 }
 
 TEST_P(PrecopyTest, OutlivesAJobThatEndsAndACapture) {
@@ -331,19 +375,19 @@ TEST_P(PrecopyTest, OutlivesAJobThatEndsAndACapture) {
   ChunkPool pool(32 * kChunkBytes);
   {
     server_.refuse_after = 4;
-    Precopy copies(&pool, 32 * kChunkBytes);
+    Precopy copies(&pool);
     ASSERT_TRUE(Run(&copies)) << error_;
-    ASSERT_TRUE(copies.Compare(&server_, server_.Regions(), &error_)) << error_;
+    ASSERT_TRUE(Compare(&copies)) << error_;
     EXPECT_GT(TakeAll(&copies, &pool, server_), 0u);
     server_.refuse_after = -1;
   }
   EXPECT_TRUE(HasAllSlots(&pool));
   server_.die_after = 9;
   {
-    Precopy copies(&pool, 32 * kChunkBytes);
+    Precopy copies(&pool);
     EXPECT_FALSE(Run(&copies));
     EXPECT_EQ(error_, "the job has ended");
-    EXPECT_FALSE(copies.held_bytes() > 0 && copies.Compare(&server_, server_.Regions(), &error_));
+    EXPECT_FALSE(copies.held_bytes() > 0 && Compare(&copies));
     EXPECT_EQ(TakeAll(&copies, &pool, server_), 0u);
   }
   EXPECT_TRUE(HasAllSlots(&pool));

@@ -18,7 +18,6 @@ using ckptfmt::RegionKind;
 // Of one request for hashes: what an agent's message and a reply have room for. And how many are open.
 constexpr size_t kMostRegions = 200;
 constexpr size_t kMostChunks = 16384;
-constexpr size_t kMostSymbolBytes = 8 << 10;
 constexpr size_t kMostOpen = 8;
 
 // A part of a region, whose first chunk is `first`.
@@ -27,8 +26,8 @@ struct Part {
   uint64_t first, chunks;
 };
 
-bool CanBeHashed(const Region& region) {
-  return region.bytes != 0 && region.kind != RegionKind::kArray && region.kind != RegionKind::kHeap;
+bool IsWorthHashing(const Region& region) {
+  return region.kind == RegionKind::kAllocation && region.bytes >= kWorthHashing;
 }
 
 }  // namespace
@@ -118,32 +117,24 @@ bool HashRegions(SideRequests* requests, const std::vector<Region>& regions,
   // One request is about one context.
   std::map<std::pair<uint64_t, int32_t>, std::vector<size_t>> by_context;
   for (size_t i = 0; i < regions.size(); ++i) {
-    if (!CanBeHashed(regions[i])) continue;
+    if (!IsWorthHashing(regions[i])) continue;
     by_context[{regions[i].context, regions[i].device}].push_back(i);
     (*hashes)[i].resize((regions[i].bytes + kChunkBytes - 1) / kChunkBytes);
   }
   std::vector<std::vector<Part>> batches;
   for (const auto& [context, members] : by_context) {
-    size_t chunks = kMostChunks, symbols = 0;  // full
+    size_t chunks = kMostChunks;  // full
     for (const size_t i : members) {
-      const Region& region = regions[i];
-      // A variable is hashed whole.
-      const bool whole = region.kind != RegionKind::kAllocation;
       const uint64_t all = (*hashes)[i].size();
       for (uint64_t first = 0; first < all;) {
-        const uint64_t room = kMostChunks - chunks;
-        const bool fits = room > 0 && !(whole && all > room) && symbols + region.symbol.size() <= kMostSymbolBytes;
-        if (!fits || batches.back().size() >= kMostRegions) {
+        if (chunks == kMostChunks || batches.back().size() == kMostRegions) {
           batches.emplace_back();
-          chunks = symbols = 0;
-          if (whole && all > kMostChunks) break;  // no variable is as long
-          continue;
+          chunks = 0;
         }
-        const uint64_t count = std::min(all - first, room);
+        const uint64_t count = std::min<uint64_t>(all - first, kMostChunks - chunks);
         batches.back().push_back({i, first, count});
         first += count;
         chunks += count;
-        symbols += region.symbol.size();
       }
     }
   }
@@ -171,7 +162,6 @@ bool HashRegions(SideRequests* requests, const std::vector<Region>& regions,
   };
   bool ok = true;
   for (const std::vector<Part>& parts : batches) {
-    if (parts.empty()) continue;
     if (ok && open.size() >= kMostOpen) ok = finish();
     if (!ok) break;
     wire::OpHashMemory_Request request;
@@ -183,8 +173,6 @@ bool HashRegions(SideRequests* requests, const std::vector<Region>& regions,
       region.kind = uint32_t(from.kind);
       region.address = from.address + part.first * kChunkBytes;
       region.bytes = std::min(from.bytes - part.first * kChunkBytes, part.chunks * kChunkBytes);
-      region.object = from.kind == RegionKind::kAllocation ? 0 : from.object;
-      region.symbol = from.symbol;
       region.context = from.context;
       request.regions.push_back(region);
       chunks += part.chunks;

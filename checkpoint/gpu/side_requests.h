@@ -63,8 +63,12 @@ class ChannelRequests final : public SideRequests {
 // The session's memory as it is now: of what a checkpoint would save (ListRegions), also while it could not.
 bool ListNow(SideRequests* requests, std::vector<ckptfmt::Region>* regions, std::string* error);
 
-// The hashes of all chunks of each region, computed by the GPU; of arrays and heaps none. *refused, if not null: the
-// server's error, as when a region is not there any more; 0 if it could not be asked.
+// Smaller allocations, and chunks, are read as fast as they are hashed.
+inline constexpr uint64_t kWorthHashing = 64 << 10;
+
+// The hashes of all chunks of each region, computed by the GPU; none of regions that are not worth it: small ones, and
+// all but allocations. *refused, if not null: the server's error, as when a region is not there any more; 0 if it could
+// not be asked.
 bool HashRegions(SideRequests* requests, const std::vector<ckptfmt::Region>& regions,
                  std::vector<std::vector<ChunkHash>>* hashes, std::string* error, uint32_t* refused = nullptr);
 

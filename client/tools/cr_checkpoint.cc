@@ -114,9 +114,8 @@ std::string CommandOf(const Job& job) {
   return text;
 }
 
-// Host memory for the GPU memory of the job, as much of it ready to be written to as the job needs now.
-std::unique_ptr<ChunkPool> MakePool(const Options& options, const Job& job, const std::string& directory,
-                                    const std::function<bool()>& cancelled, std::string* error) {
+// Host memory for the GPU memory of the job; none of it is ready to be written to yet.
+std::unique_ptr<ChunkPool> MakePool(const Options& options, std::string* error) {
   uint64_t limit = options.pool ? *options.pool : SpareMemory();
   // A job that ends does not wait for anything: then more memory saves no time.
   if (options.stop && !options.pool) limit = std::min(limit, kStopPool);
@@ -125,32 +124,52 @@ std::unique_ptr<ChunkPool> MakePool(const Options& options, const Job& job, cons
     *error = "there is no memory to save GPU memory through";
     return nullptr;
   }
-  if (!options.stop) {
-    // Regions end within a slot.
-    if (const uint64_t held = AskHeldBytes(job, directory); held > 0) pool->Prepare(held + held / 16, cancelled);
-  }
   return pool;
 }
 
 // Copies of the job's GPU memory that are made while it runs, by session.
 using Precopies = std::map<uint64_t, std::unique_ptr<Precopy>>;
 
-// A process whose memory cannot be copied before is read in the pause.
-Precopies CopyBefore(const Job& job, const std::string& directory, ChunkPool* pool, SharedBuffers* shared,
+// Looks at the job's memory while it runs. A process that cannot be asked has no copies; its memory is read in the
+// pause.
+Precopies LookBefore(const Job& job, const std::string& directory, const ckptfmt::ImageWriter& image, ChunkPool* pool,
                      const std::function<bool()>& cancelled) {
+  const auto is_known = [&image](const ckptfmt::Region& region, uint64_t index, const ChunkHash& hash) {
+    return image.Has(region, index, {hash.low, hash.high});
+  };
   Precopies copies;
+  for (const CudaProcess& process : FindCudaProcesses(job, directory)) {
+    std::string ignored;
+    const auto running = RunningProcess::Connect(process, directory, &ignored);
+    if (!running) continue;
+    auto& copy = copies[running->session()];
+    copy = std::make_unique<Precopy>(pool, is_known);
+    copy->Look(running.get(), cancelled, &ignored);
+  }
+  return copies;
+}
+
+// Makes as much of the pool ready as the job needs now.
+void PreparePool(const Job& job, const std::string& directory, const Precopies& copies, ChunkPool* pool,
+                 const std::function<bool()>& cancelled) {
+  uint64_t held = AskHeldBytes(job, directory);
+  for (const auto& [session, copy] : copies) held -= std::min(held, copy->known_bytes());
+  // Regions end within a slot.
+  if (held > 0) pool->Prepare(held + held / 16, cancelled);
+}
+
+void CopyBefore(const Job& job, const std::string& directory, const Precopies& copies, ChunkPool* pool,
+                SharedBuffers* shared, const std::function<bool()>& cancelled) {
   // The pause needs room for what is read then.
   uint64_t room = pool->limit() - std::min(pool->limit(), std::max(kPausePool, pool->limit() / 8));
   for (const CudaProcess& process : FindCudaProcesses(job, directory)) {
     std::string ignored;
     const auto running = RunningProcess::Connect(process, directory, &ignored);
-    if (!running || room == 0) continue;
-    auto& copy = copies[running->session()];
-    copy = std::make_unique<Precopy>(pool, room);
-    copy->Run(running.get(), shared, cancelled, &ignored);
-    room -= std::min(room, copy->held_bytes());
+    const auto copy = running ? copies.find(running->session()) : copies.end();
+    if (copy == copies.end() || room == 0) continue;
+    copy->second->Run(running.get(), shared, room, cancelled, &ignored);
+    room -= std::min(room, copy->second->held_bytes());
   }
-  return copies;
 }
 
 // What was taken on the GPU of one process, and how it is reached when the job runs again.
@@ -262,6 +281,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   }
   ckptfmt::WriterOptions writer_options;
   writer_options.zstd_level = options.compress;
+  writer_options.job_folder = job.directory();
   // Outlives the image, whose threads write out of it.
   std::unique_ptr<ChunkPool> pool;
   const auto failed = [error](const absl::Status& status) {
@@ -283,9 +303,15 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   if (store && !store->sharing().ok()) {
     Say(kTool, "the image shares nothing with earlier ones: " + std::string(store->sharing().message()));
   }
-  const Clock::time_point preparing = Clock::now();
-  pool = MakePool(options, job, directory, cancelled, error);
+  pool = MakePool(options, error);
   if (!pool) return false;
+  Precopies copies;
+  // A job that ends waits for nothing.
+  if (!options.stop) AtStep("look at GPU memory while the job runs");
+  if (!options.stop) copies = LookBefore(job, directory, *image, pool.get(), cancelled);
+  steps.Done("looking at GPU memory while the job runs");
+  const Clock::time_point preparing = Clock::now();
+  if (!options.stop) PreparePool(job, directory, copies, pool.get(), cancelled);
   if (cancelled()) {
     *error = "interrupted";
     return false;
@@ -294,10 +320,8 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   outcome->preparing = Since(preparing);
   outcome->prepared_bytes = pool->prepared();
   steps.Done("making host memory ready");
-  Precopies copies;
-  // A job that ends waits for nothing.
   if (!options.stop) AtStep("copy GPU memory while the job runs");
-  if (!options.stop) copies = CopyBefore(job, directory, pool.get(), shared.get(), cancelled);
+  if (!options.stop) CopyBefore(job, directory, copies, pool.get(), shared.get(), cancelled);
   if (cancelled()) {
     *error = "interrupted";
     return false;
@@ -371,9 +395,12 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
     outcome->reading = Since(reading);
   }
   steps.Done("reading GPU memory");
-  steps.Part(outcome->precopy.comparing,
-             "of it, finding that " + Bytes(double(outcome->precopy.kept_bytes)) + " of " +
-                 Bytes(double(outcome->precopy.copied_bytes)) + " copied before are right");
+  if (outcome->saving.hashing > 0) {
+    steps.Part(outcome->saving.hashing,
+               "of it, hashing on the GPU: earlier images have " + Bytes(double(outcome->saving.unread_bytes)) +
+                   ", and " + Bytes(double(outcome->precopy.kept_bytes)) + " of " + Bytes(double(outcome->precopy.copied_bytes)) +
+                   " copied before are right");
+  }
   steps.Part(outcome->saving.taking, "of it, copying " + Bytes(double(outcome->behind_bytes)) + " inside the GPU");
   steps.Part(outcome->saving.attaching, "of it, letting the GPU server map the buffers");
   TellTransfer(outcome->saving.reading, &steps);
@@ -509,13 +536,14 @@ void Tell(const Options& options, const Outcome& outcome) {
     json.Member("client_bytes", sizes.client_bytes);
     json.Member("total_bytes", sizes.total_bytes);
     json.Member("linked_bytes", sizes.linked_bytes);
+    json.Member("unread_bytes", outcome.saving.unread_bytes);
+    json.RealMember("hashing_seconds", outcome.saving.hashing, 3);
     json.Key("before");
     json.Begin('{');
     json.RealMember("seconds", outcome.precopy.seconds, 3);
     json.Member("rounds", outcome.precopy.rounds);
     json.Member("copied_bytes", outcome.precopy.copied_bytes);
     json.Member("kept_bytes", outcome.precopy.kept_bytes);
-    json.RealMember("comparing_seconds", outcome.precopy.comparing, 3);
     json.End('}');
     json.Key("behind");
     json.Begin('{');

@@ -352,6 +352,8 @@ def store(context):
     same = json.loads(lab.run("same", checkpoint + [job.id, store]).stdout())
     if not 0 < same["linked_bytes"] <= same["total_bytes"] - same["client_bytes"]:
         raise Failure(f"an image of the same memory shares nothing: {same}")
+    if same["unread_bytes"] < 0.9 * same["gpu_bytes"]:
+        raise Failure(f"memory that an earlier image has was read again: {same}")
     own = listed(context, store, "list-same")[-1]
     if own["own"] > same["total_bytes"] - same["linked_bytes"]:
         raise Failure(f"an image of the same memory takes space for it: {own}, {same}")
