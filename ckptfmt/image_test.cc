@@ -84,6 +84,7 @@ void ExpectIsSample(const std::string& dir) {
   EXPECT_EQ(process.next_sequence, wanted.next_sequence);
   EXPECT_EQ(process.session, wanted.session);
   EXPECT_TRUE(process.shared_memory);
+  EXPECT_EQ(process.driver_settings, wanted.driver_settings);
   EXPECT_EQ(process.log_records, 3u);
   EXPECT_EQ(info.engine, "criu");
   EXPECT_EQ(info.client_info, expected.client_info);

@@ -94,6 +94,7 @@ std::string EncodeManifest(const ImageInfo& info, std::vector<FileRecord> files)
     process->set_wire_version(from.wire_version);
     process->set_session(from.session);
     process->set_shared_memory(from.shared_memory);
+    process->set_driver_settings(from.driver_settings);
     process->set_log_records(from.log_records);
     process->set_log_images(from.log_images);
   }
@@ -149,7 +150,10 @@ absl::Status DecodeManifest(std::string_view bytes, const std::string& name, Ima
   info->program = manifest.program();
   info->pid = manifest.pid();
   info->job_folder = manifest.job_folder();
-  for (const Process& from : manifest.processes()) info->processes.push_back(DecodeProcess(from));
+  for (const Process& from : manifest.processes()) {
+    info->processes.push_back(DecodeProcess(from));
+    info->processes.back().driver_settings = from.driver_settings();
+  }
   if (version == 1) {
     // The same statements under the same names, of the only process.
     info->processes.assign(1, DecodeProcess(manifest));

@@ -107,6 +107,7 @@ inline ImageInfo SampleInfo() {
   process.wire_version = 1;
   process.session = 12;
   process.shared_memory = true;
+  process.driver_settings = "CUDA_MODULE_LOADING=EAGER";
   process.log_records = 3;
   process.log_images = 1;
   info.processes.push_back(process);

@@ -91,6 +91,7 @@ struct ProcessInfo {
   uint32_t wire_version = 0;
   uint64_t session = 0;
   bool shared_memory = false;
+  std::string driver_settings;  // proto/driverabi/driver_settings.h
 
   uint64_t log_records = 0;
   uint64_t log_images = 0;

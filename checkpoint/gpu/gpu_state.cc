@@ -84,7 +84,8 @@ bool AskServer(const std::string& address, nvml::Question question, nvml::Answer
 }  // namespace
 
 std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid, const std::string& program,
-                                           const std::string& job, const std::vector<int>& gpus, std::string* error) {
+                                           const std::string& job, const std::vector<int>& gpus,
+                                           const std::string& driver_settings, std::string* error) {
   Hello hello;
   hello.pid = pid;
   hello.program = program;
@@ -93,6 +94,7 @@ std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid
   for (size_t i = 0; gpus.size() > 1 && i < gpus.size(); ++i) {
     hello.visible_devices += (i == 0 ? "" : ",") + std::to_string(gpus[i]);
   }
+  hello.driver_settings = driver_settings;
   hello.replaying = true;
   Welcome welcome;
   std::unique_ptr<ClientChannel> channel = ClientChannel::Connect(path, hello, &welcome, error);

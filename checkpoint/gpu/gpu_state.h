@@ -23,9 +23,10 @@
 namespace cuda_remote::checkpoint {
 
 // Opens a session for a job that is being restarted or moved. `path`: GpuHost::socket_path(); `pid`: of the program, as
-// it knows itself; `gpus`: the only ones that it sees, in this order; empty: all.
+// it knows itself; `gpus`: the only ones that it sees, in this order; empty: all; `driver_settings`: Hello's.
 std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid, const std::string& program,
-                                           const std::string& job, const std::vector<int>& gpus, std::string* error);
+                                           const std::string& job, const std::vector<int>& gpus,
+                                           const std::string& driver_settings, std::string* error);
 
 // Whether a process that saw the GPUs `before` can go on with `after`, at `where` (for messages): there are as many,
 // and they can run its modules.

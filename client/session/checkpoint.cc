@@ -65,6 +65,7 @@ agent::Info Session::GetInfo() {
   info.pid = uint32_t(getpid());
   info.server = settings_.server;
   info.job = settings_.job;
+  info.driver_settings = settings_.driver_settings;
   if (channel_) {
     info.session = channel_->welcome().session;
     info.shared_memory = channel_->welcome().shared_memory;

@@ -146,6 +146,7 @@ CUresult Session::OpenChannel(const std::string& path, const std::string& visibl
   hello.job = settings_.job;
   hello.gpu = settings_.gpu;
   hello.visible_devices = visible_devices;
+  hello.driver_settings = settings_.driver_settings;
   Welcome welcome;
   channel_ = ClientChannel::Connect(path, hello, &welcome, &error);
   if (!channel_) {

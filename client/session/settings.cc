@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "proto/driverabi/driver_settings.h"
 #include "proto/folder/this_job.h"
 
 namespace cuda_remote::client {
@@ -32,7 +33,9 @@ Settings ReadSettings() {
     if (only >= 0) settings.gpu = only;
   }
   const std::string sync = Variable("CUDA_REMOTE_SYNC");
-  settings.sync = !sync.empty() && sync != "0";
+  const driverabi::DriverSettings driver = driverabi::OwnDriverSettings();
+  settings.driver_settings = driverabi::DriverSettingsText(driver);
+  settings.sync = (!sync.empty() && sync != "0") || driverabi::LaunchesBlock(driver);
   settings.copy_threads = atoi(Variable("CUDA_REMOTE_COPY_THREADS").c_str());
   settings.managed_on_gpu = Variable("CUDA_REMOTE_MANAGED") != "host";
   settings.has_visible_devices = getenv("CUDA_VISIBLE_DEVICES") != nullptr;

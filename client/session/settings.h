@@ -18,7 +18,9 @@ struct Settings {
   // CUDA_VISIBLE_DEVICES, about the server's GPUs; whether it is set at all.
   bool has_visible_devices = false;
   std::string visible_devices;
-  // CUDA_REMOTE_SYNC=1: every call waits for its reply, so each error comes from the call that caused it.
+  // What the program's environment says to the driver (proto/driverabi/driver_settings.h).
+  std::string driver_settings;
+  // CUDA_REMOTE_SYNC=1, or CUDA_LAUNCH_BLOCKING=1: every call waits for its reply, so each error comes from the call that caused it.
   bool sync = false;
   // CUDA_REMOTE_COPY_THREADS: threads for a large copy of pageable memory, 0: by the number of processors.
   int copy_threads = 0;

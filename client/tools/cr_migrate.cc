@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "checkpoint/agent/agent_client.h"
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/gpu/places.h"
@@ -113,8 +114,9 @@ bool Plan(const Options& options, const std::vector<CudaProcess>& processes, Gpu
 
 // Opens the sessions of `processes` at their places, in this order. Those that are among *moves already are kept, and
 // what else is there ends.
-bool OpenSessions(const Options& options, const Job& job, const std::vector<CudaProcess>& processes, GpuHosts* hosts,
-                  std::vector<Move>* moves, std::string* error) {
+bool OpenSessions(const Options& options, const std::string& directory, const Job& job,
+                  const std::vector<CudaProcess>& processes, GpuHosts* hosts, std::vector<Move>* moves,
+                  std::string* error) {
   std::vector<Placed> placed;
   if (!Plan(options, processes, hosts, &placed, error)) return false;
   std::vector<Move> matched(processes.size());
@@ -127,9 +129,12 @@ bool OpenSessions(const Options& options, const Job& job, const std::vector<Cuda
     move.of = processes[i];
     move.to = placed[i];
     if (!move.channel) {
+      agent::Info info;
+      const auto agent = agent::AgentClient::Connect(directory, uint32_t(move.of.inner_pid), NameOf(move.of), error);
+      if (!agent || !agent->GetInfo(&info, error)) return Of(move, processes.size(), error);
       const ActAs user(AccountOf(job));  // whose session it is
       move.channel = OpenSession(move.to.host->socket_path(), uint32_t(move.of.inner_pid), move.of.program, job.name(),
-                                 move.to.place.gpus, error);
+                                 move.to.place.gpus, info.driver_settings, error);
     }
     if (!move.channel) return Of(move, processes.size(), error);
   }
@@ -181,7 +186,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   std::vector<Move> moves;
   AtStep("open sessions");
   if (!options.to.empty() && !hosts.Open(options.to, -1, error)) return false;
-  if (!OpenSessions(options, *job, FindCudaProcesses(*job, directory), &hosts, &moves, error)) return false;
+  if (!OpenSessions(options, directory, *job, FindCudaProcesses(*job, directory), &hosts, &moves, error)) return false;
   const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
   LiveJob live(*job, directory, claim);
   JobTransaction transaction(*job, &live, /*engine=*/nullptr);
@@ -192,7 +197,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   if (!transaction.Begin(lock, error)) return false;
   std::vector<CudaProcess> held;
   for (const auto& process : live.processes()) held.push_back(process->process());
-  if (!OpenSessions(options, *job, held, &hosts, &moves, error)) return false;
+  if (!OpenSessions(options, directory, *job, held, &hosts, &moves, error)) return false;
   for (size_t i = 0; i < moves.size(); ++i) moves[i].process = live.processes()[i].get();
   uint64_t bytes = 0, done_before = 0, objects = 0;
   AtStep("list GPU memory");

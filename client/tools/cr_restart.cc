@@ -190,7 +190,8 @@ std::unique_ptr<ClientChannel> RestoreObjects(const Placed& placed, const std::o
   std::unique_ptr<ClientChannel> channel;
   {
     const ActAs user(account);  // whose session it is
-    channel = OpenSession(placed.host->socket_path(), process.pid, process.program, job, placed.place.gpus, error);
+    channel = OpenSession(placed.host->socket_path(), process.pid, process.program, job, placed.place.gpus,
+                          process.driver_settings, error);
   }
   if (!channel) return nullptr;
   ckptfmt::ProcessInfo here;

@@ -193,7 +193,8 @@ void EncodeInfo(const Info& info, std::string* body) {
       .Number(info.shared_memory)
       .Number(info.log_records)
       .Number(info.log_bytes)
-      .Number(info.released);
+      .Number(info.released)
+      .Text(info.driver_settings);
 }
 
 bool DecodeInfo(std::string_view body, Info* info) {
@@ -206,6 +207,7 @@ bool DecodeInfo(std::string_view body, Info* info) {
   info->log_records = in.Number();
   info->log_bytes = in.Number();
   info->released = in.Number() != 0;
+  if (!in.done()) info->driver_settings = in.Text();  // none from a library that is older than the tool
   return in.done();
 }
 

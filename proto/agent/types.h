@@ -20,6 +20,7 @@ struct Info {
   std::string job;
   uint64_t session = 0;
   bool shared_memory = false;
+  std::string driver_settings;  // Hello's
   uint64_t log_records = 0;
   uint64_t log_bytes = 0;
   bool released = false;  // the process has no channel and waits for Give; filled in by the agent

@@ -44,6 +44,7 @@ struct Hello {
   std::string resume_token;  // unused on the local socket
   bool replaying = false;    // the session is opened by cr-restart or cr-migrate
   std::string visible_devices;  // UUIDs as in CUDA_VISIBLE_DEVICES: the only GPUs that the session sees; empty: all
+  std::string driver_settings;  // the program's (proto/driverabi/driver_settings.h), as text
 };
 
 // Server to client, the answer. `error` not empty: refused, and the socket is closed after it.

@@ -71,6 +71,7 @@ void EncodeHello(const Hello& hello, std::string* out) {
   wire::PutBytes(out, 6, std::string_view(hello.resume_token).substr(0, kMaxHandshakeString));
   wire::PutUint(out, 7, hello.replaying);
   wire::PutBytes(out, 8, std::string_view(hello.visible_devices).substr(0, kMaxHandshakeString));
+  wire::PutBytes(out, 9, std::string_view(hello.driver_settings).substr(0, kMaxHandshakeString));
 }
 
 bool DecodeHello(std::string_view bytes, Hello* hello) {
@@ -95,6 +96,8 @@ bool DecodeHello(std::string_view bytes, Hello* hello) {
         return reader.Get(&hello->replaying);
       case 8:
         return reader.Get(&hello->visible_devices, kMaxHandshakeString);
+      case 9:
+        return reader.Get(&hello->driver_settings, kMaxHandshakeString);
       default:
         return reader.Skip();
     }

@@ -52,12 +52,14 @@ TEST(Handshake, HelloAndWelcomeComeBack) {
   hello.gpu = -1;
   hello.resume_token = std::string("\0\1\2", 3);
   hello.replaying = true;
+  hello.driver_settings = "CUDA_MODULE_LOADING=EAGER";
   std::string bytes;
   EncodeHello(hello, &bytes);
   Hello got;
   ASSERT_TRUE(DecodeHello(bytes, &got));
   EXPECT_EQ(got.wire_version, kWireVersion);
   EXPECT_EQ(got.pid, 77u);
+  EXPECT_EQ(got.driver_settings, hello.driver_settings);
   EXPECT_EQ(got.program, hello.program);
   EXPECT_EQ(got.job, "training");
   EXPECT_EQ(got.gpu, -1);

@@ -3,12 +3,14 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include "proto/driverabi/driver_settings.h"
 #include "proto/driverabi/visible_devices.h"
 #include "server/softgpu/settings.h"
 
@@ -59,10 +61,17 @@ const std::vector<Device*>& Devices() {
     auto* list = new std::vector<Device*>;
     std::vector<int> shown;
     for (int i = 0; i < GetSettings().devices; ++i) shown.push_back(i);
+    if (GetSettings().last_is_fastest && !driverabi::OrdersByBus(driverabi::OwnDriverSettings())) {
+      std::rotate(shown.begin(), shown.end() - 1, shown.end());
+    }
     if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
       std::vector<std::string> uuids;
       for (const int i : shown) uuids.emplace_back(MakeUuid(i).bytes, sizeof(CUuuid::bytes));
-      shown = driverabi::VisibleDevices(visible, uuids, &g_named_twice);
+      std::vector<int> chosen;
+      for (const int index : driverabi::VisibleDevices(visible, uuids, &g_named_twice)) {
+        chosen.push_back(shown[size_t(index)]);
+      }
+      shown = chosen;
     }
     // A device keeps its UUID and its place on the bus, whatever its ordinal.
     for (const int i : shown) list->push_back(new Device(int(list->size()), i));

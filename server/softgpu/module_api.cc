@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Modules and libraries.
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -131,7 +132,8 @@ SOFTGPU_API cuModuleUnload(CUmodule handle) {
 SOFTGPU_API cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
   SOFTGPU_ENTER();
   if (mode == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *mode = CU_MODULE_LAZY_LOADING;
+  const char* const wanted = std::getenv("CUDA_MODULE_LOADING");
+  *mode = wanted && std::strcmp(wanted, "EAGER") == 0 ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
   return CUDA_SUCCESS;
 }
 

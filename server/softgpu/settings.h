@@ -3,7 +3,7 @@
 //
 // CUDA_VISIBLE_DEVICES (ordinals), SOFTGPU_DEVICES, SOFTGPU_CAPABILITY (as in 8.0), SOFTGPU_MEMORY (bytes, with K, M or
 // G), SOFTGPU_UUID, SOFTGPU_THREADS, SOFTGPU_FAIL, SOFTGPU_DELAY_US,
-// SOFTGPU_PLACES, SOFTGPU_LATE_MS: README.md. Thread-safe.
+// SOFTGPU_PLACES, SOFTGPU_LATE_MS, SOFTGPU_LAST_IS_FASTEST: README.md. Thread-safe.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_SETTINGS_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_SETTINGS_H_
 
@@ -24,6 +24,7 @@ struct Settings {
   uint32_t kernel_threads = 0;                // 0: as many as the machine has
   uint32_t delay_us = 0;                      // before every kernel and copy
   uint64_t places_seed = 0;                   // where code and the kernels' heap lie; 0: where they lie in every process
+  bool last_is_fastest = false;               // which is then the first device, but with CUDA_DEVICE_ORDER=PCI_BUS_ID
   uint32_t late_ms = 0;                       // 0: streams begin their work at once
 };
 

@@ -24,6 +24,7 @@
 #include "proto/channel/server_channel.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/driverabi/error_names.h"
+#include "proto/driverabi/driver_settings.h"
 #include "proto/driverabi/visible_devices.h"
 #include "proto/frame/version.h"
 #include "server/worker/address_layout.h"
@@ -134,18 +135,19 @@ std::string Numbers(const std::vector<int>& gpus) {
   return text;
 }
 
-// The driver reads which GPUs it shows before anything else, so a process that shows others is this one started again.
-// Returns only if that is impossible.
-void Restart(const std::string& visible_devices, const std::vector<std::string>& more_arguments, int log_fd,
-             char** argv) {
-  setenv("CUDA_VISIBLE_DEVICES", visible_devices.c_str(), 1);
+// The driver reads its environment before anything else, so a process with another one is this one started again.
+// `visible_devices` empty: as now. Returns only if that is impossible.
+void Restart(const std::string& visible_devices, const driverabi::DriverSettings& settings,
+             const std::vector<std::string>& more_arguments, int log_fd, char** argv) {
+  if (!visible_devices.empty()) setenv("CUDA_VISIBLE_DEVICES", visible_devices.c_str(), 1);
+  for (const auto& [name, value] : settings) setenv(name.c_str(), value.c_str(), 1);
   std::vector<char*> arguments;
   for (char** argument = argv; *argument != nullptr; ++argument) arguments.push_back(*argument);
   for (const std::string& argument : more_arguments) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
   if (log_fd != 2) dup2(log_fd, 2);  // the new start captures it again
   execv("/proc/self/exe", arguments.data());
-  spdlog::error("cannot start again for other GPUs: {}", strerror(errno));
+  spdlog::error("cannot start again for this session: {}", strerror(errno));
 }
 
 bool KeepOpen(int fd) { return fcntl(fd, F_SETFD, 0) == 0; }
@@ -156,13 +158,17 @@ std::string NameOf(const DeviceFacts& device) {
   return name;
 }
 
-// Which of the GPUs the session is to see, as CUDA_VISIBLE_DEVICES; empty: all. False and *error if it asks for one
-// that is not there.
-bool WantedDevices(const Hello& hello, const std::vector<DeviceFacts>& devices, std::string* names,
-                   std::string* error) {
-  std::vector<std::string> uuids;
-  for (const DeviceFacts& device : devices) uuids.push_back(device.uuid);
+// Which of the GPUs the session is to see, as CUDA_VISIBLE_DEVICES; empty: those that are shown now, in this order.
+// False and *error if it asks for one that is not there.
+bool WantedDevices(const Hello& hello, const driverabi::DriverSettings& settings,
+                   const std::vector<DeviceFacts>& devices, std::string* names, std::string* error) {
+  std::vector<std::string> uuids, places;
+  for (const DeviceFacts& device : devices) {
+    uuids.push_back(device.uuid);
+    places.push_back(device.pci_bus_id);
+  }
   std::vector<int> wanted;
+  if (driverabi::OrdersByBus(settings)) wanted = driverabi::OrderByBus(places);
   if (!hello.visible_devices.empty()) {
     wanted = driverabi::VisibleDevices(hello.visible_devices, uuids);
     const auto asked = size_t(std::count(hello.visible_devices.begin(), hello.visible_devices.end(), ',')) + 1;
@@ -172,11 +178,21 @@ bool WantedDevices(const Hello& hello, const std::vector<DeviceFacts>& devices, 
     }
   }
   names->clear();
-  bool all_in_order = wanted.size() == devices.size();
+  bool all_in_order = wanted.empty() || wanted.size() == devices.size();
   for (size_t i = 0; all_in_order && i < wanted.size(); ++i) all_in_order = wanted[i] == int(i);
   if (all_in_order) return true;
   for (const int index : wanted) *names += (names->empty() ? "" : ",") + NameOf(devices[size_t(index)]);
   return true;
+}
+
+// Those of the program's settings that this process's driver has not started with. The devices' order is none of them:
+// it is put into the list of devices, since a list of ordinals would change its meaning with it.
+driverabi::DriverSettings OtherSettings(const driverabi::DriverSettings& settings) {
+  driverabi::DriverSettings others;
+  for (const auto& [name, value] : settings) {
+    if (name != driverabi::kDeviceOrder && !driverabi::HasDriverSetting(name, value)) others.emplace_back(name, value);
+  }
+  return others;
 }
 
 // Tells a client that was assigned to this worker already that there will be no session.
@@ -201,16 +217,16 @@ bool ReadAssign(const Options& options, WorkerAssign* assign) {
   return fcntl(options.client_fd, F_SETFD, FD_CLOEXEC) == 0;
 }
 
-// Starts again with the session's GPUs only. Returns if that is impossible.
-void RestartFor(const WorkerAssign& assign, const std::string& visible_devices, const Options& options, int log_fd,
-                char** argv) {
+// Starts again with the session's GPUs only, and its settings. Returns if that is impossible.
+void RestartFor(const WorkerAssign& assign, const std::string& visible_devices,
+                const driverabi::DriverSettings& settings, const Options& options, int log_fd, char** argv) {
   std::string body;
   EncodeAssign(assign, &body);
   const int fd = memfd_create("assign", 0);
   if (fd < 0 || write(fd, body.data(), body.size()) != ssize_t(body.size())) return;
   if (!KeepOpen(options.link_fd) || !KeepOpen(assign.client_socket)) return;
   if (assign.budget_fd >= 0 && !KeepOpen(assign.budget_fd)) return;
-  Restart(visible_devices,
+  Restart(visible_devices, settings,
           {"--assigned-fd", std::to_string(fd), "--client-fd", std::to_string(assign.client_socket), "--budget-fd",
            std::to_string(assign.budget_fd)},
           log_fd, argv);
@@ -291,9 +307,15 @@ int Serve(const Options& options, char** argv) {
     if (!link->SendReady(ready) || !link->WaitAssign(&assign)) _exit(0);
     std::string names;
     error.clear();  // of drivers that were tried in vain
-    if (WantedDevices(assign.hello, warm.driver.devices, &names, &error) && !names.empty()) {
-      RestartFor(assign, names, options, output.log_fd(), argv);
-      error = "cannot show some of the GPUs only";
+    driverabi::DriverSettings settings;
+    if (!driverabi::ParseDriverSettings(assign.hello.driver_settings, &settings)) {
+      error = "the session's settings of the driver are malformed";
+    } else if (WantedDevices(assign.hello, settings, warm.driver.devices, &names, &error)) {
+      settings = OtherSettings(settings);
+      if (!names.empty() || !settings.empty()) {
+        RestartFor(assign, names, settings, options, output.log_fd(), argv);
+        error = "cannot start again with the session's GPUs and settings";
+      }
     }
     if (!error.empty()) {
       Refuse(assign, link.get(), error);

@@ -1,13 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prints which GPUs the program sees: UUID, place on the bus, and whether each one can be used.
+// Prints which GPUs the program sees: UUID, place on the bus, and whether each one can be used; and when their driver
+// loads code. With FILE as its argument it then waits until that is there.
 #include <cuda.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <string>
 
 #include "tests/faults/driver.h"
 
-int main() {
+namespace {
+
+void PrintLoading() {
+  CUmoduleLoadingMode mode;
+  CU_CHECK(cuModuleGetLoadingMode(&mode));
+  printf("code is loaded %s\n", mode == CU_MODULE_EAGER_LOADING ? "at once" : "when it is used");
+  fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
   const CUresult started = cuInit(0);
   printf("cuInit: %s\n", cuda_remote::faults::NameOf(started));
   int count = -1;
@@ -33,5 +46,7 @@ int main() {
     printf(" %s %u\n", bus, word);
     CU_CHECK(cuMemFree(memory));
   }
+  if (count > 0) PrintLoading();
+  while (argc > 1 && access(argv[1], F_OK) != 0) usleep(5000);
   return 0;
 }

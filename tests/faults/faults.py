@@ -634,7 +634,7 @@ def never_idle(context):
     for mode, why in (("endless", "1 stream has work"), ("function", "a host function .* has been running for")):
         command = [context.program("held"), mode, "--steps", "5"]
         job = lab.job(f"job_{mode}", command, server.unix)
-        time.sleep(1)
+        wait_for(lambda: "held 1" in job.steps() or not job.running(), 60, job.describe)
         image = context.path(f"image_{mode}")
         words = f"did not become idle in 1.0 s: .*{why}.*the job goes on"
         tools = (
@@ -1286,6 +1286,63 @@ def visible_devices(context):
     finally:
         for name in machine:
             del os.environ[name]
+
+
+@case
+def driver_settings(context):
+    """Environment variables that the driver reads do what they do natively, also after a move and a restart."""
+    lab = context.lab
+    machine = {"SOFTGPU_DEVICES": "3", "SOFTGPU_MEMORY": "256M", "SOFTGPU_LAST_IS_FASTEST": "1"}
+    os.environ.update(machine)
+    # The operator's own settings are for programs that say nothing.
+    os.environ["CUDA_MODULE_LOADING"] = "EAGER"
+    try:
+        server = lab.server(listen=True)
+        del os.environ["CUDA_MODULE_LOADING"]
+        other = lab.server("other")
+        command = [context.program("devices")]
+        order, eager = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, {"CUDA_MODULE_LOADING": "EAGER"}
+        lazy, some = {"CUDA_MODULE_LOADING": "LAZY"}, {"CUDA_VISIBLE_DEVICES": "2,0"}
+        chosen = ({}, order, eager, {**order, **some}, {**order, **eager}, {**eager, **some}, {**order, **eager, **some})
+        seen = set()
+        for number, settings in enumerate(chosen):
+            settings = {**lazy, **settings}
+            native = lab.run(f"native{number}", command, 60, dict(lab.native_environment(), **settings)).stdout()
+            seen.add(native)
+            for name, address in (("ring", server.unix), ("grpc", server.tcp)):
+                job = lab.job(f"{name}{number}", command, address, env=settings)
+                job.expect_success(60)
+                harness.same(f"{settings}, {name}", job.stdout(), native)
+        if len(seen) != len(chosen):
+            raise Failure(f"natively only {len(seen)} of {len(chosen)} settings make a difference, so this shows nothing")
+
+        def check_worker(at, loading):
+            """The only session of the server has a driver that was started so."""
+            (worker,) = sessions_of(lab, at)
+            with open(f"/proc/{worker}/environ") as f:
+                environment = dict(one.split("=", 1) for one in f.read().split("\0") if "=" in one)
+            if environment.get("CUDA_MODULE_LOADING", "LAZY") != loading:
+                raise Failure(f"the worker {worker} of {at.name} has lost CUDA_MODULE_LOADING={loading}")
+
+        for loading in ("EAGER", "LAZY"):
+            go = context.path(f"go-{loading}")
+            settings = {**order, "CUDA_MODULE_LOADING": loading}
+            job = lab.job(f"job-{loading}", command + [go], other.unix, env=settings)
+            wait_for(lambda: b"loaded" in job.stdout(), 60, job.describe)
+            check_worker(other, loading)
+            lab.run(f"move-{loading}", [lab.tool("cr-migrate"), job.id, "--to", server.unix])
+            check_worker(server, loading)
+            image = context.path(f"image-{loading}")
+            lab.run(f"checkpoint-{loading}", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
+            job.wait(30)
+            restarted = context.restart(image, other, f"restart-{loading}")
+            wait_for(lambda: len(sessions_of(lab, other)) == 1, 60, restarted.describe)
+            check_worker(other, loading)
+            open(go, "w").close()
+            restarted.expect_success(60)
+    finally:
+        for name in (*machine, "CUDA_MODULE_LOADING"):
+            os.environ.pop(name, None)
 
 
 @case

@@ -58,6 +58,11 @@ void MustBeDone(cudaStream_t stream) { CUDA_CHECK(cudaStreamQuery(stream)); }
 class Held {
  public:
   Held() {
+    // Loading a kernel may wait for those that run (CUDA C++ Programming Guide, "Lazy Loading"), and these may wait for
+    // calls of ours that come after it.
+    cudaFuncAttributes attributes;
+    CUDA_CHECK(cudaFuncGetAttributes(&attributes, Mix));
+    CUDA_CHECK(cudaFuncGetAttributes(&attributes, Await));
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     CUDA_CHECK(cudaStreamCreateWithFlags(&other_, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc(&data_, kCount * sizeof(unsigned)));
@@ -169,6 +174,7 @@ class Held {
       Await<<<1, 1, 0, stream_>>>(device, 1, data_);
       LAUNCH_CHECK();
       MustBeHeld(stream_);
+      SayHeld();
       AwaitEnd();
       MustBeHeld(stream_);
       *pinned_ = 1;
@@ -181,6 +187,7 @@ class Held {
     if (step == 1) {
       Hold(stream_);
       MustBeHeld(stream_);
+      SayHeld();
       AwaitEnd();
       MustBeHeld(stream_);
       g_released = true;
@@ -234,6 +241,10 @@ class Held {
   static bool Ends() {
     const char* const file = getenv("CR_TEST_SYNC_FILE");
     return !file || access((std::string(file) + ".end").c_str(), F_OK) == 0;
+  }
+  // Tells the test that there is work that does not end by itself.
+  static void SayHeld() {
+    if (const char* const file = getenv("CR_TEST_SYNC_FILE")) app::AppendLine(file, "held", 1);
   }
   static void AwaitEnd() {
     while (!Ends()) usleep(1000);
