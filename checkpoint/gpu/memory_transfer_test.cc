@@ -197,6 +197,8 @@ class Server {
   uint32_t Map(const std::string& message) {
     wire::OpHostMap_Request in;
     if (!in.Decode(message) || buffers_ || refuse_map) return kInvalidValue;
+    // A worker refuses what lies elsewhere, or where it has managed memory.
+    if (in.address < 0x200000000000 || in.bytes > 0x220000000000 - in.address) return kInvalidValue;
     const int fd = server_->TakeFd(in.tag, 5000);
     if (fd < 0) return kInvalidValue;
     void* const memory = mmap(nullptr, in.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -19,9 +19,9 @@ namespace {
 
 constexpr size_t kAllBytes = SharedBuffers::kCount * SharedBuffers::kBytes;
 constexpr size_t kMapped = kAllBytes + SharedBuffers::kBytes;
-// The end of the addresses that a worker accepts for shared host memory. The job's own begins at the other end, 4 TiB
-// away.
-constexpr uint64_t kAddress = 0x200000000000 + (uint64_t{1} << 42) - kAllBytes;
+// The end of the addresses for the job's host memory, which begins 2 TiB below. What comes after is for managed memory
+// (kManagedBase, server/worker/managed_memory.h): workers reserve all of it on the GPU when a job has any.
+constexpr uint64_t kAddress = 0x220000000000 - kAllBytes;
 
 // Buffers that one thread makes present, and how many threads: more do not make the kernel's shared memory faster.
 constexpr size_t kShare = 4;
