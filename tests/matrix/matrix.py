@@ -115,6 +115,7 @@ LAUNCHERS = {
 # Python programs of tests/frameworks, and which modules each needs.
 FRAMEWORKS = {
     "ctypes_ptx": (20, ()),
+    "ctypes_spawn": (16, ()),
     "ctypes_workers": (16, ()),
     "torch_conv": (40, ("torch",)),
     "torch_transformer": (40, ("torch",)),

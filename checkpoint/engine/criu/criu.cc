@@ -387,13 +387,6 @@ bool DescribeConnections(const Job& job, ProcessFacts* facts, std::string* error
   return false;
 }
 
-bool WriteBytes(const std::string& path, const std::string& bytes, std::string* error) {
-  std::ofstream out(path, std::ios::binary | std::ios::trunc);
-  if (out.write(bytes.data(), std::streamsize(bytes.size())).flush()) return true;
-  *error = "cannot write " + path + ": " + strerror(errno);
-  return false;
-}
-
 // What the image has of the connections themselves, so that CRIU sends nothing before both ends are there.
 bool SettleStreams(const std::string& image_folder, std::string* error) {
   DIR* const list = opendir(image_folder.c_str());
@@ -405,7 +398,7 @@ bool SettleStreams(const std::string& image_folder, std::string* error) {
     std::string image;
     ok = ReadImageFile(path, &image) && CallAllSent(&image);
     if (!ok) *error = "this CRIU's image of a TCP connection is unknown here: " + path;
-    ok = ok && WriteBytes(path, image, error);
+    ok = ok && WriteImageFile(path, image, error);
   }
   if (list) closedir(list);
   return ok;
@@ -415,7 +408,7 @@ bool SettleTerminal(const Job& job, const std::string& image_folder, std::string
   const std::string path = image_folder + "/tty-info.img";
   std::string image;
   if (!job.terminal() || access(path.c_str(), F_OK) != 0) return true;
-  if (ReadImageFile(path, &image) && LetGoOfTerminals(&image)) return WriteBytes(path, image, error);
+  if (ReadImageFile(path, &image) && LetGoOfTerminals(&image)) return WriteImageFile(path, image, error);
   *error = "this CRIU's image says in no known way which terminals it has";
   return false;
 }
@@ -437,7 +430,7 @@ bool SettleConnections(const ProcessFacts& facts, const std::string& image_folde
     return false;
   }
   CloseSaved(others, &image);
-  return WriteBytes(path, image, error);
+  return WriteImageFile(path, image, error);
 }
 
 }  // namespace
@@ -590,6 +583,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
                                       "--manage-cgroups=ignore",
                                       "--ext-unix-sk",
                                       "--file-locks",
+                                      "--link-remap",
                                       "--ghost-limit",
                                       "1073741824"};
   for (const Stdio& stream : facts.stdio())
@@ -651,7 +645,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   }
   if (code == 0) {
     unlink(log.c_str());
-    if (SettleTerminal(job, image_folder, error) && (!facts.tcp() || SettleConnections(facts, image_folder, error)))
+    if (SettleLinks(facts, image_folder, error) && SettleTerminal(job, image_folder, error) && (!facts.tcp() || SettleConnections(facts, image_folder, error)))
       return true;
     if (leave_stopped) ContinueProcesses(job, facts);
     return false;
@@ -734,7 +728,7 @@ bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string
   if (account && !OpenToCriu(*account, folder, error)) return false;
   {
     const ActAs user(account);
-    if (!RestoreSharedFiles(facts, folder, error)) return false;
+    if (!RestoreSharedFiles(facts, folder, image, error)) return false;
     RemoveGhosts(paths);
   }
   *command = {criu,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/engine/criu/criu_image.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include <fstream>
@@ -13,7 +14,7 @@ namespace {
 
 // CRIU's images: two magic numbers, then entries of a length and a message each.
 constexpr uint32_t kCommonMagic = 0x54564319, kFilesMagic = 0x56303138, kStreamMagic = 0x51465506,
-                   kTerminalMagic = 0x59453036;
+                   kTerminalMagic = 0x59453036, kLinksMagic = 0x59133954;
 
 uint32_t Word(std::string_view bytes, size_t at) {
   uint32_t word;
@@ -103,6 +104,13 @@ bool ReadImageFile(const std::string& path, std::string* bytes) {
   return bool(in);
 }
 
+bool WriteImageFile(const std::string& path, const std::string& bytes, std::string* error) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  if (out.write(bytes.data(), std::streamsize(bytes.size())).flush()) return true;
+  *error = "cannot write " + path + ": " + strerror(errno);
+  return false;
+}
+
 bool ReadFilesImage(std::string_view image, FileKind kind, const std::function<void(protozero::pbf_reader)>& entry) {
   return ForEachEntry(image, kFilesMagic, [&](protozero::pbf_reader file) {
     bool of_this_kind = false;
@@ -130,6 +138,28 @@ bool ReadStreamImage(std::string_view image, const std::function<void(protozero:
     return false;
   }
   return true;
+}
+
+bool ReadLinks(std::string_view image, const std::function<void(uint32_t file, uint32_t link)>& entry) {
+  // A RemapFilePathEntry (images/remap-file-path.proto).
+  constexpr uint32_t kLinked = 0;
+  return ForEachEntry(image, kLinksMagic, [&](protozero::pbf_reader fields) {
+    uint32_t file = 0, link = 0, type = kLinked;
+    while (fields.next()) {
+      if (fields.wire_type() != protozero::pbf_wire_type::varint) {
+        fields.skip();
+      } else if (fields.tag() == 1) {
+        file = fields.get_uint32();
+      } else if (fields.tag() == 2) {
+        link = fields.get_uint32();
+      } else if (fields.tag() == 3) {
+        type = fields.get_uint32();
+      } else {
+        fields.skip();
+      }
+    }
+    if (type == kLinked) entry(file, link);
+  });
 }
 
 bool ChangeFiles(std::string* image, const std::function<bool(std::string_view path, FileChange* change)>& change) {

@@ -18,12 +18,19 @@ enum class FileKind : uint32_t { kRegular = 1, kInternetSocket = 4 };
 // The bytes of one of those files. False if there is none.
 bool ReadImageFile(const std::string& path, std::string* bytes);
 
+// Writes one of those files anew. False and one sentence in *error if that fails.
+bool WriteImageFile(const std::string& path, const std::string& bytes, std::string* error);
+
 // Calls `entry` with the message of each open file of this kind in CRIU's files.img: RegFileEntry or InetSkEntry. False
 // if `image` is not such a file, or `entry` has thrown what protozero throws. Any input is safe.
 bool ReadFilesImage(std::string_view image, FileKind kind, const std::function<void(protozero::pbf_reader)>& entry);
 
 // Calls `entry` with the TcpStreamEntry of CRIU's tcp-stream-*.img, as above.
 bool ReadStreamImage(std::string_view image, const std::function<void(protozero::pbf_reader)>& entry);
+
+// Calls `entry` with the numbers of two entries of files.img, for each open file that had lost its name and was given
+// another one by CRIU's dump: the file, and that name. From CRIU's remap-fpath.img, as above.
+bool ReadLinks(std::string_view image, const std::function<void(uint32_t file, uint32_t link)>& entry);
 
 // What an open plain file in CRIU's files.img is to be instead.
 struct FileChange {

@@ -14,9 +14,11 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <random>
 #include <set>
 #include <sstream>
 
+#include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/hold.h"
 
 namespace cuda_remote::checkpoint {
@@ -27,6 +29,12 @@ constexpr char kSharedMemory[] = "/dev/shm/";
 constexpr const char* kTemporary[] = {kSharedMemory, "/tmp/", "/var/tmp/", "/run/"};
 // Of a session of Open MPI: /tmp/ompi.HOST.USER/pid.NUMBER.
 constexpr char kOpenMpi[] = "/ompi.";
+// How /proc ends the name of a file that has it no more.
+constexpr char kDeleted[] = " (deleted)";
+// CRIU's link to a file that has lost the name under which it was opened; and ours, which has the number of the shared
+// file and a random one behind it.
+constexpr char kLink[] = "link_remap.", kOwnLink[] = "link_remap.cr";
+constexpr protozero::pbf_tag_type kNameField = 6;  // of a RegFileEntry (images/regfile.proto)
 constexpr size_t kCopyBytes = size_t{1} << 20;
 
 bool BeginsWith(const std::string& text, const std::string& begin) { return text.compare(0, begin.size(), begin) == 0; }
@@ -70,6 +78,42 @@ void AddTree(const std::string& folder, std::map<std::string, struct stat>* foun
 bool IsAt(const std::string& path, uint64_t inode, struct stat* facts) {
   return lstat(path.c_str(), facts) == 0 && (S_ISREG(facts->st_mode) || S_ISFIFO(facts->st_mode)) &&
          facts->st_ino == inode;
+}
+
+std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind('/') + 1); }
+std::string LeafOf(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
+// `path`, or if that is the name of a deleted file, another one that the file has in the same folder. Empty: none.
+std::string PresentName(const std::string& path, uint64_t inode) {
+  if (path.size() <= strlen(kDeleted) || path.substr(path.size() - strlen(kDeleted)) != kDeleted) return path;
+  const std::string folder = FolderOf(path);
+  std::string found;
+  struct stat facts;
+  ForEachEntry(folder, [&](const std::string& name) {
+    if (found.empty() && IsAt(folder + name, inode, &facts)) found = folder + name;
+  });
+  return found;
+}
+
+// The number of the shared file that a link of ours is to; -1: it is none.
+int LinkedFile(const std::string& path) {
+  const std::string leaf = LeafOf(path);
+  if (!BeginsWith(leaf, kOwnLink)) return -1;
+  char* end;
+  const long number = strtol(leaf.c_str() + strlen(kOwnLink), &end, 10);
+  return *end == '.' && number >= 0 && number <= INT32_MAX ? int(number) : -1;
+}
+
+// Our links among the open files in CRIU's files.img.
+std::set<std::string> LinksIn(std::string_view image) {
+  std::set<std::string> links;
+  ReadFilesImage(image, FileKind::kRegular, [&](protozero::pbf_reader file) {
+    while (file.next(kNameField)) {
+      const std::string path = file.get_string();
+      if (LinkedFile(path) >= 0) links.insert(path);
+    }
+  });
+  return links;
 }
 
 // The mapped files of a process: the path, the inode, and whether it is shared and may be written.
@@ -191,15 +235,19 @@ bool RestoreFile(const FileFacts& facts, int saved, std::string* error) {
 
 void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder, ProcessFacts* facts) {
   std::map<std::string, struct stat> found;
+  std::map<std::string, std::set<std::string>> former;
   std::vector<std::string> sessions;
   struct stat file;
   for (int pid : pids) {
     const std::string process = "/proc/" + std::to_string(pid);
-    const auto add = [&](const std::string& path, uint64_t inode, bool wanted) {
+    const auto add = [&](const std::string& opened, uint64_t inode, bool wanted) {
+      if (!IsTemporary(opened)) return;
+      const std::string path = PresentName(opened, inode);
       const std::string session = SessionOf(path);
       if (!IsTemporary(path) || (!own_folder.empty() && BeginsWith(path, own_folder + "/"))) return;
       if ((!wanted && session.empty()) || !IsAt(path, inode, &file)) return;
       found[path] = file;
+      if (path != opened) former[path].insert(opened.substr(0, opened.size() - strlen(kDeleted)));
       if (!session.empty()) sessions.push_back(session);
     };
     ForEachMapping(process, add);
@@ -217,7 +265,8 @@ void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder
     ForEachEntry("/proc", [&](const std::string& name) {
       const int pid = atoi(name.c_str());
       if (pid <= 0 || std::find(pids.begin(), pids.end(), pid) != pids.end()) return;
-      const auto leave_out = [&](const std::string& path, uint64_t inode) {
+      const auto leave_out = [&](const std::string& opened, uint64_t inode) {
+        const std::string path = IsTemporary(opened) ? PresentName(opened, inode) : opened;
         const auto at = found.find(path);
         if (at != found.end() && at->second.st_ino == inode) found.erase(at);
       };
@@ -242,8 +291,10 @@ void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder
   for (const auto& [path, status] : folders) Describe(path, status, facts->add_shared_folders());
   for (const auto& [path, status] : found) {
     // A line for each, for cr-hold.
-    if (!S_ISDIR(status.st_mode) && path.find('\n') == std::string::npos)
-      Describe(path, status, facts->add_shared_files());
+    if (S_ISDIR(status.st_mode) || path.find('\n') != std::string::npos) continue;
+    FileFacts* const shared = facts->add_shared_files();
+    Describe(path, status, shared);
+    for (const std::string& name : former[path]) shared->add_former(name);
   }
 }
 
@@ -276,7 +327,59 @@ void RemoveGhosts(const std::vector<std::string>& paths) {
   }
 }
 
-bool RestoreSharedFiles(const ProcessFacts& facts, int image, std::string* error) {
+bool SettleLinks(const ProcessFacts& facts, const std::string& image_folder, std::string* error) {
+  const std::string path = image_folder + "/files.img";
+  std::string image, links;
+  // What is there and cannot be read is CRIU's matter.
+  if (!ReadImageFile(image_folder + "/remap-fpath.img", &links) || !ReadImageFile(path, &image)) return true;
+  std::map<uint32_t, std::string> names;  // of open files, by CRIU's numbers
+  ReadFilesImage(image, FileKind::kRegular, [&](protozero::pbf_reader file) {
+    uint32_t number = 0;
+    std::string name;
+    while (file.next()) {
+      if (file.tag() == 1 && file.wire_type() == protozero::pbf_wire_type::varint) {
+        number = file.get_uint32();
+      } else if (file.tag() == kNameField && file.wire_type() == protozero::pbf_wire_type::length_delimited) {
+        name = file.get_string();
+      } else {
+        file.skip();
+      }
+    }
+    names[number] = name;
+  });
+  std::map<std::string, int> former;  // the number of a shared file, by a name that it had
+  for (int i = 0; i < facts.shared_files_size(); ++i) {
+    for (const std::string& name : facts.shared_files(i).former()) former[name] = i;
+  }
+  std::random_device random;
+  std::map<std::string, std::string> changes;
+  std::string unknown;
+  ReadLinks(links, [&](uint32_t file, uint32_t link) {
+    const std::string& name = names[link];
+    if (!BeginsWith(LeafOf(name), kLink)) return;
+    unlink(name.c_str());  // CRIU leaves it where the job is to be stopped
+    const auto shared = former.find(names[file]);
+    if (shared == former.end()) {
+      unknown = names[file];
+    } else {
+      changes[name] = FolderOf(name) + kOwnLink + std::to_string(shared->second) + "." + std::to_string(random());
+    }
+  });
+  if (!unknown.empty()) {
+    *error = "the job uses " + unknown + ", which was deleted and still has another name, so that it cannot be restored; " +
+             "close it before the checkpoint";
+    return false;
+  }
+  if (changes.empty()) return true;
+  const bool changed = ChangeFiles(&image, [&](std::string_view name, FileChange* change) {
+    const auto found = changes.find(std::string(name));
+    if (found != changes.end()) change->path = found->second;
+    return found != changes.end();
+  });
+  return !changed || WriteImageFile(path, image, error);
+}
+
+bool RestoreSharedFiles(const ProcessFacts& facts, int image, std::string_view files, std::string* error) {
   struct stat now;
   for (const FileFacts& folder : facts.shared_folders()) {
     if (lstat(folder.path().c_str(), &now) == 0 || Restore(folder, mkdir)) continue;
@@ -297,6 +400,13 @@ bool RestoreSharedFiles(const ProcessFacts& facts, int image, std::string* error
     if (saved < 0) *error = "cannot read the saved contents of " + file.path() + ": " + strerror(errno);
     if (saved >= 0) close(saved);
     if (!ok) return false;
+  }
+  for (const std::string& path : LinksIn(files)) {
+    const int number = LinkedFile(path);
+    unlink(path.c_str());  // what a restore that was killed has left
+    if (number < facts.shared_files_size() && link(facts.shared_files(number).path().c_str(), path.c_str()) == 0) continue;
+    *error = "cannot make " + path + ", by which CRIU finds a file of the job: " + strerror(errno);
+    return false;
   }
   return true;
 }

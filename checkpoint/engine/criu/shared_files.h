@@ -8,6 +8,7 @@
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_SHARED_FILES_H_
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/engine/criu/process_facts.pb.h"
@@ -19,12 +20,18 @@ namespace cuda_remote::checkpoint {
 // to be nobody else's.
 void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder, ProcessFacts* facts);
 
+// A file that was opened under a name that is gone, and has another one in the same folder. (glibc's sem_open makes
+// each semaphore so.) CRIU keeps such a file by a link beside it, link_remap.NUMBER. After a dump these links are taken
+// away, and the image's ones get names of their own, which say which of the shared files it is. False and one sentence in
+// *error if one of the links is no shared file.
+bool SettleLinks(const ProcessFacts& facts, const std::string& image_folder, std::string* error);
+
 // What cr-hold must know to copy them into the folder that is open as `image`: kSharedFilesVariable's value.
 std::string SharedFilesToCopy(const ProcessFacts& facts, int image);
 
-// Brings them back from the open folder `image`. What is there with the same contents stays. False and one sentence in *error
+// Brings them back from the open folder `image`, with the links that are in `files`, CRIU's files.img. What is there with the same contents stays. False and one sentence in *error
 // if one cannot be made, or has other contents and is used by a process.
-bool RestoreSharedFiles(const ProcessFacts& facts, int image, std::string* error);
+bool RestoreSharedFiles(const ProcessFacts& facts, int image, std::string_view files, std::string* error);
 
 // CRIU makes a deleted file that is still in use under a name beside its own, NAME.cr.NUMBER.ghost, and a restore that is
 // killed leaves that. Removes those of the files `paths` that nobody uses: the next restore would fail at them.

@@ -13,6 +13,7 @@
 #include <linux/sched.h>
 #include <poll.h>
 #include <sched.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,6 +35,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -222,6 +224,29 @@ void LinkedMemory() {
   MUST(stat(LinkedPath().c_str(), &facts) == 0 && (facts.st_mode & 07777) == 0640);
   MUST(stat((g_folder + "/session").c_str(), &facts) == 0 && (facts.st_mode & 07777) == 0750);
   MUST(unlink(LinkedPath().c_str()) == 0 && unlink((LinkedPath() + "-open").c_str()) == 0);
+}
+
+// Semaphores that processes share, with a name and without one. glibc opens the file of a new one under another name,
+// which it then removes.
+std::string SemaphoreName() { return "/tree-test-" + g_folder.substr(g_folder.rfind('-') + 1, 6); }
+void Semaphores() {
+  sem_t* const named = sem_open(SemaphoreName().c_str(), O_CREAT | O_EXCL, 0600, 0);
+  sem_t* const nameless = sem_open((SemaphoreName() + "-gone").c_str(), O_CREAT | O_EXCL, 0600, 0);
+  MUST(named != SEM_FAILED && nameless != SEM_FAILED && sem_unlink((SemaphoreName() + "-gone").c_str()) == 0);
+  MUST(sem_post(named) == 0);
+  Worker child([&](int n) {
+    MUST(sem_wait(named) == 0);
+    MUST(sem_post(nameless) == 0);
+    return n;
+  });
+  Pause();
+  MUST(child.Ask(1) == 1 && sem_wait(nameless) == 0);  // that of before
+  int value = -1;
+  MUST(sem_getvalue(named, &value) == 0 && value == 0);
+  sem_t* const again = sem_open(SemaphoreName().c_str(), 0);
+  MUST(again != SEM_FAILED && sem_post(again) == 0 && child.Ask(2) == 2 && sem_wait(nameless) == 0);
+  MUST(sem_unlink(SemaphoreName().c_str()) == 0);
+  child.End();
 }
 
 // Unix sockets: pairs of each type, listening ones with an abstract name and with a path, connections to these, data on
@@ -447,6 +472,7 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"UnixSockets", UnixSockets},
     {"Descriptors", Descriptors},
     {"ProcessDescriptor", ProcessDescriptor},
+    {"Semaphores", Semaphores},
     {"SemaphoreEvent", SemaphoreEvent},
     {"Orphan", Orphan},
     {"Clocks", Clocks},
@@ -619,6 +645,36 @@ TEST_F(TreeTest, LinkedMemory) {
     close(changed);
   });
 }
+std::string LinksLeft() {
+  std::string found;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    if (entry.path().filename().string().rfind("link_remap.", 0) == 0) found += entry.path().string() + "\n";
+  }
+  return found;
+}
+
+// They come back with their names and values, also where the files are gone.
+TEST_F(TreeTest, Semaphores) {
+  ASSERT_EQ(LinksLeft(), "");
+  const std::string file = "/dev/shm/sem." + SemaphoreName().substr(1);
+  int round = 0;
+  SaveAndRestore("Semaphores", [&] {
+    EXPECT_EQ(LinksLeft(), "");
+    if (++round == 1) {
+      ASSERT_EQ(unlink(file.c_str()), 0);
+    }
+  });
+  EXPECT_EQ(LinksLeft(), "");
+  EXPECT_FALSE(Exists(file));
+}
+
+TEST_F(TreeTest, SemaphoresOfAJobThatGoesOn) {
+  ASSERT_NO_FATAL_FAILURE(StartSubject("Semaphores"));
+  ASSERT_NO_FATAL_FAILURE(Save(false));
+  EXPECT_EQ(LinksLeft(), "");
+  Finish();
+}
+
 TEST_F(TreeTest, UnixSockets) { SaveAndRestore("UnixSockets"); }
 TEST_F(TreeTest, Descriptors) { SaveAndRestore("Descriptors"); }
 TEST_F(TreeTest, ProcessDescriptor) { SaveAndRestore("ProcessDescriptor"); }
