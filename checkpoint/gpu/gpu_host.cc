@@ -51,6 +51,8 @@ pid_t StartDaemon(std::vector<std::string> command, bool detached, const std::op
     UnblockInChild();
     // It is about the machine's GPUs, and the program's session applies it: a server that did so too would do it twice.
     unsetenv("CUDA_VISIBLE_DEVICES");
+    // A batch system may have given the job some of them only.
+    if (const char* const own = getenv("CUDA_REMOTE_SERVER_GPUS"); own && *own) setenv("CUDA_VISIBLE_DEVICES", own, 1);
     const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     dup2(null, 0);
     dup2(null, 1);

@@ -27,6 +27,7 @@ for program in "$product"/cr-*; do
   case $name in
     cr-hold) continue ;; # started by CRIU, with no arguments
     cr-run | cr-restart) says 125 "unknown option --bogus" "$name" --bogus ;;
+    cr-sbatch) says 2 "unknown option --checkpoint-bogus" "$name" --checkpoint-bogus ;; # others are sbatch's
     *) says 2 "unknown option --bogus" "$name" --bogus ;;
   esac
 done

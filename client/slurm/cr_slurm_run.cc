@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0
+// cr-slurm-run: the job of a batch script, from its start or from its newest image. See --help.
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/job/isolate.h"
+#include "checkpoint/job/job.h"
+#include "ckptfmt/folder.h"
+#include "client/slurm/job_start.h"
+#include "client/slurm/options.h"
+#include "client/slurm/submission.h"
+#include "proto/cli/wrong_use.h"
+#include "proto/frame/version.h"
+
+extern char** environ;
+
+namespace cuda_remote::client::slurm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr char kTool[] = "cr-slurm-run";
+constexpr int kExitStopped = 121;  // as cr-run's
+constexpr int kExitFailed = 125;
+// How long Slurm may take to end a job that it has requeued.
+constexpr int kEndMs = 30000;
+// A job that has just begun is not known to cr-checkpoint yet.
+constexpr std::chrono::milliseconds kAgain(500);
+// How long a copy of the job that goes on elsewhere has to see that it was started again.
+constexpr unsigned kTakeOverSeconds = 3;
+
+constexpr char kExamples[] = R"(
+Examples:
+  exec cr-slurm-run -- ./train --epochs 90        as the last line of a batch script
+  exec cr-slurm-run --checkpoint-interval 10m --checkpoint-dir /scratch/me/images -- ./train
+
+cr-sbatch calls this program, so that batch scripts need not. A script that calls it itself needs these lines, and exec:
+  #SBATCH --requeue --open-mode=append --signal=B:USR1@120
+
+The program runs under cr-run. When Slurm warns the job (SIGUSR1) or ends it (SIGTERM), cr-checkpoint saves it and ends
+it. After a warning the job then requeues itself. When it starts again, its newest image is restarted by cr-restart. If
+an image cannot be written, the job goes on, and this program says so. Images are in DIR/job-N/images, for a task of an
+array in DIR/job-N_TASK/images, and are removed when the program has ended with 0.
+
+Exit codes: the program's own; 128 + N if signal N ended it; 121 saved and ended; 125 it was not started; 2 wrong use.
+)";
+
+void Say(const std::string& text) { fprintf(stderr, "%s: %s\n", kTool, text.c_str()); }
+
+int Fail(const std::string& text) {
+  Say(text);
+  return kExitFailed;
+}
+
+// Starts a program that ends with this one, in a process group of its own: Slurm may send its signals to the whole
+// group of the batch script, and they are for this program. 0: failed.
+pid_t StartChild(const std::vector<std::string>& command, int signal_with_parent) {
+  std::vector<char*> words;
+  for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
+  words.push_back(nullptr);
+  fflush(nullptr);
+  const pid_t parent = getpid();
+  const pid_t child = fork();
+  if (child < 0) return 0;
+  if (child > 0) {
+    setpgid(child, child);
+    return child;
+  }
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, signal_with_parent);
+  if (getppid() != parent) _exit(kExitFailed);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  execvp(words[0], words.data());
+  fprintf(stderr, "%s: cannot start %s: %s\n", kTool, words[0], strerror(errno));
+  _exit(kExitFailed);
+}
+
+// Which start of the job is the last one, for copies of it on nodes that Slurm has lost.
+int LastStart(const std::string& folder) {
+  std::ifstream file(folder + "/restarts");
+  int restarts = -1;
+  file >> restarts;
+  return file ? restarts : -1;
+}
+
+bool BeginStart(const std::string& folder, int restarts) {
+  const std::string path = folder + "/restarts";
+  std::ofstream file(path + ".new");
+  file << restarts << "\n";
+  file.close();
+  return file && rename((path + ".new").c_str(), path.c_str()) == 0;
+}
+
+// The job under cr-run or cr-restart, and the cr-checkpoint beside it.
+class Runner {
+ public:
+  // `folder`: the job's, with its images.
+  Runner(const CheckpointOptions& options, const SlurmJob& job, const std::string& folder)
+      : options_(options), job_(job), folder_(folder), images_(folder + "/images") {}
+
+  // Runs `command` to its end. The exit code.
+  int Run(const std::vector<std::string>& command);
+
+ private:
+  enum class Save { kNone, kAtIntervals, kAndStop };
+
+  void Take(int signal);
+  void StartSaving();
+  void Reap();
+  void SaverEnded(int code);
+  std::string Newest() const { return ckptfmt::NewestImageIn(images_); }
+  int Requeue();
+
+  const CheckpointOptions& options_;
+  const SlurmJob& job_;
+  const std::string folder_, images_;
+  int signals_ = -1;
+  pid_t program_ = 0, saver_ = 0;
+  Save saving_ = Save::kNone;
+  bool stop_wanted_ = false, requeue_wanted_ = false, saved_ = false, at_intervals_ = false;
+  Clock::time_point next_;  // when cr-checkpoint may be started
+  std::optional<int> code_;
+};
+
+void Runner::Take(int signal) {
+  const bool warned = signal == SIGUSR1 && options_.On("timeout");
+  if (!warned && !(signal == SIGTERM && options_.On("preempt"))) {
+    if (program_ != 0) kill(program_, signal);
+    return;
+  }
+  if (stop_wanted_ || saved_) return;
+  Say(warned ? "Slurm's warning has come: saving the job" : "Slurm ends the job: saving it");
+  stop_wanted_ = true;
+  // A job that Slurm ends is requeued by Slurm, or is to be cancelled.
+  requeue_wanted_ = warned;
+  next_ = Clock::now();
+  if (saving_ == Save::kAtIntervals) kill(saver_, SIGTERM);
+}
+
+void Runner::StartSaving() {
+  std::vector<std::string> command = {checkpoint::FindCompanion("cr-checkpoint"), "--keep",
+                                      std::to_string(options_.keep)};
+  if (stop_wanted_) {
+    command.push_back("--stop");
+  } else {
+    command.insert(command.end(), {"--every", std::to_string(options_.interval) + "s"});
+  }
+  command.insert(command.end(), {std::to_string(program_), images_});
+  saver_ = StartChild(command, SIGTERM);
+  if (saver_ != 0) saving_ = stop_wanted_ ? Save::kAndStop : Save::kAtIntervals;
+  next_ = Clock::now() + kAgain;
+}
+
+void Runner::SaverEnded(int code) {
+  const Save ended = saving_;
+  saver_ = 0;
+  saving_ = Save::kNone;
+  if (code_ || (stop_wanted_ && ended == Save::kAtIntervals)) return;
+  next_ = Clock::now() + kAgain;
+  if (code == checkpoint::kExitNoJob) return;
+  if (ended == Save::kAndStop) {
+    saved_ = code == 0;
+    stop_wanted_ = false;
+    if (saved_) return;
+    const std::string image = Newest();
+    Say("the job could not be saved and goes on; " +
+        (image.empty() ? "it has no image" : image + " is its newest image"));
+    next_ = Clock::now() + std::chrono::milliseconds(int64_t(options_.interval * 1000));
+  } else if (code != 0) {
+    Say("the job is not saved at intervals any more, and goes on");
+    at_intervals_ = false;
+  }
+}
+
+void Runner::Reap() {
+  int status = 0;
+  for (pid_t ended; (ended = waitpid(-1, &status, WNOHANG)) > 0;) {
+    const int code = checkpoint::ExitCode(status);
+    if (ended == saver_) SaverEnded(code);
+    if (ended != program_) continue;
+    code_ = code;
+    program_ = 0;
+    if (saving_ == Save::kAtIntervals) kill(saver_, SIGTERM);
+  }
+}
+
+// Only after the program has ended. The job's exit code if Slurm does not end it now.
+int Runner::Requeue() {
+  const pid_t child = StartChild({"scontrol", "requeue", job_.Name()}, SIGTERM);
+  int status = 0;
+  if (child == 0 || waitpid(child, &status, 0) != child || status != 0) {
+    Say("the job is saved, but Slurm does not requeue it (its reason stands above); continue it with: "
+        "scontrol requeue " + job_.Name());
+    return kExitStopped;
+  }
+  // Slurm now ends it. If this program ended first, Slurm could take the job for one that has ended by itself.
+  pollfd waiting{signals_, POLLIN, 0};
+  signalfd_siginfo info;
+  const Clock::time_point limit = Clock::now() + std::chrono::milliseconds(kEndMs);
+  while (Clock::now() < limit) {
+    if (poll(&waiting, 1, 1000) > 0 && read(signals_, &info, sizeof(info)) > 0 && info.ssi_signo == SIGTERM) break;
+  }
+  return kExitStopped;
+}
+
+int Runner::Run(const std::vector<std::string>& command) {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGUSR1, SIGUSR2, SIGTERM, SIGINT, SIGHUP, SIGCHLD}) sigaddset(&set, signal);
+  sigprocmask(SIG_BLOCK, &set, nullptr);
+  signals_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  // If slurmstepd is killed, Slurm takes the job for ended and starts it elsewhere. Then it must not go on here.
+  const int parent = int(syscall(SYS_pidfd_open, getppid(), 0));
+  if (signals_ < 0 || parent < 0) return Fail(std::string("cannot watch the job: ") + strerror(errno));
+  fcntl(parent, F_SETFD, FD_CLOEXEC);
+  program_ = StartChild(command, SIGKILL);
+  if (program_ == 0) return Fail(std::string("fork: ") + strerror(errno));
+  at_intervals_ = options_.interval > 0;
+  next_ = Clock::now() + std::chrono::milliseconds(int64_t(options_.interval * 1000));
+  while (!code_ || saver_ != 0) {
+    const bool to_save = !code_ && saver_ == 0 && !saved_ && (stop_wanted_ || at_intervals_);
+    if (to_save && Clock::now() >= next_) StartSaving();
+    pollfd waiting[2] = {{signals_, POLLIN, 0}, {parent, POLLIN, 0}};
+    poll(waiting, 2, to_save ? 100 : 1000);
+    if (waiting[1].revents != 0) {
+      Say("slurmstepd has ended, and the job ends with it");
+      _exit(kExitFailed);  // the children end with this program
+    }
+    if (LastStart(folder_) > job_.restarts) {
+      Say("Slurm has started the job again elsewhere, and it ends here");
+      _exit(kExitFailed);
+    }
+    signalfd_siginfo info;
+    while (read(signals_, &info, sizeof(info)) == sizeof(info)) {
+      if (info.ssi_signo != SIGCHLD) Take(int(info.ssi_signo));
+    }
+    Reap();
+  }
+  if (saved_) return requeue_wanted_ ? Requeue() : kExitStopped;
+  return *code_;
+}
+
+// The script of cr-sbatch, as a file that stays where it is until the job has ended: a restart needs it.
+bool KeepScript(const std::string& batch_script, int line, const std::string& path, std::string* error) {
+  if (std::filesystem::exists(path)) return true;
+  std::ifstream in(batch_script, std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(in)), {});
+  const std::string fresh = path + ".new";
+  std::ofstream out(fresh, std::ios::binary);
+  out << FromLine(text, line);
+  out.close();
+  if (in && out && chmod(fresh.c_str(), 0700) == 0 && rename(fresh.c_str(), path.c_str()) == 0) return true;
+  *error = "cannot copy the script " + batch_script + " to " + path + ": " + strerror(errno);
+  return false;
+}
+
+// Whether what the program prints would overwrite what it printed before a restart.
+bool OverwritesOutput() {
+  struct stat about;
+  const int flags = fcntl(STDOUT_FILENO, F_GETFL);
+  return fstat(STDOUT_FILENO, &about) == 0 && S_ISREG(about.st_mode) && !(flags & O_APPEND);
+}
+
+void UseAssignedGpus() {
+  const char* const assigned = getenv("CUDA_VISIBLE_DEVICES");
+  std::string seen;
+  // Another server's GPUs are its own affair.
+  if (!assigned || getenv("CUDA_REMOTE_SERVER") || !NumberGpus(assigned, &seen)) return;
+  setenv("CUDA_REMOTE_SERVER_GPUS", assigned, 1);
+  setenv("CUDA_VISIBLE_DEVICES", seen.c_str(), 1);
+}
+
+// mpirun would let Slurm start its processes, outside of the job that can be saved. In a job of one node it need not.
+// For Open MPI 4, Open MPI 5 and MPICH, as far as the user has not chosen.
+void StartRanksHere() {
+  setenv("OMPI_MCA_plm", "isolated", 0);
+  setenv("OMPI_MCA_ras", "^slurm", 0);
+  setenv("PRTE_MCA_ras", "^slurm", 0);
+  setenv("HYDRA_LAUNCHER", "fork", 0);
+  setenv("HYDRA_RMK", "user", 0);
+}
+
+int Main(int argc, char** argv) {
+  CheckpointOptions options;
+  int script_line = 0;
+  CLI::App app("Runs a program in a job of Slurm, saves and restarts it: cr-slurm-run [OPTIONS] -- PROGRAM [ARGUMENTS]",
+               kTool);
+  app.failure_message(WrongUse);
+  app.footer(kExamples);
+  app.set_version_flag("--version", VersionLine(kTool));
+  AddCheckpointOptions(&app, &options);
+  app.add_option("--script-line", script_line,
+                 "PROGRAM is a batch script of cr-sbatch: run what begins at this line of it")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 30));
+  int own = 1;
+  while (own < argc && strcmp(argv[own], "--") != 0) ++own;
+  try {
+    app.parse(own, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  std::vector<std::string> program(argv + std::min(own + 1, argc), argv + argc);
+  if (program.empty()) return Fail("no program given: cr-slurm-run [OPTIONS] -- PROGRAM [ARGUMENTS]");
+
+  Variables variables;
+  for (char** variable = environ; *variable; ++variable) {
+    const char* const equals = strchr(*variable, '=');
+    if (equals) variables[std::string(*variable, size_t(equals - *variable))] = equals + 1;
+  }
+  SlurmJob job;
+  std::string error;
+  if (!ReadSlurmJob(variables, &job, &error)) return Fail(error);
+  const std::string folder = checkpoint::Absolute(options.directory) + "/job-" + job.Name();
+  std::error_code failed;
+  std::filesystem::create_directories(folder, failed);
+  if (failed || chmod(folder.c_str(), 0700) != 0) {
+    return Fail("cannot make the folder " + folder + ": " + (failed ? failed.message() : strerror(errno)));
+  }
+  const std::string images = folder + "/images";
+  const std::string image = ckptfmt::NewestImageIn(images);
+  Start start;
+  if (!ChooseStart(job, images, image, &start, &error)) return Fail(error);
+  UseAssignedGpus();
+  StartRanksHere();
+
+  if (!BeginStart(folder, job.restarts)) return Fail("cannot write " + folder + "/restarts: " + strerror(errno));
+  // Slurm may have lost a node on which the job still runs.
+  if (job.restarts > 0) sleep(kTakeOverSeconds);
+
+  std::vector<std::string> command;
+  if (start == Start::kImage) {
+    Say("restarting " + image);
+    command = {checkpoint::FindCompanion("cr-restart"), images};
+    if (!options.output.empty() || !options.error.empty()) command.push_back("--cut-back");
+    for (const std::string& path : options.cut) command.insert(command.end(), {"--cut", path});
+  } else {
+    if (job.restarts > 0) Say("there is no image of the job yet: it starts anew");
+    if (options.output.empty() && OverwritesOutput()) {
+      Say("the output will be overwritten after a restart: submit the job with --open-mode=append");
+    }
+    if (script_line > 0) {
+      const std::string script = folder + "/script";
+      if (!KeepScript(program[0], script_line, script, &error)) return Fail(error);
+      program[0] = script;
+    }
+    command = {checkpoint::FindCompanion("cr-run"), "--name", "slurm-" + job.Name()};
+    if (!options.output.empty()) command.insert(command.end(), {"--output", Expand(options.output, job)});
+    if (!options.error.empty()) command.insert(command.end(), {"--error", Expand(options.error, job)});
+    command.push_back("--");
+    command.insert(command.end(), program.begin(), program.end());
+  }
+  const int code = Runner(options, job, folder).Run(command);
+  // Another start of the job may need them by now.
+  if (code == 0 && LastStart(folder) == job.restarts) std::filesystem::remove_all(folder, failed);
+  return code;
+}
+
+}  // namespace
+}  // namespace cuda_remote::client::slurm
+
+int main(int argc, char** argv) {
+  try {
+    return cuda_remote::client::slurm::Main(argc, argv);
+  } catch (const std::exception& error) {
+    fprintf(stderr, "cr-slurm-run: %s\n", error.what());
+    return 125;
+  }
+}

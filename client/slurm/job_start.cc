@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/slurm/job_start.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+
+namespace cuda_remote::client::slurm {
+namespace {
+
+std::string Value(const Variables& variables, const std::string& name) {
+  const auto found = variables.find(name);
+  return found == variables.end() ? "" : found->second;
+}
+
+bool IsNumber(const std::string& text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) { return isdigit(c); });
+}
+
+}  // namespace
+
+bool ReadSlurmJob(const Variables& variables, SlurmJob* job, std::string* error) {
+  job->id = Value(variables, "SLURM_JOB_ID");
+  if (!IsNumber(job->id)) {
+    *error = "this is no job of Slurm: SLURM_JOB_ID is not set. Submit it with cr-sbatch, or use cr-run";
+    return false;
+  }
+  const std::string tasks = Value(variables, "SLURM_STEP_NUM_TASKS");
+  if (IsNumber(tasks) && atoi(tasks.c_str()) > 1) {
+    *error = "it runs in a step of " + tasks + " tasks, and can save only one; start it once, with mpirun or torchrun";
+    return false;
+  }
+  const std::string nodes = Value(variables, "SLURM_JOB_NUM_NODES");
+  if (IsNumber(nodes) && atoi(nodes.c_str()) > 1) {
+    *error = "the job has " + nodes + " nodes, and only jobs of one node can be saved; submit it with --nodes=1";
+    return false;
+  }
+  job->array = Value(variables, "SLURM_ARRAY_JOB_ID");
+  job->task = Value(variables, "SLURM_ARRAY_TASK_ID");
+  if (!IsNumber(job->array) || !IsNumber(job->task)) job->array = job->task = "";
+  const std::string restarts = Value(variables, "SLURM_RESTART_COUNT");
+  job->restarts = IsNumber(restarts) ? atoi(restarts.c_str()) : 0;
+  return true;
+}
+
+bool ChooseStart(const SlurmJob& job, const std::string& folder, const std::string& image, Start* start,
+                 std::string* error) {
+  if (job.restarts == 0 && !image.empty()) {
+    *error = folder + " has images of another job with this number; remove them, or name another --checkpoint-dir";
+    return false;
+  }
+  *start = image.empty() ? Start::kProgram : Start::kImage;
+  return true;
+}
+
+std::string Expand(const std::string& text, const SlurmJob& job) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char next = text[i] == '%' && i + 1 < text.size() ? text[i + 1] : 0;
+    if (next != 'j' && next != 'A' && next != 'a' && next != '%') {
+      out += text[i];
+      continue;
+    }
+    ++i;
+    if (next == '%') out += '%';
+    if (next == 'j') out += job.id;
+    if (next == 'A') out += job.array.empty() ? job.id : job.array;
+    if (next == 'a') out += job.array.empty() ? "0" : job.task;
+  }
+  return out;
+}
+
+bool NumberGpus(const std::string& assigned, std::string* seen) {
+  seen->clear();
+  int count = 0;
+  for (size_t at = 0; at <= assigned.size(); ++count) {
+    const size_t end = std::min(assigned.find(',', at), assigned.size());
+    const std::string one = assigned.substr(at, end - at);
+    if (!IsNumber(one) && one.compare(0, 4, "GPU-") != 0 && one.compare(0, 4, "MIG-") != 0) return false;
+    *seen += (count > 0 ? "," : "") + std::to_string(count);
+    at = end + 1;
+  }
+  return true;
+}
+
+}  // namespace cuda_remote::client::slurm

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// What cr-sbatch submits, and how a job starts.
+#include <gtest/gtest.h>
+
+#include "client/slurm/job_start.h"
+#include "client/slurm/options.h"
+#include "client/slurm/submission.h"
+
+namespace cuda_remote::client::slurm {
+namespace {
+
+using Words = std::vector<std::string>;
+
+TEST(SubmissionTest, DividesTheWords) {
+  const Submission found =
+      Divide({"--checkpoint-interval", "10m", "-J", "name", "-n4", "--exclusive", "-H", "--time=10", "--gres", "gpu:1",
+              "--checkpoint-keep=3", "-o", "out", "job.sh", "--steps", "5", "-x"});
+  EXPECT_EQ(found.own, (Words{"--checkpoint-interval", "10m", "--checkpoint-keep=3"}));
+  EXPECT_EQ(found.options,
+            (Words{"-J", "name", "-n4", "--exclusive", "-H", "--time=10", "--gres", "gpu:1", "-o", "out"}));
+  EXPECT_EQ(found.script, "job.sh");
+  EXPECT_EQ(found.arguments, (Words{"--steps", "5", "-x"}));
+  EXPECT_FALSE(found.has_wrap);
+}
+
+TEST(SubmissionTest, FindsTheCommandOfWrap) {
+  for (const Words& words : {Words{"--wrap", "a b", "-n", "1"}, Words{"-n", "1", "--wrap=a b"}}) {
+    const Submission found = Divide(words);
+    EXPECT_TRUE(found.has_wrap);
+    EXPECT_EQ(found.wrapped, "a b");
+    EXPECT_EQ(found.options, (Words{"-n", "1"}));
+    EXPECT_EQ(found.script, "");
+  }
+  EXPECT_EQ(Divide({"-n", "1"}).script, "");
+  EXPECT_EQ(Divide({"--wait", "--", "-script"}).script, "-script");
+}
+
+TEST(SubmissionTest, KeepsTheLinesForSbatchAndTheScript) {
+  const std::string text =
+      "#!/usr/bin/python3\n#SBATCH --time=10\n# more\n\n#SBATCH -n 1\nprint(1)\n#SBATCH --not-read\nprint(2)\n";
+  int line = 0;
+  const std::string script = MakeBatchScript(text, "it's", {"/bin/run", "--dir=a\nb c"}, &line);
+  EXPECT_EQ(script.substr(0, script.find("exec")),
+            "#!/bin/sh\n#SBATCH --job-name='it'\\''s'\n#SBATCH --time=10\n#SBATCH -n 1\n"
+            "# The script below runs under cr-run, so that it can be saved and restarted.\n");
+  EXPECT_NE(script.find("exec '/bin/run' '--dir=a\nb c' --script-line=" + std::to_string(line) + " -- \"$0\" \"$@\"\n"),
+            std::string::npos);
+  EXPECT_EQ(FromLine(script, line), text);
+  EXPECT_EQ(FromLine(text, 1), text);
+  EXPECT_EQ(FromLine(text, 100), "");
+}
+
+TEST(SubmissionTest, FindsOwnOptionsInTheScript) {
+  const std::string text =
+      "#!/bin/sh\n#SBATCH --time=10 --checkpoint-interval 10m -n 1 # a comment\n#SBATCH --checkpoint-keep=3\n"
+      "#SBATCH -J 'a b'\ntrue\n#SBATCH --checkpoint-dir=/late\n";
+  EXPECT_EQ(OwnWordsOf(text), (Words{"--checkpoint-interval", "10m", "--checkpoint-keep=3"}));
+  int line = 0;
+  const std::string script = MakeBatchScript(text, "", {"run"}, &line);
+  EXPECT_EQ(script.substr(0, script.find("# The")), "#!/bin/sh\n#SBATCH --time=10 -n 1\n#SBATCH -J 'a b'\n");
+  EXPECT_EQ(FromLine(script, line), text);
+}
+
+TEST(OptionsTest, GoThroughAnotherCommandLine) {
+  CheckpointOptions options, again;
+  CLI::App app, other;
+  AddCheckpointOptions(&app, &options);
+  AddCheckpointOptions(&other, &again);
+  Words words = {"--checkpoint-dir=/a b", "--checkpoint-interval=2m", "--checkpoint-on=timeout", "--checkpoint-keep=4",
+                 "--checkpoint-output=/o-%j", "--checkpoint-error=/e", "--checkpoint-cut=/c", "--checkpoint-cut=/d"};
+  app.parse(Words(words.rbegin(), words.rend()));
+  words = ToWords(options);
+  other.parse(Words(words.rbegin(), words.rend()));
+  EXPECT_EQ(again.directory, "/a b");
+  EXPECT_EQ(again.interval, 120);
+  EXPECT_TRUE(again.On("timeout"));
+  EXPECT_FALSE(again.On("preempt"));
+  EXPECT_EQ(again.keep, 4);
+  EXPECT_EQ(again.output, "/o-%j");
+  EXPECT_EQ(again.error, "/e");
+  EXPECT_EQ(again.cut, (Words{"/c", "/d"}));
+  EXPECT_TRUE(CheckpointOptions().On("preempt"));
+  CLI::App wrong;
+  AddCheckpointOptions(&wrong, &options);
+  EXPECT_THROW(wrong.parse(Words{"--checkpoint-on=never"}), CLI::ParseError);
+}
+
+TEST(JobStartTest, ReadsSlurmsVariables) {
+  SlurmJob job;
+  std::string error;
+  EXPECT_FALSE(ReadSlurmJob({}, &job, &error));
+  EXPECT_NE(error.find("SLURM_JOB_ID"), std::string::npos);
+  ASSERT_TRUE(ReadSlurmJob({{"SLURM_JOB_ID", "12"}, {"SLURM_JOB_NUM_NODES", "1"}}, &job, &error));
+  EXPECT_EQ(job.Name(), "12");
+  EXPECT_EQ(job.restarts, 0);
+  ASSERT_TRUE(ReadSlurmJob({{"SLURM_JOB_ID", "14"},
+                            {"SLURM_ARRAY_JOB_ID", "12"},
+                            {"SLURM_ARRAY_TASK_ID", "3"},
+                            {"SLURM_RESTART_COUNT", "2"}},
+                           &job, &error));
+  EXPECT_EQ(job.Name(), "12_3");
+  EXPECT_EQ(job.restarts, 2);
+  EXPECT_EQ(Expand("%A_%a %j 5%% %x%", job), "12_3 14 5% %x%");
+  EXPECT_FALSE(ReadSlurmJob({{"SLURM_JOB_ID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}}, &job, &error));
+  EXPECT_FALSE(ReadSlurmJob({{"SLURM_JOB_ID", "1"}, {"SLURM_JOB_NUM_NODES", "2"}}, &job, &error));
+}
+
+TEST(JobStartTest, RestartsOnlyImagesOfItsOwn) {
+  SlurmJob job;
+  job.id = "12";
+  Start start;
+  std::string error;
+  ASSERT_TRUE(ChooseStart(job, "/f", "", &start, &error));
+  EXPECT_EQ(start, Start::kProgram);
+  EXPECT_FALSE(ChooseStart(job, "/f", "/f/image-000001", &start, &error));
+  EXPECT_NE(error.find("/f"), std::string::npos);
+  job.restarts = 1;
+  ASSERT_TRUE(ChooseStart(job, "/f", "/f/image-000001", &start, &error));
+  EXPECT_EQ(start, Start::kImage);
+  ASSERT_TRUE(ChooseStart(job, "/f", "", &start, &error));
+  EXPECT_EQ(start, Start::kProgram);
+}
+
+TEST(JobStartTest, NumbersTheGpus) {
+  std::string seen;
+  EXPECT_TRUE(NumberGpus("2,3", &seen));
+  EXPECT_EQ(seen, "0,1");
+  EXPECT_TRUE(NumberGpus("GPU-00112233-4455-6677-8899-aabbccddee00", &seen));
+  EXPECT_EQ(seen, "0");
+  EXPECT_FALSE(NumberGpus("", &seen));
+  EXPECT_FALSE(NumberGpus("NoDevFiles", &seen));
+  EXPECT_FALSE(NumberGpus("0,", &seen));
+}
+
+}  // namespace
+}  // namespace cuda_remote::client::slurm

@@ -1,0 +1,622 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of a real Slurm (munged, slurmctld, two slurmds on this machine) that are saved, requeued and restarted.
+
+Each case has a cluster and a network namespace of its own. Needs root, CRIU and Slurm (tools/setup-slurm prints where
+it is). Python 3 standard library only.
+
+Usage: slurm.py --product FOLDER --apps FOLDER --slurm FOLDER[:FOLDER] [--only CASE,CASE] [--keep] [--list]
+"""
+
+import argparse
+import fcntl
+import os
+import re
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "matrix"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "matrix"))
+import harness  # noqa: E402
+from harness import Failure  # noqa: E402
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+LIMIT = int(os.environ.get("CR_LIMIT", 60))  # seconds for anything that is waited for
+CASES = {}
+
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort=16817
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+CredType=cred/munge
+{plugins}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+ReturnToService=2
+MpiDefault=none
+KillWait=30
+SlurmdTimeout=10
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+{more}
+NodeName=n[1-2] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[17001-17002] CPUs={cpus} {gres}
+PartitionName=low Nodes=n[1-2] Default=YES MaxTime=INFINITE PriorityTier=1
+PartitionName=high Nodes=n[1-2] MaxTime=INFINITE PriorityTier=10
+"""
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+class Cluster:
+    """A Slurm with the nodes n1 and n2, which are both this machine."""
+
+    def __init__(self, context, more="", gres="", cpus=1):
+        self.context, self.lab = context, context.lab
+        self.folder = context.path("slurm")
+        for name in ("", "munge", "state", "n1", "n2"):
+            os.makedirs(os.path.join(self.folder, name), mode=0o755, exist_ok=True)
+        plugins = os.path.join(context.slurm[0], "..", "lib", "slurm-wlm")
+        plugins = f"PluginDir={os.path.realpath(plugins)}" if os.path.isdir(plugins) else ""
+        with open(self.path("slurm.conf"), "w") as f:
+            f.write(CONFIGURATION.format(folder=self.folder, plugins=plugins, more=more, gres=gres, cpus=cpus))
+        with open(os.open(self.path("munge/key"), os.O_WRONLY | os.O_CREAT, 0o600), "wb") as f:
+            f.write(os.urandom(128))
+        munge = self.path("munge/socket")
+        self.daemon("munged", "munged", "--foreground", "--force", "--socket=" + munge,
+                    "--key-file=" + self.path("munge/key"), "--pid-file=" + self.path("munge/pid"),
+                    "--log-file=" + self.path("munge/log"),
+                    "--seed-file=" + self.path("munge/seed"))  # fmt: skip
+        harness.wait_for(lambda: os.path.exists(munge), LIMIT, lambda: "munged does not start")
+        self.control = self.daemon("slurmctld", "slurmctld", "-D")
+        self.nodes = {}
+        for name in ("n1", "n2"):
+            self.start_node(name)
+        both_idle = 2 * ["n1", "idle"] + 2 * ["n2", "idle"]  # in each partition
+        idle = lambda: self.ask("sinfo", "--noheader", "-N", "-o", "%N %T").split() == both_idle
+        harness.wait_for(idle, LIMIT, lambda: f"no idle nodes: {self.ask('sinfo')}\n{self.control.describe()}")
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def daemon(self, name, program, *words):
+        command = [self.context.find(program), *words]
+        return self.lab.start(harness.Process(self.lab, name, command, {"SLURM_CONF": self.path("slurm.conf")}))
+
+    def start_node(self, name):
+        self.nodes[name] = self.daemon(name, "slurmd", "-D", "-N", name, "-d", self.context.find("slurmstepd"))
+
+    def kill_node(self, name):
+        """As when a machine loses its power, as far as Slurm's own processes go."""
+        self.nodes[name].kill()
+        self.nodes[name].child.wait()
+        for pid in processes_here():
+            if command_of(pid).startswith("slurmstepd:"):
+                os.kill(pid, signal.SIGKILL)
+
+    def command(self, program, *words, env=None, expect=0):
+        environment = {**os.environ, **self.lab.env, "SLURM_CONF": self.path("slurm.conf"), **(env or {})}
+        environment["PATH"] = ":".join(self.context.slurm) + ":" + os.environ.get("PATH", "/usr/bin:/bin")
+        environment = {key: value for key, value in environment.items() if value is not None}
+        done = subprocess.run([self.context.find(program), *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=LIMIT, env=environment, cwd=self.lab.folder)  # fmt: skip
+        if expect is not None and done.returncode != expect:
+            raise Failure(f"{program} {' '.join(words)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def ask(self, *words):
+        return self.command(*words, expect=None).stdout
+
+    def submit(self, *words, env=None):
+        """The number of a job that cr-sbatch has submitted."""
+        said = self.command("cr-sbatch", *words, env=env).stdout
+        return re.fullmatch(r"Submitted batch job (\d+)\n", said).group(1)
+
+    def facts(self, job):
+        """What Slurm knows of a job: JobState, Restarts, ExitCode, ..."""
+        return dict(re.findall(r"(\w+)=(\S*)", self.ask("scontrol", "show", "job", job)))
+
+    def wait_state(self, job, state, *, restarts=None, limit=LIMIT):
+        def reached():
+            facts = self.facts(job)
+            return facts.get("JobState") == state and (restarts is None or facts.get("Restarts") == str(restarts))
+
+        harness.wait_for(reached, limit, lambda: f"job {job} is not {state}: {self.facts(job)}\n{self.shown_output()}")
+
+    def start_again(self, job, restarts=1):
+        """Lets a requeued job start, which otherwise waits two minutes."""
+        self.wait_state(job, "PENDING", restarts=restarts)
+        time.sleep(2)  # slurmd starts no job in the second in which it has ended it ("Job credential revoked")
+        self.command("scontrol", "update", f"jobid={job}", "StartTime=now")
+
+    def output(self, name="out"):
+        with open(self.context.path(name)) as f:
+            return f.read()
+
+    def shown_output(self):
+        names = [name for name in os.listdir(self.lab.folder) if name.startswith("out")]
+        return "\n".join(f"== {name}\n{self.output(name)[-3000:]}" for name in names)
+
+    def check_result(self, job, want, *, name="out", restarts=1, limit=LIMIT):
+        """The job ends well, and its output is that of an uninterrupted run, but for lines of Slurm and the tools."""
+        self.wait_state(job, "COMPLETED", limit=limit)
+        facts = self.facts(job)
+        if (facts["Restarts"], facts["ExitCode"]) != (str(restarts), "0:0"):
+            raise Failure(f"{facts['Restarts']} restarts, exit code {facts['ExitCode']}\n{self.shown_output()}")
+        text = re.sub(r"^(cr-[a-z-]+:|slurmstepd-n\d:).*\n", "", self.output(name), flags=re.M)
+        if text != want:
+            raise Failure(f"another output than uninterrupted\n--- uninterrupted\n{want}\n--- got\n{self.output(name)}")
+
+
+def command_of(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as f:
+            return f.read().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def processes_here():
+    """All other processes of this network namespace, but those that this one descends from."""
+    mine, above, pid = os.readlink("/proc/self/ns/net"), set(), os.getpid()
+    while pid > 0:
+        above.add(pid)
+        with open(f"/proc/{pid}/stat") as f:
+            pid = int(f.read().rpartition(") ")[2].split()[1])
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) not in above:
+            try:
+                if os.readlink(f"/proc/{entry}/ns/net") == mine:
+                    found.append(int(entry))
+            except OSError:
+                pass
+    return found
+
+
+def own_network():
+    """A network namespace for this case. Slurm looks names up only if there is another address than 127.0.0.1."""
+    before = os.readlink("/proc/self/ns/net")
+    harness.own_network()
+    if os.readlink("/proc/self/ns/net") == before:
+        raise Failure("this machine gives the test no network namespace of its own")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        address = struct.pack("16sHH4s8x", b"lo:1", socket.AF_INET, 0, socket.inet_aton("127.0.0.2"))
+        fcntl.ioctl(s, 0x8916, address)  # SIOCSIFADDR, netdevice(7)
+
+
+class Context:
+    def __init__(self, lab, options):
+        self.lab = lab
+        os.chmod(lab.folder, 0o755)
+        self.slurm = options.slurm.split(":")
+        self.program = os.path.realpath(harness.find(options.apps, "globals"))
+        lab.env["XDG_RUNTIME_DIR"] = self.path("runtime")
+        os.mkdir(self.path("runtime"), mode=0o700)
+        self.sync = self.path("sync")
+
+    def path(self, name):
+        return os.path.join(self.lab.folder, name)
+
+    def find(self, program):
+        for folder in self.slurm:
+            if os.path.exists(os.path.join(folder, program)):
+                return os.path.join(folder, program)
+        return self.lab.tool(program)
+
+    def script(self, text, name="job.sh"):
+        with open(self.path(name), "w") as f:
+            f.write("#!/bin/bash\n" + text)
+        return self.path(name)
+
+    def uninterrupted(self, script):
+        return self.lab.native("native", ["/bin/bash", script]).decode()
+
+    def standing(self, *steps):
+        """Variables for a program that waits after these steps."""
+        return {"CR_TEST_SYNC_FILE": self.sync, "CR_TEST_PAUSE_AT": ",".join(map(str, steps))}
+
+    def wait_step(self, step, cluster, kind="paused"):
+        reached = lambda: os.path.exists(self.sync) and f"{kind} {step}" in open(self.sync).read().split("\n")
+        harness.wait_for(reached, LIMIT, lambda: f"the program did not reach step {step}\n{cluster.shown_output()}")
+
+    def go(self, step):
+        open(f"{self.sync}.go.{step}", "w").close()
+
+
+# Two programs in turn, and what the shell itself knows.
+SCRIPT = """
+#SBATCH --time=10
+set -e
+echo first
+{program} --steps 12
+known=$((40 + 7))
+{program} --steps 20 --size 64
+echo known $known arguments "$@"
+"""
+
+
+@case
+def requeued(context):
+    """scontrol requeue: saved on SIGTERM, then restarted on whatever node; the output is continued."""
+    cluster = Cluster(context)
+    script = context.script(SCRIPT.format(program=context.program))
+    want = context.uninterrupted(script)
+    job = cluster.submit("-o", "out", script, env=context.standing(15))
+    context.wait_step(15, cluster)
+    cluster.command("scontrol", "requeue", job)
+    cluster.start_again(job)
+    context.go(15)
+    cluster.check_result(job, want)
+    if "restarting" not in cluster.output() or "starts anew" in cluster.output():
+        raise Failure(f"the job was not restarted from an image:\n{cluster.output()}")
+    if os.listdir(context.path("checkpoints")):
+        raise Failure(f"the images of the job are left: {os.listdir(context.path('checkpoints'))}")
+
+
+@case
+def timed_out(context):
+    """Slurm warns the job before its time is over: it is saved, requeues itself, and goes on."""
+    cluster = Cluster(context)
+    script = context.script(SCRIPT.format(program=context.program))
+    want = context.uninterrupted(script)
+    # Slurm looks at times every 30 s.
+    job = cluster.submit("--checkpoint-warning=58", "--time=1", "-o", "out", script, env=context.standing(15))
+    context.wait_step(15, cluster)
+    cluster.start_again(job)
+    context.go(15)
+    cluster.check_result(job, want)
+    if "Slurm's warning has come" not in cluster.output():
+        raise Failure(f"the job was not warned:\n{cluster.output()}")
+
+
+@case
+def preempted(context):
+    """A job of a partition with priority takes the node: the job is saved, waits, and goes on after it."""
+    cluster = Cluster(context)
+    script = context.script(SCRIPT.format(program=context.program))
+    want = context.uninterrupted(script)
+    job = cluster.submit("-o", "out", script, "some", "words", env=context.standing(15))
+    want = want.replace("arguments\n", "arguments some words\n")
+    context.wait_step(15, cluster)
+    urgent = cluster.command("sbatch", "--parsable", "-p", "high", "-N2", "--wrap", "sleep 2").stdout.strip()
+    cluster.wait_state(urgent, "RUNNING")
+    cluster.start_again(job)
+    context.go(15)
+    cluster.check_result(job, want)
+    facts = cluster.facts(urgent)
+    if facts["JobState"] != "COMPLETED":
+        raise Failure(f"the urgent job is {facts['JobState']}")
+
+
+# Writes a line for each of 60 programs, so that what is written twice or lost shows.
+LINES = """
+set -e
+for i in $(seq 60); do
+  echo line $i
+  {program} --steps 3 --size $i
+done
+"""
+
+
+def lose_node(context, lose, step_ms="100"):
+    """The job goes on from its last image on the other node, and no line comes twice.
+
+    `lose(cluster, node, processes)` makes Slurm lose the node; `processes()` are those of the job on it.
+    """
+    cluster = Cluster(context)
+    # Also in a file that the script has open all the time.
+    twice = LINES.format(program=context.program).replace("echo line $i", "echo line $i; echo line $i >&3")
+    script = context.script("exec 3> results\n" + twice)
+    want = context.uninterrupted(script)
+    results = cluster.output("results")
+    job = cluster.submit("--checkpoint-cut", "results", "--checkpoint-interval", "2s", "--checkpoint-output", "out-%j.own",
+                         "--checkpoint-error", "out-%j.errors", "-o", "out", script, env={"CR_TEST_STEP_MS": step_ms})  # fmt: skip
+    own = f"out-{job}.own"
+    lines = lambda: cluster.output(own).count("line") if os.path.exists(context.path(own)) else 0
+    folder = context.path(f"checkpoints/job-{job}/images")
+    images = lambda: os.path.isdir(folder) and [name for name in os.listdir(folder) if re.fullmatch(r"image-\d+", name)]
+    harness.wait_for(lambda: lines() > 0 and images(), LIMIT, lambda: f"no image\n{cluster.shown_output()}")
+    cluster.wait_state(job, "RUNNING")
+    node = cluster.facts(job)["NodeList"]
+    here = lambda: [pid for pid in processes_here() if f"job-{job}/script" in command_of(pid)]
+    lose(cluster, node, here)
+    had = lines()
+    cluster.start_again(job)
+    cluster.wait_state(job, "RUNNING", restarts=1)
+    if cluster.facts(job)["NodeList"] == node:
+        raise Failure("the job is on the dead node")
+    cluster.wait_state(job, "COMPLETED")
+    if not 0 < had < lines():
+        raise Failure(f"the node has failed at line {had}")
+    if cluster.output(own) != want:
+        raise Failure(f"another output than uninterrupted\n{cluster.shown_output()}")
+    if cluster.output("results") != results:
+        raise Failure(f"other results than uninterrupted\n{cluster.output('results')}")
+    if "restarting" not in cluster.output():
+        raise Failure(f"the job was not restarted from an image:\n{cluster.output()}")
+
+
+@case
+def node_failed(context):
+    """slurmd and slurmstepd are killed: the job goes on elsewhere."""
+
+    def kill(cluster, node, processes):
+        cluster.kill_node(node)
+        harness.wait_for(lambda: not processes(), 10, lambda: "the job has survived slurmstepd")
+
+    lose_node(context, kill)
+
+
+@case
+def node_unreachable(context):
+    """Slurm loses a node on which the job goes on: it ends there when it starts elsewhere."""
+
+    def stop(cluster, node, processes):
+        os.kill(cluster.nodes[node].pid, signal.SIGSTOP)
+        if not processes():
+            raise Failure("the job does not run")
+
+    lose_node(context, stop, "200")
+
+
+@case
+def arrays(context):
+    """Each task of an array has images of its own, and goes on from them."""
+    cluster = Cluster(context)
+    script = context.script('set -e\necho task $SLURM_ARRAY_TASK_ID\n' + LINES.format(program=context.program))
+    want = context.uninterrupted(script)
+    array = cluster.submit("--array=1-2", "-o", "out-%a", script, env={"CR_TEST_STEP_MS": "100"})
+    names = [f"{array}_1", f"{array}_2"]
+    has_begun = lambda name: os.path.exists(context.path(name)) and "line 3" in cluster.output(name)
+    harness.wait_for(lambda: has_begun("out-1") and has_begun("out-2"), LIMIT, cluster.shown_output)
+    # One task has the number of the array, by which Slurm also knows all tasks. Only that one requeues itself.
+    itself = next(name for name in names if cluster.facts(name)["JobId"] == array)
+    other = next(name for name in names if name != itself)
+    cluster.command("scancel", "--signal=USR1", "--batch", itself)
+    cluster.start_again(itself)
+    facts = cluster.facts(other)
+    if (facts["JobState"], facts["Restarts"]) != ("RUNNING", "0"):
+        raise Failure(f"{other} is {facts['JobState']} after {facts['Restarts']} restarts")
+    cluster.command("scontrol", "requeue", other)
+    cluster.start_again(other)
+    for i, name in enumerate(names, 1):
+        cluster.check_result(name, want.replace("task", f"task {i}"), name=f"out-{i}")
+        if f"job-{name}/images/image-" not in cluster.output(f"out-{i}"):
+            raise Failure(f"{name} was not restarted from its own image:\n{cluster.output(f'out-{i}')}")
+
+
+@case
+def unwritable(context):
+    """An image that cannot be written leaves the job running, which says so; the next one is written."""
+    cluster = Cluster(context)
+    script = context.script(SCRIPT.format(program=context.program))
+    want = context.uninterrupted(script)
+    job = cluster.submit("--checkpoint-dir", "images", "-o", "out", script, env=context.standing(15))
+    context.wait_step(15, cluster)
+    folder = context.path(f"images/job-{job}/images")
+    with open(folder, "w"):  # nobody can make the folder now
+        pass
+    cluster.command("scancel", "--signal=USR1", "--batch", job)
+    goes_on = "could not be saved and goes on; it has no image"
+    harness.wait_for(lambda: goes_on in cluster.output(), LIMIT, cluster.shown_output)
+    cluster.wait_state(job, "RUNNING", restarts=0)
+    os.unlink(folder)
+    cluster.command("scancel", "--signal=USR1", "--batch", job)
+    cluster.start_again(job)
+    context.go(15)
+    cluster.check_result(job, want)
+
+
+@case
+def failed_program(context):
+    """A program's exit code is the job's, and images of a job that failed stay."""
+    cluster = Cluster(context)
+    job = cluster.submit("-o", "out", "--wrap", f"{context.program} --steps 9; exit 7", env=context.standing(5))
+    context.wait_step(5, cluster)
+    cluster.command("scontrol", "requeue", job)
+    cluster.start_again(job)
+    context.go(5)
+    cluster.wait_state(job, "FAILED", restarts=1)
+    if cluster.facts(job)["ExitCode"] != "7:0":
+        raise Failure(f"exit code {cluster.facts(job)['ExitCode']}")
+    if not os.listdir(context.path(f"checkpoints/job-{job}/images")):
+        raise Failure("the images of a job that failed are gone")
+
+
+@case
+def other_gpus(context):
+    """A job that gets another GPU of the node after a restart computes on that one; its program sees it as 0."""
+    context.lab.env["SOFTGPU_DEVICES"] = "2"
+    files = [context.path("gpu0"), context.path("gpu1")]
+    for minor, path in enumerate(files):
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(195, minor))
+    os.mkdir(context.path("slurm"))
+    with open(context.path("slurm/gres.conf"), "w") as f:
+        f.write(f"Name=gpu File={context.path('gpu')}[0-1]\n")
+    cluster = Cluster(context, "GresTypes=gpu", "Gres=gpu:2", cpus=2)
+    script = context.script(SCRIPT.format(program=context.program) + 'echo sees "$CUDA_VISIBLE_DEVICES"\n')
+    want = context.uninterrupted(script).replace("sees \n", "sees 0\n")
+    place = ("-w", "n1", "--gres=gpu:1")
+    job = cluster.submit(*place, "-o", "out", script, env=context.standing(15))
+
+    def gpus_of_server():
+        for pid in processes_here():
+            if "cr-server --dir" in command_of(pid):
+                with open(f"/proc/{pid}/environ", "rb") as f:
+                    return re.findall(r"CUDA_VISIBLE_DEVICES=([^\0]*)", f.read().decode())
+        return None
+
+    context.wait_step(15, cluster)
+    if gpus_of_server() != ["0"]:
+        raise Failure(f"Slurm gives GPU 0, and the job's server has {gpus_of_server()}")
+    cluster.command("scontrol", "requeue", job)
+    cluster.wait_state(job, "PENDING", restarts=1)
+    holds = "echo $CUDA_VISIBLE_DEVICES; sleep 1000"
+    other = cluster.command("sbatch", "--parsable", *place, "-o", "out-other", "--wrap", holds).stdout.strip()
+    has_it = lambda: os.path.exists(context.path("out-other")) and cluster.output("out-other") == "0\n"
+    harness.wait_for(has_it, LIMIT, cluster.shown_output)
+    cluster.start_again(job)
+    cluster.wait_state(job, "RUNNING", restarts=1)
+    harness.wait_for(lambda: gpus_of_server() == ["1"], LIMIT, lambda: f"the job's server has {gpus_of_server()}")
+    context.go(15)
+    cluster.check_result(job, want)
+    cluster.command("scancel", other)
+
+
+@case
+def cancelled(context):
+    """scancel saves the job and ends it; scontrol requeue lets it go on later."""
+    cluster = Cluster(context)
+    script = context.script(SCRIPT.format(program=context.program))
+    want = context.uninterrupted(script)
+    job = cluster.submit("-o", "out", script, env=context.standing(15))
+    context.wait_step(15, cluster)
+    cluster.command("scancel", job)
+    cluster.wait_state(job, "CANCELLED", restarts=0)
+    cluster.command("scontrol", "requeue", job)
+    cluster.start_again(job)
+    context.go(15)
+    cluster.check_result(job, want)
+
+
+@case
+def other_signals(context):
+    """With --checkpoint-on=timeout the program gets SIGTERM itself, and the job is not saved then."""
+    cluster = Cluster(context)
+    script = context.script("trap 'echo got TERM; exit 3' TERM\necho begun\nwhile :; do sleep 0.1; done\n")
+    job = cluster.submit("--checkpoint-on=timeout", "-o", "out", script)
+    harness.wait_for(lambda: os.path.exists(context.path("out")) and "begun" in cluster.output(), LIMIT, cluster.shown_output)
+    cluster.command("scontrol", "requeue", job)
+    cluster.wait_state(job, "PENDING", restarts=1)
+    harness.wait_for(lambda: "got TERM" in cluster.output(), LIMIT, cluster.shown_output)
+    if "saving" in cluster.output():
+        raise Failure(f"the job was saved:\n{cluster.output()}")
+
+
+@case
+def own_script(context):
+    """A script that calls cr-slurm-run itself: what stands before it runs at each start. A server that others share."""
+    cluster = Cluster(context)
+    server = context.lab.server()
+    run = context.lab.tool("cr-slurm-run")
+    lines = "#SBATCH --requeue --open-mode=append --signal=B:USR1@120\necho start\n"
+    script = context.script(f"{lines}exec {run} --checkpoint-interval 1s -- {context.program} --steps 30\n")
+    want = "start\nstart\n" + context.uninterrupted(context.script(f"{context.program} --steps 30\n", "native.sh"))
+    variables = {**context.standing(15), "CUDA_REMOTE_SERVER": server.unix}
+    job = cluster.command("sbatch", "--parsable", "-o", "out", script, env=variables).stdout.strip()
+    context.wait_step(15, cluster)
+    cluster.command("scontrol", "requeue", job)
+    cluster.start_again(job)
+    context.go(15)
+    cluster.check_result(job, want)
+    if "session 2 of" not in server.stderr():
+        raise Failure(f"the restarted job does not use the server\n{server.stderr()}")
+
+
+@case
+def plugin(context):
+    """With the plugin, sbatch takes the options, on the command line and in the script; other jobs are as before."""
+    compiled = context.path("cuda_remote.so")
+    source = os.path.join(HERE, "..", "..", "client", "slurm", "spank_plugin.c")
+    headers = os.path.join(context.slurm[0], "..", "include")
+    warnings = ["-Wall", "-Wextra", "-Werror"]
+    subprocess.run(["gcc", *warnings, "-shared", "-fPIC", "-I", headers, "-o", compiled, source], check=True)
+    stack = context.path("plugstack.conf")
+    with open(stack, "w") as f:
+        f.write(f"required {compiled} CR_SBATCH={context.lab.tool('cr-sbatch')}\n")
+    cluster = Cluster(context, f"PlugStackConfig={stack}")
+    for option in ("interval", "dir", "on", "keep", "warning", "output", "error", "cut"):
+        if f"--checkpoint-{option}=" not in cluster.ask("sbatch", "--help"):
+            raise Failure(f"sbatch --help lacks --checkpoint-{option}")
+    lines = "#SBATCH --checkpoint-dir=images --checkpoint-keep=1\n"
+    script = context.script(lines + SCRIPT.format(program=context.program))
+    want = context.uninterrupted(script).replace("arguments\n", "arguments some words\n")
+    variables = context.standing(15)
+    words = ("--parsable", "--checkpoint-interval", "1s", "-o", "out", script, "some", "words")
+    job = cluster.command("sbatch", *words, env=variables).stdout.strip()
+    context.wait_step(15, cluster)
+    folder = context.path(f"images/job-{job}/images")
+    many = lambda: os.path.exists(f"{folder}/image-000002") and not os.path.exists(f"{folder}/image-000001")
+    harness.wait_for(many, LIMIT, lambda: f"the options have no effect\n{cluster.shown_output()}")
+    cluster.command("scontrol", "requeue", job)
+    cluster.start_again(job)
+    context.go(15)
+    cluster.check_result(job, want)
+    plain = cluster.command("sbatch", "--parsable", "-o", "plain", "--wrap", "echo $0").stdout.strip()
+    cluster.wait_state(plain, "COMPLETED")
+    if "slurm_script" not in cluster.output("plain"):
+        raise Failure(f"a job without the options has changed: {cluster.output('plain')}")
+
+
+def run_ranks(context, run):
+    """Two processes of an mpirun, which starts them itself and not through Slurm, are saved together and go on."""
+    cluster = Cluster(context, cpus=2)
+    script = context.script(f"set -e\necho begin\n{run} {context.program} --steps 20\necho end\n")
+    want = context.uninterrupted(script)
+    job = cluster.submit("-n2", "-o", "out", script, env=context.standing(15))
+    both = lambda: os.path.exists(context.sync) and open(context.sync).read().count("paused 15") == 2
+    harness.wait_for(both, LIMIT, cluster.shown_output)
+    cluster.command("scontrol", "requeue", job)
+    cluster.start_again(job)
+    context.go(15)
+    cluster.check_result(job, want)
+
+
+@case
+def ranks_openmpi(context):
+    """Processes of Open MPI's mpirun are saved together and go on."""
+    # It does not take a network with two loopback addresses for one.
+    run_ranks(context, "mpirun.openmpi --mca oob_tcp_if_include lo --allow-run-as-root --oversubscribe -n 2")
+
+
+@case
+def ranks_mpich(context):
+    """The same with MPICH's."""
+    run_ranks(context, "mpirun.mpich -n 2")
+
+
+def run_one(name, options):
+    if os.geteuid() != 0:
+        raise Failure("slurm.py needs root")
+    own_network()
+    with harness.Lab(options.product, keep=options.keep) as lab:
+        try:
+            CASES[name](Context(lab, options))
+        except Exception:
+            logs = os.path.join(lab.folder, "all-logs")
+            harness.keep_logs(lab, logs, name)
+            print(open(logs, errors="replace").read(), flush=True)
+            raise
+        finally:
+            for pid in processes_here():
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--slurm", required="--list" not in sys.argv)
+    harness.run_cases(arguments, CASES, run_one)
