@@ -645,8 +645,10 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   }
   if (code == 0) {
     unlink(log.c_str());
-    if (SettleLinks(facts, image_folder, error) && SettleTerminal(job, image_folder, error) && (!facts.tcp() || SettleConnections(facts, image_folder, error)))
+    if (SettleLinks(facts, image_folder, error) && SettleTerminal(job, image_folder, error) &&
+        (!facts.tcp() || SettleConnections(facts, image_folder, error))) {
       return true;
+    }
     if (leave_stopped) ContinueProcesses(job, facts);
     return false;
   }

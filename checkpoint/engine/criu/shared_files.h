@@ -29,8 +29,9 @@ bool SettleLinks(const ProcessFacts& facts, const std::string& image_folder, std
 // What cr-hold must know to copy them into the folder that is open as `image`: kSharedFilesVariable's value.
 std::string SharedFilesToCopy(const ProcessFacts& facts, int image);
 
-// Brings them back from the open folder `image`, with the links that are in `files`, CRIU's files.img. What is there with the same contents stays. False and one sentence in *error
-// if one cannot be made, or has other contents and is used by a process.
+// Brings them back from the open folder `image`, with the links that are in `files`, CRIU's files.img. What is there with
+// the same contents stays. False and one sentence in *error if one cannot be made, or has other contents and is used by
+// a process.
 bool RestoreSharedFiles(const ProcessFacts& facts, int image, std::string_view files, std::string* error);
 
 // CRIU makes a deleted file that is still in use under a name beside its own, NAME.cr.NUMBER.ghost, and a restore that is
