@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a job stands still for a checkpoint and for a move, by GPU memory and by how much of it changes.
 
-Usage: pause.py --product DIR --programs DIR [--mib N,...] [--changing P,...] [--moves] [--native] [--seconds S]
+Usage: pause.py --product DIR --programs DIR [--mib N,...] [--changing P,...] [--moves] [--no-checkpoints] [--native] [--seconds S]
 
 DIR of the product: cr-run, cr-server, cr-checkpoint, cr-migrate. Prints a table, a row for each job. The first column
 of times is what the tools report, the last one what the job saw: the longest time between two of its steps. `native`
@@ -112,7 +112,8 @@ def move(options, folder, mib, percent, to, what):
         job.wait_ready(60)
         got, longest, usual, during = measure(
             options, job, lambda: tool(options, options.limit, "cr-migrate", "--json", job.name, "--to", *to))
-        row(mib, f"{percent}%", what, f"{got['paused_seconds']:.3f}", *["-"] * 7, f"{got['seconds']:.1f}",
+        row(mib, f"{percent}%", what, f"{got['paused_seconds']:.3f}", f"{got['copying_seconds']:.3f}",
+            f"{got['replaying_seconds']:.3f}", "-", "-", "-", "-", f"{got['direct_bytes'] / 1e9:.2f}", f"{got['seconds']:.1f}",
             f"{usual:.1f} / {during:.1f}", f"{longest / 1e3:.3f}")
     finally:
         job.end()
@@ -160,6 +161,7 @@ def main():
     parser.add_argument("--mib", default="8192,32768", help="GPU memory of the jobs")
     parser.add_argument("--changing", default="5,100", help="percent of it that is rewritten in each step")
     parser.add_argument("--moves", action="store_true", help="moves to a second server, too")
+    parser.add_argument("--no-checkpoints", action="store_true", help="moves only")
     parser.add_argument("--second-gpu", type=int, help="moves to this GPU, too")
     parser.add_argument("--native", action="store_true", help="the driver's own checkpoint, too")
     parser.add_argument("--seconds", type=float, default=4, help="how long a job runs before it is disturbed")
@@ -167,8 +169,8 @@ def main():
     options = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="cr-pause-", dir=os.environ.get("CR_PAUSE_DIR"))
     servers = []
-    row("MiB", "changing", "what", "pause s", "of it GPU", "of it process", "before s", "rounds", "copied GB",
-        "still right GB", "kept on the GPU GB", "all s", "steps/s before / during", "seen by the job s")
+    row("MiB", "changing", "what", "pause s", "of it GPU", "of it process or replay", "before s", "rounds", "copied GB",
+        "still right GB", "not through the host GB", "all s", "steps/s before / during", "seen by the job s")
     row(*["---"] * 14)
     failed = 0
     try:
@@ -181,7 +183,7 @@ def main():
         options.server = servers[0].unix
         for mib in map(int, options.mib.split(",")):
             for percent in map(int, options.changing.split(",")):
-                work = [lambda: checkpoint(options, folder, mib, percent)]
+                work = [] if options.no_checkpoints else [lambda: checkpoint(options, folder, mib, percent)]
                 if len(servers) > 1:
                     work.append(lambda: move(options, folder, mib, percent, [servers[1].unix], "move, same GPU"))
                 if len(servers) > 2:

@@ -14,6 +14,7 @@
 #include <tuple>
 #include <utility>
 
+#include "checkpoint/gpu/direct_copy.h"
 #include "checkpoint/gpu/modules.h"
 #include "checkpoint/gpu/moved_code.h"
 #include "checkpoint/gpu/side_requests.h"
@@ -33,6 +34,8 @@ namespace {
 // For copies from server to server: enough for all that is on the way.
 constexpr uint64_t kCopyPool = uint64_t{64} * ChunkPool::kSlotBytes;
 constexpr int kTellMs = 3000;
+// Less is through the channel before the servers have mapped shared buffers.
+constexpr uint64_t kWorthAttaching = 16 << 20;
 // Chunks of up to this wait in memory of their own size, and not in a slot.
 constexpr uint64_t kSmallChunk = 64 << 10;
 
@@ -421,30 +424,46 @@ bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChann
 }
 
 bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
-                SharedBuffers* shared, const Continue& go_on, std::string* error) {
+                SharedBuffers* shared, const Continue& go_on, uint64_t* direct, std::string* error) {
+  MovedCode moved;
+  if (!FindMovedCode(to, regions, &moved, error)) return false;
+  std::vector<bool> copied(regions.size(), false);
+  // Addresses that have changed are looked for, and changed, on the way through the host.
+  if (moved.empty() && !CopyDirectly(from, to, regions, go_on, &copied, error)) return false;
+  std::vector<ckptfmt::Region> rest;
+  uint64_t before = 0, total = 0;
+  for (size_t i = 0; i < regions.size(); ++i) {
+    total += regions[i].bytes;
+    if (copied[i]) {
+      before += regions[i].bytes;
+    } else {
+      rest.push_back(regions[i]);
+    }
+  }
+  *direct += before;
+  const Continue go_on_with_rest = [&](uint64_t done, uint64_t) { return !go_on || go_on(before + done, total); };
   ChunkPool pool(kCopyPool);
   if (!pool.ok()) {
     *error = "there is no memory to copy through";
     return false;
   }
-  MovedCode moved;
-  if (!FindMovedCode(to, regions, &moved, error)) return false;
   const auto use = [&](size_t region, uint64_t index, char* slot, size_t bytes, std::string* why) {
     const uint64_t offset = index * ckptfmt::kChunkBytes;
-    const bool sent = moved.Translate(regions[region], offset, slot, bytes, why) &&
-                      SendBytes(to, regions[region], offset, {slot, bytes}, why);
+    const bool sent = moved.Translate(rest[region], offset, slot, bytes, why) &&
+                      SendBytes(to, rest[region], offset, {slot, bytes}, why);
     pool.Give(slot);
     return sent;
   };
-  SharedBuffers* const attached = shared && shared->Attach(from) ? shared : nullptr;
+  const bool worth = total - before >= kWorthAttaching;
+  SharedBuffers* const attached = worth && shared && shared->Attach(from) ? shared : nullptr;
   bool ok = false;
   if (attached && attached->Attach(to)) {
     const auto change = [&](size_t region, uint64_t index, char* bytes, size_t count, std::string* why) {
-      return moved.Translate(regions[region], index * ckptfmt::kChunkBytes, bytes, count, why);
+      return moved.Translate(rest[region], index * ckptfmt::kChunkBytes, bytes, count, why);
     };
-    ok = CopyBetween(from, to, regions, attached, change, go_on, error);
+    ok = CopyBetween(from, to, rest, attached, change, go_on_with_rest, error);
   } else {
-    ok = ReadMemory(from, regions, &pool, attached, use, go_on, error);
+    ok = ReadMemory(from, rest, &pool, attached, use, go_on_with_rest, error);
   }
   if (attached) attached->Detach();
   return ok && Drain(to, error) && CheckVariables(to, regions, error);

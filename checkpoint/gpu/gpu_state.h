@@ -79,9 +79,9 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
 // sent.
 bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChannel* channel, const Continue& go_on,
                 std::string* error);
-// From one server to another. `shared`: null, or not attached.
+// From one server to another. `shared`: null, or not attached. Adds to *direct what did not go through the host.
 bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
-                SharedBuffers* shared, const Continue& go_on, std::string* error);
+                SharedBuffers* shared, const Continue& go_on, uint64_t* direct, std::string* error);
 
 // Makes the objects of the log again, in their order, and compares the answers with those of the first time. What needs
 // the process's pinned memory is left to the process (replay::Part). `scope`: of the sessions that are replayed

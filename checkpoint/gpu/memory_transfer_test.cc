@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <filesystem>
@@ -17,6 +18,7 @@
 #include <set>
 #include <thread>
 
+#include "checkpoint/gpu/direct_copy.h"
 #include "checkpoint/gpu/gpu_state.h"
 #include "ckptfmt/image_reader.h"
 #include "ckptfmt/image_store.h"
@@ -90,6 +92,8 @@ class Server {
   }
 
   std::atomic<bool> refuse_map{false}, refuse_copies{false}, refuse_hashes{false};
+  std::atomic<int> refuse_offers{0}, refuse_fetches{0};  // so many
+  std::atomic<int> fetches{0};
   std::atomic<int> die_after{-1};                // requests
   std::atomic<uint64_t> unreadable{UINT64_MAX};  // an address
   std::atomic<int> copies{0}, pieces{0}, maps{0};
@@ -115,12 +119,16 @@ class Server {
       if (header.call == kCall_cuMemcpyAsync) result = refuse_copies ? kInvalidValue : Copy(message);
       if (header.call == kOpHostMap) result = Map(message);
       if (header.call == kOpHashMemory) result = Hash(message, &out);
+      std::string answer;
+      if (header.call == kOpOfferMemory) result = Offer(message, &answer);
+      if (header.call == kOpFetchMemory) result = Fetch(message);
+      if (header.call == kOpDrain) wire::OpDrain_Reply().Encode(&answer);
       if (header.call == kOpHostUnmap) result = UnmapBuffers() ? 0 : kInvalidValue;
       if (header.flags & kFlagNoReply) {
         if (first_error_ == 0) first_error_ = result;
         continue;
       }
-      server_->Reply(header.sequence, header.call, result, 0, "", out);
+      server_->Reply(header.sequence, header.call, result, 0, answer, out);
     }
   }
 
@@ -192,6 +200,28 @@ class Server {
     char* const memory = FindAddress(device, in.bytes);
     if (!memory || device == unreadable) return kInvalidValue;
     memcpy(to_host ? buffers_ + offset : memory, to_host ? memory : buffers_ + offset, in.bytes);
+    return 0;
+  }
+  // The two servers are of one process, so a key is where the bytes lie.
+  uint32_t Offer(const std::string& message, std::string* answer) {
+    wire::OpOfferMemory_Request in;
+    const bool known = in.Decode(message) && memory_.count(in.address) != 0;
+    if (!known || refuse_offers-- > 0) return kInvalidValue;
+    std::string* const bytes = &memory_.at(in.address);
+    wire::OpOfferMemory_Reply out;
+    out.key = {reinterpret_cast<const char*>(&bytes), sizeof(bytes)};
+    out.bytes = bytes->size();
+    out.Encode(answer);
+    return 0;
+  }
+  uint32_t Fetch(const std::string& message) {
+    wire::OpFetchMemory_Request in;
+    const std::string* bytes;
+    ++fetches;
+    if (!in.Decode(message) || in.key.size() != sizeof(bytes) || refuse_fetches-- > 0) return kInvalidValue;
+    memcpy(&bytes, in.key.data(), sizeof(bytes));
+    if (bytes->size() != in.bytes) return kInvalidValue;
+    memory_.at(in.address) = *bytes;
     return 0;
   }
   uint32_t Map(const std::string& message) {
@@ -690,6 +720,98 @@ TEST(CopyBetween, StopsAtTheFirstFailure) {
     shared->Detach();
   }
   g_transfer_threads_for_testing = 0;
+}
+
+// All allocations that are worth it, without the host; the rest as ever.
+TEST(CopyMemory, GoesDirectly) {
+  for (const int refused : {0, 1, 2, 100}) {
+    for (const bool offers : {true, false}) {
+      const Sample sample = MakeSample();
+      Server first, second;
+      (offers ? first.refuse_offers : second.refuse_fetches) = refused;
+      for (size_t i = 0; i < sample.regions.size(); ++i) {
+        first.Have(sample.regions[i], sample.bytes[i]);
+        second.Have(sample.regions[i], std::string(sample.bytes[i].size(), '?'));
+      }
+      const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
+      ASSERT_TRUE(shared);
+      std::vector<Region> regions;  // variables would be compared with those of a real server
+      for (const Region& region : sample.regions) {
+        if (region.kind == RegionKind::kAllocation) regions.push_back(region);
+      }
+      uint64_t direct = 0, total = 0, worth = 0, last = 0;
+      std::vector<uint64_t> sizes;
+      for (const Region& region : regions) {
+        total += region.bytes;
+        if (region.bytes >= 4096) sizes.push_back(region.bytes);
+      }
+      std::sort(sizes.rbegin(), sizes.rend());
+      for (size_t i = size_t(refused); i < sizes.size(); ++i) worth += sizes[i];
+      const auto go_on = [&](uint64_t done, uint64_t all) {
+        EXPECT_EQ(all, total);
+        EXPECT_GE(done, last);
+        last = done;
+        return true;
+      };
+      std::string error;
+      ASSERT_TRUE(CopyMemory(first.channel(), regions, second.channel(), shared.get(), go_on, &direct, &error)) << error;
+      EXPECT_EQ(second.Sync(), 0u);
+      EXPECT_EQ(direct, worth) << refused;
+      EXPECT_EQ(last, total);
+      for (size_t i = 0; i < sample.regions.size(); ++i) {
+        if (sample.regions[i].kind != RegionKind::kAllocation) continue;
+        EXPECT_TRUE(second.At(KeyOf(sample.regions[i])) == sample.bytes[i]) << "region " << i << ", refused " << refused;
+      }
+      // Nobody maps buffers for some bytes.
+      if (refused == 0) {
+        EXPECT_EQ(first.maps + second.maps, 0);
+      }
+    }
+  }
+}
+
+// A server that refuses everything is not asked for everything.
+TEST(CopyMemory, StopsAskingInVain) {
+  Sample sample;
+  Server first, second;
+  second.refuse_fetches = 1000;
+  for (uint64_t i = 0; i < 30; ++i) {
+    Region region;
+    region.kind = RegionKind::kAllocation;
+    region.address = 0x100000000000 + i * (1 << 20);
+    region.bytes = 5000;
+    region.context = 0x7000000000010;
+    sample.regions.push_back(region);
+    sample.bytes.push_back(Noise(5000, i));
+    first.Have(region, sample.bytes.back());
+    second.Have(region, std::string(5000, '?'));
+  }
+  uint64_t direct = 0;
+  std::string error;
+  ASSERT_TRUE(CopyMemory(first.channel(), sample.regions, second.channel(), nullptr, nullptr, &direct, &error)) << error;
+  EXPECT_EQ(second.Sync(), 0u);
+  EXPECT_EQ(direct, 0u);
+  EXPECT_LT(second.fetches, 12);
+  for (size_t i = 0; i < 30; ++i) EXPECT_TRUE(second.At(sample.regions[i].address) == sample.bytes[i]);
+}
+
+TEST(CopyMemory, ADirectCopyEnds) {
+  const Sample sample = MakeSample();
+  enum Kind { kCancelled, kFirstGone, kSecondGone };
+  for (const Kind kind : {kCancelled, kFirstGone, kSecondGone}) {
+    Server first, second;
+    for (size_t i = 0; i < sample.regions.size(); ++i) {
+      first.Have(sample.regions[i], sample.bytes[i]);
+      second.Have(sample.regions[i], sample.bytes[i]);
+    }
+    if (kind == kFirstGone) first.die_after = 2;
+    if (kind == kSecondGone) second.die_after = 2;
+    const Continue go_on = [&](uint64_t done, uint64_t total) { return kind != kCancelled || done < total / 3; };
+    std::vector<bool> copied;
+    std::string error;
+    EXPECT_FALSE(CopyDirectly(first.channel(), second.channel(), sample.regions, go_on, &copied, &error));
+    EXPECT_THAT(error, HasSubstr(kind == kCancelled ? "interrupted" : "told to die")) << kind;
+  }
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/agent/agent_client.h"
@@ -199,7 +200,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   for (const auto& process : live.processes()) held.push_back(process->process());
   if (!OpenSessions(options, directory, *job, held, &hosts, &moves, error)) return false;
   for (size_t i = 0; i < moves.size(); ++i) moves[i].process = live.processes()[i].get();
-  uint64_t bytes = 0, done_before = 0, objects = 0;
+  uint64_t bytes = 0, direct = 0, done_before = 0, objects = 0;
   AtStep("list GPU memory");
   for (Move& move : moves) {
     const std::vector<uint64_t> beside = live.SessionsAt(move.process->info().server);
@@ -217,22 +218,29 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   const GpuHost* const host = options.to.empty() ? moves.front().to.host : hosts.Open(options.to, -1, error);
   const std::string scope = NewSharingScope();
   AtStep("replay");
+  const Clock::time_point replay_begun = Clock::now();
   if (!ReplayAll(scope, &moves, error)) return false;
+  const double replaying = Since(replay_begun);
+  const Clock::time_point copy_begun = Clock::now();
   {
     Progress progress("copying GPU memory", options.quiet);
     for (size_t i = 0; i < moves.size(); ++i) {
       Move& move = moves[i];
       AtStep("copy GPU memory", i, moves.size());
+      bool begun = false;
       const auto go_on = [&](uint64_t done, uint64_t) {
+        if (!std::exchange(begun, true)) AtStep("copy the rest of GPU memory", i, moves.size());
         progress.Update(done_before + done, bytes);
         return !cancelled();
       };
-      if (!CopyMemory(move.process->channel(), move.regions, move.channel.get(), shared.get(), go_on, error)) {
+      if (!CopyMemory(move.process->channel(), move.regions, move.channel.get(), shared.get(), go_on, &direct,
+                      error)) {
         return Of(move, moves.size(), error);
       }
       for (const ckptfmt::Region& region : move.regions) done_before += region.bytes;
     }
   }
+  const double copying = Since(copy_begun);
   for (const Move& move : moves) move.process->PrepareSwitch(move.channel.get(), move.to.host->server());
   // Processes that connect from now on belong to the others. Until the transaction has ended, none does.
   ServerChange change(directory);
@@ -252,15 +260,19 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
     json.Begin('{');
     json.RealMember("seconds", took, 3);
     json.RealMember("paused_seconds", stood, 3);
+    json.RealMember("replaying_seconds", replaying, 3);
+    json.RealMember("copying_seconds", copying, 3);
     json.Member("gpu_bytes", bytes);
+    json.Member("direct_bytes", direct);
     json.Member("objects", objects);
     json.End('}');
     puts(json.text().c_str());
     fflush(stdout);
   } else if (!options.quiet) {
-    fprintf(stderr, "%s: moved to %s in %.1f s (CUDA calls waited for %.1f s): GPU memory %s\n", kTool,
+    fprintf(stderr, "%s: moved to %s in %.1f s (CUDA calls waited for %.1f s): GPU memory %s%s\n", kTool,
             (moves.empty() ? options.to : ServersOf(PlacesOf(moves))).c_str(), took, stood,
-            Bytes(double(bytes)).c_str());
+            Bytes(double(bytes)).c_str(),
+            direct == 0 ? "" : (", " + Bytes(double(direct)) + " of it not through the host").c_str());
   }
   return true;
 }

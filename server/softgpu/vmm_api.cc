@@ -60,8 +60,9 @@ VirtualMemory& Vm() {
 bool Aligned(uint64_t value) { return value % kGranularity == 0; }
 
 // The name of a memory file that other processes may get says which GPU its memory is of.
+constexpr char kSharedName[] = "softgpu-shared-";
 std::string SharedName(int device) {
-  std::string name = "softgpu-shared-";
+  std::string name = kSharedName;
   char digits[3];
   for (const char byte : GetDevice(device)->uuid().bytes) {
     std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(byte));
@@ -70,15 +71,16 @@ std::string SharedName(int device) {
   return name;
 }
 
-// The GPU that a memory file of SharedName is for; -1: none of this process, or no such file.
+// The GPU that a memory file of SharedName is for; kHidden: one that this process does not see, kNone: no such file.
+constexpr int kHidden = -1, kNone = -2;
 int DeviceOfShared(int fd) {
   char link[64], target[256] = {};
   std::snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-  if (readlink(link, target, sizeof target - 1) <= 0) return -1;
+  if (readlink(link, target, sizeof target - 1) <= 0) return kNone;
   for (int device = 0; device < DeviceCount(); ++device) {
     if (std::string(target).find(SharedName(device)) != std::string::npos) return device;
   }
-  return -1;
+  return std::string(target).find(kSharedName) != std::string::npos ? kHidden : kNone;
 }
 
 CUresult CheckProp(const CUmemAllocationProp* prop) {
@@ -363,9 +365,10 @@ SOFTGPU_API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* out, vo
   if (out == nullptr || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
   int fd = fcntl(static_cast<int>(reinterpret_cast<intptr_t>(os_handle)), F_DUPFD_CLOEXEC, 0);
   off_t size = fd < 0 ? -1 : lseek(fd, 0, SEEK_END);
-  const int device = fd < 0 ? -1 : DeviceOfShared(fd);
-  if (device < 0 || size <= 0 || !Aligned(static_cast<uint64_t>(size)) ||
-      !GetDevice(device)->TakeMemory(static_cast<uint64_t>(size))) {
+  const int device = fd < 0 ? kNone : DeviceOfShared(fd);
+  // A GPU that reaches another one's memory does so whether this process sees that one or not.
+  if (device == kNone || size <= 0 || !Aligned(static_cast<uint64_t>(size)) ||
+      (device != kHidden && !GetDevice(device)->TakeMemory(static_cast<uint64_t>(size)))) {
     if (fd >= 0) close(fd);
     return CUDA_ERROR_INVALID_VALUE;
   }

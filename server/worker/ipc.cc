@@ -20,6 +20,8 @@ namespace cuda_remote::server {
 namespace {
 
 constexpr size_t kMaxConnections = 4096;
+// Of all offers: 16 bytes that no session gets by chance.
+const std::string kOfferScope = "offers of a move";
 // How long the other worker may take to answer. Its thread has nothing else to do.
 constexpr int kAnswerSeconds = 10;
 // How often one that is waited for is looked for.
@@ -195,7 +197,7 @@ bool Ipc::Inherits(std::string_view key) {
   if (ownerless_.count(secret) == 0 || listening_.count(secret) != 0) return false;
   used_ = true;
   bool taken = false;
-  const bool inherits = ListenLocked(secret, &taken);
+  const bool inherits = ListenLocked(secret, scope_, &taken);
   if (!inherits && !taken) spdlog::error("memory whose owner is gone cannot be shared");
   return inherits;
 }
@@ -206,12 +208,12 @@ std::string Ipc::SocketName(std::string group, std::string scope, std::string_vi
   return "cuda-remote-ipc-" + replay::ToHex(replay::HashOf(group + scope + std::string(home)));
 }
 
-bool Ipc::ListenLocked(const std::string& home, bool* taken) {
+bool Ipc::ListenLocked(const std::string& home, const std::string& scope, bool* taken) {
   if (listening_.count(home) != 0) return true;
   const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (wake_ < 0) wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   sockaddr_un address;
-  const socklen_t length = Abstract(SocketName(self_.group, scope_, home), &address);
+  const socklen_t length = Abstract(SocketName(self_.group, scope, home), &address);
   if (fd < 0 || wake_ < 0 || bind(fd, reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(fd, 64) != 0) {
     if (taken != nullptr && errno == EADDRINUSE) {
       *taken = true;
@@ -292,6 +294,10 @@ bool Ipc::AnswerLocked(int connection, User* user) {
   reply.peer = self_.peer;
   reply.has_fd = it->second.fd >= 0;
   if (!SendReply(connection, reply, it->second.fd)) return false;
+  if (it->second.kind == IpcKind::kOffer) {
+    ForgetLocked(IpcKind::kOffer, it->second.object);
+    return false;
+  }
   user->secret = it->first;
   user->peer = question.peer;
   return true;
@@ -318,7 +324,7 @@ CUresult Ipc::Share(IpcKind kind, uint64_t object, const IpcFacts& facts, int fd
     home = secret;
   }
   used_ = true;
-  if (result == CUDA_SUCCESS && !ListenLocked(home)) result = CUDA_ERROR_OPERATING_SYSTEM;
+  if (result == CUDA_SUCCESS && !ListenLocked(home, scope_)) result = CUDA_ERROR_OPERATING_SYSTEM;
   if (result != CUDA_SUCCESS) {
     CloseIfOpen(&fd);
     return result;
@@ -328,6 +334,22 @@ CUresult Ipc::Share(IpcKind kind, uint64_t object, const IpcFacts& facts, int fd
   secrets_[{int(kind), object}] = secret;
   homes_[secret] = home;
   *key = MakeKey(kind, home, secret);
+  return CUDA_SUCCESS;
+}
+
+CUresult Ipc::Offer(uint64_t object, const IpcFacts& facts, int fd, std::string* key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ForgetLocked(IpcKind::kOffer, object);
+  if (offers_home_.empty()) offers_home_ = RandomBytes();
+  if (!ListenLocked(offers_home_, kOfferScope)) {
+    CloseIfOpen(&fd);
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+  const std::string secret = RandomBytes();
+  shared_[secret] = {IpcKind::kOffer, object, facts, fd};
+  secrets_[{int(IpcKind::kOffer), object}] = secret;
+  homes_[secret] = offers_home_;
+  *key = MakeKey(IpcKind::kOffer, offers_home_, secret);
   return CUDA_SUCCESS;
 }
 
@@ -353,19 +375,21 @@ void Ipc::CloseUsersLocked(const std::string& secret) {
   }
 }
 
+void Ipc::ForgetLocked(IpcKind kind, uint64_t object) {
+  const auto it = secrets_.find({int(kind), object});
+  if (it == secrets_.end()) return;
+  const auto entry = shared_.find(it->second);
+  if (entry->second.fd >= 0) close(entry->second.fd);
+  CloseUsersLocked(it->second);
+  homes_.erase(it->second);
+  shared_.erase(entry);
+  secrets_.erase(it);
+}
+
 void Ipc::Forget(uint64_t object) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!secrets_.empty()) {
-    for (int kind = int(IpcKind::kMemory); kind <= int(IpcKind::kPoolMemory); ++kind) {
-      const auto it = secrets_.find({kind, object});
-      if (it == secrets_.end()) continue;
-      const auto entry = shared_.find(it->second);
-      if (entry->second.fd >= 0) close(entry->second.fd);
-      CloseUsersLocked(it->second);
-      homes_.erase(it->second);
-      shared_.erase(entry);
-      secrets_.erase(it);
-    }
+    for (int kind = int(IpcKind::kMemory); kind <= int(IpcKind::kOffer); ++kind) ForgetLocked(IpcKind(kind), object);
   }
   const auto range = held_.equal_range(object);
   for (auto it = range.first; it != range.second; ++it) close(it->second.connection);
@@ -418,8 +442,9 @@ CUresult Ipc::Open(std::string_view key, IpcKind kind, bool other, std::chrono::
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (other && listening_.count(home) != 0) return CUDA_ERROR_INVALID_CONTEXT;
-    used_ = true;
-    name = SocketName(self_.group, scope_, ownerless_.count(secret) != 0 ? secret : home);
+    used_ = used_ || kind != IpcKind::kOffer;
+    const std::string& scope = kind == IpcKind::kOffer ? kOfferScope : scope_;
+    name = SocketName(self_.group, scope, ownerless_.count(secret) != 0 ? secret : home);
   }
   const auto end = std::chrono::steady_clock::now() + patience;
   while (true) {
@@ -442,9 +467,13 @@ bool Ipc::Holds(uint64_t object) {
 CUresult Ipc::LetGo(const DriverTable& driver, const IpcImport& import) {
   const CUresult result = driver.cuMemUnmap(import.mapping, import.mapping_bytes);
   close(import.use.connection);
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (result == CUDA_SUCCESS) returned_.emplace_back(import.mapping, import.mapping_bytes);
+  if (result == CUDA_SUCCESS) Return(import.mapping, import.mapping_bytes);
   return result;
+}
+
+void Ipc::Return(uint64_t address, uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  returned_.emplace_back(address, bytes);
 }
 
 std::vector<std::pair<uint64_t, uint64_t>> Ipc::TakeReturned() {

@@ -14,10 +14,10 @@
 // - The scope keeps copies of a job apart that were restarted from one image: sessions that are replayed together get a
 //   random one (OpShareIn); it is empty for all others. It cannot be guessed, so nobody can take a name of a session
 //   that is about to be replayed.
-// - The sharing group is a secret that cr-server gives to all sessions of one owner. Sessions of other owners compute
-// other
-//   names and show another group, so a key that leaked is of no use to them. The socket answers processes of the same
-//   user only.
+//   Offers of a move have a scope of their own, whatever the sessions' are.
+// - The sharing group is a secret that cr-server gives to all sessions of one owner; it is the same at all servers of
+//   one user for this user's own sessions. Sessions of other owners compute other names and show another group, so a
+//   key that leaked is of no use to them. The socket answers processes of the same user only.
 //
 // A thread answers at the sockets; it is started with the first thing shared. Thread-safe but for imports(), which is
 // the executor's.
@@ -46,7 +46,8 @@ namespace cuda_remote::server {
 inline constexpr size_t kIpcKeyBytes = 64;
 inline constexpr size_t kIpcScopeBytes = 16;
 
-enum class IpcKind : uint8_t { kMemory = 1, kEvent = 2, kPhysical = 3, kPool = 4, kPoolMemory = 5 };
+// kOffer: memory of a session that is about to move. No application has such a key, and it opens once.
+enum class IpcKind : uint8_t { kMemory = 1, kEvent = 2, kPhysical = 3, kPool = 4, kPoolMemory = 5, kOffer = 6 };
 
 // What is shared. Which members count follows from the kind.
 struct IpcFacts {
@@ -114,6 +115,10 @@ class Ipc {
   // How many other sessions use it.
   size_t Users(uint64_t object);
 
+  // Offers memory to the worker to which this session moves, in the place of an older offer of `object`. As Share, but
+  // for scope and saving it never happened, and the first one who opens it ends it.
+  CUresult Offer(uint64_t object, const IpcFacts& facts, int fd, std::string* key);
+
   // The object is gone: nobody else can open it, and what was open in its name here is let go.
   void Forget(uint64_t object);
 
@@ -135,7 +140,9 @@ class Ipc {
   std::map<std::string, IpcImport>& imports() { return imports_; }
   // Unmaps memory that is among them no more and that no work uses. Any thread.
   CUresult LetGo(const DriverTable& driver, const IpcImport& import);
-  // Address ranges that LetGo has unmapped, for the executor to use again.
+  // An address range for mappings is free again. Any thread.
+  void Return(uint64_t address, uint64_t bytes);
+  // Address ranges that LetGo and Return have given back, for the executor to use again.
   std::vector<std::pair<uint64_t, uint64_t>> TakeReturned();
 
   // Adds what keeps this session from being saved together with `sessions` of the same server: what it shares with
@@ -157,11 +164,12 @@ class Ipc {
 
   // Makes the socket of a home, and the thread.
   // *taken, if not null: another session does, which is no error.
-  bool ListenLocked(const std::string& home, bool* taken = nullptr);
+  bool ListenLocked(const std::string& home, const std::string& scope, bool* taken = nullptr);
   void Serve();
   void Accept(int listening);
   // Answers one request on a connection; false: close it.
   bool AnswerLocked(int connection, User* user);
+  void ForgetLocked(IpcKind kind, uint64_t object);
   void CloseUsersLocked(const std::string& secret);
   bool IsAmong(const IpcPeer& peer, const std::set<uint64_t>& sessions) const;
   CUresult Ask(const std::string& name, const std::string& secret, IpcKind kind, IpcFacts* facts, int* fd, IpcUse* use);
@@ -177,6 +185,7 @@ class Ipc {
   std::multimap<uint64_t, IpcUse> held_;                     // by object
   std::vector<std::pair<uint64_t, uint64_t>> returned_;
   std::string home_;                      // of what is shared next; empty: none yet
+  std::string offers_home_;               // of offers, likewise
   std::map<std::string, int> listening_;  // by home
   std::map<int, User> users_;             // by connection
   int wake_ = -1;

@@ -69,6 +69,11 @@ void AwaitSideReads() {
   g_ended.wait(lock, [next] { return g_reads.empty() || *g_reads.begin() >= next; });
 }
 
+CUresult UnmapAtOnce(const DriverTable& driver, uint64_t address, uint64_t bytes) {
+  const auto unmap = g_real.cuMemUnmap != nullptr ? g_real.cuMemUnmap : driver.cuMemUnmap;
+  return unmap(address, bytes);
+}
+
 void GuardUnmapping(DriverTable* table) {
   g_real = *table;
   using T = DriverTable;
@@ -155,14 +160,19 @@ CUresult SideWork::Hash(uint64_t context, const std::vector<Piece>& pieces, std:
 }
 
 CUresult SideWork::CopyOut(uint64_t context, const Piece& piece, void* to, Wait* wait) {
-  CUstream stream = nullptr;
-  CUresult result = StreamIn(context, &stream);
   const uint64_t target = reinterpret_cast<uint64_t>(to);
   const bool inside = target >= driverabi::kSnapshotBase && target - driverabi::kSnapshotBase < driverabi::kSnapshotBytes;
-  if (result == CUDA_SUCCESS) {
-    result = inside ? driver_.cuMemcpyDtoDAsync_v2(target, piece.address, piece.bytes, stream)
-                    : driver_.cuMemcpyDtoHAsync_v2(to, piece.address, piece.bytes, stream);
-  }
+  if (inside) return CopyBetween(context, piece, target, wait);
+  CUstream stream = nullptr;
+  CUresult result = StreamIn(context, &stream);
+  if (result == CUDA_SUCCESS) result = driver_.cuMemcpyDtoHAsync_v2(to, piece.address, piece.bytes, stream);
+  return result == CUDA_SUCCESS ? WaitFor(stream, wait) : result;
+}
+
+CUresult SideWork::CopyBetween(uint64_t context, const Piece& piece, uint64_t to, Wait* wait) {
+  CUstream stream = nullptr;
+  CUresult result = StreamIn(context, &stream);
+  if (result == CUDA_SUCCESS) result = driver_.cuMemcpyDtoDAsync_v2(to, piece.address, piece.bytes, stream);
   return result == CUDA_SUCCESS ? WaitFor(stream, wait) : result;
 }
 

@@ -25,6 +25,9 @@ namespace cuda_remote::server {
 // milliseconds. For the table that everything in this process uses.
 void GuardUnmapping(DriverTable* table);
 
+// Unmaps what no side work reads any more, without a look at other memory's. Any thread, those of side work too.
+CUresult UnmapAtOnce(const DriverTable& driver, uint64_t address, uint64_t bytes);
+
 class SideWork {
  public:
   struct Piece {
@@ -49,6 +52,8 @@ class SideWork {
   CUresult Hash(uint64_t context, const std::vector<Piece>& pieces, std::shared_ptr<char>* hashes, Wait* wait);
   // `to` stays valid until the wait is over.
   CUresult CopyOut(uint64_t context, const Piece& piece, void* to, Wait* wait);
+  // From device memory to device memory, of other GPUs or other processes too, as far as it is mapped for this context.
+  CUresult CopyBetween(uint64_t context, const Piece& piece, uint64_t to, Wait* wait);
 
   // The context is gone.
   void Forget(uint64_t context) { places_.erase(context); }

@@ -73,6 +73,7 @@ AddressSpace* WorkerSession::ReservationSpace() {
     reservation_space_.emplace(DeviceArena::kPage);
     reservation_space_->Give(kReservationBase, bytes);
   }
+  for (const auto& [start, bytes] : ipc_.TakeReturned()) reservation_space_->Give(start, bytes);
   return &*reservation_space_;
 }
 

@@ -161,6 +161,28 @@ def servers_and_gpus(context):
 
 
 @case
+def without_the_host(context):
+    """Memory goes from worker to worker on the same GPU and to another one; where the driver refuses that, the move goes as ever."""
+    first, second = context.server("first", gpus=2), context.server("second", gpus=2)
+    context.lab.env["SOFTGPU_FAIL"] = "cuMemImportFromShareableHandle:0:801"
+    cannot_map = context.server("cannot_map", gpus=2)
+    context.lab.env["SOFTGPU_FAIL"] = "cuMemExportToShareableHandle:0:801"
+    cannot_offer = context.server("cannot_offer", gpus=2)
+    del context.lab.env["SOFTGPU_FAIL"]
+    ranks = Ranks(context, first, 2)
+    memory = 2 * 16 << 10
+    for number, (server, gpu, direct) in enumerate((
+        (second, 0, memory), (first, 1, memory), (cannot_map, 1, 0), (cannot_offer, 1, memory), (second, 0, 0), (first, 0, memory)
+    )):  # fmt: skip
+        tool = context.tool("cr-migrate", "--json", ranks.job.id, "--to", server.unix, "--gpu", str(gpu))
+        ranks.expect_places(ranks.job, [(server, [gpu])] * 2)
+        report = json.loads(tool.stdout())
+        if report["direct_bytes"] != direct or report["gpu_bytes"] < memory:
+            raise Failure(f"move {number}: {report}, and not {direct} bytes without the host\n{tool.describe()}")
+    ranks.finish(ranks.job)
+
+
+@case
 def own_server(context):
     """Ranks come back on the two GPUs of a server of the job's own."""
     ranks = Ranks(context, context.server("first"), 4)

@@ -16,7 +16,9 @@
 #include "proto/codec/virtual.gen.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/custom/offers.h"
 #include "server/worker/driver_hooks.h"
+#include "server/worker/side_work.h"
 #include "server/worker/worker_session.h"
 
 namespace cuda_remote::server {
@@ -67,6 +69,16 @@ std::string KeyFor(const Request& request, std::string_view key) {
   return request.replay() ? std::string(key) : std::string();
 }
 
+// A descriptor of the physical memory that is mapped at `start`.
+CUresult Export(const DriverTable& driver, uint64_t start, int* fd) {
+  CUmemGenericAllocationHandle physical = 0;
+  CUresult result = driver.cuMemRetainAllocationHandle(&physical, reinterpret_cast<void*>(start));
+  if (result != CUDA_SUCCESS) return result;
+  result = driver.cuMemExportToShareableHandle(fd, physical, kDescriptor, 0);
+  driver.cuMemRelease(physical);
+  return result;
+}
+
 // The key of an allocation of the arena. The whole of what lies behind it is shown, as natively: small ones have
 // neighbours. *key: KeyFor.
 CUresult ShareAllocation(WorkerSession& worker, IpcKind kind, uint64_t address, std::string* key) {
@@ -84,14 +96,8 @@ CUresult ShareAllocation(WorkerSession& worker, IpcKind kind, uint64_t address, 
   facts.offset = it->first - start;
   facts.bytes = range.bytes;
   SetDevice(worker, range.device, &facts);
-  const DriverTable& driver = worker.driver();
-  CUmemGenericAllocationHandle physical = 0;
-  CUresult result = driver.cuMemRetainAllocationHandle(&physical, reinterpret_cast<void*>(start));
-  if (result != CUDA_SUCCESS) return result;
   int fd = -1;
-  result = driver.cuMemExportToShareableHandle(&fd, physical, kDescriptor, 0);
-  driver.cuMemRelease(physical);
-  if (result != CUDA_SUCCESS) return result;
+  if (const CUresult result = Export(worker.driver(), start, &fd); result != CUDA_SUCCESS) return result;
   return worker.ipc().Share(kind, it->first, facts, fd, key);
 }
 
@@ -99,7 +105,6 @@ CUresult ShareAllocation(WorkerSession& worker, IpcKind kind, uint64_t address, 
 CUresult Reserve(WorkerSession& worker, uint64_t bytes, uint64_t at, CUdeviceptr* address) {
   AddressSpace* const space = worker.ReservationSpace();
   if (space == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
-  for (const auto& [start, size] : worker.ipc().TakeReturned()) space->Give(start, size);
   if (at != 0) {
     *address = at;
     return space->TakeAt(at, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -108,9 +113,10 @@ CUresult Reserve(WorkerSession& worker, uint64_t bytes, uint64_t at, CUdeviceptr
   return *address != 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// Maps memory of another session, so that the allocation is at `at` if that is not 0. Takes neither `fd` nor a
-// connection over.
-CUresult MapShared(WorkerSession& worker, const IpcFacts& facts, int fd, uint64_t at, IpcImport* import, int* device) {
+// Maps memory of another session for `devices`, so that the allocation is at `at` if that is not 0. Does not take `fd`
+// over.
+CUresult MapFor(WorkerSession& worker, const IpcFacts& facts, int fd, uint64_t at, const std::vector<int>& devices,
+                CUdeviceptr* mapping) {
   if ((at != 0 && (at < facts.offset || (at - facts.offset) % DeviceArena::kPage != 0)) || fd < 0 || facts.bytes == 0 ||
       facts.mapping_bytes == 0 || facts.mapping_bytes > kReservationBytes ||
       facts.mapping_bytes % DeviceArena::kPage != 0 || facts.offset >= facts.mapping_bytes ||
@@ -122,33 +128,37 @@ CUresult MapShared(WorkerSession& worker, const IpcFacts& facts, int fd, uint64_
   CUresult result =
       driver.cuMemImportFromShareableHandle(&physical, reinterpret_cast<void*>(intptr_t(fd)), kDescriptor);
   if (result != CUDA_SUCCESS) return result;
-  *device = FindDevice(worker, facts);
-  CUdeviceptr mapping = 0;
-  result = *device < 0 ? CUDA_ERROR_INVALID_DEVICE
-                       : Reserve(worker, facts.mapping_bytes, at != 0 ? at - facts.offset : 0, &mapping);
+  result = Reserve(worker, facts.mapping_bytes, at != 0 ? at - facts.offset : 0, mapping);
   if (result != CUDA_SUCCESS) {
     driver.cuMemRelease(physical);
     return result;
   }
-  result = driver.cuMemMap(mapping, facts.mapping_bytes, 0, physical, 0);
+  result = driver.cuMemMap(*mapping, facts.mapping_bytes, 0, physical, 0);
   driver.cuMemRelease(physical);  // the mapping keeps it
   if (result == CUDA_SUCCESS) {
-    std::vector<CUmemAccessDesc> access(1);
-    access[0].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    access[0].location.id = *device;
-    access[0].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    const ContextInfo* const current = worker.FindContext(worker.CurrentContext());
-    if (current != nullptr && current->device != *device) {
-      access.push_back(access[0]);
-      access[1].location.id = current->device;
+    std::vector<CUmemAccessDesc> access(devices.size());
+    for (size_t i = 0; i < devices.size(); ++i) {
+      access[i].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+      access[i].location.id = devices[i];
+      access[i].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     }
-    result = driver.cuMemSetAccess(mapping, facts.mapping_bytes, access.data(), access.size());
-    if (result != CUDA_SUCCESS) driver.cuMemUnmap(mapping, facts.mapping_bytes);
+    result = driver.cuMemSetAccess(*mapping, facts.mapping_bytes, access.data(), access.size());
+    if (result != CUDA_SUCCESS) driver.cuMemUnmap(*mapping, facts.mapping_bytes);
   }
-  if (result != CUDA_SUCCESS) {
-    worker.ReservationSpace()->Give(mapping, facts.mapping_bytes);
-    return result;
-  }
+  if (result != CUDA_SUCCESS) worker.ReservationSpace()->Give(*mapping, facts.mapping_bytes);
+  return result;
+}
+
+// The same for what the application opens, on the GPU that has it.
+CUresult MapShared(WorkerSession& worker, const IpcFacts& facts, int fd, uint64_t at, IpcImport* import, int* device) {
+  *device = FindDevice(worker, facts);
+  if (*device < 0) return CUDA_ERROR_INVALID_DEVICE;
+  std::vector<int> devices = {*device};
+  const ContextInfo* const current = worker.FindContext(worker.CurrentContext());
+  if (current != nullptr && current->device != *device) devices.push_back(current->device);
+  CUdeviceptr mapping = 0;
+  const CUresult result = MapFor(worker, facts, fd, at, devices, &mapping);
+  if (result != CUDA_SUCCESS) return result;
   import->address = mapping + facts.offset;
   import->mapping = mapping;
   import->mapping_bytes = facts.mapping_bytes;
@@ -194,6 +204,61 @@ CUresult OpenMemory(WorkerSession& worker, IpcKind kind, const Request& request,
 }
 
 }  // namespace
+
+CUresult MapOffer(WorkerSession& worker, std::string_view key, MappedOffer* offer) {
+  IpcFacts facts;
+  int fd = -1;
+  IpcUse use;
+  CUresult result = worker.ipc().Open(key, IpcKind::kOffer, true, std::chrono::milliseconds(0), &facts, &fd, &use);
+  if (result != CUDA_SUCCESS) return result;
+  close(use.connection);
+  int device = -1;
+  CUdeviceptr mapping = 0;
+  result = worker.driver().cuCtxGetDevice(&device);
+  if (result == CUDA_SUCCESS) result = MapFor(worker, facts, fd, 0, {device}, &mapping);
+  if (fd >= 0) close(fd);
+  if (result != CUDA_SUCCESS) return result;
+  *offer = {mapping + facts.offset, facts.bytes, mapping, facts.mapping_bytes};
+  return CUDA_SUCCESS;
+}
+
+void UnmapOffer(const DriverTable& driver, Ipc* ipc, const MappedOffer& offer) {
+  // Addresses that could not be unmapped are not used again.
+  if (UnmapAtOnce(driver, offer.mapping, offer.mapping_bytes) == CUDA_SUCCESS) {
+    ipc->Return(offer.mapping, offer.mapping_bytes);
+  }
+}
+
+CUresult OpOfferMemory(Session& session, const Request&, const wire::OpOfferMemory_Request& in,
+                       wire::OpOfferMemory_Reply* out, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  const DeviceRange* const range = worker.ranges().At(in.address);
+  if (range == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  IpcFacts facts;
+  facts.bytes = range->bytes;
+  uint64_t start = in.address;
+  if (range->kind == DeviceRange::kMapped) {
+    const auto memory = worker.physical().find(range->owner);
+    if (memory == worker.physical().end()) return CUDA_ERROR_INVALID_VALUE;
+    facts.offset = range->offset;
+    facts.mapping_bytes = memory->second.bytes != 0 ? memory->second.bytes : PhysicalBytes(memory->second.real);
+  } else if (range->kind == DeviceRange::kAllocation || range->kind == DeviceRange::kStreamOrdered) {
+    if (!worker.arena().Backing(in.address, &start, &facts.mapping_bytes)) return CUDA_ERROR_INVALID_VALUE;
+    facts.offset = in.address - start;
+  } else {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  int fd = -1;
+  CUresult result = Export(session.driver(), start, &fd);
+  if (result != CUDA_SUCCESS) return result;
+  std::string key;
+  result = worker.ipc().Offer(in.address, facts, fd, &key);
+  if (result != CUDA_SUCCESS) return result;
+  out->key = key;
+  out->bytes = facts.bytes;
+  out->Encode(&reply->message);
+  return CUDA_SUCCESS;
+}
 
 CUresult OpShareIn(Session& session, const Request&, const wire::OpShareIn_Request& in, wire::OpShareIn_Reply*,
                    ReplyBuilder*) {

@@ -18,6 +18,7 @@
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/array_contents.h"
+#include "server/worker/custom/offers.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/snapshot_memory.h"
 #include "server/worker/worker_session.h"
@@ -645,6 +646,40 @@ CUresult OpPeekMemory(Session& session, const Request&, const wire::OpPeekMemory
     if (state == CUDA_SUCCESS && from_snapshot) SnapshotMemory::Get().WasRead(at, bytes);
     if (buffer) answer->view = {buffer.get(), state == CUDA_SUCCESS ? bytes : 0};
     answer->keeper = buffer;
+    return state;
+  });
+  return CUDA_SUCCESS;
+}
+
+CUresult OpFetchMemory(Session& session, const Request&, const wire::OpFetchMemory_Request& in,
+                       wire::OpFetchMemory_Reply*, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  if (CapturesInProgress() != 0) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  wire::OpWriteMemory_Request place;
+  place.address = in.address;
+  place.bytes = in.bytes;
+  place.context = in.context;
+  CUdeviceptr address;
+  ContextRef context;
+  CUresult result = Resolve(worker, place, &address, &context);
+  if (result != CUDA_SUCCESS) return result;
+  MappedOffer offer;
+  SideWork::Wait wait;
+  const DriverTable* const driver = &session.driver();
+  Ipc* const ipc = &worker.ipc();
+  result = MakeCurrent(*driver, context);
+  if (result == CUDA_SUCCESS) result = MapOffer(worker, in.key, &offer);
+  if (result == CUDA_SUCCESS) {
+    result = offer.bytes != in.bytes
+                 ? CUDA_ERROR_INVALID_VALUE
+                 : worker.side_work().CopyBetween(context.id, {offer.address, offer.bytes}, address, &wait);
+    if (result != CUDA_SUCCESS) UnmapOffer(*driver, ipc, offer);
+  }
+  MakeCurrent(*driver, worker.current_ref());
+  if (result != CUDA_SUCCESS) return result;
+  worker.DeferSide(context, reply, [driver, ipc, offer, wait](Answer*) {
+    const CUresult state = wait();
+    UnmapOffer(*driver, ipc, offer);
     return state;
   });
   return CUDA_SUCCESS;

@@ -122,6 +122,7 @@ CUresult Custom_cuMemUnmap(Session& session, const Request&, const wire::cuMemUn
   }
   for (const auto& [address, handle] : gone) {
     worker.ranges().Erase(address);
+    worker.ipc().Forget(address);  // an offer of it
     const auto memory = worker.physical().find(handle);
     if (memory != worker.physical().end() && memory->second.mappings != 0) --memory->second.mappings;
     ReleaseIfUnused(worker, handle);
