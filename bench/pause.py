@@ -113,7 +113,8 @@ def move(options, folder, mib, percent, to, what):
         got, longest, usual, during = measure(
             options, job, lambda: tool(options, options.limit, "cr-migrate", "--json", job.name, "--to", *to))
         row(mib, f"{percent}%", what, f"{got['paused_seconds']:.3f}", f"{got['copying_seconds']:.3f}",
-            f"{got['replaying_seconds']:.3f}", "-", "-", "-", "-", f"{got['direct_bytes'] / 1e9:.2f}", f"{got['seconds']:.1f}",
+            f"{got['replaying_seconds']:.3f}", f"{got['ahead_seconds']:.2f}", "-", "-", "-",
+            f"{got['direct_bytes'] / 1e9:.2f}", f"{got['seconds']:.1f}",
             f"{usual:.1f} / {during:.1f}", f"{longest / 1e3:.3f}")
     finally:
         job.end()

@@ -470,7 +470,7 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
 }
 
 bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error, const std::string& scope,
-               const std::vector<std::string>& ownerless) {
+               const std::vector<std::string>& ownerless, const replay::Log* ahead) {
   replay::ChannelTarget target(*channel);
   // The session that it replaces may still be there, and answers for the same keys.
   std::string own = scope;
@@ -481,9 +481,23 @@ bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* erro
     own_ownerless = replay::Ownerless({&log});
   }
   if (!own.empty() && !replay::ShareIn(own, target, error, own_ownerless)) return false;
-  if (replay::Replay(log, target, nullptr, error, replay::Part::kBeforePinned)) return Drain(channel, error);
+  if (replay::Replay(log, target, nullptr, error, replay::Part::kBeforePinned, ahead)) {
+    return Drain(channel, error);
+  }
   *error = "the job's GPU objects cannot be made again on this server: " + *error;
   return false;
+}
+
+bool HasMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions) {
+  MovedCode moved;
+  std::string ignored;
+  return !FindMovedCode(channel, regions, &moved, &ignored) || !moved.empty();
+}
+
+bool ReplayCode(const replay::Log& log, ClientChannel* channel) {
+  replay::ChannelTarget target(*channel);
+  std::string ignored;
+  return replay::ReplayCode(log, target, &ignored);
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -86,8 +86,13 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
 // Makes the objects of the log again, in their order, and compares the answers with those of the first time. What needs
 // the process's pinned memory is left to the process (replay::Part). `scope`: of the sessions that are replayed
 // together (replay::ShareIn), `ownerless`: replay::Ownerless of all their logs; without a scope it is replayed alone.
+// `ahead`: null, or the log of which ReplayCode has made the code here.
 bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error, const std::string& scope = "",
-               const std::vector<std::string>& ownerless = {});
+               const std::vector<std::string>& ownerless = {}, const replay::Log* ahead = nullptr);
+// The job's contexts, modules and functions, while it runs on elsewhere. On failure the session is of no use.
+bool ReplayCode(const replay::Log& log, ClientChannel* channel);
+// Whether functions whose addresses these regions hold lie elsewhere in this session than before, or that is not known.
+bool HasMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions);
 
 }  // namespace cuda_remote::checkpoint
 

@@ -106,7 +106,7 @@ class LiveJob final : public ProcessSource {
   void EndPause() override { pause_.Release(); }
 
   // By their numbers.
-  const std::vector<std::unique_ptr<LiveProcess>>& processes() { return processes_; }
+  const std::vector<std::unique_ptr<LiveProcess>>& processes() const { return processes_; }
   // The numbers of those that are at `server` (agent::Info); others' numbers may be the same.
   std::vector<uint64_t> SessionsAt(const std::string& server) const;
 

@@ -21,6 +21,7 @@
 #include "checkpoint/job/job_claim.h"
 #include "checkpoint/job/ranks.h"
 #include "checkpoint/transaction/at_step.h"
+#include "checkpoint/transaction/code_ahead.h"
 #include "checkpoint/transaction/live_job.h"
 #include "client/tools/background.h"
 #include "client/tools/foreground.h"
@@ -29,6 +30,7 @@
 #include "proto/codec/json.h"
 #include "proto/folder/this_job.h"
 #include "proto/frame/version.h"
+#include "replay/replayer/replayer.h"
 
 namespace cuda_remote::client::tools {
 
@@ -72,6 +74,8 @@ struct Move {
   Placed to;
   LiveProcess* process = nullptr;
   std::unique_ptr<ClientChannel> channel;  // the new one
+  const replay::Log* ahead = nullptr;      // whose code is there already
+  bool replayed = false;
   std::vector<ckptfmt::Region> regions;
   std::string error;
 };
@@ -114,25 +118,29 @@ bool Plan(const Options& options, const std::vector<CudaProcess>& processes, Gpu
 }
 
 // Opens the sessions of `processes` at their places, in this order. Those that are among *moves already are kept, and
-// what else is there ends.
+// what else is there ends. `held`: null, or the processes, which are stopped: their agents listen to nobody else then.
 bool OpenSessions(const Options& options, const std::string& directory, const Job& job,
-                  const std::vector<CudaProcess>& processes, GpuHosts* hosts, std::vector<Move>* moves,
-                  std::string* error) {
+                  const std::vector<CudaProcess>& processes, const LiveJob* held, GpuHosts* hosts,
+                  std::vector<Move>* moves, std::string* error) {
   std::vector<Placed> placed;
   if (!Plan(options, processes, hosts, &placed, error)) return false;
   std::vector<Move> matched(processes.size());
   for (size_t i = 0; i < processes.size(); ++i) {
     Move& move = matched[i];
     const auto found = std::find_if(moves->begin(), moves->end(), [&](const Move& old) {
-      return old.channel && old.of == processes[i] && old.to.host == placed[i].host && old.to.place == placed[i].place;
+      return old.of == processes[i] && old.to.host == placed[i].host && old.to.place == placed[i].place;
     });
-    if (found != moves->end()) move.channel = std::move(found->channel);
+    if (found != moves->end()) move = std::move(*found);
     move.of = processes[i];
     move.to = placed[i];
     if (!move.channel) {
       agent::Info info;
-      const auto agent = agent::AgentClient::Connect(directory, uint32_t(move.of.inner_pid), NameOf(move.of), error);
-      if (!agent || !agent->GetInfo(&info, error)) return Of(move, processes.size(), error);
+      if (held) {
+        info = held->processes()[i]->info();
+      } else {
+        const auto agent = agent::AgentClient::Connect(directory, uint32_t(move.of.inner_pid), NameOf(move.of), error);
+        if (!agent || !agent->GetInfo(&info, error)) return Of(move, processes.size(), error);
+      }
       const ActAs user(AccountOf(job));  // whose session it is
       move.channel = OpenSession(move.to.host->socket_path(), uint32_t(move.of.inner_pid), move.of.program, job.name(),
                                  move.to.place.gpus, info.driver_settings, error);
@@ -141,6 +149,48 @@ bool OpenSessions(const Options& options, const std::string& directory, const Jo
   }
   *moves = std::move(matched);
   return true;
+}
+
+// Whether the GPUs of all places have room for more than the job's memory, as far as their servers say. A job that runs
+// on one of them must not miss what is made there ahead.
+bool HasRoomToSpare(const std::vector<Move>& moves, uint64_t held) {
+  constexpr uint64_t kSpare = uint64_t{256} << 20;
+  return std::all_of(moves.begin(), moves.end(), [&](const Move& move) {
+    uint64_t free = 0;
+    const int gpu = move.to.place.gpus.empty() ? 0 : move.to.place.gpus[0];
+    return !AskFreeMemory(move.to.host->server(), gpu, &free) || free >= held + kSpare;
+  });
+}
+
+// Makes the code of all processes at their places while the job runs on.
+void ReplayCodeAhead(const CodeAhead& code, std::vector<Move>* moves) {
+  std::vector<std::thread> threads;
+  for (Move& move : *moves) {
+    move.ahead = code.Of(move.of);
+    if (!move.ahead) continue;
+    threads.emplace_back([&move] {
+      if (!ReplayCode(*move.ahead, move.channel.get())) move.error = "its session is of no use";
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (Move& move : *moves) {
+    if (std::exchange(move.error, "").empty()) continue;
+    move.channel.reset();
+    move.ahead = nullptr;
+  }
+}
+
+// Ends sessions with code that their processes do not have any more.
+void DropOutdated(const LiveJob& live, std::vector<Move>* moves) {
+  for (Move& move : *moves) {
+    if (!move.ahead) continue;
+    const auto& processes = live.processes();
+    const auto found = std::find_if(processes.begin(), processes.end(),
+                                    [&](const auto& process) { return process->process() == move.of; });
+    if (found != processes.end() && replay::HasCodeOf(*move.ahead, (*found)->log())) continue;
+    move.channel.reset();
+    move.ahead = nullptr;
+  }
 }
 
 // What has to go along, and whether it can.
@@ -154,8 +204,10 @@ bool Describe(const std::vector<uint64_t>& sessions, Move* move, std::string* er
   return CheckDevices(move->process->log(), before.devices, after.devices, ToText(move->to.place), error);
 }
 
-// At the same time: the objects of one process may be shared with another, and wait for it.
-bool ReplayAll(const std::string& scope, std::vector<Move>* moves, std::string* error) {
+// At the same time: the objects of one process may be shared with another, and wait for it. *again: sessions have ended in
+// which code that was made ahead is in the way; the others are done.
+bool ReplayAll(const std::string& scope, std::vector<Move>* moves, bool* again, std::string* error) {
+  *again = false;
   std::vector<const replay::Log*> all;
   for (const Move& move : *moves) all.push_back(&move.process->log());
   const std::vector<Placed> placed = PlacesOf(*moves);
@@ -163,12 +215,23 @@ bool ReplayAll(const std::string& scope, std::vector<Move>* moves, std::string* 
   const std::vector<std::vector<std::string>> ownerless = OwnerlessAt(placed, all);
   std::vector<std::thread> threads;
   for (size_t i = 0; i < moves->size(); ++i) {
+    if ((*moves)[i].replayed) continue;
     threads.emplace_back([&, i] {
       Move& move = (*moves)[i];
-      if (ReplayLog(move.process->log(), move.channel.get(), &move.error, scope, ownerless[i])) move.error.clear();
+      move.replayed = ReplayLog(move.process->log(), move.channel.get(), &move.error, scope, ownerless[i], move.ahead);
+      if (move.replayed) move.error.clear();
+      // In the log's own order it may come to lie where it was.
+      if (move.replayed && move.ahead && HasMovedCode(move.channel.get(), move.regions)) move.replayed = false;
     });
   }
   for (std::thread& thread : threads) thread.join();
+  for (Move& move : *moves) {
+    if (move.replayed || !move.ahead) continue;
+    move.error.clear();
+    move.channel.reset();
+    move.ahead = nullptr;
+    *again = true;
+  }
   for (const Move& move : *moves) {
     if (move.error.empty()) continue;
     *error = move.error;
@@ -187,20 +250,35 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   std::vector<Move> moves;
   AtStep("open sessions");
   if (!options.to.empty() && !hosts.Open(options.to, -1, error)) return false;
-  if (!OpenSessions(options, directory, *job, FindCudaProcesses(*job, directory), &hosts, &moves, error)) return false;
+  if (!OpenSessions(options, directory, *job, FindCudaProcesses(*job, directory), nullptr, &hosts, &moves, error)) {
+    return false;
+  }
   const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
-  LiveJob live(*job, directory, claim);
-  JobTransaction transaction(*job, &live, /*engine=*/nullptr);
   agent::LockOptions lock;
   lock.timeout_ms = int(options.timeout * 1000);
   lock.cancelled = cancelled;
+  CodeAhead code(*job, directory, claim);
+  const Clock::time_point ahead_begun = Clock::now();
+  if (HasRoomToSpare(moves, AskHeldBytes(*job, directory))) {
+    if (!code.Look(lock, error)) return false;
+    AtStep("replay code");
+    ReplayCodeAhead(code, &moves);
+    if (cancelled()) {
+      *error = "interrupted";
+      return false;
+    }
+  }
+  const double ahead = Since(ahead_begun);
+  LiveJob live(*job, directory, claim);
+  JobTransaction transaction(*job, &live, /*engine=*/nullptr);
   // Processes may have come and gone since.
   if (!transaction.Begin(lock, error)) return false;
+  DropOutdated(live, &moves);
   std::vector<CudaProcess> held;
   for (const auto& process : live.processes()) held.push_back(process->process());
-  if (!OpenSessions(options, directory, *job, held, &hosts, &moves, error)) return false;
+  if (!OpenSessions(options, directory, *job, held, &live, &hosts, &moves, error)) return false;
   for (size_t i = 0; i < moves.size(); ++i) moves[i].process = live.processes()[i].get();
-  uint64_t bytes = 0, direct = 0, done_before = 0, objects = 0;
+  uint64_t bytes = 0, direct = 0, done_before = 0, objects = 0, objects_ahead = 0;
   AtStep("list GPU memory");
   for (Move& move : moves) {
     const std::vector<uint64_t> beside = live.SessionsAt(move.process->info().server);
@@ -219,7 +297,13 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   const std::string scope = NewSharingScope();
   AtStep("replay");
   const Clock::time_point replay_begun = Clock::now();
-  if (!ReplayAll(scope, &moves, error)) return false;
+  bool again = false;
+  if (!ReplayAll(scope, &moves, &again, error)) return false;
+  if (again && (!OpenSessions(options, directory, *job, held, &live, &hosts, &moves, error) ||
+                !ReplayAll(scope, &moves, &again, error))) {
+    return false;
+  }
+  for (const Move& move : moves) objects_ahead += move.ahead ? replay::CodeRecords(*move.ahead) : 0;
   const double replaying = Since(replay_begun);
   const Clock::time_point copy_begun = Clock::now();
   {
@@ -260,6 +344,9 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
     json.Begin('{');
     json.RealMember("seconds", took, 3);
     json.RealMember("paused_seconds", stood, 3);
+    json.RealMember("ahead_seconds", ahead, 3);
+    json.RealMember("look_seconds", code.held_seconds(), 3);
+    json.Member("objects_ahead", objects_ahead);
     json.RealMember("replaying_seconds", replaying, 3);
     json.RealMember("copying_seconds", copying, 3);
     json.Member("gpu_bytes", bytes);

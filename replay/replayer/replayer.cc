@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <deque>
 #include <iterator>
+#include <map>
 #include <set>
 
 #include "proto/api/replay_policy.gen.h"
@@ -134,9 +135,29 @@ void OrderNumbers(std::vector<const Record*>* records) {
   std::copy(numbers.begin(), numbers.end(), rest);
 }
 
-// Nothing but graphs is made from graphs, so they can all wait, in their own order.
-std::vector<const Record*> RecordsOf(const Log& log, Part part) {
+bool IsOfCode(const Record* record) {
+  const auto is_code = [](const ObjectKey& key) {
+    return key.kind == Kind::kContext || key.kind == Kind::kModule || key.kind == Kind::kLibrary ||
+           key.kind == Kind::kFunction || key.kind == Kind::kKernel;
+  };
+  return is_code(record->object) && std::all_of(record->depends_on.begin(), record->depends_on.end(), is_code);
+}
+
+std::vector<const Record*> CodeOf(const Log& log) {
   std::vector<const Record*> records = log.InOrder();
+  records.erase(std::remove_if(records.begin(), records.end(), [](const Record* record) { return !IsOfCode(record); }),
+                records.end());
+  return records;
+}
+
+// Nothing but graphs is made from graphs, so they can all wait, in their own order.
+std::vector<const Record*> RecordsOf(const Log& log, Part part, const Log* ahead) {
+  std::vector<const Record*> records = log.InOrder();
+  if (ahead) {
+    const uint64_t last = ahead->last_order();
+    const auto is_there = [last](const Record* record) { return record->order <= last && IsOfCode(record); };
+    records.erase(std::remove_if(records.begin(), records.end(), is_there), records.end());
+  }
   OrderNumbers(&records);
   if (part == Part::kAll) return records;
   const bool graphs_wait = std::any_of(records.begin(), records.end(), [](const Record* record) {
@@ -210,14 +231,19 @@ std::vector<std::string> NotReplayable(const Log& log) {
   return names;
 }
 
-bool Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress, std::string* error, Part part) {
+namespace {
+
+bool CanBeReplayed(const Log& log, std::string* error) {
   const std::vector<std::string> refused = NotReplayable(log);
-  if (!refused.empty()) {
-    *error = "the log has calls that cannot be replayed:";
-    for (const std::string& name : refused) *error += " " + name;
-    return false;
-  }
-  const std::vector<const Record*> records = RecordsOf(log, part);
+  if (refused.empty()) return true;
+  *error = "the log has calls that cannot be replayed:";
+  for (const std::string& name : refused) *error += " " + name;
+  return false;
+}
+
+// Sends these records of the log.
+bool Send(const Log& log, const std::vector<const Record*>& records, ReplayTarget& target,
+          const ReplayProgress& progress, std::string* error) {
   std::deque<UnderWay> under_way;
   uint64_t payload_under_way = 0;
   uint64_t done = 0;
@@ -268,6 +294,34 @@ bool Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress
   }
   while (!under_way.empty()) good = finish_one(good) && good;
   return good;
+}
+
+}  // namespace
+
+bool Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress, std::string* error, Part part,
+            const Log* ahead) {
+  return CanBeReplayed(log, error) && Send(log, RecordsOf(log, part, ahead), target, progress, error);
+}
+
+bool ReplayCode(const Log& log, ReplayTarget& target, std::string* error) {
+  return CanBeReplayed(log, error) && Send(log, CodeOf(log), target, nullptr, error);
+}
+
+size_t CodeRecords(const Log& log) { return CodeOf(log).size(); }
+
+bool HasCodeOf(const Log& ahead, const Log& log) {
+  std::map<uint64_t, const Record*> now;
+  for (const Record* record : log.InOrder()) now[record->order] = record;
+  const std::vector<const Record*> code = CodeOf(ahead);
+  return std::all_of(code.begin(), code.end(), [&](const Record* record) {
+    const auto found = now.find(record->order);
+    if (found == now.end()) return false;
+    const Record& same = *found->second;
+    return IsOfCode(&same) && same.object == record->object && same.modifies == record->modifies &&
+           same.key == record->key && same.header.call == record->header.call &&
+           same.header.context_or_result == record->header.context_or_result && same.message == record->message &&
+           same.reply == record->reply && same.image == record->image;
+  });
 }
 
 }  // namespace cuda_remote::replay

@@ -71,8 +71,20 @@ enum class Part {
 // Sends every record with kFlagReplay in the order of the log, images as payload. Each must succeed, and answer with
 // the bytes that were recorded (but for a compiler's messages). False and `error`, which names the call, at the first
 // that does not; the target is then only good for being thrown away.
+//
+// `ahead`: null, or an earlier state of the log, of which ReplayCode has sent the code already.
 bool Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress, std::string* error,
-            Part part = Part::kAll);
+            Part part = Part::kAll, const Log* ahead = nullptr);
+
+// Contexts, modules, libraries and what was looked up in them: most of a replay's time. They hold none of the job's
+// memory and can be made before the rest, while the job runs on: the code of `log` now, and later what Replay adds.
+bool ReplayCode(const Log& log, ReplayTarget& target, std::string* error);
+
+// How many records ReplayCode sends.
+size_t CodeRecords(const Log& log);
+
+// Whether `log` has all that ReplayCode sent of `ahead`, as it was then. If not, the target is of no use.
+bool HasCodeOf(const Log& ahead, const Log& log);
 
 }  // namespace cuda_remote::replay
 

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
 
 #include "proto/api/call_ids.gen.h"
@@ -158,6 +159,70 @@ TEST(Replay, GraphsWaitForPinnedMemory) {
     EXPECT_EQ(late,
               pinned ? (std::vector<std::string>{"copies", "other", "exec", "node"}) : std::vector<std::string>());
   }
+}
+
+// Code first, while the job runs on; what has come since, and the rest, later. Each record is sent once.
+TEST(Replay, CodeGoesAhead) {
+  Log log = Sample();
+  const ObjectKey context{Kind::kContext, 0x10}, module{Kind::kModule, 0x20};
+  log.Create({Kind::kFunction, 0x600}, {module}, Frame(kCall_cuModuleGetFunction, 1), "function", "", std::nullopt);
+  log.Create({Kind::kVariable, 0x2000}, {module}, Frame(kCall_cuModuleGetGlobal_v2, 1), "variable", "", std::nullopt);
+  // Something of code's that needs what is not there yet.
+  log.Modify({Kind::kFunction, 0x600}, 1, Frame(kCall_cuFuncSetAttribute, 1), "attribute",
+             {{Kind::kDeviceMemory, 0x1000}});
+  std::string bytes, error;
+  log.Serialize(&bytes);
+  Log before;
+  ASSERT_TRUE(Log::Parse(bytes, &before, &error)) << error;
+
+  const auto messages = [](const FakeServer& server) {
+    std::vector<std::string> all;
+    for (const Sent& sent : server.sent) {
+      if (sent.message != "stream") all.push_back(sent.message);
+    }
+    return all;
+  };
+  FakeServer ahead;
+  ASSERT_TRUE(ReplayCode(before, ahead, &error)) << error;
+  EXPECT_EQ(messages(ahead), (std::vector<std::string>{"context", "module", "limit", "function"}));
+  EXPECT_EQ(ahead.sent[1].payload, "image");
+  for (const Sent& sent : ahead.sent) EXPECT_EQ(sent.header.flags, uint32_t(kFlagReplay));
+
+  EXPECT_TRUE(HasCodeOf(before, log));
+  log.Create({Kind::kModule, 0x700}, {context}, Frame(kCall_cuModuleLoadData, 1), "late module", "",
+             log.AddImage("other image"));
+  log.Destroy({Kind::kStream, 0x100});
+  EXPECT_TRUE(HasCodeOf(before, log));
+  FakeServer rest;
+  rest.answers[1] = "address";
+  ASSERT_TRUE(Replay(log, rest, nullptr, &error, Part::kAll, &before)) << error;
+  EXPECT_EQ(messages(rest), (std::vector<std::string>{"memory", "variable", "attribute", "late module"}));
+  EXPECT_EQ(ahead.sent.size() + rest.sent.size(), log.records());
+}
+
+TEST(Replay, CodeThatIsNoLongerTheSame) {
+  const auto now = [](const std::function<void(Log*)>& change) {
+    Log log = Sample();
+    change(&log);
+    return log;
+  };
+  const ObjectKey context{Kind::kContext, 0x10}, module{Kind::kModule, 0x20};
+  const Log before = Sample();
+  EXPECT_TRUE(HasCodeOf(before, Sample()));
+  EXPECT_FALSE(HasCodeOf(before, Log()));
+  EXPECT_TRUE(HasCodeOf(Log(), before));
+  EXPECT_FALSE(HasCodeOf(before, now([&](Log* log) { log->Destroy(module); })));
+  EXPECT_FALSE(HasCodeOf(before, now([&](Log* log) {
+    log->Modify(context, 1, Frame(kCall_cuCtxSetLimit, 1), "another limit");
+  })));
+  EXPECT_FALSE(HasCodeOf(before, now([&](Log* log) { log->ForgetSetting(context, kCall_cuCtxSetLimit, 1); })));
+  EXPECT_FALSE(HasCodeOf(before, now([&](Log* log) { log->SetMessage(module, "moved module"); })));
+  // The same handle, another module.
+  EXPECT_FALSE(HasCodeOf(before, now([&](Log* log) {
+    log->Destroy(module);
+    log->Create(module, {context}, Frame(kCall_cuModuleLoadData, 1), "module", "log text", log->AddImage("image"));
+  })));
+  EXPECT_TRUE(HasCodeOf(before, now([&](Log* log) { log->Destroy({Kind::kDeviceMemory, 0x1000}); })));
 }
 
 TEST(Replay, StopsAtAnError) {

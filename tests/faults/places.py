@@ -183,6 +183,21 @@ def without_the_host(context):
 
 
 @case
+def code_ahead(context):
+    """Modules are made before the job stands still, unless that could take memory that it needs."""
+    first, second = context.server("first", memory="2G"), context.server("second", memory="2G")
+    small = context.server("small")
+    ranks = Ranks(context, first, 2)
+    for number, (server, ahead) in enumerate(((second, True), (small, False), (first, True))):
+        tool = context.tool("cr-migrate", "--json", ranks.job.id, "--to", server.unix)
+        ranks.expect_places(ranks.job, [(server, [0])] * 2)
+        report = json.loads(tool.stdout())
+        if (report["objects_ahead"] > 0) != ahead or report["objects_ahead"] >= report["objects"]:
+            raise Failure(f"move {number}: {report}\n{tool.describe()}")
+    ranks.finish(ranks.job)
+
+
+@case
 def own_server(context):
     """Ranks come back on the two GPUs of a server of the job's own."""
     ranks = Ranks(context, context.server("first"), 4)

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// A move makes the code of a job - contexts, modules, functions - in its new sessions while the job still runs. It
+// stops the job once, for the logs, and again for the move itself (LiveJob, JobTransaction).
+//
+// Functions return false and one sentence in *error. Make may be called by several threads, for different processes.
+#ifndef CUDA_REMOTE_CHECKPOINT_TRANSACTION_CODE_AHEAD_H_
+#define CUDA_REMOTE_CHECKPOINT_TRANSACTION_CODE_AHEAD_H_
+
+#include <string>
+
+#include "checkpoint/agent/lock.h"
+#include "checkpoint/job/cuda_processes.h"
+#include "checkpoint/job/job.h"
+#include "checkpoint/job/job_claim.h"
+#include "checkpoint/transaction/live_job.h"
+#include "proto/channel/client_channel.h"
+#include "replay/log/log.h"
+
+namespace cuda_remote::checkpoint {
+
+class CodeAhead {
+ public:
+  // As for LiveJob.
+  CodeAhead(const Job& job, std::string directory, const JobClaim& claim)
+      : job_(job), before_(job, std::move(directory), claim) {}
+
+  // Takes the logs of all processes, which stand for that moment. Fails where a later stop would fail, too.
+  bool Look(const agent::LockOptions& lock, std::string* error);
+
+  // What Look has found of a process; null if nothing, or if processes share on the GPU: these are replayed together,
+  // in a scope that none of them may have before all have it.
+  const replay::Log* Of(const CudaProcess& process) const;
+
+  // For how many seconds Look held calls back.
+  double held_seconds() const { return held_seconds_; }
+
+ private:
+  const Job& job_;
+  LiveJob before_;
+  bool usable_ = false;
+  double held_seconds_ = 0;
+};
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_TRANSACTION_CODE_AHEAD_H_
