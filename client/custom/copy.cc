@@ -254,7 +254,7 @@ CUresult CopyToDevice(Call& call, CUdeviceptr dst, const void* src, size_t bytes
     return CaptureCopy(call, nullptr, src, dst, bytes, stream);
   }
   if (const CUresult result = SettleHostFunctions(call, stream); result != CUDA_SUCCESS) return result;
-  // Memory that is kept in step travels with the calls of the ordinary way.
+  // Mirrored memory travels with the calls of the ordinary way.
   const bool staged = !session.managed_mirror().active() && !IsManaged(session, dst, 1);
   if (CUresult result; staged && StagedCopyToDevice(call, dst, src, bytes, stream, &result)) return result;
   call.set_id(kCall_cuMemcpyHtoDAsync_v2);

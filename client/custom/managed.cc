@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Managed memory. Host and GPU use it at the same address, in the host arena (client/session/host_arena.h). Its home is
 // the GPU (client/session/managed_home.h). Where that cannot be, it is host memory that the server shares and the GPU
-// reaches over the bus; and over a relay both ends have their own, which are kept in step
+// reaches over the bus; and over a relay both ends have their own, which are mirrored
 // (client/session/managed_mirror.h). Advice is remembered for the questions about it, and changes nothing.
 //
 // Its contents are the process's while a checkpoint is taken: a snapshot has them, and another server is given them. So
@@ -197,14 +197,15 @@ CUresult RangeAttribute(Session& session, void* data, size_t data_bytes, CUmem_r
   return CUDA_SUCCESS;
 }
 
-// Managed memory that lies in this process's memory: the server shares it, or it is kept in step.
+// Managed memory that lies in this process's memory: the server shares it, or it is mirrored.
 CUresult AllocateInHostMemory(Session& session, size_t bytes, int device, uint64_t* address) {
   void* const memory = session.host_arena().Allocate(bytes);
   if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
   *address = reinterpret_cast<uint64_t>(memory);
   CUresult result = session.MapManagedRange(*address, bytes, device);
   if (result == CUDA_SUCCESS && !session.shared_memory()) {
-    result = session.managed_mirror().Add(&session.channel(), *address, bytes, *address);
+    result = session.managed_mirror().Add(&session.channel(), *address, bytes, *address,
+                                          ManagedMirror::Writers::kNobodyBesideTheGpu);
     if (result != CUDA_SUCCESS) session.UnmapHostRange(*address);
   }
   if (result != CUDA_SUCCESS) session.host_arena().Free(memory, bytes);
@@ -254,7 +255,8 @@ CUresult ShareVariable(Call& call, uint64_t address, uint64_t bytes, const char*
   if (!mirror.MapVariable(address, bytes)) {
     return Call::Unsupported(name, "this process has something else where the driver put the __managed__ variable");
   }
-  const CUresult result = mirror.Add(&session.channel(), address, bytes, address);
+  const CUresult result =
+      mirror.Add(&session.channel(), address, bytes, address, ManagedMirror::Writers::kNobodyBesideTheGpu);
   if (result != CUDA_SUCCESS) return result;
   const ChannelStatus status = mirror.Pull(&session.channel());
   return status == ChannelStatus::kOk ? CUDA_SUCCESS : session.Lose(status);

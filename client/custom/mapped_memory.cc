@@ -25,15 +25,17 @@ void SayOnce() {
   static std::atomic<bool> said{false};
   if (said.exchange(true)) return;
   LogLine(
-      "kernels of this job use host memory that the server does not share; it is kept in step at calls that wait for "
-      "the GPU. A host that waits for a kernel by looking at such memory, without a CUDA call, would wait forever");
+      "kernels of this job use host memory that the server does not share. This memory is mirrored: what kernels write "
+      "arrives at the calls that wait for the GPU. A program that waits for a kernel by reading such memory, without a "
+      "CUDA call, waits forever");
 }
 
-// Has the server make memory of its own at `range.device`, and keeps it in step with what is at `start`.
-CUresult KeepInStep(Session& session, uint64_t start, uint64_t bytes, const HostRange& range) {
+// Has the server make memory of its own at `range.device`, and mirrors what is at `start` there.
+CUresult Mirror(Session& session, uint64_t start, uint64_t bytes, const HostRange& range) {
   const CUresult result = session.MapOwnRange(range.device, bytes);
   if (result != CUDA_SUCCESS) return result;
-  const CUresult added = session.managed_mirror().Add(&session.channel(), range.device, bytes, start);
+  const CUresult added =
+      session.managed_mirror().Add(&session.channel(), range.device, bytes, start, ManagedMirror::Writers::kAnybody);
   if (added != CUDA_SUCCESS) session.UnmapHostRange(HostArena::PageOf(range.device));
   if (added == CUDA_SUCCESS) SayOnce();
   return added;
@@ -91,7 +93,7 @@ CUresult MapForDevice(Call& call, uint64_t address, uint64_t* device) {
       // It is the GPU's address only: a host that uses it has made a mistake, which natively it might get away with.
       mprotect(alias, length, PROT_NONE);
     }
-    if (result == CUDA_SUCCESS && session.IsKeptInStep(range)) result = KeepInStep(session, start, bytes, range);
+    if (result == CUDA_SUCCESS && session.IsMirrored(range)) result = Mirror(session, start, bytes, range);
     if (result != CUDA_SUCCESS) {
       // Pages that have moved and cannot be moved back need it.
       if (alias && range.sharing != HostRange::kMoved) session.host_arena().Free(alias, length);
@@ -150,7 +152,7 @@ CUresult UnmapFromDevice(Call& call, uint64_t start) {
   const uint64_t page = HostArena::PageOf(start), alias = HostArena::PageOf(range.device);
   const uint64_t length = HostArena::RoundUp(start - page + bytes);
   CUresult result = CUDA_SUCCESS;
-  if (session.IsKeptInStep(range)) {
+  if (session.IsMirrored(range)) {
     const ChannelStatus status = session.managed_mirror().Pull(&session.channel());
     if (status != ChannelStatus::kOk) return session.Lose(status);
     session.managed_mirror().Remove(range.device);
@@ -163,8 +165,9 @@ CUresult UnmapFromDevice(Call& call, uint64_t start) {
   }
   if (!range.registered) return result;
   if (range.sharing == HostRange::kMoved && !MovePagesBack(page, length)) {
-    LogLine("memory that the program no longer registers stays shared with the arena of pinned memory, since the kernel "
-            "refuses userfaultfd; its addresses are not used again");
+    LogLine(
+        "memory that the program no longer registers stays shared with the arena of pinned memory, since the kernel "
+        "refuses userfaultfd; its addresses are not used again");
     return result;
   }
   session.host_arena().Free(reinterpret_cast<void*>(alias), length);

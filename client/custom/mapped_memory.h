@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Host memory that kernels use: pinned memory, and the application's own pages that it registered.
 //
-// Pinned memory on the server's machine is the same memory there. Everything else is kept in step from the moment on at
+// Pinned memory on the server's machine is the same memory there. Everything else is mirrored from the moment on at
 // which the application wants it (client/session/managed_mirror.h): it asks for the device pointer, allocates it as
 // mapped, gives it to a kernel, or copies it in a graph. Pinned memory then has the same address there; registered
 // pages, which may lie anywhere, have another one, in the host arena.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The session's side of checkpoint, restart and migration: what the agent's requests do (see client/agent/agent.h).
 //
-// All of it runs on the agent's thread. From Settle to Unlock no driver call is inside the library, no host function runs
-// and the GPU is idle, so nothing there races with the application. Before that, Close, Look and Admit do not wait for
-// either.
+// All of it runs on the agent's thread. From Settle to Unlock no driver call is inside the library, no host function
+// runs and the GPU is idle, so nothing there races with the application. Before that, Close, Look and Admit do not wait
+// for either.
 
 #include <errno.h>
 #include <string.h>
@@ -28,8 +28,7 @@ constexpr int kLookMs = 5;
 // How long the thread of host functions may take to let go of a channel on which nothing arrives.
 constexpr int kDetachMs = 1000;
 // What a tool may ask the server for beside the job's calls.
-constexpr uint32_t kSideOperations[] = {kOpRegions,  kOpHashMemory,   kOpPeekMemory,   kOpHostMap,
-                                        kOpHostUnmap};
+constexpr uint32_t kSideOperations[] = {kOpRegions, kOpHashMemory, kOpPeekMemory, kOpHostMap, kOpHostUnmap};
 
 int64_t NowNs() {
   timespec now;
@@ -197,6 +196,7 @@ bool Session::Settle(int timeout_ms, const std::function<bool()>& gone, bool* se
     if (status == ChannelStatus::kOk) status = managed_mirror_.Pull(channel_.get());
     ok = status == ChannelStatus::kOk ? DrainUntil(deadline, gone, error) : ServerWentAway(status, error);
   }
+  managed_mirror_.StopWatching();
   if (ok && uses_managed()) {
     const CUresult result = managed_home_.Settle(this);
     ok = result == CUDA_SUCCESS;
@@ -492,7 +492,7 @@ bool Session::ReplayRest(std::string* error) {
 bool Session::MapManaged(std::string* error) {
   std::shared_lock<std::shared_mutex> lock(mutex_);
   for (auto& [start, range] : host_ranges_) {
-    if (range.value.alias_of || !IsKeptInStep(range.value)) continue;
+    if (range.value.alias_of || !IsMirrored(range.value)) continue;
     const CUresult result = MapOwnRange(range.value.device, range.bytes);
     if (result != CUDA_SUCCESS) {
       *error = "the new server has no room for host memory that kernels use (" + driverabi::DescribeError(result) + ")";
@@ -521,15 +521,17 @@ bool Session::MoveManaged(std::string* error) {
   for (auto& [start, range] : device_ranges_) {
     if (!range.value.managed || ManagedHome::Contains(start)) continue;
     const bool variable = range.value.source == DeviceRange::kGlobal;
-    if (variable || !shared_memory()) places.push_back({start, range.bytes, start, !variable});
+    if (variable || !shared_memory()) {
+      places.push_back({start, range.bytes, start, !variable, ManagedMirror::Writers::kNobodyBesideTheGpu});
+    }
   }
   for (auto& [start, range] : host_ranges_) {
-    if (range.value.alias_of || !IsKeptInStep(range.value)) continue;
-    places.push_back({range.value.device, range.bytes, start, true});
+    if (range.value.alias_of || !IsMirrored(range.value)) continue;
+    places.push_back({range.value.device, range.bytes, start, true, ManagedMirror::Writers::kAnybody});
   }
   const CUresult result = managed_mirror_.MoveTo(channel_.get(), places);
   if (result == CUDA_SUCCESS) return true;
-  *error = "the new server cannot keep the job's managed memory in step (" + driverabi::DescribeError(result) + ")";
+  *error = "the new server cannot mirror the job's managed memory (" + driverabi::DescribeError(result) + ")";
   return false;
 }
 

@@ -228,7 +228,10 @@ std::vector<ManagedMirror::Place> ManagedHome::Mirrored(Session* session) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<ManagedMirror::Place> places;
   if (session->shared_memory() || place_ == Place::kGpu) return places;
-  for (const auto& [address, segment] : heap_.segments()) places.push_back({address, segment.bytes, address, true});
+  for (const auto& [address, segment] : heap_.segments()) {
+    // Memory that is given back is cleared through the file.
+    places.push_back({address, segment.bytes, address, true, ManagedMirror::Writers::kAnybody});
+  }
   return places;
 }
 

@@ -45,13 +45,13 @@ class ManagedHome {
   bool DropKept(Session* session);
   // For a checkpoint or a move: from now on this process has all contents, and they are ordinary memory.
   CUresult Settle(Session* session);
-  // Another server takes over, after Settle: makes it have the memory. On failure all is as before; `undo` goes back to the
-  // former server, if something else failed.
+  // Another server takes over, after Settle: makes it have the memory. On failure all is as before; `undo` goes back to
+  // the former server, if something else failed.
   CUresult MoveTo(Session* session);
   void MoveBack();
   // There is no way back to the former server.
   void ForgetFormer();
-  // What that server has bytes of its own for, which ManagedMirror is to keep in step.
+  // What that server has bytes of its own for, which ManagedMirror is to mirror.
   std::vector<ManagedMirror::Place> Mirrored(Session* session);
 
  private:

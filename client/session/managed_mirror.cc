@@ -17,6 +17,8 @@ namespace cuda_remote::client {
 namespace {
 
 constexpr uint64_t kPage = 4096;
+// Comparing less than this takes no longer than to ask the kernel.
+constexpr uint64_t kWorthWatching = 16 << 10;
 
 char* MapZeroes(size_t bytes) {
   void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -58,18 +60,21 @@ CUresult ManagedMirror::AddOnServer(ClientChannel* channel, uint64_t address, ui
   return status == ChannelStatus::kOk ? CUresult(reply.result) : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
-CUresult ManagedMirror::Add(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory) {
+CUresult ManagedMirror::Add(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory,
+                            Writers writers) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return AddLocked(channel, address, bytes, memory);
+  return AddLocked(channel, address, bytes, memory, writers);
 }
 
-CUresult ManagedMirror::AddLocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory) {
+CUresult ManagedMirror::AddLocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory,
+                                  Writers writers) {
   if (const auto it = ranges_.find(address); it != ranges_.end() && it->second.bytes == bytes) return CUDA_SUCCESS;
   char* const base = MapZeroes(bytes);
   if (!base) return CUDA_ERROR_OUT_OF_MEMORY;
   Range range;
   range.bytes = bytes;
   range.memory = reinterpret_cast<char*>(memory);
+  range.writers = writers;
   range.base = std::unique_ptr<char, Unmapper>(base, Unmapper{bytes});
   if (const CUresult result = AddOnServer(channel, address, bytes); result != CUDA_SUCCESS) return result;
   ranges_[address] = std::move(range);
@@ -80,7 +85,10 @@ CUresult ManagedMirror::AddLocked(ClientChannel* channel, uint64_t address, uint
 void ManagedMirror::Remove(uint64_t address) {
   if (!active()) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  ranges_.erase(address);
+  if (const auto it = ranges_.find(address); it != ranges_.end()) {
+    UnwatchLocked(&it->second);
+    ranges_.erase(it);
+  }
   ranges_count_.store(ranges_.size(), std::memory_order_release);
 }
 
@@ -94,13 +102,61 @@ ChannelStatus ManagedMirror::SendRuns(ClientChannel* channel, std::string* runs)
   return status;
 }
 
+void ManagedMirror::WatchLocked(Range* range) {
+  range->watch = Range::kCompared;
+  if (range->writers == Writers::kAnybody) return;
+  const uint64_t start = reinterpret_cast<uint64_t>(range->memory), end = start + range->bytes;
+  const uint64_t first = (start + kPage - 1) & ~(kPage - 1), last = end & ~(kPage - 1);
+  if (first + kWorthWatching > last) return;
+  if (!writes_.Watch(first, last - first)) return;
+  range->watch = Range::kWatched;
+  range->first = first - start;
+  range->last = last - start;
+}
+
+void ManagedMirror::UnwatchLocked(Range* range) {
+  if (range->watch != Range::kWatched) return;
+  range->watch = Range::kCompared;
+  writes_.Unwatch(reinterpret_cast<uint64_t>(range->memory) + range->first, range->last - range->first);
+}
+
+void ManagedMirror::StopWatching() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  writes_.Close();
+  for (auto* ranges : {&ranges_, &former_}) {
+    for (auto& [address, range] : *ranges) range.watch = Range::kUnknown;
+  }
+}
+
+ChannelStatus ManagedMirror::PushPartLocked(ClientChannel* channel, uint64_t address, const Range& range, uint64_t from,
+                                            uint64_t to) {
+  uint64_t at = 0;
+  // Exact: the GPU may be changing the bytes between at this moment.
+  while (!mirror::CollectChanges(address + from, range.memory + from, range.base.get() + from, to - from, true, &at,
+                                 &runs_)) {
+    if (const ChannelStatus status = SendRuns(channel, &runs_); status != ChannelStatus::kOk) return status;
+  }
+  return ChannelStatus::kOk;
+}
+
 ChannelStatus ManagedMirror::PushLocked(ClientChannel* channel) {
   for (auto& [address, range] : ranges_) {
-    uint64_t at = 0;
-    // Exact: the GPU may be changing the bytes between at this moment.
-    while (!mirror::CollectChanges(address, range.memory, range.base.get(), range.bytes, true, &at, &runs_)) {
-      if (const ChannelStatus status = SendRuns(channel, &runs_); status != ChannelStatus::kOk) return status;
+    const uint64_t start = reinterpret_cast<uint64_t>(range.memory);
+    bool all = range.watch != Range::kWatched;
+    if (range.watch == Range::kUnknown) {
+      WatchLocked(&range);
+    } else if (!all && !writes_.Collect(start + range.first, range.last - range.first, &written_)) {
+      UnwatchLocked(&range);
+      all = true;
     }
+    ChannelStatus status = PushPartLocked(channel, address, range, 0, all ? range.bytes : range.first);
+    if (!all) {
+      for (const auto& [begin, end] : written_) {
+        if (status == ChannelStatus::kOk) status = PushPartLocked(channel, address, range, begin - start, end - start);
+      }
+      if (status == ChannelStatus::kOk) status = PushPartLocked(channel, address, range, range.last, range.bytes);
+    }
+    if (status != ChannelStatus::kOk) return status;
   }
   return SendRuns(channel, &runs_);
 }
@@ -155,7 +211,7 @@ CUresult ManagedMirror::MoveTo(ClientChannel* channel, const std::vector<Place>&
   former_.clear();
   former_.swap(ranges_);
   const CUresult result = MoveToLocked(channel, places);
-  // The other server stays the one to keep in step with: what it knows is what it knew.
+  // Memory stays mirrored with the other server: what it knows is what it knew.
   if (result != CUDA_SUCCESS) MoveBackLocked();
   runs_.clear();
   ranges_count_.store(ranges_.size(), std::memory_order_release);
@@ -180,7 +236,7 @@ void ManagedMirror::ForgetFormer() {
 
 CUresult ManagedMirror::MoveToLocked(ClientChannel* channel, const std::vector<Place>& places) {
   for (const Place& place : places) {
-    const CUresult result = AddLocked(channel, place.address, place.bytes, place.memory);
+    const CUresult result = AddLocked(channel, place.address, place.bytes, place.memory, place.writers);
     if (result != CUDA_SUCCESS) return result;
     if (place.fresh) continue;
     // All bytes, whether they are zero or not.

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that host and kernels use and that the server does not share with this process, kept in step with it.
+// Mirrored memory: host and kernels use it, the server does not share it with this process, and so both have a copy.
 //
 // What is kept so: managed memory over a relay that cannot lie on the GPU (managed_home.h), and `__managed__`
 // variables, which the driver places in the server's process; both lie at the same address here and there. Pinned
 // memory over a relay that kernels use, also at the same address; and the application's own pages that it registered,
 // which have another address there. What the host has changed is found by comparison (proto/mirror) and sent before
 // every request that may make the GPU read or write memory (Push); what the GPU has changed is fetched after every call
-// that waits for the GPU (Pull). There is no page protection, hence no signal handler, and system calls may read and
-// write the memory as they like. The price is a comparison of all of it at each such call.
+// that waits for the GPU (Pull). No thread ever waits for a page, and system calls may read and write the memory as
+// they like. Of managed memory, Push compares the pages that the kernel says were written (page_writes.h), where it
+// can; of everything else it compares all. The server compares all of it at each Pull.
 //
 // The host must not wait, without a CUDA call, for a kernel to change such memory: devices report
 // CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS as 0 for this reason, over every channel, since a job can move.
@@ -27,25 +28,33 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "client/session/page_writes.h"
 #include "proto/channel/client_channel.h"
 
 namespace cuda_remote::client {
 
 class ManagedMirror {
  public:
-  // Whether anything is kept in step. Cheap: asked at every call.
+  // Whether anything is mirrored. Cheap: asked at every call.
   bool active() const { return ranges_count_.load(std::memory_order_acquire) != 0; }
 
   // Maps memory of this process where a variable lies on the server, page by page as needed; pages stay mapped for
   // good. False if something else of this process lies there.
   bool MapVariable(uint64_t address, uint64_t bytes);
 
-  // Begins to keep a range in step, with the server's consent (kOpMirrorAdd). The range's bytes here and there are both
-  // taken for zero so far. CUDA_SUCCESS if it is kept already.
+  // Who may write to a range while the GPU has work. Only of ranges that the host has to leave alone then, as CUDA
+  // demands of managed memory, may Push compare no more than the pages that were written: a transfer into other memory
+  // (O_DIRECT, libaio, a network card) may be in progress at a Push, and the kernel reports its pages when it begins,
+  // not when the bytes come. Nor may they be written through another mapping, or through a file.
+  enum class Writers { kAnybody, kNobodyBesideTheGpu };
+
+  // Begins to mirror a range, with the server's consent (kOpMirrorAdd). The range's bytes here and there are both
+  // taken for zero so far. CUDA_SUCCESS if it is mirrored already.
   // `memory` is where the bytes are here, `address` where they are there.
-  CUresult Add(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory);
+  CUresult Add(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory, Writers writers);
   // Ends that; an unknown range is ignored. The server forgets its side with the memory.
   void Remove(uint64_t address);
 
@@ -54,17 +63,21 @@ class ManagedMirror {
   // Fetches what the GPU has changed.
   ChannelStatus Pull(ClientChannel* channel);
 
-  // What another server, which has taken over, is to keep in step from now on.
+  // For a snapshot of the process: closes what it cannot contain. The next Push compares everything.
+  void StopWatching();
+
+  // What is to be mirrored with another server, which has taken over.
   struct Place {
     uint64_t address;
     uint64_t bytes;
     uint64_t memory;
     bool fresh;  // the server's bytes are zero
+    Writers writers;
   };
   // Starts over with that server, this process's bytes being the right ones. The result is that of the first failure,
   // after which all is as before.
   CUresult MoveTo(ClientChannel* channel, const std::vector<Place>& places);
-  // After a MoveTo: the former server is the one to keep in step with again.
+  // After a MoveTo: memory is mirrored with the former server again.
   void MoveBack();
   // After a MoveTo: there is no way back.
   void ForgetFormer();
@@ -78,14 +91,23 @@ class ManagedMirror {
     uint64_t bytes = 0;
     char* memory = nullptr;
     std::unique_ptr<char, Unmapper> base;
+    Writers writers = Writers::kAnybody;
+    // Whether its whole pages are watched, and which these are, in bytes of the range.
+    enum { kUnknown, kWatched, kCompared } watch = kUnknown;
+    uint64_t first = 0, last = 0;
   };
 
   static CUresult AddOnServer(ClientChannel* channel, uint64_t address, uint64_t bytes);
   ChannelStatus PushLocked(ClientChannel* channel);
+  ChannelStatus PushPartLocked(ClientChannel* channel, uint64_t address, const Range& range, uint64_t from,
+                               uint64_t to);
+  // Begins to watch the range, if that is worth it and possible.
+  void WatchLocked(Range* range);
+  void UnwatchLocked(Range* range);
   ChannelStatus SendRuns(ClientChannel* channel, std::string* runs);
   void MoveBackLocked();
   CUresult MoveToLocked(ClientChannel* channel, const std::vector<Place>& places);
-  CUresult AddLocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory);
+  CUresult AddLocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory, Writers writers);
   // Takes what the server sent. False for what no server sends.
   bool ApplyLocked(std::string_view runs);
 
@@ -94,7 +116,9 @@ class ManagedMirror {
   std::map<uint64_t, Range> former_;  // of the server before, while there is a way back
   std::atomic<size_t> ranges_count_{0};
   std::set<uint64_t> variable_pages_;
-  std::string runs_;  // storage for Push
+  PageWrites writes_;
+  std::vector<std::pair<uint64_t, uint64_t>> written_;  // storage for Push
+  std::string runs_;
   std::string pulled_;
 };
 

@@ -289,7 +289,7 @@ class Session final : public agent::AgentHost, public trace::Server {
 
   // Makes a piece of the host arena known to the server (its address space and its GPU), and takes it back. Pinned
   // memory: only with shared memory. Managed memory: without shared memory the server has bytes of its own there, zero
-  // at first, which ManagedMirror then keeps in step.
+  // at first, which ManagedMirror then mirrors.
   CUresult MapHostRange(uint64_t address, uint64_t bytes, unsigned flags) {
     return MapHostRange({address, bytes, host_arena_.fd(), HostArena::OffsetOf(address), flags, false, 0});
   }
@@ -309,9 +309,9 @@ class Session final : public agent::AgentHost, public trace::Server {
   CUresult MapRegisteredRange(uint64_t start, uint64_t bytes, const HostRange& range);
   // Passes a file to the server, for the next request that names the tag.
   CUresult SendFile(int fd, uint64_t* tag);
-  // Whether the server has bytes of its own for this memory, which ManagedMirror keeps in step; and whether it reaches
+  // Whether the server has bytes of its own for this memory, which ManagedMirror mirrors; and whether it reaches
   // it at all, which is at range.device if it is on_device, and at the same address else.
-  bool IsKeptInStep(const HostRange& range) const {
+  bool IsMirrored(const HostRange& range) const {
     const bool can_share = !range.registered || range.sharing != HostRange::kNone;
     return range.on_device && !(shared_memory() && can_share);
   }

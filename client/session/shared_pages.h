@@ -9,7 +9,7 @@
 // Threads of the application may write to those pages at any moment; also to what else lies on the first and the last
 // of them. While the contents are copied, the kernel stops every write to them (userfaultfd in write-protect mode, also
 // for writes by system calls), so none is lost. Where the process may not use userfaultfd in this way, pages stay where
-// they are, and the caller keeps a copy on the server in step instead (client/session/managed_mirror.h).
+// they are, and the caller mirrors them instead (client/session/managed_mirror.h).
 //
 // A direct read from a device (O_DIRECT, io_uring's fixed buffers) that is on its way into the pages while they move is
 // not stopped: the kernel has looked up its pages already.

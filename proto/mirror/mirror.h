@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that two processes keep in step by telling each other what has changed.
+// Mirrored memory: two processes have a copy each, and tell each other what has changed.
 //
 // Each side has the bytes themselves and a copy of what they were when both sides last agreed (the base). A side finds
 // its own changes by comparing the two, sends them as runs, and takes them into its base; the other side takes what it

@@ -2,6 +2,9 @@
 // Large copies between a file in memory and the GPU. Several threads move the bytes between the file and registered
 // buffers, while the GPU copies others. Registering the file itself with the driver costs more than ten such copies.
 //
+// Bytes are read from the file, but written through its mapping: the kernel lets only one thread at a time write to a
+// file, and several read from it.
+//
 // Not thread-safe, except that ContextDies may come from another thread between copies.
 #ifndef CUDA_REMOTE_SERVER_WORKER_BULK_COPIES_H_
 #define CUDA_REMOTE_SERVER_WORKER_BULK_COPIES_H_
@@ -31,6 +34,7 @@ class BulkCopies {
   struct Part {
     int file;
     uint64_t offset;
+    char* memory;     // where the file is mapped at this offset
     uint64_t device;  // address
     uint64_t bytes;
   };

@@ -31,7 +31,8 @@ bool ManagedMemory::ReserveLocked() {
   if (reserved_ != 0) return true;
   CUresult result;
   reserved_ = ReserveAddressesAt(driver_, kManagedBase, kManagedBytes, &result);
-  if (reserved_ == 0) spdlog::warn("the driver does not give the addresses of managed memory: CUDA error {}", int(result));
+  if (reserved_ == 0)
+    spdlog::warn("the driver does not give the addresses of managed memory: CUDA error {}", int(result));
   return reserved_ != 0;
 }
 
@@ -118,7 +119,8 @@ CUresult ManagedMemory::Map(uint64_t address, uint64_t bytes, int device, const 
                             uint64_t offset) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!ReserveLocked()) return CUDA_ERROR_NOT_SUPPORTED;
-  if (address - kManagedBase > reserved_ || bytes > reserved_ - (address - kManagedBase)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (address - kManagedBase > reserved_ || bytes > reserved_ - (address - kManagedBase))
+    return CUDA_ERROR_OUT_OF_MEMORY;
   auto next = segments_.lower_bound(address);
   if (next != segments_.end() && next->first < address + bytes) return CUDA_ERROR_INVALID_VALUE;
   if (next != segments_.begin()) {
@@ -220,7 +222,8 @@ CUresult ManagedMemory::BeginCopyLocked(Segment* segment, uint64_t start, const 
       RegisterLocked(segment, index);
     }
     if (!piece.registered && run.bytes >= BulkCopies::kWorth) {
-      (*bulk)[segment->device].push_back({segment->file->fd, segment->offset + at, start + at, step});
+      (*bulk)[segment->device].push_back(
+          {segment->file->fd, segment->offset + at, segment->memory + at, start + at, step});
     } else {
       char* const memory = segment->memory + at;
       const CUresult result = to_device ? driver_.cuMemcpyHtoDAsync_v2(start + at, memory, step, stream)

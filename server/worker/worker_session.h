@@ -78,7 +78,7 @@ struct HostRange {
 // agreed.
 struct Mirrored {
   uint64_t bytes = 0;   // of the range
-  uint64_t shown = 0;   // those that are kept in step; the rest is its last page's
+  uint64_t shown = 0;   // those that are mirrored; the rest is its last page's
   uint64_t owner = 0;   // of a variable: its module or library
   bool pinned = false;  // lies in a HostRange of this process's own, and goes with it
   std::shared_ptr<char> base;
@@ -227,7 +227,7 @@ class WorkerSession : public Session {
   DeviceRanges& ranges() { return ranges_; }
   HostFunctions& host_functions() { return host_functions_; }
   std::map<uint64_t, HostRange>& host_ranges() { return host_ranges_; }
-  // Memory that the client keeps in step. Under the mutex: mirror_requests.h.
+  // Memory that the client mirrors. Under the mutex: mirror_requests.h.
   std::map<uint64_t, Mirrored>& mirrored() { return mirrored_; }
   std::mutex& mirror_mutex() { return mirror_mutex_; }
   // Managed memory that lies on the GPU. Any thread.

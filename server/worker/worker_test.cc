@@ -499,7 +499,7 @@ TEST_F(WorkerTest, AHostFunctionGetsItsMemoryFromAStuckServer) {
 
 // Pinned memory of a client that cannot share it: the worker has bytes of its own, and both tell each other what
 // changes.
-TEST_F(WorkerTest, MemoryOfItsOwnIsKeptInStep) {
+TEST_F(WorkerTest, MemoryOfItsOwnIsMirrored) {
   client().OpenContext();
   constexpr uint64_t kAddress = 0x200000000000, kStart = kAddress + 100, kBytes = 5000;
   wire::OpHostMap_Request map;

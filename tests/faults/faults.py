@@ -524,6 +524,29 @@ def memory_pool(context):
 
 
 @case
+def managed_once(context):
+    """An image has managed memory once, whether the host or the GPU wrote it last, and brings it back."""
+    lab = context.lab
+    mib = 48
+    command = [context.program("halves"), "--size", str(mib)]
+    expected = context.expected(command)
+    for way in ("ring", "grpc"):
+        server = lab.server(f"server-{way}", listen=True)
+        job = lab.job(f"job-{way}", command, server.unix if way == "ring" else server.tcp, pause_at=[6])
+        job.wait_paused(6, 60)
+        image = context.path(f"image-{way}")
+        lab.run(f"checkpoint-{way}", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
+        job.wait(30)
+        job.go(6)
+        size = sum(os.stat(path).st_blocks * 512 for path in files_of(image)) >> 20
+        # The program has as much ordinary memory: its model.
+        if not 2 * mib <= size < 2.6 * mib:
+            raise Failure(f"the image of {mib} MiB of managed memory and as much ordinary memory has {size} MiB")
+        context.restart(image, server, f"restart-{way}").expect_success(60)
+        harness.same(f"restarted {way}", job.stdout(), expected)
+
+
+@case
 def connections(context):
     """A job with a TCP connection to somebody else is saved with --tcp-close only; it goes on, and is without it after a restart."""
     lab = context.lab
@@ -1462,6 +1485,31 @@ def out_of_memory(context):
             small.end()
         context.restart(image, lab.server("again"), "restart").expect_success(120)
         compare(job)
+
+
+@case
+def managed_beyond(context):
+    """A program uses more managed memory than the GPU has, over the ring and gRPC, and across a restart."""
+    lab = context.lab
+    lab.workers = 0  # each one takes memory for a context
+    # A real context takes about half a GiB.
+    enough, much = (64, 160) if lab.software else (1024, 2048)
+    command = [context.program("beyond"), "--size", str(much)]
+    with SmallGpu(context, enough):
+        expected = context.expected(command)
+        server = lab.server("first", listen=True)
+        for name, address in (("ring", server.unix), ("grpc", server.tcp)):
+            job = lab.job(name, command, address)
+            job.expect_success(120)
+            harness.same(name, job.stdout(), expected)
+        job = lab.job("job", command, server.unix, pause_at=[1])
+        job.wait_paused(1, 120)
+        image = context.path("image")
+        lab.run("checkpoint", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
+        job.wait(30)
+        job.go(1)
+        context.restart(image, server).expect_success(120)
+        harness.same("restarted", job.stdout(), expected)
 
 
 @case
