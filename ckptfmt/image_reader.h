@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads a checkpoint image. Nothing in it is trusted: everything that is handed out has been compared with its
-// checksum.
+// Reads a checkpoint image. It trusts nothing in the image: it compares everything with its checksum before it returns
+// it.
 //
-// Open checks the manifest and the memory index; Verify all the rest. Reads check each chunk again as they go, so
-// damage that happens in between is found too. Errors name the file and the offset (kDataLoss), a missing file, or the
-// version that is needed (kFailedPrecondition). Reading is thread-safe once open.
+// Open checks the manifest and the memory index; Verify checks the rest. Each read compares its chunk again, and so
+// finds damage that happened after Verify. Errors name the file and the offset (kDataLoss), a missing file, or the
+// version that is needed (kFailedPrecondition). All functions of an open reader are thread-safe.
 #ifndef CUDA_REMOTE_CKPTFMT_IMAGE_READER_H_
 #define CUDA_REMOTE_CKPTFMT_IMAGE_READER_H_
 
@@ -52,9 +52,9 @@ class ImageReader {
     kFacts,  // what it says; reading memory and Verify fail
   };
   // Opens `dir`, or the newest image in it if it is a store (image_store.h). If a checkpoint died in the instant of
-  // replacing it, puts the image back under its name first. What is neither file nor folder, such as a symbolic link, is
-  // refused. Everything is read through the folder that was opened here, whatever stands under its name later.
-  // An image in a store is not removed as long as it is open.
+  // replacing it, puts the image back under its name first. What is neither file nor folder, such as a symbolic link,
+  // is refused. Everything is read through the folder that was opened here, whatever stands under its name later. An
+  // image in a store is not removed as long as it is open.
   static absl::StatusOr<std::unique_ptr<ImageReader>> Open(const std::string& dir, Owner owner = Owner::kAnyone,
                                                            Parts parts = Parts::kAll);
   ~ImageReader();
@@ -68,11 +68,11 @@ class ImageReader {
   const Index& index() const;
   const OpenedFolder& folder() const;
 
-  // Reads files and compares them with their checksums, several at a time. Damage ends it; of several damaged files
-  // that it came across, the first in files() is told. `progress` is called from several threads, one at a time.
+  // Compares files with their checksums, several at a time, and stops at the first damage. If it found several damaged
+  // files, the error names the one that comes first in files(). Several threads call `progress`, one at a time.
   enum class Files {
     kAll,
-    kAllButMemory,  // for whoever reads the memory anyway: each chunk is compared as it is read
+    kAllButMemory,  // for callers that read the memory anyway: each read compares its chunk
   };
   absl::Status Verify(const Progress& progress = nullptr, Files which = Files::kAll) const;
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A folder that keeps several images, which share what is the same in them: cr-checkpoint --keep.
 //
-// Each image stands for itself, in a folder of its own (image-000001, ...), and has hard links to the data files that it
-// shares with others. So whether a byte is still needed is told by the images that are there, and by nothing else: there
-// are no counters. FORMAT.md says more.
+// Each image has a folder of its own (image-000001, ...), is complete by itself, and has hard links to the data files
+// that it shares with others. There are no counters of use: a byte is needed if an image in the folder names it.
+// FORMAT.md says more.
 #ifndef CUDA_REMOTE_CKPTFMT_IMAGE_STORE_H_
 #define CUDA_REMOTE_CKPTFMT_IMAGE_STORE_H_
 
@@ -19,7 +19,7 @@
 
 namespace cuda_remote::ckptfmt {
 
-// For whoever writes. Not thread-safe; only one at a time has a store.
+// The writer's side. Not thread-safe. Only one object of one process has a store open at a time.
 class ImageStore {
  public:
   // Makes the folder if it is not there. Removes what tools that were killed have left in it. Fails with kAlreadyExists
@@ -30,14 +30,14 @@ class ImageStore {
   ImageStore(const ImageStore&) = delete;
   ImageStore& operator=(const ImageStore&) = delete;
 
-  // Starts the next image. What the images that are there have of its memory is not written again.
+  // Starts the next image. Memory that the store's images hold is not written again.
   absl::StatusOr<std::unique_ptr<ImageWriter>> Create(WriterOptions options);
   // Why that image cannot share: the file system has no hard links. OK if it can.
   const absl::Status& sharing() const;
 
-  // After the commit of an image that Create began: removes all images of its job (ImageInfo::job_folder) but the last
-  // `keep`, and gives back the space of what no image needs any more. An image that is open somewhere (ImageReader) stays
-  // until the next time. How many are gone.
+  // Call it after the commit of an image that Create began. Removes all images of its job (ImageInfo::job_folder)
+  // except the last `keep`, frees the space that no image needs, and returns how many it removed. An image that is open
+  // somewhere (ImageReader) stays until the next time.
   absl::StatusOr<size_t> Prune(size_t keep);
 
  private:
@@ -63,7 +63,7 @@ struct StoreListing {
 // kNotFound if there is no image in `dir`.
 absl::StatusOr<StoreListing> ListStore(const std::string& dir);
 
-// Writes what is in `image` as an image of its own that shares nothing.
+// Writes the contents of `image` to a new image `dir` that shares no files.
 absl::Status ExportImage(const ImageReader& image, const std::string& dir, const Progress& progress);
 
 }  // namespace cuda_remote::ckptfmt

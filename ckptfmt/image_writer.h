@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes a checkpoint image: into DIR.partial, and under its own name only when it is complete and on the disk.
 //
-// Not thread-safe, but AddChunk, AddUnread and Has. Errors say which file, what failed and what to do; after an
-// error the writer is only good for being destroyed, which removes what it wrote. An image that stood under DIR before
-// stays there, whole, until the new one takes its place in one step.
+// Threads: AddChunk, AddUnread and Has may be called from any thread, everything else from one thread at a time.
+// Errors: name the file, what failed and what to do. After an error the writer can only be destroyed, which removes
+// what it wrote. An older image under DIR stays complete until the new one replaces it in one step.
 #ifndef CUDA_REMOTE_CKPTFMT_IMAGE_WRITER_H_
 #define CUDA_REMOTE_CKPTFMT_IMAGE_WRITER_H_
 
@@ -21,14 +21,14 @@ namespace cuda_remote::ckptfmt {
 class ImageReader;
 
 struct WriterOptions {
-  // Zstandard level for memory chunks; 0: stored as they are; -1: the fastest level where it makes writing faster, which
-  // is found out meanwhile. A chunk that would not shrink is stored as it is anyway.
+  // Zstandard level for memory chunks. 0: not compressed. -1: the fastest level, wherever it makes writing faster; the
+  // writer measures that as it writes. A chunk that does not shrink is always stored uncompressed.
   int zstd_level = 0;
   // Data files are not longer than this.
   uint64_t data_file_bytes = uint64_t{4} << 30;
-  // Threads that hash, compress and write data files, each its own; 0: as many as the machine bears.
+  // Threads that hash, compress and write; each has a data file of its own. 0: by the number of processors.
   int writers = 0;
-  // Of the chunks' keyed hashes (hash.h), that of the images to share with. Empty: a new one.
+  // The secret of the chunks' keyed hashes (hash.h). To share with images, it must be theirs. Empty: a new one.
   std::string secret;
   // Whether the image keeps the GPU hashes of its chunks, so that later images need not read them (AddUnread).
   bool gpu_hashes = false;
@@ -48,31 +48,33 @@ class ImageWriter {
   ImageWriter(const ImageWriter&) = delete;
   ImageWriter& operator=(const ImageWriter&) = delete;
 
-  // Before any memory is given: what of it is in `earlier`, an image of the same folder, is not written again. The new
-  // image gets hard links to the data files. Fails if the file system has none; the image can be written all the same.
+  // Does not write again what `earlier`, an image of the same store, has of the memory. Links its data files into the
+  // new image. Call it before any memory is given. Fails if the file system has no hard links; the image can still be
+  // written.
   absl::Status ShareWith(const ImageReader& earlier);
 
   // Memory, in any order: each region is announced, which gives it a number, and then each of its chunks (kChunkBytes,
   // the last one shorter) is given exactly once. The image lists regions in the order of AddRegion.
   absl::StatusOr<uint32_t> AddRegion(const Region& region);
-  // From any thread. Nothing is copied and nothing waits: `bytes` must stay as they are until `done` is called, on any
-  // thread, also if this or a later step fails. A failure to write is told by a later AddChunk or by Commit.
+  // Takes a chunk, from any thread, without copying it and without waiting: `bytes` must not change until `done` is
+  // called. `done` is always called, on any thread, also if this or a later step fails. A later AddChunk, or Commit,
+  // returns an error of writing.
   absl::Status AddChunk(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done);
-  // A chunk that need not be read, by what the GPU says of it now: it is all zeros, or an earlier image of the job
-  // (ShareWith) has one of the same length and GPU hash at the same place, that is, at the same offset of the same
-  // region of any of the job's processes. It counts as given then. False: it must be read. From any thread.
+  // Takes a chunk that has this GPU hash now, without its bytes, from any thread. That works if the hash is that of
+  // zeros, or if an earlier image of the job (ShareWith) has a chunk of the same hash and length at the same offset of
+  // the same region, whichever process has the region. False: the chunk must be read and given to AddChunk.
   bool AddUnread(uint32_t region, uint64_t index, const GpuHash& hash);
-  // Whether AddUnread would take that chunk of such a region. From any thread.
+  // Whether AddUnread would take this chunk of such a region. From any thread.
   bool Has(const Region& region, uint64_t index, const GpuHash& hash) const;
   // WriterOptions::gpu_hashes. Without them AddUnread and Has always return false.
   bool keeps_gpu_hashes() const;
 
-  // Lets chunks wait where they are, so that nothing is hashed or written until WaitForChunks or Commit: for as long as
-  // the processor and the disk are needed for something else. Whoever gives them must have memory for all.
+  // Hashes and writes nothing until WaitForChunks or Commit, because the processor and the disk are needed for
+  // something else. The caller must have memory for all chunks.
   void HoldChunks();
 
-  // Waits until the chunks given so far are in their files, and tells now and then how far that is; kCancelled if
-  // `go_on` returns false. For whoever wants to see it or to end it: Commit waits by itself.
+  // Waits until the chunks given so far are written. Calls `go_on` ten times a second with the bytes written so far and
+  // in all; returns kCancelled if it returns false. Not needed before Commit, which waits by itself.
   absl::Status WaitForChunks(const std::function<bool(uint64_t done, uint64_t total)>& go_on);
 
   // Memory, in order: for each region BeginRegion, then AddData with its bytes in pieces of any size, which are copied,
@@ -81,13 +83,12 @@ class ImageWriter {
   absl::Status AddData(std::string_view bytes);
   absl::Status EndRegion();
 
-  // The replay log of the next process (ImageInfo::processes), as Log::Serialize wrote it; once for each. Commit flushes
-  // them to the disk.
+  // The replay log of the next process (ImageInfo::processes), as Log::Serialize wrote it; once for each. Commit
+  // flushes them to the disk.
   absl::Status WriteLog(std::string_view bytes);
 
-  // Where the engine writes its own files (DIR.partial/client, by descriptor): plain files, in subfolders if it likes.
-  // They may be written until Commit. The path leads there in this process and its children as long as this object
-  // lives.
+  // The folder for the engine's own files (DIR.partial/client): regular files and subfolders, written before Commit.
+  // The path goes through a descriptor. It is valid in this process and its children, during the life of this object.
   std::string client_dir() const;
 
   // The image's name, once it is complete.
@@ -96,7 +97,7 @@ class ImageWriter {
   // Checksums the engine's files, writes the manifest, syncs everything and gives the image its name.
   absl::Status Commit(ImageInfo info, const Progress& progress = nullptr);
 
-  // So far; complete after Commit.
+  // The sizes so far; complete after Commit.
   ImageSizes sizes() const;
 
  private:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tool's connection to the agent of a job. Blocking; not thread-safe. Errors are sentences for a person.
+// A tool's connection to the agent of one process of a job. Blocking; not thread-safe. Functions that fail return false
+// and one sentence for a person in *error.
 #ifndef CUDA_REMOTE_CHECKPOINT_AGENT_AGENT_CLIENT_H_
 #define CUDA_REMOTE_CHECKPOINT_AGENT_AGENT_CLIENT_H_
 
@@ -35,23 +36,24 @@ class AgentClient final : public Lockable {
   bool Settle(int timeout_ms, bool* settled, std::string* error) override;
   bool LockOld(int timeout_ms, std::string* error) override;
   void Open() override;
-  // True once the job has agreed; calls are let in right after that.
+  // True once the agent has answered; it lets calls in right after that.
   bool Unlock(std::string* error);
   // The caller owns the descriptors in *taken.
   bool Take(Taken* taken, std::string* error);
-  // On success the connection is closed, at the job's end too; connect again to give it a channel.
+  // On success both ends close the connection; connect again to give the process a channel.
   bool Release(std::string* error);
   // The caller keeps the descriptors in `given`.
   bool Give(const Given& given, std::string* error);
-  // Of a released process whose channel is lost: its calls fail from now on, and no longer wait.
+  // For a released process whose channel is lost: its calls fail from now on, instead of waiting.
   bool Abandon(std::string* error);
   // A request to the GPU server beside the job's calls, while it runs, and its answer: *answered is false if that was
   // not there in time (20 ms at most). *old, if not null: the job's library knows no such requests.
   bool Ask(const SideRequest& request, uint64_t* sequence, std::string* error, bool* old = nullptr);
   bool Answer(uint64_t sequence, int timeout_ms, bool* answered, SideAnswer* answer, std::string* error);
-  // Begins to record calls, at most `events` and `milliseconds`; another connection may end it.
+  // Begins to record calls: at most `events` of them, for at most `milliseconds`. Another connection may end it.
   bool BeginTrace(uint64_t events, uint64_t milliseconds, std::string* error);
-  // Ends that; the job writes the timeline and the table of calls into the descriptors, which the caller keeps.
+  // Ends the recording. The process writes the timeline and the table of calls to the descriptors, which the caller
+  // keeps.
   bool EndTrace(int timeline_fd, int table_fd, bool json, std::string* error);
   // The table of all calls so far, of a job that was started with CUDA_REMOTE_TRACE.
   bool TraceTotals(int table_fd, bool json, std::string* error);

@@ -6,8 +6,9 @@
 // for a rank that has not begun its own. So while some GPU has work, calls are let through one at a time:
 //
 //   - calls that only ask about work or wait for it, from all processes: they change nothing;
-//   - other calls of threads whose GPU is idle. They cannot make a wait longer that is there already. If the GPU is idle
-//     again soon, the next one follows; if not, the pauses grow, so that processes with work of their own come to an end;
+//   - other calls of threads whose GPU is idle. They cannot make a wait longer that is there already. If the GPU is
+//     idle again soon, the next one follows; if not, the pauses grow, so that processes with work of their own come to
+//     an end;
 //   - if that does not help, other calls of threads whose GPU has work. They follow each other while the work that they
 //     put into streams ends; else each comes after a longer pause than the one before, since they may only add to a
 //     queue that is about to end by itself. While one host function keeps running, it is what the GPU waits for, and
@@ -29,8 +30,8 @@ namespace cuda_remote::agent {
 // kOld: a client library that knows LockOld only.
 enum class CloseResult { kClosed, kOld, kFailed };
 
-// A process that can be locked. Functions return false and one sentence in *error when the process cannot go on with
-// this; it is then to be opened.
+// A process that can be locked. A function that fails returns false and one sentence in *error; then the caller must
+// call Open.
 class Lockable {
  public:
   virtual ~Lockable() = default;
@@ -58,8 +59,8 @@ struct LockOptions {
   LockClock clock = RealClock();
 };
 
-// Locks all of `processes`, or none. *closed_us, if not null: when (by the clock) the gates closed that have not been
-// open since.
+// Locks all of `processes`, or none. *closed_us, if not null: the time, by `options.clock`, from which the gates have
+// been closed without a break. On failure all gates are open.
 bool LockAll(const std::vector<Lockable*>& processes, const LockOptions& options, int64_t* closed_us,
              std::string* error);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What saves and restores the processes of a job. CRIU is one engine (criu/); nothing outside of an engine's folder knows
-// its files, options or processes. Tests have one that saves nothing (testing/fake_engine.h).
+// What saves and restores the processes of a job. CRIU is one engine (criu/); nothing outside of an engine's folder
+// knows its files, options or processes. Tests have one that saves nothing (testing/fake_engine.h).
 //
 // An engine saves all processes of a job at one moment, whether they use CUDA or not. It is called while those that do
 // have let go of their GPU sessions (JobProcess::Release), so that it meets ordinary processes.
@@ -33,7 +33,8 @@ struct EngineCapabilities {
 
 // How a job is to be saved.
 struct SaveOptions {
-  bool close_tcp = false;  // connections with others are found closed after a restart; else they keep a job from being saved
+  // Connections with processes outside the job are closed after a restart; else such a job is not saved.
+  bool close_tcp = false;
 };
 
 // How a job is to be restored.
@@ -45,8 +46,8 @@ struct RestoreOptions {
     uint64_t position = 0;
   };
   std::vector<Output> outputs;
-  // Files that have grown since the checkpoint are cut back to their length then: those of the job's own (Job::outputs),
-  // and these.
+  // Files that have grown since the checkpoint are cut back to their length then: those of the job's own
+  // (Job::outputs), and these.
   bool cut_back = false;
   std::vector<std::string> cut;
   const ckptfmt::Needs* needs = nullptr;  // what the image says that it needs
@@ -57,7 +58,7 @@ struct RestoreOptions {
 // Saved processes on their way back, in a new namespace, beside other work.
 class ProcessRestore {
  public:
-  // Without a Finish that succeeded: ends what has come back, and nothing of it has run.
+  // Unless Finish has succeeded, ends the restored processes. They have not run.
   virtual ~ProcessRestore() = default;
 
   // Waits until the processes are restored, and lets them run.
@@ -74,16 +75,16 @@ class SavedProcesses {
  public:
   virtual ~SavedProcesses() = default;
 
-  // Compares what the processes need with what is there (programs, libraries, files, ports), before anything is started.
-  // Waits for what comes by itself.
+  // Checks, before anything is started, that the programs, libraries, files and ports that the processes need are
+  // there. Waits for ports that will become free without help.
   virtual bool Check(const RestoreOptions& options, std::string* error) = 0;
   // After Check: files of the image's that the processes need no more, since their streams go elsewhere
   // (RestoreOptions::outputs).
   virtual std::vector<std::string> Exchanged() const { return {}; }
   // Whether Begin changes files that are there (RestoreOptions::cut_back): then it comes after all that can fail.
   virtual bool ChangesFiles() const = 0;
-  // Starts the restore and does not wait for it. While the caller has one thread only. `directory`: the job's folder from
-  // now on, which the job sees where its old one was; `mounts`: what else it sees (stand_ins.h).
+  // Starts the restore and does not wait for it. The caller must have one thread only. `directory`: the job's new
+  // folder, which the job sees at the place of its old one; `mounts`: other files that it sees (stand_ins.h).
   virtual std::unique_ptr<ProcessRestore> Begin(const std::string& directory, std::vector<Mount> mounts,
                                                 std::string* error) = 0;
 };
@@ -100,15 +101,15 @@ class SnapshotEngine {
   // Whether it can work here at all: it is installed, and this user may use it.
   virtual bool CheckUsable(std::string* error) const = 0;
 
-  // Finds out what an image must remember of the job's processes beside their memory. False if there is something that
-  // cannot be saved; *error says what it is, and what to do. Called once more while the job stands still, with the *facts of
-  // before, since processes may have changed. *facts is kept in the image for Open.
+  // Collects in *facts what an image must record of the job's processes besides their memory. False if something cannot
+  // be saved; *error says what it is, and what to do. Called twice: while the job runs, and again while it is stopped,
+  // with the *facts of the first call, since processes may have changed. The image keeps *facts for Open.
   virtual bool Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) = 0;
 
   // After a Dump: run on, or stand still until Resume or End.
   enum class After { kRun, kStop };
-  // Saves the processes that Describe has seen into the folder `image`, which is empty. What may be left of a failure
-  // goes to the folder `work`. On failure they run on.
+  // Saves the processes that Describe has seen into `image`, an empty folder. Logs of a failure go to the folder
+  // `work`. On failure the processes run on.
   virtual bool Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work,
                     After after, std::string* error) = 0;
   // After a Dump, while the job's processes are as they were then: what a restart needs of a machine besides the image.
@@ -124,7 +125,8 @@ class SnapshotEngine {
   virtual std::unique_ptr<SavedProcesses> Open(const Job& job, const std::string& facts, const std::string& image,
                                                std::string* error) = 0;
 
-  // Work for the next time that nobody waits for, begun here and ended with the returned object; null: none.
+  // Begins work that makes later calls faster, in the background. It ends with the returned object. Null: there is
+  // none.
   virtual std::shared_ptr<void> BeginUpkeep() { return nullptr; }
 };
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host memory that is ready to be written to, in slots of one chunk: what is read from a GPU waits there for the
-// threads that write it into the image, and a job need not stand still until they are done.
+// Host memory in slots of one chunk, touched beforehand. Data that is read from a GPU waits there for the threads that
+// write it into the image, so a job need not stand still until they are done.
 //
-// Memory that was touched for the first time costs as much as copying to it, so Prepare does that beforehand, with huge
-// pages and several threads. Slots beyond those that were prepared are used untouched, up to the limit; then Take waits
-// until one comes back. Children of fork do not get the memory.
+// Touching memory for the first time takes as long as copying to it. So Prepare does that before the job stops, with
+// huge pages and several threads. When all prepared slots are in use, further slots are used untouched, up to the
+// limit; then Take waits until one is given back. Children of fork do not get the memory.
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_CHUNK_POOL_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_CHUNK_POOL_H_
 
@@ -24,7 +24,7 @@ class ChunkPool {
 
   // A pool of at most `limit` bytes, but kLeastSlots at least. Takes no memory yet.
   explicit ChunkPool(uint64_t limit);
-  // All slots must have been given back.
+  // All slots must have been given back before.
   ~ChunkPool();
   ChunkPool(const ChunkPool&) = delete;
   ChunkPool& operator=(const ChunkPool&) = delete;
@@ -33,8 +33,8 @@ class ChunkPool {
   bool ok() const { return memory_ != nullptr; }
   uint64_t limit() const { return uint64_t(slots_) * kSlotBytes; }
 
-  // Touches memory for `bytes` with several threads, as far as the limit goes, unless `cancelled` turns true. Before
-  // the first Take.
+  // Touches `bytes` of memory, at most the limit, with several threads. Stops when `cancelled` returns true. Call it
+  // before the first Take.
   void Prepare(uint64_t bytes, const std::function<bool()>& cancelled);
   uint64_t prepared() const { return prepared_ * kSlotBytes; }
 
@@ -58,8 +58,8 @@ class ChunkPool {
   size_t untouched_ = 0;      // slots from this one on have never been used
 };
 
-// What may be taken from this machine for a pool: half of what is available, of the memory control groups of this
-// process too.
+// How many bytes a pool may have on this machine: half of the memory that is available, also in the control groups of
+// this process.
 uint64_t SpareMemory();
 
 }  // namespace cuda_remote::checkpoint

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way to a GPU server for a tool: an address that a person gives becomes the path of a socket here. For another
-// host a cr-relay is started; without an address, a cr-server of the job's own.
+// Reaches a GPU server for a tool: turns an address that a person gives into the path of a socket on this machine. For
+// a server on another host it starts a cr-relay; without an address, a cr-server of the job's own.
 //
-// What is started ends with the GpuHost object, or with the tool if that is killed; unless it was left running.
+// The process that it starts ends with the GpuHost object, or with the tool if that is killed; a `detached` one does
+// not.
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_GPU_HOST_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_GPU_HOST_H_
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU's side of a job, through a channel: list, save, load and copy its memory, and make its objects again.
+// The GPU's side of a process, through its channel: list, save, load and copy its memory, and recreate its objects.
 //
-// Memory goes as memory_transfer.h says. Functions return false and one sentence in *error. Not thread-safe.
+// memory_transfer.h says how memory is transferred. Functions that fail return false and one sentence in *error. They
+// borrow all pointers for the call only. Not thread-safe: nobody else may use the channels meanwhile.
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_GPU_STATE_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_GPU_STATE_H_
 
@@ -39,22 +40,23 @@ std::string NotReplayableIn(const replay::Log& log);
 // How much memory GPU `gpu` of the server at `address` (GpuHost::server()) has free. False if it does not say.
 bool AskFreeMemory(const std::string& address, int gpu, uint64_t* bytes);
 
-// Tells the server at `address` (GpuHost::server()) when and how large the session's job was saved last, for cr-ps.
-// Nothing depends on it, so failures are not told.
+// Reports to the server at `address` (GpuHost::server()) when the session's job was saved last, and the image's size,
+// for cr-ps. Nothing depends on it, so failures are ignored.
 void TellSaved(const std::string& address, uint64_t session, uint64_t unix_ms, uint64_t bytes);
 
 // Waits until the GPU is idle. Fails if the GPU has an error, or a stream capture is in progress.
 bool Drain(ClientChannel* channel, std::string* error);
 
-// What must be saved. Fails with the server's words if there is state that cannot be. `sessions`: of the same server,
-// that are saved together with this one; what it shares with any other cannot be saved.
+// Lists the regions that must be saved. Fails with the server's message if there is state that cannot be saved.
+// `sessions`: the sessions of the same server that are saved together with this one. If this one shares objects with
+// any other session, that is such state.
 bool ListRegions(ClientChannel* channel, std::vector<ckptfmt::Region>* regions, std::string* error,
                  const std::vector<uint64_t>& sessions = {});
 
 // The server's GPUs and driver, for the manifest.
 bool DescribeServer(ClientChannel* channel, ckptfmt::ProcessInfo* info, std::string* error);
 
-// How much of a pool these regions need, if it is to hold all of them at once.
+// The size of a pool, in bytes, that holds all these regions at once.
 uint64_t PoolBytesFor(const std::vector<ckptfmt::Region>& regions);
 
 // How reading GPU memory went.
@@ -67,25 +69,27 @@ struct SaveTimes {
   TransferTimes reading;
 };
 
-// Reads the regions of a process, whose number Region::process is, into `pool` and has the image's threads hash and
-// write them. When it returns all is read, but not all written: the pool must live as long as the image. `shared`:
-// null, or not attached. `copies`: null, or copies of this process's memory, in slots of the same pool, which are used
-// as far as they are right. `snapshot`: null, or what takes chunks on the GPU; these are to be given to *later when the
-// job runs again. What an earlier image has (ImageWriter::AddUnread) is not read at all. Adds to *times.
+// Reads the regions of a process (its number is Region::process) into `pool`, and has the image's threads hash and
+// write them. Does not read what an earlier image has (ImageWriter::AddUnread). When it returns, everything is read but
+// not everything is written: the pool must outlive the image. `shared`: null, or not attached. `copies`: null, or
+// copies of this process's memory in slots of the same pool, which are used as far as they are right. `snapshot`: null,
+// or what copies chunks on the GPU; give these to *later when the job runs again. Adds to *times.
 bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ckptfmt::ImageWriter* image,
                 ChunkPool* pool, bool fits, SharedBuffers* shared, Precopy* copies, GpuSnapshot* snapshot,
                 UseChunk* later, const Continue& go_on, SaveTimes* times, std::string* error);
-// The memory of one process; `process`: its number in the image. Each chunk is compared with its checksum before it is
-// sent.
+// Loads the memory of one process; `process`: its number in the image. Compares each chunk with its checksum before it
+// sends it.
 bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChannel* channel, const Continue& go_on,
                 std::string* error);
-// From one server to another. `shared`: null, or not attached. Adds to *direct what did not go through the host.
+// Copies the regions from one server to another. `shared`: null, or not attached. Adds to *direct what did not go
+// through the host.
 bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
                 SharedBuffers* shared, const Continue& go_on, uint64_t* direct, std::string* error);
 
-// Makes the objects of the log again, in their order, and compares the answers with those of the first time. What needs
-// the process's pinned memory is left to the process (replay::Part). `scope`: of the sessions that are replayed
-// together (replay::ShareIn), `ownerless`: replay::Ownerless of all their logs; without a scope it is replayed alone.
+// Recreates the objects of the log in their order, and compares the answers with the recorded ones. Leaves to the
+// process what needs its pinned memory (replay::Part). `scope`: of the sessions that are replayed together
+// (replay::ShareIn); empty: this one is replayed alone. `ownerless`: the result of replay::Ownerless for all their
+// logs.
 // `ahead`: null, or the log of which ReplayCode has made the code here.
 bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* error, const std::string& scope = "",
                const std::vector<std::string>& ownerless = {}, const replay::Log* ahead = nullptr);

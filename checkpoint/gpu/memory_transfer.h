@@ -22,17 +22,17 @@
 
 namespace cuda_remote::checkpoint {
 
-// Gets bytes done and in all; false: the user has given up, stop. Called by several threads, one at a time.
+// Called with the bytes done and the bytes in all; returns false to stop. Called from several threads, one at a time.
 using Continue = std::function<bool(uint64_t done, uint64_t total)>;
 
 // "the session with the GPU server was lost: WHY", "the GPU server could not DO: ERROR"; both return false.
 bool Gone(ClientChannel* channel, ChannelStatus status, std::string* error);
 bool Failed(const std::string& what, uint32_t result, std::string* error);
 
-// Gets a chunk (kChunkBytes, the last one of a region shorter) in a slot of the pool, which is its own from then on,
-// also if it returns false. Called by several threads at once, in any order.
+// Called with a chunk (kChunkBytes, the last one of a region shorter) in a slot of the pool. The callee owns the slot
+// from then on, also if it returns false. Called from several threads at once, in any order.
 using UseChunk = std::function<bool(size_t region, uint64_t index, char* slot, size_t bytes, std::string* error)>;
-// Puts a chunk's bytes to `out`. Called by several threads at once.
+// Writes a chunk's bytes to `out`. Called from several threads at once.
 using FillChunk = std::function<bool(size_t region, uint64_t index, char* out, size_t bytes, std::string* error)>;
 
 // Whether a chunk is to be left out. Called before the transfer begins.
@@ -56,8 +56,8 @@ struct TransferTimes {
   void Add(const TransferTimes& other);
 };
 
-// Reads all regions into slots of `pool`, which others may empty at the same time. `shared`: null, or attached to this
-// channel's server. *times, if not null: added to.
+// Reads all regions into slots of `pool` and gives them to `use`; other threads may give slots back at the same time.
+// `shared`: null, or attached to this channel's server. Adds to *times if that is not null.
 bool ReadMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, ChunkPool* pool,
                 SharedBuffers* shared, const UseChunk& use, const Continue& go_on, std::string* error,
                 TransferTimes* times = nullptr, const SkipChunk& skip = nullptr);
@@ -70,7 +70,7 @@ using ChangeChunk = std::function<bool(size_t region, uint64_t index, char* byte
 bool CopyBetween(ClientChannel* from, ClientChannel* to, const std::vector<ckptfmt::Region>& regions,
                  SharedBuffers* shared, const ChangeChunk& change, const Continue& go_on, std::string* error);
 
-// Writes all regions. What goes wrong at the server is only known after a Drain. `shared` as above.
+// Writes all regions. Call Drain afterwards: only it reports errors of the server. `shared` as above.
 bool WriteMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, SharedBuffers* shared,
                  const FillChunk& fill, const Continue& go_on, std::string* error);
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPU functions that lie elsewhere on another server than before, and what memory holds of their addresses.
+// GPU functions that have other addresses on the new server than before, and the places in memory that hold these
+// addresses.
 //
-// Words of variables into which loading a module puts addresses of functions are translated: what was an address there
-// before becomes the same function's address now. Anywhere else such an address stops the restart or the move, since
-// nobody can tell an address from a number, or whom else it was handed to. docs/context-state.md says what that covers.
+// Loading a module writes addresses of functions into words of variables. These words are translated: an old address
+// becomes the same function's new address. At any other place an old address stops the restart or the move, since
+// nobody can tell an address from another number, or knows who else has it. docs/context-state.md says what that
+// covers.
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_MOVED_CODE_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_MOVED_CODE_H_
 
@@ -22,8 +24,8 @@ namespace cuda_remote::checkpoint {
 class MovedCode {
  public:
   struct Word {
-    uint64_t offset = 0;               // in its variable
-    uint64_t before = 0, now = 0;      // addresses
+    uint64_t offset = 0;           // in its variable
+    uint64_t before = 0, now = 0;  // addresses
   };
 
   // The words of a variable of a module or library. In any order of variables; the words with rising offsets.
@@ -32,8 +34,8 @@ class MovedCode {
   // No function lies elsewhere.
   bool empty() const { return search_.empty(); }
 
-  // Changes bytes of a region, on their way from one server to another, that begin at `offset` of it. False, and one
-  // sentence in *error, if they hold an address that cannot be translated. Any thread.
+  // Translates `count` bytes of a region that begin at `offset` of it, in place, on their way to the new server. False
+  // and one sentence in *error if they hold an address that cannot be translated. Any thread.
   bool Translate(const ckptfmt::Region& region, uint64_t offset, char* bytes, size_t count, std::string* error) const;
 
  private:

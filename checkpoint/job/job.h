@@ -51,32 +51,32 @@ bool ClaimJobFolder(const std::string& directory, std::string* error);
 // Whether somebody has it locked so.
 bool IsInUse(const std::string& directory);
 
-// Makes `directory` (mode 0700) and what is missing above it. An existing one must be this user's, and nobody else may be
-// able to change it or a folder above it.
+// Makes `directory` (mode 0700) and what is missing above it. An existing one must be this user's, and nobody else may
+// be able to change it or a folder above it.
 bool MakeJobFolder(const std::string& directory, std::string* error);
 
-// Lets the processes of `account` into this user's job folder, and makes their folder in it. `seen_as`: the job's folder
-// as the program knows it. False if they cannot enter a folder above it.
+// Lets the processes of `account` into this user's job folder, and makes their folder in it. `seen_as`: the job's
+// folder as the program knows it. False if they cannot enter a folder above it.
 bool OpenToUser(const std::string& directory, const std::string& seen_as, const Account& account, std::string* error);
 
 // Puts lib/libcuda.so.1 and lib/libnvidia-ml.so.1 there, pointing at the libraries beside this program.
 // *library_folder: the folder lib.
 bool LinkLibrary(const std::string& directory, std::string* library_folder, std::string* error);
 
-// Tells the job's processes which server they use from now on, and makes the lock for connecting to it. `address`: for
-// CUDA_REMOTE_SERVER; `gpu`: the only one, -1: all.
+// Writes for the job's processes which server they use from now on, and makes the lock for connecting to it. `address`:
+// as in CUDA_REMOTE_SERVER; `gpu`: the only GPU, -1: all.
 bool WriteGpuServer(const std::string& directory, const std::string& address, int gpu, std::string* error);
 
-// Tells processes of the job that have another environment which job it is (client/session/this_job.h). `seen_as`: the
-// job's folder as the program knows it.
+// Writes for processes of the job that have another environment which job they are in (proto/folder/this_job.h).
+// `seen_as`: the job's folder as the program sees it.
 bool WriteThisJob(const std::string& directory, const std::string& seen_as, const std::string& name,
                   std::string* error);
 
-// The same, and in which scope they share from now on (replay::ShareIn): of a job that is restarted or moved.
+// As WriteGpuServer, and also writes the scope in which a restarted or moved job shares from now on (replay::ShareIn).
 bool WriteJobServer(const std::string& directory, const std::string& address, int gpu, const std::string& scope,
                     std::string* error);
 
-// Brings what WriteJobServer writes back to what it was, unless Keep was called.
+// The destructor restores the files that WriteJobServer changes, unless Keep was called.
 class ServerChange {
  public:
   explicit ServerChange(std::string directory);
@@ -97,8 +97,8 @@ std::string NewSharingScope();
 // The address in it; empty if there is none.
 std::string GpuServerOf(const std::string& directory);
 
-// Keeps the job's processes from connecting to the GPU server (proto/folder/connection_lock.h): none of them begins to
-// use CUDA, and our NVML asks nothing. Released with it, or with this process.
+// Keeps the job's processes from connecting to the GPU server (proto/folder/connection_lock.h): none of them can begin
+// to use CUDA, and cuda-remote's NVML asks nothing. The destructor releases it, and so does the end of this process.
 class ConnectionPause {
  public:
   ConnectionPause() = default;
@@ -113,8 +113,8 @@ class ConnectionPause {
   int fd_ = -1;
 };
 
-// Writes and reads job.json. Writing replaces it in one step. Reading fails if somebody else could have written it: then
-// a tool would do to processes and files of its own user what another user wants.
+// Writes and reads job.json. Writing replaces it in one step. Reading fails if another user could have written it,
+// because that user could then direct the tool at processes and files of the tool's user.
 bool WriteJob(const std::string& directory, const Job& job, std::string* error);
 bool ReadJob(const std::string& directory, Job* job, std::string* error);
 
@@ -137,8 +137,8 @@ bool FindJob(const std::string& name, std::string* directory, Job* job, std::str
 // were removed.
 std::vector<std::string> RemoveStaleJobs();
 
-// The processes of the job, as this machine numbers them: those of its namespace but its init, else the program and what
-// descends from it.
+// The processes of the job, as this machine numbers them: those of its namespace but its init, else the program and
+// what descends from it.
 std::vector<int> ProcessesOf(const Job& job);
 
 // Removes what the tools put into the folder, and the folder if nothing else is in it.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A transaction over all processes of a job that have a GPU session: they are stopped at one moment, their sessions are in
-// the tool's hands, and in the end all go on, or all are ended.
+// A transaction over all processes of a job that have a GPU session: they are stopped at one moment, their sessions are
+// in the tool's hands, and in the end all go on, or all are ended.
 //
 //     Begin --> held --Snapshot--> saved --Resume--> over
 //                |  |                 |----End-----> over
@@ -25,21 +25,21 @@
 
 namespace cuda_remote::checkpoint {
 
-// A process that takes part. It notes what it has given up and what it has got, so that GiveBack and Unlock are right in
-// any state, and again.
+// A process that takes part. It keeps track of the session that it has given up or got, so GiveBack and Unlock work in
+// any state, and also when they are called again.
 class JobProcess {
  public:
   virtual ~JobProcess() = default;
   // For messages: "python3 (PID 12)".
   virtual std::string Name() const = 0;
-  // One that has ended is no failure of a step: nothing of it has to go on.
+  // Whether it has ended. A step on such a process does not fail.
   virtual bool HasEnded() const = 0;
   // For LockAll.
   virtual agent::Lockable* lockable() = 0;
 
-  // The tool gets its session and log.
+  // The tool takes over its session and its log.
   virtual bool Take(std::string* error) = 0;
-  // It closes its session, for a snapshot. The tool keeps it alive.
+  // It closes its end of the session, for a snapshot. The tool keeps the session alive.
   virtual bool Release(std::string* error) = 0;
   // It gets another session, prepared before, and stays stopped.
   virtual bool Switch(std::string* error) = 0;
@@ -47,7 +47,7 @@ class JobProcess {
   virtual bool GiveBack(std::string* error) = 0;
   // Its calls go on.
   virtual bool Unlock(std::string* error) = 0;
-  // It has ended, and its session may end, too.
+  // The process has ended: its session may end too.
   virtual void Abandon() = 0;
 };
 
@@ -55,8 +55,8 @@ class JobProcess {
 class ProcessSource {
  public:
   virtual ~ProcessSource() = default;
-  // Those that have a session now; they stay as they are until the next Find. False and *again if one has ended
-  // meanwhile, so that it is worth another try.
+  // The processes that have a session now. The source owns them; they are valid until the next Find. False and *again
+  // if one has ended meanwhile: then try again.
   virtual bool Find(std::vector<JobProcess*>* processes, bool* again, std::string* error) = 0;
   // Whether they are still the same.
   virtual bool AreAll() = 0;
@@ -67,15 +67,15 @@ class ProcessSource {
 
 class JobTransaction {
  public:
-  // All must outlive it. `engine` may be null if there will be no Snapshot.
+  // `job`, `source` and `engine` must outlive the transaction. `engine` may be null if Snapshot will not be called.
   JobTransaction(const Job& job, ProcessSource* source, SnapshotEngine* engine)
       : job_(job), source_(source), engine_(engine) {}
   ~JobTransaction();
   JobTransaction(const JobTransaction&) = delete;
   JobTransaction& operator=(const JobTransaction&) = delete;
 
-  // Stops the CUDA calls of all processes, as LockAll does, keeps others from opening sessions, and takes all sessions.
-  // Processes that come or go meanwhile are looked for again. After a failure the job goes on.
+  // Stops the CUDA calls of all processes, as LockAll does, keeps other processes from opening sessions, and takes all
+  // sessions. If processes come or go meanwhile, it looks for them again. After a failure the job goes on.
   bool Begin(const agent::LockOptions& options, std::string* error);
 
   // The processes let go of their sessions, and the engine saves all of the job (SnapshotEngine::Dump).
@@ -90,7 +90,7 @@ class JobTransaction {
   // Ends the job after a Snapshot. False if that failed, and it stands still.
   bool End();
 
-  // For how many seconds calls have been held back.
+  // How long calls have been held back, in seconds.
   double HeldSeconds() const;
 
  private:

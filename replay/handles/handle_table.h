@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table behind virtual handles: slots with generations, and who dies with whom.
 //
-// Part of the client library: no exceptions of its own, no abseil. Not thread-safe but for Usable; the owner locks. The
-// table owns the values; a pointer from Find stays good until that very handle is dropped. Handles are made as
-// proto/frame/handle.h says.
+// Part of the client library: no exceptions of its own, no abseil. Not thread-safe, except Usable; the owner locks. The
+// table owns the values. A pointer from Find is valid until that handle is dropped. proto/frame/handle.h describes the
+// numbers.
 #ifndef CUDA_REMOTE_REPLAY_HANDLES_HANDLE_TABLE_H_
 #define CUDA_REMOTE_REPLAY_HANDLES_HANDLE_TABLE_H_
 
@@ -28,8 +28,8 @@ class HandleTable {
   HandleTable(const HandleTable&) = delete;
   HandleTable& operator=(const HandleTable&) = delete;
 
-  // A new handle of `kind` with a default-made value, which dies with `parent` (0, or a handle that is not live: with
-  // nothing). Returns 0 if all slots are taken or memory is short.
+  // Returns a new handle of `kind` with a default-constructed value; 0 if all slots are taken or there is no memory.
+  // The handle is dropped with `parent`, if that is a live handle.
   uint64_t New(Kind kind, uint64_t parent) {
     if (kind == Kind::kNone) return 0;
     // Slots wait for some others before they are used again, which makes their generations last longer.
@@ -52,7 +52,8 @@ class HandleTable {
   // Whether `handle` is a live one of `kind` that has not been set aside. Any thread, without a lock.
   bool Usable(Kind kind, uint64_t handle) const { return KindOf(handle) == kind && usable_.Contains(handle); }
 
-  // A live handle stays taken but may not be used for the time being, or may be used again. Ignores others.
+  // Says whether a live handle may be used; it stays allocated in either case. Ignores numbers that are not live
+  // handles.
   void SetUsable(uint64_t handle, bool usable) {
     if (!Lookup(KindOf(handle), handle)) return;
     if (usable) {
@@ -80,7 +81,7 @@ class HandleTable {
     return MakeHandle(above.kind, slot->parent, above.generation);
   }
 
-  // Drops a handle and all that dies with it. Anything that is not a live handle is ignored.
+  // Drops a handle and all handles below it. Ignores numbers that are not live handles.
   void Drop(uint64_t handle) {
     if (!Lookup(KindOf(handle), handle)) return;
     const uint32_t root = SlotOf(handle);
@@ -88,12 +89,12 @@ class HandleTable {
     Release(root);
   }
 
-  // Drops all that dies with `handle`, but not `handle` itself.
+  // Drops all handles below `handle`, but not `handle` itself.
   void DropChildren(uint64_t handle) {
     if (Lookup(KindOf(handle), handle)) DropChildrenOf(SlotOf(handle));
   }
 
-  // Calls `visit(handle, object)` for every live handle of `kind`. Looks at every slot: not for what happens often.
+  // Calls `visit(handle, value)` for every live handle of `kind`. Reads every slot, so it is slow.
   template <typename Visit>
   void ForEach(Kind kind, Visit visit) const {
     for (uint32_t index = 1; index <= used_; ++index) {
@@ -104,7 +105,7 @@ class HandleTable {
 
   // Number of live handles.
   size_t size() const { return live_; }
-  // Slots that have ever been used: what the table's memory follows.
+  // Slots that were ever used. The table's memory grows with them.
   size_t capacity() const { return used_; }
 
  private:

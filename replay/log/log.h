@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The replay log: the calls whose objects are still alive, enough to make them all again on another server.
+// The replay log: the calls that made the objects which are still alive. It recreates them on another server.
 //
-// One record for each live object (the call that made it), and for each live setting of an object (the last call that
-// made it). When an object goes, its records and those of everything that depended on it go too, so the log's size
-// follows what is alive, not how long the job ran. Module images are kept once each, by content.
+// It has one record for each live object (the call that made it), and one for each live setting of an object (the last
+// call that made the setting). When an object is destroyed, its records are removed, and so are those of everything
+// that depended on it. So the log's size follows what is alive, not how long the job ran. Each module image is kept
+// once, by its contents.
 //
 // Part of the client library: no exceptions of its own, no abseil, no libprotobuf. Not thread-safe; the owner locks.
-// The log owns copies of all it is given.
+// The log copies everything that it is given.
 #ifndef CUDA_REMOTE_REPLAY_LOG_LOG_H_
 #define CUDA_REMOTE_REPLAY_LOG_LOG_H_
 
@@ -61,14 +62,16 @@ class Log {
   Log(Log&&) noexcept;
   Log& operator=(Log&&) noexcept;
 
-  // Notes that `object` was made by the call in `header` and `message`. It goes when any object of `depends_on` goes;
-  // those need not have records of their own. The same object made again by the same call changes nothing (a module's
-  // variable is looked up many times); by another call, the old object and its dependents are taken as gone.
+  // Records that the call in `header` and `message` made `object`. The record is removed when any object of
+  // `depends_on` is destroyed; those need not have records of their own. If the same call has made the same object
+  // before, nothing changes (a module's variable is looked up many times). If another call has, the old object and its
+  // dependents count as destroyed.
   void Create(ObjectKey object, const std::vector<ObjectKey>& depends_on, const FrameHeader& header,
               std::string_view message, std::string_view reply_message, std::optional<Hash128> payload);
 
-  // Notes a setting of `object`; an earlier one by the same call with the same `key` is forgotten. It also goes when
-  // any object of `depends_on` goes - and with it the object, if that is a graph, a node or an executable.
+  // Records a setting of `object`. It replaces an earlier setting by the same call with the same `key`. It is removed
+  // when any object of `depends_on` is destroyed; then `object` is removed too if it is a graph, a node or an
+  // executable.
   void Modify(ObjectKey object, uint64_t key, const FrameHeader& header, std::string_view message,
               const std::vector<ObjectKey>& depends_on = {});
 
@@ -84,15 +87,15 @@ class Log {
   // The order number of the latest record, 0 if there never was one.
   uint64_t last_order() const { return next_order_ - 1; }
 
-  // Forgets the object and everything that depended on it, directly or not. Returns all that the log knew of these, the
-  // object itself first.
+  // Removes the object and everything that depended on it, directly or not. Returns those that the log knew, the object
+  // itself first.
   std::vector<ObjectKey> Destroy(ObjectKey object);
 
   // As Destroy, but `object`, its record and its settings stay.
   std::vector<ObjectKey> DestroyDependents(ObjectKey object);
 
-  // Keeps one copy of a payload for records to name. It goes with the last record that names it; if none does, when the
-  // next one is added.
+  // Stores one copy of a payload for records to name, and returns its hash. The copy is removed with the last record
+  // that names it; if none does, when the next image is added.
   Hash128 AddImage(std::string_view bytes);
 
   // The image's bytes; null if the log has none of this hash.
@@ -101,7 +104,7 @@ class Log {
   // The record that made `object`; null if there is none.
   const Record* Find(ObjectKey object) const;
 
-  // All records in the order in which they must be sent. The pointers are good until the log changes.
+  // All records in the order in which they must be sent. The pointers are valid until the log changes.
   std::vector<const Record*> InOrder() const;
   // All images, by hash.
   std::vector<std::pair<Hash128, const std::string*>> Images() const;
@@ -113,7 +116,7 @@ class Log {
   // unchanged then. Any input is safe.
   static bool Parse(std::string_view bytes, Log* log, std::string* error);
 
-  // Memory that the records and images take, roughly.
+  // Approximate memory of the records and images, in bytes.
   size_t bytes() const { return bytes_; }
   size_t records() const { return records_; }
   size_t images() const { return images_.size(); }

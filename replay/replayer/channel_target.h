@@ -12,7 +12,7 @@
 
 namespace cuda_remote::replay {
 
-// Borrows the channel, which nobody else uses meanwhile.
+// Borrows `channel`, which must outlive this. Nobody else may use it meanwhile.
 class ChannelTarget final : public ReplayTarget {
  public:
   explicit ChannelTarget(ClientChannel& channel) : channel_(channel) {}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes a job's objects again on another server, by sending the calls of its replay log.
+// Recreates a job's objects on another server by sending the calls of its replay log.
 //
-// Not thread-safe: one replay uses its target alone. No exceptions, no abseil: messages are strings that say which call
-// went wrong and how.
+// Not thread-safe: a replay needs its target for itself. No exceptions, no abseil. Functions that fail return false and
+// one sentence in *error, which names the call and the reason.
 #ifndef CUDA_REMOTE_REPLAY_REPLAYER_REPLAYER_H_
 #define CUDA_REMOTE_REPLAY_REPLAYER_REPLAYER_H_
 
@@ -27,12 +27,12 @@ class ReplayTarget {
 
   virtual ~ReplayTarget() = default;
 
-  // Sends a request that is answered. Returns a ticket for Finish, 0 if the server is gone. The views are only good
-  // during the call.
+  // Sends a request that the server answers. Returns a ticket for Finish; 0 if the server is gone. The views must be
+  // valid during the call only.
   virtual uint64_t Begin(const FrameHeader& header, std::string_view message, std::string_view payload) = 0;
 
-  // Waits for the answer to a Begin. Called in the order of the Begins, once for each. False and `error` if the server
-  // is gone or makes no sense.
+  // Waits for the answer to a Begin. Called once for each Begin, in the same order. False and *error if the server is
+  // gone or its answer is malformed.
   virtual bool Finish(uint64_t ticket, Answer* answer, std::string* error) = 0;
 
   // How many requests may be under way at once.
@@ -42,15 +42,15 @@ class ReplayTarget {
 // Called now and then with the number of records done and in all.
 using ReplayProgress = std::function<void(uint64_t done, uint64_t total)>;
 
-// Sessions that are replayed together on one server share with each other alone, if each is given the same scope before
-// its replay: 16 random bytes, others for each restart and each move. Their replays have to run at the same time: one
-// that opens what another session shares waits until that one has replayed it. `ownerless`: Ownerless of all their
-// logs.
+// Sessions that are replayed together on one server share GPU objects with each other only. For that, give each of them
+// the same `scope` before its replay: 16 random bytes, new ones for each restart and each move. Their replays must run
+// at the same time: a session that imports what another one exports waits until that one has replayed the export.
+// `ownerless`: the result of Ownerless for all their logs.
 bool ShareIn(std::string_view scope, ReplayTarget& target, std::string* error,
              const std::vector<std::string>& ownerless = {});
 
-// Keys of the physical memory that some of these logs' processes have open, and none of them shares: the process that
-// made it has given it back, or has ended. One of those that open it makes it in the replay.
+// Keys of the physical memory that some of these logs' processes have imported and none of them exports: the process
+// that made it has released it or has ended. One of the processes that import it makes it in the replay.
 std::vector<std::string> Ownerless(const std::vector<const Log*>& logs);
 
 // Whether the log's process shares anything with others, or has opened what they share.
@@ -60,17 +60,17 @@ bool Shares(const Log& log);
 // restart.
 std::vector<std::string> NotReplayable(const Log& log);
 
-// Pinned memory is the process's: it is shared with a new server only when the process is there again. If graphs copy
-// such memory, all of the log that has to do with graphs has to wait for that.
+// Pinned memory belongs to the process, so a new server can share it only once the process is restored. If graphs copy
+// such memory, the records about graphs must wait for that.
 enum class Part {
   kAll,
   kBeforePinned,  // all that needs no pinned memory
   kAfterPinned,   // the rest: nothing for most jobs
 };
 
-// Sends every record with kFlagReplay in the order of the log, images as payload. Each must succeed, and answer with
-// the bytes that were recorded (but for a compiler's messages). False and `error`, which names the call, at the first
-// that does not; the target is then only good for being thrown away.
+// Sends every record with kFlagReplay in the order of the log, with images as payload. Each must succeed and return the
+// recorded bytes, except a compiler's messages. Stops at the first that does not, with false and *error, which names
+// the call; close the target's session then, since it has a part of the objects.
 //
 // `ahead`: null, or an earlier state of the log, of which ReplayCode has sent the code already.
 bool Replay(const Log& log, ReplayTarget& target, const ReplayProgress& progress, std::string* error,
