@@ -117,9 +117,12 @@ bool Precopy::Look(SideRequests* requests, const std::function<bool()>& cancelle
 }
 
 bool Precopy::Look(SideRequests* requests, const std::function<bool()>& cancelled, std::string* error) {
+  const Clock::time_point start = Clock::now();
   uint32_t refused = 0;
   known_bytes_ = 0;
-  if (!Look(requests, cancelled, &refused, error)) return refused != 0;
+  const bool ok = Look(requests, cancelled, &refused, error);
+  times_.seconds += Since(start);
+  if (!ok) return refused != 0;
   for (size_t i = 0; is_known_ && i < regions_.size(); ++i) {
     for (uint64_t index = 0; index < hashes_[i].size(); ++index) {
       if (is_known_(regions_[i], index, hashes_[i][index])) known_bytes_ += BytesOf(regions_[i], index);

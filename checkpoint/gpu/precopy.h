@@ -34,7 +34,7 @@ struct PrecopyTimes {
   uint64_t rounds = 0;
   uint64_t copied_bytes = 0;  // in all rounds
   uint64_t kept_bytes = 0;    // of them, still right in the pause
-  double seconds = 0;
+  double seconds = 0;         // of all looks and rounds
   void Add(const PrecopyTimes& other);
 };
 
