@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a job stands still for a checkpoint and for a move, by GPU memory and by how much of it changes.
 
-Usage: pause.py --product DIR --programs DIR [--mib N,...] [--changing P,...] [--moves] [--no-checkpoints] [--native] [--seconds S]
+Usage: pause.py --product DIR --programs DIR [--mib N,...] [--changing P,...] [--moves] [--no-checkpoints] [--native] [--seconds S] [--json FILE]
 
 DIR of the product: cr-run, cr-server, cr-checkpoint, cr-migrate. Prints a table, a row for each job. The first column
 of times is what the tools report, the last one what the job saw: the longest time between two of its steps. `native`
@@ -84,6 +84,13 @@ def measure(options, job, what):
     return result, max((line[1] for line in after[len(before):]), default=0), middle(usual), middle(during)
 
 
+PAUSES = []
+
+
+def note(mib, percent, what, seconds):
+    PAUSES.append({"mib": mib, "percent": percent, "what": what, "pause_seconds": seconds})
+
+
 def row(*cells):
     print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
 
@@ -95,6 +102,7 @@ def checkpoint(options, folder, mib, percent):
         job.wait_ready(60)
         got, longest, usual, during = measure(
             options, job, lambda: tool(options, options.limit, "cr-checkpoint", "--json", job.name, image))
+        note(mib, percent, "checkpoint", got["paused_seconds"])
         before, behind = got.get("before", {}), got.get("behind", {})
         row(mib, f"{percent}%", "checkpoint", f"{got['paused_seconds']:.3f}", f"{got['reading_seconds']:.3f}",
             f"{got['dumping_seconds']:.3f}", f"{before.get('seconds', 0):.2f}", before.get("rounds", "-"),
@@ -112,6 +120,7 @@ def move(options, folder, mib, percent, to, what):
         job.wait_ready(60)
         got, longest, usual, during = measure(
             options, job, lambda: tool(options, options.limit, "cr-migrate", "--json", job.name, "--to", *to))
+        note(mib, percent, what, got["paused_seconds"])
         row(mib, f"{percent}%", what, f"{got['paused_seconds']:.3f}", f"{got['copying_seconds']:.3f}",
             f"{got['replaying_seconds']:.3f}", f"{got['ahead_seconds']:.2f}", "-", "-", "-",
             f"{got['direct_bytes'] / 1e9:.2f}", f"{got['seconds']:.1f}",
@@ -131,6 +140,7 @@ def native(options, folder, mib, percent):
         got = json.loads(done.stdout)
         if "error" in got:
             raise RuntimeError(got["error"])
+        note(mib, percent, "native", got["checkpoint_s"])
         row(mib, f"{percent}%", "native", f"{got['checkpoint_s']:.3f}", *["-"] * 10)
     finally:
         job.end()
@@ -166,6 +176,7 @@ def main():
     parser.add_argument("--second-gpu", type=int, help="moves to this GPU, too")
     parser.add_argument("--native", action="store_true", help="the driver's own checkpoint, too")
     parser.add_argument("--seconds", type=float, default=4, help="how long a job runs before it is disturbed")
+    parser.add_argument("--json", help="file for the pauses; pause_plot.py draws them")
     parser.add_argument("--limit", type=float, default=60, help="seconds for a checkpoint or a move")
     options = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="cr-pause-", dir=os.environ.get("CR_PAUSE_DIR"))
@@ -201,6 +212,11 @@ def main():
         for server in servers:
             server.end()
         shutil.rmtree(folder, ignore_errors=True)
+    if options.json:
+        seen = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+                              capture_output=True, text=True).stdout.splitlines()
+        with open(options.json, "w") as f:
+            json.dump({"environment": "; ".join(seen), "rows": PAUSES}, f, indent=1)
     return 1 if failed else 0
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""report.py and plot.py: medians, ratios, each kind of bar, and that every bar names rows that exist."""
+"""report.py and the plots: medians, ratios, each kind of bar, and that every bar names rows that exist."""
 
 import os
 import sys
@@ -11,6 +11,7 @@ import xml.dom.minidom
 sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "../tests/matrix")]
+import pause_plot  # noqa: E402
 import plot  # noqa: E402
 import report  # noqa: E402
 import stages  # noqa: E402
@@ -69,6 +70,20 @@ class ReportTest(unittest.TestCase):
         judged = self.judge(idle=row("%", native=[0.0], ring=[-0.1]))
         self.assertTrue(self.bar(judged, "idle", "ring")["met"])
         self.assertNotIn("ratios", judged["idle"])
+
+    def test_plot_of_pauses(self):
+        rows = [
+            {"mib": mib, "percent": 5, "what": what, "pause_seconds": seconds}
+            for mib, what, seconds in ((8192, "checkpoint", 0.1), (8192, "native", 0.625), (32768, "move, <same> GPU", 0.0))
+        ]
+        text = pause_plot.draw({"environment": "a GPU & its driver", "rows": rows})
+        shown = xml.dom.minidom.parseString(text)
+        words = [node.firstChild.data for node in shown.getElementsByTagName("text")]
+        for word in ("a GPU & its driver", "0.100", "0.625", "0.000", "move, <same> GPU", "8 GiB, 5% of it rewritten in each step"):
+            self.assertIn(word, words)
+        bars = [float(node.getAttribute("width")) for node in shown.getElementsByTagName("rect")][1:]
+        self.assertEqual(len(bars), 3)
+        self.assertAlmostEqual(bars[1] / bars[0], 6.25, 2)
 
     def test_plot_is_xml(self):
         judged = self.judge(launch=row(native=[1.0], ring=[1000.0], grpc=[0.001]), copy=row("GB/s", "higher", native=[2.0], ring=[1.0]))
