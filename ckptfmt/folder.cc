@@ -39,7 +39,7 @@ absl::Status CheckIsOurs(const OpenedFolder& folder) {
   if (!names.ok()) return names.status();
   for (const std::string& name : *names) {
     if (name != kManifestName && name != kOnlyLogName && name != kProcessesFolder && name != kMemoryFolder &&
-        name != kClientFolder) {
+        name != kClientFolder && name != kSignatureName) {
       return absl::FailedPreconditionError(absl::StrCat(
           folder.path(), " holds something that is not part of a checkpoint image (", name, "); move or remove it"));
     }
@@ -65,7 +65,8 @@ absl::Status RemoveBelow(const OpenedFolder& folder, const std::string& name) {
 absl::Status RemoveAllIn(const OpenedFolder& folder) {
   if (absl::Status ours = CheckIsOurs(folder); !ours.ok()) return ours;
   // The manifest first: half an image must not look like one.
-  for (const char* name : {kManifestName, kOnlyLogName, kProcessesFolder, kMemoryFolder, kClientFolder}) {
+  for (const char* name :
+       {kManifestName, kOnlyLogName, kProcessesFolder, kMemoryFolder, kClientFolder, kSignatureName}) {
     if (absl::Status removed = RemoveBelow(folder, name); !removed.ok()) return removed;
     Step("part removed");
   }

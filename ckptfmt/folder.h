@@ -15,6 +15,9 @@
 
 namespace cuda_remote::ckptfmt {
 
+// In the folder of an image that cr-hostd has made (host/signature.h). The manifest does not list it.
+inline constexpr char kSignatureName[] = "signature";
+
 // DIR without trailing slashes, and with symbolic links resolved if it exists.
 std::string ImagePath(const std::string& dir);
 

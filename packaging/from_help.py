@@ -105,8 +105,8 @@ def manual(helped):
         else:
             description.append(" ".join(paragraph))
             paragraph = []
-    others = ("cr-run", "cr-server", "cr-ps", "cr-checkpoint", "cr-restart", "cr-migrate", "cr-inspect", "cr-trace", "cr-sbatch",
-              "cr-slurm-run")
+    others = ("cr-run", "cr-server", "cr-hostd", "cr-ps", "cr-checkpoint", "cr-restart", "cr-migrate", "cr-inspect", "cr-trace",
+              "cr-sbatch", "cr-slurm-run")
     short = helped.summary.rstrip(".")
     out = [f'.TH {helped.name.upper()} 1 "" "cuda-remote {version}" "cuda-remote"',
            ".SH NAME", f"{roff(helped.name)} \\- {roff(short[0].lower() + short[1:])}",

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "checkpoint/job/caller.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 
@@ -44,6 +45,7 @@ pid_t StartDaemon(std::vector<std::string> command, bool detached, const std::op
       if (daemon != 0) _exit(write(number[1], &daemon, sizeof(daemon)) == sizeof(daemon) ? 0 : 1);
     }
     if (account && !Become(*account)) _exit(127);
+    if (account && Caller::Get()) Caller::Get()->UseEnvironment();
     if (!detached) {
       prctl(PR_SET_PDEATHSIG, SIGTERM);  // after the change of the user, which forgets it
       setpgid(0, 0);  // the terminal's signals are for the program

@@ -24,16 +24,16 @@
 #include <random>
 #include <sstream>
 
+#include "checkpoint/job/caller.h"
 #include "checkpoint/job/io_uring.h"
+
+extern char** environ;
 
 namespace cuda_remote::checkpoint {
 namespace {
 
 constexpr int kForwarded[] = {SIGHUP,  SIGINT,   SIGQUIT, SIGTERM,   SIGUSR1, SIGUSR2, SIGALRM,
                               SIGCONT, SIGWINCH, SIGURG,  SIGVTALRM, SIGPROF, SIGTSTP};
-
-// Goes with a signal from the tool to init: a terminal has sent it.
-constexpr int kOfTerminal = 0x7e12;
 
 sigset_t g_before;
 bool g_blocked = false;
@@ -70,7 +70,9 @@ void Execute(const Plan& plan) {
   for (const std::string& word : plan.environment) environment.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
   environment.push_back(nullptr);
-  execvpe(arguments[0], arguments.data(), environment.data());
+  // Looked for in the program's own PATH.
+  environ = environment.data();
+  execvp(arguments[0], arguments.data());
 }
 
 std::string WithErrno(const std::string& what) { return what + ": " + strerror(errno); }
@@ -145,6 +147,7 @@ pid_t Spawn(const Plan& plan, bool own_session, int* failure) {
     UnblockInChild();
     const bool is_user =
         !plan.account || (plan.restored_pid ? BecomeForCriu(*plan.account) : Become(*plan.account));
+    if (Caller::Get() && !plan.restored_pid) umask(Caller::Get()->umask());
     if (is_user) Execute(plan);
     const int code = errno;
     const ssize_t ignored = write(ready[1], &code, sizeof(code));
@@ -314,7 +317,7 @@ pid_t ChooseFirstPid() {
 }
 
 std::string NoIsolation() {
-  if (geteuid() != 0) return "it was not started as root, so it has no process numbers of its own";
+  if (geteuid() != 0) return "it was started neither as root nor through cr-hostd, so it has no process numbers of its own";
   return {};
 }
 

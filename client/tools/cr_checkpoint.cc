@@ -19,6 +19,7 @@
 #include "checkpoint/engine/criu/criu_engine.h"
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/job/account.h"
+#include "checkpoint/job/caller.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/job_claim.h"
 #include "checkpoint/job/ranks.h"
@@ -30,6 +31,7 @@
 #include "client/tools/foreground.h"
 #include "client/tools/progress.h"
 #include "client/tools/steps.h"
+#include "client/tools/through_hostd.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/codec/json.h"
 #include "proto/codec/text.h"
@@ -64,8 +66,8 @@ still while the rest follows and its processes are saved; what must be hashed, c
 while the job goes on. That takes as much host memory as the job has GPU
 memory, if that is there (--pool); of a job with more than that, the rest goes through it while the job stands still.
 With --stop the memory is written as it comes, through a small pool. A checkpoint that fails, or is interrupted or
-killed, leaves the job running and no new image. Needs root, a job that was started as root, and CRIU
-(tools/setup-criu).
+killed, leaves the job running and no new image. Needs CRIU (tools/setup-criu) and root; where cr-hostd runs, an ordinary
+user saves jobs that her own cr-run has started.
 
 With --keep N, DIR holds the last N images of the job (image-000001, ...). What an earlier one has of the GPU memory is not
 written again. cr-restart DIR takes the newest, cr-restart DIR/image-000007 that one; cr-inspect DIR lists them.
@@ -100,6 +102,11 @@ struct Outcome {
   double behind = 0;
   ckptfmt::ImageSizes sizes;
 };
+
+// As the person knows the job: cr-hostd says its folder, which ends with its name.
+std::string NameFor(const Options& options) {
+  return Caller::Get() ? options.job.substr(options.job.rfind('/') + 1) : options.job;
+}
 
 double Since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -271,7 +278,9 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   const Clock::time_point start = Clock::now();
   Steps steps(kTool, options.times);
   CriuEngine engine;
-  engine.KeepLogs(Absolute(options.image));
+  // Of cr-hostd's, which gives the image to its user when it is complete.
+  const Caller* const caller = Caller::Get();
+  if (!caller) engine.KeepLogs(Absolute(options.image));
   SaveOptions save;
   save.close_tcp = options.tcp_close;
   std::string facts;
@@ -290,6 +299,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
     return false;
   };
   AtStep("begin the image");
+  if (caller && !caller->Announce(kImageBegins, error)) return false;
   std::unique_ptr<ckptfmt::ImageStore> store;
   if (options.keep > 0) {
     auto opened = ckptfmt::ImageStore::Open(options.image);
@@ -300,7 +310,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
       store ? store->Create(writer_options) : ckptfmt::ImageWriter::Create(options.image, writer_options);
   if (!created.ok()) return failed(created.status());
   const std::unique_ptr<ckptfmt::ImageWriter> image = std::move(*created);
-  outcome->image = store ? image->dir() : options.image;
+  outcome->image = store ? image->dir() : caller ? caller->image() : options.image;
   if (store && !store->sharing().ok()) {
     Say(kTool, "the image shares nothing with earlier ones: " + std::string(store->sharing().message()));
   }
@@ -480,6 +490,11 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   }
   if (!committed.ok()) return failed(committed);
   steps.Done("flushing to the disk");
+  if (caller) {
+    AtStep("give the image to its user");
+    if (!caller->Announce(kImageComplete, error)) return false;
+    steps.Done("giving the image to its user");
+  }
   if (options.stop) {
     std::ofstream(directory + "/stopped") << Absolute(outcome->image) << "\n";
     if (!transaction.End()) Say(kTool, "the job could not be ended; it stands still");
@@ -615,7 +630,7 @@ int Repeat(const Options& options, const std::string& directory, const Job& job,
     } else if (!JobIsAlive(job)) {
       return ended();
     } else if (!cancelled()) {
-      Say(kTool, TimeText(now) + ": no checkpoint of " + options.job + ": " + error + "; the job goes on. " +
+      Say(kTool, TimeText(now) + ": no checkpoint of " + NameFor(options) + ": " + error + "; the job goes on. " +
                      (saved.empty() ? "There is no image from this run yet"
                                     : last + " is still the image of " + saved) +
                      "; the next try is at " + TimeText(now + interval));
@@ -639,7 +654,7 @@ int Work(const Options& options, const std::function<bool()>& cancelled) {
     Outcome outcome;
     if (!Checkpoint(options, directory, job, cancelled, &outcome, &error)) {
       const char* const state = JobIsAlive(job) ? "; the job goes on" : "";
-      Say(kTool, "no checkpoint of " + options.job + ": " + error + state);
+      Say(kTool, "no checkpoint of " + NameFor(options) + ": " + error + state);
       return cancelled() ? kExitInterrupted : kExitFailure;
     }
     Tell(options, outcome);
@@ -650,6 +665,7 @@ int Work(const Options& options, const std::function<bool()>& cancelled) {
 
 int Main(int argc, char** argv) {
   Options options;
+  int caller = -1;
   CLI::App app("Saves a running job: its processes, their GPU objects and their GPU memory.", kTool);
   app.failure_message(WrongUse);
   app.footer(std::string(kWhichJob) + kExamples);
@@ -682,6 +698,7 @@ int Main(int argc, char** argv) {
   app.add_flag("--json", options.json, "print times and sizes as JSON");
   app.add_flag("--times", options.times, "tell how long each step took");
   app.add_flag("--quiet", options.quiet, "print errors only");
+  app.add_option("--caller", caller, "used by cr-hostd")->group("");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -690,6 +707,17 @@ int Main(int argc, char** argv) {
   if (options.stop && options.every > 0) {
     Say(kTool, "--stop and --every exclude each other");
     return kExitUsage;
+  }
+  std::string error;
+  if (caller >= 0 && !Caller::Take(caller, &error)) {
+    Say(kTool, error);
+    return kExitFailure;
+  }
+  if (const std::string name = JobOfHostd(options.job); !name.empty()) {
+    host::Request request = host::RequestOf(app, "checkpoint");
+    request.set_job(name);
+    request.set_image(Absolute(options.image));
+    return ThroughHostd(kTool, std::move(request), kExitFailure);
   }
   return RunInBackground([&](const std::function<bool()>& cancelled) { return Work(options, cancelled); });
 }

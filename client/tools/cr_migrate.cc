@@ -17,6 +17,7 @@
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/gpu/places.h"
 #include "checkpoint/job/account.h"
+#include "checkpoint/job/caller.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/job_claim.h"
 #include "checkpoint/job/ranks.h"
@@ -26,6 +27,7 @@
 #include "client/tools/background.h"
 #include "client/tools/foreground.h"
 #include "client/tools/progress.h"
+#include "client/tools/through_hostd.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/codec/json.h"
 #include "proto/folder/this_job.h"
@@ -378,6 +380,7 @@ int Work(const Options& options, const std::function<bool()>& cancelled) {
 
 int Main(int argc, char** argv) {
   Options options;
+  int caller = -1;
   std::vector<std::string> map;
   CLI::App app("Moves a running job's GPU side to another GPU server.", kTool);
   app.failure_message(WrongUse);
@@ -396,6 +399,7 @@ int Main(int argc, char** argv) {
       ->check(CLI::Range(0.001, 86400.0));
   app.add_flag("--json", options.json, "print times and sizes as JSON");
   app.add_flag("--quiet", options.quiet, "print errors only");
+  app.add_option("--caller", caller, "used by cr-hostd")->group("");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -409,6 +413,15 @@ int Main(int argc, char** argv) {
   if (options.to.empty() && map.empty()) {
     Say(kTool, "no server given: name it with --to unix:PATH or --to HOST:PORT, or with --map");
     return kExitUsage;
+  }
+  if (caller >= 0 && !Caller::Take(caller, &error)) {
+    Say(kTool, error);
+    return kExitFailure;
+  }
+  if (const std::string name = JobOfHostd(options.job); !name.empty()) {
+    host::Request request = host::RequestOf(app, "migrate");
+    request.set_job(name);
+    return ThroughHostd(kTool, std::move(request), kExitFailure);
   }
   return RunInBackground([&](const std::function<bool()>& cancelled) { return Work(options, cancelled); });
 }

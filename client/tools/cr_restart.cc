@@ -23,6 +23,7 @@
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/gpu/places.h"
 #include "checkpoint/job/account.h"
+#include "checkpoint/job/caller.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/job_claim.h"
@@ -34,6 +35,7 @@
 #include "client/tools/outputs.h"
 #include "client/tools/progress.h"
 #include "client/tools/steps.h"
+#include "host/client.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/folder/this_job.h"
 #include "proto/frame/frame.h"
@@ -64,7 +66,8 @@ foreground, as under cr-run: signals go to it, and its output goes where it went
 names another one), and to this program's output if it was a pipe or a terminal. Files that the job has open must be
 where they were, as long as they were (--cut-back, --cut), and no other job may be writing to them. A restart that fails
 leaves the image as it is and can be tried again. The image must belong to root or
-to this user, and nobody else may be able to write to it (--trust-owner). Needs root and CRIU.
+to this user, and nobody else may be able to write to it (--trust-owner). Needs CRIU and root; where cr-hostd runs, an
+ordinary user restarts images that it has made of her own jobs.
 
 Ranks are those of mpirun, torchrun or srun; without one of these the processes are counted from 0, as cr-inspect shows
 them. A process that saw several GPUs needs as many at its place: its GPU 0 is the first of the list. Processes that
@@ -277,7 +280,7 @@ bool GiveSessions(const Options& options, const ckptfmt::ImageReader& image, con
   job->set_init_pid(isolated.init);
   job->set_pid_namespace(PidNamespace(isolated.init));
   job->set_pid(isolated.pid);
-  job->set_image(Absolute(image.dir()));
+  job->set_image(Caller::Get() ? Caller::Get()->image() : Absolute(image.dir()));
   job->set_saved_unix_ms(uint64_t(image.info().created_unix_ms));
   job->set_saved_bytes(image.sizes().total_bytes);
   std::vector<std::unique_ptr<agent::AgentClient>> agents;
@@ -322,10 +325,11 @@ int Run(const Options& options) {
   std::vector<Placed> placed;
   if (!Plan(options, image->info(), &placed, &error)) return Fail(error);
   const std::string why = NoIsolation();
-  if (!why.empty()) return Fail("restoring a process needs root");
+  if (!why.empty()) return Fail("restoring a process needs root, or cr-hostd, which does not run here");
 
   CriuEngine engine;
-  engine.KeepLogs(Absolute(options.image));
+  const Caller* const caller = Caller::Get();
+  if (!caller) engine.KeepLogs(Absolute(options.image));
   // In images of format version 1 the job's own facts have the engine's, too.
   const auto& said = image->info().client_info;
   const auto known = said.find(engine.Name());
@@ -337,6 +341,7 @@ int Run(const Options& options) {
   restore.needs = &image->info().needs;
   const std::optional<Account> account = AccountOf(job);
   if (account && !CheckAccount(*account, &error)) return Fail(error);
+  if (caller && !caller->CheckSaved(account, &error)) return Fail(error);
   Outputs outputs;
   const auto open_outputs = [&] {
     const ActAs user(account);
@@ -434,6 +439,7 @@ int Run(const Options& options) {
   }
   // It may be removed from now on.
   image.reset();
+  if (caller && !caller->Announce(kImageUsed, &error)) Say(kTool, error);
   const std::shared_ptr<void> upkeep = engine.BeginUpkeep();
   const int code = FinishJob(kTool, isolated, directory, job, process->TakeTerminal(), std::move(hosts));
   // What the job has written last is on its way through the terminal.
@@ -444,6 +450,7 @@ int Run(const Options& options) {
 
 int Main(int argc, char** argv) {
   Options options;
+  int caller = -1;
   std::vector<std::string> map;
   CLI::App app("Brings a saved job back, on this machine and any GPU server.", kTool);
   app.failure_message(WrongUse);
@@ -469,6 +476,7 @@ int Main(int argc, char** argv) {
                "also take an image that another user owns or may write: he can make the job do what he wants");
   app.add_flag("--times", options.times, "tell how long each step took");
   app.add_flag("--quiet", options.quiet, "print errors only");
+  app.add_option("--caller", caller, "used by cr-hostd")->group("");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -476,7 +484,18 @@ int Main(int argc, char** argv) {
   }
   const char* const server = getenv("CUDA_REMOTE_SERVER");
   if (options.server.empty() && server) options.server = server;
-  if (std::string error; !ParsePlacement(map, &options.rules, &error)) return Fail(error);
+  std::string error;
+  if (!ParsePlacement(map, &options.rules, &error)) return Fail(error);
+  if (caller >= 0 && !Caller::Take(caller, &error)) return Fail(error);
+  if (geteuid() != 0) {
+    if (const auto hostd = host::Hostd::Connect(&error)) {
+      host::Request request = host::RequestOf(app, "restart");
+      if (app.count("--server") == 0 && server) host::AddOption("server", server, &request);
+      request.set_image(Absolute(options.image));
+      return hostd->Run(kTool, std::move(request), kExitFailed);
+    }
+    if (!error.empty()) return Fail(error);
+  }
   return Run(options);
 }
 

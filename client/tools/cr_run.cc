@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -16,12 +17,14 @@
 
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/job/account.h"
+#include "checkpoint/job/caller.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/stand_ins.h"
 #include "checkpoint/job/terminal.h"
 #include "client/tools/foreground.h"
 #include "client/tools/outputs.h"
+#include "host/client.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/codec/text.h"
 #include "proto/folder/this_job.h"
@@ -104,7 +107,7 @@ int Fail(const std::string& text, int code = kExitFailed) {
 
 int Main(int argc, char** argv) {
   std::string server, directory, name, user;
-  int gpu = -1;
+  int gpu = -1, caller_fd = -1;
   bool plain = false, io_uring = false;
   OutputOptions output_options;
   CLI::App app("Runs a CUDA program with its GPU elsewhere: cr-run [OPTIONS] [--] PROGRAM [ARGUMENTS]", kTool);
@@ -126,6 +129,7 @@ int Main(int argc, char** argv) {
   app.add_flag("--io-uring", io_uring,
                "programs may use io_uring; a job that does cannot be checkpointed (default: they find none, and most do "
                "without)");
+  app.add_option("--caller", caller_fd, "used by cr-hostd")->group("");
   const int own = OwnWords(app, argc, argv);
   try {
     app.parse(own, argv);
@@ -139,7 +143,24 @@ int Main(int argc, char** argv) {
   if (plan.command.empty())
     return Fail("no program given: cr-run [OPTIONS] [--] PROGRAM [ARGUMENTS] (cr-run --help lists the options)");
 
+  std::string error, library_folder;
+  if (caller_fd >= 0 && !Caller::Take(caller_fd, &error)) return Fail(error);
+  const Caller* const caller = Caller::Get();
+  if (!caller && !plain && user.empty() && geteuid() != 0 && directory.empty() && !getenv("CUDA_REMOTE_JOB_DIR")) {
+    // Null: there is no cr-hostd here.
+    if (const auto hostd = host::Hostd::Connect(&error)) {
+      host::Request request = host::RequestOf(app, "run");
+      if (server.empty() && getenv("CUDA_REMOTE_SERVER")) host::AddOption("server", getenv("CUDA_REMOTE_SERVER"), &request);
+      request.set_job(name.empty() ? std::to_string(getpid()) : name);
+      for (const std::string& word : plan.command) request.add_command(word);
+      const int code = hostd->Run(kTool, std::move(request), kExitFailed, &error);
+      if (error.empty()) return code;
+    }
+    if (!error.empty()) Say(kTool, error + "; the job runs without it, and cannot be checkpointed");
+  }
+
   const char* value;
+  const auto variable = [&](const char* wanted) { return caller ? caller->Variable(wanted) : getenv(wanted); };
   if (server.empty() && (value = getenv("CUDA_REMOTE_SERVER"))) server = value;
   if (directory.empty() && (value = getenv("CUDA_REMOTE_JOB_DIR"))) directory = value;
   if (name.find('/') != std::string::npos) return Fail("--name " + name + ": a job's name cannot contain a slash");
@@ -155,8 +176,8 @@ int Main(int argc, char** argv) {
     execvp(words[0], words.data());
     return Fail(std::string("cannot execute ") + words[0] + ": " + strerror(errno), errno == ENOENT ? 127 : 126);
   }
-  std::string error, library_folder;
   std::optional<Account> account;
+  if (caller) account = caller->account();
   if (!user.empty()) {
     account.emplace();
     if (geteuid() != 0) return Fail("only root can run a program as another user (--user)");
@@ -174,7 +195,10 @@ int Main(int argc, char** argv) {
   Outputs outputs;
   const auto open_outputs = [&] {
     const ActAs him(account);
-    return outputs.Open(output_options, &error);
+    const mode_t before = caller ? umask(caller->umask()) : 0;
+    const bool opened = outputs.Open(output_options, &error);
+    if (caller) umask(before);
+    return opened;
   };
   if ((account && !OpenToUser(directory, directory, *account, &error)) || !open_outputs()) {
     RemoveJobFolder(directory);
@@ -192,7 +216,7 @@ int Main(int argc, char** argv) {
   const int seen = server.empty() ? -1 : gpu;
   const std::string program = plan.command[0].substr(plan.command[0].rfind('/') + 1);
   const std::string shown = !name.empty()                                   ? name
-                            : (value = getenv("CUDA_REMOTE_JOB")) && *value ? value
+                            : (value = variable("CUDA_REMOTE_JOB")) && *value ? value
                                                                             : program;
   if (!WriteGpuServer(directory, host->server(), seen, &error) ||
       !WriteThisJob(directory, directory, shown, &error)) {
@@ -200,14 +224,15 @@ int Main(int argc, char** argv) {
     RemoveJobFolder(directory);
     return Fail(error);
   }
-  for (char** variable = environ; *variable; ++variable) plan.environment.push_back(*variable);
+  if (caller) plan.environment = caller->environment();
+  for (char** one = environ; !caller && *one; ++one) plan.environment.push_back(*one);
   SetVariable(&plan.environment, "CUDA_REMOTE_SERVER", host->server());
   SetVariable(&plan.environment, "CUDA_REMOTE_JOB_DIR", directory);
   SetVariable(&plan.environment, "CUDA_REMOTE_JOB", shown);
   if (seen >= 0) SetVariable(&plan.environment, "CUDA_REMOTE_GPU", std::to_string(seen));
-  if (account) SetUser(*account, &plan.environment);
+  if (account && !caller) SetUser(*account, &plan.environment);
   plan.account = account;
-  value = getenv("LD_LIBRARY_PATH");
+  value = variable("LD_LIBRARY_PATH");
   SetVariable(&plan.environment, "LD_LIBRARY_PATH", library_folder + (value && *value ? std::string(":") + value : ""));
 
   plan.first_pid = ChooseFirstPid();

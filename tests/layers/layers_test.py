@@ -19,10 +19,11 @@ MAY_INCLUDE = {
     "ckptfmt": {"proto"},
     "replay": {"proto", "ckptfmt"},
     "checkpoint": {"proto", "ckptfmt", "replay"},
-    "client": {"proto", "ckptfmt", "replay", "checkpoint"},
+    "host": {"proto", "ckptfmt", "checkpoint"},
+    "client": {"proto", "ckptfmt", "replay", "checkpoint", "host"},
     "server": {"proto", "ckptfmt", "replay"},
-    "tests": {"proto", "ckptfmt", "replay", "checkpoint", "client", "server", "tests"},
-    "bench": {"proto", "ckptfmt", "replay", "checkpoint", "client", "server", "tests", "bench"},
+    "tests": {"proto", "ckptfmt", "replay", "checkpoint", "host", "client", "server", "tests"},
+    "bench": {"proto", "ckptfmt", "replay", "checkpoint", "host", "client", "server", "tests", "bench"},
 }
 
 # Folders whose code is linked into libcuda-remote.so, and what may not appear in it.

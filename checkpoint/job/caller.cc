@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/job/caller.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "checkpoint/job/caller.pb.h"
+
+extern char** environ;
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+const Caller* g_caller = nullptr;
+
+bool ReadAll(int fd, std::string* bytes) {
+  char part[65536];
+  for (off_t at = 0;;) {
+    const ssize_t got = pread(fd, part, sizeof(part), at);
+    if (got <= 0) return got == 0;
+    bytes->append(part, size_t(got));
+    at += got;
+  }
+}
+
+}  // namespace
+
+bool Caller::Take(int fd, std::string* error) {
+  std::string bytes;
+  CallerFacts facts;
+  if (geteuid() != 0 || !ReadAll(fd, &bytes) || !facts.ParseFromString(bytes) || facts.user() == 0) {
+    *error = "--caller is for cr-hostd, which starts the tools for ordinary users";
+    return false;
+  }
+  close(fd);
+  auto* const caller = new Caller;
+  // A number without a name is a user, too.
+  if (!FindAccount(std::to_string(facts.user()), &caller->account_, error)) return false;
+  if (caller->account_.user != facts.user()) {
+    *error = "another user of this machine has the number " + std::to_string(facts.user()) + " as his name";
+    return false;
+  }
+  caller->account_.group = facts.group();
+  caller->account_.groups.assign(facts.groups().begin(), facts.groups().end());
+  std::sort(caller->account_.groups.begin(), caller->account_.groups.end());
+  caller->environment_.assign(facts.environment().begin(), facts.environment().end());
+  caller->image_ = facts.image();
+  caller->umask_ = mode_t(facts.umask()) & 0777;
+  caller->announcements_ = facts.announcements();
+  if (caller->announcements_ >= 0) fcntl(caller->announcements_, F_SETFD, FD_CLOEXEC);
+  g_caller = caller;
+  return true;
+}
+
+const Caller* Caller::Get() { return g_caller; }
+
+const char* Caller::Variable(const std::string& name) const {
+  for (const std::string& variable : environment_) {
+    if (variable.compare(0, name.size() + 1, name + "=") == 0) return variable.c_str() + name.size() + 1;
+  }
+  return nullptr;
+}
+
+void Caller::UseEnvironment() const {
+  auto* const variables = new std::vector<char*>;
+  for (const std::string& variable : environment_) variables->push_back(const_cast<char*>(variable.c_str()));
+  variables->push_back(nullptr);
+  environ = variables->data();
+}
+
+bool Caller::CheckSaved(const std::optional<Account>& saved, std::string* error) const {
+  if (!saved || saved->user != account_.user) {
+    *error = "the image is of a job of " + (saved ? NameOf(*saved) : std::string("root")) + ", not of " + NameOf(account_);
+    return false;
+  }
+  std::vector<gid_t> wanted = saved->groups;
+  wanted.push_back(saved->group);
+  for (const gid_t group : wanted) {
+    if (group == account_.group || std::binary_search(account_.groups.begin(), account_.groups.end(), group)) continue;
+    *error = "the job has the rights of group " + std::to_string(group) + ", which " + NameOf(account_) + " does not have now";
+    return false;
+  }
+  return true;
+}
+
+bool Caller::Announce(const char* what, std::string* error) const {
+  if (announcements_ < 0) return true;
+  char answer[4096];
+  ssize_t got = -1;
+  if (send(announcements_, what, strlen(what), MSG_NOSIGNAL) == ssize_t(strlen(what))) {
+    do {
+      got = recv(announcements_, answer, sizeof(answer), 0);
+    } while (got < 0 && errno == EINTR);
+  }
+  // "+": done; else what went wrong.
+  if (got > 0 && answer[0] == '+') return true;
+  *error = got > 1 ? std::string(answer + 1, size_t(got - 1)) : "the cr-hostd that started this tool has ended";
+  return false;
+}
+
+}  // namespace cuda_remote::checkpoint

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ordinary user for whom cr-hostd has started this tool (host/README.md), which runs as root.
+//
+// What that user has decided, such as her environment, is for processes that run as her only: the tool's own
+// environment is cr-hostd's.
+#ifndef CUDA_REMOTE_CHECKPOINT_JOB_CALLER_H_
+#define CUDA_REMOTE_CHECKPOINT_JOB_CALLER_H_
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/job/account.h"
+
+namespace cuda_remote::checkpoint {
+
+// What a tool announces, and cr-hostd does before it answers.
+inline constexpr char kImageBegins[] = "image begins";    // makes the image's folder, as the user
+inline constexpr char kImageComplete[] = "image complete";  // signs the image, and copies it there
+inline constexpr char kImageUsed[] = "image used";        // removes its copy of the image
+
+// Goes with a signal that is passed on: a terminal has sent it.
+inline constexpr int kOfTerminal = 0x7e12;
+
+class Caller {
+ public:
+  // From the descriptor that cr-hostd names with the option --caller. Once, before any thread is started. False and one
+  // sentence in *error if that is not such a descriptor, or this program does not run as root.
+  static bool Take(int fd, std::string* error);
+  // Null in a tool that a person has started.
+  static const Caller* Get();
+
+  // With the groups that she has now, and what the machine says of her otherwise.
+  const Account& account() const { return account_; }
+  const std::vector<std::string>& environment() const { return environment_; }
+  // The value of a variable; null if there is none.
+  const char* Variable(const std::string& name) const;
+  // In a child that has become the user: her environment instead of this program's.
+  void UseEnvironment() const;
+  // For what is made as her. The tool's own keeps others out.
+  mode_t umask() const { return umask_; }
+  // For messages: the image as she named it.
+  const std::string& image() const { return image_; }
+
+  // Whether a saved job with these rights may be restored for her.
+  bool CheckSaved(const std::optional<Account>& saved, std::string* error) const;
+
+  // Returns when cr-hostd has done what belongs to it; false and *error if it could not.
+  bool Announce(const char* what, std::string* error) const;
+
+ private:
+  Account account_;
+  std::vector<std::string> environment_;
+  std::string image_;
+  mode_t umask_ = 077;
+  int announcements_ = -1;
+};
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_JOB_CALLER_H_

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where cr-hostd's socket is, and the folders of the jobs that it has started for ordinary users (host/README.md).
+#ifndef CUDA_REMOTE_CHECKPOINT_JOB_HOSTD_PLACES_H_
+#define CUDA_REMOTE_CHECKPOINT_JOB_HOSTD_PLACES_H_
+
+#include <sys/types.h>
+
+#include <string>
+
+namespace cuda_remote::checkpoint {
+
+// $CUDA_REMOTE_HOSTD, else /run/cuda-remote/hostd.sock.
+std::string HostdSocket();
+
+// Stands for $XDG_RUNTIME_DIR of the tools that cr-hostd starts for this user. Root's. `socket`: cr-hostd's.
+std::string UserFolder(const std::string& socket, uid_t user);
+// The folder of the user's jobs in it.
+std::string UserJobsFolder(const std::string& socket, uid_t user);
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_JOB_HOSTD_PLACES_H_

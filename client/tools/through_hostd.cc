@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/tools/through_hostd.h"
+
+#include <unistd.h>
+
+#include <memory>
+#include <utility>
+
+#include "checkpoint/job/hostd_places.h"
+#include "checkpoint/job/job.h"
+#include "client/tools/foreground.h"
+
+namespace cuda_remote::client::tools {
+
+using namespace checkpoint;
+
+std::string JobOfHostd(const std::string& job) {
+  std::string directory, ignored;
+  Job found;
+  if (geteuid() == 0 || !FindJob(job, &directory, &found, &ignored)) return {};
+  const std::string jobs = UserJobsFolder(HostdSocket(), geteuid()) + "/";
+  return directory.compare(0, jobs.size(), jobs) == 0 ? directory.substr(jobs.size()) : std::string();
+}
+
+int ThroughHostd(const char* tool, host::Request request, int failed) {
+  std::string error;
+  if (const auto hostd = host::Hostd::Connect(&error)) return hostd->Run(tool, std::move(request), failed);
+  if (error.empty()) {
+    error = "the job was started through cr-hostd, which does not run here now (" + HostdSocket() + ")";
+  }
+  Say(tool, error);
+  return failed;
+}
+
+}  // namespace cuda_remote::client::tools

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/client.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "checkpoint/job/hostd_places.h"
+#include "host/wire.h"
+
+extern char** environ;
+
+namespace cuda_remote::host {
+namespace {
+
+constexpr int kForwarded[] = {SIGHUP,  SIGINT,   SIGQUIT, SIGTERM,   SIGUSR1, SIGUSR2, SIGALRM,
+                              SIGCONT, SIGWINCH, SIGURG,  SIGVTALRM, SIGPROF, SIGTSTP};
+
+// Descriptors that are closed here are closed there, too: a socket's end cannot be sent closed, so /dev/null takes their
+// place.
+int Stream(int fd, int null) { return fcntl(fd, F_GETFD) >= 0 ? fd : null; }
+
+}  // namespace
+
+void AddOption(const std::string& name, const std::string& value, Request* request) {
+  Option* const option = request->add_options();
+  option->set_name(name);
+  option->set_value(value);
+}
+
+Request RequestOf(const CLI::App& app, const std::string& tool) {
+  Request request;
+  request.set_tool(tool);
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->count() == 0 || option->get_lnames().empty()) continue;
+    const std::string& name = option->get_lnames().front();
+    // Stands in Request::job.
+    if (name == "name") continue;
+    if (option->get_expected_max() == 0) {
+      AddOption(name, "", &request);
+      request.mutable_options(request.options_size() - 1)->set_flag(true);
+      continue;
+    }
+    for (const std::string& value : option->results()) AddOption(name, value, &request);
+  }
+  return request;
+}
+
+std::unique_ptr<Hostd> Hostd::Connect(std::string* error) {
+  error->clear();
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  const std::string path = checkpoint::HostdSocket();
+  if (path.size() >= sizeof(address.sun_path)) {
+    *error = "the path of cr-hostd's socket is too long: " + path;
+    return nullptr;
+  }
+  memcpy(address.sun_path, path.c_str(), path.size());
+  const int socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (socket < 0 || connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+    if (errno != ENOENT && errno != ECONNREFUSED) *error = "cr-hostd cannot be reached at " + path + ": " + strerror(errno);
+    if (socket >= 0) close(socket);
+    return nullptr;
+  }
+  ucred peer = {};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == 0)
+    return std::unique_ptr<Hostd>(new Hostd(socket));
+  *error = "what serves " + path + " is not root's, and so no cr-hostd";
+  close(socket);
+  return nullptr;
+}
+
+Hostd::~Hostd() { close(socket_); }
+
+int Hostd::Run(const char* name, Request request, int failed, std::string* elsewhere) {
+  request.set_version(kVersion);
+  for (char** variable = environ; *variable; ++variable) request.add_environment(*variable);
+  const mode_t mask = umask(0);
+  umask(mask);
+  request.set_umask(mask);
+  const int folder = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC), null = open("/dev/null", O_RDWR | O_CLOEXEC);
+  sigset_t set, before;
+  sigemptyset(&set);
+  for (const int signal : kForwarded) sigaddset(&set, signal);
+  sigprocmask(SIG_BLOCK, &set, &before);
+  const int signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  if (folder < 0 || !Send(socket_, request, {Stream(0, null), Stream(1, null), Stream(2, null), folder})) {
+    fprintf(stderr, "%s: cannot ask cr-hostd: %s\n", name, strerror(errno));
+    return failed;
+  }
+  close(folder);
+  while (true) {
+    pollfd waiting[] = {{socket_, POLLIN, 0}, {signals, POLLIN, 0}};
+    if (poll(waiting, 2, -1) < 0) continue;
+    signalfd_siginfo info;
+    while (read(signals, &info, sizeof(info)) == ssize_t(sizeof(info))) {
+      Control control;
+      control.set_signal(int(info.ssi_signo));
+      control.set_terminal(info.ssi_code == SI_KERNEL);
+      Send(socket_, control);
+    }
+    if (waiting[0].revents == 0) continue;
+    Reply reply;
+    if (!Receive(socket_, &reply)) {
+      fprintf(stderr, "%s: the process of cr-hostd that did the work has died\n", name);
+      return failed;
+    }
+    switch (reply.kind()) {
+      case Reply::STARTED:
+        // A pipe ends when the program closes it.
+        dup2(null, 0);
+        dup2(null, 1);
+        close(null);
+        break;
+      case Reply::ELSEWHERE:
+        if (elsewhere) {
+          *elsewhere = reply.text();
+          close(signals);
+          close(null);
+          sigprocmask(SIG_SETMASK, &before, nullptr);
+          return failed;
+        }
+        [[fallthrough]];
+      case Reply::REFUSED:
+        fprintf(stderr, "%s: %s\n", name, reply.text().c_str());
+        return failed;
+      case Reply::NOTE:
+        fprintf(stderr, "%s: %s\n", name, reply.text().c_str());
+        break;
+      case Reply::STOPPED:
+        // As the shell expects it of the job; SIGCONT is passed on.
+        raise(SIGSTOP);
+        break;
+      case Reply::ENDED:
+        return reply.value();
+      default:
+        break;
+    }
+  }
+}
+
+}  // namespace cuda_remote::host

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// An ordinary user's tool asks cr-hostd to do its work (README.md).
+//
+// For single-threaded tools.
+#ifndef CUDA_REMOTE_HOST_CLIENT_H_
+#define CUDA_REMOTE_HOST_CLIENT_H_
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+
+#include "host/request.pb.h"
+
+namespace cuda_remote::host {
+
+// The options that the user has given to a tool, but --name, which is for Request::job. `tool` as in Request::tool.
+Request RequestOf(const CLI::App& app, const std::string& tool);
+void AddOption(const std::string& name, const std::string& value, Request* request);
+
+class Hostd {
+ public:
+  // Null if there is no cr-hostd on this machine; then *error stays empty, unless there is one that cannot be used.
+  static std::unique_ptr<Hostd> Connect(std::string* error);
+  ~Hostd();
+  Hostd(const Hostd&) = delete;
+  Hostd& operator=(const Hostd&) = delete;
+
+  // Has cr-hostd do it, with this process's streams, working folder, environment and umask, and passes signals on. Returns
+  // the tool's exit code; `failed` if cr-hostd refuses, or ends. `name` is for messages. `elsewhere`, if not null, is set if
+  // cr-hostd does nothing for a process like this one; then everything is as before, and nothing was said but *elsewhere.
+  int Run(const char* name, Request request, int failed, std::string* elsewhere = nullptr);
+
+ private:
+  explicit Hostd(int socket) : socket_(socket) {}
+  const int socket_;
+};
+
+}  // namespace cuda_remote::host
+
+#endif  // CUDA_REMOTE_HOST_CLIENT_H_

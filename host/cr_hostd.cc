@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// cr-hostd: saves and restores the jobs of ordinary users. See --help and README.md.
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <map>
+#include <string>
+
+#include "checkpoint/job/hostd_places.h"
+#include "host/request.pb.h"
+#include "host/signature.h"
+#include "host/wire.h"
+#include "host/worker.h"
+#include "proto/cli/wrong_use.h"
+#include "proto/folder/private_folder.h"
+#include "proto/frame/version.h"
+
+namespace cuda_remote::host {
+namespace {
+
+constexpr char kTool[] = "cr-hostd";
+constexpr int kExitUsage = 2, kExitInUse = 3;
+
+constexpr char kExamples[] = R"(
+Examples:
+  cr-hostd                              as its systemd unit starts it
+  cr-hostd --socket /tmp/lab/hostd.sock --state /tmp/lab/state    beside another one; users set CUDA_REMOTE_HOSTD
+
+Users then start, save, restart and move jobs of their own with cr-run, cr-checkpoint, cr-restart and cr-migrate, which
+need no root and no option for it. A job runs as its user, with that user's groups, limits and control group, and without
+capabilities. An image belongs to its user, and is restored only if it is signed with this host's key, for the same user.
+
+Runs in the foreground and writes what it does to standard error. SIGTERM and SIGINT end it; requests that are in progress
+and jobs that run go on. Needs root and CRIU (tools/setup-criu).
+
+Exit codes: 0 ended by a signal, 1 failed, 2 wrong use, 3 another cr-hostd serves this socket.
+)";
+
+struct Options {
+  std::string socket = checkpoint::HostdSocket(), state = "/var/lib/cuda-remote", key;
+  size_t requests = 64;
+  int ready_fd = -1;
+};
+
+int Fail(const std::string& text, int code = 1) {
+  fprintf(stderr, "%s: %s\n", kTool, text.c_str());
+  return code;
+}
+
+void Refuse(int socket, const std::string& text) {
+  Reply reply;
+  reply.set_kind(Reply::REFUSED);
+  reply.set_text(text);
+  Send(socket, reply);
+}
+
+// Waits for nobody: cr-hostd takes only the user's number from a connection, and its worker does the rest.
+class Server {
+ public:
+  Server(const Options& options, const Settings& settings, const Key& key, int listener, int lock)
+      : options_(options), settings_(settings), key_(key), listener_(listener), lock_(lock) {}
+
+  void Run() {
+    sigset_t set;
+    sigemptyset(&set);
+    for (const int number : {SIGTERM, SIGINT, SIGCHLD}) sigaddset(&set, number);
+    sigprocmask(SIG_BLOCK, &set, nullptr);
+    signal(SIGHUP, SIG_IGN);
+    const int signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    for (bool ended = false; !ended;) {
+      pollfd waiting[] = {{listener_, POLLIN, 0}, {signals, POLLIN, 0}};
+      if (poll(waiting, 2, -1) < 0) continue;
+      signalfd_siginfo info;
+      while (read(signals, &info, sizeof(info)) == ssize_t(sizeof(info))) ended = ended || info.ssi_signo != SIGCHLD;
+      pid_t worker;
+      while ((worker = waitpid(-1, nullptr, WNOHANG)) > 0) workers_.erase(worker);
+      if (waiting[0].revents != 0 && !ended) Accept();
+    }
+  }
+
+ private:
+  void Accept() {
+    const int socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (socket < 0) {
+      // Without descriptors or memory: not at full speed.
+      if (errno != ECONNABORTED && errno != EAGAIN) usleep(100000);
+      return;
+    }
+    ucred peer = {};
+    socklen_t size = sizeof(peer);
+    size_t busy = 0;
+    const bool known = getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
+    for (const auto& [worker, user] : workers_) busy += user == peer.uid ? 1 : 0;
+    if (busy >= options_.requests) {
+      Refuse(socket, "this user has " + std::to_string(busy) + " jobs and requests with cr-hostd already (--user-requests)");
+    } else if (known) {
+      fflush(nullptr);
+      const pid_t worker = fork();
+      if (worker == 0) Work(socket);
+      if (worker > 0) workers_[worker] = peer.uid;
+      if (worker < 0) Refuse(socket, std::string("cr-hostd cannot start a process: ") + strerror(errno));
+    }
+    close(socket);
+  }
+
+  [[noreturn]] void Work(int socket) {
+    // Lives on when cr-hostd ends.
+    setsid();
+    close(listener_);
+    close(lock_);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, nullptr);
+    try {
+      ServeRequest(socket, settings_, key_);
+    } catch (const std::exception& error) {
+      fprintf(stderr, "%s: %s\n", kTool, error.what());
+    }
+    _exit(0);
+  }
+
+  const Options& options_;
+  const Settings& settings_;
+  const Key& key_;
+  const int listener_, lock_;
+  std::map<pid_t, uid_t> workers_;
+};
+
+// The socket's folder is open to all, and nobody but root may write to it.
+bool MakeOpenFolder(const std::string& path, std::string* error) {
+  if (mkdir(path.c_str(), 0755) == 0) chmod(path.c_str(), 0755);
+  return CheckFolder(path, FolderUse::kServe, error);
+}
+
+int Listen(const std::string& path, std::string* error) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    *error = "the path " + path + " is too long for a socket";
+    return -1;
+  }
+  memcpy(address.sun_path, path.c_str(), path.size());
+  unlink(path.c_str());
+  const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (listener >= 0 && bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
+      chmod(path.c_str(), 0666) == 0 && listen(listener, 128) == 0) {
+    return listener;
+  }
+  *error = "cannot serve " + path + ": " + strerror(errno);
+  if (listener >= 0) close(listener);
+  return -1;
+}
+
+int Main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Saves and restores jobs of ordinary users, for their cr-run, cr-checkpoint, cr-restart and cr-migrate.",
+               kTool);
+  app.failure_message(WrongUse);
+  app.footer(kExamples);
+  app.set_version_flag("--version", VersionLine(kTool));
+  app.add_option("--socket", options.socket, "serve this socket; the folders of users' jobs are beside it")
+      ->capture_default_str();
+  app.add_option("--state", options.state, "folder for the key and for images on their way, which need room there")
+      ->capture_default_str();
+  app.add_option("--key", options.key,
+                 "file with the key that signs images, made if it is not there; the same one on all hosts that are to "
+                 "restore each other's images (default: hostd.key in --state)");
+  app.add_option("--user-requests", options.requests, "jobs and requests of one user at a time")
+      ->capture_default_str()
+      ->check(CLI::Range(size_t{1}, size_t{100000}));
+  app.add_option("--ready-fd", options.ready_fd, "write a line to this descriptor and close it once ready");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  if (geteuid() != 0) return Fail("cr-hostd needs root");
+  if (options.socket.empty() || options.socket[0] != '/' || options.state.empty() || options.state[0] != '/')
+    return Fail("--socket and --state take absolute paths", kExitUsage);
+  signal(SIGPIPE, SIG_IGN);
+  umask(077);
+  // What users send must not become a standard stream here.
+  for (int fd = 0; fd >= 0 && fd < 3;) fd = open("/dev/null", O_RDWR);
+  std::string error;
+  Settings settings{options.socket, options.state + "/spool"};
+  const std::string folder = options.socket.substr(0, options.socket.rfind('/'));
+  if (!MakeOpenFolder(folder, &error) || !MakeOpenFolder(folder + "/users", &error) ||
+      !CheckFolder(settings.spool, FolderUse::kMake, &error)) {
+    return Fail(error);
+  }
+  const int lock = open((options.socket + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (lock < 0 || flock(lock, LOCK_EX | LOCK_NB) != 0)
+    return Fail("another cr-hostd serves " + options.socket + " (--socket)", kExitInUse);
+  Key key;
+  if (!key.Load(options.key.empty() ? options.state + "/hostd.key" : options.key, &error)) return Fail(error);
+  CleanSpool(settings);
+  const int listener = Listen(options.socket, &error);
+  if (listener < 0) return Fail(error);
+  fprintf(stderr, "%s: serving %s\n", kTool, options.socket.c_str());
+  if (options.ready_fd >= 0) {
+    const ssize_t ignored = write(options.ready_fd, "ready\n", 6);
+    static_cast<void>(ignored);
+    close(options.ready_fd);
+  }
+  Server(options, settings, key, listener, lock).Run();
+  unlink(options.socket.c_str());
+  return 0;
+}
+
+}  // namespace
+}  // namespace cuda_remote::host
+
+int main(int argc, char** argv) {
+  try {
+    return cuda_remote::host::Main(argc, argv);
+  } catch (const std::exception& error) {
+    fprintf(stderr, "cr-hostd: %s\n", error.what());
+    return 1;
+  }
+}

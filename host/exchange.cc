@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/exchange.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <functional>
+#include <vector>
+
+#include "ckptfmt/file.h"
+#include "ckptfmt/folder.h"
+#include "ckptfmt/manifest.h"
+
+namespace cuda_remote::host {
+namespace {
+
+constexpr size_t kPart = 1u << 20;
+constexpr char kImage[] = "image";
+// One in so many blocks of the file system stays free.
+constexpr uint64_t kKeptFree = 20;
+
+absl::Status MakeFoldersFor(const ckptfmt::OpenedFolder& folder, const std::string& path) {
+  for (size_t at = path.find('/'); at != std::string::npos; at = path.find('/', at + 1)) {
+    const std::string above = path.substr(0, at);
+    if (mkdirat(folder.fd(), above.c_str(), 0700) != 0 && errno != EEXIST) {
+      return ckptfmt::SystemError("create", folder.FullPath(above), errno);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CopyFile(int from, const ckptfmt::OpenedFolder& to, const std::string& path, uint64_t bytes,
+                      const std::function<void(const char*, size_t)>& seen) {
+  if (absl::Status made = MakeFoldersFor(to, path); !made.ok()) return made;
+  auto out = ckptfmt::OutputFile::Create(to, path, /*hashed=*/false);
+  if (!out.ok()) return out.status();
+  std::vector<char> part(kPart);
+  uint64_t left = bytes;
+  while (left > 0) {
+    const ssize_t got = read(from, part.data(), size_t(std::min<uint64_t>(left, part.size())));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ckptfmt::SystemError("read", path, errno);
+    if (got == 0) return absl::DataLossError(path + " has become shorter meanwhile");
+    if (seen) seen(part.data(), size_t(got));
+    if (absl::Status status = out->Append({part.data(), size_t(got)}); !status.ok()) return status;
+    left -= uint64_t(got);
+  }
+  return out->Finish().status();
+}
+
+// In the user's process: the image's files and folders, the manifest last.
+absl::Status CopyImage(const ckptfmt::OpenedFolder& from, const ckptfmt::OpenedFolder& to) {
+  std::vector<std::string> folders, paths = {ckptfmt::kSignatureName};
+  for (const char* name : {ckptfmt::kClientFolder, ckptfmt::kMemoryFolder, ckptfmt::kProcessesFolder}) {
+    struct stat facts;
+    if (fstatat(from.fd(), name, &facts, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    if (mkdirat(to.fd(), name, 0700) != 0) return ckptfmt::SystemError("create", to.FullPath(name), errno);
+    const auto files = ckptfmt::ListFiles(from, name, &folders);
+    if (!files.ok()) return files.status();
+    paths.insert(paths.end(), files->begin(), files->end());
+  }
+  paths.push_back(ckptfmt::kManifestName);
+  for (const std::string& path : paths) {
+    const auto file = ckptfmt::OpenForReading(from, path);
+    if (!file.ok()) return file.status();
+    struct stat facts;
+    if (fstat(file->get(), &facts) != 0) return ckptfmt::SystemError("look at", from.FullPath(path), errno);
+    if (absl::Status status = CopyFile(file->get(), to, path, uint64_t(facts.st_size), nullptr); !status.ok())
+      return status;
+  }
+  for (const std::string& name : folders) {
+    const auto folder = to.OpenBelow(name);
+    if (!folder.ok()) continue;  // an empty one
+    if (absl::Status status = ckptfmt::SyncFolder(*folder); !status.ok()) return status;
+  }
+  return ckptfmt::SyncFolder(to);
+}
+
+void Answer(int socket, const absl::Status& status) {
+  const std::string text = status.ok() ? "+" : "-" + std::string(status.message());
+  const ssize_t ignored = send(socket, text.data(), text.size(), MSG_NOSIGNAL);
+  static_cast<void>(ignored);
+}
+
+// The user's process, from DIR.partial to the image.
+void GiveAsUser(int own, const std::string& path, int socket) {
+  const std::string dir = ckptfmt::ImagePath(path);
+  absl::Status status = ckptfmt::PutBackOldImage(dir);
+  struct stat facts;
+  if (status.ok() && stat(dir.c_str(), &facts) == 0 && !ckptfmt::IsImage(dir) &&
+      (!S_ISDIR(facts.st_mode) || !std::filesystem::is_empty(dir))) {
+    status = absl::AlreadyExistsError(
+        dir + " exists and is not a checkpoint image; choose another name, or move it away");
+  }
+  if (status.ok()) status = ckptfmt::CheckMayReplace(dir);
+  auto partial = status.ok() ? ckptfmt::MakePartial(dir) : absl::StatusOr<ckptfmt::OpenedFolder>(status);
+  Answer(socket, partial.status());
+  if (!partial.ok()) return;
+  char word;
+  bool given = false;
+  if (recv(socket, &word, 1, 0) == 1) {
+    const int fd = openat(own, kImage, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    status = fd >= 0 ? CopyImage(ckptfmt::OpenedFolder(ckptfmt::Fd(fd), kImage), *partial)
+                     : ckptfmt::SystemError("open", kImage, errno);
+    if (status.ok()) status = ckptfmt::Publish(*partial, dir);
+    given = status.ok();
+    if (!given) ckptfmt::RemoveFolder(*partial).IgnoreError();
+    Answer(socket, status);
+  }
+  if (!given) ckptfmt::RemoveFolder(*partial).IgnoreError();
+}
+
+}  // namespace
+
+std::unique_ptr<ImageGiver> ImageGiver::Begin(const checkpoint::Account& account, int own, const std::string& path,
+                                              std::string* error) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    *error = std::string("socketpair: ") + strerror(errno);
+    return nullptr;
+  }
+  const pid_t child = fork();
+  if (child == 0) {
+    close(ends[0]);
+    // It comes to its end, whatever is sent to the group.
+    for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) signal(number, SIG_IGN);
+    if (checkpoint::Become(account)) {
+      try {
+        GiveAsUser(own, path, ends[1]);
+      } catch (const std::exception& problem) {
+        Answer(ends[1], absl::InternalError(problem.what()));
+      }
+    }
+    _exit(0);
+  }
+  close(ends[1]);
+  if (child < 0) {
+    *error = std::string("fork: ") + strerror(errno);
+    close(ends[0]);
+    return nullptr;
+  }
+  std::unique_ptr<ImageGiver> giver(new ImageGiver(child, ends[0]));
+  return giver->Await(error) ? std::move(giver) : nullptr;
+}
+
+ImageGiver::~ImageGiver() {
+  close(socket_);
+  while (waitpid(child_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+bool ImageGiver::Await(std::string* error) {
+  char text[4096];
+  ssize_t got;
+  do {
+    got = recv(socket_, text, sizeof(text), 0);
+  } while (got < 0 && errno == EINTR);
+  if (got > 0 && text[0] == '+') return true;
+  *error = got > 1 ? std::string(text + 1, size_t(got - 1)) : "the process that writes the image has died";
+  return false;
+}
+
+bool ImageGiver::Give(std::string* error) {
+  if (send(socket_, "g", 1, MSG_NOSIGNAL) == 1) return Await(error);
+  *error = "the process that writes the image has died";
+  return false;
+}
+
+bool GiveFiles(const checkpoint::Account& account, int folder, std::string* error) {
+  const std::string path = "/proc/self/fd/" + std::to_string(folder) + "/" + kImage;
+  std::error_code problem;
+  bool ok = lchown(path.c_str(), account.user, account.group) == 0;
+  for (auto one = std::filesystem::recursive_directory_iterator(path, problem);
+       ok && !problem && one != std::filesystem::recursive_directory_iterator(); one.increment(problem)) {
+    ok = lchown(one->path().c_str(), account.user, account.group) == 0;
+    // Those of a job that runs as a user are her group's to read (OpenToCriu).
+    if (ok && !one->is_symlink()) ok = chmod(one->path().c_str(), one->is_directory() ? 0700 : 0600) == 0;
+  }
+  if (ok && !problem) return true;
+  *error = "cannot give the image to " + NameOf(account) + ": " + (problem ? problem.message() : strerror(errno));
+  return false;
+}
+
+bool TakeImage(const checkpoint::Account& account, const std::string& path, const Key& key, const std::string& to,
+               std::string* error) {
+  const auto open_as_user = [&](int folder, const std::string& name, int flags) {
+    const checkpoint::ActAs user(&account);
+    return ckptfmt::Fd(openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | flags));
+  };
+  std::string dir;
+  {
+    const checkpoint::ActAs user(&account);
+    dir = ckptfmt::ImagePath(path);
+    const std::string newest = ckptfmt::NewestImageIn(dir);
+    if (!newest.empty()) dir = newest;
+  }
+  const ckptfmt::Fd from = open_as_user(AT_FDCWD, dir, O_DIRECTORY);
+  if (from.get() < 0) {
+    *error = errno == ENOENT ? "there is no checkpoint image " + path : "cannot open " + dir + ": " + strerror(errno);
+    return false;
+  }
+  struct stat facts;
+  // Of a plain file of that size; else -1.
+  const auto open_file = [&](const std::string& name) {
+    ckptfmt::Fd file = open_as_user(from.get(), name, O_NOFOLLOW);
+    const bool plain = file.get() >= 0 && fstat(file.get(), &facts) == 0 && S_ISREG(facts.st_mode);
+    return plain ? std::move(file) : ckptfmt::Fd();
+  };
+  std::string bytes;
+  {
+    const ckptfmt::Fd file = open_file(ckptfmt::kSignatureName);
+    if (file.get() < 0) {
+      *error = dir + " is not signed: cr-hostd restores only what it has saved itself";
+      return false;
+    }
+    bytes.resize(size_t(std::min<uint64_t>(uint64_t(facts.st_size), kMostSignatureBytes)));
+    if (read(file.get(), &bytes[0], bytes.size()) != ssize_t(bytes.size())) bytes.clear();
+  }
+  Statement statement;
+  if (!ReadSignature(bytes, key, dir, &statement, error)) return false;
+  if (statement.user() != account.user) {
+    *error = dir + " is of a job of user " + std::to_string(statement.user()) + ", not of " + NameOf(account);
+    return false;
+  }
+  uint64_t total = 0;
+  for (const SignedFile& one : statement.files()) total += one.bytes();
+  if (!HasRoom(to.substr(0, to.rfind('/')), total)) {
+    *error = "cr-hostd's folder has no room for a copy of the image (" + std::to_string(total >> 20) +
+             " MiB); the operator can give it another one with --state";
+    return false;
+  }
+  if (mkdir(to.c_str(), 0700) != 0) {
+    *error = "cannot make " + to + ": " + strerror(errno);
+    return false;
+  }
+  const auto own = ckptfmt::OpenedFolder::Open(to);
+  absl::Status status = own.status();
+  for (const char* name : {ckptfmt::kClientFolder, ckptfmt::kMemoryFolder, ckptfmt::kProcessesFolder}) {
+    if (status.ok() && mkdirat(own->fd(), name, 0700) != 0) status = ckptfmt::SystemError("create", name, errno);
+  }
+  for (int i = 0; status.ok() && i < statement.files_size(); ++i) {
+    const SignedFile& one = statement.files(i);
+    const ckptfmt::Fd file = open_file(one.path());
+    Digest digest;
+    const bool fits = file.get() >= 0 && uint64_t(facts.st_size) == one.bytes();
+    if (fits) {
+      status = CopyFile(file.get(), *own, one.path(), one.bytes(),
+                        [&](const char* part, size_t count) { digest.Add(part, count); });
+    }
+    if (status.ok() && (!fits || digest.Finish() != one.hash())) {
+      status = absl::DataLossError(dir + "/" + one.path() + " is not as cr-hostd has signed it; the image was changed");
+    }
+  }
+  if (!status.ok()) *error = std::string(status.message());
+  return status.ok();
+}
+
+bool HasRoom(const std::string& folder, uint64_t bytes) {
+  struct statvfs facts;
+  if (statvfs(folder.c_str(), &facts) != 0) return false;
+  const uint64_t block = facts.f_frsize, kept = facts.f_blocks / kKeptFree;
+  return facts.f_bavail >= kept && (facts.f_bavail - kept) >= bytes / std::max<uint64_t>(block, 1);
+}
+
+void RemoveOwnFolder(const std::string& path) {
+  std::error_code ignored;
+  std::filesystem::remove_all(path, ignored);
+}
+
+}  // namespace cuda_remote::host

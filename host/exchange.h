@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Images on their way between cr-hostd's own folder, which only root can reach, and the folders of their users.
+//
+// What is a user's is opened, made and changed with her rights only. What root's tools read was copied before it was
+// checked, so that it cannot change after that. Functions return false and one sentence in *error.
+#ifndef CUDA_REMOTE_HOST_EXCHANGE_H_
+#define CUDA_REMOTE_HOST_EXCHANGE_H_
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+
+#include "checkpoint/job/account.h"
+#include "host/signature.h"
+
+namespace cuda_remote::host {
+
+// Gives a user an image: a process with her rights, which makes DIR.partial at first, and copies the image when it is
+// there. Until then nothing stands under DIR. Ends with this object, and removes DIR.partial if nothing was given.
+class ImageGiver {
+ public:
+  // `own`: the folder with the image's folder "image", once it is there. The user cannot reach it by a path. `path`: from
+  // this process's working folder.
+  static std::unique_ptr<ImageGiver> Begin(const checkpoint::Account& account, int own, const std::string& path,
+                                           std::string* error);
+  ~ImageGiver();
+  ImageGiver(const ImageGiver&) = delete;
+  ImageGiver& operator=(const ImageGiver&) = delete;
+
+  // Copies the image, whose files are the user's by now.
+  bool Give(std::string* error);
+
+ private:
+  ImageGiver(pid_t child, int socket) : child_(child), socket_(socket) {}
+  bool Await(std::string* error);
+  const pid_t child_;
+  const int socket_;
+};
+
+// Makes everything in `folder` the account's. Nobody else can reach it.
+bool GiveFiles(const checkpoint::Account& account, int folder, std::string* error);
+
+// Copies the user's image at `path`, or the newest in a folder of several, to the new folder `to`, if it is signed with
+// `key` for this user and is as it was then.
+bool TakeImage(const checkpoint::Account& account, const std::string& path, const Key& key, const std::string& to,
+               std::string* error);
+
+// Whether the file system of `folder` has so many bytes beside what stays free for others.
+bool HasRoom(const std::string& folder, uint64_t bytes);
+
+// Removes a folder of cr-hostd's own, with all in it. Nobody else can reach it.
+void RemoveOwnFolder(const std::string& path);
+
+}  // namespace cuda_remote::host
+
+#endif  // CUDA_REMOTE_HOST_EXCHANGE_H_

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/signature.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <vector>
+
+#include "ckptfmt/file.h"
+#include "ckptfmt/manifest.h"
+
+namespace cuda_remote::host {
+namespace {
+
+constexpr size_t kKeyBytes = 32, kMostKeyBytes = 4096, kIdBytes = 8, kHashBytes = 32;
+constexpr uint32_t kStatementVersion = 1;
+constexpr char kIdText[] = "cuda-remote: which key";
+
+std::string HashOf(int fd, uint64_t* bytes, bool* ok) {
+  Digest digest;
+  std::vector<char> part(1 << 20);
+  ssize_t got;
+  *bytes = 0;
+  while ((got = read(fd, part.data(), part.size())) > 0) {
+    digest.Add(part.data(), size_t(got));
+    *bytes += uint64_t(got);
+  }
+  *ok = got == 0;
+  return digest.Finish();
+}
+
+// As in manifests: below an image's folders, and nowhere else.
+bool IsImagePath(const std::string& path) {
+  if (path == ckptfmt::kManifestName || path == ckptfmt::kOnlyLogName) return true;
+  bool known = false;
+  for (const char* folder : {ckptfmt::kProcessesFolder, ckptfmt::kMemoryFolder, ckptfmt::kClientFolder}) {
+    known = known || path.compare(0, strlen(folder) + 1, std::string(folder) + "/") == 0;
+  }
+  if (!known || path.find('\0') != std::string::npos) return false;
+  for (size_t at = 0; at <= path.size();) {
+    size_t end = path.find('/', at);
+    if (end == std::string::npos) end = path.size();
+    const std::string part = path.substr(at, end - at);
+    if (part.empty() || part == "." || part == "..") return false;
+    at = end + 1;
+  }
+  return true;
+}
+
+std::string HostName() {
+  char name[256] = "?";
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+std::string Hex(const std::string& bytes) {
+  std::string text;
+  for (const char byte : bytes) {
+    char digits[3];
+    snprintf(digits, sizeof(digits), "%02x", unsigned(static_cast<unsigned char>(byte)));
+    text += digits;
+  }
+  return text;
+}
+
+}  // namespace
+
+bool Key::Load(const std::string& path, std::string* error) {
+  int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd >= 0) {
+    char fresh[kKeyBytes];
+    const bool made = getrandom(fresh, sizeof(fresh), 0) == ssize_t(sizeof(fresh)) &&
+                      write(fd, fresh, sizeof(fresh)) == ssize_t(sizeof(fresh)) && fsync(fd) == 0;
+    OPENSSL_cleanse(fresh, sizeof(fresh));
+    close(fd);
+    if (!made) {
+      *error = "cannot write the key " + path + ": " + strerror(errno);
+      unlink(path.c_str());
+      return false;
+    }
+  } else if (errno != EEXIST) {
+    *error = "cannot make the key " + path + ": " + strerror(errno);
+    return false;
+  }
+  fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  struct stat facts;
+  if (fd < 0 || fstat(fd, &facts) != 0) {
+    *error = "cannot read the key " + path + ": " + strerror(errno);
+    if (fd >= 0) close(fd);
+    return false;
+  }
+  char bytes[kMostKeyBytes + 1];
+  const ssize_t got = S_ISREG(facts.st_mode) ? read(fd, bytes, sizeof(bytes)) : -1;
+  close(fd);
+  if (facts.st_uid != geteuid() || (facts.st_mode & 077) != 0) {
+    *error = "the key " + path + " must belong to root, and nobody else may read it (chown root, chmod 600)";
+    return false;
+  }
+  if (got < ssize_t(kKeyBytes) || got > ssize_t(kMostKeyBytes)) {
+    *error = "the key " + path + " must have 32 to 4096 bytes; copy it from another host, or remove it for a new one";
+    return false;
+  }
+  bytes_.assign(bytes, size_t(got));
+  OPENSSL_cleanse(bytes, sizeof(bytes));
+  return true;
+}
+
+std::string Key::CodeOf(std::string_view bytes) const {
+  unsigned char code[EVP_MAX_MD_SIZE];
+  unsigned length = 0;
+  HMAC(EVP_sha256(), bytes_.data(), int(bytes_.size()), reinterpret_cast<const unsigned char*>(bytes.data()),
+       bytes.size(), code, &length);
+  return std::string(reinterpret_cast<const char*>(code), length);
+}
+
+std::string Key::Id() const { return CodeOf(kIdText).substr(0, kIdBytes); }
+
+Digest::Digest() : context_(EVP_MD_CTX_new()) {
+  EVP_DigestInit_ex(static_cast<EVP_MD_CTX*>(context_), EVP_sha256(), nullptr);
+}
+
+Digest::~Digest() { EVP_MD_CTX_free(static_cast<EVP_MD_CTX*>(context_)); }
+
+void Digest::Add(const void* bytes, size_t count) {
+  EVP_DigestUpdate(static_cast<EVP_MD_CTX*>(context_), bytes, count);
+}
+
+std::string Digest::Finish() {
+  unsigned char hash[EVP_MAX_MD_SIZE];
+  unsigned length = 0;
+  EVP_DigestFinal_ex(static_cast<EVP_MD_CTX*>(context_), hash, &length);
+  return std::string(reinterpret_cast<const char*>(hash), length);
+}
+
+bool SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t user, std::string* error) {
+  std::vector<std::string> paths = {ckptfmt::kManifestName}, folders;
+  for (const char* name : {ckptfmt::kClientFolder, ckptfmt::kMemoryFolder, ckptfmt::kProcessesFolder}) {
+    struct stat facts;
+    if (fstatat(folder.fd(), name, &facts, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    const auto files = ckptfmt::ListFiles(folder, name, &folders);
+    if (!files.ok()) {
+      *error = std::string(files.status().message());
+      return false;
+    }
+    paths.insert(paths.end(), files->begin(), files->end());
+  }
+  Statement statement;
+  statement.set_version(kStatementVersion);
+  statement.set_user(user);
+  statement.set_host(HostName());
+  statement.set_signed_unix_ms(std::chrono::duration_cast<std::chrono::milliseconds>(
+                                   std::chrono::system_clock::now().time_since_epoch())
+                                   .count());
+  for (const std::string& path : paths) {
+    const auto file = ckptfmt::OpenForReading(folder, path);
+    uint64_t bytes = 0;
+    bool read = false;
+    SignedFile* const one = statement.add_files();
+    one->set_path(path);
+    if (file.ok()) one->set_hash(HashOf(file->get(), &bytes, &read));
+    one->set_bytes(bytes);
+    if (read) continue;
+    *error = "cannot read the image's file " + path;
+    return false;
+  }
+  SignatureFile file;
+  file.set_statement(statement.SerializeAsString());
+  file.set_code(key.CodeOf(file.statement()));
+  file.set_key(key.Id());
+  auto out = ckptfmt::OutputFile::Create(folder, ckptfmt::kSignatureName, /*hashed=*/false);
+  absl::Status status = out.ok() ? out->Append(file.SerializeAsString()) : out.status();
+  if (status.ok()) status = out->Finish().status();
+  if (!status.ok()) *error = std::string(status.message());
+  return status.ok();
+}
+
+bool ReadSignature(std::string_view bytes, const Key& key, const std::string& image, Statement* statement,
+                   std::string* error) {
+  SignatureFile file;
+  if (!file.ParseFromArray(bytes.data(), int(bytes.size())) || file.code().size() != kHashBytes) {
+    *error = image + ": its file " + ckptfmt::kSignatureName + " is no signature of cr-hostd's";
+    return false;
+  }
+  if (file.key() != key.Id()) {
+    *error = image + " was signed with another key (" + Hex(file.key()) + ") than this host's cr-hostd has (" +
+             Hex(key.Id()) + "); hosts that are to restore each other's images need the same key file";
+    return false;
+  }
+  const std::string code = key.CodeOf(file.statement());
+  if (CRYPTO_memcmp(code.data(), file.code().data(), kHashBytes) != 0 || !statement->ParseFromString(file.statement())) {
+    *error = image + ": its signature is not of this cluster's cr-hostd; it was forged or changed";
+    return false;
+  }
+  bool ok = statement->version() == kStatementVersion;
+  for (const SignedFile& one : statement->files()) ok = ok && IsImagePath(one.path()) && one.hash().size() == kHashBytes;
+  if (!ok) *error = image + " was signed by a newer cr-hostd, which this one does not understand";
+  return ok;
+}
+
+}  // namespace cuda_remote::host

@@ -1,0 +1,431 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""cr-hostd: ordinary users save, restart and move jobs of their own, and get at nothing else by that.
+
+Needs root: the users are played by processes with their numbers. Python 3 standard library only.
+
+Usage: hostd.py --product FOLDER --apps FOLDER [--only CASE,CASE] [--keep] [--list]
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import users  # noqa: E402
+from users import ATTACKER, LIMIT, PYTHON, VICTIM, Failure, harness, paused_at, refused, worked  # noqa: E402
+
+CASES = {}
+BOTH = 900_001  # a group that both users are in
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def accepts(path):
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(path) == 0
+
+
+class Host:
+    """A cr-hostd with folders of its own, and users who know of it."""
+
+    def __init__(self, context, name="host", **variables):
+        self.context = context
+        self.folder = context.folder(name, 0o755)
+        self.socket = self.folder + "/hostd.sock"
+        self.state = self.folder + "/state"
+        self.key = self.state + "/hostd.key"
+        self.home = self.folder + "/home"
+        os.mkdir(self.home)
+        os.chown(self.home, VICTIM, VICTIM)
+        os.chmod(self.home, 0o700)
+        self.variables = variables
+        self.daemon = None
+        self.start()
+
+    def start(self):
+        command = [self.context.tool("cr-hostd"), "--socket", self.socket, "--state", self.state]
+        self.daemon = self.context.start(0, command, **self.variables)
+        up = lambda: accepts(self.socket) or self.daemon.poll() is not None
+        harness.wait_for(up, LIMIT, lambda: "cr-hostd does not start")
+        if self.daemon.poll() is not None:
+            raise Failure(f"cr-hostd has ended: {self.daemon.stderr.read()}")
+
+    def env(self, variables):
+        return {"CUDA_REMOTE_HOSTD": self.socket, **variables}
+
+    def run(self, user, tool, *words, **variables):
+        return self.context.run(user, [self.context.tool(tool), *words], **self.env(variables))
+
+    def begin(self, user, tool, *words, **variables):
+        return self.context.start(user, [self.context.tool(tool), *words], **self.env(variables))
+
+    def job(self, name, user=VICTIM):
+        return f"{self.folder}/users/{user}/cuda-remote/jobs/{name}"
+
+    def facts(self, name):
+        return json.load(open(self.job(name) + "/job.json"))
+
+    def wait_for_job(self, name, child):
+        harness.wait_for(
+            lambda: os.path.exists(self.job(name) + "/job.json") or child.poll() is not None, LIMIT, lambda: f"no job {name}"
+        )
+        if child.poll() is not None:
+            raise Failure(f"the job has ended with {child.returncode}: {child.stderr.read()}")
+
+
+def ended(child, code=0):
+    """What a process has written, once it has ended with this code."""
+    try:
+        out, errors = child.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        raise Failure(f"{child.args} does not end")
+    if child.returncode != code:
+        raise Failure(f"{child.args} ended with {child.returncode}, not {code}:\n{out}\n{errors}")
+    return out
+
+
+def status_of(pid):
+    return dict(line.split(":", 1) for line in open(f"/proc/{pid}/status").read().splitlines() if ":" in line)
+
+
+def has_only_rights_of(pid, user, groups=()):
+    facts = status_of(pid)
+    numbers = [facts[name].split() for name in ("Uid", "Gid", "Groups")]
+    if numbers != [[str(user)] * 4, [str(user)] * 4, [str(group) for group in groups]]:
+        raise Failure(f"process {pid} runs as {numbers}, not as {user}")
+    for name in ("CapPrm", "CapEff", "CapInh", "CapAmb"):
+        if int(facts[name], 16) != 0:
+            raise Failure(f"process {pid} has capabilities: {name} {facts[name]}")
+
+
+def belongs_to(path, user):
+    for folder, _, leaves in os.walk(path):
+        for one in [folder] + [os.path.join(folder, leaf) for leaf in leaves]:
+            facts = os.lstat(one)
+            if facts.st_uid != user or facts.st_mode & 0o077:
+                raise Failure(f"{one} is not the user's alone: {facts.st_uid}, {stat.filemode(facts.st_mode)}")
+
+
+def spool_is_empty(host):
+    left = lambda: os.listdir(host.state + "/spool")
+    harness.wait_for(lambda: not left(), LIMIT, lambda: f"cr-hostd has left {left()} in its folder")
+
+
+@case
+def whole_way(context):
+    """A user starts a job, saves it while it runs, moves it, stops it and restarts it; it ends as if nothing had been."""
+    host = Host(context)
+    image, sync = host.home + "/image", host.home + "/sync"
+    want = worked(host.run(VICTIM, "cr-run", "--plain", "--", *context.command())).stdout
+    child = host.begin(
+        VICTIM, "cr-run", "--name", "hers", "--", *context.command(), CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="3,9,15"
+    )
+    paused_at(sync, 3, child)
+    pid = host.facts("hers")["pid"]
+    has_only_rights_of(pid, VICTIM)
+    listed = json.loads(worked(host.run(VICTIM, "cr-ps", "--json")).stdout)["jobs"]
+    if [one["name"] for one in listed] != ["hers"]:
+        raise Failure(f"cr-ps of the user does not show the job: {listed}")
+    saved = worked(host.run(VICTIM, "cr-checkpoint", "hers", image, "--json"))
+    if json.loads(saved.stdout)["image"] != image:
+        raise Failure(f"cr-checkpoint names another image: {saved.stdout}")
+    belongs_to(image, VICTIM)
+    server = context.start(VICTIM, [context.tool("cr-server"), "--dir", host.home + "/server"])
+    harness.wait_for(lambda: harness.connects(host.home + "/server/session.sock"), LIMIT, lambda: "no server")
+    worked(host.run(VICTIM, "cr-migrate", "hers", "--to", f"unix:{host.home}/server"))
+    sessions = json.loads(worked(context.run(VICTIM, [context.tool("cr-ps"), "--server", f"unix:{host.home}/server", "--json"])).stdout)
+    if [str(VICTIM) in one["owner"] for one in sessions["sessions"]] != [True]:
+        raise Failure(f"the moved session is not the user's: {sessions}")
+    open(sync + ".go.3", "w").close()
+    paused_at(sync, 9, child)
+    worked(host.run(VICTIM, "cr-checkpoint", "--stop", str(pid), image))
+    ended(child, 121)
+    if os.path.exists(host.job("hers")):
+        raise Failure("the stopped job has left its folder")
+    spool_is_empty(host)
+    again = host.begin(VICTIM, "cr-restart", image)
+    host.wait_for_job("hers", again)
+    has_only_rights_of(host.facts("hers")["pid"], VICTIM)
+    if host.facts("hers")["image"] != image:
+        raise Failure(f"the restarted job names another image: {host.facts('hers')['image']}")
+    spool_is_empty(host)
+    worked(host.run(VICTIM, "cr-checkpoint", "hers", image))
+    for step in (9, 15):
+        open(f"{sync}.go.{step}", "w").close()
+    out = ended(again)
+    if out != want:
+        raise Failure(f"the restarted job wrote\n{out}\nexpected\n{want}")
+    spool_is_empty(host)
+    server.terminate()
+
+
+def varint(number):
+    out = b""
+    while number > 127:
+        out, number = out + bytes([number & 127 | 128]), number >> 7
+    return out + bytes([number])
+
+
+def field(number, value):
+    """A field of a protobuf message: a number, or bytes."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def option(name, value=None):
+    return field(3, field(1, name.encode()) + (field(3, 1) if value is None else field(2, value.encode())))
+
+
+ASK = """
+import os, socket, struct, sys
+s = socket.socket(socket.AF_UNIX)
+s.connect(sys.argv[1])
+body = bytes.fromhex(sys.argv[2])
+socket.send_fds(s, [struct.pack("<I", len(body)) + body], [0, 1, 2, os.open("/", os.O_RDONLY)])
+print(s.recv(65536))
+"""
+
+
+def asked(host, user, *fields):
+    """What cr-hostd answers to a hand-made request."""
+    body = field(1, 1) + b"".join(fields)
+    return worked(host.context.run(user, [PYTHON, "-c", ASK, host.socket, body.hex()])).stdout
+
+
+def start_sleeper(host, name, user=VICTIM):
+    child = host.begin(user, "cr-run", "--name", name, "--", "/bin/sleep", "600")
+    host.wait_for_job(name, child)
+    return child
+
+
+@case
+def other_users(context):
+    """Nobody gets at another user's job or image, or at what is root's to say."""
+    host = Host(context)
+    image, theirs = host.home + "/image", context.folder("theirs", 0o700, ATTACKER)
+    child = start_sleeper(host, "hers")
+    job = host.job("hers")
+    for name in ("hers", job, str(host.facts("hers")["pid"])):
+        for command in (["cr-checkpoint", name, theirs + "/image"], ["cr-migrate", name, "--to", "unix:/none"]):
+            users.refused(host.run(ATTACKER, *command), "")
+    if host.run(ATTACKER, "cr-ps").stdout.find("hers") >= 0:
+        raise Failure("cr-ps shows another user's job")
+    tool, image_there = field(2, b"checkpoint"), field(5, (theirs + "/image").encode())
+    for name in ("hers", f"../../../{VICTIM}/cuda-remote/jobs/hers", f"../{VICTIM}", ".", "..", "", "a/b", "-x", "a b"):
+        answer = asked(host, ATTACKER, tool, image_there, field(4, name.encode()))
+        if "no job in" not in answer and "cannot be the name" not in answer:
+            raise Failure(f"cr-hostd answers {answer} to the name {name!r}")
+    for words in (option("user", "root"), option("job-dir", "/tmp/x"), option("caller", "0"), option("keep", "3"), option("plain")):
+        answer = asked(host, ATTACKER, field(2, b"run"), field(4, b"mine"), field(6, b"/bin/id"), words)
+        if "is not available" not in answer:
+            raise Failure(f"cr-hostd takes an option that is root's: {answer}")
+    answer = asked(host, ATTACKER, field(2, b"restart"), image_there, option("trust-owner"))
+    if "no checkpoint image" not in answer:
+        raise Failure(f"cr-hostd takes --trust-owner: {answer}")
+    for body in (b"", b"\xff" * 100, field(2, b"reboot")):
+        if "b''" in asked(host, ATTACKER, body):
+            raise Failure("cr-hostd does not answer")
+    # What the user has said for root's tools is not theirs.
+    evil = host.home + "/criu"
+    context.python(VICTIM, "import os, sys; open(sys.argv[1], 'w').write('#!/bin/sh\\nid >' + sys.argv[1] + '.ran\\n'); os.chmod(sys.argv[1], 0o755)", evil)
+    worked(host.run(VICTIM, "cr-checkpoint", "hers", image, CUDA_REMOTE_CRIU=evil))
+    if os.path.exists(evil + ".ran"):
+        raise Failure("root's tool has run the user's program")
+    # A copy of her image, as if she had given it.
+    copy = theirs + "/copy"
+    shutil.copytree(image, copy)
+    for folder, _, leaves in os.walk(copy):
+        for one in [folder] + [os.path.join(folder, leaf) for leaf in leaves]:
+            os.chown(one, ATTACKER, ATTACKER)
+    refused(host.run(ATTACKER, "cr-restart", image), "Permission denied")
+    refused(host.run(ATTACKER, "cr-restart", copy), f"of a job of user {VICTIM}")
+    # A folder that somebody else has prepared, and a place of somebody else's.
+    open_folder = context.folder("open", 0o1777)
+    context.python(ATTACKER, "import os, sys; os.mkdir(sys.argv[1], 0o777)", open_folder + "/image.partial")
+    refused(host.run(VICTIM, "cr-checkpoint", "hers", open_folder + "/image"), f"belongs to user {ATTACKER}")
+    refused(host.run(VICTIM, "cr-checkpoint", "hers", theirs + "/image"), "Permission denied")
+    refused(host.run(VICTIM, "cr-checkpoint", "hers", "/root-only/image"), "does not exist")
+    if child.poll() is not None or sorted(os.listdir(theirs)) != ["copy"]:
+        raise Failure(f"the job was disturbed, or there is an image: {os.listdir(theirs)}")
+    spool_is_empty(host)
+
+
+@case
+def images(context):
+    """An image that is not as cr-hostd has signed it is refused, and names what is wrong."""
+    host = Host(context)
+    image = host.home + "/image"
+    child = start_sleeper(host, "hers")
+    worked(host.run(VICTIM, "cr-checkpoint", "--stop", "hers", image))
+    ended(child, 121)
+    core = next(name for name in sorted(os.listdir(image + "/client")) if name.startswith("core-"))
+
+    def refuse(change, *words):
+        broken = host.home + "/broken"
+        shutil.rmtree(broken, ignore_errors=True)
+        worked(context.run(VICTIM, ["/bin/cp", "-a", image, broken]))
+        context.python(VICTIM, "import os, sys; os.chdir(sys.argv[1])\n" + change, broken)
+        refused(host.run(VICTIM, "cr-restart", broken), *words)
+
+    flip = "f = open({!r}, 'r+b'); f.seek({}); b = f.read(1); f.seek(-1, 1); f.write(bytes([b[0] ^ 1])); f.close()"
+    for path in ("client/" + core, "client/pages-1.img", "manifest.pb", "memory/index"):
+        refuse(flip.format(path, 20), path, "the image was changed")
+    refuse(f"open('client/{core}', 'ab').write(b'x')", core, "the image was changed")
+    refuse(f"os.unlink('client/{core}')", core, "the image was changed")
+    refuse(f"os.rename('client/{core}', 'a'); os.symlink('../a', 'client/{core}')", core, "the image was changed")
+    refuse(f"os.unlink('client/{core}'); os.mkfifo('client/{core}')", core, "the image was changed")
+    refuse(flip.format("signature", 30), "signature")
+    refuse("os.unlink('signature')", "is not signed")
+    refuse("open('signature', 'wb').write(b'x' * 100)", "no signature")
+    # A whole host with another key; then with the same one.
+    other = Host(context, "other")
+    refused(other.run(VICTIM, "cr-restart", image), "signed with another key")
+    spool_is_empty(host)
+    again = host.begin(VICTIM, "cr-restart", image)
+    host.wait_for_job("hers", again)
+    has_only_rights_of(host.facts("hers")["pid"], VICTIM)
+
+
+SURROUNDINGS = """
+import ctypes, os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (77, 99))
+os.umask(0o027)
+os.nice(3)
+ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
+os.chdir(sys.argv[1])
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+SHOW = "ulimit -n; ulimit -Hn; umask; nice; pwd; id -G; echo $WORD; grep -c . <&0; grep NoNewPrivs /proc/self/status; cat /proc/self/cgroup"
+
+
+@case
+def surroundings(context):
+    """A job has what is around the process that starts it, and no more; and cr-hostd does nothing for one in a sandbox."""
+    host = Host(context)
+    command = [PYTHON, "-c", SURROUNDINGS, host.home, context.tool("cr-run")]
+    run = lambda words, **more: subprocess.run(
+        command + words, input="one\ntwo\n", capture_output=True, text=True, timeout=LIMIT, cwd="/", user=VICTIM, group=VICTIM,
+        extra_groups=[BOTH], env=context.environment(host.env({"WORD": "and more words"})), **more,
+    )  # fmt: skip
+    got = worked(run(["--name", "shown", "--", "sh", "-c", SHOW])).stdout
+    native = worked(run(["--plain", "--", "sh", "-c", SHOW])).stdout
+    if got != native or f"{VICTIM} {BOTH}" not in got or host.home not in got:
+        raise Failure(f"through cr-hostd the program sees\n{got}\nand without it\n{native}")
+    if worked(run(["--output", "out", "--", "sh", "-c", "exec echo hers"])).stdout:
+        raise Failure("--output was not used")
+    facts = os.lstat(host.home + "/out")
+    if (facts.st_uid, stat.S_IMODE(facts.st_mode)) != (VICTIM, 0o640):
+        raise Failure(f"the output file is {facts.st_uid}'s, {stat.filemode(facts.st_mode)}")
+    for code in (0, 7, 126, 127):
+        words = {126: ["/etc/passwd"], 127: ["/nothing/there"]}.get(code, ["sh", "-c", f"exit {code}"])
+        if run(["--"] + words).returncode != code:
+            raise Failure(f"{words} does not end with {code}")
+    # A sandbox is not left by cr-hostd: the program runs, in it.
+    inside = ["/usr/bin/unshare", "--net", "/usr/bin/setpriv", f"--reuid={VICTIM}", f"--regid={VICTIM}", "--clear-groups"]
+    command = inside + [context.tool("cr-run"), "--", "readlink", "/proc/self/ns/net"]
+    there = worked(context.run(0, command, **host.env({})))
+    if os.readlink("/proc/self/ns/net") in there.stdout or "another network namespace" not in there.stderr:
+        raise Failure(f"the job has left its network namespace: {there.stdout} {there.stderr}")
+    signalled = start_sleeper(host, "signalled")
+    os.kill(signalled.pid, signal.SIGTERM)
+    ended(signalled, 128 + signal.SIGTERM)
+    # Who kills cr-run ends its job.
+    killed = start_sleeper(host, "killed")
+    pid = host.facts("killed")["pid"]
+    os.kill(killed.pid, signal.SIGKILL)
+    harness.wait_for(lambda: not os.path.exists(f"/proc/{pid}"), LIMIT, lambda: "the job goes on")
+
+
+def workers_of(host):
+    below = open(f"/proc/{host.daemon.pid}/task/{host.daemon.pid}/children").read().split()
+    return [int(pid) for pid in below]
+
+
+def tools_of(host):
+    """The processes of root's tools that work with an image in cr-hostd's folder."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = open(f"/proc/{pid}/cmdline").read()
+        except OSError:
+            continue
+        if host.state + "/spool" in words:
+            found.append(int(pid))
+    return found
+
+
+@case
+def killed(context):
+    """When cr-hostd or its worker is killed, the job goes on, there is no half image, and the next cr-hostd works."""
+    steps = context.lab.folder + "/steps"
+    host = Host(context)
+    image = host.home + "/image"
+    child = start_sleeper(host, "hers")
+    tool_waits = lambda: os.path.exists(steps) and f"{number} " in open(steps).read().split("\n")[-2] + " "
+    for number in (1, 3, 6, 9):
+        for path in (steps, steps + ".go"):
+            if os.path.exists(path):
+                os.unlink(path)
+        host.daemon.kill()
+        host.daemon.wait()
+        host.variables = {"CR_TEST_STEPS": steps, "CR_TEST_STOP_AT": str(number)}
+        host.start()
+        spool_is_empty(host)
+        saving = host.begin(VICTIM, "cr-checkpoint", "hers", image)
+        over = lambda: tool_waits() or saving.poll() is not None
+        harness.wait_for(over, LIMIT, lambda: f"step {number} was not reached")
+        if saving.poll() is not None:
+            raise Failure(f"cr-checkpoint did not wait at step {number}: {saving.stderr.read()}")
+        (worker,) = workers_of(host)
+        os.kill(worker, signal.SIGKILL)
+        if saving.wait(LIMIT) != 1:
+            raise Failure(f"cr-checkpoint ended with {saving.returncode}")
+        open(steps + ".go", "w").close()
+        gone = lambda: not os.path.exists(image + ".partial")
+        harness.wait_for(gone, LIMIT, lambda: "the half image stays")
+        harness.wait_for(lambda: not tools_of(host), LIMIT, lambda: "root's tool does not give up")
+        if os.path.exists(image) or child.poll() is not None:
+            raise Failure(f"at step {number}: there is an image, or the job has ended")
+    # cr-hostd itself: requests that are in progress come to their end.
+    os.unlink(steps)
+    os.unlink(steps + ".go")
+    number = 6
+    host.variables = {"CR_TEST_STEPS": steps, "CR_TEST_STOP_AT": str(number)}
+    host.daemon.kill()
+    host.daemon.wait()
+    host.start()
+    saving = host.begin(VICTIM, "cr-checkpoint", "hers", image)
+    harness.wait_for(tool_waits, LIMIT, lambda: f"step {number} was not reached")
+    host.daemon.kill()
+    host.daemon.wait()
+    open(steps + ".go", "w").close()
+    ended(saving)
+    belongs_to(image, VICTIM)
+    host.variables = {}
+    host.start()
+    worked(host.run(VICTIM, "cr-checkpoint", "--stop", "hers", image))
+    ended(child, 121)
+    spool_is_empty(host)
+
+
+def run_one(name, options):
+    if os.geteuid() != 0:
+        raise Failure("hostd.py plays several users, which needs root")
+    with harness.Lab(options.product, keep=options.keep) as lab:
+        CASES[name](users.Context(lab, options))
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    harness.run_cases(arguments, CASES, run_one)
