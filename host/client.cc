@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -11,6 +12,8 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/vfs.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "checkpoint/job/hostd_places.h"
@@ -27,6 +30,41 @@ constexpr int kForwarded[] = {SIGHUP,  SIGINT,   SIGQUIT, SIGTERM,   SIGUSR1, SI
 // Descriptors that are closed here are closed there, too: a socket's end cannot be sent closed, so /dev/null takes their
 // place.
 int Stream(int fd, int null) { return fcntl(fd, F_GETFD) >= 0 ? fd : null; }
+
+bool IsForeignPipe(int fd) {
+  struct stat facts;
+  struct statfs system;
+  return fstat(fd, &facts) == 0 && S_ISFIFO(facts.st_mode) && facts.st_uid != geteuid() && fstatfs(fd, &system) == 0 &&
+         system.f_type == PIPEFS_MAGIC;
+}
+
+// A process that copies between `fd` and a pipe of this user's, until its end; *ours is the pipe's end in place of `fd`. 0
+// on failure.
+pid_t CopyThrough(int fd, int* ours) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return 0;
+  const int from = fd == 0 ? 0 : ends[0], to = fd == 0 ? ends[1] : fd;
+  *ours = fd == 0 ? ends[0] : ends[1];
+  const pid_t child = fork();
+  if (child == 0) {
+    for (const int number : kForwarded) signal(number, SIG_IGN);
+    const int in = fcntl(from, F_DUPFD, 3), out = fcntl(to, F_DUPFD, 3);
+    dup2(in, 0);
+    dup2(out, 1);
+    close_range(2, ~0U, 0);
+    char bytes[65536];
+    for (ssize_t got; (got = read(0, bytes, sizeof(bytes))) > 0;) {
+      for (ssize_t done = 0; done < got;) {
+        const ssize_t wrote = write(1, bytes + done, size_t(got - done));
+        if (wrote <= 0) _exit(1);
+        done += wrote;
+      }
+    }
+    _exit(0);
+  }
+  close(fd == 0 ? ends[1] : ends[0]);
+  return child > 0 ? child : 0;
+}
 
 }  // namespace
 
@@ -66,7 +104,9 @@ std::unique_ptr<Hostd> Hostd::Connect(std::string* error) {
   memcpy(address.sun_path, path.c_str(), path.size());
   const int socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (socket < 0 || connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
-    if (errno != ENOENT && errno != ECONNREFUSED) *error = "cr-hostd cannot be reached at " + path + ": " + strerror(errno);
+    // A folder that this user cannot enter has nothing for her.
+    if (errno != ENOENT && errno != ECONNREFUSED && errno != EACCES)
+      *error = "cr-hostd cannot be reached at " + path + ": " + strerror(errno);
     if (socket >= 0) close(socket);
     return nullptr;
   }
@@ -88,16 +128,32 @@ int Hostd::Run(const char* name, Request request, int failed, std::string* elsew
   umask(mask);
   request.set_umask(mask);
   const int folder = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC), null = open("/dev/null", O_RDWR | O_CLOEXEC);
+  // CRIU opens a restarted job's pipes once more, which only works for the user's own.
+  int streams[] = {Stream(0, null), Stream(1, null), Stream(2, null)};
+  pid_t copiers[3] = {};
+  for (int i = 0; request.tool() == "restart" && i < 3; ++i) {
+    if (IsForeignPipe(streams[i])) copiers[i] = CopyThrough(i, &streams[i]);
+  }
+  const auto end_copying = [&copiers] {
+    // What the job has written last is on its way; what it has not read is nobody's.
+    if (copiers[0] > 0) kill(copiers[0], SIGKILL);
+    for (const pid_t copier : copiers) {
+      if (copier > 0) waitpid(copier, nullptr, 0);
+    }
+  };
   sigset_t set, before;
   sigemptyset(&set);
   for (const int signal : kForwarded) sigaddset(&set, signal);
   sigprocmask(SIG_BLOCK, &set, &before);
   const int signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-  if (folder < 0 || !Send(socket_, request, {Stream(0, null), Stream(1, null), Stream(2, null), folder})) {
+  if (folder < 0 || !Send(socket_, request, {streams[0], streams[1], streams[2], folder})) {
     fprintf(stderr, "%s: cannot ask cr-hostd: %s\n", name, strerror(errno));
     return failed;
   }
   close(folder);
+  for (const int i : {0, 1, 2}) {
+    if (copiers[i] > 0) close(streams[i]);
+  }
   while (true) {
     pollfd waiting[] = {{socket_, POLLIN, 0}, {signals, POLLIN, 0}};
     if (poll(waiting, 2, -1) < 0) continue;
@@ -112,6 +168,7 @@ int Hostd::Run(const char* name, Request request, int failed, std::string* elsew
     Reply reply;
     if (!Receive(socket_, &reply)) {
       fprintf(stderr, "%s: the process of cr-hostd that did the work has died\n", name);
+      if (copiers[0] > 0) kill(copiers[0], SIGKILL);
       return failed;
     }
     switch (reply.kind()) {
@@ -131,6 +188,7 @@ int Hostd::Run(const char* name, Request request, int failed, std::string* elsew
         }
         [[fallthrough]];
       case Reply::REFUSED:
+        end_copying();
         fprintf(stderr, "%s: %s\n", name, reply.text().c_str());
         return failed;
       case Reply::NOTE:
@@ -141,6 +199,7 @@ int Hostd::Run(const char* name, Request request, int failed, std::string* elsew
         raise(SIGSTOP);
         break;
       case Reply::ENDED:
+        end_copying();
         return reply.value();
       default:
         break;

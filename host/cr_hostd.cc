@@ -139,10 +139,12 @@ class Server {
   std::map<pid_t, uid_t> workers_;
 };
 
-// The socket's folder is open to all, and nobody but root may write to it.
+// The socket's folder is open to all, also if a tool of root's has made it for itself, and nobody but root may write to it.
 bool MakeOpenFolder(const std::string& path, std::string* error) {
-  if (mkdir(path.c_str(), 0755) == 0) chmod(path.c_str(), 0755);
-  return CheckFolder(path, FolderUse::kServe, error);
+  if (!CheckFolder(path, FolderUse::kServe, error)) return false;
+  if (chmod(path.c_str(), 0755) == 0) return true;
+  *error = "cannot open the folder " + path + " to users: " + strerror(errno);
+  return false;
 }
 
 int Listen(const std::string& path, std::string* error) {

@@ -13,6 +13,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -103,6 +104,12 @@ bool IsHarmless(int fd) {
   return std::find(std::begin(kKernels), std::end(kKernels), uint32_t(facts.f_type)) == std::end(kKernels);
 }
 
+// One without a name.
+bool IsPipe(int fd) {
+  struct statfs facts;
+  return fstatfs(fd, &facts) == 0 && facts.f_type == PIPEFS_MAGIC;
+}
+
 bool MakeFolder(const std::string& path, std::string* error) {
   struct stat facts;
   if ((mkdir(path.c_str(), 0755) == 0 || errno == EEXIST) && lstat(path.c_str(), &facts) == 0 &&
@@ -191,9 +198,18 @@ bool Worker::ReadRequest(std::string* error) {
   for (const Tool& tool : Tools()) {
     if (tool.name == request_.tool()) tool_ = &tool;
   }
-  if (tool_) return true;
-  *error = "cr-hostd does not know the tool " + request_.tool();
-  return false;
+  if (!tool_) {
+    *error = "cr-hostd does not know the tool " + request_.tool();
+    return false;
+  }
+  // CRIU opens a pipe once more, for which it must be the user's: it is not to become hers by that.
+  for (size_t i = 0; tool_->takes_image && i < 3; ++i) {
+    if (!IsPipe(fds_[i]) || fstat(fds_[i], &facts) != 0 || facts.st_uid == peer_.account.user) continue;
+    *error = "descriptor " + std::to_string(i) + " is a pipe that belongs to user " + std::to_string(facts.st_uid) +
+             ", not to " + NameOf(peer_.account) + "; use a file, or a pipe of her own";
+    return false;
+  }
+  return true;
 }
 
 // The user's own job of that name, and its folder, which is root's.
@@ -292,6 +308,9 @@ void Worker::BecomeTool(int facts, int announcements, int failure) {
   };
   std::string error;
   setpgid(0, 0);
+  // A job may leave a core, as its user; root's tool must not leave one in the user's folder.
+  const rlimit no_core = {0, 0};
+  if (!tool_->runs_job) setrlimit(RLIMIT_CORE, &no_core);
   // A job goes on if this process's parent is killed; what only works on one gives up.
   if (!tool_->runs_job) prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (!JoinPeer(peer_, tool_->runs_job, &error)) fail(error);

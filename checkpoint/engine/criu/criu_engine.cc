@@ -21,6 +21,7 @@
 #include "checkpoint/engine/criu/needs.h"
 #include "checkpoint/engine/criu/open_files.h"
 #include "checkpoint/engine/criu/ports.h"
+#include "checkpoint/engine/criu/saved_rights.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/stand_ins.h"
 #include "ckptfmt/needs.h"
@@ -56,8 +57,11 @@ class CriuProcesses final : public SavedProcesses {
       : job_(job), facts_(std::move(facts)), image_(std::move(image)), logs_(std::move(logs)) {}
 
   bool Check(const RestoreOptions& options, std::string* error) override {
-    return GiveOutputs(options, error) && (!options.needs || CheckNeeds(*options.needs, options, error)) &&
-           CheckFiles(options, error) && CheckPorts(options, error);
+    // Of a job that runs as another user: CRIU could not give it more, and nobody should have it try.
+    const std::optional<Account> account = AccountOf(job_);
+    return (!account || CheckSavedRights(image_, *account, error)) && GiveOutputs(options, error) &&
+           (!options.needs || CheckNeeds(*options.needs, options, error)) && CheckFiles(options, error) &&
+           CheckPorts(options, error);
   }
 
   std::vector<std::string> Exchanged() const override { return {replaced_.begin(), replaced_.end()}; }

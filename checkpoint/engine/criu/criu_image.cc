@@ -78,8 +78,9 @@ std::string ChangedEntry(protozero::data_view entry,
   return out;
 }
 
-// Hands the entries of an image file to `use`, one after the other. False if `image` is not such a file.
-bool ForEachEntry(std::string_view image, uint32_t magic, const std::function<void(protozero::pbf_reader)>& use) {
+}  // namespace
+
+bool ReadEntries(std::string_view image, uint32_t magic, const std::function<void(protozero::pbf_reader)>& use) {
   if (image.size() < 8 || Word(image, 0) != kCommonMagic || Word(image, 4) != magic) return false;
   try {
     for (size_t at = 8; at < image.size();) {
@@ -96,8 +97,6 @@ bool ForEachEntry(std::string_view image, uint32_t magic, const std::function<vo
   return true;
 }
 
-}  // namespace
-
 bool ReadImageFile(const std::string& path, std::string* bytes) {
   std::ifstream in(path, std::ios::binary);
   bytes->assign(std::istreambuf_iterator<char>(in), {});
@@ -112,7 +111,7 @@ bool WriteImageFile(const std::string& path, const std::string& bytes, std::stri
 }
 
 bool ReadFilesImage(std::string_view image, FileKind kind, const std::function<void(protozero::pbf_reader)>& entry) {
-  return ForEachEntry(image, kFilesMagic, [&](protozero::pbf_reader file) {
+  return ReadEntries(image, kFilesMagic, [&](protozero::pbf_reader file) {
     bool of_this_kind = false;
     while (file.next()) {
       if (file.tag() == 1 && file.wire_type() == protozero::pbf_wire_type::varint) {
@@ -143,7 +142,7 @@ bool ReadStreamImage(std::string_view image, const std::function<void(protozero:
 bool ReadLinks(std::string_view image, const std::function<void(uint32_t file, uint32_t link)>& entry) {
   // A RemapFilePathEntry (images/remap-file-path.proto).
   constexpr uint32_t kLinked = 0;
-  return ForEachEntry(image, kLinksMagic, [&](protozero::pbf_reader fields) {
+  return ReadEntries(image, kLinksMagic, [&](protozero::pbf_reader fields) {
     uint32_t file = 0, link = 0, type = kLinked;
     while (fields.next()) {
       if (fields.wire_type() != protozero::pbf_wire_type::varint) {
@@ -164,7 +163,7 @@ bool ReadLinks(std::string_view image, const std::function<void(uint32_t file, u
 
 bool ChangeFiles(std::string* image, const std::function<bool(std::string_view path, FileChange* change)>& change) {
   std::string out = image->substr(0, 8);
-  const bool read = ForEachEntry(*image, kFilesMagic, [&](protozero::pbf_reader file) {
+  const bool read = ReadEntries(*image, kFilesMagic, [&](protozero::pbf_reader file) {
     std::string entry;
     protozero::pbf_writer writer(entry);
     while (file.next()) {
@@ -186,7 +185,7 @@ bool LetGoOfTerminals(std::string* image) {
   using protozero::pbf_wire_type;
   using protozero::tag_and_type;
   // A TtyInfoEntry (CRIU's images/tty.proto): session and group.
-  return ForEachEntry(*image, kTerminalMagic, [&](protozero::pbf_reader entry) {
+  return ReadEntries(*image, kTerminalMagic, [&](protozero::pbf_reader entry) {
     while (entry.next()) {
       const bool own = entry.tag_and_type() == tag_and_type(6, pbf_wire_type::varint) ||
                        entry.tag_and_type() == tag_and_type(7, pbf_wire_type::varint);

@@ -21,6 +21,10 @@ bool ReadImageFile(const std::string& path, std::string* bytes);
 // Writes one of those files anew. False and one sentence in *error if that fails.
 bool WriteImageFile(const std::string& path, const std::string& bytes, std::string* error);
 
+// Calls `use` with each entry of one of those files that begin with CRIU's common magic number and `magic`. False if
+// `image` is not such a file, or `use` has thrown what protozero throws. Any input is safe.
+bool ReadEntries(std::string_view image, uint32_t magic, const std::function<void(protozero::pbf_reader)>& use);
+
 // Calls `entry` with the message of each open file of this kind in CRIU's files.img: RegFileEntry or InetSkEntry. False
 // if `image` is not such a file, or `entry` has thrown what protozero throws. Any input is safe.
 bool ReadFilesImage(std::string_view image, FileKind kind, const std::function<void(protozero::pbf_reader)>& entry);

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/engine/criu/saved_rights.h"
+
+#include <dirent.h>
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "checkpoint/engine/criu/criu_image.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+using protozero::pbf_wire_type;
+
+constexpr uint32_t kCoreMagic = 0x55053847, kIdsMagic = 0x54432030;
+// Of a CoreEntry (CRIU's images/core.proto), its ThreadCoreEntry and the CredsEntry in that (images/creds.proto).
+constexpr protozero::pbf_tag_type kIdsField = 4, kThreadField = 5, kCredsField = 10;
+constexpr protozero::pbf_tag_type kFirstUser = 1, kLastNumber = 8, kFirstCapabilities = 9, kBounding = 12,
+                                  kSecureBits = 13, kGroups = 14, kAmbient = 19;
+// Of a TaskKobjIdsEntry (images/core.proto): the namespaces, and where an InventoryEntry has the root task's.
+constexpr protozero::pbf_tag_type kFirstNamespace = 5, kLastNamespace = 12, kRootIds = 3;
+// Files about namespaces other than those that CRIU is in, and credentials where old versions had them.
+constexpr const char* kForeign[] = {"userns-", "netns-", "utsns-", "ipcns-", "pidns-", "mountpoints-", "creds-"};
+
+bool StartsWith(const std::string& text, const std::string& start) { return text.compare(0, start.size(), start) == 0; }
+
+// The numbers of a field, packed or not.
+std::vector<uint64_t> Numbers(protozero::pbf_reader* field) {
+  if (field->wire_type() == pbf_wire_type::varint) return {field->get_uint64()};
+  std::vector<uint64_t> numbers;
+  for (const uint64_t number : field->get_packed_uint64()) numbers.push_back(number);
+  return numbers;
+}
+
+// What is wrong with a thread's credentials; empty: nothing.
+std::string WrongIn(protozero::pbf_reader creds, const Account& account) {
+  std::vector<gid_t> groups;
+  size_t numbers = 0;
+  while (creds.next()) {
+    const protozero::pbf_tag_type tag = creds.tag();
+    const bool known = tag <= kGroups || tag == kAmbient;
+    if (!known) {
+      creds.skip();
+      continue;
+    }
+    for (const uint64_t number : Numbers(&creds)) {
+      if (tag >= kFirstUser && tag <= kLastNumber) {
+        // User and group take turns.
+        const bool user = tag % 2 == 1;
+        if (number != (user ? account.user : account.group)) {
+          return (user ? "user " : "group ") + std::to_string(number);
+        }
+        ++numbers;
+      } else if ((tag >= kFirstCapabilities && tag < kBounding) || tag == kAmbient) {
+        if (number != 0) return "capabilities";
+      } else if (tag == kSecureBits) {
+        if (number != 0) return "secure bits";
+      } else if (tag == kGroups) {
+        groups.push_back(gid_t(number));
+        if (groups.back() != number || !std::binary_search(account.groups.begin(), account.groups.end(), groups.back()))
+          return "group " + std::to_string(number);
+      }
+    }
+  }
+  return numbers >= kLastNumber ? std::string() : "credentials that are not complete";
+}
+
+using Namespaces = std::map<protozero::pbf_tag_type, uint64_t>;
+
+// False if a number of a namespace differs from what is there already.
+bool AddNamespaces(protozero::pbf_reader ids, Namespaces* all) {
+  while (ids.next()) {
+    const protozero::pbf_tag_type tag = ids.tag();
+    if (tag < kFirstNamespace || tag > kLastNamespace || ids.wire_type() != pbf_wire_type::varint) {
+      ids.skip();
+      continue;
+    }
+    const uint64_t number = ids.get_uint64();
+    if (all->emplace(tag, number).first->second != number) return false;
+  }
+  return true;
+}
+
+bool HasOnly(protozero::pbf_reader ids, const Namespaces& own) {
+  Namespaces found;
+  return AddNamespaces(ids, &found) && found == own;
+}
+
+// As WrongIn, for the threads of a core-*.img. Its process may be in the namespaces `own`.
+std::string WrongInCore(std::string_view image, const Account& account, const Namespaces& own) {
+  std::string wrong;
+  size_t found = 0;
+  const bool read = ReadEntries(image, kCoreMagic, [&](protozero::pbf_reader core) {
+    while (core.next()) {
+      // Old versions have them here.
+      if (core.tag() == kIdsField && core.wire_type() == pbf_wire_type::length_delimited) {
+        if (!HasOnly(core.get_message(), own)) wrong = "namespaces that are not the job's";
+        continue;
+      }
+      if (core.tag() != kThreadField || core.wire_type() != pbf_wire_type::length_delimited) {
+        core.skip();
+        continue;
+      }
+      protozero::pbf_reader thread = core.get_message();
+      while (thread.next()) {
+        if (thread.tag() != kCredsField || thread.wire_type() != pbf_wire_type::length_delimited) {
+          thread.skip();
+          continue;
+        }
+        ++found;
+        const std::string one = WrongIn(thread.get_message(), account);
+        if (!one.empty()) wrong = one;
+      }
+    }
+  });
+  if (!read) return "credentials that are not understood";
+  return found == 0 ? "no credentials" : wrong;
+}
+
+// The namespaces that CRIU was in: inventory.img has one magic number, and one entry.
+bool ReadInventory(const std::string& image, Namespaces* own) {
+  constexpr size_t kHead = 8;
+  if (image.size() < kHead) return false;
+  try {
+    for (protozero::pbf_reader inventory(image.data() + kHead, image.size() - kHead); inventory.next();) {
+      if (inventory.tag() != kRootIds || inventory.wire_type() != pbf_wire_type::length_delimited) {
+        inventory.skip();
+      } else if (!AddNamespaces(inventory.get_message(), own)) {
+        return false;
+      }
+    }
+  } catch (const protozero::exception&) {
+    return false;
+  }
+  return !own->empty();
+}
+
+}  // namespace
+
+bool CheckSavedRights(const std::string& folder, const Account& account, std::string* error) {
+  std::vector<std::string> names;
+  DIR* const list = opendir(folder.c_str());
+  while (const dirent* const entry = list ? readdir(list) : nullptr) names.push_back(entry->d_name);
+  if (list) closedir(list);
+  std::string image;
+  Namespaces own;
+  if (!ReadImageFile(folder + "/inventory.img", &image) || !ReadInventory(image, &own)) {
+    *error = "the image does not say in a known way in which namespaces its processes were";
+    return false;
+  }
+  size_t cores = 0;
+  for (const std::string& name : names) {
+    for (const char* foreign : kForeign) {
+      if (!StartsWith(name, foreign)) continue;
+      *error = "the image has " + name + ": its processes would have namespaces or rights that no job has";
+      return false;
+    }
+    const bool core = StartsWith(name, "core-"), ids = StartsWith(name, "ids-");
+    if (!core && !ids) continue;
+    if (!ReadImageFile(folder + "/" + name, &image)) {
+      *error = "cannot read the image's file " + name;
+      return false;
+    }
+    if (core) {
+      ++cores;
+      const std::string wrong = WrongInCore(image, account, own);
+      if (wrong.empty()) continue;
+      *error = "the image asks for rights that " + NameOf(account) + " does not have: " + wrong + " (" + name + ")";
+      return false;
+    }
+    bool same = true;
+    const bool read = ReadEntries(image, kIdsMagic, [&](protozero::pbf_reader entry) {
+      same = same && HasOnly(entry, own);
+    });
+    if (read && same) continue;
+    *error = "the image asks for namespaces that are not the job's (" + name + ")";
+    return false;
+  }
+  if (cores > 0) return true;
+  *error = "the image has no processes";
+  return false;
+}
+
+}  // namespace cuda_remote::checkpoint
