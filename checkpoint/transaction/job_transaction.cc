@@ -2,11 +2,16 @@
 #include "checkpoint/transaction/job_transaction.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "checkpoint/transaction/at_step.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
+
+// After one process has ended in the middle of a dump.
+constexpr std::chrono::milliseconds kOthersEnd(500);
 
 bool AnyHasEnded(const std::vector<JobProcess*>& processes) {
   return std::any_of(processes.begin(), processes.end(), [](const JobProcess* process) { return process->HasEnded(); });
@@ -86,7 +91,10 @@ bool JobTransaction::Snapshot(const std::string& facts, const std::string& image
   }
   AtStep("save processes");
   if (!engine_->Dump(job_, facts, image, work, after, error)) {
-    // An engine may not know how the job's processes are called.
+    // An engine may not know how the job's processes are called. If one has ended in the middle of a dump, another one
+    // may end when it goes on, with the engine's code still in it.
+    const auto ended = [](const JobProcess* process) { return process->HasEnded(); };
+    if (std::any_of(running.begin(), running.end(), ended)) std::this_thread::sleep_for(kOthersEnd);
     for (const JobProcess* process : running) {
       if (process->HasEnded()) *error = process->Name() + " ended while it was saved: " + *error;
     }
