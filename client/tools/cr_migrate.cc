@@ -121,6 +121,7 @@ bool Plan(const Options& options, const std::vector<CudaProcess>& processes, Gpu
 
 // Opens the sessions of `processes` at their places, in this order. Those that are among *moves already are kept, and
 // what else is there ends. `held`: null, or the processes, which are stopped: their agents listen to nobody else then.
+// Without it, a process that has just ended gets no session.
 bool OpenSessions(const Options& options, const std::string& directory, const Job& job,
                   const std::vector<CudaProcess>& processes, const LiveJob* held, GpuHosts* hosts,
                   std::vector<Move>* moves, std::string* error) {
@@ -140,8 +141,10 @@ bool OpenSessions(const Options& options, const std::string& directory, const Jo
       if (held) {
         info = held->processes()[i]->info();
       } else {
-        const auto agent = agent::AgentClient::Connect(directory, uint32_t(move.of.inner_pid), NameOf(move.of), error);
-        if (!agent || !agent->GetInfo(&info, error)) return Of(move, processes.size(), error);
+        std::string ignored;
+        const auto agent = agent::AgentClient::Connect(directory, uint32_t(move.of.inner_pid), NameOf(move.of), &ignored);
+        // It may have ended just now. If it has not, its session is opened when it is held.
+        if (!agent || !agent->GetInfo(&info, &ignored)) continue;
       }
       const ActAs user(AccountOf(job));  // whose session it is
       move.channel = OpenSession(move.to.host->socket_path(), uint32_t(move.of.inner_pid), move.of.program, job.name(),
@@ -169,6 +172,7 @@ void ReplayCodeAhead(const CodeAhead& code, std::vector<Move>* moves) {
   std::vector<std::thread> threads;
   for (Move& move : *moves) {
     move.ahead = code.Of(move.of);
+    if (!move.channel) move.ahead = nullptr;
     if (!move.ahead) continue;
     threads.emplace_back([&move] {
       if (!ReplayCode(*move.ahead, move.channel.get())) move.error = "its session is of no use";
