@@ -447,8 +447,8 @@ def log_of_job(directory):
     if kind != 64:
         raise harness.Failure("the job's agent refused to say how long its log is")
     fields, at, end = [], 16, 16 + length
-    # pid, server, job, session, shared memory, records, bytes, released: texts are a number and the bytes.
-    for is_text in (False, True, True, False, False, False, False, False):
+    # pid, server, job, session, shared memory, records, bytes, released, driver settings: texts are a number and the bytes.
+    for is_text in (False, True, True, False, False, False, False, False, True):
         (number,) = struct.unpack_from("<Q", answer, at)
         at += 8
         fields.append(number)

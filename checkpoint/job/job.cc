@@ -288,7 +288,7 @@ bool ConnectionPause::Take(const std::string& directory, int timeout_ms, std::st
   const std::string path = directory + "/" + kConnectionLockName;
   fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (fd_ < 0) {
-    *error = "cannot open " + path + ": " + strerror(errno);
+    *error = errno == ENOENT ? "the job has ended" : "cannot open " + path + ": " + strerror(errno);
     return false;
   }
   for (int waited = 0; flock(fd_, LOCK_EX | LOCK_NB) != 0; ++waited) {

@@ -899,7 +899,7 @@ def elsewhere(context):
         ("code_places", r"GPU memory at 0x\w+ holds the address of a GPU function that lies elsewhere on this server"),
         ("kernel_heap", r"the heap of the job's kernels lies at 0x\w+ on this server .*, but at 0x\w+ before"),
     ):
-        refuse_other_places(context, app, context.app(app, 16), words)
+        refuse_other_places(context, app, context.app(app, 60), words)
 
 
 @case
@@ -936,7 +936,7 @@ def kept_addresses(context):
     for kept, words in (("device", r"GPU memory at 0x\w+"), ("host", r"the program's own memory at 0x\w+")):
         words += " holds the address of a GPU function that lies elsewhere on this server than before"
         lab.env["APP_COPY"] = kept
-        refuse_other_places(context, kept, context.app("code_tables", 16), words)
+        refuse_other_places(context, kept, context.app("code_tables", 60), words)
 
 
 @case
