@@ -874,8 +874,9 @@ def older_gpu(context):
 def refuse_other_places(context, name, command, words):
     """The job `name` is neither moved nor restarted where code and heaps have other places; with `words` for the reason."""
     lab = context.lab
-    job = lab.job(name, command, lab.server(name + "-first").unix, step_ms=60)
-    job.wait_steps(3, 60)
+    # It waits meanwhile: the new server searches for the old places for seconds, and does so while the job runs.
+    job = lab.job(name, command, lab.server(name + "-first").unix, pause_at=[5])
+    job.wait_paused(5, 60)
     image = context.path(name + ".image")
     lab.run(name + "-checkpoint", [lab.tool("cr-checkpoint"), job.id, image], 60)
     lab.env["SOFTGPU_PLACES"] = "process"
@@ -883,6 +884,7 @@ def refuse_other_places(context, name, command, words):
     del lab.env["SOFTGPU_PLACES"]
     moved = lab.start(harness.Process(lab, name + "-migrate", [lab.tool("cr-migrate"), job.id, "--to", other.unix]))
     must_fail(moved, mention=words + ".*the job goes on where it was")
+    job.go(5)
     job.expect_success(60)
     harness.same("after the refused migration", job.stdout(), context.expected(command))
     os.truncate(job.out, 0)
@@ -899,7 +901,7 @@ def elsewhere(context):
         ("code_places", r"GPU memory at 0x\w+ holds the address of a GPU function that lies elsewhere on this server"),
         ("kernel_heap", r"the heap of the job's kernels lies at 0x\w+ on this server .*, but at 0x\w+ before"),
     ):
-        refuse_other_places(context, app, context.app(app, 60), words)
+        refuse_other_places(context, app, context.app(app, 16), words)
 
 
 @case
@@ -936,7 +938,7 @@ def kept_addresses(context):
     for kept, words in (("device", r"GPU memory at 0x\w+"), ("host", r"the program's own memory at 0x\w+")):
         words += " holds the address of a GPU function that lies elsewhere on this server than before"
         lab.env["APP_COPY"] = kept
-        refuse_other_places(context, kept, context.app("code_tables", 60), words)
+        refuse_other_places(context, kept, context.app("code_tables", 16), words)
 
 
 @case

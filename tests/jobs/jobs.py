@@ -1191,15 +1191,18 @@ def terminal_restart(context):
     want = context.expected(30).strip().split("\n")[-1]
     other.expect(re.escape(want))
     other.expect("ready> $")
-    other.type("echo known-$known; stty size; cat\n")
+    # The name of a file that is not there tells this cat from others.
+    cat = lambda states: harness.wait_for(lambda: state_of(f"{sync}.cat") == states, LIMIT, lambda: f"cat: {state_of(sync + '.cat')}")
+    other.type(f"echo known-$known; stty size; cat - {sync}.cat\n")
     other.expect("known-47\r\n")
     other.expect("33 99\r\n")
-    time.sleep(1)
+    cat(["S"])
     other.type("\x1a")
     other.expect(r"Stopped\s+cat")
     other.prompt()
     other.type("fg\n")
-    other.expect("cat\r\n")
+    other.expect("\\.cat\r\n")
+    cat(["S"])  # bash has given it the terminal before it goes on
     other.type("\x03")
     other.prompt()
     other.type("exit 3\n")
