@@ -7,9 +7,11 @@ Usage: pause_plot.py PAUSES.json PLOT.svg
 Python's standard library only; any browser shows the file.
 """
 
-import html
-import json
+import os
 import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import plot  # noqa: E402
 
 WIDTH, LEFT, RIGHT, LINE, GAP = 900, 250, 90, 22, 16
 COLORS = {"checkpoint": "#1f77b4", "native": "#999999", "move": "#d95f02"}
@@ -26,9 +28,8 @@ def draw(results):
     where = lambda seconds: LEFT + seconds / longest * (WIDTH - LEFT - RIGHT)
     lines, y = [], 28
 
-    def text(x, at, what, size=12, anchor="start", color="#222", weight="normal"):
-        lines.append(f'<text x="{x:.1f}" y="{at:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{color}" '
-                     f'font-weight="{weight}">{html.escape(what)}</text>')  # fmt: skip
+    def text(*words, **options):
+        lines.append(plot.text_element(*words, **options))
 
     text(10, y, "How long a job stands still, in seconds", 15, weight="bold")
     y += 18
@@ -58,18 +59,8 @@ def draw(results):
     for function, words, options in body:
         function(*words, **options)
     height = y + 20
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height:.0f}" font-family="sans-serif">'
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{height:.0f}" fill="white"/>', *lines, "</svg>\n"])
-
-
-def main():
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    with open(sys.argv[1]) as f:
-        results = json.load(f)
-    with open(sys.argv[2], "w") as f:
-        f.write(draw(results))
+    return plot.picture(WIDTH, f"{height:.0f}", lines)
 
 
 if __name__ == "__main__":
-    main()
+    plot.convert(draw, __doc__)

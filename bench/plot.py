@@ -18,6 +18,28 @@ COLORS = {"ring": "#1f77b4", "grpc": "#d95f02"}
 NAMES = {"ring": "ring", "grpc": "gRPC, loopback"}
 
 
+def text_element(x, y, what, size=12, anchor="start", color="#222", weight="normal"):
+    """A line of text that begins, or has its middle or its end (`anchor`), at this point."""
+    return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{color}" '
+            f'font-weight="{weight}">{html.escape(what)}</text>')  # fmt: skip
+
+
+def picture(width, height, lines):
+    """The SVG's text, of its elements."""
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif">'
+    return "\n".join([head, f'<rect width="{width}" height="{height}" fill="white"/>', *lines, "</svg>\n"])
+
+
+def convert(draw, usage):
+    """The program PLOT INPUT.json OUTPUT.svg: what `draw` makes of the JSON."""
+    if len(sys.argv) != 3:
+        sys.exit(usage)
+    with open(sys.argv[1]) as f:
+        results = json.load(f)
+    with open(sys.argv[2], "w") as f:
+        f.write(draw(results))
+
+
 def draw(results):
     """The SVG's text for what run.py --json wrote."""
     parts = {"lower": [], "higher": []}
@@ -30,9 +52,8 @@ def draw(results):
     where = lambda ratio: LEFT + (math.log10(max(ratio, 10.0**low)) - low) / (high - low) * (WIDTH - LEFT - RIGHT)
     lines, y = [], 30
 
-    def text(x, at, what, size=12, anchor="start", color="#222", weight="normal"):
-        lines.append(f'<text x="{x:.1f}" y="{at:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{color}" '
-                     f'font-weight="{weight}">{html.escape(what)}</text>')  # fmt: skip
+    def text(*words, **options):
+        lines.append(text_element(*words, **options))
 
     env = results["environment"]
     text(10, y, "cuda-remote: cost of calls, ratio to native in the same run", 15, weight="bold")
@@ -74,18 +95,8 @@ def draw(results):
                                  f'stroke="{COLORS[bar["way"]]}" stroke-width="2"/>')  # fmt: skip
     height = y + 40
     text(10, height - 12, "A red rim: the bar is missed.", 11, color="#555")
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif">'
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{height}" fill="white"/>', *lines, "</svg>\n"])
-
-
-def main():
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    with open(sys.argv[1]) as f:
-        results = json.load(f)
-    with open(sys.argv[2], "w") as f:
-        f.write(draw(results))
+    return picture(WIDTH, height, lines)
 
 
 if __name__ == "__main__":
-    main()
+    convert(draw, __doc__)
