@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "checkpoint/job/forwarded_signals.h"
 #include "checkpoint/job/hostd_places.h"
 #include "host/wire.h"
 
@@ -23,9 +24,6 @@ extern char** environ;
 
 namespace cuda_remote::host {
 namespace {
-
-constexpr int kForwarded[] = {SIGHUP,  SIGINT,   SIGQUIT, SIGTERM,   SIGUSR1, SIGUSR2, SIGALRM,
-                              SIGCONT, SIGWINCH, SIGURG,  SIGVTALRM, SIGPROF, SIGTSTP};
 
 // Descriptors that are closed here are closed there, too: a socket's end cannot be sent closed, so /dev/null takes their
 // place.
@@ -47,7 +45,7 @@ pid_t CopyThrough(int fd, int* ours) {
   *ours = fd == 0 ? ends[0] : ends[1];
   const pid_t child = fork();
   if (child == 0) {
-    for (const int number : kForwarded) signal(number, SIG_IGN);
+    for (const int number : checkpoint::kForwardedSignals) signal(number, SIG_IGN);
     const int in = fcntl(from, F_DUPFD, 3), out = fcntl(to, F_DUPFD, 3);
     dup2(in, 0);
     dup2(out, 1);
@@ -143,7 +141,7 @@ int Hostd::Run(const char* name, Request request, int failed, std::string* elsew
   };
   sigset_t set, before;
   sigemptyset(&set);
-  for (const int signal : kForwarded) sigaddset(&set, signal);
+  for (const int signal : checkpoint::kForwardedSignals) sigaddset(&set, signal);
   sigprocmask(SIG_BLOCK, &set, &before);
   const int signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   if (folder < 0 || !Send(socket_, request, {streams[0], streams[1], streams[2], folder})) {

@@ -30,6 +30,7 @@
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/caller.pb.h"
+#include "checkpoint/job/forwarded_signals.h"
 #include "checkpoint/job/hostd_places.h"
 #include "checkpoint/job/job.h"
 #include "host/exchange.h"
@@ -51,9 +52,6 @@ constexpr char kImage[] = "/image";
 // What root's tools get of cr-hostd's own environment, and what of it they must not get.
 constexpr const char* kNotForTools[] = {"CUDA_REMOTE_SERVER", "CUDA_REMOTE_JOB_DIR", "CUDA_REMOTE_JOB",
                                         "CUDA_REMOTE_GPU", "XDG_RUNTIME_DIR"};
-// Signals that a user may send to a tool through cr-hostd.
-constexpr int kForwarded[] = {SIGHUP,  SIGINT,   SIGQUIT, SIGTERM,   SIGUSR1, SIGUSR2, SIGALRM,
-                              SIGCONT, SIGWINCH, SIGURG,  SIGVTALRM, SIGPROF, SIGTSTP};
 
 // What root's tools accept of a user. Everything else, such as --user, --job-dir and --trust-owner, is root's to say.
 struct Tool {
@@ -412,7 +410,8 @@ void Worker::PassOn() {
     kill(child_, tool_->runs_job ? SIGKILL : SIGTERM);
     return;
   }
-  const bool known = std::find(std::begin(kForwarded), std::end(kForwarded), control.signal()) != std::end(kForwarded);
+  const auto& all = checkpoint::kForwardedSignals;
+  const bool known = std::find(std::begin(all), std::end(all), control.signal()) != std::end(all);
   if (!known) return;
   if (control.signal() == SIGCONT) kill(-child_, SIGCONT);
   sigval value = {};

@@ -25,6 +25,7 @@
 #include <sstream>
 
 #include "checkpoint/job/caller.h"
+#include "checkpoint/job/forwarded_signals.h"
 #include "checkpoint/job/io_uring.h"
 
 extern char** environ;
@@ -32,8 +33,6 @@ extern char** environ;
 namespace cuda_remote::checkpoint {
 namespace {
 
-constexpr int kForwarded[] = {SIGHUP,  SIGINT,   SIGQUIT, SIGTERM,   SIGUSR1, SIGUSR2, SIGALRM,
-                              SIGCONT, SIGWINCH, SIGURG,  SIGVTALRM, SIGPROF, SIGTSTP};
 
 sigset_t g_before;
 bool g_blocked = false;
@@ -59,7 +58,7 @@ sigset_t WaitedSignals() {
   sigset_t set;
   sigemptyset(&set);
   sigaddset(&set, SIGCHLD);
-  for (int signal : kForwarded) sigaddset(&set, signal);
+  for (int signal : kForwardedSignals) sigaddset(&set, signal);
   return set;
 }
 

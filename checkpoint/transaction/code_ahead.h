@@ -2,7 +2,7 @@
 // A move makes the code of a job - contexts, modules, functions - in its new sessions while the job still runs. It
 // stops the job once, for the logs, and again for the move itself (LiveJob, JobTransaction).
 //
-// Functions return false and one sentence in *error. Make may be called by several threads, for different processes.
+// Functions that fail return false and one sentence in *error. For one thread.
 #ifndef CUDA_REMOTE_CHECKPOINT_TRANSACTION_CODE_AHEAD_H_
 #define CUDA_REMOTE_CHECKPOINT_TRANSACTION_CODE_AHEAD_H_
 

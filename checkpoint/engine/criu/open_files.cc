@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/engine/criu/open_files.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "checkpoint/engine/criu/criu_image.h"
+#include "checkpoint/engine/criu/descriptors.h"
 #include "checkpoint/job/job.h"
 
 namespace cuda_remote::checkpoint {
@@ -54,7 +54,7 @@ bool ParseEntry(protozero::pbf_reader facts, const ProcessFacts& process_facts, 
 }
 
 // Whether the descriptor behind this entry of /proc/PID/fd may write.
-bool Writes(const std::string& process, const char* number) {
+bool Writes(const std::string& process, const std::string& number) {
   std::ifstream facts(process + "/fdinfo/" + number);
   for (std::string line; std::getline(facts, line);) {
     if (line.compare(0, 6, "flags:") == 0) return (strtoul(line.c_str() + 6, nullptr, 8) & O_ACCMODE) != O_RDONLY;
@@ -94,29 +94,17 @@ bool CompareFiles(const std::vector<SavedFile>& files, std::vector<SavedFile>* l
 std::string OtherWriter(const std::string& path) {
   struct stat wanted;
   if (stat(path.c_str(), &wanted) != 0 || !S_ISREG(wanted.st_mode)) return {};
-  std::string found;
   const uint64_t own = PidNamespace(getpid());
-  DIR* const processes = opendir("/proc");
-  while (const dirent* const one = processes && found.empty() ? readdir(processes) : nullptr) {
-    const int pid = atoi(one->d_name);
-    // Jobs that can be saved have a PID namespace of their own. The shell that has started this tool has not.
-    const uint64_t space = pid > 0 ? PidNamespace(pid) : 0;
-    if (space == 0 || space == own) continue;
-    const std::string process = "/proc/" + std::to_string(pid);
-    DIR* const list = opendir((process + "/fd").c_str());
-    while (const dirent* const entry = list && found.empty() ? readdir(list) : nullptr) {
-      struct stat facts;
-      if (entry->d_name[0] != '.' && stat((process + "/fd/" + entry->d_name).c_str(), &facts) == 0 &&
-          facts.st_dev == wanted.st_dev && facts.st_ino == wanted.st_ino && Writes(process, entry->d_name)) {
-        std::ifstream name(process + "/comm");
-        std::getline(name, found);
-        found += " (PID " + std::to_string(pid) + ")";
-      }
-    }
-    if (list) closedir(list);
-  }
-  if (processes) closedir(processes);
-  return found;
+  // Jobs that can be saved have a PID namespace of their own. The shell that has started this tool has not.
+  const auto is_elsewhere = [own](int pid) {
+    const uint64_t space = PidNamespace(pid);
+    return space != 0 && space != own;
+  };
+  return FindUserOfFile(is_elsewhere, [&](const std::string& process, const std::string& number) {
+    struct stat facts;
+    return stat((process + "/fd/" + number).c_str(), &facts) == 0 && facts.st_dev == wanted.st_dev &&
+           facts.st_ino == wanted.st_ino && Writes(process, number);
+  });
 }
 
 bool CutBack(const std::vector<SavedFile>& longer, std::string* error) {

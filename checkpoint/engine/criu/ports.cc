@@ -2,7 +2,6 @@
 #include "checkpoint/engine/criu/ports.h"
 
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <linux/inet_diag.h>
 #include <linux/netlink.h>
 #include <linux/sock_diag.h>
@@ -12,10 +11,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
+#include <map>
 #include <vector>
 
 #include "checkpoint/engine/criu/criu_image.h"
+#include "checkpoint/engine/criu/descriptors.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -115,27 +115,13 @@ bool IsOver(const inet_diag_msg& socket) {
   return near == far || (IsMapped(near) && IsMapped(far) && near[12] == 127 && far[12] == 127);
 }
 
-// "PROGRAM (PID n)" of a process that has the socket; empty if none is found.
 std::string HolderOf(uint32_t inode) {
   const std::string wanted = "socket:[" + std::to_string(inode) + "]";
-  std::string found;
-  DIR* const processes = opendir("/proc");
-  while (const dirent* const one = processes && found.empty() ? readdir(processes) : nullptr) {
-    if (one->d_name[0] < '1' || one->d_name[0] > '9') continue;
-    const std::string process = std::string("/proc/") + one->d_name;
-    DIR* const list = opendir((process + "/fd").c_str());
-    while (const dirent* const entry = list && found.empty() ? readdir(list) : nullptr) {
-      char target[64];
-      const ssize_t length = readlink((process + "/fd/" + entry->d_name).c_str(), target, sizeof target);
-      if (length <= 0 || std::string_view(target, size_t(length)) != wanted) continue;
-      std::ifstream name(process + "/comm");
-      std::getline(name, found);
-      found += std::string(" (PID ") + one->d_name + ")";
-    }
-    if (list) closedir(list);
-  }
-  if (processes) closedir(processes);
-  return found;
+  return FindUserOfFile([](int) { return true; }, [&](const std::string& process, const std::string& number) {
+    char target[64];
+    const ssize_t length = readlink((process + "/fd/" + number).c_str(), target, sizeof target);
+    return length > 0 && std::string_view(target, size_t(length)) == wanted;
+  });
 }
 
 }  // namespace
@@ -192,6 +178,7 @@ bool FreePorts(const std::set<TcpEnd>& ends, const std::function<bool(const Held
     return true;
   };
   std::vector<inet_diag_msg> holding;
+  std::map<uint32_t, std::string> holders;  // by inode: all processes are looked at once for each
   while (find(&holding)) {
     bool forgot = false;
     for (const inet_diag_msg& socket : holding) {
@@ -202,8 +189,13 @@ bool FreePorts(const std::set<TcpEnd>& ends, const std::function<bool(const Held
     if (forgot && !find(&holding)) return false;
     if (holding.empty()) return true;
     const inet_diag_msg& one = holding.front();
-    const bool ended = HasEnded(one);
-    if (!waiting({ntohs(one.id.idiag_sport), ended, ended ? std::string() : HolderOf(one.idiag_inode)})) return false;
+    HeldPort held = {ntohs(one.id.idiag_sport), HasEnded(one), ""};
+    if (!held.ended) {
+      const auto [holder, is_new] = holders.try_emplace(one.idiag_inode);
+      if (is_new) holder->second = HolderOf(one.idiag_inode);
+      held.holder = holder->second;
+    }
+    if (!waiting(held)) return false;
     usleep(kPollUs);
   }
   return false;

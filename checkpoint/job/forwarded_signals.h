@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// The signals that a tool in the foreground passes on to its job, and that an ordinary user's tool passes on through
+// cr-hostd.
+#ifndef CUDA_REMOTE_CHECKPOINT_JOB_FORWARDED_SIGNALS_H_
+#define CUDA_REMOTE_CHECKPOINT_JOB_FORWARDED_SIGNALS_H_
+
+#include <signal.h>
+
+namespace cuda_remote::checkpoint {
+
+inline constexpr int kForwardedSignals[] = {SIGHUP,  SIGINT,   SIGQUIT, SIGTERM,   SIGUSR1, SIGUSR2, SIGALRM,
+                                            SIGCONT, SIGWINCH, SIGURG,  SIGVTALRM, SIGPROF, SIGTSTP};
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_JOB_FORWARDED_SIGNALS_H_
