@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <set>
 
-#include "proto/api/replay_policy.gen.h"
+#include "proto/api/call_names.gen.h"
 #include "replay/modimg/modimg.h"
 
 namespace cuda_remote::checkpoint {

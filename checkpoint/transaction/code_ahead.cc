@@ -11,7 +11,7 @@ namespace cuda_remote::checkpoint {
 
 bool CodeAhead::Look(const agent::LockOptions& lock, std::string* error) {
   AtStep("look at the logs");
-  JobTransaction look(job_, &before_, /*engine=*/nullptr);
+  JobTransaction look(job_, &before_, /*engine=*/nullptr, /*guard=*/nullptr);
   if (!look.Begin(lock, error)) return false;
   const auto& processes = before_.processes();
   usable_ = std::none_of(processes.begin(), processes.end(),

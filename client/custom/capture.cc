@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "client/custom/call_names.h"
 #include "client/custom/graph_names.h"
 #include "client/custom/staged_node.h"
 #include "client/entry/custom.gen.h"
@@ -29,9 +28,8 @@ constexpr size_t kMaxNewNodes = 6;
 CUresult CaptureInfo(CUstream hStream, bool per_thread, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
                      const CUgraphNode** dependencies, const CUgraphEdgeData** edges, size_t* count,
                      bool again = false) {
-  static constexpr CallInfo kInfo{kCall_cuStreamGetCaptureInfo_v3, "cuStreamGetCaptureInfo", false, ContextOf::kObject};
   if (!status) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuStreamGetCaptureInfo_v3);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuStreamGetCaptureInfo_v3_Request request;
   if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.stream); result != CUDA_SUCCESS) {
@@ -121,8 +119,7 @@ bool GoesOn(CUresult result) {
 }  // namespace
 
 CUresult Custom_cuStreamBeginCapture(CUstream hStream, bool per_thread) {
-  static constexpr CallInfo kInfo{kCall_cuStreamBeginCapture_v2, "cuStreamBeginCapture", false, ContextOf::kObject};
-  Call call(kInfo);
+  Call call(info::k_cuStreamBeginCapture);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuStreamBeginCapture_v2_Request request;
   if (const CUresult result = call.StreamToWire(hStream, per_thread, &request.hStream); result != CUDA_SUCCESS) {
@@ -135,10 +132,9 @@ CUresult Custom_cuStreamBeginCapture(CUstream hStream, bool per_thread) {
 }
 
 CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_thread) {
-  static constexpr CallInfo kInfo{kCall_cuStreamEndCapture, "cuStreamEndCapture", false, ContextOf::kObject};
   CUgraph unasked;
   if (!phGraph) phGraph = &unasked;
-  Call call(kInfo);
+  Call call(info::k_cuStreamEndCapture);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   wire::cuStreamEndCapture_Request request;

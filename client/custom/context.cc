@@ -60,9 +60,8 @@ void Forget(Call& call, uint64_t handle) {
 }  // namespace
 
 CUresult CreateContext(CUcontext* pctx, unsigned flags, CUdevice dev) {
-  static constexpr CallInfo kInfo{kCall_cuCtxCreate_v4, "cuCtxCreate", false, ContextOf::kNone};
   if (!pctx) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuCtxCreate_v4);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (const CUresult result = CheckDevice(&call.session(), dev); result != CUDA_SUCCESS) return result;
   const uint64_t handle = call.NewHandle(Kind::kContext, kNoParent);
@@ -98,8 +97,7 @@ CUresult Custom_cuCtxCreate_v4(CUcontext* pctx, CUctxCreateParams* ctxCreatePara
 }
 
 CUresult Custom_cuCtxDestroy_v2(CUcontext ctx) {
-  static constexpr CallInfo kInfo{kCall_cuCtxDestroy_v2, "cuCtxDestroy", false, ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuCtxDestroy_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   const uint64_t handle = AsHandle(ctx);
   if (!handle) return CUDA_ERROR_INVALID_VALUE;
@@ -122,9 +120,8 @@ CUresult Custom_cuCtxDestroy_v2(CUcontext ctx) {
 }
 
 CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
-  static constexpr CallInfo kInfo{kCall_cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", false, ContextOf::kNone};
   if (!pctx) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuDevicePrimaryCtxRetain);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   if (const CUresult result = CheckDevice(&session, dev); result != CUDA_SUCCESS) return result;
@@ -160,9 +157,7 @@ CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
 }
 
 CUresult Custom_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
-  static constexpr CallInfo kInfo{kCall_cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease", false,
-                                  ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuDevicePrimaryCtxRelease_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   if (const CUresult result = CheckDevice(&session, dev); result != CUDA_SUCCESS) return result;
@@ -192,8 +187,7 @@ CUresult Custom_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
 // A reset destroys the primary context, and leaves the count of its retains. Calls in it fail until it is retained once
 // more: then it is there again, empty, under the same handle. (So the driver does, 580.)
 CUresult Custom_cuDevicePrimaryCtxReset_v2(CUdevice dev) {
-  static constexpr CallInfo kInfo{kCall_cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", false, ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuDevicePrimaryCtxReset_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   if (const CUresult result = CheckDevice(&session, dev); result != CUDA_SUCCESS) return result;
@@ -214,9 +208,7 @@ CUresult Custom_cuDevicePrimaryCtxReset_v2(CUdevice dev) {
 }
 
 CUresult Custom_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) {
-  static constexpr CallInfo kInfo{kCall_cuDevicePrimaryCtxSetFlags_v2, "cuDevicePrimaryCtxSetFlags", false,
-                                  ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuDevicePrimaryCtxSetFlags_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   if (const CUresult result = CheckDevice(&session, dev); result != CUDA_SUCCESS) return result;
@@ -359,8 +351,7 @@ CUresult Custom_cuCtxGetId(CUcontext ctx, unsigned long long* ctxId) {
 }
 
 CUresult Custom_cuCtxSetFlags(unsigned int flags) {
-  static constexpr CallInfo kInfo{kCall_cuCtxSetFlags, "cuCtxSetFlags", false, ContextOf::kThread};
-  Call call(kInfo);
+  Call call(info::k_cuCtxSetFlags);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuCtxSetFlags_Request request;
   request.flags = flags;

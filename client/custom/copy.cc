@@ -38,11 +38,11 @@ constexpr size_t kLeastPiece = 128 << 10;
 constexpr size_t kMostAwaitedPiece = 256 << 10;
 constexpr size_t kPage = 4096;
 
-constexpr CallInfo kToDevice{kCall_cuMemcpyHtoDAsync_v2, "cuMemcpyHtoD", true, ContextOf::kObject};
-constexpr CallInfo kToHost{kCall_cuMemcpyDtoHAsync_v2, "cuMemcpyDtoH", false, ContextOf::kObject};
-constexpr CallInfo kOnDevice{kCall_cuMemcpyAsync, "cuMemcpyDtoD", true, ContextOf::kObject};
-constexpr CallInfo kUnified{kCall_cuMemcpyAsync, "cuMemcpy", true, ContextOf::kObject};
-constexpr CallInfo kPeer{kCall_cuMemcpyPeerAsync, "cuMemcpyPeer", true, ContextOf::kObject};
+constexpr CallInfo kToDevice = Under(info::k_cuMemcpyHtoDAsync_v2, "cuMemcpyHtoD");
+constexpr CallInfo kToHost = Under(info::k_cuMemcpyDtoHAsync_v2, "cuMemcpyDtoH");
+constexpr CallInfo kOnDevice = Under(info::k_cuMemcpyAsync, "cuMemcpyDtoD");
+constexpr CallInfo kUnified = Under(info::k_cuMemcpyAsync, "cuMemcpy");
+constexpr CallInfo kPeer = Under(info::k_cuMemcpyPeerAsync, "cuMemcpyPeer");
 
 bool IsKnownDeviceRange(Session& session, CUdeviceptr address, size_t bytes) {
   std::shared_lock<std::shared_mutex> lock(session.mutex());

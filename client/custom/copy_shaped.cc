@@ -26,8 +26,8 @@
 namespace cuda_remote::client {
 namespace {
 
-constexpr CallInfo kCopy2D{kCall_cuMemcpy2DAsync_v2, "cuMemcpy2D", true, ContextOf::kObject};
-constexpr CallInfo kCopy3D{kCall_cuMemcpy3DAsync_v2, "cuMemcpy3D", true, ContextOf::kObject};
+constexpr CallInfo kCopy2D = Under(info::k_cuMemcpy2DAsync_v2, "cuMemcpy2D");
+constexpr CallInfo kCopy3D = Under(info::k_cuMemcpy3DAsync_v2, "cuMemcpy3D");
 
 // Longer rows go in pieces.
 constexpr size_t kLongestRow = size_t(64) << 20;

@@ -61,7 +61,7 @@ CUresult AskTable(Call* call, const driverabi::TableId& table, uint32_t word, co
 }
 
 CUresult StreamValue(CUcontext, CUstream stream, uint64_t* value) {
-  static constexpr CallInfo kInfo{kOpExportTable, "cuGetExportTable", false, ContextOf::kThread};
+  static constexpr CallInfo kInfo = Under(info::k_OpExportTable, "cuGetExportTable");
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   uint64_t wire_stream;
@@ -76,7 +76,7 @@ CUresult StreamValue(CUcontext, CUstream stream, uint64_t* value) {
 }
 
 CUresult PairLayout(std::vector<uint8_t>* clusters, std::vector<uint8_t>* numbers) {
-  static constexpr CallInfo kInfo{kOpExportTable, "cuGetExportTable", false, ContextOf::kThread};
+  static constexpr CallInfo kInfo = Under(info::k_OpExportTable, "cuGetExportTable");
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::OpExportTable_Reply reply;

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "client/custom/call_names.h"
 #include "client/custom/function_info.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
@@ -180,9 +179,8 @@ bool IsSetAlready(Session& session, uint64_t kernel, int attribute, uint64_t key
 }  // namespace
 
 CUresult Custom_cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char* name) {
-  static constexpr CallInfo kInfo{kCall_cuModuleGetFunction, "cuModuleGetFunction", false, ContextOf::kObject};
   if (!hfunc || !name) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuModuleGetFunction);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuModuleGetFunction_Request request;
   request.hmod = reinterpret_cast<uint64_t>(hmod);
@@ -195,9 +193,8 @@ CUresult Custom_cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char
 }
 
 CUresult Custom_cuLibraryGetKernel(CUkernel* pKernel, CUlibrary library, const char* name) {
-  static constexpr CallInfo kInfo{kCall_cuLibraryGetKernel, "cuLibraryGetKernel", false, ContextOf::kNone};
   if (!pKernel || !name) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuLibraryGetKernel);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuLibraryGetKernel_Request request;
   request.library = reinterpret_cast<uint64_t>(library);
@@ -210,9 +207,8 @@ CUresult Custom_cuLibraryGetKernel(CUkernel* pKernel, CUlibrary library, const c
 }
 
 CUresult Custom_cuLibraryGetModule(CUmodule* pMod, CUlibrary library) {
-  static constexpr CallInfo kInfo{kCall_cuLibraryGetModule, "cuLibraryGetModule", false, ContextOf::kThread};
   if (!pMod) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuLibraryGetModule);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuLibraryGetModule_Request request;
   request.library = reinterpret_cast<uint64_t>(library);
@@ -226,9 +222,8 @@ CUresult Custom_cuLibraryGetModule(CUmodule* pMod, CUlibrary library) {
 }
 
 CUresult Custom_cuKernelGetFunction(CUfunction* pFunc, CUkernel kernel) {
-  static constexpr CallInfo kInfo{kCall_cuKernelGetFunction, "cuKernelGetFunction", false, ContextOf::kThread};
   if (!pFunc) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuKernelGetFunction);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuKernelGetFunction_Request request;
   request.kernel = reinterpret_cast<uint64_t>(kernel);
@@ -241,20 +236,17 @@ CUresult Custom_cuKernelGetFunction(CUfunction* pFunc, CUkernel kernel) {
 }
 
 CUresult Custom_cuFuncGetAttribute(int* pi, CUfunction_attribute attrib, CUfunction hfunc) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuFuncGetAttribute", false, ContextOf::kObject};
-  return GetAttribute(kInfo, reinterpret_cast<uint64_t>(hfunc), 0, attrib, pi);
+  return GetAttribute(info::k_cuFuncGetAttribute, reinterpret_cast<uint64_t>(hfunc), 0, attrib, pi);
 }
 
 CUresult Custom_cuKernelGetAttribute(int* pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuKernelGetAttribute", false, ContextOf::kNone};
   Session* const session = Session::Get();
   if (session && (dev < 0 || size_t(dev) >= session->devices().size())) return CUDA_ERROR_INVALID_DEVICE;
-  return GetAttribute(kInfo, reinterpret_cast<uint64_t>(kernel), dev, attrib, pi);
+  return GetAttribute(info::k_cuKernelGetAttribute, reinterpret_cast<uint64_t>(kernel), dev, attrib, pi);
 }
 
 CUresult Custom_cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, int value) {
-  static constexpr CallInfo kInfo{kCall_cuFuncSetAttribute, "cuFuncSetAttribute", false, ContextOf::kObject};
-  Call call(kInfo);
+  Call call(info::k_cuFuncSetAttribute);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuFuncSetAttribute_Request request;
   request.hfunc = reinterpret_cast<uint64_t>(hfunc);
@@ -276,8 +268,7 @@ CUresult Custom_cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib
 }
 
 CUresult Custom_cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel kernel, CUdevice dev) {
-  static constexpr CallInfo kInfo{kCall_cuKernelSetAttribute, "cuKernelSetAttribute", false, ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuKernelSetAttribute);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuKernelSetAttribute_Request request;
   request.attrib = attrib;
@@ -301,19 +292,16 @@ CUresult Custom_cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUker
 }
 
 CUresult Custom_cuFuncGetName(const char** name, CUfunction hfunc) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuFuncGetName", false, ContextOf::kObject};
-  return GetName(kInfo, reinterpret_cast<uint64_t>(hfunc), name);
+  return GetName(info::k_cuFuncGetName, reinterpret_cast<uint64_t>(hfunc), name);
 }
 
 CUresult Custom_cuKernelGetName(const char** name, CUkernel hfunc) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuKernelGetName", false, ContextOf::kNone};
-  return GetName(kInfo, reinterpret_cast<uint64_t>(hfunc), name);
+  return GetName(info::k_cuKernelGetName, reinterpret_cast<uint64_t>(hfunc), name);
 }
 
 CUresult Custom_cuFuncGetModule(CUmodule* hmod, CUfunction hfunc) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuFuncGetModule", false, ContextOf::kObject};
   if (!hmod || !hfunc) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuFuncGetModule);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   uint64_t owner = 0;
   {
@@ -363,12 +351,10 @@ CUresult AskNames(const CallInfo& info, Kind kind, uint64_t owner, size_t most, 
 
 // Each one is looked up by its name, so that it is the same handle, and the same record, as cuModuleGetFunction's.
 CUresult Custom_cuModuleEnumerateFunctions(CUfunction* functions, unsigned int numFunctions, CUmodule mod) {
-  static constexpr CallInfo kInfo{kCall_cuModuleEnumerateFunctions, "cuModuleEnumerateFunctions", false,
-                                  ContextOf::kObject};
   if (!functions) return CUDA_ERROR_INVALID_VALUE;
   std::vector<std::string> names;
   CUresult result = AskNames<wire::cuModuleEnumerateFunctions_Request, wire::cuModuleEnumerateFunctions_Reply>(
-      kInfo, Kind::kModule, reinterpret_cast<uint64_t>(mod), numFunctions, &names);
+      info::k_cuModuleEnumerateFunctions, Kind::kModule, reinterpret_cast<uint64_t>(mod), numFunctions, &names);
   for (size_t i = 0; result == CUDA_SUCCESS && i < names.size() && i < numFunctions; ++i) {
     result = Custom_cuModuleGetFunction(&functions[i], mod, names[i].c_str());
   }
@@ -376,12 +362,10 @@ CUresult Custom_cuModuleEnumerateFunctions(CUfunction* functions, unsigned int n
 }
 
 CUresult Custom_cuLibraryEnumerateKernels(CUkernel* kernels, unsigned int numKernels, CUlibrary lib) {
-  static constexpr CallInfo kInfo{kCall_cuLibraryEnumerateKernels, "cuLibraryEnumerateKernels", false,
-                                  ContextOf::kNone};
   if (!kernels) return CUDA_ERROR_INVALID_VALUE;
   std::vector<std::string> names;
   CUresult result = AskNames<wire::cuLibraryEnumerateKernels_Request, wire::cuLibraryEnumerateKernels_Reply>(
-      kInfo, Kind::kLibrary, reinterpret_cast<uint64_t>(lib), numKernels, &names);
+      info::k_cuLibraryEnumerateKernels, Kind::kLibrary, reinterpret_cast<uint64_t>(lib), numKernels, &names);
   for (size_t i = 0; result == CUDA_SUCCESS && i < names.size() && i < numKernels; ++i) {
     result = Custom_cuLibraryGetKernel(&kernels[i], lib, names[i].c_str());
   }
@@ -391,9 +375,8 @@ CUresult Custom_cuLibraryEnumerateKernels(CUkernel* kernels, unsigned int numKer
 // Needs a GPU that can call host functions by address. There is none: CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS is
 // 0.
 CUresult Custom_cuLibraryGetUnifiedFunction(void** fptr, CUlibrary library, const char* symbol) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuLibraryGetUnifiedFunction", false, ContextOf::kNone};
   if (!fptr || !symbol) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuLibraryGetUnifiedFunction);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   return call.Valid(Kind::kLibrary, library) ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
 }

@@ -21,7 +21,7 @@ namespace {
 // Instantiates; `error_node` and `outcome` may be null.
 CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t upload_stream, CUgraphNode* error_node,
                      CUgraphInstantiateResult* outcome) {
-  static constexpr CallInfo kInfo{kCall_cuGraphInstantiateWithParams, "cuGraphInstantiate", false, ContextOf::kThread};
+  static constexpr CallInfo kInfo = Under(info::k_cuGraphInstantiateWithParams, "cuGraphInstantiate");
   if (!exec) return CUDA_ERROR_INVALID_VALUE;
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -69,8 +69,7 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
 }
 
 CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* info) {
-  static constexpr CallInfo kInfo{kCall_cuGraphExecUpdate_v2, "cuGraphExecUpdate", false, ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuGraphExecUpdate_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuGraphExecUpdate_v2_Request request;
   request.exec = reinterpret_cast<uint64_t>(exec);
@@ -112,12 +111,10 @@ CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* in
 
 CUresult Custom_cuGraphInstantiateWithParams(CUgraphExec* phGraphExec, CUgraph hGraph,
                                              CUDA_GRAPH_INSTANTIATE_PARAMS* instantiateParams, bool per_thread) {
-  static constexpr CallInfo kInfo{kCall_cuGraphInstantiateWithParams, "cuGraphInstantiateWithParams", false,
-                                  ContextOf::kThread};
   if (!instantiateParams) return CUDA_ERROR_INVALID_VALUE;
   uint64_t stream;
   {
-    Call call(kInfo);
+    Call call(info::k_cuGraphInstantiateWithParams);
     if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
     if (const CUresult result = call.StreamToWire(instantiateParams->hUploadStream, per_thread, &stream);
         result != CUDA_SUCCESS) {
@@ -158,13 +155,12 @@ CUresult Custom_cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgrap
 }
 
 CUresult Custom_cuGraphClone(CUgraph* phGraphClone, CUgraph originalGraph) {
-  static constexpr CallInfo kInfo{kCall_cuGraphClone, "cuGraphClone", false, ContextOf::kNone};
   if (!phGraphClone) return CUDA_ERROR_INVALID_VALUE;
   wire::cuGraphClone_Request request;
   request.originalGraph = reinterpret_cast<uint64_t>(originalGraph);
   std::vector<std::pair<uint64_t, DisguisedNode>> disguised;
   {
-    Call call(kInfo);
+    Call call(info::k_cuGraphClone);
     if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
     if (!call.Valid(Kind::kGraph, request.originalGraph)) return CUDA_ERROR_INVALID_VALUE;
     Session& session = call.session();
@@ -200,9 +196,8 @@ CUresult Custom_cuGraphClone(CUgraph* phGraphClone, CUgraph originalGraph) {
 }
 
 CUresult Custom_cuGraphNodeFindInClone(CUgraphNode* phNode, CUgraphNode hOriginalNode, CUgraph hClonedGraph) {
-  static constexpr CallInfo kInfo{kCall_cuGraphNodeFindInClone, "cuGraphNodeFindInClone", false, ContextOf::kNone};
   if (!phNode) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuGraphNodeFindInClone);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuGraphNodeFindInClone_Request request;
   request.original = reinterpret_cast<uint64_t>(hOriginalNode);
@@ -223,10 +218,8 @@ CUresult Custom_cuGraphNodeFindInClone(CUgraphNode* phNode, CUgraphNode hOrigina
 
 CUresult Custom_cuGraphConditionalHandleCreate(CUgraphConditionalHandle* pHandle_out, CUgraph hGraph, CUcontext ctx,
                                                unsigned int defaultLaunchValue, unsigned int flags) {
-  static constexpr CallInfo kInfo{kCall_cuGraphConditionalHandleCreate, "cuGraphConditionalHandleCreate", false,
-                                  ContextOf::kNone};
   if (!pHandle_out) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuGraphConditionalHandleCreate);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuGraphConditionalHandleCreate_Request request;
   request.hGraph = reinterpret_cast<uint64_t>(hGraph);
@@ -254,10 +247,8 @@ CUresult Custom_cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph* phGrap
 }
 
 CUresult GraphOfNode(CUgraphNode hNode, uint32_t body, CUgraph* phGraph) {
-  static constexpr CallInfo kInfo{kCall_cuGraphChildGraphNodeGetGraph, "cuGraphChildGraphNodeGetGraph", false,
-                                  ContextOf::kNone};
   if (!phGraph) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuGraphChildGraphNodeGetGraph);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuGraphChildGraphNodeGetGraph_Request request;
   request.node = reinterpret_cast<uint64_t>(hNode);

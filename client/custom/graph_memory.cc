@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "client/custom/call_names.h"
 #include "client/custom/captured_node.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/session.h"
@@ -21,7 +20,7 @@ using Addresses = driverabi::GraphMemory::Addresses;
 // The node's stand-in on the server. It needs `memory`, if that is not 0.
 CUresult AddStandIn(const char* name, CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
                     const CUgraphEdgeData* edges, size_t count, uint64_t memory) {
-  const CallInfo info{kCall_cuGraphAddNode_v2, name, false, ContextOf::kNone};
+  const CallInfo info = Under(info::k_cuGraphAddNode_v2, name);
   if (!node || (count != 0 && !dependencies)) return CUDA_ERROR_INVALID_VALUE;
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -70,7 +69,7 @@ CUresult AddAllocation(const char* name, CUgraphNode* node, CUgraph graph, const
   const int device = params->poolProps.location.id;
   if (device < 0 || size_t(device) >= session->devices().size()) return CUDA_ERROR_INVALID_DEVICE;
   if (!session->handles().Usable(Kind::kGraph, reinterpret_cast<uint64_t>(graph))) return CUDA_ERROR_INVALID_VALUE;
-  const CallInfo info{kOpMemAlloc, name, false, ContextOf::kThread};
+  const CallInfo info = Under(info::k_OpMemAlloc, name);
   CUdeviceptr address = 0;
   if (const CUresult result = AllocateForGraph(info, params->bytesize, device, &address); result != CUDA_SUCCESS) {
     return result;
@@ -119,7 +118,7 @@ CUresult AddFree(const char* name, CUgraphNode* node, CUgraph graph, const CUgra
 }
 
 CUresult FindOfType(const char* name, CUgraphNode node, CUgraphNodeType type, DisguisedNode* found) {
-  const CallInfo info{kLocalCall, name, false, ContextOf::kNone};
+  const CallInfo info = Under(info::k_cuGraphMemAllocNodeGetParams, name);
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (!call.Valid(Kind::kGraphNode, node)) return CUDA_ERROR_INVALID_VALUE;
@@ -269,9 +268,8 @@ CUresult AddMemoryNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* depe
 }
 
 CUresult Custom_cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType* type) {
-  static constexpr CallInfo kInfo{kCall_cuGraphNodeGetType, "cuGraphNodeGetType", false, ContextOf::kNone};
   if (!type) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuGraphNodeGetType);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuGraphNodeGetType_Request request;
   request.hNode = reinterpret_cast<uint64_t>(hNode);
@@ -289,8 +287,7 @@ CUresult Custom_cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType* type) {
 }
 
 CUresult Custom_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream, bool per_thread) {
-  static constexpr CallInfo kInfo{kCall_cuGraphLaunch, "cuGraphLaunch", true, ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuGraphLaunch);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuGraphLaunch_Request request;
   request.hGraph = reinterpret_cast<uint64_t>(hGraph);
@@ -303,8 +300,7 @@ CUresult Custom_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream, bool per_thr
 }
 
 CUresult Custom_cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream, bool per_thread) {
-  static constexpr CallInfo kInfo{kCall_cuGraphUpload, "cuGraphUpload", true, ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuGraphUpload);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuGraphUpload_Request request;
   request.hGraph = reinterpret_cast<uint64_t>(hGraphExec);
@@ -321,9 +317,8 @@ CUresult Custom_cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream, bool per
 }
 
 CUresult Custom_cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void* value) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuDeviceGetGraphMemAttribute", false, ContextOf::kNone};
   if (!value || unsigned(attr) > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuDeviceGetGraphMemAttribute);
   if (const CUresult result = CheckDevice(call, device); result != CUDA_SUCCESS) return result;
   std::shared_lock<std::shared_mutex> lock(call.session().mutex());
   *static_cast<cuuint64_t*>(value) = call.session().graph_memory().Figure(device, attr);
@@ -331,11 +326,10 @@ CUresult Custom_cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribu
 }
 
 CUresult Custom_cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void* value) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuDeviceSetGraphMemAttribute", false, ContextOf::kNone};
   // Only the high-water marks can be set, and only to 0.
   const bool high = attr == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || attr == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
   if (!value || !high || *static_cast<const cuuint64_t*>(value) != 0) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuDeviceSetGraphMemAttribute);
   if (const CUresult result = CheckDevice(call, device); result != CUDA_SUCCESS) return result;
   std::unique_lock<std::shared_mutex> lock(call.session().mutex());
   call.session().graph_memory().ResetHigh(device, attr);
@@ -343,8 +337,7 @@ CUresult Custom_cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribu
 }
 
 CUresult Custom_cuDeviceGraphMemTrim(CUdevice device) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuDeviceGraphMemTrim", false, ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuDeviceGraphMemTrim);
   if (const CUresult result = CheckDevice(call, device); result != CUDA_SUCCESS) return result;
   std::unique_lock<std::shared_mutex> lock(call.session().mutex());
   call.session().graph_memory().Trim(device);

@@ -65,7 +65,7 @@ CUresult Name(Call& call, uint64_t graph, const std::vector<uint64_t>& handles, 
 }  // namespace
 
 CUresult NameNodes(Session& session, uint64_t graph_or_node) {
-  static constexpr CallInfo kInfo{kOpGraphNames, "cuGraphGetNodes", false, ContextOf::kNone};
+  static constexpr CallInfo kInfo = Under(info::k_OpGraphNames, "cuGraphGetNodes");
   Call call(kInfo);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   uint64_t graph = graph_or_node;
@@ -92,8 +92,7 @@ CUresult NameNodes(Session& session, uint64_t graph_or_node) {
 // The record of a node stays while its graph lives: nodes that were made after it name it, and something may have been
 // made from the graph while it was there. A replay takes it away when its turn has come.
 CUresult Custom_cuGraphDestroyNode(CUgraphNode hNode) {
-  static constexpr CallInfo kInfo{kCall_cuGraphDestroyNode, "cuGraphDestroyNode", false, ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuGraphDestroyNode);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuGraphDestroyNode_Request request;
   request.hNode = reinterpret_cast<uint64_t>(hNode);

@@ -310,7 +310,7 @@ CUresult SetExec(const CallInfo& info, CUgraphExec exec, CUgraphNode node, Fill 
 // Asks for a node's parameters; `take` reads them while the reply is there.
 template <typename Take>
 CUresult Get(const char* name, CUgraphNode node, CUgraphNodeType type, Take take) {
-  const CallInfo info{kOpGraphNodeParams, name, false, ContextOf::kNone};
+  const CallInfo info = Under(info::k_OpGraphNodeParams, name);
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (!call.Valid(Kind::kGraphNode, node)) return CUDA_ERROR_INVALID_VALUE;
@@ -401,11 +401,9 @@ bool IsStaged(CUgraphNode node, const CUDA_MEMCPY3D& copy) {
 }
 
 // The requests carry these ids whatever the application's call was named.
-constexpr CallInfo AddInfo(const char* name) { return {kCall_cuGraphAddNode_v2, name, false, ContextOf::kNone}; }
-constexpr CallInfo SetInfo(const char* name) { return {kCall_cuGraphNodeSetParams, name, false, ContextOf::kNone}; }
-constexpr CallInfo ExecInfo(const char* name) {
-  return {kCall_cuGraphExecNodeSetParams, name, false, ContextOf::kNone};
-}
+constexpr CallInfo AddInfo(const char* name) { return Under(info::k_cuGraphAddNode_v2, name); }
+constexpr CallInfo SetInfo(const char* name) { return Under(info::k_cuGraphNodeSetParams, name); }
+constexpr CallInfo ExecInfo(const char* name) { return Under(info::k_cuGraphExecNodeSetParams, name); }
 
 }  // namespace
 

@@ -18,9 +18,8 @@ namespace cuda_remote::client {
 // The server's driver counts the references; when there are none left, it has this process call the destructor.
 CUresult Custom_cuUserObjectCreate(CUuserObject* object_out, void* ptr, CUhostFn destroy, unsigned int initialRefcount,
                                    unsigned int flags) {
-  static constexpr CallInfo kInfo{kCall_cuUserObjectCreate, "cuUserObjectCreate", false, ContextOf::kNone};
   if (!object_out || !destroy || initialRefcount == 0) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuUserObjectCreate);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuUserObjectCreate_Request request;
   request.object = call.NewHandle(Kind::kUserObject, kNoParent);
@@ -36,9 +35,8 @@ CUresult Custom_cuUserObjectCreate(CUuserObject* object_out, void* ptr, CUhostFn
 }
 
 CUresult Custom_cuGraphDebugDotPrint(CUgraph hGraph, const char* path, unsigned int flags) {
-  static constexpr CallInfo kInfo{kCall_cuGraphDebugDotPrint, "cuGraphDebugDotPrint", false, ContextOf::kNone};
   if (!path) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuGraphDebugDotPrint);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuGraphDebugDotPrint_Request request;
   request.graph = reinterpret_cast<uint64_t>(hGraph);

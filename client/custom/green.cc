@@ -9,7 +9,6 @@
 #include <mutex>
 #include <shared_mutex>
 
-#include "client/custom/call_names.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
@@ -19,9 +18,8 @@
 namespace cuda_remote::client {
 
 CUresult Custom_cuGreenCtxCreate(CUgreenCtx* phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags) {
-  static constexpr CallInfo kInfo{kCall_cuGreenCtxCreate, "cuGreenCtxCreate", false, ContextOf::kNone};
   if (!phCtx) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuGreenCtxCreate);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   if (dev < 0 || size_t(dev) >= session.devices().size()) return CUDA_ERROR_INVALID_DEVICE;
@@ -44,8 +42,7 @@ CUresult Custom_cuGreenCtxCreate(CUgreenCtx* phCtx, CUdevResourceDesc desc, CUde
 }
 
 CUresult Custom_cuGreenCtxDestroy(CUgreenCtx hCtx) {
-  static constexpr CallInfo kInfo{kCall_cuGreenCtxDestroy, "cuGreenCtxDestroy", false, ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuGreenCtxDestroy);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   wire::cuGreenCtxDestroy_Request request;
@@ -75,9 +72,8 @@ CUresult Custom_cuGreenCtxDestroy(CUgreenCtx hCtx) {
 
 // The number is the client's own, so it stays the same over a restart.
 CUresult Custom_cuGreenCtxGetId(CUgreenCtx greenCtx, unsigned long long* greenCtxId) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuGreenCtxGetId", false, ContextOf::kNone};
   if (!greenCtxId) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuGreenCtxGetId);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   std::shared_lock<std::shared_mutex> lock(session.mutex());
@@ -93,9 +89,8 @@ CUresult Custom_cuGreenCtxGetId(CUgreenCtx greenCtx, unsigned long long* greenCt
 }
 
 CUresult Custom_cuCtxFromGreenCtx(CUcontext* pContext, CUgreenCtx hCtx) {
-  static constexpr CallInfo kInfo{kCall_cuCtxFromGreenCtx, "cuCtxFromGreenCtx", false, ContextOf::kNone};
   if (!pContext) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuCtxFromGreenCtx);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   wire::cuCtxFromGreenCtx_Request request;

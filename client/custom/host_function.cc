@@ -3,7 +3,6 @@
 
 #include <cuda.h>
 
-#include "client/custom/call_names.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
@@ -40,17 +39,15 @@ CUresult Launch(const CallInfo& info, CUstream hStream, bool per_thread, const P
 }  // namespace
 
 CUresult Custom_cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void* userData, bool per_thread) {
-  static constexpr CallInfo kInfo{kOpLaunchHostFunc, "cuLaunchHostFunc", false, ContextOf::kObject};
   if (!fn) return CUDA_ERROR_INVALID_VALUE;
   const PlainFunction plain{fn, userData};
-  return Launch(kInfo, hStream, per_thread, &plain, [fn, userData](CUresult) { fn(userData); });
+  return Launch(info::k_cuLaunchHostFunc, hStream, per_thread, &plain, [fn, userData](CUresult) { fn(userData); });
 }
 
 CUresult Custom_cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void* userData, unsigned int flags,
                                     bool per_thread) {
-  static constexpr CallInfo kInfo{kOpLaunchHostFunc, "cuStreamAddCallback", false, ContextOf::kObject};
   if (!callback || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  return Launch(kInfo, hStream, per_thread, nullptr,
+  return Launch(info::k_cuStreamAddCallback, hStream, per_thread, nullptr,
                 [callback, hStream, userData](CUresult status) { callback(hStream, status, userData); });
 }
 

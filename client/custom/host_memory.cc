@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pinned host memory. See client/session/host_arena.h for how it is shared with a server on the same machine.
+// Pinned host memory. client/session/pinned_heap.h and host_arena.h say how it is shared with a server on the same
+// machine.
 
 #include <cuda.h>
 #include <sys/mman.h>
@@ -8,7 +9,6 @@
 #include <mutex>
 #include <shared_mutex>
 
-#include "client/custom/call_names.h"
 #include "client/custom/mapped_memory.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
@@ -41,15 +41,12 @@ CUresult Allocate(const CallInfo& info, void** pp, size_t bytesize, unsigned fla
     return CUDA_SUCCESS;
   }
   Session& session = call.session();
-  void* const memory = session.host_arena().Allocate(bytesize);
-  if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
-  const uint64_t address = reinterpret_cast<uint64_t>(memory);
-  if (session.shared_memory()) {
-    if (const CUresult result = session.MapHostRange(address, bytesize, flags); result != CUDA_SUCCESS) {
-      session.host_arena().Free(memory, bytesize);
-      return result;
-    }
+  uint64_t address;
+  if (const CUresult result = session.pinned_heap().Allocate(&session, bytesize, flags, &address);
+      result != CUDA_SUCCESS) {
+    return result;
   }
+  void* const memory = reinterpret_cast<void*>(address);
   HostRange range;
   range.shared = true;
   range.flags = flags;
@@ -73,18 +70,15 @@ CUresult Allocate(const CallInfo& info, void** pp, size_t bytesize, unsigned fla
 }  // namespace
 
 CUresult Custom_cuMemHostAlloc(void** pp, size_t bytesize, unsigned int Flags) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostAlloc", false, ContextOf::kThread};
-  return Allocate(kInfo, pp, bytesize, Flags);
+  return Allocate(info::k_cuMemHostAlloc, pp, bytesize, Flags);
 }
 
 CUresult Custom_cuMemAllocHost_v2(void** pp, size_t bytesize) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemAllocHost", false, ContextOf::kThread};
-  return Allocate(kInfo, pp, bytesize, 0);
+  return Allocate(info::k_cuMemAllocHost_v2, pp, bytesize, 0);
 }
 
 CUresult Custom_cuMemFreeHost(void* p) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemFreeHost", false, ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuMemFreeHost);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (!p) return CUDA_SUCCESS;
   Session& session = call.session();
@@ -95,7 +89,7 @@ CUresult Custom_cuMemFreeHost(void* p) {
     const auto* range = session.host_ranges().At(address);
     if (!range || range->value.registered) return CUDA_ERROR_INVALID_VALUE;
   }
-  CUresult result = UnmapFromDevice(call, address);
+  const CUresult result = UnmapFromDevice(call, address);
   {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
     auto* range = session.host_ranges().At(address);
@@ -105,19 +99,16 @@ CUresult Custom_cuMemFreeHost(void* p) {
     // Graphs that copy it go from the log.
     session.DropLocked({Kind::kHostMemory, address});
   }
-  // The server unmaps first - and waits for copies in progress, as natively - so it never sees a hole in the file.
-  if (session.shared_memory()) result = session.UnmapHostRange(address);
-  session.host_arena().Free(p, bytes);
-  return result;
+  const CUresult freed = session.pinned_heap().Free(&session, address, bytes);
+  return result == CUDA_SUCCESS ? freed : result;
 }
 
 // Registering changes nothing about how the application's own pages travel: their copies go through the channel, until
 // it asks for their device pointer.
 CUresult Custom_cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flags) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostRegister", false, ContextOf::kThread};
   if (!p || bytesize == 0 || (Flags & ~kRegisterFlags)) return CUDA_ERROR_INVALID_VALUE;
   if (Flags & CU_MEMHOSTREGISTER_IOMEMORY) return Call::Unsupported("cuMemHostRegister", "I/O memory is not remoted");
-  Call call(kInfo);
+  Call call(info::k_cuMemHostRegister_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   std::unique_lock<std::shared_mutex> lock(session.mutex());
@@ -139,8 +130,7 @@ CUresult Custom_cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flag
 }
 
 CUresult Custom_cuMemHostUnregister(void* p) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostUnregister", false, ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuMemHostUnregister);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   const uint64_t address = reinterpret_cast<uint64_t>(p);
@@ -158,9 +148,8 @@ CUresult Custom_cuMemHostUnregister(void* p) {
 }
 
 CUresult Custom_cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsigned int Flags) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostGetDevicePointer", false, ContextOf::kThread};
   if (!pdptr || Flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuMemHostGetDevicePointer_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   // The same address on the server's machine, and for pinned memory everywhere, as with unified addressing natively.
   uint64_t device;
@@ -170,9 +159,8 @@ CUresult Custom_cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsign
 }
 
 CUresult Custom_cuMemHostGetFlags(unsigned int* pFlags, void* p) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemHostGetFlags", false, ContextOf::kThread};
   if (!pFlags) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuMemHostGetFlags);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   std::shared_lock<std::shared_mutex> lock(session.mutex());

@@ -179,6 +179,7 @@ void RecordOpened(Call& call, Request* request, const Reply& reply, DeviceRange:
 CUresult Close(const CallInfo& info, CUdeviceptr address, bool pools_too) {
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
+  call.set_id(kCall_cuIpcCloseMemHandle);
   bool of_pool = false;
   if (!IsImport(call.session(), address, &of_pool) || (of_pool && !pools_too)) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard<std::mutex> opening(g_opening);
@@ -212,15 +213,11 @@ bool IsPoolImport(CUdeviceptr address) {
   return range && range->value.source == DeviceRange::kPoolImported;
 }
 
-CUresult CloseImport(CUdeviceptr address) {
-  static constexpr CallInfo kInfo{kCall_cuIpcCloseMemHandle, "cuMemFree", false, ContextOf::kNone};
-  return Close(kInfo, address, true);
-}
+CUresult CloseImport(CUdeviceptr address) { return Close(info::k_cuMemFree_v2, address, true); }
 
 CUresult Custom_cuIpcGetMemHandle(CUipcMemHandle* pHandle, CUdeviceptr dptr) {
-  static constexpr CallInfo kInfo{kCall_cuIpcGetMemHandle, "cuIpcGetMemHandle", false, ContextOf::kThread};
   if (!pHandle) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuIpcGetMemHandle);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuIpcGetMemHandle_Request request;
   request.address = dptr;
@@ -233,9 +230,8 @@ CUresult Custom_cuIpcGetMemHandle(CUipcMemHandle* pHandle, CUdeviceptr dptr) {
 }
 
 CUresult Custom_cuIpcOpenMemHandle_v2(CUdeviceptr* pdptr, CUipcMemHandle handle, unsigned int Flags) {
-  static constexpr CallInfo kInfo{kCall_cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle", false, ContextOf::kThread};
   if (!pdptr) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuIpcOpenMemHandle_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuIpcOpenMemHandle_v2_Request request;
   request.key = BytesOf(handle);
@@ -250,15 +246,11 @@ CUresult Custom_cuIpcOpenMemHandle_v2(CUdeviceptr* pdptr, CUipcMemHandle handle,
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuIpcCloseMemHandle(CUdeviceptr dptr) {
-  static constexpr CallInfo kInfo{kCall_cuIpcCloseMemHandle, "cuIpcCloseMemHandle", false, ContextOf::kThread};
-  return Close(kInfo, dptr, false);
-}
+CUresult Custom_cuIpcCloseMemHandle(CUdeviceptr dptr) { return Close(info::k_cuIpcCloseMemHandle, dptr, false); }
 
 CUresult Custom_cuIpcGetEventHandle(CUipcEventHandle* pHandle, CUevent event) {
-  static constexpr CallInfo kInfo{kCall_cuIpcGetEventHandle, "cuIpcGetEventHandle", false, ContextOf::kObject};
   if (!pHandle || !event) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuIpcGetEventHandle);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuIpcGetEventHandle_Request request;
   request.event = reinterpret_cast<uint64_t>(event);
@@ -272,9 +264,8 @@ CUresult Custom_cuIpcGetEventHandle(CUipcEventHandle* pHandle, CUevent event) {
 }
 
 CUresult Custom_cuIpcOpenEventHandle(CUevent* phEvent, CUipcEventHandle handle) {
-  static constexpr CallInfo kInfo{kCall_cuIpcOpenEventHandle, "cuIpcOpenEventHandle", false, ContextOf::kThread};
   if (!phEvent) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuIpcOpenEventHandle);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuIpcOpenEventHandle_Request request;
   request.event = call.NewHandle(Kind::kEvent, 0);
@@ -290,8 +281,7 @@ CUresult Custom_cuIpcOpenEventHandle(CUevent* phEvent, CUipcEventHandle handle) 
 
 CUresult Custom_cuMemExportToShareableHandle(void* shareableHandle, CUmemGenericAllocationHandle handle,
                                              CUmemAllocationHandleType handleType, unsigned long long flags) {
-  static constexpr CallInfo kInfo{kCall_cuMemExportToShareableHandle, "cuMemExportToShareableHandle", false,
-                                  ContextOf::kNone};
+  const CallInfo& kInfo = info::k_cuMemExportToShareableHandle;
   if (!shareableHandle || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckHandleType(kInfo.name, handleType); result != CUDA_SUCCESS) return result;
   Call call(kInfo);
@@ -309,8 +299,7 @@ CUresult Custom_cuMemExportToShareableHandle(void* shareableHandle, CUmemGeneric
 
 CUresult Custom_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* osHandle,
                                                CUmemAllocationHandleType shHandleType) {
-  static constexpr CallInfo kInfo{kCall_cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", false,
-                                  ContextOf::kNone};
+  const CallInfo& kInfo = info::k_cuMemImportFromShareableHandle;
   if (!handle) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckHandleType(kInfo.name, shHandleType); result != CUDA_SUCCESS) return result;
   Call call(kInfo);
@@ -337,8 +326,7 @@ CUresult Custom_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* han
 
 CUresult Custom_cuMemPoolExportToShareableHandle(void* handle_out, CUmemoryPool pool,
                                                  CUmemAllocationHandleType handleType, unsigned long long flags) {
-  static constexpr CallInfo kInfo{kCall_cuMemPoolExportToShareableHandle, "cuMemPoolExportToShareableHandle", false,
-                                  ContextOf::kNone};
+  const CallInfo& kInfo = info::k_cuMemPoolExportToShareableHandle;
   if (!handle_out || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckHandleType(kInfo.name, handleType); result != CUDA_SUCCESS) return result;
   Call call(kInfo);
@@ -356,8 +344,7 @@ CUresult Custom_cuMemPoolExportToShareableHandle(void* handle_out, CUmemoryPool 
 
 CUresult Custom_cuMemPoolImportFromShareableHandle(CUmemoryPool* pool_out, void* handle,
                                                    CUmemAllocationHandleType handleType, unsigned long long flags) {
-  static constexpr CallInfo kInfo{kCall_cuMemPoolImportFromShareableHandle, "cuMemPoolImportFromShareableHandle", false,
-                                  ContextOf::kNone};
+  const CallInfo& kInfo = info::k_cuMemPoolImportFromShareableHandle;
   if (!pool_out || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckHandleType(kInfo.name, handleType); result != CUDA_SUCCESS) return result;
   Call call(kInfo);
@@ -376,9 +363,8 @@ CUresult Custom_cuMemPoolImportFromShareableHandle(CUmemoryPool* pool_out, void*
 }
 
 CUresult Custom_cuMemPoolExportPointer(CUmemPoolPtrExportData* shareData_out, CUdeviceptr ptr) {
-  static constexpr CallInfo kInfo{kCall_cuMemPoolExportPointer, "cuMemPoolExportPointer", false, ContextOf::kNone};
   if (!shareData_out) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuMemPoolExportPointer);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuMemPoolExportPointer_Request request;
   request.address = ptr;
@@ -391,9 +377,8 @@ CUresult Custom_cuMemPoolExportPointer(CUmemPoolPtrExportData* shareData_out, CU
 }
 
 CUresult Custom_cuMemPoolImportPointer(CUdeviceptr* ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData* shareData) {
-  static constexpr CallInfo kInfo{kCall_cuMemPoolImportPointer, "cuMemPoolImportPointer", false, ContextOf::kThread};
   if (!ptr_out || !shareData) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuMemPoolImportPointer);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuMemPoolImportPointer_Request request;
   request.pool = reinterpret_cast<uint64_t>(pool);

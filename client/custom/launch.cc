@@ -119,8 +119,7 @@ CUresult Custom_cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int
                                unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
                                unsigned int sharedMemBytes, CUstream hStream, void** kernelParams, void** extra,
                                bool per_thread) {
-  static constexpr CallInfo kInfo{kCall_cuLaunchKernel, "cuLaunchKernel", true, ContextOf::kObject};
-  Call call(kInfo);
+  Call call(info::k_cuLaunchKernel);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   // First the stream: a kernel is launched in its context.
   wire::cuLaunchKernel_Request request;
@@ -174,9 +173,8 @@ CUresult Custom_cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, u
 // translates them.
 CUresult Custom_cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, void** kernelParams, void** extra,
                                  bool per_thread) {
-  static constexpr CallInfo kInfo{kCall_cuLaunchKernel, "cuLaunchKernelEx", true, ContextOf::kObject};
   if (!config || (config->numAttrs && !config->attrs)) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuLaunchKernelEx);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuLaunchKernel_Request request;
   if (const CUresult result = call.StreamToWire(config->hStream, per_thread, &request.stream); result != CUDA_SUCCESS) {

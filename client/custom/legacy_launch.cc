@@ -10,7 +10,6 @@
 #include <string>
 #include <unordered_map>
 
-#include "client/custom/call_names.h"
 #include "client/custom/function_info.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
@@ -39,7 +38,7 @@ std::unordered_map<uint64_t, LegacyState>& States() {
 // Lets `change` change what the function carries.
 template <typename Change>
 CUresult Update(const char* name, CUfunction function, Change change) {
-  const CallInfo info{kLocalCall, name, false, ContextOf::kObject};
+  const CallInfo info = Under(info::k_cuFuncSetBlockShape, name);
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   const auto handle = reinterpret_cast<uint64_t>(function);
@@ -119,9 +118,8 @@ CUresult Custom_cuParamSetv(CUfunction hfunc, int offset, void* ptr, unsigned in
 // A texture reference of the function's own module is there for every launch, so there is nothing to add to the
 // parameters.
 CUresult Custom_cuParamSetTexRef(CUfunction hfunc, int texunit, CUtexref hTexRef) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuParamSetTexRef", false, ContextOf::kObject};
   if (texunit != CU_PARAM_TR_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuParamSetTexRef);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   return call.Valid(Kind::kFunction, hfunc) && call.Valid(Kind::kTextureReference, hTexRef) ? CUDA_SUCCESS
                                                                                             : CUDA_ERROR_INVALID_HANDLE;

@@ -94,9 +94,8 @@ CUresult AddData(const CallInfo& info, CUlinkState state, CUjitInputType type, c
 
 CUresult Custom_cuLinkCreate_v2(unsigned int numOptions, CUjit_option* options, void** optionValues,
                                 CUlinkState* stateOut) {
-  static constexpr CallInfo kInfo{kCall_cuLinkCreate_v2, "cuLinkCreate", false, ContextOf::kThread};
   if (!stateOut) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuLinkCreate_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuLinkCreate_v2_Request request;
   if (const CUresult result =
@@ -123,26 +122,23 @@ CUresult Custom_cuLinkCreate_v2(unsigned int numOptions, CUjit_option* options, 
 
 CUresult Custom_cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void* data, size_t size, const char* name,
                                  unsigned int numOptions, CUjit_option* options, void** optionValues) {
-  static constexpr CallInfo kInfo{kCall_cuLinkAddData_v2, "cuLinkAddData", false, ContextOf::kThread};
-  return AddData(kInfo, state, type, data, size, name, numOptions, options, optionValues);
+  return AddData(info::k_cuLinkAddData_v2, state, type, data, size, name, numOptions, options, optionValues);
 }
 
 // The file is the application's: it is read here.
 CUresult Custom_cuLinkAddFile_v2(CUlinkState state, CUjitInputType type, const char* path, unsigned int numOptions,
                                  CUjit_option* options, void** optionValues) {
-  static constexpr CallInfo kInfo{kCall_cuLinkAddData_v2, "cuLinkAddFile", false, ContextOf::kThread};
   if (!path) return CUDA_ERROR_INVALID_VALUE;
   std::string bytes;
   if (const CUresult result = ReadImageFile(path, &bytes); result != CUDA_SUCCESS) return result;
   // The ending zero belongs to text only.
   const size_t size = type == CU_JIT_INPUT_PTX ? bytes.size() : bytes.size() - 1;
-  return AddData(kInfo, state, type, bytes.data(), size, path, numOptions, options, optionValues);
+  return AddData(info::k_cuLinkAddFile_v2, state, type, bytes.data(), size, path, numOptions, options, optionValues);
 }
 
 CUresult Custom_cuLinkComplete(CUlinkState state, void** cubinOut, size_t* sizeOut) {
-  static constexpr CallInfo kInfo{kCall_cuLinkComplete, "cuLinkComplete", false, ContextOf::kThread};
   if (!cubinOut) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuLinkComplete);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuLinkComplete_Request request;
   request.state = reinterpret_cast<uint64_t>(state);
@@ -179,8 +175,7 @@ CUresult Custom_cuLinkComplete(CUlinkState state, void** cubinOut, size_t* sizeO
 }
 
 CUresult Custom_cuLinkDestroy(CUlinkState state) {
-  static constexpr CallInfo kInfo{kCall_cuLinkDestroy, "cuLinkDestroy", false, ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuLinkDestroy);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuLinkDestroy_Request request;
   request.state = reinterpret_cast<uint64_t>(state);

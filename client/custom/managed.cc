@@ -14,7 +14,6 @@
 #include <shared_mutex>
 #include <vector>
 
-#include "client/custom/call_names.h"
 #include "client/entry/custom.gen.h"
 
 namespace cuda_remote::client {
@@ -50,8 +49,7 @@ CUmemLocation PlaceOf(CUdevice device) {
 }
 
 CUresult Advise(CUdeviceptr address, size_t bytes, CUmem_advise advice, const CUmemLocation& place) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemAdvise", false, ContextOf::kThread};
-  Call call(kInfo);
+  Call call(info::k_cuMemAdvise_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (advice < CU_MEM_ADVISE_SET_READ_MOSTLY || advice > CU_MEM_ADVISE_UNSET_ACCESSED_BY || bytes == 0) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -92,7 +90,7 @@ CUresult Advise(CUdeviceptr address, size_t bytes, CUmem_advise advice, const CU
 CUresult Prefetch(const char* name, const CUdeviceptr* addresses, const size_t* sizes, size_t count,
                   const CUmemLocation* places, const size_t* first, size_t place_count, CUstream stream,
                   bool per_thread) {
-  const CallInfo info{kLocalCall, name, false, ContextOf::kObject};
+  const CallInfo info = Under(info::k_cuMemPrefetchAsync_v2, name);
   if (!addresses || !sizes || count == 0) return CUDA_ERROR_INVALID_VALUE;
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
@@ -263,11 +261,10 @@ CUresult ShareVariable(Call& call, uint64_t address, uint64_t bytes, const char*
 }
 
 CUresult Custom_cuMemAllocManaged(CUdeviceptr* dptr, size_t bytesize, unsigned int flags) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemAllocManaged", false, ContextOf::kThread};
   if (!dptr || bytesize == 0 || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  Call call(kInfo);
+  Call call(info::k_cuMemAllocManaged);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   session.set_uses_managed();
@@ -341,11 +338,10 @@ CUresult Custom_cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr* dptrs, size_t* si
 // What matters here is what the host's accesses have to wait for.
 CUresult Custom_cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags,
                                        bool per_thread) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuStreamAttachMemAsync", false, ContextOf::kObject};
   if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST && flags != CU_MEM_ATTACH_SINGLE) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  Call call(kInfo);
+  Call call(info::k_cuStreamAttachMemAsync);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   uint64_t wire_stream;
   if (const CUresult result = call.StreamToWire(hStream, per_thread, &wire_stream); result != CUDA_SUCCESS)
@@ -368,8 +364,7 @@ CUresult Custom_cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_
 
 CUresult Custom_cuMemRangeGetAttribute(void* data, size_t dataSize, CUmem_range_attribute attribute, CUdeviceptr devPtr,
                                        size_t count) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemRangeGetAttribute", false, ContextOf::kThread};
-  Call call(kInfo);
+  Call call(info::k_cuMemRangeGetAttribute);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   std::shared_lock<std::shared_mutex> lock(session.mutex());
@@ -379,9 +374,8 @@ CUresult Custom_cuMemRangeGetAttribute(void* data, size_t dataSize, CUmem_range_
 
 CUresult Custom_cuMemRangeGetAttributes(void** data, size_t* dataSizes, CUmem_range_attribute* attributes,
                                         size_t numAttributes, CUdeviceptr devPtr, size_t count) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemRangeGetAttributes", false, ContextOf::kThread};
   if (!data || !dataSizes || !attributes || numAttributes == 0) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuMemRangeGetAttributes);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   std::shared_lock<std::shared_mutex> lock(session.mutex());

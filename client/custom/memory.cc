@@ -9,7 +9,6 @@
 #include <shared_mutex>
 #include <vector>
 
-#include "client/custom/call_names.h"
 #include "client/custom/graph_memory.h"
 #include "client/custom/ipc.h"
 #include "client/custom/managed.h"
@@ -164,9 +163,8 @@ CUresult AllocateForGraph(const CallInfo& info, uint64_t bytes, int device, CUde
 }
 
 CUresult Custom_cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
-  static constexpr CallInfo kInfo{kOpMemAlloc, "cuMemAlloc", false, ContextOf::kThread};
   if (!dptr || bytesize == 0) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuMemAlloc_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::OpMemAlloc_Request request;
   request.bytes = bytesize;
@@ -176,10 +174,9 @@ CUresult Custom_cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
 
 CUresult Custom_cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t WidthInBytes, size_t Height,
                                    unsigned int ElementSizeBytes) {
-  static constexpr CallInfo kInfo{kOpMemAlloc, "cuMemAllocPitch", false, ContextOf::kThread};
   if (!dptr || !pPitch || WidthInBytes == 0 || Height == 0) return CUDA_ERROR_INVALID_VALUE;
   if (ElementSizeBytes != 4 && ElementSizeBytes != 8 && ElementSizeBytes != 16) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuMemAllocPitch_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::OpMemAlloc_Request request;
   request.pitch_width = WidthInBytes;
@@ -190,9 +187,8 @@ CUresult Custom_cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t Wid
 }
 
 CUresult Custom_cuMemFree_v2(CUdeviceptr dptr) {
-  static constexpr CallInfo kInfo{kOpMemFree, "cuMemFree", false, ContextOf::kNone};
   if (IsPoolImport(dptr)) return CloseImport(dptr);
-  Call call(kInfo);
+  Call call(info::k_cuMemFree_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (dptr == 0) return CUDA_SUCCESS;
   if (CUresult result; FreeManaged(call, dptr, &result)) return result;
@@ -213,15 +209,13 @@ CUresult Custom_cuMemFree_v2(CUdeviceptr dptr) {
 }
 
 CUresult Custom_cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream, bool per_thread) {
-  static constexpr CallInfo kInfo{kOpMemAlloc, "cuMemAllocAsync", false, ContextOf::kObject};
-  return AllocateStreamOrdered(kInfo, dptr, bytesize, nullptr, hStream, per_thread);
+  return AllocateStreamOrdered(info::k_cuMemAllocAsync, dptr, bytesize, nullptr, hStream, per_thread);
 }
 
 CUresult Custom_cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream,
                                         bool per_thread) {
-  static constexpr CallInfo kInfo{kOpMemAlloc, "cuMemAllocFromPoolAsync", false, ContextOf::kObject};
   if (!pool) return CUDA_ERROR_INVALID_VALUE;
-  return AllocateStreamOrdered(kInfo, dptr, bytesize, pool, hStream, per_thread);
+  return AllocateStreamOrdered(info::k_cuMemAllocFromPoolAsync, dptr, bytesize, pool, hStream, per_thread);
 }
 
 CUresult Custom_cuMemGetInfo_v2(size_t* free, size_t* total) {
@@ -245,13 +239,12 @@ CUresult Custom_cuMemGetInfo_v2(size_t* free, size_t* total) {
 }
 
 CUresult Custom_cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream, bool per_thread) {
-  static constexpr CallInfo kInfo{kOpMemFree, "cuMemFreeAsync", true, ContextOf::kObject};
   if (IsPoolImport(dptr)) {
     // Another session's memory: it is let go of at once, after the stream.
     const CUresult result = cuStreamSynchronize(per_thread && !hStream ? CU_STREAM_PER_THREAD : hStream);
     return result == CUDA_SUCCESS ? CloseImport(dptr) : result;
   }
-  Call call(kInfo);
+  Call call(info::k_cuMemFreeAsync);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (dptr == 0) return CUDA_SUCCESS;
   wire::OpMemFree_Request request;

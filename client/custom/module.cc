@@ -13,7 +13,6 @@
 #include <shared_mutex>
 #include <vector>
 
-#include "client/custom/call_names.h"
 #include "client/custom/image_file.h"
 #include "client/custom/jit_options.h"
 #include "client/custom/managed.h"
@@ -27,8 +26,8 @@
 namespace cuda_remote::client {
 namespace {
 
-constexpr CallInfo kLoadModule{kCall_cuModuleLoadData, "cuModuleLoadData", false, ContextOf::kThread};
-constexpr CallInfo kLoadLibrary{kCall_cuLibraryLoadData, "cuLibraryLoadData", false, ContextOf::kNone};
+constexpr const CallInfo& kLoadModule = info::k_cuModuleLoadData;
+constexpr const CallInfo& kLoadLibrary = info::k_cuLibraryLoadData;
 
 // Held from a load's request to its record, so that the log has loads of several threads in the server's order: where
 // their variables lie depends on it.
@@ -218,8 +217,7 @@ CUresult Custom_cuModuleLoad(CUmodule* module, const char* fname) {
 }
 
 CUresult Custom_cuModuleUnload(CUmodule hmod) {
-  static constexpr CallInfo kInfo{kCall_cuModuleUnload, "cuModuleUnload", false, ContextOf::kObject};
-  Call call(kInfo);
+  Call call(info::k_cuModuleUnload);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuModuleUnload_Request request;
   request.hmod = reinterpret_cast<uint64_t>(hmod);
@@ -232,10 +230,9 @@ CUresult Custom_cuModuleUnload(CUmodule hmod) {
 }
 
 CUresult Custom_cuModuleGetGlobal_v2(CUdeviceptr* dptr, size_t* bytes, CUmodule hmod, const char* name) {
-  static constexpr CallInfo kInfo{kCall_cuModuleGetGlobal_v2, "cuModuleGetGlobal", false, ContextOf::kObject};
   using Request = wire::cuModuleGetGlobal_v2_Request;
-  return GetGlobal<Request, wire::cuModuleGetGlobal_v2_Reply>(kInfo, Kind::kModule, reinterpret_cast<uint64_t>(hmod),
-                                                              name, dptr, bytes,
+  return GetGlobal<Request, wire::cuModuleGetGlobal_v2_Reply>(info::k_cuModuleGetGlobal_v2, Kind::kModule,
+                                                              reinterpret_cast<uint64_t>(hmod), name, dptr, bytes,
                                                               [](Request* request, uint64_t owner, const char* symbol) {
                                                                 request->hmod = owner;
                                                                 request->name = symbol;
@@ -261,8 +258,7 @@ CUresult Custom_cuLibraryLoadFromFile(CUlibrary* library, const char* fileName, 
 }
 
 CUresult Custom_cuLibraryUnload(CUlibrary library) {
-  static constexpr CallInfo kInfo{kCall_cuLibraryUnload, "cuLibraryUnload", false, ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuLibraryUnload);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuLibraryUnload_Request request;
   request.library = reinterpret_cast<uint64_t>(library);
@@ -275,10 +271,9 @@ CUresult Custom_cuLibraryUnload(CUlibrary library) {
 }
 
 CUresult Custom_cuLibraryGetManaged(CUdeviceptr* dptr, size_t* bytes, CUlibrary library, const char* name) {
-  static constexpr CallInfo kInfo{kCall_cuLibraryGetManaged, "cuLibraryGetManaged", false, ContextOf::kNone};
   using Request = wire::cuLibraryGetManaged_Request;
-  return GetGlobal<Request, wire::cuLibraryGetManaged_Reply>(kInfo, Kind::kLibrary, reinterpret_cast<uint64_t>(library),
-                                                             name, dptr, bytes,
+  return GetGlobal<Request, wire::cuLibraryGetManaged_Reply>(info::k_cuLibraryGetManaged, Kind::kLibrary,
+                                                             reinterpret_cast<uint64_t>(library), name, dptr, bytes,
                                                              [](Request* request, uint64_t owner, const char* symbol) {
                                                                request->library = owner;
                                                                request->name = symbol;
@@ -286,10 +281,9 @@ CUresult Custom_cuLibraryGetManaged(CUdeviceptr* dptr, size_t* bytes, CUlibrary 
 }
 
 CUresult Custom_cuLibraryGetGlobal(CUdeviceptr* dptr, size_t* bytes, CUlibrary library, const char* name) {
-  static constexpr CallInfo kInfo{kCall_cuLibraryGetGlobal, "cuLibraryGetGlobal", false, ContextOf::kThread};
   using Request = wire::cuLibraryGetGlobal_Request;
-  return GetGlobal<Request, wire::cuLibraryGetGlobal_Reply>(kInfo, Kind::kLibrary, reinterpret_cast<uint64_t>(library),
-                                                            name, dptr, bytes,
+  return GetGlobal<Request, wire::cuLibraryGetGlobal_Reply>(info::k_cuLibraryGetGlobal, Kind::kLibrary,
+                                                            reinterpret_cast<uint64_t>(library), name, dptr, bytes,
                                                             [](Request* request, uint64_t owner, const char* symbol) {
                                                               request->library = owner;
                                                               request->name = symbol;

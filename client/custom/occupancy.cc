@@ -49,10 +49,8 @@ CUresult Custom_cuOccupancyMaxPotentialBlockSizeWithFlags(int* minGridSize, int*
                                                           CUoccupancyB2DSize blockSizeToDynamicSMemSize,
                                                           size_t dynamicSMemSize, int blockSizeLimit,
                                                           unsigned int flags) {
-  static constexpr CallInfo kInfo{kCall_cuOccupancyMaxPotentialBlockSizeWithFlags, "cuOccupancyMaxPotentialBlockSize",
-                                  false, ContextOf::kThread};
   if (!minGridSize || !blockSize) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuOccupancyMaxPotentialBlockSizeWithFlags);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuOccupancyMaxPotentialBlockSizeWithFlags_Request request;
   request.func = reinterpret_cast<uint64_t>(func);
@@ -82,17 +80,13 @@ CUresult Custom_cuOccupancyMaxPotentialBlockSize(int* minGridSize, int* blockSiz
 }
 
 CUresult Custom_cuOccupancyMaxActiveClusters(int* numClusters, CUfunction func, const CUlaunchConfig* config) {
-  static constexpr CallInfo kInfo{kCall_cuOccupancyMaxActiveClusters, "cuOccupancyMaxActiveClusters", false,
-                                  ContextOf::kThread};
   return Clusters<wire::cuOccupancyMaxActiveClusters_Request, wire::cuOccupancyMaxActiveClusters_Reply>(
-      kInfo, numClusters, func, config);
+      info::k_cuOccupancyMaxActiveClusters, numClusters, func, config);
 }
 
 CUresult Custom_cuOccupancyMaxPotentialClusterSize(int* clusterSize, CUfunction func, const CUlaunchConfig* config) {
-  static constexpr CallInfo kInfo{kCall_cuOccupancyMaxPotentialClusterSize, "cuOccupancyMaxPotentialClusterSize", false,
-                                  ContextOf::kThread};
   return Clusters<wire::cuOccupancyMaxPotentialClusterSize_Request, wire::cuOccupancyMaxPotentialClusterSize_Reply>(
-      kInfo, clusterSize, func, config);
+      info::k_cuOccupancyMaxPotentialClusterSize, clusterSize, func, config);
 }
 
 }  // namespace cuda_remote::client

@@ -9,7 +9,6 @@
 #include <mutex>
 #include <shared_mutex>
 
-#include "client/custom/call_names.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
@@ -188,7 +187,7 @@ CUresult PoolOf(const CallInfo& info, uint64_t address, void* data) {
 bool IsDevicePointer(Session& session, uint64_t address) { return Look(session, address).device; }
 
 CUresult Custom_cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr ptr) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuPointerGetAttribute", false, ContextOf::kNone};
+  const CallInfo& kInfo = info::k_cuPointerGetAttribute;
   if (!data) return CUDA_ERROR_INVALID_VALUE;
   if (attribute == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE) return PoolOf(kInfo, ptr, data);
   Call call(kInfo);
@@ -200,7 +199,7 @@ CUresult Custom_cuPointerGetAttribute(void* data, CUpointer_attribute attribute,
 
 CUresult Custom_cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute* attributes, void** data,
                                        CUdeviceptr ptr) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuPointerGetAttributes", false, ContextOf::kNone};
+  const CallInfo& kInfo = info::k_cuPointerGetAttributes;
   if (numAttributes == 0 || !attributes || !data) return CUDA_ERROR_INVALID_VALUE;
   void* pool = nullptr;  // where the handle of a default pool goes
   {
@@ -225,9 +224,8 @@ CUresult Custom_cuPointerGetAttributes(unsigned int numAttributes, CUpointer_att
 }
 
 CUresult Custom_cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr ptr) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuPointerSetAttribute", false, ContextOf::kNone};
   if (!value) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuPointerSetAttribute);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   const Facts facts = Look(call.session(), ptr);
   if (!facts.device || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
@@ -236,8 +234,7 @@ CUresult Custom_cuPointerSetAttribute(const void* value, CUpointer_attribute att
 }
 
 CUresult Custom_cuMemGetAddressRange_v2(CUdeviceptr* pbase, size_t* psize, CUdeviceptr dptr) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuMemGetAddressRange", false, ContextOf::kThread};
-  Call call(kInfo);
+  Call call(info::k_cuMemGetAddressRange_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   const Facts facts = Look(call.session(), dptr);
   if (!facts.device) return CUDA_ERROR_NOT_FOUND;

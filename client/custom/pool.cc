@@ -183,23 +183,21 @@ CUresult Custom_cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep) {
 }
 
 CUresult Custom_cuDeviceGetDefaultMemPool(CUmemoryPool* pool_out, CUdevice dev) {
-  static constexpr CallInfo kInfo{kCall_cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", false,
-                                  ContextOf::kNone};
   wire::cuDeviceGetDefaultMemPool_Request request;
   request.device = dev;
-  return GetPool<wire::cuDeviceGetDefaultMemPool_Request, wire::cuDeviceGetDefaultMemPool_Reply>(kInfo, pool_out,
-                                                                                                 request, dev);
+  return GetPool<wire::cuDeviceGetDefaultMemPool_Request, wire::cuDeviceGetDefaultMemPool_Reply>(
+      info::k_cuDeviceGetDefaultMemPool, pool_out, request, dev);
 }
 
 CUresult Custom_cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice dev) {
-  static constexpr CallInfo kInfo{kCall_cuDeviceGetMemPool, "cuDeviceGetMemPool", false, ContextOf::kNone};
   wire::cuDeviceGetMemPool_Request request;
   request.device = dev;
-  return GetPool<wire::cuDeviceGetMemPool_Request, wire::cuDeviceGetMemPool_Reply>(kInfo, pool, request, dev);
+  return GetPool<wire::cuDeviceGetMemPool_Request, wire::cuDeviceGetMemPool_Reply>(info::k_cuDeviceGetMemPool, pool,
+                                                                                   request, dev);
 }
 
 CUresult Custom_cuMemGetDefaultMemPool(CUmemoryPool* pool_out, CUmemLocation* location, CUmemAllocationType type) {
-  static constexpr CallInfo kInfo{kCall_cuMemGetDefaultMemPool, "cuMemGetDefaultMemPool", false, ContextOf::kNone};
+  const CallInfo& kInfo = info::k_cuMemGetDefaultMemPool;
   if (!location) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckPlace(kInfo.name, *location, type); result != CUDA_SUCCESS) return result;
   wire::cuMemGetDefaultMemPool_Request request;
@@ -210,7 +208,7 @@ CUresult Custom_cuMemGetDefaultMemPool(CUmemoryPool* pool_out, CUmemLocation* lo
 }
 
 CUresult Custom_cuMemGetMemPool(CUmemoryPool* pool_out, CUmemLocation* location, CUmemAllocationType type) {
-  static constexpr CallInfo kInfo{kCall_cuMemGetMemPool, "cuMemGetMemPool", false, ContextOf::kNone};
+  const CallInfo& kInfo = info::k_cuMemGetMemPool;
   if (!location) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckPlace(kInfo.name, *location, type); result != CUDA_SUCCESS) return result;
   wire::cuMemGetMemPool_Request request;
@@ -220,8 +218,7 @@ CUresult Custom_cuMemGetMemPool(CUmemoryPool* pool_out, CUmemLocation* location,
 }
 
 CUresult Custom_cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
-  static constexpr CallInfo kInfo{kCall_cuDeviceSetMemPool, "cuDeviceSetMemPool", false, ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuDeviceSetMemPool);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuDeviceSetMemPool_Request request;
   request.dev = dev;
@@ -234,7 +231,7 @@ CUresult Custom_cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
 }
 
 CUresult Custom_cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) {
-  static constexpr CallInfo kInfo{kCall_cuMemSetMemPool, "cuMemSetMemPool", false, ContextOf::kNone};
+  const CallInfo& kInfo = info::k_cuMemSetMemPool;
   if (!location) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckPlace(kInfo.name, *location, type); result != CUDA_SUCCESS) return result;
   Call call(kInfo);

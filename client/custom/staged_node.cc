@@ -38,7 +38,8 @@ Sides SidesOf(Call& call, const CUDA_MEMCPY3D& copy) {
 }
 
 bool HostSides(const CUDA_MEMCPY3D& copy, Sides* sides) {
-  static constexpr CallInfo kInfo{0, "cuGraphAddMemcpyNode", false, ContextOf::kNone};
+  // Only a look, before the call that adds the node: it sends nothing.
+  static constexpr CallInfo kInfo{0, "cuGraphAddMemcpyNode", ContextOf::kNone};
   Call call(kInfo);
   if (call.Enter() != CUDA_SUCCESS) return false;
   *sides = SidesOf(call, copy);

@@ -7,7 +7,6 @@
 #include <mutex>
 #include <shared_mutex>
 
-#include "client/custom/call_names.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
@@ -48,29 +47,25 @@ CUresult ContextOfStream(const CallInfo& info, CUstream hStream, bool per_thread
 }  // namespace
 
 CUresult Custom_cuStreamGetCtx(CUstream hStream, CUcontext* pctx, bool per_thread) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuStreamGetCtx", false, ContextOf::kObject};
   if (!pctx) return CUDA_ERROR_INVALID_VALUE;
-  return ContextOfStream(kInfo, hStream, per_thread, pctx, nullptr);
+  return ContextOfStream(info::k_cuStreamGetCtx, hStream, per_thread, pctx, nullptr);
 }
 
 CUresult Custom_cuStreamGetCtx_v2(CUstream hStream, CUcontext* pctx, CUgreenCtx* pGreenCtx, bool per_thread) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuStreamGetCtx_v2", false, ContextOf::kObject};
-  return ContextOfStream(kInfo, hStream, per_thread, pctx, pGreenCtx);
+  return ContextOfStream(info::k_cuStreamGetCtx_v2, hStream, per_thread, pctx, pGreenCtx);
 }
 
 CUresult Custom_cuStreamGetGreenCtx(CUstream hStream, CUgreenCtx* phCtx) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuStreamGetGreenCtx", false, ContextOf::kObject};
   if (!phCtx) return CUDA_ERROR_INVALID_VALUE;
-  return ContextOfStream(kInfo, hStream, false, nullptr, phCtx);
+  return ContextOfStream(info::k_cuStreamGetGreenCtx, hStream, false, nullptr, phCtx);
 }
 
 // The mode is each thread's own. The server never restricts its executor, which serves all threads.
 CUresult Custom_cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuThreadExchangeStreamCaptureMode", false, ContextOf::kNone};
   if (!mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  Call call(kInfo);
+  Call call(info::k_cuThreadExchangeStreamCaptureMode);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   std::swap(call.thread().capture_mode, *mode);
   return CUDA_SUCCESS;

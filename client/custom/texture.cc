@@ -10,7 +10,6 @@
 #include <string>
 #include <string_view>
 
-#include "client/custom/call_names.h"
 #include "client/custom/mapped_memory.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
@@ -124,9 +123,8 @@ CUresult CheckValue(uint64_t value) {
 
 CUresult Custom_cuTexObjectCreate(CUtexObject* pTexObject, const CUDA_RESOURCE_DESC* pResDesc,
                                   const CUDA_TEXTURE_DESC* pTexDesc, const CUDA_RESOURCE_VIEW_DESC* pResViewDesc) {
-  static constexpr CallInfo kInfo{kCall_cuTexObjectCreate, "cuTexObjectCreate", false, ContextOf::kThread};
   if (!pTexObject || !pResDesc) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuTexObjectCreate);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (const CUresult result = CheckResource(call, *pResDesc); result != CUDA_SUCCESS) return result;
   if (const CUresult result = MapResource(call, *pResDesc); result != CUDA_SUCCESS) return result;
@@ -156,42 +154,43 @@ CUresult Custom_cuTexObjectCreate(CUtexObject* pTexObject, const CUDA_RESOURCE_D
 }
 
 CUresult Custom_cuTexObjectDestroy(CUtexObject texObject) {
-  static constexpr CallInfo kInfo{kCall_cuTexObjectDestroy, "cuTexObjectDestroy", false, ContextOf::kThread};
   using Request = wire::cuTexObjectDestroy_Request;
-  return Destroy<Request>(kInfo, Kind::kTexture, texObject, &Request::texObject);
+  return Destroy<Request>(info::k_cuTexObjectDestroy, Kind::kTexture, texObject, &Request::texObject);
 }
 
 CUresult Custom_cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC* pResDesc, CUtexObject texObject) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuTexObjectGetResourceDesc", false, ContextOf::kThread};
   if (!pResDesc) return CUDA_ERROR_INVALID_VALUE;
   ResourceObject object;
-  if (const CUresult result = Look(kInfo, Kind::kTexture, texObject, &object); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = Look(info::k_cuTexObjectGetResourceDesc, Kind::kTexture, texObject, &object);
+      result != CUDA_SUCCESS)
+    return result;
   *pResDesc = object.resource;
   return CUDA_SUCCESS;
 }
 
 CUresult Custom_cuTexObjectGetTextureDesc(CUDA_TEXTURE_DESC* pTexDesc, CUtexObject texObject) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuTexObjectGetTextureDesc", false, ContextOf::kThread};
   if (!pTexDesc) return CUDA_ERROR_INVALID_VALUE;
   ResourceObject object;
-  if (const CUresult result = Look(kInfo, Kind::kTexture, texObject, &object); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = Look(info::k_cuTexObjectGetTextureDesc, Kind::kTexture, texObject, &object);
+      result != CUDA_SUCCESS)
+    return result;
   *pTexDesc = object.texture;
   return CUDA_SUCCESS;
 }
 
 CUresult Custom_cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC* pResViewDesc, CUtexObject texObject) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuTexObjectGetResourceViewDesc", false, ContextOf::kThread};
   if (!pResViewDesc) return CUDA_ERROR_INVALID_VALUE;
   ResourceObject object;
-  if (const CUresult result = Look(kInfo, Kind::kTexture, texObject, &object); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = Look(info::k_cuTexObjectGetResourceViewDesc, Kind::kTexture, texObject, &object);
+      result != CUDA_SUCCESS)
+    return result;
   *pResViewDesc = object.view;  // zeros without one
   return CUDA_SUCCESS;
 }
 
 CUresult Custom_cuSurfObjectCreate(CUsurfObject* pSurfObject, const CUDA_RESOURCE_DESC* pResDesc) {
-  static constexpr CallInfo kInfo{kCall_cuSurfObjectCreate, "cuSurfObjectCreate", false, ContextOf::kThread};
   if (!pSurfObject || !pResDesc || pResDesc->resType != CU_RESOURCE_TYPE_ARRAY) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuSurfObjectCreate);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (const CUresult result = CheckResource(call, *pResDesc); result != CUDA_SUCCESS) return result;
   wire::cuSurfObjectCreate_Request request;
@@ -213,16 +212,16 @@ CUresult Custom_cuSurfObjectCreate(CUsurfObject* pSurfObject, const CUDA_RESOURC
 }
 
 CUresult Custom_cuSurfObjectDestroy(CUsurfObject surfObject) {
-  static constexpr CallInfo kInfo{kCall_cuSurfObjectDestroy, "cuSurfObjectDestroy", false, ContextOf::kThread};
   using Request = wire::cuSurfObjectDestroy_Request;
-  return Destroy<Request>(kInfo, Kind::kSurface, surfObject, &Request::surfObject);
+  return Destroy<Request>(info::k_cuSurfObjectDestroy, Kind::kSurface, surfObject, &Request::surfObject);
 }
 
 CUresult Custom_cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC* pResDesc, CUsurfObject surfObject) {
-  static constexpr CallInfo kInfo{kLocalCall, "cuSurfObjectGetResourceDesc", false, ContextOf::kThread};
   if (!pResDesc) return CUDA_ERROR_INVALID_VALUE;
   ResourceObject object;
-  if (const CUresult result = Look(kInfo, Kind::kSurface, surfObject, &object); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = Look(info::k_cuSurfObjectGetResourceDesc, Kind::kSurface, surfObject, &object);
+      result != CUDA_SUCCESS)
+    return result;
   *pResDesc = object.resource;
   return CUDA_SUCCESS;
 }

@@ -30,10 +30,9 @@ void DropIfUnusedLocked(Session& session, uint64_t handle) {
 
 CUresult Custom_cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignment, CUdeviceptr addr,
                                     unsigned long long flags) {
-  static constexpr CallInfo kInfo{kCall_cuMemAddressReserve, "cuMemAddressReserve", false, ContextOf::kNone};
   // The driver ignores wishes that it cannot fulfil, but refuses an address in the middle of a page.
   if (!ptr || addr % HostArena::kPage != 0) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuMemAddressReserve);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuMemAddressReserve_Request request;
   request.size = size;
@@ -55,8 +54,7 @@ CUresult Custom_cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignm
 }
 
 CUresult Custom_cuMemAddressFree(CUdeviceptr ptr, size_t size) {
-  static constexpr CallInfo kInfo{kCall_cuMemAddressFree, "cuMemAddressFree", false, ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuMemAddressFree);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuMemAddressFree_Request request;
   request.ptr = ptr;
@@ -72,8 +70,7 @@ CUresult Custom_cuMemAddressFree(CUdeviceptr ptr, size_t size) {
 
 CUresult Custom_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
                          unsigned long long flags) {
-  static constexpr CallInfo kInfo{kCall_cuMemMap, "cuMemMap", false, ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuMemMap);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   uint64_t reservation;
@@ -104,8 +101,7 @@ CUresult Custom_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGener
 }
 
 CUresult Custom_cuMemUnmap(CUdeviceptr ptr, size_t size) {
-  static constexpr CallInfo kInfo{kCall_cuMemUnmap, "cuMemUnmap", false, ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuMemUnmap);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuMemUnmap_Request request;
   request.ptr = ptr;
@@ -131,9 +127,8 @@ CUresult Custom_cuMemUnmap(CUdeviceptr ptr, size_t size) {
 }
 
 CUresult Custom_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* desc, size_t count) {
-  static constexpr CallInfo kInfo{kCall_cuMemSetAccess, "cuMemSetAccess", false, ContextOf::kNone};
   if (!desc || count == 0) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuMemSetAccess);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   wire::cuMemSetAccess_Request request;
   request.ptr = ptr;
@@ -164,10 +159,8 @@ CUresult Custom_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDe
 // The handle of the memory behind an address, which is then to be released once more. One that the application has released
 // for good comes back to life: that is told to the server, and recorded after the release.
 CUresult Custom_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* addr) {
-  static constexpr CallInfo kInfo{kCall_cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle", false,
-                                  ContextOf::kNone};
   if (!handle) return CUDA_ERROR_INVALID_VALUE;
-  Call call(kInfo);
+  Call call(info::k_cuMemRetainAllocationHandle);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   wire::cuMemRetainAllocationHandle_Request request;
@@ -193,8 +186,7 @@ CUresult Custom_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle
 }
 
 CUresult Custom_cuMemRelease(CUmemGenericAllocationHandle handle) {
-  static constexpr CallInfo kInfo{kCall_cuMemRelease, "cuMemRelease", false, ContextOf::kNone};
-  Call call(kInfo);
+  Call call(info::k_cuMemRelease);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   {

@@ -2,8 +2,8 @@
 // Which server the job of this process uses now, and how a question goes there.
 //
 // A running job can be moved and a saved one restarted elsewhere; the environment then still names the first server. So
-// the tools keep a file `gpu-server` in the job's folder (two lines: the address, the ordinal of the only GPU or -1),
-// and it goes before CUDA_REMOTE_SERVER and CUDA_REMOTE_GPU.
+// the tools keep a file `gpu-server` in the job's folder (its first two lines: the address, the ordinal of the only GPU
+// or -1), and it goes before CUDA_REMOTE_SERVER and CUDA_REMOTE_GPU.
 //
 // While a question is open, `connect.lock` in that folder is held (shared); cr-checkpoint holds it exclusively while
 // the process is snapshotted, so that no snapshot meets a connection. Between questions nothing is open.

@@ -13,135 +13,18 @@
 #include "client/session/host_needs.h"
 #include "client/session/session.h"
 #include "client/trace/trace.h"
-#include "proto/api/captured_calls.h"
+#include "proto/api/call_traits.gen.h"
 #include "proto/codec/codec.h"
 
 namespace cuda_remote::client {
 
 namespace {
 
-// Calls at which CUDA reports errors of work that was accepted earlier.
-bool Synchronises(uint32_t id) {
-  switch (id) {
-    case kCall_cuCtxSynchronize:
-    case kCall_cuCtxSynchronize_v2:
-    case kCall_cuStreamSynchronize:
-    case kCall_cuStreamQuery:
-    case kCall_cuEventSynchronize:
-    case kCall_cuEventQuery:
-    case kCall_cuMemcpyDtoHAsync_v2:
-      return true;
-    default:
-      return false;
-  }
-}
-
-// Calls that wait for work and do nothing else.
-bool Waits(uint32_t id) {
-  return id == kCall_cuCtxSynchronize || id == kCall_cuCtxSynchronize_v2 || id == kCall_cuStreamSynchronize ||
-         id == kCall_cuEventSynchronize;
-}
-
-// Calls that leave nothing behind for a stream to do.
-bool OnlyAsks(uint32_t id) {
-  switch (id) {
-    case kCall_cuCtxSynchronize:
-    case kCall_cuCtxSynchronize_v2:
-    case kCall_cuStreamSynchronize:
-    case kCall_cuStreamQuery:
-    case kCall_cuEventSynchronize:
-    case kCall_cuEventQuery:
-    case kCall_cuEventElapsedTime:
-    case kCall_cuEventElapsedTime_v2:
-      return true;
-    default:
-      return false;
-  }
-}
-
-// Requests after whose answer the host may look at what the GPU has written to managed memory: those that wait for
-// work.
-bool ShowsManaged(uint32_t id) {
-  switch (id) {
-    case kCall_cuMemcpyHtoDAsync_v2:
-    case kCall_cuMemcpyAsync:
-    case kCall_cuMemcpyPeerAsync:
-    case kCall_cuMemcpy2DAsync_v2:
-    case kCall_cuMemcpy3DAsync_v2:
-    case kCall_cuMemcpy3DPeerAsync:
-    case kCall_cuMemsetD8_v2:
-    case kCall_cuMemsetD16_v2:
-    case kCall_cuMemsetD32_v2:
-    case kCall_cuMemsetD2D8_v2:
-    case kCall_cuMemsetD2D16_v2:
-    case kCall_cuMemsetD2D32_v2:
-    case kCall_cuEventElapsedTime:
-    case kCall_cuEventElapsedTime_v2:
-    case kCall_cuModuleUnload:
-    case kCall_cuLibraryUnload:
-    case kCall_cuCtxDestroy_v2:
-    case kCall_cuStreamDestroy_v2:
-    case kOpMemFree:
-      return true;
-    default:
-      return Synchronises(id);
-  }
-}
-
-// Requests that make nobody read managed memory. All others are taken to.
-bool LeavesManaged(uint32_t id) {
-  switch (id) {
-    case kCall_cuCtxSynchronize:
-    case kCall_cuCtxSynchronize_v2:
-    case kCall_cuStreamCreate:
-    case kCall_cuStreamCreateWithPriority:
-    case kCall_cuStreamDestroy_v2:
-    case kCall_cuStreamSynchronize:
-    case kCall_cuStreamQuery:
-    case kCall_cuStreamWaitEvent:
-    case kCall_cuEventCreate:
-    case kCall_cuEventDestroy_v2:
-    case kCall_cuEventRecord:
-    case kCall_cuEventRecordWithFlags:
-    case kCall_cuEventQuery:
-    case kCall_cuEventSynchronize:
-    case kOpFunctionInfo:
-    case kOpMemAlloc:
-    case kOpMemFree:
-      return true;
-    default:
-      return false;
-  }
-}
-
 // Requests that use no memory but what they name; its addresses. Kernels use any.
 bool NamedMemory(uint32_t id, std::string_view message, std::vector<uint64_t>* addresses) {
-  if (id == kCall_cuMemcpyHtoDAsync_v2) {
-    wire::cuMemcpyHtoDAsync_v2_Request request;
-    if (request.Decode(message)) addresses->push_back(request.dst);
-  } else if (id == kCall_cuMemcpyDtoHAsync_v2) {
-    wire::cuMemcpyDtoHAsync_v2_Request request;
-    if (request.Decode(message)) addresses->push_back(request.src);
-  } else if (id == kCall_cuMemcpyAsync || id == kCall_cuMemsetD8Async || id == kCall_cuMemsetD32Async) {
-    *addresses = AddressesOf(id, message);
-  }
+  if (TraitsOf(id).Has(kOnlyNamedMemory)) *addresses = AddressesOf(id, message);
   return !addresses->empty();
 }
-
-// Calls that record events which they do not name.
-bool RecordsEvents(uint32_t id) {
-  return id == kCall_cuGraphLaunch || id == kCall_cuCtxRecordEvent || id == kCall_cuGreenCtxRecordEvent;
-}
-
-// Requests whose order with those of another process matters if the two share events.
-bool OrdersEvents(uint32_t id) {
-  return RecordsEvents(id) || id == kCall_cuEventRecord || id == kCall_cuEventRecordWithFlags ||
-         id == kCall_cuStreamWaitEvent || id == kCall_cuCtxWaitEvent || id == kCall_cuGreenCtxWaitEvent;
-}
-
-// Requests that nobody gains anything from having executed at once, whatever they name: they neither start work nor
-// take the time, and what they hold up comes behind them in the channel.
-bool InNoHurry(uint32_t id) { return id == kCall_cuStreamWaitEvent || id == kCall_cuEventDestroy_v2; }
 
 // Graphs and what is made of them.
 bool IsOfGraphs(Kind kind) { return kind == Kind::kGraph || kind == Kind::kGraphNode || kind == Kind::kGraphExec; }
@@ -172,7 +55,7 @@ Call::~Call() {
   }
   if (--thread_->depth != 0) return;
   Gate& gate = session_->gate();
-  if (gate.closed() && !OnlyAsks(info_.id)) session_->NoteLeft(stream_, thread_->current_context());
+  if (gate.closed() && !TraitsOf(info_.id).only_asks()) session_->NoteLeft(stream_, thread_->current_context());
   gate.Leave(thread_->lane);
 }
 
@@ -183,7 +66,7 @@ CUresult Call::Enter() {
   if (!thread_ || thread_->depth >= ThreadState::kMaxDepth) return CUDA_ERROR_OUT_OF_MEMORY;
   if (thread_->depth == 0 && !session_->gate().TryEnter(thread_->lane)) {
     // 0: what the client answers by itself.
-    const bool asks = info_.id == 0 || OnlyAsks(info_.id);
+    const bool asks = info_.id == 0 || TraitsOf(info_.id).only_asks();
     session_->gate().Enter(thread_->lane, {asks, thread_->current_context()});
   }
   message_ = &thread_->messages[thread_->depth];
@@ -274,8 +157,10 @@ uint64_t Call::NewHandle(Kind kind, uint64_t parent) {
 }
 
 CUresult Call::Send() {
+  const CallTraits& traits = TraitsOf(header_.call);
+  // The order of events matters to other processes that have them open.
   if (const auto waits = session_->waits(); waits != Session::Waits::kNone) {
-    if (waits == Session::Waits::kAll || OrdersEvents(header_.call)) return Transact();
+    if (waits == Session::Waits::kAll || traits.events != Events::kNoEvents) return Transact();
   }
   if (WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
   std::shared_lock<std::shared_mutex> sending;
@@ -286,11 +171,11 @@ CUresult Call::Send() {
   if (const ChannelStatus status = HandOverManaged(); status != ChannelStatus::kOk) return session_->Lose(status);
   header_.flags |= kFlagNoReply;
   uint64_t sequence = 0;
-  const ChannelStatus status = session_->channel().Send(header_, *message_, payload_, &sequence,
-                                                        !OnlyAsks(header_.call), quiet_ || InNoHurry(header_.call));
+  const ChannelStatus status = session_->channel().Send(header_, *message_, payload_, &sequence, !traits.only_asks(),
+                                                        quiet_ || traits.Has(kNotUrgent));
   if (sending) sending.unlock();
   if (trace::On()) trace::Sent(sizeof(FrameHeader) + message_->size() + payload_.size(), sequence);
-  if (RecordsEvents(header_.call)) session_->completions().SomeEventsRecorded();
+  if (traits.events == Events::kRecordsAny) session_->completions().SomeEventsRecorded();
   if (status != ChannelStatus::kOk) return session_->Lose(status);
   if (session_->captures().active()) NoteCaptured();
   return CUDA_SUCCESS;
@@ -320,6 +205,7 @@ CUresult Call::Recall(uint64_t function) {
 }
 
 uint64_t Call::Begin(void* out, size_t bytes) {
+  const CallTraits& traits = TraitsOf(header_.call);
   ManagedReply* arriving = nullptr;
   std::shared_lock<std::shared_mutex> sending;
   if (session_->managed_home().pages().active()) {
@@ -330,11 +216,10 @@ uint64_t Call::Begin(void* out, size_t bytes) {
   }
   if (HandOverManaged() != ChannelStatus::kOk) return 0;
   header_.flags &= ~uint32_t(kFlagNoReply);
-  const uint64_t sequence =
-      session_->channel().Begin(header_, *message_, payload_, out, bytes, !OnlyAsks(header_.call));
+  const uint64_t sequence = session_->channel().Begin(header_, *message_, payload_, out, bytes, !traits.only_asks());
   if (arriving) arriving->sequence = sequence;
   if (trace::On()) trace::Sent(sizeof(FrameHeader) + message_->size() + payload_.size(), sequence);
-  if (RecordsEvents(header_.call)) session_->completions().SomeEventsRecorded();
+  if (traits.events == Events::kRecordsAny) session_->completions().SomeEventsRecorded();
   return sequence;
 }
 
@@ -355,17 +240,18 @@ CUresult Call::Finish(uint64_t sequence) {
     if (reply.result != CUDA_ERROR_NOT_READY) session_->answers().Forget();
     return CUresult(reply.result);
   }
-  if (session_->captures().active() || CaptureRoleOf(header_.call) == CaptureRole::kBegins) NoteCaptured();
-  if (session_->managed_mirror().active() && ShowsManaged(header_.call)) {
+  const CallTraits& traits = TraitsOf(header_.call);
+  if (session_->captures().active() || traits.capture == Capture::kBegins) NoteCaptured();
+  if (session_->managed_mirror().active() && traits.completes != Completes::kNoWork) {
     // A copy to the host comes in many pieces: once, when the driver call is done.
     show_managed_ = true;
     if (header_.call != kCall_cuMemcpyDtoHAsync_v2) ShowManaged();
   }
-  if (Waits(header_.call)) {
+  if (traits.work == Work::kWaits) {
     session_->NoteWaited();
     session_->managed_home().pages().Anticipate(&session_->channel());
   }
-  return Synchronises(header_.call) ? session_->TakePendingError() : CUDA_SUCCESS;
+  return traits.completes == Completes::kWorkAndErrors ? session_->TakePendingError() : CUDA_SUCCESS;
 }
 
 void Call::CopyManagedPayload() {
@@ -395,7 +281,7 @@ void Call::DeliverManaged(uint64_t sequence, size_t bytes) {
 ChannelStatus Call::HandOverManaged() {
   ManagedMirror& mirror = session_->managed_mirror();
   ManagedPages& pages = session_->managed_home().pages();
-  if ((!mirror.active() && !pages.touched()) || LeavesManaged(header_.call)) return ChannelStatus::kOk;
+  if ((!mirror.active() && !pages.touched()) || TraitsOf(header_.call).Has(kReadsNoManaged)) return ChannelStatus::kOk;
   if (pages.touched()) {
     std::vector<uint64_t> named;
     const CUresult result = NamedMemory(header_.call, *message_, &named)

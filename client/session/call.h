@@ -37,13 +37,15 @@ enum class ContextOf : uint8_t {
   kObject,  // the thread's current one, or without it that of the first object that the call names, as in the driver
 };
 
-// What the generator knows of a call; one constant for each call, in generated code.
+// What the tables of proto/api say of a driver function; one constant for each, in generated code.
 struct CallInfo {
-  uint32_t id;       // call id on the wire
+  uint32_t id;       // of the request that it sends; 0: none, it is answered here or by other Calls
   const char* name;  // the driver function's name, for messages and traces
-  bool async;        // returns nothing but a status: sent without waiting
   ContextOf context;
 };
+
+// The same under the name of another function, where several come to the same request.
+constexpr CallInfo Under(const CallInfo& info, const char* name) { return {info.id, name, info.context}; }
 
 // As the parent of a new handle: the object outlives every context.
 inline constexpr uint64_t kNoParent = ~uint64_t(0);

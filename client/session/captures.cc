@@ -7,8 +7,9 @@
 
 #include "client/session/host_needs.h"
 #include "client/session/session.h"
-#include "proto/api/captured_calls.h"
+#include "proto/api/call_traits.gen.h"
 #include "proto/codec/codec.h"
+#include "proto/codec/named.gen.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -36,43 +37,28 @@ void Append(const FrameHeader& header, std::string_view message, uint64_t contex
 // What a request on a captured stream needs at its replay, besides its streams and events, for which others are used
 // then.
 std::vector<replay::ObjectKey> NeedsOf(Session* session, uint32_t call, std::string_view message) {
-  switch (call) {
-    case kCall_cuLaunchKernel: {
-      wire::cuLaunchKernel_Request request;
-      if (!request.Decode(message)) return {};
-      return {{KindOf(request.f), request.f}};
-    }
-    case kCall_cuMemcpyAsync: {
-      wire::cuMemcpyAsync_Request request;
-      if (!request.Decode(message)) return {};
-      return {MemoryAt(session, request.dst), MemoryAt(session, request.src)};
-    }
-    default: {
-      // Other memory that the application still has is there when graphs are made again.
-      std::vector<replay::ObjectKey> needs;
-      AddHostNeeds(session, call, message, &needs);
-      return needs;
-    }
+  struct : wire::IgnoreNamed {
+    std::vector<replay::ObjectKey> needs;
+    void Function(uint64_t function) { needs.push_back({KindOf(function), function}); }
+  } named;
+  wire::VisitNamed(call, message, &named);
+  if (TraitsOf(call).Has(kRecordNeedsMemory)) {
+    for (const uint64_t address : AddressesOf(call, message)) named.needs.push_back(MemoryAt(session, address));
+  } else {
+    // Other memory that the application still has is there when graphs are made again.
+    AddHostNeeds(session, call, message, &named.needs);
   }
+  return named.needs;
 }
 
-bool IsExternal(std::string_view message, uint32_t call, uint64_t* event) {
-  if (call == kCall_cuEventRecord) {
-    wire::cuEventRecord_Request request;
-    if (request.Decode(message)) *event = request.hEvent;
-    return false;
-  }
-  if (call == kCall_cuEventRecordWithFlags) {
-    wire::cuEventRecordWithFlags_Request request;
-    if (!request.Decode(message)) return false;
-    *event = request.hEvent;
-    return (request.flags & CU_EVENT_RECORD_EXTERNAL) != 0;
-  }
-  wire::cuStreamWaitEvent_Request request;
-  if (!request.Decode(message)) return false;
-  *event = request.hEvent;
-  return (request.Flags & CU_EVENT_WAIT_EXTERNAL) != 0;
-}
+// The event that a request records or waits for, and whether its node in a graph names the event itself.
+struct NamedEvent : wire::IgnoreNamed {
+  uint64_t event = 0;
+  bool external = false;
+  void Event(uint64_t handle) { event = handle; }
+  void ExternalFlag(uint32_t flags) { external = (flags & CU_EVENT_RECORD_EXTERNAL) != 0; }
+};
+static_assert(uint32_t(CU_EVENT_RECORD_EXTERNAL) == uint32_t(CU_EVENT_WAIT_EXTERNAL), "NamedEvent takes them for one");
 
 }  // namespace
 
@@ -98,12 +84,14 @@ void Captures::BeginLocked(uint64_t stream, uint64_t graph) {
 void Captures::Note(Session* session, const FrameHeader& header, std::string_view message, bool has_payload,
                     uint64_t stream, uint64_t context, const char* name) {
   if (KindOf(stream) != Kind::kStream) return;
-  const CaptureRole role = CaptureRoleOf(header.call);
-  if (role == CaptureRole::kQuestion) return;
+  const CallTraits& traits = TraitsOf(header.call);
+  const Capture role = traits.capture;
+  if (role == Capture::kLeftOut) return;
   // Before the lock: the session's tables have one of their own.
-  const std::vector<replay::ObjectKey> needs = NeedsOf(session, header.call, message);
+  std::vector<replay::ObjectKey> needs;
+  if (role != Capture::kObstacle) needs = NeedsOf(session, header.call, message);
   std::lock_guard<std::mutex> lock(mutex_);
-  if (role == CaptureRole::kBegins) {
+  if (role == Capture::kBegins) {
     uint64_t graph = 0;
     if (header.call == kCall_cuStreamBeginCaptureToGraph) {
       wire::cuStreamBeginCaptureToGraph_Request request;
@@ -113,11 +101,13 @@ void Captures::Note(Session* session, const FrameHeader& header, std::string_vie
     BeginLocked(stream, graph);
   }
   CaptureRecord* capture = OfStreamLocked(stream);
-  const bool records = header.call == kCall_cuEventRecord || header.call == kCall_cuEventRecordWithFlags;
-  const bool waits = header.call == kCall_cuStreamWaitEvent;
+  const bool records = traits.events == Events::kRecords;
+  const bool waits = traits.events == Events::kWaitsFor;
   if (records || waits) {
-    uint64_t event = 0;
-    const bool external = IsExternal(message, header.call, &event);
+    NamedEvent named;
+    wire::VisitNamed(header.call, message, &named);
+    const uint64_t event = named.event;
+    const bool external = named.external;
     if (records && !capture) of_event_.erase(event);
     if (records && capture && !external) {
       of_event_[event] = capture;
@@ -135,7 +125,7 @@ void Captures::Note(Session* session, const FrameHeader& header, std::string_vie
   // Questions that named nothing are no part of it; the others come by Named. Graphs in streams that are not captured
   // run.
   if (!capture || header.call == kCall_cuStreamGetCaptureInfo_v3) return;
-  if (role == CaptureRole::kOther || has_payload) {
+  if (role == Capture::kObstacle || has_payload) {
     if (capture->obstacle.empty()) capture->obstacle = name;
     return;
   }
@@ -153,7 +143,7 @@ bool Captures::NoteGraph(uint64_t graph, const FrameHeader& header, std::string_
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& capture : captures_) {
     if (capture->graph != graph) continue;
-    if (CaptureRoleOf(header.call) != CaptureRole::kRecorded && capture->obstacle.empty()) {
+    if (TraitsOf(header.call).capture != Capture::kRecorded && capture->obstacle.empty()) {
       capture->obstacle = "a change to the graph of a capture in progress";
     }
     Append(header, message, context, capture.get());

@@ -3,7 +3,7 @@
 //
 // A captured graph has no other description on this side than what was captured: the requests sent for the capture's
 // streams and graph between begin and end. They are kept here while the capture runs and become the graph's record when
-// it ends (proto/api/captured_calls.h says which). Streams join a capture as in the driver: by waiting for an event
+// it ends (by the trait `capture` of proto/api). Streams join a capture as in the driver: by waiting for an event
 // that was recorded in it.
 //
 // Thread-safe. Requests that concurrent threads make in one capture are kept in some order that each thread could have

@@ -18,12 +18,12 @@ class Session;
 // tables.
 replay::ObjectKey MemoryAt(Session* session, uint64_t address);
 
-// The addresses that a copy, a fill, or an operation on a value in memory names; empty for other requests.
+// The addresses of memory that a request names by the tables of proto/api; empty if it names none. Kernels are not
+// looked into: what they are given is nobody's business.
 std::vector<uint64_t> AddressesOf(uint32_t call, std::string_view message);
 
 // Appends the pinned and managed memory that a graph's node, or a captured request, copies, fills, waits for or writes
-// values to. Each once. Kernels are not looked into: what they are given is nobody's business. Locks the session's
-// tables.
+// values to. Each once. Locks the session's tables.
 void AddHostNeeds(Session* session, uint32_t call, std::string_view message, std::vector<replay::ObjectKey>* needs);
 
 }  // namespace cuda_remote::client

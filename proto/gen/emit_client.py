@@ -157,8 +157,7 @@ def stub(model, call):
             post.append(f"  call.Modified({modified}, {key});")
     is_async = row is not None and getattr(row, "async")
     lines = []
-    lines.append(f"constexpr CallInfo kInfo_{call.symbol}{{kCall_{call.symbol}, {text.c_string(call.symbol)}, "
-                 f"{'true' if is_async else 'false'}, {CONTEXT[call.context]}}};")
+    lines.append(f"constexpr CallInfo kInfo_{call.symbol}{{kCall_{call.symbol}, {text.c_string(call.symbol)}, {CONTEXT[call.context]}}};")
     lines.append(text.wrap(f"CUresult Call_{call.symbol}(", parameters(call), ") {", "    "))
     lines.append(f"  const CallInfo& kInfo = kInfo_{call.symbol};")
     if row is not None and row.per_thread_forward:
@@ -229,6 +228,14 @@ def exported(model, call, numbers):
     return lines
 
 
+def sent_id(model, call):
+    """Id of the request that a hand-written body sends."""
+    sends = call.row.sends
+    if sends == "nothing" or call.status == "local" and not sends:
+        return "0"
+    return ("k" if sends.startswith("Op") else "kCall_") + (sends or call.symbol)
+
+
 def custom_header(model):
     lines = ["// Hand-written bodies of driver calls, declared here and defined in client/custom under the same names; a missing",
              "// one is a link error. `per_thread` is true when the call came through its per-thread-default-stream variant.", ""]
@@ -238,16 +245,12 @@ def custom_header(model):
     lines += ["", "// The facts that Call needs, for the bodies above.", "namespace info {"]
     for c in model.calls:
         if c.client_custom:
-            is_async = c.row is not None and getattr(c.row, "async")
-            lines.append(f"inline constexpr CallInfo k_{c.symbol}{{{c.id}, {text.c_string(c.symbol)}, "
-                         f"{'true' if is_async else 'false'}, {CONTEXT[c.context]}}};")
+            lines.append(f"inline constexpr CallInfo k_{c.symbol}{{{sent_id(model, c)}, {text.c_string(c.sig.name)}, {CONTEXT[c.context]}}};")
     for op in model.operations:
         if not op.event:
-            is_async = not op.reply.fields
-            lines.append(f"inline constexpr CallInfo k_Op{op.name}{{0x{op.id:x}, {text.c_string('Op' + op.name)}, "
-                         f"{'true' if is_async else 'false'}, {CONTEXT['none']}}};")
+            lines.append(f"inline constexpr CallInfo k_{op.symbol}{{k{op.symbol}, {text.c_string(op.symbol)}, {CONTEXT[op.context]}}};")
     lines += ["}  // namespace info"]
-    return text.header("client/entry/custom.gen.h", ['"client/session/call.h"', '"proto/api/cuda_versions.h"'],
+    return text.header("client/entry/custom.gen.h", ['"client/session/call.h"', '"proto/api/call_ids.gen.h"', '"proto/api/cuda_versions.h"'],
                        "\n".join(lines), "cuda_remote::client")
 
 

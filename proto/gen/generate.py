@@ -5,7 +5,7 @@
 Usage: generate.py --api proto/api --emit EMITTER [--emit ...] --out DIR [--lock FILE] [--suffix .gen]
                    [--arguments FILE]
 
-Emitters: proto, codec, ids, driver, entry_points, client, server, replay, interop, coverage, lock, lint,
+Emitters: proto, codec, ids, names, traits, named, driver, entry_points, client, server, interop, coverage, lock,
 conformance, cases. Each writes its files into DIR. Nothing is written if the tables do not pass the lint.
 """
 

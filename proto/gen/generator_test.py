@@ -17,7 +17,7 @@ sys.modules["proto_gen"] = package
 sys.dont_write_bytecode = True
 
 from google.protobuf import text_format  # noqa: E402
-from proto_gen import defaults, emit_client, emit_lock, lint, model as model_module  # noqa: E402
+from proto_gen import defaults, emit_client, emit_lock, emit_traits, lint, model as model_module  # noqa: E402
 
 SCHEMA = model_module.load_schema(API)
 
@@ -102,6 +102,70 @@ class DefaultsTest(unittest.TestCase):
         self.assertIn("used twice", problems("", operations='operation { number: 1 name: "A" %s %s }' % (field, field)))
         self.assertIn("unknown type", problems("", operations='operation { number: 1 name: "A" request { name: "a" type: "u9" number: 1 } }'))
         self.assertIn("used twice", problems("", operations='operation { number: 1 name: "A" } operation { number: 1 name: "B" }'))
+
+
+class TraitsTest(unittest.TestCase):
+    """What a call must state about itself, so that a new one cannot be overlooked."""
+
+    STRUCTS = 'handle { type: "Stream" kind: "Stream" } handle { type: "Event" kind: "Event" }'
+    TYPES = 'type { name: "Stream" class: HANDLE repr: "void *" } type { name: "Event" class: HANDLE repr: "void *" }'
+
+    def complaints(self, params="", row="", operations=""):
+        # join() closes the signature after what it is given.
+        params += " } " + self.TYPES + ' signature { name: "xGetThat" symbol: "xGetThat" abi: 1 since: 2000 id: 2'
+        return problems(params, f'call {{ name: "xGetIt" {row} }}', self.STRUCTS, operations)
+
+    def test_calls_for_streams(self):
+        stream = 'param { type: "Stream" name: "s" }'
+        self.assertIn("must state `capture`", self.complaints(stream, "traits { completes: NO_WORK }"))
+        self.assertIn("must state `completes`", self.complaints(stream, "traits { capture: OBSTACLE }"))
+        self.assertEqual(self.complaints(stream, "traits { capture: OBSTACLE completes: NO_WORK }"), "")
+        self.assertEqual(self.complaints(stream, "async: true traits { capture: OBSTACLE }"), "")
+        self.assertIn("Opx: is for a stream", self.complaints(
+            operations='operation { number: 1 name: "x" request { name: "stream" type: "uint64" number: 1 } }'))
+
+    def test_calls_that_destroy(self):
+        thing = 'param { type: "Thing" name: "t" }'
+        self.assertIn("must state `completes`", self.complaints(thing, 'destroys { param: "t" }'))
+        self.assertEqual(self.complaints(thing, 'destroys { param: "t" } traits { completes: WORK }'), "")
+
+    def test_calls_for_events(self):
+        event = 'param { type: "Event" name: "e" }'
+        self.assertIn("must state `events`", self.complaints(event, "async: true"))
+        self.assertEqual(self.complaints(event, "async: true traits { events: RECORDS }"), "")
+
+    def test_shared_things_have_keys(self):
+        wire = 'custom: BOTH wire { request { name: "%s" type: "bytes" number: 3 } }'
+        self.assertIn("goes with a request that has a key", self.complaints("", wire % "key"))
+        self.assertIn("goes with a request that has a key", self.complaints("", wire % "other" + " traits { sharing: OPENS }"))
+        self.assertEqual(self.complaints("", wire % "key" + " traits { sharing: OPENS }"), "")
+
+    def test_names_are_fields(self):
+        value = 'param { type: "size_t" name: "at" }'
+        self.assertEqual(self.complaints(value, 'traits { names { field: "at" } only_named_memory: true }'), "")
+        self.assertIn("no field of the request", self.complaints(value, 'traits { names { field: "to" } }'))
+        self.assertIn("no field of the request", self.complaints(value, 'traits { names { field: "at" holds: COPY_2D } }'))
+        self.assertIn("name none", self.complaints(value, "traits { only_named_memory: true }"))
+
+    def test_waiting_reports_errors(self):
+        self.assertIn("completes WORK_AND_ERRORS", self.complaints("", "traits { work: WAITS }"))
+
+    def test_traits_are_about_requests(self):
+        self.assertIn("no message", self.complaints("", "custom: CLIENT local: true traits { work: ASKS }"))
+
+    def test_bodies_send_requests(self):
+        self.assertIn("sends OpNo, which is no request", self.complaints("", 'custom: CLIENT local: true sends: "OpNo"'))
+        self.assertIn("sends xGetThat", self.complaints("", 'sends: "xGetThat"'))
+        self.assertEqual(self.complaints("", 'custom: CLIENT local: true sends: "xGetThat"'), "")
+        sent = lambda row: emit_client.sent_id(None, join("", f'call {{ name: "xGetIt" {row} }}').calls[0])  # noqa: E731
+        self.assertEqual([sent(row) for row in ("custom: CLIENT", "custom: CLIENT local: true", 'custom: CLIENT sends: "nothing"',
+                                                'custom: CLIENT local: true sends: "OpPing"')],
+                         ["kCall_xGetIt", "0", "0", "kOpPing"])
+
+    def test_table(self):
+        model = join('param { type: "size_t" name: "at" }', 'call { name: "xGetIt" traits { work: ASKS completes: WORK not_urgent: true } }')
+        self.assertEqual(emit_traits.table_row(model, model.calls[0]),
+                         "{Work::kAsks, Completes::kWork, Capture::kObstacle, Events::kNoEvents, Sharing::kNotShared, 0, kNotUrgent}")
 
 
 class LockTest(unittest.TestCase):

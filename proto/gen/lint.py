@@ -62,6 +62,76 @@ def check(model):
             problems.append(f"{call.symbol}: device_range names no parameter of an async call")
         if row.per_thread_forward and model.by_symbol(row.per_thread_forward) is None:
             problems.append(f"{call.symbol}: per_thread_forward names no call")
+    return problems + check_traits(model)
+
+
+# What a field must be to hold this.
+HELD_IN = {
+    "ADDRESS": "uint64", "FILL": "bytes", "COPY_2D": "bytes", "COPY_3D": "bytes", "MEMORY_OPERATIONS": "bytes",
+    "NODE": "NodeParams", "FUNCTION": "uint64", "EVENT": "uint64", "EXTERNAL_FLAG": "uint32",
+}
+NOT_MEMORY = ("FUNCTION", "EVENT", "EXTERNAL_FLAG")
+
+
+def takes(model, call, kind):
+    """Whether the call takes a handle of this kind."""
+    return any(p.stars == 0 and p.base in model.handles and model.handles[p.base].kind == kind for p in call.params)
+
+
+def check_traits(model):
+    """Which facts a call must state, and which do not go together. What a wrong default would do is said in schema.proto."""
+    problems = []
+    traits_type = model.schema.Traits
+    empty = traits_type()
+    holds = model.schema.Names.DESCRIPTOR.enum_types_by_name["Holds"].values_by_number
+
+    def complain(one, what):
+        problems.append(f"{one.symbol}: {what}")
+
+    for call in model.calls:
+        if call.traits is not None and not call.has_wire:
+            complain(call, "has traits, but no message that they could be about")
+    sendable = {one.symbol for one in model.requests()} | {"", "nothing"}
+    for call in model.calls:
+        if call.row is not None and (call.row.sends not in sendable or call.row.sends and not call.client_custom):
+            complain(call, f"sends {call.row.sends}, which is no request, or has no body of its own")
+    for op in model.operations:
+        if op.traits is not None and op.event:
+            complain(op, "an event has no traits")
+    for one in model.requests():
+        traits = one.traits if one.traits is not None else empty
+        fields = {f.name: f for f in one.request.fields}
+        row = getattr(one, "row", None)
+        is_call = hasattr(one, "params")
+        in_stream = takes(model, one, "Stream") if is_call else "stream" in fields
+        is_async = row is not None and getattr(row, "async")
+        destroys = row is not None and row.HasField("destroys")
+        if in_stream and not traits.capture:
+            complain(one, "is for a stream: its traits must state `capture`, what it is in one that is being captured")
+        if is_call and not is_async and (in_stream or destroys) and not traits.completes:
+            complain(one, "may wait for the GPU: its traits must state `completes`, what the host knows to be complete after it")
+        if is_call and is_async and takes(model, one, "Event") and not traits.events:
+            complain(one, "names an event and is not waited for: its traits must state `events`")
+        if traits.work == traits_type.WAITS and traits.completes != traits_type.WORK_AND_ERRORS:
+            complain(one, "waits for work, so it completes WORK_AND_ERRORS")
+        shared = "key" in fields and fields["key"].type == "bytes"
+        if is_call and shared != bool(traits.sharing):
+            complain(one, "`sharing` goes with a request that has a key, and only with one")
+        memory = set()
+        for names in traits.names:
+            held = holds[names.holds].name
+            if names.field not in fields or fields[names.field].type != HELD_IN[held]:
+                complain(one, f"names {names.field}, which is no field of the request that can hold {held}")
+            if held not in NOT_MEMORY:
+                memory.add(names.field)
+        for field in one.request.fields:
+            if field.type == "NodeParams" and field.name not in memory:
+                complain(one, f"its traits must name {field.name}, which holds a NODE")
+        if traits.capture == traits_type.RECORDED and row is not None and row.HasField("device_range") and (
+                row.device_range.address not in memory):
+            complain(one, f"is recorded in a capture: its traits must name {row.device_range.address}")
+        if (traits.only_named_memory or traits.record_needs_memory) and not memory:
+            complain(one, "its traits speak of named memory, but name none")
     return problems
 
 

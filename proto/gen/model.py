@@ -86,6 +86,11 @@ class Call:
     context: str = "thread"  # whose context it is made in: none, thread, object
 
     @property
+    def traits(self):
+        """The row's Traits; None if it has none."""
+        return self.row.traits if self.row is not None and self.row.HasField("traits") else None
+
+    @property
     def symbol(self):
         return self.sig.symbol
 
@@ -144,14 +149,21 @@ class Operation:
     event: bool
     request: Message
     reply: Message
+    traits: object = None
+    context: str = "none"
 
     @property
     def id(self):
         return FIRST_OPERATION + self.number
 
+    @property
+    def symbol(self):
+        return "Op" + self.name
+
 
 class Model:
     def __init__(self):
+        self.schema = None       # module of schema.proto
         self.cuda_version = 0
         self.calls = []
         self.undocumented = []
@@ -168,6 +180,10 @@ class Model:
 
     def family_calls(self, name):
         return [c for c in self.calls if c.family.name == name]
+
+    def requests(self):
+        """Everything that has a request which the client sends: calls and operations."""
+        return [c for c in self.calls if c.has_wire] + [o for o in self.operations if not o.event]
 
     def index(self):
         self._symbols = {c.symbol: c for c in self.calls}
@@ -199,6 +215,7 @@ def load(api_dir):
 
 def join(schema, signatures, semantics, structs, operations, defaults):
     model = Model()
+    model.schema = schema
     model.cuda_version = signatures.cuda_version
     class_name = schema.Type.DESCRIPTOR.enum_types_by_name["Class"].values_by_number
     for entry in signatures.type:
@@ -236,7 +253,8 @@ def join(schema, signatures, semantics, structs, operations, defaults):
         model.operations.append(Operation(
             op.number, op.name, op.comment, op.event,
             Message(f"Op{op.name}_Request", fields_from(op.request)),
-            None if op.event else Message(f"Op{op.name}_Reply", fields_from(op.reply))))
+            None if op.event else Message(f"Op{op.name}_Reply", fields_from(op.reply)),
+            op.traits if op.HasField("traits") else None, "thread" if op.context == schema.Row.NEEDED else "none"))
     for call in model.calls:
         defaults.plan(model, call, schema)
     return model

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "proto/api/replay_policy.gen.h"
+#include "proto/api/call_names.gen.h"
 #include "replay/replayer/replayer.h"
 
 namespace cuda_remote::replay::inspect {

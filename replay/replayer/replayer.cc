@@ -8,7 +8,8 @@
 #include <map>
 #include <set>
 
-#include "proto/api/replay_policy.gen.h"
+#include "proto/api/call_names.gen.h"
+#include "proto/api/call_traits.gen.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/codec/virtual.gen.h"
 #include "proto/driverabi/error_names.h"
@@ -18,49 +19,6 @@ namespace {
 
 // Requests under way carry their images; this much of them at once is enough to keep the server busy.
 constexpr uint64_t kMaxPayloadUnderWay = 64u << 20;
-
-// Whether the answer says something that the application has built on, such as an address. A compiler's log and timings
-// are not that.
-bool AnswerMatters(uint32_t call) {
-  switch (call) {
-    case kCall_cuModuleLoadData:
-    case kCall_cuModuleLoadDataEx:
-    case kCall_cuModuleLoadFatBinary:
-    case kCall_cuLibraryLoadData:
-    case kCall_cuLinkAddData_v2:
-      return false;
-    default:
-      return true;
-  }
-}
-
-// Opens what another session shares. A failure says what it waited for.
-bool OpensShared(uint32_t call) {
-  switch (call) {
-    case kCall_cuIpcOpenMemHandle_v2:
-    case kCall_cuIpcOpenEventHandle:
-    case kCall_cuMemImportFromShareableHandle:
-    case kCall_cuMemPoolImportFromShareableHandle:
-    case kCall_cuMemPoolImportPointer:
-      return true;
-    default:
-      return false;
-  }
-}
-
-// Makes a key for others to open something by.
-bool IsShared(uint32_t call) {
-  switch (call) {
-    case kCall_cuIpcGetMemHandle:
-    case kCall_cuIpcGetEventHandle:
-    case kCall_cuMemExportToShareableHandle:
-    case kCall_cuMemPoolExportToShareableHandle:
-    case kCall_cuMemPoolExportPointer:
-      return true;
-    default:
-      return false;
-  }
-}
 
 std::string Hex(uint64_t number) {
   char text[24];
@@ -99,12 +57,14 @@ std::string Printable(std::string text) {
 }
 
 bool Check(const Record& record, const ReplayTarget::Answer& answer, std::string* error) {
+  const CallTraits& traits = TraitsOf(record.header.call);
   if (answer.result != 0) {
     *error = "the new server cannot replay " + Describe(record) + ": " + driverabi::DescribeError(answer.result);
-    if (OpensShared(record.header.call) && !answer.message.empty()) *error += ": " + Printable(answer.message);
+    // What opens something says what it waited for.
+    if (traits.sharing == Sharing::kOpens && !answer.message.empty()) *error += ": " + Printable(answer.message);
     return false;
   }
-  if (!record.modifies && AnswerMatters(record.header.call) && answer.message != record.reply) {
+  if (!record.modifies && !traits.Has(kReplyMayDiffer) && answer.message != record.reply) {
     *error = "the replay diverged at " + Describe(record) + ": it answered " + HexBytes(answer.message) + ", but " +
              HexBytes(record.reply) + " before";
     return false;
@@ -177,9 +137,8 @@ std::vector<const Record*> RecordsOf(const Log& log, Part part, const Log* ahead
 
 bool Shares(const Log& log) {
   const std::vector<const Record*> records = log.InOrder();
-  return std::any_of(records.begin(), records.end(), [](const Record* record) {
-    return OpensShared(record->header.call) || IsShared(record->header.call);
-  });
+  return std::any_of(records.begin(), records.end(),
+                     [](const Record* record) { return TraitsOf(record->header.call).sharing != Sharing::kNotShared; });
 }
 
 std::vector<std::string> Ownerless(const std::vector<const Log*>& logs) {
@@ -224,7 +183,7 @@ bool ShareIn(std::string_view scope, ReplayTarget& target, std::string* error,
 std::vector<std::string> NotReplayable(const Log& log) {
   std::vector<std::string> names;
   for (const Record* record : log.InOrder()) {
-    if (Replayable(record->header.call)) continue;
+    if (!TraitsOf(record->header.call).Has(kNotReplayable)) continue;
     const std::string name = CallIdName(record->header.call);
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }

@@ -5,45 +5,21 @@
 #include <map>
 #include <string>
 
-#include "proto/codec/memory.gen.h"
-#include "proto/codec/pool.gen.h"
-#include "proto/codec/virtual.gen.h"
+#include "proto/api/call_traits.gen.h"
+#include "proto/codec/wire.h"
 
 namespace cuda_remote::replay {
 namespace {
 
-template <typename Request>
-std::string KeyIn(const Record& record) {
-  Request request;
-  return request.Decode(record.message) ? std::string(request.key) : std::string();
-}
-
 // By which others open what the record shares, or it opens itself; empty: the record shares nothing.
 std::string SharedKey(const Record& record) {
-  switch (record.header.call) {
-    case kCall_cuIpcGetMemHandle:
-      return KeyIn<wire::cuIpcGetMemHandle_Request>(record);
-    case kCall_cuIpcOpenMemHandle_v2:
-      return KeyIn<wire::cuIpcOpenMemHandle_v2_Request>(record);
-    case kCall_cuIpcGetEventHandle:
-      return KeyIn<wire::cuIpcGetEventHandle_Request>(record);
-    case kCall_cuIpcOpenEventHandle:
-      return KeyIn<wire::cuIpcOpenEventHandle_Request>(record);
-    case kCall_cuMemExportToShareableHandle:
-      return KeyIn<wire::cuMemExportToShareableHandle_Request>(record);
-    case kCall_cuMemImportFromShareableHandle:
-      return KeyIn<wire::cuMemImportFromShareableHandle_Request>(record);
-    case kCall_cuMemPoolExportToShareableHandle:
-      return KeyIn<wire::cuMemPoolExportToShareableHandle_Request>(record);
-    case kCall_cuMemPoolImportFromShareableHandle:
-      return KeyIn<wire::cuMemPoolImportFromShareableHandle_Request>(record);
-    case kCall_cuMemPoolExportPointer:
-      return KeyIn<wire::cuMemPoolExportPointer_Request>(record);
-    case kCall_cuMemPoolImportPointer:
-      return KeyIn<wire::cuMemPoolImportPointer_Request>(record);
-    default:
-      return {};
-  }
+  const uint32_t field = TraitsOf(record.header.call).key_field;
+  std::string_view key;
+  if (field == 0) return {};
+  const bool read = wire::ReadMessage(record.message, [field, &key](wire::Reader& reader) {
+    return reader.field() == field ? reader.Get(&key) : reader.Skip();
+  });
+  return read ? std::string(key) : std::string();
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "proto/api/call_traits.gen.h"
 #include "proto/codec/codec.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/driver_hooks.h"
@@ -218,31 +219,9 @@ CUresult WorkerSession::EnterContext(const FrameHeader& header) {
   // With the first call of the application the replay is over, and so is the need for what it has put in place.
   if (!code_pads_.empty() && header.call < kFirstOperation && !(header.flags & kFlagReplay)) UnloadCodePads();
   // Whatever it asks for may leave work on the GPU, until it is known to have none.
-  switch (header.call) {
-    case kCall_cuCtxSynchronize:
-    case kCall_cuStreamSynchronize:
-    case kCall_cuEventSynchronize:
-      if (!uploads_.empty()) uploads_.Collect();
-      break;
-    case kOpMemAlloc:
-    case kOpMemFree:
-    case kOpPing:
-    case kOpManagedMap:
-    case kOpManagedUnmap:
-    case kOpManagedFlush:
-    case kOpManagedFetch:
-    case kOpFunctionInfo:
-    case kOpSessionInfo:
-    case kOpTimeline:
-    case kCall_cuMemGetInfo_v2:
-    case kCall_cuStreamQuery:
-    case kCall_cuEventQuery:
-    case kCall_cuEventCreate:
-    case kCall_cuEventDestroy_v2:
-      break;
-    default:
-      ++work_;
-  }
+  const Work work = TraitsOf(header.call).work;
+  if (work == Work::kMayStart) ++work_;
+  if (work == Work::kWaits && !uploads_.empty()) uploads_.Collect();
   const uint32_t slot = header.context_or_result;
   if (slot == SlotOf(current_) && (slot == 0 || current_ref_.id != 0)) return MakeCurrent(table_, current_ref_);
   current_ = 0;

@@ -179,6 +179,33 @@ def check_readmes(root, problems):
     return f"{count} folders"
 
 
+# Ids of calls and of our own operations.
+CALL_INFO = re.compile(r"\bCallInfo\s+\w+\s*\{\s*k(Call_|Op)")
+CALL_CASE = re.compile(r"\bcase\s+(?:\w+\s*::\s*)*(kCall_\w+|kOp(\w+))")
+
+
+def check_call_facts(root, problems):
+    """A switch over call ids is a list of calls that somebody adding one would have to find."""
+    table = open(os.path.join(root, "proto/api/operations.textproto"), encoding="utf-8").read()
+    operations = set(re.findall(r'^\s*number: \d+ name: "(\w+)"', table, re.M))
+    if not operations:
+        problems.append("proto/api/operations.textproto: found no operation in it")
+    count = 0
+    for path in files(root, MAY_INCLUDE):
+        if not path.endswith(SOURCE):
+            continue
+        count += 1
+        for number, line in lines_without_comments(os.path.join(root, path)):
+            if CALL_INFO.search(line):
+                problems.append(f"{path}:{number}: proto/api says what a call is: use info::k_cuX, or Under(info::k_cuX, name)")
+            for case in CALL_CASE.finditer(line):
+                if case.group(2) is None or case.group(2) in operations:
+                    problems.append(
+                        f"{path}:{number}: `case {case.group(1)}`: facts about calls stand in proto/api alone. Add a field to `Traits` in "
+                        "schema.proto, set it in semantics.textproto or operations.textproto, and look it up with TraitsOf")
+    return f"{count} files"
+
+
 LICENSE = "SPDX-License-Identifier: Apache-2.0"
 
 
@@ -213,7 +240,7 @@ def main():
     if not os.path.exists(os.path.join(root, "WORKSPACE")):
         sys.exit(f"layers_test: no WORKSPACE in {root}; give the workspace's folder as argument")
     problems = []
-    for check in (check_includes, check_packages, check_readmes, check_text):
+    for check in (check_includes, check_packages, check_readmes, check_call_facts, check_text):
         before = len(problems)
         looked_at = check(root, problems)
         if looked_at.startswith("0 "):
