@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that the sources are as clang-format would write them, by the workspace's .clang-format.
+
+unformatted.txt lists the files that are not yet. It may only shrink: a file that is on the list and is formatted, or gone,
+must be taken off it, and a new file must be formatted.
+
+Usage: style_test.py [ROOT]            ROOT: the workspace (default: the one that this file, links followed, is in)
+       style_test.py --list [ROOT]     prints the files that are not formatted, and checks nothing
+Exit code 0 if everything holds, else every violation and exit code 1.
+"""
+
+import concurrent.futures
+import os
+import re
+import subprocess
+import sys
+
+# Each version has a style of its own; Debian 12 and Ubuntu 24.04 both have this one.
+CLANG_FORMAT = "clang-format-14"
+TOPS = ("proto", "ckptfmt", "replay", "checkpoint", "host", "client", "server", "tests", "bench")
+SOURCE = (".h", ".cc", ".cu", ".cpp")
+WARNING = re.compile(r"(.*?):\d+:\d+: warning: code should be clang-formatted")
+LIST = "tests/style/unformatted.txt"
+
+
+def sources(root):
+    for top in TOPS:
+        for folder, names, leaves in os.walk(os.path.join(root, top)):
+            names[:] = sorted(n for n in names if not n.startswith((".", "bazel-")) and n != "third_party")
+            for leaf in sorted(leaves):
+                if leaf.endswith(SOURCE):
+                    yield os.path.relpath(os.path.join(folder, leaf), root)
+
+
+def unformatted_of(root, paths):
+    """Those of the paths that clang-format would change."""
+    done = subprocess.run([CLANG_FORMAT, "--style=file", "--dry-run", *paths], cwd=root, capture_output=True, text=True, check=False)
+    found = {match.group(1) for match in map(WARNING.match, done.stderr.split("\n")) if match}
+    if done.returncode != 0 or (done.stderr and not found):
+        raise RuntimeError(f"{CLANG_FORMAT}: {done.stderr.strip()}")
+    return found
+
+
+def unformatted(root):
+    """How many sources there are, and which of them are not formatted."""
+    paths = list(sources(root))
+    if not paths:
+        raise RuntimeError(f"found no sources in {root}")
+    # Starting the program takes longer than reading a file.
+    parts = [paths[i:i + 50] for i in range(0, len(paths), 50)]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        return len(paths), set().union(*pool.map(lambda part: unformatted_of(root, part), parts))
+
+
+def listed(root):
+    with open(os.path.join(root, LIST), encoding="utf-8") as f:
+        return [line for line in f.read().split("\n") if line and not line.startswith("#")]
+
+
+def problems(root):
+    """How many files there are, and what is wrong."""
+    count, wrong = unformatted(root)
+    entries = listed(root)
+    found = [f"{path}: is not formatted. Run: {CLANG_FORMAT} -i {path}" for path in sorted(wrong - set(entries))]
+    for path in entries:
+        if path not in wrong:
+            what = "is formatted now" if os.path.exists(os.path.join(root, path)) else "is gone"
+            found.append(f"{path}: {what}. Take it off {LIST}, which may only shrink")
+    if entries != sorted(set(entries)):
+        found.append(f"{LIST}: must be sorted, each file once")
+    return count, found
+
+
+def main(arguments):
+    only_list = arguments[:1] == ["--list"]
+    rest = arguments[1:] if only_list else arguments
+    root = os.path.abspath(rest[0]) if rest else os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+    try:
+        if only_list:
+            print("\n".join(sorted(unformatted(root)[1])))
+            return 0
+        count, found = problems(root)
+    except FileNotFoundError as error:
+        sys.exit(f"style_test: there is no {error.filename}; tools/setup installs {CLANG_FORMAT}")
+    except RuntimeError as error:
+        sys.exit(f"style_test: {error}")
+    for problem in found:
+        print(problem, file=sys.stderr)
+    print(f"{'FAIL' if found else 'ok  '} {count} sources")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,8 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Bazel's runfiles are links: the real place of this script is in the workspace.
+folder=$(dirname "$(readlink -f "$0")")
+case $1 in
+  --self-test) exec /usr/bin/python3 "$folder/style_test_test.py" ;;
+  *) exec /usr/bin/python3 "$folder/style_test.py" "$@" ;;
+esac
