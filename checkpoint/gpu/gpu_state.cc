@@ -16,7 +16,6 @@
 
 #include "checkpoint/gpu/direct_copy.h"
 #include "checkpoint/gpu/modules.h"
-#include "checkpoint/gpu/moved_code.h"
 #include "checkpoint/gpu/side_requests.h"
 #include "proto/channel/handshake.h"
 #include "proto/chunkhash/chunk_hash.h"
@@ -311,9 +310,8 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
   return ok;
 }
 
-// Functions that lie elsewhere than before, of the modules whose variables hold addresses of functions.
-static bool FindMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, MovedCode* moved,
-                          std::string* error) {
+bool FindMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, MovedCode* moved,
+                   std::string* error) {
   const auto holds_code = [](const ckptfmt::Region& region) {
     return region.flags != 0 &&
            (region.kind == ckptfmt::RegionKind::kModuleSymbol || region.kind == ckptfmt::RegionKind::kLibrarySymbol);
@@ -424,33 +422,48 @@ bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChann
 }
 
 bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
-                SharedBuffers* shared, const Continue& go_on, uint64_t* direct, std::string* error) {
-  MovedCode moved;
-  if (!FindMovedCode(to, regions, &moved, error)) return false;
-  std::vector<bool> copied(regions.size(), false);
-  // Addresses that have changed are looked for, and changed, on the way through the host.
-  if (moved.empty() && !CopyDirectly(from, to, regions, go_on, &copied, error)) return false;
-  std::vector<ckptfmt::Region> rest;
+                const MovedCode& moved, const SharedBlocks& handed_over, SharedBuffers* shared, const Continue& go_on,
+                CopiedBytes* bytes, std::string* error) {
   uint64_t before = 0, total = 0;
-  for (size_t i = 0; i < regions.size(); ++i) {
-    total += regions[i].bytes;
-    if (copied[i]) {
-      before += regions[i].bytes;
+  std::vector<ckptfmt::Region> to_copy;
+  for (const ckptfmt::Region& region : regions) {
+    total += region.bytes;
+    if (handed_over.Have(region)) {
+      before += region.bytes;
     } else {
-      rest.push_back(regions[i]);
+      to_copy.push_back(region);
     }
   }
-  *direct += before;
+  bytes->handed_over += before;
+  // The translation would change the old server's memory, too.
+  if (before != 0 && !moved.empty()) {
+    *error = "functions lie elsewhere on the new server, and its memory is still the old one's";
+    return false;
+  }
+  const Continue go_on_with_copies = [&](uint64_t done, uint64_t) { return !go_on || go_on(before + done, total); };
+  std::vector<bool> copied(to_copy.size(), false);
+  // Addresses that have changed are looked for, and changed, on the way through the host.
+  if (moved.empty() && !CopyDirectly(from, to, to_copy, go_on_with_copies, &copied, error)) return false;
+  std::vector<ckptfmt::Region> rest;
+  const uint64_t handed = before;
+  for (size_t i = 0; i < to_copy.size(); ++i) {
+    if (copied[i]) {
+      before += to_copy[i].bytes;
+    } else {
+      rest.push_back(to_copy[i]);
+    }
+  }
+  bytes->direct += before - handed;
   const Continue go_on_with_rest = [&](uint64_t done, uint64_t) { return !go_on || go_on(before + done, total); };
   ChunkPool pool(kCopyPool);
   if (!pool.ok()) {
     *error = "there is no memory to copy through";
     return false;
   }
-  const auto use = [&](size_t region, uint64_t index, char* slot, size_t bytes, std::string* why) {
+  const auto use = [&](size_t region, uint64_t index, char* slot, size_t count, std::string* why) {
     const uint64_t offset = index * ckptfmt::kChunkBytes;
-    const bool sent = moved.Translate(rest[region], offset, slot, bytes, why) &&
-                      SendBytes(to, rest[region], offset, {slot, bytes}, why);
+    const bool sent = moved.Translate(rest[region], offset, slot, count, why) &&
+                      SendBytes(to, rest[region], offset, {slot, count}, why);
     pool.Give(slot);
     return sent;
   };
@@ -458,8 +471,8 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
   SharedBuffers* const attached = worth && shared && shared->Attach(from) ? shared : nullptr;
   bool ok = false;
   if (attached && attached->Attach(to)) {
-    const auto change = [&](size_t region, uint64_t index, char* bytes, size_t count, std::string* why) {
-      return moved.Translate(rest[region], index * ckptfmt::kChunkBytes, bytes, count, why);
+    const auto change = [&](size_t region, uint64_t index, char* data, size_t count, std::string* why) {
+      return moved.Translate(rest[region], index * ckptfmt::kChunkBytes, data, count, why);
     };
     ok = CopyBetween(from, to, rest, attached, change, go_on_with_rest, error);
   } else {
@@ -486,12 +499,6 @@ bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* erro
   }
   *error = "the job's GPU objects cannot be made again on this server: " + *error;
   return false;
-}
-
-bool HasMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions) {
-  MovedCode moved;
-  std::string ignored;
-  return !FindMovedCode(channel, regions, &moved, &ignored) || !moved.empty();
 }
 
 bool ReplayCode(const replay::Log& log, ClientChannel* channel) {

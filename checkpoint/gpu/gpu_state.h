@@ -12,7 +12,9 @@
 
 #include "checkpoint/gpu/chunk_pool.h"
 #include "checkpoint/gpu/gpu_snapshot.h"
+#include "checkpoint/gpu/hand_over.h"
 #include "checkpoint/gpu/memory_transfer.h"
+#include "checkpoint/gpu/moved_code.h"
 #include "checkpoint/gpu/precopy.h"
 #include "checkpoint/gpu/shared_buffers.h"
 #include "ckptfmt/image_reader.h"
@@ -81,10 +83,18 @@ bool SaveMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regi
 // sends it.
 bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChannel* channel, const Continue& go_on,
                 std::string* error);
-// Copies the regions from one server to another. `shared`: null, or not attached. Adds to *direct what did not go
-// through the host.
+// How a copy went: bytes.
+struct CopiedBytes {
+  uint64_t handed_over = 0;  // not copied at all: the second server has the same memory
+  uint64_t direct = 0;       // of the rest, what did not go through the host
+};
+
+// Copies the regions from one server to another, all but those that both have (`handed_over`). `moved`: of
+// FindMovedCode for `to`; where functions have moved, nothing may have been handed over. `shared`: null, or not
+// attached. Adds to *bytes.
 bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
-                SharedBuffers* shared, const Continue& go_on, uint64_t* direct, std::string* error);
+                const MovedCode& moved, const SharedBlocks& handed_over, SharedBuffers* shared, const Continue& go_on,
+                CopiedBytes* bytes, std::string* error);
 
 // Recreates the objects of the log in their order, and compares the answers with the recorded ones. Leaves to the
 // process what needs its pinned memory (replay::Part). `scope`: of the sessions that are replayed together
@@ -95,8 +105,10 @@ bool ReplayLog(const replay::Log& log, ClientChannel* channel, std::string* erro
                const std::vector<std::string>& ownerless = {}, const replay::Log* ahead = nullptr);
 // The job's contexts, modules and functions, while it runs on elsewhere. On failure the session is of no use.
 bool ReplayCode(const replay::Log& log, ClientChannel* channel);
-// Whether functions whose addresses these regions hold lie elsewhere in this session than before, or that is not known.
-bool HasMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions);
+// Functions that lie elsewhere in this session than before, of the modules whose variables, in these regions, hold
+// addresses of functions. After a replay. False also if that cannot be known.
+bool FindMovedCode(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, MovedCode* moved,
+                   std::string* error);
 
 }  // namespace cuda_remote::checkpoint
 

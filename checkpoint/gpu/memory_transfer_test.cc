@@ -739,7 +739,7 @@ TEST(CopyMemory, GoesDirectly) {
       for (const Region& region : sample.regions) {
         if (region.kind == RegionKind::kAllocation) regions.push_back(region);
       }
-      uint64_t direct = 0, total = 0, worth = 0, last = 0;
+      uint64_t total = 0, worth = 0, last = 0;
       std::vector<uint64_t> sizes;
       for (const Region& region : regions) {
         total += region.bytes;
@@ -754,9 +754,12 @@ TEST(CopyMemory, GoesDirectly) {
         return true;
       };
       std::string error;
-      ASSERT_TRUE(CopyMemory(first.channel(), regions, second.channel(), shared.get(), go_on, &direct, &error)) << error;
+      CopiedBytes bytes;
+      ASSERT_TRUE(CopyMemory(first.channel(), regions, second.channel(), {}, {}, shared.get(), go_on, &bytes, &error))
+          << error;
       EXPECT_EQ(second.Sync(), 0u);
-      EXPECT_EQ(direct, worth) << refused;
+      EXPECT_EQ(bytes.direct, worth) << refused;
+      EXPECT_EQ(bytes.handed_over, 0u);
       EXPECT_EQ(last, total);
       for (size_t i = 0; i < sample.regions.size(); ++i) {
         if (sample.regions[i].kind != RegionKind::kAllocation) continue;
@@ -786,13 +789,78 @@ TEST(CopyMemory, StopsAskingInVain) {
     first.Have(region, sample.bytes.back());
     second.Have(region, std::string(5000, '?'));
   }
-  uint64_t direct = 0;
+  CopiedBytes bytes;
   std::string error;
-  ASSERT_TRUE(CopyMemory(first.channel(), sample.regions, second.channel(), nullptr, nullptr, &direct, &error)) << error;
+  ASSERT_TRUE(CopyMemory(first.channel(), sample.regions, second.channel(), {}, {}, nullptr, nullptr, &bytes, &error))
+      << error;
   EXPECT_EQ(second.Sync(), 0u);
-  EXPECT_EQ(direct, 0u);
+  EXPECT_EQ(bytes.direct, 0u);
   EXPECT_LT(second.fetches, 12);
   for (size_t i = 0; i < 30; ++i) EXPECT_TRUE(second.At(sample.regions[i].address) == sample.bytes[i]);
+}
+
+// What both servers have is not copied; what is only partly in such a block is.
+TEST(CopyMemory, LeavesOutWhatWasHandedOver) {
+  Sample sample;
+  Server first, second;
+  SharedBlocks handed_over;
+  const uint64_t block = 0x100000000000, page = 2 << 20;
+  handed_over.Add(block, page);
+  struct {
+    uint64_t address, bytes;
+    bool handed_over;
+  } const places[] = {{block, 5000, true},
+                      {block + page - 5120, 5120, true},
+                      {block + page, 5000, false},
+                      {block + 4 * page - 512, 5000, false},
+                      {block + 8 * page, 3 << 20, false}};
+  handed_over.Add(block + 4 * page, page);
+  uint64_t expected = 0, total = 0;
+  for (const auto& place : places) {
+    Region region;
+    region.kind = RegionKind::kAllocation;
+    region.address = place.address;
+    region.bytes = place.bytes;
+    region.context = 0x7000000000010;
+    sample.regions.push_back(region);
+    sample.bytes.push_back(Noise(place.bytes, place.address));
+    first.Have(region, sample.bytes.back());
+    second.Have(region, std::string(place.bytes, '?'));
+    total += place.bytes;
+    if (place.handed_over) expected += place.bytes;
+  }
+  // A variable's address says nothing about where it lies.
+  Region variable = sample.regions[0];
+  variable.kind = RegionKind::kModuleSymbol;
+  EXPECT_FALSE(handed_over.Have(variable));
+  uint64_t first_seen = 0, last = 0;
+  const Continue go_on = [&](uint64_t done, uint64_t all) {
+    EXPECT_EQ(all, total);
+    if (first_seen == 0) first_seen = done;
+    last = done;
+    return true;
+  };
+  CopiedBytes bytes;
+  std::string error;
+  ASSERT_TRUE(CopyMemory(first.channel(), sample.regions, second.channel(), {}, handed_over, nullptr, go_on, &bytes,
+                         &error))
+      << error;
+  EXPECT_EQ(second.Sync(), 0u);
+  EXPECT_EQ(bytes.handed_over, expected);
+  EXPECT_EQ(bytes.direct, total - expected);
+  EXPECT_GT(first_seen, expected);
+  EXPECT_EQ(last, total);
+  for (size_t i = 0; i < sample.regions.size(); ++i) {
+    const std::string untouched(sample.bytes[i].size(), '?');
+    EXPECT_TRUE(second.At(sample.regions[i].address) == (places[i].handed_over ? untouched : sample.bytes[i])) << i;
+  }
+  // Where functions lie elsewhere, memory is translated, which must not happen to what the first server has.
+  MovedCode moved;
+  moved.Add(1, 2, "table", {{0, 0x7f0000001000, 0x7f0000002000}});
+  ASSERT_FALSE(moved.empty());
+  EXPECT_FALSE(CopyMemory(first.channel(), sample.regions, second.channel(), moved, handed_over, nullptr, go_on, &bytes,
+                          &error));
+  EXPECT_THAT(error, HasSubstr("functions lie elsewhere"));
 }
 
 TEST(CopyMemory, ADirectCopyEnds) {

@@ -5,6 +5,7 @@
 #include "proto/driverabi/export_tables.h"
 #include "server/softgpu/api.h"
 #include "server/softgpu/cleanup.h"
+#include "server/softgpu/graph.h"
 #include "server/softgpu/pool.h"
 #include "server/softgpu/stream.h"
 #include "server/softgpu/thread_state.h"
@@ -194,6 +195,7 @@ SOFTGPU_API cuCtxGetDevice_v2(CUdevice* device, CUcontext handle) {
 
 SOFTGPU_API cuCtxSynchronize() {
   SOFTGPU_ENTER_CONTEXT(context);
+  if (CUresult result = CheckContextCapture(context); result != CUDA_SUCCESS) return result;
   const CUresult result = context->Synchronize();
   NotePoolsWaited();
   return result;
@@ -203,6 +205,7 @@ SOFTGPU_API cuCtxSynchronize_v2(CUcontext handle) {
   SOFTGPU_ENTER();
   ContextPtr context;
   if (CUresult result = ContextFor(handle, &context); result != CUDA_SUCCESS) return result;
+  if (CUresult result = CheckContextCapture(context); result != CUDA_SUCCESS) return result;
   const CUresult result = context->Synchronize();
   NotePoolsWaited();
   return result;

@@ -12,6 +12,7 @@
 
 #include "proto/driverabi/driver_settings.h"
 #include "proto/driverabi/visible_devices.h"
+#include "server/softgpu/machine_memory.h"
 #include "server/softgpu/settings.h"
 
 namespace cuda_remote::softgpu {
@@ -91,7 +92,18 @@ Device::Device(int ordinal, int number)
   Registry<Context>::Get().Add(primary_);
 }
 
-bool Device::TakeMemory(uint64_t bytes) {
+uint64_t Device::used() const {
+  MachineMemory* const shared = MachineMemory::Get();
+  return shared != nullptr ? shared->Used(number_) : used_.load();
+}
+
+void Device::GiveMemory(uint64_t bytes, uint64_t thing) {
+  if (MachineMemory* const shared = MachineMemory::Get()) return shared->Give(number_, thing, bytes);
+  used_ -= bytes;
+}
+
+bool Device::TakeMemory(uint64_t bytes, uint64_t thing) {
+  if (MachineMemory* const shared = MachineMemory::Get()) return shared->Take(number_, thing, bytes, total_);
   uint64_t used = used_.load();
   do {
     if (bytes > total_ || used > total_ - bytes) return false;

@@ -40,10 +40,12 @@ class Device {
   const CUuuid& uuid() const { return uuid_; }
 
   uint64_t total() const { return total_; }
-  uint64_t used() const { return used_.load(); }
-  // Takes bytes from the budget; false if it does not have them.
-  bool TakeMemory(uint64_t bytes);
-  void GiveMemory(uint64_t bytes) { used_ -= bytes; }
+  // By this process, or by all that share the GPU (machine_memory.h).
+  uint64_t used() const;
+  // Takes bytes from the budget; false if it does not have them. `thing`: what names the memory in all processes that
+  // may have it; 0: it is this process's alone.
+  bool TakeMemory(uint64_t bytes, uint64_t thing = 0);
+  void GiveMemory(uint64_t bytes, uint64_t thing = 0);
 
   const ContextPtr& primary() const { return primary_; }
 

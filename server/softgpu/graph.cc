@@ -216,6 +216,18 @@ CUresult CheckLegacyCapture(const StreamPtr& stream) {
   return CUDA_SUCCESS;
 }
 
+CUresult CheckContextCapture(const ContextPtr& context) {
+  if (g_running.load(std::memory_order_acquire) == 0) return CUDA_SUCCESS;
+  std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
+  CUresult result = CUDA_SUCCESS;
+  for (const std::shared_ptr<Capture>& capture : Running()) {
+    if (capture->origin->context() != context) continue;
+    Invalidate(capture);
+    result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  return result;
+}
+
 CUresult WaitEventInCapture(const StreamPtr& stream, const EventPtr& event) {
   std::lock_guard<std::recursive_mutex> lock(CaptureMutex());
   std::shared_ptr<Capture> capture = event->capture;

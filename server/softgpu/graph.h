@@ -167,6 +167,9 @@ CUresult ForbiddenInCapture(const StreamPtr& stream);
 // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT if `stream` is the legacy stream and a capture of a blocking stream runs in its
 // context.
 CUresult CheckLegacyCapture(const StreamPtr& stream);
+// A context that has streams being captured cannot be waited for, whatever the mode: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+// invalidates these captures (seen with driver 580).
+CUresult CheckContextCapture(const ContextPtr& context);
 
 // Puts a stream into capture, into a new graph (null) or an existing one; takes all streams of a capture out of it.
 CUresult BeginCapture(const StreamPtr& stream, CUstreamCaptureMode mode, const GraphPtr& graph,

@@ -88,6 +88,16 @@ TEST_F(GraphTest, CaptureErrors) {
   EXPECT_EQ(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, Bump(word_, 1, a_));
   CU_IS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture(a_, &graph));
   EXPECT_EQ(nullptr, graph);
+  // So do a wait for the context, and a question for the stream's flags, whatever the mode.
+  CU_OK(cuStreamBeginCapture_v2(a_, CU_STREAM_CAPTURE_MODE_RELAXED));
+  CU_IS(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuCtxSynchronize());
+  CU_IS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture(a_, &graph));
+  CU_OK(cuStreamBeginCapture_v2(a_, CU_STREAM_CAPTURE_MODE_RELAXED));
+  unsigned flags;
+  CU_OK(cuStreamGetFlags(b_, &flags));
+  CU_IS(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamGetFlags(a_, &flags));
+  CU_IS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture(a_, &graph));
+  CU_OK(cuCtxSynchronize());
   // A fork that does not come back.
   CUevent fork;
   CU_OK(cuEventCreate(&fork, 0));

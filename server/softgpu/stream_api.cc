@@ -123,6 +123,7 @@ SOFTGPU_API cuStreamGetFlags(CUstream handle, unsigned int* flags) {
   StreamPtr stream;
   if (CUresult result = StreamFor(handle, &stream); result != CUDA_SUCCESS) return result;
   if (flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (CaptureOf(stream)) return ForbiddenInCapture(stream);
   *flags = stream->flags();
   return CUDA_SUCCESS;
 }

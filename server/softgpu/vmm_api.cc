@@ -5,6 +5,7 @@
 // memory file (memory_file.h), or a file of its own if it can be exported. Mapping is mmap at the reserved address; access is mprotect.
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -25,15 +26,24 @@ struct Physical {
   int fd = -1;
   uint64_t offset = 0;
   bool own_file = false;
+  bool imported = false;  // and so not exported again
+  bool taken = false;  // from the device's budget
   uint64_t id = NextBufferId();
 
+  // The number of its own file is the same in all processes that have it.
+  uint64_t thing() const {
+    struct stat facts;
+    return own_file && fstat(fd, &facts) == 0 ? facts.st_ino : 0;
+  }
+  bool Take() { return taken = GetDevice(device)->TakeMemory(size, thing()); }
+
   ~Physical() {
+    if (taken) GetDevice(device)->GiveMemory(size, thing());
     if (own_file) {
       close(fd);
     } else if (fd >= 0) {
       GiveFileRange({fd, offset}, size);
     }
-    if (Device* gpu = GetDevice(device)) gpu->GiveMemory(size);
   }
 };
 using PhysicalPtr = std::shared_ptr<Physical>;
@@ -190,7 +200,6 @@ SOFTGPU_API cuMemCreate(CUmemGenericAllocationHandle* out, size_t size, const CU
   SOFTGPU_ENTER();
   if (out == nullptr || size == 0 || !Aligned(size) || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (CUresult result = CheckProp(prop); result != CUDA_SUCCESS) return result;
-  if (!GetDevice(prop->location.id)->TakeMemory(size)) return CUDA_ERROR_OUT_OF_MEMORY;
   auto physical = std::make_shared<Physical>();
   physical->device = prop->location.id;
   physical->size = size;
@@ -205,6 +214,7 @@ SOFTGPU_API cuMemCreate(CUmemGenericAllocationHandle* out, size_t size, const CU
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
   }
+  if (!physical->Take()) return CUDA_ERROR_OUT_OF_MEMORY;
   // Without a descriptor to spare it is memory like other memory, which cannot be exported.
   if (!physical->own_file) {
     FileRange range;
@@ -352,7 +362,9 @@ SOFTGPU_API cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle
   if (out == nullptr || flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard<std::mutex> lock(Vm().mutex);
   auto it = Vm().handles.find(handle);
-  if (it == Vm().handles.end() || !it->second.first->own_file) return CUDA_ERROR_INVALID_VALUE;
+  if (it == Vm().handles.end() || !it->second.first->own_file || it->second.first->imported) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   int fd = fcntl(it->second.first->fd, F_DUPFD_CLOEXEC, 0);
   if (fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
   *static_cast<int*>(out) = fd;
@@ -367,8 +379,7 @@ SOFTGPU_API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* out, vo
   off_t size = fd < 0 ? -1 : lseek(fd, 0, SEEK_END);
   const int device = fd < 0 ? kNone : DeviceOfShared(fd);
   // A GPU that reaches another one's memory does so whether this process sees that one or not.
-  if (device == kNone || size <= 0 || !Aligned(static_cast<uint64_t>(size)) ||
-      (device != kHidden && !GetDevice(device)->TakeMemory(static_cast<uint64_t>(size)))) {
+  if (device == kNone || size <= 0 || !Aligned(static_cast<uint64_t>(size))) {
     if (fd >= 0) close(fd);
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -377,10 +388,12 @@ SOFTGPU_API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* out, vo
   physical->size = static_cast<uint64_t>(size);
   physical->fd = fd;
   physical->own_file = true;
+  physical->imported = true;
   physical->prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   physical->prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   physical->prop.location.id = device;
   physical->prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  if (device != kHidden && !physical->Take()) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard<std::mutex> lock(Vm().mutex);
   *out = Vm().next_handle++;
   Vm().handles[*out] = {physical, 1};

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/worker/device_arena.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 #include <vector>
 
 #include "proto/driverabi/error_names.h"
@@ -52,6 +56,8 @@ CUresult DeviceArena::Allocate(int device, uint64_t bytes, uint64_t at, uint64_t
   if (at != 0 && (!Contains(at) || at % kUnit != 0 || bytes > kArenaBase + bytes_ - at))
     return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard<std::mutex> lock(mutex_);
+  // Only a replay asks for addresses. When it is over, the process that this one replaces is gone, or about to go.
+  if (at == 0) twice_bytes_ = 0;
   const bool small = bytes < kSmall;
   bytes = small ? (bytes + kUnit - 1) / kUnit * kUnit : (bytes + kPage - 1) / kPage * kPage;
   const CUresult result = small ? AllocateSmall(device, bytes, at, address) : AllocateLarge(device, bytes, at, address);
@@ -68,9 +74,11 @@ CUresult DeviceArena::AllocateSmall(int device, uint64_t bytes, uint64_t at, uin
     const uint64_t page = at & ~(kPage - 1);
     if (at + bytes > page + kPage) return CUDA_ERROR_INVALID_VALUE;
     if (slabs_.count(page) == 0) {
-      EvictOverlapping(page, kPage);
-      if (!pages_.TakeAt(page, kPage)) return CUDA_ERROR_INVALID_VALUE;
-      if (const CUresult result = Back(device, page, kPage); result != CUDA_SUCCESS) return result;
+      if (!Claim(device, page, kPage)) {
+        EvictOverlapping(page, kPage);
+        if (!pages_.TakeAt(page, kPage)) return CUDA_ERROR_INVALID_VALUE;
+        if (const CUresult result = Back(device, page, kPage); result != CUDA_SUCCESS) return result;
+      }
       slabs_[page].device = device;
       space.Give(page, kPage);
     }
@@ -95,9 +103,10 @@ CUresult DeviceArena::AllocateSmall(int device, uint64_t bytes, uint64_t at, uin
 CUresult DeviceArena::AllocateLarge(int device, uint64_t bytes, uint64_t at, uint64_t* address) {
   if (at != 0) {
     if (at % kPage != 0) return CUDA_ERROR_INVALID_VALUE;
+    *address = at;
+    if (Claim(device, at, bytes)) return CUDA_SUCCESS;
     EvictOverlapping(at, bytes);
     if (!pages_.TakeAt(at, bytes)) return CUDA_ERROR_INVALID_VALUE;
-    *address = at;
     return Back(device, at, bytes);
   }
   for (auto it = cached_.begin(); it != cached_.end(); ++it) {
@@ -157,6 +166,104 @@ CUresult DeviceArena::MapOnce(int device, uint64_t address, uint64_t bytes) {
   return result;
 }
 
+std::vector<DeviceArena::Block> DeviceArena::LiveBlocks(uint64_t from, size_t most) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Block> blocks;
+  for (auto it = live_.lower_bound(from); it != live_.end() && blocks.size() < most;) {
+    auto backed = backed_.upper_bound(it->first);
+    if (backed == backed_.begin()) break;
+    --backed;
+    blocks.push_back({backed->first, backed->second.first, backed->second.second});
+    it = live_.lower_bound(backed->first + backed->second.first);
+  }
+  return blocks;
+}
+
+CUresult DeviceArena::Adopt(const Block& block, int fd, bool counted_twice) {
+  if (block.bytes == 0 || block.bytes % kPage != 0 || block.address % kPage != 0 || !Contains(block.address) ||
+      block.bytes > kArenaBase + bytes_ - block.address || small_.count(block.device) == 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  EvictOverlapping(block.address, block.bytes);
+  if (!pages_.TakeAt(block.address, block.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (counted_twice && budget_) twice_bytes_ += block.bytes;
+  CUresult result = TakeOfLimits(block.bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+  int kept = -1;
+  if (result == CUDA_SUCCESS) {
+    kept = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    result = kept < 0 ? CUDA_ERROR_OPERATING_SYSTEM : MapAdopted(block, fd);
+    if (result != CUDA_SUCCESS) GiveToLimits(block.bytes);
+  }
+  if (result != CUDA_SUCCESS) {
+    if (kept >= 0) close(kept);
+    if (counted_twice && budget_) twice_bytes_ -= block.bytes;
+    pages_.Give(block.address, block.bytes);
+    return result;
+  }
+  backed_[block.address] = {block.bytes, block.device};
+  backed_bytes_ += block.bytes;
+  adopted_[block.address] = {false, kept};
+  return CUDA_SUCCESS;
+}
+
+CUresult DeviceArena::MapAdopted(const Block& block, int fd) {
+  constexpr CUmemAllocationHandleType kDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  CUmemGenericAllocationHandle physical = 0;
+  CUresult result =
+      driver_.cuMemImportFromShareableHandle(&physical, reinterpret_cast<void*>(intptr_t(fd)), kDescriptor);
+  if (result != CUDA_SUCCESS) return result;
+  result = driver_.cuMemMap(block.address, block.bytes, 0, physical, 0);
+  driver_.cuMemRelease(physical);  // the mapping keeps it
+  if (result != CUDA_SUCCESS) return result;
+  result = SetAccess(block.device, block.address, block.bytes);
+  if (result != CUDA_SUCCESS) driver_.cuMemUnmap(block.address, block.bytes);
+  return result;
+}
+
+CUresult DeviceArena::Export(uint64_t address, int* fd) const {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto adopted = adopted_.find(address);
+    if (adopted != adopted_.end()) {
+      *fd = fcntl(adopted->second.fd, F_DUPFD_CLOEXEC, 0);
+      return *fd < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+    }
+  }
+  CUmemGenericAllocationHandle physical = 0;
+  CUresult result = driver_.cuMemRetainAllocationHandle(&physical, reinterpret_cast<void*>(address));
+  if (result != CUDA_SUCCESS) return result;
+  result = driver_.cuMemExportToShareableHandle(fd, physical, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  driver_.cuMemRelease(physical);
+  return result;
+}
+
+bool DeviceArena::Claim(int device, uint64_t address, uint64_t bytes) {
+  const auto adopted = adopted_.find(address);
+  if (adopted == adopted_.end() || adopted->second.given) return false;
+  if (backed_.at(address) != std::make_pair(bytes, device)) return false;
+  adopted->second.given = true;
+  return true;
+}
+
+void DeviceArena::DropUnclaimed() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Block> unclaimed;
+  for (const auto& [address, adopted] : adopted_) {
+    if (!adopted.given) unclaimed.push_back({address, backed_.at(address).first, backed_.at(address).second});
+  }
+  for (const Block& block : unclaimed) Unback(block.address, block.bytes, block.device);
+}
+
+std::vector<DeviceArena::Block> DeviceArena::ClaimedBlocks(uint64_t from, size_t most) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Block> blocks;
+  for (auto it = adopted_.lower_bound(from); it != adopted_.end() && blocks.size() < most; ++it) {
+    if (it->second.given) blocks.push_back({it->first, backed_.at(it->first).first, backed_.at(it->first).second});
+  }
+  return blocks;
+}
+
 CUresult DeviceArena::SetAccess(int device, uint64_t address, uint64_t bytes) {
   std::vector<CUmemAccessDesc> access;
   CUmemAccessDesc one = {};
@@ -174,6 +281,11 @@ CUresult DeviceArena::SetAccess(int device, uint64_t address, uint64_t bytes) {
 void DeviceArena::Unback(uint64_t address, uint64_t bytes, int device) {
   driver_.cuMemUnmap(address, bytes);
   backed_.erase(address);
+  if (const auto adopted = adopted_.find(address); adopted != adopted_.end()) {
+    close(adopted->second.fd);
+    adopted_.erase(adopted);
+    twice_bytes_ -= std::min(twice_bytes_, bytes);
+  }
   backed_bytes_ -= bytes;
   GiveToLimits(bytes);
   pages_.Give(address, bytes);
@@ -283,7 +395,7 @@ CUresult DeviceArena::EnablePeer(int device, int peer) {
 bool DeviceArena::TakeOfLimits(uint64_t bytes) {
   if (memory_limit_ != 0 && (bytes > memory_limit_ || backed_bytes_ + charged_bytes_ + bytes > memory_limit_))
     return false;
-  return !budget_ || budget_->Take(bytes);
+  return !budget_ || budget_->Take(bytes, twice_bytes_);
 }
 
 void DeviceArena::GiveToLimits(uint64_t bytes) {

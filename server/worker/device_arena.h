@@ -74,6 +74,29 @@ class DeviceArena {
   // exported as a file descriptor, if the driver can do that at all.
   bool Backing(uint64_t address, uint64_t* start, uint64_t* bytes) const;
 
+  // --- Memory that goes from one process to another: both have it mapped until one of them lets go of it.
+
+  struct Block {
+    uint64_t address = 0;
+    uint64_t bytes = 0;
+    int device = 0;
+  };
+  // What is mapped behind live allocations, in address order, from `from` on, `most` of it.
+  std::vector<Block> LiveBlocks(uint64_t from, size_t most) const;
+  // Maps such a block of another process, whose memory `fd` is (not taken over). Its pages are taken from now on, and
+  // Allocate at exactly its addresses gives it out with its contents. `counted_twice`: the other process's share of the
+  // budget has it until that process ends, so it is taken even if both do not fit. On failure nothing has changed:
+  // CUDA_ERROR_OUT_OF_MEMORY if the session may not have so much.
+  CUresult Adopt(const Block& block, int fd, bool counted_twice);
+  // A descriptor of the memory that is mapped at `address`, the begin of a block; the caller closes it. NVIDIA's driver
+  // (580) exports nothing that it has imported, so adopted memory goes by the descriptor with which it came.
+  CUresult Export(uint64_t address, int* fd) const;
+  // Unmaps adopted blocks that Allocate has not given out.
+  void DropUnclaimed();
+  // Adopted blocks that Allocate has given out and that were mapped ever since, in address order, from `from` on,
+  // `most` of them.
+  std::vector<Block> ClaimedBlocks(uint64_t from, size_t most) const;
+
   // Unmaps what is free, all but `keep` bytes.
   void Trim(uint64_t keep = 0);
 
@@ -119,6 +142,9 @@ class DeviceArena {
   // Backs pages that were taken from pages_; on failure they are given back.
   CUresult Back(int device, uint64_t address, uint64_t bytes);
   CUresult MapOnce(int device, uint64_t address, uint64_t bytes);
+  CUresult MapAdopted(const Block& block, int fd);
+  // Whether this is exactly a block that was adopted and not given out yet; it is given out now.
+  bool Claim(int device, uint64_t address, uint64_t bytes);
   CUresult SetAccess(int device, uint64_t address, uint64_t bytes);
   void Unback(uint64_t address, uint64_t bytes, int device);
   // Takes so much of what the session, and its owner, may hold. False: it does not fit.
@@ -140,13 +166,19 @@ class DeviceArena {
   std::map<int, AddressSpace> small_;                    // by device
   std::map<int, std::set<int>> accessors_;               // by device: peers that may use its memory
   std::map<uint64_t, std::pair<uint64_t, int>> backed_;  // address -> bytes, device
-  std::list<Cached> cached_;                             // oldest first
+  struct Adopted {
+    bool given = false;  // out, by Allocate
+    int fd = -1;         // of the memory
+  };
+  std::map<uint64_t, Adopted> adopted_;  // blocks of backed_
+  std::list<Cached> cached_;             // oldest first
   uint64_t cached_bytes_ = 0;
   uint64_t live_bytes_ = 0;  // of allocations, rounded
   std::map<int, uint64_t> live_by_device_;
   uint64_t backed_bytes_ = 0;   // physical memory of the arena
   bool shareable_ = true;       // until the driver refuses to make physical memory that can be exported
   uint64_t charged_bytes_ = 0;  // physical memory of the application's own making
+  uint64_t twice_bytes_ = 0;    // of the budget: the process that this session replaces has them, too
 };
 
 }  // namespace cuda_remote::server

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/worker/device_arena.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <map>
 #include <set>
+#include <tuple>
+#include <vector>
 
 namespace cuda_remote::server {
 namespace {
@@ -58,6 +61,18 @@ DriverTable MakeTable() {
       if (address < p + bytes && p < address + length) return CUDA_ERROR_ILLEGAL_ADDRESS;
     }
     g.mapped[p] = bytes;
+    return CUDA_SUCCESS;
+  };
+  // A descriptor's number is how many pages it stands for.
+  table.cuMemImportFromShareableHandle = [](CUmemGenericAllocationHandle* h, void* fd, CUmemAllocationHandleType) {
+    *h = g.next++;
+    g.handles[*h] = reinterpret_cast<uintptr_t>(fd) * kPage;
+    g.physical += g.handles[*h];
+    return CUDA_SUCCESS;
+  };
+  table.cuMemExportToShareableHandle = [](void* fd, CUmemGenericAllocationHandle, CUmemAllocationHandleType,
+                                          unsigned long long) {
+    *static_cast<int*>(fd) = open("/dev/null", O_RDONLY | O_CLOEXEC);
     return CUDA_SUCCESS;
   };
   table.cuMemUnmap = [](CUdeviceptr p, size_t bytes) {
@@ -261,6 +276,99 @@ TEST_F(DeviceArenaTest, CachedMemoryCountsAsFree) {
   size_t other = 10 * kPage;
   arena_->Adjust(1, &other, &total);
   EXPECT_EQ(other, 10 * kPage);
+}
+
+// Address, bytes, device.
+using Blocks = std::vector<std::tuple<uint64_t, uint64_t, int>>;
+Blocks Seen(const std::vector<DeviceArena::Block>& blocks) {
+  Blocks seen;
+  for (const DeviceArena::Block& block : blocks) seen.emplace_back(block.address, block.bytes, block.device);
+  return seen;
+}
+
+TEST_F(DeviceArenaTest, LiveBlocksHaveLiveAllocations) {
+  Make();
+  const uint64_t a = Allocate(600), b = Allocate(600), c = Allocate(3 * kPage), d = Allocate(kPage, 0, 1);
+  const uint64_t e = Allocate(2 * kPage);
+  arena_->Free(e);  // stays mapped
+  arena_->Free(a);
+  const Blocks all = {{b / kPage * kPage, kPage, 0}, {c, 3 * kPage, 0}, {d, kPage, 1}};
+  EXPECT_EQ(Seen(arena_->LiveBlocks(0, 100)), all);
+  EXPECT_EQ(Seen(arena_->LiveBlocks(0, 2)), Blocks(all.begin(), all.begin() + 2));
+  EXPECT_EQ(Seen(arena_->LiveBlocks(c, 100)), Blocks(all.begin() + 1, all.end()));
+  arena_->Free(b);
+  EXPECT_EQ(Seen(arena_->LiveBlocks(0, 100)), Blocks(all.begin() + 1, all.end()));
+}
+
+TEST_F(DeviceArenaTest, AdoptedMemoryIsGivenOutAtItsAddresses) {
+  Make();
+  const uint64_t small = kArenaBase + 4 * kPage, large = kArenaBase + 8 * kPage, unused = kArenaBase + 16 * kPage;
+  ASSERT_EQ(arena_->EnablePeer(0, 1), CUDA_SUCCESS);
+  ASSERT_EQ(arena_->Adopt({small, kPage, 0}, 1, false), CUDA_SUCCESS);
+  ASSERT_EQ(arena_->Adopt({large, 3 * kPage, 0}, 3, false), CUDA_SUCCESS);
+  ASSERT_EQ(arena_->Adopt({unused, 2 * kPage, 1}, 2, false), CUDA_SUCCESS);
+  EXPECT_TRUE(g.handles.empty());
+  EXPECT_EQ(g.access[large], (std::set<int>{0, 1}));
+  // Nobody gets it by chance, nor another piece or for another GPU.
+  EXPECT_EQ(Allocate(kPage), small + kPage);
+  EXPECT_EQ(Allocate(600), small + 2 * kPage);
+  EXPECT_EQ(Allocate(2 * kPage, large), 0u);
+  EXPECT_EQ(Allocate(3 * kPage, large, 1), 0u);
+  EXPECT_EQ(Allocate(600, large), 0u);
+  EXPECT_EQ(arena_->Adopt({large, 3 * kPage, 0}, 3, false), CUDA_ERROR_INVALID_VALUE);
+  const int creates = g.creates;
+  EXPECT_EQ(Allocate(3 * kPage - 5, large), large);
+  EXPECT_EQ(Allocate(600, small + 512), small + 512);
+  EXPECT_EQ(Allocate(512, small), small);
+  EXPECT_EQ(g.creates, creates);
+  EXPECT_EQ(g.mapped.count(unused), 1u);
+  arena_->DropUnclaimed();
+  EXPECT_EQ(g.mapped.count(unused), 0u);
+  EXPECT_EQ(Seen(arena_->ClaimedBlocks(0, 1)), (Blocks{{small, kPage, 0}}));
+  EXPECT_EQ(Seen(arena_->ClaimedBlocks(small + kPage, 9)), (Blocks{{large, 3 * kPage, 0}}));
+  // It ends as other memory does.
+  arena_->Free(large);
+  arena_->Trim();
+  EXPECT_EQ(g.mapped.count(large), 0u);
+  EXPECT_EQ(Allocate(3 * kPage, large), large);
+  EXPECT_EQ(g.creates, creates + 1);
+  EXPECT_EQ(Seen(arena_->ClaimedBlocks(0, 9)), (Blocks{{small, kPage, 0}}));
+}
+
+TEST_F(DeviceArenaTest, AdoptedMemoryCounts) {
+  Make(4 * kPage);
+  const uint64_t at = kArenaBase + 8 * kPage;
+  EXPECT_EQ(arena_->Adopt({at, 5 * kPage, 0}, 5, false), CUDA_ERROR_OUT_OF_MEMORY);
+  ASSERT_EQ(arena_->Adopt({at, 3 * kPage, 0}, 3, false), CUDA_SUCCESS);
+  EXPECT_EQ(Allocate(2 * kPage), 0u);
+  EXPECT_NE(Allocate(kPage), 0u);
+  arena_->DropUnclaimed();
+  EXPECT_NE(Allocate(3 * kPage), 0u);
+  EXPECT_EQ(g.physical, 4 * kPage);
+}
+
+// Until the old session has ended, its owner's budget has the memory twice.
+TEST_F(DeviceArenaTest, TheSameMemoryCountsOnceInABudget) {
+  std::string error;
+  const auto page = MemoryBudget::Create(&error);
+  const auto old = MemoryBudget::Open(dup(page->fd()), 1, 8 * kPage, &error);
+  ASSERT_TRUE(old && old->Take(6 * kPage)) << error;
+  for (const bool twice : {false, true}) {
+    Make();
+    arena_->SetBudget(MemoryBudget::Open(dup(page->fd()), 0, 8 * kPage, &error));
+    const uint64_t at = kArenaBase + 8 * kPage;
+    ASSERT_EQ(arena_->Adopt({at, 5 * kPage, 0}, 5, twice), twice ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
+    if (!twice) continue;
+    ASSERT_EQ(Allocate(5 * kPage, at), at);
+    // The replay goes on within the limit.
+    EXPECT_EQ(Allocate(2 * kPage, kArenaBase), kArenaBase);
+    EXPECT_EQ(Allocate(kPage, kArenaBase + 4 * kPage), 0u);
+    // The job's own calls come when the old session is gone.
+    EXPECT_EQ(Allocate(kPage), 0u);
+    old->Give(6 * kPage);
+    EXPECT_NE(Allocate(kPage), 0u);
+    EXPECT_EQ(old->Left(), 0u);
+  }
 }
 
 TEST_F(DeviceArenaTest, PeersReachOldAndNewMemory) {

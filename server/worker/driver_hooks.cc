@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <thread>
 #include <utility>
 
@@ -20,7 +19,7 @@ DeviceArena* g_arena = nullptr;
 std::function<void(bool)> g_collect_frees;
 std::function<void()> g_settle;
 std::thread::id g_executor;
-std::set<CUstream> g_captures;
+std::map<CUstream, bool> g_captures;  // and whether the stream is a blocking one
 std::map<CUmemGenericAllocationHandle, uint64_t> g_physical;
 std::map<uint64_t, uint64_t> g_arrays;  // their bytes
 std::map<CUmemoryPool, CUmemPoolProps> g_pools;
@@ -187,18 +186,26 @@ CUresult CUDAAPI CtxEnablePeerAccess(CUcontext peer, unsigned flags) {
   return found == CUDA_SUCCESS ? g_arena->EnablePeer(there, here) : result;
 }
 
+// To be asked before a capture: the driver (580) refuses it during one, and invalidates the capture.
+bool IsBlocking(CUstream stream) {
+  unsigned flags = 0;
+  return g_real.cuStreamGetFlags(stream, &flags) != CUDA_SUCCESS || (flags & CU_STREAM_NON_BLOCKING) == 0;
+}
+
 CUresult CUDAAPI StreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
   Settle();
+  const bool blocking = IsCaptured(stream) || IsBlocking(stream);
   const CUresult result = g_real.cuStreamBeginCapture_v2(stream, mode);
-  if (result == CUDA_SUCCESS) g_captures.insert(stream);
+  if (result == CUDA_SUCCESS) g_captures[stream] = blocking;
   return result;
 }
 
 CUresult CUDAAPI StreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode* dependencies,
                                            const CUgraphEdgeData* edges, size_t count, CUstreamCaptureMode mode) {
   Settle();
+  const bool blocking = IsCaptured(stream) || IsBlocking(stream);
   const CUresult result = g_real.cuStreamBeginCaptureToGraph(stream, graph, dependencies, edges, count, mode);
-  if (result == CUDA_SUCCESS) g_captures.insert(stream);
+  if (result == CUDA_SUCCESS) g_captures[stream] = blocking;
   return result;
 }
 
@@ -266,6 +273,11 @@ bool IsCaptured(CUstream stream) {
   if (g_captures.empty()) return false;
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   return g_real.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+}
+
+bool MayBeBlocking(CUstream captured) {
+  const auto it = g_captures.find(captured);
+  return it == g_captures.end() || it->second;
 }
 
 void ForgetCapture(CUstream stream) { g_captures.erase(stream); }

@@ -24,6 +24,9 @@ int CapturesInProgress();
 // Whether work that is put into `stream` now is captured instead of run.
 bool IsCaptured(CUstream stream);
 
+// Whether a captured stream may be a blocking one. Unknown for streams that have joined a capture: they count as such.
+bool MayBeBlocking(CUstream captured);
+
 // A stream died with its context, and its capture with it.
 void ForgetCapture(CUstream stream);
 

@@ -346,11 +346,23 @@ CUresult Ipc::Offer(uint64_t object, const IpcFacts& facts, int fd, std::string*
     return CUDA_ERROR_OPERATING_SYSTEM;
   }
   const std::string secret = RandomBytes();
+  has_offers_ = true;
   shared_[secret] = {IpcKind::kOffer, object, facts, fd};
   secrets_[{int(IpcKind::kOffer), object}] = secret;
   homes_[secret] = offers_home_;
   *key = MakeKey(IpcKind::kOffer, offers_home_, secret);
   return CUDA_SUCCESS;
+}
+
+void Ipc::ForgetOffers() {
+  if (!has_offers_.load(std::memory_order_relaxed)) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  const std::pair<int, uint64_t> first{int(IpcKind::kOffer), 0};
+  for (auto it = secrets_.lower_bound(first); it != secrets_.end() && it->first.first == first.first;) {
+    const uint64_t object = (it++)->first.second;
+    ForgetLocked(IpcKind::kOffer, object);
+  }
+  has_offers_ = false;
 }
 
 size_t Ipc::Users(uint64_t object) {

@@ -95,6 +95,9 @@ class Ipc {
   Ipc(const Ipc&) = delete;
   Ipc& operator=(const Ipc&) = delete;
 
+  // Whether this is a session of the same server.
+  bool IsOfThisServer(const IpcPeer& peer) const { return peer.server == self_.peer.server; }
+
   // Before anything is shared or opened. False after that, or if it is no scope. `ownerless`: keys of physical memory
   // that no session of the scope shares.
   bool SetScope(std::string_view scope, const std::vector<std::string_view>& ownerless);
@@ -118,6 +121,8 @@ class Ipc {
   // Offers memory to the worker to which this session moves, in the place of an older offer of `object`. As Share, but
   // for scope and saving it never happened, and the first one who opens it ends it.
   CUresult Offer(uint64_t object, const IpcFacts& facts, int fd, std::string* key);
+  // Ends all offers that nobody has taken: they keep memory alive. Costs nothing if there are none.
+  void ForgetOffers();
 
   // The object is gone: nobody else can open it, and what was open in its name here is let go.
   void Forget(uint64_t object);
@@ -186,6 +191,7 @@ class Ipc {
   std::vector<std::pair<uint64_t, uint64_t>> returned_;
   std::string home_;                      // of what is shared next; empty: none yet
   std::string offers_home_;               // of offers, likewise
+  std::atomic<bool> has_offers_{false};   // there may be some
   std::map<std::string, int> listening_;  // by home
   std::map<int, User> users_;             // by connection
   int wake_ = -1;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A move between two workers of one machine: memory that one offers and the other one copies, and clients that want
-// what is not offered to them.
+// A move between two workers of one machine: memory that one offers and the other one copies or takes over, and clients
+// that want what is not offered to them.
 
 #include <cuda.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -59,6 +61,53 @@ struct Side {
     in.bytes = bytes;
     in.context = context;
     return client.Call(kOpFetchMemory, in);
+  }
+  struct OfferedBlock {
+    uint64_t address, bytes;
+    int device;
+    std::string key;
+  };
+  std::vector<OfferedBlock> OfferBlocks() {
+    std::vector<OfferedBlock> blocks;
+    wire::OpOfferBlocks_Request in;
+    do {
+      EXPECT_EQ(client.Call(kOpOfferBlocks, in), CUDA_SUCCESS);
+      const auto reply = client.Decode<wire::OpOfferBlocks_Reply>();
+      for (const wire::Block& block : reply.blocks) {
+        blocks.push_back({block.address, block.bytes, block.device, std::string(block.key)});
+      }
+      in.after = reply.next;
+    } while (in.after != 0);
+    return blocks;
+  }
+  // How many of them it has now.
+  size_t Adopt(const std::vector<OfferedBlock>& blocks) {
+    size_t adopted = 0;
+    for (size_t i = 0; i < blocks.size(); i += 64) {
+      wire::OpAdoptBlocks_Request in;
+      for (size_t j = i; j < blocks.size() && j < i + 64; ++j) {
+        wire::Block block;
+        block.address = blocks[j].address;
+        block.bytes = blocks[j].bytes;
+        block.device = blocks[j].device;
+        block.key = blocks[j].key;
+        in.blocks.push_back(block);
+      }
+      EXPECT_EQ(client.Call(kOpAdoptBlocks, in), CUDA_SUCCESS);
+      adopted += client.Decode<wire::OpAdoptBlocks_Reply>().adopted.size();
+    }
+    return adopted;
+  }
+  std::set<uint64_t> Keep() {
+    std::set<uint64_t> kept;
+    wire::OpKeepBlocks_Request in;
+    do {
+      EXPECT_EQ(client.Call(kOpKeepBlocks, in), CUDA_SUCCESS);
+      const auto reply = client.Decode<wire::OpKeepBlocks_Reply>();
+      for (const wire::Block& block : reply.blocks) kept.insert(block.address);
+      in.after = reply.next;
+    } while (in.after != 0);
+    return kept;
   }
   // Memory of the application's own making. `handle_types`: as which others may get it.
   uint64_t Map(uint64_t bytes, CUmemAllocationHandleType handle_types) {
@@ -294,6 +343,206 @@ TEST(Offers, WhatTheDriverRefuses) {
   unsetenv("SOFTGPU_FAIL");
   EXPECT_EQ(refuses.Offer(refuses.Have("x")), "");
   EXPECT_EQ(refuses.last, CUDA_ERROR_NOT_SUPPORTED);
+}
+
+// The memory itself goes over: it is the same in both until one ends, stays when the old one has ended, and can be
+// used, shared, freed and handed on as memory of the new one's own.
+TEST(Blocks, AreHandedOver) {
+  auto old = std::make_unique<Side>(1);
+  auto now = std::make_unique<Side>(2);
+  const std::string large = Pattern(kBytes, 1), small = Pattern(5000, 2);
+  const uint64_t a = old->Have(large), b = old->Have(small), c = old->Have(small), d = old->Have(large);
+  // Neither what is free nor what is kept for later is offered.
+  ASSERT_EQ(old->client.Free(d), CUDA_SUCCESS);
+  const auto blocks = old->OfferBlocks();
+  ASSERT_EQ(blocks.size(), 2u);
+  ASSERT_EQ(now->Adopt(blocks), 2u);
+  ASSERT_EQ(now->client.Allocate(5000, c), c);
+  ASSERT_EQ(now->client.Allocate(kBytes, a), a);
+  ASSERT_EQ(now->client.Allocate(5000, b), b);
+  EXPECT_EQ(now->Keep(), (std::set<uint64_t>{a, b / kPage * kPage}));
+  EXPECT_TRUE(now->client.Read(a, kBytes) == large);
+  EXPECT_EQ(old->client.Write(c, std::string(5000, 'x')), CUDA_SUCCESS);
+  EXPECT_EQ(old->client.Synchronize(), CUDA_SUCCESS);
+  EXPECT_TRUE(now->client.Read(c, 5000) == std::string(5000, 'x'));
+  old.reset();
+  EXPECT_TRUE(now->client.Read(a, kBytes) == large);
+  EXPECT_TRUE(now->client.Read(b, 5000) == small);
+  // The rest of the small ones' page is free.
+  const uint64_t e = now->Have("new");
+  EXPECT_EQ(e / kPage, b / kPage);
+  // Another process opens it.
+  wire::cuIpcGetMemHandle_Request share;
+  share.address = a;
+  ASSERT_EQ(now->client.Call(kCall_cuIpcGetMemHandle, share), CUDA_SUCCESS);
+  const std::string key(now->client.Decode<wire::cuIpcGetMemHandle_Reply>().key);
+  Side other(3);
+  wire::cuIpcOpenMemHandle_v2_Request open;
+  open.key = key;
+  open.flags = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
+  ASSERT_EQ(other.client.Call(kCall_cuIpcOpenMemHandle_v2, open), CUDA_SUCCESS);
+  const uint64_t opened = other.client.Decode<wire::cuIpcOpenMemHandle_v2_Reply>().address;
+  EXPECT_TRUE(other.client.Read(opened, kBytes) == large);
+  // And on it goes.
+  auto third = std::make_unique<Side>(4);
+  ASSERT_EQ(third->Adopt(now->OfferBlocks()), 2u);
+  for (const uint64_t at : {b, c}) ASSERT_EQ(third->client.Allocate(5000, at), at);
+  ASSERT_EQ(third->client.Allocate(kBytes, a), a);
+  ASSERT_EQ(third->client.Allocate(3, e), e);
+  EXPECT_EQ(third->Keep().size(), 2u);
+  now.reset();
+  EXPECT_TRUE(third->client.Read(a, kBytes) == large);
+  EXPECT_TRUE(third->client.Read(b, 5000) == small);
+  EXPECT_EQ(third->client.Read(e, 3), "new");
+  // Freed, it is memory like other memory.
+  ASSERT_EQ(third->client.Free(a), CUDA_SUCCESS);
+  const uint64_t again = third->Have(small + large);
+  EXPECT_TRUE(third->client.Read(again, small.size() + large.size()) == small + large);
+}
+
+// A move that comes to nothing leaves everything as it was.
+TEST(Blocks, TheOldOneGoesOnIfTheNewOneEnds) {
+  Side old(1);
+  const std::string bytes = Pattern(kBytes, 1), small = Pattern(700, 2);
+  const uint64_t a = old.Have(bytes), b = old.Have(small);
+  for (int i = 0; i < 3; ++i) {
+    Side now(2);
+    ASSERT_EQ(now.Adopt(old.OfferBlocks()), 2u);
+    if (i == 0) continue;
+    ASSERT_EQ(now.client.Allocate(kBytes, a), a);
+    if (i == 2) {
+      EXPECT_EQ(now.Keep(), std::set<uint64_t>{a});
+    }
+  }
+  EXPECT_TRUE(old.client.Read(a, kBytes) == bytes);
+  EXPECT_TRUE(old.client.Read(b, 700) == small);
+  ASSERT_EQ(old.client.Free(a), CUDA_SUCCESS);
+  const uint64_t c = old.Have(bytes + bytes);
+  EXPECT_TRUE(old.client.Read(c, 2 * kBytes) == bytes + bytes);
+  EXPECT_TRUE(old.client.Read(b, 700) == small);
+}
+
+// Memory that no allocation has got is let go, and what lies there later is the new one's own.
+TEST(Blocks, WhatNobodyWantsIsLetGo) {
+  Side old(1), now(2);
+  const std::string bytes = Pattern(kBytes, 1);
+  const uint64_t a = old.Have(bytes), b = old.Have(bytes);
+  ASSERT_EQ(now.Adopt(old.OfferBlocks()), 2u);
+  ASSERT_EQ(now.client.Allocate(kBytes, b), b);
+  EXPECT_EQ(now.Keep(), std::set<uint64_t>{b});
+  ASSERT_EQ(now.client.Allocate(kBytes, a), a);
+  EXPECT_EQ(now.Keep(), std::set<uint64_t>{b});
+  EXPECT_EQ(now.client.Write(a, std::string(kBytes, 'n')), CUDA_SUCCESS);
+  EXPECT_EQ(now.client.Synchronize(), CUDA_SUCCESS);
+  EXPECT_TRUE(old.client.Read(a, kBytes) == bytes);
+  EXPECT_TRUE(now.client.Read(b, kBytes) == bytes);
+  // Freed and allocated again, it is not the old one's any more, whatever it contains.
+  Side other(3);
+  ASSERT_EQ(other.Adopt(old.OfferBlocks()), 2u);
+  ASSERT_EQ(other.client.Allocate(kBytes, b), b);
+  ASSERT_EQ(other.client.Free(b), CUDA_SUCCESS);
+  ASSERT_EQ(other.client.Allocate(kBytes, b), b);
+  EXPECT_EQ(other.Keep(), std::set<uint64_t>());
+}
+
+TEST(Blocks, MoreThanAMessageHolds) {
+  Side old(1), now(2);
+  std::vector<std::pair<uint64_t, std::string>> all;
+  for (unsigned i = 0; i < 70; ++i) {
+    const std::string bytes = Pattern(kBytes / 2, i);
+    all.emplace_back(old.Have(bytes), bytes);
+  }
+  const auto blocks = old.OfferBlocks();
+  ASSERT_EQ(blocks.size(), all.size());
+  ASSERT_EQ(now.Adopt(blocks), all.size());
+  for (const auto& one : all) ASSERT_EQ(now.client.Allocate(kBytes / 2, one.first), one.first);
+  EXPECT_EQ(now.Keep().size(), all.size());
+  for (const auto& one : all) EXPECT_TRUE(now.client.Read(one.first, kBytes / 2) == one.second);
+}
+
+// Each is taken once, by the same owner, on the same GPU, where there is room for it; and the old session's next
+// allocation or free ends what nobody has taken.
+TEST(Blocks, OnlyForTheNextSession) {
+  Side old(1, std::string(16, 'a')), other(2, std::string(16, 'b')), now(3, std::string(16, 'a'));
+  const std::string bytes = Pattern(kBytes, 1);
+  const uint64_t a = old.Have(bytes);
+  EXPECT_EQ(other.Adopt(old.OfferBlocks()), 0u);
+  EXPECT_EQ(old.Adopt(old.OfferBlocks()), 0u);
+  auto blocks = old.OfferBlocks();
+  ASSERT_EQ(blocks.size(), 1u);
+  ASSERT_EQ(now.Adopt(blocks), 1u);
+  EXPECT_EQ(now.Adopt(blocks), 0u);
+  EXPECT_EQ(now.Adopt(old.OfferBlocks()), 0u);  // the addresses are taken
+  ASSERT_EQ(now.client.Allocate(kBytes, a), a);
+  EXPECT_EQ(now.Adopt(old.OfferBlocks()), 0u);
+  Side late(4, std::string(16, 'a'));
+  blocks = old.OfferBlocks();
+  const uint64_t b = old.client.Allocate(100);
+  EXPECT_EQ(late.Adopt(blocks), 0u);
+  blocks = old.OfferBlocks();
+  ASSERT_EQ(old.client.Free(b), CUDA_SUCCESS);
+  EXPECT_EQ(late.Adopt(blocks), 0u);
+  // Nonsense is refused, and nothing comes of it.
+  for (int i = 0; i < 6; ++i) {
+    blocks = old.OfferBlocks();
+    ASSERT_GE(blocks.size(), 1u);
+    blocks.resize(1);
+    if (i == 0) blocks[0].bytes += kPage;
+    if (i == 1) blocks[0].address += 512;
+    if (i == 2) blocks[0].address = uint64_t(1) << 60;
+    if (i == 3) blocks[0].device = 1;
+    if (i == 4) blocks[0].device = -1;
+    if (i == 5) blocks[0].key[40] ^= 1;
+    EXPECT_EQ(late.Adopt(blocks), 0u) << i;
+  }
+  ASSERT_EQ(late.Adopt(old.OfferBlocks()), old.OfferBlocks().size());
+  EXPECT_TRUE(now.client.Read(a, kBytes) == bytes);
+  for (Side* side : {&old, &other, &now, &late}) EXPECT_EQ(side->client.status, ChannelStatus::kOk);
+}
+
+TEST(Blocks, NotFromGpuToGpu) {
+  setenv("SOFTGPU_DEVICES", "2", 1);
+  Side old(1, "", {"--gpu", "0"}), now(2, "", {"--gpu", "1"}), same(3, "", {"--gpu", "0"});
+  unsetenv("SOFTGPU_DEVICES");
+  old.Have(Pattern(kBytes, 1));
+  EXPECT_EQ(now.Adopt(old.OfferBlocks()), 0u);
+  EXPECT_EQ(same.Adopt(old.OfferBlocks()), 1u);
+}
+
+TEST(Blocks, WithinTheLimit) {
+  Side old(1), now(2, "", {"--memory-limit", "6291456"});
+  const uint64_t a = old.Have(Pattern(kBytes, 1));
+  old.Have(Pattern(kBytes, 2));
+  EXPECT_EQ(now.Adopt(old.OfferBlocks()), 1u);
+  ASSERT_EQ(now.client.Allocate(kBytes, a), a);
+  EXPECT_NE(now.client.Allocate(kPage), 0u);
+  EXPECT_EQ(now.client.Allocate(kPage), 0u);
+  EXPECT_EQ(now.client.last, CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+TEST(Blocks, WhatTheDriverRefuses) {
+  Side old(1);
+  const std::string bytes = Pattern(kBytes, 1);
+  const uint64_t from = old.Have(bytes);
+  for (const char* const call : {"cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess"}) {
+    setenv("SOFTGPU_FAIL", (std::string(call) + ":1:801").c_str(), 1);
+    Side now(2);
+    unsetenv("SOFTGPU_FAIL");
+    EXPECT_EQ(now.Adopt(old.OfferBlocks()), 0u) << call;
+    // Nothing is left of it.
+    ASSERT_EQ(now.client.Allocate(kBytes, from), from) << call;
+    EXPECT_EQ(now.Keep(), std::set<uint64_t>()) << call;
+    EXPECT_EQ(now.client.Write(from, std::string(kBytes, 'n')), CUDA_SUCCESS);
+    EXPECT_EQ(now.client.Synchronize(), CUDA_SUCCESS);
+    EXPECT_TRUE(old.client.Read(from, kBytes) == bytes) << call;
+    ASSERT_EQ(now.client.Free(from), CUDA_SUCCESS);
+    ASSERT_EQ(now.Adopt(old.OfferBlocks()), 1u) << call;
+  }
+  setenv("SOFTGPU_FAIL", "cuMemExportToShareableHandle:1:801", 1);
+  Side refuses(3);
+  unsetenv("SOFTGPU_FAIL");
+  refuses.Have("x");
+  EXPECT_TRUE(refuses.OfferBlocks().empty());
 }
 
 }  // namespace

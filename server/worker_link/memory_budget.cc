@@ -53,11 +53,11 @@ uint64_t MemoryBudget::Sum() const {
   return sum;
 }
 
-bool MemoryBudget::Take(uint64_t bytes) {
+bool MemoryBudget::Take(uint64_t bytes, uint64_t twice) {
   if (bytes > limit_) return false;
   // First taken, then counted: of two that do so at the same moment, one sees the other.
   slots_[slot_].fetch_add(bytes);
-  if (Sum() <= limit_) return true;
+  if (const uint64_t sum = Sum(); sum <= limit_ || sum - limit_ <= twice) return true;
   slots_[slot_].fetch_sub(bytes);
   return false;
 }

@@ -33,8 +33,9 @@ class MemoryBudget {
   int fd() const { return fd_; }
   uint64_t limit() const { return limit_; }
 
-  // For the worker's own slot. False: it does not fit, and nothing was taken.
-  bool Take(uint64_t bytes);
+  // For the worker's own slot. False: it does not fit, and nothing was taken. `twice`: bytes that two slots have though
+  // they are one memory, and that count once here.
+  bool Take(uint64_t bytes, uint64_t twice = 0);
   // Takes what is held already, whether it fits or not.
   void TakeAnyway(uint64_t bytes);
   void Give(uint64_t bytes);

@@ -12,10 +12,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "proto/api/captured_calls.h"
+#include "proto/api/call_traits.gen.h"
 #include "proto/codec/event.gen.h"
 #include "proto/codec/graph.gen.h"
 #include "proto/codec/launch.gen.h"
+#include "proto/codec/named.gen.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/codec/stream.gen.h"
 #include "server/dispatch/custom.gen.h"
@@ -171,25 +172,12 @@ void LoadKernels(WorkerSession& worker, std::string_view frames) {
 
 // Records of events for others than the capture's streams, and waits for such, become nodes that name the event itself.
 bool NamesEventItself(const FrameHeader& header, std::string_view message) {
-  switch (header.call) {
-    case kCall_cuEventRecordWithFlags: {
-      wire::cuEventRecordWithFlags_Request request;
-      return request.Decode(message) && (request.flags & CU_EVENT_RECORD_EXTERNAL) != 0;
-    }
-    case kCall_cuStreamWaitEvent: {
-      wire::cuStreamWaitEvent_Request request;
-      return request.Decode(message) && (request.Flags & CU_EVENT_WAIT_EXTERNAL) != 0;
-    }
-    case kCall_cuGraphAddEventRecordNode:
-    case kCall_cuGraphAddEventWaitNode:
-    case kCall_cuGraphAddNode_v2:
-    case kCall_cuGraphNodeSetParams:
-    case kCall_cuGraphEventRecordNodeSetEvent:
-    case kCall_cuGraphEventWaitNodeSetEvent:
-      return true;
-    default:
-      return false;
-  }
+  struct : wire::IgnoreNamed {
+    bool external = false;
+    void ExternalFlag(uint32_t flags) { external = (flags & CU_EVENT_RECORD_EXTERNAL) != 0; }
+  } named;
+  static_assert(uint32_t(CU_EVENT_RECORD_EXTERNAL) == uint32_t(CU_EVENT_WAIT_EXTERNAL), "one flag for both");
+  return TraitsOf(header.call).Has(kEventItself) || (wire::VisitNamed(header.call, message, &named) && named.external);
 }
 
 }  // namespace
@@ -252,8 +240,7 @@ CUresult OpGraphCapture(Session& session, const Request& request, const wire::Op
   bool begun = false;
   size_t failures = 0;
   while (NextRequest(&frames, &header, &message, &malformed)) {
-    const CaptureRole role = CaptureRoleOf(header.call);
-    if (role != (begun ? CaptureRole::kRecorded : CaptureRole::kBegins)) return kMalformedRequest;
+    if (TraitsOf(header.call).capture != (begun ? Capture::kRecorded : Capture::kBegins)) return kMalformedRequest;
     const Handler handler = FindHandler(header.call);
     if (handler == nullptr) return kMalformedRequest;
     const bool itself = NamesEventItself(header, message);

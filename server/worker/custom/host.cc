@@ -7,12 +7,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <functional>
 #include <map>
 #include <mutex>
 
 #include "proto/codec/operations.gen.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/custom/work.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/worker_session.h"
 
@@ -122,18 +124,19 @@ CUresult OpHostUnmap(Session& session, const Request&, const wire::OpHostUnmap_R
   if (range.own) worker.arena().Discharge(range.bytes);
   const DriverTable* const driver = &session.driver();
   void* const memory = reinterpret_cast<void*>(in.address);
-  const bool wait = CapturesInProgress() == 0 && !worker.idle();
   if (range.registered_in == 0) {
     munmap(memory, range.bytes);
     return CUDA_SUCCESS;
   }
-  // Copies in progress end first, as natively.
+  // What uses it ends first, as natively; any context may.
+  const std::function<CUresult()> wait = WaitFor(worker, AllWork(worker));
   ContextRef context = worker.AnyContext();
   for (const auto& [handle, info] : worker.contexts()) {
     if (info.ref.id == range.registered_in) context = info.ref;
   }
-  worker.DeferIn(context, reply, [driver, memory, range, wait](Answer*) {
-    if (wait) driver->cuCtxSynchronize();
+  worker.DeferIn(context, reply, [driver, context, memory, range, wait](Answer*) {
+    wait();
+    MakeCurrent(*driver, context);
     driver->cuMemHostUnregister(memory);
     munmap(memory, range.bytes);
     return CUDA_SUCCESS;

@@ -69,15 +69,33 @@ std::string KeyFor(const Request& request, std::string_view key) {
   return request.replay() ? std::string(key) : std::string();
 }
 
-// A descriptor of the physical memory that is mapped at `start`.
-CUresult Export(const DriverTable& driver, uint64_t start, int* fd) {
-  CUmemGenericAllocationHandle physical = 0;
-  CUresult result = driver.cuMemRetainAllocationHandle(&physical, reinterpret_cast<void*>(start));
-  if (result != CUDA_SUCCESS) return result;
-  result = driver.cuMemExportToShareableHandle(fd, physical, kDescriptor, 0);
-  driver.cuMemRelease(physical);
-  return result;
-}
+// Blocks in one message. Of offered ones, each is a descriptor until it is taken.
+constexpr size_t kMostOffered = 64, kMostKept = 4096;
+
+// Some context is current while it lives: drivers may want one to import memory, and before a replay there is none.
+class AnyCurrent {
+ public:
+  explicit AnyCurrent(WorkerSession& worker) : worker_(worker) {
+    if (const ContextRef context = worker.AnyContext(); context.id != 0) {
+      MakeCurrent(worker.driver(), context);
+      return;
+    }
+    CUcontext primary = nullptr;  // of the first GPU, since it exists already
+    retained_ = worker.driver().cuDevicePrimaryCtxRetain(&primary, 0) == CUDA_SUCCESS;
+    if (retained_) worker.driver().cuCtxSetCurrent(primary);
+    ForgetCurrent();
+  }
+  ~AnyCurrent() {
+    MakeCurrent(worker_.driver(), worker_.current_ref());
+    if (retained_) worker_.driver().cuDevicePrimaryCtxRelease_v2(0);
+  }
+  AnyCurrent(const AnyCurrent&) = delete;
+  AnyCurrent& operator=(const AnyCurrent&) = delete;
+
+ private:
+  WorkerSession& worker_;
+  bool retained_ = false;
+};
 
 // The key of an allocation of the arena. The whole of what lies behind it is shown, as natively: small ones have
 // neighbours. *key: KeyFor.
@@ -97,7 +115,7 @@ CUresult ShareAllocation(WorkerSession& worker, IpcKind kind, uint64_t address, 
   facts.bytes = range.bytes;
   SetDevice(worker, range.device, &facts);
   int fd = -1;
-  if (const CUresult result = Export(worker.driver(), start, &fd); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = worker.arena().Export(start, &fd); result != CUDA_SUCCESS) return result;
   return worker.ipc().Share(kind, it->first, facts, fd, key);
 }
 
@@ -249,13 +267,85 @@ CUresult OpOfferMemory(Session& session, const Request&, const wire::OpOfferMemo
     return CUDA_ERROR_INVALID_VALUE;
   }
   int fd = -1;
-  CUresult result = Export(session.driver(), start, &fd);
+  CUresult result = worker.arena().Export(start, &fd);
   if (result != CUDA_SUCCESS) return result;
   std::string key;
   result = worker.ipc().Offer(in.address, facts, fd, &key);
   if (result != CUDA_SUCCESS) return result;
   out->key = key;
   out->bytes = facts.bytes;
+  out->Encode(&reply->message);
+  return CUDA_SUCCESS;
+}
+
+CUresult OpOfferBlocks(Session& session, const Request&, const wire::OpOfferBlocks_Request& in,
+                       wire::OpOfferBlocks_Reply* out, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  const std::vector<DeviceArena::Block> blocks = worker.arena().LiveBlocks(in.after, kMostOffered);
+  std::vector<std::string> keys(blocks.size());
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const DeviceArena::Block& block = blocks[i];
+    int fd = -1;
+    if (worker.arena().Export(block.address, &fd) != CUDA_SUCCESS) continue;
+    IpcFacts facts;
+    facts.mapping_bytes = facts.bytes = block.bytes;
+    SetDevice(worker, block.device, &facts);
+    if (worker.ipc().Offer(block.address, facts, fd, &keys[i]) != CUDA_SUCCESS) continue;
+    wire::Block offered;
+    offered.address = block.address;
+    offered.bytes = block.bytes;
+    offered.device = block.device;
+    offered.key = keys[i];
+    out->blocks.push_back(offered);
+  }
+  if (blocks.size() == kMostOffered) out->next = blocks.back().address + blocks.back().bytes;
+  out->Encode(&reply->message);
+  return CUDA_SUCCESS;
+}
+
+CUresult OpAdoptBlocks(Session& session, const Request&, const wire::OpAdoptBlocks_Request& in,
+                       wire::OpAdoptBlocks_Reply* out, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  if (in.blocks.size() > kMostOffered) return kMalformedRequest;
+  const auto& devices = worker.loaded().devices;
+  const AnyCurrent current(worker);
+  for (const wire::Block& block : in.blocks) {
+    if (block.device < 0 || size_t(block.device) >= devices.size()) continue;
+    IpcFacts facts;
+    int fd = -1;
+    IpcUse use;
+    if (worker.ipc().Open(block.key, IpcKind::kOffer, true, std::chrono::milliseconds(0), &facts, &fd, &use) !=
+        CUDA_SUCCESS) {
+      continue;
+    }
+    close(use.connection);
+    const std::string& uuid = devices[size_t(block.device)].uuid;
+    const bool same = facts.offset == 0 && facts.bytes == block.bytes && facts.mapping_bytes == block.bytes &&
+                      uuid == std::string(facts.device.data(), facts.device.size());
+    if (fd >= 0 && same &&
+        worker.arena().Adopt({block.address, block.bytes, block.device}, fd, worker.ipc().IsOfThisServer(use.peer)) ==
+            CUDA_SUCCESS) {
+      out->adopted.push_back(block.address);
+    }
+    if (fd >= 0) close(fd);
+  }
+  out->Encode(&reply->message);
+  return CUDA_SUCCESS;
+}
+
+CUresult OpKeepBlocks(Session& session, const Request&, const wire::OpKeepBlocks_Request& in,
+                      wire::OpKeepBlocks_Reply* out, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  if (in.after == 0) worker.arena().DropUnclaimed();
+  const std::vector<DeviceArena::Block> blocks = worker.arena().ClaimedBlocks(in.after, kMostKept);
+  for (const DeviceArena::Block& block : blocks) {
+    wire::Block kept;
+    kept.address = block.address;
+    kept.bytes = block.bytes;
+    kept.device = block.device;
+    out->blocks.push_back(kept);
+  }
+  if (blocks.size() == kMostKept) out->next = blocks.back().address + blocks.back().bytes;
   out->Encode(&reply->message);
   return CUDA_SUCCESS;
 }

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <functional>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -16,6 +17,7 @@
 #include "proto/codec/operations.gen.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/custom/work.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/mirror_requests.h"
 #include "server/worker/worker_session.h"
@@ -63,32 +65,11 @@ std::vector<int> DevicesThatReach(WorkerSession& worker, int device) {
   return devices;
 }
 
-// What the GPUs have to do before the host may see memory that they write.
-struct Work {
-  std::vector<ContextRef> contexts;
-  std::vector<std::pair<ContextRef, CUstream>> streams;
-};
-
-// While streams are captured, contexts cannot be waited for; those streams have nothing to do in any case.
-Work AllWork(WorkerSession& worker) {
-  Work work;
-  if (worker.idle()) return work;
-  if (CapturesInProgress() == 0) {
-    for (const auto& [handle, context] : worker.contexts()) work.contexts.push_back(context.ref);
-    return work;
-  }
-  worker.handles().ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
-    const CUstream stream = reinterpret_cast<CUstream>(entry.real);
-    if (!IsCaptured(stream)) work.streams.emplace_back(worker.AnyContext(), stream);
-  });
-  return work;
-}
-
 // Whether all of it is done. Leaves another context current.
 bool IsDone(WorkerSession& worker, const Work& work) {
   const DriverTable& driver = worker.driver();
   for (const auto& [context, stream] : work.streams) {
-    if (driver.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY) return false;
+    if (MakeCurrent(driver, context) == CUDA_SUCCESS && driver.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY) return false;
   }
   if (work.contexts.empty()) return true;
   for (const ContextRef& context : work.contexts) {
@@ -168,24 +149,19 @@ CUresult OpManagedUnmap(Session& session, const Request&, const wire::OpManagedU
     arena->Discharge(bytes);
     return result;
   };
-  if (worker.idle() || CapturesInProgress() != 0) {
+  if (worker.idle()) {
     const CUresult result = finish();
     MakeCurrent(*driver, worker.current_ref());
     return result;
   }
   // Work in progress ends first, as natively.
-  std::vector<ContextRef> contexts;
-  for (const auto& [handle, context] : worker.contexts()) contexts.push_back(context.ref);
+  const bool all = CapturesInProgress() == 0;
+  const std::function<CUresult()> wait = WaitFor(worker, AllWork(worker));
   WorkerSession* const self = &worker;
   const uint64_t work = worker.work_now();
   worker.DeferIn(worker.AnyContext(), reply, [=](Answer*) {
-    CUresult result = CUDA_SUCCESS;
-    for (const ContextRef& context : contexts) {
-      if (MakeCurrent(*driver, context) != CUDA_SUCCESS) continue;
-      const CUresult waited = driver->cuCtxSynchronize();
-      if (result == CUDA_SUCCESS) result = waited;
-    }
-    if (result == CUDA_SUCCESS) self->NoteSynchronized(work);
+    const CUresult result = wait();
+    if (result == CUDA_SUCCESS && all) self->NoteSynchronized(work);
     const CUresult finished = finish();
     return result == CUDA_SUCCESS ? finished : result;
   });
@@ -244,17 +220,10 @@ CUresult OpManagedFetch(Session& session, const Request&, const wire::OpManagedF
   std::string message;
   out->Encode(&message);
   WorkerSession* const self = &worker;
+  const std::function<CUresult()> wait = WaitFor(worker, done ? Work() : work);
   worker.DeferIn({}, reply, [=](Answer* answer) {
     answer->message = message;
-    CUresult result = CUDA_SUCCESS;
-    if (!done) {
-      for (const ContextRef& context : work.contexts) {
-        if (MakeCurrent(*driver, context) == CUDA_SUCCESS) result = driver->cuCtxSynchronize();
-      }
-      for (const auto& [context, one] : work.streams) {
-        if (MakeCurrent(*driver, context) == CUDA_SUCCESS) result = driver->cuStreamSynchronize(one);
-      }
-    }
+    const CUresult result = wait();
     const CUresult fetched = FetchManaged(*self, in.address, in.bytes, &answer->payload);
     return result == CUDA_SUCCESS ? fetched : result;
   });

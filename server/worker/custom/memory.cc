@@ -67,6 +67,7 @@ CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Req
     return result;
   }
   if (in.flags & ~(kStreamOrdered | kManaged)) return kMalformedRequest;
+  worker.ipc().ForgetOffers();  // of a move that has come to nothing: a job that moves makes no calls
   if (in.device < 0 || size_t(in.device) >= worker.loaded().devices.size()) return CUDA_ERROR_INVALID_DEVICE;
   uint64_t bytes = in.bytes;
   uint64_t pitch = 0;
@@ -125,6 +126,7 @@ CUresult OpMemFree(Session& session, const Request&, const wire::OpMemFree_Reque
     return CUDA_ERROR_INVALID_VALUE;
   }
   worker.ipc().Forget(in.address);
+  worker.ipc().ForgetOffers();
   const DriverTable* const driver = &session.driver();
   if (in.stream_ordered) {
     CUstream stream;

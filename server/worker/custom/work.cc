@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/worker/custom/work.h"
+
+#include "server/worker/driver_hooks.h"
+#include "server/worker/uploads.h"
+
+namespace cuda_remote::server {
+
+Work AllWork(WorkerSession& worker) {
+  Work work;
+  if (worker.idle()) return work;
+  if (CapturesInProgress() == 0) {
+    for (const auto& [handle, context] : worker.contexts()) work.contexts.push_back(context.ref);
+    return work;
+  }
+  bool legacy = true;
+  worker.handles().ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
+    const CUstream stream = reinterpret_cast<CUstream>(entry.real);
+    if (!IsCaptured(stream)) {
+      work.streams.emplace_back(worker.AnyContext(), stream);
+      return;
+    }
+    legacy = legacy && !MayBeBlocking(stream);
+  });
+  for (const auto& [handle, context] : worker.contexts()) {
+    if (legacy) work.streams.emplace_back(context.ref, CU_STREAM_LEGACY);
+  }
+  return work;
+}
+
+std::function<CUresult()> WaitFor(WorkerSession& worker, const Work& work) {
+  const DriverTable* const driver = &worker.driver();
+  CUresult marked = CUDA_SUCCESS;
+  std::vector<CUevent> events;
+  for (const auto& [context, stream] : work.streams) {
+    CUresult result = MakeCurrent(*driver, context);
+    if (result == CUDA_SUCCESS) {
+      if (const CUevent event = EventBehind(*driver, stream, &result)) events.push_back(event);
+    }
+    if (marked == CUDA_SUCCESS) marked = result;
+  }
+  if (!work.streams.empty()) MakeCurrent(*driver, worker.current_ref());
+  return [driver, marked, events, contexts = work.contexts] {
+    CUresult result = marked;
+    const auto note = [&result](CUresult other) {
+      if (result == CUDA_SUCCESS) result = other;
+    };
+    for (const ContextRef& context : contexts) {
+      if (MakeCurrent(*driver, context) == CUDA_SUCCESS) note(driver->cuCtxSynchronize());
+    }
+    for (const CUevent event : events) {
+      note(driver->cuEventSynchronize(event));
+      driver->cuEventDestroy_v2(event);
+    }
+    return result;
+  };
+}
+
+}  // namespace cuda_remote::server

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the GPUs have been given and have to do before memory may be looked at, changed or given back.
+#ifndef CUDA_REMOTE_SERVER_WORKER_CUSTOM_WORK_H_
+#define CUDA_REMOTE_SERVER_WORKER_CUSTOM_WORK_H_
+
+#include <cuda.h>
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "server/worker/worker_session.h"
+
+namespace cuda_remote::server {
+
+struct Work {
+  std::vector<ContextRef> contexts;                      // all that was put into these
+  std::vector<std::pair<ContextRef, CUstream>> streams;  // and into these
+};
+
+// All work of the session; nothing if it is known to have none. While streams are being captured, contexts cannot be
+// waited for: then it is the work of all streams that are not captured, which has what the GPUs are doing. The
+// exception is work in the legacy stream while a blocking stream is captured: no call may look at that stream. Executor
+// only.
+Work AllWork(WorkerSession& worker);
+
+// What waits for it, on any thread, once. Leaves another context current. Call WaitFor itself on the executor: a stream
+// may be destroyed before the wait is over.
+std::function<CUresult()> WaitFor(WorkerSession& worker, const Work& work);
+
+}  // namespace cuda_remote::server
+
+#endif  // CUDA_REMOTE_SERVER_WORKER_CUSTOM_WORK_H_
