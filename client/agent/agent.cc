@@ -206,7 +206,9 @@ class AgentThread final : public Agent {
         EndAsking();
         return true;
       case Type::kLook: {
-        if (state_ != State::kRunning && state_ != State::kClosed) return Refused("Look", error);
+        if (state_ != State::kRunning && state_ != State::kClosed && state_ != State::kLocked) {
+          return Refused("Look", error);
+        }
         Activity activity;
         if (!host_->Look(&activity, error)) return false;
         EncodeActivity(activity, &reply->body);
@@ -251,7 +253,10 @@ class AgentThread final : public Agent {
         state_ = State::kReleased;
         return true;
       case Type::kGive: {
-        if (state_ != State::kTaken && state_ != State::kReleased) return Refused("Give", error);
+        // In kLocked: instead of the channel that was given before.
+        if (state_ != State::kTaken && state_ != State::kReleased && state_ != State::kLocked) {
+          return Refused("Give", error);
+        }
         Given given;
         if (!DecodeGiven(*request, &given)) return Malformed(error);
         request->fds.clear();  // the host's now
@@ -405,6 +410,7 @@ class AgentThread final : public Agent {
   void DropTool() {
     EndAsking();
     if (Holds()) {
+      host_->SettleMove();
       host_->Unlock();
       state_ = State::kRunning;
     }

@@ -12,7 +12,9 @@
 // admits single calls that the work may depend on, and settles when nothing goes on (client/agent/lock.h). The agent
 // itself never waits for the GPU or the program, so it always notices at once when the tool is gone.
 //
-// A tool that disappears in `closed`, `locked` or `taken` leaves the process running with the channel that it had. In `released`
+// A tool that disappears in `closed`, `locked` or `taken` leaves the process running with the channel that it had. If it
+// has given another worker's channel and not unlocked yet, the host finds out whether the job's move was decided
+// (SettleMove): all of its processes move, or none. In `released`
 // the agent holds no connection and the process no channel, so that the process can be snapshotted; the tool connects
 // again, to this process or to its restored copy, and gives it a channel. Only Give ends that state, or Abandon when there
 // is no channel any more.
@@ -49,6 +51,9 @@ class AgentHost {
   // After a Look that said `quiet`: settles what only this side knows of, and locks. *settled is false if something goes
   // on after all. Waits for `timeout_ms` at most, and only as long as `gone` is false.
   virtual bool Settle(int timeout_ms, const std::function<bool()>& gone, bool* settled, std::string* error) = 0;
+  // The tool has gone, and Unlock follows. If it has given another worker's channel, and the move of the job has not been
+  // decided, the process gets the channel back that it had.
+  virtual void SettleMove() = 0;
   // Lets calls in again. Also after a Take that led nowhere: the process goes on with the channel that it has.
   virtual void Unlock() = 0;
   // Hands out duplicates of the channel's descriptors, and the log. The caller owns what *taken holds.

@@ -89,6 +89,10 @@ class FakeHost : public AgentHost {
     locked = *settled = true;
     return true;
   }
+  void SettleMove() override {
+    EXPECT_TRUE(closed);
+    ++moves_settled;
+  }
   void Unlock() override {
     if (before_unlock) before_unlock();
     locked = closed = false;
@@ -160,7 +164,7 @@ class FakeHost : public AgentHost {
   std::atomic<int> looks{0}, quiet_after_looks{0}, asks_admitted{0};
   std::atomic<uint64_t> admitted{0};
   std::atomic<bool> released{false}, abandoned{false}, refuse_lock{false}, refuse_give{false};
-  std::atomic<int> unlocks{0}, last_timeout{0};
+  std::atomic<int> unlocks{0}, moves_settled{0}, last_timeout{0};
   std::atomic<uint64_t> trace_events{0};
   std::atomic<bool> hold_answers{false};
   std::atomic<uint64_t> last_asked{0}, given_up{0};
@@ -302,6 +306,36 @@ TEST_F(AgentTest, ToolThatDisappearsUnlocks) {
   for (int fd : {taken.log_fd, taken.fds.socket, taken.fds.ring}) close(fd);
 }
 
+// The host finds out which channel the process goes on with. A tool that unlocks has said so.
+TEST_F(AgentTest, ToolThatDisappearsInAMoveHasItSettled) {
+  Taken taken;
+  Activity activity;
+  for (const bool unlocks : {true, false}) {
+    auto tool = Connect();
+    ASSERT_TRUE(Lock(tool)) << error_;
+    ASSERT_TRUE(tool->Take(&taken, &error_)) << error_;
+    EXPECT_FALSE(tool->Look(&activity, &error_));
+    Given given;
+    given.fds = taken.fds;
+    given.new_worker = true;
+    given.welcome = taken.welcome;
+    ASSERT_TRUE(tool->Give(given, &error_)) << error_;
+    // Whether the new worker is there can be asked now; and if it is not, the former one is given back without it.
+    ASSERT_TRUE(tool->Look(&activity, &error_)) << error_;
+    EXPECT_TRUE(activity.answered);
+    given.new_worker = false;
+    ASSERT_TRUE(tool->Give(given, &error_)) << error_;
+    EXPECT_FALSE(host_.given.new_worker);
+    for (int fd : {taken.log_fd, taken.fds.socket, taken.fds.ring}) close(fd);
+    if (unlocks) {
+      ASSERT_TRUE(tool->Unlock(&error_)) << error_;
+    }
+    tool.reset();
+    EXPECT_TRUE(Eventually([&] { return host_.unlocks == (unlocks ? 1 : 2); }));
+    EXPECT_EQ(host_.moves_settled, unlocks ? 0 : 1);
+  }
+}
+
 // Also in the middle of a lock, at whatever step, and without the job's help.
 TEST_F(AgentTest, ToolThatDisappearsWhileItWaitsUnlocks) {
   Activity activity;
@@ -440,7 +474,8 @@ TEST_F(AgentTest, LooksAndAdmits) {
   EXPECT_EQ(host_.admitted, 0x1234u);
   ASSERT_TRUE(tool->Settle(1000, &settled, &error_)) << error_;
   EXPECT_TRUE(settled);
-  EXPECT_FALSE(tool->Look(&activity, &error_));
+  // For the worker's answer. It cannot be had while the channel is the tool's.
+  EXPECT_TRUE(tool->Look(&activity, &error_)) << error_;
   // Another process of the job was not idle: back to before.
   ASSERT_EQ(tool->Close(&error_), CloseResult::kClosed) << error_;
   EXPECT_FALSE(host_.locked);

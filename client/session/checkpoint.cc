@@ -17,6 +17,7 @@
 #include "client/session/session.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/driverabi/error_names.h"
+#include "proto/folder/this_job.h"
 #include "replay/replayer/channel_target.h"
 #include "replay/replayer/replayer.h"
 
@@ -294,6 +295,23 @@ bool Session::EventBeforeMove(uint64_t event, double* microseconds) {
   return true;
 }
 
+// One file decides for all processes of the job, so that none is left on another server than the rest.
+void Session::SettleMove() {
+  if (!given_new_ || !former_channel_) return;
+  std::string scope;
+  if (ReadSharingScope(settings_.job_dir, &scope) && scope != former_scope_) return;
+  LogLine("the tool that was moving the job has ended; the process goes on with the GPU server %s",
+          former_server_.c_str());
+  agent::Given former;
+  former.fds = former_channel_->DupFds();
+  former.next_sequence = former_channel_->next_sequence();
+  former.welcome = former_channel_->welcome();
+  std::string error;
+  if (Give(std::move(former), &error)) return;
+  LogLine("%s", error.c_str());
+  Lose(ChannelStatus::kSystemError);
+}
+
 double Session::MicrosecondsSinceMove() const { return double(NowNs() - moved_at_ns_) / 1000; }
 
 void Session::Unlock() {
@@ -320,6 +338,7 @@ void Session::Unlock() {
     managed_mirror_.ForgetFormer();
   }
   given_new_ = false;
+  former_channel_.reset();
   if (channel_) host_functions_.SetChannel(channel_.get());
   gate_.Open();
   trace::Resume();
@@ -433,6 +452,7 @@ void Session::Abandon() {
 bool Session::Give(agent::Given given, std::string* error) {
   std::unique_ptr<ClientChannel> adopted = ClientChannel::Adopt(given.fds, given.next_sequence, given.welcome, error);
   if (!adopted) return false;
+  ForgetQuestion();
   if (!given.new_worker && given_new_) GoBack();
   const CUresult lost_before = lost_.load();
   host_functions_.SetChannel(nullptr);
@@ -459,6 +479,9 @@ bool Session::Give(agent::Given given, std::string* error) {
     former_moved_at_ns_ = moved_at_ns_;
     moved_at_ns_ = NowNs();
     former_server_ = settings_.server;
+    former_scope_.clear();
+    ReadSharingScope(settings_.job_dir, &former_scope_);
+    former_channel_ = std::move(adopted);
     given_new_ = true;
   }
   completions_.ForgetAll();
@@ -470,8 +493,13 @@ bool Session::Give(agent::Given given, std::string* error) {
   return true;
 }
 
-// The tool takes a new channel back, since another process of the job could not take its own.
+// The tool takes a new channel back, since another process of the job could not take its own; or the tool has gone.
 void Session::GoBack() {
+  if (lost_.load() != CUDA_SUCCESS) {
+    LogLine("that was the session that the process was to move to; it goes on with the GPU server %s",
+            former_server_.c_str());
+  }
+  former_channel_.reset();
   managed_home_.MoveBack();
   managed_mirror_.MoveBack();
   settings_.server = former_server_;
@@ -537,17 +565,21 @@ bool Session::MoveManaged(std::string* error) {
 
 bool Session::ShareHostArena(std::string* error) {
   if (host_arena_.fd() < 0 || !shared_memory()) return true;
+  const auto refuse = [error](const char* what, CUresult result) {
+    *error = std::string("the new server cannot map the job's ") + what + " memory (" +
+             driverabi::DescribeError(result) + ")";
+    return false;
+  };
+  const CUresult segments = pinned_heap_.MapSegments(this);
+  if (segments != CUDA_SUCCESS) return refuse("pinned", segments);
   std::shared_lock<std::shared_mutex> lock(mutex_);
   for (auto& [start, range] : host_ranges_) {
     const bool registered = range.value.on_device && range.value.sharing != HostRange::kNone && !range.value.alias_of;
-    if (!range.value.shared && !registered) continue;
+    const bool whole = range.value.shared && !pinned_heap_.InSegment(start);
+    if (!whole && !registered) continue;
     const CUresult result = registered ? MapRegisteredRange(start, range.bytes, range.value)
                                        : MapHostRange(start, range.bytes, range.value.flags);
-    if (result != CUDA_SUCCESS) {
-      *error = std::string("the new server cannot map the job's ") + (registered ? "registered" : "pinned") +
-               " memory (" + driverabi::DescribeError(result) + ")";
-      return false;
-    }
+    if (result != CUDA_SUCCESS) return refuse(registered ? "registered" : "pinned", result);
   }
   return true;
 }

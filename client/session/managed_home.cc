@@ -13,7 +13,7 @@ namespace cuda_remote::client {
 namespace {
 
 // OpManagedUnmap's `action`.
-constexpr uint32_t kFree = 0, kClear = 1, kWaitOnly = 2;
+constexpr uint32_t kFree = 0, kClear = 1;
 
 }  // namespace
 bool ManagedHome::OnGpuLocked(Session* session) {
@@ -82,14 +82,14 @@ CUresult ManagedHome::TakeSegmentLocked(Session* session, uint64_t bytes, int de
 
 CUresult ManagedHome::Allocate(Session* session, uint64_t bytes, int device, uint64_t* address) {
   if (bytes > HostArena::kMaxBytes) return CUDA_ERROR_OUT_OF_MEMORY;
-  const uint64_t rounded = ManagedHeap::RoundUp(bytes);
+  const uint64_t rounded = SegmentHeap::RoundUp(bytes);
   std::lock_guard<std::mutex> lock(mutex_);
   if (!OnGpuLocked(session)) return CUDA_ERROR_NOT_SUPPORTED;
-  if (!ManagedHeap::IsSmall(bytes)) return TakeSegmentLocked(session, rounded, device, false, address);
+  if (!SegmentHeap::IsSmall(bytes)) return TakeSegmentLocked(session, rounded, device, false, address);
   *address = heap_.Take(rounded, device);
   if (*address == 0) {
     uint64_t segment;
-    const CUresult result = TakeSegmentLocked(session, ManagedHeap::kSegment, device, true, &segment);
+    const CUresult result = TakeSegmentLocked(session, SegmentHeap::kSegment, device, true, &segment);
     if (result != CUDA_SUCCESS) return result;
     *address = heap_.Take(rounded, device);
   }
@@ -98,7 +98,7 @@ CUresult ManagedHome::Allocate(Session* session, uint64_t bytes, int device, uin
 }
 
 CUresult ManagedHome::RemoveSegmentLocked(Session* session, uint64_t address) {
-  const ManagedHeap::Segment segment = *heap_.At(address);
+  const SegmentHeap::Segment segment = *heap_.At(address);
   heap_.Remove(address);
   CUresult result;
   if (place_ == Place::kGpu) {
@@ -115,9 +115,9 @@ CUresult ManagedHome::RemoveSegmentLocked(Session* session, uint64_t address) {
 
 CUresult ManagedHome::Free(Session* session, uint64_t address, uint64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (ManagedHeap::IsSmall(bytes)) {
-    const uint64_t rounded = ManagedHeap::RoundUp(bytes);
-    CUresult result = UnmapOnServer(session, 0, kWaitOnly);
+  if (SegmentHeap::IsSmall(bytes)) {
+    const uint64_t rounded = SegmentHeap::RoundUp(bytes);
+    CUresult result = session->WaitForWork();
     pages_.Clear(address, rounded);
     const uint64_t unused = heap_.Give(address, rounded);
     if (unused == 0) return result;
@@ -128,7 +128,7 @@ CUresult ManagedHome::Free(Session* session, uint64_t address, uint64_t bytes) {
     const CUresult removed = RemoveSegmentLocked(session, unused);
     return result == CUDA_SUCCESS ? removed : result;
   }
-  const ManagedHeap::Segment segment = *heap_.At(address);
+  const SegmentHeap::Segment segment = *heap_.At(address);
   if (place_ != Place::kGpu || segment.bytes > kLongestKept) return RemoveSegmentLocked(session, address);
   const CUresult result = UnmapOnServer(session, address, kClear);
   if (result != CUDA_SUCCESS) {

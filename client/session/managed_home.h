@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Managed memory on the GPU: what is allocated where (managed_heap.h), in which file (host_arena.h), and who has which
+// Managed memory on the GPU: what is allocated where (segment_heap.h), in which file (host_arena.h), and who has which
 // page (managed_pages.h). docs/memory.md describes it.
 //
 // Memory has a home on the GPU only where the kernel lets this process watch its own pages (page_faults.h), and all of
@@ -21,9 +21,9 @@
 #include <vector>
 
 #include "client/session/host_arena.h"
-#include "client/session/managed_heap.h"
 #include "client/session/managed_mirror.h"
 #include "client/session/managed_pages.h"
+#include "client/session/segment_heap.h"
 
 namespace cuda_remote::client {
 
@@ -81,7 +81,7 @@ class ManagedHome {
   Place place_before_ = Place::kUnknown;
   bool carried_before_ = false;
   HostArena arena_{HostArena::kManagedBase};
-  ManagedHeap heap_;
+  SegmentHeap heap_;
   ManagedPages pages_;
   std::list<Kept> kept_;  // oldest first
   uint64_t kept_bytes_ = 0;

@@ -288,6 +288,14 @@ CUresult Session::UnmapHostRange(uint64_t address) {
   return Operate(kOpHostUnmap, message, nullptr);
 }
 
+CUresult Session::WaitForWork() {
+  wire::OpManagedUnmap_Request request;
+  request.action = 2;  // wait only
+  std::string message;
+  request.Encode(&message);
+  return Operate(kOpManagedUnmap, message, nullptr);
+}
+
 CUresult Session::Lose(ChannelStatus status) {
   CUresult expected = CUDA_SUCCESS;
   // What a program sees when its GPU falls off the bus is the closest native case.

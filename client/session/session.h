@@ -37,6 +37,7 @@
 #include "client/session/managed_home.h"
 #include "client/session/managed_mirror.h"
 #include "client/session/objects.h"
+#include "client/session/pinned_heap.h"
 #include "client/session/pool_accounts.h"
 #include "client/session/settings.h"
 #include "client/session/staged_copies.h"
@@ -272,6 +273,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   // The application destroyed a graph or an executable.
   void GraphDestroyed(replay::ObjectKey object);
   HostArena& host_arena() { return host_arena_; }
+  PinnedHeap& pinned_heap() { return pinned_heap_; }
   ManagedMirror& managed_mirror() { return managed_mirror_; }
   ManagedHome& managed_home() { return managed_home_; }
   // Whether there has ever been managed memory: what every copy asks first.
@@ -304,6 +306,8 @@ class Session final : public agent::AgentHost, public trace::Server {
     return MapHostRange({page, address - page + bytes, -1, 0, 0, false, 0});
   }
   CUresult UnmapHostRange(uint64_t address);
+  // Waits until the GPUs have done all work that was sent.
+  CUresult WaitForWork();
   // Has a server on this machine map registered pages that can be shared (range.sharing is not kNone) at range.device.
   // `start` and `bytes` are the registration's.
   CUresult MapRegisteredRange(uint64_t start, uint64_t bytes, const HostRange& range);
@@ -326,6 +330,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   bool Look(agent::Activity* activity, std::string* error) override;
   bool Admit(const agent::Admission& which) override;
   bool Settle(int timeout_ms, const std::function<bool()>& gone, bool* settled, std::string* error) override;
+  void SettleMove() override;
   void Unlock() override;
   bool Take(agent::Taken* taken, std::string* error) override;
   void Release() override;
@@ -409,6 +414,8 @@ class Session final : public agent::AgentHost, public trace::Server {
   bool taken_ = false;
   // Since a Give of another server's channel, until calls go on: there is a way back to the server before.
   bool given_new_ = false;
+  std::unique_ptr<ClientChannel> former_channel_;  // null after a restart
+  std::string former_scope_;                       // the job's sharing scope at that Give
   std::string former_server_;
   int64_t former_moved_at_ns_ = 0;
   // Memory that a tool has the server map: what is mapped, and by sequence number what is asked for and not answered.
@@ -501,6 +508,7 @@ class Session final : public agent::AgentHost, public trace::Server {
   Answers answers_;
   Staging staging_;
   HostArena host_arena_;
+  PinnedHeap pinned_heap_{&host_arena_};
   ManagedMirror managed_mirror_;
   ManagedHome managed_home_;
   std::atomic<bool> uses_managed_{false};

@@ -85,6 +85,7 @@ APPS = {
     "managed_gpus": 12,
     "managed_random": 42,
     "managed_threads": 12,
+    "pinned_random": 24,
     "mapped": 20,
     "polling": 12,
     "texture_memory": 8,

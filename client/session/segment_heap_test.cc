@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/session/managed_heap.h"
+#include "client/session/segment_heap.h"
 
 #include <gtest/gtest.h>
 
@@ -9,10 +9,10 @@
 namespace cuda_remote::client {
 namespace {
 
-constexpr uint64_t kBase = 0x220000000000, kSegment = ManagedHeap::kSegment;
+constexpr uint64_t kBase = 0x220000000000, kSegment = SegmentHeap::kSegment;
 
-TEST(ManagedHeapTest, SmallAllocationsShareTheSegmentsOfTheirDevice) {
-  ManagedHeap heap;
+TEST(SegmentHeapTest, SmallAllocationsShareTheSegmentsOfTheirDevice) {
+  SegmentHeap heap;
   EXPECT_EQ(heap.Take(4096, 0), 0u);
   heap.Add(kBase, kSegment, 0, true);
   EXPECT_EQ(heap.Take(4096, 0), kBase);
@@ -24,15 +24,36 @@ TEST(ManagedHeapTest, SmallAllocationsShareTheSegmentsOfTheirDevice) {
   EXPECT_EQ(heap.Take(kSegment, 0), kBase);
 }
 
+// Segments that begin at any page, one right behind the other: their free parts stay apart.
+TEST(SegmentHeapTest, SegmentsMayBeginAtAnyPage) {
+  constexpr uint64_t kFirst = kBase + 3 * SegmentHeap::kPage, kSecond = kFirst + kSegment;
+  SegmentHeap heap;
+  heap.Add(kFirst, kSegment, 0, true);
+  heap.Add(kSecond, kSegment, 0, true);
+  EXPECT_EQ(heap.Take(kSegment - 4096, 0), kFirst);
+  EXPECT_EQ(heap.Take(kSegment, 0), kSecond);
+  EXPECT_EQ(heap.Take(4096, 0), kFirst + kSegment - 4096);
+  EXPECT_EQ(heap.Give(kFirst + kSegment - 4096, 4096), 0u);
+  EXPECT_EQ(heap.Give(kSecond, kSegment), kSecond);
+  EXPECT_EQ(heap.Give(kFirst, kSegment - 4096), kFirst);
+  EXPECT_EQ(heap.Take(2 * kSegment, 0), 0u);
+  EXPECT_EQ(heap.Holding(kFirst - 1), nullptr);
+  EXPECT_NE(heap.Holding(kFirst), nullptr);
+  EXPECT_EQ(heap.Holding(kSecond + kSegment), nullptr);
+  heap.Remove(kFirst);
+  EXPECT_EQ(heap.Holding(kFirst + 5), nullptr);
+  EXPECT_EQ(heap.Take(kSegment, 0), kSecond);
+}
+
 // No two allocations overlap, none crosses a segment, and a segment is said to be empty exactly when it is.
-TEST(ManagedHeapTest, RandomUseKeepsToTheSegments) {
-  ManagedHeap heap;
+TEST(SegmentHeapTest, RandomUseKeepsToTheSegments) {
+  SegmentHeap heap;
   std::mt19937 random(3);
   std::map<uint64_t, std::pair<uint64_t, int>> live;  // address -> bytes, device
   uint64_t next = kBase;
   for (int i = 0; i < 20000; ++i) {
     if (live.size() < 40 || random() % 2) {
-      const uint64_t bytes = ManagedHeap::RoundUp(1 + random() % (ManagedHeap::kSmall - 1));
+      const uint64_t bytes = SegmentHeap::RoundUp(1 + random() % (SegmentHeap::kSmall - 1));
       const int device = int(random() % 2);
       uint64_t address = heap.Take(bytes, device);
       if (address == 0) {

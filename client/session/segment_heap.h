@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which managed allocation lies where: pieces of segments. A segment is what the server maps (kOpManagedMap): whole pages
-// of 2 MiB, for one large allocation, or one such page for small ones of the same device. Pure logic; not thread-safe.
-#ifndef CUDA_REMOTE_CLIENT_SESSION_MANAGED_HEAP_H_
-#define CUDA_REMOTE_CLIENT_SESSION_MANAGED_HEAP_H_
+// Which allocation of managed or pinned memory lies where: pieces of segments. A segment is what the server maps
+// (kOpManagedMap, kOpHostMap): a multiple of 2 MiB for one large allocation, or 2 MiB for small ones of the same
+// device. Segments may begin at any page. Pure logic; not thread-safe.
+#ifndef CUDA_REMOTE_CLIENT_SESSION_SEGMENT_HEAP_H_
+#define CUDA_REMOTE_CLIENT_SESSION_SEGMENT_HEAP_H_
 
 #include <cstdint>
 #include <iterator>
@@ -10,7 +11,7 @@
 
 namespace cuda_remote::client {
 
-class ManagedHeap {
+class SegmentHeap {
  public:
   static constexpr uint64_t kSegment = 2 << 20;
   static constexpr uint64_t kPage = 4096;
@@ -53,14 +54,15 @@ class ManagedHeap {
   // Gives back what Take returned. Returns the segment's address if nothing of it is in use any more, else 0.
   uint64_t Give(uint64_t address, uint64_t bytes) {
     const auto segment = SegmentOf(address);
+    const uint64_t begin = segment->first, end = begin + segment->second.bytes;
     segment->second.used -= bytes;
     auto next = free_.lower_bound(address);
     // Free parts of neighbouring segments stay apart.
-    if (next != free_.end() && next->first == address + bytes && next->first % kSegment != 0) {
+    if (next != free_.end() && next->first == address + bytes && next->first != end) {
       bytes += next->second;
       next = free_.erase(next);
     }
-    if (next != free_.begin() && address % kSegment != 0) {
+    if (next != free_.begin() && address != begin) {
       const auto before = std::prev(next);
       if (before->first + before->second == address) {
         address = before->first;
@@ -69,7 +71,7 @@ class ManagedHeap {
       }
     }
     free_[address] = bytes;
-    return segment->second.used == 0 ? segment->first : 0;
+    return segment->second.used == 0 ? begin : 0;
   }
 
   void Remove(uint64_t segment) {
@@ -82,10 +84,19 @@ class ManagedHeap {
     const auto it = segments_.find(address);
     return it == segments_.end() ? nullptr : &it->second;
   }
+  // The segment in which the address lies; null if it lies in none.
+  const Segment* Holding(uint64_t address) const {
+    const auto next = segments_.upper_bound(address);
+    if (next == segments_.begin()) return nullptr;
+    const auto it = std::prev(next);
+    return address - it->first < it->second.bytes ? &it->second : nullptr;
+  }
   const std::map<uint64_t, Segment>& segments() const { return segments_; }
 
  private:
-  std::map<uint64_t, Segment>::iterator SegmentOf(uint64_t address) { return std::prev(segments_.upper_bound(address)); }
+  std::map<uint64_t, Segment>::iterator SegmentOf(uint64_t address) {
+    return std::prev(segments_.upper_bound(address));
+  }
 
   std::map<uint64_t, Segment> segments_;
   std::map<uint64_t, uint64_t> free_;  // parts of segments for small allocations: address -> bytes
@@ -93,4 +104,4 @@ class ManagedHeap {
 
 }  // namespace cuda_remote::client
 
-#endif  // CUDA_REMOTE_CLIENT_SESSION_MANAGED_HEAP_H_
+#endif  // CUDA_REMOTE_CLIENT_SESSION_SEGMENT_HEAP_H_
