@@ -202,6 +202,15 @@ absl::StatusOr<std::unique_ptr<ImageWriter>> ImageStore::Create(WriterOptions op
   return writer;
 }
 
+absl::StatusOr<OpenedFolder> ImageStore::BeginCopy(std::string* dir) {
+  State& state = *state_;
+  if (!state.folder.IsInPlace()) {
+    return absl::UnavailableError(absl::StrCat(state.folder.path(), " has been moved or removed meanwhile"));
+  }
+  *dir = state.PathOf(state.next++);
+  return MakePartial(*dir);
+}
+
 absl::StatusOr<size_t> ImageStore::Prune(size_t keep) {
   State& state = *state_;
   state.OpenImages();

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ckptfmt/file.h"
 #include "ckptfmt/image_reader.h"
 #include "ckptfmt/image_writer.h"
 
@@ -32,12 +33,15 @@ class ImageStore {
 
   // Starts the next image. Memory that the store's images hold is not written again.
   absl::StatusOr<std::unique_ptr<ImageWriter>> Create(WriterOptions options);
+  // Starts the next image for a caller who copies a complete one: an empty folder, locked, for Publish (folder.h),
+  // which gives it the name *dir. It shares nothing.
+  absl::StatusOr<OpenedFolder> BeginCopy(std::string* dir);
   // Why that image cannot share: the file system has no hard links. OK if it can.
   const absl::Status& sharing() const;
 
-  // Call it after the commit of an image that Create began. Removes all images of its job (ImageInfo::job_folder)
-  // except the last `keep`, frees the space that no image needs, and returns how many it removed. An image that is open
-  // somewhere (ImageReader) stays until the next time.
+  // Call it after the commit of an image that Create began, or Publish of one of BeginCopy. Removes all images of its
+  // job (ImageInfo::job_folder) except the last `keep`, frees the space that no image needs, and returns how many it
+  // removed. An image that is open somewhere (ImageReader) stays until the next time.
   absl::StatusOr<size_t> Prune(size_t keep);
 
  private:

@@ -51,6 +51,8 @@ bool Caller::Take(int fd, std::string* error) {
   caller->environment_.assign(facts.environment().begin(), facts.environment().end());
   caller->image_ = facts.image();
   caller->umask_ = mode_t(facts.umask()) & 0777;
+  caller->pid_ = facts.pid();
+  caller->holds_ = facts.holds();
   caller->announcements_ = facts.announcements();
   if (caller->announcements_ >= 0) fcntl(caller->announcements_, F_SETFD, FD_CLOEXEC);
   g_caller = caller;
@@ -88,9 +90,9 @@ bool Caller::CheckSaved(const std::optional<Account>& saved, std::string* error)
   return true;
 }
 
-bool Caller::Announce(const char* what, std::string* error) const {
+bool Caller::Announce(const char* what, std::string* error, std::string* said) const {
   if (announcements_ < 0) return true;
-  char answer[4096];
+  char answer[8192];
   ssize_t got = -1;
   if (send(announcements_, what, strlen(what), MSG_NOSIGNAL) == ssize_t(strlen(what))) {
     do {
@@ -98,7 +100,10 @@ bool Caller::Announce(const char* what, std::string* error) const {
     } while (got < 0 && errno == EINTR);
   }
   // "+": done; else what went wrong.
-  if (got > 0 && answer[0] == '+') return true;
+  if (got > 0 && answer[0] == '+') {
+    if (said) said->assign(answer + 1, size_t(got - 1));
+    return true;
+  }
   *error = got > 1 ? std::string(answer + 1, size_t(got - 1)) : "the cr-hostd that started this tool has ended";
   return false;
 }

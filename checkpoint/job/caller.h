@@ -17,8 +17,9 @@
 namespace cuda_remote::checkpoint {
 
 // What a tool announces, and cr-hostd does before it answers.
-inline constexpr char kImageBegins[] = "image begins";    // makes the image's folder, as the user
+inline constexpr char kImageBegins[] = "image begins";    // makes the image's folder, as the user; answers its name
 inline constexpr char kImageComplete[] = "image complete";  // signs the image, and copies it there
+inline constexpr char kImageRestored[] = "image restored";  // if Caller::holds: answers when the job is to run
 inline constexpr char kImageUsed[] = "image used";        // removes its copy of the image
 
 // Goes with a signal that is passed on: a terminal has sent it.
@@ -41,20 +42,26 @@ class Caller {
   void UseEnvironment() const;
   // For what is made as her. The tool's own keeps others out.
   mode_t umask() const { return umask_; }
+  // Of the process that asks: by this number she may call the job.
+  pid_t pid() const { return pid_; }
+  // Whether cr-hostd decides when a restored job runs.
+  bool holds() const { return holds_; }
   // For messages: the image as she named it.
   const std::string& image() const { return image_; }
 
   // Whether a saved job with these rights may be restored for her.
   bool CheckSaved(const std::optional<Account>& saved, std::string* error) const;
 
-  // Returns when cr-hostd has done what belongs to it; false and *error if it could not.
-  bool Announce(const char* what, std::string* error) const;
+  // Returns when cr-hostd has done what belongs to it; false and *error if it could not. *said: what it answers.
+  bool Announce(const char* what, std::string* error, std::string* said = nullptr) const;
 
  private:
   Account account_;
   std::vector<std::string> environment_;
   std::string image_;
   mode_t umask_ = 077;
+  pid_t pid_ = 0;
+  bool holds_ = false;
   int announcements_ = -1;
 };
 

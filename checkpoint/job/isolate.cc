@@ -489,15 +489,22 @@ bool StopOwnGroup() {
     above = parent;
   }
   if (above <= 0 || getsid(above) != getsid(0)) return false;
-  sigset_t own;
+  // By the same signal as the others: the shell hears of the first that stops, and may have all go on before a second
+  // signal to this process would come, which would then stop it for good.
+  struct sigaction standard = {}, kept;
+  standard.sa_handler = SIG_DFL;
+  sigaction(SIGTSTP, &standard, &kept);
+  sigset_t own, blocked;
   sigemptyset(&own);
   sigaddset(&own, SIGTSTP);
-  kill(0, SIGTSTP);
-  // This program is stopped below; the signal would be forwarded.
+  // One that has come already would stop this process before the others.
   const timespec none = {};
   while (sigtimedwait(&own, nullptr, &none) > 0) {
   }
-  raise(SIGSTOP);
+  sigprocmask(SIG_UNBLOCK, &own, &blocked);
+  kill(0, SIGTSTP);
+  sigprocmask(SIG_SETMASK, &blocked, nullptr);
+  sigaction(SIGTSTP, &kept, nullptr);
   return true;
 }
 

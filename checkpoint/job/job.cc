@@ -216,7 +216,11 @@ bool LinkLibrary(const std::string& directory, std::string* library_folder, std:
   return true;
 }
 
-bool WriteGpuServer(const std::string& directory, const std::string& address, int gpu, std::string* error) {
+namespace {
+
+// `more`: lines behind those for the server.
+bool WriteServer(const std::string& directory, const std::string& address, int gpu, const std::string& more,
+                 std::string* error) {
   // The snapshot of a process that was about to take the lock has it open.
   const std::string path = directory + "/" + kConnectionLockName;
   const int lock = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -229,10 +233,16 @@ bool WriteGpuServer(const std::string& directory, const std::string& address, in
   const bool given = stat(SocketFolder(directory).c_str(), &facts) != 0 || facts.st_uid == geteuid() ||
                      fchown(lock, facts.st_uid, gid_t(-1)) == 0;
   close(lock);
-  const std::string text = address + "\n" + std::to_string(gpu) + "\n";
+  const std::string text = address + "\n" + std::to_string(gpu) + "\n" + more;
   if (given) return Replace(directory + "/gpu-server", text, error, kForProcesses);
   *error = "cannot give " + path + " to the job's user: " + strerror(errno);
   return false;
+}
+
+}  // namespace
+
+bool WriteGpuServer(const std::string& directory, const std::string& address, int gpu, std::string* error) {
+  return WriteServer(directory, address, gpu, "", error);
 }
 
 bool WriteJobServer(const std::string& directory, const std::string& address, int gpu, const std::string& scope,
@@ -243,7 +253,8 @@ bool WriteJobServer(const std::string& directory, const std::string& address, in
     snprintf(text, sizeof(text), "%02x", unsigned(static_cast<unsigned char>(byte)));
     digits += text;
   }
-  return WriteGpuServer(directory, address, gpu, error) &&
+  // The second file is for older client libraries only. The first one alone decides.
+  return WriteServer(directory, address, gpu, digits + "\n", error) &&
          Replace(directory + "/sharing-scope", digits + "\n", error, kForProcesses);
 }
 
@@ -371,7 +382,7 @@ bool FindJob(const std::string& name, std::string* directory, Job* job, std::str
   if (IsNumber(name)) {
     const int pid = atoi(name.c_str());
     for (const FoundJob& found : AllJobs()) {
-      if (pid != found.job.pid() && pid != found.job.runner_pid() &&
+      if (pid != found.job.pid() && pid != found.job.runner_pid() && pid != found.job.caller_pid() &&
           (found.job.init_pid() == 0 || PidNamespace(pid) != found.job.pid_namespace())) {
         continue;
       }
@@ -451,7 +462,7 @@ void RemoveJobFolder(const std::string& directory) {
   for (const char* name :
        {"/lib/libcuda.so.1", "/lib/libcuda.so", "/lib/libnvidia-ml.so.1", "/lib/libnvidia-ml.so", "/lib/job",
         "/lib/ld.so.cache", "/lib/libcuda-remote.so.kept", "/lib/libcuda-remote-nvml.so.kept", "/gpu-server",
-        "/sharing-scope", "/connect.lock", "/tool.lock", "/job.json", "/stopped", "/restore-hold"}) {
+        "/sharing-scope", "/connect.lock", "/tool.lock", "/criu-dump.lock", "/job.json", "/stopped", "/restore-hold"}) {
     unlink((directory + name).c_str());
   }
   RemoveSockets(directory);

@@ -8,9 +8,11 @@
 //     lib/            libcuda.so.1 and libnvidia-ml.so.1, links to the client library and to our NVML; job and
 //                     ld.so.cache, for processes with another environment (stand_ins.h)
 //     gpu-server      which server the job uses now (proto/folder/this_job.h)
-//     sharing-scope   in which scope the job's sessions share, once it was restarted or moved (proto/folder/this_job.h)
+//                     and in which scope its sessions share, once it was restarted or moved
+//     sharing-scope   that scope, for older client libraries
 //     connect.lock    held by whoever connects to that server, and by a tool that keeps others from it
 //     tool.lock       held by the tool that works on the job (job_claim.h)
+//     criu-dump.lock  held while CRIU saves the job's processes, also if the tool has been killed
 //     relay*.sock, server/   sockets of the relay or of the job's own server
 //     restore-hold    what a restored process waits at until its GPU memory is there (engine/criu/criu_restore.h)
 //     stopped         the image that cr-checkpoint --stop has left, while it ends the job
@@ -73,6 +75,8 @@ bool WriteThisJob(const std::string& directory, const std::string& seen_as, cons
                   std::string* error);
 
 // As WriteGpuServer, and also writes the scope in which a restarted or moved job shares from now on (replay::ShareIn).
+// Both change in one step, which decides a move: processes whose tool is killed then go on where this file says
+// (client/agent/agent.h).
 bool WriteJobServer(const std::string& directory, const std::string& address, int gpu, const std::string& scope,
                     std::string* error);
 

@@ -14,13 +14,24 @@ namespace {
 
 // A tool that was interrupted gives the job back in this time.
 constexpr int kWaitMs = 3000, kPauseMs = 20;
+// A keeper waits for CRIU, which has all of the processes to save.
+constexpr int kKeeperMs = 60000;
+
+// Which bytes of the file are locked: the tool's, and its keeper's.
+enum class Part { kTool = 0, kKeeper = 1 };
 
 // A lock of the process, which its children do not have: the job itself may be one.
-bool Lock(int fd) {
+bool Lock(int fd, Part part, short type = F_WRLCK) {
   struct flock lock {};
-  lock.l_type = F_WRLCK;
+  lock.l_type = type;
   lock.l_whence = SEEK_SET;
+  lock.l_start = off_t(part);
+  lock.l_len = 1;
   return fcntl(fd, F_SETLK, &lock) == 0;
+}
+
+int OpenClaim(const std::string& directory) {
+  return open((directory + "/" + kClaimName).c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 }
 
 std::string TextOf(int fd) {
@@ -34,25 +45,39 @@ std::string TextOf(int fd) {
 bool JobClaim::Take(const std::string& directory, const char* tool, const std::function<bool()>& cancelled,
                     std::string* error) {
   const std::string path = directory + "/" + kClaimName;
-  fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  fd_ = OpenClaim(directory);
   if (fd_ < 0) {
     *error = "cannot open " + path + ": " + strerror(errno);
     return false;
   }
-  for (int waited = 0; !Lock(fd_); waited += kPauseMs) {
-    if (errno != EAGAIN && errno != EACCES && errno != EINTR) {
-      *error = "cannot lock " + path + ": " + strerror(errno);
-    } else if (waited >= kWaitMs || cancelled()) {
-      const std::string other = TextOf(fd_);
-      *error = (other.empty() ? "another tool" : other) + " is working on this job; try again when it has ended";
-    } else {
-      usleep(kPauseMs * 1000);
-      continue;
+  const auto wait = [&](Part part, int most_ms, const std::function<std::string(const std::string&)>& say) {
+    for (int waited = 0; !Lock(fd_, part); waited += kPauseMs) {
+      if (errno != EAGAIN && errno != EACCES && errno != EINTR) {
+        *error = "cannot lock " + path + ": " + strerror(errno);
+      } else if (waited >= most_ms || cancelled()) {
+        const std::string other = TextOf(fd_);
+        *error = say(other.empty() ? "another tool" : other);
+      } else {
+        usleep(kPauseMs * 1000);
+        continue;
+      }
+      close(fd_);
+      fd_ = -1;
+      return false;
     }
-    close(fd_);
-    fd_ = -1;
-    return false;
-  }
+    return true;
+  };
+  const auto at_work = [](const std::string& other) {
+    // One that restores a job does not end with that.
+    const bool restores = other.compare(0, 10, "cr-restart") == 0;
+    return other + (restores ? " is bringing this job back; try again when the job runs"
+                             : " is working on this job; try again when it has ended");
+  };
+  const auto was_killed = [](const std::string& other) {
+    return other + " was killed, and the job is being given its GPU sessions back; try again in a moment";
+  };
+  if (!wait(Part::kTool, kWaitMs, at_work) || !wait(Part::kKeeper, kKeeperMs, was_killed)) return false;
+  Lock(fd_, Part::kKeeper, F_UNLCK);
   killed_ = TextOf(fd_);
   const std::string text = std::string(tool) + " (PID " + std::to_string(getpid()) + ")";
   if (ftruncate(fd_, 0) != 0 || pwrite(fd_, text.data(), text.size(), 0) != ssize_t(text.size())) {
@@ -69,6 +94,16 @@ void JobClaim::Release() {
   const int ignored = ftruncate(fd_, 0);
   (void)ignored;
   close(fd_);
+  fd_ = -1;
+}
+
+bool KeeperClaim::Take(const std::string& directory) {
+  if (fd_ < 0) fd_ = OpenClaim(directory);
+  return fd_ >= 0 && Lock(fd_, Part::kKeeper);
+}
+
+void KeeperClaim::Release() {
+  if (fd_ >= 0) close(fd_);
   fd_ = -1;
 }
 

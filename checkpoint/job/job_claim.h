@@ -5,6 +5,10 @@
 // with the tool's name and number in it. The kernel drops the lock when the tool ends, however it ends. Text without a
 // lock means that a tool was killed in the middle.
 //
+// A tool may have a keeper: a process that gives the job's sessions back if the tool is killed while it alone has them
+// (checkpoint/transaction/session_keeper.h). The keeper holds a lock of its own on the same file, and the next tool
+// waits until that is free, too.
+//
 // Not thread-safe. The claim is the process's that took it, and one for each folder and process.
 #ifndef CUDA_REMOTE_CHECKPOINT_JOB_JOB_CLAIM_H_
 #define CUDA_REMOTE_CHECKPOINT_JOB_JOB_CLAIM_H_
@@ -22,7 +26,8 @@ class JobClaim {
   JobClaim& operator=(const JobClaim&) = delete;
 
   // Claims the job in `directory` for `tool`. One that another tool has is waited for, a few seconds, as long as
-  // `cancelled` is false: the other may be about to end. False and *error, which names the other one.
+  // `cancelled` is false: the other may be about to end. A keeper is waited for longer: it comes to its end by itself.
+  // False and *error, which names the other one.
   bool Take(const std::string& directory, const char* tool, const std::function<bool()>& cancelled, std::string* error);
   void Release();
 
@@ -32,6 +37,22 @@ class JobClaim {
  private:
   int fd_ = -1;
   std::string killed_;
+};
+
+// The keeper's lock.
+class KeeperClaim {
+ public:
+  KeeperClaim() = default;
+  ~KeeperClaim() { Release(); }
+  KeeperClaim(const KeeperClaim&) = delete;
+  KeeperClaim& operator=(const KeeperClaim&) = delete;
+
+  // Does not wait.
+  bool Take(const std::string& directory);
+  void Release();
+
+ private:
+  int fd_ = -1;
 };
 
 // The file's name in the job's folder.

@@ -12,8 +12,12 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <string>
 #include <vector>
+
+#include "checkpoint/job/job_claim.h"
+#include "proto/folder/this_job.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -197,6 +201,93 @@ TEST_F(JobTest, NoProcessesOfANamespaceThatIsAnothers) {
   EXPECT_TRUE(ProcessesOf(job).empty());
   kill(other, SIGKILL);
   waitpid(other, nullptr, 0);
+}
+
+TEST_F(JobTest, ServerAndScopeChangeInOneStep) {
+  const std::string directory = folder_ + "/job";
+  ASSERT_TRUE(MakeJobFolder(directory, &error_)) << error_;
+  std::string scope, address;
+  int gpu = 0;
+  ASSERT_TRUE(WriteGpuServer(directory, "unix:/one", 3, &error_)) << error_;
+  EXPECT_FALSE(ReadSharingScope(directory, &scope));
+  const std::string wanted = NewSharingScope();
+  ASSERT_TRUE(WriteJobServer(directory, "unix:/two", -1, wanted, &error_)) << error_;
+  // A tool may have been killed before it wrote the other file.
+  ASSERT_EQ(unlink((directory + "/sharing-scope").c_str()), 0);
+  ASSERT_TRUE(ReadSharingScope(directory, &scope));
+  EXPECT_EQ(scope, wanted);
+  ASSERT_TRUE(ReadGpuServer(directory, &address, &gpu));
+  EXPECT_EQ(address, "unix:/two");
+  EXPECT_EQ(gpu, -1);
+  // As older tools write them.
+  ASSERT_TRUE(WriteJobServer(directory, "unix:/two", -1, wanted, &error_)) << error_;
+  ASSERT_TRUE(WriteGpuServer(directory, "unix:/one", 3, &error_)) << error_;
+  scope.clear();
+  ASSERT_TRUE(ReadSharingScope(directory, &scope));
+  EXPECT_EQ(scope, wanted);
+}
+
+// A process that runs `begin` and then waits to be killed.
+class Other {
+ public:
+  explicit Other(const std::function<bool()>& begin) {
+    int ready[2];
+    EXPECT_EQ(pipe(ready), 0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      const char ok = begin();
+      if (write(ready[1], &ok, 1) != 1) _exit(1);
+      while (true) pause();
+    }
+    char ok = 0;
+    EXPECT_EQ(read(ready[0], &ok, 1), 1);
+    EXPECT_TRUE(ok);
+    close(ready[0]);
+    close(ready[1]);
+  }
+  ~Other() { End(); }
+  void End() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = 0;
+  }
+  std::string Text(const std::string& tool) const { return tool + " (PID " + std::to_string(pid_) + ")"; }
+
+ private:
+  pid_t pid_ = 0;
+};
+
+TEST_F(JobTest, OneToolAtATime) {
+  const std::string directory = folder_ + "/job";
+  ASSERT_TRUE(MakeJobFolder(directory, &error_)) << error_;
+  const auto never = [] { return false; };
+  const auto at_once = [] { return true; };
+  JobClaim mine, other;
+  KeeperClaim keeper;
+  {
+    Other restart([&] { return other.Take(directory, "cr-restart", never, &error_); });
+    EXPECT_FALSE(mine.Take(directory, "cr-migrate", at_once, &error_));
+    EXPECT_EQ(error_, restart.Text("cr-restart") + " is bringing this job back; try again when the job runs");
+  }
+  Other tool([&] { return other.Take(directory, "cr-checkpoint", never, &error_); });
+  EXPECT_FALSE(mine.Take(directory, "cr-migrate", at_once, &error_));
+  EXPECT_EQ(error_, tool.Text("cr-checkpoint") + " is working on this job; try again when it has ended");
+  Other keeps([&] { return keeper.Take(directory); });
+  const std::string killed = tool.Text("cr-checkpoint");
+  tool.End();
+  // The tool is gone at once; what it had is in good hands.
+  EXPECT_FALSE(mine.Take(directory, "cr-migrate", at_once, &error_));
+  EXPECT_EQ(error_, killed + " was killed, and the job is being given its GPU sessions back; try again in a moment");
+  int looks = 0;
+  const auto ends_it = [&] {
+    if (++looks == 3) keeps.End();
+    return false;
+  };
+  ASSERT_TRUE(mine.Take(directory, "cr-migrate", ends_it, &error_)) << error_;
+  EXPECT_EQ(mine.killed(), killed);
+  // Its own keeper has what it needs.
+  Other own([&] { return keeper.Take(directory); });
 }
 
 }  // namespace

@@ -84,7 +84,8 @@ bool JobTransaction::ForEach(const char* name, bool (JobProcess::*step)(std::str
 
 bool JobTransaction::Snapshot(const std::string& facts, const std::string& image, const std::string& work,
                               SnapshotEngine::After after, std::string* error) {
-  if (!ForEach("release", &JobProcess::Release, error)) return false;
+  AtStep("keep the sessions");
+  if (!guard_->Keep(facts, after, error) || !ForEach("release", &JobProcess::Release, error)) return false;
   std::vector<const JobProcess*> running;
   for (const JobProcess* process : processes_) {
     if (!process->HasEnded()) running.push_back(process);
@@ -122,12 +123,13 @@ bool JobTransaction::Resume(std::string* error) {
   };
   // First all have a session, then all go on: what one does next may need another.
   each("give back", &JobProcess::GiveBack);
+  if (guard_) guard_->Drop();
   source_->EndPause();
   each("unlock", &JobProcess::Unlock);
   return ok;
 }
 
-bool JobTransaction::Switch(std::string* error) {
+bool JobTransaction::Switch(const std::function<bool(std::string*)>& decide, std::string* error) {
   for (size_t i = 0; i < processes_.size(); ++i) {
     JobProcess* const process = processes_[i];
     std::string problem;
@@ -136,6 +138,15 @@ bool JobTransaction::Switch(std::string* error) {
     *error = process->Name() + " did not take its new session: " + problem;
     return false;
   }
+  AtStep("decide");
+  // What a process has done on its new session is not on the old one: afterwards there is no way back.
+  for (JobProcess* process : processes_) {
+    std::string problem;
+    if (process->Confirm(&problem) || process->HasEnded()) continue;
+    *error = process->Name() + " cannot go on with its new session: " + problem;
+    return false;
+  }
+  if (!decide(error)) return false;
   state_ = State::kOver;
   source_->EndPause();
   for (size_t i = 0; i < processes_.size(); ++i) {
@@ -148,10 +159,12 @@ bool JobTransaction::Switch(std::string* error) {
 
 bool JobTransaction::End() {
   AtStep("end the job");
+  guard_->ToEnd();
   const bool ended = engine_->End(job_, facts_);
   state_ = State::kOver;
   source_->EndPause();
   for (JobProcess* process : processes_) process->Abandon();
+  guard_->Drop();
   return ended;
 }
 

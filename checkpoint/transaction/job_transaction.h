@@ -10,6 +10,10 @@
 // However it ends, also by the destructor and by a failure of any step in any process, every process goes on with a
 // session: those that have another one already get their old one back. Only End leaves them ended.
 //
+// So it is if this process is killed. Processes that have taken no part in a snapshot notice the end of their
+// connection to the tool, and go on; after Release, a SessionGuard sees to it. A move is decided by one step of the
+// caller's (`decide`): before it all processes go back to their old sessions, after it all go on with the others.
+//
 // The steps are the same whatever the processes and the engine are, so tests have them fail one by one
 // (job_transaction_test.cc). Not thread-safe. Functions return false and one sentence in *error.
 #ifndef CUDA_REMOTE_CHECKPOINT_TRANSACTION_JOB_TRANSACTION_H_
@@ -43,12 +47,27 @@ class JobProcess {
   virtual bool Release(std::string* error) = 0;
   // It gets another session, prepared before, and stays stopped.
   virtual bool Switch(std::string* error) = 0;
+  // Whether the session that it has got is still there.
+  virtual bool Confirm(std::string* error) = 0;
   // It has the session again that it had, and stays stopped.
   virtual bool GiveBack(std::string* error) = 0;
   // Its calls go on.
   virtual bool Unlock(std::string* error) = 0;
   // The process has ended: its session may end too.
   virtual void Abandon() = 0;
+};
+
+// Brings the processes back if this process is killed while it alone has their sessions.
+class SessionGuard {
+ public:
+  virtual ~SessionGuard() = default;
+  // Before the first Release. From a true return until Drop, a kill of this process has the effect of Resume. `facts`,
+  // `after`: of the Dump that follows.
+  virtual bool Keep(const std::string& facts, SnapshotEngine::After after, std::string* error) = 0;
+  // The job is going to be ended: from now on a kill of this process has the effect of End.
+  virtual void ToEnd() = 0;
+  // All processes have their sessions again, or have ended.
+  virtual void Drop() = 0;
 };
 
 // Where the processes come from.
@@ -67,9 +86,9 @@ class ProcessSource {
 
 class JobTransaction {
  public:
-  // `job`, `source` and `engine` must outlive the transaction. `engine` may be null if Snapshot will not be called.
-  JobTransaction(const Job& job, ProcessSource* source, SnapshotEngine* engine)
-      : job_(job), source_(source), engine_(engine) {}
+  // All must outlive the transaction. `engine` and `guard` may be null if Snapshot will not be called.
+  JobTransaction(const Job& job, ProcessSource* source, SnapshotEngine* engine, SessionGuard* guard)
+      : job_(job), source_(source), engine_(engine), guard_(guard) {}
   ~JobTransaction();
   JobTransaction(const JobTransaction&) = delete;
   JobTransaction& operator=(const JobTransaction&) = delete;
@@ -85,8 +104,9 @@ class JobTransaction {
   // All go on with the sessions that they had. A process that has ended is no failure; of several others that cannot go
   // on, *error names the first.
   bool Resume(std::string* error);
-  // All go on with other sessions. On failure nobody goes on before the transaction ends, with the old ones.
-  bool Switch(std::string* error);
+  // All go on with other sessions, once `decide` has returned true: that is one step, by which also processes whose
+  // tool is killed find out where they are. On failure nobody goes on before the transaction ends, with the old ones.
+  bool Switch(const std::function<bool(std::string*)>& decide, std::string* error);
   // Ends the job after a Snapshot. False if that failed, and it stands still.
   bool End();
 
@@ -100,6 +120,7 @@ class JobTransaction {
   const Job& job_;
   ProcessSource* const source_;
   SnapshotEngine* const engine_;
+  SessionGuard* const guard_;
   agent::LockClock clock_ = agent::RealClock();
   State state_ = State::kRunning;
   std::vector<JobProcess*> processes_;

@@ -74,6 +74,7 @@ class FakeProcess final : public JobProcess, public agent::Lockable {
     switched_ = true;
     return true;
   }
+  bool Confirm(std::string* error) override { return Step("confirm", error); }
   bool GiveBack(std::string* error) override {
     if (!Step("give back", error)) return false;
     released_ = switched_ = false;
@@ -179,6 +180,32 @@ agent::LockOptions Options() {
   return options;
 }
 
+// Knows which sessions would be lost with this process.
+class FakeGuard final : public SessionGuard {
+ public:
+  FakeGuard(FakeSource* source, Faults* faults) : source_(source), faults_(faults) {}
+  bool Keep(const std::string& facts, SnapshotEngine::After, std::string* error) override {
+    EXPECT_EQ(facts, "facts");
+    for (const auto& process : source_->all()) EXPECT_TRUE(process->HasSession());
+    keeps = true;
+    if (!faults_->Now("keep")) return true;
+    *error = "keep was made to fail";
+    return false;
+  }
+  void ToEnd() override { to_end = true; }
+  void Drop() override {
+    keeps = false;
+    for (const auto& process : source_->all()) {
+      EXPECT_TRUE(process->HasSession() || process->HasEnded() || process->failed_to_go_on() || to_end);
+    }
+  }
+  bool keeps = false, to_end = false;
+
+ private:
+  FakeSource* const source_;
+  Faults* const faults_;
+};
+
 enum class Way { kKeep, kStop, kStopAndGiveUp, kMove, kHoldOnly };
 
 struct Outcome {
@@ -187,10 +214,10 @@ struct Outcome {
 };
 
 // A whole transaction; with kStopAndGiveUp the tool finds, after the snapshot, that the image cannot be written.
-Outcome Transact(Way way, FakeSource* source, FakeEngine* engine) {
+Outcome Transact(Way way, FakeSource* source, FakeEngine* engine, FakeGuard* guard, Faults* faults) {
   const Job job;
   Outcome outcome;
-  JobTransaction transaction(job, source, engine);
+  JobTransaction transaction(job, source, engine, guard);
   if (!transaction.Begin(Options(), &outcome.error)) return outcome;
   for (const auto& process : source->all()) {
     EXPECT_TRUE(process->closed() || process->HasEnded());
@@ -201,7 +228,16 @@ Outcome Transact(Way way, FakeSource* source, FakeEngine* engine) {
     case Way::kHoldOnly:
       return outcome;
     case Way::kMove:
-      outcome.ok = transaction.Switch(&outcome.error);
+      outcome.ok = transaction.Switch(
+          [&](std::string* error) {
+            for (const auto& process : source->all()) {
+              EXPECT_TRUE((process->switched() && process->closed()) || process->HasEnded());
+            }
+            if (!faults->Now("decide")) return true;
+            *error = "decide was made to fail";
+            return false;
+          },
+          &outcome.error);
       return outcome;
     default:
       break;
@@ -224,10 +260,17 @@ TEST_P(Steps, EachMayFail) {
     faults.by_end = by_end;
     FakeSource source(count, &faults);
     // What the snapshot meets, and what is there when the first one goes on.
+    FakeGuard guard(&source, &faults);
     const auto none_has_a_session = [&] {
+      EXPECT_TRUE(guard.keeps);
       for (const auto& process : source.all()) EXPECT_FALSE(process->HasSession() && !process->HasEnded());
     };
-    FakeEngine engine([&](const std::string& step) { return !faults.Now(step); }, none_has_a_session);
+    FakeEngine engine(
+        [&](const std::string& step) {
+          EXPECT_TRUE(step != "end" || guard.to_end);
+          return !faults.Now(step);
+        },
+        none_has_a_session);
     for (const auto& process : source.all()) {
       process->before_unlock = [&] {
         EXPECT_FALSE(engine.stopped());
@@ -237,7 +280,8 @@ TEST_P(Steps, EachMayFail) {
         }
       };
     }
-    const Outcome outcome = Transact(way, &source, &engine);
+    const Outcome outcome = Transact(way, &source, &engine, &guard, &faults);
+    EXPECT_FALSE(guard.keeps);
     reached = at < faults.count;
     SCOPED_TRACE("step " + std::to_string(at) + " (" + faults.failed + ") failed: " + outcome.error);
     EXPECT_FALSE(source.paused);
@@ -280,7 +324,8 @@ TEST(JobTransaction, NamesTheProcessThatFailed) {
   std::string error;
   // find, close x 3, look x 3, settle x 3, pause, take x 2
   faults.at = 13;
-  JobTransaction transaction(job, &source, &engine);
+  FakeGuard guard(&source, &faults);
+  JobTransaction transaction(job, &source, &engine, &guard);
   EXPECT_FALSE(transaction.Begin(Options(), &error));
   EXPECT_EQ(faults.failed, "rank 2: take");
   EXPECT_THAT(error, HasSubstr("rank 2: take was made to fail"));
@@ -295,7 +340,8 @@ TEST(JobTransaction, NamesTheProcessThatEndedInTheDump) {
   });
   const Job job;
   std::string error;
-  JobTransaction transaction(job, &source, &engine);
+  FakeGuard guard(&source, &faults);
+  JobTransaction transaction(job, &source, &engine, &guard);
   ASSERT_TRUE(transaction.Begin(Options(), &error)) << error;
   EXPECT_FALSE(transaction.Snapshot("facts", "image", "work", SnapshotEngine::After::kRun, &error));
   EXPECT_THAT(error, HasSubstr("rank 1 ended while it was saved: "));
@@ -310,7 +356,8 @@ TEST(JobTransaction, OneThatComesMeanwhileIsHeldToo) {
   FakeEngine engine([](const std::string&) { return true; });
   const Job job;
   std::string error;
-  JobTransaction transaction(job, &source, &engine);
+  FakeGuard guard(&source, &faults);
+  JobTransaction transaction(job, &source, &engine, &guard);
   ASSERT_TRUE(transaction.Begin(Options(), &error)) << error;
   ASSERT_EQ(source.all().size(), 4u);
   for (const auto& process : source.all()) EXPECT_TRUE(process->closed());
@@ -325,7 +372,8 @@ TEST(JobTransaction, ThoseThatKeepComingAreGivenUpInTheEnd) {
   std::string error;
   agent::LockOptions options = Options();
   options.timeout_ms = 20;
-  JobTransaction transaction(job, &source, &engine);
+  FakeGuard guard(&source, &faults);
+  JobTransaction transaction(job, &source, &engine, &guard);
   EXPECT_FALSE(transaction.Begin(options, &error));
   EXPECT_THAT(error, HasSubstr("keep coming and going"));
   EXPECT_FALSE(source.paused);
@@ -340,7 +388,8 @@ TEST(JobTransaction, OneThatEndsWhileItIsLockedIsLeftOut) {
   FakeEngine engine([](const std::string&) { return true; });
   const Job job;
   std::string error;
-  JobTransaction transaction(job, &source, &engine);
+  FakeGuard guard(&source, &faults);
+  JobTransaction transaction(job, &source, &engine, &guard);
   ASSERT_TRUE(transaction.Begin(Options(), &error)) << error;
   EXPECT_EQ(faults.failed, "rank 1: look");
   EXPECT_TRUE(source.all()[1]->HasEnded());

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string_view>
 
 #include "checkpoint/gpu/gpu_state.h"
 
@@ -24,6 +25,8 @@ constexpr int kHeldAttempts = 100;
 // How long a request beside the job's calls may take, and a look whether it is answered.
 constexpr auto kSideWait = std::chrono::seconds(5);
 constexpr int kSideLookMs = 20;
+// How older client libraries refuse what is possible by now.
+constexpr std::string_view kNoLook = "Look is not possible", kNoGive = "Give is not possible";
 
 bool ReadAll(int fd, std::string* bytes) {
   struct stat facts;
@@ -164,12 +167,33 @@ bool LiveProcess::Switch(std::string* error) {
   return true;
 }
 
+bool LiveProcess::Confirm(std::string* error) {
+  agent::Activity activity;
+  for (int attempt = 0; attempt < kHeldAttempts; ++attempt) {
+    if (!agent_->Look(&activity, error)) {
+      // Of an older client library, which does not look in this state.
+      return error->compare(0, kNoLook.size(), kNoLook) == 0;
+    }
+    if (activity.answered) return true;
+  }
+  *error = "the GPU server does not answer";
+  return false;
+}
+
+agent::Given LiveProcess::Former() const { return Make(*channel_, taken_.next_sequence, false, ""); }
+
 bool LiveProcess::GiveBack(std::string* error) {
   // It has its channel; with the end of the connection it goes on.
   if (state_ == State::kRunning || state_ == State::kLocked || state_ == State::kTaken || state_ == State::kGivenOld) {
     return true;
   }
   if (state_ == State::kGivenNew) {
+    if (GiveAndClose(agent_.get(), Former(), error)) {
+      state_ = State::kGivenOld;
+      return true;
+    }
+    if (error->compare(0, kNoGive.size(), kNoGive) != 0) return false;
+    // An older client library, which wants its new channel taken first; for that the new worker must be there.
     agent::Taken dropped;
     if (!agent_->Take(&dropped, error)) return false;
     for (const int fd : {dropped.log_fd, dropped.fds.socket, dropped.fds.ring}) {
@@ -180,9 +204,7 @@ bool LiveProcess::GiveBack(std::string* error) {
     agent_ = ConnectPatiently(
         directory_, uint32_t(process_.inner_pid), Name(), [this] { return HasEnded(); }, error);
   }
-  if (!GiveAndClose(agent_.get(), Make(*channel_, taken_.next_sequence, false, ""), error)) {
-    return false;
-  }
+  if (!GiveAndClose(agent_.get(), Former(), error)) return false;
   state_ = State::kGivenOld;
   return true;
 }

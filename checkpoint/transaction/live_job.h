@@ -60,6 +60,7 @@ class LiveProcess final : public JobProcess {
   bool Take(std::string* error) override;
   bool Release(std::string* error) override;
   bool Switch(std::string* error) override;
+  bool Confirm(std::string* error) override;
   bool GiveBack(std::string* error) override;
   bool Unlock(std::string* error) override;
   void Abandon() override;
@@ -71,6 +72,8 @@ class LiveProcess final : public JobProcess {
   const replay::Log& log() const { return log_; }
   const std::string& log_bytes() const { return log_bytes_; }
   uint64_t next_sequence() const { return taken_.next_sequence; }
+  // What GiveBack gives to a process without a session: its own one. The caller owns the descriptors.
+  agent::Given Former() const;
 
   // For Switch: the other channel, which is behind `server`. The tool keeps its own hold on it.
   void PrepareSwitch(const ClientChannel* channel, const std::string& server);

@@ -82,8 +82,17 @@ bool ReadGpuServer(const std::string& directory, std::string* address, int* gpu)
 bool ReadSharingScope(const std::string& directory, std::string* scope) {
   constexpr size_t kDigits = 32;
   std::string text;
-  const int fd = open((directory + "/sharing-scope").c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0 || !ReadText(fd, &text) || text.size() < kDigits) return false;
+  int fd = open((directory + "/gpu-server").c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd >= 0 && ReadText(fd, &text)) {
+    size_t at = 0;
+    NextLine(text, &at);
+    NextLine(text, &at);
+    text = NextLine(text, &at);
+  }
+  if (text.size() < kDigits) {
+    fd = open((directory + "/sharing-scope").c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || !ReadText(fd, &text) || text.size() < kDigits) return false;
+  }
   scope->clear();
   for (size_t i = 0; i < kDigits; i += 2) {
     const std::string digits = text.substr(i, 2);

@@ -401,7 +401,7 @@ def store_killed(context):
     command = context.app("globals", 400)
     server = lab.server()
     job = lab.job("job", command, server.unix, pause_at=range(1, 400))
-    carrier, step, restarts = job, 1, 0
+    step = 1
     store = context.path("store")
     log = context.path("what")
     checkpoint = [lab.tool("cr-checkpoint"), "--keep", "2", job.id, store]
@@ -417,22 +417,11 @@ def store_killed(context):
             return tool, code, lines.read().splitlines()
 
     def go_on():
-        # Other memory for the next image.
-        nonlocal step, carrier, restarts
+        # Other memory for the next image. The job has its session, whenever the tool was killed.
+        nonlocal step
         job.go(step)
         step += 1
-        try:
-            job.wait_paused(step, 5, carrier)
-            return
-        except Failure:
-            # While CRIU saves the processes, only the tool has their sessions, and they are lost with it.
-            lost = lab.start(harness.Process(lab, f"lost{step}", checkpoint))
-            must_fail(lost, mention="GPU session .* is lost")
-        carrier.end()
-        restarts += 1
-        command = [lab.tool("cr-restart"), "--cut-back", store, "--server", server.unix]
-        carrier = lab.start(harness.Process(lab, f"restart{restarts}", command))
-        job.wait_paused(step, 60, carrier)
+        job.wait_paused(step, 60)
 
     job.wait_paused(step, 60)
     for name in ("first", "second"):
@@ -475,7 +464,7 @@ def store_killed(context):
         raise Failure(f"only {at} writes")
     # And the newest image restarts.
     lab.run("stop", checkpoint[:1] + ["--stop"] + checkpoint[1:])
-    carrier.wait(30)
+    job.wait(30)
     again = context.restart(store, server)
     for number in range(1, 400):
         job.go(number)
@@ -679,7 +668,7 @@ def lock_killed(context):
     lab = context.lab
     server = lab.server()
     command = [context.program("held"), "busy", "--steps", "1000"]
-    job = lab.job("job", command, server.unix, step_ms=2)
+    job = lab.job("job", command, server.unix, step_ms=15)
     job.wait_steps(5, 60)
     for number in range(6):
         image = context.path(f"image{number}")
@@ -707,7 +696,7 @@ def lock_killed(context):
 
 @case
 def two_tools(context):
-    """A tool that meets another one says which; after one that died with the session it says so, and the job's calls fail."""
+    """A tool that meets another one says which. One that is killed with the session loses nothing, unless its keeper is killed, too."""
     lab = context.lab
     server = lab.server()
     job = lab.job("job", context.app("reduce", 10000), server.unix, step_ms=20)
@@ -727,20 +716,37 @@ def two_tools(context):
     # Killed once CRIU has begun, when the process has given its session to the tool; which may be done sooner.
     log = os.path.join(job.directory, "criu-dump.log")
     words = r"cr-checkpoint \(PID \d+\) ended while it had the GPU session of reduce \(PID \d+\), which is lost.*calls fail from now on"
-    for number in range(30):
+
+    def kill_in_dump(name, with_keeper):
         if os.path.exists(log):
             os.unlink(log)
-        again = context.path(f"again{number}")
-        tool = lab.start(harness.Process(lab, f"dies{number}", [lab.tool("cr-checkpoint"), job.id, again]))
+        again = context.path(name)
+        tool = lab.start(harness.Process(lab, f"dies-{name}", [lab.tool("cr-checkpoint"), job.id, again]))
         while not os.path.exists(log) and tool.running():
             time.sleep(0.0005)
-        for pid in harness.processes_with(again):
+        killed = harness.processes_with(again)
+        if with_keeper:
+            killed = [child for pid in killed for child in harness.children_of(pid, "cr-keeper")] + killed
+        for pid in killed:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        tool.wait(10)
-        after = lab.start(harness.Process(lab, f"after{number}", checkpoint))
+        after = lab.start(harness.Process(lab, f"after-{name}", checkpoint))
+        tool.wait(60)
+        return tool, after
+
+    kept = 0
+    for number in range(10):
+        tool, after = kill_in_dump(f"kept{number}", with_keeper=False)
+        after.expect_success(60)
+        steps = len(job.steps())
+        wait_for(lambda: len(job.steps()) > steps or not job.running(), 60, job.describe)
+        kept += "has them again and goes on" in tool.stderr()
+    if not kept:
+        raise Failure(f"no tool was killed while it had the session\n{tool.describe()}")
+    for number in range(30):
+        tool, after = kill_in_dump(f"lost{number}", with_keeper=True)
         if after.wait(60) != 0:
             break
     must_fail(after, mention=words)
@@ -912,13 +918,15 @@ def other_places(context):
         return  # a real GPU puts them where it does
     lab.env["SOFTGPU_PLACES"] = "process"
     command = context.app("code_tables", 300)
-    job = lab.job("tables", command, lab.server("one").unix, step_ms=60)
+    # It runs while it is moved, and does not end before.
+    job = lab.job("tables", command, lab.server("one").unix, step_ms=60, pause_at=[299])
     job.wait_steps(3, 60)
     images = []
     for number in range(3):
         lab.run(f"migrate{number}", [lab.tool("cr-migrate"), job.id, "--to", lab.server(f"to{number}").unix], 60)
         images.append(context.path(f"image{number}"))
         lab.run(f"checkpoint{number}", [lab.tool("cr-checkpoint"), job.id, images[-1]], 60)
+    job.go(299)
     job.expect_success(60)
     harness.same("after three moves", job.stdout(), context.expected(command))
     for number, image in enumerate(images):
@@ -946,14 +954,15 @@ def launchable(context):
     """A job with a graph that kernels may launch is not saved or moved, and goes on."""
     lab = context.lab
     command = context.app("graph_launchable", 16)
-    job = lab.job("job", command, lab.server("first").unix, step_ms=60)
-    job.wait_steps(3, 60)
+    job = lab.job("job", command, lab.server("first").unix, pause_at=[3])
+    job.wait_paused(3, 60)
     for tool in (
         [lab.tool("cr-checkpoint"), job.id, context.path("image")],
         [lab.tool("cr-migrate"), job.id, "--to", lab.server("second").unix],
     ):
         refused = lab.start(harness.Process(lab, os.path.basename(tool[0]), tool))
         must_fail(refused, mention="a graph that kernels may launch .* on another server")
+    job.go(3)
     job.expect_success(60)
     harness.same("after what was refused", job.stdout(), context.expected(command))
 
@@ -964,8 +973,8 @@ def bare_addresses(context):
     lab = context.lab
     command = context.app("code_bare", 16)
     first = lab.server("first")
-    job = lab.job("job", command, first.unix, step_ms=60)
-    job.wait_steps(3, 60)
+    job = lab.job("job", command, first.unix, pause_at=[3])
+    job.wait_paused(3, 60)
     words = "the module with the kernel (collect|apply) takes addresses of functions in its code"
     for tool in (
         [lab.tool("cr-checkpoint"), job.id, context.path("image")],
@@ -974,6 +983,7 @@ def bare_addresses(context):
         must_fail(lab.start(harness.Process(lab, os.path.basename(tool[0]), tool)), mention=words)
     if os.path.exists(context.path("image")):
         raise Failure("there is an image although the checkpoint was refused")
+    job.go(3)
     job.expect_success(60)
     harness.same("after what was refused", job.stdout(), context.expected(command))
 

@@ -171,15 +171,53 @@ def without_the_host(context):
     del context.lab.env["SOFTGPU_FAIL"]
     ranks = Ranks(context, first, 2)
     memory = 2 * 16 << 10
-    for number, (server, gpu, direct) in enumerate((
-        (second, 0, memory), (first, 1, memory), (cannot_map, 1, 0), (cannot_offer, 1, memory), (second, 0, 0), (first, 0, memory)
+    # What cannot_offer has got goes on from there all the same: by the descriptor with which it came.
+    for number, (server, gpu, handed_over, direct) in enumerate((
+        (second, 0, memory, 0), (first, 1, 0, memory), (second, 1, memory, 0), (cannot_map, 1, 0, 0),
+        (cannot_offer, 1, memory, 0), (second, 1, memory, 0), (cannot_offer, 0, 0, memory), (second, 0, 0, 0),
+        (first, 0, memory, 0), (second, 0, memory, 0),
     )):  # fmt: skip
         tool = context.tool("cr-migrate", "--json", ranks.job.id, "--to", server.unix, "--gpu", str(gpu))
         ranks.expect_places(ranks.job, [(server, [gpu])] * 2)
         report = json.loads(tool.stdout())
-        if report["direct_bytes"] != direct or report["gpu_bytes"] < memory:
-            raise Failure(f"move {number}: {report}, and not {direct} bytes without the host\n{tool.describe()}")
+        if (report["handed_over_bytes"], report["direct_bytes"]) != (handed_over, direct) or report["gpu_bytes"] < memory:
+            raise Failure(
+                f"move {number}: {report}, and not {handed_over} bytes handed over and {direct} copied without the host"
+                f"\n{tool.describe()}"
+            )
     ranks.finish(ranks.job)
+
+
+@case
+def more_than_half(context):
+    """A job that has more than half of the GPU moves on that GPU, and is saved and restarted after that; elsewhere it finds no room."""
+    context.lab.env["SOFTGPU_MEMORY_FILE"] = context.path("memory")
+    first, second = context.server("first", memory="7M"), context.server("second", memory="7M")
+    kib = 2048
+    ranks = Ranks(context, first, 2, size=kib)
+    for server in (second, first, second):
+        tool = context.tool("cr-migrate", "--json", ranks.job.id, "--to", server.unix)
+        ranks.expect_places(ranks.job, [(server, [0])] * 2)
+        report = json.loads(tool.stdout())
+        if report["handed_over_bytes"] != 2 * kib << 10:
+            raise Failure(f"{report}\n{tool.describe()}")
+    # By --map, too, which compares the memory that is needed with what is free.
+    context.tool("cr-migrate", ranks.job.id, "--map", f"0-1={first.unix}")
+    ranks.expect_places(ranks.job, [(first, [0])] * 2)
+    # Nothing of the way here is left: the job's memory is there once.
+    context.lab.env["SOFTGPU_FAIL"] = "cuMemImportFromShareableHandle:0:801"
+    cannot_map = context.server("cannot_map", memory="7M")
+    del context.lab.env["SOFTGPU_FAIL"]
+    context.tool("cr-migrate", ranks.job.id, "--to", cannot_map.unix, refused="CUDA_ERROR_OUT_OF_MEMORY")
+    ranks.expect_places(ranks.job, [(first, [0])] * 2)
+    image = context.path("image")
+    context.tool("cr-checkpoint", "--stop", ranks.job.id, image)
+    if ranks.job.wait(LIMIT) != 121:
+        raise Failure(f"the job was not stopped\n{ranks.job.describe()}")
+    wait_for(lambda: not context.sessions(first), LIMIT, lambda: f"sessions are left on {first.unix}")
+    carrier = context.restart(image, "--server", second.unix)
+    ranks.expect_places(carrier, [(second, [0])] * 2)
+    ranks.finish(carrier)
 
 
 @case
@@ -263,7 +301,10 @@ def launcher(context):
 def refused(context):
     """What cannot be placed is refused by name before anything is moved, and the job goes on where it was."""
     first, two = context.server("first"), context.server("two", gpus=2)
+    # On another GPU: on the same one, memory is handed over.
+    context.lab.env["SOFTGPU_UUID"] = "another"
     small = context.server("small", memory="3M")
+    del context.lab.env["SOFTGPU_UUID"]
     ranks = Ranks(context, first, 4, size=1024)
     image = context.path("image")
     context.tool("cr-checkpoint", ranks.job.id, image)

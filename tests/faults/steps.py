@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of eight CUDA processes, of which one fails in each step of a checkpoint, a stop, a restart or a move.
+"""Jobs of several CUDA processes: one of them, or the tool, is killed in each step of a checkpoint, a stop, a restart or a move.
 
-Usage: steps.py --product DIR --apps DIR --programs DIR [--only CASE,...] [--keep] [--logs FILE]
+Usage: steps.py --product DIR --apps DIR --programs DIR [--driver LIB] [--only CASE,...] [--keep] [--logs FILE]
 
 The tools say which steps they take and can be stopped before each of them (checkpoint/transaction/at_step.h), so the
 steps are found by running the tool once without a fault. After each fault the other processes go on with the right
-results, or all of the job is restored; nothing is left over: no half image, no process, no session, no lock.
+results, or all of the job is restored; nothing is left over: no half image, no process, no session, no lock. After the
+tool was killed, all processes go on, and the next tool works at once.
 
 Exit code: 0 all passed, 1 some failed, 2 wrong use.
 """
@@ -41,16 +42,16 @@ def case(function):
 class Ranks:
     """A running job of the program `apart`, on one of two servers, and what must hold of it."""
 
-    def __init__(self, lab, options, size=16):
+    def __init__(self, lab, options, size=16, ranks=RANKS):
         self.lab = lab
         self.lab.workers = 2
         program = harness.find(options.programs, "apart")
         if program is None:
             raise Failure(f"the program apart is not in {options.programs}")
         self.servers = [lab.server("one"), lab.server("two")]
-        self.job = lab.job("job", [os.path.abspath(program), "--ranks", str(RANKS), "--size", str(size)], self.server.unix)
+        self.job = lab.job("job", [os.path.abspath(program), "--ranks", str(ranks), "--size", str(size)], self.server.unix)
         self.carrier = self.job  # the process that the job depends on: cr-run, later a cr-restart
-        self.count = RANKS  # all ranks that were ever started
+        self.count = ranks  # all ranks that were ever started
         self.added = 0
         self.dead = set()
         self.tools = 0
@@ -210,6 +211,49 @@ def kills(steps):
             yield number, name, delay
 
 
+def all_steps(steps):
+    """The numbers and names of all steps in a file, and delays: CRIU's work is long, and the job does not end at once."""
+    delays = {"save processes": (0, 0.02, 0.06, 0.12, 0.2, 0.3), "end the job": (0, 0.005, 0.02, 0.1), "restore processes": (0, 0.05, 0.2)}
+    with open(steps) as f:
+        found = [(int(number), name) for number, name in (line.rstrip("\n").split(" ", 1) for line in f)]
+    if len(found) < 5:
+        raise Failure(f"a tool takes only these steps: {found}")
+    return [(number, name, delay) for number, name in found for delay in delays.get(name, (0,))]
+
+
+def at_work(command):
+    """The processes of a tool that was started so, also those that are not below it."""
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as f:
+                if f.read().split(b"\0")[:-1] == [os.fsencode(word) for word in command]:
+                    found.append(int(entry))
+        except (OSError, ValueError):
+            pass
+    return found
+
+
+def parent_of(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return int(f.read().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return 0
+
+
+def kill_at_work(tool, everything):
+    """Kills the process that does a tool's work; with `everything`, also what it has started and not executed anything."""
+    killed = [pid for pid in at_work(tool.command) if pid != tool.pid]
+    if not everything:
+        killed = [pid for pid in killed if parent_of(pid) not in killed]
+    for pid in killed:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
 def await_step(tool, steps, number):
     reached = lambda: os.path.exists(steps) and any(line.startswith(f"{number} ") for line in open(steps))
     wait_for(lambda: reached() or not tool.running(), LIMIT, lambda: f"no step {number}\n{tool.describe()}")
@@ -357,7 +401,7 @@ def move_worker(context):
 
 @case
 def move_new_worker(context):
-    """A worker at the new place is killed in each step of a move: the job goes on at the old one until it has switched."""
+    """A worker at the new place is killed in each step of a move: all of the job goes on at the old one until all have switched."""
     lab, options = context
     ranks = Ranks(lab, options)
     pick = random.Random(2)
@@ -383,7 +427,7 @@ def move_new_worker(context):
         failed += not ok
         if ok:
             ranks.servers.reverse()
-        # What was made ahead is made again in another session; later it is the rank's own that ends.
+        # What was made ahead is made again in another session; once the job goes on it is the rank's own that ends.
         other = lambda: ranks.sessions().get(pid, {}).get("worker_pid", killed) != killed
         if ok and killed:
             wait_for(
@@ -392,6 +436,8 @@ def move_new_worker(context):
             )  # fmt: skip
             if other():
                 recovered += 1
+            elif not name.startswith("unlock"):
+                raise Failure(f"{title}: rank {victim} (PID {pid}) has ended\n{ranks.job.describe()}")
             else:
                 ranks.expect_gone(victim)
         ranks.expect_running(title)
@@ -459,6 +505,130 @@ def restart_worker(context):
     ranks.carrier.wait(LIMIT)
     ranks.restart(image)
     ranks.expect_running("at last")
+    ranks.finish()
+
+
+def kill_tool_in_each_step(context, way):
+    """The tool is killed in each step. All processes of the job go on, on one server, and the next tool works at once."""
+    lab, options = context
+    ranks = Ranks(lab, options, ranks=3)
+
+    def command(image):
+        if way == "move":
+            return [lab.tool("cr-migrate"), ranks.job.id, "--to", ranks.servers[1].unix]
+        return [lab.tool("cr-checkpoint"), *(["--stop"] if way == "stop" else []), ranks.job.id, image]
+
+    def find_server():
+        """All of the job is on one server, which is the first from now on."""
+        pids = sorted(ranks.rank(number)[1] for number in ranks.living())
+        places = lambda: [sorted(ranks.sessions(server)) for server in ranks.servers]
+        whole = lambda: any(now == pids for now in places()) and [] in places()
+        wait_for(whole, LIMIT, lambda: f"sessions {places()}, not {pids} on one server\n{ranks.job.describe()}")
+        if not places()[0]:
+            ranks.servers.reverse()
+
+    def after_stop(image):
+        """A stopped job is brought back."""
+        if ranks.carrier.wait(LIMIT) != 121:
+            raise Failure(f"the stopped job's exit code is wrong\n{ranks.carrier.describe()}")
+        lab.run(f"verify{ranks.tools}", [lab.tool("cr-inspect"), "--verify", image])
+        for server in ranks.servers:
+            wait_for(lambda: not ranks.sessions(server), LIMIT, lambda: "sessions of the stopped job are left")
+        ranks.restart(image)
+
+    image, steps = ranks.path("image0"), ranks.path("steps0")
+    ranks.tool(command(image), steps).expect_success(LIMIT)
+    if way == "stop":
+        after_stop(image)
+    find_server()
+    ranks.expect_running("without a fault")
+    counts = {"went on": 0, "done": 0}
+    for turn, (number, name, delay) in enumerate(all_steps(steps)):
+        title = f"{way}: tool killed before step {number} ({name})" + (f", {delay} s later" if delay else "")
+        image, steps = ranks.path(f"image{number}-{delay}"), ranks.path(f"steps{number}-{delay}")
+        tool = ranks.tool(command(image), steps, stop_at=number)
+        await_step(tool, steps, number)
+        if delay:
+            open(steps + ".go", "w").close()
+            time.sleep(delay)
+        kill_at_work(tool, everything=turn % 2 == 0)
+        open(steps + ".go", "w").close()
+        try:
+            # The next tool does not wait for anything: neither for the one that was killed, nor for the job.
+            after = ranks.path(f"after{number}-{delay}") if way == "move" else image
+            again = ranks.tool([lab.tool("cr-checkpoint"), ranks.job.id, after], steps + ".again")
+            died = tool.wait(LIMIT) != 0
+            if died and "has died" not in tool.stderr():
+                raise Failure(f"it was not killed\n{tool.describe()}")
+            stopped = again.wait(LIMIT) != 0 and way == "stop"
+            if stopped:
+                after_stop(image)
+            elif again.wait(LIMIT) != 0:
+                raise Failure(f"the next tool failed\n{again.describe()}\nbefore it: {tool.describe()}")
+            else:
+                no_half_image(after, True)
+                lab.run(f"verify{ranks.tools}", [lab.tool("cr-inspect"), "--verify", after])
+            find_server()
+            ranks.expect_running(title)
+        except Failure as failure:
+            raise Failure(f"{title}: {failure}\nthe tool: {tool.describe()}")
+        counts["done" if stopped or not died else "went on"] += 1
+        shutil.rmtree(after, ignore_errors=True)
+        said = [line for line in tool.stderr().splitlines() if "has died" not in line]
+        print(f"    {'ended  ' if stopped else 'goes on'} {title}: {said[-1:]}", flush=True)
+    if not counts["went on"]:
+        raise Failure("the tool was never killed")
+    ranks.finish()
+
+
+@case
+def keep_tool(context):
+    """cr-checkpoint is killed in each step, while the job is to go on."""
+    kill_tool_in_each_step(context, "keep")
+
+
+@case
+def stop_tool(context):
+    """cr-checkpoint --stop is killed in each step: the job goes on, or it has ended and its image is whole."""
+    kill_tool_in_each_step(context, "stop")
+
+
+@case
+def move_tool(context):
+    """cr-migrate is killed in each step: all processes have moved, or none has."""
+    kill_tool_in_each_step(context, "move")
+
+
+@case
+def restart_tool(context):
+    """cr-restart is killed in each step: nothing of the job is left, and the next one brings it back at once."""
+    lab, options = context
+    ranks = Ranks(lab, options, ranks=3)
+    image = ranks.path("image")
+    lab.run("checkpoint", [lab.tool("cr-checkpoint"), "--stop", ranks.job.id, image])
+    ranks.job.wait(LIMIT)
+    steps = ranks.path("steps0")
+    ranks.restart(image, {"CR_TEST_STEPS": steps})
+    ranks.expect_running("without a fault")
+    for number, name, delay in all_steps(steps):
+        title = f"restart: tool killed before step {number} ({name})" + (f", {delay} s later" if delay else "")
+        ranks.carrier.kill(signal.SIGTERM)
+        ranks.carrier.wait(LIMIT)
+        wait_for(lambda: not ranks.sessions(), LIMIT, lambda: f"{title}: sessions are left")
+        steps = ranks.path(f"steps{number}-{delay}")
+        tool = ranks.restart(image, {"CR_TEST_STEPS": steps, "CR_TEST_STOP_AT": str(number)})
+        await_step(tool, steps, number)
+        if delay:
+            open(steps + ".go", "w").close()
+            time.sleep(delay)
+        os.kill(tool.pid, signal.SIGKILL)
+        again = ranks.restart(image)
+        try:
+            tool.wait(LIMIT)
+            ranks.expect_running(title)
+        except Failure as failure:
+            raise Failure(f"{title}: {failure}\nthe one before: {tool.describe()}")
+        print(f"    {title}: {again.stderr().strip().splitlines()[-1:]}", flush=True)
     ranks.finish()
 
 
@@ -564,6 +734,7 @@ def never_idle(context):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--driver")
     harness.run_cases_in_labs(parser, CASES, lambda lab, options: (lab, options))
 
 
