@@ -79,7 +79,7 @@ Request RequestOf(const CLI::App& app, const std::string& tool) {
     if (option->count() == 0 || option->get_lnames().empty()) continue;
     const std::string& name = option->get_lnames().front();
     // Stands in Request::job.
-    if (name == "name") continue;
+    if (name == "name" || name == "job-dir") continue;
     if (option->get_expected_max() == 0) {
       AddOption(name, "", &request);
       request.mutable_options(request.options_size() - 1)->set_flag(true);

@@ -13,7 +13,8 @@
 
 namespace cuda_remote::host {
 
-// The options that the user has given to a tool, but --name, which is for Request::job. `tool` as in Request::tool.
+// The options that the user has given to a tool, but --name and --job-dir, which are for Request::job. `tool` as in
+// Request::tool.
 Request RequestOf(const CLI::App& app, const std::string& tool);
 void AddOption(const std::string& name, const std::string& value, Request* request);
 

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -18,13 +19,18 @@
 #include <CLI/CLI.hpp>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "checkpoint/job/hostd_places.h"
+#include "host/hosts_server.h"
+#include "host/move_source.h"
+#include "host/move_state.h"
 #include "host/request.pb.h"
 #include "host/signature.h"
 #include "host/wire.h"
 #include "host/worker.h"
 #include "proto/cli/wrong_use.h"
+#include "proto/control/credentials.h"
 #include "proto/folder/private_folder.h"
 #include "proto/frame/version.h"
 
@@ -37,11 +43,16 @@ constexpr int kExitUsage = 2, kExitInUse = 3;
 constexpr char kExamples[] = R"(
 Examples:
   cr-hostd                              as its systemd unit starts it
+  cr-hostd --listen 0.0.0.0:7071 --tls-cert C --tls-key K --tls-ca CA    jobs go to other hosts and come from them
   cr-hostd --socket /tmp/lab/hostd.sock --state /tmp/lab/state    beside another one; users set CUDA_REMOTE_HOSTD
 
 Users then start, save, restart and move jobs of their own with cr-run, cr-checkpoint, cr-restart and cr-migrate, which
 need no root and no option for it. A job runs as its user, with that user's groups, limits and control group, and without
 capabilities. An image belongs to its user, and is restored only if it is signed with this host's key, for the same user.
+
+With a certificate, users move whole jobs to other hosts (cr-migrate --whole --to-host HOST), and with --listen jobs come
+here. The authority of --tls-ca must sign hosts only, or --allow-host names them: a host is believed whose job it sends.
+All hosts need the same --key, and the same users.
 
 Runs in the foreground and writes what it does to standard error. SIGTERM and SIGINT end it; requests that are in progress
 and jobs that run go on. Needs root and CRIU (tools/setup-criu).
@@ -50,7 +61,9 @@ Exit codes: 0 ended by a signal, 1 failed, 2 wrong use, 3 another cr-hostd serve
 )";
 
 struct Options {
-  std::string socket = checkpoint::HostdSocket(), state = "/var/lib/cuda-remote", key;
+  std::string socket = checkpoint::HostdSocket(), state = "/var/lib/cuda-remote", key, listen;
+  control::TlsFiles tls;
+  std::vector<std::string> hosts;
   size_t requests = 64;
   int ready_fd = -1;
 };
@@ -70,10 +83,11 @@ void Refuse(int socket, const std::string& text) {
 // Waits for nobody: cr-hostd takes only the user's number from a connection, and its worker does the rest.
 class Server {
  public:
-  Server(const Options& options, const Settings& settings, const Key& key, int listener, int lock)
-      : options_(options), settings_(settings), key_(key), listener_(listener), lock_(lock) {}
+  Server(const Options& options, const Settings& settings, const Key& key, int listener, int lock, pid_t network)
+      : options_(options), settings_(settings), key_(key), listener_(listener), lock_(lock), network_(network) {}
 
-  void Run() {
+  // Until a signal. False: what serves other hosts has died.
+  bool Run() {
     sigset_t set;
     sigemptyset(&set);
     for (const int number : {SIGTERM, SIGINT, SIGCHLD}) sigaddset(&set, number);
@@ -86,9 +100,14 @@ class Server {
       signalfd_siginfo info;
       while (read(signals, &info, sizeof(info)) == ssize_t(sizeof(info))) ended = ended || info.ssi_signo != SIGCHLD;
       pid_t worker;
-      while ((worker = waitpid(-1, nullptr, WNOHANG)) > 0) workers_.erase(worker);
+      while ((worker = waitpid(-1, nullptr, WNOHANG)) > 0) {
+        if (worker == network_) return false;
+        workers_.erase(worker);
+      }
       if (waiting[0].revents != 0 && !ended) Accept();
     }
+    if (network_ > 0) kill(network_, SIGTERM);
+    return true;
   }
 
  private:
@@ -104,7 +123,8 @@ class Server {
     size_t busy = 0;
     const bool known = getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
     for (const auto& [worker, user] : workers_) busy += user == peer.uid ? 1 : 0;
-    if (busy >= options_.requests) {
+    // Root's are jobs that come from other hosts.
+    if (peer.uid != 0 && busy >= options_.requests) {
       Refuse(socket, "this user has " + std::to_string(busy) + " jobs and requests with cr-hostd already (--user-requests)");
     } else if (known) {
       fflush(nullptr);
@@ -136,6 +156,7 @@ class Server {
   const Settings& settings_;
   const Key& key_;
   const int listener_, lock_;
+  const pid_t network_;  // 0: there is none
   std::map<pid_t, uid_t> workers_;
 };
 
@@ -166,6 +187,35 @@ int Listen(const std::string& path, std::string* error) {
   return -1;
 }
 
+// Starts what takes jobs from other hosts. 0 and *error on failure.
+pid_t StartNetwork(const Settings& settings, const Key& key, int lock, std::string* error) {
+  int ready[2];
+  if (pipe2(ready, O_CLOEXEC) != 0) {
+    *error = std::string("pipe: ") + strerror(errno);
+    return 0;
+  }
+  fflush(nullptr);
+  const pid_t parent = getpid(), child = fork();
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    close(ready[0]);
+    close(lock);
+    int code = 1;
+    try {
+      if (getppid() == parent) code = ServeHosts(settings, key, ready[1]);
+    } catch (const std::exception& problem) {
+      fprintf(stderr, "%s: %s\n", kTool, problem.what());
+    }
+    _exit(code);
+  }
+  close(ready[1]);
+  char text[1024];
+  const ssize_t got = child > 0 ? read(ready[0], text, sizeof(text)) : -1;
+  close(ready[0]);
+  *error = got > 0 ? std::string(text, size_t(got)) : "the process that takes jobs from other hosts does not start";
+  return *error == "ready" ? child : 0;
+}
+
 int Main(int argc, char** argv) {
   Options options;
   CLI::App app("Saves and restores jobs of ordinary users, for their cr-run, cr-checkpoint, cr-restart and cr-migrate.",
@@ -183,6 +233,15 @@ int Main(int argc, char** argv) {
   app.add_option("--user-requests", options.requests, "jobs and requests of one user at a time")
       ->capture_default_str()
       ->check(CLI::Range(size_t{1}, size_t{100000}));
+  app.add_option("--listen", options.listen,
+                 "also take jobs from other hosts: HOST:PORT, usually 0.0.0.0:" + std::string(kHostsPort));
+  app.add_option("--tls-cert", options.tls.cert, "this host's certificate (PEM), with the name by which others reach it");
+  app.add_option("--tls-key", options.tls.key, "its key (PEM)");
+  app.add_option("--tls-ca", options.tls.ca, "the authority that has signed the hosts' certificates (PEM)");
+  app.add_option("--allow-host", options.hosts,
+                 "subject of a host's certificate, as in CN=node7,O=lab; if one is given, jobs come from no others")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--ready-fd", options.ready_fd, "write a line to this descriptor and close it once ready");
   try {
     app.parse(argc, argv);
@@ -197,10 +256,20 @@ int Main(int argc, char** argv) {
   // What users send must not become a standard stream here.
   for (int fd = 0; fd >= 0 && fd < 3;) fd = open("/dev/null", O_RDWR);
   std::string error;
-  Settings settings{options.socket, options.state + "/spool"};
+  Settings settings;
+  settings.socket = options.socket;
+  settings.spool = options.state + "/spool";
+  settings.moves = options.state + "/moves";
+  settings.listen = options.listen;
+  settings.tls = options.tls;
+  settings.hosts = options.hosts;
+  control::TlsContents contents;
+  if (!options.listen.empty() && options.tls.empty())
+    return Fail("--listen needs --tls-cert, --tls-key and --tls-ca", kExitUsage);
+  if (!options.tls.empty() && !control::ReadTls(options.tls, &contents, &error)) return Fail(error);
   const std::string folder = options.socket.substr(0, options.socket.rfind('/'));
   if (!MakeOpenFolder(folder, &error) || !MakeOpenFolder(folder + "/users", &error) ||
-      !CheckFolder(settings.spool, FolderUse::kMake, &error)) {
+      !CheckFolder(settings.spool, FolderUse::kMake, &error) || !CheckFolder(settings.moves, FolderUse::kMake, &error)) {
     return Fail(error);
   }
   const int lock = open((options.socket + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -209,17 +278,21 @@ int Main(int argc, char** argv) {
   Key key;
   if (!key.Load(options.key.empty() ? options.state + "/hostd.key" : options.key, &error)) return Fail(error);
   CleanSpool(settings);
+  CleanMoveStates(settings.moves);
+  const pid_t network = options.listen.empty() ? 0 : StartNetwork(settings, key, lock, &error);
+  if (!options.listen.empty() && network == 0) return Fail(error);
   const int listener = Listen(options.socket, &error);
   if (listener < 0) return Fail(error);
-  fprintf(stderr, "%s: serving %s\n", kTool, options.socket.c_str());
+  fprintf(stderr, "%s: serving %s%s%s\n", kTool, options.socket.c_str(), network ? " and hosts at " : "",
+          options.listen.c_str());
   if (options.ready_fd >= 0) {
     const ssize_t ignored = write(options.ready_fd, "ready\n", 6);
     static_cast<void>(ignored);
     close(options.ready_fd);
   }
-  Server(options, settings, key, listener, lock).Run();
+  const bool served = Server(options, settings, key, listener, lock, network).Run();
   unlink(options.socket.c_str());
-  return 0;
+  return served ? 0 : Fail("the process that takes jobs from other hosts has died");
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 
 #include "ckptfmt/file.h"
 #include "ckptfmt/folder.h"
+#include "ckptfmt/image_store.h"
 #include "ckptfmt/manifest.h"
 
 namespace cuda_remote::host {
@@ -27,6 +28,8 @@ constexpr char kImage[] = "image";
 // One in so many blocks of the file system stays free.
 constexpr uint64_t kKeptFree = 20;
 
+}  // namespace
+
 absl::Status MakeFoldersFor(const ckptfmt::OpenedFolder& folder, const std::string& path) {
   for (size_t at = path.find('/'); at != std::string::npos; at = path.find('/', at + 1)) {
     const std::string above = path.substr(0, at);
@@ -36,6 +39,8 @@ absl::Status MakeFoldersFor(const ckptfmt::OpenedFolder& folder, const std::stri
   }
   return absl::OkStatus();
 }
+
+namespace {
 
 absl::Status CopyFile(int from, const ckptfmt::OpenedFolder& to, const std::string& path, uint64_t bytes,
                       const std::function<void(const char*, size_t)>& seen) {
@@ -84,15 +89,14 @@ absl::Status CopyImage(const ckptfmt::OpenedFolder& from, const ckptfmt::OpenedF
   return ckptfmt::SyncFolder(to);
 }
 
-void Answer(int socket, const absl::Status& status) {
-  const std::string text = status.ok() ? "+" : "-" + std::string(status.message());
+void Answer(int socket, const absl::Status& status, const std::string& said = {}) {
+  const std::string text = status.ok() ? "+" + said : "-" + std::string(status.message());
   const ssize_t ignored = send(socket, text.data(), text.size(), MSG_NOSIGNAL);
   static_cast<void>(ignored);
 }
 
-// The user's process, from DIR.partial to the image.
-void GiveAsUser(int own, const std::string& path, int socket) {
-  const std::string dir = ckptfmt::ImagePath(path);
+// DIR.partial of the single image DIR.
+absl::StatusOr<ckptfmt::OpenedFolder> BeginImage(const std::string& dir) {
   absl::Status status = ckptfmt::PutBackOldImage(dir);
   struct stat facts;
   if (status.ok() && stat(dir.c_str(), &facts) == 0 && !ckptfmt::IsImage(dir) &&
@@ -101,8 +105,24 @@ void GiveAsUser(int own, const std::string& path, int socket) {
         dir + " exists and is not a checkpoint image; choose another name, or move it away");
   }
   if (status.ok()) status = ckptfmt::CheckMayReplace(dir);
-  auto partial = status.ok() ? ckptfmt::MakePartial(dir) : absl::StatusOr<ckptfmt::OpenedFolder>(status);
-  Answer(socket, partial.status());
+  if (!status.ok()) return status;
+  return ckptfmt::MakePartial(dir);
+}
+
+// The user's process, from DIR.partial to the image.
+void GiveAsUser(int own, const std::string& path, size_t keep, int socket) {
+  std::string dir = ckptfmt::ImagePath(path);
+  std::unique_ptr<ckptfmt::ImageStore> store;
+  absl::Status status;
+  if (keep > 0) {
+    auto opened = ckptfmt::ImageStore::Open(path);
+    status = opened.status();
+    if (opened.ok()) store = *std::move(opened);
+  }
+  auto partial = !status.ok() ? absl::StatusOr<ckptfmt::OpenedFolder>(status)
+                 : store      ? store->BeginCopy(&dir)
+                              : BeginImage(dir);
+  Answer(socket, partial.status(), dir);
   if (!partial.ok()) return;
   char word;
   bool given = false;
@@ -113,7 +133,13 @@ void GiveAsUser(int own, const std::string& path, int socket) {
     if (status.ok()) status = ckptfmt::Publish(*partial, dir);
     given = status.ok();
     if (!given) ckptfmt::RemoveFolder(*partial).IgnoreError();
-    Answer(socket, status);
+    // Its lock is for writers; who looks at the image waits for that.
+    if (given) *partial = ckptfmt::OpenedFolder();
+    const absl::StatusOr<size_t> pruned = given && store ? store->Prune(keep) : size_t{0};
+    Answer(socket, status,
+           pruned.ok() ? ""
+                       : "the image is complete, but old images could not be removed: " +
+                             std::string(pruned.status().message()) + "; the next checkpoint tries again");
   }
   if (!given) ckptfmt::RemoveFolder(*partial).IgnoreError();
 }
@@ -121,7 +147,7 @@ void GiveAsUser(int own, const std::string& path, int socket) {
 }  // namespace
 
 std::unique_ptr<ImageGiver> ImageGiver::Begin(const checkpoint::Account& account, int own, const std::string& path,
-                                              std::string* error) {
+                                              size_t keep, std::string* error) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
     *error = std::string("socketpair: ") + strerror(errno);
@@ -134,7 +160,7 @@ std::unique_ptr<ImageGiver> ImageGiver::Begin(const checkpoint::Account& account
     for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) signal(number, SIG_IGN);
     if (checkpoint::Become(account)) {
       try {
-        GiveAsUser(own, path, ends[1]);
+        GiveAsUser(own, path, keep, ends[1]);
       } catch (const std::exception& problem) {
         Answer(ends[1], absl::InternalError(problem.what()));
       }
@@ -148,7 +174,7 @@ std::unique_ptr<ImageGiver> ImageGiver::Begin(const checkpoint::Account& account
     return nullptr;
   }
   std::unique_ptr<ImageGiver> giver(new ImageGiver(child, ends[0]));
-  return giver->Await(error) ? std::move(giver) : nullptr;
+  return giver->Await(&giver->dir_, error) ? std::move(giver) : nullptr;
 }
 
 ImageGiver::~ImageGiver() {
@@ -157,19 +183,22 @@ ImageGiver::~ImageGiver() {
   }
 }
 
-bool ImageGiver::Await(std::string* error) {
-  char text[4096];
+bool ImageGiver::Await(std::string* said, std::string* error) {
+  char text[8192];
   ssize_t got;
   do {
     got = recv(socket_, text, sizeof(text), 0);
   } while (got < 0 && errno == EINTR);
-  if (got > 0 && text[0] == '+') return true;
+  if (got > 0 && text[0] == '+') {
+    said->assign(text + 1, size_t(got - 1));
+    return true;
+  }
   *error = got > 1 ? std::string(text + 1, size_t(got - 1)) : "the process that writes the image has died";
   return false;
 }
 
-bool ImageGiver::Give(std::string* error) {
-  if (send(socket_, "g", 1, MSG_NOSIGNAL) == 1) return Await(error);
+bool ImageGiver::Give(std::string* note, std::string* error) {
+  if (send(socket_, "g", 1, MSG_NOSIGNAL) == 1) return Await(note, error);
   *error = "the process that writes the image has died";
   return false;
 }
@@ -189,7 +218,7 @@ bool GiveFiles(const checkpoint::Account& account, int folder, std::string* erro
   return false;
 }
 
-bool TakeImage(const checkpoint::Account& account, const std::string& path, const Key& key, const std::string& to,
+bool TakeImage(const checkpoint::Account& account, const Key& key, const std::string& to, std::string* path,
                std::string* error) {
   const auto open_as_user = [&](int folder, const std::string& name, int flags) {
     const checkpoint::ActAs user(&account);
@@ -198,13 +227,13 @@ bool TakeImage(const checkpoint::Account& account, const std::string& path, cons
   std::string dir;
   {
     const checkpoint::ActAs user(&account);
-    dir = ckptfmt::ImagePath(path);
+    dir = ckptfmt::ImagePath(*path);
     const std::string newest = ckptfmt::NewestImageIn(dir);
-    if (!newest.empty()) dir = newest;
+    if (!newest.empty()) *path = dir = newest;
   }
   const ckptfmt::Fd from = open_as_user(AT_FDCWD, dir, O_DIRECTORY);
   if (from.get() < 0) {
-    *error = errno == ENOENT ? "there is no checkpoint image " + path : "cannot open " + dir + ": " + strerror(errno);
+    *error = errno == ENOENT ? "there is no checkpoint image " + *path : "cannot open " + dir + ": " + strerror(errno);
     return false;
   }
   struct stat facts;

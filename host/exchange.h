@@ -11,39 +11,48 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "checkpoint/job/account.h"
+#include "ckptfmt/file.h"
 #include "host/signature.h"
 
 namespace cuda_remote::host {
 
 // Gives a user an image: a process with her rights, which makes DIR.partial at first, and copies the image when it is
 // there. Until then nothing stands under DIR. Ends with this object, and removes DIR.partial if nothing was given.
+// The image may be the next one in a store (ckptfmt/image_store.h), which the process has locked meanwhile.
 class ImageGiver {
  public:
   // `own`: the folder with the image's folder "image", once it is there. The user cannot reach it by a path. `path`: from
-  // this process's working folder.
+  // this process's working folder. `keep`: not 0: the path is a store's, of which so many images of the job stay.
   static std::unique_ptr<ImageGiver> Begin(const checkpoint::Account& account, int own, const std::string& path,
-                                           std::string* error);
+                                           size_t keep, std::string* error);
   ~ImageGiver();
   ImageGiver(const ImageGiver&) = delete;
   ImageGiver& operator=(const ImageGiver&) = delete;
 
-  // Copies the image, whose files are the user's by now.
-  bool Give(std::string* error);
+  // The image's name, once it is complete.
+  const std::string& dir() const { return dir_; }
+  // Copies the image, whose files are the user's by now. *note: not empty: what went wrong after the image was complete.
+  bool Give(std::string* note, std::string* error);
 
  private:
   ImageGiver(pid_t child, int socket) : child_(child), socket_(socket) {}
-  bool Await(std::string* error);
+  bool Await(std::string* said, std::string* error);
   const pid_t child_;
   const int socket_;
+  std::string dir_;
 };
+
+// Makes the folders in which the image's file `path` is to be.
+absl::Status MakeFoldersFor(const ckptfmt::OpenedFolder& folder, const std::string& path);
 
 // Makes everything in `folder` the account's. Nobody else can reach it.
 bool GiveFiles(const checkpoint::Account& account, int folder, std::string* error);
 
-// Copies the user's image at `path`, or the newest in a folder of several, to the new folder `to`, if it is signed with
-// `key` for this user and is as it was then.
-bool TakeImage(const checkpoint::Account& account, const std::string& path, const Key& key, const std::string& to,
+// Copies the user's image at *path, or the newest in a folder of several (which *path then names), to the new folder `to`,
+// if it is signed with `key` for this user and is as it was then.
+bool TakeImage(const checkpoint::Account& account, const Key& key, const std::string& to, std::string* path,
                std::string* error);
 
 // Whether the file system of `folder` has so many bytes beside what stays free for others.

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <google/protobuf/util/json_util.h>
 #include <linux/magic.h>
 #include <poll.h>
 #include <signal.h>
@@ -13,6 +14,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -23,8 +25,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "checkpoint/job/account.h"
@@ -32,11 +39,17 @@
 #include "checkpoint/job/caller.pb.h"
 #include "checkpoint/job/forwarded_signals.h"
 #include "checkpoint/job/hostd_places.h"
+#include "checkpoint/engine/criu/process_facts.pb.h"
 #include "checkpoint/job/job.h"
+#include "ckptfmt/folder.h"
+#include "ckptfmt/image_reader.h"
 #include "host/exchange.h"
+#include "host/move_source.h"
+#include "host/move_state.h"
 #include "host/peer.h"
 #include "host/request.pb.h"
 #include "host/wire.h"
+#include "proto/codec/json.h"
 #include "proto/codec/text.h"
 
 namespace cuda_remote::host {
@@ -48,7 +61,9 @@ using checkpoint::Caller;
 constexpr int kFirstMessageSeconds = 10;
 constexpr int kLookMs = 500;
 constexpr size_t kMostName = 64;
+constexpr size_t kMostKept = 10000;
 constexpr char kImage[] = "/image";
+constexpr char kImages[] = "/images";  // a store: of a move
 // What root's tools get of cr-hostd's own environment, and what of it they must not get.
 constexpr const char* kNotForTools[] = {"CUDA_REMOTE_SERVER", "CUDA_REMOTE_JOB_DIR", "CUDA_REMOTE_JOB",
                                         "CUDA_REMOTE_GPU", "XDG_RUNTIME_DIR"};
@@ -58,9 +73,12 @@ struct Tool {
   const char* name;
   bool runs_job;    // in the foreground until the job ends
   bool takes_image;  // reads one
-  bool makes_image;
+  bool makes_image;  // for the user
   std::set<std::string> flags, values;
+  std::set<std::string> own = {};  // options that are for cr-hostd
+  const char* program = nullptr;   // null: cr-NAME
 };
+constexpr char kMove[] = "move";
 
 const std::vector<Tool>& Tools() {
   static const auto* const tools = new std::vector<Tool>{
@@ -70,7 +88,8 @@ const std::vector<Tool>& Tools() {
        false,
        true,
        {"stop", "tcp-close", "json", "times", "quiet"},
-       {"every", "timeout", "compress", "pool"}},
+       {"every", "timeout", "compress", "pool"},
+       {"keep"}},
       {"restart",
        true,
        true,
@@ -78,19 +97,21 @@ const std::vector<Tool>& Tools() {
        {"append", "cut-back", "times", "quiet"},
        {"server", "gpu", "map", "cut", "output", "error"}},
       {"migrate", false, false, false, {"json", "quiet"}, {"to", "gpu", "map", "timeout"}},
+      {kMove,
+       false,
+       false,
+       false,
+       {},
+       {"timeout"},
+       {"to-host", "to", "gpu", "output", "error", "json", "quiet"},
+       "cr-checkpoint"},
+      {kArriveTool, true, true, false, {}, {"server", "gpu", "output", "error"}, {}, "cr-restart"},
   };
   return *tools;
 }
 
 void Log(const checkpoint::Account& account, const std::string& text) {
   fprintf(stderr, "cr-hostd: %s: %s\n", NameOf(account).c_str(), Printable(text).c_str());
-}
-
-// A name that is a part of a path, and readable.
-bool IsName(const std::string& name) {
-  const auto is_bad = [](unsigned char byte) { return byte <= ' ' || byte == '/' || byte >= 127; };
-  return !name.empty() && name.size() <= kMostName && name[0] != '.' && name[0] != '-' &&
-         std::none_of(name.begin(), name.end(), is_bad);
 }
 
 // What a tool of root's writes to a file of these kinds could mean more than when the user writes it.
@@ -134,14 +155,28 @@ class Worker {
 
  private:
   bool ReadRequest(std::string* error);
+  bool FindArrived(std::string* error);
   bool FindJob(std::string* error);
   bool MakeSpool(std::string* error);
   bool ListArguments(std::string* error);
   bool StartTool(std::string* error);
   [[noreturn]] void BecomeTool(int facts, int announcements, int failure);
-  std::string Do(const std::string& announced);
+  bool Do(const std::string& announced, std::string* said);
   void PassOn();
   void LookForRoom();
+  int FollowTool();
+  // Of a move.
+  bool Moves() const { return tool_->name == std::string(kMove); }
+  bool BeginMove(std::string* error);
+  bool OpenStreams(std::string* error);
+  bool MoveImage(std::string* error);
+  bool AnnounceMove(const std::string& image, std::string* error);
+  bool WatchFor(const std::function<bool()>& work, std::string* error);
+  void KeepDoubtful();
+  int FinishMove(int code);
+  // Of a job that has come from another host.
+  bool Arrives() const { return request_.has_arrived(); }
+  bool AwaitGoOn(std::string* said);
 
   const int socket_;
   const Settings& settings_;
@@ -151,6 +186,7 @@ class Worker {
   std::vector<int> fds_;
   const Tool* tool_ = nullptr;
   std::string program_, job_folder_, image_;
+  size_t keep_ = 0;  // of a store's images; 0: it is none
   std::vector<std::string> arguments_;
   std::string spool_;  // this request's folder
   int spool_fd_ = -1;
@@ -158,6 +194,22 @@ class Worker {
   int announcements_ = -1;
   pid_t child_ = 0;
   bool peer_gone_ = false, full_ = false, elsewhere_ = true;
+
+  // Of a move.
+  std::string host_, server_, output_, error_output_;
+  int gpu_ = -1;
+  bool json_ = false, quiet_ = false;
+  std::unique_ptr<MoveSource> move_;
+  checkpoint::Job job_;
+  bool last_ = false;   // the tool's second run, after which the job ends here
+  bool moved_ = false, doubtful_ = false;
+  std::atomic<bool> cancelled_{false};
+  std::string move_problem_;
+  int user_output_ = -1, tool_output_ = -1, tool_errors_ = -1;
+  uint64_t bytes_before_ = 0;
+  std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
+  // Of one that arrives: whether the source has let it go on, and whether it runs.
+  bool goes_on_ = false, running_ = false;
 };
 
 Worker::~Worker() {
@@ -212,7 +264,7 @@ bool Worker::ReadRequest(std::string* error) {
 
 // The user's own job of that name, and its folder, which is root's.
 bool Worker::FindJob(std::string* error) {
-  if (!IsName(request_.job())) {
+  if (!IsJobName(request_.job())) {
     *error = "\"" + request_.job() + "\" cannot be the name of a job: up to " + std::to_string(kMostName) +
              " printable characters without spaces and slashes, of which the first is neither a dot nor a dash";
     return false;
@@ -247,14 +299,33 @@ bool Worker::MakeSpool(std::string* error) {
 }
 
 bool Worker::ListArguments(std::string* error) {
-  program_ = checkpoint::FindCompanion(std::string("cr-") + tool_->name);
+  const std::string program = tool_->program ? tool_->program : std::string("cr-") + tool_->name;
+  program_ = checkpoint::FindCompanion(program);
   if (program_.empty()) {
-    *error = std::string("cr-") + tool_->name + " is not beside cr-hostd: the installation is incomplete";
+    *error = program + " is not beside cr-hostd: the installation is incomplete";
     return false;
   }
   arguments_ = {program_};
   for (const Option& option : request_.options()) {
     const std::set<std::string>& known = option.flag() ? tool_->flags : tool_->values;
+    if (tool_->own.count(option.name()) && Moves()) {
+      std::string* const text = option.name() == "to-host"  ? &host_
+                                : option.name() == "to"     ? &server_
+                                : option.name() == "output" ? &output_
+                                : option.name() == "error"  ? &error_output_
+                                                            : nullptr;
+      if (text) *text = option.value();
+      if (option.name() == "gpu") gpu_ = atoi(option.value().c_str());
+      if (option.name() == "json") json_ = true;
+      if (option.name() == "quiet") quiet_ = true;
+      continue;
+    }
+    if (!option.flag() && tool_->own.count(option.name())) {
+      keep_ = size_t(strtoul(option.value().c_str(), nullptr, 10));
+      if (keep_ >= 1 && keep_ <= kMostKept) continue;
+      *error = "--" + option.name() + " takes a number from 1 to " + std::to_string(kMostKept);
+      return false;
+    }
     if (!known.count(option.name())) {
       *error = "--" + option.name() + " is not available through cr-hostd";
       return false;
@@ -266,33 +337,75 @@ bool Worker::ListArguments(std::string* error) {
     // In one word, so that no value is taken for an option.
     arguments_.push_back("--" + option.name() + (option.flag() ? "" : "=" + option.value()));
   }
-  if (tool_->runs_job && !tool_->takes_image) arguments_.insert(arguments_.end(), {"--job-dir", job_folder_});
+  if (tool_->runs_job && !job_folder_.empty()) arguments_.insert(arguments_.end(), {"--job-dir", job_folder_});
+  if (Moves()) {
+    arguments_.insert(arguments_.end(), {"--quiet", "--json", "--keep=2", job_folder_, spool_ + kImages});
+    return true;
+  }
+  if (Arrives()) arguments_.insert(arguments_.end(), {"--append", "--quiet"});
   if (tool_->makes_image) arguments_.insert(arguments_.end(), {job_folder_, spool_ + kImage});
   if (tool_->takes_image) arguments_.push_back(spool_ + kImage);
   if (!tool_->runs_job && !tool_->makes_image) arguments_.push_back(job_folder_);
   return true;
 }
 
+// As the source has vouched for it, and this host's cr-hostd has found it right.
+bool Worker::FindArrived(std::string* error) {
+  const ArrivedJob& arrived = request_.arrived();
+  if (!checkpoint::FindAccount(std::to_string(arrived.user()), &peer_.account, error)) return false;
+  peer_.account.group = arrived.group();
+  peer_.account.groups.assign(arrived.groups().begin(), arrived.groups().end());
+  char path[4096];
+  const ssize_t length = readlink(("/proc/self/fd/" + std::to_string(fds_[3])).c_str(), path, sizeof(path));
+  spool_.assign(path, size_t(std::max<ssize_t>(length, 0)));
+  std::error_code ignored;
+  if (spool_.substr(0, spool_.rfind('/')) == std::filesystem::canonical(settings_.spool, ignored)) {
+    spool_fd_ = fcntl(fds_[3], F_DUPFD_CLOEXEC, 3);  // with its lock
+    return FindJob(error);
+  }
+  spool_.clear();
+  *error = "what has arrived is not in cr-hostd's folder";
+  return false;
+}
+
 bool Worker::Begin(std::string* error) {
-  if (!FindPeer(socket_, &peer_, error)) return false;
+  ucred facts = {};
+  socklen_t size = sizeof(facts);
+  const bool root = getsockopt(socket_, SOL_SOCKET, SO_PEERCRED, &facts, &size) == 0 && facts.uid == 0;
+  if (!root && !FindPeer(socket_, &peer_, error)) return false;
+  if (!ReadRequest(error)) {
+    elsewhere_ = false;
+    return false;
+  }
+  if (root != (tool_->name == std::string(kArriveTool)) || root != Arrives()) {
+    *error = root ? "root needs no cr-hostd: start the tool without it" : "cr-hostd does not know the tool " + request_.tool();
+    elsewhere_ = root;
+    return false;
+  }
   elsewhere_ = false;
-  if (!ReadRequest(error)) return false;
   // The user's names of files are meant from there, and are only used with her rights.
   if (fchdir(fds_[3]) != 0) {
     *error = std::string("cr-hostd cannot enter the working folder: ") + strerror(errno);
     return false;
   }
   image_ = request_.image();
+  if (Arrives()) {
+    if (!FindArrived(error) || !ListArguments(error)) return false;
+    Log(peer_.account, "job " + request_.job() + " arrives " + image_);
+    return StartTool(error);
+  }
   if ((tool_->takes_image || tool_->makes_image) && (image_.empty() || image_.find('\0') != std::string::npos)) {
     *error = "no image is named";
     return false;
   }
-  if ((!tool_->takes_image && !FindJob(error)) ||
-      ((tool_->takes_image || tool_->makes_image) && !MakeSpool(error)) ||
-      (tool_->takes_image && !TakeImage(peer_.account, image_, key_, spool_ + kImage, error))) {
+  // A restarted job has the name that it had, if it gets no other one.
+  const bool named = !tool_->takes_image || !request_.job().empty();
+  if ((named && !FindJob(error)) ||
+      ((tool_->takes_image || tool_->makes_image || Moves()) && !MakeSpool(error)) ||
+      (tool_->takes_image && !TakeImage(peer_.account, key_, spool_ + kImage, &image_, error))) {
     return false;
   }
-  if (!ListArguments(error)) return false;
+  if (!ListArguments(error) || (Moves() && !BeginMove(error))) return false;
   Log(peer_.account, std::string("cr-") + tool_->name + (request_.job().empty() ? "" : " of job " + request_.job()) +
                          (image_.empty() ? "" : ", image " + image_));
   return StartTool(error);
@@ -311,7 +424,7 @@ void Worker::BecomeTool(int facts, int announcements, int failure) {
   if (!tool_->runs_job) setrlimit(RLIMIT_CORE, &no_core);
   // A job goes on if this process's parent is killed; what only works on one gives up.
   if (!tool_->runs_job) prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (!JoinPeer(peer_, tool_->runs_job, &error)) fail(error);
+  if (!Arrives() && !JoinPeer(peer_, tool_->runs_job, &error)) fail(error);
   for (int i = 0; i < 3; ++i) {
     if (dup2(fds_[size_t(i)], i) < 0) fail(std::string("dup2: ") + strerror(errno));
   }
@@ -346,6 +459,8 @@ bool Worker::StartTool(std::string* error) {
   }
   facts.set_image(image_);
   facts.set_umask(request_.umask());
+  facts.set_pid(peer_.pid);
+  facts.set_holds(Arrives());
   int ends[2], failure[2];
   const int memory = memfd_create("cr-hostd-caller", MFD_CLOEXEC);
   if (memory < 0 || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0 || pipe2(failure, O_CLOEXEC) != 0) {
@@ -368,6 +483,7 @@ bool Worker::StartTool(std::string* error) {
   announcements_ = ends[0];
   // A pipe must end when the job closes it.
   for (const int fd : fds_) close(fd);
+  fds_.clear();
   char text[1024];
   const ssize_t got = child_ > 0 ? read(failure[0], text, sizeof(text)) : 0;
   close(failure[0]);
@@ -377,35 +493,54 @@ bool Worker::StartTool(std::string* error) {
   return false;
 }
 
-// What the tool waits for. Empty: done; else what went wrong.
-std::string Worker::Do(const std::string& announced) {
-  std::string error;
+// What the tool waits for. *said: the answer; if false, what went wrong.
+bool Worker::Do(const std::string& announced, std::string* said) {
   if (announced == checkpoint::kImageBegins && tool_->makes_image) {
     giver_.reset();
-    giver_ = ImageGiver::Begin(peer_.account, spool_fd_, image_, &error);
-    return error;
+    giver_ = ImageGiver::Begin(peer_.account, spool_fd_, image_, keep_, said);
+    if (giver_) *said = keep_ > 0 ? giver_->dir() : image_;
+    return giver_ != nullptr;
   }
   if (announced == checkpoint::kImageComplete && tool_->makes_image && giver_) {
     const auto folder = ckptfmt::OpenedFolder::Open(spool_ + kImage);
-    if (!folder.ok()) return std::string(folder.status().message());
-    const bool given = SignImage(*folder, key_, peer_.account.user, &error) &&
-                       GiveFiles(peer_.account, spool_fd_, &error) && giver_->Give(&error);
+    if (!folder.ok()) *said = std::string(folder.status().message());
+    std::string note;
+    const bool given = folder.ok() && SignImage(*folder, key_, peer_.account.user, said) &&
+                       GiveFiles(peer_.account, spool_fd_, said) && giver_->Give(&note, said);
     giver_.reset();
     RemoveOwnFolder(spool_ + kImage);
-    return given ? std::string() : error;
+    if (!note.empty()) Tell(Reply::NOTE, 0, note);
+    return given;
   }
+  if (announced == checkpoint::kImageBegins && Moves()) {
+    // So the user's cr-run says where her job is.
+    if (last_) *said = checkpoint::kMovedTo + host_;
+    return true;
+  }
+  if (announced == checkpoint::kImageComplete && Moves()) {
+    if (MoveImage(&move_problem_)) return true;
+    *said = move_problem_;
+    return false;
+  }
+  if (announced == checkpoint::kImageRestored && Arrives()) return AwaitGoOn(said);
   if (announced == checkpoint::kImageUsed && tool_->takes_image) {
     RemoveOwnFolder(spool_);
     spool_.clear();
-    return {};
+    if (!Arrives()) return true;
+    running_ = true;
+    SetMoveState(settings_.moves, request_.arrived().id(), kMoveRuns);
+    Tell(Reply::RUNNING, 0);
+    return true;
   }
-  return "cr-hostd does not know what that means";
+  *said = "cr-hostd does not know what that means";
+  return false;
 }
 
 void Worker::PassOn() {
   Control control;
   if (!Receive(socket_, &control)) {
     peer_gone_ = true;
+    if (goes_on_) return;
     // As when somebody kills cr-run, or a tool that works on a job.
     kill(child_, tool_->runs_job ? SIGKILL : SIGTERM);
     return;
@@ -421,13 +556,279 @@ void Worker::PassOn() {
 }
 
 void Worker::LookForRoom() {
-  if (!tool_->makes_image || full_ || HasRoom(spool_, 0)) return;
+  if ((!tool_->makes_image && !Moves()) || full_ || HasRoom(spool_, 0)) return;
   full_ = true;
   Tell(Reply::NOTE, 0, "there is no room left in cr-hostd's folder " + settings_.spool + "; the checkpoint is given up");
   kill(child_, SIGTERM);
 }
 
+// The job waits, restored, until the source lets it go on.
+bool Worker::AwaitGoOn(std::string* said) {
+  Tell(Reply::RESTORED, 0);
+  Control control;
+  *said = "the source has not let the job go on";
+  if (!Receive(socket_, &control) || !control.go_on()) {
+    peer_gone_ = true;
+    return false;
+  }
+  // Not if the source was told meanwhile that it is too late.
+  goes_on_ = BeginMoveState(settings_.moves, request_.arrived().id(), kMoveGoesOn);
+  if (goes_on_) said->clear();
+  return goes_on_;
+}
+
+// Streams for the tool, whose words are this worker's to say.
+bool Worker::OpenStreams(std::string* error) {
+  fds_ = {open("/dev/null", O_RDWR | O_CLOEXEC), memfd_create("output", MFD_CLOEXEC), memfd_create("errors", MFD_CLOEXEC)};
+  for (int* const kept : {&tool_output_, &tool_errors_}) {
+    if (*kept >= 0) close(*kept);
+  }
+  tool_output_ = fcntl(fds_[1], F_DUPFD_CLOEXEC, 3);
+  tool_errors_ = fcntl(fds_[2], F_DUPFD_CLOEXEC, 3);
+  if (fds_[0] >= 0 && tool_output_ >= 0 && tool_errors_ >= 0) return true;
+  *error = std::string("no descriptors: ") + strerror(errno);
+  return false;
+}
+
+bool Worker::BeginMove(std::string* error) {
+  if (settings_.tls.empty()) {
+    *error = "this cr-hostd moves no jobs to other hosts: it has no certificate (cr-hostd --tls-cert)";
+    return false;
+  }
+  if (host_.empty()) {
+    *error = "no host is named (--to-host)";
+    return false;
+  }
+  if (!checkpoint::ReadJob(job_folder_, &job_, error)) return false;
+  if (job_.terminal()) {
+    *error = "the job has a terminal, which cannot go to another host; start it without one (cr-run ... < /dev/null | cat)";
+    return false;
+  }
+  if (server_.empty() && job_.server().compare(0, 5, "unix:") == 0) {
+    *error = "the job uses the GPU server " + job_.server() + " of this host; name one for it there with --to";
+    return false;
+  }
+  if (server_.empty()) server_ = job_.server();
+  user_output_ = fcntl(fds_[1], F_DUPFD_CLOEXEC, 3);
+  for (const int fd : fds_) close(fd);
+  return OpenStreams(error);
+}
+
+// Says what the job needs, before anything is sent.
+bool Worker::AnnounceMove(const std::string& image, std::string* error) {
+  using ckptfmt::ImageReader;
+  const auto opened = ImageReader::Open(image, ImageReader::Owner::kTrusted, ImageReader::Parts::kFacts);
+  if (!opened.ok()) {
+    *error = std::string(opened.status().message());
+    return false;
+  }
+  const ckptfmt::ImageInfo& info = (*opened)->info();
+  checkpoint::ProcessFacts facts;
+  google::protobuf::util::JsonParseOptions parse;
+  parse.ignore_unknown_fields = true;
+  const auto known = info.client_info.find(info.engine);
+  if (known == info.client_info.end() ||
+      !google::protobuf::util::JsonStringToMessage(known->second, &facts, parse).ok()) {
+    *error = "what the image says of the job's processes cannot be read";
+    return false;
+  }
+  MoveBegin begin;
+  begin.set_version(kVersion);
+  std::string id(16, '\0');
+  if (getrandom(&id[0], id.size(), 0) != ssize_t(id.size())) {
+    *error = std::string("no random numbers: ") + strerror(errno);
+    return false;
+  }
+  begin.set_id(id);
+  begin.set_host(info.host);
+  begin.set_job(request_.job());
+  checkpoint::Account named;
+  if (!checkpoint::FindAccount(std::to_string(peer_.account.user), &named, error)) return false;
+  begin.mutable_user()->set_id(peer_.account.user);
+  begin.mutable_user()->set_name(named.name);
+  begin.mutable_user()->set_group(job_.user().group());
+  *begin.mutable_user()->mutable_groups() = job_.user().groups();
+  begin.set_bytes((*opened)->sizes().total_bytes);
+  begin.set_about_job(job_.SerializeAsString());
+  begin.set_kernel(info.needs.kernel);
+  begin.set_engine_version(info.needs.engine_version);
+  *begin.mutable_instruction_sets() = facts.instruction_sets();
+  std::set<std::string> replaced;
+  for (const checkpoint::Stdio& stream : facts.stdio()) {
+    const std::string& other = stream.fd() == 1 ? output_ : error_output_;
+    if (stream.fd() != 0 && !other.empty()) {
+      replaced.insert(stream.target());
+      continue;
+    }
+    if (stream.fd() == 0 || (!stream.terminal() && stream.target().compare(0, 5, "pipe:") != 0)) continue;
+    // As 2>&1 has it.
+    if (stream.fd() == 2 && replaced.count(stream.target())) continue;
+    const char* const option = stream.fd() == 1 ? "--output" : "--error";
+    *error = "the job's descriptor " + std::to_string(stream.fd()) + " is a pipe or a terminal, which stays here; name a "
+             "file of " + host_ + " for it with " + option;
+    return false;
+  }
+  for (const ckptfmt::NeededFile& file : info.needs.files) {
+    if (!file.kept.empty() || replaced.count(file.path)) continue;
+    MovedNeed* const need = begin.add_needs();
+    need->set_path(file.path);
+    need->set_bytes(file.bytes);
+    need->set_build_id(file.build_id);
+    need->set_written(file.written);
+  }
+  std::vector<std::string> notes;
+  if (!move_->Begin(begin, &notes, error)) return false;
+  for (const std::string& note : notes) {
+    if (!quiet_) Tell(Reply::NOTE, 0, note);
+  }
+  return true;
+}
+
+// Does it, and looks meanwhile whether the user's tool gives up.
+bool Worker::WatchFor(const std::function<bool()>& work, std::string* error) {
+  int over[2];
+  if (pipe2(over, O_CLOEXEC) != 0) {
+    *error = std::string("pipe: ") + strerror(errno);
+    return false;
+  }
+  std::thread watch([&] {
+    while (!peer_gone_) {
+      pollfd waiting[] = {{socket_, POLLIN, 0}, {over[0], POLLIN, 0}};
+      if (poll(waiting, 2, -1) < 0) continue;
+      if (waiting[1].revents != 0) return;
+      Control control;
+      if (!Receive(socket_, &control)) peer_gone_ = true;
+      const int number = control.signal();
+      if (!peer_gone_ && number != SIGINT && number != SIGTERM && number != SIGHUP) continue;
+      cancelled_ = true;
+      move_->Cancel();
+    }
+  });
+  const bool done = work();
+  close(over[1]);
+  watch.join();
+  close(over[0]);
+  if (!cancelled_) return done;
+  *error = "interrupted";
+  return false;
+}
+
+// What has become of the job is not known: then it must not go on here, too. Nothing is lost: the image stays.
+void Worker::KeepDoubtful() {
+  doubtful_ = true;
+  const std::string kept = settings_.spool.substr(0, settings_.spool.rfind('/')) + "/doubtful-" +
+                           std::to_string(peer_.account.user) + "-" + request_.job() + "-" +
+                           spool_.substr(spool_.rfind('-') + 1);
+  const bool stays = rename(spool_.c_str(), kept.c_str()) == 0;
+  spool_.clear();  // in no case to be removed
+  Tell(Reply::NOTE, 0,
+       host_ + " was told to let the job go on, and has not answered since. Look there whether it runs (cr-ps). It has "
+       "ended here; if it does not run there, root can restart it here: cr-restart " +
+           (stays ? kept : settings_.spool) + kImages);
+}
+
+bool Worker::MoveImage(std::string* error) {
+  const std::string image = ckptfmt::NewestImageIn(spool_ + kImages);
+  const auto folder = ckptfmt::OpenedFolder::Open(image);
+  if (!folder.ok()) {
+    *error = std::string(folder.status().message());
+    return false;
+  }
+  if (!SignImage(*folder, key_, peer_.account.user, error)) return false;
+  if (!move_) move_ = MoveSource::Open(host_, settings_.tls, error);
+  if (!move_) return false;
+  if (!WatchFor([&] { return (last_ || AnnounceMove(image, error)) && move_->SendImage(*folder, error); }, error)) return false;
+  if (!last_) {
+    bytes_before_ = move_->sent_bytes();
+    return true;
+  }
+  MoveRestore restore;
+  *restore.mutable_environment() = request_.environment();
+  restore.set_umask(request_.umask());
+  restore.set_server(server_);
+  restore.set_gpu(gpu_);
+  restore.set_output(output_);
+  restore.set_error(error_output_);
+  if (!WatchFor([&] { return move_->Restore(restore, error); }, error)) return false;
+  // The tool holds the job. Without it, the job may run.
+  siginfo_t tool = {};
+  if (waitid(P_PID, id_t(child_), &tool, WEXITED | WNOHANG | WNOWAIT) != 0 || tool.si_pid != 0) {
+    *error = "cr-checkpoint has died";
+    return false;
+  }
+  switch (move_->GoOn(error)) {
+    case MoveSource::Outcome::kRunning:
+      moved_ = true;
+      return true;
+    case MoveSource::Outcome::kUnknown:
+      KeepDoubtful();
+      return true;
+    default:
+      return false;
+  }
+}
+
+// After the tool's first run, the second; after that one, the report. The exit code for the user's tool.
+int Worker::FinishMove(int code) {
+  const auto told = [](int fd) {
+    std::string text(4000, '\0');
+    text.resize(size_t(std::max<ssize_t>(pread(fd, &text[0], text.size(), 0), 0)));
+    return text;
+  };
+  std::string error = move_problem_;
+  if (code == 0 && !cancelled_) {
+    last_ = true;
+    arguments_.insert(arguments_.begin() + 1, "--stop");
+    // What BecomeTool has added was the child's.
+    code = OpenStreams(&error) && StartTool(&error) ? FollowTool() : 1;
+  }
+  if (moved_ || doubtful_) {
+    // Whatever has become of the tool.
+    if (checkpoint::JobIsAlive(job_)) kill(job_.init_pid(), SIGKILL);
+    if (doubtful_) return 1;
+    const std::string said = told(tool_output_), name = "\"paused_seconds\": ";
+    const size_t at = said.find(name);
+    const double paused = at == std::string::npos ? 0 : atof(said.c_str() + at + name.size());
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
+    const uint64_t after = move_->sent_bytes() - bytes_before_;
+    char text[512];
+    if (json_) {
+      JsonWriter json(JsonWriter::kSpaced);
+      json.Begin('{');
+      json.Member("host", host_);
+      json.RealMember("seconds", seconds, 3);
+      json.RealMember("paused_seconds", paused, 3);
+      json.Member("bytes_before", bytes_before_);
+      json.Member("bytes_in_pause", after);
+      json.End('}');
+      const std::string line = json.text() + "\n";
+      const ssize_t ignored = write(user_output_, line.data(), line.size());
+      static_cast<void>(ignored);
+    } else if (!quiet_) {
+      snprintf(text, sizeof(text), "moved to %s in %.1f s (the job stood still for %.1f s): %.1f MiB sent while it ran, "
+               "%.1f MiB while it stood still", host_.c_str(), seconds, paused, double(bytes_before_) / (1 << 20),
+               double(after) / (1 << 20));
+      Tell(Reply::NOTE, 0, text);
+    }
+    return 0;
+  }
+  if (error.empty() && move_problem_.empty()) error = cancelled_ ? "interrupted" : told(tool_errors_);
+  if (!move_problem_.empty()) error = move_problem_;
+  while (!error.empty() && error.back() == '\n') error.pop_back();
+  Tell(Reply::NOTE, 0,
+       request_.job() + " was not moved: " + error + (checkpoint::JobIsAlive(job_) ? "; the job goes on where it was" : ""));
+  return 1;
+}
+
 void Worker::Follow() {
+  int code = FollowTool();
+  if (Moves()) code = FinishMove(code);
+  if (Arrives() && !running_) SetMoveState(settings_.moves, request_.arrived().id(), kMoveFailed);
+  Tell(Reply::ENDED, code);
+}
+
+// To the end of the tool: its exit code.
+int Worker::FollowTool() {
   sigset_t set;
   sigemptyset(&set);
   sigaddset(&set, SIGCHLD);
@@ -442,12 +843,14 @@ void Worker::Follow() {
     }
     if (changed == child_) {
       const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-      Tell(Reply::ENDED, code);
       Log(peer_.account, std::string("cr-") + tool_->name + " has ended with " + std::to_string(code));
-      return;
+      close(signals);
+      if (announcements_ >= 0) close(announcements_);
+      announcements_ = -1;
+      return code;
     }
     pollfd waiting[] = {{signals, POLLIN, 0}, {peer_gone_ ? -1 : socket_, POLLIN, 0}, {announcements_, POLLIN, 0}};
-    if (poll(waiting, 3, tool_->makes_image ? kLookMs : -1) < 0) continue;
+    if (poll(waiting, 3, tool_->makes_image || Moves() ? kLookMs : -1) < 0) continue;
     signalfd_siginfo info;
     while (read(signals, &info, sizeof(info)) == ssize_t(sizeof(info))) {
     }
@@ -459,8 +862,9 @@ void Worker::Follow() {
         close(announcements_);
         announcements_ = -1;
       } else {
-        const std::string problem = Do(std::string(text, size_t(got)));
-        const std::string answer = problem.empty() ? "+" : "-" + problem;
+        std::string said;
+        const bool done = Do(std::string(text, size_t(got)), &said);
+        const std::string answer = (done ? "+" : "-") + said;
         send(announcements_, answer.data(), answer.size(), MSG_NOSIGNAL);
       }
     }
@@ -469,6 +873,12 @@ void Worker::Follow() {
 }
 
 }  // namespace
+
+bool IsJobName(const std::string& name) {
+  const auto is_bad = [](unsigned char byte) { return byte <= ' ' || byte == '/' || byte >= 127; };
+  return !name.empty() && name.size() <= kMostName && name[0] != '.' && name[0] != '-' &&
+         std::none_of(name.begin(), name.end(), is_bad);
+}
 
 void ServeRequest(int socket, const Settings& settings, const Key& key) {
   Worker worker(socket, settings, key);

@@ -5,15 +5,28 @@
 #define CUDA_REMOTE_HOST_WORKER_H_
 
 #include <string>
+#include <vector>
 
 #include "host/signature.h"
+#include "proto/control/credentials.h"
 
 namespace cuda_remote::host {
 
 struct Settings {
   std::string socket;  // of cr-hostd; the folders of users are beside it
   std::string spool;   // for images on their way; only root can enter the folder above it
+  std::string moves;   // folder with the states of moves that have come here (move_state.h)
+  // For other hosts' cr-hostds.
+  std::string listen;              // empty: jobs do not come here
+  control::TlsFiles tls;           // empty: jobs do not go either
+  std::vector<std::string> hosts;  // subjects of the certificates of those from which jobs come; empty: all
 };
+
+// What a job that has come from another host is asked for with; for root alone.
+inline constexpr char kArriveTool[] = "arrive";
+
+// Whether it can be a part of a path, and is readable.
+bool IsJobName(const std::string& name);
 
 // Serves the peer of `socket`.
 void ServeRequest(int socket, const Settings& settings, const Key& key);

@@ -61,6 +61,12 @@ class ProcessRestore {
   // Unless Finish has succeeded, ends the restored processes. They have not run.
   virtual ~ProcessRestore() = default;
 
+  // Waits until the processes are restored, and still held. False if that cannot come about; then Finish says why,
+  // unless *error does.
+  virtual bool AwaitHeld(std::string* error) {
+    *error = "these processes cannot be held";
+    return false;
+  }
   // Waits until the processes are restored, and lets them run.
   virtual bool Finish(Isolated* isolated, std::string* error) = 0;
 
@@ -112,6 +118,9 @@ class SnapshotEngine {
   // `work`. On failure the processes run on.
   virtual bool Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work,
                     After after, std::string* error) = 0;
+  // After the process that called Dump was killed: waits until what that has started comes to its end. The processes
+  // are then as after that Dump, or as after its failure.
+  virtual void AwaitDump(const Job& job, const std::string& work) = 0;
   // After a Dump, while the job's processes are as they were then: what a restart needs of a machine besides the image.
   // May add files to it.
   virtual bool ListNeeds(const Job& job, const std::string& facts, const std::string& image, ckptfmt::Needs* needs,

@@ -178,11 +178,15 @@ void Runner::SaverEnded(int code) {
   const Save ended = saving_;
   saver_ = 0;
   saving_ = Save::kNone;
+  // The program may be noticed to have ended first: it is cr-checkpoint that has ended it.
+  if (ended == Save::kAndStop && code == 0) {
+    saved_ = true;
+    stop_wanted_ = false;
+  }
   if (code_ || (stop_wanted_ && ended == Save::kAtIntervals)) return;
   next_ = Clock::now() + kAgain;
   if (code == checkpoint::kExitNoJob) return;
   if (ended == Save::kAndStop) {
-    saved_ = code == 0;
     stop_wanted_ = false;
     if (saved_) return;
     const std::string image = Newest();

@@ -25,6 +25,7 @@
 #include "checkpoint/job/ranks.h"
 #include "checkpoint/transaction/at_step.h"
 #include "checkpoint/transaction/live_job.h"
+#include "checkpoint/transaction/session_keeper.h"
 #include "ckptfmt/image_store.h"
 #include "ckptfmt/image_writer.h"
 #include "client/tools/background.h"
@@ -273,8 +274,8 @@ std::string RanksText(LiveJob& live) {
 }
 
 // One checkpoint. False and *error: there is no image, and the job goes on.
-bool Checkpoint(const Options& options, const std::string& directory, Job job, const std::function<bool()>& cancelled,
-                Outcome* outcome, std::string* error) {
+bool Checkpoint(const Options& options, const std::string& directory, Job job, SessionKeeper* keeper,
+                const std::function<bool()>& cancelled, Outcome* outcome, std::string* error) {
   const Clock::time_point start = Clock::now();
   Steps steps(kTool, options.times);
   CriuEngine engine;
@@ -285,8 +286,9 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   save.close_tcp = options.tcp_close;
   std::string facts;
   JobClaim claim;
-  if (!engine.Describe(job, save, &facts, error) || !engine.CheckUsable(error) ||
-      !claim.Take(directory, kTool, cancelled, error)) {
+  // First the claim: another tool may be at work on the job's processes, or CRIU may be that outlived one.
+  if ((JobIsAlive(job) && !claim.Take(directory, kTool, cancelled, error)) ||
+      !engine.Describe(job, save, &facts, error) || !engine.CheckUsable(error)) {
     return false;
   }
   ckptfmt::WriterOptions writer_options;
@@ -299,7 +301,8 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
     return false;
   };
   AtStep("begin the image");
-  if (caller && !caller->Announce(kImageBegins, error)) return false;
+  std::string given;  // as the user is to know the image
+  if (caller && !caller->Announce(kImageBegins, error, &given)) return false;
   std::unique_ptr<ckptfmt::ImageStore> store;
   if (options.keep > 0) {
     auto opened = ckptfmt::ImageStore::Open(options.image);
@@ -310,7 +313,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
       store ? store->Create(writer_options) : ckptfmt::ImageWriter::Create(options.image, writer_options);
   if (!created.ok()) return failed(created.status());
   const std::unique_ptr<ckptfmt::ImageWriter> image = std::move(*created);
-  outcome->image = store ? image->dir() : caller ? caller->image() : options.image;
+  outcome->image = !given.empty() ? given : store ? image->dir() : options.image;
   if (store && !store->sharing().ok()) {
     Say(kTool, "the image shares nothing with earlier ones: " + std::string(store->sharing().message()));
   }
@@ -339,7 +342,8 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
   }
   steps.Done("copying GPU memory while the job runs");
   LiveJob live(job, directory, claim);
-  JobTransaction transaction(job, &live, &engine);
+  keeper->Watch(&live);
+  JobTransaction transaction(job, &live, &engine, keeper);
   agent::LockOptions lock;
   lock.timeout_ms = int(options.timeout * 1000);
   lock.cancelled = cancelled;
@@ -496,7 +500,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, c
     steps.Done("giving the image to its user");
   }
   if (options.stop) {
-    std::ofstream(directory + "/stopped") << Absolute(outcome->image) << "\n";
+    std::ofstream(directory + "/stopped") << (given.empty() ? Absolute(outcome->image) : given) << "\n";
     if (!transaction.End()) Say(kTool, "the job could not be ended; it stands still");
     outcome->paused = transaction.HeldSeconds();
     steps.Done("ending the job");
@@ -603,7 +607,7 @@ void Tell(const Options& options, const Outcome& outcome) {
 }
 
 // --every: what goes wrong once is said, and tried again at the next time.
-int Repeat(const Options& options, const std::string& directory, const Job& job,
+int Repeat(const Options& options, const std::string& directory, const Job& job, SessionKeeper* keeper,
            const std::function<bool()>& cancelled) {
   using std::chrono::milliseconds, std::chrono::system_clock;
   const milliseconds interval(int64_t(options.every * 1000));
@@ -620,7 +624,7 @@ int Repeat(const Options& options, const std::string& directory, const Job& job,
   while (true) {
     Outcome outcome;
     std::string error;
-    const bool ok = Checkpoint(options, directory, job, cancelled, &outcome, &error);
+    const bool ok = Checkpoint(options, directory, job, keeper, cancelled, &outcome, &error);
     const Clock::time_point next = Clock::now() + interval;
     const system_clock::time_point now = system_clock::now();
     if (ok) {
@@ -650,9 +654,15 @@ int Work(const Options& options, const std::function<bool()>& cancelled) {
     Say(kTool, error);
     return kExitNoJob;
   }
+  CriuEngine engine;
+  const std::unique_ptr<SessionKeeper> keeper = SessionKeeper::Start(job, directory, kTool, &engine, &error);
+  if (!keeper) {
+    Say(kTool, error);
+    return kExitFailure;
+  }
   if (options.every <= 0) {
     Outcome outcome;
-    if (!Checkpoint(options, directory, job, cancelled, &outcome, &error)) {
+    if (!Checkpoint(options, directory, job, keeper.get(), cancelled, &outcome, &error)) {
       const char* const state = JobIsAlive(job) ? "; the job goes on" : "";
       Say(kTool, "no checkpoint of " + NameFor(options) + ": " + error + state);
       return cancelled() ? kExitInterrupted : kExitFailure;
@@ -660,7 +670,7 @@ int Work(const Options& options, const std::function<bool()>& cancelled) {
     Tell(options, outcome);
     return 0;
   }
-  return Repeat(options, directory, job, cancelled);
+  return Repeat(options, directory, job, keeper.get(), cancelled);
 }
 
 int Main(int argc, char** argv) {

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -77,7 +78,11 @@ struct Move {
   LiveProcess* process = nullptr;
   std::unique_ptr<ClientChannel> channel;  // the new one
   const replay::Log* ahead = nullptr;      // whose code is there already
+  bool may_hand_over = true;               // its memory, without a copy
+  SharedBlocks handed_over;
   bool replayed = false;
+  bool anew = false;  // the session is of no use; another one may be
+  MovedCode moved;    // once it is replayed
   std::vector<ckptfmt::Region> regions;
   std::string error;
 };
@@ -156,14 +161,14 @@ bool OpenSessions(const Options& options, const std::string& directory, const Jo
   return true;
 }
 
-// Whether the GPUs of all places have room for more than the job's memory, as far as their servers say. A job that runs
-// on one of them must not miss what is made there ahead.
+// Whether the GPUs of all places have room for more than the job's memory, or at least a lot, as far as their servers
+// say. A job that runs on one of them must not miss what is made there ahead.
 bool HasRoomToSpare(const std::vector<Move>& moves, uint64_t held) {
-  constexpr uint64_t kSpare = uint64_t{256} << 20;
+  constexpr uint64_t kSpare = uint64_t{256} << 20, kALot = uint64_t{4} << 30;
   return std::all_of(moves.begin(), moves.end(), [&](const Move& move) {
     uint64_t free = 0;
     const int gpu = move.to.place.gpus.empty() ? 0 : move.to.place.gpus[0];
-    return !AskFreeMemory(move.to.host->server(), gpu, &free) || free >= held + kSpare;
+    return !AskFreeMemory(move.to.host->server(), gpu, &free) || free >= std::min(held + kSpare, kALot);
   });
 }
 
@@ -210,8 +215,38 @@ bool Describe(const std::vector<uint64_t>& sessions, Move* move, std::string* er
   return CheckDevices(move->process->log(), before.devices, after.devices, ToText(move->to.place), error);
 }
 
-// At the same time: the objects of one process may be shared with another, and wait for it. *again: sessions have ended in
-// which code that was made ahead is in the way; the others are done.
+// Runs `work` for all moves that are not replayed yet, at the same time. It leaves its error in Move::error.
+void ForEachOpen(std::vector<Move>* moves, const std::function<void(size_t, Move*)>& work) {
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < moves->size(); ++i) {
+    if ((*moves)[i].replayed) continue;
+    threads.emplace_back([&, i] { work(i, &(*moves)[i]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+bool NoErrors(const std::vector<Move>& moves, std::string* error) {
+  for (const Move& move : moves) {
+    if (move.error.empty()) continue;
+    *error = move.error;
+    return Of(move, moves.size(), error);
+  }
+  return true;
+}
+
+// New sessions on the old ones' GPUs get their memory.
+bool HandOverAll(std::vector<Move>* moves, std::string* error) {
+  ForEachOpen(moves, [](size_t, Move* move) {
+    move->handed_over = SharedBlocks();
+    if (!move->may_hand_over) return;
+    std::string why;
+    if (!HandOver(move->process->channel(), move->channel.get(), &move->handed_over, &why)) move->error = why;
+  });
+  return NoErrors(*moves, error);
+}
+
+// At the same time: the objects of one process may be shared with another, and wait for it. *again: sessions have ended
+// in which code that was made ahead, or memory that was handed over, is in the way; the others are done.
 bool ReplayAll(const std::string& scope, std::vector<Move>* moves, bool* again, std::string* error) {
   *again = false;
   std::vector<const replay::Log*> all;
@@ -219,31 +254,31 @@ bool ReplayAll(const std::string& scope, std::vector<Move>* moves, bool* again, 
   const std::vector<Placed> placed = PlacesOf(*moves);
   if (!CheckSharing(placed, all, error)) return false;
   const std::vector<std::vector<std::string>> ownerless = OwnerlessAt(placed, all);
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < moves->size(); ++i) {
-    if ((*moves)[i].replayed) continue;
-    threads.emplace_back([&, i] {
-      Move& move = (*moves)[i];
-      move.replayed = ReplayLog(move.process->log(), move.channel.get(), &move.error, scope, ownerless[i], move.ahead);
-      if (move.replayed) move.error.clear();
-      // In the log's own order it may come to lie where it was.
-      if (move.replayed && move.ahead && HasMovedCode(move.channel.get(), move.regions)) move.replayed = false;
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  ForEachOpen(moves, [&](size_t i, Move* move) {
+    const bool handed_over = !move->handed_over.empty();
+    move->moved = MovedCode();
+    move->handed_over = SharedBlocks();
+    move->replayed =
+        ReplayLog(move->process->log(), move->channel.get(), &move->error, scope, ownerless[i], move->ahead) &&
+        (!handed_over || KeepHandedOver(move->channel.get(), &move->handed_over, &move->error)) &&
+        FindMovedCode(move->channel.get(), move->regions, &move->moved, &move->error);
+    const bool elsewhere = move->replayed && !move->moved.empty();
+    // In the log's own order it may come to lie where it was. Else memory has to be searched on its way.
+    move->anew = move->ahead ? !move->replayed || elsewhere : elsewhere && handed_over;
+    if (move->anew && !move->ahead) move->may_hand_over = false;
+  });
+  // Code is made ahead only of processes that share nothing. Of others, all are replayed together.
+  const bool all_anew =
+      std::any_of(moves->begin(), moves->end(), [](const Move& move) { return move.anew && !move.ahead; });
   for (Move& move : *moves) {
-    if (move.replayed || !move.ahead) continue;
+    if (!move.anew && !all_anew) continue;
+    move.anew = move.replayed = false;
     move.error.clear();
     move.channel.reset();
     move.ahead = nullptr;
     *again = true;
   }
-  for (const Move& move : *moves) {
-    if (move.error.empty()) continue;
-    *error = move.error;
-    return Of(move, moves->size(), error);
-  }
-  return true;
+  return NoErrors(*moves, error);
 }
 
 bool Migrate(const Options& options, const std::string& directory, Job* job, const std::function<bool()>& cancelled,
@@ -276,7 +311,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   }
   const double ahead = Since(ahead_begun);
   LiveJob live(*job, directory, claim);
-  JobTransaction transaction(*job, &live, /*engine=*/nullptr);
+  JobTransaction transaction(*job, &live, /*engine=*/nullptr, /*guard=*/nullptr);
   // Processes may have come and gone since.
   if (!transaction.Begin(lock, error)) return false;
   DropOutdated(live, &moves);
@@ -284,7 +319,8 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   for (const auto& process : live.processes()) held.push_back(process->process());
   if (!OpenSessions(options, directory, *job, held, &live, &hosts, &moves, error)) return false;
   for (size_t i = 0; i < moves.size(); ++i) moves[i].process = live.processes()[i].get();
-  uint64_t bytes = 0, direct = 0, done_before = 0, objects = 0, objects_ahead = 0;
+  uint64_t bytes = 0, done_before = 0, objects = 0, objects_ahead = 0;
+  CopiedBytes copied;
   AtStep("list GPU memory");
   for (Move& move : moves) {
     const std::vector<uint64_t> beside = live.SessionsAt(move.process->info().server);
@@ -292,22 +328,38 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
     for (const ckptfmt::Region& region : move.regions) bytes += region.bytes;
     objects += move.process->log().records();
   }
+  AtStep("hand over GPU memory");
+  const Clock::time_point hand_over_begun = Clock::now();
+  if (!HandOverAll(&moves, error)) return false;
+  const double handing_over = Since(hand_over_begun);
   if (!options.rules.empty()) {
     std::vector<std::vector<ckptfmt::Region>> regions;
-    for (const Move& move : moves) regions.push_back(move.regions);
+    for (const Move& move : moves) {
+      regions.emplace_back();
+      for (const ckptfmt::Region& region : move.regions) {
+        if (!move.handed_over.Have(region)) regions.back().push_back(region);
+      }
+    }
     const ActAs user(AccountOf(*job));
     if (!CheckRoom(PlacesOf(moves), regions, error)) return false;
   }
   // For processes that begin to use CUDA later.
   const GpuHost* const host = options.to.empty() ? moves.front().to.host : hosts.Open(options.to, -1, error);
-  const std::string scope = NewSharingScope();
+  std::string scope = NewSharingScope();
   AtStep("replay");
   const Clock::time_point replay_begun = Clock::now();
   bool again = false;
   if (!ReplayAll(scope, &moves, &again, error)) return false;
-  if (again && (!OpenSessions(options, directory, *job, held, &live, &hosts, &moves, error) ||
-                !ReplayAll(scope, &moves, &again, error))) {
-    return false;
+  // Twice at most: without code that was made ahead, and then without memory that was handed over.
+  while (again) {
+    // Sessions that end now may still answer for the same keys.
+    if (std::none_of(moves.begin(), moves.end(), [](const Move& move) { return move.replayed; })) {
+      scope = NewSharingScope();
+    }
+    if (!OpenSessions(options, directory, *job, held, &live, &hosts, &moves, error) || !HandOverAll(&moves, error) ||
+        !ReplayAll(scope, &moves, &again, error)) {
+      return false;
+    }
   }
   for (const Move& move : moves) objects_ahead += move.ahead ? replay::CodeRecords(*move.ahead) : 0;
   const double replaying = Since(replay_begun);
@@ -323,8 +375,8 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
         progress.Update(done_before + done, bytes);
         return !cancelled();
       };
-      if (!CopyMemory(move.process->channel(), move.regions, move.channel.get(), shared.get(), go_on, &direct,
-                      error)) {
+      if (!CopyMemory(move.process->channel(), move.regions, move.channel.get(), move.moved, move.handed_over,
+                      shared.get(), go_on, &copied, error)) {
         return Of(move, moves.size(), error);
       }
       for (const ckptfmt::Region& region : move.regions) done_before += region.bytes;
@@ -334,7 +386,10 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   for (const Move& move : moves) move.process->PrepareSwitch(move.channel.get(), move.to.host->server());
   // Processes that connect from now on belong to the others. Until the transaction has ended, none does.
   ServerChange change(directory);
-  if (!WriteJobServer(directory, host->server(), options.gpu, scope, error) || !transaction.Switch(error)) return false;
+  const auto decide = [&](std::string* problem) {
+    return WriteJobServer(directory, host->server(), options.gpu, scope, problem);
+  };
+  if (!transaction.Switch(decide, error)) return false;
   change.Keep();
   const double stood = transaction.HeldSeconds(), took = Since(start);
   for (const Move& move : moves) {
@@ -353,19 +408,22 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
     json.RealMember("ahead_seconds", ahead, 3);
     json.RealMember("look_seconds", code.held_seconds(), 3);
     json.Member("objects_ahead", objects_ahead);
+    json.RealMember("handing_over_seconds", handing_over, 3);
     json.RealMember("replaying_seconds", replaying, 3);
     json.RealMember("copying_seconds", copying, 3);
     json.Member("gpu_bytes", bytes);
-    json.Member("direct_bytes", direct);
+    json.Member("handed_over_bytes", copied.handed_over);
+    json.Member("direct_bytes", copied.direct);
     json.Member("objects", objects);
     json.End('}');
     puts(json.text().c_str());
     fflush(stdout);
   } else if (!options.quiet) {
-    fprintf(stderr, "%s: moved to %s in %.1f s (CUDA calls waited for %.1f s): GPU memory %s%s\n", kTool,
-            (moves.empty() ? options.to : ServersOf(PlacesOf(moves))).c_str(), took, stood,
-            Bytes(double(bytes)).c_str(),
-            direct == 0 ? "" : (", " + Bytes(double(direct)) + " of it not through the host").c_str());
+    std::string how = Bytes(double(bytes));
+    if (copied.handed_over != 0) how += ", " + Bytes(double(copied.handed_over)) + " of it handed over";
+    if (copied.direct != 0) how += ", " + Bytes(double(copied.direct)) + " of it copied without the host";
+    fprintf(stderr, "%s: moved to %s in %.1f s (CUDA calls waited for %.1f s): GPU memory %s\n", kTool,
+            (moves.empty() ? options.to : ServersOf(PlacesOf(moves))).c_str(), took, stood, how.c_str());
   }
   return true;
 }
@@ -385,8 +443,10 @@ int Work(const Options& options, const std::function<bool()>& cancelled) {
 int Main(int argc, char** argv) {
   Options options;
   int caller = -1;
+  bool whole = false;
+  std::string to_host, output, error_output;
   std::vector<std::string> map;
-  CLI::App app("Moves a running job's GPU side to another GPU server.", kTool);
+  CLI::App app("Moves a running job's GPU side to another GPU server, or the whole job to another host.", kTool);
   app.failure_message(WrongUse);
   app.footer(std::string(kWhichJob) + kExamples);
   app.set_version_flag("--version", VersionLine("cr-migrate"));
@@ -401,6 +461,12 @@ int Main(int argc, char** argv) {
   app.add_option("--timeout", options.timeout, "seconds to wait for CUDA calls that are in progress")
       ->capture_default_str()
       ->check(CLI::Range(0.001, 86400.0));
+  app.add_flag("--whole", whole,
+               "move the job's processes, too, with its private files, from this host's cr-hostd to that of --to-host");
+  app.add_option("--to-host", to_host, "of --whole: HOST or HOST:PORT, where the other cr-hostd listens");
+  app.add_option("--output", output,
+                 "of --whole: a file there for the job's standard output, behind what it holds; needed if that is a pipe");
+  app.add_option("--error", error_output, "of --whole: the same for its standard error; may be the same file");
   app.add_flag("--json", options.json, "print times and sizes as JSON");
   app.add_flag("--quiet", options.quiet, "print errors only");
   app.add_option("--caller", caller, "used by cr-hostd")->group("");
@@ -410,6 +476,26 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
   std::string error;
+  if (whole || app.count("--to-host") + app.count("--output") + app.count("--error") > 0) {
+    if (!whole || to_host.empty() || !map.empty()) {
+      Say(kTool, "a whole job is moved with --whole --to-host HOST, to one host, and not with --map");
+      return kExitUsage;
+    }
+    const std::string name = JobOfHostd(options.job);
+    if (name.empty()) {
+      Say(kTool, "--whole moves a user's own job that cr-hostd has started, and " + options.job + " is none");
+      return kExitNoJob;
+    }
+    host::Request request = host::RequestOf(app, "move");
+    auto* const given = request.mutable_options();
+    given->erase(std::remove_if(given->begin(), given->end(), [](const host::Option& one) { return one.name() == "whole"; }),
+                 given->end());
+    for (host::Option& one : *given) {
+      if (one.name() == "output" || one.name() == "error") one.set_value(Absolute(one.value()));
+    }
+    request.set_job(name);
+    return ThroughHostd(kTool, std::move(request), kExitFailure);
+  }
   if (!ParsePlacement(map, &options.rules, &error)) {
     Say(kTool, error);
     return kExitUsage;

@@ -35,6 +35,7 @@
 #include "client/tools/outputs.h"
 #include "client/tools/progress.h"
 #include "client/tools/steps.h"
+#include "client/tools/through_hostd.h"
 #include "host/client.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/folder/this_job.h"
@@ -50,6 +51,8 @@ constexpr char kTool[] = "cr-restart";
 
 // How long a process that answers no more may take to end.
 constexpr int kEndMs = 2000;
+// How long the processes of a job may take whose cr-run was killed, and how often that is looked at.
+constexpr int kKilledMs = 10000, kLookMs = 10;
 
 constexpr char kExamples[] = R"(
 Examples:
@@ -277,6 +280,7 @@ bool GiveSessions(const Options& options, const ckptfmt::ImageReader& image, con
   job->set_server(options.server);
   job->set_gpu(options.gpu);
   job->set_runner_pid(getpid());
+  job->set_caller_pid(Caller::Get() ? Caller::Get()->pid() : 0);
   job->set_init_pid(isolated.init);
   job->set_pid_namespace(PidNamespace(isolated.init));
   job->set_pid(isolated.pid);
@@ -313,6 +317,14 @@ bool GiveSessions(const Options& options, const ckptfmt::ImageReader& image, con
   return true;
 }
 
+// The processes of a job whose cr-run or cr-restart was killed end, too, but not in the same instant.
+bool GoesOn(const Job& job) {
+  for (int waited = 0; JobIsAlive(job) && !IsRunning(int(job.runner_pid())) && waited < kKilledMs; waited += kLookMs) {
+    usleep(kLookMs * 1000);
+  }
+  return JobIsAlive(job);
+}
+
 int Run(const Options& options) {
   std::string error;
   Job job;
@@ -345,7 +357,10 @@ int Run(const Options& options) {
   Outputs outputs;
   const auto open_outputs = [&] {
     const ActAs user(account);
-    return outputs.Open(options.outputs, &error);
+    const mode_t before = caller ? umask(caller->umask()) : 0;
+    const bool opened = outputs.Open(options.outputs, &error);
+    if (caller) umask(before);
+    return opened;
   };
   if (!open_outputs()) return Fail(error);
   for (const int fd : {1, 2}) {
@@ -371,7 +386,7 @@ int Run(const Options& options) {
   std::string directory = options.directory.empty() ? job.directory() : Absolute(options.directory);
   Job running;
   std::string ignored, library_folder;
-  if (ReadJob(directory, &running, &ignored) && JobIsAlive(running)) {
+  if (ReadJob(directory, &running, &ignored) && GoesOn(running)) {
     return Fail("there is a running job in " + directory + " (PID " + std::to_string(running.pid()) +
                 "): end it first, or give the restarted one another folder with --job-dir");
   }
@@ -421,6 +436,12 @@ int Run(const Options& options) {
   bool ok = host && FitsPlaces(options, account, placed, *image, logs, &error) &&
             (processes->ChangesFiles() ? load() && begin() : begin() && load());
   AtStep("restore processes");
+  // Of a job that moves: until it runs here, it is the other host's.
+  if (ok && caller && caller->holds()) {
+    error.clear();
+    const bool held = process->AwaitHeld(&error);
+    ok = held ? caller->Announce(kImageRestored, &error) : error.empty();
+  }
   ok = ok && process->Finish(&isolated, &error);
   if (ok) steps.Done("restoring the process");
   if (ok && !GiveSessions(options, *image, isolated, directory, placed, sessions, &job, &error)) {
@@ -465,7 +486,8 @@ int Main(int argc, char** argv) {
                  "pid:N. May be given several times")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app.add_option("--job-dir", options.directory, "the job's folder (default: the one that it had)");
+  app.add_option("--job-dir", options.directory,
+                 "the job's folder (default: the one that it had); where cr-hostd does the restart, a name for it");
   AddOutputOptions(&app, &options.outputs);
   app.add_flag("--cut-back", options.cut_back,
                "cut the files that the job had by --output and --error back to their length at the checkpoint; it writes "
@@ -492,6 +514,10 @@ int Main(int argc, char** argv) {
       host::Request request = host::RequestOf(app, "restart");
       if (app.count("--server") == 0 && server) host::AddOption("server", server, &request);
       request.set_image(Absolute(options.image));
+      if (!options.directory.empty() && !NameOfHostdFolder(options.directory, request.mutable_job())) {
+        return Fail("--job-dir " + options.directory + ": cr-hostd makes the folders of jobs itself; give the name of one, "
+                    "without slashes");
+      }
       return hostd->Run(kTool, std::move(request), kExitFailed);
     }
     if (!error.empty()) return Fail(error);

@@ -281,6 +281,7 @@ int Main(int argc, char** argv) {
   job.set_server(server);
   job.set_gpu(gpu);
   job.set_runner_pid(getpid());
+  job.set_caller_pid(caller ? caller->pid() : 0);
   job.set_init_pid(isolated.init);
   job.set_pid_namespace(PidNamespace(isolated.init));
   job.set_pid(isolated.pid);

@@ -4,12 +4,15 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
+
+#include "checkpoint/job/hostd_places.h"
 
 namespace cuda_remote::client::tools {
 
@@ -81,7 +84,11 @@ int FinishJob(const char* tool, const Isolated& isolated, const std::string& dir
   if (WIFSIGNALED(status) && stopped && std::getline(stopped, image)) {
     // Into a file that the job writes to at its own position, the line would stand where the restarted job goes on. The
     // exit code says the same.
-    if (!ErrorsGoToJobsFile()) Say(tool, "the job was stopped at a checkpoint; continue it with: cr-restart " + image);
+    const bool moved = image.compare(0, strlen(kMovedTo), kMovedTo) == 0;
+    if (!ErrorsGoToJobsFile()) {
+      Say(tool, moved ? "the job was " + image + ", where it goes on"
+                      : "the job was stopped at a checkpoint; continue it with: cr-restart " + image);
+    }
     code = kExitStopped;
   }
   hosts.reset();

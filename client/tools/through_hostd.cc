@@ -22,6 +22,12 @@ std::string JobOfHostd(const std::string& job) {
   return directory.compare(0, jobs.size(), jobs) == 0 ? directory.substr(jobs.size()) : std::string();
 }
 
+bool NameOfHostdFolder(const std::string& folder, std::string* name) {
+  const std::string jobs = UserJobsFolder(HostdSocket(), geteuid()) + "/";
+  *name = folder.compare(0, jobs.size(), jobs) == 0 ? folder.substr(jobs.size()) : folder;
+  return !name->empty() && name->find('/') == std::string::npos;
+}
+
 int ThroughHostd(const char* tool, host::Request request, int failed) {
   std::string error;
   if (const auto hostd = host::Hostd::Connect(&error)) return hostd->Run(tool, std::move(request), failed);

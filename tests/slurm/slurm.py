@@ -9,9 +9,11 @@ Usage: slurm.py --product FOLDER --apps FOLDER --slurm FOLDER[:FOLDER] [--only C
 """
 
 import argparse
+import ctypes
 import fcntl
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -73,7 +75,7 @@ class Cluster:
 
     def __init__(self, context, more="", gres="", cpus=1):
         self.context, self.lab = context, context.lab
-        self.folder = context.path("slurm")
+        self.folder = os.path.join(self.lab.folder, "slurm")
         for name in ("", "munge", "state", "n1", "n2"):
             os.makedirs(os.path.join(self.folder, name), mode=0o755, exist_ok=True)
         plugins = os.path.join(context.slurm[0], "..", "lib", "slurm-wlm")
@@ -114,12 +116,13 @@ class Cluster:
             if command_of(pid).startswith("slurmstepd:"):
                 os.kill(pid, signal.SIGKILL)
 
-    def command(self, program, *words, env=None, expect=0):
+    def command(self, program, *words, env=None, expect=0, user=None):
         environment = {**os.environ, **self.lab.env, "SLURM_CONF": self.path("slurm.conf"), **(env or {})}
         environment["PATH"] = ":".join(self.context.slurm) + ":" + os.environ.get("PATH", "/usr/bin:/bin")
         environment = {key: value for key, value in environment.items() if value is not None}
         done = subprocess.run([self.context.find(program), *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True, timeout=LIMIT, env=environment, cwd=self.lab.folder)  # fmt: skip
+                              stderr=subprocess.PIPE, text=True, timeout=LIMIT, env=environment, cwd=self.context.folder,
+                              **as_user(user))  # fmt: skip
         if expect is not None and done.returncode != expect:
             raise Failure(f"{program} {' '.join(words)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
         return done
@@ -129,7 +132,7 @@ class Cluster:
 
     def submit(self, *words, env=None):
         """The number of a job that cr-sbatch has submitted."""
-        said = self.command("cr-sbatch", *words, env=env).stdout
+        said = self.command("cr-sbatch", *words, env=env, user=self.context.user).stdout
         return re.fullmatch(r"Submitted batch job (\d+)\n", said).group(1)
 
     def facts(self, job):
@@ -154,7 +157,7 @@ class Cluster:
             return f.read()
 
     def shown_output(self):
-        names = [name for name in os.listdir(self.lab.folder) if name.startswith("out")]
+        names = [name for name in os.listdir(self.context.folder) if name.startswith("out")]
         return "\n".join(f"== {name}\n{self.output(name)[-3000:]}" for name in names)
 
     def check_result(self, job, want, *, name="out", restarts=1, limit=LIMIT):
@@ -166,6 +169,11 @@ class Cluster:
         text = re.sub(r"^(cr-[a-z-]+:|slurmstepd-n\d:).*\n", "", self.output(name), flags=re.M)
         if text != want:
             raise Failure(f"another output than uninterrupted\n--- uninterrupted\n{want}\n--- got\n{self.output(name)}")
+
+
+def as_user(user):
+    """For subprocess: what runs as this user, with no groups but one."""
+    return {} if user is None else {"user": user, "group": user, "extra_groups": []}
 
 
 def command_of(pid):
@@ -205,9 +213,32 @@ def own_network():
         fcntl.ioctl(s, 0x8916, address)  # SIOCSIFADDR, netdevice(7)
 
 
+def own_users(folder, names):
+    """Numbers of users that this process and what it starts from now on know by these names, and nobody else."""
+    unshare_mounts, recursive, private, bind = 0x20000, 0x4000, 1 << 18, 0x1000  # unshare(2), mount(2)
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def check(result):
+        if result != 0:
+            raise Failure(f"no users of the test's own: {os.strerror(ctypes.get_errno())}")
+
+    check(libc.unshare(unshare_mounts))
+    check(libc.mount(b"none", b"/", None, recursive | private, None))
+    numbers = [1_400_000_000 + os.getpid() * 4 + i for i in range(len(names))]
+    for file, line in (("passwd", "{0}:x:{1}:{1}::/:/bin/sh\n"), ("group", "{0}:x:{1}:\n")):
+        path = os.path.join(folder, file)
+        with open(path, "w") as f, open("/etc/" + file) as old:
+            f.write(old.read() + "".join(line.format(*one) for one in zip(names, numbers)))
+        check(libc.mount(path.encode(), f"/etc/{file}".encode(), None, bind, None))
+    return numbers
+
+
 class Context:
+    user = None  # whose jobs these are; None: root's
+
     def __init__(self, lab, options):
         self.lab = lab
+        self.folder = lab.folder  # where jobs are submitted
         os.chmod(lab.folder, 0o755)
         self.slurm = options.slurm.split(":")
         self.program = os.path.realpath(harness.find(options.apps, "globals"))
@@ -215,8 +246,36 @@ class Context:
         os.mkdir(self.path("runtime"), mode=0o700)
         self.sync = self.path("sync")
 
+    def become_user(self):
+        """The jobs are an ordinary user's from now on, who has a cr-hostd."""
+        self.user, self.other = own_users(self.lab.folder, ("anna", "bert"))
+        # Programs and folders that she can reach.
+        product = os.path.join(self.lab.folder, "product")
+        shutil.copytree(self.lab.product, product)
+        shutil.copy(self.program, product)
+        for leaf in os.listdir(product):
+            os.chmod(os.path.join(product, leaf), 0o755)
+        self.lab.product, self.lab._paths = product, {}
+        self.program = os.path.join(product, "globals")
+        self.lab.env["CUDA_REMOTE_DRIVER"] = self.lab.driver = self.lab.tool("libsoftgpu.so")
+        self.folder = self.home("home", self.user)
+        self.sync = self.path("sync")
+        host = os.path.join(self.lab.folder, "host")
+        command = [self.lab.tool("cr-hostd"), "--socket", host + "/hostd.sock", "--state", host + "/state"]
+        os.mkdir(host)
+        del self.lab.env["XDG_RUNTIME_DIR"]
+        self.lab.env["CUDA_REMOTE_HOSTD"] = host + "/hostd.sock"
+        self.hostd = self.lab.start(harness.Process(self.lab, "hostd", command))
+        harness.wait_for(lambda: "serving" in self.hostd.stderr(), LIMIT, lambda: self.hostd.describe())
+
+    def home(self, name, user):
+        path = os.path.join(self.lab.folder, name)
+        os.mkdir(path, mode=0o700)
+        os.chown(path, user, user)
+        return path
+
     def path(self, name):
-        return os.path.join(self.lab.folder, name)
+        return os.path.join(self.folder, name)
 
     def find(self, program):
         for folder in self.slurm:
@@ -230,7 +289,13 @@ class Context:
         return self.path(name)
 
     def uninterrupted(self, script):
-        return self.lab.native("native", ["/bin/bash", script]).decode()
+        environment = {**os.environ, **self.lab.env, **self.lab.native_environment()}
+        environment = {key: value for key, value in environment.items() if value is not None}
+        done = subprocess.run(["/bin/bash", script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=LIMIT,
+                              env=environment, cwd=self.folder, **as_user(self.user))  # fmt: skip
+        if done.returncode != 0:
+            raise Failure(f"the uninterrupted run ended with {done.returncode}: {done.stdout}")
+        return done.stdout
 
     def standing(self, *steps):
         """Variables for a program that waits after these steps."""
@@ -346,7 +411,7 @@ def lose_node(context, lose, step_ms="100"):
     cluster.wait_state(job, "RUNNING", restarts=1)
     if cluster.facts(job)["NodeList"] == node:
         raise Failure("the job is on the dead node")
-    cluster.wait_state(job, "COMPLETED")
+    cluster.wait_state(job, "COMPLETED", limit=3 * LIMIT)
     if not 0 < had < lines():
         raise Failure(f"the node has failed at line {had}")
     if cluster.output(own) != want:
@@ -537,12 +602,12 @@ def own_script(context):
 @case
 def plugin(context):
     """With the plugin, sbatch takes the options, on the command line and in the script; other jobs are as before."""
-    compiled = context.path("cuda_remote.so")
+    compiled = os.path.join(context.lab.folder, "cuda_remote.so")
     source = os.path.join(HERE, "..", "..", "client", "slurm", "spank_plugin.c")
     headers = os.path.join(context.slurm[0], "..", "include")
     warnings = ["-Wall", "-Wextra", "-Werror"]
     subprocess.run(["gcc", *warnings, "-shared", "-fPIC", "-I", headers, "-o", compiled, source], check=True)
-    stack = context.path("plugstack.conf")
+    stack = os.path.join(context.lab.folder, "plugstack.conf")
     with open(stack, "w") as f:
         f.write(f"required {compiled} CR_SBATCH={context.lab.tool('cr-sbatch')}\n")
     cluster = Cluster(context, f"PlugStackConfig={stack}")
@@ -554,7 +619,7 @@ def plugin(context):
     want = context.uninterrupted(script).replace("arguments\n", "arguments some words\n")
     variables = context.standing(15)
     words = ("--parsable", "--checkpoint-interval", "1s", "-o", "out", script, "some", "words")
-    job = cluster.command("sbatch", *words, env=variables).stdout.strip()
+    job = cluster.command("sbatch", *words, env=variables, user=context.user).stdout.strip()
     context.wait_step(15, cluster)
     folder = context.path(f"images/job-{job}/images")
     many = lambda: os.path.exists(f"{folder}/image-000002") and not os.path.exists(f"{folder}/image-000001")
@@ -563,7 +628,7 @@ def plugin(context):
     cluster.start_again(job)
     context.go(15)
     cluster.check_result(job, want)
-    plain = cluster.command("sbatch", "--parsable", "-o", "plain", "--wrap", "echo $0").stdout.strip()
+    plain = cluster.command("sbatch", "--parsable", "-o", "plain", "--wrap", "echo $0", user=context.user).stdout.strip()
     cluster.wait_state(plain, "COMPLETED")
     if "slurm_script" not in cluster.output("plain"):
         raise Failure(f"a job without the options has changed: {cluster.output('plain')}")
@@ -594,6 +659,95 @@ def ranks_openmpi(context):
 def ranks_mpich(context):
     """The same with MPICH's."""
     run_ranks(context, "mpirun.mpich -n 2")
+
+
+def has_rights_of_user(context):
+    """What the programs of the job run as."""
+    for pid in processes_here():
+        if context.program in command_of(pid):
+            facts = os.stat(f"/proc/{pid}")
+            if facts.st_uid != context.user:
+                raise Failure(f"process {pid} of the job runs as {facts.st_uid}")
+
+
+@case
+def user_requeued(context):
+    """A job of an ordinary user, through cr-hostd: as `requeued`."""
+    context.become_user()
+    requeued(context)
+
+
+@case
+def user_timed_out(context):
+    """The same, as `timed_out`."""
+    context.become_user()
+    timed_out(context)
+
+
+@case
+def user_preempted(context):
+    """The same, as `preempted`."""
+    context.become_user()
+    preempted(context)
+
+
+@case
+def user_node_failed(context):
+    """The same, as `node_failed`: through cr-hostd, too, the job ends with slurmstepd, and goes on from its last image."""
+    context.become_user()
+
+    def kill(cluster, node, processes):
+        has_rights_of_user(context)
+        cluster.kill_node(node)
+        harness.wait_for(lambda: not processes(), 10, lambda: "the job has survived slurmstepd")
+
+    lose_node(context, kill)
+
+
+@case
+def user_plugin(context):
+    """The same, as `plugin`."""
+    context.become_user()
+    plugin(context)
+
+
+# Pretends that the job was saved before, with the images that the script's user has copied.
+OTHERS_IMAGES = """
+mkdir -p mine/job-$SLURM_JOB_ID
+cp -r {images} mine/job-$SLURM_JOB_ID/images
+SLURM_RESTART_COUNT=1 exec {run} --checkpoint-dir mine -- sleep 600
+"""
+
+
+@case
+def user_foreign_image(context):
+    """Another user cannot have the image of a job restarted by a job of his."""
+    context.become_user()
+    cluster = Cluster(context)
+    script = context.script(SCRIPT.format(program=context.program))
+    want = context.uninterrupted(script)
+    job = cluster.submit("-o", "out", script, env=context.standing(15))
+    context.wait_step(15, cluster)
+    cluster.command("scancel", job)
+    cluster.wait_state(job, "CANCELLED", restarts=0)
+    images = context.path(f"checkpoints/job-{job}/images")
+    copy, anna, folder = os.path.join(context.lab.folder, "copy"), context.user, context.folder
+    shutil.copytree(images, copy)
+    for above, folders, leaves in os.walk(copy):
+        os.chmod(above, 0o755)
+        for leaf in leaves:
+            os.chmod(os.path.join(above, leaf), 0o644)
+    context.user, context.folder = context.other, context.home("bert", context.other)
+    text = OTHERS_IMAGES.format(images=copy, run=context.lab.tool("cr-slurm-run"))
+    his = cluster.command("sbatch", "--parsable", "-o", "out", context.script(text), user=context.other).stdout.strip()
+    cluster.wait_state(his, "FAILED")
+    if f"is of a job of user {anna}" not in cluster.output() or cluster.facts(his)["ExitCode"] != "125:0":
+        raise Failure(f"another user's image was not refused: {cluster.facts(his)}\n{cluster.output()}")
+    context.user, context.folder = anna, folder
+    cluster.command("scontrol", "requeue", job)
+    cluster.start_again(job)
+    context.go(15)
+    cluster.check_result(job, want)
 
 
 def run_one(name, options):

@@ -459,6 +459,59 @@ def surroundings(context):
     harness.wait_for(lambda: not os.path.exists(f"/proc/{pid}"), LIMIT, lambda: "the job goes on")
 
 
+@case
+def stores(context):
+    """A user keeps several images of a job, also at intervals, and restarts the newest under another name and into other
+    files."""
+    host = Host(context)
+    store, sync = host.home + "/store", host.home + "/sync"
+    out, rest = host.home + "/out", host.home + "/rest"
+    want = worked(host.run(VICTIM, "cr-run", "--plain", "--", *context.command())).stdout
+    child = host.begin(
+        VICTIM, "cr-run", "--name", "hers", "--output", out, "--", *context.command(), CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="3,9",
+    )  # fmt: skip
+    paused_at(sync, 3, child)
+    image = lambda number: f"{store}/image-{number:06}"
+    numbers = lambda: sorted(int(name[6:]) for name in os.listdir(store) if name[6:].isdigit())
+    # By the job's name, and by the number of her own cr-run.
+    for number, job in enumerate(("hers", str(child.pid), "hers"), 1):
+        saved = worked(host.run(VICTIM, "cr-checkpoint", "--keep", "2", job, store, "--json"))
+        if json.loads(saved.stdout)["image"] != image(number):
+            raise Failure(f"cr-checkpoint names another image than {number}: {saved.stdout}")
+    if sorted(os.listdir(store)) != ["image-000002", "image-000003"]:
+        raise Failure(f"of three images, --keep 2 has left {os.listdir(store)}")
+    belongs_to(store, VICTIM)
+    saving = host.begin(VICTIM, "cr-checkpoint", "--every", "0.1s", "--keep", "2", "hers", store)
+    several = lambda: numbers()[-1] >= 6 or saving.poll() is not None
+    harness.wait_for(several, LIMIT, lambda: f"--every has made {numbers()}")
+    os.kill(saving.pid, signal.SIGTERM)
+    ended(saving, 3)
+    # A folder of somebody else's is no place for them.
+    theirs = context.folder("theirs", 0o777, ATTACKER)
+    refused(host.run(VICTIM, "cr-checkpoint", "--keep", "2", "hers", theirs), f"belongs to user {ATTACKER}")
+    refused(host.run(VICTIM, "cr-checkpoint", "--keep", "2", "hers", host.home), "holds other things than images")
+    open(sync + ".go.3", "w").close()
+    paused_at(sync, 9, child)
+    worked(host.run(VICTIM, "cr-checkpoint", "--stop", "--keep", "2", "hers", store))
+    ended(child, 121)
+    if len(numbers()) != 2 or sorted(os.listdir(store)) != [f"image-{number:06}" for number in numbers()]:
+        raise Failure(f"--keep 2 has left {os.listdir(store)}")
+    spool_is_empty(host)
+    refused(host.run(VICTIM, "cr-restart", "--job-dir", host.home + "/copy", store), "without slashes")
+    again = host.begin(VICTIM, "cr-restart", "--job-dir", "copy", "--output", rest, "--append", store)
+    host.wait_for_job("copy", again)
+    has_only_rights_of(host.facts("copy")["pid"], VICTIM)
+    if host.facts("copy")["image"] != image(numbers()[-1]):
+        raise Failure(f"the restarted job names the image {host.facts('copy')['image']}, not the newest of {numbers()}")
+    worked(host.run(VICTIM, "cr-checkpoint", "--keep", "2", str(again.pid), store))
+    open(sync + ".go.9", "w").close()
+    ended(again)
+    got = open(out).read() + open(rest).read()
+    if got != want or os.lstat(rest).st_uid != VICTIM:
+        raise Failure(f"the restarted job wrote\n{got}\nexpected\n{want}")
+    spool_is_empty(host)
+
+
 def workers_of(host):
     below = open(f"/proc/{host.daemon.pid}/task/{host.daemon.pid}/children").read().split()
     return [int(pid) for pid in below]
@@ -529,6 +582,52 @@ def killed(context):
     host.start()
     worked(host.run(VICTIM, "cr-checkpoint", "--stop", "hers", image))
     ended(child, 121)
+    spool_is_empty(host)
+
+
+@case
+def tool_killed(context):
+    """Root's tool is killed in each step in which it has the GPU session of a user's job, or will have it: the job goes on."""
+    host = Host(context)
+    image, sync, steps = host.home + "/image", host.home + "/sync", context.lab.folder + "/steps"
+    want = worked(host.run(VICTIM, "cr-run", "--plain", "--", *context.command())).stdout
+    child = host.begin(
+        VICTIM, "cr-run", "--name", "hers", "--", *context.command(), CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="3,9,15"
+    )
+    paused_at(sync, 3, child)
+
+    def start_again(**variables):
+        for path in (steps, steps + ".go"):
+            if os.path.exists(path):
+                os.unlink(path)
+        host.variables = variables
+        host.daemon.kill()
+        host.daemon.wait()
+        host.start()
+
+    start_again(CR_TEST_STEPS=steps)
+    worked(host.run(VICTIM, "cr-checkpoint", "hers", image))
+    names = [line.split(" ", 1)[1] for line in open(steps).read().splitlines()]
+    first, last = names.index("keep the sessions") + 1, names.index("give back 1/1") + 1
+    if not first < names.index("save processes") + 1 < last:
+        raise Failure(f"steps in another order: {names}")
+    for number in range(first, last + 2):
+        start_again(CR_TEST_STEPS=steps, CR_TEST_STOP_AT=str(number))
+        saving = host.begin(VICTIM, "cr-checkpoint", "hers", image)
+        reached = lambda: os.path.exists(steps) and f"\n{number} " in open(steps).read()
+        harness.wait_for(lambda: reached() or saving.poll() is not None, LIMIT, lambda: f"step {number} was not reached")
+        for pid in tools_of(host):
+            os.kill(pid, signal.SIGKILL)
+        open(steps + ".go", "w").close()
+        if saving.wait(LIMIT) == 0:
+            raise Failure(f"at step {number}: the tool was not killed")
+        worked(host.run(VICTIM, "cr-checkpoint", "hers", image))
+        belongs_to(image, VICTIM)
+    start_again()
+    for step in (3, 9, 15):
+        open(f"{sync}.go.{step}", "w").close()
+    if ended(child) != want:
+        raise Failure("another result than without the killed tools")
     spool_is_empty(host)
 
 

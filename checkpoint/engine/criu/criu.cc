@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -520,6 +521,12 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
       return false;
     }
   }
+  if (facts->criu_version().empty()) {
+    // CRIU takes some time to say so. Jobs are described once before they stop, and again when they have.
+    std::string criu;
+    if (!FindCriu(&criu, error)) return false;
+    facts->set_criu_version(CriuVersion(criu));
+  }
   facts->set_last_pid(LastNumber(job));
   facts->clear_instruction_sets();
   for (const std::string& name : InstructionSetsHere()) facts->add_instruction_sets(name);
@@ -603,6 +610,15 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   for (const InheritedFile& file : facts.files()) command.insert(command.end(), {"--external", file.id()});
   for (const std::string& option : TcpOptions(facts)) command.push_back(option);
   for (const std::string& option : TerminalOptions(job)) command.push_back(option);
+  // CRIU has this open, too, and goes on if its caller is killed; then this waits for it.
+  const int lock = open((work_folder + "/" + kDumpLock).c_str(), O_RDONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (lock < 0 || flock(lock, LOCK_EX) != 0) {
+    *error = "cannot lock " + work_folder + "/" + kDumpLock + ": " + strerror(errno);
+    for (const int fd : {lock, image, work}) {
+      if (fd >= 0) close(fd);
+    }
+    return false;
+  }
   const std::string log = work_folder + "/" + kDumpLog;
   unlink(log.c_str());
   const std::string kernel = CriuFactsPath(criu);
@@ -615,6 +631,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
         std::vector<char*> arguments;
         for (std::string& word : command) arguments.push_back(&word[0]);
         arguments.push_back(nullptr);
+        fcntl(lock, F_SETFD, 0);
         const int null = open("/dev/null", O_RDWR);
         for (int fd : {0, 1, 2}) dup2(null, fd);
         if (facts.shared_files_size() > 0) setenv(kSharedFilesVariable, shared_files.c_str(), 1);
@@ -637,6 +654,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   }
   close(image);
   close(work);
+  close(lock);
   unlink((log_folder + "/stats-dump").c_str());
   if (code == 0 && !ready) return false;
   if (wait.lost()) {
@@ -654,6 +672,14 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   }
   if (code > 0) *error = "CRIU could not save the job's processes: " + CriuErrors(log);
   return false;
+}
+
+void AwaitDumpProcesses(const std::string& work_folder) {
+  const int lock = open((work_folder + "/" + kDumpLock).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (lock < 0) return;
+  while (flock(lock, LOCK_EX) != 0 && errno == EINTR) {
+  }
+  close(lock);
 }
 
 bool OpenToCriu(const Account& account, int folder, std::string* error) {

@@ -31,6 +31,9 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
 bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
                    const std::string& work_folder, bool leave_stopped, std::string* error);
 
+// Waits until no CRIU saves the processes of the job whose `work_folder` this is: its caller may have been killed.
+void AwaitDumpProcesses(const std::string& work_folder);
+
 // After a dump that left them stopped: lets them run on, or ends them.
 bool ContinueProcesses(const Job& job, const ProcessFacts& facts);
 bool KillProcesses(const Job& job, const ProcessFacts& facts);
@@ -53,6 +56,8 @@ std::string CriuErrors(const std::string& path);
 
 // Names of CRIU's logs in the work folder.
 inline constexpr char kDumpLog[] = "criu-dump.log";
+// Locked there as long as CRIU runs.
+inline constexpr char kDumpLock[] = "criu-dump.lock";
 inline constexpr char kRestoreLog[] = "criu-restore.log";
 
 // Of a job that runs as another user: all in the open folder becomes root's, and a CRIU with that user's rights can

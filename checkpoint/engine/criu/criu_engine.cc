@@ -278,6 +278,8 @@ bool CriuEngine::Dump(const Job& job, const std::string& facts, const std::strin
   return false;
 }
 
+void CriuEngine::AwaitDump(const Job&, const std::string& work) { AwaitDumpProcesses(work); }
+
 bool CriuEngine::ListNeeds(const Job& job, const std::string& facts, const std::string& image, ckptfmt::Needs* needs,
                            std::string* error) {
   ProcessFacts known;

@@ -5,7 +5,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -27,6 +29,7 @@ namespace {
 constexpr char kHoldName[] = "restore-hold";
 constexpr char kShownImage[] = "/image";  // in the job's folder
 constexpr char kFilesImage[] = "files.img";
+constexpr int kLookMs = 200;
 
 bool CopyFile(int folder, const std::string& name, const std::string& to) {
   struct stat facts;
@@ -67,6 +70,8 @@ void CriuRestore::CloseOpened() {
     unlink((directory_ + "/" + kHoldName).c_str());
   }
   hold_ = -1;
+  if (held_ >= 0) close(held_);
+  held_ = -1;
 }
 
 bool CriuRestore::ShowImage(int image, std::string* error) {
@@ -119,6 +124,12 @@ bool CriuRestore::MakeHold(std::string* error) {
   const bool made = mkfifo(path.c_str(), 0600) == 0 &&
                     (!account_ || lchown(path.c_str(), account_->user, account_->group) == 0);
   if (made) hold_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  // After this program's own opening.
+  if (hold_ >= 0) held_ = inotify_init1(IN_CLOEXEC);
+  if (held_ >= 0 && inotify_add_watch(held_, path.c_str(), IN_OPEN) < 0) {
+    close(held_);
+    held_ = -1;
+  }
   if (hold_ < 0) *error = "cannot make the pipe " + path + ": " + strerror(errno);
   return hold_ >= 0;
 }
@@ -182,6 +193,21 @@ bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
   plan.restorer_output = output_ ? fileno(output_) : 2;
   begun_ = BeginIsolated(plan, &isolated_, error);
   return begun_;
+}
+
+bool CriuRestore::AwaitHeld(std::string* error) {
+  if (held_ < 0) {
+    *error = "this machine does not tell when the processes are restored (inotify): raise fs.inotify.max_user_instances";
+    return false;
+  }
+  // Init reports only when the processes run, or when CRIU has failed.
+  pollfd waiting[] = {{held_, POLLIN, 0}, {isolated_.report, POLLIN, 0}};
+  while (poll(waiting, 2, kLookMs) <= 0) {
+    if (!Interrupted()) continue;
+    *error = "interrupted";
+    return false;
+  }
+  return waiting[0].revents != 0;
 }
 
 bool CriuRestore::Finish(Isolated* isolated, std::string* error) {

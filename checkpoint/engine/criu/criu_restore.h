@@ -45,6 +45,7 @@ class CriuRestore final : public ProcessRestore {
   bool Begin(const std::string& image_folder, std::string* error);
 
   // ProcessRestore.
+  bool AwaitHeld(std::string* error) override;
   bool Finish(Isolated* isolated, std::string* error) override;
   pid_t copier() const override { return copy_.copier; }
   std::unique_ptr<JobTerminal> TakeTerminal() override { return std::move(terminal_); }
@@ -70,6 +71,7 @@ class CriuRestore final : public ProcessRestore {
   TerminalCopy copy_;
   std::unique_ptr<JobTerminal> terminal_;
   int hold_ = -1;            // the pipe that cr-hold reads
+  int held_ = -1;            // inotify of it: cr-hold opens it when the processes are restored
   std::vector<int> opened_;  // what CRIU inherits
   FILE* output_ = nullptr;   // CRIU's words, which nobody needs: its log has them
 };

@@ -11,6 +11,7 @@
 
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <set>
 #include <vector>
 
@@ -82,15 +83,15 @@ std::string KeptPath(const std::string& directory, const std::string& library) {
   return directory + "/lib/" + library + ".kept";
 }
 
-// Which of our libraries is seen by the job at `path`; empty: none.
-std::string LibraryAt(const Job& job, const std::string& path) {
+// Where the job sees which of our libraries.
+std::map<std::string, std::string> LibrariesOf(const Job& job) {
+  std::map<std::string, std::string> libraries;
   for (const char* library : kLibraries) {
-    if (path == FindCompanion(library) || path == KeptPath(job.directory(), library)) return library;
+    libraries[FindCompanion(library)] = library;
+    libraries[KeptPath(job.directory(), library)] = library;
   }
-  for (const StandIn& stand_in : job.stand_ins()) {
-    if (stand_in.path() == path) return kLibraries[stand_in.nvml() ? 1 : 0];
-  }
-  return {};
+  for (const StandIn& stand_in : job.stand_ins()) libraries[stand_in.path()] = kLibraries[stand_in.nvml() ? 1 : 0];
+  return libraries;
 }
 
 // `to` appears when it is whole.
@@ -155,14 +156,15 @@ bool DescribeNeeds(const Job& job, const ProcessFacts& facts, const std::string&
     *error = "this CRIU's image says in no known way which files the job has open";
     return false;
   }
-  std::string criu;
-  if (FindCriu(&criu, error)) needs->engine_version = CriuVersion(criu);
+  needs->engine_version = facts.criu_version();
+  const std::map<std::string, std::string> libraries = LibrariesOf(job);
   std::set<std::string> copied;
   for (ckptfmt::NeededFile& file : needs->files) {
-    const std::string library = LibraryAt(job, file.path);
+    const auto found = libraries.find(file.path);
+    if (found == libraries.end() || file.build_id.empty()) continue;
     // One that was replaced while the job ran is not what the job has mapped.
-    if (library.empty() || file.build_id.empty() || ckptfmt::BuildIdOf(InJob(job, file.path)) != file.build_id)
-      continue;
+    if (ckptfmt::BuildIdOf(InJob(job, file.path)) != file.build_id) continue;
+    const std::string& library = found->second;
     const std::string name = std::string(kKeptFolder) + "/" + library;
     if (copied.insert(library).second &&
         ((mkdir((client_folder + "/" + kKeptFolder).c_str(), 0700) != 0 && errno != EEXIST) ||

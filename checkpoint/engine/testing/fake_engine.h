@@ -34,6 +34,7 @@ class FakeEngine final : public SnapshotEngine {
     stopped_ = after == After::kStop;
     return true;
   }
+  void AwaitDump(const Job&, const std::string&) override {}
   bool ListNeeds(const Job&, const std::string&, const std::string&, ckptfmt::Needs*, std::string* error) override {
     return Step("needs", error);
   }

@@ -1,0 +1,484 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/hosts_server.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grpc/grpc_security_constants.h>
+#include <grpcpp/grpcpp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <set>
+
+#include "checkpoint/engine/criu/criu.h"
+#include "checkpoint/engine/criu/instruction_sets.h"
+#include "checkpoint/job/account.h"
+#include "checkpoint/job/hostd_places.h"
+#include "checkpoint/job/job.h"
+#include "checkpoint/job/stand_ins.h"
+#include "ckptfmt/file.h"
+#include "ckptfmt/folder.h"
+#include "ckptfmt/manifest.h"
+#include "ckptfmt/needs.h"
+#include "host/exchange.h"
+#include "host/move.grpc.pb.h"
+#include "host/move_state.h"
+#include "host/request.pb.h"
+#include "host/wire.h"
+#include "proto/codec/text.h"
+#include "proto/control/credentials.h"
+
+namespace cuda_remote::host {
+namespace {
+
+using checkpoint::Account;
+using Stream = grpc::ServerReaderWriter<MoveDown, MoveUp>;
+
+constexpr int kMostMoves = 8;  // at a time
+constexpr size_t kIdBytes = 16;
+constexpr size_t kMostToldBytes = 2000;
+constexpr char kLog[] = "log";
+constexpr int kListenAttempts = 20, kListenPauseUs = 100000;
+
+class Closing {
+ public:
+  explicit Closing(int fd) : fd_(fd) {}
+  ~Closing() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Closing(const Closing&) = delete;
+  Closing& operator=(const Closing&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  const int fd_;
+};
+
+// The user whom the source vouches for must be the same one here.
+bool FindUser(const MovedUser& user, Account* account, std::string* error) {
+  if (user.id() == 0 || user.id() == uid_t(-1)) {
+    *error = "jobs of root are not taken from other hosts";
+    return false;
+  }
+  if (!checkpoint::FindAccount(std::to_string(user.id()), account, error)) return false;
+  const auto named = [](const std::string& name) { return name.empty() ? "has no name" : "is " + name; };
+  if (account->user != user.id() || account->name != user.name()) {
+    *error = "user " + std::to_string(user.id()) + " " + named(user.name()) + " at the source, and here this number " +
+             named(account->name) + "; the hosts of a cluster must have the same users";
+    return false;
+  }
+  std::vector<gid_t> groups(user.groups().begin(), user.groups().end());
+  groups.push_back(user.group());
+  for (const gid_t group : groups) {
+    if (group == account->group || std::binary_search(account->groups.begin(), account->groups.end(), group)) continue;
+    *error = "the job has the rights of group " + std::to_string(group) + ", of which " + NameOf(*account) +
+             " is no member here";
+    return false;
+  }
+  groups.pop_back();
+  std::sort(groups.begin(), groups.end());
+  account->group = user.group();
+  account->groups = groups;
+  return true;
+}
+
+// What this machine lacks for the job, a sentence each.
+MoveChecked Check(const MoveBegin& begin, const Account& account, const Settings& settings) {
+  MoveChecked checked;
+  const std::string folder = checkpoint::UserJobsFolder(settings.socket, account.user) + "/" + begin.job();
+  checkpoint::Job running, job;
+  std::string error;
+  if (!IsJobName(begin.job())) {
+    checked.add_missing("another name for the job: \"" + Printable(begin.job()) + "\" cannot be one");
+  } else if (checkpoint::ReadJob(folder, &running, &error) && checkpoint::JobIsAlive(running)) {
+    checked.add_missing("a free name: a job " + begin.job() + " of this user runs there");
+  }
+  if (!job.ParseFromString(begin.about_job())) checked.add_missing("what is said of the job cannot be read");
+  if (!HasRoom(settings.spool, begin.bytes())) {
+    checked.add_missing("room for the image (" + std::to_string(begin.bytes() >> 20) + " MiB) in " + settings.spool);
+  }
+  std::string criu;
+  if (!checkpoint::FindCriu(&criu, &error)) {
+    checked.add_missing(error);
+  } else if (const std::string version = checkpoint::CriuVersion(criu);
+             strverscmp(version.c_str(), begin.engine_version().c_str()) < 0) {
+    checked.add_notes("the job is saved with CRIU " + begin.engine_version() + "; there it is " + version +
+                      ", which may not be able to read it");
+  }
+  utsname system;
+  if (uname(&system) == 0 && strverscmp(system.release, begin.kernel().c_str()) < 0) {
+    checked.add_notes("the job is saved on Linux " + begin.kernel() + "; there it is " + system.release +
+                      ", which may lack something that the job uses");
+  }
+  const std::set<std::string> sets(begin.instruction_sets().begin(), begin.instruction_sets().end());
+  const std::string lacks = checkpoint::MissingInstructionSets(sets, checkpoint::InstructionSetsHere());
+  if (!lacks.empty()) checked.add_missing("the processor's instruction sets " + lacks);
+  ckptfmt::Needs needs;
+  for (const MovedNeed& one : begin.needs()) {
+    ckptfmt::NeededFile file;
+    file.path = one.path();
+    file.bytes = one.bytes();
+    file.build_id = one.build_id();
+    file.written = one.written();
+    needs.files.push_back(std::move(file));
+  }
+  const checkpoint::ActAs user(&account);
+  for (std::string& one :
+       ckptfmt::MissingHere(needs, [&](const std::string& path) { return checkpoint::SeenByJob(job, path); })) {
+    checked.add_missing(std::move(one));
+  }
+  return checked;
+}
+
+// One move: what has come of it, and where that lies.
+class Arrival {
+ public:
+  Arrival(Stream* stream, const Settings& settings, const Key& key) : stream_(stream), settings_(settings), key_(key) {}
+  ~Arrival() {
+    if (!handed_over_ && !folder_.empty()) RemoveOwnFolder(folder_);
+  }
+  Arrival(const Arrival&) = delete;
+  Arrival& operator=(const Arrival&) = delete;
+
+  // To its end. False and *error: nothing of the job runs here, unless IsUnknown.
+  bool Run(std::string* error);
+  bool IsUnknown() const { return unknown_; }
+
+ private:
+  bool Say(const MoveDown& down) { return stream_->Write(down); }
+  bool MakeFolder(std::string* error);
+  bool TakeImage(const std::string& signature, std::string* error);
+  bool Restore(const MoveRestore& restore, std::string* error);
+
+  Stream* const stream_;
+  const Settings& settings_;
+  const Key& key_;
+  MoveBegin begin_;
+  Account account_;
+  std::string folder_;
+  std::unique_ptr<Closing> lock_;
+  int images_ = 0;
+  std::map<std::string, std::string> files_;  // of all images, below the folder: by the hash of what is in them
+  bool handed_over_ = false, unknown_ = false;
+};
+
+bool Arrival::MakeFolder(std::string* error) {
+  std::string name = settings_.spool + "/" + std::to_string(account_.user) + "-XXXXXX";
+  if (mkdtemp(&name[0])) {
+    folder_ = name;
+    lock_ = std::make_unique<Closing>(open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (chmod(name.c_str(), 0711) == 0 && lock_->get() >= 0 && flock(lock_->get(), LOCK_EX | LOCK_NB) == 0) return true;
+  }
+  *error = "cannot make a folder in " + settings_.spool + ": " + strerror(errno);
+  return false;
+}
+
+bool Arrival::TakeImage(const std::string& signature, std::string* error) {
+  Statement statement;
+  if (!ReadSignature(signature, key_, "the job's image", &statement, error)) return false;
+  if (statement.user() != account_.user) {
+    *error = "the image is of a job of user " + std::to_string(statement.user()) + ", not of " + NameOf(account_);
+    return false;
+  }
+  const std::string name = images_ == 0 ? "image-first" : "image";
+  if (++images_ > 2) {
+    *error = "there are too many images";
+    return false;
+  }
+  if (mkdirat(lock_->get(), name.c_str(), 0700) != 0) {
+    *error = "cannot make a folder in " + folder_ + ": " + strerror(errno);
+    return false;
+  }
+  const auto folder = ckptfmt::OpenedFolder::Open(folder_ + "/" + name);
+  absl::Status status = folder.status();
+  for (const char* below : {ckptfmt::kClientFolder, ckptfmt::kMemoryFolder, ckptfmt::kProcessesFolder}) {
+    if (status.ok() && mkdirat(folder->fd(), below, 0700) != 0) status = ckptfmt::SystemError("create", below, errno);
+  }
+  MoveUp up;
+  for (int i = 0; status.ok() && i < statement.files_size(); ++i) {
+    const SignedFile& one = statement.files(i);
+    status = MakeFoldersFor(*folder, one.path());
+    if (!status.ok()) break;
+    const auto [known, is_new] = files_.emplace(one.hash(), name + "/" + one.path());
+    if (!is_new) {
+      if (linkat(lock_->get(), known->second.c_str(), folder->fd(), one.path().c_str(), 0) != 0)
+        status = ckptfmt::SystemError("link", one.path(), errno);
+      continue;
+    }
+    auto out = ckptfmt::OutputFile::Create(*folder, one.path(), /*hashed=*/false);
+    status = out.status();
+    Digest digest;
+    for (uint64_t left = one.bytes(); status.ok() && left > 0;) {
+      if (!stream_->Read(&up) || up.kind_case() != MoveUp::kData || up.data().size() > left || up.data().empty()) {
+        status = absl::UnavailableError("the source has not sent all of the image");
+      } else if (!HasRoom(folder_, up.data().size())) {
+        status = absl::ResourceExhaustedError("there is no room left in " + settings_.spool);
+      } else {
+        digest.Add(up.data().data(), up.data().size());
+        left -= up.data().size();
+        status = out->Append(up.data());
+      }
+    }
+    if (status.ok()) status = out->Finish().status();
+    if (status.ok() && digest.Finish() != one.hash())
+      status = absl::DataLossError(one.path() + " has not arrived as it was signed");
+  }
+  if (status.ok()) {
+    auto out = ckptfmt::OutputFile::Create(*folder, ckptfmt::kSignatureName, /*hashed=*/false);
+    status = out.ok() ? out->Append(signature) : out.status();
+    if (status.ok()) status = out->Finish().status();
+  }
+  if (!status.ok()) *error = std::string(status.message());
+  return status.ok();
+}
+
+// What the tool has written to its log.
+std::string ToldIn(int log) {
+  std::string text(kMostToldBytes, '\0');
+  const ssize_t got = pread(log, &text[0], text.size(), 0);
+  text.resize(size_t(std::max<ssize_t>(got, 0)));
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+bool Arrival::Restore(const MoveRestore& restore, std::string* error) {
+  if (images_ == 0) {
+    *error = "there is no image";
+    return false;
+  }
+  if (images_ == 1 && renameat(lock_->get(), "image-first", lock_->get(), "image") != 0) {
+    *error = std::string("cannot rename the image: ") + strerror(errno);
+    return false;
+  }
+  Request request;
+  request.set_version(kVersion);
+  request.set_tool(kArriveTool);
+  request.set_job(begin_.job());
+  request.set_image("from " + Printable(begin_.host()));
+  request.set_umask(restore.umask());
+  *request.mutable_environment() = restore.environment();
+  const auto add = [&](const char* name, const std::string& value) {
+    Option* const option = request.add_options();
+    option->set_name(name);
+    option->set_value(value);
+  };
+  if (!restore.server().empty()) add("server", restore.server());
+  if (restore.gpu() >= 0) add("gpu", std::to_string(restore.gpu()));
+  if (!restore.output().empty()) add("output", restore.output());
+  if (!restore.error().empty()) add("error", restore.error());
+  ArrivedJob* const arrived = request.mutable_arrived();
+  arrived->set_id(begin_.id());
+  arrived->set_user(account_.user);
+  arrived->set_group(account_.group);
+  for (const gid_t group : account_.groups) arrived->add_groups(group);
+
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  memcpy(address.sun_path, settings_.socket.c_str(), std::min(settings_.socket.size(), sizeof(address.sun_path) - 1));
+  const Closing socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)), null(open("/dev/null", O_RDWR | O_CLOEXEC));
+  const Closing log(openat(lock_->get(), kLog, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (socket.get() < 0 || null.get() < 0 || log.get() < 0 ||
+      connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
+      !Send(socket.get(), request, {null.get(), null.get(), log.get(), lock_->get()})) {
+    *error = std::string("cr-hostd cannot be asked to restore it: ") + strerror(errno);
+    return false;
+  }
+  MoveDown down;
+  bool going = false;
+  for (Reply reply; Receive(socket.get(), &reply);) {
+    switch (reply.kind()) {
+      case Reply::STARTED:
+        handed_over_ = true;
+        break;
+      case Reply::RESTORED: {
+        down.set_restored(true);
+        MoveUp up;
+        // Else the socket closes, and the worker gives up.
+        if (!Say(down) || !stream_->Read(&up) || !up.go_on()) {
+          *error = "the source has not let the job go on";
+          return false;
+        }
+        Control control;
+        control.set_go_on(true);
+        Send(socket.get(), control);
+        going = true;
+        break;
+      }
+      case Reply::RUNNING:
+        down.set_running(true);
+        Say(down);  // if that fails, the source asks again
+        return true;
+      case Reply::ENDED:
+      case Reply::REFUSED:
+      case Reply::ELSEWHERE:
+        *error = reply.kind() == Reply::ENDED ? ToldIn(log.get()) : reply.text();
+        if (error->empty()) *error = "the restart has failed";
+        return false;
+      default:
+        break;
+    }
+  }
+  *error = "the process of cr-hostd that restored the job has died";
+  unknown_ = going;
+  return false;
+}
+
+bool Arrival::Run(std::string* error) {
+  MoveUp up;
+  if (!stream_->Read(&up) || up.kind_case() != MoveUp::kBegin) {
+    *error = "the source has not said what it wants";
+    return false;
+  }
+  begin_ = up.begin();
+  if (begin_.version() != kVersion || begin_.id().size() != kIdBytes) {
+    *error = "its cr-hostd speaks version " + std::to_string(kVersion) + ", and the source's version " +
+             std::to_string(begin_.version()) + "; install the same version on both hosts";
+    return false;
+  }
+  if (!FindUser(begin_.user(), &account_, error)) return false;
+  fprintf(stderr, "cr-hostd: %s: job %s comes from %s\n", NameOf(account_).c_str(), Printable(begin_.job()).c_str(),
+          Printable(begin_.host()).c_str());
+  MoveDown down;
+  *down.mutable_checked() = Check(begin_, account_, settings_);
+  const bool fits = down.checked().missing().empty();
+  if (!Say(down) || !fits) {
+    *error = fits ? "the source does not answer" : "the job cannot go there";
+    return false;
+  }
+  if (!MakeFolder(error)) return false;
+  while (stream_->Read(&up)) {
+    if (up.kind_case() == MoveUp::kRestore) return Restore(up.restore(), error);
+    if (up.kind_case() != MoveUp::kImage) {
+      *error = "the source has sent something that does not belong here";
+      return false;
+    }
+    if (!TakeImage(up.image(), error)) return false;
+    down.set_taken(true);
+    if (!Say(down)) break;
+  }
+  *error = "the source has given up";
+  return false;
+}
+
+class Service final : public Hosts::Service {
+ public:
+  Service(const Settings& settings, const Key& key) : settings_(settings), key_(key) {}
+
+  grpc::Status Move(grpc::ServerContext* context, Stream* stream) override {
+    if (const grpc::Status status = Admit(*context); !status.ok()) return status;
+    std::string error = "too many jobs come at the same time; try again later";
+    bool ok = false, unknown = false;
+    if (++moves_ <= kMostMoves) {
+      try {
+        Arrival arrival(stream, settings_, key_);
+        ok = arrival.Run(&error);
+        unknown = arrival.IsUnknown();
+      } catch (const std::exception& problem) {
+        error = problem.what();
+      }
+    }
+    --moves_;
+    if (ok) return grpc::Status::OK;
+    fprintf(stderr, "cr-hostd: a move from %s has failed: %s\n", Printable(context->peer()).c_str(),
+            Printable(error).c_str());
+    // The source goes on with the job if it hears that nothing of it runs here.
+    if (unknown) return grpc::Status(grpc::StatusCode::UNAVAILABLE, error);
+    MoveDown down;
+    down.set_failed(error);
+    stream->Write(down);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Settle(grpc::ServerContext* context, const SettleRequest* request, SettleReply* reply) override {
+    if (const grpc::Status status = Admit(*context); !status.ok()) return status;
+    if (request->id().size() != kIdBytes) return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "no such move");
+    // Whichever of this and go_on comes first counts.
+    const bool too_late = BeginMoveState(settings_.moves, request->id(), kMoveFailed);
+    const std::string state = MoveStateOf(settings_.moves, request->id());
+    reply->set_state(too_late || state == kMoveFailed ? SettleReply::FAILED
+                     : state == kMoveRuns             ? SettleReply::RUNNING
+                                                      : SettleReply::UNDERWAY);
+    return grpc::Status::OK;
+  }
+
+ private:
+  // TLS has looked at the certificate. Not every one of the authority's may be a host's.
+  grpc::Status Admit(const grpc::ServerContext& context) const {
+    const auto facts = context.auth_context();
+    const auto subjects = facts && facts->IsPeerAuthenticated()
+                              ? facts->FindPropertyValues(GRPC_X509_SUBJECT_PROPERTY_NAME)
+                              : std::vector<grpc::string_ref>();
+    const std::string subject = subjects.size() == 1 ? std::string(subjects[0].data(), subjects[0].size()) : "";
+    const auto& hosts = settings_.hosts;
+    if (!subject.empty() && (hosts.empty() || std::find(hosts.begin(), hosts.end(), subject) != hosts.end()))
+      return grpc::Status::OK;
+    fprintf(stderr, "cr-hostd: refused %s with the certificate of %s\n", Printable(context.peer()).c_str(),
+            Printable(subject).c_str());
+    return grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
+                        "it takes no jobs from a host with the certificate of \"" + subject + "\" (--allow-host)");
+  }
+
+  const Settings& settings_;
+  const Key& key_;
+  std::atomic<int> moves_{0};
+};
+
+}  // namespace
+
+int ServeHosts(const Settings& settings, const Key& key, int ready) {
+  const auto say = [ready](const std::string& line) {
+    const ssize_t ignored = write(ready, line.data(), line.size());
+    static_cast<void>(ignored);
+    close(ready);
+  };
+  control::SendGrpcLogTo([](bool error, const char* line) {
+    if (error) fprintf(stderr, "cr-hostd: gRPC: %s\n", line);
+  });
+  sigset_t ends;
+  sigemptyset(&ends);
+  sigaddset(&ends, SIGTERM);
+  sigprocmask(SIG_BLOCK, &ends, nullptr);  // before there are threads
+  std::string error;
+  const auto tls = control::ServerTls::Create(settings.tls, &error);
+  const auto credentials = tls ? tls->Credentials(/*tokens=*/false) : nullptr;
+  if (!credentials) {
+    say(error.empty() ? "gRPC does not take the certificates" : error);
+    return 1;
+  }
+  Service service(settings, key);
+  std::unique_ptr<grpc::Server> server;
+  // The one of a cr-hostd that was killed a moment ago may still be there.
+  for (int attempt = 0; !server && attempt < kListenAttempts; ++attempt) {
+    if (attempt > 0) usleep(kListenPauseUs);
+    grpc::ServerBuilder builder;
+    control::SetServerArguments(&builder);
+    int port = 0;
+    builder.AddListeningPort(settings.listen, credentials, &port);
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    builder.RegisterService(&service);
+    server = builder.BuildAndStart();
+    if (port == 0) server.reset();
+  }
+  if (!server) {
+    say("cannot listen at " + settings.listen + "; is the address free, and this host's own?");
+    return 1;
+  }
+  say("ready");
+  int signal = 0;
+  sigwait(&ends, &signal);
+  // Moves that are in progress break off here, and the source and the worker see that.
+  _exit(0);
+}
+
+}  // namespace cuda_remote::host

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/move_source.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+#include "ckptfmt/folder.h"
+#include "host/signature.h"
+
+namespace cuda_remote::host {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr size_t kPart = 1u << 20;
+// How long a destination that has been told to go on, and has fallen silent, is asked what became of it.
+constexpr seconds kSettleTime(60), kOneQuestion(5);
+
+bool ReadAll(const ckptfmt::OpenedFolder& folder, const std::string& path, uint64_t most, std::string* bytes) {
+  const auto file = ckptfmt::OpenForReading(folder, path);
+  if (!file.ok()) return false;
+  std::string part(kPart, '\0');
+  ssize_t got;
+  while ((got = read(file->get(), &part[0], part.size())) > 0 && bytes->size() <= most)
+    bytes->append(part, 0, size_t(got));
+  return got == 0;
+}
+
+}  // namespace
+
+std::unique_ptr<MoveSource> MoveSource::Open(const std::string& address, const control::TlsFiles& tls,
+                                             std::string* error) {
+  const size_t colon = address.rfind(':'), bracket = address.rfind(']');
+  const bool has_port = colon != std::string::npos && (bracket == std::string::npos || colon > bracket);
+  const std::string target = has_port ? address : address + ":" + kHostsPort;
+  control::SendGrpcLogTo([](bool, const char*) {});  // the call's status says the same
+  const auto credentials = control::ClientTls(tls, error);
+  if (!credentials) return nullptr;
+  std::unique_ptr<MoveSource> move(new MoveSource(address));
+  move->stub_ = Hosts::NewStub(grpc::CreateCustomChannel(target, credentials, control::ClientArguments()));
+  move->stream_ = move->stub_->Move(&move->context_);
+  return move;
+}
+
+MoveSource::~MoveSource() {
+  // The destination ends what it has of a job that it was not told to let run.
+  context_.TryCancel();
+  if (!finished_) stream_->Finish();
+}
+
+// After something failed: what the other side says of it.
+void MoveSource::Explain(std::string* error) {
+  *error = address_ + " has ended the move";
+  if (finished_) return;
+  MoveDown down;
+  while (stream_->Read(&down)) {
+    if (down.kind_case() != MoveDown::kFailed) continue;
+    failed_there_ = true;
+    *error = address_ + ": " + down.failed();
+  }
+  const grpc::Status status = stream_->Finish();
+  finished_ = true;
+  if (failed_there_) return;
+  if (status.error_code() == grpc::StatusCode::CANCELLED)
+    *error = "interrupted";
+  else if (status.error_code() == grpc::StatusCode::PERMISSION_DENIED)
+    *error = address_ + ": " + status.error_message();
+  else if (!status.ok())
+    *error = "the cr-hostd of " + address_ + " does not answer: " + status.error_message();
+}
+
+bool MoveSource::Write(const MoveUp& up, std::string* error) {
+  if (!finished_ && stream_->Write(up)) return true;
+  Explain(error);
+  return false;
+}
+
+bool MoveSource::Await(MoveDown::KindCase wanted, MoveDown* down, std::string* error) {
+  if (!finished_ && stream_->Read(down)) {
+    if (down->kind_case() == wanted) return true;
+    failed_there_ = down->kind_case() == MoveDown::kFailed;
+    *error = address_ + ": " +
+             (failed_there_ ? down->failed()
+                            : "its cr-hostd has answered something else; install the "
+                              "same version on both hosts");
+    return false;
+  }
+  Explain(error);
+  return false;
+}
+
+bool MoveSource::Begin(const MoveBegin& begin, std::vector<std::string>* notes, std::string* error) {
+  id_ = begin.id();
+  MoveUp up;
+  *up.mutable_begin() = begin;
+  MoveDown down;
+  if (!Write(up, error) || !Await(MoveDown::kChecked, &down, error)) return false;
+  notes->assign(down.checked().notes().begin(), down.checked().notes().end());
+  if (down.checked().missing().empty()) return true;
+  *error = address_ + " lacks what the job needs: ";
+  for (const std::string& one : down.checked().missing()) *error += (error->back() == ' ' ? "" : "; ") + one;
+  return false;
+}
+
+bool MoveSource::SendImage(const ckptfmt::OpenedFolder& folder, std::string* error) {
+  MoveUp up;
+  SignatureFile signature;
+  Statement statement;
+  if (!ReadAll(folder, ckptfmt::kSignatureName, kMostSignatureBytes, up.mutable_image()) ||
+      !signature.ParseFromString(up.image()) || !statement.ParseFromString(signature.statement())) {
+    *error = "cannot read the signature of the image";
+    return false;
+  }
+  if (!Write(up, error)) return false;
+  for (const SignedFile& one : statement.files()) {
+    if (!sent_.insert(one.hash()).second) continue;
+    const auto file = ckptfmt::OpenForReading(folder, one.path());
+    for (uint64_t left = one.bytes(); file.ok() && left > 0;) {
+      std::string* const data = up.mutable_data();
+      data->resize(size_t(std::min<uint64_t>(left, kPart)));
+      const ssize_t got = read(file->get(), &(*data)[0], data->size());
+      if (got <= 0) {
+        *error = "cannot read the image's file " + one.path();
+        return false;
+      }
+      data->resize(size_t(got));
+      if (!Write(up, error)) return false;
+      left -= uint64_t(got);
+      sent_bytes_ += uint64_t(got);
+    }
+    if (file.ok()) continue;
+    *error = std::string(file.status().message());
+    return false;
+  }
+  MoveDown down;
+  return Await(MoveDown::kTaken, &down, error);
+}
+
+bool MoveSource::Restore(const MoveRestore& restore, std::string* error) {
+  MoveUp up;
+  *up.mutable_restore() = restore;
+  MoveDown down;
+  return Write(up, error) && Await(MoveDown::kRestored, &down, error);
+}
+
+MoveSource::Outcome MoveSource::GoOn(std::string* error) {
+  MoveUp up;
+  up.set_go_on(true);
+  MoveDown down;
+  if (Write(up, error) && Await(MoveDown::kRunning, &down, error)) return Outcome::kRunning;
+  if (failed_there_) return Outcome::kFailed;
+  // It may have arrived all the same.
+  SettleRequest request;
+  request.set_id(id_);
+  const auto give_up = std::chrono::steady_clock::now() + kSettleTime;
+  while (std::chrono::steady_clock::now() < give_up) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kOneQuestion);
+    SettleReply reply;
+    if (stub_->Settle(&context, request, &reply).ok()) {
+      if (reply.state() == SettleReply::RUNNING) return Outcome::kRunning;
+      if (reply.state() == SettleReply::FAILED) return Outcome::kFailed;
+    }
+    std::this_thread::sleep_for(seconds(1));
+  }
+  return Outcome::kUnknown;
+}
+
+}  // namespace cuda_remote::host

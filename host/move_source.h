@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The source's side of a move (move.proto): what a worker sends to another host's cr-hostd.
+//
+// Not thread-safe but for Cancel. Functions return false and one sentence in *error.
+#ifndef CUDA_REMOTE_HOST_MOVE_SOURCE_H_
+#define CUDA_REMOTE_HOST_MOVE_SOURCE_H_
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ckptfmt/file.h"
+#include "host/move.grpc.pb.h"
+#include "proto/control/credentials.h"
+
+namespace cuda_remote::host {
+
+// Where a cr-hostd listens for others if --listen does not say a port, and where it is looked for.
+inline constexpr char kHostsPort[] = "7071";
+
+class MoveSource {
+ public:
+  // `address`: HOST or HOST:PORT.
+  static std::unique_ptr<MoveSource> Open(const std::string& address, const control::TlsFiles& tls, std::string* error);
+  ~MoveSource();
+  MoveSource(const MoveSource&) = delete;
+  MoveSource& operator=(const MoveSource&) = delete;
+
+  // Says what the job needs. *error lists what the destination lacks; *notes: what may go wrong.
+  bool Begin(const MoveBegin& begin, std::vector<std::string>* notes, std::string* error);
+  // Sends a signed image, but for files that an earlier one has, too.
+  bool SendImage(const ckptfmt::OpenedFolder& folder, std::string* error);
+  // Has the last one restored. True: the job is ready there, and does not run.
+  bool Restore(const MoveRestore& restore, std::string* error);
+
+  // Lets the job go on there.
+  enum class Outcome {
+    kRunning,
+    kFailed,   // nothing of it runs there or will run
+    kUnknown,  // the destination does not answer any more
+  };
+  Outcome GoOn(std::string* error);
+
+  // From any thread: what is going on fails, and so does all that follows. Not during GoOn.
+  void Cancel() { context_.TryCancel(); }
+
+  uint64_t sent_bytes() const { return sent_bytes_; }
+
+ private:
+  explicit MoveSource(std::string address) : address_(std::move(address)) {}
+  bool Await(MoveDown::KindCase wanted, MoveDown* down, std::string* error);
+  bool Write(const MoveUp& up, std::string* error);
+  void Explain(std::string* error);
+
+  const std::string address_;
+  std::string id_;
+  std::unique_ptr<Hosts::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<MoveUp, MoveDown>> stream_;
+  bool finished_ = false, failed_there_ = false;
+  std::set<std::string> sent_;  // hashes of files
+  uint64_t sent_bytes_ = 0;
+};
+
+}  // namespace cuda_remote::host
+
+#endif  // CUDA_REMOTE_HOST_MOVE_SOURCE_H_

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/move_state.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+namespace cuda_remote::host {
+namespace {
+
+constexpr time_t kKeptSeconds = 24 * 3600;
+
+}  // namespace
+
+std::string MoveName(const std::string& id) {
+  std::string digits;
+  for (const char byte : id) {
+    char text[3];
+    snprintf(text, sizeof(text), "%02x", unsigned(static_cast<unsigned char>(byte)));
+    digits += text;
+  }
+  return digits;
+}
+
+bool BeginMoveState(const std::string& folder, const std::string& id, const char* state) {
+  return symlink(state, (folder + "/" + MoveName(id)).c_str()) == 0;
+}
+
+bool SetMoveState(const std::string& folder, const std::string& id, const char* state) {
+  const std::string path = folder + "/" + MoveName(id), fresh = path + ".new";
+  unlink(fresh.c_str());
+  return symlink(state, fresh.c_str()) == 0 && rename(fresh.c_str(), path.c_str()) == 0;
+}
+
+std::string MoveStateOf(const std::string& folder, const std::string& id) {
+  char state[64];
+  const ssize_t length = readlink((folder + "/" + MoveName(id)).c_str(), state, sizeof(state));
+  return length > 0 ? std::string(state, size_t(length)) : std::string();
+}
+
+void CleanMoveStates(const std::string& folder) {
+  DIR* const list = opendir(folder.c_str());
+  while (const dirent* const entry = list ? readdir(list) : nullptr) {
+    struct stat facts;
+    if (entry->d_name[0] == '.' || fstatat(dirfd(list), entry->d_name, &facts, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    if (facts.st_mtime + kKeptSeconds < time(nullptr)) unlinkat(dirfd(list), entry->d_name, 0);
+  }
+  if (list) closedir(list);
+}
+
+}  // namespace cuda_remote::host

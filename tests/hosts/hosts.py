@@ -1,0 +1,460 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Whole jobs of an ordinary user move between two hosts, each with a cr-hostd, and go on where they were if they cannot.
+
+A host is made of mount, network and UTS namespaces: what it has in /dev/shm, in the user's home and in cr-hostd's folders
+is its own. Needs root, CRIU and iproute2. Python 3 standard library only.
+
+Usage: hosts.py --product FOLDER --apps FOLDER [--only CASE,CASE] [--keep] [--list]
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "users"))
+sys.path.insert(0, os.path.join(HERE, "..", "users"))
+import hostd  # noqa: E402
+import users  # noqa: E402
+from hostd import ended, has_only_rights_of  # noqa: E402
+from users import LIMIT, VICTIM, Failure, harness, paused_at, refused, worked  # noqa: E402
+
+CASES = {}
+PORT = 7071
+
+PREPARE = """
+set -e
+hostname {name}
+mount -t tmpfs -o mode=1777 none /dev/shm
+for folder in {home} {host}; do mount -t tmpfs -o mode=755 none $folder; done
+chown {user}:{user} {home}
+chmod 700 {home}
+ip link set lo up
+ip link set {link} up
+ip address add {address}/24 dev {link}
+"""
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def tool(*words):
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        raise Failure(f"{' '.join(words)} ended with {done.returncode}: {done.stdout}")
+
+
+class Authority:
+    """Signs certificates of hosts."""
+
+    def __init__(self, folder, name):
+        os.makedirs(folder)
+        self.folder, self.ca = folder, os.path.join(folder, "ca.pem")
+        self.curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+        tool("openssl", "req", "-x509", *self.curve, "-keyout", self.path("ca.key"), "-out", self.ca, "-subj", f"/CN={name}")
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def options(self, name, address):
+        """A certificate for a host, as cr-hostd's options."""
+        cert, key = self.path(name + ".pem"), self.path(name + ".key")
+        if not os.path.exists(cert):
+            with open(self.path(name + ".ext"), "w") as f:
+                f.write(f"subjectAltName=IP:{address}\n")
+            tool("openssl", "req", *self.curve, "-keyout", key, "-out", self.path(name + ".csr"), "-subj", f"/CN={name}")
+            tool("openssl", "x509", "-req", "-in", self.path(name + ".csr"), "-CA", self.ca, "-CAkey", self.path("ca.key"),
+                 "-CAcreateserial", "-out", cert, "-days", "2", "-extfile", self.path(name + ".ext"))  # fmt: skip
+        return ["--tls-cert", cert, "--tls-key", key, "--tls-ca", self.ca]
+
+
+class Machine:
+    """A host. Its paths are the same as the other one's; what is behind some of them is not."""
+
+    def __init__(self, lab, name, number):
+        self.lab, self.context, self.name = lab, lab.context, name
+        self.address, self.link = f"10.99.0.{number}", f"host{number}"
+        words = ["unshare", "--mount", "--net", "--uts", "--propagation", "private", "/bin/sh", "-c", "echo up; exec sleep 100000"]
+        self.holder = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self.context.lab.processes.append(users.Started(self.holder))
+        if self.holder.stdout.readline() != "up\n":
+            raise Failure("this machine gives the test no namespaces of its own")
+        self.folder, self.home = lab.folder, lab.home
+        self.socket, self.state = self.folder + "/hostd.sock", self.folder + "/state"
+        self.daemon = None
+
+    def prepare(self):
+        text = PREPARE.format(name=self.name, home=self.home, host=self.folder, user=VICTIM, link=self.link, address=self.address)
+        tool(*self.enter(0), "/bin/sh", "-c", text)
+
+    def enter(self, user):
+        words = ["nsenter", "--target", str(self.holder.pid), "--mount", "--net", "--uts", "--"]
+        return words if user == 0 else words + ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--"]
+
+    def path(self, path):
+        """A path of this host's, as the test sees it."""
+        return f"/proc/{self.holder.pid}/root{path}"
+
+    def start(self, authority=None, key=b"k" * 32, more=(), **variables):
+        """Its cr-hostd."""
+        if not os.path.isdir(self.path(self.state)):
+            os.mkdir(self.path(self.state), 0o700)
+        with open(os.open(self.path(self.state + "/hostd.key"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as f:
+            f.write(key)
+        words = (authority or self.lab.authority).options(self.name, self.address)
+        words = ["--listen", f"{self.address}:{PORT}", *words, *more]
+        command = [*self.enter(0), self.context.tool("cr-hostd"), "--socket", self.socket, "--state", self.state, *words]
+        self.log = os.path.join(self.context.lab.folder, f"{self.name}.log")
+        with open(self.log, "a") as log:
+            self.daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                                           env=self.context.environment(variables))  # fmt: skip
+        self.context.lab.processes.append(users.Started(self.daemon))
+        up = lambda: hostd.accepts(self.path(self.socket)) or self.daemon.poll() is not None
+        harness.wait_for(up, LIMIT, lambda: f"cr-hostd does not start: {self.said()}")
+        if self.daemon.poll() is not None:
+            raise Failure(f"cr-hostd has ended: {self.said()}")
+
+    def said(self):
+        return open(self.log).read()
+
+    def stop(self):
+        self.daemon.kill()
+        self.daemon.wait()
+
+    def restart(self, **options):
+        self.stop()
+        self.start(**options)
+
+    def run(self, user, name, *words, **variables):
+        command = [*self.enter(user), self.context.tool(name), *words]
+        return self.context.run(0, command, CUDA_REMOTE_HOSTD=self.socket, **variables)
+
+    def begin(self, user, name, *words, **variables):
+        command = [*self.enter(user), self.context.tool(name), *words]
+        return self.context.start(0, command, CUDA_REMOTE_HOSTD=self.socket, **variables)
+
+    def read(self, path):
+        return open(self.path(path)).read() if os.path.exists(self.path(path)) else ""
+
+    def write(self, path, text):
+        with open(self.path(path), "w") as f:
+            f.write(text)
+        os.chown(self.path(path), VICTIM, VICTIM)
+
+    def job(self, name):
+        return self.path(f"{self.folder}/users/{VICTIM}/cuda-remote/jobs/{name}")
+
+    def facts(self, name):
+        return json.load(open(self.job(name) + "/job.json"))
+
+    def has_job(self, name):
+        return os.path.exists(self.job(name) + "/job.json")
+
+    def is_clean(self):
+        left = lambda: [name for name in os.listdir(self.path(self.state)) if name.startswith("doubtful")] + os.listdir(
+            self.path(self.state + "/spool")
+        )
+        harness.wait_for(lambda: not left(), LIMIT, lambda: f"cr-hostd of {self.name} has left {left()}")
+
+
+# With what is a job's own, besides its GPU memory: shared memory, a file without a name, and the script's variables.
+JOB = """
+set -e
+exec 7<>/dev/shm/{tag}
+echo in shared memory >&7
+exec 8<>{home}/gone
+echo in a file without a name >&8
+rm {home}/gone
+word='in a variable'
+{program} --steps 20
+cat /dev/shm/{tag} /proc/self/fd/8
+echo $word
+rm /dev/shm/{tag}
+"""
+
+
+class Lab:
+    """Two hosts, A and B, and a user who is on both."""
+
+    def __init__(self, context):
+        self.context = context
+        self.folder, self.home = context.folder("host", 0o755), context.folder("home", 0o755)
+        self.authority = Authority(os.path.join(context.lab.folder, "tls"), "hosts")
+        tool("ip", "link", "add", "host1", "type", "veth", "peer", "name", "host2")
+        self.a, self.b = Machine(self, "a", 1), Machine(self, "b", 2)
+        for machine in (self.a, self.b):
+            tool("ip", "link", "set", machine.link, "netns", str(machine.holder.pid))
+            machine.prepare()
+        self.sync = context.shared + "/sync"
+        self.out, self.errors = self.home + "/out", self.home + "/errors"
+
+    def script(self, text=JOB, **words):
+        path = os.path.join(self.context.shared, "job.sh")
+        words = {"program": self.context.program, "home": self.home, "tag": f"cr-move-{os.getpid()}", **words}
+        with open(path, "w") as f:
+            f.write("#!/bin/bash\n" + text.format(**words))
+        os.chmod(path, 0o755)
+        return path
+
+    def uninterrupted(self, script):
+        return worked(self.a.run(VICTIM, "cr-run", "--plain", "--", "/bin/bash", script)).stdout
+
+    def begin(self, machine, script, *pauses, name="hers"):
+        """The job, standing after the first of these steps."""
+        words = ("--name", name, "--output", self.out, "--error", self.errors, "--", "/bin/bash", script)
+        at = ",".join(map(str, pauses))
+        child = machine.begin(VICTIM, "cr-run", *words, CR_TEST_SYNC_FILE=self.sync, CR_TEST_PAUSE_AT=at)
+        paused_at(self.sync, pauses[0], child)
+        return child
+
+    def go(self, step):
+        open(f"{self.sync}.go.{step}", "w").close()
+
+    def stands(self, step):
+        reached = lambda: f"paused {step}" in open(self.sync).read().split("\n")
+        harness.wait_for(reached, LIMIT, lambda: f"the job does not reach step {step}: {self.a.said()} {self.b.said()}")
+
+    def move(self, source, to, *words, **variables):
+        command = ("cr-migrate", "hers", "--whole", "--to-host", to.address, "--output", self.out, "--error", self.errors)
+        return source.run(VICTIM, *command, *words, **variables)
+
+    def is_output(self, want):
+        """All that the job has written, on whichever host."""
+        got = lambda: self.a.read(self.out) + self.b.read(self.out)
+        harness.wait_for(lambda: got() == want, LIMIT, lambda: f"the job wrote\n{got()}\nexpected\n{want}\n{self.b.said()}")
+
+
+def goes_on(lab, child, want, steps):
+    """The job is still on A, and comes to its end there as if nothing had been."""
+    for step in steps:
+        lab.go(step)
+    ended(child)
+    if lab.a.read(lab.out) != want:
+        raise Failure(f"the job wrote\n{lab.a.read(lab.out)}\nexpected\n{want}")
+    if lab.b.has_job("hers"):
+        raise Failure("the job is on B, too")
+    lab.a.is_clean()
+    lab.b.is_clean()
+
+
+@case
+def moved(context):
+    """A job goes to the other host with its shared memory and nameless files, is saved there, and goes back."""
+    lab = Lab(context)
+    lab.a.start()
+    lab.b.start()
+    script = lab.script()
+    want = lab.uninterrupted(script)
+    child = lab.begin(lab.a, script, 3, 9, 15)
+    done = json.loads(worked(lab.move(lab.a, lab.b, "--json")).stdout)
+    if done["host"] != lab.b.address or not 0 < done["paused_seconds"] <= done["seconds"]:
+        raise Failure(f"cr-migrate reports {done}")
+    if not 0 < done["bytes_in_pause"] or not 0 < done["bytes_before"]:
+        raise Failure(f"cr-migrate reports {done}")
+    _, said = child.communicate(timeout=LIMIT)
+    if child.returncode != 121 or f"the job was moved to {lab.b.address}" not in said:
+        raise Failure(f"cr-run ended with {child.returncode}: {said}")
+    if lab.a.has_job("hers"):
+        raise Failure("the job is still on A")
+    facts = lab.b.facts("hers")
+    has_only_rights_of(facts["pid"], VICTIM)
+    if os.readlink(f"/proc/{facts['pid']}/ns/net") != os.readlink(f"/proc/{lab.b.holder.pid}/ns/net"):
+        raise Failure("the job is not in B's network")
+    lab.a.is_clean()
+    lab.b.is_clean()
+    worked(lab.b.run(VICTIM, "cr-checkpoint", "hers", lab.home + "/image"))
+    lab.go(3)
+    lab.stands(9)
+    worked(lab.move(lab.b, lab.a))
+    harness.wait_for(lambda: not lab.b.has_job("hers"), LIMIT, lambda: "the job is still on B")
+    has_only_rights_of(lab.a.facts("hers")["pid"], VICTIM)
+    lab.go(9)
+    lab.stands(15)
+    lab.go(15)
+    lab.is_output(want)
+    harness.wait_for(lambda: not lab.a.has_job("hers"), LIMIT, lambda: "the ended job's folder stays")
+    lab.a.is_clean()
+    lab.b.is_clean()
+
+
+@case
+def lacking(context):
+    """What B lacks is listed before anything is sent, and the job goes on."""
+    lab = Lab(context)
+    lab.a.start()
+    lab.b.start()
+    data, other = lab.home + "/data", lab.home + "/other"
+    for machine in (lab.a, lab.b):
+        machine.write(data, "data" if machine is lab.a else "other data")
+    lab.a.write(other, "only here")
+    script = lab.script("exec 5<{home}/data 6<{home}/other\n" + JOB)
+    want = lab.uninterrupted(script)
+    child = lab.begin(lab.a, script, 3)
+    changed, gone = f"{data} has changed: 10 bytes, 4", f"{other} is not on this machine"
+    refused(lab.move(lab.a, lab.b), "lacks what the job needs", changed, gone, "goes on where it was")
+    # A pipe stays where it is.
+    piped = lab.a.begin(VICTIM, "cr-run", "--name", "piped", "--", "/bin/sleep", "600")
+    harness.wait_for(lambda: lab.a.has_job("piped"), LIMIT, lambda: "no job piped")
+    to_b = ("--whole", "--to-host", lab.b.address)
+    refused(lab.a.run(VICTIM, "cr-migrate", "piped", *to_b), "descriptor 1 is a pipe", "--output")
+    refused(lab.a.run(VICTIM, "cr-migrate", "piped", *to_b, "--output", lab.out), "descriptor 2 is a pipe", "--error")
+    # Two of one name.
+    hers = lab.b.begin(VICTIM, "cr-run", "--name", "hers", "--", "/bin/sleep", "600")
+    harness.wait_for(lambda: lab.b.has_job("hers"), LIMIT, lambda: "no job hers on B")
+    lab.b.write(data, "data")
+    lab.b.write(other, "only here")
+    refused(lab.move(lab.a, lab.b), "a job hers of this user runs there")
+    for one in (hers, piped):
+        one.terminate()
+        one.wait(LIMIT)
+    # Nobody moves what is not his.
+    refused(lab.a.run(users.ATTACKER, "cr-migrate", lab.a.job("hers"), *to_b), "is none")
+    refused(lab.a.run(VICTIM, "cr-migrate", "hers", "--whole"), "--to-host")
+    goes_on(lab, child, want, [3])
+
+
+@case
+def strangers(context):
+    """B takes nothing from a host without a certificate of the cluster, an image of another key, or of a user whom it knows
+    by another name; and A sends nothing to a host that is not of the cluster."""
+    lab = Lab(context)
+    lab.a.start()
+    lab.b.start(more=["--allow-host", "CN=other"])
+    script = lab.script()
+    want = lab.uninterrupted(script)
+    child = lab.begin(lab.a, script, 3)
+    refused(lab.move(lab.a, lab.b), "takes no jobs from a host with the certificate of", "CN=a", "goes on")
+    foreign = Authority(os.path.join(context.lab.folder, "foreign"), "strangers")
+    lab.b.restart(authority=foreign)
+    refused(lab.move(lab.a, lab.b), "does not answer", "goes on")
+    lab.b.restart(key=b"x" * 32)
+    refused(lab.move(lab.a, lab.b), "signed with another key", "goes on")
+    passwd = os.path.join(context.lab.folder, "passwd")
+    with open(passwd, "w") as f:
+        f.write(open("/etc/passwd").read() + f"somebody:x:{VICTIM}:{VICTIM}::/:/bin/sh\n")
+    tool(*lab.b.enter(0), "mount", "--bind", passwd, "/etc/passwd")
+    lab.b.restart()
+    refused(lab.move(lab.a, lab.b), "is somebody", "the same users", "goes on")
+    tool(*lab.b.enter(0), "umount", "/etc/passwd")
+    refused(lab.a.run(VICTIM, "cr-migrate", "hers", "--whole", "--to-host", "10.99.0.77:1"), "does not answer", "goes on")
+    goes_on(lab, child, want, [3])
+
+
+FAILING_CRIU = """#!/bin/sh
+for word; do [ "$word" = restore ] && exit 1; done
+exec {criu} "$@"
+"""
+
+
+@case
+def failing(context):
+    """However B fails before the job runs there, and whoever gives up, the job goes on at A."""
+    lab = Lab(context)
+    steps = os.path.join(context.lab.folder, "steps")
+    lab.a.start()
+    criu = os.environ.get("CUDA_REMOTE_CRIU") or "/opt/cuda-remote/criu/criu"
+    if not os.access(criu, os.X_OK):
+        criu = subprocess.run(["sh", "-c", "command -v criu"], stdout=subprocess.PIPE, text=True).stdout.strip()
+    broken = os.path.join(context.lab.folder, "criu")
+    with open(broken, "w") as f:
+        f.write(FAILING_CRIU.format(criu=criu))
+    os.chmod(broken, 0o755)
+    lab.b.start(CUDA_REMOTE_CRIU=broken)
+    script = lab.script()
+    want = lab.uninterrupted(script)
+    child = lab.begin(lab.a, script, 3, 9)
+    refused(lab.move(lab.a, lab.b), "CRIU could not restore", "goes on where it was")
+    if not lab.a.has_job("hers") or child.poll() is not None:
+        raise Failure("the job does not go on")
+
+    def in_the_middle(what, act, number=3):
+        """B's cr-restart stands after that step when `act` is called."""
+        for path in (steps, steps + ".go"):
+            if os.path.exists(path):
+                os.unlink(path)
+        lab.b.restart(CR_TEST_STEPS=steps, CR_TEST_STOP_AT=str(number))
+        command = ("cr-migrate", "hers", "--whole", "--to-host", lab.b.address, "--output", lab.out, "--error", lab.errors)
+        moving = lab.a.begin(VICTIM, *command)
+        waits = lambda: os.path.exists(steps) and any(line.startswith(f"{number} ") for line in open(steps).read().splitlines())
+        over = lambda: waits() or moving.poll() is not None
+        harness.wait_for(over, LIMIT, lambda: f"{what}: step {number} was not reached\n{lab.b.said()}")
+        if moving.poll() is not None:
+            raise Failure(f"{what}: cr-migrate has ended: {moving.stderr.read()}")
+        act(moving)
+        try:
+            moving.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            raise Failure(f"{what}: cr-migrate does not end")
+        errors = moving.stderr.read()
+        open(steps + ".go", "w").close()
+        if moving.returncode != 1 or not lab.a.has_job("hers") or child.poll() is not None:
+            raise Failure(f"{what}: cr-migrate ended with {moving.returncode}: {errors}; cr-run: {child.poll()}")
+        harness.wait_for(lambda: not lab.b.has_job("hers"), LIMIT, lambda: f"{what}: the job is on B")
+        lab.a.is_clean()
+
+    workers = lambda: harness.descendants(lab.b.daemon.pid)
+
+    def name(pid):
+        try:
+            return open(f"/proc/{pid}/comm").read().strip()
+        except (FileNotFoundError, ProcessLookupError):
+            return ""  # it has ended meanwhile
+
+    def kill_tool(moving):
+        for pid in workers():
+            if name(pid) == "cr-restart":
+                os.kill(pid, signal.SIGKILL)
+
+    in_the_middle("the user gives up", lambda moving: moving.send_signal(signal.SIGTERM))
+    in_the_middle("B's cr-restart is killed", kill_tool)
+    in_the_middle("B's cr-hostd is killed", lambda moving: lab.b.stop())
+    in_the_middle("it is killed at the beginning", lambda moving: lab.b.stop(), number=1)
+    lab.b.start()
+    lab.go(3)
+    lab.stands(9)
+    goes_on(lab, child, want, [9])
+
+
+@case
+def in_doubt(context):
+    """B's cr-hostd dies when the job was let go on there: A asks the next one, and does not run the job a second time."""
+    lab = Lab(context)
+    steps = os.path.join(context.lab.folder, "steps")
+    lab.a.start()
+    lab.b.start(CR_TEST_STEPS=steps, CR_TEST_STOP_AT="4")
+    script = lab.script()
+    want = lab.uninterrupted(script)
+    child = lab.begin(lab.a, script, 3)
+    command = ("cr-migrate", "hers", "--whole", "--to-host", lab.b.address, "--output", lab.out, "--error", lab.errors)
+    moving = lab.a.begin(VICTIM, *command)
+    lines = lambda: open(steps).read().splitlines() if os.path.exists(steps) else []
+    waits = lambda: any(line.startswith("4 give the session") for line in lines())
+    harness.wait_for(lambda: waits() or moving.poll() is not None, LIMIT, lambda: f"the last step was not reached: {lines()}")
+    if moving.poll() is not None:
+        raise Failure(f"cr-migrate has ended: {moving.stderr.read()} {lines()}")
+    lab.b.restart()
+    open(steps + ".go", "w").close()
+    ended(moving)
+    ended(child, 121)
+    lab.go(3)
+    lab.is_output(want)
+    lab.a.is_clean()
+    lab.b.is_clean()
+
+
+def run_one(name, options):
+    if os.geteuid() != 0:
+        raise Failure("hosts.py needs root")
+    with harness.Lab(options.product, keep=options.keep) as lab:
+        CASES[name](users.Context(lab, options))
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    harness.run_cases(arguments, CASES, run_one)
