@@ -122,8 +122,8 @@ def move(options, folder, mib, percent, to, what):
             options, job, lambda: tool(options, options.limit, "cr-migrate", "--json", job.name, "--to", *to))
         note(mib, percent, what, got["paused_seconds"])
         row(mib, f"{percent}%", what, f"{got['paused_seconds']:.3f}", f"{got['copying_seconds']:.3f}",
-            f"{got['replaying_seconds']:.3f}", f"{got['ahead_seconds']:.2f}", "-", "-", "-",
-            f"{got['direct_bytes'] / 1e9:.2f}", f"{got['seconds']:.1f}",
+            f"{got['handing_over_seconds']:.3f} + {got['replaying_seconds']:.3f}", f"{got['ahead_seconds']:.2f}", "-", "-", "-",
+            f"{got['handed_over_bytes'] / 1e9:.2f} + {got['direct_bytes'] / 1e9:.2f}", f"{got['seconds']:.1f}",
             f"{usual:.1f} / {during:.1f}", f"{longest / 1e3:.3f}")
     finally:
         job.end()
@@ -181,8 +181,8 @@ def main():
     options = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="cr-pause-", dir=os.environ.get("CR_PAUSE_DIR"))
     servers = []
-    row("MiB", "changing", "what", "pause s", "of it GPU", "of it process or replay", "before s", "rounds", "copied GB",
-        "still right GB", "not through the host GB", "all s", "steps/s before / during", "seen by the job s")
+    row("MiB", "changing", "what", "pause s", "of it GPU", "of it process, or handing over + replay", "before s", "rounds", "copied GB",
+        "still right GB", "handed over + copied without the host GB", "all s", "steps/s before / during", "seen by the job s")
     row(*["---"] * 14)
     failed = 0
     try:
