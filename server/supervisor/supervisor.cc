@@ -216,7 +216,8 @@ void Supervisor::Run(const std::function<void()>& reload) {
         // The heap keeps what it once had, for the next message (buffer_memory.h), in as many arenas as there were
         // threads: without this the process would grow with the sessions that it has had.
         malloc_trim(0);
-        trim_at_ = Clock::time_point::max();
+        // What sessions had that ended just now is perhaps not free yet: it goes the next time.
+        trim_at_ = Clock::now() < last_end_ + kTrimDelay ? last_end_ + kTrimDelay : Clock::time_point::max();
       }
       DropGoneClients();
       AssignWaiting();
@@ -926,6 +927,7 @@ void Supervisor::EndOfSession(uint64_t id, const std::string& reason, bool crash
   totals_.bytes_out += stats.bytes_out;
   const std::string owner = session.info.owner;
   sessions_.erase(found);
+  last_end_ = Clock::now();
   // A time that is set stays: sessions that come and go all the time must not put it off.
   const bool trim = ++ends_ % kEndsBeforeTrim == 0 || sessions_.empty();
   if (trim && trim_at_ == Clock::time_point::max()) trim_at_ = Clock::now() + kTrimDelay;

@@ -287,6 +287,7 @@ class Supervisor {
   Totals totals_;  // but for calls and bytes of sessions that are there
   int ends_ = 0;                                          // of sessions
   Clock::time_point trim_at_ = Clock::time_point::max();  // when memory goes back to the system
+  Clock::time_point last_end_;                            // when a session last ended
   int start_failures_ = 0;
   Clock::time_point start_again_;
   std::string worker_error_;
