@@ -119,6 +119,26 @@ std::unique_ptr<Hostd> Hostd::Connect(std::string* error) {
 
 Hostd::~Hostd() { close(socket_); }
 
+bool Hostd::AskForHosts(const std::string& hosts, HostReports* reports, std::string* error) {
+  Request request;
+  request.set_version(kVersion);
+  request.set_tool("hosts");
+  if (!hosts.empty()) AddOption("hosts", hosts, &request);
+  const int folder = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC), null = open("/dev/null", O_RDWR | O_CLOEXEC);
+  Reply reply;
+  const bool answered = folder >= 0 && null >= 0 && Send(socket_, request, {null, null, null, folder}) &&
+                        Receive(socket_, &reply);
+  for (const int fd : {folder, null}) {
+    if (fd >= 0) close(fd);
+  }
+  if (answered && reply.kind() == Reply::HOSTS) {
+    *reports = reply.hosts();
+    return true;
+  }
+  *error = !answered ? "cr-hostd does not answer" : reply.text().empty() ? "cr-hostd answers something else" : reply.text();
+  return false;
+}
+
 int Hostd::Run(const char* name, Request request, int failed, std::string* elsewhere) {
   request.set_version(kVersion);
   for (char** variable = environ; *variable; ++variable) request.add_environment(*variable);

@@ -31,6 +31,10 @@ class Hostd {
   // cr-hostd does nothing for a process like this one; then everything is as before, and nothing was said but *elsewhere.
   int Run(const char* name, Request request, int failed, std::string* elsewhere = nullptr);
 
+  // What there is at these hosts ("HOST,HOST:PORT"; empty: at this one and at those that it knows). False and one sentence
+  // in *error; hosts that do not answer are in the reports.
+  bool AskForHosts(const std::string& hosts, HostReports* reports, std::string* error);
+
  private:
   explicit Hostd(int socket) : socket_(socket) {}
   const int socket_;

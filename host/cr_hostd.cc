@@ -63,7 +63,7 @@ Exit codes: 0 ended by a signal, 1 failed, 2 wrong use, 3 another cr-hostd serve
 struct Options {
   std::string socket = checkpoint::HostdSocket(), state = "/var/lib/cuda-remote", key, listen;
   control::TlsFiles tls;
-  std::vector<std::string> hosts;
+  std::vector<std::string> hosts, known_hosts, gpu_servers;
   size_t requests = 64;
   int ready_fd = -1;
 };
@@ -242,6 +242,14 @@ int Main(int argc, char** argv) {
                  "subject of a host's certificate, as in CN=node7,O=lab; if one is given, jobs come from no others")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app.add_option("--known-host", options.known_hosts,
+                 "HOST or HOST:PORT of another cr-hostd, which cr-ps --hosts asks besides this one")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app.add_option("--gpu-server", options.gpu_servers,
+                 "unix:PATH or HOST:PORT of a cr-server of this host's, for cr-ps --hosts (default: root's, if it runs)")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--ready-fd", options.ready_fd, "write a line to this descriptor and close it once ready");
   try {
     app.parse(argc, argv);
@@ -263,6 +271,8 @@ int Main(int argc, char** argv) {
   settings.listen = options.listen;
   settings.tls = options.tls;
   settings.hosts = options.hosts;
+  settings.known_hosts = options.known_hosts;
+  settings.gpu_servers = options.gpu_servers;
   control::TlsContents contents;
   if (!options.listen.empty() && options.tls.empty())
     return Fail("--listen needs --tls-cert, --tls-key and --tls-ca", kExitUsage);

@@ -34,6 +34,7 @@
 #include "host/exchange.h"
 #include "host/move.grpc.pb.h"
 #include "host/move_state.h"
+#include "host/report.h"
 #include "host/request.pb.h"
 #include "host/wire.h"
 #include "proto/codec/text.h"
@@ -96,6 +97,8 @@ bool FindUser(const MovedUser& user, Account* account, std::string* error) {
 // What this machine lacks for the job, a sentence each.
 MoveChecked Check(const MoveBegin& begin, const Account& account, const Settings& settings) {
   MoveChecked checked;
+  if (const std::string reason = checkpoint::DrainingReason(settings.socket); !reason.empty())
+    checked.add_missing("a host that takes jobs at present: " + Printable(reason));
   const std::string folder = checkpoint::UserJobsFolder(settings.socket, account.user) + "/" + begin.job();
   checkpoint::Job running, job;
   std::string error;
@@ -400,6 +403,19 @@ class Service final : public Hosts::Service {
     return grpc::Status::OK;
   }
 
+  grpc::Status Describe(grpc::ServerContext* context, const DescribeRequest* request, HostReport* report) override {
+    if (const grpc::Status status = Admit(*context); !status.ok()) return status;
+    Account account;
+    std::string error;
+    if (request->version() != kVersion)
+      error = "its cr-hostd speaks version " + std::to_string(kVersion) + ", and the asking one version " +
+              std::to_string(request->version()) + "; install the same version on both hosts";
+    else if (request->user().id() == 0 || FindUser(request->user(), &account, &error))
+      *report = DescribeHost(settings_, request->user().id());
+    if (error.empty()) return grpc::Status::OK;
+    return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, error);
+  }
+
   grpc::Status Settle(grpc::ServerContext* context, const SettleRequest* request, SettleReply* reply) override {
     if (const grpc::Status status = Admit(*context); !status.ok()) return status;
     if (request->id().size() != kIdBytes) return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "no such move");
@@ -426,7 +442,7 @@ class Service final : public Hosts::Service {
     fprintf(stderr, "cr-hostd: refused %s with the certificate of %s\n", Printable(context.peer()).c_str(),
             Printable(subject).c_str());
     return grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
-                        "it takes no jobs from a host with the certificate of \"" + subject + "\" (--allow-host)");
+                        "it takes nothing from a host with the certificate of \"" + subject + "\" (--allow-host)");
   }
 
   const Settings& settings_;

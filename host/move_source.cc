@@ -32,16 +32,22 @@ bool ReadAll(const ckptfmt::OpenedFolder& folder, const std::string& path, uint6
 
 }  // namespace
 
-std::unique_ptr<MoveSource> MoveSource::Open(const std::string& address, const control::TlsFiles& tls,
-                                             std::string* error) {
+std::shared_ptr<grpc::Channel> HostsChannel(const std::string& address, const control::TlsFiles& tls,
+                                            std::string* error) {
   const size_t colon = address.rfind(':'), bracket = address.rfind(']');
   const bool has_port = colon != std::string::npos && (bracket == std::string::npos || colon > bracket);
   const std::string target = has_port ? address : address + ":" + kHostsPort;
   control::SendGrpcLogTo([](bool, const char*) {});  // the call's status says the same
   const auto credentials = control::ClientTls(tls, error);
-  if (!credentials) return nullptr;
+  return credentials ? grpc::CreateCustomChannel(target, credentials, control::ClientArguments()) : nullptr;
+}
+
+std::unique_ptr<MoveSource> MoveSource::Open(const std::string& address, const control::TlsFiles& tls,
+                                             std::string* error) {
+  const auto channel = HostsChannel(address, tls, error);
+  if (!channel) return nullptr;
   std::unique_ptr<MoveSource> move(new MoveSource(address));
-  move->stub_ = Hosts::NewStub(grpc::CreateCustomChannel(target, credentials, control::ClientArguments()));
+  move->stub_ = Hosts::NewStub(channel);
   move->stream_ = move->stub_->Move(&move->context_);
   return move;
 }

@@ -47,6 +47,7 @@
 #include "host/move_source.h"
 #include "host/move_state.h"
 #include "host/peer.h"
+#include "host/report.h"
 #include "host/request.pb.h"
 #include "host/wire.h"
 #include "proto/codec/json.h"
@@ -62,6 +63,7 @@ constexpr int kFirstMessageSeconds = 10;
 constexpr int kLookMs = 500;
 constexpr size_t kMostName = 64;
 constexpr size_t kMostKept = 10000;
+constexpr size_t kMostHosts = 512;
 constexpr char kImage[] = "/image";
 constexpr char kImages[] = "/images";  // a store: of a move
 // What root's tools get of cr-hostd's own environment, and what of it they must not get.
@@ -106,6 +108,7 @@ const std::vector<Tool>& Tools() {
        {"to-host", "to", "gpu", "output", "error", "json", "quiet"},
        "cr-checkpoint"},
       {kArriveTool, true, true, false, {}, {"server", "gpu", "output", "error"}, {}, "cr-restart"},
+      {kHostsTool, false, false, false, {}, {"hosts"}},
   };
   return *tools;
 }
@@ -150,6 +153,9 @@ class Worker {
   bool IsElsewhere() const { return elsewhere_; }
   // Until the tool has ended.
   void Follow();
+  // There is no tool: the answer says what there is at hosts.
+  bool AsksForHosts() const { return tool_ && tool_->name == std::string(kHostsTool); }
+  void AnswerHosts();
   const checkpoint::Account& account() const { return peer_.account; }
   void Tell(Reply::Kind kind, int value, const std::string& text = {});
 
@@ -377,6 +383,7 @@ bool Worker::Begin(std::string* error) {
     elsewhere_ = false;
     return false;
   }
+  if (AsksForHosts()) return true;
   if (root != (tool_->name == std::string(kArriveTool)) || root != Arrives()) {
     *error = root ? "root needs no cr-hostd: start the tool without it" : "cr-hostd does not know the tool " + request_.tool();
     elsewhere_ = root;
@@ -398,6 +405,10 @@ bool Worker::Begin(std::string* error) {
     *error = "no image is named";
     return false;
   }
+  if (const std::string reason = checkpoint::DrainingReason(settings_.socket); tool_->runs_job && !reason.empty()) {
+    *error = "this host takes no jobs at present: " + reason;
+    return false;
+  }
   // A restarted job has the name that it had, if it gets no other one.
   const bool named = !tool_->takes_image || !request_.job().empty();
   if ((named && !FindJob(error)) ||
@@ -409,6 +420,47 @@ bool Worker::Begin(std::string* error) {
   Log(peer_.account, std::string("cr-") + tool_->name + (request_.job().empty() ? "" : " of job " + request_.job()) +
                          (image_.empty() ? "" : ", image " + image_));
   return StartTool(error);
+}
+
+// "HOST,HOST:PORT"
+std::vector<std::string> SplitHosts(const std::string& list) {
+  std::vector<std::string> hosts;
+  for (size_t at = 0, end; at <= list.size(); at = end + 1) {
+    end = std::min(list.find(',', at), list.size());
+    if (end > at) hosts.push_back(list.substr(at, end - at));
+  }
+  return hosts;
+}
+
+void Worker::AnswerHosts() {
+  std::vector<std::string> hosts;
+  for (const Option& option : request_.options()) {
+    if (option.name() == "hosts" && !option.flag()) hosts = SplitHosts(option.value());
+  }
+  const bool named = !hosts.empty();
+  if (!named) hosts = settings_.known_hosts;
+  Reply reply;
+  reply.set_kind(Reply::HOSTS);
+  const uid_t user = peer_.account.user;
+  checkpoint::Account account;
+  std::string error;
+  if (hosts.size() > kMostHosts) {
+    error = std::to_string(hosts.size()) + " hosts are more than the " + std::to_string(kMostHosts) +
+            " that can be asked at the same time";
+  } else if (!hosts.empty() && settings_.tls.empty()) {
+    error = "this cr-hostd asks no other hosts: it has no certificate (cr-hostd --tls-cert)";
+  } else if (user == 0 || checkpoint::FindAccount(std::to_string(user), &account, &error)) {
+    MovedUser moved;
+    moved.set_id(user);
+    moved.set_name(account.name);
+    moved.set_group(peer_.account.group);
+    for (const gid_t group : peer_.account.groups) moved.add_groups(group);
+    // This host is one of them, if nobody has said which.
+    if (!named) *reply.mutable_hosts()->add_hosts() = DescribeHost(settings_, user);
+    reply.mutable_hosts()->MergeFrom(AskHosts(hosts, settings_.tls, moved));
+  }
+  if (error.empty()) Send(socket_, reply);
+  if (!error.empty()) Tell(Reply::REFUSED, 0, error);
 }
 
 // In the child.
@@ -884,6 +936,7 @@ void ServeRequest(int socket, const Settings& settings, const Key& key) {
   Worker worker(socket, settings, key);
   std::string error;
   if (worker.Begin(&error)) {
+    if (worker.AsksForHosts()) return worker.AnswerHosts();
     worker.Tell(Reply::STARTED, 0);
     worker.Follow();
     return;

@@ -20,10 +20,15 @@ struct Settings {
   std::string listen;              // empty: jobs do not come here
   control::TlsFiles tls;           // empty: jobs do not go either
   std::vector<std::string> hosts;  // subjects of the certificates of those from which jobs come; empty: all
+  // For cr-ps --hosts.
+  std::vector<std::string> known_hosts;  // HOST or HOST:PORT
+  std::vector<std::string> gpu_servers;  // addresses; empty: root's server, if it runs
 };
 
 // What a job that has come from another host is asked for with; for root alone.
 inline constexpr char kArriveTool[] = "arrive";
+// What there is at hosts, which root may ask for, too.
+inline constexpr char kHostsTool[] = "hosts";
 
 // Whether it can be a part of a path, and is readable.
 bool IsJobName(const std::string& name);

@@ -105,7 +105,7 @@ def manual(helped):
         else:
             description.append(" ".join(paragraph))
             paragraph = []
-    others = ("cr-run", "cr-server", "cr-hostd", "cr-ps", "cr-checkpoint", "cr-restart", "cr-migrate", "cr-inspect", "cr-trace",
+    others = ("cr-run", "cr-server", "cr-hostd", "cr-ps", "cr-checkpoint", "cr-restart", "cr-migrate", "cr-drain", "cr-inspect", "cr-trace",
               "cr-sbatch", "cr-slurm-run")
     short = helped.summary.rstrip(".")
     out = [f'.TH {helped.name.upper()} 1 "" "cuda-remote {version}" "cuda-remote"',

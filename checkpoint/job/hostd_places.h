@@ -15,10 +15,17 @@ inline constexpr char kMovedTo[] = "moved to ";
 // $CUDA_REMOTE_HOSTD, else /run/cuda-remote/hostd.sock.
 std::string HostdSocket();
 
+// The folder with a folder for each user.
+std::string UsersFolder(const std::string& socket);
 // Stands for $XDG_RUNTIME_DIR of the tools that cr-hostd starts for this user. Root's. `socket`: cr-hostd's.
 std::string UserFolder(const std::string& socket, uid_t user);
 // The folder of the user's jobs in it.
 std::string UserJobsFolder(const std::string& socket, uid_t user);
+
+// Why this host takes no jobs at present; empty: it does. cr-drain sets it, until it is set to "" again or the machine
+// starts anew.
+std::string DrainingReason(const std::string& socket);
+bool SetDrainingReason(const std::string& socket, const std::string& reason, std::string* error);
 
 }  // namespace cuda_remote::checkpoint
 

@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -84,6 +85,27 @@ bool Replace(const std::string& path, const std::string& text, std::string* erro
 bool IsOfHostd(const std::string& path) {
   const std::string jobs = UserJobsFolder(HostdSocket(), geteuid());
   return geteuid() != 0 && (path + "/").compare(0, jobs.size() + 1, jobs + "/") == 0;
+}
+
+// What is in a folder and does not begin with a dot, sorted.
+std::vector<std::string> NamesIn(const std::string& folder) {
+  std::vector<std::string> names;
+  DIR* const list = opendir(folder.c_str());
+  while (const dirent* const entry = list ? readdir(list) : nullptr) {
+    if (entry->d_name[0] != '.') names.push_back(entry->d_name);
+  }
+  if (list) closedir(list);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+void AddJobsIn(const std::string& folder, std::vector<FoundJob>* jobs) {
+  std::string ignored;
+  for (const std::string& name : NamesIn(folder)) {
+    FoundJob found;
+    found.directory = folder + "/" + name;
+    if (ReadJob(found.directory, &found.job, &ignored)) jobs->push_back(std::move(found));
+  }
 }
 
 }  // namespace
@@ -399,16 +421,16 @@ std::vector<FoundJob> AllJobs() {
   std::vector<FoundJob> jobs;
   std::string ignored;
   for (const std::string& folder : JobsFolders()) {
-    DIR* const list =
-        IsOfHostd(folder) || CheckFolder(folder, FolderUse::kLook, &ignored) ? opendir(folder.c_str()) : nullptr;
-    if (!list) continue;
-    while (const dirent* const entry = readdir(list)) {
-      if (entry->d_name[0] == '.') continue;
-      FoundJob found;
-      found.directory = folder + "/" + entry->d_name;
-      if (ReadJob(found.directory, &found.job, &ignored)) jobs.push_back(std::move(found));
-    }
-    closedir(list);
+    if (IsOfHostd(folder) || CheckFolder(folder, FolderUse::kLook, &ignored)) AddJobsIn(folder, &jobs);
+  }
+  return jobs;
+}
+
+std::vector<FoundJob> JobsOfHostd(const std::string& socket, uid_t user) {
+  std::vector<FoundJob> jobs;
+  for (const std::string& number : NamesIn(UsersFolder(socket))) {
+    const uid_t owner = uid_t(strtoul(number.c_str(), nullptr, 10));
+    if (user == 0 || owner == user) AddJobsIn(UserJobsFolder(socket, owner), &jobs);
   }
   return jobs;
 }

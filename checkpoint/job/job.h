@@ -134,6 +134,9 @@ struct FoundJob {
 // The jobs in JobsFolders(), also those that have ended without removing their folder.
 std::vector<FoundJob> AllJobs();
 
+// The jobs that the cr-hostd with this socket has started for `user`; for all users if that is 0. For root.
+std::vector<FoundJob> JobsOfHostd(const std::string& socket, uid_t user);
+
 // Finds the folder of the job that a person calls `name`: a folder, the name of one in JobsFolders(), or a PID.
 bool FindJob(const std::string& name, std::string* directory, Job* job, std::string* error);
 

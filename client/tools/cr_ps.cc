@@ -16,8 +16,12 @@
 #include <vector>
 
 #include "checkpoint/gpu/gpu_host.h"
+#include "checkpoint/job/hostd_places.h"
+#include "client/tools/hosts_list.h"
 #include "client/tools/local_jobs.h"
-#include "client/tools/server_control.h"
+#include "client/tools/table_text.h"
+#include "host/client.h"
+#include "proto/control/server_control.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/codec/json.h"
 #include "proto/codec/text.h"
@@ -40,47 +44,19 @@ Examples:
   cr-ps --server gpu7:7070 --json
   cr-ps --server unix:/run/cuda-remote      your sessions of root's server here, if it admits you
   cr-ps --end 12 --reason "node goes down"  end session 12
+  cr-ps --hosts                             this host and those that its cr-hostd knows: jobs, GPU servers, free space
+  cr-ps --hosts node7,node8:7071
   cr-ps --prune                             remove what killed jobs of this user have left here
 
 PID is the number that this machine knows the program by, which cr-checkpoint takes, if the job is one of this user's on
 this machine; else the number that the program knows.
 
 It shows and ends the sessions of who asks: of the same user, or of the same client certificate. Operators
-of the server (its own user, root, and cr-server --operator) see and end all.
+of the server (its own user, root, and cr-server --operator) see and end all. With --hosts, this host's cr-hostd asks those
+of the others: for this user's jobs, or for everybody's if root asks.
 
-Exit codes: 0 ok, 1 no answer from the server, 2 wrong use, 4 no such session.
+Exit codes: 0 ok, 1 no answer from the server or from a host, 2 wrong use, 4 no such session.
 )";
-
-std::string Bytes(double bytes) {
-  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  int unit = 0;
-  while (bytes >= 1024 && unit < 4) {
-    bytes /= 1024;
-    ++unit;
-  }
-  char text[32];
-  snprintf(text, sizeof(text), unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
-  return text;
-}
-
-// How long ago, in two figures or so.
-std::string Ago(uint64_t unix_ms) {
-  if (unix_ms == 0) return "-";
-  using std::chrono::duration_cast, std::chrono::milliseconds, std::chrono::system_clock;
-  const int64_t now = duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
-  const int64_t seconds = std::max<int64_t>(now - int64_t(unix_ms), 0) / 1000;
-  if (seconds < 120) return std::to_string(seconds) + " s ago";
-  if (seconds < 2 * 3600) return std::to_string(seconds / 60) + " min ago";
-  if (seconds < 48 * 3600) return std::to_string(seconds / 3600) + " h ago";
-  return std::to_string(seconds / 86400) + " d ago";
-}
-
-// The same for a length of time.
-std::string Age(uint64_t unix_ms) {
-  const std::string ago = Ago(unix_ms);
-  const size_t end = ago.rfind(" ago");
-  return end == std::string::npos ? ago : ago.substr(0, end);
-}
 
 // The sessions' processes as far as they are of jobs here, in the order of the list.
 std::vector<LocalProcess> ProcessesHere(const std::string& address, const std::vector<LocalJob>& jobs,
@@ -303,7 +279,7 @@ void PrintTable(const control::ServerInfo& server, const control::ListSessionsRe
   }
 }
 
-int End(ServerControl* control, uint64_t session, const std::string& reason) {
+int End(control::ServerControl* control, uint64_t session, const std::string& reason) {
   std::string error;
   bool found = false;
   if (!control->End(session, reason, &found, &error)) {
@@ -323,7 +299,7 @@ int Show(const std::string& address, bool here, const control::TlsFiles& tls, bo
   control::ListSessionsReply list;
   const bool runs = !here || access(address.substr(strlen("unix:")).c_str(), F_OK) == 0;
   if (runs) {
-    const std::unique_ptr<ServerControl> control = ServerControl::Open(address, tls, &error);
+    const std::unique_ptr<control::ServerControl> control = control::ServerControl::Open(address, tls, &error);
     if (!control || !control->Info(&server, &error) || !control->List(&list, &error)) {
       fprintf(stderr, "cr-ps: %s\n", error.c_str());
       // A socket that a killed server has left does not hide the jobs.
@@ -345,8 +321,26 @@ int Show(const std::string& address, bool here, const control::TlsFiles& tls, bo
   return 0;
 }
 
+// What there is at hosts, through this one's cr-hostd.
+int ShowHosts(const std::string& hosts, bool json) {
+  std::string error;
+  host::HostReports reports;
+  const auto hostd = host::Hostd::Connect(&error);
+  if (!hostd && error.empty()) error = "there is no cr-hostd on this host (" + HostdSocket() + "), which asks the others";
+  if (!hostd || !hostd->AskForHosts(hosts, &reports, &error)) {
+    fprintf(stderr, "cr-ps: %s\n", error.c_str());
+    return kExitNoServer;
+  }
+  if (json) PrintHostsAsJson(reports);
+  if (!json) PrintHosts(reports);
+  for (const host::HostReport& one : reports.hosts()) {
+    if (!one.error().empty()) return kExitNoServer;
+  }
+  return 0;
+}
+
 int Main(int argc, char** argv) {
-  std::string address, reason, error;
+  std::string address, reason, error, hosts;
   control::TlsFiles tls;
   bool json = false, prune = false;
   double watch = 0;
@@ -358,9 +352,15 @@ int Main(int argc, char** argv) {
   app.add_option("--server", address,
                  "unix:PATH of the server's socket or folder, or HOST:PORT (default: $CUDA_REMOTE_SERVER, "
                  "else this user's jobs here, and the sessions of this user's server here, if one runs)");
+  CLI::Option* const all_hosts =
+      app.add_option("--hosts", hosts,
+                     "what there is at other hosts: HOST,HOST:PORT, or nothing for this one and those that its cr-hostd "
+                     "knows (cr-hostd --known-host)")
+          ->expected(0, 1)
+          ->excludes("--server");
   app.add_flag("--json", json, "for programs");
   app.add_option("--watch", watch, "show it again every so many seconds")->check(CLI::Range(0.1, 86400.0));
-  app.add_option("--end", end, "end the session of this number")->excludes("--watch");
+  app.add_option("--end", end, "end the session of this number")->excludes("--watch")->excludes(all_hosts);
   app.add_flag("--prune", prune, "remove the folders of this user's jobs here whose cr-run was killed, and name them");
   app.add_option("--reason", reason, "with --end: what the program is told");
   app.add_option("--tls-cert", tls.cert, "own certificate, PEM (or CUDA_REMOTE_TLS_CERT)");
@@ -391,7 +391,7 @@ int Main(int argc, char** argv) {
     address = "unix:" + folder + "/session.sock";
   }
   if (end != 0) {
-    const std::unique_ptr<ServerControl> control = ServerControl::Open(address, tls, &error);
+    const std::unique_ptr<control::ServerControl> control = control::ServerControl::Open(address, tls, &error);
     if (!control) {
       fprintf(stderr, "cr-ps: %s\n", error.c_str());
       return kExitUsage;
@@ -400,7 +400,7 @@ int Main(int argc, char** argv) {
   }
   for (;;) {
     if (watch > 0 && !json && isatty(STDOUT_FILENO)) printf("\033[H\033[2J");
-    const int code = Show(address, here, tls, json);
+    const int code = *all_hosts ? ShowHosts(hosts, json) : Show(address, here, tls, json);
     fflush(stdout);
     if (watch <= 0) return code;
     std::this_thread::sleep_for(std::chrono::duration<double>(watch));

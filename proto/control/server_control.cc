@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/tools/server_control.h"
+#include "proto/control/server_control.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,7 +10,7 @@
 #include "proto/control/message_check.h"
 #include "proto/nvml/query.h"
 
-namespace cuda_remote::client::tools {
+namespace cuda_remote::control {
 namespace {
 
 constexpr auto kDeadline = std::chrono::seconds(5);
@@ -18,8 +18,7 @@ constexpr char kUnix[] = "unix:";
 
 }  // namespace
 
-std::unique_ptr<ServerControl> ServerControl::Open(const std::string& address, control::TlsFiles tls,
-                                                   std::string* error) {
+std::unique_ptr<ServerControl> ServerControl::Open(const std::string& address, TlsFiles tls, std::string* error) {
   std::unique_ptr<ServerControl> server(new ServerControl);
   server->address_ = address;
   const bool prefixed = address.compare(0, sizeof(kUnix) - 1, kUnix) == 0;
@@ -29,13 +28,12 @@ std::unique_ptr<ServerControl> ServerControl::Open(const std::string& address, c
     if (stat(server->path_.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode)) server->path_ += "/session.sock";
     return server;
   }
-  control::FillFromEnvironment(&tls);
+  FillFromEnvironment(&tls);
   server->checked_ = tls.empty();
-  control::SendGrpcLogTo([](bool, const char*) {});  // the call's status says the same
-  const auto credentials = control::ClientTls(tls, error);
+  SendGrpcLogTo([](bool, const char*) {});  // the call's status says the same
+  const auto credentials = ClientTls(tls, error);
   if (!credentials) return nullptr;
-  server->stub_ =
-      control::Control::NewStub(grpc::CreateCustomChannel(address, credentials, control::ClientArguments()));
+  server->stub_ = Control::NewStub(grpc::CreateCustomChannel(address, credentials, ClientArguments()));
   return server;
 }
 
@@ -87,24 +85,24 @@ bool ServerControl::Call(const char* question, Method method, Request request, R
   }
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kDeadline);
-  if (checked_) control::AddChecksum(&request);
+  if (checked_) AddChecksum(&request);
   grpc::Status status = (stub_.get()->*method)(&context, request, reply);
-  if (status.ok() && checked_ && !control::ChecksumIsRight(*reply))
+  if (status.ok() && checked_ && !ChecksumIsRight(*reply))
     status = grpc::Status(grpc::StatusCode::DATA_LOSS, "its answer has no checksum, or arrived damaged");
   if (!status.ok()) *error = "no answer from the server at " + address_ + ": " + status.error_message();
   return status.ok();
 }
 
-bool ServerControl::Info(control::ServerInfo* info, std::string* error) {
-  return Call(nvml::kServerInfo, &control::Control::Stub::GetServerInfo, control::ServerInfoRequest(), info, error);
+bool ServerControl::Info(ServerInfo* info, std::string* error) {
+  return Call(nvml::kServerInfo, &Control::Stub::GetServerInfo, ServerInfoRequest(), info, error);
 }
 
-bool ServerControl::List(control::ListSessionsReply* list, std::string* error) {
-  control::ListSessionsRequest request;
-  control::ListSessionsReply page;
+bool ServerControl::List(ListSessionsReply* list, std::string* error) {
+  ListSessionsRequest request;
+  ListSessionsReply page;
   do {
     page.Clear();
-    if (!Call(nvml::kListSessions, &control::Control::Stub::ListSessions, request, &page, error)) return false;
+    if (!Call(nvml::kListSessions, &Control::Stub::ListSessions, request, &page, error)) return false;
     list->mutable_sessions()->MergeFrom(page.sessions());
     if (page.sessions_size() == 0) break;
     request.set_after(page.sessions(page.sessions_size() - 1).id());
@@ -113,13 +111,13 @@ bool ServerControl::List(control::ListSessionsReply* list, std::string* error) {
 }
 
 bool ServerControl::End(uint64_t session, const std::string& reason, bool* found, std::string* error) {
-  control::EndSessionRequest request;
+  EndSessionRequest request;
   request.set_id(session);
   request.set_reason(reason);
-  control::EndSessionReply reply;
-  if (!Call(nvml::kEndSession, &control::Control::Stub::EndSession, request, &reply, error)) return false;
+  EndSessionReply reply;
+  if (!Call(nvml::kEndSession, &Control::Stub::EndSession, request, &reply, error)) return false;
   *found = reply.found();
   return true;
 }
 
-}  // namespace cuda_remote::client::tools
+}  // namespace cuda_remote::control

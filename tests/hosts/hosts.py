@@ -329,7 +329,7 @@ def strangers(context):
     script = lab.script()
     want = lab.uninterrupted(script)
     child = lab.begin(lab.a, script, 3)
-    refused(lab.move(lab.a, lab.b), "takes no jobs from a host with the certificate of", "CN=a", "goes on")
+    refused(lab.move(lab.a, lab.b), "takes nothing from a host with the certificate of", "CN=a", "goes on")
     foreign = Authority(os.path.join(context.lab.folder, "foreign"), "strangers")
     lab.b.restart(authority=foreign)
     refused(lab.move(lab.a, lab.b), "does not answer", "goes on")
@@ -442,6 +442,104 @@ def in_doubt(context):
     open(steps + ".go", "w").close()
     ended(moving)
     ended(child, 121)
+    lab.go(3)
+    lab.is_output(want)
+    lab.a.is_clean()
+    lab.b.is_clean()
+
+
+@case
+def listed(context):
+    """cr-ps --hosts shows the jobs of who asks on all hosts, all of them to root, and says which host does not answer."""
+    lab = Lab(context)
+    lab.a.start(more=["--known-host", lab.b.address, "--gpu-server", f"unix:{lab.folder}/nowhere"])
+    lab.b.start()
+    script = lab.script()
+    want = lab.uninterrupted(script)
+    child = lab.begin(lab.a, script, 3)
+    on_b = lab.b.begin(VICTIM, "cr-run", "--name", "other", "--", "/bin/sleep", "600")
+    harness.wait_for(lambda: lab.b.has_job("other"), LIMIT, lambda: "no job other on B")
+
+    def hosts(machine, user, *which, code=0):
+        done = machine.run(user, "cr-ps", "--json", "--hosts", *which)
+        if done.returncode != code:
+            raise Failure(f"cr-ps ended with {done.returncode}: {done.stderr}")
+        return json.loads(done.stdout)["hosts"]
+
+    names = lambda reports: [[job["name"] for job in report["jobs"]] for report in reports]
+    here, there = hosts(lab.a, VICTIM)
+    if names([here, there]) != [["hers"], ["other"]] or (here["host"], there["host"]) != ("a", lab.b.address):
+        raise Failure(f"cr-ps --hosts shows {here} {there}")
+    job = here["jobs"][0]
+    if job["user"] != VICTIM or job["processes"] < 2 or job["pid"] != lab.a.facts("hers")["pid"] or not job["running"]:
+        raise Failure(f"cr-ps --hosts shows {job}")
+    if here["free_bytes"] == 0 or here["draining"] or not here["engine_version"]:
+        raise Failure(f"cr-ps --hosts shows {here}")
+    if [bool(server["error"]) for server in here["servers"]] != [True]:
+        raise Failure(f"a GPU server that is not there answers: {here['servers']}")
+    if names(hosts(lab.a, users.ATTACKER)) != [[], []]:
+        raise Failure("another user's jobs are shown")
+    if names(hosts(lab.a, 0)) != [["hers"], ["other"]]:
+        raise Failure("root does not see all jobs")
+    answered, silent = hosts(lab.b, VICTIM, f"{lab.a.address}:{PORT},10.99.0.77:1", code=1)
+    if names([answered]) != [["hers"]] or "does not answer" not in silent["error"] or silent["jobs"]:
+        raise Failure(f"cr-ps --hosts shows {answered} {silent}")
+    table = worked(lab.a.run(VICTIM, "cr-ps", "--hosts")).stdout
+    for text in ("GPU SERVERS", lab.b.address, "open", "hers", "other", "/bin/sleep 600"):
+        if text not in table:
+            raise Failure(f"{text} is missing in\n{table}")
+    # Who is not admitted learns nothing.
+    lab.b.restart(more=["--allow-host", "CN=other"])
+    here, there = hosts(lab.a, VICTIM, f"{lab.a.address},{lab.b.address}", code=1)
+    if "takes nothing from a host with the certificate of" not in there["error"] or there["jobs"]:
+        raise Failure(f"B tells a stranger {there}")
+    on_b.terminate()
+    on_b.wait(LIMIT)
+    goes_on(lab, child, want, [3])
+
+
+@case
+def drained(context):
+    """cr-drain empties a host: what can move goes on elsewhere, the rest is saved, and nothing new begins until --undo."""
+    lab = Lab(context)
+    lab.a.start()
+    lab.b.start()
+    script = lab.script()
+    want = lab.uninterrupted(script)
+    child = lab.begin(lab.a, script, 3)
+    # Its output is a pipe, which stays on this host.
+    piped = lab.a.begin(VICTIM, "cr-run", "--name", "piped", "--", "/bin/sleep", "600")
+    harness.wait_for(lambda: lab.a.has_job("piped"), LIMIT, lambda: "no job piped")
+    refused(lab.a.run(0, "cr-drain"), "--to-host", "--save")
+    refused(lab.a.run(VICTIM, "cr-drain", "--save", lab.home), "needs root")
+    # Without a folder, what cannot move is left, goes on, and is named.
+    done = lab.a.run(0, "cr-drain", "--to-host", lab.b.address, "--reason", "new memory")
+    if done.returncode != 4 or "1 moved, 0 saved, 1 left" not in done.stdout or "left: job piped of" not in done.stdout:
+        raise Failure(f"cr-drain ended with {done.returncode}: {done.stdout}{done.stderr}")
+    ended(child, 121)
+    if piped.poll() is not None or not lab.b.has_job("hers"):
+        raise Failure("cr-drain did more, or less, than it says")
+    # Nothing begins, and nothing comes.
+    refused(lab.a.run(VICTIM, "cr-run", "--name", "late", "--", "/bin/true"), "takes no jobs at present", "new memory")
+    refused(lab.move(lab.b, lab.a), "a host that takes jobs at present", "new memory", "goes on where it was")
+    shown = worked(lab.b.run(VICTIM, "cr-ps", "--hosts", lab.a.address)).stdout
+    if "drained" not in shown or f"{lab.a.address} takes no jobs: new memory" not in shown:
+        raise Failure(f"cr-ps --hosts shows {shown}")
+    saved = lab.folder + "/saved"
+    done = worked(lab.a.run(0, "cr-drain", "--to-host", lab.b.address, "--save", saved))
+    if "0 moved, 1 saved, 0 left" not in done.stdout:
+        raise Failure(f"cr-drain says {done.stdout}{done.stderr}")
+    piped.wait(LIMIT)
+    image = f"{saved}/{VICTIM}/piped"
+    if os.stat(lab.a.path(image)).st_uid != VICTIM:
+        raise Failure("the image is not its user's")
+    worked(lab.a.run(0, "cr-drain", "--undo"))
+    worked(lab.a.run(VICTIM, "cr-run", "--name", "late", "--", "/bin/true"))
+    again = lab.a.begin(VICTIM, "cr-restart", image, "--output", lab.home + "/piped", "--error", lab.home + "/piped")
+    harness.wait_for(lambda: lab.a.has_job("piped"), LIMIT, lambda: f"the saved job does not go on: {lab.a.said()}")
+    again.terminate()
+    again.wait(LIMIT)
+    worked(lab.move(lab.b, lab.a))
     lab.go(3)
     lab.is_output(want)
     lab.a.is_clean()

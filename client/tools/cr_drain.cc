@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// cr-drain: moves or saves all jobs of this host, so that it can go down. See --help.
+
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "checkpoint/job/account.h"
+#include "checkpoint/job/hostd_places.h"
+#include "checkpoint/job/job.h"
+#include "client/tools/foreground.h"
+#include "proto/cli/wrong_use.h"
+#include "proto/codec/text.h"
+#include "proto/control/server_control.h"
+#include "proto/folder/private_folder.h"
+#include "proto/frame/version.h"
+
+namespace cuda_remote::client::tools {
+
+using namespace checkpoint;
+namespace {
+
+constexpr char kTool[] = "cr-drain";
+constexpr int kExitLeft = 4;
+
+constexpr char kExamples[] = R"(
+Examples:
+  cr-drain --to-host node8                     users' jobs go on at node8
+  cr-drain --to-host node8 --save /data/drain  the same, and what cannot go there is saved and ended
+  cr-drain --save /data/drain                  all jobs are saved and ended
+  cr-drain --undo                              the host takes jobs again
+
+From the beginning on, this host's cr-hostd starts and takes no jobs, until --undo or the next start of the machine.
+Users' jobs that cr-hostd has started move or are saved as their user does it, with cr-migrate --whole or cr-checkpoint
+--stop. An image is in DIR/USER and belongs to that user. Jobs that root has started are saved in DIR/root; they do not
+move to another host. Jobs that a user has started without cr-hostd are not seen.
+
+Needs root. What is already moved or saved stays so if it is interrupted; start it again for the rest.
+
+Exit codes: 0 no job is left, 1 failed, 2 wrong use, 4 jobs are left here, or sessions of this host's GPU server.
+)";
+
+struct Options {
+  std::string to_host, server, save, reason = "the host is being drained";
+  double timeout = 60;
+  bool undo = false;
+};
+
+// What happened to the jobs.
+struct Outcome {
+  int moved = 0, saved = 0;
+  std::vector<std::string> left;  // a line each
+};
+
+// Runs a tool beside this one to its end, as `account` if there is one. Its exit code; -1: it could not be started.
+int RunTool(const std::string& name, const std::vector<std::string>& words, const std::optional<Account>& account) {
+  const std::string program = FindCompanion(name);
+  if (program.empty()) {
+    Say(kTool, name + " is not beside cr-drain: the installation is incomplete");
+    return -1;
+  }
+  fflush(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    std::vector<std::string> environment = {"PATH=/usr/local/bin:/usr/bin:/bin", "CUDA_REMOTE_HOSTD=" + HostdSocket()};
+    if (const char* const criu = getenv("CUDA_REMOTE_CRIU"))
+      environment.push_back(std::string("CUDA_REMOTE_CRIU=") + criu);
+    if (const char* const own = getenv("XDG_RUNTIME_DIR"); own && !account)
+      environment.push_back(std::string("XDG_RUNTIME_DIR=") + own);
+    if (account) environment.push_back("HOME=" + account->home);
+    std::vector<char*> arguments, variables;
+    std::string first = program;
+    arguments.push_back(&first[0]);
+    std::vector<std::string> copies = words;
+    for (std::string& word : copies) arguments.push_back(&word[0]);
+    for (std::string& variable : environment) variables.push_back(&variable[0]);
+    arguments.push_back(nullptr);
+    variables.push_back(nullptr);
+    if (chdir("/") == 0 && (!account || Become(*account))) execve(program.c_str(), arguments.data(), variables.data());
+    fprintf(stderr, "%s: cannot start %s: %s\n", kTool, program.c_str(), strerror(errno));
+    _exit(126);
+  }
+  int status = 0;
+  while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (child < 0) Say(kTool, std::string("fork: ") + strerror(errno));
+  if (child < 0) return -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// A folder for images of `account` (none: root's) in `folder`. Others cannot have prepared it.
+bool MakeImagesFolder(const std::string& folder, const std::optional<Account>& account, std::string* path,
+                      std::string* error) {
+  if (mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) {
+    *error = "cannot make the folder " + folder + ": " + strerror(errno);
+    return false;
+  }
+  // Root's alone, also above it.
+  if (!CheckFolder(folder, FolderUse::kServe, error)) return false;
+  if (chmod(folder.c_str(), 0755) != 0) {
+    *error = "cannot open " + folder + " to users: " + strerror(errno);
+    return false;
+  }
+  *path = folder + "/" + (!account ? "root" : account->name.empty() ? std::to_string(account->user) : account->name);
+  const uid_t user = account ? account->user : 0;
+  struct stat facts;
+  const bool made = mkdir(path->c_str(), 0700) == 0;
+  if ((!made && errno != EEXIST) || (made && account && lchown(path->c_str(), user, account->group) != 0) ||
+      lstat(path->c_str(), &facts) != 0) {
+    *error = "cannot make the folder " + *path + ": " + strerror(errno);
+    return false;
+  }
+  if (S_ISDIR(facts.st_mode) && facts.st_uid == user) return true;
+  *error = *path + " is not a folder of " + (account ? NameOf(*account) : std::string("root"));
+  return false;
+}
+
+// A name for a new image: the job's, with a number behind it if there is one of that name.
+std::string NewImage(const std::string& folder, const std::string& job) {
+  std::string path = folder + "/" + job;
+  struct stat facts;
+  for (int i = 2; lstat(path.c_str(), &facts) == 0; ++i) path = folder + "/" + job + "-" + std::to_string(i);
+  return path;
+}
+
+// The job's output goes on in files of the same names there: those that are its own, and that its program still has.
+void AddOutputs(const Job& job, std::vector<std::string>* words) {
+  for (const auto& [fd, option] : {std::pair("1", "--output="), std::pair("2", "--error=")}) {
+    char target[PATH_MAX];
+    const std::string link = "/proc/" + std::to_string(job.pid()) + "/fd/" + fd;
+    const ssize_t length = readlink(link.c_str(), target, sizeof(target));
+    const std::string path(target, size_t(std::max<ssize_t>(length, 0)));
+    if (std::find(job.outputs().begin(), job.outputs().end(), path) != job.outputs().end())
+      words->push_back(option + path);
+  }
+}
+
+void DrainOne(const Options& options, const FoundJob& found, bool of_hostd, Outcome* outcome) {
+  const std::string name = found.directory.substr(found.directory.rfind('/') + 1);
+  // Root's tools handle root's jobs as root, also those of cr-run --user.
+  const std::optional<Account> account = of_hostd ? AccountOf(found.job) : std::nullopt;
+  const std::string which = "job " + Printable(name) + " of " + (account ? NameOf(*account) : std::string("root"));
+  std::string error;
+  if (of_hostd && !account) {
+    outcome->left.push_back(which + ": its job.json names no user");
+    return;
+  }
+  printf("%s: %s\n", which.c_str(), options.to_host.empty() || !of_hostd ? "is saved" : "moves");
+  if (!options.to_host.empty() && of_hostd) {
+    std::vector<std::string> words = {"--whole", "--to-host=" + options.to_host,
+                                      "--timeout=" + std::to_string(options.timeout)};
+    if (!options.server.empty()) words.push_back("--to=" + options.server);
+    AddOutputs(found.job, &words);
+    words.push_back(name);
+    if (RunTool("cr-migrate", words, account) == 0) {
+      ++outcome->moved;
+      return;
+    }
+    if (!JobIsAlive(found.job)) {
+      outcome->left.push_back(which + ": it has ended, and cr-migrate did not succeed; see above");
+      return;
+    }
+    error = "it could not be moved";
+  } else if (!options.to_host.empty()) {
+    error = "jobs of root do not move to other hosts";
+  }
+  if (!options.save.empty()) {
+    std::string folder;
+    if (MakeImagesFolder(options.save, account, &folder, &error)) {
+      const std::string image = NewImage(folder, name);
+      const int code = RunTool(
+          "cr-checkpoint",
+          {"--stop", "--timeout=" + std::to_string(options.timeout), account ? name : found.directory, image}, account);
+      if (code == 0) {
+        ++outcome->saved;
+        printf("%s: saved as %s\n", which.c_str(), image.c_str());
+        return;
+      }
+      error = "it could not be saved";
+    }
+  }
+  // It may have come to its end by itself meanwhile.
+  if (JobIsAlive(found.job)) outcome->left.push_back(which + ": " + error);
+}
+
+// Programs of other hosts that use this host's GPU server.
+void FindSessions(Outcome* outcome) {
+  const std::string socket = RuntimeFolders().front() + "/session.sock";
+  if (access(socket.c_str(), F_OK) != 0) return;
+  std::string error;
+  control::ListSessionsReply sessions;
+  const auto server = control::ServerControl::Open("unix:" + socket, {}, &error);
+  if (!server || !server->List(&sessions, &error)) {
+    outcome->left.push_back("the GPU server of this host: " + error);
+    return;
+  }
+  for (const control::SessionInfo& one : sessions.sessions()) {
+    outcome->left.push_back("session " + std::to_string(one.id()) + " of this host's GPU server: " +
+                            Printable(one.program()) + (one.peer().empty() ? "" : " from " + Printable(one.peer())) +
+                            "; its user moves it with cr-migrate --to, cr-ps --end ends it");
+  }
+}
+
+int Drain(const Options& options) {
+  std::string error;
+  if (!SetDrainingReason(HostdSocket(), options.reason, &error)) {
+    Say(kTool, error);
+    return kExitFailure;
+  }
+  Outcome outcome;
+  // A job that was being started when this began appears a moment later.
+  std::set<std::string> seen;
+  for (bool found_one = true; found_one;) {
+    found_one = false;
+    for (const bool of_hostd : {true, false}) {
+      for (const FoundJob& found : of_hostd ? JobsOfHostd(HostdSocket(), 0) : AllJobs()) {
+        if (!JobIsAlive(found.job) || !seen.insert(found.directory + std::to_string(found.job.pid_namespace())).second)
+          continue;
+        DrainOne(options, found, of_hostd, &outcome);
+        found_one = true;
+      }
+    }
+  }
+  FindSessions(&outcome);
+  printf("%d moved, %d saved, %zu left\n", outcome.moved, outcome.saved, outcome.left.size());
+  for (const std::string& one : outcome.left) printf("left: %s\n", one.c_str());
+  return outcome.left.empty() ? 0 : kExitLeft;
+}
+
+int Main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Moves or saves all jobs of this host, so that it can go down.", kTool);
+  app.failure_message(WrongUse);
+  app.footer(kExamples);
+  app.set_version_flag("--version", VersionLine(kTool));
+  app.add_option("--to-host", options.to_host, "HOST or HOST:PORT of the cr-hostd to which users' jobs move");
+  app.add_option("--to", options.server, "of --to-host: the GPU server that they use there (default: as they have it)");
+  app.add_option("--save", options.save, "folder in which jobs are saved that do not move; made if it is not there");
+  app.add_option("--reason", options.reason, "what users are told who start a job here")->capture_default_str();
+  app.add_option("--timeout", options.timeout, "seconds to wait for one job's CUDA calls that are in progress")
+      ->capture_default_str()
+      ->check(CLI::Range(0.001, 86400.0));
+  CLI::Option* const undo = app.add_flag("--undo", options.undo, "the host takes jobs again");
+  for (const char* other : {"--to-host", "--to", "--save", "--reason", "--timeout"}) undo->excludes(other);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  if (!options.undo && options.to_host.empty() && options.save.empty()) {
+    Say(kTool, "say where the jobs go: --to-host HOST, --save DIR, or both");
+    return kExitUsage;
+  }
+  if (options.reason.empty()) {
+    Say(kTool, "--reason takes a text; --undo lets the host take jobs again");
+    return kExitUsage;
+  }
+  if (geteuid() != 0) {
+    Say(kTool, "cr-drain needs root");
+    return kExitFailure;
+  }
+  setvbuf(stdout, nullptr, _IOLBF, 0);
+  std::string error;
+  if (!options.undo) {
+    if (!options.save.empty()) options.save = Absolute(options.save);
+    return Drain(options);
+  }
+  if (SetDrainingReason(HostdSocket(), "", &error)) return 0;
+  Say(kTool, error);
+  return kExitFailure;
+}
+
+}  // namespace
+}  // namespace cuda_remote::client::tools
+
+int main(int argc, char** argv) {
+  try {
+    return cuda_remote::client::tools::Main(argc, argv);
+  } catch (const std::exception& error) {
+    fprintf(stderr, "cr-drain: %s\n", error.what());
+    return 1;
+  }
+}

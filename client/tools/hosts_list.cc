@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/tools/hosts_list.h"
+
+#include <stdio.h>
+
+#include <string>
+
+#include "client/tools/table_text.h"
+#include "proto/codec/json.h"
+#include "proto/codec/text.h"
+
+namespace cuda_remote::client::tools {
+namespace {
+
+// "NVIDIA driver 13.0, 2 of 128 sessions"
+std::string ServerText(const host::HostServer& server) {
+  if (!server.error().empty()) return server.address() + ": " + server.error();
+  std::string text = server.address() + ": " + (server.driver().empty() ? "no worker was ready yet" : server.driver());
+  text += ", " + std::to_string(server.sessions());
+  if (server.most_sessions() > 0) text += " of " + std::to_string(server.most_sessions());
+  return text + (server.sessions() == 1 && server.most_sessions() == 0 ? " session" : " sessions");
+}
+
+std::string UserText(const host::HostJob& job) {
+  return job.user_name().empty() ? std::to_string(job.user()) : Printable(job.user_name());
+}
+
+}  // namespace
+
+void PrintHosts(const host::HostReports& reports) {
+  printf("%-24s %-9s %5s %11s  %s\n", "HOST", "STATE", "JOBS", "FREE", "GPU SERVERS");
+  int jobs = 0;
+  for (const host::HostReport& host : reports.hosts()) {
+    const std::string name = Printable(host.host());
+    if (!host.error().empty()) {
+      printf("%-24s %-9s %5s %11s  %s\n", name.c_str(), "unknown", "-", "-", Printable(host.error()).c_str());
+      continue;
+    }
+    jobs += host.jobs_size();
+    const char* const state = host.draining().empty() ? "open" : "drained";
+    for (int i = 0; i == 0 || i < host.servers_size(); ++i) {
+      const std::string server = i < host.servers_size() ? Printable(ServerText(host.servers(i))) : "-";
+      if (i > 0) {
+        printf("%-24s %-9s %5s %11s  %s\n", "", "", "", "", server.c_str());
+        continue;
+      }
+      printf("%-24s %-9s %5d %11s  %s\n", name.c_str(), state, host.jobs_size(),
+             Bytes(double(host.free_bytes())).c_str(), server.c_str());
+    }
+  }
+  for (const host::HostReport& host : reports.hosts()) {
+    if (!host.draining().empty())
+      printf("%s takes no jobs: %s\n", Printable(host.host()).c_str(), Printable(host.draining()).c_str());
+    if (host.error().empty() && host.engine_version().empty())
+      printf("%s has no CRIU that works: jobs cannot be saved or restarted there\n", Printable(host.host()).c_str());
+  }
+  if (jobs == 0) return;
+  printf("\n%-24s %-16s %-12s %-8s %8s %9s %11s %8s  %s\n", "HOST", "JOB", "USER", "STATE", "PID", "PROCESSES", "SAVED",
+         "AGE", "PROGRAM");
+  for (const host::HostReport& host : reports.hosts()) {
+    for (const host::HostJob& job : host.jobs()) {
+      std::string program;
+      for (const std::string& word : job.command()) program += (program.empty() ? "" : " ") + Printable(word);
+      const char* const state = !job.running() ? "killed" : job.no_checkpoint().empty() ? "running" : "unsaved";
+      printf("%-24s %-16s %-12s %-8s %8d %9u %11s %8s  %s\n", Printable(host.host()).c_str(),
+             Printable(job.name()).c_str(), UserText(job).c_str(), state, job.pid(), job.processes(),
+             Ago(job.saved_unix_ms()).c_str(), Age(uint64_t(job.started_unix_ms())).c_str(), program.c_str());
+    }
+  }
+}
+
+void PrintHostsAsJson(const host::HostReports& reports) {
+  JsonWriter json(JsonWriter::kSpaced);
+  json.Begin('{');
+  json.Line(2);
+  json.Begin("hosts", '[');
+  for (const host::HostReport& host : reports.hosts()) {
+    json.Line(4);
+    json.Begin('{');
+    json.Member("host", host.host());
+    json.Member("error", host.error());
+    json.Member("version", host.version());
+    json.Member("kernel", host.kernel());
+    json.Member("engine_version", host.engine_version());
+    json.Member("free_bytes", host.free_bytes());
+    json.Member("draining", host.draining());
+    json.Begin("jobs", '[');
+    for (const host::HostJob& job : host.jobs()) {
+      json.Begin('{');
+      json.Member("name", job.name());
+      json.Member("user", uint64_t(job.user()));
+      json.Member("user_name", job.user_name());
+      json.Member("pid", job.pid());
+      json.Member("processes", uint64_t(job.processes()));
+      json.Member("running", job.running());
+      json.Member("started_unix_ms", uint64_t(job.started_unix_ms()));
+      json.Member("saved_unix_ms", job.saved_unix_ms());
+      json.Member("server", job.server());
+      json.Member("no_checkpoint", job.no_checkpoint());
+      json.Begin("command", '[');
+      for (const std::string& word : job.command()) json.Value(word);
+      json.End(']');
+      json.End('}');
+    }
+    json.End(']');
+    json.Begin("servers", '[');
+    for (const host::HostServer& server : host.servers()) {
+      json.Begin('{');
+      json.Member("address", server.address());
+      json.Member("error", server.error());
+      json.Member("driver", server.driver());
+      json.Member("software_gpu", server.software_gpu());
+      json.Member("sessions", uint64_t(server.sessions()));
+      json.Member("most_sessions", uint64_t(server.most_sessions()));
+      json.End('}');
+    }
+    json.End(']');
+    json.End('}');
+  }
+  json.End(']');
+  json.End('}');
+  puts(json.text().c_str());
+}
+
+}  // namespace cuda_remote::client::tools

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/report.h"
+
+#include <grpcpp/grpcpp.h>
+#include <sys/statvfs.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+#include "checkpoint/engine/criu/criu.h"
+#include "checkpoint/job/account.h"
+#include "checkpoint/job/hostd_places.h"
+#include "checkpoint/job/job.h"
+#include "host/move.grpc.pb.h"
+#include "host/move_source.h"
+#include "host/wire.h"
+#include "proto/codec/text.h"
+#include "proto/control/server_control.h"
+#include "proto/folder/private_folder.h"
+#include "proto/frame/version.h"
+
+namespace cuda_remote::host {
+namespace {
+
+constexpr auto kDeadline = std::chrono::seconds(10);
+
+void AddJob(const std::string& directory, const checkpoint::Job& job, HostReport* report) {
+  HostJob* const one = report->add_jobs();
+  one->set_name(job.name().empty() ? directory.substr(directory.rfind('/') + 1) : job.name());
+  one->set_user(job.has_user() ? job.user().id() : 0);
+  one->set_user_name(job.has_user() ? job.user().name() : "root");
+  one->set_pid(job.pid());
+  one->set_running(checkpoint::JobIsAlive(job));
+  if (one->running()) one->set_processes(uint32_t(checkpoint::ProcessesOf(job).size()));
+  one->set_started_unix_ms(job.started_unix_ms());
+  one->set_saved_unix_ms(job.saved_unix_ms());
+  const std::string moved = checkpoint::GpuServerOf(directory);
+  if (!job.server().empty()) one->set_server(moved.empty() ? job.server() : moved);
+  for (const std::string& word : job.command()) one->add_command(word);
+  one->set_no_checkpoint(job.no_checkpoint());
+}
+
+void AddServer(const std::string& address, HostReport* report) {
+  HostServer* const one = report->add_servers();
+  one->set_address(address);
+  std::string error;
+  control::ServerInfo info;
+  const auto server = control::ServerControl::Open(address, {}, &error);
+  if (!server || !server->Info(&info, &error)) {
+    one->set_error(error);
+    return;
+  }
+  one->set_driver(info.driver());
+  one->set_software_gpu(info.software_gpu());
+  one->set_sessions(info.sessions());
+  one->set_most_sessions(info.limits().sessions());
+}
+
+}  // namespace
+
+HostReport DescribeHost(const Settings& settings, uid_t user) {
+  HostReport report;
+  utsname system = {};
+  uname(&system);
+  report.set_host(system.nodename);
+  report.set_version(::cuda_remote::kVersion);
+  report.set_kernel(system.release);
+  std::string criu, ignored;
+  if (checkpoint::FindCriu(&criu, &ignored)) report.set_engine_version(checkpoint::CriuVersion(criu));
+  struct statvfs room;
+  if (statvfs(settings.spool.c_str(), &room) == 0) report.set_free_bytes(uint64_t(room.f_bavail) * room.f_frsize);
+  report.set_draining(checkpoint::DrainingReason(settings.socket));
+  for (const checkpoint::FoundJob& found : checkpoint::JobsOfHostd(settings.socket, user))
+    AddJob(found.directory, found.job, &report);
+  if (user == 0) {
+    for (const checkpoint::FoundJob& found : checkpoint::AllJobs()) AddJob(found.directory, found.job, &report);
+  }
+  for (const std::string& address : settings.gpu_servers) AddServer(address, &report);
+  const std::string own = RuntimeFolders().front() + "/session.sock";
+  if (settings.gpu_servers.empty() && access(own.c_str(), F_OK) == 0) AddServer("unix:" + own, &report);
+  return report;
+}
+
+HostReports AskHosts(const std::vector<std::string>& hosts, const control::TlsFiles& tls, const MovedUser& user) {
+  HostReports reports;
+  std::vector<std::thread> asking;
+  for (const std::string& host : hosts) reports.add_hosts()->set_host(host);
+  for (int i = 0; i < reports.hosts_size(); ++i) {
+    asking.emplace_back([&tls, &user, report = reports.mutable_hosts(i)] {
+      const std::string host = report->host();
+      std::string error;
+      const auto channel = HostsChannel(host, tls, &error);
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + kDeadline);
+      DescribeRequest request;
+      request.set_version(kVersion);
+      *request.mutable_user() = user;
+      HostReport answer;
+      if (channel) {
+        const grpc::Status status = Hosts::NewStub(channel)->Describe(&context, request, &answer);
+        const bool refused = status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||
+                             status.error_code() == grpc::StatusCode::FAILED_PRECONDITION;
+        if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED)
+          error = "its cr-hostd is older and does not know the question; install the same version on both hosts";
+        else if (!status.ok())
+          error = (refused ? "" : "its cr-hostd does not answer: ") + status.error_message();
+      }
+      if (error.empty()) *report = answer;
+      report->set_host(host);
+      report->set_error(Printable(error));
+    });
+  }
+  for (std::thread& one : asking) one.join();
+  return reports;
+}
+
+}  // namespace cuda_remote::host
