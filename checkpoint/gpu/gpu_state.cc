@@ -422,16 +422,18 @@ bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChann
 }
 
 bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
-                const MovedCode& moved, const SharedBlocks& handed_over, SharedBuffers* shared, const Continue& go_on,
-                CopiedBytes* bytes, std::string* error) {
+                const MovedCode& moved, const SharedBlocks& handed_over, const SkipChunk& is_there,
+                SharedBuffers* shared, const Continue& go_on, CopiedBytes* bytes, std::string* error) {
   uint64_t before = 0, total = 0;
   std::vector<ckptfmt::Region> to_copy;
-  for (const ckptfmt::Region& region : regions) {
-    total += region.bytes;
-    if (handed_over.Have(region)) {
-      before += region.bytes;
+  std::vector<size_t> numbers;  // of these in `regions`
+  for (size_t i = 0; i < regions.size(); ++i) {
+    total += regions[i].bytes;
+    if (handed_over.Have(regions[i])) {
+      before += regions[i].bytes;
     } else {
-      to_copy.push_back(region);
+      to_copy.push_back(regions[i]);
+      numbers.push_back(i);
     }
   }
   bytes->handed_over += before;
@@ -445,15 +447,26 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
   // Addresses that have changed are looked for, and changed, on the way through the host.
   if (moved.empty() && !CopyDirectly(from, to, to_copy, go_on_with_copies, &copied, error)) return false;
   std::vector<ckptfmt::Region> rest;
-  const uint64_t handed = before;
+  std::vector<size_t> rest_numbers;
+  uint64_t direct = 0, there = 0;
+  const bool has_some = is_there && moved.empty();
   for (size_t i = 0; i < to_copy.size(); ++i) {
+    const ckptfmt::Region& region = to_copy[i];
     if (copied[i]) {
-      before += to_copy[i].bytes;
-    } else {
-      rest.push_back(to_copy[i]);
+      direct += region.bytes;
+      continue;
+    }
+    rest.push_back(region);
+    rest_numbers.push_back(numbers[i]);
+    for (uint64_t at = 0; has_some && at < region.bytes; at += ckptfmt::kChunkBytes) {
+      if (is_there(numbers[i], at / ckptfmt::kChunkBytes)) there += std::min(ckptfmt::kChunkBytes, region.bytes - at);
     }
   }
-  bytes->direct += before - handed;
+  const auto skip = [&](size_t region, uint64_t index) { return has_some && is_there(rest_numbers[region], index); };
+  before += direct + there;
+  bytes->direct += direct;
+  bytes->there += there;
+  bytes->copied += total - before;
   const Continue go_on_with_rest = [&](uint64_t done, uint64_t) { return !go_on || go_on(before + done, total); };
   ChunkPool pool(kCopyPool);
   if (!pool.ok()) {
@@ -474,9 +487,9 @@ bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions
     const auto change = [&](size_t region, uint64_t index, char* data, size_t count, std::string* why) {
       return moved.Translate(rest[region], index * ckptfmt::kChunkBytes, data, count, why);
     };
-    ok = CopyBetween(from, to, rest, attached, change, go_on_with_rest, error);
+    ok = CopyBetween(from, to, rest, attached, change, go_on_with_rest, error, skip);
   } else {
-    ok = ReadMemory(from, rest, &pool, attached, use, go_on_with_rest, error);
+    ok = ReadMemory(from, rest, &pool, attached, use, go_on_with_rest, error, nullptr, skip);
   }
   if (attached) attached->Detach();
   return ok && Drain(to, error) && CheckVariables(to, regions, error);

@@ -87,14 +87,17 @@ bool LoadMemory(const ckptfmt::ImageReader& image, uint32_t process, ClientChann
 struct CopiedBytes {
   uint64_t handed_over = 0;  // not copied at all: the second server has the same memory
   uint64_t direct = 0;       // of the rest, what did not go through the host
+  uint64_t there = 0;        // of the rest, what the second server had already
+  uint64_t copied = 0;       // through the host
 };
 
 // Copies the regions from one server to another, all but those that both have (`handed_over`). `moved`: of
-// FindMovedCode for `to`; where functions have moved, nothing may have been handed over. `shared`: null, or not
-// attached. Adds to *bytes.
+// FindMovedCode for `to`; where functions have moved, nothing may have been handed over. `is_there`: null, or which
+// chunks the second server has, after CopyAhead::Compare; where functions have moved, that does not count. `shared`:
+// null, or not attached. Adds to *bytes.
 bool CopyMemory(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, ClientChannel* to,
-                const MovedCode& moved, const SharedBlocks& handed_over, SharedBuffers* shared, const Continue& go_on,
-                CopiedBytes* bytes, std::string* error);
+                const MovedCode& moved, const SharedBlocks& handed_over, const SkipChunk& is_there,
+                SharedBuffers* shared, const Continue& go_on, CopiedBytes* bytes, std::string* error);
 
 // Recreates the objects of the log in their order, and compares the answers with the recorded ones. Leaves to the
 // process what needs its pinned memory (replay::Part). `scope`: of the sessions that are replayed together

@@ -718,8 +718,8 @@ bool WriteMemory(ClientChannel* channel, const std::vector<Region>& regions, Sha
 }
 
 bool CopyBetween(ClientChannel* from, ClientChannel* to, const std::vector<Region>& regions, SharedBuffers* shared,
-                 const ChangeChunk& change, const Continue& go_on, std::string* error) {
-  Transfer transfer(from, regions, shared, go_on, nullptr);
+                 const ChangeChunk& change, const Continue& go_on, std::string* error, const SkipChunk& skip) {
+  Transfer transfer(from, regions, shared, go_on, skip);
   const auto opened = std::make_unique<std::atomic<bool>[]>(regions.size());
   const auto share = [&](size_t thread, size_t count) {
     CopyShare(&transfer, to, opened.get(), change, thread, count).Run();

@@ -68,7 +68,8 @@ using ChangeChunk = std::function<bool(size_t region, uint64_t index, char* byte
 // Copies all regions from one server on this machine to another, through buffers that both have mapped: one GPU writes
 // to them, the other one reads. What goes wrong at the second server is only known after a Drain.
 bool CopyBetween(ClientChannel* from, ClientChannel* to, const std::vector<ckptfmt::Region>& regions,
-                 SharedBuffers* shared, const ChangeChunk& change, const Continue& go_on, std::string* error);
+                 SharedBuffers* shared, const ChangeChunk& change, const Continue& go_on, std::string* error,
+                 const SkipChunk& skip = nullptr);
 
 // Writes all regions. Call Drain afterwards: only it reports errors of the server. `shared` as above.
 bool WriteMemory(ClientChannel* channel, const std::vector<ckptfmt::Region>& regions, SharedBuffers* shared,

@@ -755,7 +755,7 @@ TEST(CopyMemory, GoesDirectly) {
       };
       std::string error;
       CopiedBytes bytes;
-      ASSERT_TRUE(CopyMemory(first.channel(), regions, second.channel(), {}, {}, shared.get(), go_on, &bytes, &error))
+      ASSERT_TRUE(CopyMemory(first.channel(), regions, second.channel(), {}, {}, nullptr, shared.get(), go_on, &bytes, &error))
           << error;
       EXPECT_EQ(second.Sync(), 0u);
       EXPECT_EQ(bytes.direct, worth) << refused;
@@ -791,7 +791,7 @@ TEST(CopyMemory, StopsAskingInVain) {
   }
   CopiedBytes bytes;
   std::string error;
-  ASSERT_TRUE(CopyMemory(first.channel(), sample.regions, second.channel(), {}, {}, nullptr, nullptr, &bytes, &error))
+  ASSERT_TRUE(CopyMemory(first.channel(), sample.regions, second.channel(), {}, {}, nullptr, nullptr, nullptr, &bytes, &error))
       << error;
   EXPECT_EQ(second.Sync(), 0u);
   EXPECT_EQ(bytes.direct, 0u);
@@ -842,7 +842,7 @@ TEST(CopyMemory, LeavesOutWhatWasHandedOver) {
   };
   CopiedBytes bytes;
   std::string error;
-  ASSERT_TRUE(CopyMemory(first.channel(), sample.regions, second.channel(), {}, handed_over, nullptr, go_on, &bytes,
+  ASSERT_TRUE(CopyMemory(first.channel(), sample.regions, second.channel(), {}, handed_over, nullptr, nullptr, go_on, &bytes,
                          &error))
       << error;
   EXPECT_EQ(second.Sync(), 0u);
@@ -858,7 +858,7 @@ TEST(CopyMemory, LeavesOutWhatWasHandedOver) {
   MovedCode moved;
   moved.Add(1, 2, "table", {{0, 0x7f0000001000, 0x7f0000002000}});
   ASSERT_FALSE(moved.empty());
-  EXPECT_FALSE(CopyMemory(first.channel(), sample.regions, second.channel(), moved, handed_over, nullptr, go_on, &bytes,
+  EXPECT_FALSE(CopyMemory(first.channel(), sample.regions, second.channel(), moved, handed_over, nullptr, nullptr, go_on, &bytes,
                           &error));
   EXPECT_THAT(error, HasSubstr("functions lie elsewhere"));
 }

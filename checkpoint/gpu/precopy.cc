@@ -22,6 +22,8 @@ constexpr auto kLook = std::chrono::milliseconds(250);
 constexpr size_t kWorthCopying = kWorthHashing;
 // Rounds end when less than this has changed, or not much less than in the round before, or after so many.
 constexpr uint64_t kLittle = 64 << 20;
+// The same for copies that go to a sink, which is slower in the pause.
+constexpr uint64_t kLittleToSink = 8 << 20;
 constexpr double kHelps = 0.7;
 constexpr int kMostRounds = 5;
 // How often the memory is looked at again if some of it is freed meanwhile, or a stream is being captured.
@@ -42,10 +44,6 @@ bool Sleep(std::chrono::milliseconds time, const std::function<bool()>& cancelle
   return true;
 }
 
-bool MayCopy(const Region& region, size_t bytes) {
-  return region.kind == RegionKind::kAllocation && bytes >= kWorthCopying;
-}
-
 size_t BytesOf(const Region& region, uint64_t index) {
   return size_t(std::min(kChunkBytes, region.bytes - index * kChunkBytes));
 }
@@ -59,16 +57,35 @@ void PrecopyTimes::Add(const PrecopyTimes& other) {
   seconds += other.seconds;
 }
 
+bool Precopy::MayCopy(const Region& region, size_t bytes) const {
+  return region.kind == RegionKind::kAllocation && bytes >= kWorthCopying && (sink_ == nullptr || sink_->Has(region));
+}
+
 void Precopy::Drop(uint64_t address) {
   const auto copy = copies_.find(address);
   if (copy == copies_.end()) return;
-  pool_->Give(copy->second.slot);
+  if (copy->second.slot != nullptr) pool_->Give(copy->second.slot);
   copies_.erase(copy);
 }
 
 void Precopy::Clear() {
-  for (const auto& [address, copy] : copies_) pool_->Give(copy.slot);
+  for (const auto& [address, copy] : copies_) {
+    if (copy.slot != nullptr) pool_->Give(copy.slot);
+  }
   copies_.clear();
+}
+
+bool Precopy::Follow(SideRequests* requests, std::string* error) {
+  if (sink_ == nullptr) return true;
+  std::vector<std::pair<uint64_t, uint64_t>> lost;
+  if (!sink_->Follow(requests, &lost, error)) return false;
+  std::sort(lost.begin(), lost.end());
+  const auto is_lost = [&](uint64_t address) {
+    const auto after = std::upper_bound(lost.begin(), lost.end(), std::make_pair(address, UINT64_MAX));
+    return after != lost.begin() && address < std::prev(after)->second;
+  };
+  for (auto it = copies_.begin(); it != copies_.end();) it = is_lost(it->first) ? copies_.erase(it) : std::next(it);
+  return true;
 }
 
 bool Precopy::Round(SideRequests* requests, SharedBuffers* shared, size_t most_slots,
@@ -79,22 +96,31 @@ bool Precopy::Round(SideRequests* requests, SharedBuffers* shared, size_t most_s
   const size_t room = most_slots - std::min(most_slots, copies_.size());
   size_t begun = 0;
   std::mutex mutex;
-  Peeker peeker(requests, shared, pool_, [&](const Peeker::Chunk& chunk, char* slot) {
-    // Of the copy: the memory may be another one by now.
-    const ChunkHash hash = HashChunk(slot, chunk.bytes);
-    std::lock_guard<std::mutex> lock(mutex);
-    copies_[chunk.address] = {slot, chunk.bytes, hash};
-    times_.copied_bytes += chunk.bytes;
-  });
-  for (const Peeker::Chunk& chunk : wanted) {
-    // A stream that is being captured, for one: another round may have more luck.
-    if (begun >= room || peeker.refused() != 0 || (cancelled && cancelled())) break;
-    char* const slot = pool_->TryTake();
-    if (slot == nullptr) break;
-    ++begun;
-    if (!peeker.Add(chunk, slot, error)) return false;
+  {
+    Peeker peeker(requests, shared, pool_, [&](const Peeker::Chunk& chunk, char* slot) {
+      // Of the copy: the memory may be another one by now.
+      const ChunkHash hash = HashChunk(slot, chunk.bytes);
+      if (sink_ != nullptr) {
+        const bool taken = sink_->Put(chunk, slot);
+        pool_->Give(slot);
+        if (!taken) return;
+        slot = nullptr;
+      }
+      std::lock_guard<std::mutex> lock(mutex);
+      copies_[chunk.address] = {slot, chunk.bytes, hash};
+      times_.copied_bytes += chunk.bytes;
+    });
+    for (const Peeker::Chunk& chunk : wanted) {
+      // A stream that is being captured, for one: another round may have more luck.
+      if (begun >= room || peeker.refused() != 0 || (cancelled && cancelled())) break;
+      // On the way to a sink there are fewer chunks than slots.
+      char* const slot = sink_ != nullptr ? pool_->Take() : pool_->TryTake();
+      if (slot == nullptr) break;
+      ++begun;
+      if (!peeker.Add(chunk, slot, error)) return false;
+    }
   }
-  return true;
+  return sink_ == nullptr || sink_->Finish(error);
 }
 
 bool Precopy::Look(SideRequests* requests, const std::function<bool()>& cancelled, uint32_t* refused,
@@ -151,6 +177,8 @@ bool Precopy::Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_b
       }
     }
   };
+  if (!Follow(requests, error)) return false;
+  const uint64_t little = sink_ != nullptr ? kLittleToSink : kLittle;
   std::unordered_map<uint64_t, ChunkHash> before;
   uint64_t unknown = 0;
   for_each([&](const Peeker::Chunk& chunk, const ChunkHash& hash) {
@@ -168,6 +196,7 @@ bool Precopy::Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_b
        ++round) {
     uint32_t refused = 0;
     if (!Look(requests, cancelled, &refused, error)) return refused != 0;
+    if (!Follow(requests, error)) return false;
     // What has not changed since the last look, and is not there already. What has changed may go on changing.
     std::vector<Peeker::Chunk> wanted;
     std::unordered_set<uint64_t> there;
@@ -188,12 +217,12 @@ bool Precopy::Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_b
         ++it;
         continue;
       }
-      pool_->Give(it->second.slot);
+      if (it->second.slot != nullptr) pool_->Give(it->second.slot);
       it = copies_.erase(it);
     }
     before.clear();
     for_each([&](const Peeker::Chunk& chunk, const ChunkHash& hash) { before[chunk.address] = hash; });
-    if (wanted.empty() || (round > 0 && (bytes <= kLittle || double(bytes) > kHelps * double(last)))) break;
+    if (wanted.empty() || (round > 0 && (bytes <= little || double(bytes) > kHelps * double(last)))) break;
     last = bytes;
     if (!Round(requests, attached, most_bytes / ChunkPool::kSlotBytes, wanted, cancelled, error)) return false;
   }

@@ -7,7 +7,8 @@
 // hash.
 //
 // Memory that changes all the time is not copied, and rounds end when the next one would not leave less to read. Nor is
-// memory copied that an earlier image has: this, too, the hashes tell. Copies lie in slots of the pool.
+// memory copied that an earlier image has: this, too, the hashes tell. Copies lie in slots of the pool, or go to a
+// CopySink.
 //
 // Not thread-safe.
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_PRECOPY_H_
@@ -41,13 +42,33 @@ struct PrecopyTimes {
 // Whether a chunk with this hash need not be read at all.
 using IsKnown = std::function<bool(const ckptfmt::Region& region, uint64_t index, const ChunkHash& hash)>;
 
+// Where copies go instead of staying in slots of the pool.
+class CopySink {
+ public:
+  virtual ~CopySink() = default;
+  // The memory as of a look that was just made through `requests`: what Has answers from. Addresses for which it keeps
+  // no copy any more go to *lost, as [begin, end). False and *error: it can take no more copies.
+  virtual bool Follow(SideRequests* requests, std::vector<std::pair<uint64_t, uint64_t>>* lost, std::string* error) = 0;
+  // Whether it takes copies of this region.
+  virtual bool Has(const ckptfmt::Region& region) const = 0;
+  // Takes a copy; the bytes are valid during the call only. False: it has none of these addresses now. Any thread.
+  virtual bool Put(const Peeker::Chunk& chunk, const char* bytes) = 0;
+  // After a round: waits for what is on its way. As Follow.
+  virtual bool Finish(std::string* error) = 0;
+};
+
 class Precopy {
  public:
   // The pool must outlive it. `is_known`: null if all must be read.
   explicit Precopy(ChunkPool* pool, IsKnown is_known = nullptr) : pool_(pool), is_known_(std::move(is_known)) {}
+  // Copies go to `sink`, which must outlive this; nobody else uses the pool, which has kSinkSlots at least.
+  Precopy(ChunkPool* pool, CopySink* sink) : pool_(pool), is_known_(nullptr), sink_(sink) {}
   ~Precopy() { Clear(); }
   Precopy(const Precopy&) = delete;
   Precopy& operator=(const Precopy&) = delete;
+
+  // Enough for all copies that are on their way to a sink.
+  static constexpr uint64_t kSinkSlots = 64;
 
   // Has the GPU hash the memory, while the job runs, and so finds known_bytes(). Takes nothing of the pool. False and
   // *error if the job cannot be asked.
@@ -60,7 +81,7 @@ class Precopy {
   bool Run(SideRequests* requests, SharedBuffers* shared, uint64_t most_bytes, const std::function<bool()>& cancelled,
            std::string* error);
 
-  // In the pause: keeps the copies that are right by these hashes of the regions (HashRegions).
+  // Without a sink. In the pause: keeps the copies that are right by these hashes of the regions (HashRegions).
   void Compare(const std::vector<ckptfmt::Region>& regions, const std::vector<std::vector<ChunkHash>>& hashes);
   // After that: the copy of a chunk, which is the caller's slot from then on; null if there is none.
   char* Take(const ckptfmt::Region& region, uint64_t index);
@@ -74,7 +95,7 @@ class Precopy {
 
  private:
   struct Copy {
-    char* slot = nullptr;
+    char* slot = nullptr;  // null: the sink has it
     size_t bytes = 0;
     ChunkHash hash;
   };
@@ -83,9 +104,13 @@ class Precopy {
   bool Round(SideRequests* requests, SharedBuffers* shared, size_t most_slots, const std::vector<Peeker::Chunk>& wanted,
              const std::function<bool()>& cancelled, std::string* error);
   void Drop(uint64_t address);
+  // After a look.
+  bool Follow(SideRequests* requests, std::string* error);
+  bool MayCopy(const ckptfmt::Region& region, size_t bytes) const;
 
   ChunkPool* const pool_;
   const IsKnown is_known_;
+  CopySink* const sink_ = nullptr;
   // As of the last look.
   std::chrono::steady_clock::time_point looked_;
   std::vector<ckptfmt::Region> regions_;

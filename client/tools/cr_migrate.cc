@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "checkpoint/agent/agent_client.h"
+#include "checkpoint/gpu/copy_ahead.h"
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/gpu/places.h"
@@ -78,6 +79,7 @@ struct Move {
   LiveProcess* process = nullptr;
   std::unique_ptr<ClientChannel> channel;  // the new one
   const replay::Log* ahead = nullptr;      // whose code is there already
+  std::unique_ptr<CopyAhead> copies;       // memory that is there already; null: none
   bool may_hand_over = true;               // its memory, without a copy
   SharedBlocks handed_over;
   bool replayed = false;
@@ -86,6 +88,13 @@ struct Move {
   std::vector<ckptfmt::Region> regions;
   std::string error;
 };
+
+// Ends the new session.
+void Drop(Move* move) {
+  move->copies.reset();
+  move->channel.reset();
+  move->ahead = nullptr;
+}
 
 // Says which process it was about, of several. False.
 bool Of(const Move& move, size_t count, std::string* error) {
@@ -185,9 +194,41 @@ void ReplayCodeAhead(const CodeAhead& code, std::vector<Move>* moves) {
   }
   for (std::thread& thread : threads) thread.join();
   for (Move& move : *moves) {
-    if (std::exchange(move.error, "").empty()) continue;
-    move.channel.reset();
-    move.ahead = nullptr;
+    if (!std::exchange(move.error, "").empty()) Drop(&move);
+  }
+}
+
+// Copies GPU memory to new sessions on other machines while the job runs on. Whatever goes wrong, less is there when the
+// job stops.
+void CopyBefore(const std::string& directory, bool quiet, uint64_t held, SharedBuffers* shared, ChunkPool* pool,
+                const std::function<bool()>& cancelled, std::vector<Move>* moves) {
+  std::string ignored;
+  std::vector<Move*> far;
+  for (Move& move : *moves) {
+    const auto running = move.channel ? RunningProcess::Connect(move.of, directory, &ignored) : nullptr;
+    if (running && CopyAhead::Helps(running->shared_memory(), *move.channel)) far.push_back(&move);
+  }
+  if (far.empty()) return;
+  Progress progress("copying GPU memory while the job runs", quiet);
+  // While the memory of others was copied, that of the first has changed.
+  const int passes = far.size() > 1 ? 2 : 1;
+  for (int pass = 0; pass < passes; ++pass) {
+    for (size_t i = 0; i < far.size() && !cancelled(); ++i) {
+      Move& move = *far[i];
+      AtStep("copy GPU memory while the job runs", pass * far.size() + i, passes * far.size());
+      const auto running = move.channel ? RunningProcess::Connect(move.of, directory, &ignored) : nullptr;
+      if (!running) continue;
+      if (!move.copies) move.copies = std::make_unique<CopyAhead>(move.channel.get(), pool);
+      bool begun = false;
+      const auto copied = [&] {
+        if (!std::exchange(begun, true)) AtStep("copy the rest of it while the job runs", i, far.size());
+        uint64_t bytes = 0;
+        for (const Move* const one : far) bytes += one->copies ? one->copies->put_bytes() : 0;
+        progress.Update(bytes, std::max(bytes, held));
+      };
+      move.copies->Run(running.get(), shared, copied, cancelled, &ignored);
+      if (move.copies->is_lost()) Drop(&move);
+    }
   }
 }
 
@@ -198,9 +239,7 @@ void DropOutdated(const LiveJob& live, std::vector<Move>* moves) {
     const auto& processes = live.processes();
     const auto found = std::find_if(processes.begin(), processes.end(),
                                     [&](const auto& process) { return process->process() == move.of; });
-    if (found != processes.end() && replay::HasCodeOf(*move.ahead, (*found)->log())) continue;
-    move.channel.reset();
-    move.ahead = nullptr;
+    if (found == processes.end() || !replay::HasCodeOf(*move.ahead, (*found)->log())) Drop(&move);
   }
 }
 
@@ -234,19 +273,23 @@ bool NoErrors(const std::vector<Move>& moves, std::string* error) {
   return true;
 }
 
-// New sessions on the old ones' GPUs get their memory.
+// New sessions on the old ones' GPUs get their memory. Others drop what they need not have made ahead.
 bool HandOverAll(std::vector<Move>* moves, std::string* error) {
   ForEachOpen(moves, [](size_t, Move* move) {
     move->handed_over = SharedBlocks();
-    if (!move->may_hand_over) return;
     std::string why;
+    // A new session that is lost is noticed in the replay.
+    if (move->copies && !move->copies->DropFreed(move->process->channel(), &why) && !move->copies->is_lost()) {
+      move->error = why;
+    }
+    if (!move->may_hand_over || !move->error.empty()) return;
     if (!HandOver(move->process->channel(), move->channel.get(), &move->handed_over, &why)) move->error = why;
   });
   return NoErrors(*moves, error);
 }
 
 // At the same time: the objects of one process may be shared with another, and wait for it. *again: sessions have ended
-// in which code that was made ahead, or memory that was handed over, is in the way; the others are done.
+// in which code or memory that was made ahead, or memory that was handed over, is in the way; the others are done.
 bool ReplayAll(const std::string& scope, std::vector<Move>* moves, bool* again, std::string* error) {
   *again = false;
   std::vector<const replay::Log*> all;
@@ -255,16 +298,16 @@ bool ReplayAll(const std::string& scope, std::vector<Move>* moves, bool* again, 
   if (!CheckSharing(placed, all, error)) return false;
   const std::vector<std::vector<std::string>> ownerless = OwnerlessAt(placed, all);
   ForEachOpen(moves, [&](size_t i, Move* move) {
-    const bool handed_over = !move->handed_over.empty();
+    const bool handed_over = !move->handed_over.empty(), copies = move->copies && move->copies->begun();
     move->moved = MovedCode();
     move->handed_over = SharedBlocks();
     move->replayed =
         ReplayLog(move->process->log(), move->channel.get(), &move->error, scope, ownerless[i], move->ahead) &&
-        (!handed_over || KeepHandedOver(move->channel.get(), &move->handed_over, &move->error)) &&
+        (!(handed_over || copies) || KeepHandedOver(move->channel.get(), &move->handed_over, &move->error)) &&
         FindMovedCode(move->channel.get(), move->regions, &move->moved, &move->error);
     const bool elsewhere = move->replayed && !move->moved.empty();
     // In the log's own order it may come to lie where it was. Else memory has to be searched on its way.
-    move->anew = move->ahead ? !move->replayed || elsewhere : elsewhere && handed_over;
+    move->anew = move->ahead ? !move->replayed || elsewhere : (elsewhere && handed_over) || (!move->replayed && copies);
     if (move->anew && !move->ahead) move->may_hand_over = false;
   });
   // Code is made ahead only of processes that share nothing. Of others, all are replayed together.
@@ -274,10 +317,23 @@ bool ReplayAll(const std::string& scope, std::vector<Move>* moves, bool* again, 
     if (!move.anew && !all_anew) continue;
     move.anew = move.replayed = false;
     move.error.clear();
-    move.channel.reset();
-    move.ahead = nullptr;
+    Drop(&move);
     *again = true;
   }
+  return NoErrors(*moves, error);
+}
+
+// Finds out what the new sessions have of the old ones' memory.
+bool CompareAll(std::vector<Move>* moves, std::string* error) {
+  std::vector<std::thread> threads;
+  for (Move& move : *moves) {
+    if (!move.copies) continue;
+    threads.emplace_back([&move] {
+      std::string why;
+      if (!move.copies->Compare(move.process->channel(), move.regions, &why)) move.error = why;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
   return NoErrors(*moves, error);
 }
 
@@ -288,6 +344,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   if (!claim.Take(directory, kTool, cancelled, error)) return false;
   // Everything that can go wrong early does so while the job still runs.
   GpuHosts hosts(SocketFolder(directory), /*detached=*/true, AccountOf(*job));
+  ChunkPool pool(Precopy::kSinkSlots * ChunkPool::kSlotBytes);  // outlives the moves
   std::vector<Move> moves;
   AtStep("open sessions");
   if (!options.to.empty() && !hosts.Open(options.to, -1, error)) return false;
@@ -300,10 +357,12 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   lock.cancelled = cancelled;
   CodeAhead code(*job, directory, claim);
   const Clock::time_point ahead_begun = Clock::now();
-  if (HasRoomToSpare(moves, AskHeldBytes(*job, directory))) {
+  const uint64_t held_bytes = AskHeldBytes(*job, directory);
+  if (HasRoomToSpare(moves, held_bytes)) {
     if (!code.Look(lock, error)) return false;
     AtStep("replay code");
     ReplayCodeAhead(code, &moves);
+    if (pool.ok()) CopyBefore(directory, options.quiet, held_bytes, shared.get(), &pool, cancelled, &moves);
     if (cancelled()) {
       *error = "interrupted";
       return false;
@@ -337,7 +396,8 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
     for (const Move& move : moves) {
       regions.emplace_back();
       for (const ckptfmt::Region& region : move.regions) {
-        if (!move.handed_over.Have(region)) regions.back().push_back(region);
+        const bool there = move.handed_over.Have(region) || (move.copies && move.copies->Has(region));
+        if (!there) regions.back().push_back(region);
       }
     }
     const ActAs user(AccountOf(*job));
@@ -350,7 +410,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   const Clock::time_point replay_begun = Clock::now();
   bool again = false;
   if (!ReplayAll(scope, &moves, &again, error)) return false;
-  // Twice at most: without code that was made ahead, and then without memory that was handed over.
+  // Twice at most: without what was made ahead, and then without memory that was handed over.
   while (again) {
     // Sessions that end now may still answer for the same keys.
     if (std::none_of(moves.begin(), moves.end(), [](const Move& move) { return move.replayed; })) {
@@ -364,6 +424,9 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   for (const Move& move : moves) objects_ahead += move.ahead ? replay::CodeRecords(*move.ahead) : 0;
   const double replaying = Since(replay_begun);
   const Clock::time_point copy_begun = Clock::now();
+  AtStep("compare GPU memory");
+  if (!CompareAll(&moves, error)) return false;
+  PrecopyTimes before;
   {
     Progress progress("copying GPU memory", options.quiet);
     for (size_t i = 0; i < moves.size(); ++i) {
@@ -375,10 +438,13 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
         progress.Update(done_before + done, bytes);
         return !cancelled();
       };
-      if (!CopyMemory(move.process->channel(), move.regions, move.channel.get(), move.moved, move.handed_over,
+      SkipChunk is_there;
+      if (move.copies) is_there = [&move](size_t region, uint64_t index) { return move.copies->IsThere(region, index); };
+      if (!CopyMemory(move.process->channel(), move.regions, move.channel.get(), move.moved, move.handed_over, is_there,
                       shared.get(), go_on, &copied, error)) {
         return Of(move, moves.size(), error);
       }
+      if (move.copies) before.Add(move.copies->times());
       for (const ckptfmt::Region& region : move.regions) done_before += region.bytes;
     }
   }
@@ -412,6 +478,14 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
     json.RealMember("replaying_seconds", replaying, 3);
     json.RealMember("copying_seconds", copying, 3);
     json.Member("gpu_bytes", bytes);
+    json.Key("before");
+    json.Begin('{');
+    json.RealMember("seconds", before.seconds, 3);
+    json.Member("rounds", before.rounds);
+    json.Member("copied_bytes", before.copied_bytes);
+    json.Member("kept_bytes", copied.there);
+    json.End('}');
+    json.Member("copied_bytes", copied.copied);
     json.Member("handed_over_bytes", copied.handed_over);
     json.Member("direct_bytes", copied.direct);
     json.Member("objects", objects);
@@ -421,6 +495,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   } else if (!options.quiet) {
     std::string how = Bytes(double(bytes));
     if (copied.handed_over != 0) how += ", " + Bytes(double(copied.handed_over)) + " of it handed over";
+    if (copied.there != 0) how += ", " + Bytes(double(copied.there)) + " of it copied before";
     if (copied.direct != 0) how += ", " + Bytes(double(copied.direct)) + " of it copied without the host";
     fprintf(stderr, "%s: moved to %s in %.1f s (CUDA calls waited for %.1f s): GPU memory %s\n", kTool,
             (moves.empty() ? options.to : ServersOf(PlacesOf(moves))).c_str(), took, stood, how.c_str());

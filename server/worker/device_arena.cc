@@ -131,8 +131,7 @@ CUresult DeviceArena::Back(int device, uint64_t address, uint64_t bytes) {
       result = MapOnce(device, address, bytes);
       if (result != CUDA_SUCCESS) GiveToLimits(bytes);
     }
-    if (result != CUDA_ERROR_OUT_OF_MEMORY || cached_.empty()) break;
-    EvictOldest();
+    if (result != CUDA_ERROR_OUT_OF_MEMORY || !EvictSome()) break;
   }
   if (result != CUDA_SUCCESS) {
     pages_.Give(address, bytes);
@@ -179,11 +178,13 @@ std::vector<DeviceArena::Block> DeviceArena::LiveBlocks(uint64_t from, size_t mo
   return blocks;
 }
 
+bool DeviceArena::MayMap(const Block& block) const {
+  return block.bytes != 0 && block.bytes % kPage == 0 && block.address % kPage == 0 && Contains(block.address) &&
+         block.bytes <= kArenaBase + bytes_ - block.address && small_.count(block.device) != 0;
+}
+
 CUresult DeviceArena::Adopt(const Block& block, int fd, bool counted_twice) {
-  if (block.bytes == 0 || block.bytes % kPage != 0 || block.address % kPage != 0 || !Contains(block.address) ||
-      block.bytes > kArenaBase + bytes_ - block.address || small_.count(block.device) == 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  if (!MayMap(block)) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard<std::mutex> lock(mutex_);
   EvictOverlapping(block.address, block.bytes);
   if (!pages_.TakeAt(block.address, block.bytes)) return CUDA_ERROR_INVALID_VALUE;
@@ -239,6 +240,10 @@ CUresult DeviceArena::Export(uint64_t address, int* fd) const {
 }
 
 bool DeviceArena::Claim(int device, uint64_t address, uint64_t bytes) {
+  if (staged_.count(address) != 0 && backed_.at(address) == std::make_pair(bytes, device)) {
+    staged_.erase(address);
+    return true;
+  }
   const auto adopted = adopted_.find(address);
   if (adopted == adopted_.end() || adopted->second.given) return false;
   if (backed_.at(address) != std::make_pair(bytes, device)) return false;
@@ -253,6 +258,52 @@ void DeviceArena::DropUnclaimed() {
     if (!adopted.given) unclaimed.push_back({address, backed_.at(address).first, backed_.at(address).second});
   }
   for (const Block& block : unclaimed) Unback(block.address, block.bytes, block.device);
+  while (EvictStaged()) {
+  }
+}
+
+CUresult DeviceArena::Stage(const Block& block) {
+  if (!MayMap(block)) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (staged_.count(block.address) != 0 && backed_.at(block.address) == std::make_pair(block.bytes, block.device)) {
+    return CUDA_SUCCESS;
+  }
+  if (budget_ && budget_->Left() < block.bytes + std::min(kBudgetReserve, budget_->limit() / 8)) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  EvictOverlapping(block.address, block.bytes);
+  if (!pages_.TakeAt(block.address, block.bytes)) return CUDA_ERROR_INVALID_VALUE;
+  CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+  if (TakeOfLimits(block.bytes)) {
+    result = MapOnce(block.device, block.address, block.bytes);
+    if (result != CUDA_SUCCESS) GiveToLimits(block.bytes);
+  }
+  if (result != CUDA_SUCCESS) {
+    pages_.Give(block.address, block.bytes);
+    return result;
+  }
+  backed_[block.address] = {block.bytes, block.device};
+  backed_bytes_ += block.bytes;
+  staged_.insert(block.address);
+  return CUDA_SUCCESS;
+}
+
+void DeviceArena::Unstage(uint64_t address) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (staged_.count(address) == 0) return;
+  const auto [bytes, device] = backed_.at(address);
+  Unback(address, bytes, device);
+}
+
+bool DeviceArena::IsStaged(uint64_t address, uint64_t bytes, int* device) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto it = staged_.upper_bound(address);
+  if (it == staged_.begin()) return false;
+  --it;
+  const auto& [length, owner] = backed_.at(*it);
+  if (address - *it >= length || bytes > length - (address - *it)) return false;
+  *device = owner;
+  return true;
 }
 
 std::vector<DeviceArena::Block> DeviceArena::ClaimedBlocks(uint64_t from, size_t most) const {
@@ -281,6 +332,7 @@ CUresult DeviceArena::SetAccess(int device, uint64_t address, uint64_t bytes) {
 void DeviceArena::Unback(uint64_t address, uint64_t bytes, int device) {
   driver_.cuMemUnmap(address, bytes);
   backed_.erase(address);
+  staged_.erase(address);
   if (const auto adopted = adopted_.find(address); adopted != adopted_.end()) {
     close(adopted->second.fd);
     adopted_.erase(adopted);
@@ -340,6 +392,20 @@ void DeviceArena::EvictOldest() {
   Unback(oldest.address, oldest.bytes, oldest.device);
 }
 
+bool DeviceArena::EvictStaged() {
+  if (staged_.empty()) return false;
+  const uint64_t address = *staged_.rbegin();
+  const auto [bytes, device] = backed_.at(address);
+  Unback(address, bytes, device);
+  return true;
+}
+
+bool DeviceArena::EvictSome() {
+  if (cached_.empty()) return EvictStaged();
+  EvictOldest();
+  return true;
+}
+
 void DeviceArena::EvictOverlapping(uint64_t address, uint64_t bytes) {
   for (auto it = cached_.begin(); it != cached_.end();) {
     const Cached part = *it;
@@ -350,6 +416,11 @@ void DeviceArena::EvictOverlapping(uint64_t address, uint64_t bytes) {
     it = cached_.erase(it);
     cached_bytes_ -= part.bytes;
     Unback(part.address, part.bytes, part.device);
+  }
+  for (auto it = staged_.begin(); it != staged_.end() && *it < address + bytes;) {
+    const uint64_t start = *it++;
+    const auto [length, device] = backed_.at(start);
+    if (start + length > address) Unback(start, length, device);
   }
   // Empty pages of small allocations are in the way of large ones.
   for (auto it = slabs_.lower_bound(address); it != slabs_.end() && it->first < address + bytes;) {
@@ -416,10 +487,7 @@ uint64_t DeviceArena::memory_limit() const {
 bool DeviceArena::Charge(uint64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   bool fits = TakeOfLimits(bytes);
-  while (!fits && !cached_.empty()) {
-    EvictOldest();
-    fits = TakeOfLimits(bytes);
-  }
+  while (!fits && EvictSome()) fits = TakeOfLimits(bytes);
   if (fits) charged_bytes_ += bytes;
   return fits;
 }

@@ -54,6 +54,8 @@ class DeviceArena {
   // Longest freed allocation that stays mapped, and how much in all.
   static constexpr uint64_t kMaxCachedBlock = 128 << 20;
   static constexpr uint64_t kMaxCached = 512 << 20;
+  // What staged memory leaves of a budget, or an eighth of the budget if that is less.
+  static constexpr uint64_t kBudgetReserve = 256 << 20;
 
   // Reserves the addresses. Null and *error if the driver gives none of them. `memory_limit`: most bytes that the
   // session may have, 0: as many as the GPU has.
@@ -91,11 +93,23 @@ class DeviceArena {
   // A descriptor of the memory that is mapped at `address`, the begin of a block; the caller closes it. NVIDIA's driver
   // (580) exports nothing that it has imported, so adopted memory goes by the descriptor with which it came.
   CUresult Export(uint64_t address, int* fd) const;
-  // Unmaps adopted blocks that Allocate has not given out.
+  // Unmaps adopted and staged blocks that Allocate has not given out.
   void DropUnclaimed();
   // Adopted blocks that Allocate has given out and that were mapped ever since, in address order, from `from` on,
   // `most` of them.
   std::vector<Block> ClaimedBlocks(uint64_t from, size_t most) const;
+
+  // --- Memory that is filled before a replay: this process's own, at the addresses of another one's blocks.
+
+  // Backs such a block. Allocate at exactly its addresses gives it out with its contents, and from then on it is memory
+  // like other memory. Until then it gives way to allocations that lie across it, and where the limits or the driver
+  // leave no more. Does nothing if it is staged already. On failure nothing has changed: CUDA_ERROR_OUT_OF_MEMORY also
+  // if it would leave the owner's other sessions too little of the budget: the job may be among them.
+  CUresult Stage(const Block& block);
+  // Unmaps the staged block that begins at `address` and that Allocate has not given out.
+  void Unstage(uint64_t address);
+  // Whether these bytes lie in such a block, and on which device.
+  bool IsStaged(uint64_t address, uint64_t bytes, int* device) const;
 
   // Unmaps what is free, all but `keep` bytes.
   void Trim(uint64_t keep = 0);
@@ -142,8 +156,10 @@ class DeviceArena {
   // Backs pages that were taken from pages_; on failure they are given back.
   CUresult Back(int device, uint64_t address, uint64_t bytes);
   CUresult MapOnce(int device, uint64_t address, uint64_t bytes);
+  // Whether its addresses and its device are the arena's.
+  bool MayMap(const Block& block) const;
   CUresult MapAdopted(const Block& block, int fd);
-  // Whether this is exactly a block that was adopted and not given out yet; it is given out now.
+  // Whether this is exactly a block that was adopted or staged and not given out yet; it is given out now.
   bool Claim(int device, uint64_t address, uint64_t bytes);
   CUresult SetAccess(int device, uint64_t address, uint64_t bytes);
   void Unback(uint64_t address, uint64_t bytes, int device);
@@ -151,8 +167,12 @@ class DeviceArena {
   bool TakeOfLimits(uint64_t bytes);
   void GiveToLimits(uint64_t bytes);
   void EvictOldest();
+  // Unmaps one staged block. False: there is none.
+  bool EvictStaged();
+  // Unmaps what is kept although it is free. False: there is nothing.
+  bool EvictSome();
   void TrimLocked(uint64_t keep = 0);
-  // Unmaps cached parts that lie in the way of a request for exactly these addresses.
+  // Unmaps cached and staged parts that lie in the way of a request for exactly these addresses.
   void EvictOverlapping(uint64_t address, uint64_t bytes);
 
   const DriverTable driver_;
@@ -171,6 +191,7 @@ class DeviceArena {
     int fd = -1;         // of the memory
   };
   std::map<uint64_t, Adopted> adopted_;  // blocks of backed_
+  std::set<uint64_t> staged_;            // the same, not given out
   std::list<Cached> cached_;             // oldest first
   uint64_t cached_bytes_ = 0;
   uint64_t live_bytes_ = 0;  // of allocations, rounded

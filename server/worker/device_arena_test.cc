@@ -371,6 +371,106 @@ TEST_F(DeviceArenaTest, TheSameMemoryCountsOnceInABudget) {
   }
 }
 
+TEST_F(DeviceArenaTest, StagedMemoryIsGivenOutAtItsAddresses) {
+  Make();
+  const uint64_t small = kArenaBase + 4 * kPage, large = kArenaBase + 8 * kPage, unused = kArenaBase + 16 * kPage;
+  ASSERT_EQ(arena_->EnablePeer(0, 1), CUDA_SUCCESS);
+  ASSERT_EQ(arena_->Stage({small, kPage, 0}), CUDA_SUCCESS);
+  ASSERT_EQ(arena_->Stage({large, 3 * kPage, 0}), CUDA_SUCCESS);
+  ASSERT_EQ(arena_->Stage({unused, 2 * kPage, 1}), CUDA_SUCCESS);
+  EXPECT_EQ(g.access[large], (std::set<int>{0, 1}));
+  int creates = g.creates;
+  ASSERT_EQ(arena_->Stage({large, 3 * kPage, 0}), CUDA_SUCCESS);  // it is there
+  EXPECT_EQ(g.creates, creates);
+  int device = -1;
+  EXPECT_TRUE(arena_->IsStaged(unused + kPage, kPage, &device));
+  EXPECT_EQ(device, 1);
+  EXPECT_TRUE(arena_->IsStaged(large, 3 * kPage, &device));
+  EXPECT_EQ(device, 0);
+  EXPECT_FALSE(arena_->IsStaged(large + kPage, 3 * kPage, &device));
+  EXPECT_FALSE(arena_->IsStaged(large - 1, 1, &device));
+  EXPECT_FALSE(arena_->IsStaged(large, ~uint64_t(0), &device));
+  EXPECT_FALSE(arena_->IsStaged(unused + 2 * kPage, 1, &device));
+  // Nobody gets it by chance.
+  EXPECT_EQ(Allocate(kPage), kArenaBase);
+  creates = g.creates;
+  EXPECT_EQ(Allocate(3 * kPage - 5, large), large);
+  EXPECT_EQ(Allocate(600, small + 512), small + 512);
+  EXPECT_EQ(Allocate(512, small), small);
+  EXPECT_EQ(g.creates, creates);
+  // From then on it is memory like other memory.
+  EXPECT_FALSE(arena_->IsStaged(large, kPage, &device));
+  EXPECT_FALSE(arena_->IsStaged(small, 512, &device));
+  EXPECT_EQ(arena_->Stage({large, 3 * kPage, 0}), CUDA_ERROR_INVALID_VALUE);
+  arena_->Unstage(large);
+  arena_->DropUnclaimed();
+  EXPECT_EQ(g.mapped.count(unused), 0u);
+  EXPECT_EQ(g.mapped.count(large), 1u);
+  EXPECT_TRUE(arena_->ClaimedBlocks(0, 9).empty());
+  arena_->Free(large);
+  arena_->Trim();
+  EXPECT_EQ(g.mapped.count(large), 0u);
+}
+
+// The job has freed and allocated since, or the replay places something else.
+TEST_F(DeviceArenaTest, StagedMemoryGivesWay) {
+  Make();
+  const uint64_t at = kArenaBase + 8 * kPage;
+  int device;
+  ASSERT_EQ(arena_->Stage({at, 3 * kPage, 0}), CUDA_SUCCESS);
+  ASSERT_EQ(arena_->Stage({at + 4 * kPage, kPage, 0}), CUDA_SUCCESS);
+  EXPECT_EQ(Allocate(2 * kPage, at + 2 * kPage), at + 2 * kPage);  // across its end
+  EXPECT_FALSE(arena_->IsStaged(at, kPage, &device));
+  EXPECT_TRUE(arena_->IsStaged(at + 4 * kPage, kPage, &device));
+  EXPECT_EQ(Allocate(600, at + 4 * kPage, 1), at + 4 * kPage);  // on another GPU
+  ASSERT_EQ(arena_->Stage({at, 2 * kPage, 0}), CUDA_SUCCESS);
+  ASSERT_EQ(arena_->Stage({at + kPage, kPage, 1}), CUDA_SUCCESS);  // other blocks are there now
+  EXPECT_FALSE(arena_->IsStaged(at, kPage, &device));
+  arena_->Unstage(at + kPage);
+  EXPECT_EQ(g.mapped.count(at + kPage), 0u);
+  EXPECT_EQ(Allocate(2 * kPage, at), at);
+  for (const DeviceArena::Block& nonsense : {DeviceArena::Block{at + 512, kPage, 0}, {at, 0, 0}, {at, kPage + 1, 0},
+                                             {1, kPage, 0}, {kArenaBase, kArenaBytes + kPage, 0}, {at, kPage, 7}}) {
+    EXPECT_EQ(arena_->Stage(nonsense), CUDA_ERROR_INVALID_VALUE);
+  }
+}
+
+TEST_F(DeviceArenaTest, StagedMemoryTakesNothingFromAllocations) {
+  const uint64_t at = kArenaBase + 64 * kPage;
+  int device;
+  // The session's limit.
+  Make(4 * kPage);
+  EXPECT_EQ(arena_->Stage({at, 5 * kPage, 0}), CUDA_ERROR_OUT_OF_MEMORY);
+  ASSERT_EQ(arena_->Stage({at, 3 * kPage, 0}), CUDA_SUCCESS);
+  EXPECT_NE(Allocate(2 * kPage, kArenaBase), 0u);
+  EXPECT_FALSE(arena_->IsStaged(at, kPage, &device));
+  ASSERT_EQ(arena_->Stage({at, 2 * kPage, 0}), CUDA_SUCCESS);
+  EXPECT_TRUE(arena_->Charge(2 * kPage));
+  EXPECT_EQ(g.physical, 2 * kPage);
+  // The GPU's memory.
+  Make();
+  g.capacity = 6 * kPage;
+  EXPECT_EQ(arena_->Stage({at, 7 * kPage, 0}), CUDA_ERROR_OUT_OF_MEMORY);
+  for (uint64_t i = 0; i < 3; ++i) ASSERT_EQ(arena_->Stage({at + 2 * i * kPage, 2 * kPage, 0}), CUDA_SUCCESS);
+  EXPECT_NE(Allocate(3 * kPage), 0u);
+  EXPECT_TRUE(arena_->IsStaged(at, 2 * kPage, &device));
+  EXPECT_FALSE(arena_->IsStaged(at + 2 * kPage, kPage, &device));
+  // The budget of all of the owner's sessions, of which it leaves a part.
+  std::string error;
+  const auto page = MemoryBudget::Create(&error);
+  Make();
+  arena_->SetBudget(MemoryBudget::Open(dup(page->fd()), 0, 16 * kPage, &error));
+  const auto other = MemoryBudget::Open(dup(page->fd()), 1, 16 * kPage, &error);
+  EXPECT_EQ(arena_->Stage({at, 15 * kPage, 0}), CUDA_ERROR_OUT_OF_MEMORY);
+  ASSERT_EQ(arena_->Stage({at, 14 * kPage, 0}), CUDA_SUCCESS);
+  EXPECT_TRUE(other->Take(2 * kPage));
+  EXPECT_EQ(Allocate(14 * kPage, at), at);
+  EXPECT_EQ(other->Left(), 0u);
+  arena_->Free(at);
+  arena_->Trim();
+  EXPECT_EQ(other->Left(), 14 * kPage);
+}
+
 TEST_F(DeviceArenaTest, PeersReachOldAndNewMemory) {
   Make();
   const uint64_t before = Allocate(kPage);

@@ -486,6 +486,22 @@ CUcontext WorkerSession::TakeWarmContext(int device) {
   return parts_.warm_context;
 }
 
+CUresult WorkerSession::EarlyContext(int device, CUcontext* context) {
+  const auto early = early_contexts_.find(device);
+  if (early != early_contexts_.end()) {
+    *context = early->second;
+    return CUDA_SUCCESS;
+  }
+  const CUresult result = table_.cuDevicePrimaryCtxRetain(context, device);
+  if (result == CUDA_SUCCESS) early_contexts_[device] = *context;
+  return result;
+}
+
+void WorkerSession::EndEarlyContexts() {
+  // The replay has made its own by now; where it has not, this ends the context, in which there is nothing.
+  for (const auto& [device, context] : std::exchange(early_contexts_, {})) table_.cuDevicePrimaryCtxRelease_v2(device);
+}
+
 bool WorkerSession::OwnsHostRange(uint64_t address, uint64_t bytes) const {
   auto it = host_ranges_.upper_bound(address);
   if (it == host_ranges_.begin()) return false;

@@ -260,6 +260,9 @@ class WorkerSession : public Session {
   ContextRemains ForgetContext(uint64_t handle);
   // The primary context that was retained ahead, once; null if it is another GPU's or taken.
   CUcontext TakeWarmContext(int device);
+  // The primary context of a device for what comes before the replay; it stays until EndEarlyContexts.
+  CUresult EarlyContext(int device, CUcontext* context);
+  void EndEarlyContexts();
 
   // Whether [address, address + bytes) lies in one pinned range of the client.
   bool OwnsHostRange(uint64_t address, uint64_t bytes) const;
@@ -356,6 +359,7 @@ class WorkerSession : public Session {
   uint64_t current_ = 0;  // virtual handle of the request's context
   ContextRef current_ref_;
   bool warm_taken_ = false;
+  std::map<int, CUcontext> early_contexts_;  // by device
 
   std::unordered_map<uint64_t, uint64_t> substitutes_;
   std::shared_ptr<GoneObjects> gone_objects_ = std::make_shared<GoneObjects>();

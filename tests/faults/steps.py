@@ -42,13 +42,14 @@ def case(function):
 class Ranks:
     """A running job of the program `apart`, on one of two servers, and what must hold of it."""
 
-    def __init__(self, lab, options, size=16, ranks=RANKS):
+    def __init__(self, lab, options, size=16, ranks=RANKS, far=False):
         self.lab = lab
+        self.far = far  # moves go over TCP
         self.lab.workers = 2
         program = harness.find(options.programs, "apart")
         if program is None:
             raise Failure(f"the program apart is not in {options.programs}")
-        self.servers = [lab.server("one"), lab.server("two")]
+        self.servers = [lab.server("one", listen=far), lab.server("two", listen=far)]
         self.job = lab.job("job", [os.path.abspath(program), "--ranks", str(ranks), "--size", str(size)], self.server.unix)
         self.carrier = self.job  # the process that the job depends on: cr-run, later a cr-restart
         self.count = ranks  # all ranks that were ever started
@@ -60,6 +61,11 @@ class Ranks:
     @property
     def server(self):
         return self.servers[0]
+
+    @property
+    def place(self):
+        """Where a move goes to."""
+        return self.servers[1].tcp if self.far else self.servers[1].unix
 
     def path(self, name):
         return os.path.join(self.lab.folder, name)
@@ -268,15 +274,16 @@ def no_half_image(image, committed):
         raise Failure(f"committed: {committed}, but there are {left} and the image: {os.path.exists(image)}")
 
 
-def fail_in_each_step(context, way, what):
+def fail_in_each_step(context, way, what, **job):
     """`way`: "keep", "stop" or "move". `what`: "rank" or "worker", which is killed."""
     lab, options = context
-    ranks = Ranks(lab, options)
+    ranks = Ranks(lab, options, **job)
     pick = random.Random(f"{way} {what}")
+    count = len(ranks.living())
 
     def command(image):
         if way == "move":
-            return [lab.tool("cr-migrate"), ranks.job.id, "--to", ranks.servers[1].unix]
+            return [lab.tool("cr-migrate"), ranks.job.id, "--to", ranks.place]
         return [lab.tool("cr-checkpoint"), *(["--stop"] if way == "stop" else []), ranks.job.id, image]
 
     def settle(tool, image, name):
@@ -339,7 +346,7 @@ def fail_in_each_step(context, way, what):
             ranks.expect_running(title)
         except Failure as failure:
             raise Failure(f"{failure}\nthe tool: {tool.describe()}")
-        while len(ranks.living()) < RANKS:
+        while len(ranks.living()) < count:
             ranks.add()
         print(f"    {'done  ' if ok else 'failed'} {title}: {tool.stderr().strip().splitlines()[-1:]}", flush=True)
     if not failed:
@@ -399,13 +406,34 @@ def move_worker(context):
     fail_in_each_step(context, "move", "worker")
 
 
+# Memory that is worth a round. The software GPU and few processors need some time for it.
+FAR = {"far": True, "size": 128, "ranks": 3}
+
+
+@case
+def move_far_rank(context):
+    """One of three ranks is killed in each step of a move over TCP, which copies memory in rounds."""
+    fail_in_each_step(context, "move", "rank", **FAR)
+
+
 @case
 def move_new_worker(context):
     """A worker at the new place is killed in each step of a move: all of the job goes on at the old one until all have switched."""
+    kill_new_worker_in_each_step(context)
+
+
+@case
+def move_far_new_worker(context):
+    """The same over TCP."""
+    kill_new_worker_in_each_step(context, **FAR)
+
+
+def kill_new_worker_in_each_step(context, **job):
     lab, options = context
-    ranks = Ranks(lab, options)
+    ranks = Ranks(lab, options, **job)
+    count = len(ranks.living())
     pick = random.Random(2)
-    command = lambda: [lab.tool("cr-migrate"), ranks.job.id, "--to", ranks.servers[1].unix]
+    command = lambda: [lab.tool("cr-migrate"), ranks.job.id, "--to", ranks.place]
     steps = ranks.path("steps0")
     ranks.tool(command(), steps).expect_success(LIMIT)
     ranks.servers.reverse()
@@ -441,7 +469,7 @@ def move_new_worker(context):
             else:
                 ranks.expect_gone(victim)
         ranks.expect_running(title)
-        while len(ranks.living()) < RANKS:
+        while len(ranks.living()) < count:
             ranks.add()
         print(f"    {'done  ' if ok else 'failed'} {title}: {tool.stderr().strip().splitlines()[-1:]}", flush=True)
     if not failed or not recovered:
@@ -508,14 +536,14 @@ def restart_worker(context):
     ranks.finish()
 
 
-def kill_tool_in_each_step(context, way):
+def kill_tool_in_each_step(context, way, **job):
     """The tool is killed in each step. All processes of the job go on, on one server, and the next tool works at once."""
     lab, options = context
-    ranks = Ranks(lab, options, ranks=3)
+    ranks = Ranks(lab, options, **{"ranks": 3, **job})
 
     def command(image):
         if way == "move":
-            return [lab.tool("cr-migrate"), ranks.job.id, "--to", ranks.servers[1].unix]
+            return [lab.tool("cr-migrate"), ranks.job.id, "--to", ranks.place]
         return [lab.tool("cr-checkpoint"), *(["--stop"] if way == "stop" else []), ranks.job.id, image]
 
     def find_server():
@@ -597,6 +625,12 @@ def stop_tool(context):
 def move_tool(context):
     """cr-migrate is killed in each step: all processes have moved, or none has."""
     kill_tool_in_each_step(context, "move")
+
+
+@case
+def move_far_tool(context):
+    """The same over TCP, where memory is copied in rounds."""
+    kill_tool_in_each_step(context, "move", **FAR)
 
 
 @case

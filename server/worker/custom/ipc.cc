@@ -336,7 +336,10 @@ CUresult OpAdoptBlocks(Session& session, const Request&, const wire::OpAdoptBloc
 CUresult OpKeepBlocks(Session& session, const Request&, const wire::OpKeepBlocks_Request& in,
                       wire::OpKeepBlocks_Reply* out, ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
-  if (in.after == 0) worker.arena().DropUnclaimed();
+  if (in.after == 0) {
+    worker.arena().DropUnclaimed();
+    worker.EndEarlyContexts();
+  }
   const std::vector<DeviceArena::Block> blocks = worker.arena().ClaimedBlocks(in.after, kMostKept);
   for (const DeviceArena::Block& block : blocks) {
     wire::Block kept;

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// A move over the network copies GPU memory in rounds while the job runs (precopy.h), so that the pause copies only
+// what has changed.
+//
+// The new session makes memory at the addresses of the old one's blocks, and the rounds fill it. The replay's
+// allocations at these addresses get it with its contents; what the job has freed by then is dropped. In the pause,
+// when the replay is done, both GPUs hash this memory: a chunk with the same hash on both sides need not be copied,
+// however it came to be there. So a copy that was torn or lost, and memory that the job freed and allocated again, are
+// copied like everything else that differs.
+//
+// Only what lies behind cuMemAlloc and its kin goes this way. Memory that the new server does not give ahead is copied
+// in the pause. Nothing of the job's depends on it before the move is decided: when the new session ends, all of it
+// goes.
+//
+// Not thread-safe, except Put. Functions that fail return false and one sentence in *error.
+#ifndef CUDA_REMOTE_CHECKPOINT_GPU_COPY_AHEAD_H_
+#define CUDA_REMOTE_CHECKPOINT_GPU_COPY_AHEAD_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/gpu/chunk_pool.h"
+#include "checkpoint/gpu/hand_over.h"
+#include "checkpoint/gpu/precopy.h"
+#include "checkpoint/gpu/shared_buffers.h"
+#include "checkpoint/gpu/side_requests.h"
+#include "ckptfmt/types.h"
+#include "proto/channel/client_channel.h"
+#include "proto/codec/operations.gen.h"
+
+namespace cuda_remote::checkpoint {
+
+class CopyAhead final : public CopySink {
+ public:
+  // `to`: the new session, before its replay. It must outlive this, and so must the pool, which has
+  // Precopy::kSinkSlots at least.
+  CopyAhead(ClientChannel* to, ChunkPool* pool) : to_(to), copies_(pool, this) {}
+  ~CopyAhead() override;
+  CopyAhead(const CopyAhead&) = delete;
+  CopyAhead& operator=(const CopyAhead&) = delete;
+
+  // Whether the two sessions are on different machines, as far as this process knows. On one machine there are faster
+  // ways (hand_over.h, direct_copy.h).
+  static bool Helps(bool from_shares_memory, const ClientChannel& to) {
+    return !from_shares_memory || !to.welcome().shared_memory;
+  }
+
+  // The rounds, through requests beside the job's calls; later more of them. `shared`: null, or buffers that nobody
+  // else uses meanwhile, nor the pool. `progress`: null, or called when more was sent. False if nothing more can be
+  // asked, or if is_lost(); what is there may be used all the same in the first case.
+  bool Run(SideRequests* from, SharedBuffers* shared, const std::function<void()>& progress,
+           const std::function<bool()>& cancelled, std::string* error);
+  // The new session is of no use any more.
+  bool is_lost() const { return lost_; }
+  // It has memory that only the end of a replay makes the job's (KeepBlocks), or that goes.
+  bool begun() const { return begun_; }
+
+  // What was sent in all rounds so far. Not while Put may be called, except by `progress`.
+  uint64_t put_bytes() const { return put_bytes_; }
+
+  // In the pause, before the replay: drops what the job has freed. False if a session is lost.
+  bool DropFreed(ClientChannel* from, std::string* error);
+  // Whether all of the region has memory there now.
+  bool Has(const ckptfmt::Region& region) const override { return blocks_.Have(region); }
+
+  // In the pause, after the replay: finds out which chunks of the old session's regions are there. False if a session
+  // is lost.
+  bool Compare(ClientChannel* from, const std::vector<ckptfmt::Region>& regions, std::string* error);
+  // After that; the numbers are those of Compare's regions.
+  bool IsThere(size_t region, uint64_t index) const {
+    return region < there_.size() && index < there_[region].size() && there_[region][index];
+  }
+
+  // kept_bytes: as of Compare.
+  PrecopyTimes times() const;
+
+  // CopySink.
+  bool Follow(SideRequests* requests, std::vector<std::pair<uint64_t, uint64_t>>* lost, std::string* error) override;
+  bool Put(const Peeker::Chunk& chunk, const char* bytes) override;
+  bool Finish(std::string* error) override;
+
+ private:
+  using Blocks = std::map<uint64_t, std::pair<uint64_t, int32_t>>;  // address -> bytes, device
+  static bool List(SideRequests* requests, Blocks* blocks, std::string* error);
+  bool Stage(const wire::OpStageBlocks_Request& request, const Blocks& wanted,
+             std::vector<std::pair<uint64_t, uint64_t>>* lost, std::string* error);
+  // Drops what is not among `now`.
+  void Outdated(const Blocks& now, wire::OpStageBlocks_Request* request,
+                std::vector<std::pair<uint64_t, uint64_t>>* lost);
+  void Await(uint64_t number);
+  void NoteFailure(const std::string& why);
+  void Index();
+
+  ClientChannel* const to_;
+  bool begun_ = false;
+  Blocks staged_;
+  SharedBlocks blocks_;  // the same
+  std::vector<std::vector<bool>> there_;
+  uint64_t kept_bytes_ = 0;
+  std::function<void()> progress_;
+
+  std::mutex mutex_;  // of what follows
+  std::deque<uint64_t> open_;
+  uint64_t put_bytes_ = 0;
+  bool lost_ = false;
+  std::string problem_;
+
+  Precopy copies_;
+};
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_GPU_COPY_AHEAD_H_

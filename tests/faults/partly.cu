@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of which a small part is written to all the time: fills, copies and a kernel on that part in each step, while
+// the rest keeps what it was given. In each step the part is compared with a model, and a slice of the rest; in the end
+// all of it.
+//
+// Usage: partly [--steps N] [--size MIB]. A twentieth of the memory changes.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "tests/apps/support/app.h"
+
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+constexpr size_t kBlock = 16 * kMiB;
+
+__global__ void AddTo(unsigned char* bytes, size_t count, size_t stride, unsigned char what) {
+  const size_t i = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) * stride;
+  if (i < count) bytes[i] += what;
+}
+
+struct Memory {
+  unsigned char* device = nullptr;
+  std::string model;
+};
+
+Memory Make(size_t bytes, uint64_t seed) {
+  Memory memory;
+  memory.model.resize(bytes);
+  for (size_t i = 0; i + 8 <= bytes; i += 8) {
+    seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+    memcpy(&memory.model[i], &seed, 8);
+  }
+  void* pointer = nullptr;
+  CUDA_CHECK(cudaMalloc(&pointer, bytes));
+  memory.device = static_cast<unsigned char*>(pointer);
+  CUDA_CHECK(cudaMemcpy(memory.device, memory.model.data(), bytes, cudaMemcpyHostToDevice));
+  return memory;
+}
+
+void Compare(const Memory& memory, size_t at, size_t count, app::Digest* digest) {
+  std::string found(count, 0);
+  CUDA_CHECK(cudaMemcpy(&found[0], memory.device + at, count, cudaMemcpyDeviceToHost));
+  APP_CHECK(memcmp(found.data(), memory.model.data() + at, count) == 0);
+  digest->Add(found.data(), std::min<size_t>(count, 4096));
+}
+
+void Change(Memory* memory, unsigned step) {
+  std::string& model = memory->model;
+  const size_t third = model.size() / 3;
+  CUDA_CHECK(cudaMemset(memory->device, int(step), third));
+  std::fill(model.begin(), model.begin() + long(third), char(step));
+  CUDA_CHECK(cudaMemcpy(memory->device + third, memory->device + step % third, third, cudaMemcpyDeviceToDevice));
+  std::string moved = model.substr(step % third, third);
+  model.replace(third, third, moved);
+  constexpr size_t kStride = 40961;
+  const size_t rest = model.size() - 2 * third, threads = (rest + kStride - 1) / kStride;
+  AddTo<<<unsigned((threads + 63) / 64), 64>>>(memory->device + 2 * third, rest, kStride, (unsigned char)(step | 1));
+  LAUNCH_CHECK();
+  for (size_t i = 0; i < rest; i += kStride) model[2 * third + i] = char(model[2 * third + i] + (step | 1));
+  CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const app::Options options = app::Parse(argc, argv, {40, 160});
+  const size_t bytes = size_t(options.size) * kMiB;
+  Memory busy = Make(bytes / 20, 1);
+  std::vector<Memory> rest;
+  for (size_t held = busy.model.size(); held < bytes; held += rest.back().model.size()) {
+    rest.push_back(Make(std::min(kBlock, bytes - held), held));
+  }
+  for (int step = 1; step <= options.steps; ++step) {
+    app::Digest digest;
+    Change(&busy, unsigned(step));
+    Compare(busy, 0, busy.model.size(), &digest);
+    const Memory& one = rest[size_t(step) % rest.size()];
+    const size_t slice = std::min(kMiB, one.model.size());
+    Compare(one, (size_t(step) * 7919 * 512) % (one.model.size() - slice + 1), slice, &digest);
+    if (step == options.steps) {
+      for (const Memory& memory : rest) Compare(memory, 0, memory.model.size(), &digest);
+    }
+    printf("step %d: %016" PRIx64 "\n", step, digest.value());
+    fflush(stdout);
+    app::Step(step);
+  }
+  return 0;
+}
