@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a job stands still for a checkpoint and for a move, by GPU memory and by how much of it changes.
 
-Usage: pause.py --product DIR --programs DIR [--mib N,...] [--changing P,...] [--moves] [--no-checkpoints] [--native] [--seconds S] [--json FILE]
+Usage: pause.py --product DIR --programs DIR [--mib N,...] [--changing P,...] [--moves] [--far] [--no-checkpoints] [--native] [--seconds S] [--json FILE]
 
 DIR of the product: cr-run, cr-server, cr-checkpoint, cr-migrate. Prints a table, a row for each job. The first column
 of times is what the tools report, the last one what the job saw: the longest time between two of its steps. `native`
@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -121,8 +122,11 @@ def move(options, folder, mib, percent, to, what):
         got, longest, usual, during = measure(
             options, job, lambda: tool(options, options.limit, "cr-migrate", "--json", job.name, "--to", *to))
         note(mib, percent, what, got["paused_seconds"])
-        row(mib, f"{percent}%", what, f"{got['paused_seconds']:.3f}", f"{got['copying_seconds']:.3f}",
-            f"{got['handing_over_seconds']:.3f} + {got['replaying_seconds']:.3f}", f"{got['ahead_seconds']:.2f}", "-", "-", "-",
+        before = got["before"]
+        row(mib, f"{percent}%", what, f"{got['paused_seconds']:.3f}",
+            f"{got['copying_seconds']:.3f} for {got['copied_bytes'] / 1e9:.2f} GB",
+            f"{got['handing_over_seconds']:.3f} + {got['replaying_seconds']:.3f}", f"{got['ahead_seconds']:.2f}", before["rounds"],
+            f"{before['copied_bytes'] / 1e9:.2f}", f"{before['kept_bytes'] / 1e9:.2f}",
             f"{got['handed_over_bytes'] / 1e9:.2f} + {got['direct_bytes'] / 1e9:.2f}", f"{got['seconds']:.1f}",
             f"{usual:.1f} / {during:.1f}", f"{longest / 1e3:.3f}")
     finally:
@@ -147,11 +151,17 @@ def native(options, folder, mib, percent):
 
 
 class Server:
-    def __init__(self, options, folder, gpu, tcp=None):
+    def __init__(self, options, folder, gpu, far=False):
         self.unix = "unix:" + folder + "/session.sock"
+        self.tcp = None
         command = [os.path.join(options.product, "cr-server"), "--dir", folder, "--workers", "2", "--log-level", "warn"]
         if gpu is not None:
             command += ["--gpu", str(gpu)]
+        if far:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                self.tcp = f"127.0.0.1:{free.getsockname()[1]}"
+            command += ["--listen", self.tcp, "--insecure-tcp", "127.0.0.1"]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         end = time.monotonic() + 60
         while not os.path.exists(folder + "/session.sock"):
@@ -172,6 +182,7 @@ def main():
     parser.add_argument("--mib", default="8192,32768", help="GPU memory of the jobs")
     parser.add_argument("--changing", default="5,100", help="percent of it that is rewritten in each step")
     parser.add_argument("--moves", action="store_true", help="moves to a second server, too")
+    parser.add_argument("--far", action="store_true", help="moves to a server through gRPC over loopback, too")
     parser.add_argument("--no-checkpoints", action="store_true", help="moves only")
     parser.add_argument("--second-gpu", type=int, help="moves to this GPU, too")
     parser.add_argument("--native", action="store_true", help="the driver's own checkpoint, too")
@@ -180,7 +191,7 @@ def main():
     parser.add_argument("--limit", type=float, default=60, help="seconds for a checkpoint or a move")
     options = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="cr-pause-", dir=os.environ.get("CR_PAUSE_DIR"))
-    servers = []
+    servers, far = [], None
     row("MiB", "changing", "what", "pause s", "of it GPU", "of it process, or handing over + replay", "before s", "rounds", "copied GB",
         "still right GB", "handed over + copied without the host GB", "all s", "steps/s before / during", "seen by the job s")
     row(*["---"] * 14)
@@ -192,6 +203,9 @@ def main():
         for name, gpu in names:
             os.mkdir(os.path.join(folder, name), 0o700)
             servers.append(Server(options, os.path.join(folder, name), gpu))
+        if options.far:
+            os.mkdir(os.path.join(folder, "far"), 0o700)
+            far = Server(options, os.path.join(folder, "far"), names[0][1], far=True)
         options.server = servers[0].unix
         for mib in map(int, options.mib.split(",")):
             for percent in map(int, options.changing.split(",")):
@@ -200,6 +214,8 @@ def main():
                     work.append(lambda: move(options, folder, mib, percent, [servers[1].unix], "move, same GPU"))
                 if len(servers) > 2:
                     work.append(lambda: move(options, folder, mib, percent, [servers[2].unix], "move, second GPU"))
+                if far:
+                    work.append(lambda: move(options, folder, mib, percent, [far.tcp], "move, gRPC over loopback"))
                 if options.native:
                     work.append(lambda: native(options, folder, mib, percent))
                 for one in work:
@@ -209,7 +225,7 @@ def main():
                         failed += 1
                         log(f"{mib} MiB, {percent}%: {error}")
     finally:
-        for server in servers:
+        for server in servers + ([far] if far else []):
             server.end()
         shutil.rmtree(folder, ignore_errors=True)
     if options.json:

@@ -16,6 +16,7 @@
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_COPY_AHEAD_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_COPY_AHEAD_H_
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -57,7 +58,7 @@ class CopyAhead final : public CopySink {
   bool Run(SideRequests* from, SharedBuffers* shared, const std::function<void()>& progress,
            const std::function<bool()>& cancelled, std::string* error);
   // The new session is of no use any more.
-  bool is_lost() const { return lost_; }
+  bool is_lost() const override { return lost_; }
   // It has memory that only the end of a replay makes the job's (KeepBlocks), or that goes.
   bool begun() const { return begun_; }
 
@@ -108,8 +109,8 @@ class CopyAhead final : public CopySink {
   std::mutex mutex_;  // of what follows
   std::deque<uint64_t> open_;
   uint64_t put_bytes_ = 0;
-  bool lost_ = false;
   std::string problem_;
+  std::atomic<bool> lost_{false};
 
   Precopy copies_;
 };

@@ -113,6 +113,7 @@ bool Precopy::Round(SideRequests* requests, SharedBuffers* shared, size_t most_s
     for (const Peeker::Chunk& chunk : wanted) {
       // A stream that is being captured, for one: another round may have more luck.
       if (begun >= room || peeker.refused() != 0 || (cancelled && cancelled())) break;
+      if (sink_ != nullptr && sink_->is_lost()) break;
       // On the way to a sink there are fewer chunks than slots.
       char* const slot = sink_ != nullptr ? pool_->Take() : pool_->TryTake();
       if (slot == nullptr) break;

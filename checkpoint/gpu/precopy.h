@@ -53,6 +53,8 @@ class CopySink {
   virtual bool Has(const ckptfmt::Region& region) const = 0;
   // Takes a copy; the bytes are valid during the call only. False: it has none of these addresses now. Any thread.
   virtual bool Put(const Peeker::Chunk& chunk, const char* bytes) = 0;
+  // It takes no more copies. Any thread.
+  virtual bool is_lost() const = 0;
   // After a round: waits for what is on its way. As Follow.
   virtual bool Finish(std::string* error) = 0;
 };

@@ -12,9 +12,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "proto/codec/codec.h"
@@ -201,6 +203,35 @@ bool HasAllSlots(ChunkPool* pool) {
   return slots.size() * ChunkPool::kSlotBytes == pool->limit();
 }
 
+// Keeps copies by their addresses.
+class Sink final : public CopySink {
+ public:
+  bool Follow(SideRequests*, std::vector<std::pair<uint64_t, uint64_t>>* lost, std::string* error) override {
+    ++follows;
+    *lost = std::exchange(lose, {});
+    for (const auto& [begin, end] : *lost) copies.erase(copies.lower_bound(begin), copies.lower_bound(end));
+    *error = "the new server is gone";
+    return follows != fail_at;
+  }
+  bool Has(const Region& region) const override { return region.address != without; }
+  bool Put(const Peeker::Chunk& chunk, const char* bytes) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (chunk.address == refuse) return false;
+    copies[chunk.address].assign(bytes, chunk.bytes);
+    return true;
+  }
+  bool is_lost() const override { return false; }
+  bool Finish(std::string*) override { return true; }
+
+  std::map<uint64_t, std::string> copies;
+  std::vector<std::pair<uint64_t, uint64_t>> lose;  // at the next Follow
+  uint64_t without = 0, refuse = 0;                 // a region, and a chunk
+  int follows = 0, fail_at = -1;
+
+ private:
+  std::mutex mutex_;
+};
+
 class PrecopyTest : public testing::TestWithParam<bool> {
  protected:
   PrecopyTest() : server_(GetParam()) {
@@ -322,6 +353,52 @@ TEST_P(PrecopyTest, NeverUsesAWrongCopy) {
     EXPECT_TRUE(HasAllSlots(&pool)) << seed;
   }
   EXPECT_GT(all_right, 0u);
+}
+
+TEST_P(PrecopyTest, CopiesIntoASink) {
+  std::mt19937_64 random(6);
+  constexpr uint64_t kStill = 0x10000000, kBusy = 0x30000000, kWithout = 0x40000000, kMany = 100;
+  server_.memory[kStill] = Random(&random, kMany * kChunkBytes + 300000);  // more than the pool has slots
+  server_.memory[kBusy] = Random(&random, 3 * kChunkBytes);
+  server_.memory[kWithout] = Random(&random, 2 * kChunkBytes);
+  server_.change = [&] { ++server_.memory[kBusy][kChunkBytes + 77]; };
+  Sink sink;
+  sink.without = kWithout;
+  sink.refuse = kStill + 5 * kChunkBytes;
+  ChunkPool pool(Precopy::kSinkSlots * kChunkBytes);
+  Precopy copies(&pool, &sink);
+  const auto right = [&] {
+    uint64_t bytes = 0;
+    for (const auto& [address, copy] : sink.copies) {
+      const auto region = std::prev(server_.memory.upper_bound(address));
+      const bool same = region->second.compare(address - region->first, copy.size(), copy) == 0;
+      bytes += same ? copy.size() : 0;
+    }
+    return bytes;
+  };
+  ASSERT_TRUE(Run(&copies, UINT64_MAX)) << error_;
+  EXPECT_EQ(right(), (kMany + 1) * kChunkBytes + 300000);  // all but two chunks
+  EXPECT_EQ(copies.times().copied_bytes, (kMany + 1) * kChunkBytes + 300000);
+  EXPECT_EQ(server_.at.count(kWithout), 0u);
+  EXPECT_EQ(server_.at.count(kBusy + kChunkBytes), 0u);
+  EXPECT_TRUE(HasAllSlots(&pool));
+  // Later: what has changed, what the sink has lost, and what stands still by now.
+  server_.change = nullptr;
+  server_.at.clear();
+  sink.refuse = 0;
+  sink.lose = {{kStill + 7 * kChunkBytes, kStill + 9 * kChunkBytes}, {kStill + 40 * kChunkBytes, kStill + 41 * kChunkBytes}};
+  ++server_.memory[kStill][70 * kChunkBytes + 1];
+  ASSERT_TRUE(Run(&copies, UINT64_MAX)) << error_;
+  EXPECT_EQ(right(), (kMany + 3) * kChunkBytes + 300000);
+  std::set<uint64_t> wanted = {kBusy + kChunkBytes};
+  for (const uint64_t index : {5, 7, 8, 40, 70}) wanted.insert(kStill + index * kChunkBytes);
+  for (const uint64_t address : server_.at) EXPECT_EQ(wanted.count(address / kChunkBytes * kChunkBytes), 1u) << address;
+  EXPECT_TRUE(HasAllSlots(&pool));
+  // A sink that is of no use any more.
+  sink.fail_at = sink.follows + 2;
+  EXPECT_FALSE(Run(&copies, UINT64_MAX));
+  EXPECT_EQ(error_, "the new server is gone");
+  EXPECT_TRUE(HasAllSlots(&pool));
 }
 
 TEST_P(PrecopyTest, TakesNoMoreOfThePoolThanItMay) {

@@ -52,8 +52,9 @@ Examples:
   cr-migrate train --to gpu8:7070 --map 2-3=gpu9:7070      ranks 2 and 3 to another server than the others
   cr-migrate train --map 0-1=gpu8:7070:0 --map 2-3=gpu8:7070:1        two ranks on each of two GPUs
 
-The processes stay where they are and run on; their CUDA calls wait while GPU memory is copied. All of them move, or none. A
-migration that fails, or is interrupted or killed, leaves the job on its old server. Needs no root.
+The processes stay where they are and run on; their CUDA calls wait while GPU memory is copied. If a server is on another
+machine, most of it is copied before that. All of them move, or none. A migration that fails, or is interrupted or killed,
+leaves the job on its old server. Needs no root.
 
 Ranks are those of mpirun, torchrun or srun; without one of these the processes are counted from 0. A process that sees
 several GPUs needs as many at its place: its GPU 0 is the first of the list. Processes that share GPU memory need one

@@ -126,7 +126,11 @@ TEST(Stage, OnEachGpu) {
   EXPECT_EQ(side.Stage({{kAt + kPage, kPage}}, {}, 2), std::vector<uint64_t>());
   EXPECT_EQ(side.Stage({{kAt + kPage, kPage}}, {}, -1), std::vector<uint64_t>());
   EXPECT_EQ(side.Fill(kAt, bytes), CUDA_SUCCESS);
-  side.client.OpenContext();
+  wire::cuDevicePrimaryCtxRetain_Request retain;
+  retain.context = side.client.NewHandle(Kind::kContext);
+  retain.device = 1;
+  ASSERT_EQ(side.client.Call(kCall_cuDevicePrimaryCtxRetain, retain), CUDA_SUCCESS);
+  side.client.context_slot = SlotOf(retain.context);
   wire::OpMemAlloc_Request in;
   in.bytes = kPage;
   in.at = kAt;

@@ -79,7 +79,8 @@ CUresult OpStageBlocks(Session& session, const Request&, const wire::OpStageBloc
   for (const wire::Block& block : in.blocks) {
     if (block.device < 0 || size_t(block.device) >= worker.loaded().devices.size()) continue;
     const OnDevice current(worker, block.device);
-    if (current.result() != CUDA_SUCCESS || !LeavesEnough(session.driver(), block.bytes)) continue;
+    // As the driver says it: the session's limits are the arena's.
+    if (current.result() != CUDA_SUCCESS || !LeavesEnough(worker.loaded().table, block.bytes)) continue;
     if (arena.Stage({block.address, block.bytes, block.device}) == CUDA_SUCCESS) out->staged.push_back(block.address);
   }
   out->Encode(&reply->message);
