@@ -386,7 +386,8 @@ TEST_P(PrecopyTest, CopiesIntoASink) {
   server_.change = nullptr;
   server_.at.clear();
   sink.refuse = 0;
-  sink.lose = {{kStill + 7 * kChunkBytes, kStill + 9 * kChunkBytes}, {kStill + 40 * kChunkBytes, kStill + 41 * kChunkBytes}};
+  sink.lose = {{kStill + 7 * kChunkBytes, kStill + 9 * kChunkBytes},
+               {kStill + 40 * kChunkBytes, kStill + 41 * kChunkBytes}};
   ++server_.memory[kStill][70 * kChunkBytes + 1];
   ASSERT_TRUE(Run(&copies, UINT64_MAX)) << error_;
   EXPECT_EQ(right(), (kMany + 3) * kChunkBytes + 300000);

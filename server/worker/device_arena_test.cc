@@ -429,8 +429,12 @@ TEST_F(DeviceArenaTest, StagedMemoryGivesWay) {
   arena_->Unstage(at + kPage);
   EXPECT_EQ(g.mapped.count(at + kPage), 0u);
   EXPECT_EQ(Allocate(2 * kPage, at), at);
-  for (const DeviceArena::Block& nonsense : {DeviceArena::Block{at + 512, kPage, 0}, {at, 0, 0}, {at, kPage + 1, 0},
-                                             {1, kPage, 0}, {kArenaBase, kArenaBytes + kPage, 0}, {at, kPage, 7}}) {
+  for (const DeviceArena::Block& nonsense : {DeviceArena::Block{at + 512, kPage, 0},
+                                             {at, 0, 0},
+                                             {at, kPage + 1, 0},
+                                             {1, kPage, 0},
+                                             {kArenaBase, kArenaBytes + kPage, 0},
+                                             {at, kPage, 7}}) {
     EXPECT_EQ(arena_->Stage(nonsense), CUDA_ERROR_INVALID_VALUE);
   }
 }

@@ -3,7 +3,11 @@
 // the rest keeps what it was given. In each step the part is compared with a model, and a slice of the rest; in the end
 // all of it.
 //
-// Usage: partly [--steps N] [--size MIB]. A twentieth of the memory changes.
+// Usage: partly [--share] [--steps N] [--size MIB]. A twentieth of the memory changes. With --share a second process
+// has memory of its own, which stands still, and a part of the first one's (cudaIpcOpenMemHandle), and compares both
+// all the time.
+#include <sys/wait.h>
+
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -25,13 +29,18 @@ struct Memory {
   std::string model;
 };
 
-Memory Make(size_t bytes, uint64_t seed) {
-  Memory memory;
-  memory.model.resize(bytes);
+std::string Model(size_t bytes, uint64_t seed) {
+  std::string model(bytes, 0);
   for (size_t i = 0; i + 8 <= bytes; i += 8) {
     seed = seed * 6364136223846793005ull + 1442695040888963407ull;
-    memcpy(&memory.model[i], &seed, 8);
+    memcpy(&model[i], &seed, 8);
   }
+  return model;
+}
+
+Memory Make(size_t bytes, uint64_t seed) {
+  Memory memory;
+  memory.model = Model(bytes, seed);
   void* pointer = nullptr;
   CUDA_CHECK(cudaMalloc(&pointer, bytes));
   memory.device = static_cast<unsigned char*>(pointer);
@@ -62,11 +71,53 @@ void Change(Memory* memory, unsigned step) {
   CUDA_CHECK(cudaDeviceSynchronize());
 }
 
+// The second process: `handle` is that of memory with this model, until the end of file.
+void Share(int handles, const std::string& model) {
+  cudaIpcMemHandle_t handle;
+  APP_CHECK(read(handles, &handle, sizeof(handle)) == ssize_t(sizeof(handle)));
+  APP_CHECK(fcntl(handles, F_SETFL, O_NONBLOCK) == 0);
+  const Memory own = Make(kBlock, 2);
+  Memory opened;
+  opened.model = model;
+  void* pointer = nullptr;
+  CUDA_CHECK(cudaIpcOpenMemHandle(&pointer, handle, cudaIpcMemLazyEnablePeerAccess));
+  opened.device = static_cast<unsigned char*>(pointer);
+  app::Digest digest;
+  char byte;
+  while (read(handles, &byte, 1) != 0) {
+    Compare(own, 0, own.model.size(), &digest);
+    Compare(opened, 0, opened.model.size(), &digest);
+    usleep(10000);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const app::Options options = app::Parse(argc, argv, {40, 160});
+  const bool share = argc > 1 && !strcmp(argv[1], "--share");
+  const app::Options options = app::Parse(argc - share, argv + share, {40, 160});
   const size_t bytes = size_t(options.size) * kMiB;
+  constexpr size_t kShared = kMiB;
+  int handles[2] = {-1, -1};
+  pid_t second = 0;
+  if (share) {
+    APP_CHECK(pipe(handles) == 0);
+    second = fork();
+    APP_CHECK(second >= 0);
+    if (second == 0) {
+      close(handles[1]);
+      Share(handles[0], Model(kShared, 3));
+      _exit(0);
+    }
+    close(handles[0]);
+  }
+  Memory shared;
+  if (share) {
+    shared = Make(kShared, 3);
+    cudaIpcMemHandle_t handle;
+    CUDA_CHECK(cudaIpcGetMemHandle(&handle, shared.device));
+    APP_CHECK(write(handles[1], &handle, sizeof(handle)) == ssize_t(sizeof(handle)));
+  }
   Memory busy = Make(bytes / 20, 1);
   std::vector<Memory> rest;
   for (size_t held = busy.model.size(); held < bytes; held += rest.back().model.size()) {
@@ -85,6 +136,11 @@ int main(int argc, char** argv) {
     printf("step %d: %016" PRIx64 "\n", step, digest.value());
     fflush(stdout);
     app::Step(step);
+  }
+  if (share) {
+    close(handles[1]);
+    int status = -1;
+    APP_CHECK(waitpid(second, &status, 0) == second && status == 0);
   }
   return 0;
 }

@@ -37,15 +37,15 @@ class Context:
         self.lab.workers = 1
         self.tools = 0
 
-    def start(self, program, *arguments, steps, step_ms=20, server=None):
+    def start(self, program, *arguments, steps, step_ms=20, first=None):
         """A job of a program that makes so many steps, and stands after the last one but one."""
         path = harness.find(self.options.programs, program) or harness.find(self.options.apps, program)
         if path is None:
             raise Failure(f"the program {program} is neither in {self.options.programs} nor in {self.options.apps}")
-        self.command = [os.path.abspath(path), "--steps", str(steps), *map(str, arguments)]
+        self.command = [os.path.abspath(path), *([first] if first else []), "--steps", str(steps), *map(str, arguments)]
         self.last = steps - 1
         self.first = self.lab.server("first")
-        self.job = self.lab.job("job", self.command, (server or self.first).unix, step_ms=step_ms, pause_at=[self.last])
+        self.job = self.lab.job("job", self.command, self.first.unix, step_ms=step_ms, pause_at=[self.last])
         self.job.wait_steps(3, LIMIT)
         return self.job
 
@@ -147,11 +147,12 @@ def all_kinds(context):
 def shared(context):
     """Several processes with memory of each other move together; all of them are copied in rounds."""
     second = context.lab.server("second", listen=True)
-    context.start("ipc_memory", "--size", 10000, steps=400)
+    context.start("partly", "--size", 32, steps=2000, first="--share")
     for to in (second.tcp, context.first.unix):
+        wait_for(lambda: len(context.sessions(context.first)) + len(context.sessions(second)) == 2, LIMIT, context.job.describe)
         report = context.move(to)
-        if not report["before"]["copied_bytes"]:
-            raise Failure(f"nothing was copied before the pause: {report}")
+        if report["gpu_bytes"] < 48 * MIB or report["copied_bytes"] > 8 * MIB or report["before"]["rounds"] < 1:
+            raise Failure(f"too much was left for the pause: {report}")
     context.finish()
 
 
