@@ -183,10 +183,7 @@ SOFTGPU_API cuArrayDestroy(CUarray handle) {
   SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   ArrayPtr array = Registry<Array>::Get().Find(handle);
   if (!array || array->level) return CUDA_ERROR_INVALID_HANDLE;
-  context->Synchronize();
-  if (array->context != context.get()) {
-    if (ContextPtr owner = Registry<Context>::Get().Find(array->context)) owner->Synchronize();
-  }
+  SynchronizeAllContexts();
   return Registry<Array>::Get().Remove(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
@@ -232,7 +229,7 @@ SOFTGPU_API cuMipmappedArrayGetLevel(CUarray* out, CUmipmappedArray handle, unsi
 SOFTGPU_API cuMipmappedArrayDestroy(CUmipmappedArray handle) {
   SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   if (!Registry<MipmappedArray>::Get().Find(handle)) return CUDA_ERROR_INVALID_HANDLE;
-  context->Synchronize();
+  SynchronizeAllContexts();
   auto whole = Registry<MipmappedArray>::Get().Remove(handle);
   if (!whole) return CUDA_ERROR_INVALID_HANDLE;
   for (const ArrayPtr& level : whole->levels) Registry<Array>::Get().Remove(level.get());

@@ -194,6 +194,12 @@ CUresult Context::Synchronize() {
   return error();
 }
 
+void SynchronizeAllContexts() {
+  Registry<Context>::Get().ForEach([](Context& context) {
+    if (context.active()) context.Synchronize();
+  });
+}
+
 CUresult Context::Query() { return Pending().empty() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY; }
 
 void Context::Print(std::string_view text) {

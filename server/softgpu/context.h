@@ -134,6 +134,9 @@ class Context : public std::enable_shared_from_this<Context> {
   std::string complaints_;
 };
 
+// Waits for the work of all contexts.
+void SynchronizeAllContexts();
+
 // Top of the calling thread's stack; null if none.
 ContextPtr CurrentContext();
 

@@ -36,15 +36,6 @@ CUresult CheckCurrent() {
   return current ? Usable(current) : CUDA_SUCCESS;
 }
 
-// Frees wait for the work of the context, as the driver does, so that no kernel finds its memory gone.
-void WaitForUsers(const Allocation& allocation) {
-  const ContextPtr current = CurrentContext();
-  if (current) current->Synchronize();
-  if (allocation.context != nullptr && allocation.context != current.get()) {
-    if (ContextPtr owner = Registry<Context>::Get().Find(allocation.context)) owner->Synchronize();
-  }
-}
-
 }  // namespace
 
 SOFTGPU_API cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
@@ -107,11 +98,11 @@ SOFTGPU_API cuMemFree_v2(CUdeviceptr address) {
   AllocationPtr allocation = MemoryMap::Get().Find(address);
   GraphAllocations gone;
   if (CUresult result; FreeOfGraph(address, &result, &gone)) {
-    if (result == CUDA_SUCCESS && allocation) WaitForUsers(*allocation);
+    if (result == CUDA_SUCCESS && allocation) SynchronizeAllContexts();
     return result;
   }
   if (!allocation || allocation->begin != address || !CanFree(*allocation)) return CUDA_ERROR_INVALID_VALUE;
-  WaitForUsers(*allocation);
+  SynchronizeAllContexts();
   allocation = MemoryMap::Get().RemoveIf(address, CanFree);
   if (!allocation) return CUDA_ERROR_INVALID_VALUE;
   GiveBack(std::move(allocation));
@@ -162,7 +153,7 @@ SOFTGPU_API cuMemFreeHost(void* host) {
   auto address = reinterpret_cast<uint64_t>(host);
   AllocationPtr allocation = MemoryMap::Get().Find(address);
   if (!allocation || allocation->begin != address || !pinned(*allocation)) return CUDA_ERROR_INVALID_VALUE;
-  WaitForUsers(*allocation);
+  SynchronizeAllContexts();
   MemoryMap::Get().Release(MemoryMap::Get().RemoveIf(address, pinned));
   return CUDA_SUCCESS;
 }
@@ -207,7 +198,7 @@ SOFTGPU_API cuMemHostUnregister(void* host) {
   if (host == nullptr || (allocation && !registered(*allocation))) return CUDA_ERROR_INVALID_VALUE;
   if (!allocation || allocation->begin != address) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   // Nothing says that the driver waits for copies here.
-  if (GetSettings().late_ms == 0) WaitForUsers(*allocation);
+  if (GetSettings().late_ms == 0) SynchronizeAllContexts();
   MemoryMap::Get().RemoveIf(address, registered);
   return CUDA_SUCCESS;
 }

@@ -123,7 +123,7 @@ SOFTGPU_API cuModuleUnload(CUmodule handle) {
   SOFTGPU_ENTER_CONTEXT_OF(context, handle);
   ModulePtr module;
   if (CUresult result = FindModule(handle, &module); result != CUDA_SUCCESS) return result;
-  if (ContextPtr owner = Registry<Context>::Get().Find(module->context())) owner->Synchronize();
+  SynchronizeAllContexts();
   if (!Registry<Module>::Get().Remove(handle)) return CUDA_ERROR_INVALID_HANDLE;
   module->Unload();
   return CUDA_SUCCESS;
@@ -205,8 +205,8 @@ SOFTGPU_API cuLibraryUnload(CUlibrary handle) {
     std::lock_guard<std::mutex> lock(library->mutex);
     modules.swap(library->modules);
   }
+  SynchronizeAllContexts();
   for (auto& [context, module] : modules) {
-    if (ContextPtr owner = Registry<Context>::Get().Find(context)) owner->Synchronize();
     Registry<Module>::Get().Remove(module.get());
     module->Unload();
   }

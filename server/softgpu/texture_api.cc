@@ -261,7 +261,7 @@ SOFTGPU_API cuTexObjectCreate(CUtexObject* out, const CUDA_RESOURCE_DESC* resour
 SOFTGPU_API cuTexObjectDestroy(CUtexObject handle) {
   SOFTGPU_ENTER_CONTEXT(context);
   if (!Look(TheUnit().textures, handle)) return CUDA_SUCCESS;
-  context->Synchronize();
+  SynchronizeAllContexts();
   std::unique_lock<std::shared_mutex> lock(TheUnit().mutex);
   TheUnit().textures.erase(handle);
   return CUDA_SUCCESS;
@@ -312,7 +312,7 @@ SOFTGPU_API cuSurfObjectCreate(CUsurfObject* out, const CUDA_RESOURCE_DESC* reso
 SOFTGPU_API cuSurfObjectDestroy(CUsurfObject handle) {
   SOFTGPU_ENTER_CONTEXT(context);
   if (!Look(TheUnit().surfaces, handle)) return CUDA_SUCCESS;
-  context->Synchronize();
+  SynchronizeAllContexts();
   std::unique_lock<std::shared_mutex> lock(TheUnit().mutex);
   TheUnit().surfaces.erase(handle);
   return CUDA_SUCCESS;

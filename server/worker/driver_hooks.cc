@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -16,10 +17,10 @@ namespace {
 // C function pointers carry no state, and a worker serves one session.
 DriverTable g_real;
 DeviceArena* g_arena = nullptr;
-std::function<void(bool)> g_collect_frees;
-std::function<void()> g_settle;
+DriverHooks g_hooks;
 std::thread::id g_executor;
-std::map<CUstream, bool> g_captures;  // and whether the stream is a blocking one
+std::set<CUstream> g_captures;      // streams in which one was begun
+std::set<CUstream> g_non_blocking;  // live streams that were made so
 std::map<CUmemGenericAllocationHandle, uint64_t> g_physical;
 std::map<uint64_t, uint64_t> g_arrays;  // their bytes
 std::map<CUmemoryPool, CUmemPoolProps> g_pools;
@@ -36,14 +37,21 @@ void KeepingCurrent(Run run) {
   ForgetCurrent();
 }
 
+bool OnExecutor() { return std::this_thread::get_id() == g_executor; }
+
 void Settle() {
-  if (std::this_thread::get_id() == g_executor) KeepingCurrent(g_settle);
+  if (OnExecutor()) KeepingCurrent(g_hooks.settle);
+}
+
+// `stream` is about to be captured. While a blocking stream is, no call may look at the legacy stream.
+void BeforeCapture(CUstream stream) {
+  if (OnExecutor() && IsBlocking(stream) && !IsCaptured(stream)) KeepingCurrent(g_hooks.mark_legacy);
 }
 
 // Memory that was freed in streams, as far as they have passed the free, or all of it.
 void CollectFrees(bool wait) {
-  if (std::this_thread::get_id() != g_executor || !g_captures.empty()) return;
-  KeepingCurrent([wait] { g_collect_frees(wait); });
+  if (!OnExecutor() || !g_captures.empty()) return;
+  KeepingCurrent([wait] { g_hooks.collect_frees(wait); });
 }
 
 // A function of the driver's that takes device memory: if there is none, it is called again without the memory that is
@@ -186,27 +194,53 @@ CUresult CUDAAPI CtxEnablePeerAccess(CUcontext peer, unsigned flags) {
   return found == CUDA_SUCCESS ? g_arena->EnablePeer(there, here) : result;
 }
 
-// To be asked before a capture: the driver (580) refuses it during one, and invalidates the capture.
-bool IsBlocking(CUstream stream) {
-  unsigned flags = 0;
-  return g_real.cuStreamGetFlags(stream, &flags) != CUDA_SUCCESS || (flags & CU_STREAM_NON_BLOCKING) == 0;
+// Makes a stream by `create`. Streams of other threads are the worker's own, which nobody captures.
+template <typename Create>
+CUresult CreateStream(CUstream* stream, unsigned flags, Create create) {
+  const CUresult result = create();
+  if (result != CUDA_SUCCESS || !OnExecutor()) return result;
+  if (flags & CU_STREAM_NON_BLOCKING) {
+    g_non_blocking.insert(*stream);
+  } else {
+    g_non_blocking.erase(*stream);
+  }
+  return result;
+}
+
+CUresult CUDAAPI StreamCreate(CUstream* stream, unsigned flags) {
+  return CreateStream(stream, flags, [&] { return WithRoom<&DriverTable::cuStreamCreate>::Call(stream, flags); });
+}
+
+CUresult CUDAAPI StreamCreateWithPriority(CUstream* stream, unsigned flags, int priority) {
+  return CreateStream(
+      stream, flags, [&] { return WithRoom<&DriverTable::cuStreamCreateWithPriority>::Call(stream, flags, priority); });
+}
+
+CUresult CUDAAPI GreenCtxStreamCreate(CUstream* stream, CUgreenCtx context, unsigned flags, int priority) {
+  return CreateStream(stream, flags, [&] { return g_real.cuGreenCtxStreamCreate(stream, context, flags, priority); });
 }
 
 CUresult CUDAAPI StreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
   Settle();
-  const bool blocking = IsCaptured(stream) || IsBlocking(stream);
+  BeforeCapture(stream);
   const CUresult result = g_real.cuStreamBeginCapture_v2(stream, mode);
-  if (result == CUDA_SUCCESS) g_captures[stream] = blocking;
+  if (result == CUDA_SUCCESS) g_captures.insert(stream);
   return result;
 }
 
 CUresult CUDAAPI StreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode* dependencies,
                                            const CUgraphEdgeData* edges, size_t count, CUstreamCaptureMode mode) {
   Settle();
-  const bool blocking = IsCaptured(stream) || IsBlocking(stream);
+  BeforeCapture(stream);
   const CUresult result = g_real.cuStreamBeginCaptureToGraph(stream, graph, dependencies, edges, count, mode);
-  if (result == CUDA_SUCCESS) g_captures[stream] = blocking;
+  if (result == CUDA_SUCCESS) g_captures.insert(stream);
   return result;
+}
+
+// A stream that waits for an event of a capture joins it.
+CUresult CUDAAPI StreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+  if (!g_captures.empty()) BeforeCapture(stream);
+  return g_real.cuStreamWaitEvent(stream, event, flags);
 }
 
 CUresult CUDAAPI StreamEndCapture(CUstream stream, CUgraph* graph) {
@@ -221,8 +255,10 @@ CUresult CUDAAPI StreamEndCapture(CUstream stream, CUgraph* graph) {
 
 CUresult CUDAAPI StreamDestroy(CUstream stream) {
   Settle();
+  // What the stream still has to do goes on.
+  if (OnExecutor() && !IsCaptured(stream)) KeepingCurrent([stream] { g_hooks.mark_stream(stream); });
   const CUresult result = g_real.cuStreamDestroy_v2(stream);
-  if (result == CUDA_SUCCESS) g_captures.erase(stream);
+  if (result == CUDA_SUCCESS && OnExecutor()) ForgetStream(stream);
   return result;
 }
 
@@ -234,12 +270,10 @@ CUresult CUDAAPI GreenCtxDestroy(CUgreenCtx context) {
 
 }  // namespace
 
-DriverTable HookDriver(const DriverTable& real, DeviceArena* arena, std::function<void(bool wait)> collect_frees,
-                       std::function<void()> settle) {
+DriverTable HookDriver(const DriverTable& real, DeviceArena* arena, DriverHooks hooks) {
   g_real = real;
   g_arena = arena;
-  g_collect_frees = std::move(collect_frees);
-  g_settle = std::move(settle);
+  g_hooks = std::move(hooks);
   g_executor = std::this_thread::get_id();
   DriverTable table = real;
   using T = DriverTable;
@@ -247,8 +281,8 @@ DriverTable HookDriver(const DriverTable& real, DeviceArena* arena, std::functio
                  &T::cuModuleGetFunction, &T::cuLibraryLoadData, &T::cuLibraryGetModule, &T::cuLibraryGetGlobal,
                  &T::cuKernelGetFunction, &T::cuFuncLoad, &T::cuLaunchKernel, &T::cuLaunchKernelEx,
                  &T::cuLaunchCooperativeKernel, &T::cuGraphInstantiateWithParams, &T::cuGraphUpload, &T::cuGraphLaunch,
-                 &T::cuStreamCreate, &T::cuStreamCreateWithPriority, &T::cuEventCreate, &T::cuCtxCreate_v4,
-                 &T::cuDevicePrimaryCtxRetain, &T::cuCtxSetLimit, &T::cuMemHostRegister_v2, &T::cuMemHostAlloc>(&table);
+                 &T::cuEventCreate, &T::cuCtxCreate_v4, &T::cuDevicePrimaryCtxRetain, &T::cuCtxSetLimit,
+                 &T::cuMemHostRegister_v2, &T::cuMemHostAlloc>(&table);
   table.cuMemGetInfo_v2 = &MemGetInfo;
   table.cuArrayCreate_v2 = &ArrayCreate;
   table.cuArray3DCreate_v2 = &Array3DCreate;
@@ -258,9 +292,13 @@ DriverTable HookDriver(const DriverTable& real, DeviceArena* arena, std::functio
   table.cuMemPoolDestroy = &MemPoolDestroy;
   table.cuMemPoolTrimTo = &MemPoolTrimTo;
   table.cuCtxEnablePeerAccess = &CtxEnablePeerAccess;
+  table.cuStreamCreate = &StreamCreate;
+  table.cuStreamCreateWithPriority = &StreamCreateWithPriority;
+  table.cuGreenCtxStreamCreate = &GreenCtxStreamCreate;
   table.cuStreamBeginCapture_v2 = &StreamBeginCapture;
   table.cuStreamBeginCaptureToGraph = &StreamBeginCaptureToGraph;
   table.cuStreamEndCapture = &StreamEndCapture;
+  table.cuStreamWaitEvent = &StreamWaitEvent;
   table.cuStreamDestroy_v2 = &StreamDestroy;
   table.cuGreenCtxDestroy = &GreenCtxDestroy;
   return table;
@@ -275,12 +313,12 @@ bool IsCaptured(CUstream stream) {
   return g_real.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
 }
 
-bool MayBeBlocking(CUstream captured) {
-  const auto it = g_captures.find(captured);
-  return it == g_captures.end() || it->second;
-}
+bool IsBlocking(CUstream stream) { return g_non_blocking.count(stream) == 0; }
 
-void ForgetCapture(CUstream stream) { g_captures.erase(stream); }
+void ForgetStream(CUstream stream) {
+  g_captures.erase(stream);
+  g_non_blocking.erase(stream);
+}
 
 bool PropsOfPool(CUmemoryPool pool, CUmemPoolProps* props) {
   const auto it = g_pools.find(pool);

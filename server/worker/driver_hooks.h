@@ -11,12 +11,22 @@
 
 namespace cuda_remote::server {
 
+// What the session does beside driver calls. Called on the thread that called HookDriver, and on no other; each may
+// leave another context current.
+struct DriverHooks {
+  // Gives memory to the arena that the session has freed and that no stream uses any more, if `wait` waiting for
+  // streams.
+  std::function<void(bool wait)> collect_frees;
+  // Before a capture begins and before streams are destroyed: the last moment to record events in these streams.
+  std::function<void()> settle;
+  // Before a blocking stream is captured: the last moment to record events in the legacy streams.
+  std::function<void()> mark_legacy;
+  // Before a stream is destroyed that is not captured.
+  std::function<void(CUstream stream)> mark_stream;
+};
+
 // A table like `real` with some functions replaced. One session for each process: the replacements refer to `arena`.
-// `collect_frees` gives memory to the arena that the session has freed and that no stream uses any more, if true
-// waiting for streams; it is called on the thread that called HookDriver, and on no other. `settle` is called before a
-// capture begins and before streams are destroyed: the last moment to record events in any stream.
-DriverTable HookDriver(const DriverTable& real, DeviceArena* arena, std::function<void(bool wait)> collect_frees,
-                       std::function<void()> settle);
+DriverTable HookDriver(const DriverTable& real, DeviceArena* arena, DriverHooks hooks);
 
 // Streams with a capture in progress that was begun in them. Executor only.
 int CapturesInProgress();
@@ -24,11 +34,12 @@ int CapturesInProgress();
 // Whether work that is put into `stream` now is captured instead of run.
 bool IsCaptured(CUstream stream);
 
-// Whether a captured stream may be a blocking one. Unknown for streams that have joined a capture: they count as such.
-bool MayBeBlocking(CUstream captured);
+// Whether a stream waits for the legacy stream and the other way round. Without asking the driver (580), which refuses
+// to answer for a captured stream, and invalidates the capture. Executor only.
+bool IsBlocking(CUstream stream);
 
 // A stream died with its context, and its capture with it.
-void ForgetCapture(CUstream stream);
+void ForgetStream(CUstream stream);
 
 // What a pool of cuMemPoolCreate was made with; false for other pools.
 bool PropsOfPool(CUmemoryPool pool, CUmemPoolProps* props);

@@ -38,12 +38,7 @@ void RelaxCaptures(const DriverTable& driver) {
 
 WorkerSession::WorkerSession(const Parts& parts)
     : parts_(parts),
-      table_(HookDriver(
-          parts.driver->table, parts.arena, [this](bool wait) { CollectPendingFrees(wait); },
-          [this] {
-            uploads_.Settle();
-            MakeCurrent(table_, current_ref_);
-          })),
+      table_(HookDriver(parts.driver->table, parts.arena, HooksOf())),
       managed_memory_(new ManagedMemory(parts.driver->table, parts.staging, 0, [this] { RelaxCaptures(table_); })),
       heaps_(table_, parts.staging),
       side_work_(table_, parts.staging, parts.driver->software),
@@ -64,6 +59,18 @@ WorkerSession::WorkerSession(const Parts& parts)
       stream_waiter_(new Waiters(1, [this] { RelaxCaptures(table_); })) {
   gone_objects_->session = this;
   RelaxCaptures(table_);
+}
+
+DriverHooks WorkerSession::HooksOf() {
+  DriverHooks hooks;
+  hooks.collect_frees = [this](bool wait) { CollectPendingFrees(wait); };
+  hooks.settle = [this] {
+    uploads_.Settle();
+    MakeCurrent(table_, current_ref_);
+  };
+  hooks.mark_legacy = [this] { MarkLegacyWork(); };
+  hooks.mark_stream = [this](CUstream stream) { MarkStreamWork(stream); };
+  return hooks;
 }
 
 AddressSpace* WorkerSession::ReservationSpace() {
@@ -147,7 +154,7 @@ void WorkerSession::Bind(Kind kind, uint64_t handle, uint64_t real, uint64_t par
 void WorkerSession::Gone(const HandleMap::Entry& entry) {
   switch (KindOf(entry.handle)) {
     case Kind::kStream:
-      ForgetCapture(reinterpret_cast<CUstream>(entry.real));
+      ForgetStream(reinterpret_cast<CUstream>(entry.real));
       break;
     case Kind::kModule:
     case Kind::kLibrary: {
@@ -468,6 +475,11 @@ ContextRemains WorkerSession::ForgetContext(uint64_t handle) {
   }
   for (ContextValues* values : {&textures_, &surfaces_}) {
     values->erase(values->lower_bound({handle, 0}), values->upper_bound({handle, ~uint64_t{0}}));
+  }
+  for (std::vector<WorkMark>* marks : {&legacy_marks_, &stream_marks_}) {
+    marks->erase(std::remove_if(marks->begin(), marks->end(),
+                                [&](const WorkMark& mark) { return mark.context_id == dead.id; }),
+                 marks->end());
   }
   parts_.staging->ContextDies();
   remains.lent = uploads_.ContextDies(dead.id);
@@ -798,6 +810,49 @@ void WorkerSession::NoteSynchronized(uint64_t work) {
   }
 }
 
+bool WorkerSession::BlockingStreamIsCaptured() const {
+  bool captured = false;
+  handles_.ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
+    const CUstream stream = reinterpret_cast<CUstream>(entry.real);
+    captured = captured || (IsBlocking(stream) && IsCaptured(stream));
+  });
+  return captured;
+}
+
+void WorkerSession::MarkLegacyWork() {
+  // Then nothing can have been put into a legacy stream since the last time.
+  if (BlockingStreamIsCaptured()) return;
+  legacy_marks_.clear();
+  if (idle()) return;
+  for (const auto& [handle, context] : contexts_) {
+    if (MakeCurrent(table_, context.ref) != CUDA_SUCCESS) continue;
+    AddMark(context.ref.id, CU_STREAM_LEGACY, &legacy_marks_);
+  }
+}
+
+void WorkerSession::MarkStreamWork(CUstream stream) {
+  const auto done = [this](const WorkMark& mark) {
+    return table_.cuEventQuery(mark.event.get()) != CUDA_ERROR_NOT_READY;
+  };
+  stream_marks_.erase(std::remove_if(stream_marks_.begin(), stream_marks_.end(), done), stream_marks_.end());
+  if (idle()) return;
+  CUcontext real = nullptr;
+  if (table_.cuStreamGetCtx(stream, &real) != CUDA_SUCCESS) return;
+  for (const auto& [handle, context] : contexts_) {
+    if (context.ref.real != real || MakeCurrent(table_, context.ref) != CUDA_SUCCESS) continue;
+    AddMark(context.ref.id, stream, &stream_marks_);
+    return;
+  }
+}
+
+void WorkerSession::AddMark(uint64_t context_id, CUstream stream, std::vector<WorkMark>* marks) {
+  CUresult result = CUDA_SUCCESS;
+  const CUevent event = EventBehind(table_, stream, &result);
+  if (event == nullptr) return;  // the stream has been waited for
+  const DriverTable* const driver = &table_;
+  marks->push_back({context_id, {event, [driver](CUevent mark) { driver->cuEventDestroy_v2(mark); }}});
+}
+
 void WorkerSession::CollectPendingFrees(bool wait) {
   // What a stream has freed is free in the order of the frees, so one that is not yet speaks for those behind it; and
   // only so many are looked at, since this is done for every allocation.
@@ -806,7 +861,7 @@ void WorkerSession::CollectPendingFrees(bool wait) {
   uint64_t busy_context = 0;
   int busy = 0;
   for (auto it = pending_frees_.begin(); it != pending_frees_.end() && busy < kMostBusy;) {
-    if (!wait && busy > 0 && it->event != nullptr && it->stream == busy_stream && it->context.id == busy_context) {
+    if (!wait && busy > 0 && it->stream == busy_stream && it->context.id == busy_context) {
       ++busy;
       ++it;
       continue;
@@ -815,9 +870,7 @@ void WorkerSession::CollectPendingFrees(bool wait) {
       ++it;
       continue;
     }
-    const CUresult state = it->event == nullptr ? table_.cuCtxSynchronize()
-                           : wait               ? table_.cuEventSynchronize(it->event)
-                                                : table_.cuEventQuery(it->event);
+    const CUresult state = wait ? table_.cuEventSynchronize(it->event) : table_.cuEventQuery(it->event);
     if (state != CUDA_SUCCESS) {
       if (!wait) {
         busy_stream = it->stream;
@@ -827,7 +880,7 @@ void WorkerSession::CollectPendingFrees(bool wait) {
       ++it;
       continue;
     }
-    if (it->event != nullptr) table_.cuEventDestroy_v2(it->event);
+    table_.cuEventDestroy_v2(it->event);
     arena().Free(it->address);
     it = pending_frees_.erase(it);
   }

@@ -28,6 +28,7 @@
 #include "server/worker/current_context.h"
 #include "server/worker/device_arena.h"
 #include "server/worker/device_ranges.h"
+#include "server/worker/driver_hooks.h"
 #include "server/worker/handle_map.h"
 #include "server/worker/host_functions.h"
 #include "server/worker/ipc.h"
@@ -121,6 +122,12 @@ struct PhysicalFacts {
 struct LinkFacts {
   std::unique_ptr<JitOptions> options;
   std::string image;
+};
+
+// An event behind all work of a stream that can no longer be asked for it.
+struct WorkMark {
+  uint64_t context_id = 0;
+  std::shared_ptr<CUevent_st> event;
 };
 
 class ManagedMemory;
@@ -309,7 +316,18 @@ class WorkerSession : public Session {
   uint64_t work_now() const { return contexts_.size() <= 1 ? work_ : 0; }
   void NoteSynchronized(uint64_t work);
 
-  // Memory whose free waits for an event in a stream; without an event, for the whole context.
+  // The same for waits for all contexts.
+  uint64_t work_given() const { return work_; }
+  // A blocking stream is about to be captured: records events behind the work in the legacy streams, which cannot be
+  // looked at any more when it is. Leaves another context current.
+  void MarkLegacyWork();
+  // The latest ones.
+  const std::vector<WorkMark>& legacy_marks() const { return legacy_marks_; }
+  // Behind the work of streams that were destroyed.
+  const std::vector<WorkMark>& stream_marks() const { return stream_marks_; }
+  bool BlockingStreamIsCaptured() const;
+
+  // Memory whose free waits for an event in a stream.
   struct PendingFree {
     CUevent event;
     CUstream stream;
@@ -334,6 +352,10 @@ class WorkerSession : public Session {
  private:
   CUresult EnterContext(const FrameHeader& header);
   std::function<void()> Deferrable(ContextRef context, ReplyBuilder* reply, Wait wait);
+  DriverHooks HooksOf();
+  // `stream` is about to be destroyed: what waits for all work while a stream is captured could not find its work.
+  void MarkStreamWork(CUstream stream);
+  void AddMark(uint64_t context_id, CUstream stream, std::vector<WorkMark>* marks);
   void Gone(const HandleMap::Entry& entry);
   // Lets a device that the session now uses, and the others that it uses, reach each other's memory.
   void ShareArena(int device);
@@ -383,6 +405,7 @@ class WorkerSession : public Session {
   std::list<PendingFree> pending_frees_;
   std::unordered_map<uint64_t, LinkFacts> links_;
   Ipc ipc_;
+  std::vector<WorkMark> legacy_marks_, stream_marks_;
 
   FrameHeader header_;  // of the request being executed
   bool flush_ = false;

@@ -59,6 +59,7 @@ APPS = {
     "globals": 60,
     "busy_memory": 40,
     "globals_plain": 30,
+    "device_random": 24,
     "driver_ptx": 40,
     "driver_link": 28,
     "unloads": 30,

@@ -71,6 +71,9 @@ bool IsDone(WorkerSession& worker, const Work& work) {
   for (const auto& [context, stream] : work.streams) {
     if (MakeCurrent(driver, context) == CUDA_SUCCESS && driver.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY) return false;
   }
+  for (const WorkMark& mark : work.marks) {
+    if (driver.cuEventQuery(mark.event.get()) == CUDA_ERROR_NOT_READY) return false;
+  }
   if (work.contexts.empty()) return true;
   for (const ContextRef& context : work.contexts) {
     if (MakeCurrent(driver, context) == CUDA_SUCCESS && driver.cuStreamQuery(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY) {
@@ -155,13 +158,9 @@ CUresult OpManagedUnmap(Session& session, const Request&, const wire::OpManagedU
     return result;
   }
   // Work in progress ends first, as natively.
-  const bool all = CapturesInProgress() == 0;
   const std::function<CUresult()> wait = WaitFor(worker, AllWork(worker));
-  WorkerSession* const self = &worker;
-  const uint64_t work = worker.work_now();
   worker.DeferIn(worker.AnyContext(), reply, [=](Answer*) {
     const CUresult result = wait();
-    if (result == CUDA_SUCCESS && all) self->NoteSynchronized(work);
     const CUresult finished = finish();
     return result == CUDA_SUCCESS ? finished : result;
   });

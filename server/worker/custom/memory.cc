@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device memory from the arena: plain, pitched and stream-ordered.
 //
-// A plain free waits, as natively, until the context is idle - but not here: a waiter does, unless nothing can be
-// running. A stream-ordered free leaves an event in its stream; the memory is free when the event has passed, and at
-// once for an allocation of the same size in the same stream.
+// A plain free waits, as natively, until nothing can use the memory any more - but not here: a waiter does, unless
+// nothing can be running. A stream-ordered free leaves an event in its stream; the memory is free when the event has
+// passed, and at once for an allocation of the same size in the same stream.
 
 #include <cuda.h>
 
 #include "proto/codec/operations.gen.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
+#include "server/worker/custom/work.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/failures.h"
 #include "server/worker/snapshot_memory.h"
@@ -29,8 +30,7 @@ constexpr uint64_t kPitch = 512;
 uint64_t ReuseInStream(WorkerSession& worker, CUstream stream, uint64_t bytes, int device) {
   auto& pending = worker.pending_frees();
   for (auto it = pending.begin(); it != pending.end(); ++it) {
-    if (it->event == nullptr || it->stream != stream || it->bytes != bytes || it->context.id != worker.current_ref().id)
-      continue;
+    if (it->stream != stream || it->bytes != bytes || it->context.id != worker.current_ref().id) continue;
     const ContextInfo* const context = worker.FindContext(worker.CurrentContext());
     if (context == nullptr || context->device != device) continue;
     const uint64_t address = it->address;
@@ -148,29 +148,20 @@ CUresult OpMemFree(Session& session, const Request&, const wire::OpMemFree_Reque
     worker.ranges().Erase(in.address);
     return CUDA_SUCCESS;
   }
-  // A capture forbids waiting for the context; the memory is given back with the next free that may.
-  if (!worker.idle() && CapturesInProgress() != 0) {
-    const ContextRef any = worker.AnyContext();
-    worker.pending_frees().push_back({nullptr, nullptr, any, in.address, range->bytes});
-    worker.ranges().Erase(in.address);
-    return CUDA_SUCCESS;
-  }
-  const ContextInfo* const owner = worker.FindContext(range->context);
-  const ContextRef context = owner != nullptr ? owner->ref : worker.AnyContext();
   worker.ranges().Erase(in.address);
+  DeviceArena* const arena = &worker.arena();
   if (worker.idle()) {
-    worker.arena().Free(in.address);
+    arena->Free(in.address);
     return CUDA_SUCCESS;
   }
-  DeviceArena* const arena = &worker.arena();
-  WorkerSession* const self = &worker;
-  const uint64_t work = worker.work_now();
-  worker.DeferIn(context, reply, [driver, arena, self, work, address = in.address](Answer*) {
-    const CUresult result = driver->cuCtxSynchronize();
-    if (result != CUDA_SUCCESS) return result;
-    self->NoteSynchronized(work);
+  // What uses it ends first, as natively; any context may.
+  const std::function<CUresult()> wait = WaitFor(worker, AllWork(worker));
+  const ContextRef context = worker.AnyContext();
+  worker.DeferIn(context, reply, [driver, arena, context, wait, address = in.address](Answer*) {
+    // A context whose work has failed runs nothing any more.
+    NoteResult(wait());
     arena->Free(address);
-    return CUDA_SUCCESS;
+    return MakeCurrent(*driver, context) == CUDA_SUCCESS ? StickyError(*driver) : CUDA_SUCCESS;
   });
   return CUDA_SUCCESS;
 }

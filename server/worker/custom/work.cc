@@ -11,19 +11,19 @@ Work AllWork(WorkerSession& worker) {
   if (worker.idle()) return work;
   if (CapturesInProgress() == 0) {
     for (const auto& [handle, context] : worker.contexts()) work.contexts.push_back(context.ref);
+    work.session = worker.work_given();
     return work;
   }
-  bool legacy = true;
   worker.handles().ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
     const CUstream stream = reinterpret_cast<CUstream>(entry.real);
-    if (!IsCaptured(stream)) {
-      work.streams.emplace_back(worker.AnyContext(), stream);
-      return;
-    }
-    legacy = legacy && !MayBeBlocking(stream);
+    if (!IsCaptured(stream)) work.streams.emplace_back(worker.AnyContext(), stream);
   });
-  for (const auto& [handle, context] : worker.contexts()) {
-    if (legacy) work.streams.emplace_back(context.ref, CU_STREAM_LEGACY);
+  work.marks = worker.stream_marks();
+  if (worker.BlockingStreamIsCaptured()) {
+    const std::vector<WorkMark>& legacy = worker.legacy_marks();
+    work.marks.insert(work.marks.end(), legacy.begin(), legacy.end());
+  } else {
+    for (const auto& [handle, context] : worker.contexts()) work.streams.emplace_back(context.ref, CU_STREAM_LEGACY);
   }
   return work;
 }
@@ -40,18 +40,21 @@ std::function<CUresult()> WaitFor(WorkerSession& worker, const Work& work) {
     if (marked == CUDA_SUCCESS) marked = result;
   }
   if (!work.streams.empty()) MakeCurrent(*driver, worker.current_ref());
-  return [driver, marked, events, contexts = work.contexts] {
+  WorkerSession* const session = &worker;
+  return [driver, session, marked, events, work] {
     CUresult result = marked;
     const auto note = [&result](CUresult other) {
       if (result == CUDA_SUCCESS) result = other;
     };
-    for (const ContextRef& context : contexts) {
+    for (const ContextRef& context : work.contexts) {
       if (MakeCurrent(*driver, context) == CUDA_SUCCESS) note(driver->cuCtxSynchronize());
     }
     for (const CUevent event : events) {
       note(driver->cuEventSynchronize(event));
       driver->cuEventDestroy_v2(event);
     }
+    for (const WorkMark& mark : work.marks) note(driver->cuEventSynchronize(mark.event.get()));
+    if (result == CUDA_SUCCESS && work.session != 0) session->NoteSynchronized(work.session);
     return result;
   };
 }

@@ -16,16 +16,20 @@ namespace cuda_remote::server {
 struct Work {
   std::vector<ContextRef> contexts;                      // all that was put into these
   std::vector<std::pair<ContextRef, CUstream>> streams;  // and into these
+  std::vector<WorkMark> marks;                           // and what is behind these
+  // If these contexts are all that there are: the session's work by now, for WorkerSession::NoteSynchronized.
+  uint64_t session = 0;
 };
 
 // All work of the session; nothing if it is known to have none. While streams are being captured, contexts cannot be
-// waited for: then it is the work of all streams that are not captured, which has what the GPUs are doing. The
-// exception is work in the legacy stream while a blocking stream is captured: no call may look at that stream. Executor
-// only.
+// waited for: then it is the work of all streams that are not captured, which has what the GPUs are doing, and of those
+// that were destroyed. No call may look at the legacy stream while a blocking stream is captured, so events were
+// recorded there before (WorkerSession::MarkLegacyWork). Executor only.
 Work AllWork(WorkerSession& worker);
 
-// What waits for it, on any thread, once. Leaves another context current. Call WaitFor itself on the executor: a stream
-// may be destroyed before the wait is over.
+// What waits for it, on any thread, once. Leaves another context current. Gives the first error of any context, which
+// need not be that of the caller's. Call WaitFor itself on the executor: a stream may be destroyed before the wait is
+// over.
 std::function<CUresult()> WaitFor(WorkerSession& worker, const Work& work);
 
 }  // namespace cuda_remote::server
