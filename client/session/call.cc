@@ -192,6 +192,8 @@ CUresult Call::Transact() {
 }
 
 CUresult Call::Recall(uint64_t function) {
+  // The driver may refuse to answer about a stream that is captured, and invalidate the capture. It is to say so itself.
+  if (session_->captures().IsCaptured(stream_)) return Transact();
   Answers& answers = session_->answers();
   std::string question(reinterpret_cast<const char*>(&header_.call), sizeof(header_.call));
   question.append(reinterpret_cast<const char*>(&header_.context_or_result), sizeof(header_.context_or_result));

@@ -150,6 +150,43 @@ static void Copies(char* device, std::vector<unsigned char>& from, std::vector<u
   digest->Add(to.data(), 256);
 }
 
+// What is answered without the driver before a capture is the driver's to refuse during one. (What it does is
+// documented, or was seen with driver 580.)
+static void InCapture(cudaStream_t stream) {
+  const auto flags_of = [stream] {
+    unsigned flags = 0;
+    const cudaError_t result = cudaStreamGetFlags(stream, &flags);
+    APP_CHECK(result != cudaSuccess || flags == cudaStreamNonBlocking);
+    return result;
+  };
+  cudaEvent_t inside;
+  CUDA_CHECK(cudaEventCreateWithFlags(&inside, cudaEventDisableTiming));
+  for (int question = 0; question < 5; ++question) {
+    CUDA_CHECK(flags_of());
+    CUDA_CHECK(cudaStreamQuery(stream));
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+    CUDA_CHECK(cudaEventRecord(inside, stream));
+    const cudaError_t answer = question == 0   ? flags_of()
+                               : question == 1 ? cudaStreamQuery(stream)
+                               : question == 2 ? cudaDeviceSynchronize()
+                               : question == 3 ? cudaStreamSynchronize(stream)
+                                               : cudaEventQuery(inside);
+    // Whether asking for an event of the capture invalidates it, is not documented.
+    const bool of_event = question == 4;
+    APP_CHECK(answer == (of_event ? cudaErrorCapturedEvent : cudaErrorStreamCaptureUnsupported));
+    cudaStreamCaptureStatus status;
+    CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+    if (!of_event) APP_CHECK(status == cudaStreamCaptureStatusInvalidated);
+    cudaGraph_t graph = nullptr;
+    const cudaError_t end = cudaStreamEndCapture(stream, &graph);
+    if (!of_event) APP_CHECK(end == cudaErrorStreamCaptureInvalidated);
+    if (end == cudaSuccess) CUDA_CHECK(cudaGraphDestroy(graph));
+    cudaGetLastError();  // takes the errors above away
+  }
+  CUDA_CHECK(flags_of());
+  CUDA_CHECK(cudaEventDestroy(inside));
+}
+
 int main(int argc, char** argv) {
   app::Options options = app::Parse(argc, argv, {8, 300});
   const int n = options.size;
@@ -175,6 +212,7 @@ int main(int argc, char** argv) {
   for (int step = 1; step <= options.steps; ++step) {
     Questions(stream, other, event, marker, data, n, step);
     GraphQuestions(stream, event);
+    InCapture(other);
     Memory(stream, other, sums, n, step);
     if (step % 3 == 1) Copies(large, from, to, step, &digest);
     std::vector<unsigned> host(n);
