@@ -90,6 +90,7 @@ APPS = {
     "mapped": 20,
     "polling": 12,
     "texture_memory": 8,
+    "texture_globals": 16,
     "textures": 16,
     "vmm": 14,
     "clusters": 16,
