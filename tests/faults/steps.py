@@ -182,6 +182,21 @@ class Ranks:
         self.carrier = self.lab.start(harness.Process(self.lab, f"restart{self.tools}", command, env))
         return self.carrier
 
+    def end_job(self, when):
+        """Ends the job as an operator does; its sessions end."""
+        self.carrier.kill(signal.SIGTERM)
+        self.carrier.wait(LIMIT)
+        wait_for(lambda: not self.sessions(), LIMIT, lambda: f"{when}: sessions are left")
+
+    def restart_from_image(self):
+        """Saves the job stopped and restarts it without a fault. Returns the image, and the file of the restart's steps."""
+        image, steps = self.path("image"), self.path("steps0")
+        self.lab.run("checkpoint", [self.lab.tool("cr-checkpoint"), "--stop", self.job.id, image])
+        self.job.wait(LIMIT)
+        self.restart(image, {"CR_TEST_STEPS": steps})
+        self.expect_running("without a fault")
+        return image, steps
+
     def finish(self):
         """The job ends, and each living rank says that all was right."""
         open(self.job.sync + ".end", "w").close()
@@ -483,17 +498,10 @@ def restart_worker(context):
     lab, options = context
     ranks = Ranks(lab, options)
     pick = random.Random(3)
-    image = ranks.path("image")
-    lab.run("checkpoint", [lab.tool("cr-checkpoint"), "--stop", ranks.job.id, image])
-    ranks.job.wait(LIMIT)
-    steps = ranks.path("steps0")
-    ranks.restart(image, {"CR_TEST_STEPS": steps})
-    ranks.expect_running("without a fault")
+    image, steps = ranks.restart_from_image()
     for number, name in chosen(steps):
         title = f"worker killed before step {number} ({name})"
-        ranks.carrier.kill(signal.SIGTERM)
-        ranks.carrier.wait(LIMIT)
-        wait_for(lambda: not ranks.sessions(), LIMIT, lambda: f"{title}: sessions are left")
+        ranks.end_job(title)
         seen = {number: {ranks.rank(number)} for number in ranks.living()}
         steps = ranks.path(f"steps{number}")
         tool = ranks.restart(image, {"CR_TEST_STEPS": steps, "CR_TEST_STOP_AT": str(number)})
@@ -638,17 +646,10 @@ def restart_tool(context):
     """cr-restart is killed in each step: nothing of the job is left, and the next one brings it back at once."""
     lab, options = context
     ranks = Ranks(lab, options, ranks=3)
-    image = ranks.path("image")
-    lab.run("checkpoint", [lab.tool("cr-checkpoint"), "--stop", ranks.job.id, image])
-    ranks.job.wait(LIMIT)
-    steps = ranks.path("steps0")
-    ranks.restart(image, {"CR_TEST_STEPS": steps})
-    ranks.expect_running("without a fault")
+    image, steps = ranks.restart_from_image()
     for number, name, delay in all_steps(steps):
         title = f"restart: tool killed before step {number} ({name})" + (f", {delay} s later" if delay else "")
-        ranks.carrier.kill(signal.SIGTERM)
-        ranks.carrier.wait(LIMIT)
-        wait_for(lambda: not ranks.sessions(), LIMIT, lambda: f"{title}: sessions are left")
+        ranks.end_job(title)
         steps = ranks.path(f"steps{number}-{delay}")
         tool = ranks.restart(image, {"CR_TEST_STEPS": steps, "CR_TEST_STOP_AT": str(number)})
         await_step(tool, steps, number)

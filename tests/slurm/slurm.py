@@ -549,16 +549,22 @@ def other_gpus(context):
     cluster.command("scancel", other)
 
 
-@case
-def cancelled(context):
-    """scancel saves the job and ends it; scontrol requeue lets it go on later."""
-    cluster = Cluster(context)
+def submit_and_cancel(context, cluster):
+    """A job that scancel saves and ends while it stands after step 15. Returns its number and what it is to print."""
     script = context.script(SCRIPT.format(program=context.program))
     want = context.uninterrupted(script)
     job = cluster.submit("-o", "out", script, env=context.standing(15))
     context.wait_step(15, cluster)
     cluster.command("scancel", job)
     cluster.wait_state(job, "CANCELLED", restarts=0)
+    return job, want
+
+
+@case
+def cancelled(context):
+    """scancel saves the job and ends it; scontrol requeue lets it go on later."""
+    cluster = Cluster(context)
+    job, want = submit_and_cancel(context, cluster)
     cluster.command("scontrol", "requeue", job)
     cluster.start_again(job)
     context.go(15)
@@ -724,12 +730,7 @@ def user_foreign_image(context):
     """Another user cannot have the image of a job restarted by a job of his."""
     context.become_user()
     cluster = Cluster(context)
-    script = context.script(SCRIPT.format(program=context.program))
-    want = context.uninterrupted(script)
-    job = cluster.submit("-o", "out", script, env=context.standing(15))
-    context.wait_step(15, cluster)
-    cluster.command("scancel", job)
-    cluster.wait_state(job, "CANCELLED", restarts=0)
+    job, want = submit_and_cancel(context, cluster)
     images = context.path(f"checkpoints/job-{job}/images")
     copy, anna, folder = os.path.join(context.lab.folder, "copy"), context.user, context.folder
     shutil.copytree(images, copy)
