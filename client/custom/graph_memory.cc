@@ -59,6 +59,12 @@ CUresult CheckProps(const char* name, const CUDA_MEM_ALLOC_NODE_PARAMS& params) 
   return CUDA_SUCCESS;
 }
 
+// CUDA_ERROR_NOT_SUPPORTED for a graph inside of another one's node: memory nodes cannot be added there.
+CUresult CheckOwn(Session* session, CUgraph graph) {
+  std::shared_lock<std::shared_mutex> lock(session->mutex());
+  return session->IsEmbeddedLocked(reinterpret_cast<uint64_t>(graph)) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+}
+
 // Adds an allocation of `params` to a graph; sets its dptr.
 CUresult AddAllocation(const char* name, CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
                        const CUgraphEdgeData* edges, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS* params) {
@@ -69,6 +75,7 @@ CUresult AddAllocation(const char* name, CUgraphNode* node, CUgraph graph, const
   const int device = params->poolProps.location.id;
   if (device < 0 || size_t(device) >= session->devices().size()) return CUDA_ERROR_INVALID_DEVICE;
   if (!session->handles().Usable(Kind::kGraph, reinterpret_cast<uint64_t>(graph))) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = CheckOwn(session, graph); result != CUDA_SUCCESS) return result;
   const CallInfo info = Under(info::k_OpMemAlloc, name);
   CUdeviceptr address = 0;
   if (const CUresult result = AllocateForGraph(info, params->bytesize, device, &address); result != CUDA_SUCCESS) {
@@ -101,6 +108,7 @@ CUresult AddFree(const char* name, CUgraphNode* node, CUgraph graph, const CUgra
   if (!session) return CUDA_ERROR_NOT_INITIALIZED;
   const uint64_t handle = reinterpret_cast<uint64_t>(graph);
   if (!session->handles().Usable(Kind::kGraph, handle)) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = CheckOwn(session, graph); result != CUDA_SUCCESS) return result;
   {
     std::shared_lock<std::shared_mutex> lock(session->mutex());
     const CUresult may = session->graph_memory().MayFree(handle, address);

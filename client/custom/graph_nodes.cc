@@ -183,7 +183,7 @@ CUresult FillAny(Call& call, const CUgraphNodeParams& node, NodeMessage* out) {
     case CU_GRAPH_NODE_TYPE_GRAPH:
       if (!call.Valid(Kind::kGraph, node.graph.graph)) return CUDA_ERROR_INVALID_VALUE;
       if (node.graph.ownership != CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE) {
-        return Call::Unsupported(call.info().name, "a child graph that is moved into its parent");
+        return Call::Unsupported(call.info().name, "a child graph that is moved into a node that exists");
       }
       if (const CUresult result = CheckWithoutMemory(call.session(), reinterpret_cast<uint64_t>(node.graph.graph));
           result != CUDA_SUCCESS) {
@@ -266,6 +266,32 @@ CUresult Add(const CallInfo& info, CUgraphNode* node, CUgraph graph, const CUgra
   });
   *node = reinterpret_cast<CUgraphNode>(request.node);
   return CUDA_SUCCESS;
+}
+
+// A node that takes its graph over, with the memory that the graph allocates and frees.
+CUresult AddMovedGraph(const CallInfo& info, CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                       const CUgraphEdgeData* edges, size_t count, CUgraph child) {
+  const auto parent = reinterpret_cast<uint64_t>(graph), moved = reinterpret_cast<uint64_t>(child);
+  const auto fill = [&](Call& call, NodeMessage* out) {
+    if (!call.Valid(Kind::kGraph, moved)) return CUDA_ERROR_INVALID_VALUE;
+    Session& session = call.session();
+    if (session.captures().IsGraphOfOne(parent) || session.captures().IsGraphOfOne(moved)) {
+      return Call::Unsupported(info.name, "moving a child graph in or out of the graph of a capture in progress");
+    }
+    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    if (session.uses_graph_memory() && session.graph_memory().HasNodes(moved) && session.IsEmbeddedLocked(parent)) {
+      return CUDA_ERROR_NOT_SUPPORTED;  // as natively: memory nodes cannot be added to a graph inside another one
+    }
+    lock.unlock();
+    out->params.type = CU_GRAPH_NODE_TYPE_GRAPH;
+    out->params.graph = moved;
+    out->params.moved = true;
+    out->needs.push_back(moved);
+    return CUDA_SUCCESS;
+  };
+  const CUresult result = Add(info, node, graph, dependencies, edges, count, fill);
+  if (result == CUDA_SUCCESS) Session::Get()->GraphMoved(moved, reinterpret_cast<uint64_t>(*node), parent);
+  return result;
 }
 
 // Changes a node of a graph.
@@ -418,6 +444,11 @@ CUresult Custom_cuGraphAddNode_v2(CUgraphNode* phGraphNode, CUgraph hGraph, cons
   if (nodeParams->type == CU_GRAPH_NODE_TYPE_MEMCPY && NeedsStaging(nodeParams->memcpy.copyParams)) {
     return AddStagedNode(phGraphNode, hGraph, dependencies, dependencyData, numDependencies,
                          nodeParams->memcpy.copyParams, nodeParams->memcpy.copyCtx);
+  }
+  if (nodeParams->type == CU_GRAPH_NODE_TYPE_GRAPH &&
+      nodeParams->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE) {
+    return AddMovedGraph(kInfo, phGraphNode, hGraph, dependencies, dependencyData, numDependencies,
+                         nodeParams->graph.graph);
   }
   const CUresult result =
       Add(kInfo, phGraphNode, hGraph, dependencies, dependencyData, numDependencies, FromAny(nodeParams));

@@ -181,6 +181,12 @@ bool Captures::EndedInside(uint64_t graph) {
   return false;
 }
 
+bool Captures::IsGraphOfOne(uint64_t graph) const {
+  if (!active()) return false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::any_of(captures_.begin(), captures_.end(), [graph](const auto& one) { return one->graph == graph; });
+}
+
 bool Captures::DestroyLater(uint64_t graph, uint64_t child) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& capture : captures_) {

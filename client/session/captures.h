@@ -68,6 +68,9 @@ class Captures {
   // again. False if `graph` is none of a capture in progress.
   bool EndedInside(uint64_t graph);
 
+  // Whether `graph` is that of a capture in progress.
+  bool IsGraphOfOne(uint64_t graph) const;
+
   // Leaves the destruction of a graph that `graph` was given as a child to the end of its capture. False if `graph` is
   // none of a capture in progress.
   bool DestroyLater(uint64_t graph, uint64_t child);

@@ -407,6 +407,8 @@ void Session::ForgetLocked(const replay::ObjectKey& dead) {
       }
       [[fallthrough]];
     case Kind::kGraph:
+      graph_memory_.ForgetInside(dead.id);
+      [[fallthrough]];
     case Kind::kGraphNode:
     case Kind::kCapture:
       handles_.Drop(dead.id);
@@ -612,11 +614,27 @@ void Session::GraphDestroyed(replay::ObjectKey object) {
     if (object.kind == Kind::kGraph) {
       graph_memory_.GraphDestroyed(object.id, &gone);
       for (auto node = disguised_nodes_.begin(); node != disguised_nodes_.end();) {
-        node = node->second.graph == object.id ? disguised_nodes_.erase(node) : std::next(node);
+        // Graphs that were moved into it went with it.
+        const uint64_t its_graph = node->second.graph;
+        const bool dead = its_graph == object.id || !handles_.Find(Kind::kGraph, its_graph);
+        node = dead ? disguised_nodes_.erase(node) : std::next(node);
       }
     }
   }
   FreeGraphMemory(gone);
+}
+
+void Session::GraphMoved(uint64_t graph, uint64_t node, uint64_t parent) {
+  std::unique_lock<std::shared_mutex> lock(mutex_);
+  if (Object* const object = handles_.Find(Kind::kGraph, graph)) object->parent = node;
+  // The node retains its record; what is destroyed when the node releases it, is the graph.
+  uses_[graph].destroyed = true;
+  if (uses_graph_memory()) graph_memory_.Move(graph, parent, true);
+}
+
+bool Session::IsEmbeddedLocked(uint64_t graph) const {
+  const Object* const object = handles_.Find(Kind::kGraph, graph);
+  return object && KindOf(object->parent) == Kind::kGraphNode;
 }
 
 void Session::EraseDeviceRangeLocked(uint64_t address) {

@@ -272,6 +272,10 @@ class Session final : public agent::AgentHost, public trace::Server {
   void FreeGraphMemory(const driverabi::GraphMemory::Addresses& gone);
   // The application destroyed a graph or an executable.
   void GraphDestroyed(replay::ObjectKey object);
+  // `node` of `parent` has taken `graph` over: it keeps its handle, and dies with the node.
+  void GraphMoved(uint64_t graph, uint64_t node, uint64_t parent);
+  // Whether a graph is a node's own, as that of a child graph's node or a body of a conditional one.
+  bool IsEmbeddedLocked(uint64_t graph) const;
   HostArena& host_arena() { return host_arena_; }
   PinnedHeap& pinned_heap() { return pinned_heap_; }
   ManagedMirror& managed_mirror() { return managed_mirror_; }

@@ -41,7 +41,7 @@ class GraphMemory {
     return found != blocks_.end() && found->second.alive;
   }
   // Whether the graph allocates or frees memory: its nodes and edges cannot be taken away, and it cannot be cloned.
-  bool HasNodes(uint64_t graph) const { return graphs_.count(graph) != 0; }
+  bool HasNodes(uint64_t graph) const { return graphs_.count(graph) != 0 || inside_.count(graph) != 0; }
   bool ExecHasNodes(uint64_t exec) const { return execs_.count(exec) != 0; }
 
   // A node of `graph` allocates these bytes.
@@ -69,13 +69,19 @@ class GraphMemory {
     graphs_[graph].frees.push_back(address);
   }
 
-  // All nodes of `from` are `to`'s from now on.
-  void Move(uint64_t from, uint64_t to) {
+  // All nodes of `from` are `to`'s from now on. `from` goes on to exist as a part of `to` if it is `inside`, until
+  // ForgetInside.
+  void Move(uint64_t from, uint64_t to, bool inside = false) {
     const auto found = graphs_.find(from);
     if (found == graphs_.end()) return;
     const Nodes moved = std::move(found->second);
     graphs_.erase(found);
+    if (inside) inside_.insert(from);
     Nodes& nodes = graphs_[to];
+    if (nodes.exec == 0 && moved.exec != 0) {
+      nodes.exec = moved.exec;
+      execs_[moved.exec].graph = to;
+    }
     for (const uint64_t address : moved.allocations) {
       blocks_[address].graph = to;
       nodes.allocations.push_back(address);
@@ -86,6 +92,9 @@ class GraphMemory {
       nodes.frees.push_back(address);
     }
   }
+
+  // A graph that was moved into another one is gone.
+  void ForgetInside(uint64_t graph) { inside_.erase(graph); }
 
   // There may be one executable of such a graph at a time.
   CUresult MayInstantiate(uint64_t graph) const {
@@ -316,6 +325,7 @@ class GraphMemory {
 
   std::map<uint64_t, Block> blocks_;  // by address
   std::unordered_map<uint64_t, Nodes> graphs_;
+  std::set<uint64_t> inside_;  // parts of others, which have their memory nodes
   std::unordered_map<uint64_t, Exec> execs_;
   std::map<int, Figures> figures_;
 };

@@ -105,6 +105,7 @@ CUresult ReadCopy(Session& session, const wire::NodeParams& in, NodeParameters* 
 }
 
 CUresult ReadParameters(Session& session, const wire::NodeParams& in, NodeParameters* out) {
+  if (in.moved) return kMalformedRequest;  // for AddMovedGraph alone
   out->type = CUgraphNodeType(in.type);
   switch (out->type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
@@ -227,6 +228,25 @@ CUresult WriteKernel(Session& session, CUgraphNode node, wire::NodeParams* out, 
   return CUDA_SUCCESS;
 }
 
+// Gives a graph to a node of another one. Whatever its handle names dies with that node from then on.
+CUresult AddMovedGraph(Session& session, const wire::cuGraphAddNode_v2_Request& in, CUgraph graph,
+                       const std::vector<CUgraphNode>& after, const std::vector<CUgraphEdgeData>& edges) {
+  CUgraphNodeParams params = {};
+  params.type = CU_GRAPH_NODE_TYPE_GRAPH;
+  params.graph.ownership = CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
+  if (in.params.type != CU_GRAPH_NODE_TYPE_GRAPH) return kMalformedRequest;
+  if (!session.Real(Kind::kGraph, in.params.graph, &params.graph.graph)) return CUDA_ERROR_INVALID_HANDLE;
+  if (session.IsUnder(in.graph, in.params.graph)) return CUDA_ERROR_INVALID_VALUE;  // into itself
+  CUgraphNode node = nullptr;
+  const CUresult result =
+      session.driver().cuGraphAddNode_v2(&node, graph, after.empty() ? nullptr : after.data(),
+                                         edges.empty() ? nullptr : edges.data(), after.size(), &params);
+  if (result != CUDA_SUCCESS) return result;
+  session.Bind(Kind::kGraphNode, in.node, reinterpret_cast<uint64_t>(node), in.graph);
+  session.SetParent(Kind::kGraph, in.params.graph, in.node);
+  return CUDA_SUCCESS;
+}
+
 }  // namespace
 
 CUresult Custom_cuGraphAddNode_v2(Session& session, const Request&, const wire::cuGraphAddNode_v2_Request& in,
@@ -240,6 +260,7 @@ CUresult Custom_cuGraphAddNode_v2(Session& session, const Request&, const wire::
   }
   std::vector<CUgraphEdgeData> edges;
   if (!in.edges.empty() && !CopyArray(in.edges, after.size(), &edges)) return kMalformedRequest;
+  if (in.params.moved) return AddMovedGraph(session, in, graph, after, edges);
   NodeParameters parameters;
   if (const CUresult result = ReadParameters(session, in.params, &parameters); result != CUDA_SUCCESS) return result;
   const DriverTable& driver = session.driver();

@@ -68,13 +68,24 @@ Graph::~Graph() { Unregister(); }
 void Graph::Unregister() {
   for (const std::shared_ptr<GraphNode>& node : nodes) {
     Registry<GraphNode>::Get().Remove(node.get());
-    const auto* conditional = std::get_if<ConditionalWork>(&node->work);
-    if (conditional == nullptr) continue;
-    for (const GraphPtr& body : conditional->bodies) {
-      Registry<Graph>::Get().Remove(body.get());
-      body->Unregister();
-    }
+    UnregisterGraphsIn(*node);
   }
+}
+
+void UnregisterGraphsIn(const GraphNode& node) {
+  std::vector<GraphPtr> graphs;
+  if (const auto* conditional = std::get_if<ConditionalWork>(&node.work)) graphs = conditional->bodies;
+  if (const auto* child = std::get_if<ChildGraphWork>(&node.work)) graphs.push_back(child->graph);
+  for (const GraphPtr& graph : graphs) {
+    Registry<Graph>::Get().Remove(graph.get());
+    graph->Unregister();
+  }
+}
+
+ChildGraphWork CloneOf(const Graph& graph) {
+  ChildGraphWork work{graph.Clone()};
+  work.graph->embedded = true;
+  return work;
 }
 
 bool Graph::has_conditionals() const {
@@ -123,7 +134,7 @@ std::shared_ptr<Graph> Graph::Clone(std::map<const GraphNode*, GraphNode*>* made
     copy->allocation = node->allocation;
     copy->origin = node.get();
     (*made)[node.get()] = copy;
-    if (auto* child = std::get_if<ChildGraphWork>(&copy->work)) child->graph = child->graph->Clone();
+    if (auto* child = std::get_if<ChildGraphWork>(&copy->work)) *child = CloneOf(*child->graph);
     if (auto* conditional = std::get_if<ConditionalWork>(&copy->work)) {
       for (GraphPtr& body : conditional->bodies) body = body->Clone();
     }

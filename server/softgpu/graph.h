@@ -87,7 +87,10 @@ struct Graph : std::enable_shared_from_this<Graph> {
     bool used = false;    // by a node
   };
   std::vector<Conditional> conditionals;
-  bool moved = false;             // a child graph that its node owns (CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE)
+  // A child graph that was moved into a node (CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE): the graph of that node. It has the
+  // memory nodes in the child graph, too.
+  Graph* moved_into = nullptr;
+  bool embedded = false;          // a node's own: a child graph, moved or cloned
   Graph* whole = nullptr;         // of a body: the graph that it is part of, or that graph's own
   std::weak_ptr<GraphExec> only;  // of a graph with conditional nodes: there may be one executable at a time
   std::vector<UserReference> user_objects;
@@ -98,7 +101,7 @@ struct Graph : std::enable_shared_from_this<Graph> {
   // Whether it has nodes that allocate or free memory.
   bool has_memory() const { return GraphMemoryState::Get().rules.HasNodes(number()); }
   bool has_conditionals() const;
-  // The nodes' and bodies' handles are no handles any more.
+  // The handles of the nodes, and of the graphs in them, are no handles any more.
   void Unregister();
   GraphNode* Add(CUgraphNodeType type, Work work, std::vector<GraphNode*> dependencies);
   std::shared_ptr<Graph> Clone(std::map<const GraphNode*, GraphNode*>* made = nullptr) const;
@@ -109,6 +112,11 @@ struct Graph : std::enable_shared_from_this<Graph> {
   const uint64_t number_ = NextGraphNumber();
 };
 using GraphPtr = std::shared_ptr<Graph>;
+
+// The handles of the child graph or the bodies of a node are no handles any more.
+void UnregisterGraphsIn(const GraphNode& node);
+// What a child graph's node does with a copy of `graph`. Under CaptureMutex().
+ChildGraphWork CloneOf(const Graph& graph);
 
 struct GraphExec {
   ContextPtr context;

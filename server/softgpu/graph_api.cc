@@ -54,7 +54,7 @@ CUresult Instantiate(CUgraphExec* out, CUgraph handle, unsigned long long flags)
   Lock lock(CaptureMutex());
   GraphMemoryState& memory = GraphMemoryState::Get();
   if (CUresult result = memory.rules.MayInstantiate(graph->number()); result != CUDA_SUCCESS) return result;
-  if (!BodiesAreGood(*graph) || graph->whole != nullptr || graph->moved) return CUDA_ERROR_INVALID_VALUE;
+  if (!BodiesAreGood(*graph) || graph->whole != nullptr || graph->moved_into != nullptr) return CUDA_ERROR_INVALID_VALUE;
   const bool conditional = graph->has_conditionals();
   if (conditional && !graph->only.expired()) return CUDA_ERROR_NOT_SUPPORTED;
   auto exec = std::make_shared<GraphExec>();
@@ -80,7 +80,7 @@ CUresult Launch(CUgraphExec handle, CUstream stream_handle) {
   if (std::shared_ptr<Capture> capture = CaptureOf(stream)) {
     Lock lock(CaptureMutex());
     if (GraphMemoryState::Get().rules.ExecHasNodes(exec->number())) return CUDA_ERROR_NOT_SUPPORTED;
-    return CaptureWork(stream, capture, ChildGraphWork{exec->graph->Clone()});
+    return CaptureWork(stream, capture, CloneOf(*exec->graph));
   }
   if (CUresult result = CheckLegacyCapture(stream); result != CUDA_SUCCESS) return result;
   std::vector<Work> works;
@@ -124,7 +124,7 @@ CUresult Launch(CUgraphExec handle, CUstream stream_handle) {
 CUresult Update(CUgraphExec handle, CUgraph graph_handle, CUgraphExecUpdateResultInfo* info) {
   GraphExecPtr exec = Registry<GraphExec>::Get().Find(handle);
   GraphPtr graph = Registry<Graph>::Get().Find(graph_handle);
-  if (!exec || !graph) return CUDA_ERROR_INVALID_VALUE;
+  if (!exec || !graph || graph->moved_into != nullptr) return CUDA_ERROR_INVALID_VALUE;
   CUgraphExecUpdateResultInfo unasked;
   if (info == nullptr) info = &unasked;
   *info = {};
@@ -154,7 +154,7 @@ CUresult Update(CUgraphExec handle, CUgraph graph_handle, CUgraphExecUpdateResul
   }
   for (size_t i = 0; i < from.size(); ++i) {
     to[i]->work = from[i]->work;
-    if (auto* child = std::get_if<ChildGraphWork>(&to[i]->work)) child->graph = child->graph->Clone();
+    if (auto* child = std::get_if<ChildGraphWork>(&to[i]->work)) *child = CloneOf(*child->graph);
     if (auto* conditional = std::get_if<ConditionalWork>(&to[i]->work)) {
       for (GraphPtr& body : conditional->bodies) body = body->Clone();
     }
@@ -181,8 +181,8 @@ SOFTGPU_API cuGraphDestroy(CUgraph handle) {
   SOFTGPU_ENTER();
   Lock lock(CaptureMutex());
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
-  // A body goes with its node, and so does a graph that was moved into one.
-  if (!graph || graph->whole != nullptr || graph->moved) return CUDA_ERROR_INVALID_VALUE;
+  // A body goes with its node, and so does a child graph.
+  if (!graph || graph->whole != nullptr || graph->embedded) return CUDA_ERROR_INVALID_VALUE;
   Registry<Graph>::Get().Remove(handle);
   graph->Unregister();
   Addresses gone;

@@ -103,7 +103,7 @@ SOFTGPU_API cuGraphExecChildGraphNodeSetParams(CUgraphExec exec_handle, CUgraphN
   GraphPtr child = Registry<Graph>::Get().Find(child_handle);
   if (node == nullptr || !child || !std::holds_alternative<ChildGraphWork>(node->work)) return CUDA_ERROR_INVALID_VALUE;
   if (child->has_memory()) return CUDA_ERROR_NOT_SUPPORTED;
-  node->work = ChildGraphWork{child->Clone()};
+  node->work = CloneOf(*child);
   return CUDA_SUCCESS;
 }
 
@@ -115,6 +115,7 @@ SOFTGPU_API cuGraphAddMemAllocNode(CUgraphNode* out, CUgraph handle, const CUgra
   Lock lock(CaptureMutex());
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
   if (!graph) return CUDA_ERROR_INVALID_VALUE;
+  if (graph->embedded) return CUDA_ERROR_NOT_SUPPORTED;
   AllocationPtr allocation;
   if (CUresult result = TakeGraphMemory(*params, &allocation); result != CUDA_SUCCESS) return result;
   if (CUresult result = cuGraphAddEmptyNode(out, handle, dependencies, count); result != CUDA_SUCCESS) {
@@ -139,6 +140,7 @@ SOFTGPU_API cuGraphAddMemFreeNode(CUgraphNode* out, CUgraph handle, const CUgrap
   Lock lock(CaptureMutex());
   GraphPtr graph = Registry<Graph>::Get().Find(handle);
   if (!graph || out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (graph->embedded) return CUDA_ERROR_NOT_SUPPORTED;
   CUresult result = GraphMemoryState::Get().rules.MayFree(graph->number(), address);
   if (result == CUDA_SUCCESS) result = cuGraphAddEmptyNode(out, handle, dependencies, count);
   if (result == CUDA_SUCCESS) BecomeFree(graph.get(), address, Registry<GraphNode>::Get().Find(*out).get());

@@ -160,6 +160,12 @@ CUresult SetExecWork(CUgraphExec exec_handle, CUgraphNode handle, CUgraphNodeTyp
   return Replace(node, std::move(work));
 }
 
+// Whether a graph may become a child graph, memory nodes aside.
+CUresult MayBeChild(const Graph& graph) {
+  if (graph.has_conditionals()) return CUDA_ERROR_NOT_SUPPORTED;
+  return graph.moved_into != nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
 // The operation that the general form of parameters means.
 CUresult WorkFrom(const CUgraphNodeParams* params, Work* work) {
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -194,10 +200,12 @@ CUresult WorkFrom(const CUgraphNodeParams* params, Work* work) {
       GraphPtr child = Registry<Graph>::Get().Find(params->graph.graph);
       if (!child) return CUDA_ERROR_INVALID_VALUE;
       Lock lock(CaptureMutex());
-      if (child->has_memory() || child->has_conditionals()) return CUDA_ERROR_NOT_SUPPORTED;
-      if (child->moved) return CUDA_ERROR_INVALID_VALUE;
-      child->moved = params->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
-      *work = ChildGraphWork{child->moved ? child : child->Clone()};
+      if (CUresult refused = MayBeChild(*child); refused != CUDA_SUCCESS) return refused;
+      // Nothing says what becomes of the graph that a node has when another one is moved into it.
+      if (child->has_memory() || params->graph.ownership != CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+      }
+      *work = CloneOf(*child);
       break;
     }
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
@@ -251,6 +259,26 @@ CUresult AddConditional(CUgraphNode* out, CUgraph handle, const CUgraphNode* dep
   whole->conditionals[params->handle - 1].used = true;
   (*node)->bodies = std::move(bodies);
   params->phGraph_out = (*node)->bodies.data();
+  return CUDA_SUCCESS;
+}
+
+// A node that takes its graph over, which keeps its handle. Under CaptureMutex().
+CUresult AddMovedGraph(CUgraphNode* out, CUgraph handle, const CUgraphNode* dependencies, size_t count,
+                       CUgraph child_handle, GraphNode** node) {
+  GraphPtr graph = Registry<Graph>::Get().Find(handle), child = Registry<Graph>::Get().Find(child_handle);
+  if (!graph || !child || child->whole != nullptr || child->embedded) return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult result = MayBeChild(*child); result != CUDA_SUCCESS) return result;
+  for (const Graph* above = graph.get(); above != nullptr; above = above->moved_into) {
+    if (above == child.get()) return CUDA_ERROR_INVALID_VALUE;
+  }
+  // Memory nodes cannot come into graphs inside of nodes.
+  if (child->has_memory() && (graph->embedded || graph->whole != nullptr)) return CUDA_ERROR_NOT_SUPPORTED;
+  const CUresult result = Add(out, handle, dependencies, count, CU_GRAPH_NODE_TYPE_GRAPH, ChildGraphWork{child}, node);
+  if (result != CUDA_SUCCESS) return result;
+  child->moved_into = graph.get();
+  child->embedded = true;
+  graph->memory.insert(graph->memory.end(), child->memory.begin(), child->memory.end());
+  GraphMemoryState::Get().rules.Move(child->number(), graph->number(), true);
   return CUDA_SUCCESS;
 }
 
@@ -440,8 +468,9 @@ SOFTGPU_API cuGraphAddChildGraphNode(CUgraphNode* out, CUgraph graph, const CUgr
   GraphPtr child = Registry<Graph>::Get().Find(child_handle);
   if (!child) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(CaptureMutex());
-  if (child->has_memory() || child->has_conditionals()) return CUDA_ERROR_NOT_SUPPORTED;
-  return Add(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_GRAPH, ChildGraphWork{child->Clone()});
+  if (CUresult result = MayBeChild(*child); result != CUDA_SUCCESS) return result;
+  if (child->has_memory()) return CUDA_ERROR_NOT_SUPPORTED;
+  return Add(out, graph, dependencies, count, CU_GRAPH_NODE_TYPE_GRAPH, CloneOf(*child));
 }
 
 SOFTGPU_API cuGraphChildGraphNodeGetGraph(CUgraphNode handle, CUgraph* out) {
@@ -500,6 +529,9 @@ SOFTGPU_API cuGraphAddNode_v2(CUgraphNode* out, CUgraph graph, const CUgraphNode
     if (result == CUDA_SUCCESS) node = Registry<GraphNode>::Get().Find(*out).get();
   } else if (params->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
     result = AddConditional(out, graph, dependencies, count, &params->conditional, &node);
+  } else if (params->type == CU_GRAPH_NODE_TYPE_GRAPH &&
+             params->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE) {
+    result = AddMovedGraph(out, graph, dependencies, count, params->graph.graph, &node);
   } else {
     Work work;
     result = WorkFrom(params, &work);
@@ -627,6 +659,7 @@ SOFTGPU_API cuGraphDestroyNode(CUgraphNode handle) {
   if (!node) return CUDA_ERROR_INVALID_VALUE;
   if (node->graph->has_memory()) return CUDA_ERROR_NOT_SUPPORTED;
   Registry<GraphNode>::Get().Remove(handle);
+  UnregisterGraphsIn(*node);
   auto& nodes = node->graph->nodes;
   for (const NodePtr& other : nodes) {
     auto& before = other->dependencies;

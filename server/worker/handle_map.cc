@@ -42,15 +42,46 @@ void HandleMap::Bind(Kind kind, uint64_t handle, uint64_t real, uint64_t parent)
   *entry = Entry();
   entry->handle = handle;
   entry->real = real;
-  Entry* const above = parent != 0 ? Find(KindOf(parent), parent) : nullptr;
-  if (above != nullptr && above != entry) {
-    entry->parent = parent;
-    entry->next_sibling = above->first_child;
-    if (entry->next_sibling != 0) Slot(entry->next_sibling)->previous_sibling = slot;
-    above->first_child = slot;
-  }
+  LinkTo(entry, parent);
   virtual_[uint8_t(kind)][real] = handle;
   ++live_;
+}
+
+void HandleMap::LinkTo(Entry* entry, uint64_t parent) {
+  Entry* const above = parent != 0 ? Find(KindOf(parent), parent) : nullptr;
+  if (above == nullptr || above == entry) return;
+  const uint32_t slot = SlotOf(entry->handle);
+  entry->parent = parent;
+  entry->next_sibling = above->first_child;
+  if (entry->next_sibling != 0) Slot(entry->next_sibling)->previous_sibling = slot;
+  above->first_child = slot;
+}
+
+void HandleMap::Unlink(Entry* entry) {
+  if (entry->parent == 0) return;
+  if (entry->previous_sibling != 0) {
+    Slot(entry->previous_sibling)->next_sibling = entry->next_sibling;
+  } else if (Entry* const above = Slot(SlotOf(entry->parent))) {
+    above->first_child = entry->next_sibling;
+  }
+  if (entry->next_sibling != 0) Slot(entry->next_sibling)->previous_sibling = entry->previous_sibling;
+  entry->parent = 0;
+  entry->next_sibling = entry->previous_sibling = 0;
+}
+
+bool HandleMap::IsUnder(uint64_t handle, uint64_t ancestor) const {
+  while (handle != 0 && handle != ancestor) {
+    const Entry* const entry = Find(KindOf(handle), handle);
+    handle = entry != nullptr ? entry->parent : 0;
+  }
+  return handle != 0;
+}
+
+void HandleMap::SetParent(Kind kind, uint64_t handle, uint64_t parent) {
+  Entry* const entry = Find(kind, handle);
+  if (entry == nullptr || IsUnder(parent, handle)) return;
+  Unlink(entry);
+  LinkTo(entry, parent);
 }
 
 void HandleMap::Rebind(Kind kind, uint64_t handle, uint64_t real) {
@@ -64,18 +95,11 @@ void HandleMap::Rebind(Kind kind, uint64_t handle, uint64_t real) {
 
 void HandleMap::Drop(uint32_t slot, const std::function<void(const Entry&)>& gone) {
   Entry* const entry = Slot(slot);
-  if (entry->parent != 0) {
-    if (entry->previous_sibling != 0) {
-      Slot(entry->previous_sibling)->next_sibling = entry->next_sibling;
-    } else if (Entry* const above = Slot(SlotOf(entry->parent))) {
-      above->first_child = entry->next_sibling;
-    }
-    if (entry->next_sibling != 0) Slot(entry->next_sibling)->previous_sibling = entry->previous_sibling;
-  }
+  const Entry dead = *entry;
+  Unlink(entry);
   auto& map = virtual_[uint8_t(KindOf(entry->handle))];
   // Two handles may have named the same object; only the newer one is found from it.
   if (const auto it = map.find(entry->real); it != map.end() && it->second == entry->handle) map.erase(it);
-  const Entry dead = *entry;
   *entry = Entry();
   --live_;
   if (gone) gone(dead);

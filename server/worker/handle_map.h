@@ -47,6 +47,11 @@ class HandleMap {
   // A bound handle, which has no descendants yet, stands for another real one from now on.
   void Rebind(Kind kind, uint64_t handle, uint64_t real);
 
+  // Whether `handle` is `ancestor` or dies with it.
+  bool IsUnder(uint64_t handle, uint64_t ancestor) const;
+  // A bound handle dies with `parent` from now on, which must not be under it.
+  void SetParent(Kind kind, uint64_t handle, uint64_t parent);
+
   // Forgets the handle and its descendants, deepest first; `gone` is told of each. Unknown handles are ignored.
   void Unbind(uint64_t handle, const std::function<void(const Entry&)>& gone);
 
@@ -59,6 +64,8 @@ class HandleMap {
   static constexpr uint32_t kChunk = 256;
 
   Entry* Slot(uint32_t slot);
+  void LinkTo(Entry* entry, uint64_t parent);
+  void Unlink(Entry* entry);
   void DropChildren(uint32_t slot, const std::function<void(const Entry&)>& gone);
   void Drop(uint32_t slot, const std::function<void(const Entry&)>& gone);
 

@@ -95,6 +95,28 @@ TEST(HandleMapTest, TwoHandlesOfOneObject) {
   EXPECT_EQ(map.Virtual(Kind::kFunction, 9), other);
 }
 
+TEST(HandleMapTest, DiesWithItsNewParent) {
+  HandleMap map;
+  const uint64_t graph = MakeHandle(Kind::kGraph, 20, 0), child = MakeHandle(Kind::kGraph, 21, 0);
+  const uint64_t node = MakeHandle(Kind::kGraphNode, 22, 0), inner = MakeHandle(Kind::kGraphNode, 23, 0);
+  map.Bind(Kind::kContext, kContext, 1, 0);
+  map.Bind(Kind::kGraph, graph, 2, 0);
+  map.Bind(Kind::kGraphNode, node, 3, graph);
+  map.Bind(Kind::kGraph, child, 4, kContext);
+  map.Bind(Kind::kGraphNode, inner, 5, child);
+  map.SetParent(Kind::kGraph, child, node);
+  EXPECT_TRUE(map.IsUnder(inner, graph));
+  EXPECT_FALSE(map.IsUnder(inner, kContext));
+  map.SetParent(Kind::kGraph, graph, inner);  // a circle: refused
+  EXPECT_FALSE(map.IsUnder(graph, child));
+  map.Unbind(kContext, nullptr);
+  EXPECT_NE(map.Find(Kind::kGraph, child), nullptr);
+  std::vector<uint64_t> gone;
+  map.Unbind(graph, [&gone](const HandleMap::Entry& entry) { gone.push_back(entry.handle); });
+  EXPECT_EQ(gone, (std::vector<uint64_t>{inner, child, node, graph}));
+  EXPECT_EQ(map.size(), 0u);
+}
+
 TEST(HandleMapTest, OwnParentAndDeadParentAreNone) {
   HandleMap map;
   map.Bind(Kind::kStream, kStream, 1, kStream);

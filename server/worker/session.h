@@ -90,6 +90,10 @@ class Session {
   virtual void Bind(Kind kind, uint64_t handle, uint64_t real, uint64_t parent) = 0;
   // Forgets the handle and all its descendants. The driver has destroyed them already.
   virtual void Unbind(uint64_t handle) = 0;
+  // Whether `handle` is `ancestor` or dies with it; a bound handle that dies with `parent` from now on, which must not be
+  // under it.
+  virtual bool IsUnder(uint64_t handle, uint64_t ancestor) const = 0;
+  virtual void SetParent(Kind kind, uint64_t handle, uint64_t parent) = 0;
 
   // Whether [address, address + bytes) lies inside one live device allocation or module global of this session.
   virtual bool OwnsDeviceRange(CUdeviceptr address, uint64_t bytes) const = 0;

@@ -157,6 +157,8 @@ class WorkerSession : public Session {
   bool MayBind(Kind kind, uint64_t handle) const override { return handles_.MayBind(kind, handle); }
   void Bind(Kind kind, uint64_t handle, uint64_t real, uint64_t parent) override;
   void Unbind(uint64_t handle) override;
+  bool IsUnder(uint64_t handle, uint64_t ancestor) const override { return handles_.IsUnder(handle, ancestor); }
+  void SetParent(Kind kind, uint64_t handle, uint64_t parent) override { handles_.SetParent(kind, handle, parent); }
   bool OwnsDeviceRange(CUdeviceptr address, uint64_t bytes) const override { return ranges_.Contains(address, bytes); }
   bool MayUse(CUdeviceptr address, uint64_t bytes) const override {
     return ranges_.Contains(address, bytes) || OwnsHostRange(address, bytes);
@@ -314,10 +316,10 @@ class WorkerSession : public Session {
   bool idle() const { return work_ == synced_.load(std::memory_order_acquire); }
   // For waits: what to pass to NoteSynchronized when the context has been synchronised. Any thread.
   uint64_t work_now() const { return contexts_.size() <= 1 ? work_ : 0; }
-  void NoteSynchronized(uint64_t work);
-
   // The same for waits for all contexts.
   uint64_t work_given() const { return work_; }
+  void NoteSynchronized(uint64_t work);
+
   // A blocking stream is about to be captured: records events behind the work in the legacy streams, which cannot be
   // looked at any more when it is. Leaves another context current.
   void MarkLegacyWork();
@@ -350,12 +352,12 @@ class WorkerSession : public Session {
   uint64_t payload_bytes_out() const { return bytes_out_.load(std::memory_order_relaxed); }
 
  private:
-  CUresult EnterContext(const FrameHeader& header);
-  std::function<void()> Deferrable(ContextRef context, ReplyBuilder* reply, Wait wait);
   DriverHooks HooksOf();
   // `stream` is about to be destroyed: what waits for all work while a stream is captured could not find its work.
   void MarkStreamWork(CUstream stream);
   void AddMark(uint64_t context_id, CUstream stream, std::vector<WorkMark>* marks);
+  CUresult EnterContext(const FrameHeader& header);
+  std::function<void()> Deferrable(ContextRef context, ReplyBuilder* reply, Wait wait);
   void Gone(const HandleMap::Entry& entry);
   // Lets a device that the session now uses, and the others that it uses, reach each other's memory.
   void ShareArena(int device);
@@ -403,9 +405,9 @@ class WorkerSession : public Session {
   SideWork side_work_;
   std::unordered_map<uint64_t, PhysicalFacts> physical_;
   std::list<PendingFree> pending_frees_;
+  std::vector<WorkMark> legacy_marks_, stream_marks_;
   std::unordered_map<uint64_t, LinkFacts> links_;
   Ipc ipc_;
-  std::vector<WorkMark> legacy_marks_, stream_marks_;
 
   FrameHeader header_;  // of the request being executed
   bool flush_ = false;

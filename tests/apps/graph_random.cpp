@@ -441,14 +441,11 @@ class Random {
           params.type = CU_GRAPH_NODE_TYPE_GRAPH;
           params.graph.graph = child;
           params.graph.ownership = CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
-          const CUresult result = cuGraphAddNode(&node->last, graph, after.data(), nullptr, after.size(), &params);
-          if (result == CUDA_SUCCESS) {
-            // It is the parent's now; what is changed in it, is changed there.
-            CHECK(cuGraphDestroy(child) == CUDA_ERROR_INVALID_VALUE);
-            node->moved = child;
-            break;
-          }
-          CHECK(result == CUDA_ERROR_NOT_SUPPORTED);
+          CU(cuGraphAddNode(&node->last, graph, after.data(), nullptr, after.size(), &params));
+          // It is the parent's now; what is changed in it, is changed there.
+          CHECK(cuGraphDestroy(child) == CUDA_ERROR_INVALID_VALUE);
+          node->moved = child;
+          break;
         }
         CU(cuGraphAddChildGraphNode(&node->last, graph, after.data(), after.size(), child));
         CU(cuGraphDestroy(child));
