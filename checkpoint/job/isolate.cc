@@ -316,8 +316,9 @@ pid_t ChooseFirstPid() {
 }
 
 std::string NoIsolation() {
-  if (geteuid() != 0) return "it was started neither as root nor through cr-hostd, so it has no process numbers of its own";
-  return {};
+  if (geteuid() == 0) return {};
+  return "it was started neither as root nor through cr-hostd, so it has no process numbers of its own; "
+         "start it where cr-hostd runs, or have root start it with cr-run --user";
 }
 
 void BlockForwardedSignals() {

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <google/protobuf/util/json_util.h>
 #include <signal.h>
 #include <stdio.h>
@@ -79,6 +80,52 @@ bool Replace(const std::string& path, const std::string& text, std::string* erro
   *error = "cannot write " + path + ": " + strerror(errno);
   unlink(fresh.c_str());
   return false;
+}
+
+// What root is told of a job of another user's own, whose folder can say anything.
+constexpr char kOfOrdinaryUser[] =
+    "root's tools do not act on what another user's folder says: run cr-migrate or cr-trace as that user. To be saved, a "
+    "job of an ordinary user must have been started through cr-hostd, or by root with cr-run --user";
+
+// The user of a job that was not started for root, without a look at what its folder says. Root's tools do not find such
+// jobs, but tell whose they are. 0: there is none of that name or PID.
+uid_t UserOfOwnJob(const std::string& name, std::string* where) {
+  struct stat facts;
+  if (IsNumber(name)) {
+    *where = "process " + name;
+    if (stat(("/proc/" + name).c_str(), &facts) == 0 && facts.st_uid != 0) return facts.st_uid;
+  }
+  glob_t found = {};
+  uid_t user = 0;
+  for (const char* const jobs : {"/run/user/[0-9]*/cuda-remote/jobs", "/tmp/cuda-remote-[0-9]*/jobs"}) {
+    if (name.empty() || glob(jobs, GLOB_NOSORT, nullptr, &found) != 0) continue;
+    for (size_t i = 0; user == 0 && i < found.gl_pathc; ++i) {
+      *where = "the folder " + std::string(found.gl_pathv[i]) + "/" + name;
+      if (lstat((std::string(found.gl_pathv[i]) + "/" + name).c_str(), &facts) == 0) user = facts.st_uid;
+    }
+    globfree(&found);
+    found = {};
+  }
+  return user;
+}
+
+// The folder of a job of that name that cr-hostd has started for some user. Empty if there is none.
+std::string FolderOfHostdJob(const std::string& name) {
+  glob_t found = {};
+  std::string folder;
+  // As UserJobsFolder, for any user.
+  std::string jobs = UserJobsFolder(HostdSocket(), 0);
+  const size_t number = jobs.rfind("/0/");
+  if (name.empty() || number == std::string::npos) return folder;
+  jobs.replace(number, 3, "/[0-9]*/");
+  if (glob(jobs.c_str(), GLOB_NOSORT, nullptr, &found) == 0) {
+    for (size_t i = 0; folder.empty() && i < found.gl_pathc; ++i) {
+      const std::string one = std::string(found.gl_pathv[i]) + "/" + name;
+      if (access((one + "/job.json").c_str(), F_OK) == 0) folder = one;
+    }
+  }
+  globfree(&found);
+  return folder;
 }
 
 // Whether it is, or is in, the folder of this user's jobs that cr-hostd has made. They are root's.
@@ -367,7 +414,13 @@ bool ReadJob(const std::string& directory, Job* job, std::string* error) {
     return false;
   }
   // What stands there decides which processes and files the tools touch.
-  if (!IsOfHostd(directory) && !CheckFolder(directory, FolderUse::kLook, error)) return false;
+  if (!IsOfHostd(directory) && !CheckFolder(directory, FolderUse::kLook, error)) {
+    struct stat facts;
+    if (geteuid() == 0 && lstat(directory.c_str(), &facts) == 0 && facts.st_uid != 0) {
+      *error += std::string("; ") + kOfOrdinaryUser;
+    }
+    return false;
+  }
   if (IsOfHostd(directory)) {
     const int file = OpenTrustedFile(path, error);
     if (file < 0) return false;
@@ -414,6 +467,13 @@ bool FindJob(const std::string& name, std::string* directory, Job* job, std::str
     }
   }
   *error = "there is no job \"" + name + "\": name its folder, or a job in " + folders.front();
+  if (geteuid() != 0) return false;
+  std::string where;
+  if (const std::string folder = FolderOfHostdJob(name); !folder.empty()) {
+    *error = "the job \"" + name + "\" was started through cr-hostd: name its folder, " + folder;
+  } else if (const uid_t user = UserOfOwnJob(name, &where); user != 0) {
+    *error = where + " belongs to user " + std::to_string(user) + ", and " + kOfOrdinaryUser;
+  }
   return false;
 }
 

@@ -16,6 +16,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "matrix"))
@@ -593,6 +594,52 @@ def job_of_user(context):
         out, errors = again.communicate(timeout=LIMIT)
         if again.returncode != 0 or out != want:
             raise Failure(f"the restarted job ended with {again.returncode}:\n{out}\n{errors}\nexpected\n{want}")
+
+
+@case
+def own_job(context):
+    """A user starts a job by herself, without cr-hostd, also in a user namespace of her own. Root's tools touch nothing of
+    it, and say whose it is and what to do; she can move it, and is told how it can be saved."""
+    home = context.folder("home", 0o700, VICTIM)
+    image = os.path.join(context.folder("images", 0o777), "image")
+    # Where she has a user namespace of her own, what is root's on the way belongs to nobody: below /tmp it must be hers.
+    runtime = tempfile.mkdtemp(dir="/tmp")
+    os.chown(runtime, VICTIM, VICTIM)
+    servers = [home + "/one", home + "/two"]
+    for folder in servers:
+        server = context.start(VICTIM, [context.tool("cr-server"), "--dir", folder])
+        harness.wait_for(lambda: harness.connects(folder + "/session.sock"), LIMIT, lambda: server.stderr.read())
+    want = worked(context.run(VICTIM, [context.tool("cr-run"), "--job-dir", home + "/plain", "--"] + context.command())).stdout
+    saved = "must have been started through cr-hostd, or by root with cr-run --user"
+    usual = f"/tmp/cuda-remote-{VICTIM}"
+    for name, around, folder, place in (
+        ("hers", [], usual, {}),
+        ("inside", ["unshare", "--user", "--map-root-user"], runtime + "/cuda-remote", {"XDG_RUNTIME_DIR": runtime}),
+    ):
+        sync = f"{home}/{name}.sync"
+        run = around + [context.tool("cr-run"), "--server", f"unix:{servers[0]}", "--name", name, "--"]
+        child = context.start(VICTIM, run + context.command(), CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="3", **place)
+        paused_at(sync, 3, child)
+        job = f"{folder}/jobs/{name}"
+        before = open(job + "/job.json").read()
+        for command in (
+            ["cr-checkpoint", job, image], ["cr-checkpoint", "--stop", job, image],
+            ["cr-checkpoint", str(child.pid), image], ["cr-migrate", job, "--to", f"unix:{servers[1]}"],
+            ["cr-trace", "--seconds", "1", str(child.pid)], *([["cr-checkpoint", name, image]] if not around else []),
+        ):  # fmt: skip
+            ended = context.run(0, [context.tool(command[0])] + command[1:])
+            refused(ended, f"belongs to user {VICTIM}", "as that user", saved)
+        if child.poll() is not None or open(job + "/job.json").read() != before or os.path.exists(image):
+            raise Failure(f"root's tools changed the job {name}")
+        if not around:
+            her = lambda *command: context.run(VICTIM, [context.tool(command[0]), *command[1:]])
+            refused(her("cr-checkpoint", name, image), "start it where cr-hostd runs", "cr-run --user")
+            worked(her("cr-migrate", name, "--to", f"unix:{servers[1]}"))
+        open(sync + ".go.3", "w").close()
+        out, errors = child.communicate(timeout=LIMIT)
+        if child.returncode != 0 or out != want:
+            raise Failure(f"the job {name} ended with {child.returncode}:\n{out}\n{errors}\nexpected\n{want}")
+    shutil.rmtree(runtime)
 
 
 @case
