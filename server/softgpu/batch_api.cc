@@ -88,7 +88,12 @@ SOFTGPU_API cuCtxRecordEvent(CUcontext handle, CUevent event_handle) {
   if (CUresult result = ContextFor(handle, &context); result != CUDA_SUCCESS) return result;
   EventPtr event = Registry<Event>::Get().Find(event_handle);
   if (!event || event->context != context) return CUDA_ERROR_INVALID_HANDLE;
-  RecordEvent(event, context->legacy(), context->Pending());
+  if (CUresult result = CheckContextCapture(context); result != CUDA_SUCCESS) return result;
+  // In a stream of its own, so that nothing else comes after it.
+  auto stream = std::make_shared<Stream>(context, StreamKind::kUser, CU_STREAM_NON_BLOCKING, 0);
+  context->Adopt(stream);
+  RecordEvent(event, stream, context->Pending());
+  context->Retire(stream);
   return CUDA_SUCCESS;
 }
 

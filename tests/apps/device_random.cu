@@ -202,8 +202,8 @@ class Random {
   // --- Captures ---
 
   // In two thirds of the cases, something is destroyed while a stream of any context is captured.
-  void BeginCapture() {
-    capture_ = int(Pick(kContexts + 2));
+  void BeginCapture(int context = -1) {
+    capture_ = context >= 0 ? context : int(Pick(kContexts + 2));
     if (capture_ >= kContexts) return;
     Enter(capture_);
     CU_CHECK(cuStreamBeginCapture(captured_[capture_], CU_STREAM_CAPTURE_MODE_RELAXED));
@@ -356,11 +356,14 @@ class Random {
     CU_CHECK(cuStreamEndCapture(stream, &graph));
     CU_CHECK(cuGraphInstantiate(&exec, graph, 0));
     CU_CHECK(cuGraphLaunch(exec, lane->stream));
-    // An executable graph may be destroyed while it runs.
-    BeginCapture();
+    // An executable graph may be destroyed while it runs. Whoever waits for its end to free the memory must not disturb
+    // a capture that begins after that.
+    const bool before = Pick(2) == 0;
+    if (!before) BeginCapture();
     Enter(context);
     CU_CHECK(cuGraphExecDestroy(exec));
     CU_CHECK(cuGraphDestroy(graph));
+    if (before) BeginCapture(context);
     const Piece second = Allocate(context, contents.size(), Pick(2) == 0);
     EndCapture();
     Settle(lane);

@@ -17,6 +17,7 @@
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/offers.h"
+#include "server/worker/custom/work.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/side_work.h"
 #include "server/worker/worker_session.h"
@@ -395,7 +396,7 @@ CUresult Custom_cuMemPoolImportPointer(Session& session, const Request& request,
   return OpenMemory(worker, IpcKind::kPoolMemory, request, in, out, reply);
 }
 
-// Work of this session may still use the memory: a waiter unmaps it once the context is idle.
+// Work of this session may still use the memory: a waiter unmaps it once all of it has ended.
 CUresult Custom_cuIpcCloseMemHandle(Session& session, const Request&, const wire::cuIpcCloseMemHandle_Request& in,
                                     wire::cuIpcCloseMemHandle_Reply* out, ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
@@ -411,10 +412,13 @@ CUresult Custom_cuIpcCloseMemHandle(Session& session, const Request&, const wire
   imports.erase(it);
   worker.ranges().Erase(import.address);
   const ContextInfo* const owner = worker.FindContext(import.context);
+  const ContextRef context = owner != nullptr ? owner->ref : worker.AnyContext();
   const DriverTable* const driver = &session.driver();
   Ipc* const ipc = &worker.ipc();
-  worker.DeferIn(owner != nullptr ? owner->ref : worker.AnyContext(), reply, [driver, ipc, import](Answer* answer) {
-    driver->cuCtxSynchronize();  // a context that is stuck with an error lets go all the same
+  const std::function<CUresult()> wait = WaitFor(worker, AllWork(worker));
+  worker.DeferIn(context, reply, [driver, ipc, context, wait, import](Answer* answer) {
+    wait();  // a context that is stuck with an error lets go all the same
+    MakeCurrent(*driver, context);
     const CUresult result = ipc->LetGo(*driver, import);
     wire::cuIpcCloseMemHandle_Reply nothing_left;
     nothing_left.Encode(&answer->message);

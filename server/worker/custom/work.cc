@@ -6,6 +6,19 @@
 
 namespace cuda_remote::server {
 
+namespace {
+
+// An event behind all work of the current context. Null if the driver makes none: those before CUDA 12.5.
+CUevent EventBehindAll(const DriverTable& driver, const ContextRef& context) {
+  CUevent event = nullptr;
+  if (driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) return nullptr;
+  if (driver.cuCtxRecordEvent(context.real, event) == CUDA_SUCCESS) return event;
+  driver.cuEventDestroy_v2(event);
+  return nullptr;
+}
+
+}  // namespace
+
 Work AllWork(WorkerSession& worker) {
   Work work;
   if (worker.idle()) return work;
@@ -39,22 +52,32 @@ std::function<CUresult()> WaitFor(WorkerSession& worker, const Work& work) {
     }
     if (marked == CUDA_SUCCESS) marked = result;
   }
-  if (!work.streams.empty()) MakeCurrent(*driver, worker.current_ref());
+  // A wait for a context would invalidate a capture that begins meanwhile; a wait for an event does not.
+  std::vector<ContextRef> contexts;
+  for (const ContextRef& context : work.contexts) {
+    if (MakeCurrent(*driver, context) != CUDA_SUCCESS) continue;
+    if (const CUevent event = EventBehindAll(*driver, context)) {
+      events.push_back(event);
+    } else {
+      contexts.push_back(context);
+    }
+  }
+  if (!work.streams.empty() || !work.contexts.empty()) MakeCurrent(*driver, worker.current_ref());
   WorkerSession* const session = &worker;
-  return [driver, session, marked, events, work] {
+  return [driver, session, marked, events, contexts, marks = work.marks, all = work.session] {
     CUresult result = marked;
     const auto note = [&result](CUresult other) {
       if (result == CUDA_SUCCESS) result = other;
     };
-    for (const ContextRef& context : work.contexts) {
+    for (const ContextRef& context : contexts) {
       if (MakeCurrent(*driver, context) == CUDA_SUCCESS) note(driver->cuCtxSynchronize());
     }
     for (const CUevent event : events) {
       note(driver->cuEventSynchronize(event));
       driver->cuEventDestroy_v2(event);
     }
-    for (const WorkMark& mark : work.marks) note(driver->cuEventSynchronize(mark.event.get()));
-    if (result == CUDA_SUCCESS && work.session != 0) session->NoteSynchronized(work.session);
+    for (const WorkMark& mark : marks) note(driver->cuEventSynchronize(mark.event.get()));
+    if (result == CUDA_SUCCESS && all != 0) session->NoteSynchronized(all);
     return result;
   };
 }
