@@ -2,7 +2,8 @@
 // A job of several CUDA processes ("ranks") that do not need each other, so that one can be killed and the others must
 // go on with the right results. Each rank compares its GPU memory with its own calculation after every step.
 //
-// Usage: apart [--ranks N] [--size N]     (size: KiB of GPU memory for each rank; FILE below is CR_TEST_SYNC_FILE)
+// Usage: apart [--still N] [--ranks N] [--size N]     (FILE below is CR_TEST_SYNC_FILE)
+//   size, still    KiB of GPU memory of each rank that it changes in each step, and that stand still (0)
 //   FILE.rank.R    rank R writes "STEP PID" here after every step, always as long
 //   FILE.add.K     once it exists, one more rank is started (K: 0, 1, ...)
 //   FILE.hold.R    while it exists, rank R has a kernel on the GPU that does not end
@@ -57,11 +58,21 @@ std::vector<unsigned> Begin(int rank, int count) {
 
 class Rank {
  public:
-  Rank(int rank, int size) : rank_(rank), count_(size * 256), model_(Begin(rank, count_)), seen_(model_) {
+  Rank(int rank, int size, int still)
+      : rank_(rank),
+        count_(size * 256),
+        model_(Begin(rank, count_)),
+        seen_(model_),
+        still_model_(Begin(~rank, still * 256)),
+        still_seen_(still_model_) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc(&data_, bytes()));
     CUDA_CHECK(cudaMemcpyAsync(data_, model_.data(), bytes(), cudaMemcpyHostToDevice, stream_));
     CUDA_CHECK(cudaStreamSynchronize(stream_));
+    if (still > 0) {
+      CUDA_CHECK(cudaMalloc(&still_, still_bytes()));
+      CUDA_CHECK(cudaMemcpy(still_, still_model_.data(), still_bytes(), cudaMemcpyHostToDevice));
+    }
     CUDA_CHECK(cudaHostAlloc(&flag_, sizeof(unsigned), cudaHostAllocMapped));
   }
 
@@ -79,14 +90,18 @@ class Rank {
 
  private:
   size_t bytes() const { return size_t(count_) * sizeof(unsigned); }
+  size_t still_bytes() const { return still_model_.size() * sizeof(unsigned); }
 
   void Step(unsigned step) {
     Mix<<<(count_ + kThreads - 1) / kThreads, kThreads, 0, stream_>>>(data_, count_, step);
     LAUNCH_CHECK();
     CUDA_CHECK(cudaMemcpyAsync(seen_.data(), data_, bytes(), cudaMemcpyDeviceToHost, stream_));
+    if (still_ != nullptr) {
+      CUDA_CHECK(cudaMemcpyAsync(still_seen_.data(), still_, still_bytes(), cudaMemcpyDeviceToHost, stream_));
+    }
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     for (unsigned& value : model_) value = Next(value, step);
-    if (seen_ == model_) return;
+    if (seen_ == model_ && still_seen_ == still_model_) return;
     fprintf(stderr, "rank %d is wrong at step %u\n", rank_, step);
     exit(3);
   }
@@ -104,18 +119,18 @@ class Rank {
   }
 
   const int rank_, count_;
-  std::vector<unsigned> model_, seen_;
+  std::vector<unsigned> model_, seen_, still_model_, still_seen_;
   cudaStream_t stream_;
-  unsigned* data_;
+  unsigned *data_, *still_ = nullptr;
   volatile unsigned* flag_;
 };
 
-void Start(int rank, int size) {
+void Start(int rank, int size, int still) {
   const pid_t child = fork();
   APP_CHECK(child >= 0);
   if (child > 0) return;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  Rank(rank, size).Run();
+  Rank(rank, size, still).Run();
   fflush(nullptr);
   _exit(0);
 }
@@ -123,15 +138,21 @@ void Start(int rank, int size) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  int still = 0;
+  if (argc > 2 && !strcmp(argv[1], "--still")) {
+    still = atoi(argv[2]);
+    argc -= 2;
+    argv += 2;
+  }
   const int count = app::TakeRanks(&argc, argv, 8);
   const app::Options options = app::Parse(argc, argv, {1, 16});
   int ranks = 0;
-  while (ranks < count) Start(ranks++, options.size);
+  while (ranks < count) Start(ranks++, options.size, still);
   // It makes no CUDA call itself, so that it can go on starting ranks.
   for (int left = ranks, added = 0; left > 0;) {
     if (Exists(File("add." + std::to_string(added)))) {
       ++added, ++left;
-      Start(ranks++, options.size);
+      Start(ranks++, options.size, still);
     }
     int status = 0;
     const pid_t ended = waitpid(-1, &status, WNOHANG);

@@ -42,7 +42,7 @@ def case(function):
 class Ranks:
     """A running job of the program `apart`, on one of two servers, and what must hold of it."""
 
-    def __init__(self, lab, options, size=16, ranks=RANKS, far=False):
+    def __init__(self, lab, options, size=16, ranks=RANKS, far=False, still=0):
         self.lab = lab
         self.far = far  # moves go over TCP
         self.lab.workers = 2
@@ -50,7 +50,8 @@ class Ranks:
         if program is None:
             raise Failure(f"the program apart is not in {options.programs}")
         self.servers = [lab.server("one", listen=far), lab.server("two", listen=far)]
-        self.job = lab.job("job", [os.path.abspath(program), "--ranks", str(ranks), "--size", str(size)], self.server.unix)
+        command = [os.path.abspath(program), "--still", str(still), "--ranks", str(ranks), "--size", str(size)]
+        self.job = lab.job("job", command, self.server.unix)
         self.carrier = self.job  # the process that the job depends on: cr-run, later a cr-restart
         self.count = ranks  # all ranks that were ever started
         self.added = 0
@@ -422,7 +423,7 @@ def move_worker(context):
 
 
 # Memory that is worth a round. The software GPU and few processors need some time for it.
-FAR = {"far": True, "size": 128, "ranks": 3}
+FAR = {"far": True, "size": 16, "still": 3000, "ranks": 3}
 
 
 @case
