@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "checkpoint/job/hostd_places.h"
+#include "checkpoint/job/network.h"
 #include "host/hosts_server.h"
 #include "host/move_source.h"
 #include "host/move_state.h"
@@ -44,6 +45,7 @@ constexpr char kExamples[] = R"(
 Examples:
   cr-hostd                              as its systemd unit starts it
   cr-hostd --listen 0.0.0.0:7071 --tls-cert C --tls-key K --tls-ca CA    jobs go to other hosts and come from them
+  cr-hostd --allow-address 10.9.0.0/24@br0    users' jobs may have addresses of their own in this network
   cr-hostd --socket /tmp/lab/hostd.sock --state /tmp/lab/state    beside another one; users set CUDA_REMOTE_HOSTD
 
 Users then start, save, restart and move jobs of their own with cr-run, cr-checkpoint, cr-restart and cr-migrate, which
@@ -63,7 +65,7 @@ Exit codes: 0 ended by a signal, 1 failed, 2 wrong use, 3 another cr-hostd serve
 struct Options {
   std::string socket = checkpoint::HostdSocket(), state = "/var/lib/cuda-remote", key, listen;
   control::TlsFiles tls;
-  std::vector<std::string> hosts, known_hosts, gpu_servers;
+  std::vector<std::string> hosts, known_hosts, gpu_servers, addresses;
   size_t requests = 64;
   int ready_fd = -1;
 };
@@ -250,6 +252,11 @@ int Main(int argc, char** argv) {
                  "unix:PATH or HOST:PORT of a cr-server of this host's, for cr-ps --hosts (default: root's, if it runs)")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app.add_option("--allow-address", options.addresses,
+                 "users may give their jobs addresses of this network (cr-run --address): ADDRESS/PREFIX[@INTERFACE], as in "
+                 "10.9.0.0/24 or 10.9.0.0/24@br0; none is allowed otherwise. May be given several times")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--ready-fd", options.ready_fd, "write a line to this descriptor and close it once ready");
   try {
     app.parse(argc, argv);
@@ -273,6 +280,10 @@ int Main(int argc, char** argv) {
   settings.hosts = options.hosts;
   settings.known_hosts = options.known_hosts;
   settings.gpu_servers = options.gpu_servers;
+  settings.addresses = options.addresses;
+  for (const std::string& network : options.addresses) {
+    if (!checkpoint::CheckNetworkRule(network, &error)) return Fail("--allow-address: " + error, kExitUsage);
+  }
   control::TlsContents contents;
   if (!options.listen.empty() && options.tls.empty())
     return Fail("--listen needs --tls-cert, --tls-key and --tls-ca", kExitUsage);

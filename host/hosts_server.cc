@@ -26,6 +26,7 @@
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/hostd_places.h"
 #include "checkpoint/job/job.h"
+#include "checkpoint/job/network.h"
 #include "checkpoint/job/stand_ins.h"
 #include "ckptfmt/file.h"
 #include "ckptfmt/folder.h"
@@ -108,6 +109,9 @@ MoveChecked Check(const MoveBegin& begin, const Account& account, const Settings
     checked.add_missing("a free name: a job " + begin.job() + " of this user runs there");
   }
   if (!job.ParseFromString(begin.about_job())) checked.add_missing("what is said of the job cannot be read");
+  if (job.has_network() && !checkpoint::CheckNetwork(job.mutable_network(), &settings.addresses, &error)) {
+    checked.add_missing(error);
+  }
   if (!HasRoom(settings.spool, begin.bytes())) {
     checked.add_missing("room for the image (" + std::to_string(begin.bytes() >> 20) + " MiB) in " + settings.spool);
   }

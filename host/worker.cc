@@ -84,7 +84,7 @@ constexpr char kMove[] = "move";
 
 const std::vector<Tool>& Tools() {
   static const auto* const tools = new std::vector<Tool>{
-      {"run", true, false, false, {"append", "io-uring"}, {"server", "gpu", "output", "error"}},
+      {"run", true, false, false, {"append", "io-uring"}, {"server", "gpu", "output", "error", "address"}},
       {"checkpoint",
        false,
        false,
@@ -513,6 +513,7 @@ bool Worker::StartTool(std::string* error) {
   facts.set_umask(request_.umask());
   facts.set_pid(peer_.pid);
   facts.set_holds(Arrives());
+  for (const std::string& network : settings_.addresses) facts.add_addresses(network);
   int ends[2], failure[2];
   const int memory = memfd_create("cr-hostd-caller", MFD_CLOEXEC);
   if (memory < 0 || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0 || pipe2(failure, O_CLOEXEC) != 0) {

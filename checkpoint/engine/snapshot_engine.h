@@ -90,8 +90,10 @@ class SavedProcesses {
   // Whether Begin changes files that are there (RestoreOptions::cut_back): then it comes after all that can fail.
   virtual bool ChangesFiles() const = 0;
   // Starts the restore and does not wait for it. The caller must have one thread only. `directory`: the job's new
-  // folder, which the job sees at the place of its old one; `mounts`: other files that it sees (stand_ins.h).
-  virtual std::unique_ptr<ProcessRestore> Begin(const std::string& directory, std::vector<Mount> mounts,
+  // folder, which the job sees at the place of its old one; `mounts`: other files that it sees (stand_ins.h);
+  // `network`: the network namespace of a job with an address of its own (job/network.h), which must be silent until
+  // AwaitHeld has returned; -1: this program's.
+  virtual std::unique_ptr<ProcessRestore> Begin(const std::string& directory, std::vector<Mount> mounts, int network,
                                                 std::string* error) = 0;
 };
 
@@ -120,7 +122,7 @@ class SnapshotEngine {
                     After after, std::string* error) = 0;
   // After the process that called Dump was killed: waits until what that has started comes to its end. The processes
   // are then as after that Dump, or as after its failure.
-  virtual void AwaitDump(const Job& job, const std::string& work) = 0;
+  virtual void AwaitDump(const Job& job, const std::string& work, After after) = 0;
   // After a Dump, while the job's processes are as they were then: what a restart needs of a machine besides the image.
   // May add files to it.
   virtual bool ListNeeds(const Job& job, const std::string& facts, const std::string& image, ckptfmt::Needs* needs,

@@ -49,6 +49,7 @@ bool Caller::Take(int fd, std::string* error) {
   caller->account_.groups.assign(facts.groups().begin(), facts.groups().end());
   std::sort(caller->account_.groups.begin(), caller->account_.groups.end());
   caller->environment_.assign(facts.environment().begin(), facts.environment().end());
+  caller->addresses_.assign(facts.addresses().begin(), facts.addresses().end());
   caller->image_ = facts.image();
   caller->umask_ = mode_t(facts.umask()) & 0777;
   caller->pid_ = facts.pid();

@@ -46,6 +46,8 @@ class Caller {
   pid_t pid() const { return pid_; }
   // Whether cr-hostd decides when a restored job runs.
   bool holds() const { return holds_; }
+  // Networks of which the job may have an address of its own (CheckNetwork).
+  const std::vector<std::string>& addresses() const { return addresses_; }
   // For messages: the image as she named it.
   const std::string& image() const { return image_; }
 
@@ -57,7 +59,7 @@ class Caller {
 
  private:
   Account account_;
-  std::vector<std::string> environment_;
+  std::vector<std::string> environment_, addresses_;
   std::string image_;
   mode_t umask_ = 077;
   pid_t pid_ = 0;

@@ -249,9 +249,11 @@ bool StopOrContinue(const Plan& plan, pid_t main, int signal) {
 [[noreturn]] void Init(const Plan& plan, int report) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   prctl(PR_SET_NAME, "cr-init");
-  CloseToolsFiles(report, plan.terminal);
   std::string error;
-  if (!SetUp(plan, &error)) {
+  const bool entered = plan.network < 0 || setns(plan.network, CLONE_NEWNET) == 0;
+  if (!entered) error = WithErrno("cannot enter the job's network namespace");
+  CloseToolsFiles(report, plan.terminal);
+  if (!entered || !SetUp(plan, &error)) {
     Send(report, Report::kFailed, 125, error);
     _exit(125);
   }

@@ -46,6 +46,8 @@ struct Plan {
   std::string folder, seen_as;
   // What else is seen elsewhere. One that cannot be is reported on standard error, and the rest goes on.
   std::vector<Mount> mounts;
+  // Not -1: the network namespace that all of it runs in (network.h); else it has the caller's.
+  int network = -1;
   // Whom the program runs as. Of a restorer: whose rights it has; and what it needs besides (BecomeForCriu).
   std::optional<Account> account;
   // What else is to be done in the namespace, by its init, before anything starts there.

@@ -77,7 +77,7 @@ class Keeper {
     while (agent::ReceiveMessage(socket, -1, &message) == agent::ReceiveStatus::kOk) Serve(socket, &message);
     if (!armed_) return;
     // A child of the tool's that has not executed anything yet has the socket, too, so most often the engine is done.
-    engine_->AwaitDump(job_, directory_);
+    engine_->AwaitDump(job_, directory_, stopped_ ? SnapshotEngine::After::kStop : SnapshotEngine::After::kRun);
     if (to_end_) {
       engine_->End(job_, facts_);
     } else {

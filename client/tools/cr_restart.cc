@@ -27,6 +27,7 @@
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/job_claim.h"
+#include "checkpoint/job/network.h"
 #include "checkpoint/job/stand_ins.h"
 #include "checkpoint/transaction/at_step.h"
 #include "checkpoint/transaction/live_job.h"
@@ -354,6 +355,8 @@ int Run(const Options& options) {
   const std::optional<Account> account = AccountOf(job);
   if (account && !CheckAccount(*account, &error)) return Fail(error);
   if (caller && !caller->CheckSaved(account, &error)) return Fail(error);
+  if (job.has_network() && !CheckNetwork(job.mutable_network(), caller ? &caller->addresses() : nullptr, &error))
+    return Fail(error);
   Outputs outputs;
   const auto open_outputs = [&] {
     const ActAs user(account);
@@ -411,6 +414,15 @@ int Run(const Options& options) {
     rmdir(job.directory().c_str());
   };
 
+  std::unique_ptr<NetworkNamespace> network;
+  if (job.has_network()) {
+    // A job that moves still has the address at the other host, which keeps it silent.
+    network = NetworkNamespace::Make(job.network(), /*ask=*/!caller || !caller->holds(), &error);
+    if (!network) {
+      remove_folders();
+      return Fail(error);
+    }
+  }
   BlockForwardedSignals();
   auto hosts = std::make_unique<GpuHosts>(SocketFolder(directory), /*detached=*/false, account);
   const GpuHost* const host = OpenHosts(options, hosts.get(), &placed, &error);
@@ -421,7 +433,7 @@ int Run(const Options& options) {
   std::unique_ptr<ProcessRestore> process;
   const auto begin = [&] {
     outputs.Show();
-    process = processes->Begin(directory, mounts, &error);
+    process = processes->Begin(directory, mounts, network ? network->fd() : -1, &error);
     outputs.Hide();
     return process != nullptr;
   };
@@ -436,15 +448,20 @@ int Run(const Options& options) {
   bool ok = host && FitsPlaces(options, account, placed, *image, logs, &error) &&
             (processes->ChangesFiles() ? load() && begin() : begin() && load());
   AtStep("restore processes");
-  // Of a job that moves: until it runs here, it is the other host's.
-  if (ok && caller && caller->holds()) {
+  // Of a job that moves: until it runs here, it is the other host's. Of one with an address of its own: a message for a
+  // connection that is not there yet would be answered with its end.
+  const bool moves = caller && caller->holds();
+  if (ok && (moves || network)) {
     error.clear();
     const bool held = process->AwaitHeld(&error);
-    ok = held ? caller->Announce(kImageRestored, &error) : error.empty();
+    ok = held ? (!moves || caller->Announce(kImageRestored, &error)) && (!network || network->Connect(&error))
+              : error.empty();
   }
   ok = ok && process->Finish(&isolated, &error);
   if (ok) steps.Done("restoring the process");
   if (ok && !GiveSessions(options, *image, isolated, directory, placed, sessions, &job, &error)) {
+    // The others at its connections do not hear of it, and the restart can be tried again.
+    if (network) network->Silence();
     kill(isolated.init, SIGKILL);
     WaitForwarding(isolated.init, true);
     ok = false;
@@ -453,11 +470,13 @@ int Run(const Options& options) {
   claim.Release();
   sessions.clear();
   if (!ok) {
+    if (network) network->Silence();
     process.reset();
     hosts.reset();
     remove_folders();
     return Fail(error);
   }
+  network.reset();
   // It may be removed from now on.
   image.reset();
   if (caller && !caller->Announce(kImageUsed, &error)) Say(kTool, error);

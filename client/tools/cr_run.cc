@@ -20,6 +20,7 @@
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
+#include "checkpoint/job/network.h"
 #include "checkpoint/job/stand_ins.h"
 #include "checkpoint/job/terminal.h"
 #include "client/tools/foreground.h"
@@ -46,6 +47,7 @@ Examples:
   cr-run --server gpu7:7070 --gpu 1 -- python3 train.py
   cr-run --output train.log -- ./program      its output goes to a file that no other job may have
   cr-run --user anna -- ./program             as root: runs it as anna; root's tools can save, restart and move it
+  cr-run --address 10.9.0.50 -- ./program     as root, or as cr-hostd allows: its connections move with the job
   cr-run --name train -- ./program &          then: cr-checkpoint train DIR, cr-migrate train --to gpu8:7070
 
 The program finds the GPU through LD_LIBRARY_PATH, as libcuda.so.1. Where this user may have mounts of his own, the
@@ -106,7 +108,7 @@ int Fail(const std::string& text, int code = kExitFailed) {
 }
 
 int Main(int argc, char** argv) {
-  std::string server, directory, name, user;
+  std::string server, directory, name, user, address;
   int gpu = -1, caller_fd = -1;
   bool plain = false, io_uring = false;
   OutputOptions output_options;
@@ -123,6 +125,10 @@ int Main(int argc, char** argv) {
   app.add_option("--name", name, "the job's name, for the other tools (default: cr-run's PID)");
   AddOutputOptions(&app, &output_options);
   app.add_option("--user", user, "run the program as this user, with his groups and without capabilities; needs root");
+  app.add_option("--address", address,
+                 "ADDRESS[/PREFIX][@INTERFACE]: an IPv4 address of the job's own, which no other machine or job has; its TCP "
+                 "connections with other machines then go on after a checkpoint, a restart or a move. On INTERFACE, a bridge "
+                 "or an Ethernet interface (default: the one in whose network ADDRESS is)");
   app.add_flag("--plain", plain,
                "no namespaces: the job cannot be checkpointed, and a program that sets LD_LIBRARY_PATH anew does not "
                "find the library");
@@ -144,6 +150,9 @@ int Main(int argc, char** argv) {
     return Fail("no program given: cr-run [OPTIONS] [--] PROGRAM [ARGUMENTS] (cr-run --help lists the options)");
 
   std::string error, library_folder;
+  JobNetwork network;
+  if (!address.empty() && !ParseNetwork(address, &network, &error)) return Fail("--address: " + error);
+  if (!address.empty() && plain) return Fail("--address needs a namespace, and --plain makes none");
   if (caller_fd >= 0 && !Caller::Take(caller_fd, &error)) return Fail(error);
   const Caller* const caller = Caller::Get();
   if (!caller && !plain && user.empty() && geteuid() != 0 && directory.empty() && !getenv("CUDA_REMOTE_JOB_DIR")) {
@@ -156,7 +165,7 @@ int Main(int argc, char** argv) {
       const int code = hostd->Run(kTool, std::move(request), kExitFailed, &error);
       if (error.empty()) return code;
     }
-    if (!error.empty()) Say(kTool, error + "; the job runs without it, and cannot be checkpointed");
+    if (!error.empty() && address.empty()) Say(kTool, error + "; the job runs without it, and cannot be checkpointed");
   }
 
   const char* value;
@@ -165,7 +174,8 @@ int Main(int argc, char** argv) {
   if (directory.empty() && (value = getenv("CUDA_REMOTE_JOB_DIR"))) directory = value;
   if (name.find('/') != std::string::npos) return Fail("--name " + name + ": a job's name cannot contain a slash");
   // In a job already: its processes belong to that one, with its server.
-  const bool own_wishes = app.count("--server") + app.count("--gpu") + app.count("--name") + app.count("--job-dir") > 0;
+  const bool own_wishes = app.count("--server") + app.count("--gpu") + app.count("--name") + app.count("--job-dir") +
+                                app.count("--address") > 0;
   if (!directory.empty() && IsInUse(Absolute(directory)) && app.count("--job-dir") == 0) {
     if (own_wishes) {
       return Fail("this is in the job of " + directory + " already, whose processes all belong to it: leave the options "
@@ -183,6 +193,11 @@ int Main(int argc, char** argv) {
     if (geteuid() != 0) return Fail("only root can run a program as another user (--user)");
     if (!FindAccount(user, &*account, &error)) return Fail(error);
   }
+  if (!address.empty() && geteuid() != 0) {
+    return Fail("--address: only root gives a job an address of its own, or a cr-hostd whose operator allows it" +
+                (error.empty() ? std::string() : ": " + error));
+  }
+  if (!address.empty() && !CheckNetwork(&network, caller ? &caller->addresses() : nullptr, &error)) return Fail(error);
   if (directory.empty()) directory = JobsFolder() + "/" + (name.empty() ? std::to_string(getpid()) : name);
   directory = Absolute(directory);
   Job job;
@@ -203,6 +218,15 @@ int Main(int argc, char** argv) {
   if ((account && !OpenToUser(directory, directory, *account, &error)) || !open_outputs()) {
     RemoveJobFolder(directory);
     return Fail(error);
+  }
+  std::unique_ptr<NetworkNamespace> own_network;
+  if (!address.empty()) {
+    own_network = NetworkNamespace::Make(network, /*ask=*/true, &error);
+    if (!own_network || !own_network->Connect(&error)) {
+      RemoveJobFolder(directory);
+      return Fail(error);
+    }
+    plan.network = own_network->fd();
   }
   // From here on everything that is started must be ended.
   BlockForwardedSignals();
@@ -256,7 +280,8 @@ int Main(int argc, char** argv) {
     if (terminal) plan.terminal_streams = terminal->streams();
     started = StartIsolated(plan, &isolated, &error, &code);
     if (terminal) terminal->CloseJobEnd();
-    if (!started && code == kExitFailed) {
+    own_network.reset();
+    if (!started && code == kExitFailed && address.empty()) {
       // A container may forbid it. The program still works.
       job.set_no_checkpoint(error);
       outputs.Hide();
@@ -290,6 +315,7 @@ int Main(int argc, char** argv) {
   job.set_directory(directory);
   job.set_terminal(terminal != nullptr);
   if (account) SetAccount(*account, &job);
+  if (!address.empty()) *job.mutable_network() = network;
   for (const std::string& path : outputs.all()) job.add_outputs(path);
   if (!WriteJob(directory, job, &error)) Say(kTool, error + "; the other tools will not find the job");
   return FinishJob(kTool, isolated, directory, job, std::move(terminal), std::move(hosts));

@@ -35,8 +35,10 @@ chown {user}:{user} {home}
 chmod 700 {home}
 ip link set lo up
 ip link set {link} up
-ip address add {address}/24 dev {link}
+{bridge}
+ip address add {address}/24 dev {device}
 """
+BRIDGE = "ip link add {device} type bridge && ip link set {device} up && ip link set {link} master {device}"
 
 
 def case(function):
@@ -89,8 +91,11 @@ class Machine:
         self.socket, self.state = self.folder + "/hostd.sock", self.folder + "/state"
         self.daemon = None
 
-    def prepare(self):
-        text = PREPARE.format(name=self.name, home=self.home, host=self.folder, user=VICTIM, link=self.link, address=self.address)
+    def prepare(self, bridge=None):
+        """`bridge`: the name of one, which has the host's address; else its link has that."""
+        words = {"link": self.link, "device": bridge or self.link}
+        made = BRIDGE.format(**words) if bridge else ""
+        text = PREPARE.format(name=self.name, home=self.home, host=self.folder, user=VICTIM, address=self.address, bridge=made, **words)
         tool(*self.enter(0), "/bin/sh", "-c", text)
 
     def enter(self, user):
@@ -186,13 +191,16 @@ class Lab:
         self.context = context
         self.folder, self.home = context.folder("host", 0o755), context.folder("home", 0o755)
         self.authority = Authority(os.path.join(context.lab.folder, "tls"), "hosts")
+        self.connect()
+        self.sync = context.shared + "/sync"
+        self.out, self.errors = self.home + "/out", self.home + "/errors"
+
+    def connect(self):
         tool("ip", "link", "add", "host1", "type", "veth", "peer", "name", "host2")
         self.a, self.b = Machine(self, "a", 1), Machine(self, "b", 2)
         for machine in (self.a, self.b):
             tool("ip", "link", "set", machine.link, "netns", str(machine.holder.pid))
             machine.prepare()
-        self.sync = context.shared + "/sync"
-        self.out, self.errors = self.home + "/out", self.home + "/errors"
 
     def script(self, text=JOB, **words):
         path = os.path.join(self.context.shared, "job.sh")
@@ -205,9 +213,9 @@ class Lab:
     def uninterrupted(self, script):
         return worked(self.a.run(VICTIM, "cr-run", "--plain", "--", "/bin/bash", script)).stdout
 
-    def begin(self, machine, script, *pauses, name="hers"):
+    def begin(self, machine, script, *pauses, name="hers", more=()):
         """The job, standing after the first of these steps."""
-        words = ("--name", name, "--output", self.out, "--error", self.errors, "--", "/bin/bash", script)
+        words = ("--name", name, *more, "--output", self.out, "--error", self.errors, "--", "/bin/bash", script)
         at = ",".join(map(str, pauses))
         child = machine.begin(VICTIM, "cr-run", *words, CR_TEST_SYNC_FILE=self.sync, CR_TEST_PAUSE_AT=at)
         paused_at(self.sync, pauses[0], child)
@@ -228,6 +236,23 @@ class Lab:
         """All that the job has written, on whichever host."""
         got = lambda: self.a.read(self.out) + self.b.read(self.out)
         harness.wait_for(lambda: got() == want, LIMIT, lambda: f"the job wrote\n{got()}\nexpected\n{want}\n{self.b.said()}")
+
+
+class Lan(Lab):
+    """Three hosts on a switch: A and B as in Lab, where B's address is on a bridge, and C, whose programs speak with the job."""
+
+    def connect(self):
+        self.a, self.b, self.c = (Machine(self, name, i + 1) for i, name in enumerate("abc"))
+        switch = Machine(self, "switch", 4)
+        inside = switch.enter(0)
+        tool(*inside, "ip", "link", "add", "lan", "type", "bridge")
+        tool(*inside, "ip", "link", "set", "lan", "up")
+        for machine in (self.a, self.b, self.c):
+            port = "to" + machine.link
+            tool(*inside, "ip", "link", "add", machine.link, "type", "veth", "peer", "name", port)
+            tool(*inside, "ip", "link", "set", port, "master", "lan", "up")
+            tool(*inside, "ip", "link", "set", machine.link, "netns", str(machine.holder.pid))
+            machine.prepare(bridge="br0" if machine is self.b else None)
 
 
 def goes_on(lab, child, want, steps):
@@ -346,10 +371,253 @@ def strangers(context):
     goes_on(lab, child, want, [3])
 
 
+ADDRESS = "10.99.0.50"
+ALLOWED = ["--allow-address", "10.99.0.0/24"]
+
+# In the job: connections to a program on another host, from one, and between two processes, all at the job's address. Each
+# block that is sent must come back as it was.
+TALK = """
+import os, random, socket, sys
+own, other, stop = sys.argv[1:]
+
+def all_of(connection, size):
+    got = b""
+    while len(got) < size:
+        part = connection.recv(size - len(got))
+        if not part: raise EOFError(f"{len(got)} of {size} bytes")
+        got += part
+    return got
+
+def echo(connection):
+    while part := connection.recv(1 << 16): connection.sendall(part)
+
+inside = socket.create_server((own, 7001))
+outside = socket.create_server((own, 7000))
+if os.fork() == 0:
+    echo(socket.create_connection((own, 7001)))
+    os._exit(0)
+if os.fork() == 0:
+    echo(outside.accept()[0])
+    os._exit(0)
+connections = [inside.accept()[0], socket.create_connection((other, 9000))]
+numbers = random.Random(7)
+while not os.path.exists(stop):
+    block = numbers.randbytes(numbers.randrange(1, 100000))
+    for one in connections:
+        one.sendall(block)
+        if all_of(one, len(block)) != block: raise ValueError("another block")
+for one in connections: one.close()
+for _ in range(2):
+    if os.wait()[1] != 0: raise ChildProcessError("an echo has failed")
+"""
+
+# On C: the other ends. Says how many blocks it has had of each.
+PEER = """
+import os, random, socket, sys, threading, time
+own, other, stop, counts = sys.argv[1:]
+server = socket.create_server((own, 9000))
+blocks = [0, 0]
+
+def tell(which):
+    blocks[which] += 1
+    with open(f"{counts}.{which}.new", "w") as f: f.write(str(blocks[which]))
+    os.rename(f"{counts}.{which}.new", f"{counts}.{which}")
+
+def serve():
+    connection = server.accept()[0]
+    while part := connection.recv(1 << 16):
+        connection.sendall(part)
+        tell(0)
+
+def ask():
+    while True:
+        try: connection = socket.create_connection((other, 7000)); break
+        except OSError: time.sleep(0.1)
+    numbers = random.Random(8)
+    while not os.path.exists(stop):
+        block = numbers.randbytes(numbers.randrange(1, 100000))
+        connection.sendall(block)
+        got = b""
+        while len(got) < len(block):
+            part = connection.recv(len(block) - len(got))
+            if not part: raise EOFError()
+            got += part
+        if got != block: raise ValueError("another block")
+        tell(1)
+    connection.close()
+
+def watched(work):
+    try: work()
+    except BaseException as problem:
+        print(work.__name__, repr(problem), file=sys.stderr, flush=True)
+        os._exit(1)
+
+serving = threading.Thread(target=watched, args=[serve])
+serving.start()
+watched(ask)
+serving.join()
+"""
+
+
+class Talk:
+    """A job at ADDRESS that speaks all the time with C, beside its GPU program."""
+
+    def __init__(self, lab, machine, *pauses, address=ADDRESS):
+        self.lab, self.machine = lab, machine
+        shared = lab.context.shared
+        self.stop, self.counts, talk = shared + "/stop", shared + "/counts", shared + "/talk.py"
+        with open(talk, "w") as f:
+            f.write(TALK)
+        self.want = lab.uninterrupted(lab.script()) + "talked\n"
+        words = f"/usr/bin/python3 {talk} {ADDRESS} {lab.c.address} {self.stop} &\ntalk=$!\n"
+        script = lab.script(JOB.replace("set -e\n", "set -e\n" + words) + "wait $talk\necho talked\n")
+        command = [*lab.c.enter(VICTIM), users.PYTHON, "-c", PEER, lab.c.address, ADDRESS, self.stop, self.counts]
+        self.peer = lab.context.start(0, command)
+        self.child = lab.begin(machine, script, *pauses, more=("--address", address))
+        self.goes_on("at first")
+
+    def blocks(self):
+        return [int(open(f"{self.counts}.{i}").read()) if os.path.exists(f"{self.counts}.{i}") else 0 for i in range(2)]
+
+    def goes_on(self, what):
+        """Both connections with C carry data now."""
+        before = self.blocks()
+        more = lambda: all(now > then + 2 for now, then in zip(self.blocks(), before))
+        over = lambda: more() or self.peer.poll() is not None
+        said = lambda: f"{self.lab.a.said()} {self.lab.b.said()} {self.lab.a.read(self.lab.errors)} {self.lab.b.read(self.lab.errors)}"
+        harness.wait_for(over, LIMIT, lambda: f"{what}: blocks {before} -> {self.blocks()}; {said()}")
+        if self.peer.poll() is not None:
+            raise Failure(f"{what}: C's program has ended: {self.peer.stderr.read()} {said()}")
+
+    def finish(self, *steps):
+        for step in steps:
+            self.lab.go(step)
+        open(self.stop, "w").close()
+        self.lab.is_output(self.want)
+        ended(self.peer)
+
+
+def has_address(machine, name):
+    """The job's network is its own."""
+    words = ["nsenter", "--target", str(machine.facts(name)["pid"]), "--net", "ip", "-4", "-o", "address"]
+    got = subprocess.run(words, stdout=subprocess.PIPE, text=True).stdout
+    if got.count("\n") != 2 or f"inet {ADDRESS}/24" not in got:
+        raise Failure(f"the job has the addresses {got}")
+
+
+@case
+def addressed(context):
+    """A job with an address of its own is saved, moves to the other host and back, is stopped and restarted: its connections
+    with a third host, from both sides, and within the job lose nothing."""
+    lab = Lan(context)
+    lab.a.start(more=ALLOWED)
+    lab.b.start(more=ALLOWED)
+    talk = Talk(lab, lab.a, 3, 9, 15)
+    has_address(lab.a, "hers")
+    image = context.shared + "/image"
+    worked(lab.a.run(VICTIM, "cr-checkpoint", "hers", image))
+    talk.goes_on("after a checkpoint")
+    worked(lab.move(lab.a, lab.b))
+    has_address(lab.b, "hers")
+    talk.goes_on("after the move to B")
+    lab.go(3)
+    lab.stands(9)
+    worked(lab.move(lab.b, lab.a))
+    harness.wait_for(lambda: not lab.b.has_job("hers"), LIMIT, lambda: "the job is still on B")
+    talk.goes_on("after the move to A")
+    worked(lab.a.run(VICTIM, "cr-checkpoint", "--stop", "hers", image))
+    again = lab.a.begin(VICTIM, "cr-restart", image)
+    harness.wait_for(lambda: lab.a.has_job("hers") or again.poll() is not None, LIMIT, lambda: "no restart")
+    if again.poll() is not None:
+        raise Failure(f"cr-restart has ended: {again.stderr.read()}")
+    talk.goes_on("after the restart")
+    lab.go(9)
+    lab.stands(15)
+    talk.finish(15)
+    ended(again)
+    lab.a.is_clean()
+    lab.b.is_clean()
+
+
+@case
+def address_stays(context):
+    """A move that fails takes the address back to A: nothing is lost. What B lacks for it is said before anything is sent."""
+    lab = Lan(context)
+    lab.a.start(more=ALLOWED)
+    lab.b.start()
+    talk = Talk(lab, lab.a, 3, address=f"{ADDRESS}@{lab.a.link}")
+    refused(lab.move(lab.a, lab.b), "lacks what the job needs", f"no interface {lab.a.link}", "goes on")
+    tool(*lab.b.enter(0), "ip", "link", "set", "br0", "down")
+    tool(*lab.b.enter(0), "ip", "link", "set", "br0", "name", lab.a.link, "up")
+    refused(lab.move(lab.a, lab.b), "lacks what the job needs", f"no job the address {ADDRESS}", "--allow-address", "goes on")
+    talk.goes_on("after the refusals")
+    broken = os.path.join(context.lab.folder, "criu")
+    with open(broken, "w") as f:
+        f.write(FAILING_CRIU.format(criu=criu_here()))
+    os.chmod(broken, 0o755)
+    lab.b.restart(more=ALLOWED, CUDA_REMOTE_CRIU=broken)
+    refused(lab.move(lab.a, lab.b), "CRIU could not restore", "goes on")
+    talk.goes_on("after the failed restart on B")
+    # The processes are restored there, and have not run.
+    steps = os.path.join(context.lab.folder, "steps")
+    lab.b.restart(more=ALLOWED, CR_TEST_STEPS=steps, CR_TEST_STOP_AT="3")
+    moving = lab.a.begin(VICTIM, "cr-migrate", "hers", "--whole", "--to-host", lab.b.address, "--output", lab.out, "--error", lab.errors)
+    stands = lambda: os.path.exists(steps) and any(line.startswith("3 ") for line in open(steps).read().splitlines())
+    harness.wait_for(lambda: stands() or moving.poll() is not None, LIMIT, lambda: f"no step 3: {lab.b.said()}")
+    if moving.poll() is not None:
+        raise Failure(f"cr-migrate has ended: {moving.stderr.read()}")
+    lab.b.stop()
+    if moving.wait(LIMIT) != 1:
+        raise Failure(f"cr-migrate ended with {moving.returncode}")
+    open(steps + ".go", "w").close()
+    talk.goes_on("after B's cr-hostd was killed")
+    lab.b.start(more=ALLOWED)
+    worked(lab.move(lab.a, lab.b))
+    talk.goes_on("after the move to B")
+    talk.finish(3)
+
+
+@case
+def addresses(context):
+    """Which addresses a job cannot have, and what it says."""
+    lab = Lan(context)
+    lab.a.start()
+    run = ("--", "/bin/true")
+    refused(lab.a.run(VICTIM, "cr-run", "--address", ADDRESS, *run), f"no job the address {ADDRESS}", "--allow-address")
+    lab.a.restart(more=["--allow-address", "10.99.0.48/28@host1", "--allow-address", "10.98.0.0/16"])
+    worked(lab.a.run(VICTIM, "cr-run", "--address", ADDRESS, *run))
+    refused(lab.a.run(VICTIM, "cr-run", "--address", "10.99.0.70", *run), "no job the address 10.99.0.70 on host1")
+    lab.a.stop()
+    refused(lab.a.run(VICTIM, "cr-run", "--address", ADDRESS, *run), "only root gives a job an address")
+    refused(lab.a.run(0, "cr-run", "--address", "10.99.0", *run), "is no ADDRESS[/PREFIX][@INTERFACE]")
+    refused(lab.a.run(0, "cr-run", "--plain", "--address", ADDRESS, *run), "--plain")
+    refused(lab.a.run(0, "cr-run", "--address", ADDRESS + "@nowhere", *run), "no interface nowhere")
+    refused(lab.a.run(0, "cr-run", "--address", "10.97.0.50", *run), "no interface of this machine is in the network")
+    refused(lab.a.run(0, "cr-run", "--address", lab.a.address, *run), "is this machine's own, on host1")
+    refused(lab.a.run(0, "cr-run", "--address", lab.c.address, *run), f"the address {lab.c.address} is in use")
+    no_network = [*lab.a.enter(0), "setpriv", "--bounding-set", "-net_admin", "--inh-caps", "-net_admin"]
+    refused(context.run(0, [*no_network, context.tool("cr-run"), "--address", ADDRESS, *run]), "CAP_NET_ADMIN", "missing")
+    place = context.lab.folder + "/first"
+    first = lab.b.begin(0, "cr-run", "--job-dir", place, "--address", ADDRESS, "--", "/bin/sleep", "600")
+    there = lambda: os.path.exists(place + "/job.json") or first.poll() is not None
+    harness.wait_for(there, LIMIT, lambda: "no first job")
+    refused(lab.a.run(0, "cr-run", "--address", ADDRESS, *run), f"the address {ADDRESS} is in use")
+    first.terminate()
+    first.wait(LIMIT)
+    worked(lab.a.run(0, "cr-run", "--address", ADDRESS, *run))
+
+
 FAILING_CRIU = """#!/bin/sh
 for word; do [ "$word" = restore ] && exit 1; done
 exec {criu} "$@"
 """
+
+
+def criu_here():
+    criu = os.environ.get("CUDA_REMOTE_CRIU") or "/opt/cuda-remote/criu/criu"
+    if os.access(criu, os.X_OK):
+        return criu
+    return subprocess.run(["sh", "-c", "command -v criu"], stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 @case
@@ -358,12 +626,9 @@ def failing(context):
     lab = Lab(context)
     steps = os.path.join(context.lab.folder, "steps")
     lab.a.start()
-    criu = os.environ.get("CUDA_REMOTE_CRIU") or "/opt/cuda-remote/criu/criu"
-    if not os.access(criu, os.X_OK):
-        criu = subprocess.run(["sh", "-c", "command -v criu"], stdout=subprocess.PIPE, text=True).stdout.strip()
     broken = os.path.join(context.lab.folder, "criu")
     with open(broken, "w") as f:
-        f.write(FAILING_CRIU.format(criu=criu))
+        f.write(FAILING_CRIU.format(criu=criu_here()))
     os.chmod(broken, 0o755)
     lab.b.start(CUDA_REMOTE_CRIU=broken)
     script = lab.script()

@@ -25,6 +25,7 @@
 #include <iterator>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "checkpoint/engine/criu/connections.h"
 #include "checkpoint/engine/criu/criu_facts.h"
@@ -37,6 +38,7 @@
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/gpu_devices.h"
 #include "checkpoint/job/job.h"
+#include "checkpoint/job/network.h"
 #include "proto/codec/text.h"
 
 namespace cuda_remote::checkpoint {
@@ -109,11 +111,15 @@ int InsideJob(const Job& job, const std::function<int()>& body, std::string* err
   const int pids = open((proc + "pid").c_str(), O_RDONLY | O_CLOEXEC);
   const int mounts = open((proc + "mnt").c_str(), O_RDONLY | O_CLOEXEC);
   const int ipc = open((proc + "ipc").c_str(), O_RDONLY | O_CLOEXEC);
-  if (pids < 0 || mounts < 0 || ipc < 0) {
+  const int network = open((proc + "net").c_str(), O_RDONLY | O_CLOEXEC);
+  const auto close_all = [&] {
+    for (const int fd : {pids, mounts, ipc, network}) {
+      if (fd >= 0) close(fd);
+    }
+  };
+  if (pids < 0 || mounts < 0 || ipc < 0 || network < 0) {
     *error = "the job has ended";
-    if (pids >= 0) close(pids);
-    if (mounts >= 0) close(mounts);
-    if (ipc >= 0) close(ipc);
+    close_all();
     return -1;
   }
   fflush(nullptr);
@@ -121,6 +127,8 @@ int InsideJob(const Job& job, const std::function<int()>& body, std::string* err
   if (helper == 0) {
     if (setns(pids, CLONE_NEWPID) != 0 || setns(mounts, CLONE_NEWNS) != 0) _exit(254);
     if (job.has_user() && setns(ipc, CLONE_NEWIPC) != 0) _exit(254);
+    // A restart makes a new one with the same address; CRIU is not to save this one.
+    if (job.has_network() && setns(network, CLONE_NEWNET) != 0) _exit(254);
     const pid_t inside = fork();
     if (inside == 0) _exit(body());
     if (inside < 0) _exit(254);
@@ -130,9 +138,7 @@ int InsideJob(const Job& job, const std::function<int()>& body, std::string* err
     }
     _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 253);
   }
-  close(pids);
-  close(mounts);
-  close(ipc);
+  close_all();
   int status = 0;
   if (helper < 0) {
     *error = std::string("fork: ") + strerror(errno);
@@ -146,6 +152,30 @@ int InsideJob(const Job& job, const std::function<int()>& body, std::string* err
   }
   return code;
 }
+
+// Keeps the network of a job with its own address silent while it is saved: what CRIU has read of a connection must stay
+// as it is, and a machine at the other end must not be told that the connection is gone.
+class Silence {
+ public:
+  explicit Silence(const Job& job) : job_(job) {}
+  ~Silence() { End(); }
+  Silence(const Silence&) = delete;
+  Silence& operator=(const Silence&) = delete;
+  bool Begin(std::string* error) {
+    begun_ = job_.has_network();
+    return !begun_ || SilenceNetwork(job_.init_pid(), error);
+  }
+  void End() {
+    std::string ignored;
+    if (std::exchange(begun_, false)) ConnectNetwork(job_.init_pid(), job_.network(), &ignored);
+  }
+  // Until ContinueProcesses, or the job's end.
+  void Keep() { begun_ = false; }
+
+ private:
+  const Job& job_;
+  bool begun_ = false;
+};
 
 // Whether CRIU waits in vain: it does, in rare cases, for a process that is killed while it looks at it.
 class LostWait {
@@ -377,14 +407,17 @@ std::string Several(const std::vector<Connection>& connections) {
   return text;
 }
 
-// False if a connection has no second end that would come back with it, and is not to be closed.
+// False if a connection has no second end that would come back with it, and is not to be closed. Those of an address that
+// comes back with the job go on.
 bool DescribeConnections(const Job& job, ProcessFacts* facts, std::string* error) {
   const std::vector<Connection> connections = OpenConnections(ProcessesOf(job));
-  facts->set_tcp(!connections.empty());
+  // In a network of its own nobody else can come between.
+  facts->set_tcp(!connections.empty() || job.has_network());
   const std::vector<Connection> others = WithOthers(connections);
-  if (others.empty() || facts->tcp_close()) return true;
+  if (others.empty() || facts->tcp_close() || job.has_network()) return true;
   *error = "the job has TCP connections with others, which cannot come back after a restart: " + Several(others) +
-           "; with --tcp-close it is saved, and finds them closed then";
+           "; with --tcp-close it is saved, and finds them closed then; a job that was started with an address of its own "
+           "(cr-run --address) keeps them";
   return false;
 }
 
@@ -415,7 +448,7 @@ bool SettleTerminal(const Job& job, const std::string& image_folder, std::string
 }
 
 // Looks which connections the image has after all. Those with others are closed in it, if that is wanted.
-bool SettleConnections(const ProcessFacts& facts, const std::string& image_folder, std::string* error) {
+bool SettleConnections(const Job& job, const ProcessFacts& facts, const std::string& image_folder, std::string* error) {
   const std::string path = image_folder + "/files.img";
   std::string image;
   std::vector<Connection> connections;
@@ -425,7 +458,7 @@ bool SettleConnections(const ProcessFacts& facts, const std::string& image_folde
     return false;
   }
   const std::vector<Connection> others = WithOthers(connections);
-  if (others.empty()) return true;
+  if (others.empty() || (job.has_network() && !facts.tcp_close())) return true;
   if (!facts.tcp_close()) {
     *error = "the job has opened or lost a TCP connection while it was saved: " + Several(others) + "; try again";
     return false;
@@ -621,6 +654,11 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   }
   const std::string log = work_folder + "/" + kDumpLog;
   unlink(log.c_str());
+  Silence silence(job);
+  if (!silence.Begin(error)) {
+    for (const int fd : {lock, image, work}) close(fd);
+    return false;
+  }
   const std::string kernel = CriuFactsPath(criu);
   bool ready = !account || LendFolder(*account, image, error);
   LostWait wait(job);
@@ -640,6 +678,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
         return 127;
       },
       error, [&] { return wait.IsLost(); });
+  if (code != 0 || !leave_stopped) silence.End();
   if (account && ready) {
     // Nothing of CRIU's runs any more. The log goes where it is looked for.
     std::string problem;
@@ -664,7 +703,8 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   if (code == 0) {
     unlink(log.c_str());
     if (SettleLinks(facts, image_folder, error) && SettleTerminal(job, image_folder, error) &&
-        (!facts.tcp() || SettleConnections(facts, image_folder, error))) {
+        (!facts.tcp() || SettleConnections(job, facts, image_folder, error))) {
+      if (leave_stopped) silence.Keep();
       return true;
     }
     if (leave_stopped) ContinueProcesses(job, facts);
@@ -705,12 +745,15 @@ bool OpenToCriu(const Account& account, int folder, std::string* error) {
 
 bool ContinueProcesses(const Job& job, const ProcessFacts& facts) {
   if (facts.tcp()) ResumeConnections(ProcessesOf(job), /*others_only=*/false);
-  return SignalAll(job, SIGCONT);
+  std::string ignored;
+  const bool connected = !job.has_network() || ConnectNetwork(job.init_pid(), job.network(), &ignored);
+  return SignalAll(job, SIGCONT) && connected;
 }
 
 bool KillProcesses(const Job& job, const ProcessFacts& facts) {
-  // So that others are told. The job's own connections end without a word, and leave their ports free for a restart.
-  if (facts.tcp()) ResumeConnections(ProcessesOf(job), /*others_only=*/true);
+  // So that others are told, unless their connections go on after a restart. The job's own connections end without a
+  // word, and leave their ports free for it.
+  if (facts.tcp() && !job.has_network()) ResumeConnections(ProcessesOf(job), /*others_only=*/true);
   // What it returns says nothing: with the program the namespace may end, and whoever is inside.
   SignalAll(job, SIGKILL);
   for (int i = 0; i < kKillAttempts; ++i) {

@@ -23,6 +23,7 @@
 #include "checkpoint/engine/criu/ports.h"
 #include "checkpoint/engine/criu/saved_rights.h"
 #include "checkpoint/job/account.h"
+#include "checkpoint/job/network.h"
 #include "checkpoint/job/stand_ins.h"
 #include "ckptfmt/needs.h"
 
@@ -68,14 +69,14 @@ class CriuProcesses final : public SavedProcesses {
 
   bool ChangesFiles() const override { return !longer_.empty(); }
 
-  std::unique_ptr<ProcessRestore> Begin(const std::string& directory, std::vector<Mount> mounts,
+  std::unique_ptr<ProcessRestore> Begin(const std::string& directory, std::vector<Mount> mounts, int network,
                                         std::string* error) override {
     {
       const ActAs user(AccountOf(job_));
       if (!CutBack(longer_, error)) return nullptr;
     }
     if (!PutKeptLibraries(image_, directory, error)) return nullptr;
-    auto restore = std::make_unique<CriuRestore>(job_, facts_, directory, std::move(mounts), logs_, files_image_);
+    auto restore = std::make_unique<CriuRestore>(job_, facts_, directory, std::move(mounts), logs_, files_image_, network);
     return restore->Begin(image_, error) ? std::move(restore) : nullptr;
   }
 
@@ -207,6 +208,7 @@ class CriuProcesses final : public SavedProcesses {
   bool CheckPorts(const RestoreOptions& options, std::string* error) {
     std::string bytes;
     std::set<TcpEnd> ends;
+    if (job_.has_network()) return true;  // where nobody else has a port
     if (!ReadImageFile(image_ + "/files.img", &bytes) || !SavedPorts(bytes, &ends)) return true;
     const auto give_up = std::chrono::steady_clock::now() + kBusyPort;
     std::string said;
@@ -278,7 +280,11 @@ bool CriuEngine::Dump(const Job& job, const std::string& facts, const std::strin
   return false;
 }
 
-void CriuEngine::AwaitDump(const Job&, const std::string& work) { AwaitDumpProcesses(work); }
+void CriuEngine::AwaitDump(const Job& job, const std::string& work, After after) {
+  AwaitDumpProcesses(work);
+  std::string ignored;
+  if (after == After::kRun && job.has_network()) ConnectNetwork(job.init_pid(), job.network(), &ignored);
+}
 
 bool CriuEngine::ListNeeds(const Job& job, const std::string& facts, const std::string& image, ckptfmt::Needs* needs,
                            std::string* error) {

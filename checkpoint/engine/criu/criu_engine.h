@@ -19,7 +19,7 @@ class CriuEngine final : public SnapshotEngine {
   bool Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) override;
   bool Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work, After after,
             std::string* error) override;
-  void AwaitDump(const Job& job, const std::string& work) override;
+  void AwaitDump(const Job& job, const std::string& work, After after) override;
   bool ListNeeds(const Job& job, const std::string& facts, const std::string& image, ckptfmt::Needs* needs,
                  std::string* error) override;
   bool Resume(const Job& job, const std::string& facts) override;

@@ -146,6 +146,7 @@ bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
   plan.environment.push_back(std::string(kHoldVariable) + "=" + job_.directory() + "/" + kHoldName);
   plan.mounts = mounts_;
   plan.account = account_;
+  plan.network = network_;
   if (job_.terminal()) {
     terminal_ = JobTerminal::Open(error);
     if (!terminal_ && !error->empty()) return false;

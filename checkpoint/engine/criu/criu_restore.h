@@ -26,15 +26,16 @@ class CriuRestore final : public ProcessRestore {
  public:
   // `directory`: the job's folder from now on, which the job sees where its old one was. `mounts`: what else it sees
   // (stand_ins.h). `logs`: where CRIU's log stays after a failure; empty: nowhere. `files_image`: for CRIU to read instead
-  // of the image's own files.img; empty: that.
+  // of the image's own files.img; empty: that. `network`: as SavedProcesses::Begin has it.
   CriuRestore(const Job& job, const ProcessFacts& facts, const std::string& directory, std::vector<Mount> mounts,
-              std::string logs = {}, std::string files_image = {})
+              std::string logs = {}, std::string files_image = {}, int network = -1)
       : job_(job),
         facts_(facts),
         directory_(directory),
         mounts_(std::move(mounts)),
         logs_(std::move(logs)),
         files_image_(std::move(files_image)),
+        network_(network),
         account_(AccountOf(job)) {}
   ~CriuRestore() override;
   CriuRestore(const CriuRestore&) = delete;
@@ -65,6 +66,7 @@ class CriuRestore final : public ProcessRestore {
   const std::string directory_;
   const std::vector<Mount> mounts_;
   const std::string logs_, files_image_;
+  const int network_;
   const std::optional<Account> account_;
   Isolated isolated_;
   bool begun_ = false;

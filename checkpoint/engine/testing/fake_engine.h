@@ -34,7 +34,7 @@ class FakeEngine final : public SnapshotEngine {
     stopped_ = after == After::kStop;
     return true;
   }
-  void AwaitDump(const Job&, const std::string&) override {}
+  void AwaitDump(const Job&, const std::string&, After) override {}
   bool ListNeeds(const Job&, const std::string&, const std::string&, ckptfmt::Needs*, std::string* error) override {
     return Step("needs", error);
   }

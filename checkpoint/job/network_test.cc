@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/job/network.h"
+
+#include <gtest/gtest.h>
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+TEST(Network, IsReadAndWritten) {
+  for (const char* text : {"10.9.0.50", "10.9.0.50/24", "10.9.0.50@eth1", "10.9.0.50/24@br0"}) {
+    JobNetwork network;
+    std::string error;
+    ASSERT_TRUE(ParseNetwork(text, &network, &error)) << error;
+    EXPECT_EQ(ToText(network), text);
+    EXPECT_EQ(network.address(), "10.9.0.50");
+  }
+}
+
+TEST(Network, OtherTextsAreRefused) {
+  for (const char* text : {"", "10.9.0", "10.9.0.50/", "10.9.0.50/0", "10.9.0.50/33", "10.9.0.50/x", "10.9.0.50@",
+                           "10.9.0.50@sixteen-letters-", "10.9.0.256", "fd00::1", "host", "127.0.0.1", "224.0.0.1",
+                           "255.255.255.255", "0.0.0.0", "10.9.0.50/24/24"}) {
+    JobNetwork network;
+    std::string error;
+    EXPECT_FALSE(ParseNetwork(text, &network, &error)) << text;
+    EXPECT_NE(error, "");
+  }
+}
+
+TEST(Network, RulesAllowTheAddressesOfANetwork) {
+  EXPECT_TRUE(RuleAllows("10.9.0.0/24", "10.9.0.50", "eth0"));
+  EXPECT_TRUE(RuleAllows("10.9.0.0/24@eth0", "10.9.0.50", "eth0"));
+  EXPECT_FALSE(RuleAllows("10.9.0.0/24@eth0", "10.9.0.50", "eth1"));
+  EXPECT_FALSE(RuleAllows("10.9.0.0/24", "10.9.1.50", "eth0"));
+  EXPECT_TRUE(RuleAllows("10.9.0.50/32", "10.9.0.50", "eth0"));
+  EXPECT_FALSE(RuleAllows("10.9.0.50/32", "10.9.0.51", "eth0"));
+}
+
+TEST(Network, RulesAreNetworks) {
+  std::string error;
+  EXPECT_TRUE(CheckNetworkRule("10.9.0.0/24", &error)) << error;
+  EXPECT_TRUE(CheckNetworkRule("10.9.0.0/24@br0", &error)) << error;
+  for (const char* rule : {"10.9.0.50/24", "10.9.0.0", "10.9.0.0@br0", "all", ""}) {
+    EXPECT_FALSE(CheckNetworkRule(rule, &error)) << rule;
+  }
+}
+
+TEST(Network, HardwareAddressesDifferAsAddressesDo) {
+  const std::array<unsigned char, 6> want = {0x02, 'C', 10, 9, 0, 50};
+  EXPECT_EQ(HardwareAddress("10.9.0.50"), want);
+  EXPECT_NE(HardwareAddress("10.9.0.51"), want);
+}
+
+TEST(Network, AnInterfaceThatIsNotThereIsNamed) {
+  JobNetwork network;
+  std::string error;
+  ASSERT_TRUE(ParseNetwork("10.9.0.50/24@no-such-one", &network, &error));
+  EXPECT_FALSE(CheckNetwork(&network, nullptr, &error));
+  EXPECT_NE(error.find("no interface no-such-one"), std::string::npos) << error;
+}
+
+}  // namespace
+}  // namespace cuda_remote::checkpoint
