@@ -125,12 +125,17 @@ void GiveAsUser(int own, const std::string& path, size_t keep, int socket) {
   Answer(socket, partial.status(), dir);
   if (!partial.ok()) return;
   char word;
-  bool given = false;
+  bool given = false, copied = false;
   if (recv(socket, &word, 1, 0) == 1) {
     const int fd = openat(own, kImage, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     status = fd >= 0 ? CopyImage(ckptfmt::OpenedFolder(ckptfmt::Fd(fd), kImage), *partial)
                      : ckptfmt::SystemError("open", kImage, errno);
-    if (status.ok()) status = ckptfmt::Publish(*partial, dir);
+    copied = status.ok();
+    if (!copied) ckptfmt::RemoveFolder(*partial).IgnoreError();
+    Answer(socket, status);
+  }
+  if (copied && recv(socket, &word, 1, 0) == 1) {
+    status = ckptfmt::Publish(*partial, dir);
     given = status.ok();
     if (!given) ckptfmt::RemoveFolder(*partial).IgnoreError();
     // Its lock is for writers; who looks at the image waits for that.
@@ -174,7 +179,7 @@ std::unique_ptr<ImageGiver> ImageGiver::Begin(const checkpoint::Account& account
     return nullptr;
   }
   std::unique_ptr<ImageGiver> giver(new ImageGiver(child, ends[0]));
-  return giver->Await(&giver->dir_, error) ? std::move(giver) : nullptr;
+  return giver->Await(nullptr, &giver->dir_, error) ? std::move(giver) : nullptr;
 }
 
 ImageGiver::~ImageGiver() {
@@ -183,9 +188,14 @@ ImageGiver::~ImageGiver() {
   }
 }
 
-bool ImageGiver::Await(std::string* said, std::string* error) {
+// The answer to `word`; null: to its beginning.
+bool ImageGiver::Await(const char* word, std::string* said, std::string* error) {
   char text[8192];
   ssize_t got;
+  if (word && send(socket_, word, 1, MSG_NOSIGNAL) != 1) {
+    *error = "the process that writes the image has died";
+    return false;
+  }
   do {
     got = recv(socket_, text, sizeof(text), 0);
   } while (got < 0 && errno == EINTR);
@@ -197,11 +207,12 @@ bool ImageGiver::Await(std::string* said, std::string* error) {
   return false;
 }
 
-bool ImageGiver::Give(std::string* note, std::string* error) {
-  if (send(socket_, "g", 1, MSG_NOSIGNAL) == 1) return Await(note, error);
-  *error = "the process that writes the image has died";
-  return false;
+bool ImageGiver::Copy(std::string* error) {
+  std::string nothing;
+  return Await("c", &nothing, error);
 }
+
+bool ImageGiver::Publish(std::string* note, std::string* error) { return Await("p", note, error); }
 
 bool GiveFiles(const checkpoint::Account& account, int folder, std::string* error) {
   const std::string path = "/proc/self/fd/" + std::to_string(folder) + "/" + kImage;

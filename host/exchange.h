@@ -33,12 +33,14 @@ class ImageGiver {
 
   // The image's name, once it is complete.
   const std::string& dir() const { return dir_; }
-  // Copies the image, whose files are the user's by now. *note: not empty: what went wrong after the image was complete.
-  bool Give(std::string* note, std::string* error);
+  // Copies the image, whose files are the user's by now, to the disk, where it has no name yet.
+  bool Copy(std::string* error);
+  // After Copy: gives it its name. *note: not empty: what went wrong after that.
+  bool Publish(std::string* note, std::string* error);
 
  private:
   ImageGiver(pid_t child, int socket) : child_(child), socket_(socket) {}
-  bool Await(std::string* said, std::string* error);
+  bool Await(const char* word, std::string* said, std::string* error);
   const pid_t child_;
   const int socket_;
   std::string dir_;

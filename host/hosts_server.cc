@@ -5,10 +5,12 @@
 #include <fcntl.h>
 #include <grpc/grpc_security_constants.h>
 #include <grpcpp/grpcpp.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -33,6 +35,7 @@
 #include "ckptfmt/manifest.h"
 #include "ckptfmt/needs.h"
 #include "host/exchange.h"
+#include "host/group_save.h"
 #include "host/move.grpc.pb.h"
 #include "host/move_state.h"
 #include "host/report.h"
@@ -49,6 +52,7 @@ using Stream = grpc::ServerReaderWriter<MoveDown, MoveUp>;
 
 constexpr int kMostMoves = 8;  // at a time
 constexpr size_t kIdBytes = 16;
+constexpr int kLookMs = 200;
 constexpr size_t kMostToldBytes = 2000;
 constexpr char kLog[] = "log";
 constexpr int kListenAttempts = 20, kListenPauseUs = 100000;
@@ -378,6 +382,123 @@ bool Arrival::Run(std::string* error) {
   return false;
 }
 
+// One host's part of a checkpoint over several.
+class Saving {
+ public:
+  Saving(grpc::ServerContext* context, grpc::ServerReaderWriter<SaveDown, SaveUp>* stream, const Settings& settings,
+         const Key& key)
+      : context_(context), stream_(stream), settings_(settings), key_(key) {}
+
+  // False and *error: there is no image, unless the worker finds out otherwise (Settle).
+  bool Run(std::string* error) {
+    SaveUp up;
+    if (!stream_->Read(&up) || up.kind_case() != SaveUp::kBegin ||
+        !key_.HasMade(up.begin().code(), kSaveText + up.begin().begin()) ||
+        !begin_.ParseFromString(up.begin().begin())) {
+      *error = "the request is not signed with the key of this host; the hosts of a cluster need the same one (--key)";
+      return false;
+    }
+    if (begin_.version() != kVersion || begin_.id().size() != kIdBytes) {
+      *error = "its cr-hostd speaks version " + std::to_string(kVersion) + ", and the coordinator's version " +
+               std::to_string(begin_.version()) + "; install the same version on all hosts";
+      return false;
+    }
+    Account account;
+    return FindUser(begin_.user(), &account, error) && Ask(account, error) && Follow(error);
+  }
+
+ private:
+  bool Ask(const Account& account, std::string* error) {
+    Request request;
+    request.set_version(kVersion);
+    request.set_tool(kMemberTool);
+    request.set_job(begin_.job());
+    request.set_image(begin_.image());
+    request.set_umask(begin_.umask());
+    for (const SaveOption& one : begin_.options()) {
+      Option* const option = request.add_options();
+      option->set_name(one.name());
+      option->set_value(one.value());
+      option->set_flag(one.flag());
+    }
+    GroupMember* const member = request.mutable_member();
+    member->set_id(begin_.id());
+    member->set_user(account.user);
+    member->set_group(account.group);
+    for (const gid_t group : account.groups) member->add_groups(group);
+    member->set_decider(begin_.decider());
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    memcpy(address.sun_path, settings_.socket.c_str(), std::min(settings_.socket.size(), sizeof(address.sun_path) - 1));
+    const Closing null(open("/dev/null", O_RDWR | O_CLOEXEC)), root(open("/", O_PATH | O_DIRECTORY | O_CLOEXEC));
+    if (socket_.get() >= 0 && null.get() >= 0 && log_.get() >= 0 && root.get() >= 0 &&
+        connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
+        Send(socket_.get(), request, {null.get(), null.get(), log_.get(), root.get()})) {
+      return true;
+    }
+    *error = std::string("cr-hostd cannot be asked to save the job: ") + strerror(errno);
+    return false;
+  }
+
+  // From step to step. What ends it early closes the worker's socket, and the worker gives up.
+  bool Follow(std::string* error) {
+    Reply reply;
+    while (Next(&reply, error)) {
+      SaveDown down;
+      SaveUp up;
+      switch (reply.kind()) {
+        case Reply::REACHED: {
+          Control control;
+          control.set_go_on(true);
+          down.set_reached(SaveStep(reply.value()));
+          if (stream_->Write(down) && stream_->Read(&up) && up.kind_case() == SaveUp::kGoOn &&
+              up.go_on() == down.reached()) {
+            Send(socket_.get(), control);
+            break;
+          }
+          *error = "the checkpoint was given up";
+          return false;
+        }
+        case Reply::NOTE:
+          down.set_note(reply.text());
+          stream_->Write(down);
+          break;
+        case Reply::ENDED:
+          *error = ToldIn(log_.get());
+          if (error->empty()) *error = "cr-checkpoint has failed";
+          return reply.value() == 0;
+        case Reply::REFUSED:
+        case Reply::ELSEWHERE:
+          *error = reply.text();
+          return false;
+        default:
+          break;
+      }
+    }
+    return false;
+  }
+
+  // The worker's next word. False if there is none, or if the coordinator is gone.
+  bool Next(Reply* reply, std::string* error) {
+    pollfd waiting = {socket_.get(), POLLIN, 0};
+    while (poll(&waiting, 1, kLookMs) <= 0) {
+      if (!context_->IsCancelled()) continue;
+      *error = "the checkpoint was given up";
+      return false;
+    }
+    *error = "the process of cr-hostd that saved the job has died";
+    return Receive(socket_.get(), reply);
+  }
+
+  grpc::ServerContext* const context_;
+  grpc::ServerReaderWriter<SaveDown, SaveUp>* const stream_;
+  const Settings& settings_;
+  const Key& key_;
+  SaveBegin begin_;
+  const Closing socket_{socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  const Closing log_{memfd_create("cr-checkpoint", MFD_CLOEXEC)};
+};
+
 class Service final : public Hosts::Service {
  public:
   Service(const Settings& settings, const Key& key) : settings_(settings), key_(key) {}
@@ -420,15 +541,39 @@ class Service final : public Hosts::Service {
     return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, error);
   }
 
+  grpc::Status Save(grpc::ServerContext* context, grpc::ServerReaderWriter<SaveDown, SaveUp>* stream) override {
+    if (const grpc::Status status = Admit(*context); !status.ok()) return status;
+    std::string error = "too many jobs come or are saved at the same time; try again later";
+    bool ok = false;
+    if (++moves_ <= kMostMoves) {
+      try {
+        ok = Saving(context, stream, settings_, key_).Run(&error);
+      } catch (const std::exception& problem) {
+        error = problem.what();
+      }
+    }
+    --moves_;
+    SaveDown down;
+    if (ok) {
+      down.set_done(true);
+    } else {
+      down.set_failed(error);
+      fprintf(stderr, "cr-hostd: a checkpoint over hosts, for %s, has failed: %s\n", Printable(context->peer()).c_str(),
+              Printable(error).c_str());
+    }
+    stream->Write(down);
+    return grpc::Status::OK;
+  }
+
   grpc::Status Settle(grpc::ServerContext* context, const SettleRequest* request, SettleReply* reply) override {
     if (const grpc::Status status = Admit(*context); !status.ok()) return status;
     if (request->id().size() != kIdBytes) return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "no such move");
-    // Whichever of this and go_on comes first counts.
-    const bool too_late = BeginMoveState(settings_.moves, request->id(), kMoveFailed);
+    // Whichever of this and go_on, or of a question and a decision, comes first counts.
+    BeginMoveState(settings_.moves, request->id(), request->decide() ? kMoveRuns : kMoveFailed);
     const std::string state = MoveStateOf(settings_.moves, request->id());
-    reply->set_state(too_late || state == kMoveFailed ? SettleReply::FAILED
-                     : state == kMoveRuns             ? SettleReply::RUNNING
-                                                      : SettleReply::UNDERWAY);
+    reply->set_state(state == kMoveFailed ? SettleReply::FAILED
+                     : state == kMoveRuns ? SettleReply::RUNNING
+                                          : SettleReply::UNDERWAY);
     return grpc::Status::OK;
   }
 

@@ -32,6 +32,24 @@ bool ReadAll(const ckptfmt::OpenedFolder& folder, const std::string& path, uint6
 
 }  // namespace
 
+SettleReply::State Settled(Hosts::Stub* stub, const std::string& id, bool decide) {
+  SettleRequest request;
+  request.set_id(id);
+  request.set_decide(decide);
+  const auto give_up = std::chrono::steady_clock::now() + kSettleTime;
+  while (std::chrono::steady_clock::now() < give_up) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kOneQuestion);
+    SettleReply reply;
+    if (stub->Settle(&context, request, &reply).ok() &&
+        (reply.state() == SettleReply::RUNNING || reply.state() == SettleReply::FAILED)) {
+      return reply.state();
+    }
+    std::this_thread::sleep_for(seconds(1));
+  }
+  return SettleReply::NONE;
+}
+
 std::shared_ptr<grpc::Channel> HostsChannel(const std::string& address, const control::TlsFiles& tls,
                                             std::string* error) {
   const size_t colon = address.rfind(':'), bracket = address.rfind(']');
@@ -40,6 +58,17 @@ std::shared_ptr<grpc::Channel> HostsChannel(const std::string& address, const co
   control::SendGrpcLogTo([](bool, const char*) {});  // the call's status says the same
   const auto credentials = control::ClientTls(tls, error);
   return credentials ? grpc::CreateCustomChannel(target, credentials, control::ClientArguments()) : nullptr;
+}
+
+SaveDecision AskDecision(const std::string& address, const std::string& id, const control::TlsFiles& tls) {
+  std::string ignored;
+  const auto channel = HostsChannel(address, tls, &ignored);
+  if (!channel) return SaveDecision::kUnknown;
+  const auto stub = Hosts::NewStub(channel);
+  const SettleReply::State state = Settled(stub.get(), id, /*decide=*/false);
+  return state == SettleReply::RUNNING  ? SaveDecision::kCounts
+         : state == SettleReply::FAILED ? SaveDecision::kGivenUp
+                                        : SaveDecision::kUnknown;
 }
 
 std::unique_ptr<MoveSource> MoveSource::Open(const std::string& address, const control::TlsFiles& tls,
@@ -160,20 +189,10 @@ MoveSource::Outcome MoveSource::GoOn(std::string* error) {
   if (Write(up, error) && Await(MoveDown::kRunning, &down, error)) return Outcome::kRunning;
   if (failed_there_) return Outcome::kFailed;
   // It may have arrived all the same.
-  SettleRequest request;
-  request.set_id(id_);
-  const auto give_up = std::chrono::steady_clock::now() + kSettleTime;
-  while (std::chrono::steady_clock::now() < give_up) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + kOneQuestion);
-    SettleReply reply;
-    if (stub_->Settle(&context, request, &reply).ok()) {
-      if (reply.state() == SettleReply::RUNNING) return Outcome::kRunning;
-      if (reply.state() == SettleReply::FAILED) return Outcome::kFailed;
-    }
-    std::this_thread::sleep_for(seconds(1));
-  }
-  return Outcome::kUnknown;
+  const SettleReply::State state = Settled(stub_.get(), id_, /*decide=*/false);
+  return state == SettleReply::RUNNING  ? Outcome::kRunning
+         : state == SettleReply::FAILED ? Outcome::kFailed
+                                        : Outcome::kUnknown;
 }
 
 }  // namespace cuda_remote::host

@@ -25,6 +25,16 @@ inline constexpr char kHostsPort[] = "7071";
 std::shared_ptr<grpc::Channel> HostsChannel(const std::string& address, const control::TlsFiles& tls,
                                             std::string* error);
 
+// Of a checkpoint over several hosts. kUnknown: the host that knows does not answer.
+enum class SaveDecision { kCounts, kGivenUp, kUnknown };
+
+// Asks how a move or a checkpoint stands, or decides the latter, until there is an answer; NONE after a minute without
+// one.
+SettleReply::State Settled(Hosts::Stub* stub, const std::string& id, bool decide);
+
+// Likewise, whether the images of a checkpoint count.
+SaveDecision AskDecision(const std::string& address, const std::string& id, const control::TlsFiles& tls);
+
 class MoveSource {
  public:
   // `address`: HOST or HOST:PORT.

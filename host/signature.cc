@@ -121,6 +121,11 @@ std::string Key::CodeOf(std::string_view bytes) const {
   return std::string(reinterpret_cast<const char*>(code), length);
 }
 
+bool Key::HasMade(std::string_view code, std::string_view bytes) const {
+  const std::string own = CodeOf(bytes);
+  return own.size() == code.size() && CRYPTO_memcmp(own.data(), code.data(), own.size()) == 0;
+}
+
 std::string Key::Id() const { return CodeOf(kIdText).substr(0, kIdBytes); }
 
 Digest::Digest() : context_(EVP_MD_CTX_new()) {
@@ -194,8 +199,7 @@ bool ReadSignature(std::string_view bytes, const Key& key, const std::string& im
              Hex(key.Id()) + "); hosts that are to restore each other's images need the same key file";
     return false;
   }
-  const std::string code = key.CodeOf(file.statement());
-  if (CRYPTO_memcmp(code.data(), file.code().data(), kHashBytes) != 0 || !statement->ParseFromString(file.statement())) {
+  if (!key.HasMade(file.code(), file.statement()) || !statement->ParseFromString(file.statement())) {
     *error = image + ": its signature is not of this cluster's cr-hostd; it was forged or changed";
     return false;
   }

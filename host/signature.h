@@ -26,6 +26,8 @@ class Key {
 
   // HMAC-SHA256.
   std::string CodeOf(std::string_view bytes) const;
+  // Whether `code` is that; takes the same time for each wrong one.
+  bool HasMade(std::string_view code, std::string_view bytes) const;
   // Names the key, and says nothing about it.
   std::string Id() const;
 

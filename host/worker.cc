@@ -31,6 +31,7 @@
 #include <functional>
 #include <memory>
 #include <set>
+#include <sstream>
 #include <thread>
 #include <vector>
 
@@ -44,6 +45,7 @@
 #include "ckptfmt/folder.h"
 #include "ckptfmt/image_reader.h"
 #include "host/exchange.h"
+#include "host/group_save.h"
 #include "host/move_source.h"
 #include "host/move_state.h"
 #include "host/peer.h"
@@ -81,6 +83,7 @@ struct Tool {
   const char* program = nullptr;   // null: cr-NAME
 };
 constexpr char kMove[] = "move";
+constexpr char kGroup[] = "group";
 
 const std::vector<Tool>& Tools() {
   static const auto* const tools = new std::vector<Tool>{
@@ -107,6 +110,8 @@ const std::vector<Tool>& Tools() {
        {"timeout"},
        {"to-host", "to", "gpu", "output", "error", "json", "quiet"},
        "cr-checkpoint"},
+      {kGroup, false, false, false, {}, {}, {"hosts", "json", "quiet"}, "cr-checkpoint"},
+      {kMemberTool, false, false, true, {"stop", "tcp-close"}, {"timeout", "compress", "pool"}, {}, "cr-checkpoint"},
       {kArriveTool, true, true, false, {}, {"server", "gpu", "output", "error"}, {}, "cr-restart"},
       {kHostsTool, false, false, false, {}, {"hosts"}},
   };
@@ -140,6 +145,16 @@ bool MakeFolder(const std::string& path, std::string* error) {
   }
   *error = "cannot make the folder " + path + ": " + strerror(errno);
   return false;
+}
+
+// "HOST,HOST:PORT"
+std::vector<std::string> SplitHosts(const std::string& list) {
+  std::vector<std::string> hosts;
+  std::istringstream names(list);
+  for (std::string name; std::getline(names, name, ',');) {
+    if (!name.empty()) hosts.push_back(name);
+  }
+  return hosts;
 }
 
 class Worker {
@@ -180,6 +195,13 @@ class Worker {
   bool WatchFor(const std::function<bool()>& work, std::string* error);
   void KeepDoubtful();
   int FinishMove(int code);
+  // Of a checkpoint over several hosts: of the one who asks for it, and of a part.
+  bool IsGroup() const { return tool_->name == std::string(kGroup); }
+  bool BeginGroup(std::string* error);
+  int SaveGroup();
+  bool IsMember() const { return request_.has_member(); }
+  bool FindMember(std::string* error);
+  bool AwaitOthers(SaveStep step, std::string* said);
   // Of a job that has come from another host.
   bool Arrives() const { return request_.has_arrived(); }
   bool AwaitGoOn(std::string* said);
@@ -206,6 +228,8 @@ class Worker {
   int gpu_ = -1;
   bool json_ = false, quiet_ = false;
   std::unique_ptr<MoveSource> move_;
+  std::unique_ptr<GroupSave> group_;
+  SaveBegin group_begin_;
   checkpoint::Job job_;
   bool last_ = false;   // the tool's second run, after which the job ends here
   bool moved_ = false, doubtful_ = false;
@@ -349,6 +373,7 @@ bool Worker::ListArguments(std::string* error) {
     return true;
   }
   if (Arrives()) arguments_.insert(arguments_.end(), {"--append", "--quiet"});
+  if (IsMember()) arguments_.push_back("--quiet");
   if (tool_->makes_image) arguments_.insert(arguments_.end(), {job_folder_, spool_ + kImage});
   if (tool_->takes_image) arguments_.push_back(spool_ + kImage);
   if (!tool_->runs_job && !tool_->makes_image) arguments_.push_back(job_folder_);
@@ -374,6 +399,63 @@ bool Worker::FindArrived(std::string* error) {
   return false;
 }
 
+// As the coordinator has vouched for her, and this host's cr-hostd has found it right.
+bool Worker::FindMember(std::string* error) {
+  const GroupMember& member = request_.member();
+  if (!checkpoint::FindAccount(std::to_string(member.user()), &peer_.account, error)) return false;
+  peer_.account.group = member.group();
+  peer_.account.groups.assign(member.groups().begin(), member.groups().end());
+  if (image_.empty() || image_[0] != '/' || image_.find('\0') != std::string::npos) {
+    *error = "no image is named";
+    return false;
+  }
+  if (!FindJob(error) || !MakeSpool(error)) return false;
+  const checkpoint::ActAs user(&peer_.account);
+  const std::string folder = image_.substr(0, image_.rfind('/'));
+  if (mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST) return true;
+  *error = "cannot make the folder " + folder + ": " + strerror(errno);
+  return false;
+}
+
+bool Worker::BeginGroup(std::string* error) {
+  if (settings_.tls.empty()) {
+    *error = "this cr-hostd saves no jobs over several hosts: it has no certificate (cr-hostd --tls-cert)";
+    return false;
+  }
+  if (!IsJobName(request_.job())) {
+    *error = "\"" + request_.job() + "\" cannot be the name of a job; with --hosts, JOB is the name that it has on all hosts "
+             "(cr-run --name)";
+    return false;
+  }
+  std::vector<std::string> hosts;
+  for (const Option& option : request_.options()) {
+    if (option.name() == "json" || option.name() == "quiet") {
+      (option.name() == "json" ? json_ : quiet_) = true;
+    } else if (option.name() == "hosts") {
+      hosts = SplitHosts(option.value());
+      host_ = option.value();
+    } else {
+      SaveOption* const passed = group_begin_.add_options();
+      passed->set_name(option.name());
+      passed->set_value(option.value());
+      passed->set_flag(option.flag());
+    }
+  }
+  checkpoint::Account named;
+  if (!checkpoint::FindAccount(std::to_string(peer_.account.user), &named, error)) return false;
+  group_begin_.set_version(kVersion);
+  group_begin_.set_decider(hosts.empty() ? "" : hosts[0]);
+  group_begin_.set_job(request_.job());
+  group_begin_.set_umask(request_.umask());
+  group_begin_.mutable_user()->set_id(peer_.account.user);
+  group_begin_.mutable_user()->set_name(named.name);
+  group_begin_.mutable_user()->set_group(peer_.account.group);
+  for (const gid_t group : peer_.account.groups) group_begin_.mutable_user()->add_groups(group);
+  user_output_ = fcntl(fds_[1], F_DUPFD_CLOEXEC, 3);
+  group_ = GroupSave::Open(hosts, settings_.tls, error);
+  return group_ != nullptr;
+}
+
 bool Worker::Begin(std::string* error) {
   ucred facts = {};
   socklen_t size = sizeof(facts);
@@ -384,7 +466,8 @@ bool Worker::Begin(std::string* error) {
     return false;
   }
   if (AsksForHosts()) return true;
-  if (root != (tool_->name == std::string(kArriveTool)) || root != Arrives()) {
+  const bool of_hosts = tool_->name == std::string(kArriveTool) || tool_->name == std::string(kMemberTool);
+  if (root != of_hosts || Arrives() != (tool_->name == std::string(kArriveTool)) || IsMember() != (of_hosts && !Arrives())) {
     *error = root ? "root needs no cr-hostd: start the tool without it" : "cr-hostd does not know the tool " + request_.tool();
     elsewhere_ = root;
     return false;
@@ -400,6 +483,15 @@ bool Worker::Begin(std::string* error) {
     if (!FindArrived(error) || !ListArguments(error)) return false;
     Log(peer_.account, "job " + request_.job() + " arrives " + image_);
     return StartTool(error);
+  }
+  if (IsMember()) {
+    if (!FindMember(error) || !ListArguments(error)) return false;
+    Log(peer_.account, "a part of job " + request_.job() + " is saved, image " + image_);
+    return StartTool(error);
+  }
+  if (IsGroup()) {
+    Log(peer_.account, "cr-checkpoint of job " + request_.job() + " on several hosts, image " + image_);
+    return BeginGroup(error);
   }
   if ((tool_->takes_image || tool_->makes_image) && (image_.empty() || image_.find('\0') != std::string::npos)) {
     *error = "no image is named";
@@ -420,16 +512,6 @@ bool Worker::Begin(std::string* error) {
   Log(peer_.account, std::string("cr-") + tool_->name + (request_.job().empty() ? "" : " of job " + request_.job()) +
                          (image_.empty() ? "" : ", image " + image_));
   return StartTool(error);
-}
-
-// "HOST,HOST:PORT"
-std::vector<std::string> SplitHosts(const std::string& list) {
-  std::vector<std::string> hosts;
-  for (size_t at = 0, end; at <= list.size(); at = end + 1) {
-    end = std::min(list.find(',', at), list.size());
-    if (end > at) hosts.push_back(list.substr(at, end - at));
-  }
-  return hosts;
 }
 
 void Worker::AnswerHosts() {
@@ -476,7 +558,7 @@ void Worker::BecomeTool(int facts, int announcements, int failure) {
   if (!tool_->runs_job) setrlimit(RLIMIT_CORE, &no_core);
   // A job goes on if this process's parent is killed; what only works on one gives up.
   if (!tool_->runs_job) prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (!Arrives() && !JoinPeer(peer_, tool_->runs_job, &error)) fail(error);
+  if (!Arrives() && !IsMember() && !JoinPeer(peer_, tool_->runs_job, &error)) fail(error);
   for (int i = 0; i < 3; ++i) {
     if (dup2(fds_[size_t(i)], i) < 0) fail(std::string("dup2: ") + strerror(errno));
   }
@@ -513,6 +595,7 @@ bool Worker::StartTool(std::string* error) {
   facts.set_umask(request_.umask());
   facts.set_pid(peer_.pid);
   facts.set_holds(Arrives());
+  facts.set_waits(IsMember());
   for (const std::string& network : settings_.addresses) facts.add_addresses(network);
   int ends[2], failure[2];
   const int memory = memfd_create("cr-hostd-caller", MFD_CLOEXEC);
@@ -559,7 +642,8 @@ bool Worker::Do(const std::string& announced, std::string* said) {
     if (!folder.ok()) *said = std::string(folder.status().message());
     std::string note;
     const bool given = folder.ok() && SignImage(*folder, key_, peer_.account.user, said) &&
-                       GiveFiles(peer_.account, spool_fd_, said) && giver_->Give(&note, said);
+                       GiveFiles(peer_.account, spool_fd_, said) && giver_->Copy(said) &&
+                       (!IsMember() || AwaitOthers(SAVE_COMPLETE, said)) && giver_->Publish(&note, said);
     giver_.reset();
     RemoveOwnFolder(spool_ + kImage);
     if (!note.empty()) Tell(Reply::NOTE, 0, note);
@@ -576,6 +660,9 @@ bool Worker::Do(const std::string& announced, std::string* said) {
     return false;
   }
   if (announced == checkpoint::kImageRestored && Arrives()) return AwaitGoOn(said);
+  if (announced == checkpoint::kJobReady && IsMember()) return AwaitOthers(SAVE_READY, said);
+  if (announced == checkpoint::kJobLocked && IsMember()) return AwaitOthers(SAVE_LOCKED, said);
+  if (announced == checkpoint::kJobDumped && IsMember()) return AwaitOthers(SAVE_DUMPED, said);
   if (announced == checkpoint::kImageUsed && tool_->takes_image) {
     RemoveOwnFolder(spool_);
     spool_.clear();
@@ -628,6 +715,55 @@ bool Worker::AwaitGoOn(std::string* said) {
   goes_on_ = BeginMoveState(settings_.moves, request_.arrived().id(), kMoveGoesOn);
   if (goes_on_) said->clear();
   return goes_on_;
+}
+
+bool Worker::AwaitOthers(SaveStep step, std::string* said) {
+  Tell(Reply::REACHED, step);
+  Control control;
+  if (Receive(socket_, &control) && control.go_on()) return true;
+  peer_gone_ = true;
+  *said = "the checkpoint over the hosts was given up";
+  if (step != SAVE_COMPLETE) return false;
+  // It may be decided.
+  const SaveDecision decision = AskDecision(request_.member().decider(), request_.member().id(), settings_.tls);
+  if (decision == SaveDecision::kUnknown) {
+    *said = "the cr-hostd of " + request_.member().decider() + " does not say whether the checkpoint counts; here it "
+            "does not";
+  }
+  return decision == SaveDecision::kCounts;
+}
+
+// The exit code for the user's tool.
+int Worker::SaveGroup() {
+  std::string error;
+  const auto note = [this](const std::string& text) {
+    if (!quiet_) Tell(Reply::NOTE, 0, text);
+  };
+  const bool saved = WatchFor([&] { return group_->Run(group_begin_, image_, key_, note, &error); }, &error);
+  const double paused = group_->paused_seconds();
+  group_.reset();
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
+  if (!saved) {
+    Tell(Reply::NOTE, 0, "no checkpoint of " + request_.job() + " on " + host_ + ": " + error + "; the job goes on");
+    return 1;
+  }
+  if (json_) {
+    JsonWriter json(JsonWriter::kSpaced);
+    json.Begin('{');
+    json.Member("image", image_);
+    json.Member("hosts", host_);
+    json.RealMember("seconds", seconds, 3);
+    json.RealMember("paused_seconds", paused, 3);
+    json.End('}');
+    const std::string line = json.text() + "\n";
+    const ssize_t ignored = write(user_output_, line.data(), line.size());
+    static_cast<void>(ignored);
+  } else if (!quiet_) {
+    char text[128];
+    snprintf(text, sizeof(text), " in %.1f s (the job stood still for %.1f s)", seconds, paused);
+    Tell(Reply::NOTE, 0, image_ + "/member-N on " + host_ + text);
+  }
+  return 0;
 }
 
 // Streams for the tool, whose words are this worker's to say.
@@ -754,14 +890,16 @@ bool Worker::WatchFor(const std::function<bool()>& work, std::string* error) {
       const int number = control.signal();
       if (!peer_gone_ && number != SIGINT && number != SIGTERM && number != SIGHUP) continue;
       cancelled_ = true;
-      move_->Cancel();
+      if (move_) move_->Cancel();
+      if (group_) group_->Cancel();
     }
   });
   const bool done = work();
   close(over[1]);
   watch.join();
   close(over[0]);
-  if (!cancelled_) return done;
+  // A checkpoint over several hosts may have been decided before.
+  if (!cancelled_ || (group_ && done)) return done;
   *error = "interrupted";
   return false;
 }
@@ -874,7 +1012,7 @@ int Worker::FinishMove(int code) {
 }
 
 void Worker::Follow() {
-  int code = FollowTool();
+  int code = IsGroup() ? SaveGroup() : FollowTool();
   if (Moves()) code = FinishMove(code);
   if (Arrives() && !running_) SetMoveState(settings_.moves, request_.arrived().id(), kMoveFailed);
   Tell(Reply::ENDED, code);

@@ -31,6 +31,8 @@ struct Settings {
 inline constexpr char kArriveTool[] = "arrive";
 // What there is at hosts, which root may ask for, too.
 inline constexpr char kHostsTool[] = "hosts";
+// Likewise for a job's part here, of a checkpoint over several hosts.
+inline constexpr char kMemberTool[] = "member";
 
 // Whether it can be a part of a path, and is readable.
 bool IsJobName(const std::string& name);

@@ -54,6 +54,7 @@ bool Caller::Take(int fd, std::string* error) {
   caller->umask_ = mode_t(facts.umask()) & 0777;
   caller->pid_ = facts.pid();
   caller->holds_ = facts.holds();
+  caller->waits_ = facts.waits();
   caller->announcements_ = facts.announcements();
   if (caller->announcements_ >= 0) fcntl(caller->announcements_, F_SETFD, FD_CLOEXEC);
   g_caller = caller;

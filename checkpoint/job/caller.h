@@ -20,6 +20,10 @@ namespace cuda_remote::checkpoint {
 inline constexpr char kImageBegins[] = "image begins";    // makes the image's folder, as the user; answers its name
 inline constexpr char kImageComplete[] = "image complete";  // signs the image, and copies it there
 inline constexpr char kImageRestored[] = "image restored";  // if Caller::holds: answers when the job is to run
+// Of a checkpoint over several hosts: they answer when all hosts have come so far.
+inline constexpr char kJobReady[] = "job ready";
+inline constexpr char kJobLocked[] = "job locked";
+inline constexpr char kJobDumped[] = "job dumped";
 inline constexpr char kImageUsed[] = "image used";        // removes its copy of the image
 
 // Goes with a signal that is passed on: a terminal has sent it.
@@ -48,6 +52,8 @@ class Caller {
   bool holds() const { return holds_; }
   // Networks of which the job may have an address of its own (CheckNetwork).
   const std::vector<std::string>& addresses() const { return addresses_; }
+  // Whether this is a part of a checkpoint over several hosts.
+  bool waits() const { return waits_; }
   // For messages: the image as she named it.
   const std::string& image() const { return image_; }
 
@@ -63,7 +69,7 @@ class Caller {
   std::string image_;
   mode_t umask_ = 077;
   pid_t pid_ = 0;
-  bool holds_ = false;
+  bool holds_ = false, waits_ = false;
   int announcements_ = -1;
 };
 

@@ -60,6 +60,7 @@ Examples:
   cr-checkpoint train /data/train.image           saves the job; it goes on
   cr-checkpoint --stop train /data/train.image    saves it and ends it; later: cr-restart /data/train.image
   cr-checkpoint --every 10m train /data/train.image   again and again; each whole image replaces the one before
+  cr-checkpoint --hosts node1,node2 train /data/train  one job on two hosts; then on each: cr-restart /data/train/member-N
   cr-checkpoint --every 10m --keep 3 train /data/train   keeps the last three images, which share what is the same in them
 
 GPU memory that the job does not write to all the time is copied to host memory while the job runs. Then the job stands
@@ -81,7 +82,7 @@ never saved), 2 wrong use, 3 interrupted (the job goes on; with --every the last
 )";
 
 struct Options {
-  std::string job, image;
+  std::string job, image, hosts;
   bool stop = false, tcp_close = false, json = false, quiet = false, times = false;
   double every = 0, timeout = 60;
   int compress = -1;  // what is faster
@@ -341,6 +342,9 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
     return false;
   }
   steps.Done("copying GPU memory while the job runs");
+  // Over several hosts: all come so far, and stand still until all are saved.
+  const bool waits = caller && caller->waits();
+  if (waits && !caller->Announce(kJobReady, error)) return false;
   LiveJob live(job, directory, claim);
   keeper->Watch(&live);
   JobTransaction transaction(job, &live, &engine, keeper);
@@ -349,6 +353,8 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
   lock.cancelled = cancelled;
   if (!transaction.Begin(lock, error)) return false;
   steps.Done("locking the job");
+  if (waits) AtStep("wait for the other hosts to lock");
+  if (waits && !caller->Announce(kJobLocked, error)) return false;
 
   ckptfmt::ImageInfo info;
   std::vector<std::vector<ckptfmt::Region>> regions(live.processes().size());
@@ -445,13 +451,15 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
   info.client_info["ranks"] = RanksText(live);
 
   const Clock::time_point dumping = Clock::now();
-  const auto after = options.stop ? SnapshotEngine::After::kStop : SnapshotEngine::After::kRun;
+  const auto after = options.stop || waits ? SnapshotEngine::After::kStop : SnapshotEngine::After::kRun;
   if (!transaction.Snapshot(facts, image->client_dir(), directory, after, error) ||
       !engine.ListNeeds(job, facts, image->client_dir(), &info.needs, error)) {
     return false;
   }
   outcome->dumping = Since(dumping);
   steps.Done("saving the process");
+  if (waits) AtStep("wait for the other hosts to be saved");
+  if (waits && !caller->Announce(kJobDumped, error)) return false;
   std::string problem;
   if (!options.stop) {
     dropper.live = nullptr;
@@ -705,6 +713,9 @@ int Main(int argc, char** argv) {
          "host memory for GPU memory that waits to be written, as in 16G; of more than this the job waits for the "
          "files (default: half of what this machine and control group have left; with --stop 1 GiB at most)")
       ->transform(CLI::AsSizeValue(false));
+  app.add_option("--hosts", options.hosts,
+                 "HOST,HOST,...: the user's jobs of this name on these hosts, as one: all are saved at the same moment or none "
+                 "is; by their cr-hostds, each into DIR/member-N of its host (N: which one in this list, from 1)");
   app.add_flag("--json", options.json, "print times and sizes as JSON");
   app.add_flag("--times", options.times, "tell how long each step took");
   app.add_flag("--quiet", options.quiet, "print errors only");
@@ -719,6 +730,16 @@ int Main(int argc, char** argv) {
     return kExitUsage;
   }
   std::string error;
+  if (!options.hosts.empty()) {
+    if (options.every > 0 || options.keep > 0 || options.times) {
+      Say(kTool, "--hosts excludes --every, --keep and --times");
+      return kExitUsage;
+    }
+    host::Request request = host::RequestOf(app, "group");
+    request.set_job(options.job);
+    request.set_image(Absolute(options.image));
+    return ThroughHostd(kTool, std::move(request), kExitFailure);
+  }
   if (caller >= 0 && !Caller::Take(caller, &error)) {
     Say(kTool, error);
     return kExitFailure;

@@ -11,6 +11,7 @@ Usage: hosts.py --product FOLDER --apps FOLDER [--only CASE,CASE] [--keep] [--li
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -605,6 +606,238 @@ def addresses(context):
     first.terminate()
     first.wait(LIMIT)
     worked(lab.a.run(0, "cr-run", "--address", ADDRESS, *run))
+
+
+# A part of a job on several hosts: blocks go round by TCP. Says by UDP how many it has had.
+RING = """
+import os, random, socket, sys, threading, time
+own, following, first, stop = sys.argv[1:]
+count = 0
+
+def tell():
+    asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    asked.bind((own, 7002))
+    while True:
+        who = asked.recvfrom(100)[1]
+        asked.sendto(str(count).encode(), who)
+
+threading.Thread(target=tell, daemon=True).start()
+server = socket.create_server((own, 7000))
+while True:
+    try: sends = socket.create_connection((following, 7000)); break
+    except OSError: time.sleep(0.1)
+takes = server.accept()[0]
+numbers = random.Random(7)
+while first == "1" and not os.path.exists(stop):
+    block = numbers.randbytes(numbers.randrange(1, 100000))
+    sends.sendall(block)
+    got = b""
+    while len(got) < len(block):
+        part = takes.recv(len(block) - len(got))
+        if not part: raise EOFError()
+        got += part
+    if got != block: raise ValueError("another block")
+    count += 1
+while first != "1" and (part := takes.recv(1 << 16)):
+    sends.sendall(part)
+    count += 1
+sends.close()
+if takes.recv(1): raise ValueError("more than was sent")
+"""
+
+ASK = """
+import socket, sys
+asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+asked.settimeout(1)
+asked.sendto(b"?", (sys.argv[1], 7002))
+print(asked.recvfrom(100)[0].decode())
+"""
+
+
+class Part:
+    """The job's part on one host: its exchange with the other part, and a GPU program that stands at steps of its own."""
+
+    def __init__(self, ring, machine, number, pauses):
+        self.ring, self.machine, self.number = ring, machine, number
+        self.context, self.address = ring.lab.context, f"10.99.0.{50 + number}"
+        shared = self.context.shared
+        self.sync, self.out, self.errors = (f"{shared}/{name}-{number}" for name in ("sync", "out", "errors"))
+        script = f"{shared}/part-{number}.sh"
+        with open(script, "w") as f:
+            other = f"10.99.0.{50 + 3 - number}"
+            f.write(
+                f"#!/bin/bash\nset -e\n/usr/bin/python3 {ring.program} {self.address} {other} {int(number == 1)} {ring.stop} &\n"
+                f"ring=$!\n{self.context.program} --steps 20\nwait $ring\necho round\n"
+            )
+        words = ("--name", "ring", "--address", self.address, "--output", self.out, "--error", self.errors, "--", "/bin/bash", script)
+        at = ",".join(map(str, pauses))
+        self.child = machine.begin(VICTIM, "cr-run", *words, CR_TEST_SYNC_FILE=self.sync, CR_TEST_PAUSE_AT=at)
+        self.errors_now = lambda: self.machine.read(self.errors)
+
+    def stands(self, step):
+        reached = lambda: os.path.exists(self.sync) and f"paused {step}" in open(self.sync).read().split("\n")
+        over = lambda: reached() or self.child.poll() is not None
+        harness.wait_for(over, LIMIT, lambda: f"part {self.number} does not reach step {step}: {self.errors_now()}")
+        if self.child.poll() is not None:
+            raise Failure(f"part {self.number} has ended: {self.child.stderr.read()} {self.errors_now()}")
+
+    def go(self, step):
+        open(f"{self.sync}.go.{step}", "w").close()
+
+    def count(self):
+        """How many blocks it has had; -1: it does not answer."""
+        command = [*self.ring.lab.a.enter(VICTIM), users.PYTHON, "-c", ASK, self.address]
+        done = self.context.run(0, command)
+        return int(done.stdout) if done.returncode == 0 else -1
+
+    def restart(self, machine, image):
+        self.machine = machine
+        self.child = machine.begin(VICTIM, "cr-restart", image)
+
+
+class Ring:
+    """A job on B and C. A is where the user asks."""
+
+    def __init__(self, lab, *pauses):
+        self.lab = lab
+        shared = lab.context.shared
+        self.program, self.stop, self.image = shared + "/ring.py", shared + "/stop", shared + "/images"
+        with open(self.program, "w") as f:
+            f.write(RING)
+        self.want = worked(lab.a.run(VICTIM, "cr-run", "--plain", "--", *lab.context.command(20))).stdout + "round\n"
+        self.parts = [Part(self, lab.b, 1, pauses), Part(self, lab.c, 2, pauses)]
+        for part in self.parts:
+            part.stands(pauses[0])
+        self.goes_round("at first")
+
+    def goes_round(self, what):
+        before = [part.count() for part in self.parts]
+        more = lambda: all(part.count() > then + 2 for part, then in zip(self.parts, before))
+        said = lambda: "".join(machine.said() for machine in (self.lab.a, self.lab.b, self.lab.c))
+        errors = lambda: [part.errors_now() for part in self.parts]
+        harness.wait_for(more, LIMIT, lambda: f"{what}: {before} -> {[part.count() for part in self.parts]} {errors()} {said()}")
+
+    def save(self, *words):
+        return ("cr-checkpoint", "ring", self.image, "--hosts", f"{self.lab.b.address},{self.lab.c.address}", *words)
+
+    def has_images(self):
+        return [os.path.exists(f"{self.image}/member-{i}/manifest.pb") for i in (1, 2)]
+
+    def finish(self, *steps):
+        for part in self.parts:
+            for step in steps:
+                part.go(step)
+        open(self.stop, "w").close()
+        for part in self.parts:
+            ended(part.child)
+            if part.machine.read(part.out) != self.want:
+                raise Failure(f"part {part.number} wrote\n{part.machine.read(part.out)}\nexpected\n{self.want}")
+
+
+def start_all(lab):
+    for machine in (lab.a, lab.b, lab.c):
+        machine.start(more=ALLOWED)
+
+
+@case
+def group(context):
+    """A job on two hosts is saved as one, goes on, is saved and stopped, and restarted with its parts on each other's hosts."""
+    lab = Lan(context)
+    start_all(lab)
+    ring = Ring(lab, 3, 9)
+    done = json.loads(worked(lab.a.run(VICTIM, *ring.save("--json"))).stdout)
+    if done["image"] != ring.image or not 0 < done["paused_seconds"] <= done["seconds"]:
+        raise Failure(f"cr-checkpoint reports {done}")
+    ring.goes_round("after the checkpoint")
+    for part in ring.parts:
+        part.go(3)
+        part.stands(9)
+    worked(lab.a.run(VICTIM, *ring.save("--stop")))
+    for part in ring.parts:
+        ended(part.child, 121)
+    # Some time between them: the first sends to nobody at first.
+    ring.parts[0].restart(lab.c, ring.image + "/member-1")
+    harness.wait_for(lambda: lab.c.has_job("ring"), LIMIT, lambda: "no restart on C")
+    ring.parts[1].restart(lab.b, ring.image + "/member-2")
+    ring.goes_round("after the restart")
+    ring.finish(9)
+    for machine in (lab.a, lab.b, lab.c):
+        machine.is_clean()
+
+
+@case
+def group_fails(context):
+    """Whatever dies in whichever step of a checkpoint over hosts, there is no image and the others go on."""
+    lab = Lan(context)
+    start_all(lab)
+    ring = Ring(lab, 3)
+    refused(lab.a.run(VICTIM, *ring.save()[:4], f"{lab.b.address},{lab.b.address}"), "different hosts")
+    refused(lab.a.run(VICTIM, *ring.save()[:4], f"{lab.b.address},{lab.a.address}"), lab.a.address, "goes on")
+    refused(lab.a.run(users.ATTACKER, *ring.save()), "ring")
+    steps = os.path.join(context.lab.folder, "steps")
+
+    def at(number, what, act, decided=False, left=(lab.b, lab.c)):
+        """`decided`: whether the images count; None: all do or none does. `left`: the hosts that are still there."""
+        for path in (steps, steps + ".go"):
+            if os.path.exists(path):
+                os.unlink(path)
+        lab.a.restart(more=ALLOWED, CR_TEST_STEPS=steps, CR_TEST_STOP_AT=str(number))
+        saving = lab.a.begin(VICTIM, *ring.save())
+        stands = lambda: os.path.exists(steps) and any(line.startswith(f"{number} ") for line in open(steps).read().splitlines())
+        said = lambda: lab.a.said() + lab.b.said() + lab.c.said()
+        harness.wait_for(lambda: stands() or saving.poll() is not None, LIMIT, lambda: f"{what} at {number}: not reached {said()}")
+        if saving.poll() is not None:
+            raise Failure(f"{what} at {number}: cr-checkpoint has ended: {saving.stderr.read()}")
+        act(saving)
+        open(steps + ".go", "w").close()
+        code = saving.wait(LIMIT)
+        if decided is None:
+            decided = code == 0
+        elif code == 0:
+            raise Failure(f"{what} at {number}: cr-checkpoint ended with 0: {saving.stderr.read()}")
+        # Whoever has lost the connection asks.
+        if decided:
+            harness.wait_for(lambda: all(ring.has_images()), LIMIT, lambda: f"{what} at {number}: images {ring.has_images()} {said()}")
+        if lab.b in left:
+            ring.goes_round(f"{what} at {number}")
+        for machine in left:
+            machine.is_clean()
+        if any(ring.has_images()) != decided:
+            raise Failure(f"{what} at {number}: there are images {ring.has_images()}")
+        shutil.rmtree(ring.image, ignore_errors=True)
+
+    def kill_asker(saving):
+        for pid in harness.descendants(lab.a.daemon.pid):
+            os.kill(pid, signal.SIGKILL)
+
+    def kill_b(saving):
+        lab.b.stop()
+        lab.b.start(more=ALLOWED)
+
+    for number in range(1, 5):
+        at(number, "B's cr-hostd is killed", kill_b)
+        at(number, "the asking worker is killed", kill_asker)
+    at(5, "B's cr-hostd is killed", kill_b, decided=None)
+    at(5, "the asking worker is killed", kill_asker)
+    at(6, "the asking worker is killed", kill_asker, decided=True)
+    at(4, "the user gives up", lambda saving: saving.send_signal(signal.SIGTERM))
+
+    # Now all of B: C's GPU program goes on. Its connection with B may end.
+    def kill_host(saving):
+        facts = lab.b.facts("ring")
+        for pid in [*harness.descendants(lab.b.daemon.pid), lab.b.daemon.pid, facts["init_pid"]]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # with another one
+
+    at(3, "B dies", kill_host, left=[lab.c])
+    part = ring.parts[1]
+    if part.child.poll() is not None:
+        raise Failure(f"the part on C has ended: {part.child.stderr.read()} {part.errors_now()}")
+    open(part.sync + ".go.3", "w").close()
+    gpu = ring.want.replace("round\n", "")
+    harness.wait_for(lambda: gpu in lab.c.read(part.out), LIMIT, lambda: f"C's part wrote {lab.c.read(part.out)}")
 
 
 FAILING_CRIU = """#!/bin/sh

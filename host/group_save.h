@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// One checkpoint of a job that runs on several hosts, as one transaction through their cr-hostds (move.proto): all
+// lock, all are dumped, all images are complete, or there is none and the job goes on everywhere. This is the
+// coordinator's side, in the worker of the user who asks.
+//
+// It is decided by one entry in the first host's folder of states (move_state.h), which a host asks for that has lost
+// the connection (Hosts::Settle). Before the entry nothing counts; whoever asks then has decided that nothing will.
+//
+// Not thread-safe but for Cancel. Functions return false and one sentence in *error.
+#ifndef CUDA_REMOTE_HOST_GROUP_SAVE_H_
+#define CUDA_REMOTE_HOST_GROUP_SAVE_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "host/move.grpc.pb.h"
+#include "host/signature.h"
+#include "proto/control/credentials.h"
+
+namespace cuda_remote::host {
+
+// Before what is signed, so that it is nothing else that the key has signed.
+inline constexpr char kSaveText[] = "checkpoint over hosts\n";
+
+class GroupSave {
+ public:
+  // `hosts`: each HOST or HOST:PORT.
+  static std::unique_ptr<GroupSave> Open(const std::vector<std::string>& hosts, const control::TlsFiles& tls,
+                                         std::string* error);
+  ~GroupSave();
+  GroupSave(const GroupSave&) = delete;
+  GroupSave& operator=(const GroupSave&) = delete;
+
+  // Saves the job of `begin`, whose id it chooses, on all hosts, each into `image`/member-N. `note`: for the user.
+  bool Run(SaveBegin begin, const std::string& image, const Key& key,
+           const std::function<void(const std::string&)>& note, std::string* error);
+
+  // How long a part of the job stood still at most, in seconds. After Run.
+  double paused_seconds() const { return paused_seconds_; }
+
+  // From any thread: if it is not decided yet, Run fails.
+  void Cancel();
+
+ private:
+  struct Member {
+    std::string host;
+    std::unique_ptr<Hosts::Stub> stub;
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReaderWriter<SaveUp, SaveDown>> stream;
+    bool finished = false;
+  };
+  bool Await(Member* member, SaveStep step, const std::function<void(const std::string&)>& note, std::string* error);
+  bool Reach(SaveStep step, const std::function<void(const std::string&)>& note, std::string* error);
+  bool GoOn(SaveStep step, std::string* error);
+
+  GroupSave() = default;
+  std::vector<std::unique_ptr<Member>> members_;
+  double paused_seconds_ = 0;
+};
+
+}  // namespace cuda_remote::host
+
+#endif  // CUDA_REMOTE_HOST_GROUP_SAVE_H_
