@@ -63,10 +63,14 @@ class Job:
 
 def tool(options, limit, *words):
     command = [os.path.join(options.product, words[0])] + list(words[1:])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()[-400:]}")
-    return json.loads(done.stdout)
+    # Files, since a cr-relay that the tool leaves behind has its output, too.
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        done = subprocess.run(command, stdout=out, stderr=errors, timeout=limit)
+        out.seek(0)
+        errors.seek(0)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(words)}: {errors.read().strip()[-400:]}")
+        return json.loads(out.read())
 
 
 def measure(options, job, what):
