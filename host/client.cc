@@ -164,7 +164,9 @@ int Hostd::Run(const char* name, Request request, int failed, std::string* elsew
   for (const int signal : checkpoint::kForwardedSignals) sigaddset(&set, signal);
   sigprocmask(SIG_BLOCK, &set, &before);
   const int signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-  if (folder < 0 || !Send(socket_, request, {streams[0], streams[1], streams[2], folder})) {
+  // Whoever is refused before all is read finds the answer below.
+  const bool sent = folder >= 0 && Send(socket_, request, {streams[0], streams[1], streams[2], folder});
+  if (!sent && errno != EPIPE && errno != ECONNRESET) {
     fprintf(stderr, "%s: cannot ask cr-hostd: %s\n", name, strerror(errno));
     return failed;
   }
