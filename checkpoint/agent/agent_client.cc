@@ -98,9 +98,11 @@ bool AgentClient::Look(Activity* activity, std::string* error) {
 bool AgentClient::AskYesNo(const Message& request, int timeout_ms, bool* yes, std::string* error) {
   Message reply;
   if (!Call(request, timeout_ms, &reply, error)) return false;
-  FieldReader in(reply.body);
-  *yes = in.Number() != 0;
-  if (in.done()) return true;
+  Yes answer;
+  if (DecodeYes(reply.body, &answer)) {
+    *yes = answer.yes;
+    return true;
+  }
   *error = kNonsense;
   return false;
 }
@@ -108,21 +110,21 @@ bool AgentClient::AskYesNo(const Message& request, int timeout_ms, bool* yes, st
 bool AgentClient::Admit(const Admission& which, bool* admitted, std::string* error) {
   Message request;
   request.type = Type::kAdmit;
-  FieldWriter(&request.body).Number(which.asks).Number(which.context);
+  EncodeAdmission(which, &request.body);
   return AskYesNo(request, kAnswerMs, admitted, error);
 }
 
 bool AgentClient::Settle(int timeout_ms, bool* settled, std::string* error) {
   Message request;
   request.type = Type::kSettle;
-  FieldWriter(&request.body).Number(uint64_t(timeout_ms > 0 ? timeout_ms : 0));
+  EncodeTimeout({uint64_t(timeout_ms > 0 ? timeout_ms : 0)}, &request.body);
   return AskYesNo(request, timeout_ms + kAnswerMs, settled, error);
 }
 
 bool AgentClient::LockOld(int timeout_ms, std::string* error) {
   Message request, reply;
   request.type = Type::kLock;
-  FieldWriter(&request.body).Number(uint64_t(timeout_ms > 0 ? timeout_ms : 0));
+  EncodeTimeout({uint64_t(timeout_ms > 0 ? timeout_ms : 0)}, &request.body);
   // After the calls that agent waits for the GPU, without a limit.
   return Call(request, timeout_ms + kAnswerMs, &reply, error);
 }
@@ -177,19 +179,17 @@ bool AgentClient::Abandon(std::string* error) {
 bool AgentClient::Ask(const SideRequest& request, uint64_t* sequence, std::string* error, bool* old) {
   Message message, reply;
   message.type = Type::kAsk;
-  FieldWriter(&message.body)
-      .Number(request.operation)
-      .Number(request.tag)
-      .Number(request.payload_bytes)
-      .Text(request.message);
+  EncodeAskRequest({request.operation, request.tag, request.payload_bytes, request.message}, &message.body);
   if (request.tag != 0) message.fds = {request.fd};
   if (!Call(message, kAnswerMs, &reply, error)) {
     if (old != nullptr) *old = *error == kUnknownRequest;
     return false;
   }
-  FieldReader in(reply.body);
-  *sequence = in.Number();
-  if (in.done()) return true;
+  AskReply answer;
+  if (DecodeAskReply(reply.body, &answer)) {
+    *sequence = answer.number;
+    return true;
+  }
   *error = kNonsense;
   return false;
 }
@@ -197,16 +197,16 @@ bool AgentClient::Ask(const SideRequest& request, uint64_t* sequence, std::strin
 bool AgentClient::Answer(uint64_t sequence, int timeout_ms, bool* answered, SideAnswer* answer, std::string* error) {
   Message request, reply;
   request.type = Type::kAnswer;
-  FieldWriter(&request.body).Number(sequence).Number(uint64_t(timeout_ms > 0 ? timeout_ms : 0));
+  EncodeAnswerRequest({sequence, uint64_t(timeout_ms > 0 ? timeout_ms : 0)}, &request.body);
   if (!Call(request, kAnswerMs, &reply, error)) return false;
-  FieldReader in(reply.body);
-  *answered = in.Number() != 0;
-  if (!*answered && in.done()) return true;
-  answer->result = uint32_t(in.Number());
-  const uint64_t message_bytes = in.Number(), payload_bytes = in.Number();
-  std::string all = in.Text();
-  bool ok = *answered && in.done() && message_bytes <= cuda_remote::kMaxMessageBytes &&
-            payload_bytes <= kMaxPayloadBytes;
+  AnswerReply body;
+  bool ok = DecodeAnswerReply(reply.body, &body) && body.answered == body.has_result;
+  *answered = body.answered;
+  if (ok && !body.answered) return true;
+  const uint64_t message_bytes = body.result.message_bytes, payload_bytes = body.result.payload_bytes;
+  answer->result = body.result.result;
+  std::string all = std::move(body.result.both);
+  ok = ok && message_bytes <= cuda_remote::kMaxMessageBytes && payload_bytes <= kMaxPayloadBytes;
   if (ok && reply.fds.size() == 1) {
     all.resize(message_bytes + payload_bytes);
     ok = pread(reply.fds[0], &all[0], all.size(), 0) == ssize_t(all.size());
@@ -224,14 +224,14 @@ bool AgentClient::Answer(uint64_t sequence, int timeout_ms, bool* answered, Side
 bool AgentClient::BeginTrace(uint64_t events, uint64_t milliseconds, std::string* error) {
   Message request, reply;
   request.type = Type::kBeginTrace;
-  FieldWriter(&request.body).Number(events).Number(milliseconds);
+  EncodeTraceLimits({events, milliseconds}, &request.body);
   return Call(request, kAnswerMs, &reply, error);
 }
 
 bool AgentClient::EndTrace(int timeline_fd, int table_fd, bool json, std::string* error) {
   Message request, reply;
   request.type = Type::kEndTrace;
-  FieldWriter(&request.body).Number(json);
+  EncodeTable({json}, &request.body);
   request.fds = {timeline_fd, table_fd};
   // A long timeline takes its time to write.
   return Call(request, -1, &reply, error);
@@ -240,7 +240,7 @@ bool AgentClient::EndTrace(int timeline_fd, int table_fd, bool json, std::string
 bool AgentClient::TraceTotals(int table_fd, bool json, std::string* error) {
   Message request, reply;
   request.type = Type::kTraceTotals;
-  FieldWriter(&request.body).Number(json);
+  EncodeTable({json}, &request.body);
   request.fds = {table_fd};
   return Call(request, kAnswerMs, &reply, error);
 }

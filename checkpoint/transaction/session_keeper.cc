@@ -20,15 +20,16 @@
 
 #include "checkpoint/agent/agent_client.h"
 #include "checkpoint/job/job_claim.h"
+#include "checkpoint/transaction/session_keeper.gen.h"
 #include "proto/agent/message.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
 
 // The messages on the socket pair, which are packets as those of an agent.
-constexpr agent::Type kProcess = agent::Type(100);  // PID here, PID in the job, name; kSession follows
+constexpr agent::Type kProcess = agent::Type(100);  // KeptProcess; kSession follows
 constexpr agent::Type kSession = agent::Type(101);  // agent::Given
-constexpr agent::Type kKeep = agent::Type(102);     // stopped afterwards?; descriptor: the engine's facts. Answered
+constexpr agent::Type kKeep = agent::Type(102);     // Keep; answered
 constexpr agent::Type kToEnd = agent::Type(103);
 constexpr agent::Type kDrop = agent::Type(104);
 
@@ -95,15 +96,18 @@ class Keeper {
 
   void Serve(int socket, agent::Message* message) {
     if (message->type == kProcess) {
-      agent::FieldReader in(message->body);
-      next_.pid = int(in.Number());
-      next_.inner_pid = uint32_t(in.Number());
-      next_.name = in.Text();
+      KeptProcess process;
+      DecodeKeptProcess(message->body, &process);
+      next_.pid = int(process.pid);
+      next_.inner_pid = process.inner_pid;
+      next_.name = std::move(process.name);
     } else if (message->type == kSession && agent::DecodeGiven(*message, &next_.session)) {
       kept_.push_back(std::exchange(next_, Kept()));
       message->fds.clear();
     } else if (message->type == kKeep && message->fds.size() == 1) {
-      stopped_ = agent::FieldReader(message->body).Number() != 0;
+      struct Keep keep;
+      DecodeKeep(message->body, &keep);
+      stopped_ = keep.stopped;
       facts_ = TextIn(message->fds[0]);
       armed_ = claim_.Take(directory_);
       agent::Message answer;
@@ -214,10 +218,8 @@ bool SessionKeeper::Keep(const std::string& facts, SnapshotEngine::After after, 
   for (const auto& process : live_->processes()) {
     agent::Message who, session, ignored;
     who.type = kProcess;
-    agent::FieldWriter(&who.body)
-        .Number(uint64_t(process->process().pid))
-        .Number(uint64_t(process->process().inner_pid))
-        .Text(process->Name());
+    EncodeKeptProcess({uint32_t(process->process().pid), uint32_t(process->process().inner_pid), process->Name()},
+                      &who.body);
     session.type = kSession;
     const agent::Given given = process->Former();
     agent::EncodeGiven(given, &session);
@@ -228,7 +230,7 @@ bool SessionKeeper::Keep(const std::string& facts, SnapshotEngine::After after, 
   }
   agent::Message keep, answer;
   keep.type = kKeep;
-  agent::FieldWriter(&keep.body).Number(after == SnapshotEngine::After::kStop);
+  EncodeKeep({after == SnapshotEngine::After::kStop}, &keep.body);
   const int file = FileWith(facts);
   keep.fds = {file};
   ok = ok && file >= 0 && agent::SendMessage(socket_, keep) &&

@@ -196,6 +196,7 @@ class AgentThread final : public Agent {
       case Type::kInfo: {
         Info info = host_->GetInfo();
         info.released = state_ == State::kReleased;
+        info.has_driver_settings = true;
         EncodeInfo(info, &reply->body);
         return true;
       }
@@ -216,23 +217,19 @@ class AgentThread final : public Agent {
       }
       case Type::kAdmit: {
         if (state_ != State::kClosed) return Refused("Admit", error);
-        FieldReader in(request->body);
         Admission which;
-        which.asks = in.Number() != 0;
-        which.context = in.Number();
-        if (!in.done()) return Malformed(error);
-        FieldWriter(&reply->body).Number(host_->Admit(which));
+        if (!DecodeAdmission(request->body, &which)) return Malformed(error);
+        EncodeYes({host_->Admit(which)}, &reply->body);
         return true;
       }
       case Type::kSettle: {
         if (state_ != State::kClosed) return Refused("Settle", error);
-        FieldReader in(request->body);
-        const uint64_t timeout = in.Number();
-        if (!in.done() || timeout > INT32_MAX) return Malformed(error);
+        Timeout timeout;
+        if (!DecodeTimeout(request->body, &timeout) || timeout.milliseconds > INT32_MAX) return Malformed(error);
         bool settled = false;
-        if (!host_->Settle(int(timeout), [this] { return ToolIsGone(); }, &settled, error)) return false;
+        if (!host_->Settle(int(timeout.milliseconds), [this] { return ToolIsGone(); }, &settled, error)) return false;
         if (settled) state_ = State::kLocked;
-        FieldWriter(&reply->body).Number(settled);
+        EncodeYes({settled}, &reply->body);
         return true;
       }
       case Type::kUnlock:
@@ -277,23 +274,23 @@ class AgentThread final : public Agent {
         return Answer(*request, reply, error);
       case Type::kBeginTrace: {
         if (state_ != State::kRunning) return Refused("BeginTrace", error);
-        FieldReader in(request->body);
-        const uint64_t events = in.Number(), milliseconds = in.Number();
-        if (!in.done() || events == 0 || events > kMaxTraceEvents || milliseconds > INT32_MAX) return Malformed(error);
-        return host_->BeginTrace(events, double(milliseconds) / 1000, error);
+        TraceLimits limits;
+        if (!DecodeTraceLimits(request->body, &limits) || limits.events == 0 || limits.events > kMaxTraceEvents ||
+            limits.milliseconds > INT32_MAX) {
+          return Malformed(error);
+        }
+        return host_->BeginTrace(limits.events, double(limits.milliseconds) / 1000, error);
       }
       case Type::kEndTrace: {
         if (state_ != State::kRunning) return Refused("EndTrace", error);
-        FieldReader in(request->body);
-        const uint64_t json = in.Number();
-        if (!in.done() || request->fds.size() != 2) return Malformed(error);
-        return host_->EndTrace(request->fds[0], request->fds[1], json != 0, error);
+        Table table;
+        if (!DecodeTable(request->body, &table) || request->fds.size() != 2) return Malformed(error);
+        return host_->EndTrace(request->fds[0], request->fds[1], table.json, error);
       }
       case Type::kTraceTotals: {
-        FieldReader in(request->body);
-        const uint64_t json = in.Number();
-        if (!in.done() || request->fds.size() != 1) return Malformed(error);
-        return host_->TraceTotals(request->fds[0], json != 0, error);
+        Table table;
+        if (!DecodeTable(request->body, &table) || request->fds.size() != 1) return Malformed(error);
+        return host_->TraceTotals(request->fds[0], table.json, error);
       }
       default:
         *error = kUnknownRequest;
@@ -302,15 +299,16 @@ class AgentThread final : public Agent {
   }
 
   bool Ask(const Message& request, Message* reply, std::string* error) {
-    FieldReader in(request.body);
-    SideRequest asked;
-    asked.operation = uint32_t(in.Number());
-    asked.tag = in.Number();
-    asked.payload_bytes = size_t(in.Number());
-    asked.message = in.Text();
-    if (!in.done() || asked.payload_bytes > kMaxPayloadBytes || request.fds.size() != (asked.tag != 0)) {
+    AskRequest body;
+    if (!DecodeAskRequest(request.body, &body) || body.payload_bytes > kMaxPayloadBytes ||
+        request.fds.size() != (body.tag != 0)) {
       return Malformed(error);
     }
+    SideRequest asked;
+    asked.operation = body.operation;
+    asked.tag = body.tag;
+    asked.payload_bytes = size_t(body.payload_bytes);
+    asked.message = std::move(body.message);
     if (asked_.size() >= kMostAsked) {
       *error = "too many requests are open";
       return false;
@@ -325,33 +323,36 @@ class AgentThread final : public Agent {
     asking_ = true;
     if (!host_->Ask(asked, out.get(), &sequence, error)) return false;
     asked_[sequence] = std::move(out);
-    FieldWriter(&reply->body).Number(sequence);
+    EncodeAskReply({sequence}, &reply->body);
     return true;
   }
 
   bool Answer(const Message& request, Message* reply, std::string* error) {
-    FieldReader in(request.body);
-    const uint64_t sequence = in.Number(), timeout = in.Number();
-    const auto asked = asked_.find(sequence);
-    if (!in.done() || timeout > kMostAnswerMs || asked == asked_.end()) return Malformed(error);
-    bool answered = false;
+    AnswerRequest wanted;
+    if (!DecodeAnswerRequest(request.body, &wanted) || wanted.milliseconds > kMostAnswerMs) return Malformed(error);
+    const auto asked = asked_.find(wanted.number);
+    if (asked == asked_.end()) return Malformed(error);
     SideAnswer answer;
     size_t bytes = 0;
-    const bool ok = host_->Answer(sequence, int(timeout), &answered, &answer, &bytes, error);
-    FieldWriter out(&reply->body);
-    out.Number(answered);
-    if (ok && !answered) return true;
+    AnswerReply body;
+    const bool ok = host_->Answer(wanted.number, int(wanted.milliseconds), &body.answered, &answer, &bytes, error);
+    if (ok && !body.answered) {
+      EncodeAnswerReply(body, &reply->body);
+      return true;
+    }
     const std::unique_ptr<char[]> payload = std::move(asked->second);
     asked_.erase(asked);
     if (!ok) return false;
-    out.Number(answer.result).Number(answer.message.size()).Number(bytes);
+    body.has_result = true;
+    body.result.result = answer.result;
+    body.result.message_bytes = answer.message.size();
+    body.result.payload_bytes = bytes;
     std::string all = std::move(answer.message);
     all.append(payload.get(), bytes);
-    if (all.size() <= kMaxInlineAnswer) {
-      out.Text(all);
-      return true;
-    }
-    out.Text("");
+    const bool fits = all.size() <= kMaxInlineAnswer;
+    if (fits) body.result.both = all;
+    EncodeAnswerReply(body, &reply->body);
+    if (fits) return true;
     const int file = memfd_create("cuda-remote-answer", MFD_CLOEXEC);
     if (file >= 0 && pwrite(file, all.data(), all.size(), 0) == ssize_t(all.size())) {
       reply->fds = {file};

@@ -355,7 +355,7 @@ TEST_F(AgentTest, ToolThatDisappearsWhileItWaitsUnlocks) {
       host_.settle_until_gone = true;
       Message request;
       request.type = Type::kSettle;
-      FieldWriter(&request.body).Number(60000);
+      EncodeTimeout({60000}, &request.body);
       tool.reset();
       ASSERT_TRUE(Eventually([&] { return host_.unlocks == before + 1; }));
       const int socket = ConnectUnix(directory_ + "/" + SocketName(uint32_t(getpid())), &error_);

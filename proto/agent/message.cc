@@ -7,8 +7,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
-
 namespace cuda_remote::agent {
 namespace {
 
@@ -24,15 +22,17 @@ void CloseAll(std::vector<int>* fds) {
   fds->clear();
 }
 
-void EncodeWelcomeFields(const Welcome& welcome, FieldWriter* out) {
-  out->Number(welcome.wire_version).Number(welcome.session).Number(welcome.shared_memory).Text(welcome.server);
+Terms TermsOf(const Welcome& welcome) {
+  return {welcome.wire_version, welcome.session, welcome.shared_memory, welcome.server};
 }
 
-void DecodeWelcomeFields(FieldReader* in, Welcome* welcome) {
-  welcome->wire_version = uint32_t(in->Number());
-  welcome->session = in->Number();
-  welcome->shared_memory = in->Number() != 0;
-  welcome->server = in->Text();
+Welcome WelcomeOf(const Terms& terms) {
+  Welcome welcome;
+  welcome.wire_version = terms.wire_version;
+  welcome.session = terms.session;
+  welcome.shared_memory = terms.shared_memory;
+  welcome.server = terms.server;
+  return welcome;
 }
 
 }  // namespace
@@ -108,140 +108,33 @@ ReceiveStatus ReceiveMessage(int socket, int timeout_ms, Message* message) {
   return ReceiveStatus::kOk;
 }
 
-FieldWriter& FieldWriter::Number(uint64_t value) {
-  out_->append(reinterpret_cast<const char*>(&value), sizeof(value));
-  return *this;
-}
-
-FieldWriter& FieldWriter::Text(std::string_view value) {
-  Number(value.size());
-  out_->append(value);
-  return *this;
-}
-
-uint64_t FieldReader::Number() {
-  uint64_t value = 0;
-  if (in_.size() < sizeof(value)) {
-    ok_ = false;
-    return 0;
-  }
-  memcpy(&value, in_.data(), sizeof(value));
-  in_.remove_prefix(sizeof(value));
-  return value;
-}
-
-std::string FieldReader::Text() {
-  const uint64_t size = Number();
-  if (!ok_ || size > in_.size()) {
-    ok_ = false;
-    return {};
-  }
-  std::string text(in_.substr(0, size));
-  in_.remove_prefix(size);
-  return text;
-}
-
-void EncodeActivity(const Activity& activity, std::string* body) {
-  FieldWriter out(body);
-  out.Number(activity.quiet)
-      .Number(activity.capturing)
-      .Number(activity.answered)
-      .Number(activity.inside)
-      .Number(activity.asking)
-      .Number(activity.has_work)
-      .Number(activity.busy_streams)
-      .Number(activity.host_function_ms)
-      .Number(activity.held_bytes);
-  const size_t count = std::min(activity.contexts.size(), kMaxContexts);
-  out.Number(count);
-  for (size_t i = 0; i < count; ++i) {
-    const Activity::Context& one = activity.contexts[i];
-    out.Number(one.context).Number(one.calls).Number(one.has_work).Number(one.adding);
-  }
-}
-
-bool DecodeActivity(std::string_view body, Activity* activity) {
-  FieldReader in(body);
-  activity->quiet = in.Number() != 0;
-  activity->capturing = in.Number() != 0;
-  activity->answered = in.Number() != 0;
-  activity->inside = in.Number();
-  activity->asking = in.Number();
-  activity->has_work = in.Number() != 0;
-  activity->busy_streams = in.Number();
-  activity->host_function_ms = in.Number();
-  activity->held_bytes = in.Number();
-  const uint64_t count = in.Number();
-  activity->contexts.clear();
-  for (uint64_t i = 0; i < count && i < kMaxContexts; ++i) {
-    Activity::Context one;
-    one.context = in.Number();
-    one.calls = in.Number();
-    one.has_work = in.Number() != 0;
-    one.adding = in.Number() != 0;
-    activity->contexts.push_back(one);
-  }
-  return in.done();
-}
-
-void EncodeInfo(const Info& info, std::string* body) {
-  FieldWriter(body)
-      .Number(info.pid)
-      .Text(info.server)
-      .Text(info.job)
-      .Number(info.session)
-      .Number(info.shared_memory)
-      .Number(info.log_records)
-      .Number(info.log_bytes)
-      .Number(info.released)
-      .Text(info.driver_settings);
-}
-
-bool DecodeInfo(std::string_view body, Info* info) {
-  FieldReader in(body);
-  info->pid = uint32_t(in.Number());
-  info->server = in.Text();
-  info->job = in.Text();
-  info->session = in.Number();
-  info->shared_memory = in.Number() != 0;
-  info->log_records = in.Number();
-  info->log_bytes = in.Number();
-  info->released = in.Number() != 0;
-  if (!in.done()) info->driver_settings = in.Text();  // none from a library that is older than the tool
-  return in.done();
-}
-
 void EncodeTaken(const Taken& taken, Message* message) {
-  FieldWriter out(&message->body);
-  out.Number(taken.next_sequence);
-  EncodeWelcomeFields(taken.welcome, &out);
+  EncodeTakenBody({taken.next_sequence, TermsOf(taken.welcome)}, &message->body);
   message->fds = {taken.log_fd, taken.fds.socket, taken.fds.ring};
 }
 
 bool DecodeTaken(const Message& message, Taken* taken) {
-  FieldReader in(message.body);
-  taken->next_sequence = in.Number();
-  DecodeWelcomeFields(&in, &taken->welcome);
-  if (!in.done() || message.fds.size() != 3) return false;
+  TakenBody body;
+  if (!DecodeTakenBody(message.body, &body) || message.fds.size() != 3) return false;
+  taken->next_sequence = body.next_sequence;
+  taken->welcome = WelcomeOf(body.terms);
   taken->log_fd = message.fds[0];
   taken->fds = {message.fds[1], message.fds[2]};
   return true;
 }
 
 void EncodeGiven(const Given& given, Message* message) {
-  FieldWriter out(&message->body);
-  out.Number(given.next_sequence).Number(given.new_worker).Text(given.server);
-  EncodeWelcomeFields(given.welcome, &out);
+  EncodeGivenBody({given.next_sequence, given.new_worker, given.server, TermsOf(given.welcome)}, &message->body);
   message->fds = {given.fds.socket, given.fds.ring};
 }
 
 bool DecodeGiven(const Message& message, Given* given) {
-  FieldReader in(message.body);
-  given->next_sequence = in.Number();
-  given->new_worker = in.Number() != 0;
-  given->server = in.Text();
-  DecodeWelcomeFields(&in, &given->welcome);
-  if (!in.done() || message.fds.size() != 2) return false;
+  GivenBody body;
+  if (!DecodeGivenBody(message.body, &body) || message.fds.size() != 2) return false;
+  given->next_sequence = body.next_sequence;
+  given->new_worker = body.new_worker;
+  given->server = body.server;
+  given->welcome = WelcomeOf(body.terms);
   given->fds = {message.fds[0], message.fds[1]};
   return true;
 }

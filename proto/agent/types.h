@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the checkpoint agent and the tools speak about.
+// What the checkpoint agent and the tools speak about, beside the messages of agent.proto.
 //
 // This header is part of the client library: libc and libstdc++ only.
 #ifndef CUDA_REMOTE_PROTO_AGENT_TYPES_H_
@@ -9,51 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "proto/agent/agent.gen.h"
 #include "proto/channel/channel_types.h"
 
 namespace cuda_remote::agent {
-
-// What the agent says about its process.
-struct Info {
-  uint32_t pid = 0;  // as the process itself sees it, in its own PID namespace
-  std::string server;
-  std::string job;
-  uint64_t session = 0;
-  bool shared_memory = false;
-  std::string driver_settings;  // Hello's
-  uint64_t log_records = 0;
-  uint64_t log_bytes = 0;
-  bool released = false;  // the process has no channel and waits for Give; filled in by the agent
-};
-
-// What a process is doing, as far as a lock has to know it.
-struct Activity {
-  // Nothing is going on, and nothing can begin: the gate is closed, no CUDA call is inside, and the GPU was idle when it
-  // was asked after that. Stays so until a call is admitted or the gate is opened.
-  bool quiet = false;
-  bool capturing = false;  // a stream is being captured into a graph, which goes on only with the gate open
-  bool answered = false;   // the GPU server has answered; else what it was asked is open still, and its figures are old
-  uint64_t inside = 0;     // CUDA calls that have passed the gate and not returned
-  uint64_t asking = 0;     // calls that wait at the gate and only ask for work or wait for it
-  bool has_work = false;          // the server says that there is work, which need not be in a stream that still exists
-  uint64_t busy_streams = 0;      // streams with work, as far as the server can tell
-  uint64_t host_function_ms = 0;  // how long the host function that runs now has been running; 0: none
-  uint64_t held_bytes = 0;        // device memory that the session holds
-  // Other calls that wait at the gate, by their threads' contexts (0: none), and all contexts that have work.
-  struct Context {
-    uint64_t context = 0;
-    uint64_t calls = 0;
-    bool has_work = false;  // some stream of the context has work
-    bool adding = false;    // a stream into which a call has put work since the gate closed has work
-  };
-  std::vector<Context> contexts;
-};
-
-// Which of the calls that wait at the gate is let in: the first that only asks, or the first other one of a context.
-struct Admission {
-  bool asks = true;
-  uint64_t context = 0;
-};
 
 // The process's channel and replay log, handed to a tool. Plain values: whoever holds the descriptors closes them.
 struct Taken {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What both ends of a channel speak about: statuses, the two handshake messages, and the file descriptors that a
+// What both ends of a channel speak about: statuses, the messages of handshake.proto, and the file descriptors that a
 // channel consists of.
 //
 // This header is part of the client library: no libprotobuf, no abseil, no logging.
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 
+#include "proto/channel/handshake.gen.h"
 #include "proto/frame/frame.h"
 
 namespace cuda_remote {
@@ -32,28 +33,6 @@ struct Reply {
   uint32_t pending_error = 0;  // first failure of a fire-and-forget call since the last reply, else 0
   std::string message;
   uint64_t payload_bytes = 0;  // how many bytes arrived in the destination that Begin was given
-};
-
-// Client to server, first packet of a session.
-struct Hello {
-  uint32_t wire_version = kWireVersion;
-  uint32_t pid = 0;
-  std::string program;       // path of the executable, for cr-ps and log lines
-  std::string job;           // the job's name, for cr-ps and log lines
-  int32_t gpu = -1;          // ordinal of the GPU that is wanted, -1: any
-  std::string resume_token;  // unused on the local socket
-  bool replaying = false;    // the session is opened by cr-restart or cr-migrate
-  std::string visible_devices;  // UUIDs as in CUDA_VISIBLE_DEVICES: the only GPUs that the session sees; empty: all
-  std::string driver_settings;  // the program's (proto/driverabi/driver_settings.h), as text
-};
-
-// Server to client, the answer. `error` not empty: refused, and the socket is closed after it.
-struct Welcome {
-  uint32_t wire_version = kWireVersion;
-  uint64_t session = 0;
-  bool shared_memory = false;  // descriptors and host memory can be shared (ring); false through a relay
-  std::string server;          // name of the server, for messages to a person
-  std::string error;
 };
 
 // In `aux` of an output frame: the bytes are for standard error; anything else: for standard output.

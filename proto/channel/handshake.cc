@@ -13,8 +13,6 @@
 
 #include <utility>
 
-#include "proto/codec/text.h"
-#include "proto/codec/wire.h"
 #include "proto/folder/private_folder.h"
 
 namespace cuda_remote {
@@ -62,97 +60,22 @@ const char* ChannelStatusName(ChannelStatus status) {
   return "?";
 }
 
-void EncodeHello(const Hello& hello, std::string* out) {
-  wire::PutUint(out, 1, hello.wire_version);
-  wire::PutUint(out, 2, hello.pid);
-  wire::PutBytes(out, 3, std::string_view(hello.program).substr(0, kMaxHandshakeString));
-  wire::PutBytes(out, 4, std::string_view(hello.job).substr(0, kMaxHandshakeString));
-  wire::PutInt(out, 5, hello.gpu);
-  wire::PutBytes(out, 6, std::string_view(hello.resume_token).substr(0, kMaxHandshakeString));
-  wire::PutUint(out, 7, hello.replaying);
-  wire::PutBytes(out, 8, std::string_view(hello.visible_devices).substr(0, kMaxHandshakeString));
-  wire::PutBytes(out, 9, std::string_view(hello.driver_settings).substr(0, kMaxHandshakeString));
-}
-
-bool DecodeHello(std::string_view bytes, Hello* hello) {
-  *hello = Hello();
-  hello->wire_version = 0;
-  hello->gpu = 0;
-  const bool ok = wire::ReadMessage(bytes, [&](wire::Reader& reader) {
-    switch (reader.field()) {
-      case 1:
-        return reader.Get(&hello->wire_version);
-      case 2:
-        return reader.Get(&hello->pid);
-      case 3:
-        return reader.Get(&hello->program, kMaxHandshakeString);
-      case 4:
-        return reader.Get(&hello->job, kMaxHandshakeString);
-      case 5:
-        return reader.Get(&hello->gpu);
-      case 6:
-        return reader.Get(&hello->resume_token, kMaxHandshakeString);
-      case 7:
-        return reader.Get(&hello->replaying);
-      case 8:
-        return reader.Get(&hello->visible_devices, kMaxHandshakeString);
-      case 9:
-        return reader.Get(&hello->driver_settings, kMaxHandshakeString);
-      default:
-        return reader.Skip();
-    }
-  });
-  hello->program = Printable(hello->program);
-  hello->job = Printable(hello->job);
-  return ok;
-}
-
-void EncodeWelcome(const Welcome& welcome, std::string* out) {
-  wire::PutUint(out, 1, welcome.wire_version);
-  wire::PutUint(out, 2, welcome.session);
-  wire::PutUint(out, 3, welcome.shared_memory);
-  wire::PutBytes(out, 4, std::string_view(welcome.server).substr(0, kMaxHandshakeString));
-  wire::PutBytes(out, 5, std::string_view(welcome.error).substr(0, kMaxHandshakeString));
-}
-
-bool DecodeWelcome(std::string_view bytes, Welcome* welcome) {
-  *welcome = Welcome();
-  welcome->wire_version = 0;
-  return wire::ReadMessage(bytes, [&](wire::Reader& reader) {
-    switch (reader.field()) {
-      case 1:
-        return reader.Get(&welcome->wire_version);
-      case 2:
-        return reader.Get(&welcome->session);
-      case 3:
-        return reader.Get(&welcome->shared_memory);
-      case 4:
-        return reader.Get(&welcome->server, kMaxHandshakeString);
-      case 5:
-        return reader.Get(&welcome->error, kMaxHandshakeString);
-      default:
-        return reader.Skip();
-    }
-  });
-}
-
-void EncodeTag(uint64_t tag, std::string* out) { wire::PutUint(out, 1, tag); }
+void EncodeTag(uint64_t tag, std::string* out) { EncodeTag(Tag{tag}, out); }
 
 bool DecodeTag(std::string_view bytes, uint64_t* tag) {
-  *tag = 0;
-  return wire::ReadMessage(bytes,
-                           [&](wire::Reader& reader) { return reader.field() == 1 ? reader.Get(tag) : reader.Skip(); });
+  Tag message;
+  const bool read = DecodeTag(bytes, &message);
+  *tag = message.tag;
+  return read;
 }
 
-void EncodeEnd(std::string_view reason, std::string* out) {
-  wire::PutBytes(out, 1, reason.substr(0, kMaxHandshakeString));
-}
+void EncodeEnd(std::string_view reason, std::string* out) { EncodeEnd(End{std::string(reason)}, out); }
 
 bool DecodeEnd(std::string_view bytes, std::string* reason) {
-  reason->clear();
-  return wire::ReadMessage(bytes, [&](wire::Reader& reader) {
-    return reader.field() == 1 ? reader.Get(reason, kMaxHandshakeString) : reader.Skip();
-  });
+  End message;
+  const bool read = DecodeEnd(bytes, &message);
+  *reason = std::move(message.reason);
+  return read;
 }
 
 bool ParsePacket(std::string_view bytes, PacketType* type, std::string_view* body) {
@@ -160,7 +83,7 @@ bool ParsePacket(std::string_view bytes, PacketType* type, std::string_view* bod
   if (bytes.size() < sizeof(head) || bytes.size() > kMaxPacketBytes) return false;
   memcpy(&head, bytes.data(), sizeof(head));
   if (head.magic != kPacketMagic) return false;
-  if (head.type < 1 || (head.type > 6 && head.type < 16) || head.type > 23) return false;
+  if (!IsPacketType(head.type)) return false;
   *type = PacketType(head.type);
   *body = bytes.substr(sizeof(head));
   return true;

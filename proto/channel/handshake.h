@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Encoding of Hello and Welcome, and the packets of a session socket.
+// The packets of a session socket. handshake.proto has their types and messages.
 //
 // The session socket is a Unix SOCK_SEQPACKET connection; it carries a few small packets and stays open as the sign
 // that both sides live. Every packet is an 8-byte head (magic, type) and a protobuf message:
@@ -30,25 +30,6 @@ namespace cuda_remote {
 
 inline constexpr uint32_t kPacketMagic = 0x50524355;  // "UCRP"
 inline constexpr size_t kMaxPacketBytes = 64u << 10;
-inline constexpr size_t kMaxHandshakeString = 4096;
-
-// From 16 on: between cr-server and its own processes (server/worker_link), never on a session socket.
-enum class PacketType : uint32_t {
-  kHello = 1,
-  kWelcome = 2,
-  kFd = 3,
-  kEnd = 4,
-  kQuery = 5,
-  kAnswer = 6,
-  kAssign = 16,
-  kReady = 17,
-  kStats = 18,
-  kEnded = 19,
-  kStop = 20,
-  kAsk = 21,
-  kAsked = 22,
-  kBudget = 23,
-};
 
 struct Packet {
   PacketType type = PacketType::kEnd;
@@ -56,10 +37,7 @@ struct Packet {
   int fd = -1;  // the receiver owns it
 };
 
-void EncodeHello(const Hello& hello, std::string* out);
-bool DecodeHello(std::string_view bytes, Hello* hello);
-void EncodeWelcome(const Welcome& welcome, std::string* out);
-bool DecodeWelcome(std::string_view bytes, Welcome* welcome);
+// For the one field of these messages.
 void EncodeTag(uint64_t tag, std::string* out);
 bool DecodeTag(std::string_view bytes, uint64_t* tag);
 void EncodeEnd(std::string_view reason, std::string* out);

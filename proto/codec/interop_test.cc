@@ -9,11 +9,11 @@
 
 #include <fstream>
 #include <memory>
-#include <random>
 #include <string>
 
 #include "proto/codec/interop.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/codec/testing/random_messages.h"
 #include "proto/codec/stream.gen.h"
 #include "proto/codec/wire.h"
 
@@ -21,7 +21,6 @@ namespace cuda_remote::wire {
 namespace {
 
 namespace pb = google::protobuf;
-using Field = pb::FieldDescriptor;
 
 class InteropTest : public ::testing::Test {
  protected:
@@ -32,58 +31,17 @@ class InteropTest : public ::testing::Test {
     for (const pb::FileDescriptorProto& proto : set.file()) ASSERT_NE(pool_.BuildFile(proto), nullptr) << proto.name();
   }
 
+  void Fill(pb::Message* message, int depth) {
+    ASSERT_TRUE(random_.Fill(message, depth)) << message->GetTypeName() << ": a field type that no message should have";
+  }
+
   const pb::Descriptor* Find(const std::string& name) {
     return pool_.FindMessageTypeByName("cuda_remote.calls." + name);
   }
 
-  uint64_t Number() {
-    switch (random_() % 4) {
-      case 0: return 0;
-      case 1: return random_() % 256;
-      case 2: return ~uint64_t(0);
-      default: return random_();
-    }
-  }
-
-  std::string Bytes(bool text) {
-    std::string out(random_() % 40, '\0');
-    for (char& c : out) c = text ? char('a' + random_() % 26) : char(random_());
-    return out;
-  }
-
-  // Fills about two thirds of the fields with anything that fits.
-  void Fill(pb::Message* message, int depth) {
-    const pb::Reflection* r = message->GetReflection();
-    for (int i = 0; i < message->GetDescriptor()->field_count(); ++i) {
-      const Field* f = message->GetDescriptor()->field(i);
-      if (random_() % 3 == 0) continue;
-      const int times = f->is_repeated() ? int(random_() % 5) : 1;
-      for (int t = 0; t < times; ++t) {
-#define PUT(type, value) f->is_repeated() ? r->Add##type(message, f, value) : r->Set##type(message, f, value)
-        switch (f->cpp_type()) {
-          case Field::CPPTYPE_BOOL: PUT(Bool, random_() % 2); break;
-          case Field::CPPTYPE_INT32: PUT(Int32, int32_t(Number())); break;
-          case Field::CPPTYPE_INT64: PUT(Int64, int64_t(Number())); break;
-          case Field::CPPTYPE_UINT32: PUT(UInt32, uint32_t(Number())); break;
-          case Field::CPPTYPE_UINT64: PUT(UInt64, Number()); break;
-          case Field::CPPTYPE_FLOAT: PUT(Float, float(int32_t(random_())) / 7); break;
-          case Field::CPPTYPE_DOUBLE: PUT(Double, double(int64_t(random_())) / 7); break;
-          case Field::CPPTYPE_STRING: PUT(String, Bytes(f->type() == Field::TYPE_STRING)); break;
-          case Field::CPPTYPE_MESSAGE:
-            if (depth < 3) Fill(f->is_repeated() ? r->AddMessage(message, f) : r->MutableMessage(message, f), depth + 1);
-            // To the codec an empty one is none.
-            if (!f->is_repeated() && r->GetMessage(*message, f).ByteSizeLong() == 0) r->ClearField(message, f);
-            break;
-          default: FAIL() << "a field type that no message should have";
-        }
-#undef PUT
-      }
-    }
-  }
-
   pb::DescriptorPool pool_;
   pb::DynamicMessageFactory factory_;
-  std::mt19937_64 random_{20240611};
+  RandomMessages random_{20240611};
 };
 
 TEST_F(InteropTest, EveryMessageHasItsDefinition) {
@@ -117,8 +75,8 @@ TEST_F(InteropTest, BrokenBytesDoNoHarm) {
     std::string ignored;
     for (size_t length = 0; length < good.size(); ++length) kMessages[i].round_trip(good.substr(0, length), &ignored);
     for (int round = 0; round < 20; ++round) {
-      std::string bad = good + Bytes(false);
-      for (int flips = 0; flips < 3 && !bad.empty(); ++flips) bad[random_() % bad.size()] ^= char(1 << random_() % 8);
+      std::string bad = good + random_.Bytes(false);
+      for (int flips = 0; flips < 3 && !bad.empty(); ++flips) bad[random_.Below(bad.size())] ^= char(1 << random_.Below(8));
       ignored.clear();
       kMessages[i].round_trip(bad, &ignored);
     }

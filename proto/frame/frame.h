@@ -25,6 +25,9 @@ inline constexpr uint32_t kMaxMessageBytes = 1u << 20;
 // Longest payload in bytes. Larger data is cut into pieces by the sender (module images: see kFlagMorePayload).
 inline constexpr uint32_t kMaxPayloadBytes = 1u << 20;
 
+// Longest text in a handshake (proto/channel/handshake.proto).
+inline constexpr uint32_t kMaxHandshakeString = 4096;
+
 // Call ids are the vendor's numbers (below 0x10000, see proto/api/signatures.textproto); our own operations follow.
 inline constexpr uint32_t kFirstOperation = 0x10000;
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "proto/nvml/query.h"
 
-#include "proto/codec/wire.h"
-
 namespace cuda_remote::nvml {
 namespace {
 
@@ -46,69 +44,6 @@ const Call* FindCall(std::string_view name) {
     if (name == call->name) return call;
   }
   return nullptr;
-}
-
-void EncodeQuestion(const Question& question, std::string* out) {
-  wire::PutUint(out, 1, question.wire_version);
-  wire::PutUint(out, 2, question.pid);
-  wire::PutInt(out, 3, question.gpu);
-  wire::PutBytes(out, 4, question.call);
-  wire::PutUint(out, 5, question.device);
-  wire::PutUint(out, 6, question.a);
-  wire::PutUint(out, 7, question.b);
-  wire::PutBytes(out, 8, question.input);
-}
-
-bool DecodeQuestion(std::string_view bytes, Question* question) {
-  *question = Question();
-  question->wire_version = 0;
-  question->gpu = 0;
-  const bool read = wire::ReadMessage(bytes, [&](wire::Reader& reader) {
-    switch (reader.field()) {
-      case 1:
-        return reader.Get(&question->wire_version);
-      case 2:
-        return reader.Get(&question->pid);
-      case 3:
-        return reader.Get(&question->gpu);
-      case 4:
-        return reader.Get(&question->call, kMaxNameBytes);
-      case 5:
-        return reader.Get(&question->device);
-      case 6:
-        return reader.Get(&question->a);
-      case 7:
-        return reader.Get(&question->b);
-      case 8:
-        return reader.Get(&question->input, kMaxInputBytes);
-      default:
-        return reader.Skip();
-    }
-  });
-  return read && !question->call.empty();
-}
-
-void EncodeAnswer(const Answer& answer, std::string* out) {
-  wire::PutInt(out, 1, answer.result);
-  wire::PutBytes(out, 2, answer.output);
-  wire::PutBytes(out, 3, std::string_view(answer.error).substr(0, kMaxErrorBytes));
-}
-
-bool DecodeAnswer(std::string_view bytes, Answer* answer) {
-  *answer = Answer();
-  answer->result = kSuccess;
-  return wire::ReadMessage(bytes, [&](wire::Reader& reader) {
-    switch (reader.field()) {
-      case 1:
-        return reader.Get(&answer->result);
-      case 2:
-        return reader.Get(&answer->output, kMaxOutputBytes);
-      case 3:
-        return reader.Get(&answer->error, kMaxErrorBytes);
-      default:
-        return reader.Skip();
-    }
-  });
 }
 
 }  // namespace cuda_remote::nvml

@@ -18,14 +18,12 @@
 #include <string_view>
 
 #include "proto/frame/frame.h"
+#include "proto/nvml/limits.h"
+#include "proto/nvml/query.gen.h"
 #include "proto/nvml/types.h"
 
 namespace cuda_remote::nvml {
 
-inline constexpr size_t kMaxNameBytes = 80;
-inline constexpr size_t kMaxInputBytes = 16u << 10;
-inline constexpr size_t kMaxOutputBytes = 32u << 10;
-inline constexpr size_t kMaxErrorBytes = 1024;
 inline constexpr size_t kMaxFields = 256;  // in one nvmlDeviceGetFieldValues question
 inline constexpr uint32_t kMaxGpus = 256;
 
@@ -58,28 +56,6 @@ inline constexpr char kServerInfo[] = "cr-server-info";
 inline constexpr char kListSessions[] = "cr-list-sessions";
 inline constexpr char kEndSession[] = "cr-end-session";
 inline constexpr char kNoteSaved[] = "cr-note-saved";
-
-struct Question {
-  uint32_t wire_version = kWireVersion;
-  uint32_t pid = 0;  // who asks, for log lines
-  int32_t gpu = -1;  // the only GPU that the asking job sees (as in Hello), -1: all
-  std::string call;  // NVML's name
-  uint32_t device = 0;
-  uint32_t a = 0, b = 0;
-  std::string input;
-};
-
-struct Answer {
-  int32_t result = kUnknownError;  // Return
-  std::string output;
-  std::string error;  // a sentence for a person, where the server could not ask at all
-};
-
-void EncodeQuestion(const Question& question, std::string* out);
-// False if `bytes` are no question, or one beyond the limits above.
-bool DecodeQuestion(std::string_view bytes, Question* question);
-void EncodeAnswer(const Answer& answer, std::string* out);
-bool DecodeAnswer(std::string_view bytes, Answer* answer);
 
 // A call of calls.inc.
 enum class Life : uint8_t { kStill, kFresh };

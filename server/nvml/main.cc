@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // cr-nvml: answers NVML's questions about a cr-server's GPUs. Started by cr-server when the first question comes,
-// because cr-server itself loads no driver library; ends with it. Packets: server/nvml/ask.h.
+// because cr-server itself loads no driver library; ends with it. Packets: server/nvml/ask.proto.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -14,7 +14,7 @@
 #include "proto/cli/wrong_use.h"
 #include "proto/frame/version.h"
 #include "server/nvml/answerer.h"
-#include "server/nvml/ask.h"
+#include "server/nvml/ask.gen.h"
 #include "server/nvml/source.h"
 #include "server/worker/loaded_driver.h"
 #include "server/worker_link/worker_link.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "proto/nvml/query.h"
-#include "server/nvml/ask.h"
+#include "server/nvml/ask.gen.h"
 #include "server/worker/loaded_driver.h"
 
 namespace cuda_remote::server {

@@ -12,7 +12,7 @@
 #include <deque>
 #include <string>
 
-#include "server/nvml/ask.h"
+#include "server/nvml/ask.gen.h"
 #include "server/supervisor/options.h"
 #include "server/supervisor/restrict.h"
 

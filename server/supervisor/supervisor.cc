@@ -680,7 +680,7 @@ void Supervisor::AssignWaiting() {
       EndOfSession(id, why, true);
       continue;
     }
-    EncodeAssign(assign, &body);
+    EncodeWorkerAssignment(assign, &body);
     if (SendPacket(worker->link, PacketType::kAssign, body, session.socket) != ChannelStatus::kOk) {
       // That worker is dying; another one will come.
       worker->state = Worker::kEnding;
@@ -798,7 +798,7 @@ void Supervisor::ReadLink(Worker* worker) {
     switch (packet.type) {
       case PacketType::kReady: {
         WorkerReady ready;
-        if (!DecodeReady(packet.body, &ready) || worker->state != Worker::kStarting) break;
+        if (!DecodeWorkerReady(packet.body, &ready) || worker->state != Worker::kStarting) break;
         worker->ready = ready;
         if (!ready.error.empty()) {
           worker->end_reason = ready.error;  // it exits; WorkerGone tells whoever waits
@@ -821,7 +821,7 @@ void Supervisor::ReadLink(Worker* worker) {
       case PacketType::kStats: {
         WorkerStats stats;
         const auto session = sessions_.find(worker->session);
-        if (!DecodeStats(packet.body, &stats) || session == sessions_.end()) break;
+        if (!DecodeWorkerStats(packet.body, &stats) || session == sessions_.end()) break;
         SessionInfo& info = session->second.info;
         const double passed = Seconds(Clock::now() - session->second.stats_at);
         if (passed > 0.01) {

@@ -210,7 +210,7 @@ bool ReadAssign(const Options& options, WorkerAssign* assign) {
   std::string body(kMaxPacketBytes, 0);
   const ssize_t bytes = pread(options.assigned_fd, &body[0], body.size(), 0);
   close(options.assigned_fd);
-  if (bytes < 0 || !DecodeAssign(std::string_view(body).substr(0, size_t(bytes)), assign)) return false;
+  if (bytes < 0 || !DecodeWorkerAssignment(std::string_view(body).substr(0, size_t(bytes)), assign)) return false;
   assign->client_socket = options.client_fd;
   assign->budget_fd = options.budget_fd;
   if (options.budget_fd >= 0) fcntl(options.budget_fd, F_SETFD, FD_CLOEXEC);
@@ -221,7 +221,7 @@ bool ReadAssign(const Options& options, WorkerAssign* assign) {
 void RestartFor(const WorkerAssign& assign, const std::string& visible_devices,
                 const driverabi::DriverSettings& settings, const Options& options, int log_fd, char** argv) {
   std::string body;
-  EncodeAssign(assign, &body);
+  EncodeWorkerAssignment(assign, &body);
   const int fd = memfd_create("assign", 0);
   if (fd < 0 || write(fd, body.data(), body.size()) != ssize_t(body.size())) return;
   if (!KeepOpen(options.link_fd) || !KeepOpen(assign.client_socket)) return;

@@ -29,45 +29,18 @@
 #include <vector>
 
 #include "proto/channel/channel_types.h"
+#include "server/worker_link/worker_link.gen.h"
 
 namespace cuda_remote::server {
 
 inline constexpr int kWorkerLinkFd = 3;
 
-struct WorkerReady {
-  int32_t gpu = 0;     // ordinal that is warm
-  std::string driver;  // for log lines: path and version, "softgpu", ...
-  uint32_t devices = 0;
-  bool software = false;
-  std::string error;  // not empty: this worker cannot serve; the session gets this sentence
+// A session for this worker, with the descriptors that came beside the message.
+struct WorkerAssign : WorkerAssignment {
+  int client_socket = -1;  // the receiver owns both
+  int budget_fd = -1;
 };
 
-struct WorkerAssign {
-  uint64_t session = 0;
-  bool shared_memory = false;
-  std::string server;  // for Welcome
-  Hello hello;
-  std::string sharing_group;  // sessions with the same one may share memory (server/worker/ipc.h)
-  uint32_t budget_slot = 0;   // in the budget that came before
-  uint64_t budget_limit = 0;  // 0: there is none
-  int client_socket = -1;     // the receiver owns it
-  int budget_fd = -1;         // likewise
-};
-
-struct WorkerStats {
-  uint64_t device_bytes = 0;  // device memory that the session holds now
-  uint64_t calls = 0;         // requests executed so far
-  uint64_t bytes_in = 0;      // payload bytes from and to the client so far
-  uint64_t bytes_out = 0;
-  std::vector<uint64_t> gpu_bytes;  // device memory by GPU, as far as allocations go; the last ones may be missing
-};
-
-void EncodeReady(const WorkerReady& ready, std::string* out);
-bool DecodeReady(std::string_view bytes, WorkerReady* ready);
-void EncodeAssign(const WorkerAssign& assign, std::string* out);
-bool DecodeAssign(std::string_view bytes, WorkerAssign* assign);
-void EncodeStats(const WorkerStats& stats, std::string* out);
-bool DecodeStats(std::string_view bytes, WorkerStats* stats);
 // Stop and Ended carry one reason: EncodeEnd and DecodeEnd of proto/channel/handshake.h.
 
 // The worker's end.

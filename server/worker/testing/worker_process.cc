@@ -39,7 +39,7 @@ WorkerProcess::WorkerProcess(std::vector<std::string> arguments) {
   link_ = sockets[0];
   Packet packet;
   if (ReceivePacket(link_, &packet, kReadyTimeoutMs) != ChannelStatus::kOk || packet.type != PacketType::kReady ||
-      !DecodeReady(packet.body, &ready_)) {
+      !DecodeWorkerReady(packet.body, &ready_)) {
     ready_.error = "no Ready from the worker";
   }
 }
@@ -64,7 +64,7 @@ std::unique_ptr<ClientChannel> WorkerProcess::Connect(ChannelFds* raw, const std
   assign.server = "test";
   assign.sharing_group = sharing_group;
   std::string body;
-  EncodeAssign(assign, &body);
+  EncodeWorkerAssignment(assign, &body);
   SendPacket(link_, PacketType::kAssign, body, sockets[1]);
   close(sockets[1]);
   Packet packet;
