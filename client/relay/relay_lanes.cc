@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "client/relay/relay_stream.h"
+#include "proto/control/control.pb.h"
 #include "proto/control/tunnel_message.h"
 #include "proto/ring/spin.h"
 
@@ -55,19 +56,19 @@ void RelayLanes::Serve(size_t index) {
     if (stop_) stream.Cancel();
     contexts_[index] = stream.context();
   }
-  control::OpenMessage open;
-  open.resume_token = resume_token_;
-  open.lane_of = number_;
-  open.lane = uint32_t(index);
+  control::TunnelOpen open;
+  open.set_resume_token(resume_token_);
+  open.set_lane_of(number_);
+  open.set_lane(uint32_t(index));
   control::TunnelMessage first;
-  first.open = control::EncodeTunnelOpen(open);
+  first.open = open.SerializeAsString();
   grpc::ByteBuffer buffer;
   control::ReceivedFrames frames;
   if (stream.Write(control::EncodeTunnelMessage(first, nullptr, checked_)) && stream.Read(&buffer) &&
       (!checked_ || control::CheckTunnelMessage(buffer) == control::Integrity::kIntact) &&
       control::DecodeTunnelMessage(buffer, &first, &frames) && !first.open.empty() && frames.size() == 0) {
     spdlog::debug("lane {} is open", index);
-    end_->RunLane(&stream, number_, open.lane);
+    end_->RunLane(&stream, number_, open.lane());
   }
   stream.Cancel();
   const grpc::Status status = stream.Finish();

@@ -92,21 +92,21 @@ RelaySession::OpenResult RelaySession::Open(std::unique_ptr<RelayStream>* stream
     std::lock_guard<std::mutex> lock(mutex_);
     context_ = opening->context();
   }
-  control::OpenMessage open;
+  control::TunnelOpen open;
   if (resume_token_.empty()) {
-    open.hello = hello;
+    open.set_hello(hello);
   } else {
-    open.resume_token = resume_token_;
+    open.set_resume_token(resume_token_);
     const auto positions = end_->received_positions();
-    open.reply_position = positions[0];
-    open.event_position = positions[1];
+    open.set_reply_position(positions[0]);
+    open.set_event_position(positions[1]);
   }
-  open.takes_lanes = WantedLanes() > 0;
+  open.set_takes_lanes(WantedLanes() > 0);
   TunnelMessage first;
-  first.open = control::EncodeTunnelOpen(open);
+  first.open = open.SerializeAsString();
   grpc::ByteBuffer buffer;
   control::ReceivedFrames frames;
-  control::OpenedMessage opened;
+  control::TunnelOpened opened;
   if (opening->Write(control::EncodeTunnelMessage(first, nullptr, checked_)) && opening->Read(&buffer)) {
     if (checked_ && control::CheckTunnelMessage(buffer) != control::Integrity::kIntact) {
       *error =
@@ -117,16 +117,16 @@ RelaySession::OpenResult RelaySession::Open(std::unique_ptr<RelayStream>* stream
       context_ = nullptr;
       return OpenResult::kTryAgain;
     }
-    if (control::DecodeTunnelMessage(buffer, &first, &frames) && control::DecodeTunnelOpened(first.open, &opened) &&
-        !opened.resume_token.empty()) {
+    if (control::DecodeTunnelMessage(buffer, &first, &frames) && opened.ParseFromString(first.open) &&
+        !opened.resume_token().empty()) {
       if (resume_token_.empty()) {
-        welcome_ = opened.welcome;
-        resume_token_ = opened.resume_token;
+        welcome_ = opened.welcome();
+        resume_token_ = opened.resume_token();
       }
-      request_position_ = opened.request_position;
-      grace_seconds_ = opened.grace_seconds;
-      number_ = opened.number;
-      lanes_ = opened.number != 0 ? std::min(opened.lanes, WantedLanes()) : 0;
+      request_position_ = opened.request_position();
+      grace_seconds_ = opened.grace_seconds();
+      number_ = opened.number();
+      lanes_ = opened.number() != 0 ? std::min(opened.lanes(), WantedLanes()) : 0;
       *stream = std::move(opening);
       return OpenResult::kOk;
     }

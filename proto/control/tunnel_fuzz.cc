@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "proto/control/control.pb.h"
 #include "proto/control/tunnel_message.h"
 #include "tests/fuzz/seeds.h"
 
@@ -50,10 +51,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     Check(again.open == message.open && again.end == message.end && again.position == message.position);
   }
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
-  OpenMessage open;
-  OpenedMessage opened;
-  DecodeTunnelOpen(bytes, &open);
-  DecodeTunnelOpened(bytes, &opened);
+  TunnelOpen open;
+  TunnelOpened opened;
+  open.ParseFromArray(bytes.data(), int(bytes.size()));
+  opened.ParseFromArray(bytes.data(), int(bytes.size()));
   return 0;
 }
 
@@ -72,11 +73,11 @@ std::vector<std::string> FuzzSeeds() {
     }
   };
   TunnelMessage message;
-  OpenMessage open;
-  open.hello = "hello";
-  open.resume_token = "0123456789abcdef";
-  open.reply_position = 1 << 20;
-  message.open = EncodeTunnelOpen(open);
+  TunnelOpen open;
+  open.set_hello("hello");
+  open.set_resume_token("0123456789abcdef");
+  open.set_reply_position(1 << 20);
+  message.open = open.SerializeAsString();
   add(message, "");
   seeds.push_back(message.open);
   message = TunnelMessage();

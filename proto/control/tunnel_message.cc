@@ -7,15 +7,33 @@
 #include <cstring>
 
 #include "proto/codec/wire.h"
+#include "proto/control/control.pb.h"
 
 namespace cuda_remote::control {
 namespace {
 
 // Everything before the frames.
 constexpr uint64_t kMaxHeadBytes = 64u << 10;
-constexpr uint32_t kFramesTag = 6 << 3 | wire::kBytes;
+// The two messages share the numbers of their fields.
+constexpr uint32_t kOpen = TunnelUp::kOpenFieldNumber;
+constexpr uint32_t kAcknowledged = TunnelUp::kReplyAcknowledgedFieldNumber;
+constexpr uint32_t kSecond = TunnelUp::kEventAcknowledgedFieldNumber;
+constexpr uint32_t kEnd = TunnelUp::kCloseFieldNumber;
+constexpr uint32_t kPosition = TunnelUp::kPositionFieldNumber;
+constexpr uint32_t kFrames = TunnelUp::kFramesFieldNumber;
+constexpr uint32_t kLanes = TunnelUp::kLanesFieldNumber;
+constexpr uint32_t kChecksum = TunnelUp::kChecksumFieldNumber;
+static_assert(kOpen == TunnelDown::kOpenedFieldNumber);
+static_assert(kAcknowledged == TunnelDown::kRequestAcknowledgedFieldNumber);
+static_assert(kSecond == TunnelDown::kRingFieldNumber);
+static_assert(kEnd == TunnelDown::kEndFieldNumber);
+static_assert(kPosition == TunnelDown::kPositionFieldNumber);
+static_assert(kFrames == TunnelDown::kFramesFieldNumber);
+static_assert(kLanes == TunnelDown::kLanesFieldNumber);
+static_assert(kChecksum == TunnelDown::kChecksumFieldNumber);
+constexpr uint32_t kFramesTag = kFrames << 3 | wire::kBytes;
 // The checksum's field: one byte of tag, one of length, XXH3 with 64 bits of what follows, little-endian.
-constexpr uint32_t kChecksumTag = 8 << 3 | wire::kBytes;
+constexpr uint32_t kChecksumTag = kChecksum << 3 | wire::kBytes;
 constexpr size_t kChecksumBytes = 8;
 constexpr size_t kChecksumFieldBytes = 2 + kChecksumBytes;
 static_assert(kChecksumTag < 0x80);
@@ -100,12 +118,12 @@ class Cursor {
 
 grpc::ByteBuffer EncodeTunnelMessage(const TunnelMessage& message, const grpc::Slice* frames, bool checked) {
   std::string head;
-  wire::PutBytes(&head, 1, message.open);
-  wire::PutUint(&head, 2, message.acknowledged);
-  wire::PutUint(&head, 3, message.second);
-  wire::PutBytes(&head, 4, message.end);
-  wire::PutUint(&head, 5, message.position);
-  wire::PutBytes(&head, 7, message.lanes);
+  wire::PutBytes(&head, kOpen, message.open);
+  wire::PutUint(&head, kAcknowledged, message.acknowledged);
+  wire::PutUint(&head, kSecond, message.second);
+  wire::PutBytes(&head, kEnd, message.end);
+  wire::PutUint(&head, kPosition, message.position);
+  wire::PutBytes(&head, kLanes, message.lanes);
   const bool with_frames = frames && frames->size() != 0;
   if (with_frames) {
     wire::PutVarint(&head, kFramesTag);
@@ -116,7 +134,7 @@ grpc::ByteBuffer EncodeTunnelMessage(const TunnelMessage& message, const grpc::S
     sum.Add(head.data(), head.size());
     if (with_frames) sum.Add(frames->begin(), frames->size());
     std::string field;
-    wire::PutBytes(&field, 8, sum.Bytes());
+    wire::PutBytes(&field, kChecksum, sum.Bytes());
     head.insert(0, field);
   }
   const grpc::Slice slices[2] = {grpc::Slice(head), with_frames ? *frames : grpc::Slice()};
@@ -156,22 +174,22 @@ bool DecodeTunnelMessage(const grpc::ByteBuffer& buffer, TunnelMessage* message,
       return true;
     }
     switch (tag) {
-      case 1 << 3 | wire::kBytes:
+      case kOpen << 3 | wire::kBytes:
         if (!cursor.Bytes(value, &message->open)) return false;
         break;
-      case 2 << 3 | wire::kVarint:
+      case kAcknowledged << 3 | wire::kVarint:
         message->acknowledged = value;
         break;
-      case 3 << 3 | wire::kVarint:
+      case kSecond << 3 | wire::kVarint:
         message->second = value;
         break;
-      case 4 << 3 | wire::kBytes:
+      case kEnd << 3 | wire::kBytes:
         if (!cursor.Bytes(value, &message->end)) return false;
         break;
-      case 5 << 3 | wire::kVarint:
+      case kPosition << 3 | wire::kVarint:
         message->position = value;
         break;
-      case 7 << 3 | wire::kBytes:
+      case kLanes << 3 | wire::kBytes:
         if (!cursor.Bytes(value, &message->lanes)) return false;
         break;
       default:
@@ -204,75 +222,6 @@ void ReceivedFrames::CopyTo(uint64_t from, char* out) const {
     }
     ++slice;
   }
-}
-
-std::string EncodeTunnelOpen(const OpenMessage& open) {
-  std::string out;
-  wire::PutBytes(&out, 1, open.hello);
-  wire::PutBytes(&out, 2, open.resume_token);
-  wire::PutUint(&out, 3, open.reply_position);
-  wire::PutUint(&out, 4, open.event_position);
-  wire::PutUint(&out, 5, open.takes_lanes);
-  wire::PutUint(&out, 6, open.lane_of);
-  wire::PutUint(&out, 7, open.lane);
-  return out;
-}
-
-bool DecodeTunnelOpen(std::string_view bytes, OpenMessage* open) {
-  *open = OpenMessage();
-  return wire::ReadMessage(bytes, [&](wire::Reader& reader) {
-    switch (reader.field()) {
-      case 1:
-        return reader.Get(&open->hello);
-      case 2:
-        return reader.Get(&open->resume_token);
-      case 3:
-        return reader.Get(&open->reply_position);
-      case 4:
-        return reader.Get(&open->event_position);
-      case 5:
-        return reader.Get(&open->takes_lanes);
-      case 6:
-        return reader.Get(&open->lane_of);
-      case 7:
-        return reader.Get(&open->lane);
-      default:
-        return reader.Skip();
-    }
-  });
-}
-
-std::string EncodeTunnelOpened(const OpenedMessage& opened) {
-  std::string out;
-  wire::PutBytes(&out, 1, opened.welcome);
-  wire::PutBytes(&out, 2, opened.resume_token);
-  wire::PutUint(&out, 3, opened.request_position);
-  wire::PutUint(&out, 4, opened.grace_seconds);
-  wire::PutUint(&out, 5, opened.number);
-  wire::PutUint(&out, 6, opened.lanes);
-  return out;
-}
-
-bool DecodeTunnelOpened(std::string_view bytes, OpenedMessage* opened) {
-  *opened = OpenedMessage();
-  return wire::ReadMessage(bytes, [&](wire::Reader& reader) {
-    switch (reader.field()) {
-      case 1:
-        return reader.Get(&opened->welcome);
-      case 2:
-        return reader.Get(&opened->resume_token);
-      case 3:
-        return reader.Get(&opened->request_position);
-      case 4:
-        return reader.Get(&opened->grace_seconds);
-      case 5:
-        return reader.Get(&opened->number);
-      case 6:
-        return reader.Get(&opened->lanes);
-      default:
-        return reader.Skip();
-    }
-  });
 }
 
 }  // namespace cuda_remote::control

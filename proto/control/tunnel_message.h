@@ -2,12 +2,11 @@
 // Writing and reading tunnel messages (TunnelUp and TunnelDown of control.proto) as gRPC byte buffers, so that the
 // frames go from the ring to the network without being copied.
 //
-// Both messages have the same shape: fields 1 (bytes), 2 and 3 (integers), 4 (string), 5 (integer) and 6 (bytes, last);
-// so has the struct here. 7 (bytes) stands before 6. What arrives is not trusted; parsing allocates little and reads
-// nothing beyond the message.
+// Both messages have the same shape, and so has the struct here: an integer, a text or bytes under each number.
+// `frames` comes last. What arrives is not trusted; parsing allocates little and reads nothing beyond the message.
 //
 // Over TCP without TLS nothing else would notice a changed byte (TCP's own checksum has 16 bits, and a proxy on the way
-// makes a new one). There messages are checked: field 8, in front of all others, is a checksum of the rest.
+// makes a new one). There messages are checked: `checksum`, in front of all other fields, is one of the rest.
 //
 // Thread-safe: no state.
 #ifndef CUDA_REMOTE_PROTO_CONTROL_TUNNEL_MESSAGE_H_
@@ -31,15 +30,16 @@ inline constexpr uint64_t kBatchBytes = 1u << 20;
 inline constexpr uint64_t kMaxBatchBytes = 4u << 20;
 
 struct TunnelMessage {
-  std::string open;           // field 1: TunnelOpen or TunnelOpened
-  uint64_t acknowledged = 0;  // field 2: reply ring (up) or request ring (down)
-  uint64_t second = 0;        // field 3: event ring acknowledged (up) or which ring the frames are of (down)
-  std::string end;            // field 4: close (up) or end (down)
-  uint64_t position = 0;      // field 5
-  std::string lanes;          // field 7: how many messages each lane has been given so far
+  std::string open;           // TunnelOpen or TunnelOpened
+  uint64_t acknowledged = 0;  // reply ring (up) or request ring (down)
+  uint64_t second = 0;        // event ring acknowledged (up) or which ring the frames are of (down)
+  std::string end;            // close (up) or end (down)
+  uint64_t position = 0;
+  std::string lanes;  // how many messages each lane has been given so far
 };
 
-// `frames` may be empty (no field 6 then). The buffer refers to the slice's memory. `checked`: with a checksum.
+// `frames` may be empty (the field is left out then). The buffer refers to the slice's memory. `checked`: with a
+// checksum.
 grpc::ByteBuffer EncodeTunnelMessage(const TunnelMessage& message, const grpc::Slice* frames, bool checked = false);
 
 // Whether a message that should have a checksum arrived as it was sent.
@@ -63,29 +63,6 @@ class ReceivedFrames {
 
 // False if the bytes are no tunnel message.
 bool DecodeTunnelMessage(const grpc::ByteBuffer& buffer, TunnelMessage* message, ReceivedFrames* frames);
-
-// The first message of each direction.
-struct OpenMessage {
-  std::string hello;
-  std::string resume_token;
-  uint64_t reply_position = 0;
-  uint64_t event_position = 0;
-  bool takes_lanes = false;
-  uint64_t lane_of = 0;
-  uint32_t lane = 0;
-};
-struct OpenedMessage {
-  std::string welcome;
-  std::string resume_token;
-  uint64_t request_position = 0;
-  uint32_t grace_seconds = 0;
-  uint64_t number = 0;
-  uint32_t lanes = 0;
-};
-std::string EncodeTunnelOpen(const OpenMessage& open);
-bool DecodeTunnelOpen(std::string_view bytes, OpenMessage* open);
-std::string EncodeTunnelOpened(const OpenedMessage& opened);
-bool DecodeTunnelOpened(std::string_view bytes, OpenedMessage* opened);
 
 }  // namespace cuda_remote::control
 

@@ -218,26 +218,26 @@ void TunnelService::WatchWorker(std::shared_ptr<Tunnel> tunnel) {
   changed_.notify_all();
 }
 
-grpc::Status TunnelService::ServeLane(const control::OpenMessage& open, const std::string& owner, bool checked,
+grpc::Status TunnelService::ServeLane(const control::TunnelOpen& open, const std::string& owner, bool checked,
                                       grpc::ServerContext* context, Stream* stream) {
   std::shared_ptr<Tunnel> tunnel;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = tunnels_.find(open.resume_token);
+    const auto found = tunnels_.find(open.resume_token());
     if (stopping_ || found == tunnels_.end() || found->second->owner != owner || !found->second->context ||
-        found->second->generation != open.lane_of || found->second->lanes >= TunnelEnd::kMostLanes) {
+        found->second->generation != open.lane_of() || found->second->lanes >= TunnelEnd::kMostLanes) {
       return grpc::Status(grpc::StatusCode::NOT_FOUND, "the server has no stream that takes this lane");
     }
     tunnel = found->second;
     ++tunnel->lanes;
   }
-  control::OpenedMessage opened;
-  opened.resume_token = tunnel->token;
+  control::TunnelOpened opened;
+  opened.set_resume_token(tunnel->token);
   TunnelMessage answer;
-  answer.open = control::EncodeTunnelOpened(opened);
+  answer.open = opened.SerializeAsString();
   if (stream->Write(control::EncodeTunnelMessage(answer, nullptr, checked))) {
     ServerStream io(context, stream, nullptr);
-    tunnel->end->RunLane(&io, open.lane_of, open.lane);
+    tunnel->end->RunLane(&io, open.lane_of(), open.lane());
   }
   std::lock_guard<std::mutex> lock(mutex_);
   --tunnel->lanes;
@@ -245,7 +245,7 @@ grpc::Status TunnelService::ServeLane(const control::OpenMessage& open, const st
 }
 
 grpc::Status TunnelService::ReadOpen(const std::string& owner, bool checked, grpc::ServerContext* context,
-                                     Stream* stream, control::OpenMessage* open) {
+                                     Stream* stream, control::TunnelOpen* open) {
   std::list<Opening>::iterator self;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -278,7 +278,7 @@ grpc::Status TunnelService::ReadOpen(const std::string& owner, bool checked, grp
   TunnelMessage first;
   ReceivedFrames frames;
   if (came && control::DecodeTunnelMessage(buffer, &first, &frames) && !first.open.empty() && frames.size() == 0 &&
-      control::DecodeTunnelOpen(first.open, open)) {
+      open->ParseFromString(first.open)) {
     return grpc::Status::OK;
   }
   std::lock_guard<std::mutex> lock(mutex_);
@@ -295,17 +295,17 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
   if (!caller.refusal.empty()) return fail(grpc::StatusCode::UNAUTHENTICATED, caller.refusal);
   const std::string& owner = caller.identity;
   const bool checked = caller.unprotected;
-  control::OpenMessage open;
+  control::TunnelOpen open;
   if (const grpc::Status status = ReadOpen(owner, checked, context, stream, &open); !status.ok()) return status;
-  if (open.lane_of != 0) return ServeLane(open, owner, checked, context, stream);
+  if (open.lane_of() != 0) return ServeLane(open, owner, checked, context, stream);
   std::shared_ptr<Tunnel> tunnel;
-  control::OpenedMessage opened;
-  opened.grace_seconds = uint32_t(supervisor_->options().grace_seconds);
+  control::TunnelOpened opened;
+  opened.set_grace_seconds(uint32_t(supervisor_->options().grace_seconds));
   std::vector<uint64_t> peer_positions = {0, 0};
   uint64_t generation;
-  if (open.resume_token.empty()) {
+  if (open.resume_token().empty()) {
     std::string error;
-    tunnel = Open(open.hello, owner, checked, context, &opened.welcome, &error);
+    tunnel = Open(open.hello(), owner, checked, context, opened.mutable_welcome(), &error);
     if (!tunnel) return fail(grpc::StatusCode::FAILED_PRECONDITION, error);
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopping_) return fail(grpc::StatusCode::UNAVAILABLE, "the server is shutting down");
@@ -316,7 +316,7 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
     std::thread([this, tunnel] { WatchWorker(tunnel); }).detach();
   } else {
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto found = tunnels_.find(open.resume_token);
+    const auto found = tunnels_.find(open.resume_token());
     // That somebody else's session is there is nobody's business.
     if (found == tunnels_.end() || found->second->owner != owner) {
       return fail(grpc::StatusCode::NOT_FOUND, "the server does not have this session any more");
@@ -332,24 +332,24 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
     }
     tunnel->context = context;
     tunnel->expires = Clock::time_point::max();
-    peer_positions = {open.reply_position, open.event_position};
+    peer_positions = {open.reply_position(), open.event_position()};
     spdlog::info("session {}: its connection is back", tunnel->session);
   }
-  opened.resume_token = tunnel->token;
-  opened.request_position = tunnel->end->received_positions()[0];
-  if (open.takes_lanes) {
-    opened.number = generation;
-    opened.lanes = TunnelEnd::kMostLanes;
+  opened.set_resume_token(tunnel->token);
+  opened.set_request_position(tunnel->end->received_positions()[0]);
+  if (open.takes_lanes()) {
+    opened.set_number(generation);
+    opened.set_lanes(TunnelEnd::kMostLanes);
   }
   TunnelMessage answer;
-  answer.open = control::EncodeTunnelOpened(opened);
+  answer.open = opened.SerializeAsString();
   TunnelEnd::Outcome outcome = TunnelEnd::Outcome::kBroken;
   std::string reason;
   const std::string peer = context->peer();
   if (stream->Write(control::EncodeTunnelMessage(answer, nullptr, checked))) {
     ServerStream io(context, stream, poller_);
     const uint64_t damaged = tunnel->end->damaged();
-    outcome = tunnel->end->Run(&io, peer_positions, &reason, opened.number);
+    outcome = tunnel->end->Run(&io, peer_positions, &reason, opened.number());
     if (tunnel->end->damaged() != damaged)
       spdlog::warn("session {}: a message from {} arrived damaged; it is sent again", tunnel->session, peer);
   }
@@ -359,7 +359,7 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
     if (outcome == TunnelEnd::Outcome::kBroken && !stopping_) {
       if (!tunnel->worker_gone) {
         spdlog::warn("session {}: its connection broke; waiting {} s for a new one", tunnel->session,
-                     opened.grace_seconds);
+                     opened.grace_seconds());
       }
       tunnel->expires = Clock::now() + std::chrono::seconds(supervisor_->options().grace_seconds);
       changed_.notify_all();

@@ -25,6 +25,7 @@
 #include <string>
 #include <thread>
 
+#include "proto/control/control.pb.h"
 #include "proto/control/tunnel_end.h"
 #include "server/supervisor/log_limit.h"
 #include "server/supervisor/server_poller.h"
@@ -53,11 +54,11 @@ class TunnelService final : public grpc::Service {
   };
   grpc::Status Serve(grpc::ServerContext* context, Stream* stream);
   // A further connection of a stream that is being served (TunnelEnd::RunLane).
-  grpc::Status ServeLane(const control::OpenMessage& open, const std::string& owner, bool checked,
+  grpc::Status ServeLane(const control::TunnelOpen& open, const std::string& owner, bool checked,
                          grpc::ServerContext* context, Stream* stream);
   // Reads a stream's first message. Not OK: the stream ends so.
   grpc::Status ReadOpen(const std::string& owner, bool checked, grpc::ServerContext* context, Stream* stream,
-                        control::OpenMessage* open);
+                        control::TunnelOpen* open);
   std::shared_ptr<Tunnel> Open(const std::string& hello, const std::string& owner, bool checked,
                                grpc::ServerContext* context, std::string* welcome, std::string* error);
   void WatchWorker(std::shared_ptr<Tunnel> tunnel);

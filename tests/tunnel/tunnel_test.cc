@@ -766,14 +766,14 @@ class RawTunnel {
     context_.TryCancel();
     Finish();
   }
-  bool Open(const control::OpenMessage& open) {
+  bool Open(const control::TunnelOpen& open) {
     control::TunnelMessage message;
     control::ReceivedFrames frames;
-    message.open = control::EncodeTunnelOpen(open);
+    message.open = open.SerializeAsString();
     grpc::ByteBuffer buffer;
     return stream_->Write(control::EncodeTunnelMessage(message, nullptr, checked_)) && stream_->Read(&buffer) &&
            control::DecodeTunnelMessage(buffer, &message, &frames) &&
-           control::DecodeTunnelOpened(message.open, &opened);
+           opened.ParseFromString(message.open);
   }
   bool Write(const grpc::ByteBuffer& buffer) { return stream_->Write(buffer); }
   bool Read() {
@@ -785,7 +785,7 @@ class RawTunnel {
     finished_ = true;
     return status_;
   }
-  control::OpenedMessage opened;
+  control::TunnelOpened opened;
 
  private:
   const bool checked_;
@@ -796,11 +796,11 @@ class RawTunnel {
   grpc::Status status_;
 };
 
-control::OpenMessage NewSession() {
-  control::OpenMessage open;
+control::TunnelOpen NewSession() {
+  control::TunnelOpen open;
   Hello hello;
   hello.program = "/alices/program";
-  EncodeHello(hello, &open.hello);
+  EncodeHello(hello, open.mutable_hello());
   return open;
 }
 
@@ -1343,19 +1343,19 @@ TEST_F(Tls, SessionsBelongToWhoOpenedThem) {
 TEST_F(Tls, TokensAreOfUseToTheOwnerOnly) {
   StartServer(Files("server", "ca"));
   RawTunnel alice(port_, Credentials("client", "ca"));
-  control::OpenMessage open = NewSession();
-  open.takes_lanes = true;
+  control::TunnelOpen open = NewSession();
+  open.set_takes_lanes(true);
   ASSERT_TRUE(alice.Open(open));
-  control::OpenMessage stolen;
-  stolen.resume_token = alice.opened.resume_token;
+  control::TunnelOpen stolen;
+  stolen.set_resume_token(alice.opened.resume_token());
   {
     RawTunnel eve(port_, Credentials("eve", "ca"));
     EXPECT_FALSE(eve.Open(stolen));
     EXPECT_EQ(eve.Finish().error_code(), grpc::StatusCode::NOT_FOUND);
   }
   {
-    control::OpenMessage lane = stolen;
-    lane.lane_of = alice.opened.number;
+    control::TunnelOpen lane = stolen;
+    lane.set_lane_of(alice.opened.number());
     RawTunnel eve(port_, Credentials("eve", "ca"));
     EXPECT_FALSE(eve.Open(lane));
     EXPECT_EQ(eve.Finish().error_code(), grpc::StatusCode::NOT_FOUND);
@@ -1847,10 +1847,10 @@ TEST_F(Tunnel, GarbageInATunnelEndsThatSessionOnly) {
   StartServer({"--grace", "1"});
   auto local = Connect(Session());
   ASSERT_TRUE(local);
-  control::OpenMessage open;
-  EncodeHello(Hello(), &open.hello);
+  control::TunnelOpen open;
+  EncodeHello(Hello(), open.mutable_hello());
   control::TunnelMessage message;
-  message.open = control::EncodeTunnelOpen(open);
+  message.open = open.SerializeAsString();
   const grpc::ByteBuffer good = control::EncodeTunnelMessage(message, nullptr, true);
   std::mt19937 random(8);
   std::vector<grpc::ByteBuffer> seconds;
@@ -1885,8 +1885,8 @@ TEST_F(Tunnel, GarbageInATunnelEndsThatSessionOnly) {
   // As the first message.
   EXPECT_FALSE(BadTunnel(port_, {Raw("")}).ok());
   EXPECT_FALSE(BadTunnel(port_, {Raw("garbage")}).ok());
-  open.resume_token = "0123456789abcdef";
-  message.open = control::EncodeTunnelOpen(open);
+  open.set_resume_token("0123456789abcdef");
+  message.open = open.SerializeAsString();
   EXPECT_EQ(BadTunnel(port_, {control::EncodeTunnelMessage(message, nullptr, true)}).error_code(),
             grpc::StatusCode::NOT_FOUND);
   Reply reply;
