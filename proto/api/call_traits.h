@@ -23,14 +23,20 @@ enum class Events : uint8_t { kNoEvents, kRecords, kRecordsAny, kWaitsFor };
 enum class Sharing : uint8_t { kNotShared, kShares, kOpens };
 
 // The flags of `Traits`.
-enum CallFlag : uint8_t {
+enum CallFlag : uint16_t {
   kOnlyNamedMemory = 1,
   kRecordNeedsMemory = 2,
   kReadsNoManaged = 4,
   kNotUrgent = 8,
   kEventItself = 16,
   kReplyMayDiffer = 32,
-  kNotReplayable = 64,  // the row says `replay: NEVER`
+  kInPieces = 64,
+  kSettingInQuestions = 128,
+  kRecordedIfNamed = 256,
+  kMustSucceed = 512,
+  kLaunchesKernels = 1024,
+  kMovesSharedMemory = 2048,
+  kNotReplayable = 4096,  // the row says `replay: NEVER`
 };
 
 struct CallTraits {
@@ -40,7 +46,7 @@ struct CallTraits {
   Events events = Events::kNoEvents;
   Sharing sharing = Sharing::kNotShared;
   uint8_t key_field = 0;  // number of the request's field `key`; 0: it shares nothing
-  uint8_t flags = 0;
+  uint16_t flags = 0;
 
   constexpr bool Has(CallFlag flag) const { return (flags & flag) != 0; }
   // Adds nothing to what the GPU has to do, and changes nothing.

@@ -41,6 +41,10 @@ TEST(CallTraits, RowsStandAtTheirNumbers) {
   EXPECT_EQ(TraitsOf(kCall_cuMemPoolImportPointer).key_field, 2);
   EXPECT_TRUE(TraitsOf(kCall_cuEventDestroy_v2).Has(kNotUrgent));
   EXPECT_TRUE(TraitsOf(kCall_cuStreamEndCapture).Has(kNotReplayable));
+  EXPECT_TRUE(TraitsOf(kCall_cuGraphLaunch).Has(kLaunchesKernels));
+  EXPECT_FALSE(TraitsOf(kCall_cuLaunchKernel).Has(kLaunchesKernels));
+  EXPECT_TRUE(TraitsOf(kOpMirrorRead).Has(kMovesSharedMemory));
+  EXPECT_FALSE(TraitsOf(kOpHostFuncDone).Has(kMovesSharedMemory));
   EXPECT_FALSE(TraitsOf(kCall_cuStreamEndCapture).Has(kReplyMayDiffer));
 }
 

@@ -10,11 +10,13 @@ DEFAULT = {"bool": " = false", "uint32": " = 0", "int32": " = 0", "uint64": " = 
            "double": " = 0"}
 
 
-def declare(message):
+def declare(message, call_id=""):
     lines = []
     if message.comment:
         lines.append(f"// {message.comment}")
     lines.append(f"struct {message.name} {{")
+    if call_id:
+        lines.append(f"  static constexpr uint32_t kCallId = {call_id};")
     for f in message.fields:
         base = CPP.get(f.type, f.type)
         comment = f"  // {f.comment}" if f.comment else ""
@@ -133,8 +135,8 @@ def uses_shared(messages, shared):
     return any(f.type in shared for m in messages for f in m.fields)
 
 
-def files(name, messages, about, shared=()):
-    head = [line for m in messages for line in declare(m)]
+def files(name, messages, about, shared=(), ids=None):
+    head = [line for m in messages for line in declare(m, (ids or {}).get(m.name, ""))]
     body = [line for m in messages for line in define(m)]
     path = f"proto/codec/{name}.gen.h"
     return {
@@ -150,11 +152,13 @@ def emit(model, args):
     shared = list(model.messages)
     for op in model.operations:
         shared += [op.request] + ([op.reply] if op.reply else [])
-    out.update(files("operations", shared, "Messages of our own operations (proto/api/operations.textproto)."))
+    out.update(files("operations", shared, "Messages of our own operations (proto/api/operations.textproto).",
+                     ids={op.request.name: f"k{op.symbol}" for op in model.operations}))
     for family in model.families:
         messages = [m for c in model.family_calls(family.name) if c.has_wire for m in (c.request, c.reply)]
         out.update(files(family.name, messages, f"Messages of the calls of the {family.name} family.",
-                         {m.name for m in model.messages}))
+                         {m.name for m in model.messages},
+                         {c.request.name: f"kCall_{c.symbol}" for c in model.family_calls(family.name) if c.has_wire}))
     includes = "".join(f'#include "proto/codec/{f.name}.gen.h"\n' for f in model.families)
     g = text.guard("proto/codec/calls.gen.h")
     out["calls.gen.h"] = (text.BANNER + "// The messages of all calls. Prefer the family's header.\n" +

@@ -10,6 +10,7 @@
 
 #include "proto/api/call_names.gen.h"
 #include "proto/api/call_traits.gen.h"
+#include "proto/codec/decode_as.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/codec/virtual.gen.h"
 #include "proto/driverabi/error_names.h"
@@ -147,9 +148,9 @@ std::vector<std::string> Ownerless(const std::vector<const Log*>& logs) {
     for (const Record* record : log->InOrder()) {
       wire::cuMemImportFromShareableHandle_Request opens;
       wire::cuMemExportToShareableHandle_Request shares;
-      if (record->header.call == kCall_cuMemImportFromShareableHandle && opens.Decode(record->message)) {
+      if (wire::DecodeAs(record->header.call, record->message, &opens)) {
         opened.emplace(opens.key);
-      } else if (record->header.call == kCall_cuMemExportToShareableHandle && shares.Decode(record->message)) {
+      } else if (wire::DecodeAs(record->header.call, record->message, &shares)) {
         shared.emplace(shares.key);
       }
     }

@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "proto/api/call_traits.gen.h"
 #include "proto/codec/operations.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/mirror_requests.h"
@@ -18,12 +19,6 @@ constexpr auto kWatchPeriod = std::chrono::milliseconds(2);
 constexpr auto kReadAheadPause = std::chrono::microseconds(200);
 // Most that is read ahead; an application that is this far ahead of its own host functions waits, as it does natively.
 constexpr size_t kMaxKeptBytes = 256 << 20;
-
-// Requests about memory that host functions share with the GPU. They wait for no host function, so the executor is never
-// stuck in one, however long it takes; and what comes behind one, such as a host function's end, must not overtake it.
-bool MovesSharedMemory(uint32_t call) {
-  return call == kOpManagedFlush || call == kOpManagedFetch || call == kOpMirrorWrite || call == kOpMirrorRead;
-}
 
 bool IsHostFuncDone(const FrameHeader& header) { return header.call == kOpHostFuncDone; }
 
@@ -44,7 +39,7 @@ bool Executor::Execute(const FrameHeader& header, const std::string& message, st
   calls_.store(number, std::memory_order_relaxed);
   if (!payload.empty())
     bytes_in_.store(bytes_in_.load(std::memory_order_relaxed) + payload.size(), std::memory_order_relaxed);
-  if (!MovesSharedMemory(header.call)) executing_.store(number, std::memory_order_release);
+  if (!TraitsOf(header.call).Has(kMovesSharedMemory)) executing_.store(number, std::memory_order_release);
   const uint64_t timed_from = session_->timeline().on() ? Timeline::NowNs() : 0;
   ReplyBuilder reply;
   CUresult result = CUDA_ERROR_NOT_SUPPORTED;

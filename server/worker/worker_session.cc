@@ -207,7 +207,7 @@ void WorkerSession::Unbind(uint64_t handle) {
 
 CUresult WorkerSession::Enter(const FrameHeader& header) {
   const CUresult result = EnterContext(header);
-  if (result == CUDA_SUCCESS && header.call == kCall_cuGraphLaunch) BeforeLaunch(0);
+  if (result == CUDA_SUCCESS && TraitsOf(header.call).Has(kLaunchesKernels)) BeforeLaunch(0);
   return result;
 }
 

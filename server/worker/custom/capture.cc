@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "proto/api/call_traits.gen.h"
+#include "proto/codec/decode_as.h"
 #include "proto/codec/event.gen.h"
 #include "proto/codec/graph.gen.h"
 #include "proto/codec/launch.gen.h"
@@ -158,7 +159,7 @@ void LoadKernels(WorkerSession& worker, std::string_view frames) {
   bool malformed = false;
   while (NextRequest(&frames, &header, &message, &malformed)) {
     wire::cuLaunchKernel_Request launch;
-    if (header.call != kCall_cuLaunchKernel || !launch.Decode(message) || !seen.insert(launch.f).second) continue;
+    if (!wire::DecodeAs(header.call, message, &launch) || !seen.insert(launch.f).second) continue;
     WorkerSession::Outer outer;
     if (worker.EnterNested(header.context_or_result, &outer) == CUDA_SUCCESS) {
       CUfunction function = nullptr;
@@ -257,7 +258,7 @@ CUresult OpGraphCapture(Session& session, const Request& request, const wire::Op
     if (!begun && result != CUDA_SUCCESS) return result;
     begun = true;
     // A kernel would set another condition.
-    if (result != CUDA_SUCCESS && header.call == kCall_cuGraphConditionalHandleCreate) return result;
+    if (result != CUDA_SUCCESS && TraitsOf(header.call).Has(kMustSucceed)) return result;
     if (result != CUDA_SUCCESS) {
       // It may have failed the first time too: the graph's shape will tell.
       if (++failures == 1)
