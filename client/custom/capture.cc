@@ -213,7 +213,7 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
     header.call = kCall_cuStreamEndCapture;
     session.log().Create(object, record->needs, header, call.message(), call.reply(), {});
   }
-  for (size_t i = 0; i < record->retains.size(); ++i) session.RetainLocked(object.id, i, record->retains[i]);
+  for (size_t i = 0; i < record->retains.size(); ++i) session.graph_records().Retain(object.id, i, record->retains[i]);
   lock.unlock();
   DestroyAll(record->children);
   return record->staged.empty() ? CUDA_SUCCESS : OwnStaged(*phGraph, std::move(record->staged));

@@ -47,7 +47,7 @@ void Describe(Session* session, uint64_t handle, CUdevice dev, unsigned flags) {
   Object* object = session->handles().Find(Kind::kContext, handle);
   object->device = dev;
   object->flags = flags;
-  if ((flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC) session->WaitAsleep();
+  if ((flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC) session->connection().WaitAsleep();
   object->id = session->NextId();
 }
 
@@ -220,7 +220,7 @@ CUresult Custom_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) 
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   std::unique_lock<std::shared_mutex> lock(session.mutex());
   session.primary_flags(dev) = flags;
-  if ((flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC) session.WaitAsleep();
+  if ((flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC) session.connection().WaitAsleep();
   Object* const context = session.LivePrimaryContextLocked(dev);
   if (!context) return CUDA_SUCCESS;
   context->flags = flags;

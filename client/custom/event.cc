@@ -36,7 +36,7 @@ CUresult Place(const CallInfo& info, uint64_t event, double* microseconds) {
   float none;
   const CUresult result = Ask(info, event, event, &none);
   if (result == CUDA_ERROR_INVALID_HANDLE) {
-    return Session::Get()->EventBeforeMove(event, microseconds) ? CUDA_SUCCESS : result;
+    return Session::Get()->event_times().Before(event, microseconds) ? CUDA_SUCCESS : result;
   }
   if (result != CUDA_SUCCESS) return result;
   Call call(info);
@@ -50,7 +50,7 @@ CUresult Place(const CallInfo& info, uint64_t event, double* microseconds) {
   std::vector<double> ages;
   if (const CUresult error = session.AskEventAges(context, {event}, &ages); error != CUDA_SUCCESS) return error;
   if (ages[0] < 0) return CUDA_ERROR_INVALID_HANDLE;
-  *microseconds = session.MicrosecondsSinceMove() - ages[0];
+  *microseconds = session.event_times().Now() - ages[0];
   return CUDA_SUCCESS;
 }
 

@@ -83,7 +83,7 @@ CUresult GetName(const CallInfo& info, uint64_t function, const char** name) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   std::shared_ptr<FunctionInfo> facts;
   const CUresult result = FindFunctionInfo(call, function, &facts);
-  if (result == CUDA_SUCCESS) *name = call.session().Intern(facts->name);
+  if (result == CUDA_SUCCESS) *name = call.session().names().Intern(facts->name);
   return result;
 }
 

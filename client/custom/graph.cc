@@ -62,7 +62,7 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
   if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) {
     // A server without such graphs has refused.
     if (reply.handle == 0) return session.Lose(ChannelStatus::kProtocolError);
-    session.NameExec(reply.handle, request.exec);
+    session.driver_execs().Name(reply.handle, request.exec);
     *exec = reinterpret_cast<CUgraphExec>(reply.handle);
   }
   return CUDA_SUCCESS;

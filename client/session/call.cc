@@ -15,6 +15,7 @@
 #include "client/trace/trace.h"
 #include "proto/api/call_traits.gen.h"
 #include "proto/codec/codec.h"
+#include "proto/codec/decode_as.h"
 
 namespace cuda_remote::client {
 
@@ -55,7 +56,7 @@ Call::~Call() {
   }
   if (--thread_->depth != 0) return;
   Gate& gate = session_->gate();
-  if (gate.closed() && !TraitsOf(info_.id).only_asks()) session_->NoteLeft(stream_, thread_->current_context());
+  if (gate.closed() && !TraitsOf(info_.id).only_asks()) session_->checkpoint().NoteLeft(stream_, thread_->current_context());
   gate.Leave(thread_->lane);
 }
 
@@ -247,7 +248,7 @@ CUresult Call::Finish(uint64_t sequence) {
   if (session_->managed_mirror().active() && traits.completes != Completes::kNoWork) {
     // A copy to the host comes in many pieces: once, when the driver call is done.
     show_managed_ = true;
-    if (header_.call != kCall_cuMemcpyDtoHAsync_v2) ShowManaged();
+    if (!traits.Has(kInPieces)) ShowManaged();
   }
   if (traits.work == Work::kWaits) {
     session_->NoteWaited();
@@ -318,7 +319,7 @@ void Call::Created(replay::ObjectKey object, std::initializer_list<replay::Objec
   }
   if (IsOfGraphs(object.kind)) AddHostNeeds(session_, header_.call, *message_, &needs);
   std::unique_lock<std::shared_mutex> lock(session_->mutex());
-  if (header_.call == kCall_cuEventCreate) NoteEventLocked(object.id);
+  NoteEventLocked(object.id);
   if (NoteGraphLocked(object, needs, retains)) return;
   if (const Object* created = session_->handles().Find(object.kind, object.id); created && created->parent) {
     needs.push_back({KindOf(created->parent), created->parent});
@@ -327,14 +328,15 @@ void Call::Created(replay::ObjectKey object, std::initializer_list<replay::Objec
   std::optional<replay::Hash128> image;
   if (!payload_.empty()) image = session_->log().AddImage(payload_);
   session_->log().Create(object, needs, recorded, *message_, *reply_, image);
-  for (size_t i = 0; i < retains.size(); ++i) session_->RetainLocked(object.id, i, retains[i]);
+  for (size_t i = 0; i < retains.size(); ++i) session_->graph_records().Retain(object.id, i, retains[i]);
 }
 
 void Call::NoteEventLocked(uint64_t event) {
   wire::cuEventCreate_Request request;
+  if (!wire::DecodeAs(header_.call, *message_, &request)) return;
   // The time that a record takes down, and what another process waits for, should not be late.
-  const bool quiet = request.Decode(*message_) && (request.Flags & CU_EVENT_DISABLE_TIMING) != 0 &&
-                     (request.Flags & CU_EVENT_INTERPROCESS) == 0;
+  const bool quiet =
+      (request.Flags & CU_EVENT_DISABLE_TIMING) != 0 && (request.Flags & CU_EVENT_INTERPROCESS) == 0;
   session_->NoteEventLocked(event, quiet);
 }
 
@@ -414,8 +416,7 @@ void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_lis
       needs.push_back(need);
     }
   }
-  // What cuKernelSetAttribute sets is part of the questions.
-  const bool of_kernel = object.kind == Kind::kKernel && header_.call != kCall_cuKernelSetAttribute;
+  const bool of_kernel = object.kind == Kind::kKernel && !TraitsOf(header_.call).Has(kSettingInQuestions);
   if (object.kind == Kind::kContext || object.kind == Kind::kFunction || of_kernel) session_->answers().Forget();
   if (IsOfGraphs(object.kind)) AddHostNeeds(session_, header_.call, *message_, &needs);
   std::unique_lock<std::shared_mutex> lock(session_->mutex());
@@ -425,19 +426,19 @@ void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_lis
     // A node that a capture or a listing named has no record of its own that would go with its graph.
     const Object* const node = session_->handles().Find(object.kind, object.id);
     if (node && node->parent) needs.push_back({KindOf(node->parent), node->parent});
-    session_->ModifyNodeLocked(object, key, recorded, *message_, needs);
+    session_->graph_records().ModifyNode(object, key, recorded, *message_, needs);
   } else {
     session_->log().Modify(object, key, recorded, *message_, needs);
     wire::cuGraphRetainUserObject_Request held;
     wire::cuGraphReleaseUserObject_Request released;
-    if (header_.call == kCall_cuGraphRetainUserObject && held.Decode(*message_)) {
-      session_->NoteUserObjectLocked(held.object, object, header_.call, key);
-    } else if (header_.call == kCall_cuGraphReleaseUserObject && released.Decode(*message_)) {
-      session_->NoteUserObjectLocked(released.object, object, header_.call, key);
+    if (wire::DecodeAs(header_.call, *message_, &held)) {
+      session_->graph_records().NoteUserObject(held.object, object, header_.call, key);
+    } else if (wire::DecodeAs(header_.call, *message_, &released)) {
+      session_->graph_records().NoteUserObject(released.object, object, header_.call, key);
     }
   }
   for (const uint64_t one : retains)
-    session_->RetainLocked(object.id, Session::SlotOfSetting(header_.call, key), one);
+    session_->graph_records().Retain(object.id, GraphRecords::SlotOfSetting(header_.call, key), one);
 }
 
 void Call::Undone(replay::ObjectKey object, uint32_t id, uint64_t key) {
@@ -447,7 +448,7 @@ void Call::Undone(replay::ObjectKey object, uint32_t id, uint64_t key) {
 
 uint64_t Call::ExecOfDriver(uint64_t driver_handle) {
   Session* const session = Session::Get();
-  return session ? session->ExecOfDriver(driver_handle) : driver_handle;
+  return session ? session->driver_execs().Find(driver_handle) : driver_handle;
 }
 
 CUresult Call::Unsupported(const char* name, const char* reason) {

@@ -161,7 +161,7 @@ class Call {
   // Logs the call's name and reason once and counts it. Returns CUDA_ERROR_NOT_SUPPORTED. Needs no Enter.
   static CUresult Unsupported(const char* name, const char* reason);
 
-  // Session::ExecOfDriver; `driver_handle` itself without a session.
+  // DriverExecs::Find; `driver_handle` itself without a session.
   static uint64_t ExecOfDriver(uint64_t driver_handle);
 
  private:

@@ -9,6 +9,7 @@
 #include "client/session/session.h"
 #include "proto/api/call_traits.gen.h"
 #include "proto/codec/codec.h"
+#include "proto/codec/decode_as.h"
 #include "proto/codec/named.gen.h"
 
 namespace cuda_remote::client {
@@ -92,13 +93,8 @@ void Captures::Note(Session* session, const FrameHeader& header, std::string_vie
   if (role != Capture::kObstacle) needs = NeedsOf(session, header.call, message);
   std::lock_guard<std::mutex> lock(mutex_);
   if (role == Capture::kBegins) {
-    uint64_t graph = 0;
-    if (header.call == kCall_cuStreamBeginCaptureToGraph) {
-      wire::cuStreamBeginCaptureToGraph_Request request;
-      if (!request.Decode(message)) return;
-      graph = request.hGraph;
-    }
-    BeginLocked(stream, graph);
+    wire::cuStreamBeginCaptureToGraph_Request into;
+    BeginLocked(stream, wire::DecodeAs(header.call, message, &into) ? into.hGraph : 0);
   }
   CaptureRecord* capture = OfStreamLocked(stream);
   const bool records = traits.events == Events::kRecords;
@@ -124,15 +120,13 @@ void Captures::Note(Session* session, const FrameHeader& header, std::string_vie
   }
   // Questions that named nothing are no part of it; the others come by Named. Graphs in streams that are not captured
   // run.
-  if (!capture || header.call == kCall_cuStreamGetCaptureInfo_v3) return;
+  if (!capture || traits.Has(kRecordedIfNamed)) return;
   if (role == Capture::kObstacle || has_payload) {
     if (capture->obstacle.empty()) capture->obstacle = name;
     return;
   }
-  if (header.call == kCall_cuGraphLaunch) {
-    wire::cuGraphLaunch_Request request;
-    if (request.Decode(message)) AddOnce(request.hGraph, &capture->retains);
-  }
+  wire::cuGraphLaunch_Request launch;
+  if (wire::DecodeAs(header.call, message, &launch)) AddOnce(launch.hGraph, &capture->retains);
   for (const replay::ObjectKey& key : needs) AddOnce(key, &capture->needs);
   Append(header, message, context, capture);
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "client/session/session.h"
+#include "proto/codec/decode_as.h"
 #include "proto/codec/library.gen.h"
 #include "proto/codec/module.gen.h"
 #include "proto/codec/operations.gen.h"
@@ -201,11 +202,12 @@ uint64_t FindInArena(const driverabi::AddressSearch& search, Buffer* buffer, int
   return 0;
 }
 
-// Puts where the functions of a module lie into the request that loads it. False: it says so already, or is malformed.
+// Puts where the functions of a module lie into the request that loads it. False: it says so already, is malformed, or is
+// another request.
 template <typename Request>
-bool PutCode(const std::string& message, const std::vector<const wire::ModuleCode*>& code, std::string* changed) {
+bool PutCode(const replay::Record& record, const std::vector<const wire::ModuleCode*>& code, std::string* changed) {
   Request request;
-  if (!request.Decode(message)) return false;
+  if (!wire::DecodeAs(record.header.call, record.message, &request)) return false;
   std::vector<uint64_t> contexts, words;
   for (const wire::ModuleCode* one : code) {
     // Another GPU's code in the same image may have other variables.
@@ -222,16 +224,16 @@ bool PutCode(const std::string& message, const std::vector<const wire::ModuleCod
 
 }  // namespace
 
-CUresult Session::AskCode(const std::function<void(const wire::OpCodeWords_Reply&)>& use) {
+CUresult Checkpoint::AskCode(const std::function<void(const wire::OpCodeWords_Reply&)>& use) {
   wire::OpCodeWords_Request request;
   for (bool more = true; more;) {
     std::string message;
     request.Encode(&message);
     Reply reply;
-    const CUresult result = Operate(kOpCodeWords, message, &reply);
+    const CUresult result = session_->Operate(kOpCodeWords, message, &reply);
     if (result != CUDA_SUCCESS) return result;
     wire::OpCodeWords_Reply found;
-    if (!found.Decode(reply.message)) return Lose(ChannelStatus::kProtocolError);
+    if (!found.Decode(reply.message)) return session_->Lose(ChannelStatus::kProtocolError);
     use(found);
     more = found.more && !found.modules.empty();
     uint64_t last = 0;
@@ -243,20 +245,18 @@ CUresult Session::AskCode(const std::function<void(const wire::OpCodeWords_Reply
   return CUDA_SUCCESS;
 }
 
-bool Session::NoteCode(std::string* error) {
+bool Checkpoint::NoteCode(std::string* error) {
   const CUresult asked = AskCode([this](const wire::OpCodeWords_Reply& found) {
     std::map<uint64_t, std::vector<const wire::ModuleCode*>> modules;
     for (const wire::ModuleCode& one : found.modules) modules[one.module].push_back(&one);
-    std::unique_lock<std::shared_mutex> lock(mutex_);
+    std::unique_lock<std::shared_mutex> lock(session_->mutex());
     for (const auto& [module, code] : modules) {
       const replay::ObjectKey object{KindOf(module), module};
-      const replay::Record* const record = log_.Find(object);
+      const replay::Record* const record = session_->log().Find(object);
       std::string changed;
-      if (record && (record->header.call == kCall_cuModuleLoadData
-                         ? PutCode<wire::cuModuleLoadData_Request>(record->message, code, &changed)
-                         : record->header.call == kCall_cuLibraryLoadData &&
-                               PutCode<wire::cuLibraryLoadData_Request>(record->message, code, &changed))) {
-        log_.SetMessage(object, changed);
+      if (record && (PutCode<wire::cuModuleLoadData_Request>(*record, code, &changed) ||
+                     PutCode<wire::cuLibraryLoadData_Request>(*record, code, &changed))) {
+        session_->log().SetMessage(object, changed);
       }
     }
   });
@@ -265,7 +265,7 @@ bool Session::NoteCode(std::string* error) {
   return false;
 }
 
-bool Session::FindOldCode(std::string* error) {
+bool Checkpoint::FindOldCode(std::string* error) {
   driverabi::AddressSearch search;
   const CUresult asked = AskCode([&search](const wire::OpCodeWords_Reply& found) {
     for (const wire::ModuleCode& one : found.modules) {
@@ -281,8 +281,8 @@ bool Session::FindOldCode(std::string* error) {
   if (search.empty()) return true;
   Buffer buffer;
   uint64_t found = buffer.ok() ? FindInOwnMemory(search, &buffer) : kUnreadable;
-  if (found == 0) found = FindInArena(search, &buffer, host_arena_.fd(), HostArena::kBase);
-  if (found == 0) found = FindInArena(search, &buffer, managed_home_.file(), HostArena::kManagedBase);
+  if (found == 0) found = FindInArena(search, &buffer, session_->host_arena().fd(), HostArena::kBase);
+  if (found == 0) found = FindInArena(search, &buffer, session_->managed_home().file(), HostArena::kManagedBase);
   if (found == 0) return true;
   if (found == kUnreadable) {
     *error = "GPU functions lie elsewhere on this server than before, and the job's memory cannot be searched for their "

@@ -33,17 +33,9 @@ std::string ProgramName() {
   return length > 0 ? std::string(path, size_t(length)) : std::string("?");
 }
 
-bool IsOfGraphs(Kind kind) {
-  return kind == Kind::kGraph || kind == Kind::kGraphNode || kind == Kind::kGraphExec || kind == Kind::kCapture;
-}
-
 }  // namespace
 
 std::atomic<Session*> Session::g_session{nullptr};
-
-// What the application prints and what the GPU prints share stdio's buffer, as natively.
-void WriteDeviceOutput(const char* bytes, size_t count) { fwrite(bytes, 1, count, stdout); }
-void WriteDeviceErrors(const char* bytes, size_t count) { fwrite(bytes, 1, count, stderr); }
 
 bool Session::InForkedChild() { return g_forked.load(std::memory_order_acquire); }
 
@@ -78,7 +70,7 @@ CUresult Session::Connect(Session** session) {
   // The agent may be asked for a checkpoint at once, so it starts last.
   if (!opened->settings_.job_dir.empty()) {
     std::string error;
-    opened->agent_ = agent::Agent::Start(SocketFolder(opened->settings_.job_dir), opened, &error);
+    opened->agent_ = agent::Agent::Start(SocketFolder(opened->settings_.job_dir), &opened->checkpoint_, &error);
     if (!opened->agent_) LogLine("this process cannot be saved or moved: %s", error.c_str());
   }
   *session = opened;
@@ -124,7 +116,7 @@ CUresult Session::Open() {
     names += (names.empty() ? "" : ",") + name;
   }
   host_functions_.SetChannel(nullptr);
-  channel_.reset();
+  connection_.Replace(nullptr);
   if (const CUresult result = OpenChannel(path, names); result != CUDA_SUCCESS) return result;
   if (const CUresult result = FetchDevices(); result != CUDA_SUCCESS) return result;
   bool as_asked = devices_.size() == visible.size();
@@ -148,14 +140,12 @@ CUresult Session::OpenChannel(const std::string& path, const std::string& visibl
   hello.visible_devices = visible_devices;
   hello.driver_settings = settings_.driver_settings;
   Welcome welcome;
-  channel_ = ClientChannel::Connect(path, hello, &welcome, &error);
-  if (!channel_) {
+  std::unique_ptr<ClientChannel> channel = ClientChannel::Connect(path, hello, &welcome, &error);
+  if (!channel) {
     LogLine("cannot open a session with the GPU server %s: %s", settings_.server.c_str(), error.c_str());
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
-  channel_->SetStdoutSink(&WriteDeviceOutput);
-  channel_->SetStderrSink(&WriteDeviceErrors);
-  channel_->SetEager(true);
+  connection_.Replace(std::move(channel));
   // A host function may use managed memory that earlier work in its stream has written, and later work what it writes.
   host_functions_.SetAround(
       [this](ClientChannel* channel) {
@@ -169,7 +159,7 @@ CUresult Session::OpenChannel(const std::string& path, const std::string& visibl
         managed_home_.pages().LeaveHostFunction();
       },
       [this] { managed_home_.pages().sending().unlock_shared(); });
-  host_functions_.SetChannel(channel_.get());
+  host_functions_.SetChannel(connection_.get());
   // A process that joins a job which was restarted or moved finds what the others share.
   wire::OpShareIn_Request share;
   std::string scope, message;
@@ -235,7 +225,7 @@ CUresult Session::Operate(uint32_t operation, const std::string& message, Reply*
   FrameHeader header;
   header.call = operation;
   header.context_or_result = context;
-  const ChannelStatus status = channel_->Call(header, message, {}, nullptr, 0, reply);
+  const ChannelStatus status = channel().Call(header, message, {}, nullptr, 0, reply);
   if (trace::On()) {
     trace::Sent(sizeof(FrameHeader) + message.size(), 0);
     trace::Received(sizeof(FrameHeader) + reply->message.size());
@@ -275,8 +265,8 @@ CUresult Session::MapRegisteredRange(uint64_t start, uint64_t bytes, const HostR
 }
 
 CUresult Session::SendFile(int fd, uint64_t* tag) {
-  *tag = next_tag_.fetch_add(1);
-  const ChannelStatus status = channel_->SendFd(*tag, fd);
+  *tag = connection_.NextTag();
+  const ChannelStatus status = channel().SendFd(*tag, fd);
   return status == ChannelStatus::kOk ? CUDA_SUCCESS : Lose(status);
 }
 
@@ -296,17 +286,20 @@ CUresult Session::WaitForWork() {
   return Operate(kOpManagedUnmap, message, nullptr);
 }
 
-CUresult Session::Lose(ChannelStatus status) {
-  CUresult expected = CUDA_SUCCESS;
-  // What a program sees when its GPU falls off the bus is the closest native case.
-  if (lost_.compare_exchange_strong(expected, CUDA_ERROR_DEVICE_UNAVAILABLE)) {
-    const std::string reason = channel_ ? channel_->end_reason() : std::string();
-    LogLine(
-        "the session with the GPU server %s is lost (%s); every CUDA call fails from here on. Restart the job from its "
-        "last checkpoint with cr-restart",
-        settings_.server.c_str(), reason.empty() ? ChannelStatusName(status) : reason.c_str());
-  }
-  return CUDA_ERROR_DEVICE_UNAVAILABLE;
+CUresult Session::AskEventAges(uint64_t context, const std::vector<uint64_t>& events,
+                               std::vector<double>* microseconds) {
+  wire::OpEventTimes_Request request;
+  request.events.assign(events.begin(), events.end());
+  std::string message;
+  request.Encode(&message);
+  Reply reply;
+  const CUresult result = Operate(kOpEventTimes, message, &reply, SlotOf(context));
+  if (result != CUDA_SUCCESS) return result;
+  wire::OpEventTimes_Reply ages;
+  if (!ages.Decode(reply.message) || ages.microseconds.size() != events.size())
+    return Lose(ChannelStatus::kProtocolError);
+  microseconds->assign(ages.microseconds.begin(), ages.microseconds.end());
+  return CUDA_SUCCESS;
 }
 
 void Session::ThreadEnds(ThreadState* thread) {
@@ -402,9 +395,7 @@ void Session::ForgetLocked(const replay::ObjectKey& dead) {
       handles_.Drop(dead.id);
       break;
     case Kind::kGraphExec:
-      for (auto it = launchable_execs_.begin(); it != launchable_execs_.end();) {
-        it = it->second == dead.id ? launchable_execs_.erase(it) : std::next(it);
-      }
+      driver_execs_.Forget(dead.id);
       [[fallthrough]];
     case Kind::kGraph:
       graph_memory_.ForgetInside(dead.id);
@@ -412,8 +403,7 @@ void Session::ForgetLocked(const replay::ObjectKey& dead) {
     case Kind::kGraphNode:
     case Kind::kCapture:
       handles_.Drop(dead.id);
-      node_settings_.erase(dead.id);
-      ReleaseRetainedLocked(dead.id);
+      graph_records_.Forget(dead.id);
       break;
     case Kind::kContext:
       if (Object* const object = handles_.Find(dead.kind, dead.id); object && object->primary) {
@@ -428,98 +418,12 @@ void Session::ForgetLocked(const replay::ObjectKey& dead) {
 }
 
 void Session::UserObjectGoneLocked(uint64_t user_object) {
-  if (const auto found = user_object_settings_.find(user_object); found != user_object_settings_.end()) {
-    for (const GraphSetting& one : found->second) log_.ForgetSetting(one.graph, one.call, one.key);
-    user_object_settings_.erase(found);
-  }
+  graph_records_.UserObjectGone(user_object);
   DropLocked({Kind::kUserObject, user_object});
 }
 
-void Session::NameExec(uint64_t driver_handle, uint64_t exec) {
-  std::unique_lock<std::shared_mutex> lock(mutex_);
-  launchable_execs_[driver_handle] = exec;
-}
-
-uint64_t Session::ExecOfDriver(uint64_t driver_handle) {
-  std::shared_lock<std::shared_mutex> lock(mutex_);
-  const auto found = launchable_execs_.find(driver_handle);
-  return found != launchable_execs_.end() ? found->second : driver_handle;
-}
-
-void Session::RetainLocked(uint64_t user, uint64_t slot, uint64_t used) {
-  uses_[used].users.push_back({user, log_.last_order()});
-  for (Retained& one : retained_[user]) {
-    if (one.slot != slot) continue;
-    const uint64_t before = one.used;
-    one.used = used;
-    RemoveUser(&uses_[before], user);
-    ReleaseLocked(before);
-    return;
-  }
-  retained_[user].push_back({slot, used});
-}
-
-void Session::RemoveUser(Use* use, uint64_t user) {
-  // The oldest of several: a newer slot of the same user holds what it took later.
-  const auto mine =
-      std::find_if(use->users.begin(), use->users.end(), [user](const User& u) { return u.handle == user; });
-  if (mine != use->users.end()) use->users.erase(mine);
-}
-
-void Session::ModifyNodeLocked(replay::ObjectKey node, uint64_t key, const FrameHeader& header,
-                                 const std::string& message, const std::vector<replay::ObjectKey>& needs) {
-  std::vector<uint64_t> taken;  // when the node's graphs were copied into something that is alive
-  for (uint64_t at = node.id; at != 0;) {
-    if (const auto use = uses_.find(at); use != uses_.end()) {
-      for (const User& user : use->second.users) taken.push_back(user.order);
-    }
-    const Object* const object = handles_.Find(KindOf(at), at);
-    at = object ? object->parent : 0;
-  }
-  std::vector<NodeSetting>& settings = node_settings_[node.id][{header.call, key}];
-  std::vector<NodeSetting> kept;
-  bool key_taken = false;
-  for (size_t i = 0; i < settings.size(); ++i) {
-    const uint64_t until = i + 1 < settings.size() ? settings[i + 1].order : log_.last_order() + 1;
-    const bool needed = std::any_of(taken.begin(), taken.end(),
-                                    [&](uint64_t order) { return settings[i].order < order && order < until; });
-    if (needed) {
-      kept.push_back(settings[i]);
-      key_taken = key_taken || settings[i].key == key;
-    } else {
-      log_.ForgetSetting(node, header.call, settings[i].key);
-    }
-  }
-  const uint64_t log_key = key_taken ? next_setting_key_++ : key;
-  log_.Modify(node, log_key, header, message, needs);
-  kept.push_back({log_key, log_.last_order()});
-  settings = std::move(kept);
-}
-
-void Session::ReleaseLocked(uint64_t used) {
-  const auto use = uses_.find(used);
-  if (use == uses_.end() || !use->second.users.empty()) return;
-  const bool destroyed = use->second.destroyed;
-  uses_.erase(use);
-  if (destroyed) DropLocked({KindOf(used), used});
-}
-
-void Session::ReleaseRetainedLocked(uint64_t user) {
-  const auto it = retained_.find(user);
-  if (it == retained_.end()) return;
-  const std::vector<Retained> all = std::move(it->second);
-  retained_.erase(it);
-  for (const Retained& one : all) {
-    RemoveUser(&uses_[one.used], user);
-    ReleaseLocked(one.used);
-  }
-}
-
 bool Session::MarkDestroyedLocked(replay::ObjectKey object) {
-  if (!IsOfGraphs(object.kind)) return false;
-  const auto use = uses_.find(object.id);
-  if (use == uses_.end() || use->second.users.empty() || !log_.Find(object)) return false;
-  use->second.destroyed = true;
+  if (!graph_records_.MarkDestroyed(object)) return false;
   if (Object* const found = handles_.Find(object.kind, object.id)) SetActiveLocked(object.id, found, false);
   return true;
 }
@@ -534,7 +438,7 @@ bool Session::IsUnderLocked(uint64_t handle, uint64_t ancestor) const {
 
 void Session::BuryLocked(replay::ObjectKey root, std::vector<replay::ObjectKey> dead) {
   bool graphs = false;
-  for (const replay::ObjectKey& one : dead) graphs = graphs || IsOfGraphs(one.kind);
+  for (const replay::ObjectKey& one : dead) graphs = graphs || GraphRecords::IsOf(one.kind);
   if (!graphs) {
     for (const replay::ObjectKey& one : dead) ForgetLocked(one);
     return;
@@ -545,16 +449,14 @@ void Session::BuryLocked(replay::ObjectKey root, std::vector<replay::ObjectKey> 
   std::vector<replay::ObjectKey> to_forget;
   for (size_t i = 0; i < dead.size(); ++i) {  // it grows
     const replay::ObjectKey one = dead[i];
-    if (!IsOfGraphs(one.kind) || IsUnderLocked(one.id, root.id)) {
+    if (!GraphRecords::IsOf(one.kind) || IsUnderLocked(one.id, root.id)) {
       to_forget.push_back(one);
       continue;
     }
     // A graph without one of its nodes would be another graph.
     const Object* const object = handles_.Find(one.kind, one.id);
     if (one.kind != Kind::kGraph && object && object->parent) more({KindOf(object->parent), object->parent});
-    if (const auto use = uses_.find(one.id); use != uses_.end()) {
-      for (const User& user : std::vector<User>(use->second.users)) more({KindOf(user.handle), user.handle});
-    }
+    for (const uint64_t user : graph_records_.UsersOf(one.id)) more({KindOf(user), user});
   }
   for (const replay::ObjectKey& one : to_forget) ForgetLocked(one);
 }
@@ -581,7 +483,7 @@ void Session::GiveBack(const std::vector<FreedMemory::Block>& blocks) {
     FrameHeader header;
     header.call = kOpMemFree;
     header.context_or_result = SlotOf(block.context);
-    const ChannelStatus status = channel_->Send(header, message, {});
+    const ChannelStatus status = channel().Send(header, message, {});
     if (status != ChannelStatus::kOk) Lose(status);
   }
 }
@@ -600,7 +502,7 @@ void Session::FreeGraphMemory(const driverabi::GraphMemory::Addresses& gone) {
     }
     std::string message;
     request.Encode(&message);
-    const ChannelStatus status = channel_->Send(header, message, {});
+    const ChannelStatus status = channel().Send(header, message, {});
     if (status != ChannelStatus::kOk) Lose(status);
   }
 }
@@ -645,10 +547,6 @@ void Session::EraseDeviceRangeLocked(uint64_t address) {
     pools_.Freed({range->value.device, range->value.pool}, range->bytes);
   }
   device_ranges_.Erase(address);
-}
-
-void Session::WaitAsleep() {
-  if (!wait_asleep_.exchange(true)) channel_->SetEager(false);
 }
 
 bool Session::GiveBackFreed() {

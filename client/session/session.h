@@ -1,41 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 // The application's session with a GPU server: the one object behind all driver calls of the process.
 //
-// It owns the channel, the handle table, the address maps, the replay log and the admission gate, and it is what the
-// checkpoint agent talks to. It is made at the first driver call that needs a server and never destroyed: the CUDA
-// runtime still calls the driver from its exit handlers.
+// It owns the parts, each of which has a header of its own: connection (channel), objects and memory (handles, address
+// maps and replay log), graphs, gate and checkpoint. It is made at the first driver call that needs a server and never
+// destroyed: the CUDA runtime still calls the driver from its exit handlers.
 //
-// Locking: `mutex()` guards handles, ranges and log. It is held for table look-ups only, never while a call waits for
-// the server. The channel has its own locks; it is replaced only while the gate is closed.
+// Locking: `mutex()` guards handles, ranges, graphs' records and log, which change together. It is held for table look-ups
+// only, never while a call waits for the server. Other parts have locks of their own.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_SESSION_H_
 #define CUDA_REMOTE_CLIENT_SESSION_SESSION_H_
 
 #include <cuda.h>
 
 #include <atomic>
-#include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <set>
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "client/agent/agent.h"
 #include "client/session/address_map.h"
 #include "client/session/answers.h"
 #include "client/session/captures.h"
+#include "client/session/checkpoint.h"
 #include "client/session/completion.h"
+#include "client/session/connection.h"
+#include "client/session/driver_execs.h"
+#include "client/session/event_times.h"
 #include "client/session/freed_memory.h"
 #include "client/session/gate.h"
+#include "client/session/graph_records.h"
 #include "client/session/host_arena.h"
 #include "client/session/host_functions.h"
 #include "client/session/managed_advice.h"
 #include "client/session/managed_home.h"
 #include "client/session/managed_mirror.h"
+#include "client/session/names.h"
 #include "client/session/objects.h"
 #include "client/session/pinned_heap.h"
 #include "client/session/pool_accounts.h"
@@ -50,10 +51,6 @@
 #include "replay/handles/handle_table.h"
 #include "replay/handles/live_handles.h"
 #include "replay/log/log.h"
-
-namespace cuda_remote::wire {
-struct OpCodeWords_Reply;
-}  // namespace cuda_remote::wire
 
 namespace cuda_remote::client {
 
@@ -84,9 +81,7 @@ struct HostRange {
   uint64_t buffer_id = 0;
 };
 
-using ObjectTable = replay::HandleTable<Object>;
-
-class Session final : public agent::AgentHost, public trace::Server {
+class Session final : public trace::Server {
  public:
   // The process's session. Null before the first Connect, and in a forked child.
   static Session* Get() { return g_session.load(std::memory_order_acquire); }
@@ -103,31 +98,25 @@ class Session final : public agent::AgentHost, public trace::Server {
   bool initialized() const { return initialized_.load(std::memory_order_acquire); }
   void set_initialized() { initialized_.store(true, std::memory_order_release); }
 
-  // Set once the server is gone; every later call fails with this. CUDA_SUCCESS while all is well.
-  CUresult lost() const { return lost_.load(std::memory_order_acquire); }
-  // Notes that the channel failed, and says so once on stderr. Returns what the calls return from now on.
-  CUresult Lose(ChannelStatus status);
-
-  // The first error of a fire-and-forget call that no synchronising call has reported yet.
-  void SetPendingError(CUresult error) {
-    CUresult none = CUDA_SUCCESS;
-    pending_error_.compare_exchange_strong(none, error);
-  }
-  CUresult TakePendingError() {
-    if (pending_error_.load(std::memory_order_relaxed) == CUDA_SUCCESS) return CUDA_SUCCESS;
-    return pending_error_.exchange(CUDA_SUCCESS);
-  }
+  // The channel to the server, and what became of it.
+  Connection& connection() { return connection_; }
+  CUresult lost() const { return connection_.lost(); }
+  CUresult Lose(ChannelStatus status) { return connection_.Lose(status, settings_.server); }
+  void SetPendingError(CUresult error) { connection_.SetPendingError(error); }
+  CUresult TakePendingError() { return connection_.TakePendingError(); }
 
   const Settings& settings() const { return settings_; }
   const std::vector<Device>& devices() const { return devices_; }
   int driver_version() const { return driver_version_; }
-  ClientChannel& channel() { return *channel_; }
+  // How the process names its server from now on. The agent's thread, while the gate is closed.
+  void set_server(const std::string& server) { settings_.server = server; }
+  ClientChannel& channel() { return connection_.channel(); }
   // Whether the server shares memory with this process (ring), or only sees what is sent (relay).
-  bool shared_memory() const { return channel_->welcome().shared_memory; }
+  bool shared_memory() const { return connection_.channel().welcome().shared_memory; }
 
   Gate& gate() { return gate_; }
-  // A call leaves the closed gate that may have put work into `stream` (as on the wire), in `context`. Any thread.
-  void NoteLeft(uint64_t stream, uint64_t context);
+  // What the checkpoint agent talks to.
+  Checkpoint& checkpoint() { return checkpoint_; }
   std::shared_mutex& mutex() { return mutex_; }
 
   // All of these: under mutex().
@@ -168,16 +157,8 @@ class Session final : public agent::AgentHost, public trace::Server {
   void FunctionsChangedLocked() { function_epoch_.fetch_add(1, std::memory_order_acq_rel); }
   int& primary_retains(int device) { return primary_retains_[device]; }
   unsigned& primary_flags(int device) { return primary_flags_[device]; }
-  // Notes that `user` (an executable, a graph or a node) has in it what `used` (a graph or an executable) was at this
-  // moment. The application may destroy `used` and go on with `user`; the log, and the handle of `used`, then stay for
-  // as long as it takes to make `user` again. Replaces what `user` had in `slot`.
-  void RetainLocked(uint64_t user, uint64_t slot, uint64_t used);
-  // Records a setting of a graph's node. An earlier one with the same call and key goes, unless something was made from
-  // the graph between the two that is still alive: that has the earlier one in it.
-  void ModifyNodeLocked(replay::ObjectKey node, uint64_t key, const FrameHeader& header, const std::string& message,
-                          const std::vector<replay::ObjectKey>& needs);
-  // The slot of what a setting made with this call and key put into an object.
-  static uint64_t SlotOfSetting(uint32_t call, uint64_t key) { return uint64_t(call) << 32 ^ key ^ uint64_t(1) << 63; }
+  // Which records of graphs stay in the log. Under mutex().
+  GraphRecords& graph_records() { return graph_records_; }
   // The application destroyed `object`. True if something was made from it: it stays in the log, and its handle stays
   // taken.
   bool MarkDestroyedLocked(replay::ObjectKey object);
@@ -201,22 +182,12 @@ class Session final : public agent::AgentHost, public trace::Server {
     pools_.Synchronized();
   }
 
-  // A copy of `text` that lives as long as the process. Takes its own lock.
-  const char* Intern(const std::string& text) {
-    std::lock_guard<std::mutex> lock(names_mutex_);
-    return names_.insert(text).first->c_str();
-  }
+  Names& names() { return names_; }
 
   // How many microseconds ago events of one context completed on this server; negative for those that did not.
   CUresult AskEventAges(uint64_t context, const std::vector<uint64_t>& events, std::vector<double>* microseconds);
-  // Where an event that completed on an earlier server lies on the session's time line, in microseconds from the moment
-  // the session went on (so it is negative). False if the event is not known from there.
-  bool EventBeforeMove(uint64_t event, double* microseconds);
-  // The moment "now" on that time line.
-  double MicrosecondsSinceMove() const;
+  EventTimes& event_times() { return event_times_; }
 
-  // The application asked for threads that sleep while they wait for the GPU.
-  void WaitAsleep();
   Staging& staging() { return staging_; }
   UploadLimit& upload_limit() { return upload_limit_; }
   Completions& completions() { return completions_; }
@@ -251,18 +222,11 @@ class Session final : public agent::AgentHost, public trace::Server {
   bool has_streams() const { return has_streams_.load(std::memory_order_relaxed); }
   void NoteStream() { has_streams_.store(true, std::memory_order_relaxed); }
   StagedCopies& staged_copies() { return staged_copies_; }
-  // Whether there has ever been memory of a graph: what every launch of one, and every free, asks first.
-  // An executable graph that kernels may launch: the application has the driver's own handle of it, since kernels get it.
-  void NameExec(uint64_t driver_handle, uint64_t exec);
-  // Its virtual handle; `driver_handle` itself if it is none of these.
-  uint64_t ExecOfDriver(uint64_t driver_handle);
-  // A setting of a graph that names a user object. The graph's record can outlive the object, if something was made from
-  // the graph and is another thing now; a replay leaves out what names an object that is gone.
-  void NoteUserObjectLocked(uint64_t user_object, replay::ObjectKey graph, uint32_t call, uint64_t key) {
-    user_object_settings_[user_object].push_back({graph, call, key});
-  }
+  DriverExecs& driver_execs() { return driver_execs_; }
+  // The last reference to a user object is gone.
   void UserObjectGoneLocked(uint64_t user_object);
 
+  // Whether there has ever been memory of a graph: what every launch of one, and every free, asks first.
   bool uses_graph_memory() const { return uses_graph_memory_.load(std::memory_order_relaxed); }
   void set_uses_graph_memory() { uses_graph_memory_.store(true, std::memory_order_relaxed); }
   // Whether there has ever been a node that the server knows as something else.
@@ -328,26 +292,6 @@ class Session final : public agent::AgentHost, public trace::Server {
   // The context's device ordinal; -1 for an unknown context.
   int DeviceOf(uint64_t context);
 
-  // agent::AgentHost, called on the agent's thread.
-  agent::Info GetInfo() override;
-  bool Close(std::string* error) override;
-  bool Look(agent::Activity* activity, std::string* error) override;
-  bool Admit(const agent::Admission& which) override;
-  bool Settle(int timeout_ms, const std::function<bool()>& gone, bool* settled, std::string* error) override;
-  void SettleMove() override;
-  void Unlock() override;
-  bool Take(agent::Taken* taken, std::string* error) override;
-  void Release() override;
-  void Abandon() override;
-  bool Give(agent::Given given, std::string* error) override;
-  bool Ask(const agent::SideRequest& request, char* out, uint64_t* sequence, std::string* error) override;
-  bool Answer(uint64_t sequence, int timeout_ms, bool* answered, agent::SideAnswer* answer, size_t* bytes,
-              std::string* error) override;
-  void EndAsking(const std::vector<uint64_t>& open) override;
-  bool BeginTrace(uint64_t events, double max_seconds, std::string* error) override;
-  bool EndTrace(int timeline_fd, int table_fd, bool json, std::string* error) override;
-  bool TraceTotals(int table_fd, bool json, std::string* error) override;
-
   // trace::Server. Any thread that is in no call.
   bool BeginTimeline(uint64_t capacity) override;
   void EndTimeline(trace::WorkerEvents* events) override;
@@ -356,9 +300,6 @@ class Session final : public agent::AgentHost, public trace::Server {
   friend class Call;
   Session() = default;
   CUresult Open();
-  // Releases what `user` retained; drops what only it still needed.
-  void ReleaseRetainedLocked(uint64_t user);
-  void ReleaseLocked(uint64_t used);
   // Takes the dead out of the tables; see DropLocked. `root` is what the application destroyed.
   void BuryLocked(replay::ObjectKey root, std::vector<replay::ObjectKey> dead);
   // Whether `handle` is `ancestor` or dies with it.
@@ -379,65 +320,14 @@ class Session final : public agent::AgentHost, public trace::Server {
     int device;
   };
   CUresult MapHostRange(const Mapping& mapping);
-  // Tells another server of the host arena and of managed memory, after a move.
-  bool ShareHostArena(std::string* error);
-  // Makes again what the tool's replay left out because it needs this process's pinned memory.
-  bool ReplayRest(std::string* error);
-  void GoBack();
-  // Where the server's functions lie whose addresses variables hold; `use` gets all of it, in pieces of whole modules.
-  CUresult AskCode(const std::function<void(const wire::OpCodeWords_Reply&)>& use);
-  // Puts that into the log, for a replay.
-  bool NoteCode(std::string* error);
-  // After a replay: false if this process's memory holds the address of a function that lies elsewhere now.
-  bool FindOldCode(std::string* error);
-  // The same for managed memory: that it is there, and then what is in it.
-  bool MapManaged(std::string* error);
-  bool MoveManaged(std::string* error);
-  // Notes when the events of the log completed, for after a move to another server. Failure is not an error: elapsed
-  // times that begin before the move are then refused, not wrong.
-  void NoteEventTimes();
-  // Waits until the GPU is idle and all device output has arrived.
-  bool DrainUntil(int64_t deadline_ns, const std::function<bool()>& gone, std::string* error);
-  // Whether a context's GPU had work when the server answered last.
-  bool HasWork(uint64_t context) const;
-  bool IsAdding(uint64_t context);
-  void ForgetIdleStreams();
-  void ForgetQuestion();
-  // Both set *error and return false.
-  bool ServerWentAway(ChannelStatus status, std::string* error);
-  static bool WorkFailed(CUresult result, std::string* error);
 
   static std::atomic<Session*> g_session;
 
   Settings settings_;
-  std::unique_ptr<ClientChannel> channel_;
-  // The agent's thread only: whether a tool uses the channel; the question about work that the server has not answered
-  // (0: none), whether the job was quiet when it was asked, and how many calls had been admitted; how many have been since
-  // the gate closed; and the streams and their contexts that had work at the
-  // last answer.
-  bool taken_ = false;
-  // Since a Give of another server's channel, until calls go on: there is a way back to the server before.
-  bool given_new_ = false;
-  std::unique_ptr<ClientChannel> former_channel_;  // null after a restart
-  std::string former_scope_;                       // the job's sharing scope at that Give
-  std::string former_server_;
-  int64_t former_moved_at_ns_ = 0;
-  // Memory that a tool has the server map: what is mapped, and by sequence number what is asked for and not answered.
-  std::set<uint64_t> side_maps_;
-  std::map<uint64_t, uint64_t> side_mapping_;
-  uint64_t question_ = 0;
-  bool question_quiet_ = false;
-  uint64_t question_admissions_ = 0;
-  uint64_t admissions_ = 0;
-  std::vector<uint64_t> busy_streams_, busy_contexts_;
-  // Streams (a context for its default stream), with their contexts, into which calls have put work since the gate
-  // closed, as far as that is not known to be done.
-  std::mutex added_mutex_;
-  std::map<uint64_t, uint64_t> added_;
+  Connection connection_;
+  Checkpoint checkpoint_{this};
   Gate gate_;
   std::atomic<bool> initialized_{false};
-  std::atomic<CUresult> lost_{CUDA_SUCCESS};
-  std::atomic<CUresult> pending_error_{CUDA_SUCCESS};
   std::vector<Device> devices_;
   int visible_devices_ = -1;  // how many the program sees by CUDA_VISIBLE_DEVICES, -1: all
   int driver_version_ = 0;
@@ -456,37 +346,9 @@ class Session final : public agent::AgentHost, public trace::Server {
   std::unordered_map<int, int> primary_retains_;
   std::unordered_map<int, unsigned> primary_flags_;
   uint64_t next_id_ = 1;
-  // What graphs and executables others have in them, and the other way round.
-  struct User {
-    uint64_t handle;
-    uint64_t order;  // in the log: when it took what the graph was then
-  };
-  struct Use {
-    std::vector<User> users;  // one entry for each slot
-    bool destroyed = false;   // by the application
-  };
-  std::unordered_map<uint64_t, Use> uses_;
-  struct Retained {
-    uint64_t slot;
-    uint64_t used;
-  };
-  std::unordered_map<uint64_t, std::vector<Retained>> retained_;
-  static void RemoveUser(Use* use, uint64_t user);
-  // Settings of nodes that are in the log, by node, and by call and key as they were made; oldest first.
-  struct NodeSetting {
-    uint64_t key;  // in the log
-    uint64_t order;
-  };
-  std::unordered_map<uint64_t, std::map<std::pair<uint32_t, uint64_t>, std::vector<NodeSetting>>> node_settings_;
-  uint64_t next_setting_key_ = uint64_t(1) << 62;
+  GraphRecords graph_records_{&log_, &handles_, [this](replay::ObjectKey object) { DropLocked(object); }};
   driverabi::GraphMemory graph_memory_;
-  struct GraphSetting {
-    replay::ObjectKey graph;
-    uint32_t call;
-    uint64_t key;
-  };
-  std::unordered_map<uint64_t, std::vector<GraphSetting>> user_object_settings_;
-  std::map<uint64_t, uint64_t> launchable_execs_;  // by the driver's handle
+  DriverExecs driver_execs_;
   std::unordered_map<uint64_t, DisguisedNode> disguised_nodes_;
   std::atomic<bool> uses_graph_memory_{false};
   std::atomic<bool> has_disguised_nodes_{false};
@@ -495,19 +357,10 @@ class Session final : public agent::AgentHost, public trace::Server {
   Captures captures_;
   UploadLimit upload_limit_;
   StagedCopies staged_copies_;
-  // Microseconds before the last move to another server at which events completed; and the same for a move that has not
-  // happened yet.
-  std::unordered_map<uint64_t, double> event_ages_;
-  std::unordered_map<uint64_t, double> noted_event_ages_;
-  int64_t moved_at_ns_ = 0;  // CLOCK_MONOTONIC
-  std::atomic<uint64_t> next_tag_{1};
-
-  std::mutex names_mutex_;
-  std::set<std::string> names_;
-
+  EventTimes event_times_;
+  Names names_;
   FreedMemory freed_memory_;
   PoolAccounts pools_;
-  std::atomic<bool> wait_asleep_{false};
   Completions completions_;
   Answers answers_;
   Staging staging_;
@@ -522,11 +375,6 @@ class Session final : public agent::AgentHost, public trace::Server {
   HostFunctions host_functions_;
   std::unique_ptr<agent::Agent> agent_;
 };
-
-// Prints what a kernel printed. Called by the channel before the reply of the call that flushed it.
-void WriteDeviceOutput(const char* bytes, size_t count);
-// The same for what the driver prints to standard error.
-void WriteDeviceErrors(const char* bytes, size_t count);
 
 }  // namespace cuda_remote::client
 

@@ -61,18 +61,6 @@ class GatePass {
 
 }  // namespace
 
-bool Session::BeginTrace(uint64_t events, double max_seconds, std::string* error) {
-  return trace::BeginSlice(events, max_seconds, error);
-}
-
-bool Session::EndTrace(int timeline_fd, int table_fd, bool json, std::string* error) {
-  return trace::EndSlice(timeline_fd, table_fd, json, error);
-}
-
-bool Session::TraceTotals(int table_fd, bool json, std::string* error) {
-  return trace::WriteTotals(table_fd, json, error);
-}
-
 bool Session::BeginTimeline(uint64_t capacity) {
   GatePass pass(&gate_);
   Reply reply;

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// Call and the hand-written bodies against a fake server: what is sent, what is answered here, what stays in the log.
+#include <cuda.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "client/session/call.h"
+#include "client/session/session.h"
+#include "client/session/testing/fake_server.h"
+#include "proto/api/call_ids.gen.h"
+#include "proto/codec/codec.h"
+#include "proto/codec/decode_as.h"
+
+namespace cuda_remote::client {
+namespace {
+
+constexpr uint64_t kArena = 0x300000000000;
+
+template <typename Message>
+std::string Encoded(const Message& message) {
+  std::string bytes;
+  message.Encode(&bytes);
+  return bytes;
+}
+
+// The process has one session, so all tests share it, with one context that is current.
+class CustomTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    server_ = new FakeServer;
+    for (const char* name : {"CUDA_REMOTE_JOB_DIR", "CUDA_REMOTE_SYNC", "CUDA_REMOTE_GPU", "CUDA_VISIBLE_DEVICES"})
+      unsetenv(name);
+    setenv("CUDA_REMOTE_SERVER", server_->address().c_str(), 1);
+    wire::OpSessionInfo_Reply info;
+    info.driver_version = 13000;
+    wire::DeviceInfo device;
+    device.name = "Fake GPU";
+    device.total_memory = uint64_t(16) << 30;
+    device.attributes.assign(200, 1);
+    info.devices.push_back(device);
+    server_->On(kOpSessionInfo, {CUDA_SUCCESS, Encoded(info)});
+    server_->On(kOpMemAlloc, [next = kArena](const FakeServer::Request& request) mutable {
+      wire::OpMemAlloc_Request in;
+      wire::OpMemAlloc_Reply out;
+      EXPECT_TRUE(in.Decode(request.message));
+      out.address = next;
+      out.bytes = in.bytes;
+      next += uint64_t(1) << 21;
+      return FakeServer::Answer{CUDA_SUCCESS, Encoded(out)};
+    });
+    ASSERT_EQ(cuInit(0), CUDA_SUCCESS);
+  }
+  static void TearDownTestSuite() { delete server_; }
+
+  void SetUp() override {
+    if (!context_) {
+      ASSERT_EQ(cuDevicePrimaryCtxRetain(&context_, 0), CUDA_SUCCESS);
+    }
+    ASSERT_EQ(cuCtxSetCurrent(context_), CUDA_SUCCESS);
+    server_->Take();
+  }
+
+  // Which calls the server got since the last time. Waits for an answer, so that all before it are among them.
+  std::vector<uint32_t> Sent() {
+    EXPECT_EQ(Session::Get()->WaitForWork(), CUDA_SUCCESS);
+    std::vector<uint32_t> calls;
+    for (const FakeServer::Request& one : server_->Take()) {
+      if (one.header.call != kOpManagedUnmap) calls.push_back(one.header.call);
+    }
+    return calls;
+  }
+
+  bool InLog(Kind kind, uint64_t handle) {
+    Session* const session = Session::Get();
+    std::shared_lock<std::shared_mutex> lock(session->mutex());
+    return session->log().Find({kind, handle}) != nullptr;
+  }
+
+  static FakeServer* server_;
+  static CUcontext context_;
+};
+
+FakeServer* CustomTest::server_ = nullptr;
+CUcontext CustomTest::context_ = nullptr;
+using Calls = std::vector<uint32_t>;
+
+TEST_F(CustomTest, DevicesAreAnsweredHere) {
+  int count = 0, version = 0;
+  char name[32] = {};
+  size_t bytes = 0;
+  EXPECT_EQ(cuDeviceGetCount(&count), CUDA_SUCCESS);
+  EXPECT_EQ(cuDriverGetVersion(&version), CUDA_SUCCESS);
+  EXPECT_EQ(cuDeviceGetName(name, sizeof(name), 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuDeviceTotalMem(&bytes, 0), CUDA_SUCCESS);
+  EXPECT_EQ(count, 1);
+  EXPECT_STREQ(name, "Fake GPU");
+  EXPECT_EQ(bytes, uint64_t(16) << 30);
+  EXPECT_EQ(cuDeviceGetName(name, sizeof(name), 1), CUDA_ERROR_INVALID_DEVICE);
+  EXPECT_EQ(Sent(), Calls());
+}
+
+TEST_F(CustomTest, WithoutAContextNothingIsSent) {
+  ASSERT_EQ(cuCtxSetCurrent(nullptr), CUDA_SUCCESS);
+  CUdeviceptr memory = 0;
+  CUstream stream = nullptr;
+  EXPECT_EQ(cuMemAlloc(&memory, 100), CUDA_ERROR_INVALID_CONTEXT);
+  EXPECT_EQ(cuStreamCreate(&stream, 0), CUDA_ERROR_INVALID_CONTEXT);
+  EXPECT_EQ(Sent(), Calls());
+}
+
+TEST_F(CustomTest, AStreamLivesFromItsCreationToItsEnd) {
+  CUstream stream = nullptr;
+  ASSERT_EQ(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  const auto handle = reinterpret_cast<uint64_t>(stream);
+  EXPECT_EQ(KindOf(handle), Kind::kStream);
+  EXPECT_TRUE(InLog(Kind::kStream, handle));
+  const std::vector<FakeServer::Request> requests = server_->Take();
+  wire::cuStreamCreate_Request request;
+  ASSERT_EQ(requests.size(), 1u);
+  ASSERT_TRUE(wire::DecodeAs(requests[0].header.call, requests[0].message, &request));
+  EXPECT_EQ(request.Flags, unsigned(CU_STREAM_NON_BLOCKING));
+  EXPECT_EQ(requests[0].header.context_or_result, SlotOf(reinterpret_cast<uint64_t>(context_)));
+
+  ASSERT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
+  EXPECT_FALSE(InLog(Kind::kStream, handle));
+  Sent();
+  EXPECT_EQ(cuStreamSynchronize(stream), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(cuStreamDestroy(stream), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(Sent(), Calls()) << "the client knows that there is no such stream";
+}
+
+TEST_F(CustomTest, WhatTheServerRefusesLeavesNothing) {
+  server_->On(kCall_cuStreamCreate, {CUDA_ERROR_OUT_OF_MEMORY, "", 0});
+  const uint64_t records = Session::Get()->log().records();
+  CUstream stream = nullptr;
+  EXPECT_EQ(cuStreamCreate(&stream, 0), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(stream, nullptr);
+  EXPECT_EQ(Session::Get()->log().records(), records);
+  server_->On(kCall_cuStreamCreate, FakeServer::Answer());
+}
+
+TEST_F(CustomTest, MemoryIsKnownHere) {
+  CUdeviceptr memory = 0, base = 0;
+  size_t bytes = 0;
+  ASSERT_EQ(cuMemAlloc(&memory, 1000), CUDA_SUCCESS);
+  EXPECT_TRUE(InLog(Kind::kDeviceMemory, memory));
+  EXPECT_EQ(Sent(), Calls{kOpMemAlloc});
+  EXPECT_EQ(cuMemGetAddressRange(&base, &bytes, memory + 10), CUDA_SUCCESS);
+  EXPECT_EQ(base, memory);
+  EXPECT_EQ(bytes, 1000u);
+  CUmemorytype type = CUmemorytype(0);
+  EXPECT_EQ(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, memory), CUDA_SUCCESS);
+  EXPECT_EQ(type, CU_MEMORYTYPE_DEVICE);
+  EXPECT_EQ(Sent(), Calls()) << "answered by the client";
+  ASSERT_EQ(cuMemFree(memory), CUDA_SUCCESS);
+  EXPECT_FALSE(InLog(Kind::kDeviceMemory, memory));
+  EXPECT_EQ(cuMemGetAddressRange(&base, &bytes, memory), CUDA_ERROR_NOT_FOUND);
+  EXPECT_EQ(cuMemFree(memory), CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_F(CustomTest, AnErrorOfACallThatNobodyWaitedForIsReportedOnce) {
+  CUdeviceptr memory = 0;
+  ASSERT_EQ(cuMemAlloc(&memory, 1000), CUDA_SUCCESS);
+  server_->On(kCall_cuMemsetD8Async, {CUDA_ERROR_ILLEGAL_ADDRESS, "", 0});
+  EXPECT_EQ(cuMemsetD8Async(memory, 1, 100, nullptr), CUDA_SUCCESS);
+  // A call that makes something does not fail for another's sake.
+  CUevent event = nullptr;
+  EXPECT_EQ(cuEventCreate(&event, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+  server_->On(kCall_cuMemsetD8Async, FakeServer::Answer());
+  EXPECT_EQ(cuEventDestroy(event), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemFree(memory), CUDA_SUCCESS);
+}
+
+TEST_F(CustomTest, TimesOfEventsFromBeforeAMove) {
+  // Both events completed on an earlier server: this one does not know the time between them.
+  CUevent first = nullptr, second = nullptr;
+  ASSERT_EQ(cuEventCreate(&first, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuEventCreate(&second, 0), CUDA_SUCCESS);
+  EventTimes& times = Session::Get()->event_times();
+  times.Note(reinterpret_cast<uint64_t>(first), 5000);
+  times.Note(reinterpret_cast<uint64_t>(second), 2000);
+  times.Moved(0);
+  server_->On(kCall_cuEventElapsedTime_v2, {CUDA_ERROR_INVALID_HANDLE, "", 0});
+  server_->On(kCall_cuEventElapsedTime, {CUDA_ERROR_INVALID_HANDLE, "", 0});
+  float milliseconds = 0;
+  EXPECT_EQ(cuEventElapsedTime(&milliseconds, first, second), CUDA_SUCCESS);
+  EXPECT_FLOAT_EQ(milliseconds, 3);
+  EXPECT_EQ(cuEventDestroy(first), CUDA_SUCCESS);
+  EXPECT_EQ(cuEventDestroy(second), CUDA_SUCCESS);
+}
+
+TEST_F(CustomTest, UnsupportedCallsSaySo) {
+  EXPECT_EQ(Call::Unsupported("cuNoSuchThing", "this is a test"), CUDA_ERROR_NOT_SUPPORTED);
+}
+
+// The last one: nothing works after it.
+TEST_F(CustomTest, WithoutItsServerEveryCallFails) {
+  server_->End("the test is over");
+  EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_DEVICE_UNAVAILABLE);
+  CUdeviceptr memory = 0;
+  EXPECT_EQ(cuMemAlloc(&memory, 100), CUDA_ERROR_DEVICE_UNAVAILABLE);
+  EXPECT_EQ(Session::Get()->lost(), CUDA_ERROR_DEVICE_UNAVAILABLE);
+}
+
+}  // namespace
+}  // namespace cuda_remote::client

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// A GPU server for tests of the client library: it takes one session, keeps the requests that come, and answers as it
+// is told. Without being told, it answers CUDA_SUCCESS and an empty message.
+//
+// Thread-safe; a thread of its own serves the session.
+#ifndef CUDA_REMOTE_CLIENT_SESSION_TESTING_FAKE_SERVER_H_
+#define CUDA_REMOTE_CLIENT_SESSION_TESTING_FAKE_SERVER_H_
+
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "proto/channel/handshake.h"
+#include "proto/channel/server_channel.h"
+#include "proto/frame/frame.h"
+
+namespace cuda_remote::client {
+
+class FakeServer {
+ public:
+  struct Request {
+    FrameHeader header;
+    std::string message;
+    std::string payload;
+  };
+  struct Answer {
+    uint32_t result = 0;
+    std::string message;
+    uint32_t pending_error = 0;
+  };
+  using Handler = std::function<Answer(const Request&)>;
+
+  // Listens in a folder of its own. Ends the process if that is impossible: nothing can be tested then.
+  FakeServer() {
+    char folder[] = "/tmp/fake-server-XXXXXX";
+    std::string error = "mkdtemp failed";
+    if (mkdtemp(folder)) {
+      folder_ = folder;
+      listener_ = ListenUnix(path(), &error);
+    }
+    if (listener_ < 0) {
+      fprintf(stderr, "fake server: %s\n", error.c_str());
+      _exit(1);
+    }
+    thread_ = std::thread([this] { Serve(); });
+  }
+  ~FakeServer() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      over_ = true;
+      if (channel_) channel_->Stop();
+    }
+    thread_.join();
+    close(listener_);
+    unlink(path().c_str());
+    rmdir(folder_.c_str());
+  }
+
+  // For CUDA_REMOTE_SERVER.
+  std::string address() const { return "unix:" + path(); }
+
+  // How requests of this call are answered from now on. Those that nobody waits for are handed over too.
+  void On(uint32_t call, Handler handler) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    handlers_[call] = std::move(handler);
+  }
+  void On(uint32_t call, Answer answer) {
+    On(call, [answer = std::move(answer)](const Request&) { return answer; });
+  }
+
+  // The requests since the last time, oldest first. Those behind the last answered one may be missing.
+  std::vector<Request> Take() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return std::exchange(requests_, {});
+  }
+
+  // The server goes away.
+  void End(const std::string& reason) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (channel_) channel_->End(reason);
+  }
+
+ private:
+  std::string path() const { return folder_ + "/session.sock"; }
+
+  void Serve() {
+    int socket = -1;
+    while (socket < 0) {
+      pollfd waiting{listener_, POLLIN, 0};
+      poll(&waiting, 1, 50);
+      socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (over_ && socket < 0) return;
+    }
+    Packet packet;
+    Hello hello;
+    std::string error;
+    if (ReceivePacket(socket, &packet, 10000) != ChannelStatus::kOk || !DecodeHello(packet.body, &hello)) return;
+    Welcome welcome;
+    welcome.session = 7;
+    welcome.shared_memory = true;
+    welcome.server = "fake";
+    std::unique_ptr<ServerChannel> channel = ServerChannel::Create(socket, welcome, nullptr, &error);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      channel_ = std::move(channel);
+      if (over_ && channel_) channel_->Stop();
+    }
+    Request request;
+    PayloadView payload;
+    while (channel_ && channel_->Next(&request.header, &request.message, &payload)) {
+      request.payload = std::string(payload.view());
+      Handler handler;
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        requests_.push_back(request);
+        if (const auto found = handlers_.find(request.header.call); found != handlers_.end()) handler = found->second;
+      }
+      const Answer answer = handler ? handler(request) : Answer();
+      if (request.header.flags & kFlagNoReply) {
+        if (answer.result != 0 && pending_ == 0) pending_ = answer.result;
+        continue;
+      }
+      const uint32_t pending = answer.pending_error != 0 ? answer.pending_error : std::exchange(pending_, 0);
+      channel_->Reply(request.header.sequence, request.header.call, answer.result, pending, answer.message,
+                      std::string_view());
+    }
+  }
+
+  std::string folder_;
+  int listener_ = -1;
+  std::thread thread_;
+  std::mutex mutex_;
+  bool over_ = false;
+  std::unique_ptr<ServerChannel> channel_;
+  std::map<uint32_t, Handler> handlers_;
+  std::vector<Request> requests_;
+  uint32_t pending_ = 0;  // the serving thread's: a failure that nobody has been told of
+};
+
+}  // namespace cuda_remote::client
+
+#endif  // CUDA_REMOTE_CLIENT_SESSION_TESTING_FAKE_SERVER_H_
