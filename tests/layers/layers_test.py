@@ -181,6 +181,7 @@ def check_readmes(root, problems):
 
 # Ids of calls and of our own operations.
 CALL_INFO = re.compile(r"\bCallInfo\s+\w+\s*\{\s*k(Call_|Op)")
+CALL_COMPARED = re.compile(r"[=!]=\s*(?:\w+::)*(kCall_\w+)|\b(kCall_\w+)\s*[=!]=")
 CALL_CASE = re.compile(r"\bcase\s+(?:\w+\s*::\s*)*(kCall_\w+|kOp(\w+))")
 
 
@@ -198,6 +199,11 @@ def check_call_facts(root, problems):
         for number, line in lines_without_comments(os.path.join(root, path)):
             if CALL_INFO.search(line):
                 problems.append(f"{path}:{number}: proto/api says what a call is: use info::k_cuX, or Under(info::k_cuX, name)")
+            compared = CALL_COMPARED.search(line) if not is_test(path) else None
+            if compared:
+                problems.append(
+                    f"{path}:{number}: compares with {compared.group(1) or compared.group(2)}: a fact about calls is a field of `Traits` in "
+                    "proto/api; a request of one call is read with wire::DecodeAs (proto/codec/decode_as.h)")
             for case in CALL_CASE.finditer(line):
                 if case.group(2) is None or case.group(2) in operations:
                     problems.append(
