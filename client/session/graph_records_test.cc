@@ -99,10 +99,10 @@ TEST_F(GraphRecordsTest, OnlyTheLastSettingStays) {
 }
 
 TEST_F(GraphRecordsTest, ASettingThatACopyHasInItStays) {
-  const uint64_t graph = Make(Kind::kGraph), node = Make(Kind::kGraphNode, graph), exec = Make(Kind::kGraphExec);
+  const uint64_t graph = Make(Kind::kGraph), node = Make(Kind::kGraphNode, graph);
   Set(node, 1, "a");
+  const uint64_t exec = Make(Kind::kGraphExec);
   records_.Retain(exec, 0, graph);
-  Make(Kind::kGraph);  // the log goes on
   Set(node, 1, "b");
   EXPECT_EQ(Settings(), (std::vector<std::string>{"a", "b"}));
   Set(node, 1, "c");
