@@ -56,6 +56,8 @@ class GraphRecords {
   // The application destroyed `object`. True if something was made from it: it stays in the log, and its handle stays
   // taken.
   bool MarkDestroyed(replay::ObjectKey object);
+  // A node has taken the graph over. The node retains its record; when it releases that, the graph is gone.
+  void Moved(uint64_t graph) { uses_[graph].destroyed = true; }
   // The object is gone: drops what only it still needed.
   void Forget(uint64_t object);
 

@@ -529,8 +529,7 @@ void Session::GraphDestroyed(replay::ObjectKey object) {
 void Session::GraphMoved(uint64_t graph, uint64_t node, uint64_t parent) {
   std::unique_lock<std::shared_mutex> lock(mutex_);
   if (Object* const object = handles_.Find(Kind::kGraph, graph)) object->parent = node;
-  // The node retains its record; what is destroyed when the node releases it, is the graph.
-  uses_[graph].destroyed = true;
+  graph_records_.Moved(graph);
   if (uses_graph_memory()) graph_memory_.Move(graph, parent, true);
 }
 

@@ -89,6 +89,8 @@ class FakeSession : public server::Session {
   bool MayBind(Kind kind, uint64_t handle) const override { return KindOf(handle) == kind; }
   void Bind(Kind, uint64_t handle, uint64_t real, uint64_t) override { g_bound[handle] = real; }
   void Unbind(uint64_t handle) override { g_unbound.insert(handle); }
+  bool IsUnder(uint64_t, uint64_t) const override { return false; }
+  void SetParent(Kind, uint64_t, uint64_t) override {}
   bool OwnsDeviceRange(CUdeviceptr, uint64_t) const override { return true; }
   bool MayUse(CUdeviceptr, uint64_t) const override { return true; }
   uint64_t CurrentContext() const override { return 0; }

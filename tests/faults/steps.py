@@ -39,6 +39,10 @@ def case(function):
     return function
 
 
+class Trapped(Exception):
+    """The job has ended as Ranks.leave_out_trapped says. The other steps need a new one."""
+
+
 class Ranks:
     """A running job of the program `apart`, on one of two servers, and what must hold of it."""
 
@@ -153,6 +157,17 @@ class Ranks:
             self.dead.add(number)
             if tool.stderr().count(" ended while it was saved: ") < 2:
                 raise Failure(f"rank {number} has ended, too, and is not named\n{tool.describe()}")
+
+    def check_first_process(self, tool):
+        """The same for the job's first process, with which the job ends."""
+        if self.carrier.running():
+            return
+        code = self.carrier.wait(LIMIT)
+        if code not in (128 + signal.SIGTRAP, 128 + signal.SIGPIPE, 128 + signal.SIGSEGV):
+            raise Failure(f"the job has ended with {code}\n{self.carrier.describe()}\n{tool.describe()}")
+        if tool.stderr().count(" ended while it was saved: ") < 2:
+            raise Failure(f"the job's first process has ended, too, and is not named\n{tool.describe()}")
+        raise Trapped()
 
     def add(self):
         """One more rank, in the place of one that has ended: nothing keeps it from opening a session."""
@@ -292,6 +307,16 @@ def no_half_image(image, committed):
 
 def fail_in_each_step(context, way, what, **job):
     """`way`: "keep", "stop" or "move". `what`: "rank" or "worker", which is killed."""
+    try:
+        fail_steps_of_one_job(context, way, what, **job)
+    except Trapped:
+        print("    the job's first process was trapped; once more, with another job", flush=True)
+        _, options = context
+        with harness.Lab(options.product, options.driver, options.keep) as lab:
+            fail_steps_of_one_job((lab, options), way, what, **job)
+
+
+def fail_steps_of_one_job(context, way, what, **job):
     lab, options = context
     ranks = Ranks(lab, options, **job)
     pick = random.Random(f"{way} {what}")
@@ -357,6 +382,7 @@ def fail_in_each_step(context, way, what, **job):
         if not may_live or not lives_on(ranks, victim):
             ranks.expect_gone(victim)
         if delay and not ok:
+            ranks.check_first_process(tool)
             ranks.leave_out_trapped(tool)
         try:
             ranks.expect_running(title)

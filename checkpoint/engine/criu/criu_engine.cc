@@ -11,6 +11,8 @@
 #include <chrono>
 #include <map>
 #include <set>
+#include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -33,6 +35,9 @@ namespace {
 constexpr size_t kMostMissing = 5;
 // How long a restart waits for another program that uses a port of the job: its connection may be a short one.
 constexpr std::chrono::seconds kBusyPort(10);
+// The same for one that writes to a file of the job, which is ending or goes on for long; and how often to look.
+constexpr std::chrono::seconds kBusyFile(5);
+constexpr std::chrono::milliseconds kLookAgain(100);
 
 bool FactsFromJson(const std::string& text, ProcessFacts* facts) {
   google::protobuf::util::JsonParseOptions options;
@@ -186,20 +191,30 @@ class CriuProcesses final : public SavedProcesses {
       options.say("the job was saved on Linux " + needs.kernel + "; here it is " + std::string(system.release) +
                   ", which may lack something that the job uses");
     }
-    return CheckWriters(needs, error);
+    return CheckWriters(needs, options, error);
   }
 
-  // Nobody else, such as a second copy of the job, may be writing to its files.
-  bool CheckWriters(const ckptfmt::Needs& needs, std::string* error) {
+  // Nobody else, such as a second copy of the job, may be writing to its files. A process that is ending, such as one of
+  // a cr-restart that was killed a moment ago, gets a while.
+  bool CheckWriters(const ckptfmt::Needs& needs, const RestoreOptions& options, std::string* error) {
+    const auto give_up = std::chrono::steady_clock::now() + kBusyFile;
+    std::string said;
     for (const ckptfmt::NeededFile& file : needs.files) {
-      const std::string other = file.written ? OtherWriter(file.path) : std::string();
-      if (other.empty()) continue;
-      const bool stream = std::any_of(facts_.stdio().begin(), facts_.stdio().end(),
-                                      [&](const Stdio& one) { return one.fd() != 0 && one.target() == file.path; });
-      *error = other + " is writing to " + file.path + ", which this job would write to, too: end that one first" +
-               (stream ? ", or give this one another file with --output or --error" : "");
-      return false;
+      if (!file.written) continue;
+      for (std::string other = OtherWriter(file.path); !other.empty(); other = OtherWriter(file.path)) {
+        const std::string what = other + " is writing to " + file.path + ", which this job would write to, too";
+        const bool stream = std::any_of(facts_.stdio().begin(), facts_.stdio().end(),
+                                        [&](const Stdio& one) { return one.fd() != 0 && one.target() == file.path; });
+        *error = what + ": end that one first" +
+                 (stream ? ", or give this one another file with --output or --error" : "");
+        if (std::chrono::steady_clock::now() >= give_up) return false;
+        if (options.cancelled && options.cancelled()) return false;
+        if (what != said && options.say) options.say(what + "; waiting for its end");
+        said = what;
+        std::this_thread::sleep_for(kLookAgain);
+      }
     }
+    error->clear();
     return true;
   }
 
