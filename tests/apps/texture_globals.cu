@@ -4,6 +4,7 @@
 // copies between such variables and arrays of all kinds: levels of mipmaps, layers, cubes. Kernels change the variables
 // and write through the surfaces, objects come and go, and the module from PTX comes again with a texture over it that
 // has stayed. Everything is compared with the host's own account of it.
+#include <string>
 #include <vector>
 
 #include "tests/apps/support/driver.h"
@@ -98,17 +99,23 @@ __global__ void Look(Seen* seen) {
   }
 }
 
-// 1024 bytes, so that a multiple of 512 is inside; begins with SALT in its first word.
-const char kGuest[] = R"(
+// 1024 bytes, so that a multiple of 512 is inside with 128 bytes behind it: NVIDIA's driver (580) does not give a variable
+// the alignment of 512 that its PTX asks for. All words are kFirst.
+constexpr unsigned kFirst = 7;
+const std::string kGuest = [] {
+  std::string words;
+  for (int i = 0; i < 256; ++i) words += (i == 0 ? "7" : ", 7");
+  return R"(
 .version 7.0
 .target sm_52
 .address_size 64
-.visible .global .align 512 .u32 guest[256] = {11, 22, 33, 44, 55, 66, 77, 88};
+.visible .global .align 512 .u32 guest[256] = {)" + words + R"(};
 .visible .entry nothing()
 {
   ret;
 }
 )";
+}();
 
 cudaTextureObject_t Texture(const cudaResourceDesc& resource, bool normalized = false) {
   cudaTextureDesc how = {};
@@ -223,12 +230,19 @@ int main(int argc, char** argv) {
 
   CUmodule module;
   CUdeviceptr guest;
-  size_t guest_bytes;
   const auto load_guest = [&] {
-    CU_CHECK(cuModuleLoadData(&module, kGuest));
-    CU_CHECK(cuModuleGetGlobal(&guest, &guest_bytes, module, "guest"));
-    APP_CHECK(guest_bytes == 1024 && guest % kAlign == 0);
-    for (int i = 0; i < 32; ++i) m.guest[i] = i < 8 ? 11 * (i + 1) : 0;
+    size_t bytes;
+    CU_CHECK(cuModuleLoadData(&module, kGuest.c_str()));
+    CU_CHECK(cuModuleGetGlobal(&guest, &bytes, module, "guest"));
+    APP_CHECK(bytes == 1024);
+    guest += Middle(reinterpret_cast<void*>(guest));
+    std::vector<unsigned> words(32);
+    CU_CHECK(cuMemcpyDtoH(words.data(), guest, 128));
+    for (int i = 0; i < 32; ++i) {
+      m.guest[i] = 11 * (i + 1);
+      APP_CHECK(words[i] == kFirst);
+    }
+    CU_CHECK(cuMemcpyHtoD(guest, m.guest.data(), 128));
   };
   load_guest();
   h.guest = Linear(reinterpret_cast<void*>(guest), 128);

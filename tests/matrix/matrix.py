@@ -135,6 +135,7 @@ FRAMEWORKS = {
     "torch_memory": (16, ("torch",)),
     "torch_loader": (30, ("torch",)),
     "torch_multiprocessing": (20, ("torch",)),
+    "torch_gloo": (24, ("torch",)),
     "cupy_mix": (20, ("cupy",)),
     "cupy_pools": (20, ("cupy",)),
     "jax_train": (30, ("jax",)),
