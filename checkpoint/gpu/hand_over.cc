@@ -4,8 +4,6 @@
 #include <deque>
 #include <utility>
 
-#include "checkpoint/gpu/side_requests.h"
-
 namespace cuda_remote::checkpoint {
 namespace {
 
@@ -26,6 +24,25 @@ bool SharedBlocks::Have(const ckptfmt::Region& region) const {
   --it;
   const uint64_t offset = region.address - it->first;
   return offset < it->second && region.bytes <= it->second - offset;
+}
+
+bool MayHandOver(const SideRequests& running, const ClientChannel& to) {
+  return running.shared_memory() && to.welcome().shared_memory;
+}
+
+void PrepareHandOver(SideRequests* running) {
+  wire::OpExportBlocks_Request ask;
+  for (bool more = true; more;) {
+    agent::SideAnswer answer;
+    std::string ignored;
+    wire::OpExportBlocks_Reply reply;
+    if (!AskAndWait(running, SideRequestOf(kOpExportBlocks, ask), &answer, &ignored) || answer.result != 0 ||
+        !reply.Decode(answer.message) || (reply.next != 0 && reply.next <= ask.after)) {
+      return;
+    }
+    more = reply.next != 0;
+    ask.after = reply.next;
+  }
 }
 
 bool HandOver(ClientChannel* from, ClientChannel* to, SharedBlocks* mapped, std::string* error) {

@@ -14,6 +14,7 @@
 #include <map>
 #include <string>
 
+#include "checkpoint/gpu/side_requests.h"
 #include "ckptfmt/types.h"
 #include "proto/channel/client_channel.h"
 
@@ -30,6 +31,13 @@ class SharedBlocks {
  private:
   std::map<uint64_t, uint64_t> blocks_;  // address -> bytes
 };
+
+// Whether the process behind `running` and the server of `to` are on this machine, as far as they know.
+bool MayHandOver(const SideRequests& running, const ClientChannel& to);
+
+// While the job runs: has its server prepare what takes long at times. Without it HandOver takes longer, so it says
+// nothing of errors.
+void PrepareHandOver(SideRequests* running);
 
 // Before the replay: the new session maps what it may of the old one's memory. *mapped: that. False and *error only if
 // a session is lost.

@@ -25,8 +25,8 @@ constexpr int kLookMs = 5;
 // How long the thread of host functions may take to let go of a channel on which nothing arrives.
 constexpr int kDetachMs = 1000;
 // What a tool may ask the server for beside the job's calls.
-constexpr uint32_t kSideOperations[] = {kOpRegions,    kOpListBlocks, kOpHashMemory,
-                                        kOpPeekMemory, kOpHostMap,    kOpHostUnmap};
+constexpr uint32_t kSideOperations[] = {kOpRegions, kOpListBlocks, kOpExportBlocks, kOpHashMemory, kOpPeekMemory,
+                                        kOpHostMap, kOpHostUnmap};
 
 int64_t NowNs() {
   timespec now;

@@ -233,6 +233,15 @@ void CopyBefore(const std::string& directory, bool quiet, uint64_t held, SharedB
   }
 }
 
+// Sessions whose memory may be handed over make that ready while the job runs on.
+void PrepareHandOvers(const std::string& directory, const std::vector<Move>& moves) {
+  for (const Move& move : moves) {
+    std::string ignored;
+    const auto running = move.channel ? RunningProcess::Connect(move.of, directory, &ignored) : nullptr;
+    if (running && MayHandOver(*running, *move.channel)) PrepareHandOver(running.get());
+  }
+}
+
 // Ends sessions with code that their processes do not have any more.
 void DropOutdated(const LiveJob& live, std::vector<Move>* moves) {
   for (Move& move : *moves) {
@@ -369,6 +378,8 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
       return false;
     }
   }
+  AtStep("make handing over ready");
+  PrepareHandOvers(directory, moves);
   const double ahead = Since(ahead_begun);
   LiveJob live(*job, directory, claim);
   JobTransaction transaction(*job, &live, /*engine=*/nullptr, /*guard=*/nullptr);

@@ -226,11 +226,23 @@ CUresult DeviceArena::Export(uint64_t address, int* fd) const {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto adopted = adopted_.find(address);
-    if (adopted != adopted_.end()) {
-      *fd = fcntl(adopted->second.fd, F_DUPFD_CLOEXEC, 0);
+    const auto exported = exported_.find(address);
+    if (adopted != adopted_.end() || exported != exported_.end()) {
+      *fd = fcntl(adopted != adopted_.end() ? adopted->second.fd : exported->second, F_DUPFD_CLOEXEC, 0);
       return *fd < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
     }
   }
+  return AskForExport(address, fd);
+}
+
+void DeviceArena::ExportAhead(uint64_t address) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (backed_.count(address) == 0 || adopted_.count(address) != 0 || exported_.count(address) != 0) return;
+  int fd = -1;
+  if (exported_.size() < kMostExported && AskForExport(address, &fd) == CUDA_SUCCESS) exported_[address] = fd;
+}
+
+CUresult DeviceArena::AskForExport(uint64_t address, int* fd) const {
   CUmemGenericAllocationHandle physical = 0;
   CUresult result = driver_.cuMemRetainAllocationHandle(&physical, reinterpret_cast<void*>(address));
   if (result != CUDA_SUCCESS) return result;
@@ -330,6 +342,11 @@ CUresult DeviceArena::SetAccess(int device, uint64_t address, uint64_t bytes) {
 }
 
 void DeviceArena::Unback(uint64_t address, uint64_t bytes, int device) {
+  // A descriptor would keep the memory.
+  if (const auto exported = exported_.find(address); exported != exported_.end()) {
+    close(exported->second);
+    exported_.erase(exported);
+  }
   driver_.cuMemUnmap(address, bytes);
   backed_.erase(address);
   staged_.erase(address);

@@ -54,6 +54,8 @@ class DeviceArena {
   // Longest freed allocation that stays mapped, and how much in all.
   static constexpr uint64_t kMaxCachedBlock = 128 << 20;
   static constexpr uint64_t kMaxCached = 512 << 20;
+  // A descriptor each.
+  static constexpr size_t kMostExported = 1024;
   // What staged memory leaves of a budget, or an eighth of the budget if that is less.
   static constexpr uint64_t kBudgetReserve = 256 << 20;
 
@@ -93,6 +95,9 @@ class DeviceArena {
   // A descriptor of the memory that is mapped at `address`, the begin of a block; the caller closes it. NVIDIA's driver
   // (580) exports nothing that it has imported, so adopted memory goes by the descriptor with which it came.
   CUresult Export(uint64_t address, int* fd) const;
+  // Keeps such a descriptor for later calls of Export, until the block is unmapped. Of kMostExported blocks at most; of
+  // others, and where the driver says no, nothing is kept.
+  void ExportAhead(uint64_t address);
   // Unmaps adopted and staged blocks that Allocate has not given out.
   void DropUnclaimed();
   // Adopted blocks that Allocate has given out and that were mapped ever since, in address order, from `from` on,
@@ -159,6 +164,7 @@ class DeviceArena {
   // Whether its addresses and its device are the arena's.
   bool MayMap(const Block& block) const;
   CUresult MapAdopted(const Block& block, int fd);
+  CUresult AskForExport(uint64_t address, int* fd) const;
   // Whether this is exactly a block that was adopted or staged and not given out yet; it is given out now.
   bool Claim(int device, uint64_t address, uint64_t bytes);
   CUresult SetAccess(int device, uint64_t address, uint64_t bytes);
@@ -191,6 +197,7 @@ class DeviceArena {
     int fd = -1;         // of the memory
   };
   std::map<uint64_t, Adopted> adopted_;  // blocks of backed_
+  std::map<uint64_t, int> exported_;     // descriptors of others of them
   std::set<uint64_t> staged_;            // the same, not given out
   std::list<Cached> cached_;             // oldest first
   uint64_t cached_bytes_ = 0;

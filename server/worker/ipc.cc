@@ -20,6 +20,8 @@ namespace cuda_remote::server {
 namespace {
 
 constexpr size_t kMaxConnections = 4096;
+// Questions to another worker whose answers are open: fewer than a listening socket keeps waiting (64).
+constexpr size_t kMostWaiting = 32;
 // Of all offers: 16 bytes that no session gets by chance.
 const std::string kOfferScope = "offers of a move";
 // How long the other worker may take to answer. Its thread has nothing else to do.
@@ -408,9 +410,8 @@ void Ipc::Forget(uint64_t object) {
   held_.erase(range.first, range.second);
 }
 
-CUresult Ipc::Ask(const std::string& name, const std::string& secret, IpcKind kind, IpcFacts* facts, int* fd,
-                  IpcUse* use) {
-  int peer = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+CUresult Ipc::Ask(const std::string& name, const std::string& secret, IpcKind kind, int* connection) const {
+  const int peer = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   if (peer < 0) return CUDA_ERROR_OPERATING_SYSTEM;
   const timeval limit{kAnswerSeconds, 0};
   setsockopt(peer, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
@@ -428,23 +429,61 @@ CUresult Ipc::Ask(const std::string& name, const std::string& secret, IpcKind ki
   memcpy(question.group, self_.group.data(), kIpcRandomBytes);
   question.peer = self_.peer;
   question.kind = uint8_t(kind);
+  if (send(peer, &question, sizeof(question), MSG_NOSIGNAL) != ssize_t(sizeof(question))) {
+    close(peer);
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+  *connection = peer;
+  return CUDA_SUCCESS;
+}
+
+CUresult Ipc::Hear(int connection, IpcFacts* facts, int* fd, IpcUse* use) {
   IpcReply reply{};
   CUresult result = CUDA_SUCCESS;
-  if (send(peer, &question, sizeof(question), MSG_NOSIGNAL) != ssize_t(sizeof(question)) ||
-      !ReceiveReply(peer, &reply, fd)) {
+  if (!ReceiveReply(connection, &reply, fd)) {
     result = CUDA_ERROR_OPERATING_SYSTEM;
   } else if (reply.found == 0) {
     result = CUDA_ERROR_INVALID_HANDLE;
   }
   if (result != CUDA_SUCCESS) {
     CloseIfOpen(fd);
-    close(peer);
+    close(connection);
     return result;
   }
   *facts = reply.facts;
-  use->connection = peer;
+  use->connection = connection;
   use->peer = reply.peer;
   return CUDA_SUCCESS;
+}
+
+std::vector<IpcOffered> Ipc::TakeOffers(const std::vector<std::string_view>& keys) {
+  std::vector<IpcOffered> taken(keys.size());
+  // The other worker's thread answers them one after the other: that it is asked again is not waited for.
+  for (size_t first = 0; first < keys.size(); first += kMostWaiting) {
+    const size_t end = std::min(keys.size(), first + kMostWaiting);
+    std::vector<int> connections(keys.size(), -1);
+    for (size_t i = first; i < end; ++i) {
+      std::string home, secret;
+      if (!ReadKey(keys[i], IpcKind::kOffer, &home, &secret)) continue;
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (listening_.count(home) != 0) continue;
+      }
+      if (Ask(SocketName(self_.group, kOfferScope, home), secret, IpcKind::kOffer, &connections[i]) != CUDA_SUCCESS) {
+        connections[i] = -1;
+      }
+    }
+    for (size_t i = first; i < end; ++i) {
+      IpcUse use;
+      IpcOffered& one = taken[i];
+      if (connections[i] < 0) continue;
+      one.taken = Hear(connections[i], &one.facts, &one.fd, &use) == CUDA_SUCCESS;
+      if (!one.taken) continue;
+      one.peer = use.peer;
+      close(use.connection);
+    }
+  }
+  return taken;
 }
 
 CUresult Ipc::Open(std::string_view key, IpcKind kind, bool other, std::chrono::milliseconds patience, IpcFacts* facts,
@@ -460,7 +499,9 @@ CUresult Ipc::Open(std::string_view key, IpcKind kind, bool other, std::chrono::
   }
   const auto end = std::chrono::steady_clock::now() + patience;
   while (true) {
-    const CUresult result = Ask(name, secret, kind, facts, fd, use);
+    int connection = -1;
+    CUresult result = Ask(name, secret, kind, &connection);
+    if (result == CUDA_SUCCESS) result = Hear(connection, facts, fd, use);
     if (result != CUDA_ERROR_INVALID_HANDLE || std::chrono::steady_clock::now() >= end) return result;
     std::this_thread::sleep_for(kAgain);
   }

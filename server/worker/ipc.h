@@ -78,6 +78,14 @@ struct IpcUse {
   IpcPeer peer;
 };
 
+// An offer of another worker that was taken, or not.
+struct IpcOffered {
+  bool taken = false;
+  int fd = -1;  // of the memory
+  IpcFacts facts;
+  IpcPeer peer;
+};
+
 // Memory of another session that is mapped here.
 struct IpcImport {
   uint64_t address = 0;  // what the client has
@@ -135,6 +143,9 @@ class Ipc {
   // shared.
   CUresult Open(std::string_view key, IpcKind kind, bool other, std::chrono::milliseconds patience, IpcFacts* facts,
                 int* fd, IpcUse* use);
+  // Takes offers of another worker, as Open with kOffer and without patience would take each; faster for many. In the order
+  // of the keys. The descriptors are the caller's.
+  std::vector<IpcOffered> TakeOffers(const std::vector<std::string_view>& keys);
   // Keeps the connection until Forget(object).
   void Hold(uint64_t object, const IpcUse& use);
   bool Holds(uint64_t object);
@@ -177,7 +188,10 @@ class Ipc {
   void ForgetLocked(IpcKind kind, uint64_t object);
   void CloseUsersLocked(const std::string& secret);
   bool IsAmong(const IpcPeer& peer, const std::set<uint64_t>& sessions) const;
-  CUresult Ask(const std::string& name, const std::string& secret, IpcKind kind, IpcFacts* facts, int* fd, IpcUse* use);
+  // Sends a question to the worker that listens as `name`; the caller hears the answer on *connection, or closes it.
+  CUresult Ask(const std::string& name, const std::string& secret, IpcKind kind, int* connection) const;
+  // Takes the connection, also on failure.
+  static CUresult Hear(int connection, IpcFacts* facts, int* fd, IpcUse* use);
 
   const IpcSelf self_;
   std::mutex mutex_;

@@ -81,6 +81,21 @@ struct Side {
     return blocks;
   }
   // How many of them it has now.
+  // In how many messages.
+  int MakeReady() {
+    wire::OpExportBlocks_Request in;
+    int messages = 0;
+    do {
+      EXPECT_EQ(client.Call(kOpExportBlocks, in), CUDA_SUCCESS);
+      in.after = client.Decode<wire::OpExportBlocks_Reply>().next;
+      ++messages;
+    } while (in.after != 0);
+    return messages;
+  }
+  uint64_t FreeMemory() {
+    EXPECT_EQ(client.Call(kCall_cuMemGetInfo_v2, wire::cuMemGetInfo_v2_Request{}), CUDA_SUCCESS);
+    return client.Decode<wire::cuMemGetInfo_v2_Reply>().free;
+  }
   size_t Adopt(const std::vector<OfferedBlock>& blocks) {
     size_t adopted = 0;
     for (size_t i = 0; i < blocks.size(); i += 64) {
@@ -398,6 +413,34 @@ TEST(Blocks, AreHandedOver) {
   ASSERT_EQ(third->client.Free(a), CUDA_SUCCESS);
   const uint64_t again = third->Have(small + large);
   EXPECT_TRUE(third->client.Read(again, small.size() + large.size()) == small + large);
+}
+
+// What the old one makes ready beforehand changes nothing: what goes over is what is there then, and what was freed
+// meanwhile is free.
+TEST(Blocks, AreMadeReadyBeforehand) {
+  Side old(1), now(2);
+  constexpr size_t kLarge = DeviceArena::kMaxCachedBlock + kPage;  // unmapped when it is freed
+  const uint64_t before = old.FreeMemory();
+  const std::string bytes = Pattern(kBytes, 1), other = Pattern(kBytes, 2), large = Pattern(kLarge, 3);
+  const uint64_t a = old.Have(bytes), b = old.Have(large);
+  EXPECT_EQ(old.MakeReady(), 1);
+  ASSERT_EQ(old.client.Write(a, other), CUDA_SUCCESS);
+  ASSERT_EQ(old.client.Free(b), CUDA_SUCCESS);
+  EXPECT_EQ(old.FreeMemory(), before - DeviceArena::kPage * 2);
+  const std::string later = Pattern(kLarge, 4);
+  ASSERT_EQ(old.client.Allocate(kLarge, b), b);
+  ASSERT_EQ(old.client.Write(b, later), CUDA_SUCCESS);
+  ASSERT_EQ(old.client.Synchronize(), CUDA_SUCCESS);
+  ASSERT_EQ(now.Adopt(old.OfferBlocks()), 2u);
+  ASSERT_EQ(now.client.Allocate(kBytes, a), a);
+  ASSERT_EQ(now.client.Allocate(kLarge, b), b);
+  EXPECT_EQ(now.Keep().size(), 2u);
+  EXPECT_TRUE(now.client.Read(a, kBytes) == other);
+  EXPECT_TRUE(now.client.Read(b, kLarge) == later);
+  // More blocks than one message makes ready; and again.
+  for (int i = 0; i < 9; ++i) old.Have(bytes);
+  EXPECT_EQ(old.MakeReady(), 3);
+  EXPECT_EQ(old.MakeReady(), 3);
 }
 
 // A move that comes to nothing leaves everything as it was.

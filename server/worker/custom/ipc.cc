@@ -72,6 +72,8 @@ std::string KeyFor(const Request& request, std::string_view key) {
 
 // Blocks in one message. Of offered ones, each is a descriptor until it is taken.
 constexpr size_t kMostOffered = 64, kMostKept = 4096;
+// The job's calls wait meanwhile.
+constexpr size_t kMostExported = 4;
 
 // Some context is current while it lives: drivers may want one to import memory, and before a replay there is none.
 class AnyCurrent {
@@ -304,28 +306,36 @@ CUresult OpOfferBlocks(Session& session, const Request&, const wire::OpOfferBloc
   return CUDA_SUCCESS;
 }
 
+CUresult OpExportBlocks(Session& session, const Request&, const wire::OpExportBlocks_Request& in,
+                        wire::OpExportBlocks_Reply* out, ReplyBuilder* reply) {
+  WorkerSession& worker = Worker(session);
+  // What the driver is asked may be what invalidates a capture.
+  if (CapturesInProgress() == 0) {
+    const std::vector<DeviceArena::Block> blocks = worker.arena().LiveBlocks(in.after, kMostExported);
+    for (const DeviceArena::Block& block : blocks) worker.arena().ExportAhead(block.address);
+    if (blocks.size() == kMostExported) out->next = blocks.back().address + blocks.back().bytes;
+  }
+  out->Encode(&reply->message);
+  return CUDA_SUCCESS;
+}
+
 CUresult OpAdoptBlocks(Session& session, const Request&, const wire::OpAdoptBlocks_Request& in,
                        wire::OpAdoptBlocks_Reply* out, ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
   if (in.blocks.size() > kMostOffered) return kMalformedRequest;
   const auto& devices = worker.loaded().devices;
   const AnyCurrent current(worker);
-  for (const wire::Block& block : in.blocks) {
-    if (block.device < 0 || size_t(block.device) >= devices.size()) continue;
-    IpcFacts facts;
-    int fd = -1;
-    IpcUse use;
-    if (worker.ipc().Open(block.key, IpcKind::kOffer, true, std::chrono::milliseconds(0), &facts, &fd, &use) !=
-        CUDA_SUCCESS) {
-      continue;
-    }
-    close(use.connection);
-    const std::string& uuid = devices[size_t(block.device)].uuid;
-    const bool same = facts.offset == 0 && facts.bytes == block.bytes && facts.mapping_bytes == block.bytes &&
-                      uuid == std::string(facts.device.data(), facts.device.size());
-    if (fd >= 0 && same &&
-        worker.arena().Adopt({block.address, block.bytes, block.device}, fd, worker.ipc().IsOfThisServer(use.peer)) ==
-            CUDA_SUCCESS) {
+  std::vector<std::string_view> keys;
+  for (const wire::Block& block : in.blocks) keys.push_back(block.key);
+  const std::vector<IpcOffered> offered = worker.ipc().TakeOffers(keys);
+  for (size_t i = 0; i < offered.size(); ++i) {
+    const wire::Block& block = in.blocks[i];
+    const auto& [taken, fd, facts, peer] = offered[i];
+    const bool same = taken && fd >= 0 && block.device >= 0 && size_t(block.device) < devices.size() &&
+                      facts.offset == 0 && facts.bytes == block.bytes && facts.mapping_bytes == block.bytes &&
+                      devices[size_t(block.device)].uuid == std::string(facts.device.data(), facts.device.size());
+    if (same && worker.arena().Adopt({block.address, block.bytes, block.device}, fd,
+                                     worker.ipc().IsOfThisServer(peer)) == CUDA_SUCCESS) {
       out->adopted.push_back(block.address);
     }
     if (fd >= 0) close(fd);
