@@ -5,8 +5,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spdlog/sinks/stdout_sinks.h>
-#include <spdlog/spdlog.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -29,6 +27,7 @@
 #include "proto/control/credentials.h"
 #include "proto/control/eager_poll.h"
 #include "proto/frame/version.h"
+#include "proto/logging/log.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -89,36 +88,32 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
-  const auto logger = std::make_shared<spdlog::logger>("cr-relay", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  logger->set_pattern("%Y-%m-%d %H:%M:%S.%e %l %n: %v");
-  logger->set_level(spdlog::level::from_str(log_level));
-  logger->flush_on(spdlog::level::trace);
-  spdlog::set_default_logger(logger);
+  logging::SetUp("cr-relay", "%Y-%m-%d %H:%M:%S.%e %l %n: %v", log_level);
 
   // What gRPC says of a connection stands in our own messages, too.
-  control::SendGrpcLogTo([](bool, const char* line) { spdlog::debug("gRPC: {}", line); });
+  control::SendGrpcLogTo([](bool, const char* line) { logging::Debug("gRPC: {}", line); });
   control::FillFromEnvironment(&tls);
   std::string error;
   const std::shared_ptr<grpc::ChannelCredentials> credentials = control::ClientTls(tls, &error);
   if (!credentials) {
-    spdlog::critical("{}", error);
+    logging::Critical("{}", error);
     return kExitUsage;
   }
   bool local;
   const std::string target = control::ControlTarget(connect, &local);
-  if (tls.empty() && !local) spdlog::info("the connection to {} is not encrypted", connect);
+  if (tls.empty() && !local) logging::Info("the connection to {} is not encrypted", connect);
   signal(SIGPIPE, SIG_IGN);
   const int signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
   const int listen_fd = ListenUnix(path, &error);
   if (listen_fd < 0) {
-    spdlog::critical("{}", error);
+    logging::Critical("{}", error);
     return kExitCannotListen;
   }
   const std::string ready = "cr-relay ready: unix:" + path + "\n";
   fputs(ready.c_str(), stdout);
   fflush(stdout);
   if (ready_fd >= 0) {
-    if (write(ready_fd, ready.data(), ready.size()) < 0) spdlog::warn("--ready-fd: {}", strerror(errno));
+    if (write(ready_fd, ready.data(), ready.size()) < 0) logging::Warn("--ready-fd: {}", strerror(errno));
     close(ready_fd);
   }
 
@@ -158,7 +153,7 @@ int Main(int argc, char** argv) {
       uint32_t uid = 0, pid = 0;
       if (socket < 0) continue;
       if (!PeerUser(socket, &uid, &pid) || uid != geteuid()) {
-        spdlog::warn("refused a client of user {} (pid {})", uid, pid);
+        logging::Warn("refused a client of user {} (pid {})", uid, pid);
         close(socket);
         continue;
       }
@@ -169,11 +164,11 @@ int Main(int argc, char** argv) {
         served->session->Run();
         served->done.store(true);
         const uint64_t one = 1;
-        if (write(done_fd, &one, sizeof(one)) < 0) spdlog::debug("done");
+        if (write(done_fd, &one, sizeof(one)) < 0) logging::Debug("done");
       });
     }
   }
-  spdlog::info("ending: {}", why);
+  logging::Info("ending: {}", why);
   close(listen_fd);
   unlink(path.c_str());
   if (remove_folder) rmdir(path.substr(0, path.rfind('/')).c_str());

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/relay/relay_lanes.h"
 
-#include <spdlog/spdlog.h>
 #include <stdlib.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include "client/relay/relay_stream.h"
 #include "proto/control/control.pb.h"
 #include "proto/control/tunnel_message.h"
+#include "proto/logging/log.h"
 #include "proto/ring/spin.h"
 
 namespace cuda_remote::client {
@@ -48,7 +48,7 @@ RelayLanes::~RelayLanes() {
 
 void RelayLanes::Serve(size_t index) {
   if (!end_->AwaitBulk(&stop_)) return;
-  spdlog::debug("opening lane {}", index);
+  logging::Debug("opening lane {}", index);
   const std::shared_ptr<grpc::Channel> channel = channel_();
   RelayStream stream(channel.get());
   {
@@ -67,12 +67,12 @@ void RelayLanes::Serve(size_t index) {
   if (stream.Write(control::EncodeTunnelMessage(first, nullptr, checked_)) && stream.Read(&buffer) &&
       (!checked_ || control::CheckTunnelMessage(buffer) == control::Integrity::kIntact) &&
       control::DecodeTunnelMessage(buffer, &first, &frames) && !first.open.empty() && frames.size() == 0) {
-    spdlog::debug("lane {} is open", index);
+    logging::Debug("lane {} is open", index);
     end_->RunLane(&stream, number_, open.lane());
   }
   stream.Cancel();
   const grpc::Status status = stream.Finish();
-  spdlog::debug("lane {} ended: {}", index, status.error_message());
+  logging::Debug("lane {} ended: {}", index, status.error_message());
   std::lock_guard<std::mutex> lock(mutex_);
   contexts_[index] = nullptr;
 }

@@ -2,7 +2,6 @@
 #include "client/relay/relay_session.h"
 
 #include <poll.h>
-#include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -20,6 +19,7 @@
 #include "proto/control/credentials.h"
 #include "proto/control/message_check.h"
 #include "proto/control/tunnel_message.h"
+#include "proto/logging/log.h"
 #include "proto/nvml/query.h"
 
 namespace cuda_remote::client {
@@ -66,7 +66,7 @@ void RelaySession::Stop(const std::string& reason) {
 }
 
 void RelaySession::Refuse(const std::string& why) {
-  spdlog::info("refused: {}", why);  // the client says it where its user looks
+  logging::Info("refused: {}", why);  // the client says it where its user looks
   Welcome welcome;
   welcome.error = why;
   std::string body;
@@ -252,7 +252,7 @@ void RelaySession::Run() {
   }
   if (SendPacket(socket_, PacketType::kWelcome, body, memory->fd()) != ChannelStatus::kOk)
     end_->End("the client is gone");
-  spdlog::info("session {}: pid {} {} on {}", welcome.session, hello.pid, hello.program, address_);
+  logging::Info("session {}: pid {} {} on {}", welcome.session, hello.pid, hello.program, address_);
   std::thread watcher([this] { WatchClient(); });
 
   std::string reason;
@@ -274,13 +274,13 @@ void RelaySession::Run() {
     }
     stream.reset();
     if (end_->damaged() != damaged)
-      spdlog::warn("session {}: a message from {} arrived damaged; it is sent again", welcome.session, address_);
+      logging::Warn("session {}: a message from {} arrived damaged; it is sent again", welcome.session, address_);
     if (outcome != TunnelEnd::Outcome::kBroken) break;
     if (status.error_code() == grpc::StatusCode::INVALID_ARGUMENT || status.ok()) {
       reason = status.ok() ? "the server ended the session" : status.error_message();
       break;
     }
-    spdlog::warn("session {}: the connection to {} broke ({}); trying again for {} s", welcome.session, address_,
+    logging::Warn("session {}: the connection to {} broke ({}); trying again for {} s", welcome.session, address_,
                  status.error_message(), grace_seconds_);
     const auto broken = Clock::now();
     pause = kFirstPause;
@@ -299,7 +299,7 @@ void RelaySession::Run() {
       pause = std::min<std::chrono::milliseconds>(pause * 2, kLongestPause);
     }
     if (result == OpenResult::kOk) {
-      spdlog::info("session {}: connected again after {:.1f} s", welcome.session,
+      logging::Info("session {}: connected again after {:.1f} s", welcome.session,
                    std::chrono::duration<double>(Clock::now() - broken).count());
       continue;
     }
@@ -307,10 +307,10 @@ void RelaySession::Run() {
                              : "the connection to " + address_ + " broke and did not come back: " + error;
     break;
   }
-  spdlog::info("session {} ended: {}", welcome.session, reason);
+  logging::Info("session {} ended: {}", welcome.session, reason);
   Tell(reason);
   const uint64_t one = 1;
-  if (write(wake_fd_, &one, sizeof(one)) < 0) spdlog::debug("wake");
+  if (write(wake_fd_, &one, sizeof(one)) < 0) logging::Debug("wake");
   watcher.join();
 }
 

@@ -13,13 +13,12 @@
 #include "proto/channel/handshake.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/frame/version.h"
+#include "proto/logging/log.h"
 #include "server/nvml/answerer.h"
 #include "server/nvml/ask.gen.h"
 #include "server/nvml/source.h"
 #include "server/worker/loaded_driver.h"
 #include "server/worker_link/worker_link.h"
-#include "spdlog/sinks/stdout_sinks.h"
-#include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -42,10 +41,10 @@ int Serve(const Options& options) {
   if (ChooseDriver(options.driver, &driver, &works, &error)) {
     if (!driver.software) source = OpenRealNvml(driver, options.nvml, &why);
     if (!source) source = MakeDriverFacts(driver);
-    if (!why.empty()) spdlog::warn("no NVML ({}): questions are answered from the driver API", why);
-    spdlog::debug("answers come from {}", source->Describe());
+    if (!why.empty()) logging::Warn("no NVML ({}): questions are answered from the driver API", why);
+    logging::Debug("answers come from {}", source->Describe());
   } else {
-    spdlog::error("{}", error);
+    logging::Error("{}", error);
   }
   Answerer answerer(source.get(), int(driver.devices.size()), options.gpu);
   while (true) {
@@ -93,9 +92,6 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  auto logger = spdlog::stderr_logger_mt("nvml");
-  logger->set_pattern("cr-nvml[%P] %l: %v");
-  spdlog::set_default_logger(logger);
-  spdlog::set_level(spdlog::level::from_str(options.log_level));
+  cuda_remote::logging::SetUp("nvml", "cr-nvml[%P] %l: %v", options.log_level);
   return cuda_remote::server::Serve(options);
 }

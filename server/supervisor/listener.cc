@@ -6,7 +6,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <spdlog/spdlog.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
@@ -15,6 +14,8 @@
 #include <chrono>
 #include <memory>
 #include <utility>
+
+#include "proto/logging/log.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -179,7 +180,7 @@ void Listener::Accept(int listen_fd) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EAGAIN) return;
       const int failure = errno;
-      if (failed_log_.Allow(&more)) spdlog::error("cannot accept a connection: {}{}", strerror(failure), more);
+      if (failed_log_.Allow(&more)) logging::Error("cannot accept a connection: {}{}", strerror(failure), more);
       // The connection stays where it is; to look again at once would only take the processor.
       pollfd waiting{wake_fd_, POLLIN, 0};
       poll(&waiting, 1, kBackOffMs);
@@ -208,7 +209,7 @@ void Listener::Accept(int listen_fd) {
     }
     if (!why.empty()) {
       if (refused_log_.Allow(&more))
-        spdlog::warn("turned away a connection from {}: {}{}", IpAddressText(connection.address), why, more);
+        logging::Warn("turned away a connection from {}: {}{}", IpAddressText(connection.address), why, more);
       // A reset: the port does not keep the connection's number for minutes.
       const linger none{1, 0};
       setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
@@ -227,7 +228,7 @@ void Listener::Loop() {
   for (int fd : listen_fds_) waiting.push_back({fd, POLLIN, 0});
   while (true) {
     if (poll(waiting.data(), waiting.size(), -1) < 0 && errno != EINTR) {
-      spdlog::critical("the TCP port is given up: poll: {}", strerror(errno));
+      logging::Critical("the TCP port is given up: poll: {}", strerror(errno));
       return;
     }
     if (waiting[0].revents) return;

@@ -5,8 +5,6 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <signal.h>
-#include <spdlog/sinks/stdout_sinks.h>
-#include <spdlog/spdlog.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,6 +29,7 @@
 #include "proto/control/eager_poll.h"
 #include "proto/folder/private_folder.h"
 #include "proto/frame/version.h"
+#include "proto/logging/log.h"
 #include "server/supervisor/control_service.h"
 #include "server/supervisor/identity.h"
 #include "server/supervisor/init_tls.h"
@@ -131,9 +130,9 @@ void LogForGrpc(bool error, const char* line) {
   if (error) g_last_grpc_error.Set(line);
   std::string more;
   if (error && g_last_grpc_error.Allow(&more)) {
-    spdlog::warn("gRPC: {}{}", line, more);
+    logging::Warn("gRPC: {}{}", line, more);
   } else {
-    spdlog::trace("gRPC: {}", line);
+    logging::Trace("gRPC: {}", line);
   }
 }
 
@@ -339,24 +338,24 @@ void Reload(int argc, char** argv, const Options& running, control::ServerTls* t
   Options read;
   std::string error;
   if (!ReadAgain(argc, argv, &read, &error)) {
-    spdlog::error("SIGHUP: the configuration stays as it was: {}", error);
+    logging::Error("SIGHUP: the configuration stays as it was: {}", error);
   } else {
-    spdlog::set_level(spdlog::level::from_str(read.policy.log_level));
+    logging::SetLevel(read.policy.log_level);
     supervisor->SetPolicy(read.policy);
     if (!running.policy.insecure.empty() && !read.policy.insecure.empty()) listener->SetAllowed(read.policy.insecure);
     if ((!read.policy.users.empty() || !read.policy.groups.empty()) && !running.serves_others)
-      spdlog::warn(
+      logging::Warn(
           "SIGHUP: other local users are served once cr-server was started with --allow-user or --allow-group");
     if (running.policy.insecure.empty() != read.policy.insecure.empty() || read.listen != running.listen)
-      spdlog::warn("SIGHUP: whether and where to listen is only read when cr-server starts");
-    spdlog::info("SIGHUP: the configuration was read again");
+      logging::Warn("SIGHUP: whether and where to listen is only read when cr-server starts");
+    logging::Info("SIGHUP: the configuration was read again");
   }
   if (!tls) return;
   if (tls->Reload(running.tls, &error)) {
-    spdlog::info("SIGHUP: new connections use the certificates that {} and {} hold now", running.tls.cert,
+    logging::Info("SIGHUP: new connections use the certificates that {} and {} hold now", running.tls.cert,
                  running.tls.ca);
   } else {
-    spdlog::error("SIGHUP: the certificates stay as they were: {}", error);
+    logging::Error("SIGHUP: the certificates stay as they were: {}", error);
   }
 }
 
@@ -399,7 +398,7 @@ void NotifyServiceManager() {
   const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   const auto size = socklen_t(offsetof(sockaddr_un, sun_path) + length);
   if (fd < 0 || sendto(fd, kReady, strlen(kReady), MSG_NOSIGNAL, reinterpret_cast<sockaddr*>(&address), size) < 0)
-    spdlog::warn("cannot tell systemd at {} that the server is ready: {}", path, strerror(errno));
+    logging::Warn("cannot tell systemd at {} that the server is ready: {}", path, strerror(errno));
   if (fd >= 0) close(fd);
 }
 
@@ -421,11 +420,7 @@ int Main(int argc, char** argv) {
   }
   if (!preparations.tls.directory.empty()) return PrintInitTls(preparations.tls);
   if (!preparations.new_token.empty()) return PrintNewToken(options.tokens, preparations.new_token);
-  const auto logger = std::make_shared<spdlog::logger>("cr-server", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  logger->set_pattern("%Y-%m-%d %H:%M:%S.%e %l %n: %v");
-  logger->set_level(spdlog::level::from_str(options.policy.log_level));
-  logger->flush_on(spdlog::level::trace);
-  spdlog::set_default_logger(logger);
+  logging::SetUp("cr-server", "%Y-%m-%d %H:%M:%S.%e %l %n: %v", options.policy.log_level);
   control::SendGrpcLogTo(LogForGrpc);
   const size_t descriptors = RaiseDescriptorLimit();
 
@@ -437,41 +432,41 @@ int Main(int argc, char** argv) {
   while (options.directory.size() > 1 && options.directory.back() == '/') options.directory.pop_back();
   if (options.worker.empty()) options.worker = FindCompanion("cr-worker", {"", "../worker/", "../libexec/"});
   if (options.worker.empty()) {
-    spdlog::critical("cr-worker is not beside cr-server; name it with --worker");
+    logging::Critical("cr-worker is not beside cr-server; name it with --worker");
     return kExitUsage;
   }
   options.monitor = FindCompanion("cr-nvml", {"", "../nvml/", "../libexec/"});
   std::string error;
   if (!ReadLists(lists, options.tokens, &options.policy, &error)) {
-    spdlog::critical("{}", error);
+    logging::Critical("{}", error);
     return kExitUsage;
   }
   options.serves_others = !options.policy.users.empty() || !options.policy.groups.empty();
   if (!lists.session_user.empty()) {
     options.session_user.emplace();
     if (!FindAccount(lists.session_user, &*options.session_user, &error)) {
-      spdlog::critical("--session-user: {}", error);
+      logging::Critical("--session-user: {}", error);
       return kExitUsage;
     }
   }
   if ((options.serves_others || options.session_user) && geteuid() != 0) {
-    spdlog::critical(
+    logging::Critical(
         "--allow-user, --allow-group and --session-user need root: only root can run workers as another user");
     return kExitUsage;
   }
   if (options.serves_others && !options.session_user) {
-    spdlog::critical(
+    logging::Critical(
         "--allow-user and --allow-group need --session-user, so that a worker that serves somebody else does "
         "not run as root");
     return kExitUsage;
   }
   if (options.session_user && options.session_user->uid == 0) {
-    spdlog::critical("--session-user must not be root");
+    logging::Critical("--session-user must not be root");
     return kExitUsage;
   }
   const bool insecure = !options.policy.insecure.empty();
   if (options.listen.empty() && (insecure || !options.tls.empty() || !options.tokens.empty())) {
-    spdlog::critical("--tls-*, --tokens and --insecure-tcp are about --listen, which is missing");
+    logging::Critical("--tls-*, --tokens and --insecure-tcp are about --listen, which is missing");
     return kExitUsage;
   }
   std::unique_ptr<control::ServerTls> tls;
@@ -479,7 +474,7 @@ int Main(int argc, char** argv) {
   if (!options.listen.empty()) {
     if (insecure) {
       if (!options.tls.empty() || !options.tokens.empty()) {
-        spdlog::critical("--insecure-tcp excludes --tls-* and --tokens: without TLS, anybody on the way sees a token");
+        logging::Critical("--insecure-tcp excludes --tls-* and --tokens: without TLS, anybody on the way sees a token");
         return kExitUsage;
       }
       listener.SetAllowed(options.policy.insecure);
@@ -488,30 +483,30 @@ int Main(int argc, char** argv) {
       options.tls.token.clear();  // a client's
       tls = control::ServerTls::Create(options.tls, &error);
       if (!tls) {
-        spdlog::critical("{}; without TLS, --listen needs --insecure-tcp with the hosts that may connect", error);
+        logging::Critical("{}; without TLS, --listen needs --insecure-tcp with the hosts that may connect", error);
         return kExitUsage;
       }
     }
     if (!listener.Listen(options.listen, &error)) {
-      spdlog::critical("{}", error);
+      logging::Critical("{}", error);
       return kExitCannotListen;
     }
   }
 
   if (options.restrict_workers && !ReachesOwnFolder()) {
-    spdlog::warn("cr-server lies below a folder that is closed to root without capabilities; it and its workers keep "
+    logging::Warn("cr-server lies below a folder that is closed to root without capabilities; it and its workers keep "
                  "their capabilities and system calls, as with --unrestricted");
     options.restrict_workers = false;
   }
   if (options.driver.empty()) MakeDeviceFiles();
   Supervisor supervisor(options);
   if (!supervisor.Start(&error)) {
-    spdlog::critical("{}", error);
+    logging::Critical("{}", error);
     return kExitCannotListen;
   }
   // Before the first thread of gRPC's: each would keep what it has.
   if (options.restrict_workers && !RestrictServer(&error)) {
-    spdlog::critical("{} (--unrestricted does without)", error);
+    logging::Critical("{} (--unrestricted does without)", error);
     return kExitCannotListen;
   }
   grpc::ServerBuilder builder;
@@ -537,7 +532,7 @@ int Main(int argc, char** argv) {
   std::unique_ptr<grpc::Server> grpc_server = builder.BuildAndStart();
   umask(before);
   if (!grpc_server) {
-    spdlog::critical("cannot listen on {}: {}", control_path, g_last_grpc_error.Get());
+    logging::Critical("cannot listen on {}: {}", control_path, g_last_grpc_error.Get());
     unlink(SessionSocketPath(options.directory).c_str());
     unlink(control_path.c_str());
     return kExitCannotListen;
@@ -556,7 +551,7 @@ int Main(int argc, char** argv) {
   if (!options.metrics.empty()) {
     metrics = Metrics::Start(options.metrics, &supervisor, &error);
     if (!metrics) {
-      spdlog::critical("{}", error);
+      logging::Critical("{}", error);
       listener.Stop();
       grpc_server->Shutdown();
       grpc_server->Wait();
@@ -570,7 +565,7 @@ int Main(int argc, char** argv) {
   if (acceptor) {
     ready += " tcp:" + options.listen.substr(0, options.listen.rfind(':')) + ":" + std::to_string(listener.port());
     if (insecure) {
-      spdlog::warn(
+      logging::Warn(
           "--insecure-tcp: every user of a listed host can use the GPU at port {}, and whoever is on the way "
           "can read and change what is sent",
           listener.port());
@@ -580,12 +575,12 @@ int Main(int argc, char** argv) {
     const std::string& address = options.metrics;
     ready += " metrics:" + address.substr(0, address.rfind(':')) + ":" + std::to_string(metrics->port());
   }
-  spdlog::info("serving {}", ready.substr(strlen("cr-server ready: ")));
+  logging::Info("serving {}", ready.substr(strlen("cr-server ready: ")));
   ready += "\n";
   fputs(ready.c_str(), stdout);
   fflush(stdout);
   if (options.ready_fd >= 0) {
-    if (write(options.ready_fd, ready.data(), ready.size()) < 0) spdlog::warn("--ready-fd: {}", strerror(errno));
+    if (write(options.ready_fd, ready.data(), ready.size()) < 0) logging::Warn("--ready-fd: {}", strerror(errno));
     close(options.ready_fd);
   }
 
@@ -600,7 +595,7 @@ int Main(int argc, char** argv) {
   grpc_server->Wait();
   poller.Stop();
   unlink(control_path.c_str());
-  spdlog::info("ended");
+  logging::Info("ended");
   return 0;
 }
 

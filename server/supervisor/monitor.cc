@@ -3,10 +3,10 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include "proto/channel/handshake.h"
+#include "proto/logging/log.h"
 #include "proto/nvml/query.h"
 #include "server/supervisor/spawn.h"
 #include "server/worker_link/worker_link.h"
@@ -59,14 +59,14 @@ bool Monitor::Start(std::string* error) {
   close(sockets[1]);
   if (pid < 0) {
     close(sockets[0]);
-    spdlog::error("{}", *error);
+    logging::Error("{}", *error);
     return false;
   }
   // The event loop must not wait for it.
   fcntl(sockets[0], F_SETFL, O_NONBLOCK);
   pid_ = pid;
   link_ = sockets[0];
-  spdlog::debug("cr-nvml starts, pid {}", pid);
+  logging::Debug("cr-nvml starts, pid {}", pid);
   return true;
 }
 
@@ -102,7 +102,7 @@ void Monitor::ReadLink() {
 
 void Monitor::KillOverdue() {
   if (open_.empty() || pid_ <= 0 || Clock::now() - open_.front() < kHangs) return;
-  spdlog::error("cr-nvml (pid {}) hangs; it is killed", pid_);
+  logging::Error("cr-nvml (pid {}) hangs; it is killed", pid_);
   kill(-pid_, SIGKILL);
   kill(pid_, SIGKILL);
   open_.clear();
@@ -117,7 +117,7 @@ void Monitor::Stop() {
 
 bool Monitor::Gone(pid_t pid, const std::string& how) {
   if (pid <= 0 || pid != pid_) return false;
-  if (!stopping_) spdlog::warn("cr-nvml (pid {}) {}; the next question starts it again", pid, how);
+  if (!stopping_) logging::Warn("cr-nvml (pid {}) {}; the next question starts it again", pid, how);
   kill(-pid, SIGKILL);
   pid_ = 0;
   CloseLink();

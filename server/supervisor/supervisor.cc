@@ -6,7 +6,6 @@
 #include <malloc.h>
 #include <poll.h>
 #include <signal.h>
-#include <spdlog/spdlog.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/file.h>
@@ -25,6 +24,7 @@
 #include "proto/channel/handshake.h"
 #include "proto/codec/text.h"
 #include "proto/folder/private_folder.h"
+#include "proto/logging/log.h"
 #include "proto/nvml/query.h"
 #include "server/supervisor/control_messages.h"
 #include "server/supervisor/spawn.h"
@@ -238,7 +238,7 @@ void Supervisor::Run(const std::function<void()>& reload) {
       if (clock) timeout = 250;
     }
     if (poll(waiting.data(), waiting.size(), timeout) < 0 && errno != EINTR) {
-      spdlog::critical("poll: {}", strerror(errno));
+      logging::Critical("poll: {}", strerror(errno));
       break;
     }
     std::unique_lock<std::mutex> lock(mutex_);
@@ -253,7 +253,7 @@ void Supervisor::Run(const std::function<void()>& reload) {
         lock.lock();
         continue;
       }
-      spdlog::info("{}: shutting down", signal.ssi_signo == SIGTERM ? "SIGTERM" : "SIGINT");
+      logging::Info("{}: shutting down", signal.ssi_signo == SIGTERM ? "SIGTERM" : "SIGINT");
       if (stopping_) stop_deadline_ = Clock::now();
       BeginShutdown();
     }
@@ -266,7 +266,7 @@ void Supervisor::Run(const std::function<void()>& reload) {
         ReadHello(*client);
         client = new_clients_.erase(client);
       } else if (Clock::now() - client->since > kHelloTimeout) {
-        spdlog::debug("a client (pid {}) connected and said nothing", client->pid);
+        logging::Debug("a client (pid {}) connected and said nothing", client->pid);
         close(client->socket);
         client = new_clients_.erase(client);
       } else {
@@ -312,13 +312,13 @@ void Supervisor::AcceptClients() {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EAGAIN) return;
       // The client stays where it is; to look again at once would only take the processor.
-      if (accept_log_.Allow(&more)) spdlog::error("cannot accept a local client: {}{}", strerror(errno), more);
+      if (accept_log_.Allow(&more)) logging::Error("cannot accept a local client: {}{}", strerror(errno), more);
       accept_again_ = Clock::now() + kAcceptPause;
       return;
     }
     uint32_t uid = 0, pid = 0;
     if (!PeerUser(socket, &uid, &pid) || !Admits(socket, uid)) {
-      if (refused_log_.Allow(&more)) spdlog::warn("refused a client of user {} (pid {}){}", uid, pid, more);
+      if (refused_log_.Allow(&more)) logging::Warn("refused a client of user {} (pid {}){}", uid, pid, more);
       Refuse(socket, "this cr-server does not serve user " + std::to_string(uid) +
                          " (its own user does, and root; --allow-user and --allow-group admit others)");
       continue;
@@ -334,7 +334,7 @@ void Supervisor::AcceptClients() {
                                              [uid](const NewClient& other) { return other.uid == uid; }));
     if (new_clients_.size() >= most_new_clients_ || of_one >= kMostNewClientsOfOne) {
       if (refused_log_.Allow(&more))
-        spdlog::warn("refused pid {} of user {}: {} clients of this user have not said what they want{}", pid, uid,
+        logging::Warn("refused pid {} of user {}: {} clients of this user have not said what they want{}", pid, uid,
                      of_one, more);
       Refuse(socket, "too many clients have connected to this cr-server and said nothing");
       continue;
@@ -356,7 +356,7 @@ void Supervisor::ReadHello(const NewClient& client) {
     if (status != ChannelStatus::kClosed) {
       std::string more;
       if (hello_log_.Allow(&more))
-        spdlog::warn("pid {} connected and did not send a Hello ({}){}", client.pid, ChannelStatusName(status), more);
+        logging::Warn("pid {} connected and did not send a Hello ({}){}", client.pid, ChannelStatusName(status), more);
       Refuse(client.socket, "not a Hello");
     } else {
       close(client.socket);
@@ -472,7 +472,7 @@ uint64_t Supervisor::Admit(int socket, const Hello& hello, const std::string& tr
     ++totals_.refused;
     std::string more;
     if (refused_log_.Allow(&more))
-      spdlog::warn("refused pid {} ({}) of {}: {}{}", hello.pid, hello.program, owner, why, more);
+      logging::Warn("refused pid {} ({}) of {}: {}{}", hello.pid, hello.program, owner, why, more);
     Refuse(socket, why);
     return 0;
   }
@@ -701,7 +701,7 @@ void Supervisor::AssignWaiting() {
     worker->state = Worker::kServing;
     worker->session = id;
     const Hello& hello = session.info.hello;
-    spdlog::info("session {} of {} started: {} pid {} {}{}{} on worker {}, {}", id, session.info.owner,
+    logging::Info("session {} of {} started: {} pid {} {}{}{} on worker {}, {}", id, session.info.owner,
                  session.info.transport, hello.pid, hello.program, hello.job.empty() ? "" : ", job " + hello.job,
                  session.info.peer.empty() ? "" : ", from " + session.info.peer, worker->pid, worker->ready.driver);
   }
@@ -765,12 +765,12 @@ void Supervisor::StartWorker(const WorkerKind& kind) {
   worker.since = Clock::now();
   worker.kill_at = worker.since + kWorkerStartTimeout;
   workers_.push_back(std::move(worker));
-  spdlog::debug("worker {} starts", pid);
+  logging::Debug("worker {} starts", pid);
 }
 
 void Supervisor::StartFailed(const WorkerKind& kind, const std::string& why) {
   std::string more;
-  if (start_log_.Allow(&more)) spdlog::error("cannot start a worker: {}{}", why, more);
+  if (start_log_.Allow(&more)) logging::Error("cannot start a worker: {}{}", why, more);
   worker_error_ = why;
   ++totals_.start_failures;
   ++start_failures_;
@@ -814,7 +814,7 @@ void Supervisor::ReadLink(Worker* worker) {
         }
         last_ready_ = ready;
         if (worker->kind.gpus.empty()) gpu_count_ = int(std::min(ready.devices, nvml::kMaxGpus));
-        spdlog::debug("worker {} is ready after {:.2f} s: {}", worker->pid, Seconds(Clock::now() - worker->since),
+        logging::Debug("worker {} is ready after {:.2f} s: {}", worker->pid, Seconds(Clock::now() - worker->since),
                       ready.driver);
         break;
       }
@@ -875,9 +875,9 @@ void Supervisor::WorkerGone(Worker* worker, int status) {
                                                           : "cr-worker " + DescribeStatus(status) + " while it started";
       // Said once; the same again, as the next attempts have it, says nothing new.
       if (why != last_start_error_) {
-        spdlog::error("worker {}: {}", worker->pid, why);
+        logging::Error("worker {}: {}", worker->pid, why);
       } else {
-        spdlog::debug("worker {}: {}", worker->pid, why);
+        logging::Debug("worker {}: {}", worker->pid, why);
       }
       last_start_error_ = why;
       ++totals_.start_failures;
@@ -886,7 +886,7 @@ void Supervisor::WorkerGone(Worker* worker, int status) {
         ++start_failures_;
         start_again_ = Clock::now() + kFailurePause;
         worker_error_ = why;
-        if (start_failures_ == 3) spdlog::info("no more warm workers are started until a client asks for one");
+        if (start_failures_ == 3) logging::Info("no more warm workers are started until a client asks for one");
       }
       if (const auto next = WaitingFor(worker->kind); next != waiting_.end()) {
         const uint64_t id = *next;
@@ -904,7 +904,7 @@ void Supervisor::WorkerGone(Worker* worker, int status) {
     case Worker::kEnding:
       break;
   }
-  spdlog::debug("worker {} {}", worker->pid, DescribeStatus(status));
+  logging::Debug("worker {} {}", worker->pid, DescribeStatus(status));
 }
 
 void Supervisor::EndOfSession(uint64_t id, const std::string& reason, bool crashed) {
@@ -916,9 +916,9 @@ void Supervisor::EndOfSession(uint64_t id, const std::string& reason, bool crash
       fmt::format("session {} of {} ended after {:.1f} s: {} ({} calls, pid {})", id, session.info.owner,
                   Seconds(Clock::now() - session.started), reason, session.info.stats.calls, session.info.hello.pid);
   if (crashed) {
-    spdlog::error("{}", line);
+    logging::Error("{}", line);
   } else {
-    spdlog::info("{}", line);
+    logging::Info("{}", line);
   }
   const WorkerStats& stats = session.info.stats;
   totals_.failed += crashed;
@@ -1009,7 +1009,7 @@ bool Supervisor::EndOwn(uint64_t id, const std::string& reason, const Caller& ca
   if (found == sessions_.end() || !caller.MayTouch(found->second.info.owner)) return false;
   const std::string by = caller.is_operator ? "ended by the operator" : "ended by its owner";
   const std::string why = Printable(std::string_view(reason).substr(0, kMostReason));
-  spdlog::info("session {} is ended by request of {}", id, caller.identity);
+  logging::Info("session {} is ended by request of {}", id, caller.identity);
   return EndSessionLocked(id, why.empty() ? by : by + ": " + why);
 }
 

@@ -4,7 +4,6 @@
 #include <grpcpp/impl/rpc_service_method.h>
 #include <grpcpp/support/method_handler.h>
 #include <poll.h>
-#include <spdlog/spdlog.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "proto/channel/handshake.h"
+#include "proto/logging/log.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -126,8 +126,8 @@ void TunnelService::JanitorLoop() {
     }
     for (const auto& tunnel : expired) {
       if (!tunnel->worker_gone && !stopping_) {
-        spdlog::warn("session {}: its connection did not come back within {} s", tunnel->session,
-                     supervisor_->options().grace_seconds);
+        logging::Warn("session {}: its connection did not come back within {} s", tunnel->session,
+                      supervisor_->options().grace_seconds);
         lock.unlock();
         supervisor_->EndSessionItself(tunnel->session, "the connection to the client did not come back");
         lock.lock();
@@ -255,8 +255,8 @@ grpc::Status TunnelService::ReadOpen(const std::string& owner, bool checked, grp
     if (stopping_) return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is shutting down");
     if (openings_.size() >= kMostOpenings || of_one >= kMostOpeningsOfOne) {
       if (opening_log_.Allow(&more)) {
-        spdlog::warn("{} ({}): a tunnel was refused: {} others have not sent their first message{}", context->peer(),
-                     owner, of_one, more);
+        logging::Warn("{} ({}): a tunnel was refused: {} others have not sent their first message{}", context->peer(),
+                      owner, of_one, more);
       }
       return grpc::Status(grpc::StatusCode::UNAVAILABLE, "too many tunnels are being opened at this moment");
     }
@@ -283,8 +283,8 @@ grpc::Status TunnelService::ReadOpen(const std::string& owner, bool checked, grp
   }
   std::lock_guard<std::mutex> lock(mutex_);
   if (opening_log_.Allow(&more)) {
-    spdlog::warn("{} ({}) opened a tunnel without a proper first message within {} s{}", context->peer(), owner,
-                 kOpenTimeout.count(), more);
+    logging::Warn("{} ({}) opened a tunnel without a proper first message within {} s{}", context->peer(), owner,
+                  kOpenTimeout.count(), more);
   }
   return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the first message of a tunnel must be TunnelOpen");
 }
@@ -333,7 +333,7 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
     tunnel->context = context;
     tunnel->expires = Clock::time_point::max();
     peer_positions = {open.reply_position(), open.event_position()};
-    spdlog::info("session {}: its connection is back", tunnel->session);
+    logging::Info("session {}: its connection is back", tunnel->session);
   }
   opened.set_resume_token(tunnel->token);
   opened.set_request_position(tunnel->end->received_positions()[0]);
@@ -351,15 +351,15 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
     const uint64_t damaged = tunnel->end->damaged();
     outcome = tunnel->end->Run(&io, peer_positions, &reason, opened.number());
     if (tunnel->end->damaged() != damaged)
-      spdlog::warn("session {}: a message from {} arrived damaged; it is sent again", tunnel->session, peer);
+      logging::Warn("session {}: a message from {} arrived damaged; it is sent again", tunnel->session, peer);
   }
   {
     std::lock_guard<std::mutex> lock(mutex_);
     tunnel->context = nullptr;
     if (outcome == TunnelEnd::Outcome::kBroken && !stopping_) {
       if (!tunnel->worker_gone) {
-        spdlog::warn("session {}: its connection broke; waiting {} s for a new one", tunnel->session,
-                     opened.grace_seconds());
+        logging::Warn("session {}: its connection broke; waiting {} s for a new one", tunnel->session,
+                      opened.grace_seconds());
       }
       tunnel->expires = Clock::now() + std::chrono::seconds(supervisor_->options().grace_seconds);
       changed_.notify_all();
@@ -367,7 +367,7 @@ grpc::Status TunnelService::Serve(grpc::ServerContext* context, Stream* stream) 
     }
     changed_.notify_all();
   }
-  if (outcome == TunnelEnd::Outcome::kFailed) spdlog::error("session {}: {}", tunnel->session, reason);
+  if (outcome == TunnelEnd::Outcome::kFailed) logging::Error("session {}: {}", tunnel->session, reason);
   if (outcome == TunnelEnd::Outcome::kFailed || outcome == TunnelEnd::Outcome::kPeerEnded) {
     // The worker is told why, for its own last words.
     supervisor_->EndSessionItself(tunnel->session, reason);

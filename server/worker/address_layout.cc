@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/worker/address_layout.h"
+#include "proto/logging/log.h"
 
 #include <cuda.h>
 #include <dlfcn.h>
@@ -8,7 +9,6 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -36,12 +36,12 @@ void FixAddressLayout(char** argv) {
   if (now >= 0 && personality(unsigned(now) | ADDR_NO_RANDOMIZE) >= 0 && (personality(kAsk) & ADDR_NO_RANDOMIZE)) {
     execv("/proc/self/exe", argv);
   }
-  spdlog::warn("this system does not let a process fix its address layout: jobs with __device__ variables may not restart");
+  logging::Warn("this system does not let a process fix its address layout: jobs with __device__ variables may not restart");
 }
 
 void PreloadCompiler() {
   // Never unloaded. Where it is missing, the driver cannot compile either.
-  if (!dlopen("libnvidia-ptxjitcompiler.so.1", RTLD_NOW | RTLD_LOCAL)) spdlog::debug("no PTX compiler: {}", dlerror());
+  if (!dlopen("libnvidia-ptxjitcompiler.so.1", RTLD_NOW | RTLD_LOCAL)) logging::Debug("no PTX compiler: {}", dlerror());
 }
 
 void TakeFirstVariableBlock(const DriverTable& driver) {
@@ -52,9 +52,9 @@ void TakeFirstVariableBlock(const DriverTable& driver) {
   CUresult result = driver.cuModuleLoadData(&module, kAnchor);
   if (result == CUDA_SUCCESS) result = driver.cuModuleGetGlobal_v2(&address, &bytes, module, "cuda_remote_anchor");
   if (result != CUDA_SUCCESS) {
-    spdlog::warn("the anchor module does not load (CUDA error {}): jobs with __device__ variables may not restart", int(result));
+    logging::Warn("the anchor module does not load (CUDA error {}): jobs with __device__ variables may not restart", int(result));
   }
-  spdlog::debug("variables begin at {:#x}", address);
+  logging::Debug("variables begin at {:#x}", address);
 }
 
 }  // namespace cuda_remote::server

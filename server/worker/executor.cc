@@ -8,9 +8,9 @@
 
 #include "proto/api/call_traits.gen.h"
 #include "proto/codec/operations.gen.h"
+#include "proto/logging/log.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/mirror_requests.h"
-#include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -45,7 +45,7 @@ bool Executor::Execute(const FrameHeader& header, const std::string& message, st
   CUresult result = CUDA_ERROR_NOT_SUPPORTED;
   const Handler handler = FindHandler(header.call);
   if (handler == nullptr) {
-    spdlog::warn("call {} is unknown to this version of the server", header.call);
+    logging::Warn("call {} is unknown to this version of the server", header.call);
     session_->Enter(header);
   } else {
     result = session_->Enter(header);
@@ -53,7 +53,7 @@ bool Executor::Execute(const FrameHeader& header, const std::string& message, st
       try {
         result = handler(*session_, Request{header, message, Payload(payload)}, &reply);
       } catch (const std::bad_alloc&) {
-        spdlog::error("out of memory in {}", CallName(header.call));
+        logging::Error("out of memory in {}", CallName(header.call));
         result = CUDA_ERROR_OUT_OF_MEMORY;
       }
     }
@@ -63,9 +63,9 @@ bool Executor::Execute(const FrameHeader& header, const std::string& message, st
     reason_ = std::string("malformed request: ") + CallName(header.call);
     return false;
   }
-  if (spdlog::should_log(spdlog::level::trace)) {
-    spdlog::trace("{} #{} -> {}{}", CallName(header.call), header.sequence, int(result),
-                  reply.deferred ? " (waits)" : "");
+  if (logging::Enabled(logging::Level::kTrace)) {
+    logging::Trace("{} #{} -> {}{}", CallName(header.call), header.sequence, int(result),
+                   reply.deferred ? " (waits)" : "");
   }
   if (!reply.deferred) session_->Finish(result, reply);
   if (timed_from != 0) session_->timeline().Add(header.sequence, header.call, uint32_t(result), timed_from);

@@ -12,9 +12,9 @@
 #include <unistd.h>
 
 #include "proto/frame/handle.h"
+#include "proto/logging/log.h"
 #include "replay/log/hash.h"
 #include "server/worker/ipc_messages.h"
-#include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -165,7 +165,7 @@ Ipc::~Ipc() {
   if (thread_.joinable()) {
     stop_ = true;
     const uint64_t one = 1;
-    if (write(wake_, &one, sizeof(one)) < 0) spdlog::warn("cannot wake the sharing thread: {}", strerror(errno));
+    if (write(wake_, &one, sizeof(one)) < 0) logging::Warn("cannot wake the sharing thread: {}", strerror(errno));
     thread_.join();
   }
   for (const auto& [secret, entry] : shared_) {
@@ -200,7 +200,7 @@ bool Ipc::Inherits(std::string_view key) {
   used_ = true;
   bool taken = false;
   const bool inherits = ListenLocked(secret, scope_, &taken);
-  if (!inherits && !taken) spdlog::error("memory whose owner is gone cannot be shared");
+  if (!inherits && !taken) logging::Error("memory whose owner is gone cannot be shared");
   return inherits;
 }
 
@@ -220,7 +220,7 @@ bool Ipc::ListenLocked(const std::string& home, const std::string& scope, bool* 
     if (taken != nullptr && errno == EADDRINUSE) {
       *taken = true;
     } else {
-      spdlog::error("cannot share with other sessions: {}", strerror(errno));
+      logging::Error("cannot share with other sessions: {}", strerror(errno));
     }
     if (fd >= 0) close(fd);
     return false;

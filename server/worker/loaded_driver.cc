@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "proto/driverabi/error_names.h"
-#include "spdlog/spdlog.h"
+#include "proto/logging/log.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -103,7 +103,7 @@ bool ChooseDriver(const std::string& path, LoadedDriver* driver, bool* works, st
       *error = "no usable GPU (" + why + ") and no software GPU beside the worker (" + *error + ")";
       return false;
     }
-    spdlog::info("no usable GPU ({}): this worker computes with the software GPU", why);
+    logging::Info("no usable GPU ({}): this worker computes with the software GPU", why);
   }
   driver->software = driver->path.find(kSoftware) != std::string::npos;
   driver->table.cuDriverGetVersion(&driver->version);

@@ -27,6 +27,7 @@
 #include "proto/driverabi/driver_settings.h"
 #include "proto/driverabi/visible_devices.h"
 #include "proto/frame/version.h"
+#include "proto/logging/log.h"
 #include "server/worker/address_layout.h"
 #include "server/worker/device_arena.h"
 #include "server/worker/executor.h"
@@ -37,8 +38,6 @@
 #include "server/worker/worker_session.h"
 #include "server/worker_link/memory_budget.h"
 #include "server/worker_link/worker_link.h"
-#include "spdlog/sinks/base_sink.h"
-#include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -69,33 +68,9 @@ void RaiseDescriptorLimit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// Where this process's standard error went before the driver's output was captured.
-class LogSink : public spdlog::sinks::base_sink<std::mutex> {
- public:
-  explicit LogSink(int fd) : fd_(fd) {}
-
- protected:
-  void sink_it_(const spdlog::details::log_msg& message) override {
-    spdlog::memory_buf_t line;
-    formatter_->format(message, line);
-    size_t done = 0;
-    while (done < line.size()) {
-      const ssize_t n = write(fd_, line.data() + done, line.size() - done);
-      if (n <= 0) break;
-      done += size_t(n);
-    }
-  }
-  void flush_() override {}
-
- private:
-  const int fd_;
-};
-
+// `fd`: where this process's standard error went before the driver's output was captured.
 void LogTo(int fd, const std::string& level) {
-  auto logger = std::make_shared<spdlog::logger>("worker", std::make_shared<LogSink>(fd));
-  logger->set_pattern("cr-worker[%P] %l: %v");
-  spdlog::set_default_logger(logger);
-  spdlog::set_level(spdlog::level::from_str(level));
+  logging::SetUp("worker", "cr-worker[%P] %l: %v", level, fd);
 }
 
 // All that is made ready before a client comes.
@@ -147,7 +122,7 @@ void Restart(const std::string& visible_devices, const driverabi::DriverSettings
   arguments.push_back(nullptr);
   if (log_fd != 2) dup2(log_fd, 2);  // the new start captures it again
   execv("/proc/self/exe", arguments.data());
-  spdlog::error("cannot start again for this session: {}", strerror(errno));
+  logging::Error("cannot start again for this session: {}", strerror(errno));
 }
 
 bool KeepOpen(int fd) { return fcntl(fd, F_SETFD, 0) == 0; }
@@ -241,7 +216,7 @@ bool WarmUp(const Options& options, Warm* warm, std::string* error) {
   if (!ChooseDriver(options.driver, &warm->driver, &works, error)) {
     // The driver counts from 0 what it shows, and was told to show these.
     if (!options.gpus.empty() && works) {
-      spdlog::debug("{}", *error);
+      logging::Debug("{}", *error);
       *error = "there is no GPU " + Numbers(options.gpus) + " (GPUs are numbered from 0)";
     }
     return false;
@@ -275,7 +250,7 @@ int Serve(const Options& options, char** argv) {
   std::string error;
   std::unique_ptr<WorkerLink> link = WorkerLink::Open(options.link_fd, &error);
   if (!link) {
-    spdlog::error("{}", error);
+    logging::Error("{}", error);
     return 2;
   }
   OutputCapture output;
@@ -285,7 +260,7 @@ int Serve(const Options& options, char** argv) {
   WorkerAssign assign;
   const bool assigned = options.assigned_fd >= 0;
   if (assigned && !ReadAssign(options, &assign)) {
-    spdlog::error("the session's assignment is lost");
+    logging::Error("the session's assignment is lost");
     return 1;
   }
   const bool captured = output.Install(&error);
@@ -383,7 +358,7 @@ int Serve(const Options& options, char** argv) {
     }
   }).detach();
   const std::string reason = executor.Run();
-  spdlog::info("session {} ends: {}", assign.session, reason);
+  logging::Info("session {} ends: {}", assign.session, reason);
   pchannel->End(reason);
   link->SendEnded(reason);
   _exit(0);

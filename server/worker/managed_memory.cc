@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "proto/logging/log.h"
 #include "proto/mirror/mirror.h"
 #include "server/worker/device_arena.h"
-#include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
 
@@ -32,7 +32,7 @@ bool ManagedMemory::ReserveLocked() {
   CUresult result;
   reserved_ = ReserveAddressesAt(driver_, kManagedBase, kManagedBytes, &result);
   if (reserved_ == 0)
-    spdlog::warn("the driver does not give the addresses of managed memory: CUDA error {}", int(result));
+    logging::Warn("the driver does not give the addresses of managed memory: CUDA error {}", int(result));
   return reserved_ != 0;
 }
 

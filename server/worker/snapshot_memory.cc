@@ -7,10 +7,10 @@
 #include <cstring>
 #include <thread>
 
+#include "proto/logging/log.h"
 #include "proto/machine/machine_memory.h"
 #include "server/worker/device_arena.h"
 #include "server/worker/side_reads.h"
-#include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -218,7 +218,7 @@ bool SnapshotMemory::GiveWay() {
     }
     UnmapLocked(address, piece.bytes);
   }
-  spdlog::info("the job needs device memory: {} bytes of a checkpoint moved to host memory, {} were dropped", moved, lost);
+  logging::Info("the job needs device memory: {} bytes of a checkpoint moved to host memory, {} were dropped", moved, lost);
   return true;
 }
 
@@ -227,7 +227,7 @@ void SnapshotMemory::Watch() {
     std::this_thread::sleep_for(kWatchEvery);
     std::lock_guard<std::mutex> lock(mutex_);
     if (pieces_.empty() || std::chrono::steady_clock::now() - used_ < patience_) continue;
-    spdlog::warn("nobody reads what a checkpoint keeps on the GPU: it is freed");
+    logging::Warn("nobody reads what a checkpoint keeps on the GPU: it is freed");
     while (!pieces_.empty()) FreeLocked(pieces_.begin());
   }
 }

@@ -9,11 +9,11 @@
 
 #include "proto/api/call_traits.gen.h"
 #include "proto/codec/codec.h"
+#include "proto/logging/log.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/failures.h"
 #include "server/worker/managed_memory.h"
-#include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -283,7 +283,7 @@ void WorkerSession::Answered(const FrameHeader& header, CUresult result, std::st
   const ChannelStatus status =
       parts_.channel->Reply(header.sequence, header.call, uint32_t(result), pending, message, payload);
   if (status == ChannelStatus::kTooLarge) {
-    spdlog::error("the reply to call {} is too large ({} bytes)", header.call, message.size());
+    logging::Error("the reply to call {} is too large ({} bytes)", header.call, message.size());
     parts_.channel->Reply(header.sequence, header.call, CUDA_ERROR_UNKNOWN, 0, {}, std::string_view());
   }
 }
@@ -386,7 +386,7 @@ void WorkerSession::ShareArena(int device) {
       if (!may_reach(from, memory_of)) continue;
       const CUresult result = arena().EnablePeer(memory_of, from);
       if (result != CUDA_SUCCESS)
-        spdlog::warn("GPU {} cannot reach GPU {}: CUDA error {}", from, memory_of, int(result));
+        logging::Warn("GPU {} cannot reach GPU {}: CUDA error {}", from, memory_of, int(result));
     }
   }
 }
@@ -537,7 +537,7 @@ void WorkerSession::RegisterHostRanges() {
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) {
       range.registered_in = context.id;
     } else {
-      spdlog::warn("cannot register {} pinned bytes: CUDA error {}", range.bytes, int(result));
+      logging::Warn("cannot register {} pinned bytes: CUDA error {}", range.bytes, int(result));
     }
   }
 }
@@ -651,7 +651,7 @@ CUresult WorkerSession::MoveCode(uint64_t handle, VariablePlace* placed, const s
     const CodeWords found = MoveCodeTo(table_, now->second, wanted, reload, &pads);
     for (const CUmodule pad : pads) code_pads_.emplace_back(info->ref, pad);
     // The tool that replays finds out whether the job can go on with that (OpCodeWords).
-    if (loaded && found != wanted) spdlog::info("{}: its functions lie elsewhere than before", NameOfModule(handle));
+    if (loaded && found != wanted) logging::Info("{}: its functions lie elsewhere than before", NameOfModule(handle));
   }
   placed->loaded = loaded;
   return loaded ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -739,11 +739,11 @@ CUresult WorkerSession::MoveVariables(uint64_t handle, VariablePlace* placed, co
   const size_t count = std::min(placed->parts.size(), wanted.parts.size());
   for (size_t i = 0; i < count; ++i) {
     if (placed->parts[i].lowest == wanted.parts[i].lowest) continue;
-    spdlog::error("{} of a module would be at {:#x} and not at {:#x}, where pointers to it lead", NameOfPart(handle, i),
+    logging::Error("{} of a module would be at {:#x} and not at {:#x}, where pointers to it lead", NameOfPart(handle, i),
                   placed->parts[i].lowest, wanted.parts[i].lowest);
   }
   if (placed->parts.size() != wanted.parts.size()) {
-    spdlog::error("a module had {} variables and has {}", wanted.parts.size(), placed->parts.size());
+    logging::Error("a module had {} variables and has {}", wanted.parts.size(), placed->parts.size());
   }
   return CUDA_ERROR_INVALID_ADDRESS_SPACE;
 }

@@ -52,6 +52,7 @@ HEAVY = re.compile(r"^(absl|grpc|grpcpp|google/protobuf|spdlog|fmt|CLI)/|\.pb\.h
 PACKAGE_OF = {
     "absl": "libabsl-dev",
     "CLI": "libcli11-dev",
+    "fmt": "libfmt-dev",
     "gmock": "libgmock-dev",
     "google": "libprotobuf-dev",
     "grpc": "libgrpc++-dev",

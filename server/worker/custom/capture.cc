@@ -20,12 +20,12 @@
 #include "proto/codec/named.gen.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/codec/stream.gen.h"
+#include "proto/logging/log.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/graph_nodes.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/worker_session.h"
-#include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -262,7 +262,7 @@ CUresult OpGraphCapture(Session& session, const Request& request, const wire::Op
     if (result != CUDA_SUCCESS) {
       // It may have failed the first time too: the graph's shape will tell.
       if (++failures == 1)
-        spdlog::warn("a capture made again: {} failed with CUDA error {}", CallName(header.call), int(result));
+        logging::Warn("a capture made again: {} failed with CUDA error {}", CallName(header.call), int(result));
     }
   }
   CUgraph graph = nullptr;

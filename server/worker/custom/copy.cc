@@ -5,13 +5,13 @@
 #include <cuda.h>
 
 #include "proto/codec/copy.gen.h"
+#include "proto/logging/log.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/copy_answer.h"
 #include "server/worker/driver_hooks.h"
 #include "server/worker/uploads.h"
 #include "server/worker/worker_session.h"
-#include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -21,7 +21,7 @@ constexpr size_t kSmallReply = 64 << 10;
 
 // Copies of pageable memory in a captured stream would read or write a buffer that is long gone when the graph runs.
 CUresult RefuseCapture(const char* what) {
-  spdlog::warn("{} of pageable memory in a stream that is being captured is not supported; use pinned memory", what);
+  logging::Warn("{} of pageable memory in a stream that is being captured is not supported; use pinned memory", what);
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 

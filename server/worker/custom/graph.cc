@@ -10,11 +10,11 @@
 
 #include "proto/codec/graph.gen.h"
 #include "proto/codec/stream.gen.h"
+#include "proto/logging/log.h"
 #include "server/dispatch/conditional_bodies.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/graph_nodes.h"
-#include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -108,7 +108,7 @@ CUresult Custom_cuGraphConditionalHandleCreate(Session& session, const Request&,
   if (result != CUDA_SUCCESS) return result;
   if (in.expected != 0 && handle != in.expected) {
     // Kernels have the other number among their arguments.
-    spdlog::error("the driver numbers the conditional handles of a graph in another way than before ({} instead of {})",
+    logging::Error("the driver numbers the conditional handles of a graph in another way than before ({} instead of {})",
                   handle, in.expected);
     return CUDA_ERROR_NOT_SUPPORTED;
   }

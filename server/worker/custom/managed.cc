@@ -15,12 +15,12 @@
 #include <mutex>
 
 #include "proto/codec/operations.gen.h"
+#include "proto/logging/log.h"
 #include "proto/mirror/mirror.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/mirror_requests.h"
 #include "server/worker/worker_session.h"
-#include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -71,7 +71,7 @@ CUresult OpMirrorAdd(Session& session, const Request&, const wire::OpMirrorAdd_R
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (fits && !HostMayTouch(worker, in.address, *range)) {
-    spdlog::warn("the driver does not let the host use this variable while kernels run: not supported");
+    logging::Warn("the driver does not let the host use this variable while kernels run: not supported");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   const size_t bytes = in.bytes;

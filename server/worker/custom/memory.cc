@@ -8,6 +8,7 @@
 #include <cuda.h>
 
 #include "proto/codec/operations.gen.h"
+#include "proto/logging/log.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/work.h"
@@ -15,7 +16,6 @@
 #include "server/worker/failures.h"
 #include "server/worker/snapshot_memory.h"
 #include "server/worker/worker_session.h"
-#include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -87,7 +87,7 @@ CUresult OpMemAlloc(Session& session, const Request&, const wire::OpMemAlloc_Req
   if (in.pool != 0 && !session.Real(Kind::kMemoryPool, in.pool, &pool) && in.at == 0) return CUDA_ERROR_INVALID_HANDLE;
   if (in.pool != 0 && worker.ipc().Holds(in.pool)) return CUDA_ERROR_INVALID_VALUE;  // another session's
   if (ordered && IsCaptured(stream)) {
-    spdlog::warn("cuMemAllocAsync in a stream that is being captured is not supported");
+    logging::Warn("cuMemAllocAsync in a stream that is being captured is not supported");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   // No call of the driver's would give the error of a kernel that failed.
@@ -133,7 +133,7 @@ CUresult OpMemFree(Session& session, const Request&, const wire::OpMemFree_Reque
     if (!session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
     if (worker.current_ref().id == 0) return CUDA_ERROR_INVALID_CONTEXT;
     if (IsCaptured(stream)) {
-      spdlog::warn("cuMemFreeAsync in a stream that is being captured is not supported");
+      logging::Warn("cuMemFreeAsync in a stream that is being captured is not supported");
       return CUDA_ERROR_NOT_SUPPORTED;
     }
     CUevent event = nullptr;

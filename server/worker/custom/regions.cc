@@ -15,6 +15,7 @@
 #include "proto/chunkhash/chunk_hash.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/driverabi/address_search.h"
+#include "proto/logging/log.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/array_contents.h"
@@ -22,7 +23,6 @@
 #include "server/worker/driver_hooks.h"
 #include "server/worker/snapshot_memory.h"
 #include "server/worker/worker_session.h"
-#include "spdlog/spdlog.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -324,7 +324,7 @@ CUresult ResolveHeap(WorkerSession& worker, uint64_t handle, uint64_t offset, ui
   uint64_t base = 0, size = 0;
   std::string problem;
   if (!worker.heaps().Find(handle, &base, &size, &problem)) {
-    spdlog::error("the heap of a context's kernels: {}", problem);
+    logging::Error("the heap of a context's kernels: {}", problem);
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   if (offset > size || bytes > size - offset) return CUDA_ERROR_INVALID_VALUE;

@@ -4,12 +4,12 @@
 // again until that number comes, and the others are given back. The replayer asks for them in their order.
 
 #include <cuda.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "proto/codec/texture.gen.h"
+#include "proto/logging/log.h"
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/dispatch/runtime.h"
@@ -64,7 +64,7 @@ CUresult MakeNumbered(uint64_t wanted, const Make& make, const Destroy& destroy,
   }
   for (const uint64_t other : others) destroy(other);
   if (result == CUDA_ERROR_NOT_FOUND && !others.empty()) {
-    spdlog::warn("a texture or surface object cannot be number {} again: the driver gave {} first, and up to {}", wanted,
+    logging::Warn("a texture or surface object cannot be number {} again: the driver gave {} first, and up to {}", wanted,
                  others.front(), highest);
   }
   return result;
