@@ -190,6 +190,9 @@ def define(message, function_of):
     out += ["}", "", f"bool Decode{message.function}(std::string_view bytes, {message.cpp}* message) {{",
             f"  *message = {message.cpp}();"]
     out += [f"  message->{f.name} = {ZERO.get(f.type, '{}')};" for f in message.fields if f.initially]
+    # So is a message that is not in the bytes. What it says of a field that is `needed` does not count then.
+    out += [f"  Decode{function_of(f)}(std::string_view(), &message->{f.name});"
+            for f in message.fields if f.message and not f.repeated]
     out += ["  const bool read = wire::ReadMessage(bytes, [&](wire::Reader& reader) {", "    switch (reader.field()) {"]
     for f in message.fields:
         out += get(f, function_of)

@@ -44,6 +44,12 @@ class MessagesTest(unittest.TestCase):
         self.assertIn("message->n = 0;", source)
         self.assertIn("return reader.Get(&message->s, 5);", source)
 
+    def test_a_message_that_is_not_in_the_bytes_is_zero(self):
+        _, source = self.make('message I {\n  int32 n = 1 [(initially) = "-1"];\n}\n'
+                              "message M {\n  I one = 1;\n  repeated I more = 2;\n}\n")
+        self.assertIn("  DecodeI(std::string_view(), &message->one);\n  const bool read", source)
+        self.assertNotIn("DecodeI(std::string_view(), &message->more", source)
+
     def test_an_enum_has_no_zero(self):
         header, source = self.make("enum CallKind {\n  CALL_KIND_NONE = 0;\n  CALL_KIND_LONG_ONE = 4;  // why\n}\n")
         self.assertIn("enum class CallKind : uint32_t {\n  kLongOne = 4,  // why\n};", header)

@@ -14,7 +14,17 @@ TEST(ServerMessages, WorkerLink) {
   const std::string package = "cuda_remote.server.";
   wire::CompareWithLibprotobuf<WorkerReady>(&file, package + "WorkerReady", &EncodeWorkerReady, &DecodeWorkerReady);
   wire::CompareWithLibprotobuf<WorkerStats>(&file, package + "WorkerStats", &EncodeWorkerStats, &DecodeWorkerStats);
-  // Not WorkerAssignment: a Hello that is not in its bytes is one with initial values.
+  wire::CompareWithLibprotobuf<WorkerAssignment>(&file, package + "WorkerAssignment", &EncodeWorkerAssignment,
+                                                 &DecodeWorkerAssignment);
+}
+
+TEST(ServerMessages, AHelloThatIsNotInTheBytesIsZero) {
+  // Though a new one begins with other values.
+  WorkerAssign assign;
+  EXPECT_EQ(assign.hello.gpu, -1);
+  ASSERT_TRUE(DecodeWorkerAssignment("", &assign));
+  EXPECT_EQ(assign.hello.gpu, 0);
+  EXPECT_EQ(assign.hello.wire_version, 0u);
 }
 
 TEST(ServerMessages, Ask) {
