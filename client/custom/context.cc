@@ -132,7 +132,7 @@ CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
     handle = session.PrimaryContextLocked(dev);
     if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
     if (session.LivePrimaryContextLocked(dev)) {
-      ++session.primary_retains(dev);
+      session.primary_contexts().Retain(dev);
       *pctx = AsContext(handle);
       return CUDA_SUCCESS;
     }
@@ -145,9 +145,9 @@ CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
   {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
     // More than 1 after a reset.
-    ++session.primary_retains(dev);
+    session.primary_contexts().Retain(dev);
     Object* const object = session.handles().Find(Kind::kContext, handle);
-    object->flags = session.primary_flags(dev);
+    object->flags = session.primary_contexts().flags(dev);
     object->id = session.NextId();
     session.SetActiveLocked(handle, object, true);
   }
@@ -165,11 +165,11 @@ CUresult Custom_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
   uint64_t handle;
   {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
-    int& retains = session.primary_retains(dev);
+    const int retains = session.primary_contexts().retains(dev);
     if (retains == 0) return CUDA_ERROR_INVALID_CONTEXT;
     handle = session.PrimaryContextLocked(dev);
     if (retains > 1 || !session.LivePrimaryContextLocked(dev)) {
-      --retains;
+      session.primary_contexts().Release(dev);
       return CUDA_SUCCESS;
     }
   }
@@ -179,8 +179,7 @@ CUresult Custom_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   Forget(call, handle);
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
-  session.primary_retains(dev) = 0;
+  session.primary_contexts().Release(dev);
   return CUDA_SUCCESS;
 }
 
@@ -219,7 +218,7 @@ CUresult Custom_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) 
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   std::unique_lock<std::shared_mutex> lock(session.mutex());
-  session.primary_flags(dev) = flags;
+  session.primary_contexts().SetFlags(dev, flags);
   if ((flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC) session.connection().WaitAsleep();
   Object* const context = session.LivePrimaryContextLocked(dev);
   if (!context) return CUDA_SUCCESS;
@@ -246,7 +245,7 @@ CUresult Custom_cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int* flags, in
   if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckDevice(session, dev); result != CUDA_SUCCESS) return result;
   std::unique_lock<std::shared_mutex> lock(session->mutex());
-  *flags = session->primary_flags(dev);
+  *flags = session->primary_contexts().flags(dev);
   *active = session->LivePrimaryContextLocked(dev) != nullptr;
   return CUDA_SUCCESS;
 }

@@ -76,21 +76,16 @@ void Remember(Call& call, Kind kind, uint64_t value, const ResourceObject& objec
   } else {
     call.Created({kind, key}, {needs});
   }
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
-  (kind == Kind::kTexture ? session.textures() : session.surfaces())[key] = object;
+  session.resource_objects(kind).Insert(key, object);
 }
 
 // Looks an object of the current context up.
 CUresult Look(const CallInfo& info, Kind kind, uint64_t value, ResourceObject* object) {
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  Session& session = call.session();
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
-  const auto& all = kind == Kind::kTexture ? session.textures() : session.surfaces();
-  const auto it = all.find(KeyOf(call.thread().current_context(), value));
-  if (value >> kValueBits != 0 || it == all.end()) return CUDA_ERROR_INVALID_VALUE;
-  *object = it->second;
-  return CUDA_SUCCESS;
+  const uint64_t key = KeyOf(call.thread().current_context(), value);
+  const bool found = value >> kValueBits == 0 && call.session().resource_objects(kind).Find(key, object);
+  return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 // What is no object is destroyed as well as any other, natively, too.
@@ -98,13 +93,8 @@ template <typename Request>
 CUresult Destroy(const CallInfo& info, Kind kind, uint64_t value, uint64_t Request::*member) {
   Call call(info);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
-  Session& session = call.session();
   const uint64_t key = KeyOf(call.thread().current_context(), value);
-  {
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
-    const auto& all = kind == Kind::kTexture ? session.textures() : session.surfaces();
-    if (value >> kValueBits != 0 || all.count(key) == 0) return CUDA_SUCCESS;
-  }
+  if (value >> kValueBits != 0 || !call.session().resource_objects(kind).Contains(key)) return CUDA_SUCCESS;
   Request request;
   request.*member = value;
   request.Encode(&call.message());

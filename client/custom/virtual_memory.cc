@@ -47,8 +47,7 @@ CUresult Custom_cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignm
   call.message().clear();
   request.Encode(&call.message());
   call.Created({Kind::kReservation, reply.address});
-  std::unique_lock<std::shared_mutex> lock(call.session().mutex());
-  call.session().reservations().Insert(reply.address, size, 0);
+  call.session().virtual_memory().Reserve(reply.address, size);
   *ptr = reply.address;
   return CUDA_SUCCESS;
 }
@@ -63,8 +62,7 @@ CUresult Custom_cuMemAddressFree(CUdeviceptr ptr, size_t size) {
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) return result;
   call.Destroyed({Kind::kReservation, ptr});
-  std::unique_lock<std::shared_mutex> lock(call.session().mutex());
-  call.session().reservations().Erase(ptr);
+  call.session().virtual_memory().Free(ptr);
   return CUDA_SUCCESS;
 }
 
@@ -77,9 +75,8 @@ CUresult Custom_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGener
   {
     std::shared_lock<std::shared_mutex> lock(session.mutex());
     const Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle);
-    const auto* range = session.reservations().Find(ptr);
-    if (!memory || memory->released || !range || !range->Contains(ptr, size)) return CUDA_ERROR_INVALID_VALUE;
-    reservation = range->start;
+    reservation = session.virtual_memory().ReservationOf(ptr, size);
+    if (!memory || memory->released || !reservation) return CUDA_ERROR_INVALID_VALUE;
   }
   wire::cuMemMap_Request request;
   request.ptr = ptr;
@@ -92,7 +89,7 @@ CUresult Custom_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGener
   call.Created({Kind::kMapping, ptr}, {{Kind::kReservation, reservation}, {Kind::kPhysicalMemory, handle}});
   std::unique_lock<std::shared_mutex> lock(session.mutex());
   if (Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle)) ++memory->mappings;
-  session.mappings().Insert(ptr, size, handle);
+  session.virtual_memory().Map({ptr, size, handle});
   DeviceRange range;
   range.source = DeviceRange::kMapped;
   range.buffer_id = session.NextId();
@@ -112,16 +109,11 @@ CUresult Custom_cuMemUnmap(CUdeviceptr ptr, size_t size) {
   // The driver has accepted the range, so it holds whole mappings: one or several.
   Session& session = call.session();
   std::unique_lock<std::shared_mutex> lock(session.mutex());
-  std::vector<std::pair<uint64_t, uint64_t>> gone;  // start, physical memory
-  for (auto& [start, mapping] : session.mappings()) {
-    if (start >= ptr && start < ptr + size) gone.emplace_back(start, mapping.value);
-  }
-  for (const auto& [start, handle] : gone) {
-    session.mappings().Erase(start);
-    session.device_ranges().Erase(start);
-    session.DropLocked({Kind::kMapping, start});
-    if (Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle)) --memory->mappings;
-    DropIfUnusedLocked(session, handle);
+  for (const VirtualMemoryMap::Mapping& gone : session.virtual_memory().Unmap(ptr, size)) {
+    session.device_ranges().Erase(gone.start);
+    session.DropLocked({Kind::kMapping, gone.start});
+    if (Object* memory = session.handles().Find(Kind::kPhysicalMemory, gone.memory)) --memory->mappings;
+    DropIfUnusedLocked(session, gone.memory);
   }
   return CUDA_SUCCESS;
 }
@@ -139,19 +131,12 @@ CUresult Custom_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDe
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) return result;
   // One record for each mapping, so that it goes when that mapping goes.
-  std::vector<std::pair<uint64_t, uint64_t>> mappings;
-  {
-    std::shared_lock<std::shared_mutex> lock(call.session().mutex());
-    for (auto& [start, mapping] : call.session().mappings()) {
-      if (start >= ptr && start < ptr + size) mappings.emplace_back(start, mapping.bytes);
-    }
-  }
-  for (const auto& [start, bytes] : mappings) {
-    request.ptr = start;
-    request.size = bytes;
+  for (const VirtualMemoryMap::Mapping& mapping : call.session().virtual_memory().In(ptr, size)) {
+    request.ptr = mapping.start;
+    request.size = mapping.bytes;
     call.message().clear();
     request.Encode(&call.message());
-    call.Modified({Kind::kMapping, start}, PlacesKey(desc, count));
+    call.Modified({Kind::kMapping, mapping.start}, PlacesKey(desc, count));
   }
   return CUDA_SUCCESS;
 }
@@ -166,10 +151,9 @@ CUresult Custom_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle
   wire::cuMemRetainAllocationHandle_Request request;
   {
     std::unique_lock<std::shared_mutex> lock(session.mutex());
-    const auto* mapping = session.mappings().Find(reinterpret_cast<uint64_t>(addr));
-    Object* memory = mapping ? session.handles().Find(Kind::kPhysicalMemory, mapping->value) : nullptr;
+    request.handle = session.virtual_memory().MemoryAt(reinterpret_cast<uint64_t>(addr));
+    Object* memory = request.handle ? session.handles().Find(Kind::kPhysicalMemory, request.handle) : nullptr;
     if (!memory) return CUDA_ERROR_INVALID_VALUE;
-    request.handle = mapping->value;
     if (!memory->released) {
       ++memory->retained;
       *handle = request.handle;

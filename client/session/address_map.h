@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Address ranges by start, without overlap: which allocation does a pointer lie in?
 //
-// Not thread-safe; the session's lock guards it.
+// Not thread-safe: the lock of what it is a part of guards it.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_ADDRESS_MAP_H_
 #define CUDA_REMOTE_CLIENT_SESSION_ADDRESS_MAP_H_
 

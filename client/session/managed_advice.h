@@ -2,7 +2,8 @@
 // What the application has advised about managed memory (cuMemAdvise, prefetches). Nothing follows from it; it is kept
 // so that cuMemRangeGetAttribute answers what was set, page by page.
 //
-// Not thread-safe; the session's lock guards it.
+// Thread-safe; a lock of its own, under which nothing else is locked: neither `change` nor `look` below may lock
+// anything.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_MANAGED_ADVICE_H_
 #define CUDA_REMOTE_CLIENT_SESSION_MANAGED_ADVICE_H_
 
@@ -13,6 +14,8 @@
 #include <iterator>
 #include <map>
 #include <set>
+
+#include "client/session/guarded.h"
 
 namespace cuda_remote::client {
 
@@ -33,11 +36,12 @@ class ManagedAdvice {
  public:
   // Changes the advice of all pages of [address, address + bytes).
   template <typename Change>
-  void Update(uint64_t address, uint64_t bytes, const Change& change) {
+  void Update(uint64_t address, uint64_t bytes, const Change& change) CR_EXCLUDES(mutex_) {
+    MutexLock lock(&mutex_);
     const uint64_t start = address & ~(kPage - 1);
     const uint64_t end = (address + bytes + kPage - 1) & ~(kPage - 1);
-    Split(start);
-    Split(end);
+    SplitLocked(start);
+    SplitLocked(end);
     // What has no entry yet gets one, piece by piece between those that are there.
     for (uint64_t at = start; at < end;) {
       auto it = pieces_.lower_bound(at);
@@ -52,7 +56,8 @@ class ManagedAdvice {
 
   // Calls look(advice) for every piece of the range, a default one for pages of which nothing is known.
   template <typename Look>
-  void Visit(uint64_t address, uint64_t bytes, const Look& look) const {
+  void Visit(uint64_t address, uint64_t bytes, const Look& look) const CR_EXCLUDES(mutex_) {
+    MutexLock lock(&mutex_);
     const uint64_t end = address + bytes;
     for (uint64_t at = address; at < end;) {
       auto it = pieces_.upper_bound(at);
@@ -67,10 +72,11 @@ class ManagedAdvice {
   }
 
   // The memory is gone.
-  void Forget(uint64_t address, uint64_t bytes) {
+  void Forget(uint64_t address, uint64_t bytes) CR_EXCLUDES(mutex_) {
+    MutexLock lock(&mutex_);
     const uint64_t end = (address + bytes + kPage - 1) & ~(kPage - 1);
-    Split(address);
-    Split(end);
+    SplitLocked(address);
+    SplitLocked(end);
     pieces_.erase(pieces_.lower_bound(address), pieces_.lower_bound(end));
   }
 
@@ -81,7 +87,7 @@ class ManagedAdvice {
     Advice advice;
   };
 
-  void Split(uint64_t at) {
+  void SplitLocked(uint64_t at) CR_REQUIRES(mutex_) {
     auto it = pieces_.upper_bound(at);
     if (it == pieces_.begin()) return;
     --it;
@@ -90,7 +96,8 @@ class ManagedAdvice {
     it->second.end = at;
   }
 
-  std::map<uint64_t, Piece> pieces_;
+  mutable Mutex mutex_;
+  std::map<uint64_t, Piece> pieces_ CR_GUARDED_BY(mutex_);
 };
 
 }  // namespace cuda_remote::client

@@ -102,15 +102,6 @@ struct DisguisedNode {
   CUDA_MEMCPY3D copy{};
 };
 
-// A texture or surface object as the application described it: arrays inside are virtual handles.
-struct ResourceObject {
-  uint64_t context = 0;  // virtual handle
-  CUDA_RESOURCE_DESC resource{};
-  CUDA_TEXTURE_DESC texture{};
-  CUDA_RESOURCE_VIEW_DESC view{};
-  bool has_view = false;
-};
-
 // One GPU of the session, asked for once.
 struct Device {
   std::string name;

@@ -337,22 +337,21 @@ uint64_t Session::SomeContextOn(int device) {
 }
 
 uint64_t Session::PrimaryContextLocked(int device) {
-  uint64_t& handle = primary_contexts_[device];
-  if (handle == 0) {
-    handle = handles_.New(Kind::kContext, 0);
-    if (handle == 0) return 0;
-    Object* const object = handles_.Find(Kind::kContext, handle);
-    object->device = device;
-    object->primary = true;
-    SetActiveLocked(handle, object, false);
-  }
+  if (const uint64_t handle = primary_contexts_.Find(device)) return handle;
+  const uint64_t handle = handles_.New(Kind::kContext, 0);
+  if (handle == 0) return 0;
+  primary_contexts_.Name(device, handle);
+  Object* const object = handles_.Find(Kind::kContext, handle);
+  object->device = device;
+  object->primary = true;
+  SetActiveLocked(handle, object, false);
   return handle;
 }
 
 Object* Session::LivePrimaryContextLocked(int device) {
-  const auto known = primary_contexts_.find(device);
-  if (known == primary_contexts_.end()) return nullptr;
-  Object* const object = handles_.Find(Kind::kContext, known->second);
+  const uint64_t handle = primary_contexts_.Find(device);
+  if (handle == 0) return nullptr;
+  Object* const object = handles_.Find(Kind::kContext, handle);
   return object && object->active ? object : nullptr;
 }
 
@@ -381,10 +380,10 @@ void Session::ForgetLocked(const replay::ObjectKey& dead) {
       handles_.Drop(dead.id);
       break;
     case Kind::kTexture:
-      textures_.erase(dead.id);
+      textures_.Erase(dead.id);
       break;
     case Kind::kSurface:
-      surfaces_.erase(dead.id);
+      surfaces_.Erase(dead.id);
       break;
     case Kind::kHostMemory:
     case Kind::kReservation:

@@ -5,8 +5,11 @@
 // maps and replay log), graphs, gate and checkpoint. It is made at the first driver call that needs a server and never
 // destroyed: the CUDA runtime still calls the driver from its exit handlers.
 //
-// Locking: `mutex()` guards handles, ranges, graphs' records and log, which change together. It is held for table look-ups
-// only, never while a call waits for the server. Other parts have locks of their own.
+// Locking: `mutex()` guards what one call changes together: handles, device and host ranges, freed memory, the pools'
+// accounts, the graphs' records and the log. It is held for table look-ups only, never while a call waits for the server.
+// Other parts have locks of their own. Those of guarded.h, which clang checks, are the last ones in the order: a thread
+// that holds mutex() may take one, and takes no other lock under it. They are added_work, driver_execs, event_times,
+// managed_advice, names, primary_contexts, resource_objects and virtual_memory_map.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_SESSION_H_
 #define CUDA_REMOTE_CLIENT_SESSION_SESSION_H_
 
@@ -40,11 +43,14 @@
 #include "client/session/objects.h"
 #include "client/session/pinned_heap.h"
 #include "client/session/pool_accounts.h"
+#include "client/session/primary_contexts.h"
+#include "client/session/resource_objects.h"
 #include "client/session/settings.h"
 #include "client/session/staged_copies.h"
 #include "client/session/staging.h"
 #include "client/session/thread_state.h"
 #include "client/session/upload_limit.h"
+#include "client/session/virtual_memory_map.h"
 #include "client/trace/control.h"
 #include "proto/channel/client_channel.h"
 #include "proto/driverabi/graph_memory.h"
@@ -123,9 +129,6 @@ class Session final : public trace::Server {
   ObjectTable& handles() { return handles_; }
   AddressMap<DeviceRange>& device_ranges() { return device_ranges_; }
   AddressMap<HostRange>& host_ranges() { return host_ranges_; }
-  // The application's own virtual memory: reservations, and mappings with their physical memory's handle.
-  AddressMap<int>& reservations() { return reservations_; }
-  AddressMap<uint64_t>& mappings() { return mappings_; }
   replay::Log& log() { return log_; }
   FreedMemory& freed_memory() { return freed_memory_; }
   PoolAccounts& pools() { return pools_; }
@@ -155,8 +158,6 @@ class Session final : public trace::Server {
   // Changes with what is known of any function or kernel (Object::info), under mutex().
   uint64_t function_epoch() const { return function_epoch_.load(std::memory_order_acquire); }
   void FunctionsChangedLocked() { function_epoch_.fetch_add(1, std::memory_order_acq_rel); }
-  int& primary_retains(int device) { return primary_retains_[device]; }
-  unsigned& primary_flags(int device) { return primary_flags_[device]; }
   // Which records of graphs stay in the log. Under mutex().
   GraphRecords& graph_records() { return graph_records_; }
   // The application destroyed `object`. True if something was made from it: it stays in the log, and its handle stays
@@ -247,10 +248,11 @@ class Session final : public trace::Server {
   // Whether there has ever been managed memory: what every copy asks first.
   bool uses_managed() const { return uses_managed_.load(std::memory_order_relaxed); }
   void set_uses_managed() { uses_managed_.store(true, std::memory_order_relaxed); }
-  // Under mutex().
+  // Each of these has a lock of its own.
   ManagedAdvice& managed_advice() { return managed_advice_; }
-  std::unordered_map<uint64_t, ResourceObject>& textures() { return textures_; }
-  std::unordered_map<uint64_t, ResourceObject>& surfaces() { return surfaces_; }
+  PrimaryContexts& primary_contexts() { return primary_contexts_; }
+  VirtualMemoryMap& virtual_memory() { return virtual_memory_; }
+  ResourceObjects& resource_objects(Kind kind) { return kind == Kind::kTexture ? textures_ : surfaces_; }
   HostFunctions& host_functions() { return host_functions_; }
 
   // Sends one of our own operations, which stands for no driver call of the application, and waits. Returns the
@@ -339,12 +341,7 @@ class Session final : public trace::Server {
   replay::LiveHandles quiet_events_;
   AddressMap<DeviceRange> device_ranges_;
   AddressMap<HostRange> host_ranges_;
-  AddressMap<int> reservations_;
-  AddressMap<uint64_t> mappings_;
   replay::Log log_;
-  std::unordered_map<int, uint64_t> primary_contexts_;
-  std::unordered_map<int, int> primary_retains_;
-  std::unordered_map<int, unsigned> primary_flags_;
   uint64_t next_id_ = 1;
   GraphRecords graph_records_{&log_, &handles_, [this](replay::ObjectKey object) { DropLocked(object); }};
   driverabi::GraphMemory graph_memory_;
@@ -370,8 +367,9 @@ class Session final : public trace::Server {
   ManagedHome managed_home_;
   std::atomic<bool> uses_managed_{false};
   ManagedAdvice managed_advice_;
-  std::unordered_map<uint64_t, ResourceObject> textures_;
-  std::unordered_map<uint64_t, ResourceObject> surfaces_;
+  PrimaryContexts primary_contexts_;
+  VirtualMemoryMap virtual_memory_;
+  ResourceObjects textures_, surfaces_;
   HostFunctions host_functions_;
   std::unique_ptr<agent::Agent> agent_;
 };
