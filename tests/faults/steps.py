@@ -31,6 +31,7 @@ from harness import Failure, wait_for  # noqa: E402
 
 CASES = {}
 RANKS = 8
+STILL_PARTS = 4  # of apart.cu: so many steps in a row compare all memory that stands still
 LIMIT = int(os.environ.get("CR_LIMIT", 90))  # seconds for anything that is waited for
 
 
@@ -49,6 +50,7 @@ class Ranks:
     def __init__(self, lab, options, size=16, ranks=RANKS, far=False, still=0):
         self.lab = lab
         self.far = far  # moves go over TCP
+        self.least = STILL_PARTS + 2 if still else 3  # reports of a rank that has compared all of its memory since
         self.lab.workers = 2
         program = harness.find(options.programs, "apart")
         if program is None:
@@ -118,7 +120,7 @@ class Ranks:
         def standing():
             for number in self.living():
                 seen[number].add(self.rank(number))
-            return [number for number in seen if len(seen[number] - {None}) < 3]
+            return [number for number in seen if len(seen[number] - {None}) < self.least]
 
         wait_for(
             lambda: not standing() or not self.carrier.running(), LIMIT, lambda: f"ranks {standing()} stand still; {describe()}"
