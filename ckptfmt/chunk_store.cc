@@ -164,21 +164,18 @@ absl::Status ChunkStore::GiveLocked(uint32_t region, uint64_t index, std::option
 }
 
 absl::Status ChunkStore::Add(uint32_t region, uint64_t index, std::string_view bytes, std::function<void()> done) {
-  absl::Status status;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    std::optional<uint64_t> length = bytes.size();
-    status = GiveLocked(region, index, &length);
-    if (status.ok()) {
-      given_bytes_ += bytes.size();
-      jobs_.push_back({region, index, bytes, std::move(done)});
-    }
+  std::unique_lock<std::mutex> lock(mutex_);
+  std::optional<uint64_t> length = bytes.size();
+  absl::Status status = GiveLocked(region, index, &length);
+  if (!status.ok()) {
+    lock.unlock();
+    if (done) done();
+    return status;
   }
-  if (status.ok()) {
-    work_.notify_one();
-  } else if (done) {
-    done();
-  }
+  given_bytes_ += bytes.size();
+  jobs_.push_back({region, index, bytes, std::move(done)});
+  lock.unlock();
+  work_.notify_one();
   return status;
 }
 

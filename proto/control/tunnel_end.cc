@@ -419,7 +419,7 @@ void TunnelEnd::ReadLoop(TunnelStream* stream, Arrivals* arrivals, Lane* lane) {
       hand_over = buffer.Length() >= kLongMessage || arrivals->busy || !arrivals->waiting.empty();
       if (hand_over) {
         arrivals->waiting_bytes += buffer.Length();
-        arrivals->waiting.push_back(std::move(buffer));
+        arrivals->waiting.push_back(buffer);  // shares its bytes: grpc::ByteBuffer cannot be moved
       }
       most = arrivals->waiting_bytes;
     }
@@ -440,7 +440,7 @@ void TunnelEnd::PlaceLoop(TunnelStream* stream, Arrivals* arrivals, Lane* lane) 
   while (true) {
     arrivals->changed.wait(lock, [arrivals] { return arrivals->over || !arrivals->waiting.empty(); });
     if (arrivals->waiting.empty()) return;
-    const grpc::ByteBuffer buffer = std::move(arrivals->waiting.front());
+    const grpc::ByteBuffer buffer = arrivals->waiting.front();
     arrivals->waiting.pop_front();
     arrivals->waiting_bytes -= buffer.Length();
     arrivals->busy = true;
