@@ -15,6 +15,7 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -198,6 +199,56 @@ void LetGoOfStreams(int keep, int terminal) {
   }
 }
 
+std::string Unescaped(const std::string& text) {
+  std::string path;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool escaped = text[i] == '\\' && i + 3 < text.size();
+    path += escaped ? char(strtol(text.substr(i + 1, 3).c_str(), nullptr, 8)) : text[i];
+    if (escaped) i += 3;
+  }
+  return path;
+}
+
+// Where something is mounted below `top`; what is mounted below one of these goes with it.
+std::vector<std::string> MountsBelow(const std::string& top) {
+  std::vector<std::string> all;
+  std::ifstream mounts("/proc/self/mountinfo");
+  for (std::string line; std::getline(mounts, line);) {
+    std::istringstream fields(line);
+    std::string field;
+    for (int i = 0; i < 5; ++i) fields >> field;
+    const std::string path = Unescaped(field);
+    const auto is_below = [&path](const std::string& other) { return path.compare(0, other.size() + 1, other + "/") == 0; };
+    if (is_below(top) && std::none_of(all.begin(), all.end(), is_below)) all.push_back(path);
+  }
+  return all;
+}
+
+// /sys shows the network of whoever mounts it, and programs look there for their interfaces (UCX, and with it MPICH). What
+// is mounted in it stays, such as control groups.
+void ShowOwnNetwork() {
+  constexpr char kSys[] = "/sys";
+  struct statvfs about;
+  const bool read_only = statvfs(kSys, &about) == 0 && (about.f_flag & ST_RDONLY) != 0;
+  std::vector<std::pair<std::string, int>> kept;
+  for (const std::string& path : MountsBelow(kSys)) {
+    const int tree = open_tree(AT_FDCWD, path.c_str(), OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE);
+    if (tree >= 0) kept.emplace_back(path, tree);
+  }
+  const unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC | (read_only ? MS_RDONLY : 0);
+  const bool mounted = mount("sysfs", kSys, "sysfs", flags, nullptr) == 0;
+  if (!mounted) {
+    fprintf(stderr, "cuda-remote: cannot mount /sys for the job: %s; programs see this machine's network interfaces there, "
+            "not the job's\n", strerror(errno));
+  }
+  for (const auto& [path, tree] : kept) {
+    if (mounted && move_mount(tree, "", AT_FDCWD, path.c_str(), MOVE_MOUNT_F_EMPTY_PATH) != 0) {
+      fprintf(stderr, "cuda-remote: cannot show %s to the job: %s\n", path.c_str(), strerror(errno));
+    }
+    close(tree);
+  }
+}
+
 bool SetUp(const Plan& plan, std::string* error) {
   // Mounts made outside later are to be seen here as far as the system shares them; ours are not seen outside.
   if (mount(nullptr, "/", nullptr, MS_REC | MS_SLAVE, nullptr) != 0) {
@@ -212,6 +263,7 @@ bool SetUp(const Plan& plan, std::string* error) {
     *error = WithErrno("cannot mount /proc for the job");
     return false;
   }
+  if (plan.network >= 0) ShowOwnNetwork();
   ShowMounts(plan);
   if (plan.terminal >= 0) {
     // Moving the terminal from group to group would stop this process.
