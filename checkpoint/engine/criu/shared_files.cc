@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -116,9 +117,10 @@ std::set<std::string> LinksIn(std::string_view image) {
   return links;
 }
 
-// The mapped files of a process: the path, the inode, and whether it is shared and may be written.
-void ForEachMapping(const std::string& process,
-                    const std::function<void(const std::string& path, uint64_t inode, bool shared)>& body) {
+// The mapped files of a process: the path, the inode, whether it is shared and may be written, and a link of /proc's to it.
+void ForEachMapping(
+    const std::string& process,
+    const std::function<void(const std::string& path, uint64_t inode, bool shared, const std::string& link)>& body) {
   std::ifstream maps(process + "/maps");
   for (std::string line; std::getline(maps, line);) {
     std::istringstream fields(line);
@@ -126,31 +128,47 @@ void ForEachMapping(const std::string& process,
     uint64_t inode = 0;
     fields >> range >> rights >> offset >> device >> inode >> std::ws;
     std::getline(fields, path);
-    if (inode != 0 && !path.empty() && path[0] == '/') body(path, inode, rights == "rw-s");
+    if (inode == 0 || path.empty() || path[0] != '/') continue;
+    // Without the leading zeros.
+    unsigned long long begin = 0, end = 0;
+    char name[64] = "";
+    if (sscanf(range.c_str(), "%llx-%llx", &begin, &end) == 2) snprintf(name, sizeof(name), "%llx-%llx", begin, end);
+    body(path, inode, rights == "rw-s", process + "/map_files/" + name);
   }
 }
 
-void ForEachDescriptor(const std::string& process,
-                       const std::function<void(const std::string& path, uint64_t inode)>& body) {
+// Likewise its open files.
+void ForEachDescriptor(
+    const std::string& process,
+    const std::function<void(const std::string& path, uint64_t inode, const std::string& link)>& body) {
   ForEachEntry(process + "/fd", [&](const std::string& name) {
     char target[4096];
     const std::string path = process + "/fd/" + name;
     const ssize_t length = readlink(path.c_str(), target, sizeof(target));
     struct stat facts;
     if (length > 0 && target[0] == '/' && stat(path.c_str(), &facts) == 0)
-      body(std::string(target, size_t(length)), facts.st_ino);
+      body(std::string(target, size_t(length)), facts.st_ino, path);
   });
 }
 
+// Whether a link of /proc's leads to another file system, where other files have the same numbers: that of a container's
+// own /dev/shm, for instance.
+bool IsElsewhere(const std::string& link, const struct stat& facts) {
+  struct stat other;
+  return stat(link.c_str(), &other) == 0 && other.st_dev != facts.st_dev;
+}
+
 // A process that has the file open or mapped; 0 if there is none.
-int UserOf(const std::string& path, uint64_t inode) {
+int UserOf(const std::string& path, const struct stat& facts) {
   int user = 0;
   ForEachEntry("/proc", [&](const std::string& name) {
     if (user != 0 || atoi(name.c_str()) <= 0) return;
-    const auto look = [&](const std::string& used, uint64_t number) {
-      if (used == path && number == inode) user = atoi(name.c_str());
+    const auto look = [&](const std::string& used, uint64_t number, const std::string& link) {
+      if (used == path && number == facts.st_ino && !IsElsewhere(link, facts)) user = atoi(name.c_str());
     };
-    ForEachMapping("/proc/" + name, [&](const std::string& used, uint64_t number, bool) { look(used, number); });
+    ForEachMapping("/proc/" + name, [&](const std::string& used, uint64_t number, bool, const std::string& link) {
+      look(used, number, link);
+    });
     ForEachDescriptor("/proc/" + name, look);
   });
   return user;
@@ -213,7 +231,7 @@ bool RestoreFile(const FileFacts& facts, int saved, std::string* error) {
     const bool same = there >= 0 && S_ISREG(now.st_mode) && SameContents(saved, there);
     if (there >= 0) close(there);
     if (same) return true;
-    if (const int user = UserOf(path, now.st_ino); user != 0) {
+    if (const int user = UserOf(path, now); user != 0) {
       *error = "the job shares memory through " + path + ", which now has other contents and is used by process " +
                std::to_string(user) + ": end that process first";
       return false;
@@ -250,8 +268,10 @@ void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder
       if (path != opened) former[path].insert(opened.substr(0, opened.size() - strlen(kDeleted)));
       if (!session.empty()) sessions.push_back(session);
     };
-    ForEachMapping(process, add);
-    ForEachDescriptor(process, [&](const std::string& path, uint64_t inode) {
+    ForEachMapping(process, [&](const std::string& path, uint64_t inode, bool shared, const std::string&) {
+      add(path, inode, shared);
+    });
+    ForEachDescriptor(process, [&](const std::string& path, uint64_t inode, const std::string&) {
       add(path, inode, BeginsWith(path, kSharedMemory));
     });
   }
@@ -265,12 +285,14 @@ void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder
     ForEachEntry("/proc", [&](const std::string& name) {
       const int pid = atoi(name.c_str());
       if (pid <= 0 || std::find(pids.begin(), pids.end(), pid) != pids.end()) return;
-      const auto leave_out = [&](const std::string& opened, uint64_t inode) {
+      const auto leave_out = [&](const std::string& opened, uint64_t inode, const std::string& link) {
         const std::string path = IsTemporary(opened) ? PresentName(opened, inode) : opened;
         const auto at = found.find(path);
-        if (at != found.end() && at->second.st_ino == inode) found.erase(at);
+        if (at != found.end() && at->second.st_ino == inode && !IsElsewhere(link, at->second)) found.erase(at);
       };
-      ForEachMapping("/proc/" + name, [&](const std::string& path, uint64_t inode, bool) { leave_out(path, inode); });
+      ForEachMapping("/proc/" + name, [&](const std::string& path, uint64_t inode, bool, const std::string& link) {
+        leave_out(path, inode, link);
+      });
       ForEachDescriptor("/proc/" + name, leave_out);
     });
   }
@@ -322,7 +344,7 @@ void RemoveGhosts(const std::vector<std::string>& paths) {
       if (number.find_first_not_of("0123456789abcdef") != std::string::npos) return;
       struct stat facts;
       if (known.count(name.substr(0, mark)) == 0 || lstat((folder + name).c_str(), &facts) != 0) return;
-      if (UserOf(folder + name, facts.st_ino) == 0) unlink((folder + name).c_str());
+      if (UserOf(folder + name, facts) == 0) unlink((folder + name).c_str());
     });
   }
 }
