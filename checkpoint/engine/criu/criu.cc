@@ -351,7 +351,8 @@ bool CheckRights(const Job& job, std::string* error) {
     std::vector<uint64_t> more = StatusNumbers(pid, "Groups", 10);
     std::sort(more.begin(), more.end());
     const std::vector<uint64_t> capabilities = StatusNumbers(pid, "CapPrm", 16);
-    if (capabilities.empty() && !IsRunning(pid)) continue;
+    // One that has ended uses its rights no more. Restored, it has CRIU's.
+    if (!IsRunning(pid)) continue;
     if (StatusNumbers(pid, "Uid", 10) == users && StatusNumbers(pid, "Gid", 10) == groups &&
         std::equal(more.begin(), more.end(), account->groups.begin(), account->groups.end()) &&
         capabilities == std::vector<uint64_t>{0}) {

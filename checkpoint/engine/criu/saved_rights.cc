@@ -17,6 +17,10 @@ using protozero::pbf_wire_type;
 constexpr uint32_t kCoreMagic = 0x55053847, kIdsMagic = 0x54432030;
 // Of a CoreEntry (CRIU's images/core.proto), its ThreadCoreEntry and the CredsEntry in that (images/creds.proto).
 constexpr protozero::pbf_tag_type kIdsField = 4, kThreadField = 5, kCredsField = 10;
+// Of a CoreEntry, its TaskCoreEntry, and of that the state; a process that has ended and waits for its parent (TASK_DEAD)
+// executes nothing any more, and CRIU saves no credentials of it.
+constexpr protozero::pbf_tag_type kTaskField = 3, kStateField = 1;
+constexpr uint64_t kDead = 2;
 constexpr protozero::pbf_tag_type kFirstUser = 1, kLastNumber = 8, kFirstCapabilities = 9, kBounding = 12,
                                   kSecureBits = 13, kGroups = 14, kAmbient = 19;
 // Of a TaskKobjIdsEntry (images/core.proto): the namespaces, and where an InventoryEntry has the root task's.
@@ -91,12 +95,24 @@ bool HasOnly(protozero::pbf_reader ids, const Namespaces& own) {
 // As WrongIn, for the threads of a core-*.img. Its process may be in the namespaces `own`.
 std::string WrongInCore(std::string_view image, const Account& account, const Namespaces& own) {
   std::string wrong;
-  size_t found = 0;
+  size_t found = 0, dead = 0, alive = 0;
   const bool read = ReadEntries(image, kCoreMagic, [&](protozero::pbf_reader core) {
     while (core.next()) {
       // Old versions have them here.
       if (core.tag() == kIdsField && core.wire_type() == pbf_wire_type::length_delimited) {
         if (!HasOnly(core.get_message(), own)) wrong = "namespaces that are not the job's";
+        continue;
+      }
+      if (core.tag() == kTaskField && core.wire_type() == pbf_wire_type::length_delimited) {
+        protozero::pbf_reader task = core.get_message();
+        while (task.next()) {
+          if (task.tag() != kStateField) {
+            task.skip();
+            continue;
+          }
+          // The last of several counts.
+          for (const uint64_t state : Numbers(&task)) ++(state == kDead ? dead : alive);
+        }
         continue;
       }
       if (core.tag() != kThreadField || core.wire_type() != pbf_wire_type::length_delimited) {
@@ -116,7 +132,7 @@ std::string WrongInCore(std::string_view image, const Account& account, const Na
     }
   });
   if (!read) return "credentials that are not understood";
-  return found == 0 ? "no credentials" : wrong;
+  return found == 0 && (dead == 0 || alive > 0) ? "no credentials" : wrong;
 }
 
 // The namespaces that CRIU was in: inventory.img has one magic number, and one entry.

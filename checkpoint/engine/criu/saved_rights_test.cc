@@ -131,6 +131,28 @@ TEST_F(SavedRightsTest, RefusesWhatSaysNothing) {
   EXPECT_NE(Said().find("no processes"), std::string::npos) << Said();
 }
 
+// As a program leaves it that does not wait for its children.
+TEST_F(SavedRightsTest, TakesProcessesThatHaveEnded) {
+  const auto with_states = [](const std::vector<uint32_t>& states) {
+    std::string bytes;
+    pbf_writer core(bytes);
+    for (const uint32_t state : states) {
+      std::string task;
+      pbf_writer(task).add_uint32(1, state);
+      core.add_message(3, task);
+    }
+    return bytes;
+  };
+  WriteCore(with_states({2}));
+  EXPECT_EQ(Said(), "");
+  for (const std::vector<uint32_t>& states : {std::vector<uint32_t>{1}, {2, 1}, {1, 2}, {3}, {6}}) {
+    WriteCore(with_states(states));
+    EXPECT_NE(Said().find("no credentials"), std::string::npos) << Said();
+  }
+  WriteCore(with_states({2}) + Core({Creds(1, 0)}));
+  EXPECT_NE(Said().find("user 0"), std::string::npos) << Said();
+}
+
 TEST_F(SavedRightsTest, RefusesOtherNamespaces) {
   Write("ids-7.img", Word(kMagic) + Word(kIds) + Entry(Ids(77)));
   EXPECT_NE(Said().find("not the job's (ids-7.img)"), std::string::npos) << Said();
