@@ -139,9 +139,13 @@ bool ReadStreamImage(std::string_view image, const std::function<void(protozero:
   return true;
 }
 
-bool ReadLinks(std::string_view image, const std::function<void(uint32_t file, uint32_t link)>& entry) {
-  // A RemapFilePathEntry (images/remap-file-path.proto).
-  constexpr uint32_t kLinked = 0;
+namespace {
+
+// Of a RemapFilePathEntry (images/remap-file-path.proto): its type.
+constexpr uint32_t kLinked = 0, kGhost = 1;
+
+bool ReadRemaps(std::string_view image, uint32_t wanted,
+                const std::function<void(uint32_t file, uint32_t other)>& entry) {
   return ReadEntries(image, kLinksMagic, [&](protozero::pbf_reader fields) {
     uint32_t file = 0, link = 0, type = kLinked;
     while (fields.next()) {
@@ -157,8 +161,18 @@ bool ReadLinks(std::string_view image, const std::function<void(uint32_t file, u
         fields.skip();
       }
     }
-    if (type == kLinked) entry(file, link);
+    if (type == wanted) entry(file, link);
   });
+}
+
+}  // namespace
+
+bool ReadLinks(std::string_view image, const std::function<void(uint32_t file, uint32_t link)>& entry) {
+  return ReadRemaps(image, kLinked, entry);
+}
+
+bool ReadGhosts(std::string_view image, const std::function<void(uint32_t file, uint32_t ghost)>& entry) {
+  return ReadRemaps(image, kGhost, entry);
 }
 
 bool ChangeFiles(std::string* image, const std::function<bool(std::string_view path, FileChange* change)>& change) {

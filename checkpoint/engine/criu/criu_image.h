@@ -36,6 +36,10 @@ bool ReadStreamImage(std::string_view image, const std::function<void(protozero:
 // another one by CRIU's dump: the file, and that name. From CRIU's remap-fpath.img, as above.
 bool ReadLinks(std::string_view image, const std::function<void(uint32_t file, uint32_t link)>& entry);
 
+// Likewise, for each deleted file, whose contents CRIU has saved: its number in files.img, and that of
+// ghost-file-*.img.
+bool ReadGhosts(std::string_view image, const std::function<void(uint32_t file, uint32_t ghost)>& entry);
+
 // What an open plain file in CRIU's files.img is to be instead.
 struct FileChange {
   std::string path;       // empty: stays

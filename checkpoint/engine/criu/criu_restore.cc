@@ -28,7 +28,7 @@ namespace {
 
 constexpr char kHoldName[] = "restore-hold";
 constexpr char kShownImage[] = "/image";  // in the job's folder
-constexpr char kFilesImage[] = "files.img";
+constexpr char kFilesImage[] = "files.img", kRemapsImage[] = "remap-fpath.img";
 constexpr int kLookMs = 200;
 
 bool CopyFile(int folder, const std::string& name, const std::string& to) {
@@ -72,6 +72,7 @@ void CriuRestore::CloseOpened() {
   hold_ = -1;
   if (held_ >= 0) close(held_);
   held_ = -1;
+  ghosts_.Release();
 }
 
 bool CriuRestore::ShowImage(int image, std::string* error) {
@@ -181,6 +182,12 @@ bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
   opened_.push_back(image);
   if (!files_image_.empty() && !ShowImage(image, error)) return false;
   const std::string here = "/proc/self/fd/" + std::to_string(image);
+  std::string files, remaps;
+  // There is none where no file was deleted.
+  if (ReadImageFile(here + "/" + kRemapsImage, &remaps) && ReadImageFile(here + "/" + kFilesImage, &files) &&
+      !ghosts_.Take(GhostsIn(files, remaps), Interrupted, error)) {
+    return false;
+  }
   const std::string seen = files_image_.empty() ? here : job_.directory() + kShownImage;
   if (!MakeHold(error) ||
       !RestoreCommand(job_, facts_, here, seen, job_.directory() + (account_ ? "/user" : ""), terminal, &plan.command,
@@ -208,7 +215,9 @@ bool CriuRestore::AwaitHeld(std::string* error) {
     *error = "interrupted";
     return false;
   }
-  return waiting[0].revents != 0;
+  if (waiting[0].revents == 0) return false;
+  ghosts_.Release();
+  return true;
 }
 
 bool CriuRestore::Finish(Isolated* isolated, std::string* error) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "checkpoint/engine/criu/criu.h"
+#include "checkpoint/engine/criu/ghost_locks.h"
 #include "checkpoint/engine/criu/process_facts.pb.h"
 #include "checkpoint/engine/snapshot_engine.h"
 #include "checkpoint/job/isolate.h"
@@ -72,6 +73,7 @@ class CriuRestore final : public ProcessRestore {
   bool begun_ = false;
   TerminalCopy copy_;
   std::unique_ptr<JobTerminal> terminal_;
+  GhostLocks ghosts_;
   int hold_ = -1;            // the pipe that cr-hold reads
   int held_ = -1;            // inotify of it: cr-hold opens it when the processes are restored
   std::vector<int> opened_;  // what CRIU inherits
