@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <set>
+#include <sstream>
 
 #include "checkpoint/transaction/at_step.h"
 #include "host/move_source.h"
@@ -15,17 +16,31 @@ namespace cuda_remote::host {
 
 using std::chrono::steady_clock;
 
-std::unique_ptr<GroupSave> GroupSave::Open(const std::vector<std::string>& hosts, const control::TlsFiles& tls,
-                                           std::string* error) {
-  if (hosts.empty() || std::set<std::string>(hosts.begin(), hosts.end()).size() != hosts.size()) {
-    *error = "--hosts takes the names of different hosts, separated by commas";
-    return nullptr;
+bool ParseGroup(const std::string& list, const std::string& job, std::vector<GroupPart>* parts, std::string* error) {
+  std::istringstream words(list);
+  std::set<std::string> known;
+  bool once = true;
+  for (std::string word; std::getline(words, word, ',');) {
+    if (word.empty()) continue;
+    const size_t slash = word.find('/');
+    parts->push_back({word.substr(0, slash), slash == std::string::npos ? job : word.substr(slash + 1)});
+    once = once && known.insert(parts->back().host + "/" + parts->back().job).second;
   }
+  if (once && !parts->empty()) return true;
+  *error =
+      "--hosts takes the names of different hosts, separated by commas; of a job with several parts on a host, "
+      "HOST/JOB for each";
+  return false;
+}
+
+std::unique_ptr<GroupSave> GroupSave::Open(const std::vector<GroupPart>& parts, const control::TlsFiles& tls,
+                                           std::string* error) {
   std::unique_ptr<GroupSave> save(new GroupSave);
-  for (const std::string& host : hosts) {
+  for (const GroupPart& part : parts) {
     auto member = std::make_unique<Member>();
-    member->host = host;
-    const auto channel = HostsChannel(host, tls, error);
+    member->host = part.host;
+    member->job = part.job;
+    const auto channel = HostsChannel(part.host, tls, error);
     if (!channel) return nullptr;
     member->stub = Hosts::NewStub(channel);
     member->stream = member->stub->Save(&member->context);
@@ -105,6 +120,7 @@ bool GroupSave::Run(SaveBegin begin, const std::string& image, const Key& key,
   begin.set_id(id);
   for (size_t i = 0; i < members_.size(); ++i) {
     begin.set_image(image + "/member-" + std::to_string(i + 1));
+    begin.set_job(members_[i]->job);
     SaveUp up;
     up.mutable_begin()->set_begin(begin.SerializeAsString());
     up.mutable_begin()->set_code(key.CodeOf(kSaveText + up.begin().begin()));

@@ -24,16 +24,25 @@ namespace cuda_remote::host {
 // Before what is signed, so that it is nothing else that the key has signed.
 inline constexpr char kSaveText[] = "checkpoint over hosts\n";
 
+// One part of such a job: where it is, and what it is called there.
+struct GroupPart {
+  std::string host;  // HOST or HOST:PORT
+  std::string job;
+};
+
+// From "HOST[:PORT][/JOB],...", in which JOB is `job` if it is missing. False and *error: one is named twice, or none
+// is.
+bool ParseGroup(const std::string& list, const std::string& job, std::vector<GroupPart>* parts, std::string* error);
+
 class GroupSave {
  public:
-  // `hosts`: each HOST or HOST:PORT.
-  static std::unique_ptr<GroupSave> Open(const std::vector<std::string>& hosts, const control::TlsFiles& tls,
+  static std::unique_ptr<GroupSave> Open(const std::vector<GroupPart>& parts, const control::TlsFiles& tls,
                                          std::string* error);
   ~GroupSave();
   GroupSave(const GroupSave&) = delete;
   GroupSave& operator=(const GroupSave&) = delete;
 
-  // Saves the job of `begin`, whose id it chooses, on all hosts, each into `image`/member-N. `note`: for the user.
+  // Saves the job's parts, each into `image`/member-N; `begin` says the rest, but for the id. `note`: for the user.
   bool Run(SaveBegin begin, const std::string& image, const Key& key,
            const std::function<void(const std::string&)>& note, std::string* error);
 
@@ -45,7 +54,7 @@ class GroupSave {
 
  private:
   struct Member {
-    std::string host;
+    std::string host, job;
     std::unique_ptr<Hosts::Stub> stub;
     grpc::ClientContext context;
     std::unique_ptr<grpc::ClientReaderWriter<SaveUp, SaveDown>> stream;

@@ -177,6 +177,7 @@ class Worker {
  private:
   bool ReadRequest(std::string* error);
   bool FindArrived(std::string* error);
+  bool MakeJobsFolder(std::string* error);
   bool FindJob(std::string* error);
   bool MakeSpool(std::string* error);
   bool ListArguments(std::string* error);
@@ -292,6 +293,14 @@ bool Worker::ReadRequest(std::string* error) {
   return true;
 }
 
+// For the folders of the user's jobs. They are root's, and the user's processes pass through them.
+bool Worker::MakeJobsFolder(std::string* error) {
+  const std::string folder = checkpoint::UserFolder(settings_.socket, peer_.account.user);
+  return MakeFolder(folder.substr(0, folder.rfind('/')), error) && MakeFolder(folder, error) &&
+         MakeFolder(folder + "/cuda-remote", error) &&
+         MakeFolder(checkpoint::UserJobsFolder(settings_.socket, peer_.account.user), error);
+}
+
 // The user's own job of that name, and its folder, which is root's.
 bool Worker::FindJob(std::string* error) {
   if (!IsJobName(request_.job())) {
@@ -299,13 +308,8 @@ bool Worker::FindJob(std::string* error) {
              " printable characters without spaces and slashes, of which the first is neither a dot nor a dash";
     return false;
   }
-  const std::string jobs = checkpoint::UserJobsFolder(settings_.socket, peer_.account.user);
-  job_folder_ = jobs + "/" + request_.job();
-  if (tool_->runs_job) {
-    const std::string folder = checkpoint::UserFolder(settings_.socket, peer_.account.user);
-    return MakeFolder(folder.substr(0, folder.rfind('/')), error) && MakeFolder(folder, error) &&
-           MakeFolder(folder + "/cuda-remote", error) && MakeFolder(jobs, error);
-  }
+  job_folder_ = checkpoint::UserJobsFolder(settings_.socket, peer_.account.user) + "/" + request_.job();
+  if (tool_->runs_job) return MakeJobsFolder(error);
   checkpoint::Job job;
   if (!ReadJob(job_folder_, &job, error)) return false;
   if (job.has_user() && job.user().id() == peer_.account.user) return true;
@@ -427,12 +431,10 @@ bool Worker::BeginGroup(std::string* error) {
              "(cr-run --name)";
     return false;
   }
-  std::vector<std::string> hosts;
   for (const Option& option : request_.options()) {
     if (option.name() == "json" || option.name() == "quiet") {
       (option.name() == "json" ? json_ : quiet_) = true;
     } else if (option.name() == "hosts") {
-      hosts = SplitHosts(option.value());
       host_ = option.value();
     } else {
       SaveOption* const passed = group_begin_.add_options();
@@ -441,18 +443,21 @@ bool Worker::BeginGroup(std::string* error) {
       passed->set_flag(option.flag());
     }
   }
+  std::vector<GroupPart> parts;
   checkpoint::Account named;
-  if (!checkpoint::FindAccount(std::to_string(peer_.account.user), &named, error)) return false;
+  if (!ParseGroup(host_, request_.job(), &parts, error) ||
+      !checkpoint::FindAccount(std::to_string(peer_.account.user), &named, error)) {
+    return false;
+  }
   group_begin_.set_version(kVersion);
-  group_begin_.set_decider(hosts.empty() ? "" : hosts[0]);
-  group_begin_.set_job(request_.job());
+  group_begin_.set_decider(parts[0].host);
   group_begin_.set_umask(request_.umask());
   group_begin_.mutable_user()->set_id(peer_.account.user);
   group_begin_.mutable_user()->set_name(named.name);
   group_begin_.mutable_user()->set_group(peer_.account.group);
   for (const gid_t group : peer_.account.groups) group_begin_.mutable_user()->add_groups(group);
   user_output_ = fcntl(fds_[1], F_DUPFD_CLOEXEC, 3);
-  group_ = GroupSave::Open(hosts, settings_.tls, error);
+  group_ = GroupSave::Open(parts, settings_.tls, error);
   return group_ != nullptr;
 }
 
@@ -503,7 +508,7 @@ bool Worker::Begin(std::string* error) {
   }
   // A restarted job has the name that it had, if it gets no other one.
   const bool named = !tool_->takes_image || !request_.job().empty();
-  if ((named && !FindJob(error)) ||
+  if ((named ? !FindJob(error) : !MakeJobsFolder(error)) ||
       ((tool_->takes_image || tool_->makes_image || Moves()) && !MakeSpool(error)) ||
       (tool_->takes_image && !TakeImage(peer_.account, key_, spool_ + kImage, &image_, error))) {
     return false;

@@ -196,6 +196,10 @@ bool MakeJobFolder(const std::string& directory, std::string* error) {
   return CheckFolder(directory, FolderUse::kMake, error);
 }
 
+bool MakeShownFolder(const std::string& directory, std::string* error) {
+  return CheckFolder(directory, FolderUse::kServe, error);
+}
+
 bool ClaimJobFolder(const std::string& directory, std::string* error) {
   // Again if somebody else has just removed it as a stale one.
   for (int attempt = 0; attempt < 10; ++attempt) {

@@ -56,6 +56,9 @@ bool IsInUse(const std::string& directory);
 // Makes `directory` (mode 0700) and what is missing above it. An existing one must be this user's, and nobody else may
 // be able to change it or a folder above it.
 bool MakeJobFolder(const std::string& directory, std::string* error);
+// Likewise, of a restarted job, the one that it knows and in whose place it sees another. A job that runs may have it:
+// then its users' rights stay.
+bool MakeShownFolder(const std::string& directory, std::string* error);
 
 // Lets the processes of `account` into this user's job folder, and makes their folder in it. `seen_as`: the job's
 // folder as the program knows it. False if they cannot enter a folder above it.

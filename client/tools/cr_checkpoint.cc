@@ -715,7 +715,8 @@ int Main(int argc, char** argv) {
       ->transform(CLI::AsSizeValue(false));
   app.add_option("--hosts", options.hosts,
                  "HOST,HOST,...: the user's jobs of this name on these hosts, as one: all are saved at the same moment or none "
-                 "is; by their cr-hostds, each into DIR/member-N of its host (N: which one in this list, from 1)");
+                 "is; by their cr-hostds, each into DIR/member-N of its host (N: which one in this list, from 1). HOST/NAME is "
+                 "a job of another name on that host");
   app.add_flag("--json", options.json, "print times and sizes as JSON");
   app.add_flag("--times", options.times, "tell how long each step took");
   app.add_flag("--quiet", options.quiet, "print errors only");

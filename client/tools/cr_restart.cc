@@ -395,7 +395,7 @@ int Run(const Options& options) {
   }
   if (!ClaimJobFolder(directory, &error)) return Fail(error + " (--job-dir)");
   if (!LinkLibrary(directory, &library_folder, &error)) return Fail(error);
-  if (directory != job.directory() && !MakeJobFolder(job.directory(), &error)) return Fail(error);
+  if (directory != job.directory() && !MakeShownFolder(job.directory(), &error)) return Fail(error);
   if (account && !OpenToUser(directory, job.directory(), *account, &error)) return Fail(error);
   // Until the job goes on. What killed an earlier tool has ended the job that was here.
   JobClaim claim;
