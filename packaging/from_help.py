@@ -106,7 +106,7 @@ def manual(helped):
             description.append(" ".join(paragraph))
             paragraph = []
     others = ("cr-run", "cr-server", "cr-hostd", "cr-ps", "cr-checkpoint", "cr-restart", "cr-migrate", "cr-drain", "cr-inspect", "cr-trace",
-              "cr-sbatch", "cr-slurm-run")
+              "cr-mpirun", "cr-sbatch", "cr-slurm-run")
     short = helped.summary.rstrip(".")
     out = [f'.TH {helped.name.upper()} 1 "" "cuda-remote {version}" "cuda-remote"',
            ".SH NAME", f"{roff(helped.name)} \\- {roff(short[0].lower() + short[1:])}",

@@ -13,8 +13,10 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "users"))
@@ -838,6 +840,189 @@ def group_fails(context):
     open(part.sync + ".go.3", "w").close()
     gpu = ring.want.replace("round\n", "")
     harness.wait_for(lambda: gpu in lab.c.read(part.out), LIMIT, lambda: f"C's part wrote {lab.c.read(part.out)}")
+
+
+# In the place of ssh: AGENT HOST COMMAND. What it asks runs as the user on that host, with the agent's streams.
+AGENT = """#!/usr/bin/python3
+import socket, sys
+asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+asked.connect({path!r})
+socket.send_fds(asked, ["\\0".join(sys.argv[1:]).encode()], [0, 1, 2])
+code = asked.recv(16)
+sys.exit(int(code) if code else 255)
+"""
+
+
+# What a shell of the user's has, who has a number and no name.
+VARIABLES = lambda lab: {"HOME": lab.home, "SHELL": "/bin/sh"}
+
+
+class Login:
+    """What serves the agent."""
+
+    def __init__(self, lab):
+        self.lab = lab
+        shared = lab.context.shared
+        self.agent, path = shared + "/agent", shared + "/login.sock"
+        with open(self.agent, "w") as f:
+            f.write(AGENT.format(path=path))
+        os.chmod(self.agent, 0o755)
+        self.server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.server.bind(path)
+        os.chmod(path, 0o777)
+        self.server.listen(16)
+        self.names = {machine.name: machine for machine in (lab.a, lab.b, lab.c)}
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        while True:
+            threading.Thread(target=self.run, args=[self.server.accept()[0]], daemon=True).start()
+
+    def run(self, asked):
+        words, fds, _, _ = socket.recv_fds(asked, 1 << 17, 3)
+        name, command = words.decode().split("\0", 1)
+        machine = self.names.get(name)
+        code = 255
+        if machine:
+            child = subprocess.Popen([*machine.enter(VICTIM), "/bin/sh", "-c", command], stdin=fds[0], stdout=fds[1], stderr=fds[2],
+                                     env=self.lab.context.environment(VARIABLES(self.lab)), cwd="/", start_new_session=True)  # fmt: skip
+            self.lab.context.lab.processes.append(users.Started(child))
+        for fd in fds:
+            os.close(fd)
+        if machine:
+            code = child.wait()
+        asked.send(str(code).encode())
+
+
+class Stencil:
+    """An MPI program on several hosts, begun by one cr-mpirun on the first of them. Rank 0 stands at steps."""
+
+    STEPS = 24
+
+    def __init__(self, lab, mpi, machines, ranks, *pauses):
+        self.lab, self.context, self.machines = lab, lab.context, machines
+        shared = lab.context.shared
+        name = "mpi_stencil_" + mpi
+        found = harness.find(self.context.apps, name)
+        if found is None:
+            raise Failure(f"the program {name} is not in {self.context.apps}")
+        program = shutil.copy(found, os.path.join(self.context.product, name))
+        os.chmod(program, 0o755)
+        command = ["mpirun." + mpi, "-n", str(sum(ranks)), program, "--steps", str(self.STEPS)]
+        alone = ["--allow-run-as-root", "--oversubscribe"] if mpi == "openmpi" else []
+        self.want = self.context.lab.native("native", [command[0], *alone, *command[1:]]).decode()
+        self.sync, self.out, self.errors = shared + "/sync", shared + "/out", shared + "/errors"
+        self.login = Login(lab)
+        parts = [f"--part={machine.name}=10.99.0.{51 + i}:{ranks[i]}" for i, machine in enumerate(machines)]
+        words = ["--name", "stencil", *parts, "--agent", self.login.agent, "--output", self.out, "--error", self.errors]
+        variables = {"CR_TEST_SYNC_FILE": self.sync, "CR_TEST_PAUSE_AT": ",".join(map(str, pauses)), **VARIABLES(lab)}
+        self.children = [machines[0].begin(VICTIM, "cr-mpirun", *words, "--", *command, **variables)]
+        self.stands(pauses[0])
+
+    def said(self):
+        """For messages: what all have said so far."""
+        errors = self.machines[0].read(self.errors)
+        ended = [child.stderr.read() for child in self.children if child.poll() is not None]
+        return f"{errors} {ended} " + "".join(machine.said() for machine in (self.lab.a, self.lab.b, self.lab.c))
+
+    def stands(self, step):
+        reached = lambda: os.path.exists(self.sync) and f"paused {step}" in open(self.sync).read().split("\n")
+        over = lambda: reached() or any(child.poll() is not None for child in self.children)
+        harness.wait_for(over, LIMIT, lambda: f"step {step} is not reached: {self.said()}")
+        if not reached():
+            raise Failure(f"a part has ended before step {step}: {self.said()}")
+
+    def go(self, step, then=None):
+        open(f"{self.sync}.go.{step}", "w").close()
+        if then is not None:
+            self.stands(then)
+
+    def save(self, image, members, *words):
+        hosts = ",".join(members)
+        return worked(self.lab.a.run(VICTIM, "cr-checkpoint", "stencil", image, "--hosts", hosts, *words))
+
+    def stop(self, image, members):
+        """Saves all parts and ends them."""
+        self.save(image, members, "--stop")
+        for child in self.children:
+            ended(child, 121)
+
+    def restart(self, image, machines, names=None):
+        """Part N on the machine N, as the job of that name there."""
+        self.machines, self.children = machines, []
+        names = names or ["stencil"] * len(machines)
+        for number, (machine, name) in enumerate(zip(machines, names), 1):
+            words = [] if name == "stencil" else ["--job-dir", name]
+            self.children.append(machine.begin(VICTIM, "cr-restart", f"{image}/member-{number}", *words))
+        for machine, name in zip(machines, names):
+            over = lambda: machine.has_job(name) or any(child.poll() is not None for child in self.children)
+            harness.wait_for(over, LIMIT, lambda: f"no restart of {name} on {machine.name}: {self.said()}")
+            if not machine.has_job(name):
+                raise Failure(f"a restart has failed: {self.said()}")
+
+    def finish(self):
+        for child in self.children:
+            ended(child)
+        got = self.machines[0].read(self.out)
+        if got != self.want:
+            raise Failure(f"the job wrote\n{got}\nexpected\n{self.want}\n{self.said()}")
+
+
+def mpi_on(context, mpi, count, ranks):
+    """One cr-mpirun starts the ranks on `count` hosts. The job is saved and goes on, is saved and restarted on the same hosts,
+    on others, and on fewer; its result is the native run's."""
+    lab = Lan(context)
+    start_all(lab)
+    machines = [lab.a, lab.b, lab.c][:count]
+    addresses = [machine.address for machine in machines]
+    images = [f"{context.shared}/image-{i}" for i in range(5)]
+    job = Stencil(lab, mpi, machines, ranks, 4, 8, 12, 16, 20)
+    done = json.loads(job.save(images[0], addresses, "--json").stdout)
+    if not 0 < done["paused_seconds"] <= done["seconds"]:
+        raise Failure(f"cr-checkpoint reports {done}")
+    job.go(4, then=8)
+    job.stop(images[1], addresses)
+    job.restart(images[1], machines)
+    job.go(8, then=12)
+    job.stop(images[2], addresses)
+    others = [lab.b, lab.c, lab.a][:count]
+    job.restart(images[2], others)
+    job.go(12, then=16)
+    job.stop(images[3], [machine.address for machine in others])
+    # All on one host, which has several jobs then, each with its address; and from there on two again.
+    names = ["stencil", "stencil-2", "stencil-3"][:count]
+    job.restart(images[3], [lab.c] * count, names)
+    job.go(16, then=20)
+    job.stop(images[4], [f"{lab.c.address}/{name}" for name in names])
+    job.restart(images[4], [lab.a, lab.b, lab.b][:count], ["stencil", "stencil", "stencil-2"][:count])
+    job.go(20)
+    job.finish()
+    for machine in (lab.a, lab.b, lab.c):
+        machine.is_clean()
+
+
+@case
+def openmpi_two(context):
+    """Open MPI on two hosts."""
+    mpi_on(context, "openmpi", 2, [2, 1])
+
+
+@case
+def openmpi_three(context):
+    """Open MPI on three hosts."""
+    mpi_on(context, "openmpi", 3, [1, 1, 1])
+
+
+@case
+def mpich_two(context):
+    """MPICH on two hosts."""
+    mpi_on(context, "mpich", 2, [2, 1])
+
+
+@case
+def mpich_three(context):
+    """MPICH on three hosts."""
+    mpi_on(context, "mpich", 3, [1, 1, 1])
 
 
 FAILING_CRIU = """#!/bin/sh

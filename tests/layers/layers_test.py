@@ -128,9 +128,9 @@ def check_includes(root, problems):
                     # A test beside the code may use what tests/ offers.
                     if not (is_test(path) and target_top == "tests"):
                         problems.append(f"{path}:{number}: {top} must not include {target}")
-                uses_checkpoint = path.startswith(("client/tools/", "client/slurm/")) or is_test(path)
+                uses_checkpoint = path.startswith(("client/mpi/", "client/slurm/", "client/tools/")) or is_test(path)
                 if top == "client" and target_top == "checkpoint" and not uses_checkpoint:
-                    problems.append(f"{path}:{number}: of client, only client/tools and client/slurm may include {target}")
+                    problems.append(f"{path}:{number}: of client, only client/mpi, client/slurm and client/tools may include {target}")
                 if in_library and HEAVY.search(target):
                     problems.append(f"{path}:{number}: the client library must not use {target}")
                 if match.group(1) == '"' and "/" not in target and os.path.dirname(path) and not path.startswith("tests/apps"):

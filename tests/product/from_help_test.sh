@@ -20,7 +20,7 @@ complete_words() {
   )
 }
 
-for name in cr-run cr-server cr-hostd cr-checkpoint cr-restart cr-migrate cr-drain cr-inspect cr-ps cr-trace cr-sbatch cr-slurm-run; do
+for name in cr-run cr-server cr-hostd cr-checkpoint cr-restart cr-migrate cr-drain cr-inspect cr-ps cr-trace cr-mpirun cr-sbatch cr-slurm-run; do
   program=$product/$name
   python3 packaging/from_help.py man "$program" >"$work/$name.1" || problem "no manual page for $name"
   python3 packaging/from_help.py completion "$program" >"$work/$name.bash" || problem "no completion for $name"

@@ -26,7 +26,8 @@ for program in "$product"/cr-*; do
   name=$(basename "$program")
   case $name in
     cr-hold) continue ;; # started by CRIU, with no arguments
-    cr-run | cr-restart) says 125 "unknown option --bogus" "$name" --bogus ;;
+    cr-mpi-agent) continue ;; # started by mpirun, with a host and a command
+    cr-run | cr-restart | cr-mpirun) says 125 "unknown option --bogus" "$name" --bogus ;;
     cr-sbatch) says 2 "unknown option --checkpoint-bogus" "$name" --checkpoint-bogus ;; # others are sbatch's
     *) says 2 "unknown option --bogus" "$name" --bogus ;;
   esac

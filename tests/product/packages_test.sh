@@ -81,7 +81,7 @@ echo "== .debs"
 fresh_root
 cp "$work"/out/*.deb "$root/tmp/"
 inside sh -c 'DEBIAN_FRONTEND=noninteractive dpkg --install /tmp/*.deb' || fail "dpkg cannot install the packages"
-for name in cr-run cr-server cr-hostd cr-checkpoint cr-restart cr-migrate cr-drain cr-inspect cr-ps cr-trace cr-sbatch cr-slurm-run; do
+for name in cr-run cr-server cr-hostd cr-checkpoint cr-restart cr-migrate cr-drain cr-inspect cr-ps cr-trace cr-mpirun cr-sbatch cr-slurm-run; do
   inside "$name" --version >/dev/null || fail "$name does not run"
   [[ -s $root/usr/share/man/man1/$name.1.gz && -s $root/usr/share/bash-completion/completions/$name ]] ||
     fail "$name has no manual page or no completion"

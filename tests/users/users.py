@@ -53,6 +53,7 @@ class Context:
             raise Failure(f"the program globals is not in {options.apps}")
         self.program = os.path.join(self.product, "globals")
         shutil.copy(program, self.program)
+        self.apps = options.apps
         self.demo = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools", "demo")
         self.shared = self.folder("shared", 0o1777)
         # Where jobs of the victim's see their libraries.

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/mpi/parts.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <iterator>
+
+#include "checkpoint/job/network.h"
+
+namespace cuda_remote::client::mpi {
+namespace {
+
+constexpr int kMostRanks = 100000;
+constexpr char kNew[] = "new-", kLaunch[] = "launch-";
+
+}  // namespace
+
+bool ParsePart(const std::string& text, Part* part, std::string* error) {
+  const size_t equals = text.find('=');
+  const size_t colon = text.rfind(':');
+  const std::string ranks = colon == std::string::npos ? "1" : text.substr(colon + 1);
+  checkpoint::JobNetwork network;
+  const bool counted =
+      !ranks.empty() && ranks.size() <= 6 && ranks.find_first_not_of("0123456789") == std::string::npos;
+  part->ranks = counted ? std::stoi(ranks) : 0;
+  if (equals == std::string::npos || equals == 0 || text[0] == '-' || part->ranks < 1 || part->ranks > kMostRanks) {
+    *error = "\"" + text + "\" is no HOST=ADDRESS[/PREFIX][@INTERFACE][:RANKS], such as node7=10.9.0.50:4";
+    return false;
+  }
+  part->host = text.substr(0, equals);
+  part->address = text.substr(equals + 1, colon == std::string::npos ? colon : colon - equals - 1);
+  if (!checkpoint::ParseNetwork(part->address, &network, error)) return false;
+  part->ip = network.address();
+  return true;
+}
+
+std::string OpenMpiHosts(const std::vector<Part>& parts) {
+  std::string text;
+  for (const Part& part : parts) text += part.ip + " slots=" + std::to_string(part.ranks) + "\n";
+  return text;
+}
+
+std::string HydraHosts(const std::vector<Part>& parts) {
+  std::string text;
+  for (const Part& part : parts) text += part.ip + ":" + std::to_string(part.ranks) + "\n";
+  return text;
+}
+
+std::string Quoted(const std::string& word) {
+  std::string text = "'";
+  for (const char c : word) {
+    if (c == '\'') {
+      text += "'\\''";
+    } else {
+      text += c;
+    }
+  }
+  return text + "'";
+}
+
+bool ParseLaunch(const std::vector<std::string>& words, Launch* launch, std::string* error) {
+  size_t at = 0;
+  // Such as ssh's -x.
+  while (at < words.size() && !words[at].empty() && words[at][0] == '-') ++at;
+  if (at + 1 >= words.size()) {
+    *error = "no host or no command is named";
+    return false;
+  }
+  launch->ip = words[at];
+  launch->command.clear();
+  // As ssh does.
+  for (++at; at < words.size(); ++at) launch->command += (launch->command.empty() ? "" : " ") + words[at];
+  return true;
+}
+
+bool WriteLaunch(const std::string& folder, const Launch& launch, std::string* error) {
+  const std::string name = std::to_string(getpid()), fresh = folder + "/" + kNew + name;
+  std::ofstream file(fresh, std::ios::binary);
+  file << launch.ip << "\n" << launch.command;
+  file.close();
+  if (file && rename(fresh.c_str(), (folder + "/" + kLaunch + name).c_str()) == 0) return true;
+  *error = "cannot write to " + folder + ", the folder of the cr-mpirun that started this job: " + strerror(errno);
+  return false;
+}
+
+std::vector<Launch> TakeLaunches(const std::string& folder) {
+  std::vector<Launch> all;
+  DIR* const list = opendir(folder.c_str());
+  while (const dirent* const entry = list ? readdir(list) : nullptr) {
+    if (strncmp(entry->d_name, kLaunch, strlen(kLaunch)) != 0) continue;
+    const std::string path = folder + "/" + entry->d_name;
+    std::ifstream file(path, std::ios::binary);
+    Launch launch;
+    std::getline(file, launch.ip);
+    launch.command.assign(std::istreambuf_iterator<char>(file), {});
+    unlink(path.c_str());
+    all.push_back(std::move(launch));
+  }
+  if (list) closedir(list);
+  return all;
+}
+
+}  // namespace cuda_remote::client::mpi

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/mpi/parts.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+namespace cuda_remote::client::mpi {
+namespace {
+
+TEST(Parts, AreRead) {
+  Part part;
+  std::string error;
+  ASSERT_TRUE(ParsePart("node7=10.9.0.50", &part, &error)) << error;
+  EXPECT_EQ(part.host, "node7");
+  EXPECT_EQ(part.address, "10.9.0.50");
+  EXPECT_EQ(part.ranks, 1);
+  ASSERT_TRUE(ParsePart("node8=10.9.0.51/24@eth1:4", &part, &error)) << error;
+  EXPECT_EQ(part.host, "node8");
+  EXPECT_EQ(part.address, "10.9.0.51/24@eth1");
+  EXPECT_EQ(part.ip, "10.9.0.51");
+  EXPECT_EQ(part.ranks, 4);
+  for (const char* wrong : {"", "node7", "=10.9.0.50", "node7=", "node7=10.9.0", "node7=10.9.0.50:0",
+                            "node7=10.9.0.50:", "node7=10.9.0.50:x", "node7=10.9.0.50:1000000",
+                            "-oProxyCommand=10.9.0.50", "node7=127.0.0.1"}) {
+    EXPECT_FALSE(ParsePart(wrong, &part, &error)) << wrong;
+  }
+}
+
+TEST(Parts, AreListedForEachMpirun) {
+  std::vector<Part> parts(2);
+  std::string error;
+  ASSERT_TRUE(ParsePart("a=10.9.0.50/24:2", &parts[0], &error) && ParsePart("b=10.9.0.51", &parts[1], &error)) << error;
+  EXPECT_EQ(OpenMpiHosts(parts), "10.9.0.50 slots=2\n10.9.0.51 slots=1\n");
+  EXPECT_EQ(HydraHosts(parts), "10.9.0.50:2\n10.9.0.51:1\n");
+}
+
+TEST(Quoted, IsOneWordForAShell) {
+  for (const std::string word : {"a b", "it's", "$(false) `x` \"y\" \\", "", "a\nb"}) {
+    FILE* const shell = popen(("printf %s " + Quoted(word)).c_str(), "r");
+    std::string said;
+    for (int c; (c = fgetc(shell)) != EOF;) said += char(c);
+    EXPECT_EQ(pclose(shell), 0);
+    EXPECT_EQ(said, word);
+  }
+}
+
+TEST(Launches, AreLeftAndTaken) {
+  Launch launch;
+  std::string error;
+  EXPECT_FALSE(ParseLaunch({"-x"}, &launch, &error));
+  EXPECT_FALSE(ParseLaunch({"-x", "10.9.0.51"}, &launch, &error));
+  ASSERT_TRUE(ParseLaunch({"-x", "10.9.0.51", " orted -mca a", "\"b\""}, &launch, &error)) << error;
+  EXPECT_EQ(launch.ip, "10.9.0.51");
+  EXPECT_EQ(launch.command, " orted -mca a \"b\"");
+  char folder[] = "/tmp/cr-parts-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  ASSERT_TRUE(WriteLaunch(folder, launch, &error)) << error;
+  const std::vector<Launch> all = TakeLaunches(folder);
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0].ip, launch.ip);
+  EXPECT_EQ(all[0].command, launch.command);
+  EXPECT_TRUE(TakeLaunches(folder).empty());
+  EXPECT_EQ(rmdir(folder), 0);
+  EXPECT_FALSE(WriteLaunch(folder, launch, &error));
+  EXPECT_NE(error.find(folder), std::string::npos) << error;
+}
+
+}  // namespace
+}  // namespace cuda_remote::client::mpi
