@@ -230,7 +230,7 @@ bool GiveFiles(const checkpoint::Account& account, int folder, std::string* erro
 }
 
 bool TakeImage(const checkpoint::Account& account, const Key& key, const std::string& to, std::string* path,
-               std::string* error) {
+               std::string* group, std::string* error) {
   const auto open_as_user = [&](int folder, const std::string& name, int flags) {
     const checkpoint::ActAs user(&account);
     return ckptfmt::Fd(openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | flags));
@@ -266,6 +266,7 @@ bool TakeImage(const checkpoint::Account& account, const Key& key, const std::st
   }
   Statement statement;
   if (!ReadSignature(bytes, key, dir, &statement, error)) return false;
+  if (group) *group = statement.group();
   if (statement.user() != account.user) {
     *error = dir + " is of a job of user " + std::to_string(statement.user()) + ", not of " + NameOf(account);
     return false;

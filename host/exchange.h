@@ -53,9 +53,9 @@ absl::Status MakeFoldersFor(const ckptfmt::OpenedFolder& folder, const std::stri
 bool GiveFiles(const checkpoint::Account& account, int folder, std::string* error);
 
 // Copies the user's image at *path, or the newest in a folder of several (which *path then names), to the new folder `to`,
-// if it is signed with `key` for this user and is as it was then.
+// if it is signed with `key` for this user and is as it was then. *group, which may be null: SignImage's.
 bool TakeImage(const checkpoint::Account& account, const Key& key, const std::string& to, std::string* path,
-               std::string* error);
+               std::string* group, std::string* error);
 
 // Whether the file system of `folder` has so many bytes beside what stays free for others.
 bool HasRoom(const std::string& folder, uint64_t bytes);

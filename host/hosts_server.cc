@@ -35,7 +35,7 @@
 #include "ckptfmt/manifest.h"
 #include "ckptfmt/needs.h"
 #include "host/exchange.h"
-#include "host/group_save.h"
+#include "host/group.h"
 #include "host/move.grpc.pb.h"
 #include "host/move_state.h"
 #include "host/report.h"
@@ -382,14 +382,15 @@ bool Arrival::Run(std::string* error) {
   return false;
 }
 
-// One host's part of a checkpoint over several.
+// One host's part of a checkpoint or a restart over several.
 class Saving {
  public:
   Saving(grpc::ServerContext* context, grpc::ServerReaderWriter<SaveDown, SaveUp>* stream, const Settings& settings,
          const Key& key)
       : context_(context), stream_(stream), settings_(settings), key_(key) {}
 
-  // False and *error: there is no image, unless the worker finds out otherwise (Settle).
+  // False and *error: there is no image, or nothing of the restarted part runs, unless the worker finds out otherwise
+  // (Settle).
   bool Run(std::string* error) {
     SaveUp up;
     if (!stream_->Read(&up) || up.kind_case() != SaveUp::kBegin ||
@@ -411,7 +412,8 @@ class Saving {
   bool Ask(const Account& account, std::string* error) {
     Request request;
     request.set_version(kVersion);
-    request.set_tool(kMemberTool);
+    request.set_tool(begin_.restart() ? kRejoinTool : kMemberTool);
+    *request.mutable_environment() = begin_.environment();
     request.set_job(begin_.job());
     request.set_image(begin_.image());
     request.set_umask(begin_.umask());
@@ -436,7 +438,8 @@ class Saving {
         Send(socket_.get(), request, {null.get(), null.get(), log_.get(), root.get()})) {
       return true;
     }
-    *error = std::string("cr-hostd cannot be asked to save the job: ") + strerror(errno);
+    *error = std::string("cr-hostd cannot be asked to ") + (begin_.restart() ? "restart" : "save") +
+             " the job: " + strerror(errno);
     return false;
   }
 
@@ -451,22 +454,26 @@ class Saving {
           Control control;
           control.set_go_on(true);
           down.set_reached(SaveStep(reply.value()));
+          down.set_checkpoint(reply.text());
           if (stream_->Write(down) && stream_->Read(&up) && up.kind_case() == SaveUp::kGoOn &&
               up.go_on() == down.reached()) {
             Send(socket_.get(), control);
             break;
           }
-          *error = "the checkpoint was given up";
+          *error = begin_.restart() ? "the restart was given up" : "the checkpoint was given up";
           return false;
         }
+        case Reply::RUNNING:
+          return true;
         case Reply::NOTE:
           down.set_note(reply.text());
           stream_->Write(down);
           break;
         case Reply::ENDED:
           *error = ToldIn(log_.get());
-          if (error->empty()) *error = "cr-checkpoint has failed";
-          return reply.value() == 0;
+          if (error->empty()) *error = begin_.restart() ? "cr-restart has failed" : "cr-checkpoint has failed";
+          // A restarted part would run.
+          return !begin_.restart() && reply.value() == 0;
         case Reply::REFUSED:
         case Reply::ELSEWHERE:
           *error = reply.text();
@@ -483,10 +490,11 @@ class Saving {
     pollfd waiting = {socket_.get(), POLLIN, 0};
     while (poll(&waiting, 1, kLookMs) <= 0) {
       if (!context_->IsCancelled()) continue;
-      *error = "the checkpoint was given up";
+      *error = begin_.restart() ? "the restart was given up" : "the checkpoint was given up";
       return false;
     }
-    *error = "the process of cr-hostd that saved the job has died";
+    *error =
+        std::string("the process of cr-hostd that ") + (begin_.restart() ? "restarted" : "saved") + " the job has died";
     return Receive(socket_.get(), reply);
   }
 
@@ -558,8 +566,8 @@ class Service final : public Hosts::Service {
       down.set_done(true);
     } else {
       down.set_failed(error);
-      fprintf(stderr, "cr-hostd: a checkpoint over hosts, for %s, has failed: %s\n", Printable(context->peer()).c_str(),
-              Printable(error).c_str());
+      fprintf(stderr, "cr-hostd: a checkpoint or restart over hosts, for %s, has failed: %s\n",
+              Printable(context->peer()).c_str(), Printable(error).c_str());
     }
     stream->Write(down);
     return grpc::Status::OK;

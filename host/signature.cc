@@ -145,7 +145,8 @@ std::string Digest::Finish() {
   return std::string(reinterpret_cast<const char*>(hash), length);
 }
 
-bool SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t user, std::string* error) {
+bool SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t user, const std::string& group,
+               std::string* error) {
   std::vector<std::string> paths = {ckptfmt::kManifestName}, folders;
   for (const char* name : {ckptfmt::kClientFolder, ckptfmt::kMemoryFolder, ckptfmt::kProcessesFolder}) {
     struct stat facts;
@@ -160,6 +161,7 @@ bool SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t use
   Statement statement;
   statement.set_version(kStatementVersion);
   statement.set_user(user);
+  statement.set_group(group);
   statement.set_host(HostName());
   statement.set_signed_unix_ms(std::chrono::duration_cast<std::chrono::milliseconds>(
                                    std::chrono::system_clock::now().time_since_epoch())

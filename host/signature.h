@@ -49,8 +49,10 @@ class Digest {
   void* const context_;
 };
 
-// Signs the image in `folder`, which nobody else can reach: writes the file ckptfmt::kSignatureName.
-bool SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t user, std::string* error);
+// Signs the image in `folder`, which nobody else can reach: writes the file ckptfmt::kSignatureName. `group`: the id of
+// the checkpoint over several hosts that it belongs to; else empty.
+bool SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t user, const std::string& group,
+               std::string* error);
 
 // Whether `bytes`, a file ckptfmt::kSignatureName, was made with `key`. Any input is safe. The paths that come out are
 // below an image's folders, without empty, "." and ".." parts. `image` is for messages.

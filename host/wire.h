@@ -13,7 +13,7 @@
 
 namespace cuda_remote::host {
 
-inline constexpr uint32_t kVersion = 1;
+inline constexpr uint32_t kVersion = 2;
 // An environment and a command line are at most 2 MiB on Linux, unless somebody has raised the limit for stacks.
 inline constexpr size_t kMostBytes = 8u << 20;
 inline constexpr size_t kMostDescriptors = 4;

@@ -45,7 +45,7 @@
 #include "ckptfmt/folder.h"
 #include "ckptfmt/image_reader.h"
 #include "host/exchange.h"
-#include "host/group_save.h"
+#include "host/group.h"
 #include "host/move_source.h"
 #include "host/move_state.h"
 #include "host/peer.h"
@@ -66,6 +66,7 @@ constexpr int kLookMs = 500;
 constexpr size_t kMostName = 64;
 constexpr size_t kMostKept = 10000;
 constexpr size_t kMostHosts = 512;
+constexpr int kExitNotRestarted = 125;  // as cr-restart's
 constexpr char kImage[] = "/image";
 constexpr char kImages[] = "/images";  // a store: of a move
 // What root's tools get of cr-hostd's own environment, and what of it they must not get.
@@ -84,6 +85,7 @@ struct Tool {
 };
 constexpr char kMove[] = "move";
 constexpr char kGroup[] = "group";
+constexpr char kRegroup[] = "regroup";
 
 const std::vector<Tool>& Tools() {
   static const auto* const tools = new std::vector<Tool>{
@@ -111,6 +113,15 @@ const std::vector<Tool>& Tools() {
        {"to-host", "to", "gpu", "output", "error", "json", "quiet"},
        "cr-checkpoint"},
       {kGroup, false, false, false, {}, {}, {"hosts", "json", "quiet"}, "cr-checkpoint"},
+      {kRegroup, false, false, false, {}, {}, {"hosts", "quiet"}, "cr-restart"},
+      {kRejoinTool,
+       true,
+       true,
+       false,
+       {"append", "cut-back"},
+       {"server", "gpu", "map", "cut"},
+       {"output", "error"},
+       "cr-restart"},
       {kMemberTool, false, false, true, {"stop", "tcp-close"}, {"timeout", "compress", "pool"}, {}, "cr-checkpoint"},
       {kArriveTool, true, true, false, {}, {"server", "gpu", "output", "error"}, {}, "cr-restart"},
       {kHostsTool, false, false, false, {}, {"hosts"}},
@@ -196,12 +207,16 @@ class Worker {
   bool WatchFor(const std::function<bool()>& work, std::string* error);
   void KeepDoubtful();
   int FinishMove(int code);
-  // Of a checkpoint over several hosts: of the one who asks for it, and of a part.
-  bool IsGroup() const { return tool_->name == std::string(kGroup); }
+  // Of a checkpoint or a restart over several hosts: of the one who asks for it, and of a part.
+  bool IsGroup() const { return tool_->name == std::string(kGroup) || Regroups(); }
+  bool Regroups() const { return tool_->name == std::string(kRegroup); }
   bool BeginGroup(std::string* error);
-  int SaveGroup();
+  int DoGroup();
   bool IsMember() const { return request_.has_member(); }
+  bool Rejoins() const { return tool_->name == std::string(kRejoinTool); }
   bool FindMember(std::string* error);
+  bool MakeImagesFolder(std::string* error);
+  bool TakeMembersImage(std::string* error);
   bool AwaitOthers(SaveStep step, std::string* said);
   // Of a job that has come from another host.
   bool Arrives() const { return request_.has_arrived(); }
@@ -229,8 +244,9 @@ class Worker {
   int gpu_ = -1;
   bool json_ = false, quiet_ = false;
   std::unique_ptr<MoveSource> move_;
-  std::unique_ptr<GroupSave> group_;
+  std::unique_ptr<Group> group_;
   SaveBegin group_begin_;
+  std::string checkpoint_;  // of the part's image
   checkpoint::Job job_;
   bool last_ = false;   // the tool's second run, after which the job ends here
   bool moved_ = false, doubtful_ = false;
@@ -239,7 +255,7 @@ class Worker {
   int user_output_ = -1, tool_output_ = -1, tool_errors_ = -1;
   uint64_t bytes_before_ = 0;
   std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
-  // Of one that arrives: whether the source has let it go on, and whether it runs.
+  // Of one that arrives, or of a part: whether the source has let it go on, or all parts run; and whether it runs.
   bool goes_on_ = false, running_ = false;
 };
 
@@ -342,7 +358,7 @@ bool Worker::ListArguments(std::string* error) {
   arguments_ = {program_};
   for (const Option& option : request_.options()) {
     const std::set<std::string>& known = option.flag() ? tool_->flags : tool_->values;
-    if (tool_->own.count(option.name()) && Moves()) {
+    if (tool_->own.count(option.name()) && (Moves() || Rejoins())) {
       std::string* const text = option.name() == "to-host"  ? &host_
                                 : option.name() == "to"     ? &server_
                                 : option.name() == "output" ? &output_
@@ -377,6 +393,8 @@ bool Worker::ListArguments(std::string* error) {
     return true;
   }
   if (Arrives()) arguments_.insert(arguments_.end(), {"--append", "--quiet"});
+  if (Rejoins() && !output_.empty()) arguments_.push_back("--output=" + output_);
+  if (Rejoins() && !error_output_.empty()) arguments_.push_back("--error=" + error_output_);
   if (IsMember()) arguments_.push_back("--quiet");
   if (tool_->makes_image) arguments_.insert(arguments_.end(), {job_folder_, spool_ + kImage});
   if (tool_->takes_image) arguments_.push_back(spool_ + kImage);
@@ -413,7 +431,11 @@ bool Worker::FindMember(std::string* error) {
     *error = "no image is named";
     return false;
   }
-  if (!FindJob(error) || !MakeSpool(error)) return false;
+  if (Rejoins()) return MakeSpool(error) && TakeMembersImage(error);
+  return FindJob(error) && MakeSpool(error) && MakeImagesFolder(error);
+}
+
+bool Worker::MakeImagesFolder(std::string* error) {
   const checkpoint::ActAs user(&peer_.account);
   const std::string folder = image_.substr(0, image_.rfind('/'));
   if (mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST) return true;
@@ -421,12 +443,66 @@ bool Worker::FindMember(std::string* error) {
   return false;
 }
 
-bool Worker::BeginGroup(std::string* error) {
-  if (settings_.tls.empty()) {
-    *error = "this cr-hostd saves no jobs over several hosts: it has no certificate (cr-hostd --tls-cert)";
+// What an image says of its job, and of the job's processes.
+bool ReadFacts(const std::string& image, std::unique_ptr<ckptfmt::ImageReader>* reader, checkpoint::ProcessFacts* facts,
+               std::string* error) {
+  using ckptfmt::ImageReader;
+  auto opened = ImageReader::Open(image, ImageReader::Owner::kTrusted, ImageReader::Parts::kFacts);
+  if (!opened.ok()) {
+    *error = std::string(opened.status().message());
     return false;
   }
-  if (!IsJobName(request_.job())) {
+  *reader = std::move(*opened);
+  const ckptfmt::ImageInfo& info = (*reader)->info();
+  google::protobuf::util::JsonParseOptions parse;
+  parse.ignore_unknown_fields = true;
+  const auto known = info.client_info.find(info.engine);
+  if (known != info.client_info.end() &&
+      google::protobuf::util::JsonStringToMessage(known->second, facts, parse).ok()) {
+    return true;
+  }
+  *error = "what the image says of the job's processes cannot be read";
+  return false;
+}
+
+// The image of a part that is restarted, and what the part's name and streams are to be.
+bool Worker::TakeMembersImage(std::string* error) {
+  if (const std::string reason = checkpoint::DrainingReason(settings_.socket); !reason.empty()) {
+    *error = "this host takes no jobs at present: " + reason;
+    return false;
+  }
+  std::unique_ptr<ckptfmt::ImageReader> image;
+  checkpoint::ProcessFacts facts;
+  if (!TakeImage(peer_.account, key_, spool_ + kImage, &image_, &checkpoint_, error) ||
+      !ReadFacts(spool_ + kImage, &image, &facts, error)) {
+    return false;
+  }
+  const auto about = image->info().client_info.find("job");
+  if (request_.job().empty() && about != image->info().client_info.end() && checkpoint::JobFromJson(about->second, &job_)) {
+    request_.set_job(job_.directory().substr(job_.directory().rfind('/') + 1));
+  }
+  // Nobody listens at a pipe or a terminal any more.
+  std::string output = "-", error_output = "-", first;
+  for (const checkpoint::Stdio& stream : facts.stdio()) {
+    if (stream.fd() == 0 || (!stream.terminal() && stream.target().compare(0, 5, "pipe:") != 0)) continue;
+    if (stream.fd() == 1) output = output_, first = stream.target();
+    // As 2>&1 has it.
+    if (stream.fd() == 2) error_output = error_output_.empty() && stream.target() == first ? output : error_output_;
+  }
+  const auto chosen = [](const std::string& file) {
+    return file == "-" ? std::string() : file.empty() ? std::string("/dev/null") : file;
+  };
+  output_ = chosen(output);
+  error_output_ = chosen(error_output);
+  return FindJob(error);
+}
+
+bool Worker::BeginGroup(std::string* error) {
+  if (settings_.tls.empty()) {
+    *error = "this cr-hostd saves and restarts no jobs over several hosts: it has no certificate (cr-hostd --tls-cert)";
+    return false;
+  }
+  if (!Regroups() && !IsJobName(request_.job())) {
     *error = "\"" + request_.job() + "\" cannot be the name of a job; with --hosts, JOB is the name that it has on all hosts "
              "(cr-run --name)";
     return false;
@@ -452,12 +528,14 @@ bool Worker::BeginGroup(std::string* error) {
   group_begin_.set_version(kVersion);
   group_begin_.set_decider(parts[0].host);
   group_begin_.set_umask(request_.umask());
+  group_begin_.set_restart(Regroups());
+  if (Regroups()) *group_begin_.mutable_environment() = request_.environment();
   group_begin_.mutable_user()->set_id(peer_.account.user);
   group_begin_.mutable_user()->set_name(named.name);
   group_begin_.mutable_user()->set_group(peer_.account.group);
   for (const gid_t group : peer_.account.groups) group_begin_.mutable_user()->add_groups(group);
   user_output_ = fcntl(fds_[1], F_DUPFD_CLOEXEC, 3);
-  group_ = GroupSave::Open(parts, settings_.tls, error);
+  group_ = Group::Open(parts, settings_.tls, error);
   return group_ != nullptr;
 }
 
@@ -471,7 +549,7 @@ bool Worker::Begin(std::string* error) {
     return false;
   }
   if (AsksForHosts()) return true;
-  const bool of_hosts = tool_->name == std::string(kArriveTool) || tool_->name == std::string(kMemberTool);
+  const bool of_hosts = Rejoins() || tool_->name == std::string(kArriveTool) || tool_->name == std::string(kMemberTool);
   if (root != of_hosts || Arrives() != (tool_->name == std::string(kArriveTool)) || IsMember() != (of_hosts && !Arrives())) {
     *error = root ? "root needs no cr-hostd: start the tool without it" : "cr-hostd does not know the tool " + request_.tool();
     elsewhere_ = root;
@@ -491,11 +569,11 @@ bool Worker::Begin(std::string* error) {
   }
   if (IsMember()) {
     if (!FindMember(error) || !ListArguments(error)) return false;
-    Log(peer_.account, "a part of job " + request_.job() + " is saved, image " + image_);
+    Log(peer_.account, "a part of job " + request_.job() + (Rejoins() ? " is restarted" : " is saved") + ", image " + image_);
     return StartTool(error);
   }
   if (IsGroup()) {
-    Log(peer_.account, "cr-checkpoint of job " + request_.job() + " on several hosts, image " + image_);
+    Log(peer_.account, std::string(tool_->program) + " of job " + request_.job() + " on several hosts, image " + image_);
     return BeginGroup(error);
   }
   if ((tool_->takes_image || tool_->makes_image) && (image_.empty() || image_.find('\0') != std::string::npos)) {
@@ -510,7 +588,7 @@ bool Worker::Begin(std::string* error) {
   const bool named = !tool_->takes_image || !request_.job().empty();
   if ((named ? !FindJob(error) : !MakeJobsFolder(error)) ||
       ((tool_->takes_image || tool_->makes_image || Moves()) && !MakeSpool(error)) ||
-      (tool_->takes_image && !TakeImage(peer_.account, key_, spool_ + kImage, &image_, error))) {
+      (tool_->takes_image && !TakeImage(peer_.account, key_, spool_ + kImage, &image_, nullptr, error))) {
     return false;
   }
   if (!ListArguments(error) || (Moves() && !BeginMove(error))) return false;
@@ -599,7 +677,7 @@ bool Worker::StartTool(std::string* error) {
   facts.set_image(image_);
   facts.set_umask(request_.umask());
   facts.set_pid(peer_.pid);
-  facts.set_holds(Arrives());
+  facts.set_holds(Arrives() || Rejoins());
   facts.set_waits(IsMember());
   for (const std::string& network : settings_.addresses) facts.add_addresses(network);
   int ends[2], failure[2];
@@ -646,7 +724,7 @@ bool Worker::Do(const std::string& announced, std::string* said) {
     const auto folder = ckptfmt::OpenedFolder::Open(spool_ + kImage);
     if (!folder.ok()) *said = std::string(folder.status().message());
     std::string note;
-    const bool given = folder.ok() && SignImage(*folder, key_, peer_.account.user, said) &&
+    const bool given = folder.ok() && SignImage(*folder, key_, peer_.account.user, request_.member().id(), said) &&
                        GiveFiles(peer_.account, spool_fd_, said) && giver_->Copy(said) &&
                        (!IsMember() || AwaitOthers(SAVE_COMPLETE, said)) && giver_->Publish(&note, said);
     giver_.reset();
@@ -668,6 +746,15 @@ bool Worker::Do(const std::string& announced, std::string* said) {
   if (announced == checkpoint::kJobReady && IsMember()) return AwaitOthers(SAVE_READY, said);
   if (announced == checkpoint::kJobLocked && IsMember()) return AwaitOthers(SAVE_LOCKED, said);
   if (announced == checkpoint::kJobDumped && IsMember()) return AwaitOthers(SAVE_DUMPED, said);
+  if (announced == checkpoint::kImageRestored && Rejoins()) return AwaitOthers(RESTART_HELD, said);
+  if (announced == checkpoint::kImageUsed && Rejoins()) {
+    if (!AwaitOthers(RESTART_RUNS, said) || (!peer_gone_ && !AwaitOthers(RESTART_SURE, said))) return false;
+    goes_on_ = running_ = true;
+    RemoveOwnFolder(spool_);
+    spool_.clear();
+    Tell(Reply::RUNNING, 0);
+    return true;
+  }
   if (announced == checkpoint::kImageUsed && tool_->takes_image) {
     RemoveOwnFolder(spool_);
     spool_.clear();
@@ -723,32 +810,36 @@ bool Worker::AwaitGoOn(std::string* said) {
 }
 
 bool Worker::AwaitOthers(SaveStep step, std::string* said) {
-  Tell(Reply::REACHED, step);
+  Tell(Reply::REACHED, step, MoveName(checkpoint_));
   Control control;
   if (Receive(socket_, &control) && control.go_on()) return true;
   peer_gone_ = true;
-  *said = "the checkpoint over the hosts was given up";
-  if (step != SAVE_COMPLETE) return false;
+  *said = Rejoins() ? "the restart over the hosts was given up" : "the checkpoint over the hosts was given up";
+  if (step != SAVE_COMPLETE && step != RESTART_RUNS && step != RESTART_SURE) return false;
   // It may be decided.
   const SaveDecision decision = AskDecision(request_.member().decider(), request_.member().id(), settings_.tls);
   if (decision == SaveDecision::kUnknown) {
-    *said = "the cr-hostd of " + request_.member().decider() + " does not say whether the checkpoint counts; here it "
-            "does not";
+    *said = "the cr-hostd of " + request_.member().decider() + " does not say whether the " +
+            (Rejoins() ? "restart counts; the part ends here" : "checkpoint counts; here it does not");
   }
   return decision == SaveDecision::kCounts;
 }
 
 // The exit code for the user's tool.
-int Worker::SaveGroup() {
+int Worker::DoGroup() {
   std::string error;
   const auto note = [this](const std::string& text) {
     if (!quiet_) Tell(Reply::NOTE, 0, text);
   };
-  const bool saved = WatchFor([&] { return group_->Run(group_begin_, image_, key_, note, &error); }, &error);
+  const bool done = WatchFor([&] { return group_->Run(group_begin_, image_, key_, note, &error); }, &error);
   const double paused = group_->paused_seconds();
   group_.reset();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
-  if (!saved) {
+  if (!done && Regroups()) {
+    Tell(Reply::NOTE, 0, "no restart of " + image_ + " on " + host_ + ": " + error + "; no part of it runs");
+    return kExitNotRestarted;
+  }
+  if (!done) {
     Tell(Reply::NOTE, 0, "no checkpoint of " + request_.job() + " on " + host_ + ": " + error + "; the job goes on");
     return 1;
   }
@@ -758,7 +849,7 @@ int Worker::SaveGroup() {
     json.Member("image", image_);
     json.Member("hosts", host_);
     json.RealMember("seconds", seconds, 3);
-    json.RealMember("paused_seconds", paused, 3);
+    if (!Regroups()) json.RealMember("paused_seconds", paused, 3);
     json.End('}');
     const std::string line = json.text() + "\n";
     const ssize_t ignored = write(user_output_, line.data(), line.size());
@@ -766,6 +857,7 @@ int Worker::SaveGroup() {
   } else if (!quiet_) {
     char text[128];
     snprintf(text, sizeof(text), " in %.1f s (the job stood still for %.1f s)", seconds, paused);
+    if (Regroups()) snprintf(text, sizeof(text), " in %.1f s; the job runs", seconds);
     Tell(Reply::NOTE, 0, image_ + "/member-N on " + host_ + text);
   }
   return 0;
@@ -810,22 +902,10 @@ bool Worker::BeginMove(std::string* error) {
 
 // Says what the job needs, before anything is sent.
 bool Worker::AnnounceMove(const std::string& image, std::string* error) {
-  using ckptfmt::ImageReader;
-  const auto opened = ImageReader::Open(image, ImageReader::Owner::kTrusted, ImageReader::Parts::kFacts);
-  if (!opened.ok()) {
-    *error = std::string(opened.status().message());
-    return false;
-  }
-  const ckptfmt::ImageInfo& info = (*opened)->info();
+  std::unique_ptr<ckptfmt::ImageReader> opened;
   checkpoint::ProcessFacts facts;
-  google::protobuf::util::JsonParseOptions parse;
-  parse.ignore_unknown_fields = true;
-  const auto known = info.client_info.find(info.engine);
-  if (known == info.client_info.end() ||
-      !google::protobuf::util::JsonStringToMessage(known->second, &facts, parse).ok()) {
-    *error = "what the image says of the job's processes cannot be read";
-    return false;
-  }
+  if (!ReadFacts(image, &opened, &facts, error)) return false;
+  const ckptfmt::ImageInfo& info = opened->info();
   MoveBegin begin;
   begin.set_version(kVersion);
   std::string id(16, '\0');
@@ -842,7 +922,7 @@ bool Worker::AnnounceMove(const std::string& image, std::string* error) {
   begin.mutable_user()->set_name(named.name);
   begin.mutable_user()->set_group(job_.user().group());
   *begin.mutable_user()->mutable_groups() = job_.user().groups();
-  begin.set_bytes((*opened)->sizes().total_bytes);
+  begin.set_bytes(opened->sizes().total_bytes);
   begin.set_about_job(job_.SerializeAsString());
   begin.set_kernel(info.needs.kernel);
   begin.set_engine_version(info.needs.engine_version);
@@ -930,7 +1010,7 @@ bool Worker::MoveImage(std::string* error) {
     *error = std::string(folder.status().message());
     return false;
   }
-  if (!SignImage(*folder, key_, peer_.account.user, error)) return false;
+  if (!SignImage(*folder, key_, peer_.account.user, /*group=*/"", error)) return false;
   if (!move_) move_ = MoveSource::Open(host_, settings_.tls, error);
   if (!move_) return false;
   if (!WatchFor([&] { return (last_ || AnnounceMove(image, error)) && move_->SendImage(*folder, error); }, error)) return false;
@@ -1017,7 +1097,7 @@ int Worker::FinishMove(int code) {
 }
 
 void Worker::Follow() {
-  int code = IsGroup() ? SaveGroup() : FollowTool();
+  int code = IsGroup() ? DoGroup() : FollowTool();
   if (Moves()) code = FinishMove(code);
   if (Arrives() && !running_) SetMoveState(settings_.moves, request_.arrived().id(), kMoveFailed);
   Tell(Reply::ENDED, code);

@@ -31,8 +31,9 @@ struct Settings {
 inline constexpr char kArriveTool[] = "arrive";
 // What there is at hosts, which root may ask for, too.
 inline constexpr char kHostsTool[] = "hosts";
-// Likewise for a job's part here, of a checkpoint over several hosts.
+// For root alone: a job's part here, of a checkpoint or a restart over several hosts.
 inline constexpr char kMemberTool[] = "member";
+inline constexpr char kRejoinTool[] = "rejoin";
 
 // Whether it can be a part of a path, and is readable.
 bool IsJobName(const std::string& name);

@@ -64,6 +64,7 @@ Examples:
   cr-restart /data/train.image --server unix:/run/user/1000/cuda-remote/session.sock --gpu 1
   cr-restart /data/train.image --server gpu8:7070 --map 2-3=gpu9:7070   ranks 2 and 3 on another server than the others
   cr-restart /data/train.image --map 0-1=:0 --map 2-3=:1                two ranks on each of two GPUs of this machine
+  cr-restart /data/train --hosts node1,node2          all parts of a job on several hosts, or none (cr-checkpoint --hosts)
 
 Every byte of the image is compared with its checksum before a process of the job runs. The job then runs in the
 foreground, as under cr-run: signals go to it, and its output goes where it went before if that was a file (--output
@@ -77,7 +78,10 @@ Ranks are those of mpirun, torchrun or srun; without one of these the processes 
 them. A process that saw several GPUs needs as many at its place: its GPU 0 is the first of the list. Processes that
 share GPU memory need one server.
 
+With --hosts, cr-restart ends when all parts run.
+
 Exit codes: the job's own; 128 + N if signal N ended it; 121 stopped by cr-checkpoint --stop; 125 the restart failed.
+--hosts: 0 all parts run; 125 no part does.
 )";
 
 int Fail(const std::string& text) {
@@ -86,7 +90,7 @@ int Fail(const std::string& text) {
 }
 
 struct Options {
-  std::string image, server, directory;
+  std::string image, server, directory, hosts;
   std::vector<PlacementRule> rules;
   int gpu = -1;
   bool quiet = false, cut_back = false, times = false, trust_owner = false;
@@ -342,6 +346,7 @@ int Run(const Options& options) {
 
   CriuEngine engine;
   const Caller* const caller = Caller::Get();
+  const bool as_one = caller && caller->waits();  // with the parts on other hosts
   if (!caller) engine.KeepLogs(Absolute(options.image));
   // In images of format version 1 the job's own facts have the engine's, too.
   const auto& said = image->info().client_info;
@@ -417,7 +422,7 @@ int Run(const Options& options) {
   std::unique_ptr<NetworkNamespace> network;
   if (job.has_network()) {
     // A job that moves still has the address at the other host, which keeps it silent.
-    network = NetworkNamespace::Make(job.network(), /*ask=*/!caller || !caller->holds(), &error);
+    network = NetworkNamespace::Make(job.network(), /*ask=*/!caller || !caller->holds() || as_one, &error);
     if (!network) {
       remove_folders();
       return Fail(error);
@@ -448,18 +453,20 @@ int Run(const Options& options) {
   bool ok = host && FitsPlaces(options, account, placed, *image, logs, &error) &&
             (processes->ChangesFiles() ? load() && begin() : begin() && load());
   AtStep("restore processes");
-  // Of a job that moves: until it runs here, it is the other host's. Of one with an address of its own: a message for a
-  // connection that is not there yet would be answered with its end.
-  const bool moves = caller && caller->holds();
-  if (ok && (moves || network)) {
+  // Of a job that moves: until it runs here, it is the other host's. Of a part of a job on several hosts: all run, or
+  // none. Of one with an address of its own: a message for a connection that is not there yet would be answered with its
+  // end.
+  const bool holds = caller && caller->holds();
+  if (ok && (holds || network)) {
     error.clear();
     const bool held = process->AwaitHeld(&error);
-    ok = held ? (!moves || caller->Announce(kImageRestored, &error)) && (!network || network->Connect(&error))
+    ok = held ? (!holds || caller->Announce(kImageRestored, &error)) && (!network || network->Connect(&error))
               : error.empty();
   }
   ok = ok && process->Finish(&isolated, &error);
   if (ok) steps.Done("restoring the process");
-  if (ok && !GiveSessions(options, *image, isolated, directory, placed, sessions, &job, &error)) {
+  if (ok && !(GiveSessions(options, *image, isolated, directory, placed, sessions, &job, &error) &&
+              (!as_one || caller->Announce(kImageUsed, &error)))) {
     // The others at its connections do not hear of it, and the restart can be tried again.
     if (network) network->Silence();
     kill(isolated.init, SIGKILL);
@@ -479,7 +486,7 @@ int Run(const Options& options) {
   network.reset();
   // It may be removed from now on.
   image.reset();
-  if (caller && !caller->Announce(kImageUsed, &error)) Say(kTool, error);
+  if (caller && !as_one && !caller->Announce(kImageUsed, &error)) Say(kTool, error);
   const std::shared_ptr<void> upkeep = engine.BeginUpkeep();
   const int code = FinishJob(kTool, isolated, directory, job, process->TakeTerminal(), std::move(hosts));
   // What the job has written last is on its way through the terminal.
@@ -516,6 +523,10 @@ int Main(int argc, char** argv) {
   app.add_flag("--trust-owner", options.trust_owner,
                "also take an image that another user owns or may write: he can make the job do what he wants");
   app.add_flag("--times", options.times, "tell how long each step took");
+  app.add_option("--hosts", options.hosts,
+                 "HOST,HOST,...: restart the parts of a job on several hosts there, DIR/member-N on the host N, by their "
+                 "cr-hostds: all run, or none. HOST/NAME: under that name. --output and --error are then for streams that were "
+                 "pipes or terminals (default: /dev/null), with %n for N");
   app.add_flag("--quiet", options.quiet, "print errors only");
   app.add_option("--caller", caller, "used by cr-hostd")->group("");
   try {
@@ -528,6 +539,18 @@ int Main(int argc, char** argv) {
   std::string error;
   if (!ParsePlacement(map, &options.rules, &error)) return Fail(error);
   if (caller >= 0 && !Caller::Take(caller, &error)) return Fail(error);
+  if (!options.hosts.empty()) {
+    if (!options.directory.empty() || options.times) return Fail("--hosts excludes --job-dir and --times");
+    host::Request request = host::RequestOf(app, "regroup");
+    for (host::Option& option : *request.mutable_options()) {
+      if (option.name() == "output" || option.name() == "error" || option.name() == "cut") {
+        option.set_value(Absolute(option.value()));
+      }
+    }
+    if (app.count("--server") == 0 && server) host::AddOption("server", server, &request);
+    request.set_image(Absolute(options.image));
+    return ThroughHostd(kTool, std::move(request), kExitFailed);
+  }
   if (geteuid() != 0) {
     if (const auto hostd = host::Hostd::Connect(&error)) {
       host::Request request = host::RequestOf(app, "restart");

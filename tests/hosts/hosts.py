@@ -678,9 +678,9 @@ class Part:
 
     def stands(self, step):
         reached = lambda: os.path.exists(self.sync) and f"paused {step}" in open(self.sync).read().split("\n")
-        over = lambda: reached() or self.child.poll() is not None
+        over = lambda: reached() or (self.child and self.child.poll() is not None)
         harness.wait_for(over, LIMIT, lambda: f"part {self.number} does not reach step {step}: {self.errors_now()}")
-        if self.child.poll() is not None:
+        if self.child and self.child.poll() is not None:
             raise Failure(f"part {self.number} has ended: {self.child.stderr.read()} {self.errors_now()}")
 
     def go(self, step):
@@ -691,6 +691,18 @@ class Part:
         command = [*self.ring.lab.a.enter(VICTIM), users.PYTHON, "-c", ASK, self.address]
         done = self.context.run(0, command)
         return int(done.stdout) if done.returncode == 0 else -1
+
+    def runs_on(self, machine, name="ring"):
+        """It was restarted there, without a cr-run or cr-restart of the test's."""
+        self.machine, self.name, self.child = machine, name, None
+        if not machine.has_job(name):
+            raise Failure(f"part {self.number} is not on {machine.name}")
+
+    def ended(self):
+        if self.child:
+            return ended(self.child)
+        gone = lambda: not self.machine.has_job(self.name)
+        harness.wait_for(gone, LIMIT, lambda: f"part {self.number} does not end: {self.errors_now()}")
 
     def restart(self, machine, image):
         self.machine = machine
@@ -719,8 +731,17 @@ class Ring:
         errors = lambda: [part.errors_now() for part in self.parts]
         harness.wait_for(more, LIMIT, lambda: f"{what}: {before} -> {[part.count() for part in self.parts]} {errors()} {said()}")
 
-    def save(self, *words):
-        return ("cr-checkpoint", "ring", self.image, "--hosts", f"{self.lab.b.address},{self.lab.c.address}", *words)
+    def save(self, *words, hosts=None):
+        return ("cr-checkpoint", "ring", self.image, "--hosts", hosts or f"{self.lab.b.address},{self.lab.c.address}", *words)
+
+    def save_and_end(self, **options):
+        """Saves all parts and ends them."""
+        worked(self.lab.a.run(VICTIM, *self.save("--stop", **options)))
+        for part in self.parts:
+            if part.child:
+                ended(part.child, 121)
+            else:
+                part.ended()
 
     def has_images(self):
         return [os.path.exists(f"{self.image}/member-{i}/manifest.pb") for i in (1, 2)]
@@ -731,7 +752,7 @@ class Ring:
                 part.go(step)
         open(self.stop, "w").close()
         for part in self.parts:
-            ended(part.child)
+            part.ended()
             if part.machine.read(part.out) != self.want:
                 raise Failure(f"part {part.number} wrote\n{part.machine.read(part.out)}\nexpected\n{self.want}")
 
@@ -765,6 +786,139 @@ def group(context):
     ring.finish(9)
     for machine in (lab.a, lab.b, lab.c):
         machine.is_clean()
+
+
+@case
+def group_restarts(context):
+    """One cr-restart brings back all parts of a job on two hosts: on each other's hosts, and on one. It takes only images of
+    one checkpoint."""
+    lab = Lan(context)
+    start_all(lab)
+    ring = Ring(lab, 3, 9)
+    older, mixed = context.shared + "/older", context.shared + "/mixed"
+    worked(lab.a.run(VICTIM, *ring.save()))
+    os.rename(ring.image, older)
+    ring.save_and_end()
+    swapped = f"{lab.c.address},{lab.b.address}"
+
+    def restart(image, hosts, *words):
+        return lab.a.run(VICTIM, "cr-restart", image, "--hosts", hosts, *words)
+
+    os.mkdir(mixed)
+    tool("cp", "-a", ring.image + "/member-1", mixed)
+    tool("cp", "-a", older + "/member-2", mixed)
+    refused(restart(mixed, swapped), "are not of one checkpoint", "no part of it runs")
+    refused(restart(ring.image, f"{lab.c.address},{lab.c.address}"), "different hosts")
+    refused(restart(ring.image, f"{swapped},{lab.a.address}"), "member-3", "no part of it runs")
+    refused(restart(ring.image, swapped, "--job-dir", "other"), "--job-dir")
+    for machine in (lab.a, lab.b, lab.c):
+        if machine.has_job("ring"):
+            raise Failure(f"a part runs on {machine.name}")
+        machine.is_clean()
+    worked(restart(ring.image, swapped))
+    for part, machine in zip(ring.parts, (lab.c, lab.b)):
+        part.runs_on(machine)
+    ring.goes_round("after the restart on each other's hosts")
+    for part in ring.parts:
+        part.go(3)
+        part.stands(9)
+    ring.save_and_end(hosts=swapped)
+    worked(restart(ring.image, f"{lab.c.address},{lab.c.address}/ring-2"))
+    for part, name in zip(ring.parts, ("ring", "ring-2")):
+        part.runs_on(lab.c, name)
+    ring.goes_round("after the restart on one host")
+    ring.finish(9)
+    for machine in (lab.a, lab.b, lab.c):
+        machine.is_clean()
+
+
+ATTEMPTS = 10
+
+
+@case
+def group_restart_fails(context):
+    """Whatever dies in whichever step of a restart over hosts, no part runs, and the images can be restarted again."""
+    lab = Lan(context)
+    start_all(lab)
+    ring = Ring(lab, 3)
+    ring.save_and_end()
+    steps = os.path.join(context.lab.folder, "steps")
+    hosts = f"{lab.b.address},{lab.c.address}"
+    said = lambda: lab.a.said() + lab.b.said() + lab.c.said()
+
+    def at(number, what, act, decided=False):
+        """`decided`: whether all parts run; None: all do or none does."""
+        for path in (steps, steps + ".go"):
+            if os.path.exists(path):
+                os.unlink(path)
+        lab.a.restart(more=ALLOWED, CR_TEST_STEPS=steps, CR_TEST_STOP_AT=str(number))
+        stands = lambda: os.path.exists(steps) and any(line.startswith(f"{number} ") for line in open(steps).read().splitlines())
+        # The kernel takes its time to remove the interface of a job that has just died.
+        for _ in range(ATTEMPTS):
+            restarting = lab.a.begin(VICTIM, "cr-restart", ring.image, "--hosts", hosts)
+            over = lambda: stands() or restarting.poll() is not None
+            harness.wait_for(over, LIMIT, lambda: f"{what} at {number}: not reached {said()}")
+            if restarting.poll() is None:
+                break
+            errors = restarting.stderr.read()
+            if "is in use" not in errors:
+                break
+        if restarting.poll() is not None:
+            raise Failure(f"{what} at {number}: cr-restart has ended: {errors} {said()}")
+        act(restarting)
+        open(steps + ".go", "w").close()
+        code = restarting.wait(LIMIT)
+        if decided is None:
+            decided = code == 0
+        elif code == 0:
+            raise Failure(f"{what} at {number}: cr-restart ended with 0: {restarting.stderr.read()}")
+        # A host that has died leaves the job's folder.
+        lives = lambda machine: machine.has_job("ring") and os.path.exists(f"/proc/{machine.facts('ring')['init_pid']}")
+        running = lambda: [lives(machine) for machine in (lab.b, lab.c)]
+        # Whoever has lost the connection asks.
+        harness.wait_for(lambda: running() == [decided, decided], 2 * LIMIT, lambda: f"{what} at {number}: {running()} {said()}")
+        if decided:
+            lab.a.restart(more=ALLOWED)
+            ring.goes_round(f"{what} at {number}")
+            for part, machine in zip(ring.parts, (lab.b, lab.c)):
+                part.runs_on(machine)
+            ring.save_and_end()
+        elif any(part.count() >= 0 for part in ring.parts):
+            raise Failure(f"{what} at {number}: a part runs")
+        for machine in (lab.a, lab.b, lab.c):
+            machine.is_clean()
+
+    def kill_asker(restarting):
+        for pid in harness.descendants(lab.a.daemon.pid):
+            os.kill(pid, signal.SIGKILL)
+
+    def kill_b(restarting):
+        lab.b.stop()
+        lab.b.start(more=ALLOWED)
+
+    def kill_host(restarting):
+        """B's cr-hostd, its workers and all of its jobs."""
+        init = lab.b.facts("ring")["init_pid"] if lab.b.has_job("ring") else 0
+        for pid in [*harness.descendants(lab.b.daemon.pid), lab.b.daemon.pid, init]:
+            try:
+                if pid:
+                    os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # with another one
+        lab.b.daemon.wait()
+        lab.b.start(more=ALLOWED)
+
+    for number in range(1, 5):
+        at(number, "B's cr-hostd is killed", kill_b)
+        at(number, "the asking worker is killed", kill_asker)
+        at(number, "B dies", kill_host)
+    at(2, "the user gives up", lambda restarting: restarting.send_signal(signal.SIGTERM))
+    at(5, "the asking worker is killed", kill_asker, decided=True)
+    worked(lab.a.run(VICTIM, "cr-restart", ring.image, "--hosts", hosts))
+    for part, machine in zip(ring.parts, (lab.b, lab.c)):
+        part.runs_on(machine)
+    ring.goes_round("after all")
+    ring.finish(3)
 
 
 @case
@@ -916,6 +1070,7 @@ class Stencil:
         parts = [f"--part={machine.name}=10.99.0.{51 + i}:{ranks[i]}" for i, machine in enumerate(machines)]
         words = ["--name", "stencil", *parts, "--agent", self.login.agent, "--output", self.out, "--error", self.errors]
         variables = {"CR_TEST_SYNC_FILE": self.sync, "CR_TEST_PAUSE_AT": ",".join(map(str, pauses)), **VARIABLES(lab)}
+        self.names = ["stencil"] * len(machines)
         self.children = [machines[0].begin(VICTIM, "cr-mpirun", *words, "--", *command, **variables)]
         self.stands(pauses[0])
 
@@ -946,11 +1101,16 @@ class Stencil:
         self.save(image, members, "--stop")
         for child in self.children:
             ended(child, 121)
+        self.are_gone()
+
+    def are_gone(self):
+        for machine, name in zip(self.machines, self.names):
+            harness.wait_for(lambda: not machine.has_job(name), LIMIT, lambda: f"{name} stays on {machine.name}: {self.said()}")
 
     def restart(self, image, machines, names=None):
         """Part N on the machine N, as the job of that name there."""
         self.machines, self.children = machines, []
-        names = names or ["stencil"] * len(machines)
+        self.names = names = names or ["stencil"] * len(machines)
         for number, (machine, name) in enumerate(zip(machines, names), 1):
             words = [] if name == "stencil" else ["--job-dir", name]
             self.children.append(machine.begin(VICTIM, "cr-restart", f"{image}/member-{number}", *words))
@@ -960,9 +1120,17 @@ class Stencil:
             if not machine.has_job(name):
                 raise Failure(f"a restart has failed: {self.said()}")
 
+    def restart_as_one(self, image, machines, names=None):
+        """All by one cr-restart."""
+        self.machines, self.children = machines, []
+        self.names = names or ["stencil"] * len(machines)
+        hosts = ",".join(f"{machine.address}/{name}" for machine, name in zip(machines, self.names))
+        worked(self.lab.a.run(VICTIM, "cr-restart", image, "--hosts", hosts))
+
     def finish(self):
         for child in self.children:
             ended(child)
+        self.are_gone()
         got = self.machines[0].read(self.out)
         if got != self.want:
             raise Failure(f"the job wrote\n{got}\nexpected\n{self.want}\n{self.said()}")
@@ -986,12 +1154,12 @@ def mpi_on(context, mpi, count, ranks):
     job.go(8, then=12)
     job.stop(images[2], addresses)
     others = [lab.b, lab.c, lab.a][:count]
-    job.restart(images[2], others)
+    job.restart_as_one(images[2], others)
     job.go(12, then=16)
     job.stop(images[3], [machine.address for machine in others])
     # All on one host, which has several jobs then, each with its address; and from there on two again.
     names = ["stencil", "stencil-2", "stencil-3"][:count]
-    job.restart(images[3], [lab.c] * count, names)
+    job.restart_as_one(images[3], [lab.c] * count, names)
     job.go(16, then=20)
     job.stop(images[4], [f"{lab.c.address}/{name}" for name in names])
     job.restart(images[4], [lab.a, lab.b, lab.b][:count], ["stencil", "stencil", "stencil-2"][:count])

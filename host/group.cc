@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "host/group_save.h"
+#include "host/group.h"
 
 #include <errno.h>
 #include <string.h>
@@ -33,9 +33,9 @@ bool ParseGroup(const std::string& list, const std::string& job, std::vector<Gro
   return false;
 }
 
-std::unique_ptr<GroupSave> GroupSave::Open(const std::vector<GroupPart>& parts, const control::TlsFiles& tls,
-                                           std::string* error) {
-  std::unique_ptr<GroupSave> save(new GroupSave);
+std::unique_ptr<Group> Group::Open(const std::vector<GroupPart>& parts, const control::TlsFiles& tls,
+                                   std::string* error) {
+  std::unique_ptr<Group> save(new Group);
   for (const GroupPart& part : parts) {
     auto member = std::make_unique<Member>();
     member->host = part.host;
@@ -49,20 +49,20 @@ std::unique_ptr<GroupSave> GroupSave::Open(const std::vector<GroupPart>& parts, 
   return save;
 }
 
-GroupSave::~GroupSave() {
+Group::~Group() {
   Cancel();
   for (const auto& member : members_) {
     if (!member->finished) member->stream->Finish();
   }
 }
 
-void GroupSave::Cancel() {
+void Group::Cancel() {
   for (const auto& member : members_) member->context.TryCancel();
 }
 
 // Until the host has reached the step; SAVE_NONE: until its image has its name.
-bool GroupSave::Await(Member* member, SaveStep step, const std::function<void(const std::string&)>& note,
-                      std::string* error) {
+bool Group::Await(Member* member, SaveStep step, const std::function<void(const std::string&)>& note,
+                  std::string* error) {
   SaveDown down;
   while (!member->finished && member->stream->Read(&down)) {
     if (down.kind_case() == SaveDown::kNote) {
@@ -71,6 +71,7 @@ bool GroupSave::Await(Member* member, SaveStep step, const std::function<void(co
       *error = member->host + ": " + down.failed();
       return false;
     } else if (down.kind_case() == SaveDown::kDone ? step == SAVE_NONE : down.reached() == step) {
+      if (step == RESTART_HELD) member->checkpoint = down.checkpoint();
       return true;
     } else {
       *error = member->host + ": its cr-hostd has answered something else; install the same version on all hosts";
@@ -90,14 +91,14 @@ bool GroupSave::Await(Member* member, SaveStep step, const std::function<void(co
   return false;
 }
 
-bool GroupSave::Reach(SaveStep step, const std::function<void(const std::string&)>& note, std::string* error) {
+bool Group::Reach(SaveStep step, const std::function<void(const std::string&)>& note, std::string* error) {
   for (const auto& member : members_) {
     if (!Await(member.get(), step, note, error)) return false;
   }
   return true;
 }
 
-bool GroupSave::GoOn(SaveStep step, std::string* error) {
+bool Group::GoOn(SaveStep step, std::string* error) {
   SaveUp up;
   up.set_go_on(step);
   bool ok = true;
@@ -110,22 +111,33 @@ bool GroupSave::GoOn(SaveStep step, std::string* error) {
   return ok;
 }
 
-bool GroupSave::Run(SaveBegin begin, const std::string& image, const Key& key,
-                    const std::function<void(const std::string&)>& note, std::string* error) {
+// Asks all hosts to begin.
+bool Group::Begin(SaveBegin* begin, const std::string& image, const Key& key, std::string* error) {
   std::string id(16, '\0');
   if (getrandom(&id[0], id.size(), 0) != ssize_t(id.size())) {
     *error = std::string("no random numbers: ") + strerror(errno);
     return false;
   }
-  begin.set_id(id);
+  begin->set_id(id);
   for (size_t i = 0; i < members_.size(); ++i) {
-    begin.set_image(image + "/member-" + std::to_string(i + 1));
-    begin.set_job(members_[i]->job);
+    const std::string number = std::to_string(i + 1);
+    SaveBegin own = *begin;
+    own.set_image(image + "/member-" + number);
+    own.set_job(members_[i]->job);
+    for (SaveOption& option : *own.mutable_options()) {
+      const size_t at = begin->restart() ? option.value().find(kPartNumber) : std::string::npos;
+      if (at != std::string::npos) option.mutable_value()->replace(at, strlen(kPartNumber), number);
+    }
     SaveUp up;
-    up.mutable_begin()->set_begin(begin.SerializeAsString());
+    up.mutable_begin()->set_begin(own.SerializeAsString());
     up.mutable_begin()->set_code(key.CodeOf(kSaveText + up.begin().begin()));
     members_[i]->stream->Write(up);  // a failure is seen at the next step
   }
+  return true;
+}
+
+// To where it can be decided.
+bool Group::Save(const std::function<void(const std::string&)>& note, std::string* error) {
   checkpoint::AtStep("all hosts are ready");
   if (!Reach(SAVE_READY, note, error)) return false;
   const steady_clock::time_point stopped = steady_clock::now();
@@ -138,22 +150,57 @@ bool GroupSave::Run(SaveBegin begin, const std::string& image, const Key& key,
   checkpoint::AtStep("all images are complete");
   if (!Reach(SAVE_COMPLETE, note, error)) return false;
   checkpoint::AtStep("decide");
-  const SettleReply::State state = Settled(members_[0]->stub.get(), id, /*decide=*/true);
-  if (state != SettleReply::RUNNING) {
-    *error = state == SettleReply::FAILED
-                 ? "a host has lost the connection, and the checkpoint was given up"
-                 : "the cr-hostd of " + members_[0]->host +
-                       ", where it is decided, does not answer; see on each host whether there is a new image";
+  return true;
+}
+
+bool Group::Restart(const std::string& image, const std::function<void(const std::string&)>& note, std::string* error) {
+  checkpoint::AtStep("all parts are restored");
+  if (!Reach(RESTART_HELD, note, error)) return false;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const std::string& checkpoint = members_[i]->checkpoint;
+    if (!checkpoint.empty() && checkpoint == members_[0]->checkpoint) continue;
+    *error = checkpoint.empty() ? "" : image + "/member-1 on " + members_[0]->host + " and ";
+    *error += image + "/member-" + std::to_string(i + 1) + " on " + members_[i]->host +
+              (checkpoint.empty() ? " was not saved with --hosts" : " are not of one checkpoint") +
+              "; restart images that one cr-checkpoint --hosts has made";
     return false;
   }
-  // From here on the images count, also where the word does not arrive: who lacks it asks.
+  checkpoint::AtStep("all parts run");
+  if (!GoOn(RESTART_HELD, error)) return false;
+  checkpoint::AtStep("wait until they do");
+  if (!Reach(RESTART_RUNS, note, error)) return false;
+  checkpoint::AtStep("decide");
+  // What a host has said may be older than its end.
+  return GoOn(RESTART_RUNS, error) && Reach(RESTART_SURE, note, error);
+}
+
+bool Group::Decide(const std::string& id, const char* unknown, std::string* error) {
+  const SettleReply::State state = Settled(members_[0]->stub.get(), id, /*decide=*/true);
+  if (state == SettleReply::RUNNING) return true;
+  *error = state == SettleReply::FAILED
+               ? "a host has lost the connection, and has given up"
+               : "the cr-hostd of " + members_[0]->host + ", where it is decided, does not answer; " + unknown;
+  return false;
+}
+
+bool Group::Run(SaveBegin begin, const std::string& image, const Key& key,
+                const std::function<void(const std::string&)>& note, std::string* error) {
+  if (!Begin(&begin, image, key, error)) return false;
+  const bool restart = begin.restart();
+  if (restart ? !Restart(image, note, error) : !Save(note, error)) return false;
+  const char* const unknown =
+      restart ? "see on each host whether the part runs (cr-ps)" : "see on each host whether there is a new image";
+  if (!Decide(begin.id(), unknown, error)) return false;
+  // From here on it counts, also where the word does not arrive: who lacks it asks.
   std::string problem;
-  GoOn(SAVE_COMPLETE, &problem);
-  checkpoint::AtStep("name the images");
+  GoOn(restart ? RESTART_SURE : SAVE_COMPLETE, &problem);
+  checkpoint::AtStep(restart ? "the parts go on" : "name the images");
   for (size_t i = 0; i < members_.size(); ++i) {
     if (Await(members_[i].get(), SAVE_NONE, note, &problem)) continue;
-    note("the checkpoint is complete, but what has become of " + image + "/member-" + std::to_string(i + 1) +
-         " is not known: " + problem + "; look there before you use it");
+    const std::string part = image + "/member-" + std::to_string(i + 1);
+    note((restart ? "the job runs, but what has become of its part from "
+                  : "the checkpoint is complete, but what has become of ") +
+         part + " is not known: " + problem + "; look there" + (restart ? " (cr-ps)" : " before you use it"));
   }
   return true;
 }

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// One checkpoint of a job that runs on several hosts, as one transaction through their cr-hostds (move.proto): all
-// lock, all are dumped, all images are complete, or there is none and the job goes on everywhere. This is the
+// A checkpoint or a restart of a job that runs on several hosts, as one transaction through their cr-hostds
+// (move.proto). Of a checkpoint, all lock, all are dumped, all images are complete, or there is none and the job goes
+// on everywhere. Of a restart, all parts are restored and stand still, then all run, or none does. This is the
 // coordinator's side, in the worker of the user who asks.
 //
 // It is decided by one entry in the first host's folder of states (move_state.h), which a host asks for that has lost
 // the connection (Hosts::Settle). Before the entry nothing counts; whoever asks then has decided that nothing will.
 //
 // Not thread-safe but for Cancel. Functions return false and one sentence in *error.
-#ifndef CUDA_REMOTE_HOST_GROUP_SAVE_H_
-#define CUDA_REMOTE_HOST_GROUP_SAVE_H_
+#ifndef CUDA_REMOTE_HOST_GROUP_H_
+#define CUDA_REMOTE_HOST_GROUP_H_
 
 #include <functional>
 #include <memory>
@@ -23,6 +24,8 @@ namespace cuda_remote::host {
 
 // Before what is signed, so that it is nothing else that the key has signed.
 inline constexpr char kSaveText[] = "checkpoint over hosts\n";
+// In the value of an option, for the number of the part.
+inline constexpr char kPartNumber[] = "%n";
 
 // One part of such a job: where it is, and what it is called there.
 struct GroupPart {
@@ -34,15 +37,16 @@ struct GroupPart {
 // is.
 bool ParseGroup(const std::string& list, const std::string& job, std::vector<GroupPart>* parts, std::string* error);
 
-class GroupSave {
+class Group {
  public:
-  static std::unique_ptr<GroupSave> Open(const std::vector<GroupPart>& parts, const control::TlsFiles& tls,
-                                         std::string* error);
-  ~GroupSave();
-  GroupSave(const GroupSave&) = delete;
-  GroupSave& operator=(const GroupSave&) = delete;
+  static std::unique_ptr<Group> Open(const std::vector<GroupPart>& parts, const control::TlsFiles& tls,
+                                     std::string* error);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
 
-  // Saves the job's parts, each into `image`/member-N; `begin` says the rest, but for the id. `note`: for the user.
+  // Saves the job's parts, each into `image`/member-N, or restarts them from there. `begin` says which, and the rest
+  // but for the id. `note`: for the user.
   bool Run(SaveBegin begin, const std::string& image, const Key& key,
            const std::function<void(const std::string&)>& note, std::string* error);
 
@@ -59,16 +63,21 @@ class GroupSave {
     grpc::ClientContext context;
     std::unique_ptr<grpc::ClientReaderWriter<SaveUp, SaveDown>> stream;
     bool finished = false;
+    std::string checkpoint;  // of the image that is restarted
   };
   bool Await(Member* member, SaveStep step, const std::function<void(const std::string&)>& note, std::string* error);
   bool Reach(SaveStep step, const std::function<void(const std::string&)>& note, std::string* error);
   bool GoOn(SaveStep step, std::string* error);
+  bool Begin(SaveBegin* begin, const std::string& image, const Key& key, std::string* error);
+  bool Save(const std::function<void(const std::string&)>& note, std::string* error);
+  bool Restart(const std::string& image, const std::function<void(const std::string&)>& note, std::string* error);
+  bool Decide(const std::string& id, const char* unknown, std::string* error);
 
-  GroupSave() = default;
+  Group() = default;
   std::vector<std::unique_ptr<Member>> members_;
   double paused_seconds_ = 0;
 };
 
 }  // namespace cuda_remote::host
 
-#endif  // CUDA_REMOTE_HOST_GROUP_SAVE_H_
+#endif  // CUDA_REMOTE_HOST_GROUP_H_
