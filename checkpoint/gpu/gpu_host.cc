@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,9 +26,24 @@ namespace {
 
 constexpr int kReadyMs = 30000;
 
-// Starts a server or relay and waits until it says that it listens. `detached`: it is nobody's child.
-pid_t StartDaemon(std::vector<std::string> command, bool detached, const std::optional<Account>& account,
+// Made anew, with the rights of `account`, in whose folder it is.
+int OpenLog(const std::string& path, const std::optional<Account>& account) {
+  const ActAs user(account);
+  unlink(path.c_str());
+  return open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600);
+}
+
+void ShowLog(int log) {
+  char text[4000];
+  const ssize_t got = pread(log, text, sizeof(text), 0);
+  fwrite(text, 1, got > 0 ? size_t(got) : 0, stderr);
+}
+
+// Starts a server or relay and waits until it says that it listens. `log`: -1, or it is nobody's child, and has this
+// file in place of standard error. A reader of this tool's output would wait for it otherwise.
+pid_t StartDaemon(std::vector<std::string> command, int log, const std::optional<Account>& account,
                   std::string* error) {
+  const bool detached = log >= 0;
   int ready[2], number[2];
   if (pipe(ready) != 0 || pipe2(number, O_CLOEXEC) != 0) {
     *error = std::string("pipe: ") + strerror(errno);
@@ -58,6 +74,12 @@ pid_t StartDaemon(std::vector<std::string> command, bool detached, const std::op
     const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     dup2(null, 0);
     dup2(null, 1);
+    if (detached) {
+      dup2(log, 2);
+      // The descriptors of this tool's caller, too.
+      syscall(SYS_close_range, 3u, ~0u, 4u /* CLOSE_RANGE_CLOEXEC */);
+      fcntl(ready[1], F_SETFD, 0);
+    }
     std::vector<char*> arguments;
     for (std::string& word : command) arguments.push_back(&word[0]);
     arguments.push_back(nullptr);
@@ -82,6 +104,7 @@ pid_t StartDaemon(std::vector<std::string> command, bool detached, const std::op
     kill(child, SIGTERM);
     if (!detached) waitpid(child, nullptr, 0);
   }
+  if (detached) ShowLog(log);
   *error = command[0] + " did not start; its message stands above";
   return -1;
 }
@@ -140,7 +163,19 @@ std::unique_ptr<GpuHost> GpuHost::Open(const std::string& address, int gpu, cons
     if (detached) command.insert(command.end(), {"--idle-exit", "10"});
   }
   if (TooLong(host->path_, error)) return nullptr;
-  host->process_ = StartDaemon(std::move(command), detached, account, error);
+  int log = -1;
+  if (detached) {
+    // relay2.log beside relay2.sock.
+    const std::string path =
+        address.empty() ? folder + "/server.log" : host->path_.substr(0, host->path_.rfind('.')) + ".log";
+    log = OpenLog(path, account);
+    if (log < 0) {
+      *error = "cannot make " + path + ": " + strerror(errno);
+      return nullptr;
+    }
+  }
+  host->process_ = StartDaemon(std::move(command), log, account, error);
+  if (log >= 0) close(log);
   if (host->process_ < 0) {
     host->process_ = 0;
     return nullptr;

@@ -2,8 +2,8 @@
 // Reaches a GPU server for a tool: turns an address that a person gives into the path of a socket on this machine. For
 // a server on another host it starts a cr-relay; without an address, a cr-server of the job's own.
 //
-// The process that it starts ends with the GpuHost object, or with the tool if that is killed; a `detached` one does
-// not.
+// The process that it starts ends with the GpuHost object, or with the tool if that is killed. A `detached` one does
+// not; it keeps nothing of the tool's open, and writes its messages to a file beside its socket (relay.log).
 #ifndef CUDA_REMOTE_CHECKPOINT_GPU_GPU_HOST_H_
 #define CUDA_REMOTE_CHECKPOINT_GPU_GPU_HOST_H_
 

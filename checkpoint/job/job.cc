@@ -526,13 +526,13 @@ namespace {
 
 // The sockets in a folder of a job's processes, and an own server's.
 void RemoveSockets(const std::string& directory) {
-  for (const char* name : {"/server/session.sock", "/server/control.sock", "/server/server.lock"}) {
+  for (const char* name : {"/server/session.sock", "/server/control.sock", "/server/server.lock", "/server.log"}) {
     unlink((directory + name).c_str());
   }
   if (DIR* const list = opendir(directory.c_str())) {
     while (const dirent* const entry = readdir(list)) {
       const std::string name = entry->d_name;
-      const bool ours = (name.compare(0, 5, "relay") == 0 && EndsWith(name, ".sock")) ||
+      const bool ours = (name.compare(0, 5, "relay") == 0 && (EndsWith(name, ".sock") || EndsWith(name, ".log"))) ||
                         (name.compare(0, 5, "agent") == 0 && EndsWith(name, ".sock")) ||
                         (name.compare(0, 5, "criu-") == 0 && EndsWith(name, ".log"));
       if (ours) unlink((directory + "/" + name).c_str());

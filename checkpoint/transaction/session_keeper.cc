@@ -2,6 +2,7 @@
 #include "checkpoint/transaction/session_keeper.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -66,6 +68,20 @@ void CallMyself(std::string name) {
   name.resize(end - begin, '\0');
   name.back() = '\0';
   memcpy(reinterpret_cast<void*>(begin), name.data(), name.size());
+}
+
+// Closes all descriptors but two: `messages`, which becomes standard error, and `socket`. Returns that one's number.
+int KeepOnly(int socket, int messages) {
+  const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+  // Either may have one of the numbers that are given now.
+  socket = fcntl(socket, F_DUPFD_CLOEXEC, 3);
+  messages = fcntl(messages, F_DUPFD_CLOEXEC, 3);
+  for (const int stream : {0, 1}) dup2(null, stream);
+  dup2(messages, 2);
+  constexpr int kSocket = 3;
+  if (socket != kSocket) dup3(socket, kSocket, O_CLOEXEC);
+  syscall(SYS_close_range, unsigned(kSocket + 1), ~0u, 0u);
+  return kSocket;
 }
 
 class Keeper {
@@ -180,7 +196,7 @@ class Keeper {
 }  // namespace
 
 std::unique_ptr<SessionKeeper> SessionKeeper::Start(const Job& job, const std::string& directory, const char* tool,
-                                                    SnapshotEngine* engine, std::string* error) {
+                                                    SnapshotEngine* engine, int messages, std::string* error) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
     *error = std::string("socketpair: ") + strerror(errno);
@@ -189,11 +205,11 @@ std::unique_ptr<SessionKeeper> SessionKeeper::Start(const Job& job, const std::s
   fflush(nullptr);
   const pid_t child = fork();
   if (child == 0) {
-    close(ends[0]);
     setsid();
+    const int socket = KeepOnly(ends[1], messages);
     for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) ::signal(signal, SIG_IGN);
     CallMyself("cr-keeper");
-    Keeper(job, directory, tool, engine).Run(ends[1]);
+    Keeper(job, directory, tool, engine).Run(socket);
     fflush(nullptr);
     _exit(0);
   }

@@ -25,10 +25,11 @@ namespace cuda_remote::checkpoint {
 
 class SessionKeeper final : public SessionGuard {
  public:
-  // Starts the keeper, for the job in `directory`. Call it from a single-threaded program. `tool`: for messages. The
-  // keeper uses a copy of `engine`. Null and *error on failure.
+  // Starts the keeper, for the job in `directory`. Call it from a single-threaded program. `tool`: for messages, which
+  // go to `messages`. The keeper has nothing else of this program's open: who waits for the program's end does not wait
+  // for the keeper's. It uses a copy of `engine`. Null and *error on failure.
   static std::unique_ptr<SessionKeeper> Start(const Job& job, const std::string& directory, const char* tool,
-                                              SnapshotEngine* engine, std::string* error);
+                                              SnapshotEngine* engine, int messages, std::string* error);
   // The keeper has ended then.
   ~SessionKeeper() override;
 

@@ -10,9 +10,11 @@
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <list>
@@ -46,6 +48,24 @@ from hosts that it lists with --insecure-tcp.
 
 Exit codes: 0 ended by a signal, --idle-exit or --watch-fd, 2 wrong use, 3 cannot listen.
 )";
+
+// What the program had open that started this one: nobody is to wait for this process instead of it.
+void CloseInherited(int watch_fd, int ready_fd) {
+  int first = 3;
+  for (const int kept : {std::min(watch_fd, ready_fd), std::max(watch_fd, ready_fd)}) {
+    if (kept < first) continue;
+    if (kept > first) syscall(SYS_close_range, unsigned(first), unsigned(kept - 1), 0u);
+    first = kept + 1;
+  }
+  syscall(SYS_close_range, unsigned(first), ~0u, 0u);
+}
+
+// Of the program that used this relay, which has ended: a reader of its output must see the end.
+void LetGoOfStreams() {
+  const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+  for (const int stream : {0, 1, 2}) dup2(null, stream);
+  close(null);
+}
 
 struct Served {
   std::unique_ptr<RelaySession> session;
@@ -88,6 +108,7 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
+  CloseInherited(watch_fd, ready_fd);
   logging::SetUp("cr-relay", "%Y-%m-%d %H:%M:%S.%e %l %n: %v", log_level);
 
   // What gRPC says of a connection stands in our own messages, too.
@@ -147,6 +168,8 @@ int Main(int argc, char** argv) {
         served = sessions.erase(served);
       }
       if (sessions.empty()) idle_since = std::chrono::steady_clock::now();
+      // The client library has started it.
+      if (sessions.empty() && remove_folder) LetGoOfStreams();
     }
     if (waiting[0].revents) {
       const int socket = accept4(listen_fd, nullptr, nullptr, SOCK_CLOEXEC);

@@ -12,9 +12,18 @@
 
 namespace cuda_remote::client::tools {
 
-// Runs `work` there and returns what it returns, the tool's exit code. `work` gets a function that says whether to give
-// up. Call it from a single-threaded program.
-int RunInBackground(const std::function<int(const std::function<bool()>& cancelled)>& work);
+// What the work gets.
+struct Background {
+  // Whether to give up.
+  std::function<bool()> cancelled;
+  // A pipe that takes the place of standard error in a helper which outlives the work if that is killed (cr-keeper).
+  // The process that the user has started copies it to its own standard error, and waits for the helper, too. If it is
+  // killed as well, nobody who reads the tool's output waits.
+  int helper_messages = -1;
+};
+
+// Runs `work` there and returns what it returns, the tool's exit code. Call it from a single-threaded program.
+int RunInBackground(const std::function<int(const Background&)>& work);
 
 }  // namespace cuda_remote::client::tools
 

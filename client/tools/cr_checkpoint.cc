@@ -655,7 +655,8 @@ int Repeat(const Options& options, const std::string& directory, const Job& job,
   }
 }
 
-int Work(const Options& options, const std::function<bool()>& cancelled) {
+int Work(const Options& options, const Background& background) {
+  const std::function<bool()>& cancelled = background.cancelled;
   std::string directory, error;
   Job job;
   if (!FindJob(options.job, &directory, &job, &error)) {
@@ -663,7 +664,8 @@ int Work(const Options& options, const std::function<bool()>& cancelled) {
     return kExitNoJob;
   }
   CriuEngine engine;
-  const std::unique_ptr<SessionKeeper> keeper = SessionKeeper::Start(job, directory, kTool, &engine, &error);
+  const std::unique_ptr<SessionKeeper> keeper =
+      SessionKeeper::Start(job, directory, kTool, &engine, background.helper_messages, &error);
   if (!keeper) {
     Say(kTool, error);
     return kExitFailure;
@@ -751,7 +753,7 @@ int Main(int argc, char** argv) {
     request.set_image(Absolute(options.image));
     return ThroughHostd(kTool, std::move(request), kExitFailure);
   }
-  return RunInBackground([&](const std::function<bool()>& cancelled) { return Work(options, cancelled); });
+  return RunInBackground([&](const Background& background) { return Work(options, background); });
 }
 
 }  // namespace

@@ -600,7 +600,7 @@ int Main(int argc, char** argv) {
     request.set_job(name);
     return ThroughHostd(kTool, std::move(request), kExitFailure);
   }
-  return RunInBackground([&](const std::function<bool()>& cancelled) { return Work(options, cancelled); });
+  return RunInBackground([&](const Background& background) { return Work(options, background.cancelled); });
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ import json
 import os
 import random
 import re
+import select
 import shutil
 import signal
 import socket
@@ -724,7 +725,8 @@ def two_tools(context):
         tool = lab.start(harness.Process(lab, f"dies-{name}", [lab.tool("cr-checkpoint"), job.id, again]))
         while not os.path.exists(log) and tool.running():
             time.sleep(0.0005)
-        killed = harness.processes_with(again)
+        # The process that was started passes on what the keeper of the one that works says.
+        killed = [pid for pid in harness.processes_with(again) if with_keeper or pid != tool.pid]
         if with_keeper:
             killed = [child for pid in killed for child in harness.children_of(pid, "cr-keeper")] + killed
         for pid in killed:
@@ -757,6 +759,84 @@ def two_tools(context):
     wait_for(lambda: len(job.steps()) > steps or not restarted.running(), 60, restarted.describe)
     if not restarted.running():
         raise Failure(f"the image does not go on\n{restarted.describe()}")
+
+
+class Piped:
+    """A tool whose output, and one more descriptor, is a pipe, as in `tool 2>&1 | cat`."""
+
+    def __init__(self, lab, command, env=None):
+        self.command = command
+        self.reader, writer = os.pipe()
+        environment = {key: value for key, value in {**os.environ, **lab.env, **(env or {})}.items() if value is not None}
+        self.child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=writer, stderr=writer, pass_fds=[writer], env=environment, cwd=lab.folder,
+            start_new_session=True,
+        )  # fmt: skip
+        os.close(writer)
+        self.text = b""
+
+    def read_to_end(self, limit):
+        """What the tool printed, once nobody can print any more."""
+        deadline = time.monotonic() + limit
+        while select.select([self.reader], [], [], max(0, deadline - time.monotonic()))[0]:
+            part = os.read(self.reader, 65536)
+            if not part:
+                return self.text.decode(errors="replace")
+            self.text += part
+        raise Failure(f"{' '.join(self.command)}: no end of its output after {limit} s; it printed {self.text!r}")
+
+
+@case
+def piped_output(context):
+    """What tools leave behind - a relay, cr-keeper, CRIU - keeps nobody waiting who reads their output to its end."""
+    lab = context.lab
+    here, there = lab.server("here"), lab.server("there", listen=True)
+    command = context.app("reduce", 10000)
+    job = lab.job("job", command, here.unix, step_ms=20)
+    job.wait_steps(2, 60)
+    move = Piped(lab, [lab.tool("cr-migrate"), job.id, "--to", there.tcp, "--json"])
+    text = move.read_to_end(60)
+    if move.child.wait(60) != 0:
+        raise Failure(f"cr-migrate failed: {text}")
+    log = os.path.join(job.directory, "relay.log")
+    if not harness.processes_with(os.path.join(job.directory, "relay.sock")) or not os.path.exists(log):
+        raise Failure(f"the job does not use a relay that the tool left behind\n{job.describe()}")
+    steps = len(job.steps())
+    wait_for(lambda: len(job.steps()) > steps or not job.running(), 60, job.describe)
+
+    # cr-keeper is stopped before the tool is killed, so it cannot end. CRIU may be done before that.
+    image, log = context.path("image"), os.path.join(job.directory, "criu-dump.log")
+    killed = False
+    while not killed:
+        tool = Piped(lab, [lab.tool("cr-checkpoint"), job.id, image])
+        while not os.path.exists(log) and tool.child.poll() is None:
+            time.sleep(0.0005)
+        tools = harness.processes_with(image)
+        keepers = [child for pid in tools for child in harness.children_of(pid, "cr-keeper")]
+        try:
+            for pid, number in [(pid, signal.SIGSTOP) for pid in keepers] + [(pid, signal.SIGKILL) for pid in tools]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            tool.read_to_end(60)
+        finally:
+            for pid in keepers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+        killed = tool.child.wait(60) < 0 and bool(keepers)
+    steps = len(job.steps())
+    wait_for(lambda: len(job.steps()) > steps or not job.running(), 60, job.describe)
+    if not job.running():
+        raise Failure(f"the job does not go on\n{job.describe()}")
+
+    # A program without cr-run, whose relay is the library's.
+    folder = context.path("library")
+    os.makedirs(folder)
+    os.symlink(os.path.realpath(lab.tool("libcuda-remote.so")), os.path.join(folder, "libcuda.so.1"))
+    expected = context.expected(context.app()).decode()
+    program = Piped(lab, context.app(), {"LD_LIBRARY_PATH": folder, "CUDA_REMOTE_SERVER": there.tcp})
+    text = program.read_to_end(60)
+    if program.child.wait(60) != 0 or text != expected:
+        raise Failure(f"the program printed {text!r} instead of {expected!r}")
 
 
 @case

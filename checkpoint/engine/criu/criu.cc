@@ -132,6 +132,8 @@ int InsideJob(const Job& job, const std::function<int()>& body, std::string* err
     const pid_t inside = fork();
     if (inside == 0) _exit(body());
     if (inside < 0) _exit(254);
+    // CRIU goes on if its caller is killed. Who reads that one's output is not to wait for CRIU.
+    syscall(SYS_close_range, 0u, ~0u, 0u);
     PassOnKill(inside);
     int status = 0;
     while (waitpid(inside, &status, 0) < 0 && errno == EINTR) {
@@ -670,9 +672,10 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
         std::vector<char*> arguments;
         for (std::string& word : command) arguments.push_back(&word[0]);
         arguments.push_back(nullptr);
-        fcntl(lock, F_SETFD, 0);
         const int null = open("/dev/null", O_RDWR);
         for (int fd : {0, 1, 2}) dup2(null, fd);
+        syscall(SYS_close_range, 3u, ~0u, 4u /* CLOSE_RANGE_CLOEXEC */);
+        for (const int needed : {image, work, lock}) fcntl(needed, F_SETFD, 0);
         if (facts.shared_files_size() > 0) setenv(kSharedFilesVariable, shared_files.c_str(), 1);
         if (account && !BecomeForCriu(*account)) return 126;
         execv(arguments[0], arguments.data());
