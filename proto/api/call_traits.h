@@ -37,6 +37,7 @@ enum CallFlag : uint16_t {
   kLaunchesKernels = 1024,
   kMovesSharedMemory = 2048,
   kNotReplayable = 4096,  // the row says `replay: NEVER`
+  kMemoryOfAnyGpu = 8192,
 };
 
 struct CallTraits {

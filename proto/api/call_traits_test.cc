@@ -43,6 +43,9 @@ TEST(CallTraits, RowsStandAtTheirNumbers) {
   EXPECT_TRUE(TraitsOf(kCall_cuStreamEndCapture).Has(kNotReplayable));
   EXPECT_TRUE(TraitsOf(kCall_cuGraphLaunch).Has(kLaunchesKernels));
   EXPECT_FALSE(TraitsOf(kCall_cuLaunchKernel).Has(kLaunchesKernels));
+  EXPECT_TRUE(TraitsOf(kCall_cuGraphLaunch).Has(kMemoryOfAnyGpu));
+  EXPECT_TRUE(TraitsOf(kCall_cuStreamBatchMemOp_v2).Has(kMemoryOfAnyGpu));
+  EXPECT_FALSE(TraitsOf(kCall_cuLaunchKernel).Has(kMemoryOfAnyGpu));
   EXPECT_TRUE(TraitsOf(kOpMirrorRead).Has(kMovesSharedMemory));
   EXPECT_FALSE(TraitsOf(kOpHostFuncDone).Has(kMovesSharedMemory));
   EXPECT_FALSE(TraitsOf(kCall_cuStreamEndCapture).Has(kReplyMayDiffer));

@@ -200,6 +200,26 @@ void SynchronizeAllContexts() {
   });
 }
 
+namespace {
+
+// By owner, a bit for each device whose work may use its memory.
+std::atomic<uint64_t> g_users[64];
+
+}  // namespace
+
+void NoteReach(int user, int owner) {
+  for (int device = 0; device < int(std::size(g_users)); ++device) {
+    if (owner == kAnyDevice || owner == device) g_users[device] |= uint64_t{1} << user;
+  }
+}
+
+void SynchronizeUsersOf(int device) {
+  const uint64_t users = g_users[device] | uint64_t{1} << device;
+  Registry<Context>::Get().ForEach([users](Context& context) {
+    if (context.active() && (users >> context.device() & 1) != 0) context.Synchronize();
+  });
+}
+
 CUresult Context::Query() { return Pending().empty() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY; }
 
 void Context::Print(std::string_view text) {

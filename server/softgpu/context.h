@@ -137,6 +137,12 @@ class Context : public std::enable_shared_from_this<Context> {
 // Waits for the work of all contexts.
 void SynchronizeAllContexts();
 
+// Notes that work of `user`, a device, may use memory of `owner`, another one; kAnyDevice: of any. That stays so.
+inline constexpr int kAnyDevice = -1;
+void NoteReach(int user, int owner);
+// Waits for the work that may use memory of `device`: of its own contexts, and of devices of which that was noted.
+void SynchronizeUsersOf(int device);
+
 // Top of the calling thread's stack; null if none.
 ContextPtr CurrentContext();
 

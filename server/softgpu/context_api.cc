@@ -329,6 +329,7 @@ SOFTGPU_API cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
   ContextPtr other = Registry<Context>::Get().Find(peer);
   if (!other) return CUDA_ERROR_INVALID_CONTEXT;
   if (other->device() == context->device()) return CUDA_ERROR_INVALID_DEVICE;
+  NoteReach(context->device(), other->device());
   return context->EnablePeer(other->id()) ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
 }
 

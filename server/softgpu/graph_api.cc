@@ -99,6 +99,8 @@ CUresult Launch(CUgraphExec handle, CUstream stream_handle) {
     users = exec->graph->user_objects;
     conditionals = exec->graph->conditionals;
   }
+  // Its nodes may be of several devices.
+  NoteReach(stream->context()->device(), kAnyDevice);
   // Launches of one executable graph do not overlap.
   std::vector<TaskPtr> before;
   std::lock_guard<std::mutex> lock(exec->launch_mutex);

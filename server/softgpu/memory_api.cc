@@ -102,7 +102,12 @@ SOFTGPU_API cuMemFree_v2(CUdeviceptr address) {
     return result;
   }
   if (!allocation || allocation->begin != address || !CanFree(*allocation)) return CUDA_ERROR_INVALID_VALUE;
-  SynchronizeAllContexts();
+  // A kernel on another device may wait for what the program does next.
+  if (allocation->kind == MemoryKind::kManaged) {
+    SynchronizeAllContexts();
+  } else {
+    SynchronizeUsersOf(allocation->device);
+  }
   allocation = MemoryMap::Get().RemoveIf(address, CanFree);
   if (!allocation) return CUDA_ERROR_INVALID_VALUE;
   GiveBack(std::move(allocation));

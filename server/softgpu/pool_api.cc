@@ -307,6 +307,7 @@ SOFTGPU_API cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* list,
     if (list[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
     if (GetDevice(list[i].location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
     pool->access[list[i].location.id] = list[i].flags;
+    NoteReach(list[i].location.id, pool->device);
   }
   return CUDA_SUCCESS;
 }

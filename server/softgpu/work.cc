@@ -237,10 +237,31 @@ GraphValuesScope::~GraphValuesScope() { t_values = before_; }
 
 CUresult Perform(const Work& work, Context& context) { return std::visit(Performer{context}, work); }
 
+namespace {
+
+// Copies and the like use memory of other devices without peer access.
+void NoteMemory(const Work& work, int device) {
+  const auto note = [device](uint64_t address) {
+    const AllocationPtr allocation = MemoryMap::Get().Find(address);
+    if (allocation && allocation->device != device) NoteReach(device, allocation->device);
+  };
+  if (const auto* const copy = std::get_if<CopyWork>(&work)) {
+    note(copy->to);
+    if (!copy->staged) note(copy->from);
+  } else if (const auto* const fill = std::get_if<MemsetWork>(&work)) {
+    note(fill->to);
+  } else if (const auto* const value = std::get_if<ValueWork>(&work)) {
+    note(value->address);
+  }
+}
+
+}  // namespace
+
 CUresult Issue(const StreamPtr& stream, Work work) {
   if (std::shared_ptr<Capture> capture = CaptureOf(stream)) return CaptureWork(stream, capture, std::move(work));
   if (CUresult result = CheckLegacyCapture(stream); result != CUDA_SUCCESS) return result;
   Context* context = stream->context().get();  // the stream, which runs it, holds the context
+  if (DeviceCount() > 1) NoteMemory(work, context->device());
   stream->Submit([context, work = std::move(work)] { return Perform(work, *context); });
   return CUDA_SUCCESS;
 }

@@ -9,6 +9,7 @@
 
 #include "proto/driverabi/array_format.h"
 #include "server/worker/current_context.h"
+#include "server/worker/gpu_reach.h"
 #include "server/worker/snapshot_memory.h"
 
 namespace cuda_remote::server {
@@ -187,11 +188,27 @@ CUresult CUDAAPI CtxEnablePeerAccess(CUcontext peer, unsigned flags) {
   if (result != CUDA_SUCCESS) return result;
   CUdevice here = 0, there = 0;
   CUcontext popped;
-  if (g_real.cuCtxGetDevice(&here) != CUDA_SUCCESS || g_real.cuCtxPushCurrent_v2(peer) != CUDA_SUCCESS) return result;
+  if (g_real.cuCtxGetDevice(&here) != CUDA_SUCCESS || g_real.cuCtxPushCurrent_v2(peer) != CUDA_SUCCESS) {
+    g_hooks.allow(GpuReach::kAny, GpuReach::kAny);
+    return result;
+  }
   const CUresult found = g_real.cuCtxGetDevice(&there);
   g_real.cuCtxPopCurrent_v2(&popped);
+  g_hooks.allow(here, found == CUDA_SUCCESS ? there : GpuReach::kAny);
   // The driver's own peer access covers memory of its own allocator only.
   return found == CUDA_SUCCESS ? g_arena->EnablePeer(there, here) : result;
+}
+
+CUresult CUDAAPI MemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* map, size_t count) {
+  const CUresult result = g_real.cuMemPoolSetAccess(pool, map, count);
+  if (result != CUDA_SUCCESS) return result;
+  CUmemPoolProps props;
+  const bool known = PropsOfPool(pool, &props) && props.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  for (size_t i = 0; i < count; ++i) {
+    if (map[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) continue;
+    g_hooks.allow(map[i].location.id, known ? props.location.id : GpuReach::kAny);
+  }
+  return result;
 }
 
 // Makes a stream by `create`. Streams of other threads are the worker's own, which nobody captures.
@@ -292,6 +309,7 @@ DriverTable HookDriver(const DriverTable& real, DeviceArena* arena, DriverHooks 
   table.cuMemPoolDestroy = &MemPoolDestroy;
   table.cuMemPoolTrimTo = &MemPoolTrimTo;
   table.cuCtxEnablePeerAccess = &CtxEnablePeerAccess;
+  table.cuMemPoolSetAccess = &MemPoolSetAccess;
   table.cuStreamCreate = &StreamCreate;
   table.cuStreamCreateWithPriority = &StreamCreateWithPriority;
   table.cuGreenCtxStreamCreate = &GreenCtxStreamCreate;

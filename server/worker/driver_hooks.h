@@ -23,6 +23,8 @@ struct DriverHooks {
   std::function<void()> mark_legacy;
   // Before a stream is destroyed that is not captured.
   std::function<void(CUstream stream)> mark_stream;
+  // Kernels of `user`, a GPU, have got access to memory of `owner`; GpuReach::kAny: it is not known whose.
+  std::function<void(int user, int owner)> allow;
 };
 
 // A table like `real` with some functions replaced. One session for each process: the replacements refer to `arena`.

@@ -70,6 +70,7 @@ DriverHooks WorkerSession::HooksOf() {
   };
   hooks.mark_legacy = [this] { MarkLegacyWork(); };
   hooks.mark_stream = [this](CUstream stream) { MarkStreamWork(stream); };
+  hooks.allow = [this](int user, int owner) { reach_.Allow(user, owner); };
   return hooks;
 }
 
@@ -143,6 +144,7 @@ bool WorkerSession::RealStream(uint64_t wire, CUstream* real) const {
     *real = reinterpret_cast<CUstream>(wire);
     return true;
   }
+  if (several_gpus_) NameGpu(GpuOf(wire));
   return Session::Real(Kind::kStream, wire, real);
 }
 
@@ -205,8 +207,32 @@ void WorkerSession::Unbind(uint64_t handle) {
   handles_.Unbind(handle, [this](const HandleMap::Entry& entry) { Gone(entry); });
 }
 
+int WorkerSession::GpuOf(uint64_t handle) const {
+  while (handle != 0) {
+    if (const ContextInfo* const context = FindContext(handle)) return context->device;
+    const HandleMap::Entry* const entry = handles_.Find(KindOf(handle), handle);
+    handle = entry != nullptr ? entry->parent : 0;
+  }
+  return GpuReach::kAny;
+}
+
+void WorkerSession::NameGpu(int gpu) const {
+  reach_.Name(gpu);
+  if (TraitsOf(header_.call).Has(kMemoryOfAnyGpu)) reach_.Allow(gpu, GpuReach::kAny);
+}
+
+void WorkerSession::NameGpuOf(CUdeviceptr address) const {
+  const DeviceRange* const range = ranges_.Find(address);
+  // Frees of managed memory wait for all GPUs.
+  if (range != nullptr && !range->managed) reach_.Name(range->device);
+}
+
 CUresult WorkerSession::Enter(const FrameHeader& header) {
   const CUresult result = EnterContext(header);
+  if (several_gpus_) {
+    reach_.BeginRequest(TraitsOf(header.call).work == Work::kMayStart);
+    if (current_ != 0) NameGpu(GpuOf(current_));
+  }
   if (result == CUDA_SUCCESS && TraitsOf(header.call).Has(kLaunchesKernels)) BeforeLaunch(0);
   return result;
 }
@@ -255,6 +281,7 @@ CUresult WorkerSession::EnterNested(uint32_t slot, Outer* outer) {
     if (context == nullptr) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     current_ = entry->handle;
     current_ref_ = context->ref;
+    if (several_gpus_) NameGpu(context->device);
   }
   return MakeCurrent(table_, current_ref_);
 }
@@ -403,6 +430,7 @@ ContextRef WorkerSession::ContextOn(int device) const {
 
 void WorkerSession::BindContext(uint64_t handle, CUcontext real, int device, bool primary, uint64_t parent) {
   handles_.Bind(Kind::kContext, handle, reinterpret_cast<uint64_t>(real), parent);
+  for (const auto& [other, info] : contexts_) several_gpus_ = several_gpus_ || info.device != device;
   ContextInfo& context = contexts_[handle];
   context.ref.real = real;
   context.ref.id = next_context_id_++;
@@ -826,7 +854,7 @@ void WorkerSession::MarkLegacyWork() {
   if (idle()) return;
   for (const auto& [handle, context] : contexts_) {
     if (MakeCurrent(table_, context.ref) != CUDA_SUCCESS) continue;
-    AddMark(context.ref.id, CU_STREAM_LEGACY, &legacy_marks_);
+    AddMark(context, CU_STREAM_LEGACY, &legacy_marks_);
   }
 }
 
@@ -840,17 +868,17 @@ void WorkerSession::MarkStreamWork(CUstream stream) {
   if (table_.cuStreamGetCtx(stream, &real) != CUDA_SUCCESS) return;
   for (const auto& [handle, context] : contexts_) {
     if (context.ref.real != real || MakeCurrent(table_, context.ref) != CUDA_SUCCESS) continue;
-    AddMark(context.ref.id, stream, &stream_marks_);
+    AddMark(context, stream, &stream_marks_);
     return;
   }
 }
 
-void WorkerSession::AddMark(uint64_t context_id, CUstream stream, std::vector<WorkMark>* marks) {
+void WorkerSession::AddMark(const ContextInfo& context, CUstream stream, std::vector<WorkMark>* marks) {
   CUresult result = CUDA_SUCCESS;
   const CUevent event = EventBehind(table_, stream, &result);
   if (event == nullptr) return;  // the stream has been waited for
   const DriverTable* const driver = &table_;
-  marks->push_back({context_id, {event, [driver](CUevent mark) { driver->cuEventDestroy_v2(mark); }}});
+  marks->push_back({context.ref.id, context.device, {event, [driver](CUevent mark) { driver->cuEventDestroy_v2(mark); }}});
 }
 
 void WorkerSession::CollectPendingFrees(bool wait) {

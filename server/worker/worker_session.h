@@ -29,6 +29,7 @@
 #include "server/worker/device_arena.h"
 #include "server/worker/device_ranges.h"
 #include "server/worker/driver_hooks.h"
+#include "server/worker/gpu_reach.h"
 #include "server/worker/handle_map.h"
 #include "server/worker/host_functions.h"
 #include "server/worker/ipc.h"
@@ -127,6 +128,7 @@ struct LinkFacts {
 // An event behind all work of a stream that can no longer be asked for it.
 struct WorkMark {
   uint64_t context_id = 0;
+  int gpu = 0;
   std::shared_ptr<CUevent_st> event;
 };
 
@@ -159,9 +161,12 @@ class WorkerSession : public Session {
   void Unbind(uint64_t handle) override;
   bool IsUnder(uint64_t handle, uint64_t ancestor) const override { return handles_.IsUnder(handle, ancestor); }
   void SetParent(Kind kind, uint64_t handle, uint64_t parent) override { handles_.SetParent(kind, handle, parent); }
-  bool OwnsDeviceRange(CUdeviceptr address, uint64_t bytes) const override { return ranges_.Contains(address, bytes); }
+  bool OwnsDeviceRange(CUdeviceptr address, uint64_t bytes) const override {
+    if (several_gpus_) NameGpuOf(address);
+    return ranges_.Contains(address, bytes);
+  }
   bool MayUse(CUdeviceptr address, uint64_t bytes) const override {
-    return ranges_.Contains(address, bytes) || OwnsHostRange(address, bytes);
+    return OwnsDeviceRange(address, bytes) || OwnsHostRange(address, bytes);
   }
   uint64_t CurrentContext() const override { return current_; }
   void Defer(ReplyBuilder* reply, std::function<CUresult(std::string*, std::string*)> wait) override;
@@ -267,6 +272,10 @@ class WorkerSession : public Session {
   const std::map<uint64_t, ContextInfo>& contexts() const { return contexts_; }
   // Forgets a context and what lived in it; returns what is to be freed once the context is idle.
   ContextRemains ForgetContext(uint64_t handle);
+  // The GPU of what dies with a context; GpuReach::kAny if it is not known.
+  int GpuOf(uint64_t handle) const;
+  // Whether work of one GPU may use memory of another one.
+  bool MayUseMemoryOf(int user, int owner) const { return reach_.MayUse(user, owner); }
   // The primary context that was retained ahead, once; null if it is another GPU's or taken.
   CUcontext TakeWarmContext(int device);
   // The primary context of a device for what comes before the replay; it stays until EndEarlyContexts.
@@ -355,8 +364,11 @@ class WorkerSession : public Session {
   DriverHooks HooksOf();
   // `stream` is about to be destroyed: what waits for all work while a stream is captured could not find its work.
   void MarkStreamWork(CUstream stream);
-  void AddMark(uint64_t context_id, CUstream stream, std::vector<WorkMark>* marks);
+  void AddMark(const ContextInfo& context, CUstream stream, std::vector<WorkMark>* marks);
   CUresult EnterContext(const FrameHeader& header);
+  // For GpuReach, if the session uses several GPUs: what the request names.
+  void NameGpu(int gpu) const;
+  void NameGpuOf(CUdeviceptr address) const;
   std::function<void()> Deferrable(ContextRef context, ReplyBuilder* reply, Wait wait);
   void Gone(const HandleMap::Entry& entry);
   // Lets a device that the session now uses, and the others that it uses, reach each other's memory.
@@ -384,6 +396,9 @@ class WorkerSession : public Session {
   ContextRef current_ref_;
   bool warm_taken_ = false;
   std::map<int, CUcontext> early_contexts_;  // by device
+
+  bool several_gpus_ = false;  // that is, or was, so
+  mutable GpuReach reach_;
 
   std::unordered_map<uint64_t, uint64_t> substitutes_;
   std::shared_ptr<GoneObjects> gone_objects_ = std::make_shared<GoneObjects>();

@@ -58,6 +58,7 @@ APPS = {
     "matmul": 12,
     "nbody": 18,
     "peers": 20,
+    "free_apart": 20,
     "pipeline": 30,
     "globals": 60,
     "busy_memory": 40,
@@ -172,7 +173,7 @@ DELETES_ITS_FILES = ("torch_loader",)
 LATE_MS = 20
 
 # Programs for several GPUs, and how many of them the software GPU then has.
-SOFTWARE_GPUS = {"code_places": 2, "kernel_heap": 2, "managed_gpus": 2, "peers": 2, "vmm": 2}
+SOFTWARE_GPUS = {"code_places": 2, "free_apart": 2, "kernel_heap": 2, "managed_gpus": 2, "peers": 2, "vmm": 2}
 
 
 class Case:

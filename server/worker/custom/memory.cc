@@ -148,14 +148,15 @@ CUresult OpMemFree(Session& session, const Request&, const wire::OpMemFree_Reque
     worker.ranges().Erase(in.address);
     return CUDA_SUCCESS;
   }
+  const int gpu = range->device;
   worker.ranges().Erase(in.address);
   DeviceArena* const arena = &worker.arena();
   if (worker.idle()) {
     arena->Free(in.address);
     return CUDA_SUCCESS;
   }
-  // What uses it ends first, as natively; any context may.
-  const std::function<CUresult()> wait = WaitFor(worker, AllWork(worker));
+  // What may use it ends first, as natively. A kernel of another GPU may wait for what the program does next.
+  const std::function<CUresult()> wait = WaitFor(worker, WorkOnMemoryOf(worker, gpu));
   const ContextRef context = worker.AnyContext();
   worker.DeferIn(context, reply, [driver, arena, context, wait, address = in.address](Answer*) {
     // A context whose work has failed runs nothing any more.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/worker/custom/work.h"
 
+#include <set>
+
 #include "server/worker/driver_hooks.h"
 #include "server/worker/uploads.h"
 
@@ -17,28 +19,53 @@ CUevent EventBehindAll(const DriverTable& driver, const ContextRef& context) {
   return nullptr;
 }
 
-}  // namespace
-
-Work AllWork(WorkerSession& worker) {
+// All work of the session on these GPUs.
+Work WorkOn(WorkerSession& worker, const std::function<bool(int gpu)>& included) {
   Work work;
   if (worker.idle()) return work;
+  std::set<uint64_t> contexts;  // ContextRef::id
+  for (const auto& [handle, context] : worker.contexts()) {
+    if (included(context.device)) contexts.insert(context.ref.id);
+  }
+  const bool all = contexts.size() == worker.contexts().size();
+  const auto add_contexts = [&](const auto& add) {
+    for (const auto& [handle, context] : worker.contexts()) {
+      if (contexts.count(context.ref.id) != 0) add(context.ref);
+    }
+  };
   if (CapturesInProgress() == 0) {
-    for (const auto& [handle, context] : worker.contexts()) work.contexts.push_back(context.ref);
-    work.session = worker.work_given();
+    add_contexts([&](const ContextRef& context) { work.contexts.push_back(context); });
+    if (all) work.session = worker.work_given();
     return work;
   }
   worker.handles().ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
     const CUstream stream = reinterpret_cast<CUstream>(entry.real);
-    if (!IsCaptured(stream)) work.streams.emplace_back(worker.AnyContext(), stream);
+    if (IsCaptured(stream)) return;
+    const int gpu = worker.GpuOf(entry.handle);
+    if (all || gpu == GpuReach::kAny || included(gpu)) work.streams.emplace_back(worker.AnyContext(), stream);
   });
-  work.marks = worker.stream_marks();
+  const auto add_marks = [&](const std::vector<WorkMark>& marks) {
+    for (const WorkMark& mark : marks) {
+      if (included(mark.gpu)) work.marks.push_back(mark);
+    }
+  };
+  add_marks(worker.stream_marks());
   if (worker.BlockingStreamIsCaptured()) {
-    const std::vector<WorkMark>& legacy = worker.legacy_marks();
-    work.marks.insert(work.marks.end(), legacy.begin(), legacy.end());
+    add_marks(worker.legacy_marks());
   } else {
-    for (const auto& [handle, context] : worker.contexts()) work.streams.emplace_back(context.ref, CU_STREAM_LEGACY);
+    add_contexts([&](const ContextRef& context) { work.streams.emplace_back(context, CU_STREAM_LEGACY); });
   }
   return work;
+}
+
+}  // namespace
+
+Work AllWork(WorkerSession& worker) {
+  return WorkOn(worker, [](int) { return true; });
+}
+
+Work WorkOnMemoryOf(WorkerSession& worker, int gpu) {
+  return WorkOn(worker, [&worker, gpu](int user) { return worker.MayUseMemoryOf(user, gpu); });
 }
 
 std::function<CUresult()> WaitFor(WorkerSession& worker, const Work& work) {

@@ -27,6 +27,9 @@ struct Work {
 // recorded there before (WorkerSession::MarkLegacyWork). Executor only.
 Work AllWork(WorkerSession& worker);
 
+// The part of it that may use memory of `gpu` (gpu_reach.h).
+Work WorkOnMemoryOf(WorkerSession& worker, int gpu);
+
 // What waits for it, on any thread, once. Leaves another context current. Gives the first error of any context, which
 // need not be that of the caller's. Call WaitFor itself on the executor: a stream may be destroyed before the wait is
 // over.
