@@ -548,7 +548,7 @@ void RemoveJobFolder(const std::string& directory) {
   for (const char* name :
        {"/lib/libcuda.so.1", "/lib/libcuda.so", "/lib/libnvidia-ml.so.1", "/lib/libnvidia-ml.so", "/lib/job",
         "/lib/ld.so.cache", "/lib/libcuda-remote.so.kept", "/lib/libcuda-remote-nvml.so.kept", "/gpu-server",
-        "/sharing-scope", "/connect.lock", "/tool.lock", "/criu-dump.lock", "/job.json", "/stopped", "/restore-hold"}) {
+        "/sharing-scope", "/connect.lock", "/tool.lock", "/criu-dump.lock", "/job.json", "/stopped", "/restore-hold", "/holder.sock"}) {
     unlink((directory + name).c_str());
   }
   RemoveSockets(directory);

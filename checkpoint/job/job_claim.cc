@@ -17,8 +17,8 @@ constexpr int kWaitMs = 3000, kPauseMs = 20;
 // A keeper waits for CRIU, which has all of the processes to save.
 constexpr int kKeeperMs = 60000;
 
-// Which bytes of the file are locked: the tool's, and its keeper's.
-enum class Part { kTool = 0, kKeeper = 1 };
+// Which bytes of the file are locked: the tool's, its keeper's, and the job's holder's.
+enum class Part { kTool = 0, kKeeper = 1, kHolder = 2 };
 
 // A lock of the process, which its children do not have: the job itself may be one.
 bool Lock(int fd, Part part, short type = F_WRLCK) {
@@ -76,8 +76,12 @@ bool JobClaim::Take(const std::string& directory, const char* tool, const std::f
   const auto was_killed = [](const std::string& other) {
     return other + " was killed, and the job is being given its GPU sessions back; try again in a moment";
   };
-  if (!wait(Part::kTool, kWaitMs, at_work) || !wait(Part::kKeeper, kKeeperMs, was_killed)) return false;
+  if (!wait(Part::kTool, kWaitMs, at_work) || !wait(Part::kKeeper, kKeeperMs, was_killed) ||
+      !wait(Part::kHolder, kKeeperMs, was_killed)) {
+    return false;
+  }
   Lock(fd_, Part::kKeeper, F_UNLCK);
+  Lock(fd_, Part::kHolder, F_UNLCK);
   killed_ = TextOf(fd_);
   const std::string text = std::string(tool) + " (PID " + std::to_string(getpid()) + ")";
   if (ftruncate(fd_, 0) != 0 || pwrite(fd_, text.data(), text.size(), 0) != ssize_t(text.size())) {
@@ -99,7 +103,7 @@ void JobClaim::Release() {
 
 bool KeeperClaim::Take(const std::string& directory) {
   if (fd_ < 0) fd_ = OpenClaim(directory);
-  return fd_ >= 0 && Lock(fd_, Part::kKeeper);
+  return fd_ >= 0 && Lock(fd_, whose_ == Whose::kKeeper ? Part::kKeeper : Part::kHolder);
 }
 
 void KeeperClaim::Release() {

@@ -6,8 +6,8 @@
 // lock means that a tool was killed in the middle.
 //
 // A tool may have a keeper: a process that gives the job's sessions back if the tool is killed while it alone has them
-// (checkpoint/transaction/session_keeper.h). The keeper holds a lock of its own on the same file, and the next tool
-// waits until that is free, too.
+// (checkpoint/transaction/session_keeper.h), and so has the job itself (session_holder.h there). Both hold locks of
+// their own on the same file, and the next tool waits until these are free, too.
 //
 // Not thread-safe. The claim is the process's that took it, and one for each folder and process.
 #ifndef CUDA_REMOTE_CHECKPOINT_JOB_JOB_CLAIM_H_
@@ -39,19 +39,21 @@ class JobClaim {
   std::string killed_;
 };
 
-// The keeper's lock.
+// A keeper's lock.
 class KeeperClaim {
  public:
-  KeeperClaim() = default;
+  enum class Whose { kKeeper, kHolder };
+  explicit KeeperClaim(Whose whose) : whose_(whose) {}
   ~KeeperClaim() { Release(); }
   KeeperClaim(const KeeperClaim&) = delete;
   KeeperClaim& operator=(const KeeperClaim&) = delete;
 
-  // Does not wait.
+  // Does not wait. A process has one of these for each folder, and no JobClaim beside it.
   bool Take(const std::string& directory);
   void Release();
 
  private:
+  const Whose whose_;
   int fd_ = -1;
 };
 

@@ -264,7 +264,7 @@ TEST_F(JobTest, OneToolAtATime) {
   const auto never = [] { return false; };
   const auto at_once = [] { return true; };
   JobClaim mine, other;
-  KeeperClaim keeper;
+  KeeperClaim keeper(KeeperClaim::Whose::kKeeper), holder(KeeperClaim::Whose::kHolder);
   {
     Other restart([&] { return other.Take(directory, "cr-restart", never, &error_); });
     EXPECT_FALSE(mine.Take(directory, "cr-migrate", at_once, &error_));
@@ -286,8 +286,15 @@ TEST_F(JobTest, OneToolAtATime) {
   };
   ASSERT_TRUE(mine.Take(directory, "cr-migrate", ends_it, &error_)) << error_;
   EXPECT_EQ(mine.killed(), killed);
-  // Its own keeper has what it needs.
+  // Its own keeper has what it needs, and so has the job's holder.
   Other own([&] { return keeper.Take(directory); });
+  Other holds([&] { return holder.Take(directory); });
+  own.End();
+  mine.Release();
+  EXPECT_FALSE(mine.Take(directory, "cr-migrate", at_once, &error_));
+  EXPECT_NE(error_.find("the job is being given its GPU sessions back"), std::string::npos) << error_;
+  holds.End();
+  EXPECT_TRUE(mine.Take(directory, "cr-migrate", never, &error_)) << error_;
 }
 
 }  // namespace

@@ -7,6 +7,9 @@
 // until the engine has come to its end, has the processes run on, gives each that has no session its own, and lets them
 // go on. Meanwhile it holds a lock, so that the next tool waits for it (checkpoint/job/job_claim.h).
 //
+// The program in whose foreground the job runs holds duplicates, too (session_holder.h), for the case that the keeper
+// is killed as well.
+//
 // The keeper is made before the tool needs memory or threads: it is small, and stays when the kernel ends a tool for
 // its size. It has a session, a process group, a name and a command line of its own, and ignores SIGTERM.
 #ifndef CUDA_REMOTE_CHECKPOINT_TRANSACTION_SESSION_KEEPER_H_
@@ -16,6 +19,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "checkpoint/engine/snapshot_engine.h"
 #include "checkpoint/transaction/job_transaction.h"
@@ -42,11 +46,14 @@ class SessionKeeper final : public SessionGuard {
   void Drop() override;
 
  private:
-  SessionKeeper(int socket, pid_t process) : socket_(socket), process_(process) {}
+  SessionKeeper(std::string directory, int socket, pid_t process)
+      : directory_(std::move(directory)), socket_(socket), process_(process) {}
 
+  const std::string directory_;
   const int socket_;
   const pid_t process_;
   const LiveJob* live_ = nullptr;
+  int holder_ = -1;  // a connection to the job's SessionHolder, while that keeps the sessions, too
   bool keeps_ = false;
 };
 

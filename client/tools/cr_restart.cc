@@ -488,7 +488,7 @@ int Run(const Options& options) {
   image.reset();
   if (caller && !as_one && !caller->Announce(kImageUsed, &error)) Say(kTool, error);
   const std::shared_ptr<void> upkeep = engine.BeginUpkeep();
-  const int code = FinishJob(kTool, isolated, directory, job, process->TakeTerminal(), std::move(hosts));
+  const int code = FinishJob(kTool, isolated, directory, job, process->TakeTerminal(), std::move(hosts), &engine);
   // What the job has written last is on its way through the terminal.
   if (process->copier() > 0) waitpid(process->copier(), nullptr, 0);
   remove_folders();

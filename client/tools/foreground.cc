@@ -13,6 +13,7 @@
 #include <fstream>
 
 #include "checkpoint/job/hostd_places.h"
+#include "checkpoint/transaction/session_holder.h"
 
 namespace cuda_remote::client::tools {
 
@@ -48,18 +49,24 @@ static bool TakeSignal(const Isolated& isolated, pid_t child, JobTerminal* termi
 }
 
 int FinishJob(const char* tool, const Isolated& isolated, const std::string& directory, const Job& job,
-              std::unique_ptr<JobTerminal> terminal, std::unique_ptr<GpuHosts> hosts) {
+              std::unique_ptr<JobTerminal> terminal, std::unique_ptr<GpuHosts> hosts, SnapshotEngine* engine) {
   LetGoOfStreams();
   const pid_t child = isolated.init ? isolated.init : isolated.pid;
   DeviceWatch devices(tool, job);
+  std::string error;
+  std::unique_ptr<SessionHolder> holder;
+  if (isolated.init && engine) holder = SessionHolder::Open(job, directory, tool, engine, &error);
+  if (!error.empty()) Say(tool, error + "; if a checkpoint is killed, the job may lose its GPU sessions");
   Beside beside;
-  beside.ended = [&](pid_t ended, int) {
+  beside.ended = [&](pid_t ended, int status) {
+    if (holder) holder->Ended(ended, status);
     if (!hosts->Started(ended)) return;
     Say(tool, "the process that connects the job to its GPU (cr-server or cr-relay) has ended");
   };
   beside.take = [&](int signal) { return TakeSignal(isolated, child, terminal.get(), signal); };
   beside.ask = [&](std::vector<pollfd>* waiting) {
     const int limit = devices.Ask(waiting);
+    if (holder) holder->Ask(waiting);
     if (!terminal) return limit;
     waiting->push_back({isolated.report, POLLIN, 0});
     const int other = terminal->Ask(waiting);
@@ -67,6 +74,7 @@ int FinishJob(const char* tool, const Isolated& isolated, const std::string& dir
   };
   beside.ready = [&](const std::vector<pollfd>& waiting) {
     devices.Look();
+    if (holder) holder->Ready(waiting);
     if (!terminal) return;
     terminal->Ready(waiting);
     if (StopOf(isolated) == 0) return;
@@ -75,6 +83,7 @@ int FinishJob(const char* tool, const Isolated& isolated, const std::string& dir
     if (!StopOwnGroup()) kill(child, SIGCONT);
   };
   int status = WaitForwarding(child, isolated.init != 0, beside);
+  holder.reset();
   if (terminal) terminal->Drain();
   terminal.reset();
   if (isolated.init && !ProgramStatus(isolated, &status)) Say(tool, "the job was killed with all its processes");

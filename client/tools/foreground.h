@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "checkpoint/engine/snapshot_engine.h"
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/job/gpu_devices.h"
 #include "checkpoint/job/isolate.h"
@@ -25,9 +26,11 @@ void Say(const char* tool, const std::string& text);
 // Waits for the job in `isolated` (isolated.init != 0) or for the plain child isolated.pid, forwards signals, notices
 // when the job's own server ends, and cleans the job's folder up. Returns the exit code: the program's, 128 plus the
 // number of the signal that ended it, or kExitStopped if cr-checkpoint --stop did.
-// `terminal`: the job's own, null if it has none. Says when a process of `job` uses this machine's own GPU.
+// `terminal`: the job's own, null if it has none. `engine`: what saves the job; null if nothing does. Says when a
+// process of `job` uses this machine's own GPU.
 int FinishJob(const char* tool, const checkpoint::Isolated& isolated, const std::string& directory, const checkpoint::Job& job,
-              std::unique_ptr<checkpoint::JobTerminal> terminal, std::unique_ptr<checkpoint::GpuHosts> hosts);
+              std::unique_ptr<checkpoint::JobTerminal> terminal, std::unique_ptr<checkpoint::GpuHosts> hosts,
+              checkpoint::SnapshotEngine* engine);
 
 // Lets go of standard input and output, so that a pipe ends when the program closes it.
 void LetGoOfStreams();
