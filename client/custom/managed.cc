@@ -2,7 +2,8 @@
 // Managed memory. Host and GPU use it at the same address, in the host arena (client/session/host_arena.h). Its home is
 // the GPU (client/session/managed_home.h). Where that cannot be, it is host memory that the server shares and the GPU
 // reaches over the bus; and over a relay both ends have their own, which are mirrored
-// (client/session/managed_mirror.h). Advice is remembered for the questions about it, and changes nothing.
+// (client/session/managed_mirror.h). Advice is remembered for the questions about it; that memory is mostly the host's
+// also tells how much to fetch at a time.
 //
 // Its contents are the process's while a checkpoint is taken: a snapshot has them, and another server is given them. So
 // nothing of it is in the log.
@@ -83,6 +84,11 @@ CUresult Advise(CUdeviceptr address, size_t bytes, CUmem_advise advice, const CU
         known.accessed_by.erase(who);
     }
   });
+  lock.unlock();
+  if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION || advice == CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION) {
+    const bool host = advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION && who == CU_DEVICE_CPU;
+    session.managed_home().pages().PreferHost(address, bytes, host);
+  }
   return CUDA_SUCCESS;
 }
 

@@ -27,6 +27,9 @@ bool NamedMemory(uint32_t id, std::string_view message, std::vector<uint64_t>* a
   return !addresses->empty();
 }
 
+// Requests that wait for the GPU, and whose payload may say which pages of managed memory are to be fetched then.
+bool FetchesAhead(const CallTraits& traits) { return traits.work == Work::kWaits && traits.Has(kMovesSharedMemory); }
+
 // Graphs and what is made of them.
 bool IsOfGraphs(Kind kind) { return kind == Kind::kGraph || kind == Kind::kGraphNode || kind == Kind::kGraphExec; }
 
@@ -219,7 +222,13 @@ uint64_t Call::Begin(void* out, size_t bytes) {
   }
   if (HandOverManaged() != ChannelStatus::kOk) return 0;
   header_.flags &= ~uint32_t(kFlagNoReply);
-  const uint64_t sequence = session_->channel().Begin(header_, *message_, payload_, out, bytes, !traits.only_asks());
+  std::string_view payload = payload_;
+  std::unique_lock<std::mutex> expecting;
+  if (sending && FetchesAhead(traits)) {
+    expecting = session_->managed_home().pages().Expect(&expected_);
+    if (expected_) payload = expected_->payload(), out = &expected_->answer, bytes = sizeof expected_->answer;
+  }
+  const uint64_t sequence = session_->channel().Begin(header_, *message_, payload, out, bytes, !traits.only_asks());
   if (arriving) arriving->sequence = sequence;
   if (trace::On()) trace::Sent(sizeof(FrameHeader) + message_->size() + payload_.size(), sequence);
   if (traits.events == Events::kRecordsAny) session_->completions().SomeEventsRecorded();
@@ -231,6 +240,7 @@ CUresult Call::Finish(uint64_t sequence) {
   reply.message.swap(*reply_);  // reuse its storage
   const ChannelStatus status = session_->channel().Wait(sequence, &reply);
   reply_->swap(reply.message);
+  const std::unique_ptr<ManagedPages::Expected> expected = std::move(expected_);
   if (status != ChannelStatus::kOk) return session_->Lose(status);
   reply_payload_bytes_ = reply.payload_bytes;
   if (managed_buffers_) DeliverManaged(sequence, reply.payload_bytes);
@@ -252,7 +262,11 @@ CUresult Call::Finish(uint64_t sequence) {
   }
   if (traits.work == Work::kWaits) {
     session_->NoteWaited();
-    session_->managed_home().pages().Anticipate(&session_->channel());
+    ManagedPages& pages = session_->managed_home().pages();
+    if (expected && reply_payload_bytes_ == sizeof expected->answer) {
+      pages.Arrived(&session_->channel(), *expected, sequence);
+    }
+    pages.Anticipate(&session_->channel());
   }
   return traits.completes == Completes::kWorkAndErrors ? session_->TakePendingError() : CUDA_SUCCESS;
 }

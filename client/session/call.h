@@ -20,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "client/session/managed_pages.h"
 #include "client/session/thread_state.h"
 #include "proto/channel/channel_types.h"
 #include "proto/frame/frame.h"
@@ -195,6 +196,7 @@ class Call {
   std::string* reply_ = nullptr;
   std::string_view payload_;
   std::unique_ptr<ManagedBuffers> managed_buffers_;  // for calls that send from, or receive into, managed memory
+  std::unique_ptr<ManagedPages::Expected> expected_;  // of calls that wait for the GPU
   void* reply_payload_ = nullptr;
   size_t reply_payload_capacity_ = 0;
   size_t reply_payload_bytes_ = 0;

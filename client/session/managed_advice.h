@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the application has advised about managed memory (cuMemAdvise, prefetches). Nothing follows from it; it is kept
-// so that cuMemRangeGetAttribute answers what was set, page by page.
+// What the application has advised about managed memory (cuMemAdvise, prefetches), page by page, as
+// cuMemRangeGetAttribute answers it. What follows from it is in managed_pages.h.
 //
 // Thread-safe; a lock of its own, under which nothing else is locked: neither `change` nor `look` below may lock
 // anything.

@@ -100,6 +100,7 @@ CUresult ManagedHome::Allocate(Session* session, uint64_t bytes, int device, uin
 CUresult ManagedHome::RemoveSegmentLocked(Session* session, uint64_t address) {
   const SegmentHeap::Segment segment = *heap_.At(address);
   heap_.Remove(address);
+  pages_.Leave(address);
   CUresult result;
   if (place_ == Place::kGpu) {
     result = UnmapOnServer(session, address, kFree);
@@ -130,6 +131,7 @@ CUresult ManagedHome::Free(Session* session, uint64_t address, uint64_t bytes) {
   }
   const SegmentHeap::Segment segment = *heap_.At(address);
   if (place_ != Place::kGpu || segment.bytes > kLongestKept) return RemoveSegmentLocked(session, address);
+  pages_.Leave(address);
   const CUresult result = UnmapOnServer(session, address, kClear);
   if (result != CUDA_SUCCESS) {
     RemoveSegmentLocked(session, address);

@@ -20,6 +20,8 @@ namespace {
 constexpr uint64_t kFirstRead = 16;
 constexpr uint64_t kMostRead = 1024;
 constexpr uint64_t kReadGrowth = 4;
+// From so many pages at a time on, the next ones are fetched while the program uses those that came last.
+constexpr uint64_t kWorthAhead = 256;
 // Pages whose protection is taken away at a time, at most. Those that are not written then are sent for nothing.
 constexpr uint64_t kMostWrite = 512;
 // So often the host must have used the same pages, and not more than so many, for them to be fetched ahead. Once in so
@@ -32,6 +34,8 @@ constexpr size_t kMostRuns = 32 << 10;
 // What is handed over at a time of a segment that was not watched before; of it, units with a page that was used.
 constexpr uint64_t kHandOverPiece = uint64_t{64} << 20;
 constexpr uint64_t kGranule = 64 << 10;
+// What is handed over at a time of one that was, in pages.
+constexpr uint64_t kUnmapPiece = 2048;
 // What Settle fetches at a time, from a server that has the file and from one that has not.
 constexpr uint64_t kSettlePiece = uint64_t{32} << 20;
 constexpr uint64_t kCarriedSettlePiece = 4 << 20;
@@ -40,6 +44,24 @@ constexpr uint64_t kCarriedPiece = 256 << 10;
 
 // OpManagedFetch's `wait`.
 constexpr uint32_t kAtOnce = 0, kForAll = 1, kForStream = 2, kUnlessBusy = 3, kUnlessStreamBusy = 4;
+
+// Puts [first, last) into `ranges`, first -> last, or takes it out.
+void SetPreferred(uint64_t first, uint64_t last, bool preferred, std::map<uint64_t, uint64_t>* ranges) {
+  // What is left of a range on either side stays.
+  auto at = ranges->upper_bound(first);
+  if (at != ranges->begin()) --at;
+  while (at != ranges->end() && at->first < last) {
+    const auto [begin, end] = *at;
+    if (end <= first) {
+      ++at;
+      continue;
+    }
+    at = ranges->erase(at);
+    if (begin < first) (*ranges)[begin] = first;
+    if (end > last) (*ranges)[last] = end;
+  }
+  if (preferred) (*ranges)[first] = last;
+}
 
 }  // namespace
 
@@ -103,6 +125,11 @@ void ManagedPages::Add(uint64_t address, uint64_t bytes) {
   active_.store(true, std::memory_order_release);
 }
 
+void ManagedPages::Leave(uint64_t address) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (const auto it = segments_.find(address); it != segments_.end()) TouchLocked(&it->second, false);
+}
+
 void ManagedPages::Remove(uint64_t address) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto it = segments_.find(address);
@@ -136,6 +163,7 @@ void ManagedPages::Clear(uint64_t address, uint64_t bytes) {
   }
   const uint64_t first = (address - it->first) / kPage, last = first + (bytes + kPage - 1) / kPage;
   segment.attached.erase(first);
+  SetPreferred(first, last, false, &segment.preferred);
   if (!segment.watched) return;
   // The host has them from now on. They may be mapped, protected: nobody waits for them.
   faults_.Unprotect(address, (last - first) * kPage);
@@ -186,6 +214,7 @@ bool ManagedPages::WatchLocked(uint64_t start, Segment* segment) {
   madvise(reinterpret_cast<void*>(start), segment->bytes, MADV_DONTFORK);
   segment->watched = true;
   segment->reads = segment->writes = 0;
+  segment->marker = kNoPage;
   return true;
 }
 
@@ -261,23 +290,31 @@ CUresult ManagedPages::HandOverLocked(ClientChannel* channel, uint64_t start, Se
     }
   } else {
     uint64_t had = 0, written = 0;
-    ForEachRun(segment->host, segment->first, segment->last, true, [&](uint64_t first, uint64_t last) {
-      PageFaults::Unmap(start + first * kPage, (last - first) * kPage);
-      had += last - first;
-    });
-    ForEachRun(segment->dirty, segment->first, segment->last, true, [&](uint64_t first, uint64_t last) {
-      AddRun(start, first, last);
-      written += last - first;
-    });
+    CUresult sent = CUDA_SUCCESS;
+    // Likewise piece by piece.
+    for (uint64_t from = segment->first; from < segment->last; from += kUnmapPiece) {
+      const uint64_t to = std::min(segment->last, from + kUnmapPiece);
+      ForEachRun(segment->host, from, to, true, [&](uint64_t first, uint64_t last) {
+        PageFaults::Unmap(start + first * kPage, (last - first) * kPage);
+        had += last - first;
+      });
+      ForEachRun(segment->dirty, from, to, true, [&](uint64_t first, uint64_t last) {
+        AddRun(start, first, last);
+        written += last - first;
+      });
+      if (to < segment->last && sent == CUDA_SUCCESS) sent = SendRuns(channel);
+    }
     segment->mostly_written = written * 8 >= had * 7;
     const bool same = segment->first == segment->had_first && segment->last == segment->had_last;
     segment->repeats = same ? segment->repeats + 1 : 0;
     segment->had_first = segment->first;
     segment->had_last = segment->last;
     SetHabitLocked(segment, segment->repeats >= kHabit && segment->last - segment->first <= kMostAhead &&
-                                segment->attached.empty());
+                                segment->attached.empty() && ++segment->ahead % kProbe != 0);
     Set(&segment->host, segment->first, segment->last, false);
     Set(&segment->dirty, segment->first, segment->last, false);
+    segment->marker = kNoPage;
+    if (sent != CUDA_SUCCESS) return sent;
   }
   segment->first = segment->last = 0;
   segment->wanted_first = segment->wanted_last = 0;
@@ -311,8 +348,8 @@ CUresult ManagedPages::HandOver(ClientChannel* channel, const std::vector<uint64
   return CUDA_SUCCESS;
 }
 
-CUresult ManagedPages::Fetch(ClientChannel* channel, uint64_t address, uint64_t bytes, uint32_t wait, uint64_t stream,
-                             bool* busy) {
+uint64_t ManagedPages::BeginFetch(ClientChannel* channel, uint64_t address, uint64_t bytes, uint32_t wait,
+                                  uint64_t stream) {
   wire::OpManagedFetch_Request request;
   request.address = address;
   request.bytes = bytes;
@@ -323,11 +360,13 @@ CUresult ManagedPages::Fetch(ClientChannel* channel, uint64_t address, uint64_t 
   FrameHeader header;
   header.call = kOpManagedFetch;
   if (carried_) carry_.resize(bytes);
+  return channel->Begin(header, message, {}, carried_ ? &carry_[0] : nullptr, carried_ ? bytes : 0);
+}
+
+CUresult ManagedPages::EndFetch(ClientChannel* channel, uint64_t sequence, uint64_t address, uint64_t bytes,
+                                bool* busy) {
   Reply reply;
-  if (channel->Call(header, message, {}, carried_ ? &carry_[0] : nullptr, carried_ ? bytes : 0, &reply) !=
-      ChannelStatus::kOk) {
-    return CUDA_ERROR_DEVICE_UNAVAILABLE;
-  }
+  if (sequence == 0 || channel->Wait(sequence, &reply) != ChannelStatus::kOk) return CUDA_ERROR_DEVICE_UNAVAILABLE;
   wire::OpManagedFetch_Reply answer;
   if (!answer.Decode(reply.message)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
   *busy = answer.busy;
@@ -335,6 +374,19 @@ CUresult ManagedPages::Fetch(ClientChannel* channel, uint64_t address, uint64_t 
   if (reply.payload_bytes != bytes) return CUDA_ERROR_DEVICE_UNAVAILABLE;
   const ssize_t wrote = pwrite(file_, carry_.data(), bytes, off_t(address - base_));
   return wrote == ssize_t(bytes) ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+}
+
+CUresult ManagedPages::Fetch(ClientChannel* channel, uint64_t address, uint64_t bytes, uint32_t wait, uint64_t stream,
+                             bool* busy) {
+  return EndFetch(channel, BeginFetch(channel, address, bytes, wait, stream), address, bytes, busy);
+}
+
+void ManagedPages::PreferHost(uint64_t address, uint64_t bytes, bool preferred) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = FindLocked(address);
+  if (it == segments_.end()) return;
+  SetPreferred((address - it->first) / kPage, (address - it->first + bytes + kPage - 1) / kPage, preferred,
+               &it->second.preferred);
 }
 
 void ManagedPages::WillUse(uint64_t address, uint64_t bytes) {
@@ -358,16 +410,61 @@ void ManagedPages::TakeLocked(Segment* segment, uint64_t first, uint64_t last) {
   TouchLocked(segment, true);
 }
 
+void ManagedPages::ShowLocked(uint64_t start, Segment* segment) {
+  const uint64_t first = segment->had_first, last = segment->had_last;
+  TakeLocked(segment, first, last);
+  if (segment->mostly_written) Set(&segment->dirty, first, last, true);
+  if (!faults_.Map(start + first * kPage, (last - first) * kPage, !segment->mostly_written)) LoseLocked();
+}
+
+std::unique_lock<std::mutex> ManagedPages::Expect(std::unique_ptr<Expected>* expected) {
+  expected->reset();
+  if (carried_ || habits_.load(std::memory_order_acquire) == 0) return {};
+  // Whoever has it may be waiting for what this call waits for.
+  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock) return lock;
+  uint64_t pages = 0;
+  for (auto& [start, segment] : segments_) {
+    if (!segment.habit || !segment.watched || segment.touched || segment.expected) continue;
+    const uint64_t first = segment.had_first, last = segment.had_last;
+    if (pages + (last - first) > kMostAhead) continue;
+    pages += last - first;
+    if (!*expected) *expected = std::make_unique<Expected>(this);
+    segment.expected = expected->get();
+    (*expected)->runs.push_back(start + first * kPage);
+    (*expected)->runs.push_back((last - first) * kPage);
+  }
+  return *expected ? std::move(lock) : std::unique_lock<std::mutex>();
+}
+
+void ManagedPages::ForgetExpected(const Expected& expected) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = 0; i < expected.runs.size(); i += 2) {
+    const auto it = FindLocked(expected.runs[i]);
+    if (it != segments_.end() && it->second.expected == &expected) it->second.expected = nullptr;
+  }
+}
+
+void ManagedPages::Arrived(ClientChannel* channel, const Expected& expected, uint64_t sequence) {
+  std::lock_guard<std::shared_mutex> sending(sending_);
+  // What was sent since then may be changing them.
+  if (channel->last_marked() > sequence) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = 0; i < expected.runs.size(); i += 2) {
+    const auto it = FindLocked(expected.runs[i]);
+    if (it == segments_.end()) continue;
+    Segment& segment = it->second;
+    const bool same = expected.runs[i] == it->first + segment.had_first * kPage &&
+                      expected.runs[i + 1] == (segment.had_last - segment.had_first) * kPage;
+    if (same && segment.habit && segment.watched && !segment.touched) ShowLocked(it->first, &segment);
+  }
+}
+
 void ManagedPages::AnticipateAll(ClientChannel* channel) {
   std::lock_guard<std::shared_mutex> sending(sending_);
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto& [start, segment] : segments_) {
     if (!segment.habit || !segment.watched || segment.touched) continue;
-    if (++segment.ahead % kProbe == 0) {
-      segment.repeats = kHabit - 1;
-      SetHabitLocked(&segment, false);
-      continue;
-    }
     const uint64_t first = segment.had_first, last = segment.had_last;
     bool busy = false;
     if (Fetch(channel, start + first * kPage, (last - first) * kPage, kUnlessBusy, 0, &busy) != CUDA_SUCCESS || busy) {
@@ -376,35 +473,32 @@ void ManagedPages::AnticipateAll(ClientChannel* channel) {
       SetHabitLocked(&segment, false);
       continue;
     }
-    TakeLocked(&segment, first, last);
-    if (segment.mostly_written) Set(&segment.dirty, first, last, true);
-    if (!faults_.Map(start + first * kPage, (last - first) * kPage, !segment.mostly_written)) return LoseLocked();
+    ShowLocked(start, &segment);
   }
 }
 
-void ManagedPages::FetchForLocked(uint64_t start, Segment* segment, uint64_t page, bool is_write) {
-  uint32_t wait = kForAll;
-  uint64_t stream = 0;
-  // What may be fetched with it: memory that other work may be writing just now must stay where it is.
-  uint64_t from = 0, to = segment->bytes / kPage;
-  if (auto it = segment->attached.upper_bound(page); it != segment->attached.begin()) {
+ManagedPages::Reach ManagedPages::ReachOfLocked(const Segment& segment, uint64_t page) const {
+  if (host_functions_.load(std::memory_order_acquire) != 0) return {page, page + 1, kAtOnce, 0};
+  // Memory that other work may be writing just now must stay where it is.
+  if (auto it = segment.attached.upper_bound(page); it != segment.attached.begin()) {
     --it;
-    if (page < it->second.first) {
-      stream = it->second.second;
-      wait = stream == kHost ? kAtOnce : kForStream;
-      from = it->first;
-      to = it->second.first;
-    }
+    const auto [last, stream] = it->second;
+    if (page < last) return {it->first, last, stream == kHost ? kAtOnce : kForStream, stream};
   }
-  if (host_functions_.load(std::memory_order_acquire) != 0) {
-    wait = kAtOnce;
-    from = page;
-    to = page + 1;
-  }
+  return {0, segment.bytes / kPage, kForAll, 0};
+}
+
+void ManagedPages::FetchForLocked(uint64_t start, Segment* segment, uint64_t page, bool is_write) {
+  const auto [from, to, wait, stream] = ReachOfLocked(*segment, page);
   const bool goes_on = segment->reads != 0 && page == segment->next_read;
   uint64_t count = goes_on ? std::min(segment->reads * kReadGrowth, kMostRead) : kFirstRead;
-  if (page >= segment->wanted_first && page < segment->wanted_last) {
+  const bool wanted = page >= segment->wanted_first && page < segment->wanted_last;
+  if (wanted) {
     count = std::max(count, std::min(kMostRead, segment->wanted_last - page));
+  }
+  if (auto it = segment->preferred.upper_bound(page); it != segment->preferred.begin()) {
+    --it;
+    if (page < it->second) count = std::max(count, std::min(kMostRead, it->second - page));
   }
   // The first ones around it, aligned; the later ones behind those that came before. Up to what the host has already.
   uint64_t first = std::max(from, goes_on ? page : page / kFirstRead * kFirstRead);
@@ -444,19 +538,49 @@ void ManagedPages::FetchForLocked(uint64_t start, Segment* segment, uint64_t pag
   if (is_write) Set(&segment->dirty, all_writable ? first : page, all_writable ? last : page + 1, true);
   segment->next_read = last;
   segment->reads = count;
-  bool mapped;
-  if (all_writable) {
-    mapped = faults_.Map(address, bytes, false);
-  } else if (is_write) {
-    segment->next_write = page + 1;
-    segment->writes = 1;
-    mapped = (page == first || faults_.Map(address, (page - first) * kPage, true)) &&
-             (page + 1 == last || faults_.Map(start + (page + 1) * kPage, (last - page - 1) * kPage, true)) &&
-             faults_.Map(start + page * kPage, kPage, false);
+  const auto map = [&] {
+    bool mapped;
+    if (all_writable) {
+      mapped = faults_.Map(address, bytes, false);
+    } else if (is_write) {
+      segment->next_write = page + 1;
+      segment->writes = 1;
+      mapped = (page == first || faults_.Map(address, (page - first) * kPage, true)) &&
+               (page + 1 == last || faults_.Map(start + (page + 1) * kPage, (last - page - 1) * kPage, true)) &&
+               faults_.Map(start + page * kPage, kPage, false);
+    } else {
+      mapped = faults_.Map(address, bytes, true);
+    }
+    if (!mapped) LoseLocked();
+  };
+  if (result == CUDA_SUCCESS && (goes_on || wanted)) {
+    FetchAheadLocked(start, segment, is_write, map);
   } else {
-    mapped = faults_.Map(address, bytes, true);
+    map();
   }
-  if (!mapped) LoseLocked();
+}
+
+void ManagedPages::FetchAheadLocked(uint64_t start, Segment* segment, bool is_write, const std::function<void()>& map) {
+  const uint64_t first = segment->next_read;
+  if (carried_ || segment->reads < kWorthAhead || first >= segment->bytes / kPage) return map();
+  const auto [from, to, wait, stream] = ReachOfLocked(*segment, first);
+  uint64_t last = std::min(to, first + std::min(segment->reads * kReadGrowth, kMostRead));
+  ForEachRun(segment->host, first, last, true, [&](uint64_t begin, uint64_t) { last = std::min(last, begin); });
+  if (from > first || last < first + 2) return map();
+  const uint64_t address = start + first * kPage, bytes = (last - first) * kPage;
+  const uint32_t careful = wait == kForAll ? kUnlessBusy : wait == kForStream ? kUnlessStreamBusy : kAtOnce;
+  const uint64_t sequence = BeginFetch(channel_, address, bytes, careful, stream);
+  map();
+  bool busy = false;
+  // An error is for the access to see that asks for the pages.
+  if (EndFetch(channel_, sequence, address, bytes, &busy) != CUDA_SUCCESS || busy || !segment->watched) return;
+  TakeLocked(segment, first, last);
+  const bool all_writable = is_write && segment->mostly_written;
+  if (all_writable) Set(&segment->dirty, first, last, true);
+  segment->next_read = last;
+  segment->reads = last - first;
+  segment->marker = first;
+  if (!faults_.Map(address + kPage, bytes - kPage, !all_writable)) LoseLocked();
 }
 
 void ManagedPages::ResolveLocked(const PageFaults::Fault& fault) {
@@ -482,11 +606,15 @@ void ManagedPages::ResolveLocked(const PageFaults::Fault& fault) {
     faults_.Unprotect(fault.page, (last - page) * kPage);
     return;
   }
-  // It is the host's, but its mapping has gone: it was swapped out, or Clear has made it the host's. Or another thread's
-  // access has brought it meanwhile.
-  if (faults_.Map(fault.page, kPage, !Get(segment.dirty, page))) return;
-  fallocate(file_, FALLOC_FL_KEEP_SIZE, off_t(fault.page - base_), off_t(kPage));
-  if (!faults_.Map(fault.page, kPage, !Get(segment.dirty, page))) LoseLocked();
+  // It is the host's, but not mapped: it is the marker, it was swapped out, or Clear has made it the host's. Or another
+  // thread's access has brought it meanwhile.
+  if (!faults_.Map(fault.page, kPage, !Get(segment.dirty, page))) {
+    fallocate(file_, FALLOC_FL_KEEP_SIZE, off_t(fault.page - base_), off_t(kPage));
+    if (!faults_.Map(fault.page, kPage, !Get(segment.dirty, page))) return LoseLocked();
+  }
+  if (page != segment.marker) return;
+  segment.marker = kNoPage;
+  FetchAheadLocked(start, &segment, fault.is_write, [] {});
 }
 
 void ManagedPages::LoseLocked() {

@@ -29,10 +29,12 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <shared_mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -61,10 +63,17 @@ class ManagedPages {
 
   // The segment is there, here and on the server, and zero. Whole pages.
   void Add(uint64_t address, uint64_t bytes);
+  // The program frees it: nothing of it is handed over from now on, so that what other threads send names no memory that the
+  // server has freed.
+  void Leave(uint64_t address);
   // It is about to go, or will be zero on the server again and is to be zero here: the caller cuts it out of the file.
   void Remove(uint64_t address);
   // The bytes, which lie in one segment, become zero. They belong to nobody just now.
   void Clear(uint64_t address, uint64_t bytes);
+
+  // The program has advised, or not any more, that the bytes are mostly the host's: as WillUse, but for good. They lie in one
+  // allocation.
+  void PreferHost(uint64_t address, uint64_t bytes, bool preferred);
 
   // Which memory a stream's work may use, and the host meanwhile, is the stream's affair; cuStreamAttachMemAsync.
   // `stream`: kGlobal, kHost or a stream's handle.
@@ -83,6 +92,28 @@ class ManagedPages {
 
   // The host is going to use the bytes: its first access to them fetches as much at once as an access that goes on.
   void WillUse(uint64_t address, uint64_t bytes);
+
+  // What a call that waits for the GPU asks the server to fetch when it is done, so that no other request is needed.
+  struct Expected {
+    explicit Expected(ManagedPages* pages) : pages(pages) {}
+    // Others may ask for the same pages again. The request must be over, or not sent.
+    ~Expected() { pages->ForgetExpected(*this); }
+    Expected(const Expected&) = delete;
+    Expected& operator=(const Expected&) = delete;
+    ManagedPages* const pages;
+    std::vector<uint64_t> runs;  // address and length of each
+    char answer = 0;             // arrives if they have been fetched
+    std::string_view payload() const {
+      return {reinterpret_cast<const char*>(runs.data()), runs.size() * sizeof(uint64_t)};
+    }
+  };
+  // Before such a call, with `sending` held: what it may ask for, if anything. Until the lock that it returns is let go of,
+  // which is when the request is in the channel, no page changes hands. After that the server copies them before it does
+  // anything that is asked for later, or never. One call at a time asks for a segment's: the answer to the first would let
+  // the program write to pages that the second brings.
+  std::unique_lock<std::mutex> Expect(std::unique_ptr<Expected>* expected);
+  // It has returned, and the pages have been fetched; `sequence` is the request's.
+  void Arrived(ClientChannel* channel, const Expected& expected, uint64_t sequence);
 
   // A call that waits for the GPU has returned. Where the host has used the same few pages after each of the last such
   // calls, they are fetched before it asks for them. Cheap if there are none.
@@ -107,6 +138,7 @@ class ManagedPages {
 
  private:
   static constexpr uint64_t kPage = PageFaults::kPage;
+  static constexpr uint64_t kNoPage = ~uint64_t{0};
 
   struct Segment {
     uint64_t bytes = 0;
@@ -117,12 +149,15 @@ class ManagedPages {
     uint64_t first = 0, last = 0;     // pages that the host may have: first <= page < last
     uint64_t next_read = 0, reads = 0;    // pages: where a sequential access would go on, and how many were fetched last
     uint64_t next_write = 0, writes = 0;  // the same for taking protection away
+    uint64_t marker = kNoPage;  // a page of the host's that is not mapped: its fault has the next ones fetched ahead
     bool mostly_written = false;  // at the last HandOver: then pages that are fetched by a write are not protected
     uint64_t wanted_first = 0, wanted_last = 0;  // WillUse
-    // What the host had at the last HandOver, for how many of them it has been the same, and how often it was fetched
-    // ahead. Habit: whether Anticipate looks at it.
+    std::map<uint64_t, uint64_t> preferred;      // PreferHost: first page -> one past the last
+    // What the host had at the last HandOver, for how many of them it has been the same, and how often it was to be fetched
+    // ahead. Habit: whether Expect and Anticipate look at it.
     uint64_t had_first = 0, had_last = 0, repeats = 0, ahead = 0;
     bool habit = false;
+    const Expected* expected = nullptr;  // of the call that asks for them, if one does
     std::map<uint64_t, std::pair<uint64_t, uint64_t>> attached;  // first page -> one past the last, stream
   };
   using Segments = std::map<uint64_t, Segment>;
@@ -147,11 +182,27 @@ class ManagedPages {
   void Serve();
   void ResolveLocked(const PageFaults::Fault& fault);
   void AnticipateAll(ClientChannel* channel);
+  void ForgetExpected(const Expected& expected);
   void SetHabitLocked(Segment* segment, bool habit);
+  // The pages of the segment's habit have been fetched.
+  void ShowLocked(uint64_t start, Segment* segment);
   // Notes that the host has the pages from now on.
   void TakeLocked(Segment* segment, uint64_t first, uint64_t last);
+  // What a page may be fetched with, in pages, and what its fetching has to wait for.
+  struct Reach {
+    uint64_t from, to;
+    uint32_t wait;
+    uint64_t stream;
+  };
+  Reach ReachOfLocked(const Segment& segment, uint64_t page) const;
   void FetchForLocked(uint64_t start, Segment* segment, uint64_t page, bool is_write);
+  // Pages behind those that a sequential access has come to, before it asks for them. `map` is called while they are on
+  // their way.
+  void FetchAheadLocked(uint64_t start, Segment* segment, bool is_write, const std::function<void()>& map);
   CUresult Fetch(ClientChannel* channel, uint64_t address, uint64_t bytes, uint32_t wait, uint64_t stream, bool* busy);
+  // The two halves of Fetch. 0: it could not be sent.
+  uint64_t BeginFetch(ClientChannel* channel, uint64_t address, uint64_t bytes, uint32_t wait, uint64_t stream);
+  CUresult EndFetch(ClientChannel* channel, uint64_t sequence, uint64_t address, uint64_t bytes, bool* busy);
   void LoseLocked();
 
   std::shared_mutex sending_;  // before mutex_

@@ -38,6 +38,7 @@ enum CallFlag : uint16_t {
   kMovesSharedMemory = 2048,
   kNotReplayable = 4096,  // the row says `replay: NEVER`
   kMemoryOfAnyGpu = 8192,
+  kFollowsFlushes = 16384,
 };
 
 struct CallTraits {

@@ -46,6 +46,9 @@ TEST(CallTraits, RowsStandAtTheirNumbers) {
   EXPECT_TRUE(TraitsOf(kCall_cuGraphLaunch).Has(kMemoryOfAnyGpu));
   EXPECT_TRUE(TraitsOf(kCall_cuStreamBatchMemOp_v2).Has(kMemoryOfAnyGpu));
   EXPECT_FALSE(TraitsOf(kCall_cuLaunchKernel).Has(kMemoryOfAnyGpu));
+  EXPECT_TRUE(TraitsOf(kCall_cuLaunchKernel).Has(kFollowsFlushes));
+  EXPECT_TRUE(TraitsOf(kOpManagedFlush).Has(kFollowsFlushes));
+  EXPECT_FALSE(TraitsOf(kCall_cuGraphLaunch).Has(kFollowsFlushes));
   EXPECT_TRUE(TraitsOf(kOpMirrorRead).Has(kMovesSharedMemory));
   EXPECT_FALSE(TraitsOf(kOpHostFuncDone).Has(kMovesSharedMemory));
   EXPECT_FALSE(TraitsOf(kCall_cuStreamEndCapture).Has(kReplyMayDiffer));

@@ -7,7 +7,7 @@ from proto_gen import text
 ENUMS = (("work", "Work"), ("completes", "Completes"), ("capture", "Capture"), ("events", "Events"), ("sharing", "Sharing"))
 FLAGS = ("only_named_memory", "record_needs_memory", "reads_no_managed", "not_urgent", "event_itself", "reply_may_differ", "in_pieces",
          "setting_in_questions", "recorded_if_named", "must_succeed", "launches_kernels", "moves_shared_memory",
-         "memory_of_any_gpu")
+         "memory_of_any_gpu", "follows_flushes")
 # What is not stated counts as this (lint.py says where it has to be).
 UNSTATED = {"completes": "NO_WORK", "capture": "OBSTACLE", "events": "NO_EVENTS"}
 

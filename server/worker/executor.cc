@@ -107,7 +107,9 @@ bool Executor::ExecuteKept(bool* ok) {
   kept_.pop_front();
   kept_bytes_ -= kept.message.size() + kept.payload.size();
   turn_.GiveUp();
+  session_->set_executes_kept(true);
   *ok = Execute(kept.header, kept.message, kept.payload);
+  session_->set_executes_kept(false);
   return true;
 }
 

@@ -42,13 +42,14 @@ void ManagedMemory::UseContext(int device, ContextRef context) {
   if (lane.context.id != 0 || context.id == 0) return;
   if (MakeCurrent(driver_, context) != CUDA_SUCCESS) return;
   if (driver_.cuStreamCreate(&lane.stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS) lane.context = context;
+  if (driver_.cuEventCreate(&lane.flushed, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) lane.flushed = nullptr;
 }
 
 void ManagedMemory::ContextDies(uint64_t id) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto& [device, lane] : lanes_) {
     if (lane.context.id != id) continue;
-    lane = Lane();
+    lane = Lane();  // with what goes on in it
     bulk_.ContextDies(id);
     // The registrations were made in it.
     for (auto& [address, segment] : segments_) {
@@ -154,6 +155,7 @@ CUresult ManagedMemory::Unmap(uint64_t address) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto it = segments_.find(address);
   if (it == segments_.end()) return CUDA_ERROR_INVALID_VALUE;
+  AwaitFlushLocked();
   EnterLocked(it->second.device);
   UnregisterLocked(&it->second);
   const CUresult result = driver_.cuMemUnmap(address, it->second.bytes);
@@ -167,6 +169,7 @@ CUresult ManagedMemory::Clear(uint64_t address) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto it = segments_.find(address);
   if (it == segments_.end()) return CUDA_ERROR_INVALID_VALUE;
+  AwaitFlushLocked();
   UnregisterLocked(&it->second);
   return ClearLocked(it->second, address);
 }
@@ -235,7 +238,7 @@ CUresult ManagedMemory::BeginCopyLocked(Segment* segment, uint64_t start, const 
   return CUDA_SUCCESS;
 }
 
-CUresult ManagedMemory::CopyLocked(const std::vector<Run>& runs, bool to_device) {
+CUresult ManagedMemory::CopyLocked(const std::vector<Run>& runs, bool to_device, bool may_go_on) {
   CUresult first = CUDA_SUCCESS;
   const auto note = [&first](CUresult result) {
     if (first == CUDA_SUCCESS) first = result;
@@ -250,6 +253,11 @@ CUresult ManagedMemory::CopyLocked(const std::vector<Run>& runs, bool to_device)
     used[size_t(segment->device)] = true;
   }
   for (const auto& [device, parts] : bulk) note(bulk_.Copy(lanes_[device].context, parts, to_device));
+  if (may_go_on && first == CUDA_SUCCESS && bulk.empty()) {
+    for (size_t device = 0; device < used.size(); ++device) {
+      if (used[device] && LeaveLocked(&lanes_[int(device)]) == CUDA_SUCCESS) used[device] = false;
+    }
+  }
   // Also after an error: the client may write to the file when this has returned.
   note(AwaitLocked(used));
   return first;
@@ -264,6 +272,52 @@ CUresult ManagedMemory::AwaitLocked(const std::vector<bool>& devices) {
     if (first == CUDA_SUCCESS) first = result;
   }
   return first;
+}
+
+CUresult ManagedMemory::LeaveLocked(Lane* lane) {
+  if (!lane->flushed) return CUDA_ERROR_NOT_SUPPORTED;
+  // Its context is current only if it is the last one that was copied in.
+  CUresult result = MakeCurrent(driver_, lane->context);
+  if (result == CUDA_SUCCESS) result = driver_.cuEventRecord(lane->flushed, lane->stream);
+  if (result != CUDA_SUCCESS) return result;
+  lane->flushing = true;
+  flushing_.store(true, std::memory_order_release);
+  return CUDA_SUCCESS;
+}
+
+CUresult ManagedMemory::OrderBehindFlush(CUstream stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  CUresult first = CUDA_SUCCESS;
+  bool any = false;
+  for (auto& [device, lane] : lanes_) {
+    if (!lane.flushing) continue;
+    if (driver_.cuEventQuery(lane.flushed) == CUDA_SUCCESS) {
+      lane.flushing = false;
+      continue;
+    }
+    any = true;
+    const CUresult result = driver_.cuStreamWaitEvent(stream, lane.flushed, 0);
+    if (first == CUDA_SUCCESS) first = result;
+  }
+  if (!any) flushing_.store(false, std::memory_order_release);
+  return first == CUDA_SUCCESS ? first : AwaitFlushLocked();
+}
+
+CUresult ManagedMemory::AwaitFlushLocked() {
+  CUresult first = CUDA_SUCCESS;
+  for (auto& [device, lane] : lanes_) {
+    if (!lane.flushing) continue;
+    const CUresult result = driver_.cuEventSynchronize(lane.flushed);
+    if (first == CUDA_SUCCESS) first = result;
+    lane.flushing = false;
+  }
+  flushing_.store(false, std::memory_order_release);
+  return first;
+}
+
+CUresult ManagedMemory::AwaitFlush() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return AwaitFlushLocked();
 }
 
 CUresult ManagedMemory::Write(std::string_view runs) {
@@ -317,7 +371,7 @@ CUresult ManagedMemory::Read(uint64_t address, uint64_t bytes, std::string* out)
   return CUDA_SUCCESS;
 }
 
-CUresult ManagedMemory::Flush(std::string_view runs) {
+CUresult ManagedMemory::Copy(std::string_view runs, bool to_device, bool may_go_on) {
   if (runs.size() % sizeof(Run) != 0) return CUDA_ERROR_INVALID_VALUE;
   // The client can still change the payload.
   std::vector<Run> copied(runs.size() / sizeof(Run));
@@ -328,15 +382,18 @@ CUresult ManagedMemory::Flush(std::string_view runs) {
     const Segment* const segment = run.bytes == 0 ? nullptr : FindLocked(run.address, run.bytes, &start);
     if (!segment || !segment->file) return CUDA_ERROR_INVALID_VALUE;
   }
-  return CopyLocked(copied, true);
+  return CopyLocked(copied, to_device, may_go_on);
 }
 
+CUresult ManagedMemory::Flush(std::string_view runs) { return Copy(runs, true, false); }
+
+CUresult ManagedMemory::BeginFlush(std::string_view runs) { return Copy(runs, true, true); }
+
+CUresult ManagedMemory::Fetch(std::string_view runs) { return Copy(runs, false, false); }
+
 CUresult ManagedMemory::Fetch(uint64_t address, uint64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  uint64_t start;
-  const Segment* const segment = bytes == 0 ? nullptr : FindLocked(address, bytes, &start);
-  if (!segment || !segment->file) return CUDA_ERROR_INVALID_VALUE;
-  return CopyLocked({{address, bytes}}, false);
+  const Run run = {address, bytes};
+  return Fetch(std::string_view(reinterpret_cast<const char*>(&run), sizeof run));
 }
 
 }  // namespace cuda_remote::server

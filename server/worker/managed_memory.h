@@ -7,13 +7,14 @@
 // another machine keeps its file, and the bytes travel with its requests (Write, Read).
 //
 // Copies are made in streams of this class's own, which wait for no other stream, and have ended when the functions
-// return. Thread-safe: the executor, its watcher and waiters copy. The caller makes sure that no work on the GPU uses
-// the same pages.
+// return, except where one says otherwise. Thread-safe: the executor, its watcher and waiters copy. The caller makes sure
+// that no work on the GPU uses the same pages.
 #ifndef CUDA_REMOTE_SERVER_WORKER_MANAGED_MEMORY_H_
 #define CUDA_REMOTE_SERVER_WORKER_MANAGED_MEMORY_H_
 
 #include <cuda.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -57,7 +58,15 @@ class ManagedMemory {
   // `runs`: pairs of address and length. CUDA_ERROR_INVALID_VALUE, and nothing is copied, if one does not lie in one
   // piece, or `runs` is malformed.
   CUresult Flush(std::string_view runs);
+  CUresult Fetch(std::string_view runs);
   CUresult Fetch(uint64_t address, uint64_t bytes);
+  // As Flush, but a short copy may go on: then flushing() is true, and the caller makes everything that may use the memory
+  // or the file wait for it: a stream's further work by OrderBehindFlush, anything else by AwaitFlush. Executor only.
+  CUresult BeginFlush(std::string_view runs);
+  bool flushing() const { return flushing_.load(std::memory_order_acquire); }
+  // `stream` is not captured; its context is current.
+  CUresult OrderBehindFlush(CUstream stream);
+  CUresult AwaitFlush();
   // The same for segments without a file. `runs`: of proto/mirror; those before a wrong one have been written.
   CUresult Write(std::string_view runs);
   CUresult Read(uint64_t address, uint64_t bytes, std::string* out);
@@ -74,7 +83,7 @@ class ManagedMemory {
   // which short copies are too short for. So a piece is registered when all of it has been copied so many times.
   static constexpr uint64_t kRegistered = 32 << 20;
   static constexpr uint64_t kShort = 4 << 20;
-  static constexpr uint64_t kTimesOfShort = 1, kTimesOfLong = 8;
+  static constexpr uint64_t kTimesOfShort = 1, kTimesOfLong = 4;
   struct Piece {
     uint64_t moved = 0;
     bool registered = false;
@@ -96,6 +105,8 @@ class ManagedMemory {
   struct Lane {
     ContextRef context;
     CUstream stream = nullptr;
+    CUevent flushed = nullptr;  // behind what BeginFlush has put into the stream
+    bool flushing = false;      // it may not be done
   };
 
   bool ReserveLocked();
@@ -108,8 +119,12 @@ class ManagedMemory {
   struct Run {
     uint64_t address, bytes;
   };
-  // Copies ranges, each in one segment, and has ended when it returns.
-  CUresult CopyLocked(const std::vector<Run>& runs, bool to_device);
+  CUresult Copy(std::string_view runs, bool to_device, bool may_go_on);
+  // Copies ranges, each in one segment, and has ended when it returns, or else BeginFlush describes what goes on.
+  CUresult CopyLocked(const std::vector<Run>& runs, bool to_device, bool may_go_on);
+  // Notes that what is in the lane's stream goes on.
+  CUresult LeaveLocked(Lane* lane);
+  CUresult AwaitFlushLocked();
   // Begins to copy a range of one segment; what is worth BulkCopies goes to `bulk` instead.
   CUresult BeginCopyLocked(Segment* segment, uint64_t start, const Run& run, bool to_device,
                            std::map<int, std::vector<BulkCopies::Part>>* bulk);
@@ -128,6 +143,7 @@ class ManagedMemory {
   uint64_t reserved_ = 0;  // bytes of addresses, 0: none yet
   std::map<uint64_t, Segment> segments_;
   std::map<int, Lane> lanes_;
+  std::atomic<bool> flushing_{false};  // any lane's
   std::weak_ptr<File> file_;  // of the segment that came last
   BulkCopies bulk_;
 };

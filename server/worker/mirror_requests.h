@@ -28,6 +28,11 @@ uint64_t ReadMirrored(WorkerSession& worker, uint64_t from, bool executor, std::
 CUresult FlushManaged(WorkerSession& worker, std::string_view payload);
 CUresult FetchManaged(WorkerSession& worker, uint64_t address, uint64_t bytes, std::string* payload);
 
+// For a request that waits for the GPU, when that is done: its payload, pairs of address and length, are pages that the
+// client wants at once. They are fetched, and the reply's payload is one byte, if all of the session's work is done. Only in
+// the order of the requests: the client may write to pages that it has asked for later.
+void FetchExpected(WorkerSession& worker, const Request& request, ReplyBuilder* reply);
+
 }  // namespace cuda_remote::server
 
 #endif  // CUDA_REMOTE_SERVER_WORKER_MIRROR_REQUESTS_H_

@@ -255,6 +255,9 @@ CUresult WorkerSession::EnterContext(const FrameHeader& header) {
   const Work work = TraitsOf(header.call).work;
   if (work == Work::kMayStart) ++work_;
   if (work == Work::kWaits && !uploads_.empty()) uploads_.Collect();
+  if (managed_memory_->flushing() && !TraitsOf(header.call).Has(kFollowsFlushes)) {
+    if (const CUresult flushed = managed_memory_->AwaitFlush(); flushed != CUDA_SUCCESS) SetPendingError(flushed);
+  }
   const uint32_t slot = header.context_or_result;
   if (slot == SlotOf(current_) && (slot == 0 || current_ref_.id != 0)) return MakeCurrent(table_, current_ref_);
   current_ = 0;

@@ -193,6 +193,10 @@ class WorkerSession : public Session {
   // Real handles of streams and events that take the places of others, by virtual handle. Empty in the end.
   std::unordered_map<uint64_t, uint64_t>& substitutes() { return substitutes_; }
 
+  // Whether later requests may have been executed before the present one.
+  void set_executes_kept(bool kept) { executes_kept_ = kept; }
+  bool executes_kept() const { return executes_kept_; }
+
   // Lets waiting host functions go, so that threads can end.
   void Stop();
 
@@ -426,6 +430,7 @@ class WorkerSession : public Session {
 
   FrameHeader header_;  // of the request being executed
   bool flush_ = false;
+  bool executes_kept_ = false;
   uint64_t work_ = 0;
   std::atomic<uint64_t> synced_{0};
   std::atomic<uint32_t> pending_error_{0};

@@ -2,12 +2,16 @@
 // Managed memory and threads: host threads change memory of their own, attached to the host or to an idle stream, without
 // a pause, while others launch kernels that use other memory of the same pages' neighbourhood. Nothing may be lost. Also
 // what the library itself reads and writes in managed memory: arguments of kernels, symbols, results of calls, and what
-// pageable copies of several lines touch. And a child made by fork, which leaves its parent's memory alone.
+// pageable copies of several lines touch. A child made by fork, which leaves its parent's memory alone. Threads that wait
+// for the same kernel and go on, each at once, with their parts of its results; and long memory that the host goes through
+// from one end to the other.
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -180,6 +184,126 @@ void LibraryAccesses(int step, app::Digest* digest) {
   CUDA_CHECK(cudaFree(other));
 }
 
+// A barrier for all of `threads`.
+class Meeting {
+ public:
+  explicit Meeting(int threads) : threads_(threads) {}
+  void Wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const unsigned turn = turn_;
+    if (++here_ == threads_) {
+      here_ = 0;
+      ++turn_;
+      all_.notify_all();
+    } else {
+      all_.wait(lock, [&] { return turn_ != turn; });
+    }
+  }
+
+ private:
+  const int threads_;
+  std::mutex mutex_;
+  std::condition_variable all_;
+  int here_ = 0;
+  unsigned turn_ = 0;
+};
+
+// The same few pages in turn, so that they come with the answers to the threads' waits.
+void Together(int step, app::Digest* digest) {
+  constexpr unsigned kWords = 8192;
+  constexpr unsigned kTurns = 60;
+  unsigned* words;
+  CUDA_CHECK(cudaMallocManaged(&words, kWords * sizeof(unsigned)));
+  cudaStream_t stream;
+  CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  for (unsigned i = 0; i < kWords; ++i) words[i] = i;
+  Meeting meeting(kThreads);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (unsigned turn = 0; turn < kTurns; ++turn) {
+        if (t == 0) {
+          Advance<<<2, 64, 0, turn % 2 ? stream : nullptr>>>(words, kWords, turn);
+          LAUNCH_CHECK();
+        }
+        meeting.Wait();
+        if (turn % 3 == 0) {
+          CUDA_CHECK(cudaStreamSynchronize(turn % 2 ? stream : nullptr));
+        } else {
+          CUDA_CHECK(cudaDeviceSynchronize());
+        }
+        for (unsigned i = unsigned(t); i < kWords; i += kThreads) words[i] ^= turn + unsigned(t) * 17;
+        meeting.Wait();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (unsigned i = 0; i < kWords; ++i) {
+    unsigned expected = i;
+    for (unsigned turn = 0; turn < kTurns; ++turn) expected = (expected * 3 + turn + i) ^ (turn + i % kThreads * 17);
+    APP_CHECK(words[i] == expected);
+  }
+  digest->Add(words, kWords * sizeof(unsigned));
+  digest->Add(step);
+  CUDA_CHECK(cudaStreamDestroy(stream));
+  CUDA_CHECK(cudaFree(words));
+}
+
+// All of 12 MiB, or a part that ends anywhere, which the host reads, or writes to here and there, or fills.
+void Sequential(int step, app::Digest* digest) {
+  constexpr size_t kBytes = 12 << 20, kPart = 1 << 20;
+  unsigned char *managed, *device;
+  CUDA_CHECK(cudaMallocManaged(&managed, kBytes));
+  CUDA_CHECK(cudaMalloc(&device, kBytes));
+  std::vector<unsigned char> model(kBytes), copy(kBytes);
+  for (int turn = 0; turn < 4; ++turn) {
+    for (size_t at = 0; at < kBytes; at += kPart) {
+      const int value = int(at / kPart) * 5 + turn + step;
+      CUDA_CHECK(cudaMemset(managed + at, value, kPart));
+      memset(&model[at], value, kPart);
+    }
+    CUDA_CHECK(cudaDeviceSynchronize());
+    const size_t end = turn == 3 ? kBytes : kBytes - size_t(step % 5) * 1234567 - 1;
+    for (size_t at = 0; at < end; at += 512) {
+      APP_CHECK(managed[at] == model[at]);
+      if (turn == 1 && at % 12288 == 0) model[at] = managed[at] = (unsigned char)(at >> 9);
+      if (turn == 2) memset(managed + at, int(at >> 9), 512), memset(&model[at], int(at >> 9), 512);
+    }
+    CUDA_CHECK(cudaMemcpy(device, managed, kBytes, cudaMemcpyDefault));
+    CUDA_CHECK(cudaMemcpy(copy.data(), device, kBytes, cudaMemcpyDeviceToHost));
+    APP_CHECK(copy == model);
+    APP_CHECK(memcmp(managed, model.data(), kBytes) == 0);
+  }
+  digest->Add(copy.data(), 4096);
+  CUDA_CHECK(cudaFree(device));
+  CUDA_CHECK(cudaFree(managed));
+}
+
+// A thread frees memory that it has just written to, while another starts work, before which it is handed over.
+void Frees() {
+  constexpr size_t kBytes = 65 << 20;  // too long for the library to keep
+  std::atomic<bool> stop{false};
+  std::thread thread([&] {
+    for (int turn = 0; turn < 10; ++turn) {
+      unsigned char* managed;
+      CUDA_CHECK(cudaMallocManaged(&managed, kBytes, cudaMemAttachHost));
+      managed[turn * 4096] = 1;
+      CUDA_CHECK(cudaFree(managed));
+    }
+    stop = true;
+  });
+  unsigned* device;
+  CUDA_CHECK(cudaMalloc(&device, 64));
+  while (!stop.load()) {
+    Advance<<<1, 1>>>(device, 1, 1);
+    LAUNCH_CHECK();
+    // A free waits for what is queued.
+    CUDA_CHECK(cudaDeviceSynchronize());
+  }
+  thread.join();
+  CUDA_CHECK(cudaFree(device));
+}
+
 void Fork(unsigned* words, unsigned count) {
   fflush(stdout);
   const pid_t child = fork();
@@ -206,6 +330,9 @@ int main(int argc, char** argv) {
   for (int step = 0; step < options.steps; ++step) {
     Concurrent(step, &digest);
     LibraryAccesses(step, &digest);
+    Together(step, &digest);
+    Sequential(step, &digest);
+    Frees();
     Fork(words, count);
     for (unsigned i = 0; i < count; ++i) expected[i] = (expected[i] + 5) * 3 + 1 + i;
     APP_CHECK(memcmp(words, expected.data(), count * sizeof(unsigned)) == 0);

@@ -12,6 +12,8 @@
 #include "server/dispatch/kernel_parameters.h"
 #include "server/dispatch/malformed.h"
 #include "server/dispatch/runtime.h"
+#include "server/worker/driver_hooks.h"
+#include "server/worker/managed_memory.h"
 #include "server/worker/worker_session.h"
 
 namespace cuda_remote::server {
@@ -58,6 +60,11 @@ CUresult Custom_cuLaunchKernel(Session& session, const Request&, const wire::cuL
   CUstream stream;
   if (!session.RealStream(in.stream, &stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (in.params.size() > kMaxParameters) return CUDA_ERROR_INVALID_VALUE;
+  if (ManagedMemory& managed = Worker(session).managed_memory(); managed.flushing()) {
+    // A captured stream must not wait for what is not captured.
+    const CUresult result = CapturesInProgress() == 0 ? managed.OrderBehindFlush(stream) : managed.AwaitFlush();
+    if (result != CUDA_SUCCESS) return result;
+  }
   if (!in.params.empty()) std::memcpy(g_parameters, in.params.data(), in.params.size());
   size_t bytes = in.params.size();
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, g_parameters, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,

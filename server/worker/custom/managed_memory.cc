@@ -75,19 +75,18 @@ bool IsDone(WorkerSession& worker, const Work& work) {
     if (driver.cuEventQuery(mark.event.get()) == CUDA_ERROR_NOT_READY) return false;
   }
   if (work.contexts.empty()) return true;
-  for (const ContextRef& context : work.contexts) {
-    if (MakeCurrent(driver, context) == CUDA_SUCCESS && driver.cuStreamQuery(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY) {
-      return false;
-    }
-  }
-  bool done = true;
-  worker.handles().ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
-    done = done && driver.cuStreamQuery(reinterpret_cast<CUstream>(entry.real)) != CUDA_ERROR_NOT_READY;
-  });
-  return done;
+  return QueryAll(worker, work.contexts) != CUDA_ERROR_NOT_READY;
 }
 
 }  // namespace
+
+void FetchExpected(WorkerSession& worker, const Request& request, ReplyBuilder* reply) {
+  const std::string_view runs = request.payload.unstable();
+  if (runs.empty() || worker.executes_kept() || !IsDone(worker, AllWork(worker))) return;
+  worker.PrepareManagedMemory();
+  if (worker.managed_memory().Fetch(runs) == CUDA_SUCCESS) reply->payload.assign(1, '\1');
+  MakeCurrent(worker.driver(), worker.current_ref());
+}
 
 CUresult OpManagedMap(Session& session, const Request&, const wire::OpManagedMap_Request& in, wire::OpManagedMap_Reply*,
                       ReplyBuilder*) {
@@ -181,7 +180,9 @@ CUresult OpManagedFlush(Session& session, const Request& request, const wire::Op
                         wire::OpManagedFlush_Reply*, ReplyBuilder*) {
   WorkerSession& worker = Worker(session);
   worker.PrepareManagedMemory();
-  const CUresult result = FlushManaged(worker, request.payload.unstable());
+  ManagedMemory& managed = worker.managed_memory();
+  const std::string_view payload = request.payload.unstable();
+  const CUresult result = managed.carried() ? managed.Write(payload) : managed.BeginFlush(payload);
   MakeCurrent(session.driver(), worker.current_ref());
   return result == CUDA_ERROR_INVALID_VALUE ? kMalformedRequest : result;
 }

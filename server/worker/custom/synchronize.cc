@@ -7,15 +7,27 @@
 #include "proto/codec/event.gen.h"
 #include "proto/codec/stream.gen.h"
 #include "server/dispatch/custom.gen.h"
+#include "server/worker/custom/work.h"
 #include "server/worker/driver_hooks.h"
+#include "server/worker/mirror_requests.h"
 #include "server/worker/worker_session.h"
 
 namespace cuda_remote::server {
 namespace {
 
-CUresult SynchronizeContext(WorkerSession& worker, ContextRef context, ReplyBuilder* reply) {
+CUresult SynchronizeContext(WorkerSession& worker, const Request& request, ContextRef context, ReplyBuilder* reply) {
   const DriverTable* const driver = &worker.driver();
   const uint64_t work = worker.work_now();
+  // What is asked here are the streams of all contexts. With one context, it is the session's work.
+  if (worker.contexts().size() == 1 && CapturesInProgress() == 0 && !worker.prints()) {
+    CUresult state = CUDA_SUCCESS;
+    if (worker.SpinUntil([&] { return (state = QueryAll(worker, {context})) != CUDA_ERROR_NOT_READY; }) &&
+        state == CUDA_SUCCESS) {
+      worker.NoteSynchronized(work);
+      FetchExpected(worker, request, reply);
+      return CUDA_SUCCESS;
+    }
+  }
   WorkerSession* const session = &worker;
   worker.DeferIn(context, reply, [driver, work, session](Answer*) {
     const CUresult result = driver->cuCtxSynchronize();
@@ -27,22 +39,22 @@ CUresult SynchronizeContext(WorkerSession& worker, ContextRef context, ReplyBuil
 
 }  // namespace
 
-CUresult Custom_cuCtxSynchronize(Session& session, const Request&, const wire::cuCtxSynchronize_Request&,
+CUresult Custom_cuCtxSynchronize(Session& session, const Request& request, const wire::cuCtxSynchronize_Request&,
                                  wire::cuCtxSynchronize_Reply*, ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
   if (worker.current_ref().id == 0) return CUDA_ERROR_INVALID_CONTEXT;
-  return SynchronizeContext(worker, worker.current_ref(), reply);
+  return SynchronizeContext(worker, request, worker.current_ref(), reply);
 }
 
-CUresult Custom_cuCtxSynchronize_v2(Session& session, const Request&, const wire::cuCtxSynchronize_v2_Request& in,
+CUresult Custom_cuCtxSynchronize_v2(Session& session, const Request& request, const wire::cuCtxSynchronize_v2_Request& in,
                                     wire::cuCtxSynchronize_v2_Reply*, ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
   const ContextInfo* const context = worker.FindContext(in.ctx != 0 ? in.ctx : session.CurrentContext());
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  return SynchronizeContext(worker, context->ref, reply);
+  return SynchronizeContext(worker, request, context->ref, reply);
 }
 
-CUresult Custom_cuStreamSynchronize(Session& session, const Request&, const wire::cuStreamSynchronize_Request& in,
+CUresult Custom_cuStreamSynchronize(Session& session, const Request& request, const wire::cuStreamSynchronize_Request& in,
                                     wire::cuStreamSynchronize_Reply*, ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
   const DriverTable* const driver = &session.driver();
@@ -53,13 +65,17 @@ CUresult Custom_cuStreamSynchronize(Session& session, const Request&, const wire
     CUresult state = CUDA_SUCCESS;
     const bool done = worker.SpinUntil([&] { return (state = driver->cuStreamQuery(stream)) != CUDA_ERROR_NOT_READY; });
     // An error comes from the wait itself, which also makes the driver print what the kernels have printed.
-    if (done && state == CUDA_SUCCESS) return worker.prints() ? driver->cuStreamSynchronize(stream) : state;
+    if (done && state == CUDA_SUCCESS) {
+      if (worker.prints()) state = driver->cuStreamSynchronize(stream);
+      if (state == CUDA_SUCCESS) FetchExpected(worker, request, reply);
+      return state;
+    }
   }
   worker.DeferAnswer(reply, [driver, stream](Answer*) { return driver->cuStreamSynchronize(stream); });
   return CUDA_SUCCESS;
 }
 
-CUresult Custom_cuEventSynchronize(Session& session, const Request&, const wire::cuEventSynchronize_Request& in,
+CUresult Custom_cuEventSynchronize(Session& session, const Request& request, const wire::cuEventSynchronize_Request& in,
                                    wire::cuEventSynchronize_Reply*, ReplyBuilder* reply) {
   WorkerSession& worker = Worker(session);
   const DriverTable* const driver = &session.driver();
@@ -69,7 +85,11 @@ CUresult Custom_cuEventSynchronize(Session& session, const Request&, const wire:
     CUresult state = CUDA_SUCCESS;
     const bool done = worker.SpinUntil([&] { return (state = driver->cuEventQuery(event)) != CUDA_ERROR_NOT_READY; });
     // An error comes from the wait itself, which also makes the driver print what the kernels have printed.
-    if (done && state == CUDA_SUCCESS) return worker.prints() ? driver->cuEventSynchronize(event) : state;
+    if (done && state == CUDA_SUCCESS) {
+      if (worker.prints()) state = driver->cuEventSynchronize(event);
+      if (state == CUDA_SUCCESS) FetchExpected(worker, request, reply);
+      return state;
+    }
   }
   worker.DeferAnswer(reply, [driver, event](Answer*) { return driver->cuEventSynchronize(event); });
   return CUDA_SUCCESS;
