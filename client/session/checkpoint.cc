@@ -170,7 +170,7 @@ bool Checkpoint::Settle(int timeout_ms, const std::function<bool()>& gone, bool*
   session_->GiveBackFreed();
   const int64_t deadline = NowNs() + int64_t(timeout_ms) * 1000000;
   bool ok = DrainUntil(deadline, gone, error);
-  // From here on both sides have the same bytes: the server's are saved with its memory, ours with the process.
+  // From here on both sides have the same bytes, and the process's are saved.
   if (ok && session_->managed_mirror().active()) {
     ChannelStatus status = session_->managed_mirror().Push(channel());
     if (status == ChannelStatus::kOk) status = session_->managed_mirror().Pull(channel());

@@ -235,6 +235,34 @@ TEST_F(SideRequests, KeepsASnapshotOnTheGpu) {
   EXPECT_EQ(Peek(snapshot + 4096, &out), CUDA_ERROR_INVALID_VALUE);
 }
 
+// A `__managed__` variable is saved once: by the worker, until the client has it mirrored, and so in its process.
+TEST_F(SideRequests, LeavesOutVariablesThatTheProcessHas) {
+  const uint64_t module = client_.LoadModule(
+      ".version 7.0\n.target sm_75\n.address_size 64\n.visible .global .attribute(.managed) .align 4 .b8 shared[5000];\n"
+      ".visible .global .align 4 .u32 own;\n.visible .entry say() { ret; }\n");
+  const auto saved = [&] {
+    EXPECT_EQ(client_.Call(kOpRegions, wire::OpRegions_Request()), CUDA_SUCCESS);
+    std::vector<std::string> names;
+    for (const wire::Region& region : client_.Decode<wire::OpRegions_Reply>().regions) {
+      if (region.object == module) names.emplace_back(region.symbol);
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  };
+  wire::cuModuleGetGlobal_v2_Request find;
+  find.hmod = module;
+  find.name = "shared";
+  ASSERT_EQ(client_.Call(kCall_cuModuleGetGlobal_v2, find), CUDA_SUCCESS);
+  const auto variable = client_.Decode<wire::cuModuleGetGlobal_v2_Reply>();
+  EXPECT_TRUE(variable.managed);
+  EXPECT_EQ(saved(), (std::vector<std::string>{"own", "shared"}));
+  wire::OpMirrorAdd_Request add;
+  add.address = variable.dptr;
+  add.bytes = variable.bytes;
+  ASSERT_EQ(client_.Call(kOpMirrorAdd, add), CUDA_SUCCESS);
+  EXPECT_EQ(saved(), std::vector<std::string>{"own"});
+}
+
 // Blocks of this size are unmapped when they are freed. A read that has begun must not find nothing there.
 TEST_F(SideRequests, MemoryStaysUntilItHasBeenRead) {
   constexpr uint64_t kBytes = 192 << 20;

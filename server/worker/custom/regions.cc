@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <mutex>
 #include <set>
 #include <string>
 #include <type_traits>
@@ -54,6 +55,14 @@ struct FoundSymbol {
   std::string name;
 };
 
+// Whether this is a `__managed__` variable that the client mirrors. Its process then has the contents, and gives all of them
+// to another server.
+bool IsMirrored(WorkerSession& worker, uint64_t object, uint64_t address) {
+  std::lock_guard<std::mutex> lock(worker.mirror_mutex());
+  const auto it = worker.mirrored().find(address);
+  return it != worker.mirrored().end() && it->second.owner == object;
+}
+
 // Adds the variables of one module in one context.
 void FindSymbols(WorkerSession& worker, uint64_t object, const ModuleFacts& module, uint64_t context_handle,
                  const ContextInfo& context, std::vector<FoundSymbol>* found, std::vector<std::string>* refusals) {
@@ -72,6 +81,7 @@ void FindSymbols(WorkerSession& worker, uint64_t object, const ModuleFacts& modu
       continue;
     }
     if (address == 0 || bytes == 0) continue;
+    if (symbol.managed && IsMirrored(worker, object, address)) continue;
     FoundSymbol one;
     one.name = symbol.name;
     one.region.address = address;
