@@ -140,9 +140,25 @@ bool AgentClient::Unlock(std::string* error) {
   return Call(request, kAnswerMs, &reply, error);
 }
 
-bool AgentClient::Take(Taken* taken, std::string* error) {
+bool AgentClient::AskImages(uint64_t* number, int* fd, std::string* error) {
+  Message request, reply;
+  request.type = Type::kImages;
+  if (!Call(request, kAnswerMs, &reply, error)) return false;
+  GivenImages given;
+  if (DecodeGivenImages(reply.body, &given) && reply.fds.size() == 1) {
+    *number = given.number;
+    *fd = reply.fds[0];
+    return true;
+  }
+  for (int one : reply.fds) close(one);
+  *error = kNonsense;
+  return false;
+}
+
+bool AgentClient::Take(uint64_t images, Taken* taken, std::string* error) {
   Message request, reply;
   request.type = Type::kTake;
+  if (images != 0) EncodeTakeRequest({images}, &request.body);
   if (!Call(request, kAnswerMs, &reply, error)) return false;
   if (DecodeTaken(reply, taken)) return true;
   for (int fd : reply.fds) close(fd);

@@ -38,8 +38,10 @@ class AgentClient final : public Lockable {
   void Open() override;
   // True once the agent has answered; it lets calls in right after that.
   bool Unlock(std::string* error);
-  // The caller owns the descriptors in *taken.
-  bool Take(Taken* taken, std::string* error);
+  // While the job runs: the module images of its log (replay::WriteImages) and a number for Take. The caller owns *fd.
+  bool AskImages(uint64_t* number, int* fd, std::string* error);
+  // The caller owns the descriptors in *taken. `images`: AskImages's number, or 0; older libraries send all images.
+  bool Take(uint64_t images, Taken* taken, std::string* error);
   // On success both ends close the connection; connect again to give the process a channel.
   bool Release(std::string* error);
   // The caller keeps the descriptors in `given`.

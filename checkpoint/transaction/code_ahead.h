@@ -21,8 +21,8 @@ namespace cuda_remote::checkpoint {
 class CodeAhead {
  public:
   // As for LiveJob.
-  CodeAhead(const Job& job, std::string directory, const JobClaim& claim)
-      : job_(job), before_(job, std::move(directory), claim) {}
+  CodeAhead(const Job& job, std::string directory, const JobClaim& claim, const ImagesAhead* images)
+      : job_(job), before_(job, std::move(directory), claim, images) {}
 
   // Takes the logs of all processes, which stand for that moment. Fails where a later stop would fail, too.
   bool Look(const agent::LockOptions& lock, std::string* error);

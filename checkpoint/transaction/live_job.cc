@@ -130,14 +130,36 @@ bool RunningProcess::Wait(uint64_t number, agent::SideAnswer* answer, std::strin
   return false;
 }
 
+void ImagesAhead::Read(const Job& job, const std::string& directory) {
+  known_.clear();
+  for (const CudaProcess& process : FindCudaProcesses(job, directory)) {
+    std::string ignored, bytes;
+    const auto agent = agent::AgentClient::Connect(directory, uint32_t(process.inner_pid), NameOf(process), &ignored);
+    OfOne one;
+    int fd = -1;
+    if (!agent || !agent->AskImages(&one.number, &fd, &ignored)) continue;
+    const bool read = ReadAll(fd, &bytes);
+    close(fd);
+    if (read && replay::ParseImages(bytes, &one.images, &ignored)) known_.emplace_back(process, std::move(one));
+  }
+}
+
+const ImagesAhead::OfOne* ImagesAhead::Find(const CudaProcess& process) const {
+  for (const auto& [of, images] : known_) {
+    if (of == process) return &images;
+  }
+  return nullptr;
+}
+
 bool LiveProcess::Take(std::string* error) {
-  if (!agent_->Take(&taken_, error)) return false;
+  if (!agent_->Take(images_ ? images_->number : 0, &taken_, error)) return false;
   state_ = State::kTaken;
-  const bool read = ReadAll(taken_.log_fd, &log_bytes_);
+  std::string bytes;
+  const bool read = ReadAll(taken_.log_fd, &bytes);
   close(taken_.log_fd);
   channel_ = ClientChannel::Adopt(taken_.fds, taken_.next_sequence + kSequenceGap, taken_.welcome, error);
   if (!channel_) return false;
-  if (!read || !replay::Log::Parse(log_bytes_, &log_, error)) {
+  if (!read || !replay::Log::Parse(bytes, &log_, error, images_ ? images_->images : replay::Images())) {
     *error = "the replay log cannot be read: " + *error;
     return false;
   }
@@ -195,7 +217,7 @@ bool LiveProcess::GiveBack(std::string* error) {
     if (error->compare(0, kNoGive.size(), kNoGive) != 0) return false;
     // An older client library, which wants its new channel taken first; for that the new worker must be there.
     agent::Taken dropped;
-    if (!agent_->Take(&dropped, error)) return false;
+    if (!agent_->Take(0, &dropped, error)) return false;
     for (const int fd : {dropped.log_fd, dropped.fds.socket, dropped.fds.ring}) {
       if (fd >= 0) close(fd);
     }
@@ -236,7 +258,8 @@ bool LiveJob::Find(std::vector<JobProcess*>* processes, bool* again, std::string
       return false;
     }
     if (!CheckNotLost(process, info, agent.get(), claim_, error)) return false;
-    processes_.push_back(std::make_unique<LiveProcess>(process, directory_, std::move(agent), std::move(info)));
+    const ImagesAhead::OfOne* const images = images_ ? images_->Find(process) : nullptr;
+    processes_.push_back(std::make_unique<LiveProcess>(process, directory_, std::move(agent), std::move(info), images));
   }
   for (const auto& process : processes_) processes->push_back(process.get());
   return true;

@@ -48,10 +48,33 @@ class RunningProcess final : public SideRequests {
   agent::Info info_;
 };
 
+// The module images of the processes' logs, read while the job runs: they are most of a log, and never change.
+class ImagesAhead {
+ public:
+  struct OfOne {
+    uint64_t number = 0;  // for the process's agent
+    replay::Images images;
+  };
+
+  // Reads those of all processes. Nothing is known of a process whose agent does not answer, or is of an older library.
+  void Read(const Job& job, const std::string& directory);
+  // Of one process; null if nothing is known.
+  const OfOne* Find(const CudaProcess& process) const;
+
+ private:
+  std::vector<std::pair<CudaProcess, OfOne>> known_;
+};
+
 class LiveProcess final : public JobProcess {
  public:
-  LiveProcess(CudaProcess process, std::string directory, std::unique_ptr<agent::AgentClient> agent, agent::Info info)
-      : process_(std::move(process)), directory_(std::move(directory)), agent_(std::move(agent)), info_(info) {}
+  // `images`: of this process, or null; must outlive it.
+  LiveProcess(CudaProcess process, std::string directory, std::unique_ptr<agent::AgentClient> agent, agent::Info info,
+              const ImagesAhead::OfOne* images)
+      : process_(std::move(process)),
+        directory_(std::move(directory)),
+        agent_(std::move(agent)),
+        info_(info),
+        images_(images) {}
 
   // JobProcess. Take refuses if the log has calls that cannot be replayed.
   std::string Name() const override { return NameOf(process_); }
@@ -70,7 +93,6 @@ class LiveProcess final : public JobProcess {
   // After Take: the process's channel, for the tool's own requests; its log; the number of its next call.
   ClientChannel* channel() { return channel_.get(); }
   const replay::Log& log() const { return log_; }
-  const std::string& log_bytes() const { return log_bytes_; }
   uint64_t next_sequence() const { return taken_.next_sequence; }
   // What GiveBack gives to a process without a session: its own one. The caller owns the descriptors.
   agent::Given Former() const;
@@ -91,16 +113,16 @@ class LiveProcess final : public JobProcess {
   std::unique_ptr<ClientChannel> channel_;
   const ClientChannel* new_channel_ = nullptr;
   std::string new_server_;
-  std::string log_bytes_;
+  const ImagesAhead::OfOne* const images_;
   replay::Log log_;
 };
 
 class LiveJob final : public ProcessSource {
  public:
   // The caller has the job's claim, which outlives this: a process whose session an earlier tool has lost
-  // (JobClaim::killed) is told so, and its calls fail then.
-  LiveJob(const Job& job, std::string directory, const JobClaim& claim)
-      : job_(job), directory_(std::move(directory)), claim_(claim) {}
+  // (JobClaim::killed) is told so, and its calls fail then. `images` may be null, and outlives this.
+  LiveJob(const Job& job, std::string directory, const JobClaim& claim, const ImagesAhead* images)
+      : job_(job), directory_(std::move(directory)), claim_(claim), images_(images) {}
 
   // ProcessSource.
   bool Find(std::vector<JobProcess*>* processes, bool* again, std::string* error) override;
@@ -117,6 +139,7 @@ class LiveJob final : public ProcessSource {
   const Job& job_;
   const std::string directory_;
   const JobClaim& claim_;
+  const ImagesAhead* const images_;
   ConnectionPause pause_;
   std::vector<std::unique_ptr<LiveProcess>> processes_;
 };

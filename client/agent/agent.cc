@@ -238,8 +238,10 @@ class AgentThread final : public Agent {
         return true;
       case Type::kTake: {
         if (state_ != State::kLocked) return Refused("Take", error);
+        TakeRequest which;
+        if (!request->body.empty() && !DecodeTakeRequest(request->body, &which)) return Malformed(error);
         Taken taken;
-        if (!host_->Take(&taken, error)) return false;
+        if (!host_->Take(which.images, &taken, error)) return false;
         EncodeTaken(taken, reply);
         state_ = State::kTaken;
         return true;
@@ -266,6 +268,15 @@ class AgentThread final : public Agent {
         host_->Abandon();
         state_ = State::kRunning;
         return true;
+      case Type::kImages: {
+        if (state_ != State::kRunning) return Refused("Images", error);
+        GivenImages given;
+        int fd = -1;
+        if (!host_->GiveImages(&given.number, &fd, error)) return false;
+        EncodeGivenImages(given, &reply->body);
+        reply->fds = {fd};
+        return true;
+      }
       case Type::kAsk:
         if (state_ != State::kRunning) return Refused("Ask", error);
         return Ask(*request, reply, error);

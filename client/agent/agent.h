@@ -56,8 +56,12 @@ class AgentHost {
   virtual void SettleMove() = 0;
   // Lets calls in again. Also after a Take that led nowhere: the process goes on with the channel that it has.
   virtual void Unlock() = 0;
-  // Hands out duplicates of the channel's descriptors, and the log. The caller owns what *taken holds.
-  virtual bool Take(Taken* taken, std::string* error) = 0;
+  // While the job runs: the module images of the log (replay::WriteImages), as a descriptor that the caller owns, and a
+  // number for Take.
+  virtual bool GiveImages(uint64_t* number, int* fd, std::string* error) = 0;
+  // Hands out duplicates of the channel's descriptors, and the log. The caller owns what *taken holds. `images`: the log
+  // without the images of the last GiveImages, if that gave this number.
+  virtual bool Take(uint64_t images, Taken* taken, std::string* error) = 0;
   // Closes the process's own channel.
   virtual void Release() = 0;
   // The session whose channel Release closed is gone for good: calls fail from now on.

@@ -135,7 +135,13 @@ class FakeHost : public AgentHost {
     return dprintf(timeline_fd, "timeline") == 8 && dprintf(table_fd, json ? "json" : "text") == 4;
   }
   bool TraceTotals(int table_fd, bool, std::string*) override { return dprintf(table_fd, "totals") == 6; }
-  bool Take(Taken* taken, std::string*) override {
+  bool GiveImages(uint64_t* number, int* fd, std::string*) override {
+    *number = 77;
+    *fd = FileWith("the images");
+    return true;
+  }
+  bool Take(uint64_t images, Taken* taken, std::string*) override {
+    taken_without = images;
     taken->log_fd = FileWith("the log");
     taken->fds.socket = FileWith("the socket");
     taken->fds.ring = FileWith("the ring");
@@ -165,7 +171,7 @@ class FakeHost : public AgentHost {
   std::atomic<uint64_t> admitted{0};
   std::atomic<bool> released{false}, abandoned{false}, refuse_lock{false}, refuse_give{false};
   std::atomic<int> unlocks{0}, moves_settled{0}, last_timeout{0};
-  std::atomic<uint64_t> trace_events{0};
+  std::atomic<uint64_t> trace_events{0}, taken_without{0};
   std::atomic<bool> hold_answers{false};
   std::atomic<uint64_t> last_asked{0}, given_up{0};
   std::atomic<int> asking_ended{0};
@@ -241,6 +247,22 @@ TEST_F(AgentTest, Info) {
   EXPECT_FALSE(host_.locked);
 }
 
+// Before a lock, and by a connection that may end.
+TEST_F(AgentTest, ImagesAreGivenWhileTheJobRuns) {
+  const int files = OpenFiles();
+  uint64_t number = 0;
+  int images = -1;
+  ASSERT_TRUE(Connect()->AskImages(&number, &images, &error_)) << error_;
+  EXPECT_EQ(number, 77u);
+  EXPECT_EQ(Contents(images), "the images");
+  close(images);
+  auto tool = Connect();
+  ASSERT_TRUE(Lock(tool, 1500)) << error_;
+  EXPECT_FALSE(tool->AskImages(&number, &images, &error_));
+  tool.reset();
+  EXPECT_EQ(OpenFiles(), files);
+}
+
 TEST_F(AgentTest, WholeHandOver) {
   const int files = OpenFiles();
   Taken taken;
@@ -250,7 +272,8 @@ TEST_F(AgentTest, WholeHandOver) {
     EXPECT_TRUE(host_.locked);
     EXPECT_GT(host_.last_timeout, 0);
     EXPECT_LE(host_.last_timeout, 1500);
-    ASSERT_TRUE(tool->Take(&taken, &error_)) << error_;
+    ASSERT_TRUE(tool->Take(77, &taken, &error_)) << error_;
+    EXPECT_EQ(host_.taken_without, 77u);
     EXPECT_EQ(Contents(taken.log_fd), "the log");
     EXPECT_EQ(Contents(taken.fds.socket), "the socket");
     EXPECT_EQ(Contents(taken.fds.ring), "the ring");
@@ -300,7 +323,7 @@ TEST_F(AgentTest, ToolThatDisappearsUnlocks) {
   {
     auto tool = Connect();
     ASSERT_TRUE(Lock(tool));
-    ASSERT_TRUE(tool->Take(&taken, &error_));
+    ASSERT_TRUE(tool->Take(0, &taken, &error_));
   }
   EXPECT_TRUE(Eventually([&] { return host_.unlocks == 2; }));
   for (int fd : {taken.log_fd, taken.fds.socket, taken.fds.ring}) close(fd);
@@ -313,7 +336,7 @@ TEST_F(AgentTest, ToolThatDisappearsInAMoveHasItSettled) {
   for (const bool unlocks : {true, false}) {
     auto tool = Connect();
     ASSERT_TRUE(Lock(tool)) << error_;
-    ASSERT_TRUE(tool->Take(&taken, &error_)) << error_;
+    ASSERT_TRUE(tool->Take(0, &taken, &error_)) << error_;
     EXPECT_FALSE(tool->Look(&activity, &error_));
     Given given;
     given.fds = taken.fds;
@@ -480,7 +503,7 @@ TEST_F(AgentTest, LooksAndAdmits) {
   ASSERT_EQ(tool->Close(&error_), CloseResult::kClosed) << error_;
   EXPECT_FALSE(host_.locked);
   Taken taken;
-  EXPECT_FALSE(tool->Take(&taken, &error_));
+  EXPECT_FALSE(tool->Take(0, &taken, &error_));
   ASSERT_TRUE(tool->Look(&activity, &error_)) << error_;
   EXPECT_TRUE(tool->Unlock(&error_));
 }
@@ -510,7 +533,7 @@ TEST_F(AgentTest, ALostSessionIsAbandoned) {
     auto tool = Connect();
     ASSERT_TRUE(Lock(tool)) << error_;
     EXPECT_FALSE(tool->Abandon(&error_));
-    ASSERT_TRUE(tool->Take(&taken, &error_)) << error_;
+    ASSERT_TRUE(tool->Take(0, &taken, &error_)) << error_;
     ASSERT_TRUE(tool->Release(&error_)) << error_;
   }
   for (int fd : {taken.log_fd, taken.fds.socket, taken.fds.ring}) close(fd);
@@ -525,7 +548,7 @@ TEST_F(AgentTest, ALostSessionIsAbandoned) {
 TEST_F(AgentTest, WrongOrderIsRefused) {
   auto tool = Connect();
   Taken taken;
-  EXPECT_FALSE(tool->Take(&taken, &error_));
+  EXPECT_FALSE(tool->Take(0, &taken, &error_));
   EXPECT_NE(error_.find("running"), std::string::npos) << error_;
   EXPECT_FALSE(tool->Unlock(&error_));
   Given given;
@@ -562,7 +585,7 @@ TEST_F(AgentTest, HostsErrorsArrive) {
   host_.refuse_give = true;
   Taken taken;
   ASSERT_TRUE(Lock(tool));
-  ASSERT_TRUE(tool->Take(&taken, &error_));
+  ASSERT_TRUE(tool->Take(0, &taken, &error_));
   Given given;
   given.fds = taken.fds;
   EXPECT_FALSE(tool->Give(given, &error_));

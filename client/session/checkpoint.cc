@@ -34,22 +34,28 @@ int64_t NowNs() {
   return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
 
-// An anonymous file with `bytes` in it, positioned at its start; -1 and `error` on failure.
-int MakeMemfd(const char* name, const std::string& bytes, std::string* error) {
+// An anonymous file with what `fill` gives to the function that it gets, positioned at its start; -1 and `error` on
+// failure.
+int MakeMemfd(const char* name, const std::function<bool(const std::function<bool(std::string_view)>&)>& fill,
+              std::string* error) {
   const int fd = memfd_create(name, MFD_CLOEXEC);
   if (fd < 0) {
     *error = std::string("memfd_create: ") + strerror(errno);
     return -1;
   }
-  for (size_t written = 0; written < bytes.size();) {
-    const ssize_t n = write(fd, bytes.data() + written, bytes.size() - written);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      *error = std::string("writing the replay log to memory: ") + strerror(errno);
-      close(fd);
-      return -1;
+  const auto put = [fd](std::string_view bytes) {
+    for (size_t written = 0; written < bytes.size();) {
+      const ssize_t n = write(fd, bytes.data() + written, bytes.size() - written);
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) return false;
+      written += size_t(n);
     }
-    written += size_t(n);
+    return true;
+  };
+  if (!fill(put)) {
+    *error = std::string("writing the replay log to memory: ") + strerror(errno);
+    close(fd);
+    return -1;
   }
   lseek(fd, 0, SEEK_SET);
   return fd;
@@ -295,7 +301,24 @@ void Checkpoint::Unlock() {
   trace::Resume();
 }
 
-bool Checkpoint::Take(agent::Taken* taken, std::string* error) {
+bool Checkpoint::GiveImages(uint64_t* number, int* fd, std::string* error) {
+  given_images_number_ = 0;
+  replay::Images images;
+  {
+    std::shared_lock<std::shared_mutex> lock(session_->mutex());
+    images = session_->log().AllImages();
+  }
+  // The job's calls do not wait for this.
+  *fd = MakeMemfd(
+      "cuda-remote-images", [&images](const auto& put) { return replay::WriteImages(images, put); }, error);
+  if (*fd < 0) return false;
+  given_images_.clear();
+  for (const auto& [hash, bytes] : images) given_images_.insert(hash);
+  *number = given_images_number_ = uint64_t(NowNs());
+  return true;
+}
+
+bool Checkpoint::Take(uint64_t images, agent::Taken* taken, std::string* error) {
   if (!channel()) {
     *error = "the job holds no channel to a GPU server (it was released already)";
     return false;
@@ -304,9 +327,10 @@ bool Checkpoint::Take(agent::Taken* taken, std::string* error) {
   std::string log;
   {
     std::shared_lock<std::shared_mutex> lock(session_->mutex());
-    session_->log().Serialize(&log);
+    const bool has_images = images != 0 && images == given_images_number_;
+    session_->log().Serialize(&log, has_images ? given_images_ : std::set<replay::Hash128>());
   }
-  taken->log_fd = MakeMemfd("cuda-remote-log", log, error);
+  taken->log_fd = MakeMemfd("cuda-remote-log", [&log](const auto& put) { return put(log); }, error);
   if (taken->log_fd < 0) return false;
   ForgetQuestion();
   taken_ = true;

@@ -20,6 +20,7 @@
 #include "client/agent/agent.h"
 #include "client/session/added_work.h"
 #include "proto/channel/client_channel.h"
+#include "replay/log/hash.h"
 
 namespace cuda_remote::wire {
 struct OpCodeWords_Reply;
@@ -44,7 +45,8 @@ class Checkpoint final : public agent::AgentHost {
   bool Settle(int timeout_ms, const std::function<bool()>& gone, bool* settled, std::string* error) override;
   void SettleMove() override;
   void Unlock() override;
-  bool Take(agent::Taken* taken, std::string* error) override;
+  bool GiveImages(uint64_t* number, int* fd, std::string* error) override;
+  bool Take(uint64_t images, agent::Taken* taken, std::string* error) override;
   void Release() override;
   void Abandon() override;
   bool Give(agent::Given given, std::string* error) override;
@@ -88,6 +90,9 @@ class Checkpoint final : public agent::AgentHost {
   Session* const session_;
   AddedWork added_;
   bool taken_ = false;  // a tool uses the channel
+  // What a tool has got already of the log; 0: nothing.
+  uint64_t given_images_number_ = 0;
+  std::set<replay::Hash128> given_images_;
   // The question about work that the server has not answered (0: none), whether the job was quiet when it was asked,
   // and how many calls had been admitted; how many have been since the gate closed; and the streams and their contexts
   // that had work at the last answer.

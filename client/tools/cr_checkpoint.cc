@@ -345,7 +345,14 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
   // Over several hosts: all come so far, and stand still until all are saved.
   const bool waits = caller && caller->waits();
   if (waits && !caller->Announce(kJobReady, error)) return false;
-  LiveJob live(job, directory, claim);
+  ImagesAhead images;
+  // A job that ends waits for nothing.
+  if (!options.stop) {
+    AtStep("read module images");
+    images.Read(job, directory);
+    steps.Done("reading module images while the job runs");
+  }
+  LiveJob live(job, directory, claim, &images);
   keeper->Watch(&live);
   JobTransaction transaction(job, &live, &engine, keeper);
   agent::LockOptions lock;
@@ -426,16 +433,9 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
   steps.Part(outcome->saving.attaching, "of it, letting the GPU server map the buffers");
   TellTransfer(outcome->saving.reading, &steps);
   steps.Part(outcome->saving.detaching, "of it, taking the buffers back");
-  AtStep("write the logs");
-  for (const auto& process : live.processes()) {
-    const absl::Status logged = image->WriteLog(process->log_bytes());
-    if (logged.ok()) continue;
-    *error = std::string(logged.message());
-    return false;
-  }
   // Once more: threads, files and processes may have come since.
   if (!engine.Describe(job, save, &facts, error)) return false;
-  steps.Done("writing the log");
+  steps.Done("looking at the job's processes again");
   if (cancelled()) {
     *error = "interrupted";
     return false;
@@ -467,6 +467,14 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
     outcome->paused = transaction.HeldSeconds();
     steps.Done("giving the job its session back");
   }
+  AtStep("write the logs");
+  for (const auto& process : live.processes()) {
+    std::string log;
+    process->log().Serialize(&log);
+    const absl::Status logged = image->WriteLog(log);
+    if (!logged.ok()) return failed(logged);
+  }
+  steps.Done("writing the log");
   if (!options.stop) AtStep("read what was kept on the GPU");
   {
     Progress progress("reading what was kept on the GPU", options.quiet);

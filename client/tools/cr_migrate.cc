@@ -365,7 +365,10 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   agent::LockOptions lock;
   lock.timeout_ms = int(options.timeout * 1000);
   lock.cancelled = cancelled;
-  CodeAhead code(*job, directory, claim);
+  ImagesAhead images;
+  AtStep("read module images");
+  images.Read(*job, directory);
+  CodeAhead code(*job, directory, claim, &images);
   const Clock::time_point ahead_begun = Clock::now();
   const uint64_t held_bytes = AskHeldBytes(*job, directory);
   if (HasRoomToSpare(moves, held_bytes)) {
@@ -381,7 +384,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   AtStep("make handing over ready");
   PrepareHandOvers(directory, moves);
   const double ahead = Since(ahead_begun);
-  LiveJob live(*job, directory, claim);
+  LiveJob live(*job, directory, claim, &images);
   JobTransaction transaction(*job, &live, /*engine=*/nullptr, /*guard=*/nullptr);
   // Processes may have come and gone since.
   if (!transaction.Begin(lock, error)) return false;

@@ -99,7 +99,7 @@ void Log::Forget(Stored* stored) {
   if (!stored->record.image) return;
   auto image = images_.find(*stored->record.image);
   if (image == images_.end() || --image->second.users > 0) return;
-  bytes_ -= image->second.bytes.size();
+  bytes_ -= image->second.bytes->size();
   images_.erase(image);
 }
 
@@ -297,7 +297,7 @@ Hash128 Log::AddImage(std::string_view bytes) {
   DropPendingImage();
   Image& image = images_[hash];
   if (image.users > 0) return hash;
-  image.bytes = bytes;
+  image.bytes = std::make_shared<const std::string>(bytes);
   bytes_ += bytes.size();
   pending_image_ = hash;
   return hash;
@@ -307,7 +307,7 @@ void Log::DropPendingImage() {
   if (!pending_image_) return;
   auto image = images_.find(*pending_image_);
   if (image != images_.end() && image->second.users == 0) {
-    bytes_ -= image->second.bytes.size();
+    bytes_ -= image->second.bytes->size();
     images_.erase(image);
   }
   pending_image_.reset();
@@ -315,7 +315,7 @@ void Log::DropPendingImage() {
 
 const std::string* Log::FindImage(const Hash128& hash) const {
   const auto found = images_.find(hash);
-  return found == images_.end() ? nullptr : &found->second.bytes;
+  return found == images_.end() ? nullptr : found->second.bytes.get();
 }
 
 const Record* Log::Find(ObjectKey object) const {
@@ -334,10 +334,10 @@ std::vector<const Record*> Log::InOrder() const {
   return records;
 }
 
-std::vector<std::pair<Hash128, const std::string*>> Log::Images() const {
-  std::vector<std::pair<Hash128, const std::string*>> images;
+Images Log::AllImages() const {
+  Images images;
   for (const auto& [hash, image] : images_) {
-    if (image.users > 0) images.emplace_back(hash, &image.bytes);
+    if (image.users > 0) images[hash] = image.bytes;
   }
   return images;
 }

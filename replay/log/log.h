@@ -13,9 +13,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -54,6 +56,14 @@ struct Record {
   std::optional<Hash128> image;  // the payload, in the log's store of images
   std::vector<ObjectKey> depends_on;
 };
+
+// Module images by their hashes. Shared: an image is large, and never changes.
+using Images = std::map<Hash128, std::shared_ptr<const std::string>>;
+
+// Gives images to `write` as bytes, piece by piece, until it returns false; and reads such bytes. Parse leaves *images as
+// they were, and says why in *error, for anything that Write did not write; any input is safe. Thread-safe.
+bool WriteImages(const Images& images, const std::function<bool(std::string_view)>& write);
+bool ParseImages(std::string_view bytes, Images* images, std::string* error);
 
 class Log {
  public:
@@ -106,15 +116,15 @@ class Log {
 
   // All records in the order in which they must be sent. The pointers are valid until the log changes.
   std::vector<const Record*> InOrder() const;
-  // All images, by hash.
-  std::vector<std::pair<Hash128, const std::string*>> Images() const;
+  // All images.
+  Images AllImages() const;
 
-  // Appends the log as bytes (README.md has the format).
-  void Serialize(std::string* out) const;
+  // Appends the log as bytes (README.md has the format). `without`: hashes of images that are left out.
+  void Serialize(std::string* out, const std::set<Hash128>& without = {}) const;
 
   // Replaces `log` by what `bytes` describe. False and `error` for anything that Serialize did not write; `log` is
-  // unchanged then. Any input is safe.
-  static bool Parse(std::string_view bytes, Log* log, std::string* error);
+  // unchanged then. Any input is safe. `others`: images that may be missing from `bytes`.
+  static bool Parse(std::string_view bytes, Log* log, std::string* error, const Images& others = {});
 
   // Approximate memory of the records and images, in bytes.
   size_t bytes() const { return bytes_; }
@@ -126,7 +136,7 @@ class Log {
   struct Stored;
   struct Edge;
   struct Image {
-    std::string bytes;
+    std::shared_ptr<const std::string> bytes;
     size_t users = 0;
   };
 
@@ -140,7 +150,7 @@ class Log {
   void DropPendingImage();
 
   std::unordered_map<ObjectKey, std::unique_ptr<Node>, ObjectKeyHash> nodes_;
-  std::map<Hash128, Image> images_;
+  std::map<Hash128, Image> images_;  // with at least one user, but for the pending one
   std::optional<Hash128> pending_image_;  // added, and named by no record yet
   uint64_t next_order_ = 1;
   size_t bytes_ = 0;

@@ -351,11 +351,48 @@ bool TakeRecord(uint32_t version, Reader* reader, RecordHeader* header) {
 
 }  // namespace
 
-void Log::Serialize(std::string* out) const {
+bool WriteImages(const Images& images, const std::function<bool(std::string_view)>& write) {
+  for (const auto& [hash, bytes] : images) {
+    std::string header, end;
+    PutHeader(Encode(hash, bytes->size()), 0, &header);
+    end.assign((8 - bytes->size() % 8) % 8, '\0');
+    if (!write(header) || !write(*bytes) || !write(end)) return false;
+  }
+  return true;
+}
+
+bool ParseImages(std::string_view bytes, Images* images, std::string* error) try {
+  Reader reader(bytes);
+  Images parsed;
+  while (!reader.done()) {
+    Hash128 hash;
+    uint64_t size = 0;
+    std::string_view image;
+    if (!TakeImage(kVersion, &reader, &hash, &size) || !reader.Take(size, &image) || !reader.TakePadding() ||
+        HashOf(image) != hash || !parsed.emplace(hash, std::make_shared<const std::string>(image)).second) {
+      *error = "the module images are damaged at offset " + std::to_string(reader.at());
+      return false;
+    }
+  }
+  *images = std::move(parsed);
+  return true;
+} catch (const protozero::exception&) {
+  *error = "the module images are damaged: a header of theirs cannot be parsed";
+  return false;
+}
+
+void Log::Serialize(std::string* out, const std::set<Hash128>& without) const {
   const size_t start = out->size();
-  out->reserve(start + bytes_ + 256);
   const std::vector<const Record*> records = InOrder();
-  const auto images = Images();
+  Images images = AllImages();
+  size_t omitted = 0;
+  for (const Hash128& hash : without) {
+    const auto image = images.find(hash);
+    if (image == images.end()) continue;
+    omitted += image->second->size();
+    images.erase(image);
+  }
+  out->reserve(start + bytes_ - omitted + 256);
   LogHeader header;
   header.images = images.size();
   header.records = records.size();
@@ -382,7 +419,7 @@ void Log::Serialize(std::string* out) const {
   Put(HashOf(out->data() + start, out->size() - start), out);
 }
 
-bool Log::Parse(std::string_view bytes, Log* log, std::string* error) try {
+bool Log::Parse(std::string_view bytes, Log* log, std::string* error, const Images& others) try {
   size_t at = 0;
   const auto fail = [&](const char* what) {
     *error = "the replay log is damaged at offset " + std::to_string(at) + ": " + what;
@@ -427,7 +464,7 @@ bool Log::Parse(std::string_view bytes, Log* log, std::string* error) try {
     if (HashOf(image) != hash) return fail("a module image's checksum");
     const auto [place, is_new] = parsed.images_.try_emplace(hash);
     if (!is_new) return fail("the same module image again");
-    place->second.bytes = image;
+    place->second.bytes = std::make_shared<const std::string>(image);
     parsed.bytes_ += image.size();
   }
   uint64_t last_order = 0;
@@ -456,7 +493,12 @@ bool Log::Parse(std::string_view bytes, Log* log, std::string* error) try {
     }
     record.message = message;
     record.reply = reply;
-    if (record.image && parsed.images_.count(*record.image) == 0) return fail("a record's module image is missing");
+    if (record.image && parsed.images_.count(*record.image) == 0) {
+      const auto other = others.find(*record.image);
+      if (other == others.end()) return fail("a record's module image is missing");
+      parsed.images_[*record.image].bytes = other->second;
+      parsed.bytes_ += other->second->size();
+    }
     if (record.modifies ? record.image.has_value() || !record.reply.empty() : record.key != 0) {
       return fail("a record's header");
     }

@@ -27,6 +27,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   const Hash128 hash = HashOf(bytes);
   bytes.append(reinterpret_cast<const char*>(&hash), sizeof(hash));
+  Images images;
+  if (ParseImages(bytes.substr(0, bytes.size() - sizeof(hash)), &images, &error)) {
+    std::string same;
+    WriteImages(images, [&same](std::string_view piece) {
+      same += piece;
+      return true;
+    });
+    if (same.size() + sizeof(hash) != bytes.size()) __builtin_trap();
+  }
   if (!Log::Parse(bytes, &log, &error)) return 0;
   // What parses must be what is written.
   std::string again;

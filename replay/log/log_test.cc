@@ -208,6 +208,49 @@ TEST(Log, ImagesAreKeptOnceAndGoWithTheirLastUser) {
   EXPECT_EQ(again.images(), 0u);
 }
 
+// What most of a log is goes before the rest of it.
+TEST(Log, ImagesGoBeforeTheRest) {
+  Log log = Sample();
+  const std::string large(5003, 'x');
+  log.Create({Kind::kModule, 0x1000}, {kContext}, Frame(2, 1), "module", "", log.AddImage(large));
+  const Images first = log.AllImages();
+  std::string images, error;
+  ASSERT_TRUE(WriteImages(first, [&images](std::string_view bytes) {
+    images += bytes;
+    return true;
+  }));
+  Images read;
+  ASSERT_TRUE(ParseImages(images, &read, &error)) << error;
+  ASSERT_EQ(read.size(), first.size());
+  for (const auto& [hash, bytes] : first) EXPECT_EQ(*read.at(hash), *bytes);
+  // Meanwhile one image goes and another one comes.
+  log.Destroy({Kind::kModule, 0x1000});
+  log.Create({Kind::kModule, 0x2000}, {kContext}, Frame(2, 1), "module", "", log.AddImage("another image"));
+  std::set<Hash128> known;
+  for (const auto& [hash, bytes] : first) known.insert(hash);
+  std::string all, rest, again;
+  log.Serialize(&all);
+  log.Serialize(&rest, known);
+  EXPECT_EQ(rest.find("the image"), std::string::npos);
+  EXPECT_NE(rest.find("another image"), std::string::npos);
+  Log parsed;
+  EXPECT_FALSE(Log::Parse(rest, &parsed, &error));
+  ASSERT_TRUE(Log::Parse(rest, &parsed, &error, read)) << error;
+  EXPECT_EQ(parsed.bytes(), log.bytes());
+  parsed.Serialize(&again);
+  EXPECT_EQ(again, all);
+  // The reader of a damaged list keeps what it had.
+  for (size_t i = 0; i < images.size(); i += i < 200 ? 1 : 97) {
+    std::string damaged = images;
+    damaged[i] ^= 4;
+    EXPECT_FALSE(ParseImages(damaged, &read, &error)) << i;
+    if (i > 0) EXPECT_FALSE(ParseImages(images.substr(0, i), &read, &error) && read.size() == first.size()) << i;
+    read = first;
+  }
+  EXPECT_FALSE(ParseImages(images + images, &read, &error));
+  EXPECT_FALSE(WriteImages(first, [](std::string_view) { return false; }));
+}
+
 TEST(Log, AMillionObjectsLeaveItFlat) {
   Log log = Sample();
   const size_t before = log.bytes();

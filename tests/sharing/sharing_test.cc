@@ -429,7 +429,7 @@ class SharingTest : public testing::Test {
     int64_t closed_us;
     ASSERT_TRUE(agent::LockAll(all, {}, &closed_us, &error)) << error;
     for (Held& one : *held) {
-      ASSERT_TRUE(one.agent->Take(&one.taken, &error)) << error;
+      ASSERT_TRUE(one.agent->Take(0, &one.taken, &error)) << error;
       one.channel =
           ClientChannel::Adopt(one.taken.fds, one.taken.next_sequence + kSequenceGap, one.taken.welcome, &error);
       ASSERT_TRUE(one.channel) << error;
@@ -455,7 +455,7 @@ class SharingTest : public testing::Test {
     std::string error;
     ASSERT_NO_FATAL_FAILURE(Give(&first, *first.fresh, first.fresh->next_sequence(), /*new_worker=*/true));
     agent::Taken dropped;
-    ASSERT_TRUE(first.agent->Take(&dropped, &error)) << error;
+    ASSERT_TRUE(first.agent->Take(0, &dropped, &error)) << error;
     for (const int fd : {dropped.log_fd, dropped.fds.socket, dropped.fds.ring}) close(fd);
     ASSERT_NO_FATAL_FAILURE(Give(&first, *first.channel, first.taken.next_sequence, /*new_worker=*/false));
     for (Held& one : *held) ASSERT_TRUE(one.agent->Unlock(&error)) << error;
