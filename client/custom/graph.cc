@@ -49,6 +49,13 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
   // The record uploads nothing: the stream may be gone by the time of a replay.
   request.flags &= ~uint64_t(CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD);
   request.upload_stream = 0;
+  const bool launchable = (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0;
+  if (launchable) {
+    // A server without such graphs has refused.
+    if (reply.handle == 0) return session.Lose(ChannelStatus::kProtocolError);
+    // The program and its kernels have the handle: a replay must get the same one.
+    request.expected = reply.handle;
+  }
   call.message().clear();
   request.Encode(&call.message());
   call.Created({Kind::kGraphExec, request.exec}, {{Kind::kGraph, request.graph}});
@@ -59,9 +66,12 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
     if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) memory.Uploaded(request.exec);
   }
   *exec = reinterpret_cast<CUgraphExec>(request.exec);
-  if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) {
-    // A server without such graphs has refused.
-    if (reply.handle == 0) return session.Lose(ChannelStatus::kProtocolError);
+  if (launchable) {
+    {
+      std::unique_lock<std::shared_mutex> lock(session.mutex());
+      session.graph_records().MakeLaunchable(request.exec);
+      if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) session.graph_records().Uploaded({Kind::kGraphExec, request.exec});
+    }
     session.driver_execs().Name(reply.handle, request.exec);
     *exec = reinterpret_cast<CUgraphExec>(reply.handle);
   }

@@ -153,6 +153,16 @@ CUresult LaunchWithMemory(Call& call, const wire::cuGraphLaunch_Request& request
   return result;
 }
 
+// Notes that an executable has come to the GPU, by an upload or a launch in `stream`, if kernels may launch it.
+CUresult NoteUpload(Call& call, CUresult result, uint64_t exec, uint64_t stream) {
+  Session& session = call.session();
+  if (result != CUDA_SUCCESS || !session.driver_execs().Has(exec)) return result;
+  if (session.captures().IsCaptured(stream)) return result;  // it became a child graph
+  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  session.graph_records().Uploaded({Kind::kGraphExec, exec});
+  return result;
+}
+
 CUresult CheckDevice(Call& call, CUdevice device) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   return device >= 0 && size_t(device) < call.session().devices().size() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
@@ -304,7 +314,8 @@ CUresult Custom_cuGraphLaunch(CUgraphExec hGraph, CUstream hStream, bool per_thr
     return result;
   }
   request.Encode(&call.message());
-  return call.session().uses_graph_memory() ? LaunchWithMemory(call, request) : call.Send();
+  const CUresult result = call.session().uses_graph_memory() ? LaunchWithMemory(call, request) : call.Send();
+  return NoteUpload(call, result, request.hGraph, request.hStream);
 }
 
 CUresult Custom_cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream, bool per_thread) {
@@ -321,7 +332,7 @@ CUresult Custom_cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream, bool per
     call.session().graph_memory().Uploaded(request.hGraph);
   }
   request.Encode(&call.message());
-  return call.Send();
+  return NoteUpload(call, call.Send(), request.hGraph, request.hStream);
 }
 
 CUresult Custom_cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void* value) {

@@ -441,6 +441,8 @@ void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_lis
     const Object* const node = session_->handles().Find(object.kind, object.id);
     if (node && node->parent) needs.push_back({KindOf(node->parent), node->parent});
     session_->graph_records().ModifyNode(object, key, recorded, *message_, needs);
+  } else if (object.kind == Kind::kGraphExec) {
+    key = session_->graph_records().ModifyExec(object, key, recorded, *message_, needs);
   } else {
     session_->log().Modify(object, key, recorded, *message_, needs);
     wire::cuGraphRetainUserObject_Request held;

@@ -3,7 +3,15 @@
 
 #include <algorithm>
 
+#include "proto/codec/graph.gen.h"
+
 namespace cuda_remote::client {
+namespace {
+
+// Makes another key of a setting's. Keys are virtual handles and small numbers.
+constexpr uint64_t kOtherKey = uint64_t(1) << 61;
+
+}  // namespace
 
 void GraphRecords::Retain(uint64_t user, uint64_t slot, uint64_t used) {
   uses_[used].users.push_back({user, log_->last_order()});
@@ -63,6 +71,46 @@ void GraphRecords::ModifyNode(replay::ObjectKey node, uint64_t key, const FrameH
   settings = std::move(kept);
 }
 
+uint64_t GraphRecords::ModifyExec(replay::ObjectKey exec, uint64_t key, const FrameHeader& header,
+                                  const std::string& message, const std::vector<replay::ObjectKey>& needs) {
+  uint64_t log_key = key;
+  if (const auto found = launchable_.find(exec.id); found != launchable_.end() && found->second.uploaded) {
+    ExecSetting& setting = found->second.settings[{header.call, key}];
+    // Beside the uploaded one, which has one of these two keys.
+    if (!setting.later) setting.later = setting.uploaded == key ? key ^ kOtherKey : key;
+    log_key = *setting.later;
+    found->second.changed = true;
+  } else if (found != launchable_.end()) {
+    found->second.settings[{header.call, key}].later = key;
+  }
+  log_->Modify(exec, log_key, header, message, needs);
+  return log_key;
+}
+
+void GraphRecords::Uploaded(replay::ObjectKey exec) {
+  const auto found = launchable_.find(exec.id);
+  const replay::Record* const made = log_->Find(exec);
+  if (found == launchable_.end() || !made) return;
+  Launchable& launchable = found->second;
+  if (launchable.uploaded && !launchable.changed) return;
+  for (auto& [of, setting] : launchable.settings) {
+    if (!setting.later) continue;
+    if (setting.uploaded) log_->ForgetSetting(exec, of.first, *setting.uploaded);
+    setting.uploaded = setting.later;
+    setting.later.reset();
+  }
+  launchable.uploaded = true;
+  launchable.changed = false;
+  // In the context that the executable was made in, and in no stream: that may be gone by the time of a replay.
+  wire::cuGraphUpload_Request request;
+  request.hGraph = exec.id;
+  std::string message;
+  request.Encode(&message);
+  FrameHeader header = made->header;
+  header.call = wire::cuGraphUpload_Request::kCallId;
+  log_->Modify(exec, 0, header, message, std::vector<replay::ObjectKey>(made->depends_on));
+}
+
 bool GraphRecords::MarkDestroyed(replay::ObjectKey object) {
   if (!IsOf(object.kind)) return false;
   const auto use = uses_.find(object.id);
@@ -81,6 +129,7 @@ void GraphRecords::Release(uint64_t used) {
 
 void GraphRecords::Forget(uint64_t object) {
   node_settings_.erase(object);
+  launchable_.erase(object);
   const auto it = retained_.find(object);
   if (it == retained_.end()) return;
   const std::vector<Retained> all = std::move(it->second);

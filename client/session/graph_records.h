@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -53,6 +54,16 @@ class GraphRecords {
   void ModifyNode(replay::ObjectKey node, uint64_t key, const FrameHeader& header, const std::string& message,
                   const std::vector<replay::ObjectKey>& needs);
 
+  // `exec` is an executable that kernels may launch. They launch what it was when it was last uploaded, so a replay
+  // uploads it where that was, between the settings before and after it.
+  void MakeLaunchable(uint64_t exec) { launchable_[exec]; }
+  // Records a setting of an executable, and returns its key in the log. An earlier one with the same call and key goes,
+  // unless the executable was uploaded between the two.
+  uint64_t ModifyExec(replay::ObjectKey exec, uint64_t key, const FrameHeader& header, const std::string& message,
+                      const std::vector<replay::ObjectKey>& needs);
+  // The executable, if it is launchable, was uploaded: by a call, or by a launch from the host.
+  void Uploaded(replay::ObjectKey exec);
+
   // The application destroyed `object`. True if something was made from it: it stays in the log, and its handle stays
   // taken.
   bool MarkDestroyed(replay::ObjectKey object);
@@ -86,6 +97,16 @@ class GraphRecords {
     uint64_t key;  // in the log
     uint64_t order;
   };
+  // A setting of a launchable executable: its keys in the log.
+  struct ExecSetting {
+    std::optional<uint64_t> uploaded;  // as it was at the last upload
+    std::optional<uint64_t> later;     // made since then
+  };
+  struct Launchable {
+    bool uploaded = false;                                          // at least once
+    bool changed = false;                                           // since then
+    std::map<std::pair<uint32_t, uint64_t>, ExecSetting> settings;  // by call and key, as they were made
+  };
   struct GraphSetting {
     replay::ObjectKey graph;
     uint32_t call;
@@ -104,6 +125,7 @@ class GraphRecords {
   // Settings of nodes that are in the log, by node, and by call and key as they were made; oldest first.
   std::unordered_map<uint64_t, std::map<std::pair<uint32_t, uint64_t>, std::vector<NodeSetting>>> node_settings_;
   uint64_t next_setting_key_ = uint64_t(1) << 62;
+  std::unordered_map<uint64_t, Launchable> launchable_;  // by executable
   std::unordered_map<uint64_t, std::vector<GraphSetting>> user_object_settings_;
 };
 

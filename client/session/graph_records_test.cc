@@ -3,6 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <set>
+
+#include "proto/codec/decode_as.h"
+#include "proto/codec/graph.gen.h"
+
 namespace cuda_remote::client {
 namespace {
 
@@ -110,6 +116,55 @@ TEST_F(GraphRecordsTest, ASettingThatACopyHasInItStays) {
   Destroy(exec);
   Set(node, 1, "d");
   EXPECT_EQ(Settings(), std::vector<std::string>{"d"});
+}
+
+// What kernels launch is what was uploaded: a setting made since then does not replace what was there at the upload.
+TEST_F(GraphRecordsTest, SettingsBeforeAndAfterAnUpload) {
+  const uint64_t exec = Make(Kind::kGraphExec);
+  const replay::ObjectKey key{Kind::kGraphExec, exec};
+  FrameHeader header;
+  header.call = 500;
+  std::set<uint64_t> log_keys;
+  const auto set = [&](uint64_t node, const std::string& message) {
+    log_keys.insert(records_.ModifyExec(key, node, header, message, {}));
+  };
+  const auto settings = [this] {
+    std::vector<std::string> all = Settings();
+    for (const replay::Record* record : log_.InOrder()) {
+      wire::cuGraphUpload_Request request;
+      if (!record->modifies || !wire::DecodeAs(record->header.call, record->message, &request)) continue;
+      EXPECT_EQ(request.hGraph, record->object.id);
+      EXPECT_EQ(request.hStream, 0u);
+      std::replace(all.begin(), all.end(), record->message, std::string("upload"));
+    }
+    return all;
+  };
+  using Messages = std::vector<std::string>;
+  records_.Uploaded(key);
+  EXPECT_EQ(settings(), Messages{}) << "kernels may not launch it";
+  records_.MakeLaunchable(exec);
+  set(1, "a");
+  set(1, "b");
+  EXPECT_EQ(settings(), Messages{"b"});
+  records_.Uploaded(key);
+  EXPECT_EQ(settings(), (Messages{"b", "upload"}));
+  set(1, "c");
+  set(1, "d");
+  set(2, "e");
+  EXPECT_EQ(settings(), (Messages{"b", "upload", "d", "e"}));
+  records_.Uploaded(key);
+  records_.Uploaded(key);
+  EXPECT_EQ(settings(), (Messages{"d", "e", "upload"}));
+  for (int i = 0; i < 5; ++i) {
+    set(2, "f");
+    EXPECT_EQ(settings(), (Messages{"d", "e", "upload", "f"}));
+    set(2, "e");
+    records_.Uploaded(key);
+    EXPECT_EQ(settings(), (Messages{"d", "e", "upload"}));
+  }
+  EXPECT_LE(log_keys.size(), 4u);
+  Destroy(exec);
+  EXPECT_EQ(log_.records(), 0u);
 }
 
 TEST_F(GraphRecordsTest, SettingsThatNameAUserObjectGoWithIt) {

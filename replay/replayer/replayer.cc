@@ -11,6 +11,7 @@
 #include "proto/api/call_names.gen.h"
 #include "proto/api/call_traits.gen.h"
 #include "proto/codec/decode_as.h"
+#include "proto/codec/graph.gen.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/codec/virtual.gen.h"
 #include "proto/driverabi/error_names.h"
@@ -63,6 +64,15 @@ bool Check(const Record& record, const ReplayTarget::Answer& answer, std::string
     *error = "the new server cannot replay " + Describe(record) + ": " + driverabi::DescribeError(answer.result);
     // What opens something says what it waited for.
     if (traits.sharing == Sharing::kOpens && !answer.message.empty()) *error += ": " + Printable(answer.message);
+    return false;
+  }
+  wire::cuGraphInstantiateWithParams_Request instantiated;
+  wire::cuGraphInstantiateWithParams_Reply now;
+  if (wire::DecodeAs(record.header.call, record.message, &instantiated) && instantiated.expected != 0 &&
+      now.Decode(answer.message) && now.handle != instantiated.expected) {
+    *error = "an executable graph that kernels may launch has the handle " + Hex(now.handle) + " on this server, but " +
+             Hex(instantiated.expected) + " before, and the job's kernels may have kept that handle (record " +
+             std::to_string(record.order) + ")";
     return false;
   }
   if (!record.modifies && !traits.Has(kReplyMayDiffer) && answer.message != record.reply) {

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "proto/api/call_ids.gen.h"
+#include "proto/codec/graph.gen.h"
 #include "proto/codec/memory.gen.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/codec/pool.gen.h"
@@ -132,6 +133,29 @@ TEST(Replay, StopsWhereAnAnswerDiffers) {
   EXPECT_NE(error.find("diverged"), std::string::npos) << error;
   EXPECT_EQ(server.finished, server.sent.size());
   EXPECT_LT(server.sent.size(), 14u);
+}
+
+TEST(Replay, NamesTheHandleOfAGraphThatKernelsLaunch) {
+  wire::cuGraphInstantiateWithParams_Request request;
+  request.exec = 0x220;
+  request.expected = 0x7f0000001180;
+  wire::cuGraphInstantiateWithParams_Reply reply;
+  reply.handle = request.expected;
+  std::string message, answer, other;
+  request.Encode(&message);
+  reply.Encode(&answer);
+  reply.handle = 0x7f0040001180;
+  reply.Encode(&other);
+  Log log;
+  log.Create({Kind::kGraphExec, 0x220}, {}, Frame(kCall_cuGraphInstantiateWithParams), message, answer, std::nullopt);
+  std::string error;
+  FakeServer same, elsewhere;
+  same.answers[0] = answer;
+  elsewhere.answers[0] = other;
+  EXPECT_TRUE(Replay(log, same, nullptr, &error)) << error;
+  EXPECT_FALSE(Replay(log, elsewhere, nullptr, &error));
+  EXPECT_NE(error.find("has the handle 0x7f0040001180 on this server, but 0x7f0000001180 before"), std::string::npos)
+      << error;
 }
 
 // Graphs that copy pinned memory wait for the process, and with them all graphs; without such a copy nothing waits.

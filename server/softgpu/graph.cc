@@ -6,6 +6,7 @@
 
 #include "server/softgpu/allocate.h"
 #include "server/softgpu/device.h"
+#include "server/softgpu/exec_slots.h"
 
 namespace cuda_remote::softgpu {
 namespace {
@@ -163,6 +164,10 @@ bool Graph::Order(std::vector<GraphNode*>* order) const {
     }
   }
   return order->size() == nodes.size();
+}
+
+GraphExec::~GraphExec() {
+  if (slot != 0) GiveExecSlot(slot);
 }
 
 std::vector<Work> GraphExec::Works() const {

@@ -130,7 +130,12 @@ struct GraphExec {
   std::mutex launch_mutex;
   TaskPtr last;  // the latest launch, guarded by launch_mutex
 
-  CUgraphExec handle() { return reinterpret_cast<CUgraphExec>(this); }
+  uint64_t slot = 0;  // of one that kernels may launch: its handle (exec_slots.h), which goes with it
+
+  ~GraphExec();
+  CUgraphExec handle() {
+    return slot != 0 ? reinterpret_cast<CUgraphExec>(slot) : reinterpret_cast<CUgraphExec>(this);
+  }
   uint64_t number() const { return number_; }
   // What a launch does: a copy, so that the graph can be changed while it runs.
   std::vector<Work> Works() const;

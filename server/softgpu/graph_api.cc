@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "server/softgpu/api.h"
+#include "server/softgpu/exec_slots.h"
 #include "server/softgpu/graph.h"
 #include "server/softgpu/graph_node.h"
 #include "server/softgpu/stream.h"
@@ -64,7 +65,11 @@ CUresult Instantiate(CUgraphExec* out, CUgraph handle, unsigned long long flags)
   exec->graph = graph->Clone(&exec->made);
   exec->source = graph;
   if (!exec->graph->Order(&exec->order)) return CUDA_ERROR_INVALID_VALUE;
-  *out = Registry<GraphExec>::Get().Add(exec)->handle();
+  if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) {
+    exec->slot = TakeExecSlot();
+    if (exec->slot == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  *out = Registry<GraphExec>::Get().Add(exec, exec->handle())->handle();
   memory.rules.Instantiated(graph->number(), exec->number(),
                             (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0);
   if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) memory.rules.Uploaded(exec->number());

@@ -78,6 +78,32 @@ TEST_F(GraphTest, CaptureAcrossStreams) {
   CU_OK(cuGraphExecDestroy(exec));
 }
 
+// Handles of executables that kernels may launch are slots, as 580 gives them: the lowest that is free.
+TEST_F(GraphTest, LaunchableExecutablesHaveSlots) {
+  CUgraph graph;
+  CU_OK(cuGraphCreate(&graph, 0));
+  CUgraphExec all[4], other;
+  for (CUgraphExec& exec : all) {
+    CU_OK(cuGraphInstantiateWithFlags(&exec, graph, CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH));
+  }
+  CU_OK(cuGraphInstantiateWithFlags(&other, graph, 0));
+  for (int i = 1; i < 4; ++i) {
+    EXPECT_EQ(reinterpret_cast<uint64_t>(all[i]), reinterpret_cast<uint64_t>(all[i - 1]) + 0xc0);
+  }
+  CU_OK(cuGraphExecDestroy(all[2]));
+  CU_OK(cuGraphExecDestroy(all[1]));
+  CU_IS(CUDA_ERROR_INVALID_VALUE, cuGraphLaunch(all[1], a_));
+  for (int i = 1; i < 3; ++i) {
+    CUgraphExec again;
+    CU_OK(cuGraphInstantiateWithFlags(&again, graph, CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH));
+    EXPECT_EQ(again, all[i]);
+    CU_OK(cuGraphLaunch(again, a_));
+  }
+  for (CUgraphExec exec : all) CU_OK(cuGraphExecDestroy(exec));
+  CU_OK(cuGraphExecDestroy(other));
+  CU_OK(cuGraphDestroy(graph));
+}
+
 TEST_F(GraphTest, CaptureErrors) {
   CUgraph graph;
   CU_IS(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamBeginCapture_v2(nullptr, CU_STREAM_CAPTURE_MODE_GLOBAL));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Live objects by handle: a handle is the object's address, valid only while it is registered here.
+// Live objects by handle: mostly the object's address, valid only while it is registered here.
 //
 // Thread-safe. Find hands out shared ownership, so that an object that another thread destroys meanwhile stays usable.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_REGISTRY_H_
@@ -21,12 +21,17 @@ class Registry {
     return *registry;
   }
 
-  // Registers and returns the handle.
+  // Registers and returns the object, whose address is the handle.
   T* Add(std::shared_ptr<T> object) {
-    T* handle = object.get();
+    const void* const handle = object.get();
+    return Add(std::move(object), handle);
+  }
+  // The same with a handle of another kind, which no other object has.
+  T* Add(std::shared_ptr<T> object, const void* handle) {
+    T* const added = object.get();
     std::unique_lock<std::shared_mutex> lock(mutex_);
     objects_[handle] = std::move(object);
-    return handle;
+    return added;
   }
 
   // Null if `handle` is no live object.

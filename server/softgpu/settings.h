@@ -23,7 +23,7 @@ struct Settings {
   std::string uuid;                           // as given; empty: derived from the machine
   uint32_t kernel_threads = 0;                // 0: as many as the machine has
   uint32_t delay_us = 0;                      // before every kernel and copy
-  uint64_t places_seed = 0;                   // where code and the kernels' heap lie; 0: where they lie in every process
+  uint64_t places_seed = 0;                   // where code, heaps and exec_slots.h lie; 0: where in every process
   bool last_is_fastest = false;               // which is then the first device, but with CUDA_DEVICE_ORDER=PCI_BUS_ID
   uint32_t late_ms = 0;                       // 0: streams begin their work at once
 };

@@ -250,7 +250,9 @@ CUresult WorkerSession::EnterContext(const FrameHeader& header) {
     for (const uint64_t handle : gone) Unbind(handle);
   }
   // With the first call of the application the replay is over, and so is the need for what it has put in place.
-  if (!code_pads_.empty() && header.call < kFirstOperation && !(header.flags & kFlagReplay)) UnloadCodePads();
+  const bool over = header.call < kFirstOperation && !(header.flags & kFlagReplay);
+  if (over && !code_pads_.empty()) UnloadCodePads();
+  if (over && exec_pads_.size() != 0) exec_pads_.Clear([this](uint64_t exec) { DestroyExec(exec); });
   // Whatever it asks for may leave work on the GPU, until it is known to have none.
   const Work work = TraitsOf(header.call).work;
   if (work == Work::kMayStart) ++work_;
@@ -492,6 +494,7 @@ ContextRemains WorkerSession::ForgetContext(uint64_t handle) {
   code_pads_.erase(std::remove_if(code_pads_.begin(), code_pads_.end(),
                                   [&](const auto& pad) { return pad.first.id == dead.id; }),
                    code_pads_.end());
+  exec_pads_.Forget(dead.id);
   // Events of the context die with it; the memory that they stand for is free once it is idle.
   for (auto it = pending_frees_.begin(); it != pending_frees_.end();) {
     if (it->context.id != dead.id) {
@@ -694,6 +697,12 @@ void WorkerSession::UnloadCodePads() {
   }
   code_pads_.clear();
 }
+
+void WorkerSession::InstantiateAt(uint64_t wanted, const std::function<uint64_t()>& instantiate) {
+  exec_pads_.MakeAt(wanted, current_ref_.id, instantiate, [this](uint64_t exec) { DestroyExec(exec); });
+}
+
+void WorkerSession::DestroyExec(uint64_t real) { table_.cuGraphExecDestroy(reinterpret_cast<CUgraphExec>(real)); }
 
 std::string WorkerSession::NameOfModule(uint64_t handle) {
   const char* name = nullptr;

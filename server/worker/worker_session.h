@@ -29,6 +29,7 @@
 #include "server/worker/device_arena.h"
 #include "server/worker/device_ranges.h"
 #include "server/worker/driver_hooks.h"
+#include "server/worker/exec_pads.h"
 #include "server/worker/gpu_reach.h"
 #include "server/worker/handle_map.h"
 #include "server/worker/host_functions.h"
@@ -310,6 +311,9 @@ class WorkerSession : public Session {
   // so a failure is only that of loading the module again.
   CUresult MoveCode(uint64_t handle, VariablePlace* placed, const std::vector<uint64_t>& contexts,
                     const std::vector<uint64_t>& code, const std::function<uint64_t()>& load);
+  // In a replay: instantiates a graph that kernels may launch, so that the executable has the handle `wanted`
+  // (ExecPads::MakeAt).
+  void InstantiateAt(uint64_t wanted, const std::function<uint64_t()>& instantiate);
   // For messages: "the module with KERNEL".
   std::string NameOfModule(uint64_t handle);
 
@@ -387,6 +391,7 @@ class WorkerSession : public Session {
   void ReadCode(uint64_t handle);
   void BeginHeaps(uint64_t module);
   void UnloadCodePads();
+  void DestroyExec(uint64_t real);
   // For messages: what VariablePlace::parts[part] of a module is.
   std::string NameOfPart(uint64_t handle, size_t part);
   void Answered(const FrameHeader& header, CUresult result, std::string_view message, std::string_view payload);
@@ -420,6 +425,8 @@ class WorkerSession : public Session {
   int allocating_modules_ = 0;  // whose kernels use their context's heap
   // Pads in front of modules' code, until the replay is over.
   std::vector<std::pair<ContextRef, CUmodule>> code_pads_;
+  // Executable graphs that take up handles, until the replay is over.
+  ExecPads exec_pads_;
   KernelHeaps heaps_;
   SideWork side_work_;
   std::unordered_map<uint64_t, PhysicalFacts> physical_;

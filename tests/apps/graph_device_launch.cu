@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Graphs that kernels launch: beside the graph that launches them, behind it, and again and again by themselves. The
-// executables are updated, uploaded anew and launched from the host as well. Their handles are among the arguments of
-// kernels, and in GPU memory.
+// executables are updated, uploaded anew and launched from the host as well. Others are destroyed in between, so there
+// are gaps among the driver's handles. The handles are among the arguments of kernels, in GPU memory and in a variable.
 //
 // The device runtime that launches graphs is machine code, so this needs a real GPU.
 #include <cuda_runtime.h>
@@ -14,14 +14,21 @@ namespace {
 
 constexpr int kCount = 64;
 
+constexpr int kMost = 64;
+
+// Handles of the executables.
+__device__ cudaGraphExec_t table[kMost];
+
 __global__ void Advance(unsigned* data, unsigned factor, unsigned add) {
   const int i = threadIdx.x;
   data[i] = data[i] * factor + add + i;
 }
 
-// Launches the graph of each handle: beside this graph, or behind it.
+// Launches the graph of each handle, from memory or from the variable: beside this graph, or behind it.
 __global__ void LaunchAll(const cudaGraphExec_t* graphs, int count, cudaGraphExec_t last) {
-  for (int i = 0; i < count; ++i) cudaGraphLaunch(graphs[i], cudaStreamGraphFireAndForget);
+  for (int i = 0; i < count; ++i) {
+    cudaGraphLaunch(i % 2 == 0 ? graphs[i] : table[i], cudaStreamGraphFireAndForget);
+  }
   if (last) cudaGraphLaunch(last, cudaStreamGraphTailLaunch);
 }
 
@@ -59,10 +66,10 @@ int main(int argc, char** argv) {
   cudaStream_t stream;
   CUDA_CHECK(cudaStreamCreate(&stream));
   std::vector<Launched> all(size_t(options.size) + 1);
-  std::vector<cudaGraphExec_t> handles;
-  for (Launched& one : all) {
-    CUDA_CHECK(cudaMalloc(&one.data, kCount * sizeof(unsigned)));
-    CUDA_CHECK(cudaMemcpy(one.data, one.want.data(), kCount * sizeof(unsigned), cudaMemcpyHostToDevice));
+  APP_CHECK(all.size() <= size_t(kMost));
+  cudaGraphExec_t* there;
+  CUDA_CHECK(cudaMalloc(&there, all.size() * sizeof(cudaGraphExec_t)));
+  const auto instantiate = [&](Launched& one) {
     cudaGraph_t graph = Capture(stream, [&] { Advance<<<1, kCount, 0, stream>>>(one.data, one.factor, one.add); });
     CUDA_CHECK(cudaGraphInstantiate(&one.exec, graph, cudaGraphInstantiateFlagDeviceLaunch));
     CUDA_CHECK(cudaGraphUpload(one.exec, stream));
@@ -70,14 +77,25 @@ int main(int argc, char** argv) {
     CUDA_CHECK(cudaGraphExecGetFlags(one.exec, &flags));
     APP_CHECK(flags & cudaGraphInstantiateFlagDeviceLaunch);
     CUDA_CHECK(cudaGraphDestroy(graph));
-    handles.push_back(one.exec);
+    const size_t place = size_t(&one - all.data());
+    CUDA_CHECK(cudaMemcpy(there + place, &one.exec, sizeof(one.exec), cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpyToSymbol(table, &one.exec, sizeof(one.exec), place * sizeof(one.exec)));
     if (getenv("APP_SHOW")) fprintf(stderr, "executable %p\n", (void*)one.exec);
+  };
+  for (Launched& one : all) {
+    CUDA_CHECK(cudaMalloc(&one.data, kCount * sizeof(unsigned)));
+    CUDA_CHECK(cudaMemcpy(one.data, one.want.data(), kCount * sizeof(unsigned), cudaMemcpyHostToDevice));
   }
-  cudaGraphExec_t* there;
-  CUDA_CHECK(cudaMalloc(&there, handles.size() * sizeof(handles[0])));
-  CUDA_CHECK(cudaMemcpy(there, handles.data(), handles.size() * sizeof(handles[0]), cudaMemcpyHostToDevice));
+  // Each second one of these goes again, and leaves a gap in front of the next.
+  std::vector<cudaGraphExec_t> gaps;
+  for (Launched& one : all) {
+    instantiate(one);
+    gaps.push_back(one.exec);
+    instantiate(one);
+  }
+  for (cudaGraphExec_t gap : gaps) CUDA_CHECK(cudaGraphExecDestroy(gap));
   cudaGraph_t graph =
-      Capture(stream, [&] { LaunchAll<<<1, 1, 0, stream>>>(there, options.size, handles.back()); });
+      Capture(stream, [&] { LaunchAll<<<1, 1, 0, stream>>>(there, options.size, all.back().exec); });
   cudaGraphExec_t launcher;
   CUDA_CHECK(cudaGraphInstantiate(&launcher, graph, 0));
   CUDA_CHECK(cudaGraphDestroy(graph));
@@ -110,6 +128,13 @@ int main(int argc, char** argv) {
       CUDA_CHECK(cudaGraphExecUpdate(chosen.exec, graph, &info));
       CUDA_CHECK(cudaGraphDestroy(graph));
       CUDA_CHECK(cudaGraphUpload(chosen.exec, stream));
+    } else if (step % 4 == 2 && &chosen != &all.back()) {
+      // Into a gap. A kernel has the last one's handle as an argument.
+      CUDA_CHECK(cudaStreamSynchronize(stream));
+      cudaGraphExec_t old = chosen.exec;
+      chosen.factor += 4;
+      instantiate(chosen);
+      CUDA_CHECK(cudaGraphExecDestroy(old));
     }
     const unsigned count = unsigned(step) % 5 + 1;
     CUDA_CHECK(cudaMemcpyAsync(left, &count, sizeof(count), cudaMemcpyHostToDevice, stream));

@@ -983,12 +983,16 @@ def refuse_other_places(context, name, command, words):
 
 @case
 def elsewhere(context):
-    """Functions and kernels' heaps that would lie elsewhere are noticed before the job goes on, and the old side does."""
+    """Functions, heaps and graphs that would lie elsewhere are noticed before the job goes on, and the old side does."""
     if not context.lab.software:
         return  # a real GPU puts them where it does
     for app, words in (
         ("code_places", r"GPU memory at 0x\w+ holds the address of a GPU function that lies elsewhere on this server"),
         ("kernel_heap", r"the heap of the job's kernels lies at 0x\w+ on this server .*, but at 0x\w+ before"),
+        (
+            "graph_launchable",
+            r"an executable graph that kernels may launch has the handle 0x\w+ on this server, but 0x\w+ before",
+        ),
     ):
         refuse_other_places(context, app, context.app(app, 16), words)
 
@@ -1030,24 +1034,6 @@ def kept_addresses(context):
         words += " holds the address of a GPU function that lies elsewhere on this server than before"
         lab.env["APP_COPY"] = kept
         refuse_other_places(context, kept, context.app("code_tables", 16), words)
-
-
-@case
-def launchable(context):
-    """A job with a graph that kernels may launch is not saved or moved, and goes on."""
-    lab = context.lab
-    command = context.app("graph_launchable", 16)
-    job = lab.job("job", command, lab.server("first").unix, pause_at=[3])
-    job.wait_paused(3, 60)
-    for tool in (
-        [lab.tool("cr-checkpoint"), job.id, context.path("image")],
-        [lab.tool("cr-migrate"), job.id, "--to", lab.server("second").unix],
-    ):
-        refused = lab.start(harness.Process(lab, os.path.basename(tool[0]), tool))
-        must_fail(refused, mention="a graph that kernels may launch .* on another server")
-    job.go(3)
-    job.expect_success(60)
-    harness.same("after what was refused", job.stdout(), context.expected(command))
 
 
 @case

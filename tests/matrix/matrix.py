@@ -76,6 +76,7 @@ APPS = {
     "resets": 24,
     "graph_copies": 20,
     "graph_conditional": 40,
+    "graph_launchable": 24,
     "graph_memory": 24,
     "graph_moved": 20,
     "graph_pageable": 18,

@@ -15,6 +15,7 @@
 #include "server/dispatch/custom.gen.h"
 #include "server/dispatch/malformed.h"
 #include "server/worker/custom/graph_nodes.h"
+#include "server/worker/worker_session.h"
 
 namespace cuda_remote::server {
 namespace {
@@ -40,12 +41,22 @@ CUresult Custom_cuGraphInstantiateWithParams(Session& session, const Request&,
   if (!session.RealStream(in.upload_stream, &params.hUploadStream)) return CUDA_ERROR_INVALID_HANDLE;
   params.flags = in.flags;
   CUgraphExec exec = nullptr;
-  const CUresult result = session.driver().cuGraphInstantiateWithParams(&exec, graph, &params);
+  CUresult result = CUDA_SUCCESS;
+  const auto instantiate = [&]() -> uint64_t {
+    result = session.driver().cuGraphInstantiateWithParams(&exec, graph, &params);
+    return result == CUDA_SUCCESS ? reinterpret_cast<uint64_t>(exec) : 0;
+  };
+  const bool launchable = (in.flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0;
+  if (launchable && in.expected != 0) {
+    Worker(session).InstantiateAt(in.expected, instantiate);
+  } else {
+    instantiate();
+  }
   out->result = int(params.result_out);
   out->error_node = session.Virtual(Kind::kGraphNode, reinterpret_cast<uint64_t>(params.hErrNode_out));
   if (result != CUDA_SUCCESS) return result;
   session.Bind(Kind::kGraphExec, in.exec, reinterpret_cast<uint64_t>(exec), 0);
-  if (in.flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) out->handle = reinterpret_cast<uint64_t>(exec);
+  if (launchable) out->handle = reinterpret_cast<uint64_t>(exec);
   return CUDA_SUCCESS;
 }
 

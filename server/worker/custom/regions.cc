@@ -230,18 +230,6 @@ std::vector<FoundSymbol> CollectRegions(WorkerSession& worker, std::vector<std::
           "physical memory (cuMemCreate) that was mapped and is not any more: its contents have no address");
     }
   }
-  bool launchable = false;
-  worker.handles().ForEach(Kind::kGraphExec, [&](const HandleMap::Entry& entry) {
-    cuuint64_t flags = 0;
-    const auto exec = reinterpret_cast<CUgraphExec>(entry.real);
-    launchable = launchable || (worker.driver().cuGraphExecGetFlags(exec, &flags) == CUDA_SUCCESS &&
-                                (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0);
-  });
-  if (launchable) {
-    refusals->push_back(
-        "a graph that kernels may launch (CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH): the program and its kernels have the "
-        "driver's own handle of it, which would be another one on another server");
-  }
   if (CapturesInProgress() != 0) refusals->push_back("a stream is being captured into a graph");
   std::stable_sort(found.begin(), found.end(),
                    [](const FoundSymbol& a, const FoundSymbol& b) { return a.region.address < b.region.address; });
