@@ -114,6 +114,11 @@ APPS = {
     "spawner": 12,
 }
 
+# The same for programs that need a real GPU (--driver).
+ON_GPUS = {
+    "graph_device_launch": 20,
+}
+
 # What starts a program of several processes that does not start them itself.
 LAUNCHERS = {
     # On fewer cores than ranks those that wait leave the core to the others.
@@ -185,7 +190,7 @@ class Case:
         self.pick = pick  # every random choice
         self.app = app
         self.path = path
-        self.steps = FRAMEWORKS[app][0] if app in FRAMEWORKS else APPS[app]
+        self.steps = FRAMEWORKS[app][0] if app in FRAMEWORKS else {**APPS, **ON_GPUS}[app]
         launcher = [sys.executable] if path.endswith(".py") else list(LAUNCHERS.get(app, ()))
         self.command = launcher + [path, "--steps", str(self.steps)]
         self.limit = limit
@@ -500,7 +505,7 @@ def main():
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     apps, modes = options.only.split(","), options.modes.split(",")
-    for name, known in [(app, {**APPS, **FRAMEWORKS}) for app in apps] + [(mode, ALL_MODES) for mode in modes]:
+    for name, known in [(app, {**APPS, **ON_GPUS, **FRAMEWORKS}) for app in apps] + [(mode, ALL_MODES) for mode in modes]:
         if name not in known:
             parser.error(f"{name} is not one of: {' '.join(known)}")
     cases = [(app, mode) for mode in modes for app in apps if mode in LIMITED.get(app, modes)]
