@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "server/worker/device_arena.h"
 #include "server/worker/ipc.h"
 #include "server/worker/testing/client.h"
 #include "server/worker/testing/worker_process.h"
