@@ -150,8 +150,8 @@ TEST(Replay, NamesTheHandleOfAGraphThatKernelsLaunch) {
   log.Create({Kind::kGraphExec, 0x220}, {}, Frame(kCall_cuGraphInstantiateWithParams), message, answer, std::nullopt);
   std::string error;
   FakeServer same, elsewhere;
-  same.answers[0] = answer;
-  elsewhere.answers[0] = other;
+  same.answers[1] = answer;
+  elsewhere.answers[1] = other;
   EXPECT_TRUE(Replay(log, same, nullptr, &error)) << error;
   EXPECT_FALSE(Replay(log, elsewhere, nullptr, &error));
   EXPECT_NE(error.find("has the handle 0x7f0040001180 on this server, but 0x7f0000001180 before"), std::string::npos)
