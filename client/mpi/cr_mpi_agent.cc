@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "client/mpi/parts.h"
+#include "proto/frame/version.h"
 
 namespace cuda_remote::client::mpi {
 namespace {
@@ -88,6 +89,10 @@ int RunPart(char** words) {
 }
 
 int Main(int argc, char** argv) {
+  if (argc == 2 && strcmp(argv[1], "--version") == 0) {
+    printf("%s\n", VersionLine(kTool).c_str());
+    return 0;
+  }
   if (argc > 2 && strcmp(argv[1], "--part") == 0) return RunPart(argv + 2);
   Launch launch;
   std::string error;

@@ -25,8 +25,8 @@ constexpr int kLookMs = 5;
 // How long the thread of host functions may take to let go of a channel on which nothing arrives.
 constexpr int kDetachMs = 1000;
 // What a tool may ask the server for beside the job's calls.
-constexpr uint32_t kSideOperations[] = {kOpRegions, kOpListBlocks, kOpExportBlocks, kOpHashMemory, kOpPeekMemory,
-                                        kOpHostMap, kOpHostUnmap};
+constexpr uint32_t kSideOperations[] = {kOpRegions,    kOpListBlocks, kOpExportBlocks, kOpHashMemory,
+                                        kOpPeekMemory, kOpHostMap,    kOpHostUnmap};
 
 int64_t NowNs() {
   timespec now;
@@ -330,7 +330,8 @@ bool Checkpoint::Take(uint64_t images, agent::Taken* taken, std::string* error) 
     const bool has_images = images != 0 && images == given_images_number_;
     session_->log().Serialize(&log, has_images ? given_images_ : std::set<replay::Hash128>());
   }
-  taken->log_fd = MakeMemfd("cuda-remote-log", [&log](const auto& put) { return put(log); }, error);
+  taken->log_fd = MakeMemfd(
+      "cuda-remote-log", [&log](const auto& put) { return put(log); }, error);
   if (taken->log_fd < 0) return false;
   ForgetQuestion();
   taken_ = true;

@@ -60,8 +60,8 @@ struct Record {
 // Module images by their hashes. Shared: an image is large, and never changes.
 using Images = std::map<Hash128, std::shared_ptr<const std::string>>;
 
-// Gives images to `write` as bytes, piece by piece, until it returns false; and reads such bytes. Parse leaves *images as
-// they were, and says why in *error, for anything that Write did not write; any input is safe. Thread-safe.
+// Gives images to `write` as bytes, piece by piece, until it returns false; and reads such bytes. Parse leaves *images
+// as they were, and says why in *error, for anything that Write did not write; any input is safe. Thread-safe.
 bool WriteImages(const Images& images, const std::function<bool(std::string_view)>& write);
 bool ParseImages(std::string_view bytes, Images* images, std::string* error);
 
@@ -150,7 +150,7 @@ class Log {
   void DropPendingImage();
 
   std::unordered_map<ObjectKey, std::unique_ptr<Node>, ObjectKeyHash> nodes_;
-  std::map<Hash128, Image> images_;  // with at least one user, but for the pending one
+  std::map<Hash128, Image> images_;       // with at least one user, but for the pending one
   std::optional<Hash128> pending_image_;  // added, and named by no record yet
   uint64_t next_order_ = 1;
   size_t bytes_ = 0;

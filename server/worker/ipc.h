@@ -143,8 +143,8 @@ class Ipc {
   // shared.
   CUresult Open(std::string_view key, IpcKind kind, bool other, std::chrono::milliseconds patience, IpcFacts* facts,
                 int* fd, IpcUse* use);
-  // Takes offers of another worker, as Open with kOffer and without patience would take each; faster for many. In the order
-  // of the keys. The descriptors are the caller's.
+  // Takes offers of another worker, as Open with kOffer and without patience would take each; faster for many. In the
+  // order of the keys. The descriptors are the caller's.
   std::vector<IpcOffered> TakeOffers(const std::vector<std::string_view>& keys);
   // Keeps the connection until Forget(object).
   void Hold(uint64_t object, const IpcUse& use);

@@ -99,8 +99,8 @@ __global__ void Look(Seen* seen) {
   }
 }
 
-// 1024 bytes, so that a multiple of 512 is inside with 128 bytes behind it: NVIDIA's driver (580) does not give a variable
-// the alignment of 512 that its PTX asks for. All words are kFirst.
+// 1024 bytes, so that a multiple of 512 is inside with 128 bytes behind it: NVIDIA's driver (580) does not give a
+// variable the alignment of 512 that its PTX asks for. All words are kFirst.
 constexpr unsigned kFirst = 7;
 const std::string kGuest = [] {
   std::string words;
@@ -109,7 +109,8 @@ const std::string kGuest = [] {
 .version 7.0
 .target sm_52
 .address_size 64
-.visible .global .align 512 .u32 guest[256] = {)" + words + R"(};
+.visible .global .align 512 .u32 guest[256] = {)" +
+         words + R"(};
 .visible .entry nothing()
 {
   ret;

@@ -27,6 +27,7 @@ from users import ATTACKER, LIMIT, PYTHON, VICTIM, Failure, harness, paused_at, 
 
 CASES = {}
 BOTH = 900_001  # a group that both users are in
+HOSTD_VERSION = 2  # kVersion of host/wire.h
 
 
 def case(function):
@@ -205,7 +206,7 @@ print(s.recv(65536))
 
 def asked(host, user, *fields, streams="none"):
     """What cr-hostd answers to a hand-made request."""
-    body = field(1, 1) + b"".join(fields)
+    body = field(1, HOSTD_VERSION) + b"".join(fields)
     return worked(host.context.run(user, [PYTHON, "-c", ASK, host.socket, body.hex(), streams])).stdout
 
 
