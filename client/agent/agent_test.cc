@@ -260,7 +260,7 @@ TEST_F(AgentTest, ImagesAreGivenWhileTheJobRuns) {
   ASSERT_TRUE(Lock(tool, 1500)) << error_;
   EXPECT_FALSE(tool->AskImages(&number, &images, &error_));
   tool.reset();
-  EXPECT_EQ(OpenFiles(), files);
+  EXPECT_TRUE(Eventually([&] { return OpenFiles() == files; })) << "descriptors were left open";
 }
 
 TEST_F(AgentTest, WholeHandOver) {
