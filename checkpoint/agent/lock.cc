@@ -328,7 +328,9 @@ class Locker {
       return process.activity.quiet || process.old || IsSlow(process);
     });
     for (const Process& process : processes_) {
-      if (process.activity.quiet || process.old || (!all_slow && IsSlow(process))) continue;
+      // What it said last still counts.
+      const bool unknown = IsSlow(process) && process.activity.busy_streams == 0;
+      if (process.activity.quiet || process.old || (!all_slow && unknown)) continue;
       *error += (error->empty() ? "" : "; ") + process.what->Name() + " did not become idle in " +
                 Seconds(int64_t(options_.timeout_ms) * kMs) + ": " + Reasons(process.activity);
     }

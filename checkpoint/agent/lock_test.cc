@@ -68,6 +68,7 @@ class FakeProcess : public Lockable {
   bool old_library = false;
   bool fail_close = false;
   int64_t silent_from = INT64_MAX;  // its server answers no more
+  uint64_t last_busy_streams = 0;   // when it did
   bool open = true;
   bool settled = false;
   int opens = 0, closes = 0, admissions = 0;
@@ -139,11 +140,14 @@ class FakeProcess : public Lockable {
     Step();
     *activity = Activity();
     activity->answered = world_->now < silent_from;
+    activity->busy_streams = last_busy_streams;  // as it was
     if (!activity->answered) return true;
+    activity->busy_streams = 0;
     activity->has_work = AnyBusy();
     activity->capturing = capturing;
     const bool any_busy = AnyBusy();
     for (auto& [stream, queue] : queues) activity->busy_streams += !IsHidden(stream) && StreamBusy(stream);
+    last_busy_streams = activity->busy_streams;
     activity->host_function_ms = host_function ? host_function() : host_function_ms;
     for (int gpu = 0; gpu < 10; ++gpu) {
       if (Busy(gpu)) activity->contexts.push_back({uint64_t(gpu), 0, true, Adding(gpu)});
@@ -505,12 +509,19 @@ TEST_F(LockTest, OneWhoseServerIsSlowIsNotNamedBesideOneThatIsBusy) {
   EXPECT_NE(error_.find("the silent one did not become idle in 4.0 s: its GPU server does not answer"), std::string::npos)
       << error_;
   EXPECT_NE(error_.find("the busy one did not become idle in 4.0 s: 1 stream has work"), std::string::npos) << error_;
+  // But if it had work when it answered last.
+  FakeProcess had(&world_, "the one with work"), other(&world_, "the other one");
+  for (FakeProcess* const process : {&had, &other}) process->queues[0].push_back({0, 0, [] { return false; }});
+  had.silent_from = world_.now + 3500 * kMs;
+  EXPECT_FALSE(Lock({&had, &other}, 4000));
+  EXPECT_NE(error_.find("the one with work did not become idle in 4.0 s"), std::string::npos) << error_;
+  EXPECT_NE(error_.find("the other one did not become idle in 4.0 s"), std::string::npos) << error_;
   // Alone it is the one.
   FakeProcess alone(&world_, "the only one");
   alone.silent_from = world_.now + 3500 * kMs;
   alone.queues[0].push_back({0, 3600 * kMs, {}});
   EXPECT_FALSE(Lock({&alone}, 4000));
-  EXPECT_NE(error_.find("the only one did not become idle in 4.0 s: its GPU server does not answer"), std::string::npos)
+  EXPECT_NE(error_.find("the only one did not become idle in 4.0 s: 1 stream has work, its GPU server does not answer"), std::string::npos)
       << error_;
 }
 
