@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test targets for the fault cases."""
 
-def fault_test(name, cases, size = "medium", script = "faults.py"):
-    """Runs some cases of a script (separated by commas)."""
+def fault_test(name, cases, size = "medium", script = "faults.py", alone = False):
+    """Runs some cases of a script (separated by commas); `alone`: while no other test runs."""
     native.sh_test(
         name = name,
         size = size,
@@ -19,5 +19,5 @@ def fault_test(name, cases, size = "medium", script = "faults.py"):
         tags = [
             "local",
             "no-sandbox",
-        ],
+        ] + (["exclusive"] if alone else []),
     )
