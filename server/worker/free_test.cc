@@ -94,22 +94,27 @@ class FreeTest : public testing::Test {
     ASSERT_EQ(client_->Call(kCall_cuStreamBeginCapture_v2, in), CUDA_SUCCESS);
   }
 
-  // `use` gives the second GPU work, or the right to use the memory. The memory then is not another allocation's before
-  // the second GPU is done.
-  void ExpectHeld(const std::function<void()>& use) {
-    Hold();
-    use();
-    Enter(0);
+  // Returns the number of the request, once it has had the time that a free takes which does not wait.
+  uint64_t BeginFree(uint64_t address) {
     wire::OpMemFree_Request in;
-    in.address = memory_;
+    in.address = address;
     std::string message;
     in.Encode(&message);
     FrameHeader header;
     header.call = kOpMemFree;
     header.context_or_result = client_->context_slot;
     const uint64_t freeing = client_->channel().Begin(header, message, {}, nullptr, 0);
-    // Time for a free that does not wait.
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    return freeing;
+  }
+
+  // `use` gives the second GPU work, or the right to use the memory. The memory then is not another allocation's before
+  // the second GPU is done.
+  void ExpectHeld(const std::function<void()>& use) {
+    Hold();
+    use();
+    Enter(0);
+    const uint64_t freeing = BeginFree(memory_);
     EXPECT_NE(Allocate(0, kBytes), memory_);
     Release();
     Reply reply;
@@ -135,15 +140,7 @@ TEST_F(FreeTest, WorkThatCannotUseIt) {
   EXPECT_EQ(client_->Free(again), CUDA_SUCCESS);
   // The memory of the one that is held.
   Enter(0);
-  wire::OpMemFree_Request in;
-  in.address = other_;
-  std::string message;
-  in.Encode(&message);
-  FrameHeader header;
-  header.call = kOpMemFree;
-  header.context_or_result = client_->context_slot;
-  const uint64_t freeing = client_->channel().Begin(header, message, {}, nullptr, 0);
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const uint64_t freeing = BeginFree(other_);
   EXPECT_NE(Allocate(1, kBytes), other_);
   Release();
   Reply reply;

@@ -410,6 +410,17 @@ void Ipc::Forget(uint64_t object) {
   held_.erase(range.first, range.second);
 }
 
+CUresult Ipc::FindOwner(std::string_view key, IpcKind kind, bool other, std::string* name, std::string* secret) {
+  std::string home;
+  if (!ReadKey(key, kind, &home, secret)) return CUDA_ERROR_INVALID_HANDLE;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (other && listening_.count(home) != 0) return CUDA_ERROR_INVALID_CONTEXT;
+  used_ = used_ || kind != IpcKind::kOffer;
+  const std::string& scope = kind == IpcKind::kOffer ? kOfferScope : scope_;
+  *name = SocketName(self_.group, scope, ownerless_.count(*secret) != 0 ? *secret : home);
+  return CUDA_SUCCESS;
+}
+
 CUresult Ipc::Ask(const std::string& name, const std::string& secret, IpcKind kind, int* connection) const {
   const int peer = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   if (peer < 0) return CUDA_ERROR_OPERATING_SYSTEM;
@@ -458,20 +469,14 @@ CUresult Ipc::Hear(int connection, IpcFacts* facts, int* fd, IpcUse* use) {
 
 std::vector<IpcOffered> Ipc::TakeOffers(const std::vector<std::string_view>& keys) {
   std::vector<IpcOffered> taken(keys.size());
+  std::vector<int> connections(keys.size(), -1);
   // The other worker's thread answers them one after the other: that it is asked again is not waited for.
   for (size_t first = 0; first < keys.size(); first += kMostWaiting) {
     const size_t end = std::min(keys.size(), first + kMostWaiting);
-    std::vector<int> connections(keys.size(), -1);
     for (size_t i = first; i < end; ++i) {
-      std::string home, secret;
-      if (!ReadKey(keys[i], IpcKind::kOffer, &home, &secret)) continue;
-      {
-        std::lock_guard<std::mutex> lock(mutex_);
-        if (listening_.count(home) != 0) continue;
-      }
-      if (Ask(SocketName(self_.group, kOfferScope, home), secret, IpcKind::kOffer, &connections[i]) != CUDA_SUCCESS) {
-        connections[i] = -1;
-      }
+      std::string name, secret;
+      if (FindOwner(keys[i], IpcKind::kOffer, true, &name, &secret) != CUDA_SUCCESS) continue;
+      Ask(name, secret, IpcKind::kOffer, &connections[i]);
     }
     for (size_t i = first; i < end; ++i) {
       IpcUse use;
@@ -488,15 +493,9 @@ std::vector<IpcOffered> Ipc::TakeOffers(const std::vector<std::string_view>& key
 
 CUresult Ipc::Open(std::string_view key, IpcKind kind, bool other, std::chrono::milliseconds patience, IpcFacts* facts,
                    int* fd, IpcUse* use) {
-  std::string home, secret, name;
-  if (!ReadKey(key, kind, &home, &secret)) return CUDA_ERROR_INVALID_HANDLE;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (other && listening_.count(home) != 0) return CUDA_ERROR_INVALID_CONTEXT;
-    used_ = used_ || kind != IpcKind::kOffer;
-    const std::string& scope = kind == IpcKind::kOffer ? kOfferScope : scope_;
-    name = SocketName(self_.group, scope, ownerless_.count(secret) != 0 ? secret : home);
-  }
+  std::string name, secret;
+  const CUresult found = FindOwner(key, kind, other, &name, &secret);
+  if (found != CUDA_SUCCESS) return found;
   const auto end = std::chrono::steady_clock::now() + patience;
   while (true) {
     int connection = -1;

@@ -188,6 +188,8 @@ class Ipc {
   void ForgetLocked(IpcKind kind, uint64_t object);
   void CloseUsersLocked(const std::string& secret);
   bool IsAmong(const IpcPeer& peer, const std::set<uint64_t>& sessions) const;
+  // As which name the worker listens that shares what the key names, and the key's secret. Errors as Open's.
+  CUresult FindOwner(std::string_view key, IpcKind kind, bool other, std::string* name, std::string* secret);
   // Sends a question to the worker that listens as `name`; the caller hears the answer on *connection, or closes it.
   CUresult Ask(const std::string& name, const std::string& secret, IpcKind kind, int* connection) const;
   // Takes the connection, also on failure.
