@@ -3,16 +3,22 @@
 """How long a job stands still for a checkpoint and for a move, by GPU memory and by how much of it changes.
 
 Usage: pause.py --product DIR --programs DIR [--mib N,...] [--changing P,...] [--moves] [--far] [--no-checkpoints] [--native] [--seconds S] [--json FILE]
+       pause.py --product DIR --program COMMAND [--checkpoints N] [--seconds S]
 
 DIR of the product: cr-run, cr-server, cr-checkpoint, cr-migrate. Prints a table, a row for each job. The first column
 of times is what the tools report, the last one what the job saw: the longest time between two of its steps. `native`
 is the driver's own checkpoint (cuCheckpointProcess*: lock and checkpoint). Needs root and CRIU for checkpoints.
+
+With `--program`, live checkpoints of one program that prints a line for each of its steps, such as
+"python3 tests/frameworks/torch_gpt.py --steps 100000". A row for each; the last column is the memory that is the
+process's own at that time.
 """
 
 import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -87,6 +93,47 @@ def measure(options, job, what):
     during = sorted(line[0] for line in after[len(before):])
     middle = lambda values: values[len(values) // 2] if values else 0
     return result, max((line[1] for line in after[len(before):]), default=0), middle(usual), middle(during)
+
+
+def private_bytes(pid):
+    """What the process and its children have changed of their memory, which a checkpoint copies."""
+    total = 0
+    with open(f"/proc/{pid}/smaps_rollup") as rollup:
+        total = sum(int(line.split()[1]) << 10 for line in rollup if line.startswith("Private_Dirty:"))
+    with open(f"/proc/{pid}/task/{pid}/children") as children:
+        return total + sum(private_bytes(int(child)) for child in children.read().split())
+
+
+def program(options, folder):
+    """Live checkpoints of options.program, one every options.seconds, and their rows."""
+    out = os.path.join(folder, "program.out")
+    image = os.path.join(folder, "image")
+    command = [os.path.join(options.product, "cr-run"), "--server", options.server, "--name", "pause-program", "--"]
+    with open(out, "w") as stream:
+        process = subprocess.Popen(command + shlex.split(options.program), stdout=stream, stderr=stream,
+                                   stdin=subprocess.DEVNULL, start_new_session=True)
+    steps = lambda: open(out, errors="replace").read().count("\n")
+    try:
+        end = time.monotonic() + options.limit
+        while steps() < 5:
+            if time.monotonic() > end or process.poll() is not None:
+                raise RuntimeError("the program did not begin: " + open(out, errors="replace").read()[-300:])
+            time.sleep(0.1)
+        for number in range(options.checkpoints):
+            before = steps()
+            time.sleep(options.seconds)
+            rate = (steps() - before) / options.seconds
+            got = tool(options, options.limit, "cr-checkpoint", "--json", "pause-program", image)
+            PAUSES.append({"mib": got["gpu_bytes"] >> 20, "percent": None, "what": "program",
+                           "pause_seconds": got["paused_seconds"]})
+            row(number + 1, f"{got['paused_seconds']:.3f}", f"{got['reading_seconds']:.3f}",
+                f"{got['dumping_seconds']:.3f}", f"{got['seconds']:.1f}", f"{rate:.1f}", f"{got['gpu_bytes'] / 1e9:.2f}",
+                f"{private_bytes(process.pid) / 1e6:.0f}")
+            shutil.rmtree(image)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 PAUSES = []
@@ -182,7 +229,9 @@ class Server:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--product", required=True)
-    parser.add_argument("--programs", required=True)
+    parser.add_argument("--programs", help="folder of pause_job and native_checkpoint")
+    parser.add_argument("--program", help="command of a program to checkpoint, instead of pause_job")
+    parser.add_argument("--checkpoints", type=int, default=6, help="how many, with --program")
     parser.add_argument("--mib", default="8192,32768", help="GPU memory of the jobs")
     parser.add_argument("--changing", default="5,100", help="percent of it that is rewritten in each step")
     parser.add_argument("--moves", action="store_true", help="moves to a second server, too")
@@ -194,8 +243,22 @@ def main():
     parser.add_argument("--json", help="file for the pauses; pause_plot.py draws them")
     parser.add_argument("--limit", type=float, default=60, help="seconds for a checkpoint or a move")
     options = parser.parse_args()
+    if bool(options.programs) == bool(options.program):
+        parser.error("one of --programs and --program is needed")
     folder = tempfile.mkdtemp(prefix="cr-pause-", dir=os.environ.get("CR_PAUSE_DIR"))
     servers, far = [], None
+    if options.program:
+        os.mkdir(os.path.join(folder, "server"), 0o700)
+        server = Server(options, os.path.join(folder, "server"), None)
+        options.server = server.unix
+        row("checkpoint", "pause s", "of it GPU", "of it process", "all s", "steps/s", "GPU GB", "process MB")
+        row(*["---"] * 8)
+        try:
+            program(options, folder)
+        finally:
+            server.end()
+            shutil.rmtree(folder, ignore_errors=True)
+        return 0
     row("MiB", "changing", "what", "pause s", "of it GPU", "of it process, or handing over + replay", "before s", "rounds", "copied GB",
         "still right GB", "handed over + copied without the host GB", "all s", "steps/s before / during", "seen by the job s")
     row(*["---"] * 14)
