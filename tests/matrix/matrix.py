@@ -154,8 +154,8 @@ FRAMEWORKS = {
     "torch_ddp": (24, ("torch",)),
 }
 
-# Frameworks' programs that need several GPUs, real ones.
-SEVERAL_GPUS = {"torch_nccl": 2, "torch_ddp": 2}
+# The programs of frameworks that need several GPUs, real ones.
+SEVERAL_GPUS = {"torch_nccl": 2}
 
 # Programs that the other modes are not for: without CUDA there is no session to save or to move.
 LIMITED = {"nvml_questions": ("native", "ring", "grpc")}
