@@ -114,12 +114,16 @@ class SnapshotEngine {
   // with the *facts of the first call, since processes may have changed. The image keeps *facts for Open.
   virtual bool Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) = 0;
 
+  // Before the job stops for a Dump: makes ready what would take time then. May be left out.
+  virtual void Prepare(const Job& job) {}
   // After a Dump: run on, or stand still until Resume or End.
   enum class After { kRun, kStop };
   // Saves the processes that Describe has seen into `image`, an empty folder. Logs of a failure go to the folder
-  // `work`. On failure the processes run on.
+  // `work`. On failure the processes run on. The contents of their memory may still be on their way then.
   virtual bool Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work,
                     After after, std::string* error) = 0;
+  // After a Dump: waits until all of its files are written. The processes may run on meanwhile, or be ended.
+  virtual bool FinishFiles(std::string* error) { return true; }
   // After the process that called Dump was killed: waits until what that has started comes to its end. The processes
   // are then as after that Dump, or as after its failure.
   virtual void AwaitDump(const Job& job, const std::string& work, After after) = 0;

@@ -334,6 +334,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
   const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
   outcome->preparing = Since(preparing);
   outcome->prepared_bytes = pool->prepared();
+  if (!options.stop) engine.Prepare(job);
   steps.Done("making host memory ready");
   if (!options.stop) AtStep("copy GPU memory while the job runs");
   if (!options.stop) CopyBefore(job, directory, copies, pool.get(), shared.get(), cancelled);
@@ -503,6 +504,9 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
   }
   steps.Done("hashing and writing GPU memory");
   if (committed.ok() && cancelled()) committed = absl::CancelledError("interrupted");
+  AtStep("write the memory of processes");
+  if (committed.ok() && !engine.FinishFiles(error)) return false;
+  steps.Done("writing the memory of processes");
   if (committed.ok()) {
     AtStep("commit the image");
     Progress progress("writing to the disk", options.quiet);

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -73,8 +74,8 @@ std::string TerminalName(const Stdio& stream) {
 
 pid_t g_inside = 0;
 
-// From now on SIGTERM to this process kills `inside`. If this process is killed itself, `inside` goes on: CRIU comes to a
-// good end without it.
+// From now on SIGTERM to this process kills `inside`. If this process is killed itself, `inside` goes on: CRIU comes to
+// a good end without it.
 void PassOnKill(pid_t inside) {
   g_inside = inside;
   struct sigaction action = {};
@@ -155,8 +156,8 @@ int InsideJob(const Job& job, const std::function<int()>& body, std::string* err
   return code;
 }
 
-// Keeps the network of a job with its own address silent while it is saved: what CRIU has read of a connection must stay
-// as it is, and a machine at the other end must not be told that the connection is gone.
+// Keeps the network of a job with its own address silent while it is saved: what CRIU has read of a connection must
+// stay as it is, and a machine at the other end must not be told that the connection is gone.
 class Silence {
  public:
   explicit Silence(const Job& job) : job_(job) {}
@@ -365,21 +366,21 @@ bool CheckRights(const Job& job, std::string* error) {
     return false;
   }
   if (!UsesSystemV(job)) return true;
-  *error = "the job uses System V memory, semaphores or message queues, which cannot be saved of a job of cr-run "
-           "--user; have the program use POSIX ones";
+  *error =
+      "the job uses System V memory, semaphores or message queues, which cannot be saved of a job of cr-run "
+      "--user; have the program use POSIX ones";
   return false;
 }
 
-// CRIU opens the streams that a job gets once more, and so the user must have a right to what is open as `fd`. A pipe is
-// given to him, and nobody else gets one by that: it has no name.
+// CRIU opens the streams that a job gets once more, and so the user must have a right to what is open as `fd`. A pipe
+// is given to him, and nobody else gets one by that: it has no name.
 bool LetOpen(const Account& account, int fd) {
   struct statfs system;
   const bool is_pipe = fstatfs(fd, &system) == 0 && system.f_type == PIPEFS_MAGIC;
   if (is_pipe && fchown(fd, account.user, gid_t(-1)) != 0) return false;
   const ActAs user(&account);
   const int mode = fcntl(fd, F_GETFL) & O_ACCMODE;
-  const int again =
-      open(("/proc/self/fd/" + std::to_string(fd)).c_str(), mode | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+  const int again = open(("/proc/self/fd/" + std::to_string(fd)).c_str(), mode | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
   if (again >= 0) close(again);
   return again >= 0;
 }
@@ -410,17 +411,18 @@ std::string Several(const std::vector<Connection>& connections) {
   return text;
 }
 
-// False if a connection has no second end that would come back with it, and is not to be closed. Those of an address that
-// comes back with the job go on.
+// False if a connection has no second end that would come back with it, and is not to be closed. Those of an address
+// that comes back with the job go on.
 bool DescribeConnections(const Job& job, ProcessFacts* facts, std::string* error) {
   const std::vector<Connection> connections = OpenConnections(ProcessesOf(job));
   // In a network of its own nobody else can come between.
   facts->set_tcp(!connections.empty() || job.has_network());
   const std::vector<Connection> others = WithOthers(connections);
   if (others.empty() || facts->tcp_close() || job.has_network()) return true;
-  *error = "the job has TCP connections with others, which cannot come back after a restart: " + Several(others) +
-           "; with --tcp-close it is saved, and finds them closed then; a job that was started with an address of its own "
-           "(cr-run --address) keeps them";
+  *error =
+      "the job has TCP connections with others, which cannot come back after a restart: " + Several(others) +
+      "; with --tcp-close it is saved, and finds them closed then; a job that was started with an address of its own "
+      "(cr-run --address) keeps them";
   return false;
 }
 
@@ -597,8 +599,19 @@ void KeepCriuLog(const std::string& text, const std::string& kept, std::string* 
   if (written && error) *error += "; CRIU's log is " + kept;
 }
 
+uint64_t SavedBytes(const Job& job) {
+  uint64_t kib = 0;
+  for (const int pid : ProcessesOf(job)) {
+    std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.rfind("RssAnon:", 0) == 0) kib += strtoull(line.c_str() + strlen("RssAnon:"), nullptr, 10);
+    }
+  }
+  return kib << 10;
+}
+
 bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
-                   const std::string& work_folder, bool leave_stopped, std::string* error) {
+                   const std::string& work_folder, bool leave_stopped, PageReceiver* pages, std::string* error) {
   std::string criu;
   if (!FindCriu(&criu, error)) return false;
   // By descriptor: the job's mount namespace may not see where the image goes.
@@ -662,26 +675,42 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
     for (const int fd : {lock, image, work}) close(fd);
     return false;
   }
+  int page_socket = -1;
+  if (!pages->Begin(image, &page_socket, error)) {
+    for (const int fd : {lock, image, work}) close(fd);
+    return false;
+  }
+  command.insert(command.end(), {"--page-server", "--ps-socket", std::to_string(page_socket)});
   const std::string kernel = CriuFactsPath(criu);
   bool ready = !account || LendFolder(*account, image, error);
   LostWait wait(job);
-  const int code = !ready ? -1 : InsideJob(
-      job,
-      [&] {
-        ShowCriuFacts(kernel);
-        std::vector<char*> arguments;
-        for (std::string& word : command) arguments.push_back(&word[0]);
-        arguments.push_back(nullptr);
-        const int null = open("/dev/null", O_RDWR);
-        for (int fd : {0, 1, 2}) dup2(null, fd);
-        syscall(SYS_close_range, 3u, ~0u, 4u /* CLOSE_RANGE_CLOEXEC */);
-        for (const int needed : {image, work, lock}) fcntl(needed, F_SETFD, 0);
-        if (facts.shared_files_size() > 0) setenv(kSharedFilesVariable, shared_files.c_str(), 1);
-        if (account && !BecomeForCriu(*account)) return 126;
-        execv(arguments[0], arguments.data());
-        return 127;
-      },
-      error, [&] { return wait.IsLost(); });
+  const int code = !ready ? -1
+                          : InsideJob(
+                                job,
+                                [&] {
+                                  ShowCriuFacts(kernel);
+                                  std::vector<char*> arguments;
+                                  for (std::string& word : command) arguments.push_back(&word[0]);
+                                  arguments.push_back(nullptr);
+                                  const int null = open("/dev/null", O_RDWR);
+                                  for (int fd : {0, 1, 2}) dup2(null, fd);
+                                  syscall(SYS_close_range, 3u, ~0u, 4u /* CLOSE_RANGE_CLOEXEC */);
+                                  for (const int needed : {image, work, lock, page_socket}) fcntl(needed, F_SETFD, 0);
+                                  if (facts.shared_files_size() > 0)
+                                    setenv(kSharedFilesVariable, shared_files.c_str(), 1);
+                                  if (account && !BecomeForCriu(*account)) return 126;
+                                  execv(arguments[0], arguments.data());
+                                  return 127;
+                                },
+                                error, [&] { return wait.IsLost(); });
+  // Also if something that CRIU has started has this open.
+  shutdown(page_socket, SHUT_WR);
+  close(page_socket);
+  std::string unreceived;
+  if (!pages->Received(&unreceived) && code == 0) {
+    *error = "CRIU has not sent the memory of the job's processes" + (unreceived.empty() ? "" : ": " + unreceived);
+    ready = false;
+  }
   if (code != 0 || !leave_stopped) silence.End();
   if (account && ready) {
     // Nothing of CRIU's runs any more. The log goes where it is looked for.
@@ -690,11 +719,9 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
     std::string text;
     if (ReadImageFile(log_folder + "/" + kDumpLog, &text)) KeepCriuLog(text, log, nullptr);
     unlink((log_folder + "/" + kDumpLog).c_str());
-    if (!ready && code == 0) {
-      *error = problem;
-      if (leave_stopped) ContinueProcesses(job, facts);
-    }
+    if (!ready && code == 0) *error = problem;
   }
+  if (code == 0 && !ready && leave_stopped) ContinueProcesses(job, facts);
   close(image);
   close(work);
   close(lock);
@@ -714,7 +741,9 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
     if (leave_stopped) ContinueProcesses(job, facts);
     return false;
   }
-  if (code > 0) *error = "CRIU could not save the job's processes: " + CriuErrors(log);
+  if (code > 0) {
+    *error = "CRIU could not save the job's processes: " + (unreceived.empty() ? CriuErrors(log) : unreceived);
+  }
   return false;
 }
 
@@ -775,8 +804,7 @@ bool NeedsTerminal(const ProcessFacts& facts) {
 
 bool RestoreCommand(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
                     const std::string& seen_image, const std::string& work_folder, int terminal,
-                    std::vector<std::string>* command,
-                    std::vector<int>* opened, std::string* error) {
+                    std::vector<std::string>* command, std::vector<int>* opened, std::string* error) {
   const std::set<std::string> sets(facts.instruction_sets().begin(), facts.instruction_sets().end());
   const std::string missing = MissingInstructionSets(sets, InstructionSetsHere());
   if (!missing.empty()) {

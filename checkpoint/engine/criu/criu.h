@@ -6,9 +6,11 @@
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "checkpoint/engine/criu/page_receiver.h"
 #include "checkpoint/engine/criu/process_facts.pb.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/job.pb.h"
@@ -26,10 +28,13 @@ std::string CriuVersion(const std::string& criu);
 // is something that cannot be saved.
 bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std::string* error);
 
+// About how much memory of the job's processes a dump saves, in bytes.
+uint64_t SavedBytes(const Job& job);
+
 // Saves the job's processes into `image_folder`. Afterwards they run on, or are stopped (`leave_stopped`). CRIU's log
-// goes to `work_folder`.
+// goes to `work_folder`. `pages`: a new one, which then has files to finish.
 bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
-                   const std::string& work_folder, bool leave_stopped, std::string* error);
+                   const std::string& work_folder, bool leave_stopped, PageReceiver* pages, std::string* error);
 
 // Waits until no CRIU saves the processes of the job whose `work_folder` this is: its caller may have been killed.
 void AwaitDumpProcesses(const std::string& work_folder);

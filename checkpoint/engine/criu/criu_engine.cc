@@ -278,6 +278,8 @@ bool CriuEngine::Describe(const Job& job, const SaveOptions& options, std::strin
   return google::protobuf::util::MessageToJsonString(found, facts, print).ok();
 }
 
+void CriuEngine::Prepare(const Job& job) { prepared_ = std::make_unique<PageReceiver>(SavedBytes(job)); }
+
 bool CriuEngine::Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work,
                       After after, std::string* error) {
   ProcessFacts known;
@@ -286,12 +288,21 @@ bool CriuEngine::Dump(const Job& job, const std::string& facts, const std::strin
     return false;
   }
   const std::string kept = logs_ + "." + kDumpLog;
-  if (DumpProcesses(job, known, image, work, after == After::kStop, error)) {
+  if (!prepared_) Prepare(job);
+  std::unique_ptr<PageReceiver> pages = std::move(prepared_);
+  if (DumpProcesses(job, known, image, work, after == After::kStop, pages.get(), error)) {
+    saved_ = std::move(pages);
     if (!logs_.empty()) unlink(kept.c_str());  // of an attempt that failed
     return true;
   }
   std::string log;
   if (!logs_.empty() && ReadImageFile(work + "/" + kDumpLog, &log)) KeepCriuLog(log, kept, error);
+  return false;
+}
+
+bool CriuEngine::FinishFiles(std::string* error) {
+  if (saved_->Finish(error)) return true;
+  *error = "the memory of the job's processes could not be saved: " + *error;
   return false;
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "checkpoint/engine/criu/page_receiver.h"
 #include "checkpoint/engine/snapshot_engine.h"
 
 namespace cuda_remote::checkpoint {
@@ -17,8 +18,10 @@ class CriuEngine final : public SnapshotEngine {
   void KeepLogs(const std::string& prefix) override { logs_ = prefix; }
   bool CheckUsable(std::string* error) const override;
   bool Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) override;
+  void Prepare(const Job& job) override;
   bool Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work, After after,
             std::string* error) override;
+  bool FinishFiles(std::string* error) override;
   void AwaitDump(const Job& job, const std::string& work, After after) override;
   bool ListNeeds(const Job& job, const std::string& facts, const std::string& image, ckptfmt::Needs* needs,
                  std::string* error) override;
@@ -31,6 +34,7 @@ class CriuEngine final : public SnapshotEngine {
 
  private:
   std::string logs_;
+  std::unique_ptr<PageReceiver> prepared_, saved_;  // of the Dump that comes next, and of the last one
 };
 
 }  // namespace cuda_remote::checkpoint

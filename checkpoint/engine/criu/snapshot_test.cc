@@ -215,7 +215,9 @@ class SnapshotTest : public testing::Test {
 
   void Save(const std::string& image, bool stop) {
     ASSERT_TRUE(DescribeProcesses(job_, close_tcp_, &facts_, &error_)) << error_;
-    ASSERT_TRUE(DumpProcesses(job_, facts_, folder_ + image, folder_ + "/job", stop, &error_)) << error_;
+    PageReceiver pages(SavedBytes(job_));
+    ASSERT_TRUE(DumpProcesses(job_, facts_, folder_ + image, folder_ + "/job", stop, &pages, &error_)) << error_;
+    ASSERT_TRUE(pages.Finish(&error_)) << error_;
   }
 
   void Kill() {

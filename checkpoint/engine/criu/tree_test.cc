@@ -549,8 +549,10 @@ class TreeTest : public testing::Test {
   void Save(bool stop) {
     std::string error;
     ASSERT_TRUE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error)) << error;
-    ASSERT_TRUE(DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", stop, &error))
+    PageReceiver pages(SavedBytes(job_));
+    ASSERT_TRUE(DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", stop, &pages, &error))
         << error << "\n" << LastLines(g_folder + "/job/criu-dump.log");
+    ASSERT_TRUE(pages.Finish(&error)) << error;
   }
 
   void Kill() {

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/engine/criu/page_receiver.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <protozero/pbf_writer.hpp>
+#include <utility>
+
+#include "proto/machine/machine_memory.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+// Of criu/page-xfer.c.
+enum Command : uint32_t { kOpen = 4, kAdd = 6, kClose = 0x1023, kForceClose = 0x1024 };
+constexpr uint32_t kCommandBits = 16, kTargetBits = 8;
+enum Target : uint64_t { kProcess = 1, kSharedMemory = 2 };
+constexpr size_t kNarrowBytes = 24, kWideBytes = 32;
+// Of criu/include/pagemap.h.
+constexpr uint32_t kPresent = 1 << 2;
+// A pagemap image (images/pagemap.proto): two magic numbers, then messages with their lengths.
+constexpr uint32_t kCommonMagic = 0x54564319, kPagemapMagic = 0x56084025;
+enum HeadField : protozero::pbf_tag_type { kPagesId = 1 };
+enum EntryField : protozero::pbf_tag_type { kAddress = 1, kPages32 = 2, kFlags = 4, kPages64 = 5 };
+
+constexpr uint64_t kPageBytes = 4096, kHugeBytes = uint64_t{2} << 20;
+constexpr uint64_t kMostPages = uint64_t{1} << 36;   // of one message: the address space
+constexpr uint64_t kWriteBytes = uint64_t{8} << 20;  // at a time
+constexpr int kSocketBytes = 8 << 20;
+
+uint64_t BufferBytes(uint64_t bytes) {
+  // The processes change while they are looked at.
+  const uint64_t most = std::min({bytes + bytes / 8, PageReceiver::kMostBytes, AvailableMemory() / 4});
+  return std::max(kHugeBytes, (most + kHugeBytes - 1) / kHugeBytes * kHugeBytes);
+}
+
+void AppendWord(uint32_t word, std::string* to) { to->append(reinterpret_cast<const char*>(&word), sizeof(word)); }
+
+void AppendMessage(const std::string& message, std::string* to) {
+  AppendWord(uint32_t(message.size()), to);
+  *to += message;
+}
+
+template <typename T>
+T Load(const char* from) {
+  T value;
+  memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+}  // namespace
+
+// An open file, which is closed when nobody needs it any more.
+class PageReceiver::File {
+ public:
+  File(std::string name, int fd) : name_(std::move(name)), fd_(fd) {}
+  ~File() { close(fd_); }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  // An empty string, or what happened.
+  std::string Write(const char* data, size_t bytes) const {
+    while (bytes > 0) {
+      const ssize_t done = write(fd_, data, bytes);
+      if (done < 0 && errno == EINTR) continue;
+      if (done <= 0) return "cannot write " + name_ + ": " + strerror(errno);
+      data += done;
+      bytes -= size_t(done);
+    }
+    return "";
+  }
+
+ private:
+  const std::string name_;
+  const int fd_;
+};
+
+PageReceiver::PageReceiver(uint64_t bytes)
+    : size_(BufferBytes(bytes)), write_at_(bytes <= size_ ? size_ - size_ / 16 : size_ / 4) {
+  void* const memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return;
+  buffer_ = static_cast<char*>(memory);
+  madvise(buffer_, size_, MADV_HUGEPAGE);
+  // CRIU is started by a fork, after which each page would have to be taken anew.
+  madvise(buffer_, size_, MADV_DONTFORK);
+  // Not while the processes stand still.
+  for (uint64_t at = 0; at < size_; at += kPageBytes) buffer_[at] = 1;
+}
+
+PageReceiver::~PageReceiver() {
+  if (socket_ >= 0) shutdown(socket_, SHUT_RDWR);
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_.empty()) error_ = "it was given up";
+  }
+  changed_.notify_all();
+  if (receiver_.joinable()) receiver_.join();
+  if (writer_.joinable()) writer_.join();
+  if (socket_ >= 0) close(socket_);
+  if (folder_ >= 0) close(folder_);
+  if (buffer_) munmap(buffer_, size_);
+}
+
+bool PageReceiver::Begin(int folder, int* criu_end, std::string* error) {
+  int ends[2];
+  if (!buffer_ || (folder_ = fcntl(folder, F_DUPFD_CLOEXEC, 3)) < 0 ||
+      socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+    *error = std::string("cannot receive the memory of processes: ") + strerror(buffer_ ? errno : ENOMEM);
+    return false;
+  }
+  // So that CRIU need not wait for each copy. With less the same comes to pass, later.
+  setsockopt(ends[1], SOL_SOCKET, SO_SNDBUFFORCE, &kSocketBytes, sizeof(kSocketBytes));
+  socket_ = ends[0];
+  *criu_end = ends[1];
+  receiver_ = std::thread([this] { Receive(); });
+  writer_ = std::thread([this] { Write(); });
+  return true;
+}
+
+bool PageReceiver::Received(std::string* error) {
+  receiver_.join();
+  const std::lock_guard lock(mutex_);
+  *error = complete_ ? "" : error_;
+  return complete_;
+}
+
+bool PageReceiver::Finish(std::string* error) {
+  writer_.join();
+  const std::lock_guard lock(mutex_);
+  *error = error_;
+  return complete_ && error_.empty();
+}
+
+bool PageReceiver::Fail(const std::string& error) {
+  const std::lock_guard lock(mutex_);
+  if (error_.empty()) error_ = error;
+  return false;
+}
+
+void PageReceiver::Receive() {
+  const bool all = ReceiveAll();
+  const std::lock_guard lock(mutex_);
+  over_ = true;
+  if (all && error_.empty()) {
+    // The processes go on when CRIU has this.
+    const int32_t done = 0;
+    complete_ = send(socket_, &done, sizeof(done), MSG_NOSIGNAL) == sizeof(done);
+  }
+  if (!complete_) shutdown(socket_, SHUT_RDWR);
+  changed_.notify_all();
+}
+
+bool PageReceiver::ReceiveAll() {
+  for (Message message; ReadMessage(&message);) {
+    switch (message.command) {
+      case kOpen: {
+        const char has_parent = 0;
+        if (!CloseImage() || !OpenImage(message.target)) return false;
+        if (send(socket_, &has_parent, 1, MSG_NOSIGNAL) != 1) return false;
+        break;
+      }
+      case kAdd:
+        if (!AddPages(message)) return false;
+        break;
+      case kClose:
+      case kForceClose:
+        return CloseImage();
+      default:
+        return Fail("CRIU sends an unknown command (" + std::to_string(message.command) + ")");
+    }
+  }
+  return false;
+}
+
+bool PageReceiver::ReadMessage(Message* message) {
+  char bytes[kWideBytes];
+  const auto read = [&](size_t from, size_t to) {
+    while (from < to) {
+      const ssize_t got = recv(socket_, bytes + from, to - from, 0);
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) return false;
+      from += size_t(got);
+    }
+    return true;
+  };
+  if (!read(0, kNarrowBytes)) return false;
+  if (!layout_known_) {
+    // The first message names a target and has neither pages nor an address.
+    wide_ = Load<uint64_t>(bytes + 16) == 0;
+    layout_known_ = true;
+  }
+  if (wide_ && !read(kNarrowBytes, kWideBytes)) return false;
+  const uint32_t word = Load<uint32_t>(bytes);
+  message->command = word & ((1u << kCommandBits) - 1);
+  message->flags = word >> kCommandBits;
+  message->pages = wide_ ? Load<uint64_t>(bytes + 8) : Load<uint32_t>(bytes + 4);
+  message->address = Load<uint64_t>(bytes + (wide_ ? 16 : 8));
+  message->target = Load<uint64_t>(bytes + (wide_ ? 24 : 16));
+  return true;
+}
+
+std::shared_ptr<PageReceiver::File> PageReceiver::Create(const std::string& name) {
+  const int file = openat(folder_, name.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (file >= 0) return std::make_shared<File>(name, file);
+  Fail("cannot create " + name + ": " + strerror(errno));
+  return nullptr;
+}
+
+bool PageReceiver::OpenImage(uint64_t target) {
+  const uint64_t kind = target & ((1u << kTargetBits) - 1);
+  const std::string id = std::to_string(target >> kTargetBits);
+  if (kind != kProcess && kind != kSharedMemory)
+    return Fail("CRIU sends unknown memory (" + std::to_string(kind) + ")");
+  map_ = Create((kind == kProcess ? "pagemap-" : "pagemap-shmem-") + id + ".img");
+  pages_ = Create("pages-" + std::to_string(++images_) + ".img");
+  if (!map_ || !pages_) return false;
+  AppendWord(kCommonMagic, &entries_);
+  AppendWord(kPagemapMagic, &entries_);
+  std::string head;
+  protozero::pbf_writer(head).add_uint32(kPagesId, images_);
+  AppendMessage(head, &entries_);
+  return true;
+}
+
+bool PageReceiver::WriteMap() {
+  const std::string problem = map_->Write(entries_.data(), entries_.size());
+  entries_.clear();
+  return problem.empty() || Fail(problem);
+}
+
+bool PageReceiver::CloseImage() {
+  if (!map_) return true;
+  const bool ok = WriteMap();
+  map_ = pages_ = nullptr;
+  return ok;
+}
+
+bool PageReceiver::AddPages(const Message& message) {
+  if (!pages_ || message.pages > kMostPages) return Fail("CRIU sends pages that belong nowhere");
+  std::string entry;
+  protozero::pbf_writer writer(entry);
+  writer.add_uint64(kAddress, message.address);
+  writer.add_uint32(kPages32, wide_ ? 0 : uint32_t(message.pages));
+  writer.add_uint32(kFlags, message.flags);
+  if (wide_) writer.add_uint64(kPages64, message.pages);
+  AppendMessage(entry, &entries_);
+  if (entries_.size() > kWriteBytes && !WriteMap()) return false;
+  if (!(message.flags & kPresent)) return true;
+  for (uint64_t left = message.pages * kPageBytes; left > 0;) {
+    uint64_t room;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return received_ - written_ < size_ || !error_.empty(); });
+      if (!error_.empty()) return false;
+      room = size_ - (received_ - written_);
+    }
+    const uint64_t at = received_ % size_;
+    const ssize_t got = recv(socket_, buffer_ + at, std::min({left, room, size_ - at}), MSG_WAITALL);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    left -= uint64_t(got);
+    const std::lock_guard lock(mutex_);
+    received_ += uint64_t(got);
+    if (pieces_.empty() || pieces_.back().file != pages_) {
+      pieces_.push_back({pages_, uint64_t(got)});
+    } else {
+      pieces_.back().bytes += uint64_t(got);
+    }
+    if (received_ - written_ > write_at_) changed_.notify_all();
+  }
+  return true;
+}
+
+void PageReceiver::Write() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return over_ || !error_.empty() || received_ - written_ > write_at_; });
+    if (!error_.empty() || (over_ && !complete_) || pieces_.empty()) break;
+    const Piece piece = pieces_.front();
+    const uint64_t at = written_ % size_;
+    const uint64_t bytes = std::min({piece.bytes, kWriteBytes, size_ - at});
+    lock.unlock();
+    const std::string problem = piece.file->Write(buffer_ + at, bytes);
+    lock.lock();
+    if (error_.empty()) error_ = problem;
+    written_ += bytes;
+    if ((pieces_.front().bytes -= bytes) == 0) pieces_.pop_front();
+    changed_.notify_all();
+  }
+}
+
+}  // namespace cuda_remote::checkpoint

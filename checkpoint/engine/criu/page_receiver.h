@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Takes the memory of a job's processes from a CRIU that saves them, and writes it to files while they run on.
+//
+// CRIU copies memory by itself at the speed of the file system, page by page, and the processes stand still meanwhile.
+// With a page server (`--page-server --ps-socket`) it sends references to their pages through a socket. This end copies
+// them into a buffer that was filled beforehand, which takes half the time, and writes the files that CRIU would have
+// written: pagemap-ID.img, pagemap-shmem-ID.img and pages-N.img. What does not fit into the buffer is written at once.
+//
+// The protocol is that of criu/page-xfer.c, in the layouts of CRIU 3.17 to 4.1 and of 4.2. CRIU waits for an answer
+// before it lets the processes go, so all pages have been copied by then. If this end is closed before, CRIU fails and
+// the processes run on. CRIU may have a user's rights: any input is safe.
+//
+// Functions return false and one sentence in *error. For one thread; two threads of its own receive and write.
+#ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_PAGE_RECEIVER_H_
+#define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_PAGE_RECEIVER_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace cuda_remote::checkpoint {
+
+class PageReceiver {
+ public:
+  // `bytes`: how much memory the processes have, as far as is known. The buffer has that size, but not more than
+  // kMostBytes or a quarter of what the machine has left. It takes its memory now.
+  explicit PageReceiver(uint64_t bytes);
+  // Ends what Begin has begun.
+  ~PageReceiver();
+  PageReceiver(const PageReceiver&) = delete;
+  PageReceiver& operator=(const PageReceiver&) = delete;
+
+  // Begins to receive into the open folder `folder`. CRIU's end of the socket is the caller's to close, at the latest
+  // when CRIU has ended. Once only.
+  bool Begin(int folder, int* criu_end, std::string* error);
+  // After CRIU has ended and its end is closed: waits for what it has sent. False if that is not all of a dump, or if a
+  // file cannot be written. *error stays empty if the reason is that CRIU has ended, which then says why.
+  bool Received(std::string* error);
+  // Waits until all files are written. They are not flushed to the disk.
+  bool Finish(std::string* error);
+
+  static constexpr uint64_t kMostBytes = uint64_t{640} << 20;
+
+ private:
+  // One kind of message for all commands, as CRIU sends it.
+  struct Message {
+    uint32_t command = 0, flags = 0;
+    uint64_t pages = 0, address = 0, target = 0;
+  };
+  class File;
+  // Bytes in the buffer that belong to one file.
+  struct Piece {
+    std::shared_ptr<File> file;
+    uint64_t bytes;
+  };
+
+  void Receive();
+  bool ReceiveAll();
+  bool ReadMessage(Message* message);
+  bool OpenImage(uint64_t target);
+  bool CloseImage();
+  bool AddPages(const Message& message);
+  void Write();
+  bool WriteMap();
+  std::shared_ptr<File> Create(const std::string& name);
+  bool Fail(const std::string& error);
+
+  const uint64_t size_;
+  // From how much on it is written while more is received. What fits can wait: writing takes time from receiving.
+  const uint64_t write_at_;
+  char* buffer_ = nullptr;
+  int folder_ = -1, socket_ = -1;
+  std::thread receiver_, writer_;
+
+  // Of the receiver.
+  bool wide_ = true;  // the layout of CRIU 4.2: a number of pages has 64 bits
+  bool layout_known_ = false;
+  uint32_t images_ = 0;
+  std::shared_ptr<File> pages_, map_;  // the open pages-N.img and its pagemap image
+  std::string entries_;                // what goes to the latter
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Piece> pieces_;             // oldest first
+  uint64_t received_ = 0, written_ = 0;  // bytes, through the buffer
+  bool complete_ = false;                // CRIU has said that this was all
+  bool over_ = false;                    // nothing more is received
+  std::string error_;
+};
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_PAGE_RECEIVER_H_

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fuzz target: what a CRIU with a user's rights sends as the memory of processes.
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "checkpoint/engine/criu/page_receiver.h"
+#include "tests/fuzz/seeds.h"
+
+using namespace cuda_remote::checkpoint;  // NOLINT: a test program
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  char folder[] = "/tmp/page-receiver-fuzz-XXXXXX";
+  if (!mkdtemp(folder)) abort();
+  const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  {
+    PageReceiver receiver(1);
+    int criu;
+    std::string error;
+    if (!receiver.Begin(fd, &criu, &error)) abort();
+    while (size > 0) {
+      const ssize_t sent = send(criu, data, size, MSG_NOSIGNAL);
+      if (sent <= 0) break;
+      data += sent;
+      size -= size_t(sent);
+    }
+    close(criu);
+    // Nothing is complete without an answer, which nobody has taken.
+    const bool received = receiver.Received(&error);
+    if (receiver.Finish(&error) && !received) __builtin_trap();
+  }
+  close(fd);
+  std::filesystem::remove_all(folder);
+  return 0;
+}
+
+std::vector<std::string> FuzzSeeds() {
+  std::vector<std::string> seeds;
+  for (const bool wide : {false, true}) {
+    std::string seed;
+    const auto word = [&](uint64_t value, size_t bytes) { seed.append(reinterpret_cast<const char*>(&value), bytes); };
+    const auto message = [&](uint32_t command, uint64_t pages, uint64_t address, uint64_t target) {
+      word(command, 4);
+      word(wide ? 0 : pages, 4);
+      if (wide) word(pages, 8);
+      word(address, 8);
+      word(target, 8);
+    };
+    message(4, 0, 0, 17 << 8 | 1);
+    message(4 << 16 | 6, 1, 0x10000, 17 << 8 | 1);
+    seed.append(4096, 'x');
+    message(6, 9, 0x20000, 17 << 8 | 1);
+    message(4, 0, 0, 5 << 8 | 2);
+    message(0x1024, 0, 0, 0);
+    seeds.push_back(seed);
+  }
+  return seeds;
+}
