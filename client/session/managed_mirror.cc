@@ -4,8 +4,10 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
+#include "client/session/log.h"
 #include "proto/codec/operations.gen.h"
 #include "proto/mirror/mirror.h"
 
@@ -173,7 +175,13 @@ bool ManagedMirror::ApplyLocked(std::string_view runs) {
     --it;
     const uint64_t offset = address - it->first;
     if (offset > it->second.bytes || bytes.size() > it->second.bytes - offset) return false;
-    mirror::ApplyRun(bytes.data(), bytes.size(), it->second.memory + offset, it->second.base.get() + offset);
+    const Range& range = it->second;
+    const bool alone = mirror::ApplyRun(bytes.data(), bytes.size(), range.memory + offset, range.base.get() + offset);
+    if (!alone && range.writers == Writers::kNobodyBesideTheGpu && !std::exchange(said_, true)) {
+      LogLine(
+          "the host and a kernel changed the same bytes of managed memory at the same time, which devices without "
+          "concurrentManagedAccess do not allow; what the host wrote is lost");
+    }
     return true;
   });
 }

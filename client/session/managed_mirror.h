@@ -11,7 +11,8 @@
 // can; of everything else it compares all. The server compares all of it at each Pull.
 //
 // The host must not wait, without a CUDA call, for a kernel to change such memory: devices report
-// CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS as 0 for this reason, over every channel, since a job can move.
+// CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS as 0 for this reason, over every channel, since a job can move. Where
+// host and kernel have changed the same bytes of managed memory, the kernel's stay, and a line on stderr says so.
 //
 // Thread-safe. Never takes the session's mutex, so it may be called under it.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_MANAGED_MIRROR_H_
@@ -120,6 +121,7 @@ class ManagedMirror {
   std::vector<std::pair<uint64_t, uint64_t>> written_;  // storage for Push
   std::string runs_;
   std::string pulled_;
+  bool said_ = false;  // a line on stderr
 };
 
 }  // namespace cuda_remote::client

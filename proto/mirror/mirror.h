@@ -35,13 +35,17 @@ bool CollectChanges(uint64_t address, const char* now, char* base, uint64_t byte
 // Appends one run of at most kMostRuns bytes.
 void AppendRun(uint64_t address, const char* bytes, uint64_t count, std::string* runs);
 
-// The receiving side: sets those bytes of `now` that differ from `base`, and `base`.
-inline void ApplyRun(const char* from, uint64_t bytes, char* now, char* base) {
+// The receiving side: sets those bytes of `now` that differ from `base`, and `base`. False: this side had changed some
+// of these bytes to something else, and what it wrote is lost.
+inline bool ApplyRun(const char* from, uint64_t bytes, char* now, char* base) {
+  bool alone = true;
   for (uint64_t i = 0; i < bytes; ++i) {
     if (from[i] == base[i]) continue;
+    alone = alone && (now[i] == base[i] || now[i] == from[i]);
     now[i] = from[i];
     base[i] = from[i];
   }
+  return alone;
 }
 
 // Calls use(address, bytes) for each run until it returns false. False then, and if `runs` is malformed.

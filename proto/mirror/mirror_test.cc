@@ -16,6 +16,7 @@ constexpr uint64_t kAddress = 0x200000001000;
 struct Side {
   explicit Side(size_t bytes) : now(bytes, '\0'), base(bytes, '\0') {}
   std::string now, base;
+  bool lost = false;  // what was changed here
 
   std::string Changes(bool exact) {
     std::string all;
@@ -34,7 +35,7 @@ struct Side {
     return ForEachRun(runs, [this](uint64_t address, std::string_view bytes) {
       const uint64_t offset = address - kAddress;
       if (offset > now.size() || bytes.size() > now.size() - offset) return false;
-      ApplyRun(bytes.data(), bytes.size(), &now[offset], &base[offset]);
+      lost |= !ApplyRun(bytes.data(), bytes.size(), &now[offset], &base[offset]);
       return true;
     });
   }
@@ -82,6 +83,22 @@ TEST(MirrorTest, AnAnswerThatTellsOldBytesDoesNotUndoAChange) {
   EXPECT_EQ(a.now[4], 'n');
   ASSERT_TRUE(b.Apply(a.Changes(true)));
   EXPECT_EQ(b.now[4], 'n');
+}
+
+TEST(MirrorTest, TheReceiverKnowsWhetherItsOwnChangeIsLost) {
+  Side a(64), b(64);
+  a.now[4] = 'a';
+  b.now[5] = b.now[6] = 'b';
+  ASSERT_TRUE(a.Apply(b.Changes(false)));
+  EXPECT_FALSE(a.lost);  // other bytes
+  b.now[4] = 'a';
+  ASSERT_TRUE(a.Apply(b.Changes(false)));
+  EXPECT_FALSE(a.lost);  // the same change
+  a.now[6] = 'a';
+  b.now[6] = 'c';
+  ASSERT_TRUE(a.Apply(b.Changes(false)));
+  EXPECT_TRUE(a.lost);
+  EXPECT_EQ(a.now[6], 'c');
 }
 
 TEST(MirrorTest, FewEqualBytesGoAlongAndManyDoNot) {

@@ -1595,6 +1595,84 @@ def managed_beyond(context):
 
 
 @case
+def managed_while_busy(context):
+    """The host uses managed memory while kernels do: such accesses wait, and are right; what can be lost is said, each once."""
+    lab = context.lab
+    server = lab.server(listen=True)
+    waits, lost = "while the GPU was at work", "what the host wrote is lost"
+    for way, address in (("ring", server.unix), ("grpc", server.tcp)):
+        job = lab.job(way, [context.program("touches")], address)
+        job.expect_success(60)
+        for line in (waits, lost):
+            if job.stderr().count(line) != 1:
+                raise Failure(f"{way}: not once on stderr: {line!r}\n{job.describe()}")
+        # A program that keeps the rules.
+        job = lab.job(f"{way}-managed", context.app("managed", 20), address)
+        job.expect_success(60)
+        if waits in job.stderr() or lost in job.stderr():
+            raise Failure(f"{way}: said of a program that waits for the GPU\n{job.describe()}")
+
+
+@case
+def managed_few(context):
+    """Over gRPC no more managed memory travels than the host has used, and than it has changed."""
+    lab = context.lab
+    server = lab.server(listen=True)
+    mib = 32
+    job = lab.job("job", [context.program("few"), "--size", str(mib)], server.tcp, pause_at=range(5))
+
+    def travelled():
+        """Bytes to the worker and back, when its figures, which it sends twice a second, no longer change."""
+        last = None
+        while True:
+            listed = lab.run(f"ps{time.monotonic_ns()}", [lab.tool("cr-ps"), "--server", server.unix, "--json"])
+            session = json.loads(listed.stdout())["sessions"][0]
+            now = session["bytes_in"], session["bytes_out"]
+            if now == last:
+                return now
+            last = now
+            time.sleep(1.2)
+
+    # A read brings 64 KiB, a write sends its page. Besides, there are the program's own requests.
+    most, few, other = mib << 20, 3 * (64 << 10), 64 << 10
+    before = (0, 0)
+    for step, (least_in, most_in, least_out, most_out) in enumerate((
+        (most, most + (1 << 20), 0, other),
+        (0, other, 3 * 4096, few + other),
+        (3 * 4096, few + other, 0, few + other),
+        (0, other, 0, other),
+        (0, other, most, most + other),
+    )):
+        job.wait_paused(step, 60)
+        now = travelled()
+        to_worker, back = now[0] - before[0], now[1] - before[1]
+        if not (least_in <= to_worker <= most_in and least_out <= back <= most_out):
+            raise Failure(f"step {step}: {to_worker} bytes to the worker, {back} back")
+        before = now
+        job.go(step)
+    job.expect_success(60)
+    harness.same("few", job.stdout(), context.expected([context.program("few"), "--size", str(mib)]))
+
+
+@case
+def managed_on_host(context):
+    """Where managed memory cannot live on the GPU, it is host memory: with the same results, over the ring and gRPC, and restarted."""
+    lab = context.lab
+    server = lab.server(listen=True)
+    env = {"CUDA_REMOTE_MANAGED": "host"}
+    command = context.app("managed_random", 12)
+    for way, address in (("ring", server.unix), ("grpc", server.tcp)):
+        job = lab.job(way, command, address, env=env, pause_at=[6])
+        job.wait_paused(6, 120)
+        image = context.path(f"image-{way}")
+        lab.run(f"checkpoint-{way}", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
+        job.wait(30)
+        job.go(6)
+        context.restart(image, server, f"restart-{way}").expect_success(120)
+        harness.same(way, job.stdout(), context.expected(command))
+
+
+@case
 def log_size(context):
     """A million objects made and destroyed leave the client's memory, and the image's log, as they were."""
     lab = context.lab
