@@ -117,6 +117,83 @@ class Graphs {
   cudaGraphExec_t captured_, built_;
 };
 
+// What was advised about parts of an allocation, as the questions about it answer: what holds for all pages.
+class Advised {
+ public:
+  explicit Advised(int device) : device_(device) {
+    // Advice is for whole pages, and allocations need not begin with one.
+    CUDA_CHECK(cudaMallocManaged(&allocation_, (kParts + 1) * kPart));
+    memory_ = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(allocation_) + kPart - 1) / kPart * kPart);
+    const cudaMemLocation here = {cudaMemLocationTypeDevice, device}, host = {cudaMemLocationTypeHost, 0};
+    Advise(1, 4, cudaMemAdviseSetReadMostly, here);
+    Advise(2, 6, cudaMemAdviseSetPreferredLocation, host);
+    Advise(5, 6, cudaMemAdviseSetPreferredLocation, here);
+    Advise(0, 3, cudaMemAdviseSetAccessedBy, here);
+    Advise(1, 8, cudaMemAdviseSetAccessedBy, host);
+    CUDA_CHECK(cudaMemPrefetchAsync(memory_, 2 * kPart, here, 0, nullptr));
+    CUDA_CHECK(cudaMemPrefetchAsync(memory_ + 4 * kPart, 2 * kPart, host, 0, nullptr));
+    CUDA_CHECK(cudaDeviceSynchronize());
+  }
+  ~Advised() {
+    const cudaMemLocation host = {cudaMemLocationTypeHost, 0};
+    Advise(2, 3, cudaMemAdviseUnsetReadMostly, host);
+    Advise(2, 3, cudaMemAdviseUnsetPreferredLocation, host);
+    Advise(2, 3, cudaMemAdviseUnsetAccessedBy, host);
+    APP_CHECK(Ask(cudaMemRangeAttributeReadMostly, 1, 4) == 0 && Ask(cudaMemRangeAttributeReadMostly, 3, 4) == 1);
+    APP_CHECK(Ask(cudaMemRangeAttributePreferredLocation, 2, 3) == cudaInvalidDeviceId);
+    APP_CHECK(!IsAccessedBy(cudaCpuDeviceId, 1, 8) && IsAccessedBy(cudaCpuDeviceId, 3, 8));
+    CUDA_CHECK(cudaFree(allocation_));
+  }
+
+  void Check() const {
+    APP_CHECK(Ask(cudaMemRangeAttributeReadMostly, 1, 4) == 1 && Ask(cudaMemRangeAttributeReadMostly, 0, 2) == 0);
+    const cudaMemRangeAttribute preferred = cudaMemRangeAttributePreferredLocation;
+    APP_CHECK(Ask(preferred, 2, 5) == cudaCpuDeviceId && Ask(preferred, 5, 6) == device_);
+    APP_CHECK(Ask(preferred, 4, 6) == cudaInvalidDeviceId && Ask(preferred, 0, 1) == cudaInvalidDeviceId);
+    APP_CHECK(Ask(cudaMemRangeAttributePreferredLocationType, 2, 5) == cudaMemLocationTypeHost);
+    APP_CHECK(Ask(cudaMemRangeAttributePreferredLocationType, 1, 5) == cudaMemLocationTypeInvalid);
+    APP_CHECK(IsAccessedBy(device_, 0, 3) && !IsAccessedBy(device_, 0, 4));
+    APP_CHECK(IsAccessedBy(cudaCpuDeviceId, 1, 8) && !IsAccessedBy(cudaCpuDeviceId, 0, 8));
+    const cudaMemRangeAttribute last = cudaMemRangeAttributeLastPrefetchLocation;
+    APP_CHECK(Ask(last, 0, 2) == device_ && Ask(last, 4, 6) == cudaCpuDeviceId);
+    APP_CHECK(Ask(last, 1, 5) == cudaInvalidDeviceId);
+    // Several questions at once.
+    cudaMemRangeAttribute attributes[] = {cudaMemRangeAttributeReadMostly, preferred, cudaMemRangeAttributeAccessedBy,
+                                          last};
+    int read_mostly, location, devices[2], prefetched;
+    void* answers[] = {&read_mostly, &location, devices, &prefetched};
+    size_t sizes[] = {sizeof(int), sizeof(int), sizeof(devices), sizeof(int)};
+    CUDA_CHECK(cudaMemRangeGetAttributes(answers, sizes, attributes, 4, memory_ + 2 * kPart, kPart));
+    APP_CHECK(read_mostly == 1 && location == cudaCpuDeviceId && prefetched == cudaInvalidDeviceId);
+    APP_CHECK(devices[0] + devices[1] == device_ + cudaCpuDeviceId);
+  }
+
+ private:
+  static constexpr size_t kPart = 64 << 10, kParts = 8;
+
+  void Advise(size_t first, size_t last, cudaMemoryAdvise advice, cudaMemLocation place) {
+    CUDA_CHECK(cudaMemAdvise(memory_ + first * kPart, (last - first) * kPart, advice, place));
+  }
+  int Ask(cudaMemRangeAttribute attribute, size_t first, size_t last) const {
+    int answer = -7;
+    CUDA_CHECK(
+        cudaMemRangeGetAttribute(&answer, sizeof(answer), attribute, memory_ + first * kPart, (last - first) * kPart));
+    return answer;
+  }
+  bool IsAccessedBy(int device, size_t first, size_t last) const {
+    int devices[4];
+    CUDA_CHECK(cudaMemRangeGetAttribute(devices, sizeof(devices), cudaMemRangeAttributeAccessedBy,
+                                        memory_ + first * kPart, (last - first) * kPart));
+    for (const int one : devices) {
+      if (one == device) return true;
+    }
+    return false;
+  }
+
+  const int device_;
+  unsigned char *allocation_ = nullptr, *memory_ = nullptr;
+};
+
 int main(int argc, char** argv) {
   app::Options options = app::Parse(argc, argv, {20, 2500});
   const int n = options.size;
@@ -166,15 +243,8 @@ int main(int argc, char** argv) {
   CUDA_CHECK(cudaDeviceSynchronize());
   APP_CHECK(table_on_device == table);
 
+  auto advised = std::make_unique<Advised>(device);
   cudaMemLocation here = {cudaMemLocationTypeDevice, device}, host = {cudaMemLocationTypeHost, 0};
-  CUDA_CHECK(cudaMemAdvise(data, n * sizeof(unsigned), cudaMemAdviseSetReadMostly, here));
-  CUDA_CHECK(cudaMemAdvise(data, n * sizeof(unsigned), cudaMemAdviseSetPreferredLocation, here));
-  CUDA_CHECK(cudaMemAdvise(data, n * sizeof(unsigned), cudaMemAdviseSetAccessedBy, host));
-  int answer = -7;
-  CUDA_CHECK(
-      cudaMemRangeGetAttribute(&answer, sizeof(answer), cudaMemRangeAttributeReadMostly, data, n * sizeof(unsigned)));
-  APP_CHECK(answer == 1);
-  CUDA_CHECK(cudaMemAdvise(data, n * sizeof(unsigned), cudaMemAdviseUnsetReadMostly, here));
 
   cudaStream_t stream;
   CUDA_CHECK(cudaStreamCreate(&stream));
@@ -273,6 +343,7 @@ int main(int argc, char** argv) {
     CUDA_CHECK(cudaFree(short_lived));
 
     graphs->Step(step);
+    advised->Check();
 
     if (step % 5 == 0) {
       app::Digest digest;
@@ -286,8 +357,7 @@ int main(int argc, char** argv) {
     }
     app::Step(step);
   }
-  CUDA_CHECK(cudaMemRangeGetAttribute(&answer, sizeof(answer), cudaMemRangeAttributePreferredLocation, data, 4));
-  APP_CHECK(answer == device);
+  advised.reset();
   graphs.reset();
   while (head) {
     Node* next = head->next;
