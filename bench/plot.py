@@ -30,6 +30,33 @@ def picture(width, height, lines):
     return "\n".join([head, f'<rect width="{width}" height="{height}" fill="white"/>', *lines, "</svg>\n"])
 
 
+def bars(title, subtitle, groups, unit_steps=(0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)):
+    """The SVG's text for horizontal bars: groups of (heading, [(name, value, color), ...]), on one scale from 0."""
+    width, left, right, line, gap = 900, 250, 90, 22, 16
+    longest = max([value for _, rows in groups for _, value, _ in rows] + [0.1])
+    step = next((s for s in unit_steps if longest / s <= 10), longest)
+    where = lambda value: left + value / longest * (width - left - right)
+    top = y = 68
+    grid, body = [], []
+    for heading, rows in groups:
+        y += gap
+        body.append(text_element(10, y + 4, heading, weight="bold"))
+        y += line / 2
+        for name, value, color in rows:
+            y += line
+            body.append(text_element(left - 8, y - 6, name, 11, "end"))
+            body.append(f'<rect x="{left}" y="{y - line + 5}" width="{max(where(value) - left, 1):.1f}" '
+                        f'height="{line - 8}" fill="{color}"/>')  # fmt: skip
+            body.append(text_element(where(value) + 6, y - 6, f"{value:.3f}", 11))
+    at = 0.0
+    while at <= longest:
+        grid.append(f'<line x1="{where(at):.1f}" x2="{where(at):.1f}" y1="{top}" y2="{y}" stroke="#ddd"/>')
+        grid.append(text_element(where(at), top - 3, f"{at:g}", 10, "middle", "#777"))
+        at = round(at + step, 6)
+    head = [text_element(10, 28, title, 15, weight="bold"), text_element(10, 46, subtitle, 11, color="#555")]
+    return picture(width, f"{y + 20:.0f}", head + grid + body)
+
+
 def convert(draw, usage):
     """The program PLOT INPUT.json OUTPUT.svg: what `draw` makes of the JSON."""
     if len(sys.argv) != 3:
