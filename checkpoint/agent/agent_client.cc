@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "checkpoint/job/job.h"
 #include "proto/agent/message.h"
 #include "proto/channel/handshake.h"
 #include "proto/folder/this_job.h"
@@ -32,8 +33,10 @@ std::unique_ptr<AgentClient> AgentClient::Connect(const std::string& directory, 
   bool of_job = PeerUser(socket, &user, &seen) && (user == geteuid() || geteuid() == 0);
   // What is in a user's folder may lead to sockets of others.
   if (folder != directory) of_job = of_job && stat(folder.c_str(), &facts) == 0 && facts.st_uid == user;
-  if (!of_job) {
-    *error = "the job belongs to another user";
+  // Root's tool in a user's own job (own_job.h) speaks to the processes that it saves, and to no others of his.
+  const bool other = of_job && getuid() == 0 && geteuid() != 0 && checkpoint::InnerPid(int(seen)) != int(pid);
+  if (!of_job || other) {
+    *error = other ? "another process listens at its socket" : "the job belongs to another user";
     close(socket);
     return nullptr;
   }

@@ -57,7 +57,11 @@ bool SetCapabilities(const std::vector<int>& kept) {
   return true;
 }
 
+// Whether this thread is root's and acts as somebody else.
+bool Acts() { return getuid() == 0 && geteuid() != 0; }
+
 bool ChangeUser(const Account& account) {
+  if (Acts() && setresuid(uid_t(-1), 0, uid_t(-1)) != 0) return false;
   return setgroups(account.groups.size(), account.groups.data()) == 0 &&
          setresgid(account.group, account.group, account.group) == 0 &&
          setresuid(account.user, account.user, account.user) == 0;
@@ -143,7 +147,7 @@ bool BecomeForCriu(const Account& account) {
 
 // glibc's functions change all threads of the process; the kernel's change one.
 ActAs::ActAs(const Account* account) {
-  if (!account) return;
+  if (!account || (Acts() && geteuid() == account->user)) return;
   groups_.resize(size_t(std::max(getgroups(0, nullptr), 0)));
   group_ = getegid();
   const bool known = getgroups(int(groups_.size()), groups_.data()) == int(groups_.size());
@@ -162,6 +166,18 @@ ActAs::~ActAs() {
       syscall(SYS_setgroups, groups_.size(), groups_.data()) != 0) {
     abort();
   }
+}
+
+AsRoot::AsRoot() : changed_(Acts()), user_(geteuid()), group_(getegid()) {
+  if (!changed_) return;
+  if (syscall(SYS_setresuid, -1, 0, -1) == 0 && syscall(SYS_setresgid, -1, getgid(), -1) == 0) return;
+  throw std::runtime_error(std::string("cannot have root's rights again: ") + strerror(errno));
+}
+
+AsRoot::~AsRoot() {
+  if (!changed_) return;
+  // To go on with root's rights in a user's folder would be worse than to end.
+  if (syscall(SYS_setresgid, -1, group_, -1) != 0 || syscall(SYS_setresuid, -1, user_, -1) != 0) abort();
 }
 
 }  // namespace cuda_remote::checkpoint

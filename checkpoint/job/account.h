@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The user whom a job of root's tools runs as (cr-run --user), and acting as that user.
 //
-// Such a job's folder is root's, so the tools may believe what is in it. The sockets of the job's processes are in its
+// Such a job's folder is root's, so the tools may believe what is in it (but own_job.h). The sockets of the job's processes are in its
 // folder "user", which is theirs (SocketFolder, proto/folder/this_job.h). Files that this user could exchange are opened
 // and changed with his rights only.
 #ifndef CUDA_REMOTE_CHECKPOINT_JOB_ACCOUNT_H_
@@ -43,8 +43,9 @@ bool Become(const Account& account);
 // The same, for CRIU: keeps the capabilities that it needs, but none that is about files, users or groups.
 bool BecomeForCriu(const Account& account);
 
-// While it lives, this thread has the rights of that user; other threads keep theirs. Throws std::runtime_error if that
-// is not possible. Null: changes nothing.
+// While it lives, this thread has the rights of that user; other threads keep theirs, and new ones begin with this one's.
+// Throws std::runtime_error if that is not possible. Changes nothing if it is null, or if the thread acts as that user
+// already.
 class ActAs {
  public:
   explicit ActAs(const Account* account);
@@ -57,6 +58,20 @@ class ActAs {
   bool changed_ = false;
   gid_t group_ = 0;
   std::vector<gid_t> groups_;
+};
+
+// While it lives, a thread of root's that acts as a user (ActAs) has root's rights again. Changes nothing elsewhere.
+class AsRoot {
+ public:
+  AsRoot();
+  ~AsRoot();
+  AsRoot(const AsRoot&) = delete;
+  AsRoot& operator=(const AsRoot&) = delete;
+
+ private:
+  bool changed_ = false;
+  uid_t user_ = 0;
+  gid_t group_ = 0;
 };
 
 }  // namespace cuda_remote::checkpoint

@@ -108,9 +108,11 @@ void OwnMounts(const Plan& plan) {
 
 // In the program's process, or the restorer's.
 void TakeTerminal(const Plan& plan) {
-  if (!plan.restored_pid) {
+  if (!plan.restored_pid || plan.own_group) {
     setpgid(0, 0);
     tcsetpgrp(plan.terminal, getpid());
+  }
+  if (!plan.restored_pid) {
     for (int stream : plan.terminal_streams) dup2(plan.terminal, stream);
   }
   close(plan.terminal);
@@ -249,13 +251,36 @@ void ShowOwnNetwork() {
   }
 }
 
+// False and errno on failure. A user may have put a link in the place of his folder.
+bool ShowFolder(const Plan& plan) {
+  const std::optional<Account> owner = plan.of_account ? plan.account : std::nullopt;
+  int place = -1;
+  {
+    const ActAs user(owner);
+    place = open(plan.seen_as.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  }
+  struct stat facts;
+  if (place < 0 || fstat(place, &facts) != 0) return false;
+  errno = EPERM;
+  const int folder = facts.st_uid == (owner ? owner->user : geteuid())
+                         ? open_tree(AT_FDCWD, plan.folder.c_str(), OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC)
+                         : -1;
+  const bool shown =
+      folder >= 0 && move_mount(folder, "", place, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH) == 0;
+  const int code = errno;
+  if (folder >= 0) close(folder);
+  close(place);
+  errno = code;
+  return shown;
+}
+
 bool SetUp(const Plan& plan, std::string* error) {
   // Mounts made outside later are to be seen here as far as the system shares them; ours are not seen outside.
   if (mount(nullptr, "/", nullptr, MS_REC | MS_SLAVE, nullptr) != 0) {
     *error = WithErrno("cannot make the mounts of the job its own");
     return false;
   }
-  if (!plan.folder.empty() && mount(plan.folder.c_str(), plan.seen_as.c_str(), nullptr, MS_BIND, nullptr) != 0) {
+  if (!plan.folder.empty() && !ShowFolder(plan)) {
     *error = WithErrno("cannot show " + plan.folder + " as " + plan.seen_as);
     return false;
   }
@@ -323,7 +348,7 @@ bool StopOrContinue(const Plan& plan, pid_t main, int signal) {
       Send(report, Report::kFailed, 125, "");
       _exit(125);
     }
-    if (plan.terminal >= 0 && plan.terminal_group > 0) tcsetpgrp(plan.terminal, plan.terminal_group);
+    if (plan.terminal >= 0 && plan.terminal_group > 0) tcsetpgrp(plan.terminal, plan.terminal_group);  // if it is there
   }
   LetGoOfStreams(report, plan.terminal);
   Send(report, Report::kStarted, main);
@@ -369,11 +394,10 @@ pid_t ChooseFirstPid() {
   return most / 2 > kLowest ? std::uniform_int_distribution<pid_t>(kLowest, most / 2)(random) : 0;
 }
 
-std::string NoIsolation() {
-  if (geteuid() == 0) return {};
-  return "it was started neither as root nor through cr-hostd, so it has no process numbers of its own; "
-         "start it where cr-hostd runs, or have root start it with cr-run --user";
-}
+const char kInUserNamespace[] =
+    "it was started neither as root nor through cr-hostd, and has mounts of its own in a user namespace, which CRIU "
+    "cannot save; start it where cr-hostd runs, or with cr-run --plain, so that root can save it, or have root start it "
+    "with cr-run --user";
 
 void BlockForwardedSignals() {
   signal(SIGCHLD, SIG_DFL);

@@ -42,8 +42,10 @@ struct Plan {
   // The program and what it starts may make an io_uring (io_uring.h). A job that has one cannot be saved.
   bool io_uring = false;
 
-  // Not empty: this folder is seen as `seen_as` in the namespace.
+  // Not empty: this folder is seen as `seen_as` in the namespace, which is a folder of root's, or of the account's
+  // (`of_account`): then it is looked for with his rights.
   std::string folder, seen_as;
+  bool of_account = false;
   // What else is seen elsewhere. One that cannot be is reported on standard error, and the rest goes on.
   std::vector<Mount> mounts;
   // Not -1: the network namespace that all of it runs in (network.h); else it has the caller's.
@@ -59,6 +61,8 @@ struct Plan {
   std::vector<int> terminal_streams;
   // With restored_pid: the group of processes that had the terminal.
   pid_t terminal_group = 0;
+  // With restored_pid: the program was in the group of a shell, and gets one of its own.
+  bool own_group = false;
 };
 
 struct Isolated {
@@ -72,8 +76,8 @@ struct Isolated {
 // (mpirun), which would otherwise be the same in every job.
 pid_t ChooseFirstPid();
 
-// Why there can be no namespace here; empty if there can.
-std::string NoIsolation();
+// Why a job that this program starts in a user namespace cannot be saved.
+extern const char kInUserNamespace[];
 
 // Starts `plan`; returns once the program was executed, or restored. On failure nothing is left, and *code is what a
 // shell would return for it (126: cannot be executed, 127: not there, 125: anything else).

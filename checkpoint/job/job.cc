@@ -39,6 +39,12 @@ constexpr const char* kPlaces[] = {"",    "../lib/",   "../bin/",  "../libexec/"
 // Of files that the job's processes read. The folder is closed to other users, but not to the job's.
 constexpr mode_t kForProcesses = 0644;
 
+// What SocketFolder looks for.
+constexpr char kSocketFolder[] = "/user";
+
+// Of a file in a job's folder.
+constexpr size_t kMostJobBytes = 4 << 20;
+
 std::string OwnFolder() {
   char path[4096];
   const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
@@ -65,48 +71,40 @@ bool IsNumber(const std::string& text) {
   return !text.empty() && text.size() < 10 && text.find_first_not_of("0123456789") == std::string::npos;
 }
 
+// Of a plain file with `most` bytes at most.
+bool ReadSome(int fd, size_t most, std::string* text) {
+  struct stat facts;
+  if (fstat(fd, &facts) != 0) return false;
+  errno = S_ISREG(facts.st_mode) ? EFBIG : EINVAL;
+  if (!S_ISREG(facts.st_mode) || size_t(facts.st_size) > most) return false;
+  text->resize(size_t(facts.st_size));
+  const ssize_t got = pread(fd, text->data(), text->size(), 0);
+  text->resize(got > 0 ? size_t(got) : 0);
+  return got >= 0;
+}
+
+// Empty if there is none.
 std::string ReadText(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  std::string text;
+  const int file = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (file < 0 || !ReadSome(file, kMostJobBytes, &text)) text.clear();
+  if (file >= 0) close(file);
+  return text;
 }
 
 // In one step. `rights`: of the file, if they are not the usual ones.
 bool Replace(const std::string& path, const std::string& text, std::string* error, mode_t rights = 0) {
   const std::string fresh = path + ".new";
-  std::ofstream out(fresh, std::ios::trunc);
-  out << text;
-  out.close();
-  if (out && (rights == 0 || chmod(fresh.c_str(), rights) == 0) && rename(fresh.c_str(), path.c_str()) == 0) return true;
+  // Of a tool that was killed.
+  unlink(fresh.c_str());
+  const int out = open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  const bool written = out >= 0 && write(out, text.data(), text.size()) == ssize_t(text.size()) &&
+                       (rights == 0 || fchmod(out, rights) == 0);
+  if (out >= 0) close(out);
+  if (written && rename(fresh.c_str(), path.c_str()) == 0) return true;
   *error = "cannot write " + path + ": " + strerror(errno);
   unlink(fresh.c_str());
   return false;
-}
-
-// What root is told of a job of another user's own, whose folder can say anything.
-constexpr char kOfOrdinaryUser[] =
-    "root's tools do not act on what another user's folder says: run cr-migrate or cr-trace as that user. To be saved, a "
-    "job of an ordinary user must have been started through cr-hostd, or by root with cr-run --user";
-
-// The user of a job that was not started for root, without a look at what its folder says. Root's tools do not find such
-// jobs, but tell whose they are. 0: there is none of that name or PID.
-uid_t UserOfOwnJob(const std::string& name, std::string* where) {
-  struct stat facts;
-  if (IsNumber(name)) {
-    *where = "process " + name;
-    if (stat(("/proc/" + name).c_str(), &facts) == 0 && facts.st_uid != 0) return facts.st_uid;
-  }
-  glob_t found = {};
-  uid_t user = 0;
-  for (const char* const jobs : {"/run/user/[0-9]*/cuda-remote/jobs", "/tmp/cuda-remote-[0-9]*/jobs"}) {
-    if (name.empty() || glob(jobs, GLOB_NOSORT, nullptr, &found) != 0) continue;
-    for (size_t i = 0; user == 0 && i < found.gl_pathc; ++i) {
-      *where = "the folder " + std::string(found.gl_pathv[i]) + "/" + name;
-      if (lstat((std::string(found.gl_pathv[i]) + "/" + name).c_str(), &facts) == 0) user = facts.st_uid;
-    }
-    globfree(&found);
-    found = {};
-  }
-  return user;
 }
 
 // The folder of a job of that name that cr-hostd has started for some user. Empty if there is none.
@@ -126,6 +124,23 @@ std::string FolderOfHostdJob(const std::string& name) {
   }
   globfree(&found);
   return folder;
+}
+
+// The folders of that name in which ordinary users have jobs of their own, by user.
+std::map<uid_t, std::string> FoldersOfOwnJobs(const std::string& name) {
+  std::map<uid_t, std::string> folders;
+  glob_t found = {};
+  for (const char* const jobs : {"/run/user/[0-9]*/cuda-remote/jobs", "/tmp/cuda-remote-[0-9]*/jobs"}) {
+    if (name.empty() || glob(jobs, GLOB_NOSORT, nullptr, &found) != 0) continue;
+    for (size_t i = 0; i < found.gl_pathc; ++i) {
+      struct stat facts;
+      const std::string one = std::string(found.gl_pathv[i]) + "/" + name;
+      if (lstat(one.c_str(), &facts) == 0 && facts.st_uid != 0) folders[facts.st_uid] = one;
+    }
+    globfree(&found);
+    found = {};
+  }
+  return folders;
 }
 
 // Whether it is, or is in, the folder of this user's jobs that cr-hostd has made. They are root's.
@@ -220,7 +235,7 @@ bool ClaimJobFolder(const std::string& directory, std::string* error) {
 }
 
 bool OpenToUser(const std::string& directory, const std::string& seen_as, const Account& account, std::string* error) {
-  const std::string own = directory + "/user";
+  const std::string own = directory + kSocketFolder;
   std::vector<std::string> above;
   for (const std::string& runtime : RuntimeFolders()) {
     const std::string jobs = runtime + "/jobs";
@@ -247,6 +262,13 @@ bool OpenToUser(const std::string& directory, const std::string& seen_as, const 
   if (faccessat(AT_FDCWD, own.c_str(), W_OK | X_OK, AT_EACCESS) == 0) return true;
   *error = NameOf(account) + " cannot enter the job's folder " + directory + ": " + strerror(errno) +
            "; choose one with --job-dir whose folders others may enter";
+  return false;
+}
+
+bool MakeSocketFolder(const std::string& directory, std::string* error) {
+  const std::string folder = directory + kSocketFolder;
+  if (mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST) return true;
+  *error = "cannot make the folder " + folder + ": " + strerror(errno);
   return false;
 }
 
@@ -344,6 +366,15 @@ ServerChange::~ServerChange() {
   }
 }
 
+void NoteStopped(const std::string& directory, const std::string& where) {
+  const std::string path = directory + "/stopped", line = where + "\n";
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+  if (file < 0) return;
+  const ssize_t ignored = write(file, line.data(), line.size());
+  (void)ignored;
+  close(file);
+}
+
 std::string NewSharingScope() {
   std::string scope(16, '\0');
   for (size_t done = 0; done < scope.size();) {
@@ -418,24 +449,15 @@ bool ReadJob(const std::string& directory, Job* job, std::string* error) {
     return false;
   }
   // What stands there decides which processes and files the tools touch.
-  if (!IsOfHostd(directory) && !CheckFolder(directory, FolderUse::kLook, error)) {
-    struct stat facts;
-    if (geteuid() == 0 && lstat(directory.c_str(), &facts) == 0 && facts.st_uid != 0) {
-      *error += std::string("; ") + kOfOrdinaryUser;
-    }
-    return false;
-  }
-  if (IsOfHostd(directory)) {
-    const int file = OpenTrustedFile(path, error);
-    if (file < 0) return false;
-    close(file);
-  }
-  std::ifstream in(path);
-  if (!in) {
-    *error = "cannot read " + path + ": " + strerror(errno);
-    return false;
-  }
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  if (!IsOfHostd(directory) && !CheckFolder(directory, FolderUse::kLook, error)) return false;
+  // The folder is not open to others, but it may be that of another user as whom this program acts (own_job.h).
+  const int file = IsOfHostd(directory) ? OpenTrustedFile(path, error)
+                                        : open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  std::string text;
+  const bool read = file >= 0 && ReadSome(file, kMostJobBytes, &text);
+  if (!read && (file >= 0 || !IsOfHostd(directory))) *error = "cannot read " + path + ": " + strerror(errno);
+  if (file >= 0) close(file);
+  if (!read) return false;
   if (!JobFromJson(text, job)) {
     *error = path + " is damaged";
     return false;
@@ -472,13 +494,24 @@ bool FindJob(const std::string& name, std::string* directory, Job* job, std::str
   }
   *error = "there is no job \"" + name + "\": name its folder, or a job in " + folders.front();
   if (geteuid() != 0) return false;
-  std::string where;
-  if (const std::string folder = FolderOfHostdJob(name); !folder.empty()) {
+  const std::string folder = FolderOfHostdJob(name);
+  const std::map<uid_t, std::string> own = FoldersOfOwnJobs(name);
+  if (!folder.empty()) {
     *error = "the job \"" + name + "\" was started through cr-hostd: name its folder, " + folder;
-  } else if (const uid_t user = UserOfOwnJob(name, &where); user != 0) {
-    *error = where + " belongs to user " + std::to_string(user) + ", and " + kOfOrdinaryUser;
+  } else if (own.size() > 1) {
+    *error = "several users have a job \"" + name + "\": name its folder, as in " + own.begin()->second;
   }
   return false;
+}
+
+uid_t OwnerOfJob(const std::string& name) {
+  struct stat facts;
+  if (name.find('/') != std::string::npos) return lstat(Absolute(name).c_str(), &facts) == 0 ? facts.st_uid : 0;
+  if (!FolderOfHostdJob(name).empty()) return 0;
+  // Anybody can give a folder this name.
+  if (IsNumber(name) && stat(("/proc/" + name).c_str(), &facts) == 0 && facts.st_uid != 0) return facts.st_uid;
+  const std::map<uid_t, std::string> own = FoldersOfOwnJobs(name);
+  return own.size() == 1 ? own.begin()->first : 0;
 }
 
 std::vector<FoundJob> AllJobs() {
@@ -558,9 +591,9 @@ void RemoveJobFolder(const std::string& directory) {
     user.user = facts.st_uid;
     user.group = facts.st_gid;
     // He may have put links there.
-    if (geteuid() == 0 && user.user != 0) {
-      const ActAs him(&user);
-      RemoveSockets(own);
+    {
+      const ActAs him(geteuid() == 0 && user.user != 0 ? &user : nullptr);
+      if (user.user == geteuid()) RemoveSockets(own);
     }
     rmdir(own.c_str());
   }
@@ -632,6 +665,25 @@ int InnerPid(int pid) {
   return 0;
 }
 
+bool HasTerminal(int pid) {
+  std::istringstream fields(StatOf(pid));
+  std::string state;
+  int parent = 0, group = 0, session = 0, terminal = 0;
+  fields >> state >> parent >> group >> session >> terminal;
+  return terminal > 0;
+}
+
+std::vector<uint64_t> StatusNumbers(int pid, const std::string& name, int base) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  std::vector<uint64_t> numbers;
+  for (std::string line; std::getline(status, line);) {
+    if (line.compare(0, name.size() + 1, name + ":") != 0) continue;
+    std::istringstream words(line.substr(name.size() + 1));
+    for (std::string word; words >> word;) numbers.push_back(strtoull(word.c_str(), nullptr, base));
+  }
+  return numbers;
+}
+
 bool IsRunning(int pid) {
   const std::string stat = StatOf(pid);
   // A dead process that its parent has not noticed yet is still listed, and has a namespace.
@@ -649,7 +701,7 @@ int ParentOf(int pid) {
 bool JobIsAlive(const Job& job) {
   if (job.init_pid() > 0)
     return IsRunning(job.init_pid()) && PidNamespace(job.init_pid()) == job.pid_namespace() && job.pid_namespace() != 0;
-  return job.pid() > 0 && kill(job.pid(), 0) == 0;
+  return job.pid() > 0 && kill(job.pid(), 0) == 0 && IsRunning(job.pid());
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -3,7 +3,8 @@
 //
 //     agent-PID.sock  the checkpoint agent of a process with a GPU session (client/agent); PID as it knows itself
 //     user/           of a job that runs as another user (cr-run --user): that user's folder, with agent-PID.sock,
-//                     relay*.sock and server/; the rest is root's, and this user may read what its processes need
+//                     relay*.sock and server/; the rest is root's, and this user may read what its processes need. Of a
+//                     user's own job that root's tools can save: the same, as that job is to find it after a restart
 //     job.json        Job (job.proto)
 //     lib/            libcuda.so.1 and libnvidia-ml.so.1, links to the client library and to our NVML; job and
 //                     ld.so.cache, for processes with another environment (stand_ins.h)
@@ -64,6 +65,9 @@ bool MakeShownFolder(const std::string& directory, std::string* error);
 // folder as the program knows it. False if they cannot enter a folder above it.
 bool OpenToUser(const std::string& directory, const std::string& seen_as, const Account& account, std::string* error);
 
+// Makes the folder of sockets in this user's own job folder, where they stay if root restarts the job.
+bool MakeSocketFolder(const std::string& directory, std::string* error);
+
 // Puts lib/libcuda.so.1 and lib/libnvidia-ml.so.1 there, pointing at the libraries beside this program.
 // *library_folder: the folder lib.
 bool LinkLibrary(const std::string& directory, std::string* library_folder, std::string* error);
@@ -97,6 +101,9 @@ class ServerChange {
   std::map<std::string, std::string> before_;  // files' contents, by name
   bool kept_ = false;
 };
+
+// Leaves word for the job's cr-run that the job was stopped, and is at `where` now.
+void NoteStopped(const std::string& directory, const std::string& where);
 
 // A scope for sessions that are opened together (replay::ShareIn): 16 random bytes.
 std::string NewSharingScope();
@@ -143,6 +150,10 @@ std::vector<FoundJob> JobsOfHostd(const std::string& socket, uid_t user);
 // Finds the folder of the job that a person calls `name`: a folder, the name of one in JobsFolders(), or a PID.
 bool FindJob(const std::string& name, std::string* directory, Job* job, std::string* error);
 
+// The user whose own the job of that name may be, without a look at what its folder says; 0: there is none, or it is
+// root's or cr-hostd's. For root's tools (own_job.h).
+uid_t OwnerOfJob(const std::string& name);
+
 // Removes the folders of this user's jobs that have ended without doing so: their cr-run was killed. Returns those that
 // were removed.
 std::vector<std::string> RemoveStaleJobs();
@@ -163,6 +174,12 @@ uint64_t PidNamespace(int pid);
 
 // The number of a process in its own PID namespace; 0 if it has ended.
 int InnerPid(int pid);
+
+// Whether a terminal controls it.
+bool HasTerminal(int pid);
+
+// A line of /proc/PID/status as its numbers; none if there is no such process or line.
+std::vector<uint64_t> StatusNumbers(int pid, const std::string& name, int base);
 
 // Whether process `pid` is there and has not ended, noticed by its parent or not.
 bool IsRunning(int pid);

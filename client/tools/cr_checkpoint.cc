@@ -9,7 +9,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <optional>
@@ -22,6 +21,7 @@
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/job_claim.h"
+#include "checkpoint/job/own_job.h"
 #include "checkpoint/job/ranks.h"
 #include "checkpoint/transaction/at_step.h"
 #include "checkpoint/transaction/live_job.h"
@@ -69,7 +69,8 @@ while the job goes on. That takes as much host memory as the job has GPU
 memory, if that is there (--pool); of a job with more than that, the rest goes through it while the job stands still.
 With --stop the memory is written as it comes, through a small pool. A checkpoint that fails, or is interrupted or
 killed, leaves the job running and no new image. Needs CRIU (tools/setup-criu) and root; where cr-hostd runs, an ordinary
-user saves jobs that her own cr-run has started.
+user saves jobs that her own cr-run has started. Where it does not run, root saves jobs that users have started with
+cr-run --plain.
 
 With --keep N, DIR holds the last N images of the job (image-000001, ...). What an earlier one has of the GPU memory is not
 written again. cr-restart DIR takes the newest, cr-restart DIR/image-000007 that one; cr-inspect DIR lists them.
@@ -274,6 +275,14 @@ std::string RanksText(LiveJob& live) {
   return text;
 }
 
+struct DeleteAsRoot {
+  template <typename T>
+  void operator()(T* object) const {
+    const AsRoot root;
+    delete object;
+  }
+};
+
 // One checkpoint. False and *error: there is no image, and the job goes on.
 bool Checkpoint(const Options& options, const std::string& directory, Job job, SessionKeeper* keeper,
                 const std::function<bool()>& cancelled, Outcome* outcome, std::string* error) {
@@ -304,16 +313,19 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
   AtStep("begin the image");
   std::string given;  // as the user is to know the image
   if (caller && !caller->Announce(kImageBegins, error, &given)) return false;
-  std::unique_ptr<ckptfmt::ImageStore> store;
+  // The image is root's also where this tool acts as the job's user.
+  auto image_rights = std::make_unique<AsRoot>();
+  std::unique_ptr<ckptfmt::ImageStore, DeleteAsRoot> store;
   if (options.keep > 0) {
     auto opened = ckptfmt::ImageStore::Open(options.image);
     if (!opened.ok()) return failed(opened.status());
-    store = std::move(*opened);
+    store.reset(opened->release());
   }
   auto created =
       store ? store->Create(writer_options) : ckptfmt::ImageWriter::Create(options.image, writer_options);
   if (!created.ok()) return failed(created.status());
-  const std::unique_ptr<ckptfmt::ImageWriter> image = std::move(*created);
+  const std::unique_ptr<ckptfmt::ImageWriter, DeleteAsRoot> image(created->release());
+  image_rights.reset();
   outcome->image = !given.empty() ? given : store ? image->dir() : options.image;
   if (store && !store->sharing().ok()) {
     Say(kTool, "the image shares nothing with earlier ones: " + std::string(store->sharing().message()));
@@ -472,6 +484,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
   for (const auto& process : live.processes()) {
     std::string log;
     process->log().Serialize(&log);
+    const AsRoot root;
     const absl::Status logged = image->WriteLog(log);
     if (!logged.ok()) return failed(logged);
   }
@@ -510,6 +523,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
   if (committed.ok()) {
     AtStep("commit the image");
     Progress progress("writing to the disk", options.quiet);
+    const AsRoot root;
     committed = image->Commit(info, [&](uint64_t done, uint64_t total) { progress.Update(done, total); });
   }
   if (!committed.ok()) return failed(committed);
@@ -520,7 +534,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
     steps.Done("giving the image to its user");
   }
   if (options.stop) {
-    std::ofstream(directory + "/stopped") << (given.empty() ? Absolute(outcome->image) : given) << "\n";
+    NoteStopped(directory, given.empty() ? Absolute(outcome->image) : given);
     if (!transaction.End()) Say(kTool, "the job could not be ended; it stands still");
     outcome->paused = transaction.HeldSeconds();
     steps.Done("ending the job");
@@ -528,6 +542,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
   outcome->sizes = image->sizes();
   if (store) {
     AtStep("remove old images");
+    const AsRoot root;
     const absl::StatusOr<size_t> pruned = store->Prune(options.keep);
     if (!pruned.ok()) {
       Say(kTool, "the image is complete, but old images could not be removed: " + std::string(pruned.status().message()) +
@@ -671,7 +686,8 @@ int Work(const Options& options, const Background& background) {
   const std::function<bool()>& cancelled = background.cancelled;
   std::string directory, error;
   Job job;
-  if (!FindJob(options.job, &directory, &job, &error)) {
+  const OwnersRights rights(options.job);
+  if (!FindJob(options.job, &directory, &job, &error) || !rights.Check(directory, &job, &error)) {
     Say(kTool, error);
     return kExitNoJob;
   }

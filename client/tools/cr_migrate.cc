@@ -22,6 +22,7 @@
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/job_claim.h"
+#include "checkpoint/job/own_job.h"
 #include "checkpoint/job/ranks.h"
 #include "checkpoint/transaction/at_step.h"
 #include "checkpoint/transaction/code_ahead.h"
@@ -347,18 +348,18 @@ bool CompareAll(std::vector<Move>* moves, std::string* error) {
   return NoErrors(*moves, error);
 }
 
-bool Migrate(const Options& options, const std::string& directory, Job* job, const std::function<bool()>& cancelled,
+bool Migrate(const Options& options, const std::string& directory, const Job& job, const std::function<bool()>& cancelled,
              std::string* error) {
   const Clock::time_point start = Clock::now();
   JobClaim claim;
   if (!claim.Take(directory, kTool, cancelled, error)) return false;
   // Everything that can go wrong early does so while the job still runs.
-  GpuHosts hosts(SocketFolder(directory), /*detached=*/true, AccountOf(*job));
+  GpuHosts hosts(SocketFolder(directory), /*detached=*/true, AccountOf(job));
   ChunkPool pool(Precopy::kSinkSlots * ChunkPool::kSlotBytes);  // outlives the moves
   std::vector<Move> moves;
   AtStep("open sessions");
   if (!options.to.empty() && !hosts.Open(options.to, -1, error)) return false;
-  if (!OpenSessions(options, directory, *job, FindCudaProcesses(*job, directory), nullptr, &hosts, &moves, error)) {
+  if (!OpenSessions(options, directory, job, FindCudaProcesses(job, directory), nullptr, &hosts, &moves, error)) {
     return false;
   }
   const std::unique_ptr<SharedBuffers> shared = SharedBuffers::Make();
@@ -367,10 +368,10 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   lock.cancelled = cancelled;
   ImagesAhead images;
   AtStep("read module images");
-  images.Read(*job, directory);
-  CodeAhead code(*job, directory, claim, &images);
+  images.Read(job, directory);
+  CodeAhead code(job, directory, claim, &images);
   const Clock::time_point ahead_begun = Clock::now();
-  const uint64_t held_bytes = AskHeldBytes(*job, directory);
+  const uint64_t held_bytes = AskHeldBytes(job, directory);
   if (HasRoomToSpare(moves, held_bytes)) {
     if (!code.Look(lock, error)) return false;
     AtStep("replay code");
@@ -384,14 +385,14 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   AtStep("make handing over ready");
   PrepareHandOvers(directory, moves);
   const double ahead = Since(ahead_begun);
-  LiveJob live(*job, directory, claim, &images);
-  JobTransaction transaction(*job, &live, /*engine=*/nullptr, /*guard=*/nullptr);
+  LiveJob live(job, directory, claim, &images);
+  JobTransaction transaction(job, &live, /*engine=*/nullptr, /*guard=*/nullptr);
   // Processes may have come and gone since.
   if (!transaction.Begin(lock, error)) return false;
   DropOutdated(live, &moves);
   std::vector<CudaProcess> held;
   for (const auto& process : live.processes()) held.push_back(process->process());
-  if (!OpenSessions(options, directory, *job, held, &live, &hosts, &moves, error)) return false;
+  if (!OpenSessions(options, directory, job, held, &live, &hosts, &moves, error)) return false;
   for (size_t i = 0; i < moves.size(); ++i) moves[i].process = live.processes()[i].get();
   uint64_t bytes = 0, done_before = 0, objects = 0, objects_ahead = 0;
   CopiedBytes copied;
@@ -415,7 +416,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
         if (!there) regions.back().push_back(region);
       }
     }
-    const ActAs user(AccountOf(*job));
+    const ActAs user(AccountOf(job));
     if (!CheckRoom(PlacesOf(moves), regions, error)) return false;
   }
   // For processes that begin to use CUDA later.
@@ -431,7 +432,7 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
     if (std::none_of(moves.begin(), moves.end(), [](const Move& move) { return move.replayed; })) {
       scope = NewSharingScope();
     }
-    if (!OpenSessions(options, directory, *job, held, &live, &hosts, &moves, error) || !HandOverAll(&moves, error) ||
+    if (!OpenSessions(options, directory, job, held, &live, &hosts, &moves, error) || !HandOverAll(&moves, error) ||
         !ReplayAll(scope, &moves, &again, error)) {
       return false;
     }
@@ -474,13 +475,17 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
   change.Keep();
   const double stood = transaction.HeldSeconds(), took = Since(start);
   for (const Move& move : moves) {
-    const ActAs user(AccountOf(*job));
-    TellSaved(move.to.host->server(), move.channel->welcome().session, job->saved_unix_ms(), job->saved_bytes());
+    const ActAs user(AccountOf(job));
+    TellSaved(move.to.host->server(), move.channel->welcome().session, job.saved_unix_ms(), job.saved_bytes());
   }
   std::string problem;
-  job->set_server(options.to.empty() ? moves.front().to.place.server : options.to);
-  job->set_gpu(options.gpu);
-  if (job->runner_pid() != 0 && !WriteJob(directory, *job, &problem)) Say(kTool, problem);
+  // What this tool knows of it may not be all that its folder says.
+  Job told;
+  if (job.runner_pid() != 0 && ReadJob(directory, &told, &problem)) {
+    told.set_server(options.to.empty() ? moves.front().to.place.server : options.to);
+    told.set_gpu(options.gpu);
+    if (!WriteJob(directory, told, &problem)) Say(kTool, problem);
+  }
   if (options.json) {
     JsonWriter json(JsonWriter::kSpaced);
     json.Begin('{');
@@ -521,11 +526,12 @@ bool Migrate(const Options& options, const std::string& directory, Job* job, con
 int Work(const Options& options, const std::function<bool()>& cancelled) {
   std::string directory, error;
   Job job;
-  if (!FindJobOrProcesses(options.job, &directory, &job, &error)) {
+  const OwnersRights rights(options.job);
+  if (!FindJobOrProcesses(options.job, &directory, &job, &error) || !rights.Check(directory, &job, &error)) {
     Say(kTool, error);
     return kExitNoJob;
   }
-  if (Migrate(options, directory, &job, cancelled, &error)) return 0;
+  if (Migrate(options, directory, job, cancelled, &error)) return 0;
   Say(kTool, options.job + " was not moved: " + error + (JobIsAlive(job) ? "; the job goes on where it was" : ""));
   return kExitFailure;
 }

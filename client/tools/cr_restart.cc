@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // cr-restart: brings a saved job back. See --help.
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <set>
 #include <sstream>
 #include <string>
@@ -322,6 +322,12 @@ bool GiveSessions(const Options& options, const ckptfmt::ImageReader& image, con
   return true;
 }
 
+// Where a restarted job of an ordinary user's own is, so that jobs of several users have names of their own.
+std::string FolderOfUsers(const Job& job, const Account& account) {
+  const std::string name = job.directory().substr(job.directory().rfind('/') + 1);
+  return JobsFolder() + "/" + name + "@" + (account.name.empty() ? std::to_string(account.user) : account.name);
+}
+
 // The processes of a job whose cr-run or cr-restart was killed end, too, but not in the same instant.
 bool GoesOn(const Job& job) {
   for (int waited = 0; JobIsAlive(job) && !IsRunning(int(job.runner_pid())) && waited < kKilledMs; waited += kLookMs) {
@@ -341,8 +347,7 @@ int Run(const Options& options) {
   if (!image) return Fail(error);
   std::vector<Placed> placed;
   if (!Plan(options, image->info(), &placed, &error)) return Fail(error);
-  const std::string why = NoIsolation();
-  if (!why.empty()) return Fail("restoring a process needs root, or cr-hostd, which does not run here");
+  if (geteuid() != 0) return Fail("restoring a process needs root, or cr-hostd, which does not run here");
 
   CriuEngine engine;
   const Caller* const caller = Caller::Get();
@@ -391,16 +396,30 @@ int Run(const Options& options) {
   own.insert(own.end(), opened.begin(), opened.end());
   job.clear_outputs();
   for (const std::string& path : own) job.add_outputs(path);
-  std::string directory = options.directory.empty() ? job.directory() : Absolute(options.directory);
+  // The folder of a user's own job is his. The restarted one has one of root's, which it sees there.
+  const std::optional<Account> shown_to = job.users_own() ? account : std::nullopt;
+  const std::string usual = shown_to ? FolderOfUsers(job, *shown_to) : job.directory();
+  std::string directory = options.directory.empty() ? usual : Absolute(options.directory);
   Job running;
   std::string ignored, library_folder;
-  if (ReadJob(directory, &running, &ignored) && GoesOn(running)) {
-    return Fail("there is a running job in " + directory + " (PID " + std::to_string(running.pid()) +
+  const auto is_running = [&](const std::string& folder, const std::optional<Account>& whose) {
+    const ActAs user(whose);
+    return ReadJob(folder, &running, &ignored) && GoesOn(running);
+  };
+  std::string busy;
+  if (is_running(directory, std::nullopt)) busy = directory;
+  if (shown_to && options.directory.empty() && is_running(job.directory(), shown_to)) busy = job.directory();
+  if (!busy.empty()) {
+    return Fail("there is a running job in " + busy + " (PID " + std::to_string(running.pid()) +
                 "): end it first, or give the restarted one another folder with --job-dir");
   }
   if (!ClaimJobFolder(directory, &error)) return Fail(error + " (--job-dir)");
   if (!LinkLibrary(directory, &library_folder, &error)) return Fail(error);
-  if (directory != job.directory() && !MakeShownFolder(job.directory(), &error)) return Fail(error);
+  const auto make_shown = [&] {
+    const ActAs user(shown_to);
+    return MakeShownFolder(job.directory(), &error);
+  };
+  if (directory != job.directory() && !make_shown()) return Fail(error);
   if (account && !OpenToUser(directory, job.directory(), *account, &error)) return Fail(error);
   // Until the job goes on. What killed an earlier tool has ended the job that was here.
   JobClaim claim;
@@ -411,9 +430,14 @@ int Run(const Options& options) {
   unlink((directory + "/stopped").c_str());
   // The folder that the job knows is only where the other one is shown: it must stay as long as this job runs.
   const std::string marker = job.directory() + "/.used-by-" + std::to_string(getpid());
-  if (directory != job.directory()) std::ofstream(marker) << directory << "\n";
+  const auto mark = [&] {
+    const ActAs user(shown_to);
+    if (directory != job.directory()) close(open(marker.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  };
+  mark();
   const auto remove_folders = [&] {
     RemoveJobFolder(directory);
+    const ActAs user(shown_to);
     if (directory == job.directory()) return;
     unlink(marker.c_str());
     rmdir(job.directory().c_str());

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -131,8 +132,8 @@ int Main(int argc, char** argv) {
                  "connections with other machines then go on after a checkpoint, a restart or a move. On INTERFACE, a bridge "
                  "or an Ethernet interface (default: the one in whose network ADDRESS is)");
   app.add_flag("--plain", plain,
-               "no namespaces: the job cannot be checkpointed, and a program that sets LD_LIBRARY_PATH anew does not "
-               "find the library");
+               "no namespaces: a program that sets LD_LIBRARY_PATH anew does not find the library. A job of root's cannot be "
+               "checkpointed then; that of an ordinary user can be, by root");
   app.add_flag("--io-uring", io_uring,
                "programs may use io_uring; a job that does cannot be checkpointed (default: they find none, and most do "
                "without)");
@@ -216,7 +217,10 @@ int Main(int argc, char** argv) {
     if (caller) umask(before);
     return opened;
   };
-  if ((account && !OpenToUser(directory, directory, *account, &error)) || !open_outputs()) {
+  // In a user namespace it would have mounts of its own, and could not be saved. Without one, root's tools can save it.
+  const bool is_root = geteuid() == 0, own_mounts = !plain && (is_root || MayMount()), users_own = !is_root && !own_mounts;
+  if ((account && !OpenToUser(directory, directory, *account, &error)) ||
+      (users_own && !MakeSocketFolder(directory, &error)) || !open_outputs()) {
     RemoveJobFolder(directory);
     return Fail(error);
   }
@@ -265,13 +269,15 @@ int Main(int argc, char** argv) {
   Isolated isolated;
   int code = kExitFailed;
   job.Clear();
-  job.set_no_checkpoint(plain ? "it was started with --plain" : NoIsolation());
-  if (!plain && (geteuid() == 0 || MayMount()) && !PlanStandIns(directory, &job, &plan.mounts, &error))
+  if (is_root && plain) job.set_no_checkpoint("it was started with --plain");
+  if (!is_root && own_mounts) job.set_no_checkpoint(kInUserNamespace);
+  job.set_users_own(users_own);
+  if (own_mounts && !PlanStandIns(directory, &job, &plan.mounts, &error))
     Say(kTool, error + "; programs with an environment of their own may use this machine's own GPU");
   bool started = false;
   std::unique_ptr<JobTerminal> terminal;
   outputs.Show();
-  if (job.no_checkpoint().empty()) {
+  if (is_root && !plain) {
     terminal = JobTerminal::Open(&error);
     if (!terminal && !error.empty()) Say(kTool, error + "; it has no job control");
     if (terminal) plan.terminal = terminal->job_end();
@@ -295,7 +301,9 @@ int Main(int argc, char** argv) {
       job.clear_stand_ins();
     }
   }
-  if (!job.no_checkpoint().empty()) started = StartPlain(plan, &isolated.pid, &error, &code);
+  // What outlives its parent is this process's child then, and a checkpoint sees it.
+  if (users_own) prctl(PR_SET_CHILD_SUBREAPER, 1);
+  if (!is_root || !job.no_checkpoint().empty()) started = StartPlain(plan, &isolated.pid, &error, &code);
   outputs.Hide();
   if (!started) {
     hosts.reset();

@@ -17,6 +17,7 @@
 #include "checkpoint/agent/agent_client.h"
 #include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/job.h"
+#include "checkpoint/job/own_job.h"
 #include "client/tools/foreground.h"
 #include "proto/cli/wrong_use.h"
 #include "proto/frame/version.h"
@@ -171,7 +172,8 @@ int Main(int argc, char** argv) {
   }
   std::string directory, error;
   Job job;
-  if (!FindJobOrProcesses(options.job, &directory, &job, &error)) {
+  const OwnersRights rights(options.job);
+  if (!FindJobOrProcesses(options.job, &directory, &job, &error) || !rights.Check(directory, &job, &error)) {
     Say(kTool, error);
     return kExitNoJob;
   }

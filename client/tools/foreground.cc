@@ -55,7 +55,7 @@ int FinishJob(const char* tool, const Isolated& isolated, const std::string& dir
   DeviceWatch devices(tool, job);
   std::string error;
   std::unique_ptr<SessionHolder> holder;
-  if (isolated.init && engine) holder = SessionHolder::Open(job, directory, tool, engine, &error);
+  if ((isolated.init || job.users_own()) && engine) holder = SessionHolder::Open(job, directory, tool, engine, &error);
   if (!error.empty()) Say(tool, error + "; if a checkpoint is killed, the job may lose its GPU sessions");
   Beside beside;
   beside.ended = [&](pid_t ended, int status) {

@@ -71,7 +71,7 @@ std::string ThisJobText(const std::string& directory, const std::string& name) {
 
 bool ReadGpuServer(const std::string& directory, std::string* address, int* gpu) {
   std::string text;
-  const int fd = open((directory + "/gpu-server").c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = open((directory + "/gpu-server").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0 || !ReadText(fd, &text)) return false;
   size_t at = 0;
   *address = NextLine(text, &at);

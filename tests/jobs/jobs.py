@@ -1212,6 +1212,48 @@ def terminal_restart(context):
 
 
 @case
+def terminal_of_user(context):
+    """An ordinary user's own job is in the session and group of her shell. Root saves it there, and restarts it at another
+    terminal, where the keys work."""
+    home, image = context.folder("home"), context.path("image")
+    os.chown(home, USER, USER)
+    answers = context.script("answers", "echo begun; while read line; do echo got-$line; [ $line = end ] && exit 7; done\n")
+    hers = Terminal(context, ("/usr/bin/setpriv", "--reuid", str(USER), "--regid", str(USER), "--clear-groups", "/bin/bash",
+                              "--norc", "--noprofile", "-i"))  # fmt: skip
+    os.chown(os.readlink(f"/proc/{hers.pid}/fd/0"), USER, -1)
+    hers.type(f"cd /; {context.tool('cr-run')} --plain --job-dir {home}/job -- {answers}\n")
+    hers.expect("begun")
+    hers.type("\x1a")
+    hers.prompt()
+    hers.type("fg\n")
+    context.run([context.tool("cr-checkpoint"), home + "/job", image])
+    hers.type("one\n")
+    hers.expect("got-one")
+    context.run([context.tool("cr-checkpoint"), "--stop", home + "/job", image])
+    hers.prompt()
+    if "code-121" not in hers.command("echo code-$?"):
+        raise Failure("another exit code of the stopped job")
+
+    roots = Terminal(context)
+    for key, code in (("\x03", 130), ("end\n", 7)):
+        roots.type(f"{context.tool('cr-restart')} --job-dir {context.path('job')} {image}\n")
+        # What is typed before the job has the terminal is the shell's.
+        harness.wait_for(lambda: roots.read() and state_of(answers), 20, lambda: f"no restart: {roots.text}")
+        roots.type("two\n")
+        roots.expect("got-two")
+        roots.type("\x1a")
+        roots.prompt()
+        same("stopped", state_of(answers), ["T"])
+        roots.type("fg\n")
+        roots.type("three\n")
+        roots.expect("got-three")
+        roots.type(key)
+        roots.prompt()
+        if f"code-{code}" not in roots.command("echo code-$?"):
+            raise Failure("another exit code after the restart")
+
+
+@case
 def stale_folders(context):
     """What a killed cr-run leaves goes with the next one, or with cr-ps --prune; running jobs stay."""
     jobs = context.path("runtime/cuda-remote/jobs")

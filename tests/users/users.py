@@ -503,15 +503,28 @@ def paused_at(sync, step, child):
         raise Failure(f"the job has ended with {child.returncode}: {child.stderr.read()}")
 
 
-def has_rights_of(pid, user):
+def has_rights_of(pid, user, groups=None):
     """Every number of the process's rights is the user's, and it has no capability."""
     facts = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status").read().splitlines() if ":" in line)
     numbers = [facts[name].split() for name in ("Uid", "Gid", "Groups")]
-    if numbers != [[str(user)] * 4, [str(user)] * 4, [str(user)]]:
+    if numbers != [[str(user)] * 4, [str(user)] * 4, [str(user)] if groups is None else groups]:
         raise Failure(f"process {pid} runs as {numbers}, not as {user}")
     for name in ("CapPrm", "CapEff", "CapInh", "CapAmb"):
         if int(facts[name], 16) != 0:
             raise Failure(f"process {pid} has capabilities: {name} {facts[name]}")
+
+
+def is_roots(image):
+    for folder, names, leaves in os.walk(image):
+        for path in [folder] + [os.path.join(folder, name) for name in names + leaves]:
+            status = os.lstat(path)
+            if status.st_uid != 0 or status.st_mode & 0o022 or (path == image and status.st_mode & 0o077):
+                raise Failure(f"{path} is open to others: user {status.st_uid}, {stat.filemode(status.st_mode)}")
+
+
+def sessions_at(context, address):
+    found = json.loads(worked(context.run(VICTIM, [context.tool("cr-ps"), "--server", address, "--json"])).stdout)
+    return [session["owner"] for session in found["sessions"]]
 
 
 @case
@@ -534,8 +547,7 @@ def job_of_user(context):
         return json.load(open(job + "/job.json"))
 
     def sessions(address):
-        found = json.loads(worked(context.run(VICTIM, [context.tool("cr-ps"), "--server", address, "--json"])).stdout)
-        return [session["owner"] for session in found["sessions"]]
+        return sessions_at(context, address)
 
     has_rights_of(facts()["pid"], VICTIM)
     owners = sessions(f"unix:{job}/user/server")
@@ -556,11 +568,7 @@ def job_of_user(context):
         raise Failure("the attacker can reach the job's agent")
 
     worked(context.run(0, [context.tool("cr-checkpoint"), "hers", image], **tools))
-    for folder, names, leaves in os.walk(image):
-        for path in [folder] + [os.path.join(folder, name) for name in names + leaves]:
-            status = os.lstat(path)
-            if status.st_uid != 0 or status.st_mode & 0o022 or (path == image and status.st_mode & 0o077):
-                raise Failure(f"{path} is open to others: user {status.st_uid}, {stat.filemode(status.st_mode)}")
+    is_roots(image)
     refused(context.run(ATTACKER, [context.tool("cr-restart"), image]), image)
 
     # Her own server, which a session of root's would not be hers at.
@@ -597,10 +605,22 @@ def job_of_user(context):
             raise Failure(f"the restarted job ended with {again.returncode}:\n{out}\n{errors}\nexpected\n{want}")
 
 
+def started_own(context, name, options, command, user=VICTIM, folder=None, around=(), **variables):
+    """A job that the user starts by herself, and its folder."""
+    job = (folder or f"/tmp/cuda-remote-{user}") + f"/jobs/{name}"
+    child = context.start(user, [*around, context.tool("cr-run"), *options, "--name", name, "--", *command], **variables)
+    harness.wait_for(
+        lambda: os.path.exists(job + "/job.json") or child.poll() is not None, LIMIT, lambda: f"the job {name} does not run",
+    )  # fmt: skip
+    if child.poll() is not None:
+        raise Failure(f"the job {name} has ended with {child.returncode}: {child.stderr.read()}")
+    return child, job
+
+
 @case
 def own_job(context):
-    """A user starts a job by herself, without cr-hostd, also in a user namespace of her own. Root's tools touch nothing of
-    it, and say whose it is and what to do; she can move it, and is told how it can be saved."""
+    """A user starts a job by herself, without cr-hostd, in a user namespace: by cr-run, for mounts of its own, or by
+    herself. It cannot be saved, and root is told why and what to do. Root's cr-migrate and cr-trace work as that user."""
     home = context.folder("home", 0o700, VICTIM)
     image = os.path.join(context.folder("images", 0o777), "image")
     # Where she has a user namespace of her own, what is root's on the way belongs to nobody: below /tmp it must be hers.
@@ -611,36 +631,364 @@ def own_job(context):
         server = context.start(VICTIM, [context.tool("cr-server"), "--dir", folder])
         harness.wait_for(lambda: harness.connects(folder + "/session.sock"), LIMIT, lambda: server.stderr.read())
     want = worked(context.run(VICTIM, [context.tool("cr-run"), "--job-dir", home + "/plain", "--"] + context.command())).stdout
-    saved = "must have been started through cr-hostd, or by root with cr-run --user"
-    usual = f"/tmp/cuda-remote-{VICTIM}"
-    for name, around, folder, place in (
-        ("hers", [], usual, {}),
-        ("inside", ["unshare", "--user", "--map-root-user"], runtime + "/cuda-remote", {"XDG_RUNTIME_DIR": runtime}),
-    ):
+    for name, around, folder, place, why in (
+        (f"hers-{os.getpid()}", [], None, {}, "has mounts of its own in a user namespace"),
+        ("inside", ["unshare", "--user", "--map-root-user"], runtime + "/cuda-remote", {"XDG_RUNTIME_DIR": runtime},
+         "namespaces of its user's own"),
+    ):  # fmt: skip
         sync = f"{home}/{name}.sync"
-        run = around + [context.tool("cr-run"), "--server", f"unix:{servers[0]}", "--name", name, "--"]
-        child = context.start(VICTIM, run + context.command(), CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="3", **place)
+        child, job = started_own(
+            context, name, ["--server", f"unix:{servers[0]}"], context.command(), folder=folder, around=around,
+            CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="3", **place,
+        )  # fmt: skip
         paused_at(sync, 3, child)
-        job = f"{folder}/jobs/{name}"
         before = open(job + "/job.json").read()
         for command in (
             ["cr-checkpoint", job, image], ["cr-checkpoint", "--stop", job, image],
-            ["cr-checkpoint", str(child.pid), image], ["cr-migrate", job, "--to", f"unix:{servers[1]}"],
-            ["cr-trace", "--seconds", "1", str(child.pid)], *([["cr-checkpoint", name, image]] if not around else []),
+            *([["cr-checkpoint", name, image], ["cr-checkpoint", str(child.pid), image]] if not around else []),
         ):  # fmt: skip
-            ended = context.run(0, [context.tool(command[0])] + command[1:])
-            refused(ended, f"belongs to user {VICTIM}", "as that user", saved)
+            refused(context.run(0, [context.tool(command[0])] + command[1:]), why, "cr-run --plain")
         if child.poll() is not None or open(job + "/job.json").read() != before or os.path.exists(image):
-            raise Failure(f"root's tools changed the job {name}")
+            raise Failure(f"root's cr-checkpoint changed the job {name}")
         if not around:
             her = lambda *command: context.run(VICTIM, [context.tool(command[0]), *command[1:]])
-            refused(her("cr-checkpoint", name, image), "start it where cr-hostd runs", "cr-run --user")
+            refused(her("cr-checkpoint", name, image), "start it where cr-hostd runs", "cr-run --plain", "cr-run --user")
             worked(her("cr-migrate", name, "--to", f"unix:{servers[1]}"))
+            if "calls" not in worked(context.run(0, [context.tool("cr-trace"), "--seconds", "0.1", name])).stdout:
+                raise Failure("root's cr-trace has no table")
+            worked(context.run(0, [context.tool("cr-migrate"), job, "--to", f"unix:{servers[0]}"]))
+            owners = [sessions_at(context, f"unix:{server}") for server in servers]
+            if owners[1] or [str(VICTIM) in owner for owner in owners[0]] != [True]:
+                raise Failure(f"root's cr-migrate did not move the user's session as hers: {owners}")
+            for folder, _, leaves in os.walk(job):
+                for path in [folder] + [os.path.join(folder, leaf) for leaf in leaves]:
+                    if os.lstat(path).st_uid != VICTIM:
+                        raise Failure(f"root's tools have left {path} in the user's folder")
         open(sync + ".go.3", "w").close()
         out, errors = child.communicate(timeout=LIMIT)
         if child.returncode != 0 or out != want:
             raise Failure(f"the job {name} ended with {child.returncode}:\n{out}\n{errors}\nexpected\n{want}")
     shutil.rmtree(runtime)
+
+
+# As where user namespaces are not allowed: unshare fails with EPERM.
+NO_NAMESPACES = """
+import ctypes, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+code = ctypes.create_string_buffer(struct.pack("HBBI" * 4, 0x20, 0, 0, 0, 0x15, 0, 1, 272, 6, 0, 0, 0x50001, 6, 0, 0, 0x7FFF0000))
+class Filter(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_ushort), ("code", ctypes.c_void_p)]
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(Filter(4, ctypes.addressof(code)))) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@case
+def own_job_saved(context):
+    """A user's own job without a user namespace: root saves it, moves it, stops it and restarts it. It always has that
+    user's rights, its sessions are hers, the image is root's, and the result is right."""
+    home = context.folder("home", 0o700, VICTIM)
+    images = context.folder("images", 0o700)
+    runtime = context.folder("runtime", 0o755)
+    image, tools = images + "/image", {"XDG_RUNTIME_DIR": runtime}
+    server = context.start(VICTIM, [context.tool("cr-server"), "--dir", home + "/server"])
+    harness.wait_for(lambda: harness.connects(home + "/server/session.sock"), LIMIT, lambda: server.stderr.read())
+    want = worked(context.run(VICTIM, [context.tool("cr-run"), "--job-dir", home + "/plain", "--"] + context.command())).stdout
+    root = lambda *command: worked(context.run(0, [context.tool(command[0]), *command[1:]], **tools))
+    for kind, options, around in (
+        ("plain", ["--plain"], []),
+        ("denied", [], [PYTHON, "-c", NO_NAMESPACES]),
+    ):
+        name = f"{kind}-{os.getpid()}"  # no other user's job has it
+        sync = f"{home}/{name}.sync"
+        child, job = started_own(
+            context, name, options, context.command(), around=around, CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="3,9,15",
+        )  # fmt: skip
+        paused_at(sync, 3, child)
+        pid = json.load(open(job + "/job.json"))["pid"]
+        filters = lambda: [line for line in open(f"/proc/{pid}/status") if line.startswith(("Seccomp:", "NoNewPrivs:"))]
+        before = filters()
+        owners = sessions_at(context, f"unix:{job}/user/server")
+        if len(owners) != 1 or str(VICTIM) not in owners[0]:
+            raise Failure(f"the session is not the user's: {owners}")
+        refused(
+            context.run(VICTIM, [context.tool("cr-checkpoint"), name, home + "/image"]), "needs root", "can save this job", job,
+        )  # fmt: skip
+        for which in (job, name, str(pid), str(child.pid)):
+            root("cr-checkpoint", which, image)
+            is_roots(image)
+        if child.poll() is not None:
+            raise Failure(f"the job ended at a checkpoint: {child.stderr.read()}")
+        root("cr-migrate", name, "--to", f"unix:{home}/server")
+        if sessions_at(context, f"unix:{home}/server") != owners:
+            raise Failure("the moved session is not the user's")
+        open(sync + ".go.3", "w").close()
+        paused_at(sync, 9, child)
+        refused(context.run(0, [context.tool("cr-restart"), image], **tools), "there is a running job", job)
+        root("cr-checkpoint", "--stop", name, image)
+        is_roots(image)
+        if child.wait(LIMIT) != 121 or os.path.exists(job):
+            raise Failure(f"the stopped job ended with {child.returncode}, or has left its folder")
+        refused(context.run(ATTACKER, [context.tool("cr-restart"), image]), image)
+
+        place = f"{runtime}/cuda-remote/jobs/{name}@{VICTIM}"
+        for step, where in ((9, []), (15, ["--server", f"unix:{home}/server"])):
+            again = context.start(0, [context.tool("cr-restart"), image] + where, **tools)
+            harness.wait_for(
+                lambda: os.path.exists(place + "/job.json") or again.poll() is not None, LIMIT, lambda: "no restart",
+            )  # fmt: skip
+            if again.poll() is not None:
+                raise Failure(f"the restart failed: {again.stderr.read()}")
+            pid = json.load(open(place + "/job.json"))["pid"]
+            has_rights_of(pid, VICTIM, groups=[])  # as she started it
+            if filters() != before:
+                raise Failure(f"the restarted job has {filters()}, it had {before}")
+            if sessions_at(context, where[1] if where else f"unix:{place}/user/server") != owners:
+                raise Failure("the restarted session is not the user's")
+            open(f"{sync}.go.{step}", "w").close()
+            if step == 9:
+                # A restarted job is saved as any that root has started for a user.
+                paused_at(sync, 15, again)
+                root("cr-checkpoint", "--stop", f"{name}@{VICTIM}", image)
+                again.wait(LIMIT)
+        out, errors = again.communicate(timeout=LIMIT)
+        if again.returncode != 0 or out != want:
+            raise Failure(f"the restarted job ended with {again.returncode}:\n{out}\n{errors}\nexpected\n{want}")
+        if os.path.exists(job) or os.path.exists(place):
+            raise Failure("the restarted job has left its folders")
+
+
+TREE = """
+import mmap, os, socket, sys, time
+go, out = sys.argv[1:]
+listener = socket.create_server(("127.0.0.1", 0))
+shared, memory = mmap.mmap(-1, 4096), os.memfd_create("memory")
+os.ftruncate(memory, 4096)
+mapped = mmap.mmap(memory, 4096)
+back = os.pipe()
+child = os.fork()
+if child == 0:
+    peer = socket.create_connection(listener.getsockname())
+    while byte := peer.recv(1):
+        shared[0] = mapped[0] = byte[0]
+        os.write(back[1], byte)
+    os._exit(5)
+peer, _ = listener.accept()
+numbers = os.getpid(), child  # as they were
+for i in range(200):
+    peer.send(bytes([i]))
+    if not os.read(back[0], 1)[0] == shared[0] == mapped[0] == i: sys.exit("wrong at %d" % i)
+    if i == 100:
+        open(go + ".ready", "w").close()
+        while not os.path.exists(go): time.sleep(0.02)
+peer.close()
+os.close(back[1])
+print(*numbers, numbers == (os.getpid(), child), os.getuid(), os.waitpid(child, 0)[1] >> 8, file=open(out, "w"))
+"""
+
+
+@case
+def own_job_tree(context):
+    """A user's own job of several processes without CUDA, with TCP between them, is saved while it runs and when it is
+    stopped; restarted by root, the processes have their numbers and what they share."""
+    home, image = context.folder("home", 0o700, VICTIM), os.path.join(context.lab.folder, "image")
+    go, out = home + "/go", home + "/out"
+    child, job = started_own(context, "tree", ["--plain"], [PYTHON, "-c", TREE, go, out])
+    harness.wait_for(lambda: os.path.exists(go + ".ready") or child.poll() is not None, LIMIT, lambda: "the job does not run")
+    pid = json.load(open(job + "/job.json"))["pid"]
+    worked(context.run(0, [context.tool("cr-checkpoint"), job, image]))
+    worked(context.run(0, [context.tool("cr-checkpoint"), "--stop", job, image]))
+    child.wait(LIMIT)
+    open(go, "w").close()
+    worked(context.run(0, [context.tool("cr-restart"), image]))
+    told = open(out).read().split()
+    if told[:1] != [str(pid)] or told[2:] != ["True", str(VICTIM), "5"]:
+        raise Failure(f"the restarted processes say {told}, the first one was {pid}")
+
+
+@case
+def own_job_tool_killed(context):
+    """Root's cr-checkpoint, and with it or not its cr-keeper, is killed in each step in which it has the GPU session of a
+    user's own job: the job goes on."""
+    home, image = context.folder("home", 0o700, VICTIM), os.path.join(context.lab.folder, "image")
+    sync, steps = home + "/sync", home + "/steps"
+    want = worked(context.run(VICTIM, [context.tool("cr-run"), "--job-dir", home + "/plain", "--"] + context.command())).stdout
+    child, job = started_own(
+        context, "hers", ["--plain"], context.command(), CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="3",
+    )  # fmt: skip
+    paused_at(sync, 3, child)
+    save = [context.tool("cr-checkpoint"), job, image]
+
+    def clear():
+        if os.path.exists(steps + ".go"):
+            os.unlink(steps + ".go")
+        # The tool writes to it with root's rights, and with hers.
+        open(steps, "w").close()
+        os.chown(steps, VICTIM, VICTIM)
+
+    def named(name):
+        return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and is_named(pid, name)]
+
+    def is_named(pid, name):
+        try:
+            words = open(f"/proc/{pid}/cmdline").read()
+        except OSError:
+            return False
+        return words.startswith(name) and (name == "cr-keeper" or job in words)
+
+    def parent_of(pid):
+        return int(next(line for line in open(f"/proc/{pid}/status") if line.startswith("PPid:")).split()[1])
+
+    clear()
+    worked(context.run(0, save, CR_TEST_STEPS=steps))
+    names = [line.split(" ", 1)[1] for line in open(steps).read().splitlines()]
+    first, last = names.index("keep the sessions") + 1, names.index("give back 1/1") + 1
+    if not first < names.index("save processes") + 1 < last:
+        raise Failure(f"steps in another order: {names}")
+    for number in range(first, last + 2):
+        for keeper_too in (False, True):
+            clear()
+            saving = context.start(0, save, CR_TEST_STEPS=steps, CR_TEST_STOP_AT=str(number))
+            reached = lambda: f"{number} {names[number - 1]}\n" in open(steps).read()
+            harness.wait_for(lambda: reached() or saving.poll() is not None, LIMIT, lambda: f"step {number} was not reached")
+            tools = named(save[0])
+            keepers = [pid for pid in named("cr-keeper") if parent_of(pid) in tools]
+            if len(keepers) != 1:
+                raise Failure(f"the keepers of {tools} are {keepers}")
+            for pid in (keepers if keeper_too else []) + tools:
+                os.kill(pid, signal.SIGKILL)
+            open(steps + ".go", "w").close()
+            if saving.wait(LIMIT) == 0:
+                raise Failure(f"at step {number}: the tool was not killed")
+            worked(context.run(0, save))
+    open(sync + ".go.3", "w").close()
+    out, errors = child.communicate(timeout=LIMIT)
+    if child.returncode != 0 or out != want:
+        raise Failure(f"the job ended with {child.returncode}:\n{out}\n{errors}\nexpected\n{want}")
+
+
+@case
+def own_job_named(context):
+    """What of a user's own job cannot be saved is named, and the job goes on."""
+    image = os.path.join(context.lab.folder, "image")
+    sleep = os.path.join(context.product, "sleep")
+    shutil.copy("/bin/sleep", sleep)
+    os.chmod(sleep, 0o4755)  # as sudo and passwd are
+    for name, command, words in (
+        ("outlived", ["sh", "-c", "(sleep 600 &); exec sleep 601"], ["(sleep) of the job has outlived"]),
+        ("changed", [sleep, "600"], ["has another user's rights"]),
+        ("below", ["sh", "-c", f"{sleep} 600 & exec sleep 601"], ["(sleep) has other rights than the job"]),
+        ("unshared", ["sh", "-c", "unshare --user sleep 600 & exec sleep 601"], ["(sleep) has another user namespace"]),
+        ("segments", [PYTHON, "-c", "import ctypes, time; ctypes.CDLL(None).shmget(0, 4096, 0o1600); time.sleep(600)"],
+         ["System V memory"]),
+    ):  # fmt: skip
+        child, job = started_own(context, name, ["--plain"], command)
+        ended = lambda: context.run(0, [context.tool("cr-checkpoint"), job, image])
+        harness.wait_for(lambda: all(word in ended().stderr for word in words), 20, lambda: f"{name}: {ended().stderr}")
+        refused(ended(), *words)
+        if child.poll() is not None or os.path.exists(image):
+            raise Failure(f"the job {name} was disturbed, or there is an image")
+        os.killpg(child.pid, signal.SIGTERM)
+        child.wait(LIMIT)
+    both = f"both-{os.getpid()}"
+    for user in (VICTIM, ATTACKER):
+        started_own(context, both, ["--plain"], ["sleep", "600"], user=user)
+    refused(context.run(0, [context.tool("cr-checkpoint"), both, image]), "several users have a job", both)
+
+
+@case
+def own_job_hostile(context):
+    """A user prepares the folder of her own job for root's tools: they refuse, and neither wait for ever nor touch what she
+    may not."""
+    precious = os.path.join(context.lab.folder, "precious")
+    with open(precious, "w") as f:
+        f.write("as it was\n")
+    os.chmod(precious, 0o600)
+    image = os.path.join(context.lab.folder, "image")
+    home = context.folder("home", 0o700, ATTACKER)
+    other, others_job = started_own(
+        context, "other", ["--plain"], context.command(), CR_TEST_SYNC_FILE=context.shared + "/other", CR_TEST_PAUSE_AT="3",
+    )  # fmt: skip
+    paused_at(context.shared + "/other", 3, other)
+    others_pid = json.load(open(others_job + "/job.json"))["pid"]
+    others_agent = f"{others_job}/user/agent-{others_pid}.sock"
+    assert os.path.exists(others_agent)
+    listen = (
+        "import os, socket, sys, time; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.bind(sys.argv[1]); "
+        "os.chmod(sys.argv[1], 0o777); s.listen(9); time.sleep(600)"
+    )
+    others_socket, own_socket = context.shared + "/others", context.shared + "/own"
+    for user, path in ((VICTIM, others_socket), (ATTACKER, own_socket)):
+        listener = context.start(user, [PYTHON, "-c", listen, path])
+        harness.wait_for(lambda: harness.connects(path) or listener.poll() is not None, LIMIT, lambda: "no socket")
+    link = "os.path.lexists(at) and os.unlink(at); os.symlink(what, at)"
+    attempts = [
+        # What is done as her in the folder "at", and what root is told; nothing: the job is saved, and no harm is done.
+        ("job.json", f"at += '/job.json'; {link}", precious, ["cannot read"]),
+        ("fifo", "at += '/job.json'; os.unlink(at); os.mkfifo(at)", "", ["cannot read"]),
+        ("long", "os.truncate(at + '/job.json', 1 << 40)", "", ["cannot read"]),
+        ("of root", "rewrite(at, pid=1)", "", ["process 1,", "another user's rights"]),
+        ("of another", "rewrite(at, pid=int(what))", str(others_pid), [f"process {others_pid},", "another user's rights"]),
+        ("tool.lock", f"at += '/tool.lock'; {link}", precious, ["tool.lock"]),
+        ("connect.lock", f"at += '/connect.lock'; {link}", precious, ["connect.lock"]),
+        ("dump.lock", f"at += '/criu-dump.lock'; {link}", precious, ["criu-dump.lock"]),
+        ("agent", f"at += '/user/agent-' + str(facts(at)['pid']) + '.sock'; {link}", others_agent, ["cannot connect"]),
+        ("other's agent", f"at += '/user/agent-' + str(facts(at)['pid']) + '.sock'; {link}", others_socket, ["another user"]),
+        ("own agent", f"at += '/user/agent-' + str(facts(at)['pid']) + '.sock'; {link}", own_socket, ["another process"]),
+        ("sockets", "os.rename(at + '/user', at + '/away'); os.symlink(what, at + '/user')", others_job + "/user", []),
+        ("stopped", f"at += '/stopped'; {link}", precious, None),
+        ("log", f"at += '/criu-dump.log'; {link}", precious, None),
+        ("more", "rewrite(at, init_pid=1, pid_namespace=str(os.stat('/proc/self/ns/pid').st_ino))", "", ["user's own"]),
+        ("network", "rewrite(at, network={'address': '10.0.0.1', 'prefix': 8}, user={'id': 1, 'name': 'root'}, stand_ins="
+         "[{'path': '/etc/passwd'}], directory='/etc')", "", None),
+    ]  # fmt: skip
+    head = (
+        "import json, os, sys; at, what = sys.argv[1:]\n"
+        "def facts(at): return json.load(open(at + '/job.json'))\n"
+        "def rewrite(at, **fields):\n"
+        "    new = facts(at)\n    new.update(fields)\n    open(at + '/job.json', 'w').write(json.dumps(new))\n"
+    )
+    sync = home + "/sync"
+    for number, (name, text, what, words) in enumerate(attempts):
+        sync = f"{home}/sync{number}"
+        child, job = started_own(
+            context, f"job{number}", ["--plain"], context.command(), user=ATTACKER, CR_TEST_SYNC_FILE=sync,
+            CR_TEST_PAUSE_AT="3",
+        )  # fmt: skip
+        paused_at(sync, 3, child)
+        context.python(ATTACKER, head + text, job, what)
+        stop = ["--stop"] if name in ("stopped", "log") else []
+        ended = context.run(0, [context.tool("cr-checkpoint"), *stop, job, image])
+        if words is not None:
+            refused(ended, *words)
+            if child.poll() is not None or os.path.exists(image):
+                raise Failure(f"{name}: the job has ended, or there is an image")
+        else:
+            worked(ended)
+            is_roots(image)
+            shutil.rmtree(image)
+        if other.poll() is not None:
+            raise Failure(f"{name}: the other user's job has ended: {other.stderr.read()}")
+        with open(precious) as f:
+            if f.read() != "as it was\n" or os.stat(precious).st_uid != 0:
+                raise Failure(f"{name}: a file of root's was changed")
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait(LIMIT)
+    os.unlink(context.shared + "/other")
+
+    # A link in the place of her folder, in which root's cr-restart is to show another one.
+    sync = home + "/last"
+    child, job = started_own(
+        context, "last", ["--plain"], context.command(), user=ATTACKER, CR_TEST_SYNC_FILE=sync, CR_TEST_PAUSE_AT="3",
+    )  # fmt: skip
+    paused_at(sync, 3, child)
+    worked(context.run(0, [context.tool("cr-checkpoint"), "--stop", job, image]))
+    child.wait(LIMIT)
+    for target in ("/etc", others_job):
+        context.python(ATTACKER, "import os, sys; os.path.lexists(sys.argv[1]) and os.unlink(sys.argv[1]); "
+                       "os.symlink(sys.argv[2], sys.argv[1])", job, target)  # fmt: skip
+        refused(context.run(0, [context.tool("cr-restart"), image]), job)
 
 
 @case
@@ -706,7 +1054,8 @@ def run_one(name, options):
         with harness.Lab(options.product, keep=options.keep) as lab:
             CASES[name](Context(lab, options))
     finally:
-        shutil.rmtree(f"/tmp/cuda-remote-{VICTIM}", ignore_errors=True)
+        for user in (VICTIM, ATTACKER):
+            shutil.rmtree(f"/tmp/cuda-remote-{user}", ignore_errors=True)
 
 
 if __name__ == "__main__":

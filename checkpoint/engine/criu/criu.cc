@@ -35,8 +35,10 @@
 #include "checkpoint/engine/criu/instruction_sets.h"
 #include "checkpoint/engine/criu/obstacles.h"
 #include "checkpoint/engine/criu/open_files.h"
+#include "checkpoint/engine/criu/saved_rights.h"
 #include "checkpoint/engine/criu/shared_files.h"
 #include "checkpoint/job/account.h"
+#include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/gpu_devices.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/network.h"
@@ -45,6 +47,7 @@
 namespace cuda_remote::checkpoint {
 namespace {
 
+constexpr const char* kSystemV[] = {"/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg"};
 constexpr char kPrivateCriu[] = "/opt/cuda-remote/criu/criu";
 // Between the job's numbers and those of CRIU's own processes during a restore.
 constexpr int kPidGap = 100;
@@ -56,6 +59,7 @@ constexpr int kKillAttempts = 500;
 constexpr int kLookMs = 100;
 constexpr int kMostLooksAfterEnd = 100;
 constexpr int kKillPauseUs = 10000;
+constexpr int kLockPauseUs = 20000, kLockUs = 60'000'000;
 
 // Descriptors that CRIU is to find again under the same numbers; not close-on-exec.
 int KeepOpen(int fd) { return fcntl(fd, F_DUPFD, 3); }
@@ -103,12 +107,19 @@ bool Await(pid_t child, const std::function<bool()>& give_up, int* status) {
   return !killed;
 }
 
+// Whether the job has namespaces of its own. A user's own job has none (own_job.h).
+bool IsIsolated(const Job& job) { return job.init_pid() > 0; }
+
+// Whether its folder is not root's.
+bool IsUsersFolder(const Job& job) { return job.users_own() && !IsIsolated(job); }
+
 // Runs `body` in a child that is inside the job's namespaces. Returns its exit code, -1 if it could not be started. The
 // child and what it executes are killed if `give_up` says so (null: never), with 253 as the exit code. A CRIU with a
 // user's rights cannot save an IPC namespace, and is in that, too: then it sees none.
 int InsideJob(const Job& job, const std::function<int()>& body, std::string* error,
               const std::function<bool()>& give_up = nullptr) {
-  const std::string proc = "/proc/" + std::to_string(job.init_pid()) + "/ns/";
+  // Of a job without namespaces of its own: this process's.
+  const std::string proc = "/proc/" + (IsIsolated(job) ? std::to_string(job.init_pid()) : "self") + "/ns/";
   const int pids = open((proc + "pid").c_str(), O_RDONLY | O_CLOEXEC);
   const int mounts = open((proc + "mnt").c_str(), O_RDONLY | O_CLOEXEC);
   const int ipc = open((proc + "ipc").c_str(), O_RDONLY | O_CLOEXEC);
@@ -126,8 +137,8 @@ int InsideJob(const Job& job, const std::function<int()>& body, std::string* err
   fflush(nullptr);
   const pid_t helper = fork();
   if (helper == 0) {
-    if (setns(pids, CLONE_NEWPID) != 0 || setns(mounts, CLONE_NEWNS) != 0) _exit(254);
-    if (job.has_user() && setns(ipc, CLONE_NEWIPC) != 0) _exit(254);
+    if (IsIsolated(job) && (setns(pids, CLONE_NEWPID) != 0 || setns(mounts, CLONE_NEWNS) != 0)) _exit(254);
+    if (IsIsolated(job) && job.has_user() && setns(ipc, CLONE_NEWIPC) != 0) _exit(254);
     // A restart makes a new one with the same address; CRIU is not to save this one.
     if (job.has_network() && setns(network, CLONE_NEWNET) != 0) _exit(254);
     const pid_t inside = fork();
@@ -200,9 +211,16 @@ class LostWait {
   bool lost_ = false;
 };
 
-// Signal to every process of the namespace but its init.
+// Signal to every process of the namespace but its init, or of the job that has none.
 bool SignalAll(const Job& job, int signal) {
   std::string error;
+  if (!IsIsolated(job)) {
+    // With the user's rights: a number may have become another process's.
+    const ActAs user(AccountOf(job));
+    bool ok = true;
+    for (const int pid : ProcessesOf(job)) ok = (kill(pid, signal) == 0 || errno == ESRCH) && ok;
+    return ok;
+  }
   return InsideJob(
              job, [signal] { return kill(-1, signal) == 0 || errno == ESRCH ? 0 : 1; }, &error) == 0;
 }
@@ -242,14 +260,27 @@ std::string ReadLink(const std::string& path) {
   return length > 0 ? std::string(target, size_t(length)) : std::string();
 }
 
-// What the job has open on mounts that are not in its namespace: all that it inherited.
+// The files that are the program's standard streams.
+std::set<std::pair<dev_t, ino_t>> StreamFiles(const Job& job) {
+  std::set<std::pair<dev_t, ino_t>> files;
+  for (int fd = 0; fd <= 2; ++fd) {
+    struct stat status;
+    const std::string path = "/proc/" + std::to_string(job.pid()) + "/fd/" + std::to_string(fd);
+    if (stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode)) files.emplace(status.st_dev, status.st_ino);
+  }
+  return files;
+}
+
+// What the job has open on mounts that are not in its namespace: all that it inherited. Of a job without one: its streams,
+// which may become others at a restart.
 bool FindInheritedFiles(const Job& job, ProcessFacts* facts, std::string* error) {
+  const std::set<std::pair<dev_t, ino_t>> streams = StreamFiles(job);
   std::set<int> mounts;
   std::ifstream mount_info("/proc/" + std::to_string(job.init_pid()) + "/mountinfo");
   std::string line;
   while (std::getline(mount_info, line)) mounts.insert(atoi(line.c_str()));
   facts->clear_files();
-  std::set<std::string> known;
+  std::set<std::string> ids;
   for (int pid : ProcessesOf(job)) {
     const std::string proc = "/proc/" + std::to_string(pid);
     DIR* const list = opendir((proc + "/fd").c_str());
@@ -267,8 +298,9 @@ bool FindInheritedFiles(const Job& job, ProcessFacts* facts, std::string* error)
         if (line.compare(0, 7, "mnt_id:") == 0) mount = atoi(line.c_str() + 7);
         if (line.compare(0, 6, "flags:") == 0) flags = unsigned(strtoul(line.c_str() + 6, nullptr, 8));
       }
+      const bool known = IsIsolated(job) ? mounts.count(mount) != 0 : streams.count({status.st_dev, status.st_ino}) == 0;
       // Anonymous files (/memfd:...) are on mounts that no namespace has.
-      if (mount < 0 || mounts.count(mount) || target.compare(0, 7, "/memfd:") == 0) continue;
+      if (mount < 0 || known || target.compare(0, 7, "/memfd:") == 0) continue;
       if (S_ISCHR(status.st_mode) && IsTerminal(status.st_rdev)) continue;
       if (S_ISCHR(status.st_mode) && status.st_rdev == kTerminalMaker) {
         *error = "process " + std::to_string(pid) +
@@ -278,7 +310,7 @@ bool FindInheritedFiles(const Job& job, ProcessFacts* facts, std::string* error)
       }
       char id[64];
       snprintf(id, sizeof(id), "file[%x:%llx]", mount, static_cast<unsigned long long>(status.st_ino));
-      if (!known.insert(id).second) continue;
+      if (!ids.insert(id).second) continue;
       struct stat named;
       if (stat(target.c_str(), &named) != 0 || named.st_ino != status.st_ino || named.st_dev != status.st_dev) {
         *error = "the job has the file " + target + " open, which is gone or was replaced by another one";
@@ -302,6 +334,12 @@ std::string ProcessText(int pid) {
   return "process " + std::to_string(pid) + (name.empty() ? "" : " (" + Printable(name) + ")");
 }
 
+std::string OutlivedText(const std::string& process) {
+  return process +
+         " of the job has outlived the process that started it, and only processes whose parents still run up to the job's "
+         "first one can be saved: end it, or have the job's first process wait for it";
+}
+
 // CRIU saves the first process and those below it. One whose parents have ended is a child of the namespace's init: it
 // would end with a stopped job and not come back.
 bool CheckTree(const Job& job, std::string* error) {
@@ -309,32 +347,107 @@ bool CheckTree(const Job& job, std::string* error) {
     int above = pid;
     while (above > 0 && above != job.pid() && above != job.init_pid()) above = ParentOf(above);
     if (above != job.init_pid()) continue;
-    *error = ProcessText(pid) +
-             " of the job has outlived the process that started it, and only processes whose parents still run up to "
-             "the job's first one can be saved: end it, or have the job's first process wait for it";
+    *error = OutlivedText(ProcessText(pid));
     return false;
   }
   return true;
 }
 
-// A field of /proc/PID/status as its words.
-std::vector<uint64_t> StatusNumbers(int pid, const std::string& name, int base) {
-  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
-  std::vector<uint64_t> numbers;
-  for (std::string line; std::getline(status, line);) {
-    if (line.compare(0, name.size() + 1, name + ":") != 0) continue;
-    std::istringstream words(line.substr(name.size() + 1));
-    for (std::string word; words >> word;) numbers.push_back(strtoull(word.c_str(), nullptr, base));
+// The same for a job without an init process: there they are children of its cr-run, and may use CUDA.
+bool CheckOwnTree(const Job& job, std::string* error) {
+  // Other users' processes can have the job's variables, too.
+  const ActAs user(AccountOf(job));
+  if (ParentOf(job.pid()) != job.runner_pid()) {
+    *error = "the job's cr-run has ended before it, and it is not known what belongs to the job; it cannot be saved";
+    return false;
   }
-  return numbers;
+  const std::vector<int> pids = ProcessesOf(job);
+  for (const CudaProcess& process : FindCudaProcesses(job, job.directory())) {
+    if (std::find(pids.begin(), pids.end(), process.pid) != pids.end()) continue;
+    *error = NameOf(process) + " uses the job's GPU server, but the job's first process has not started it, and it cannot "
+             "be saved; end it first";
+    return false;
+  }
+  DIR* const list = opendir("/proc");
+  std::string found;
+  while (const dirent* const entry = list && found.empty() ? readdir(list) : nullptr) {
+    const int pid = atoi(entry->d_name);
+    if (pid <= 0 || pid == job.pid() || ParentOf(pid) != job.runner_pid() || !IsRunning(pid)) continue;
+    const std::string program = ReadLink("/proc/" + std::to_string(pid) + "/exe");
+    // Its own server or relay, or a part of itself.
+    if (program.substr(program.rfind('/') + 1).compare(0, 3, "cr-") != 0) found = ProcessText(pid);
+  }
+  if (list) closedir(list);
+  if (!found.empty()) *error = OutlivedText(found);
+  return found.empty();
 }
 
-// Whether there is anything in the job's IPC namespace.
+constexpr const char* kNamespaces[] = {"user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"};
+
+// Of a job without namespaces of its own: whether all of its processes are where this tool, and CRIU with it, are.
+bool CheckNamespaces(const Job& job, std::string* error) {
+  struct stat own_root, root;
+  for (const int pid : ProcessesOf(job)) {
+    const std::string process = "/proc/" + std::to_string(pid);
+    if (!IsRunning(pid)) continue;
+    std::string other;
+    for (const char* const name : kNamespaces) {
+      const std::string own = ReadLink(std::string("/proc/self/ns/") + name), its = ReadLink(process + "/ns/" + name);
+      if (own != its && IsRunning(pid)) other = std::string(name) + " namespace";
+    }
+    if (other.empty() && stat("/", &own_root) == 0 && stat((process + "/root").c_str(), &root) == 0 &&
+        (own_root.st_ino != root.st_ino || own_root.st_dev != root.st_dev)) {
+      other = "root folder";
+    }
+    if (other.empty()) continue;
+    *error = ProcessText(pid) + " has another " + other + " than this tool, and CRIU cannot save it; start the job outside of "
+             "containers and of namespaces of its user's own";
+    return false;
+  }
+  return true;
+}
+
+// Whether one of the kernel's lists of System V objects has one that the processes of `job` may have made or used. No list
+// says which processes use semaphores.
+bool MayUse(std::istream* list, const Job& job) {
+  const std::vector<int> pids = ProcessesOf(job);
+  std::string line, word;
+  std::vector<std::string> columns;
+  std::getline(*list, line);
+  for (std::istringstream words(line); words >> word;) columns.push_back(word);
+  while (std::getline(*list, line)) {
+    std::istringstream words(line);
+    bool users = false, fresh = false, used = false;
+    for (const std::string& column : columns) {
+      words >> word;
+      const uint64_t number = strtoull(word.c_str(), nullptr, 10);
+      if (column == "uid" || column == "cuid") users = users || number == job.user().id();
+      if (column == "ctime") fresh = number + 1 >= uint64_t(job.started_unix_ms()) / 1000;
+      if (column.size() == 4 && column.compare(1, 3, "pid") == 0) {
+        used = used || std::find(pids.begin(), pids.end(), int(number)) != pids.end();
+      }
+      if (column.size() == 5 && column.compare(2, 3, "pid") == 0) {
+        used = used || std::find(pids.begin(), pids.end(), int(number)) != pids.end();
+      }
+    }
+    if (used || (users && fresh)) return true;
+  }
+  return false;
+}
+
+// Whether there is anything in the job's IPC namespace, or anything of the job in this machine's.
 bool UsesSystemV(const Job& job) {
   std::string ignored;
+  if (!IsIsolated(job)) {
+    for (const char* const path : kSystemV) {
+      std::ifstream list(path);
+      if (MayUse(&list, job)) return true;
+    }
+    return false;
+  }
   const auto look = [] {
-    for (const char* kind : {"/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg"}) {
-      std::ifstream list(kind);
+    for (const char* const path : kSystemV) {
+      std::ifstream list(path);
       std::string line;
       // The first line has the columns' names.
       if (std::getline(list, line) && std::getline(list, line)) return 1;
@@ -344,7 +457,7 @@ bool UsesSystemV(const Job& job) {
   return InsideJob(job, look, &ignored) == 1;
 }
 
-// Of a job of cr-run --user: all of its processes have exactly that user's rights. CRIU, which has these rights only,
+// Of a job of another user's: all of its processes have exactly that user's rights. CRIU, which has these rights only,
 // could not bring others back.
 bool CheckRights(const Job& job, std::string* error) {
   const std::optional<Account> account = AccountOf(job);
@@ -366,9 +479,8 @@ bool CheckRights(const Job& job, std::string* error) {
     return false;
   }
   if (!UsesSystemV(job)) return true;
-  *error =
-      "the job uses System V memory, semaphores or message queues, which cannot be saved of a job of cr-run "
-      "--user; have the program use POSIX ones";
+  *error = "the job uses System V memory, semaphores or message queues, which cannot be saved of another user's job; have "
+           "the program use POSIX ones";
   return false;
 }
 
@@ -399,9 +511,10 @@ std::vector<std::string> TcpOptions(const ProcessFacts& facts) {
   return {};
 }
 
-// The job's own terminal is given to its session by init; CRIU only has the descriptors.
+// The job's own terminal is given to its session by init; CRIU only has the descriptors. A user's own job is in the
+// session and group of his shell.
 std::vector<std::string> TerminalOptions(const Job& job) {
-  if (job.terminal()) return {"--shell-job"};
+  if (job.terminal() || job.users_own()) return {"--shell-job"};
   return {};
 }
 
@@ -450,6 +563,21 @@ bool SettleTerminal(const Job& job, const std::string& image_folder, std::string
   if (ReadImageFile(path, &image) && LetGoOfTerminals(&image)) return WriteImageFile(path, image, error);
   *error = "this CRIU's image says in no known way which terminals it has";
   return false;
+}
+
+// Waits a while for what may have been left of an earlier dump. Returns -1 and errno on failure. Of a user's own job the
+// folder is his, and he may have locked the file, too.
+int LockDump(const Job& job, const std::string& work_folder) {
+  const ActAs user(IsUsersFolder(job) ? AccountOf(job) : std::nullopt);
+  const int lock = open((work_folder + "/" + kDumpLock).c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  for (int waited = 0; lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) != 0; waited += kLockPauseUs) {
+    if (waited < kLockUs && (errno == EWOULDBLOCK || errno == EINTR) && usleep(kLockPauseUs) == 0) continue;
+    const int code = errno;
+    close(lock);
+    errno = code;
+    return -1;
+  }
+  return lock;
 }
 
 // Looks which connections the image has after all. Those with others are closed in it, if that is wanted.
@@ -512,13 +640,14 @@ std::string CriuVersion(const std::string& criu) {
 
 bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std::string* error) {
   facts->set_tcp_close(close_tcp);
-  if (job.init_pid() <= 0 || !job.no_checkpoint().empty()) {
+  if ((!IsIsolated(job) && !job.users_own()) || !job.no_checkpoint().empty()) {
     *error = "this job cannot be checkpointed: " +
              (job.no_checkpoint().empty() ? "it has no PID namespace" : job.no_checkpoint());
     return false;
   }
   if (geteuid() != 0) {
     *error = "saving and restoring processes needs root";
+    if (job.users_own()) *error += ", who can save this job: cr-checkpoint " + job.directory() + " DIR";
     return false;
   }
   if (!JobIsAlive(job)) {
@@ -569,7 +698,9 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
   facts->clear_instruction_sets();
   for (const std::string& name : InstructionSetsHere()) facts->add_instruction_sets(name);
   FindSharedFiles(ProcessesOf(job), job.directory(), facts);
-  return CheckRights(job, error) && CheckTree(job, error) && FindInheritedFiles(job, facts, error) &&
+  return CheckRights(job, error) &&
+         (IsIsolated(job) ? CheckTree(job, error) : CheckNamespaces(job, error) && CheckOwnTree(job, error)) &&
+         FindInheritedFiles(job, facts, error) &&
          DescribeConnections(job, facts, error);
 }
 
@@ -608,6 +739,10 @@ uint64_t SavedBytes(const Job& job) {
     }
   }
   return kib << 10;
+}
+
+std::string DumpLog(const Job& job, const std::string& image_folder, const std::string& work_folder) {
+  return (IsUsersFolder(job) ? image_folder : work_folder) + "/" + kDumpLog;
 }
 
 bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
@@ -660,15 +795,13 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   for (const std::string& option : TcpOptions(facts)) command.push_back(option);
   for (const std::string& option : TerminalOptions(job)) command.push_back(option);
   // CRIU has this open, too, and goes on if its caller is killed; then this waits for it.
-  const int lock = open((work_folder + "/" + kDumpLock).c_str(), O_RDONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (lock < 0 || flock(lock, LOCK_EX) != 0) {
+  const int lock = LockDump(job, work_folder);
+  if (lock < 0) {
     *error = "cannot lock " + work_folder + "/" + kDumpLock + ": " + strerror(errno);
-    for (const int fd : {lock, image, work}) {
-      if (fd >= 0) close(fd);
-    }
+    for (const int fd : {image, work}) close(fd);
     return false;
   }
-  const std::string log = work_folder + "/" + kDumpLog;
+  const std::string log = DumpLog(job, image_folder, work_folder);
   unlink(log.c_str());
   Silence silence(job);
   if (!silence.Begin(error)) {
@@ -688,7 +821,8 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
                           : InsideJob(
                                 job,
                                 [&] {
-                                  ShowCriuFacts(kernel);
+                                  // Not in this machine's own mounts.
+                                  if (IsIsolated(job)) ShowCriuFacts(kernel);
                                   std::vector<char*> arguments;
                                   for (std::string& word : command) arguments.push_back(&word[0]);
                                   arguments.push_back(nullptr);
@@ -716,9 +850,13 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
     // Nothing of CRIU's runs any more. The log goes where it is looked for.
     std::string problem;
     ready = OpenToCriu(*account, image, &problem);
-    std::string text;
-    if (ReadImageFile(log_folder + "/" + kDumpLog, &text)) KeepCriuLog(text, log, nullptr);
-    unlink((log_folder + "/" + kDumpLog).c_str());
+    if (const std::string written = log_folder + "/" + kDumpLog; written != log) {
+      std::string text;
+      if (ReadImageFile(written, &text)) KeepCriuLog(text, log, nullptr);
+      unlink(written.c_str());
+    }
+    // What the job had when it was looked at is not what it must have had when it was saved.
+    if (ready && code == 0 && IsUsersFolder(job)) ready = CheckSavedRights(image_folder, *account, &problem);
     if (!ready && code == 0) *error = problem;
   }
   if (code == 0 && !ready && leave_stopped) ContinueProcesses(job, facts);
@@ -748,7 +886,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
 }
 
 void AwaitDumpProcesses(const std::string& work_folder) {
-  const int lock = open((work_folder + "/" + kDumpLock).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  const int lock = open((work_folder + "/" + kDumpLock).c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
   if (lock < 0) return;
   while (flock(lock, LOCK_EX) != 0 && errno == EINTR) {
   }
@@ -787,10 +925,16 @@ bool KillProcesses(const Job& job, const ProcessFacts& facts) {
   // So that others are told, unless their connections go on after a restart. The job's own connections end without a
   // word, and leave their ports free for it.
   if (facts.tcp() && !job.has_network()) ResumeConnections(ProcessesOf(job), /*others_only=*/true);
+  // Of a job without an init process, which others are the job's is known only while their parents are there.
+  const std::vector<int> pids = IsIsolated(job) ? std::vector<int>() : ProcessesOf(job);
+  const auto ended = [&] {
+    if (IsIsolated(job)) return !JobIsAlive(job) || ProcessesOf(job).empty();
+    return std::none_of(pids.begin(), pids.end(), IsRunning);
+  };
   // What it returns says nothing: with the program the namespace may end, and whoever is inside.
   SignalAll(job, SIGKILL);
   for (int i = 0; i < kKillAttempts; ++i) {
-    if (!JobIsAlive(job) || ProcessesOf(job).empty()) return true;
+    if (ended()) return true;
     usleep(kKillPauseUs);
   }
   return false;

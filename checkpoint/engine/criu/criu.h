@@ -32,9 +32,12 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
 uint64_t SavedBytes(const Job& job);
 
 // Saves the job's processes into `image_folder`. Afterwards they run on, or are stopped (`leave_stopped`). CRIU's log
-// goes to `work_folder`. `pages`: a new one, which then has files to finish.
+// is DumpLog. Of a user's own job, `work_folder` is touched with his rights only. `pages`: a new one, which then has
+// files to finish.
 bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
                    const std::string& work_folder, bool leave_stopped, PageReceiver* pages, std::string* error);
+
+std::string DumpLog(const Job& job, const std::string& image_folder, const std::string& work_folder);
 
 // Waits until no CRIU saves the processes of the job whose `work_folder` this is: its caller may have been killed.
 void AwaitDumpProcesses(const std::string& work_folder);

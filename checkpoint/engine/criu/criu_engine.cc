@@ -262,6 +262,7 @@ EngineCapabilities CriuEngine::Capabilities() const {
 }
 
 bool CriuEngine::CheckUsable(std::string* error) const {
+  const AsRoot root;
   std::string criu;
   if (geteuid() == 0) return FindCriu(&criu, error);
   *error = "saving and restoring processes needs root";
@@ -269,6 +270,7 @@ bool CriuEngine::CheckUsable(std::string* error) const {
 }
 
 bool CriuEngine::Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) {
+  const AsRoot root;
   ProcessFacts found;
   if (!facts->empty()) FactsFromJson(*facts, &found);
   if (!DescribeProcesses(job, options.close_tcp, &found, error)) return false;
@@ -282,6 +284,7 @@ void CriuEngine::Prepare(const Job& job) { prepared_ = std::make_unique<PageRece
 
 bool CriuEngine::Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work,
                       After after, std::string* error) {
+  const AsRoot root;
   ProcessFacts known;
   if (!FactsFromJson(facts, &known)) {
     *error = "what is known of the job's processes cannot be read";
@@ -296,11 +299,12 @@ bool CriuEngine::Dump(const Job& job, const std::string& facts, const std::strin
     return true;
   }
   std::string log;
-  if (!logs_.empty() && ReadImageFile(work + "/" + kDumpLog, &log)) KeepCriuLog(log, kept, error);
+  if (!logs_.empty() && ReadImageFile(DumpLog(job, image, work), &log)) KeepCriuLog(log, kept, error);
   return false;
 }
 
 bool CriuEngine::FinishFiles(std::string* error) {
+  const AsRoot root;
   if (saved_->Finish(error)) return true;
   *error = "the memory of the job's processes could not be saved: " + *error;
   return false;
@@ -314,6 +318,7 @@ void CriuEngine::AwaitDump(const Job& job, const std::string& work, After after)
 
 bool CriuEngine::ListNeeds(const Job& job, const std::string& facts, const std::string& image, ckptfmt::Needs* needs,
                            std::string* error) {
+  const AsRoot root;
   ProcessFacts known;
   if (FactsFromJson(facts, &known)) return DescribeNeeds(job, known, image, needs, error);
   *error = "what is known of the job's processes cannot be read";
@@ -321,11 +326,13 @@ bool CriuEngine::ListNeeds(const Job& job, const std::string& facts, const std::
 }
 
 bool CriuEngine::Resume(const Job& job, const std::string& facts) {
+  const AsRoot root;
   ProcessFacts known;
   return FactsFromJson(facts, &known) && ContinueProcesses(job, known);
 }
 
 bool CriuEngine::End(const Job& job, const std::string& facts) {
+  const AsRoot root;
   ProcessFacts known;
   return FactsFromJson(facts, &known) && KillProcesses(job, known);
 }
@@ -338,6 +345,9 @@ std::unique_ptr<SavedProcesses> CriuEngine::Open(const Job& job, const std::stri
   return nullptr;
 }
 
-std::shared_ptr<void> CriuEngine::BeginUpkeep() { return std::make_shared<CriuFacts>(); }
+std::shared_ptr<void> CriuEngine::BeginUpkeep() {
+  const AsRoot root;
+  return std::make_shared<CriuFacts>();
+}
 
 }  // namespace cuda_remote::checkpoint

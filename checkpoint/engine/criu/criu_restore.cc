@@ -142,6 +142,7 @@ bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
   if (directory_ != job_.directory()) {
     plan.folder = directory_;
     plan.seen_as = job_.directory();
+    plan.of_account = plan.own_group = job_.users_own();
   }
   for (char** variable = environ; *variable; ++variable) plan.environment.push_back(*variable);
   plan.environment.push_back(std::string(kHoldVariable) + "=" + job_.directory() + "/" + kHoldName);

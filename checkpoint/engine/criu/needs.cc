@@ -88,7 +88,8 @@ std::map<std::string, std::string> LibrariesOf(const Job& job) {
   std::map<std::string, std::string> libraries;
   for (const char* library : kLibraries) {
     libraries[FindCompanion(library)] = library;
-    libraries[KeptPath(job.directory(), library)] = library;
+    // Where the job's folder is a user's (own_job.h), no restart has put them there.
+    if (job.init_pid() > 0) libraries[KeptPath(job.directory(), library)] = library;
   }
   for (const StandIn& stand_in : job.stand_ins()) libraries[stand_in.path()] = kLibraries[stand_in.nvml() ? 1 : 0];
   return libraries;
