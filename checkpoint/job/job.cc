@@ -16,10 +16,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "checkpoint/job/hostd_places.h"
@@ -44,6 +46,9 @@ constexpr char kSocketFolder[] = "/user";
 
 // Of a file in a job's folder.
 constexpr size_t kMostJobBytes = 4 << 20;
+// How often, and how many times, job.json is looked for in the folder of a job that begins.
+constexpr std::chrono::milliseconds kStartLook(10);
+constexpr int kStartLooks = 200;
 
 std::string OwnFolder() {
   char path[4096];
@@ -465,18 +470,26 @@ bool ReadJob(const std::string& directory, Job* job, std::string* error) {
   return true;
 }
 
+// A program can run, and be told to tools, before cr-run has written down what it knows of it.
+static bool HasJobFile(const std::string& directory) {
+  const auto has = [&](const char* name) { return access((directory + name).c_str(), F_OK) == 0; };
+  for (int i = 0; i < kStartLooks && !has("/job.json") && has("/gpu-server"); ++i) std::this_thread::sleep_for(kStartLook);
+  return has("/job.json");
+}
+
 bool FindJob(const std::string& name, std::string* directory, Job* job, std::string* error) {
   if (name.find('/') != std::string::npos) {
     *directory = Absolute(name);
+    HasJobFile(*directory);
     return ReadJob(*directory, job, error);
   }
   const std::vector<std::string> folders = JobsFolders();
   for (const std::string& folder : folders) {
     *directory = folder + "/" + name;
-    if (!name.empty() && access((*directory + "/job.json").c_str(), F_OK) == 0) return ReadJob(*directory, job, error);
+    if (!name.empty() && HasJobFile(*directory)) return ReadJob(*directory, job, error);
   }
   // A folder of that name right here.
-  if (access((name + "/job.json").c_str(), F_OK) == 0) {
+  if (!name.empty() && HasJobFile(name)) {
     *directory = Absolute(name);
     return ReadJob(*directory, job, error);
   }

@@ -11,9 +11,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "checkpoint/job/job_claim.h"
@@ -88,6 +90,26 @@ TEST_F(JobTest, FoundByFolderNameAndPid) {
     EXPECT_FALSE(FindJob(name, &found, &job, &error_)) << name;
     EXPECT_FALSE(error_.empty());
   }
+}
+
+TEST_F(JobTest, FoundWhileItBegins) {
+  const std::string directory = folder_ + "/begins";
+  ASSERT_EQ(mkdir(directory.c_str(), 0700), 0);
+  std::string found;
+  Job job;
+  std::thread begins([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    Job made;
+    made.set_name("begins");
+    std::string error;
+    EXPECT_TRUE(WriteJob(directory, made, &error)) << error;
+  });
+  // cr-run has not come so far.
+  EXPECT_FALSE(FindJob(directory, &found, &job, &error_));
+  std::ofstream(directory + "/gpu-server") << "server\n";
+  EXPECT_TRUE(FindJob(directory, &found, &job, &error_)) << error_;
+  EXPECT_EQ(job.name(), "begins");
+  begins.join();
 }
 
 TEST_F(JobTest, DamagedFileIsAnError) {
