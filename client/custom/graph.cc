@@ -234,7 +234,7 @@ CUresult Custom_cuGraphConditionalHandleCreate(CUgraphConditionalHandle* pHandle
   wire::cuGraphConditionalHandleCreate_Request request;
   request.hGraph = reinterpret_cast<uint64_t>(hGraph);
   if (!call.Valid(Kind::kGraph, request.hGraph)) return CUDA_ERROR_INVALID_VALUE;
-  ctx = call.OrCurrent(ctx);
+  // NULL does not mean the current one here.
   if (!call.Valid(Kind::kContext, ctx)) return CUDA_ERROR_INVALID_CONTEXT;
   request.ctx = reinterpret_cast<uint64_t>(ctx);
   request.defaultLaunchValue = defaultLaunchValue;

@@ -50,9 +50,9 @@ CUresult AddStandIn(const char* name, CUgraphNode* node, CUgraph graph, const CU
 CUresult CheckProps(const char* name, const CUDA_MEM_ALLOC_NODE_PARAMS& params) {
   const CUmemPoolProps& props = params.poolProps;
   if (params.bytesize == 0 || (params.accessDescCount != 0 && !params.accessDescs)) return CUDA_ERROR_INVALID_VALUE;
-  if (props.allocType != CU_MEM_ALLOCATION_TYPE_PINNED || props.handleTypes != CU_MEM_HANDLE_TYPE_NONE) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  if (props.allocType != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+  // CUDA does not share a graph's memory with other processes.
+  if (props.handleTypes != CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
   if (props.location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
     return Call::Unsupported(name, "memory of a graph that is not a GPU's");
   }

@@ -338,9 +338,11 @@ CUresult EndCapture(const std::shared_ptr<Capture>& capture) {
 CUresult TakeGraphMemory(const CUDA_MEM_ALLOC_NODE_PARAMS& params, AllocationPtr* allocation) {
   const CUmemPoolProps& props = params.poolProps;
   if (params.bytesize == 0 || (params.accessDescCount != 0 && params.accessDescs == nullptr) ||
-      props.allocType != CU_MEM_ALLOCATION_TYPE_PINNED || props.handleTypes != CU_MEM_HANDLE_TYPE_NONE) {
+      props.allocType != CU_MEM_ALLOCATION_TYPE_PINNED) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  // A graph's memory is not shared with other processes.
+  if (props.handleTypes != CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
   if (props.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
   if (GetDevice(props.location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
   const CUresult result = AllocateUnmapped(props.location.id, params.bytesize, MemoryKind::kPool, true, allocation);

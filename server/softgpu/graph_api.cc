@@ -405,9 +405,10 @@ SOFTGPU_API cuGraphConditionalHandleCreate(CUgraphConditionalHandle* out, CUgrap
   if (!graph || out == nullptr || (flags & ~unsigned{CU_GRAPH_COND_ASSIGN_DEFAULT}) != 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  // The driver (580) does not take NULL for the current one.
+  if (context_handle == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   ContextPtr context;
-  CUresult result = context_handle != nullptr ? ContextFor(context_handle, &context) : UsableContext(&context);
-  if (result != CUDA_SUCCESS) return result;
+  if (CUresult result = ContextFor(context_handle, &context); result != CUDA_SUCCESS) return result;
   Lock lock(CaptureMutex());
   Graph* whole = graph->whole != nullptr ? graph->whole : graph.get();
   whole->conditionals.push_back({initial, (flags & CU_GRAPH_COND_ASSIGN_DEFAULT) != 0, false});

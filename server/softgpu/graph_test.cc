@@ -228,6 +228,9 @@ TEST_F(GraphTest, MemoryAttributesAndUserObjects) {
   memory.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
   memory.bytesize = 4096;
   CUgraphNode allocate, kernel, give;
+  memory.poolProps.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  CU_IS(CUDA_ERROR_NOT_SUPPORTED, cuGraphAddMemAllocNode(&allocate, graph, nullptr, 0, &memory));
+  memory.poolProps.handleTypes = CU_MEM_HANDLE_TYPE_NONE;
   CU_OK(cuGraphAddMemAllocNode(&allocate, graph, nullptr, 0, &memory));
   ASSERT_NE(0u, memory.dptr);
   CU_OK(cuMemsetD32_v2(memory.dptr, 1, 1));
@@ -395,8 +398,11 @@ TEST_F(GraphTest, ConditionalNodes) {
   CUgraph graph;
   CU_OK(cuGraphCreate(&graph, 0));
   CUgraphConditionalHandle handle = 0, unused = 0;
-  CU_OK(cuGraphConditionalHandleCreate(&handle, graph, nullptr, 1, CU_GRAPH_COND_ASSIGN_DEFAULT));
-  CU_OK(cuGraphConditionalHandleCreate(&unused, graph, nullptr, 0, 0));
+  CUcontext context;
+  CU_OK(cuCtxGetCurrent(&context));
+  CU_IS(CUDA_ERROR_INVALID_CONTEXT, cuGraphConditionalHandleCreate(&handle, graph, nullptr, 1, 0));  // as on an H200
+  CU_OK(cuGraphConditionalHandleCreate(&handle, graph, context, 1, CU_GRAPH_COND_ASSIGN_DEFAULT));
+  CU_OK(cuGraphConditionalHandleCreate(&unused, graph, context, 0, 0));
   EXPECT_EQ(1u, handle);  // as on an H100
   EXPECT_EQ(2u, unused);
   CUgraphNodeParams params = {};
