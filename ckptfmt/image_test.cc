@@ -85,6 +85,7 @@ void ExpectIsSample(const std::string& dir) {
   EXPECT_EQ(process.session, wanted.session);
   EXPECT_TRUE(process.shared_memory);
   EXPECT_EQ(process.driver_settings, wanted.driver_settings);
+  EXPECT_EQ(process.address_layout, wanted.address_layout);
   EXPECT_EQ(process.log_records, 3u);
   EXPECT_EQ(info.engine, "criu");
   EXPECT_EQ(info.client_info, expected.client_info);

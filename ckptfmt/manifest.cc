@@ -95,6 +95,7 @@ std::string EncodeManifest(const ImageInfo& info, std::vector<FileRecord> files)
     process->set_session(from.session);
     process->set_shared_memory(from.shared_memory);
     process->set_driver_settings(from.driver_settings);
+    process->set_address_layout(from.address_layout);
     process->set_log_records(from.log_records);
     process->set_log_images(from.log_images);
   }
@@ -153,6 +154,7 @@ absl::Status DecodeManifest(std::string_view bytes, const std::string& name, Ima
   for (const Process& from : manifest.processes()) {
     info->processes.push_back(DecodeProcess(from));
     info->processes.back().driver_settings = from.driver_settings();
+    info->processes.back().address_layout = from.address_layout();
   }
   if (version == 1) {
     // The same statements under the same names, of the only process.

@@ -92,6 +92,7 @@ struct ProcessInfo {
   uint64_t session = 0;
   bool shared_memory = false;
   std::string driver_settings;  // proto/driverabi/driver_settings.h
+  uint32_t address_layout = 0;  // proto/channel/address_layout.h
 
   uint64_t log_records = 0;
   uint64_t log_images = 0;

@@ -87,7 +87,8 @@ bool AskServer(const std::string& address, nvml::Question question, nvml::Answer
 
 std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid, const std::string& program,
                                            const std::string& job, const std::vector<int>& gpus,
-                                           const std::string& driver_settings, std::string* error) {
+                                           const std::string& driver_settings, uint32_t address_layout,
+                                           std::string* error) {
   Hello hello;
   hello.pid = pid;
   hello.program = program;
@@ -97,6 +98,7 @@ std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid
     hello.visible_devices += (i == 0 ? "" : ",") + std::to_string(gpus[i]);
   }
   hello.driver_settings = driver_settings;
+  hello.address_layout = address_layout;
   hello.replaying = true;
   Welcome welcome;
   std::unique_ptr<ClientChannel> channel = ClientChannel::Connect(path, hello, &welcome, error);

@@ -26,10 +26,12 @@
 namespace cuda_remote::checkpoint {
 
 // Opens a session for a job that is being restarted or moved. `path`: GpuHost::socket_path(); `pid`: of the program, as
-// it knows itself; `gpus`: the only ones that it sees, in this order; empty: all; `driver_settings`: Hello's.
+// it knows itself; `gpus`: the only ones that it sees, in this order; empty: all; `driver_settings`, `address_layout`:
+// those of the session that it had.
 std::unique_ptr<ClientChannel> OpenSession(const std::string& path, uint32_t pid, const std::string& program,
                                            const std::string& job, const std::vector<int>& gpus,
-                                           const std::string& driver_settings, std::string* error);
+                                           const std::string& driver_settings, uint32_t address_layout,
+                                           std::string* error);
 
 // Whether a process that saw the GPUs `before` can go on with `after`, at `where` (for messages): there are as many,
 // and they can run its modules.

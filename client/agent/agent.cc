@@ -196,7 +196,7 @@ class AgentThread final : public Agent {
       case Type::kInfo: {
         Info info = host_->GetInfo();
         info.released = state_ == State::kReleased;
-        info.has_driver_settings = true;
+        info.has_driver_settings = info.has_address_layout = true;
         EncodeInfo(info, &reply->body);
         return true;
       }

@@ -5,6 +5,7 @@
 #ifndef CUDA_REMOTE_CLIENT_SESSION_SETTINGS_H_
 #define CUDA_REMOTE_CLIENT_SESSION_SETTINGS_H_
 
+#include <cstdint>
 #include <string>
 
 namespace cuda_remote::client {
@@ -20,6 +21,8 @@ struct Settings {
   std::string visible_devices;
   // What the program's environment says to the driver (proto/driverabi/driver_settings.h).
   std::string driver_settings;
+  // CUDA_REMOTE_ADDRESS_LAYOUT: the newest address layout that the session may have (proto/channel/address_layout.h).
+  uint32_t address_layout = 0;
   // CUDA_REMOTE_SYNC=1, or CUDA_LAUNCH_BLOCKING=1: every call waits for its reply, so each error comes from the call that caused it.
   bool sync = false;
   // CUDA_REMOTE_COPY_THREADS: threads for a large copy of pageable memory, 0: by the number of processors.

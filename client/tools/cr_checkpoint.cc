@@ -259,6 +259,7 @@ bool DescribeHeld(LiveJob* live, ckptfmt::ImageInfo* info, std::vector<std::vect
     facts.session = process.info().session;
     facts.shared_memory = process.info().shared_memory;
     facts.driver_settings = process.info().driver_settings;
+    facts.address_layout = process.info().address_layout;
     facts.log_records = process.log().records();
     facts.log_images = process.log().images();
     info->processes.push_back(std::move(facts));

@@ -164,7 +164,7 @@ bool OpenSessions(const Options& options, const std::string& directory, const Jo
       }
       const ActAs user(AccountOf(job));  // whose session it is
       move.channel = OpenSession(move.to.host->socket_path(), uint32_t(move.of.inner_pid), move.of.program, job.name(),
-                                 move.to.place.gpus, info.driver_settings, error);
+                                 move.to.place.gpus, info.driver_settings, info.address_layout, error);
     }
     if (!move.channel) return Of(move, processes.size(), error);
   }

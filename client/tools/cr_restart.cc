@@ -202,7 +202,7 @@ std::unique_ptr<ClientChannel> RestoreObjects(const Placed& placed, const std::o
   {
     const ActAs user(account);  // whose session it is
     channel = OpenSession(placed.host->socket_path(), process.pid, process.program, job, placed.place.gpus,
-                          process.driver_settings, error);
+                          process.driver_settings, process.address_layout, error);
   }
   if (!channel) return nullptr;
   ckptfmt::ProcessInfo here;

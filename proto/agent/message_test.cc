@@ -62,9 +62,10 @@ TEST(AgentMessages, Info) {
                               .Number(3456)
                               .Number(1)
                               .str();
-  // A library that is older than the tool says nothing of the settings.
+  // A library that is older than the tool says nothing of the settings, or of the layout.
   ASSERT_TRUE(DecodeInfo(old, &got));
   EXPECT_FALSE(got.has_driver_settings);
+  EXPECT_EQ(got.address_layout, 0u);
   EXPECT_EQ(got.job, "training");
   EXPECT_TRUE(got.released);
   info.has_driver_settings = true;
@@ -74,7 +75,16 @@ TEST(AgentMessages, Info) {
   EXPECT_EQ(bytes, old + Bytes().Text("CUDA_MODULE_LOADING=EAGER").str());
   ASSERT_TRUE(DecodeInfo(bytes, &got));
   EXPECT_EQ(got.driver_settings, info.driver_settings);
-  RefusesOtherLengths(bytes, &DecodeInfo, {old.size()});
+  EXPECT_EQ(got.address_layout, 0u);
+  const size_t without_layout = bytes.size();
+  info.has_address_layout = true;
+  info.address_layout = 1;
+  bytes.clear();
+  EncodeInfo(info, &bytes);
+  EXPECT_EQ(bytes, old + Bytes().Text("CUDA_MODULE_LOADING=EAGER").Number(1).str());
+  ASSERT_TRUE(DecodeInfo(bytes, &got));
+  EXPECT_EQ(got.address_layout, 1u);
+  RefusesOtherLengths(bytes, &DecodeInfo, {old.size(), without_layout});
   // A PID has 32 bits.
   bytes[4] = 1;
   EXPECT_FALSE(DecodeInfo(bytes, &got));

@@ -11,8 +11,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "proto/channel/address_layout.h"
 #include "proto/folder/private_folder.h"
 
 namespace cuda_remote {
@@ -94,6 +96,15 @@ std::string CheckWireVersion(uint32_t version) {
   return "the client speaks wire version " + std::to_string(version) + ", this server " + std::to_string(kWireVersion) +
          "; install the same release of cuda-remote on both sides";
 }
+
+std::string CheckAddressLayout(const Hello& hello) {
+  if (!hello.replaying || hello.address_layout <= kNewestAddressLayout) return "";
+  return "the job has address layout " + std::to_string(hello.address_layout) + ", and this server knows those up to " +
+         std::to_string(kNewestAddressLayout) +
+         "; use a server of the release that the job began with, or of a newer one";
+}
+
+uint32_t AddressLayoutFor(const Hello& hello) { return std::min(hello.address_layout, kNewestAddressLayout); }
 
 ChannelStatus SendPacket(int socket, PacketType type, std::string_view body, int fd) {
   PacketHead head{kPacketMagic, uint32_t(type)};
@@ -310,6 +321,12 @@ bool ClientHandshake(int socket, const Hello& hello, int timeout_ms, Welcome* we
   if (welcome->wire_version != kWireVersion) {
     return refuse("the server speaks wire version " + std::to_string(welcome->wire_version) + ", this client " +
                   std::to_string(kWireVersion) + "; install the same release of cuda-remote on both sides");
+  }
+  // A server that is older than address layouts says nothing of them.
+  if (hello.replaying && welcome->address_layout != hello.address_layout) {
+    return refuse("the job has address layout " + std::to_string(hello.address_layout) +
+                  ", and the server only knows " + std::to_string(welcome->address_layout) +
+                  "; use a server of the release that the job began with, or of a newer one");
   }
   if (packet.fd < 0) return refuse("the server's Welcome came without shared memory");
   *ring_fd = packet.fd;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/worker/address_space.h"
 
+#include <algorithm>
 #include <iterator>
 
 namespace cuda_remote::server {
@@ -63,6 +64,23 @@ void AddressSpace::Give(uint64_t address, uint64_t bytes) {
     Erase(next);
   }
   Insert(address, bytes);
+}
+
+void AddressSpace::GiveRest(uint64_t address, uint64_t bytes) {
+  const uint64_t end = address + RoundUp(bytes);
+  while (address < end) {
+    const auto next = free_.upper_bound(address);
+    if (next != free_.begin()) {
+      const auto part = std::prev(next);
+      if (part->second > address - part->first) {
+        address = part->first + part->second;
+        continue;
+      }
+    }
+    const uint64_t stop = next == free_.end() ? end : std::min(end, next->first);
+    Give(address, stop - address);
+    address = stop;
+  }
 }
 
 }  // namespace cuda_remote::server

@@ -26,6 +26,9 @@ class AddressSpace {
   // Adds a free part: at first, and what Take and TakeAt gave out.
   void Give(uint64_t address, uint64_t bytes);
 
+  // Adds what of [address, address + bytes) is not free already.
+  void GiveRest(uint64_t address, uint64_t bytes);
+
   uint64_t free_bytes() const { return free_bytes_; }
   uint64_t RoundUp(uint64_t bytes) const { return (bytes + unit_ - 1) & ~(unit_ - 1); }
 

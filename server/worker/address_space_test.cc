@@ -72,6 +72,24 @@ TEST(AddressSpaceTest, RefusesNothingAndTooMuch) {
   EXPECT_EQ(space.Take(0x1001), 0u);
 }
 
+TEST(AddressSpaceTest, TheRestOfAPartlyFreeRangeComesBack) {
+  AddressSpace space(512);
+  space.Give(0x10000, 0x10000);
+  ASSERT_TRUE(space.TakeAt(0x10000, 0x10000));
+  space.GiveRest(0x12000, 0x1000);
+  space.GiveRest(0x14000, 0x1000);
+  EXPECT_EQ(space.free_bytes(), 0x2000u);
+  space.GiveRest(0x12800, 0x1000);  // begins in a free part
+  EXPECT_EQ(space.free_bytes(), 0x2800u);
+  space.GiveRest(0x12800, 0x400);  // all of it free
+  EXPECT_EQ(space.free_bytes(), 0x2800u);
+  space.GiveRest(0x11000, 0x3800);  // around one, and into the next one
+  EXPECT_EQ(space.free_bytes(), 0x4000u);
+  EXPECT_EQ(space.Take(0x4000), 0x11000u);
+  space.GiveRest(0x10000, 0x10000);
+  EXPECT_EQ(space.Take(0x10000), 0x10000u);
+}
+
 // Against a model: parts never overlap, all that was given back is there again.
 TEST(AddressSpaceTest, RandomUseKeepsPartsApart) {
   constexpr uint64_t kBase = 1 << 20, kBytes = 1 << 20;

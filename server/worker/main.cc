@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "proto/channel/address_layout.h"
 #include "proto/channel/handshake.h"
 #include "proto/channel/server_channel.h"
 #include "proto/cli/wrong_use.h"
@@ -32,6 +33,7 @@
 #include "server/worker/device_arena.h"
 #include "server/worker/executor.h"
 #include "server/worker/loaded_driver.h"
+#include "server/worker/mapping_places.h"
 #include "server/worker/output_capture.h"
 #include "server/worker/snapshot_memory.h"
 #include "server/worker/staging.h"
@@ -54,7 +56,7 @@ struct Options {
   std::vector<int> gpus;  // empty: all
   uint64_t memory_limit = 0;
   bool secret = false;
-  // A second start of this process for a session that sees some of the GPUs (Restart).
+  // A second start of this process for a session with GPUs, settings or an address layout of its own (Restart).
   int assigned_fd = -1;
   int client_fd = -1;
   int budget_fd = -1;
@@ -192,7 +194,7 @@ bool ReadAssign(const Options& options, WorkerAssign* assign) {
   return fcntl(options.client_fd, F_SETFD, FD_CLOEXEC) == 0;
 }
 
-// Starts again with the session's GPUs only, and its settings. Returns if that is impossible.
+// Starts again with the session's GPUs only, its settings and its address layout. Returns if that is impossible.
 void RestartFor(const WorkerAssign& assign, const std::string& visible_devices,
                 const driverabi::DriverSettings& settings, const Options& options, int log_fd, char** argv) {
   std::string body;
@@ -263,6 +265,7 @@ int Serve(const Options& options, char** argv) {
     logging::Error("the session's assignment is lost");
     return 1;
   }
+  if (!assigned || AddressLayoutFor(assign.hello) >= 1) KeepMappingsApart();
   const bool captured = output.Install(&error);
   if (captured) LogTo(output.log_fd(), options.log_level);
   if (!captured || !WarmUp(options, &warm, &error)) {
@@ -287,9 +290,9 @@ int Serve(const Options& options, char** argv) {
       error = "the session's settings of the driver are malformed";
     } else if (WantedDevices(assign.hello, settings, warm.driver.devices, &names, &error)) {
       settings = OtherSettings(settings);
-      if (!names.empty() || !settings.empty()) {
+      if (!names.empty() || !settings.empty() || AddressLayoutFor(assign.hello) != kNewestAddressLayout) {
         RestartFor(assign, names, settings, options, output.log_fd(), argv);
-        error = "cannot start again with the session's GPUs and settings";
+        error = "cannot start again with the session's GPUs, settings and address layout";
       }
     }
     if (!error.empty()) {

@@ -11,13 +11,16 @@
 
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <functional>
+#include <string>
 #include <thread>
 
 #include "proto/codec/wire.h"
 #include "proto/driverabi/export_tables.h"
 #include "proto/mirror/mirror.h"
 #include "server/worker/device_arena.h"
+#include "server/worker/mapping_places.h"
 #include "server/worker/testing/client.h"
 #include "server/worker/testing/worker_process.h"
 
@@ -279,6 +282,30 @@ TEST_F(WorkerTest, HandlesThatNobodyGaveOut) {
   client().context_slot = 4711;
   EXPECT_EQ(client().Synchronize(), CUDA_ERROR_CONTEXT_IS_DESTROYED);
   EXPECT_EQ(client().Raw(0xfffff, {}), CUDA_ERROR_NOT_SUPPORTED);
+}
+
+// Where the driver's own mapping lies (fake_driver.cc), as /proc says it.
+uint64_t DriverMapping(pid_t worker) {
+  std::ifstream maps("/proc/" + std::to_string(worker) + "/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:fake-driver") != std::string::npos) return std::stoull(line, nullptr, 16);
+  }
+  return 0;
+}
+
+// A worker that waits for a session has the newest layout, and starts again for a session with another one.
+TEST_F(WorkerTest, EachSessionHasItsAddressLayout) {
+  for (const uint32_t layout : {kNewestAddressLayout, 0u}) {
+    WorkerProcess worker({WorkerPath(), "--driver", DriverPath(), "--log-level", "warn"});
+    ASSERT_EQ(worker.ready().error, "");
+    worker.address_layout = layout;
+    const std::unique_ptr<ClientChannel> channel = worker.Connect();
+    ASSERT_TRUE(channel);
+    EXPECT_EQ(channel->welcome().address_layout, layout);
+    const uint64_t address = DriverMapping(worker.pid());
+    ASSERT_NE(address, 0u);
+    EXPECT_EQ(address - kMappingPlaces.begin < kMappingPlaces.bytes, layout == 1) << std::hex << address;
+  }
 }
 
 TEST_F(WorkerTest, FailuresThatNobodyWaitedForComeWithTheNextReply) {

@@ -1451,6 +1451,48 @@ def driver_settings(context):
 
 
 @case
+def address_layout(context):
+    """An image stores the address layout of each session, which holds after a move and a restart, the oldest one, too."""
+    lab = context.lab
+    server, other = lab.server(), lab.server("other")
+    command = context.app()
+
+    def check_worker(at, layout):
+        """The only session of the server has a worker with this layout (server/worker/mapping_places.h)."""
+        # Another one may just have ended.
+        wait_for(lambda: len(sessions_of(lab, at)) == 1, 30, lambda: f"{at.name} has {sessions_of(lab, at)}")
+        (worker,) = sessions_of(lab, at)
+        with open(f"/proc/{worker}/maps") as f:
+            apart = [line for line in f if 0x240000000000 <= int(line.split("-")[0], 16) < 0x2A0000000000]
+        if bool(apart) != (layout == 1):
+            raise Failure(f"the worker {worker} of {at.name} has {len(apart)} mappings apart, with address layout {layout}")
+
+    for layout, settings in ((1, {}), (0, {"CUDA_REMOTE_ADDRESS_LAYOUT": "0"})):
+        job = lab.job(f"job{layout}", command, server.unix, pause_at=[10, 20], env=settings)
+        job.wait_paused(10, 60)
+        check_worker(server, layout)
+        lab.run(f"move{layout}", [lab.tool("cr-migrate"), job.id, "--to", other.unix])
+        check_worker(other, layout)
+        carrier = job
+        for number, (at, step) in enumerate(((server, 20), (other, None))):
+            name = f"{layout}-{number}"
+            image = context.path("image" + name)
+            lab.run("checkpoint" + name, [lab.tool("cr-checkpoint"), "--stop", job.id, image])
+            carrier.wait(30)
+            inspected = json.loads(lab.run("inspect" + name, [lab.tool("cr-inspect"), "--json", image]).stdout())
+            stored = [int(process["address_layout"]) for process in inspected["processes"]]
+            if stored != [layout]:
+                raise Failure(f"the image says address layout {stored} of a session with {layout}")
+            job.go((10, 20)[number])
+            carrier = context.restart(image, at, "restart" + name)
+            if step:
+                job.wait_paused(step, 60, carrier)
+                check_worker(at, layout)
+        carrier.expect_success(60)
+        harness.same(f"address layout {layout}", job.stdout(), context.expected(command))
+
+
+@case
 def across_gpus(context):
     """A running job moves from one GPU of a server to the other and back, and restarts on the other. Needs two GPUs."""
     lab = context.lab

@@ -683,6 +683,11 @@ TEST_F(Tunnel, LimitsAndVersions) {
   hello.wire_version = 99;
   EXPECT_FALSE(ClientChannel::Connect(Session(), hello, &welcome_, &error));
   EXPECT_NE(error.find("99"), std::string::npos) << error;
+  hello = {};
+  hello.replaying = true;
+  hello.address_layout = 98;
+  EXPECT_FALSE(ClientChannel::Connect(Session(), hello, &welcome_, &error));
+  EXPECT_NE(error.find("the job has address layout 98"), std::string::npos) << error;
 }
 
 TEST_F(Tunnel, PsShowsAndEnds) {

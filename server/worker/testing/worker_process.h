@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/channel/address_layout.h"
 #include "proto/channel/client_channel.h"
 #include "server/worker_link/worker_link.h"
 
@@ -19,6 +20,9 @@ class WorkerProcess {
   // Starts `arguments[0]`, which is a cr-worker's path, and waits for Ready.
   explicit WorkerProcess(std::vector<std::string> arguments);
   ~WorkerProcess();
+
+  // What the client's Hello asks for.
+  uint32_t address_layout = kNewestAddressLayout;
 
   const WorkerReady& ready() const { return ready_; }
   pid_t pid() const { return pid_; }
