@@ -271,8 +271,8 @@ std::set<std::pair<dev_t, ino_t>> StreamFiles(const Job& job) {
   return files;
 }
 
-// What the job has open on mounts that are not in its namespace: all that it inherited. Of a job without one: its streams,
-// which may become others at a restart.
+// What the job has open on mounts that are not in its namespace: all that it inherited. Of a job without one: its
+// streams, which may become others at a restart.
 bool FindInheritedFiles(const Job& job, ProcessFacts* facts, std::string* error) {
   const std::set<std::pair<dev_t, ino_t>> streams = StreamFiles(job);
   std::set<int> mounts;
@@ -298,7 +298,8 @@ bool FindInheritedFiles(const Job& job, ProcessFacts* facts, std::string* error)
         if (line.compare(0, 7, "mnt_id:") == 0) mount = atoi(line.c_str() + 7);
         if (line.compare(0, 6, "flags:") == 0) flags = unsigned(strtoul(line.c_str() + 6, nullptr, 8));
       }
-      const bool known = IsIsolated(job) ? mounts.count(mount) != 0 : streams.count({status.st_dev, status.st_ino}) == 0;
+      const bool known =
+          IsIsolated(job) ? mounts.count(mount) != 0 : streams.count({status.st_dev, status.st_ino}) == 0;
       // Anonymous files (/memfd:...) are on mounts that no namespace has.
       if (mount < 0 || known || target.compare(0, 7, "/memfd:") == 0) continue;
       if (S_ISCHR(status.st_mode) && IsTerminal(status.st_rdev)) continue;
@@ -336,7 +337,8 @@ std::string ProcessText(int pid) {
 
 std::string OutlivedText(const std::string& process) {
   return process +
-         " of the job has outlived the process that started it, and only processes whose parents still run up to the job's "
+         " of the job has outlived the process that started it, and only processes whose parents still run up to the "
+         "job's "
          "first one can be saved: end it, or have the job's first process wait for it";
 }
 
@@ -364,7 +366,8 @@ bool CheckOwnTree(const Job& job, std::string* error) {
   const std::vector<int> pids = ProcessesOf(job);
   for (const CudaProcess& process : FindCudaProcesses(job, job.directory())) {
     if (std::find(pids.begin(), pids.end(), process.pid) != pids.end()) continue;
-    *error = NameOf(process) + " uses the job's GPU server, but the job's first process has not started it, and it cannot "
+    *error = NameOf(process) +
+             " uses the job's GPU server, but the job's first process has not started it, and it cannot "
              "be saved; end it first";
     return false;
   }
@@ -400,15 +403,16 @@ bool CheckNamespaces(const Job& job, std::string* error) {
       other = "root folder";
     }
     if (other.empty()) continue;
-    *error = ProcessText(pid) + " has another " + other + " than this tool, and CRIU cannot save it; start the job outside of "
+    *error = ProcessText(pid) + " has another " + other +
+             " than this tool, and CRIU cannot save it; start the job outside of "
              "containers and of namespaces of its user's own";
     return false;
   }
   return true;
 }
 
-// Whether one of the kernel's lists of System V objects has one that the processes of `job` may have made or used. No list
-// says which processes use semaphores.
+// Whether one of the kernel's lists of System V objects has one that the processes of `job` may have made or used. No
+// list says which processes use semaphores.
 bool MayUse(std::istream* list, const Job& job) {
   const std::vector<int> pids = ProcessesOf(job);
   std::string line, word;
@@ -479,8 +483,9 @@ bool CheckRights(const Job& job, std::string* error) {
     return false;
   }
   if (!UsesSystemV(job)) return true;
-  *error = "the job uses System V memory, semaphores or message queues, which cannot be saved of another user's job; have "
-           "the program use POSIX ones";
+  *error =
+      "the job uses System V memory, semaphores or message queues, which cannot be saved of another user's job; have "
+      "the program use POSIX ones";
   return false;
 }
 
@@ -565,8 +570,8 @@ bool SettleTerminal(const Job& job, const std::string& image_folder, std::string
   return false;
 }
 
-// Waits a while for what may have been left of an earlier dump. Returns -1 and errno on failure. Of a user's own job the
-// folder is his, and he may have locked the file, too.
+// Waits a while for what may have been left of an earlier dump. Returns -1 and errno on failure. Of a user's own job
+// the folder is his, and he may have locked the file, too.
 int LockDump(const Job& job, const std::string& work_folder) {
   const ActAs user(IsUsersFolder(job) ? AccountOf(job) : std::nullopt);
   const int lock = open((work_folder + "/" + kDumpLock).c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -700,8 +705,7 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
   FindSharedFiles(ProcessesOf(job), job.directory(), facts);
   return CheckRights(job, error) &&
          (IsIsolated(job) ? CheckTree(job, error) : CheckNamespaces(job, error) && CheckOwnTree(job, error)) &&
-         FindInheritedFiles(job, facts, error) &&
-         DescribeConnections(job, facts, error);
+         FindInheritedFiles(job, facts, error) && DescribeConnections(job, facts, error);
 }
 
 std::string CriuErrors(const std::string& path) {
