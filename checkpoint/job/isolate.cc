@@ -28,6 +28,7 @@
 #include "checkpoint/job/caller.h"
 #include "checkpoint/job/forwarded_signals.h"
 #include "checkpoint/job/io_uring.h"
+#include "checkpoint/job/own_ptys.h"
 
 extern char** environ;
 
@@ -187,14 +188,14 @@ void CloseToolsFiles(int keep, int terminal) {
 }
 
 // Reads nothing and writes nothing any more: a pipe must end when the program closes it.
-void LetGoOfStreams(int keep, int terminal) {
+void LetGoOfStreams(const std::vector<int>& keep) {
   const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
   for (int fd : {0, 1, 2}) dup2(null, fd);
   if (DIR* const list = opendir("/proc/self/fd")) {
     std::vector<int> doomed;
     while (const dirent* const entry = readdir(list)) {
       const int fd = atoi(entry->d_name);
-      if (fd > 2 && fd != keep && fd != terminal && fd != dirfd(list)) doomed.push_back(fd);
+      if (fd > 2 && fd != dirfd(list) && std::find(keep.begin(), keep.end(), fd) == keep.end()) doomed.push_back(fd);
     }
     closedir(list);
     for (int fd : doomed) close(fd);
@@ -274,7 +275,7 @@ bool ShowFolder(const Plan& plan) {
   return shown;
 }
 
-bool SetUp(const Plan& plan, std::string* error) {
+bool SetUp(const Plan& plan, OwnPtys* ptys, std::string* error) {
   // Mounts made outside later are to be seen here as far as the system shares them; ours are not seen outside.
   if (mount(nullptr, "/", nullptr, MS_REC | MS_SLAVE, nullptr) != 0) {
     *error = WithErrno("cannot make the mounts of the job its own");
@@ -290,6 +291,12 @@ bool SetUp(const Plan& plan, std::string* error) {
   }
   if (plan.network >= 0) ShowOwnNetwork();
   ShowMounts(plan);
+  std::string problem;
+  if (!ptys->Mount(plan.outside_ptys, &problem)) {
+    fprintf(stderr, "cuda-remote: %s; it has this machine's pseudo-terminals, whose numbers may be taken at a restart\n",
+            problem.c_str());
+  }
+  if (!plan.restored_pid) ptys->ShowOutside();
   if (plan.terminal >= 0) {
     // Moving the terminal from group to group would stop this process.
     signal(SIGTTOU, SIG_IGN);
@@ -330,7 +337,8 @@ bool StopOrContinue(const Plan& plan, pid_t main, int signal) {
   const bool entered = plan.network < 0 || setns(plan.network, CLONE_NEWNET) == 0;
   if (!entered) error = WithErrno("cannot enter the job's network namespace");
   CloseToolsFiles(report, plan.terminal);
-  if (!entered || !SetUp(plan, &error)) {
+  OwnPtys ptys;
+  if (!entered || !SetUp(plan, &ptys, &error)) {
     Send(report, Report::kFailed, 125, error);
     _exit(125);
   }
@@ -349,8 +357,11 @@ bool StopOrContinue(const Plan& plan, pid_t main, int signal) {
       _exit(125);
     }
     if (plan.terminal >= 0 && plan.terminal_group > 0) tcsetpgrp(plan.terminal, plan.terminal_group);  // if it is there
+    ptys.ShowOutside();
   }
-  LetGoOfStreams(report, plan.terminal);
+  std::vector<int> kept = ptys.places();
+  kept.insert(kept.end(), {report, plan.terminal});
+  LetGoOfStreams(kept);
   Send(report, Report::kStarted, main);
   Beside beside;
   // SIGSTOP is not the terminal's: a checkpoint stops processes, too.

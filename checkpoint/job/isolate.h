@@ -2,10 +2,11 @@
 // Runs a program in a PID namespace of its own, under a small init process, so that its process numbers can be had
 // again wherever a snapshot of it is restored.
 //
-// The namespace has its own /proc. The program has an IPC namespace of its own, too: CRIU saves System V shared memory,
-// semaphores and message queues as those of a whole namespace only. Everything else is seen as outside. The init
-// process forwards signals to the program, reaps what it leaves behind, and ends with it (which ends whatever is left
-// in the namespace). It ends with the tool that started it, too. Needs root.
+// The namespace has its own /proc, and pseudo-terminals of its own (own_ptys.h). The program has an IPC namespace of
+// its own, too: CRIU saves System V shared memory, semaphores and message queues as those of a whole namespace only.
+// Everything else is seen as outside. The init process forwards signals to the program, reaps what it leaves behind,
+// and ends with it (which ends whatever is left in the namespace). It ends with the tool that started it, too. Needs
+// root.
 //
 // For single-threaded tools: functions that start something fork.
 #ifndef CUDA_REMOTE_CHECKPOINT_JOB_ISOLATE_H_
@@ -55,6 +56,8 @@ struct Plan {
   // What else is to be done in the namespace, by its init, before anything starts there.
   std::function<void()> prepare;
 
+  // Terminals from outside that the program gets (PtyNames).
+  std::vector<std::string> outside_ptys;
   // Not -1: the job's own terminal (terminal.h), which controls its session; the init process leads that, so that the
   // program can be stopped. The program gets it as these of its standard streams.
   int terminal = -1;

@@ -23,6 +23,7 @@
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 #include "checkpoint/job/network.h"
+#include "checkpoint/job/own_ptys.h"
 #include "checkpoint/job/stand_ins.h"
 #include "checkpoint/job/terminal.h"
 #include "client/tools/foreground.h"
@@ -285,6 +286,7 @@ int Main(int argc, char** argv) {
       Say(kTool, "the job's terminal does not become " + NameOf(*account) + "'s");
     }
     if (terminal) plan.terminal_streams = terminal->streams();
+    plan.outside_ptys = terminal ? PtyNames({plan.terminal}) : PtyNames({0, 1, 2});
     started = StartIsolated(plan, &isolated, &error, &code);
     if (terminal) terminal->CloseJobEnd();
     own_network.reset();

@@ -1153,6 +1153,8 @@ def mpi_on(context, mpi, count, ranks):
         raise Failure(f"cr-checkpoint reports {done}")
     job.go(4, then=8)
     job.stop(images[1], addresses)
+    # Open MPI has pseudo-terminals, whose numbers others have now.
+    taken = [os.openpty() for _ in range(16)]
     job.restart(images[1], machines)
     job.go(8, then=12)
     job.stop(images[2], addresses)
@@ -1168,6 +1170,8 @@ def mpi_on(context, mpi, count, ranks):
     job.restart(images[4], [lab.a, lab.b, lab.b][:count], ["stencil", "stencil", "stencil-2"][:count])
     job.go(20)
     job.finish()
+    for fd in sum(taken, ()):
+        os.close(fd)
     for machine in (lab.a, lab.b, lab.c):
         machine.is_clean()
 

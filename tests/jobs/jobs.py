@@ -1193,9 +1193,10 @@ def terminal_restart(context):
     other.expect("ready> $")
     # The name of a file that is not there tells this cat from others.
     cat = lambda states: harness.wait_for(lambda: state_of(f"{sync}.cat") == states, LIMIT, lambda: f"cat: {state_of(sync + '.cat')}")
-    other.type(f"echo known-$known; stty size; cat - {sync}.cat\n")
+    other.type(f"echo known-$known; stty size; echo $(tty) $([ -c $(tty) ] && echo fou''nd); cat - {sync}.cat\n")
     other.expect("known-47\r\n")
     other.expect("33 99\r\n")
+    other.expect(r"/dev/pts/\d+ found\r\n")
     cat(["S"])
     other.type("\x1a")
     other.expect(r"Stopped\s+cat")
@@ -1209,6 +1210,80 @@ def terminal_restart(context):
     other.prompt()
     if "code-3" not in other.command("echo code-$?"):
         raise Failure("another exit code after the restart")
+
+
+# Has pseudo-terminals of its own, one with a program at it, and one whose number is not the next after the other's.
+PTYS = """
+import os, subprocess, sys, time
+folder = sys.argv[1]
+pairs = [os.openpty() for _ in range(3)]
+for fd in pairs.pop(1): os.close(fd)
+cat = subprocess.Popen(["/bin/cat"], stdin=pairs[0][1], stdout=pairs[0][1])
+def read(fd, size):
+    got = b""
+    while len(got) < size: got += os.read(fd, size - len(got))
+    return got
+for step in range(3):
+    open(f"{folder}/at.{step}", "w").close()
+    while not os.path.exists(f"{folder}/go.{step}"): time.sleep(0.02)
+    line = b"line %d" % step
+    os.write(pairs[0][0], line + b"\\n")
+    os.write(pairs[1][1], line + b"\\n")
+    # Once as an echo, once by cat.
+    assert read(pairs[0][0], 2 * len(line) + 4) == 2 * (line + b"\\r\\n")
+    assert read(pairs[1][0], len(line) + 2) == line + b"\\r\\n"
+    print([os.ttyname(slave) for _, slave in pairs], flush=True)
+os.write(pairs[0][0], b"\\x04")
+sys.exit(cat.wait())
+"""
+
+
+@case
+def pseudo_terminals(context):
+    """A job with pseudo-terminals is restarted where other programs have all of their numbers."""
+    folder, program, job, image = context.folder("ptys"), context.path("ptys.py"), context.path("job"), context.path("image")
+    out = context.path("ptys.text")
+    with open(program, "w") as f:
+        f.write(PTYS)
+    child = context.start("ptys", [context.tool("cr-run"), "--job-dir", job, "--output", out, "--", PYTHON, program, folder])
+
+    def at(step):
+        there = lambda: os.path.exists(f"{folder}/at.{step}") and os.path.exists(job + "/job.json")
+        harness.wait_for(lambda: there() or not child.running(), LIMIT, lambda: f"not at {step}: {child.describe()}")
+        if not there():
+            raise Failure(f"the job has ended before step {step}: {child.describe()}")
+
+    for step in range(2):
+        at(step)
+        context.run([context.tool("cr-checkpoint"), "--stop", job, image])
+        child.wait(LIMIT)
+        # More than the job and this machine's other programs have.
+        taken = [os.openpty() for _ in range(24)]
+        child = context.start(f"ptys-{step}", [context.tool("cr-restart"), image])
+        open(f"{folder}/go.{step}", "w").close()
+        at(step + 1)
+        for fd in sum(taken, ()):
+            os.close(fd)
+    open(f"{folder}/go.2", "w").close()
+    child.expect_success(LIMIT)
+    same("names", open(out).read(), "['/dev/pts/0', '/dev/pts/2']\n" * 3)
+
+
+@case
+def terminal_names(context):
+    """A program finds the terminal that it was given by its name, also beside pseudo-terminals of its own."""
+    terminal = Terminal(context)
+    run = run_in_terminal(context)
+    own = re.search(r"/dev/pts/\d+", terminal.command("tty"))[0]
+    # Where only some streams are the terminal, it is the user's.
+    shows = terminal.command(f"{run} -- bash -c 'tty <&2' | cat")
+    if f"\n{own}\r\n" not in shows:
+        raise Failure(f"the terminal {own} has another name in a job: {shows}")
+    same_device = "[ $(stat -c %d:%i -L /proc/self/fd/0) = $(stat -c %d:%i $(tty)) ] && echo sa''me"
+    beside = f"{PYTHON} -c \"import os; a = [os.openpty() for _ in range(40)]; print(os.ttyname(0), os.ttyname(a[-1][1]))\""
+    shows = terminal.command(f"{run} -- bash -c '{same_device.replace(chr(39), chr(34))}; {beside}'")
+    if "\nsame\r\n" not in shows or not re.search(r"\n/dev/pts/\d+ /dev/pts/\d+\r\n", shows):
+        raise Failure(f"a job does not find its terminal by its name: {shows}")
 
 
 @case

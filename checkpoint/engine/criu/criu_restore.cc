@@ -19,6 +19,7 @@
 #include "checkpoint/engine/criu/criu_facts.h"
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/hold.h"
+#include "checkpoint/job/own_ptys.h"
 #include "proto/folder/private_folder.h"
 
 extern char** environ;
@@ -164,6 +165,7 @@ bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
     return false;
   }
   if (job_.terminal()) plan.terminal = terminal;
+  plan.outside_ptys = PtyNames({terminal});
   plan.terminal_group = facts_.terminal_group();
   const std::string hold = FindCompanion("cr-hold");
   if (hold.empty()) {
