@@ -31,6 +31,7 @@
 #include "client/slurm/options.h"
 #include "client/slurm/submission.h"
 #include "proto/cli/wrong_use.h"
+#include "proto/folder/private_folder.h"
 #include "proto/frame/version.h"
 
 extern char** environ;
@@ -281,6 +282,22 @@ bool KeepScript(const std::string& batch_script, int line, const std::string& pa
   return false;
 }
 
+// The job's folder, with the script that a restart runs. Whoever could change it would run programs as this user.
+bool MakeOwnFolder(const std::string& folder, std::string* error) {
+  std::error_code failed;
+  std::filesystem::create_directories(std::filesystem::path(folder).parent_path(), failed);
+  struct stat facts;
+  if (failed || (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) || lstat(folder.c_str(), &facts) != 0) {
+    *error = "cannot make the folder " + folder + ": " + (failed ? failed.message() : strerror(errno));
+    return false;
+  }
+  const std::string why = S_ISDIR(facts.st_mode) ? WhyNotTrusted(facts) : "is not a folder";
+  if (why.empty() && facts.st_uid == geteuid()) return true;
+  *error = "the job's folder " + folder + " " + (why.empty() ? "belongs to root" : why) +
+           "; remove it, or name another --checkpoint-dir";
+  return false;
+}
+
 // Whether what the program prints would overwrite what it printed before a restart.
 bool OverwritesOutput() {
   struct stat about;
@@ -339,11 +356,7 @@ int Main(int argc, char** argv) {
   std::string error;
   if (!ReadSlurmJob(variables, &job, &error)) return Fail(error);
   const std::string folder = checkpoint::Absolute(options.directory) + "/job-" + job.Name();
-  std::error_code failed;
-  std::filesystem::create_directories(folder, failed);
-  if (failed || chmod(folder.c_str(), 0700) != 0) {
-    return Fail("cannot make the folder " + folder + ": " + (failed ? failed.message() : strerror(errno)));
-  }
+  if (!MakeOwnFolder(folder, &error)) return Fail(error);
   const std::string images = folder + "/images";
   const std::string image = ckptfmt::NewestImageIn(images);
   Start start;
@@ -379,7 +392,8 @@ int Main(int argc, char** argv) {
   }
   const int code = Runner(options, job, folder).Run(command);
   // Another start of the job may need them by now.
-  if (code == 0 && LastStart(folder) == job.restarts) std::filesystem::remove_all(folder, failed);
+  std::error_code ignored;
+  if (code == 0 && LastStart(folder) == job.restarts) std::filesystem::remove_all(folder, ignored);
   return code;
 }
 

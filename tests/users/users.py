@@ -355,6 +355,38 @@ def foreign_job(context):
 
 
 @case
+def slurm_folder(context):
+    """The folder of a Slurm job's images, with the script that a restart runs, made beforehand by somebody else."""
+    folder, script = os.path.join(context.shared, "job-77"), os.path.join(context.product, "batch")
+    with open(script, "w") as f:
+        f.write("#!/bin/sh\necho the own script\n")
+    os.chmod(script, 0o755)
+    run = [context.tool("cr-slurm-run"), "--checkpoint-dir", context.shared, "--script-line", "1", "--", script]
+    own = context.folder("own", 0o700, VICTIM)
+    attacks = [
+        "os.mkdir(at, 0o777); open(at + '/script', 'w').write('#!/bin/sh\\necho ATTACKED\\n'); os.chmod(at + '/script', 0o755)",
+        f"os.symlink({own!r}, at)",
+    ]
+    for user in (VICTIM, 0):
+        slurm = lambda: context.run(user, run, SLURM_JOB_ID="77", XDG_RUNTIME_DIR=context.folder(f"r{time.monotonic_ns()}", 0o700, user))
+        for attack in attacks:
+            context.python(ATTACKER, "import os, sys; at = sys.argv[1]; " + attack, folder)
+            ended = slurm()
+            refused(ended, folder, "--checkpoint-dir")
+            if "ATTACKED" in ended.stdout or os.listdir(own):
+                raise Failure(f"the other user's script ran, or his link was followed: {ended.stdout}")
+            os.unlink(folder) if os.path.islink(folder) else shutil.rmtree(folder)
+        # One of the user's own that others may write to: they may have put the script there.
+        os.mkdir(folder)
+        os.chown(folder, user, user)
+        os.chmod(folder, 0o777)
+        refused(slurm(), folder, "may be written by other users", "--checkpoint-dir")
+        os.rmdir(folder)
+        if "the own script" not in worked(slurm()).stdout:
+            raise Failure("with nothing in the way the script did not run")
+
+
+@case
 def closed_home(context):
     """The demonstration by sudo in a clone that lies in a home which is closed to others, and is not root's."""
     home = context.folder("home", 0o700, VICTIM)
