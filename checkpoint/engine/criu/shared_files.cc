@@ -222,17 +222,28 @@ bool CopyContents(int from, int to) {
   }
 }
 
+// What is there is of the kind and of the user that it was. Anybody may make something in /tmp and /dev/shm.
+bool IsAsSaved(const FileFacts& facts, mode_t kind, const struct stat& now) {
+  return (now.st_mode & S_IFMT) == kind && now.st_uid == facts.user();
+}
+
+std::string NotAsSaved(const FileFacts& facts, const struct stat& now) {
+  return facts.path() + ", through which the job shares memory, is now another one, of user " +
+         std::to_string(now.st_uid) + ": remove it";
+}
+
 // One that has contents.
 bool RestoreFile(const FileFacts& facts, int saved, std::string* error) {
   const std::string& path = facts.path();
   struct stat now;
   if (lstat(path.c_str(), &now) == 0) {
     const int there = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    const bool same = there >= 0 && S_ISREG(now.st_mode) && SameContents(saved, there);
+    const bool same = there >= 0 && IsAsSaved(facts, S_IFREG, now) && (now.st_mode & 07777) == (facts.mode() & 07777) &&
+                      SameContents(saved, there);
     if (there >= 0) close(there);
     if (same) return true;
     if (const int user = UserOf(path, now); user != 0) {
-      *error = "the job shares memory through " + path + ", which now has other contents and is used by process " +
+      *error = "the job shares memory through " + path + ", which has changed and is used by process " +
                std::to_string(user) + ": end that process first";
       return false;
     }
@@ -404,15 +415,17 @@ bool SettleLinks(const ProcessFacts& facts, const std::string& image_folder, std
 bool RestoreSharedFiles(const ProcessFacts& facts, int image, std::string_view files, std::string* error) {
   struct stat now;
   for (const FileFacts& folder : facts.shared_folders()) {
-    if (lstat(folder.path().c_str(), &now) == 0 || Restore(folder, mkdir)) continue;
-    *error = "cannot make the folder " + folder.path() + ": " + strerror(errno);
+    const bool there = lstat(folder.path().c_str(), &now) == 0;
+    if (there ? IsAsSaved(folder, S_IFDIR, now) : Restore(folder, mkdir)) continue;
+    *error = there ? NotAsSaved(folder, now) : "cannot make the folder " + folder.path() + ": " + strerror(errno);
     return false;
   }
   for (int i = 0; i < facts.shared_files_size(); ++i) {
     const FileFacts& file = facts.shared_files(i);
     if (S_ISFIFO(file.mode())) {
-      if (lstat(file.path().c_str(), &now) == 0 || Restore(file, mkfifo)) continue;
-      *error = "cannot make " + file.path() + ": " + strerror(errno);
+      const bool there = lstat(file.path().c_str(), &now) == 0;
+      if (there ? IsAsSaved(file, S_IFIFO, now) : Restore(file, mkfifo)) continue;
+      *error = there ? NotAsSaved(file, now) : "cannot make " + file.path() + ": " + strerror(errno);
       return false;
     }
     const int saved = openat(image, (kSharedFileName + std::to_string(i)).c_str(), O_RDONLY | O_CLOEXEC);
