@@ -133,6 +133,17 @@ bool CheckAccount(const Account& account, std::string* error) {
   return true;
 }
 
+std::string MissingCapability(std::initializer_list<std::pair<int, const char*>> needed) {
+  __user_cap_header_struct header = {kVersion, 0};
+  __user_cap_data_struct data[2] = {};
+  const bool known = syscall(SYS_capget, &header, data) == 0;
+  for (const auto& [number, name] : needed) {
+    if (known && (data[number / 32].effective >> (number % 32) & 1) != 0) continue;
+    return std::string("the capability CAP_") + name + ", which is missing; a container gets it with --cap-add " + name;
+  }
+  return {};
+}
+
 std::string NameOf(const Account& account) {
   return "user " + (account.name.empty() ? "" : account.name + " (") + std::to_string(account.user) +
          (account.name.empty() ? "" : ")");

@@ -9,8 +9,10 @@
 
 #include <sys/types.h>
 
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/job/job.pb.h"
@@ -34,6 +36,10 @@ void SetAccount(const Account& account, Job* job);
 
 // For an image from elsewhere or from long ago: whether the account is still the same person's here, with these groups.
 bool CheckAccount(const Account& account, std::string* error);
+
+// For messages, of the first one of `needed` (with its name, "SYS_ADMIN") that this thread does not have: "the
+// capability CAP_SYS_ADMIN, which is missing; ...". Empty if it has all.
+std::string MissingCapability(std::initializer_list<std::pair<int, const char*>> needed);
 
 // For messages: "user anna (1000)".
 std::string NameOf(const Account& account);

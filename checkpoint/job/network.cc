@@ -23,13 +23,14 @@
 #include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <functional>
 #include <optional>
 #include <thread>
+
+#include "checkpoint/job/account.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -364,12 +365,6 @@ bool FindPlace(const JobNetwork& network, Place* place, std::string* error) {
   return true;
 }
 
-bool HasCapability(int capability) {
-  __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
-  __user_cap_data_struct data[2] = {};
-  return syscall(SYS_capget, &header, data) == 0 && (data[capability / 32].effective & (1u << capability % 32)) != 0;
-}
-
 std::string Reason(int failure) {
   std::string text = strerror(failure);
   if (failure == EPERM) text += " (forbidden here, as by seccomp or a user namespace)";
@@ -694,10 +689,9 @@ bool CheckNetwork(JobNetwork* network, const std::vector<std::string>* allowed, 
              place.interface.name + " (cr-hostd --allow-address)";
     return false;
   }
-  for (const auto& [number, name] : {std::pair(CAP_NET_ADMIN, "NET_ADMIN"), std::pair(CAP_SYS_ADMIN, "SYS_ADMIN")}) {
-    if (HasCapability(number)) continue;
-    *error = std::string("a job's own address needs root and the capability CAP_") + name +
-             ", which is missing; a container gets it with --cap-add " + name;
+  const std::string missing = MissingCapability({{CAP_NET_ADMIN, "NET_ADMIN"}, {CAP_SYS_ADMIN, "SYS_ADMIN"}});
+  if (!missing.empty()) {
+    *error = "a job's own address needs root and " + missing;
     return false;
   }
   network->set_prefix(place.prefix);

@@ -350,6 +350,7 @@ int Run(const Options& options) {
   if (geteuid() != 0) return Fail("restoring a process needs root, or cr-hostd, which does not run here");
 
   CriuEngine engine;
+  if (!engine.CheckUsable(&error)) return Fail(error);
   const Caller* const caller = Caller::Get();
   const bool as_one = caller && caller->waits();  // with the parts on other hosts
   if (!caller) engine.KeepLogs(Absolute(options.image));

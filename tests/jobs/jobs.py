@@ -800,6 +800,35 @@ def criu_log(context):
     context.start("again", [context.tool("cr-restart"), image]).expect_success(LIMIT)
 
 
+@case
+def capabilities(context):
+    """Root without a capability, as in a container, is told which one is missing; the job goes on, and the image stays of use."""
+    job, image = context.path("capable.job"), context.path("capable.image")
+    child = context.start("capable", [context.tool("cr-run"), "--job-dir", job, "--", "sleep", "600"])
+    harness.wait_for(lambda: os.path.exists(job + "/job.json"), LIMIT, child.describe)
+
+    def without(name, words, *command, expect):
+        lacking = ["setpriv", "--bounding-set", "-" + name, "--inh-caps", "-" + name]
+        text = context.run([*lacking, *command], expect=expect).stderr
+        says(text, *words, f"the capability CAP_{name.upper()}, which is missing; a container gets it with --cap-add {name.upper()}")
+
+    needed, perhaps = ["saving and restoring processes needs"], ["Perhaps it needs"]
+    for name in ("sys_admin", "sys_ptrace"):
+        without(name, needed, context.tool("cr-checkpoint"), job, image, expect=1)
+    if not child.running() or os.path.exists(image):
+        raise Failure("the job has ended, or there is an image")
+    context.run([context.tool("cr-checkpoint"), "--stop", job, image])
+    child.wait(LIMIT)
+    restart = [context.tool("cr-restart"), image, "--output", context.path("capable.out"), "--error", context.path("capable.out")]
+    for name in ("sys_admin", "sys_ptrace"):
+        without(name, needed, *restart, expect=125)
+    # What the job had and cannot get back.
+    without("checkpoint_restore", perhaps, *restart, expect=125)
+    again = context.start("capable-again", restart)
+    harness.wait_for(lambda: os.path.exists(job + "/job.json") or not again.running(), LIMIT, again.describe)
+    context.run([context.tool("cr-checkpoint"), "--stop", job, image])
+
+
 OPENS = """
 import os, sys, time
 go = sys.argv[1]

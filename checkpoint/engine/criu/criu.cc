@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <linux/magic.h>
 #include <poll.h>
 #include <sched.h>
@@ -161,7 +162,7 @@ int InsideJob(const Job& job, const std::function<int()>& body, std::string* err
   const bool waited = Await(helper, give_up, &status);
   const int code = waited && WIFEXITED(status) ? WEXITSTATUS(status) : 253;
   if (code == 254) {
-    *error = "cannot enter the job's namespaces: this needs root";
+    *error = "cannot enter the job's namespaces";
     return -1;
   }
   return code;
@@ -631,6 +632,12 @@ bool FindCriu(std::string* criu, std::string* error) {
   return false;
 }
 
+bool HasCapabilities(std::string* error) {
+  const std::string missing = MissingCapability({{CAP_SYS_ADMIN, "SYS_ADMIN"}, {CAP_SYS_PTRACE, "SYS_PTRACE"}});
+  if (!missing.empty()) *error = "saving and restoring processes needs " + missing;
+  return missing.empty();
+}
+
 std::string CriuVersion(const std::string& criu) {
   // As "Version: 4.2.1".
   FILE* const out = popen(("'" + criu + "' --version 2>/dev/null").c_str(), "r");
@@ -655,6 +662,7 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
     if (job.users_own()) *error += ", who can save this job: cr-checkpoint " + job.directory() + " DIR";
     return false;
   }
+  if (!HasCapabilities(error)) return false;
   if (!JobIsAlive(job)) {
     *error = "the job has ended";
     return false;

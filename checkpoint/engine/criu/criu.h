@@ -20,6 +20,9 @@ namespace cuda_remote::checkpoint {
 // The CRIU to use: $CUDA_REMOTE_CRIU, the private one of tools/setup-criu, criu on the path. False if there is none.
 bool FindCriu(std::string* criu, std::string* error);
 
+// Whether this process has what no save and no restore can do without. False and one sentence in *error if not.
+bool HasCapabilities(std::string* error);
+
 // Its version, such as 4.2.1; empty if it does not say.
 std::string CriuVersion(const std::string& criu);
 

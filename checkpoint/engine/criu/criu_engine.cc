@@ -264,7 +264,7 @@ EngineCapabilities CriuEngine::Capabilities() const {
 bool CriuEngine::CheckUsable(std::string* error) const {
   const AsRoot root;
   std::string criu;
-  if (geteuid() == 0) return FindCriu(&criu, error);
+  if (geteuid() == 0) return HasCapabilities(error) && FindCriu(&criu, error);
   *error = "saving and restoring processes needs root";
   return false;
 }

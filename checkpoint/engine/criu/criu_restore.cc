@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/capability.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/inotify.h>
@@ -233,10 +234,18 @@ bool CriuRestore::Finish(Isolated* isolated, std::string* error) {
   const bool ok = AwaitIsolated(&isolated_, error, &code);
   std::string log;
   const bool failed = !ok && error->empty();
+  // What CRIU can do without for some jobs, and what a job itself may have had.
+  std::string missing = MissingCapability({{CAP_NET_ADMIN, "NET_ADMIN"},
+                                           {CAP_CHECKPOINT_RESTORE, "CHECKPOINT_RESTORE"},
+                                           {CAP_SYS_CHROOT, "SYS_CHROOT"},
+                                           {CAP_KILL, "KILL"},
+                                           {CAP_SETPCAP, "SETPCAP"},
+                                           {CAP_SYS_RESOURCE, "SYS_RESOURCE"}});
+  if (!missing.empty()) missing = ". Perhaps it needs " + missing;
   {
     // Its folder may be a user's.
     const ActAs user(account_);
-    if (failed) *error = "CRIU could not restore the job's processes: " + CriuErrors(LogPath());
+    if (failed) *error = "CRIU could not restore the job's processes: " + CriuErrors(LogPath()) + missing;
     if (failed) ReadImageFile(LogPath(), &log);
     unlink((Work() + "/stats-restore").c_str());
     if (ok) unlink(LogPath().c_str());
