@@ -79,8 +79,9 @@ int Main(int argc, char** argv) {
   // First of all, so that every thread, gRPC's too, inherits it.
   sigset_t signals;
   sigemptyset(&signals);
-  for (int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, signal);
+  for (int signal : {SIGTERM, SIGINT}) sigaddset(&signals, signal);
   sigprocmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGHUP, SIG_IGN);  // as cr-server, it outlives the terminal
   std::string connect, path, log_level = "warn";
   control::TlsFiles tls;
   double idle_exit = 0;
