@@ -483,7 +483,10 @@ int Main(int argc, char** argv) {
       options.tls.token.clear();  // a client's
       tls = control::ServerTls::Create(options.tls, &error);
       if (!tls) {
-        logging::Critical("{}; without TLS, --listen needs --insecure-tcp with the hosts that may connect", error);
+        logging::Critical("{}{}", error,
+                          options.tls.empty() ? "; without TLS, --listen needs --insecure-tcp with the hosts that may "
+                                                "connect"
+                                              : "");
         return kExitUsage;
       }
     }

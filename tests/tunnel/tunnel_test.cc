@@ -703,6 +703,8 @@ TEST_F(Tunnel, PsShowsAndEnds) {
   EXPECT_NE(json.find("\"transport\": \"grpc\""), std::string::npos) << json;
   EXPECT_NE(json.find("\"job\": \"a \\\"job\\\"\""), std::string::npos) << json;
   EXPECT_NE(json.find("\"worker_pid\": "), std::string::npos);
+  // There is a limit though none was named.
+  EXPECT_NE(json.find("\"limits\": {\"sessions\": 128,"), std::string::npos) << json;
   EXPECT_NE(Ps({"--server", "127.0.0.1:" + std::to_string(port_)}).find("/test/program"), std::string::npos);
   Ps({"--server", "unix:" + Session(), "--end", "777"}, 4);
   Ps({"--server", "unix:" + Path("nowhere")}, 1);
@@ -1082,6 +1084,23 @@ TEST_F(Tunnel, WithoutDescriptorsNothingSpins) {
   EXPECT_TRUE(Eventually([&] { return Connect(Session()) != nullptr; }, 30000));
 }
 
+// Local clients that say nothing are few, and are sent away after a while.
+TEST_F(Tunnel, SilentLocalClientsAreSentAway) {
+  StartServer({}, /*tcp=*/false);
+  std::string error;
+  std::vector<pollfd> silent;
+  for (int i = 0; i < 70; ++i) {
+    silent.push_back({ConnectUnix(Session(), &error), POLLIN, 0});
+    ASSERT_GE(silent.back().fd, 0) << error;
+  }
+  const auto sent_away = [&] { return poll(silent.data(), silent.size(), 0); };
+  EXPECT_TRUE(Eventually([&] { return sent_away() == 6; }));
+  EXPECT_NE(server_->log().find("clients of this user have not said what they want"), std::string::npos);
+  EXPECT_TRUE(Eventually([&] { return sent_away() == 70; }, 30000));
+  EXPECT_TRUE(Connect(Session()));
+  for (const pollfd& client : silent) close(client.fd);
+}
+
 // Root's server for chosen users of the machine: their sessions are theirs, and their workers are nobody's who could
 // read the server's files.
 TEST_F(Tunnel, OtherLocalUsersAreServedApart) {
@@ -1212,15 +1231,48 @@ TEST_F(Tunnel, OtherLocalUsersAreServedApart) {
   EXPECT_NE(refused.log().find("--session-user"), std::string::npos) << refused.log();
 }
 
+// Sessions of other hosts, too.
+TEST_F(Tunnel, SessionsOfOtherHostsRunApart) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can run workers as another user";
+  ASSERT_EQ(chmod(folder_.c_str(), 0711), 0);
+  std::ofstream(Path("worker"), std::ios::binary) << ReadFile(Program("server/supervisor", "test_worker"));
+  ASSERT_EQ(chmod(Path("worker").c_str(), 0755), 0);
+  worker_ = Path("worker");
+  StartServer({"--insecure-tcp", "127.0.0.1", "--session-user", "nobody"});
+  StartRelay(port_);
+  const auto user_of_worker = [&](const std::string& path) {
+    auto channel = Connect(path);
+    Reply reply;
+    if (!channel || channel->Call(Header(kCount), "", "", nullptr, 0, &reply) != ChannelStatus::kOk) {
+      return std::string("no session");
+    }
+    const std::string list = Ps({"--server", "unix:" + Session(), "--json"}), name = "\"worker_pid\": ";
+    const std::string status =
+        ReadFile("/proc/" + std::to_string(atoi(list.c_str() + list.find(name) + name.size())) + "/status");
+    const size_t at = status.find("Uid:\t");
+    return status.substr(at, status.find('\n', at) - at);
+  };
+  EXPECT_EQ(user_of_worker(Relay()), "Uid:\t65534\t65534\t65534\t65534");
+  const auto is_free = [&] {
+    return Ps({"--server", "unix:" + Session(), "--json"}).find("\"sessions\": []") != std::string::npos;
+  };
+  EXPECT_TRUE(Eventually(is_free));
+  EXPECT_EQ(user_of_worker(Session()), "Uid:\t0\t0\t0\t0");
+}
+
 TEST_F(Tunnel, HangupEndsNothing) {
   StartServer();
-  auto channel = Connect(Session());
-  ASSERT_TRUE(channel);
+  StartRelay(port_);
+  auto channel = Connect(Session()), remote = Connect(Relay());
+  ASSERT_TRUE(channel && remote);
   server_->Signal(SIGHUP);
+  relay_->Signal(SIGHUP);
   EXPECT_TRUE(Eventually([&] { return server_->log().find("SIGHUP") != std::string::npos; }));
   Reply reply;
   EXPECT_EQ(channel->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
   EXPECT_TRUE(Connect(Session()));
+  EXPECT_EQ(remote->Call(Header(kCount), "", "", nullptr, 0, &reply), ChannelStatus::kOk);
+  EXPECT_TRUE(Connect(Relay()));
 }
 
 TEST_F(Tunnel, PlainTcpNeedsItsName) {
@@ -1742,6 +1794,7 @@ TEST_F(Tls, BadFilesAreExplained) {
       const std::string log = process.log();
       EXPECT_NE(log.find(one.says), std::string::npos) << log;
       EXPECT_EQ(log.find(".cc:"), std::string::npos) << log;
+      EXPECT_EQ(log.find("--insecure-tcp"), std::string::npos) << log;
       EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
     };
     run({Program("server/supervisor", "cr-server"), "--dir", Path("server"), "--worker", "/bin/true", "--listen",
