@@ -280,7 +280,11 @@ bool CriuEngine::Describe(const Job& job, const SaveOptions& options, std::strin
   return google::protobuf::util::MessageToJsonString(found, facts, print).ok();
 }
 
-void CriuEngine::Prepare(const Job& job) { prepared_ = std::make_unique<PageReceiver>(SavedBytes(job)); }
+void CriuEngine::Prepare(const Job& job) {
+  const AsRoot root;
+  const CriuFacts facts;
+  prepared_ = std::make_unique<PageReceiver>(SavedBytes(job));
+}
 
 bool CriuEngine::Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work,
                       After after, std::string* error) {
@@ -291,8 +295,8 @@ bool CriuEngine::Dump(const Job& job, const std::string& facts, const std::strin
     return false;
   }
   const std::string kept = logs_ + "." + kDumpLog;
-  if (!prepared_) Prepare(job);
   std::unique_ptr<PageReceiver> pages = std::move(prepared_);
+  if (!pages) pages = std::make_unique<PageReceiver>(SavedBytes(job));
   if (DumpProcesses(job, known, image, work, after == After::kStop, pages.get(), error)) {
     saved_ = std::move(pages);
     if (!logs_.empty()) unlink(kept.c_str());  // of an attempt that failed

@@ -69,27 +69,29 @@ void RemoveOthers(const std::string& kept) {
   closedir(list);
 }
 
-// Runs `criu check`, which looks at everything first, where /run is a tmpfs. Afterwards that is gone, with the
-// namespace.
+// Becomes `criu check`, which looks at everything first. What it says does not matter: features that it misses are
+// facts, too.
+int Look(const std::string& criu) {
+  alarm(kMostSeconds);
+  execl(criu.c_str(), criu.c_str(), "check", static_cast<char*>(nullptr));
+  return 127;
+}
+
+// Lets CRIU look where /run is a tmpfs. Afterwards that is gone, with the namespace.
 bool LetCriuLook(const std::string& criu, std::string* found) {
   if (unshare(CLONE_NEWNS) != 0 || mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
       mount("tmpfs", kFolder, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=1m,mode=0700") != 0) {
     return false;
   }
   const pid_t looking = fork();
-  if (looking == 0) {
-    alarm(kMostSeconds);
-    execl(criu.c_str(), criu.c_str(), "check", static_cast<char*>(nullptr));
-    _exit(127);
-  }
-  // What it says does not matter: features that it misses are facts, too.
+  if (looking == 0) _exit(Look(criu));
   if (looking < 0 || waitpid(looking, nullptr, 0) != looking) return false;
   std::ifstream in(kCriusName, std::ios::binary);
   found->assign(std::istreambuf_iterator<char>(in), {});
   return !found->empty() && found->size() <= kMostBytes;
 }
 
-// In a process of its own. `folder`: /run, as it is outside.
+// In a process of its own. `folder`: /run, as it is outside. `name`: in it, empty where CRIU keeps the facts itself.
 int Make(const std::string& criu, int folder, const std::string& name) {
   // Nobody is to wait for this process: no end of a pipe, no lock.
   const int null = open("/dev/null", O_RDWR);
@@ -100,6 +102,7 @@ int Make(const std::string& criu, int folder, const std::string& name) {
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
+  if (name.empty()) return Look(criu);
   alarm(kMostSeconds);
   std::string found;
   if (!LetCriuLook(criu, &found)) return 1;
@@ -141,13 +144,15 @@ CriuFacts::CriuFacts() {
   std::string criu, ignored;
   if (geteuid() != 0 || !FindCriu(&criu, &ignored)) return;
   const std::string path = CriuFactsPath(criu);
-  if (path.empty() || IsKept(path)) return;
-  RemoveOthers(path);
+  struct statfs system;
+  const bool crius = path.empty() && statfs(kFolder, &system) == 0 && system.f_type == TMPFS_MAGIC;
+  if (crius ? IsKept(kCriusName) : path.empty() || IsKept(path)) return;
+  if (!crius) RemoveOthers(path);
   const int folder = open(kFolder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return;
   fflush(nullptr);
   maker_ = fork();
-  if (maker_ == 0) _exit(Make(criu, folder, path.substr(sizeof(kFolder))));
+  if (maker_ == 0) _exit(Make(criu, folder, crius ? "" : path.substr(sizeof(kFolder))));
   close(folder);
 }
 

@@ -25,8 +25,9 @@ std::string CriuFactsPath(const std::string& criu);
 // there from now on. Does nothing for an empty path.
 void ShowCriuFacts(const std::string& path);
 
-// Makes what the next CRIU can be shown, in a process of its own, unless it is there: once after the start of a system
-// or container. Made after a dump or restore, beside whatever comes then. The end of it waits for that process (0.2 s).
+// Makes what the next CRIU can be shown, or lets CRIU make its own file, in a process of its own, unless it is there:
+// once after the start of a system or container. Made before the pause of a live checkpoint, and after a dump or
+// restore, beside whatever comes then. The end of it waits for that process (0.2 s).
 class CriuFacts {
  public:
   CriuFacts();

@@ -113,12 +113,17 @@ TEST_F(CriuFactsTest, OthersFilesAreNotShown) {
   }));
 }
 
-TEST_F(CriuFactsTest, NothingWhereCriuKeepsThemItself) {
+TEST_F(CriuFactsTest, CriuKeepsThemItself) {
   EXPECT_TRUE(WithOwnMounts([&] {
     ASSERT_EQ(mount("tmpfs", "/run", "tmpfs", 0, nullptr), 0);
     EXPECT_EQ(CriuFactsPath(criu_), "");
     { const CriuFacts facts; }
-    EXPECT_NE(access("/run/criu.kdat", F_OK), 0);
+    struct stat first, second;
+    ASSERT_EQ(stat("/run/criu.kdat", &first), 0);
+    EXPECT_TRUE(CriuLoadsFacts(criu_));
+    { const CriuFacts facts; }
+    ASSERT_EQ(stat("/run/criu.kdat", &second), 0);
+    EXPECT_EQ(first.st_ino, second.st_ino);
   }));
 }
 
