@@ -4,7 +4,8 @@
 //
 // The host touches managed memory only while the GPU is idle, as devices without concurrentManagedAccess ask for.
 //
-// Usage: managed_cost [--quick] [--mb N (2048)]
+// Usage: managed_cost [--quick] [--mb N (2048)] [--only TEXT]
+//   --only TEXT   rows whose names contain TEXT
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -30,6 +31,7 @@ struct RowError {
 
 bool quick = false;
 bool first_row = true;
+const char* only = "";
 
 double Now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -39,6 +41,7 @@ void Check(bool good) {
 
 // Runs `sample` (which returns the value of one repetition) and prints the median.
 void Row(const char* name, const char* unit, int repetitions, const std::function<double()>& sample) {
+  if (!strstr(name, only)) return;
   std::vector<double> values;
   std::string error;
   try {
@@ -281,6 +284,7 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (!strcmp(argv[i], "--quick")) quick = true;
     if (!strcmp(argv[i], "--mb") && i + 1 < argc) mb = size_t(atoi(argv[++i]));
+    if (!strcmp(argv[i], "--only") && i + 1 < argc) only = argv[++i];
   }
   cudaDeviceProp properties = {};
   if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess) return 1;

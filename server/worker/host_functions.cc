@@ -91,6 +91,11 @@ int HostFunctions::waiting() const {
   return int(turns_.size());
 }
 
+bool HostFunctions::Any() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return !records_.empty() || !turns_.empty();
+}
+
 void HostFunctions::AwaitTurn(const std::atomic<bool>& stop) {
   std::unique_lock<std::mutex> lock(mutex_);
   turn_.wait(lock, [&] { return stop || !turns_.empty(); });

@@ -39,6 +39,8 @@ class HostFunctions {
 
   // Functions whose turn has come and that are not done.
   int waiting() const;
+  // Whether there are functions whose turn may come, or that are not done.
+  bool Any() const;
 
   // Sleeps until the turn of a function has come, or `stop` is set and Interrupt called.
   void AwaitTurn(const std::atomic<bool>& stop);

@@ -43,6 +43,7 @@ void ManagedMemory::UseContext(int device, ContextRef context) {
   if (MakeCurrent(driver_, context) != CUDA_SUCCESS) return;
   if (driver_.cuStreamCreate(&lane.stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS) lane.context = context;
   if (driver_.cuEventCreate(&lane.flushed, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) lane.flushed = nullptr;
+  if (driver_.cuEventCreate(&lane.fetched, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) lane.fetched = nullptr;
 }
 
 void ManagedMemory::ContextDies(uint64_t id) {
@@ -371,18 +372,74 @@ CUresult ManagedMemory::Read(uint64_t address, uint64_t bytes, std::string* out)
   return CUDA_SUCCESS;
 }
 
-CUresult ManagedMemory::Copy(std::string_view runs, bool to_device, bool may_go_on) {
-  if (runs.size() % sizeof(Run) != 0) return CUDA_ERROR_INVALID_VALUE;
+std::vector<ManagedMemory::Run> ManagedMemory::RunsLocked(std::string_view runs) const {
+  if (runs.size() % sizeof(Run) != 0) return {};
   // The client can still change the payload.
   std::vector<Run> copied(runs.size() / sizeof(Run));
   memcpy(copied.data(), runs.data(), runs.size());
-  std::lock_guard<std::mutex> lock(mutex_);
   uint64_t start;
   for (const Run& run : copied) {
     const Segment* const segment = run.bytes == 0 ? nullptr : FindLocked(run.address, run.bytes, &start);
-    if (!segment || !segment->file) return CUDA_ERROR_INVALID_VALUE;
+    if (!segment || !segment->file) return {};
   }
+  return copied;
+}
+
+CUresult ManagedMemory::Copy(std::string_view runs, bool to_device, bool may_go_on) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const std::vector<Run> copied = RunsLocked(runs);
+  if (copied.empty() && !runs.empty()) return CUDA_ERROR_INVALID_VALUE;
+  // What it brings later would take the place of what the client has written by then.
+  if (!to_device) AwaitFetchLocked();
   return CopyLocked(copied, to_device, may_go_on);
+}
+
+bool ManagedMemory::BeginFetch(std::string_view runs) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const std::vector<Run> copied = RunsLocked(runs);
+  uint64_t start;
+  // The driver copies into memory that is not registered by itself, when the work before it is done.
+  const auto is_registered = [&](const Run& run) {
+    const Segment& segment = *FindLocked(run.address, run.bytes, &start);
+    const uint64_t first = (run.address - start) / kRegistered,
+                   last = (run.address - start + run.bytes - 1) / kRegistered;
+    return std::all_of(segment.pieces.begin() + long(first), segment.pieces.begin() + long(last) + 1,
+                       [](const Piece& piece) { return piece.registered; });
+  };
+  if (copied.empty() || !std::all_of(copied.begin(), copied.end(), is_registered)) return false;
+  AwaitFetchLocked();
+  CUresult result = CUDA_SUCCESS;
+  for (const Run& run : copied) {
+    const Segment& segment = *FindLocked(run.address, run.bytes, &start);
+    if (result == CUDA_SUCCESS && !EnterLocked(segment.device)) result = CUDA_ERROR_INVALID_CONTEXT;
+    for (uint64_t at = run.address - start, end = at + run.bytes; at < end && result == CUDA_SUCCESS;) {
+      const uint64_t step = std::min(end, (at / kRegistered + 1) * kRegistered) - at;
+      result = driver_.cuMemcpyDtoHAsync_v2(segment.memory + at, start + at, step, CU_STREAM_LEGACY);
+      at += step;
+    }
+  }
+  if (result != CUDA_SUCCESS) LeaveFetchLocked();
+  return result == CUDA_SUCCESS;
+}
+
+void ManagedMemory::LeaveFetch() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  LeaveFetchLocked();
+}
+
+void ManagedMemory::LeaveFetchLocked() {
+  for (auto& [device, lane] : lanes_) {
+    if (lane.context.id == 0 || MakeCurrent(driver_, lane.context) != CUDA_SUCCESS) continue;
+    lane.fetching = lane.fetched && driver_.cuEventRecord(lane.fetched, CU_STREAM_LEGACY) == CUDA_SUCCESS;
+    if (!lane.fetching) driver_.cuStreamSynchronize(CU_STREAM_LEGACY);
+  }
+}
+
+void ManagedMemory::AwaitFetchLocked() {
+  for (auto& [device, lane] : lanes_) {
+    if (lane.fetching) driver_.cuEventSynchronize(lane.fetched);
+    lane.fetching = false;
+  }
 }
 
 CUresult ManagedMemory::Flush(std::string_view runs) { return Copy(runs, true, false); }

@@ -60,6 +60,12 @@ class ManagedMemory {
   CUresult Flush(std::string_view runs);
   CUresult Fetch(std::string_view runs);
   CUresult Fetch(uint64_t address, uint64_t bytes);
+  // As Fetch, but in the legacy stream, behind all work of blocking streams, and it goes on. False if that cannot be had
+  // for these pages. If it can, the caller either waits for the legacy stream or calls LeaveFetch: then whoever fetches
+  // later waits for it. For sessions with one context, and no streams but blocking ones. Executor only; leaves that
+  // context current.
+  bool BeginFetch(std::string_view runs);
+  void LeaveFetch();
   // As Flush, but a short copy may go on: then flushing() is true, and the caller makes everything that may use the memory
   // or the file wait for it: a stream's further work by OrderBehindFlush, anything else by AwaitFlush. Executor only.
   CUresult BeginFlush(std::string_view runs);
@@ -107,6 +113,8 @@ class ManagedMemory {
     CUstream stream = nullptr;
     CUevent flushed = nullptr;  // behind what BeginFlush has put into the stream
     bool flushing = false;      // it may not be done
+    CUevent fetched = nullptr;  // behind what BeginFetch has put into the legacy stream, once LeaveFetch was called
+    bool fetching = false;      // it may not be done
   };
 
   bool ReserveLocked();
@@ -119,12 +127,16 @@ class ManagedMemory {
   struct Run {
     uint64_t address, bytes;
   };
+  // Copies `runs`, which a client has sent; empty: they are wrong.
+  std::vector<Run> RunsLocked(std::string_view runs) const;
   CUresult Copy(std::string_view runs, bool to_device, bool may_go_on);
   // Copies ranges, each in one segment, and has ended when it returns, or else BeginFlush describes what goes on.
   CUresult CopyLocked(const std::vector<Run>& runs, bool to_device, bool may_go_on);
   // Notes that what is in the lane's stream goes on.
   CUresult LeaveLocked(Lane* lane);
   CUresult AwaitFlushLocked();
+  void LeaveFetchLocked();
+  void AwaitFetchLocked();
   // Begins to copy a range of one segment; what is worth BulkCopies goes to `bulk` instead.
   CUresult BeginCopyLocked(Segment* segment, uint64_t start, const Run& run, bool to_device,
                            std::map<int, std::vector<BulkCopies::Part>>* bulk);

@@ -32,6 +32,11 @@ CUresult FetchManaged(WorkerSession& worker, uint64_t address, uint64_t bytes, s
 // client wants at once. They are fetched, and the reply's payload is one byte, if all of the session's work is done. Only in
 // the order of the requests: the client may write to pages that it has asked for later.
 void FetchExpected(WorkerSession& worker, const Request& request, ReplyBuilder* reply);
+// The same in two halves, so that the copies follow the work without a gap: before the executor itself waits for all of
+// the session's work, and afterwards instead of FetchExpected. False if these pages cannot be had so. If it waits no
+// longer, ManagedMemory::LeaveFetch is called instead of the second half.
+bool BeginFetchExpected(WorkerSession& worker, const Request& request);
+void EndFetchExpected(WorkerSession& worker, ReplyBuilder* reply);
 
 }  // namespace cuda_remote::server
 

@@ -80,12 +80,31 @@ bool IsDone(WorkerSession& worker, const Work& work) {
 
 }  // namespace
 
+void EndFetchExpected(WorkerSession& worker, ReplyBuilder* reply) {
+  reply->payload.assign(1, '\1');
+  MakeCurrent(worker.driver(), worker.current_ref());
+}
+
 void FetchExpected(WorkerSession& worker, const Request& request, ReplyBuilder* reply) {
   const std::string_view runs = request.payload.unstable();
   if (runs.empty() || worker.executes_kept() || !IsDone(worker, AllWork(worker))) return;
   worker.PrepareManagedMemory();
-  if (worker.managed_memory().Fetch(runs) == CUDA_SUCCESS) reply->payload.assign(1, '\1');
+  if (worker.managed_memory().Fetch(runs) == CUDA_SUCCESS) return EndFetchExpected(worker, reply);
   MakeCurrent(worker.driver(), worker.current_ref());
+}
+
+bool BeginFetchExpected(WorkerSession& worker, const Request& request) {
+  const std::string_view runs = request.payload.unstable();
+  // A host function may use the pages before what was begun here ends.
+  if (runs.empty() || worker.executes_kept() || worker.idle() || worker.host_functions().Any()) return false;
+  if (worker.contexts().size() != 1 || CapturesInProgress() != 0 || !worker.stream_marks().empty()) return false;
+  bool all_block = true;
+  worker.handles().ForEach(Kind::kStream, [&](const HandleMap::Entry& entry) {
+    all_block = all_block && IsBlocking(reinterpret_cast<CUstream>(entry.real));
+  });
+  if (!all_block) return false;
+  worker.PrepareManagedMemory();
+  return worker.managed_memory().BeginFetch(runs);
 }
 
 CUresult OpManagedMap(Session& session, const Request&, const wire::OpManagedMap_Request& in, wire::OpManagedMap_Reply*,

@@ -9,6 +9,7 @@
 #include "server/dispatch/custom.gen.h"
 #include "server/worker/custom/work.h"
 #include "server/worker/driver_hooks.h"
+#include "server/worker/managed_memory.h"
 #include "server/worker/mirror_requests.h"
 #include "server/worker/worker_session.h"
 
@@ -21,12 +22,18 @@ CUresult SynchronizeContext(WorkerSession& worker, const Request& request, Conte
   // What is asked here are the streams of all contexts. With one context, it is the session's work.
   if (worker.contexts().size() == 1 && CapturesInProgress() == 0 && !worker.prints()) {
     CUresult state = CUDA_SUCCESS;
+    const bool fetching = BeginFetchExpected(worker, request);
     if (worker.SpinUntil([&] { return (state = QueryAll(worker, {context})) != CUDA_ERROR_NOT_READY; }) &&
         state == CUDA_SUCCESS) {
       worker.NoteSynchronized(work);
-      FetchExpected(worker, request, reply);
+      if (fetching) {
+        EndFetchExpected(worker, reply);
+      } else {
+        FetchExpected(worker, request, reply);
+      }
       return CUDA_SUCCESS;
     }
+    if (fetching) worker.managed_memory().LeaveFetch();
   }
   WorkerSession* const session = &worker;
   worker.DeferIn(context, reply, [driver, work, session](Answer*) {
