@@ -49,6 +49,8 @@ constexpr size_t kMostJobBytes = 4 << 20;
 // How often, and how many times, job.json is looked for in the folder of a job that begins.
 constexpr std::chrono::milliseconds kStartLook(10);
 constexpr int kStartLooks = 200;
+// How long EndsNow waits for the end of a process, and how often it looks.
+constexpr int kEndMs = 1000, kEndLookMs = 5;
 
 std::string OwnFolder() {
   char path[4096];
@@ -701,6 +703,14 @@ bool IsRunning(int pid) {
   const std::string stat = StatOf(pid);
   // A dead process that its parent has not noticed yet is still listed, and has a namespace.
   return !stat.empty() && stat[0] != 'Z' && stat[0] != 'X';
+}
+
+bool EndsNow(int pid) {
+  for (int waited = 0; IsRunning(pid); waited += kEndLookMs) {
+    if (waited >= kEndMs) return false;
+    usleep(kEndLookMs * 1000);
+  }
+  return true;
 }
 
 int ParentOf(int pid) {

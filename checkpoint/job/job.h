@@ -184,6 +184,10 @@ std::vector<uint64_t> StatusNumbers(int pid, const std::string& name, int base);
 // Whether process `pid` is there and has not ended, noticed by its parent or not.
 bool IsRunning(int pid);
 
+// The same the other way round, for a process that has closed its connection, as one does that ends, a moment before it
+// is seen to have ended: waits up to a second for the rest.
+bool EndsNow(int pid);
+
 // The process that started `pid`, or adopted it; 0 if `pid` is not there.
 int ParentOf(int pid);
 

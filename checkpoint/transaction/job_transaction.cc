@@ -13,11 +13,20 @@ namespace {
 // After one process has ended in the middle of a dump.
 constexpr std::chrono::milliseconds kOthersEnd(500);
 
-bool AnyHasEnded(const std::vector<JobProcess*>& processes) {
-  return std::any_of(processes.begin(), processes.end(), [](const JobProcess* process) { return process->HasEnded(); });
-}
+// As EndsNow of job.h: how long to wait for the end of a process, and how often to look.
+constexpr int64_t kEndUs = 1000000, kLookUs = 5000;
 
 }  // namespace
+
+bool JobTransaction::EndsNow(const std::vector<JobProcess*>& processes) {
+  const int64_t give_up = clock_.now_us() + kEndUs;
+  const auto ended = [](const JobProcess* process) { return process->HasEnded(); };
+  while (std::none_of(processes.begin(), processes.end(), ended)) {
+    if (clock_.now_us() >= give_up) return false;
+    clock_.sleep_us(kLookUs);
+  }
+  return true;
+}
 
 JobTransaction::~JobTransaction() {
   std::string ignored;
@@ -42,19 +51,21 @@ bool JobTransaction::Begin(const agent::LockOptions& options, std::string* error
     if (ok && !lockables.empty()) {
       AtStep("lock");
       ok = agent::LockAll(lockables, left, &closed_us_, error);
-      again = !ok && AnyHasEnded(processes_);
+      again = !ok && EndsNow(processes_);
     }
     // From here to the end there are no others.
     if (ok) {
       state_ = State::kHeld;
       AtStep("keep others from connecting");
       if (!source_->Pause(left.timeout_ms, error)) break;
-      ok = source_->AreAll();
-      again = !ok;
-      if (!ok) *error = "processes that use CUDA keep coming and going";
+      bool ended = false;
+      if (source_->AreAll()) {
+        if (!ForEach("take", &JobProcess::Take, &ended, error)) break;
+        if (!ended) return true;
+      }
+      again = true;
+      *error = "processes that use CUDA keep coming and going";
     }
-    if (ok && ForEach("take", &JobProcess::Take, error)) return true;
-    if (ok) break;
     // Those that are locked go on meanwhile: what they wait for may be the one that has come.
     std::string ignored;
     if (state_ == State::kHeld) Resume(&ignored);
@@ -70,12 +81,17 @@ bool JobTransaction::Begin(const agent::LockOptions& options, std::string* error
   return false;
 }
 
-bool JobTransaction::ForEach(const char* name, bool (JobProcess::*step)(std::string*), std::string* error) {
+bool JobTransaction::ForEach(const char* name, bool (JobProcess::*step)(std::string*), bool* ended, std::string* error) {
+  *ended = false;
   for (size_t i = 0; i < processes_.size(); ++i) {
     JobProcess* const process = processes_[i];
     std::string problem;
     AtStep(name, i, processes_.size());
     if ((process->*step)(&problem)) continue;
+    if (EndsNow({process})) {
+      *ended = true;
+      continue;
+    }
     *error = processes_.size() > 1 ? process->Name() + ": " + problem : problem;
     return false;
   }
@@ -85,7 +101,9 @@ bool JobTransaction::ForEach(const char* name, bool (JobProcess::*step)(std::str
 bool JobTransaction::Snapshot(const std::string& facts, const std::string& image, const std::string& work,
                               SnapshotEngine::After after, std::string* error) {
   AtStep("keep the sessions");
-  if (!guard_->Keep(facts, after, error) || !ForEach("release", &JobProcess::Release, error)) return false;
+  bool ended = false;
+  // What a process that has ended meanwhile had is saved, and nobody takes it after a restart.
+  if (!guard_->Keep(facts, after, error) || !ForEach("release", &JobProcess::Release, &ended, error)) return false;
   std::vector<const JobProcess*> running;
   for (const JobProcess* process : processes_) {
     if (!process->HasEnded()) running.push_back(process);
@@ -94,8 +112,8 @@ bool JobTransaction::Snapshot(const std::string& facts, const std::string& image
   if (!engine_->Dump(job_, facts, image, work, after, error)) {
     // An engine may not know how the job's processes are called. If one has ended in the middle of a dump, another one
     // may end when it goes on, with the engine's code still in it.
-    const auto ended = [](const JobProcess* process) { return process->HasEnded(); };
-    if (std::any_of(running.begin(), running.end(), ended)) std::this_thread::sleep_for(kOthersEnd);
+    const auto has_ended = [](const JobProcess* process) { return process->HasEnded(); };
+    if (std::any_of(running.begin(), running.end(), has_ended)) std::this_thread::sleep_for(kOthersEnd);
     for (const JobProcess* process : running) {
       if (process->HasEnded()) *error = process->Name() + " ended while it was saved: " + *error;
     }
@@ -108,15 +126,15 @@ bool JobTransaction::Snapshot(const std::string& facts, const std::string& image
 
 bool JobTransaction::Resume(std::string* error) {
   AtStep("resume");
-  if (state_ == State::kStopped) engine_->Resume(job_, facts_);
+  bool ok = state_ != State::kStopped || engine_->Resume(job_, facts_);
   state_ = State::kOver;
-  bool ok = true;
+  if (!ok) *error = "the processes, which stand still, could not be let run on";
   const auto each = [&](const char* name, bool (JobProcess::*step)(std::string*)) {
     for (size_t i = 0; i < processes_.size(); ++i) {
       JobProcess* const process = processes_[i];
       std::string problem;
       AtStep(name, i, processes_.size());
-      if ((process->*step)(&problem) || process->HasEnded()) continue;
+      if ((process->*step)(&problem) || EndsNow({process})) continue;
       if (ok) *error = process->Name() + " cannot go on: " + problem;
       ok = false;
     }
@@ -134,7 +152,7 @@ bool JobTransaction::Switch(const std::function<bool(std::string*)>& decide, std
     JobProcess* const process = processes_[i];
     std::string problem;
     AtStep("switch", i, processes_.size());
-    if (process->Switch(&problem) || process->HasEnded()) continue;
+    if (process->Switch(&problem) || EndsNow({process})) continue;
     *error = process->Name() + " did not take its new session: " + problem;
     return false;
   }
@@ -142,7 +160,7 @@ bool JobTransaction::Switch(const std::function<bool(std::string*)>& decide, std
   // What a process has done on its new session is not on the old one: afterwards there is no way back.
   for (JobProcess* process : processes_) {
     std::string problem;
-    if (process->Confirm(&problem) || process->HasEnded()) continue;
+    if (process->Confirm(&problem) || EndsNow({process})) continue;
     *error = process->Name() + " cannot go on with its new session: " + problem;
     return false;
   }

@@ -115,7 +115,10 @@ class JobTransaction {
 
  private:
   enum class State { kRunning, kHeld, kSaved, kStopped, kOver };
-  bool ForEach(const char* name, bool (JobProcess::*step)(std::string*), std::string* error);
+  // Takes a step of all processes. *ended: one has ended meanwhile, which is no failure.
+  bool ForEach(const char* name, bool (JobProcess::*step)(std::string*), bool* ended, std::string* error);
+  // Whether one of them has ended, or does so in this moment.
+  bool EndsNow(const std::vector<JobProcess*>& processes);
 
   const Job& job_;
   ProcessSource* const source_;

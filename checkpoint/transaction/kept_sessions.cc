@@ -163,7 +163,7 @@ bool KeptSessions::GiveAll(const Job& job, const std::string& directory, const c
     if (!client) continue;
     if (client->Give(kept.session, &error)) {
       clients.push_back(std::move(client));
-    } else if (IsRunning(kept.pid)) {
+    } else if (!EndsNow(kept.pid)) {
       ok = false;
       fprintf(stderr, "%s: %s cannot go on: %s\n", tool, kept.name.c_str(), error.c_str());
     }

@@ -253,7 +253,7 @@ bool LiveJob::Find(std::vector<JobProcess*>* processes, bool* again, std::string
         agent::AgentClient::Connect(directory_, uint32_t(process.inner_pid), NameOf(process), error);
     agent::Info info;
     if (!agent || !agent->GetInfo(&info, error)) {
-      *again = !IsRunning(process.pid);
+      *again = EndsNow(process.pid);
       *error = NameOf(process) + " cannot be stopped: " + *error;
       return false;
     }

@@ -207,8 +207,8 @@ bool ReadBehind(Behind* behind, const std::string& directory, SharedBuffers* sha
   if (behind->snapshot.bytes() == 0) return true;
   if (const auto running = RunningProcess::Connect(behind->process, directory, error)) {
     if (behind->snapshot.Read(running.get(), shared, pool, behind->use, go_on, error)) return true;
-    if (IsRunning(behind->process.pid)) return false;
-  } else if (IsRunning(behind->process.pid)) {
+    if (!EndsNow(behind->process.pid)) return false;
+  } else if (!EndsNow(behind->process.pid)) {
     return false;
   }
   // It has ended. Its session has not: the tool still holds it.

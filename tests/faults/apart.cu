@@ -8,6 +8,8 @@
 //   FILE.rank.R    rank R writes "STEP PID" here after every step, always as long
 //   FILE.add.K     once it exists, one more rank is started (K: 0, 1, ...)
 //   FILE.hold.R    while it exists, rank R has a kernel on the GPU that does not end
+//   FILE.rest.R    once it exists, rank R uses CUDA no more, says so by FILE.rests.R, and waits for one of these:
+//   FILE.leave.R   once it exists, rank R ends
 //   FILE.end       all ranks end
 // Each rank that ends well prints "rank R right"; of each other one, how it ended is printed to stderr. Exit code 0.
 #include <cuda_runtime.h>
@@ -82,8 +84,14 @@ class Rank {
 
   void Run() {
     const std::string steps = File("rank." + std::to_string(rank_)), hold = File("hold." + std::to_string(rank_));
+    const std::string rest = File("rest." + std::to_string(rank_)), leave = File("leave." + std::to_string(rank_));
     const std::string end = File("end");
-    for (unsigned step = 1; !Exists(end); ++step) {
+    for (unsigned step = 1; !Exists(end) && !Exists(leave); ++step) {
+      if (Exists(rest)) {
+        Report(File("rests." + std::to_string(rank_)), step);
+        while (!Exists(end) && !Exists(leave)) usleep(500);
+        break;
+      }
       if (Exists(hold)) Hold(hold);
       Step(step);
       Report(steps, step);

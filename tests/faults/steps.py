@@ -62,6 +62,7 @@ class Ranks:
         self.count = ranks  # all ranks that were ever started
         self.added = 0
         self.dead = set()
+        self.left = set()  # of the dead: those that have ended by themselves
         self.tools = 0
         self.expect_running("at first")
 
@@ -96,8 +97,8 @@ class Ranks:
             return None
         return int(step), int(pid)
 
-    def host_pid(self, pid):
-        """The number here of the process that the job knows as `pid`."""
+    def host_pid(self, pid, *otherwise):
+        """The number here of the process that the job knows as `pid`; `otherwise`, if that is given, where there is none."""
         for outer in harness.descendants(self.carrier.pid):
             try:
                 with open(f"/proc/{outer}/status") as f:
@@ -106,6 +107,8 @@ class Ranks:
                 continue
             if len(numbers) > 1 and int(numbers[-1]) == pid:
                 return outer
+        if otherwise:
+            return otherwise[0]
         raise Failure(f"there is no process {pid} in the job\n{self.carrier.describe()}")
 
     def living(self):
@@ -171,12 +174,27 @@ class Ranks:
             raise Failure(f"the job's first process has ended, too, and is not named\n{tool.describe()}")
         raise Trapped()
 
-    def add(self):
-        """One more rank, in the place of one that has ended: nothing keeps it from opening a session."""
-        number = self.count
+    def begin_one(self):
+        """Has the job start one more rank, and returns its number."""
         open(f"{self.job.sync}.add.{self.added}", "w").close()
         self.added += 1
         self.count += 1
+        return self.count - 1
+
+    def rest(self, number):
+        """Has a rank make no more calls, so that nothing can keep it from leaving."""
+        open(f"{self.job.sync}.rest.{number}", "w").close()
+        wait_for(lambda: os.path.exists(f"{self.job.sync}.rests.{number}"), LIMIT, self.job.describe)
+
+    def leave(self, number):
+        """Has a rank end by itself."""
+        open(f"{self.job.sync}.leave.{number}", "w").close()
+        self.dead.add(number)
+        self.left.add(number)
+
+    def add(self):
+        """One more rank, in the place of one that has ended: nothing keeps it from opening a session."""
+        number = self.begin_one()
         wait_for(
             lambda: self.rank(number) or not self.carrier.running(), LIMIT,
             lambda: f"rank {number} does not start\n{self.job.describe()}\n{self.carrier.describe()}",
@@ -220,8 +238,8 @@ class Ranks:
         open(self.job.sync + ".end", "w").close()
         self.carrier.expect_success(LIMIT)
         right = {int(number) for number in re.findall(r"rank (\d+) right\n", self.job.stdout().decode())}
-        if right != set(self.living()):
-            raise Failure(f"right: {sorted(right)}, living: {self.living()}\n{self.job.describe()}")
+        if right != set(self.living()) | self.left:
+            raise Failure(f"right: {sorted(right)}, living: {self.living()}, left: {self.left}\n{self.job.describe()}")
         for name in (self.job, self.carrier):
             if "is wrong" in name.stderr():
                 raise Failure(f"a wrong result\n{name.describe()}")
@@ -398,6 +416,72 @@ def fail_steps_of_one_job(context, way, what, **job):
     ranks.finish()
 
 
+def change_in_each_step(context, way):
+    """In each step of a tool one rank ends by itself and another one begins, as in any job."""
+    lab, options = context
+    ranks = Ranks(lab, options, ranks=4)
+    pick = random.Random(f"{way} change")
+
+    def command(image):
+        if way == "move":
+            return [lab.tool("cr-migrate"), ranks.job.id, "--to", ranks.place]
+        return [lab.tool("cr-checkpoint"), *(["--stop"] if way == "stop" else []), ranks.job.id, image]
+
+    def settle(tool, image, title):
+        if tool.wait(LIMIT) != 0:
+            raise Failure(f"{title}: the tool failed\n{tool.describe()}\n{ranks.job.describe()}")
+        if way == "move":
+            ranks.servers.reverse()
+        else:
+            lab.run(f"verify{ranks.tools}", [lab.tool("cr-inspect"), "--verify", image])
+        if way == "stop":
+            ranks.carrier.wait(LIMIT)
+            ranks.restart(image)
+
+    image, steps = ranks.path("image0"), ranks.path("steps0")
+    settle(ranks.tool(command(image), steps), image, "no change")
+    ranks.expect_running("no change")
+    for number, name, delay in kills(steps):
+        title = f"{way}: ranks change before step {number} ({name})" + (f", {delay} s later" if delay else "")
+        image, steps = ranks.path(f"image{number}-{delay}"), ranks.path(f"steps{number}-{delay}")
+        leaver = pick.choice(ranks.living())
+        ranks.rest(leaver)
+        tool = ranks.tool(command(image), steps, stop_at=number)
+        await_step(tool, steps, number)
+        if delay:
+            open(steps + ".go", "w").close()
+            time.sleep(delay)
+        ranks.leave(leaver)
+        ranks.begin_one()
+        # Without a delay the new one may have come as far as it can, or not.
+        if not delay:
+            time.sleep(pick.choice((0, 0.02, 0.1, 0.4)))
+        open(steps + ".go", "w").close()
+        settle(tool, image, title)
+        ranks.expect_running(title)
+        shutil.rmtree(image, ignore_errors=True)
+        print(f"    {title}: {tool.stderr().strip().splitlines()[-1:]}", flush=True)
+    ranks.finish()
+
+
+@case
+def keep_change(context):
+    """Ranks end and begin in each step of a checkpoint of a job that goes on."""
+    change_in_each_step(context, "keep")
+
+
+@case
+def stop_change(context):
+    """The same of cr-checkpoint --stop: what had begun is in the image."""
+    change_in_each_step(context, "stop")
+
+
+@case
+def move_change(context):
+    """The same of a move: all that have begun are at the new place."""
+    change_in_each_step(context, "move")
+
+
 def lives_on(ranks, number):
     """Whether the rank makes more steps. Otherwise its parent says how it has ended."""
     pid = ranks.rank(number)[1]
@@ -524,22 +608,37 @@ def kill_new_worker_in_each_step(context, **job):
 @case
 def restart_worker(context):
     """A worker is killed in each step of a restart: all of the job runs, or none of it, and it can be tried again."""
+    kill_in_each_step_of_a_restart(context, "worker")
+
+
+@case
+def restart_rank(context):
+    """The same with a rank, which is not let go yet."""
+    kill_in_each_step_of_a_restart(context, "rank")
+
+
+def kill_in_each_step_of_a_restart(context, what):
     lab, options = context
     ranks = Ranks(lab, options)
     pick = random.Random(3)
     image, steps = ranks.restart_from_image()
-    for number, name in chosen(steps):
-        title = f"worker killed before step {number} ({name})"
+    killed = 0
+    # The processes come back beside all steps: so there is one more moment in each, in which they are there.
+    for number, name, delay in ((number, name, delay) for number, name in chosen(steps) for delay in (0, 0.5)[: 1 + (what == "rank")]):
+        title = f"{what} killed before step {number} ({name})" + (f", {delay} s later" if delay else "")
         ranks.end_job(title)
         seen = {number: {ranks.rank(number)} for number in ranks.living()}
-        steps = ranks.path(f"steps{number}")
+        steps = ranks.path(f"steps{number}-{delay}")
         tool = ranks.restart(image, {"CR_TEST_STEPS": steps, "CR_TEST_STOP_AT": str(number)})
         await_step(tool, steps, number)
+        time.sleep(delay)
         sessions = ranks.sessions()
         victim = pick.choice(ranks.living())
         pid = ranks.rank(victim)[1]
-        if pid in sessions:
-            os.kill(sessions[pid]["worker_pid"], signal.SIGKILL)
+        hit = ranks.host_pid(pid, None) if what == "rank" else sessions.get(pid, {}).get("worker_pid")
+        if hit:
+            killed += 1
+            os.kill(hit, signal.SIGKILL)
         open(steps + ".go", "w").close()
 
         def all_run():
@@ -551,7 +650,7 @@ def restart_worker(context):
         wait_for(lambda: all_run() or not tool.running(), LIMIT, lambda: f"{title}: {tool.describe()}")
         ran = tool.running()
         if ran:
-            if pid in sessions:
+            if hit:
                 ranks.expect_gone(victim)
             ranks.expect_running(title)
             ranks.dead.clear()  # all of them are in the image
@@ -566,6 +665,8 @@ def restart_worker(context):
             continue
         ranks.restart(image)
         ranks.expect_running(f"{title}, tried again")
+    if killed < 5:
+        raise Failure(f"only {killed} were there to be killed")
     ranks.carrier.kill(signal.SIGTERM)
     ranks.carrier.wait(LIMIT)
     ranks.restart(image)

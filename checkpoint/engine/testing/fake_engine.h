@@ -39,6 +39,8 @@ class FakeEngine final : public SnapshotEngine {
     return Step("needs", error);
   }
   bool Resume(const Job&, const std::string&) override {
+    std::string ignored;
+    if (!Step("resume", &ignored)) return false;
     stopped_ = false;
     return true;
   }
