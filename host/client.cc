@@ -146,7 +146,7 @@ int Hostd::Run(const char* name, Request request, int failed, std::string* elsew
   umask(mask);
   request.set_umask(mask);
   const int folder = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC), null = open("/dev/null", O_RDWR | O_CLOEXEC);
-  // CRIU opens a restarted job's pipes once more, which only works for the user's own.
+  // The engine opens a restarted job's pipes once more, which only works for the user's own.
   int streams[] = {Stream(0, null), Stream(1, null), Stream(2, null)};
   pid_t copiers[3] = {};
   for (int i = 0; request.tool() == "restart" && i < 3; ++i) {

@@ -221,7 +221,7 @@ bool GiveFiles(const checkpoint::Account& account, int folder, std::string* erro
   for (auto one = std::filesystem::recursive_directory_iterator(path, problem);
        ok && !problem && one != std::filesystem::recursive_directory_iterator(); one.increment(problem)) {
     ok = lchown(one->path().c_str(), account.user, account.group) == 0;
-    // Those of a job that runs as a user are her group's to read (OpenToCriu).
+    // Those of a job that runs as a user are her group's to read, for the engine.
     if (ok && !one->is_symlink()) ok = chmod(one->path().c_str(), one->is_directory() ? 0700 : 0600) == 0;
   }
   if (ok && !problem) return true;

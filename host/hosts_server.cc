@@ -23,8 +23,8 @@
 #include <memory>
 #include <set>
 
-#include "checkpoint/engine/criu/criu.h"
-#include "checkpoint/engine/criu/instruction_sets.h"
+#include "checkpoint/engine/engines.h"
+#include "checkpoint/engine/instruction_sets.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/hostd_places.h"
 #include "checkpoint/job/job.h"
@@ -119,13 +119,13 @@ MoveChecked Check(const MoveBegin& begin, const Account& account, const Settings
   if (!HasRoom(settings.spool, begin.bytes())) {
     checked.add_missing("room for the image (" + std::to_string(begin.bytes() >> 20) + " MiB) in " + settings.spool);
   }
-  std::string criu;
-  if (!checkpoint::FindCriu(&criu, &error)) {
+  const auto engine = checkpoint::NewEngine();
+  if (!engine->CheckUsable(&error)) {
     checked.add_missing(error);
-  } else if (const std::string version = checkpoint::CriuVersion(criu);
+  } else if (const std::string version = engine->Version();
              strverscmp(version.c_str(), begin.engine_version().c_str()) < 0) {
-    checked.add_notes("the job is saved with CRIU " + begin.engine_version() + "; there it is " + version +
-                      ", which may not be able to read it");
+    checked.add_notes("the job is saved with " + engine->Name() + " " + begin.engine_version() + "; there it is " +
+                      version + ", which may not be able to read it");
   }
   utsname system;
   if (uname(&system) == 0 && strverscmp(system.release, begin.kernel().c_str()) < 0) {

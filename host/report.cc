@@ -9,7 +9,7 @@
 #include <chrono>
 #include <thread>
 
-#include "checkpoint/engine/criu/criu.h"
+#include "checkpoint/engine/engines.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/hostd_places.h"
 #include "checkpoint/job/job.h"
@@ -67,8 +67,7 @@ HostReport DescribeHost(const Settings& settings, uid_t user) {
   report.set_host(system.nodename);
   report.set_version(::cuda_remote::kVersion);
   report.set_kernel(system.release);
-  std::string criu, ignored;
-  if (checkpoint::FindCriu(&criu, &ignored)) report.set_engine_version(checkpoint::CriuVersion(criu));
+  report.set_engine_version(checkpoint::NewEngine()->Version());
   struct statvfs room;
   if (statvfs(settings.spool.c_str(), &room) == 0) report.set_free_bytes(uint64_t(room.f_bavail) * room.f_frsize);
   report.set_draining(checkpoint::DrainingReason(settings.socket));

@@ -4,7 +4,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <google/protobuf/util/json_util.h>
 #include <linux/magic.h>
 #include <poll.h>
 #include <signal.h>
@@ -40,7 +39,7 @@
 #include "checkpoint/job/caller.pb.h"
 #include "checkpoint/job/forwarded_signals.h"
 #include "checkpoint/job/hostd_places.h"
-#include "checkpoint/engine/criu/process_facts.pb.h"
+#include "checkpoint/engine/engines.h"
 #include "checkpoint/job/job.h"
 #include "ckptfmt/folder.h"
 #include "ckptfmt/image_reader.h"
@@ -299,7 +298,7 @@ bool Worker::ReadRequest(std::string* error) {
     *error = "cr-hostd does not know the tool " + request_.tool();
     return false;
   }
-  // CRIU opens a pipe once more, for which it must be the user's: it is not to become hers by that.
+  // The engine opens a pipe once more, for which it must be the user's: it is not to become hers by that.
   for (size_t i = 0; tool_->takes_image && i < 3; ++i) {
     if (!IsPipe(fds_[i]) || fstat(fds_[i], &facts) != 0 || facts.st_uid == peer_.account.user) continue;
     *error = "descriptor " + std::to_string(i) + " is a pipe that belongs to user " + std::to_string(facts.st_uid) +
@@ -444,8 +443,8 @@ bool Worker::MakeImagesFolder(std::string* error) {
 }
 
 // What an image says of its job, and of the job's processes.
-bool ReadFacts(const std::string& image, std::unique_ptr<ckptfmt::ImageReader>* reader, checkpoint::ProcessFacts* facts,
-               std::string* error) {
+bool ReadFacts(const std::string& image, std::unique_ptr<ckptfmt::ImageReader>* reader,
+               checkpoint::SavedSummary* saved, std::string* error) {
   using ckptfmt::ImageReader;
   auto opened = ImageReader::Open(image, ImageReader::Owner::kTrusted, ImageReader::Parts::kFacts);
   if (!opened.ok()) {
@@ -453,15 +452,10 @@ bool ReadFacts(const std::string& image, std::unique_ptr<ckptfmt::ImageReader>* 
     return false;
   }
   *reader = std::move(*opened);
-  const ckptfmt::ImageInfo& info = (*reader)->info();
-  google::protobuf::util::JsonParseOptions parse;
-  parse.ignore_unknown_fields = true;
-  const auto known = info.client_info.find(info.engine);
-  if (known != info.client_info.end() &&
-      google::protobuf::util::JsonStringToMessage(known->second, facts, parse).ok()) {
-    return true;
-  }
-  *error = "what the image says of the job's processes cannot be read";
+  std::string facts;
+  const auto engine = checkpoint::EngineOf((*reader)->info(), &facts);
+  if (engine) return engine->Summarize(facts, saved, error);
+  *error = "the image says nothing of the job's processes";
   return false;
 }
 
@@ -472,9 +466,9 @@ bool Worker::TakeMembersImage(std::string* error) {
     return false;
   }
   std::unique_ptr<ckptfmt::ImageReader> image;
-  checkpoint::ProcessFacts facts;
+  checkpoint::SavedSummary saved;
   if (!TakeImage(peer_.account, key_, spool_ + kImage, &image_, &checkpoint_, error) ||
-      !ReadFacts(spool_ + kImage, &image, &facts, error)) {
+      !ReadFacts(spool_ + kImage, &image, &saved, error)) {
     return false;
   }
   const auto about = image->info().client_info.find("job");
@@ -483,11 +477,11 @@ bool Worker::TakeMembersImage(std::string* error) {
   }
   // Nobody listens at a pipe or a terminal any more.
   std::string output = "-", error_output = "-", first;
-  for (const checkpoint::Stdio& stream : facts.stdio()) {
-    if (stream.fd() == 0 || (!stream.terminal() && stream.target().compare(0, 5, "pipe:") != 0)) continue;
-    if (stream.fd() == 1) output = output_, first = stream.target();
+  for (const checkpoint::SavedSummary::Stream& stream : saved.streams) {
+    if (stream.fd == 0 || !stream.stays) continue;
+    if (stream.fd == 1) output = output_, first = stream.target;
     // As 2>&1 has it.
-    if (stream.fd() == 2) error_output = error_output_.empty() && stream.target() == first ? output : error_output_;
+    if (stream.fd == 2) error_output = error_output_.empty() && stream.target == first ? output : error_output_;
   }
   const auto chosen = [](const std::string& file) {
     return file == "-" ? std::string() : file.empty() ? std::string("/dev/null") : file;
@@ -903,8 +897,8 @@ bool Worker::BeginMove(std::string* error) {
 // Says what the job needs, before anything is sent.
 bool Worker::AnnounceMove(const std::string& image, std::string* error) {
   std::unique_ptr<ckptfmt::ImageReader> opened;
-  checkpoint::ProcessFacts facts;
-  if (!ReadFacts(image, &opened, &facts, error)) return false;
+  checkpoint::SavedSummary saved;
+  if (!ReadFacts(image, &opened, &saved, error)) return false;
   const ckptfmt::ImageInfo& info = opened->info();
   MoveBegin begin;
   begin.set_version(kVersion);
@@ -926,19 +920,19 @@ bool Worker::AnnounceMove(const std::string& image, std::string* error) {
   begin.set_about_job(job_.SerializeAsString());
   begin.set_kernel(info.needs.kernel);
   begin.set_engine_version(info.needs.engine_version);
-  *begin.mutable_instruction_sets() = facts.instruction_sets();
+  for (const std::string& name : saved.instruction_sets) begin.add_instruction_sets(name);
   std::set<std::string> replaced;
-  for (const checkpoint::Stdio& stream : facts.stdio()) {
-    const std::string& other = stream.fd() == 1 ? output_ : error_output_;
-    if (stream.fd() != 0 && !other.empty()) {
-      replaced.insert(stream.target());
+  for (const checkpoint::SavedSummary::Stream& stream : saved.streams) {
+    const std::string& other = stream.fd == 1 ? output_ : error_output_;
+    if (stream.fd != 0 && !other.empty()) {
+      replaced.insert(stream.target);
       continue;
     }
-    if (stream.fd() == 0 || (!stream.terminal() && stream.target().compare(0, 5, "pipe:") != 0)) continue;
+    if (stream.fd == 0 || !stream.stays) continue;
     // As 2>&1 has it.
-    if (stream.fd() == 2 && replaced.count(stream.target())) continue;
-    const char* const option = stream.fd() == 1 ? "--output" : "--error";
-    *error = "the job's descriptor " + std::to_string(stream.fd()) + " is a pipe or a terminal, which stays here; name a "
+    if (stream.fd == 2 && replaced.count(stream.target)) continue;
+    const char* const option = stream.fd == 1 ? "--output" : "--error";
+    *error = "the job's descriptor " + std::to_string(stream.fd) + " is a pipe or a terminal, which stays here; name a "
              "file of " + host_ + " for it with " + option;
     return false;
   }

@@ -31,6 +31,17 @@ struct EngineCapabilities {
   bool incremental = false;    // saves what changed since an earlier image only
 };
 
+// What others must know of saved processes, such as a host that they are to go to.
+struct SavedSummary {
+  struct Stream {
+    int fd = 0;          // a standard one of the job's program
+    std::string target;  // the file, or what the kernel calls it
+    bool stays = false;  // a pipe or a terminal, at whose other end nobody is on another host, or later
+  };
+  std::vector<Stream> streams;
+  std::vector<std::string> instruction_sets;  // that they may use (instruction_sets.h); none: not known
+};
+
 // How a job is to be saved.
 struct SaveOptions {
   // Connections with processes outside the job are closed after a restart; else such a job is not saved.
@@ -108,6 +119,8 @@ class SnapshotEngine {
   virtual void KeepLogs(const std::string& prefix) = 0;
   // Whether it can work here at all: it is installed, and this user may use it.
   virtual bool CheckUsable(std::string* error) const = 0;
+  // Of what it uses here, such as "4.2"; as ckptfmt::Needs::engine_version has it. Empty: not installed, or not known.
+  virtual std::string Version() const = 0;
 
   // Collects in *facts what an image must record of the job's processes besides their memory. False if something cannot
   // be saved; *error says what it is, and what to do. Called twice: while the job runs, and again while it is stopped,
@@ -119,7 +132,8 @@ class SnapshotEngine {
   // After a Dump: run on, or stand still until Resume or End.
   enum class After { kRun, kStop };
   // Saves the processes that Describe has seen into `image`, an empty folder. Logs of a failure go to the folder
-  // `work`. On failure the processes run on. The contents of their memory may still be on their way then.
+  // `work`, the job's, where names of an engine's files begin with one of kEngineFiles (job.h). On failure the
+  // processes run on. The contents of their memory may still be on their way then.
   virtual bool Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work,
                     After after, std::string* error) = 0;
   // After a Dump: waits until all of its files are written. The processes may run on meanwhile, or be ended.
@@ -134,6 +148,9 @@ class SnapshotEngine {
   // After a Dump that left them stopped, with its facts: lets them run on, or ends them.
   virtual bool Resume(const Job& job, const std::string& facts) = 0;
   virtual bool End(const Job& job, const std::string& facts) = 0;
+
+  // What the facts of an image say. False if they cannot be understood.
+  virtual bool Summarize(const std::string& facts, SavedSummary* summary, std::string* error) const = 0;
 
   // The processes in the folder `image`, with the facts of Describe. `job`: as the image has it; outlives the result.
   // Null and *error if they cannot be understood.

@@ -17,11 +17,6 @@
 namespace cuda_remote::checkpoint {
 namespace {
 
-// To trace processes, to make them with given numbers, to repair TCP connections, and to give limits back. None to change
-// the user, and none for files: CRIU opens, makes and removes by their names what the job had, and the user may have put
-// something else there.
-constexpr int kForCriu[] = {CAP_SYS_ADMIN,  CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE, CAP_NET_ADMIN,
-                            CAP_SYS_CHROOT, CAP_KILL,               CAP_SETPCAP,    CAP_SYS_RESOURCE};
 constexpr uint32_t kVersion = _LINUX_CAPABILITY_VERSION_3;
 constexpr int kMostGroups = 65536;
 
@@ -149,11 +144,9 @@ std::string NameOf(const Account& account) {
          (account.name.empty() ? "" : ")");
 }
 
-bool Become(const Account& account) { return ChangeUser(account) && SetCapabilities({}); }
-
-bool BecomeForCriu(const Account& account) {
-  const std::vector<int> kept(std::begin(kForCriu), std::end(kForCriu));
-  return prctl(PR_SET_KEEPCAPS, 1) == 0 && ChangeUser(account) && SetCapabilities(kept);
+bool Become(const Account& account, const std::vector<int>& kept) {
+  if (!kept.empty() && prctl(PR_SET_KEEPCAPS, 1) != 0) return false;
+  return ChangeUser(account) && SetCapabilities(kept);
 }
 
 // glibc's functions change all threads of the process; the kernel's change one.

@@ -44,10 +44,8 @@ std::string MissingCapability(std::initializer_list<std::pair<int, const char*>>
 // For messages: "user anna (1000)".
 std::string NameOf(const Account& account);
 
-// In a child, before an execution: becomes that user, without capabilities. False and errno on failure.
-bool Become(const Account& account);
-// The same, for CRIU: keeps the capabilities that it needs, but none that is about files, users or groups.
-bool BecomeForCriu(const Account& account);
+// In a child, before an execution: becomes that user, and keeps of its capabilities these only. False and errno on failure.
+bool Become(const Account& account, const std::vector<int>& kept = {});
 
 // While it lives, this thread has the rights of that user; other threads keep theirs, and new ones begin with this one's.
 // Throws std::runtime_error if that is not possible. Changes nothing if it is null, or if the thread acts as that user

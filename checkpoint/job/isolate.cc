@@ -148,8 +148,7 @@ pid_t Spawn(const Plan& plan, bool own_session, int* failure) {
               strerror(errno));
     }
     UnblockInChild();
-    const bool is_user =
-        !plan.account || (plan.restored_pid ? BecomeForCriu(*plan.account) : Become(*plan.account));
+    const bool is_user = !plan.account || Become(*plan.account, plan.kept_capabilities);
     if (Caller::Get() && !plan.restored_pid) umask(Caller::Get()->umask());
     if (is_user) Execute(plan);
     const int code = errno;

@@ -51,8 +51,9 @@ struct Plan {
   std::vector<Mount> mounts;
   // Not -1: the network namespace that all of it runs in (network.h); else it has the caller's.
   int network = -1;
-  // Whom the program runs as. Of a restorer: whose rights it has; and what it needs besides (BecomeForCriu).
+  // Whom the program runs as; of a restorer: whose rights it has. And the capabilities that it keeps besides.
   std::optional<Account> account;
+  std::vector<int> kept_capabilities;
   // What else is to be done in the namespace, by its init, before anything starts there.
   std::function<void()> prepare;
 

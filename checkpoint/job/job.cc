@@ -572,7 +572,12 @@ std::vector<std::string> RemoveStaleJobs() {
 
 namespace {
 
-// The sockets in a folder of a job's processes, and an own server's.
+bool IsEnginesFile(const std::string& name) {
+  return std::any_of(std::begin(kEngineFiles), std::end(kEngineFiles),
+                     [&](const std::string& begin) { return name.compare(0, begin.size(), begin) == 0; });
+}
+
+// The sockets in a folder of a job's processes, an own server's, and what an engine has left.
 void RemoveSockets(const std::string& directory) {
   for (const char* name : {"/server/session.sock", "/server/control.sock", "/server/server.lock", "/server.log"}) {
     unlink((directory + name).c_str());
@@ -582,7 +587,7 @@ void RemoveSockets(const std::string& directory) {
       const std::string name = entry->d_name;
       const bool ours = (name.compare(0, 5, "relay") == 0 && (EndsWith(name, ".sock") || EndsWith(name, ".log"))) ||
                         (name.compare(0, 5, "agent") == 0 && EndsWith(name, ".sock")) ||
-                        (name.compare(0, 5, "criu-") == 0 && EndsWith(name, ".log"));
+                        IsEnginesFile(name);
       if (ours) unlink((directory + "/" + name).c_str());
     }
     closedir(list);
@@ -596,7 +601,7 @@ void RemoveJobFolder(const std::string& directory) {
   for (const char* name :
        {"/lib/libcuda.so.1", "/lib/libcuda.so", "/lib/libnvidia-ml.so.1", "/lib/libnvidia-ml.so", "/lib/job",
         "/lib/ld.so.cache", "/lib/libcuda-remote.so.kept", "/lib/libcuda-remote-nvml.so.kept", "/gpu-server",
-        "/sharing-scope", "/connect.lock", "/tool.lock", "/criu-dump.lock", "/job.json", "/stopped", "/restore-hold", "/holder.sock"}) {
+        "/sharing-scope", "/connect.lock", "/tool.lock", "/job.json", "/stopped", "/holder.sock"}) {
     unlink((directory + name).c_str());
   }
   RemoveSockets(directory);

@@ -13,9 +13,8 @@
 //     sharing-scope   that scope, for older client libraries
 //     connect.lock    held by whoever connects to that server, and by a tool that keeps others from it
 //     tool.lock       held by the tool that works on the job (job_claim.h)
-//     criu-dump.lock  held while CRIU saves the job's processes, also if the tool has been killed
+//     criu-*          what the engine that saves and restores the job's processes has there (kEngineFiles)
 //     relay*.sock, server/   sockets of the relay or of the job's own server
-//     restore-hold    what a restored process waits at until its GPU memory is there (engine/criu/criu_restore.h)
 //     stopped         the image that cr-checkpoint --stop has left, while it ends the job
 //
 // Functions return false and one sentence in *error. No state.
@@ -30,6 +29,9 @@
 #include "checkpoint/job/job.pb.h"
 
 namespace cuda_remote::checkpoint {
+
+// How the names of an engine's files in a job's folder begin: with its own name.
+inline constexpr const char* kEngineFiles[] = {"criu-"};
 
 // Exit codes of tools that take a JOB (cr-checkpoint, cr-migrate, cr-trace), besides 0; and what JOB may be, for
 // --help.

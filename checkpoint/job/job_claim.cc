@@ -14,7 +14,7 @@ namespace {
 
 // A tool that was interrupted gives the job back in this time.
 constexpr int kWaitMs = 3000, kPauseMs = 20;
-// A keeper waits for CRIU, which has all of the processes to save.
+// A keeper waits for the engine, which has all of the processes to save.
 constexpr int kKeeperMs = 60000;
 
 // Which bytes of the file are locked: the tool's, its keeper's, and the job's holder's.

@@ -15,7 +15,7 @@
 #include <string>
 #include <thread>
 
-#include "checkpoint/engine/criu/criu_engine.h"
+#include "checkpoint/engine/engines.h"
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/caller.h"
@@ -94,7 +94,7 @@ struct Options {
 struct Outcome {
   std::string image;
   double seconds = 0, paused = 0;
-  // Parts of it: making memory ready beforehand, then reading GPU memory and CRIU's dump in the pause.
+  // Parts of it: making memory ready beforehand, then reading GPU memory and the engine's dump in the pause.
   double preparing = 0, reading = 0, dumping = 0;
   uint64_t prepared_bytes = 0;
   // Copying GPU memory while the job runs.
@@ -289,7 +289,8 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
                 const std::function<bool()>& cancelled, Outcome* outcome, std::string* error) {
   const Clock::time_point start = Clock::now();
   Steps steps(kTool, options.times);
-  CriuEngine engine;
+  const std::unique_ptr<SnapshotEngine> made = NewEngine();
+  SnapshotEngine& engine = *made;
   // Of cr-hostd's, which gives the image to its user when it is complete.
   const Caller* const caller = Caller::Get();
   if (!caller) engine.KeepLogs(Absolute(options.image));
@@ -297,7 +298,7 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
   save.close_tcp = options.tcp_close;
   std::string facts;
   JobClaim claim;
-  // First the claim: another tool may be at work on the job's processes, or CRIU may be that outlived one.
+  // First the claim: another tool may be at work on the job's processes, or an engine may be that outlived one.
   if ((JobIsAlive(job) && !claim.Take(directory, kTool, cancelled, error)) ||
       !engine.Describe(job, save, &facts, error) || !engine.CheckUsable(error)) {
     return false;
@@ -648,7 +649,7 @@ int Repeat(const Options& options, const std::string& directory, const Job& job,
   using std::chrono::milliseconds, std::chrono::system_clock;
   const milliseconds interval(int64_t(options.every * 1000));
   // What is wrong for good.
-  if (std::string error; !CriuEngine().CheckUsable(&error)) {
+  if (std::string error; !NewEngine()->CheckUsable(&error)) {
     Say(kTool, error);
     return kExitFailure;
   }
@@ -692,7 +693,8 @@ int Work(const Options& options, const Background& background) {
     Say(kTool, error);
     return kExitNoJob;
   }
-  CriuEngine engine;
+  const std::unique_ptr<SnapshotEngine> made = NewEngine();
+  SnapshotEngine& engine = *made;
   const std::unique_ptr<SessionKeeper> keeper =
       SessionKeeper::Start(job, directory, kTool, &engine, background.helper_messages, &error);
   if (!keeper) {

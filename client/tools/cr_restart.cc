@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "checkpoint/engine/criu/criu_engine.h"
+#include "checkpoint/engine/engines.h"
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/gpu/gpu_state.h"
 #include "checkpoint/gpu/places.h"
@@ -130,7 +130,8 @@ std::unique_ptr<ckptfmt::ImageReader> OpenImage(const Options& options, Job* job
     return nullptr;
   }
   const auto found = info.client_info.find("job");
-  if (info.engine != CriuEngine().Name() || found == info.client_info.end() || !JobFromJson(found->second, job)) {
+  std::string ignored;
+  if (!EngineOf(info, &ignored) || found == info.client_info.end() || !JobFromJson(found->second, job)) {
     *error = options.image + " has no processes that could be restored (engine " + info.engine + ")";
     return nullptr;
   }
@@ -349,16 +350,13 @@ int Run(const Options& options) {
   if (!Plan(options, image->info(), &placed, &error)) return Fail(error);
   if (geteuid() != 0) return Fail("restoring a process needs root, or cr-hostd, which does not run here");
 
-  CriuEngine engine;
-  if (!engine.CheckUsable(&error)) return Fail(error);
+  std::string facts;
+  const std::unique_ptr<SnapshotEngine> engine = EngineOf(image->info(), &facts);
+  if (!engine->CheckUsable(&error)) return Fail(error);
   const Caller* const caller = Caller::Get();
   const bool as_one = caller && caller->waits();  // with the parts on other hosts
-  if (!caller) engine.KeepLogs(Absolute(options.image));
-  // In images of format version 1 the job's own facts have the engine's, too.
-  const auto& said = image->info().client_info;
-  const auto known = said.find(engine.Name());
-  const std::unique_ptr<SavedProcesses> processes =
-      engine.Open(job, known == said.end() ? said.at("job") : known->second, image->client_dir(), &error);
+  if (!caller) engine->KeepLogs(Absolute(options.image));
+  const std::unique_ptr<SavedProcesses> processes = engine->Open(job, facts, image->client_dir(), &error);
   RestoreOptions restore;
   restore.cut_back = options.cut_back;
   for (const std::string& path : options.cut) restore.cut.push_back(Absolute(path));
@@ -512,8 +510,8 @@ int Run(const Options& options) {
   // It may be removed from now on.
   image.reset();
   if (caller && !as_one && !caller->Announce(kImageUsed, &error)) Say(kTool, error);
-  const std::shared_ptr<void> upkeep = engine.BeginUpkeep();
-  const int code = FinishJob(kTool, isolated, directory, job, process->TakeTerminal(), std::move(hosts), &engine);
+  const std::shared_ptr<void> upkeep = engine->BeginUpkeep();
+  const int code = FinishJob(kTool, isolated, directory, job, process->TakeTerminal(), std::move(hosts), engine.get());
   // What the job has written last is on its way through the terminal.
   if (process->copier() > 0) waitpid(process->copier(), nullptr, 0);
   remove_folders();

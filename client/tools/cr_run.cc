@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/engine/criu/criu_engine.h"
+#include "checkpoint/engine/engines.h"
 #include "checkpoint/gpu/gpu_host.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/caller.h"
@@ -329,8 +329,7 @@ int Main(int argc, char** argv) {
   if (!address.empty()) *job.mutable_network() = network;
   for (const std::string& path : outputs.all()) job.add_outputs(path);
   if (!WriteJob(directory, job, &error)) Say(kTool, error + "; the other tools will not find the job");
-  CriuEngine engine;
-  return FinishJob(kTool, isolated, directory, job, std::move(terminal), std::move(hosts), &engine);
+  return FinishJob(kTool, isolated, directory, job, std::move(terminal), std::move(hosts), NewEngine().get());
 }
 
 }  // namespace

@@ -73,6 +73,11 @@ ALWAYS_THERE = {"arpa", "asm", "cooperative_groups", "cuda", "linux", "net", "ne
 # In the library a call that ends the process would end the application.
 ENDS_PROCESS = re.compile(r"(?<![\w.:>])(?:std::)?(abort|terminate|exit|_exit|quick_exit)\s*\(")
 
+# Of one engine, which nothing else may know.
+ENGINE = re.compile(r"^checkpoint/engine/(?!testing/)[^/]+/")
+# Its names for things.
+ENGINES_NAME = re.compile(r"\b\w*Criu\w*\b")
+
 SOURCE = (".h", ".cc", ".cpp", ".cu", ".inc")
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
 SKIP = {".git", ".cache", "third_party", "node_modules"}
@@ -131,10 +136,15 @@ def check_includes(root, problems):
                 uses_checkpoint = path.startswith(("client/mpi/", "client/slurm/", "client/tools/")) or is_test(path)
                 if top == "client" and target_top == "checkpoint" and not uses_checkpoint:
                     problems.append(f"{path}:{number}: of client, only client/mpi, client/slurm and client/tools may include {target}")
+                engine = ENGINE.match(target)
+                if engine and not path.startswith("checkpoint/engine/"):
+                    problems.append(f"{path}:{number}: what an engine is made of is its own: use checkpoint/engine/engines.h, not {target}")
                 if in_library and HEAVY.search(target):
                     problems.append(f"{path}:{number}: the client library must not use {target}")
                 if match.group(1) == '"' and "/" not in target and os.path.dirname(path) and not path.startswith("tests/apps"):
                     problems.append(f"{path}:{number}: include {target} by its path from the root of the workspace")
+            elif ENGINES_NAME.search(line) and not path.startswith("checkpoint/engine/"):
+                problems.append(f"{path}:{number}: only the engine may know CRIU: {line.strip()}")
             elif in_library and ENDS_PROCESS.search(line):
                 problems.append(f"{path}:{number}: the client library must never end the application: {line.strip()}")
     return f"{count} includes"

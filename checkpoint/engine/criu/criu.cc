@@ -33,11 +33,11 @@
 #include "checkpoint/engine/criu/criu_facts.h"
 #include "checkpoint/engine/criu/criu_image.h"
 #include "checkpoint/engine/criu/hold.h"
-#include "checkpoint/engine/criu/instruction_sets.h"
 #include "checkpoint/engine/criu/obstacles.h"
 #include "checkpoint/engine/criu/open_files.h"
 #include "checkpoint/engine/criu/saved_rights.h"
 #include "checkpoint/engine/criu/shared_files.h"
+#include "checkpoint/engine/instruction_sets.h"
 #include "checkpoint/job/account.h"
 #include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/gpu_devices.h"
@@ -638,6 +638,11 @@ bool HasCapabilities(std::string* error) {
   return missing.empty();
 }
 
+std::vector<int> CriuCapabilities() {
+  return {CAP_SYS_ADMIN, CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE, CAP_NET_ADMIN, CAP_SYS_CHROOT, CAP_KILL,
+          CAP_SETPCAP,   CAP_SYS_RESOURCE};
+}
+
 std::string CriuVersion(const std::string& criu) {
   // As "Version: 4.2.1".
   FILE* const out = popen(("'" + criu + "' --version 2>/dev/null").c_str(), "r");
@@ -844,7 +849,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
                                   for (const int needed : {image, work, lock, page_socket}) fcntl(needed, F_SETFD, 0);
                                   if (facts.shared_files_size() > 0)
                                     setenv(kSharedFilesVariable, shared_files.c_str(), 1);
-                                  if (account && !BecomeForCriu(*account)) return 126;
+                                  if (account && !Become(*account, CriuCapabilities())) return 126;
                                   execv(arguments[0], arguments.data());
                                   return 127;
                                 },

@@ -23,6 +23,11 @@ bool FindCriu(std::string* criu, std::string* error);
 // Whether this process has what no save and no restore can do without. False and one sentence in *error if not.
 bool HasCapabilities(std::string* error);
 
+// Those that it keeps where it has a user's rights: to trace processes, to make them with given numbers, to repair TCP
+// connections, and to give limits back. None to change the user, and none for files: CRIU opens, makes and removes by
+// their names what the job had, and the user may have put something else there.
+std::vector<int> CriuCapabilities();
+
 // Its version, such as 4.2.1; empty if it does not say.
 std::string CriuVersion(const std::string& criu);
 

@@ -39,6 +39,10 @@ constexpr std::chrono::seconds kBusyPort(10);
 constexpr std::chrono::seconds kBusyFile(5);
 constexpr std::chrono::milliseconds kLookAgain(100);
 
+constexpr char kUnreadable[] = "what the image says of the job's processes cannot be read";
+
+bool IsPipe(const Stdio& stream) { return stream.target().compare(0, 5, "pipe:") == 0; }
+
 bool FactsFromJson(const std::string& text, ProcessFacts* facts) {
   google::protobuf::util::JsonParseOptions options;
   options.ignore_unknown_fields = true;
@@ -136,7 +140,7 @@ class CriuProcesses final : public SavedProcesses {
       const auto stream = std::find_if(facts_.stdio().begin(), facts_.stdio().end(),
                                        [&](const Stdio& one) { return one.fd() == output.fd; });
       // A pipe is the tool's own stream from now on, whatever that is.
-      if (stream == facts_.stdio().end() || stream->target().compare(0, 5, "pipe:") == 0) continue;
+      if (stream == facts_.stdio().end() || IsPipe(*stream)) continue;
       const auto file = std::find_if(facts_.files().begin(), facts_.files().end(),
                                      [&](const InheritedFile& one) { return one.path() == stream->target(); });
       if (stream->terminal() || file == facts_.files().end()) {
@@ -269,6 +273,11 @@ bool CriuEngine::CheckUsable(std::string* error) const {
   return false;
 }
 
+std::string CriuEngine::Version() const {
+  std::string criu, ignored;
+  return FindCriu(&criu, &ignored) ? CriuVersion(criu) : std::string();
+}
+
 bool CriuEngine::Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) {
   const AsRoot root;
   ProcessFacts found;
@@ -341,11 +350,24 @@ bool CriuEngine::End(const Job& job, const std::string& facts) {
   return FactsFromJson(facts, &known) && KillProcesses(job, known);
 }
 
+bool CriuEngine::Summarize(const std::string& facts, SavedSummary* summary, std::string* error) const {
+  ProcessFacts known;
+  if (!FactsFromJson(facts, &known)) {
+    *error = kUnreadable;
+    return false;
+  }
+  for (const Stdio& stream : known.stdio()) {
+    summary->streams.push_back({stream.fd(), stream.target(), stream.terminal() || IsPipe(stream)});
+  }
+  summary->instruction_sets.assign(known.instruction_sets().begin(), known.instruction_sets().end());
+  return true;
+}
+
 std::unique_ptr<SavedProcesses> CriuEngine::Open(const Job& job, const std::string& facts, const std::string& image,
                                                  std::string* error) {
   ProcessFacts known;
   if (FactsFromJson(facts, &known)) return std::make_unique<CriuProcesses>(job, std::move(known), image, logs_);
-  *error = "what the image says of the job's processes cannot be read";
+  *error = kUnreadable;
   return nullptr;
 }
 

@@ -17,6 +17,7 @@ class CriuEngine final : public SnapshotEngine {
   EngineCapabilities Capabilities() const override;
   void KeepLogs(const std::string& prefix) override { logs_ = prefix; }
   bool CheckUsable(std::string* error) const override;
+  std::string Version() const override;
   bool Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) override;
   void Prepare(const Job& job) override;
   bool Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work, After after,
@@ -27,6 +28,7 @@ class CriuEngine final : public SnapshotEngine {
                  std::string* error) override;
   bool Resume(const Job& job, const std::string& facts) override;
   bool End(const Job& job, const std::string& facts) override;
+  bool Summarize(const std::string& facts, SavedSummary* summary, std::string* error) const override;
   std::unique_ptr<SavedProcesses> Open(const Job& job, const std::string& facts, const std::string& image,
                                        std::string* error) override;
   // Has CRIU find out about this kernel once (criu_facts.h).

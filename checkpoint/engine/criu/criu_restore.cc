@@ -28,7 +28,7 @@ extern char** environ;
 namespace cuda_remote::checkpoint {
 namespace {
 
-constexpr char kHoldName[] = "restore-hold";
+constexpr char kHoldName[] = "criu-hold";
 constexpr char kShownImage[] = "/image";  // in the job's folder
 constexpr char kFilesImage[] = "files.img", kRemapsImage[] = "remap-fpath.img";
 constexpr int kLookMs = 200;
@@ -150,6 +150,7 @@ bool CriuRestore::Begin(const std::string& image_folder, std::string* error) {
   plan.environment.push_back(std::string(kHoldVariable) + "=" + job_.directory() + "/" + kHoldName);
   plan.mounts = mounts_;
   plan.account = account_;
+  if (account_) plan.kept_capabilities = CriuCapabilities();
   plan.network = network_;
   if (job_.terminal()) {
     terminal_ = JobTerminal::Open(error);

@@ -23,6 +23,7 @@ class FakeEngine final : public SnapshotEngine {
   EngineCapabilities Capabilities() const override { return {}; }
   void KeepLogs(const std::string&) override {}
   bool CheckUsable(std::string*) const override { return true; }
+  std::string Version() const override { return {}; }
   bool Describe(const Job&, const SaveOptions&, std::string* facts, std::string* error) override {
     *facts = "facts";
     return Step("describe", error);
@@ -51,6 +52,7 @@ class FakeEngine final : public SnapshotEngine {
     ended_ = true;
     return true;
   }
+  bool Summarize(const std::string&, SavedSummary*, std::string*) const override { return true; }
   std::unique_ptr<SavedProcesses> Open(const Job&, const std::string&, const std::string&, std::string* error) override {
     *error = "nothing is saved";
     return nullptr;

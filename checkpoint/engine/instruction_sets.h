@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The instruction sets of the processor, which programs choose functions by when they start: a memcpy for AVX-512 is
 // the end of a process that goes on where there is none.
-#ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_INSTRUCTION_SETS_H_
-#define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_INSTRUCTION_SETS_H_
+#ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_INSTRUCTION_SETS_H_
+#define CUDA_REMOTE_CHECKPOINT_ENGINE_INSTRUCTION_SETS_H_
 
 #include <istream>
 #include <set>
@@ -22,4 +22,4 @@ std::string MissingInstructionSets(const std::set<std::string>& saved, const std
 
 }  // namespace cuda_remote::checkpoint
 
-#endif  // CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_INSTRUCTION_SETS_H_
+#endif  // CUDA_REMOTE_CHECKPOINT_ENGINE_INSTRUCTION_SETS_H_

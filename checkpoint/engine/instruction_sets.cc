@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "checkpoint/engine/criu/instruction_sets.h"
+#include "checkpoint/engine/instruction_sets.h"
 
 #include <algorithm>
 #include <fstream>
@@ -12,13 +12,14 @@ namespace {
 // The kernel's names (arch/x86/include/asm/cpufeatures.h) of what ordinary programs can use. "avx512" and "amx" stand
 // for all that begin so.
 constexpr const char* kOfPrograms[] = {
-    "3dnowprefetch", "abm",   "adx",    "aes",       "avx",        "avx2",      "avx_ifma",    "avx_ne_convert", "avx_vnni",
-    "avx_vnni_int8", "bmi1",  "bmi2",   "cldemote",  "clflushopt", "clwb",      "clzero",      "cmov",           "cmpccxadd",
-    "cx16",          "cx8",   "f16c",   "fma",       "fma4",       "fsgsbase",  "fxsr",        "gfni",           "lahf_lm",
-    "mmx",           "mmxext", "movbe",  "movdir64b", "movdiri",    "pclmulqdq", "pku",         "pni",            "popcnt",
-    "rdpid",         "rdrand", "rdseed", "rdtscp",    "rtm",        "serialize", "sha512",      "sha_ni",         "sm3",
-    "sm4",           "sse",   "sse2",   "sse4_1",    "sse4_2",     "sse4a",     "ssse3",       "tbm",            "vaes",
-    "vpclmulqdq",    "waitpkg", "xgetbv1", "xop",     "xsave",      "xsavec",    "xsaveopt",
+    "3dnowprefetch", "abm",           "adx",     "aes",    "avx",      "avx2",       "avx_ifma",   "avx_ne_convert",
+    "avx_vnni",      "avx_vnni_int8", "bmi1",    "bmi2",   "cldemote", "clflushopt", "clwb",       "clzero",
+    "cmov",          "cmpccxadd",     "cx16",    "cx8",    "f16c",     "fma",        "fma4",       "fsgsbase",
+    "fxsr",          "gfni",          "lahf_lm", "mmx",    "mmxext",   "movbe",      "movdir64b",  "movdiri",
+    "pclmulqdq",     "pku",           "pni",     "popcnt", "rdpid",    "rdrand",     "rdseed",     "rdtscp",
+    "rtm",           "serialize",     "sha512",  "sha_ni", "sm3",      "sm4",        "sse",        "sse2",
+    "sse4_1",        "sse4_2",        "sse4a",   "ssse3",  "tbm",      "vaes",       "vpclmulqdq", "waitpkg",
+    "xgetbv1",       "xop",           "xsave",   "xsavec", "xsaveopt",
 };
 constexpr const char* kFamilies[] = {"avx512", "amx_", "avx10"};
 

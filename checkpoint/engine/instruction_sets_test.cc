@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which words of /proc/cpuinfo are instruction sets, and which are missing.
 
-#include "checkpoint/engine/criu/instruction_sets.h"
+#include "checkpoint/engine/instruction_sets.h"
 
 #include <gtest/gtest.h>
 
