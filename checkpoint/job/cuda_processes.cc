@@ -83,7 +83,7 @@ bool IsOurs(const std::string& process) {
 }
 
 // How a person calls it: the file's name of what was started.
-std::string ProgramOf(const std::string& process) {
+std::string ProgramIn(const std::string& process) {
   const std::string command = ReadAll(process + "/cmdline");
   std::string name = command.substr(0, command.find('\0'));
   if (const size_t slash = name.rfind('/'); slash != std::string::npos) name = name.substr(slash + 1);
@@ -95,6 +95,8 @@ std::string ProgramOf(const std::string& process) {
 std::string NameOf(const CudaProcess& process) {
   return process.program + " (PID " + std::to_string(process.pid) + ")";
 }
+
+std::string CommandNameOf(int pid) { return ProgramIn("/proc/" + std::to_string(pid)); }
 
 bool HasProcess(const Job& job, int inner_pid) {
   const std::vector<int> pids = ProcessesOf(job);
@@ -127,7 +129,7 @@ std::vector<CudaProcess> FindCudaProcesses(const Job& job, const std::string& di
     if (!of_job || !IsRunning(pid) || IsOurs(process)) continue;
     const int inner = InnerPid(pid);
     // One that a tool has left without a session has no rings, but an agent.
-    if (HasRings(process) || HasAgent(directory, inner)) found.push_back({pid, inner, ProgramOf(process)});
+    if (HasRings(process) || HasAgent(directory, inner)) found.push_back({pid, inner, ProgramIn(process)});
   }
   closedir(proc);
   // The kernel gives a namespace's number to another one as soon as the job has ended.

@@ -21,6 +21,9 @@ struct CudaProcess {
 // For messages: "python3 (PID 12)".
 std::string NameOf(const CudaProcess& process);
 
+// For lists: what a process of this machine was started as, such as "python3"; "?" if that cannot be told.
+std::string CommandNameOf(int pid);
+
 // Whether the job has a process with this number in its namespace.
 bool HasProcess(const Job& job, int inner_pid);
 

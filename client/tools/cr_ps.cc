@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "checkpoint/gpu/gpu_host.h"
+#include "checkpoint/job/cuda_processes.h"
 #include "checkpoint/job/hostd_places.h"
 #include "client/tools/hosts_list.h"
 #include "client/tools/local_jobs.h"
@@ -68,6 +69,14 @@ std::vector<LocalProcess> ProcessesHere(const std::string& address, const std::v
   return processes;
 }
 
+// Of a process of this machine: its session with a GPU server; 0: it has none.
+uint64_t SessionOf(const LocalJob& job, int pid) {
+  for (const auto& [session, owner] : job.sessions) {
+    if (owner == pid) return session;
+  }
+  return 0;
+}
+
 void AddJobs(const std::vector<LocalJob>& jobs, JsonWriter* json) {
   json->Line(2);
   json->Begin("jobs", '[');
@@ -81,6 +90,16 @@ void AddJobs(const std::vector<LocalJob>& jobs, JsonWriter* json) {
     json->Member("running", job.alive);
     json->Member("server", job.server);
     json->Member("processes", uint64_t(job.processes.size()));
+    json->Begin("process_list", '[');
+    for (const auto& [inner, pid] : job.processes) {
+      json->Begin('{');
+      json->Member("pid", pid);
+      json->Member("pid_in_job", inner);
+      json->Member("program", CommandNameOf(pid));
+      json->Member("session", SessionOf(job, pid));
+      json->End('}');
+    }
+    json->End(']');
     json->Member("started_unix_ms", uint64_t(job.job.started_unix_ms()));
     json->Member("saved_unix_ms", job.job.saved_unix_ms());
     json->Member("restarted_from", job.job.image());
@@ -114,6 +133,12 @@ void PrintJobs(const std::vector<LocalJob>& jobs) {
     printf("%-16s %-8s %8d %9zu %11s %8s  %-28s %s\n", Printable(job.job.name()).c_str(), state, job.job.pid(),
            job.processes.size(), Ago(job.job.saved_unix_ms()).c_str(), Age(uint64_t(job.job.started_unix_ms())).c_str(),
            job.server.empty() ? "-" : job.server.c_str(), program.c_str());
+    if (job.processes.size() < 2) continue;
+    for (const auto& [inner, pid] : job.processes) {
+      const uint64_t session = SessionOf(job, pid);
+      const std::string gpu = session ? "session " + std::to_string(session) : "no GPU session";
+      printf("%-16s %-8s %8d %s, %s\n", "", "", pid, CommandNameOf(pid).c_str(), gpu.c_str());
+    }
   }
 }
 
