@@ -222,6 +222,34 @@ def ends_in_restart(context):
 
 
 @case
+def former_version(context):
+    """An image of format version 1 is verified, inspected and restarted; the job is then saved as all are."""
+    lab = context.lab
+    for app in ("globals", "pipeline", "textures"):
+        command = context.app(app, 24)
+        server = lab.server(app)
+        job = lab.job(f"job-{app}", command, server.unix, pause_at=[6, 14])
+        job.wait_paused(6, 60)
+        new, image = context.path(f"{app}.new"), context.path(f"{app}.image")
+        lab.run(f"stop-{app}", [lab.tool("cr-checkpoint"), "--stop", job.id, new])
+        job.wait(30)
+        lab.run(f"convert-{app}", [context.program("version1"), new, image])
+        shutil.rmtree(new)
+        lab.run(f"verify-{app}", [lab.tool("cr-inspect"), "--verify", image])
+        seen = json.loads(lab.run(f"inspect-{app}", [lab.tool("cr-inspect"), "--json", image]).stdout())
+        if seen["format_version"] != 1:
+            raise Failure(f"this is no image of version 1: {seen}")
+        restarted = context.restart(image, server, f"restart-{app}")
+        job.go(6)
+        job.wait_paused(14, 60, restarted)
+        lab.run(f"again-{app}", [lab.tool("cr-checkpoint"), "--stop", job.id, new])
+        restarted.wait(30)
+        job.go(14)
+        context.restart(new, server, f"last-{app}").expect_success(60)
+        harness.same(app, job.stdout(), context.expected(command))
+
+
+@case
 def no_image(context):
     """Things that are no image."""
     lab = context.lab
@@ -1249,7 +1277,7 @@ def fork(context):
 
 @case
 def sharing(context):
-    """Two jobs share memory, events, pools and physical memory; neither can be moved while they do, and can afterwards."""
+    """Two jobs share memory, events, pools and physical memory; neither can be saved or moved while they do."""
     lab = context.lab
     server, second = lab.server(), lab.server("second")
     move = lambda job: [lab.tool("cr-migrate"), job.id, "--to", second.unix]
@@ -1258,8 +1286,15 @@ def sharing(context):
     importer = lab.job("importer", command("import"), server.unix)
     exporter.wait_paused(2, 60)
     for job in (exporter, importer):
-        refused = lab.start(harness.Process(lab, f"refused-{job.name}", move(job)))
-        must_fail(refused, mention=r"process [0-9]+ \(sharer, session [0-9]+\), which is not saved with it")
+        image = context.path(f"image-{job.name}")
+        save = [lab.tool("cr-checkpoint"), job.id, image]
+        for what, words in (("move", move(job)), ("save", save), ("stop", save[:1] + ["--stop"] + save[1:])):
+            refused = lab.start(harness.Process(lab, f"{what}-{job.name}", words))
+            # The two have a socket as well.
+            shared = r"process [0-9]+ \(sharer, session [0-9]+\), which is not saved with it"
+            must_fail(refused, mention=shared if what == "move" else r"to sharer \(PID [0-9]+\), which is not of the job|" + shared)
+        if os.path.exists(image):
+            raise Failure(f"there is an image of {job.name}")
     exporter.go(2)
     exporter.wait_paused(4, 60)
     lab.run("move", move(exporter))

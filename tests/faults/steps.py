@@ -411,7 +411,8 @@ def fail_steps_of_one_job(context, way, what, **job):
         while len(ranks.living()) < count:
             ranks.add()
         print(f"    {'done  ' if ok else 'failed'} {title}: {tool.stderr().strip().splitlines()[-1:]}", flush=True)
-    if not failed:
+    # A rank that has ended is left out of a move.
+    if not failed and (way, what) != ("move", "rank"):
         raise Failure("no fault made the tool fail")
     ranks.finish()
 
