@@ -81,7 +81,8 @@ bool JobTransaction::Begin(const agent::LockOptions& options, std::string* error
   return false;
 }
 
-bool JobTransaction::ForEach(const char* name, bool (JobProcess::*step)(std::string*), bool* ended, std::string* error) {
+bool JobTransaction::ForEach(const char* name, bool (JobProcess::*step)(std::string*), bool* ended,
+                             std::string* error) {
   *ended = false;
   for (size_t i = 0; i < processes_.size(); ++i) {
     JobProcess* const process = processes_[i];

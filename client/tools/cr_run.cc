@@ -158,6 +158,14 @@ int Main(int argc, char** argv) {
   if (!address.empty() && plain) return Fail("--address needs a namespace, and --plain makes none");
   if (caller_fd >= 0 && !Caller::Take(caller_fd, &error)) return Fail(error);
   const Caller* const caller = Caller::Get();
+  bool own_wishes = false;
+  for (const char* option : {"--server", "--gpu", "--name", "--job-dir", "--address", "--user", "--output", "--error"})
+    own_wishes |= app.count(option) > 0;
+  // In a job whose variables an `env -i`, a `su -` or a launcher has taken away.
+  std::string around, ignored;
+  if (!caller && !own_wishes && !getenv("CUDA_REMOTE_JOB_DIR") && FindThisJob(&around, &ignored) && IsInUse(around)) {
+    directory = around;
+  }
   if (!caller && !plain && user.empty() && geteuid() != 0 && directory.empty() && !getenv("CUDA_REMOTE_JOB_DIR")) {
     // Null: there is no cr-hostd here.
     if (const auto hostd = host::Hostd::Connect(&error)) {
@@ -177,8 +185,6 @@ int Main(int argc, char** argv) {
   if (directory.empty() && (value = getenv("CUDA_REMOTE_JOB_DIR"))) directory = value;
   if (name.find('/') != std::string::npos) return Fail("--name " + name + ": a job's name cannot contain a slash");
   // In a job already: its processes belong to that one, with its server.
-  const bool own_wishes = app.count("--server") + app.count("--gpu") + app.count("--name") + app.count("--job-dir") +
-                                app.count("--address") > 0;
   if (!directory.empty() && IsInUse(Absolute(directory)) && app.count("--job-dir") == 0) {
     if (own_wishes) {
       return Fail("this is in the job of " + directory + " already, whose processes all belong to it: leave the options "

@@ -63,6 +63,9 @@ expect "signals" "ready usr1 term" "$(tr '\n' ' ' <"$folder/signals" | sed 's/ $
 expect "nested" "same" "$("$run" -- bash -c "outer=\$CUDA_REMOTE_JOB_DIR; '$run' -- bash -c \"[[ \\\$CUDA_REMOTE_JOB_DIR == '\$outer' ]] && echo same\"")"
 expect "nested, exit code" 7 "$("$run" -- "$run" -- bash -c 'exit 7'; echo $?)"
 expect "nested, with other wishes" 125 "$("$run" -- "$run" --gpu 0 -- true 2>/dev/null; echo $?)"
+expect "nested, with other outputs" 125 "$("$run" -- "$run" --output "$folder/none" -- true 2>/dev/null; echo $?)"
+expect "nested, with another environment" 1 \
+  "$("$run" -- bash -c "readlink /proc/self/ns/pid; env -i '$run' -- readlink /proc/self/ns/pid" | uniq | wc -l)"
 expect "nested, no such program" 127 "$("$run" -- "$run" -- /no/such/program 2>/dev/null; echo $?)"
 
 if [[ $(id -u) == 0 ]]; then

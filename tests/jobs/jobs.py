@@ -464,6 +464,16 @@ def restart_without_environment(context):
 
 
 @case
+def nested(context):
+    """What cr-run starts in a job, once more in that or with another environment, is of this job, and is saved with it."""
+    sync, run = context.path("nested.sync"), context.tool("cr-run")
+    first = f"{run} -- env -i {run} -- env CR_TEST_SYNC_FILE={sync} CR_TEST_PAUSE_AT=5,12 {context.program} --steps 30"
+    # Both at once; the second one's output follows the first one's.
+    both = f"{run} -- {context.program} --steps 30 >{context.path('beside')} & {first}; wait; cat {context.path('beside')}"
+    saved_and_restarted(context, "nested", f"{both}\n{run} -- {context.program} --steps 30", times=3)
+
+
+@case
 def restart_on_machine_with_driver(context):
     """A program that has loaded the library in the place of the machine's driver, by its path, is saved and restarted."""
     context.on_machine_with_driver([])
@@ -1479,6 +1489,32 @@ def jobs_here(context):
     if not watch.running():
         raise Failure("cr-ps --watch has ended")
     watch.kill()
+
+
+@case
+def processes_here(context):
+    """cr-ps lists the processes of each job, with CUDA and without, and their sessions."""
+    ps = context.tool("cr-ps")
+    syncs = [context.path("a.sync"), context.path("b.sync")]
+    script = context.script(
+        "two", "".join(f"CR_TEST_SYNC_FILE={sync} CR_TEST_PAUSE_AT=3 {context.program} --steps 10 &\n" for sync in syncs) + "wait\n"
+    )
+    job = context.start("job", [context.tool("cr-run"), "--name", "two", "--", script])
+    paused = lambda: all(os.path.exists(sync) and "paused 3" in open(sync).read() for sync in syncs)
+    harness.wait_for(lambda: paused() or not job.running(), LIMIT, job.describe)
+    [listed] = json.loads(context.run([ps, "--json"]).stdout)["jobs"]
+    found = sorted((one["program"], one["session"] != 0) for one in listed["process_list"])
+    same("processes", found, [("bash", False), ("globals", True), ("globals", True)])
+    same("sessions", len({one["session"] for one in listed["process_list"]}), 3)
+    text = context.run([ps]).stdout
+    for one in listed["process_list"]:
+        same("program", os.path.realpath(f"/proc/{one['pid']}/exe") == os.path.realpath(context.program), one["session"] != 0)
+        what = f"session {one['session']}" if one["session"] else "no GPU session"
+        if not re.search(rf"^ +{one['pid']} {one['program']}, {what}$", text, re.M):
+            raise Failure(f"{one} is not in the list:\n{text}")
+    for sync in syncs:
+        open(sync + ".go.3", "w").close()
+    job.expect_success(LIMIT)
 
 
 def run_one(name, options):
