@@ -474,6 +474,26 @@ def nested(context):
 
 
 @case
+def namespaces(context):
+    """Processes in namespaces of their own, as in a container or in a job that is started in this one, are refused by name."""
+    run, ready = context.tool("cr-run"), context.path("ready")
+    alone = f"env -u CUDA_REMOTE_JOB_DIR -u CUDA_REMOTE_SERVER {run} --name apart --server unix:/none --"
+    for name, apart in (("PID", "unshare --pid --fork"), ("PID", alone), ("uts", "unshare --uts"), ("user", "unshare --user"),
+                        ("ipc", "unshare --ipc"), ("", "unshare --mount")):  # fmt: skip
+        job, image = context.path("job"), context.path("image")
+        inner = f"touch {ready}; while [ -e {ready} ]; do sleep 0.05; done"
+        child = context.start("outer", [run, "--server", "unix:/none", "--job-dir", job, "--", "sh", "-c", f"{apart} sh -c '{inner}'; exit 5"])
+        there = lambda: os.path.exists(ready) and os.path.exists(job + "/job.json")
+        harness.wait_for(lambda: there() or not child.running(), LIMIT, child.describe)
+        ended = context.run([context.tool("cr-checkpoint"), job, image], expect=1 if name else 0)
+        if name and (f"is in a {name} namespace of its own" not in ended.stderr or "CRIU" in ended.stderr):
+            raise Failure(f"{apart}: it is not said what is refused, or in CRIU's words: {ended.stderr}")
+        shutil.rmtree(image, ignore_errors=True)
+        os.unlink(ready)
+        same(f"{apart}: the job's exit code", child.wait(LIMIT), 5)
+
+
+@case
 def restart_on_machine_with_driver(context):
     """A program that has loaded the library in the place of the machine's driver, by its path, is saved and restarted."""
     context.on_machine_with_driver([])

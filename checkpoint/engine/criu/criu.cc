@@ -25,6 +25,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <memory>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -341,6 +342,40 @@ std::string OutlivedText(const std::string& process) {
          " of the job has outlived the process that started it, and only processes whose parents still run up to the "
          "job's "
          "first one can be saved: end it, or have the job's first process wait for it";
+}
+
+// Namespaces of which CRIU saves one of each kind only; it can save further mounts and networks.
+constexpr const char* kOnlyOnce[] = {"user", "ipc", "uts", "cgroup", "time"};
+
+// Whether a process of the job's is in a namespace that CRIU cannot save beside the job's own.
+bool CheckOnlyOnce(const Job& job, std::string* error) {
+  const auto refuse = [&](int pid, const char* name) {
+    *error = ProcessText(pid) + " is in a " + name +
+             " namespace of its own, as programs in containers are, and those of a job that is started in this one; it "
+             "cannot be saved. End it first, or start it outside of the job";
+    return false;
+  };
+  const auto space = [](int pid, const char* name) { return ReadLink("/proc/" + std::to_string(pid) + "/ns/" + name); };
+  const std::vector<int> pids = ProcessesOf(job);
+  for (const char* const name : kOnlyOnce) {
+    const std::string first = space(job.pid(), name);
+    for (const int pid : pids) {
+      const std::string its = space(pid, name);
+      if (its != first && !its.empty() && !first.empty() && IsRunning(pid)) return refuse(pid, name);
+    }
+  }
+  int found = 0;
+  const uint64_t own = PidNamespace(getpid());
+  const std::unique_ptr<DIR, int (*)(DIR*)> list(opendir("/proc"), closedir);
+  while (const dirent* const entry = list && found == 0 ? readdir(list.get()) : nullptr) {
+    const int pid = atoi(entry->d_name);
+    const uint64_t its = pid > 0 ? PidNamespace(pid) : 0;
+    if (its == 0 || its == own || its == job.pid_namespace() || !IsRunning(pid)) continue;
+    int above = pid;
+    while (above > 0 && above != job.init_pid()) above = ParentOf(above);
+    if (above == job.init_pid()) found = pid;
+  }
+  return found == 0 || refuse(found, "PID");
 }
 
 // CRIU saves the first process and those below it. One whose parents have ended is a child of the namespace's init: it
@@ -717,7 +752,8 @@ bool DescribeProcesses(const Job& job, bool close_tcp, ProcessFacts* facts, std:
   for (const std::string& name : InstructionSetsHere()) facts->add_instruction_sets(name);
   FindSharedFiles(ProcessesOf(job), job.directory(), facts);
   return CheckRights(job, error) &&
-         (IsIsolated(job) ? CheckTree(job, error) : CheckNamespaces(job, error) && CheckOwnTree(job, error)) &&
+         (IsIsolated(job) ? CheckTree(job, error) && CheckOnlyOnce(job, error)
+                          : CheckNamespaces(job, error) && CheckOwnTree(job, error)) &&
          FindInheritedFiles(job, facts, error) && DescribeConnections(job, facts, error);
 }
 
