@@ -428,7 +428,19 @@ def change_in_each_step(context, way):
             return [lab.tool("cr-migrate"), ranks.job.id, "--to", ranks.place]
         return [lab.tool("cr-checkpoint"), *(["--stop"] if way == "stop" else []), ranks.job.id, image]
 
-    def settle(tool, image, title):
+    def restart(image, leaver):
+        # CRIU fails if a process ends while its threads are let go one by one. When another rank has a session, that is over.
+        leave = f"{ranks.job.sync}.leave.{leaver}"
+        if os.path.exists(leave):
+            os.rename(leave, leave + ".later")
+        before = {number: ranks.rank(number) for number in ranks.living()}
+        ranks.restart(image)
+        gone_on = lambda: sum(ranks.rank(number) not in (None, before[number]) for number in before) > 0
+        wait_for(lambda: gone_on() or not ranks.carrier.running(), LIMIT, ranks.carrier.describe)
+        if os.path.exists(leave + ".later"):
+            os.rename(leave + ".later", leave)
+
+    def settle(tool, image, title, leaver=None):
         if tool.wait(LIMIT) != 0:
             raise Failure(f"{title}: the tool failed\n{tool.describe()}\n{ranks.job.describe()}")
         if way == "move":
@@ -437,7 +449,7 @@ def change_in_each_step(context, way):
             lab.run(f"verify{ranks.tools}", [lab.tool("cr-inspect"), "--verify", image])
         if way == "stop":
             ranks.carrier.wait(LIMIT)
-            ranks.restart(image)
+            restart(image, leaver)
 
     image, steps = ranks.path("image0"), ranks.path("steps0")
     settle(ranks.tool(command(image), steps), image, "no change")
@@ -458,7 +470,7 @@ def change_in_each_step(context, way):
         if not delay:
             time.sleep(pick.choice((0, 0.02, 0.1, 0.4)))
         open(steps + ".go", "w").close()
-        settle(tool, image, title)
+        settle(tool, image, title, leaver)
         ranks.expect_running(title)
         shutil.rmtree(image, ignore_errors=True)
         print(f"    {title}: {tool.stderr().strip().splitlines()[-1:]}", flush=True)
