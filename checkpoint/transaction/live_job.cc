@@ -12,6 +12,8 @@
 #include <string_view>
 
 #include "checkpoint/gpu/gpu_state.h"
+#include "proto/agent/types.h"
+#include "proto/folder/this_job.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -22,6 +24,8 @@ constexpr int kConnectAttempts = 200;
 constexpr int kConnectPauseUs = 25000;
 // Each waits some milliseconds.
 constexpr int kHeldAttempts = 100;
+// How long a process that has begun to use CUDA gets until its agent listens, and how often to look.
+constexpr int kSocketMs = 5000, kSocketLookMs = 5;
 // How long a request beside the job's calls may take, and a look whether it is answered.
 constexpr auto kSideWait = std::chrono::seconds(5);
 constexpr int kSideLookMs = 20;
@@ -51,6 +55,15 @@ std::unique_ptr<agent::AgentClient> ConnectPatiently(const std::string& director
     usleep(kConnectPauseUs);
   }
   return nullptr;
+}
+
+// A process has its session a moment before its agent listens.
+void AwaitSocket(const CudaProcess& process, const std::string& directory) {
+  const std::string path = SocketFolder(directory) + "/" + agent::SocketName(uint32_t(process.inner_pid));
+  for (int waited = 0; waited < kSocketMs && access(path.c_str(), F_OK) != 0; waited += kSocketLookMs) {
+    if (!IsRunning(process.pid)) return;
+    usleep(kSocketLookMs * 1000);
+  }
 }
 
 agent::Given Make(const ClientChannel& channel, uint64_t next_sequence, bool new_worker, const std::string& server) {
@@ -249,6 +262,7 @@ bool LiveJob::Find(std::vector<JobProcess*>* processes, bool* again, std::string
   *again = false;
   processes_.clear();
   for (const CudaProcess& process : FindCudaProcesses(job_, directory_)) {
+    AwaitSocket(process, directory_);
     std::unique_ptr<agent::AgentClient> agent =
         agent::AgentClient::Connect(directory_, uint32_t(process.inner_pid), NameOf(process), error);
     agent::Info info;
