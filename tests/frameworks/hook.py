@@ -2,7 +2,7 @@
 """What the framework programs share: the command line, printing, and the hook for checkpoint tests.
 
 The same hook as tests/apps/support/app.h: after each step the environment decides whether to note it (CR_TEST_SYNC_FILE), to wait
-there (CR_TEST_PAUSE_AT), or to sleep (CR_TEST_STEP_MS). Without these variables it does nothing. No file stays open, so a snapshot
+there (CR_TEST_PAUSE_AT), or to sleep (CR_TEST_STEP_MS, until CR_TEST_SYNC_FILE.fast exists). Without these variables it does nothing. No file stays open, so a snapshot
 of the process never finds one. One thread.
 """
 
@@ -29,7 +29,8 @@ def step(number):
         if number in pauses:
             while not os.path.exists(f"{sync}.go.{number}"):
                 time.sleep(0.005)
-    time.sleep(int(os.environ.get("CR_TEST_STEP_MS", "0")) / 1000)
+    if not (sync and os.path.exists(f"{sync}.fast")):
+        time.sleep(int(os.environ.get("CR_TEST_STEP_MS", "0")) / 1000)
 
 
 def exact(value):

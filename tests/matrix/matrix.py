@@ -340,6 +340,7 @@ def live(case):
     image = os.path.join(case.lab.folder, "image")
     checkpoint(case, job, image, stop=False)
     written = os.path.getsize(job.out)
+    job.hurry()
     job.go(last)
     finish(case, job, "checkpointed while running")
     os.truncate(job.out, 0)
@@ -371,8 +372,9 @@ def migrate_between(case, first, second):
         raise harness.Failure("the job ended before it could be moved back: the test proves nothing")
     job.wait_steps(min(steps + 2, case.steps - 2), case.limit)
     move("back", first)
-    job.go(last)
-    other.go(last)
+    for each in (job, other):
+        each.hurry()
+        each.go(last)
     finish(case, job, "moved there and back")
     other.expect_success(case.limit)
     harness.same("the other job on the second server", other.stdout(), case.expected)
@@ -401,6 +403,7 @@ def migrate_ten(case):
         case.lab.run(f"move{move}", [case.lab.tool("cr-migrate"), job.id, "--to", addresses[(move + 1) % 2]], case.limit)
         took.append(round(time.monotonic() - start, 3))
     case.notes["migrate_s"] = took
+    job.hurry()
     job.go(last)
     finish(case, job, "moved ten times")
 

@@ -6,7 +6,8 @@
 //
 //   CR_TEST_SYNC_FILE=FILE   every hook appends a line to FILE: "step N" (or "paused N", see below)
 //   CR_TEST_PAUSE_AT=3,9     after these steps the program appends "paused N" and waits until FILE.go.N exists
-//   CR_TEST_STEP_MS=20       sleep that long after every step, so that a checkpoint at a random time finds it running
+//   CR_TEST_STEP_MS=20       sleep that long after every step, so that a checkpoint at a random time finds it running;
+//                            no more once FILE.fast exists
 //
 // Without CR_TEST_SYNC_FILE the hook does nothing but the sleep. FILE is opened, written and closed at each line, so a
 // snapshot of the process never finds it open.
@@ -116,7 +117,8 @@ inline bool PausesAt(int step) {
 
 // The hook; see the top of this file.
 inline void Step(int step) {
-  if (const char* file = getenv("CR_TEST_SYNC_FILE")) {
+  const char* const file = getenv("CR_TEST_SYNC_FILE");
+  if (file) {
     if (PausesAt(step)) {
       AppendLine(file, "paused", step);
       std::string go = std::string(file) + ".go." + std::to_string(step);
@@ -125,7 +127,8 @@ inline void Step(int step) {
       AppendLine(file, "step", step);
     }
   }
-  if (const char* ms = getenv("CR_TEST_STEP_MS")) usleep(1000 * atoi(ms));
+  const char* const ms = getenv("CR_TEST_STEP_MS");
+  if (ms && !(file && access((std::string(file) + ".fast").c_str(), F_OK) == 0)) usleep(1000 * atoi(ms));
 }
 
 }  // namespace app
