@@ -20,11 +20,6 @@ using ckptfmt::Region;
 constexpr size_t kMostBlocks = 256;
 constexpr size_t kMostOpen = 64;
 
-bool Malformed(std::string* error) {
-  *error = "the GPU server's answer is malformed: it is of another version";
-  return false;
-}
-
 }  // namespace
 
 CopyAhead::~CopyAhead() {
@@ -54,18 +49,11 @@ bool CopyAhead::Run(SideRequests* from, SharedBuffers* shared, const std::functi
 }
 
 bool CopyAhead::List(SideRequests* requests, Blocks* blocks, std::string* error) {
-  wire::OpListBlocks_Request ask;
-  for (bool more = true; more;) {
-    agent::SideAnswer answer;
-    if (!AskAndWait(requests, SideRequestOf(kOpListBlocks, ask), &answer, error)) return false;
-    if (answer.result != 0) return Failed("list its memory", answer.result, error);
-    wire::OpListBlocks_Reply listed;
-    if (!listed.Decode(answer.message) || (listed.next != 0 && listed.next <= ask.after)) return Malformed(error);
+  const auto take = [blocks](const wire::OpListBlocks_Reply& listed) {
     for (const wire::Block& block : listed.blocks) (*blocks)[block.address] = {block.bytes, block.device};
-    more = listed.next != 0;
-    ask.after = listed.next;
-  }
-  return true;
+    return true;
+  };
+  return AskForPieces<wire::OpListBlocks_Reply>(requests, wire::OpListBlocks_Request{}, "list its memory", take, error);
 }
 
 void CopyAhead::Outdated(const Blocks& now, wire::OpStageBlocks_Request* request,

@@ -59,11 +59,6 @@ bool Ask(ClientChannel* channel, uint32_t operation, const Request& request, con
   return true;
 }
 
-bool Malformed(std::string* error) {
-  *error = "the GPU server's answer is malformed: it is of another version";
-  return false;
-}
-
 // Asks the server at `address` something outside of sessions. False if it cannot be reached that way (only one on this
 // machine can), or says no.
 bool AskServer(const std::string& address, nvml::Question question, nvml::Answer* answer) {

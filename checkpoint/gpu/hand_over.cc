@@ -10,11 +10,6 @@ namespace {
 // Messages that the new session has not answered yet: it maps while the old one exports.
 constexpr size_t kMostOpen = 2;
 
-bool Malformed(std::string* error) {
-  *error = "the GPU server's answer is malformed: it is of another version";
-  return false;
-}
-
 }  // namespace
 
 bool SharedBlocks::Have(const ckptfmt::Region& region) const {
@@ -31,18 +26,10 @@ bool MayHandOver(const SideRequests& running, const ClientChannel& to) {
 }
 
 void PrepareHandOver(SideRequests* running) {
-  wire::OpExportBlocks_Request ask;
-  for (bool more = true; more;) {
-    agent::SideAnswer answer;
-    std::string ignored;
-    wire::OpExportBlocks_Reply reply;
-    if (!AskAndWait(running, SideRequestOf(kOpExportBlocks, ask), &answer, &ignored) || answer.result != 0 ||
-        !reply.Decode(answer.message) || (reply.next != 0 && reply.next <= ask.after)) {
-      return;
-    }
-    more = reply.next != 0;
-    ask.after = reply.next;
-  }
+  std::string ignored;
+  AskForPieces<wire::OpExportBlocks_Reply>(
+      running, wire::OpExportBlocks_Request{}, "export its memory",
+      [](const wire::OpExportBlocks_Reply&) { return true; }, &ignored);
 }
 
 bool HandOver(ClientChannel* from, ClientChannel* to, SharedBlocks* mapped, std::string* error) {
@@ -74,31 +61,27 @@ bool HandOver(ClientChannel* from, ClientChannel* to, SharedBlocks* mapped, std:
     }
     return true;
   };
-  wire::OpOfferBlocks_Request ask;
-  bool first = true;
-  for (bool more = true; more && !refused;) {
-    agent::SideAnswer answer;
-    if (!AskAndWait(&offers, SideRequestOf(kOpOfferBlocks, ask), &answer, error)) return false;
-    wire::OpOfferBlocks_Reply offered;
-    if (answer.result != 0) break;
-    if (!offered.Decode(answer.message) || (offered.next != 0 && offered.next <= ask.after)) return Malformed(error);
-    more = offered.next != 0;
-    ask.after = offered.next;
-    if (offered.blocks.empty()) continue;
-    wire::OpAdoptBlocks_Request adopt;
+  bool first = true, ok = true;
+  const auto adopt = [&](const wire::OpOfferBlocks_Reply& offered) {
+    if (offered.blocks.empty()) return true;
+    wire::OpAdoptBlocks_Request request;
     Open one;
     for (const wire::Block& block : offered.blocks) {
-      adopt.blocks.push_back(block);
+      request.blocks.push_back(block);
       one.blocks[block.address] = block.bytes;
     }
-    if (!adoptions.Begin(SideRequestOf(kOpAdoptBlocks, adopt), &one.number, error)) return false;
-    open.push_back(std::move(one));
+    ok = adoptions.Begin(SideRequestOf(kOpAdoptBlocks, request), &one.number, error);
+    if (ok) open.push_back(std::move(one));
     // The first answer says a lot about all others.
-    while (open.size() >= (first ? 1 : kMostOpen)) {
-      if (!finish()) return false;
-    }
+    while (ok && open.size() >= (first ? 1 : kMostOpen)) ok = finish();
     first = false;
-  }
+    return ok && !refused;
+  };
+  uint32_t unwilling = 0;
+  ok = AskForPieces<wire::OpOfferBlocks_Reply>(&offers, wire::OpOfferBlocks_Request{}, "offer its memory", adopt, error,
+                                               &unwilling) &&
+       ok;
+  if (!ok && unwilling == 0) return false;
   while (!open.empty()) {
     if (!finish()) return false;
   }
@@ -107,19 +90,12 @@ bool HandOver(ClientChannel* from, ClientChannel* to, SharedBlocks* mapped, std:
 
 bool KeepHandedOver(ClientChannel* to, SharedBlocks* kept, std::string* error) {
   ChannelRequests requests(to);
-  wire::OpKeepBlocks_Request ask;
-  for (bool more = true; more;) {
-    agent::SideAnswer answer;
-    if (!AskAndWait(&requests, SideRequestOf(kOpKeepBlocks, ask), &answer, error)) return false;
-    wire::OpKeepBlocks_Reply reply;
-    if (answer.result != 0 || !reply.Decode(answer.message) || (reply.next != 0 && reply.next <= ask.after)) {
-      return Malformed(error);
-    }
+  const auto take = [kept](const wire::OpKeepBlocks_Reply& reply) {
     for (const wire::Block& block : reply.blocks) kept->Add(block.address, block.bytes);
-    more = reply.next != 0;
-    ask.after = reply.next;
-  }
-  return true;
+    return true;
+  };
+  return AskForPieces<wire::OpKeepBlocks_Reply>(&requests, wire::OpKeepBlocks_Request{},
+                                                "keep the memory that it was handed", take, error);
 }
 
 }  // namespace cuda_remote::checkpoint

@@ -14,7 +14,6 @@
 #include <thread>
 
 #include "proto/codec/codec.h"
-#include "proto/driverabi/error_names.h"
 #include "proto/frame/handle.h"
 
 namespace cuda_remote::checkpoint {
@@ -604,8 +603,7 @@ class CopyShare {
     for (size_t at = 0; at < chunk.bytes; at += kPiece) {
       const size_t bytes = std::min<size_t>(kPiece, chunk.bytes - at);
       const uint64_t read = BeginRead(transfer_->channel(), region, chunk.offset() + at, own_.get() + at, bytes);
-      const ChannelStatus status =
-          read != 0 ? transfer_->channel()->Wait(read, &reply_) : ChannelStatus::kClosed;
+      const ChannelStatus status = read != 0 ? transfer_->channel()->Wait(read, &reply_) : ChannelStatus::kClosed;
       if (status != ChannelStatus::kOk) return transfer_->FailGone(status);
       if (reply_.result == 0 && reply_.payload_bytes == bytes) continue;
       Failed("read " + NameOf(region), reply_.result, &error);
@@ -656,17 +654,6 @@ unsigned Threads(unsigned eighths, unsigned most) {
 }
 
 }  // namespace
-
-bool Gone(ClientChannel* channel, ChannelStatus status, std::string* error) {
-  const std::string reason = channel->end_reason();
-  *error = "the session with the GPU server was lost: " + (reason.empty() ? ChannelStatusName(status) : reason);
-  return false;
-}
-
-bool Failed(const std::string& what, uint32_t result, std::string* error) {
-  *error = "the GPU server could not " + what + ": " + driverabi::DescribeError(result);
-  return false;
-}
 
 bool ReadMemory(ClientChannel* channel, const std::vector<Region>& regions, ChunkPool* pool, SharedBuffers* shared,
                 const UseChunk& use, const Continue& go_on, std::string* error, TransferTimes* times,

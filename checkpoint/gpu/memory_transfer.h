@@ -17,6 +17,7 @@
 
 #include "checkpoint/gpu/chunk_pool.h"
 #include "checkpoint/gpu/shared_buffers.h"
+#include "checkpoint/gpu/side_requests.h"
 #include "ckptfmt/types.h"
 #include "proto/channel/client_channel.h"
 
@@ -24,10 +25,6 @@ namespace cuda_remote::checkpoint {
 
 // Called with the bytes done and the bytes in all; returns false to stop. Called from several threads, one at a time.
 using Continue = std::function<bool(uint64_t done, uint64_t total)>;
-
-// "the session with the GPU server was lost: WHY", "the GPU server could not DO: ERROR"; both return false.
-bool Gone(ClientChannel* channel, ChannelStatus status, std::string* error);
-bool Failed(const std::string& what, uint32_t result, std::string* error);
 
 // Called with a chunk (kChunkBytes, the last one of a region shorter) in a slot of the pool. The callee owns the slot
 // from then on, also if it returns false. Called from several threads at once, in any order.

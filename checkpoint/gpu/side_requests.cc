@@ -6,7 +6,7 @@
 #include <deque>
 #include <utility>
 
-#include "checkpoint/gpu/memory_transfer.h"
+#include "proto/driverabi/error_names.h"
 
 namespace cuda_remote::checkpoint {
 namespace {
@@ -31,6 +31,22 @@ bool IsWorthHashing(const Region& region) {
 }
 
 }  // namespace
+
+bool Gone(ClientChannel* channel, ChannelStatus status, std::string* error) {
+  const std::string reason = channel->end_reason();
+  *error = "the session with the GPU server was lost: " + (reason.empty() ? ChannelStatusName(status) : reason);
+  return false;
+}
+
+bool Failed(const std::string& what, uint32_t result, std::string* error) {
+  *error = "the GPU server could not " + what + ": " + driverabi::DescribeError(result);
+  return false;
+}
+
+bool Malformed(std::string* error) {
+  *error = "the GPU server's answer is malformed: it is of another version";
+  return false;
+}
 
 bool AskAndWait(SideRequests* requests, const agent::SideRequest& request, agent::SideAnswer* answer,
                 std::string* error) {
@@ -101,10 +117,7 @@ bool ListNow(SideRequests* requests, std::vector<Region>* regions, std::string* 
     if (!AskAndWait(requests, SideRequestOf(kOpRegions, request), &answer, error)) return false;
     if (answer.result != 0) return Failed("list its memory", answer.result, error);
     wire::OpRegions_Reply listed;
-    if (!listed.Decode(answer.message) || !AppendRegions(listed, regions)) {
-      *error = "the GPU server's answer is malformed: it is of another version";
-      return false;
-    }
+    if (!listed.Decode(answer.message) || !AppendRegions(listed, regions)) return Malformed(error);
     more = listed.more && !listed.regions.empty();
   }
   return true;
@@ -151,10 +164,7 @@ bool HashRegions(SideRequests* requests, const std::vector<Region>& regions,
     size_t at = 0;
     for (const Part& part : *parts) {
       const size_t bytes = part.chunks * sizeof(ChunkHash);
-      if (answer.payload.size() - at < bytes) {
-        *error = "the GPU server's answer is malformed: it is of another version";
-        return false;
-      }
+      if (answer.payload.size() - at < bytes) return Malformed(error);
       memcpy(&(*hashes)[part.region][part.first], answer.payload.data() + at, bytes);
       at += bytes;
     }

@@ -18,6 +18,12 @@
 
 namespace cuda_remote::checkpoint {
 
+// "the session with the GPU server was lost: WHY", "the GPU server could not DO: ERROR", and what is said of an answer
+// that nobody can read or that makes no sense. All return false.
+bool Gone(ClientChannel* channel, ChannelStatus status, std::string* error);
+bool Failed(const std::string& what, uint32_t result, std::string* error);
+bool Malformed(std::string* error);
+
 // Not thread-safe. False and one sentence in *error if there is no answer to be had; what the server refuses is an
 // answer.
 class SideRequests {
@@ -42,6 +48,28 @@ agent::SideRequest SideRequestOf(uint32_t operation, const Request& message) {
 // Begin and Wait in one.
 bool AskAndWait(SideRequests* requests, const agent::SideRequest& request, agent::SideAnswer* answer,
                 std::string* error);
+
+// Asks for a list that the server gives in pieces: each request says `after` what, each reply what is `next`, or 0 at
+// the end. take(const List&) says whether to go on. `to_do`: for the error, as Failed wants it. *refused, if not null:
+// the server's error; 0 if it could not be asked.
+template <typename List, typename Request, typename Take>
+bool AskForPieces(SideRequests* requests, Request request, const std::string& to_do, const Take& take,
+                  std::string* error, uint32_t* refused = nullptr) {
+  if (refused) *refused = 0;
+  for (bool more = true; more;) {
+    agent::SideAnswer answer;
+    if (!AskAndWait(requests, SideRequestOf(Request::kCallId, request), &answer, error)) return false;
+    if (answer.result != 0) {
+      if (refused) *refused = answer.result;
+      return Failed(to_do, answer.result, error);
+    }
+    List list;
+    if (!list.Decode(answer.message) || (list.next != 0 && list.next <= request.after)) return Malformed(error);
+    more = take(list) && list.next != 0;
+    request.after = list.next;
+  }
+  return true;
+}
 
 // Adds the regions of an answer to kOpRegions. False if they make no sense: the server is of another version.
 bool AppendRegions(const wire::OpRegions_Reply& listed, std::vector<ckptfmt::Region>* regions);
