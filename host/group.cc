@@ -11,6 +11,7 @@
 
 #include "checkpoint/transaction/at_step.h"
 #include "host/move_source.h"
+#include "proto/control/status_text.h"
 
 namespace cuda_remote::host {
 
@@ -85,8 +86,8 @@ bool Group::Await(Member* member, SaveStep step, const std::function<void(const 
   } else if (status.error_code() == grpc::StatusCode::PERMISSION_DENIED) {
     *error = member->host + ": " + status.error_message();
   } else {
-    *error =
-        "the cr-hostd of " + member->host + " does not answer" + (status.ok() ? "" : ": " + status.error_message());
+    *error = "the cr-hostd of " + member->host + " does not answer" +
+             (status.ok() ? "" : ": " + control::StatusText(status));
   }
   return false;
 }

@@ -10,6 +10,7 @@
 
 #include "ckptfmt/folder.h"
 #include "host/signature.h"
+#include "proto/control/status_text.h"
 
 namespace cuda_remote::host {
 namespace {
@@ -105,7 +106,7 @@ void MoveSource::Explain(std::string* error) {
   else if (status.error_code() == grpc::StatusCode::PERMISSION_DENIED)
     *error = address_ + ": " + status.error_message();
   else if (!status.ok())
-    *error = "the cr-hostd of " + address_ + " does not answer: " + status.error_message();
+    *error = "the cr-hostd of " + address_ + " does not answer: " + control::StatusText(status);
 }
 
 bool MoveSource::Write(const MoveUp& up, std::string* error) {

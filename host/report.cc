@@ -18,6 +18,7 @@
 #include "host/wire.h"
 #include "proto/codec/text.h"
 #include "proto/control/server_control.h"
+#include "proto/control/status_text.h"
 #include "proto/folder/private_folder.h"
 #include "proto/frame/version.h"
 
@@ -104,7 +105,7 @@ HostReports AskHosts(const std::vector<std::string>& hosts, const control::TlsFi
         if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED)
           error = "its cr-hostd is older and does not know the question; install the same version on both hosts";
         else if (!status.ok())
-          error = (refused ? "" : "its cr-hostd does not answer: ") + status.error_message();
+          error = (refused ? "" : "its cr-hostd does not answer: ") + control::StatusText(status);
       }
       if (error.empty()) *report = answer;
       report->set_host(host);

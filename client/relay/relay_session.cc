@@ -18,6 +18,7 @@
 #include "proto/control/control.grpc.pb.h"
 #include "proto/control/credentials.h"
 #include "proto/control/message_check.h"
+#include "proto/control/status_text.h"
 #include "proto/control/tunnel_message.h"
 #include "proto/logging/log.h"
 #include "proto/nvml/query.h"
@@ -142,7 +143,7 @@ RelaySession::OpenResult RelaySession::Open(std::unique_ptr<RelayStream>* stream
     std::lock_guard<std::mutex> lock(mutex_);
     context_ = nullptr;
   }
-  *error = status.error_message();
+  *error = control::StatusText(status);
   switch (status.error_code()) {
     case grpc::StatusCode::UNAVAILABLE:
     case grpc::StatusCode::CANCELLED:
@@ -182,7 +183,7 @@ void RelaySession::Ask(const std::string& question) {
   if (!status.ok()) {
     nvml::Answer answer;
     answer.result = nvml::kDriverNotLoaded;
-    answer.error = "no answer from the server " + address_ + ": " + status.error_message();
+    answer.error = "no answer from the server " + address_ + ": " + control::StatusText(status);
     body.clear();
     EncodeAnswer(answer, &body);
   }
@@ -281,7 +282,7 @@ void RelaySession::Run() {
       break;
     }
     logging::Warn("session {}: the connection to {} broke ({}); trying again for {} s", welcome.session, address_,
-                 status.error_message(), grace_seconds_);
+                 control::StatusText(status), grace_seconds_);
     const auto broken = Clock::now();
     pause = kFirstPause;
     OpenResult result = OpenResult::kTryAgain;

@@ -8,6 +8,7 @@
 
 #include "proto/channel/handshake.h"
 #include "proto/control/message_check.h"
+#include "proto/control/status_text.h"
 #include "proto/nvml/query.h"
 
 namespace cuda_remote::control {
@@ -89,7 +90,7 @@ bool ServerControl::Call(const char* question, Method method, Request request, R
   grpc::Status status = (stub_.get()->*method)(&context, request, reply);
   if (status.ok() && checked_ && !ChecksumIsRight(*reply))
     status = grpc::Status(grpc::StatusCode::DATA_LOSS, "its answer has no checksum, or arrived damaged");
-  if (!status.ok()) *error = "no answer from the server at " + address_ + ": " + status.error_message();
+  if (!status.ok()) *error = "no answer from the server at " + address_ + ": " + StatusText(status);
   return status.ok();
 }
 
