@@ -146,7 +146,8 @@ std::unique_ptr<GpuHost> GpuHost::Open(const std::string& address, int gpu, cons
       return nullptr;
     }
     host->path_ = folder + "/server/session.sock";
-    command = {server, "--dir", folder + "/server", "--workers", "1", "--log-level", "warn"};
+    // Why no session could be opened, the program says itself, on the same stderr.
+    command = {server, "--dir", folder + "/server", "--workers", "1", "--log-level", detached ? "warn" : "error"};
     if (gpu >= 0) command.insert(command.end(), {"--gpu", std::to_string(gpu)});
   } else {
     if (!CheckServerAddress(address, error)) return nullptr;

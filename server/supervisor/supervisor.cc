@@ -876,7 +876,7 @@ void Supervisor::WorkerGone(Worker* worker, int status) {
                                                           : "cr-worker " + DescribeStatus(status) + " while it started";
       // Said once; the same again, as the next attempts have it, says nothing new.
       if (why != last_start_error_) {
-        logging::Error("worker {}: {}", worker->pid, why);
+        logging::Warn("worker {}: {}", worker->pid, why);
       } else {
         logging::Debug("worker {}: {}", worker->pid, why);
       }
@@ -887,7 +887,7 @@ void Supervisor::WorkerGone(Worker* worker, int status) {
         ++start_failures_;
         start_again_ = Clock::now() + kFailurePause;
         worker_error_ = why;
-        if (start_failures_ == 3) logging::Info("no more warm workers are started until a client asks for one");
+        if (start_failures_ == 3) logging::Error("{}; no more warm workers are started until a client asks for one", why);
       }
       if (const auto next = WaitingFor(worker->kind); next != waiting_.end()) {
         const uint64_t id = *next;
