@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -175,8 +173,8 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
   answer.shape = reply.shape;
   again.graph = graph;
   again.stream = request.hStream;
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
-  const auto parent_of = [&session](uint64_t handle) {
+  WriterLock lock(&session.mutex());
+  const auto parent_of = [&session](uint64_t handle) CR_REQUIRES_SHARED(session.mutex()) {
     const Object* const object = session.handles().Find(KindOf(handle), handle);
     return object ? object->parent : 0;
   };
@@ -214,7 +212,7 @@ CUresult Custom_cuStreamEndCapture(CUstream hStream, CUgraph* phGraph, bool per_
     session.log().Create(object, record->needs, header, call.message(), call.reply(), {});
   }
   for (size_t i = 0; i < record->retains.size(); ++i) session.graph_records().Retain(object.id, i, record->retains[i]);
-  lock.unlock();
+  lock.Unlock();
   DestroyAll(record->children);
   return record->staged.empty() ? CUDA_SUCCESS : OwnStaged(*phGraph, std::move(record->staged));
 }

@@ -6,7 +6,6 @@
 #include <cuda.h>
 
 #include <mutex>
-#include <shared_mutex>
 
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
@@ -34,7 +33,7 @@ CUresult LocalState(Session** session, ThreadState** thread) {
 // Also true for a primary context that nobody retains: it can be made current, and the calls that need it then fail
 // with CUDA_ERROR_CONTEXT_IS_DESTROYED until somebody does. The runtime relies on it.
 bool IsContext(Session* session, uint64_t handle) {
-  std::shared_lock<std::shared_mutex> lock(session->mutex());
+  ReaderLock lock(&session->mutex());
   return session->handles().Find(Kind::kContext, handle) != nullptr;
 }
 
@@ -43,7 +42,7 @@ CUresult CheckDevice(Session* session, CUdevice dev) {
 }
 
 void Describe(Session* session, uint64_t handle, CUdevice dev, unsigned flags) {
-  std::unique_lock<std::shared_mutex> lock(session->mutex());
+  WriterLock lock(&session->mutex());
   Object* object = session->handles().Find(Kind::kContext, handle);
   object->device = dev;
   object->flags = flags;
@@ -103,7 +102,7 @@ CUresult Custom_cuCtxDestroy_v2(CUcontext ctx) {
   if (!handle) return CUDA_ERROR_INVALID_VALUE;
   if (!call.Valid(Kind::kContext, handle)) return CUDA_ERROR_INVALID_CONTEXT;
   {
-    std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+    ReaderLock lock(&call.session().mutex());
     // Primary contexts are released, not destroyed; a green context's goes with that.
     const Object* const object = call.session().handles().Find(Kind::kContext, handle);
     if (object->primary || object->green) return CUDA_ERROR_INVALID_CONTEXT;
@@ -128,7 +127,7 @@ CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
   std::lock_guard<std::mutex> one_at_a_time(g_primary_mutex);
   uint64_t handle;
   {
-    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    WriterLock lock(&session.mutex());
     handle = session.PrimaryContextLocked(dev);
     if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
     if (session.LivePrimaryContextLocked(dev)) {
@@ -143,7 +142,7 @@ CUresult Custom_cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   {
-    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    WriterLock lock(&session.mutex());
     // More than 1 after a reset.
     session.primary_contexts().Retain(dev);
     Object* const object = session.handles().Find(Kind::kContext, handle);
@@ -164,7 +163,7 @@ CUresult Custom_cuDevicePrimaryCtxRelease_v2(CUdevice dev) {
   std::lock_guard<std::mutex> one_at_a_time(g_primary_mutex);
   uint64_t handle;
   {
-    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    WriterLock lock(&session.mutex());
     const int retains = session.primary_contexts().retains(dev);
     if (retains == 0) return CUDA_ERROR_INVALID_CONTEXT;
     handle = session.PrimaryContextLocked(dev);
@@ -193,7 +192,7 @@ CUresult Custom_cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   std::lock_guard<std::mutex> one_at_a_time(g_primary_mutex);
   uint64_t handle;
   {
-    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    WriterLock lock(&session.mutex());
     if (!session.LivePrimaryContextLocked(dev)) return CUDA_SUCCESS;  // nothing there to reset
     handle = session.PrimaryContextLocked(dev);
   }
@@ -217,14 +216,14 @@ CUresult Custom_cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) 
   request.flags = flags;
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   session.primary_contexts().SetFlags(dev, flags);
   if ((flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC) session.connection().WaitAsleep();
   Object* const context = session.LivePrimaryContextLocked(dev);
   if (!context) return CUDA_SUCCESS;
   context->flags = flags;
   const uint64_t handle = session.PrimaryContextLocked(dev);
-  lock.unlock();
+  lock.Unlock();
   call.Modified({Kind::kContext, handle}, 0);
   return CUDA_SUCCESS;
 }
@@ -244,7 +243,7 @@ CUresult Custom_cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int* flags, in
   if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
   if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckDevice(session, dev); result != CUDA_SUCCESS) return result;
-  std::unique_lock<std::shared_mutex> lock(session->mutex());
+  WriterLock lock(&session->mutex());
   *flags = session->primary_contexts().flags(dev);
   *active = session->LivePrimaryContextLocked(dev) != nullptr;
   return CUDA_SUCCESS;
@@ -328,7 +327,7 @@ CUresult Custom_cuCtxGetFlags(unsigned int* flags) {
   ThreadState* thread;
   if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
   if (!flags) return CUDA_ERROR_INVALID_VALUE;
-  std::shared_lock<std::shared_mutex> lock(session->mutex());
+  ReaderLock lock(&session->mutex());
   const Object* object = session->handles().Find(Kind::kContext, thread->current_context());
   if (!object) return CUDA_ERROR_INVALID_CONTEXT;
   *flags = object->flags;
@@ -341,7 +340,7 @@ CUresult Custom_cuCtxGetId(CUcontext ctx, unsigned long long* ctxId) {
   if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
   if (!ctxId) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t handle = ctx ? AsHandle(ctx) : thread->current_context();
-  std::shared_lock<std::shared_mutex> lock(session->mutex());
+  ReaderLock lock(&session->mutex());
   const Object* object = session->handles().Find(Kind::kContext, handle);
   if (!object) return CUDA_ERROR_INVALID_CONTEXT;
   if (!object->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -358,7 +357,7 @@ CUresult Custom_cuCtxSetFlags(unsigned int flags) {
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   const uint64_t handle = call.thread().current_context();
   {
-    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+    WriterLock lock(&call.session().mutex());
     if (Object* object = call.session().handles().Find(Kind::kContext, handle)) object->flags = flags;
   }
   call.Modified({Kind::kContext, handle}, 0);
@@ -372,7 +371,7 @@ CUresult Custom_cuCtxGetApiVersion(CUcontext ctx, unsigned int* version) {
   ThreadState* thread;
   if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
   if (!version) return CUDA_ERROR_INVALID_VALUE;
-  std::shared_lock<std::shared_mutex> lock(session->mutex());
+  ReaderLock lock(&session->mutex());
   const Object* const object = session->handles().Find(Kind::kContext, ctx ? AsHandle(ctx) : thread->current_context());
   if (!object || !object->active) return CUDA_ERROR_INVALID_CONTEXT;
   *version = 3020;
@@ -385,7 +384,7 @@ CUresult Custom_cuCtxAttach(CUcontext* pctx, unsigned int flags) {
   ThreadState* thread;
   if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
   if (!pctx || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  std::unique_lock<std::shared_mutex> lock(session->mutex());
+  WriterLock lock(&session->mutex());
   Object* object = session->handles().Find(Kind::kContext, thread->current_context());
   if (!object || !object->active) return CUDA_ERROR_INVALID_CONTEXT;
   ++object->attached;
@@ -399,7 +398,7 @@ CUresult Custom_cuCtxDetach(CUcontext ctx) {
   ThreadState* thread;
   if (const CUresult result = LocalState(&session, &thread); result != CUDA_SUCCESS) return result;
   {
-    std::unique_lock<std::shared_mutex> lock(session->mutex());
+    WriterLock lock(&session->mutex());
     Object* object = session->handles().Find(Kind::kContext, AsHandle(ctx));
     if (!object || !object->active) return CUDA_ERROR_INVALID_CONTEXT;
     if (object->attached > 0) {

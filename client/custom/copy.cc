@@ -11,8 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <mutex>
-#include <shared_mutex>
 
 #include "client/custom/managed.h"
 #include "client/custom/mapped_memory.h"
@@ -45,7 +43,7 @@ constexpr CallInfo kUnified = Under(info::k_cuMemcpyAsync, "cuMemcpy");
 constexpr CallInfo kPeer = Under(info::k_cuMemcpyPeerAsync, "cuMemcpyPeer");
 
 bool IsKnownDeviceRange(Session& session, CUdeviceptr address, size_t bytes) {
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   const auto* range = session.device_ranges().Find(address);
   return range && range->Contains(address, bytes);
 }
@@ -105,7 +103,7 @@ CUresult CopyPinned(Call& call, CUresult refused, CUdeviceptr device_side, CUdev
                     size_t bytes, uint64_t stream, bool blocking) {
   if (refused != CUDA_ERROR_INVALID_VALUE) return refused;
   {
-    std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+    ReaderLock lock(&call.session().mutex());
     const auto* const range = call.session().host_ranges().Find(device_side);
     if (!range || !range->Contains(device_side, bytes)) return refused;
   }
@@ -162,7 +160,7 @@ CUresult Unified(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream
 }  // namespace
 
 bool LeavesAllocation(Session& session, CUdeviceptr address, size_t bytes) {
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   const auto* const range = session.device_ranges().Find(address);
   return range && range->value.source != DeviceRange::kMapped && !range->Contains(address, bytes);
 }
@@ -172,7 +170,7 @@ bool IsSharedHostMemory(Session& session, const void* address, size_t bytes, uin
   *device = start;
   if (IsManaged(session, start, bytes)) return true;
   if (!session.shared_memory() && !session.managed_mirror().active()) return false;
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   const auto* range = session.host_ranges().Find(start);
   if (!range || !range->Contains(start, bytes) || !session.IsReachable(range->value)) return false;
   if (range->value.on_device) *device = range->value.device + (start - range->start);
@@ -209,7 +207,7 @@ bool PinnedForGraph(Call& call, const void* address, size_t bytes, uint64_t* dev
   Session& session = call.session();
   const uint64_t start = reinterpret_cast<uint64_t>(address);
   {
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    ReaderLock lock(&session.mutex());
     const auto* const range = session.host_ranges().Find(start);
     if (!range || range->value.registered || !range->Contains(start, bytes)) return false;
   }

@@ -8,8 +8,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -37,7 +35,7 @@ constexpr size_t kLongestArrayRow = size_t(16) << 20;
 // Whether a device's address is that of pinned memory, which the driver takes for it.
 bool IsPinned(Session& session, CUdeviceptr address) {
   if (IsDevicePointer(session, address)) return false;
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   return session.host_ranges().Find(address) != nullptr;
 }
 

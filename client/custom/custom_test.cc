@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include <algorithm>
-#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -77,7 +76,7 @@ class CustomTest : public ::testing::Test {
 
   bool InLog(Kind kind, uint64_t handle) {
     Session* const session = Session::Get();
-    std::shared_lock<std::shared_mutex> lock(session->mutex());
+    ReaderLock lock(&session->mutex());
     return session->log().Find({kind, handle}) != nullptr;
   }
 

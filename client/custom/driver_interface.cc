@@ -3,7 +3,6 @@
 
 #include <cuda.h>
 
-#include <mutex>
 #include <vector>
 
 #include "client/entry/custom.gen.h"
@@ -25,7 +24,7 @@ CUresult PrimaryContext(CUcontext* context, CUdevice device) {
   if (!session || !session->initialized()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!context) return CUDA_ERROR_INVALID_VALUE;
   if (device < 0 || size_t(device) >= session->devices().size()) return CUDA_ERROR_INVALID_DEVICE;
-  std::unique_lock<std::shared_mutex> lock(session->mutex());
+  WriterLock lock(&session->mutex());
   *context = reinterpret_cast<CUcontext>(session->PrimaryContextLocked(device));
   return CUDA_SUCCESS;
 }

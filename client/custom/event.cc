@@ -3,7 +3,6 @@
 
 #include <cuda.h>
 
-#include <shared_mutex>
 #include <vector>
 
 #include "client/entry/custom.gen.h"
@@ -44,7 +43,7 @@ CUresult Place(const CallInfo& info, uint64_t event, double* microseconds) {
   Session& session = call.session();
   uint64_t context = 0;
   {
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    ReaderLock lock(&session.mutex());
     if (const Object* const object = session.handles().Find(Kind::kEvent, event)) context = object->parent;
   }
   std::vector<double> ages;

@@ -4,8 +4,6 @@
 #include <cuda.h>
 
 #include <atomic>
-#include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -20,7 +18,7 @@ namespace {
 
 // The child of `owner` under `name` if it was asked for before, as natively the same handle comes back; 0 if not.
 uint64_t FindChild(Session& session, Kind kind, uint64_t owner, const std::string& name) {
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   const Object* object = session.handles().Find(kind, owner);
   if (!object || !object->children) return 0;
   const auto it = object->children->find(name);
@@ -29,7 +27,7 @@ uint64_t FindChild(Session& session, Kind kind, uint64_t owner, const std::strin
 
 void AddChild(Session& session, Kind kind, uint64_t owner, const std::string& name, Kind child_kind, uint64_t child,
               uint64_t context) {
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   Object* object = session.handles().Find(kind, owner);
   if (!object) return;
   if (!object->children) object->children = std::make_unique<NamedChildren>();
@@ -68,7 +66,7 @@ CUresult GetAttribute(const CallInfo& info, uint64_t function, int device, CUfun
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   std::shared_ptr<FunctionInfo> facts;
   if (const CUresult result = FindFunctionInfo(call, function, &facts, device); result != CUDA_SUCCESS) return result;
-  std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+  ReaderLock lock(&call.session().mutex());
   if (int(attrib) < 0 || size_t(attrib) >= facts->attributes.size() || facts->attributes[attrib] == kRefused) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -88,7 +86,7 @@ CUresult GetName(const CallInfo& info, uint64_t function, const char** name) {
 }
 
 // A function or kernel, and a kernel's functions, which share its attributes.
-std::vector<Object*> WithFunctionsLocked(Session& session, uint64_t function) {
+std::vector<Object*> WithFunctionsLocked(Session& session, uint64_t function) CR_REQUIRES_SHARED(session.mutex()) {
   std::vector<Object*> objects;
   Object* const object = session.handles().Find(KindOf(function), function);
   if (!object) return objects;
@@ -103,7 +101,7 @@ std::vector<Object*> WithFunctionsLocked(Session& session, uint64_t function) {
 // After the driver has accepted a new value: what the client answers from must say the same. Other attributes may have
 // changed with it (a larger dynamic shared size changes the carve-out), so they are asked for again.
 void ForgetInfo(Session& session, uint64_t function) {
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   for (Object* const object : WithFunctionsLocked(session, function)) {
     object->info.reset();
     object->other_infos.reset();
@@ -114,7 +112,7 @@ void ForgetInfo(Session& session, uint64_t function) {
 // After the driver has accepted a kernel's new value: from now on what is known under the new settings counts.
 void NoteSetting(Session& session, uint64_t kernel, uint64_t key, int value) {
   constexpr size_t kMostInfos = 64;
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   const std::vector<Object*> objects = WithFunctionsLocked(session, kernel);
   if (objects.empty()) return;
   std::unique_ptr<KernelSettings>& settings = objects[0]->settings;
@@ -148,7 +146,7 @@ void NoteForeignSetting(Session& session, uint64_t function) {
   static std::atomic<int> next{0};
   uint64_t kernel = function;
   if (KindOf(function) == Kind::kFunction) {
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    ReaderLock lock(&session.mutex());
     const Object* const object = session.handles().Find(Kind::kFunction, function);
     kernel = object ? object->owner : 0;
   }
@@ -160,7 +158,7 @@ void NoteForeignSetting(Session& session, uint64_t function) {
 // Whether the kernel's attribute was set by this very message last. Libraries set the same before every launch. What
 // cuFuncSetAttribute sets, of the kernel or one of its functions, is another record.
 bool IsSetAlready(Session& session, uint64_t kernel, int attribute, uint64_t key, const std::string& message) {
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   const Object* const object = session.handles().Find(Kind::kKernel, kernel);
   if (!object) return false;
   if (session.log().FindSetting({Kind::kKernel, kernel}, kCall_cuFuncSetAttribute, key)) return false;
@@ -305,7 +303,7 @@ CUresult Custom_cuFuncGetModule(CUmodule* hmod, CUfunction hfunc) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   uint64_t owner = 0;
   {
-    std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+    ReaderLock lock(&call.session().mutex());
     const Object* function = call.session().handles().Find(Kind::kFunction, reinterpret_cast<uint64_t>(hfunc));
     if (!function) return CUDA_ERROR_INVALID_HANDLE;
     owner = function->owner;

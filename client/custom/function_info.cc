@@ -2,8 +2,6 @@
 #include "client/custom/function_info.h"
 
 #include <algorithm>
-#include <mutex>
-#include <shared_mutex>
 
 #include "client/session/log.h"
 #include "client/session/session.h"
@@ -15,7 +13,7 @@ namespace {
 // Largest parameter block that CUDA allows.
 constexpr uint64_t kMaxParameterBytes = 32764;
 
-Object* FindLocked(Session& session, uint64_t function) {
+Object* FindLocked(Session& session, uint64_t function) CR_REQUIRES_SHARED(session.mutex()) {
   const Kind kind = KindOf(function);
   if (kind != Kind::kFunction && kind != Kind::kKernel) return nullptr;
   return session.handles().Find(kind, function);
@@ -28,7 +26,7 @@ CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<Functio
   call.Borrow(function);
   if (call.WithoutContext()) return CUDA_ERROR_INVALID_CONTEXT;
   {
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    ReaderLock lock(&session.mutex());
     const Object* object = FindLocked(session, function);
     if (!object) return CUDA_ERROR_INVALID_HANDLE;
     if (object->info) {
@@ -64,7 +62,7 @@ CUresult FindFunctionInfo(Call& call, uint64_t function, std::shared_ptr<Functio
   }
   fresh->params_bytes = uint32_t(block);
   fresh->attributes.assign(answer.attributes.begin(), answer.attributes.end());
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   Object* object = FindLocked(session, function);
   if (!object) return CUDA_ERROR_INVALID_HANDLE;
   if (!object->info) {
@@ -80,7 +78,7 @@ CUresult FindFunctionInfo(Call& call, uint64_t function, const FunctionInfo** in
   ThreadState::Function& known = call.thread().functions[SlotOf(function) % ThreadState::kFunctions];
   // First the number, then what it stands for: a change in between is noticed the next time.
   const uint64_t epoch = session.function_epoch();
-  if (known.handle != function || known.epoch != epoch || !session.handles().Usable(KindOf(function), function)) {
+  if (known.handle != function || known.epoch != epoch || !session.Usable(KindOf(function), function)) {
     std::shared_ptr<FunctionInfo> found;
     if (const CUresult result = FindFunctionInfo(call, function, &found); result != CUDA_SUCCESS) return result;
     known = {function, epoch, std::move(found)};

@@ -3,8 +3,6 @@
 
 #include <cuda.h>
 
-#include <mutex>
-#include <shared_mutex>
 #include <utility>
 #include <vector>
 
@@ -30,7 +28,7 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
   if (!call.Valid(Kind::kGraph, request.graph)) return CUDA_ERROR_INVALID_VALUE;
   Session& session = call.session();
   if (session.uses_graph_memory()) {
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    ReaderLock lock(&session.mutex());
     const CUresult may = session.graph_memory().MayInstantiate(request.graph);
     if (may != CUDA_SUCCESS) return may;
   }
@@ -60,7 +58,7 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
   request.Encode(&call.message());
   call.Created({Kind::kGraphExec, request.exec}, {{Kind::kGraph, request.graph}});
   if (session.uses_graph_memory()) {
-    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    WriterLock lock(&session.mutex());
     driverabi::GraphMemory& memory = session.graph_memory();
     memory.Instantiated(request.graph, request.exec, (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0);
     if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) memory.Uploaded(request.exec);
@@ -68,7 +66,7 @@ CUresult Instantiate(CUgraphExec* exec, CUgraph graph, uint64_t flags, uint64_t 
   *exec = reinterpret_cast<CUgraphExec>(request.exec);
   if (launchable) {
     {
-      std::unique_lock<std::shared_mutex> lock(session.mutex());
+      WriterLock lock(&session.mutex());
       session.graph_records().MakeLaunchable(request.exec);
       if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) session.graph_records().Uploaded({Kind::kGraphExec, request.exec});
     }
@@ -89,7 +87,7 @@ CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* in
   }
   Session& session = call.session();
   if (session.uses_graph_memory()) {
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    ReaderLock lock(&session.mutex());
     if (!session.graph_memory().MayUpdate(request.exec, request.graph)) {
       *info = {};
       info->result = CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
@@ -109,7 +107,7 @@ CUresult Update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* in
   if (session.uses_graph_memory()) {
     driverabi::GraphMemory::Addresses gone;
     {
-      std::unique_lock<std::shared_mutex> lock(session.mutex());
+      WriterLock lock(&session.mutex());
       session.graph_memory().Updated(request.exec, request.graph, &gone);
     }
     session.FreeGraphMemory(gone);
@@ -183,7 +181,7 @@ CUresult Custom_cuGraphClone(CUgraph* phGraphClone, CUgraph originalGraph) {
     if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
     call.Created({Kind::kGraph, request.phGraphClone}, {{Kind::kGraph, request.originalGraph}});
     if (session.has_disguised_nodes()) {
-      std::shared_lock<std::shared_mutex> lock(session.mutex());
+      ReaderLock lock(&session.mutex());
       for (const auto& [node, facts] : session.disguised_nodes()) {
         if (facts.graph == request.originalGraph) disguised.emplace_back(node, facts);
       }
@@ -197,7 +195,7 @@ CUresult Custom_cuGraphClone(CUgraph* phGraphClone, CUgraph originalGraph) {
         Custom_cuGraphNodeFindInClone(&copy, reinterpret_cast<CUgraphNode>(node), *phGraphClone);
     if (result != CUDA_SUCCESS) continue;  // it was taken out of the graph
     Session* const session = Session::Get();
-    std::unique_lock<std::shared_mutex> lock(session->mutex());
+    WriterLock lock(&session->mutex());
     DisguisedNode& kept = session->disguised_nodes()[reinterpret_cast<uint64_t>(copy)];
     kept = facts;
     kept.graph = request.phGraphClone;

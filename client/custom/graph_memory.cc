@@ -2,8 +2,6 @@
 #include "client/custom/graph_memory.h"
 
 #include <algorithm>
-#include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -61,7 +59,7 @@ CUresult CheckProps(const char* name, const CUDA_MEM_ALLOC_NODE_PARAMS& params) 
 
 // CUDA_ERROR_NOT_SUPPORTED for a graph inside of another one's node: memory nodes cannot be added there.
 CUresult CheckOwn(Session* session, CUgraph graph) {
-  std::shared_lock<std::shared_mutex> lock(session->mutex());
+  ReaderLock lock(&session->mutex());
   return session->IsEmbeddedLocked(reinterpret_cast<uint64_t>(graph)) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 
@@ -74,7 +72,7 @@ CUresult AddAllocation(const char* name, CUgraphNode* node, CUgraph graph, const
   if (!session) return CUDA_ERROR_NOT_INITIALIZED;
   const int device = params->poolProps.location.id;
   if (device < 0 || size_t(device) >= session->devices().size()) return CUDA_ERROR_INVALID_DEVICE;
-  if (!session->handles().Usable(Kind::kGraph, reinterpret_cast<uint64_t>(graph))) return CUDA_ERROR_INVALID_VALUE;
+  if (!session->Usable(Kind::kGraph, reinterpret_cast<uint64_t>(graph))) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckOwn(session, graph); result != CUDA_SUCCESS) return result;
   const CallInfo info = Under(info::k_OpMemAlloc, name);
   CUdeviceptr address = 0;
@@ -87,7 +85,7 @@ CUresult AddAllocation(const char* name, CUgraphNode* node, CUgraph graph, const
     return result;
   }
   params->dptr = address;
-  std::unique_lock<std::shared_mutex> lock(session->mutex());
+  WriterLock lock(&session->mutex());
   session->set_uses_graph_memory();
   session->set_has_disguised_nodes();
   session->graph_memory().Allocates(reinterpret_cast<uint64_t>(graph), address, params->bytesize, device);
@@ -107,16 +105,16 @@ CUresult AddFree(const char* name, CUgraphNode* node, CUgraph graph, const CUgra
   Session* const session = Session::Get();
   if (!session) return CUDA_ERROR_NOT_INITIALIZED;
   const uint64_t handle = reinterpret_cast<uint64_t>(graph);
-  if (!session->handles().Usable(Kind::kGraph, handle)) return CUDA_ERROR_INVALID_VALUE;
+  if (!session->Usable(Kind::kGraph, handle)) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckOwn(session, graph); result != CUDA_SUCCESS) return result;
   {
-    std::shared_lock<std::shared_mutex> lock(session->mutex());
+    ReaderLock lock(&session->mutex());
     const CUresult may = session->graph_memory().MayFree(handle, address);
     if (may != CUDA_SUCCESS) return may;
   }
   const CUresult result = AddStandIn(name, node, graph, dependencies, edges, count, 0);
   if (result != CUDA_SUCCESS) return result;
-  std::unique_lock<std::shared_mutex> lock(session->mutex());
+  WriterLock lock(&session->mutex());
   session->graph_memory().Frees(handle, address);
   DisguisedNode& kept = session->disguised_nodes()[reinterpret_cast<uint64_t>(*node)];
   kept.graph = handle;
@@ -138,7 +136,7 @@ CUresult LaunchWithMemory(Call& call, const wire::cuGraphLaunch_Request& request
   Session& session = call.session();
   Addresses gone;
   {
-    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    WriterLock lock(&session.mutex());
     driverabi::GraphMemory& memory = session.graph_memory();
     if (memory.ExecHasNodes(request.hGraph)) {
       // It would become a child graph.
@@ -158,7 +156,7 @@ CUresult NoteUpload(Call& call, CUresult result, uint64_t exec, uint64_t stream)
   Session& session = call.session();
   if (result != CUDA_SUCCESS || !session.driver_execs().Has(exec)) return result;
   if (session.captures().IsCaptured(stream)) return result;  // it became a child graph
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   session.graph_records().Uploaded({Kind::kGraphExec, exec});
   return result;
 }
@@ -172,7 +170,7 @@ CUresult CheckDevice(Call& call, CUdevice device) {
 
 bool FindDisguised(Session& session, CUgraphNode node, DisguisedNode* found) {
   if (!session.has_disguised_nodes()) return false;
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   const auto it = session.disguised_nodes().find(reinterpret_cast<uint64_t>(node));
   if (it == session.disguised_nodes().end()) return false;
   *found = it->second;
@@ -186,7 +184,7 @@ CUresult CaptureAllocation(Call& call, uint64_t stream, size_t bytes, uint64_t p
   params.bytesize = bytes;
   {
     Session& session = call.session();
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    ReaderLock lock(&session.mutex());
     const Object* const context = session.handles().Find(Kind::kContext, call.thread().current_context());
     params.poolProps.location.id = session.pools().PlaceOf(pool, context ? context->device : -1).device;
   }
@@ -203,7 +201,7 @@ CUresult CaptureAllocation(Call& call, uint64_t stream, size_t bytes, uint64_t p
 CUresult CaptureFree(Call& call, uint64_t stream, CUdeviceptr dptr) {
   {
     // Before the capture's graph gets a handle for it: other memory than a graph's is an error that ends no capture.
-    std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+    ReaderLock lock(&call.session().mutex());
     if (!call.session().graph_memory().Contains(dptr)) return CUDA_ERROR_INVALID_VALUE;
   }
   const char* const name = call.info().name;
@@ -217,7 +215,7 @@ bool FreeOfGraph(Session& session, CUdeviceptr dptr, CUresult* result) {
   if (!session.uses_graph_memory()) return false;
   Addresses gone;
   {
-    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    WriterLock lock(&session.mutex());
     if (!session.graph_memory().Contains(dptr)) return false;
     *result = session.graph_memory().Free(dptr, &gone);
   }
@@ -227,7 +225,7 @@ bool FreeOfGraph(Session& session, CUdeviceptr dptr, CUresult* result) {
 
 CUresult CheckWithoutMemory(Session& session, uint64_t graph_or_node) {
   if (!session.uses_graph_memory()) return CUDA_SUCCESS;
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   uint64_t graph = graph_or_node;
   if (KindOf(graph) == Kind::kGraphNode) {
     const Object* const node = session.handles().Find(Kind::kGraphNode, graph);
@@ -249,7 +247,7 @@ CUresult Custom_cuGraphMemAllocNodeGetParams(CUgraphNode hNode, CUDA_MEM_ALLOC_N
   if (result != CUDA_SUCCESS) return result;
   *params_out = found.allocation;
   Session* const session = Session::Get();
-  std::shared_lock<std::shared_mutex> lock(session->mutex());
+  ReaderLock lock(&session->mutex());
   const auto it = session->disguised_nodes().find(reinterpret_cast<uint64_t>(hNode));
   // The list is the node's own.
   if (it != session->disguised_nodes().end()) params_out->accessDescs = it->second.accesses.data();
@@ -328,7 +326,7 @@ CUresult Custom_cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream, bool per
     return result;
   }
   if (call.session().uses_graph_memory()) {
-    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+    WriterLock lock(&call.session().mutex());
     call.session().graph_memory().Uploaded(request.hGraph);
   }
   request.Encode(&call.message());
@@ -339,7 +337,7 @@ CUresult Custom_cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribu
   if (!value || unsigned(attr) > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) return CUDA_ERROR_INVALID_VALUE;
   Call call(info::k_cuDeviceGetGraphMemAttribute);
   if (const CUresult result = CheckDevice(call, device); result != CUDA_SUCCESS) return result;
-  std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+  ReaderLock lock(&call.session().mutex());
   *static_cast<cuuint64_t*>(value) = call.session().graph_memory().Figure(device, attr);
   return CUDA_SUCCESS;
 }
@@ -350,7 +348,7 @@ CUresult Custom_cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribu
   if (!value || !high || *static_cast<const cuuint64_t*>(value) != 0) return CUDA_ERROR_INVALID_VALUE;
   Call call(info::k_cuDeviceSetGraphMemAttribute);
   if (const CUresult result = CheckDevice(call, device); result != CUDA_SUCCESS) return result;
-  std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+  WriterLock lock(&call.session().mutex());
   call.session().graph_memory().ResetHigh(device, attr);
   return CUDA_SUCCESS;
 }
@@ -358,7 +356,7 @@ CUresult Custom_cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribu
 CUresult Custom_cuDeviceGraphMemTrim(CUdevice device) {
   Call call(info::k_cuDeviceGraphMemTrim);
   if (const CUresult result = CheckDevice(call, device); result != CUDA_SUCCESS) return result;
-  std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+  WriterLock lock(&call.session().mutex());
   call.session().graph_memory().Trim(device);
   return CUDA_SUCCESS;
 }

@@ -7,8 +7,6 @@
 #include <cuda.h>
 
 #include <algorithm>
-#include <mutex>
-#include <shared_mutex>
 #include <vector>
 
 #include "client/custom/graph_memory.h"
@@ -27,7 +25,7 @@ constexpr uint64_t kMostHandles = 50000;
 class NewHandles {
  public:
   NewHandles(Session* session, uint64_t count, uint64_t parent) : session_(session) {
-    std::unique_lock<std::shared_mutex> lock(session_->mutex());
+    WriterLock lock(&session_->mutex());
     for (uint64_t i = 0; i < count; ++i) {
       const uint64_t handle = session_->handles().New(Kind::kGraphNode, parent);
       if (handle == 0) break;
@@ -36,7 +34,7 @@ class NewHandles {
     }
   }
   ~NewHandles() {
-    std::unique_lock<std::shared_mutex> lock(session_->mutex());
+    WriterLock lock(&session_->mutex());
     for (size_t i = kept_; i < handles_.size(); ++i) session_->handles().Drop(handles_[i]);
   }
   const std::vector<uint64_t>& all() const { return handles_; }
@@ -70,7 +68,7 @@ CUresult NameNodes(Session& session, uint64_t graph_or_node) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   uint64_t graph = graph_or_node;
   if (KindOf(graph) == Kind::kGraphNode) {
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    ReaderLock lock(&session.mutex());
     const Object* const node = session.handles().Find(Kind::kGraphNode, graph);
     graph = node ? node->parent : 0;
   }
@@ -102,7 +100,7 @@ CUresult Custom_cuGraphDestroyNode(CUgraphNode hNode) {
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   uint64_t graph = 0;
   {
-    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+    WriterLock lock(&call.session().mutex());
     Object* const node = call.session().handles().Find(Kind::kGraphNode, request.hNode);
     if (node) {
       call.session().SetActiveLocked(request.hNode, node, false);

@@ -9,7 +9,6 @@
 
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -46,17 +45,17 @@ struct KernelParameters {
   std::vector<void*> pointers;
 };
 
-std::mutex g_parameters_mutex;
-std::unordered_map<uint64_t, KernelParameters>& Parameters() {
+Mutex g_parameters_mutex;
+std::unordered_map<uint64_t, KernelParameters>& ParametersLocked() CR_REQUIRES(g_parameters_mutex) {
   static auto* parameters = new std::unordered_map<uint64_t, KernelParameters>;  // outlives exit handlers
   return *parameters;
 }
-std::unordered_map<uint64_t, std::vector<CUstreamBatchMemOpParams>>& Batches() {
+std::unordered_map<uint64_t, std::vector<CUstreamBatchMemOpParams>>& BatchesLocked() CR_REQUIRES(g_parameters_mutex) {
   static auto* batches = new std::unordered_map<uint64_t, std::vector<CUstreamBatchMemOpParams>>;
   return *batches;
 }
 
-std::unordered_map<uint64_t, std::unique_ptr<CUgraph[]>>& Bodies() {
+std::unordered_map<uint64_t, std::unique_ptr<CUgraph[]>>& BodiesLocked() CR_REQUIRES(g_parameters_mutex) {
   static auto* bodies = new std::unordered_map<uint64_t, std::unique_ptr<CUgraph[]>>;
   return *bodies;
 }
@@ -278,11 +277,11 @@ CUresult AddMovedGraph(const CallInfo& info, CUgraphNode* node, CUgraph graph, c
     if (session.captures().IsGraphOfOne(parent) || session.captures().IsGraphOfOne(moved)) {
       return Call::Unsupported(info.name, "moving a child graph in or out of the graph of a capture in progress");
     }
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    ReaderLock lock(&session.mutex());
     if (session.uses_graph_memory() && session.graph_memory().HasNodes(moved) && session.IsEmbeddedLocked(parent)) {
       return CUDA_ERROR_NOT_SUPPORTED;  // as natively: memory nodes cannot be added to a graph inside another one
     }
-    lock.unlock();
+    lock.Unlock();
     out->params.type = CU_GRAPH_NODE_TYPE_GRAPH;
     out->params.graph = moved;
     out->params.moved = true;
@@ -373,8 +372,8 @@ CUresult GetKernel(const char* name, CUgraphNode node, Kernel* out, CUkernel* ke
     if (context != nullptr) *context = reinterpret_cast<CUcontext>(its_context);
     if (const CUresult result = FindFunctionInfo(call, function, &info); result != CUDA_SUCCESS) return result;
     if (block.size() < info->params_bytes) return CUDA_ERROR_UNKNOWN;
-    std::lock_guard<std::mutex> lock(g_parameters_mutex);
-    KernelParameters& kept = Parameters()[reinterpret_cast<uint64_t>(node)];
+    MutexLock lock(&g_parameters_mutex);
+    KernelParameters& kept = ParametersLocked()[reinterpret_cast<uint64_t>(node)];
     kept.block = block;
     kept.pointers.clear();
     for (const KernelParam& parameter : info->params) kept.pointers.push_back(&kept.block[parameter.offset]);
@@ -409,8 +408,8 @@ CUresult FindBodies(CUgraphNode node, CUDA_CONDITIONAL_NODE_PARAMS* params) {
     if (const CUresult result = GraphOfNode(node, i + 1, &bodies[i]); result != CUDA_SUCCESS) return result;
   }
   params->phGraph_out = bodies.get();
-  std::lock_guard<std::mutex> lock(g_parameters_mutex);
-  Bodies()[reinterpret_cast<uint64_t>(node)] = std::move(bodies);
+  MutexLock lock(&g_parameters_mutex);
+  BodiesLocked()[reinterpret_cast<uint64_t>(node)] = std::move(bodies);
   return CUDA_SUCCESS;
 }
 
@@ -595,8 +594,8 @@ CUresult Custom_cuGraphBatchMemOpNodeGetParams(CUgraphNode hNode, CUDA_BATCH_MEM
   if (nodeParams_out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return Get("cuGraphBatchMemOpNodeGetParams", hNode, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
              [&](Call&, const wire::NodeParams& p) {
-               std::lock_guard<std::mutex> lock(g_parameters_mutex);
-               std::vector<CUstreamBatchMemOpParams>& kept = Batches()[reinterpret_cast<uint64_t>(hNode)];
+               MutexLock lock(&g_parameters_mutex);
+               std::vector<CUstreamBatchMemOpParams>& kept = BatchesLocked()[reinterpret_cast<uint64_t>(hNode)];
                kept.resize(p.memory_operations.size() / sizeof kept[0]);
                std::memcpy(kept.data(), p.memory_operations.data(), kept.size() * sizeof kept[0]);
                nodeParams_out->ctx = reinterpret_cast<CUcontext>(p.context);

@@ -7,7 +7,6 @@
 #include <cuda.h>
 
 #include <mutex>
-#include <shared_mutex>
 
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
@@ -33,7 +32,7 @@ CUresult Custom_cuGreenCtxCreate(CUgreenCtx* phCtx, CUdevResourceDesc desc, CUde
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   call.Created({Kind::kGreenContext, request.phCtx}, {{Kind::kDevResourceDesc, request.desc}});
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   Object* const object = session.handles().Find(Kind::kGreenContext, request.phCtx);
   object->device = dev;
   object->id = session.NextId();
@@ -50,7 +49,7 @@ CUresult Custom_cuGreenCtxDestroy(CUgreenCtx hCtx) {
   if (!call.Valid(Kind::kGreenContext, request.hCtx)) return CUDA_ERROR_INVALID_CONTEXT;
   uint64_t context;
   {
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    ReaderLock lock(&session.mutex());
     context = session.handles().Find(Kind::kGreenContext, request.hCtx)->green;
     // Natively such memory is the primary context's and lives on; here it is recorded with the context that was
     // current.
@@ -76,7 +75,7 @@ CUresult Custom_cuGreenCtxGetId(CUgreenCtx greenCtx, unsigned long long* greenCt
   Call call(info::k_cuGreenCtxGetId);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   auto green = reinterpret_cast<uint64_t>(greenCtx);
   if (!green) {
     const Object* const current = session.handles().Find(Kind::kContext, call.thread().current_context());
@@ -100,7 +99,7 @@ CUresult Custom_cuCtxFromGreenCtx(CUcontext* pContext, CUgreenCtx hCtx) {
   std::lock_guard<std::mutex> first(*one_at_a_time);
   int device;
   {
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    ReaderLock lock(&session.mutex());
     const Object* const green = session.handles().Find(Kind::kGreenContext, request.green);
     if (!green) return CUDA_ERROR_INVALID_CONTEXT;
     device = green->device;
@@ -114,7 +113,7 @@ CUresult Custom_cuCtxFromGreenCtx(CUcontext* pContext, CUgreenCtx hCtx) {
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   call.Created({Kind::kContext, request.context});
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   Object* const object = session.handles().Find(Kind::kContext, request.context);
   object->device = device;
   object->id = session.NextId();

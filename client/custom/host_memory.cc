@@ -6,9 +6,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <mutex>
-#include <shared_mutex>
-
 #include "client/custom/mapped_memory.h"
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
@@ -51,10 +48,10 @@ CUresult Allocate(const CallInfo& info, void** pp, size_t bytesize, unsigned fla
   range.shared = true;
   range.flags = flags;
   range.context = call.thread().current_context();
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   range.buffer_id = session.NextId();
   session.host_ranges().Insert(address, bytesize, range);
-  lock.unlock();
+  lock.Unlock();
   // The application says that kernels will use it, perhaps through pointers that are not seen.
   if (flags & CU_MEMHOSTALLOC_DEVICEMAP) {
     uint64_t device;
@@ -85,13 +82,13 @@ CUresult Custom_cuMemFreeHost(void* p) {
   const uint64_t address = reinterpret_cast<uint64_t>(p);
   uint64_t bytes;
   {
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    ReaderLock lock(&session.mutex());
     const auto* range = session.host_ranges().At(address);
     if (!range || range->value.registered) return CUDA_ERROR_INVALID_VALUE;
   }
   const CUresult result = UnmapFromDevice(call, address);
   {
-    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    WriterLock lock(&session.mutex());
     auto* range = session.host_ranges().At(address);
     if (!range || range->value.registered) return CUDA_ERROR_INVALID_VALUE;
     bytes = range->bytes;
@@ -111,7 +108,7 @@ CUresult Custom_cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flag
   Call call(info::k_cuMemHostRegister_v2);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   const uint64_t address = reinterpret_cast<uint64_t>(p);
   if (!IsMemory(address, bytesize)) return CUDA_ERROR_INVALID_VALUE;
   // What overlaps is refused, and what the driver allocated itself is a wrong value.
@@ -135,13 +132,13 @@ CUresult Custom_cuMemHostUnregister(void* p) {
   Session& session = call.session();
   const uint64_t address = reinterpret_cast<uint64_t>(p);
   {
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    ReaderLock lock(&session.mutex());
     const auto* range = session.host_ranges().Find(address);
     if (!p || (range && !range->value.registered)) return CUDA_ERROR_INVALID_VALUE;
     if (!range || range->start != address || range->value.alias_of) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   }
   const CUresult result = UnmapFromDevice(call, address);
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   session.host_ranges().Erase(address);
   session.DropLocked({Kind::kHostMemory, address});
   return result;
@@ -163,7 +160,7 @@ CUresult Custom_cuMemHostGetFlags(unsigned int* pFlags, void* p) {
   Call call(info::k_cuMemHostGetFlags);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   const auto* range = session.host_ranges().Find(reinterpret_cast<uint64_t>(p));
   if (!range || range->value.registered) return CUDA_ERROR_INVALID_VALUE;
   // The driver maps all pinned memory where addressing is unified, and says so.

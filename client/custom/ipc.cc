@@ -15,7 +15,6 @@
 #include <atomic>
 #include <cstring>
 #include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -43,7 +42,7 @@ void Record(Call& call, replay::ObjectKey object, uint64_t key, uint64_t context
   header.context_or_result = SlotOf(context);
   std::vector<replay::ObjectKey> needs;
   if (context != 0) needs.push_back({Kind::kContext, context});
-  std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+  WriterLock lock(&call.session().mutex());
   call.session().log().Modify(object, key, header, call.message(), needs);
 }
 
@@ -53,7 +52,7 @@ void Record(Call& call, replay::ObjectKey object, uint64_t key, uint64_t context
 template <typename Request, typename Reply>
 void RecordShared(Call& call, replay::ObjectKey object, uint64_t context, Request* request, const Reply& reply) {
   {
-    std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+    ReaderLock lock(&call.session().mutex());
     if (call.session().log().FindSetting(object, call.info().id, 0)) return;
   }
   request->key = reply.key;
@@ -116,7 +115,7 @@ CUresult KeyOfDescriptor(const char* name, void* os_handle, std::string* key) {
 void NoteImport(Call& call, uint64_t address, uint64_t bytes, int device, DeviceRange::Source source,
                 uint64_t pool = 0) {
   Session& session = call.session();
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   DeviceRange range;
   range.source = source;
   range.device = device;
@@ -134,7 +133,7 @@ void NoteImport(Call& call, uint64_t address, uint64_t bytes, int device, Device
 // From now on another process may record this event, or has done so. Returns the event's context.
 uint64_t NoteShared(Session& session, uint64_t event) {
   session.ShareEvents();
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   Object* const object = session.handles().Find(Kind::kEvent, event);
   if (!object) return 0;
   object->between_processes = true;
@@ -143,14 +142,14 @@ uint64_t NoteShared(Session& session, uint64_t event) {
 
 // Where the allocation begins that `address` lies in.
 uint64_t AllocationOf(Session& session, uint64_t address) {
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   const auto* const range = session.device_ranges().Find(address);
   return range ? range->start : address;
 }
 
 // Whether memory was opened, of another process's pool or not.
 bool IsImport(Session& session, uint64_t address, bool* of_pool) {
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   const auto* const range = session.device_ranges().At(address);
   *of_pool = range && range->value.source == DeviceRange::kPoolImported;
   return *of_pool || (range && range->value.source == DeviceRange::kImported);
@@ -163,7 +162,7 @@ void RecordOpened(Call& call, Request* request, const Reply& reply, DeviceRange:
   if (reply.opened > 1) {
     uint64_t context = 0;
     {
-      std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+      ReaderLock lock(&call.session().mutex());
       if (const auto* const range = call.session().device_ranges().At(reply.address)) context = range->value.context;
     }
     Record(call, object, reply.opened, context);
@@ -193,7 +192,7 @@ CUresult Close(const CallInfo& info, CUdeviceptr address, bool pools_too) {
     const uint32_t opened_by = of_pool ? kCall_cuMemPoolImportPointer : kCall_cuIpcOpenMemHandle_v2;
     call.Undone({Kind::kDeviceMemory, address}, opened_by, reply.left + 1);
   } else {
-    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+    WriterLock lock(&call.session().mutex());
     call.session().EraseDeviceRangeLocked(address);
     // What was made of it (textures, nodes of graphs) is good for nothing any more, and cannot be made again.
     call.session().DropLocked({Kind::kDeviceMemory, address});
@@ -208,7 +207,7 @@ bool IsPoolImport(CUdeviceptr address) {
   if (!g_pool_imports.load(std::memory_order_relaxed)) return false;
   Session* const session = Session::Get();
   if (!session || address == 0) return false;
-  std::shared_lock<std::shared_mutex> lock(session->mutex());
+  ReaderLock lock(&session->mutex());
   const auto* const range = session->device_ranges().At(address);
   return range && range->value.source == DeviceRange::kPoolImported;
 }

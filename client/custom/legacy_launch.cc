@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 
@@ -28,9 +27,9 @@ struct LegacyState {
   std::string parameters;
 };
 
-std::mutex g_mutex;
+Mutex g_mutex;
 // By the function's handle; a handle is never used twice, so an entry of a dead function does no harm.
-std::unordered_map<uint64_t, LegacyState>& States() {
+std::unordered_map<uint64_t, LegacyState>& StatesLocked() CR_REQUIRES(g_mutex) {
   static auto* const states = new std::unordered_map<uint64_t, LegacyState>;
   return *states;
 }
@@ -43,8 +42,8 @@ CUresult Update(const char* name, CUfunction function, Change change) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   const auto handle = reinterpret_cast<uint64_t>(function);
   if (!call.Valid(Kind::kFunction, handle)) return CUDA_ERROR_INVALID_HANDLE;
-  std::lock_guard<std::mutex> lock(g_mutex);
-  return change(States()[handle]);
+  MutexLock lock(&g_mutex);
+  return change(StatesLocked()[handle]);
 }
 
 CUresult SetParameter(const char* name, CUfunction function, int offset, const void* data, size_t bytes) {

@@ -11,7 +11,6 @@
 
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -35,17 +34,17 @@ struct Link {
   std::string image;  // once linked
 };
 
-std::mutex g_mutex;
-std::unordered_map<uint64_t, std::shared_ptr<Link>>& Links() {
+Mutex g_mutex;
+std::unordered_map<uint64_t, std::shared_ptr<Link>>& LinksLocked() CR_REQUIRES(g_mutex) {
   static auto* const links = new std::unordered_map<uint64_t, std::shared_ptr<Link>>;
   return *links;
 }
 
 std::shared_ptr<Link> Find(Call& call, uint64_t state) {
   if (!call.Valid(Kind::kLinkState, state)) return nullptr;
-  std::lock_guard<std::mutex> lock(g_mutex);
-  const auto it = Links().find(state);
-  return it == Links().end() ? nullptr : it->second;
+  MutexLock lock(&g_mutex);
+  const auto it = LinksLocked().find(state);
+  return it == LinksLocked().end() ? nullptr : it->second;
 }
 
 // Puts what the driver wrote so far into the application's buffers and values.
@@ -114,8 +113,8 @@ CUresult Custom_cuLinkCreate_v2(unsigned int numOptions, CUjit_option* options, 
     link->given.assign(optionValues, optionValues + numOptions);
     link->values = optionValues;
   }
-  std::lock_guard<std::mutex> lock(g_mutex);
-  Links()[request.state] = std::move(link);
+  MutexLock lock(&g_mutex);
+  LinksLocked()[request.state] = std::move(link);
   *stateOut = reinterpret_cast<CUlinkState>(request.state);
   return CUDA_SUCCESS;
 }
@@ -166,7 +165,7 @@ CUresult Custom_cuLinkComplete(CUlinkState state, void** cubinOut, size_t* sizeO
     }
     link->image = std::move(image);
     // The inputs are not needed any more.
-    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+    WriterLock lock(&call.session().mutex());
     call.session().DropDependentsLocked({Kind::kLinkState, request.state});
   }
   *cubinOut = &link->image[0];
@@ -184,8 +183,8 @@ CUresult Custom_cuLinkDestroy(CUlinkState state) {
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) return result;
   call.Destroyed({Kind::kLinkState, request.state});
-  std::lock_guard<std::mutex> lock(g_mutex);
-  Links().erase(request.state);
+  MutexLock lock(&g_mutex);
+  LinksLocked().erase(request.state);
   return CUDA_SUCCESS;
 }
 

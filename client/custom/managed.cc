@@ -11,8 +11,6 @@
 #include "client/custom/managed.h"
 
 #include <cstring>
-#include <mutex>
-#include <shared_mutex>
 #include <vector>
 
 #include "client/entry/custom.gen.h"
@@ -20,8 +18,8 @@
 namespace cuda_remote::client {
 namespace {
 
-// Whether the range is managed memory of one allocation or variable. Under the session's lock.
-bool IsManagedLocked(Session& session, uint64_t address, size_t bytes) {
+// Whether the range is managed memory of one allocation or variable.
+bool IsManagedLocked(Session& session, uint64_t address, size_t bytes) CR_REQUIRES_SHARED(session.mutex()) {
   const auto* range = session.device_ranges().Find(address);
   return range && range->value.managed && range->Contains(address, bytes);
 }
@@ -63,7 +61,7 @@ CUresult Advise(CUdeviceptr address, size_t bytes, CUmem_advise advice, const CU
     if (const CUresult result = CheckPlace(session, place); result != CUDA_SUCCESS) return result;
   }
   const int who = place.type == CU_MEM_LOCATION_TYPE_DEVICE ? place.id : CU_DEVICE_CPU;
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   if (!IsManagedLocked(session, address, bytes)) return CUDA_ERROR_INVALID_VALUE;
   session.managed_advice().Update(address, bytes, [&](Advice& known) {
     switch (advice) {
@@ -84,7 +82,7 @@ CUresult Advise(CUdeviceptr address, size_t bytes, CUmem_advise advice, const CU
         known.accessed_by.erase(who);
     }
   });
-  lock.unlock();
+  lock.Unlock();
   if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION || advice == CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION) {
     const bool host = advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION && who == CU_DEVICE_CPU;
     session.managed_home().pages().PreferHost(address, bytes, host);
@@ -110,7 +108,7 @@ CUresult Prefetch(const char* name, const CUdeviceptr* addresses, const size_t* 
     const bool rising = i == 0 ? first[0] == 0 : first[i] > first[i - 1];
     if (!rising || first[i] >= count) return CUDA_ERROR_INVALID_VALUE;
   }
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   for (size_t i = 0; i < count; ++i) {
     if (sizes[i] == 0 || !IsManagedLocked(session, addresses[i], sizes[i])) return CUDA_ERROR_INVALID_VALUE;
   }
@@ -129,7 +127,7 @@ CUresult Prefetch(const char* name, const CUdeviceptr* addresses, const size_t* 
       known.last_prefetch = {int(to.type), to.type == CU_MEM_LOCATION_TYPE_HOST ? 0 : to.id};
     });
   }
-  lock.unlock();
+  lock.Unlock();
   ManagedPages& pages = session.managed_home().pages();
   // Not at once: the work before it in the stream is not done yet.
   for (const size_t i : to_host) pages.WillUse(addresses[i], sizes[i]);
@@ -219,7 +217,7 @@ CUresult AllocateInHostMemory(Session& session, size_t bytes, int device, uint64
 }  // namespace
 
 bool FindManaged(Session& session, uint64_t address, size_t bytes) {
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   return IsManagedLocked(session, address, bytes);
 }
 
@@ -228,7 +226,7 @@ bool FreeManaged(Call& call, uint64_t address, CUresult* result) {
   if (!session.uses_managed()) return false;
   uint64_t bytes;
   {
-    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    WriterLock lock(&session.mutex());
     const auto* range = session.device_ranges().At(address);
     if (!range || range->value.source != DeviceRange::kManaged) return false;
     bytes = range->bytes;
@@ -288,10 +286,10 @@ CUresult Custom_cuMemAllocManaged(CUdeviceptr* dptr, size_t bytesize, unsigned i
     session.managed_home().pages().Attach(address, bytesize, ManagedPages::kHost);
   }
   if (result != CUDA_SUCCESS) return result;
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   range.buffer_id = session.NextId();
   session.device_ranges().Insert(address, bytesize, range);
-  lock.unlock();
+  lock.Unlock();
   // May itself lie in managed memory.
   *dptr = address;
   return CUDA_SUCCESS;
@@ -356,7 +354,7 @@ CUresult Custom_cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_
   Session& session = call.session();
   size_t bytes;
   {
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    ReaderLock lock(&session.mutex());
     const auto* range = session.device_ranges().At(dptr);
     if (!range || !range->value.managed || (length != 0 && length != range->bytes)) return CUDA_ERROR_INVALID_VALUE;
     bytes = range->bytes;
@@ -373,7 +371,7 @@ CUresult Custom_cuMemRangeGetAttribute(void* data, size_t dataSize, CUmem_range_
   Call call(info::k_cuMemRangeGetAttribute);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   if (count == 0 || !IsManagedLocked(session, devPtr, count)) return CUDA_ERROR_INVALID_VALUE;
   return RangeAttribute(session, data, dataSize, attribute, devPtr, count);
 }
@@ -384,7 +382,7 @@ CUresult Custom_cuMemRangeGetAttributes(void** data, size_t* dataSizes, CUmem_ra
   Call call(info::k_cuMemRangeGetAttributes);
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   if (count == 0 || !IsManagedLocked(session, devPtr, count)) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < numAttributes; ++i) {
     const CUresult result = RangeAttribute(session, data[i], dataSizes[i], attributes[i], devPtr, count);

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cstring>
 #include <mutex>
-#include <shared_mutex>
 
 #include "client/session/log.h"
 #include "client/session/shared_pages.h"
@@ -71,7 +70,7 @@ CUresult MapForDevice(Call& call, uint64_t address, uint64_t* device) {
   uint64_t start, bytes;
   HostRange range;
   {
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    ReaderLock lock(&session.mutex());
     const auto* const found = session.host_ranges().Find(address);
     if (!found) return CUDA_ERROR_INVALID_VALUE;
     start = found->start;
@@ -99,7 +98,7 @@ CUresult MapForDevice(Call& call, uint64_t address, uint64_t* device) {
       if (alias && range.sharing != HostRange::kMoved) session.host_arena().Free(alias, length);
       return result;
     }
-    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    WriterLock lock(&session.mutex());
     auto* const found = session.host_ranges().At(start);
     // Freed by another thread meanwhile, which is the application's mistake: the server's memory stays till the end.
     if (!found) return CUDA_ERROR_INVALID_VALUE;
@@ -122,7 +121,7 @@ CUresult FindParameters(Call& call, const std::string& block) {
     memcpy(&value, block.data() + at, sizeof value);
     if (!HostArena::Contains(value)) continue;
     {
-      std::shared_lock<std::shared_mutex> lock(session.mutex());
+      ReaderLock lock(&session.mutex());
       const auto* const range = session.host_ranges().Find(value);
       if (!range || range->value.on_device) continue;
     }
@@ -138,7 +137,7 @@ CUresult UnmapFromDevice(Call& call, uint64_t start) {
   HostRange range;
   uint64_t bytes;
   {
-    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    WriterLock lock(&session.mutex());
     auto* const found = session.host_ranges().At(start);
     if (!found || !found->value.on_device) return CUDA_SUCCESS;
     range = found->value;
@@ -176,7 +175,7 @@ CUresult UnmapFromDevice(Call& call, uint64_t start) {
 
 uint64_t HostAddressOf(Session& session, uint64_t address) {
   if (!HostArena::Contains(address)) return address;
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   const auto* const range = session.host_ranges().Find(address);
   return range && range->value.alias_of ? range->value.alias_of + (address - range->start) : address;
 }

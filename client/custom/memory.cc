@@ -5,8 +5,6 @@
 #include <cuda.h>
 
 #include <algorithm>
-#include <mutex>
-#include <shared_mutex>
 #include <vector>
 
 #include "client/custom/graph_memory.h"
@@ -37,7 +35,7 @@ bool TakeFreed(Call& call, wire::OpMemAlloc_Request* request, CUdeviceptr* dptr)
   wanted.bytes = request->bytes;
   wanted.stream = KeptStream(request->stream);
   wanted.context = call.thread().current_context();
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   const Object* const context = session.handles().Find(Kind::kContext, wanted.context);
   const PoolAccounts::Place place = session.pools().PlaceOf(request->pool, context ? context->device : -1);
   wanted.device = request->device = place.device;
@@ -62,7 +60,7 @@ bool KeepFreed(Call& call, CUdeviceptr dptr, uint64_t stream) {
   if (!MayKeepFreed(session)) return false;
   std::vector<FreedMemory::Block> out;
   {
-    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    WriterLock lock(&session.mutex());
     const auto* const range = session.device_ranges().At(dptr);
     if (!range || range->value.source != DeviceRange::kStreamOrdered ||
         range->value.context != call.thread().current_context()) {
@@ -99,7 +97,7 @@ CUresult Allocate(Call& call, wire::OpMemAlloc_Request& request, CUdeviceptr* dp
   range.context = call.thread().current_context();
   range.pool = request.pool;
   {
-    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    WriterLock lock(&session.mutex());
     range.buffer_id = session.NextId();
     if (range.source == DeviceRange::kStreamOrdered) {
       session.InsertPoolMemoryLocked(reply.address, reply.bytes, range);
@@ -143,7 +141,7 @@ CUresult AllocateStreamOrdered(const CallInfo& info, CUdeviceptr* dptr, size_t b
 
 // Whether `address` is the start of a live allocation, and, where that is asked, whether of a pool.
 bool IsAllocation(Session& session, uint64_t address, bool* of_pool = nullptr) {
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   const auto* range = session.device_ranges().At(address);
   const bool pool = range && range->value.source == DeviceRange::kStreamOrdered;
   if (of_pool) *of_pool = pool;
@@ -230,7 +228,7 @@ CUresult Custom_cuMemGetInfo_v2(size_t* free, size_t* total) {
   if (free) {
     Session& session = call.session();
     const int device = session.DeviceOf(call.thread().current_context());
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    ReaderLock lock(&session.mutex());
     // What pools keep by their threshold is theirs, though nothing holds it: an allocation that needs it has it.
     *free = size_t(reply.free - std::min(reply.free, session.pools().IdleOn(device)));
   }

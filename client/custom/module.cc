@@ -10,7 +10,6 @@
 #include <atomic>
 #include <cstring>
 #include <mutex>
-#include <shared_mutex>
 #include <vector>
 
 #include "client/custom/image_file.h"
@@ -164,7 +163,7 @@ CUresult GetGlobal(const CallInfo& info, Kind kind, uint64_t owner, const char* 
   range.context = call.thread().current_context();
   range.device = std::max(0, call.session().DeviceOf(range.context));
   {
-    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+    WriterLock lock(&call.session().mutex());
     range.buffer_id = call.session().NextId();
     call.session().device_ranges().Insert(reply.dptr, reply.bytes, range);
   }

@@ -6,8 +6,6 @@
 #include <cuda.h>
 
 #include <cstring>
-#include <mutex>
-#include <shared_mutex>
 
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
@@ -34,7 +32,7 @@ struct Facts {
 };
 
 Facts Look(Session& session, uint64_t address) {
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   Facts facts;
   if (const auto* range = session.device_ranges().Find(address)) {
     facts.known = facts.device = true;

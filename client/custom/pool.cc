@@ -7,8 +7,6 @@
 #include <cuda.h>
 
 #include <cstring>
-#include <mutex>
-#include <shared_mutex>
 
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
@@ -36,7 +34,7 @@ CUresult GetPool(const CallInfo& info, CUmemoryPool* pool, Request request, int 
   if (reply.pool == request.pool) call.Created({Kind::kMemoryPool, request.pool});
   {
     // Pools of the application's own are known; another thread may have asked for this one at the same time.
-    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+    WriterLock lock(&call.session().mutex());
     PoolAccounts& pools = call.session().pools();
     if (pools.PlaceOf(reply.pool, -1).device < 0) pools.IsDefault(reply.pool, default_of);
   }
@@ -60,8 +58,7 @@ bool IsFigure(CUmemPool_attribute attribute, bool* high) {
   return *high || attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT || attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
 }
 
-// Under the session's lock.
-driverabi::PoolFigures& FiguresOf(Session& session, CUmemoryPool pool) {
+driverabi::PoolFigures& FiguresOfLocked(Session& session, CUmemoryPool pool) CR_REQUIRES(session.mutex()) {
   PoolAccounts& pools = session.pools();
   return pools.FiguresOf(pools.PlaceOf(reinterpret_cast<uint64_t>(pool), 0));
 }
@@ -82,7 +79,7 @@ uint64_t Answer(const driverabi::PoolFigures& figures, CUmemPool_attribute attri
 // The setting is recorded with the pool: it needs the pool, and the last one set wins.
 void MadeCurrent(Call& call, uint64_t pool, int device) {
   call.Modified({Kind::kMemoryPool, pool}, uint64_t(device));
-  std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+  WriterLock lock(&call.session().mutex());
   call.session().pools().SetCurrent(device, pool);
 }
 
@@ -107,7 +104,7 @@ CUresult Custom_cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* poolPr
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   call.Created({Kind::kMemoryPool, request.pool});
   *pool = reinterpret_cast<CUmemoryPool>(request.pool);
-  std::unique_lock<std::shared_mutex> lock(call.session().mutex());
+  WriterLock lock(&call.session().mutex());
   call.session().pools().Created(request.pool, poolProps->location.id);
   return CUDA_SUCCESS;
 }
@@ -118,8 +115,8 @@ CUresult Custom_cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute att
   if (!call.Valid(Kind::kMemoryPool, pool)) return CUDA_ERROR_INVALID_VALUE;
   if (!value) return CUDA_ERROR_INVALID_VALUE;
   if (bool high; IsFigure(attr, &high)) {
-    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
-    const cuuint64_t figure = Answer(FiguresOf(call.session(), pool), attr);
+    WriterLock lock(&call.session().mutex());
+    const cuuint64_t figure = Answer(FiguresOfLocked(call.session(), pool), attr);
     memcpy(value, &figure, sizeof(figure));
     return CUDA_SUCCESS;
   }
@@ -145,8 +142,8 @@ CUresult Custom_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute att
   memcpy(&number, value, PoolAttributeSize(attr));
   if (bool high; IsFigure(attr, &high)) {
     if (!high || number != 0) return CUDA_ERROR_INVALID_VALUE;
-    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
-    driverabi::PoolFigures& figures = FiguresOf(call.session(), pool);
+    WriterLock lock(&call.session().mutex());
+    driverabi::PoolFigures& figures = FiguresOfLocked(call.session(), pool);
     attr == CU_MEMPOOL_ATTR_USED_MEM_HIGH ? figures.ResetUsedHigh() : figures.ResetReservedHigh();
     return CUDA_SUCCESS;
   }
@@ -158,8 +155,8 @@ CUresult Custom_cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute att
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   call.Modified({Kind::kMemoryPool, request.pool}, uint64_t(attr));
   if (attr == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
-    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
-    FiguresOf(call.session(), pool).set_threshold(number);
+    WriterLock lock(&call.session().mutex());
+    FiguresOfLocked(call.session(), pool).set_threshold(number);
     call.session().pools().NoteIdle();
   }
   return CUDA_SUCCESS;
@@ -170,8 +167,8 @@ CUresult Custom_cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   if (!call.Valid(Kind::kMemoryPool, pool)) return CUDA_ERROR_INVALID_VALUE;
   {
-    std::unique_lock<std::shared_mutex> lock(call.session().mutex());
-    FiguresOf(call.session(), pool).TrimTo(minBytesToKeep);
+    WriterLock lock(&call.session().mutex());
+    FiguresOfLocked(call.session(), pool).TrimTo(minBytesToKeep);
   }
   // What the application has freed is to be others' now, so the server must know of it.
   call.session().GiveBackFreed();

@@ -3,8 +3,6 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
-#include <shared_mutex>
 #include <utility>
 
 #include "client/custom/captured_node.h"
@@ -124,7 +122,7 @@ CUresult Build(const Sides& sides, CUDA_MEMCPY3D copy, CUcontext context, Staged
 
 void Remember(CUgraphNode node, CUgraph graph, const CUDA_MEMCPY3D& copy) {
   Session* const session = Session::Get();
-  std::unique_lock<std::shared_mutex> lock(session->mutex());
+  WriterLock lock(&session->mutex());
   session->set_has_disguised_nodes();
   DisguisedNode& kept = session->disguised_nodes()[reinterpret_cast<uint64_t>(node)];
   if (graph) kept.graph = reinterpret_cast<uint64_t>(graph);
@@ -134,8 +132,8 @@ void Remember(CUgraphNode node, CUgraph graph, const CUDA_MEMCPY3D& copy) {
 
 // Pinned memory of nodes that were changed in an executable. Launches of one executable follow one another, so a node
 // there needs one piece, whatever it copies when; what older launches were told to do stays as it is.
-std::mutex g_exec_mutex;
-std::map<std::pair<uint64_t, uint64_t>, std::pair<char*, size_t>>& ExecPieces() {
+Mutex g_exec_mutex;
+std::map<std::pair<uint64_t, uint64_t>, std::pair<char*, size_t>>& ExecPiecesLocked() CR_REQUIRES(g_exec_mutex) {
   static auto* pieces = new std::map<std::pair<uint64_t, uint64_t>, std::pair<char*, size_t>>;  // outlives exit handlers
   return *pieces;
 }
@@ -250,8 +248,8 @@ CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMC
   const size_t bytes = PackedBytes(copy);
   auto staged = std::make_unique<StagedCopy>();
   {
-    std::lock_guard<std::mutex> lock(g_exec_mutex);
-    auto& [pinned, capacity] = ExecPieces()[{reinterpret_cast<uint64_t>(exec), reinterpret_cast<uint64_t>(node)}];
+    MutexLock lock(&g_exec_mutex);
+    auto& [pinned, capacity] = ExecPiecesLocked()[{reinterpret_cast<uint64_t>(exec), reinterpret_cast<uint64_t>(node)}];
     if (capacity < bytes) {
       void* more = nullptr;
       const CUresult result = Custom_cuMemHostAlloc(&more, bytes, CU_MEMHOSTALLOC_PORTABLE);

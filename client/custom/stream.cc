@@ -4,8 +4,6 @@
 #include <cuda.h>
 
 #include <algorithm>
-#include <mutex>
-#include <shared_mutex>
 
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
@@ -26,7 +24,7 @@ CUresult ContextOfStream(const CallInfo& info, CUstream hStream, bool per_thread
   uint64_t context = call.thread().current_context();
   uint64_t green = 0;
   {
-    std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+    ReaderLock lock(&call.session().mutex());
     if (KindOf(stream) == Kind::kStream) {
       if (const Object* object = call.session().handles().Find(Kind::kStream, stream)) context = object->parent;
     }

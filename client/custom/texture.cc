@@ -5,7 +5,6 @@
 
 #include <cuda.h>
 
-#include <mutex>
 #include <shared_mutex>
 #include <string>
 #include <string_view>

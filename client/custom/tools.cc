@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include <map>
-#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
@@ -28,11 +27,11 @@ namespace {
 
 constexpr size_t kCoredumpNameBytes = 1024;
 
-std::mutex g_mutex;
+Mutex g_mutex;
 
 // Settings by context (0: for all) and attribute.
 using Settings = std::map<std::pair<uint64_t, int>, std::string>;
-Settings& CoredumpSettings() {
+Settings& CoredumpSettingsLocked() CR_REQUIRES(g_mutex) {
   static auto* const settings = new Settings;
   return *settings;
 }
@@ -41,7 +40,7 @@ struct Notifications {
   uint64_t last = 0;
   std::set<std::pair<CUdevice, uint64_t>> registered;
 };
-Notifications& AsyncNotifications() {
+Notifications& AsyncNotificationsLocked() CR_REQUIRES(g_mutex) {
   static auto* const notifications = new Notifications;
   return *notifications;
 }
@@ -88,8 +87,8 @@ CUresult GetCoredump(bool global, CUcoredumpSettings attribute, void* value, siz
   }
   std::string found;
   {
-    std::lock_guard<std::mutex> lock(g_mutex);
-    const Settings& settings = CoredumpSettings();
+    MutexLock lock(&g_mutex);
+    const Settings& settings = CoredumpSettingsLocked();
     auto it = settings.find({context, attribute});
     if (it == settings.end()) it = settings.find({0, attribute});
     found = it != settings.end() ? it->second : CoredumpDefault(attribute);
@@ -121,8 +120,8 @@ CUresult SetCoredump(const char* name, bool global, CUcoredumpSettings attribute
       return Call::Unsupported(name, "the GPU is the server's, and no core dump of it would reach this machine");
     }
   }
-  std::lock_guard<std::mutex> lock(g_mutex);
-  CoredumpSettings()[{context, attribute}] = std::move(wanted);
+  MutexLock lock(&g_mutex);
+  CoredumpSettingsLocked()[{context, attribute}] = std::move(wanted);
   return CUDA_SUCCESS;
 }
 
@@ -222,8 +221,8 @@ CUresult Custom_cuDeviceRegisterAsyncNotification(CUdevice device, CUasyncCallba
   (void)userData;  // for calls that are never made
   if (!callbackFunc || !callback) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = CheckDevice(device); result != CUDA_SUCCESS) return result;
-  std::lock_guard<std::mutex> lock(g_mutex);
-  Notifications& notifications = AsyncNotifications();
+  MutexLock lock(&g_mutex);
+  Notifications& notifications = AsyncNotificationsLocked();
   notifications.registered.insert({device, ++notifications.last});
   *callback = reinterpret_cast<CUasyncCallbackHandle>(notifications.last);
   return CUDA_SUCCESS;
@@ -231,8 +230,8 @@ CUresult Custom_cuDeviceRegisterAsyncNotification(CUdevice device, CUasyncCallba
 
 CUresult Custom_cuDeviceUnregisterAsyncNotification(CUdevice device, CUasyncCallbackHandle callback) {
   if (const CUresult result = CheckDevice(device); result != CUDA_SUCCESS) return result;
-  std::lock_guard<std::mutex> lock(g_mutex);
-  const bool known = AsyncNotifications().registered.erase({device, reinterpret_cast<uint64_t>(callback)}) != 0;
+  MutexLock lock(&g_mutex);
+  const bool known = AsyncNotificationsLocked().registered.erase({device, reinterpret_cast<uint64_t>(callback)}) != 0;
   return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

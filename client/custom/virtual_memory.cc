@@ -7,8 +7,6 @@
 
 #include <cuda.h>
 
-#include <mutex>
-#include <shared_mutex>
 #include <vector>
 
 #include "client/entry/custom.gen.h"
@@ -21,7 +19,7 @@ namespace cuda_remote::client {
 namespace {
 
 // The physical memory is gone for good when its last mapping goes after the application's release.
-void DropIfUnusedLocked(Session& session, uint64_t handle) {
+void DropIfUnusedLocked(Session& session, uint64_t handle) CR_REQUIRES(session.mutex()) {
   Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle);
   if (memory && memory->released && memory->mappings == 0) session.DropLocked({Kind::kPhysicalMemory, handle});
 }
@@ -73,7 +71,7 @@ CUresult Custom_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGener
   Session& session = call.session();
   uint64_t reservation;
   {
-    std::shared_lock<std::shared_mutex> lock(session.mutex());
+    ReaderLock lock(&session.mutex());
     const Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle);
     reservation = session.virtual_memory().ReservationOf(ptr, size);
     if (!memory || memory->released || !reservation) return CUDA_ERROR_INVALID_VALUE;
@@ -87,7 +85,7 @@ CUresult Custom_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGener
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   call.Created({Kind::kMapping, ptr}, {{Kind::kReservation, reservation}, {Kind::kPhysicalMemory, handle}});
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   if (Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle)) ++memory->mappings;
   session.virtual_memory().Map({ptr, size, handle});
   DeviceRange range;
@@ -108,7 +106,7 @@ CUresult Custom_cuMemUnmap(CUdeviceptr ptr, size_t size) {
   if (result != CUDA_SUCCESS) return result;
   // The driver has accepted the range, so it holds whole mappings: one or several.
   Session& session = call.session();
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   for (const VirtualMemoryMap::Mapping& gone : session.virtual_memory().Unmap(ptr, size)) {
     session.device_ranges().Erase(gone.start);
     session.DropLocked({Kind::kMapping, gone.start});
@@ -150,7 +148,7 @@ CUresult Custom_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle
   Session& session = call.session();
   wire::cuMemRetainAllocationHandle_Request request;
   {
-    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    WriterLock lock(&session.mutex());
     request.handle = session.virtual_memory().MemoryAt(reinterpret_cast<uint64_t>(addr));
     Object* memory = request.handle ? session.handles().Find(Kind::kPhysicalMemory, request.handle) : nullptr;
     if (!memory) return CUDA_ERROR_INVALID_VALUE;
@@ -163,7 +161,7 @@ CUresult Custom_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle
   request.Encode(&call.message());
   if (const CUresult result = call.Transact(); result != CUDA_SUCCESS) return result;
   call.Modified({Kind::kPhysicalMemory, request.handle}, 0);
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   if (Object* memory = session.handles().Find(Kind::kPhysicalMemory, request.handle)) memory->released = false;
   *handle = request.handle;
   return CUDA_SUCCESS;
@@ -174,7 +172,7 @@ CUresult Custom_cuMemRelease(CUmemGenericAllocationHandle handle) {
   if (const CUresult result = call.Enter(); result != CUDA_SUCCESS) return result;
   Session& session = call.session();
   {
-    std::unique_lock<std::shared_mutex> lock(session.mutex());
+    WriterLock lock(&session.mutex());
     Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle);
     if (!memory || memory->released) return CUDA_ERROR_INVALID_VALUE;
     if (memory->retained > 0) {
@@ -188,7 +186,7 @@ CUresult Custom_cuMemRelease(CUmemGenericAllocationHandle handle) {
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) return result;
   call.Modified({Kind::kPhysicalMemory, handle}, 0);
-  std::unique_lock<std::shared_mutex> lock(session.mutex());
+  WriterLock lock(&session.mutex());
   if (Object* memory = session.handles().Find(Kind::kPhysicalMemory, handle)) memory->released = true;
   DropIfUnusedLocked(session, handle);
   return CUDA_SUCCESS;

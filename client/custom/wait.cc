@@ -4,8 +4,6 @@
 
 #include <cuda.h>
 
-#include <shared_mutex>
-
 #include "client/entry/custom.gen.h"
 #include "client/session/call.h"
 #include "client/session/session.h"
@@ -24,7 +22,7 @@ struct Question {
 
 // True if the answer is known; fills in the stamp that a new answer counts from. False and no stamp for a dead handle.
 bool Known(Session& session, Question* question) {
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   const Object* const object = session.handles().Find(question->kind, question->object);
   if (!object || object->between_processes) return false;
   const Completions& completions = session.completions();
@@ -46,7 +44,7 @@ CUresult Ask(Call& call, const Question& question) {
   const CUresult result = call.Transact();
   if (result != CUDA_SUCCESS) return result;
   Session& session = call.session();
-  std::shared_lock<std::shared_mutex> lock(session.mutex());
+  ReaderLock lock(&session.mutex());
   if (Object* const object = session.handles().Find(question.kind, question.object)) {
     object->done_at.store(question.stamp, std::memory_order_relaxed);
     if (question.waits) object->synchronized_at.store(question.stamp, std::memory_order_relaxed);

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/entry/runtime.h"
 
-#include <mutex>
-#include <shared_mutex>
-
 #include "client/custom/graph_memory.h"
 #include "client/custom/graph_names.h"
 #include "client/custom/managed.h"
@@ -25,7 +22,7 @@ bool KnowsDeviceRange(Call& call, CUdeviceptr address, uint64_t bytes) {
   if (HostArena::Contains(address)) MapForDevice(call, address, &device);
   // What the host uses too is waited for: a fill of it has been done when the call returns.
   if (IsManaged(call.session(), address, 1)) return false;
-  std::shared_lock<std::shared_mutex> lock(call.session().mutex());
+  ReaderLock lock(&call.session().mutex());
   const auto* const range = call.session().device_ranges().Find(address);
   return range && range->Contains(address, bytes);
 }

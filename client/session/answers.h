@@ -13,10 +13,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 
+#include "client/session/guarded.h"
 #include "proto/frame/handle.h"
 
 namespace cuda_remote::client {
@@ -34,7 +34,7 @@ class Answers {
 
   // Whether the answer is known; *answer is it then. `answer` may be null.
   bool Find(const std::string& question, std::string* answer) const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     const auto found = answers_.find(question);
     if (found == answers_.end()) return false;
     if (answer) *answer = found->second;
@@ -43,7 +43,7 @@ class Answers {
 
   // Keeps an answer to a question that was asked at `stamp`.
   void Keep(uint64_t stamp, const std::string& question, const std::string& answer) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (stamp != stamp_.load(std::memory_order_relaxed)) return;
     // A program that never asks the same twice must not grow for it.
     if (answers_.size() >= kMost) answers_.clear();
@@ -53,7 +53,7 @@ class Answers {
   // After an object died or a setting was changed, by a request that has been answered; and when a call failed: the
   // context may be broken, and then every question has another answer.
   void Forget() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     stamp_.fetch_add(1, std::memory_order_acq_rel);
     if (!answers_.empty()) answers_.clear();
   }
@@ -61,9 +61,9 @@ class Answers {
  private:
   static constexpr size_t kMost = 16384;
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::atomic<uint64_t> stamp_{0};
-  std::unordered_map<std::string, std::string> answers_;
+  std::unordered_map<std::string, std::string> answers_ CR_GUARDED_BY(mutex_);
 };
 
 }  // namespace cuda_remote::client

@@ -52,7 +52,7 @@ Call::~Call() {
   if (show_managed_) ShowManaged();
   if (borrows_) thread_->borrowed_context = 0;
   if (new_handle_count_ > 0) {
-    std::unique_lock<std::shared_mutex> lock(session_->mutex());
+    WriterLock lock(&session_->mutex());
     for (int i = 0; i < new_handle_count_; ++i) {
       if (new_handles_[i]) session_->handles().Drop(new_handles_[i]);
     }
@@ -104,8 +104,7 @@ void Call::SetReplyPayload(void* out, size_t capacity) {
 }
 
 bool Call::Valid(Kind kind, uint64_t handle) {
-  // Without the session's lock, which every call of every thread would have to write to.
-  if (!session_->handles().Usable(kind, handle)) return false;
+  if (!session_->Usable(kind, handle)) return false;
   Borrow(handle);
   return true;
 }
@@ -152,7 +151,7 @@ uint64_t Call::NewHandle(Kind kind, uint64_t parent) {
   if (new_handle_count_ == int(sizeof(new_handles_) / sizeof(new_handles_[0]))) return 0;
   if (parent == 0) parent = thread_->current_context();
   if (parent == kNoParent) parent = 0;
-  std::unique_lock<std::shared_mutex> lock(session_->mutex());
+  WriterLock lock(&session_->mutex());
   const uint64_t handle = session_->handles().New(kind, parent);
   if (!handle) return 0;
   session_->handles().Find(kind, handle)->parent = parent;
@@ -223,7 +222,7 @@ uint64_t Call::Begin(void* out, size_t bytes) {
   if (HandOverManaged() != ChannelStatus::kOk) return 0;
   header_.flags &= ~uint32_t(kFlagNoReply);
   std::string_view payload = payload_;
-  std::unique_lock<std::mutex> expecting;
+  std::unique_lock<Mutex> expecting;
   if (sending && FetchesAhead(traits)) {
     expecting = session_->managed_home().pages().Expect(&expected_);
     if (expected_) payload = expected_->payload(), out = &expected_->answer, bytes = sizeof expected_->answer;
@@ -332,7 +331,7 @@ void Call::Created(replay::ObjectKey object, std::initializer_list<replay::Objec
     }
   }
   if (IsOfGraphs(object.kind)) AddHostNeeds(session_, header_.call, *message_, &needs);
-  std::unique_lock<std::shared_mutex> lock(session_->mutex());
+  WriterLock lock(&session_->mutex());
   NoteEventLocked(object.id);
   if (NoteGraphLocked(object, needs, retains)) return;
   if (const Object* created = session_->handles().Find(object.kind, object.id); created && created->parent) {
@@ -345,7 +344,7 @@ void Call::Created(replay::ObjectKey object, std::initializer_list<replay::Objec
   for (size_t i = 0; i < retains.size(); ++i) session_->graph_records().Retain(object.id, i, retains[i]);
 }
 
-void Call::NoteEventLocked(uint64_t event) {
+void Call::NoteEventLocked(uint64_t event) CR_REQUIRES(session_->mutex()) {
   wire::cuEventCreate_Request request;
   if (!wire::DecodeAs(header_.call, *message_, &request)) return;
   // The time that a record takes down, and what another process waits for, should not be late.
@@ -364,7 +363,7 @@ void Call::NamedInCapture(uint64_t stream, uint64_t graph) {
 }
 
 bool Call::NoteGraphLocked(replay::ObjectKey object, const std::vector<replay::ObjectKey>& needs,
-                             const std::vector<uint64_t>& retains) {
+                             const std::vector<uint64_t>& retains) CR_REQUIRES_SHARED(session_->mutex()) {
   if (!session_->captures().active() || !IsOfGraphs(object.kind)) return false;
   for (uint64_t at = object.id; at != 0;) {
     if (KindOf(at) == Kind::kGraph &&
@@ -383,7 +382,8 @@ void Call::Keep(uint64_t handle) {
   }
 }
 
-FrameHeader Call::RecordedHeaderLocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs) {
+FrameHeader Call::RecordedHeaderLocked(replay::ObjectKey object, std::vector<replay::ObjectKey>* needs)
+    CR_REQUIRES_SHARED(session_->mutex()) {
   FrameHeader recorded = header_;
   recorded.flags = 0;
   const uint64_t context = thread_->current_context();
@@ -407,7 +407,7 @@ FrameHeader Call::RecordedHeaderLocked(replay::ObjectKey object, std::vector<rep
 
 void Call::Destroyed(replay::ObjectKey object) {
   {
-    std::unique_lock<std::shared_mutex> lock(session_->mutex());
+    WriterLock lock(&session_->mutex());
     if (session_->MarkDestroyedLocked(object)) {
       // Something was made from it. Its record stays, and a replay destroys it again when it has served.
       std::vector<replay::ObjectKey> needs;
@@ -433,7 +433,7 @@ void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_lis
   const bool of_kernel = object.kind == Kind::kKernel && !TraitsOf(header_.call).Has(kSettingInQuestions);
   if (object.kind == Kind::kContext || object.kind == Kind::kFunction || of_kernel) session_->answers().Forget();
   if (IsOfGraphs(object.kind)) AddHostNeeds(session_, header_.call, *message_, &needs);
-  std::unique_lock<std::shared_mutex> lock(session_->mutex());
+  WriterLock lock(&session_->mutex());
   if (NoteGraphLocked(object, needs, retains)) return;
   const FrameHeader recorded = RecordedHeaderLocked(object, &needs);
   if (object.kind == Kind::kGraphNode) {
@@ -458,7 +458,7 @@ void Call::Modified(replay::ObjectKey object, uint64_t key, std::initializer_lis
 }
 
 void Call::Undone(replay::ObjectKey object, uint32_t id, uint64_t key) {
-  std::unique_lock<std::shared_mutex> lock(session_->mutex());
+  WriterLock lock(&session_->mutex());
   session_->log().ForgetSetting(object, id, key);
 }
 

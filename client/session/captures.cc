@@ -91,7 +91,7 @@ void Captures::Note(Session* session, const FrameHeader& header, std::string_vie
   // Before the lock: the session's tables have one of their own.
   std::vector<replay::ObjectKey> needs;
   if (role != Capture::kObstacle) needs = NeedsOf(session, header.call, message);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (role == Capture::kBegins) {
     wire::cuStreamBeginCaptureToGraph_Request into;
     BeginLocked(stream, wire::DecodeAs(header.call, message, &into) ? into.hGraph : 0);
@@ -134,7 +134,7 @@ void Captures::Note(Session* session, const FrameHeader& header, std::string_vie
 bool Captures::NoteGraph(uint64_t graph, const FrameHeader& header, std::string_view message, uint64_t context,
                          const std::vector<replay::ObjectKey>& needs, const std::vector<uint64_t>& retains) {
   if (graph == 0 || !active()) return false;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   for (const auto& capture : captures_) {
     if (capture->graph != graph) continue;
     if (TraitsOf(header.call).capture != Capture::kRecorded && capture->obstacle.empty()) {
@@ -152,7 +152,7 @@ bool Captures::NoteGraph(uint64_t graph, const FrameHeader& header, std::string_
 
 void Captures::Named(uint64_t stream, uint64_t graph, const FrameHeader& header, std::string_view message,
                      uint64_t context) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   CaptureRecord* const capture = OfStreamLocked(stream);
   if (!capture) return;
   if (capture->graph == 0) capture->graph = graph;
@@ -160,13 +160,13 @@ void Captures::Named(uint64_t stream, uint64_t graph, const FrameHeader& header,
 }
 
 std::vector<uint64_t> Captures::StreamsOf(uint64_t stream) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const CaptureRecord* const capture = OfStreamLocked(stream);
   return capture && capture->origin == stream ? capture->streams : std::vector<uint64_t>();
 }
 
 bool Captures::EndedInside(uint64_t graph) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   for (const auto& capture : captures_) {
     if (capture->graph != graph) continue;
     if (capture->obstacle.empty()) capture->obstacle = "a capture inside of it";
@@ -177,12 +177,12 @@ bool Captures::EndedInside(uint64_t graph) {
 
 bool Captures::IsGraphOfOne(uint64_t graph) const {
   if (!active()) return false;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return std::any_of(captures_.begin(), captures_.end(), [graph](const auto& one) { return one->graph == graph; });
 }
 
 bool Captures::DestroyLater(uint64_t graph, uint64_t child) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   for (const auto& capture : captures_) {
     if (capture->graph != graph) continue;
     capture->children.push_back(child);
@@ -192,7 +192,7 @@ bool Captures::DestroyLater(uint64_t graph, uint64_t child) {
 }
 
 bool Captures::AddStaged(uint64_t stream, StagedCopy* copy) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   CaptureRecord* const capture = OfStreamLocked(stream);
   if (capture) capture->staged.push_back(copy);
   return capture != nullptr;
@@ -200,19 +200,19 @@ bool Captures::AddStaged(uint64_t stream, StagedCopy* copy) {
 
 bool Captures::IsCaptured(uint64_t stream) const {
   if (!active()) return false;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return OfStreamLocked(stream) != nullptr;
 }
 
 uint64_t Captures::GraphOf(uint64_t stream) const {
   if (!active()) return 0;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const CaptureRecord* const capture = OfStreamLocked(stream);
   return capture ? capture->graph : 0;
 }
 
 std::unique_ptr<CaptureRecord> Captures::End(uint64_t stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   for (auto it = captures_.begin(); it != captures_.end(); ++it) {
     if ((*it)->origin != stream) continue;
     std::unique_ptr<CaptureRecord> ended = std::move(*it);

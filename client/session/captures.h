@@ -14,12 +14,12 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "client/session/guarded.h"
 #include "client/session/staged_copies.h"
 #include "proto/frame/frame.h"
 #include "replay/log/log.h"
@@ -91,13 +91,14 @@ class Captures {
   void StreamDied(uint64_t stream) { End(stream); }
 
  private:
-  CaptureRecord* OfStreamLocked(uint64_t stream) const;
-  void BeginLocked(uint64_t stream, uint64_t graph);
+  CaptureRecord* OfStreamLocked(uint64_t stream) const CR_REQUIRES(mutex_);
+  void BeginLocked(uint64_t stream, uint64_t graph) CR_REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::atomic<int> count_{0};
-  std::vector<std::unique_ptr<CaptureRecord>> captures_;
-  std::unordered_map<uint64_t, CaptureRecord*> of_event_;  // the capture in which an event was recorded last
+  std::vector<std::unique_ptr<CaptureRecord>> captures_ CR_GUARDED_BY(mutex_);
+  // The capture in which an event was recorded last.
+  std::unordered_map<uint64_t, CaptureRecord*> of_event_ CR_GUARDED_BY(mutex_);
 };
 
 }  // namespace cuda_remote::client

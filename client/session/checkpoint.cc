@@ -76,7 +76,7 @@ agent::Info Checkpoint::GetInfo() {
     info.session = channel()->welcome().session;
     info.shared_memory = channel()->welcome().shared_memory;
   }
-  std::shared_lock<std::shared_mutex> lock(session_->mutex());
+  ReaderLock lock(&session_->mutex());
   info.log_records = session_->log().records();
   info.log_bytes = session_->log().bytes();
   return info;
@@ -232,7 +232,7 @@ void Checkpoint::NoteEventTimes() {
   // A request asks for the events of one context.
   std::unordered_map<uint64_t, std::vector<uint64_t>> events;
   {
-    std::shared_lock<std::shared_mutex> lock(session_->mutex());
+    ReaderLock lock(&session_->mutex());
     for (const replay::Record* record : session_->log().InOrder()) {
       if (record->object.kind != Kind::kEvent || record->modifies) continue;
       const Object* const object = session_->handles().Find(Kind::kEvent, record->object.id);
@@ -306,7 +306,7 @@ bool Checkpoint::GiveImages(uint64_t* number, int* fd, std::string* error) {
   given_images_number_ = 0;
   replay::Images images;
   {
-    std::shared_lock<std::shared_mutex> lock(session_->mutex());
+    ReaderLock lock(&session_->mutex());
     images = session_->log().AllImages();
   }
   // The job's calls do not wait for this.
@@ -327,7 +327,7 @@ bool Checkpoint::Take(uint64_t images, agent::Taken* taken, std::string* error) 
   if (!NoteCode(error)) return false;
   std::string log;
   {
-    std::shared_lock<std::shared_mutex> lock(session_->mutex());
+    ReaderLock lock(&session_->mutex());
     const bool has_images = images != 0 && images == given_images_number_;
     session_->log().Serialize(&log, has_images ? given_images_ : std::set<replay::Hash128>());
   }
@@ -480,14 +480,14 @@ void Checkpoint::GoBack() {
 
 bool Checkpoint::ReplayRest(std::string* error) {
   replay::ChannelTarget target(*channel());
-  std::shared_lock<std::shared_mutex> lock(session_->mutex());
+  ReaderLock lock(&session_->mutex());
   if (replay::Replay(session_->log(), target, nullptr, error, replay::Part::kAfterPinned)) return true;
   *error = "the job's graphs cannot be made again on this server: " + *error;
   return false;
 }
 
 bool Checkpoint::MapManaged(std::string* error) {
-  std::shared_lock<std::shared_mutex> lock(session_->mutex());
+  ReaderLock lock(&session_->mutex());
   for (auto& [start, range] : session_->host_ranges()) {
     if (range.value.alias_of || !session_->IsMirrored(range.value)) continue;
     const CUresult result = session_->MapOwnRange(range.value.device, range.bytes);
@@ -514,7 +514,7 @@ bool Checkpoint::MapManaged(std::string* error) {
 
 bool Checkpoint::MoveManaged(std::string* error) {
   std::vector<ManagedMirror::Place> places = session_->managed_home().Mirrored(session_);
-  std::shared_lock<std::shared_mutex> lock(session_->mutex());
+  ReaderLock lock(&session_->mutex());
   for (auto& [start, range] : session_->device_ranges()) {
     if (!range.value.managed || ManagedHome::Contains(start)) continue;
     const bool variable = range.value.source == DeviceRange::kGlobal;
@@ -541,7 +541,7 @@ bool Checkpoint::ShareHostArena(std::string* error) {
   };
   const CUresult segments = session_->pinned_heap().MapSegments(session_);
   if (segments != CUDA_SUCCESS) return refuse("pinned", segments);
-  std::shared_lock<std::shared_mutex> lock(session_->mutex());
+  ReaderLock lock(&session_->mutex());
   for (auto& [start, range] : session_->host_ranges()) {
     const bool registered = range.value.on_device && range.value.sharing != HostRange::kNone && !range.value.alias_of;
     const bool whole = range.value.shared && !session_->pinned_heap().InSegment(start);

@@ -249,7 +249,7 @@ bool Checkpoint::NoteCode(std::string* error) {
   const CUresult asked = AskCode([this](const wire::OpCodeWords_Reply& found) {
     std::map<uint64_t, std::vector<const wire::ModuleCode*>> modules;
     for (const wire::ModuleCode& one : found.modules) modules[one.module].push_back(&one);
-    std::unique_lock<std::shared_mutex> lock(session_->mutex());
+    WriterLock lock(&session_->mutex());
     for (const auto& [module, code] : modules) {
       const replay::ObjectKey object{KindOf(module), module};
       const replay::Record* const record = session_->log().Find(object);

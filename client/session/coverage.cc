@@ -3,16 +3,16 @@
 
 #include <atomic>
 #include <map>
-#include <mutex>
 #include <string>
 
+#include "client/session/guarded.h"
 #include "client/session/log.h"
 
 namespace cuda_remote::client {
 namespace {
 
-std::mutex g_mutex;
-std::map<std::string, uint64_t>* g_counts = nullptr;  // never freed: used from exit handlers
+Mutex g_mutex;
+std::map<std::string, uint64_t>* g_counts CR_GUARDED_BY(g_mutex) = nullptr;  // never freed: used from exit handlers
 std::atomic<uint64_t> g_total{0};
 
 }  // namespace
@@ -20,7 +20,7 @@ std::atomic<uint64_t> g_total{0};
 void CountUnsupported(const char* name, const char* reason) {
   g_total.fetch_add(1, std::memory_order_relaxed);
   {
-    std::lock_guard<std::mutex> lock(g_mutex);
+    MutexLock lock(&g_mutex);
     if (!g_counts) g_counts = new std::map<std::string, uint64_t>;
     if ((*g_counts)[name]++ > 0) return;
   }

@@ -35,12 +35,12 @@ uint64_t Gate::AwaitEmpty(int timeout_ms) {
 }
 
 void Gate::ForEachHeld(const std::function<void(const Held&)>& each) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   for (const Waiter* waiter = first_; waiter; waiter = waiter->next) each(waiter->held);
 }
 
 bool Gate::Admit(const std::function<bool(const Held&)>& chosen) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   Waiter* before = nullptr;
   Waiter* waiter = first_;
   while (waiter && !chosen(waiter->held)) {
@@ -56,7 +56,7 @@ bool Gate::Admit(const std::function<bool(const Held&)>& chosen) {
 }
 
 void Gate::Open() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   closed_.store(0, std::memory_order_seq_cst);
   for (Waiter* waiter = first_; waiter;) {
     Waiter* const next = waiter->next;
@@ -69,7 +69,7 @@ void Gate::Open() {
 bool Gate::WaitTurn(unsigned lane, const Held& held) {
   Waiter waiter{held, lane, nullptr, {kWaits}};
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (!closed_.load(std::memory_order_seq_cst)) return false;
     (last_ ? last_->next : first_) = &waiter;
     last_ = &waiter;

@@ -15,7 +15,8 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <mutex>
+
+#include "client/session/guarded.h"
 
 namespace cuda_remote::client {
 
@@ -87,9 +88,9 @@ class Gate {
   std::atomic<uint32_t> closed_{0};
   std::atomic<uint32_t> left_{0};  // changes when a call leaves a closed gate
   Lane lanes_[kLanes];
-  std::mutex mutex_;  // guards the list, and opening
-  Waiter* first_ = nullptr;
-  Waiter* last_ = nullptr;
+  Mutex mutex_;  // guards the list, and opening
+  Waiter* first_ CR_GUARDED_BY(mutex_) = nullptr;
+  Waiter* last_ CR_GUARDED_BY(mutex_) = nullptr;
 };
 
 }  // namespace cuda_remote::client

@@ -25,7 +25,7 @@ void* HostArena::Allocate(size_t bytes) {
   if (bytes == 0 || bytes > kMaxBytes) return nullptr;
   if (bytes >= kMuch && bytes > AvailableMemory()) return nullptr;
   const uint64_t wanted = RoundUp(bytes);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (fd_ < 0) {
     fd_ = memfd_create(base_ == kBase ? "cuda-remote-pinned" : "cuda-remote-managed", MFD_CLOEXEC);
     if (fd_ < 0) return nullptr;
@@ -56,7 +56,7 @@ void* HostArena::Allocate(size_t bytes) {
 void HostArena::Free(void* address, size_t bytes) {
   const uint64_t length = RoundUp(bytes);
   uint64_t offset = OffsetOf(reinterpret_cast<uint64_t>(address));
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   munmap(address, length);
   fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(offset), off_t(length));
   uint64_t merged = length;

@@ -14,7 +14,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
+
+#include "client/session/guarded.h"
 
 namespace cuda_remote::client {
 
@@ -48,10 +49,10 @@ class HostArena {
 
  private:
   const uint64_t base_;
-  std::mutex mutex_;
+  Mutex mutex_;
   int fd_ = -1;
-  uint64_t end_ = 0;                      // bytes of the file in use, and its size
-  std::map<uint64_t, uint64_t> free_;     // offset -> bytes, never adjacent
+  uint64_t end_ CR_GUARDED_BY(mutex_) = 0;                   // bytes of the file in use, and its size
+  std::map<uint64_t, uint64_t> free_ CR_GUARDED_BY(mutex_);  // offset -> bytes, never adjacent
 };
 
 }  // namespace cuda_remote::client

@@ -5,8 +5,6 @@
 #include <time.h>
 
 #include <chrono>
-#include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <thread>
 
@@ -30,7 +28,7 @@ int64_t NowNs() {
 }  // namespace
 
 uint64_t HostFunctions::Register(std::function<void(CUresult)> function) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (!started_) StartThreadLocked();
   const uint64_t number = next_number_++;
   functions_[number] = std::move(function);
@@ -39,7 +37,7 @@ uint64_t HostFunctions::Register(std::function<void(CUresult)> function) {
 }
 
 uint64_t HostFunctions::RegisterForGraph(CUhostFn function, void* data) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (!started_) StartThreadLocked();
   uint64_t& number = numbers_[{function, data}];
   if (number == 0) {
@@ -50,7 +48,7 @@ uint64_t HostFunctions::RegisterForGraph(CUhostFn function, void* data) {
 }
 
 bool HostFunctions::FindForGraph(uint64_t number, CUhostFn* function, void** data) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto it = of_graphs_.find(number);
   if (it == of_graphs_.end()) return false;
   *function = it->second.function;
@@ -59,29 +57,32 @@ bool HostFunctions::FindForGraph(uint64_t number, CUhostFn* function, void** dat
 }
 
 void HostFunctions::RegisterObject(uint64_t handle, CUhostFn destroy, void* data) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (!started_) StartThreadLocked();
   objects_[handle] = {destroy, data};
 }
 
 void HostFunctions::Forget(uint64_t number) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (functions_.erase(number) != 0) outstanding_.fetch_sub(1, std::memory_order_acq_rel);
 }
 
 void HostFunctions::SetChannel(ClientChannel* channel) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   channel_ = channel;
-  changed_.notify_all();
-  changed_.wait(lock, [this, channel] { return !reading_ || reading_ == channel; });
+  changed_.NotifyAll();
+  while (reading_ && reading_ != channel) changed_.Wait(&mutex_);
 }
 
 bool HostFunctions::Detach(int timeout_ms) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   channel_ = nullptr;
-  changed_.notify_all();
+  changed_.NotifyAll();
   if (reading_) reading_->InterruptEvents();
-  return changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [this] { return !reading_; });
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  while (reading_ && changed_.WaitUntil(&mutex_, end)) {
+  }
+  return !reading_;
 }
 
 uint64_t HostFunctions::RunningMs() const {
@@ -103,8 +104,8 @@ void HostFunctions::Loop() {
   while (true) {
     ClientChannel* channel;
     {
-      std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [this] { return channel_ != nullptr; });
+      MutexLock lock(&mutex_);
+      while (!channel_) changed_.Wait(&mutex_);
       channel = channel_;
       reading_ = channel;
     }
@@ -120,7 +121,7 @@ void HostFunctions::Loop() {
     Target destructor{nullptr, nullptr};
     if (is_event || is_gone) running_since_ns_.store(NowNs(), std::memory_order_release);
     {
-      std::unique_lock<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       if (is_event) {
         if (auto it = functions_.find(event.id); it != functions_.end()) {
           function = std::move(it->second);
@@ -143,7 +144,7 @@ void HostFunctions::Loop() {
     if (destructor.function) {
       destructor.function(destructor.data);
       Session* const session = Session::Get();
-      std::unique_lock<std::shared_mutex> lock(session->mutex());
+      WriterLock lock(&session->mutex());
       session->UserObjectGoneLocked(gone.object);
     }
     if (is_event) {
@@ -170,9 +171,9 @@ void HostFunctions::Loop() {
       if (runs && told_) told_();
     }
     running_since_ns_.store(0, std::memory_order_release);
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     reading_ = nullptr;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
 }
 

@@ -10,13 +10,13 @@
 #include <cuda.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
+
+#include "client/session/guarded.h"
 
 namespace cuda_remote {
 class ClientChannel;
@@ -62,23 +62,23 @@ class HostFunctions {
   }
 
  private:
-  void StartThreadLocked();
+  void StartThreadLocked() CR_REQUIRES(mutex_);
   void Loop();
 
-  mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  ClientChannel* channel_ = nullptr;
-  ClientChannel* reading_ = nullptr;  // what the thread reads from just now
-  bool started_ = false;
-  uint64_t next_number_ = 1;
-  std::unordered_map<uint64_t, std::function<void(CUresult)>> functions_;
+  mutable Mutex mutex_;  // guards what follows
+  Condition changed_;
+  ClientChannel* channel_ CR_GUARDED_BY(mutex_) = nullptr;
+  ClientChannel* reading_ CR_GUARDED_BY(mutex_) = nullptr;  // what the thread reads from just now
+  bool started_ CR_GUARDED_BY(mutex_) = false;
+  uint64_t next_number_ CR_GUARDED_BY(mutex_) = 1;
+  std::unordered_map<uint64_t, std::function<void(CUresult)>> functions_ CR_GUARDED_BY(mutex_);
   struct Target {
     CUhostFn function;
     void* data;
   };
-  std::unordered_map<uint64_t, Target> of_graphs_;  // by number
-  std::map<std::pair<CUhostFn, void*>, uint64_t> numbers_;
-  std::unordered_map<uint64_t, Target> objects_;    // by handle
+  std::unordered_map<uint64_t, Target> of_graphs_ CR_GUARDED_BY(mutex_);  // by number
+  std::map<std::pair<CUhostFn, void*>, uint64_t> numbers_ CR_GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, Target> objects_ CR_GUARDED_BY(mutex_);    // by handle
   std::atomic<size_t> outstanding_{0};
   std::atomic<int64_t> running_since_ns_{0};  // 0: no function runs
   std::function<void(ClientChannel*)> before_, after_;

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <shared_mutex>
 #include <utility>
 
 #include "client/session/session.h"
@@ -88,7 +87,7 @@ std::vector<uint64_t> AddressesOf(uint32_t call, std::string_view message) {
 }
 
 replay::ObjectKey MemoryAt(Session* session, uint64_t address) {
-  std::unique_lock<std::shared_mutex> lock(session->mutex());
+  WriterLock lock(&session->mutex());
   const auto* const range = session->device_ranges().Find(address);
   if (!range) {
     auto* const pinned = session->host_ranges().Find(address);

@@ -83,7 +83,7 @@ CUresult ManagedHome::TakeSegmentLocked(Session* session, uint64_t bytes, int de
 CUresult ManagedHome::Allocate(Session* session, uint64_t bytes, int device, uint64_t* address) {
   if (bytes > HostArena::kMaxBytes) return CUDA_ERROR_OUT_OF_MEMORY;
   const uint64_t rounded = SegmentHeap::RoundUp(bytes);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (!OnGpuLocked(session)) return CUDA_ERROR_NOT_SUPPORTED;
   if (!SegmentHeap::IsSmall(bytes)) return TakeSegmentLocked(session, rounded, device, false, address);
   *address = heap_.Take(rounded, device);
@@ -115,7 +115,7 @@ CUresult ManagedHome::RemoveSegmentLocked(Session* session, uint64_t address) {
 }
 
 CUresult ManagedHome::Free(Session* session, uint64_t address, uint64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (SegmentHeap::IsSmall(bytes)) {
     const uint64_t rounded = SegmentHeap::RoundUp(bytes);
     CUresult result = session->WaitForWork();
@@ -167,18 +167,18 @@ bool ManagedHome::DropKeptLocked(Session* session) {
 }
 
 bool ManagedHome::DropKept(Session* session) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return DropKeptLocked(session);
 }
 
 CUresult ManagedHome::Settle(Session* session) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   DropKeptLocked(session);
   return pages_.Settle(session->lost() == CUDA_SUCCESS ? &session->channel() : nullptr);
 }
 
 CUresult ManagedHome::MoveTo(Session* session) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   moved_ = true;
   place_before_ = place_;
   carried_before_ = pages_.carried();
@@ -217,17 +217,17 @@ void ManagedHome::MoveBackLocked() {
 }
 
 void ManagedHome::MoveBack() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   MoveBackLocked();
 }
 
 void ManagedHome::ForgetFormer() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   moved_ = false;
 }
 
 std::vector<ManagedMirror::Place> ManagedHome::Mirrored(Session* session) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   std::vector<ManagedMirror::Place> places;
   if (session->shared_memory() || place_ == Place::kGpu) return places;
   for (const auto& [address, segment] : heap_.segments()) {

@@ -16,10 +16,10 @@
 #include <cstdint>
 #include <list>
 #include <map>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "client/session/guarded.h"
 #include "client/session/host_arena.h"
 #include "client/session/managed_mirror.h"
 #include "client/session/managed_pages.h"
@@ -65,27 +65,30 @@ class ManagedHome {
     int device;
   };
 
-  bool OnGpuLocked(Session* session);
+  bool OnGpuLocked(Session* session) CR_REQUIRES(mutex_);
   CUresult MapOnServer(Session* session, uint64_t address, uint64_t bytes, int device);
   CUresult UnmapOnServer(Session* session, uint64_t address, uint32_t action);
-  CUresult AddSegmentLocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address);
-  CUresult TakeSegmentLocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address);
-  CUresult RemoveSegmentLocked(Session* session, uint64_t address);
-  bool DropKeptLocked(Session* session);
-  void MoveBackLocked();
+  CUresult AddSegmentLocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address)
+      CR_REQUIRES(mutex_);
+  CUresult TakeSegmentLocked(Session* session, uint64_t bytes, int device, bool small, uint64_t* address)
+      CR_REQUIRES(mutex_);
+  CUresult RemoveSegmentLocked(Session* session, uint64_t address) CR_REQUIRES(mutex_);
+  bool DropKeptLocked(Session* session) CR_REQUIRES(mutex_);
+  void MoveBackLocked() CR_REQUIRES(mutex_);
 
-  std::mutex mutex_;
-  Place place_ = Place::kUnknown;
+  Mutex mutex_;
+  Place place_ CR_GUARDED_BY(mutex_) = Place::kUnknown;
   // Of the former server, while there is a way back to it.
-  bool moved_ = false;
-  Place place_before_ = Place::kUnknown;
-  bool carried_before_ = false;
+  bool moved_ CR_GUARDED_BY(mutex_) = false;
+  Place place_before_ CR_GUARDED_BY(mutex_) = Place::kUnknown;
+  bool carried_before_ CR_GUARDED_BY(mutex_) = false;
   HostArena arena_{HostArena::kManagedBase};
-  SegmentHeap heap_;
+  SegmentHeap heap_ CR_GUARDED_BY(mutex_);
   ManagedPages pages_;
-  std::list<Kept> kept_;  // oldest first
-  uint64_t kept_bytes_ = 0;
-  uint64_t empty_ = 0;  // a segment for small allocations that has none, and stays; 0: there is none
+  std::list<Kept> kept_ CR_GUARDED_BY(mutex_);  // oldest first
+  uint64_t kept_bytes_ CR_GUARDED_BY(mutex_) = 0;
+  // A segment for small allocations that has none, and stays; 0: there is none.
+  uint64_t empty_ CR_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace cuda_remote::client

@@ -33,7 +33,7 @@ void ManagedMirror::Unmapper::operator()(char* memory) const { munmap(memory, by
 
 bool ManagedMirror::MapVariable(uint64_t address, uint64_t bytes) {
   if (bytes == 0 || address + bytes < address) return false;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   for (uint64_t page = address & ~(kPage - 1); page < address + bytes; page += kPage) {
     if (variable_pages_.count(page) != 0) continue;
     void* const wanted = reinterpret_cast<void*>(page);
@@ -64,7 +64,7 @@ CUresult ManagedMirror::AddOnServer(ClientChannel* channel, uint64_t address, ui
 
 CUresult ManagedMirror::Add(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory,
                             Writers writers) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return AddLocked(channel, address, bytes, memory, writers);
 }
 
@@ -86,7 +86,7 @@ CUresult ManagedMirror::AddLocked(ClientChannel* channel, uint64_t address, uint
 
 void ManagedMirror::Remove(uint64_t address) {
   if (!active()) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (const auto it = ranges_.find(address); it != ranges_.end()) {
     UnwatchLocked(&it->second);
     ranges_.erase(it);
@@ -123,7 +123,7 @@ void ManagedMirror::UnwatchLocked(Range* range) {
 }
 
 void ManagedMirror::StopWatching() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   writes_.Close();
   for (auto* ranges : {&ranges_, &former_}) {
     for (auto& [address, range] : *ranges) range.watch = Range::kUnknown;
@@ -164,12 +164,13 @@ ChannelStatus ManagedMirror::PushLocked(ClientChannel* channel) {
 }
 
 ChannelStatus ManagedMirror::Push(ClientChannel* channel) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return PushLocked(channel);
 }
 
 bool ManagedMirror::ApplyLocked(std::string_view runs) {
   return mirror::ForEachRun(runs, [this](uint64_t address, std::string_view bytes) {
+    mutex_.AssertHeld();
     auto it = ranges_.upper_bound(address);
     if (it == ranges_.begin()) return false;
     --it;
@@ -188,7 +189,7 @@ bool ManagedMirror::ApplyLocked(std::string_view runs) {
 
 ChannelStatus ManagedMirror::Pull(ClientChannel* channel) {
   // Held over the wait: an answer must not cross what another thread sends, or it would bring old bytes back.
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (ranges_.empty()) return ChannelStatus::kOk;
   pulled_.resize(mirror::kMostRuns);
   wire::OpMirrorRead_Request request;
@@ -215,7 +216,7 @@ ChannelStatus ManagedMirror::Pull(ClientChannel* channel) {
 }
 
 CUresult ManagedMirror::MoveTo(ClientChannel* channel, const std::vector<Place>& places) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   former_.clear();
   former_.swap(ranges_);
   const CUresult result = MoveToLocked(channel, places);
@@ -232,13 +233,13 @@ void ManagedMirror::MoveBackLocked() {
 }
 
 void ManagedMirror::MoveBack() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   MoveBackLocked();
   ranges_count_.store(ranges_.size(), std::memory_order_release);
 }
 
 void ManagedMirror::ForgetFormer() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   former_.clear();
 }
 

@@ -25,13 +25,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "client/session/guarded.h"
 #include "client/session/page_writes.h"
 #include "proto/channel/client_channel.h"
 
@@ -99,29 +99,30 @@ class ManagedMirror {
   };
 
   static CUresult AddOnServer(ClientChannel* channel, uint64_t address, uint64_t bytes);
-  ChannelStatus PushLocked(ClientChannel* channel);
-  ChannelStatus PushPartLocked(ClientChannel* channel, uint64_t address, const Range& range, uint64_t from,
-                               uint64_t to);
+  ChannelStatus PushLocked(ClientChannel* channel) CR_REQUIRES(mutex_);
+  ChannelStatus PushPartLocked(ClientChannel* channel, uint64_t address, const Range& range, uint64_t from, uint64_t to)
+      CR_REQUIRES(mutex_);
   // Begins to watch the range, if that is worth it and possible.
-  void WatchLocked(Range* range);
-  void UnwatchLocked(Range* range);
+  void WatchLocked(Range* range) CR_REQUIRES(mutex_);
+  void UnwatchLocked(Range* range) CR_REQUIRES(mutex_);
   ChannelStatus SendRuns(ClientChannel* channel, std::string* runs);
-  void MoveBackLocked();
-  CUresult MoveToLocked(ClientChannel* channel, const std::vector<Place>& places);
-  CUresult AddLocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory, Writers writers);
+  void MoveBackLocked() CR_REQUIRES(mutex_);
+  CUresult MoveToLocked(ClientChannel* channel, const std::vector<Place>& places) CR_REQUIRES(mutex_);
+  CUresult AddLocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory, Writers writers)
+      CR_REQUIRES(mutex_);
   // Takes what the server sent. False for what no server sends.
-  bool ApplyLocked(std::string_view runs);
+  bool ApplyLocked(std::string_view runs) CR_REQUIRES(mutex_);
 
-  std::mutex mutex_;
-  std::map<uint64_t, Range> ranges_;  // by the server's address
-  std::map<uint64_t, Range> former_;  // of the server before, while there is a way back
+  Mutex mutex_;
+  std::map<uint64_t, Range> ranges_ CR_GUARDED_BY(mutex_);  // by the server's address
+  std::map<uint64_t, Range> former_ CR_GUARDED_BY(mutex_);  // of the server before, while there is a way back
   std::atomic<size_t> ranges_count_{0};
-  std::set<uint64_t> variable_pages_;
-  PageWrites writes_;
-  std::vector<std::pair<uint64_t, uint64_t>> written_;  // storage for Push
-  std::string runs_;
-  std::string pulled_;
-  bool said_ = false;  // a line on stderr
+  std::set<uint64_t> variable_pages_ CR_GUARDED_BY(mutex_);
+  PageWrites writes_ CR_GUARDED_BY(mutex_);
+  std::vector<std::pair<uint64_t, uint64_t>> written_ CR_GUARDED_BY(mutex_);  // storage for Push
+  std::string runs_ CR_GUARDED_BY(mutex_);
+  std::string pulled_ CR_GUARDED_BY(mutex_);
+  bool said_ CR_GUARDED_BY(mutex_) = false;  // a line on stderr
 };
 
 }  // namespace cuda_remote::client

@@ -116,7 +116,7 @@ void ManagedPages::TouchLocked(Segment* segment, bool touched) {
 }
 
 void ManagedPages::Add(uint64_t address, uint64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   Segment segment;
   segment.bytes = bytes;
   segments_[address] = std::move(segment);
@@ -126,12 +126,12 @@ void ManagedPages::Add(uint64_t address, uint64_t bytes) {
 }
 
 void ManagedPages::Leave(uint64_t address) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (const auto it = segments_.find(address); it != segments_.end()) TouchLocked(&it->second, false);
 }
 
 void ManagedPages::Remove(uint64_t address) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto it = segments_.find(address);
   if (it == segments_.end()) return;
   if (it->second.watched) {
@@ -145,7 +145,7 @@ void ManagedPages::Remove(uint64_t address) {
 }
 
 void ManagedPages::Clear(uint64_t address, uint64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto it = FindLocked(address);
   if (it == segments_.end()) return;
   Segment& segment = it->second;
@@ -175,7 +175,7 @@ void ManagedPages::Clear(uint64_t address, uint64_t bytes) {
 }
 
 void ManagedPages::Attach(uint64_t address, uint64_t bytes, uint64_t stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto it = FindLocked(address);
   if (it == segments_.end()) return;
   SetHabitLocked(&it->second, false);
@@ -218,12 +218,12 @@ bool ManagedPages::WatchLocked(uint64_t start, Segment* segment) {
   return true;
 }
 
-void ManagedPages::AddRun(uint64_t start, uint64_t first, uint64_t last) {
+void ManagedPages::AddRunLocked(uint64_t start, uint64_t first, uint64_t last) {
   runs_.push_back(start + first * kPage);
   runs_.push_back((last - first) * kPage);
 }
 
-void ManagedPages::AddFileRuns(uint64_t start, uint64_t from, uint64_t to) {
+void ManagedPages::AddFileRunsLocked(uint64_t start, uint64_t from, uint64_t to) {
   const uint64_t begin = start - base_, end = begin + to;
   uint64_t first = begin + from, last = first;  // of the run that goes on
   for (uint64_t at = first; at < end;) {
@@ -232,15 +232,15 @@ void ManagedPages::AddFileRuns(uint64_t start, uint64_t from, uint64_t to) {
     // With what is between its pages: to look for each hole takes longer than to copy zeroes.
     const uint64_t data = std::max(at, uint64_t(found) / kGranule * kGranule);
     if (data != last) {
-      if (first != last) AddRun(start, (first - begin) / kPage, (last - begin) / kPage);
+      if (first != last) AddRunLocked(start, (first - begin) / kPage, (last - begin) / kPage);
       first = data;
     }
     at = last = std::min(end, (data / kGranule + 1) * kGranule);
   }
-  if (first != last) AddRun(start, (first - begin) / kPage, (last - begin) / kPage);
+  if (first != last) AddRunLocked(start, (first - begin) / kPage, (last - begin) / kPage);
 }
 
-CUresult ManagedPages::SendBytes(ClientChannel* channel) {
+CUresult ManagedPages::SendBytesLocked(ClientChannel* channel) {
   FrameHeader header;
   header.call = kOpManagedFlush;
   header.flags = kFlagNoReply;
@@ -262,8 +262,8 @@ CUresult ManagedPages::SendBytes(ClientChannel* channel) {
   return CUDA_SUCCESS;
 }
 
-CUresult ManagedPages::SendRuns(ClientChannel* channel) {
-  if (carried_) return SendBytes(channel);
+CUresult ManagedPages::SendRunsLocked(ClientChannel* channel) {
+  if (carried_) return SendBytesLocked(channel);
   for (size_t at = 0; at < runs_.size(); at += 2 * kMostRuns) {
     const size_t count = std::min(runs_.size() - at, 2 * kMostRuns);
     FrameHeader header;
@@ -285,8 +285,8 @@ CUresult ManagedPages::HandOverLocked(ClientChannel* channel, uint64_t start, Se
     for (uint64_t at = 0; at < segment->bytes; at += kHandOverPiece) {
       const uint64_t bytes = std::min(kHandOverPiece, segment->bytes - at);
       PageFaults::Unmap(start + at, bytes);
-      AddFileRuns(start, at, at + bytes);
-      if (const CUresult sent = SendRuns(channel); sent != CUDA_SUCCESS) return sent;
+      AddFileRunsLocked(start, at, at + bytes);
+      if (const CUresult sent = SendRunsLocked(channel); sent != CUDA_SUCCESS) return sent;
     }
   } else {
     uint64_t had = 0, written = 0;
@@ -299,10 +299,11 @@ CUresult ManagedPages::HandOverLocked(ClientChannel* channel, uint64_t start, Se
         had += last - first;
       });
       ForEachRun(segment->dirty, from, to, true, [&](uint64_t first, uint64_t last) {
-        AddRun(start, first, last);
+        mutex_.AssertHeld();
+        AddRunLocked(start, first, last);
         written += last - first;
       });
-      if (to < segment->last && sent == CUDA_SUCCESS) sent = SendRuns(channel);
+      if (to < segment->last && sent == CUDA_SUCCESS) sent = SendRunsLocked(channel);
     }
     segment->mostly_written = written * 8 >= had * 7;
     const bool same = segment->first == segment->had_first && segment->last == segment->had_last;
@@ -318,7 +319,7 @@ CUresult ManagedPages::HandOverLocked(ClientChannel* channel, uint64_t start, Se
   }
   segment->first = segment->last = 0;
   segment->wanted_first = segment->wanted_last = 0;
-  const CUresult result = SendRuns(channel);
+  const CUresult result = SendRunsLocked(channel);
   // Only now: a thread that finds nothing to hand over may send its work at once.
   TouchLocked(segment, false);
   return result;
@@ -326,7 +327,7 @@ CUresult ManagedPages::HandOverLocked(ClientChannel* channel, uint64_t start, Se
 
 CUresult ManagedPages::HandOver(ClientChannel* channel) {
   if (!touched()) return CUDA_SUCCESS;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   channel_ = channel;
   for (auto& [start, segment] : segments_) {
     const CUresult result = HandOverLocked(channel, start, &segment);
@@ -337,7 +338,7 @@ CUresult ManagedPages::HandOver(ClientChannel* channel) {
 
 CUresult ManagedPages::HandOver(ClientChannel* channel, const std::vector<uint64_t>& addresses) {
   if (!touched()) return CUDA_SUCCESS;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   channel_ = channel;
   for (const uint64_t address : addresses) {
     const auto it = FindLocked(address);
@@ -348,8 +349,8 @@ CUresult ManagedPages::HandOver(ClientChannel* channel, const std::vector<uint64
   return CUDA_SUCCESS;
 }
 
-uint64_t ManagedPages::BeginFetch(ClientChannel* channel, uint64_t address, uint64_t bytes, uint32_t wait,
-                                  uint64_t stream) {
+uint64_t ManagedPages::BeginFetchLocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint32_t wait,
+                                        uint64_t stream) {
   wire::OpManagedFetch_Request request;
   request.address = address;
   request.bytes = bytes;
@@ -363,8 +364,8 @@ uint64_t ManagedPages::BeginFetch(ClientChannel* channel, uint64_t address, uint
   return channel->Begin(header, message, {}, carried_ ? &carry_[0] : nullptr, carried_ ? bytes : 0);
 }
 
-CUresult ManagedPages::EndFetch(ClientChannel* channel, uint64_t sequence, uint64_t address, uint64_t bytes,
-                                bool* busy) {
+CUresult ManagedPages::EndFetchLocked(ClientChannel* channel, uint64_t sequence, uint64_t address, uint64_t bytes,
+                                      bool* busy) {
   Reply reply;
   if (sequence == 0 || channel->Wait(sequence, &reply) != ChannelStatus::kOk) return CUDA_ERROR_DEVICE_UNAVAILABLE;
   wire::OpManagedFetch_Reply answer;
@@ -376,13 +377,13 @@ CUresult ManagedPages::EndFetch(ClientChannel* channel, uint64_t sequence, uint6
   return wrote == ssize_t(bytes) ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
-CUresult ManagedPages::Fetch(ClientChannel* channel, uint64_t address, uint64_t bytes, uint32_t wait, uint64_t stream,
-                             bool* busy) {
-  return EndFetch(channel, BeginFetch(channel, address, bytes, wait, stream), address, bytes, busy);
+CUresult ManagedPages::FetchLocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint32_t wait,
+                                   uint64_t stream, bool* busy) {
+  return EndFetchLocked(channel, BeginFetchLocked(channel, address, bytes, wait, stream), address, bytes, busy);
 }
 
 void ManagedPages::PreferHost(uint64_t address, uint64_t bytes, bool preferred) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto it = FindLocked(address);
   if (it == segments_.end()) return;
   SetPreferred((address - it->first) / kPage, (address - it->first + bytes + kPage - 1) / kPage, preferred,
@@ -390,7 +391,7 @@ void ManagedPages::PreferHost(uint64_t address, uint64_t bytes, bool preferred) 
 }
 
 void ManagedPages::WillUse(uint64_t address, uint64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const auto it = FindLocked(address);
   if (it == segments_.end()) return;
   it->second.wanted_first = (address - it->first) / kPage;
@@ -417,11 +418,11 @@ void ManagedPages::ShowLocked(uint64_t start, Segment* segment) {
   if (!faults_.Map(start + first * kPage, (last - first) * kPage, !segment->mostly_written)) LoseLocked();
 }
 
-std::unique_lock<std::mutex> ManagedPages::Expect(std::unique_ptr<Expected>* expected) {
+std::unique_lock<Mutex> ManagedPages::Expect(std::unique_ptr<Expected>* expected) {
   expected->reset();
   if (carried_ || habits_.load(std::memory_order_acquire) == 0) return {};
   // Whoever has it may be waiting for what this call waits for.
-  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  std::unique_lock<Mutex> lock(mutex_, std::try_to_lock);
   if (!lock) return lock;
   uint64_t pages = 0;
   for (auto& [start, segment] : segments_) {
@@ -434,11 +435,11 @@ std::unique_lock<std::mutex> ManagedPages::Expect(std::unique_ptr<Expected>* exp
     (*expected)->runs.push_back(start + first * kPage);
     (*expected)->runs.push_back((last - first) * kPage);
   }
-  return *expected ? std::move(lock) : std::unique_lock<std::mutex>();
+  return *expected ? std::move(lock) : std::unique_lock<Mutex>();
 }
 
 void ManagedPages::ForgetExpected(const Expected& expected) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   for (size_t i = 0; i < expected.runs.size(); i += 2) {
     const auto it = FindLocked(expected.runs[i]);
     if (it != segments_.end() && it->second.expected == &expected) it->second.expected = nullptr;
@@ -449,7 +450,7 @@ void ManagedPages::Arrived(ClientChannel* channel, const Expected& expected, uin
   std::lock_guard<std::shared_mutex> sending(sending_);
   // What was sent since then may be changing them.
   if (channel->last_marked() > sequence) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   for (size_t i = 0; i < expected.runs.size(); i += 2) {
     const auto it = FindLocked(expected.runs[i]);
     if (it == segments_.end()) continue;
@@ -462,12 +463,13 @@ void ManagedPages::Arrived(ClientChannel* channel, const Expected& expected, uin
 
 void ManagedPages::AnticipateAll(ClientChannel* channel) {
   std::lock_guard<std::shared_mutex> sending(sending_);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   for (auto& [start, segment] : segments_) {
     if (!segment.habit || !segment.watched || segment.touched) continue;
     const uint64_t first = segment.had_first, last = segment.had_last;
     bool busy = false;
-    if (Fetch(channel, start + first * kPage, (last - first) * kPage, kUnlessBusy, 0, &busy) != CUDA_SUCCESS || busy) {
+    if (FetchLocked(channel, start + first * kPage, (last - first) * kPage, kUnlessBusy, 0, &busy) != CUDA_SUCCESS ||
+        busy) {
       // Other work goes on, and perhaps always does.
       segment.repeats = 0;
       SetHabitLocked(&segment, false);
@@ -515,15 +517,16 @@ void ManagedPages::FetchForLocked(uint64_t start, Segment* segment, uint64_t pag
   const uint64_t address = start + first * kPage, bytes = count * kPage;
   bool busy = false;
   const uint32_t careful = wait == kForAll ? kUnlessBusy : wait == kForStream ? kUnlessStreamBusy : kAtOnce;
-  CUresult result = Fetch(channel_, address, bytes, careful, stream, &busy);
+  CUresult result = FetchLocked(channel_, address, bytes, careful, stream, &busy);
   if (result == CUDA_SUCCESS && busy) {
     if (!said_.exchange(true)) {
       LogLine(
-          "the host used managed memory while the GPU was at work, which devices without concurrentManagedAccess do not "
+          "the host used managed memory while the GPU was at work, which devices without concurrentManagedAccess do "
+          "not "
           "allow; each such access waits until the GPU has finished, and a kernel that waits for the host would wait "
           "forever");
     }
-    result = Fetch(channel_, address, bytes, wait, stream, &busy);
+    result = FetchLocked(channel_, address, bytes, wait, stream, &busy);
   }
   if (result != CUDA_SUCCESS) {
     // The calls themselves say what is wrong with the GPU or the server. The program goes on with what is here.
@@ -539,6 +542,7 @@ void ManagedPages::FetchForLocked(uint64_t start, Segment* segment, uint64_t pag
   segment->next_read = last;
   segment->reads = count;
   const auto map = [&] {
+    mutex_.AssertHeld();
     bool mapped;
     if (all_writable) {
       mapped = faults_.Map(address, bytes, false);
@@ -569,11 +573,11 @@ void ManagedPages::FetchAheadLocked(uint64_t start, Segment* segment, bool is_wr
   if (from > first || last < first + 2) return map();
   const uint64_t address = start + first * kPage, bytes = (last - first) * kPage;
   const uint32_t careful = wait == kForAll ? kUnlessBusy : wait == kForStream ? kUnlessStreamBusy : kAtOnce;
-  const uint64_t sequence = BeginFetch(channel_, address, bytes, careful, stream);
+  const uint64_t sequence = BeginFetchLocked(channel_, address, bytes, careful, stream);
   map();
   bool busy = false;
   // An error is for the access to see that asks for the pages.
-  if (EndFetch(channel_, sequence, address, bytes, &busy) != CUDA_SUCCESS || busy || !segment->watched) return;
+  if (EndFetchLocked(channel_, sequence, address, bytes, &busy) != CUDA_SUCCESS || busy || !segment->watched) return;
   TakeLocked(segment, first, last);
   const bool all_writable = is_write && segment->mostly_written;
   if (all_writable) Set(&segment->dirty, first, last, true);
@@ -633,7 +637,7 @@ void ManagedPages::Serve() {
   while (faults_.Next(&fault)) {
     const uint64_t before = hand_overs_.load(std::memory_order_acquire);
     std::lock_guard<std::shared_mutex> sending(sending_);
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     if (hand_overs_.load(std::memory_order_acquire) == before) {
       ResolveLocked(fault);
     } else {
@@ -645,16 +649,31 @@ void ManagedPages::Serve() {
 }
 
 CUresult ManagedPages::Settle(ClientChannel* channel) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  std::thread server;
+  {
+    MutexLock lock(&mutex_);
+    if (const CUresult result = TakeBackLocked(channel); result != CUDA_SUCCESS || !faults_.open()) return result;
+    faults_.Interrupt();
+    server = std::move(server_);
+  }
+  server.join();  // it may wait for the lock
+  MutexLock lock(&mutex_);
+  faults_.Close();
+  channel_ = nullptr;
+  return CUDA_SUCCESS;
+}
+
+CUresult ManagedPages::TakeBackLocked(ClientChannel* channel) {
   CUresult first_error = CUDA_SUCCESS;
   for (auto& [start, segment] : segments_) {
     if (!segment.watched || !channel) continue;
     // Pages of the file change under nobody's eyes: the host does not have them.
     ForEachRun(segment.host, 0, segment.bytes / kPage, false, [&, begin = start](uint64_t first, uint64_t last) {
+      mutex_.AssertHeld();
       for (uint64_t at = begin + first * kPage, end = begin + last * kPage; at < end && first_error == CUDA_SUCCESS;) {
         const uint64_t bytes = std::min(carried_ ? kCarriedSettlePiece : kSettlePiece, end - at);
         bool busy;
-        first_error = Fetch(channel, at, bytes, kAtOnce, 0, &busy);
+        first_error = FetchLocked(channel, at, bytes, kAtOnce, 0, &busy);
         at += bytes;
       }
     });
@@ -671,15 +690,6 @@ CUresult ManagedPages::Settle(ClientChannel* channel) {
     segment.dirty.clear();
     TouchLocked(&segment, true);
   }
-  if (!faults_.open()) return CUDA_SUCCESS;
-  faults_.Interrupt();
-  // It may wait for the lock.
-  std::thread server = std::move(server_);
-  lock.unlock();
-  server.join();
-  lock.lock();
-  faults_.Close();
-  channel_ = nullptr;
   return CUDA_SUCCESS;
 }
 

@@ -39,6 +39,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/session/guarded.h"
 #include "client/session/page_faults.h"
 #include "proto/channel/client_channel.h"
 
@@ -55,24 +56,24 @@ class ManagedPages {
   // With a server that has the segments in another way, there is nothing to hand over.
   void Enable(bool enabled) { enabled_.store(enabled, std::memory_order_release); }
 
-  // The memory file, and where its begin is mapped. `carried`: the server does not have the file, so the bytes travel in
-  // the channel.
+  // The memory file, and where its begin is mapped. `carried`: the server does not have the file, so the bytes travel
+  // in the channel.
   void SetFile(int fd, uint64_t base, bool carried) { file_ = fd, base_ = base, carried_ = carried; }
   void SetCarried(bool carried) { carried_ = carried; }
   bool carried() const { return carried_; }
 
   // The segment is there, here and on the server, and zero. Whole pages.
   void Add(uint64_t address, uint64_t bytes);
-  // The program frees it: nothing of it is handed over from now on, so that what other threads send names no memory that the
-  // server has freed.
+  // The program frees it: nothing of it is handed over from now on, so that what other threads send names no memory
+  // that the server has freed.
   void Leave(uint64_t address);
   // It is about to go, or will be zero on the server again and is to be zero here: the caller cuts it out of the file.
   void Remove(uint64_t address);
   // The bytes, which lie in one segment, become zero. They belong to nobody just now.
   void Clear(uint64_t address, uint64_t bytes);
 
-  // The program has advised, or not any more, that the bytes are mostly the host's: as WillUse, but for good. They lie in one
-  // allocation.
+  // The program has advised, or not any more, that the bytes are mostly the host's: as WillUse, but for good. They lie
+  // in one allocation.
   void PreferHost(uint64_t address, uint64_t bytes, bool preferred);
 
   // Which memory a stream's work may use, and the host meanwhile, is the stream's affair; cuStreamAttachMemAsync.
@@ -107,11 +108,11 @@ class ManagedPages {
       return {reinterpret_cast<const char*>(runs.data()), runs.size() * sizeof(uint64_t)};
     }
   };
-  // Before such a call, with `sending` held: what it may ask for, if anything. Until the lock that it returns is let go of,
-  // which is when the request is in the channel, no page changes hands. After that the server copies them before it does
-  // anything that is asked for later, or never. One call at a time asks for a segment's: the answer to the first would let
-  // the program write to pages that the second brings.
-  std::unique_lock<std::mutex> Expect(std::unique_ptr<Expected>* expected);
+  // Before such a call, with `sending` held: what it may ask for, if anything. Until the lock that it returns is let go
+  // of, which is when the request is in the channel, no page changes hands. After that the server copies them before it
+  // does anything that is asked for later, or never. One call at a time asks for a segment's: the answer to the first
+  // would let the program write to pages that the second brings.
+  std::unique_lock<Mutex> Expect(std::unique_ptr<Expected>* expected) CR_UNGUARDED;
   // It has returned, and the pages have been fetched; `sequence` is the request's.
   void Arrived(ClientChannel* channel, const Expected& expected, uint64_t sequence);
 
@@ -143,21 +144,21 @@ class ManagedPages {
   struct Segment {
     uint64_t bytes = 0;
     bool watched = false;
-    bool touched = true;              // the host has pages
-    std::vector<uint64_t> host;       // a bit for each page that the host has; all of them, unless watched
-    std::vector<uint64_t> dirty;      // of those: not protected
-    uint64_t first = 0, last = 0;     // pages that the host may have: first <= page < last
-    uint64_t next_read = 0, reads = 0;    // pages: where a sequential access would go on, and how many were fetched last
+    bool touched = true;                // the host has pages
+    std::vector<uint64_t> host;         // a bit for each page that the host has; all of them, unless watched
+    std::vector<uint64_t> dirty;        // of those: not protected
+    uint64_t first = 0, last = 0;       // pages that the host may have: first <= page < last
+    uint64_t next_read = 0, reads = 0;  // pages: where a sequential access would go on, and how many were fetched last
     uint64_t next_write = 0, writes = 0;  // the same for taking protection away
-    uint64_t marker = kNoPage;  // a page of the host's that is not mapped: its fault has the next ones fetched ahead
+    uint64_t marker = kNoPage;    // a page of the host's that is not mapped: its fault has the next ones fetched ahead
     bool mostly_written = false;  // at the last HandOver: then pages that are fetched by a write are not protected
     uint64_t wanted_first = 0, wanted_last = 0;  // WillUse
     std::map<uint64_t, uint64_t> preferred;      // PreferHost: first page -> one past the last
-    // What the host had at the last HandOver, for how many of them it has been the same, and how often it was to be fetched
-    // ahead. Habit: whether Expect and Anticipate look at it.
+    // What the host had at the last HandOver, for how many of them it has been the same, and how often it was to be
+    // fetched ahead. Habit: whether Expect and Anticipate look at it.
     uint64_t had_first = 0, had_last = 0, repeats = 0, ahead = 0;
     bool habit = false;
-    const Expected* expected = nullptr;  // of the call that asks for them, if one does
+    const Expected* expected = nullptr;                          // of the call that asks for them, if one does
     std::map<uint64_t, std::pair<uint64_t, uint64_t>> attached;  // first page -> one past the last, stream
   };
   using Segments = std::map<uint64_t, Segment>;
@@ -165,50 +166,56 @@ class ManagedPages {
   static bool Get(const std::vector<uint64_t>& bits, uint64_t page) { return bits[page / 64] >> (page % 64) & 1; }
   static void Set(std::vector<uint64_t>* bits, uint64_t first, uint64_t last, bool value);
 
-  Segments::iterator FindLocked(uint64_t address);
-  bool WatchLocked(uint64_t start, Segment* segment);
-  void TouchLocked(Segment* segment, bool touched);
-  CUresult HandOverLocked(ClientChannel* channel, uint64_t start, Segment* segment);
+  Segments::iterator FindLocked(uint64_t address) CR_REQUIRES(mutex_);
+  bool WatchLocked(uint64_t start, Segment* segment) CR_REQUIRES(mutex_);
+  void TouchLocked(Segment* segment, bool touched) CR_REQUIRES(mutex_);
+  CUresult HandOverLocked(ClientChannel* channel, uint64_t start, Segment* segment) CR_REQUIRES(mutex_);
   // Notes that [first, last), in pages, is to be flushed.
-  void AddRun(uint64_t start, uint64_t first, uint64_t last);
+  void AddRunLocked(uint64_t start, uint64_t first, uint64_t last) CR_REQUIRES(mutex_);
   // The same for what the file has of [from, to), in bytes of the segment: the rest is zero.
-  void AddFileRuns(uint64_t start, uint64_t from, uint64_t to);
-  CUresult SendRuns(ClientChannel* channel);
-  CUresult SendBytes(ClientChannel* channel);
+  void AddFileRunsLocked(uint64_t start, uint64_t from, uint64_t to) CR_REQUIRES(mutex_);
+  CUresult SendRunsLocked(ClientChannel* channel) CR_REQUIRES(mutex_);
+  CUresult SendBytesLocked(ClientChannel* channel) CR_REQUIRES(mutex_);
   // Calls use(first, last) for each run of pages of `bits` in [from, to) that have `value`.
   template <typename Use>
   static void ForEachRun(const std::vector<uint64_t>& bits, uint64_t from, uint64_t to, bool value, const Use& use);
-  bool StartLocked();
+  // Settle but for the thread.
+  CUresult TakeBackLocked(ClientChannel* channel) CR_REQUIRES(mutex_);
+  bool StartLocked() CR_REQUIRES(mutex_);
   void Serve();
-  void ResolveLocked(const PageFaults::Fault& fault);
+  void ResolveLocked(const PageFaults::Fault& fault) CR_REQUIRES(mutex_);
   void AnticipateAll(ClientChannel* channel);
   void ForgetExpected(const Expected& expected);
-  void SetHabitLocked(Segment* segment, bool habit);
+  void SetHabitLocked(Segment* segment, bool habit) CR_REQUIRES(mutex_);
   // The pages of the segment's habit have been fetched.
-  void ShowLocked(uint64_t start, Segment* segment);
+  void ShowLocked(uint64_t start, Segment* segment) CR_REQUIRES(mutex_);
   // Notes that the host has the pages from now on.
-  void TakeLocked(Segment* segment, uint64_t first, uint64_t last);
+  void TakeLocked(Segment* segment, uint64_t first, uint64_t last) CR_REQUIRES(mutex_);
   // What a page may be fetched with, in pages, and what its fetching has to wait for.
   struct Reach {
     uint64_t from, to;
     uint32_t wait;
     uint64_t stream;
   };
-  Reach ReachOfLocked(const Segment& segment, uint64_t page) const;
-  void FetchForLocked(uint64_t start, Segment* segment, uint64_t page, bool is_write);
+  Reach ReachOfLocked(const Segment& segment, uint64_t page) const CR_REQUIRES(mutex_);
+  void FetchForLocked(uint64_t start, Segment* segment, uint64_t page, bool is_write) CR_REQUIRES(mutex_);
   // Pages behind those that a sequential access has come to, before it asks for them. `map` is called while they are on
   // their way.
-  void FetchAheadLocked(uint64_t start, Segment* segment, bool is_write, const std::function<void()>& map);
-  CUresult Fetch(ClientChannel* channel, uint64_t address, uint64_t bytes, uint32_t wait, uint64_t stream, bool* busy);
+  void FetchAheadLocked(uint64_t start, Segment* segment, bool is_write, const std::function<void()>& map)
+      CR_REQUIRES(mutex_);
+  CUresult FetchLocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint32_t wait, uint64_t stream,
+                       bool* busy) CR_REQUIRES(mutex_);
   // The two halves of Fetch. 0: it could not be sent.
-  uint64_t BeginFetch(ClientChannel* channel, uint64_t address, uint64_t bytes, uint32_t wait, uint64_t stream);
-  CUresult EndFetch(ClientChannel* channel, uint64_t sequence, uint64_t address, uint64_t bytes, bool* busy);
-  void LoseLocked();
+  uint64_t BeginFetchLocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint32_t wait, uint64_t stream)
+      CR_REQUIRES(mutex_);
+  CUresult EndFetchLocked(ClientChannel* channel, uint64_t sequence, uint64_t address, uint64_t bytes, bool* busy)
+      CR_REQUIRES(mutex_);
+  void LoseLocked() CR_REQUIRES(mutex_);
 
   std::shared_mutex sending_;  // before mutex_
-  std::mutex mutex_;
+  Mutex mutex_;
   std::atomic<uint64_t> hand_overs_{0};
-  Segments segments_;
+  Segments segments_ CR_GUARDED_BY(mutex_);
   std::atomic<bool> active_{false};
   std::atomic<size_t> touched_count_{0};
   std::atomic<bool> enabled_{true};
@@ -216,12 +223,12 @@ class ManagedPages {
   std::atomic<uint64_t> end_{0};
   int file_ = -1;
   uint64_t base_ = 0;
-  bool carried_ = false;
-  std::string carry_;  // bytes on their way
+  std::atomic<bool> carried_{false};
+  std::string carry_ CR_GUARDED_BY(mutex_);  // bytes on their way
   PageFaults faults_;
   std::thread server_;
-  ClientChannel* channel_ = nullptr;  // of the last HandOver
-  std::vector<uint64_t> runs_;
+  ClientChannel* channel_ CR_GUARDED_BY(mutex_) = nullptr;  // of the last HandOver
+  std::vector<uint64_t> runs_ CR_GUARDED_BY(mutex_);
   std::atomic<int> host_functions_{0};
   std::atomic<bool> said_{false}, lost_{false};  // lines on stderr, once each
 };

@@ -39,7 +39,7 @@ uint64_t PinnedHeap::TakeLocked(Session* session, uint64_t bytes) {
 
 CUresult PinnedHeap::Allocate(Session* session, uint64_t bytes, unsigned flags, uint64_t* address) {
   if (SegmentHeap::IsSmall(bytes) && session->shared_memory()) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(&mutex_);
     *address = TakeLocked(session, SegmentHeap::RoundUp(bytes));
     if (*address != 0) return CUDA_SUCCESS;
   }
@@ -57,7 +57,7 @@ CUresult PinnedHeap::Free(Session* session, uint64_t address, uint64_t bytes) {
   const uint64_t rounded = SegmentHeap::RoundUp(bytes);
   const CUresult waited = session->WaitForWork();
   memset(reinterpret_cast<void*>(address), 0, rounded);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   const uint64_t unused = heap_.Give(address, rounded);
   if (unused == 0 || ++empty_ <= kMostEmpty) return waited;
   --empty_;
@@ -68,7 +68,7 @@ CUresult PinnedHeap::Free(Session* session, uint64_t address, uint64_t bytes) {
 }
 
 CUresult PinnedHeap::MapSegments(Session* session) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   for (const auto& [address, segment] : heap_.segments()) {
     const CUresult result = session->MapHostRange(address, segment.bytes, kSegmentFlags);
     if (result != CUDA_SUCCESS) return result;
@@ -77,7 +77,7 @@ CUresult PinnedHeap::MapSegments(Session* session) {
 }
 
 bool PinnedHeap::InSegment(uint64_t address) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   return heap_.Holding(address) != nullptr;
 }
 

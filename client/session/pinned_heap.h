@@ -14,8 +14,8 @@
 #include <cuda.h>
 
 #include <cstdint>
-#include <mutex>
 
+#include "client/session/guarded.h"
 #include "client/session/host_arena.h"
 #include "client/session/segment_heap.h"
 
@@ -42,13 +42,13 @@ class PinnedHeap {
   // Segments without an allocation that stay mapped for the next one.
   static constexpr int kMostEmpty = 4;
 
-  uint64_t TakeLocked(Session* session, uint64_t bytes);
+  uint64_t TakeLocked(Session* session, uint64_t bytes) CR_REQUIRES(mutex_);
   CUresult AllocateWhole(Session* session, uint64_t bytes, unsigned flags, uint64_t* address);
 
   HostArena* const arena_;
-  std::mutex mutex_;
-  SegmentHeap heap_;
-  int empty_ = 0;  // segments without an allocation
+  Mutex mutex_;
+  SegmentHeap heap_ CR_GUARDED_BY(mutex_);
+  int empty_ CR_GUARDED_BY(mutex_) = 0;  // segments without an allocation
 };
 
 }  // namespace cuda_remote::client

@@ -314,13 +314,13 @@ void Session::ThreadEnds(ThreadState* thread) {
 }
 
 int Session::DeviceOf(uint64_t context) {
-  std::shared_lock<std::shared_mutex> lock(mutex_);
+  ReaderLock lock(&mutex_);
   const Object* object = handles_.Find(Kind::kContext, context);
   return object ? object->device : -1;
 }
 
 uint64_t Session::ContextOfObject(uint64_t handle) {
-  std::shared_lock<std::shared_mutex> lock(mutex_);
+  ReaderLock lock(&mutex_);
   while (handle != 0 && KindOf(handle) != Kind::kContext && KindOf(handle) != Kind::kGreenContext) {
     const Object* const object = handles_.Find(KindOf(handle), handle);
     if (!object) return 0;
@@ -330,7 +330,7 @@ uint64_t Session::ContextOfObject(uint64_t handle) {
 }
 
 uint64_t Session::SomeContextOn(int device) {
-  std::shared_lock<std::shared_mutex> lock(mutex_);
+  ReaderLock lock(&mutex_);
   uint64_t found = 0;
   handles_.ForEach(Kind::kContext, [&](uint64_t handle, const Object& context) {
     if (!found && context.active && context.device == device) found = handle;
@@ -358,7 +358,7 @@ Object* Session::LivePrimaryContextLocked(int device) {
 }
 
 void Session::AppendSettings(uint64_t function, std::string* out) {
-  std::shared_lock<std::shared_mutex> lock(mutex_);
+  ReaderLock lock(&mutex_);
   const Object* object = handles_.Find(KindOf(function), function);
   if (object && KindOf(function) == Kind::kFunction && KindOf(object->owner) == Kind::kKernel) {
     object = handles_.Find(Kind::kKernel, object->owner);
@@ -444,7 +444,7 @@ void Session::BuryLocked(replay::ObjectKey root, std::vector<replay::ObjectKey> 
     for (const replay::ObjectKey& one : dead) ForgetLocked(one);
     return;
   }
-  const auto more = [&](replay::ObjectKey key) {
+  const auto more = [&](replay::ObjectKey key) CR_REQUIRES(mutex_) {
     for (const replay::ObjectKey& one : log_.Destroy(key)) dead.push_back(one);
   };
   std::vector<replay::ObjectKey> to_forget;
@@ -473,7 +473,7 @@ void Session::GiveBack(const std::vector<FreedMemory::Block>& blocks) {
     wire::OpMemFree_Request request;
     request.address = block.address;
     {
-      std::unique_lock<std::shared_mutex> lock(mutex_);
+      WriterLock lock(&mutex_);
       DropLocked({Kind::kDeviceMemory, block.address});
       // Without the stream, the server waits until the GPU is idle.
       request.stream_ordered = KindOf(block.stream) != Kind::kStream || handles_.Find(Kind::kStream, block.stream);
@@ -497,7 +497,7 @@ void Session::FreeGraphMemory(const driverabi::GraphMemory::Addresses& gone) {
     FrameHeader header;
     header.call = kOpMemFree;
     {
-      std::unique_lock<std::shared_mutex> lock(mutex_);
+      WriterLock lock(&mutex_);
       if (const auto* const range = device_ranges_.At(address)) header.context_or_result = SlotOf(range->value.context);
       DropLocked({Kind::kDeviceMemory, address});
     }
@@ -512,7 +512,7 @@ void Session::GraphDestroyed(replay::ObjectKey object) {
   if (!uses_graph_memory() && !has_disguised_nodes()) return;
   driverabi::GraphMemory::Addresses gone;
   {
-    std::unique_lock<std::shared_mutex> lock(mutex_);
+    WriterLock lock(&mutex_);
     if (object.kind == Kind::kGraphExec) graph_memory_.ExecDestroyed(object.id, &gone);
     if (object.kind == Kind::kGraph) {
       graph_memory_.GraphDestroyed(object.id, &gone);
@@ -528,7 +528,7 @@ void Session::GraphDestroyed(replay::ObjectKey object) {
 }
 
 void Session::GraphMoved(uint64_t graph, uint64_t node, uint64_t parent) {
-  std::unique_lock<std::shared_mutex> lock(mutex_);
+  WriterLock lock(&mutex_);
   if (Object* const object = handles_.Find(Kind::kGraph, graph)) object->parent = node;
   graph_records_.Moved(graph);
   if (uses_graph_memory()) graph_memory_.Move(graph, parent, true);
@@ -552,7 +552,7 @@ void Session::EraseDeviceRangeLocked(uint64_t address) {
 bool Session::GiveBackFreed() {
   std::vector<FreedMemory::Block> blocks;
   {
-    std::unique_lock<std::shared_mutex> lock(mutex_);
+    WriterLock lock(&mutex_);
     blocks = freed_memory_.TakeAll();
   }
   GiveBack(blocks);

@@ -7,9 +7,10 @@
 //
 // Locking: `mutex()` guards what one call changes together: handles, device and host ranges, freed memory, the pools'
 // accounts, the graphs' records and the log. It is held for table look-ups only, never while a call waits for the server.
-// Other parts have locks of their own. Those of guarded.h, which clang checks, are the last ones in the order: a thread
-// that holds mutex() may take one, and takes no other lock under it. They are added_work, driver_execs, event_times,
-// managed_advice, names, primary_contexts, resource_objects and virtual_memory_map.
+// Other parts have locks of their own. Those that guard data are of guarded.h, and the data say which lock they
+// need, so that clang finds what is used without it (tests/style). The last ones in the order are those of added_work,
+// driver_execs, event_times, managed_advice, names, primary_contexts, resource_objects and virtual_memory_map: a thread
+// that holds mutex() may take one, and takes no other lock under it.
 #ifndef CUDA_REMOTE_CLIENT_SESSION_SESSION_H_
 #define CUDA_REMOTE_CLIENT_SESSION_SESSION_H_
 
@@ -17,7 +18,6 @@
 
 #include <atomic>
 #include <memory>
-#include <shared_mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -34,6 +34,7 @@
 #include "client/session/freed_memory.h"
 #include "client/session/gate.h"
 #include "client/session/graph_records.h"
+#include "client/session/guarded.h"
 #include "client/session/host_arena.h"
 #include "client/session/host_functions.h"
 #include "client/session/managed_advice.h"
@@ -124,26 +125,30 @@ class Session final : public trace::Server {
   Gate& gate() { return gate_; }
   // What the checkpoint agent talks to.
   Checkpoint& checkpoint() { return checkpoint_; }
-  std::shared_mutex& mutex() { return mutex_; }
+  SharedMutex& mutex() CR_RETURNS(mutex_) { return mutex_; }
 
-  // All of these: under mutex().
-  ObjectTable& handles() { return handles_; }
-  AddressMap<DeviceRange>& device_ranges() { return device_ranges_; }
-  AddressMap<HostRange>& host_ranges() { return host_ranges_; }
-  replay::Log& log() { return log_; }
-  FreedMemory& freed_memory() { return freed_memory_; }
-  PoolAccounts& pools() { return pools_; }
+  // Whether the application may use the handle (HandleTable::Usable). Without the lock, which every call of every thread
+  // would have to write to.
+  bool Usable(Kind kind, uint64_t handle) const CR_UNGUARDED { return handles_.Usable(kind, handle); }
+
+  // All of these: under mutex(), shared to look at them.
+  ObjectTable& handles() CR_REQUIRES_SHARED(mutex_) { return handles_; }
+  AddressMap<DeviceRange>& device_ranges() CR_REQUIRES_SHARED(mutex_) { return device_ranges_; }
+  AddressMap<HostRange>& host_ranges() CR_REQUIRES_SHARED(mutex_) { return host_ranges_; }
+  replay::Log& log() CR_REQUIRES_SHARED(mutex_) { return log_; }
+  FreedMemory& freed_memory() CR_REQUIRES_SHARED(mutex_) { return freed_memory_; }
+  PoolAccounts& pools() CR_REQUIRES_SHARED(mutex_) { return pools_; }
   // Memory that graphs allocate, and the nodes that the server knows as something else.
-  driverabi::GraphMemory& graph_memory() { return graph_memory_; }
-  std::unordered_map<uint64_t, DisguisedNode>& disguised_nodes() { return disguised_nodes_; }
+  driverabi::GraphMemory& graph_memory() CR_REQUIRES_SHARED(mutex_) { return graph_memory_; }
+  std::unordered_map<uint64_t, DisguisedNode>& disguised_nodes() CR_REQUIRES_SHARED(mutex_) { return disguised_nodes_; }
   // Memory of a pool comes into the application's hands, and leaves them: device_ranges() and the pool's figures.
-  void InsertPoolMemoryLocked(uint64_t address, uint64_t bytes, const DeviceRange& range) {
+  void InsertPoolMemoryLocked(uint64_t address, uint64_t bytes, const DeviceRange& range) CR_REQUIRES(mutex_) {
     device_ranges_.Insert(address, bytes, range);
     pools_.Allocated({range.device, range.pool}, bytes);
   }
-  void EraseDeviceRangeLocked(uint64_t address);
+  void EraseDeviceRangeLocked(uint64_t address) CR_REQUIRES(mutex_);
   // Whether the application may use the object's handle (Object::active).
-  void SetActiveLocked(uint64_t handle, Object* object, bool active) {
+  void SetActiveLocked(uint64_t handle, Object* object, bool active) CR_REQUIRES(mutex_) {
     object->active = active;
     handles_.SetUsable(handle, active);
   }
@@ -153,24 +158,24 @@ class Session final : public trace::Server {
   // A live context of the device, for questions that any of them can answer; 0: there is none. Takes the lock.
   uint64_t SomeContextOn(int device);
   // The device's primary context, which has a handle from the first question on, retained or not. 0: no handle is left.
-  uint64_t PrimaryContextLocked(int device);
+  uint64_t PrimaryContextLocked(int device) CR_REQUIRES(mutex_);
   // The same context if it is there: retained, and not reset since. Null: it is not; no handle is made for it.
-  Object* LivePrimaryContextLocked(int device);
+  Object* LivePrimaryContextLocked(int device) CR_REQUIRES_SHARED(mutex_);
   // Changes with what is known of any function or kernel (Object::info), under mutex().
   uint64_t function_epoch() const { return function_epoch_.load(std::memory_order_acquire); }
-  void FunctionsChangedLocked() { function_epoch_.fetch_add(1, std::memory_order_acq_rel); }
+  void FunctionsChangedLocked() CR_REQUIRES(mutex_) { function_epoch_.fetch_add(1, std::memory_order_acq_rel); }
   // Which records of graphs stay in the log. Under mutex().
-  GraphRecords& graph_records() { return graph_records_; }
+  GraphRecords& graph_records() CR_REQUIRES_SHARED(mutex_) { return graph_records_; }
   // The application destroyed `object`. True if something was made from it: it stays in the log, and its handle stays
   // taken.
-  bool MarkDestroyedLocked(replay::ObjectKey object);
+  bool MarkDestroyedLocked(replay::ObjectKey object) CR_REQUIRES(mutex_);
   // Drops all that depends on `key`, but not `key` itself.
-  void DropDependentsLocked(replay::ObjectKey key);
+  void DropDependentsLocked(replay::ObjectKey key) CR_REQUIRES(mutex_);
   // Drops `key` from tables and log with all that depends on it. Of a graph that had something of it in it only the
   // record goes, and those of what was made from it: they cannot be made again, but the application has still to
   // destroy them.
-  void DropLocked(replay::ObjectKey key);
-  uint64_t NextId() { return next_id_++; }
+  void DropLocked(replay::ObjectKey key) CR_REQUIRES(mutex_);
+  uint64_t NextId() CR_REQUIRES(mutex_) { return next_id_++; }
   // Tells the server, in the order of their streams, of frees that it has not heard of: of these blocks, or of all that
   // are kept. Not under mutex().
   void GiveBack(const std::vector<FreedMemory::Block>& blocks);
@@ -179,8 +184,8 @@ class Session final : public trace::Server {
   // The host has waited for a stream, an event or a context: pools let go of what they keep. Takes the lock, if there
   // is anything to do.
   void NoteWaited() {
-    if (!pools_.MaySynchronize()) return;
-    std::unique_lock<std::shared_mutex> lock(mutex_);
+    if (!PoolsMaySynchronize()) return;
+    WriterLock lock(&mutex_);
     pools_.Synchronized();
   }
 
@@ -200,7 +205,7 @@ class Session final : public trace::Server {
   // Whether records of an event may be sent quietly: it takes no time down and is of this process alone. Any thread.
   bool RecordsQuietly(uint64_t event) const { return quiet_events_.Contains(event); }
   // Says so of a new event, under mutex().
-  void NoteEventLocked(uint64_t event, bool quiet) {
+  void NoteEventLocked(uint64_t event, bool quiet) CR_REQUIRES(mutex_) {
     if (!quiet_events_.Reserve(SlotOf(event))) return;
     if (quiet) {
       quiet_events_.Set(event);
@@ -226,7 +231,7 @@ class Session final : public trace::Server {
   StagedCopies& staged_copies() { return staged_copies_; }
   DriverExecs& driver_execs() { return driver_execs_; }
   // The last reference to a user object is gone.
-  void UserObjectGoneLocked(uint64_t user_object);
+  void UserObjectGoneLocked(uint64_t user_object) CR_REQUIRES(mutex_);
 
   // Whether there has ever been memory of a graph: what every launch of one, and every free, asks first.
   bool uses_graph_memory() const { return uses_graph_memory_.load(std::memory_order_relaxed); }
@@ -241,7 +246,7 @@ class Session final : public trace::Server {
   // `node` of `parent` has taken `graph` over: it keeps its handle, and dies with the node.
   void GraphMoved(uint64_t graph, uint64_t node, uint64_t parent);
   // Whether a graph is a node's own, as that of a child graph's node or a body of a conditional one.
-  bool IsEmbeddedLocked(uint64_t graph) const;
+  bool IsEmbeddedLocked(uint64_t graph) const CR_REQUIRES_SHARED(mutex_);
   HostArena& host_arena() { return host_arena_; }
   PinnedHeap& pinned_heap() { return pinned_heap_; }
   ManagedMirror& managed_mirror() { return managed_mirror_; }
@@ -303,12 +308,14 @@ class Session final : public trace::Server {
   friend class Call;
   Session() = default;
   CUresult Open();
+  // An atomic flag.
+  bool PoolsMaySynchronize() const CR_UNGUARDED { return pools_.MaySynchronize(); }
   // Takes the dead out of the tables; see DropLocked. `root` is what the application destroyed.
-  void BuryLocked(replay::ObjectKey root, std::vector<replay::ObjectKey> dead);
+  void BuryLocked(replay::ObjectKey root, std::vector<replay::ObjectKey> dead) CR_REQUIRES(mutex_);
   // Whether `handle` is `ancestor` or dies with it.
-  bool IsUnderLocked(uint64_t handle, uint64_t ancestor) const;
+  bool IsUnderLocked(uint64_t handle, uint64_t ancestor) const CR_REQUIRES_SHARED(mutex_);
   // Takes a dead object out of the tables.
-  void ForgetLocked(const replay::ObjectKey& dead);
+  void ForgetLocked(const replay::ObjectKey& dead) CR_REQUIRES(mutex_);
   CUresult FetchDevices();
   // Opens the session's channel. `visible_devices`: Hello's.
   CUresult OpenChannel(const std::string& path, const std::string& visible_devices);
@@ -338,17 +345,18 @@ class Session final : public trace::Server {
   std::atomic<uint64_t> function_epoch_{1};
 
   // The lock's line changes hands all the time. What the look-ups without it read lies on others.
-  alignas(64) std::shared_mutex mutex_;
-  alignas(64) ObjectTable handles_;
+  alignas(64) SharedMutex mutex_;
+  alignas(64) ObjectTable handles_ CR_GUARDED_BY(mutex_);
   replay::LiveHandles quiet_events_;
-  AddressMap<DeviceRange> device_ranges_;
-  AddressMap<HostRange> host_ranges_;
-  replay::Log log_;
-  uint64_t next_id_ = 1;
-  GraphRecords graph_records_{&log_, &handles_, [this](replay::ObjectKey object) { DropLocked(object); }};
-  driverabi::GraphMemory graph_memory_;
+  AddressMap<DeviceRange> device_ranges_ CR_GUARDED_BY(mutex_);
+  AddressMap<HostRange> host_ranges_ CR_GUARDED_BY(mutex_);
+  replay::Log log_ CR_GUARDED_BY(mutex_);
+  uint64_t next_id_ CR_GUARDED_BY(mutex_) = 1;
+  GraphRecords graph_records_ CR_GUARDED_BY(mutex_){
+      &log_, &handles_, [this](replay::ObjectKey object) CR_REQUIRES(mutex_) { DropLocked(object); }};
+  driverabi::GraphMemory graph_memory_ CR_GUARDED_BY(mutex_);
   DriverExecs driver_execs_;
-  std::unordered_map<uint64_t, DisguisedNode> disguised_nodes_;
+  std::unordered_map<uint64_t, DisguisedNode> disguised_nodes_ CR_GUARDED_BY(mutex_);
   std::atomic<bool> uses_graph_memory_{false};
   std::atomic<bool> has_disguised_nodes_{false};
   std::atomic<Waits> waits_{Waits::kNone};
@@ -358,8 +366,8 @@ class Session final : public trace::Server {
   StagedCopies staged_copies_;
   EventTimes event_times_;
   Names names_;
-  FreedMemory freed_memory_;
-  PoolAccounts pools_;
+  FreedMemory freed_memory_ CR_GUARDED_BY(mutex_);
+  PoolAccounts pools_ CR_GUARDED_BY(mutex_);
   Completions completions_;
   Answers answers_;
   Staging staging_;

@@ -16,7 +16,8 @@
 #include <unistd.h>
 
 #include <map>
-#include <mutex>
+
+#include "client/session/guarded.h"
 
 namespace cuda_remote::client {
 namespace {
@@ -100,24 +101,25 @@ bool MakePrivate(uint64_t start, uint64_t bytes) {
 
 // The pages that are moved at the moment: start and length.
 struct Moved {
-  std::mutex mutex;
-  std::map<uint64_t, uint64_t> pages;
+  Mutex mutex;
+  std::map<uint64_t, uint64_t> pages CR_GUARDED_BY(mutex);
   // While a fork is under way: what the child says on it is that it has its copies.
-  int copied[2] = {-1, -1};
+  int copied[2] CR_GUARDED_BY(mutex) = {-1, -1};
 };
 Moved& AllMoved() {
   static auto* moved = new Moved;  // outlives exit handlers
   return *moved;
 }
 
-void BeforeFork() {
+// The lock is held from before the fork until both processes have done what is theirs.
+void BeforeFork() CR_UNGUARDED {
   Moved& moved = AllMoved();
   moved.mutex.lock();
   if (moved.pages.empty() || pipe2(moved.copied, O_CLOEXEC) != 0) moved.copied[0] = moved.copied[1] = -1;
 }
 
 // The child would go on sharing the pages with its parent, and each would see what the other writes.
-void InChild() {
+void InChild() CR_UNGUARDED {
   Moved& moved = AllMoved();
   for (const auto& [start, bytes] : moved.pages) {
     // Without memory for a copy: a fault is better than contents that change, here or in the parent.
@@ -133,7 +135,7 @@ void InChild() {
 
 // The thread that forked goes on when the child has its copies, or is gone. (Other threads that write in between do so
 // at the time of the fork, which might have been after it.)
-void InParent() {
+void InParent() CR_UNGUARDED {
   Moved& moved = AllMoved();
   if (moved.copied[0] >= 0) {
     close(moved.copied[1]);
@@ -188,24 +190,26 @@ PageBacking FindBacking(uint64_t start, uint64_t bytes, int except) {
 bool MovePages(uint64_t start, uint64_t bytes, int fd, uint64_t offset, void* window) {
   void* const there = reinterpret_cast<void*>(start);
   WatchForks();
-  std::lock_guard<std::mutex> lock(AllMoved().mutex);
+  Moved& all = AllMoved();
+  MutexLock lock(&all.mutex);
   // Pages that do not exist yet cannot be stopped on older kernels.
   if (madvise(there, bytes, MADV_POPULATE_WRITE) != 0) return false;
   WriteStop stop;
   if (!stop.Stop(start, bytes, false)) return false;
   memcpy(window, there, bytes);
   if (mmap(there, bytes, kReadWrite, MAP_SHARED | MAP_FIXED, fd, off_t(offset)) != there) return false;
-  AllMoved().pages[start] = bytes;
+  all.pages[start] = bytes;
   return true;
 }
 
 bool MovePagesBack(uint64_t start, uint64_t bytes) {
-  std::lock_guard<std::mutex> lock(AllMoved().mutex);
-  const auto moved = AllMoved().pages.find(start);
-  if (moved == AllMoved().pages.end() || moved->second != bytes) return false;
+  Moved& all = AllMoved();
+  MutexLock lock(&all.mutex);
+  const auto moved = all.pages.find(start);
+  if (moved == all.pages.end() || moved->second != bytes) return false;
   WriteStop stop;
   if (!stop.Stop(start, bytes, true) || !MakePrivate(start, bytes)) return false;
-  AllMoved().pages.erase(moved);
+  all.pages.erase(moved);
   return true;
 }
 

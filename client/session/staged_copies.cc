@@ -16,7 +16,7 @@ void StagedCopy::Run(void* data) {
 }
 
 StagedCopy* StagedCopies::Take(size_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   size_t best = free_.size();
   for (size_t i = 0; i < free_.size(); ++i) {
     if (free_[i]->capacity >= bytes && (best == free_.size() || free_[i]->capacity < free_[best]->capacity)) best = i;
@@ -28,7 +28,7 @@ StagedCopy* StagedCopies::Take(size_t bytes) {
 }
 
 void StagedCopies::Give(const std::vector<StagedCopy*>& pieces) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   free_.insert(free_.end(), pieces.begin(), pieces.end());
 }
 

@@ -11,8 +11,9 @@
 #define CUDA_REMOTE_CLIENT_SESSION_STAGED_COPIES_H_
 
 #include <cstddef>
-#include <mutex>
 #include <vector>
+
+#include "client/session/guarded.h"
 
 namespace cuda_remote::client {
 
@@ -39,8 +40,8 @@ class StagedCopies {
   void Give(const std::vector<StagedCopy*>& pieces);
 
  private:
-  std::mutex mutex_;
-  std::vector<StagedCopy*> free_;
+  Mutex mutex_;
+  std::vector<StagedCopy*> free_ CR_GUARDED_BY(mutex_);
 };
 
 }  // namespace cuda_remote::client

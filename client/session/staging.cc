@@ -40,7 +40,7 @@ bool Staging::Acquire(Session* session, size_t bytes) {
 }
 
 void Staging::GiveBack(Session* session) {
-  std::lock_guard<std::mutex> lock(in_use_);
+  MutexLock lock(&in_use_);
   refused_ = false;
   if (!memory_) return;
   session->UnmapHostRange(reinterpret_cast<uint64_t>(memory_));
@@ -50,22 +50,22 @@ void Staging::GiveBack(Session* session) {
 
 void Staging::Run(int count, const std::function<void(int)>& job) {
   if (count > 1) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    StartHelpers(count - 1);
+    MutexLock lock(&mutex_);
+    StartHelpersLocked(count - 1);
     job_ = &job;
     count_ = count;
     ++generation_;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
   job(0);
   if (count <= 1) return;
   // Helpers that have not woken up by now are not needed any more.
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   job_ = nullptr;
-  idle_.wait(lock, [this] { return inside_ == 0; });
+  while (inside_ != 0) idle_.Wait(&mutex_);
 }
 
-void Staging::StartHelpers(int count) {
+void Staging::StartHelpersLocked(int count) {
   if (helpers_ >= count) return;
   // The application's signals are for its own threads.
   sigset_t all, before;
@@ -83,18 +83,18 @@ void Staging::StartHelpers(int count) {
 }
 
 void Staging::Help(int index) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  mutex_.lock();
   uint64_t seen = 0;
   while (true) {
-    changed_.wait(lock, [&] { return job_ && generation_ != seen; });
+    while (!job_ || generation_ == seen) changed_.Wait(&mutex_);
     seen = generation_;
     if (index >= count_) continue;
     const std::function<void(int)>& job = *job_;
     ++inside_;
-    lock.unlock();
+    mutex_.unlock();
     job(index);
-    lock.lock();
-    if (--inside_ == 0) idle_.notify_all();
+    mutex_.lock();
+    if (--inside_ == 0) idle_.NotifyAll();
   }
 }
 

@@ -15,11 +15,11 @@
 #ifndef CUDA_REMOTE_CLIENT_SESSION_STAGING_H_
 #define CUDA_REMOTE_CLIENT_SESSION_STAGING_H_
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <mutex>
+
+#include "client/session/guarded.h"
 
 namespace cuda_remote::client {
 
@@ -41,10 +41,11 @@ class Staging {
 
   // Takes the buffers for a copy of `bytes`, making them first once they would have been used for kWorth bytes. False
   // if there are none or another copy has them.
-  bool Acquire(Session* session, size_t bytes);
-  void Release() { in_use_.unlock(); }
-  // With the buffers: one of them.
-  char* piece(size_t index) const { return memory_ + index * kPieceBytes; }
+  bool Acquire(Session* session, size_t bytes) CR_ANNOTATION(try_acquire_capability(true, in_use_));
+  void Release() CR_ANNOTATION(release_capability(in_use_)) { in_use_.unlock(); }
+  // With the buffers: one of them. Also for the threads of Run, of which clang does not know whose lock they work
+  // under.
+  char* piece(size_t index) const CR_UNGUARDED { return memory_ + index * kPieceBytes; }
 
   // With the buffers: runs job(0) on the caller's thread and job(1) to job(count - 1) on others, as far as they can be
   // had: a job must not rely on another one's running. Returns when all that began have ended. Jobs must not throw.
@@ -54,23 +55,23 @@ class Staging {
   void GiveBack(Session* session);
 
  private:
-  void StartHelpers(int count);
+  void StartHelpersLocked(int count) CR_REQUIRES(mutex_);
   void Help(int index);
 
   int threads_ = 1;
-  std::mutex in_use_;
-  char* memory_ = nullptr;
-  size_t missed_ = 0;     // bytes of copies that there were no buffers for
-  bool refused_ = false;  // the server could not map them; it is not asked again
+  Mutex in_use_;
+  char* memory_ CR_GUARDED_BY(in_use_) = nullptr;
+  size_t missed_ CR_GUARDED_BY(in_use_) = 0;     // bytes of copies that there were no buffers for
+  bool refused_ CR_GUARDED_BY(in_use_) = false;  // the server could not map them; it is not asked again
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::condition_variable idle_;
-  const std::function<void(int)>* job_ = nullptr;  // while a job may be begun
-  int count_ = 0;
-  uint64_t generation_ = 0;
-  int inside_ = 0;
-  int helpers_ = 0;
+  Mutex mutex_;
+  Condition changed_;
+  Condition idle_;
+  const std::function<void(int)>* job_ CR_GUARDED_BY(mutex_) = nullptr;  // while a job may be begun
+  int count_ CR_GUARDED_BY(mutex_) = 0;
+  uint64_t generation_ CR_GUARDED_BY(mutex_) = 0;
+  int inside_ CR_GUARDED_BY(mutex_) = 0;
+  int helpers_ CR_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace cuda_remote::client

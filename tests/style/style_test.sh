@@ -4,7 +4,6 @@
 folder=$(dirname "$(readlink -f "$0")")
 case $1 in
   --self-test) exec /usr/bin/python3 "$folder/style_test_test.py" ;;
-  --thread-safety) exec /usr/bin/python3 "$folder/thread_safety_test.py" ;;
-  --thread-safety-self-test) exec /usr/bin/python3 "$folder/thread_safety_test_test.py" ;;
+  --annotations) shift && exec /usr/bin/python3 "$folder/annotations_test.py" "$@" ;;
   *) exec /usr/bin/python3 "$folder/style_test.py" "$@" ;;
 esac

@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests that clang finds a missing lock, with the project's own annotations (client/session/guarded.h).
+
+Usage: annotations_test.py FLAG...    FLAG: clang's, as tidy.bzl has them
+"""
+
+import os
+import subprocess
+import sys
+import unittest
+
+# As in tidy.bzl.
+CLANG = "clang++-14"
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+CLASSES = """#include "client/session/guarded.h"
+namespace cuda_remote::client {
+class Counter {
+ public:
+  int Next() {
+    %s
+    return ++count_;
+  }
+  int Look() {
+    %s
+    return count_;
+  }
+  void AddLocked() CR_REQUIRES(mutex_) { ++count_; }
+  void WaitLocked() CR_REQUIRES(own_) {
+    while (!done_) changed_.Wait(&own_);
+  }
+  SharedMutex& mutex() CR_RETURNS(mutex_) { return mutex_; }
+  int& count() CR_REQUIRES_SHARED(mutex_) { return count_; }
+ private:
+  SharedMutex mutex_;
+  int count_ CR_GUARDED_BY(mutex_) = 0;
+  Mutex own_;
+  Condition changed_;
+  bool done_ CR_GUARDED_BY(own_) = false;
+};
+void Use(Counter* counter) {
+  %s
+}
+}  // namespace cuda_remote::client
+"""
+WRITES, LOOKS = "WriterLock lock(&mutex_);", "ReaderLock lock(&mutex_);"
+OUTSIDE = "WriterLock lock(&counter->mutex()); "
+
+
+class AnnotationsTest(unittest.TestCase):
+    flags = []
+
+    def complaints(self, *parts):
+        """What clang says of the classes with these three bodies."""
+        done = subprocess.run([CLANG, *self.flags, "-std=c++17", "-x", "c++", "-iquote", ROOT, "-"],
+                              input=CLASSES % parts, capture_output=True, text=True, check=False)  # fmt: skip
+        self.assertEqual(done.returncode != 0, "error:" in done.stderr, done.stderr)
+        return done.stderr
+
+    def test_locks_that_are_held(self):
+        self.assertEqual(self.complaints(WRITES, LOOKS, OUTSIDE + "counter->AddLocked(); ++counter->count();"), "")
+
+    def test_a_missing_lock(self):
+        self.assertIn("writing variable 'count_' requires holding mutex 'mutex_' exclusively", self.complaints("", LOOKS, ""))
+
+    def test_a_lock_for_looking_only(self):
+        self.assertIn("writing variable 'count_' requires holding mutex 'mutex_' exclusively", self.complaints(LOOKS, LOOKS, ""))
+
+    def test_a_function_that_wants_the_lock(self):
+        self.assertIn("calling function 'AddLocked' requires holding mutex 'counter->mutex_' exclusively",
+                      self.complaints(WRITES, LOOKS, "counter->AddLocked();"))  # fmt: skip
+
+    def test_what_a_part_gives_out(self):
+        self.assertIn("calling function 'count' requires holding mutex 'counter->mutex_'", self.complaints(WRITES, LOOKS, "counter->count();"))
+
+    def test_a_lock_that_was_let_go_of(self):
+        self.assertIn("requires holding mutex", self.complaints(WRITES, LOOKS, OUTSIDE + "lock.Unlock(); counter->AddLocked();"))
+
+
+if __name__ == "__main__":
+    AnnotationsTest.flags = sys.argv[1:]
+    unittest.main(argv=sys.argv[:1])
