@@ -207,21 +207,23 @@ class Server {
     wire::OpOfferMemory_Request in;
     const bool known = in.Decode(message) && memory_.count(in.address) != 0;
     if (!known || refuse_offers-- > 0) return kInvalidValue;
-    std::string* const bytes = &memory_.at(in.address);
+    const std::string& bytes = memory_.at(in.address);
+    const auto place = reinterpret_cast<uint64_t>(&bytes);
     wire::OpOfferMemory_Reply out;
-    out.key = {reinterpret_cast<const char*>(&bytes), sizeof(bytes)};
-    out.bytes = bytes->size();
+    out.key = {reinterpret_cast<const char*>(&place), sizeof(place)};
+    out.bytes = bytes.size();
     out.Encode(answer);
     return 0;
   }
   uint32_t Fetch(const std::string& message) {
     wire::OpFetchMemory_Request in;
-    const std::string* bytes;
+    uint64_t place;
     ++fetches;
-    if (!in.Decode(message) || in.key.size() != sizeof(bytes) || refuse_fetches-- > 0) return kInvalidValue;
-    memcpy(&bytes, in.key.data(), sizeof(bytes));
-    if (bytes->size() != in.bytes) return kInvalidValue;
-    memory_.at(in.address) = *bytes;
+    if (!in.Decode(message) || in.key.size() != sizeof(place) || refuse_fetches-- > 0) return kInvalidValue;
+    memcpy(&place, in.key.data(), sizeof(place));
+    const auto& bytes = *reinterpret_cast<const std::string*>(place);
+    if (bytes.size() != in.bytes) return kInvalidValue;
+    memory_.at(in.address) = bytes;
     return 0;
   }
   uint32_t Map(const std::string& message) {

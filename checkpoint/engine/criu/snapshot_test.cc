@@ -130,8 +130,9 @@ int Subject(const char* folder, int steps, int port) {
         sockaddr_un address{};
         address.sun_family = AF_UNIX;
         strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
-        bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address));
-        listen(listener, 4);
+        if (bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 || listen(listener, 4) != 0) {
+          return nullptr;
+        }
         while (true) {
           const int peer = accept(listener, nullptr, nullptr);
           if (peer < 0) continue;
