@@ -10,10 +10,10 @@
 
 #include <atomic>
 #include <map>
-#include <mutex>
 #include <set>
 
 #include "client/nvml/job_server.h"
+#include "client/session/guarded.h"
 
 // Only the address of one counts.
 struct nvmlDevice_st {
@@ -39,11 +39,11 @@ struct Kept {
 
 struct State {
   // Held while a question is open, and across fork.
-  std::mutex mutex;
-  std::map<std::string, Kept> kept;
-  JobServer server;   // whose answers these are
-  std::string relay;  // of `server`
-  std::set<std::string> logged;
+  Mutex mutex;
+  std::map<std::string, Kept> kept CR_GUARDED_BY(mutex);
+  JobServer server CR_GUARDED_BY(mutex);   // whose answers these are
+  std::string relay CR_GUARDED_BY(mutex);  // of `server`
+  std::set<std::string> logged CR_GUARDED_BY(mutex);
   bool log = false;
 };
 
@@ -54,8 +54,8 @@ State& GetState() {
     const char* const log = getenv("CUDA_REMOTE_NVML_LOG");
     made->log = log && *log && strcmp(log, "0") != 0;
     // A child must not find the mutex held by a thread that it does not have, nor a question half asked.
-    pthread_atfork([] { GetState().mutex.lock(); }, [] { GetState().mutex.unlock(); },
-                   [] { GetState().mutex.unlock(); });
+    pthread_atfork([]() CR_UNGUARDED { GetState().mutex.lock(); }, []() CR_UNGUARDED { GetState().mutex.unlock(); },
+                   []() CR_UNGUARDED { GetState().mutex.unlock(); });
     return made;
   }();
   return *state;
@@ -67,14 +67,14 @@ int64_t NowMs() {
   return int64_t(now.tv_sec) * 1000 + now.tv_nsec / 1000000;
 }
 
-// With the mutex held. Each text once.
-void LogOnce(State* state, const std::string& text) {
+// Each text once.
+void LogOnceLocked(State* state, const std::string& text) CR_REQUIRES(state->mutex) {
   if (!state->log || state->logged.size() > 1000 || !state->logged.insert(text).second) return;
   const std::string line = "cuda-remote NVML: " + text + "\n";
   if (write(STDERR_FILENO, line.data(), line.size()) < 0) return;
 }
 
-int AskLocked(State* state, nvml::Question question, nvml::Life life, std::string* output) {
+int AskLocked(State* state, nvml::Question question, nvml::Life life, std::string* output) CR_REQUIRES(state->mutex) {
   JobServer server = FindJobServer();
   if (!(server == state->server)) {
     state->kept.clear();
@@ -101,10 +101,10 @@ int AskLocked(State* state, nvml::Question question, nvml::Life life, std::strin
   nvml::Answer answer;
   std::string error;
   if (!AskServer(server, question, &state->relay, &answer, &error)) {
-    LogOnce(state, question.call + ": " + error);
+    LogOnceLocked(state, question.call + ": " + error);
     return nvml::kDriverNotLoaded;
   }
-  if (!answer.error.empty()) LogOnce(state, question.call + ": " + answer.error);
+  if (!answer.error.empty()) LogOnceLocked(state, question.call + ": " + answer.error);
   if (state->kept.size() >= kMaxKept) state->kept.clear();
   *output = answer.output;
   const int result = answer.result;
@@ -161,7 +161,7 @@ int CountGpus(uint32_t* count) {
 int Ask(const nvml::Question& question, nvml::Life life, std::string* output) {
   try {
     State& state = GetState();
-    std::lock_guard<std::mutex> lock(state.mutex);
+    MutexLock lock(&state.mutex);
     const int result = AskLocked(&state, question, life, output);
     // Results come with success only.
     if (result != nvml::kSuccess) output->clear();
@@ -246,8 +246,8 @@ int Unsupported(const char* name) {
   if (!Initialized()) return nvml::kUninitialized;
   try {
     State& state = GetState();
-    std::lock_guard<std::mutex> lock(state.mutex);
-    LogOnce(&state, std::string(name) + " is not supported");
+    MutexLock lock(&state.mutex);
+    LogOnceLocked(&state, std::string(name) + " is not supported");
   } catch (...) {
     return nvml::kMemoryError;
   }

@@ -15,8 +15,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 
+#include "client/session/guarded.h"
 #include "client/trace/recorder.h"
 #include "client/trace/trace.h"
 
@@ -44,17 +44,17 @@ Wanted* g_wanted = nullptr;
 std::atomic<Server*> g_server{nullptr};
 
 // Guards what follows: who writes files, and the slice.
-std::mutex g_output;
-bool g_paused = false;
-bool g_complained = false;
-bool g_slice = false;         // begun and not ended
-bool g_server_slice = false;  // the worker records too
-uint64_t g_slice_capacity = 0;
-uint64_t g_slice_begin = 0;
-uint64_t g_slice_deadline = 0;
-std::vector<Row> g_before;     // totals at the slice's begin
-bool g_timeline_done = false;  // the environment's
-uint64_t g_written_calls = 0;
+Mutex g_output;
+bool g_paused CR_GUARDED_BY(g_output) = false;
+bool g_complained CR_GUARDED_BY(g_output) = false;
+bool g_slice CR_GUARDED_BY(g_output) = false;         // begun and not ended
+bool g_server_slice CR_GUARDED_BY(g_output) = false;  // the worker records too
+uint64_t g_slice_capacity CR_GUARDED_BY(g_output) = 0;
+uint64_t g_slice_begin CR_GUARDED_BY(g_output) = 0;
+uint64_t g_slice_deadline CR_GUARDED_BY(g_output) = 0;
+std::vector<Row> g_before CR_GUARDED_BY(g_output);     // totals at the slice's begin
+bool g_timeline_done CR_GUARDED_BY(g_output) = false;  // the environment's
+uint64_t g_written_calls CR_GUARDED_BY(g_output) = 0;
 
 std::string Variable(const char* name) {
   const char* const value = getenv(name);
@@ -102,25 +102,25 @@ Report MakeReport(bool finished) {
   return report;
 }
 
-void Complain(const std::string& path) {
+void ComplainLocked(const std::string& path) CR_REQUIRES(g_output) {
   if (g_complained) return;
   g_complained = true;
   dprintf(STDERR_FILENO, "cuda-remote: cannot write %s: %s\n", path.c_str(), strerror(errno));
 }
 
-// A new file at `path`, whole or not at all; `write` fills it. Under g_output.
+// A new file at `path`, whole or not at all; `write` fills it.
 template <typename Write>
-void ReplaceFile(const std::string& path, Write write) {
+void ReplaceFileLocked(const std::string& path, Write write) CR_REQUIRES(g_output) {
   const std::string temporary = path + ".new";
   // In a folder that others may write to, that name may be a link of theirs to a file of this user's.
   unlink(temporary.c_str());
   const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
   if (fd < 0) {
-    Complain(temporary);
+    ComplainLocked(temporary);
     return;
   }
   const bool written = write(fd);
-  if (!written) Complain(temporary);
+  if (!written) ComplainLocked(temporary);
   close(fd);
   if (!written || rename(temporary.c_str(), path.c_str()) != 0) unlink(temporary.c_str());
 }
@@ -143,13 +143,12 @@ std::string PathOf(const std::string& pattern) {
   return ExpandPath(pattern, g_wanted->directory, g_wanted->job, uint32_t(getpid()));
 }
 
-// Under g_output.
-void WriteTotalsFile(bool finished) {
+void WriteTotalsFileLocked(bool finished) CR_REQUIRES(g_output) {
   const uint64_t calls = TotalCalls();
   if (g_paused || !g_wanted || g_wanted->totals.empty() || calls == 0 || (calls == g_written_calls && !finished))
     return;
   const std::string path = PathOf(g_wanted->totals);
-  ReplaceFile(path, [finished, &path](int fd) {
+  ReplaceFileLocked(path, [finished, &path](int fd) {
     const Report report = MakeReport(finished);
     const std::string text = IsJson(path) ? JsonReport(report) : TextReport(report);
     return WriteAll(fd, text.data(), text.size());
@@ -158,8 +157,9 @@ void WriteTotalsFile(bool finished) {
   g_written_calls = calls;
 }
 
-void ForkPrepare() { g_output.lock(); }
-void ForkParent() { g_output.unlock(); }
+// The lock is held across a fork.
+void ForkPrepare() CR_UNGUARDED { g_output.lock(); }
+void ForkParent() CR_UNGUARDED { g_output.unlock(); }
 void ForkChild();
 
 // Before anything is recorded: a forked child starts with nothing.
@@ -168,7 +168,7 @@ void WatchForks() {
   (void)registered;
 }
 
-bool BeginSliceLocked(uint64_t capacity, double max_seconds, std::string* error) {
+bool BeginSliceLocked(uint64_t capacity, double max_seconds, std::string* error) CR_REQUIRES(g_output) {
   const uint64_t now = NowNs();
   if (g_slice && now < g_slice_deadline) {
     *error = "another recording of this process is in progress";
@@ -192,7 +192,7 @@ bool BeginSliceLocked(uint64_t capacity, double max_seconds, std::string* error)
 }
 
 // The table of a slice: differences of the totals, but for the longest times, which come from the single calls.
-Report SliceReport(const Timeline& timeline) {
+Report SliceReportLocked(const Timeline& timeline) CR_REQUIRES(g_output) {
   Report report;
   report.pid = timeline.pid;
   report.program = timeline.program;
@@ -221,7 +221,7 @@ Report SliceReport(const Timeline& timeline) {
   return report;
 }
 
-bool TakeSliceLocked(Timeline* timeline, std::string* error) {
+bool TakeSliceLocked(Timeline* timeline, std::string* error) CR_REQUIRES(g_output) {
   if (!g_slice) {
     *error = "nothing is being recorded";
     return false;
@@ -245,15 +245,15 @@ bool TakeSliceLocked(Timeline* timeline, std::string* error) {
   return true;
 }
 
-// Ends the environment's timeline. Under g_output.
-void WriteTimelineFile() {
+// Ends the environment's timeline.
+void WriteTimelineFileLocked() CR_REQUIRES(g_output) {
   if (g_paused || !g_slice || g_timeline_done) return;
   g_timeline_done = true;
   Timeline timeline;
   std::string error;
   if (!TakeSliceLocked(&timeline, &error)) return;
   const std::string path = PathOf(g_wanted->timeline);
-  ReplaceFile(path, [&timeline](int fd) { return WriteChromeTrace(timeline, fd); });
+  ReplaceFileLocked(path, [&timeline](int fd) { return WriteChromeTrace(timeline, fd); });
   Point(g_wanted->timeline, path);
 }
 
@@ -279,8 +279,8 @@ void* WriterThread(void*) {
     }
     SleepUntil(next);
     pause = std::min(pause * 2, kLastWriteNs);
-    std::lock_guard<std::mutex> lock(g_output);
-    WriteTotalsFile(false);
+    MutexLock lock(&g_output);
+    WriteTotalsFileLocked(false);
     std::string error;
     if (to_begin && NowNs() >= timeline_begin) {
       to_begin = false;
@@ -288,7 +288,7 @@ void* WriterThread(void*) {
       if (!to_end) dprintf(STDERR_FILENO, "cuda-remote: no timeline: %s\n", error.c_str());
     } else if (!to_begin && to_end && NowNs() >= timeline_end && !g_paused) {
       to_end = false;
-      WriteTimelineFile();
+      WriteTimelineFileLocked();
     }
   }
   return nullptr;
@@ -312,18 +312,18 @@ void StartWriter() {
 }
 
 void WriteLate() {
-  std::lock_guard<std::mutex> lock(g_output);
-  WriteTotalsFile(true);
+  MutexLock lock(&g_output);
+  WriteTotalsFileLocked(true);
 }
 
 void WriteAtExit() {
   if (!g_wanted || g_recording.load() == 0) return;
   for (int i = 0; i < 600; ++i) {
     {
-      std::lock_guard<std::mutex> lock(g_output);
+      MutexLock lock(&g_output);
       if (!g_paused) {
-        if (!g_wanted->timeline.empty()) WriteTimelineFile();
-        WriteTotalsFile(true);
+        if (!g_wanted->timeline.empty()) WriteTimelineFileLocked();
+        WriteTotalsFileLocked(true);
         break;
       }
     }
@@ -335,7 +335,7 @@ void WriteAtExit() {
 }
 
 // The child has the parent's numbers and no thread of ours.
-void ForkChild() {
+void ForkChild() CR_UNGUARDED {
   ForgetAfterFork();
   g_server.store(nullptr);
   g_paused = g_slice = g_server_slice = false;
@@ -371,7 +371,7 @@ __attribute__((constructor)) void ReadEnvironment() {
   g_recording.fetch_or(kTotals);
   if (!timeline.empty() && g_wanted->start == 0) {
     std::string error;
-    std::lock_guard<std::mutex> lock(g_output);
+    MutexLock lock(&g_output);
     BeginSliceLocked(g_wanted->events, g_wanted->seconds, &error);
   }
 }
@@ -381,21 +381,21 @@ __attribute__((destructor)) void AtExit() { WriteAtExit(); }
 }  // namespace
 
 void SetServer(Server* server) {
-  std::lock_guard<std::mutex> lock(g_output);
+  MutexLock lock(&g_output);
   g_server.store(server);
   if (g_slice && !g_server_slice) g_server_slice = server->BeginTimeline(g_slice_capacity);
 }
 
 bool BeginSlice(uint64_t capacity, double max_seconds, std::string* error) {
-  std::lock_guard<std::mutex> lock(g_output);
+  MutexLock lock(&g_output);
   return BeginSliceLocked(capacity, max_seconds, error);
 }
 
 bool EndSlice(int timeline_fd, int table_fd, bool json, std::string* error) {
-  std::lock_guard<std::mutex> lock(g_output);
+  MutexLock lock(&g_output);
   Timeline timeline;
   if (!TakeSliceLocked(&timeline, error)) return false;
-  const Report report = SliceReport(timeline);
+  const Report report = SliceReportLocked(timeline);
   const std::string table = json ? JsonReport(report) : TextReport(report);
   if (WriteChromeTrace(timeline, timeline_fd) && WriteAll(table_fd, table.data(), table.size())) return true;
   *error = std::string("cannot write the recording: ") + strerror(errno);
@@ -415,13 +415,13 @@ bool WriteTotals(int fd, bool json, std::string* error) {
 }
 
 void Pause() {
-  std::lock_guard<std::mutex> lock(g_output);
-  WriteTotalsFile(false);
+  MutexLock lock(&g_output);
+  WriteTotalsFileLocked(false);
   g_paused = true;
 }
 
 void Resume() {
-  std::lock_guard<std::mutex> lock(g_output);
+  MutexLock lock(&g_output);
   g_paused = false;
 }
 

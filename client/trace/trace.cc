@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <new>
 
+#include "client/session/guarded.h"
 #include "client/trace/recorder.h"
 
 namespace cuda_remote::client::trace {
@@ -37,8 +37,8 @@ std::atomic<uint64_t> g_deadline_ns{0};
 std::atomic<void (*)()> g_first_call_hook{nullptr};
 std::atomic<void (*)()> g_late_call_hook{nullptr};
 
-std::mutex g_names_mutex;
-std::vector<std::string>* g_more_names = nullptr;  // never freed: used from exit handlers
+Mutex g_names_mutex;
+std::vector<std::string>* g_more_names CR_GUARDED_BY(g_names_mutex) = nullptr;  // never freed: used from exit handlers
 
 EventBuffer g_events;
 
@@ -86,7 +86,7 @@ Block* ThreadBlock() {
 std::atomic<uint32_t> g_recording{0};
 
 uint32_t Register(const char* name) {
-  std::lock_guard<std::mutex> lock(g_names_mutex);
+  MutexLock lock(&g_names_mutex);
   if (!g_more_names) g_more_names = new std::vector<std::string>;
   for (size_t i = 0; i < g_more_names->size(); ++i) {
     if ((*g_more_names)[i] == name) return kNameCount + uint32_t(i);
@@ -164,7 +164,7 @@ void Unsupported() {
 
 std::vector<std::string> Names() {
   std::vector<std::string> names(kNames, kNames + kNameCount);
-  std::lock_guard<std::mutex> lock(g_names_mutex);
+  MutexLock lock(&g_names_mutex);
   if (g_more_names) names.insert(names.end(), g_more_names->begin(), g_more_names->end());
   names.resize(kMaxNumbers, "other functions of private tables");
   return names;
