@@ -96,6 +96,18 @@ class Context:
         )
 
 
+def names_below(process):
+    """The names of the processes that it has started, and theirs."""
+    names = set()
+    for pid in harness.descendants(process.pid):
+        try:
+            with open(f"/proc/{pid}/comm") as f:
+                names.add(f.read().strip())
+        except OSError:
+            pass
+    return names
+
+
 def must_fail(process, limit=60, mention=None):
     """The process ends with an error that says something, and does not crash."""
     code = process.wait(limit)
@@ -1481,6 +1493,8 @@ def driver_settings(context):
             restarted = context.restart(image, other, f"restart-{loading}")
             wait_for(lambda: len(sessions_of(lab, other)) == 1, 60, restarted.describe)
             check_worker(other, loading)
+            # A process that ends while CRIU still lets go of its threads fails the restore (CRIU issue 2072).
+            wait_for(lambda: names_below(restarted) - {"cr-init"} == {"devices"}, 60, lambda: f"{names_below(restarted)}")
             open(go, "w").close()
             restarted.expect_success(60)
     finally:
