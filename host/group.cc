@@ -145,6 +145,8 @@ bool Group::Save(const std::function<void(const std::string&)>& note, std::strin
   if (!GoOn(SAVE_READY, error)) return false;
   checkpoint::AtStep("all hosts are locked");
   if (!Reach(SAVE_LOCKED, note, error) || !GoOn(SAVE_LOCKED, error)) return false;
+  checkpoint::AtStep("all hosts stand still");
+  if (!Reach(SAVE_STILL, note, error) || !GoOn(SAVE_STILL, error)) return false;
   checkpoint::AtStep("all hosts are dumped");
   if (!Reach(SAVE_DUMPED, note, error) || !GoOn(SAVE_DUMPED, error)) return false;
   paused_seconds_ = std::chrono::duration<double>(steady_clock::now() - stopped).count();

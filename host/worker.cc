@@ -739,6 +739,7 @@ bool Worker::Do(const std::string& announced, std::string* said) {
   if (announced == checkpoint::kImageRestored && Arrives()) return AwaitGoOn(said);
   if (announced == checkpoint::kJobReady && IsMember()) return AwaitOthers(SAVE_READY, said);
   if (announced == checkpoint::kJobLocked && IsMember()) return AwaitOthers(SAVE_LOCKED, said);
+  if (announced == checkpoint::kJobStill && IsMember()) return AwaitOthers(SAVE_STILL, said);
   if (announced == checkpoint::kJobDumped && IsMember()) return AwaitOthers(SAVE_DUMPED, said);
   if (announced == checkpoint::kImageRestored && Rejoins()) return AwaitOthers(RESTART_HELD, said);
   if (announced == checkpoint::kImageUsed && Rejoins()) {

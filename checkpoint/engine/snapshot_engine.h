@@ -129,6 +129,9 @@ class SnapshotEngine {
 
   // Before the job stops for a Dump: makes ready what would take time then. May be left out.
   virtual void Prepare(const Job& job) {}
+  // What a Dump calls before it saves anything, once all is at a standstill that may change: the processes of a job
+  // with an address of its own stand still, and what they have sent has arrived. If it returns false, the Dump fails.
+  virtual void OnStill(std::function<bool(std::string*)> still) {}
   // After a Dump: run on, or stand still until Resume or End.
   enum class After { kRun, kStop };
   // Saves the processes that Describe has seen into `image`, an empty folder. Logs of a failure go to the folder

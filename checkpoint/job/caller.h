@@ -23,6 +23,7 @@ inline constexpr char kImageRestored[] = "image restored";  // if Caller::holds:
 // Of a checkpoint over several hosts: they answer when all hosts have come so far.
 inline constexpr char kJobReady[] = "job ready";
 inline constexpr char kJobLocked[] = "job locked";
+inline constexpr char kJobStill[] = "job still";
 inline constexpr char kJobDumped[] = "job dumped";
 inline constexpr char kImageUsed[] = "image used";        // removes its copy of the image
 

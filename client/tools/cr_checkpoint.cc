@@ -466,6 +466,12 @@ bool Checkpoint(const Options& options, const std::string& directory, Job job, S
   info.client_info["ranks"] = RanksText(live);
 
   const Clock::time_point dumping = Clock::now();
+  if (waits) {
+    engine.OnStill([caller](std::string* problem) {
+      AtStep("wait for the other hosts to stand still");
+      return caller->Announce(kJobStill, problem);
+    });
+  }
   const auto after = options.stop || waits ? SnapshotEngine::After::kStop : SnapshotEngine::After::kRun;
   if (!transaction.Snapshot(facts, image->client_dir(), directory, after, error) ||
       !engine.ListNeeds(job, facts, image->client_dir(), &info.needs, error)) {

@@ -656,6 +656,12 @@ print(asked.recvfrom(100)[0].decode())
 """
 
 
+def count(lab, address):
+    """How many blocks or connections the part with this address has had; -1: it does not answer."""
+    done = lab.context.run(0, [*lab.a.enter(VICTIM), users.PYTHON, "-c", ASK, address])
+    return int(done.stdout) if done.returncode == 0 else -1
+
+
 class Part:
     """The job's part on one host: its exchange with the other part, and a GPU program that stands at steps of its own."""
 
@@ -687,10 +693,7 @@ class Part:
         open(f"{self.sync}.go.{step}", "w").close()
 
     def count(self):
-        """How many blocks it has had; -1: it does not answer."""
-        command = [*self.ring.lab.a.enter(VICTIM), users.PYTHON, "-c", ASK, self.address]
-        done = self.context.run(0, command)
-        return int(done.stdout) if done.returncode == 0 else -1
+        return count(self.ring.lab, self.address)
 
     def runs_on(self, machine, name="ring"):
         """It was restarted there, without a cr-run or cr-restart of the test's."""
@@ -973,13 +976,13 @@ def group_fails(context):
         lab.b.stop()
         lab.b.start(more=ALLOWED)
 
-    for number in range(1, 5):
+    for number in range(1, 6):
         at(number, "B's cr-hostd is killed", kill_b)
         at(number, "the asking worker is killed", kill_asker)
-    at(5, "B's cr-hostd is killed", kill_b, decided=None)
-    at(5, "the asking worker is killed", kill_asker)
-    at(6, "the asking worker is killed", kill_asker, decided=True)
-    at(4, "the user gives up", lambda saving: saving.send_signal(signal.SIGTERM))
+    at(6, "B's cr-hostd is killed", kill_b, decided=None)
+    at(6, "the asking worker is killed", kill_asker)
+    at(7, "the asking worker is killed", kill_asker, decided=True)
+    at(5, "the user gives up", lambda saving: saving.send_signal(signal.SIGTERM))
 
     # Now all of B: C's GPU program goes on. Its connection with B may end.
     def kill_host(saving):
@@ -990,13 +993,212 @@ def group_fails(context):
             except ProcessLookupError:
                 pass  # with another one
 
-    at(3, "B dies", kill_host, left=[lab.c])
+    at(4, "B dies", kill_host, left=[lab.c])
     part = ring.parts[1]
     if part.child.poll() is not None:
         raise Failure(f"the part on C has ended: {part.child.stderr.read()} {part.errors_now()}")
     open(part.sync + ".go.3", "w").close()
     gpu = ring.want.replace("round\n", "")
     harness.wait_for(lambda: gpu in lab.c.read(part.out), LIMIT, lambda: f"C's part wrote {lab.c.read(part.out)}")
+
+
+# A part of a job on two hosts, which opens and closes connections with the other one all the time. Each byte and each end must
+# arrive, in order and once. Says by UDP how many connections have come to their end.
+STREAMS = """
+import os, random, socket, struct, sys, threading, time, traceback
+own, other, stop = sys.argv[1:]
+CALLERS, PORT, HEAD, HELLO = 8, 7100, struct.Struct("<IQI"), 4
+opened, served, lock = [0] * 4, [0] * 4, threading.Lock()
+
+def tell():
+    asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    asked.bind((own, 7002))
+    while True:
+        who = asked.recvfrom(100)[1]
+        asked.sendto(str(min(sum(opened), sum(served))).encode(), who)
+
+def watched(work, *arguments):
+    try: work(*arguments)
+    except BaseException:
+        print(work.__name__, arguments, traceback.format_exc(), file=sys.stderr, flush=True)
+        os._exit(1)
+
+def begin(work, *arguments):
+    thread = threading.Thread(target=watched, args=[work, *arguments], daemon=True)
+    thread.start()
+    return thread
+
+def send(connection, seed, size):
+    # In parts, some of them late.
+    data, numbers = random.Random(seed).randbytes(size), random.Random()
+    while data:
+        part = numbers.randrange(1, 20000)
+        connection.sendall(data[:part])
+        data = data[part:]
+        if numbers.random() < 0.2: time.sleep(numbers.random() * 0.02)
+
+def take(connection, seed, size, end):
+    wanted, got = random.Random(seed).randbytes(size), b""
+    while len(got) < size + end:
+        part = connection.recv(size + end - len(got))
+        if not part: break
+        got += part
+    if got != wanted: raise ValueError(f"{len(got)} bytes of {size}, {'the same' if wanted.startswith(got) else 'others'}")
+
+# What both ends do: one ends its direction while the other goes on, both at once, or one is gone with its last word.
+def call(connection, way, seed, size):
+    if way == 0:
+        send(connection, seed, size)
+        connection.shutdown(socket.SHUT_WR)
+        take(connection, seed + 1, size, end=True)
+    elif way == 1:
+        take(connection, seed, size, end=True)
+        send(connection, seed + 1, size)
+    elif way == 2:
+        send(connection, seed, size)
+    else:
+        send(connection, seed, size)
+        take(connection, seed + 1, size, end=False)
+    connection.close()
+
+def answer(connection, way, seed, size):
+    if way == 0:
+        take(connection, seed, size, end=True)
+        time.sleep(random.random() * 0.05)
+        send(connection, seed + 1, size)
+    elif way == 1:
+        send(connection, seed, size)
+        connection.shutdown(socket.SHUT_WR)
+        take(connection, seed + 1, size, end=True)
+    elif way == 2:
+        take(connection, seed, size, end=True)
+    else:
+        take(connection, seed, size, end=False)
+        send(connection, seed + 1, size)
+        take(connection, 0, 0, end=True)
+    connection.close()
+
+def serve():
+    while True: begin(answer_one, listener.accept()[0])
+
+def answer_one(connection):
+    head = connection.recv(HEAD.size, socket.MSG_WAITALL)
+    way, seed, size = HEAD.unpack(head)
+    if way == HELLO: return
+    answer(connection, way, seed, size)
+    with lock: served[way] += 1
+
+def calls(number):
+    numbers = random.Random(f"{own} {number}")
+    while not os.path.exists(stop):
+        way, seed, size = numbers.randrange(4), numbers.randrange(1 << 60), numbers.randrange(1, 30000)
+        connection = socket.create_connection((other, PORT))
+        connection.sendall(HEAD.pack(way, seed, size))
+        call(connection, way, seed, size)
+        with lock: opened[way] += 1
+
+listener = socket.create_server((own, PORT), backlog=64)
+begin(tell)
+begin(serve)
+while True:
+    try: first = socket.create_connection((other, PORT)); break
+    except OSError: time.sleep(0.05)
+first.sendall(HEAD.pack(HELLO, 0, 0))
+first.close()
+callers = [begin(calls, number) for number in range(CALLERS)]
+for caller in callers: caller.join()
+if listener.getsockopt(socket.SOL_SOCKET, 26): raise ValueError("a filter is left")  # SO_GET_FILTER
+print("opened", *opened, flush=True)
+while not os.path.exists(stop + ".all"): time.sleep(0.05)
+print("served", *served, flush=True)
+"""
+
+
+class Streams:
+    """A job on two hosts that does so."""
+
+    def __init__(self, lab, machines):
+        self.lab, self.machines = lab, machines
+        shared = lab.context.shared
+        self.stop, self.image, program = shared + "/stop", shared + "/images", shared + "/streams.py"
+        with open(program, "w") as f:
+            f.write(STREAMS)
+        self.children, self.outputs = [], []
+        for number, machine in enumerate(machines):
+            out = f"{shared}/out-{number}"
+            words = ("--name", "streams", "--address", self.address(number), "--output", out, "--error", out + ".errors")
+            command = ("--", "/usr/bin/python3", program, self.address(number), self.address(1 - number), self.stop)
+            self.children.append(machine.begin(VICTIM, "cr-run", *words, *command))
+            self.outputs.append(out)
+        self.go_on("at first")
+
+    def address(self, number):
+        return f"10.99.0.{51 + number}"
+
+    def hosts(self):
+        return ",".join(f"{machine.address}/{name}" for machine, name in zip(self.machines, self.names()))
+
+    def names(self):
+        return ["streams", "streams" if self.machines[0] is not self.machines[1] else "streams-2"]
+
+    def said(self):
+        said = [machine.read(out + ".errors") for machine, out in zip(self.machines, self.outputs)]
+        return f"{said} " + "".join(machine.said() for machine in (self.lab.a, self.lab.b, self.lab.c))
+
+    def counts(self):
+        return [count(self.lab, self.address(number)) for number in (0, 1)]
+
+    def go_on(self, what):
+        """Connections come to their end on both sides, now."""
+        before = self.counts()
+        more = lambda: all(now > max(then, 0) + 50 for now, then in zip(self.counts(), before))
+        fails = lambda: any(machine.read(out + ".errors") for machine, out in zip(self.machines, self.outputs))
+        harness.wait_for(lambda: more() or fails(), LIMIT, lambda: f"{what}: {before} -> {self.counts()} {self.said()}")
+        if fails():
+            raise Failure(f"{what}: {self.said()}")
+
+    def save(self, *words):
+        worked(self.lab.a.run(VICTIM, "cr-checkpoint", "streams", self.image, "--hosts", self.hosts(), *words))
+
+    def move(self, *machines):
+        """Saves and ends it, and restarts it on these."""
+        self.save("--stop")
+        for machine, name in zip(self.machines, self.names()):
+            harness.wait_for(lambda: not machine.has_job(name), LIMIT, lambda: f"{name} stays: {self.said()}")
+        self.machines = machines
+        worked(self.lab.a.run(VICTIM, "cr-restart", self.image, "--hosts", self.hosts()))
+
+    def finish(self):
+        """What one has opened, the other one has served."""
+        open(self.stop, "w").close()
+        read = lambda number: self.machines[number].read(self.outputs[number])
+        opened = lambda: [read(number).startswith("opened") for number in (0, 1)]
+        harness.wait_for(lambda: all(opened()), LIMIT, lambda: f"connections have no end: {opened()} {self.said()}")
+        words = lambda: [read(number).split("\n") for number in (0, 1)]
+        open(self.stop + ".all", "w").close()
+        harness.wait_for(lambda: all(len(lines) == 3 for lines in words()), LIMIT, lambda: f"no end: {self.said()}")
+        (one, one_served, _), (other, other_served, _) = words()
+        if one.split()[1:] != other_served.split()[1:] or other.split()[1:] != one_served.split()[1:]:
+            raise Failure(f"{one} {one_served}, {other} {other_served} {self.said()}")
+
+
+@case
+def streams(context):
+    """Connections between hosts that are opened, half closed and closed all the time lose nothing: not when the job is saved
+    while it runs, and not when it is restarted on the same hosts, on others, and on one."""
+    lab = Lan(context)
+    start_all(lab)
+    job = Streams(lab, (lab.b, lab.c))
+    for number in range(5):
+        job.save()
+        job.go_on(f"after checkpoint {number}")
+    for number in range(2):
+        for machines in ((lab.b, lab.c), (lab.c, lab.b), (lab.c, lab.c)):
+            job.move(*machines)
+            job.go_on(f"after restart {number} on {machines[0].name} and {machines[1].name}")
+    job.finish()
+    for machine in (lab.a, lab.b, lab.c):
+        machine.is_clean()
 
 
 # In the place of ssh: AGENT HOST COMMAND. What it asks runs as the user on that host, with the agent's streams.

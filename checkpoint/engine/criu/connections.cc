@@ -21,10 +21,9 @@
 namespace cuda_remote::checkpoint {
 namespace {
 
-// The kernel's numbers of a socket's state (include/net/tcp_states.h).
-constexpr uint32_t kTimeWait = 6, kClosed = 7, kListens = 10;
-
-bool IsConnection(uint32_t state) { return state != kTimeWait && state != kClosed && state != kListens; }
+bool IsConnection(uint32_t state) {
+  return state != TcpLine::kTimeWait && state != TcpLine::kClosed && state != TcpLine::kListens;
+}
 
 Endpoint FromWords(const std::vector<uint32_t>& words, uint16_t port) {
   Endpoint endpoint;
@@ -73,10 +72,21 @@ std::map<uint64_t, Connection> ConnectionsSeenBy(int pid) {
   return found;
 }
 
+// A duplicate of a process's descriptor; -1: there is none.
+int DuplicateOf(int pid, int number) {
+  const int process = int(syscall(SYS_pidfd_open, pid, 0));
+  if (process < 0) return -1;
+  const int duplicate = int(syscall(SYS_pidfd_getfd, process, number, 0));
+  close(process);
+  return duplicate;
+}
+
 // An integer in as many bytes as before: all but the last say that there are more.
 void PutZero(size_t at, size_t bytes, std::string* image) {
   for (size_t i = 0; i < bytes; ++i) (*image)[at + i] = i + 1 < bytes ? '\x80' : '\0';
 }
+
+}  // namespace
 
 std::string ToText(const Endpoint& endpoint) {
   char text[INET6_ADDRSTRLEN] = "?";
@@ -89,28 +99,33 @@ std::string ToText(const Endpoint& endpoint) {
   return (mapped ? std::string(text) : "[" + std::string(text) + "]") + ":" + std::to_string(endpoint.port);
 }
 
-}  // namespace
-
 std::string ToText(const Connection& connection) {
   return ToText(connection.local) + " -> " + ToText(connection.remote);
 }
 
+bool ParseTcpLine(const std::string& line, TcpLine* facts) {
+  // Number, the two ends, state, queues, timer, retransmissions, user, timeout, inode.
+  std::istringstream fields(line);
+  std::string number, local, remote, state, queues, word;
+  fields >> number >> local >> remote >> state >> queues;
+  for (int i = 0; i < 4; ++i) fields >> word;
+  unsigned long long inode = 0;
+  if (!(fields >> inode) || !ParseEndpoint(local, &facts->connection.local) ||
+      !ParseEndpoint(remote, &facts->connection.remote) ||
+      sscanf(queues.c_str(), "%x:%x", &facts->unsent, &facts->received) != 2) {
+    return false;
+  }
+  facts->state = uint32_t(strtoul(state.c_str(), nullptr, 16));
+  facts->inode = inode;
+  return true;
+}
+
 std::map<uint64_t, Connection> ParseProcTcp(std::istream& lines) {
   std::map<uint64_t, Connection> found;
-  std::string line;
-  while (std::getline(lines, line)) {
-    // Number, the two ends, state, queues, timer, retransmissions, user, timeout, inode.
-    std::istringstream fields(line);
-    std::string word, local, remote, state;
-    unsigned long long inode = 0;
-    fields >> word >> local >> remote >> state;
-    for (int i = 0; i < 5; ++i) fields >> word;
-    Connection connection;
-    if (!(fields >> inode) || inode == 0 || !ParseEndpoint(local, &connection.local) ||
-        !ParseEndpoint(remote, &connection.remote) || !IsConnection(uint32_t(strtoul(state.c_str(), nullptr, 16)))) {
-      continue;
-    }
-    found[inode] = connection;
+  TcpLine facts;
+  for (std::string line; std::getline(lines, line);) {
+    if (ParseTcpLine(line, &facts) && facts.inode != 0 && IsConnection(facts.state))
+      found[facts.inode] = facts.connection;
   }
   return found;
 }
@@ -194,7 +209,7 @@ bool SavedConnections(std::string_view image, std::vector<Connection>* connectio
 
 void CloseSaved(const std::vector<Connection>& connections, std::string* image) {
   for (const Connection& connection : connections) {
-    (*image)[connection.state_at] = char(kClosed);
+    (*image)[connection.state_at] = char(TcpLine::kClosed);
     PutZero(connection.port_at, connection.port_bytes, image);
   }
 }
@@ -211,6 +226,15 @@ std::vector<Connection> WithOthers(const std::vector<Connection>& connections) {
   return found;
 }
 
+void ForEachSocketOf(const std::vector<int>& pids, const std::function<void(int socket)>& use) {
+  ForEachSocket(pids, [&](int pid, int number, uint64_t) {
+    const int socket = DuplicateOf(pid, number);
+    if (socket < 0) return;
+    use(socket);
+    close(socket);
+  });
+}
+
 void ResumeConnections(const std::vector<int>& pids, bool others_only) {
   if (pids.empty()) return;
   const std::map<uint64_t, Connection> all = ConnectionsSeenBy(pids[0]);
@@ -218,14 +242,15 @@ void ResumeConnections(const std::vector<int>& pids, bool others_only) {
   const std::set<Connection> chosen(others.begin(), others.end());
   ForEachSocket(pids, [&](int pid, int number, uint64_t inode) {
     const auto connection = all.find(inode);
-    if (connection == all.end() || (others_only && !chosen.count(connection->second))) return;
-    const int process = int(syscall(SYS_pidfd_open, pid, 0));
-    if (process < 0) return;
-    const int socket = int(syscall(SYS_pidfd_getfd, process, number, 0));
-    close(process);
+    if (others_only && (connection == all.end() || !chosen.count(connection->second))) return;
+    const int socket = DuplicateOf(pid, number);
     if (socket < 0) return;
+    // Also of one that has come to its end, and is in no table any more.
+    int repaired = 0;
+    socklen_t size = sizeof(repaired);
     const int off = 0;
-    setsockopt(socket, IPPROTO_TCP, TCP_REPAIR, &off, sizeof(off));
+    if (getsockopt(socket, IPPROTO_TCP, TCP_REPAIR, &repaired, &size) == 0 && repaired == 1)
+      setsockopt(socket, IPPROTO_TCP, TCP_REPAIR, &off, sizeof(off));
     close(socket);
   });
 }

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <istream>
 #include <map>
 #include <string>
@@ -34,8 +35,30 @@ struct Connection {
   }
 };
 
-// As in "10.0.0.2:41000 -> 10.0.0.7:443".
+// As in "10.0.0.2:41000 -> 10.0.0.7:443", and one of the ends.
+std::string ToText(const Endpoint& endpoint);
 std::string ToText(const Connection& connection);
+
+// A line of /proc/PID/net/tcp or tcp6.
+struct TcpLine {
+  // The kernel's numbers of a socket's state (include/net/tcp_states.h).
+  enum State : uint32_t {
+    kBeingMade = 3,
+    kEnds = 4,
+    kTimeWait = 6,
+    kClosed = 7,
+    kEndsLast = 9,
+    kListens = 10,
+    kBothEnd = 11,
+  };
+  Connection connection;
+  uint32_t state = 0;
+  uint32_t unsent = 0;    // bytes that the other end has not acknowledged
+  uint32_t received = 0;  // bytes that nobody has read; of one that listens: connections that nobody has accepted
+  uint64_t inode = 0;     // 0: it is no process's
+};
+// False if the line is no such thing.
+bool ParseTcpLine(const std::string& line, TcpLine* facts);
 
 // What /proc/PID/net/tcp and tcp6 list, by the inode of the socket: connections of any state, but no sockets that
 // listen, and none that are closed. Lines that are no such thing are left out.
@@ -43,6 +66,10 @@ std::map<uint64_t, Connection> ParseProcTcp(std::istream& lines);
 
 // The connections that these processes, of one network namespace, have open; numbers as seen here.
 std::vector<Connection> OpenConnections(const std::vector<int>& pids);
+
+// Calls `use` with a duplicate of each socket that these processes have open, more than once if several have it. Needs
+// root.
+void ForEachSocketOf(const std::vector<int>& pids, const std::function<void(int socket)>& use);
 
 // The connections in CRIU's files.img. False if `image` is not such a file. Any input is safe.
 bool SavedConnections(std::string_view image, std::vector<Connection>* connections);

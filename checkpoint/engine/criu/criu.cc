@@ -36,6 +36,7 @@
 #include "checkpoint/engine/criu/hold.h"
 #include "checkpoint/engine/criu/obstacles.h"
 #include "checkpoint/engine/criu/open_files.h"
+#include "checkpoint/engine/criu/passing.h"
 #include "checkpoint/engine/criu/saved_rights.h"
 #include "checkpoint/engine/criu/shared_files.h"
 #include "checkpoint/engine/instruction_sets.h"
@@ -169,30 +170,6 @@ int InsideJob(const Job& job, const std::function<int()>& body, std::string* err
   return code;
 }
 
-// Keeps the network of a job with its own address silent while it is saved: what CRIU has read of a connection must
-// stay as it is, and a machine at the other end must not be told that the connection is gone.
-class Silence {
- public:
-  explicit Silence(const Job& job) : job_(job) {}
-  ~Silence() { End(); }
-  Silence(const Silence&) = delete;
-  Silence& operator=(const Silence&) = delete;
-  bool Begin(std::string* error) {
-    begun_ = job_.has_network();
-    return !begun_ || SilenceNetwork(job_.init_pid(), error);
-  }
-  void End() {
-    std::string ignored;
-    if (std::exchange(begun_, false)) ConnectNetwork(job_.init_pid(), job_.network(), &ignored);
-  }
-  // Until ContinueProcesses, or the job's end.
-  void Keep() { begun_ = false; }
-
- private:
-  const Job& job_;
-  bool begun_ = false;
-};
-
 // Whether CRIU waits in vain: it does, in rare cases, for a process that is killed while it looks at it.
 class LostWait {
  public:
@@ -226,6 +203,40 @@ bool SignalAll(const Job& job, int signal) {
   return InsideJob(
              job, [signal] { return kill(-1, signal) == 0 || errno == ESRCH ? 0 : 1; }, &error) == 0;
 }
+
+// While a job with its own address is saved: its processes stand still, no connection is without a process, and then
+// its network is silent. What CRIU has read of a connection must stay as it is, and a machine at the other end must not
+// be told that the connection is gone.
+class Standstill {
+ public:
+  explicit Standstill(const Job& job) : job_(job) {}
+  ~Standstill() { End(); }
+  Standstill(const Standstill&) = delete;
+  Standstill& operator=(const Standstill&) = delete;
+  // `still`: before the silence; null: nothing.
+  bool Begin(const std::function<bool(std::string*)>& still, std::string* error) {
+    begun_ = job_.has_network();
+    const auto signal = [this](int number) { return SignalAll(job_, number); };
+    if (begun_ && !BringToStandstill(job_, signal, &stopped_before_, error)) return false;
+    if (still && !still(error)) return false;
+    if (begun_ && !SilenceNetwork(job_.init_pid(), error)) return false;
+    // Nobody can call any more, and CRIU would save the sockets' filters.
+    if (begun_) LetCallersIn(job_);
+    return true;
+  }
+  void End() {
+    if (std::exchange(begun_, false)) ContinueProcesses(job_, /*tcp=*/true);
+  }
+  // Until ContinueProcesses, or the job's end.
+  void Keep() { begun_ = false; }
+  // Processes that somebody else had stopped, as numbered inside.
+  const std::set<int>& stopped_before() const { return stopped_before_; }
+
+ private:
+  const Job& job_;
+  bool begun_ = false;
+  std::set<int> stopped_before_;
+};
 
 // The highest process or thread number, as seen inside.
 int LastNumber(const Job& job) {
@@ -641,6 +652,24 @@ bool SettleConnections(const Job& job, const ProcessFacts& facts, const std::str
   return WriteImageFile(path, image, error);
 }
 
+// A restored process runs, unless somebody else than Standstill had stopped it.
+bool SettleStates(const std::set<int>& stopped_before, const std::string& image_folder, std::string* error) {
+  DIR* const list = opendir(image_folder.c_str());
+  bool ok = list != nullptr;
+  if (!ok) *error = "cannot read " + image_folder + ": " + strerror(errno);
+  while (const dirent* const entry = ok ? readdir(list) : nullptr) {
+    int number = 0;
+    if (sscanf(entry->d_name, "core-%d.img", &number) != 1 || stopped_before.count(number)) continue;
+    const std::string path = image_folder + "/" + entry->d_name;
+    std::string image;
+    ok = ReadImageFile(path, &image) && LetRun(&image);
+    if (!ok) *error = "this CRIU's image of a process is unknown here: " + path;
+    ok = ok && WriteImageFile(path, image, error);
+  }
+  if (list) closedir(list);
+  return ok;
+}
+
 }  // namespace
 
 bool FindCriu(std::string* criu, std::string* error) {
@@ -674,8 +703,8 @@ bool HasCapabilities(std::string* error) {
 }
 
 std::vector<int> CriuCapabilities() {
-  return {CAP_SYS_ADMIN, CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE, CAP_NET_ADMIN, CAP_SYS_CHROOT, CAP_KILL,
-          CAP_SETPCAP,   CAP_SYS_RESOURCE};
+  return {CAP_SYS_ADMIN,  CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE, CAP_NET_ADMIN,   CAP_NET_RAW,
+          CAP_SYS_CHROOT, CAP_KILL,               CAP_SETPCAP,    CAP_SYS_RESOURCE};
 }
 
 std::string CriuVersion(const std::string& criu) {
@@ -799,7 +828,8 @@ std::string DumpLog(const Job& job, const std::string& image_folder, const std::
 }
 
 bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string& image_folder,
-                   const std::string& work_folder, bool leave_stopped, PageReceiver* pages, std::string* error) {
+                   const std::string& work_folder, bool leave_stopped, const std::function<bool(std::string*)>& still,
+                   PageReceiver* pages, std::string* error) {
   std::string criu;
   if (!FindCriu(&criu, error)) return false;
   // By descriptor: the job's mount namespace may not see where the image goes.
@@ -823,7 +853,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
                                       "/proc/self/fd/" + std::to_string(work),
                                       "--log-file",
                                       kDumpLog,
-                                      leave_stopped ? "--leave-stopped" : "--leave-running",
+                                      leave_stopped || job.has_network() ? "--leave-stopped" : "--leave-running",
                                       "--manage-cgroups=ignore",
                                       "--ext-unix-sk",
                                       "--file-locks",
@@ -856,8 +886,8 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   }
   const std::string log = DumpLog(job, image_folder, work_folder);
   unlink(log.c_str());
-  Silence silence(job);
-  if (!silence.Begin(error)) {
+  Standstill standstill(job);
+  if (!standstill.Begin(still, error)) {
     for (const int fd : {lock, image, work}) close(fd);
     return false;
   }
@@ -898,7 +928,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
     *error = "CRIU has not sent the memory of the job's processes" + (unreceived.empty() ? "" : ": " + unreceived);
     ready = false;
   }
-  if (code != 0 || !leave_stopped) silence.End();
+  if (code != 0 || !leave_stopped) standstill.End();
   if (account && ready) {
     // Nothing of CRIU's runs any more. The log goes where it is looked for.
     std::string problem;
@@ -912,7 +942,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
     if (ready && code == 0 && IsUsersFolder(job)) ready = CheckSavedRights(image_folder, *account, &problem);
     if (!ready && code == 0) *error = problem;
   }
-  if (code == 0 && !ready && leave_stopped) ContinueProcesses(job, facts);
+  if (code == 0 && !ready && leave_stopped) ContinueProcesses(job, facts.tcp());
   close(image);
   close(work);
   close(lock);
@@ -925,11 +955,12 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
   if (code == 0) {
     unlink(log.c_str());
     if (SettleLinks(facts, image_folder, error) && SettleTerminal(job, image_folder, error) &&
+        (!job.has_network() || SettleStates(standstill.stopped_before(), image_folder, error)) &&
         (!facts.tcp() || SettleConnections(job, facts, image_folder, error))) {
-      if (leave_stopped) silence.Keep();
+      if (leave_stopped) standstill.Keep();
       return true;
     }
-    if (leave_stopped) ContinueProcesses(job, facts);
+    if (leave_stopped) ContinueProcesses(job, facts.tcp());
     return false;
   }
   if (code > 0) {
@@ -967,8 +998,9 @@ bool OpenToCriu(const Account& account, int folder, std::string* error) {
   return ok && list;
 }
 
-bool ContinueProcesses(const Job& job, const ProcessFacts& facts) {
-  if (facts.tcp()) ResumeConnections(ProcessesOf(job), /*others_only=*/false);
+bool ContinueProcesses(const Job& job, bool tcp) {
+  if (tcp) ResumeConnections(ProcessesOf(job), /*others_only=*/false);
+  if (job.has_network()) LetCallersIn(job);
   std::string ignored;
   const bool connected = !job.has_network() || ConnectNetwork(job.init_pid(), job.network(), &ignored);
   return SignalAll(job, SIGCONT) && connected;

@@ -25,7 +25,6 @@
 #include "checkpoint/engine/criu/ports.h"
 #include "checkpoint/engine/criu/saved_rights.h"
 #include "checkpoint/job/account.h"
-#include "checkpoint/job/network.h"
 #include "checkpoint/job/stand_ins.h"
 #include "ckptfmt/needs.h"
 
@@ -306,7 +305,7 @@ bool CriuEngine::Dump(const Job& job, const std::string& facts, const std::strin
   const std::string kept = logs_ + "." + kDumpLog;
   std::unique_ptr<PageReceiver> pages = std::move(prepared_);
   if (!pages) pages = std::make_unique<PageReceiver>(SavedBytes(job));
-  if (DumpProcesses(job, known, image, work, after == After::kStop, pages.get(), error)) {
+  if (DumpProcesses(job, known, image, work, after == After::kStop, still_, pages.get(), error)) {
     saved_ = std::move(pages);
     if (!logs_.empty()) unlink(kept.c_str());  // of an attempt that failed
     return true;
@@ -325,8 +324,8 @@ bool CriuEngine::FinishFiles(std::string* error) {
 
 void CriuEngine::AwaitDump(const Job& job, const std::string& work, After after) {
   AwaitDumpProcesses(work);
-  std::string ignored;
-  if (after == After::kRun && job.has_network()) ConnectNetwork(job.init_pid(), job.network(), &ignored);
+  // CRIU leaves such a job stopped in any case.
+  if (after == After::kRun && job.has_network()) ContinueProcesses(job, /*tcp=*/true);
 }
 
 bool CriuEngine::ListNeeds(const Job& job, const std::string& facts, const std::string& image, ckptfmt::Needs* needs,
@@ -341,7 +340,7 @@ bool CriuEngine::ListNeeds(const Job& job, const std::string& facts, const std::
 bool CriuEngine::Resume(const Job& job, const std::string& facts) {
   const AsRoot root;
   ProcessFacts known;
-  return FactsFromJson(facts, &known) && ContinueProcesses(job, known);
+  return FactsFromJson(facts, &known) && ContinueProcesses(job, known.tcp());
 }
 
 bool CriuEngine::End(const Job& job, const std::string& facts) {

@@ -3,8 +3,10 @@
 #ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_ENGINE_H_
 #define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_ENGINE_H_
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "checkpoint/engine/criu/page_receiver.h"
 #include "checkpoint/engine/snapshot_engine.h"
@@ -20,6 +22,7 @@ class CriuEngine final : public SnapshotEngine {
   std::string Version() const override;
   bool Describe(const Job& job, const SaveOptions& options, std::string* facts, std::string* error) override;
   void Prepare(const Job& job) override;
+  void OnStill(std::function<bool(std::string*)> still) override { still_ = std::move(still); }
   bool Dump(const Job& job, const std::string& facts, const std::string& image, const std::string& work, After after,
             std::string* error) override;
   bool FinishFiles(std::string* error) override;
@@ -36,6 +39,7 @@ class CriuEngine final : public SnapshotEngine {
 
  private:
   std::string logs_;
+  std::function<bool(std::string*)> still_;
   std::unique_ptr<PageReceiver> prepared_, saved_;  // of the Dump that comes next, and of the last one
 };
 

@@ -14,7 +14,9 @@ namespace {
 
 // CRIU's images: two magic numbers, then entries of a length and a message each.
 constexpr uint32_t kCommonMagic = 0x54564319, kFilesMagic = 0x56303138, kStreamMagic = 0x51465506,
-                   kTerminalMagic = 0x59453036, kLinksMagic = 0x59133954;
+                   kTerminalMagic = 0x59453036, kLinksMagic = 0x59133954, kCoreMagic = 0x55053847;
+// CRIU's states of a process (TASK_ALIVE, TASK_STOPPED).
+constexpr char kTaskAlive = 1, kTaskStopped = 3;
 
 uint32_t Word(std::string_view bytes, size_t at) {
   uint32_t word;
@@ -208,6 +210,27 @@ bool LetGoOfTerminals(std::string* image) {
       const size_t end = size_t(entry.data().data() - image->data());
       // A zero of the same length.
       for (size_t i = begin; own && i < end; ++i) (*image)[i] = i + 1 < end ? '\x80' : '\0';
+    }
+  });
+}
+
+bool LetRun(std::string* image) {
+  using protozero::pbf_wire_type;
+  using protozero::tag_and_type;
+  // Of a CoreEntry (CRIU's images/core.proto) its TaskCoreEntry, and of that the state, a number of one byte.
+  return ReadEntries(*image, kCoreMagic, [&](protozero::pbf_reader core) {
+    while (core.next()) {
+      if (core.tag_and_type() != tag_and_type(3, pbf_wire_type::length_delimited)) {
+        core.skip();
+        continue;
+      }
+      protozero::pbf_reader task = core.get_message();
+      while (task.next()) {
+        const bool is_state = task.tag_and_type() == tag_and_type(1, pbf_wire_type::varint);
+        const size_t at = size_t(task.data().data() - image->data());
+        task.skip();
+        if (is_state && (*image)[at] == kTaskStopped) (*image)[at] = kTaskAlive;
+      }
     }
   });
 }

@@ -54,6 +54,10 @@ bool ChangeFiles(std::string* image, const std::function<bool(std::string_view p
 // looks in vain for the session's leader. False if `image` is not such a file.
 bool LetGoOfTerminals(std::string* image);
 
+// Has a process in CRIU's core-*.img that was stopped by a signal run when it is restored. False if `image` is not such
+// a file. Any input is safe.
+bool LetRun(std::string* image);
+
 }  // namespace cuda_remote::checkpoint
 
 #endif  // CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_CRIU_IMAGE_H_

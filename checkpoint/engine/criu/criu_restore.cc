@@ -237,6 +237,7 @@ bool CriuRestore::Finish(Isolated* isolated, std::string* error) {
   const bool failed = !ok && error->empty();
   // What CRIU can do without for some jobs, and what a job itself may have had.
   std::string missing = MissingCapability({{CAP_NET_ADMIN, "NET_ADMIN"},
+                                           {CAP_NET_RAW, "NET_RAW"},
                                            {CAP_CHECKPOINT_RESTORE, "CHECKPOINT_RESTORE"},
                                            {CAP_SYS_CHROOT, "SYS_CHROOT"},
                                            {CAP_KILL, "KILL"},

@@ -217,7 +217,7 @@ class SnapshotTest : public testing::Test {
   void Save(const std::string& image, bool stop) {
     ASSERT_TRUE(DescribeProcesses(job_, close_tcp_, &facts_, &error_)) << error_;
     PageReceiver pages(SavedBytes(job_));
-    ASSERT_TRUE(DumpProcesses(job_, facts_, folder_ + image, folder_ + "/job", stop, &pages, &error_)) << error_;
+    ASSERT_TRUE(DumpProcesses(job_, facts_, folder_ + image, folder_ + "/job", stop, nullptr, &pages, &error_)) << error_;
     ASSERT_TRUE(pages.Finish(&error_)) << error_;
   }
 
@@ -315,7 +315,7 @@ TEST_F(SnapshotTest, StoppedAndContinued) {
   close(out);
   usleep(100000);
   Save("/image", true);
-  EXPECT_TRUE(ContinueProcesses(job_, facts_));
+  EXPECT_TRUE(ContinueProcesses(job_, facts_.tcp()));
   EXPECT_EQ(Wait(), kExit);
   EXPECT_EQ(Contents(path), Expected(50));
 }
@@ -351,7 +351,7 @@ TEST_F(SnapshotTest, ConnectionsWithItselfAreKept) {
   EXPECT_TRUE(facts_.tcp());
   usleep(200000);
   Save("/image2", true);
-  EXPECT_TRUE(ContinueProcesses(job_, facts_)) << "as after a checkpoint --stop that has failed at last";
+  EXPECT_TRUE(ContinueProcesses(job_, facts_.tcp())) << "as after a checkpoint --stop that has failed at last";
   usleep(200000);
   ASSERT_EQ(system(("rm -r " + folder_ + "/image2/*").c_str()), 0);
   Save("/image2", true);

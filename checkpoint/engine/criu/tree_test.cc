@@ -550,7 +550,7 @@ class TreeTest : public testing::Test {
     std::string error;
     ASSERT_TRUE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error)) << error;
     PageReceiver pages(SavedBytes(job_));
-    ASSERT_TRUE(DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", stop, &pages, &error))
+    ASSERT_TRUE(DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", stop, nullptr, &pages, &error))
         << error << "\n" << LastLines(g_folder + "/job/criu-dump.log");
     ASSERT_TRUE(pages.Finish(&error)) << error;
   }

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/engine/criu/passing.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <linux/filter.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "checkpoint/engine/criu/connections.h"
+
+namespace cuda_remote::checkpoint {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+// In all; of it, how long the processes run and stand still at a time; and how often to look.
+constexpr milliseconds kLimit(10000), kRunning(100), kStandstill(500), kLook(1);
+
+// The first packet of a connection, from another address than the job's `own` and the loopback interface's, is dropped.
+std::vector<sock_filter> CallersFilter(const std::string& own) {
+  in_addr address = {};
+  inet_pton(AF_INET, own.c_str(), &address);
+  constexpr uint32_t kFlags = 13, kSyn = 0x02, kAck = 0x10;  // in the TCP header, where the packet begins
+  constexpr uint32_t kVersion = uint32_t(SKF_NET_OFF), kFrom = uint32_t(SKF_NET_OFF + 12);  // in the IP header
+  constexpr uint32_t kLoopbackMask = 0xff000000, kLoopback = 0x7f000000;
+  return {
+      BPF_STMT(BPF_LD | BPF_B | BPF_ABS, kFlags),
+      BPF_STMT(BPF_ALU | BPF_AND | BPF_K, kSyn | kAck),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kSyn, 0, 7),
+      BPF_STMT(BPF_LD | BPF_B | BPF_ABS, kVersion),
+      BPF_STMT(BPF_ALU | BPF_RSH | BPF_K, 4),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 4, 0, 4),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, kFrom),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ntohl(address.s_addr), 2, 0),
+      BPF_STMT(BPF_ALU | BPF_AND | BPF_K, kLoopbackMask),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kLoopback, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, 0xffffffff),
+      BPF_STMT(BPF_RET | BPF_K, 0),
+  };
+}
+
+int OptionOf(int socket, int option) {
+  int value = 0;
+  socklen_t size = sizeof(value);
+  return getsockopt(socket, SOL_SOCKET, option, &value, &size) == 0 ? value : -1;
+}
+
+std::vector<sock_filter> FilterOf(int socket) {
+  socklen_t count = 0;  // of instructions, here
+  if (getsockopt(socket, SOL_SOCKET, SO_GET_FILTER, nullptr, &count) != 0) return {};
+  std::vector<sock_filter> filter(count);
+  if (count > 0 && getsockopt(socket, SOL_SOCKET, SO_GET_FILTER, filter.data(), &count) != 0) filter.clear();
+  return filter;
+}
+
+// The states of a process's threads, a letter each.
+std::string StatesOf(int pid) {
+  std::string states;
+  const std::string folder = "/proc/" + std::to_string(pid) + "/task";
+  DIR* const threads = opendir(folder.c_str());
+  while (const dirent* const thread = threads ? readdir(threads) : nullptr) {
+    if (thread->d_name[0] == '.') continue;
+    std::ifstream in(folder + "/" + thread->d_name + "/stat");
+    std::string text;
+    std::getline(in, text);
+    const size_t name_end = text.rfind(") ");
+    if (name_end != std::string::npos && name_end + 2 < text.size()) states += text[name_end + 2];
+  }
+  if (threads) closedir(threads);
+  return states;
+}
+
+bool AllStand(const std::vector<int>& pids) {
+  return std::all_of(pids.begin(), pids.end(),
+                     [](int pid) { return StatesOf(pid).find_first_not_of("TZX") == std::string::npos; });
+}
+
+std::vector<std::string> PassingOf(const Job& job) {
+  std::vector<std::string> found;
+  for (const char* const table : {"tcp", "tcp6"}) {
+    std::ifstream lines("/proc/" + std::to_string(job.init_pid()) + "/net/" + table);
+    const std::vector<std::string> some = ParsePassing(lines);
+    found.insert(found.end(), some.begin(), some.end());
+  }
+  return found;
+}
+
+// Whether that comes about within the time.
+bool Becomes(const std::function<bool()>& condition, milliseconds limit) {
+  const auto end = steady_clock::now() + limit;
+  while (!condition()) {
+    if (steady_clock::now() >= end) return false;
+    std::this_thread::sleep_for(kLook);
+  }
+  return true;
+}
+
+}  // namespace
+
+std::vector<std::string> ParsePassing(std::istream& lines) {
+  std::vector<std::string> found;
+  for (std::string line; std::getline(lines, line);) {
+    TcpLine facts;
+    if (!ParseTcpLine(line, &facts)) continue;
+    const std::string ends = ToText(facts.connection);
+    if (facts.state == TcpLine::kListens && facts.received > 0) {
+      found.push_back("the program has not accepted a connection at " + ToText(facts.connection.local));
+    } else if (facts.state == TcpLine::kBeingMade) {
+      found.push_back("the connection " + ends + " is being made");
+    } else if (facts.inode == 0 && (facts.state == TcpLine::kEnds || facts.state == TcpLine::kEndsLast ||
+                                    facts.state == TcpLine::kBothEnd)) {
+      found.push_back("the program has closed the connection " + ends + ", and the other end has not taken the last " +
+                      std::to_string(facts.unsent) + " bytes yet");
+    }
+  }
+  return found;
+}
+
+void KeepCallersOut(const Job& job) {
+  std::vector<sock_filter> filter = CallersFilter(job.network().address());
+  const sock_fprog program = {static_cast<unsigned short>(filter.size()), filter.data()};
+  ForEachSocketOf(ProcessesOf(job), [&](int socket) {
+    const bool listens = OptionOf(socket, SO_ACCEPTCONN) == 1 && OptionOf(socket, SO_PROTOCOL) == IPPROTO_TCP;
+    if (listens && FilterOf(socket).empty())
+      setsockopt(socket, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program));
+  });
+}
+
+void LetCallersIn(const Job& job) {
+  const std::vector<sock_filter> ours = CallersFilter(job.network().address());
+  ForEachSocketOf(ProcessesOf(job), [&](int socket) {
+    // One that was accepted meanwhile has inherited it.
+    const std::vector<sock_filter> filter = FilterOf(socket);
+    const bool same =
+        filter.size() == ours.size() && memcmp(filter.data(), ours.data(), ours.size() * sizeof(sock_filter)) == 0;
+    const int none = 0;
+    if (same) setsockopt(socket, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof(none));
+  });
+}
+
+bool BringToStandstill(const Job& job, const std::function<bool(int)>& signal, std::set<int>* stopped_before,
+                       std::string* error) {
+  for (const int pid : ProcessesOf(job)) {
+    if (StatesOf(pid).find('T') != std::string::npos) stopped_before->insert(InnerPid(pid));
+  }
+  const auto end = steady_clock::now() + kLimit;
+  std::vector<std::string> passing;
+  const auto none_passes = [&] {
+    passing = PassingOf(job);
+    return passing.empty();
+  };
+  while (true) {
+    // Also where the job has begun to listen meanwhile.
+    KeepCallersOut(job);
+    // The processes accept what is there, and read what others have closed.
+    Becomes(none_passes, kRunning);
+    signal(SIGSTOP);
+    const std::vector<int> pids = ProcessesOf(job);
+    if (Becomes([&] { return AllStand(pids); }, kStandstill) && Becomes(none_passes, kStandstill)) return true;
+    if (steady_clock::now() >= end) break;
+    signal(SIGCONT);
+  }
+  *error = (passing.empty()
+                ? "the job's processes do not stop"
+                : passing[0] + (passing.size() > 1 ? ", and " + std::to_string(passing.size() - 1) + " more" : "")) +
+           ", which cannot be saved; try again";
+  return false;
+}
+
+}  // namespace cuda_remote::checkpoint

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Brings a job with an address of its own to a standstill in which each of its TCP connections is some process's.
+//
+// The kernel has connections that are no process's, which CRIU cannot save, and whose other ends would be reset after a
+// restart: those that are being made, those that nobody has accepted yet, and those that were closed and still have
+// something to send. As long as the network works, they pass: the job accepts them, or the other machine's kernel
+// acknowledges what was sent, also for a process that stands still. So new callers are kept out first, then the
+// processes stand still, and then the rest is awaited.
+//
+// Not thread-safe. Needs root.
+#ifndef CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_PASSING_H_
+#define CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_PASSING_H_
+
+#include <functional>
+#include <istream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "checkpoint/job/job.h"
+
+namespace cuda_remote::checkpoint {
+
+// What /proc/PID/net/tcp or tcp6 lists of such connections, for a message.
+std::vector<std::string> ParsePassing(std::istream& lines);
+
+// Lets no machine but this job itself connect to where these processes listen; lets all connect again. A connection
+// that is begun meanwhile is made later, since its first packet is sent again. Sockets with a filter of their own stay
+// as they are.
+void KeepCallersOut(const Job& job);
+void LetCallersIn(const Job& job);
+
+// Stops the processes, by SIGSTOP through `signal`, at a moment when no connection passes. *stopped_before: those that
+// somebody else had stopped, as numbered inside. False and *error, which names a connection, if there is no such moment
+// for ten seconds; the processes may be stopped then. Callers are kept out afterwards in any case.
+bool BringToStandstill(const Job& job, const std::function<bool(int)>& signal, std::set<int>* stopped_before,
+                       std::string* error);
+
+}  // namespace cuda_remote::checkpoint
+
+#endif  // CUDA_REMOTE_CHECKPOINT_ENGINE_CRIU_PASSING_H_
