@@ -256,6 +256,7 @@ class Worker {
   std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
   // Of one that arrives, or of a part: whether the source has let it go on, or all parts run; and whether it runs.
   bool goes_on_ = false, running_ = false;
+  bool released_ = false;  // of a part: its processes may run, and end by its tool unless all do
 };
 
 Worker::~Worker() {
@@ -741,7 +742,7 @@ bool Worker::Do(const std::string& announced, std::string* said) {
   if (announced == checkpoint::kJobLocked && IsMember()) return AwaitOthers(SAVE_LOCKED, said);
   if (announced == checkpoint::kJobStill && IsMember()) return AwaitOthers(SAVE_STILL, said);
   if (announced == checkpoint::kJobDumped && IsMember()) return AwaitOthers(SAVE_DUMPED, said);
-  if (announced == checkpoint::kImageRestored && Rejoins()) return AwaitOthers(RESTART_HELD, said);
+  if (announced == checkpoint::kImageRestored && Rejoins()) return released_ = AwaitOthers(RESTART_HELD, said);
   if (announced == checkpoint::kImageUsed && Rejoins()) {
     if (!AwaitOthers(RESTART_RUNS, said) || (!peer_gone_ && !AwaitOthers(RESTART_SURE, said))) return false;
     goes_on_ = running_ = true;
@@ -767,7 +768,8 @@ void Worker::PassOn() {
   Control control;
   if (!Receive(socket_, &control)) {
     peer_gone_ = true;
-    if (goes_on_) return;
+    // A part that runs ends by its tool: killed, it would leave the address in use by what its connections have to send.
+    if (goes_on_ || released_) return;
     // As when somebody kills cr-run, or a tool that works on a job.
     kill(child_, tool_->runs_job ? SIGKILL : SIGTERM);
     return;
