@@ -39,7 +39,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using HardwareBytes = std::array<unsigned char, ETH_ALEN>;
 
-constexpr char kName[] = "eth0";
+constexpr auto& kName = kJobInterface;
 // The same number everywhere, since programs may keep it; one that no interface of a small namespace gets by itself.
 constexpr int kIndex = 1001;
 constexpr int kLoopback = 1;

@@ -24,6 +24,9 @@
 
 namespace cuda_remote::checkpoint {
 
+// The name of the interface in the job's network.
+inline constexpr char kJobInterface[] = "eth0";
+
 // "ADDRESS[/PREFIX][@INTERFACE]". Without PREFIX, network->prefix() is 0 until CheckNetwork.
 bool ParseNetwork(const std::string& text, JobNetwork* network, std::string* error);
 

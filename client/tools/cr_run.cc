@@ -267,6 +267,9 @@ int Main(int argc, char** argv) {
   SetVariable(&plan.environment, "CUDA_REMOTE_JOB", shown);
   if (seen >= 0) SetVariable(&plan.environment, "CUDA_REMOTE_GPU", std::to_string(seen));
   if (account && !caller) SetUser(*account, &plan.environment);
+  // gloo looks for the address of the machine's name otherwise, which the job does not have.
+  if (!address.empty() && !variable("GLOO_SOCKET_IFNAME"))
+    SetVariable(&plan.environment, "GLOO_SOCKET_IFNAME", kJobInterface);
   plan.account = account;
   value = variable("LD_LIBRARY_PATH");
   SetVariable(&plan.environment, "LD_LIBRARY_PATH", library_folder + (value && *value ? std::string(":") + value : ""));
