@@ -1247,30 +1247,18 @@ class Login:
         asked.send(str(code).encode())
 
 
-class Stencil:
-    """An MPI program on several hosts, begun by one cr-mpirun on the first of them. Rank 0 stands at steps."""
+class Spread:
+    """A job of several parts, each on a host, whose rank 0 stands at steps."""
 
     STEPS = 24
 
-    def __init__(self, lab, mpi, machines, ranks, *pauses):
-        self.lab, self.context, self.machines = lab, lab.context, machines
+    def __init__(self, lab, name, machines, *pauses):
+        self.lab, self.context, self.machines, self.name = lab, lab.context, machines, name
         shared = lab.context.shared
-        name = "mpi_stencil_" + mpi
-        found = harness.find(self.context.apps, name)
-        if found is None:
-            raise Failure(f"the program {name} is not in {self.context.apps}")
-        program = shutil.copy(found, os.path.join(self.context.product, name))
-        os.chmod(program, 0o755)
-        command = ["mpirun." + mpi, "-n", str(sum(ranks)), program, "--steps", str(self.STEPS)]
-        alone = ["--allow-run-as-root", "--oversubscribe"] if mpi == "openmpi" else []
-        self.want = self.context.lab.native("native", [command[0], *alone, *command[1:]]).decode()
         self.sync, self.out, self.errors = shared + "/sync", shared + "/out", shared + "/errors"
-        self.login = Login(lab)
-        parts = [f"--part={machine.name}=10.99.0.{51 + i}:{ranks[i]}" for i, machine in enumerate(machines)]
-        words = ["--name", "stencil", *parts, "--agent", self.login.agent, "--output", self.out, "--error", self.errors]
-        variables = {"CR_TEST_SYNC_FILE": self.sync, "CR_TEST_PAUSE_AT": ",".join(map(str, pauses)), **VARIABLES(lab)}
-        self.names = ["stencil"] * len(machines)
-        self.children = [machines[0].begin(VICTIM, "cr-mpirun", *words, "--", *command, **variables)]
+        self.variables = {"CR_TEST_SYNC_FILE": self.sync, "CR_TEST_PAUSE_AT": ",".join(map(str, pauses)), **VARIABLES(lab)}
+        self.names = [name] * len(machines)
+        self.children = self.begin()
         self.stands(pauses[0])
 
     def said(self):
@@ -1293,7 +1281,7 @@ class Stencil:
 
     def save(self, image, members, *words):
         hosts = ",".join(members)
-        return worked(self.lab.a.run(VICTIM, "cr-checkpoint", "stencil", image, "--hosts", hosts, *words))
+        return worked(self.lab.a.run(VICTIM, "cr-checkpoint", self.name, image, "--hosts", hosts, *words))
 
     def stop(self, image, members):
         """Saves all parts and ends them."""
@@ -1309,9 +1297,9 @@ class Stencil:
     def restart(self, image, machines, names=None):
         """Part N on the machine N, as the job of that name there."""
         self.machines, self.children = machines, []
-        self.names = names = names or ["stencil"] * len(machines)
+        self.names = names = names or [self.name] * len(machines)
         for number, (machine, name) in enumerate(zip(machines, names), 1):
-            words = [] if name == "stencil" else ["--job-dir", name]
+            words = [] if name == self.name else ["--job-dir", name]
             self.children.append(machine.begin(VICTIM, "cr-restart", f"{image}/member-{number}", *words))
         for machine, name in zip(machines, names):
             over = lambda: machine.has_job(name) or any(child.poll() is not None for child in self.children)
@@ -1322,7 +1310,7 @@ class Stencil:
     def restart_as_one(self, image, machines, names=None):
         """All by one cr-restart."""
         self.machines, self.children = machines, []
-        self.names = names or ["stencil"] * len(machines)
+        self.names = names or [self.name] * len(machines)
         hosts = ",".join(f"{machine.address}/{name}" for machine, name in zip(machines, self.names))
         worked(self.lab.a.run(VICTIM, "cr-restart", image, "--hosts", hosts))
 
@@ -1335,15 +1323,72 @@ class Stencil:
             raise Failure(f"the job wrote\n{got}\nexpected\n{self.want}\n{self.said()}")
 
 
-def mpi_on(context, mpi, count, ranks):
-    """One cr-mpirun starts the ranks on `count` hosts. The job is saved and goes on, is saved and restarted on the same hosts,
-    on others, and on fewer; its result is the native run's."""
+class Stencil(Spread):
+    """An MPI program, begun by one cr-mpirun on the first host."""
+
+    def __init__(self, lab, mpi, machines, ranks, *pauses):
+        self.mpi, self.ranks = mpi, ranks
+        super().__init__(lab, "stencil", machines, *pauses)
+
+    def begin(self):
+        name = "mpi_stencil_" + self.mpi
+        found = harness.find(self.context.apps, name)
+        if found is None:
+            raise Failure(f"the program {name} is not in {self.context.apps}")
+        program = shutil.copy(found, os.path.join(self.context.product, name))
+        os.chmod(program, 0o755)
+        command = ["mpirun." + self.mpi, "-n", str(sum(self.ranks)), program, "--steps", str(self.STEPS)]
+        alone = ["--allow-run-as-root", "--oversubscribe"] if self.mpi == "openmpi" else []
+        self.want = self.context.lab.native("native", [command[0], *alone, *command[1:]]).decode()
+        parts = [f"--part={machine.name}=10.99.0.{51 + i}:{self.ranks[i]}" for i, machine in enumerate(self.machines)]
+        words = ["--name", self.name, *parts, "--agent", Login(self.lab).agent, "--output", self.out, "--error", self.errors]
+        return [self.machines[0].begin(VICTIM, "cr-mpirun", *words, "--", *command, **self.variables)]
+
+
+class Training(Spread):
+    """training.py, begun by torchrun in each part."""
+
+    def __init__(self, lab, machines, ranks, *pauses):
+        self.ranks = ranks
+        super().__init__(lab, "train", machines, *pauses)
+
+    def begin(self):
+        setup = os.path.join(HERE, "..", "..", "tools", "setup-torch")
+        found = subprocess.run([setup, "--check"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if found.returncode != 0:
+            raise Failure(found.stdout)
+        folder = self.context.folder("training", 0o755)
+        library = os.path.join(self.context.apps, "..", "hosts", "liblinear.so")
+        for path in (library, os.path.join(HERE, "training.py"), os.path.join(HERE, "..", "frameworks", "hook.py")):
+            os.chmod(shutil.copy(path, folder), 0o644)
+        program = [folder + "/training.py", "--steps", str(self.STEPS)]
+
+        def torchrun(nodes, ranks, *words):
+            # Without files for the ranks' output, as by default: that of this PyTorch does not work with Python 3.11.
+            default = ["--redirects=9:3", "--tee=9:3"]
+            words = ["-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc_per_node={ranks}", *words, *default, *program]
+            return [found.stdout.strip(), *words]
+
+        alone = torchrun(1, sum(self.ranks), "--master_addr=127.0.0.1", f"--master_port={harness.free_port()}")
+        self.want = self.context.lab.native("native", ["env", "GLOO_SOCKET_IFNAME=lo", *alone]).decode()
+        children = []
+        for i, (machine, ranks) in enumerate(zip(self.machines, self.ranks)):
+            files = [name + (f"-{i}" if i else "") for name in (self.out, self.errors)]
+            words = ["--name", self.name, "--address", f"10.99.0.{51 + i}", "--output", files[0], "--error", files[1]]
+            command = torchrun(len(self.machines), ranks, f"--node_rank={i}", "--master_addr=10.99.0.51", "--master_port=29500")
+            children.append(machine.begin(VICTIM, "cr-run", *words, "--", *command, **self.variables))
+        return children
+
+
+def spread_on(context, count, begin):
+    """The job on `count` hosts is saved and goes on, is saved and restarted on the same hosts, on others, and on fewer; its
+    result is the native run's."""
     lab = Lan(context)
     start_all(lab)
     machines = [lab.a, lab.b, lab.c][:count]
     addresses = [machine.address for machine in machines]
     images = [f"{context.shared}/image-{i}" for i in range(5)]
-    job = Stencil(lab, mpi, machines, ranks, 4, 8, 12, 16, 20)
+    job = begin(lab, machines, 4, 8, 12, 16, 20)
     done = json.loads(job.save(images[0], addresses, "--json").stdout)
     if not 0 < done["paused_seconds"] <= done["seconds"]:
         raise Failure(f"cr-checkpoint reports {done}")
@@ -1359,17 +1404,22 @@ def mpi_on(context, mpi, count, ranks):
     job.go(12, then=16)
     job.stop(images[3], [machine.address for machine in others])
     # All on one host, which has several jobs then, each with its address; and from there on two again.
-    names = ["stencil", "stencil-2", "stencil-3"][:count]
+    names = [job.name, job.name + "-2", job.name + "-3"][:count]
     job.restart_as_one(images[3], [lab.c] * count, names)
     job.go(16, then=20)
     job.stop(images[4], [f"{lab.c.address}/{name}" for name in names])
-    job.restart(images[4], [lab.a, lab.b, lab.b][:count], ["stencil", "stencil", "stencil-2"][:count])
+    job.restart(images[4], [lab.a, lab.b, lab.b][:count], [job.name, job.name, job.name + "-2"][:count])
     job.go(20)
     job.finish()
     for fd in sum(taken, ()):
         os.close(fd)
     for machine in (lab.a, lab.b, lab.c):
         machine.is_clean()
+
+
+def mpi_on(context, mpi, count, ranks):
+    """One cr-mpirun starts the ranks."""
+    spread_on(context, count, lambda lab, machines, *pauses: Stencil(lab, mpi, machines, ranks, *pauses))
 
 
 @case
@@ -1394,6 +1444,12 @@ def mpich_two(context):
 def mpich_three(context):
     """MPICH on three hosts."""
     mpi_on(context, "mpich", 3, [1, 1, 1])
+
+
+@case
+def torchrun_two(context):
+    """torchrun on two hosts, with gloo."""
+    spread_on(context, 2, lambda lab, machines, *pauses: Training(lab, machines, [2, 1], *pauses))
 
 
 FAILING_CRIU = """#!/bin/sh

@@ -703,8 +703,8 @@ bool HasCapabilities(std::string* error) {
 }
 
 std::vector<int> CriuCapabilities() {
-  return {CAP_SYS_ADMIN,  CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE, CAP_NET_ADMIN,   CAP_NET_RAW,
-          CAP_SYS_CHROOT, CAP_KILL,               CAP_SETPCAP,    CAP_SYS_RESOURCE};
+  return {CAP_SYS_ADMIN, CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE, CAP_NET_ADMIN, CAP_NET_RAW, CAP_SYS_CHROOT, CAP_KILL,
+          CAP_SETPCAP,   CAP_SYS_RESOURCE};
 }
 
 std::string CriuVersion(const std::string& criu) {
