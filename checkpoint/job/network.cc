@@ -14,7 +14,9 @@
 #include <linux/veth.h>
 #include <net/if.h>
 #include <net/if_arp.h>
+#include <netinet/icmp6.h>
 #include <netinet/if_ether.h>
+#include <netinet/ip6.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdio.h>
@@ -25,6 +27,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <optional>
@@ -43,7 +46,7 @@ constexpr auto& kName = kJobInterface;
 // The same number everywhere, since programs may keep it; one that no interface of a small namespace gets by itself.
 constexpr int kIndex = 1001;
 constexpr int kLoopback = 1;
-constexpr uint32_t kMostPrefix = 30;
+constexpr uint32_t kLeastHostBits = 2;
 constexpr char kSilent[] = "blackhole";  // a queue that drops all that is sent; every kernel with queues has it
 // Questions to a network whether somebody has an address: how many, and how long to wait for an answer to each.
 constexpr int kQuestions = 3;
@@ -187,6 +190,17 @@ class Kernel {
   uint32_t sequence_ = 0;
 };
 
+// Of IPv4 or IPv6, in network order.
+struct Address {
+  int family = AF_UNSPEC;  // AF_UNSPEC: it is none
+  std::array<unsigned char, sizeof(in6_addr)> bytes = {};
+
+  size_t size() const { return family == AF_INET6 ? sizeof(in6_addr) : sizeof(in_addr); }
+  uint32_t bits() const { return uint32_t(8 * size()); }
+  bool operator==(const Address& other) const { return family == other.family && bytes == other.bytes; }
+  bool bit(uint32_t index) const { return (bytes[index / 8] >> (7 - index % 8) & 1) != 0; }
+};
+
 uint32_t Number(const rtattr* attribute) {
   uint32_t number = 0;
   if (RTA_PAYLOAD(attribute) >= sizeof(number)) memcpy(&number, RTA_DATA(attribute), sizeof(number));
@@ -198,23 +212,65 @@ std::string Text(const rtattr* attribute) {
   return std::string(text, strnlen(text, RTA_PAYLOAD(attribute)));
 }
 
-// An address as a number in this machine's order; 0: it is none.
-uint32_t Parsed(const std::string& address) {
-  in_addr parsed = {};
-  return inet_pton(AF_INET, address.c_str(), &parsed) == 1 ? ntohl(parsed.s_addr) : 0;
+Address Made(int family, const void* bytes) {
+  Address made;
+  made.family = family;
+  memcpy(made.bytes.data(), bytes, made.size());
+  return made;
 }
 
-std::string Written(uint32_t address) {
-  const in_addr parsed = {htonl(address)};
-  char text[INET_ADDRSTRLEN] = "";
-  inet_ntop(AF_INET, &parsed, text, sizeof(text));
+Address AddressIn(int family, const rtattr* attribute) {
+  Address address;
+  address.family = family;
+  if (RTA_PAYLOAD(attribute) != address.size()) return Address();
+  return Made(family, RTA_DATA(attribute));
+}
+
+Address Parsed(const std::string& text) {
+  Address parsed;
+  const int family = text.find(':') == std::string::npos ? AF_INET : AF_INET6;
+  if (inet_pton(family, text.c_str(), parsed.bytes.data()) == 1) parsed.family = family;
+  return parsed;
+}
+
+std::string Written(const Address& address) {
+  char text[INET6_ADDRSTRLEN] = "";
+  inet_ntop(address.family, address.bytes.data(), text, sizeof(text));
   return text;
 }
 
-uint32_t Mask(uint32_t prefix) { return prefix == 0 ? 0 : ~0u << (32 - prefix); }
+bool IsInNetwork(const Address& address, const Address& network, uint32_t prefix) {
+  if (address.family != network.family) return false;
+  for (uint32_t i = 0; i < prefix; ++i) {
+    if (address.bit(i) != network.bit(i)) return false;
+  }
+  return true;
+}
 
-bool IsInNetwork(uint32_t address, uint32_t network, uint32_t prefix) {
-  return ((address ^ network) & Mask(prefix)) == 0;
+// Whether all bits after the network's are so.
+bool HostBitsAre(bool value, const Address& address, uint32_t prefix) {
+  for (uint32_t i = prefix; i < address.bits(); ++i) {
+    if (address.bit(i) != value) return false;
+  }
+  return true;
+}
+
+// The last address of the network, which all of IPv4 take for theirs.
+Address Broadcast(Address address, uint32_t prefix) {
+  for (uint32_t i = prefix; i < address.bits(); ++i) address.bytes[i / 8] |= static_cast<unsigned char>(0x80 >> i % 8);
+  return address;
+}
+
+bool IsLinkLocal(const Address& address) {
+  return address.family == AF_INET6 && address.bytes[0] == 0xfe && (address.bytes[1] & 0xc0) == 0x80;
+}
+
+// Of one interface: for others it is on all machines, or on none.
+bool IsForMachines(const Address& address) {
+  const unsigned char first = address.bytes[0];
+  if (address.family == AF_INET) return first != 0 && first != 127 && first < 224;
+  const Address mapped = Parsed("::ffff:0:0"), low = Parsed("::");
+  return first != 0xff && !IsLinkLocal(address) && !IsInNetwork(address, mapped, 96) && !IsInNetwork(address, low, 96);
 }
 
 // An interface of this machine.
@@ -252,42 +308,46 @@ std::vector<Interface> ListInterfaces(Kernel* kernel) {
 
 struct OwnAddress {
   int index = 0;
-  uint32_t address = 0, prefix = 0;
+  Address address;
+  uint32_t prefix = 0;
 };
 
-std::vector<OwnAddress> ListAddresses(Kernel* kernel) {
+std::vector<OwnAddress> ListAddresses(int family, Kernel* kernel) {
   std::vector<OwnAddress> all;
   ifaddrmsg wanted = {};
-  wanted.ifa_family = AF_INET;
+  wanted.ifa_family = uint8_t(family);
   kernel->List(Message(RTM_GETADDR, 0).Add(wanted), [&](const nlmsghdr* message) {
     const auto* const facts = static_cast<const ifaddrmsg*>(NLMSG_DATA(message));
-    if (facts->ifa_family != AF_INET) return;
+    if (facts->ifa_family != family) return;
     OwnAddress one;
     one.index = int(facts->ifa_index);
     one.prefix = facts->ifa_prefixlen;
+    Address other;  // the other end's, where there is one; else the same, and of IPv6 the only one
     ForEachAttribute<ifaddrmsg>(message, [&](const rtattr* attribute) {
-      if (attribute->rta_type == IFA_LOCAL) one.address = ntohl(Number(attribute));
+      if (attribute->rta_type == IFA_LOCAL) one.address = AddressIn(family, attribute);
+      if (attribute->rta_type == IFA_ADDRESS) other = AddressIn(family, attribute);
     });
+    if (one.address.family == AF_UNSPEC) one.address = other;
     all.push_back(one);
   });
   return all;
 }
 
-// By which machine others are reached through the interface; 0: none.
-uint32_t GatewayOf(Kernel* kernel, int index) {
-  uint32_t gateway = 0;
+// By which machine others are reached through the interface.
+Address GatewayOf(int family, int index, Kernel* kernel) {
+  Address gateway;
   rtmsg wanted = {};
-  wanted.rtm_family = AF_INET;
+  wanted.rtm_family = uint8_t(family);
   kernel->List(Message(RTM_GETROUTE, 0).Add(wanted), [&](const nlmsghdr* message) {
     const auto* const facts = static_cast<const rtmsg*>(NLMSG_DATA(message));
-    if (facts->rtm_family != AF_INET || facts->rtm_dst_len != 0 || facts->rtm_table != RT_TABLE_MAIN) return;
-    uint32_t by = 0;
+    if (facts->rtm_family != family || facts->rtm_dst_len != 0 || facts->rtm_table != RT_TABLE_MAIN) return;
+    Address by;
     int through = 0;
     ForEachAttribute<rtmsg>(message, [&](const rtattr* attribute) {
-      if (attribute->rta_type == RTA_GATEWAY) by = ntohl(Number(attribute));
+      if (attribute->rta_type == RTA_GATEWAY) by = AddressIn(family, attribute);
       if (attribute->rta_type == RTA_OIF) through = int(Number(attribute));
     });
-    if (through == index && gateway == 0) gateway = by;
+    if (through == index && gateway.family == AF_UNSPEC) gateway = by;
   });
   return gateway;
 }
@@ -296,14 +356,15 @@ uint32_t GatewayOf(Kernel* kernel, int index) {
 struct Place {
   Interface interface;
   uint32_t prefix = 0;
-  uint32_t gateway = 0;
+  Address gateway;
 };
 
 bool FindPlace(const JobNetwork& network, Place* place, std::string* error) {
-  const uint32_t address = Parsed(network.address());
+  const Address address = Parsed(network.address());
+  const std::string example = address.family == AF_INET ? "/24" : "/64";
   Kernel kernel;
   const std::vector<Interface> interfaces = ListInterfaces(&kernel);
-  const std::vector<OwnAddress> addresses = ListAddresses(&kernel);
+  const std::vector<OwnAddress> addresses = ListAddresses(address.family, &kernel);
   const auto with_index = [&](int index) {
     for (const Interface& one : interfaces) {
       if (one.index == index) return one;
@@ -311,7 +372,7 @@ bool FindPlace(const JobNetwork& network, Place* place, std::string* error) {
     return Interface();
   };
   for (const OwnAddress& own : addresses) {
-    if (own.address != address) continue;
+    if (!(own.address == address)) continue;
     *error = "the address " + network.address() + " is this machine's own, on " + with_index(own.index).name +
              "; a job needs one that nobody else has";
     return false;
@@ -334,18 +395,19 @@ bool FindPlace(const JobNetwork& network, Place* place, std::string* error) {
   }
   if (place->interface.index == 0) {
     *error = "no interface of this machine is in the network of the job's address " + network.address() +
-             "; name the one that it is to be on: --address " + network.address() + "/24@INTERFACE";
+             "; name the one that it is to be on: --address " + network.address() + example + "@INTERFACE";
     return false;
   }
   if (network.prefix() != 0) place->prefix = network.prefix();
   const std::string& name = place->interface.name;
   if (place->prefix == 0) {
     *error = "the interface " + name + " has no address in the network of " + network.address() +
-             "; say how many bits are the network's: --address " + network.address() + "/24@" + name;
+             "; say how many bits are the network's: --address " + network.address() + example + "@" + name;
     return false;
   }
-  const uint32_t hosts = ~Mask(place->prefix);
-  if (place->prefix > kMostPrefix || (address & hosts) == 0 || (address & hosts) == hosts) {
+  // The first address of a network is none of a machine's, nor is the last one with IPv4.
+  if (place->prefix + kLeastHostBits > address.bits() || HostBitsAre(false, address, place->prefix) ||
+      (address.family == AF_INET && HostBitsAre(true, address, place->prefix))) {
     *error =
         network.address() + " cannot be a machine's address in a network of " + std::to_string(place->prefix) + " bits";
     return false;
@@ -360,8 +422,9 @@ bool FindPlace(const JobNetwork& network, Place* place, std::string* error) {
              "; name that one for the job's address";
     return false;
   }
-  place->gateway = GatewayOf(&kernel, place->interface.index);
-  if (!IsInNetwork(place->gateway, address, place->prefix) || place->gateway == address) place->gateway = 0;
+  place->gateway = GatewayOf(address.family, place->interface.index, &kernel);
+  const bool is_near = IsInNetwork(place->gateway, address, place->prefix) || IsLinkLocal(place->gateway);
+  if (!is_near || place->gateway == address) place->gateway = Address();
   return true;
 }
 
@@ -465,19 +528,77 @@ bool IsReady(Kernel* kernel) {
   return false;
 }
 
-// Inside. Sends and receives ARP by eth0.
+// What ICMPv6 says of neighbours (RFC 4861), from its IPv6 header on. A question of somebody who has no address yet
+// ends before the option.
+struct NeighbourMessage {
+  ip6_hdr ip;
+  nd_neighbor_advert body;  // nd_neighbor_solicit is laid out in the same way
+  nd_opt_hdr option;
+  unsigned char hardware[ETH_ALEN];
+};
+static_assert(sizeof(NeighbourMessage) == 72 && sizeof(nd_neighbor_solicit) == sizeof(nd_neighbor_advert),
+              "as it is sent");
+
+// Over the message's part after the IPv6 header, with the addresses before it (RFC 4443).
+uint16_t Checksum(const NeighbourMessage& message, size_t size) {
+  const size_t length = size - sizeof(ip6_hdr);
+  const auto* const bytes = reinterpret_cast<const unsigned char*>(&message.ip.ip6_src);
+  uint32_t sum = uint32_t(length) + IPPROTO_ICMPV6;
+  for (size_t i = 0; i < 2 * sizeof(in6_addr) + length; i += 2) sum += uint32_t(bytes[i] << 8 | bytes[i + 1]);
+  while (sum >> 16 != 0) sum = (sum & 0xffff) + (sum >> 16);
+  return htons(uint16_t(~sum));
+}
+
+// Inside. Asks by eth0 who has an address, and says so itself: by ARP, or for IPv6 by neighbour discovery.
 class Neighbours {
  public:
-  Neighbours() : socket_(socket(AF_PACKET, SOCK_DGRAM | SOCK_CLOEXEC, htons(ETH_P_ARP))) {
+  explicit Neighbours(const Address& address)
+      : address_(address),
+        protocol_(htons(address.family == AF_INET ? ETH_P_ARP : ETH_P_IPV6)),
+        socket_(socket(AF_PACKET, SOCK_DGRAM | SOCK_CLOEXEC, protocol_)) {
     sockaddr_ll where = {};
     where.sll_family = AF_PACKET;
-    where.sll_protocol = htons(ETH_P_ARP);
+    where.sll_protocol = protocol_;
     where.sll_ifindex = kIndex;
     bound_ = bind(socket_.get(), reinterpret_cast<sockaddr*>(&where), sizeof(where)) == 0;
   }
 
-  // `sender` 0: a question of somebody who has no address yet.
-  bool Send(uint32_t sender, uint32_t target, const HardwareBytes& own) {
+  // As somebody who has no address yet.
+  bool Ask(const HardwareBytes& own) { return address_.family == AF_INET ? SendArp(own, false) : SendNdp(own, false); }
+  // That this interface has it.
+  bool Tell(const HardwareBytes& own) { return address_.family == AF_INET ? SendArp(own, true) : SendNdp(own, true); }
+
+  // Who says within the time that he has the address: a hardware address as text; empty: nobody.
+  std::string WhoHas(milliseconds limit) {
+    const auto end = steady_clock::now() + limit;
+    while (true) {
+      const auto left = std::chrono::duration_cast<milliseconds>(end - steady_clock::now()).count();
+      pollfd waiting = {socket_.get(), POLLIN, 0};
+      if (left <= 0 || poll(&waiting, 1, int(left)) <= 0) return {};
+      union {
+        ether_arp arp;
+        NeighbourMessage ndp;
+      } message = {};
+      sockaddr_ll from = {};
+      socklen_t size = sizeof(from);
+      const ssize_t got =
+          recvfrom(socket_.get(), &message, sizeof(message), 0, reinterpret_cast<sockaddr*>(&from), &size);
+      const bool says = address_.family == AF_INET
+                            ? got == ssize_t(sizeof(message.arp)) && Made(AF_INET, message.arp.arp_spa) == address_
+                            : got >= ssize_t(sizeof(ip6_hdr) + sizeof(nd_neighbor_advert)) &&
+                                  message.ndp.ip.ip6_nxt == IPPROTO_ICMPV6 &&
+                                  message.ndp.body.nd_na_type == ND_NEIGHBOR_ADVERT &&
+                                  Made(AF_INET6, &message.ndp.body.nd_na_target) == address_;
+      if (!says) continue;
+      char text[3 * ETH_ALEN + 1];
+      const unsigned char* const who = from.sll_addr;
+      snprintf(text, sizeof(text), "%02x:%02x:%02x:%02x:%02x:%02x", who[0], who[1], who[2], who[3], who[4], who[5]);
+      return text;
+    }
+  }
+
+ private:
+  bool SendArp(const HardwareBytes& own, bool has) {
     ether_arp message = {};
     message.arp_hrd = htons(ARPHRD_ETHER);
     message.arp_pro = htons(ETH_P_IP);
@@ -485,39 +606,48 @@ class Neighbours {
     message.arp_pln = sizeof(in_addr);
     message.arp_op = htons(ARPOP_REQUEST);
     memcpy(message.arp_sha, own.data(), ETH_ALEN);
-    const uint32_t from = htonl(sender), to = htonl(target);
-    memcpy(message.arp_spa, &from, sizeof(from));
-    memcpy(message.arp_tpa, &to, sizeof(to));
+    if (has) memcpy(message.arp_spa, address_.bytes.data(), sizeof(message.arp_spa));
+    memcpy(message.arp_tpa, address_.bytes.data(), sizeof(message.arp_tpa));
+    return Send(&message, sizeof(message), {0xff, 0xff, 0xff, 0xff, 0xff, 0xff});
+  }
+
+  bool SendNdp(const HardwareBytes& own, bool has) {
+    NeighbourMessage message = {};
+    const size_t size = has ? sizeof(message) : offsetof(NeighbourMessage, option);
+    message.ip.ip6_flow = htonl(6u << 28);
+    message.ip.ip6_plen = htons(uint16_t(size - sizeof(message.ip)));
+    message.ip.ip6_nxt = IPPROTO_ICMPV6;
+    message.ip.ip6_hops = 255;  // or it is not believed
+    memcpy(&message.body.nd_na_target, address_.bytes.data(), sizeof(in6_addr));
+    message.body.nd_na_type = has ? ND_NEIGHBOR_ADVERT : ND_NEIGHBOR_SOLICIT;
+    Address to = Parsed("ff02::1");  // all machines
+    if (has) {
+      memcpy(&message.ip.ip6_src, address_.bytes.data(), sizeof(in6_addr));
+      message.body.nd_na_flags_reserved = ND_NA_FLAG_OVERRIDE;
+      message.option = {ND_OPT_TARGET_LINKADDR, 1};
+      memcpy(message.hardware, own.data(), ETH_ALEN);
+    } else {
+      to = Parsed("ff02::1:ff00:0");  // those whose address ends like this one
+      std::copy(address_.bytes.end() - 3, address_.bytes.end(), to.bytes.end() - 3);
+    }
+    memcpy(&message.ip.ip6_dst, to.bytes.data(), sizeof(in6_addr));
+    message.body.nd_na_cksum = Checksum(message, size);
+    return Send(&message, size, {0x33, 0x33, to.bytes[12], to.bytes[13], to.bytes[14], to.bytes[15]});
+  }
+
+  bool Send(const void* message, size_t size, const HardwareBytes& to) {
     sockaddr_ll all = {};
     all.sll_family = AF_PACKET;
-    all.sll_protocol = htons(ETH_P_ARP);
+    all.sll_protocol = protocol_;
     all.sll_ifindex = kIndex;
     all.sll_halen = ETH_ALEN;
-    memset(all.sll_addr, 0xff, ETH_ALEN);
-    return bound_ && sendto(socket_.get(), &message, sizeof(message), 0, reinterpret_cast<sockaddr*>(&all),
-                            sizeof(all)) == ssize_t(sizeof(message));
+    memcpy(all.sll_addr, to.data(), to.size());
+    return bound_ &&
+           sendto(socket_.get(), message, size, 0, reinterpret_cast<sockaddr*>(&all), sizeof(all)) == ssize_t(size);
   }
 
-  // Who says within the time that he has the address: a hardware address as text; empty: nobody.
-  std::string WhoHas(uint32_t address, milliseconds limit) {
-    const auto end = steady_clock::now() + limit;
-    while (true) {
-      const auto left = std::chrono::duration_cast<milliseconds>(end - steady_clock::now()).count();
-      pollfd waiting = {socket_.get(), POLLIN, 0};
-      if (left <= 0 || poll(&waiting, 1, int(left)) <= 0) return {};
-      ether_arp message = {};
-      uint32_t sender = 0;
-      if (recv(socket_.get(), &message, sizeof(message), 0) != ssize_t(sizeof(message))) continue;
-      memcpy(&sender, message.arp_spa, sizeof(sender));
-      if (ntohl(sender) != address) continue;
-      char text[3 * ETH_ALEN + 1];
-      const unsigned char* const who = message.arp_sha;
-      snprintf(text, sizeof(text), "%02x:%02x:%02x:%02x:%02x:%02x", who[0], who[1], who[2], who[3], who[4], who[5]);
-      return text;
-    }
-  }
-
- private:
+  const Address address_;
+  const uint16_t protocol_;
   const Descriptor socket_;
   bool bound_ = false;
 };
@@ -537,14 +667,14 @@ void AwaitReady(Kernel* kernel) {
 }
 
 // Inside, with eth0 up and without an address.
-bool IsFree(uint32_t address, Kernel* kernel, std::string* error) {
+bool IsFree(const Address& address, Kernel* kernel, std::string* error) {
   AwaitReady(kernel);
   const HardwareBytes own = OwnHardwareAddress();
-  Neighbours neighbours;
+  Neighbours neighbours(address);
   const auto end = steady_clock::now() + kRemoval;
   for (int asked = 0; asked < kQuestions;) {
-    if (!neighbours.Send(0, address, own)) return Failed("asking who has it", errno, error);
-    const std::string who = neighbours.WhoHas(address, kAnswer);
+    if (!neighbours.Ask(own)) return Failed("asking who has it", errno, error);
+    const std::string who = neighbours.WhoHas(kAnswer);
     if (who.empty()) {
       ++asked;
     } else if (steady_clock::now() > end) {
@@ -559,13 +689,45 @@ bool IsFree(uint32_t address, Kernel* kernel, std::string* error) {
   return true;
 }
 
-bool SetUpInside(const JobNetwork& network, const Place& place, bool ask, Kernel* kernel, std::string* error) {
-  // Its addresses would be others with each hardware address. A container may not let this be written, nor need it.
-  const std::string setting = std::string("/proc/sys/net/ipv6/conf/") + kName + "/disable_ipv6";
-  const Descriptor file(open(setting.c_str(), O_WRONLY | O_CLOEXEC));
-  const ssize_t ignored = file.get() >= 0 ? write(file.get(), "1", 1) : 0;
+// A setting of eth0. A container may not let it be written, nor need it.
+void SetForIpv6(const std::string& name, const std::string& value) {
+  const std::string path = std::string("/proc/sys/net/ipv6/conf/") + kName + "/" + name;
+  const Descriptor file(open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  const ssize_t ignored = file.get() >= 0 ? write(file.get(), value.data(), value.size()) : 0;
   static_cast<void>(ignored);
-  const uint32_t address = Parsed(network.address());
+}
+
+// 0, or the number of the error.
+int AddAddress(const Address& address, uint32_t prefix, Kernel* kernel) {
+  ifaddrmsg which = {};
+  which.ifa_family = uint8_t(address.family);
+  which.ifa_prefixlen = uint8_t(prefix);
+  which.ifa_flags = IFA_F_NODAD;  // of IPv6: the kernel need not ask, too
+  which.ifa_index = kIndex;
+  Message message(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL);
+  message.Add(which)
+      .Put(IFA_LOCAL, address.bytes.data(), address.size())
+      .Put(IFA_ADDRESS, address.bytes.data(), address.size());
+  if (address.family == AF_INET) message.Put(IFA_BROADCAST, Broadcast(address, prefix).bytes.data(), address.size());
+  return kernel->Do(std::move(message));
+}
+
+// What IPv6 needs besides on each interface. It follows from the hardware address, as where nobody sets another.
+Address LinkLocal(const HardwareBytes& own) {
+  Address address = Parsed("fe80::ff:fe00:0");
+  std::copy(own.begin(), own.begin() + 3, address.bytes.begin() + 8);
+  std::copy(own.begin() + 3, own.end(), address.bytes.begin() + 13);
+  address.bytes[8] ^= 2;
+  return address;
+}
+
+bool SetUpInside(const JobNetwork& network, const Place& place, bool ask, Kernel* kernel, std::string* error) {
+  const Address address = Parsed(network.address());
+  const bool is_ipv6 = address.family == AF_INET6;
+  // The kernel's own addresses, and those that a router gives, would be others with each hardware address.
+  SetForIpv6("addr_gen_mode", "1");
+  SetForIpv6("accept_ra", "0");
+  SetForIpv6("disable_ipv6", is_ipv6 ? "0" : "1");
   int failure = kernel->Do(ChangeInterface(kLoopback, IFF_UP));
   if (failure != 0) return Failed("the loopback interface", failure, error);
   if (ask) {
@@ -577,33 +739,25 @@ bool SetUpInside(const JobNetwork& network, const Place& place, bool ask, Kernel
   if (failure != 0) return Failed("keeping it silent", failure, error);
   if (!ask) failure = kernel->Do(ChangeInterface(kIndex, IFF_UP));
   if (failure != 0) return Failed(kName, failure, error);
-  ifaddrmsg which = {};
-  which.ifa_family = AF_INET;
-  which.ifa_prefixlen = uint8_t(place.prefix);
-  which.ifa_index = kIndex;
-  failure = kernel->Do(Message(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL)
-                           .Add(which)
-                           .Put(IFA_LOCAL, htonl(address))
-                           .Put(IFA_ADDRESS, htonl(address))
-                           .Put(IFA_BROADCAST, htonl(address | ~Mask(place.prefix))));
+  failure = AddAddress(address, place.prefix, kernel);
+  if (failure == 0 && is_ipv6) failure = AddAddress(LinkLocal(HardwareAddress(network.address())), 64, kernel);
   if (failure != 0) return Failed("the address", failure, error);
-  if (place.gateway == 0) return true;
+  if (place.gateway.family == AF_UNSPEC) return true;
   rtmsg route = {};
-  route.rtm_family = AF_INET;
+  route.rtm_family = uint8_t(address.family);
   route.rtm_table = RT_TABLE_MAIN;
   route.rtm_protocol = RTPROT_STATIC;
   route.rtm_scope = RT_SCOPE_UNIVERSE;
   route.rtm_type = RTN_UNICAST;
   failure = kernel->Do(Message(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL)
                            .Add(route)
-                           .Put(RTA_GATEWAY, htonl(place.gateway))
+                           .Put(RTA_GATEWAY, place.gateway.bytes.data(), place.gateway.size())
                            .Put(RTA_OIF, uint32_t(kIndex)));
   return failure == 0 || Failed("the default route", failure, error);
 }
 
 // Inside.
 bool Connect(const std::string& text, Kernel* kernel, std::string* error) {
-  const uint32_t address = Parsed(text);
   const HardwareBytes own = HardwareAddress(text);
   // One macvlan of the same hardware address may still be there, of a job that has just ended.
   const auto end = steady_clock::now() + kRemoval;
@@ -617,8 +771,8 @@ bool Connect(const std::string& text, Kernel* kernel, std::string* error) {
   // It was not silent.
   if (failure != 0 && failure != ENOENT && failure != EINVAL) return Failed("ending its silence", failure, error);
   AwaitReady(kernel);
-  Neighbours neighbours;
-  for (int i = 0; i < kNotices; ++i) neighbours.Send(address, address, own);
+  Neighbours neighbours(Parsed(text));
+  for (int i = 0; i < kNotices; ++i) neighbours.Tell(own);
   return true;
 }
 
@@ -642,16 +796,17 @@ bool Split(const std::string& text, JobNetwork* network) {
   network->set_address(numbers.substr(0, slash));
   network->set_interface(at == std::string::npos ? "" : text.substr(at + 1));
   network->set_prefix(0);
+  const Address address = Parsed(network->address());
   if (slash < at) {
     const std::string prefix = numbers.substr(slash + 1);
-    if (prefix.empty() || prefix.size() > 2 || prefix.find_first_not_of("0123456789") != std::string::npos)
+    if (prefix.empty() || prefix.size() > 3 || prefix.find_first_not_of("0123456789") != std::string::npos)
       return false;
     network->set_prefix(uint32_t(atoi(prefix.c_str())));
-    if (network->prefix() == 0 || network->prefix() > 32) return false;
+    if (network->prefix() == 0 || network->prefix() > address.bits()) return false;
   }
   const bool named =
       at == std::string::npos || (!network->interface().empty() && network->interface().size() < IFNAMSIZ);
-  return named && Parsed(network->address()) != 0;
+  return named && address.family != AF_UNSPEC;
 }
 
 }  // namespace
@@ -659,12 +814,11 @@ bool Split(const std::string& text, JobNetwork* network) {
 bool ParseNetwork(const std::string& text, JobNetwork* network, std::string* error) {
   if (!Split(text, network)) {
     *error = "\"" + text +
-             "\" is no ADDRESS[/PREFIX][@INTERFACE], such as 10.9.0.50, 10.9.0.50/24 or "
-             "10.9.0.50/24@eth1; a job's own address is one of IPv4";
+             "\" is no ADDRESS[/PREFIX][@INTERFACE], such as 10.9.0.50, 10.9.0.50/24@eth1 or "
+             "fd00:9::50/64";
     return false;
   }
-  const uint32_t first = Parsed(network->address()) >> 24;
-  if (first != 127 && first < 224) return true;
+  if (IsForMachines(Parsed(network->address()))) return true;
   *error = network->address() + " cannot be a machine's address in a network";
   return false;
 }
@@ -700,10 +854,11 @@ bool CheckNetwork(JobNetwork* network, const std::vector<std::string>* allowed, 
 
 bool CheckNetworkRule(const std::string& rule, std::string* error) {
   JobNetwork network;
-  if (Split(rule, &network) && network.prefix() != 0 && (Parsed(network.address()) & ~Mask(network.prefix())) == 0) {
+  if (Split(rule, &network) && network.prefix() != 0 &&
+      HostBitsAre(false, Parsed(network.address()), network.prefix())) {
     return true;
   }
-  *error = "\"" + rule + "\" is no network, such as 10.9.0.0/24 or 10.9.0.0/24@eth1";
+  *error = "\"" + rule + "\" is no network, such as 10.9.0.0/24, 10.9.0.0/24@eth1 or fd00:9::/64";
   return false;
 }
 
@@ -714,15 +869,17 @@ bool RuleAllows(const std::string& rule, const std::string& address, const std::
          (network.interface().empty() || network.interface() == interface);
 }
 
-std::array<unsigned char, 6> HardwareAddress(const std::string& address) {
-  const uint32_t number = Parsed(address);
+std::array<unsigned char, 6> HardwareAddress(const std::string& text) {
+  const Address address = Parsed(text);
+  std::array<unsigned char, 4> end = {address.bytes[0], address.bytes[1], address.bytes[2], address.bytes[3]};
+  if (address.family == AF_INET6) {
+    uint32_t hash = 2166136261u;  // FNV-1a
+    for (const unsigned char byte : address.bytes) hash = (hash ^ byte) * 16777619u;
+    for (int i = 0; i < 4; ++i) end[size_t(i)] = static_cast<unsigned char>(hash >> (24 - 8 * i));
+  }
   // Of no maker, of one interface.
-  return {0x02,
-          'C',
-          static_cast<unsigned char>(number >> 24),
-          static_cast<unsigned char>(number >> 16),
-          static_cast<unsigned char>(number >> 8),
-          static_cast<unsigned char>(number)};
+  const unsigned char kind = address.family == AF_INET ? 'C' : '6';
+  return {0x02, kind, end[0], end[1], end[2], end[3]};
 }
 
 std::unique_ptr<NetworkNamespace> NetworkNamespace::Make(const JobNetwork& network, bool ask, std::string* error) {

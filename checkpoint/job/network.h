@@ -9,7 +9,8 @@
 // While the job is saved, and until a restored job may run, eth0 is silent: it neither receives nor sends. It keeps its
 // address and its routes, so sockets can be bound and connected. What is lost meanwhile the kernel sends again (TCP).
 //
-// IPv4 only. Functions return false and one sentence in *error. No state; NetworkNamespace is not thread-safe.
+// The address is one of IPv4 or of IPv6. Functions return false and one sentence in *error. No state; NetworkNamespace
+// is not thread-safe.
 #ifndef CUDA_REMOTE_CHECKPOINT_JOB_NETWORK_H_
 #define CUDA_REMOTE_CHECKPOINT_JOB_NETWORK_H_
 
@@ -43,7 +44,7 @@ bool CheckNetworkRule(const std::string& rule, std::string* error);
 // Whether a rule allows the address on this interface of the machine.
 bool RuleAllows(const std::string& rule, const std::string& address, const std::string& interface);
 
-// The hardware address that goes with an IPv4 address.
+// The hardware address that goes with an address.
 std::array<unsigned char, 6> HardwareAddress(const std::string& address);
 
 class NetworkNamespace {

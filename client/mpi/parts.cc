@@ -31,6 +31,10 @@ bool ParsePart(const std::string& text, Part* part, std::string* error) {
     *error = "\"" + text + "\" is no HOST=ADDRESS[/PREFIX][@INTERFACE][:RANKS], such as node7=10.9.0.50:4";
     return false;
   }
+  if (text.find(':') != colon) {
+    *error = text.substr(equals + 1) + " is an address of IPv6; cr-mpirun takes those of IPv4 only";
+    return false;
+  }
   part->host = text.substr(0, equals);
   part->address = text.substr(equals + 1, colon == std::string::npos ? colon : colon - equals - 1);
   if (!checkpoint::ParseNetwork(part->address, &network, error)) return false;

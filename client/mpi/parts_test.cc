@@ -25,6 +25,10 @@ TEST(Parts, AreRead) {
                             "-oProxyCommand=10.9.0.50", "node7=127.0.0.1"}) {
     EXPECT_FALSE(ParsePart(wrong, &part, &error)) << wrong;
   }
+  for (const char* ipv6 : {"node7=fd00:9::50", "node7=fd00:9::50:4", "node7=fd00:9::50/64@eth1:4"}) {
+    EXPECT_FALSE(ParsePart(ipv6, &part, &error)) << ipv6;
+    EXPECT_NE(error.find("of IPv4 only"), std::string::npos) << error;
+  }
 }
 
 TEST(Parts, AreListedForEachMpirun) {

@@ -129,7 +129,7 @@ int Main(int argc, char** argv) {
   AddOutputOptions(&app, &output_options);
   app.add_option("--user", user, "run the program as this user, with his groups and without capabilities; needs root");
   app.add_option("--address", address,
-                 "ADDRESS[/PREFIX][@INTERFACE]: an IPv4 address of the job's own, which no other machine or job has; its TCP "
+                 "ADDRESS[/PREFIX][@INTERFACE]: an address of the job's own, which no other machine or job has; its TCP "
                  "connections with other machines then go on after a checkpoint, a restart or a move. On INTERFACE, a bridge "
                  "or an Ethernet interface (default: the one in whose network ADDRESS is)");
   app.add_flag("--plain", plain,

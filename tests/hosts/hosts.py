@@ -84,7 +84,7 @@ class Machine:
 
     def __init__(self, lab, name, number):
         self.lab, self.context, self.name = lab, lab.context, name
-        self.address, self.link = f"10.99.0.{number}", f"host{number}"
+        self.address, self.address_6, self.link = f"10.99.0.{number}", f"fd00:99::{number}", f"host{number}"
         words = ["unshare", "--mount", "--net", "--uts", "--propagation", "private", "/bin/sh", "-c", "echo up; exec sleep 100000"]
         self.holder = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True)
         self.context.lab.processes.append(users.Started(self.holder))
@@ -259,6 +259,12 @@ class Lan(Lab):
             tool(*inside, "ip", "link", "set", machine.link, "netns", str(machine.holder.pid))
             machine.prepare(bridge="br0" if machine is self.b else None)
 
+    def use_ipv6(self):
+        """Gives the hosts addresses of IPv6 as well."""
+        for machine in (self.a, self.b, self.c):
+            device = "br0" if machine is self.b else machine.link
+            tool(*machine.enter(0), "ip", "address", "add", machine.address_6 + "/64", "dev", device, "nodad")
+
 
 def goes_on(lab, child, want, steps):
     """The job is still on A, and comes to its end there as if nothing had been."""
@@ -376,14 +382,15 @@ def strangers(context):
     goes_on(lab, child, want, [3])
 
 
-ADDRESS = "10.99.0.50"
-ALLOWED = ["--allow-address", "10.99.0.0/24"]
+ADDRESS, ADDRESS_6 = "10.99.0.50", "fd00:99::50"
+ALLOWED = ["--allow-address", "10.99.0.0/24", "--allow-address", "fd00:99::/64"]
 
 # In the job: connections to a program on another host, from one, and between two processes, all at the job's address. Each
 # block that is sent must come back as it was.
 TALK = """
 import os, random, socket, sys
 own, other, stop = sys.argv[1:]
+family = socket.AF_INET6 if ":" in own else socket.AF_INET
 
 def all_of(connection, size):
     got = b""
@@ -396,8 +403,8 @@ def all_of(connection, size):
 def echo(connection):
     while part := connection.recv(1 << 16): connection.sendall(part)
 
-inside = socket.create_server((own, 7001))
-outside = socket.create_server((own, 7000))
+inside = socket.create_server((own, 7001), family=family)
+outside = socket.create_server((own, 7000), family=family)
 if os.fork() == 0:
     echo(socket.create_connection((own, 7001)))
     os._exit(0)
@@ -420,7 +427,7 @@ for _ in range(2):
 PEER = """
 import os, random, socket, sys, threading, time
 own, other, stop, counts = sys.argv[1:]
-server = socket.create_server((own, 9000))
+server = socket.create_server((own, 9000), family=socket.AF_INET6 if ":" in own else socket.AF_INET)
 blocks = [0, 0]
 
 def tell(which):
@@ -465,7 +472,7 @@ serving.join()
 
 
 class Talk:
-    """A job at ADDRESS that speaks all the time with C, beside its GPU program."""
+    """A job with an address of its own that speaks all the time with C, beside its GPU program."""
 
     def __init__(self, lab, machine, *pauses, address=ADDRESS):
         self.lab, self.machine = lab, machine
@@ -474,9 +481,10 @@ class Talk:
         with open(talk, "w") as f:
             f.write(TALK)
         self.want = lab.uninterrupted(lab.script()) + "talked\n"
-        words = f"/usr/bin/python3 {talk} {ADDRESS} {lab.c.address} {self.stop} &\ntalk=$!\n"
+        own, other = address.split("@")[0], lab.c.address_6 if ":" in address else lab.c.address
+        words = f"/usr/bin/python3 {talk} {own} {other} {self.stop} &\ntalk=$!\n"
         script = lab.script(JOB.replace("set -e\n", "set -e\n" + words) + "wait $talk\necho talked\n")
-        command = [*lab.c.enter(VICTIM), users.PYTHON, "-c", PEER, lab.c.address, ADDRESS, self.stop, self.counts]
+        command = [*lab.c.enter(VICTIM), users.PYTHON, "-c", PEER, other, own, self.stop, self.counts]
         self.peer = lab.context.start(0, command)
         self.child = lab.begin(machine, script, *pauses, more=("--address", address))
         self.goes_on("at first")
@@ -502,28 +510,31 @@ class Talk:
         ended(self.peer)
 
 
-def has_address(machine, name):
+def has_address(machine, name, address):
     """The job's network is its own."""
-    words = ["nsenter", "--target", str(machine.facts(name)["pid"]), "--net", "ip", "-4", "-o", "address"]
+    words = ["nsenter", "--target", str(machine.facts(name)["pid"]), "--net", "ip", "-o", "address", "show", "dev", "eth0"]
     got = subprocess.run(words, stdout=subprocess.PIPE, text=True).stdout
-    if got.count("\n") != 2 or f"inet {ADDRESS}/24" not in got:
+    # IPv6 needs one for the link on each interface.
+    want = [f"{address}/64", "fe80::"] if ":" in address else [f"{address}/24"]
+    if got.count("\n") != len(want) or not all(f" {one}" in got for one in want):
         raise Failure(f"the job has the addresses {got}")
 
 
-@case
-def addressed(context):
+def moves_with_address(context, address):
     """A job with an address of its own is saved, moves to the other host and back, is stopped and restarted: its connections
     with a third host, from both sides, and within the job lose nothing."""
     lab = Lan(context)
     lab.a.start(more=ALLOWED)
     lab.b.start(more=ALLOWED)
-    talk = Talk(lab, lab.a, 3, 9, 15)
-    has_address(lab.a, "hers")
+    if ":" in address:
+        lab.use_ipv6()
+    talk = Talk(lab, lab.a, 3, 9, 15, address=address)
+    has_address(lab.a, "hers", address)
     image = context.shared + "/image"
     worked(lab.a.run(VICTIM, "cr-checkpoint", "hers", image))
     talk.goes_on("after a checkpoint")
     worked(lab.move(lab.a, lab.b))
-    has_address(lab.b, "hers")
+    has_address(lab.b, "hers", address)
     talk.goes_on("after the move to B")
     lab.go(3)
     lab.stands(9)
@@ -542,6 +553,18 @@ def addressed(context):
     ended(again)
     lab.a.is_clean()
     lab.b.is_clean()
+
+
+@case
+def addressed(context):
+    """Connections of a job with an address of its own go on, wherever it goes."""
+    moves_with_address(context, ADDRESS)
+
+
+@case
+def addressed_6(context):
+    """The same with an address of IPv6."""
+    moves_with_address(context, ADDRESS_6)
 
 
 @case
@@ -612,21 +635,60 @@ def addresses(context):
     worked(lab.a.run(0, "cr-run", "--address", ADDRESS, *run))
 
 
+@case
+def addresses_6(context):
+    """The same of IPv6."""
+    lab = Lan(context)
+    lab.use_ipv6()
+    run = ("--", "/bin/true")
+    lab.a.start(more=["--allow-address", "fd00:99::40/122@host1"])
+    worked(lab.a.run(VICTIM, "cr-run", "--address", ADDRESS_6, *run))
+    refused(lab.a.run(VICTIM, "cr-run", "--address", "fd00:99::80", *run), "no job the address fd00:99::80 on host1")
+    refused(lab.a.run(VICTIM, "cr-run", "--address", ADDRESS, *run), f"no job the address {ADDRESS}")
+    lab.a.stop()
+    refused(lab.a.run(0, "cr-run", "--address", "fd00:98::50", *run), "no interface of this machine is in the network", "/64@")
+    refused(lab.a.run(0, "cr-run", "--address", lab.a.address_6, *run), "is this machine's own, on host1")
+    refused(lab.a.run(0, "cr-run", "--address", "fd00:99::", *run), "cannot be a machine's address in a network of 64 bits")
+    refused(lab.a.run(0, "cr-run", "--address", "fe80::50@host1", *run), "fe80::50 cannot be a machine's address")
+    refused(lab.a.run(0, "cr-run", "--address", lab.c.address_6, *run), f"the address {lab.c.address_6} is in use")
+    # Routers are known by other addresses.
+    tool(*lab.a.enter(0), "ip", "route", "add", "default", "via", "fe80::9", "dev", lab.a.link)
+    routes = worked(lab.a.run(0, "cr-run", "--address", ADDRESS_6, "--", "ip", "-6", "route", "show", "default")).stdout
+    if "via fe80::9 dev eth0" not in routes:
+        raise Failure(f"the job has the routes {routes}")
+    # A job answers for its address, too.
+    place = context.lab.folder + "/first"
+    first = lab.b.begin(0, "cr-run", "--job-dir", place, "--address", ADDRESS_6, "--", "/bin/sleep", "600")
+    there = lambda: os.path.exists(place + "/job.json") or first.poll() is not None
+    harness.wait_for(there, LIMIT, lambda: "no first job")
+    refused(lab.a.run(0, "cr-run", "--address", ADDRESS_6, *run), f"the address {ADDRESS_6} is in use")
+    first.terminate()
+    first.wait(LIMIT)
+    # Neighbours hear of it where it begins to run.
+    entry, wrong = [*lab.c.enter(0), "ip", "neighbour"], "02:00:00:00:00:01"
+    tool(*entry, "replace", ADDRESS_6, "lladdr", wrong, "dev", lab.c.link, "nud", "stale")
+    worked(lab.a.run(0, "cr-run", "--address", ADDRESS_6, *run))
+    known = subprocess.run([*entry, "show", ADDRESS_6], stdout=subprocess.PIPE, text=True).stdout
+    if "lladdr 02:36:" not in known:
+        raise Failure(f"C knows the address as {known}")
+
+
 # A part of a job on several hosts: blocks go round by TCP. Says by UDP how many it has had.
 RING = """
 import os, random, socket, sys, threading, time
 own, following, first, stop = sys.argv[1:]
+family = socket.AF_INET6 if ":" in own else socket.AF_INET
 count = 0
 
 def tell():
-    asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    asked = socket.socket(family, socket.SOCK_DGRAM)
     asked.bind((own, 7002))
     while True:
         who = asked.recvfrom(100)[1]
         asked.sendto(str(count).encode(), who)
 
 threading.Thread(target=tell, daemon=True).start()
-server = socket.create_server((own, 7000))
+server = socket.create_server((own, 7000), family=family)
 while True:
     try: sends = socket.create_connection((following, 7000)); break
     except OSError: time.sleep(0.1)
@@ -651,7 +713,7 @@ if takes.recv(1): raise ValueError("more than was sent")
 
 ASK = """
 import socket, sys
-asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+asked = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET, socket.SOCK_DGRAM)
 asked.settimeout(1)
 asked.sendto(b"?", (sys.argv[1], 7002))
 print(asked.recvfrom(100)[0].decode())
@@ -669,12 +731,12 @@ class Part:
 
     def __init__(self, ring, machine, number, pauses):
         self.ring, self.machine, self.number = ring, machine, number
-        self.context, self.address = ring.lab.context, f"10.99.0.{50 + number}"
+        self.context, self.address = ring.lab.context, f"{ring.network}{50 + number}"
         shared = self.context.shared
         self.sync, self.out, self.errors = (f"{shared}/{name}-{number}" for name in ("sync", "out", "errors"))
         script = f"{shared}/part-{number}.sh"
         with open(script, "w") as f:
-            other = f"10.99.0.{50 + 3 - number}"
+            other = f"{ring.network}{50 + 3 - number}"
             f.write(
                 f"#!/bin/bash\nset -e\n/usr/bin/python3 {ring.program} {self.address} {other} {int(number == 1)} {ring.stop} &\n"
                 f"ring=$!\n{self.context.program} --steps 20\nwait $ring\necho round\n"
@@ -717,8 +779,8 @@ class Part:
 class Ring:
     """A job on B and C. A is where the user asks."""
 
-    def __init__(self, lab, *pauses):
-        self.lab = lab
+    def __init__(self, lab, *pauses, network="10.99.0."):
+        self.lab, self.network = lab, network
         shared = lab.context.shared
         self.program, self.stop, self.image = shared + "/ring.py", shared + "/stop", shared + "/images"
         with open(self.program, "w") as f:
@@ -767,12 +829,13 @@ def start_all(lab):
         machine.start(more=ALLOWED)
 
 
-@case
-def group(context):
+def group_over(context, network):
     """A job on two hosts is saved as one, goes on, is saved and stopped, and restarted with its parts on each other's hosts."""
     lab = Lan(context)
     start_all(lab)
-    ring = Ring(lab, 3, 9)
+    if ":" in network:
+        lab.use_ipv6()
+    ring = Ring(lab, 3, 9, network=network)
     done = json.loads(worked(lab.a.run(VICTIM, *ring.save("--json"))).stdout)
     if done["image"] != ring.image or not 0 < done["paused_seconds"] <= done["seconds"]:
         raise Failure(f"cr-checkpoint reports {done}")
@@ -791,6 +854,18 @@ def group(context):
     ring.finish(9)
     for machine in (lab.a, lab.b, lab.c):
         machine.is_clean()
+
+
+@case
+def group(context):
+    """A job on two hosts is saved as one and restarted with its parts on each other's hosts."""
+    group_over(context, "10.99.0.")
+
+
+@case
+def group_6(context):
+    """The same with addresses of IPv6."""
+    group_over(context, "fd00:99::")
 
 
 @case
