@@ -1076,11 +1076,12 @@ def group_fails(context):
 STREAMS = """
 import os, random, socket, struct, sys, threading, time, traceback
 own, other, stop = sys.argv[1:]
+family = socket.AF_INET6 if ":" in own else socket.AF_INET
 CALLERS, PORT, HEAD, HELLO = 8, 7100, struct.Struct("<IQI"), 4
 opened, served, lock = [0] * 4, [0] * 4, threading.Lock()
 
 def tell():
-    asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    asked = socket.socket(family, socket.SOCK_DGRAM)
     asked.bind((own, 7002))
     while True:
         who = asked.recvfrom(100)[1]
@@ -1166,7 +1167,7 @@ def calls(number):
         call(connection, way, seed, size)
         with lock: opened[way] += 1
 
-listener = socket.create_server((own, PORT), backlog=64)
+listener = socket.create_server((own, PORT), backlog=64, family=family)
 begin(tell)
 begin(serve)
 while True:
@@ -1186,8 +1187,8 @@ print("served", *served, flush=True)
 class Streams:
     """A job on two hosts that does so."""
 
-    def __init__(self, lab, machines):
-        self.lab, self.machines = lab, machines
+    def __init__(self, lab, machines, network):
+        self.lab, self.machines, self.network = lab, machines, network
         shared = lab.context.shared
         self.stop, self.image, program = shared + "/stop", shared + "/images", shared + "/streams.py"
         with open(program, "w") as f:
@@ -1202,7 +1203,7 @@ class Streams:
         self.go_on("at first")
 
     def address(self, number):
-        return f"10.99.0.{51 + number}"
+        return f"{self.network}{51 + number}"
 
     def hosts(self):
         return ",".join(f"{machine.address}/{name}" for machine, name in zip(self.machines, self.names()))
@@ -1251,13 +1252,14 @@ class Streams:
             raise Failure(f"{one} {one_served}, {other} {other_served} {self.said()}")
 
 
-@case
-def streams(context):
+def streams_over(context, network):
     """Connections between hosts that are opened, half closed and closed all the time lose nothing: not when the job is saved
     while it runs, and not when it is restarted on the same hosts, on others, and on one."""
     lab = Lan(context)
     start_all(lab)
-    job = Streams(lab, (lab.b, lab.c))
+    if ":" in network:
+        lab.use_ipv6()
+    job = Streams(lab, (lab.b, lab.c), network)
     for number in range(5):
         job.save()
         job.go_on(f"after checkpoint {number}")
@@ -1268,6 +1270,18 @@ def streams(context):
     job.finish()
     for machine in (lab.a, lab.b, lab.c):
         machine.is_clean()
+
+
+@case
+def streams(context):
+    """Connections that are opened and closed all the time lose nothing."""
+    streams_over(context, "10.99.0.")
+
+
+@case
+def streams_6(context):
+    """The same with addresses of IPv6."""
+    streams_over(context, "fd00:99::")
 
 
 # In the place of ssh: AGENT HOST COMMAND. What it asks runs as the user on that host, with the agent's streams.

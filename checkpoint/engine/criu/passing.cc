@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <fstream>
 #include <sstream>
@@ -29,25 +30,43 @@ constexpr milliseconds kLimit(10000), kRunning(100), kStandstill(500), kLook(1);
 
 // The first packet of a connection, from another address than the job's `own` and the loopback interface's, is dropped.
 std::vector<sock_filter> CallersFilter(const std::string& own) {
-  in_addr address = {};
-  inet_pton(AF_INET, own.c_str(), &address);
   constexpr uint32_t kFlags = 13, kSyn = 0x02, kAck = 0x10;  // in the TCP header, where the packet begins
-  constexpr uint32_t kVersion = uint32_t(SKF_NET_OFF), kFrom = uint32_t(SKF_NET_OFF + 12);  // in the IP header
-  constexpr uint32_t kLoopbackMask = 0xff000000, kLoopback = 0x7f000000;
-  return {
+  constexpr uint32_t kHeader = uint32_t(SKF_NET_OFF);        // IP's
+  struct Caller {
+    std::array<uint32_t, 4> address = {}, mask;
+  };
+  Caller job = {{}, {~0u, ~0u, ~0u, ~0u}}, loopback = job;
+  const bool is_ipv6 = inet_pton(AF_INET6, own.c_str(), job.address.data()) == 1;
+  const uint32_t version = is_ipv6 ? 6 : 4, words = is_ipv6 ? 4 : 1, from = kHeader + (is_ipv6 ? 8 : 12);
+  if (is_ipv6) {
+    loopback.address[3] = htonl(1);
+  } else {
+    inet_pton(AF_INET, own.c_str(), job.address.data());
+    loopback.address[0] = htonl(INADDR_LOOPBACK & IN_CLASSA_NET);
+    loopback.mask[0] = IN_CLASSA_NET;
+  }
+  const size_t accept = 6 + 2 * (3 * words + 1) + 1;
+  const auto to_accept = [&](size_t at) { return static_cast<unsigned char>(accept - at - 1); };
+  std::vector<sock_filter> filter = {
       BPF_STMT(BPF_LD | BPF_B | BPF_ABS, kFlags),
       BPF_STMT(BPF_ALU | BPF_AND | BPF_K, kSyn | kAck),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kSyn, 0, 7),
-      BPF_STMT(BPF_LD | BPF_B | BPF_ABS, kVersion),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kSyn, 0, to_accept(2)),
+      BPF_STMT(BPF_LD | BPF_B | BPF_ABS, kHeader),
       BPF_STMT(BPF_ALU | BPF_RSH | BPF_K, 4),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 4, 0, 4),
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, kFrom),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ntohl(address.s_addr), 2, 0),
-      BPF_STMT(BPF_ALU | BPF_AND | BPF_K, kLoopbackMask),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kLoopback, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, 0xffffffff),
-      BPF_STMT(BPF_RET | BPF_K, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, version, 0, to_accept(5)),
   };
+  for (const Caller& caller : {job, loopback}) {
+    for (uint32_t i = 0; i < words; ++i) {
+      const auto to_next = static_cast<unsigned char>(3 * (words - i - 1) + 1);
+      filter.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, from + 4 * i));
+      filter.push_back(BPF_STMT(BPF_ALU | BPF_AND | BPF_K, caller.mask[i]));
+      filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ntohl(caller.address[i]), 0, to_next));
+    }
+    filter.push_back(BPF_STMT(BPF_JMP | BPF_JA, to_accept(filter.size())));
+  }
+  filter.push_back(BPF_STMT(BPF_RET | BPF_K, 0));
+  filter.push_back(BPF_STMT(BPF_RET | BPF_K, 0xffffffff));
+  return filter;
 }
 
 int OptionOf(int socket, int option) {
