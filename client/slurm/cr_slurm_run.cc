@@ -7,7 +7,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -20,6 +19,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,6 +27,8 @@
 #include "checkpoint/job/isolate.h"
 #include "checkpoint/job/job.h"
 #include "ckptfmt/folder.h"
+#include "client/slurm/child.h"
+#include "client/slurm/gpu_node.h"
 #include "client/slurm/job_start.h"
 #include "client/slurm/options.h"
 #include "client/slurm/submission.h"
@@ -64,6 +66,9 @@ it. After a warning the job then requeues itself. When it starts again, its newe
 an image cannot be written, the job goes on, and this program says so. Images are in DIR/job-N/images, for a task of an
 array in DIR/job-N_TASK/images, and are removed when the program has ended with 0.
 
+In a heterogeneous job (#SBATCH hetjob), the program uses the GPUs of the second component's node. cr-slurm-run starts a
+GPU server there, which serves this job only and ends with it.
+
 Exit codes: the program's own; 128 + N if signal N ended it; 121 saved and ended; 125 it was not started; 2 wrong use.
 )";
 
@@ -72,31 +77,6 @@ void Say(const std::string& text) { fprintf(stderr, "%s: %s\n", kTool, text.c_st
 int Fail(const std::string& text) {
   Say(text);
   return kExitFailed;
-}
-
-// Starts a program that ends with this one, in a process group of its own: Slurm may send its signals to the whole
-// group of the batch script, and they are for this program. 0: failed.
-pid_t StartChild(const std::vector<std::string>& command, int signal_with_parent) {
-  std::vector<char*> words;
-  for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
-  words.push_back(nullptr);
-  fflush(nullptr);
-  const pid_t parent = getpid();
-  const pid_t child = fork();
-  if (child < 0) return 0;
-  if (child > 0) {
-    setpgid(child, child);
-    return child;
-  }
-  setpgid(0, 0);
-  prctl(PR_SET_PDEATHSIG, signal_with_parent);
-  if (getppid() != parent) _exit(kExitFailed);
-  sigset_t none;
-  sigemptyset(&none);
-  sigprocmask(SIG_SETMASK, &none, nullptr);
-  execvp(words[0], words.data());
-  fprintf(stderr, "%s: cannot start %s: %s\n", kTool, words[0], strerror(errno));
-  _exit(kExitFailed);
 }
 
 // Which start of the job is the last one, for copies of it on nodes that Slurm has lost.
@@ -118,9 +98,9 @@ bool BeginStart(const std::string& folder, int restarts) {
 // The job under cr-run or cr-restart, and the cr-checkpoint beside it.
 class Runner {
  public:
-  // `folder`: the job's, with its images.
-  Runner(const CheckpointOptions& options, const SlurmJob& job, const std::string& folder)
-      : options_(options), job_(job), folder_(folder), images_(folder + "/images") {}
+  // `folder`: the job's, with its images. `gpu_node`: may be null.
+  Runner(const CheckpointOptions& options, const SlurmJob& job, const std::string& folder, GpuNode* gpu_node)
+      : options_(options), job_(job), folder_(folder), images_(folder + "/images"), gpu_node_(gpu_node) {}
 
   // Runs `command` to its end. The exit code.
   int Run(const std::vector<std::string>& command);
@@ -132,16 +112,19 @@ class Runner {
   void StartSaving();
   void Reap();
   void SaverEnded(int code);
+  void GpuNodeEnded();
   std::string Newest() const { return ckptfmt::NewestImageIn(images_); }
   int Requeue();
 
   const CheckpointOptions& options_;
   const SlurmJob& job_;
   const std::string folder_, images_;
+  GpuNode* const gpu_node_;
   int signals_ = -1;
   pid_t program_ = 0, saver_ = 0;
   Save saving_ = Save::kNone;
   bool stop_wanted_ = false, requeue_wanted_ = false, saved_ = false, at_intervals_ = false;
+  bool lost_ = false;  // its GPU server
   Clock::time_point next_;  // when cr-checkpoint may be started
   std::optional<int> code_;
 };
@@ -184,7 +167,7 @@ void Runner::SaverEnded(int code) {
     saved_ = true;
     stop_wanted_ = false;
   }
-  if (code_ || (stop_wanted_ && ended == Save::kAtIntervals)) return;
+  if (code_ || lost_ || (stop_wanted_ && ended == Save::kAtIntervals)) return;
   next_ = Clock::now() + kAgain;
   if (code == checkpoint::kExitNoJob) return;
   if (ended == Save::kAndStop) {
@@ -200,11 +183,24 @@ void Runner::SaverEnded(int code) {
   }
 }
 
+// Before the program. Its calls would wait for that server, and it cannot be saved any more.
+void Runner::GpuNodeEnded() {
+  gpu_node_->Ended();
+  if (code_ || saved_) return;
+  const std::string image = Newest();
+  Say("the GPU server has ended, and the job ends with it; " +
+      (image.empty() ? "it has no image" : image + " is its newest image"));
+  lost_ = true;
+  kill(program_, SIGKILL);
+  if (saver_ != 0) kill(saver_, SIGTERM);
+}
+
 void Runner::Reap() {
   int status = 0;
   for (pid_t ended; (ended = waitpid(-1, &status, WNOHANG)) > 0;) {
     const int code = checkpoint::ExitCode(status);
     if (ended == saver_) SaverEnded(code);
+    if (gpu_node_ && ended == gpu_node_->process()) GpuNodeEnded();
     if (ended != program_) continue;
     code_ = code;
     program_ = 0;
@@ -246,7 +242,7 @@ int Runner::Run(const std::vector<std::string>& command) {
   at_intervals_ = options_.interval > 0;
   next_ = Clock::now() + std::chrono::milliseconds(int64_t(options_.interval * 1000));
   while (!code_ || saver_ != 0) {
-    const bool to_save = !code_ && saver_ == 0 && !saved_ && (stop_wanted_ || at_intervals_);
+    const bool to_save = !code_ && saver_ == 0 && !saved_ && !lost_ && (stop_wanted_ || at_intervals_);
     if (to_save && Clock::now() >= next_) StartSaving();
     pollfd waiting[2] = {{signals_, POLLIN, 0}, {parent, POLLIN, 0}};
     poll(waiting, 2, to_save ? 100 : 1000);
@@ -337,6 +333,9 @@ int Main(int argc, char** argv) {
                  "PROGRAM is a batch script of cr-sbatch: run what begins at this line of it")
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 30));
+  std::string keys;
+  app.add_option("--serve-gpus", keys, "on the GPU node of a heterogeneous job: serve its GPUs, with keys in this folder")
+      ->type_name("DIR");
   int own = 1;
   while (own < argc && strcmp(argv[own], "--") != 0) ++own;
   try {
@@ -344,6 +343,7 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
+  if (!keys.empty()) return ServeGpus(keys);
   std::vector<std::string> program(argv + std::min(own + 1, argc), argv + argc);
   if (program.empty()) return Fail("no program given: cr-slurm-run [OPTIONS] -- PROGRAM [ARGUMENTS]");
 
@@ -363,10 +363,15 @@ int Main(int argc, char** argv) {
   if (!ChooseStart(job, images, image, &start, &error)) return Fail(error);
   UseAssignedGpus();
   StartRanksHere();
-
   if (!BeginStart(folder, job.restarts)) return Fail("cannot write " + folder + "/restarts: " + strerror(errno));
   // Slurm may have lost a node on which the job still runs.
   if (job.restarts > 0) sleep(kTakeOverSeconds);
+  std::unique_ptr<GpuNode> gpu_node;
+  if (job.has_gpu_node && !getenv("CUDA_REMOTE_SERVER")) {
+    gpu_node = GpuNode::Start(folder + "/keys-" + std::to_string(job.restarts), &error);
+    if (!gpu_node) return Fail(error);
+    gpu_node->SetVariables();
+  }
 
   std::vector<std::string> command;
   if (start == Start::kImage) {
@@ -390,7 +395,8 @@ int Main(int argc, char** argv) {
     command.push_back("--");
     command.insert(command.end(), program.begin(), program.end());
   }
-  const int code = Runner(options, job, folder).Run(command);
+  const int code = Runner(options, job, folder, gpu_node.get()).Run(command);
+  gpu_node.reset();
   // Another start of the job may need them by now.
   std::error_code ignored;
   if (code == 0 && LastStart(folder) == job.restarts) std::filesystem::remove_all(folder, ignored);

@@ -35,6 +35,16 @@ bool ReadSlurmJob(const Variables& variables, SlurmJob* job, std::string* error)
     *error = "the job has " + nodes + " nodes, and only jobs of one node can be saved; submit it with --nodes=1";
     return false;
   }
+  const std::string components = Value(variables, "SLURM_HET_SIZE");
+  job->has_gpu_node = IsNumber(components) && atoi(components.c_str()) > 1;
+  const std::string gpu_nodes = Value(variables, "SLURM_JOB_NUM_NODES_HET_GROUP_1");
+  if (job->has_gpu_node && (components != "2" || gpu_nodes != "1")) {
+    *error =
+        "a heterogeneous job needs two components of one node each: the program's, and the one with the GPUs; "
+        "this one has " +
+        components + " components, and " + gpu_nodes + " nodes in the second";
+    return false;
+  }
   job->array = Value(variables, "SLURM_ARRAY_JOB_ID");
   job->task = Value(variables, "SLURM_ARRAY_TASK_ID");
   if (!IsNumber(job->array) || !IsNumber(job->task)) job->array = job->task = "";

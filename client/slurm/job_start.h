@@ -17,6 +17,7 @@ struct SlurmJob {
   std::string id;           // of one task of an array it is the array's
   std::string array, task;  // empty: not in an array
   int restarts = 0;
+  bool has_gpu_node = false;  // its second component, of a heterogeneous job
 
   // "12", or "12_3". For scontrol, too, which takes an array's number for all tasks.
   std::string Name() const { return array.empty() ? id : array + "_" + task; }

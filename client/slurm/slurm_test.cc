@@ -35,6 +35,18 @@ TEST(SubmissionTest, FindsTheCommandOfWrap) {
   EXPECT_EQ(Divide({"--wait", "--", "-script"}).script, "-script");
 }
 
+TEST(SubmissionTest, KeepsTheComponentsOfAHeterogeneousJob) {
+  const Submission found = Divide({"-n", "1", ":", "--gres=gpu:1", "--checkpoint-keep=3", "job.sh", ":"});
+  EXPECT_EQ(found.options, (Words{"-n", "1", ":", "--gres=gpu:1"}));
+  EXPECT_EQ(found.own, (Words{"--checkpoint-keep=3"}));
+  EXPECT_EQ(found.script, "job.sh");
+  EXPECT_EQ(found.arguments, (Words{":"}));
+  int line = 0;
+  const std::string script =
+      MakeBatchScript("#!/bin/sh\n#SBATCH -n 1\n#SBATCH hetjob\n#SBATCH --gres=gpu:1\ntrue\n", "", {"run"}, &line);
+  EXPECT_NE(script.find("#SBATCH -n 1\n#SBATCH hetjob\n#SBATCH --gres=gpu:1\n# The"), std::string::npos);
+}
+
 TEST(SubmissionTest, KeepsTheLinesForSbatchAndTheScript) {
   const std::string text =
       "#!/usr/bin/python3\n#SBATCH --time=10\n# more\n\n#SBATCH -n 1\nprint(1)\n#SBATCH --not-read\nprint(2)\n";
@@ -103,6 +115,23 @@ TEST(JobStartTest, ReadsSlurmsVariables) {
   EXPECT_EQ(Expand("%A_%a %j 5%% %x%", job), "12_3 14 5% %x%");
   EXPECT_FALSE(ReadSlurmJob({{"SLURM_JOB_ID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}}, &job, &error));
   EXPECT_FALSE(ReadSlurmJob({{"SLURM_JOB_ID", "1"}, {"SLURM_JOB_NUM_NODES", "2"}}, &job, &error));
+}
+
+TEST(JobStartTest, KnowsTheGpuNodeOfAHeterogeneousJob) {
+  SlurmJob job;
+  std::string error;
+  const auto read = [&](const char* components, const char* nodes) {
+    return ReadSlurmJob(
+        {{"SLURM_JOB_ID", "1"}, {"SLURM_HET_SIZE", components}, {"SLURM_JOB_NUM_NODES_HET_GROUP_1", nodes}}, &job,
+        &error);
+  };
+  ASSERT_TRUE(read("2", "1"));
+  EXPECT_TRUE(job.has_gpu_node);
+  ASSERT_TRUE(ReadSlurmJob({{"SLURM_JOB_ID", "1"}}, &job, &error));
+  EXPECT_FALSE(job.has_gpu_node);
+  EXPECT_FALSE(read("2", "4"));
+  EXPECT_NE(error.find("4 nodes in the second"), std::string::npos);
+  EXPECT_FALSE(read("3", "1"));
 }
 
 TEST(JobStartTest, RestartsOnlyImagesOfItsOwn) {

@@ -56,7 +56,9 @@ bool HasOwnWords(const std::string& line) {
 Submission Divide(const std::vector<std::string>& words) {
   Submission found;
   size_t at = 0;
-  for (; at < words.size() && words[at].size() > 1 && words[at][0] == '-'; ++at) {
+  // A colon stands between the components of a heterogeneous job.
+  const auto is_option = [](const std::string& word) { return word == ":" || (word.size() > 1 && word[0] == '-'); };
+  for (; at < words.size() && is_option(words[at]); ++at) {
     const std::string& word = words[at];
     if (word == "--") {
       ++at;

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of a real Slurm (munged, slurmctld, two slurmds on this machine) that are saved, requeued and restarted.
+"""Jobs of a real Slurm (munged, slurmctld, slurmds on this machine) that are saved, requeued and restarted.
 
-Each case has a cluster and a network namespace of its own. Needs root, CRIU and Slurm (tools/setup-slurm prints where
+Each case has a cluster and a network namespace of its own; the nodes are this machine, or hosts made of namespaces. Needs root, CRIU and Slurm (tools/setup-slurm prints where
 it is). Python 3 standard library only.
 
 Usage: slurm.py --product FOLDER --apps FOLDER --slurm FOLDER[:FOLDER] [--only CASE,CASE] [--keep] [--list]
@@ -33,7 +33,7 @@ CASES = {}
 
 CONFIGURATION = """
 ClusterName=test
-SlurmctldHost=localhost(127.0.0.1)
+SlurmctldHost=localhost({controller})
 SlurmctldPort=16817
 SlurmUser=root
 AuthType=auth/munge
@@ -59,9 +59,25 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 {more}
+{nodes}
+"""
+
+ON_THIS_MACHINE = """
 NodeName=n[1-2] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[17001-17002] CPUs={cpus} {gres}
 PartitionName=low Nodes=n[1-2] Default=YES MaxTime=INFINITE PriorityTier=1
 PartitionName=high Nodes=n[1-2] MaxTime=INFINITE PriorityTier=10
+"""
+
+# n1 and n2 have no GPU, g1 and g2 have two.
+WITH_GPU_NODES = """
+GresTypes=gpu
+NodeName=n1 NodeAddr=10.98.0.1 CPUs=1
+NodeName=n2 NodeAddr=10.98.0.2 CPUs=1
+NodeName=g1 NodeAddr=10.98.0.3 CPUs=1 Gres=gpu:2
+NodeName=g2 NodeAddr=10.98.0.4 CPUs=1 Gres=gpu:2
+PartitionName=cpu Nodes=n[1-2] Default=YES MaxTime=INFINITE PriorityTier=1
+PartitionName=gpu Nodes=g[1-2] MaxTime=INFINITE PriorityTier=1
+PartitionName=high Nodes=n[1-2],g[1-2] MaxTime=INFINITE PriorityTier=10
 """
 
 
@@ -73,15 +89,18 @@ def case(function):
 class Cluster:
     """A Slurm with the nodes n1 and n2, which are both this machine."""
 
+    names, controller = ("n1", "n2"), "127.0.0.1"
+
     def __init__(self, context, more="", gres="", cpus=1):
         self.context, self.lab = context, context.lab
         self.folder = os.path.join(self.lab.folder, "slurm")
-        for name in ("", "munge", "state", "n1", "n2"):
+        for name in ("", "munge", "state", *self.names):
             os.makedirs(os.path.join(self.folder, name), mode=0o755, exist_ok=True)
         plugins = os.path.join(context.slurm[0], "..", "lib", "slurm-wlm")
         plugins = f"PluginDir={os.path.realpath(plugins)}" if os.path.isdir(plugins) else ""
+        words = {"folder": self.folder, "controller": self.controller, "plugins": plugins, "more": more}
         with open(self.path("slurm.conf"), "w") as f:
-            f.write(CONFIGURATION.format(folder=self.folder, plugins=plugins, more=more, gres=gres, cpus=cpus))
+            f.write(CONFIGURATION.format(nodes=self.node_lines(gres, cpus), **words))
         with open(os.open(self.path("munge/key"), os.O_WRONLY | os.O_CREAT, 0o600), "wb") as f:
             f.write(os.urandom(128))
         munge = self.path("munge/socket")
@@ -92,17 +111,21 @@ class Cluster:
         harness.wait_for(lambda: os.path.exists(munge), LIMIT, lambda: "munged does not start")
         self.control = self.daemon("slurmctld", "slurmctld", "-D")
         self.nodes = {}
-        for name in ("n1", "n2"):
+        for name in self.names:
             self.start_node(name)
-        both_idle = 2 * ["n1", "idle"] + 2 * ["n2", "idle"]  # in each partition
-        idle = lambda: self.ask("sinfo", "--noheader", "-N", "-o", "%N %T").split() == both_idle
+        # Each in two partitions.
+        states = lambda: self.ask("sinfo", "--noheader", "-N", "-o", "%T").split()
+        idle = lambda: states() == 2 * len(self.names) * ["idle"]
         harness.wait_for(idle, LIMIT, lambda: f"no idle nodes: {self.ask('sinfo')}\n{self.control.describe()}")
+
+    def node_lines(self, gres, cpus):
+        return ON_THIS_MACHINE.format(gres=gres, cpus=cpus)
 
     def path(self, name):
         return os.path.join(self.folder, name)
 
-    def daemon(self, name, program, *words):
-        command = [self.context.find(program), *words]
+    def daemon(self, name, program, *words, enter=()):
+        command = [*enter, self.context.find(program), *words]
         return self.lab.start(harness.Process(self.lab, name, command, {"SLURM_CONF": self.path("slurm.conf")}))
 
     def start_node(self, name):
@@ -136,8 +159,9 @@ class Cluster:
         return re.fullmatch(r"Submitted batch job (\d+)\n", said).group(1)
 
     def facts(self, job):
-        """What Slurm knows of a job: JobState, Restarts, ExitCode, ..."""
-        return dict(re.findall(r"(\w+)=(\S*)", self.ask("scontrol", "show", "job", job)))
+        """What Slurm knows of a job: JobState, Restarts, ExitCode, ... Of a heterogeneous one, of its first component."""
+        first = self.ask("scontrol", "show", "job", job).split("\n\n")[0]
+        return dict(re.findall(r"(\w+)=(\S*)", first))
 
     def wait_state(self, job, state, *, restarts=None, limit=LIMIT):
         def reached():
@@ -166,9 +190,100 @@ class Cluster:
         facts = self.facts(job)
         if (facts["Restarts"], facts["ExitCode"]) != (str(restarts), "0:0"):
             raise Failure(f"{facts['Restarts']} restarts, exit code {facts['ExitCode']}\n{self.shown_output()}")
-        text = re.sub(r"^(cr-[a-z-]+:|slurmstepd-n\d:).*\n", "", self.output(name), flags=re.M)
+        text = re.sub(r"^(cr-[a-z-]+:|slurmstepd-[ng]\d:|srun:|\S+ \S+ warning cr-(server|relay):).*\n", "", self.output(name), flags=re.M)
         if text != want:
             raise Failure(f"another output than uninterrupted\n--- uninterrupted\n{want}\n--- got\n{self.output(name)}")
+
+
+class Host:
+    """A node that is a host of its own, made of mount, network and UTS namespaces, at 10.98.0.NUMBER."""
+
+    PREPARE = """
+    set -e
+    hostname {name}
+    mount -t tmpfs -o mode=1777 none /dev/shm
+    mount -t tmpfs -o mode=755 none {state}
+    ip link set lo up
+    ip link set {name} up
+    ip address add 10.98.0.{number}/24 dev {name}
+    """
+
+    def __init__(self, lab, name, number, state):
+        """`state`: a folder, which becomes the host's own."""
+        words = ["unshare", "--mount", "--net", "--uts", "--propagation", "private", "/bin/sleep", "100000"]
+        self.holder = lab.start(harness.Process(lab, "host-" + name, words))
+        network = f"/proc/{self.holder.pid}/ns/net"
+        apart = lambda: os.readlink(network) not in NETWORKS and harness.state_of(self.holder.pid) == "S"
+        harness.wait_for(apart, LIMIT, lambda: "this machine gives the test no namespaces")
+        NETWORKS.append(os.readlink(network))
+        self.enter = ("nsenter", "--target", str(self.holder.pid), "--mount", "--net", "--uts", "--")
+        port = "to-" + name
+        run("ip", "link", "add", name, "type", "veth", "peer", "name", port)
+        run("ip", "link", "set", port, "master", "lan", "up")
+        run("ip", "link", "set", name, "netns", str(self.holder.pid))
+        run(*self.enter, "/bin/sh", "-c", self.PREPARE.format(name=name, number=number, state=state))
+
+    def processes(self):
+        """Those that Slurm, cr-hostd and the jobs have there."""
+        network = os.readlink(f"/proc/{self.holder.pid}/ns/net")
+        return [pid for pid in processes_here() if pid != self.holder.pid and network_of(pid) == network]
+
+
+class GpuCluster(Cluster):
+    """A Slurm whose nodes are hosts of their own: n1 and n2 without GPUs, g1 and g2 with two. Each n has a cr-hostd."""
+
+    names, controller = ("n1", "n2", "g1", "g2"), "10.98.0.254"
+
+    def __init__(self, context):
+        run("ip", "link", "add", "lan", "type", "bridge")
+        run("ip", "link", "set", "lan", "up")
+        run("ip", "address", "add", self.controller + "/24", "dev", "lan")
+        state = os.path.dirname(context.lab.env["CUDA_REMOTE_HOSTD"])
+        self.hosts = {name: Host(context.lab, name, i + 1, state) for i, name in enumerate(self.names)}
+        for name in ("n1", "n2"):
+            context.start_hostd("hostd-" + name, self.hosts[name].enter)
+        context.lab.env["SOFTGPU_DEVICES"] = "2"
+        os.mkdir(os.path.join(context.lab.folder, "slurm"))
+        devices = os.path.join(context.lab.folder, "slurm", "gpu")
+        for minor in range(2):
+            os.mknod(devices + str(minor), 0o600 | stat.S_IFCHR, os.makedev(195, minor))
+        with open(os.path.join(context.lab.folder, "slurm", "gres.conf"), "w") as f:
+            f.write(f"NodeName=g[1-2] Name=gpu File={devices}[0-1]\n")
+        super().__init__(context)
+
+    def node_lines(self, gres, cpus):
+        return WITH_GPU_NODES
+
+    def start_node(self, name):
+        words = ("-D", "-N", name, "-d", self.context.find("slurmstepd"))
+        self.nodes[name] = self.daemon(name, "slurmd", *words, enter=self.hosts[name].enter)
+
+    def kill_node(self, name):
+        """As when a machine loses its power: nothing of it speaks any more, and nobody is told."""
+        run("ip", "link", "set", "to-" + name, "down")
+        kill_all(self.hosts[name].processes())
+        self.nodes[name].child.wait()
+
+    def pair(self, job):
+        """The nodes of the components of a job that runs."""
+        return re.findall(r" NodeList=(\S+)", self.ask("scontrol", "show", "job", job))
+
+    def servers(self):
+        """The GPU servers that run: node, and what of its GPUs is theirs."""
+        found = []
+        for name, host in self.hosts.items():
+            for pid in host.processes():
+                if "cr-server --dir" in command_of(pid):
+                    with open(f"/proc/{pid}/environ", "rb") as f:
+                        gpus = re.findall(r"\0CUDA_VISIBLE_DEVICES=([^\0]*)", f.read().decode())
+                    found.append((name, *gpus))
+        return found
+
+
+def run(*words):
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        raise Failure(f"{' '.join(words)} ended with {done.returncode}: {done.stdout}")
 
 
 def as_user(user):
@@ -184,22 +299,36 @@ def command_of(pid):
         return ""
 
 
+NETWORKS = []  # the network namespaces of this case
+
+
+def network_of(pid):
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return None
+
+
 def processes_here():
-    """All other processes of this network namespace, but those that this one descends from."""
-    mine, above, pid = os.readlink("/proc/self/ns/net"), set(), os.getpid()
+    """All other processes of this case's network namespaces, but those that this one descends from."""
+    above, pid = set(), os.getpid()
     while pid > 0:
         above.add(pid)
         with open(f"/proc/{pid}/stat") as f:
             pid = int(f.read().rpartition(") ")[2].split()[1])
     found = []
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) not in above:
-            try:
-                if os.readlink(f"/proc/{entry}/ns/net") == mine:
-                    found.append(int(entry))
-            except OSError:
-                pass
+        if entry.isdigit() and int(entry) not in above and network_of(entry) in NETWORKS:
+            found.append(int(entry))
     return found
+
+
+def kill_all(pids):
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # with another one
 
 
 def own_network():
@@ -208,6 +337,7 @@ def own_network():
     harness.own_network()
     if os.readlink("/proc/self/ns/net") == before:
         raise Failure("this machine gives the test no network namespace of its own")
+    NETWORKS.append(os.readlink("/proc/self/ns/net"))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         address = struct.pack("16sHH4s8x", b"lo:1", socket.AF_INET, 0, socket.inet_aton("127.0.0.2"))
         fcntl.ioctl(s, 0x8916, address)  # SIOCSIFADDR, netdevice(7)
@@ -246,8 +376,8 @@ class Context:
         os.mkdir(self.path("runtime"), mode=0o700)
         self.sync = self.path("sync")
 
-    def become_user(self):
-        """The jobs are an ordinary user's from now on, who has a cr-hostd."""
+    def become_user(self, own_hosts=False):
+        """The jobs are an ordinary user's from now on, who has a cr-hostd. `own_hosts`: hosts will have theirs."""
         self.user, self.other = own_users(self.lab.folder, ("anna", "bert"))
         # Programs and folders that she can reach.
         product = os.path.join(self.lab.folder, "product")
@@ -261,12 +391,22 @@ class Context:
         self.folder = self.home("home", self.user)
         self.sync = self.path("sync")
         host = os.path.join(self.lab.folder, "host")
-        command = [self.lab.tool("cr-hostd"), "--socket", host + "/hostd.sock", "--state", host + "/state"]
         os.mkdir(host)
         del self.lab.env["XDG_RUNTIME_DIR"]
         self.lab.env["CUDA_REMOTE_HOSTD"] = host + "/hostd.sock"
-        self.hostd = self.lab.start(harness.Process(self.lab, "hostd", command))
-        harness.wait_for(lambda: "serving" in self.hostd.stderr(), LIMIT, lambda: self.hostd.describe())
+        if not own_hosts:
+            self.start_hostd("hostd")
+
+    def start_hostd(self, name, enter=()):
+        socket = self.lab.env["CUDA_REMOTE_HOSTD"]
+        key = os.path.join(self.lab.folder, "hostd.key")  # all have the same one
+        if not os.path.exists(key):
+            with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as f:
+                f.write(os.urandom(32))
+        state = os.path.join(os.path.dirname(socket), "state")
+        command = [*enter, self.lab.tool("cr-hostd"), "--socket", socket, "--state", state, "--key", key]
+        hostd = self.lab.start(harness.Process(self.lab, name, command))
+        harness.wait_for(lambda: "serving" in hostd.stderr(), LIMIT, lambda: hostd.describe())
 
     def home(self, name, user):
         path = os.path.join(self.lab.folder, name)
@@ -725,6 +865,105 @@ SLURM_RESTART_COUNT=1 exec {run} --checkpoint-dir mine -- sleep 600
 """
 
 
+ON_TWO_NODES = """#SBATCH -p cpu --time=10
+#SBATCH hetjob
+#SBATCH -p gpu --gres=gpu:1 --time=10
+"""
+
+
+def begin_on_two_nodes(context, *words):
+    """A job of an ordinary user on n1, which uses a GPU of g1. It stands after step 15, and does so again after step 18.
+
+    Returns the cluster, the job's number and the native output.
+    """
+    context.become_user(own_hosts=True)
+    cluster = GpuCluster(context)
+    script = context.script(ON_TWO_NODES + SCRIPT.format(program=context.program))
+    want = context.uninterrupted(script)
+    job = cluster.submit(*words, "-o", "out", script, env=context.standing(15, 18))
+    context.wait_step(15, cluster)
+    has_rights_of_user(context)
+    if cluster.pair(job) != ["n1", "g1"] or cluster.servers() != [("g1", "0")]:
+        raise Failure(f"the job is on {cluster.pair(job)}; servers: {cluster.servers()}")
+    return cluster, job, want
+
+
+def goes_on_elsewhere(context, cluster, job, want):
+    """The job is in the queue and goes on on n2 and g2. Slurm's warning comes there, and it goes on once more."""
+    for restarts, step in ((1, 15), (2, 18)):
+        harness.wait_for(lambda: not cluster.servers(), LIMIT, lambda: f"servers are left: {cluster.servers()}")
+        cluster.start_again(job, restarts)
+        cluster.wait_state(job, "RUNNING", restarts=restarts)
+        harness.wait_for(lambda: cluster.servers() == [("g2", "0")], LIMIT, lambda: f"servers: {cluster.servers()}")
+        if cluster.pair(job) != ["n2", "g2"]:
+            raise Failure(f"the job goes on on {cluster.pair(job)}")
+        context.go(step)
+        if step == 15:
+            context.wait_step(18, cluster)
+            cluster.command("scancel", "--signal=USR1", "--batch", job, user=context.user)
+    cluster.check_result(job, want, restarts=2)
+    if cluster.output().count("restarting") != 2 or "starts anew" in cluster.output():
+        raise Failure(f"the job was not restarted from images:\n{cluster.output()}")
+    harness.wait_for(lambda: not cluster.servers(), LIMIT, lambda: f"servers are left: {cluster.servers()}")
+    if os.listdir(context.path("checkpoints")):
+        raise Failure(f"something of the job is left: {os.listdir(context.path('checkpoints'))}")
+
+
+@case
+def user_remote_gpu(context):
+    """A job on a node without GPUs uses one of another node, which others cannot use; preempted, it goes on on other nodes."""
+    cluster, job, want = begin_on_two_nodes(context)
+    relays = [command_of(pid) for pid in cluster.hosts["n1"].processes() if "cr-relay --connect" in command_of(pid)]
+    server = relays[0].split()[2]
+    keys = context.path(f"checkpoints/job-{job}/keys-0")
+    tls = {"CUDA_REMOTE_TLS_CERT": keys + "/job.pem", "CUDA_REMOTE_TLS_KEY": keys + "/job.key", "CUDA_REMOTE_TLS_CA": keys + "/ca.pem"}
+
+    def sessions(host, user, tls):
+        words = [*cluster.hosts[host].enter, "setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--"]
+        command = [*words, context.lab.tool("cr-ps"), "--server", server, "--json"]
+        return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              timeout=LIMIT, env={**os.environ, **tls})  # fmt: skip
+
+    done = sessions("n1", context.user, tls)
+    if done.returncode != 0 or "globals" not in done.stdout:
+        raise Failure(f"the job has no session with {server}: {done.stdout}\n{done.stderr}")
+    # Another user has certificates of his own.
+    mine = context.home("mine", context.other)
+    words = ["setpriv", f"--reuid={context.other}", f"--regid={context.other}", "--clear-groups", "--"]
+    run(*words, context.lab.tool("cr-server"), "--init-tls", mine, "--tls-client", "job")
+    own = {name: path.replace(keys, mine) for name, path in tls.items()}
+    for what, variables in (("her keys", tls), ("his own keys", own), ("no keys", {})):
+        for host in ("n1", "n2", "g1"):
+            done = sessions(host, context.other, variables)
+            if done.returncode == 0 or "globals" in done.stdout:
+                raise Failure(f"another user reaches the server from {host} with {what}: {done.stdout}")
+    urgent = cluster.command("sbatch", "--parsable", "-p", "high", "-N2", "-w", "n1,g1", "--wrap", "sleep 2").stdout.strip()
+    cluster.wait_state(job, "PENDING", restarts=1)
+    cluster.wait_state(urgent, "COMPLETED")
+    cluster.command("scontrol", "update", "nodename=n1,g1", "state=drain", "reason=test")
+    goes_on_elsewhere(context, cluster, job, want)
+
+
+@case
+def user_gpu_node_failed(context):
+    """The node with the GPU is lost: no CUDA call fails until Slurm requeues the job, which goes on from its last image."""
+    cluster, job, want = begin_on_two_nodes(context, "--checkpoint-interval", "1s")
+    folder = context.path(f"checkpoints/job-{job}/images")
+
+    def newest():
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        return max([int(name[6:]) for name in names if re.fullmatch(r"image-\d+", name)], default=0)
+
+    # One that was begun after the job has come to stand; the next one may have been before.
+    before = newest()
+    harness.wait_for(lambda: newest() >= before + 2, LIMIT, lambda: f"no image\n{cluster.shown_output()}")
+    cluster.kill_node("g1")
+    context.go(15)
+    cluster.wait_state(job, "PENDING", restarts=1, limit=2 * LIMIT)
+    cluster.command("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
+    goes_on_elsewhere(context, cluster, job, want)
+
+
 @case
 def user_foreign_image(context):
     """Another user cannot have the image of a job restarted by a job of his."""
@@ -764,11 +1003,7 @@ def run_one(name, options):
             print(open(logs, errors="replace").read(), flush=True)
             raise
         finally:
-            for pid in processes_here():
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+            kill_all(processes_here())
 
 
 if __name__ == "__main__":
