@@ -95,6 +95,9 @@ void Answer(int socket, const absl::Status& status, const std::string& said = {}
   static_cast<void>(ignored);
 }
 
+// Whether an image is a part's in a set of images (sets.h).
+bool IsInSet(const std::string& dir) { return ckptfmt::IsStoreImage(dir.substr(0, dir.rfind('/'))); }
+
 // DIR.partial of the single image DIR.
 absl::StatusOr<ckptfmt::OpenedFolder> BeginImage(const std::string& dir) {
   absl::Status status = ckptfmt::PutBackOldImage(dir);
@@ -106,7 +109,13 @@ absl::StatusOr<ckptfmt::OpenedFolder> BeginImage(const std::string& dir) {
   }
   if (status.ok()) status = ckptfmt::CheckMayReplace(dir);
   if (!status.ok()) return status;
-  return ckptfmt::MakePartial(dir);
+  auto partial = ckptfmt::MakePartial(dir);
+  // Of a set: another job's checkpoint may have taken the number.
+  if (partial.ok() && IsInSet(dir) && ckptfmt::IsImage(dir)) {
+    ckptfmt::RemoveFolder(*partial).IgnoreError();
+    return absl::AlreadyExistsError(dir + " is an image of another checkpoint; try again");
+  }
+  return partial;
 }
 
 // The user's process, from DIR.partial to the image.
@@ -147,6 +156,7 @@ void GiveAsUser(int own, const std::string& path, size_t keep, int socket) {
                              std::string(pruned.status().message()) + "; the next checkpoint tries again");
   }
   if (!given) ckptfmt::RemoveFolder(*partial).IgnoreError();
+  if (!given && IsInSet(dir)) rmdir(dir.substr(0, dir.rfind('/')).c_str());  // if there are no other parts in it
 }
 
 }  // namespace
@@ -229,12 +239,40 @@ bool GiveFiles(const checkpoint::Account& account, int folder, std::string* erro
   return false;
 }
 
+namespace {
+
+ckptfmt::Fd OpenAsUser(const checkpoint::Account& account, int folder, const std::string& name, int flags) {
+  const checkpoint::ActAs user(&account);
+  return ckptfmt::Fd(openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | flags));
+}
+
+// A plain file of the user's image.
+ckptfmt::Fd OpenFileAsUser(const checkpoint::Account& account, int image, const std::string& name, struct stat* facts) {
+  ckptfmt::Fd file = OpenAsUser(account, image, name, O_NOFOLLOW);
+  const bool plain = file.get() >= 0 && fstat(file.get(), facts) == 0 && S_ISREG(facts->st_mode);
+  return plain ? std::move(file) : ckptfmt::Fd();
+}
+
+}  // namespace
+
+bool ReadStatement(int image, const std::string& dir, const checkpoint::Account& account, const Key& key,
+                   Statement* statement, std::string* error) {
+  struct stat facts;
+  const ckptfmt::Fd file = OpenFileAsUser(account, image, ckptfmt::kSignatureName, &facts);
+  if (file.get() < 0) {
+    *error = dir + " is not signed: cr-hostd restores only what it has saved itself";
+    return false;
+  }
+  std::string bytes(size_t(std::min<uint64_t>(uint64_t(facts.st_size), kMostSignatureBytes)), '\0');
+  if (read(file.get(), &bytes[0], bytes.size()) != ssize_t(bytes.size())) bytes.clear();
+  if (!ReadSignature(bytes, key, dir, statement, error)) return false;
+  if (statement->user() == account.user) return true;
+  *error = dir + " is of a job of user " + std::to_string(statement->user()) + ", not of " + NameOf(account);
+  return false;
+}
+
 bool TakeImage(const checkpoint::Account& account, const Key& key, const std::string& to, std::string* path,
                std::string* group, std::string* error) {
-  const auto open_as_user = [&](int folder, const std::string& name, int flags) {
-    const checkpoint::ActAs user(&account);
-    return ckptfmt::Fd(openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | flags));
-  };
   std::string dir;
   {
     const checkpoint::ActAs user(&account);
@@ -242,35 +280,14 @@ bool TakeImage(const checkpoint::Account& account, const Key& key, const std::st
     const std::string newest = ckptfmt::NewestImageIn(dir);
     if (!newest.empty()) *path = dir = newest;
   }
-  const ckptfmt::Fd from = open_as_user(AT_FDCWD, dir, O_DIRECTORY);
+  const ckptfmt::Fd from = OpenAsUser(account, AT_FDCWD, dir, O_DIRECTORY);
   if (from.get() < 0) {
     *error = errno == ENOENT ? "there is no checkpoint image " + *path : "cannot open " + dir + ": " + strerror(errno);
     return false;
   }
-  struct stat facts;
-  // Of a plain file of that size; else -1.
-  const auto open_file = [&](const std::string& name) {
-    ckptfmt::Fd file = open_as_user(from.get(), name, O_NOFOLLOW);
-    const bool plain = file.get() >= 0 && fstat(file.get(), &facts) == 0 && S_ISREG(facts.st_mode);
-    return plain ? std::move(file) : ckptfmt::Fd();
-  };
-  std::string bytes;
-  {
-    const ckptfmt::Fd file = open_file(ckptfmt::kSignatureName);
-    if (file.get() < 0) {
-      *error = dir + " is not signed: cr-hostd restores only what it has saved itself";
-      return false;
-    }
-    bytes.resize(size_t(std::min<uint64_t>(uint64_t(facts.st_size), kMostSignatureBytes)));
-    if (read(file.get(), &bytes[0], bytes.size()) != ssize_t(bytes.size())) bytes.clear();
-  }
   Statement statement;
-  if (!ReadSignature(bytes, key, dir, &statement, error)) return false;
+  if (!ReadStatement(from.get(), dir, account, key, &statement, error)) return false;
   if (group) *group = statement.group();
-  if (statement.user() != account.user) {
-    *error = dir + " is of a job of user " + std::to_string(statement.user()) + ", not of " + NameOf(account);
-    return false;
-  }
   uint64_t total = 0;
   for (const SignedFile& one : statement.files()) total += one.bytes();
   if (!HasRoom(to.substr(0, to.rfind('/')), total)) {
@@ -289,7 +306,8 @@ bool TakeImage(const checkpoint::Account& account, const Key& key, const std::st
   }
   for (int i = 0; status.ok() && i < statement.files_size(); ++i) {
     const SignedFile& one = statement.files(i);
-    const ckptfmt::Fd file = open_file(one.path());
+    struct stat facts;
+    const ckptfmt::Fd file = OpenFileAsUser(account, from.get(), one.path(), &facts);
     Digest digest;
     const bool fits = file.get() >= 0 && uint64_t(facts.st_size) == one.bytes();
     if (fits) {

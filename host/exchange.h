@@ -52,6 +52,11 @@ absl::Status MakeFoldersFor(const ckptfmt::OpenedFolder& folder, const std::stri
 // Makes everything in `folder` the account's. Nobody else can reach it.
 bool GiveFiles(const checkpoint::Account& account, int folder, std::string* error);
 
+// Reads the signature of the user's image whose folder is open as `image`, with her rights. False and *error: it has none,
+// it is not signed with `key`, or it is of another user's job. `dir` is for messages.
+bool ReadStatement(int image, const std::string& dir, const checkpoint::Account& account, const Key& key,
+                   Statement* statement, std::string* error);
+
 // Copies the user's image at *path, or the newest in a folder of several (which *path then names), to the new folder `to`,
 // if it is signed with `key` for this user and is as it was then. *group, which may be null: SignImage's.
 bool TakeImage(const checkpoint::Account& account, const Key& key, const std::string& to, std::string* path,

@@ -40,6 +40,7 @@
 #include "host/move_state.h"
 #include "host/report.h"
 #include "host/request.pb.h"
+#include "host/sets.h"
 #include "host/wire.h"
 #include "proto/codec/text.h"
 #include "proto/control/credentials.h"
@@ -429,6 +430,7 @@ class Saving {
     member->set_group(account.group);
     for (const gid_t group : account.groups) member->add_groups(group);
     member->set_decider(begin_.decider());
+    member->set_whole_job(begin_.whole_job());
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
     memcpy(address.sun_path, settings_.socket.c_str(), std::min(settings_.socket.size(), sizeof(address.sun_path) - 1));
@@ -571,6 +573,28 @@ class Service final : public Hosts::Service {
     }
     stream->Write(down);
     return grpc::Status::OK;
+  }
+
+  grpc::Status Sets(grpc::ServerContext* context, const SignedSets* request, SetsReply* reply) override {
+    if (const grpc::Status status = Admit(*context); !status.ok()) return status;
+    SetsBegin begin;
+    Account account;
+    std::string error;
+    if (!key_.HasMade(request->code(), kSetsText + request->begin()) || !begin.ParseFromString(request->begin())) {
+      error = "the request is not signed with the key of this host; the hosts of a cluster need the same one (--key)";
+    } else if (begin.version() != kVersion) {
+      error = "its cr-hostd speaks version " + std::to_string(kVersion) + ", and the asking one version " +
+              std::to_string(begin.version()) + "; install the same version on both hosts";
+    } else if (FindUser(begin.user(), &account, &error)) {
+      try {
+        if (RemoveSets(account, begin.folder(), begin.part(), {begin.remove().begin(), begin.remove().end()}, &error))
+          *reply = ListSets(account, key_, begin.folder(), begin.part());
+      } catch (const std::exception& problem) {
+        error = problem.what();
+      }
+    }
+    if (error.empty()) return grpc::Status::OK;
+    return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, error);
   }
 
   grpc::Status Settle(grpc::ServerContext* context, const SettleRequest* request, SettleReply* reply) override {

@@ -145,7 +145,7 @@ std::string Digest::Finish() {
   return std::string(reinterpret_cast<const char*>(hash), length);
 }
 
-bool SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t user, const std::string& group,
+bool SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t user, const PartOf& part,
                std::string* error) {
   std::vector<std::string> paths = {ckptfmt::kManifestName}, folders;
   for (const char* name : {ckptfmt::kClientFolder, ckptfmt::kMemoryFolder, ckptfmt::kProcessesFolder}) {
@@ -161,7 +161,8 @@ bool SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t use
   Statement statement;
   statement.set_version(kStatementVersion);
   statement.set_user(user);
-  statement.set_group(group);
+  statement.set_group(part.checkpoint);
+  statement.set_whole_job(part.whole_job);
   statement.set_host(HostName());
   statement.set_signed_unix_ms(std::chrono::duration_cast<std::chrono::milliseconds>(
                                    std::chrono::system_clock::now().time_since_epoch())

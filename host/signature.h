@@ -49,9 +49,14 @@ class Digest {
   void* const context_;
 };
 
-// Signs the image in `folder`, which nobody else can reach: writes the file ckptfmt::kSignatureName. `group`: the id of
-// the checkpoint over several hosts that it belongs to; else empty.
-bool SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t user, const std::string& group,
+// Of an image of a job's part, of a checkpoint over several hosts; else empty.
+struct PartOf {
+  std::string checkpoint;  // its id
+  std::string whole_job;   // what the user calls all parts together
+};
+
+// Signs the image in `folder`, which nobody else can reach: writes the file ckptfmt::kSignatureName.
+bool SignImage(const ckptfmt::OpenedFolder& folder, const Key& key, uint32_t user, const PartOf& part,
                std::string* error);
 
 // Whether `bytes`, a file ckptfmt::kSignatureName, was made with `key`. Any input is safe. The paths that come out are

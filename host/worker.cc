@@ -41,6 +41,7 @@
 #include "checkpoint/job/hostd_places.h"
 #include "checkpoint/engine/engines.h"
 #include "checkpoint/job/job.h"
+#include "checkpoint/transaction/at_step.h"
 #include "ckptfmt/folder.h"
 #include "ckptfmt/image_reader.h"
 #include "host/exchange.h"
@@ -50,6 +51,7 @@
 #include "host/peer.h"
 #include "host/report.h"
 #include "host/request.pb.h"
+#include "host/sets.h"
 #include "host/wire.h"
 #include "proto/codec/json.h"
 #include "proto/codec/text.h"
@@ -66,6 +68,10 @@ constexpr size_t kMostName = 64;
 constexpr size_t kMostKept = 10000;
 constexpr size_t kMostHosts = 512;
 constexpr int kExitNotRestarted = 125;  // as cr-restart's
+constexpr int kExitInterrupted = 3;     // as cr-checkpoint's
+// Of --every over hosts: how often it looks whether the user gives up, and whether the job has ended.
+constexpr auto kWaitStep = std::chrono::milliseconds(100);
+constexpr auto kLookForJob = std::chrono::seconds(10);
 constexpr char kImage[] = "/image";
 constexpr char kImages[] = "/images";  // a store: of a move
 // What root's tools get of cr-hostd's own environment, and what of it they must not get.
@@ -111,7 +117,7 @@ const std::vector<Tool>& Tools() {
        {"timeout"},
        {"to-host", "to", "gpu", "output", "error", "json", "quiet"},
        "cr-checkpoint"},
-      {kGroup, false, false, false, {}, {}, {"hosts", "json", "quiet"}, "cr-checkpoint"},
+      {kGroup, false, false, false, {}, {}, {"hosts", "json", "quiet", "every", "keep"}, "cr-checkpoint"},
       {kRegroup, false, false, false, {}, {}, {"hosts", "quiet"}, "cr-restart"},
       {kRejoinTool,
        true,
@@ -167,6 +173,15 @@ std::vector<std::string> SplitHosts(const std::string& list) {
   return hosts;
 }
 
+// This moment as people write it, here.
+std::string TimeText() {
+  const time_t now = time(nullptr);
+  tm parts{};
+  char text[32];
+  if (!localtime_r(&now, &parts) || strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S", &parts) == 0) return "?";
+  return text;
+}
+
 class Worker {
  public:
   Worker(int socket, const Settings& settings, const Key& key) : socket_(socket), settings_(settings), key_(key) {}
@@ -207,10 +222,18 @@ class Worker {
   void KeepDoubtful();
   int FinishMove(int code);
   // Of a checkpoint or a restart over several hosts: of the one who asks for it, and of a part.
+  struct Outcome {
+    std::string image;
+    double seconds = 0, paused = 0;
+  };
   bool IsGroup() const { return tool_->name == std::string(kGroup) || Regroups(); }
   bool Regroups() const { return tool_->name == std::string(kRegroup); }
   bool BeginGroup(std::string* error);
-  int DoGroup();
+  bool DoGroup(Outcome* outcome, std::string* error);
+  void TellGroup(const Outcome& outcome);
+  int DoGroupOnce();
+  int RepeatGroup();
+  bool GroupIsOver();
   bool IsMember() const { return request_.has_member(); }
   bool Rejoins() const { return tool_->name == std::string(kRejoinTool); }
   bool FindMember(std::string* error);
@@ -244,7 +267,10 @@ class Worker {
   bool json_ = false, quiet_ = false;
   std::unique_ptr<MoveSource> move_;
   std::unique_ptr<Group> group_;
+  std::vector<GroupPart> parts_;
   SaveBegin group_begin_;
+  std::unique_ptr<Sets> sets_;
+  double every_ = 0;  // seconds; 0: once
   std::string checkpoint_;  // of the part's image
   checkpoint::Job job_;
   bool last_ = false;   // the tool's second run, after which the job ends here
@@ -438,9 +464,19 @@ bool Worker::FindMember(std::string* error) {
 bool Worker::MakeImagesFolder(std::string* error) {
   const checkpoint::ActAs user(&peer_.account);
   const std::string folder = image_.substr(0, image_.rfind('/'));
-  if (mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST) return true;
-  *error = "cannot make the folder " + folder + ": " + strerror(errno);
-  return false;
+  std::vector<std::string> folders = {folder};
+  if (ckptfmt::IsStoreImage(folder)) folders.insert(folders.begin(), folder.substr(0, folder.rfind('/')));
+  for (const std::string& one : folders) {
+    if (mkdir(one.c_str(), 0700) == 0) {
+      // An image that is on the disk is to be found there.
+      if (ckptfmt::SyncFolder(one + "/..").ok()) continue;
+    } else if (errno == EEXIST) {
+      continue;
+    }
+    *error = "cannot make the folder " + one + ": " + strerror(errno);
+    return false;
+  }
+  return true;
 }
 
 // What an image says of its job, and of the job's processes.
@@ -507,6 +543,13 @@ bool Worker::BeginGroup(std::string* error) {
       (option.name() == "json" ? json_ : quiet_) = true;
     } else if (option.name() == "hosts") {
       host_ = option.value();
+    } else if (tool_->own.count(option.name())) {
+      const double value = atof(option.value().c_str());
+      if (option.name() == "every") every_ = value;
+      if (option.name() == "keep") keep_ = value >= 1 && value <= double(kMostKept) ? size_t(value) : 0;
+      if (option.name() == "every" ? every_ > 0 : keep_ > 0) continue;
+      *error = "--" + option.name() + " " + option.value() + " is out of range";
+      return false;
     } else {
       SaveOption* const passed = group_begin_.add_options();
       passed->set_name(option.name());
@@ -514,14 +557,14 @@ bool Worker::BeginGroup(std::string* error) {
       passed->set_flag(option.flag());
     }
   }
-  std::vector<GroupPart> parts;
   checkpoint::Account named;
-  if (!ParseGroup(host_, request_.job(), &parts, error) ||
+  if (!ParseGroup(host_, request_.job(), &parts_, error) ||
       !checkpoint::FindAccount(std::to_string(peer_.account.user), &named, error)) {
     return false;
   }
   group_begin_.set_version(kVersion);
-  group_begin_.set_decider(parts[0].host);
+  group_begin_.set_decider(parts_[0].host);
+  group_begin_.set_whole_job(request_.job());
   group_begin_.set_umask(request_.umask());
   group_begin_.set_restart(Regroups());
   if (Regroups()) *group_begin_.mutable_environment() = request_.environment();
@@ -530,8 +573,9 @@ bool Worker::BeginGroup(std::string* error) {
   group_begin_.mutable_user()->set_group(peer_.account.group);
   for (const gid_t group : peer_.account.groups) group_begin_.mutable_user()->add_groups(group);
   user_output_ = fcntl(fds_[1], F_DUPFD_CLOEXEC, 3);
-  group_ = Group::Open(parts, settings_.tls, error);
-  return group_ != nullptr;
+  if (keep_ > 0 || Regroups())
+    sets_ = std::make_unique<Sets>(parts_, settings_.tls, key_, group_begin_.user(), image_);
+  return true;
 }
 
 bool Worker::Begin(std::string* error) {
@@ -719,7 +763,8 @@ bool Worker::Do(const std::string& announced, std::string* said) {
     const auto folder = ckptfmt::OpenedFolder::Open(spool_ + kImage);
     if (!folder.ok()) *said = std::string(folder.status().message());
     std::string note;
-    const bool given = folder.ok() && SignImage(*folder, key_, peer_.account.user, request_.member().id(), said) &&
+    const PartOf part = {request_.member().id(), request_.member().whole_job()};
+    const bool given = folder.ok() && SignImage(*folder, key_, peer_.account.user, part, said) &&
                        GiveFiles(peer_.account, spool_fd_, said) && giver_->Copy(said) &&
                        (!IsMember() || AwaitOthers(SAVE_COMPLETE, said)) && giver_->Publish(&note, said);
     giver_.reset();
@@ -822,42 +867,115 @@ bool Worker::AwaitOthers(SaveStep step, std::string* said) {
   return decision == SaveDecision::kCounts;
 }
 
-// The exit code for the user's tool.
-int Worker::DoGroup() {
-  std::string error;
+// One checkpoint, or restart, of all parts.
+bool Worker::DoGroup(Outcome* outcome, std::string* error) {
+  const auto begun = std::chrono::steady_clock::now();
   const auto note = [this](const std::string& text) {
     if (!quiet_) Tell(Reply::NOTE, 0, text);
   };
-  const bool done = WatchFor([&] { return group_->Run(group_begin_, image_, key_, note, &error); }, &error);
-  const double paused = group_->paused_seconds();
+  outcome->image = image_;
+  if (sets_ && (!sets_->Look(error) ||
+                !(Regroups() ? sets_->Newest(&outcome->image, error) : sets_->Next(&outcome->image, error)))) {
+    return false;
+  }
+  group_ = Group::Open(parts_, settings_.tls, error);
+  if (!group_) return false;
+  const bool done = WatchFor([&] { return group_->Run(group_begin_, outcome->image, key_, note, error); }, error);
+  outcome->paused = group_->paused_seconds();
   group_.reset();
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
-  if (!done && Regroups()) {
-    Tell(Reply::NOTE, 0, "no restart of " + image_ + " on " + host_ + ": " + error + "; no part of it runs");
-    return kExitNotRestarted;
+  std::string problem;
+  if (done && keep_ > 0) {
+    checkpoint::AtStep("remove old sets");
+    if (!sets_->Prune(request_.job(), keep_, &problem))
+      note("the checkpoint is complete, but old ones could not be removed: " + problem + "; the next one tries again");
   }
-  if (!done) {
-    Tell(Reply::NOTE, 0, "no checkpoint of " + request_.job() + " on " + host_ + ": " + error + "; the job goes on");
-    return 1;
-  }
+  outcome->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  return done;
+}
+
+void Worker::TellGroup(const Outcome& outcome) {
   if (json_) {
     JsonWriter json(JsonWriter::kSpaced);
     json.Begin('{');
-    json.Member("image", image_);
+    json.Member("image", outcome.image);
     json.Member("hosts", host_);
-    json.RealMember("seconds", seconds, 3);
-    if (!Regroups()) json.RealMember("paused_seconds", paused, 3);
+    json.RealMember("seconds", outcome.seconds, 3);
+    if (!Regroups()) json.RealMember("paused_seconds", outcome.paused, 3);
     json.End('}');
     const std::string line = json.text() + "\n";
     const ssize_t ignored = write(user_output_, line.data(), line.size());
     static_cast<void>(ignored);
   } else if (!quiet_) {
     char text[128];
-    snprintf(text, sizeof(text), " in %.1f s (the job stood still for %.1f s)", seconds, paused);
-    if (Regroups()) snprintf(text, sizeof(text), " in %.1f s; the job runs", seconds);
-    Tell(Reply::NOTE, 0, image_ + "/member-N on " + host_ + text);
+    snprintf(text, sizeof(text), " in %.1f s (the job stood still for %.1f s)", outcome.seconds, outcome.paused);
+    if (Regroups()) snprintf(text, sizeof(text), " in %.1f s; the job runs", outcome.seconds);
+    Tell(Reply::NOTE, 0, (every_ > 0 ? TimeText() + ": " : "") + outcome.image + "/member-N on " + host_ + text);
   }
-  return 0;
+}
+
+// The exit code for the user's tool.
+int Worker::DoGroupOnce() {
+  Outcome outcome;
+  std::string error;
+  if (DoGroup(&outcome, &error)) {
+    TellGroup(outcome);
+    return 0;
+  }
+  if (Regroups()) {
+    Tell(Reply::NOTE, 0, "no restart of " + outcome.image + " on " + host_ + ": " + error + "; no part of it runs");
+    return kExitNotRestarted;
+  }
+  Tell(Reply::NOTE, 0, "no checkpoint of " + request_.job() + " on " + host_ + ": " + error + "; the job goes on");
+  return 1;
+}
+
+// Whether no host has a part of the job any more. One that does not answer may have one.
+bool Worker::GroupIsOver() {
+  std::vector<std::string> hosts;
+  for (const GroupPart& part : parts_) hosts.push_back(part.host);
+  const HostReports reports = AskHosts(hosts, settings_.tls, group_begin_.user());
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const HostReport& report = reports.hosts(int(i));
+    const auto is_part = [&](const HostJob& job) { return job.running() && job.name() == parts_[i].job; };
+    if (!report.error().empty() || std::any_of(report.jobs().begin(), report.jobs().end(), is_part)) return false;
+  }
+  return true;
+}
+
+// --every: what goes wrong once is said, and tried again at the next time. The exit code for the user's tool.
+int Worker::RepeatGroup() {
+  using std::chrono::steady_clock;
+  const auto interval = std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(every_));
+  std::string last;
+  while (true) {
+    Outcome outcome;
+    std::string error;
+    const bool done = DoGroup(&outcome, &error);
+    const steady_clock::time_point next = steady_clock::now() + interval;
+    if (done) last = outcome.image;
+    if (done) TellGroup(outcome);
+    bool over = !done && !cancelled_ && GroupIsOver();
+    if (!done && !over && !cancelled_) {
+      Tell(Reply::NOTE, 0,
+           TimeText() + ": no checkpoint of " + request_.job() + " on " + host_ + ": " + error + "; the job goes on. " +
+               (last.empty() ? "There is no image from this run yet" : last + " is still its last image") +
+               "; the next try is in " + std::to_string(int(every_ + 0.5)) + " s");
+    }
+    const auto wait = [&] {
+      for (auto look = steady_clock::now() + kLookForJob; !over && !cancelled_ && steady_clock::now() < next;) {
+        std::this_thread::sleep_for(std::min(interval, steady_clock::duration(kWaitStep)));
+        if (steady_clock::now() < look) continue;
+        over = GroupIsOver();
+        look = steady_clock::now() + kLookForJob;
+      }
+      return true;
+    };
+    WatchFor(wait, &error);
+    if (cancelled_) return kExitInterrupted;
+    if (!over) continue;
+    if (last.empty()) Tell(Reply::NOTE, 0, "the job has ended, and there is no image of it from this run");
+    return last.empty() ? 1 : 0;
+  }
 }
 
 // Streams for the tool, whose words are this worker's to say.
@@ -1007,7 +1125,7 @@ bool Worker::MoveImage(std::string* error) {
     *error = std::string(folder.status().message());
     return false;
   }
-  if (!SignImage(*folder, key_, peer_.account.user, /*group=*/"", error)) return false;
+  if (!SignImage(*folder, key_, peer_.account.user, PartOf(), error)) return false;
   if (!move_) move_ = MoveSource::Open(host_, settings_.tls, error);
   if (!move_) return false;
   if (!WatchFor([&] { return (last_ || AnnounceMove(image, error)) && move_->SendImage(*folder, error); }, error)) return false;
@@ -1094,7 +1212,7 @@ int Worker::FinishMove(int code) {
 }
 
 void Worker::Follow() {
-  int code = IsGroup() ? DoGroup() : FollowTool();
+  int code = !IsGroup() ? FollowTool() : every_ > 0 ? RepeatGroup() : DoGroupOnce();
   if (Moves()) code = FinishMove(code);
   if (Arrives() && !running_) SetMoveState(settings_.moves, request_.arrived().id(), kMoveFailed);
   Tell(Reply::ENDED, code);

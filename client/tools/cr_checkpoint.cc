@@ -61,6 +61,7 @@ Examples:
   cr-checkpoint --stop train /data/train.image    saves it and ends it; later: cr-restart /data/train.image
   cr-checkpoint --every 10m train /data/train.image   again and again; each whole image replaces the one before
   cr-checkpoint --hosts node1,node2 train /data/train  one job on two hosts; then on each: cr-restart /data/train/member-N
+  cr-checkpoint --hosts node1,node2 --every 10m --keep 3 train /data/train   again and again, the last three of both
   cr-checkpoint --every 10m --keep 3 train /data/train   keeps the last three images, which share what is the same in them
 
 GPU memory that the job does not write to all the time is copied to host memory while the job runs. Then the job stands
@@ -74,6 +75,9 @@ cr-run --plain.
 
 With --keep N, DIR holds the last N images of the job (image-000001, ...). What an earlier one has of the GPU memory is not
 written again. cr-restart DIR takes the newest, cr-restart DIR/image-000007 that one; cr-inspect DIR lists them.
+
+With --hosts and --keep, DIR/image-N/member-M is the image on the host M. An image is removed only when all hosts have
+newer ones of one moment, as many as are kept. cr-restart DIR --hosts takes the newest that all hosts have.
 
 With --every, a checkpoint that fails is reported with the time, the last image stays, and the next try follows at the
 next interval.
@@ -771,11 +775,14 @@ int Main(int argc, char** argv) {
   }
   std::string error;
   if (!options.hosts.empty()) {
-    if (options.every > 0 || options.keep > 0 || options.times) {
-      Say(kTool, "--hosts excludes --every, --keep and --times");
+    if (options.times) {
+      Say(kTool, "--hosts excludes --times");
       return kExitUsage;
     }
     host::Request request = host::RequestOf(app, "group");
+    for (host::Option& option : *request.mutable_options()) {
+      if (option.name() == "every") option.set_value(std::to_string(options.every));
+    }
     request.set_job(options.job);
     request.set_image(Absolute(options.image));
     return ThroughHostd(kTool, std::move(request), kExitFailure);

@@ -547,9 +547,10 @@ int Main(int argc, char** argv) {
                "also take an image that another user owns or may write: he can make the job do what he wants");
   app.add_flag("--times", options.times, "tell how long each step took");
   app.add_option("--hosts", options.hosts,
-                 "HOST,HOST,...: restart the parts of a job on several hosts there, DIR/member-N on the host N, by their "
-                 "cr-hostds: all run, or none. HOST/NAME: under that name. --output and --error are then for streams that were "
-                 "pipes or terminals (default: /dev/null), with %n for N");
+                 "HOST,HOST,...: restart the parts of a job on several hosts there, DIR/member-N on the host N, or those "
+                 "of the newest set in DIR (cr-checkpoint --hosts --keep), by their cr-hostds: all run, or none. "
+                 "HOST/NAME: under that name. --output and --error are then for streams that were pipes or terminals "
+                 "(default: /dev/null), with %n for N");
   app.add_flag("--quiet", options.quiet, "print errors only");
   app.add_option("--caller", caller, "used by cr-hostd")->group("");
   try {

@@ -1284,6 +1284,132 @@ def streams_6(context):
     streams_over(context, "fd00:99::")
 
 
+@case
+def group_sets(context):
+    """The newest sets of images that are complete on all hosts stay, also when a part fails between its save and the
+    commit, and others' sets. A restart takes the newest complete one, or the one that is named."""
+    lab = Lan(context)
+    start_all(lab)
+    ring = Ring(lab, 3, 9)
+    ring.image = lab.home + "/sets"  # each host has its own
+    hosts = f"{lab.b.address},{lab.c.address}"
+    steps = os.path.join(context.lab.folder, "steps")
+
+    def sets(machine, part):
+        """The numbers of the sets of which the host has its image."""
+        folder = machine.path(ring.image)
+        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        return [int(name[6:]) for name in names if os.path.exists(f"{folder}/{name}/member-{part}/manifest.pb")]
+
+    def has(on_b, on_c, what):
+        if (sets(lab.b, 1), sets(lab.c, 2)) != (on_b, on_c):
+            raise Failure(f"{what}: B has {sets(lab.b, 1)}, C has {sets(lab.c, 2)}, not {on_b} and {on_c}")
+
+    def stopped_at(step, act):
+        """A checkpoint that stands at a step of the coordinator's while `act` is done: exit code and what it says."""
+        for path in (steps, steps + ".go"):
+            if os.path.exists(path):
+                os.unlink(path)
+        lab.a.restart(more=ALLOWED, CR_TEST_STEPS=steps, CR_TEST_STOP_AT=step)
+        saving = lab.a.begin(VICTIM, *ring.save("--keep", "2"))
+        stands = lambda: os.path.exists(steps) and open(steps).read().endswith(f" {step}\n")
+        over = lambda: stands() or saving.poll() is not None
+        harness.wait_for(over, LIMIT, lambda: f"step {step} is not reached: {lab.a.said()} {lab.b.said()}")
+        if saving.poll() is not None:
+            raise Failure(f"cr-checkpoint has ended before step {step}: {saving.stderr.read()}")
+        act()
+        open(steps + ".go", "w").close()
+        _, said = saving.communicate(timeout=LIMIT)
+        lab.a.restart(more=ALLOWED)
+        return saving.returncode, said
+
+    def kill_part():
+        """B's worker that saves the part."""
+        workers = [pid for pid in harness.descendants(lab.b.daemon.pid) if harness.children_of(pid, "cr-checkpoint")]
+        if len(workers) != 1:
+            raise Failure(f"B has the workers {workers}")
+        tools = harness.children_of(workers[0], "cr-checkpoint")
+        os.kill(workers[0], signal.SIGKILL)
+        # Its tool gives up.
+        gone = lambda: all(harness.state_of(pid) in ("", "Z") for pid in tools)
+        harness.wait_for(gone, LIMIT, lambda: f"cr-checkpoint goes on without its worker: {lab.b.said()}")
+
+    for _ in range(3):
+        worked(lab.a.run(VICTIM, *ring.save("--keep", "2")))
+    has([2, 3], [2, 3], "after three checkpoints")
+    worked(lab.a.run(VICTIM, "cr-checkpoint", "other", ring.image, "--keep", "1", "--hosts", f"{lab.b.address}/ring,{lab.c.address}/ring"))
+    has([2, 3, 4], [2, 3, 4], "after one of another job")
+    code, said = stopped_at("all hosts are dumped", kill_part)
+    if code == 0 or "goes on" not in said:
+        raise Failure(f"cr-checkpoint ended with {code}: {said}")
+    has([2, 3, 4], [2, 3, 4], "after one that has failed between save and commit")
+    ring.goes_round("after that")
+    code, said = stopped_at("decide", kill_part)
+    if code != 0 or "is not known" not in said:
+        raise Failure(f"cr-checkpoint ended with {code}: {said}")
+    has([2, 3, 4], [2, 3, 4, 5], "after one whose part on B was lost after the others had theirs")
+    ring.goes_round("after the checkpoints")
+
+    def end():
+        worked(lab.a.run(VICTIM, "cr-checkpoint", "ring", lab.home + "/other", "--hosts", hosts, "--stop"))
+        for part in ring.parts:
+            ended(part.child, 121) if part.child else part.ended()
+
+    def restart(image, wanted):
+        end()
+        said = worked(lab.a.run(VICTIM, "cr-restart", image, "--hosts", hosts)).stderr
+        if f"{ring.image}/image-{wanted:06}/member-N" not in said:
+            raise Failure(f"cr-restart says {said}")
+        for part in ring.parts:
+            part.runs_on(part.machine)
+        ring.goes_round(f"restarted from {image}")
+
+    restart(ring.image, 4)
+    restart(ring.image + "/image-000002", 2)
+    refused(lab.a.run(VICTIM, "cr-checkpoint", "ring", lab.home + "/other", "--hosts", hosts, "--keep", "2"), "leave out --keep")
+
+    def repeated(until):
+        """Checkpoints at intervals, until set `until` is complete: the one that makes them."""
+        saving = lab.a.begin(VICTIM, *ring.save("--every", "1s", "--keep", "2"))
+        fewest = []
+
+        def reached():
+            both = sorted(set(sets(lab.b, 1)) & set(sets(lab.c, 2)))
+            fewest.append(len([number for number in both if number != 4]))
+            return both[-1] >= until or saving.poll() is not None
+
+        harness.wait_for(reached, LIMIT, lambda: f"sets {sets(lab.b, 1)} {sets(lab.c, 2)}: {lab.a.said()}")
+        if saving.poll() is not None:
+            raise Failure(f"cr-checkpoint has ended: {saving.stderr.read()}")
+        if min(fewest) < 2:
+            raise Failure(f"there were only {min(fewest)} complete sets")
+        return saving
+
+    saving = repeated(8)
+    saving.send_signal(signal.SIGTERM)
+    if saving.wait(LIMIT) != 3:
+        raise Failure(f"cr-checkpoint ended with {saving.returncode}: {saving.stderr.read()}")
+    last = max(sets(lab.b, 1))
+    worked(lab.a.run(VICTIM, *ring.save("--keep", "2")))
+    now = [4, *(number for number in (last, last + 1))]
+    has(now, now, "after checkpoints at intervals")
+    # Without --keep, each one replaces the one before.
+    manifest = lab.c.path(lab.home + "/other/member-2/manifest.pb")
+    before = os.stat(manifest).st_ino
+    saving = lab.a.begin(VICTIM, "cr-checkpoint", "ring", lab.home + "/other", "--hosts", hosts, "--every", "1s")
+    harness.wait_for(lambda: os.stat(manifest).st_ino != before, LIMIT, lambda: f"the image is the old one: {lab.a.said()}")
+    saving.send_signal(signal.SIGTERM)
+    if saving.wait(LIMIT) != 3:
+        raise Failure(f"cr-checkpoint ended with {saving.returncode}: {saving.stderr.read()}")
+    saving = repeated(last + 2)
+    ring.finish(3, 9)
+    if saving.wait(LIMIT) != 0:
+        raise Failure(f"cr-checkpoint ended with {saving.returncode}: {saving.stderr.read()}")
+    lab.b.restart(more=ALLOWED)  # removes what the killed workers have left
+    for machine in (lab.a, lab.b, lab.c):
+        machine.is_clean()
+
+
 # In the place of ssh: AGENT HOST COMMAND. What it asks runs as the user on that host, with the agent's streams.
 AGENT = """#!/usr/bin/python3
 import socket, sys

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/sets.h"
+
+#include <errno.h>
+#include <grpcpp/grpcpp.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+
+#include "ckptfmt/file.h"
+#include "ckptfmt/folder.h"
+#include "host/exchange.h"
+#include "host/move.grpc.pb.h"
+#include "host/move_source.h"
+#include "host/wire.h"
+
+namespace cuda_remote::host {
+namespace {
+
+// A host may have large images to remove.
+constexpr auto kLookDeadline = std::chrono::seconds(30), kRemoveDeadline = std::chrono::seconds(600);
+
+std::string MemberName(uint32_t part) { return "member-" + std::to_string(part); }
+
+}  // namespace
+
+SetsReply ListSets(const checkpoint::Account& account, const Key& key, const std::string& folder, uint32_t part) {
+  const checkpoint::ActAs user(&account);
+  SetsReply reply;
+  reply.set_is_one(ckptfmt::IsImage(folder + "/" + MemberName(part)));
+  const auto opened = ckptfmt::OpenedFolder::Open(ckptfmt::ImagePath(folder));
+  const auto names =
+      opened.ok() ? ckptfmt::NamesIn(*opened) : absl::StatusOr<std::vector<std::string>>(opened.status());
+  if (!names.ok()) return reply;
+  std::map<uint64_t, std::string> sets;
+  bool partial = false;
+  for (const std::string& name : *names) {
+    const uint64_t number = ckptfmt::StoreImageNumber(name, &partial);
+    if (number != 0 && !partial) sets[number] = name;
+  }
+  for (const auto& [number, name] : sets) {
+    ImageSet* const set = reply.add_sets();
+    set->set_number(number);
+    const auto image = opened->OpenBelow(name + "/" + MemberName(part));
+    Statement statement;
+    std::string ignored;
+    if (!image.ok() || !ckptfmt::IsImage(image->path()) ||
+        !ReadStatement(image->fd(), image->path(), account, key, &statement, &ignored)) {
+      continue;
+    }
+    set->set_id(statement.group());
+    set->set_whole_job(statement.whole_job());
+  }
+  return reply;
+}
+
+bool RemoveSets(const checkpoint::Account& account, const std::string& folder, uint32_t part,
+                const std::vector<uint64_t>& numbers, std::string* error) {
+  const checkpoint::ActAs user(&account);
+  for (const uint64_t number : numbers) {
+    const std::string set = folder + "/" + ckptfmt::StoreImageName(number);
+    for (const std::string& name : {MemberName(part), MemberName(part) + ".partial"}) {
+      const auto image = ckptfmt::OpenedFolder::Open(set + "/" + name);
+      if (!image.ok() || flock(image->fd(), LOCK_EX | LOCK_NB) != 0) continue;
+      // First what makes it count.
+      unlinkat(image->fd(), ckptfmt::kSignatureName, 0);
+      if (absl::Status status = ckptfmt::RemoveFolder(*image); !status.ok()) {
+        *error = std::string(status.message());
+        return false;
+      }
+    }
+    rmdir(set.c_str());  // with the last part
+  }
+  return true;
+}
+
+std::vector<uint64_t> CompleteSets(const std::vector<SetsReply>& hosts, const std::string& job) {
+  std::vector<uint64_t> complete;
+  if (hosts.empty()) return complete;
+  for (const ImageSet& set : hosts[0].sets()) {
+    const auto has_it = [&](const SetsReply& host) {
+      return std::any_of(host.sets().begin(), host.sets().end(),
+                         [&](const ImageSet& one) { return one.number() == set.number() && one.id() == set.id(); });
+    };
+    const bool is_of_job = job.empty() || set.whole_job() == job;
+    if (!set.id().empty() && is_of_job && std::all_of(hosts.begin(), hosts.end(), has_it))
+      complete.push_back(set.number());
+  }
+  return complete;
+}
+
+std::vector<uint64_t> OldSets(const SetsReply& host, const std::vector<uint64_t>& complete, const std::string& job,
+                              size_t keep) {
+  std::vector<uint64_t> old;
+  if (complete.size() < keep) return old;
+  const uint64_t oldest = complete[complete.size() - keep];
+  for (const ImageSet& set : host.sets()) {
+    if (set.number() < oldest && (set.id().empty() || set.whole_job() == job)) old.push_back(set.number());
+  }
+  return old;
+}
+
+bool Sets::Ask(size_t part, const std::vector<uint64_t>& remove, std::string* error) {
+  const std::string& host = parts_[part].host;
+  const auto channel = HostsChannel(host, tls_, error);
+  if (!channel) return false;
+  SetsBegin begin;
+  begin.set_version(kVersion);
+  *begin.mutable_user() = user_;
+  begin.set_folder(folder_);
+  begin.set_part(uint32_t(part + 1));
+  *begin.mutable_remove() = {remove.begin(), remove.end()};
+  SignedSets request;
+  request.set_begin(begin.SerializeAsString());
+  request.set_code(key_.CodeOf(kSetsText + request.begin()));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + (remove.empty() ? kLookDeadline : kRemoveDeadline));
+  const grpc::Status status = Hosts::NewStub(channel)->Sets(&context, request, &hosts_[part]);
+  if (status.ok()) return true;
+  const bool refused = status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||
+                       status.error_code() == grpc::StatusCode::FAILED_PRECONDITION;
+  *error = refused ? host + ": " + status.error_message()
+           : status.error_code() == grpc::StatusCode::UNIMPLEMENTED
+               ? host + ": its cr-hostd knows no sets of images; install the same version on all hosts"
+               : "the cr-hostd of " + host + " does not answer: " + status.error_message();
+  return false;
+}
+
+bool Sets::Look(std::string* error) {
+  hosts_.assign(parts_.size(), {});
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (!Ask(i, {}, error)) return false;
+  }
+  return true;
+}
+
+bool Sets::IsOne() const {
+  return std::any_of(hosts_.begin(), hosts_.end(), [](const SetsReply& host) { return host.is_one(); });
+}
+
+bool Sets::Next(std::string* image, std::string* error) const {
+  if (IsOne()) {
+    *error = folder_ +
+             " has the images of one checkpoint (member-1, ...); choose another folder to keep several in, or "
+             "leave out --keep";
+    return false;
+  }
+  uint64_t last = 0;
+  for (const SetsReply& host : hosts_) {
+    for (const ImageSet& set : host.sets()) last = std::max(last, set.number());
+  }
+  *image = folder_ + "/" + ckptfmt::StoreImageName(last + 1);
+  return true;
+}
+
+bool Sets::Newest(std::string* image, std::string* error) const {
+  const std::vector<uint64_t> complete = CompleteSets(hosts_, "");
+  *image = folder_;
+  if (IsOne()) return true;
+  if (!complete.empty()) {
+    *image += "/" + ckptfmt::StoreImageName(complete.back());
+    return true;
+  }
+  std::string what;
+  bool any = false;
+  for (size_t i = 0; i < hosts_.size(); ++i) {
+    std::string numbers;
+    for (const ImageSet& set : hosts_[i].sets()) {
+      if (!set.id().empty()) numbers += " " + ckptfmt::StoreImageName(set.number());
+    }
+    any = any || !numbers.empty();
+    what += (i > 0 ? "; " : "") + parts_[i].host + " has" + (numbers.empty() ? " none" : numbers);
+  }
+  if (!any) return true;
+  *error = "no set of images in " + folder_ + " is complete on these hosts: " + what;
+  return false;
+}
+
+bool Sets::Prune(const std::string& job, size_t keep, std::string* error) {
+  if (!Look(error)) return false;
+  const std::vector<uint64_t> complete = CompleteSets(hosts_, job);
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const std::vector<uint64_t> old = OldSets(hosts_[i], complete, job, keep);
+    if (!old.empty() && !Ask(i, old, error)) return false;
+  }
+  return true;
+}
+
+}  // namespace cuda_remote::host

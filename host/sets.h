@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sets of images of a job on several hosts (cr-checkpoint --hosts --keep). DIR/image-000007/member-2, on the second
+// host, is the image of the second part in the seventh set. A set is complete if every host has its part's image and
+// all are of one checkpoint. A checkpoint that fails, or a host that is lost, leaves a set that is not; nobody counts
+// it.
+//
+// Not thread-safe. Functions return false and one sentence in *error.
+#ifndef CUDA_REMOTE_HOST_SETS_H_
+#define CUDA_REMOTE_HOST_SETS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/job/account.h"
+#include "host/group.h"
+#include "host/move.pb.h"
+#include "host/signature.h"
+#include "proto/control/credentials.h"
+
+namespace cuda_remote::host {
+
+// Before what is signed, so that it is nothing else that the key has signed.
+inline constexpr char kSetsText[] = "sets over hosts\n";
+
+// What one host has in `folder` of the part with this number. For a user, with her rights.
+SetsReply ListSets(const checkpoint::Account& account, const Key& key, const std::string& folder, uint32_t part);
+// Removes that part's images of these sets, except those that somebody has open.
+bool RemoveSets(const checkpoint::Account& account, const std::string& folder, uint32_t part,
+                const std::vector<uint64_t>& numbers, std::string* error);
+
+// The sets that are complete, by what each host has: their numbers, rising. `job`: only those of the job that the user
+// calls so; empty: of any.
+std::vector<uint64_t> CompleteSets(const std::vector<SetsReply>& hosts, const std::string& job);
+// What a host may remove, so that the `keep` newest complete sets of the job stay: what is older than all of them.
+std::vector<uint64_t> OldSets(const SetsReply& host, const std::vector<uint64_t>& complete, const std::string& job,
+                              size_t keep);
+
+// The side of the one who saves or restarts all parts.
+class Sets {
+ public:
+  // `folder`: DIR, absolute. `key` outlives this.
+  Sets(std::vector<GroupPart> parts, const control::TlsFiles& tls, const Key& key, const MovedUser& user,
+       const std::string& folder)
+      : parts_(std::move(parts)), tls_(tls), key_(key), user_(user), folder_(folder) {}
+
+  // Asks all hosts what they have. All else is about their last answers.
+  bool Look(std::string* error);
+
+  // Where the next set goes. Fails if DIR is an image of all parts itself.
+  bool Next(std::string* image, std::string* error) const;
+  // The newest complete set. DIR, if that is an image of all parts itself, or if there are no sets. Fails if there are
+  // sets, and none is complete.
+  bool Newest(std::string* image, std::string* error) const;
+  // Looks again and removes, on all hosts, what is older than the `keep` newest complete sets of the job.
+  bool Prune(const std::string& job, size_t keep, std::string* error);
+
+ private:
+  bool Ask(size_t part, const std::vector<uint64_t>& remove, std::string* error);
+  bool IsOne() const;
+
+  const std::vector<GroupPart> parts_;
+  const control::TlsFiles tls_;
+  const Key& key_;
+  const MovedUser user_;
+  const std::string folder_;
+  std::vector<SetsReply> hosts_;
+};
+
+}  // namespace cuda_remote::host
+
+#endif  // CUDA_REMOTE_HOST_SETS_H_
