@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What managed memory costs, one row after another, as one JSON object on stdout. The program is an ordinary CUDA program:
-// it is run natively and under cuda-remote, and the results are compared. What was computed is checked.
+// What managed memory costs, and host memory that kernels use, one row after another, as one JSON object on stdout. The
+// program is an ordinary CUDA program: it is run natively and under cuda-remote, and the results are compared. What was
+// computed is checked.
 //
 // The host touches managed memory only while the GPU is idle, as devices without concurrentManagedAccess ask for.
 //
-// Usage: managed_cost [--quick] [--mb N (2048)] [--only TEXT]
-//   --only TEXT   rows whose names contain TEXT
+// Usage: managed_cost [--quick] [--mb N (2048)] [--only TEXT: rows whose names contain it]
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -30,8 +30,8 @@ struct RowError {
   } while (0)
 
 bool quick = false;
-bool first_row = true;
 const char* only = "";
+bool first_row = true;
 
 double Now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -150,6 +150,67 @@ double AllocateAndFree(size_t bytes, bool managed, int rounds) {
   return (Now() - start) / rounds * 1e6;
 }
 
+// Host memory that kernels use, filled before.
+struct Mapped {
+  Mapped(size_t bytes, bool registered) : registered(registered) {
+    if (registered) {
+      memory = aligned_alloc(4096, bytes);
+      memset(memory, 1, bytes);
+      TRY(cudaHostRegister(memory, bytes, cudaHostRegisterMapped));
+    } else {
+      TRY(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped));
+      memset(memory, 1, bytes);
+    }
+    TRY(cudaHostGetDevicePointer(&device, memory, 0));
+  }
+  ~Mapped() {
+    if (!registered) {
+      cudaFreeHost(memory);
+      return;
+    }
+    cudaHostUnregister(memory);
+    free(memory);
+  }
+  const bool registered;
+  void *memory = nullptr, *device = nullptr;
+};
+
+// Microseconds of a round: kernels change 64 KB, and the host waits and looks at one word.
+double UseLittle(size_t bytes, bool registered, int launches, int rounds) {
+  if (quick) rounds = 2;
+  const size_t count = (64 << 10) / sizeof(uint64_t), middle = bytes / 2 / sizeof(uint64_t);
+  const Mapped mapped(bytes, registered);
+  volatile uint64_t* const words = static_cast<uint64_t*>(mapped.memory) + middle;
+  uint64_t expected = words[5];
+  double start = 0;
+  for (int round = -1; round < rounds; ++round) {
+    if (round == 0) start = Now();
+    for (int i = 0; i < launches; ++i, expected = expected * 3 + 5) {
+      Advance<<<std::min(Blocks(), 8), 256>>>(static_cast<uint64_t*>(mapped.device) + middle, count);
+    }
+    TRY(cudaDeviceSynchronize());
+    Check(words[5] == expected);
+  }
+  return (Now() - start) / rounds * 1e6;
+}
+
+// Microseconds of a copy that has nothing to do with the mapped memory.
+double CopyBeside(size_t bytes, int rounds) {
+  if (quick) rounds = 2;
+  const Mapped mapped(bytes, false);
+  constexpr size_t kBytes = 4096;
+  char from[kBytes] = {1};
+  void* device;
+  TRY(cudaMalloc(&device, kBytes));
+  TRY(cudaMemcpy(device, from, kBytes, cudaMemcpyHostToDevice));
+  TRY(cudaDeviceSynchronize());
+  const double start = Now();
+  for (int i = 0; i < rounds; ++i) TRY(cudaMemcpy(device, from, kBytes, cudaMemcpyHostToDevice));
+  const double seconds = Now() - start;
+  TRY(cudaFree(device));
+  return seconds / rounds * 1e6;
+}
+
 // Whole programs, in seconds.
 
 // The host fills two vectors, kernels add one to the other, the host looks at all of the sum.
@@ -200,7 +261,8 @@ double MoleculesProgram() {
   const double start = Now();
   const int count = quick ? 256 : 65536, launches = quick ? 4 : 1000, look = quick ? 1 : 25;
   const size_t bytes = size_t(count) * sizeof(float4);
-  const Managed position(bytes), speed(bytes), force(bytes), list(size_t(count) * kNeighbours * sizeof(int)), energy(4096);
+  const Managed position(bytes), speed(bytes), force(bytes), list(size_t(count) * kNeighbours * sizeof(int)),
+      energy(4096);
   float4* const positions = static_cast<float4*>(position.memory);
   int* const neighbours = static_cast<int*>(list.memory);
   for (int i = 0; i < count; ++i) {
@@ -302,6 +364,15 @@ int main(int argc, char** argv) {
     Row((kind + ": allocate + free 1 MB").c_str(), "us", 3, [=] { return AllocateAndFree(1 << 20, managed, 100); });
     Row((kind + ": allocate + free 16 MB").c_str(), "us", 3, [=] { return AllocateAndFree(16 << 20, managed, 10); });
   }
+  const size_t mapped = quick ? size_t{1} << 20 : size_t{256} << 20;
+  for (const bool registered : {false, true}) {
+    const std::string kind = registered ? "registered" : "pinned";
+    Row((kind + ": kernel on 64 KB of 256 MB + wait").c_str(), "us", 1,
+        [=] { return UseLittle(mapped, registered, 1, 40); });
+    Row((kind + ": 10 kernels on 64 KB of 256 MB + wait").c_str(), "us", 1,
+        [=] { return UseLittle(mapped, registered, 10, 10); });
+  }
+  Row("pinned: copy 4 KB beside 256 MB", "us", 1, [=] { return CopyBeside(mapped, 100); });
   Row("managed program: saxpy", "s", 1, [=] { return SaxpyProgram(large); });
   Row("managed program: molecular dynamics", "s", 1, [] { return MoleculesProgram(); });
   Row("managed program: products of matrices", "s", 1, [] { return ProductsProgram(); });

@@ -211,6 +211,8 @@ MANAGED_ROWS = [
 ] + [f"managed: host and kernel in turn, {size}" for size in ("64 KB", "1 MB", "64 MB")] + [
     f"{kind}: allocate + free {size}" for kind in ("managed", "pinned") for size in ("4 KB", "1 MB", "16 MB")
 ] + [
+    f"{kind}: {kernels} on 64 KB of 256 MB + wait" for kind in ("pinned", "registered") for kernels in ("kernel", "10 kernels")
+] + ["pinned: copy 4 KB beside 256 MB"] + [
     f"managed program: {name}" for name in ("saxpy", "molecular dynamics", "products of matrices",
                                             "9000 allocations and frees")
 ]  # fmt: skip

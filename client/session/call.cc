@@ -298,15 +298,16 @@ ChannelStatus Call::HandOverManaged() {
   ManagedMirror& mirror = session_->managed_mirror();
   ManagedPages& pages = session_->managed_home().pages();
   if ((!mirror.active() && !pages.touched()) || TraitsOf(header_.call).Has(kReadsNoManaged)) return ChannelStatus::kOk;
+  ClientChannel* const channel = &session_->channel();
+  std::vector<uint64_t> named;
+  const bool only_named = NamedMemory(header_.call, *message_, &named);
   if (pages.touched()) {
-    std::vector<uint64_t> named;
-    const CUresult result = NamedMemory(header_.call, *message_, &named)
-                                ? pages.HandOver(&session_->channel(), named)
-                                : pages.HandOver(&session_->channel());
+    const CUresult result = only_named ? pages.HandOver(channel, named) : pages.HandOver(channel);
     if (result == CUDA_ERROR_DEVICE_UNAVAILABLE) return ChannelStatus::kClosed;
     if (result != CUDA_SUCCESS) return ChannelStatus::kSystemError;
   }
-  return mirror.active() ? mirror.Push(&session_->channel()) : ChannelStatus::kOk;
+  if (!mirror.active()) return ChannelStatus::kOk;
+  return only_named ? mirror.Push(channel, named) : mirror.Push(channel);
 }
 
 void Call::ShowManaged() {

@@ -141,23 +141,27 @@ ChannelStatus ManagedMirror::PushPartLocked(ClientChannel* channel, uint64_t add
   return ChannelStatus::kOk;
 }
 
+ChannelStatus ManagedMirror::PushRangeLocked(ClientChannel* channel, uint64_t address, Range* range) {
+  const uint64_t start = reinterpret_cast<uint64_t>(range->memory);
+  bool all = range->watch != Range::kWatched;
+  if (range->watch == Range::kUnknown) {
+    WatchLocked(range);
+  } else if (!all && !writes_.Collect(start + range->first, range->last - range->first, &written_)) {
+    UnwatchLocked(range);
+    all = true;
+  }
+  ChannelStatus status = PushPartLocked(channel, address, *range, 0, all ? range->bytes : range->first);
+  if (all || status != ChannelStatus::kOk) return status;
+  for (const auto& [begin, end] : written_) {
+    status = PushPartLocked(channel, address, *range, begin - start, end - start);
+    if (status != ChannelStatus::kOk) return status;
+  }
+  return PushPartLocked(channel, address, *range, range->last, range->bytes);
+}
+
 ChannelStatus ManagedMirror::PushLocked(ClientChannel* channel) {
   for (auto& [address, range] : ranges_) {
-    const uint64_t start = reinterpret_cast<uint64_t>(range.memory);
-    bool all = range.watch != Range::kWatched;
-    if (range.watch == Range::kUnknown) {
-      WatchLocked(&range);
-    } else if (!all && !writes_.Collect(start + range.first, range.last - range.first, &written_)) {
-      UnwatchLocked(&range);
-      all = true;
-    }
-    ChannelStatus status = PushPartLocked(channel, address, range, 0, all ? range.bytes : range.first);
-    if (!all) {
-      for (const auto& [begin, end] : written_) {
-        if (status == ChannelStatus::kOk) status = PushPartLocked(channel, address, range, begin - start, end - start);
-      }
-      if (status == ChannelStatus::kOk) status = PushPartLocked(channel, address, range, range.last, range.bytes);
-    }
+    const ChannelStatus status = PushRangeLocked(channel, address, &range);
     if (status != ChannelStatus::kOk) return status;
   }
   return SendRuns(channel, &runs_);
@@ -168,14 +172,31 @@ ChannelStatus ManagedMirror::Push(ClientChannel* channel) {
   return PushLocked(channel);
 }
 
+ChannelStatus ManagedMirror::Push(ClientChannel* channel, const std::vector<uint64_t>& addresses) {
+  MutexLock lock(&mutex_);
+  for (const uint64_t address : addresses) {
+    const auto it = FindLocked(address);
+    if (it == ranges_.end()) continue;
+    const ChannelStatus status = PushRangeLocked(channel, it->first, &it->second);
+    if (status != ChannelStatus::kOk) return status;
+  }
+  return SendRuns(channel, &runs_);
+}
+
+std::map<uint64_t, ManagedMirror::Range>::iterator ManagedMirror::FindLocked(uint64_t address) {
+  auto it = ranges_.upper_bound(address);
+  if (it == ranges_.begin()) return ranges_.end();
+  --it;
+  return address - it->first < it->second.bytes ? it : ranges_.end();
+}
+
 bool ManagedMirror::ApplyLocked(std::string_view runs) {
   return mirror::ForEachRun(runs, [this](uint64_t address, std::string_view bytes) {
     mutex_.AssertHeld();
-    auto it = ranges_.upper_bound(address);
-    if (it == ranges_.begin()) return false;
-    --it;
+    const auto it = FindLocked(address);
+    if (it == ranges_.end()) return false;
     const uint64_t offset = address - it->first;
-    if (offset > it->second.bytes || bytes.size() > it->second.bytes - offset) return false;
+    if (bytes.size() > it->second.bytes - offset) return false;
     const Range& range = it->second;
     const bool alone = mirror::ApplyRun(bytes.data(), bytes.size(), range.memory + offset, range.base.get() + offset);
     if (!alone && range.writers == Writers::kNobodyBesideTheGpu && !std::exchange(said_, true)) {

@@ -59,8 +59,11 @@ class ManagedMirror {
   // Ends that; an unknown range is ignored. The server forgets its side with the memory.
   void Remove(uint64_t address);
 
-  // Sends what the host has changed. Not more than a status comes back, and later.
+  // Sends what the host has changed: before work that may use any of the memory. Not more than a status comes back, and
+  // later.
   ChannelStatus Push(ClientChannel* channel);
+  // The same for the ranges in which these addresses of the server's lie.
+  ChannelStatus Push(ClientChannel* channel, const std::vector<uint64_t>& addresses);
   // Fetches what the GPU has changed.
   ChannelStatus Pull(ClientChannel* channel);
 
@@ -100,6 +103,7 @@ class ManagedMirror {
 
   static CUresult AddOnServer(ClientChannel* channel, uint64_t address, uint64_t bytes);
   ChannelStatus PushLocked(ClientChannel* channel) CR_REQUIRES(mutex_);
+  ChannelStatus PushRangeLocked(ClientChannel* channel, uint64_t address, Range* range) CR_REQUIRES(mutex_);
   ChannelStatus PushPartLocked(ClientChannel* channel, uint64_t address, const Range& range, uint64_t from, uint64_t to)
       CR_REQUIRES(mutex_);
   // Begins to watch the range, if that is worth it and possible.
@@ -110,6 +114,8 @@ class ManagedMirror {
   CUresult MoveToLocked(ClientChannel* channel, const std::vector<Place>& places) CR_REQUIRES(mutex_);
   CUresult AddLocked(ClientChannel* channel, uint64_t address, uint64_t bytes, uint64_t memory, Writers writers)
       CR_REQUIRES(mutex_);
+  // The range in which the server's address lies.
+  std::map<uint64_t, Range>::iterator FindLocked(uint64_t address) CR_REQUIRES(mutex_);
   // Takes what the server sent. False for what no server sends.
   bool ApplyLocked(std::string_view runs) CR_REQUIRES(mutex_);
 
