@@ -152,11 +152,14 @@ CUresult UnmapFromDevice(Call& call, uint64_t start) {
   const uint64_t length = HostArena::RoundUp(start - page + bytes);
   CUresult result = CUDA_SUCCESS;
   if (session.IsMirrored(range)) {
+    // The program keeps what it has registered, and with it what the work in progress still writes.
+    if (range.registered) result = session.WaitForWork();
     const ChannelStatus status = session.managed_mirror().Pull(&session.channel());
     if (status != ChannelStatus::kOk) return session.Lose(status);
     session.managed_mirror().Remove(range.device);
     // Waits for the GPU; only then may the addresses serve others.
-    result = session.UnmapHostRange(alias);
+    const CUresult unmapped = session.UnmapHostRange(alias);
+    if (result == CUDA_SUCCESS) result = unmapped;
     // The program may take the free for the wait that it is.
     if (session.managed_mirror().active()) session.managed_mirror().Pull(&session.channel());
   } else if (range.registered) {

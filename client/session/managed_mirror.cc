@@ -27,6 +27,13 @@ char* MapZeroes(size_t bytes) {
   return memory == MAP_FAILED ? nullptr : static_cast<char*>(memory);
 }
 
+// Whether the program, whose own memory it may be, has not unmapped it. Natively it may, while it is registered.
+bool IsMapped(const char* memory, uint64_t bytes) {
+  const uint64_t start = reinterpret_cast<uint64_t>(memory), page = start & ~(kPage - 1);
+  // With MS_ASYNC it looks at mappings, and does nothing else.
+  return msync(reinterpret_cast<void*>(page), start + bytes - page, MS_ASYNC) == 0;
+}
+
 }  // namespace
 
 void ManagedMirror::Unmapper::operator()(char* memory) const { munmap(memory, bytes); }
@@ -142,6 +149,7 @@ ChannelStatus ManagedMirror::PushPartLocked(ClientChannel* channel, uint64_t add
 }
 
 ChannelStatus ManagedMirror::PushRangeLocked(ClientChannel* channel, uint64_t address, Range* range) {
+  if (!IsMapped(range->memory, range->bytes)) return ChannelStatus::kOk;
   const uint64_t start = reinterpret_cast<uint64_t>(range->memory);
   bool all = range->watch != Range::kWatched;
   if (range->watch == Range::kUnknown) {
@@ -191,13 +199,18 @@ std::map<uint64_t, ManagedMirror::Range>::iterator ManagedMirror::FindLocked(uin
 }
 
 bool ManagedMirror::ApplyLocked(std::string_view runs) {
-  return mirror::ForEachRun(runs, [this](uint64_t address, std::string_view bytes) {
+  const Range* last = nullptr;
+  bool is_mapped = false;
+  return mirror::ForEachRun(runs, [&](uint64_t address, std::string_view bytes) {
     mutex_.AssertHeld();
     const auto it = FindLocked(address);
     if (it == ranges_.end()) return false;
     const uint64_t offset = address - it->first;
     if (bytes.size() > it->second.bytes - offset) return false;
     const Range& range = it->second;
+    if (last != &range) is_mapped = IsMapped(range.memory, range.bytes);
+    last = &range;
+    if (!is_mapped) return true;
     const bool alone = mirror::ApplyRun(bytes.data(), bytes.size(), range.memory + offset, range.base.get() + offset);
     if (!alone && range.writers == Writers::kNobodyBesideTheGpu && !std::exchange(said_, true)) {
       LogLine(
