@@ -10,7 +10,8 @@
 // Runs, one after the other: address (8 bytes), length (8 bytes), the bytes, zeros up to a multiple of 8.
 // Little-endian.
 //
-// Pure functions; any thread. Part of the client library: no exceptions of its own.
+// Pure functions; any thread. Finding changes in much memory takes threads of its own, for as long as it lasts. Part of
+// the client library: no exceptions of its own.
 #ifndef CUDA_REMOTE_PROTO_MIRROR_MIRROR_H_
 #define CUDA_REMOTE_PROTO_MIRROR_MIRROR_H_
 
@@ -31,6 +32,10 @@ inline constexpr size_t kMostRuns = size_t{1} << 20;
 // `exact` is false. `now` may be written to meanwhile: what is sent is what `base` becomes.
 bool CollectChanges(uint64_t address, const char* now, char* base, uint64_t bytes, bool exact, uint64_t* at,
                     std::string* runs);
+
+// The first offset from `at` on where the two differ; `bytes` if they do not. After some MiB without a difference, this
+// many helpers look on at the same time.
+uint64_t FirstDifference(const char* now, const char* base, uint64_t at, uint64_t bytes, int helpers);
 
 // Appends one run of at most kMostRuns bytes.
 void AppendRun(uint64_t address, const char* bytes, uint64_t count, std::string* runs);

@@ -63,6 +63,25 @@ TEST(MirrorTest, RandomChangesArriveEitherWay) {
   }
 }
 
+TEST(MirrorTest, TheFirstDifferenceInMuchMemory) {
+  std::mt19937 random(3);
+  const uint64_t bytes = (40 << 20) + 123;
+  std::string now(bytes, 'n'), base = now;
+  for (const int helpers : {0, 1, 3}) {
+    EXPECT_EQ(FirstDifference(now.data(), base.data(), 0, bytes, helpers), bytes);
+    for (int round = 0; round < 8; ++round) {
+      // Several, of which the first one counts.
+      const uint64_t places[] = {random() % bytes, random() % bytes, bytes - 1};
+      for (const uint64_t place : places) base[place] = 'b';
+      const uint64_t first = std::min(places[0], places[1]), second = std::max(places[0], places[1]);
+      EXPECT_EQ(FirstDifference(now.data(), base.data(), 0, bytes, helpers), first);
+      EXPECT_EQ(FirstDifference(now.data(), base.data(), first + 1, bytes, helpers), second);
+      EXPECT_EQ(FirstDifference(now.data(), base.data(), second + 1, bytes, helpers), bytes - 1);
+      for (const uint64_t place : places) base[place] = 'n';
+    }
+  }
+}
+
 TEST(MirrorTest, BothSidesMayChangeBytesOfOneBlockAtOnce) {
   Side a(4096), b(4096);
   for (size_t i = 0; i < 4096; i += 2) a.now[i] = 'a';
