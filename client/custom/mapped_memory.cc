@@ -33,8 +33,8 @@ void SayOnce() {
 CUresult Mirror(Session& session, uint64_t start, uint64_t bytes, const HostRange& range) {
   const CUresult result = session.MapOwnRange(range.device, bytes);
   if (result != CUDA_SUCCESS) return result;
-  const CUresult added =
-      session.managed_mirror().Add(&session.channel(), range.device, bytes, start, ManagedMirror::Writers::kAnybody);
+  const CUresult added = session.managed_mirror().Add(&session.channel(), range.device, bytes, start,
+                                                      session.WritersOf(start, bytes, range));
   if (added != CUDA_SUCCESS) session.UnmapHostRange(HostArena::PageOf(range.device));
   if (added == CUDA_SUCCESS) SayOnce();
   return added;

@@ -524,7 +524,8 @@ bool Checkpoint::MoveManaged(std::string* error) {
   }
   for (auto& [start, range] : session_->host_ranges()) {
     if (range.value.alias_of || !session_->IsMirrored(range.value)) continue;
-    places.push_back({range.value.device, range.bytes, start, true, ManagedMirror::Writers::kAnybody});
+    places.push_back(
+        {range.value.device, range.bytes, start, true, session_->WritersOf(start, range.bytes, range.value)});
   }
   const CUresult result = session_->managed_mirror().MoveTo(channel(), places);
   if (result == CUDA_SUCCESS) return true;

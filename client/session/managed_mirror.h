@@ -8,7 +8,8 @@
 // every request that may make the GPU read or write memory (Push); what the GPU has changed is fetched after every call
 // that waits for the GPU (Pull). No thread ever waits for a page, and system calls may read and write the memory as
 // they like. Of managed memory, Push compares the pages that the kernel says were written (page_writes.h), where it
-// can; of everything else it compares all. The server compares all of it at each Pull.
+// can; of everything else it compares all, unless the user has said that this is not needed (Writers). The server
+// compares all of it at each Pull.
 //
 // The host must not wait, without a CUDA call, for a kernel to change such memory: devices report
 // CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS as 0 for this reason, over every channel, since a job can move. Where
@@ -46,11 +47,18 @@ class ManagedMirror {
   // good. False if something else of this process lies there.
   bool MapVariable(uint64_t address, uint64_t bytes);
 
-  // Who may write to a range while the GPU has work. Only of ranges that the host has to leave alone then, as CUDA
-  // demands of managed memory, may Push compare no more than the pages that were written: a transfer into other memory
-  // (O_DIRECT, libaio, a network card) may be in progress at a Push, and the kernel reports its pages when it begins,
-  // not when the bytes come. Nor may they be written through another mapping, or through a file.
-  enum class Writers { kAnybody, kNobodyBesideTheGpu };
+  // Who may write to a range while the GPU has work.
+  enum class Writers {
+    // A transfer (O_DIRECT, libaio, a network card) may be in progress at a Push, and the kernel reports its pages when
+    // it begins, not when the bytes come. Another mapping, a file or another process may bring bytes that it never
+    // reports. So Push compares all.
+    kAnybody,
+    // There is nothing of the kind, the user says (Settings::track_mapped). Push compares the pages that were written.
+    kReported,
+    // The host has to leave it alone then, as CUDA demands of managed memory. Push compares the pages that were
+    // written.
+    kNobodyBesideTheGpu,
+  };
 
   // Begins to mirror a range, with the server's consent (kOpMirrorAdd). The range's bytes here and there are both
   // taken for zero so far. CUDA_SUCCESS if it is mirrored already.

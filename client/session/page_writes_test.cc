@@ -3,9 +3,12 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/io_uring.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -136,6 +139,41 @@ TEST_P(PageWritesTest, ClosedAndAgain) {
   EXPECT_TRUE(Collect().empty());
   memory_[kPage] = 1;
   EXPECT_EQ(Collect(), std::set<uint64_t>{1});
+}
+
+// Why memory must not be watched into which a transfer may be on its way: the kernel has looked up its pages when it
+// began, and what comes later is not reported. Here that is a read into a registered buffer of an io_uring.
+TEST_P(PageWritesTest, TransfersAreNotReportedWhenTheyEnd) {
+  io_uring_params facts = {};
+  const int ring = int(syscall(SYS_io_uring_setup, 1, &facts));
+  if (ring < 0) GTEST_SKIP() << "there is no io_uring";
+  iovec buffer = {memory_, kPages * kPage};
+  ASSERT_EQ(syscall(SYS_io_uring_register, ring, IORING_REGISTER_BUFFERS, &buffer, 1), 0);
+  EXPECT_EQ(Collect().size(), kPages);
+  EXPECT_TRUE(Collect().empty());
+
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  ASSERT_EQ(write(ends[1], "late", 4), 4);
+  void* const queue = mmap(nullptr, facts.sq_off.array + sizeof(unsigned), PROT_READ | PROT_WRITE, MAP_SHARED, ring,
+                           IORING_OFF_SQ_RING);
+  void* const entries = mmap(nullptr, sizeof(io_uring_sqe), PROT_READ | PROT_WRITE, MAP_SHARED, ring, IORING_OFF_SQES);
+  ASSERT_TRUE(queue != MAP_FAILED && entries != MAP_FAILED);
+  io_uring_sqe& entry = *static_cast<io_uring_sqe*>(entries);
+  entry = {};
+  entry.opcode = IORING_OP_READ_FIXED;
+  entry.fd = ends[0];
+  entry.off = ~uint64_t{0};
+  entry.addr = base() + 5 * kPage;
+  entry.len = 4;
+  __atomic_store_n(reinterpret_cast<unsigned*>(static_cast<char*>(queue) + facts.sq_off.tail), 1, __ATOMIC_RELEASE);
+  ASSERT_EQ(syscall(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, nullptr, 0), 1);
+  EXPECT_EQ(memcmp(memory_ + 5 * kPage, "late", 4), 0);
+  EXPECT_TRUE(Collect().empty());
+
+  munmap(queue, facts.sq_off.array + sizeof(unsigned));
+  munmap(entries, sizeof(io_uring_sqe));
+  for (const int fd : {ends[0], ends[1], ring}) close(fd);
 }
 
 // A child's memory is not watched, and its descriptors of the same numbers are its own.

@@ -295,6 +295,8 @@ class Session final : public trace::Server {
     const bool can_share = !range.registered || range.sharing != HostRange::kNone;
     return range.on_device && !(shared_memory() && can_share);
   }
+  // For such memory of `bytes` at `start`: who writes to it here.
+  ManagedMirror::Writers WritersOf(uint64_t start, uint64_t bytes, const HostRange& range) const;
   bool IsReachable(const HostRange& range) const { return (range.shared && shared_memory()) || range.on_device; }
 
   // The context's device ordinal; -1 for an unknown context.

@@ -90,10 +90,10 @@ class Context:
         server.end()
         return job, image
 
-    def restart(self, image, server, name="restart"):
-        return self.lab.start(
-            harness.Process(self.lab, name, [self.lab.tool("cr-restart"), image, "--server", server.unix])
-        )
+    def restart(self, image, server, name="restart", address=None):
+        """Restarts the image on `server`, at `address` if that is another one of the server's."""
+        command = [self.lab.tool("cr-restart"), image, "--server", address or server.unix]
+        return self.lab.start(harness.Process(self.lab, name, command))
 
 
 def names_below(process):
@@ -1707,13 +1707,12 @@ def managed_while_busy(context):
             raise Failure(f"{way}: said of a program that waits for the GPU\n{job.describe()}")
 
 
-@case
-def managed_few(context):
-    """Over gRPC no more managed memory travels than the host has used, and than it has changed."""
+def travels(context, name, mib, bounds, env):
+    """Runs `few` over gRPC. `bounds`: for each step the least and most bytes to the worker, and the least and most back."""
     lab = context.lab
-    server = lab.server(listen=True)
-    mib = 32
-    job = lab.job("job", [context.program("few"), "--size", str(mib)], server.tcp, pause_at=range(5))
+    server = lab.server(name, listen=True)
+    command = [context.program("few"), "--size", str(mib)]
+    job = lab.job(f"{name}-job", command, server.tcp, pause_at=range(5), env=env)
 
     def travelled():
         """Bytes to the worker and back, when its figures, which it sends twice a second, no longer change."""
@@ -1727,25 +1726,51 @@ def managed_few(context):
             last = now
             time.sleep(1.2)
 
+    before = (0, 0)
+    for step, (least_in, most_in, least_out, most_out) in enumerate(bounds):
+        job.wait_paused(step, 60)
+        now = travelled()
+        to_worker, back = now[0] - before[0], now[1] - before[1]
+        if not (least_in <= to_worker <= most_in and least_out <= back <= most_out):
+            raise Failure(f"{name}, step {step}: {to_worker} bytes to the worker, {back} back")
+        before = now
+        job.go(step)
+    job.expect_success(60)
+    harness.same(name, job.stdout(), context.expected(command))
+    server.end()
+
+
+@case
+def managed_few(context):
+    """Over gRPC no more managed memory travels than the host has used, and than it has changed."""
+    mib = 32
     # A read brings 64 KiB, a write sends its page. Besides, there are the program's own requests.
     most, few, other = mib << 20, 3 * (64 << 10), 64 << 10
-    before = (0, 0)
-    for step, (least_in, most_in, least_out, most_out) in enumerate((
+    travels(context, "managed", mib, (
         (most, most + (1 << 20), 0, other),
         (0, other, 3 * 4096, few + other),
         (3 * 4096, few + other, 0, few + other),
         (0, other, 0, other),
         (0, other, most, most + other),
-    )):
-        job.wait_paused(step, 60)
-        now = travelled()
-        to_worker, back = now[0] - before[0], now[1] - before[1]
-        if not (least_in <= to_worker <= most_in and least_out <= back <= most_out):
-            raise Failure(f"step {step}: {to_worker} bytes to the worker, {back} back")
-        before = now
-        job.go(step)
-    job.expect_success(60)
-    harness.same("few", job.stdout(), context.expected([context.program("few"), "--size", str(mib)]))
+    ), None)  # fmt: skip
+
+
+@case
+def mapped_few(context):
+    """Over gRPC no more mapped pinned and registered memory travels than host and kernels have changed, however that is found."""
+    mib = 32
+    # A kernel changes a word of each page. Each is sent with its address and length, and so is what the host has written
+    # between bytes that are zero, as before.
+    most, changed, other = mib << 20, (mib << 20) // 4096 * 24, 64 << 10
+    for memory in ("pinned", "registered"):
+        for how in ("compare", "track"):
+            travels(context, f"{memory}-{how}", mib, (
+                (most, most * 9 // 8, changed, changed + other),
+                (0, other, changed, changed + other),
+                (3 * 24, other, changed, changed + other),
+                (0, other, 11 * changed, 11 * changed + other),
+                (0, other, 0, other),
+            ), {"CR_TEST_MEMORY": memory, "CUDA_REMOTE_MAPPED": how})  # fmt: skip
 
 
 @case
@@ -1764,6 +1789,28 @@ def managed_on_host(context):
         job.go(6)
         context.restart(image, server, f"restart-{way}").expect_success(120)
         harness.same(way, job.stdout(), context.expected(command))
+
+
+@case
+def mapped_tracked(context):
+    """With CUDA_REMOTE_MAPPED=track programs compute the same, over gRPC, restarted and moved."""
+    lab = context.lab
+    server = lab.server(listen=True)
+    env = {"CUDA_REMOTE_MAPPED": "track", "CR_TEST_TRANSFERS": "0"}
+    for name, steps in (("pinned_random", 12), ("mapped", 12)):
+        command = context.app(name, steps)
+        job = lab.job(name, command, server.tcp, env=env, pause_at=[4, 8])
+        job.wait_paused(4, 120)
+        other = lab.server(f"{name}-other", listen=True)
+        lab.run(f"migrate-{name}", [lab.tool("cr-migrate"), job.id, "--to", other.tcp])
+        job.go(4)
+        job.wait_paused(8, 120)
+        image = context.path(f"image-{name}")
+        lab.run(f"checkpoint-{name}", [lab.tool("cr-checkpoint"), "--stop", job.id, image])
+        job.wait(30)
+        job.go(8)
+        context.restart(image, other, f"restart-{name}", other.tcp).expect_success(120)
+        harness.same(name, job.stdout(), context.expected(command))
 
 
 @case

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Managed memory of --size MiB, of which the steps use more or less: what a step uses is what has to travel.
+// Memory of --size MiB that host and kernels use, of which the steps use more or less: what a step uses is what has to
+// travel. CR_TEST_MEMORY: which memory, `managed` (the default), `pinned` or `registered`.
 //
 // Step 0: the host fills all, and a kernel uses it. 1: the host reads three words. 2: it writes three others. 3:
 // kernels use all, the host nothing. 4: the host reads all.
+#include <string>
 #include <vector>
 
 #include "tests/apps/support/app.h"
@@ -22,11 +24,26 @@ __global__ void Advance(unsigned* words, size_t count) {
 int main(int argc, char** argv) {
   const app::Options options = app::Parse(argc, argv, {5, 32});
   const size_t count = (size_t(options.size) << 20) / sizeof(unsigned);
-  unsigned* words;
-  CUDA_CHECK(cudaMallocManaged(&words, count * sizeof(unsigned)));
+  const char* const chosen = getenv("CR_TEST_MEMORY");
+  const std::string memory = chosen == nullptr ? "managed" : chosen;
+  unsigned *words, *device;
+  std::vector<unsigned> own;
+  if (memory == "managed") {
+    CUDA_CHECK(cudaMallocManaged(&words, count * sizeof(unsigned)));
+    device = words;
+  } else {
+    if (memory == "pinned") {
+      CUDA_CHECK(cudaHostAlloc(&words, count * sizeof(unsigned), cudaHostAllocMapped));
+    } else {
+      own.resize(count);
+      words = own.data();
+      CUDA_CHECK(cudaHostRegister(words, count * sizeof(unsigned), cudaHostRegisterMapped));
+    }
+    CUDA_CHECK(cudaHostGetDevicePointer(&device, words, 0));
+  }
   std::vector<unsigned> model(count);
   const auto advance = [&] {
-    Advance<<<8, 64>>>(words, count);
+    Advance<<<8, 64>>>(device, count);
     LAUNCH_CHECK();
     CUDA_CHECK(cudaDeviceSynchronize());
     for (size_t i = 0; i < count; i += kStride) model[i] = model[i] * 3 + 1;
@@ -51,6 +68,8 @@ int main(int argc, char** argv) {
     fflush(stdout);
     app::Step(step);
   }
-  CUDA_CHECK(cudaFree(words));
+  if (memory == "managed") CUDA_CHECK(cudaFree(words));
+  if (memory == "pinned") CUDA_CHECK(cudaFreeHost(words));
+  if (memory == "registered") CUDA_CHECK(cudaHostUnregister(words));
   return 0;
 }
