@@ -169,8 +169,8 @@ class Machine:
         doubtful = [name for name in os.listdir(self.path(self.state)) if name.startswith("doubtful")]
         return doubtful + os.listdir(self.path(self.state + "/spool"))
 
-    def is_clean(self):
-        harness.wait_for(lambda: not self.left(), LIMIT, lambda: f"cr-hostd of {self.name} has left {self.left()}")
+    def is_clean(self, limit=LIMIT):
+        harness.wait_for(lambda: not self.left(), limit, lambda: f"cr-hostd of {self.name} has left {self.left()}")
 
 
 # With what is a job's own, besides its GPU memory: shared memory, a file without a name, and the script's variables.
@@ -1032,7 +1032,7 @@ def group_fails(context):
         if lab.b in left:
             ring.goes_round(f"{what} at {number}")
         for machine in left:
-            machine.is_clean()
+            machine.is_clean(2 * LIMIT)  # it asks a first host that does not answer for a minute (kSettleTime)
         if any(ring.has_images()) != decided:
             raise Failure(f"{what} at {number}: there are images {ring.has_images()}")
         shutil.rmtree(ring.image, ignore_errors=True)
@@ -1062,7 +1062,8 @@ def group_fails(context):
             except ProcessLookupError:
                 pass  # with another one
 
-    at(4, "B dies", kill_host, left=[lab.c])
+    # C has a complete image, and asks B whether it counts.
+    at(5, "B dies", kill_host, left=[lab.c])
     part = ring.parts[1]
     if part.child.poll() is not None:
         raise Failure(f"the part on C has ended: {part.child.stderr.read()} {part.errors_now()}")
