@@ -1084,7 +1084,19 @@ def terminal_stop(context):
     """Ctrl-Z stops the program, also one in the middle of a computation; fg and bg let it go on."""
     terminal = Terminal(context)
     mark = f"mark{os.getpid()}"
-    count = context.script(mark, "i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.05; done\n")
+    # A shell that has just waited for a child which ended by itself goes on after Ctrl-C.
+    count = context.script(
+        mark,
+        """exec python3 -c 'import signal, time
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+i = 0
+while True:
+    i += 1
+    print("tick", i, flush=True)
+    time.sleep(0.05)
+' $0
+""",
+    )
     terminal.type(f"{run_in_terminal(context)} -- {count}\n")
     terminal.expect("tick 3\r\n")
     terminal.type("\x1a")

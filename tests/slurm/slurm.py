@@ -961,6 +961,10 @@ def user_gpu_node_failed(context):
     context.go(15)
     cluster.wait_state(job, "PENDING", restarts=1, limit=2 * LIMIT)
     cluster.command("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
+    # Launches are not waited for, so the program may have come to the next place with a GPU that was gone.
+    running = lambda: [pid for pid in cluster.hosts["n1"].processes() if context.program in command_of(pid)]
+    harness.wait_for(lambda: not running(), LIMIT, lambda: f"the program still runs: {running()}")
+    os.unlink(context.sync)
     goes_on_elsewhere(context, cluster, job, want)
 
 

@@ -798,6 +798,9 @@ std::string CriuErrors(const std::string& path) {
     found += (count ? "; " : "") + (colon == std::string::npos ? line : line.substr(colon + 3));
     ++count;
   }
+  if (found.find("Can't link remap to ") != std::string::npos) {
+    found += "; a file link_remap.NUMBER in the same folder is in the way: remove it if no image of CRIU's needs it";
+  }
   return found.empty() ? "it does not say why" : found;
 }
 
@@ -891,6 +894,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
     for (const int fd : {lock, image, work}) close(fd);
     return false;
   }
+  const LinkLocks links(facts);
   int page_socket = -1;
   if (!pages->Begin(image, &page_socket, error)) {
     for (const int fd : {lock, image, work}) close(fd);
@@ -913,6 +917,7 @@ bool DumpProcesses(const Job& job, const ProcessFacts& facts, const std::string&
                                   for (int fd : {0, 1, 2}) dup2(null, fd);
                                   syscall(SYS_close_range, 3u, ~0u, 4u /* CLOSE_RANGE_CLOEXEC */);
                                   for (const int needed : {image, work, lock, page_socket}) fcntl(needed, F_SETFD, 0);
+                                  for (const int needed : links.descriptors()) fcntl(needed, F_SETFD, 0);
                                   if (facts.shared_files_size() > 0)
                                     setenv(kSharedFilesVariable, shared_files.c_str(), 1);
                                   if (account && !Become(*account, CriuCapabilities())) return 126;

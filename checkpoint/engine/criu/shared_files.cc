@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -37,6 +38,9 @@ constexpr char kDeleted[] = " (deleted)";
 constexpr char kLink[] = "link_remap.", kOwnLink[] = "link_remap.cr";
 constexpr protozero::pbf_tag_type kNameField = 6;  // of a RegFileEntry (images/regfile.proto)
 constexpr size_t kCopyBytes = size_t{1} << 20;
+// How long one dump waits for another one that makes links in the same folder. Anybody may lock /dev/shm, and the job
+// stands still meanwhile, so it must end.
+constexpr int kLinkWaitMs = 30000, kLinkPollMs = 5;
 
 bool BeginsWith(const std::string& text, const std::string& begin) { return text.compare(0, begin.size(), begin) == 0; }
 
@@ -84,14 +88,21 @@ bool IsAt(const std::string& path, uint64_t inode, struct stat* facts) {
 std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind('/') + 1); }
 std::string LeafOf(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
-// `path`, or if that is the name of a deleted file, another one that the file has in the same folder. Empty: none.
+// A link of CRIU's, not one of ours.
+bool IsCriuLink(const std::string& leaf) {
+  return BeginsWith(leaf, kLink) && leaf.size() > strlen(kLink) &&
+         leaf.find_first_not_of("0123456789", strlen(kLink)) == std::string::npos;
+}
+
+// `path`, or if that is the name of a deleted file, another one that the file has in the same folder. Empty: none. A link
+// of CRIU's is none: the dump that made it takes it away.
 std::string PresentName(const std::string& path, uint64_t inode) {
   if (path.size() <= strlen(kDeleted) || path.substr(path.size() - strlen(kDeleted)) != kDeleted) return path;
   const std::string folder = FolderOf(path);
   std::string found;
   struct stat facts;
   ForEachEntry(folder, [&](const std::string& name) {
-    if (found.empty() && IsAt(folder + name, inode, &facts)) found = folder + name;
+    if (found.empty() && !IsCriuLink(name) && IsAt(folder + name, inode, &facts)) found = folder + name;
   });
   return found;
 }
@@ -358,6 +369,32 @@ void RemoveGhosts(const std::vector<std::string>& paths) {
       if (UserOf(folder + name, facts) == 0) unlink((folder + name).c_str());
     });
   }
+}
+
+LinkLocks::LinkLocks(const ProcessFacts& facts) {
+  std::map<std::string, std::set<std::pair<dev_t, ino_t>>> folders;  // in order, so that no two wait for each other
+  for (const FileFacts& file : facts.shared_files()) {
+    struct stat now;
+    if (file.former_size() == 0 || lstat(file.path().c_str(), &now) != 0) continue;
+    for (const std::string& name : file.former()) folders[FolderOf(name)].emplace(now.st_dev, now.st_ino);
+  }
+  for (const auto& [folder, files] : folders) {
+    const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) continue;  // CRIU says so
+    locks_.push_back(fd);
+    for (int waited = 0; flock(fd, LOCK_EX | LOCK_NB) != 0 && waited < kLinkWaitMs; waited += kLinkPollMs) {
+      usleep(kLinkPollMs * 1000);
+    }
+    ForEachEntry(folder, [&, &folder = folder, &files = files](const std::string& name) {
+      struct stat link;
+      if (!IsCriuLink(name) || lstat((folder + name).c_str(), &link) != 0) return;
+      if (files.count({link.st_dev, link.st_ino}) != 0) unlink((folder + name).c_str());
+    });
+  }
+}
+
+LinkLocks::~LinkLocks() {
+  for (const int lock : locks_) close(lock);
 }
 
 bool SettleLinks(const ProcessFacts& facts, const std::string& image_folder, std::string* error) {

@@ -21,8 +21,26 @@ namespace cuda_remote::checkpoint {
 void FindSharedFiles(const std::vector<int>& pids, const std::string& own_folder, ProcessFacts* facts);
 
 // A file that was opened under a name that is gone, and has another one in the same folder. (glibc's sem_open makes
-// each semaphore so.) CRIU keeps such a file by a link beside it, link_remap.NUMBER. After a dump these links are taken
-// away, and the image's ones get names of their own, which say which of the shared files it is. False and one sentence in
+// each semaphore so.) CRIU keeps such a file by a link beside it, link_remap.NUMBER, whose numbers begin anew with each
+// dump: where several jobs have such files in one folder, /dev/shm above all, their dumps must come one after the other.
+// Holds the locks of these folders (flock) from before a dump until SettleLinks is done, and removes what a dump of this
+// job that was killed has left there. If another one has a folder for 30 s, goes on without it; then CRIU may find its
+// links' names taken.
+class LinkLocks {
+ public:
+  explicit LinkLocks(const ProcessFacts& facts);
+  ~LinkLocks();
+  LinkLocks(const LinkLocks&) = delete;
+  LinkLocks& operator=(const LinkLocks&) = delete;
+
+  // For CRIU, which goes on if its caller is killed.
+  const std::vector<int>& descriptors() const { return locks_; }
+
+ private:
+  std::vector<int> locks_;
+};
+
+// After a dump these links are taken away, and the image's ones get names of their own, which say which of the shared files it is. False and one sentence in
 // *error if one of the links is no shared file.
 bool SettleLinks(const ProcessFacts& facts, const std::string& image_folder, std::string* error);
 

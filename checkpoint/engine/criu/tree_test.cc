@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/file.h>
 #include <sys/inotify.h>
 #include <sys/ipc.h>
 #include <sys/mman.h>
@@ -250,6 +251,17 @@ void Semaphores() {
   child.End();
 }
 
+// Memory in a file that has lost the name under which it was opened, and has another one.
+std::string RenamedFolder() { return g_folder + "/renamed"; }
+void RenamedMemory() {
+  const std::string before = RenamedFolder() + "/before", after = RenamedFolder() + "/after";
+  MUST(mkdir(RenamedFolder().c_str(), 0700) == 0);
+  SharedMemory memory(NewFile(before), kMegabyte);
+  MUST(link(before.c_str(), after.c_str()) == 0 && unlink(before.c_str()) == 0);
+  Pause();
+  memory.Check();
+}
+
 // Unix sockets: pairs of each type, listening ones with an abstract name and with a path, connections to these, data on
 // the way.
 void UnixSockets() {
@@ -474,6 +486,7 @@ const std::map<std::string, void (*)()> kSubjects = {
     {"Descriptors", Descriptors},
     {"ProcessDescriptor", ProcessDescriptor},
     {"Semaphores", Semaphores},
+    {"RenamedMemory", RenamedMemory},
     {"SemaphoreEvent", SemaphoreEvent},
     {"Orphan", Orphan},
     {"Clocks", Clocks},
@@ -699,6 +712,67 @@ TEST_F(TreeTest, SemaphoresOfAJobThatGoesOn) {
   ASSERT_NO_FATAL_FAILURE(Save(false));
   EXPECT_EQ(LinksLeft(), "");
   Finish();
+}
+
+// All names that CRIU might take for a link to the subject's file. They are links to `file`.
+constexpr int kLinkNames = 1000;
+std::string LinkName(int number) { return RenamedFolder() + "/link_remap." + std::to_string(number); }
+void TakeLinkNames(const std::string& file) {
+  for (int i = 0; i < kLinkNames; ++i) ASSERT_EQ(link(file.c_str(), LinkName(i).c_str()), 0) << strerror(errno);
+}
+int LinkNamesTaken() {
+  int taken = 0;
+  for (int i = 0; i < kLinkNames; ++i) taken += Exists(LinkName(i));
+  return taken;
+}
+
+// Dumps of two jobs at once would give their links the same names.
+TEST_F(TreeTest, WaitsForLinksOfAnotherDump) {
+  ASSERT_NO_FATAL_FAILURE(StartSubject("RenamedMemory"));
+  const int other = open(RenamedFolder().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  ASSERT_EQ(flock(other, LOCK_EX), 0);
+  ASSERT_NO_FATAL_FAILURE(TakeLinkNames(g_folder + "/ready"));
+  std::thread ends([&] {
+    usleep(300000);
+    for (int i = 0; i < kLinkNames; ++i) unlink(LinkName(i).c_str());
+    close(other);
+  });
+  Save(false);
+  ends.join();
+  EXPECT_EQ(LinkNamesTaken(), 0);
+  // Nobody has the lock any more.
+  const int again = open(RenamedFolder().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  EXPECT_EQ(flock(again, LOCK_EX | LOCK_NB), 0) << strerror(errno);
+  close(again);
+  Finish();
+}
+
+TEST_F(TreeTest, RemovesLinksOfAKilledDump) {
+  ASSERT_NO_FATAL_FAILURE(StartSubject("RenamedMemory"));
+  ASSERT_NO_FATAL_FAILURE(TakeLinkNames(RenamedFolder() + "/after"));
+  Save(false);
+  EXPECT_EQ(LinkNamesTaken(), 0);
+  Finish();
+}
+
+TEST_F(TreeTest, LeavesLinksOfOthers) {
+  ASSERT_NO_FATAL_FAILURE(StartSubject("RenamedMemory"));
+  ASSERT_NO_FATAL_FAILURE(TakeLinkNames(g_folder + "/ready"));
+  std::string error;
+  ASSERT_TRUE(DescribeProcesses(job_, /*close_tcp=*/false, &facts_, &error)) << error;
+  PageReceiver pages(SavedBytes(job_));
+  EXPECT_FALSE(DumpProcesses(job_, facts_, g_folder + "/image", g_folder + "/job", false, nullptr, &pages, &error));
+  EXPECT_NE(error.find("a file link_remap.NUMBER in the same folder is in the way"), std::string::npos) << error;
+  EXPECT_EQ(LinkNamesTaken(), kLinkNames);
+  for (int i = 0; i < kLinkNames; ++i) unlink(LinkName(i).c_str());
+  Save(false);
+  Finish();
+}
+
+// The file comes back under its name and under the one of CRIU's link, which goes again.
+TEST_F(TreeTest, RenamedMemory) {
+  SaveAndRestore("RenamedMemory");
+  EXPECT_EQ(LinkNamesTaken(), 0);
 }
 
 TEST_F(TreeTest, UnixSockets) { SaveAndRestore("UnixSockets"); }
