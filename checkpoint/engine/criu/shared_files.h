@@ -40,8 +40,8 @@ class LinkLocks {
   std::vector<int> locks_;
 };
 
-// After a dump these links are taken away, and the image's ones get names of their own, which say which of the shared files it is. False and one sentence in
-// *error if one of the links is no shared file.
+// After a dump these links are taken away, and the image's ones get names of their own, which say which of the shared
+// files it is. False and one sentence in *error if one of the links is no shared file.
 bool SettleLinks(const ProcessFacts& facts, const std::string& image_folder, std::string* error);
 
 // What cr-hold must know to copy them into the folder that is open as `image`: kSharedFilesVariable's value.
