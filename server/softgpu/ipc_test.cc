@@ -26,7 +26,8 @@ template <class T>
 T FromHex(const std::string& text) {
   T value;
   for (size_t i = 0; i < sizeof value; ++i) {
-    reinterpret_cast<unsigned char*>(&value)[i] = static_cast<unsigned char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
+    reinterpret_cast<unsigned char*>(&value)[i] =
+        static_cast<unsigned char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
   }
   return value;
 }

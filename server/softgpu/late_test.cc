@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SOFTGPU_LATE_MS: work begins only when somebody waits for it, and copies wait only where CUDA's documentation promises
-// it. The time is set so long that nothing begins by itself.
+// SOFTGPU_LATE_MS: work begins only when somebody waits for it, and copies wait only where CUDA's documentation
+// promises it. The time is set so long that nothing begins by itself.
 #include <cstring>
 #include <vector>
 
@@ -75,7 +75,8 @@ TEST_F(LateTest, SynchronousCopiesOtherwiseWait) {
   EXPECT_EQ('p', pageable[0]);
   // Between host memory also the asynchronous form waits.
   memset(pinned(), 'q', kBytes);
-  CU_OK(cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(pageable.data()), reinterpret_cast<CUdeviceptr>(pinned()), kBytes, stream_));
+  CU_OK(cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(pageable.data()), reinterpret_cast<CUdeviceptr>(pinned()), kBytes,
+                      stream_));
   EXPECT_EQ('q', pageable[0]);
 }
 

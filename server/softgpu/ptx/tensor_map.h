@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the software GPU's tensor maps hold: 128 bytes that a driver encodes (server/softgpu/tensor_api.cc), programs
+// What the software GPU's tensor maps hold: 128 bytes that a driver encodes (server/softgpu/api/tensor.cc), programs
 // keep wherever they like, and cp.async.bulk.tensor reads.
 #ifndef CUDA_REMOTE_SERVER_SOFTGPU_PTX_TENSOR_MAP_H_
 #define CUDA_REMOTE_SERVER_SOFTGPU_PTX_TENSOR_MAP_H_

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Graphs, their nodes, executable graphs, and streams being captured into graphs.
+//
+// One mutex (CaptureMutex) guards the structure of all graphs and all capture state: these calls are rare, and it keeps
+// captures that span several streams simple.
+#ifndef CUDA_REMOTE_SERVER_SOFTGPU_CORE_GRAPH_H_
+#define CUDA_REMOTE_SERVER_SOFTGPU_CORE_GRAPH_H_
+
+#include <cuda.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "proto/driverabi/graph_memory.h"
+#include "server/softgpu/core/event.h"
+#include "server/softgpu/core/memory_map.h"
+#include "server/softgpu/core/stream.h"
+#include "server/softgpu/core/user_object.h"
+#include "server/softgpu/core/work.h"
+
+namespace cuda_remote::softgpu {
+
+std::recursive_mutex& CaptureMutex();
+
+struct GraphNode : std::enable_shared_from_this<GraphNode> {
+  Graph* graph = nullptr;
+  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+  Work work;
+  std::vector<GraphNode*> dependencies;
+  std::map<const GraphNode*, CUgraphEdgeData> edges;  // from dependencies whose edges are not plain ones
+  bool enabled = true;
+  // The parameters as the caller gave them, for the getters.
+  CUDA_MEMCPY3D copy = {};
+  CUDA_MEM_ALLOC_NODE_PARAMS allocation = {};
+  std::vector<CUmemAccessDesc> accesses;  // of the allocation
+  std::vector<CUgraph> bodies;            // handles, of a conditional node
+  std::vector<void*> param_pointers;      // of a kernel: into its parameter block
+  const GraphNode* origin = nullptr;      // in a clone: the node it was made from
+
+  CUgraphNode handle() { return reinterpret_cast<CUgraphNode>(this); }
+  CUgraphEdgeData EdgeFrom(const GraphNode* dependency) const;
+  void SetEdge(const GraphNode* dependency, const CUgraphEdgeData& data);
+};
+
+// Memory of a graph's allocation node: in the map for as long as anything holds it - a graph, an executable, a launch
+// that runs, or GraphMemoryState, which has it until nobody can use it any more.
+struct GraphAllocation {
+  explicit GraphAllocation(AllocationPtr taken) : allocation(std::move(taken)) {}
+  GraphAllocation(const GraphAllocation&) = delete;
+  GraphAllocation& operator=(const GraphAllocation&) = delete;
+  ~GraphAllocation();
+  const AllocationPtr allocation;
+};
+using GraphAllocations = std::vector<std::shared_ptr<GraphAllocation>>;
+
+// Under CaptureMutex().
+struct GraphMemoryState {
+  driverabi::GraphMemory rules;
+  std::map<uint64_t, std::shared_ptr<GraphAllocation>> held;  // by address
+
+  static GraphMemoryState& Get();
+  // Takes out what is gone; whoever has the result lets go of it.
+  GraphAllocations TakeOut(const driverabi::GraphMemory::Addresses& gone);
+};
+
+struct GraphExec;
+
+// Another number for each graph and each executable, also where one comes to the address that an earlier one had:
+// what GraphMemoryState knows of the earlier one must not become the later one's.
+inline uint64_t NextGraphNumber() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
+struct Graph : std::enable_shared_from_this<Graph> {
+  std::vector<std::shared_ptr<GraphNode>> nodes;  // a node comes after its dependencies unless they were added later
+  GraphAllocations memory;
+  // Conditional handles, which are their numbers from 1 on. A body of a conditional node uses those of the whole graph.
+  struct Conditional {
+    uint32_t initial = 0;
+    bool assign = false;  // `initial`, at the beginning of every launch
+    bool used = false;    // by a node
+  };
+  std::vector<Conditional> conditionals;
+  // A child graph that was moved into a node (CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE): the graph of that node. It has the
+  // memory nodes in the child graph, too.
+  Graph* moved_into = nullptr;
+  bool embedded = false;          // a node's own: a child graph, moved or cloned
+  Graph* whole = nullptr;         // of a body: the graph that it is part of, or that graph's own
+  std::weak_ptr<GraphExec> only;  // of a graph with conditional nodes: there may be one executable at a time
+  std::vector<UserReference> user_objects;
+
+  ~Graph();
+  CUgraph handle() { return reinterpret_cast<CUgraph>(this); }
+  uint64_t number() const { return number_; }
+  // Whether it has nodes that allocate or free memory.
+  bool has_memory() const { return GraphMemoryState::Get().rules.HasNodes(number()); }
+  bool has_conditionals() const;
+  // The handles of the nodes, and of the graphs in them, are no handles any more.
+  void Unregister();
+  GraphNode* Add(CUgraphNodeType type, Work work, std::vector<GraphNode*> dependencies);
+  std::shared_ptr<Graph> Clone(std::map<const GraphNode*, GraphNode*>* made = nullptr) const;
+  // Nodes so that each one comes after its dependencies; false if there is a circle.
+  bool Order(std::vector<GraphNode*>* order) const;
+
+ private:
+  const uint64_t number_ = NextGraphNumber();
+};
+using GraphPtr = std::shared_ptr<Graph>;
+
+// The handles of the child graph or the bodies of a node are no handles any more.
+void UnregisterGraphsIn(const GraphNode& node);
+// What a child graph's node does with a copy of `graph`. Under CaptureMutex().
+ChildGraphWork CloneOf(const Graph& graph);
+
+struct GraphExec {
+  ContextPtr context;
+  GraphPtr graph;                               // a clone
+  std::map<const GraphNode*, GraphNode*> made;  // from the original's nodes to the clone's
+  GraphPtr source;                              // keeps the original's nodes, and captured memory, alive
+  std::vector<GraphNode*> order;
+  unsigned long long flags = 0;
+  const std::shared_ptr<GraphValues> values = std::make_shared<GraphValues>();
+
+  std::mutex launch_mutex;
+  TaskPtr last;  // the latest launch, guarded by launch_mutex
+
+  uint64_t slot = 0;  // of one that kernels may launch: its handle (exec_slots.h), which goes with it
+
+  ~GraphExec();
+  CUgraphExec handle() { return slot != 0 ? reinterpret_cast<CUgraphExec>(slot) : reinterpret_cast<CUgraphExec>(this); }
+  uint64_t number() const { return number_; }
+  // What a launch does: a copy, so that the graph can be changed while it runs.
+  std::vector<Work> Works() const;
+
+ private:
+  const uint64_t number_ = NextGraphNumber();
+};
+using GraphExecPtr = std::shared_ptr<GraphExec>;
+
+struct Capture {
+  uint64_t id = 0;
+  GraphPtr graph;
+  StreamPtr origin;
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  bool invalid = false;
+  bool own_graph = true;  // else the caller's (cuStreamBeginCaptureToGraph)
+  std::vector<StreamPtr> streams;
+  std::vector<CUgraphEdgeData> edges;  // what cuStreamGetCaptureInfo points to
+};
+
+// The running capture of the stream; null if there is none.
+std::shared_ptr<Capture> CaptureOf(const StreamPtr& stream);
+
+// Adds an operation to the capture of `stream`. CUDA_ERROR_STREAM_CAPTURE_INVALIDATED.
+CUresult CaptureWork(const StreamPtr& stream, const std::shared_ptr<Capture>& capture, Work work);
+
+// Nodes that allocate and free memory: an empty node becomes one. Under CaptureMutex().
+CUresult TakeGraphMemory(const CUDA_MEM_ALLOC_NODE_PARAMS& params, AllocationPtr* allocation);
+void BecomeAllocation(Graph* graph, const CUDA_MEM_ALLOC_NODE_PARAMS& params, AllocationPtr allocation,
+                      GraphNode* node);
+void BecomeFree(Graph* graph, CUdeviceptr address, GraphNode* node);
+// cuMemAllocAsync and cuMemFreeAsync in a captured stream.
+CUresult CaptureAllocation(const StreamPtr& stream, const std::shared_ptr<Capture>& capture, int device, size_t bytes,
+                           CUdeviceptr* address);
+CUresult CaptureFree(const StreamPtr& stream, const std::shared_ptr<Capture>& capture, CUdeviceptr address);
+// Frees memory of a graph outside of graphs: false if it is none. What is gone goes when *gone does.
+bool FreeOfGraph(CUdeviceptr address, CUresult* result, GraphAllocations* gone);
+
+// For calls that a captured stream cannot do: invalidates the capture and says CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.
+CUresult ForbiddenInCapture(const StreamPtr& stream);
+
+// CUDA_ERROR_STREAM_CAPTURE_IMPLICIT if `stream` is the legacy stream and a capture of a blocking stream runs in its
+// context.
+CUresult CheckLegacyCapture(const StreamPtr& stream);
+// A context that has streams being captured cannot be waited for, whatever the mode:
+// CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED invalidates these captures (seen with driver 580).
+CUresult CheckContextCapture(const ContextPtr& context);
+
+// Puts a stream into capture, into a new graph (null) or an existing one; takes all streams of a capture out of it.
+CUresult BeginCapture(const StreamPtr& stream, CUstreamCaptureMode mode, const GraphPtr& graph,
+                      std::vector<GraphNode*> dependencies);
+CUresult EndCapture(const std::shared_ptr<Capture>& capture);
+
+// cuStreamWaitEvent where the stream, the event or both belong to a capture: the stream joins the event's.
+CUresult WaitEventInCapture(const StreamPtr& stream, const EventPtr& event);
+
+// The stream is being destroyed: its capture can no longer be ended well.
+void ForgetStreamCapture(const StreamPtr& stream);
+
+}  // namespace cuda_remote::softgpu
+
+#endif  // CUDA_REMOTE_SERVER_SOFTGPU_CORE_GRAPH_H_

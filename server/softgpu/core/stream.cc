@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/softgpu/core/stream.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "server/softgpu/core/settings.h"
+
+namespace cuda_remote::softgpu {
+namespace {
+
+std::atomic<uint64_t> g_next_stream_id{1};
+thread_local bool t_per_thread = false;
+thread_local bool t_on_stream = false;
+
+}  // namespace
+
+uint64_t Now() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return uint64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
+}
+
+bool OnStreamThread() { return t_on_stream; }
+
+PerThreadScope::PerThreadScope() : before_(t_per_thread) { t_per_thread = true; }
+PerThreadScope::~PerThreadScope() { t_per_thread = before_; }
+
+void Task::Want() {
+  if (StreamPtr stream = late_stream_.lock()) stream->Want(number_);
+}
+
+void Task::Wait() {
+  if (done()) return;
+  Want();
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return done_.load(std::memory_order_relaxed); });
+}
+
+bool Task::WaitUntil(uint64_t deadline) {
+  if (!done()) Want();
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!done_.load(std::memory_order_relaxed)) {
+    uint64_t now = Now();
+    if (now >= deadline) return false;
+    changed_.wait_for(lock, std::chrono::nanoseconds(deadline - now));
+  }
+  return true;
+}
+
+void Task::Execute(Context& context) {
+  for (const TaskPtr& dependency : dependencies) dependency->Wait();
+  if (run_ && (always_ || context.error() == CUDA_SUCCESS)) {
+    if (CUresult result = run_(); result != CUDA_SUCCESS) context.SetError(result);
+  }
+  // Whatever the work kept alive goes now, not when the last one who knows the task forgets it.
+  run_ = nullptr;
+  dependencies.clear();
+  std::lock_guard<std::mutex> lock(mutex_);
+  done_.store(true, std::memory_order_release);
+  changed_.notify_all();
+}
+
+Stream::Stream(ContextPtr context, StreamKind kind, unsigned flags, int priority)
+    : context_(std::move(context)), kind_(kind), flags_(flags), priority_(priority), id_(g_next_stream_id++) {}
+
+// Under the context's submit lock.
+TaskPtr SubmitLocked(Context& context, const StreamPtr& stream, TaskPtr task) {
+  auto depend = [&task](const TaskPtr& other) {
+    if (other && !other->done()) task->dependencies.push_back(other);
+  };
+  if (stream->kind() == StreamKind::kLegacy) {
+    for (const StreamPtr& other : context.streams_) {
+      if (other->blocking()) depend(other->last_);
+    }
+  } else if (stream->blocking() && context.legacy_) {
+    depend(context.legacy_->last_);
+  }
+  stream->last_ = task;
+  {
+    std::lock_guard<std::mutex> lock(stream->mutex_);
+    task->number_ = ++stream->submitted_;
+    if (GetSettings().late_ms != 0) task->late_stream_ = stream;
+    stream->queue_.push_back(task);
+    if (!stream->started_) {
+      stream->started_ = true;
+      std::thread([stream] { stream->Loop(); }).detach();
+    }
+  }
+  stream->changed_.notify_one();
+  return task;
+}
+
+TaskPtr Stream::Submit(Task::Run run, std::vector<TaskPtr> wait_for, bool always) {
+  auto task = std::make_shared<Task>(std::move(run), always);
+  for (TaskPtr& other : wait_for) {
+    if (other && !other->done()) task->dependencies.push_back(std::move(other));
+  }
+  std::lock_guard<std::mutex> lock(context_->submit_);
+  return SubmitLocked(*context_, shared_from_this(), std::move(task));
+}
+
+void Stream::Loop() {
+  t_on_stream = true;
+  for (;;) {
+    TaskPtr task;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [this] { return !queue_.empty() || closing_; });
+      if (queue_.empty()) return;
+      if (GetSettings().late_ms != 0) AwaitTurn(&lock);
+      task = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    task->Execute(*context_);
+  }
+}
+
+void Stream::Want(uint64_t number) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (number <= wanted_) return;
+    wanted_ = number;
+  }
+  changed_.notify_one();
+}
+
+void Stream::AwaitTurn(std::unique_lock<std::mutex>* lock) {
+  const uint64_t first = queue_.front()->number_;
+  const std::chrono::milliseconds late(GetSettings().late_ms);
+  if (!changed_.wait_for(*lock, late, [this, first] { return wanted_ >= first; })) wanted_ = submitted_;
+}
+
+void Stream::Close() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closing_ = true;
+    retired_.store(true, std::memory_order_release);
+  }
+  changed_.notify_all();
+}
+
+CUresult Stream::Synchronize() {
+  TaskPtr last;
+  if (kind_ == StreamKind::kLegacy) {
+    // The legacy stream's turn comes after that of all blocking streams.
+    last = Submit(nullptr, {}, true);
+  } else {
+    std::lock_guard<std::mutex> lock(context_->submit_);
+    last = last_;
+  }
+  if (last) last->Wait();
+  context_->FlushOutput();
+  return context_->error();
+}
+
+CUresult Stream::Query() {
+  if (CUresult error = context_->error(); error != CUDA_SUCCESS) return error;
+  std::lock_guard<std::mutex> lock(context_->submit_);
+  if (last_ && !last_->done()) return CUDA_ERROR_NOT_READY;
+  if (kind_ == StreamKind::kLegacy) {
+    for (const StreamPtr& other : context_->streams_) {
+      if (other->blocking() && other->last_ && !other->last_->done()) return CUDA_ERROR_NOT_READY;
+    }
+  }
+  return context_->error();
+}
+
+CUresult ResolveStream(const ContextPtr& current, CUstream value, StreamPtr* stream) {
+  auto number = reinterpret_cast<uintptr_t>(value);
+  if (number <= 2) {
+    if (!current) return CUDA_ERROR_INVALID_CONTEXT;
+    bool per_thread = number == 2 || (number == 0 && t_per_thread);
+    *stream = per_thread ? current->PerThread() : current->legacy();
+    return *stream ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  }
+  StreamPtr found = Registry<Stream>::Get().Find(value);
+  if (!found) return CUDA_ERROR_INVALID_HANDLE;
+  if (!found->context()->active()) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  if (CUresult error = found->context()->error(); error != CUDA_SUCCESS) return error;
+  *stream = std::move(found);
+  return CUDA_SUCCESS;
+}
+
+ContextPtr OwnContext(CUstream value) {
+  StreamPtr stream = Registry<Stream>::Get().Find(value);
+  return stream ? stream->context() : nullptr;
+}
+
+CUresult ResolveStream(CUstream value, ContextPtr* context, StreamPtr* stream) {
+  CUresult result = UsableContextOr([value] { return OwnContext(value); }, context);
+  return result == CUDA_SUCCESS ? ResolveStream(*context, value, stream) : result;
+}
+
+}  // namespace cuda_remote::softgpu
