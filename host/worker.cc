@@ -26,6 +26,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -959,7 +960,7 @@ int Worker::RepeatGroup() {
       Tell(Reply::NOTE, 0,
            TimeText() + ": no checkpoint of " + request_.job() + " on " + host_ + ": " + error + "; the job goes on. " +
                (last.empty() ? "There is no image from this run yet" : last + " is still its last image") +
-               "; the next try is in " + std::to_string(int(every_ + 0.5)) + " s");
+               "; the next try is in " + std::to_string(std::lround(every_)) + " s");
     }
     const auto wait = [&] {
       for (auto look = steady_clock::now() + kLookForJob; !over && !cancelled_ && steady_clock::now() < next;) {

@@ -66,7 +66,7 @@ Facts Look(Session& session, uint64_t address) {
 
 template <typename T>
 void Store(void* data, T value) {
-  memcpy(data, &value, sizeof(value));
+  memcpy(data, &value, sizeof(value));  // NOLINT(bugprone-sizeof-expression): it may be a pointer
 }
 
 // One attribute of a known pointer. Sets *data only on success.

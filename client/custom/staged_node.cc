@@ -134,7 +134,8 @@ void Remember(CUgraphNode node, CUgraph graph, const CUDA_MEMCPY3D& copy) {
 // there needs one piece, whatever it copies when; what older launches were told to do stays as it is.
 Mutex g_exec_mutex;
 std::map<std::pair<uint64_t, uint64_t>, std::pair<char*, size_t>>& ExecPiecesLocked() CR_REQUIRES(g_exec_mutex) {
-  static auto* pieces = new std::map<std::pair<uint64_t, uint64_t>, std::pair<char*, size_t>>;  // outlives exit handlers
+  static auto* pieces =
+      new std::map<std::pair<uint64_t, uint64_t>, std::pair<char*, size_t>>;  // outlives exit handlers
   return *pieces;
 }
 
@@ -161,7 +162,7 @@ CUresult OwnStaged(CUgraph graph, std::vector<StagedCopy*> staged) {
   CUuserObject object;
   const CUresult result = cuUserObjectCreate(&object, all.get(), give_back, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
   if (result != CUDA_SUCCESS) return result;
-  all.release();
+  static_cast<void>(all.release());  // the object's
   return cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
 }
 
@@ -265,15 +266,15 @@ CUresult SetStagedNodeOfExec(CUgraphExec exec, CUgraphNode node, const CUDA_MEMC
   if (result != CUDA_SUCCESS) return result;
   result = cuGraphExecChildGraphNodeSetParams(exec, node, child);
   cuGraphDestroy(child);
-  if (result == CUDA_SUCCESS) staged.release();  // the executable's, which may be running after its end
+  // The executable's, which may be running after its end.
+  if (result == CUDA_SUCCESS) static_cast<void>(staged.release());
   return result;
 }
 
 CUresult CaptureStagedNode(uint64_t stream, const CUDA_MEMCPY3D& copy) {
-  return AddToCapture(stream, [&copy](CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
-                                      const CUgraphEdgeData* edges, size_t count) {
-    return AddStagedNode(node, graph, dependencies, edges, count, copy, nullptr);
-  });
+  return AddToCapture(
+      stream, [&copy](CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, const CUgraphEdgeData* edges,
+                      size_t count) { return AddStagedNode(node, graph, dependencies, edges, count, copy, nullptr); });
 }
 
 }  // namespace cuda_remote::client

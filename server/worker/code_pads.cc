@@ -16,8 +16,8 @@ constexpr uint64_t kBlock = 2 << 20;
 constexpr uint64_t kInstruction = 16, kEmptyPad = 0xa00;
 // Pads for one module; sizes to try for one pad; lengths to try for one pad.
 constexpr int kMostPads = 16, kMostSizes = 5, kMostLengths = 4;
-// A module with more addresses than this, such as NCCL's 670, takes a second to load, and lies in several blocks; no way
-// was ever found for one.
+// A module with more addresses than this, such as NCCL's 670, takes a second to load, and lies in several blocks; no
+// way was ever found for one.
 constexpr size_t kMostWords = 256;
 // Blocks to fill in vain.
 constexpr int kMostFilled = 3;
@@ -84,9 +84,7 @@ class Search {
   }
 
  private:
-  bool TriedEnough() const {
-    return reloads_ >= kMostReloads || std::chrono::steady_clock::now() - start_ > kLongest;
-  }
+  bool TriedEnough() const { return reloads_ >= kMostReloads || std::chrono::steady_clock::now() - start_ > kLongest; }
 
   CodeWords Reload(const std::function<void()>& between) {
     ++reloads_;
@@ -114,7 +112,9 @@ class Search {
       const auto [place, is_new] = first.emplace(BlockOf(before[i]), i);
       if (!is_new && before[i] < before[place->second]) place->second = i;
     }
-    for (const auto& [block, word] : first) {
+    for (const auto& entry : first) {
+      const uint64_t block = entry.first;
+      const size_t word = entry.second;
       if (filled_++ == kMostFilled || TriedEnough()) break;
       CUmodule pad = nullptr;
       now_ = Reload([&] { pad = LoadPad(driver_, InstructionsFor((block + 1) * kBlock - before[word])); });

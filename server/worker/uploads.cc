@@ -42,7 +42,7 @@ CUevent EventBehind(const DriverTable& driver, CUstream stream, CUresult* result
 
 Uploads::~Uploads() {
   // One session for each process.
-  static auto* const kept = new std::vector<std::shared_ptr<char>>;
+  static auto* const kept = new std::vector<std::shared_ptr<char>>;  // NOLINT(bugprone-unhandled-exception-at-new)
   kept->push_back(std::move(open_.memory));
   for (Block& block : lent_) kept->push_back(std::move(block.memory));
 }

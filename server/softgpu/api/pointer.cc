@@ -15,7 +15,7 @@ CUmemorytype TypeOf(const Allocation& allocation) {
 
 template <typename T>
 void Put(void* data, T value) {
-  std::memcpy(data, &value, sizeof value);
+  std::memcpy(data, &value, sizeof(value));  // NOLINT(bugprone-sizeof-expression): it may be a pointer
 }
 
 // `allocation` may be null: what cuPointerGetAttributes says of an unknown address, or *known is false.

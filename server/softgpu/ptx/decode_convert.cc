@@ -23,8 +23,10 @@ const Op* IntToInt(const Op* op, uint64_t* r, Thread*) {
 }
 template <class S, class D>
 const Op* IntToIntSat(const Op* op, uint64_t* r, Thread*) {
+  // NOLINTBEGIN(bugprone-signed-char-misuse): their signs are meant.
   const __int128 value = Get<S>(r[op->a]);
   const __int128 low = std::numeric_limits<D>::min(), high = std::numeric_limits<D>::max();
+  // NOLINTEND(bugprone-signed-char-misuse)
   r[op->d] = Extend(D(value < low ? low : value > high ? high : value));
   return op + 1;
 }
@@ -260,9 +262,9 @@ bool DecodeCvt(Decoder& d) {
   } else if (from == Type::kF32) {
     fn = to == Type::kF32 ? FloatToFloat<float, float> : ftz || sat ? FloatToFloat<float, double> : Widen;
   } else {
-    fn = to == Type::kF64                               ? FloatToFloat<double, double>
+    fn = to == Type::kF64                           ? FloatToFloat<double, double>
          : round == Round::kNearest && !sat && !ftz ? Narrow
-                                                        : FloatToFloat<double, float>;
+                                                    : FloatToFloat<double, float>;
   }
   if (!d.Simple(fn, from, 1)) return false;
   Op& op = d.code().ops.back();

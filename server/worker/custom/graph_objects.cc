@@ -44,7 +44,7 @@ CUresult Custom_cuUserObjectCreate(Session& session, const Request&, const wire:
       },
       in.count, in.flags);
   if (result != CUDA_SUCCESS) return result;
-  owned.release();
+  static_cast<void>(owned.release());  // the user object's
   session.Bind(Kind::kUserObject, in.object, reinterpret_cast<uint64_t>(object), 0);
   return CUDA_SUCCESS;
 }
